@@ -1,0 +1,48 @@
+# Everything sets itself up: a virtual environment of its own, the versions of constraints.txt, then the work.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+
+.PHONY: help setup demo test lint types compiled wheel bench clean
+
+help:  ## list the targets
+	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+
+$(VENV)/.ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --constraint constraints.txt torch
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	touch $@
+
+setup: $(VENV)/.ready  ## make the virtual environment and install the package into it, editable
+
+demo: $(VENV)/.ready  ## build a model, run it, and say what it is
+	$(BIN)/python examples/build.py
+
+test: lint types  ## everything a change must pass
+	$(BIN)/python -m pytest -m 'not long'
+
+lint: $(VENV)/.ready  ## style and likely mistakes
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(VENV)/.ready  ## mypy, strict, on the package
+	$(BIN)/mypy
+
+compiled: $(VENV)/.ready  ## compiled = eager over specs that cover every pair of choices (about ten minutes)
+	$(BIN)/python -m pytest -m long tests/models/test_compiled.py
+
+wheel: $(VENV)/.ready  ## build the wheel, install it in an empty environment and use it there
+	rm -rf dist build/empty
+	$(BIN)/python -m build --wheel --no-isolation --outdir dist
+	$(PYTHON) -m venv build/empty
+	build/empty/bin/pip install --quiet --constraint constraints.txt torch
+	build/empty/bin/pip install --quiet --constraint constraints.txt dist/*.whl
+	cd build/empty && bin/python -m doctest -v ../../docs/quickstart.md
+
+bench: $(VENV)/.ready  ## one training step beside its peers (about ten minutes; wants an idle machine)
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[bench]'
+	$(BIN)/python benchmarks/step.py
+
+clean:  ## remove what was built
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

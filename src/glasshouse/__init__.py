@@ -1,0 +1,45 @@
+"""Glasshouse grows transformers and lets you see inside them.
+
+The names below are the public face. Each is imported when first used, so that `import glasshouse` is quick and
+needs no torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from glasshouse.errors import ConfigError as ConfigError
+    from glasshouse.errors import GlasshouseError as GlasshouseError
+    from glasshouse.errors import InputError as InputError
+    from glasshouse.errors import StoreError as StoreError
+    from glasshouse.models import build as build
+    from glasshouse.spec import count_parameters as count_parameters
+    from glasshouse.spec import preset as preset
+    from glasshouse.spec import presets as presets
+
+__version__ = "0.1.0.dev0"
+
+_HOME = {
+    "ConfigError": "errors",
+    "GlasshouseError": "errors",
+    "InputError": "errors",
+    "StoreError": "errors",
+    "build": "models",
+    "count_parameters": "spec",
+    "preset": "spec",
+    "presets": "spec",
+}
+
+__all__ = ["__version__", *_HOME]
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOME:
+        raise AttributeError(f"module 'glasshouse' has no attribute {name!r}")
+    return getattr(importlib.import_module(f"glasshouse.{_HOME[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,222 @@
+"""Settings in and out: TOML and `key=value` text on one side, frozen dataclasses on the other.
+
+The dataclasses say everything: a field's type is what it accepts, a union of dataclasses is a choice that
+`kind` names, and a name that no field has is an error that offers the nearest one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import tomllib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Any, ClassVar, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+import tomli_w
+
+from glasshouse.errors import ConfigError
+
+T = TypeVar("T")
+
+Table = dict[str, Any]
+
+
+def require(ok: bool, field: str, value: object, rule: str) -> None:
+    """Raise one sentence that names the field, its value and what it must be."""
+    if not ok:
+        raise ConfigError(f"{field} is {value!r}, but it must be {rule}.")
+
+
+class Settings:
+    """The base of a frozen dataclass whose values are held to their types, and to `check`, when it is made."""
+
+    kind: ClassVar[str]
+
+    def __post_init__(self) -> None:
+        for name, hint in _hints(type(self)).items():
+            object.__setattr__(self, name, _parse(hint, getattr(self, name), name))
+        self.check()
+
+    def check(self) -> None:
+        """Refuse values that have the right type and still make no sense."""
+
+
+def _hints(settings: type) -> dict[str, Any]:
+    hints = get_type_hints(settings)
+    return {field.name: hints[field.name] for field in dataclasses.fields(settings)}
+
+
+def read(path: str | Path) -> Table:
+    """Read a TOML file into nested dictionaries."""
+    try:
+        return tomllib.loads(Path(path).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ConfigError(f"there is no file {str(path)!r}; give the path of a TOML file.") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{str(path)!r} is not valid TOML: {error}.") from None
+
+
+def to_toml(table: Mapping[str, Any]) -> str:
+    """Write nested dictionaries as TOML text.
+
+    >>> print(to_toml({"d_model": 64, "position": {"kind": "rotary", "theta": 10000.0}}))
+    d_model = 64
+    <BLANKLINE>
+    [position]
+    kind = "rotary"
+    theta = 10000.0
+    <BLANKLINE>
+    """
+    return tomli_w.dumps(table)
+
+
+def override(table: Mapping[str, Any], settings: Iterable[str]) -> Table:
+    """Return the table with `key=value` settings applied; dots in a key reach into nested tables.
+
+    A value is read as TOML where it can be, and as a bare string where it cannot.
+
+    >>> override({"model": {"d_model": 64}}, ["model.d_model=128", "model.position=alibi"])
+    {'model': {'d_model': 128, 'position': 'alibi'}}
+    """
+    result = _copy(table)
+    for setting in settings:
+        key, equals, text = setting.partition("=")
+        names = key.strip().split(".")
+        if not equals or not all(names):
+            raise ConfigError(f"{setting!r} is not a setting; write it as key=value, for example d_model=128.")
+        inner = result
+        for name in names[:-1]:
+            below = inner.get(name)
+            if isinstance(below, str):  # the short form of a choice: position = "rotary"
+                below = {"kind": below}
+            inner[name] = below = below if isinstance(below, dict) else {}
+            inner = below
+        inner[names[-1]] = _value(text.strip())
+    return result
+
+
+def _copy(table: Mapping[str, Any]) -> Table:
+    return {key: _copy(value) if isinstance(value, Mapping) else value for key, value in table.items()}
+
+
+def _value(text: str) -> object:
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+def dump(settings: object) -> Table:
+    """Turn a dataclass into nested dictionaries, the inverse of `parse`; a field that is None is left out.
+
+    >>> from glasshouse.spec import Rotary
+    >>> dump(Rotary(theta=500_000.0))
+    {'kind': 'rotary', 'theta': 500000.0, 'layout': 'halves', 'scaling': {'kind': 'none'}}
+    """
+    assert dataclasses.is_dataclass(settings)
+    table: Table = {"kind": settings.kind} if hasattr(settings, "kind") else {}
+    for field in dataclasses.fields(settings):
+        value = getattr(settings, field.name)
+        if dataclasses.is_dataclass(value):
+            table[field.name] = dump(value)
+        elif isinstance(value, tuple):
+            table[field.name] = list(value)
+        elif value is not None:
+            table[field.name] = value
+    return table
+
+
+def parse(target: type[T], value: object, where: str = "") -> T:
+    """Build a `target` (a dataclass, or a union of dataclasses told apart by `kind`) from plain values.
+
+    >>> from glasshouse.spec import Rotary
+    >>> parse(Rotary, {"theta": 500_000})
+    Rotary(theta=500000.0, layout='halves', scaling=NoScaling())
+    >>> parse(Rotary, {"thetta": 500_000})
+    Traceback (most recent call last):
+    ...
+    glasshouse.errors.ConfigError: thetta is not a setting of 'rotary'; did you mean theta?
+    """
+    result: T = _parse(target, value, where)
+    return result
+
+
+def _parse(target: Any, value: Any, where: str) -> Any:  # noqa: ANN401 - types in, values out
+    origin = get_origin(target)
+    if origin in (Union, UnionType):
+        return _parse_union(get_args(target), value, where)
+    if origin is Literal:
+        if value not in get_args(target):
+            raise ConfigError(f"{where} is {value!r}, but it must be one of {_listed(get_args(target))}.")
+        return value
+    if origin is tuple:
+        if not isinstance(value, list | tuple):
+            raise ConfigError(f"{where} is {value!r}, but it must be a list.")
+        item = get_args(target)[0]
+        return tuple(_parse(item, part, f"{where}[{i}]") for i, part in enumerate(value))
+    if dataclasses.is_dataclass(target):
+        return _parse_dataclass(target, value, where)
+    return _parse_plain(target, value, where)
+
+
+def _parse_plain(target: type, value: object, where: str) -> object:
+    if target is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if isinstance(value, target) and (target is bool or not isinstance(value, bool)):
+        return value
+    noun = {int: "a whole number", float: "a number", bool: "true or false", str: "a string"}[target]
+    raise ConfigError(f"{where} is {value!r}, but it must be {noun}.")
+
+
+def _parse_union(options: tuple[Any, ...], value: object, where: str) -> object:
+    if value is None and NoneType in options:
+        return None
+    options = tuple(option for option in options if option is not NoneType)
+    if len(options) == 1:
+        return _parse(options[0], value, where)
+    if isinstance(value, options):
+        return value
+    if isinstance(value, str):
+        value = {"kind": value}
+    kinds = {option.kind: option for option in options}
+    kind = value.get("kind") if isinstance(value, Mapping) else value
+    if kind not in kinds:
+        field = f"{where}.kind" if where else "kind"
+        raise ConfigError(f"{field} is {kind!r}, but it must be one of {_listed(kinds)}.")
+    return _parse_dataclass(kinds[kind], value, where)
+
+
+def _parse_dataclass(target: Any, value: object, where: str) -> object:  # noqa: ANN401 - any dataclass
+    if isinstance(value, target):
+        return value
+    if not isinstance(value, Mapping):
+        raise ConfigError(f"{where or 'the configuration'} is {value!r}, but it must be a table of settings.")
+    hints = _hints(target)
+    fields = {field.name: field for field in dataclasses.fields(target)}
+    named = getattr(target, "kind", target.__name__)
+    given = {}
+    for key, part in value.items():
+        path = f"{where}.{key}" if where else key
+        if key in fields:
+            given[key] = _parse(hints[key], part, path)
+        elif key != "kind" or not hasattr(target, "kind"):
+            raise ConfigError(f"{path} is not a setting of {named!r}; {nearest(key, fields)}")
+    required = (f.name for f in fields.values() if f.default is f.default_factory is dataclasses.MISSING)
+    missing = [name for name in required if name not in given]
+    if missing:
+        place = f"{where} ({named})" if where else repr(named)
+        raise ConfigError(f"{place} lacks {', '.join(missing)}; give a value.")
+    return target(**given)
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """Say which known name was probably meant, or list them all."""
+    known = list(known)
+    close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    return f"did you mean {close[0]}?" if close else f"it has {', '.join(known) or 'none'}."
+
+
+def _listed(values: Iterable[object]) -> str:
+    return ", ".join(repr(value) for value in values)

@@ -1,0 +1,83 @@
+"""What this machine can do: where to compute, in which type, how fast at best, and whether code compiles."""
+
+from __future__ import annotations
+
+import functools
+import os
+import shutil
+import statistics
+import sys
+import time
+from pathlib import Path
+
+import torch
+
+
+def best() -> torch.device:
+    """Return the fastest device here: an NVIDIA GPU, then Apple's, then the CPU."""
+    if torch.cuda.is_available():
+        return torch.device("cuda")
+    if torch.backends.mps.is_available():
+        return torch.device("mps")
+    return torch.device("cpu")
+
+
+def compute_type(device: torch.device) -> torch.dtype:
+    """Return the type that matrix products should run in.
+
+    The CPU stays in float32 whatever it claims: without the right instructions bfloat16 is hundreds of times
+    slower, and with them the choice would make one seed give two results on two machines.
+
+    >>> compute_type(torch.device("cpu"))
+    torch.float32
+    """
+    if device.type != "cuda":
+        return torch.float32
+    return torch.bfloat16 if torch.cuda.get_device_capability(device) >= (8, 0) else torch.float16
+
+
+def memory_bytes(device: torch.device) -> int:
+    """Return how much memory the device has in all, a container's limit included."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_properties(device).total_memory
+    total = _physical_bytes()
+    limit = Path("/sys/fs/cgroup/memory.max")
+    if limit.is_file() and (text := limit.read_text().strip()).isdigit():
+        total = min(total, int(text))
+    return total
+
+
+def _physical_bytes() -> int:
+    if sys.platform != "win32":
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    import ctypes
+
+    kilobytes = ctypes.c_ulonglong()
+    ctypes.windll.kernel32.GetPhysicallyInstalledSystemMemory(ctypes.byref(kilobytes))
+    return kilobytes.value * 1024
+
+
+def compile_obstacle(device: torch.device) -> str | None:
+    """Say in a few words why torch.compile cannot work here, or return None where it can."""
+    if sys.version_info >= (3, 15):
+        return f"torch.compile is not known to support Python {sys.version_info.major}.{sys.version_info.minor}"
+    if device.type == "cpu" and not any(shutil.which(name) for name in ("g++", "clang++", "c++", "cl")):
+        return "no C++ compiler was found"
+    if device.type == "cuda" and torch.cuda.get_device_capability(device) < (7, 0):
+        return "the GPU is older than Triton supports"
+    return None
+
+
+@functools.cache
+def matmul_peak(device: torch.device, dtype: torch.dtype, repeats: int = 7) -> float:
+    """Measure the floating-point operations per second of a large matrix product: the ceiling of a model."""
+    size = {"cuda": 8192, "mps": 4096}.get(device.type, 2048)
+    a = torch.randn(size, size, device=device).to(dtype)
+    b = torch.randn(size, size, device=device).to(dtype)
+    times = []
+    for _ in range(repeats + 2):  # two to warm up
+        start = time.perf_counter()
+        c = a @ b
+        c[0, 0].item()  # waits until the product is there
+        times.append(time.perf_counter() - start)
+    return 2 * size**3 / statistics.median(times[2:])

@@ -1,0 +1,89 @@
+"""The attention kernels: softmax(q k^T) v, fused or written out. They hold no parameters and agree."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from glasshouse.layers.mask import Mask
+
+
+def make_attend(scale: float, dropout: float, softcap: float | None) -> Fused | Explicit:
+    """Build the fastest kernel that can do what is asked: no fused one knows a soft-cap."""
+    return Fused(scale, dropout) if softcap is None else Explicit(scale, dropout, softcap)
+
+
+class Fused(nn.Module):
+    """Torch's fused attention, or FlexAttention where the mask comes in blocks; the weights are never stored."""
+
+    def __init__(self, scale: float, dropout: float) -> None:
+        super().__init__()
+        self.scale = scale
+        self.dropout = dropout
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask) -> Tensor:
+        """Attend with q [B, H, Q, d] over k and v [B, H_kv, K, d]; return [B, H, Q, d]."""
+        grouped = q.shape[1] != k.shape[1]
+        if mask.blocks is not None:
+            return _flex()(q, k, v, block_mask=mask.blocks, scale=self.scale, enable_gqa=grouped)
+        return F.scaled_dot_product_attention(
+            q,
+            k,
+            v,
+            attn_mask=mask.dense,
+            dropout_p=self.dropout if self.training else 0.0,
+            is_causal=mask.causal,
+            scale=self.scale,
+            enable_gqa=grouped,
+        )
+
+
+class Explicit(nn.Module):
+    """The twin of `Fused`, written out: slower, with scores and weights that can be looked at and changed."""
+
+    def __init__(self, scale: float, dropout: float, softcap: float | None = None) -> None:
+        super().__init__()
+        self.scale = scale
+        self.dropout = dropout
+        self.softcap = softcap
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask) -> Tensor:
+        """Attend with q [B, H, Q, d] over k and v [B, H_kv, K, d]; return [B, H, Q, d]."""
+        weights = self.pattern(self.scores(q, k, mask))
+        return F.dropout(weights, self.dropout, self.training) @ spread(v, q.shape[1])
+
+    def scores(self, q: Tensor, k: Tensor, mask: Mask) -> Tensor:
+        """Return what the softmax receives, [B, H, Q, K]; -inf where the mask hides a key."""
+        scores = (q * self.scale) @ spread(k, q.shape[1]).transpose(-2, -1)
+        if self.softcap is not None:
+            scores = self.softcap * torch.tanh(scores / self.softcap)
+        seen = mask.dense
+        if mask.causal:
+            seen = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
+        if seen is None:
+            return scores
+        return scores.masked_fill(~seen, -torch.inf) if seen.dtype == torch.bool else scores + seen
+
+    def pattern(self, scores: Tensor) -> Tensor:
+        """Return the attention weights; a row in which everything is hidden is 0, where a softmax gives NaN."""
+        # The largest score is taken off first, as exp would overflow; a row of -inf has none to take.
+        top = scores.amax(-1, keepdim=True).clamp(min=torch.finfo(scores.dtype).min)
+        weights = torch.exp(scores - top.detach())
+        return weights / weights.sum(-1, keepdim=True).clamp(min=torch.finfo(scores.dtype).tiny)
+
+
+def spread(kv: Tensor, n_heads: int) -> Tensor:
+    """Repeat each key or value head [B, H_kv, K, d] for the query heads of its group, [B, H, K, d]."""
+    return kv.repeat_interleave(n_heads // kv.shape[1], dim=1)
+
+
+@functools.cache
+def _flex() -> Callable[..., Any]:
+    from torch.nn.attention.flex_attention import flex_attention
+
+    return torch.compile(flex_attention)  # uncompiled, it would write the scores out

@@ -1,0 +1,90 @@
+"""Attention with its projections: positions look at positions. Multi-head, grouped and multi-query are one."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from glasshouse import spec
+from glasshouse.layers.attend import make_attend
+from glasshouse.layers.context import Context
+from glasshouse.layers.linear import JoinedLinear
+from glasshouse.layers.norm import make_norm
+
+
+class Attention(nn.Module):
+    """Self-attention: queries, keys and values from the same vectors."""
+
+    def __init__(self, s: spec.Transformer, layer: int) -> None:
+        super().__init__()
+        d_query, d_key = s.n_heads * s.d_head, s.n_kv_heads * s.d_head
+        self.layer = layer
+        self.window = s.window(layer)
+        self.d_head = s.d_head
+        self.qkv = JoinedLinear(s.d_model, (d_query, d_key, d_key), bias=s.qkv_bias)
+        self.q_norm, self.k_norm = make_qk_norms(s)
+        self.attend = make_attend(scale_of(s), s.attention_dropout, s.attention_softcap)
+        self.out = nn.Linear(d_query, s.d_model, bias=s.out_bias)
+
+    def forward(self, x: Tensor, ctx: Context) -> Tensor:
+        """Map x [B, S, D] to what each position gathered from those it sees, [B, S, D]."""
+        q, k, v = (split_heads(part, self.d_head) for part in self.qkv(x))
+        q, k = ctx.rotate(self.q_norm(q)), ctx.rotate(self.k_norm(k))
+        if ctx.cache is not None and ctx.slots is not None:
+            k, v = ctx.cache.extend(self.layer, ctx.slots, k, v)
+        z = self.attend(q, k, v, ctx.masks[self.window])
+        return self.out(join_heads(z))
+
+
+class CrossAttention(nn.Module):
+    """Queries from the decoder's vectors, keys and values from the encoder's output."""
+
+    def __init__(self, s: spec.Transformer, layer: int) -> None:
+        super().__init__()
+        d_query, d_key = s.n_heads * s.d_head, s.n_kv_heads * s.d_head
+        self.layer = layer
+        self.d_head = s.d_head
+        self.query = nn.Linear(s.d_model, d_query, bias=s.qkv_bias)
+        self.kv = JoinedLinear(s.d_model, (d_key, d_key), bias=s.qkv_bias)
+        self.q_norm, self.k_norm = make_qk_norms(s)
+        self.attend = make_attend(scale_of(s), s.attention_dropout, s.attention_softcap)
+        self.out = nn.Linear(d_query, s.d_model, bias=s.out_bias)
+
+    def forward(self, x: Tensor, ctx: Context) -> Tensor:
+        """Map x [B, T, D] to what each position gathered from the source, [B, T, D]."""
+        q = self.q_norm(split_heads(self.query(x), self.d_head))
+        k, v = self.source(ctx)
+        z = self.attend(q, k, v, ctx.memory_mask)
+        return self.out(join_heads(z))
+
+    def source(self, ctx: Context) -> tuple[Tensor, Tensor]:
+        """Return the source's keys and values: worked out on the first call, remembered by a cache after it."""
+        if ctx.memory is not None:
+            k, v = (split_heads(part, self.d_head) for part in self.kv(ctx.memory))
+            k = self.k_norm(k)
+            if ctx.cache is None:
+                return k, v
+            ctx.cache.remember(self.layer, k, v)
+        assert ctx.cache is not None
+        return ctx.cache.recall(self.layer)
+
+
+def split_heads(x: Tensor, d_head: int) -> Tensor:
+    """[B, S, H * d] -> [B, H, S, d]."""
+    return x.view(*x.shape[:-1], -1, d_head).transpose(1, 2)
+
+
+def join_heads(z: Tensor) -> Tensor:
+    """[B, H, S, d] -> [B, S, H * d]."""
+    return z.transpose(1, 2).flatten(-2)
+
+
+def scale_of(s: spec.Transformer) -> float:
+    """Return what scores are multiplied by."""
+    return s.d_head**-0.5 if s.attention_scale is None else s.attention_scale
+
+
+def make_qk_norms(s: spec.Transformer) -> tuple[nn.Module, nn.Module]:
+    """Return a norm for each head's queries and one for its keys, or nothing twice."""
+    if s.qk_norm:
+        return make_norm(s.norm, s.d_head), make_norm(s.norm, s.d_head)
+    return nn.Identity(), nn.Identity()

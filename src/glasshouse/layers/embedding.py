@@ -1,0 +1,70 @@
+"""Ids to vectors."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from glasshouse.errors import InputError
+
+
+class TokenEmbedding(nn.Module):
+    """One trained vector a token, times a constant."""
+
+    def __init__(self, vocab_size: int, d_model: int, scale: float) -> None:
+        super().__init__()
+        self.table = nn.Embedding(vocab_size, d_model)
+        self.scale = scale
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """Look ids [B, S] up as vectors [B, S, D]."""
+        check_ids(ids, self.table.num_embeddings, "ids", "vocab_size")
+        vectors: Tensor = self.table(ids)
+        return vectors if self.scale == 1.0 else vectors * self.scale
+
+
+class SegmentEmbedding(nn.Module):
+    """One trained vector a kind of segment, added to the token vectors (BERT's sentence A and B)."""
+
+    def __init__(self, n_segments: int, d_model: int) -> None:
+        super().__init__()
+        self.table = nn.Embedding(n_segments, d_model)
+
+    def forward(self, x: Tensor, segments: Tensor | None) -> Tensor:
+        """Add the vector of each token's segment; without segments, that of segment 0."""
+        if segments is None:
+            return x + self.table.weight[0]
+        if segments.shape != x.shape[:2]:
+            raise InputError(
+                f"segments has shape {list(segments.shape)}, but ids has {list(x.shape[:2])}; give one for each id."
+            )
+        check_ids(segments, self.table.num_embeddings, "segments", "n_segments")
+        added: Tensor = x + self.table(segments)
+        return added
+
+
+class NoSegments(nn.Module):
+    """The twin of `SegmentEmbedding` in models without segments."""
+
+    def forward(self, x: Tensor, segments: Tensor | None) -> Tensor:
+        """Return x; refuse segments, which would have no effect."""
+        if segments is not None:
+            raise InputError("segments were given, but the spec has n_segments = 0; leave them out.")
+        return x
+
+
+def check_ids(ids: Tensor, count: int, name: str, limit: str) -> None:
+    """Refuse ids that are not a [B, S] batch of whole numbers below `count`.
+
+    Values are looked at on the CPU alone: on a GPU that would make the host wait for the device at every call.
+    """
+    if ids.dim() != 2 or ids.shape[1] == 0 or ids.is_floating_point() or ids.dtype == torch.bool:
+        raise InputError(
+            f"{name} has shape {list(ids.shape)} and type {ids.dtype}, but it must be a [batch, length] tensor of "
+            "whole numbers, at least one long."
+        )
+    if ids.is_cpu and not torch.compiler.is_compiling() and ids.numel() > 0:
+        low, high = (int(value) for value in ids.aminmax())
+        if low < 0 or high >= count:
+            wrong = low if low < 0 else high
+            raise InputError(f"{name} holds {wrong}, but it must stay within 0 and {limit} - 1 = {count - 1}.")

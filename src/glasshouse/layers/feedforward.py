@@ -1,0 +1,71 @@
+"""The feed-forward layer: up to d_ff, through an activation, and back, at each position on its own."""
+
+from __future__ import annotations
+
+from typing import assert_never
+
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from glasshouse import spec
+from glasshouse.layers.context import Context
+from glasshouse.layers.linear import JoinedLinear
+
+
+class FeedForward(nn.Module):
+    """Two linear maps with an activation between."""
+
+    def __init__(self, d_model: int, d_ff: int, activation: nn.Module, bias: bool) -> None:
+        super().__init__()
+        self.up = nn.Linear(d_model, d_ff, bias=bias)
+        self.activation = activation
+        self.down = nn.Linear(d_ff, d_model, bias=bias)
+
+    def forward(self, x: Tensor, ctx: Context) -> Tensor:
+        """Map x [B, S, D] to [B, S, D]."""
+        return self.down(self.activation(self.up(x)))
+
+
+class GatedFeedForward(nn.Module):
+    """Of two maps up, one passes the activation and gates the other."""
+
+    def __init__(self, d_model: int, d_ff: int, activation: nn.Module, bias: bool) -> None:
+        super().__init__()
+        self.gate_up = JoinedLinear(d_model, (d_ff, d_ff), bias=bias)
+        self.activation = activation
+        self.down = nn.Linear(d_ff, d_model, bias=bias)
+
+    def forward(self, x: Tensor, ctx: Context) -> Tensor:
+        """Map x [B, S, D] to [B, S, D]."""
+        gate, up = self.gate_up(x)
+        return self.down(self.activation(gate) * up)
+
+
+class SquaredReLU(nn.Module):
+    """max(x, 0) squared."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Apply it to every number."""
+        return F.relu(x).square()
+
+
+def make_activation(choice: spec.FeedForward) -> nn.Module:
+    """Build the activation of a feed-forward layer."""
+    match choice:
+        case spec.Relu():
+            return nn.ReLU()
+        case spec.ReluSquared():
+            return SquaredReLU()
+        case spec.Gelu(tanh) | spec.GeGLU(tanh):
+            return nn.GELU("tanh" if tanh else "none")
+        case spec.Silu() | spec.SwiGLU():
+            return nn.SiLU()
+        case _:
+            assert_never(choice)
+
+
+def make_feedforward(s: spec.Transformer) -> FeedForward | GatedFeedForward:
+    """Build the feed-forward layer a spec asks for."""
+    gated = isinstance(s.feedforward, spec.SwiGLU | spec.GeGLU)
+    kind = GatedFeedForward if gated else FeedForward
+    return kind(s.d_model, s.d_ff, make_activation(s.feedforward), s.ffn_bias)

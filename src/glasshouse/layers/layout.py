@@ -1,0 +1,95 @@
+"""Where each token of a batch stands: at which position, in which document, real or padding."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from glasshouse.errors import InputError
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Positions count the real tokens of a document from 0. B is 1 where all rows are alike."""
+
+    positions: Tensor  # [B, S]
+    real: Tensor | None = None  # [B, S] bool, None: all of them
+    documents: Tensor | None = None  # [B, S] numbered from 0 along the row, None: one a row
+    prefix: Tensor | None = None  # [B, S] how many tokens of its document see each other both ways
+    trailing: bool = False  # all padding stands at the end of its row
+
+
+def lay_out(
+    ids: Tensor,
+    *,
+    lengths: Tensor | None = None,
+    mask: Tensor | None = None,
+    documents: Tensor | None = None,
+    prefix: Tensor | None = None,
+    start: Tensor | None = None,
+) -> Layout:
+    """Work out where the tokens of ids [B, S] stand.
+
+    `lengths` [B] or `mask` [B, S] (True for real) tell padding; `documents` [B, S] numbers packed documents;
+    `prefix` [B] or [B, S] says how many leading tokens of a document see each other both ways; `start` [B] is
+    what a cache already holds of each row.
+
+    >>> lay_out(torch.zeros(1, 5), documents=torch.tensor([[7, 7, 7, 3, 3]])).positions
+    tensor([[0, 1, 2, 0, 1]])
+    """
+    real = _real(ids, lengths, mask)
+    numbers = None
+    if documents is not None:
+        _expect(documents, "documents", ids.shape)
+        changed = documents[:, 1:] != documents[:, :-1]
+        numbers = torch.cat([torch.zeros_like(documents[:, :1]), changed.long().cumsum(1)], 1)
+    if prefix is not None:
+        _expect(prefix, "prefix", ids.shape if prefix.dim() == 2 else ids.shape[:1])
+        prefix = prefix.view(len(prefix), -1).expand(ids.shape)
+    # Padding at the end goes on counting, so that it lies in the future of every real token.
+    positions = _positions(ids, None if lengths is not None else real, numbers)
+    if start is not None:
+        positions = positions + start[:, None]
+        if prefix is not None:  # no one sees what is not written yet
+            prefix = torch.minimum(prefix, positions.amax(1, keepdim=True) + 1)
+    return Layout(positions, real, numbers, prefix, trailing=lengths is not None)
+
+
+def _real(ids: Tensor, lengths: Tensor | None, mask: Tensor | None) -> Tensor | None:
+    if lengths is not None and mask is not None:
+        raise InputError("lengths and mask were both given; padding is told by one of them, so leave one out.")
+    if lengths is not None:
+        _expect(lengths, "lengths", ids.shape[:1])
+        if lengths.is_cpu and not torch.compiler.is_compiling() and len(lengths) > 0:
+            low, high = (int(value) for value in lengths.aminmax())
+            if low < 0 or high > ids.shape[1]:
+                wrong = low if low < 0 else high
+                raise InputError(
+                    f"lengths holds {wrong}, but ids has {ids.shape[1]} tokens a row; stay within 0 and it."
+                )
+        return torch.arange(ids.shape[1], device=ids.device) < lengths[:, None]
+    if mask is not None:
+        _expect(mask, "mask", ids.shape)
+        if mask.dtype != torch.bool:
+            raise InputError(f"mask has type {mask.dtype}, but it must be torch.bool, True for real tokens.")
+    return mask
+
+
+def _positions(ids: Tensor, real: Tensor | None, documents: Tensor | None) -> Tensor:
+    if real is None and documents is None:
+        return torch.arange(ids.shape[1], device=ids.device)[None]
+    counted = torch.ones(ids.shape, dtype=torch.long, device=ids.device) if real is None else real.long()
+    after = counted.cumsum(1)  # real tokens up to and with this one
+    if documents is not None:
+        # What was counted before a document began, carried along its tokens.
+        begins = torch.cat([torch.ones_like(documents[:, :1]), documents.diff(dim=1)], 1) > 0
+        before = torch.where(begins, after - counted, 0).cummax(1).values
+        after = after - before
+    return (after - 1).clamp(min=0)  # padding ahead of the first token stands at 0, where nobody looks
+
+
+def _expect(tensor: Tensor, name: str, shape: torch.Size) -> None:
+    if tensor.shape != shape:
+        raise InputError(f"{name} has shape {list(tensor.shape)}, but with these ids it must have {list(shape)}.")

@@ -1,0 +1,230 @@
+"""Where a token stands, made felt in one of three places: its vector, its queries and keys, or the scores.
+
+Every kind of position is a module with the same three methods; each overrides the one place where it acts.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import assert_never
+
+import torch
+from torch import Tensor, nn
+
+from glasshouse import spec
+from glasshouse.errors import InputError
+
+Rotate = Callable[[Tensor], Tensor]
+
+
+class Position(nn.Module):
+    """No position: each method leaves things as they are."""
+
+    def embed(self, x: Tensor, positions: Tensor) -> Tensor:
+        """Add to the token vectors x [B, S, D] what their positions [B, S] say."""
+        return x
+
+    def rotation(self, positions: Tensor, dtype: torch.dtype) -> Rotate:
+        """Return the map of queries or keys [B, H, S, d] at these positions [B, S]."""
+        return _unchanged
+
+    def bias(self, queries: Tensor, keys: Tensor) -> Tensor | None:
+        """Return what to add to the scores, [B, H, Q, K], for positions [B, Q] and [B, K]."""
+        return None
+
+
+def _unchanged(x: Tensor) -> Tensor:
+    return x
+
+
+def make_position(
+    choice: spec.Position, d_model: int, d_head: int, n_heads: int, max_len: int, causal: bool
+) -> Position:
+    """Build the position a spec asks for."""
+    match choice:
+        case spec.NoPosition():
+            return Position()
+        case spec.Sinusoidal(layout):
+            return SinusoidalPosition(d_model, layout == "pairs")
+        case spec.Learned(offset):
+            return LearnedPosition(max_len, d_model, offset)
+        case spec.Rotary(theta, layout, scaling):
+            turn = turn_halves if layout == "halves" else turn_pairs
+            return RotaryPosition(d_head, theta, turn, scaling)
+        case spec.Relative(n_buckets, max_distance):
+            return RelativePosition(n_heads, n_buckets, max_distance, causal)
+        case spec.Alibi():
+            return AlibiPosition(n_heads)
+        case _:
+            assert_never(choice)
+
+
+class SinusoidalPosition(Position):
+    """Fixed sines and cosines of geometrically growing wavelength, added to the token vectors."""
+
+    def __init__(self, d_model: int, interleaved: bool) -> None:
+        super().__init__()
+        self.d_model = d_model
+        self.interleaved = interleaved
+
+    def embed(self, x: Tensor, positions: Tensor) -> Tensor:
+        """Add the code of each position."""
+        return x + self.codes(positions).to(x.dtype)
+
+    def codes(self, positions: Tensor) -> Tensor:
+        """Return the codes [B, S, D] of positions [B, S]; any position has one."""
+        # In float32 an angle of a thousand turns would be off in the fourth digit; Apple's GPUs have no float64.
+        exact = torch.float32 if positions.device.type == "mps" else torch.float64
+        pairs = torch.arange(0, self.d_model, 2, device=positions.device, dtype=exact)
+        angles = positions[..., None] * 10_000.0 ** (-pairs / self.d_model)
+        waves = (angles.sin(), angles.cos())
+        codes = torch.stack(waves, -1).flatten(-2) if self.interleaved else torch.cat(waves, -1)
+        return codes.float() if exact == torch.float32 else codes
+
+
+class LearnedPosition(Position):
+    """One trained vector a position, added to the token vectors."""
+
+    def __init__(self, max_len: int, d_model: int, offset: int) -> None:
+        super().__init__()
+        self.max_len = max_len
+        self.offset = offset
+        self.table = nn.Embedding(max_len + offset, d_model)
+
+    def embed(self, x: Tensor, positions: Tensor) -> Tensor:
+        """Add the vector of each position; refuse one the table does not have."""
+        if positions.is_cpu and not torch.compiler.is_compiling():
+            longest = int(positions.max()) + 1
+            if longest > self.max_len:
+                raise InputError(f"the sequence is {longest} long, but max_len is {self.max_len}; shorten it.")
+        vectors: Tensor = self.table(positions + self.offset)
+        return x + vectors
+
+
+class RotaryPosition(Position):
+    """Pairs of coordinates of queries and keys, turned by an angle proportional to the position."""
+
+    def __init__(
+        self,
+        d_head: int,
+        theta: float,
+        turn: Callable[[Tensor, Tensor, Tensor], Tensor],
+        scaling: spec.NoScaling | spec.Linear | spec.Llama3 | spec.Yarn,
+    ) -> None:
+        super().__init__()
+        self.d_head = d_head
+        self.theta = theta
+        self.turn = turn
+        self.rescale, self.length = make_scaling(scaling, d_head, theta)
+
+    def rotation(self, positions: Tensor, dtype: torch.dtype) -> Rotate:
+        """Return the turn that belongs to these positions."""
+        # Angles stay in float32 in every model: published weights were trained with that rounding.
+        pairs = torch.arange(0, self.d_head, 2, device=positions.device, dtype=torch.float32)
+        frequencies = self.rescale(1.0 / self.theta ** (pairs / self.d_head))
+        angles = positions[:, None, :, None].float() * frequencies  # [B, 1, S, d / 2]
+        cos, sin = (angles.cos() * self.length).to(dtype), (angles.sin() * self.length).to(dtype)
+        return lambda x: self.turn(x, cos, sin)
+
+
+def turn_halves(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Turn the pairs (k, k + d/2): the layout of published Llama weights."""
+    a, b = x.chunk(2, dim=-1)
+    return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1)
+
+
+def turn_pairs(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Turn the pairs (2k, 2k + 1): the layout of the paper."""
+    a, b = x[..., 0::2], x[..., 1::2]
+    return torch.stack((a * cos - b * sin, b * cos + a * sin), dim=-1).flatten(-2)
+
+
+def make_scaling(
+    choice: spec.NoScaling | spec.Linear | spec.Llama3 | spec.Yarn, d_head: int, theta: float
+) -> tuple[Callable[[Tensor], Tensor], float]:
+    """Return how the frequencies [d / 2] change for longer texts, and the length the turned vectors get."""
+    match choice:
+        case spec.NoScaling():
+            return _unchanged, 1.0
+        case spec.Linear(factor):
+            return lambda frequencies: frequencies / factor, 1.0
+        case spec.Llama3(factor, low, high, original):
+
+            def by_wavelength(frequencies: Tensor) -> Tensor:
+                turns = original * frequencies / (2 * math.pi)  # a pair's full turns over the trained length
+                keep = ((turns - low) / (high - low)).clamp(0, 1)
+                return frequencies * keep + frequencies / factor * (1 - keep)
+
+            return by_wavelength, 1.0
+        case spec.Yarn(factor, original, fast, slow, length):
+
+            def pair_with(turns: float) -> float:
+                return d_head * math.log(original / (turns * 2 * math.pi)) / (2 * math.log(theta))
+
+            first = max(math.floor(pair_with(fast)), 0)
+            last = min(math.ceil(pair_with(slow)), d_head - 1)
+
+            def by_pair(frequencies: Tensor) -> Tensor:
+                index = torch.arange(d_head // 2, device=frequencies.device, dtype=torch.float32)
+                keep = 1 - ((index - first) / max(last - first, 0.001)).clamp(0, 1)
+                return frequencies * keep + frequencies / factor * (1 - keep)
+
+            published = 0.1 * math.log(factor) + 1.0 if factor > 1 else 1.0
+            return by_pair, published if length is None else length
+        case _:
+            assert_never(choice)
+
+
+class RelativePosition(Position):
+    """A learned number per head and bucket of distance, exact when near and logarithmic when far (T5)."""
+
+    def __init__(self, n_heads: int, n_buckets: int, max_distance: int, causal: bool) -> None:
+        super().__init__()
+        self.table = nn.Embedding(n_buckets, n_heads)
+        self.max_distance = max_distance
+        self.causal = causal
+
+    def bias(self, queries: Tensor, keys: Tensor) -> Tensor:
+        """Look the distance of every query and key up."""
+        return self.table(self.bucket(keys[:, None, :] - queries[:, :, None])).permute(0, 3, 1, 2)
+
+    def bucket(self, offset: Tensor) -> Tensor:
+        """Return the bucket of each offset, key position minus query position."""
+        n_buckets = self.table.num_embeddings
+        if self.causal:
+            side: Tensor | int = 0
+            distance = (-offset).clamp(min=0)
+        else:  # half the buckets look back, half ahead
+            n_buckets //= 2
+            side = (offset > 0).long() * n_buckets
+            distance = offset.abs()
+        exact = n_buckets // 2
+        growth = (distance.clamp(min=1).float() / exact).log() / math.log(self.max_distance / exact)
+        far = (exact + (growth * (n_buckets - exact)).long()).clamp(max=n_buckets - 1)
+        return side + torch.where(distance < exact, distance, far)
+
+
+class AlibiPosition(Position):
+    """Scores lowered by slope times distance, with slopes that halve in steps from head to head."""
+
+    def __init__(self, n_heads: int) -> None:
+        super().__init__()
+        self.slopes = alibi_slopes(n_heads)
+
+    def bias(self, queries: Tensor, keys: Tensor) -> Tensor:
+        """Return minus slope times distance."""
+        distance = (queries[:, None, :, None] - keys[:, None, None, :]).abs()
+        return -distance * torch.tensor(self.slopes, device=keys.device)[:, None, None]
+
+
+def alibi_slopes(n_heads: int) -> list[float]:
+    """Return 2 ** (-8 / n), its square, its cube, ...; for a number of heads that is no power of two, as published.
+
+    >>> alibi_slopes(4)
+    [0.25, 0.0625, 0.015625, 0.00390625]
+    """
+    power = 2 ** math.floor(math.log2(n_heads))
+    slopes = [2 ** (-8 * (i + 1) / power) for i in range(power)]
+    between = [2 ** (-4 * (i + 1) / power) for i in range(0, 2 * power, 2)]
+    return slopes + between[: n_heads - power]

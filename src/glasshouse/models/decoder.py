@@ -1,0 +1,65 @@
+"""The decoder: each position sees itself and those before it, and says what comes next."""
+
+from __future__ import annotations
+
+import math
+
+from torch import Tensor, nn
+
+from glasshouse import spec
+from glasshouse.layers.cache import Cache
+from glasshouse.layers.embedding import TokenEmbedding
+from glasshouse.layers.layout import lay_out
+from glasshouse.models.heads import make_head
+from glasshouse.models.stack import Stack
+
+
+class Decoder(nn.Module):
+    """Tokens, a causal stack, a head.
+
+    >>> import torch, glasshouse as gh
+    >>> model = gh.build(gh.preset("tiny-decoder"))
+    >>> model(torch.tensor([[1, 2, 3]])).shape
+    torch.Size([1, 3, 256])
+    """
+
+    def __init__(self, s: spec.DecoderSpec) -> None:
+        super().__init__()
+        self.spec = s
+        self.token = TokenEmbedding(s.vocab_size, s.d_model, math.sqrt(s.d_model) if s.embed_scale else 1.0)
+        self.stack = Stack(s, s.n_layers, causal=True)
+        self.head = make_head(s)
+
+    def forward(
+        self,
+        ids: Tensor,
+        *,
+        lengths: Tensor | None = None,
+        mask: Tensor | None = None,
+        documents: Tensor | None = None,
+        prefix: Tensor | None = None,
+        cache: Cache | None = None,
+    ) -> Tensor:
+        """Map ids [B, S] to logits [B, S, V] of the token after each.
+
+        `lengths` [B] or `mask` [B, S] (True: real) tell padding, `documents` [B, S] numbers texts packed in one
+        row, `prefix` [B] counts leading tokens that see each other both ways. With a `cache` the ids go on where
+        the last call ended.
+        """
+        start = None if cache is None else cache.lengths
+        layout = lay_out(ids, lengths=lengths, mask=mask, documents=documents, prefix=prefix, start=start)
+        x = self.stack(self.token(ids), layout, cache)
+        return self.head(x, layout.real, self.token.table.weight)
+
+    def make_cache(self, batch: int, max_len: int) -> Cache:
+        """Make room for the keys and values of `max_len` tokens in each of `batch` rows."""
+        weight, s = self.token.table.weight, self.spec
+        return Cache(
+            n_layers=s.n_layers,
+            batch=batch,
+            n_kv_heads=s.n_kv_heads,
+            d_head=s.d_head,
+            max_len=max_len,
+            device=weight.device,
+            dtype=weight.dtype,
+        )

@@ -1,0 +1,61 @@
+"""First values for every parameter, by the rule a spec names."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from glasshouse import spec
+from glasshouse.layers.attention import Attention, CrossAttention
+from glasshouse.layers.feedforward import FeedForward, GatedFeedForward
+from glasshouse.layers.linear import JoinedLinear
+from glasshouse.models.heads import OwnVocabulary
+from glasshouse.models.stack import Stack
+
+
+@torch.no_grad()
+def initialise(model: nn.Module, s: spec.Transformer) -> None:
+    """Fill every parameter: maps and tables by the spec's rule, norms with 1, biases with 0."""
+    xavier = isinstance(s.init, spec.Xavier)
+    std = s.d_model**-0.5 if isinstance(s.init, spec.Xavier) else s.init.std
+
+    def fill_map(weight: Tensor) -> None:
+        if xavier:
+            nn.init.xavier_uniform_(weight)
+        else:
+            nn.init.normal_(weight, std=std)
+
+    for module in model.modules():
+        match module:
+            case JoinedLinear():
+                for weight in torch.split(module.weight, module.d_outs):
+                    fill_map(weight)
+            case nn.Linear():
+                fill_map(module.weight)
+            case nn.Embedding() | OwnVocabulary():
+                nn.init.normal_(module.weight, std=std)
+            case nn.LayerNorm() | nn.RMSNorm():
+                nn.init.ones_(module.weight)
+        if isinstance(bias := getattr(module, "bias", None), Tensor):
+            nn.init.zeros_(bias)
+
+    for stack in model.modules():
+        if isinstance(stack, Stack):
+            for weight in (weights := stream_writers(stack)):
+                match s.init:
+                    case spec.DepthScaled():
+                        weight.div_(len(weights) ** 0.5)
+                    case spec.ZeroOutput():
+                        weight.zero_()
+
+
+def stream_writers(stack: Stack) -> list[Tensor]:
+    """Return the matrices whose output is added to the residual stream."""
+    writers = []
+    for module in stack.modules():
+        match module:
+            case Attention() | CrossAttention():
+                writers.append(module.out.weight)
+            case FeedForward() | GatedFeedForward():
+                writers.append(module.down.weight)
+    return writers

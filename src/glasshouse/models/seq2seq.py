@@ -1,0 +1,88 @@
+"""The encoder-decoder: one stack reads the source, another writes the target while looking at it."""
+
+from __future__ import annotations
+
+import math
+
+from torch import Tensor, nn
+
+from glasshouse import spec
+from glasshouse.errors import InputError
+from glasshouse.layers.cache import Cache
+from glasshouse.layers.embedding import TokenEmbedding
+from glasshouse.layers.layout import lay_out
+from glasshouse.layers.mask import make_mask
+from glasshouse.models.heads import make_head
+from glasshouse.models.stack import Stack
+
+
+class Seq2Seq(nn.Module):
+    """Tokens, an encoder, a decoder with cross-attention, a head.
+
+    >>> import torch, glasshouse as gh
+    >>> model = gh.build(gh.preset("tiny-seq2seq"))
+    >>> model(torch.tensor([[5, 6, 7, 8]]), torch.tensor([[1, 2]])).shape
+    torch.Size([1, 2, 256])
+    """
+
+    def __init__(self, s: spec.Seq2SeqSpec) -> None:
+        super().__init__()
+        self.spec = s
+        self.token = TokenEmbedding(s.vocab_size, s.d_model, math.sqrt(s.d_model) if s.embed_scale else 1.0)
+        self.encoder = Stack(s, s.n_encoder_layers, causal=False)
+        self.decoder = Stack(s, s.n_layers, causal=True, cross=True)
+        self.head = make_head(s)
+
+    def forward(
+        self,
+        source: Tensor | None,
+        target: Tensor,
+        *,
+        lengths: Tensor | None = None,
+        mask: Tensor | None = None,
+        documents: Tensor | None = None,
+        target_lengths: Tensor | None = None,
+        target_mask: Tensor | None = None,
+        target_documents: Tensor | None = None,
+        cache: Cache | None = None,
+    ) -> Tensor:
+        """Map source ids [B, S] and the decoder's input [B, T], which is not shifted here, to logits [B, T, V].
+
+        `lengths`, `mask` and `documents` are the source's, those with `target_` the target's; a document of the
+        target looks at the document of the source with the same place in its row. With a `cache` the target goes
+        on where the last call ended, and a source of None stands for the one given before.
+        """
+        start = None if cache is None else cache.lengths
+        layout = lay_out(target, lengths=target_lengths, mask=target_mask, documents=target_documents, start=start)
+        memory = None
+        if source is not None:
+            if len(source) != len(target):
+                raise InputError(f"source has {len(source)} rows, but target has {len(target)}; give pairs.")
+            if (documents is None) != (target_documents is None):
+                raise InputError("documents and target_documents go together; give both or neither.")
+            source_layout = lay_out(source, lengths=lengths, mask=mask, documents=documents)
+            memory = self.encoder(self.token(source), source_layout)
+            if cache is not None:
+                cache.remember_layout(source_layout)
+        if cache is not None:
+            source_layout = cache.recall_layout()
+        elif source is None:
+            raise InputError("source is None, but there is no cache that remembers one; give a source.")
+        flex = cache is None and self.decoder.takes_blocks()
+        seen = make_mask(layout, source_layout, causal=False, flex=flex)
+        x = self.decoder(self.token(target), layout, cache, memory, seen)
+        return self.head(x, layout.real, self.token.table.weight)
+
+    def make_cache(self, batch: int, max_len: int, source_len: int | None = None) -> Cache:
+        """Make room for `max_len` target tokens and `source_len` (or as many) source tokens in each row."""
+        weight, s = self.token.table.weight, self.spec
+        return Cache(
+            n_layers=s.n_layers,
+            batch=batch,
+            n_kv_heads=s.n_kv_heads,
+            d_head=s.d_head,
+            max_len=max_len,
+            source_len=max_len if source_len is None else source_len,
+            device=weight.device,
+            dtype=weight.dtype,
+        )

@@ -1,0 +1,64 @@
+"""A stack of blocks, from token vectors to the vectors that a head reads: the trunk of every model."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from glasshouse import spec
+from glasshouse.layers.cache import Cache
+from glasshouse.layers.context import Context
+from glasshouse.layers.layout import Layout
+from glasshouse.layers.mask import Mask, make_mask
+from glasshouse.layers.norm import make_norm
+from glasshouse.layers.position import make_position
+from glasshouse.layers.residual import Block, CrossBlock
+
+
+class Stack(nn.Module):
+    """Positions, then blocks, then a norm."""
+
+    def __init__(self, s: spec.Transformer, n_layers: int, *, causal: bool, cross: bool = False) -> None:
+        super().__init__()
+        self.causal = causal
+        self.fused = s.attention_softcap is None
+        self.attention_dropout = s.attention_dropout
+        self.windows = sorted({s.window(layer) for layer in range(n_layers)})
+        self.position = make_position(s.position, s.d_model, s.d_head, s.n_heads, s.max_len, causal)
+        self.embed_norm = make_norm(s.norm, s.d_model) if s.embed_norm else nn.Identity()
+        self.drop = nn.Dropout(s.embed_dropout)
+        block = CrossBlock if cross else Block
+        self.blocks = nn.ModuleList(block(s, layer) for layer in range(n_layers))
+        self.norm = make_norm(s.norm, s.d_model) if s.final_norm else nn.Identity()
+
+    def forward(
+        self,
+        x: Tensor,
+        layout: Layout,
+        cache: Cache | None = None,
+        memory: Tensor | None = None,
+        memory_mask: Mask | None = None,
+    ) -> Tensor:
+        """Map token vectors x [B, S, D], which stand as `layout` says, to vectors [B, S, D]."""
+        slots = None if cache is None else cache.admit(layout)
+        keys = layout if cache is None else cache.held()
+        bias = self.position.bias(layout.positions, keys.positions)
+        if bias is not None:
+            bias = bias.to(x.dtype)
+        flex = cache is None and self.takes_blocks()
+        masks = {
+            window: make_mask(layout, keys, causal=self.causal, window=window, bias=bias, flex=flex)
+            for window in self.windows
+        }
+        rotate = self.position.rotation(layout.positions, x.dtype)
+        ctx = Context(rotate, masks, cache, slots, memory, memory_mask)
+
+        x = self.drop(self.embed_norm(self.position.embed(x, layout.positions)))
+        for block in self.blocks:
+            x = block(x, ctx)
+        if cache is not None:
+            cache.advance(layout)
+        return self.norm(x)
+
+    def takes_blocks(self) -> bool:
+        """Whether a mask may come in blocks: FlexAttention drops no weights at random, a soft-cap is written out."""
+        return self.fused and not (self.training and self.attention_dropout > 0)

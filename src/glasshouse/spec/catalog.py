@@ -1,0 +1,236 @@
+"""Models by name, each as published or, for the `modern` and `tiny` ones, as we would build it today."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+from glasshouse import config
+from glasshouse.errors import ConfigError
+from glasshouse.spec.model import Spec
+
+Table = dict[str, Any]
+
+_VASWANI: Table = {
+    "kind": "seq2seq",
+    "vocab_size": 37_000,
+    "d_model": 512,
+    "n_layers": 6,
+    "n_heads": 8,
+    "d_ff": 2048,
+    "position": "sinusoidal",
+    "norm_order": "after",
+    "final_norm": False,
+    "feedforward": "relu",
+    "embed_scale": True,
+    "qkv_bias": False,
+    "out_bias": False,
+    "dropout": 0.1,
+    "embed_dropout": 0.1,
+    "init": "xavier",
+}
+
+_GPT2: Table = {
+    "kind": "decoder",
+    "vocab_size": 50_257,
+    "d_model": 768,
+    "n_layers": 12,
+    "n_heads": 12,
+    "d_ff": 3072,
+    "max_len": 1024,
+    "position": "learned",
+    "feedforward": {"kind": "gelu", "tanh": True},
+    "dropout": 0.1,
+    "attention_dropout": 0.1,
+    "embed_dropout": 0.1,
+    "init": "depth_scaled",
+    "start_id": 50_256,
+    "end_ids": [50_256],
+}
+
+_BERT: Table = {
+    "kind": "encoder",
+    "vocab_size": 30_522,
+    "d_model": 768,
+    "n_layers": 12,
+    "n_heads": 12,
+    "d_ff": 3072,
+    "max_len": 512,
+    "position": "learned",
+    "norm": {"kind": "layer", "eps": 1e-12},
+    "norm_order": "after",
+    "final_norm": False,
+    "feedforward": "gelu",
+    "embed_norm": True,
+    "n_segments": 2,
+    "dropout": 0.1,
+    "attention_dropout": 0.1,
+    "embed_dropout": 0.1,
+    "init": "normal",
+    "pad_id": 0,
+}
+
+_T5: Table = {
+    "kind": "seq2seq",
+    "vocab_size": 32_128,
+    "d_model": 512,
+    "n_layers": 6,
+    "n_heads": 8,
+    "d_ff": 2048,
+    "max_len": 512,
+    "position": "relative",
+    "norm": "rms",
+    "feedforward": "relu",
+    "logit_scale": True,
+    "qkv_bias": False,
+    "out_bias": False,
+    "ffn_bias": False,
+    "attention_scale": 1.0,
+    "dropout": 0.1,
+    "attention_dropout": 0.1,
+    "embed_dropout": 0.1,
+    "init": "normal",
+    "start_id": 0,
+    "end_ids": [1],
+    "pad_id": 0,
+}
+
+_LLAMA: Table = {
+    "kind": "decoder",
+    "position": "rotary",
+    "norm": {"kind": "rms", "eps": 1e-5},
+    "feedforward": "swiglu",
+    "qkv_bias": False,
+    "out_bias": False,
+    "ffn_bias": False,
+    "init": "normal",
+}
+
+_MODERN: Table = {
+    **_LLAMA,
+    "norm": "rms",
+    "qk_norm": True,
+    "init": "zero_output",
+    "head": {"kind": "next_token", "tied": False},
+}
+
+_TINY: Table = {"vocab_size": 256, "d_model": 64, "n_layers": 2, "n_heads": 4, "d_ff": 128, "max_len": 128}
+
+_PRESETS: dict[str, Table] = {
+    "vaswani-base": _VASWANI,
+    "vaswani-big": {**_VASWANI, "d_model": 1024, "n_heads": 16, "d_ff": 4096, "dropout": 0.3},
+    "gpt2": _GPT2,
+    "gpt2-medium": {**_GPT2, "d_model": 1024, "n_layers": 24, "n_heads": 16, "d_ff": 4096},
+    "gpt2-large": {**_GPT2, "d_model": 1280, "n_layers": 36, "n_heads": 20, "d_ff": 5120},
+    "gpt2-xl": {**_GPT2, "d_model": 1600, "n_layers": 48, "n_heads": 25, "d_ff": 6400},
+    "bert-base": _BERT,
+    "t5-small": _T5,
+    "llama-small": {
+        **_LLAMA,
+        "vocab_size": 49_152,
+        "d_model": 576,
+        "n_layers": 30,
+        "n_heads": 9,
+        "n_kv_heads": 3,
+        "d_ff": 1536,
+        "max_len": 2048,
+    },
+    "llama-1b": {
+        **_LLAMA,
+        "vocab_size": 128_256,
+        "d_model": 2048,
+        "n_layers": 16,
+        "n_heads": 32,
+        "n_kv_heads": 8,
+        "d_ff": 8192,
+        "max_len": 131_072,
+        "position": {
+            "kind": "rotary",
+            "theta": 500_000.0,
+            "scaling": {
+                "kind": "llama3",
+                "factor": 32.0,
+                "low_freq_factor": 1.0,
+                "high_freq_factor": 4.0,
+                "original_max_len": 8192,
+            },
+        },
+        "start_id": 128_000,
+        "end_ids": [128_001],
+    },
+    "modern-small": {
+        **_MODERN,
+        "vocab_size": 8192,
+        "d_model": 384,
+        "n_layers": 6,
+        "n_heads": 6,
+        "n_kv_heads": 2,
+        "d_ff": 1024,
+        "max_len": 512,
+    },
+    "modern-base": {
+        **_MODERN,
+        "vocab_size": 32_768,
+        "d_model": 768,
+        "n_layers": 12,
+        "n_heads": 12,
+        "n_kv_heads": 4,
+        "d_ff": 2048,
+        "max_len": 2048,
+    },
+    "tiny-decoder": {**_MODERN, **_TINY, "n_kv_heads": 2},
+    "tiny-encoder": {**_BERT, **_TINY},
+    "tiny-seq2seq": {**_VASWANI, **_TINY},
+}
+
+
+def presets() -> list[str]:
+    """List the names that `preset` takes.
+
+    >>> presets()[:3]
+    ['vaswani-base', 'vaswani-big', 'gpt2']
+    """
+    return list(_PRESETS)
+
+
+def preset(name: str, **overrides: object) -> Spec:
+    """Return a named spec, with any of its fields changed.
+
+    Sizes that are not given follow those that are: d_ff keeps its proportion to d_model, n_kv_heads to n_heads.
+    Another vocab_size means another tokenizer, so the preset's special ids go with the old one.
+
+    >>> spec = preset("gpt2", n_layers=2, d_model=64, n_heads=4)
+    >>> spec.d_ff, spec.d_head
+    (256, 16)
+    >>> preset("gpt2", position={"kind": "rotary", "theta": 500_000}).position.theta
+    500000.0
+    """
+    if name not in _PRESETS:
+        raise ConfigError(f"there is no preset {name!r}; {config.nearest(name, _PRESETS)}")
+    if "kind" in overrides:
+        raise ConfigError(f"kind is {overrides['kind']!r}, but a preset's kind is fixed; choose another preset.")
+    base = dict(_PRESETS[name])
+    if "vocab_size" in overrides:
+        for special in ("start_id", "end_ids", "pad_id"):
+            base.pop(special, None)
+    return parse({**base, **_in_proportion(base, overrides), **overrides})
+
+
+def _in_proportion(base: Table, overrides: Table) -> Table:
+    derived = {}
+    for size, parent in (("d_ff", "d_model"), ("n_kv_heads", "n_heads")):
+        given = overrides.get(parent)
+        if size in base and isinstance(given, int):
+            scaled, rest = divmod(base[size] * given, base[parent])
+            # Half a key head cannot be had: then the preset's own number stays, for the spec to judge.
+            if rest == 0 or size == "d_ff":
+                derived[size] = scaled
+    return derived
+
+
+def parse(table: Table) -> Spec:
+    """Build a spec from plain values, as they stand in TOML or JSON; `config.dump` is the inverse.
+
+    >>> parse(config.dump(preset("t5-small"))) == preset("t5-small")
+    True
+    """
+    return cast(Spec, config.parse(cast(Any, Spec), table))

@@ -1,0 +1,155 @@
+"""What a model is: three kinds of spec, checked when made, that never import torch."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from glasshouse.config import Settings, require
+from glasshouse.spec.choices import (
+    DepthScaled,
+    FeedForward,
+    Gelu,
+    Head,
+    Init,
+    LayerNorm,
+    Learned,
+    MaskedToken,
+    NextToken,
+    NoHead,
+    Norm,
+    Position,
+    Rotary,
+    Sinusoidal,
+)
+
+NormOrder = Literal["before", "after", "sandwich"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Transformer(Settings):
+    """What the three kinds of model share. Sizes left out follow from those given."""
+
+    vocab_size: int
+    d_model: int
+    n_layers: int
+    n_heads: int
+    n_kv_heads: int = 0  # 0: as many as heads; 1: multi-query; between: grouped
+    d_head: int = 0  # 0: d_model / n_heads
+    d_ff: int = 0  # 0: four times d_model
+    max_len: int = 1024  # the rows of a learned table; for other positions the length that is trained for
+
+    position: Position = Learned()
+    norm: Norm = LayerNorm()
+    norm_order: NormOrder = "before"
+    final_norm: bool = True
+    feedforward: FeedForward = Gelu()
+
+    embed_norm: bool = False
+    embed_scale: bool = False  # token vectors times sqrt(d_model)
+    logit_scale: bool = False  # final vectors times 1 / sqrt(d_model)
+
+    qkv_bias: bool = True
+    out_bias: bool = True
+    ffn_bias: bool = True
+    qk_norm: bool = False
+    attention_scale: float | None = None  # None: 1 / sqrt(d_head)
+    attention_softcap: float | None = None  # scores become cap * tanh(scores / cap)
+    windows: tuple[int, ...] = (0,)  # tokens a layer sees, itself included; repeats over the layers; 0: all
+
+    dropout: float = 0.0  # on each sublayer's output
+    attention_dropout: float = 0.0  # on the attention weights
+    embed_dropout: float = 0.0
+
+    init: Init = DepthScaled()
+
+    start_id: int | None = None
+    end_ids: tuple[int, ...] = ()
+    pad_id: int | None = None
+
+    def check(self) -> None:
+        self._derive("n_kv_heads", self.n_heads)
+        self._derive("d_ff", 4 * self.d_model)
+        for name in ("vocab_size", "d_model", "n_layers", "n_heads", "n_kv_heads", "d_ff", "max_len"):
+            require(getattr(self, name) > 0, name, getattr(self, name), "at least 1")
+        require(self.d_head >= 0, "d_head", self.d_head, "at least 1, or 0 for d_model / n_heads")
+        if self.d_head == 0:
+            rule = f"a multiple of n_heads = {self.n_heads} where d_head is not given"
+            require(self.d_model % self.n_heads == 0, "d_model", self.d_model, rule)
+            self._derive("d_head", self.d_model // self.n_heads)
+        rule = f"a divisor of n_heads = {self.n_heads}"
+        require(self.n_heads % self.n_kv_heads == 0, "n_kv_heads", self.n_kv_heads, rule)
+        if isinstance(self.position, Rotary):
+            require(self.d_head % 2 == 0, "d_head", self.d_head, "even, as rotary positions turn pairs")
+        if isinstance(self.position, Sinusoidal):
+            require(self.d_model % 2 == 0, "d_model", self.d_model, "even, as sinusoidal positions come in pairs")
+        for name in ("dropout", "attention_dropout", "embed_dropout"):
+            require(0 <= getattr(self, name) < 1, name, getattr(self, name), "at least 0 and below 1")
+        for name in ("attention_scale", "attention_softcap"):
+            value = getattr(self, name)
+            require(value is None or (value > 0 and math.isfinite(value)), name, value, "above 0")
+        legal = len(self.windows) > 0 and min(self.windows) >= 0
+        require(legal, "windows", self.windows, "a list of sizes, 0 for a layer that sees everything")
+        for name, ids in (
+            ("start_id", (self.start_id,)),
+            ("pad_id", (self.pad_id,)),
+            ("end_ids", self.end_ids),
+        ):
+            for value in ids:
+                rule = f"an id below vocab_size = {self.vocab_size}"
+                require(value is None or 0 <= value < self.vocab_size, name, value, rule)
+
+    def _derive(self, name: str, value: int) -> None:
+        if getattr(self, name) == 0:
+            object.__setattr__(self, name, value)
+
+    def window(self, layer: int) -> int:
+        """How many tokens a layer sees, itself included; 0 for all of them."""
+        return self.windows[layer % len(self.windows)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecoderSpec(Transformer):
+    """A stack in which each position sees itself and those before it.
+
+    >>> DecoderSpec(vocab_size=100, d_model=64, n_layers=2, n_heads=4).d_head
+    16
+    >>> DecoderSpec(vocab_size=100, d_model=65, n_layers=2, n_heads=4)
+    Traceback (most recent call last):
+    ...
+    glasshouse.errors.ConfigError: d_model is 65, but it must be a multiple of n_heads = 4 where d_head is not given.
+    """
+
+    kind: ClassVar[str] = "decoder"
+    head: Head = NextToken()
+
+
+@dataclass(frozen=True, kw_only=True)
+class EncoderSpec(Transformer):
+    """A stack in which every position sees every other."""
+
+    kind: ClassVar[str] = "encoder"
+    head: Head = MaskedToken()
+    n_segments: int = 0  # kinds of segment embedding, as in BERT's sentence A and B; 0: none
+
+    def check(self) -> None:
+        super().check()
+        require(self.n_segments >= 0, "n_segments", self.n_segments, "0 or above")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Seq2SeqSpec(Transformer):
+    """An encoder that reads the source and a decoder that writes the target, one embedding for both."""
+
+    kind: ClassVar[str] = "seq2seq"
+    n_encoder_layers: int = 0  # 0: as many as n_layers, which counts the decoder's
+    head: NextToken | NoHead = NextToken()
+
+    def check(self) -> None:
+        super().check()
+        self._derive("n_encoder_layers", self.n_layers)
+        require(self.n_encoder_layers > 0, "n_encoder_layers", self.n_encoder_layers, "at least 1")
+
+
+Spec = DecoderSpec | EncoderSpec | Seq2SeqSpec
