@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import os
 import shutil
 import statistics
@@ -68,7 +67,6 @@ def compile_obstacle(device: torch.device) -> str | None:
     return None
 
 
-@functools.cache
 def matmul_peak(device: torch.device, dtype: torch.dtype, repeats: int = 7) -> float:
     """Measure the floating-point operations per second of a large matrix product: the ceiling of a model."""
     size = {"cuda": 8192, "mps": 4096}.get(device.type, 2048)

@@ -1,0 +1,76 @@
+"""What every claim starts from: a fixed seed, a small model in float64, and a way to watch its modules."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import glasshouse as gh
+from glasshouse.spec import parse
+
+SIZES = {"vocab_size": 23, "d_model": 16, "n_layers": 2, "n_heads": 4, "d_ff": 24, "max_len": 32}
+
+
+class Call(NamedTuple):
+    """One call of a watched module."""
+
+    args: tuple[Any, ...]
+    output: Any
+
+
+@pytest.fixture(autouse=True)
+def _same_every_time() -> Iterator[None]:
+    """Fix the seed, and use one thread: on models this small, handing work to a second costs more than it saves."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def grow() -> Callable[..., nn.Module]:
+    """Build a small float64 model of a kind, in eval mode, with all of its parameters random.
+
+    As built, biases are 0, norms are 1 and attention is nearly even, which would hide what is left out.
+    """
+
+    def build(kind: str, **choices: object) -> nn.Module:
+        spec = parse({"kind": kind, **SIZES, "init": {"kind": "normal", "std": 0.3}, **choices})
+        model = gh.build(spec, dtype=torch.float64).eval()
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.add_(torch.randn_like(parameter), alpha=0.2)
+        return model
+
+    return build
+
+
+@pytest.fixture
+def watch() -> Iterator[Callable[[nn.Module], list[Call]]]:
+    """Return a list that fills with the calls of a module while the test runs."""
+    handles = []
+
+    def start(module: nn.Module) -> list[Call]:
+        calls: list[Call] = []
+        handles.append(module.register_forward_hook(lambda _, args, output: calls.append(Call(args, output))))
+        return calls
+
+    yield start
+    for handle in handles:
+        handle.remove()
+
+
+@pytest.fixture
+def agree() -> Callable[..., None]:
+    """Hold two tensors to differ by no more than `within` of the second's largest entry."""
+
+    def check(actual: Tensor, expected: Tensor, within: float = 1e-12) -> None:
+        largest = expected.detach().abs().max().item()
+        torch.testing.assert_close(actual, expected, rtol=0, atol=within * largest)
+
+    return check

@@ -1,0 +1,185 @@
+"""Training: statement L2."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, get_args
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from glasshouse import spec
+from glasshouse.layers.attend import Explicit, Fused
+from glasshouse.layers.mask import Mask
+
+Grow = Callable[..., Any]
+
+LLAMA3 = {"kind": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_len": 16}
+YARN = {"kind": "yarn", "factor": 4.0, "original_max_len": 16}
+
+# Each model is the plainest of its kind but for what its name says; together they take every choice there is.
+MODELS: dict[str, dict[str, Any]] = {
+    # positions, in each kind of model
+    **{
+        f"{kind}, {position} positions": {"kind": kind, "position": position}
+        for kind in ("decoder", "encoder", "seq2seq")
+        for position in ("none", "sinusoidal", "learned", "rotary", "relative", "alibi")
+    },
+    "sinusoidal in halves": {"position": {"kind": "sinusoidal", "layout": "halves"}},
+    "learned with an offset": {"position": {"kind": "learned", "offset": 2}},
+    "rotary in pairs": {"position": {"kind": "rotary", "layout": "pairs"}},
+    "rotary, linear": {"position": {"kind": "rotary", "scaling": {"kind": "linear", "factor": 2.0}}},
+    "rotary, llama3": {"position": {"kind": "rotary", "scaling": LLAMA3}},
+    "rotary, yarn": {"position": {"kind": "rotary", "scaling": YARN}},
+    # norms, and where they stand
+    **{
+        f"{norm['kind']} norm {norm.get('bias', '')} {order}": {"kind": "seq2seq", "norm": norm, "norm_order": order}
+        for norm in ({"kind": "layer"}, {"kind": "layer", "bias": False}, {"kind": "rms"})
+        for order in ("before", "after", "sandwich")
+    },
+    "no final norm": {"final_norm": False},
+    "norm of embeddings": {"embed_norm": True},
+    "norm of queries and keys": {"qk_norm": True, "position": "rotary"},
+    "norm of queries and keys, across": {"kind": "seq2seq", "qk_norm": True, "norm": "rms"},
+    # feed-forward
+    **{name: {"feedforward": name} for name in ("relu", "relu2", "gelu", "silu", "swiglu", "geglu")},
+    "gelu by tanh": {"feedforward": {"kind": "gelu", "tanh": True}},
+    "geglu by tanh": {"feedforward": {"kind": "geglu", "tanh": True}},
+    # heads
+    "no head": {"head": "none"},
+    "next token, tied": {"head": {"kind": "next_token", "bias": True}},
+    "next token, untied": {"head": {"kind": "next_token", "tied": False}},
+    "next token across": {"kind": "seq2seq", "head": {"kind": "next_token", "tied": False, "bias": True}},
+    "no head across": {"kind": "seq2seq", "head": "none"},
+    "masked token, tied": {"kind": "encoder", "head": "masked_token"},
+    "masked token, plain": {"kind": "encoder", "head": {"kind": "masked_token", "tied": False, "transform": False}},
+    "token labels": {"kind": "encoder", "head": {"kind": "token_label", "n_labels": 3}},
+    **{
+        f"{head} by {pooling}": {
+            "kind": "encoder",
+            "head": {"kind": head, "pooling": pooling, "dense": dense, **labels},
+        }
+        for head, labels in (("pooled", {}), ("sequence_label", {"n_labels": 3}))
+        for pooling, dense in (("first", True), ("mean", False), ("last", True))
+    },
+    # the rest
+    "multi-query": {"n_kv_heads": 1},
+    "grouped queries": {"n_kv_heads": 2, "kind": "seq2seq"},
+    "heads of another width": {"d_head": 6},
+    "windows": {"windows": [0, 2]},
+    "soft-cap": {"attention_softcap": 3.0, "position": "relative"},
+    "scale of its own": {"attention_scale": 1.0},
+    "no biases": {"qkv_bias": False, "out_bias": False, "ffn_bias": False},
+    "scaled embeddings and logits": {"embed_scale": True, "logit_scale": True},
+    "segments": {"kind": "encoder", "n_segments": 2},
+    "dropout": {"kind": "seq2seq", "dropout": 0.2, "attention_dropout": 0.2, "embed_dropout": 0.2},
+}
+
+
+def make_call(model: nn.Module, choices: dict[str, Any]) -> Callable[[], Tensor]:
+    """Return a call with padding, and with segments where there are some, that draws the same dropout each time."""
+    ids, mask = torch.randint(23, (2, 6)), torch.tensor([[True] * 6, [False] * 2 + [True] * 4])
+    more: dict[str, Tensor] = {}
+    if "n_segments" in choices:
+        more["segments"] = torch.tensor([[0, 0, 1, 1, 1, 1], [0, 0, 0, 0, 0, 1]])
+    if choices.get("kind") == "seq2seq":
+        source, lengths = torch.randint(23, (2, 5)), torch.tensor([3, 5])
+        return lambda: model(source, ids, lengths=lengths, target_mask=mask)
+    return lambda: model(ids, mask=mask, **more)
+
+
+def check_gradients(model: nn.Module, call: Callable[[], Tensor]) -> None:
+    """Compare, for every parameter, the gradient along a random direction and at two coordinates."""
+
+    def loss() -> Tensor:
+        torch.manual_seed(3)
+        return (F.log_softmax(call(), -1) * pull).sum()
+
+    pull = torch.randn(call().shape, dtype=torch.float64)
+    names, parameters = zip(*model.named_parameters(), strict=True)
+    gradients = torch.autograd.grad(loss(), parameters)
+    largest = max(gradient.abs().max().item() for gradient in gradients)
+    # Central differences are off by step^2 times a third derivative, and by the loss's rounding over the step.
+    step, allowed = 1e-5, 1e-7
+    with torch.no_grad():
+        for name, parameter, gradient in zip(names, parameters, gradients, strict=True):
+            assert gradient.abs().max() > 0, name
+            directions = [torch.randn_like(parameter)]
+            for place in (gradient.abs().argmax(), torch.randint(parameter.numel(), ())):
+                unit = torch.zeros_like(parameter)
+                unit.view(-1)[place] = 1
+                directions.append(unit)
+            for direction in directions:
+                direction /= direction.norm()
+                ends = []
+                for sign in (1, -1):
+                    parameter.add_(direction, alpha=sign * step)
+                    ends.append(loss().item())
+                    parameter.sub_(direction, alpha=sign * step)
+                measured, expected = (ends[0] - ends[1]) / (2 * step), (gradient * direction).sum().item()
+                assert abs(measured - expected) < allowed * max(largest, gradient.norm().item()), name
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_l2_gradients_agree_with_finite_differences(grow: Grow, name: str) -> None:
+    """In each of these models, every parameter's gradient is the change of the loss that a small step makes."""
+    choices = {"kind": "decoder", "n_heads": 4, **MODELS[name]}
+    model = grow(**choices, **({} if "d_head" in choices else {"d_head": 4}))
+    model.train(name == "dropout")
+    check_gradients(model, make_call(model, choices))
+
+
+@pytest.mark.parametrize("kind", ["decoder", "encoder", "seq2seq"])
+def test_l2_gradients_with_packed_documents(grow: Grow, kind: str) -> None:
+    """The same with two documents in a row, and in a decoder with a prefix that is seen both ways."""
+    model = grow(kind, position="rotary")
+    ids, documents = torch.randint(23, (2, 6)), torch.tensor([[0, 0, 0, 1, 1, 1], [0, 1, 1, 1, 1, 1]])
+    if kind == "seq2seq":
+        check_gradients(model, lambda: model(ids, ids, documents=documents, target_documents=documents))
+    elif kind == "encoder":
+        check_gradients(model, lambda: model(ids, documents=documents))
+    else:
+        check_gradients(model, lambda: model(ids, documents=documents, prefix=torch.tensor([2, 1])))
+
+
+def test_l2_every_choice_is_among_the_models() -> None:
+    """Each kind of position, scaling, norm, feed-forward, head and norm order stands in a model checked above."""
+    made = [
+        spec.parse({"kind": "decoder", "vocab_size": 9, "d_model": 16, "n_layers": 1, "n_heads": 4, **choices})
+        for choices in MODELS.values()
+    ]
+    scalings = (spec.NoScaling, spec.Linear, spec.Llama3, spec.Yarn)
+    for field, kinds in (
+        ("position", get_args(spec.Position)),
+        ("norm", get_args(spec.Norm)),
+        ("feedforward", get_args(spec.FeedForward)),
+        ("head", get_args(spec.Head)),
+    ):
+        assert {type(getattr(model, field)) for model in made} == set(kinds)
+    assert {type(model.position.scaling) for model in made if isinstance(model.position, spec.Rotary)} == set(
+        scalings
+    )
+    assert {model.norm_order for model in made} == set(get_args(spec.NormOrder))
+    assert {type(model) for model in made} == set(get_args(spec.Spec))
+
+
+@pytest.mark.parametrize("kv_heads", [2, 1])
+@pytest.mark.parametrize("form", ["none", "causal", "bool", "float"])
+@pytest.mark.parametrize("kernel", [Fused, Explicit])
+def test_l2_gradients_of_the_kernels(kernel: type[Fused | Explicit], form: str, kv_heads: int) -> None:
+    """Every entry of the Jacobian of both kernels, with each form of mask, agrees with finite differences."""
+    q, k, v = (torch.randn(1, heads, 4, 3, dtype=torch.float64).requires_grad_() for heads in (2, kv_heads, kv_heads))
+    seen = torch.ones(4, 4, dtype=torch.bool).tril()
+    bias = torch.randn(1, 2, 4, 4, dtype=torch.float64).masked_fill(~seen, -torch.inf).requires_grad_()
+    attend = kernel(3**-0.5, 0.0)
+    if form == "float":
+        # Finite differences of -infinity are not a number: what was masked stays out, and the rest is learned.
+        free = torch.randn(1, 2, 4, 4, dtype=torch.float64).requires_grad_()
+        assert torch.autograd.gradcheck(
+            lambda q, k, v, free: attend(q, k, v, Mask(dense=free.masked_fill(~seen, -torch.inf))), (q, k, v, free)
+        )
+        return
+    mask = {"none": Mask(), "causal": Mask(causal=True), "bool": Mask(dense=seen)}[form]
+    assert torch.autograd.gradcheck(lambda q, k, v: attend(q, k, v, mask), (q, k, v))

@@ -1,0 +1,100 @@
+"""Specs drawn by hypothesis from the whole space of variants, small enough to run in milliseconds."""
+
+from __future__ import annotations
+
+from hypothesis import strategies as st
+
+from glasshouse import spec
+
+VOCABULARY = 11
+
+positions = st.one_of(
+    st.just(spec.NoPosition()),
+    st.builds(spec.Sinusoidal, layout=st.sampled_from(["pairs", "halves"])),
+    st.builds(spec.Learned, offset=st.sampled_from([0, 2])),
+    st.builds(
+        spec.Rotary,
+        theta=st.sampled_from([100.0, 10_000.0]),
+        layout=st.sampled_from(["halves", "pairs"]),
+        scaling=st.sampled_from(
+            [
+                spec.NoScaling(),
+                spec.Linear(4.0),
+                spec.Llama3(8.0, 1.0, 4.0, 16),
+                spec.Yarn(4.0, 16),
+                spec.Yarn(4.0, 16, beta_fast=16.0, beta_slow=2.0, attention_factor=1.5),
+            ]
+        ),
+    ),
+    st.builds(spec.Relative, n_buckets=st.sampled_from([4, 8]), max_distance=st.sampled_from([6, 20])),
+    st.just(spec.Alibi()),
+)
+norms = st.one_of(
+    st.builds(spec.LayerNorm, eps=st.sampled_from([1e-5, 1e-3]), bias=st.booleans()),
+    st.builds(spec.RMSNorm, eps=st.sampled_from([1e-6, 1e-3])),
+)
+feedforwards = st.one_of(
+    st.just(spec.Relu()),
+    st.just(spec.ReluSquared()),
+    st.builds(spec.Gelu, tanh=st.booleans()),
+    st.just(spec.Silu()),
+    st.just(spec.SwiGLU()),
+    st.builds(spec.GeGLU, tanh=st.booleans()),
+)
+inits = st.sampled_from([spec.Normal(), spec.Xavier(), spec.DepthScaled(), spec.ZeroOutput(0.1)])
+poolings = st.sampled_from(["first", "mean", "last"])
+next_token = st.builds(spec.NextToken, tied=st.booleans(), bias=st.booleans())
+heads = st.one_of(
+    next_token,
+    st.builds(spec.MaskedToken, tied=st.booleans(), bias=st.booleans(), transform=st.booleans()),
+    st.builds(spec.SequenceLabel, n_labels=st.sampled_from([1, 3]), pooling=poolings, dense=st.booleans()),
+    st.builds(spec.TokenLabel, n_labels=st.just(3)),
+    st.builds(spec.Pooled, pooling=poolings, dense=st.booleans()),
+    st.just(spec.NoHead()),
+)
+
+
+@st.composite
+def specs(draw: st.DrawFn) -> spec.Spec:
+    """Draw a valid spec of any of the three kinds."""
+    n_heads = draw(st.sampled_from([1, 2, 3, 4]))
+    fields = {
+        "vocab_size": VOCABULARY,
+        "d_model": n_heads * draw(st.sampled_from([4, 6])),
+        "n_layers": draw(st.integers(1, 3)),
+        "n_heads": n_heads,
+        "n_kv_heads": draw(st.sampled_from([n for n in range(1, n_heads + 1) if n_heads % n == 0])),
+        "d_head": draw(st.sampled_from([0, 6])),
+        "d_ff": draw(st.sampled_from([0, 5])),
+        "max_len": 16,
+        "position": draw(positions),
+        "norm": draw(norms),
+        "norm_order": draw(st.sampled_from(["before", "after", "sandwich"])),
+        "final_norm": draw(st.booleans()),
+        "feedforward": draw(feedforwards),
+        "embed_norm": draw(st.booleans()),
+        "embed_scale": draw(st.booleans()),
+        "logit_scale": draw(st.booleans()),
+        "qkv_bias": draw(st.booleans()),
+        "out_bias": draw(st.booleans()),
+        "ffn_bias": draw(st.booleans()),
+        "qk_norm": draw(st.booleans()),
+        "attention_scale": draw(st.sampled_from([None, 1.0])),
+        "attention_softcap": draw(st.sampled_from([None, 5.0])),
+        "windows": draw(st.sampled_from([(0,), (3,), (2, 0)])),
+        "dropout": draw(st.sampled_from([0.0, 0.1])),
+        "attention_dropout": draw(st.sampled_from([0.0, 0.1])),
+        "embed_dropout": draw(st.sampled_from([0.0, 0.1])),
+        "init": draw(inits),
+        "start_id": draw(st.sampled_from([None, 1])),
+        "end_ids": draw(st.sampled_from([(), (2,), (2, 3)])),
+        "pad_id": draw(st.sampled_from([None, 0])),
+    }
+    match draw(st.sampled_from(["decoder", "encoder", "seq2seq"])):
+        case "decoder":
+            return spec.DecoderSpec(**fields, head=draw(heads))
+        case "encoder":
+            return spec.EncoderSpec(**fields, head=draw(heads), n_segments=draw(st.sampled_from([0, 2])))
+        case _:
+            head = draw(st.one_of(next_token, st.just(spec.NoHead())))
+            return spec.Seq2SeqSpec(**fields, head=head, n_encoder_layers=draw(st.sampled_from([0, 1])))
