@@ -28,6 +28,8 @@ VOCABULARY = 65
 
 @dataclass(frozen=True)
 class Size:
+    """The shape of every contender, and of the batch it is trained on."""
+
     n_layers: int
     d_model: int
     n_heads: int
@@ -103,7 +105,13 @@ def hf_gpt2(size: Size) -> nn.Module:
 def x_transformers(size: Size) -> nn.Module:
     from x_transformers import Decoder, TransformerWrapper
 
-    layers = Decoder(dim=size.d_model, depth=size.n_layers, heads=size.n_heads, attn_flash=True, attn_dim_head=size.d_model // size.n_heads)
+    layers = Decoder(
+        dim=size.d_model,
+        depth=size.n_layers,
+        heads=size.n_heads,
+        attn_flash=True,
+        attn_dim_head=size.d_model // size.n_heads,
+    )
     return TransformerWrapper(num_tokens=VOCABULARY, max_seq_len=size.context, attn_layers=layers)
 
 
@@ -116,7 +124,9 @@ def torch_encoder(size: Size) -> nn.Module:
             )
             self.token = nn.Embedding(VOCABULARY, size.d_model)
             self.position = nn.Embedding(size.context, size.d_model)
-            self.stack = nn.TransformerEncoder(layer, size.n_layers, nn.LayerNorm(size.d_model), enable_nested_tensor=False)
+            self.stack = nn.TransformerEncoder(
+                layer, size.n_layers, nn.LayerNorm(size.d_model), enable_nested_tensor=False
+            )
             self.head = nn.Linear(size.d_model, VOCABULARY, bias=False)
             self.register_buffer("mask", nn.Transformer.generate_square_subsequent_mask(size.context))
 
@@ -184,14 +194,17 @@ def race(size: Size, compiled: bool, rounds: int) -> tuple[dict[str, list[float]
 
 def ratio(slower: list[float], faster: list[float]) -> str:
     """Show the median and quartiles of how many times faster."""
-    low, middle, high = statistics.quantiles([a / b for a, b in zip(slower, faster, strict=True)], n=4, method="inclusive")
+    low, middle, high = statistics.quantiles(
+        [a / b for a, b in zip(slower, faster, strict=True)], n=4, method="inclusive"
+    )
     return f"{middle:.3f} [{low:.3f} - {high:.3f}]"
 
 
 def report(name: str, size: Size, mode: str, rounds: int) -> None:
     results, ideal = race(size, mode == "compiled", rounds)
     print(f"\n{name}, {mode}: {size.n_layers} layers x {size.d_model}, context {size.context}, batch {size.batch}")
-    print(f"one step is {size.flops / 1e9:.2f} GFLOP; matmul peak {size.flops / statistics.median(ideal) / 1e9:.1f} GFLOP/s")
+    peak = size.flops / statistics.median(ideal)
+    print(f"one step is {size.flops / 1e9:.2f} GFLOP; matmul peak {peak / 1e9:.1f} GFLOP/s")
     print(f"{'':24}{'tokens/s':>9}  {'share of peak':24}  {'times as fast as its twin'}")
     for contender, times in results.items():
         speed = size.tokens / statistics.median(times)

@@ -33,6 +33,11 @@ def randn(*shape: int) -> Tensor:
     return torch.randn(shape, dtype=torch.float64)
 
 
+def hide_nothing(*shape: int) -> Tensor:
+    """Return a mask without padding, which makes a model draw the causal order itself, not leave it to the kernel."""
+    return torch.ones(shape, dtype=torch.bool)
+
+
 def first_attention(model: nn.Module) -> Any:  # noqa: ANN401 - modules are looked into by name
     return model.stack.blocks[0].attention.layer
 
@@ -259,16 +264,17 @@ def test_a4_nothing_allowed_gives_zero(kernel: type[Attend], form: str, kv_heads
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("drawn", [False, True])
 @pytest.mark.parametrize("kind", ["decoder", "encoder"])
 def test_a5_each_row_is_a_distribution_over_what_it_sees(
-    grow: Grow, watch: Watch, agree: Agree, kind: str, kernel: type[Attend]
+    grow: Grow, watch: Watch, agree: Agree, kind: str, drawn: bool, kernel: type[Attend]
 ) -> None:
     """Weights are positive where allowed, sum to 1, and are P(j | i) = e^score(i, j) / sum of e^score(i, .)."""
     n = 4
     model = grow(kind)
     attention = first_attention(model)
     calls = watch(attention.attend)
-    model(random_ids(2, n))
+    model(random_ids(2, n), mask=hide_nothing(2, n) if drawn else None)
     q, k, _, mask = calls[0].args
     weights = weights_of(kernel(attention.attend.scale, 0.0), q, k, mask)
     for b in range(2):
@@ -328,13 +334,14 @@ def test_a6_heads_are_concatenated_and_projected(
         agree(z[:, :, i], sum(weights[:, :, i, j, None] * v[:, :, j] for j in range(6)))
 
 
-def test_a7_one_product_is_as_many_retrievals(grow: Grow, watch: Watch, agree: Agree) -> None:
+@pytest.mark.parametrize("drawn", [False, True])
+def test_a7_one_product_is_as_many_retrievals(grow: Grow, watch: Watch, agree: Agree, drawn: bool) -> None:
     """Row i of one pass over S positions is the lookup of x_i against x_0 .. x_i, and of the layer run on those."""
     model = grow("decoder", position="none")
     attention = first_attention(model)
     calls, kernel = watch(attention), watch(attention.attend)
     ids = random_ids(2, 7)
-    model(ids)
+    model(ids, mask=hide_nothing(2, 7) if drawn else None)
     (q, k, v, _), z, output = kernel[0].args, kernel[0].output, calls[0].output
     for i in range(7):
         for b in range(2):
@@ -411,13 +418,12 @@ def test_a9_a_later_token_changes_nothing_before_it(grow: Grow, watch: Watch, ki
             assert changed[:, j].all()
 
 
-@pytest.mark.parametrize("padded", [False, True])
-def test_a9_no_gradient_flows_from_a_position_to_a_later_token(grow: Grow, watch: Watch, padded: bool) -> None:
+@pytest.mark.parametrize("drawn", [False, True])
+def test_a9_no_gradient_flows_from_a_position_to_a_later_token(grow: Grow, watch: Watch, drawn: bool) -> None:
     """The gradient of position i's logits is exactly 0 at the vectors after i and not 0 at those up to it."""
     model = grow("decoder")
     embedded = watch(model.token)
-    # A mask that hides nothing makes the layer draw the causal order itself, instead of the kernel's own.
-    logits = model(random_ids(1, 6), mask=torch.ones(1, 6, dtype=torch.bool) if padded else None)
+    logits = model(random_ids(1, 6), mask=hide_nothing(1, 6) if drawn else None)
     for i in range(6):
         pull = randn(23)
         (gradient,) = torch.autograd.grad((logits[0, i] * pull).sum(), embedded[0].output, retain_graph=True)

@@ -50,7 +50,7 @@ def make_mask(
     # Padding at the end lies in the future of every real token, so the causal order hides it already.
     hidden = keys.real is not None and not (same and causal and keys.trailing and queries.prefix is None)
     packed = queries.documents is not None and keys.documents is not None
-    if not (hidden or packed or window or queries.prefix is not None or (causal and not same)):
+    if not (hidden or packed or window or (causal and (queries.prefix is not None or not same))):
         if bias is None:
             return Mask(causal=causal)
         if not causal:

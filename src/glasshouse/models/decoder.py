@@ -46,9 +46,10 @@ class Decoder(nn.Module):
         row, `prefix` [B] counts leading tokens that see each other both ways. With a `cache` the ids go on where
         the last call ended.
         """
+        x = self.token(ids)
         start = None if cache is None else cache.lengths
         layout = lay_out(ids, lengths=lengths, mask=mask, documents=documents, prefix=prefix, start=start)
-        x = self.stack(self.token(ids), layout, cache)
+        x = self.stack(x, layout, cache)
         return self.head(x, layout.real, self.token.table.weight)
 
     def make_cache(self, batch: int, max_len: int) -> Cache:

@@ -44,6 +44,7 @@ class Encoder(nn.Module):
         `lengths` [B] or `mask` [B, S] (True: real) tell padding, `documents` [B, S] numbers texts packed in one
         row, `segments` [B, S] says which segment a token belongs to.
         """
+        x = self.segment(self.token(ids), segments)
         layout = lay_out(ids, lengths=lengths, mask=mask, documents=documents)
-        x = self.stack(self.segment(self.token(ids), segments), layout)
+        x = self.stack(x, layout)
         return self.head(x, layout.real, self.token.table.weight)

@@ -52,6 +52,7 @@ class Seq2Seq(nn.Module):
         target looks at the document of the source with the same place in its row. With a `cache` the target goes
         on where the last call ended, and a source of None stands for the one given before.
         """
+        x = self.token(target)
         start = None if cache is None else cache.lengths
         layout = lay_out(target, lengths=target_lengths, mask=target_mask, documents=target_documents, start=start)
         memory = None
@@ -70,7 +71,7 @@ class Seq2Seq(nn.Module):
             raise InputError("source is None, but there is no cache that remembers one; give a source.")
         flex = cache is None and self.decoder.takes_blocks()
         seen = make_mask(layout, source_layout, causal=False, flex=flex)
-        x = self.decoder(self.token(target), layout, cache, memory, seen)
+        x = self.decoder(x, layout, cache, memory, seen)
         return self.head(x, layout.real, self.token.table.weight)
 
     def make_cache(self, batch: int, max_len: int, source_len: int | None = None) -> Cache:

@@ -217,13 +217,12 @@ def preset(name: str, **overrides: object) -> Spec:
 
 def _in_proportion(base: Table, overrides: Table) -> Table:
     derived = {}
-    for size, parent in (("d_ff", "d_model"), ("n_kv_heads", "n_heads")):
-        given = overrides.get(parent)
-        if size in base and isinstance(given, int):
-            scaled, rest = divmod(base[size] * given, base[parent])
-            # Half a key head cannot be had: then the preset's own number stays, for the spec to judge.
-            if rest == 0 or size == "d_ff":
-                derived[size] = scaled
+    d_model, n_heads = overrides.get("d_model"), overrides.get("n_heads")
+    if isinstance(d_model, int):
+        derived["d_ff"] = base["d_ff"] * d_model // base["d_model"]
+    if isinstance(n_heads, int) and n_heads > 0 and "n_kv_heads" in base:
+        share = max(1, base["n_kv_heads"] * n_heads // base["n_heads"])
+        derived["n_kv_heads"] = next(n for n in range(share, 0, -1) if n_heads % n == 0)
     return derived
 
 

@@ -1,0 +1,142 @@
+"""What makes no model: one sentence that names the field and the value, before anything is allocated."""
+
+from __future__ import annotations
+
+import resource
+import sys
+
+import pytest
+import torch
+
+import glasshouse as gh
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({"d_model": 65}, "d_model is 65, but it must be a multiple of n_heads = 4 where d_head is not given."),
+        ({"n_kv_heads": 3}, "n_kv_heads is 3, but it must be a divisor of n_heads = 4."),
+        ({"n_kv_heads": 8}, "n_kv_heads is 8, but it must be a divisor of n_heads = 4."),
+        ({"position": "rotary", "d_head": 5}, "d_head is 5, but it must be even, as rotary positions turn pairs."),
+        (
+            {"position": "sinusoidal", "d_model": 15, "d_head": 4},
+            "d_model is 15, but it must be even, as sinusoidal positions come in pairs.",
+        ),
+        ({"d_modell": 64}, "d_modell is not a setting of 'decoder'; did you mean d_model?"),
+        (
+            {"position": {"kind": "learned", "theta": 1}},
+            "position.theta is not a setting of 'learned'; it has offset.",
+        ),
+        ({"position": {"kind": "rotary", "theta": 0}}, "rotary.theta is 0.0, but it must be above 0."),
+        ({"position": {"kind": "learned", "offset": -1}}, "learned.offset is -1, but it must be 0 or above."),
+        ({"norm": {"kind": "rms", "eps": float("nan")}}, "rms.eps is nan, but it must be above 0."),
+        ({"d_model": -64}, "d_model is -64, but it must be at least 1."),
+        ({"n_layers": 0}, "n_layers is 0, but it must be at least 1."),
+        ({"n_heads": 0}, "n_heads is 0, but it must be at least 1."),
+        ({"n_heads": -4}, "n_heads is -4, but it must be at least 1."),
+        ({"d_head": -2}, "d_head is -2, but it must be at least 1, or 0 for d_model / n_heads."),
+        ({"vocab_size": -1}, "vocab_size is -1, but it must be at least 1."),
+        ({"max_len": 0}, "max_len is 0, but it must be at least 1."),
+        ({"d_model": 64.5}, "d_model is 64.5, but it must be a whole number."),
+        ({"d_model": "wide"}, "d_model is 'wide', but it must be a whole number."),
+        ({"dropout": 1.0}, "dropout is 1.0, but it must be at least 0 and below 1."),
+        ({"attention_scale": 0}, "attention_scale is 0.0, but it must be above 0."),
+        ({"attention_softcap": -1.0}, "attention_softcap is -1.0, but it must be above 0."),
+        (
+            {"windows": [4, -1]},
+            "windows is (4, -1), but it must be a list of sizes, 0 for a layer that sees everything.",
+        ),
+        ({"start_id": 256}, "start_id is 256, but it must be an id below vocab_size = 256."),
+        ({"end_ids": [1, -1]}, "end_ids is -1, but it must be an id below vocab_size = 256."),
+        ({"head": {"kind": "token_label", "n_labels": 0}}, "token_label.n_labels is 0, but it must be above 0."),
+        ({"kind": "encoder"}, "kind is 'encoder', but a preset's kind is fixed; choose another preset."),
+    ],
+)
+def test_a_bad_spec_is_one_sentence(settings: dict[str, object], sentence: str) -> None:
+    with pytest.raises(gh.ConfigError) as error:
+        gh.preset("tiny-decoder", **settings)
+    assert isinstance(error.value, ValueError)
+    assert str(error.value) == sentence
+
+
+@pytest.mark.parametrize(
+    "settings", [{"d_model": 1_200_000_000}, {"n_layers": 10**9}, {"vocab_size": 10**15}, {"d_ff": 10**12}]
+)
+def test_a_model_larger_than_the_memory_is_refused_by_arithmetic(settings: dict[str, int]) -> None:
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(gh.ConfigError, match=r"parameters and needs .* GiB, but the memory of 'cpu' is") as error:
+        gh.build(gh.preset("gpt2", **settings))
+    name, value = next(iter(settings.items()))
+    assert f"{name} = {value}" in str(error.value)
+    grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * (1 if sys.platform == "darwin" else 1024)
+    assert grown < 100e6
+
+
+def fresh(name: str = "tiny-decoder", **settings: object) -> torch.nn.Module:
+    return gh.build(gh.preset(name, **settings)).eval()
+
+
+@pytest.mark.parametrize(
+    ("ids", "told", "sentence"),
+    [
+        ([[0, 256]], {}, "ids holds 256, but it must stay within 0 and vocab_size - 1 = 255."),
+        ([[-1, 5]], {}, "ids holds -1, but it must stay within 0 and vocab_size - 1 = 255."),
+        (
+            [0, 1],
+            {},
+            "ids has shape [2] and type torch.int64, but it must be a [batch, length] tensor of whole numbers",
+        ),
+        ([[0.5]], {}, "ids has shape [1, 1] and type torch.float32, but it must be"),
+        ([[]], {}, "ids has shape [1, 0] and type torch.float32, but it must be"),
+        ([[1, 2]], {"lengths": [3]}, "lengths holds 3, but ids has 2 tokens a row"),
+        ([[1, 2]], {"lengths": [1, 2]}, "lengths has shape [2], but with these ids it must have [1]."),
+        ([[1, 2]], {"mask": [[1, 1]]}, "mask has type torch.int64, but it must be torch.bool"),
+        ([[1, 2]], {"mask": [[True]]}, "mask has shape [1, 1], but with these ids it must have [1, 2]."),
+        ([[1]], {"mask": [[True]], "lengths": [1]}, "lengths and mask were both given"),
+        ([[1, 2]], {"documents": [0, 1]}, "documents has shape [2], but with these ids it must have [1, 2]."),
+        ([[1, 2]], {"prefix": [[1]]}, "prefix has shape [1, 1], but with these ids it must have [1, 2]."),
+    ],
+)
+def test_a_bad_call_is_one_sentence(ids: list[object], told: dict[str, list[object]], sentence: str) -> None:
+    with pytest.raises(gh.InputError) as error:
+        fresh()(torch.tensor(ids), **{name: torch.tensor(value) for name, value in told.items()})
+    assert str(error.value).startswith(sentence)
+
+
+def test_a_sequence_longer_than_a_learned_table_is_refused() -> None:
+    model = fresh("gpt2", d_model=16, n_heads=2, n_layers=1, vocab_size=9, max_len=4)
+    model(torch.zeros(1, 4, dtype=torch.long))
+    with pytest.raises(gh.InputError, match="the sequence is 5 long, but max_len is 4; shorten it"):
+        model(torch.zeros(1, 5, dtype=torch.long))
+
+
+def test_a_cache_that_is_full_is_refused_and_keeps_what_it_holds() -> None:
+    model = fresh(init="normal")
+    ids = torch.randint(0, 256, (1, 5))
+    cache = model.make_cache(1, 4)
+    with torch.no_grad():
+        model(ids[:, :3], cache=cache)
+        with pytest.raises(
+            gh.InputError, match="the cache has room for max_len = 4 tokens a row, but 5 would be in it"
+        ):
+            model(ids[:, 3:], cache=cache)
+        torch.testing.assert_close(model(ids[:, 3:4], cache=cache), model(ids[:, :4])[:, 3:])
+
+
+def test_calls_that_mix_what_does_not_go_together_are_refused() -> None:
+    ids = torch.tensor([[1, 2, 3]])
+    decoder, encoder, seq2seq = fresh(), fresh("tiny-encoder", n_segments=0), fresh("tiny-seq2seq")
+    with pytest.raises(gh.InputError, match="documents and cache were both given"):
+        decoder(ids, documents=torch.zeros_like(ids), cache=decoder.make_cache(1, 8))
+    with pytest.raises(gh.InputError, match="segments were given, but the spec has n_segments = 0"):
+        encoder(ids, segments=torch.zeros_like(ids))
+    with pytest.raises(gh.InputError, match="segments holds 2, but it must stay within 0 and n_segments - 1 = 1"):
+        fresh("tiny-encoder")(ids, segments=torch.full_like(ids, 2))
+    with pytest.raises(gh.InputError, match="source is None, but there is no cache that remembers one"):
+        seq2seq(None, ids)
+    with pytest.raises(gh.InputError, match="source has 2 rows, but target has 1"):
+        seq2seq(ids.expand(2, -1), ids)
+    with pytest.raises(gh.InputError, match="the source is 3 tokens long, but the cache has room for source_len = 2"):
+        seq2seq(ids, ids, cache=seq2seq.make_cache(1, 8, source_len=2))
+    with pytest.raises(gh.InputError, match="documents and target_documents go together"):
+        seq2seq(ids, ids, documents=torch.zeros_like(ids))

@@ -1,0 +1,112 @@
+"""Text to settings and back, and the sentences for what cannot be understood."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar, Literal
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from glasshouse import ConfigError, config
+
+
+@dataclass(frozen=True)
+class Round(config.Settings):
+    kind: ClassVar[str] = "round"
+    radius: float = 1.0
+
+
+@dataclass(frozen=True)
+class Square(config.Settings):
+    kind: ClassVar[str] = "square"
+    side: int
+
+
+@dataclass(frozen=True)
+class Garden(config.Settings):
+    shape: Round | Square
+    name: str = "eden"
+    beds: tuple[int, ...] = ()
+    soil: Literal["clay", "sand"] = "clay"
+    depth: float | None = None
+    open: bool = True
+
+
+def test_a_table_becomes_a_dataclass_and_goes_back() -> None:
+    table = {"shape": {"kind": "square", "side": 3}, "beds": [1, 2], "depth": 2}
+    garden = config.parse(Garden, table)
+    assert garden == Garden(Square(3), "eden", (1, 2), "clay", 2.0, True)
+    assert config.parse(Garden, config.dump(garden)) == garden
+
+
+def test_a_kind_alone_may_stand_for_its_table() -> None:
+    assert config.parse(Garden, {"shape": "round"}).shape == Round()
+
+
+def test_making_one_directly_is_held_to_the_same_types() -> None:
+    assert Garden(shape="round", beds=[1], depth=3) == Garden(Round(), beds=(1,), depth=3.0)
+    with pytest.raises(ConfigError, match="name is 3, but it must be a string"):
+        Garden(Round(), name=3)
+
+
+@pytest.mark.parametrize(
+    ("table", "sentence"),
+    [
+        ({"shape": "round", "nmae": "x"}, "nmae is not a setting of 'Garden'; did you mean name?"),
+        ({"shape": {"kind": "round", "q": 1}}, "shape.q is not a setting of 'round'; it has radius."),
+        ({"shape": "oval"}, "shape.kind is 'oval', but it must be one of 'round', 'square'."),
+        ({"shape": {"side": 3}}, "shape.kind is None, but it must be one of 'round', 'square'."),
+        ({"shape": "square"}, "shape (square) lacks side; give a value."),
+        ({}, "'Garden' lacks shape; give a value."),
+        ({"shape": "round", "beds": 3}, "beds is 3, but it must be a list."),
+        ({"shape": "round", "beds": [1, "x"]}, "beds[1] is 'x', but it must be a whole number."),
+        ({"shape": "round", "open": 1}, "open is 1, but it must be true or false."),
+        ({"shape": {"kind": "square", "side": True}}, "shape.side is True, but it must be a whole number."),
+        ({"shape": {"kind": "square", "side": 2.0}}, "shape.side is 2.0, but it must be a whole number."),
+        ({"shape": "round", "soil": "peat"}, "soil is 'peat', but it must be one of 'clay', 'sand'."),
+        ({"shape": "round", "depth": "deep"}, "depth is 'deep', but it must be a number."),
+        (7, "the configuration is 7, but it must be a table of settings."),
+    ],
+)
+def test_a_mistake_is_one_sentence(table: object, sentence: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        config.parse(Garden, table)
+    assert str(error.value) == sentence
+
+
+def test_overrides_reach_into_tables_and_leave_the_original() -> None:
+    table = {"model": {"shape": "square"}}
+    changed = config.override(table, ["model.shape.side=4", "name = 'x = y'", "path=a/b", "x.y.z=[1, 2]"])
+    assert changed == {
+        "model": {"shape": {"kind": "square", "side": 4}},
+        "name": "x = y",
+        "path": "a/b",
+        "x": {"y": {"z": [1, 2]}},
+    }
+    assert table == {"model": {"shape": "square"}}
+
+
+@pytest.mark.parametrize("setting", ["steps", "=3", "a..b=3", ""])
+def test_an_override_that_is_none_is_refused(setting: str) -> None:
+    with pytest.raises(ConfigError, match="write it as key=value"):
+        config.override({}, [setting])
+
+
+def test_files_that_cannot_be_read_are_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"there is no file .*none\.toml"):
+        config.read(tmp_path / "none.toml")
+    (tmp_path / "bad.toml").write_text("a = = 3")
+    with pytest.raises(ConfigError, match=r"bad\.toml.* is not valid TOML"):
+        config.read(tmp_path / "bad.toml")
+    (tmp_path / "good.toml").write_text(config.to_toml({"a": {"b": 1.5, "c": ["ü"]}}), encoding="utf-8")
+    assert config.read(tmp_path / "good.toml") == {"a": {"b": 1.5, "c": ["ü"]}}
+
+
+@given(st.text())
+def test_any_text_is_a_setting_or_a_sentence(text: str) -> None:
+    with contextlib.suppress(ConfigError):
+        config.override({}, [text])

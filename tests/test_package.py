@@ -1,0 +1,53 @@
+"""The package as a user meets it: quick to import, typed, whole in its wheel."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+import glasshouse as gh
+
+ROOT = Path(__file__).parents[1]
+
+
+def python(code: str, *flags: str) -> str:
+    done = subprocess.run([sys.executable, *flags, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_import_and_presets_need_no_torch() -> None:
+    out = python("import sys, glasshouse as gh; gh.preset('gpt2'); dir(gh); print('torch' in sys.modules)")
+    assert out.strip() == "False"
+
+
+def test_every_public_name_is_there() -> None:
+    for name in gh.__all__:
+        assert getattr(gh, name) is not None
+    assert set(gh.__all__) <= set(dir(gh))
+    with pytest.raises(AttributeError, match="no_such_name"):
+        gh.no_such_name  # noqa: B018
+
+
+def test_the_wheel_holds_the_package_and_works_without_the_checkout(tmp_path: Path) -> None:
+    build = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(tmp_path), str(ROOT)]
+    done = subprocess.run(build, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (wheel,) = tmp_path.glob("*.whl")
+    with zipfile.ZipFile(wheel) as file:
+        held = {name for name in file.namelist() if name.startswith("glasshouse/")}
+        file.extractall(tmp_path / "there")
+    package = ROOT / "src" / "glasshouse"
+    expected = {p.relative_to(package.parent).as_posix() for p in package.rglob("*") if p.suffix in (".py", ".typed")}
+    assert held == expected
+    out = python(
+        f"import sys; sys.path.insert(0, {str(tmp_path / 'there')!r})\n"
+        "import torch, glasshouse as gh\n"
+        "print(gh.__file__); print(gh.build(gh.preset('tiny-decoder'))(torch.tensor([[1, 2]])).shape)"
+    )
+    assert str(tmp_path) in out
+    assert "torch.Size([1, 2, 256])" in out

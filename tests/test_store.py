@@ -1,0 +1,136 @@
+"""Folders of tensors: whole or not there, and a sentence for every kind of damage."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import random
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from glasshouse import StoreError, store
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    store.write(tmp_path / "kept", {"a": torch.arange(6.0).view(2, 3), "b": torch.ones(2).bfloat16()}, {"step": 1})
+    return tmp_path / "kept"
+
+
+def test_what_is_written_is_read_bit_for_bit(tmp_path: Path) -> None:
+    tensors = {
+        "transposed": torch.randn(3, 4).t(),
+        "half": torch.randn(5).half(),
+        "ids": torch.arange(3),
+        "none": torch.empty(0, 2),
+        "nan": torch.tensor([float("nan"), -0.0]),
+    }
+    store.write(tmp_path / "x", tensors, {"name": "größe", "deep": {"list": [1, None, True]}})
+    read, about = store.read(tmp_path / "x")
+    assert about == {"name": "größe", "deep": {"list": [1, None, True]}}
+    assert read.keys() == tensors.keys()
+    for name, tensor in tensors.items():
+        assert read[name].dtype == tensor.dtype
+        assert read[name].shape == tensor.shape
+        assert read[name].contiguous().view(torch.uint8).tolist() == tensor.contiguous().view(torch.uint8).tolist()
+
+
+def test_writing_again_replaces_the_whole(folder: Path) -> None:
+    (folder / "stray").touch()
+    store.write(folder, {"c": torch.zeros(1)}, {})
+    tensors, _ = store.read(folder)
+    assert list(tensors) == ["c"]
+    assert sorted(path.name for path in folder.parent.iterdir()) == ["kept"]
+    assert sorted(path.name for path in folder.iterdir()) == ["manifest.json", "tensors.safetensors"]
+
+
+def test_a_failure_while_writing_leaves_the_old_folder(folder: Path) -> None:
+    with pytest.raises(TypeError):
+        store.write(folder, {"a": torch.zeros(1)}, {"not JSON": object()})
+    assert store.read(folder)[1] == {"step": 1}
+    assert sorted(path.name for path in folder.parent.iterdir()) == ["kept"]
+
+
+def test_a_reader_between_the_two_renames_finds_the_old_folder(folder: Path) -> None:
+    folder.rename(folder.with_name(".kept.old"))
+    assert store.read(folder)[1] == {"step": 1}
+
+
+def flip(path: Path, offset: int) -> None:
+    data = bytearray(path.read_bytes())
+    data[offset] ^= 1
+    path.write_bytes(data)
+
+
+def test_any_flipped_bit_and_any_truncation_of_the_tensors_is_noticed(folder: Path) -> None:
+    path = folder / "tensors.safetensors"
+    whole = path.read_bytes()
+    for offset in range(len(whole)):
+        flip(path, offset)
+        with pytest.raises(StoreError, match=r"tensors\.safetensors"):
+            store.read(folder)
+        path.write_bytes(whole[:offset])
+        with pytest.raises(StoreError, match=r"tensors\.safetensors"):
+            store.read(folder)
+        path.write_bytes(whole)
+    store.read(folder)
+
+
+def test_a_damaged_header_is_a_sentence_even_without_hashes(folder: Path) -> None:
+    flip(folder / "tensors.safetensors", 9)
+    with pytest.raises(StoreError, match="not a safetensors file"):
+        store.read(folder, verify=False)
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("{", "is damaged"),
+        ("[]", "is damaged"),
+        ("{}", "is damaged"),
+        ('{"format": 1}', "is damaged"),
+        ('{"format": 99}', "is of format 99, but this version reads format 1"),
+    ],
+)
+def test_a_manifest_that_is_none_is_refused(folder: Path, text: str, sentence: str) -> None:
+    (folder / "manifest.json").write_text(text)
+    with pytest.raises(StoreError, match=sentence):
+        store.read(folder)
+
+
+def test_what_is_missing_is_named(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match=r"there is no .*nowhere.*manifest\.json"):
+        store.read(tmp_path / "nowhere")
+    (folder / "tensors.safetensors").unlink()
+    with pytest.raises(StoreError, match=r"tensors\.safetensors.* is missing"):
+        store.read(folder)
+
+
+def write_forever(folder: Path) -> None:
+    for step in range(1_000_000):
+        store.write(folder, {"a": torch.full((1000,), float(step))}, {"step": step})
+
+
+def test_a_writer_killed_at_any_moment_leaves_a_whole_folder(tmp_path: Path) -> None:
+    """Each time a whole folder is read: the tensors of one write with the words of the same."""
+    folder, rng = tmp_path / "kept", random.Random(0)
+    store.write(folder, {"a": torch.zeros(1000)}, {"step": 0})
+    spawn = multiprocessing.get_context("fork" if os.name == "posix" else "spawn")
+    for _ in range(10):
+        writer = spawn.Process(target=write_forever, args=(folder,))
+        writer.start()
+        time.sleep(0.05 + rng.random() * 0.1)
+        writer.kill()
+        writer.join()
+        tensors, about = store.read(folder)
+        assert tensors["a"].eq(about["step"]).all()
+
+
+def test_the_manifest_says_what_the_folder_holds(folder: Path) -> None:
+    manifest = json.loads((folder / "manifest.json").read_text())
+    assert manifest["format"] == store.FORMAT
+    assert manifest["bytes"] == (folder / "tensors.safetensors").stat().st_size
