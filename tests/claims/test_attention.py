@@ -168,7 +168,7 @@ def test_a3_dividing_keeps_scores_and_gradients_alike_at_any_width() -> None:
     print()
     divided_gradients, plain_gradients = [], []
     for width in (4, 16, 64, 256, 1024):
-        spec = DecoderSpec(vocab_size=2, d_model=width, n_heads=1, n_layers=1, d_ff=1, max_len=1)
+        spec = DecoderSpec(vocab_size=2, d_model=8, n_heads=2, d_head=width, n_layers=1)
         divided = Explicit(first_attention(gh.build(spec)).attend.scale, 0.0)
         q, k, pull = torch.randn(rows, 1, 1, width), torch.randn(rows, 1, keys, width), torch.randn(rows, 1, 1, keys)
         figures = []

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.attention.flex_attention import flex_attention
 
 from glasshouse.layers.mask import Mask
 
@@ -30,7 +31,8 @@ class Fused(nn.Module):
         """Attend with q [B, H, Q, d] over k and v [B, H_kv, K, d]; return [B, H, Q, d]."""
         grouped = q.shape[1] != k.shape[1]
         if mask.blocks is not None:
-            return _flex()(q, k, v, block_mask=mask.blocks, scale=self.scale, enable_gqa=grouped)
+            flex = flex_attention if torch.compiler.is_compiling() else _compiled_flex()
+            return flex(q, k, v, block_mask=mask.blocks, scale=self.scale, enable_gqa=grouped)
         return F.scaled_dot_product_attention(
             q,
             k,
@@ -83,7 +85,5 @@ def spread(kv: Tensor, n_heads: int) -> Tensor:
 
 
 @functools.cache
-def _flex() -> Callable[..., Any]:
-    from torch.nn.attention.flex_attention import flex_attention
-
+def _compiled_flex() -> Callable[..., Any]:
     return torch.compile(flex_attention)  # uncompiled, it would write the scores out

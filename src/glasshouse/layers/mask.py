@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.attention.flex_attention import BlockMask, create_block_mask
 
 from glasshouse.layers.layout import Layout
 
@@ -21,7 +22,7 @@ class Mask:
 
     causal: bool = False  # each query sees the keys up to its own place, and the kernel knows how
     dense: Tensor | None = None  # broadcasts to [B, H, Q, K]: bool, True where seen; or float, to be added
-    blocks: Any = None  # a BlockMask of FlexAttention, for a rule too large to draw
+    blocks: BlockMask | None = None  # FlexAttention's form, for a rule too large to draw
 
 
 def make_mask(
@@ -59,7 +60,8 @@ def make_mask(
     batch = max(len(t) for layout in (queries, keys) for t in _tensors(layout))
     rule = _rule(queries, keys, batch, causal=causal, window=window, hidden=hidden, packed=packed)
     if flex and bias is None and (packed or window) and queries.positions.is_cuda:
-        return Mask(blocks=_draw_blocks()(rule, batch if batch > 1 else None, None, n_queries, n_keys))
+        draw = create_block_mask if torch.compiler.is_compiling() else _compiled_draw()
+        return Mask(blocks=draw(rule, batch if batch > 1 else None, None, n_queries, n_keys))
     b, q, k = (torch.arange(n, device=queries.positions.device) for n in (batch, n_queries, n_keys))
     seen = rule(b[:, None, None, None], b[:1], q[:, None], k)
     if bias is not None:
@@ -100,7 +102,5 @@ def _tensors(layout: Layout) -> list[Tensor]:
 
 
 @functools.cache
-def _draw_blocks() -> Callable[..., Any]:
-    from torch.nn.attention.flex_attention import create_block_mask
-
+def _compiled_draw() -> Callable[..., Any]:
     return torch.compile(create_block_mask)  # uncompiled, it would draw the dense mask first

@@ -1,0 +1,102 @@
+"""On a GPU a document or window mask is never drawn: FlexAttention takes it in blocks, and gives the same.
+
+Run by `make gpu` on a machine that has one; `make test` leaves this folder out.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+import glasshouse as gh
+from glasshouse.models import Decoder, Seq2Seq
+from glasshouse.models.stack import Stack
+
+GPU = torch.device("cuda")
+
+
+def make(name: str, length: int, **settings: object) -> Decoder | Seq2Seq:
+    torch.manual_seed(0)
+    off = {"dropout": 0.0, "embed_dropout": 0.0}
+    size = {"vocab_size": 100, "d_model": 128, "n_heads": 4, "n_layers": 2, "max_len": length}
+    return gh.build(gh.preset(name, **size, **off, init="normal", **settings), device=GPU)
+
+
+def packed(length: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Draw ids, documents of about a hundred tokens, and lengths."""
+    torch.manual_seed(1)
+    ids = torch.randint(0, 100, (3, length), device=GPU)
+    documents = (torch.rand(3, length, device=GPU) < 0.01).cumsum(1)
+    return ids, documents, torch.tensor([length, 300, length - 1], device=GPU)
+
+
+def results(model: torch.nn.Module, run: torch.nn.Module, ids: Tensor, lengths: Tensor, **told: Tensor) -> list[Tensor]:
+    """Return the logits of real tokens and the gradient of every parameter."""
+    both = isinstance(model, Seq2Seq)
+    if both:
+        told |= {f"target_{name}": value for name, value in told.items()} | {"target_lengths": lengths}
+    out = run(*([ids, ids] if both else [ids]), lengths=lengths, **told)
+    out = out[torch.arange(ids.shape[1], device=GPU) < lengths[:, None]]
+    return [out.detach(), *torch.autograd.grad(out.square().mean(), list(model.parameters()))]
+
+
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+@pytest.mark.parametrize(
+    ("name", "windows", "documents"),
+    [
+        ("llama-small", (0,), True),
+        ("llama-small", (64,), False),
+        ("llama-small", (50, 0), True),
+        ("vaswani-base", (0,), True),
+    ],
+)
+@pytest.mark.parametrize("length", [512, 700])
+def test_blocks_equal_a_drawn_mask(
+    monkeypatch: pytest.MonkeyPatch, name: str, windows: tuple[int, ...], documents: bool, compiled: bool, length: int
+) -> None:
+    torch.compiler.reset()
+    model = make(name, length, windows=windows)
+    ids, numbers, lengths = packed(length)
+    told = {"documents": numbers} if documents else {}
+    blocks = results(model, torch.compile(model, fullgraph=True) if compiled else model, ids, lengths, **told)
+    monkeypatch.setattr(Stack, "takes_blocks", lambda self: False)
+    dense = results(model, model, ids, lengths, **told)
+    for a, b in zip(blocks, dense, strict=True):
+        # float32 throughout, sums in another order over up to 700 keys and 2100 tokens.
+        assert (a - b).norm() <= 1e-4 * b.norm()
+
+
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+def test_no_square_of_the_length_is_allocated(compiled: bool) -> None:
+    """At 32,768 tokens a drawn mask takes 1 GiB in its smallest form; the whole pass stays far below."""
+    torch.compiler.reset()
+    length = 32_768
+    model = make("llama-small", length, windows=(256, 0))
+    run = torch.compile(model, fullgraph=True) if compiled else model
+    ids = torch.randint(0, 100, (1, length), device=GPU)
+    documents = (torch.rand(1, length, device=GPU) < 0.001).cumsum(1)
+    run(ids, documents=documents)
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    run(ids, documents=documents).square().mean().backward()
+    grown = torch.cuda.max_memory_allocated() - before
+    print(f"forward and backward at {length} tokens, {'compiled' if compiled else 'eager'}: {grown / 2**20:.0f} MiB")
+    assert grown < length * length
+
+
+@torch.no_grad()
+def test_cached_is_uncached_when_compiled_with_graphs() -> None:
+    """The cache's addresses and shapes never change, so a step can be captured once and replayed."""
+    torch.compiler.reset()
+    model = make("llama-small", 64, windows=(8, 0)).eval()
+    ids = torch.randint(0, 100, (4, 24), device=GPU)
+    expected = model(ids)
+    cache = model.make_cache(4, 32)
+    step = torch.compile(model, mode="reduce-overhead", fullgraph=True)
+    outs = [model(ids[:, :8], cache=cache)]
+    for t in range(8, 24):
+        torch.compiler.cudagraph_mark_step_begin()
+        outs.append(step(ids[:, t : t + 1].contiguous(), cache=cache).clone())
+    assert (torch.cat(outs, 1) - expected).abs().max() <= 1e-4 * expected.abs().max()
