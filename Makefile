@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: help setup demo test lint types compiled wheel bench clean
+.PHONY: help setup demo test lint types compiled gpu wheel bench clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -20,7 +20,7 @@ demo: $(VENV)/.ready  ## build a model, run it, and say what it is
 	$(BIN)/python examples/build.py
 
 test: lint types  ## everything a change must pass
-	$(BIN)/python -m pytest -m 'not long'
+	$(BIN)/python -m pytest -n 2 -m 'not long'
 
 lint: $(VENV)/.ready  ## style and likely mistakes
 	$(BIN)/ruff check .
@@ -32,13 +32,16 @@ types: $(VENV)/.ready  ## mypy, strict, on the package
 compiled: $(VENV)/.ready  ## compiled = eager over specs that cover every pair of choices (about ten minutes)
 	$(BIN)/python -m pytest -m long tests/models/test_compiled.py
 
+gpu: $(VENV)/.ready  ## what only a CUDA machine can show
+	$(BIN)/python -m pytest -o addopts= tests/gpu
+
 wheel: $(VENV)/.ready  ## build the wheel, install it in an empty environment and use it there
 	rm -rf dist build/empty
 	$(BIN)/python -m build --wheel --no-isolation --outdir dist
 	$(PYTHON) -m venv build/empty
 	build/empty/bin/pip install --quiet --constraint constraints.txt torch
 	build/empty/bin/pip install --quiet --constraint constraints.txt dist/*.whl
-	cd build/empty && bin/python -m doctest -v ../../docs/quickstart.md
+	cd build/empty && bin/python -m doctest ../../README.md && echo 'README.md holds in an empty environment'
 
 bench: $(VENV)/.ready  ## one training step beside its peers (about ten minutes; wants an idle machine)
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[bench]'

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -31,8 +31,7 @@ class Fused(nn.Module):
         """Attend with q [B, H, Q, d] over k and v [B, H_kv, K, d]; return [B, H, Q, d]."""
         grouped = q.shape[1] != k.shape[1]
         if mask.blocks is not None:
-            flex = flex_attention if torch.compiler.is_compiling() else _compiled_flex()
-            return flex(q, k, v, block_mask=mask.blocks, scale=self.scale, enable_gqa=grouped)
+            return _flex()(q, k, v, block_mask=mask.blocks, scale=self.scale, enable_gqa=grouped)
         return F.scaled_dot_product_attention(
             q,
             k,
@@ -43,6 +42,9 @@ class Fused(nn.Module):
             scale=self.scale,
             enable_gqa=grouped,
         )
+
+    def extra_repr(self) -> str:
+        return f"scale={self.scale:.4g}, dropout={self.dropout}"
 
 
 class Explicit(nn.Module):
@@ -78,10 +80,17 @@ class Explicit(nn.Module):
         weights = torch.exp(scores - top.detach())
         return weights / weights.sum(-1, keepdim=True).clamp(min=torch.finfo(scores.dtype).tiny)
 
+    def extra_repr(self) -> str:
+        return f"scale={self.scale:.4g}, dropout={self.dropout}, softcap={self.softcap}"
+
 
 def spread(kv: Tensor, n_heads: int) -> Tensor:
     """Repeat each key or value head [B, H_kv, K, d] for the query heads of its group, [B, H, K, d]."""
     return kv.repeat_interleave(n_heads // kv.shape[1], dim=1)
+
+
+def _flex() -> Callable[..., Any]:
+    return cast(Any, flex_attention) if torch.compiler.is_compiling() else _compiled_flex()
 
 
 @functools.cache

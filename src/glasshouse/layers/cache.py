@@ -39,6 +39,14 @@ class Cache:
         self.source_real = torch.zeros(batch, source_len, dtype=torch.bool, device=device)
         self.source_keys, self.source_values = rooms(source_len), rooms(source_len)
         self._rows = torch.arange(batch, device=device)[:, None]
+        if device.type == "cuda":
+            self._stay_in_place()
+
+    def _stay_in_place(self) -> None:
+        """Promise that these tensors never move, so that a step that writes to them can be captured as a graph."""
+        rooms = (*self.keys, *self.values, *self.source_keys, *self.source_values)
+        for tensor in (*rooms, self.lengths, self.source_real):
+            torch._dynamo.mark_static_address(tensor)
 
     def admit(self, layout: Layout) -> Tensor:
         """Return the slot of each token of a call, [B, S]; refuse a call that does not fit."""

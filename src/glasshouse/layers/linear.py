@@ -21,3 +21,6 @@ class JoinedLinear(nn.Linear):
     def forward(self, x: Tensor) -> tuple[Tensor, ...]:  # type: ignore[override]
         """Return one output for each of the maps."""
         return torch.split(super().forward(x), self.d_outs, dim=-1)
+
+    def extra_repr(self) -> str:
+        return f"in_features={self.in_features}, out_features={self.d_outs}, bias={self.bias is not None}"
