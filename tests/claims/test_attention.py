@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -163,7 +164,7 @@ def test_a2_score_is_a_bilinear_form_of_low_rank(
 
 
 def test_a3_dividing_keeps_scores_and_gradients_alike_at_any_width() -> None:
-    """Divided, scores have variance 1 and softmax gradients one size at any width; undivided, variance d, and 0."""
+    """Divided, scores have variance 1 and softmax gradients one size at any width; undivided, d and next to 0."""
     rows, keys = 400, 32
     print()
     divided_gradients, plain_gradients = [], []
@@ -230,7 +231,7 @@ def test_a4_a_mask_is_added_before_the_softmax(agree: Agree, kernel: type[Attend
 @pytest.mark.parametrize("kv_heads", [4, 2])
 @pytest.mark.parametrize(
     ("kernel", "form"),
-    [(Fused, "bool"), (Fused, "float"), (Fused, "float with gradient"), (Explicit, "bool")],
+    list(itertools.product([Fused, Explicit], ["bool", "float", "float with gradient"])),
 )
 def test_a4_nothing_allowed_gives_zero(kernel: type[Attend], form: str, kv_heads: int, dtype: torch.dtype) -> None:
     """A query that may see nothing gets exactly 0, passes back exactly 0, and makes no NaN anywhere."""

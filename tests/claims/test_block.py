@@ -273,12 +273,10 @@ def test_b4_attention_alone_moves_information(grow: Grow, watch: Watch) -> None:
 
 @pytest.mark.parametrize("order", ["before", "after"])
 def test_b5_residual_paths_keep_gradients_alive(order: str) -> None:
-    """At 24 layers of deviation 0.02, gradients die on the way to the first layer where the `x +` is left out.
-
-    With the norms left out too, all of the first layer's gradient is gone. With them kept, they scale it up
-    again on the way, but it reaches the vector of position 0 alone, which every layer averages in; the vectors
-    of later tokens feel nothing.
-    """
+    """At 24 layers of deviation 0.02, gradients die on the way to the first layer where the `x +` is left out."""
+    # With the norms left out too, all of the first layer's gradient is gone. With them kept, they scale it up again
+    # on the way, but it reaches the vector of position 0 alone, which every layer averages in; the vectors of
+    # later tokens feel nothing.
     spec = DecoderSpec(
         vocab_size=64,
         d_model=64,

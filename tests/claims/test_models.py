@@ -213,7 +213,7 @@ def vaswani_by_hand(weights: dict[str, Tensor], source: Tensor, target: Tensor, 
 
 
 def test_m3_the_original_written_out_once_more(agree: Agree) -> None:
-    """A smaller original has the logits of the paper's equations worked in plain products, one row at a time."""
+    """A smaller original has the logits of the paper's equations worked once more in plain products."""
     model = gh.build(gh.preset("vaswani-base", vocab_size=23, d_model=32, n_layers=2), dtype=torch.float64).eval()
     with torch.no_grad():
         for parameter in model.parameters():

@@ -75,10 +75,11 @@ class Explicit(nn.Module):
 
     def pattern(self, scores: Tensor) -> Tensor:
         """Return the attention weights; a row in which everything is hidden is 0, where a softmax gives NaN."""
-        # The largest score is taken off first, as exp would overflow; a row of -inf has none to take.
+        # The largest score is taken off first, as exp would overflow; a row of -inf has none to take. What is left
+        # of the largest is exp(0), so a sum below 1 can only be that of an empty row.
         top = scores.amax(-1, keepdim=True).clamp(min=torch.finfo(scores.dtype).min)
         weights = torch.exp(scores - top.detach())
-        return weights / weights.sum(-1, keepdim=True).clamp(min=torch.finfo(scores.dtype).tiny)
+        return weights / weights.sum(-1, keepdim=True).clamp(min=1)
 
     def extra_repr(self) -> str:
         return f"scale={self.scale:.4g}, dropout={self.dropout}, softcap={self.softcap}"
