@@ -58,12 +58,13 @@ class Explicit(nn.Module):
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask) -> Tensor:
         """Attend with q [B, H, Q, d] over k and v [B, H_kv, K, d]; return [B, H, Q, d]."""
-        weights = self.pattern(self.scores(q, k, mask))
+        weights = self.pattern(self.scores(q, k, mask)).to(v.dtype)
         return F.dropout(weights, self.dropout, self.training) @ spread(v, q.shape[1])
 
     def scores(self, q: Tensor, k: Tensor, mask: Mask) -> Tensor:
         """Return what the softmax receives, [B, H, Q, K]; -inf where the mask hides a key."""
         scores = (q * self.scale) @ spread(k, q.shape[1]).transpose(-2, -1)
+        scores = scores.to(torch.promote_types(scores.dtype, torch.float32))  # as the fused kernels hold them
         if self.softcap is not None:
             scores = self.softcap * torch.tanh(scores / self.softcap)
         seen = mask.dense

@@ -56,7 +56,7 @@ class Cache:
         slots = layout.positions.expand(batch, length)
         if layout.real is not None:
             slots = slots.masked_fill(~layout.real, -1)
-        if slots.is_cpu and not torch.compiler.is_compiling():
+        if slots.is_cpu and not torch.compiler.is_compiling() and batch > 0:
             fullest = int(slots.max()) + 1
             if fullest > self.max_len:
                 raise InputError(
@@ -68,7 +68,7 @@ class Cache:
     def extend(self, layer: int, slots: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Write keys and values [B, H_kv, S, d] to their slots; return all there is room for."""
         for room, fresh in ((self.keys[layer], k), (self.values[layer], v)):
-            room[self._rows, :, slots] = fresh.detach().transpose(1, 2)
+            room[self._rows, :, slots] = fresh.detach().transpose(1, 2).to(room.dtype)
         return self.keys[layer][:, :, : self.max_len], self.values[layer][:, :, : self.max_len]
 
     def advance(self, layout: Layout) -> None:

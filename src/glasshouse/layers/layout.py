@@ -51,9 +51,12 @@ def lay_out(
     # Padding at the end goes on counting, so that it lies in the future of every real token.
     positions = _positions(ids, None if lengths is not None else real, numbers)
     if start is not None:
+        if len(start) != len(ids):
+            raise InputError(f"the cache has {len(start)} rows, but ids has {len(ids)}; make one that fits.")
         positions = positions + start[:, None]
         if prefix is not None:  # no one sees what is not written yet
-            prefix = torch.minimum(prefix, positions.amax(1, keepdim=True) + 1)
+            fresh = ids.shape[1] if real is None else real.sum(1)
+            prefix = torch.minimum(prefix, (start + fresh)[:, None])
     return Layout(positions, real, numbers, prefix, trailing=lengths is not None)
 
 
@@ -83,10 +86,8 @@ def _positions(ids: Tensor, real: Tensor | None, documents: Tensor | None) -> Te
     counted = torch.ones(ids.shape, dtype=torch.long, device=ids.device) if real is None else real.long()
     after = counted.cumsum(1)  # real tokens up to and with this one
     if documents is not None:
-        # What was counted before a document began, carried along its tokens.
-        begins = torch.cat([torch.ones_like(documents[:, :1]), documents.diff(dim=1)], 1) > 0
-        before = torch.where(begins, after - counted, 0).cummax(1).values
-        after = after - before
+        begin = torch.searchsorted(documents, documents)  # the place where each token's document begins
+        after = after - (after - counted).gather(1, begin)
     return (after - 1).clamp(min=0)  # padding ahead of the first token stands at 0, where nobody looks
 
 

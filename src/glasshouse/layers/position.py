@@ -5,6 +5,7 @@ Every kind of position is a module with the same three methods; each overrides t
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from typing import assert_never
@@ -79,8 +80,7 @@ class SinusoidalPosition(Position):
         pairs = torch.arange(0, self.d_model, 2, device=positions.device, dtype=exact)
         angles = positions[..., None] * 10_000.0 ** (-pairs / self.d_model)
         waves = (angles.sin(), angles.cos())
-        codes = torch.stack(waves, -1).flatten(-2) if self.interleaved else torch.cat(waves, -1)
-        return codes.float() if exact == torch.float32 else codes
+        return torch.stack(waves, -1).flatten(-2) if self.interleaved else torch.cat(waves, -1)
 
 
 class LearnedPosition(Position):
@@ -148,32 +148,40 @@ def make_scaling(
         case spec.NoScaling():
             return _unchanged, 1.0
         case spec.Linear(factor):
-            return lambda frequencies: frequencies / factor, 1.0
+            return functools.partial(scale_all, factor=factor), 1.0
         case spec.Llama3(factor, low, high, original):
-
-            def by_wavelength(frequencies: Tensor) -> Tensor:
-                turns = original * frequencies / (2 * math.pi)  # a pair's full turns over the trained length
-                keep = ((turns - low) / (high - low)).clamp(0, 1)
-                return frequencies * keep + frequencies / factor * (1 - keep)
-
-            return by_wavelength, 1.0
+            return functools.partial(scale_by_turns, factor=factor, low=low, high=high, original=original), 1.0
         case spec.Yarn(factor, original, fast, slow, length):
 
-            def pair_with(turns: float) -> float:
+            def pair_with(turns: float) -> float:  # over the trained length
                 return d_head * math.log(original / (turns * 2 * math.pi)) / (2 * math.log(theta))
 
             first = max(math.floor(pair_with(fast)), 0)
             last = min(math.ceil(pair_with(slow)), d_head - 1)
-
-            def by_pair(frequencies: Tensor) -> Tensor:
-                index = torch.arange(d_head // 2, device=frequencies.device, dtype=torch.float32)
-                keep = 1 - ((index - first) / max(last - first, 0.001)).clamp(0, 1)
-                return frequencies * keep + frequencies / factor * (1 - keep)
-
             published = 0.1 * math.log(factor) + 1.0 if factor > 1 else 1.0
-            return by_pair, published if length is None else length
+            rescale = functools.partial(scale_by_pair, factor=factor, first=first, last=last)
+            return rescale, published if length is None else length
         case _:
             assert_never(choice)
+
+
+def scale_all(frequencies: Tensor, factor: float) -> Tensor:
+    """Slow every pair down."""
+    return frequencies / factor
+
+
+def scale_by_turns(frequencies: Tensor, factor: float, low: float, high: float, original: int) -> Tensor:
+    """Slow down pairs of few full turns over the original length, keep those of many, and blend between."""
+    turns = original * frequencies / (2 * math.pi)
+    keep = ((turns - low) / (high - low)).clamp(0, 1)
+    return frequencies * keep + frequencies / factor * (1 - keep)
+
+
+def scale_by_pair(frequencies: Tensor, factor: float, first: int, last: int) -> Tensor:
+    """Keep pairs up to the first, slow down those from the last on, and blend between."""
+    index = torch.arange(len(frequencies), device=frequencies.device, dtype=torch.float32)
+    keep = 1 - ((index - first) / max(last - first, 0.001)).clamp(0, 1)
+    return frequencies * keep + frequencies / factor * (1 - keep)
 
 
 class RelativePosition(Position):
@@ -210,21 +218,21 @@ class AlibiPosition(Position):
 
     def __init__(self, n_heads: int) -> None:
         super().__init__()
-        self.slopes = alibi_slopes(n_heads)
+        self.n_heads = n_heads
 
     def bias(self, queries: Tensor, keys: Tensor) -> Tensor:
         """Return minus slope times distance."""
         distance = (queries[:, None, :, None] - keys[:, None, None, :]).abs()
-        return -distance * torch.tensor(self.slopes, device=keys.device)[:, None, None]
+        return -distance * alibi_slopes(self.n_heads, keys.device)[:, None, None]
 
 
-def alibi_slopes(n_heads: int) -> list[float]:
+def alibi_slopes(n_heads: int, device: torch.device) -> Tensor:
     """Return 2 ** (-8 / n), its square, its cube, ...; for a number of heads that is no power of two, as published.
 
-    >>> alibi_slopes(4)
-    [0.25, 0.0625, 0.015625, 0.00390625]
+    >>> alibi_slopes(4, torch.device("cpu"))
+    tensor([0.2500, 0.0625, 0.0156, 0.0039])
     """
     power = 2 ** math.floor(math.log2(n_heads))
-    slopes = [2 ** (-8 * (i + 1) / power) for i in range(power)]
-    between = [2 ** (-4 * (i + 1) / power) for i in range(0, 2 * power, 2)]
-    return slopes + between[: n_heads - power]
+    steps = torch.arange(1, power + 1, device=device)
+    between = torch.arange(1, 2 * power, 2, device=device)[: n_heads - power]
+    return torch.exp2(torch.cat([-8 / power * steps, -4 / power * between]))
