@@ -32,11 +32,15 @@ class Fused(nn.Module):
         grouped = q.shape[1] != k.shape[1]
         if mask.blocks is not None:
             return _flex()(q, k, v, block_mask=mask.blocks, scale=self.scale, enable_gqa=grouped)
+        dense = mask.dense
+        if dense is not None and dense.dtype == torch.bool and q.is_cuda:
+            # cuDNN takes a row of False for one of True; a row of -inf it understands, and gives 0.
+            dense = q.new_zeros(()).masked_fill(~dense, -torch.inf)
         return F.scaled_dot_product_attention(
             q,
             k,
             v,
-            attn_mask=mask.dense,
+            attn_mask=dense,
             dropout_p=self.dropout if self.training else 0.0,
             is_causal=mask.causal,
             scale=self.scale,
