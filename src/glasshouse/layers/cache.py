@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from glasshouse import spec
 from glasshouse.errors import InputError
 from glasshouse.layers.layout import Layout
 
@@ -13,24 +14,15 @@ class Cache:
     """Room for `max_len` tokens in each row of a batch, and for `source_len` of an encoder's; rows may differ.
 
     Slot t of a row holds the token at position t, and one slot more takes what padding writes. The shapes never
-    change, so a compiled model runs on. Gradients do not pass through.
+    change, so a compiled model runs on. Gradients do not pass through. Device and type are those of `like`.
     """
 
-    def __init__(
-        self,
-        *,
-        n_layers: int,
-        batch: int,
-        n_kv_heads: int,
-        d_head: int,
-        max_len: int,
-        source_len: int = 0,
-        device: torch.device,
-        dtype: torch.dtype,
-    ) -> None:
+    def __init__(self, s: spec.Transformer, batch: int, max_len: int, source_len: int = 0, *, like: Tensor) -> None:
+        device = like.device
+
         def rooms(length: int) -> list[Tensor]:
-            shape = (batch, n_kv_heads, length, d_head)
-            return [torch.zeros(shape, device=device, dtype=dtype) for _ in range(n_layers)]
+            shape = (batch, s.n_kv_heads, length, s.d_head)
+            return [torch.zeros(shape, device=device, dtype=like.dtype) for _ in range(s.n_layers)]
 
         self.max_len = max_len
         self.lengths = torch.zeros(batch, dtype=torch.long, device=device)  # tokens held of each row

@@ -5,16 +5,17 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from glasshouse import spec
 from glasshouse.errors import InputError
 
 
 class TokenEmbedding(nn.Module):
-    """One trained vector a token, times a constant."""
+    """One trained vector a token; where the spec says so, times the root of their width."""
 
-    def __init__(self, vocab_size: int, d_model: int, scale: float) -> None:
+    def __init__(self, s: spec.Transformer) -> None:
         super().__init__()
-        self.table = nn.Embedding(vocab_size, d_model)
-        self.scale = scale
+        self.table = nn.Embedding(s.vocab_size, s.d_model)
+        self.scale = s.d_model**0.5 if s.embed_scale else 1.0
 
     def forward(self, ids: Tensor) -> Tensor:
         """Look ids [B, S] up as vectors [B, S, D]."""

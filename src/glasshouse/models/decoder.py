@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 from torch import Tensor, nn
 
 from glasshouse import spec
@@ -26,7 +24,7 @@ class Decoder(nn.Module):
     def __init__(self, s: spec.DecoderSpec) -> None:
         super().__init__()
         self.spec = s
-        self.token = TokenEmbedding(s.vocab_size, s.d_model, math.sqrt(s.d_model) if s.embed_scale else 1.0)
+        self.token = TokenEmbedding(s)
         self.stack = Stack(s, s.n_layers, causal=True)
         self.head = make_head(s)
 
@@ -54,13 +52,4 @@ class Decoder(nn.Module):
 
     def make_cache(self, batch: int, max_len: int) -> Cache:
         """Make room for the keys and values of `max_len` tokens in each of `batch` rows."""
-        weight, s = self.token.table.weight, self.spec
-        return Cache(
-            n_layers=s.n_layers,
-            batch=batch,
-            n_kv_heads=s.n_kv_heads,
-            d_head=s.d_head,
-            max_len=max_len,
-            device=weight.device,
-            dtype=weight.dtype,
-        )
+        return Cache(self.spec, batch, max_len, like=self.token.table.weight)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 from torch import Tensor, nn
 
 from glasshouse import spec
@@ -25,7 +23,7 @@ class Encoder(nn.Module):
     def __init__(self, s: spec.EncoderSpec) -> None:
         super().__init__()
         self.spec = s
-        self.token = TokenEmbedding(s.vocab_size, s.d_model, math.sqrt(s.d_model) if s.embed_scale else 1.0)
+        self.token = TokenEmbedding(s)
         self.segment = SegmentEmbedding(s.n_segments, s.d_model) if s.n_segments else NoSegments()
         self.stack = Stack(s, s.n_layers, causal=False)
         self.head = make_head(s)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 from torch import Tensor, nn
 
 from glasshouse import spec
@@ -28,7 +26,7 @@ class Seq2Seq(nn.Module):
     def __init__(self, s: spec.Seq2SeqSpec) -> None:
         super().__init__()
         self.spec = s
-        self.token = TokenEmbedding(s.vocab_size, s.d_model, math.sqrt(s.d_model) if s.embed_scale else 1.0)
+        self.token = TokenEmbedding(s)
         self.encoder = Stack(s, s.n_encoder_layers, causal=False)
         self.decoder = Stack(s, s.n_layers, causal=True, cross=True)
         self.head = make_head(s)
@@ -76,14 +74,5 @@ class Seq2Seq(nn.Module):
 
     def make_cache(self, batch: int, max_len: int, source_len: int | None = None) -> Cache:
         """Make room for `max_len` target tokens and `source_len` (or as many) source tokens in each row."""
-        weight, s = self.token.table.weight, self.spec
-        return Cache(
-            n_layers=s.n_layers,
-            batch=batch,
-            n_kv_heads=s.n_kv_heads,
-            d_head=s.d_head,
-            max_len=max_len,
-            source_len=max_len if source_len is None else source_len,
-            device=weight.device,
-            dtype=weight.dtype,
-        )
+        source_len = max_len if source_len is None else source_len
+        return Cache(self.spec, batch, max_len, source_len, like=self.token.table.weight)
