@@ -92,7 +92,8 @@ def specs(draw: st.DrawFn) -> spec.Spec:
     }
     match draw(st.sampled_from(["decoder", "encoder", "seq2seq"])):
         case "decoder":
-            return spec.DecoderSpec(**fields, head=draw(heads))
+            sees_more_than_itself = heads.filter(lambda head: getattr(head, "pooling", None) != "first")
+            return spec.DecoderSpec(**fields, head=draw(sees_more_than_itself))
         case "encoder":
             return spec.EncoderSpec(**fields, head=draw(heads), n_segments=draw(st.sampled_from([0, 2])))
         case _:

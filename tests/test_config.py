@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Literal
 
+import numpy
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -45,6 +46,10 @@ def test_a_table_becomes_a_dataclass_and_goes_back() -> None:
 
 def test_a_kind_alone_may_stand_for_its_table() -> None:
     assert config.parse(Garden, {"shape": "round"}).shape == Round()
+
+
+def test_whole_numbers_of_numpy_are_whole_numbers() -> None:
+    assert config.parse(Garden, {"shape": {"kind": "square", "side": numpy.int64(3)}}).shape == Square(3)
 
 
 def test_making_one_directly_is_held_to_the_same_types() -> None:

@@ -25,6 +25,13 @@ def test_import_and_presets_need_no_torch() -> None:
     assert out.strip() == "False"
 
 
+def test_rooms_are_there_without_being_imported() -> None:
+    assert (
+        python("import glasshouse as gh; print(gh.spec.DecoderSpec.kind, gh.config.dump(gh.spec.Relu()))").split()[0]
+        == "decoder"
+    )
+
+
 def test_every_public_name_is_there() -> None:
     for name in gh.__all__:
         assert getattr(gh, name) is not None

@@ -39,8 +39,15 @@ def test_what_is_written_is_read_bit_for_bit(tmp_path: Path) -> None:
         assert read[name].contiguous().view(torch.uint8).tolist() == tensor.contiguous().view(torch.uint8).tolist()
 
 
+def test_a_folder_that_holds_anything_else_is_left_alone(folder: Path) -> None:
+    (folder / "chapter-1.txt").write_text("years of work")
+    with pytest.raises(StoreError, match=r"kept' holds 'chapter-1\.txt', which would be lost"):
+        store.write(folder, {"c": torch.zeros(1)}, {})
+    assert (folder / "chapter-1.txt").read_text() == "years of work"
+    assert store.read(folder)[1] == {"step": 1}
+
+
 def test_writing_again_replaces_the_whole(folder: Path) -> None:
-    (folder / "stray").touch()
     store.write(folder, {"c": torch.zeros(1)}, {})
     tensors, _ = store.read(folder)
     assert list(tensors) == ["c"]

@@ -10,6 +10,13 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from glasshouse import config as config
+    from glasshouse import device as device
+    from glasshouse import errors as errors
+    from glasshouse import layers as layers
+    from glasshouse import models as models
+    from glasshouse import spec as spec
+    from glasshouse import store as store
     from glasshouse.errors import ConfigError as ConfigError
     from glasshouse.errors import GlasshouseError as GlasshouseError
     from glasshouse.errors import InputError as InputError
@@ -32,10 +39,14 @@ _HOME = {
     "presets": "spec",
 }
 
-__all__ = ["__version__", *_HOME]
+_ROOMS = ("config", "device", "errors", "layers", "models", "spec", "store")
+
+__all__ = ["__version__", *_HOME, *_ROOMS]
 
 
 def __getattr__(name: str) -> object:
+    if name in _ROOMS:
+        return importlib.import_module(f"glasshouse.{name}")
     if name not in _HOME:
         raise AttributeError(f"module 'glasshouse' has no attribute {name!r}")
     return getattr(importlib.import_module(f"glasshouse.{_HOME[name]}"), name)

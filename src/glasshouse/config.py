@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import numbers
 import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -162,8 +163,8 @@ def _parse(target: Any, value: Any, where: str) -> Any:  # noqa: ANN401 - types 
 
 
 def _parse_plain(target: type, value: object, where: str) -> object:
-    if target is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
+    if target in (int, float) and isinstance(value, numbers.Integral) and not isinstance(value, bool):
+        return target(value)  # numpy's whole numbers too
     if isinstance(value, target) and (target is bool or not isinstance(value, bool)):
         return value
     noun = {int: "a whole number", float: "a number", bool: "true or false", str: "a string"}[target]

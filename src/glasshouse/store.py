@@ -28,6 +28,8 @@ TENSORS = "tensors.safetensors"
 def write(folder: str | Path, tensors: Mapping[str, torch.Tensor], about: Mapping[str, Any]) -> None:
     """Write tensors and what is to be known about them (plain JSON values) as one folder, atomically.
 
+    A folder written before is replaced; one that holds anything else is left alone.
+
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as place:
     ...     write(f"{place}/two", {"a": torch.ones(2)}, {"colour": "green"})
@@ -42,7 +44,13 @@ def write(folder: str | Path, tensors: Mapping[str, torch.Tensor], about: Mappin
         manifest = {"format": FORMAT, "bytes": size, "sha256": _sha256(place / TENSORS), "about": dict(about)}
         (place / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
 
-    replace_folder(Path(folder), fill)
+    folder = Path(folder)
+    foreign = (
+        [path.name for path in folder.iterdir() if path.name not in (MANIFEST, TENSORS)] if folder.is_dir() else []
+    )
+    if foreign:
+        raise StoreError(f"{str(folder)!r} holds {foreign[0]!r}, which would be lost; choose another folder.")
+    replace_folder(folder, fill)
 
 
 def read(folder: str | Path, *, verify: bool = True) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:

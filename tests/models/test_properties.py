@@ -102,8 +102,9 @@ def padding_of(told: dict[str, Tensor], length: int) -> Tensor:
 
 def check_packed_is_separate(model: Model) -> None:
     x = ids(2, 9)
-    # A number used again further on is another document.
-    documents = torch.tensor([[7, 7, 7, 7, 0, 2, 2, 2, 2], [0, 0, 1, 1, 1, 1, 1, 1, 0]])
+    # Within a row a number used again further on is another document; between source and target it is a name.
+    again = 5 if isinstance(model, Seq2Seq) else 0
+    documents = torch.tensor([[7, 7, 7, 7, 0, 2, 2, 2, 2], [0, 0, 1, 1, 1, 1, 1, 1, again]])
     places = [
         (0, slice(0, 4)),
         (0, slice(4, 5)),
@@ -177,13 +178,13 @@ def check_ragged_cache(model: Decoder | Seq2Seq, x: Tensor, source: Tensor, hear
         for b, size in enumerate(sizes):
             place = slice(0, size) if turn % 2 else slice(4 - size, 4)
             part[b, place], mask[b, place] = x[b, held[b] : held[b] + size], True
+        told = {"lengths": torch.tensor(sizes)} if turn % 2 else {"mask": mask}
         if isinstance(model, Seq2Seq):
+            told = {f"target_{name}": value for name, value in told.items()}
             first = turn == 0
-            out = model(
-                source if first else None, part, lengths=heard if first else None, target_mask=mask, cache=cache
-            )
+            out = model(source if first else None, part, lengths=heard if first else None, cache=cache, **told)
         else:
-            out = model(part, mask=mask, cache=cache)
+            out = model(part, cache=cache, **told)
         for b, size in enumerate(sizes):
             close(out[b, mask[b]], expected[b, held[b] : held[b] + size])
             held[b] += size

@@ -103,7 +103,7 @@ class Case:
         lengths = None if self.cross or self.causal else self.lengths
         layout = lay_out(x[..., 0], lengths=lengths)
         if self.cross:
-            seen = make_mask(layout, lay_out(memory[..., 0], lengths=self.lengths), causal=False)
+            seen = make_mask(layout, lay_out(memory[..., 0], lengths=self.lengths), causal=False, dtype=dtype)
             out = model(x, layout, None, memory, seen)
         else:
             out = model(x, layout)
@@ -154,12 +154,15 @@ def test_a_whole_encoder_decoder_equals_nn_transformer(order: str) -> None:
     decoder = our_stack(order, True, 2, True, causal=True, cross=True).double()
     encoder.load_state_dict(in_our_names(encoder, dict(theirs.encoder.named_parameters()), cross=False))
     decoder.load_state_dict(in_our_names(decoder, dict(theirs.decoder.named_parameters()), cross=True))
-    source, target = torch.randn(2, 6, D_MODEL).double(), torch.randn(2, 5, D_MODEL).double()
+    source, target = (torch.randn(2, n, D_MODEL).double().requires_grad_() for n in (6, 5))
 
     mask = nn.Transformer.generate_square_subsequent_mask(5, dtype=torch.float64)
     expected = theirs(source, target, tgt_mask=mask)
 
     read, written = lay_out(source[..., 0]), lay_out(target[..., 0])
-    seen = make_mask(written, read, causal=False)
+    seen = make_mask(written, read, causal=False, dtype=torch.float64)
     out = decoder(target, written, None, encoder(source, read), seen)
-    assert (out - expected).abs().max() <= 1e-12 * expected.abs().max()
+    pull = torch.randn_like(out)
+    first, second = ([y, *torch.autograd.grad((y * pull).sum(), (source, target))] for y in (out, expected))
+    for ours, reference in zip(first, second, strict=True):
+        assert (ours - reference).abs().max() <= 1e-12 * reference.abs().max()

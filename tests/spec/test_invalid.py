@@ -27,7 +27,7 @@ import glasshouse as gh
             {"position": {"kind": "learned", "theta": 1}},
             "position.theta is not a setting of 'learned'; it has offset.",
         ),
-        ({"position": {"kind": "rotary", "theta": 0}}, "rotary.theta is 0.0, but it must be above 0."),
+        ({"position": {"kind": "rotary", "theta": 0}}, "rotary.theta is 0.0, but it must be above 1."),
         ({"position": {"kind": "learned", "offset": -1}}, "learned.offset is -1, but it must be 0 or above."),
         ({"norm": {"kind": "rms", "eps": float("nan")}}, "rms.eps is nan, but it must be above 0."),
         ({"d_model": -64}, "d_model is -64, but it must be at least 1."),
@@ -49,6 +49,10 @@ import glasshouse as gh
         ({"start_id": 256}, "start_id is 256, but it must be an id below vocab_size = 256."),
         ({"end_ids": [1, -1]}, "end_ids is -1, but it must be an id below vocab_size = 256."),
         ({"head": {"kind": "token_label", "n_labels": 0}}, "token_label.n_labels is 0, but it must be above 0."),
+        (
+            {"head": {"kind": "sequence_label", "n_labels": 2}},
+            "head.pooling is 'first', but it must be last or mean: a decoder's first token sees no other.",
+        ),
         ({"kind": "encoder"}, "kind is 'encoder', but a preset's kind is fixed; choose another preset."),
     ],
 )
@@ -84,11 +88,11 @@ def fresh(name: str = "tiny-decoder", **settings: object) -> torch.nn.Module:
         (
             [0, 1],
             {},
-            "ids has shape [2] and type torch.int64, but it must be a [batch, length] tensor of whole numbers",
+            "ids has shape [2] and type torch.int64, but it must be a [batch, length] tensor of int64 or int32",
         ),
         ([[0.5]], {}, "ids has shape [1, 1] and type torch.float32, but it must be"),
         ([[]], {}, "ids has shape [1, 0] and type torch.float32, but it must be"),
-        ([[1, 2]], {"lengths": [3]}, "lengths holds 3, but ids has 2 tokens a row"),
+        ([[1, 2]], {"lengths": [3]}, "lengths holds 3, but a row has 2 tokens"),
         ([[1, 2]], {"lengths": [1, 2]}, "lengths has shape [2], but with these ids it must have [1]."),
         ([[1, 2]], {"mask": [[1, 1]]}, "mask has type torch.int64, but it must be torch.bool"),
         ([[1, 2]], {"mask": [[True]]}, "mask has shape [1, 1], but with these ids it must have [1, 2]."),
@@ -142,3 +146,33 @@ def test_calls_that_mix_what_does_not_go_together_are_refused() -> None:
         seq2seq(ids, ids, cache=seq2seq.make_cache(1, 8, source_len=2))
     with pytest.raises(gh.InputError, match="documents and target_documents go together"):
         seq2seq(ids, ids, documents=torch.zeros_like(ids))
+    with pytest.raises(gh.InputError, match="target holds 256, but it must stay within"):
+        seq2seq(ids, torch.tensor([[256]]))
+    with pytest.raises(gh.InputError, match="target_lengths holds 4, but a row has 3 tokens"):
+        seq2seq(ids, ids, target_lengths=torch.tensor([4]))
+    fresh_cache = seq2seq.make_cache(1, 8)
+    with pytest.raises(gh.InputError, match="source is None, but there is no cache that remembers one"):
+        seq2seq(None, ids, cache=fresh_cache)
+    seq2seq(ids, ids, cache=fresh_cache)
+    with pytest.raises(gh.InputError, match="were given without a source"):
+        seq2seq(None, ids, lengths=torch.tensor([2]), cache=fresh_cache)
+    with pytest.raises(gh.InputError, match="this head makes one vector a row"):
+        fresh("tiny-encoder", head="pooled")(ids, documents=torch.zeros_like(ids))
+    with pytest.raises(gh.InputError, match="lengths is a list, but it must be a tensor"):
+        decoder(ids, lengths=[3])
+
+
+def test_a_prefix_that_goes_past_a_cached_call_is_refused() -> None:
+    decoder, ids = fresh(), torch.tensor([[1, 2, 3]])
+    with pytest.raises(gh.InputError, match="prefix holds 4, but with this call a row has 3 tokens in the cache"):
+        decoder(ids, prefix=torch.tensor([4]), cache=decoder.make_cache(1, 8))
+
+
+def test_a_compiled_step_past_the_end_of_a_cache_stops_too() -> None:
+    model = fresh()
+    step, cache = torch.compile(model, backend="eager"), model.make_cache(1, 2)
+    with torch.no_grad():
+        for _ in range(2):
+            step(torch.tensor([[1]]), cache=cache)
+        with pytest.raises(RuntimeError, match="the cache has room for max_len = 2 tokens a row"):
+            step(torch.tensor([[1]]), cache=cache)

@@ -31,16 +31,13 @@ class Fused(nn.Module):
         """Attend with q [B, H, Q, d] over k and v [B, H_kv, K, d]; return [B, H, Q, d]."""
         grouped = q.shape[1] != k.shape[1]
         if mask.blocks is not None:
-            return _flex()(q, k, v, block_mask=mask.blocks, scale=self.scale, enable_gqa=grouped)
-        dense = mask.dense
-        if dense is not None and dense.dtype == torch.bool and q.is_cuda:
-            # cuDNN takes a row of False for one of True; a row of -inf it understands, and gives 0.
-            dense = q.new_zeros(()).masked_fill(~dense, -torch.inf)
+            # Scaled here: FlexAttention compiles anew for each scale, and gives up after eight.
+            return _flex()(q * self.scale, k, v, block_mask=mask.blocks, scale=1.0, enable_gqa=grouped)
         return F.scaled_dot_product_attention(
             q,
             k,
             v,
-            attn_mask=dense,
+            attn_mask=mask.dense,
             dropout_p=self.dropout if self.training else 0.0,
             is_causal=mask.causal,
             scale=self.scale,
@@ -71,9 +68,7 @@ class Explicit(nn.Module):
         scores = scores.to(torch.promote_types(scores.dtype, torch.float32))  # as the fused kernels hold them
         if self.softcap is not None:
             scores = self.softcap * torch.tanh(scores / self.softcap)
-        seen = mask.dense
-        if mask.causal:
-            seen = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
+        seen = mask.drawn(q.shape[2], k.shape[2], q.device)
         if seen is None:
             return scores
         return scores.masked_fill(~seen, -torch.inf) if seen.dtype == torch.bool else scores + seen

@@ -14,11 +14,11 @@ from glasshouse.layers.norm import make_norm
 class Attention(nn.Module):
     """Self-attention: queries, keys and values from the same vectors."""
 
-    def __init__(self, s: spec.Transformer, layer: int) -> None:
+    def __init__(self, s: spec.Transformer, index: int) -> None:
         super().__init__()
         d_query, d_key = s.n_heads * s.d_head, s.n_kv_heads * s.d_head
-        self.layer = layer
-        self.window = s.window(layer)
+        self.index = index
+        self.window = s.window(index)
         self.d_head = s.d_head
         self.qkv = JoinedLinear(s.d_model, (d_query, d_key, d_key), bias=s.qkv_bias)
         self.q_norm, self.k_norm = make_qk_norms(s)
@@ -30,7 +30,7 @@ class Attention(nn.Module):
         q, k, v = (split_heads(part, self.d_head) for part in self.qkv(x))
         q, k = ctx.rotate(self.q_norm(q)), ctx.rotate(self.k_norm(k))
         if ctx.cache is not None and ctx.slots is not None:
-            k, v = ctx.cache.extend(self.layer, ctx.slots, k, v)
+            k, v = ctx.cache.extend(self.index, ctx.slots, k, v)
         z = self.attend(q, k, v, ctx.masks[self.window])
         return self.out(join_heads(z))
 
@@ -38,10 +38,10 @@ class Attention(nn.Module):
 class CrossAttention(nn.Module):
     """Queries from the decoder's vectors, keys and values from the encoder's output."""
 
-    def __init__(self, s: spec.Transformer, layer: int) -> None:
+    def __init__(self, s: spec.Transformer, index: int) -> None:
         super().__init__()
         d_query, d_key = s.n_heads * s.d_head, s.n_kv_heads * s.d_head
-        self.layer = layer
+        self.index = index
         self.d_head = s.d_head
         self.query = nn.Linear(s.d_model, d_query, bias=s.qkv_bias)
         self.kv = JoinedLinear(s.d_model, (d_key, d_key), bias=s.qkv_bias)
@@ -63,14 +63,14 @@ class CrossAttention(nn.Module):
             k = self.k_norm(k)
             if ctx.cache is None:
                 return k, v
-            ctx.cache.remember(self.layer, k, v)
+            ctx.cache.remember(self.index, k, v)
         assert ctx.cache is not None
-        return ctx.cache.recall(self.layer)
+        return ctx.cache.recall(self.index)
 
 
 def split_heads(x: Tensor, d_head: int) -> Tensor:
     """[B, S, H * d] -> [B, H, S, d]."""
-    return x.view(*x.shape[:-1], -1, d_head).transpose(1, 2)
+    return x.view(*x.shape[:-1], x.shape[-1] // d_head, d_head).transpose(1, 2)
 
 
 def join_heads(z: Tensor) -> Tensor:

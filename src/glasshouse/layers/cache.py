@@ -28,6 +28,7 @@ class Cache:
         self.lengths = torch.zeros(batch, dtype=torch.long, device=device)  # tokens held of each row
         self.keys, self.values = rooms(max_len + 1), rooms(max_len + 1)
         self.source_len = source_len
+        self.heard = False  # whether a source was given yet
         self.source_real = torch.zeros(batch, source_len, dtype=torch.bool, device=device)
         self.source_keys, self.source_values = rooms(source_len), rooms(source_len)
         self._rows = torch.arange(batch, device=device)[:, None]
@@ -48,13 +49,13 @@ class Cache:
         slots = layout.positions.expand(batch, length)
         if layout.real is not None:
             slots = slots.masked_fill(~layout.real, -1)
-        if slots.is_cpu and not torch.compiler.is_compiling() and batch > 0:
+        room = f"the cache has room for max_len = {self.max_len} tokens a row"
+        if slots.is_cpu and not torch.compiler.is_compiling():
             fullest = int(slots.max()) + 1
             if fullest > self.max_len:
-                raise InputError(
-                    f"the cache has room for max_len = {self.max_len} tokens a row, but {fullest} would be in it; "
-                    "make a longer one."
-                )
+                raise InputError(f"{room}, but {fullest} would be in it; make a longer one.")
+        else:  # asked of the device, which stops there; the host does not wait for the answer
+            torch._assert_async((slots < self.max_len).all(), f"{room}, and more would be in it; make a longer one.")
         return torch.where(slots < 0, self.max_len, slots)
 
     def extend(self, layer: int, slots: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
@@ -88,6 +89,7 @@ class Cache:
                 f"the source is {length} tokens long, but the cache has room for source_len = {self.source_len}; "
                 "make a longer one."
             )
+        self.heard = True
         self.source_real.zero_()
         self.source_real[:, :length] = True if layout.real is None else layout.real
 

@@ -17,9 +17,9 @@ class TokenEmbedding(nn.Module):
         self.table = nn.Embedding(s.vocab_size, s.d_model)
         self.scale = s.d_model**0.5 if s.embed_scale else 1.0
 
-    def forward(self, ids: Tensor) -> Tensor:
-        """Look ids [B, S] up as vectors [B, S, D]."""
-        check_ids(ids, self.table.num_embeddings, "ids", "vocab_size")
+    def forward(self, ids: Tensor, name: str = "ids") -> Tensor:
+        """Look ids [B, S] up as vectors [B, S, D]; errors call them by their name."""
+        check_ids(ids, self.table.num_embeddings, name, "vocab_size")
         vectors: Tensor = self.table(ids)
         return vectors if self.scale == 1.0 else vectors * self.scale
 
@@ -59,12 +59,14 @@ def check_ids(ids: Tensor, count: int, name: str, limit: str) -> None:
 
     Values are looked at on the CPU alone: on a GPU that would make the host wait for the device at every call.
     """
-    if ids.dim() != 2 or ids.shape[1] == 0 or ids.is_floating_point() or ids.dtype == torch.bool:
+    if not isinstance(ids, Tensor):
+        raise InputError(f"{name} is a {type(ids).__name__}, but it must be a tensor of shape [batch, length].")
+    if ids.dim() != 2 or ids.numel() == 0 or ids.dtype not in (torch.int64, torch.int32):
         raise InputError(
             f"{name} has shape {list(ids.shape)} and type {ids.dtype}, but it must be a [batch, length] tensor of "
-            "whole numbers, at least one long."
+            "int64 or int32 with at least one row and one token."
         )
-    if ids.is_cpu and not torch.compiler.is_compiling() and ids.numel() > 0:
+    if ids.is_cpu and not torch.compiler.is_compiling():
         low, high = (int(value) for value in ids.aminmax())
         if low < 0 or high >= count:
             wrong = low if low < 0 else high

@@ -16,7 +16,8 @@ class Layout:
 
     positions: Tensor  # [B, S]
     real: Tensor | None = None  # [B, S] bool, None: all of them
-    documents: Tensor | None = None  # [B, S] numbered from 0 along the row, None: one a row
+    documents: Tensor | None = None  # [B, S] counted from 0 along the row, None: one a row
+    labels: Tensor | None = None  # [B, S] the numbers the caller gave them, which tie a target to its source
     prefix: Tensor | None = None  # [B, S] how many tokens of its document see each other both ways
     trailing: bool = False  # all padding stands at the end of its row
 
@@ -29,54 +30,64 @@ def lay_out(
     documents: Tensor | None = None,
     prefix: Tensor | None = None,
     start: Tensor | None = None,
+    side: str = "",
 ) -> Layout:
     """Work out where the tokens of ids [B, S] stand.
 
     `lengths` [B] or `mask` [B, S] (True for real) tell padding; `documents` [B, S] numbers packed documents;
     `prefix` [B] or [B, S] says how many leading tokens of a document see each other both ways; `start` [B] is
-    what a cache already holds of each row.
+    what a cache already holds of each row; `side` is put before these names in errors.
 
     >>> lay_out(torch.zeros(1, 5), documents=torch.tensor([[7, 7, 7, 3, 3]])).positions
     tensor([[0, 1, 2, 0, 1]])
     """
-    real = _real(ids, lengths, mask)
+    real = _real(ids, lengths, mask, side)
     numbers = None
     if documents is not None:
-        _expect(documents, "documents", ids.shape)
+        _expect(documents, f"{side}documents", ids.shape)
         changed = documents[:, 1:] != documents[:, :-1]
         numbers = torch.cat([torch.zeros_like(documents[:, :1]), changed.long().cumsum(1)], 1)
     if prefix is not None:
-        _expect(prefix, "prefix", ids.shape if prefix.dim() == 2 else ids.shape[:1])
-        prefix = prefix.view(len(prefix), -1).expand(ids.shape)
-    # Padding at the end goes on counting, so that it lies in the future of every real token.
-    positions = _positions(ids, None if lengths is not None else real, numbers)
+        _expect(prefix, "prefix", ids.shape if getattr(prefix, "ndim", 0) == 2 else ids.shape[:1])
+        prefix = (prefix if prefix.dim() == 2 else prefix[:, None]).expand(ids.shape)
+    # Without a cache, padding at the end goes on counting, so that it lies in the future of every real token.
+    trailing = lengths is not None and start is None
+    positions = _positions(ids, None if trailing else real, numbers)
     if start is not None:
         if len(start) != len(ids):
-            raise InputError(f"the cache has {len(start)} rows, but ids has {len(ids)}; make one that fits.")
+            raise InputError(f"the cache has {len(start)} rows, but {side}ids has {len(ids)}; make one that fits.")
         positions = positions + start[:, None]
-        if prefix is not None:  # no one sees what is not written yet
-            fresh = ids.shape[1] if real is None else real.sum(1)
-            prefix = torch.minimum(prefix, (start + fresh)[:, None])
-    return Layout(positions, real, numbers, prefix, trailing=lengths is not None)
+        if prefix is not None:
+            _check_prefix(prefix, start + (ids.shape[1] if real is None else real.sum(1)))
+    return Layout(positions, real, numbers, documents, prefix, trailing)
 
 
-def _real(ids: Tensor, lengths: Tensor | None, mask: Tensor | None) -> Tensor | None:
+def _check_prefix(prefix: Tensor, held: Tensor) -> None:
+    if prefix.is_cpu and not torch.compiler.is_compiling() and bool((prefix > held[:, None]).any()):
+        longest, least = int(prefix.max()), int(held.min())
+        raise InputError(
+            f"prefix holds {longest}, but with this call a row has {least} tokens in the cache; "
+            "give the whole prefix in one call."
+        )
+
+
+def _real(ids: Tensor, lengths: Tensor | None, mask: Tensor | None, side: str) -> Tensor | None:
     if lengths is not None and mask is not None:
-        raise InputError("lengths and mask were both given; padding is told by one of them, so leave one out.")
+        raise InputError(f"{side}lengths and {side}mask were both given; they tell the same, so leave one out.")
     if lengths is not None:
-        _expect(lengths, "lengths", ids.shape[:1])
+        _expect(lengths, f"{side}lengths", ids.shape[:1])
         if lengths.is_cpu and not torch.compiler.is_compiling() and len(lengths) > 0:
             low, high = (int(value) for value in lengths.aminmax())
             if low < 0 or high > ids.shape[1]:
                 wrong = low if low < 0 else high
                 raise InputError(
-                    f"lengths holds {wrong}, but ids has {ids.shape[1]} tokens a row; stay within 0 and it."
+                    f"{side}lengths holds {wrong}, but a row has {ids.shape[1]} tokens; stay within 0 and that."
                 )
         return torch.arange(ids.shape[1], device=ids.device) < lengths[:, None]
     if mask is not None:
-        _expect(mask, "mask", ids.shape)
+        _expect(mask, f"{side}mask", ids.shape)
         if mask.dtype != torch.bool:
-            raise InputError(f"mask has type {mask.dtype}, but it must be torch.bool, True for real tokens.")
+            raise InputError(f"{side}mask has type {mask.dtype}, but it must be torch.bool, True for real tokens.")
     return mask
 
 
@@ -92,5 +103,7 @@ def _positions(ids: Tensor, real: Tensor | None, documents: Tensor | None) -> Te
 
 
 def _expect(tensor: Tensor, name: str, shape: torch.Size) -> None:
+    if not isinstance(tensor, Tensor):
+        raise InputError(f"{name} is a {type(tensor).__name__}, but it must be a tensor of shape {list(shape)}.")
     if tensor.shape != shape:
         raise InputError(f"{name} has shape {list(tensor.shape)}, but with these ids it must have {list(shape)}.")

@@ -24,28 +24,38 @@ class Mask:
     dense: Tensor | None = None  # broadcasts to [B, H, Q, K]: bool, True where seen; or float, to be added
     blocks: BlockMask | None = None  # FlexAttention's form, for a rule too large to draw
 
+    def drawn(self, n_queries: int, n_keys: int, device: torch.device) -> Tensor | None:
+        """Return the dense form of whichever form this is; None where nothing is hidden."""
+        if self.causal:
+            return torch.ones(n_queries, n_keys, dtype=torch.bool, device=device).tril()
+        if self.blocks is not None:
+            return _draw(self.blocks.mask_mod, self.blocks.shape[0], n_queries, n_keys, device)
+        return self.dense
+
 
 def make_mask(
     queries: Layout,
     keys: Layout,
     *,
     causal: bool,
+    dtype: torch.dtype,
     window: int = 0,
     bias: Tensor | None = None,
     flex: bool = False,
 ) -> Mask:
-    """Draw the mask of one attention layer; `flex` allows blocks, where a dense mask would be large.
+    """Draw the mask of one attention layer over scores of a `dtype`; `flex` allows blocks where it would be large.
 
     >>> row = Layout(torch.arange(3)[None])
-    >>> make_mask(row, row, causal=True)
+    >>> make_mask(row, row, causal=True, dtype=torch.float32)
     Mask(causal=True, dense=None, blocks=None)
-    >>> make_mask(row, row, causal=True, window=2).dense.long()
+    >>> make_mask(row, row, causal=True, dtype=torch.float32, window=2).dense.long()
     tensor([[[[1, 0, 0],
               [1, 1, 0],
               [0, 1, 1]]]])
     """
     same = queries is keys
     n_queries, n_keys = queries.positions.shape[1], keys.positions.shape[1]
+    device = queries.positions.device
     if same and window >= n_keys:
         window = 0  # wider than the text
     # Padding at the end lies in the future of every real token, so the causal order hides it already.
@@ -59,14 +69,21 @@ def make_mask(
 
     batch = max(len(t) for layout in (queries, keys) for t in _tensors(layout))
     rule = _rule(queries, keys, batch, causal=causal, window=window, hidden=hidden, packed=packed)
-    if flex and bias is None and (packed or window) and queries.positions.is_cuda:
+    # Below one block of queries, the kernels of blocks gain nothing, and some shapes have none.
+    if flex and bias is None and (packed or window) and n_queries >= 128 and device.type == "cuda":
         draw = create_block_mask if torch.compiler.is_compiling() else _compiled_draw()
         return Mask(blocks=draw(rule, batch if batch > 1 else None, None, n_queries, n_keys))
-    b, q, k = (torch.arange(n, device=queries.positions.device) for n in (batch, n_queries, n_keys))
-    seen = rule(b[:, None, None, None], b[:1], q[:, None], k)
-    if bias is not None:
-        return Mask(dense=bias.masked_fill(~seen, -torch.inf))
-    return Mask(dense=seen)
+    seen = _draw(rule, batch, n_queries, n_keys, device)
+    if bias is None and device.type == "cuda":
+        # cuDNN takes a row of False for one of True; a row of -inf it understands, and gives 0.
+        bias = torch.zeros((), dtype=dtype, device=device)
+    return Mask(dense=seen if bias is None else bias.masked_fill(~seen, -torch.inf))
+
+
+def _draw(rule: Rule, batch: int, n_queries: int, n_keys: int, device: torch.device) -> Tensor:
+    """Evaluate a rule for every pair, [B, 1, Q, K]."""
+    b, q, k = (torch.arange(n, device=device) for n in (batch, n_queries, n_keys))
+    return rule(b[:, None, None, None], b[:1], q[:, None], k)
 
 
 def _rule(
@@ -74,6 +91,11 @@ def _rule(
 ) -> Rule:
     # Rows of one batch may share one row of positions; the rule indexes by row, so that one is spread over all.
     q_position, k_position = queries.positions.expand(batch, -1), keys.positions.expand(batch, -1)
+    # Within one row documents are told apart by their count, across source and target by the caller's numbers.
+    same = queries is keys
+    q_document, k_document = (layout.documents if same else layout.labels for layout in (queries, keys))
+    # As a tensor: a compiled rule is then one for all windows.
+    reach = torch.full((), window, device=q_position.device)
 
     def rule(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
         seen = []
@@ -84,14 +106,14 @@ def _rule(
                 behind = behind | ((q_position[b, q] < prefix) & (k_position[b, k] < prefix))
             seen.append(behind)
         if window:
-            seen.append((k_position[b, k] - q_position[b, q]).abs() < window)
+            seen.append((k_position[b, k] - q_position[b, q]).abs() < reach)
         if hidden:
             assert keys.real is not None
             seen.append(keys.real[b, k])
         if packed:
-            assert queries.documents is not None
-            assert keys.documents is not None
-            seen.append(queries.documents[b, q] == keys.documents[b, k])
+            assert q_document is not None
+            assert k_document is not None
+            seen.append(q_document[b, q] == k_document[b, k])
         return functools.reduce(torch.logical_and, seen)
 
     return rule

@@ -116,7 +116,7 @@ class RotaryPosition(Position):
         self.d_head = d_head
         self.theta = theta
         self.turn = turn
-        self.rescale, self.length = make_scaling(scaling, d_head, theta)
+        self.rescale, self.attention_factor = make_scaling(scaling, d_head, theta)
 
     def rotation(self, positions: Tensor, dtype: torch.dtype) -> Rotate:
         """Return the turn that belongs to these positions."""
@@ -124,7 +124,7 @@ class RotaryPosition(Position):
         pairs = torch.arange(0, self.d_head, 2, device=positions.device, dtype=torch.float32)
         frequencies = self.rescale(1.0 / self.theta ** (pairs / self.d_head))
         angles = positions[:, None, :, None].float() * frequencies  # [B, 1, S, d / 2]
-        cos, sin = (angles.cos() * self.length).to(dtype), (angles.sin() * self.length).to(dtype)
+        cos, sin = (angles.cos() * self.attention_factor).to(dtype), (angles.sin() * self.attention_factor).to(dtype)
         return lambda x: self.turn(x, cos, sin)
 
 
@@ -143,7 +143,7 @@ def turn_pairs(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 def make_scaling(
     choice: spec.NoScaling | spec.Linear | spec.Llama3 | spec.Yarn, d_head: int, theta: float
 ) -> tuple[Callable[[Tensor], Tensor], float]:
-    """Return how the frequencies [d / 2] change for longer texts, and the length the turned vectors get."""
+    """Return how the frequencies [d / 2] change for longer texts, and what the turned vectors are multiplied by."""
     match choice:
         case spec.NoScaling():
             return _unchanged, 1.0
@@ -151,7 +151,7 @@ def make_scaling(
             return functools.partial(scale_all, factor=factor), 1.0
         case spec.Llama3(factor, low, high, original):
             return functools.partial(scale_by_turns, factor=factor, low=low, high=high, original=original), 1.0
-        case spec.Yarn(factor, original, fast, slow, length):
+        case spec.Yarn(factor, original, fast, slow, attention_factor):
 
             def pair_with(turns: float) -> float:  # over the trained length
                 return d_head * math.log(original / (turns * 2 * math.pi)) / (2 * math.log(theta))
@@ -160,7 +160,7 @@ def make_scaling(
             last = min(math.ceil(pair_with(slow)), d_head - 1)
             published = 0.1 * math.log(factor) + 1.0 if factor > 1 else 1.0
             rescale = functools.partial(scale_by_pair, factor=factor, first=first, last=last)
-            return rescale, published if length is None else length
+            return rescale, published if attention_factor is None else attention_factor
         case _:
             assert_never(choice)
 

@@ -1,13 +1,13 @@
-"""How a sublayer joins the residual stream, and the blocks made of sublayers so joined."""
+"""How a sublayer joins the residual stream: with its norm before, after, or on both sides."""
 
 from __future__ import annotations
+
+from typing import assert_never
 
 from torch import Tensor, nn
 
 from glasshouse import spec
-from glasshouse.layers.attention import Attention, CrossAttention
 from glasshouse.layers.context import Context
-from glasshouse.layers.feedforward import make_feedforward
 from glasshouse.layers.norm import make_norm
 
 
@@ -54,33 +54,14 @@ class SandwichNorm(nn.Module):
         return x + self.drop(self.norm_out(self.layer(self.norm(x), ctx)))
 
 
-RESIDUALS = {"before": PreNorm, "after": PostNorm, "sandwich": SandwichNorm}
-
-
-class Block(nn.Module):
-    """Attention, then feed-forward."""
-
-    def __init__(self, s: spec.Transformer, layer: int) -> None:
-        super().__init__()
-        residual = RESIDUALS[s.norm_order]
-        self.attention = residual(s, Attention(s, layer))
-        self.feedforward = residual(s, make_feedforward(s))
-
-    def forward(self, x: Tensor, ctx: Context) -> Tensor:
-        """Pass the stream x [B, S, D] on."""
-        return self.feedforward(self.attention(x, ctx), ctx)
-
-
-class CrossBlock(nn.Module):
-    """Attention, then a look at the encoder's output, then feed-forward."""
-
-    def __init__(self, s: spec.Transformer, layer: int) -> None:
-        super().__init__()
-        residual = RESIDUALS[s.norm_order]
-        self.attention = residual(s, Attention(s, layer))
-        self.cross = residual(s, CrossAttention(s, layer))
-        self.feedforward = residual(s, make_feedforward(s))
-
-    def forward(self, x: Tensor, ctx: Context) -> Tensor:
-        """Pass the stream x [B, T, D] on."""
-        return self.feedforward(self.cross(self.attention(x, ctx), ctx), ctx)
+def make_residual(s: spec.Transformer, layer: nn.Module) -> PreNorm | PostNorm | SandwichNorm:
+    """Wrap a sublayer as the spec's order of norms says."""
+    match s.norm_order:
+        case "before":
+            return PreNorm(s, layer)
+        case "after":
+            return PostNorm(s, layer)
+        case "sandwich":
+            return SandwichNorm(s, layer)
+        case _:
+            assert_never(s.norm_order)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import assert_never
+from typing import assert_never, overload
 
 import torch
 
@@ -17,6 +17,14 @@ from glasshouse.models.seq2seq import Seq2Seq
 Model = Decoder | Encoder | Seq2Seq
 
 
+@overload
+def build(s: spec.DecoderSpec, *, device: torch.device | str = ..., dtype: torch.dtype = ...) -> Decoder: ...
+@overload
+def build(s: spec.EncoderSpec, *, device: torch.device | str = ..., dtype: torch.dtype = ...) -> Encoder: ...
+@overload
+def build(s: spec.Seq2SeqSpec, *, device: torch.device | str = ..., dtype: torch.dtype = ...) -> Seq2Seq: ...
+@overload
+def build(s: spec.Spec, *, device: torch.device | str = ..., dtype: torch.dtype = ...) -> Model: ...
 def build(s: spec.Spec, *, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32) -> Model:
     """Build a model in training mode, its values drawn from torch's random generator.
 

@@ -48,7 +48,7 @@ class Decoder(nn.Module):
         start = None if cache is None else cache.lengths
         layout = lay_out(ids, lengths=lengths, mask=mask, documents=documents, prefix=prefix, start=start)
         x = self.stack(x, layout, cache)
-        return self.head(x, layout.real, self.token.table.weight)
+        return self.head(x, layout, self.token.table.weight)
 
     def make_cache(self, batch: int, max_len: int) -> Cache:
         """Make room for the keys and values of `max_len` tokens in each of `batch` rows."""

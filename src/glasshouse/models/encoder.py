@@ -45,4 +45,4 @@ class Encoder(nn.Module):
         x = self.segment(self.token(ids), segments)
         layout = lay_out(ids, lengths=lengths, mask=mask, documents=documents)
         x = self.stack(x, layout)
-        return self.head(x, layout.real, self.token.table.weight)
+        return self.head(x, layout, self.token.table.weight)

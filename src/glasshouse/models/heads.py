@@ -9,28 +9,30 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from glasshouse import spec
+from glasshouse.errors import InputError
 from glasshouse.layers.feedforward import make_activation
+from glasshouse.layers.layout import Layout
 from glasshouse.layers.norm import make_norm
 
 
 class NoHead(nn.Module):
     """The vectors as they are."""
 
-    def forward(self, x: Tensor, real: Tensor | None, table: Tensor) -> Tensor:
-        """Map vectors x [B, S, D], of which `real` [B, S] are no padding, with the token table [V, D]."""
+    def forward(self, x: Tensor, layout: Layout, table: Tensor) -> Tensor:
+        """Map vectors x [B, S, D], which stand as `layout` says, with the token table [V, D] at hand."""
         return x
 
 
 class Vocabulary(nn.Module):
     """Logits over the vocabulary: how well each token's vector fits."""
 
-    def __init__(self, transform: nn.Module, scale: float, bias: int) -> None:
+    def __init__(self, s: spec.Transformer, transform: nn.Module, bias: bool) -> None:
         super().__init__()
         self.transform = transform
-        self.scale = scale
-        self.bias = nn.Parameter(torch.empty(bias)) if bias else None
+        self.scale = s.d_model**-0.5 if s.logit_scale else 1.0
+        self.bias = nn.Parameter(torch.empty(s.vocab_size)) if bias else None
 
-    def forward(self, x: Tensor, real: Tensor | None, table: Tensor) -> Tensor:
+    def forward(self, x: Tensor, layout: Layout, table: Tensor) -> Tensor:
         """Map vectors x [B, S, D] to logits [B, S, V]."""
         x = self.transform(x)
         x = x if self.scale == 1.0 else x * self.scale
@@ -44,9 +46,9 @@ class Vocabulary(nn.Module):
 class OwnVocabulary(Vocabulary):
     """Logits through a matrix that is not the token table."""
 
-    def __init__(self, transform: nn.Module, scale: float, bias: int, vocab_size: int, d_model: int) -> None:
-        super().__init__(transform, scale, bias)
-        self.weight = nn.Parameter(torch.empty(vocab_size, d_model))
+    def __init__(self, s: spec.Transformer, transform: nn.Module, bias: bool) -> None:
+        super().__init__(s, transform, bias)
+        self.weight = nn.Parameter(torch.empty(s.vocab_size, s.d_model))
 
     def matrix(self, table: Tensor) -> Tensor:
         """Return the unembedding [V, D]."""
@@ -61,10 +63,12 @@ class Pool(nn.Module):
         self.pick = {"first": first_token, "mean": mean_of_tokens, "last": last_token}[pooling]
         self.dense = dense
 
-    def forward(self, x: Tensor, real: Tensor | None, table: Tensor) -> Tensor:
+    def forward(self, x: Tensor, layout: Layout, table: Tensor) -> Tensor:
         """Map vectors x [B, S, D] to [B, D]."""
+        if layout.documents is not None:
+            raise InputError("documents were given, but this head makes one vector a row; give one document a row.")
         everywhere = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device)
-        return self.dense(self.pick(x, everywhere if real is None else real))
+        return self.dense(self.pick(x, everywhere if layout.real is None else layout.real))
 
 
 def first_token(x: Tensor, real: Tensor) -> Tensor:
@@ -92,23 +96,16 @@ class Labels(nn.Module):
         self.drop = nn.Dropout(dropout)
         self.classify = nn.Linear(d_model, n_labels)
 
-    def forward(self, x: Tensor, real: Tensor | None, table: Tensor) -> Tensor:
+    def forward(self, x: Tensor, layout: Layout, table: Tensor) -> Tensor:
         """Map vectors x [B, S, D] to logits [B, n_labels], or [B, S, n_labels] without a pool."""
-        return self.classify(self.drop(self.pool(x, real, table)))
+        return self.classify(self.drop(self.pool(x, layout, table)))
 
 
 def make_head(s: spec.Spec) -> nn.Module:
     """Build the head a spec asks for."""
-    scale = s.d_model**-0.5 if s.logit_scale else 1.0
 
     def dense(wanted: bool) -> nn.Module:
         return nn.Sequential(nn.Linear(s.d_model, s.d_model), nn.Tanh()) if wanted else nn.Identity()
-
-    def vocabulary(tied: bool, bias: bool, transform: nn.Module) -> Vocabulary:
-        n_bias = s.vocab_size if bias else 0
-        if tied:
-            return Vocabulary(transform, scale, n_bias)
-        return OwnVocabulary(transform, scale, n_bias, s.vocab_size, s.d_model)
 
     match s.head:
         case spec.NoHead():
@@ -116,12 +113,13 @@ def make_head(s: spec.Spec) -> nn.Module:
         case spec.Pooled(pooling, with_dense):
             return Pool(pooling, dense(with_dense))
         case spec.NextToken(tied, bias):
-            return vocabulary(tied, bias, nn.Identity())
+            return (Vocabulary if tied else OwnVocabulary)(s, nn.Identity(), bias)
         case spec.MaskedToken(tied, bias, True):
             activation, norm = make_activation(s.feedforward), make_norm(s.norm, s.d_model)
-            return vocabulary(tied, bias, nn.Sequential(nn.Linear(s.d_model, s.d_model), activation, norm))
+            transform = nn.Sequential(nn.Linear(s.d_model, s.d_model), activation, norm)
+            return (Vocabulary if tied else OwnVocabulary)(s, transform, bias)
         case spec.MaskedToken(tied, bias):
-            return vocabulary(tied, bias, nn.Identity())
+            return (Vocabulary if tied else OwnVocabulary)(s, nn.Identity(), bias)
         case spec.SequenceLabel(n_labels, pooling, with_dense):
             return Labels(Pool(pooling, dense(with_dense)), s.d_model, n_labels, s.dropout)
         case spec.TokenLabel(n_labels):

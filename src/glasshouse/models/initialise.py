@@ -19,19 +19,15 @@ def initialise(model: nn.Module, s: spec.Transformer) -> None:
     xavier = isinstance(s.init, spec.Xavier)
     std = s.d_model**-0.5 if isinstance(s.init, spec.Xavier) else s.init.std
 
-    def fill_map(weight: Tensor) -> None:
-        if xavier:
-            nn.init.xavier_uniform_(weight)
-        else:
-            nn.init.normal_(weight, std=std)
-
     for module in model.modules():
         match module:
-            case JoinedLinear():
-                for weight in torch.split(module.weight, module.d_outs):
-                    fill_map(weight)
+            case JoinedLinear() if xavier:  # each map on its own, as its bound depends on its size
+                parts = torch.split(module.weight, module.d_outs)
+                module.weight.copy_(torch.cat([nn.init.xavier_uniform_(torch.empty_like(part)) for part in parts]))
+            case nn.Linear() if xavier:
+                nn.init.xavier_uniform_(module.weight)
             case nn.Linear():
-                fill_map(module.weight)
+                nn.init.normal_(module.weight, std=std)
             case nn.Embedding() | OwnVocabulary():
                 nn.init.normal_(module.weight, std=std)
             case nn.LayerNorm() | nn.RMSNorm():

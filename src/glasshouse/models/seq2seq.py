@@ -47,12 +47,19 @@ class Seq2Seq(nn.Module):
         """Map source ids [B, S] and the decoder's input [B, T], which is not shifted here, to logits [B, T, V].
 
         `lengths`, `mask` and `documents` are the source's, those with `target_` the target's; a document of the
-        target looks at the document of the source with the same place in its row. With a `cache` the target goes
-        on where the last call ended, and a source of None stands for the one given before.
+        target looks at the source's document of the same number. With a `cache` the target goes on where the last
+        call ended, and a source of None stands for the one given before.
         """
-        x = self.token(target)
+        x = self.token(target, "target")
         start = None if cache is None else cache.lengths
-        layout = lay_out(target, lengths=target_lengths, mask=target_mask, documents=target_documents, start=start)
+        layout = lay_out(
+            target,
+            lengths=target_lengths,
+            mask=target_mask,
+            documents=target_documents,
+            start=start,
+            side="target_",
+        )
         memory = None
         if source is not None:
             if len(source) != len(target):
@@ -60,17 +67,19 @@ class Seq2Seq(nn.Module):
             if (documents is None) != (target_documents is None):
                 raise InputError("documents and target_documents go together; give both or neither.")
             source_layout = lay_out(source, lengths=lengths, mask=mask, documents=documents)
-            memory = self.encoder(self.token(source), source_layout)
+            memory = self.encoder(self.token(source, "source"), source_layout)
             if cache is not None:
                 cache.remember_layout(source_layout)
+        elif cache is None or not cache.heard:
+            raise InputError("source is None, but there is no cache that remembers one; give a source.")
+        elif not (lengths is mask is documents is None):
+            raise InputError("lengths, mask or documents were given without a source; give them with it.")
         if cache is not None:
             source_layout = cache.recall_layout()
-        elif source is None:
-            raise InputError("source is None, but there is no cache that remembers one; give a source.")
-        flex = cache is None and self.decoder.takes_blocks()
-        seen = make_mask(layout, source_layout, causal=False, flex=flex)
+        flex = cache is None and self.decoder.takes_blocks(x.dtype)
+        seen = make_mask(layout, source_layout, causal=False, dtype=x.dtype, flex=flex)
         x = self.decoder(x, layout, cache, memory, seen)
-        return self.head(x, layout.real, self.token.table.weight)
+        return self.head(x, layout, self.token.table.weight)
 
     def make_cache(self, batch: int, max_len: int, source_len: int | None = None) -> Cache:
         """Make room for `max_len` target tokens and `source_len` (or as many) source tokens in each row."""

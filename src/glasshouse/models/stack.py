@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor, nn
 
 from glasshouse import spec
+from glasshouse.layers.block import Block, CrossBlock
 from glasshouse.layers.cache import Cache
 from glasshouse.layers.context import Context
 from glasshouse.layers.layout import Layout
 from glasshouse.layers.mask import Mask, make_mask
 from glasshouse.layers.norm import make_norm
 from glasshouse.layers.position import make_position
-from glasshouse.layers.residual import Block, CrossBlock
 
 
 class Stack(nn.Module):
@@ -20,14 +21,14 @@ class Stack(nn.Module):
     def __init__(self, s: spec.Transformer, n_layers: int, *, causal: bool, cross: bool = False) -> None:
         super().__init__()
         self.causal = causal
-        self.fused = s.attention_softcap is None
+        self.flexible = s.attention_softcap is None and s.d_head >= 16
         self.attention_dropout = s.attention_dropout
-        self.windows = sorted({s.window(layer) for layer in range(n_layers)})
+        self.windows = sorted({s.window(index) for index in range(n_layers)})
         self.position = make_position(s.position, s.d_model, s.d_head, s.n_heads, s.max_len, causal)
         self.embed_norm = make_norm(s.norm, s.d_model) if s.embed_norm else nn.Identity()
         self.drop = nn.Dropout(s.embed_dropout)
         block = CrossBlock if cross else Block
-        self.blocks = nn.ModuleList(block(s, layer) for layer in range(n_layers))
+        self.blocks = nn.ModuleList(block(s, index) for index in range(n_layers))
         self.norm = make_norm(s.norm, s.d_model) if s.final_norm else nn.Identity()
 
     def forward(
@@ -44,9 +45,9 @@ class Stack(nn.Module):
         bias = self.position.bias(layout.positions, keys.positions)
         if bias is not None:
             bias = bias.to(x.dtype)
-        flex = cache is None and self.takes_blocks()
+        flex = cache is None and self.takes_blocks(x.dtype)
         masks = {
-            window: make_mask(layout, keys, causal=self.causal, window=window, bias=bias, flex=flex)
+            window: make_mask(layout, keys, causal=self.causal, dtype=x.dtype, window=window, bias=bias, flex=flex)
             for window in self.windows
         }
         rotate = self.position.rotation(layout.positions, x.dtype)
@@ -59,6 +60,6 @@ class Stack(nn.Module):
             cache.advance(layout)
         return self.norm(x)
 
-    def takes_blocks(self) -> bool:
-        """Whether a mask may come in blocks: FlexAttention drops no weights at random, a soft-cap is written out."""
-        return self.fused and not (self.training and self.attention_dropout > 0)
+    def takes_blocks(self, dtype: torch.dtype) -> bool:
+        """Whether a mask may come in blocks: FlexAttention takes no narrow heads, no float64 and no dropout."""
+        return self.flexible and dtype != torch.float64 and not (self.training and self.attention_dropout > 0)

@@ -74,6 +74,8 @@ class Yarn(Settings):
 
     def check(self) -> None:
         require_positive(self, "factor", "original_max_len", "beta_fast", "beta_slow")
+        if self.attention_factor is not None:
+            require_positive(self, "attention_factor")
         require(self.beta_fast > self.beta_slow, "yarn.beta_fast", self.beta_fast, "above beta_slow")
 
 
@@ -113,7 +115,7 @@ class Rotary(Settings):
     scaling: NoScaling | Linear | Llama3 | Yarn = NoScaling()
 
     def check(self) -> None:
-        require_positive(self, "theta")
+        require(1 < self.theta < math.inf, "rotary.theta", self.theta, "above 1")
 
 
 @dataclass(frozen=True)

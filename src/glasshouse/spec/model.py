@@ -56,7 +56,7 @@ class Transformer(Settings):
     qk_norm: bool = False
     attention_scale: float | None = None  # None: 1 / sqrt(d_head)
     attention_softcap: float | None = None  # scores become cap * tanh(scores / cap)
-    windows: tuple[int, ...] = (0,)  # tokens a layer sees, itself included; repeats over the layers; 0: all
+    windows: tuple[int, ...] = (0,)  # a layer sees less than this many positions away; repeats over layers; 0: all
 
     dropout: float = 0.0  # on each sublayer's output
     attention_dropout: float = 0.0  # on the attention weights
@@ -104,9 +104,9 @@ class Transformer(Settings):
         if getattr(self, name) == 0:
             object.__setattr__(self, name, value)
 
-    def window(self, layer: int) -> int:
-        """How many tokens a layer sees, itself included; 0 for all of them."""
-        return self.windows[layer % len(self.windows)]
+    def window(self, index: int) -> int:
+        """How many positions away a layer no longer sees; 0 where it sees them all."""
+        return self.windows[index % len(self.windows)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,6 +123,11 @@ class DecoderSpec(Transformer):
 
     kind: ClassVar[str] = "decoder"
     head: Head = NextToken()
+
+    def check(self) -> None:
+        super().check()
+        pooling = getattr(self.head, "pooling", None)
+        require(pooling != "first", "head.pooling", pooling, "last or mean: a decoder's first token sees no other")
 
 
 @dataclass(frozen=True, kw_only=True)

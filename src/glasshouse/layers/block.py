@@ -1,0 +1,38 @@
+"""A block: what a transformer is a stack of."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from glasshouse import spec
+from glasshouse.layers.attention import Attention, CrossAttention
+from glasshouse.layers.context import Context
+from glasshouse.layers.feedforward import make_feedforward
+from glasshouse.layers.residual import make_residual
+
+
+class Block(nn.Module):
+    """Attention, then feed-forward."""
+
+    def __init__(self, s: spec.Transformer, index: int) -> None:
+        super().__init__()
+        self.attention = make_residual(s, Attention(s, index))
+        self.feedforward = make_residual(s, make_feedforward(s))
+
+    def forward(self, x: Tensor, ctx: Context) -> Tensor:
+        """Pass the stream x [B, S, D] on."""
+        return self.feedforward(self.attention(x, ctx), ctx)
+
+
+class CrossBlock(nn.Module):
+    """Attention, then a look at the encoder's output, then feed-forward."""
+
+    def __init__(self, s: spec.Transformer, index: int) -> None:
+        super().__init__()
+        self.attention = make_residual(s, Attention(s, index))
+        self.cross = make_residual(s, CrossAttention(s, index))
+        self.feedforward = make_residual(s, make_feedforward(s))
+
+    def forward(self, x: Tensor, ctx: Context) -> Tensor:
+        """Pass the stream x [B, T, D] on."""
+        return self.feedforward(self.cross(self.attention(x, ctx), ctx), ctx)

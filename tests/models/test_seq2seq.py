@@ -1,0 +1,40 @@
+"""What only an encoder-decoder does: a packed target finds its own source, by number."""
+
+from __future__ import annotations
+
+import torch
+
+import glasshouse as gh
+
+
+def test_documents_of_the_target_look_at_the_source_of_the_same_number() -> None:
+    """In whatever order the documents stand, and with padding that carries a number of its own."""
+    torch.manual_seed(0)
+    model = gh.build(gh.preset("tiny-seq2seq", init="normal"), dtype=torch.float64).eval()
+    source, target = torch.randint(0, 256, (1, 9)), torch.randint(0, 256, (1, 6))
+    documents = torch.tensor([[-1, -1, 4, 4, 4, 9, 9, -1, -1]])
+    target_documents = torch.tensor([[9, 9, 4, 4, 4, -1]])
+    out = model(
+        source,
+        target,
+        documents=documents,
+        mask=documents >= 0,
+        target_documents=target_documents,
+        target_mask=target_documents >= 0,
+    )
+    for number in (4, 9):
+        theirs, mine = documents[0] == number, target_documents[0] == number
+        alone = model(source[:, theirs], target[:, mine])
+        assert (out[:, mine] - alone).abs().max() < 1e-12 * alone.abs().max()
+
+
+def test_the_encoder_runs_once_for_a_cached_target() -> None:
+    model = gh.build(gh.preset("tiny-seq2seq")).eval()
+    runs = []
+    model.encoder.register_forward_hook(lambda *_: runs.append(1))
+    source, target, cache = torch.randint(0, 256, (2, 5)), torch.randint(0, 256, (2, 4)), model.make_cache(2, 4, 5)
+    with torch.no_grad():
+        model(source, target[:, :1], cache=cache)
+        for t in range(1, 4):
+            model(None, target[:, t : t + 1], cache=cache)
+    assert len(runs) == 1
