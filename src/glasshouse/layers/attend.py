@@ -33,11 +33,14 @@ class Fused(nn.Module):
         if mask.blocks is not None:
             # Scaled here: FlexAttention compiles anew for each scale, and gives up after eight.
             return _flex()(q * self.scale, k, v, block_mask=mask.blocks, scale=1.0, enable_gqa=grouped)
+        dense = mask.dense
+        if dense is not None and dense.is_floating_point():
+            dense = dense.to(q.dtype)  # under autocast the two may differ
         return F.scaled_dot_product_attention(
             q,
             k,
             v,
-            attn_mask=mask.dense,
+            attn_mask=dense,
             dropout_p=self.dropout if self.training else 0.0,
             is_causal=mask.causal,
             scale=self.scale,

@@ -13,8 +13,9 @@ from glasshouse.layers.layout import Layout
 class Cache:
     """Room for `max_len` tokens in each row of a batch, and for `source_len` of an encoder's; rows may differ.
 
-    Slot t of a row holds the token at position t, and one slot more takes what padding writes. The shapes never
-    change, so a compiled model runs on. Gradients do not pass through. Device and type are those of `like`.
+    Slot t + 1 of a row holds the token at position t, and slot 0 takes what padding writes. The shapes never change,
+    so a compiled model runs on; there and on a GPU, a token too many is torch's own index error. Gradients do not pass
+    through. Device and type are those of `like`.
     """
 
     def __init__(self, s: spec.Transformer, batch: int, max_len: int, source_len: int = 0, *, like: Tensor) -> None:
@@ -46,23 +47,20 @@ class Cache:
         batch, length = len(self.lengths), layout.positions.shape[1]
         if layout.documents is not None:
             raise InputError("documents and cache were both given; a cached row is one document, so leave one out.")
-        slots = layout.positions.expand(batch, length)
-        if layout.real is not None:
-            slots = slots.masked_fill(~layout.real, -1)
-        room = f"the cache has room for max_len = {self.max_len} tokens a row"
-        if slots.is_cpu and not torch.compiler.is_compiling():
-            fullest = int(slots.max()) + 1
-            if fullest > self.max_len:
-                raise InputError(f"{room}, but {fullest} would be in it; make a longer one.")
-        else:  # asked of the device, which stops there; the host does not wait for the answer
-            torch._assert_async((slots < self.max_len).all(), f"{room}, and more would be in it; make a longer one.")
-        return torch.where(slots < 0, self.max_len, slots)
+        positions = layout.positions.expand(batch, length)
+        slots = positions + 1 if layout.real is None else torch.where(layout.real, positions + 1, 0)
+        if slots.is_cpu and not torch.compiler.is_compiling() and (fullest := int(slots.max())) > self.max_len:
+            raise InputError(
+                f"the cache has room for max_len = {self.max_len} tokens a row, but {fullest} would be in it; "
+                "make a longer one."
+            )
+        return slots
 
     def extend(self, layer: int, slots: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Write keys and values [B, H_kv, S, d] to their slots; return all there is room for."""
+        """Write keys and values [B, H_kv, S, d] to their slots; return those of every position there is room for."""
         for room, fresh in ((self.keys[layer], k), (self.values[layer], v)):
             room[self._rows, :, slots] = fresh.detach().transpose(1, 2).to(room.dtype)
-        return self.keys[layer][:, :, : self.max_len], self.values[layer][:, :, : self.max_len]
+        return self.keys[layer][:, :, 1:], self.values[layer][:, :, 1:]
 
     def advance(self, layout: Layout) -> None:
         """Count the real tokens of a call as held, once every layer has written them."""

@@ -131,13 +131,13 @@ class RotaryPosition(Position):
 def turn_halves(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Turn the pairs (k, k + d/2): the layout of published Llama weights."""
     a, b = x.chunk(2, dim=-1)
-    return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1)
+    return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1).to(x.dtype)
 
 
 def turn_pairs(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Turn the pairs (2k, 2k + 1): the layout of the paper."""
     a, b = x[..., 0::2], x[..., 1::2]
-    return torch.stack((a * cos - b * sin, b * cos + a * sin), dim=-1).flatten(-2)
+    return torch.stack((a * cos - b * sin, b * cos + a * sin), dim=-1).flatten(-2).to(x.dtype)
 
 
 def make_scaling(
