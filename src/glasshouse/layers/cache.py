@@ -14,8 +14,8 @@ class Cache:
     """Room for `max_len` tokens in each row of a batch, and for `source_len` of an encoder's; rows may differ.
 
     Slot t + 1 of a row holds the token at position t, and slot 0 takes what padding writes. The shapes never change,
-    so a compiled model runs on; there and on a GPU, a token too many is torch's own index error. Gradients do not pass
-    through. Device and type are those of `like`.
+    so a compiled model runs on; there and on a GPU, a token too many is torch's own index error. Gradients do not
+    pass through. Device and type are those of `like`.
     """
 
     def __init__(self, s: spec.Transformer, batch: int, max_len: int, source_len: int = 0, *, like: Tensor) -> None:
