@@ -30,7 +30,7 @@ types: $(VENV)/.ready  ## mypy, strict, on the package
 	$(BIN)/mypy
 
 compiled: $(VENV)/.ready  ## compiled = eager over specs that cover every pair of choices (about ten minutes)
-	$(BIN)/python -m pytest -m long tests/models/test_compiled.py
+	$(BIN)/python -m pytest -n 2 -m long tests/models/test_compiled.py
 
 gpu: $(VENV)/.ready  ## what only a CUDA machine can show
 	$(BIN)/python -m pytest -o addopts= tests/gpu

@@ -145,6 +145,8 @@ def test_compiled_is_eager(kind: str) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("row", ROWS, ids=str)
+@pytest.mark.parametrize(
+    "row", ROWS, ids=lambda row: f"{row['kind']}-{row['position'].kind}-{row['feedforward'].kind}"
+)
 def test_compiled_is_eager_over_every_pair(row: dict[str, object]) -> None:
     check(row)
