@@ -1,0 +1,72 @@
+"""What a spec adds to attention: norms on queries and keys, another scale, a soft-cap, a window a layer."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+import glasshouse as gh
+from glasshouse import spec
+from glasshouse.layers.attend import Explicit, Fused
+from glasshouse.layers.attention import Attention
+
+
+def received(**settings: object) -> tuple[Attention, Tensor, tuple[Tensor, ...]]:
+    """Run a model and return its last attention, what went in, and what its kernel received."""
+    torch.manual_seed(0)
+    model = gh.build(
+        gh.preset("tiny-decoder", init="normal", position="none", **settings), dtype=torch.float64
+    ).eval()
+    for name, weight in model.named_parameters():
+        if "norm" in name:
+            torch.nn.init.normal_(weight, mean=1)
+    seen: dict[str, tuple[Tensor, ...]] = {}
+    attention = model.stack.blocks[-1].attention.layer
+    attention.register_forward_pre_hook(lambda _, args: seen.update(x=args))
+    attention.attend.register_forward_pre_hook(lambda _, args: seen.update(qkv=args))
+    model(torch.randint(0, 256, (2, 6)))
+    return attention, seen["x"][0], seen["qkv"]
+
+
+def test_queries_and_keys_are_normalised_head_by_head() -> None:
+    attention, x, (q, k, v, _) = received(qk_norm=True, norm="rms")
+    parts = torch.split(x @ attention.qkv.weight.T, attention.qkv.d_outs, dim=-1)
+    for result, part, norm in zip((q, k), parts, (attention.q_norm, attention.k_norm), strict=False):
+        heads = part.view(2, 6, -1, attention.d_head).transpose(1, 2)
+        expected = heads / (heads.square().mean(-1, keepdim=True) + 1e-6).sqrt() * norm.weight
+        assert (result - expected).abs().max() < 1e-12
+    assert torch.equal(v, parts[2].view(2, 6, -1, attention.d_head).transpose(1, 2))
+
+
+@pytest.mark.parametrize(("given", "scale"), [(None, 16**-0.5), (1.0, 1.0)])
+def test_the_scale_is_the_specs(given: float | None, scale: float) -> None:
+    attention, _, _ = received(attention_scale=given)
+    assert isinstance(attention.attend, Fused)
+    assert attention.attend.scale == scale
+
+
+def test_a_soft_cap_reaches_the_kernel() -> None:
+    attention, _, _ = received(attention_softcap=3.0)
+    assert isinstance(attention.attend, Explicit)
+    assert attention.attend.softcap == 3.0
+
+
+def test_windows_repeat_over_the_layers() -> None:
+    s = gh.preset("tiny-decoder", n_layers=5, windows=[3, 0])
+    model = gh.build(s)
+    assert [block.attention.layer.window for block in model.stack.blocks] == [3, 0, 3, 0, 3]
+    assert isinstance(s, spec.DecoderSpec)
+
+
+def test_a_window_hides_what_is_too_far() -> None:
+    """With one layer and a window of 3, a token three back cannot be felt; through two layers it can."""
+    for n_layers, felt in ((1, 3), (2, 5)):
+        torch.manual_seed(0)
+        s = gh.preset("tiny-decoder", init="normal", n_layers=n_layers, windows=[3])
+        model = gh.build(s, dtype=torch.float64).eval()
+        ids = torch.randint(0, 256, (1, 10))
+        changed = ids.clone()
+        changed[0, 2] += 1
+        moved = (model(changed % 256) - model(ids)).abs().amax(-1)[0] > 0
+        assert moved.tolist() == [2 <= i < 2 + felt for i in range(10)]
