@@ -45,11 +45,9 @@ def write(folder: str | Path, tensors: Mapping[str, torch.Tensor], about: Mappin
         (place / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
 
     folder = Path(folder)
-    foreign = (
-        [path.name for path in folder.iterdir() if path.name not in (MANIFEST, TENSORS)] if folder.is_dir() else []
-    )
-    if foreign:
-        raise StoreError(f"{str(folder)!r} holds {foreign[0]!r}, which would be lost; choose another folder.")
+    for path in folder.iterdir() if folder.is_dir() else ():
+        if path.name not in (MANIFEST, TENSORS):
+            raise StoreError(f"{str(folder)!r} holds {path.name!r}, which would be lost; choose another folder.")
     replace_folder(folder, fill)
 
 

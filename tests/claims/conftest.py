@@ -23,13 +23,9 @@ class Call(NamedTuple):
 
 
 @pytest.fixture(autouse=True)
-def _same_every_time() -> Iterator[None]:
-    """Fix the seed, and use one thread: on models this small, handing work to a second costs more than it saves."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
+def _same_every_time() -> None:
+    """Fix the seed."""
     torch.manual_seed(0)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture

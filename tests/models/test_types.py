@@ -36,6 +36,7 @@ def test_half_precision_follows_float32(how: str, position: str, softcap: float 
 
 @pytest.mark.parametrize("name", gh.presets())
 def test_copies_and_pickles_compute_the_same(name: str) -> None:
+    """Processes that are spawned receive a model by pickle; the package itself never reads one."""
     torch.manual_seed(0)
     model = gh.build(gh.preset(name, vocab_size=50, d_model=48, n_layers=1, n_heads=6)).eval()
     ids = torch.randint(0, 50, (2, 7))

@@ -132,7 +132,7 @@ def test_calls_that_mix_what_does_not_go_together_are_refused() -> None:
     decoder, encoder, seq2seq = fresh(), fresh("tiny-encoder", n_segments=0), fresh("tiny-seq2seq")
     with pytest.raises(gh.InputError, match="documents and cache were both given"):
         decoder(ids, documents=torch.zeros_like(ids), cache=decoder.make_cache(1, 8))
-    with pytest.raises(gh.InputError, match="the cache has 2 rows, but ids has 1"):
+    with pytest.raises(gh.InputError, match="the cache has 2 rows, but this call has 1"):
         decoder(ids, cache=decoder.make_cache(2, 8))
     with pytest.raises(gh.InputError, match="segments were given, but the spec has n_segments = 0"):
         encoder(ids, segments=torch.zeros_like(ids))

@@ -38,8 +38,7 @@ class Cache:
 
     def _stay_in_place(self) -> None:
         """Promise that these tensors never move, so that a step that writes to them can be captured as a graph."""
-        rooms = (*self.keys, *self.values, *self.source_keys, *self.source_values)
-        for tensor in (*rooms, self.lengths, self.source_real):
+        for tensor in (*self._rooms(), self.lengths, self.source_real):
             torch._dynamo.mark_static_address(tensor)
 
     def admit(self, layout: Layout) -> Tensor:
@@ -95,7 +94,9 @@ class Cache:
         """Return where the tokens of the source stand."""
         return Layout(torch.arange(self.source_len, device=self.lengths.device)[None], self.source_real)
 
+    def _rooms(self) -> list[Tensor]:
+        return [*self.keys, *self.values, *self.source_keys, *self.source_values]
+
     def __repr__(self) -> str:
-        rooms = (*self.keys, *self.values, *self.source_keys, *self.source_values)
-        size = sum(room.numel() * room.element_size() for room in rooms)
+        size = sum(room.numel() * room.element_size() for room in self._rooms())
         return f"Cache({len(self.lengths)} rows of {self.max_len} tokens, {size:,} bytes)"

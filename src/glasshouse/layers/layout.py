@@ -55,7 +55,7 @@ def lay_out(
     positions = _positions(ids, None if trailing else real, numbers)
     if start is not None:
         if len(start) != len(ids):
-            raise InputError(f"the cache has {len(start)} rows, but {side}ids has {len(ids)}; make one that fits.")
+            raise InputError(f"the cache has {len(start)} rows, but this call has {len(ids)}; make one that fits.")
         positions = positions + start[:, None]
         if prefix is not None:
             _check_prefix(prefix, start + (ids.shape[1] if real is None else real.sum(1)))
@@ -76,7 +76,7 @@ def _real(ids: Tensor, lengths: Tensor | None, mask: Tensor | None, side: str) -
         raise InputError(f"{side}lengths and {side}mask were both given; they tell the same, so leave one out.")
     if lengths is not None:
         _expect(lengths, f"{side}lengths", ids.shape[:1])
-        if lengths.is_cpu and not torch.compiler.is_compiling() and len(lengths) > 0:
+        if lengths.is_cpu and not torch.compiler.is_compiling():
             low, high = (int(value) for value in lengths.aminmax())
             if low < 0 or high > ids.shape[1]:
                 wrong = low if low < 0 else high
