@@ -126,7 +126,7 @@ def test_no_square_of_the_length_is_allocated(compiled: bool) -> None:
 
 @torch.no_grad()
 def test_many_models_share_one_compiled_kernel() -> None:
-    """Torch compiles a function eight times, then runs it uncompiled, scores written out: 12 models stay within."""
+    """Torch compiles a function eight times, then runs it uncompiled, scores written out: not here, for 12 models."""
     torch.compiler.reset()
     length = 8192
     grown = []

@@ -31,7 +31,7 @@ class Fused(nn.Module):
         """Attend with q [B, H, Q, d] over k and v [B, H_kv, K, d]; return [B, H, Q, d]."""
         grouped = q.shape[1] != k.shape[1]
         if mask.blocks is not None:
-            # Scaled here: FlexAttention compiles anew for each scale, and gives up after eight.
+            # Scaled here: FlexAttention compiles anew for each scale.
             return _flex()(q * self.scale, k, v, block_mask=mask.blocks, scale=1.0, enable_gqa=grouped)
         dense = mask.dense
         if dense is not None and dense.is_floating_point():
@@ -99,4 +99,6 @@ def _flex() -> Callable[..., Any]:
 
 @functools.cache
 def _compiled_flex() -> Callable[..., Any]:
-    return torch.compile(flex_attention)  # uncompiled, it would write the scores out
+    # Uncompiled, it would write the scores out; and torch goes uncompiled after eight shapes unless told otherwise.
+    patient = torch._dynamo.config.patch(recompile_limit=64)
+    return cast(Callable[..., Any], patient(torch.compile(flex_attention)))
