@@ -93,9 +93,9 @@ def by_hand(
 
 
 def self_attention_by_hand(attention: Any, x: Tensor, n_heads: int, causal: bool, groups: int) -> Tensor:  # noqa: ANN401
-    sizes = attention.qkv.d_outs
-    bias = attention.qkv.bias if attention.qkv.bias is not None else torch.zeros(sum(sizes), dtype=x.dtype)
-    parts = zip(attention.qkv.weight.split(sizes), bias.split(sizes), strict=True)
+    projections = (attention.query, attention.key, attention.value)
+    nothing = torch.zeros((), dtype=x.dtype)
+    parts = [(p.weight, nothing.expand(len(p.weight)) if p.bias is None else p.bias) for p in projections]
     return by_hand(x, x, *parts, attention.out, n_heads, causal, groups)
 
 
@@ -111,7 +111,8 @@ def test_a1_each_head_has_its_own_projections(grow: Grow, watch: Watch, agree: A
     inputs, kernel = watch(attention), watch(attention.attend)
     model(random_ids(2, 5))
     x, received = inputs[0].args[0], kernel[0].args[:3]
-    for matrices, actual in zip(attention.qkv.weight.split(4 * width), received, strict=True):
+    projections = (attention.query, attention.key, attention.value)
+    for matrices, actual in zip([p.weight for p in projections], received, strict=True):
         assert actual.shape == (2, 4, 5, width)
         for head in range(4):
             matrix = matrices[head * width : (head + 1) * width].T
@@ -143,7 +144,7 @@ def test_a2_score_is_a_bilinear_form_of_low_rank(
     x, q, k = x / 2, q / 2, k / 2
     weights = weights_of(kernel(attention.attend.scale, 0.0), q, k, mask)
     relative = weights.log() - weights.log()[..., :1]
-    wq, wk, _ = attention.qkv.weight.split(4 * d_head)
+    wq, wk = attention.query.weight, attention.key.weight
     for head in range(4):
         rows = slice(head * d_head, (head + 1) * d_head)
         matrix = wq[rows].T @ wk[rows]
@@ -441,8 +442,7 @@ def compare_cross_attention(model: nn.Module, watch: Watch, agree: Agree, groups
     model(random_ids(2, 5), random_ids(2, 4))
     memory = encoder[0].output
     for cross, seen in zip(crosses, calls, strict=True):
-        key, value = zip(cross.kv.weight.chunk(2), cross.kv.bias.chunk(2), strict=True)
-        query = (cross.query.weight, cross.query.bias)
+        query, key, value = ((p.weight, p.bias) for p in (cross.query, cross.key, cross.value))
         x, output = seen[0].args[0], seen[0].output
         agree(output, by_hand(x, memory, query, key, value, cross.out, 4, causal=False, groups=groups))
 
@@ -470,8 +470,7 @@ def test_a10_what_comes_from_where(grow: Grow, watch: Watch) -> None:
 
 def multi_query_by_hand(attention: Any, x: Tensor) -> Tensor:  # noqa: ANN401
     """One key and one value a position, the same for all four heads of width 4; causal."""
-    weight, bias = attention.qkv.weight, attention.qkv.bias
-    q, k, v = (x @ weight.T + bias).split((16, 4, 4), -1)
+    q, k, v = (x @ p.weight.T + p.bias for p in (attention.query, attention.key, attention.value))
     rows = []
     for b in range(len(x)):
         for i in range(x.shape[1]):
@@ -516,14 +515,7 @@ def test_a12_grouped_is_multi_head_with_copies(grow: Grow, agree: Agree, groups:
     grouped, full = grow(kind, position="rotary", n_kv_heads=groups), grow(kind, position="rotary", n_kv_heads=4)
     state = {}
     for name, value in grouped.state_dict().items():
-        width = 4 * groups
-        if ".qkv." in name:
-            q, k, v = value.split((16, width, width))
-            value = torch.cat((q, copied(k, groups), copied(v, groups)))
-        elif ".kv." in name:
-            k, v = value.split(width)
-            value = torch.cat((copied(k, groups), copied(v, groups)))
-        state[name] = value
+        state[name] = copied(value, groups) if ".key." in name or ".value." in name else value
     full.load_state_dict(state)
     args = (random_ids(2, 5), random_ids(2, 6)) if kind == "seq2seq" else (random_ids(2, 6),)
     agree(grouped(*args), full(*args))

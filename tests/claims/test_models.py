@@ -190,14 +190,11 @@ def vaswani_by_hand(weights: dict[str, Tensor], source: Tensor, target: Tensor, 
         return centred / deviation * weights[f"{place}.weight"] + weights[f"{place}.bias"]
 
     def block(x: Tensor, place: str, memory: Tensor | None) -> Tensor:
-        own = (
-            *weights[f"{place}.attention.layer.qkv.weight"].chunk(3),
-            weights[f"{place}.attention.layer.out.weight"],
-        )
+        parts = ("query", "key", "value", "out")
+        own = [weights[f"{place}.attention.layer.{part}.weight"] for part in parts]
         x = norm(x + attend(x, x, *own, causal=memory is not None), f"{place}.attention.norm")
         if memory is not None:
-            at = f"{place}.cross.layer"
-            cross = (weights[f"{at}.query.weight"], *weights[f"{at}.kv.weight"].chunk(2), weights[f"{at}.out.weight"])
+            cross = [weights[f"{place}.cross.layer.{part}.weight"] for part in parts]
             x = norm(x + attend(x, memory, *cross, causal=False), f"{place}.cross.norm")
         up, down = f"{place}.feedforward.layer.up", f"{place}.feedforward.layer.down"
         hidden = (x @ weights[f"{up}.weight"].T + weights[f"{up}.bias"]).clamp(min=0)
@@ -343,8 +340,11 @@ def test_m6_one_parallel_pass_equals_sequential_steps(agree: Agree) -> None:
     (losses, gradients), seconds = best_of(5, train_in_parallel)
     (in_steps, summed), seconds_in_steps = best_of(1, train_in_steps)
     agree(in_steps, losses)
-    for one, other in zip(summed, gradients, strict=True):
-        agree(one, other)
+    for (name, _), one, other in zip(model.named_parameters(), summed, gradients, strict=True):
+        if name.endswith(".key.bias"):  # it moves a row's scores alike: 0 but for rounding, beside gradients near 0.1
+            assert max(one.abs().max(), other.abs().max()) < 1e-13
+        else:
+            agree(one, other)
     with torch.no_grad():
         read, reading = best_of(5, parallel)
     cached, reading_in_steps = best_of(1, read_with_cache)

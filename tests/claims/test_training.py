@@ -116,7 +116,8 @@ def check_gradients(model: nn.Module, call: Callable[[], Tensor]) -> None:
                     ends.append(loss().item())
                     parameter.sub_(direction, alpha=sign * step)
                 measured, expected = (ends[0] - ends[1]) / (2 * step), (gradient * direction).sum().item()
-                assert abs(measured - expected) < 1e-7 * gradient.norm(), name
+                # The second part is for gradients that are 0: a bias shared by all keys moves a row's scores alike.
+                assert abs(measured - expected) < 1e-7 * gradient.norm() + 1e-8, name
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -30,7 +30,7 @@ def received(**settings: object) -> tuple[Attention, Tensor, tuple[Tensor, ...]]
 
 def test_queries_and_keys_are_normalised_head_by_head() -> None:
     attention, x, (q, k, v, _) = received(qk_norm=True, norm="rms")
-    parts = torch.split(x @ attention.qkv.weight.T, attention.qkv.d_outs, dim=-1)
+    parts = [x @ project.weight.T for project in (attention.query, attention.key, attention.value)]
     for result, part, norm in zip((q, k), parts, (attention.q_norm, attention.k_norm), strict=False):
         heads = part.view(2, 6, -1, attention.d_head).transpose(1, 2)
         expected = heads / (heads.square().mean(-1, keepdim=True) + 1e-6).sqrt() * norm.weight

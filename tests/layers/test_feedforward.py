@@ -47,16 +47,18 @@ def test_feedforward_by_the_formula(
     layer = make_feedforward(s).double()
     gated = isinstance(layer, GatedFeedForward)
     assert gated == isinstance(choice, spec.SwiGLU | spec.GeGLU)
-    into = layer.gate_up if gated else layer.up
     x = torch.randn(1, 2, 4, dtype=torch.float64)
     out = layer(x, None)
     for i in range(2):
-        inner = [
-            sum(float(into.weight[n, d] * x[0, i, d]) for d in range(4)) + (float(into.bias[n]) if bias else 0)
-            for n in range(len(into.weight))
-        ]
-        # The first half of a joined map is the gate.
-        hidden = [activation(inner[n]) * (inner[n + 3] if gated else 1) for n in range(3)]
+
+        def into(project: torch.nn.Linear, n: int, i: int = i) -> float:
+            total = sum(float(project.weight[n, d] * x[0, i, d]) for d in range(4))
+            return total + (float(project.bias[n]) if bias else 0)
+
+        if gated:
+            hidden = [activation(into(layer.gate, n)) * into(layer.up, n) for n in range(3)]
+        else:
+            hidden = [activation(into(layer.up, n)) for n in range(3)]
         for d in range(4):
             expected = sum(float(layer.down.weight[d, n]) * hidden[n] for n in range(3))
             expected += float(layer.down.bias[d]) if bias else 0

@@ -30,13 +30,13 @@ def make(init: spec.Init, name: str = "gpt2") -> torch.nn.Module:
 def test_normal() -> None:
     model = make(spec.Normal(0.05))
     block = model.stack.blocks[0]
-    for weight in (model.token.table.weight, block.attention.layer.qkv.weight, block.attention.layer.out.weight):
+    for weight in (model.token.table.weight, block.attention.layer.key.weight, block.attention.layer.out.weight):
         assert spread(weight) == near(0.05)
 
 
 def test_depth_scaled_divides_what_writes_to_the_stream() -> None:
     block = make(spec.DepthScaled(0.05)).stack.blocks[2]
-    assert spread(block.attention.layer.qkv.weight) == near(0.05)
+    assert spread(block.attention.layer.key.weight) == near(0.05)
     for weight in (block.attention.layer.out.weight, block.feedforward.layer.down.weight):
         assert spread(weight) == near(0.05 / math.sqrt(6))  # three layers of two writes
 
@@ -54,10 +54,10 @@ def test_zero_output_makes_every_block_the_identity() -> None:
     assert torch.equal(model.stack(model.token(ids), lay_out(ids)), model.stack.norm(expected))
 
 
-def test_xavier_treats_joined_maps_one_by_one() -> None:
+def test_xavier_looks_at_the_size_of_each_map() -> None:
     model = make(spec.Xavier(), "llama-small")
-    qkv = model.stack.blocks[0].attention.layer.qkv
-    for weight in torch.split(qkv.weight, qkv.d_outs):
+    attention = model.stack.blocks[0].attention.layer
+    for weight in (attention.query.weight, attention.key.weight, attention.value.weight):
         bound = math.sqrt(6 / (128 + len(weight)))  # fan in and fan out of this map alone
         assert float(weight.detach().abs().max()) == pytest.approx(bound, rel=0.01)
         assert spread(weight) == near(bound / math.sqrt(3))

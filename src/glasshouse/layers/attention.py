@@ -7,7 +7,6 @@ from torch import Tensor, nn
 from glasshouse import spec
 from glasshouse.layers.attend import make_attend
 from glasshouse.layers.context import Context
-from glasshouse.layers.linear import JoinedLinear
 from glasshouse.layers.norm import make_norm
 
 
@@ -20,14 +19,16 @@ class Attention(nn.Module):
         self.index = index
         self.window = s.window(index)
         self.d_head = s.d_head
-        self.qkv = JoinedLinear(s.d_model, (d_query, d_key, d_key), bias=s.qkv_bias)
+        self.query = nn.Linear(s.d_model, d_query, bias=s.qkv_bias)
+        self.key = nn.Linear(s.d_model, d_key, bias=s.qkv_bias)
+        self.value = nn.Linear(s.d_model, d_key, bias=s.qkv_bias)
         self.q_norm, self.k_norm = make_qk_norms(s)
         self.attend = make_attend(scale_of(s), s.attention_dropout, s.attention_softcap)
         self.out = nn.Linear(d_query, s.d_model, bias=s.out_bias)
 
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
         """Map x [B, S, D] to what each position gathered from those it sees, [B, S, D]."""
-        q, k, v = (split_heads(part, self.d_head) for part in self.qkv(x))
+        q, k, v = (split_heads(project(x), self.d_head) for project in (self.query, self.key, self.value))
         q, k = ctx.rotate(self.q_norm(q)), ctx.rotate(self.k_norm(k))
         if ctx.cache is not None and ctx.slots is not None:
             k, v = ctx.cache.extend(self.index, ctx.slots, k, v)
@@ -44,7 +45,8 @@ class CrossAttention(nn.Module):
         self.index = index
         self.d_head = s.d_head
         self.query = nn.Linear(s.d_model, d_query, bias=s.qkv_bias)
-        self.kv = JoinedLinear(s.d_model, (d_key, d_key), bias=s.qkv_bias)
+        self.key = nn.Linear(s.d_model, d_key, bias=s.qkv_bias)
+        self.value = nn.Linear(s.d_model, d_key, bias=s.qkv_bias)
         self.q_norm, self.k_norm = make_qk_norms(s)
         self.attend = make_attend(scale_of(s), s.attention_dropout, s.attention_softcap)
         self.out = nn.Linear(d_query, s.d_model, bias=s.out_bias)
@@ -59,7 +61,7 @@ class CrossAttention(nn.Module):
     def source(self, ctx: Context) -> tuple[Tensor, Tensor]:
         """Return the source's keys and values: worked out on the first call, remembered by a cache after it."""
         if ctx.memory is not None:
-            k, v = (split_heads(part, self.d_head) for part in self.kv(ctx.memory))
+            k, v = (split_heads(project(ctx.memory), self.d_head) for project in (self.key, self.value))
             k = self.k_norm(k)
             if ctx.cache is None:
                 return k, v

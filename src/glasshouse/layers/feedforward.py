@@ -9,7 +9,6 @@ from torch.nn import functional as F
 
 from glasshouse import spec
 from glasshouse.layers.context import Context
-from glasshouse.layers.linear import JoinedLinear
 
 
 class FeedForward(nn.Module):
@@ -31,14 +30,14 @@ class GatedFeedForward(nn.Module):
 
     def __init__(self, d_model: int, d_ff: int, activation: nn.Module, bias: bool) -> None:
         super().__init__()
-        self.gate_up = JoinedLinear(d_model, (d_ff, d_ff), bias=bias)
+        self.gate = nn.Linear(d_model, d_ff, bias=bias)
+        self.up = nn.Linear(d_model, d_ff, bias=bias)
         self.activation = activation
         self.down = nn.Linear(d_ff, d_model, bias=bias)
 
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
         """Map x [B, S, D] to [B, S, D]."""
-        gate, up = self.gate_up(x)
-        return self.down(self.activation(gate) * up)
+        return self.down(self.activation(self.gate(x)) * self.up(x))
 
 
 class SquaredReLU(nn.Module):

@@ -8,7 +8,6 @@ from torch import Tensor, nn
 from glasshouse import spec
 from glasshouse.layers.attention import Attention, CrossAttention
 from glasshouse.layers.feedforward import FeedForward, GatedFeedForward
-from glasshouse.layers.linear import JoinedLinear
 from glasshouse.models.heads import OwnVocabulary
 from glasshouse.models.stack import Stack
 
@@ -21,9 +20,6 @@ def initialise(model: nn.Module, s: spec.Transformer) -> None:
 
     for module in model.modules():
         match module:
-            case JoinedLinear() if xavier:  # each map on its own, as its bound depends on its size
-                parts = torch.split(module.weight, module.d_outs)
-                module.weight.copy_(torch.cat([nn.init.xavier_uniform_(torch.empty_like(part)) for part in parts]))
             case nn.Linear() if xavier:
                 nn.init.xavier_uniform_(module.weight)
             case nn.Linear():
