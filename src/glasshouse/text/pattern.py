@@ -1,0 +1,178 @@
+r"""Regular expressions from files: which of them may be run.
+
+The tokenizers library hands a file's expressions to Oniguruma, which backtracks: `(a+)+$` takes longer than anyone
+waits on forty letters. So an expression is read first, and its steps are counted from above, as they would be on a
+text of a hundred characters. An endless repeat may stand only on what matches in one way and counts as a hundred;
+two of them that fail together reach the limit. A search, which begins at every character, is then quadratic at worst.
+
+Whatever escapes the counting (back references, calls, conditions), and whatever Oniguruma might read in another way
+than this file does (comments, `(?x)`, a `]` alone), is refused.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import NamedTuple, NoReturn
+
+from glasshouse.errors import StoreError
+
+LONGEST = 10_000
+DEEPEST = 20
+ENDLESS = 100
+LIMIT = ENDLESS**2
+
+_ESCAPE = r"\\(?:[pP]\{\^?[\w -]+\}|x\{[\da-fA-F]{1,8}\}|x[\da-fA-F]{2}|u[\da-fA-F]{4}|[dDwWsShHnrtfvae]|[^a-zA-Z\d])"
+_CLASS = r"(?P<class>\[\^?+(?![]:]))"
+_OUTSIDE = re.compile(
+    r"(?P<group>\((?:\?(?:[:=!>]|<[=!]|<[a-zA-Z_]\w*>|[im-]+[:)])|(?![?*])))|(?P<end>\))|(?P<or>\|)"
+    r"|(?P<anchor>\\[bBAzZG]|[\^$])|(?P<repeat>[*+?][?+]?|\{(?:\d{1,6}(?:,\d{0,6})?|,\d{1,6})\}\??)"
+    rf"|{_CLASS}|(?P<character>{_ESCAPE}|[^][()*+?\\])",
+    re.ASCII,
+)
+_INSIDE = re.compile(
+    rf"(?P<posix>\[:\^?[a-z]+:\])|{_CLASS}|(?P<close>\])|(?P<member>{_ESCAPE}|\\b|[^][\\])", re.ASCII
+)
+
+_IGNORE_CASE = re.compile(r"\(\?m*i")
+
+
+class _Cost(NamedTuple):
+    ways: int = 1  # in how many ways it can match from one place, which is what a failure further on makes it try
+    first: int = 1  # how many steps it takes to its first match, or to fail
+    certain: bool = False  # it cannot fail, so that nothing before it is tried again
+    character: bool = False  # it takes exactly one character
+
+
+def check(expression: str) -> None:
+    r"""Refuse an expression that could make a search take more than quadratic time, or that is not understood.
+
+    >>> check(r" ?\p{L}+|\s+(?!\S)")
+    >>> check("(a+)+$")
+    Traceback (most recent call last):
+    ...
+    glasshouse.errors.StoreError: the pattern '(a+)+$' repeats without end what matches in several ways; find another.
+    """
+    if len(expression) > LONGEST:
+        _refuse(expression, f"is longer than {LONGEST} characters")
+    reader = _Reader(expression)
+    cost = reader.alternatives()
+    if reader.kind:
+        _refuse(expression, "closes a bracket that is not open")
+    if cost.first >= LIMIT:
+        _refuse(expression, "repeats in too many ways at once")
+
+
+def _refuse(expression: str, reason: str) -> NoReturn:
+    shown = expression if len(expression) <= 60 else expression[:57] + "..."
+    raise StoreError(f"the pattern {shown!r} {reason}; find another.")
+
+
+def _parts(expression: str) -> Iterator[tuple[str, str]]:
+    """Yield the kind and the text of each part; a class, with all that is nested in it, is one character."""
+    at = depth = 0
+    while at < len(expression):
+        match = (_INSIDE if depth else _OUTSIDE).match(expression, at)
+        if not match:
+            _refuse(expression, f"is not understood at character {at + 1} ({expression[at]!r})")
+        kind, at = match.lastgroup, match.end()
+        depth += (kind == "class") - (kind == "close")
+        if kind == "close" and not depth:
+            yield "character", "[]"
+        elif kind and not depth:
+            yield kind, match.group()
+        if depth > DEEPEST:
+            _refuse(expression, f"has brackets more than {DEEPEST} deep")
+    if depth:
+        _refuse(expression, "opens a bracket that is not closed")
+    yield "", ""
+
+
+class _Reader:
+    """Counts the cost of an expression; `kind` and `text` are the part it stands at."""
+
+    def __init__(self, expression: str) -> None:
+        self.expression, self.depth, self.ignore_case, self.parts = expression, 0, False, _parts(expression)
+        self.kind, self.text = next(self.parts)
+
+    def step(self) -> str:
+        text = self.text
+        self.kind, self.text = next(self.parts)
+        return text
+
+    def alternatives(self) -> _Cost:
+        costs = [self.sequence()]
+        while self.kind == "or":
+            self.step()
+            costs.append(self.sequence())
+        return _Cost(sum(c.ways for c in costs), sum(c.first for c in costs), any(c.certain for c in costs))
+
+    def sequence(self) -> _Cost:
+        ways, first, certain = 1, 1, True
+        while self.kind not in ("", "or", "end"):
+            part = self.part()
+            first = min(LIMIT, part.first * (first if part.certain else ways))
+            ways = min(LIMIT, part.ways * ways)
+            certain = certain and part.certain
+        return _Cost(ways, first, certain)
+
+    def part(self) -> _Cost:
+        kind, text = self.kind, self.step()
+        if kind == "repeat":
+            _refuse(self.expression, f"has nothing before {text!r} to repeat")
+        if kind == "group":
+            cost = self.group(text)
+        elif self.ignore_case and kind == "character" and text[0] in "[\\":
+            cost = _Cost(ways=2)  # such a class also takes the letters of a ligature it holds: (?i:[ﬀ]) takes ff
+        else:
+            cost = _Cost(character=kind == "character")
+        while self.kind == "repeat":
+            cost = self.repeat(cost, self.step())
+        return cost
+
+    def group(self, opening: str) -> _Cost:
+        self.depth += 1
+        if self.depth > DEEPEST:
+            _refuse(self.expression, f"has brackets more than {DEEPEST} deep")
+        outside, self.ignore_case = self.ignore_case, self.ignore_case or bool(_IGNORE_CASE.match(opening))
+        cost = self.alternatives()
+        self.ignore_case = outside
+        self.depth -= 1
+        if opening.endswith(")"):  # (?i) reaches to the end of the group it stands in, alternatives and all
+            return cost
+        if self.kind != "end":
+            _refuse(self.expression, "opens a bracket that is not closed")
+        self.step()
+        if opening in ("(?=", "(?!"):
+            return _Cost(cost.ways, cost.ways)
+        if opening in ("(?<=", "(?<!"):  # tried from every place where it could have begun
+            return _Cost(cost.ways**2, cost.ways**2)
+        return cost
+
+    def repeat(self, cost: _Cost, text: str) -> _Cost:
+        low, high = _bounds(text)
+        # To Oniguruma a{2}? is (?:a{2})?, one way more, and a{1,3}+ is (?:a{1,3})+, which comes here again.
+        more = int(text.endswith("}?"))
+        if high is None:
+            if cost.ways > 1:
+                _refuse(self.expression, "repeats without end what matches in several ways")
+            return _Cost(ENDLESS + low, 1 if cost.character else 1 + low, low == 0)
+        if cost.character:
+            return _Cost(min(ENDLESS, high - low + 1 + more), 1, low == 0)
+        ways, power = more + int(low == 0), 1
+        for _ in range(high):
+            power *= cost.ways
+            ways += power
+            if ways >= LIMIT:
+                _refuse(self.expression, "repeats in too many ways at once")
+        return _Cost(ways, cost.first if high == 1 else ways, low == 0)
+
+
+def _bounds(text: str) -> tuple[int, int | None]:
+    if text[0] != "{":
+        return int(text[0] == "+"), 1 if text[0] == "?" else None
+    low, comma, high = text.rstrip("?")[1:-1].partition(",")
+    if comma and not high:
+        return int(low), None
+    bounds = sorted((int(low or 0), int(high or low)))  # Oniguruma takes {3,1} for {1,3}
+    return bounds[0], bounds[1]
