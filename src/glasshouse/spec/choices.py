@@ -269,9 +269,10 @@ class SequenceLabel(Settings):
     n_labels: int
     pooling: Pooling = "first"
     dense: bool = True
+    labels: tuple[str, ...] = ()  # their names, where they have any
 
     def check(self) -> None:
-        require_positive(self, "n_labels")
+        require_labels(self)
 
 
 @dataclass(frozen=True)
@@ -280,9 +281,18 @@ class TokenLabel(Settings):
 
     kind: ClassVar[str] = "token_label"
     n_labels: int
+    labels: tuple[str, ...] = ()  # their names, where they have any
 
     def check(self) -> None:
-        require_positive(self, "n_labels")
+        require_labels(self)
+
+
+def require_labels(head: SequenceLabel | TokenLabel) -> None:
+    """Refuse a number of labels below 1, or names that are not as many."""
+    require_positive(head, "n_labels")
+    rule = f"{head.n_labels} different names, or none"
+    fits = len(head.labels) in (0, head.n_labels) and len(set(head.labels)) == len(head.labels)
+    require(fits, f"{head.kind}.labels", head.labels, rule)
 
 
 Head = NoHead | Pooled | NextToken | MaskedToken | SequenceLabel | TokenLabel
