@@ -89,7 +89,7 @@ def test_any_flipped_bit_and_any_truncation_of_the_tensors_is_noticed(folder: Pa
 
 def test_a_damaged_header_is_a_sentence_even_without_hashes(folder: Path) -> None:
     flip(folder / "tensors.safetensors", 9)
-    with pytest.raises(StoreError, match="not a safetensors file"):
+    with pytest.raises(StoreError, match="not a sound safetensors file"):
         store.read(folder, verify=False)
 
 

@@ -1,4 +1,4 @@
-"""Tensors on disk: safetensors and a JSON manifest in one folder, whole or not there at all.
+"""Tensors on disk: safetensors files, and folders that are whole or not there at all.
 
 The only code that reads or writes weights. A folder is written beside its place, flushed to the disk and then
 renamed, so that a reader finds the old one or the new one and never half of either.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -23,6 +24,7 @@ from glasshouse.errors import StoreError
 FORMAT = 1
 MANIFEST = "manifest.json"
 TENSORS = "tensors.safetensors"
+HEADER_LIMIT = 32 * 2**20  # bytes; that of a model with 10,000 tensors has about one million
 
 
 def write(folder: str | Path, tensors: Mapping[str, torch.Tensor], about: Mapping[str, Any]) -> None:
@@ -39,16 +41,12 @@ def write(folder: str | Path, tensors: Mapping[str, torch.Tensor], about: Mappin
     """
 
     def fill(place: Path) -> None:
-        save_file({name: tensor.detach().contiguous() for name, tensor in tensors.items()}, place / TENSORS)
+        write_tensors(place / TENSORS, tensors)
         size = (place / TENSORS).stat().st_size
         manifest = {"format": FORMAT, "bytes": size, "sha256": _sha256(place / TENSORS), "about": dict(about)}
         (place / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
 
-    folder = Path(folder)
-    for path in folder.iterdir() if folder.is_dir() else ():
-        if path.name not in (MANIFEST, TENSORS):
-            raise StoreError(f"{str(folder)!r} holds {path.name!r}, which would be lost; choose another folder.")
-    replace_folder(folder, fill)
+    replace_folder(Path(folder), fill, rf"{MANIFEST}|{TENSORS}")
 
 
 def read(folder: str | Path, *, verify: bool = True) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
@@ -56,30 +54,56 @@ def read(folder: str | Path, *, verify: bool = True) -> tuple[dict[str, torch.Te
 
     A wrong size, a wrong hash, an unknown format or a missing file is a `StoreError` that names the file.
     """
-    folder = _standing(Path(folder))
+    folder = standing(Path(folder))
     manifest = _manifest(folder / MANIFEST)
     path = folder / TENSORS
     _check_file(path, manifest, verify)
+    return read_tensors(path), manifest["about"]
+
+
+def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
+    """Write tensors as one safetensors file, marked as torch's, as other readers expect."""
+    save_file({name: tensor.detach().contiguous() for name, tensor in tensors.items()}, path, {"format": "pt"})
+
+
+def read_tensors(path: Path) -> dict[str, torch.Tensor]:
+    """Map the tensors of a safetensors file into memory: none is read from the disk before it is used.
+
+    Writing to one changes it in memory alone. A file that is damaged or pretends to be larger than it is, is refused.
+    """
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        header = int.from_bytes(file.read(8), "little")
+    if size < 8 or header > size - 8:
+        raise StoreError(
+            f"{str(path)!r} has {size} bytes and a header of {header}, so it was cut short; fetch it again."
+        )
+    if header > HEADER_LIMIT:
+        raise StoreError(f"{str(path)!r} has a header of {header} bytes, which no real model needs; do not use it.")
     try:
         with safe_open(path, framework="pt") as file:
-            return {name: file.get_tensor(name) for name in file.keys()}, manifest["about"]  # noqa: SIM118
-    except SafetensorError as error:
-        raise StoreError(f"{str(path)!r} is not a safetensors file ({error}); write it again.") from None
+            return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except (SafetensorError, ValueError, OverflowError) as error:
+        raise StoreError(f"{str(path)!r} is not a sound safetensors file ({error}); fetch it again.") from None
 
 
-def replace_folder(folder: Path, fill: Callable[[Path], None]) -> None:
+def replace_folder(folder: Path, fill: Callable[[Path], None], ours: str) -> None:
     """Let `fill` write into a new folder, then put that in the place of `folder`.
 
-    Between the two renames the old folder stands under another name, where `read` still finds it.
+    A folder that holds a file whose name the expression `ours` does not match is left alone. Between the two renames
+    the old folder stands under another name, where `standing` finds it.
     """
     folder = folder.absolute()
+    for path in folder.iterdir() if folder.is_dir() else ():
+        if not re.fullmatch(ours, path.name):
+            raise StoreError(f"{str(folder)!r} holds {path.name!r}, which would be lost; choose another folder.")
     folder.parent.mkdir(parents=True, exist_ok=True)
     fresh, old = folder.with_name(f".{folder.name}.new"), _aside(folder)
     shutil.rmtree(fresh, ignore_errors=True)  # left behind by a writer that was killed
     fresh.mkdir()
     try:
         fill(fresh)
-        for path in (*fresh.iterdir(), fresh):
+        for path in (*fresh.rglob("*"), fresh):
             _flush(path)
     except BaseException:
         shutil.rmtree(fresh, ignore_errors=True)
@@ -96,7 +120,8 @@ def _aside(folder: Path) -> Path:
     return folder.with_name(f".{folder.name}.old")
 
 
-def _standing(folder: Path) -> Path:
+def standing(folder: Path) -> Path:
+    """Return the folder, or the one set aside by a writer that was killed while replacing it."""
     folder = folder.absolute()
     if not folder.exists() and _aside(folder).exists():
         return _aside(folder)
