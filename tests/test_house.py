@@ -12,8 +12,11 @@ ROWS = [
     ["errors"],
     ["config"],
     ["spec", "device", "store"],
-    ["layers"],
+    ["layers", "text"],
     ["models"],
+    ["hub", "vectors"],
+    ["evaluation"],
+    ["cli"],
 ]
 ROW_OF = {room: number for number, rooms in enumerate(ROWS) for room in rooms}
 HOUSE = Path(glasshouse.__file__).parent

@@ -13,18 +13,25 @@ if TYPE_CHECKING:
     from glasshouse import config as config
     from glasshouse import device as device
     from glasshouse import errors as errors
+    from glasshouse import evaluation as evaluation
+    from glasshouse import hub as hub
     from glasshouse import layers as layers
     from glasshouse import models as models
     from glasshouse import spec as spec
     from glasshouse import store as store
+    from glasshouse import text as text
     from glasshouse.errors import ConfigError as ConfigError
     from glasshouse.errors import GlasshouseError as GlasshouseError
     from glasshouse.errors import InputError as InputError
     from glasshouse.errors import StoreError as StoreError
+    from glasshouse.hub import load as load
+    from glasshouse.hub import save as save
     from glasshouse.models import build as build
     from glasshouse.spec import count_parameters as count_parameters
     from glasshouse.spec import preset as preset
     from glasshouse.spec import presets as presets
+    from glasshouse.text import Tokenizer as Tokenizer
+    from glasshouse.vectors import embed as embed
 
 __version__ = "0.1.0.dev0"
 
@@ -33,13 +40,17 @@ _HOME = {
     "GlasshouseError": "errors",
     "InputError": "errors",
     "StoreError": "errors",
+    "Tokenizer": "text",
     "build": "models",
     "count_parameters": "spec",
+    "embed": "vectors",
+    "load": "hub",
     "preset": "spec",
     "presets": "spec",
+    "save": "hub",
 }
 
-_ROOMS = ("config", "device", "errors", "layers", "models", "spec", "store")
+_ROOMS = ("config", "device", "errors", "evaluation", "hub", "layers", "models", "spec", "store", "text")
 
 __all__ = ["__version__", *_HOME, *_ROOMS]
 

@@ -1,8 +1,8 @@
 """Whole models, put together from layers as a spec says."""
 
-from glasshouse.models.assembly import build
+from glasshouse.models.assembly import Model, build
 from glasshouse.models.decoder import Decoder
 from glasshouse.models.encoder import Encoder
 from glasshouse.models.seq2seq import Seq2Seq
 
-__all__ = ["Decoder", "Encoder", "Seq2Seq", "build"]
+__all__ = ["Decoder", "Encoder", "Model", "Seq2Seq", "build"]

@@ -1,0 +1,124 @@
+"""BART and Marian: encoder-decoders close to the original, with a bias on the logits.
+
+BART learns its positions, counted from 2, and norms its embeddings; Marian has fixed sinusoids laid out in halves.
+"""
+
+from __future__ import annotations
+
+import functools
+
+from glasshouse.hub.family import PLAIN, Family, Row, Table, as_row
+from glasshouse.hub.keys import Keys
+from glasshouse.spec import Spec
+
+BASE: Table = {
+    "kind": "seq2seq",
+    "norm": {"kind": "layer", "eps": 1e-5},
+    "norm_order": "after",
+    "final_norm": False,
+    "init": "normal",
+}
+ROWS = (
+    Row("vocab_size", "vocab_size", 50_265),
+    Row("d_model", "d_model", 1024),
+    Row("encoder_layers", "n_encoder_layers", 12),
+    Row("decoder_layers", "n_layers", 12),
+    Row("encoder_attention_heads", "n_heads", 16),
+    Row("encoder_ffn_dim", "d_ff", 4096),
+    Row("max_position_embeddings", "max_len", 1024),
+    Row("activation_function", "feedforward", "gelu", PLAIN),
+    Row("scale_embedding", "embed_scale", False),
+    Row("dropout", "dropout", 0.1),
+    Row("attention_dropout", "attention_dropout", 0.0),
+)
+
+
+def adjust(keys: Keys, table: Table, marian: bool) -> None:
+    """Refuse two stacks of different width, and what older configs of other models in this mould switch on."""
+    table["embed_dropout"] = table["dropout"]
+    keys.expect("decoder_attention_heads", table["n_heads"])
+    keys.expect("decoder_ffn_dim", table["d_ff"])
+    keys.expect("normalize_before", False)
+    keys.expect("add_final_layer_norm", False)
+    keys.expect("add_bias_logits", False)
+    keys.expect("static_position_embeddings", marian)
+    keys.expect("normalize_embedding", not marian)
+    if marian:
+        keys.expect("share_encoder_decoder_embeddings", True)
+        keys.expect("decoder_vocab_size", table["vocab_size"], None)
+
+
+def extra(spec: Spec) -> Table:
+    """Write the widths of the decoder, which are the encoder's."""
+    return {"decoder_attention_heads": spec.n_heads, "decoder_ffn_dim": spec.d_ff}
+
+
+def stack(ours: str) -> Table:
+    """Return the names of one stack."""
+    layer = f"model.{ours}.layers.*"
+    return {
+        f"{ours}.position.table": f"model.{ours}.embed_positions",
+        f"{ours}.embed_norm": f"model.{ours}.layernorm_embedding",
+        f"{ours}.blocks.*.attention.layer.query": f"{layer}.self_attn.q_proj",
+        f"{ours}.blocks.*.attention.layer.key": f"{layer}.self_attn.k_proj",
+        f"{ours}.blocks.*.attention.layer.value": f"{layer}.self_attn.v_proj",
+        f"{ours}.blocks.*.attention.layer.out": f"{layer}.self_attn.out_proj",
+        f"{ours}.blocks.*.attention.norm": f"{layer}.self_attn_layer_norm",
+        f"{ours}.blocks.*.feedforward.layer.up": f"{layer}.fc1",
+        f"{ours}.blocks.*.feedforward.layer.down": f"{layer}.fc2",
+        f"{ours}.blocks.*.feedforward.norm": f"{layer}.final_layer_norm",
+    }
+
+
+NAMES: Table = {
+    "token.table": "model.shared",
+    **stack("encoder"),
+    **stack("decoder"),
+    "decoder.blocks.*.cross.layer.query": "model.decoder.layers.*.encoder_attn.q_proj",
+    "decoder.blocks.*.cross.layer.key": "model.decoder.layers.*.encoder_attn.k_proj",
+    "decoder.blocks.*.cross.layer.value": "model.decoder.layers.*.encoder_attn.v_proj",
+    "decoder.blocks.*.cross.layer.out": "model.decoder.layers.*.encoder_attn.out_proj",
+    "decoder.blocks.*.cross.norm": "model.decoder.layers.*.encoder_attn_layer_norm",
+    "head.weight": "lm_head.weight",
+    "head.bias": as_row("final_logits_bias"),
+}
+
+like_bart = functools.partial(
+    Family,
+    names=NAMES,
+    prefix="model.",
+    copies={
+        "model.shared.weight": (
+            "model.encoder.embed_tokens.weight",
+            "model.decoder.embed_tokens.weight",
+            "lm_head.weight",
+        )
+    },
+    inert=(
+        "activation_dropout",
+        "classif_dropout",
+        "classifier_dropout",
+        "decoder_layerdrop",
+        "encoder_layerdrop",
+        "extra_pos_embeddings",
+        "init_std",
+        "num_hidden_layers",
+    ),
+    extra=extra,
+)
+BART = like_bart(
+    model_type="bart",
+    base={**BASE, "position": {"kind": "learned", "offset": 2}, "embed_norm": True},
+    rows=ROWS,
+    heads={"BartForConditionalGeneration": {"kind": "next_token"}, "BartModel": {"kind": "none"}},
+    unused=r"model\.(en|de)coder\.version",
+    adjust=functools.partial(adjust, marian=False),
+)
+MARIAN = like_bart(
+    model_type="marian",
+    base={**BASE, "position": {"kind": "sinusoidal", "layout": "halves"}},
+    rows=(ROWS[0]._replace(default=58_101), *ROWS[1:]),
+    heads={"MarianMTModel": {"kind": "next_token"}, "MarianModel": {"kind": "none"}},
+    unused=r"model\.(en|de)coder\.embed_positions\.weight",  # the sinusoids, saved by old versions
+    adjust=functools.partial(adjust, marian=True),
+)

@@ -1,0 +1,195 @@
+"""BERT, RoBERTa and DistilBERT: encoders with norms after, learned positions and a norm on the embedding."""
+
+from __future__ import annotations
+
+from glasshouse.hub.family import PLAIN, Family, Row, Table
+from glasshouse.hub.keys import Keys
+from glasshouse.spec import Spec
+
+BASE: Table = {
+    "kind": "encoder",
+    "position": {"kind": "learned"},
+    "norm": {"kind": "layer"},
+    "norm_order": "after",
+    "final_norm": False,
+    "embed_norm": True,
+    "init": "normal",
+}
+ROWS = (
+    Row("vocab_size", "vocab_size", 30_522),
+    Row("hidden_size", "d_model", 768),
+    Row("num_hidden_layers", "n_layers", 12),
+    Row("num_attention_heads", "n_heads", 12),
+    Row("intermediate_size", "d_ff", 3072),
+    Row("hidden_act", "feedforward", "gelu", PLAIN),
+    Row("max_position_embeddings", "max_len", 512),
+    Row("type_vocab_size", "n_segments", 2),
+    Row("layer_norm_eps", "norm.eps", 1e-12),
+    Row("hidden_dropout_prob", "dropout", 0.1),
+    Row("attention_probs_dropout_prob", "attention_dropout", 0.1),
+)
+INERT = ("classifier_dropout", "initializer_range")
+
+
+def adjust_bert(keys: Keys, table: Table) -> None:
+    """Use one dropout for embeddings and sublayers; refuse the relative positions that some variants try."""
+    table["embed_dropout"] = table["dropout"]
+    keys.expect("position_embedding_type", "absolute")
+
+
+def extra_bert(spec: Spec) -> Table:
+    """Write at least one kind of segment: transformers cannot do without."""
+    return {"type_vocab_size": max(1, getattr(spec, "n_segments", 0))}
+
+
+def trunk(stem: str) -> dict[str, str]:
+    """Return the names of everything below the head."""
+    layer = f"{stem}.encoder.layer.*"
+    return {
+        "token.table": f"{stem}.embeddings.word_embeddings",
+        "segment.table": f"{stem}.embeddings.token_type_embeddings",
+        "stack.position.table": f"{stem}.embeddings.position_embeddings",
+        "stack.embed_norm": f"{stem}.embeddings.LayerNorm",
+        "stack.blocks.*.attention.layer.query": f"{layer}.attention.self.query",
+        "stack.blocks.*.attention.layer.key": f"{layer}.attention.self.key",
+        "stack.blocks.*.attention.layer.value": f"{layer}.attention.self.value",
+        "stack.blocks.*.attention.layer.out": f"{layer}.attention.output.dense",
+        "stack.blocks.*.attention.norm": f"{layer}.attention.output.LayerNorm",
+        "stack.blocks.*.feedforward.layer.up": f"{layer}.intermediate.dense",
+        "stack.blocks.*.feedforward.layer.down": f"{layer}.output.dense",
+        "stack.blocks.*.feedforward.norm": f"{layer}.output.LayerNorm",
+    }
+
+
+SEQUENCE_LABEL: Table = {"kind": "sequence_label", "pooling": "first", "dense": True}
+MASKED_TOKEN: Table = {"kind": "masked_token", "transform": True}
+
+BERT = Family(
+    model_type="bert",
+    base=BASE,
+    rows=ROWS,
+    heads={
+        "BertForMaskedLM": MASKED_TOKEN,
+        "BertForPreTraining": MASKED_TOKEN,
+        "BertModel": {"kind": "none"},
+        "BertForSequenceClassification": SEQUENCE_LABEL,
+        "BertForTokenClassification": {"kind": "token_label"},
+    },
+    names={
+        **trunk("bert"),
+        "head.transform.0": "cls.predictions.transform.dense",
+        "head.transform.2": "cls.predictions.transform.LayerNorm",
+        "head.weight": "cls.predictions.decoder.weight",
+        "head.bias": "cls.predictions.decoder.bias",
+        "head.pool.dense.0": "bert.pooler.dense",
+        "head.classify": "classifier",
+    },
+    prefix="bert.",
+    copies={
+        "bert.embeddings.word_embeddings.weight": ("cls.predictions.decoder.weight",),
+        "cls.predictions.decoder.bias": ("cls.predictions.bias",),  # which an untied head does not read
+    },
+    unused=r"bert\.embeddings\.position_ids|bert\.pooler\..*|cls\.seq_relationship\..*|cls\.predictions\.bias",
+    inert=INERT,
+    adjust=adjust_bert,
+    extra=extra_bert,
+)
+
+
+# RoBERTa counts positions from 2: the first two rows of its table belong to padding.
+OFFSET = 2
+
+
+def adjust_roberta(keys: Keys, table: Table) -> None:
+    """Take the unused rows off the length."""
+    adjust_bert(keys, table)
+    keys.expect("pad_token_id", OFFSET - 1, None)
+    table["max_len"] -= OFFSET
+
+
+def extra_roberta(spec: Spec) -> Table:
+    """Put them back; positions follow the padding id, so it is fixed."""
+    fixed = {"max_position_embeddings": spec.max_len + OFFSET, "pad_token_id": OFFSET - 1}
+    return extra_bert(spec) | fixed
+
+
+ROBERTA = Family(
+    model_type="roberta",
+    base={**BASE, "position": {"kind": "learned", "offset": OFFSET}},
+    rows=(ROWS[0]._replace(default=50_265), *ROWS[1:]),
+    heads={
+        "RobertaForMaskedLM": MASKED_TOKEN,
+        "RobertaModel": {"kind": "none"},
+        "RobertaForSequenceClassification": SEQUENCE_LABEL,
+        "RobertaForTokenClassification": {"kind": "token_label"},
+    },
+    names={
+        **trunk("roberta"),
+        "head.transform.0": "lm_head.dense",
+        "head.transform.2": "lm_head.layer_norm",
+        "head.weight": "lm_head.decoder.weight",
+        "head.bias": "lm_head.decoder.bias",
+        "head.pool.dense.0": "classifier.dense",
+        "head.classify": "classifier.out_proj",
+    },
+    prefix="roberta.",
+    copies={
+        "roberta.embeddings.word_embeddings.weight": ("lm_head.decoder.weight",),
+        "lm_head.decoder.bias": ("lm_head.bias",),
+    },
+    unused=r"roberta\.embeddings\.position_ids|roberta\.pooler\..*|lm_head\.bias",
+    inert=INERT,
+    adjust=adjust_roberta,
+    extra=extra_roberta,
+)
+
+
+def adjust_distilbert(keys: Keys, table: Table) -> None:
+    """Use one dropout for embeddings and sublayers."""
+    table["embed_dropout"] = table["dropout"]
+
+
+DISTILBERT = Family(
+    model_type="distilbert",
+    base={**BASE, "norm": {"kind": "layer", "eps": 1e-12}},
+    rows=(
+        Row("vocab_size", "vocab_size", 30_522),
+        Row("dim", "d_model", 768),
+        Row("n_layers", "n_layers", 6),
+        Row("n_heads", "n_heads", 12),
+        Row("hidden_dim", "d_ff", 3072),
+        Row("activation", "feedforward", "gelu", PLAIN),
+        Row("max_position_embeddings", "max_len", 512),
+        Row("dropout", "dropout", 0.1),
+        Row("attention_dropout", "attention_dropout", 0.1),
+    ),
+    heads={
+        "DistilBertForMaskedLM": MASKED_TOKEN,
+        "DistilBertModel": {"kind": "none"},
+        "DistilBertForTokenClassification": {"kind": "token_label"},
+    },
+    names={
+        "token.table": "distilbert.embeddings.word_embeddings",
+        "stack.position.table": "distilbert.embeddings.position_embeddings",
+        "stack.embed_norm": "distilbert.embeddings.LayerNorm",
+        "stack.blocks.*.attention.layer.query": "distilbert.transformer.layer.*.attention.q_lin",
+        "stack.blocks.*.attention.layer.key": "distilbert.transformer.layer.*.attention.k_lin",
+        "stack.blocks.*.attention.layer.value": "distilbert.transformer.layer.*.attention.v_lin",
+        "stack.blocks.*.attention.layer.out": "distilbert.transformer.layer.*.attention.out_lin",
+        "stack.blocks.*.attention.norm": "distilbert.transformer.layer.*.sa_layer_norm",
+        "stack.blocks.*.feedforward.layer.up": "distilbert.transformer.layer.*.ffn.lin1",
+        "stack.blocks.*.feedforward.layer.down": "distilbert.transformer.layer.*.ffn.lin2",
+        "stack.blocks.*.feedforward.norm": "distilbert.transformer.layer.*.output_layer_norm",
+        "head.transform.0": "vocab_transform",
+        "head.transform.2": "vocab_layer_norm",
+        "head.weight": "vocab_projector.weight",
+        "head.bias": "vocab_projector.bias",
+        "head.classify": "classifier",
+    },
+    prefix="distilbert.",
+    copies={"distilbert.embeddings.word_embeddings.weight": ("vocab_projector.weight",)},
+    unused=r"distilbert\.embeddings\.position_ids",
+    # Sinusoids, where a model began with them, stand in the table of positions like trained ones.
+    inert=("initializer_range", "qa_dropout", "seq_classif_dropout", "sinusoidal_pos_embds", "tie_weights_"),
+    adjust=adjust_distilbert,
+)

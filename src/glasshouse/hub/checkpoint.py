@@ -1,0 +1,287 @@
+"""Models in and out of folders: published ones as they are, ours in the same form wherever a family can say it."""
+
+from __future__ import annotations
+
+import re
+import sys
+import warnings
+from collections import defaultdict
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from glasshouse import config, spec, store
+from glasshouse.errors import ConfigError, InputError, StoreError
+from glasshouse.hub.bart import BART, MARIAN
+from glasshouse.hub.bert import BERT, DISTILBERT, ROBERTA
+from glasshouse.hub.family import Family, Piece, differences, join, special_ids
+from glasshouse.hub.folder import CONFIG, GENERATION, TOKENIZER, VERIFIED, Folder, write_json, write_weights
+from glasshouse.hub.gpt2 import GPT2
+from glasshouse.hub.llama import LLAMA, MISTRAL, QWEN2, QWEN3
+from glasshouse.hub.pooling import read_pooling, without_pooling, write_pooling
+from glasshouse.hub.remote import locate
+from glasshouse.hub.t5 import T5
+from glasshouse.models import Model, build
+from glasshouse.text import Tokenizer
+
+FAMILIES = {
+    family.model_type: family
+    for family in (GPT2, LLAMA, MISTRAL, QWEN2, QWEN3, BERT, ROBERTA, DISTILBERT, T5, BART, MARIAN)
+}
+OWN = "glasshouse"  # the model_type of a folder that no family can express
+FORMAT = 1
+OURS = (
+    r"config\.json|generation_config\.json|tokenizer\.json|tokenizer_config\.json|special_tokens_map\.json|"
+    r"added_tokens\.json|vocab\.(json|txt)|merges\.txt|model(-\d+-of-\d+)?\.safetensors(\.index\.json)?|verified\.json|"
+    r"chat_template\.jinja|modules\.json|sentence_bert_config\.json|config_sentence_transformers\.json|1_Pooling"
+)
+FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+
+
+def load(
+    place: str | Path,
+    *,
+    revision: str | None = None,
+    device: torch.device | str = "cpu",
+    dtype: torch.dtype | None = None,
+    ignore: Collection[str] = (),
+) -> tuple[Model, Tokenizer | None]:
+    """Load a model, in eval mode, and its tokenizer (None where there is none) from a folder or the Hugging Face hub.
+
+    Weights are mapped into memory and read when first used. They keep the type they are stored in, except that on the
+    CPU half precision becomes float32, which is many times faster there; `dtype` says otherwise. Keys of config.json
+    listed in `ignore` are taken to change nothing.
+
+    >>> import tempfile, glasshouse as gh
+    >>> with tempfile.TemporaryDirectory() as place:
+    ...     gh.save(gh.build(gh.preset("tiny-decoder")), None, f"{place}/model")
+    ...     model, tok = gh.load(f"{place}/model")
+    >>> model.spec == gh.preset("tiny-decoder"), tok
+    (True, None)
+    """
+    folder = locate(place, revision)
+    table = folder.json(CONFIG)
+    if table is None:
+        raise StoreError(f"there is no {str(folder.path / CONFIG)!r}; give the folder of a model.")
+    tensors = folder.tensors()
+    try:
+        family, s, spare = _understand(folder, table, tensors, ignore)
+    except ConfigError as error:
+        raise StoreError(f"{str(folder.path / CONFIG)!r} describes no model: {error}") from None
+    model = _assemble(folder, s, family, tensors, spare, torch.device(device), dtype)
+    tok = _load_tokenizer(folder)
+    _check_tokenizer(s, tok)
+    if verified := folder.json(VERIFIED):
+        print(f"{folder.path}: {describe(verified)}", file=sys.stderr)
+    return model.eval(), tok
+
+
+def _understand(
+    folder: Folder, table: Mapping[str, Any], tensors: dict[str, Tensor], ignore: Collection[str]
+) -> tuple[Family | None, spec.Spec, set[str]]:
+    """Return the family (None: our own layout), the spec, and which tensors repeat others; names become full."""
+    source = str(folder.path / CONFIG)
+    kind = table.get("model_type")
+    if kind == OWN:
+        return None, _own_spec(table, source), set()
+    if kind not in FAMILIES:
+        raise StoreError(f"{source!r} has model_type = {kind!r}, but only {', '.join(FAMILIES)} can be read.")
+    family = FAMILIES[kind]
+    for name, full in family.full(tensors).items():
+        tensors[full] = tensors.pop(name)
+    spare = _find_copies(family, tensors)
+    s = read_pooling(folder, family.read(table, tensors.keys() - spare, ignore, source))
+    if OWN in table:  # the spec we wrote beside, which knows about training too
+        own = _own_spec(table, source)
+        if names := differences(own, s):
+            raise StoreError(
+                f"{source!r} says one thing for itself and another under {OWN!r} (in {', '.join(names)}); "
+                f"remove {OWN!r} if the rest was edited on purpose."
+            )
+        return family, own, spare
+    return family, _with_generation_ids(s, folder.json(GENERATION)), spare
+
+
+def _own_spec(table: Mapping[str, Any], source: str) -> spec.Spec:
+    own = table.get(OWN)
+    if not isinstance(own, dict) or "spec" not in own:
+        raise StoreError(f"{source!r} holds no spec under {OWN!r}; write the folder again.")
+    if own.get("format") != FORMAT:
+        raise StoreError(
+            f"{source!r} is of format {own.get('format')!r}, but this version reads format {FORMAT}; "
+            "use the version of glasshouse that wrote it."
+        )
+    return spec.parse(own["spec"])
+
+
+def _with_generation_ids(s: spec.Spec, generation: Mapping[str, Any] | None) -> spec.Spec:
+    """Take the end tokens from generation_config.json, which chat models keep up to date instead of config.json."""
+    ends = None if generation is None else generation.get("eos_token_id")
+    ends = [ends] if isinstance(ends, int) else ends
+    if not isinstance(ends, list) or not all(type(i) is int and 0 <= i < s.vocab_size for i in ends):
+        return s
+    return replace(s, end_ids=tuple(ends))
+
+
+def _find_copies(family: Family, tensors: dict[str, Tensor]) -> set[str]:
+    """Return the names of tensors that repeat another; a missing original gets its copy's values."""
+    spare = set()
+    for name, others in family.copies.items():
+        for other in others:
+            if other in tensors and tensors.setdefault(name, tensors[other]).equal(tensors[other]):
+                spare.add(other)
+    return spare
+
+
+def _assemble(
+    folder: Folder,
+    s: spec.Spec,
+    family: Family | None,
+    tensors: Mapping[str, Tensor],
+    spare: set[str],
+    device: torch.device,
+    dtype: torch.dtype | None,
+) -> Model:
+    place = str(folder.path)
+    held = sum(tensor.numel() for tensor in tensors.values())
+    if (needed := spec.count_parameters(s)) > held:  # ahead of building anything
+        raise StoreError(f"{place!r} describes a model of {needed:,} parameters, but holds {held:,}; fetch it again.")
+    model = build(s, device="meta")
+    pieces = {name: _piece(family, name, s) for name, _ in model.named_parameters()}
+    wanted = {piece.name for piece in pieces.values()}
+    if missing := sorted(wanted - tensors.keys()):
+        raise StoreError(f"{place!r} lacks the tensor {missing[0]} ({len(missing)} missing in all); fetch it again.")
+    unused = family.unused if family else r"(?!)"
+    extra = sorted(n for n in tensors.keys() - wanted - spare if not re.fullmatch(unused, n))
+    if extra:
+        raise StoreError(f"{place!r} holds the tensor {extra[0]}, which the model of its config does not have.")
+    for name in sorted(wanted):
+        if tensors[name].dtype not in FLOATS:
+            raise StoreError(f"{place!r} holds {name} as {tensors[name].dtype}; quantised weights are not supported.")
+    if dtype is None:
+        dtype = tensors[pieces["token.table.weight"].name].dtype
+        if device.type == "cpu" and dtype in (torch.bfloat16, torch.float16):
+            dtype = torch.float32
+    # On the CPU and in the type that is stored, nothing is copied: the file stays mapped until it is used.
+    moved = {name: tensors[name].to(device, dtype) for name in wanted}
+    state = {}
+    for name, weight in model.named_parameters():
+        piece = pieces[name]
+        found = piece.view(moved[piece.name])
+        if found.shape != weight.shape:
+            raise StoreError(
+                f"{place!r} holds {piece.name} with shape {list(tensors[piece.name].shape)}, but {name} in the model "
+                f"of its config has {list(weight.shape)}."
+            )
+        state[name] = found
+    model.load_state_dict(state, assign=True)
+    return model
+
+
+def _piece(family: Family | None, name: str, s: spec.Spec) -> Piece:
+    piece = Piece(name) if family is None else family.piece(name, s)
+    assert piece is not None, f"{name} has no name in its family's table"
+    return piece
+
+
+def _load_tokenizer(folder: Folder) -> Tokenizer | None:
+    files = [folder.file(name) for name in (TOKENIZER, "tokenizer_config.json", "special_tokens_map.json")]
+    if files[0] is not None:
+        return Tokenizer.load(folder.path)
+    for name in ("vocab.txt", "vocab.json", "spiece.model", "source.spm", "tokenizer.model"):
+        if folder.file(name):
+            message = (
+                f"{str(folder.path)!r} has {name} but no {TOKENIZER}, so it loads without a tokenizer; make one with "
+                "transformers: AutoTokenizer.from_pretrained(...).save_pretrained(...)."
+            )
+            warnings.warn(message, stacklevel=3)
+            break
+    return None
+
+
+def _check_tokenizer(s: spec.Spec, tok: Tokenizer | None) -> None:
+    if tok is not None and len(tok) > s.vocab_size:
+        raise InputError(
+            f"the tokenizer has {len(tok)} tokens, but vocab_size is {s.vocab_size}, so it is another model's; "
+            "give the tokenizer that the model was trained with."
+        )
+
+
+def describe(verified: Mapping[str, Any]) -> str:
+    """Say in one line what `glasshouse verify` found.
+
+    >>> describe({"date": "2026-11-15", "differences": {"cached": 2.4e-07, "round trip": 0.0, "transformers": None}})
+    'verified 2026-11-15, largest differences: cached 2.4e-07, round trip 0.0e+00'
+    """
+    found = verified.get("differences")
+    if not isinstance(found, dict):
+        return "verified.json is damaged; run `glasshouse verify` again"
+    compared = [f"{name} {value:.1e}" for name, value in found.items() if isinstance(value, float)]
+    return f"verified {verified.get('date')}, largest differences: {', '.join(compared)}"
+
+
+def save(model: Model, tok: Tokenizer | None, folder: str | Path) -> None:
+    """Write a model and its tokenizer as a folder, whole or not at all.
+
+    Where a published family can express the spec, transformers loads the folder as it is; otherwise it is of our own
+    layout, which `load` reads. A folder saved before is replaced; one that holds anything else is left alone.
+    """
+    family, _ = _fitting_family(model)
+    _write(model, tok, Path(folder), family)
+
+
+def export(model: Model, tok: Tokenizer | None, folder: str | Path) -> str:
+    """Write a folder that transformers loads, and return its model_type; or say which field stands in the way."""
+    family, obstacles = _fitting_family(model)
+    if family is None:
+        nearest = min(obstacles, key=lambda name: (obstacles[name] == ["kind"], len(obstacles[name])))
+        raise ConfigError(
+            f"no published family can express this model; the nearest is {nearest}, where "
+            f"{', '.join(obstacles[nearest])} would have to be different."
+        )
+    _write(model, tok, Path(folder), family)
+    return family.model_type
+
+
+def _fitting_family(model: Model) -> tuple[Family | None, dict[str, list[str]]]:
+    """Return the first family that can express a model, and what stood in the way of those before."""
+    s = without_pooling(model.spec)
+    obstacles = {}
+    for name, family in FAMILIES.items():
+        found = [family.piece(ours, s) for ours, _ in model.named_parameters()]
+        held = {piece.name for piece in found if piece is not None}
+        obstacles[name] = family.obstacles(s, held)
+        if not obstacles[name] and None not in found:
+            return family, obstacles
+    return None, obstacles
+
+
+def _write(model: Model, tok: Tokenizer | None, folder: Path, family: Family | None) -> None:
+    _check_tokenizer(model.spec, tok)
+    s = without_pooling(model.spec)
+    table = {"model_type": OWN} if family is None else family.write(s)
+    dtype = str(model.token.table.weight.dtype).removeprefix("torch.")
+    table |= {"dtype": dtype, OWN: {"format": FORMAT, "spec": config.dump(model.spec)}}
+    bare = family is not None and s.head.kind == "none"
+    shared: dict[str, list[tuple[Piece, Tensor]]] = defaultdict(list)
+    for ours, weight in model.named_parameters():
+        piece = _piece(family, ours, s)
+        name = piece.name.removeprefix(family.prefix) if family and bare else piece.name
+        shared[name].append((piece, weight.detach()))
+    tensors = {name: join(pieces) for name, pieces in shared.items()}
+
+    def fill(place: Path) -> None:
+        write_json(place / CONFIG, table)
+        write_weights(place, tensors)
+        if s.kind != "encoder":
+            write_json(place / GENERATION, special_ids(s))
+        if family is not None:
+            write_pooling(place, model.spec)
+        if tok is not None:
+            tok.save(place)
+
+    store.replace_folder(folder, fill, OURS)

@@ -1,0 +1,146 @@
+"""A model's folder, read with suspicion: plain files inside it, of bounded size, and nothing that runs code."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from glasshouse import store
+from glasshouse.errors import StoreError
+
+CONFIG = "config.json"
+GENERATION = "generation_config.json"
+TOKENIZER = "tokenizer.json"
+WEIGHTS = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+POOLING = "1_Pooling/config.json"
+VERIFIED = "verified.json"
+
+JSON_LIMIT = 32 * 2**20
+SHARD_BYTES = 5 * 10**9
+PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".h5", ".msgpack")
+RUNS_CODE = ("auto_map", "custom_pipelines", "trust_remote_code")
+
+
+class Folder:
+    """A folder that may have come from anywhere."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        real = path.resolve()
+        # A snapshot in the cache of huggingface_hub is made of links to blobs beside it.
+        cached = real.parent.name == "snapshots" and real.parents[1].name.startswith("models--")
+        self.roots = (real, real.parents[1] / "blobs") if cached else (real,)
+
+    def file(self, name: str) -> Path | None:
+        """Return the path of a plain file, None where there is none; refuse one that lies elsewhere."""
+        path = self.path / name
+        if not os.path.lexists(path):
+            return None
+        real = path.resolve()
+        if not any(real.is_relative_to(root) for root in self.roots):
+            raise StoreError(
+                f"{str(path)!r} leads out of its folder to {str(real)!r}; replace it by the file itself."
+            )
+        if not real.is_file():
+            raise StoreError(f"{str(path)!r} is not a file; restore it or fetch the folder again.")
+        return path
+
+    def json(self, name: str) -> dict[str, Any] | None:
+        """Return the table in a JSON file, None where there is none."""
+        path = self.file(name)
+        if path is None:
+            return None
+        if (size := path.stat().st_size) > JSON_LIMIT:
+            raise StoreError(f"{str(path)!r} has {size} bytes, more than any such file needs; do not use it.")
+        try:
+            table = json.loads(path.read_text(encoding="utf-8"))
+        except (ValueError, RecursionError) as error:
+            raise StoreError(f"{str(path)!r} is not valid JSON ({str(error)[:80]}); fetch it again.") from None
+        if not isinstance(table, dict):
+            raise StoreError(f"{str(path)!r} holds no table of settings; fetch it again.")
+        for key in RUNS_CODE:
+            if table.get(key):
+                raise StoreError(
+                    f"{str(path)!r} asks to run code of its own ({key}); glasshouse runs none from a model."
+                )
+        return table
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """Map all weights into memory, from one file or from the shards that an index names."""
+        if whole := self.file(WEIGHTS):
+            return store.read_tensors(whole)
+        index = self.json(INDEX)
+        if index is None:
+            raise self._no_weights()
+        place = str(self.path / INDEX)
+        weight_map = index.get("weight_map")
+        if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
+            raise StoreError(f"{place!r} has no weight_map from tensors to files; fetch it again.")
+        tensors: dict[str, torch.Tensor] = {}
+        for name in sorted(set(weight_map.values())):
+            if not re.fullmatch(r"[\w.-]+\.safetensors", name):
+                raise StoreError(
+                    f"{place!r} names the file {name!r}, which is no safetensors file of the same folder."
+                )
+            shard = self.file(name)
+            if shard is None:
+                raise StoreError(
+                    f"{str(self.path / name)!r} is missing, one of the files in {INDEX}; fetch it again."
+                )
+            fresh = store.read_tensors(shard)
+            for tensor in fresh:
+                if weight_map.get(tensor) != name:
+                    raise StoreError(
+                        f"{str(shard)!r} holds {tensor}, which {INDEX} does not place there; fetch both again."
+                    )
+            tensors |= fresh
+        if missing := sorted(set(weight_map) - set(tensors)):
+            raise StoreError(f"{place!r} promises {missing[0]}, which no file holds; fetch the folder again.")
+        return tensors
+
+    def _no_weights(self) -> StoreError:
+        for path in sorted(self.path.iterdir()):
+            if path.suffix in PICKLES:
+                return StoreError(
+                    f"{str(path)!r} could run code when it is read, so only safetensors files are; convert it with "
+                    "transformers, which reads it as plain data: AutoModel.from_pretrained(...).save_pretrained(...)."
+                )
+        return StoreError(
+            f"{str(self.path)!r} holds no {WEIGHTS} and no {INDEX}; give a folder with both config and weights."
+        )
+
+
+def write_weights(folder: Path, tensors: Mapping[str, torch.Tensor]) -> None:
+    """Write weights as one file, or above five gigabytes as shards with an index."""
+    shards: list[dict[str, torch.Tensor]] = [{}]
+    filled = total = 0
+    for name, tensor in tensors.items():
+        size = tensor.numel() * tensor.element_size()
+        if shards[-1] and filled + size > SHARD_BYTES:
+            shards.append({})
+            filled = 0
+        shards[-1][name] = tensor
+        filled += size
+        total += size
+    if len(shards) == 1:
+        store.write_tensors(folder / WEIGHTS, tensors)
+        return
+    weight_map: dict[str, str] = {}
+    for number, shard in enumerate(shards, 1):
+        name = f"model-{number:05}-of-{len(shards):05}.safetensors"
+        store.write_tensors(folder / name, shard)
+        weight_map |= dict.fromkeys(shard, name)
+    write_json(folder / INDEX, {"metadata": {"total_size": total}, "weight_map": weight_map})
+
+
+def write_json(path: Path, value: object) -> None:
+    """Write plain values as JSON that people read too."""
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")

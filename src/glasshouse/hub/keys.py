@@ -1,0 +1,107 @@
+"""A published config.json, read key by key: what nobody asked for is an error, not a shrug."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from glasshouse.config import nearest
+from glasshouse.errors import StoreError
+
+# What transformers writes into any config without changing a number of a forward pass: names and versions, the shape
+# of an answer, settings of training and of generation, and ids that the spec takes elsewhere.
+INERT = frozenset(
+    """
+    _attn_implementation_autoset _name_or_path _num_labels architectures chunk_size_feed_forward
+    cross_attention_hidden_size dtype finetuning_task glasshouse gradient_checkpointing id2label is_encoder_decoder
+    label2id model_type name_or_path num_labels output_attentions output_hidden_states output_past prefix problem_type
+    return_dict task_specific_params tokenizer_class torch_dtype torchscript transformers.js_config
+    transformers_version use_bfloat16 use_cache
+
+    bad_words_ids begin_suppress_tokens diversity_penalty do_sample early_stopping encoder_no_repeat_ngram_size
+    exponential_decay_length_penalty force_bos_token_to_be_generated forced_bos_token_id forced_eos_token_id
+    length_penalty max_length max_new_tokens min_length no_repeat_ngram_size num_beam_groups num_beams
+    num_return_sequences output_scores remove_invalid_values repetition_penalty return_dict_in_generate
+    suppress_tokens temperature top_k top_p typical_p
+
+    bos_token_id decoder_start_token_id eos_token_id pad_token_id sep_token_id unk_token_id
+    """.split()  # noqa: SIM905 - sixty names read better in lines than in a column
+)
+
+# Switches of a base class that would make another model of it; all published models of our families leave them off.
+OFF = ("is_decoder", "add_cross_attention", "tie_encoder_decoder", "pruned_heads")
+
+
+class Keys:
+    """A table of settings that remembers which were taken.
+
+    >>> keys = Keys({"n_embd": 64, "colour": "green"})
+    >>> keys.int("n_embd", 768), keys.int("n_layer", 12)
+    (64, 12)
+    >>> keys.close(inert=())
+    Traceback (most recent call last):
+    ...
+    glasshouse.errors.StoreError: 'config.json' has colour = 'green', which is not known to leave results as they \
+are; if it does, load with ignore=['colour'].
+    """
+
+    def __init__(self, table: Mapping[str, Any], source: str = "config.json") -> None:
+        self.table = table
+        self.source = source
+        self.taken: set[str] = set()
+
+    def any(self, name: str, default: Any = None) -> Any:  # noqa: ANN401 - JSON has values of any type
+        """Return a value as it stands, null included; the default where the key is absent."""
+        self.taken.add(name)
+        return self.table.get(name, default)
+
+    def value(self, name: str, default: Any) -> Any:  # noqa: ANN401 - as typed as its default
+        """Return a value of the default's type; null and absence mean the default."""
+        value = self.any(name)
+        if value is None:
+            return default
+        if isinstance(default, float) and isinstance(value, int) and not isinstance(value, bool):
+            return float(value)
+        if type(value) is not type(default):
+            nouns = {int: "a whole number", float: "a number", bool: "true or false", str: "a string"}
+            raise StoreError(f"{self.source!r} has {name} = {_short(value)}, but it must be {nouns[type(default)]}.")
+        return value
+
+    def int(self, name: str, default: int) -> int:
+        """Return a whole number."""
+        number: int = self.value(name, default)
+        return number
+
+    def choice(self, name: str, default: str, known: Mapping[str, Any]) -> Any:  # noqa: ANN401 - what a name stands for
+        """Return what a name stands for."""
+        value = self.value(name, default)
+        if value not in known:
+            raise StoreError(
+                f"{self.source!r} has {name} = {_short(value)}, which is not supported; {nearest(value, known)}"
+            )
+        return known[value]
+
+    def expect(self, name: str, *allowed: object) -> None:
+        """Refuse a value other than those allowed; absence is fine."""
+        value = self.any(name, allowed[0])
+        if not any(value == other and type(value) is type(other) for other in allowed):
+            raise StoreError(
+                f"{self.source!r} has {name} = {_short(value)}, which is not supported; only {allowed[0]!r} is."
+            )
+
+    def close(self, inert: Collection[str]) -> None:
+        """Refuse what was neither taken nor is known to change nothing."""
+        for name in OFF:
+            if self.any(name):
+                raise StoreError(f"{self.source!r} has {name} = {_short(self.table[name])}, which is not supported.")
+        for name, value in self.table.items():
+            if name not in self.taken and name not in inert and name not in INERT:
+                raise StoreError(
+                    f"{self.source!r} has {name} = {_short(value)}, which is not known to leave results as they are; "
+                    f"if it does, load with ignore=[{name!r}]."
+                )
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -1,0 +1,217 @@
+"""Llama and its kin, which differ in a switch or two: Mistral (a window), Qwen2 (biases), Qwen3 (norms on q and k).
+
+SmolLM, TinyLlama and many others are plain Llama under their own names.
+"""
+
+from __future__ import annotations
+
+import functools
+
+from glasshouse import config
+from glasshouse.errors import StoreError
+from glasshouse.hub.family import GATED, Family, Row, Table
+from glasshouse.hub.keys import Keys
+from glasshouse.spec import Rotary, Spec, Transformer
+
+ROWS = (
+    Row("vocab_size", "vocab_size", 32_000),
+    Row("hidden_size", "d_model", 4096),
+    Row("intermediate_size", "d_ff", 11_008),
+    Row("num_hidden_layers", "n_layers", 32),
+    Row("num_attention_heads", "n_heads", 32),
+    Row("num_key_value_heads", "n_kv_heads", 0),
+    Row("head_dim", "d_head", 0),
+    Row("max_position_embeddings", "max_len", 2048),
+    Row("hidden_act", "feedforward", "silu", GATED),
+    Row("rms_norm_eps", "norm.eps", 1e-6),
+    Row("attention_dropout", "attention_dropout", 0.0),
+)
+BASE: Table = {
+    "kind": "decoder",
+    "position": {"kind": "rotary"},
+    "norm": {"kind": "rms"},
+    "qkv_bias": False,
+    "out_bias": False,
+    "ffn_bias": False,
+    "init": "normal",
+}
+NAMES = {
+    "token.table": "model.embed_tokens",
+    "stack.blocks.*.attention.norm": "model.layers.*.input_layernorm",
+    "stack.blocks.*.attention.layer.query": "model.layers.*.self_attn.q_proj",
+    "stack.blocks.*.attention.layer.key": "model.layers.*.self_attn.k_proj",
+    "stack.blocks.*.attention.layer.value": "model.layers.*.self_attn.v_proj",
+    "stack.blocks.*.attention.layer.q_norm": "model.layers.*.self_attn.q_norm",
+    "stack.blocks.*.attention.layer.k_norm": "model.layers.*.self_attn.k_norm",
+    "stack.blocks.*.attention.layer.out": "model.layers.*.self_attn.o_proj",
+    "stack.blocks.*.feedforward.norm": "model.layers.*.post_attention_layernorm",
+    "stack.blocks.*.feedforward.layer.gate": "model.layers.*.mlp.gate_proj",
+    "stack.blocks.*.feedforward.layer.up": "model.layers.*.mlp.up_proj",
+    "stack.blocks.*.feedforward.layer.down": "model.layers.*.mlp.down_proj",
+    "stack.norm": "model.norm",
+    "head.weight": "lm_head.weight",
+}
+
+# Their words for the settings of each scaling, and whether they must be there.
+SCALINGS = {
+    "default": {},
+    "linear": {"factor": "factor"},
+    "llama3": {
+        "factor": "factor",
+        "low_freq_factor": "low_freq_factor",
+        "high_freq_factor": "high_freq_factor",
+        "original_max_position_embeddings": "original_max_len",
+    },
+    "yarn": {
+        "factor": "factor",
+        "original_max_position_embeddings": "original_max_len",
+        "beta_fast": "beta_fast",
+        "beta_slow": "beta_slow",
+        "attention_factor": "attention_factor",
+    },
+}
+
+
+def read_rotary(keys: Keys, table: Table) -> None:
+    """Read the angles: `rope_parameters` of today, or `rope_theta` and `rope_scaling` of before."""
+    theta = keys.value("rope_theta", 10_000.0)
+    given = keys.any("rope_parameters") or keys.any("rope_scaling") or {}
+    keys.any("rope_scaling")
+    if not isinstance(given, dict):
+        raise StoreError(f"{keys.source!r} has rope_parameters = {given!r}, but it must be a table.")
+    rope = Keys(given, keys.source)
+    kind = rope.any("rope_type", rope.any("type", "default"))
+    if kind not in SCALINGS:
+        why = "its angles change with the length of the text, so cached keys go stale" if kind == "dynamic" else ""
+        raise StoreError(
+            f"{keys.source!r} has rope_type = {kind!r}, which is not supported{': ' * bool(why)}{why}; "
+            f"{', '.join(SCALINGS)} are."
+        )
+    rope.any("type")
+    table["position"]["theta"] = rope.value("rope_theta", theta)
+    rope.expect("partial_rotary_factor", 1.0, 1, None)
+    rope.expect("truncate", True, None)  # YaRN's ramp between whole pairs, as published
+    values = {ours: rope.any(theirs) for theirs, ours in SCALINGS[kind].items()}
+    if kind != "default":
+        given = {ours: value for ours, value in values.items() if value is not None}
+        if kind == "yarn":
+            given.setdefault("original_max_len", table["max_len"])
+        table["position"]["scaling"] = {"kind": kind, **given}
+    # Of no meaning to this kind, and left behind by transformers.
+    rope.close({name for words in SCALINGS.values() for name in words})
+
+
+def write_rotary(spec: Spec) -> Table:
+    """Write the angles, today's way and, for older readers, yesterday's."""
+    if not isinstance(spec.position, Rotary):
+        return {}
+    scaling = config.dump(spec.position.scaling)
+    kind = "default" if scaling["kind"] == "none" else scaling["kind"]
+    words = {theirs: scaling[ours] for theirs, ours in SCALINGS[kind].items() if ours in scaling}
+    theta = spec.position.theta
+    rope = {"rope_type": kind, **words}
+    return {
+        "rope_parameters": {"rope_theta": theta, **rope},
+        "rope_theta": theta,
+        "rope_scaling": None if kind == "default" else rope,
+    }
+
+
+def adjust_llama(keys: Keys, table: Table) -> None:
+    """Read biases, which Llama turns on together."""
+    table["qkv_bias"] = table["out_bias"] = keys.value("attention_bias", False)
+    table["ffn_bias"] = keys.value("mlp_bias", False)
+    keys.expect("rope_interleaved", False)
+    read_rotary(keys, table)
+
+
+def extra_llama(spec: Spec) -> Table:
+    """Write biases and angles."""
+    return {"attention_bias": spec.qkv_bias, "mlp_bias": spec.ffn_bias, **write_rotary(spec)}
+
+
+def adjust_mistral(keys: Keys, table: Table) -> None:
+    """Read the window, the same in every layer."""
+    window = keys.any("sliding_window", 4096)
+    table["windows"] = [window or 0]
+    read_rotary(keys, table)
+
+
+def extra_mistral(spec: Spec) -> Table:
+    """Write the window and the angles."""
+    return {"sliding_window": spec.windows[0] or None, **write_rotary(spec)}
+
+
+def adjust_qwen(keys: Keys, table: Table, biased: bool) -> None:
+    """Read windows layer by layer; Qwen2 has biases on queries, keys and values, Qwen3 norms on queries and keys."""
+    if biased:
+        table["qkv_bias"] = True
+    else:
+        table["qk_norm"] = True
+        table["qkv_bias"] = table["out_bias"] = keys.value("attention_bias", False)
+    table["windows"] = _read_windows(keys, table["n_layers"])
+    read_rotary(keys, table)
+
+
+def _read_windows(keys: Keys, n_layers: int) -> list[int]:
+    used, window = keys.value("use_sliding_window", False), keys.any("sliding_window", 4096)
+    full = keys.int("max_window_layers", 28)
+    types = keys.any("layer_types")
+    if not used or window is None:
+        return [0]
+    if types is None:
+        types = ["full_attention"] * min(full, n_layers) + ["sliding_attention"] * max(n_layers - full, 0)
+    sizes = {"full_attention": 0, "sliding_attention": window}
+    if len(types) != n_layers or not set(types) <= set(sizes):
+        raise StoreError(
+            f"{keys.source!r} has layer_types that are not {n_layers} times 'full_attention' or 'sliding_attention'."
+        )
+    windows = [sizes[name] for name in types]
+    return windows[:1] if len(set(windows)) == 1 else windows
+
+
+def extra_qwen(spec: Transformer, biased: bool) -> Table:
+    """Write windows, biases and angles."""
+    windows = [spec.window(i) for i in range(spec.n_layers)]
+    types = ["sliding_attention" if window else "full_attention" for window in windows]
+    widest = max(windows)
+    result: Table = {"use_sliding_window": widest > 0, "sliding_window": widest or None}
+    if widest:
+        result |= {"layer_types": types, "max_window_layers": windows.count(0)}
+    if not biased:
+        result["attention_bias"] = spec.qkv_bias
+    return result | write_rotary(spec)  # type: ignore[arg-type]
+
+
+llama = functools.partial(
+    Family,
+    base=BASE,
+    rows=ROWS,
+    names=NAMES,
+    prefix="model.",
+    copies={"model.embed_tokens.weight": ("lm_head.weight",)},
+    unused=r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq",
+    inert=("initializer_range", "is_llama_config", "pretraining_tp"),
+    tied=False,
+)
+
+
+def heads(name: str) -> Table:
+    """Return the architectures that carry a family's name."""
+    return {f"{name}ForCausalLM": {"kind": "next_token"}, f"{name}Model": {"kind": "none"}}
+
+
+LLAMA = llama(model_type="llama", heads=heads("Llama"), adjust=adjust_llama, extra=extra_llama)
+MISTRAL = llama(model_type="mistral", heads=heads("Mistral"), adjust=adjust_mistral, extra=extra_mistral)
+QWEN2 = llama(
+    model_type="qwen2",
+    heads=heads("Qwen2"),
+    adjust=functools.partial(adjust_qwen, biased=True),
+    extra=functools.partial(extra_qwen, biased=True),
+)
+QWEN3 = llama(
+    model_type="qwen3",
+    heads=heads("Qwen3"),
+    adjust=functools.partial(adjust_qwen, biased=False),
+    extra=functools.partial(extra_qwen, biased=False),
+)

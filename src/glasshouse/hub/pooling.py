@@ -1,0 +1,50 @@
+"""How sentence-transformers folders say which one vector a text gets: a small file beside the model."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from glasshouse.errors import StoreError
+from glasshouse.hub.folder import POOLING, Folder, write_json
+from glasshouse.spec import EncoderSpec, NoHead, Pooled, Pooling, Spec
+
+MODES: dict[str, Pooling] = {"mean_tokens": "mean", "cls_token": "first", "lasttoken": "last"}
+
+
+def read_pooling(folder: Folder, s: Spec) -> Spec:
+    """Put the pooling that a folder asks for on an encoder that has no other head."""
+    if not isinstance(s, EncoderSpec) or s.head != NoHead():
+        return s
+    table = folder.json(POOLING)
+    if table is None:
+        return s
+    modes = [
+        name.removeprefix("pooling_mode_") for name, on in table.items() if on is True and "pooling_mode_" in name
+    ]
+    if len(modes) != 1 or modes[0] not in MODES:
+        raise StoreError(f"{str(folder.path / POOLING)!r} asks for {modes}, but one of {list(MODES)} is supported.")
+    return replace(s, head=Pooled(MODES[modes[0]]))
+
+
+def without_pooling(s: Spec) -> Spec:
+    """Return the spec of the model below a plain pooling."""
+    if isinstance(s, EncoderSpec) and isinstance(s.head, Pooled) and not s.head.dense:
+        return replace(s, head=NoHead())
+    return s
+
+
+def write_pooling(folder: Path, s: Spec) -> None:
+    """Write that file, and the list of modules that sentence-transformers looks for."""
+    if without_pooling(s) == s:
+        return
+    assert isinstance(s.head, Pooled)
+    modes = {f"pooling_mode_{name}": meant == s.head.pooling for name, meant in MODES.items()}
+    write_json(folder / POOLING, {"word_embedding_dimension": s.d_model, **modes})
+    parts = (("Transformer", ""), ("Pooling", "1_Pooling"))
+    modules = [
+        {"idx": i, "name": str(i), "path": path, "type": f"sentence_transformers.models.{name}"}
+        for i, (name, path) in enumerate(parts)
+    ]
+    write_json(folder / "modules.json", modules)
+    write_json(folder / "sentence_bert_config.json", {"max_seq_length": s.max_len, "do_lower_case": False})

@@ -1,0 +1,38 @@
+"""From what a user names, a folder or a model on the Hugging Face hub, to a folder on this machine."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from glasshouse import store
+from glasshouse.errors import InputError
+from glasshouse.hub.folder import Folder
+
+# All that is ever read; what else a repository holds (other formats, images, code) is not fetched.
+WANTED = ["*.json", "model*.safetensors", "1_Pooling/config.json", "chat_template.jinja"]
+
+
+def locate(place: str | Path, revision: str | None = None) -> Folder:
+    """Return the folder itself, or the snapshot of a hub repository, fetched where it is not there yet.
+
+    Fetching is huggingface_hub's work, with its cache and its settings: HF_HOME, HF_TOKEN, HF_HUB_OFFLINE.
+    """
+    path = store.standing(Path(place).expanduser())
+    if path.is_dir():
+        if revision is not None:
+            raise InputError(
+                f"revision is {revision!r}, but {str(place)!r} is a folder, which has only one; leave it out."
+            )
+        return Folder(path)
+    if isinstance(place, Path) or not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", place) or path.exists():
+        raise InputError(
+            f"there is no folder {str(place)!r}; give the folder of a model, or a hub id such as 'gpt2'."
+        )
+    import huggingface_hub
+
+    try:
+        return Folder(Path(huggingface_hub.snapshot_download(place, revision=revision, allow_patterns=WANTED)))
+    except (OSError, ValueError) as error:  # whatever is wrong out there, all of its errors are one of these
+        reason = " ".join(str(error).split())[:300]
+        raise InputError(f"{place!r} is no folder here and could not be fetched from the hub: {reason}") from error

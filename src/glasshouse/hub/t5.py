@@ -1,0 +1,101 @@
+"""T5, 1.0 and 1.1 (Flan): no biases, no scale on the scores, buckets of distance shared by the layers of a stack."""
+
+from __future__ import annotations
+
+from glasshouse.hub.family import Family, Row, Table
+from glasshouse.hub.keys import Keys
+from glasshouse.spec import GeGLU, Spec, SwiGLU
+
+FEEDFORWARD: Table = {
+    "relu": {"kind": "relu"},
+    "gated-gelu": {"kind": "geglu", "tanh": True},  # their word says nothing of it, yet it is the tanh form
+    "gated-silu": {"kind": "swiglu"},
+    "gelu": {"kind": "gelu", "tanh": False},
+    "gelu_new": {"kind": "gelu", "tanh": True},
+    "silu": {"kind": "silu"},
+}
+
+
+def adjust(keys: Keys, table: Table) -> None:
+    """Read whether final vectors are scaled down, as in 1.0; 1.1 says so by untying the head."""
+    table["logit_scale"] = keys.value("scale_decoder_outputs", keys.value("tie_word_embeddings", True))
+    table["embed_dropout"] = table["attention_dropout"] = table["dropout"]
+    table["n_layers"] = table["n_layers"] or table["n_encoder_layers"]
+
+
+def extra(spec: Spec) -> Table:
+    """Write it in both ways, today's and yesterday's."""
+    return {"scale_decoder_outputs": spec.logit_scale, "tie_word_embeddings": spec.logit_scale}
+
+
+def stack(ours: str, feedforward: int) -> Table:
+    """Return the names of one stack, whose feed-forward layer is the sublayer of this number."""
+    block, last = f"{ours}.block.*.layer.0", f"{ours}.block.*.layer.{feedforward}"
+    return {
+        f"{ours}.position.table": f"{ours}.block.0.layer.0.SelfAttention.relative_attention_bias",
+        f"{ours}.blocks.*.attention.norm": f"{block}.layer_norm",
+        f"{ours}.blocks.*.attention.layer.query": f"{block}.SelfAttention.q",
+        f"{ours}.blocks.*.attention.layer.key": f"{block}.SelfAttention.k",
+        f"{ours}.blocks.*.attention.layer.value": f"{block}.SelfAttention.v",
+        f"{ours}.blocks.*.attention.layer.out": f"{block}.SelfAttention.o",
+        f"{ours}.blocks.*.feedforward.norm": f"{last}.layer_norm",
+        f"{ours}.blocks.*.feedforward.layer.gate": f"{last}.DenseReluDense.wi_0",
+        f"{ours}.blocks.*.feedforward.layer.up": f"{last}.DenseReluDense.wi",
+        f"{ours}.blocks.*.feedforward.layer.down": f"{last}.DenseReluDense.wo",
+        f"{ours}.norm": f"{ours}.final_layer_norm",
+    }
+
+
+def rename(name: str, spec: Spec) -> str:
+    """Name the map up, which is the second of two where another gates it."""
+    gated = isinstance(spec.feedforward, SwiGLU | GeGLU)
+    return name.replace(".wi.", ".wi_1.") if gated else name
+
+
+T5 = Family(
+    model_type="t5",
+    base={
+        "kind": "seq2seq",
+        "position": {"kind": "relative"},
+        "norm": {"kind": "rms"},
+        "qkv_bias": False,
+        "out_bias": False,
+        "ffn_bias": False,
+        "attention_scale": 1.0,
+        "init": "normal",
+    },
+    rows=(
+        Row("vocab_size", "vocab_size", 32_128),
+        Row("d_model", "d_model", 512),
+        Row("d_kv", "d_head", 64),
+        Row("d_ff", "d_ff", 2048),
+        Row("num_layers", "n_encoder_layers", 6),
+        Row("num_decoder_layers", "n_layers", 0),
+        Row("num_heads", "n_heads", 8),
+        Row("n_positions", "max_len", 512),
+        Row("relative_attention_num_buckets", "position.n_buckets", 32),
+        Row("relative_attention_max_distance", "position.max_distance", 128),
+        Row("feed_forward_proj", "feedforward", "relu", FEEDFORWARD),
+        Row("layer_norm_epsilon", "norm.eps", 1e-6),
+        Row("dropout_rate", "dropout", 0.1),
+    ),
+    heads={"T5ForConditionalGeneration": {"kind": "next_token"}, "T5Model": {"kind": "none"}},
+    names={
+        "token.table": "shared",
+        **stack("encoder", feedforward=1),
+        **stack("decoder", feedforward=2),
+        "decoder.blocks.*.cross.norm": "decoder.block.*.layer.1.layer_norm",
+        "decoder.blocks.*.cross.layer.query": "decoder.block.*.layer.1.EncDecAttention.q",
+        "decoder.blocks.*.cross.layer.key": "decoder.block.*.layer.1.EncDecAttention.k",
+        "decoder.blocks.*.cross.layer.value": "decoder.block.*.layer.1.EncDecAttention.v",
+        "decoder.blocks.*.cross.layer.out": "decoder.block.*.layer.1.EncDecAttention.o",
+        "head.weight": "lm_head.weight",
+    },
+    copies={"shared.weight": ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight", "lm_head.weight")},
+    unused=r"decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias\.weight",
+    inert=("classifier_dropout", "dense_act_fn", "initializer_factor", "is_gated_act"),
+    tied=None,
+    adjust=adjust,
+    extra=extra,
+    rename=rename,
+)

@@ -1,0 +1,61 @@
+"""Texts to vectors: one for each, from an encoder or a decoder."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from glasshouse import spec
+from glasshouse.errors import InputError
+from glasshouse.models import Decoder, Encoder, build
+from glasshouse.text import Tokenizer
+
+
+@torch.inference_mode()
+def embed(model: Encoder | Decoder, tok: Tokenizer, texts: str | Sequence[str], *, batch_size: int = 32) -> Tensor:
+    """Return one vector a text, [n, d_model]: by the model's own pooling, or else the mean over its tokens.
+
+    Texts of like length share a batch; neither that nor padding changes a vector. One longer than max_len is refused.
+
+    >>> import glasshouse as gh
+    >>> model, tok = gh.load("sentence-transformers/all-MiniLM-L6-v2")  # doctest: +SKIP
+    >>> gh.embed(model, tok, ["a red apple", "a green pear"]).shape  # doctest: +SKIP
+    torch.Size([2, 384])
+    """
+    if model.training:
+        raise InputError("the model is in training mode, where dropout changes vectors; call model.eval() first.")
+    texts = [texts] if isinstance(texts, str) else list(texts)
+    rows = tok.encode_batch(texts)
+    for number, row in enumerate(rows):
+        if not row:
+            raise InputError(f"text {number} is {texts[number]!r}, which has no tokens; leave it out.")
+        if len(row) > model.spec.max_len:
+            raise InputError(
+                f"text {number} is {len(row)} tokens long, but max_len is {model.spec.max_len}; shorten it."
+            )
+    pooled = _under_a_pooling(model)
+    where = model.token.table.weight.device
+    result = torch.empty(len(rows), model.spec.d_model, device=where, dtype=model.token.table.weight.dtype)
+    order = sorted(range(len(rows)), key=lambda i: len(rows[i]))
+    for start in range(0, len(order), batch_size):
+        chosen = order[start : start + batch_size]
+        lengths = torch.tensor([len(rows[i]) for i in chosen])
+        ids = torch.zeros(len(chosen), int(lengths.max()), dtype=torch.long)
+        for line, i in zip(ids, chosen, strict=True):
+            line[: len(rows[i])] = torch.tensor(rows[i])
+        result[chosen] = pooled(ids.to(where), lengths=lengths.to(where))
+    return result
+
+
+def _under_a_pooling(model: Encoder | Decoder) -> Encoder | Decoder:
+    """Return the model, or the same modules with the mean in place of another head."""
+    if isinstance(model.spec.head, spec.Pooled):
+        return model
+    pooled = build(replace(model.spec, head=spec.Pooled("mean")), device="meta")
+    for name, module in model.named_children():
+        if name != "head":
+            setattr(pooled, name, module)
+    return pooled

@@ -1,0 +1,203 @@
+"""Small random models of every family and variant we read, made by transformers, the system to be equal to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+import transformers as hf
+
+
+class Case(NamedTuple):
+    """One kind of published model: how to make it, and whether its norms drop to float32 whatever its type."""
+
+    model: type[Any]
+    config: Callable[[], Any]
+    drops: bool = False
+    untie: bool = False
+
+
+def gpt2(**settings: object) -> Callable[[], Any]:
+    base = {"vocab_size": 61, "n_positions": 48, "n_embd": 40, "n_layer": 3, "n_head": 5}
+    return lambda: hf.GPT2Config(**base | settings)
+
+
+LLAMA = {
+    "vocab_size": 61,
+    "hidden_size": 48,
+    "intermediate_size": 72,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+}
+BERT = {
+    "vocab_size": 61,
+    "hidden_size": 40,
+    "intermediate_size": 56,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 5,
+    "max_position_embeddings": 48,
+}
+T5 = {
+    "vocab_size": 61,
+    "d_model": 40,
+    "d_kv": 12,
+    "d_ff": 56,
+    "num_layers": 3,
+    "num_decoder_layers": 2,
+    "num_heads": 5,
+}
+BART = {
+    "vocab_size": 61,
+    "d_model": 40,
+    "encoder_layers": 3,
+    "decoder_layers": 2,
+    "encoder_attention_heads": 5,
+    "decoder_attention_heads": 5,
+    "encoder_ffn_dim": 56,
+    "decoder_ffn_dim": 56,
+    "max_position_embeddings": 48,
+}
+MARIAN = {**BART, "pad_token_id": 60, "decoder_start_token_id": 60, "activation_function": "swish"}
+DISTIL = {"vocab_size": 61, "dim": 40, "hidden_dim": 56, "n_layers": 3, "n_heads": 5, "max_position_embeddings": 48}
+
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 5e5,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 16,
+}
+YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 16}
+
+
+def of(config: type[Any], base: dict[str, Any], **settings: object) -> Callable[[], Any]:
+    return lambda: config(**base | settings)
+
+
+CASES = {
+    "gpt2": Case(hf.GPT2LMHeadModel, gpt2()),
+    "gpt2-untied-relu-narrow": Case(
+        hf.GPT2LMHeadModel, gpt2(tie_word_embeddings=False, activation_function="relu", n_inner=24)
+    ),
+    "gpt2-no-scale": Case(hf.GPT2LMHeadModel, gpt2(scale_attn_weights=False, activation_function="gelu")),
+    "gpt2-bare": Case(hf.GPT2Model, gpt2()),
+    "llama": Case(hf.LlamaForCausalLM, of(hf.LlamaConfig, LLAMA), drops=True),
+    "llama-tied-biased": Case(
+        hf.LlamaForCausalLM,
+        of(hf.LlamaConfig, LLAMA, tie_word_embeddings=True, attention_bias=True, mlp_bias=True),
+        drops=True,
+    ),
+    "llama-multi-query-wide-heads": Case(
+        hf.LlamaForCausalLM, of(hf.LlamaConfig, LLAMA, num_key_value_heads=1, head_dim=14), drops=True
+    ),
+    "llama-linear": Case(
+        hf.LlamaForCausalLM,
+        of(hf.LlamaConfig, LLAMA, rope_parameters={"rope_type": "linear", "rope_theta": 1e4, "factor": 3.0}),
+        drops=True,
+    ),
+    "llama-llama3": Case(hf.LlamaForCausalLM, of(hf.LlamaConfig, LLAMA, rope_parameters=LLAMA3), drops=True),
+    "llama-yarn": Case(hf.LlamaForCausalLM, of(hf.LlamaConfig, LLAMA, rope_parameters=YARN), drops=True),
+    "llama-yarn-own-factor": Case(
+        hf.LlamaForCausalLM,
+        of(
+            hf.LlamaConfig,
+            LLAMA,
+            rope_parameters={**YARN, "attention_factor": 1.3, "beta_fast": 8.0, "beta_slow": 2.0},
+        ),
+        drops=True,
+    ),
+    "llama-gelu": Case(hf.LlamaForCausalLM, of(hf.LlamaConfig, LLAMA, hidden_act="gelu_pytorch_tanh"), drops=True),
+    "llama-bare": Case(hf.LlamaModel, of(hf.LlamaConfig, LLAMA), drops=True),
+    "mistral-window": Case(hf.MistralForCausalLM, of(hf.MistralConfig, LLAMA, sliding_window=5), drops=True),
+    "mistral-no-window": Case(hf.MistralForCausalLM, of(hf.MistralConfig, LLAMA, sliding_window=None), drops=True),
+    "qwen2": Case(hf.Qwen2ForCausalLM, of(hf.Qwen2Config, LLAMA), drops=True),
+    "qwen2-windows": Case(
+        hf.Qwen2ForCausalLM,
+        of(
+            hf.Qwen2Config,
+            LLAMA,
+            use_sliding_window=True,
+            sliding_window=4,
+            max_window_layers=1,
+            tie_word_embeddings=True,
+        ),
+        drops=True,
+    ),
+    "qwen3": Case(hf.Qwen3ForCausalLM, of(hf.Qwen3Config, LLAMA, head_dim=12), drops=True),
+    "qwen3-biased-windows": Case(
+        hf.Qwen3ForCausalLM,
+        of(
+            hf.Qwen3Config,
+            LLAMA,
+            head_dim=16,
+            attention_bias=True,
+            use_sliding_window=True,
+            sliding_window=3,
+            layer_types=["sliding_attention", "full_attention", "sliding_attention"],
+        ),
+        drops=True,
+    ),
+    "bert-masked": Case(hf.BertForMaskedLM, of(hf.BertConfig, BERT)),
+    "bert-masked-untied-relu": Case(
+        hf.BertForMaskedLM, of(hf.BertConfig, BERT, hidden_act="relu", type_vocab_size=3, tie_word_embeddings=False)
+    ),
+    "bert-bare": Case(hf.BertModel, of(hf.BertConfig, BERT)),
+    "bert-labels": Case(
+        hf.BertForSequenceClassification,
+        of(hf.BertConfig, BERT, id2label={0: "bad", 1: "fair", 2: "good"}, label2id={"bad": 0, "fair": 1, "good": 2}),
+    ),
+    "bert-token-labels": Case(hf.BertForTokenClassification, of(hf.BertConfig, BERT, num_labels=4)),
+    "roberta-masked": Case(hf.RobertaForMaskedLM, of(hf.RobertaConfig, BERT, type_vocab_size=1)),
+    "roberta-masked-untied": Case(hf.RobertaForMaskedLM, of(hf.RobertaConfig, BERT, tie_word_embeddings=False)),
+    "roberta-labels": Case(hf.RobertaForSequenceClassification, of(hf.RobertaConfig, BERT)),
+    "roberta-bare": Case(hf.RobertaModel, of(hf.RobertaConfig, BERT)),
+    "distilbert-masked": Case(hf.DistilBertForMaskedLM, of(hf.DistilBertConfig, DISTIL)),
+    "distilbert-bare": Case(hf.DistilBertModel, of(hf.DistilBertConfig, DISTIL, activation="relu")),
+    "t5": Case(hf.T5ForConditionalGeneration, of(hf.T5Config, T5), drops=True),
+    "t5-1.1": Case(
+        hf.T5ForConditionalGeneration,
+        of(hf.T5Config, T5, feed_forward_proj="gated-gelu", tie_word_embeddings=False),
+        drops=True,
+        untie=True,
+    ),
+    "t5-few-buckets": Case(
+        hf.T5ForConditionalGeneration,
+        of(
+            hf.T5Config,
+            T5,
+            relative_attention_num_buckets=8,
+            relative_attention_max_distance=12,
+            feed_forward_proj="gated-silu",
+        ),
+        drops=True,
+    ),
+    "t5-bare": Case(hf.T5Model, of(hf.T5Config, T5), drops=True),
+    "marian": Case(hf.MarianMTModel, of(hf.MarianConfig, MARIAN, scale_embedding=True), drops=True),
+    "marian-relu": Case(hf.MarianMTModel, of(hf.MarianConfig, MARIAN, activation_function="relu"), drops=True),
+    "bart": Case(hf.BartForConditionalGeneration, of(hf.BartConfig, BART)),
+    "bart-scaled": Case(hf.BartForConditionalGeneration, of(hf.BartConfig, BART, scale_embedding=True)),
+    "bart-bare": Case(hf.BartModel, of(hf.BartConfig, BART)),
+}
+
+
+def make(name: str) -> hf.PreTrainedModel:
+    """Make a model whose every tensor is random: biases and norms too, which a fresh one has at 0 and 1."""
+    case = CASES[name]
+    torch.manual_seed(sum(name.encode()))
+    model = case.model(case.config()).eval()
+    with torch.no_grad():
+        if case.untie:
+            model.lm_head.weight = torch.nn.Parameter(torch.empty_like(model.shared.weight))
+        for key, tensor in model.state_dict().items():
+            if "marian" in name and "embed_positions" in key:
+                continue  # fixed sinusoids
+            centre = 1.0 if key.endswith("weight") and tensor.dim() == 1 else 0.0  # a norm's scale
+            if tensor.is_floating_point():
+                # Modest, as a trained model's are: large ones sharpen every softmax and blow up the float32 rounding
+                # of the reference's own norms past the limit that float64 is held to.
+                tensor.normal_(centre, 0.2 if tensor.dim() < 2 else 0.7 / tensor.shape[-1] ** 0.5)
+    return model

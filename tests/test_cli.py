@@ -1,0 +1,100 @@
+"""The command line as scripts and people meet it: answers, exit codes, and a quick start."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import glasshouse as gh
+
+SIZE = {"vocab_size": 61, "d_model": 16, "n_layers": 2, "n_heads": 2, "max_len": 16}
+
+
+def run(*words: str | Path) -> subprocess.CompletedProcess[str]:
+    command = [Path(sys.executable).with_name("glasshouse"), *map(str, words)]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    gh.save(gh.build(gh.preset("gpt2", **SIZE)), None, tmp_path / "model")
+    return tmp_path / "model"
+
+
+def test_help_needs_no_torch_and_shows_an_example() -> None:
+    code = (
+        "import sys, glasshouse.cli\n"
+        "try: glasshouse.cli.app(['{}', '--help'])\n"
+        "finally: print('torch' in sys.modules)"
+    )
+    for command in ("export", "verify"):
+        done = subprocess.run(
+            [sys.executable, "-c", code.format(command)], capture_output=True, text=True, check=False
+        )
+        assert done.stdout.splitlines()[-1] == "False"
+        assert f"Example: glasshouse {command}" in done.stdout
+    assert run("--version").stdout.strip() == gh.__version__
+
+
+def test_verify_writes_what_it_measured_and_load_shows_it(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    done = run("verify", folder)
+    assert done.returncode == 0, done.stderr
+    shown = dict(re.findall(r"^(cached|batched|padded|round trip|transformers) +([0-9.e+-]+)", done.stdout, re.M))
+    assert len(shown) == 5
+    table = json.loads((folder / "verified.json").read_text())
+    assert {name: f"{value:.1e}" for name, value in table["differences"].items()} == shown
+    assert table["differences"]["round trip"] == 0
+    assert all(value <= table["limits"][name] for name, value in table["differences"].items())
+    gh.load(folder)
+    assert f"verified {table['date']}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("preset", "not_compared"),
+    [("tiny-seq2seq", {"transformers"}), ("tiny-encoder", {"cached"}), ("tiny-decoder", {"transformers"})],
+)
+def test_verify_says_what_it_could_not_compare(preset: str, not_compared: set[str], tmp_path: Path) -> None:
+    settings = {"norm_order": "sandwich"} if preset == "tiny-decoder" else {}
+    gh.save(gh.build(gh.preset(preset, **settings)), None, tmp_path / "model")
+    checks = gh.evaluation.verify(tmp_path / "model")
+    assert {check.name for check in checks if check.difference is None} == not_compared
+    assert all(check.passed for check in checks)
+
+
+def test_verify_fails_a_model_that_depends_on_how_it_is_run(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Padding that is looked at, a batch that matters, a cache that forgets: each shows."""
+    real = gh.models.Decoder.forward
+
+    def broken(self, ids, *, lengths=None, cache=None, **told):  # noqa: ANN001, ANN003, ANN202
+        out = real(self, ids, lengths=lengths, cache=cache, **told)
+        return out * (1 + 1e-3 * (ids.shape[1] + len(ids) + (cache is not None)))
+
+    monkeypatch.setattr(gh.models.Decoder, "forward", broken)
+    failed = {check.name for check in gh.evaluation.verify(folder) if not check.passed}
+    assert failed == {"cached", "batched", "padded", "transformers"}
+
+
+def test_export_names_the_family_or_the_obstacle(folder: Path, tmp_path: Path) -> None:
+    done = run("export", folder, tmp_path / "out")
+    assert done.returncode == 0, done.stderr
+    assert "of type gpt2, without a tokenizer" in done.stdout
+    assert (tmp_path / "out" / "config.json").exists()
+    gh.save(gh.build(gh.preset("gpt2", **SIZE, position="alibi")), None, tmp_path / "alibi")
+    done = run("export", tmp_path / "alibi", tmp_path / "never")
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: no published family can express this model")
+    assert "position" in done.stderr
+    assert not (tmp_path / "never").exists()
+
+
+def test_a_mistake_is_one_sentence_and_exit_code_one(tmp_path: Path) -> None:
+    done = run("verify", tmp_path / "absent" / "model")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith("error: there is no folder")
+    assert done.stderr.count("\n") == 1
+    assert run("verify").returncode == 2
