@@ -166,18 +166,15 @@ def _assemble(
         dtype = tensors[pieces["token.table.weight"].name].dtype
         if device.type == "cpu" and dtype in (torch.bfloat16, torch.float16):
             dtype = torch.float32
+    for ours, weight in model.named_parameters():
+        name, shape = pieces[ours].name, pieces[ours].shape(weight.shape)
+        if list(tensors[name].shape) != shape:
+            raise StoreError(
+                f"{place!r} holds {name} with shape {list(tensors[name].shape)}, but its config asks for {shape}."
+            )
     # On the CPU and in the type that is stored, nothing is copied: the file stays mapped until it is used.
     moved = {name: tensors[name].to(device, dtype) for name in wanted}
-    state = {}
-    for name, weight in model.named_parameters():
-        piece = pieces[name]
-        found = piece.view(moved[piece.name])
-        if found.shape != weight.shape:
-            raise StoreError(
-                f"{place!r} holds {piece.name} with shape {list(tensors[piece.name].shape)}, but {name} in the model "
-                f"of its config has {list(weight.shape)}."
-            )
-        state[name] = found
+    state = {ours: piece.view(moved[piece.name]) for ours, piece in pieces.items()}
     model.load_state_dict(state, assign=True)
     return model
 

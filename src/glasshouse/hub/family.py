@@ -58,6 +58,11 @@ class Piece(NamedTuple):
     part: int = 0  # which of
     parts: int = 1  # as many equal parts, side by side, that share the name
 
+    def shape(self, ours: Sequence[int]) -> list[int]:
+        """Return the shape of their tensor, given that of ours."""
+        shape = [ours[0] * self.parts, *ours[1:]]
+        return shape[::-1] if self.transposed else [1, *shape] if self.row else shape
+
     def view(self, tensor: Tensor) -> Tensor:
         """Return our tensor as a view of theirs, so that nothing is copied."""
         tensor = tensor.flatten() if self.row else tensor
@@ -76,8 +81,9 @@ def as_row(name: str) -> Piece:
 
 def join(pieces: Sequence[tuple[Piece, Tensor]]) -> Tensor:
     """Undo `view`: make their tensor from ours that share its name."""
-    whole = torch.cat([tensor for _, tensor in sorted(pieces, key=lambda pair: pair[0].part)])
-    piece = pieces[0][0]
+    piece, whole = pieces[0]
+    if len(pieces) > 1:
+        whole = torch.cat([tensor for _, tensor in sorted(pieces, key=lambda pair: pair[0].part)])
     return whole.T if piece.transposed else whole[None] if piece.row else whole
 
 
