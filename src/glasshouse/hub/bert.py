@@ -90,7 +90,15 @@ BERT = Family(
         "cls.predictions.decoder.bias": ("cls.predictions.bias",),  # which an untied head does not read
     },
     unused=r"bert\.embeddings\.position_ids|bert\.pooler\..*|cls\.seq_relationship\..*|cls\.predictions\.bias",
-    inert=INERT,
+    inert=(
+        *INERT,
+        "directionality",  # of the first checkpoints, as are the next five
+        "pooler_fc_size",
+        "pooler_num_attention_heads",
+        "pooler_num_fc_layers",
+        "pooler_size_per_head",
+        "pooler_type",
+    ),
     adjust=adjust_bert,
     extra=extra_bert,
 )

@@ -150,6 +150,7 @@ def adjust_qwen(keys: Keys, table: Table, biased: bool) -> None:
         table["qk_norm"] = True
         table["qkv_bias"] = table["out_bias"] = keys.value("attention_bias", False)
     table["windows"] = _read_windows(keys, table["n_layers"])
+    keys.expect("use_mrope", False)
     read_rotary(keys, table)
 
 
@@ -196,13 +197,24 @@ llama = functools.partial(
 )
 
 
+def with_default(theirs: str, default: int) -> tuple[Row, ...]:
+    """Return the rows with one default of the family's own."""
+    return tuple(row._replace(default=default) if row.theirs == theirs else row for row in ROWS)
+
+
 def heads(name: str) -> Table:
     """Return the architectures that carry a family's name."""
     return {f"{name}ForCausalLM": {"kind": "next_token"}, f"{name}Model": {"kind": "none"}}
 
 
 LLAMA = llama(model_type="llama", heads=heads("Llama"), adjust=adjust_llama, extra=extra_llama)
-MISTRAL = llama(model_type="mistral", heads=heads("Mistral"), adjust=adjust_mistral, extra=extra_mistral)
+MISTRAL = llama(
+    model_type="mistral",
+    rows=with_default("num_key_value_heads", 8),
+    heads=heads("Mistral"),
+    adjust=adjust_mistral,
+    extra=extra_mistral,
+)
 QWEN2 = llama(
     model_type="qwen2",
     heads=heads("Qwen2"),
@@ -211,6 +223,7 @@ QWEN2 = llama(
 )
 QWEN3 = llama(
     model_type="qwen3",
+    rows=with_default("head_dim", 128),
     heads=heads("Qwen3"),
     adjust=functools.partial(adjust_qwen, biased=False),
     extra=functools.partial(extra_qwen, biased=False),
