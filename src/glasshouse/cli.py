@@ -75,6 +75,6 @@ def main() -> None:
     """Run a command; what is wrong with the input is one sentence and exit code 1."""
     try:
         app()
-    except gh.GlasshouseError as error:
+    except (gh.GlasshouseError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(1)

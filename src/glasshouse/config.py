@@ -183,7 +183,7 @@ def _parse_union(options: tuple[Any, ...], value: object, where: str) -> object:
         value = {"kind": value}
     kinds = {option.kind: option for option in options}
     kind = value.get("kind") if isinstance(value, Mapping) else value
-    if kind not in kinds:
+    if not isinstance(kind, str) or kind not in kinds:
         field = f"{where}.kind" if where else "kind"
         raise ConfigError(f"{field} is {kind!r}, but it must be one of {_listed(kinds)}.")
     return _parse_dataclass(kinds[kind], value, where)

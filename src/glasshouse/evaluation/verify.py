@@ -135,7 +135,8 @@ def _against_transformers(folder: Path, model: Model, rows: Sequence[Row], alone
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     family = hub.FAMILIES[table["model_type"]]
-    architecture = (table.get("architectures") or list(family.heads))[0]
+    named = table.get("architectures") or list(family.heads)
+    architecture = named if isinstance(named, str) else named[0]
     theirs = getattr(transformers, architecture).from_pretrained(
         folder, dtype=torch.float32, local_files_only=True, use_safetensors=True, trust_remote_code=False
     )

@@ -19,12 +19,14 @@ from glasshouse.errors import ConfigError, InputError, StoreError
 from glasshouse.hub.bart import BART, MARIAN
 from glasshouse.hub.bert import BERT, DISTILBERT, ROBERTA
 from glasshouse.hub.family import Family, Piece, differences, join, special_ids
-from glasshouse.hub.folder import CONFIG, GENERATION, TOKENIZER, VERIFIED, Folder, write_json, write_weights
+from glasshouse.hub.folder import CONFIG, GENERATION, TOKENIZER, Folder, write_json, write_weights
 from glasshouse.hub.gpt2 import GPT2
+from glasshouse.hub.keys import Keys
 from glasshouse.hub.llama import LLAMA, MISTRAL, QWEN2, QWEN3
 from glasshouse.hub.pooling import read_pooling, without_pooling, write_pooling
 from glasshouse.hub.remote import locate
 from glasshouse.hub.t5 import T5
+from glasshouse.hub.verified import describe
 from glasshouse.models import Model, build
 from glasshouse.text import Tokenizer
 
@@ -72,11 +74,12 @@ def load(
         family, s, spare = _understand(folder, table, tensors, ignore)
     except ConfigError as error:
         raise StoreError(f"{str(folder.path / CONFIG)!r} describes no model: {error}") from None
+    s = _with_generation_ids(s, folder)
     model = _assemble(folder, s, family, tensors, spare, torch.device(device), dtype)
     tok = _load_tokenizer(folder)
-    _check_tokenizer(s, tok)
-    if verified := folder.json(VERIFIED):
-        print(f"{folder.path}: {describe(verified)}", file=sys.stderr)
+    _check_tokenizer(s, tok, str(folder.path / TOKENIZER))
+    if verified := describe(folder):
+        print(f"{folder.path}: {verified}", file=sys.stderr)
     return model.eval(), tok
 
 
@@ -87,11 +90,15 @@ def _understand(
     source = str(folder.path / CONFIG)
     kind = table.get("model_type")
     if kind == OWN:
+        Keys(table, source, ignore).close(inert=())
         return None, _own_spec(table, source), set()
-    if kind not in FAMILIES:
+    if not isinstance(kind, str) or kind not in FAMILIES:
         raise StoreError(f"{source!r} has model_type = {kind!r}, but only {', '.join(FAMILIES)} can be read.")
     family = FAMILIES[kind]
-    for name, full in family.full(tensors).items():
+    full_names = family.full(tensors)
+    if twice := sorted(full for name, full in full_names.items() if full != name and full in tensors):
+        raise StoreError(f"{folder.weights!r} holds {twice[0]} under two names; fetch it again.")
+    for name, full in full_names.items():
         tensors[full] = tensors.pop(name)
     spare = _find_copies(family, tensors)
     s = read_pooling(folder, family.read(table, tensors.keys() - spare, ignore, source))
@@ -103,7 +110,7 @@ def _understand(
                 f"remove {OWN!r} if the rest was edited on purpose."
             )
         return family, own, spare
-    return family, _with_generation_ids(s, folder.json(GENERATION)), spare
+    return family, s, spare
 
 
 def _own_spec(table: Mapping[str, Any], source: str) -> spec.Spec:
@@ -118,11 +125,17 @@ def _own_spec(table: Mapping[str, Any], source: str) -> spec.Spec:
     return spec.parse(own["spec"])
 
 
-def _with_generation_ids(s: spec.Spec, generation: Mapping[str, Any] | None) -> spec.Spec:
+def _with_generation_ids(s: spec.Spec, folder: Folder) -> spec.Spec:
     """Take the end tokens from generation_config.json, which chat models keep up to date instead of config.json."""
-    ends = None if generation is None else generation.get("eos_token_id")
-    ends = [ends] if isinstance(ends, int) else ends
-    if not isinstance(ends, list) or not all(type(i) is int and 0 <= i < s.vocab_size for i in ends):
+    given = (folder.json(GENERATION) or {}).get("eos_token_id")
+    if given is None:
+        return s
+    ends = given if isinstance(given, list) else [given]
+    if not all(type(i) is int for i in ends):
+        raise StoreError(
+            f"{str(folder.path / GENERATION)!r} has eos_token_id = {given!r}, but it must be numbers of tokens."
+        )
+    if not all(0 <= i < s.vocab_size for i in ends):
         return s
     return replace(s, end_ids=tuple(ends))
 
@@ -132,7 +145,10 @@ def _find_copies(family: Family, tensors: dict[str, Tensor]) -> set[str]:
     spare = set()
     for name, others in family.copies.items():
         for other in others:
-            if other in tensors and tensors.setdefault(name, tensors[other]).equal(tensors[other]):
+            if other not in tensors:
+                continue
+            one, two = tensors.setdefault(name, tensors[other]), tensors[other]
+            if one.dtype == two.dtype and one.equal(two):
                 spare.add(other)
     return spare
 
@@ -146,10 +162,12 @@ def _assemble(
     device: torch.device,
     dtype: torch.dtype | None,
 ) -> Model:
-    place = str(folder.path)
+    place = folder.weights
     held = sum(tensor.numel() for tensor in tensors.values())
     if (needed := spec.count_parameters(s)) > held:  # ahead of building anything
         raise StoreError(f"{place!r} describes a model of {needed:,} parameters, but holds {held:,}; fetch it again.")
+    if max(s.n_layers, getattr(s, "n_encoder_layers", 0)) > len(tensors):
+        raise StoreError(f"{place!r} holds {len(tensors)} tensors, but its config asks for {s.n_layers} layers.")
     model = build(s, device="meta")
     pieces = {name: _piece(family, name, s) for name, _ in model.named_parameters()}
     wanted = {piece.name for piece in pieces.values()}
@@ -158,7 +176,7 @@ def _assemble(
     unused = family.unused if family else r"(?!)"
     extra = sorted(n for n in tensors.keys() - wanted - spare if not re.fullmatch(unused, n))
     if extra:
-        raise StoreError(f"{place!r} holds the tensor {extra[0]}, which the model of its config does not have.")
+        raise StoreError(f"{place!r} holds {extra[0]}, which the model of its config does not have.")
     for name in sorted(wanted):
         if tensors[name].dtype not in FLOATS:
             raise StoreError(f"{place!r} holds {name} as {tensors[name].dtype}; quantised weights are not supported.")
@@ -200,25 +218,12 @@ def _load_tokenizer(folder: Folder) -> Tokenizer | None:
     return None
 
 
-def _check_tokenizer(s: spec.Spec, tok: Tokenizer | None) -> None:
+def _check_tokenizer(s: spec.Spec, tok: Tokenizer | None, source: str = "the tokenizer") -> None:
     if tok is not None and len(tok) > s.vocab_size:
         raise InputError(
-            f"the tokenizer has {len(tok)} tokens, but vocab_size is {s.vocab_size}, so it is another model's; "
+            f"{source} has {len(tok)} tokens, but vocab_size is {s.vocab_size}, so it is another model's; "
             "give the tokenizer that the model was trained with."
         )
-
-
-def describe(verified: Mapping[str, Any]) -> str:
-    """Say in one line what `glasshouse verify` found.
-
-    >>> describe({"date": "2026-11-15", "differences": {"cached": 2.4e-07, "round trip": 0.0, "transformers": None}})
-    'verified 2026-11-15, largest differences: cached 2.4e-07, round trip 0.0e+00'
-    """
-    found = verified.get("differences")
-    if not isinstance(found, dict):
-        return "verified.json is damaged; run `glasshouse verify` again"
-    compared = [f"{name} {value:.1e}" for name, value in found.items() if isinstance(value, float)]
-    return f"verified {verified.get('date')}, largest differences: {', '.join(compared)}"
 
 
 def save(model: Model, tok: Tokenizer | None, folder: str | Path) -> None:

@@ -127,7 +127,7 @@ class Family:
         source: str = "config.json",
     ) -> Spec:
         """Turn config.json into a spec; where it leaves a choice open, the tensors held decide."""
-        keys = Keys(table, source)
+        keys = Keys(table, source, ignore)
         result: Table = deepcopy(self.base)
         for row in self.rows:
             if row.values is None:
@@ -142,13 +142,13 @@ class Family:
         result["head"] = self._read_head(keys, held)
         self._read_ids(keys, result)
         self.adjust(keys, result)
-        keys.close({*self.inert, *ignore})
+        keys.close(self.inert)
         return parse(result)
 
     def _read_head(self, keys: Keys, held: Collection[str]) -> Table:
         architectures = keys.any("architectures") or list(self.heads)[:1]
         architecture = architectures[0] if isinstance(architectures, list) else architectures
-        if architecture not in self.heads:
+        if not isinstance(architecture, str) or architecture not in self.heads:
             known = ", ".join(self.heads)
             raise StoreError(
                 f"{keys.source!r} names the architecture {architecture!r}, but only {known} can be read."
@@ -160,8 +160,8 @@ class Family:
             head["tied"] = said and self._their("head.weight") not in held
             head["bias"] = self._their("head.bias") in held
         elif head["kind"] in ("sequence_label", "token_label"):
-            names = keys.any("id2label") or {str(i): f"LABEL_{i}" for i in range(keys.int("num_labels", 2))}
-            head |= _labels(keys.source, names)
+            names, count = keys.any("id2label"), keys.int("num_labels", 2)
+            head |= _labels(keys.source, names) if names else {"n_labels": count}
         return head
 
     def _read_ids(self, keys: Keys, table: Table) -> None:
@@ -169,6 +169,11 @@ class Family:
         ends = keys.any("eos_token_id")
         ends = ends if isinstance(ends, list) else [ends]
         size = table["vocab_size"]
+        for name in (start, "pad_token_id", "eos_token_id"):
+            value = keys.any(name)
+            for i in value if isinstance(value, list) else [value]:
+                if i is not None and type(i) is not int:
+                    raise StoreError(f"{keys.source!r} has {name} = {value!r}, but it must be the number of a token.")
         # Ids beyond the vocabulary are a base class's defaults that a small model never met.
         legal = [i for i in (keys.any(start), keys.any("pad_token_id"), *ends) if _is_id(i, size)]
         table["start_id"] = keys.any(start) if keys.any(start) in legal else None

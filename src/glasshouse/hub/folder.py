@@ -43,7 +43,10 @@ class Folder:
         path = self.path / name
         if not os.path.lexists(path):
             return None
-        real = path.resolve()
+        try:
+            real = path.resolve()
+        except (OSError, RuntimeError):
+            raise StoreError(f"{str(path)!r} is a link that leads nowhere; replace it by the file itself.") from None
         if not any(real.is_relative_to(root) for root in self.roots):
             raise StoreError(
                 f"{str(path)!r} leads out of its folder to {str(real)!r}; replace it by the file itself."
@@ -54,23 +57,27 @@ class Folder:
 
     def json(self, name: str) -> dict[str, Any] | None:
         """Return the table in a JSON file, None where there is none."""
+        if self.file(name) is None:
+            return None
+        table, path = self.values(name), str(self.path / name)
+        if not isinstance(table, dict):
+            raise StoreError(f"{path!r} holds no table of settings; fetch it again.")
+        for key in RUNS_CODE:
+            if table.get(key):
+                raise StoreError(f"{path!r} asks to run code of its own ({key}); glasshouse runs none from a model.")
+        return table
+
+    def values(self, name: str) -> object:
+        """Return what a JSON file holds, None where there is none."""
         path = self.file(name)
         if path is None:
             return None
         if (size := path.stat().st_size) > JSON_LIMIT:
             raise StoreError(f"{str(path)!r} has {size} bytes, more than any such file needs; do not use it.")
         try:
-            table = json.loads(path.read_text(encoding="utf-8"))
+            return json.loads(path.read_text(encoding="utf-8"), parse_int=_whole)
         except (ValueError, RecursionError) as error:
             raise StoreError(f"{str(path)!r} is not valid JSON ({str(error)[:80]}); fetch it again.") from None
-        if not isinstance(table, dict):
-            raise StoreError(f"{str(path)!r} holds no table of settings; fetch it again.")
-        for key in RUNS_CODE:
-            if table.get(key):
-                raise StoreError(
-                    f"{str(path)!r} asks to run code of its own ({key}); glasshouse runs none from a model."
-                )
-        return table
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """Map all weights into memory, from one file or from the shards that an index names."""
@@ -81,7 +88,11 @@ class Folder:
             raise self._no_weights()
         place = str(self.path / INDEX)
         weight_map = index.get("weight_map")
-        if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
+        if (
+            not weight_map
+            or not isinstance(weight_map, dict)
+            or not all(isinstance(name, str) for name in weight_map.values())
+        ):
             raise StoreError(f"{place!r} has no weight_map from tensors to files; fetch it again.")
         tensors: dict[str, torch.Tensor] = {}
         for name in sorted(set(weight_map.values())):
@@ -91,9 +102,7 @@ class Folder:
                 )
             shard = self.file(name)
             if shard is None:
-                raise StoreError(
-                    f"{str(self.path / name)!r} is missing, one of the files in {INDEX}; fetch it again."
-                )
+                raise StoreError(f"{place!r} names {name}, which is missing; fetch it again.")
             fresh = store.read_tensors(shard)
             for tensor in fresh:
                 if weight_map.get(tensor) != name:
@@ -105,16 +114,29 @@ class Folder:
             raise StoreError(f"{place!r} promises {missing[0]}, which no file holds; fetch the folder again.")
         return tensors
 
+    @property
+    def weights(self) -> str:
+        """The path to name where the tensors as a whole are at fault."""
+        return str(self.path / (WEIGHTS if (self.path / WEIGHTS).exists() else INDEX))
+
     def _no_weights(self) -> StoreError:
         for path in sorted(self.path.iterdir()):
             if path.suffix in PICKLES:
                 return StoreError(
                     f"{str(path)!r} could run code when it is read, so only safetensors files are; convert it with "
-                    "transformers, which reads it as plain data: AutoModel.from_pretrained(...).save_pretrained(...)."
+                    "transformers, which reads it as plain data: take the class that config.json names, "
+                    "from_pretrained(...) and save_pretrained(...)."
                 )
         return StoreError(
             f"{str(self.path)!r} holds no {WEIGHTS} and no {INDEX}; give a folder with both config and weights."
         )
+
+
+def _whole(text: str) -> int:
+    """Read a whole number; one that no size needs would not fit into a float, or take a sentence of its own."""
+    if len(text) > 19:
+        raise ValueError(f"a number of {len(text)} digits")
+    return int(text)
 
 
 def write_weights(folder: Path, tensors: Mapping[str, torch.Tensor]) -> None:

@@ -45,8 +45,9 @@ class Keys:
 are; if it does, load with ignore=['colour'].
     """
 
-    def __init__(self, table: Mapping[str, Any], source: str = "config.json") -> None:
+    def __init__(self, table: Mapping[str, Any], source: str = "config.json", ignore: Collection[str] = ()) -> None:
         self.table = table
+        self.ignore = ignore
         self.source = source
         self.taken: set[str] = set()
 
@@ -95,10 +96,10 @@ are; if it does, load with ignore=['colour'].
             if self.any(name):
                 raise StoreError(f"{self.source!r} has {name} = {_short(self.table[name])}, which is not supported.")
         for name, value in self.table.items():
-            if name not in self.taken and name not in inert and name not in INERT:
+            if name not in {*self.taken, *inert, *self.ignore} and name not in INERT:
                 raise StoreError(
-                    f"{self.source!r} has {name} = {_short(value)}, which is not known to leave results as they are; "
-                    f"if it does, load with ignore=[{name!r}]."
+                    f"{self.source!r} has {name} = {_short(value)}, which is not known to leave results as "
+                    f"they are; if it does, load with ignore=[{name!r}]."
                 )
 
 

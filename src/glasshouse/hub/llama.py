@@ -75,13 +75,15 @@ SCALINGS = {
 def read_rotary(keys: Keys, table: Table) -> None:
     """Read the angles: `rope_parameters` of today, or `rope_theta` and `rope_scaling` of before."""
     theta = keys.value("rope_theta", 10_000.0)
-    given = keys.any("rope_parameters") or keys.any("rope_scaling") or {}
-    keys.any("rope_scaling")
+    new, old = keys.any("rope_parameters"), keys.any("rope_scaling")
+    given = new or old or {}
     if not isinstance(given, dict):
         raise StoreError(f"{keys.source!r} has rope_parameters = {given!r}, but it must be a table.")
-    rope = Keys(given, keys.source)
+    if old and (not isinstance(old, dict) or not old.items() <= given.items()):
+        raise StoreError(f"{keys.source!r} has a rope_scaling that says other than its rope_parameters; remove one.")
+    rope = Keys(given, keys.source, keys.ignore)
     kind = rope.any("rope_type", rope.any("type", "default"))
-    if kind not in SCALINGS:
+    if not isinstance(kind, str) or kind not in SCALINGS:
         why = "its angles change with the length of the text, so cached keys go stale" if kind == "dynamic" else ""
         raise StoreError(
             f"{keys.source!r} has rope_type = {kind!r}, which is not supported{': ' * bool(why)}{why}; "
@@ -161,9 +163,11 @@ def _read_windows(keys: Keys, n_layers: int) -> list[int]:
     if not used or window is None:
         return [0]
     if types is None:
+        if full < 0:
+            raise StoreError(f"{keys.source!r} has max_window_layers = {full}, but it must be at least 0.")
         types = ["full_attention"] * min(full, n_layers) + ["sliding_attention"] * max(n_layers - full, 0)
     sizes = {"full_attention": 0, "sliding_attention": window}
-    if len(types) != n_layers or not set(types) <= set(sizes):
+    if not isinstance(types, list) or len(types) != n_layers or any(name not in list(sizes) for name in types):
         raise StoreError(
             f"{keys.source!r} has layer_types that are not {n_layers} times 'full_attention' or 'sliding_attention'."
         )

@@ -23,8 +23,24 @@ def read_pooling(folder: Folder, s: Spec) -> Spec:
         name.removeprefix("pooling_mode_") for name, on in table.items() if on is True and "pooling_mode_" in name
     ]
     if len(modes) != 1 or modes[0] not in MODES:
-        raise StoreError(f"{str(folder.path / POOLING)!r} asks for {modes}, but one of {list(MODES)} is supported.")
+        asked = ", ".join(modes[:9]) or "none"
+        raise StoreError(
+            f"{str(folder.path / POOLING)!r} asks for {asked}, but one of {', '.join(MODES)} is supported."
+        )
+    _check_modules(folder)
     return replace(s, head=Pooled(MODES[modes[0]]))
+
+
+def _check_modules(folder: Folder) -> None:
+    """Refuse a further layer; scaling to length 1, the last step of many, is the caller's."""
+    modules = folder.values("modules.json") or []
+    known = {"Transformer", "Pooling", "Normalize"}
+    listed = modules if isinstance(modules, list) else [modules]
+    kinds = [str(part.get("type")).rpartition(".")[2] if isinstance(part, dict) else str(part) for part in listed]
+    if strange := [kind for kind in kinds if kind not in known]:
+        raise StoreError(
+            f"{str(folder.path / 'modules.json')!r} has the module {strange[0]}, which is not supported."
+        )
 
 
 def without_pooling(s: Spec) -> Spec:

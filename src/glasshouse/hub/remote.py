@@ -18,7 +18,13 @@ def locate(place: str | Path, revision: str | None = None) -> Folder:
 
     Fetching is huggingface_hub's work, with its cache and its settings: HF_HOME, HF_TOKEN, HF_HUB_OFFLINE.
     """
-    path = store.standing(Path(place).expanduser())
+    nowhere = InputError(
+        f"there is no folder {str(place)!r}; give the folder of a model, or a hub id such as 'gpt2'."
+    )
+    try:
+        path = store.standing(Path(place).expanduser())
+    except (OSError, RuntimeError):  # a name too long, the home of nobody
+        raise nowhere from None
     if path.is_dir():
         if revision is not None:
             raise InputError(
@@ -26,9 +32,7 @@ def locate(place: str | Path, revision: str | None = None) -> Folder:
             )
         return Folder(path)
     if isinstance(place, Path) or not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", place) or path.exists():
-        raise InputError(
-            f"there is no folder {str(place)!r}; give the folder of a model, or a hub id such as 'gpt2'."
-        )
+        raise nowhere
     import huggingface_hub
 
     try:

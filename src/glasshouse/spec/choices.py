@@ -77,6 +77,8 @@ class Yarn(Settings):
         if self.attention_factor is not None:
             require_positive(self, "attention_factor")
         require(self.beta_fast > self.beta_slow, "yarn.beta_fast", self.beta_fast, "above beta_slow")
+        require(self.beta_fast < 1e9, "yarn.beta_fast", self.beta_fast, "a number of turns")
+        require(self.beta_slow > 1e-9, "yarn.beta_slow", self.beta_slow, "a number of turns")
 
 
 @dataclass(frozen=True)
