@@ -22,10 +22,10 @@ MODELS = ("gpt2", "llama")
 TYPES = ("float32", "bfloat16")
 
 
-def anonymous_bytes() -> int:
-    """Return the memory of this process that no file backs."""
+def status_bytes(name: str) -> int:
+    """Return one entry of Linux's account of this process: RssAnon, backed by no file, or VmHWM, the most at once."""
     lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("RssAnon"))
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(name))
 
 
 class Peak(threading.Thread):
@@ -33,16 +33,16 @@ class Peak(threading.Thread):
 
     def __init__(self) -> None:
         super().__init__(daemon=True)
-        self.start_bytes = self.highest = anonymous_bytes()
+        self.start_bytes = self.highest = status_bytes("RssAnon")
         self.running = True
 
     def run(self) -> None:
         while self.running:
-            self.highest = max(self.highest, anonymous_bytes())
+            self.highest = max(self.highest, status_bytes("RssAnon"))
             time.sleep(0.001)
 
     def stop(self) -> int:
-        self.highest = max(self.highest, anonymous_bytes())
+        self.highest = max(self.highest, status_bytes("RssAnon"))
         self.running = False
         return self.highest - self.start_bytes
 
@@ -79,10 +79,12 @@ def measure(who: str, folder: str, dtype_name: str) -> None:
         model = load()
         loaded = time.perf_counter()
         grown = peak.stop()
+        resident = status_bytes("VmHWM") / 1e6
         model(ids)
         answered = time.perf_counter()
     size = sum(weight.numel() * weight.element_size() for weight in model.parameters())
-    print(json.dumps({"load": loaded - begin, "answer": answered - begin, "anonymous": grown / size, "bytes": size}))
+    found = {"load": loaded - begin, "answer": answered - begin, "anonymous": grown / size, "resident": resident}
+    print(json.dumps(found | {"bytes": size}))
 
 
 def make(name: str, folder: Path) -> None:
@@ -119,7 +121,7 @@ def main() -> None:
     if options.measure:
         measure(*options.measure)
         return
-    print(f"{'model':7}{'type':10}{'MB':>6}   {'':22}{'ours':>16}{'transformers':>18}{'ratio':>8}")
+    print(f"{'model':7}{'type':10}{'MB':>6}   {'':24}{'ours':>16}{'transformers':>18}{'ratio':>8}")
     with tempfile.TemporaryDirectory() as place:
         for name in MODELS:
             folder = Path(place) / name
@@ -134,10 +136,11 @@ def main() -> None:
                     ("load", "load, s"),
                     ("answer", "load and answer, s"),
                     ("anonymous", "peak anonymous / size"),
+                    ("resident", "peak of the process, MB"),
                 ):
                     ours, theirs = ([r[key] for r in found[who]] for who in ("ours", "transformers"))
                     ratio = statistics.median(ours) / statistics.median(theirs)
-                    print(f"{name:7}{dtype:10}{size:6.0f}   {label:22}{cell(ours):>16}{cell(theirs):>18}{ratio:8.2f}")
+                    print(f"{name:7}{dtype:10}{size:6.0f}   {label:24}{cell(ours):>16}{cell(theirs):>18}{ratio:8.2f}")
 
 
 def cell(values: list[float]) -> str:

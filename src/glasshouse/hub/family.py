@@ -166,19 +166,10 @@ class Family:
 
     def _read_ids(self, keys: Keys, table: Table) -> None:
         start = "decoder_start_token_id" if table["kind"] == "seq2seq" else "bos_token_id"
-        ends = keys.any("eos_token_id")
-        ends = ends if isinstance(ends, list) else [ends]
         size = table["vocab_size"]
-        for name in (start, "pad_token_id", "eos_token_id"):
-            value = keys.any(name)
-            for i in value if isinstance(value, list) else [value]:
-                if i is not None and type(i) is not int:
-                    raise StoreError(f"{keys.source!r} has {name} = {value!r}, but it must be the number of a token.")
-        # Ids beyond the vocabulary are a base class's defaults that a small model never met.
-        legal = [i for i in (keys.any(start), keys.any("pad_token_id"), *ends) if _is_id(i, size)]
-        table["start_id"] = keys.any(start) if keys.any(start) in legal else None
-        table["pad_id"] = keys.any("pad_token_id") if keys.any("pad_token_id") in legal else None
-        table["end_ids"] = [i for i in ends if i in legal]
+        table["start_id"] = next(iter(_ids(keys, start, size)), None)
+        table["pad_id"] = next(iter(_ids(keys, "pad_token_id", size)), None)
+        table["end_ids"] = _ids(keys, "eos_token_id", size)
 
     def write(self, spec: Spec) -> Table:
         """Turn a spec into config.json, as far as it can be said there; `obstacles` tells how far that is."""
@@ -273,8 +264,13 @@ def special_ids(spec: Spec) -> Table:
     }
 
 
-def _is_id(value: object, size: int) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < size
+def _ids(keys: Keys, name: str, size: int) -> list[int]:
+    """Read one id or several; those beyond the vocabulary are defaults that a small model never met."""
+    value = keys.any(name)
+    given = [i for i in (value if isinstance(value, list) else [value]) if i is not None]
+    if not all(type(i) is int for i in given):
+        raise StoreError(f"{keys.source!r} has {name} = {value!r}, but it must be the number of a token.")
+    return [i for i in given if 0 <= i < size]
 
 
 def _labels(source: str, names: object) -> Table:
