@@ -193,6 +193,8 @@ def _assemble(
     # On the CPU and in the type that is stored, nothing is copied: the file stays mapped until it is used.
     moved = {name: tensors[name].to(device, dtype) for name in wanted}
     state = {ours: piece.view(moved[piece.name]) for ours, piece in pieces.items()}
+    if device.type != "cpu":  # where sharding and fused optimizers want them so
+        state = {ours: tensor.contiguous() for ours, tensor in state.items()}
     model.load_state_dict(state, assign=True)
     return model
 
