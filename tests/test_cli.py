@@ -9,6 +9,9 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
+import transformers as hf
+from safetensors.torch import load_file, save_file
 
 import glasshouse as gh
 
@@ -77,6 +80,38 @@ def test_verify_fails_a_model_that_depends_on_how_it_is_run(folder: Path, monkey
     monkeypatch.setattr(gh.models.Decoder, "forward", broken)
     failed = {check.name for check in gh.evaluation.verify(folder) if not check.passed}
     assert failed == {"cached", "batched", "padded", "transformers"}
+
+
+def test_verify_fails_a_model_that_is_not_made_of_numbers(folder: Path) -> None:
+    model, _ = gh.load(folder)
+    with torch.no_grad():
+        model.token.table.weight[7] = torch.nan  # one token of 61: most rows of a batch do not meet it
+    gh.save(model, None, folder)
+    assert not any(check.passed for check in gh.evaluation.verify(folder) if check.name != "cached")
+
+
+def test_what_was_verified_is_not_said_of_other_files(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    gh.evaluation.verify(folder)
+    tensors = load_file(folder / "model.safetensors")
+    save_file({name: tensor + 1 for name, tensor in tensors.items()}, folder / "model.safetensors", {"format": "pt"})
+    gh.load(folder)
+    assert "speaks of other weights or another config" in capsys.readouterr().err
+
+
+def test_verify_knows_every_architecture_it_reads(tmp_path: Path) -> None:
+    config = {"vocab_size": 40, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1}
+    for kind, its in ((hf.BertForPreTraining, hf.BertConfig), (hf.RobertaForMaskedLM, hf.RobertaConfig)):
+        kind(its(**config, num_attention_heads=2)).save_pretrained(tmp_path / kind.__name__)
+        assert all(check.passed for check in gh.evaluation.verify(tmp_path / kind.__name__))
+
+
+def test_export_keeps_the_stored_type_and_ignores_on_request(folder: Path, tmp_path: Path) -> None:
+    gh.save(gh.load(folder)[0].bfloat16(), None, folder)
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"colour": "green"}))
+    assert "colour" in run("export", folder, tmp_path / "out").stderr
+    assert run("export", folder, tmp_path / "out", "--ignore", "colour").returncode == 0
+    assert {tensor.dtype for tensor in load_file(tmp_path / "out" / "model.safetensors").values()} == {torch.bfloat16}
 
 
 def test_export_names_the_family_or_the_obstacle(folder: Path, tmp_path: Path) -> None:

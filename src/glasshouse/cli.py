@@ -24,6 +24,9 @@ app = typer.Typer(
 ModelArgument = Annotated[
     str, typer.Argument(metavar="MODEL", help="A model's folder, or its id on the Hugging Face hub.")
 ]
+Ignore = Annotated[
+    list[str] | None, typer.Option(help="A key of config.json to take as harmless; may be given several times.")
+]
 Revision = Annotated[str | None, typer.Option(help="A branch, tag or commit of a hub repository.")]
 
 
@@ -47,17 +50,18 @@ def export(
     model: ModelArgument,
     folder: Annotated[Path, typer.Argument(help="The folder to write; one written before is replaced.")],
     revision: Revision = None,
+    ignore: Ignore = None,
 ) -> None:
     """Write a folder that transformers loads, or say which field of the spec stands in the way."""
-    loaded, tok = gh.load(model, revision=revision)
+    loaded, tok = gh.load(model, revision=revision, dtype="stored", ignore=ignore or ())
     kind = gh.hub.export(loaded, tok, folder)
     print(f"{folder}: a model of type {kind}, {'with' if tok else 'without'} a tokenizer")
 
 
 @app.command(epilog="Example: glasshouse verify runs/first/model")
-def verify(model: ModelArgument, revision: Revision = None) -> None:
+def verify(model: ModelArgument, revision: Revision = None, ignore: Ignore = None) -> None:
     """Run a model in every way there is, compare, and write verified.json beside its weights; exit 1 on a failure."""
-    checks = gh.evaluation.verify(model, revision=revision)
+    checks = gh.evaluation.verify(model, revision=revision, ignore=ignore or ())
     table = Table("check", "largest difference", "limit", "", box=None, pad_edge=False)
     for check in checks:
         if check.difference is None:

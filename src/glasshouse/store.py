@@ -94,7 +94,11 @@ def replace_folder(folder: Path, fill: Callable[[Path], None], ours: str) -> Non
     A folder that holds a file whose name the expression `ours` does not match is left alone. Between the two renames
     the old folder stands under another name, where `standing` finds it.
     """
-    folder = folder.absolute()
+    folder = folder.resolve()  # where a link leads, so that the link itself stays
+    if folder.exists() and not folder.is_dir():
+        raise StoreError(f"{str(folder)!r} is a file; choose another name for the folder.")
+    if Path.cwd().is_relative_to(folder):
+        raise StoreError(f"{str(folder)!r} is the folder you stand in, which cannot be replaced; choose another.")
     for path in folder.iterdir() if folder.is_dir() else ():
         if not re.fullmatch(ours, path.name):
             raise StoreError(f"{str(folder)!r} holds {path.name!r}, which would be lost; choose another folder.")

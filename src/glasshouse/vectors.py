@@ -25,6 +25,12 @@ def embed(model: Encoder | Decoder, tok: Tokenizer, texts: str | Sequence[str], 
     >>> gh.embed(model, tok, ["a red apple", "a green pear"]).shape  # doctest: +SKIP
     torch.Size([2, 384])
     """
+    if not isinstance(model, Encoder | Decoder):
+        raise InputError(f"the model is a {type(model).__name__}, which has no one vector a text; give an encoder.")
+    if not isinstance(tok, Tokenizer):
+        raise InputError(f"tok is {tok!r}, but texts need the model's tokenizer; load one with Tokenizer.load.")
+    if batch_size < 1:
+        raise InputError(f"batch_size is {batch_size}, but it must be at least 1.")
     if model.training:
         raise InputError("the model is in training mode, where dropout changes vectors; call model.eval() first.")
     texts = [texts] if isinstance(texts, str) else list(texts)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import re
@@ -189,6 +190,9 @@ def test_older_rotary_settings_mean_the_same(tmp_path: Path) -> None:
         ("gpt2", "add_cross_attention", True),
         ("bert-masked", "position_embedding_type", "relative_key"),
         ("bart", "decoder_ffn_dim", 57),
+        ("bart", "decoder_attention_heads", None),
+        ("t5", "dense_act_fn", "gelu_new"),
+        ("t5", "is_gated_act", True),
         ("marian", "share_encoder_decoder_embeddings", False),
         ("gpt2", "n_embd", "forty"),
         ("gpt2", "activation_function", "mish"),
@@ -383,3 +387,69 @@ def test_a_place_that_is_no_model_is_one_sentence(tmp_path: Path) -> None:
         gh.load(tmp_path / "absent")
     with pytest.raises(gh.InputError, match="revision is 'main'"):
         gh.load(tmp_path, revision="main")
+
+
+def test_a_file_or_the_folder_one_stands_in_is_not_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "notes").write_text("kept")
+    with pytest.raises(gh.StoreError, match="is a file"):
+        gh.save(tiny(), None, tmp_path / "notes")
+    assert (tmp_path / "notes").read_text() == "kept"
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    with pytest.raises(gh.StoreError, match="the folder you stand in"):
+        gh.save(tiny(), None, ".")
+
+
+def test_a_link_to_a_folder_stays_a_link_and_home_is_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "disk")
+    for _ in range(2):
+        model = tiny()
+        gh.save(model, None, tmp_path / "link")
+        assert (tmp_path / "link").is_symlink()
+        assert same_weights(model, gh.load(tmp_path / "disk")[0])
+    monkeypatch.setenv("HOME", str(tmp_path))
+    gh.save(tiny(), None, "~/mine")
+    gh.load("~/mine")
+    assert (tmp_path / "mine" / "config.json").exists()
+
+
+# What goes along with the weights ---------------------------------------------------------------------------
+
+
+def test_a_model_generates_the_same_after_a_round_trip(tmp_path: Path) -> None:
+    """Beams, forced tokens and banned words stand beside the weights, in one file or, formerly, in another."""
+    theirs = make("bart")
+    settings = {"num_beams": 3, "forced_bos_token_id": 7, "forced_eos_token_id": 2, "no_repeat_ngram_size": 2}
+    theirs.generation_config.update(**settings, bad_words_ids=[[11]])
+    theirs.save_pretrained(tmp_path / "theirs")
+    ids = torch.arange(3, 15)[None]
+    for older in (False, True):
+        if older:
+            path = tmp_path / "theirs" / "config.json"
+            path.write_text(json.dumps(json.loads(path.read_text()) | settings | {"bad_words_ids": [[11]]}))
+            (tmp_path / "theirs" / "generation_config.json").unlink()
+        expected = hf.BartForConditionalGeneration.from_pretrained(tmp_path / "theirs").generate(ids, max_length=12)
+        gh.save(gh.load(tmp_path / "theirs")[0], None, tmp_path / "ours")
+        back = hf.BartForConditionalGeneration.from_pretrained(tmp_path / "ours")
+        assert back.generate(ids, max_length=12).equal(expected)
+        assert (back.generation_config.num_beams, back.generation_config.forced_bos_token_id) == (3, 7)
+
+
+def test_end_tokens_that_were_changed_win_over_those_published(tmp_path: Path) -> None:
+    make("llama").save_pretrained(tmp_path / "theirs")
+    (tmp_path / "theirs" / "generation_config.json").write_text('{"eos_token_id": 2, "temperature": 0.7}')
+    model, _ = gh.load(tmp_path / "theirs")
+    model.spec = dataclasses.replace(model.spec, end_ids=(5,))
+    gh.save(model, None, tmp_path / "ours")
+    written = json.loads((tmp_path / "ours" / "generation_config.json").read_text())
+    assert (written["eos_token_id"], written["temperature"]) == (5, 0.7)
+
+
+@pytest.mark.parametrize("family", hub.FAMILIES.values(), ids=hub.FAMILIES)
+def test_defaults_are_those_of_transformers(family: hub.family.Family) -> None:
+    config = hf.AutoConfig.for_model(family.model_type)
+    zero = {"d_ff", "n_kv_heads", "d_head", "n_layers"}  # sizes that follow from others where they are absent
+    for row in family.rows:
+        if not (row.ours in zero and row.default == 0) and row.theirs != "n_positions":
+            assert getattr(config, row.theirs) == row.default, row.theirs

@@ -27,6 +27,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 import glasshouse as gh
+from glasshouse.hub.verified import fingerprints
 
 Table = dict[str, Any]
 Damage = Callable[[Path], object]
@@ -964,17 +965,16 @@ VERIFICATIONS = {
     "date-long": json.dumps({**SEEN, "date": LONG}),
     "date-ugly": json.dumps({**SEEN, "date": UGLY}),
     "check-ugly": json.dumps({**SEEN, "differences": {UGLY: 0.0}}),
-    "weights-of-words": json.dumps({**SEEN, "weights": {WEIGHTS: "large"}}),
-    "of-other-weights": json.dumps({**SEEN, "weights": {WEIGHTS: {"bytes": 1, "sha256": "0" * 64}}}),
+    "files-of-words": json.dumps({**SEEN, "files": "large"}),
+    "of-other-weights": json.dumps({**SEEN, "files": {WEIGHTS: "0" * 64}}),
 }
 
 
 def of_these_weights(model: Path, text: str) -> str:
-    """Complete a table with the size of the weights, so that only what else is wrong with it can show."""
+    """Complete a table with the hashes of the files, so that only what else is wrong with it can show."""
     if not text.startswith('{"'):
         return text
-    size = (model / WEIGHTS).stat().st_size
-    return json.dumps({"weights": {WEIGHTS: {"bytes": size, "sha256": "0" * 64}}} | json.loads(text))
+    return json.dumps({"files": fingerprints(model)} | json.loads(text))
 
 
 @pytest.mark.parametrize("name", VERIFICATIONS)

@@ -60,6 +60,8 @@ def test_saved_and_loaded_it_is_the_same(sentences: list[str], tmp_path: Path) -
     gh.save(model, tok, tmp_path / "saved")
     again, tok_again = gh.load(tmp_path / "saved")
     assert again.spec == model.spec
+    for name in ("modules.json", "sentence_bert_config.json", "config_sentence_transformers.json"):
+        assert json.loads((tmp_path / "saved" / name).read_text()) == json.loads((FOLDER / name).read_text())
     assert gh.embed(again, tok_again, sentences).equal(gh.embed(model, tok, sentences))
     theirs = hf.AutoTokenizer.from_pretrained(tmp_path / "saved")
     assert [theirs(text)["input_ids"] for text in sentences[:50]] == [tok.encode(text) for text in sentences[:50]]
@@ -75,5 +77,11 @@ def test_a_text_that_is_too_long_or_a_model_in_training_is_refused() -> None:
     model, tok = gh.load(FOLDER)
     with pytest.raises(gh.InputError, match="text 1 is 602 tokens long, but max_len is 512"):
         gh.embed(model, tok, ["short", "long " * 600])
+    with pytest.raises(gh.InputError, match="tok is None"):
+        gh.embed(model, None, ["short"])
+    with pytest.raises(gh.InputError, match="batch_size is 0"):
+        gh.embed(model, tok, ["short"], batch_size=0)
+    with pytest.raises(gh.InputError, match="the model is a Seq2Seq"):
+        gh.embed(gh.build(gh.preset("tiny-seq2seq")).eval(), tok, ["short"])
     with pytest.raises(gh.InputError, match="training mode"):
         gh.embed(model.train(), tok, ["short"])

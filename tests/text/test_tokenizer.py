@@ -540,3 +540,13 @@ def test_the_room_needs_no_torch() -> None:
     code = "import sys, glasshouse.text; print({'torch', 'transformers', 'huggingface_hub'} & {*sys.modules})"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"
+
+
+def test_a_chat_template_goes_along(tmp_path: Path) -> None:
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0, "[UNK]": 1}, unk_token="[UNK]"))
+    theirs = transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="[UNK]")
+    theirs.chat_template = "{% for m in messages %}{{ m.content }}{% endfor %}"
+    theirs.save_pretrained(tmp_path / "theirs")
+    Tokenizer.load(tmp_path / "theirs").save(tmp_path / "ours")
+    again = transformers.AutoTokenizer.from_pretrained(tmp_path / "ours")
+    assert again.chat_template == theirs.chat_template

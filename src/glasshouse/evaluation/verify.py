@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import datetime
-import hashlib
 import importlib
 import importlib.metadata
 import importlib.util
 import json
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,6 +18,7 @@ from torch import Tensor
 from glasshouse import hub
 from glasshouse.hub.folder import CONFIG, VERIFIED, write_json
 from glasshouse.hub.remote import locate
+from glasshouse.hub.verified import fingerprints
 from glasshouse.models import Decoder, Encoder, Model, Seq2Seq
 from glasshouse.spec import Pooled
 from glasshouse.text import Tokenizer
@@ -44,14 +44,14 @@ class Check:
 
 
 @torch.inference_mode()
-def verify(place: str | Path, *, revision: str | None = None) -> list[Check]:
+def verify(place: str | Path, *, revision: str | None = None, ignore: Collection[str] = ()) -> list[Check]:
     """Run a saved model in every way there is, in float32, compare, and write what was found beside its weights.
 
     Cached against uncached, a batch against its rows, padded rows against rows alone, saved and loaded against
     itself, and, where transformers is installed and knows the family, its logits against ours.
     """
     folder = locate(place, revision).path
-    model, tok = hub.load(folder, dtype=torch.float32)
+    model, tok = hub.load(folder, dtype=torch.float32, ignore=ignore)
     rows = _draw(model, [_longest(model)] * ROWS)
     ragged = _draw(model, [max(1, _longest(model) - 5 * i) for i in range(ROWS)])
     alone = [_run(model, [row])[0] for row in rows]
@@ -81,8 +81,14 @@ def _longest(model: Model) -> int:
 def _draw(model: Model, lengths: Sequence[int]) -> list[Row]:
     generator = torch.Generator().manual_seed(0)
     sides = 2 if isinstance(model, Seq2Seq) else 1
-    size = model.spec.vocab_size
-    return [tuple(torch.randint(0, size, (length,), generator=generator) for _ in range(sides)) for length in lengths]
+    size, pad = model.spec.vocab_size, model.spec.pad_id
+
+    def ids(length: int) -> Tensor:
+        drawn = torch.randint(0, size, (length,), generator=generator)
+        # Some models of transformers skip the padding id wherever it stands.
+        return drawn if pad is None else torch.where(drawn == pad, (pad + 1) % size, drawn)
+
+    return [tuple(ids(length) for _ in range(sides)) for length in lengths]
 
 
 def _run(model: Model, rows: Sequence[Row]) -> list[Tensor]:
@@ -110,8 +116,9 @@ def _run_cached(model: Decoder | Seq2Seq, row: Row) -> Tensor:
 
 
 def _difference(found: Sequence[Tensor], expected: Sequence[Tensor]) -> float:
-    largest = max(float(e.abs().max()) for e in expected)
-    return max(float((f - e).abs().max()) for f, e in zip(found, expected, strict=True)) / largest
+    largest = torch.stack([e.abs().max() for e in expected]).max()
+    apart = torch.stack([(f - e).abs().max() for f, e in zip(found, expected, strict=True)]).max()
+    return float(apart / largest) if largest != 0 else float(apart)  # not a number, where any of them is not
 
 
 def _round_trip(model: Model, tok: Tokenizer | None) -> float:
@@ -120,7 +127,7 @@ def _round_trip(model: Model, tok: Tokenizer | None) -> float:
         hub.save(model, tok, Path(place) / "model")
         back, _ = hub.load(Path(place) / "model")
         pairs = zip(model.parameters(), back.parameters(), strict=True)
-        return max(float((a - b).abs().max()) for a, b in pairs)
+        return float(torch.stack([(a - b).abs().max() for a, b in pairs]).max())
 
 
 def _against_transformers(folder: Path, model: Model, rows: Sequence[Row], alone: Sequence[Tensor]) -> Check:
@@ -144,7 +151,8 @@ def _against_transformers(folder: Path, model: Model, rows: Sequence[Row], alone
     for row in rows:
         told = dict(zip(("input_ids", "decoder_input_ids"), (ids[None] for ids in row), strict=False))
         out = theirs.eval()(**told)
-        found.append((out.logits if hasattr(out, "logits") else out.last_hidden_state)[0])
+        names = ("logits", "prediction_logits", "last_hidden_state")
+        found.append(next(getattr(out, name)[0] for name in names if hasattr(out, name)))
     if isinstance(model.spec.head, Pooled):  # which transformers leaves to others
         pick = {"first": lambda x: x[0], "last": lambda x: x[-1], "mean": lambda x: x.mean(0)}
         found = [pick[model.spec.head.pooling](vectors) for vectors in found]
@@ -152,10 +160,6 @@ def _against_transformers(folder: Path, model: Model, rows: Sequence[Row], alone
 
 
 def _write(folder: Path, checks: Sequence[Check]) -> None:
-    weights = {
-        path.name: {"bytes": path.stat().st_size, "sha256": _sha256(path)}
-        for path in sorted(folder.glob("*.safetensors"))
-    }
     packages = ("glasshouse", "torch", "transformers")
     table = {
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
@@ -163,11 +167,6 @@ def _write(folder: Path, checks: Sequence[Check]) -> None:
         "limits": {check.name: check.limit for check in checks},
         "not_compared": {check.name: check.reason for check in checks if check.reason},
         "versions": {name: importlib.metadata.version(name) for name in packages if importlib.util.find_spec(name)},
-        "weights": weights,
+        "files": fingerprints(folder),
     }
     write_json(folder / VERIFIED, table)
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

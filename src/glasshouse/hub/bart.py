@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 
+from glasshouse.errors import StoreError
 from glasshouse.hub.family import PLAIN, Family, Row, Table, as_row
 from glasshouse.hub.keys import Keys
 from glasshouse.spec import Spec
@@ -36,8 +37,11 @@ ROWS = (
 def adjust(keys: Keys, table: Table, marian: bool) -> None:
     """Refuse two stacks of different width, and what older configs of other models in this mould switch on."""
     table["embed_dropout"] = table["dropout"]
-    keys.expect("decoder_attention_heads", table["n_heads"])
-    keys.expect("decoder_ffn_dim", table["d_ff"])
+    for name, default, encoder in (("attention_heads", 16, table["n_heads"]), ("ffn_dim", 4096, table["d_ff"])):
+        if (decoder := keys.int(f"decoder_{name}", default)) != encoder:
+            raise StoreError(
+                f"{keys.source!r} has decoder_{name} = {decoder}, but the encoder has {encoder}; both must be equal."
+            )
     keys.expect("normalize_before", False)
     keys.expect("add_final_layer_norm", False)
     keys.expect("add_bias_logits", False)

@@ -9,19 +9,19 @@ from collections import defaultdict
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from glasshouse import config, spec, store
 from glasshouse.errors import ConfigError, InputError, StoreError
+from glasshouse.hub import keys
 from glasshouse.hub.bart import BART, MARIAN
 from glasshouse.hub.bert import BERT, DISTILBERT, ROBERTA
 from glasshouse.hub.family import Family, Piece, differences, join, special_ids
-from glasshouse.hub.folder import CONFIG, GENERATION, TOKENIZER, Folder, write_json, write_weights
+from glasshouse.hub.folder import BESIDE, CONFIG, GENERATION, TOKENIZER, Folder, write_json, write_weights
 from glasshouse.hub.gpt2 import GPT2
-from glasshouse.hub.keys import Keys
 from glasshouse.hub.llama import LLAMA, MISTRAL, QWEN2, QWEN3
 from glasshouse.hub.pooling import read_pooling, without_pooling, write_pooling
 from glasshouse.hub.remote import locate
@@ -49,14 +49,14 @@ def load(
     *,
     revision: str | None = None,
     device: torch.device | str = "cpu",
-    dtype: torch.dtype | None = None,
+    dtype: torch.dtype | Literal["stored"] | None = None,
     ignore: Collection[str] = (),
 ) -> tuple[Model, Tokenizer | None]:
     """Load a model, in eval mode, and its tokenizer (None where there is none) from a folder or the Hugging Face hub.
 
     Weights are mapped into memory and read when first used. They keep the type they are stored in, except that on the
-    CPU half precision becomes float32, which is many times faster there; `dtype` says otherwise. Keys of config.json
-    listed in `ignore` are taken to change nothing.
+    CPU half precision becomes float32, which is many times faster there; `dtype` names another, or "stored". Keys of
+    config.json listed in `ignore` are taken to change nothing.
 
     >>> import tempfile, glasshouse as gh
     >>> with tempfile.TemporaryDirectory() as place:
@@ -76,6 +76,8 @@ def load(
         raise StoreError(f"{str(folder.path / CONFIG)!r} describes no model: {error}") from None
     s = _with_generation_ids(s, folder)
     model = _assemble(folder, s, family, tensors, spare, torch.device(device), dtype)
+    model.beside = {name: folder.values(name) for name in BESIDE if folder.file(name)}
+    model.beside.setdefault(GENERATION, {key: table[key] for key in sorted(keys.GENERATION & table.keys())})
     tok = _load_tokenizer(folder)
     _check_tokenizer(s, tok, str(folder.path / TOKENIZER))
     if verified := describe(folder):
@@ -90,7 +92,7 @@ def _understand(
     source = str(folder.path / CONFIG)
     kind = table.get("model_type")
     if kind == OWN:
-        Keys(table, source, ignore).close(inert=())
+        keys.Keys(table, source, ignore).close(inert=())
         return None, _own_spec(table, source), set()
     if not isinstance(kind, str) or kind not in FAMILIES:
         raise StoreError(f"{source!r} has model_type = {kind!r}, but only {', '.join(FAMILIES)} can be read.")
@@ -160,7 +162,7 @@ def _assemble(
     tensors: Mapping[str, Tensor],
     spare: set[str],
     device: torch.device,
-    dtype: torch.dtype | None,
+    dtype: torch.dtype | Literal["stored"] | None,
 ) -> Model:
     place = folder.weights
     held = sum(tensor.numel() for tensor in tensors.values())
@@ -180,10 +182,10 @@ def _assemble(
     for name in sorted(wanted):
         if tensors[name].dtype not in FLOATS:
             raise StoreError(f"{place!r} holds {name} as {tensors[name].dtype}; quantised weights are not supported.")
-    if dtype is None:
-        dtype = tensors[pieces["token.table.weight"].name].dtype
-        if device.type == "cpu" and dtype in (torch.bfloat16, torch.float16):
-            dtype = torch.float32
+    if dtype is None or dtype == "stored":
+        stored = tensors[pieces["token.table.weight"].name].dtype
+        slow = device.type == "cpu" and stored in (torch.bfloat16, torch.float16)
+        dtype = torch.float32 if slow and dtype is None else stored
     for ours, weight in model.named_parameters():
         name, shape = pieces[ours].name, pieces[ours].shape(weight.shape)
         if list(tensors[name].shape) != shape:
@@ -206,7 +208,8 @@ def _piece(family: Family | None, name: str, s: spec.Spec) -> Piece:
 
 
 def _load_tokenizer(folder: Folder) -> Tokenizer | None:
-    files = [folder.file(name) for name in (TOKENIZER, "tokenizer_config.json", "special_tokens_map.json")]
+    names = (TOKENIZER, "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja")
+    files = [folder.file(name) for name in names]
     if files[0] is not None:
         return Tokenizer.load(folder.path)
     for name in ("vocab.txt", "vocab.json", "spiece.model", "source.spm", "tokenizer.model"):
@@ -235,7 +238,7 @@ def save(model: Model, tok: Tokenizer | None, folder: str | Path) -> None:
     layout, which `load` reads. A folder saved before is replaced; one that holds anything else is left alone.
     """
     family, _ = _fitting_family(model)
-    _write(model, tok, Path(folder), family)
+    _write(model, tok, Path(folder).expanduser(), family)
 
 
 def export(model: Model, tok: Tokenizer | None, folder: str | Path) -> str:
@@ -247,7 +250,7 @@ def export(model: Model, tok: Tokenizer | None, folder: str | Path) -> str:
             f"no published family can express this model; the nearest is {nearest}, where "
             f"{', '.join(obstacles[nearest])} would have to be different."
         )
-    _write(model, tok, Path(folder), family)
+    _write(model, tok, Path(folder).expanduser(), family)
     return family.model_type
 
 
@@ -281,10 +284,13 @@ def _write(model: Model, tok: Tokenizer | None, folder: Path, family: Family | N
     def fill(place: Path) -> None:
         write_json(place / CONFIG, table)
         write_weights(place, tensors)
-        if s.kind != "encoder":
-            write_json(place / GENERATION, special_ids(s))
         if family is not None:
             write_pooling(place, model.spec)
+        for name, values in model.beside.items():
+            write_json(place / name, values)
+        if s.kind != "encoder":
+            ids = {name: value for name, value in special_ids(s).items() if value is not None}
+            write_json(place / GENERATION, model.beside.get(GENERATION, {}) | ids)
         if tok is not None:
             tok.save(place)
 

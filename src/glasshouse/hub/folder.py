@@ -21,6 +21,7 @@ WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 POOLING = "1_Pooling/config.json"
 VERIFIED = "verified.json"
+BESIDE = (GENERATION, "modules.json", "sentence_bert_config.json", "config_sentence_transformers.json")
 
 JSON_LIMIT = 32 * 2**20
 SHARD_BYTES = 5 * 10**9

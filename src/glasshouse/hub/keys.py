@@ -9,7 +9,7 @@ from glasshouse.config import nearest
 from glasshouse.errors import StoreError
 
 # What transformers writes into any config without changing a number of a forward pass: names and versions, the shape
-# of an answer, settings of training and of generation, and ids that the spec takes elsewhere.
+# of an answer, settings of training, ids that the spec takes elsewhere; and how to generate, in older configs.
 INERT = frozenset(
     """
     _attn_implementation_autoset _name_or_path _num_labels architectures chunk_size_feed_forward
@@ -18,14 +18,17 @@ INERT = frozenset(
     return_dict task_specific_params tokenizer_class torch_dtype torchscript transformers.js_config
     transformers_version use_bfloat16 use_cache
 
+    bos_token_id decoder_start_token_id eos_token_id pad_token_id sep_token_id unk_token_id
+    """.split()  # noqa: SIM905 - sixty names read better in lines than in a column
+)
+GENERATION = frozenset(
+    """
     bad_words_ids begin_suppress_tokens diversity_penalty do_sample early_stopping encoder_no_repeat_ngram_size
     exponential_decay_length_penalty force_bos_token_to_be_generated forced_bos_token_id forced_eos_token_id
     length_penalty max_length max_new_tokens min_length no_repeat_ngram_size num_beam_groups num_beams
     num_return_sequences output_scores remove_invalid_values repetition_penalty return_dict_in_generate
     suppress_tokens temperature top_k top_p typical_p
-
-    bos_token_id decoder_start_token_id eos_token_id pad_token_id sep_token_id unk_token_id
-    """.split()  # noqa: SIM905 - sixty names read better in lines than in a column
+    """.split()  # noqa: SIM905
 )
 
 # Switches of a base class that would make another model of it; all published models of our families leave them off.
@@ -96,7 +99,7 @@ are; if it does, load with ignore=['colour'].
             if self.any(name):
                 raise StoreError(f"{self.source!r} has {name} = {_short(self.table[name])}, which is not supported.")
         for name, value in self.table.items():
-            if name not in {*self.taken, *inert, *self.ignore} and name not in INERT:
+            if name not in {*self.taken, *inert, *self.ignore} and name not in INERT | GENERATION:
                 raise StoreError(
                     f"{self.source!r} has {name} = {_short(value)}, which is not known to leave results as "
                     f"they are; if it does, load with ignore=[{name!r}]."

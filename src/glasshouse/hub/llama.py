@@ -201,9 +201,9 @@ llama = functools.partial(
 )
 
 
-def with_default(theirs: str, default: int) -> tuple[Row, ...]:
-    """Return the rows with one default of the family's own."""
-    return tuple(row._replace(default=default) if row.theirs == theirs else row for row in ROWS)
+def with_defaults(**defaults: int) -> tuple[Row, ...]:
+    """Return the rows with defaults of the family's own."""
+    return tuple(row._replace(default=defaults.get(row.theirs, row.default)) for row in ROWS)
 
 
 def heads(name: str) -> Table:
@@ -214,20 +214,27 @@ def heads(name: str) -> Table:
 LLAMA = llama(model_type="llama", heads=heads("Llama"), adjust=adjust_llama, extra=extra_llama)
 MISTRAL = llama(
     model_type="mistral",
-    rows=with_default("num_key_value_heads", 8),
+    rows=with_defaults(intermediate_size=14_336, num_key_value_heads=8, max_position_embeddings=131_072),
     heads=heads("Mistral"),
     adjust=adjust_mistral,
     extra=extra_mistral,
 )
+QWEN = {
+    "vocab_size": 151_936,
+    "intermediate_size": 22_016,
+    "num_key_value_heads": 32,
+    "max_position_embeddings": 32_768,
+}
 QWEN2 = llama(
     model_type="qwen2",
+    rows=with_defaults(**QWEN),
     heads=heads("Qwen2"),
     adjust=functools.partial(adjust_qwen, biased=True),
     extra=functools.partial(extra_qwen, biased=True),
 )
 QWEN3 = llama(
     model_type="qwen3",
-    rows=with_default("head_dim", 128),
+    rows=with_defaults(**QWEN, head_dim=128),
     heads=heads("Qwen3"),
     adjust=functools.partial(adjust_qwen, biased=False),
     extra=functools.partial(extra_qwen, biased=False),

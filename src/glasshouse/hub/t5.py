@@ -19,6 +19,10 @@ FEEDFORWARD: Table = {
 def adjust(keys: Keys, table: Table) -> None:
     """Read whether final vectors are scaled down, as in 1.0; 1.1 says so by untying the head."""
     table["logit_scale"] = keys.value("scale_decoder_outputs", keys.value("tie_word_embeddings", True))
+    # Derived from feed_forward_proj and saved beside it, where transformers would believe them first.
+    gate, _, word = keys.value("feed_forward_proj", "relu").rpartition("-")
+    keys.expect("is_gated_act", gate == "gated")
+    keys.expect("dense_act_fn", "gelu_new" if gate and word == "gelu" else word)
     table["embed_dropout"] = table["attention_dropout"] = table["dropout"]
     table["n_layers"] = table["n_layers"] or table["n_encoder_layers"]
 
@@ -93,7 +97,7 @@ T5 = Family(
     },
     copies={"shared.weight": ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight", "lm_head.weight")},
     unused=r"decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias\.weight",
-    inert=("classifier_dropout", "dense_act_fn", "initializer_factor", "is_gated_act"),
+    inert=("classifier_dropout", "initializer_factor"),
     tied=None,
     adjust=adjust,
     extra=extra,

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
+from pathlib import Path
 
 from glasshouse.errors import StoreError
-from glasshouse.hub.folder import VERIFIED, Folder
+from glasshouse.hub.folder import CONFIG, VERIFIED, Folder
 
 
 def describe(folder: Folder) -> str | None:
@@ -18,13 +20,27 @@ def describe(folder: Folder) -> str | None:
     try:
         table = folder.json(VERIFIED) or {}
         (date,) = re.findall(r"^\d{4}-\d\d-\d\d$", table["date"], re.ASCII)
-        sizes = {name: found["bytes"] for name, found in table["weights"].items()}
         compared = {name: float(value) for name, value in table["differences"].items() if value is not None}
         listed = ", ".join(f"{name} {value:.1e}" for name, value in compared.items())
     except (StoreError, LookupError, TypeError, ValueError, AttributeError, OverflowError):
         return f"{VERIFIED} is damaged; run `glasshouse verify` again"
     if not compared or not listed.isprintable() or "nan" in listed or "inf" in listed:
         return f"{VERIFIED} is damaged; run `glasshouse verify` again"
-    if sizes != {path.name: path.stat().st_size for path in folder.path.glob("*.safetensors")}:
-        return f"{VERIFIED} speaks of other weights; run `glasshouse verify` again"
+    if table.get("files") != fingerprints(folder.path):
+        return f"{VERIFIED} speaks of other weights or another config; run `glasshouse verify` again"
     return f"verified {date}, largest differences: {listed}"
+
+
+def fingerprints(folder: Path) -> dict[str, str]:
+    """Hash the config and each file of weights: its size, beginning, middle and end, to be quick."""
+    return {path.name: _fingerprint(path) for path in (folder / CONFIG, *sorted(folder.glob("*.safetensors")))}
+
+
+def _fingerprint(path: Path, length: int = 2**16) -> str:
+    size = path.stat().st_size
+    digest = hashlib.sha256(str(size).encode())
+    with path.open("rb") as file:
+        for start in (0, size // 2, max(0, size - length)):
+            file.seek(start)
+            digest.update(file.read(length))
+    return digest.hexdigest()

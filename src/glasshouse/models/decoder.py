@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import Tensor, nn
 
 from glasshouse import spec
@@ -27,6 +29,7 @@ class Decoder(nn.Module):
         self.token = TokenEmbedding(s)
         self.stack = Stack(s, s.n_layers, causal=True)
         self.head = make_head(s)
+        self.beside: dict[str, Any] = {}  # what was published with the weights, by file, for whoever saves them again
 
     def forward(
         self,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import Tensor, nn
 
 from glasshouse import spec
@@ -30,6 +32,7 @@ class Seq2Seq(nn.Module):
         self.encoder = Stack(s, s.n_encoder_layers, causal=False)
         self.decoder = Stack(s, s.n_layers, causal=True, cross=True)
         self.head = make_head(s)
+        self.beside: dict[str, Any] = {}  # what was published with the weights, by file, for whoever saves them again
 
     def forward(
         self,

@@ -26,6 +26,7 @@ from glasshouse.errors import GlasshouseError, InputError, StoreError
 from glasshouse.text import pattern
 
 TOKENIZER, CONFIG, SPECIAL = "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"
+TEMPLATE = "chat_template.jinja"
 ROLES = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
 LARGEST = 200_000_000  # bytes
 PREFIX = "continuing_subword_prefix"
@@ -57,6 +58,7 @@ class Tokenizer:
     config: Table  # tokenizer_config.json as it was
     special_tokens: dict[str, str]  # the text of each role that the files give to a token
     special_ids: frozenset[int]
+    chat_template: str | None = None  # how a conversation is written as one text, in Jinja
 
     def __init__(self, document: Table, config: Table, special: Table, roles: dict[str, str]) -> None:
         self.config, self.special_tokens, self._special_map = config, roles, special
@@ -81,7 +83,10 @@ class Tokenizer:
         if not path.is_file():
             raise StoreError(f"there is no {str(path)!r}; give a folder that holds a {TOKENIZER}.")
         config, special = (_table(path.with_name(name)) for name in (CONFIG, SPECIAL))
-        return cls.from_json(_read(path), config, special, source=str(path))
+        tokenizer = cls.from_json(_read(path), config, special, source=str(path))
+        if (template := path.with_name(TEMPLATE)).is_file():
+            tokenizer.chat_template = _read(template)
+        return tokenizer
 
     @classmethod
     def from_json(
@@ -124,6 +129,8 @@ class Tokenizer:
         _replace(folder / CONFIG, json.dumps(config, indent=2, ensure_ascii=False) + "\n")
         _replace(folder / SPECIAL, json.dumps(self._special_map or roles, indent=2, ensure_ascii=False) + "\n")
         _replace(folder / TOKENIZER, self._text)
+        if self.chat_template is not None:
+            _replace(folder / TEMPLATE, self.chat_template)
 
     def encode(self, text: str | bytes, special: bool = True) -> list[int]:
         """Return the ids of a text; `special` adds the tokens that the tokenizer puts around one.
