@@ -77,7 +77,8 @@ def load(
     s = _with_generation_ids(s, folder)
     model = _assemble(folder, s, family, tensors, spare, torch.device(device), dtype)
     model.beside = {name: folder.values(name) for name in BESIDE if folder.file(name)}
-    model.beside.setdefault(GENERATION, {key: table[key] for key in sorted(keys.GENERATION & table.keys())})
+    if formerly := {key: table[key] for key in sorted(keys.GENERATION & table.keys())}:
+        model.beside.setdefault(GENERATION, formerly)
     tok = _load_tokenizer(folder)
     _check_tokenizer(s, tok, str(folder.path / TOKENIZER))
     if verified := describe(folder):
@@ -236,6 +237,12 @@ def save(model: Model, tok: Tokenizer | None, folder: str | Path) -> None:
 
     Where a published family can express the spec, transformers loads the folder as it is; otherwise it is of our own
     layout, which `load` reads. A folder saved before is replaced; one that holds anything else is left alone.
+
+    >>> import tempfile, glasshouse as gh
+    >>> with tempfile.TemporaryDirectory() as place:
+    ...     gh.save(gh.build(gh.preset("tiny-encoder")), None, f"{place}/model")
+    ...     sorted(path.name for path in Path(place, "model").iterdir())
+    ['config.json', 'model.safetensors']
     """
     family, _ = _fitting_family(model)
     _write(model, tok, Path(folder).expanduser(), family)
