@@ -14,16 +14,19 @@ from glasshouse.models import Decoder, Encoder, build
 from glasshouse.text import Tokenizer
 
 
-@torch.inference_mode()
+@torch.no_grad()
 def embed(model: Encoder | Decoder, tok: Tokenizer, texts: str | Sequence[str], *, batch_size: int = 32) -> Tensor:
     """Return one vector a text, [n, d_model]: by the model's own pooling, or else the mean over its tokens.
 
     Texts of like length share a batch; neither that nor padding changes a vector. One longer than max_len is refused.
 
     >>> import glasshouse as gh
-    >>> model, tok = gh.load("sentence-transformers/all-MiniLM-L6-v2")  # doctest: +SKIP
-    >>> gh.embed(model, tok, ["a red apple", "a green pear"]).shape  # doctest: +SKIP
-    torch.Size([2, 384])
+    >>> words = '{"type": "WordLevel", "vocab": {"a": 0, "red": 1, "pea": 2}, "unk_token": "a"}'
+    >>> split = '{"type": "Whitespace"}'
+    >>> tok = Tokenizer.from_json(f'{{"version": "1.0", "model": {words}, "pre_tokenizer": {split}}}')
+    >>> model = gh.build(gh.preset("tiny-encoder")).eval()
+    >>> gh.embed(model, tok, ["a red pea", "a red"]).shape
+    torch.Size([2, 64])
     """
     if not isinstance(model, Encoder | Decoder):
         raise InputError(f"the model is a {type(model).__name__}, which has no one vector a text; give an encoder.")

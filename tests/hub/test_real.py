@@ -67,6 +67,13 @@ def test_saved_and_loaded_it_is_the_same(sentences: list[str], tmp_path: Path) -
     assert [theirs(text)["input_ids"] for text in sentences[:50]] == [tok.encode(text) for text in sentences[:50]]
 
 
+def test_vectors_can_be_trained_on() -> None:
+    model, tok = gh.load(FOLDER)
+    reader = torch.nn.Linear(384, 2)
+    reader(gh.embed(model, tok, ["a red apple", "the tax office"])).sum().backward()
+    assert reader.weight.grad.abs().sum() > 0
+
+
 def test_its_pooling_is_the_one_it_was_published_with() -> None:
     model, _ = gh.load(FOLDER)
     assert json.loads((FOLDER / hub.folder.POOLING).read_text())["pooling_mode_mean_tokens"] is True

@@ -6,7 +6,6 @@ import datetime
 import importlib
 import importlib.metadata
 import importlib.util
-import json
 import tempfile
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ import torch
 from torch import Tensor
 
 from glasshouse import hub
-from glasshouse.hub.folder import CONFIG, VERIFIED, write_json
+from glasshouse.hub.folder import CONFIG, VERIFIED, Folder, write_json
 from glasshouse.hub.remote import locate
 from glasshouse.hub.verified import fingerprints
 from glasshouse.models import Decoder, Encoder, Model, Seq2Seq
@@ -50,8 +49,8 @@ def verify(place: str | Path, *, revision: str | None = None, ignore: Collection
     Cached against uncached, a batch against its rows, padded rows against rows alone, saved and loaded against
     itself, and, where transformers is installed and knows the family, its logits against ours.
     """
-    folder = locate(place, revision).path
-    model, tok = hub.load(folder, dtype=torch.float32, ignore=ignore)
+    folder = locate(place, revision)
+    model, tok = hub.load(folder.path, dtype=torch.float32, ignore=ignore)
     rows = _draw(model, [_longest(model)] * ROWS)
     ragged = _draw(model, [max(1, _longest(model) - 5 * i) for i in range(ROWS)])
     alone = [_run(model, [row])[0] for row in rows]
@@ -65,7 +64,7 @@ def verify(place: str | Path, *, revision: str | None = None, ignore: Collection
         _against_transformers(folder, model, rows, alone),
     ]
     try:
-        _write(folder, checks)
+        _write(folder.path, checks)
     except OSError as error:  # such as a folder that only others may write to; what was found still counts
         checks.append(Check(VERIFIED, None, reason=f"not written: {error.strerror}"))
     return checks
@@ -130,23 +129,27 @@ def _round_trip(model: Model, tok: Tokenizer | None) -> float:
         return float(torch.stack([(a - b).abs().max() for a, b in pairs]).max())
 
 
-def _against_transformers(folder: Path, model: Model, rows: Sequence[Row], alone: Sequence[Tensor]) -> Check:
+def _against_transformers(folder: Folder, model: Model, rows: Sequence[Row], alone: Sequence[Tensor]) -> Check:
     """Compare with what transformers makes of the same folder, never running code from it."""
     name = "transformers"
     if importlib.util.find_spec("transformers") is None:
         return Check(name, None, reason="transformers is not installed")
-    table = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+    table = folder.json(CONFIG) or {}
     if table["model_type"] not in hub.FAMILIES:
         return Check(name, None, reason="no published family can express the model")
     transformers = importlib.import_module("transformers")
-    transformers.logging.set_verbosity_error()
-    transformers.logging.disable_progress_bar()
     family = hub.FAMILIES[table["model_type"]]
     named = table.get("architectures") or list(family.heads)
     architecture = named if isinstance(named, str) else named[0]
-    theirs = getattr(transformers, architecture).from_pretrained(
-        folder, dtype=torch.float32, local_files_only=True, use_safetensors=True, trust_remote_code=False
-    )
+    safely = {"local_files_only": True, "use_safetensors": True, "trust_remote_code": False}
+    loudness = transformers.logging.get_verbosity()
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    try:
+        theirs = getattr(transformers, architecture).from_pretrained(folder.path, dtype=torch.float32, **safely)
+    finally:
+        transformers.logging.set_verbosity(loudness)
+        transformers.logging.enable_progress_bar()
     found = []
     for row in rows:
         told = dict(zip(("input_ids", "decoder_input_ids"), (ids[None] for ids in row), strict=False))

@@ -20,7 +20,17 @@ from glasshouse.hub import keys
 from glasshouse.hub.bart import BART, MARIAN
 from glasshouse.hub.bert import BERT, DISTILBERT, ROBERTA
 from glasshouse.hub.family import Family, Piece, differences, join, special_ids
-from glasshouse.hub.folder import BESIDE, CONFIG, GENERATION, TOKENIZER, Folder, write_json, write_weights
+from glasshouse.hub.folder import (
+    BESIDE,
+    CONFIG,
+    GENERATION,
+    OTHER_TOKENIZERS,
+    TOKENIZER,
+    TOKENIZER_FILES,
+    Folder,
+    write_json,
+    write_weights,
+)
 from glasshouse.hub.gpt2 import GPT2
 from glasshouse.hub.llama import LLAMA, MISTRAL, QWEN2, QWEN3
 from glasshouse.hub.pooling import read_pooling, without_pooling, write_pooling
@@ -209,11 +219,10 @@ def _piece(family: Family | None, name: str, s: spec.Spec) -> Piece:
 
 
 def _load_tokenizer(folder: Folder) -> Tokenizer | None:
-    names = (TOKENIZER, "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja")
-    files = [folder.file(name) for name in names]
+    files = [folder.file(name) for name in TOKENIZER_FILES]
     if files[0] is not None:
         return Tokenizer.load(folder.path)
-    for name in ("vocab.txt", "vocab.json", "spiece.model", "source.spm", "tokenizer.model"):
+    for name in OTHER_TOKENIZERS:
         if folder.file(name):
             message = (
                 f"{str(folder.path)!r} has {name} but no {TOKENIZER}, so it loads without a tokenizer; make one with "

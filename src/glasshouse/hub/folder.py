@@ -17,6 +17,8 @@ from glasshouse.errors import StoreError
 CONFIG = "config.json"
 GENERATION = "generation_config.json"
 TOKENIZER = "tokenizer.json"
+TOKENIZER_FILES = (TOKENIZER, "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja")
+OTHER_TOKENIZERS = ("vocab.txt", "vocab.json", "spiece.model", "source.spm", "tokenizer.model")  # seen, not read
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 POOLING = "1_Pooling/config.json"

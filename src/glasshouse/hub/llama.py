@@ -52,7 +52,7 @@ NAMES = {
     "head.weight": "lm_head.weight",
 }
 
-# Their words for the settings of each scaling, and whether they must be there.
+# Their words for the settings of each scaling, and ours.
 SCALINGS = {
     "default": {},
     "linear": {"factor": "factor"},
@@ -89,7 +89,6 @@ def read_rotary(keys: Keys, table: Table) -> None:
             f"{keys.source!r} has rope_type = {kind!r}, which is not supported{': ' * bool(why)}{why}; "
             f"{', '.join(SCALINGS)} are."
         )
-    rope.any("type")
     table["position"]["theta"] = rope.value("rope_theta", theta)
     rope.expect("partial_rotary_factor", 1.0, 1, None)
     rope.expect("truncate", True, None)  # YaRN's ramp between whole pairs, as published

@@ -7,10 +7,19 @@ from pathlib import Path
 
 from glasshouse import store
 from glasshouse.errors import InputError
-from glasshouse.hub.folder import Folder
+from glasshouse.hub.folder import (
+    BESIDE,
+    CONFIG,
+    INDEX,
+    OTHER_TOKENIZERS,
+    POOLING,
+    TOKENIZER_FILES,
+    VERIFIED,
+    Folder,
+)
 
-# All that is ever read; what else a repository holds (other formats, images, code) is not fetched.
-WANTED = ["*.json", "model*.safetensors", "1_Pooling/config.json", "chat_template.jinja"]
+# All that is ever looked at; what else a repository holds (other formats, images, code) is not fetched.
+WANTED = [CONFIG, "model*.safetensors", INDEX, POOLING, VERIFIED, *BESIDE, *TOKENIZER_FILES, *OTHER_TOKENIZERS]
 
 
 def locate(place: str | Path, revision: str | None = None) -> Folder:
