@@ -1,0 +1,117 @@
+"""Byte-pair encoding, the algorithm itself: start from bytes, merge the most frequent pair of neighbours, repeat.
+
+It is written to be read and to be watched. `merges` does the same on whole corpora, and tests hold the two equal.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from heapq import nsmallest
+from itertools import pairwise
+from typing import TypeVar
+
+from glasshouse.text.alphabet import ORDER
+
+Pair = tuple[bytes, bytes]
+Symbol = TypeVar("Symbol")
+
+
+@dataclass(frozen=True, slots=True)
+class Merge:
+    """One step of learning: the pair that becomes a token, how often it occurs, and the pairs that come next."""
+
+    pair: Pair
+    count: int
+    rivals: tuple[tuple[Pair, int], ...] = ()
+
+
+def learn(words: Mapping[bytes, int], vocab_size: int, rivals: int = 0) -> Iterator[Merge]:
+    """Yield the merges that make a vocabulary of `vocab_size` from words and how often each occurs.
+
+    The most frequent pair is merged; of several, the one with the smaller ids.
+
+    >>> for merge in learn({b"hug": 10, b"pug": 5, b"pun": 12, b"hugs": 5}, 258, rivals=1):
+    ...     print(merge)
+    Merge(pair=(b'u', b'g'), count=20, rivals=(((b'p', b'u'), 17),))
+    Merge(pair=(b'h', b'ug'), count=15, rivals=(((b'p', b'u'), 12),))
+    """
+    tokens = [bytes([byte]) for byte in ORDER]
+    ids = {byte: number for number, byte in enumerate(ORDER)}
+    spelled = [[ids[byte] for byte in word] for word in words]
+    weights = list(words.values())
+    counts: Counter[tuple[int, int]] = Counter()
+    where = defaultdict(set)  # in which words a pair occurs, or did
+    for number, word in enumerate(spelled):
+        for pair in pairwise(word):
+            counts[pair] += weights[number]
+            where[pair].add(number)
+    while len(tokens) < vocab_size and counts:
+        best, *others = nsmallest(1 + rivals, counts, key=lambda pair: (-counts[pair], pair))
+        left, right = tokens[best[0]], tokens[best[1]]
+        yield Merge((left, right), counts[best], tuple(((tokens[a], tokens[b]), counts[a, b]) for a, b in others))
+        # No other pair made this token before: its bytes merge in one way, wherever they stand between two borders.
+        tokens.append(left + right)
+        for number in where.pop(best):
+            for pair in pairwise(spelled[number]):
+                counts[pair] -= weights[number]
+            spelled[number] = join(spelled[number], best, len(tokens) - 1)
+            for pair in pairwise(spelled[number]):
+                counts[pair] += weights[number]
+                where[pair].add(number)
+        counts = +counts  # forgets the pairs that are gone
+
+
+def join(word: Sequence[Symbol], pair: tuple[Symbol, Symbol], token: Symbol) -> list[Symbol]:
+    """Return the word with each occurrence of a pair, from left to right, as one token.
+
+    >>> join("banana", ("a", "n"), "an")
+    ['b', 'an', 'an', 'a']
+    """
+    joined: list[Symbol] = []
+    rest = iter(range(len(word)))
+    for i in rest:
+        if tuple(word[i : i + 2]) == pair:
+            joined.append(token)
+            next(rest)
+        else:
+            joined.append(word[i])
+    return joined
+
+
+def steps(word: bytes, ranks: Mapping[Pair, int]) -> Iterator[list[bytes]]:
+    """Yield a word as bytes, then after each merge: of the pairs it holds, the one that was learned first.
+
+    >>> list(steps(b"hugs", {(b"u", b"g"): 0, (b"h", b"ug"): 1}))
+    [[b'h', b'u', b'g', b's'], [b'h', b'ug', b's'], [b'hug', b's']]
+    """
+    tokens = [bytes([byte]) for byte in word]
+    yield tokens
+    while known := ranks.keys() & set(pairwise(tokens)):
+        left, right = min(known, key=ranks.__getitem__)
+        tokens = join(tokens, (left, right), left + right)
+        yield tokens
+
+
+def tree(token: bytes, ranks: Mapping[Pair, int]) -> list[str]:
+    r"""Draw how a token was put together, one line a part.
+
+    >>> print("\n".join(tree(b"hug", {(b"u", b"g"): 0, (b"h", b"ug"): 1})))
+    hug
+    ├─ h
+    └─ ug
+       ├─ u
+       └─ g
+    """
+    lines = [token.decode(errors="backslashreplace")]
+    if len(token) > 1 and (halves := _halves(token, ranks)):
+        for part, first, other in zip(halves, ("├─ ", "└─ "), ("│  ", "   "), strict=True):
+            head, *rest = tree(part, ranks)
+            lines += [first + head, *(other + line for line in rest)]
+    return lines
+
+
+def _halves(token: bytes, ranks: Mapping[Pair, int]) -> Pair | None:
+    *_, before, after = [[b""], *steps(token, ranks)]
+    return (before[0], before[1]) if after == [token] and len(before) == 2 else None

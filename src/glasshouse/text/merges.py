@@ -1,0 +1,147 @@
+"""Byte-pair merges of a whole corpus, exact, in array operations: what `bpe.learn` does, a thousand times as fast.
+
+All words stand in one array of symbols, a gap after each, and links lead from a symbol to its neighbours. Two things
+keep it quick. A pair comes into being when the younger of its symbols does, and from then on only becomes rarer: so
+the places where it occurs are written down once, and a heap finds the most frequent one. And only frequent pairs are
+looked at: when those are used up, the symbols that are left are counted again, which happens a few times in all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from heapq import heappop, heappush
+
+import numpy as np
+from numpy.typing import NDArray
+
+from glasshouse.text.alphabet import ORDER
+from glasshouse.text.bpe import Pair
+
+Array = NDArray[np.int32]
+GAP, GONE = -1, -2  # what stands between words, and where a symbol was that is now part of the one before
+FREQUENT = 3000  # pairs looked at at a time
+SHIFT = 32  # a pair is kept as one number, left << SHIFT | right, which orders pairs by their ids
+
+
+def learn(words: Mapping[bytes, int], vocab_size: int) -> Iterator[tuple[Pair, int]]:
+    """Yield the pairs to merge and how often each occurs; the same as `bpe.learn`.
+
+    >>> list(learn({b"hug": 10, b"pug": 5, b"pun": 12, b"hugs": 5}, 258))
+    [((b'u', b'g'), 20), ((b'h', b'ug'), 15)]
+    """
+    tokens = [bytes([byte]) for byte in ORDER]
+    text = _Text(words)
+    while len(tokens) < vocab_size and text.count():
+        while len(tokens) < vocab_size and (found := text.most_frequent()):
+            left, right, count = found
+            yield (tokens[left], tokens[right]), count
+            text.merge(left, right, len(tokens))
+            tokens.append(tokens[left] + tokens[right])
+
+
+class _Text:
+    def __init__(self, words: Mapping[bytes, int]) -> None:
+        long = [word for word, count in words.items() if len(word) > 1 and count > 0]
+        lengths = np.array([len(word) + 1 for word in long], dtype=np.int64)
+        rank = np.empty(256, np.int32)
+        rank[list(ORDER)] = np.arange(256)
+        body = rank[np.frombuffer(b"\0".join([*long, b""]), np.uint8)]
+        body[lengths.cumsum() - 1] = GAP
+        self.symbols: Array = np.concatenate((np.array([GAP], np.int32), body))
+        counts = np.array([0, *(words[word] for word in long)], np.int64)
+        self.weights = np.repeat(counts, np.concatenate(([1], lengths)))  # how often the word around each occurs
+
+    def count(self) -> bool:
+        """Count all pairs, and keep the frequent ones with their places; False where none is left."""
+        kept = self.symbols != GONE
+        self.symbols, self.weights = self.symbols[kept], self.weights[kept]
+        self.next: Array = np.arange(1, len(self.symbols) + 1, dtype=np.int32)
+        self.previous: Array = self.next - 2
+        self.counts: dict[int, int] = {}
+        self.places: dict[int, Array] = {}
+        at = np.flatnonzero((self.symbols[:-1] >= 0) & (self.symbols[1:] >= 0)).astype(np.int32)
+        pairs = self.symbols[at].astype(np.int64) << SHIFT | self.symbols[at + 1]
+        if not len(at):
+            return False
+        order, starts = _runs(pairs)
+        at = at[order]
+        totals = np.add.reduceat(self.weights[at], starts)
+        self.floor = int(np.partition(totals, -FREQUENT)[-FREQUENT]) if len(totals) > FREQUENT else 1
+        self.heap: list[tuple[int, int]] = []
+        self._add(pairs[order[starts]], totals, at, starts)
+        return True
+
+    def _add(self, pairs: NDArray[np.int64], totals: NDArray[np.int64], at: Array, starts: NDArray[np.int64]) -> None:
+        ends = np.append(starts[1:], len(at))
+        frequent = totals >= self.floor
+        columns = (array[frequent].tolist() for array in (pairs, totals, starts, ends))
+        for pair, total, start, end in zip(*columns, strict=True):
+            self.counts[pair], self.places[pair] = total, at[start:end]
+            heappush(self.heap, (-total, pair))
+
+    def most_frequent(self) -> tuple[int, int, int] | None:
+        """Return the pair to merge and its count, or None where no pair is known to be frequent."""
+        while self.heap:
+            count, pair = heappop(self.heap)
+            if self.counts[pair] == -count:
+                return pair >> SHIFT, pair & (1 << SHIFT) - 1, -count
+            if self.counts[pair] >= self.floor:  # it has become rarer since
+                heappush(self.heap, (-self.counts[pair], pair))
+        return None
+
+    def merge(self, left: int, right: int, new: int) -> None:
+        """Put the symbol `new` wherever `left` and `right` stand beside each other."""
+        symbols, next_, previous = self.symbols, self.next, self.previous
+        pair = left << SHIFT | right
+        del self.counts[pair]
+        at = self.places.pop(pair)
+        at = at[(symbols[at] == left) & (symbols[next_[at]] == right)]  # those that no other merge has taken since
+        if left == right:
+            at = self._every_other(at)
+        second = next_[at]
+        before, after, weights = previous[at], next_[second], self.weights[at]
+        symbols[at], symbols[second] = new, GONE
+        next_[at], previous[after] = after, at
+
+        # Where the neighbour was merged too, as in "abab", (right, left) becomes (new, new).
+        twins = np.flatnonzero(symbols[after] == new)
+        if len(twins):
+            total = weights[twins].sum()
+            self._lower([right << SHIFT | left], [int(total)])
+            self._add(np.array([new << SHIFT | new]), np.array([total]), at[twins], np.array([0]))
+
+        # With the other neighbours, x before and y after, (x, left) becomes (x, new), and (right, y) (new, y).
+        sides = np.concatenate((symbols[before] * 2, symbols[after] * 2 + 1))
+        real = np.flatnonzero((sides >= 0) & (sides != new * 2 + 1))
+        if not len(real):
+            return
+        order, starts = _runs(sides[real])
+        real = real[order]
+        totals = np.add.reduceat(np.concatenate((weights, weights))[real], starts)
+        sides = sides[real[starts]].astype(np.int64)
+        is_after, neighbours = sides & 1 == 1, sides >> 1
+        self._lower(
+            np.where(is_after, right << SHIFT | neighbours, neighbours << SHIFT | left).tolist(), totals.tolist()
+        )
+        if totals.max() >= self.floor:
+            pairs = np.where(is_after, new << SHIFT | neighbours, neighbours << SHIFT | new)
+            self._add(pairs, totals, np.concatenate((before, at))[real], starts)
+
+    def _lower(self, pairs: list[int], totals: list[int]) -> None:
+        for pair, total in zip(pairs, totals, strict=True):
+            if pair in self.counts:
+                self.counts[pair] -= total
+
+    def _every_other(self, at: Array) -> Array:
+        """Of places that overlap, as in "aaaa", keep those that a merge from left to right takes."""
+        at = np.sort(at)
+        first = np.append(True, at[1:] != self.next[at[:-1]])
+        since = np.arange(len(at)) - np.maximum.accumulate(np.where(first, np.arange(len(at)), 0))
+        return at[since % 2 == 0]
+
+
+def _runs(values: NDArray[np.signedinteger]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return the order that puts equal values together, and where in it each run of them starts."""
+    order = values.argsort()
+    ordered = values[order]
+    return order, np.flatnonzero(np.concatenate(([True], ordered[1:] != ordered[:-1])))

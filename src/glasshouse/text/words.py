@@ -1,0 +1,167 @@
+"""Text to words and how often each occurs, which is all that training a tokenizer needs to know of a corpus."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import sys
+import threading
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import regex  # type: ignore[import-untyped]
+
+from glasshouse.config import nearest
+from glasshouse.errors import InputError
+
+gigatoken: Any
+try:
+    import gigatoken.gigatoken_rs as gigatoken
+except ImportError:
+    gigatoken = None
+
+# How a text is split into words before bytes are merged: a merge never crosses the border of a word.
+PATTERNS: Mapping[str, str] = {
+    "gpt2": r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+",
+    "gpt4": r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+",
+}
+BATCH = 2**24  # bytes counted at a time
+CHECKED = 2**18  # bytes on which the fast counter has to agree with the slow one
+LIMIT = 1_000_000  # distinct words held, which take about half a gigabyte
+
+Counts = Mapping[bytes, int]
+
+
+@dataclass(frozen=True)
+class Words:
+    """The words of a corpus, and what of it had to be left out to hold no more than the limit."""
+
+    counts: Counts
+    bytes: int
+    left_out: int  # occurrences of words too rare to be held
+
+    @property
+    def total(self) -> int:
+        """How many words the corpus has, with those left out."""
+        return sum(self.counts.values()) + self.left_out
+
+
+def split(text: str, pattern: str) -> list[str]:
+    """Split a text into words by a pattern's name.
+
+    >>> split("It's 12345 o'clock", "gpt2")
+    ['It', "'s", ' 12345', ' o', "'", 'clock']
+    >>> split("It's 12345 o'clock", "gpt4")
+    ['It', "'s", ' ', '123', '45', ' o', "'clock"]
+    """
+    return regex.findall(expression(pattern), text)
+
+
+def expression(pattern: str) -> str:
+    """Return the regular expression of a pattern's name."""
+    if pattern not in PATTERNS:
+        raise InputError(f"pattern is {pattern!r}, which is no pattern; {nearest(pattern, PATTERNS)}")
+    return PATTERNS[pattern]
+
+
+def count(texts: Iterable[bytes], pattern: str = "gpt2", limit: int = LIMIT) -> Words:
+    """Count the words of texts in UTF-8, holding at most `limit` distinct ones: beyond that the rarer half goes.
+
+    >>> sorted(count([b"to be or not", b" to be"]).counts.items())
+    [(b' be', 2), (b' not', 1), (b' or', 1), (b' to', 1), (b'to', 1)]
+    """
+    if limit < 256:
+        raise InputError(f"the limit on distinct words is {limit}, but it must be at least 256.")
+    counts: Counter[bytes] = Counter()
+    size = left_out = 0
+    engine: _Engine | None = None
+    for batch in _batches(texts):
+        engine = engine or _choose(batch, pattern)
+        size += sum(map(len, batch))
+        for word, number in engine(batch):
+            counts[word] += number
+        if len(counts) > limit:
+            order = sorted(counts, key=lambda word: (-counts[word], word))
+            left_out += sum(counts.pop(word) for word in order[limit // 2 :])
+    return Words(counts, size, left_out)
+
+
+_Engine = Callable[[list[bytes]], Iterable[tuple[bytes, int]]]
+
+
+def _batches(texts: Iterable[bytes]) -> Iterator[list[bytes]]:
+    batch, size = [], 0
+    for text in texts:
+        batch.append(text)
+        size += len(text)
+        if size >= BATCH:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch
+
+
+def _choose(batch: list[bytes], pattern: str) -> _Engine:
+    """Return the fast counter where it is there, knows the pattern, and proves right on the start of the corpus."""
+    compiled = regex.compile(expression(pattern))
+
+    def slow(texts: list[bytes]) -> Iterable[tuple[bytes, int]]:
+        words = Counter(word for text in texts for word in compiled.findall(text.decode()))
+        return ((word.encode(), number) for word, number in words.items())
+
+    if gigatoken is None or pattern != "gpt2":
+        return slow
+    sample = start(batch, CHECKED)
+    if dict(_fast(sample)) != dict(slow(sample)):
+        warnings.warn("gigatoken splits this text in another way, so words are counted without it.", stacklevel=4)
+        return slow
+    return _fast
+
+
+def _fast(texts: list[bytes]) -> Iterable[tuple[bytes, int]]:
+    border = secrets.token_bytes(16).hex().encode()  # in no text but by a chance of 2^-128
+    with _quiet:
+        return gigatoken.pretokenized_counts(border.join(texts), border)
+
+
+def start(texts: Iterable[bytes], size: int) -> list[bytes]:
+    r"""Return the first `size` bytes of texts, whole characters only.
+
+    >>> start(["über".encode(), b"alles"], 5)
+    [b'\xc3\xbcber']
+    >>> start(["über".encode(), b"alles"], 1)
+    []
+    """
+    taken = []
+    for text in texts:
+        if size <= 0:
+            break
+        taken.append(text[:size].decode(errors="ignore").encode())
+        size -= len(text)
+    return [text for text in taken if text]
+
+
+class _Quiet:
+    """Keeps what gigatoken's Rust prints for its own developers off the terminal."""
+
+    lock = threading.Lock()
+
+    def __enter__(self) -> None:
+        self.lock.acquire()
+        sys.stderr.flush()
+        self.kept = os.dup(2)
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, 2)
+        os.close(nowhere)
+
+    def __exit__(self, *_: object) -> None:
+        os.dup2(self.kept, 2)
+        os.close(self.kept)
+        self.lock.release()
+
+
+_quiet = _Quiet()
