@@ -1,0 +1,265 @@
+"""Text files in, documents out, as a stream that holds one piece of one document at a time.
+
+Plain text, JSON lines, CSV, TSV and Parquet, each but the last also packed by gzip or zstd; files, folders, patterns.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn, get_args
+
+from glasshouse.config import require
+from glasshouse.errors import InputError
+from glasshouse.text.sources.cuts import cut
+from glasshouse.text.sources.file import Errors as Errors
+from glasshouse.text.sources.file import File, extra_module
+from glasshouse.text.sources.file import OnBytes as OnBytes
+from glasshouse.text.sources.file import OnHash as OnHash
+from glasshouse.text.sources.table import TABLES as TABLES
+from glasshouse.text.sources.table import rows, texts
+
+PIECE = 2**24  # bytes: the longest stretch of one document that is held at once, where it can be cut
+# What is taken from a folder; a file of any other kind has to be named, or matched by a pattern.
+_PROSE = "txt text md markdown rst tex org adoc html htm xml srt vtt"
+_CODE = "py c h cc cpp hpp cs cu rs go java kt scala swift js jsx ts tsx css php rb pl lua r jl hs ml ex sql sh toml"
+TEXT = (*(f".{name}" for name in f"{_PROSE} {_CODE}".split()), *TABLES)
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A document, or a part of a long one.
+
+    >>> Piece(b"a whole document", source=0, number=0, ends=True).text
+    b'a whole document'
+    """
+
+    text: bytes  # UTF-8, checked
+    source: int  # which file, counted in the order of `find`
+    number: int  # counted within the file, from 0
+    ends: bool  # the document ends with this piece
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """The values of the fields that were asked for, from one row of one file.
+
+    >>> Record(("good", 1), source=0, number=0).values
+    ('good', 1)
+    """
+
+    values: tuple[Any, ...]
+    source: int
+    number: int
+
+
+def find(paths: str | Path | Iterable[str | Path]) -> list[Path]:
+    """Return the files that files, folders and patterns name: each once, sorted by name, the same on every machine.
+
+    From a folder come the files whose suffix is in `TEXT`, from those below it too; a pattern takes any file. Neither
+    takes what is hidden by a leading dot, nor follows a link to a folder.
+
+    >>> import tempfile
+    >>> folder = Path(tempfile.mkdtemp())
+    >>> for name in ("b.txt", "a.jsonl.gz", "picture.png"):
+    ...     _ = (folder / name).write_bytes(b"")
+    >>> [path.name for path in find(folder)]
+    ['a.jsonl.gz', 'b.txt']
+    >>> [path.name for path in find(f"{folder}/**/*.p*")]
+    ['picture.png']
+    """
+    given = [Path(path) for path in ([paths] if isinstance(paths, str | Path) else paths)]
+    if not given:
+        raise InputError("no paths were given; give files, folders or patterns such as 'data/**/*.txt'.")
+    return sorted({file for path in given for file in _matches(path)}, key=Path.as_posix)
+
+
+def _matches(path: Path) -> list[Path]:
+    if path.is_dir():
+        found = [file for file in _walk(path) if _suffixes(file)[0] in TEXT]
+        problem = f"{str(path)!r} holds no file of a known kind (.txt, .jsonl, ...); name files, or give a pattern."
+    elif path.exists():
+        found, problem = [path], ""
+    elif any(map(_is_pattern, path.parts)):
+        fixed = Path(*itertools.takewhile(lambda part: not _is_pattern(part), path.parts))
+        pattern = path.relative_to(fixed)
+        if pattern.name == "**":
+            pattern /= "*"  # or else Python 3.13 finds files, and those before it folders alone
+        try:
+            found = [file for file in fixed.glob(str(pattern)) if not file.is_dir()]
+        except ValueError as error:
+            raise InputError(f"{str(path)!r} is not a pattern ({error}); mend it.") from None
+        found = [file for file in found if not any(part[0] == "." for part in file.relative_to(fixed).parts)]
+        problem = f"the pattern {str(path)!r} matches no file; mend it."
+    else:
+        found, problem = [], f"there is no {str(path)!r}; give a file, a folder or a pattern such as 'data/**/*.txt'."
+    if not found:
+        raise InputError(problem)
+    return found
+
+
+def _is_pattern(part: str) -> bool:
+    return not {*"*?["}.isdisjoint(part)
+
+
+def _walk(folder: Path) -> Iterator[Path]:
+    def stop(error: OSError) -> NoReturn:
+        raise error  # a folder that may not be read would be left out without a word
+
+    for place, folders, files in os.walk(folder, onerror=stop):
+        folders[:] = [name for name in folders if name[0] != "."]
+        yield from (Path(place, name) for name in files if name[0] != ".")
+
+
+def _suffixes(path: Path) -> tuple[str, str]:
+    """Return what kind of file it is and how it is packed, by the ends of its name."""
+    suffix = path.suffix.lower()
+    return (Path(path.stem).suffix.lower(), suffix) if suffix in (".gz", ".zst") else (suffix, "")
+
+
+def pieces(
+    files: Sequence[Path],
+    *,
+    field: str = "text",
+    separator: str | None = None,
+    errors: Errors = "strict",
+    start: tuple[int, int] = (0, 0),
+    piece: int = PIECE,
+    on_bytes: OnBytes | None = None,
+    on_hash: OnHash | None = None,
+) -> Iterator[Piece]:
+    r"""Yield the documents of files, in pieces of up to `piece` bytes where they can be cut; empty ones are left out.
+
+    A plain text is one document, or several with a `separator` between them. In the other formats each row is one, in
+    the column `field`. `start` goes on at a file and a piece of it; files before that are not read.
+
+    >>> import tempfile
+    >>> path = Path(tempfile.mkdtemp(), "two.txt")
+    >>> _ = path.write_text("one\ntwo\n\nthree")
+    >>> for part in pieces([path], separator="\n\n", piece=4):
+    ...     print(part.number, part.text, part.ends)
+    0 b'one\n' False
+    1 b'two' True
+    2 b'three' True
+    """
+    require(0 < piece < 2**31, "piece", piece, "from 1 to 2**31 - 1 bytes")
+    require(separator != "", "separator", separator, "at least one character, or None")
+    found = False
+    for file in _open(files, start, errors, on_bytes, on_hash):
+        parts = texts(file, field) if file.kind in TABLES else _split(file.blocks(), separator)
+        for number, (text, ends) in enumerate(cut(parts, piece)):
+            found = True
+            if (file.source, number) >= start:
+                yield Piece(text, file.source, number, ends)
+    if not found and start == (0, 0):
+        raise _empty(files, "text")
+
+
+def records(
+    files: Sequence[Path],
+    fields: Sequence[str],
+    *,
+    errors: Errors = "strict",
+    start: tuple[int, int] = (0, 0),
+    on_bytes: OnBytes | None = None,
+    on_hash: OnHash | None = None,
+) -> Iterator[Record]:
+    r"""Yield the values of `fields` from each row of JSON lines, CSV, TSV and Parquet files, whatever their types.
+
+    >>> import tempfile
+    >>> path = Path(tempfile.mkdtemp(), "pairs.tsv")
+    >>> _ = path.write_text("de\ten\nja\tyes\nnein\tno\n")
+    >>> [record.values for record in records([path], ["en", "de"])]
+    [('yes', 'ja'), ('no', 'nein')]
+    """
+    found = False
+    opened = _open(files, start, errors, on_bytes, on_hash)
+    for file in opened:
+        if file.kind not in TABLES:
+            raise InputError(f"{str(file.path)!r} is plain text; records need jsonl, csv, tsv or parquet.")
+    for file in opened:
+        for number, (_, values) in enumerate(rows(file, fields)):
+            found = True
+            if (file.source, number) >= start:
+                yield Record(values, file.source, number)
+    if not found and start == (0, 0):
+        raise _empty(files, "records")
+
+
+def parallel(
+    left: Path,
+    right: Path,
+    *,
+    errors: Errors = "strict",
+    start: tuple[int, int] = (0, 0),
+    on_bytes: OnBytes | None = None,
+    on_hash: OnHash | None = None,
+) -> Iterator[Record]:
+    r"""Yield each line of one text file with the same line of another, without their ends; all are of source 0.
+
+    >>> import tempfile
+    >>> folder = Path(tempfile.mkdtemp())
+    >>> _ = (folder / "de").write_text("ja\nnein\n"), (folder / "en").write_text("yes\nno\n")
+    >>> [record.values for record in parallel(folder / "de", folder / "en")]
+    [('ja', 'yes'), ('nein', 'no')]
+    """
+    sides = [file.lines() for file in _open((left, right), (0, 0), errors, on_bytes, on_hash)]
+    found = False
+    for number, pair in enumerate(itertools.zip_longest(*sides)):
+        found = True
+        if None in pair:
+            counts, longer = [number, number], 1 - pair.index(None)
+            counts[longer] += 1 + sum(1 for _ in sides[longer])
+            raise InputError(
+                f"{str(left)!r} has {counts[0]} lines, but {str(right)!r} has {counts[1]}; line n of one must belong "
+                "to line n of the other."
+            )
+        if (0, number) >= start:
+            yield Record(tuple(line.removesuffix(b"\r").decode() for line in pair), 0, number)
+    if not found:
+        raise _empty((left, right), "text")
+
+
+def _empty(files: Sequence[Path], what: str) -> InputError:
+    named = " to ".join(repr(str(path)) for path in dict.fromkeys((*files[:1], *files[-1:]))) or "an empty list"
+    return InputError(f"{named} ({len(files)} in all) holds no {what}; give files with some in them.")
+
+
+def _open(
+    files: Sequence[Path], start: tuple[int, int], errors: Errors, on_bytes: OnBytes | None, on_hash: OnHash | None
+) -> list[File]:
+    """Refuse what can be refused before anything is read, so that it does not come up hours later."""
+    require(errors in get_args(Errors), "errors", errors, "'strict' or 'replace'")
+    opened = []
+    for source, path in enumerate(files):
+        kind, packing = _suffixes(path)
+        if kind == ".json":
+            raise InputError(f"{str(path)!r} is one JSON value; write it as jsonl, one object a line.")
+        if kind == ".parquet" and packing:
+            raise InputError(f"{str(path)!r} is Parquet, which is packed in itself; unpack it.")
+        if kind == ".parquet":
+            extra_module("pyarrow", "parquet")
+        if packing == ".zst":
+            extra_module("zstandard", "zstd")
+        if source >= start[0]:
+            opened.append(File(path, kind, packing, source, errors, on_bytes, on_hash))
+    return opened
+
+
+def _split(blocks: Iterator[bytes], separator: str | None) -> Iterator[tuple[bytes, bool]]:
+    """Yield stretches of text, and whether the document ends after each."""
+    if separator is None:
+        yield from ((block, False) for block in blocks)
+        yield b"", True
+        return
+    rest, mark = b"", separator.encode()
+    for block in blocks:
+        *whole, rest = (rest + block).split(mark)
+        yield from ((text, True) for text in whole)
+        free = max(0, len(rest) - len(mark) + 1)  # what follows may be the beginning of a separator
+        yield rest[:free], False
+        rest = rest[free:]
+    yield rest, True
