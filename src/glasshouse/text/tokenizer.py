@@ -1,7 +1,6 @@
 """Text to ids and back by any tokenizer.json, used as it is: byte-level BPE, WordPiece, SentencePiece's kinds.
 
-The file may come from anyone, so it is checked before the tokenizers library sees it; and a text may come from
-anyone, so a special token that is spelled out in it stays text.
+A text may come from anyone, so a special token that is spelled out in it stays text.
 """
 
 from __future__ import annotations
@@ -9,38 +8,57 @@ from __future__ import annotations
 import hashlib
 import json
 import operator
-import os
 import re
 import reprlib
-import secrets
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 import tokenizers
 
 from glasshouse.config import Table, nearest
 from glasshouse.errors import GlasshouseError, InputError, StoreError
-from glasshouse.text import pattern
+from glasshouse.text import bulk, chat, training
+from glasshouse.text.alphabet import BYTE as BYTE_OF
+from glasshouse.text.alphabet import CHARACTER, spelled
+from glasshouse.text.bpe import Pair
+from glasshouse.text.bulk import Bulk
+from glasshouse.text.document import (
+    BYTE,
+    ROLES,
+    check,
+    decoder_kinds,
+    find_roles,
+    halves,
+    parse,
+    read_table,
+    read_text,
+    unspellable,
+    write_text,
+)
+from glasshouse.text.words import LIMIT
 
 TOKENIZER, CONFIG, SPECIAL = "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"
 TEMPLATE = "chat_template.jinja"
-ROLES = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
-LARGEST = 200_000_000  # bytes
-PREFIX = "continuing_subword_prefix"
 CODE = ("auto_map", "trust_remote_code")  # settings by which a folder has its own Python run
 
-_BYTE = re.compile("<0x([0-9A-Fa-f]{2})>")
+LONG = 2**19  # characters from which on the engine for corpora is faster, the proof of it included
+
 _MARK = 0x10FF00  # the last private characters of Unicode stand for bytes while a text is put together
-_LATIN = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-# GPT-2's alphabet: a byte that prints is its own character, the others are the characters from 256 on.
-_ALPHABET = {chr(b): b for b in _LATIN} | {chr(256 + n): b for n, b in enumerate(sorted({*range(256)} - {*_LATIN}))}
+_STRAY = re.compile("([\udc80-\udcff])")  # a byte that is no UTF-8, as Python's surrogateescape writes it
+
+
+class Chat(NamedTuple):
+    """The ids of a conversation, and which of them the assistant wrote."""
+
+    ids: list[int]
+    answer: list[bool]
 
 
 class Tokenizer:
-    """Turns text into ids and ids into text; `load` reads one from a folder.
+    """Turns text into ids and ids into text; `load` reads one from a folder, `train` makes one.
 
     >>> words = {"type": "WordLevel", "vocab": {"[UNK]": 0, "hello": 1, "world": 2}, "unk_token": "[UNK]"}
     >>> file = {"version": "1.0", "pre_tokenizer": {"type": "Whitespace"}, "model": words}
@@ -63,18 +81,23 @@ class Tokenizer:
     def __init__(self, document: Table, config: Table, special: Table, roles: dict[str, str]) -> None:
         self.config, self.special_tokens, self._special_map = config, roles, special
         self._kind = document["model"].get("type", "of no kind")
-        self._decoders = _kinds(document.get("decoder"))
+        self._decoders = decoder_kinds(document.get("decoder"))
         # Written again, so that the library reads just what was checked, whatever it makes of a key given twice.
         self._text = json.dumps(document, ensure_ascii=False)
         self._rust = self._encoder = tokenizers.Tokenizer.from_str(self._text)
-        self._tokens = {number: token for token, number in self._rust.get_vocab().items()}
+        ids = self._rust.get_vocab()
+        self._tokens = {number: token for token, number in ids.items()}
         added = self._rust.get_added_tokens_decoder()
         self._added = frozenset(added)
         texts = {token.content for token in added.values() if token.special}.union(roles.values())
         self.special_ids = frozenset(number for number, token in self._tokens.items() if token in texts)
-        if unspellable := _unspellable(document, texts):
-            self._encoder = tokenizers.Tokenizer.from_str(json.dumps(unspellable))
+        if twin := unspellable(document, texts):
+            self._encoder = tokenizers.Tokenizer.from_str(json.dumps(twin))
         self._encoder.encode_special_tokens = True
+        spells_bytes = self._decoders == ["ByteLevel"] and ids.keys() >= BYTE_OF.keys()
+        self._byte_ids = [ids[CHARACTER[byte]] for byte in range(256)] if spells_bytes else None
+        if isinstance(template := config.get("chat_template"), str):
+            self.chat_template = template
 
     @classmethod
     def load(cls, folder: str | Path) -> Tokenizer:
@@ -82,10 +105,10 @@ class Tokenizer:
         path = Path(folder) if Path(folder).is_file() else Path(folder) / TOKENIZER
         if not path.is_file():
             raise StoreError(f"there is no {str(path)!r}; give a folder that holds a {TOKENIZER}.")
-        config, special = (_table(path.with_name(name)) for name in (CONFIG, SPECIAL))
-        tokenizer = cls.from_json(_read(path), config, special, source=str(path))
+        config, special = (read_table(path.with_name(name)) for name in (CONFIG, SPECIAL))
+        tokenizer = cls.from_json(read_text(path), config, special, source=str(path))
         if (template := path.with_name(TEMPLATE)).is_file():
-            tokenizer.chat_template = _read(template)
+            tokenizer.chat_template = read_text(template)
         return tokenizer
 
     @classmethod
@@ -105,11 +128,11 @@ class Tokenizer:
                 raise StoreError(
                     f"the {CONFIG} of {source!r} asks to run code by {key!r}; choose one that needs none."
                 )
-        document = _parse(text, source)
-        _check(document, source)
+        document = parse(text, source)
+        check(document, source)
         # Some files cut and pad every text to one length; both belong to the caller.
         document |= {"truncation": None, "padding": None}
-        roles = _roles(special, source) | _roles(config, source)
+        roles = find_roles(special, source) | find_roles(config, source)
         with _sentence(StoreError, f"{source!r} cannot be used"):
             tokenizer = cls(document, config, special, roles)
             around = tokenizer._encoder.encode("").ids
@@ -120,34 +143,107 @@ class Tokenizer:
                 )
         return tokenizer
 
+    @classmethod
+    def train(
+        cls,
+        files: str | Path | Iterable[str | Path] | None = None,
+        *,
+        texts: Iterable[str | bytes] | None = None,
+        vocab_size: int = 8192,
+        pattern: str = "gpt2",
+        special: Mapping[str, str] = training.SPECIAL,
+        field: str = "text",
+        errors: Literal["strict", "replace"] = "strict",
+        max_words: int = LIMIT,
+        progress: training.Progress = training.silent,
+    ) -> Tokenizer:
+        """Learn byte-level BPE from files, folders and globs, or from an iterable of texts, read once as a stream.
+
+        `vocab_size` counts the special tokens, which `special` gives by role; `pattern` names how text is split into
+        words ("gpt2", "gpt4"); `field` is where the text stands in jsonl, csv, tsv and parquet files. Beyond
+        `max_words` distinct words the rarest are left out, with a warning.
+
+        >>> tokenizer = Tokenizer.train(texts=["a rose is a rose is a rose"], vocab_size=266)
+        >>> tokenizer
+        Tokenizer(BPE, 266 tokens)
+        >>> tokenizer.decode(tokenizer.encode("a rose, a prose"))
+        'a rose, a prose'
+        """
+        if (files is None) == (texts is None):
+            raise InputError("training needs either files or texts; give one of them.")
+        if files is not None:
+            stream = training.read(files, field, errors, progress)
+        else:
+            stream = (_checked(text).encode() for text in texts or ())
+        table = training.make(stream, vocab_size, pattern, special, max_words, progress)
+        roles = {role: token for role, token in special.items() if role in ROLES}
+        tokenizer = cls(table, {}, {}, roles)
+        if {special.get(key) for key in training.CHAT} == {training.SPECIAL[key] for key in training.CHAT}:
+            tokenizer.chat_template = chat.DEFAULT
+        return tokenizer
+
     def save(self, folder: str | Path) -> None:
         """Write the three files, which transformers reads too; each is replaced as a whole."""
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         roles = {f"{role}_token": token for role, token in self.special_tokens.items()}
         config = self.config or {"tokenizer_class": "PreTrainedTokenizerFast", **roles}
-        _replace(folder / CONFIG, json.dumps(config, indent=2, ensure_ascii=False) + "\n")
-        _replace(folder / SPECIAL, json.dumps(self._special_map or roles, indent=2, ensure_ascii=False) + "\n")
-        _replace(folder / TOKENIZER, self._text)
+        write_text(folder / CONFIG, json.dumps(config, indent=2, ensure_ascii=False) + "\n")
+        write_text(folder / SPECIAL, json.dumps(self._special_map or roles, indent=2, ensure_ascii=False) + "\n")
+        write_text(folder / TOKENIZER, self._text)
         if self.chat_template is not None:
-            _replace(folder / TEMPLATE, self.chat_template)
+            write_text(folder / TEMPLATE, self.chat_template)
 
-    def encode(self, text: str | bytes, special: bool = True) -> list[int]:
+    def encode(self, text: str | bytes, special: bool = True, *, trusted: bool = False) -> list[int]:
         """Return the ids of a text; `special` adds the tokens that the tokenizer puts around one.
 
-        A special token that is spelled out in the text is text like any other, and never becomes the token's id.
+        A special token that is spelled out in the text is text like any other, and never becomes the token's id
+        unless the text is `trusted`. Where tokens are bytes, those that are no UTF-8 are tokens of their own.
         """
+        if (
+            isinstance(text, bytes)
+            and self._byte_ids
+            and _STRAY.search(escaped := text.decode(errors="surrogateescape"))
+        ):
+            return self._encode_stray(escaped, special, trusted)
         checked = _checked(text)
+        if len(checked) >= LONG and self._fast[0] is not None and not trusted and not (special and any(self._around)):
+            return self.bulk().encode([checked.encode()])[0].tolist()
+        encoder = self._trusting if trusted else self._encoder
         with _sentence(InputError, "the text cannot be encoded"):
-            return self._encoder.encode(checked, add_special_tokens=special).ids
+            return encoder.encode(checked, add_special_tokens=special).ids
 
-    def encode_batch(self, texts: Iterable[str | bytes], special: bool = True) -> list[list[int]]:
-        """Return the ids of each text, as `encode` does, on all cores."""
+    def encode_batch(
+        self, texts: Iterable[str | bytes], special: bool = True, *, max_len: int | None = None
+    ) -> list[list[int]]:
+        """Return the ids of each text, as `encode` does, on all cores; of a text beyond `max_len`, the first ones.
+
+        The tokens around a text are kept when it is cut.
+        """
         if isinstance(texts, str | bytes):
             raise InputError("texts is a single text; put it in a list, or call encode.")
         checked = [_checked(text) for text in texts]
         with _sentence(InputError, "the texts cannot be encoded"):
-            return [one.ids for one in self._encoder.encode_batch(checked, add_special_tokens=special)]
+            encodings = self._encoder.encode_batch(checked, add_special_tokens=special)
+        return [one.ids if max_len is None or len(one) <= max_len else _cut(one, max_len) for one in encodings]
+
+    def encode_chat(self, messages: Sequence[chat.Message], *, prompt: bool = False) -> Chat:
+        """Return the ids of a conversation by the tokenizer's chat template, and which are the assistant's.
+
+        Nothing that stands in a message becomes a control token. A `prompt` ends where the assistant is to write.
+        """
+        if self.chat_template is None:
+            raise InputError(
+                "the tokenizer has no chat template; set chat_template, for example to text.chat.DEFAULT."
+            )
+        special = {self._tokens[number]: number for number in self.special_ids}
+        variables = {f"{role}_token": token for role, token in self.special_tokens.items()}
+        result = Chat([], [])
+        for part in chat.segments(self.chat_template, messages, special=special, variables=variables, prompt=prompt):
+            ids = [special[part.text]] if part.special else self.encode(part.text, special=False)
+            result.ids.extend(ids)
+            result.answer.extend([part.answer] * len(ids))
+        return result
 
     def decode(self, ids: Iterable[int], special: bool = True) -> str:
         """Return the text of ids; without `special` the special tokens are left out."""
@@ -163,7 +259,7 @@ class Tokenizer:
         known = self._known(ids)
         if self._decoders == ["ByteLevel"]:
             return b"".join(
-                self._tokens[number].encode() if number in self._added else _spelled(self._tokens[number])
+                self._tokens[number].encode() if number in self._added else spelled(self._tokens[number])
                 for number in known
             )
         if "ByteFallback" not in self._decoders:
@@ -199,6 +295,70 @@ class Tokenizer:
         del document["truncation"], document["padding"]
         return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()
 
+    def bulk(self) -> Bulk:
+        """Return what encodes a whole corpus, with no tokens around texts: gigatoken where it can be used.
+
+        >>> bulk = Tokenizer.train(texts=["to be"], vocab_size=263).bulk()
+        >>> ids, ends = bulk.encode([b"to", b"be"])
+        >>> ends.tolist()
+        [2, 4]
+        """
+        fast, reason = self._fast
+        return Bulk(fast, lambda texts: self.encode_batch(texts, special=False), reason)
+
+    @cached_property
+    def _fast(self) -> tuple[Any, str]:
+        if self._encoder is not self._rust:
+            return None, "gigatoken could make special tokens of text here"
+        return bulk.load(self._text)
+
+    @cached_property
+    def merges(self) -> dict[Pair, int]:
+        """The pairs that a byte-level BPE merges, in bytes, each with its rank; empty for other kinds."""
+        model = json.loads(self._text)["model"]
+        if self._byte_ids is None or model.get("type") != "BPE":
+            return {}
+        pairs = (halves(merge) for merge in model["merges"])
+        return {(spelled(left), spelled(right)): rank for rank, (left, right) in enumerate(pairs)}
+
+    def words(self, text: str) -> list[bytes]:
+        """Split a text into the words that no merge crosses; for byte-level tokenizers only.
+
+        >>> Tokenizer.train(texts=["to be"], vocab_size=263).words("not to be")
+        [b'not', b' to', b' be']
+        """
+        if self._byte_ids is None:
+            raise InputError(f"{self!r} has no words of bytes; give a byte-level BPE.")
+        return [spelled(word) for word, _ in self._rust.pre_tokenizer.pre_tokenize_str(_checked(text))]
+
+    @cached_property
+    def _trusting(self) -> tokenizers.Tokenizer:
+        return tokenizers.Tokenizer.from_str(self._text)
+
+    def _encode_stray(self, text: str, special: bool, trusted: bool) -> list[int]:
+        """Encode a text that holds stray bytes: the stretches between them as texts, each of them as its token."""
+        assert self._byte_ids
+        stretches = _STRAY.split(text)
+        between = list(dict.fromkeys(stretches[::2]))
+        encoder = self._trusting if trusted else self._encoder
+        ids = {
+            text: one.ids
+            for text, one in zip(between, encoder.encode_batch(between, add_special_tokens=False), strict=True)
+        }
+        ids |= {chr(0xDC00 + byte): [self._byte_ids[byte]] for byte in range(0x80, 0x100)}
+        inside = [number for stretch in stretches for number in ids[stretch]]
+        if not special:
+            return inside
+        before, after = self._around
+        return before + inside + after
+
+    @cached_property
+    def _around(self) -> tuple[list[int], list[int]]:
+        """The ids that are put before and after every text."""
+        one = self._encoder.encode("a")
+        inside = [place for place, special in enumerate(one.special_tokens_mask) if not special]
+        return one.ids[: inside[0]], one.ids[inside[-1] + 1 :]
+
     def _known(self, ids: Iterable[int]) -> list[int]:
         try:
             numbers = [operator.index(number) for number in ids]
@@ -224,121 +384,6 @@ def _sentence(kind: type[GlasshouseError], problem: str) -> Iterator[None]:
         raise kind(f"{problem}: {' '.join(str(error).split())}.") from None
 
 
-def _read(path: Path) -> str:
-    if (size := path.stat().st_size) > LARGEST:
-        raise StoreError(f"{str(path)!r} has {size} bytes, but at most {LARGEST} are read; choose a smaller one.")
-    try:
-        return path.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise StoreError(f"{str(path)!r} is not UTF-8 at byte {error.start}; fetch it again.") from None
-
-
-def _table(path: Path) -> Table:
-    return _parse(_read(path), str(path)) if path.is_file() else {}
-
-
-def _parse(text: str, source: str) -> Table:
-    try:
-        table = json.loads(text)
-    except RecursionError:
-        raise StoreError(f"{source!r} is nested too deep to be read; fetch it again.") from None
-    except ValueError as error:
-        raise StoreError(f"{source!r} is not JSON ({error}); fetch it again.") from None
-    if not isinstance(table, dict):
-        raise StoreError(f"{source!r} holds {type(table).__name__} instead of a JSON object; fetch it again.")
-    return table
-
-
-def _check(document: Table, source: str) -> None:
-    """Refuse what would hang or end the process inside the library, where nothing can be caught."""
-    version, model = document.get("version"), document.get("model")
-    if version != "1.0":
-        raise StoreError(f"{source!r} is of version {version!r}, but only '1.0' is read; find another.")
-    if not isinstance(model, dict):
-        raise StoreError(f"{source!r} holds no model; fetch it again.")
-    for expression in _expressions(document):
-        try:
-            pattern.check(expression)
-        except StoreError as error:
-            raise StoreError(f"{source!r} is refused: {error}") from None
-    prefix, merges = model.get(PREFIX), model.get("merges")
-    if isinstance(prefix, str) and isinstance(merges, list):
-        # The library takes the prefix off without a look, and what it leaves need not be a string.
-        for merge in (merge for merge in merges if not _halves(merge)[1].startswith(prefix)):
-            raise StoreError(
-                f"{source!r} merges {merge!r}, but {prefix!r} must begin the second part; fetch it again."
-            )
-
-
-def _expressions(document: Table) -> Iterator[str]:
-    waiting: list[Any] = [document]
-    while waiting:
-        value = waiting.pop()
-        if isinstance(value, dict):
-            if isinstance(expression := value.get("Regex"), str):
-                yield expression
-            value = value.values()
-        waiting.extend(inner for inner in value if isinstance(inner, dict | list))
-
-
-def _halves(merge: object) -> tuple[str, str]:
-    match merge.split(" ") if isinstance(merge, str) else merge:
-        case [str(left), str(right)]:
-            return left, right
-    return "", ""  # no merge at all, as the library will say
-
-
-def _roles(table: Mapping[str, Any], source: str) -> dict[str, str]:
-    roles = {}
-    for role in ROLES:
-        value = table.get(f"{role}_token")
-        text = value.get("content") if isinstance(value, dict) else value
-        if isinstance(text, str):
-            roles[role] = text
-        elif value is not None:
-            raise StoreError(f"the {role}_token beside {source!r} is {value!r}, but it must be a string; mend it.")
-    return roles
-
-
-def _unspellable(document: Table, special: set[str]) -> Table | None:
-    """Return the document with its special tokens under names that no text can hold, or None where it has none such.
-
-    The library's `encode_special_tokens` only stops the search for added tokens. A model that holds them as pieces
-    still makes them: Unigram prefers them, a word can be one as it stands, and merges can lead to one.
-    """
-    model, added = dict(document["model"]), document.get("added_tokens") or []
-    vocab = model["vocab"]
-    pieces = vocab if isinstance(vocab, dict) else {piece for piece, _ in vocab}
-    # A single character, or a byte to fall back on, has no other spelling: hidden, it would be lost from the text.
-    hidden = {token for token in special.intersection(pieces) if len(token) > 1 and not _BYTE.fullmatch(token)}
-    if hidden and "merges" in model and not any(map(model.get, ("ignore_merges", PREFIX, "end_of_word_suffix"))):
-        # Such a model makes single characters and what its merges name; building it again takes seconds.
-        hidden &= {left + right for left, right in map(_halves, model["merges"])}
-    if not hidden and all(token["special"] for token in added if token["content"] in special):
-        return None
-    secret = secrets.token_hex(16)
-    names = {token: secret + token for token in hidden}
-    if isinstance(vocab, dict):
-        model["vocab"] = {names.get(piece, piece): number for piece, number in vocab.items()}
-    else:
-        model["vocab"] = [[names.get(piece, piece), score] for piece, score in vocab]
-    if "unk_token" in model:
-        model["unk_token"] = names.get(model["unk_token"], model["unk_token"])
-    if "merges" in model:
-        skip = len(model.get(PREFIX) or "")
-        halves = ((merge, *_halves(merge)) for merge in model["merges"])
-        model["merges"] = [m for m, left, right in halves if hidden.isdisjoint((left, right, left + right[skip:]))]
-    added = [
-        {
-            **token,
-            "content": names.get(token["content"], token["content"]),
-            "special": token["special"] or token["content"] in special,
-        }
-        for token in added
-    ]
-    return {**document, "model": model, "added_tokens": added}
-
-
 def _checked(text: str | bytes) -> str:
     if not isinstance(text, str | bytes):
         raise InputError(f"the text is of type {type(text).__name__}, but it must be a string or bytes.")
@@ -353,26 +398,17 @@ def _checked(text: str | bytes) -> str:
     return text
 
 
-def _spelled(token: str) -> bytes:
-    """Return the bytes of a byte-level token; what is not in the alphabet stands for itself, as in the library."""
-    return bytes(map(_ALPHABET.__getitem__, token)) if _ALPHABET.keys() >= set(token) else token.encode()
+def _cut(encoding: tokenizers.Encoding, max_len: int) -> list[int]:
+    """Return the first ids of a text, with all that stand around it."""
+    room = max_len - sum(encoding.special_tokens_mask)
+    content = iter(range(len(encoding)))
+    return [
+        number
+        for number, special in zip(encoding.ids, encoding.special_tokens_mask, strict=True)
+        if special or next(content) < room
+    ]
 
 
 def _marked(token: str) -> str:
-    byte = _BYTE.fullmatch(token)
+    byte = BYTE.fullmatch(token)
     return chr(_MARK + int(byte[1], 16)) if byte else token
-
-
-def _kinds(decoder: Table | None) -> list[str]:
-    if decoder and decoder.get("type") == "Sequence":
-        return [kind for part in decoder["decoders"] for kind in _kinds(part)]
-    return [decoder.get("type", "")] if decoder else []
-
-
-def _replace(path: Path, text: str) -> None:
-    fresh = path.with_name(f".{path.name}.new")
-    with fresh.open("w", encoding="utf-8", newline="\n") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    fresh.replace(path)
