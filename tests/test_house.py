@@ -14,7 +14,7 @@ ROWS = [
     ["spec", "device", "store"],
     ["layers", "text"],
     ["models"],
-    ["hub", "vectors"],
+    ["data", "hub", "vectors"],
     ["evaluation"],
     ["cli"],
 ]

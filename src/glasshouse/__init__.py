@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from glasshouse import config as config
+    from glasshouse import data as data
     from glasshouse import device as device
     from glasshouse import errors as errors
     from glasshouse import evaluation as evaluation
@@ -50,7 +51,7 @@ _HOME = {
     "save": "hub",
 }
 
-_ROOMS = ("config", "device", "errors", "evaluation", "hub", "layers", "models", "spec", "store", "text")
+_ROOMS = ("config", "data", "device", "errors", "evaluation", "hub", "layers", "models", "spec", "store", "text")
 
 __all__ = ["__version__", *_HOME, *_ROOMS]
 

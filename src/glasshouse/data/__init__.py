@@ -1,0 +1,50 @@
+"""Files to ids on disk to batches; a global sample counter names every batch.
+
+Each name is imported when first used: text becomes ids without torch, which only batches need.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from glasshouse.data.batch import Batch as Batch
+    from glasshouse.data.batches import Batches as Batches
+    from glasshouse.data.batches import Samples as Samples
+    from glasshouse.data.corpus import Corpus as Corpus
+    from glasshouse.data.included import builtin as builtin
+    from glasshouse.data.included import builtins as builtins
+    from glasshouse.data.items import Conversations as Conversations
+    from glasshouse.data.items import Labelled as Labelled
+    from glasshouse.data.items import Pairs as Pairs
+    from glasshouse.data.preparation import prepare as prepare
+    from glasshouse.data.rows import MaskedText as MaskedText
+    from glasshouse.data.rows import RunningText as RunningText
+
+_HOME = {
+    "Batch": "batch",
+    "Batches": "batches",
+    "Conversations": "items",
+    "Corpus": "corpus",
+    "Labelled": "items",
+    "MaskedText": "rows",
+    "Pairs": "items",
+    "RunningText": "rows",
+    "Samples": "batches",
+    "builtin": "included",
+    "builtins": "included",
+    "prepare": "preparation",
+}
+
+__all__ = [*_HOME]
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOME:
+        raise AttributeError(f"module 'glasshouse.data' has no attribute {name!r}")
+    return getattr(importlib.import_module(f"glasshouse.data.{_HOME[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,71 @@
+"""The batches of a run: the samples k * batch_size to (k + 1) * batch_size - 1 are those of step k, whoever asks."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Protocol
+
+from glasshouse.data.batch import Batch
+from glasshouse.errors import InputError
+
+
+class Samples(Protocol):
+    """What batches are made of: sample k is a pure function of the seed and k."""
+
+    def __len__(self) -> int:
+        """How many samples there are in an epoch."""
+        ...
+
+    def batch(self, numbers: Sequence[int]) -> Batch:
+        """Return the samples with these numbers."""
+        ...
+
+    def origin(self, number: int) -> str:
+        """Say where in the corpus a sample comes from."""
+        ...
+
+
+class Batches:
+    """The batches of one process: its share of each global batch.
+
+    >>> class Squares:
+    ...     def batch(self, numbers):
+    ...         return [number**2 for number in numbers]
+    >>> [Batches(Squares(), 4, rank=rank, ranks=2).at(step=1) for rank in (0, 1)]
+    [[16, 25], [36, 49]]
+    """
+
+    def __init__(self, samples: Samples, batch_size: int, *, rank: int = 0, ranks: int = 1) -> None:
+        if not 0 <= rank < ranks:
+            raise InputError(f"rank is {rank}, but with {ranks} processes it must be from 0 to {ranks - 1}.")
+        if batch_size < 1 or batch_size % ranks:
+            raise InputError(f"batch_size is {batch_size}, but {ranks} processes need a multiple of {ranks}.")
+        self.samples, self.batch_size, self.rank, self.ranks = samples, batch_size, rank, ranks
+
+    def numbers(self, step: int) -> range:
+        """Return the samples of a step that this process sees."""
+        share = self.batch_size // self.ranks
+        first = step * self.batch_size + self.rank * share
+        return range(first, first + share)
+
+    def at(self, step: int) -> Batch:
+        """Return the batch of a step."""
+        return self.samples.batch(self.numbers(step))
+
+    def start(self, step: int = 0, *, workers: int = 1, ahead: int = 2) -> Iterator[Batch]:
+        """Yield the batches from a step on, without end, each made `ahead` of time by one of some threads."""
+        if workers < 1 or ahead < 1:
+            raise InputError(f"workers is {workers} and ahead is {ahead}, but both must be at least 1.")
+        with ThreadPoolExecutor(workers, thread_name_prefix="batches") as pool:
+            waiting: deque[Future[Batch]] = deque()
+            try:
+                while True:
+                    while len(waiting) < workers * ahead:
+                        waiting.append(pool.submit(self.at, step + len(waiting)))
+                    yield waiting.popleft().result()
+                    step += 1
+            finally:
+                for future in waiting:
+                    future.cancel()

@@ -1,0 +1,172 @@
+"""Ids on disk: a folder of memory-mapped shards, the tokenizer that made them, and a manifest that vouches for both.
+
+A corpus is a list of items, and an item one part or two: a text; a source and its target; a text and its label; a
+conversation and, as a second part, how many of its ids are context, answer, context, answer and so on. The ids of all
+parts stand one after another; beside them stands where each part ends.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from functools import cached_property
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from glasshouse.errors import StoreError
+from glasshouse.text import Tokenizer
+
+FORMAT = 1
+MANIFEST, TOKENIZER = "manifest.json", "tokenizer"
+PARTS = {"text": 1, "pairs": 2, "labelled": 2, "chat": 2}
+
+Kind = Literal["text", "pairs", "labelled", "chat"]
+Ids = NDArray[np.integer[Any]]
+
+
+class Corpus:
+    """The ids of a corpus, as `prepare` wrote them; nothing is read from the disk before it is used.
+
+    >>> import tempfile, glasshouse as gh
+    >>> tok = gh.Tokenizer.train(texts=["to be or not to be"], vocab_size=263)
+    >>> place = tempfile.mkdtemp()
+    >>> _ = Path(f"{place}/hamlet.txt").write_text("to be or not to be")
+    >>> corpus = gh.data.prepare(f"{place}/hamlet.txt", tok, f"{place}/corpus")
+    >>> corpus
+    Corpus(text, 1 item, 19 tokens)
+    >>> corpus.tokenizer.decode(corpus.item(0)[0])
+    'to be or not to be<|endoftext|>'
+    """
+
+    def __init__(self, folder: Path, manifest: dict[str, Any]) -> None:
+        self.folder, self.manifest = folder, manifest
+        self.kind: Kind = manifest["kind"]
+        self.parts = PARTS[self.kind]
+        self.labels: tuple[str, ...] = tuple(manifest["labels"])
+        self._ids = [_map(folder, shard["ids"]) for shard in manifest["shards"]]
+        self._starts = np.cumsum([0, *map(len, self._ids)])
+        ends = [
+            _map(folder, shard["ends"]) + start
+            for shard, start in zip(manifest["shards"], self._starts[:-1], strict=True)
+        ]
+        self._ends = np.concatenate([[0], *ends])
+
+    @classmethod
+    def open(cls, folder: str | Path, *, tokenizer: Tokenizer | None = None, verify: bool = True) -> Corpus:
+        """Open a folder; `verify` compares all hashes, `tokenizer` has to be the one that made the ids."""
+        folder = Path(folder)
+        manifest = _manifest(folder / MANIFEST)
+        if tokenizer is not None and tokenizer.fingerprint != manifest["tokenizer"]:
+            raise StoreError(
+                f"the ids in {str(folder)!r} were made by another tokenizer "
+                f"({manifest['tokenizer'][:12]}, not {tokenizer.fingerprint[:12]}); prepare the text again."
+            )
+        for shard in manifest["shards"]:
+            for entry in (shard["ids"], shard["ends"]):
+                _check(folder / entry["file"], entry, verify)
+        return cls(folder, manifest)
+
+    @cached_property
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer that made the ids."""
+        tokenizer = Tokenizer.load(self.folder / TOKENIZER)
+        if tokenizer.fingerprint != self.manifest["tokenizer"]:
+            raise StoreError(
+                f"the tokenizer in {str(self.folder / TOKENIZER)!r} is not the one that made the ids; "
+                "prepare the text again."
+            )
+        return tokenizer
+
+    def __len__(self) -> int:
+        return (len(self._ends) - 1) // self.parts
+
+    def __repr__(self) -> str:
+        items = "1 item" if len(self) == 1 else f"{len(self):,} items"
+        return f"Corpus({self.kind}, {items}, {self.tokens:,} tokens)"
+
+    @property
+    def tokens(self) -> int:
+        """How many ids there are."""
+        return int(self._starts[-1])
+
+    @cached_property
+    def lengths(self) -> NDArray[np.int64]:
+        """How many ids each part of each item has, [items, parts]."""
+        return np.diff(self._ends).reshape(-1, self.parts)
+
+    def read(self, start: int, stop: int) -> NDArray[np.int64]:
+        """Return the ids from one place to another, across shards."""
+        first, last = np.searchsorted(self._starts, (start, max(start, stop - 1)), side="right") - 1
+        pieces = [
+            self._ids[shard][max(0, start - self._starts[shard]) : stop - self._starts[shard]]
+            for shard in range(first, min(last + 1, len(self._ids)))
+        ]
+        return np.concatenate(pieces).astype(np.int64) if pieces else np.empty(0, np.int64)
+
+    def item(self, number: int) -> tuple[NDArray[np.int64], ...]:
+        """Return the ids of each part of an item."""
+        bounds = self._ends[number * self.parts : (number + 1) * self.parts + 1].tolist()
+        return tuple(self.read(start, stop) for start, stop in pairwise(bounds))
+
+    def item_at(self, place: int) -> int:
+        """Return the number of the item that the id at a place belongs to."""
+        return int(np.searchsorted(self._ends, place, side="right") - 1) // self.parts
+
+    def source(self, number: int) -> str:
+        """Return the name of the file, or of the sample, that an item comes from."""
+        counts = np.cumsum([source["items"] for source in self.manifest["sources"]])
+        return str(self.manifest["sources"][int(np.searchsorted(counts, number, side="right"))]["name"])
+
+
+def _map(folder: Path, entry: dict[str, Any]) -> Ids:
+    array: Ids = np.load(folder / entry["file"], mmap_mode="r")
+    return array
+
+
+def _manifest(path: Path) -> dict[str, Any]:
+    try:
+        manifest = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise StoreError(f"there is no {str(path)!r}; give a folder that `glasshouse data prepare` wrote.") from None
+    except ValueError:
+        raise StoreError(f"{str(path)!r} is damaged; prepare the text again.") from None
+    if not _is_sound(manifest):
+        raise StoreError(f"{str(path)!r} is no manifest that this version reads; prepare the text again.")
+    return manifest
+
+
+def _is_sound(manifest: Any) -> bool:  # noqa: ANN401 - whatever stands in the file
+    match manifest:
+        case {"format": int(version), "kind": str(kind), "tokenizer": str(), "shards": list(shards), **rest}:
+            entries = [shard.get(part) for shard in shards if isinstance(shard, dict) for part in ("ids", "ends")]
+            return (
+                version == FORMAT
+                and kind in PARTS
+                and {"start", "end", "labels", "sources"} <= rest.keys()
+                and len(entries) == 2 * len(shards)
+                and all(map(_is_entry, entries))
+            )
+    return False
+
+
+def _is_entry(entry: Any) -> bool:  # noqa: ANN401
+    match entry:
+        case {"file": str(file), "bytes": int(), "sha256": str()}:
+            return re.fullmatch(r"\d{5,}\.(ids|ends)\.npy", file) is not None  # beside the manifest, and nowhere else
+    return False
+
+
+def _check(path: Path, entry: dict[str, Any], verify: bool) -> None:
+    if not path.is_file():
+        raise StoreError(f"{str(path)!r} is missing; prepare the text again.")
+    if (size := path.stat().st_size) != entry["bytes"]:
+        raise StoreError(f"{str(path)!r} has {size} bytes instead of {entry['bytes']}; prepare the text again.")
+    if verify:
+        with path.open("rb") as file:
+            if hashlib.file_digest(file, "sha256").hexdigest() != entry["sha256"]:
+                raise StoreError(f"{str(path)!r} does not match its hash, so it is damaged; prepare the text again.")

@@ -1,0 +1,138 @@
+"""Items to ids: what each kind of data becomes, in parts that stand one after another."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from itertools import groupby, pairwise
+from typing import Any
+
+import numpy as np
+
+from glasshouse.data.feed import Feed
+from glasshouse.errors import GlasshouseError, InputError
+from glasshouse.text import Tokenizer
+from glasshouse.text.bulk import Ends, Ids
+from glasshouse.text.sources import Piece, Record
+
+Encoded = tuple[Ids, Ends]  # the ids of all parts, and where each part ends
+LONGEST_RUN = 2**16 - 1  # what the smallest type of id can say
+
+
+def start_id(tokenizer: Tokenizer) -> int | None:
+    """Return the id that starts a text, by whatever role the tokenizer has for it."""
+    first = tokenizer.special_id("bos")
+    return tokenizer.special_id("cls") if first is None else first
+
+
+def end_id(tokenizer: Tokenizer) -> int | None:
+    """Return the id that ends a text, by whatever role the tokenizer has for it."""
+    last = tokenizer.special_id("eos")
+    return tokenizer.special_id("sep") if last is None else last
+
+
+def make_encoder(feed: Feed, tokenizer: Tokenizer, inside: bool) -> Callable[[list[Any]], Encoded]:
+    """Return what encodes a batch of this feed; `inside` says that it begins in the middle of a text."""
+    bulk = tokenizer.bulk()
+    match feed.kind:
+        case "text":
+            return _Texts(tokenizer, inside)
+        case "pairs":
+            return lambda records: bulk.encode([_text(value, one, feed) for one in records for value in one.values])
+        case "labelled":
+            return _Labelled(tokenizer, feed)
+        case "chat":
+            return lambda records: _join(part for one in records for part in _conversation(one, tokenizer, feed))
+
+
+class _Texts:
+    """Encodes pieces of texts, with a token at the end of each text, and one at its start if that is another."""
+
+    def __init__(self, tokenizer: Tokenizer, inside: bool) -> None:
+        self.bulk, self.inside = tokenizer.bulk(), inside
+        start, end = start_id(tokenizer), end_id(tokenizer)
+        if end is None:
+            raise InputError("the tokenizer has no token that ends a text (eos or sep); choose one that has.")
+        self.before = np.array([] if start in (None, end) else [start], np.uint32)
+        self.after = np.array([end], np.uint32)
+
+    def __call__(self, pieces: list[Piece]) -> Encoded:
+        ids, stops = self.bulk.encode([piece.text for piece in pieces])
+        rows: list[Ids] = []
+        ends: list[int] = []
+        length = 0
+        for piece, (start, stop) in zip(pieces, pairwise([0, *stops.tolist()]), strict=True):
+            before = self.before[:0] if self.inside else self.before
+            after = self.after if piece.ends else self.after[:0]
+            rows += before, ids[start:stop], after
+            length += len(before) + stop - start + len(after)
+            ends += [length] if piece.ends else []
+            self.inside = not piece.ends
+        return np.concatenate(rows), np.array(ends, np.int64)
+
+
+class _Labelled:
+    """Encodes texts, each followed by the number of its label as a part of its own."""
+
+    def __init__(self, tokenizer: Tokenizer, feed: Feed) -> None:
+        self.bulk, self.feed = tokenizer.bulk(), feed
+        self.numbers = {label: number for number, label in enumerate(feed.labels)}
+
+    def __call__(self, records: list[Record]) -> Encoded:
+        ids, stops = self.bulk.encode([_text(one.values[0], one, self.feed) for one in records])
+        texts = (ids[start:stop] for start, stop in pairwise([0, *stops.tolist()]))
+        labels = ([self.numbers[str(one.values[1])]] for one in records)
+        return _join(part for both in zip(texts, labels, strict=True) for part in both)
+
+
+def _conversation(record: Record, tokenizer: Tokenizer, feed: Feed) -> tuple[list[int], list[int]]:
+    """Return the ids of a conversation, and how many are context, answer, context, answer and so on."""
+    try:
+        match record.values:
+            case (messages,):
+                ids, answer = tokenizer.encode_chat(messages)
+            case (prompt, completion) if tokenizer.chat_template is not None:
+                turns = [{"role": "user", "content": prompt}, {"role": "assistant", "content": completion}]
+                ids, answer = tokenizer.encode_chat(turns)
+            case (prompt, completion):
+                before, after = (
+                    tokenizer.encode(_text(value, record, feed), False) for value in (prompt, completion)
+                )
+                end = end_id(tokenizer)
+                after += [] if end is None else [end]
+                ids, answer = before + after, [False] * len(before) + [True] * len(after)
+        if not any(answer):
+            raise InputError("it holds no answer of an assistant, so there is nothing to learn; leave it out.")
+    except GlasshouseError as error:
+        raise InputError(f"{_where(record, feed)}: {error}") from None
+    return ids, _runs(answer)
+
+
+def _runs(answer: list[bool]) -> list[int]:
+    """Return the lengths of runs of False, True, False, True and so on.
+
+    >>> _runs([True, True, False, True])
+    [0, 2, 1, 1]
+    """
+    runs = [] if not answer or not answer[0] else [0]
+    for _, run in groupby(answer):
+        length = len(list(run))
+        while length > LONGEST_RUN:
+            runs += [LONGEST_RUN, 0]
+            length -= LONGEST_RUN
+        runs.append(length)
+    return runs
+
+
+def _join(parts: Iterable[Any]) -> Encoded:
+    arrays = [np.asarray(part, np.uint32) for part in parts]
+    return np.concatenate(arrays), np.cumsum([len(array) for array in arrays])
+
+
+def _text(value: object, record: Record, feed: Feed) -> bytes:
+    if not isinstance(value, str):
+        raise InputError(f"{_where(record, feed)} holds {value!r} where a text belongs; mend it.")
+    return value.encode()
+
+
+def _where(record: Record, feed: Feed) -> str:
+    return f"record {record.number + 1} of {feed.names[record.source]!r}"

@@ -1,0 +1,102 @@
+"""Where items come from: texts, tables, two files line by line, or a built-in set; each can start anywhere."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from glasshouse.config import nearest
+from glasshouse.data.corpus import PARTS, Kind
+from glasshouse.data.included import Builtin, builtin, builtins
+from glasshouse.errors import InputError
+from glasshouse.text import sources
+from glasshouse.text.sources import TABLES, Errors, OnBytes, OnHash, Piece, Record
+
+PIECE = 2**20  # bytes of a long text encoded as one, so that all cores have some
+
+Place = tuple[int, int]  # which source, and which piece or record of it
+FIELDS: dict[Kind, tuple[str, ...]] = {
+    "text": ("text",),
+    "pairs": ("source", "target"),
+    "labelled": ("text", "label"),
+    "chat": ("messages",),
+}
+
+
+@dataclass(frozen=True)
+class Feed:
+    """A stream of pieces of text, or of records, that is the same each time it is read."""
+
+    kind: Kind
+    names: tuple[str, ...]  # of the sources
+    size: int  # how much there is to read, in bytes, or in items of a built-in set
+    read: Callable[[Place, OnBytes, OnHash], Iterator[Piece | Record]]
+    labels: tuple[str, ...] = ()
+
+
+def open_feed(
+    source: str | Path | Iterable[str | Path],
+    *,
+    kind: Kind | None = None,
+    fields: Iterable[str] = (),
+    split: str = "train",
+    separator: str | None = None,
+    errors: Errors = "strict",
+) -> Feed:
+    """Find what `source` names: a built-in set, or files, folders and globs; two plain files are pairs, line by line.
+
+    >>> open_feed("dates").kind
+    'pairs'
+    """
+    paths = [source] if isinstance(source, str | Path) else list(source)
+    if len(paths) == 1 and str(paths[0]) in builtins() and not Path(paths[0]).exists():
+        return _from_builtin(builtin(str(paths[0])), kind, split)
+    kind = kind or "text"
+    if kind not in PARTS:
+        raise InputError(f"kind is {kind!r}, which is no kind of data; {nearest(kind, PARTS)}")
+    fields = tuple(fields) or FIELDS[kind]
+    if kind == "pairs" and len(paths) == 2 and all(Path(path).is_file() and not _is_table(path) for path in paths):
+        files = [Path(path) for path in paths]
+        read: Callable[..., Iterator[Piece | Record]] = partial(sources.parallel, *files, errors=errors)
+    elif kind == "text":
+        if len(fields) != 1:
+            raise InputError(f"fields is {fields}, but running text has one; name it alone.")
+        files = sources.find(paths)
+        read = partial(sources.pieces, files, field=fields[0], separator=separator, errors=errors, piece=PIECE)
+    else:
+        files = sources.find(paths)
+        read = partial(sources.records, files, fields, errors=errors)
+        if len(fields) != 2 and not (kind == "chat" and len(fields) == 1):
+            raise InputError(f"fields is {fields}, but {kind} has two, such as {FIELDS[kind]}; name them.")
+    labels = _labels(files, fields[1], errors) if kind == "labelled" else ()
+
+    def start(place: Place, on_bytes: OnBytes, on_hash: OnHash) -> Iterator[Piece | Record]:
+        return read(start=place, on_bytes=on_bytes, on_hash=on_hash)
+
+    return Feed(kind, tuple(map(str, files)), sum(path.stat().st_size for path in files), start, labels)
+
+
+def _is_table(path: str | Path) -> bool:
+    return any(suffix in TABLES for suffix in Path(path).suffixes)
+
+
+def _labels(files: list[Path], field: str, errors: Errors) -> tuple[str, ...]:
+    """Read all labels first, so that their numbers do not depend on the order of items."""
+    return tuple(sorted({str(record.values[0]) for record in sources.records(files, [field], errors=errors)}))
+
+
+def _from_builtin(found: Builtin, kind: Kind | None, split: str) -> Feed:
+    if kind not in (None, found.kind):
+        raise InputError(f"{found.name} is of kind {found.kind}, not {kind}; leave the kind out.")
+
+    def read(place: Place, on_bytes: OnBytes, on_hash: OnHash) -> Iterator[Piece | Record]:
+        for number, item in enumerate(found.items(split, place[1]), place[1]):
+            on_bytes(1)
+            if found.kind == "text":
+                yield Piece(item[1].encode(), 0, number, ends=True)
+            else:
+                yield Record((item,) if found.kind == "chat" else item, 0, number)
+
+    return Feed(found.kind, (f"{found.name} ({split})",), found.sizes()[split], read, found.labels)

@@ -1,0 +1,148 @@
+"""Text to ids on disk: any source, any kind of item, in batches on all cores; one that was stopped goes on."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from glasshouse.data.corpus import FORMAT, TOKENIZER, Corpus, Kind
+from glasshouse.data.encoding import Encoded, end_id, make_encoder, start_id
+from glasshouse.data.feed import Feed, open_feed
+from glasshouse.data.shards import SHARD, Writer
+from glasshouse.text import Tokenizer
+from glasshouse.text.sources import Errors, Piece, Record
+from glasshouse.text.training import Progress, silent
+
+BATCH = 2**24  # bytes encoded at a time
+ROWS = 2**14  # records encoded at a time
+SEAM = 256  # bytes on both sides of a cut that show whether it changes ids
+
+
+def prepare(
+    source: str | Path | Iterable[str | Path],
+    tokenizer: Tokenizer,
+    folder: str | Path,
+    *,
+    kind: Kind | None = None,
+    fields: Iterable[str] = (),
+    split: str = "train",
+    separator: str | None = None,
+    errors: Errors = "strict",
+    shard: int = SHARD,
+    progress: Progress = silent,
+) -> Corpus:
+    """Encode files, folders, globs or a built-in set into a folder, and open it.
+
+    `kind` says what an item is: "text", "pairs", "labelled" or "chat"; `fields` names the columns of jsonl, csv, tsv
+    and parquet files that hold it. A text ends with the tokenizer's end-of-text token. Called again after it was
+    stopped, it goes on; called again when all is done, it only opens the folder.
+    """
+    feed = open_feed(source, kind=kind, fields=fields, split=split, separator=separator, errors=errors)
+    job = {
+        "kind": feed.kind,
+        "tokenizer": tokenizer.fingerprint,
+        "sources": hashlib.sha256("\0".join(feed.names).encode()).hexdigest(),
+        "size": feed.size,
+        "fields": list(fields),
+        "separator": separator,
+        "errors": errors,
+        "shard": shard,
+    }
+    folder = Path(folder)
+    writer = Writer(folder, job, np.uint16 if len(tokenizer) <= 2**16 else np.uint32, shard)
+    if not writer.done:
+        tokenizer.save(folder / TOKENIZER)
+        _write(feed, tokenizer, writer, progress)
+    return Corpus.open(folder, tokenizer=tokenizer, verify=False)
+
+
+def _write(feed: Feed, tokenizer: Tokenizer, writer: Writer, progress: Progress) -> None:
+    state = writer.state or {"place": [0, 0], "inside": False, "sources": [{"items": 0} for _ in feed.names]}
+    found = [{"name": name, **known} for name, known in zip(feed.names, state["sources"], strict=True)]
+    done = 0
+
+    def on_bytes(number: int) -> None:
+        nonlocal done
+        done += number
+        progress("tokenizing", done, feed.size)
+
+    def on_hash(number: int, size: int, sha256: str) -> None:
+        found[number] |= {"bytes": size, "sha256": sha256}
+
+    def now() -> dict[str, Any]:
+        return {"place": place, "inside": inside, "sources": found}
+
+    place, inside = state["place"], bool(state["inside"])
+    encode = make_encoder(feed, tokenizer, inside)
+    stream = feed.read((place[0], place[1]), on_bytes, on_hash)
+    for batch, (ids, ends) in _ahead(encode, _batches(_seamless(stream, tokenizer))):
+        for entry in batch:
+            found[entry.source]["items"] += entry.ends if isinstance(entry, Piece) else 1
+        last = batch[-1]
+        place, inside = [last.source, last.number + 1], isinstance(last, Piece) and not last.ends
+        writer.add(ids, ends, now)
+    about = {
+        "format": FORMAT,
+        "kind": feed.kind,
+        "tokenizer": tokenizer.fingerprint,
+        "vocab_size": len(tokenizer),
+        "start": start_id(tokenizer),
+        "end": end_id(tokenizer),
+        "items": sum(one["items"] for one in found),
+        "labels": list(feed.labels),
+        "sources": found,
+    }
+    writer.finish(now(), about)
+
+
+def _seamless(stream: Iterator[Piece | Record], tokenizer: Tokenizer) -> Iterator[Piece | Record]:
+    """Put pieces of a document together again where the tokenizer would not have split it."""
+    held: Piece | None = None
+    for entry in stream:
+        if held is not None and isinstance(entry, Piece):
+            left, right = held.text[-SEAM:].decode(errors="ignore"), entry.text[:SEAM].decode(errors="ignore")
+            if tokenizer.encode(left + right, False) == tokenizer.encode(left, False) + tokenizer.encode(
+                right, False
+            ):
+                yield held
+            else:
+                entry = Piece(held.text + entry.text, entry.source, entry.number, entry.ends)
+            held = None
+        if isinstance(entry, Piece) and not entry.ends:
+            held = entry
+        else:
+            yield entry
+
+
+def _ahead(
+    encode: Callable[[list[Any]], Encoded], batches: Iterator[list[Any]]
+) -> Iterator[tuple[list[Any], Encoded]]:
+    """Yield batches and what they become: each is encoded while the next is read and the last is written."""
+    with ThreadPoolExecutor(1) as pool:
+        waiting: deque[tuple[list[Any], Future[Encoded]]] = deque()
+        for batch in batches:
+            waiting.append((batch, pool.submit(encode, batch)))
+            if len(waiting) > 1:
+                done, future = waiting.popleft()
+                yield done, future.result()
+        for done, future in waiting:
+            yield done, future.result()
+
+
+def _batches(stream: Iterator[Piece | Record]) -> Iterator[list[Any]]:
+    batch: list[Piece | Record] = []
+    size = 0
+    for entry in stream:
+        batch.append(entry)
+        size += len(entry.text) if isinstance(entry, Piece) else BATCH // ROWS
+        if size >= BATCH:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch

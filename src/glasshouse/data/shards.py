@@ -1,0 +1,118 @@
+"""Ids and where parts end, written a shard at a time, so that a writer that was killed goes on at the next."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from glasshouse.data.corpus import MANIFEST, Ids
+from glasshouse.errors import StoreError
+
+PROGRESS = "progress.json"
+SHARD = 2**24  # ids
+
+
+class Writer:
+    """Writes the shards of one job into a folder; `state` is what the job needs to know to go on."""
+
+    def __init__(self, folder: Path, job: dict[str, Any], dtype: type[np.integer[Any]], shard: int = SHARD) -> None:
+        self.folder, self.job, self.dtype, self.size = folder, job, dtype, shard
+        self.shards: list[dict[str, Any]] = []
+        self.state: dict[str, Any] = {}
+        self.done = False
+        self._ids: list[Ids] = []
+        self._ends: list[NDArray[np.int64]] = []
+        self._length = 0
+        folder.mkdir(parents=True, exist_ok=True)
+        if (path := folder / MANIFEST).exists():
+            self._go_on(path)
+            self.done = True
+        elif (path := folder / PROGRESS).exists():
+            self._go_on(path)
+        elif any(folder.iterdir()):
+            raise StoreError(f"{str(folder)!r} holds other files; choose a folder that is new or empty.")
+        if not self.done:
+            self._put_progress()
+
+    def _go_on(self, path: Path) -> None:
+        """Take over the shards that stand in a file, if they are of this job."""
+        try:
+            found = json.loads(path.read_text(encoding="utf-8"))
+            job, done, state = found["job"], found["shards"], found.get("state", {})
+        except (ValueError, KeyError, TypeError):
+            raise StoreError(f"{str(path)!r} is damaged; delete the folder and prepare the text again.") from None
+        if not done:
+            return
+        for key in sorted({*job, *self.job}):
+            if job.get(key) != self.job.get(key):
+                raise StoreError(
+                    f"{str(self.folder)!r} was begun with another {key} ({_short(job.get(key))}, not "
+                    f"{_short(self.job.get(key))}); choose another folder, or delete it."
+                )
+        self.shards, self.state = done, state
+
+    def add(self, ids: Ids, ends: NDArray[np.int64], state: Callable[[], dict[str, Any]]) -> None:
+        """Take the ids of some parts, and where those that are complete end; `state` is what is then to be known."""
+        self._ids.append(ids.astype(self.dtype, copy=False))
+        self._ends.append(ends + self._length)
+        self._length += len(ids)
+        if self._length >= self.size:
+            self._flush(state())
+
+    def _flush(self, state: dict[str, Any]) -> None:
+        name = f"{len(self.shards):05}"
+        ids = self._write(f"{name}.ids.npy", self._ids, self.dtype)
+        ends = self._write(f"{name}.ends.npy", self._ends, np.uint32)
+        self.shards.append({"ids": ids, "ends": ends})
+        self._ids, self._ends, self._length = [], [], 0
+        self.state = state
+        self._put_progress()
+
+    def finish(self, state: dict[str, Any], about: dict[str, Any]) -> None:
+        """Write what is left, and the manifest, after which the corpus is whole."""
+        if self._length or not self.shards:
+            self._flush(state)
+        self._put(MANIFEST, {**about, "job": self.job, "shards": self.shards})
+        (self.folder / PROGRESS).unlink(missing_ok=True)
+
+    def _write(self, name: str, arrays: list[Any], dtype: type[np.integer[Any]]) -> dict[str, Any]:
+        """Write arrays as one .npy file; return its name, size and hash."""
+        length = sum(map(len, arrays))
+        digest = hashlib.sha256()
+        with (self.folder / name).open("wb") as file:
+            header = {"descr": np.dtype(dtype).newbyteorder("<").str, "fortran_order": False, "shape": (length,)}
+            np.lib.format.write_array_header_1_0(file, header)
+            file.flush()
+            digest.update((self.folder / name).read_bytes())
+            for array in arrays:
+                data = array.astype(np.dtype(dtype).newbyteorder("<"), copy=False).data
+                digest.update(data)
+                file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+            return {"file": name, "bytes": file.tell(), "sha256": digest.hexdigest()}
+
+    def _put_progress(self) -> None:
+        self._put(PROGRESS, {"job": self.job, "shards": self.shards, "state": self.state})
+
+    def _put(self, name: str, table: dict[str, Any]) -> None:
+        fresh = self.folder / f".{name}.new"
+        with fresh.open("w", encoding="utf-8") as file:
+            # One line a key: readable, and a hundred times as fast as json's own indentation of many sources.
+            lines = (f"{json.dumps(key)}: {json.dumps(value, ensure_ascii=False)}" for key, value in table.items())
+            file.write("{\n" + ",\n".join(lines) + "\n}\n")
+            file.flush()
+            os.fsync(file.fileno())
+        fresh.replace(self.folder / name)
+
+
+def _short(value: object) -> str:
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= 60 else text[:57] + "..."

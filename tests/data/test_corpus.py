@@ -1,0 +1,420 @@
+"""Text to ids on disk: what is written is what was read, stopping loses nothing, and damage is found."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import hashlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import glasshouse as gh
+from glasshouse import GlasshouseError, InputError, StoreError
+from glasshouse.data import feed, preparation, shards
+
+from .conftest import ENGLISH
+
+Texts = Callable[..., gh.data.Corpus]
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=40, deadline=None)
+@given(st.lists(st.text(min_size=1, max_size=40), min_size=1, max_size=6), st.integers(1, 30))
+def test_what_is_written_is_what_was_read(
+    tmp_path_factory: pytest.TempPathFactory, tok: gh.Tokenizer, documents: list[str], shard: int
+) -> None:
+    folder = tmp_path_factory.mktemp("texts")
+    documents = [text.replace("\ufeff", "x") for text in documents]  # which a file may begin with, and loses
+    for number, text in enumerate(documents):
+        (folder / f"{number}.txt").write_bytes(text.encode())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(preparation, "BATCH", 16)
+        corpus = gh.data.prepare(folder, tok, folder / "corpus", shard=shard)
+    end = tok.special_id("eos")
+    assert len(corpus) == len(documents)
+    assert corpus.tokens == sum(len(tok.encode(text)) + 1 for text in documents)
+    for number, text in enumerate(documents):
+        (ids,) = corpus.item(number)
+        assert ids.tolist() == [*tok.encode(text), end]
+        assert Path(corpus.source(number)).name == f"{number}.txt"
+    everything = np.concatenate([corpus.item(number)[0] for number in range(len(corpus))])
+    assert corpus.read(0, corpus.tokens).tolist() == everything.tolist()
+    for place in range(corpus.tokens):
+        (ids,) = corpus.item(corpus.item_at(place))
+        assert everything[place] in ids
+
+
+def test_the_manifest_vouches_for_everything(texts: Texts, tok: gh.Tokenizer, tmp_path: Path) -> None:
+    corpus = texts("to be", "or not")
+    manifest = json.loads((tmp_path / "corpus" / "manifest.json").read_text())
+    assert manifest["tokenizer"] == tok.fingerprint == corpus.tokenizer.fingerprint
+    assert manifest["items"] == 2
+    sources = [(tmp_path / "corpus-texts" / f"0000{n}.txt").read_bytes() for n in (0, 1)]
+    assert [source["sha256"] for source in manifest["sources"]] == [hashlib.sha256(b).hexdigest() for b in sources]
+    assert [source["bytes"] for source in manifest["sources"]] == [len(data) for data in sources]
+    (shard,) = manifest["shards"]
+    for entry in shard.values():
+        data = (tmp_path / "corpus" / entry["file"]).read_bytes()
+        assert entry["bytes"] == len(data)
+        assert entry["sha256"] == hashlib.sha256(data).hexdigest()
+    assert np.load(tmp_path / "corpus" / shard["ids"]["file"]).dtype == np.uint16  # anyone's numpy reads it
+
+
+def test_a_large_vocabulary_takes_four_bytes(tmp_path: Path) -> None:
+    vocab = {"<unk>": 0, "<end>": 1} | {f"w{n}": n for n in range(2, 70_000)}
+    model = {"type": "WordLevel", "vocab": vocab, "unk_token": "<unk>"}
+    document = {"version": "1.0", "pre_tokenizer": {"type": "Whitespace"}, "model": model}
+    tok = gh.Tokenizer.from_json(json.dumps(document), {"eos_token": "<end>"})
+    (tmp_path / "a.txt").write_text("w69999 w2")
+    corpus = gh.data.prepare(tmp_path / "a.txt", tok, tmp_path / "corpus")
+    assert corpus.item(0)[0].tolist() == [69_999, 2, 1]
+    assert np.load(tmp_path / "corpus" / "00000.ids.npy").dtype == np.uint32
+
+
+def test_start_and_end_tokens_that_differ(texts: Texts) -> None:
+    tok = gh.Tokenizer.train(texts=["to be"], vocab_size=258, special={"bos": "<start>", "eos": "<end>"})
+    corpus = texts("a", "b", tokenizer=tok)
+    assert corpus.read(0, corpus.tokens).tolist() == [0, *tok.encode("a"), 1, 0, *tok.encode("b"), 1]
+
+
+def test_a_long_text_is_cut_into_pieces_and_stays_one(
+    texts: Texts, tok: gh.Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(feed, "PIECE", 100)
+    monkeypatch.setattr(preparation, "BATCH", 1000)
+    text = ENGLISH[:20_000]
+    corpus = texts(text)
+    assert len(corpus) == 1
+    assert corpus.item(0)[0].tolist() == [*tok.encode(text), 0]
+
+
+def test_a_tokenizer_that_does_not_split_at_newlines_gets_texts_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that puts a mark before every text would put one at each cut."""
+    monkeypatch.setattr(feed, "PIECE", 8)
+    vocab = {token: number for number, token in enumerate(["<unk>", "</s>", "▁", *"abcdefgh\n"])}
+    document = {
+        "version": "1.0",
+        "normalizer": {"type": "Prepend", "prepend": "▁"},
+        "model": {"type": "BPE", "vocab": vocab, "merges": [], "unk_token": "<unk>"},
+    }
+    tok = gh.Tokenizer.from_json(json.dumps(document), {"eos_token": "</s>"})
+    (tmp_path / "a.txt").write_text("abc\ndef\nabc\ndef\nabc\ndef\n")
+    corpus = gh.data.prepare(tmp_path / "a.txt", tok, tmp_path / "corpus")
+    assert corpus.item(0)[0].tolist() == [*tok.encode((tmp_path / "a.txt").read_text()), 1]
+
+
+def write_tables(folder: Path, rows: list[dict[str, str]]) -> list[Path]:
+    lines = "".join(json.dumps(row) + "\n" for row in rows)
+    (folder / "rows.jsonl").write_text(lines)
+    (folder / "rows.jsonl.gz").write_bytes(gzip.compress(lines.encode()))
+    for name, delimiter in (("rows.csv", ","), ("rows.tsv", "\t")):
+        with (folder / name).open("w", newline="") as file:
+            writer = csv.DictWriter(file, rows[0].keys(), delimiter=delimiter)
+            writer.writeheader()
+            writer.writerows(rows)
+    return [folder / name for name in ("rows.jsonl", "rows.jsonl.gz", "rows.csv", "rows.tsv")]
+
+
+def test_pairs_from_every_kind_of_table(tmp_path: Path, tok: gh.Tokenizer) -> None:
+    rows = [{"source": "good day", "target": "guten Tag"}, {"source": "yes,\nno", "target": 'ja, "nein"'}]
+    for number, path in enumerate(write_tables(tmp_path, rows)):
+        corpus = gh.data.prepare(path, tok, tmp_path / f"corpus{number}", kind="pairs")
+        assert [tuple(tok.decode(part) for part in corpus.item(n)) for n in (0, 1)] == [
+            tuple(row.values()) for row in rows
+        ]
+
+
+def test_pairs_from_two_files_line_by_line(tmp_path: Path, tok: gh.Tokenizer) -> None:
+    (tmp_path / "train.en").write_text("yes\nno\n")
+    (tmp_path / "train.de").write_text("ja\nnein\n")
+    corpus = gh.data.prepare([tmp_path / "train.en", tmp_path / "train.de"], tok, tmp_path / "out", kind="pairs")
+    assert [tuple(tok.decode(part) for part in corpus.item(n)) for n in (0, 1)] == [("yes", "ja"), ("no", "nein")]
+
+
+def test_labels_are_numbered_by_name(tmp_path: Path, tok: gh.Tokenizer) -> None:
+    rows = [{"text": "well done", "label": "good"}, {"text": "oh no", "label": "bad"}]
+    for number, path in enumerate(write_tables(tmp_path, rows)):
+        corpus = gh.data.prepare(path, tok, tmp_path / f"corpus{number}", kind="labelled")
+        assert corpus.labels == ("bad", "good")
+        assert [(tok.decode(text), label.tolist()) for text, label in map(corpus.item, (0, 1))] == [
+            ("well done", [1]),
+            ("oh no", [0]),
+        ]
+
+
+def test_conversations_say_what_the_assistant_wrote(tmp_path: Path, tok: gh.Tokenizer) -> None:
+    messages = [
+        {"role": "user", "content": "2 + 2?"},
+        {"role": "assistant", "content": "4"},
+        {"role": "user", "content": "sure?"},
+        {"role": "assistant", "content": "Yes."},
+    ]
+    (tmp_path / "chat.jsonl").write_text(json.dumps({"messages": messages}) + "\n")
+    corpus = gh.data.prepare(tmp_path / "chat.jsonl", tok, tmp_path / "corpus", kind="chat")
+    ids, runs = corpus.item(0)
+    spans = np.split(ids, np.cumsum(runs)[:-1])
+    assert [tok.decode(span) for span in spans] == [
+        "<|user|>2 + 2?<|end|><|assistant|>",
+        "4<|end|>",
+        "<|user|>sure?<|end|><|assistant|>",
+        "Yes.<|end|>",
+    ]
+
+
+def test_prompts_and_completions(tmp_path: Path, tok: gh.Tokenizer) -> None:
+    (tmp_path / "a.jsonl").write_text(json.dumps({"ask": "2 + 2?", "say": "4"}) + "\n")
+    corpus = gh.data.prepare(tmp_path / "a.jsonl", tok, tmp_path / "chat", kind="chat", fields=("ask", "say"))
+    assert tok.decode(corpus.item(0)[0]) == "<|user|>2 + 2?<|end|><|assistant|>4<|end|>"
+    plain = gh.Tokenizer.train(texts=["to be"], vocab_size=257, special={"eos": "<|end|>"})
+    corpus = gh.data.prepare(tmp_path / "a.jsonl", plain, tmp_path / "plain", kind="chat", fields=("ask", "say"))
+    ids, runs = corpus.item(0)
+    assert plain.decode(ids) == "2 + 2?4<|end|>"
+    assert runs.tolist() == [6, 2]
+
+
+@pytest.mark.parametrize("name", gh.data.builtins())
+def test_built_in_sets_need_no_file(tmp_path: Path, tok: gh.Tokenizer, name: str) -> None:
+    corpus = gh.data.prepare(name, tok, tmp_path / name, split="validation")
+    found = gh.data.builtin(name)
+    assert corpus.kind == found.kind
+    assert len(corpus) == found.sizes()["validation"]
+    item = next(found.items("validation", 7))
+    parts = corpus.item(7)
+    match corpus.kind:
+        case "text":
+            assert tok.decode(parts[0]) == item[1] + "<|endoftext|>"
+        case "pairs":
+            assert tuple(map(tok.decode, parts)) == item
+        case "labelled":
+            assert (tok.decode(parts[0]), corpus.labels[parts[1][0]]) == item
+        case "chat":
+            assert parts[0].tolist() == tok.encode_chat(item).ids
+
+
+# Stopping.
+
+
+class StoppedError(Exception):
+    pass
+
+
+def failing_after(calls: int, original: Callable[..., None]) -> Callable[..., None]:
+    left = iter(range(calls))
+
+    def fail(*args: object) -> None:
+        if next(left, None) is None:
+            raise StoppedError
+        original(*args)
+
+    return fail
+
+
+@pytest.mark.parametrize("kind", ["text", "pairs", "labelled", "chat"])
+def test_stopped_anywhere_it_goes_on_to_the_same_files(
+    tmp_path: Path, tok: gh.Tokenizer, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    monkeypatch.setattr(feed, "PIECE", 300)
+    monkeypatch.setattr(preparation, "BATCH", 1000)
+    monkeypatch.setattr(preparation, "ROWS", 10)
+    if kind == "text":
+        source: list[str | Path] = [tmp_path / "texts"]
+        (tmp_path / "texts").mkdir()
+        for number in range(5):
+            (tmp_path / "texts" / f"{number}.txt").write_text(ENGLISH[number * 5000 : number * 4900 + 5000])
+    else:
+        monkeypatch.setattr(feed, "builtin", lambda name: gh.data.builtin(name, validation=60))
+        source = [{"pairs": "dates", "labelled": "langid", "chat": "chat"}[kind]]
+    settings = {"shard": 250, "split": "validation"}
+    gh.data.prepare(source, tok, tmp_path / "whole", **settings)
+    expected = contents(tmp_path / "whole")
+    n_shards = sum(name.endswith(".ids.npy") for name in expected)
+    assert n_shards >= 4
+    write, add = shards.Writer._put, shards.Writer.add
+    for stop in range(n_shards):
+        for victim in ("_put", "add"):  # just before a shard is vouched for; in the middle of one
+            with monkeypatch.context() as patch:
+                patch.setattr(shards.Writer, victim, failing_after(stop, write if victim == "_put" else add))
+                with pytest.raises(StoppedError):
+                    gh.data.prepare(source, tok, tmp_path / f"{victim}{stop}", **settings)
+            assert not (tmp_path / f"{victim}{stop}" / "manifest.json").exists()
+            gh.data.prepare(source, tok, tmp_path / f"{victim}{stop}", **settings)
+            assert contents(tmp_path / f"{victim}{stop}") == expected
+
+
+def test_killed_it_goes_on_to_the_same_files(tmp_path: Path, tok: gh.Tokenizer) -> None:
+    tok.save(tmp_path / "tok")
+    for number in range(4):
+        (tmp_path / f"{number}.txt").write_text(ENGLISH[number * 100_000 :][:90_000])
+    program = textwrap.dedent("""
+        import os, signal, sys
+        import glasshouse as gh
+        from glasshouse.data import preparation
+        preparation.BATCH = 20_000
+        folder, limit = sys.argv[1], int(sys.argv[2])
+        def progress(stage, done, total):
+            if done > limit:
+                os.kill(os.getpid(), signal.SIGKILL)
+        tok = gh.Tokenizer.load("tok")
+        gh.data.feed.PIECE = 5_000
+        gh.data.prepare("*.txt", tok, folder, shard=20_000, progress=progress)
+    """)
+
+    def run(folder: str, limit: int) -> int:
+        return subprocess.run(
+            [sys.executable, "-c", program, folder, str(limit)], cwd=tmp_path, env=os.environ, timeout=120
+        ).returncode
+
+    size = sum((tmp_path / f"{number}.txt").stat().st_size for number in range(4))
+    assert run("whole", size) == 0
+    assert run("killed", size * 2 // 3) == -signal.SIGKILL
+    assert (tmp_path / "killed" / "progress.json").exists()
+    assert run("killed", size) == 0
+    assert contents(tmp_path / "killed") == contents(tmp_path / "whole")
+
+
+def test_prepared_twice_is_prepared_once(texts: Texts, tok: gh.Tokenizer, tmp_path: Path) -> None:
+    texts("to be")
+    before = contents(tmp_path / "corpus")
+    (tmp_path / "corpus" / "00000.ids.npy").stat()
+    gh.data.prepare(tmp_path / "corpus-texts", tok, tmp_path / "corpus")
+    assert contents(tmp_path / "corpus") == before
+
+
+def test_another_job_does_not_go_on(texts: Texts, tok: gh.Tokenizer, tmp_path: Path) -> None:
+    texts("to be")
+    other = gh.Tokenizer.train(texts=["to be"], vocab_size=264)
+    with pytest.raises(StoreError, match="was begun with another tokenizer"):
+        gh.data.prepare(tmp_path / "corpus-texts", other, tmp_path / "corpus")
+    (tmp_path / "corpus-texts" / "more.txt").write_text("more")
+    with pytest.raises(StoreError, match="was begun with another size"):
+        gh.data.prepare(tmp_path / "corpus-texts", tok, tmp_path / "corpus")
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.txt").write_text("years of work")
+    with pytest.raises(StoreError, match="holds other files"):
+        gh.data.prepare(tmp_path / "corpus-texts", tok, tmp_path / "mine")
+    assert (tmp_path / "mine" / "thesis.txt").read_text() == "years of work"
+
+
+# Damage.
+
+
+def damage(name: str, change: Callable[[bytes], bytes]) -> Callable[[Path], None]:
+    return lambda folder: (folder / name).write_bytes(change((folder / name).read_bytes())) and None
+
+
+DAMAGES = {
+    "a shard cut short": (damage("00000.ids.npy", lambda data: data[:-3]), r"has \d+ bytes instead of \d+"),
+    "a bit flipped in ids": (
+        damage("00000.ids.npy", lambda d: d[:-1] + bytes([d[-1] ^ 1])),
+        "does not match its hash",
+    ),
+    "a bit flipped in ends": (
+        damage("00000.ends.npy", lambda d: d[:-4] + bytes([d[-4] ^ 1]) + d[-3:]),
+        "does not match its hash",
+    ),
+    "a shard that is gone": (lambda folder: (folder / "00000.ids.npy").unlink(), "is missing"),
+    "a manifest cut short": (damage("manifest.json", lambda data: data[:40]), "is damaged"),
+    "a manifest of nothing": (damage("manifest.json", lambda _: b"[]"), "no manifest that this version reads"),
+    "a manifest of the future": (
+        damage("manifest.json", lambda d: d.replace(b'"format": 1', b'"format": 9')),
+        "no manifest that this version reads",
+    ),
+    "a manifest without shards": (
+        damage("manifest.json", lambda d: d.replace(b'"shards"', b'"shreds"')),
+        "no manifest that this version reads",
+    ),
+    "a manifest that leads elsewhere": (
+        damage("manifest.json", lambda d: d.replace(b"00000.ids.npy", b"../../../ids.npy")),
+        "no manifest that this version reads",
+    ),
+    "no manifest": (lambda folder: (folder / "manifest.json").unlink(), "there is no .*manifest.json"),
+}
+
+
+@pytest.mark.parametrize("name", DAMAGES)
+def test_damage_is_one_sentence(texts: Texts, tmp_path: Path, name: str) -> None:
+    texts("to be or not to be")
+    break_it, sentence = DAMAGES[name]
+    break_it(tmp_path / "corpus")
+    with pytest.raises(StoreError, match=sentence):
+        gh.data.Corpus.open(tmp_path / "corpus")
+
+
+def test_a_corpus_of_another_tokenizer_is_refused(texts: Texts, tmp_path: Path) -> None:
+    texts("to be")
+    other = gh.Tokenizer.train(texts=["not to be"], vocab_size=264)
+    with pytest.raises(StoreError, match="were made by another tokenizer"):
+        gh.data.Corpus.open(tmp_path / "corpus", tokenizer=other)
+    other.save(tmp_path / "corpus" / "tokenizer")
+    with pytest.raises(StoreError, match="is not the one that made the ids"):
+        _ = gh.data.Corpus.open(tmp_path / "corpus").tokenizer
+
+
+def test_a_tokenizer_without_an_end_is_refused(texts: Texts) -> None:
+    tok = gh.Tokenizer.train(texts=["to be"], vocab_size=257, special={"pad": "<pad>"})
+    with pytest.raises(InputError, match="no token that ends a text"):
+        texts("to be", tokenizer=tok)
+
+
+BAD = {
+    "not UTF-8": ("a.txt", b"caf\xe9", {}, r"not UTF-8.*byte 3.*errors"),
+    "empty": ("a.txt", b"", {}, "holds no text"),
+    "no column": ("a.csv", b"body,title\nx,y\n", {}, "text.*body"),
+    "no field": ("a.jsonl", b'{"body": "x"}\n', {}, "text.*body"),
+    "a number for a text": (
+        "a.jsonl",
+        b'{"source": 1, "target": "x"}\n',
+        {"kind": "pairs"},
+        "record 1 of .* holds 1",
+    ),
+    "no answer": (
+        "a.jsonl",
+        b'{"messages": [{"role": "user", "content": "x"}]}\n',
+        {"kind": "chat"},
+        "record 1 of .*no answer",
+    ),
+    "no role": ("a.jsonl", b'{"messages": [{"content": "x"}]}\n', {"kind": "chat"}, "record 1 of .*role"),
+    "no kind": ("a.txt", b"x", {"kind": "texts"}, "kind is 'texts'.*text"),
+    "plain text for pairs": ("a.txt", b"x", {"kind": "pairs"}, "jsonl, csv, tsv or parquet"),
+    "one field for pairs": ("a.jsonl", b"{}", {"kind": "pairs", "fields": ["x"]}, "pairs has two"),
+    "two fields for text": ("a.jsonl", b"{}", {"fields": ["x", "y"]}, "running text has one"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_input_is_one_sentence_and_leaves_nothing_half_done(tmp_path: Path, tok: gh.Tokenizer, name: str) -> None:
+    file, data, settings, sentence = BAD[name]
+    (tmp_path / file).write_bytes(data)
+    with pytest.raises(GlasshouseError, match=sentence):
+        gh.data.prepare(tmp_path / file, tok, tmp_path / "corpus", **settings)
+    assert not (tmp_path / "corpus" / "manifest.json").exists()
+
+
+def test_bad_text_can_be_replaced(tmp_path: Path, tok: gh.Tokenizer) -> None:
+    (tmp_path / "a.txt").write_bytes(b"caf\xe9")
+    corpus = gh.data.prepare(tmp_path / "a.txt", tok, tmp_path / "corpus", errors="replace")
+    assert tok.decode(corpus.item(0)[0]) == "caf\ufffd<|endoftext|>"
+
+
+def test_a_line_of_fifty_megabytes(tmp_path: Path, tok: gh.Tokenizer) -> None:
+    line = "words " * 8_400_000
+    (tmp_path / "a.jsonl").write_text(json.dumps({"text": line}) + "\n")
+    corpus = gh.data.prepare(tmp_path / "a.jsonl", tok, tmp_path / "corpus")
+    assert len(corpus) == 1
+    assert tok.decode_bytes(corpus.read(corpus.tokens - 60, corpus.tokens)).endswith(b"words words <|endoftext|>")

@@ -1,0 +1,384 @@
+"""Samples and batches: what the model sees, worked out beside it; the same whoever asks, in whatever parts."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch.nn import functional as F
+
+import glasshouse as gh
+from glasshouse import InputError
+from glasshouse.data import Batches, Conversations, Labelled, MaskedText, Pairs, RunningText
+from glasshouse.data.batches import Samples
+
+from .conftest import ENGLISH
+
+Texts = Callable[..., gh.data.Corpus]
+several = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=30)
+
+
+@pytest.fixture
+def english(texts: Texts) -> gh.data.Corpus:
+    return texts(*(ENGLISH[at : at + 300] for at in range(0, 12_000, 300)))
+
+
+@pytest.fixture(scope="module")
+def dates(tmp_path_factory: pytest.TempPathFactory, tok: gh.Tokenizer) -> gh.data.Corpus:
+    return gh.data.prepare("dates", tok, tmp_path_factory.mktemp("dates"), split="validation")
+
+
+@pytest.fixture(scope="module")
+def langid(tmp_path_factory: pytest.TempPathFactory, tok: gh.Tokenizer) -> gh.data.Corpus:
+    return gh.data.prepare("langid", tok, tmp_path_factory.mktemp("langid"), split="validation")
+
+
+@pytest.fixture(scope="module")
+def chat(tmp_path_factory: pytest.TempPathFactory, tok: gh.Tokenizer) -> gh.data.Corpus:
+    return gh.data.prepare("chat", tok, tmp_path_factory.mktemp("chat"), split="validation")
+
+
+# Running text.
+
+
+def test_rows_by_hand(texts: Texts) -> None:
+    """Two texts of bytes; the token that ends one begins the next, and counts to that."""
+    tok = gh.Tokenizer.train(texts=["x"], vocab_size=257, special={"bos": "<|e|>", "eos": "<|e|>"})
+    corpus = texts("abc", "de", tokenizer=tok)  # a b c <|e|> d e <|e|>
+    samples = RunningText(corpus, 6)
+    batch = samples.batch([0])
+    assert tok.decode(batch.ids[0]) == "abc<|e|>de"
+    assert tok.decode(batch.targets[0]) == "bc<|e|>de<|e|>"
+    assert batch.documents.tolist() == [[0, 0, 0, 1, 1, 1]]
+    assert batch.loss.all()
+    assert samples.origin(0) == "texts 0 to 1, ids 0 to 5"
+    whole = RunningText(corpus, 6, isolate=False).batch([0])
+    assert whole.documents is None
+
+
+def test_rows_with_a_start_of_their_own_by_hand(texts: Texts) -> None:
+    tok = gh.Tokenizer.train(texts=["x"], vocab_size=258, special={"bos": "<|s|>", "eos": "<|e|>"})
+    batch = RunningText(texts("ab", "c", tokenizer=tok), 6).batch([0])
+    assert tok.decode(batch.ids[0]) == "<|s|>ab<|e|><|s|>c"
+    assert tok.decode(batch.targets[0]) == "ab<|e|><|s|>c<|e|>"
+    assert batch.documents.tolist() == [[1, 1, 1, 1, 2, 2]]
+    assert batch.loss.tolist() == [[True, True, True, False, True, True]]  # no text says that another starts
+
+
+@several
+@given(st.integers(1, 400), st.integers(0, 3), st.integers(0, 3))
+def test_an_epoch_reads_every_id_once(english: gh.data.Corpus, length: int, seed: int, epoch: int) -> None:
+    samples = RunningText(english, length, seed=seed)
+    n = len(samples)
+    assert n == english.tokens // length
+    rows = samples.rows(range(epoch * n, (epoch + 1) * n))
+    places = np.array(samples.places(range(epoch * n, (epoch + 1) * n)))
+    ring = np.tile(english.read(0, english.tokens), 2)
+    for place, row in zip(places, rows, strict=True):
+        assert row.tolist() == ring[place : place + length + 1].tolist()
+    covered = (places[:, None] + np.arange(length)).reshape(-1) % english.tokens
+    assert len(np.unique(covered)) == n * length
+
+
+def test_each_epoch_cuts_at_other_places(english: gh.data.Corpus) -> None:
+    samples = RunningText(english, 50)
+    n = len(samples)
+    cuts = [{place % 50 for place in samples.places(range(e * n, e * n + n))} for e in range(4)]
+    assert len({frozenset(cut) for cut in cuts}) == 4
+
+
+def test_what_has_no_row_is_one_sentence(texts: Texts, dates: gh.data.Corpus) -> None:
+    corpus = texts("a")
+    with pytest.raises(InputError, match="the corpus has 2 tokens, but a row of 128 and the token after it need 129"):
+        RunningText(corpus, 128)
+    with pytest.raises(InputError, match="length is 0"):
+        RunningText(corpus, 0)
+    with pytest.raises(InputError, match="of kind pairs, but rows are cut from text"):
+        RunningText(dates, 8)
+    with pytest.raises(InputError, match="of kind text, not pairs"):
+        Pairs(corpus, 1, max_len=8)
+
+
+@pytest.mark.parametrize("position", ["rotary", "learned"])
+def test_editing_one_document_leaves_the_loss_of_the_other_bit_equal(texts: Texts, position: str) -> None:
+    tok = gh.Tokenizer.train(texts=[ENGLISH[:20_000]], vocab_size=400)
+    second = "The second document is about something else entirely."
+    losses = []
+    for number, first in enumerate(("The first document.", "An edited document, and yet of the same length as it.")):
+        ids = tok.encode(first)[:7]
+        corpus = texts(tok.decode(ids), second, name=str(number), tokenizer=tok)
+        assert corpus.lengths[0, 0] == 8
+        batch = RunningText(corpus, corpus.tokens - 1).batch([0])
+        torch.manual_seed(0)
+        model = gh.build(gh.preset("tiny-decoder", vocab_size=400, max_len=64, position=position)).eval()
+        loss = F.cross_entropy(batch.answer(model).transpose(1, 2), batch.targets, reduction="none")
+        losses.append(loss[0, 7:])  # from the token that ends the first and starts the second
+        assert loss[0, :7].shape == (7,)
+    assert torch.equal(*losses)
+    assert batch.documents[0, 6] != batch.documents[0, 7]
+
+
+# Masked text.
+
+
+def test_masks_are_drawn_in_the_stated_shares(texts: Texts, tok: gh.Tokenizer) -> None:
+    corpus = texts(ENGLISH[:200_000])
+    samples = MaskedText(corpus, 500)
+    batch = samples.batch(range(len(samples)))
+    ordinary = ~torch.isin(batch.targets, torch.tensor(sorted(tok.special_ids)))
+    assert not batch.loss[~ordinary].any()
+    counts = ordinary.sum(1)
+    assert (batch.loss.sum(1) == (0.15 * counts.double()).round()).all()
+    assert torch.equal(batch.ids[~batch.loss], batch.targets[~batch.loss])
+    n = int(batch.loss.sum())
+    shown, original = batch.ids[batch.loss], batch.targets[batch.loss]
+    masked = (shown == tok.special_id("mask")).sum() / n
+    kept = (shown == original).sum() / n
+    # Shares of n independent draws; five standard deviations. Another token is the same one now and then.
+    for share, expected in ((masked, 0.8), (kept, 0.1 + 0.1 / (len(tok) - 7)), (1 - masked - kept, 0.1)):
+        assert abs(share - expected) < 5 * (expected * (1 - expected) / n) ** 0.5 + 1e-3
+    changed = shown[(shown != original) & (shown != tok.special_id("mask"))]
+    assert not torch.isin(changed, torch.tensor(sorted(tok.special_ids))).any()
+    assert len(changed.unique()) > 200
+
+
+def test_masks_change_from_epoch_to_epoch_and_not_from_call_to_call(english: gh.data.Corpus) -> None:
+    samples = MaskedText(english, 100, seed=5)
+    assert torch.equal(samples.batch([3, 4]).ids, samples.batch([3, 4]).ids)
+    assert torch.equal(samples.batch([3, 4]).loss[1], samples.batch([4]).loss[0])
+    first, later = (samples.batch(range(e * len(samples), (e + 1) * len(samples))) for e in (0, 1))
+    assert not torch.equal(first.loss, later.loss)
+
+
+def test_masking_needs_a_mask(texts: Texts) -> None:
+    tok = gh.Tokenizer.train(texts=["x"], vocab_size=257, special={"eos": "<|e|>"})
+    with pytest.raises(InputError, match="has no mask token"):
+        MaskedText(texts("abc", tokenizer=tok), 2)
+
+
+def test_a_row_of_controls_alone_asks_for_nothing(texts: Texts) -> None:
+    tok = gh.Tokenizer.train(texts=["x"], vocab_size=258, special={"eos": "<|e|>", "mask": "<|m|>"})
+    batch = MaskedText(texts("a", "b", tokenizer=tok), 1).batch(range(4))
+    assert batch.loss.any(1).tolist() == (batch.targets[:, 0] != 0).tolist()
+
+
+# Pairs, labels, conversations.
+
+
+def test_pairs_by_hand(tmp_path: Path) -> None:
+    tok = gh.Tokenizer.train(texts=["x"], vocab_size=258, special={"eos": "<|e|>", "pad": "<|p|>"})
+    (tmp_path / "p.tsv").write_text("source\ttarget\nab\txyz\nc\tw\n")
+    corpus = gh.data.prepare(tmp_path / "p.tsv", tok, tmp_path / "corpus", kind="pairs")
+    samples = Pairs(corpus, 2, max_len=10)
+    items = samples.items([0, 1])
+    batch = samples.batch([0, 1])
+    rows = {item: row for row, item in enumerate(items)}
+    show = [tok.decode(row) for row in (batch.source[rows[0]], batch.ids[rows[0]], batch.targets[rows[0]])]
+    assert show == ["ab<|e|>", "<|e|>xyz", "xyz<|e|>"]
+    show = [tok.decode(row) for row in (batch.source[rows[1]], batch.ids[rows[1]], batch.targets[rows[1]])]
+    assert show == ["c<|e|><|p|>", "<|e|>w<|p|><|p|>", "w<|e|><|p|><|p|>"]
+    assert batch.loss[rows[1]].tolist() == [True, True, False, False]
+    assert (batch.source_lengths[rows[1]], batch.lengths[rows[1]]) == (2, 2)
+    model = gh.build(gh.preset("tiny-seq2seq", vocab_size=258)).eval()
+    assert batch.answer(model).shape == (2, 4, 258)
+    assert torch.allclose(
+        batch.answer(model)[rows[1], :2], samples.batch([items.index(1)]).answer(model)[0], atol=1e-5
+    )
+
+
+def test_padding_stays_under_a_tenth(dates: gh.data.Corpus) -> None:
+    samples = Pairs(dates, 64, max_len=200)
+    real = total = 0
+    for step in range(len(samples) // 64):
+        batch = Batches(samples, 64).at(step)
+        for ids, lengths in ((batch.ids, batch.lengths), (batch.source, batch.source_lengths)):
+            real += int(lengths.sum())
+            total += ids.numel()
+    assert 1 - real / total < 0.1
+
+
+def test_long_pairs_are_left_out_and_counted(dates: gh.data.Corpus) -> None:
+    longest = int(dates.lengths.max())
+    limit = longest - 3
+    samples = Pairs(dates, 8, max_len=limit)
+    too_long = int((dates.lengths + 1 > limit).any(1).sum())
+    assert samples.left_out == too_long > 0
+    seen = set(samples.items(range(len(samples))))
+    assert all((dates.lengths[item] + 1 <= limit).all() for item in seen)
+    with pytest.raises(InputError, match="batch_size is 8, but 0 items have at most 2 tokens"):
+        Pairs(dates, 8, max_len=2)
+
+
+def test_labels(langid: gh.data.Corpus, tok: gh.Tokenizer) -> None:
+    samples = Labelled(langid, 16, max_len=20)
+    numbers = range(16, 32)
+    batch = samples.batch(numbers)
+    source = list(gh.data.builtin("langid").items("validation"))
+    for row, item in enumerate(samples.items(numbers)):
+        text, label = source[item]
+        assert batch.ids[row, : batch.lengths[row]].tolist() == [0, *tok.encode(text)[:18], 0]
+        assert langid.labels[batch.targets[row]] == label
+    assert samples.left_out == 0
+
+
+def test_only_answers_carry_loss(chat: gh.data.Corpus, tok: gh.Tokenizer) -> None:
+    samples = Conversations(chat, 8, max_len=400)
+    conversations = list(gh.data.builtin("chat").items("validation"))
+    batch = samples.batch(range(8))
+    for row, item in enumerate(samples.items(range(8))):
+        said = [message["content"] for message in conversations[item] if message["role"] == "assistant"]
+        learned = tok.decode(batch.targets[row][batch.loss[row]])
+        assert learned == "".join(f"{text}<|end|>" for text in said)
+        assert batch.ids[row, : batch.lengths[row]].tolist() == tok.encode_chat(conversations[item]).ids[:-1]
+
+
+def test_a_long_answer_is_an_answer_to_its_end(tmp_path: Path, tok: gh.Tokenizer) -> None:
+    """Longer than what one number of the smallest type can say."""
+    messages = [{"role": "user", "content": "?"}, {"role": "assistant", "content": "a b " * 40_000}]
+    (tmp_path / "a.jsonl").write_text(json.dumps({"messages": messages}))
+    corpus = gh.data.prepare(tmp_path / "a.jsonl", tok, tmp_path / "corpus", kind="chat")
+    batch = Conversations(corpus, 1, max_len=10**6).batch([0])
+    assert tok.decode(batch.targets[batch.loss]) == "a b " * 40_000 + "<|end|>"
+
+
+# Batches.
+
+
+def same(a: gh.data.Batch, b: gh.data.Batch) -> bool:
+    names = ("ids", "targets", "loss", "documents", "lengths", "source", "source_lengths")
+    return all(
+        (x is None and y is None) or torch.equal(x, y) for x, y in ((getattr(a, n), getattr(b, n)) for n in names)
+    )
+
+
+def every_kind(
+    english: gh.data.Corpus, dates: gh.data.Corpus, langid: gh.data.Corpus, chat: gh.data.Corpus
+) -> dict[str, Samples]:
+    return {
+        "running": RunningText(english, 32, seed=3),
+        "masked": MaskedText(english, 32, seed=3),
+        "pairs": Pairs(dates, 8, max_len=100, seed=3),
+        "labelled": Labelled(langid, 8, max_len=100, seed=3),
+        "chat": Conversations(chat, 8, max_len=300, seed=3),
+    }
+
+
+KINDS = ["running", "masked", "pairs", "labelled", "chat"]
+
+
+@pytest.fixture(params=KINDS)
+def samples(
+    request: pytest.FixtureRequest,
+    english: gh.data.Corpus,
+    dates: gh.data.Corpus,
+    langid: gh.data.Corpus,
+    chat: gh.data.Corpus,
+) -> Samples:
+    return every_kind(english, dates, langid, chat)[request.param]
+
+
+STEPS = (0, 1, 17, 400)
+
+
+def test_every_number_of_workers_gives_the_same_batches(samples: Samples) -> None:
+    alone = Batches(samples, 8)
+    for workers in (1, 2, 4):
+        stream = alone.start(15, workers=workers)
+        for step in range(15, 25):
+            assert same(next(stream), alone.at(step))
+        stream.close()
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+def test_every_number_of_processes_sees_the_same_global_batches(samples: Samples, ranks: int) -> None:
+    for step in STEPS:
+        whole = Batches(samples, 8).at(step)
+        shares = [Batches(samples, 8, rank=rank, ranks=ranks).at(step) for rank in range(ranks)]
+        assert [len(share) for share in shares] == [8 // ranks] * ranks
+        row = 0
+        for share in shares:
+            for i in range(len(share)):
+                # A share may be padded less; what is real is the same.
+                for name in ("ids", "targets", "loss", "source"):
+                    mine, its = getattr(whole, name), getattr(share, name)
+                    if its is not None and its.dim() == 2:
+                        assert torch.equal(mine[row, : its.shape[1]], its[i])
+                    elif its is not None:
+                        assert mine[row] == its[i]
+                row += 1
+
+
+def test_parts_of_a_batch_are_its_rows(samples: Samples) -> None:
+    batch = Batches(samples, 8).at(3)
+    for parts in (1, 2, 4, 8, 3):
+        split = batch.split(parts)
+        assert sum(map(len, split)) == 8
+        assert torch.equal(torch.cat([part.ids for part in split]), batch.ids)
+        assert torch.equal(torch.cat([part.loss for part in split]), batch.loss)
+
+
+def test_a_seed_changes_what_is_seen_and_nothing_else_does(english: gh.data.Corpus, tmp_path: Path) -> None:
+    first = RunningText(english, 32, seed=1)
+    again = RunningText(gh.data.Corpus.open(english.folder), 32, seed=1)
+    other = RunningText(english, 32, seed=2)
+    assert same(first.batch(range(100, 108)), again.batch(range(100, 108)))
+    assert not same(first.batch(range(100, 108)), other.batch(range(100, 108)))
+
+
+def test_far_steps_are_as_near_as_the_first(samples: Samples) -> None:
+    """Nothing is drawn up to there: step ten billion is asked for like step one."""
+    assert same(Batches(samples, 8).at(10**10), Batches(samples, 8).at(10**10))
+
+
+def test_a_failure_in_a_worker_is_told_and_ends_it(samples: Samples, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(numbers: object) -> gh.data.Batch:
+        raise InputError("broken.")
+
+    monkeypatch.setattr(samples, "batch", fail)
+    with pytest.raises(InputError, match="broken"):
+        next(Batches(samples, 8).start(workers=2))
+
+
+def test_bad_numbers_of_processes() -> None:
+    with pytest.raises(InputError, match="rank is 2, but with 2 processes"):
+        Batches(None, 8, rank=2, ranks=2)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="batch_size is 8, but 3 processes need a multiple of 3"):
+        Batches(None, 8, ranks=3)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="workers is 0"):
+        next(Batches(None, 8).start(workers=0))  # type: ignore[arg-type]
+
+
+def test_every_kind_trains_a_model(
+    english: gh.data.Corpus, dates: gh.data.Corpus, langid: gh.data.Corpus, chat: gh.data.Corpus
+) -> None:
+    """One step on each kind of sample lowers its loss: the batch says all that a trainer needs."""
+    kinds = every_kind(english, dates, langid, chat)
+    size = {"vocab_size": 600, "max_len": 512, "n_layers": 1}
+    label = {"kind": "sequence_label", "n_labels": len(langid.labels), "pooling": "first"}
+    presets = {
+        "running": gh.preset("tiny-decoder", **size),
+        "chat": gh.preset("tiny-decoder", **size),
+        "masked": gh.preset("tiny-encoder", **size),
+        "pairs": gh.preset("tiny-seq2seq", **size),
+        "labelled": gh.preset("tiny-encoder", **size, head=label),
+    }
+    for name, samples in kinds.items():
+        torch.manual_seed(0)
+        model = gh.build(presets[name])
+        optimizer = torch.optim.Adam(model.parameters(), 1e-3)
+        batch = Batches(samples, 8).at(0)
+        losses = []
+        for _ in range(3):
+            logits = batch.answer(model)
+            loss = F.cross_entropy(logits[batch.loss], batch.targets[batch.loss])
+            losses.append(loss.item())
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        assert losses[2] < losses[0], name
