@@ -10,15 +10,23 @@ from torch import Tensor
 
 from glasshouse import spec
 from glasshouse.errors import InputError
-from glasshouse.models import Decoder, Encoder, build
+from glasshouse.models import Decoder, Encoder, build, check_pair
 from glasshouse.text import Tokenizer
 
 
 @torch.no_grad()
-def embed(model: Encoder | Decoder, tok: Tokenizer, texts: str | Sequence[str], *, batch_size: int = 32) -> Tensor:
+def embed(
+    model: Encoder | Decoder,
+    tok: Tokenizer,
+    texts: str | Sequence[str],
+    *,
+    batch_size: int = 32,
+    truncate: bool = False,
+) -> Tensor:
     """Return one vector a text, [n, d_model]: by the model's own pooling, or else the mean over its tokens.
 
-    Texts of like length share a batch; neither that nor padding changes a vector. One longer than max_len is refused.
+    Texts of like length share a batch; neither that nor padding changes a vector. One longer than max_len is refused,
+    or with `truncate` cut there.
 
     >>> import glasshouse as gh
     >>> words = '{"type": "WordLevel", "vocab": {"a": 0, "red": 1, "pea": 2}, "unk_token": "a"}'
@@ -36,8 +44,9 @@ def embed(model: Encoder | Decoder, tok: Tokenizer, texts: str | Sequence[str], 
         raise InputError(f"batch_size is {batch_size}, but it must be at least 1.")
     if model.training:
         raise InputError("the model is in training mode, where dropout changes vectors; call model.eval() first.")
+    check_pair(model, tok)
     texts = [texts] if isinstance(texts, str) else list(texts)
-    rows = tok.encode_batch(texts)
+    rows = tok.encode_batch(texts, max_len=model.spec.max_len if truncate else None)
     for number, row in enumerate(rows):
         if not row:
             raise InputError(f"text {number} is {texts[number]!r}, which has no tokens; leave it out.")

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from glasshouse import config, spec, store
-from glasshouse.errors import ConfigError, InputError, StoreError
+from glasshouse.errors import ConfigError, StoreError
 from glasshouse.hub import keys
 from glasshouse.hub.bart import BART, MARIAN
 from glasshouse.hub.bert import BERT, DISTILBERT, ROBERTA
@@ -37,7 +37,7 @@ from glasshouse.hub.pooling import read_pooling, without_pooling, write_pooling
 from glasshouse.hub.remote import locate
 from glasshouse.hub.t5 import T5
 from glasshouse.hub.verified import describe
-from glasshouse.models import Model, build
+from glasshouse.models import Model, build, check_pair
 from glasshouse.text import Tokenizer
 
 FAMILIES = {
@@ -90,7 +90,10 @@ def load(
     if formerly := {key: table[key] for key in sorted(keys.GENERATION & table.keys())}:
         model.beside.setdefault(GENERATION, formerly)
     tok = _load_tokenizer(folder)
-    _check_tokenizer(s, tok, str(folder.path / TOKENIZER))
+    model.tokenizer = _own(table).get("tokenizer")
+    if tok is not None:
+        check_pair(model, tok, repr(str(folder.path / TOKENIZER)))
+        model.tokenizer = tok.fingerprint
     if verified := describe(folder):
         print(f"{folder.path}: {verified}", file=sys.stderr)
     return model.eval(), tok
@@ -127,8 +130,8 @@ def _understand(
 
 
 def _own_spec(table: Mapping[str, Any], source: str) -> spec.Spec:
-    own = table.get(OWN)
-    if not isinstance(own, dict) or "spec" not in own:
+    own = _own(table)
+    if "spec" not in own:
         raise StoreError(f"{source!r} holds no spec under {OWN!r}; write the folder again.")
     if own.get("format") != FORMAT:
         raise StoreError(
@@ -136,6 +139,11 @@ def _own_spec(table: Mapping[str, Any], source: str) -> spec.Spec:
             "use the version of glasshouse that wrote it."
         )
     return spec.parse(own["spec"])
+
+
+def _own(table: Mapping[str, Any]) -> dict[str, Any]:
+    own = table.get(OWN)
+    return own if isinstance(own, dict) else {}
 
 
 def _with_generation_ids(s: spec.Spec, folder: Folder) -> spec.Spec:
@@ -233,14 +241,6 @@ def _load_tokenizer(folder: Folder) -> Tokenizer | None:
     return None
 
 
-def _check_tokenizer(s: spec.Spec, tok: Tokenizer | None, source: str = "the tokenizer") -> None:
-    if tok is not None and len(tok) > s.vocab_size:
-        raise InputError(
-            f"{source} has {len(tok)} tokens, but vocab_size is {s.vocab_size}, so it is another model's; "
-            "give the tokenizer that the model was trained with."
-        )
-
-
 def save(model: Model, tok: Tokenizer | None, folder: str | Path) -> None:
     """Write a model and its tokenizer as a folder, whole or not at all.
 
@@ -284,11 +284,14 @@ def _fitting_family(model: Model) -> tuple[Family | None, dict[str, list[str]]]:
 
 
 def _write(model: Model, tok: Tokenizer | None, folder: Path, family: Family | None) -> None:
-    _check_tokenizer(model.spec, tok)
+    if tok is not None:
+        check_pair(model, tok)
+    fingerprint = model.tokenizer if tok is None else tok.fingerprint
     s = without_pooling(model.spec)
     table = {"model_type": OWN} if family is None else family.write(s)
     dtype = str(model.token.table.weight.dtype).removeprefix("torch.")
-    table |= {"dtype": dtype, OWN: {"format": FORMAT, "spec": config.dump(model.spec)}}
+    own = {"format": FORMAT, "spec": config.dump(model.spec)} | ({"tokenizer": fingerprint} if fingerprint else {})
+    table |= {"dtype": dtype, OWN: own}
     bare = family is not None and s.head.kind == "none"
     shared: dict[str, list[tuple[Piece, Tensor]]] = defaultdict(list)
     for ours, weight in model.named_parameters():

@@ -3,6 +3,7 @@
 from glasshouse.models.assembly import Model, build
 from glasshouse.models.decoder import Decoder
 from glasshouse.models.encoder import Encoder
+from glasshouse.models.pairing import check_pair
 from glasshouse.models.seq2seq import Seq2Seq
 
-__all__ = ["Decoder", "Encoder", "Model", "Seq2Seq", "build"]
+__all__ = ["Decoder", "Encoder", "Model", "Seq2Seq", "build", "check_pair"]

@@ -29,6 +29,7 @@ class Decoder(nn.Module):
         self.token = TokenEmbedding(s)
         self.stack = Stack(s, s.n_layers, causal=True)
         self.head = make_head(s)
+        self.tokenizer: str | None = None  # the fingerprint of the one it was trained with; another is refused
         self.beside: dict[str, Any] = {}  # what was published with the weights, by file, for whoever saves them again
 
     def forward(

@@ -29,6 +29,7 @@ class Encoder(nn.Module):
         self.segment = SegmentEmbedding(s.n_segments, s.d_model) if s.n_segments else NoSegments()
         self.stack = Stack(s, s.n_layers, causal=False)
         self.head = make_head(s)
+        self.tokenizer: str | None = None  # the fingerprint of the one it was trained with; another is refused
         self.beside: dict[str, Any] = {}  # what was published with the weights, by file, for whoever saves them again
 
     def forward(

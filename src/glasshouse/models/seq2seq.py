@@ -32,6 +32,7 @@ class Seq2Seq(nn.Module):
         self.encoder = Stack(s, s.n_encoder_layers, causal=False)
         self.decoder = Stack(s, s.n_layers, causal=True, cross=True)
         self.head = make_head(s)
+        self.tokenizer: str | None = None  # the fingerprint of the one it was trained with; another is refused
         self.beside: dict[str, Any] = {}  # what was published with the weights, by file, for whoever saves them again
 
     def forward(

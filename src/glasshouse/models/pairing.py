@@ -1,0 +1,33 @@
+"""A model and its tokenizer: an id means nothing to a model that was trained with another tokenizer."""
+
+from __future__ import annotations
+
+from glasshouse.errors import InputError
+from glasshouse.models.decoder import Decoder
+from glasshouse.models.encoder import Encoder
+from glasshouse.models.seq2seq import Seq2Seq
+from glasshouse.text import Tokenizer
+
+
+def check_pair(model: Decoder | Encoder | Seq2Seq, tok: Tokenizer, name: str = "the tokenizer") -> None:
+    """Refuse a tokenizer that is another model's, by its fingerprint, or else by its size.
+
+    A model that was just built knows of none, and takes any whose ids it has vectors for.
+
+    >>> import glasshouse as gh
+    >>> model = gh.build(gh.preset("tiny-decoder", vocab_size=263))
+    >>> check_pair(model, gh.Tokenizer.train(texts=["to be"], vocab_size=263))
+    >>> check_pair(model, gh.Tokenizer.train(texts=["to be"], vocab_size=264))
+    Traceback (most recent call last):
+    ...
+    glasshouse.errors.InputError: the tokenizer has 264 tokens, but vocab_size is 263, so it is another model's.
+    """
+    if len(tok) > model.spec.vocab_size:
+        raise InputError(
+            f"{name} has {len(tok)} tokens, but vocab_size is {model.spec.vocab_size}, so it is another model's."
+        )
+    if model.tokenizer not in (None, tok.fingerprint):
+        raise InputError(
+            f"{name} ({tok.fingerprint[:12]}) is not the one that the model was trained with "
+            f"({str(model.tokenizer)[:12]}); use the one that was saved with the model."
+        )
