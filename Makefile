@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: help setup demo test lint types compiled gpu wheel bench bench-load clean
+.PHONY: help setup demo test lint types compiled text gpu wheel bench bench-text bench-load clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -33,6 +33,9 @@ types: $(VENV)/.ready  ## mypy, strict, on the package
 compiled: $(VENV)/.ready  ## compiled = eager over specs that cover every pair of choices (about ten minutes)
 	$(BIN)/python -m pytest -n 2 -m long tests/models/test_compiled.py
 
+text: $(VENV)/.ready  ## every code point, 100,000 random byte strings, 10 MB beside tiktoken (about two minutes)
+	$(BIN)/python -m pytest -n 2 -m long tests/text
+
 gpu: $(VENV)/.ready  ## what only a CUDA machine can show
 	$(BIN)/python -m pytest -o addopts= tests/gpu
 
@@ -47,6 +50,9 @@ wheel: $(VENV)/.ready  ## build the wheel, install it in an empty environment an
 bench: $(VENV)/.ready  ## one training step beside its peers (about ten minutes; wants an idle machine)
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[bench]'
 	$(BIN)/python benchmarks/step.py
+
+bench-text: $(VENV)/.ready  ## training a tokenizer and text to ids beside tokenizers and tiktoken (ten minutes)
+	$(BIN)/python benchmarks/text.py
 
 bench-load: $(VENV)/.ready  ## loading a model of 500 MB beside transformers (two minutes)
 	$(BIN)/python benchmarks/load.py

@@ -1,0 +1,261 @@
+"""Training a tokenizer and turning text into ids on disk, beside tokenizers and tiktoken, in one run.
+
+Run by `make bench-text`. The text is this machine's own Python files; the peers get it in memory and write nothing.
+Each measurement is a process of its own; figures are medians over repeats that take turns, with half the range.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import statistics
+import subprocess
+import sys
+import sysconfig
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+VOCABULARY = 32_768
+SIZES = (40, 80, 160)  # megabytes
+SIZE = 80
+FEW_WORDS = 100_000
+LONG = 1_000_000  # characters
+END = "<|endoftext|>"
+
+Figures = dict[str, Any]
+
+
+def assemble(folder: Path, megabytes: int) -> None:
+    """Copy this machine's Python files, those of the standard library first, until there are enough."""
+    folder.mkdir()
+    wanted = megabytes * 1_000_000
+    roots = (sysconfig.get_path("stdlib"), sysconfig.get_path("purelib"))
+    found = dict.fromkeys(path for root in roots for path in sorted(Path(root).rglob("*.py")))
+    for number, path in enumerate(found):
+        data = path.read_bytes()[:wanted]
+        text = data.decode(errors="ignore")
+        (folder / f"{number:06}.py").write_text(text, encoding="utf-8", newline="")
+        wanted -= len(text.encode())
+        if wanted <= 0:
+            return
+    raise SystemExit(f"this machine has too few Python files: {wanted} bytes of {megabytes} MB are missing.")
+
+
+def documents(folder: str) -> list[str]:
+    return [path.read_bytes().decode() for path in sorted(Path(folder).iterdir())]
+
+
+def peak() -> float:
+    """Return the most memory this process has held at once, in megabytes."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) / 1000 for line in lines if line.startswith("VmHWM"))
+
+
+def timed(work: Callable[[], object]) -> tuple[float, Any]:
+    begin = time.perf_counter()
+    result = work()
+    return time.perf_counter() - begin, result
+
+
+# Each of these runs in a process of its own and returns what it found.
+
+
+def train_ours(folder: str, pattern: str, max_words: int) -> Figures:
+    import glasshouse as gh
+
+    _ = gh.Tokenizer  # imports are nobody's speed
+    seconds, tok = timed(
+        lambda: gh.Tokenizer.train(
+            folder, vocab_size=VOCABULARY, pattern=pattern, special={"eos": END}, max_words=max_words
+        )
+    )
+    place = Path(folder).with_name("tokenizer")
+    if max_words > FEW_WORDS and pattern == "gpt2" and not place.exists():
+        tok.save(place)
+    merges = [[left.hex(), right.hex()] for left, right in tok.merges]
+    return {"seconds": seconds, "memory": peak(), "merges": merges if max_words > FEW_WORDS else None}
+
+
+def train_tokenizers(folder: str, pattern: str, max_words: int) -> Figures:
+    import tokenizers
+
+    from glasshouse.text.alphabet import spelled
+    from glasshouse.text.words import PATTERNS
+
+    texts = documents(folder)
+    tok = tokenizers.Tokenizer(tokenizers.models.BPE())
+    byte_level = tokenizers.pre_tokenizers.ByteLevel
+    if pattern == "gpt2":
+        tok.pre_tokenizer = byte_level(add_prefix_space=False)
+    else:
+        split = tokenizers.pre_tokenizers.Split(tokenizers.Regex(PATTERNS[pattern]), "isolated")
+        tok.pre_tokenizer = tokenizers.pre_tokenizers.Sequence(
+            [split, byte_level(add_prefix_space=False, use_regex=False)]
+        )
+    trainer = tokenizers.trainers.BpeTrainer(
+        vocab_size=VOCABULARY, special_tokens=[END], initial_alphabet=byte_level.alphabet(), show_progress=False
+    )
+    seconds, _ = timed(lambda: tok.train_from_iterator(texts, trainer, len(texts)))
+    merges = [
+        [spelled(left).hex(), spelled(right).hex()] for left, right in json.loads(tok.to_str())["model"]["merges"]
+    ]
+    return {"seconds": seconds, "memory": peak(), "merges": merges}
+
+
+def shards_ours(folder: str) -> Figures:
+    import glasshouse as gh
+    import glasshouse.data.preparation
+
+    tok = gh.Tokenizer.load(Path(folder).with_name("tokenizer"))
+    tok.bulk().encode([b"imports are nobody's speed"])
+    with tempfile.TemporaryDirectory(dir=Path(folder).parent) as place:
+        seconds, corpus = timed(lambda: gh.data.prepare(folder, tok, f"{place}/corpus"))
+        return {"seconds": seconds, "memory": peak(), "tokens": corpus.tokens - len(corpus)}
+
+
+def encode_tokenizers(folder: str) -> Figures:
+    import tokenizers
+
+    tok = tokenizers.Tokenizer.from_file(str(Path(folder).with_name("tokenizer") / "tokenizer.json"))
+    tok.encode_special_tokens = True  # what is spelled out in a file is text to all three
+    texts = documents(folder)
+    batches = [texts[at : at + 500] for at in range(0, len(texts), 500)]
+    tok.encode_batch(["warm"])
+    seconds, tokens = timed(lambda: sum(len(one) for batch in batches for one in tok.encode_batch(batch)))
+    return {"seconds": seconds, "memory": peak(), "tokens": tokens}
+
+
+def encode_tiktoken(folder: str) -> Figures:
+    import os
+
+    import tiktoken
+
+    import glasshouse as gh
+    from glasshouse.text.words import PATTERNS
+
+    tok = gh.Tokenizer.load(Path(folder).with_name("tokenizer"))
+    ranks = {tok.decode_bytes([number]): number for number in range(len(tok)) if number not in tok.special_ids}
+    encoding = tiktoken.Encoding(
+        "ours", pat_str=PATTERNS["gpt2"], mergeable_ranks=ranks, special_tokens={END: tok.id(END)}
+    )
+    texts = documents(folder)
+    encoding.encode_ordinary("warm")
+    threads = os.cpu_count() or 1
+    seconds, tokens = timed(lambda: sum(map(len, encoding.encode_ordinary_batch(texts, num_threads=threads))))
+    return {"seconds": seconds, "memory": peak(), "tokens": tokens}
+
+
+def long_runs(folder: str) -> Figures:
+    """Time texts of equal characters and noise, and texts twice as long."""
+    import glasshouse as gh
+
+    tok = gh.Tokenizer.load(Path(folder).with_name("tokenizer"))
+    tok.encode("word " * LONG)  # whatever is made at the first long text
+    noise = random.Random(0).randbytes(2 * LONG)
+    kinds: dict[str, Callable[[int], str | bytes]] = {
+        "letters": lambda n: "a" * n,
+        "spaces": lambda n: " " * n,
+        "digits": lambda n: "7" * n,
+        "CJK": lambda n: "中" * n,
+        "emoji": lambda n: "😀" * n,
+        "random bytes": lambda n: noise[:n],
+    }
+    found = {}
+    for name, make in kinds.items():
+        ratios, times = [], []
+        for _ in range(5):
+            (once, _), (twice, _) = (timed(lambda n=n: tok.encode(make(n))) for n in (LONG, 2 * LONG))  # noqa: B023
+            times.append(once)
+            ratios.append(twice / once)
+        found[name] = {"seconds": times, "ratio": ratios}
+    return found
+
+
+WORK = {
+    work.__name__: work
+    for work in (train_ours, train_tokenizers, shards_ours, encode_tokenizers, encode_tiktoken, long_runs)
+}
+
+
+def run(work: Callable[..., Figures], *arguments: object) -> Figures:
+    command = [sys.executable, __file__, "--work", work.__name__, *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise SystemExit(done.stderr)
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def cell(values: list[float], digits: int = 2) -> str:
+    return f"{statistics.median(values):.{digits}f} ±{(max(values) - min(values)) / 2:.{digits}f}"
+
+
+def race(label: str, works: dict[str, Callable[[], Figures]], repeats: int) -> dict[str, list[Figures]]:
+    found: dict[str, list[Figures]] = {name: [] for name in works}
+    for _ in range(repeats):
+        for name, work in works.items():
+            found[name].append(work())
+    ours = statistics.median(one["seconds"] for one in found["ours"])
+    for name, results in found.items():
+        seconds = [one["seconds"] for one in results]
+        ratio = statistics.median(seconds) / ours
+        memory = max(one["memory"] for one in results)
+        print(f"{label:24}{name:12}{cell(seconds):>16} s{SIZE / statistics.median(seconds):9.1f} MB/s", end="")
+        print(f"{memory:9.0f} MB" + (f"   ours is {ratio:.1f}x as fast" if name != "ours" else ""))
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--work", nargs="+", help=argparse.SUPPRESS)
+    parser.add_argument("--repeats", type=int, default=3)
+    options = parser.parse_args()
+    if options.work:
+        name, *arguments = options.work
+        print(json.dumps(WORK[name](*(int(one) if one.isdigit() else one for one in arguments))))
+        return
+    with tempfile.TemporaryDirectory() as place:
+        folders = {size: str(Path(place) / str(size)) for size in SIZES}
+        for size, folder in folders.items():
+            assemble(Path(folder), size)
+        folder = folders[SIZE]
+        print(f"{SIZE} MB in {len(list(Path(folder).iterdir())):,} files, a vocabulary of {VOCABULARY:,}\n")
+        for pattern in ("gpt2", "gpt4"):
+            works = {
+                "ours": lambda pattern=pattern: run(train_ours, folder, pattern, 1_000_000),
+                "tokenizers": lambda pattern=pattern: run(train_tokenizers, folder, pattern, 0),
+            }
+            found = race(f"train, {pattern}", works, options.repeats if pattern == "gpt2" else 1)
+            equal = found["ours"][0]["merges"] == found["tokenizers"][0]["merges"]
+            print(f"{'':24}merges are {'equal' if equal else 'DIFFERENT'}")
+        found = race(
+            "text to ids",
+            {
+                "ours": lambda: run(shards_ours, folder),
+                "tokenizers": lambda: run(encode_tokenizers, folder),
+                "tiktoken": lambda: run(encode_tiktoken, folder),
+            },
+            options.repeats,
+        )
+        tokens = {results[0]["tokens"] for results in found.values()}
+        print(f"{'':24}{'as many' if len(tokens) == 1 else 'NOT AS MANY'} tokens by all")
+
+        print("\npeak memory of the process, MB")
+        for label, work in {
+            "train": lambda folder: run(train_ours, folder, "gpt2", 1_000_000),
+            f"train, {FEW_WORDS:,} words": lambda folder: run(train_ours, folder, "gpt2", FEW_WORDS),
+            "files to shards": lambda folder: run(shards_ours, folder),
+        }.items():
+            cells = (f"{size} MB: {work(folder)['memory']:.0f}" for size, folder in folders.items())
+            print(f"{label:24}{'   '.join(cells)}")
+
+        print(f"\nencode, {LONG:,} characters of one kind, and twice as many")
+        for name, figures in run(long_runs, folder).items():
+            print(f"{name:24}{cell(figures['seconds'], 3):>16} s   t(2n)/t(n) {cell(figures['ratio']):>14}")
+
+
+if __name__ == "__main__":
+    main()
