@@ -168,6 +168,7 @@ def test_conversations_say_what_the_assistant_wrote(tmp_path: Path, tok: gh.Toke
     (tmp_path / "chat.jsonl").write_text(json.dumps({"messages": messages}) + "\n")
     corpus = gh.data.prepare(tmp_path / "chat.jsonl", tok, tmp_path / "corpus", kind="chat")
     ids, runs = corpus.item(0)
+    assert corpus.tokens == len(ids)  # not with the numbers that say where answers lie
     spans = np.split(ids, np.cumsum(runs)[:-1])
     assert [tok.decode(span) for span in spans] == [
         "<|user|>2 + 2?<|end|><|assistant|>",
@@ -288,6 +289,22 @@ def test_killed_it_goes_on_to_the_same_files(tmp_path: Path, tok: gh.Tokenizer) 
     assert contents(tmp_path / "killed") == contents(tmp_path / "whole")
 
 
+def test_what_goes_on_says_how_far_it_is(tmp_path: Path, tok: gh.Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(preparation, "BATCH", 100)
+    for number in range(4):
+        (tmp_path / f"{number}.txt").write_text("to be or not to be\n" * 10)
+    with monkeypatch.context() as patch:
+        patch.setattr(shards.Writer, "add", failing_after(2, shards.Writer.add))
+        with pytest.raises(StoppedError):
+            gh.data.prepare(f"{tmp_path}/*.txt", tok, tmp_path / "corpus", shard=10)
+    seen: list[tuple[int, int]] = []
+    gh.data.prepare(
+        f"{tmp_path}/*.txt", tok, tmp_path / "corpus", shard=10, progress=lambda _, done, of: seen.append((done, of))
+    )
+    assert seen[0] == (380, 760)  # the second file is read again to where it was
+    assert seen[-1] == (760, 760)
+
+
 def test_prepared_twice_is_prepared_once(texts: Texts, tok: gh.Tokenizer, tmp_path: Path) -> None:
     texts("to be")
     before = contents(tmp_path / "corpus")
@@ -392,6 +409,7 @@ BAD = {
     "no role": ("a.jsonl", b'{"messages": [{"content": "x"}]}\n', {"kind": "chat"}, "record 1 of .*role"),
     "no kind": ("a.txt", b"x", {"kind": "texts"}, "kind is 'texts'.*text"),
     "plain text for pairs": ("a.txt", b"x", {"kind": "pairs"}, "jsonl, csv, tsv or parquet"),
+    "no split": ("a.txt", b"x", {"source": "dates", "split": "tset"}, "no split 'tset' of dates.*test"),
     "one field for pairs": ("a.jsonl", b"{}", {"kind": "pairs", "fields": ["x"]}, "pairs has two"),
     "two fields for text": ("a.jsonl", b"{}", {"fields": ["x", "y"]}, "running text has one"),
 }
@@ -401,8 +419,9 @@ BAD = {
 def test_bad_input_is_one_sentence_and_leaves_nothing_half_done(tmp_path: Path, tok: gh.Tokenizer, name: str) -> None:
     file, data, settings, sentence = BAD[name]
     (tmp_path / file).write_bytes(data)
+    settings = {"source": tmp_path / file, **settings}
     with pytest.raises(GlasshouseError, match=sentence):
-        gh.data.prepare(tmp_path / file, tok, tmp_path / "corpus", **settings)
+        gh.data.prepare(tokenizer=tok, folder=tmp_path / "corpus", **settings)
     assert not (tmp_path / "corpus" / "manifest.json").exists()
 
 

@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from glasshouse import InputError
 from glasshouse.data.order import Bucketed, Shuffled, permute
 
 
@@ -92,3 +93,9 @@ def test_left_out_items_change_and_so_do_companions() -> None:
 def test_constant_time(n: int) -> None:
     """Few rounds, whatever n is: numbers are at most four times as many as those wanted."""
     assert len(permute(np.arange(min(n, 1000)), n, 0, 0)) == min(n, 1000)
+
+
+@pytest.mark.parametrize("seed", [-1, 2**63])
+def test_a_seed_is_checked(seed: int) -> None:
+    with pytest.raises(InputError, match=f"seed is {seed}, but it must be"):
+        Shuffled(3, seed)

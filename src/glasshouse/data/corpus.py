@@ -89,10 +89,11 @@ class Corpus:
         items = "1 item" if len(self) == 1 else f"{len(self):,} items"
         return f"Corpus({self.kind}, {items}, {self.tokens:,} tokens)"
 
-    @property
+    @cached_property
     def tokens(self) -> int:
-        """How many ids there are."""
-        return int(self._starts[-1])
+        """How many tokens there are: all ids, but for labels and what says where answers lie."""
+        beside = int(self.lengths[:, 1].sum()) if self.kind in ("labelled", "chat") else 0
+        return int(self._starts[-1]) - beside
 
     @cached_property
     def lengths(self) -> NDArray[np.int64]:

@@ -11,7 +11,7 @@ import numpy as np
 from glasshouse.data.feed import Feed
 from glasshouse.errors import GlasshouseError, InputError
 from glasshouse.text import Tokenizer
-from glasshouse.text.bulk import Ends, Ids
+from glasshouse.text.bulk import Bulk, Ends, Ids
 from glasshouse.text.sources import Piece, Record
 
 Encoded = tuple[Ids, Ends]  # the ids of all parts, and where each part ends
@@ -30,16 +30,15 @@ def end_id(tokenizer: Tokenizer) -> int | None:
     return tokenizer.special_id("sep") if last is None else last
 
 
-def make_encoder(feed: Feed, tokenizer: Tokenizer, inside: bool) -> Callable[[list[Any]], Encoded]:
+def make_encoder(feed: Feed, tokenizer: Tokenizer, bulk: Bulk, inside: bool) -> Callable[[list[Any]], Encoded]:
     """Return what encodes a batch of this feed; `inside` says that it begins in the middle of a text."""
-    bulk = tokenizer.bulk()
     match feed.kind:
         case "text":
-            return _Texts(tokenizer, inside)
+            return _Texts(tokenizer, bulk, inside)
         case "pairs":
             return lambda records: bulk.encode([_text(value, one, feed) for one in records for value in one.values])
         case "labelled":
-            return _Labelled(tokenizer, feed)
+            return _Labelled(bulk, feed)
         case "chat":
             return lambda records: _join(part for one in records for part in _conversation(one, tokenizer, feed))
 
@@ -47,8 +46,8 @@ def make_encoder(feed: Feed, tokenizer: Tokenizer, inside: bool) -> Callable[[li
 class _Texts:
     """Encodes pieces of texts, with a token at the end of each text, and one at its start if that is another."""
 
-    def __init__(self, tokenizer: Tokenizer, inside: bool) -> None:
-        self.bulk, self.inside = tokenizer.bulk(), inside
+    def __init__(self, tokenizer: Tokenizer, bulk: Bulk, inside: bool) -> None:
+        self.bulk, self.inside = bulk, inside
         start, end = start_id(tokenizer), end_id(tokenizer)
         if end is None:
             raise InputError("the tokenizer has no token that ends a text (eos or sep); choose one that has.")
@@ -73,8 +72,8 @@ class _Texts:
 class _Labelled:
     """Encodes texts, each followed by the number of its label as a part of its own."""
 
-    def __init__(self, tokenizer: Tokenizer, feed: Feed) -> None:
-        self.bulk, self.feed = tokenizer.bulk(), feed
+    def __init__(self, bulk: Bulk, feed: Feed) -> None:
+        self.bulk, self.feed = bulk, feed
         self.numbers = {label: number for number, label in enumerate(feed.labels)}
 
     def __call__(self, records: list[Record]) -> Encoded:

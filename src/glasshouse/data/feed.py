@@ -32,6 +32,7 @@ class Feed:
     kind: Kind
     names: tuple[str, ...]  # of the sources
     size: int  # how much there is to read, in bytes, or in items of a built-in set
+    passed: Callable[[Place], int]  # how much of it is not read again by one that starts there
     read: Callable[[Place, OnBytes, OnHash], Iterator[Piece | Record]]
     labels: tuple[str, ...] = ()
 
@@ -75,7 +76,8 @@ def open_feed(
     def start(place: Place, on_bytes: OnBytes, on_hash: OnHash) -> Iterator[Piece | Record]:
         return read(start=place, on_bytes=on_bytes, on_hash=on_hash)
 
-    return Feed(kind, tuple(map(str, files)), sum(path.stat().st_size for path in files), start, labels)
+    sizes = [path.stat().st_size for path in files]
+    return Feed(kind, tuple(map(str, files)), sum(sizes), lambda place: sum(sizes[: place[0]]), start, labels)
 
 
 def _is_table(path: str | Path) -> bool:
@@ -99,4 +101,6 @@ def _from_builtin(found: Builtin, kind: Kind | None, split: str) -> Feed:
             else:
                 yield Record((item,) if found.kind == "chat" else item, 0, number)
 
-    return Feed(found.kind, (f"{found.name} ({split})",), found.sizes()[split], read, found.labels)
+    found.items(split)  # which knows what is no split
+    size = found.sizes()[split]
+    return Feed(found.kind, (f"{found.name} ({split})",), size, lambda place: place[1], read, found.labels)

@@ -11,6 +11,8 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
+from glasshouse.errors import InputError
+
 Numbers = NDArray[np.int64]
 ROUNDS = 6
 
@@ -60,7 +62,7 @@ class Shuffled:
     """
 
     def __init__(self, n: int, seed: int) -> None:
-        self.n, self.seed = n, seed
+        self.n, self.seed = n, checked_seed(seed)
 
     def __call__(self, numbers: Numbers) -> tuple[Numbers, Numbers]:
         """Return the epoch and the item of each sample."""
@@ -85,7 +87,7 @@ class Bucketed:
     """
 
     def __init__(self, lengths: Numbers, batch_size: int, seed: int) -> None:
-        self.batch_size, self.seed = batch_size, seed
+        self.batch_size, self.seed = batch_size, checked_seed(seed)
         self.sorted = np.lexsort(lengths.T[::-1])  # by the first length, then by the second
         changes = np.any(np.diff(lengths[self.sorted], axis=0), axis=1)
         self.starts = np.concatenate(([0], np.flatnonzero(changes) + 1, [len(lengths)]))  # of runs of equal length
@@ -111,6 +113,13 @@ class Bucketed:
             # Each run has an order of its own: that of another seed.
             moved[here] = start + permute(places[here] - start, int(end - start), self.seed + 1 + run, epoch)
         return self.sorted[moved]
+
+
+def checked_seed(seed: int) -> int:
+    """Return a seed that every generator takes."""
+    if not 0 <= seed < 2**63:
+        raise InputError(f"seed is {seed}, but it must be 0 or above, and below 2**63.")
+    return seed
 
 
 def draw(n: int, seed: int, epoch: int) -> int:

@@ -65,7 +65,8 @@ def prepare(
 def _write(feed: Feed, tokenizer: Tokenizer, writer: Writer, progress: Progress) -> None:
     state = writer.state or {"place": [0, 0], "inside": False, "sources": [{"items": 0} for _ in feed.names]}
     found = [{"name": name, **known} for name, known in zip(feed.names, state["sources"], strict=True)]
-    done = 0
+    place, inside = state["place"], bool(state["inside"])
+    done = feed.passed((place[0], place[1]))
 
     def on_bytes(number: int) -> None:
         nonlocal done
@@ -78,8 +79,8 @@ def _write(feed: Feed, tokenizer: Tokenizer, writer: Writer, progress: Progress)
     def now() -> dict[str, Any]:
         return {"place": place, "inside": inside, "sources": found}
 
-    place, inside = state["place"], bool(state["inside"])
-    encode = make_encoder(feed, tokenizer, inside)
+    bulk = tokenizer.bulk()
+    encode = make_encoder(feed, tokenizer, bulk, inside)
     stream = feed.read((place[0], place[1]), on_bytes, on_hash)
     for batch, (ids, ends) in _ahead(encode, _batches(_seamless(stream, tokenizer))):
         for entry in batch:
@@ -96,6 +97,7 @@ def _write(feed: Feed, tokenizer: Tokenizer, writer: Writer, progress: Progress)
         "end": end_id(tokenizer),
         "items": sum(one["items"] for one in found),
         "labels": list(feed.labels),
+        "engine": "tokenizers, turn by turn" if feed.kind == "chat" else bulk.engine,
         "sources": found,
     }
     writer.finish(now(), about)

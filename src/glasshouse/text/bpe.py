@@ -6,7 +6,7 @@ It is written to be read and to be watched. `merges` does the same on whole corp
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from heapq import nsmallest
 from itertools import pairwise
@@ -94,7 +94,17 @@ def steps(word: bytes, ranks: Mapping[Pair, int]) -> Iterator[list[bytes]]:
         yield tokens
 
 
-def tree(token: bytes, ranks: Mapping[Pair, int]) -> list[str]:
+def printable(token: bytes) -> str:
+    r"""Return a token as it can be printed: what is no character, or none that shows, is spelled out.
+
+    >>> print(printable(b"caf\xc3\xa9\n\xff"))
+    café\n\xff
+    """
+    text = token.decode(errors="backslashreplace")
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+
+
+def tree(token: bytes, ranks: Mapping[Pair, int], show: Callable[[bytes], str] = printable) -> list[str]:
     r"""Draw how a token was put together, one line a part.
 
     >>> print("\n".join(tree(b"hug", {(b"u", b"g"): 0, (b"h", b"ug"): 1})))
@@ -104,10 +114,10 @@ def tree(token: bytes, ranks: Mapping[Pair, int]) -> list[str]:
        ├─ u
        └─ g
     """
-    lines = [token.decode(errors="backslashreplace")]
+    lines = [show(token)]
     if len(token) > 1 and (halves := _halves(token, ranks)):
         for part, first, other in zip(halves, ("├─ ", "└─ "), ("│  ", "   "), strict=True):
-            head, *rest = tree(part, ranks)
+            head, *rest = tree(part, ranks, show)
             lines += [first + head, *(other + line for line in rest)]
     return lines
 

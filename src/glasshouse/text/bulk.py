@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from glasshouse.text.document import decoder_kinds
-from glasshouse.text.words import CHECKED, gigatoken, start
+from glasshouse.text.words import CHECKED, batches, gigatoken, start
 
 SLOW_BATCH = 2**20  # bytes; the tokenizers library keeps a few hundred for each token until a batch is done
 
@@ -26,6 +26,11 @@ class Bulk:
         self._fast, self._slow = fast, slow
         self.reason = reason  # why the fast engine is not used; empty where it is
         self._unproved = CHECKED  # bytes
+
+    @property
+    def engine(self) -> str:
+        """Which library gives the ids, and why it is the slower one."""
+        return f"tokenizers, as {self.reason}" if self.reason else "gigatoken"
 
     def encode(self, texts: list[bytes]) -> tuple[Ids, Ends]:
         """Return the ids of texts in UTF-8, one after another, and where those of each text end."""
@@ -43,13 +48,7 @@ class Bulk:
         return layout.content.data[offsets[0] : offsets[-1]], offsets[1:] - offsets[0]
 
     def _run_slow(self, texts: list[bytes]) -> tuple[Ids, Ends]:
-        rows: list[Ids] = []
-        batch: list[bytes] = []
-        for number, text in enumerate(texts, 1):
-            batch.append(text)
-            if sum(map(len, batch)) >= SLOW_BATCH or number == len(texts):
-                rows += [np.array(row, np.uint32) for row in self._slow(batch)]
-                batch = []
+        rows = [np.array(row, np.uint32) for batch in batches(texts, SLOW_BATCH) for row in self._slow(batch)]
         return np.concatenate(rows) if rows else np.empty(0, np.uint32), np.cumsum([len(row) for row in rows])
 
 

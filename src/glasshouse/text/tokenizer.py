@@ -274,6 +274,11 @@ class Tokenizer:
     def __repr__(self) -> str:
         return f"Tokenizer({self._kind}, {len(self)} tokens)"
 
+    @property
+    def byte_level(self) -> bool:
+        """Whether tokens are bytes, and every byte has one: then ids stand for exactly the bytes that were given."""
+        return self._byte_ids is not None
+
     def token(self, id: int) -> str:  # noqa: A002 - the word everyone uses
         """Return the token that an id stands for, as the vocabulary writes it."""
         return self._tokens[self._known([id])[0]]

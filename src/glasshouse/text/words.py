@@ -79,7 +79,7 @@ def count(texts: Iterable[bytes], pattern: str = "gpt2", limit: int = LIMIT) -> 
     counts: Counter[bytes] = Counter()
     size = left_out = 0
     engine: _Engine | None = None
-    for batch in _batches(texts):
+    for batch in batches(texts, BATCH):
         engine = engine or _choose(batch, pattern)
         size += sum(map(len, batch))
         for word, number in engine(batch):
@@ -93,12 +93,17 @@ def count(texts: Iterable[bytes], pattern: str = "gpt2", limit: int = LIMIT) -> 
 _Engine = Callable[[list[bytes]], Iterable[tuple[bytes, int]]]
 
 
-def _batches(texts: Iterable[bytes]) -> Iterator[list[bytes]]:
+def batches(texts: Iterable[bytes], enough: int) -> Iterator[list[bytes]]:
+    """Put texts together until there are enough bytes.
+
+    >>> list(batches([b"to", b"be", b"or"], 3))
+    [[b'to', b'be'], [b'or']]
+    """
     batch, size = [], 0
     for text in texts:
         batch.append(text)
         size += len(text)
-        if size >= BATCH:
+        if size >= enough:
             yield batch
             batch, size = [], 0
     if batch:

@@ -1,11 +1,9 @@
-"""The command line as scripts and people meet it: answers, exit codes, and a quick start."""
+"""Commands for models as scripts and people meet them: answers and exit codes."""
 
 from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -14,34 +12,15 @@ import transformers as hf
 from safetensors.torch import load_file, save_file
 
 import glasshouse as gh
+from cli.command import run
 
 SIZE = {"vocab_size": 61, "d_model": 16, "n_layers": 2, "n_heads": 2, "max_len": 16}
-
-
-def run(*words: str | Path) -> subprocess.CompletedProcess[str]:
-    command = [Path(sys.executable).with_name("glasshouse"), *map(str, words)]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     gh.save(gh.build(gh.preset("gpt2", **SIZE)), None, tmp_path / "model")
     return tmp_path / "model"
-
-
-def test_help_needs_no_torch_and_shows_an_example() -> None:
-    code = (
-        "import sys, glasshouse.cli\n"
-        "try: glasshouse.cli.app(['{}', '--help'])\n"
-        "finally: print('torch' in sys.modules)"
-    )
-    for command in ("export", "verify"):
-        done = subprocess.run(
-            [sys.executable, "-c", code.format(command)], capture_output=True, text=True, check=False
-        )
-        assert done.stdout.splitlines()[-1] == "False"
-        assert f"Example: glasshouse {command}" in done.stdout
-    assert run("--version").stdout.strip() == gh.__version__
 
 
 def test_verify_writes_what_it_measured_and_load_shows_it(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,0 +1,52 @@
+"""The command line: arguments in, one call, an answer that people and scripts can read. Torch loads when needed."""
+
+from __future__ import annotations
+
+import io
+import sys
+import warnings
+from typing import Annotated
+
+import typer
+
+import glasshouse as gh
+from glasshouse.cli import data, model, screen, tokenizer
+
+app = typer.Typer(
+    name="glasshouse",
+    help="Grow transformers and see inside them.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.add_typer(tokenizer.app, name="tokenizer")
+app.add_typer(data.app, name="data")
+app.add_typer(model.app)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        print(gh.__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def _top(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and stop.")
+    ] = False,
+) -> None:
+    """Grow transformers and see inside them."""
+
+
+def main() -> None:
+    """Run a command; what is wrong with the input is one sentence and exit code 1."""
+    warnings.showwarning = screen.warn
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # an ASCII terminal shows signs as codes, not a traceback
+    try:
+        app()
+    except (gh.GlasshouseError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(1)

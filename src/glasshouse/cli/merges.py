@@ -1,0 +1,95 @@
+"""Byte-pair encoding as it happens: a word merged step by step, and merges learned one by one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from heapq import nsmallest
+from itertools import pairwise
+
+from rich.text import Text
+
+import glasshouse as gh
+from glasshouse.cli import screen
+from glasshouse.cli.screen import visible
+
+Pair = tuple[bytes, bytes]
+
+MOST = 20_000  # distinct words; learning in the plain way takes minutes with many more
+
+
+def draw_word(tok: gh.Tokenizer, text: str, words: Iterable[bytes]) -> None:
+    """Print how a tokenizer's merges put the words of a text together, and the tree of each token."""
+    final: list[bytes] = []
+    for word in words:
+        print(f"\nword {visible(word)}")
+        states = list(gh.text.bpe.steps(word, tok.merges))
+        screen.table(_steps(states, tok.merges), header=("rank", "merge", "tokens"), right=[0])
+        for token in states[-1]:
+            print("\n".join(gh.text.bpe.tree(token, tok.merges, visible)))
+        final += states[-1]
+    # Some take a word that is a token as it stands, and some change the text before they split it.
+    if (made := [tok.decode_bytes([number]) for number in tok.encode(text, special=False)]) != final:
+        print(f"\nthe tokenizer goes another way here, and makes: {' '.join(map(visible, made))}")
+
+
+def _steps(states: list[list[bytes]], ranks: Mapping[Pair, int]) -> Iterator[tuple[str, str, str]]:
+    yield "", "", " ".join(map(visible, states[0]))
+    for before, after in pairwise(states):
+        left, right = min((pair for pair in pairwise(before) if pair in ranks), key=ranks.__getitem__)
+        yield str(ranks[left, right]), f"{visible(left)} + {visible(right)}", " ".join(map(visible, after))
+
+
+def draw_learning(texts: Iterable[bytes], merges: int, rivals: int, pattern: str, sample: str | None) -> None:
+    """Print the first merges that a text gives, what came next, and what they do to a sample of it."""
+    texts = list(texts)
+    counted = gh.text.words.count(texts, pattern)
+    if not counted.counts:
+        raise gh.InputError("there is no text to learn from; give files that are not empty.")
+    counts = counted.counts
+    kept = nsmallest(MOST, counts, key=lambda word: (-counts[word], word))
+    print(f"{counted.bytes:,} bytes, {counted.total:,} words, {len(counts):,} of them distinct")
+    if len(kept) < len(counts):
+        share = sum(counts[word] for word in kept) / counted.total
+        print(f"only the {MOST:,} most frequent words are used, {share:.1%} of all, so that you need not wait")
+    if sample is None:
+        sample = texts[0].decode()[:60]
+    now = [
+        [bytes([byte]) for byte in word.encode(errors="surrogateescape")]
+        for word in gh.text.words.split(sample, pattern)
+    ]
+    number = 0
+    learned = gh.text.bpe.learn({word: counts[word] for word in kept}, 256 + merges, rivals)
+    for number, merge in enumerate(learned, 1):
+        token = merge.pair[0] + merge.pair[1]
+        after = [gh.text.bpe.join(word, merge.pair, token) for word in now]
+        print(
+            f"\nmerge {number}: {_pair(merge.pair)} = {visible(token)}, {merge.count:,} time{'s' * (merge.count > 1)}"
+        )
+        if merge.rivals:
+            print(f"  next    {', '.join(f'{_pair(pair)} {count:,}' for pair, count in merge.rivals)}")
+        if after == now:
+            print("  sample  does not hold it")
+        else:
+            screen.console().print(_sample("  before  ", now), soft_wrap=True)
+            screen.console().print(_sample("  after   ", after, token), soft_wrap=True)
+        now = after
+    if number < merges:
+        print(f"\nthere are no more pairs to merge after {number:,}")
+
+
+def _pair(pair: Pair) -> str:
+    return f"{visible(pair[0])} + {visible(pair[1])}"
+
+
+def _sample(title: str, words: list[list[bytes]], new: bytes | None = None) -> Text:
+    """Return the tokens of a sample; the new one stands in brackets, or in colour."""
+    text = Text(title)
+    for token in (token for word in words for token in word):
+        if token != new:
+            text.append(f"{visible(token)} ")
+        elif screen.in_colour():
+            text.append(visible(token), "bold black on green").append(" ")
+        else:
+            text.append(f"[{visible(token)}] ")
+    text.rstrip()
+    return text

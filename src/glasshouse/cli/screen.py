@@ -1,0 +1,133 @@
+"""What commands draw with: signs for what cannot be seen, tables, a progress bar; plain off a terminal.
+
+Texts come from anyone, so no control character of theirs reaches the terminal, and none of their brackets is markup.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+
+from rich import filesize
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn, TimeRemainingColumn
+from rich.table import Table
+from rich.text import Text
+
+import glasshouse as gh
+
+SPACE, NEWLINE, TAB = "␣⏎⇥"
+BORDER, WAS = "¶←"  # between documents; before what stood in a token's place
+_SIGNS = {" ": SPACE, "\n": NEWLINE, "\t": TAB, "\\": r"\\"}
+_TAKEN = frozenset({SPACE, NEWLINE, TAB, BORDER, WAS})
+_WIDE = 100_000  # characters in a line, for those who are not a terminal
+
+
+def clean(text: str) -> str:
+    r"""Return a text with its control characters spelled out; a byte that is no character is \xNN.
+
+    >>> print(clean("plain \x1b[31mred"))
+    plain \x1b[31mred
+    """
+    return "".join(c if c.isprintable() else _code(c) for c in text)
+
+
+def visible(text: str | bytes) -> str:
+    r"""Return a text in which white space can be seen, too, and each sign has one meaning.
+
+    >>> print(visible(b"to be\n\xff \\n \x1b"))
+    to␣be⏎\xff␣\\n␣\x1b
+    """
+    if isinstance(text, bytes):
+        text = text.decode(errors="surrogateescape")
+    return "".join(_SIGNS[c] if c in _SIGNS else c if c.isprintable() and c not in _TAKEN else _code(c) for c in text)
+
+
+def _code(character: str) -> str:
+    code = ord(character)
+    if 0xDC80 <= code <= 0xDCFF:  # how Python holds a byte that is no UTF-8
+        code -= 0xDC00
+        return f"\\x{code:02x}"
+    return f"\\x{code:02x}" if code < 0x80 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
+
+
+def speller(tok: gh.Tokenizer) -> Callable[[int], str]:
+    """Return what shows the token of an id: its bytes where tokens are bytes, else as the vocabulary writes it."""
+    if tok.byte_level:
+        return lambda number: visible(tok.decode_bytes([number]))
+    return lambda number: visible(tok.token(number))
+
+
+def console() -> Console:
+    """Return a console on stdout that takes texts as they are, and never breaks a line off a terminal."""
+    width = None if sys.stdout.isatty() else _WIDE
+    return Console(markup=False, emoji=False, highlight=False, width=width)
+
+
+def in_colour() -> bool:
+    """Say whether colours can carry a meaning: at a terminal that has them, unless NO_COLOR is set."""
+    there = console()
+    return sys.stdout.isatty() and there.color_system is not None and not there.no_color
+
+
+def table(rows: Iterable[Sequence[str]], header: Sequence[str] = (), right: Iterable[int] = ()) -> None:
+    """Print rows in columns; those numbered in `right` stand at the right."""
+    drawn = Table(box=None, pad_edge=False, show_header=bool(header))
+    rows, right = list(rows), set(right)
+    for number in range(max(map(len, [header, *rows]))):
+        drawn.add_column(
+            header[number] if header else "", justify="right" if number in right else "left", overflow="fold"
+        )
+    for row in rows:
+        drawn.add_row(*map(Text, row))
+    there = console()
+    if sys.stdout.isatty():
+        there.print(drawn)
+        return
+    with there.capture() as captured:
+        there.print(drawn)
+    print("\n".join(line.rstrip() for line in captured.get().splitlines()))
+
+
+def alternate(tokens: Iterable[str]) -> str | Text:
+    """Return tokens that can be told apart: by colours where there are any, else by spaces."""
+    if not in_colour():
+        return " ".join(tokens)
+    text = Text(overflow="fold")
+    for number, token in enumerate(tokens):
+        text.append(token.replace(NEWLINE, f"{NEWLINE}\n"), ("cyan", "yellow")[number % 2])
+    return text
+
+
+@contextmanager
+def progress(**units: str) -> Iterator[Callable[[str, int, int], None]]:
+    """Draw a bar for each stage on stderr, if that is a terminal; `units` names those that do not count bytes."""
+    if not sys.stderr.isatty():
+        yield gh.text.training.silent
+        return
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=20),
+        TaskProgressColumn(),
+        TextColumn("{task.fields[amount]}"),
+        TimeRemainingColumn(compact=True),
+    )
+    tasks: dict[str, TaskID] = {}
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+
+        def show(stage: str, done: int, total: int) -> None:
+            if stage not in tasks:
+                tasks[stage] = bar.add_task(stage, total=total, amount="")
+            if stage in units:
+                amount = f"{done:,} of {total:,} {units[stage]}"
+            else:
+                amount = f"{filesize.decimal(done)} of {filesize.decimal(total)}"
+            bar.update(tasks[stage], completed=done, total=total, amount=amount)
+
+        yield show
+
+
+def warn(message: Warning | str, *_: object, **__: object) -> None:
+    """Show a warning as one line, without the place in the code that it comes from."""
+    print(f"warning: {clean(' '.join(str(message).split()))}", file=sys.stderr)
