@@ -7,14 +7,15 @@ from itertools import groupby, pairwise
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from glasshouse.data.feed import Feed
 from glasshouse.errors import GlasshouseError, InputError
 from glasshouse.text import Tokenizer
-from glasshouse.text.bulk import Bulk, Ends, Ids
+from glasshouse.text.bulk import Bulk, Ends
 from glasshouse.text.sources import Piece, Record
 
-Encoded = tuple[Ids, Ends]  # the ids of all parts, and where each part ends
+Encoded = tuple[NDArray[np.unsignedinteger[Any]], Ends]  # the ids of all parts, and where each part ends
 LONGEST_RUN = 2**16 - 1  # what the smallest type of id can say
 
 
@@ -30,11 +31,13 @@ def end_id(tokenizer: Tokenizer) -> int | None:
     return tokenizer.special_id("sep") if last is None else last
 
 
-def make_encoder(feed: Feed, tokenizer: Tokenizer, bulk: Bulk, inside: bool) -> Callable[[list[Any]], Encoded]:
+def make_encoder(
+    feed: Feed, tokenizer: Tokenizer, bulk: Bulk, dtype: type[np.unsignedinteger[Any]], inside: bool
+) -> Callable[[list[Any]], Encoded]:
     """Return what encodes a batch of this feed; `inside` says that it begins in the middle of a text."""
     match feed.kind:
         case "text":
-            return _Texts(tokenizer, bulk, inside)
+            return _Texts(tokenizer, bulk, dtype, inside)
         case "pairs":
             return lambda records: bulk.encode([_text(value, one, feed) for one in records for value in one.values])
         case "labelled":
@@ -46,8 +49,8 @@ def make_encoder(feed: Feed, tokenizer: Tokenizer, bulk: Bulk, inside: bool) -> 
 class _Texts:
     """Encodes pieces of texts, with a token at the end of each text, and one at its start if that is another."""
 
-    def __init__(self, tokenizer: Tokenizer, bulk: Bulk, inside: bool) -> None:
-        self.bulk, self.inside = bulk, inside
+    def __init__(self, tokenizer: Tokenizer, bulk: Bulk, dtype: type[np.unsignedinteger[Any]], inside: bool) -> None:
+        self.bulk, self.dtype, self.inside = bulk, dtype, inside
         start, end = start_id(tokenizer), end_id(tokenizer)
         if end is None:
             raise InputError("the tokenizer has no token that ends a text (eos or sep); choose one that has.")
@@ -56,17 +59,21 @@ class _Texts:
 
     def __call__(self, pieces: list[Piece]) -> Encoded:
         ids, stops = self.bulk.encode([piece.text for piece in pieces])
-        rows: list[Ids] = []
+        rows: list[Any] = []
         ends: list[int] = []
         length = 0
         for piece, (start, stop) in zip(pieces, pairwise([0, *stops.tolist()]), strict=True):
-            before = self.before[:0] if self.inside else self.before
-            after = self.after if piece.ends else self.after[:0]
-            rows += before, ids[start:stop], after
-            length += len(before) + stop - start + len(after)
-            ends += [length] if piece.ends else []
+            if not self.inside:
+                rows.append(self.before)
+                length += len(self.before)
+            rows.append(ids[start:stop])
+            length += stop - start
+            if piece.ends:
+                rows.append(self.after)
+                length += len(self.after)
+                ends.append(length)
             self.inside = not piece.ends
-        return np.concatenate(rows), np.array(ends, np.int64)
+        return np.concatenate(rows, dtype=self.dtype, casting="same_kind"), np.array(ends, np.int64)
 
 
 class _Labelled:

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import hashlib
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from glasshouse.data.corpus import FORMAT, TOKENIZER, Corpus, Kind
-from glasshouse.data.encoding import Encoded, end_id, make_encoder, start_id
+from glasshouse.data.encoding import end_id, make_encoder, start_id
 from glasshouse.data.feed import Feed, open_feed
 from glasshouse.data.shards import SHARD, Writer
 from glasshouse.text import Tokenizer
+from glasshouse.text.ahead import ahead
 from glasshouse.text.sources import Errors, Piece, Record
 from glasshouse.text.training import Progress, silent
 
@@ -80,9 +79,9 @@ def _write(feed: Feed, tokenizer: Tokenizer, writer: Writer, progress: Progress)
         return {"place": place, "inside": inside, "sources": found}
 
     bulk = tokenizer.bulk()
-    encode = make_encoder(feed, tokenizer, bulk, inside)
+    encode = make_encoder(feed, tokenizer, bulk, writer.dtype, inside)
     stream = feed.read((place[0], place[1]), on_bytes, on_hash)
-    for batch, (ids, ends) in _ahead(encode, _batches(_seamless(stream, tokenizer))):
+    for batch, (ids, ends) in ahead(encode, _batches(_seamless(stream, tokenizer))):
         for entry in batch:
             found[entry.source]["items"] += entry.ends if isinstance(entry, Piece) else 1
         last = batch[-1]
@@ -120,21 +119,6 @@ def _seamless(stream: Iterator[Piece | Record], tokenizer: Tokenizer) -> Iterato
             held = entry
         else:
             yield entry
-
-
-def _ahead(
-    encode: Callable[[list[Any]], Encoded], batches: Iterator[list[Any]]
-) -> Iterator[tuple[list[Any], Encoded]]:
-    """Yield batches and what they become: each is encoded while the next is read and the last is written."""
-    with ThreadPoolExecutor(1) as pool:
-        waiting: deque[tuple[list[Any], Future[Encoded]]] = deque()
-        for batch in batches:
-            waiting.append((batch, pool.submit(encode, batch)))
-            if len(waiting) > 1:
-                done, future = waiting.popleft()
-                yield done, future.result()
-        for done, future in waiting:
-            yield done, future.result()
 
 
 def _batches(stream: Iterator[Piece | Record]) -> Iterator[list[Any]]:

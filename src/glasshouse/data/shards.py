@@ -22,7 +22,9 @@ SHARD = 2**24  # ids
 class Writer:
     """Writes the shards of one job into a folder; `state` is what the job needs to know to go on."""
 
-    def __init__(self, folder: Path, job: dict[str, Any], dtype: type[np.integer[Any]], shard: int = SHARD) -> None:
+    def __init__(
+        self, folder: Path, job: dict[str, Any], dtype: type[np.unsignedinteger[Any]], shard: int = SHARD
+    ) -> None:
         self.folder, self.job, self.dtype, self.size = folder, job, dtype, shard
         self.shards: list[dict[str, Any]] = []
         self.state: dict[str, Any] = {}

@@ -224,7 +224,7 @@ class Tokenizer:
             raise InputError("texts is a single text; put it in a list, or call encode.")
         checked = [_checked(text) for text in texts]
         with _sentence(InputError, "the texts cannot be encoded"):
-            encodings = self._encoder.encode_batch(checked, add_special_tokens=special)
+            encodings = self._encoder.encode_batch_fast(checked, add_special_tokens=special)  # without offsets
         return [one.ids if max_len is None or len(one) <= max_len else _cut(one, max_len) for one in encodings]
 
     def encode_chat(self, messages: Sequence[chat.Message], *, prompt: bool = False) -> Chat:

@@ -82,10 +82,12 @@ def make(
         )
     vocab = {token: number for number, token in enumerate(controls)}
     vocab |= {written(bytes([byte])): len(vocab) + number for number, byte in enumerate(ORDER)}
+    spelling = {bytes([byte]): written(bytes([byte])) for byte in ORDER}
     learned = []
     for (left, right), _ in merges.learn(counted.counts, vocab_size - len(controls)):
-        learned.append([written(left), written(right)])
-        vocab[written(left + right)] = len(vocab)
+        learned.append([spelling[left], spelling[right]])
+        spelling[left + right] = spelling[left] + spelling[right]
+        vocab[spelling[left + right]] = len(vocab)
         progress("merging", len(vocab), vocab_size)
     if len(vocab) < vocab_size:
         warnings.warn(

@@ -16,6 +16,7 @@ import regex  # type: ignore[import-untyped]
 
 from glasshouse.config import nearest
 from glasshouse.errors import InputError
+from glasshouse.text.ahead import ahead
 
 gigatoken: Any
 try:
@@ -29,7 +30,7 @@ PATTERNS: Mapping[str, str] = {
     "gpt4": r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
     r"|\s*[\r\n]+|\s+(?!\S)|\s+",
 }
-BATCH = 2**24  # bytes counted at a time
+BATCH = 2**25  # bytes counted at a time
 CHECKED = 2**18  # bytes on which the fast counter has to agree with the slow one
 LIMIT = 1_000_000  # distinct words held, which take about half a gigabyte
 
@@ -78,11 +79,16 @@ def count(texts: Iterable[bytes], pattern: str = "gpt2", limit: int = LIMIT) -> 
         raise InputError(f"the limit on distinct words is {limit}, but it must be at least 256.")
     counts: Counter[bytes] = Counter()
     size = left_out = 0
-    engine: _Engine | None = None
-    for batch in batches(texts, BATCH):
-        engine = engine or _choose(batch, pattern)
+    engine: list[_Engine] = []
+
+    def work(batch: list[bytes]) -> Iterable[tuple[bytes, int]]:
+        if not engine:
+            engine.append(_choose(batch, pattern))
+        return engine[0](batch)
+
+    for batch, found in ahead(work, batches(texts, BATCH)):
         size += sum(map(len, batch))
-        for word, number in engine(batch):
+        for word, number in found:
             counts[word] += number
         if len(counts) > limit:
             order = sorted(counts, key=lambda word: (-counts[word], word))

@@ -29,7 +29,7 @@ def cut(parts: Iterator[tuple[bytes, bool]], piece: int) -> Iterator[tuple[bytes
         size += len(part)
         if not ends and size < wanted:
             continue
-        text, at = b"".join(held), 0
+        text, at = held[0] if len(held[0]) == size else b"".join(held), 0
         held.clear()
         while place := _place(text, at, piece, ends):
             yield text[at:place], False
