@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import copy
 import gzip
 import json
+import pickle
 import pydoc_data.topics
 import random
 import sys
 import sysconfig
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
@@ -314,6 +317,26 @@ def test_bulk_falls_back_with_a_word(monkeypatch: pytest.MonkeyPatch) -> None:
     fast, reason = gh.text.bulk.load(json.dumps({}))
     assert fast is None
     assert "not installed" in reason
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda tok: pickle.loads(pickle.dumps(tok))])
+def test_a_copy_is_as_deaf_as_the_original(copied: Callable[[gh.Tokenizer], gh.Tokenizer]) -> None:
+    tok = gh.Tokenizer.train(texts=[ENGLISH[:20_000]], vocab_size=400)
+    tok.bulk()
+    tok.chat_template = "{{ messages }}"
+    again = copied(tok)
+    assert again.fingerprint == tok.fingerprint
+    assert again.chat_template == tok.chat_template
+    assert again.special_ids.isdisjoint(again.encode("a <|endoftext|> b"))
+
+
+def test_stray_bytes_in_a_batch_and_where_they_cannot_be_taken() -> None:
+    tok = gh.Tokenizer.train(texts=["to be"], vocab_size=263)
+    assert tok.encode_batch([b"a\xffb", "c"]) == [tok.encode(b"a\xffb"), tok.encode("c")]
+    assert tok.encode_batch([b"a\xffb", "c"], max_len=2) == [tok.encode(b"a\xffb")[:2], tok.encode("c")]
+    spaced = tok._text.replace('"add_prefix_space": false', '"add_prefix_space": true')
+    with pytest.raises(InputError, match="not UTF-8 at byte 1"):
+        gh.Tokenizer.from_json(spaced).encode(b"a\xffb")  # each stretch would begin with a space
 
 
 def test_words_and_merges_are_told() -> None:

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeGuard
 
 import tokenizers
 
@@ -96,6 +96,9 @@ class Tokenizer:
         self._encoder.encode_special_tokens = True
         spells_bytes = self._decoders == ["ByteLevel"] and ids.keys() >= BYTE_OF.keys()
         self._byte_ids = [ids[CHARACTER[byte]] for byte in range(256)] if spells_bytes else None
+        # What is changed or added before a text is split would be changed or added at each stray byte.
+        before = json.dumps(document.get("pre_tokenizer"))
+        self._takes_any_bytes = not document.get("normalizer") and '"add_prefix_space": true' not in before
         if isinstance(template := config.get("chat_template"), str):
             self.chat_template = template
 
@@ -200,12 +203,8 @@ class Tokenizer:
         A special token that is spelled out in the text is text like any other, and never becomes the token's id
         unless the text is `trusted`. Where tokens are bytes, those that are no UTF-8 are tokens of their own.
         """
-        if (
-            isinstance(text, bytes)
-            and self._byte_ids
-            and _STRAY.search(escaped := text.decode(errors="surrogateescape"))
-        ):
-            return self._encode_stray(escaped, special, trusted)
+        if self._is_stray(text):
+            return self._encode_stray(text, special, trusted)
         checked = _checked(text)
         if len(checked) >= LONG and self._fast[0] is not None and not trusted and not (special and any(self._around)):
             return self.bulk().encode([checked.encode()])[0].tolist()
@@ -222,6 +221,9 @@ class Tokenizer:
         """
         if isinstance(texts, str | bytes):
             raise InputError("texts is a single text; put it in a list, or call encode.")
+        texts = list(texts)
+        if any(map(self._is_stray, texts)):
+            return [self.encode(text, special)[:max_len] for text in texts]
         checked = [_checked(text) for text in texts]
         with _sentence(InputError, "the texts cannot be encoded"):
             encodings = self._encoder.encode_batch_fast(checked, add_special_tokens=special)  # without offsets
@@ -267,6 +269,9 @@ class Tokenizer:
         with _sentence(InputError, "the ids cannot be decoded"):
             text = self._rust.decoder.decode([_marked(self._tokens[number]) for number in known])
         return b"".join(bytes([ord(c) - _MARK]) if ord(c) >= _MARK else c.encode() for c in text)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _again, (self._text, self.config, self._special_map, self.special_tokens, self.chat_template)
 
     def __len__(self) -> int:
         return max(self._tokens, default=-1) + 1
@@ -340,10 +345,20 @@ class Tokenizer:
     def _trusting(self) -> tokenizers.Tokenizer:
         return tokenizers.Tokenizer.from_str(self._text)
 
-    def _encode_stray(self, text: str, special: bool, trusted: bool) -> list[int]:
+    def _is_stray(self, text: str | bytes) -> TypeGuard[bytes]:
+        """Say whether these are bytes that are no UTF-8, and the tokenizer can take them all the same."""
+        if not isinstance(text, bytes) or text.isascii() or not (self._byte_ids and self._takes_any_bytes):
+            return False
+        try:
+            text.decode()
+        except UnicodeDecodeError:
+            return True
+        return False
+
+    def _encode_stray(self, text: bytes, special: bool, trusted: bool) -> list[int]:
         """Encode a text that holds stray bytes: the stretches between them as texts, each of them as its token."""
         assert self._byte_ids
-        stretches = _STRAY.split(text)
+        stretches = _STRAY.split(text.decode(errors="surrogateescape"))
         between = list(dict.fromkeys(stretches[::2]))
         encoder = self._trusting if trusted else self._encoder
         ids = {
@@ -375,6 +390,13 @@ class Tokenizer:
                     f"id {number} stands for no token; give ids below {len(self)}, the vocabulary's size."
                 )
         return numbers
+
+
+def _again(text: str, config: Table, special: Table, roles: dict[str, str], template: str | None) -> Tokenizer:
+    """Make a copied or pickled tokenizer from its tables: the library's own pickle forgets that specials are text."""
+    tokenizer = Tokenizer(json.loads(text), config, special, roles)
+    tokenizer.chat_template = template
+    return tokenizer
 
 
 @contextmanager
