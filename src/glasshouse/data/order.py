@@ -88,7 +88,9 @@ class Bucketed:
 
     def __init__(self, lengths: Numbers, batch_size: int, seed: int) -> None:
         self.batch_size, self.seed = batch_size, checked_seed(seed)
-        self.sorted = np.lexsort(lengths.T[::-1])  # by the first length, then by the second
+        # By the first length, then by the last: up and down in turns, as the next length goes on where this one ends.
+        turns = np.where(lengths[:, 0] % 2, -lengths[:, -1], lengths[:, -1])
+        self.sorted = np.lexsort((turns, lengths[:, 0]))
         changes = np.any(np.diff(lengths[self.sorted], axis=0), axis=1)
         self.starts = np.concatenate(([0], np.flatnonzero(changes) + 1, [len(lengths)]))  # of runs of equal length
         self.n = len(lengths) // batch_size * batch_size
