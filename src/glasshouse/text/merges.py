@@ -127,16 +127,17 @@ class _Text:
 
     def _merge_many(self, at: Array, left: int, right: int, new: int) -> None:
         symbols, next_, previous = self.symbols, self.next, self.previous
-        at = at[(symbols[at] == left) & (symbols[next_[at]] == right)]
+        at = at[(symbols.take(at) == left) & (symbols.take(next_.take(at)) == right)]
         if left == right:
             at = self._every_other(at)
-        second = next_[at]
-        before, after, weights = previous[at], next_[second], self.weights[at]
+        second = next_.take(at)
+        before, after, weights = previous.take(at), next_.take(second), self.weights.take(at)
         symbols[at], symbols[second] = new, GONE
         next_[at], previous[after] = after, at
 
         # Where the neighbour was merged too, as in "abab", (right, left) becomes (new, new).
-        twins = np.flatnonzero(symbols[after] == new)
+        x, y = symbols.take(before), symbols.take(after)
+        twins = (y == new).nonzero()[0]
         if len(twins):
             total = int(weights[twins].sum())
             self._lower([right << SHIFT | left], [total])
@@ -144,8 +145,8 @@ class _Text:
                 self._add(new << SHIFT | new, total, at[twins])
 
         # With the other neighbours, x before and y after, (x, left) becomes (x, new), and (right, y) (new, y).
-        sides = np.concatenate((symbols[before] * 2, symbols[after] * 2 + 1))
-        real = np.flatnonzero((sides >= 0) & (sides != new * 2 + 1))
+        sides = np.concatenate((x * 2, y * 2 + 1))
+        real = ((sides >= 0) & (sides != new * 2 + 1)).nonzero()[0]
         if not len(real):
             return
         order, starts = _runs(sides[real])
@@ -189,5 +190,6 @@ class _Text:
 def _runs(values: NDArray[np.signedinteger]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return the order that puts equal values together, and where in it each run of them starts."""
     order = values.argsort()
-    ordered = values[order]
-    return order, np.flatnonzero(np.concatenate(([True], ordered[1:] != ordered[:-1])))
+    ordered = values.take(order)
+    borders = (ordered[1:] != ordered[:-1]).nonzero()[0]
+    return order, np.concatenate(([0], borders + 1))
