@@ -319,7 +319,7 @@ def test_another_job_does_not_go_on(texts: Texts, tok: gh.Tokenizer, tmp_path: P
     with pytest.raises(StoreError, match="was begun with another tokenizer"):
         gh.data.prepare(tmp_path / "corpus-texts", other, tmp_path / "corpus")
     (tmp_path / "corpus-texts" / "more.txt").write_text("more")
-    with pytest.raises(StoreError, match="was begun with another size"):
+    with pytest.raises(StoreError, match="was begun with another sources"):
         gh.data.prepare(tmp_path / "corpus-texts", tok, tmp_path / "corpus")
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.txt").write_text("years of work")
@@ -437,3 +437,181 @@ def test_a_line_of_fifty_megabytes(tmp_path: Path, tok: gh.Tokenizer) -> None:
     corpus = gh.data.prepare(tmp_path / "a.jsonl", tok, tmp_path / "corpus")
     assert len(corpus) == 1
     assert tok.decode_bytes(corpus.read(corpus.tokens - 60, corpus.tokens)).endswith(b"words words <|endoftext|>")
+
+
+# What a hostile reviewer tried.
+
+
+def test_more_labels_than_two_bytes_can_number(tmp_path: Path, tok: gh.Tokenizer) -> None:
+    (tmp_path / "a.jsonl").write_text("".join(f'{{"text": "x", "label": "{n:06}"}}\n' for n in range(66_000)))
+    corpus = gh.data.prepare(tmp_path / "a.jsonl", tok, tmp_path / "corpus", kind="labelled")
+    assert corpus.labels[corpus.item(65_999)[1][0]] == "065999"
+
+
+@pytest.mark.parametrize("finished", [True, False])
+def test_an_input_that_changed_is_not_gone_on_with(
+    tmp_path: Path, tok: gh.Tokenizer, monkeypatch: pytest.MonkeyPatch, finished: bool
+) -> None:
+    monkeypatch.setattr(preparation, "BATCH", 100)
+    source = tmp_path / "a.txt"
+    source.write_text("old line\n" * 500)
+    with monkeypatch.context() as patch:
+        if not finished:
+            patch.setattr(shards.Writer, "finish", failing_after(0, shards.Writer.finish))
+        patch.setattr(feed, "PIECE", 50)
+        try:
+            gh.data.prepare(source, tok, tmp_path / "corpus", shard=50)
+        except StoppedError:
+            assert not finished
+    source.write_text("new line\n" * 500)  # of the same size
+    os.utime(source, ns=(1, 1))
+    with pytest.raises(StoreError, match="another sources than this, or with what has changed since"):
+        gh.data.prepare(source, tok, tmp_path / "corpus", shard=50)
+
+
+def test_another_template_or_end_is_another_job(tmp_path: Path, tok: gh.Tokenizer) -> None:
+    (tmp_path / "a.jsonl").write_text(json.dumps({"ask": "2 + 2?", "say": "4"}) + "\n")
+    other = gh.Tokenizer.train(texts=[ENGLISH[:300_000]], vocab_size=600)
+    assert other.fingerprint == tok.fingerprint
+    settings = {"kind": "chat", "fields": ("ask", "say")}
+    gh.data.prepare(tmp_path / "a.jsonl", tok, tmp_path / "corpus", **settings)
+    other.chat_template = str(tok.chat_template) + " "
+    with pytest.raises(StoreError, match="another template"):
+        gh.data.prepare(tmp_path / "a.jsonl", other, tmp_path / "corpus", **settings)
+
+
+def test_damage_is_found_when_prepared_again(texts: Texts, tok: gh.Tokenizer, tmp_path: Path) -> None:
+    texts("to be or not to be")
+    DAMAGES["a bit flipped in ids"][0](tmp_path / "corpus")
+    with pytest.raises(StoreError, match="does not match its hash"):
+        gh.data.prepare(tmp_path / "corpus-texts", tok, tmp_path / "corpus")
+
+
+def test_damage_is_found_when_work_goes_on(
+    tmp_path: Path, tok: gh.Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(preparation, "BATCH", 100)
+    for number in range(5):
+        (tmp_path / f"{number}.txt").write_text("to be or not to be\n" * 10)
+    with monkeypatch.context() as patch:
+        patch.setattr(shards.Writer, "finish", failing_after(0, shards.Writer.finish))
+        with pytest.raises(StoppedError):
+            gh.data.prepare(f"{tmp_path}/*.txt", tok, tmp_path / "corpus", shard=10)
+    DAMAGES["a bit flipped in ids"][0](tmp_path / "corpus")
+    with pytest.raises(StoreError, match="does not match its hash"):
+        gh.data.prepare(f"{tmp_path}/*.txt", tok, tmp_path / "corpus", shard=10)
+
+
+def test_two_at_once_do_not_write_into_one_folder(tmp_path: Path) -> None:
+    other = shards.Writer(tmp_path / "corpus", {}, np.uint16)
+    with (
+        shards.Writer(tmp_path / "corpus", {}, np.uint16),
+        pytest.raises(StoreError, match="another process is writing into"),
+    ):
+        other.__enter__()
+    with shards.Writer(tmp_path / "corpus", {}, np.uint16) as again:
+        assert not again.done
+
+
+def test_fields_as_one_name_and_as_an_iterator(tmp_path: Path, tok: gh.Tokenizer) -> None:
+    (tmp_path / "a.jsonl").write_text(json.dumps({"body": "x", "other": "y"}) + "\n")
+    for number, fields in enumerate(("body", iter(["body"]))):
+        corpus = gh.data.prepare(tmp_path / "a.jsonl", tok, tmp_path / str(number), fields=fields)
+        assert tok.decode(corpus.item(0)[0]) == "x<|endoftext|>"
+        assert corpus.manifest["job"]["fields"] == ["body"]
+
+
+def test_a_name_that_is_not_utf8(tmp_path: Path, tok: gh.Tokenizer) -> None:
+    (tmp_path / "texts").mkdir()
+    try:
+        Path(os.fsdecode(os.fsencode(tmp_path / "texts") + b"/caf\xe9.txt")).write_text("coffee")
+    except OSError:
+        pytest.skip("this file system takes no such name")
+    corpus = gh.data.prepare(tmp_path / "texts", tok, tmp_path / "corpus")
+    assert corpus.source(0).endswith(r"caf\xe9.txt")
+    assert len(gh.data.Corpus.open(tmp_path / "corpus")) == 1
+
+
+def test_a_link_that_leads_nowhere(tmp_path: Path, tok: gh.Tokenizer) -> None:
+    (tmp_path / "texts").mkdir()
+    (tmp_path / "texts" / "a.txt").symlink_to(tmp_path / "nothing")
+    with pytest.raises(InputError, match="a link that leads nowhere"):
+        gh.data.prepare(tmp_path / "texts", tok, tmp_path / "corpus")
+    with pytest.raises(InputError, match="no paths were given"):
+        gh.data.prepare("", tok, tmp_path / "corpus")
+
+
+def test_items_and_ids_that_are_not_there(texts: Texts) -> None:
+    corpus = texts("to be")
+    for ask in (
+        lambda: corpus.item(-1),
+        lambda: corpus.item(1),
+        lambda: corpus.source(1),
+        lambda: corpus.read(-5, 3),
+    ):
+        with pytest.raises(InputError, match="asked for, but there are"):
+            ask()
+
+
+MANIFESTS = {
+    "labels": [None, 5, [1]],
+    "start": [10**30, "x", [], -1, True],
+    "sources": [[], [1], [{"name": "a", "items": -1}], [{"name": "a", "items": 7}]],
+    "shards": [[], [1], {}],
+    "kind": ["letters", None],
+    "vocab_size": ["x", None, 3],
+    "format": [2, None, "1"],
+}
+
+
+@pytest.mark.parametrize(("key", "value"), [(key, value) for key in MANIFESTS for value in MANIFESTS[key]], ids=str)
+def test_a_hostile_manifest_is_one_sentence(texts: Texts, tmp_path: Path, key: str, value: object) -> None:
+    texts("to be")
+    path = tmp_path / "corpus" / "manifest.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), key: value}))
+    with pytest.raises(StoreError):
+        gh.data.Corpus.open(tmp_path / "corpus")
+
+
+def test_a_manifest_of_brackets_is_one_sentence(texts: Texts, tmp_path: Path) -> None:
+    texts("to be")
+    (tmp_path / "corpus" / "manifest.json").write_text("[" * 200_000)
+    with pytest.raises(StoreError, match="is damaged"):
+        gh.data.Corpus.open(tmp_path / "corpus")
+
+
+ARRAYS = {
+    "objects": np.array([{}]),
+    "a table": np.zeros((2, 2), np.uint16),
+    "a number": np.uint16(3),
+    "strings": np.array(["a"]),
+    "floats": np.zeros(6),
+    "negative": np.array([-1] * 6),
+    "too high": np.full(6, 60_000, np.uint16),
+    "too many": np.zeros(600, np.uint16),
+    "none": np.zeros(0, np.uint16),
+}
+
+
+@pytest.mark.parametrize("part", ["ids", "ends"])
+@pytest.mark.parametrize("name", ARRAYS)
+def test_a_hostile_array_is_one_sentence(texts: Texts, tmp_path: Path, name: str, part: str) -> None:
+    """With a size and a hash that fit, as who writes the one writes the other."""
+    texts("to be")
+    folder = tmp_path / "corpus"
+    np.save(folder / f"00000.{part}.npy", ARRAYS[name], allow_pickle=True)
+    data = (folder / f"00000.{part}.npy").read_bytes()
+    manifest = json.loads((folder / "manifest.json").read_text())
+    manifest["shards"][0][part] |= {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(StoreError):
+        gh.data.Corpus.open(folder)
+
+
+@pytest.mark.parametrize("text", ['{"job": 1, "shards": [1]}', '{"job": null, "shards": []}', "[" * 200_000, "{}"])
+def test_a_hostile_progress_is_one_sentence(texts: Texts, tok: gh.Tokenizer, tmp_path: Path, text: str) -> None:
+    texts("to be")
+    (tmp_path / "corpus" / "manifest.json").unlink()
+    (tmp_path / "corpus" / "progress.json").write_text(text)
+    with pytest.raises(StoreError, match="is damaged"):
+        gh.data.prepare(tmp_path / "corpus-texts", tok, tmp_path / "corpus")

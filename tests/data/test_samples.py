@@ -382,3 +382,36 @@ def test_every_kind_trains_a_model(
             loss.backward()
             optimizer.step()
         assert losses[2] < losses[0], name
+
+
+def test_numpy_numbers_are_numbers(english: gh.data.Corpus, langid: gh.data.Corpus) -> None:
+    assert same(
+        RunningText(english, np.int64(8), seed=np.int32(5)).batch([3]), RunningText(english, 8, seed=5).batch([3])
+    )
+    one, two = Labelled(langid, np.int64(8), max_len=np.int64(40)), Labelled(langid, 8, max_len=40)
+    assert same(one.batch(range(8)), two.batch(range(8)))
+
+
+def test_numbers_that_make_no_batch(langid: gh.data.Corpus, english: gh.data.Corpus) -> None:
+    with pytest.raises(InputError, match="max_len is 1, but a row has at least 2"):
+        Labelled(langid, 8, max_len=1)
+    with pytest.raises(InputError, match="batch_size is 64, but the samples were put in order for 8"):
+        Batches(Labelled(langid, 8, max_len=40), 64)
+    batches = Batches(RunningText(english, 8), 4)
+    for step in (-1, 2**62):
+        with pytest.raises(InputError, match=f"step is {step}"):
+            batches.at(step)
+    with pytest.raises(InputError, match="parts is 0"):
+        batches.at(0).split(0)
+
+
+def test_masking_draws_only_ids_that_stand_for_tokens(tmp_path: Path) -> None:
+    small = gh.Tokenizer.train(texts=["to be"], vocab_size=264)
+    document = json.loads(small._text)
+    document["model"]["vocab"]["zzzz"] = 2000
+    tok = gh.Tokenizer.from_json(json.dumps(document), {"eos_token": "<|endoftext|>", "mask_token": "<|mask|>"})
+    (tmp_path / "a.txt").write_text("to be or not to be " * 50)
+    corpus = gh.data.prepare(tmp_path / "a.txt", tok, tmp_path / "corpus")
+    batch = MaskedText(corpus, 20, rate=1.0).batch(range(200))
+    assert set(batch.ids.unique().tolist()) <= set(tok.ids)
+    assert 2000 in batch.ids

@@ -443,8 +443,8 @@ HOSTILE = {
     "a list for a model": (small([]), "holds no model"),  # type: ignore[arg-type]
     "an unknown model": (small({"type": "Magic", "vocab": {}}), "cannot be used"),
     "a number for a vocabulary": (small(WORDS | {"vocab": 5}), "cannot be used"),
-    "an id too large": (small(WORDS | {"vocab": {"a": 2**40}}), "cannot be used"),
-    "an id below 0": (small(WORDS | {"vocab": {"a": -1}}), "cannot be used"),
+    "an id too large": (small(WORDS | {"vocab": {"a": 2**40}}), "gives a token the id"),
+    "an id below 0": (small(WORDS | {"vocab": {"a": -1}}), "gives a token the id"),
     "half a character": (small(WORDS | {"vocab": {"\ud800": 0}}), "cannot be used"),
     "not a number": (small({"type": "Unigram", "vocab": [["a", float("nan")]], "unk_id": 0}), "cannot be used"),
     "unknown outside": (small({"type": "Unigram", "vocab": [["a", 0.0]], "unk_id": 9}), "cannot be used"),

@@ -5,11 +5,14 @@ from __future__ import annotations
 import copy
 import gzip
 import json
+import os
 import pickle
 import pydoc_data.topics
 import random
+import subprocess
 import sys
 import sysconfig
+import textwrap
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -346,3 +349,48 @@ def test_words_and_merges_are_told() -> None:
     (left, right), rank = next(iter(tok.merges.items()))
     assert rank == 0
     assert tok.decode_bytes([263]) == left + right
+
+
+def test_an_id_that_would_take_all_memory_is_refused() -> None:
+    tok = gh.Tokenizer.train(texts=["to be"], vocab_size=263)
+    for number in (4_000_000_000, -1, "7", None):
+        document = json.loads(tok._text)
+        document["model"]["vocab"]["zzzz"] = number
+        with pytest.raises(gh.StoreError, match="gives a token the id"):
+            gh.Tokenizer.from_json(json.dumps(document))
+
+
+def test_merges_left_out_by_chance_belong_to_training() -> None:
+    tok = gh.Tokenizer.train(texts=[ENGLISH[:20_000]], vocab_size=400)
+    document = json.loads(tok._text)
+    document["model"]["dropout"] = 0.5
+    random_merges = gh.Tokenizer.from_json(json.dumps(document))
+    assert {tuple(random_merges.encode(ENGLISH[:2000])) for _ in range(5)} == {tuple(tok.encode(ENGLISH[:2000]))}
+
+
+def test_a_single_text_is_no_list_of_texts() -> None:
+    with pytest.raises(InputError, match="texts is a single text"):
+        gh.Tokenizer.train(texts="to be or not to be")
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
+def test_a_forked_child_does_not_wait_for_threads_it_has_not() -> None:
+    program = textwrap.dedent("""
+        import multiprocessing
+        import glasshouse as gh
+        texts = [b"to be or not to be " * 20] * 20_000
+        tok = gh.Tokenizer.train(texts=texts, vocab_size=280)
+        bulk = tok.bulk()
+        expected = bulk.encode(texts)[0].sum()
+        def work(answers):
+            answers.put(int(bulk.encode(texts)[0].sum()))
+            answers.put(gh.Tokenizer.train(texts=texts[:2000], vocab_size=280).fingerprint)
+        context = multiprocessing.get_context("fork")
+        answers = context.Queue()
+        child = context.Process(target=work, args=(answers,))
+        child.start()
+        assert answers.get(timeout=60) == expected
+        assert answers.get(timeout=60) == tok.fingerprint
+        child.join(60)
+    """)
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=150)

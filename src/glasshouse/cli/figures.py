@@ -88,14 +88,7 @@ def _tokens(tok: gh.Tokenizer, figures: Figures) -> Iterator[tuple[str, str]]:
 
 def _ordinary(tok: gh.Tokenizer) -> list[int]:
     """Return the ids that a text can have: no text makes a special token, so it is no news that none was used."""
-    return [number for number in range(len(tok)) if number not in tok.special_ids and _exists(tok, number)]
-
-
-def _exists(tok: gh.Tokenizer, number: int) -> bool:
-    try:
-        return bool(tok.token(number))
-    except gh.InputError:  # some vocabularies have gaps
-        return False
+    return sorted(set(tok.ids) - tok.special_ids)
 
 
 def draw_beginning(toks: Sequence[gh.Tokenizer], names: Sequence[str], text: str) -> None:

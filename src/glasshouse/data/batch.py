@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from glasshouse.errors import InputError
+
 
 @dataclass(frozen=True)
 class Batch:
@@ -44,6 +46,8 @@ class Batch:
 
     def split(self, parts: int) -> list[Batch]:
         """Cut the rows into equal parts, for gradients that are added up over several passes."""
+        if parts < 1:
+            raise InputError(f"parts is {parts}, but a batch is cut into at least 1.")
         rows = -(-len(self) // parts)
         return [self._each(lambda tensor, at=at: tensor[at : at + rows]) for at in range(0, len(self), rows)]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -42,10 +43,16 @@ class Batches:
             raise InputError(f"rank is {rank}, but with {ranks} processes it must be from 0 to {ranks - 1}.")
         if batch_size < 1 or batch_size % ranks:
             raise InputError(f"batch_size is {batch_size}, but {ranks} processes need a multiple of {ranks}.")
-        self.samples, self.batch_size, self.rank, self.ranks = samples, batch_size, rank, ranks
+        if (sorted_for := getattr(samples, "batch_size", batch_size)) != batch_size:
+            raise InputError(
+                f"batch_size is {batch_size}, but the samples were put in order for {sorted_for}; give both the same."
+            )
+        self.samples, self.batch_size, self.rank, self.ranks = samples, operator.index(batch_size), rank, ranks
 
     def numbers(self, step: int) -> range:
         """Return the samples of a step that this process sees."""
+        if not 0 <= step < 2**62 // self.batch_size:
+            raise InputError(f"step is {step}, but steps count from 0 and end where samples have no number.")
         share = self.batch_size // self.ranks
         first = step * self.batch_size + self.rank * share
         return range(first, first + share)

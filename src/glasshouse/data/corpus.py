@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
@@ -18,11 +17,12 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from glasshouse.errors import StoreError
+from glasshouse.errors import InputError, StoreError
 from glasshouse.text import Tokenizer
 
 FORMAT = 1
 MANIFEST, TOKENIZER = "manifest.json", "tokenizer"
+BOTH = ("ids", "ends")  # what a shard is made of
 PARTS = {"text": 1, "pairs": 2, "labelled": 2, "chat": 2}
 
 Kind = Literal["text", "pairs", "labelled", "chat"]
@@ -48,28 +48,36 @@ class Corpus:
         self.kind: Kind = manifest["kind"]
         self.parts = PARTS[self.kind]
         self.labels: tuple[str, ...] = tuple(manifest["labels"])
-        self._ids = [_map(folder, shard["ids"]) for shard in manifest["shards"]]
+        shards = manifest["shards"]
+        self._ids = [_map(folder / shard["ids"]["file"], (np.uint16, np.uint32)) for shard in shards]
         self._starts = np.cumsum([0, *map(len, self._ids)])
-        ends = [
-            _map(folder, shard["ends"]) + start
-            for shard, start in zip(manifest["shards"], self._starts[:-1], strict=True)
-        ]
-        self._ends = np.concatenate([[0], *ends])
+        ends = [_map(folder / shard["ends"]["file"], (np.uint32,)) for shard in shards]
+        self._ends = np.concatenate([[0], *(one + at for one, at in zip(ends, self._starts[:-1], strict=True))])
+        whole = self._ends[-1] == self._starts[-1] and (len(self._ends) - 1) % self.parts == 0
+        whole = whole and sum(source["items"] for source in manifest["sources"]) == len(self)
+        if not whole or np.any(np.diff(self._ends) < 0):
+            raise StoreError(f"the ends of items in {str(folder)!r} do not fit its ids; prepare the text again.")
 
     @classmethod
     def open(cls, folder: str | Path, *, tokenizer: Tokenizer | None = None, verify: bool = True) -> Corpus:
         """Open a folder; `verify` compares all hashes, `tokenizer` has to be the one that made the ids."""
         folder = Path(folder)
-        manifest = _manifest(folder / MANIFEST)
+        manifest = _read_manifest(folder / MANIFEST)
         if tokenizer is not None and tokenizer.fingerprint != manifest["tokenizer"]:
             raise StoreError(
                 f"the ids in {str(folder)!r} were made by another tokenizer "
                 f"({manifest['tokenizer'][:12]}, not {tokenizer.fingerprint[:12]}); prepare the text again."
             )
-        for shard in manifest["shards"]:
-            for entry in (shard["ids"], shard["ends"]):
-                _check(folder / entry["file"], entry, verify)
-        return cls(folder, manifest)
+        for entry in (shard[part] for shard in manifest["shards"] for part in BOTH):
+            check_file(folder / entry["file"], entry, verify)
+        corpus = cls(folder, manifest)
+        if verify and corpus.kind in ("text", "pairs"):
+            highest = max((int(ids.max()) for ids in corpus._ids if len(ids)), default=0)
+            if highest >= manifest["vocab_size"]:
+                raise StoreError(
+                    f"{str(folder)!r} holds the id {highest}, which its tokenizer lacks; prepare it again."
+                )
+        return corpus
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
@@ -102,6 +110,8 @@ class Corpus:
 
     def read(self, start: int, stop: int) -> NDArray[np.int64]:
         """Return the ids from one place to another, across shards."""
+        if not 0 <= start <= stop <= self._starts[-1]:
+            raise InputError(f"ids {start} to {stop} were asked for, but there are {self._starts[-1]}.")
         first, last = np.searchsorted(self._starts, (start, max(start, stop - 1)), side="right") - 1
         pieces = [
             self._ids[shard][max(0, start - self._starts[shard]) : stop - self._starts[shard]]
@@ -111,59 +121,85 @@ class Corpus:
 
     def item(self, number: int) -> tuple[NDArray[np.int64], ...]:
         """Return the ids of each part of an item."""
+        self._check_item(number)
         bounds = self._ends[number * self.parts : (number + 1) * self.parts + 1].tolist()
         return tuple(self.read(start, stop) for start, stop in pairwise(bounds))
+
+    def _check_item(self, number: int) -> None:
+        if not 0 <= number < len(self):
+            raise InputError(f"item {number} was asked for, but there are {len(self)}, counted from 0.")
 
     def item_at(self, place: int) -> int:
         """Return the number of the item that the id at a place belongs to."""
         return int(np.searchsorted(self._ends, place, side="right") - 1) // self.parts
 
     def source(self, number: int) -> str:
-        """Return the name of the file, or of the sample, that an item comes from."""
+        """Return the name of the file, or of the built-in set, that an item comes from."""
+        self._check_item(number)
         counts = np.cumsum([source["items"] for source in self.manifest["sources"]])
         return str(self.manifest["sources"][int(np.searchsorted(counts, number, side="right"))]["name"])
 
 
-def _map(folder: Path, entry: dict[str, Any]) -> Ids:
-    array: Ids = np.load(folder / entry["file"], mmap_mode="r")
-    return array
-
-
-def _manifest(path: Path) -> dict[str, Any]:
+def read_json(path: Path) -> Any:  # noqa: ANN401 - whatever stands in the file
+    """Read a JSON file that `prepare` wrote."""
     try:
-        manifest = json.loads(path.read_text(encoding="utf-8"))
+        return json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise StoreError(f"there is no {str(path)!r}; give a folder that `glasshouse data prepare` wrote.") from None
-    except ValueError:
+    except (ValueError, RecursionError):
         raise StoreError(f"{str(path)!r} is damaged; prepare the text again.") from None
-    if not _is_sound(manifest):
-        raise StoreError(f"{str(path)!r} is no manifest that this version reads; prepare the text again.")
-    return manifest
 
 
-def _is_sound(manifest: Any) -> bool:  # noqa: ANN401 - whatever stands in the file
+def _read_manifest(path: Path) -> dict[str, Any]:
+    manifest = read_json(path)
     match manifest:
-        case {"format": int(version), "kind": str(kind), "tokenizer": str(), "shards": list(shards), **rest}:
-            entries = [shard.get(part) for shard in shards if isinstance(shard, dict) for part in ("ids", "ends")]
-            return (
-                version == FORMAT
-                and kind in PARTS
-                and {"start", "end", "labels", "sources"} <= rest.keys()
-                and len(entries) == 2 * len(shards)
-                and all(map(_is_entry, entries))
-            )
+        case {
+            "format": int(version),
+            "kind": str(kind),
+            "tokenizer": str(),
+            "vocab_size": int(size),
+            "shards": list(shards),
+            "labels": list(labels),
+            "sources": list(sources),
+            "start": start,
+            "end": end,
+        } if (
+            version == FORMAT
+            and kind in PARTS
+            and is_list_of_shards(shards)
+            and all(isinstance(label, str) for label in labels)
+            and all(map(_is_source, sources))
+            and all(one is None or (type(one) is int and 0 <= one < size) for one in (start, end))
+        ):
+            return manifest
+    raise StoreError(f"{str(path)!r} is no manifest that this version reads; prepare the text again.")
+
+
+def _is_source(source: object) -> bool:
+    match source:
+        case {"name": str(), "items": int(items)}:
+            return items >= 0
     return False
 
 
-def _is_entry(entry: Any) -> bool:  # noqa: ANN401
+def is_list_of_shards(shards: list[Any]) -> bool:
+    """Say whether these are shards as they are written: each under its own name, beside the manifest."""
+    return all(
+        isinstance(shard, dict) and all(_is_entry(shard.get(part), f"{number:05}.{part}.npy") for part in BOTH)
+        for number, shard in enumerate(shards)
+    )
+
+
+def _is_entry(entry: object, name: str) -> bool:
     match entry:
         case {"file": str(file), "bytes": int(), "sha256": str()}:
-            return re.fullmatch(r"\d{5,}\.(ids|ends)\.npy", file) is not None  # beside the manifest, and nowhere else
+            return file == name
     return False
 
 
-def _check(path: Path, entry: dict[str, Any], verify: bool) -> None:
-    if not path.is_file():
+def check_file(path: Path, entry: dict[str, Any], verify: bool) -> None:
+    """Compare a file with its size, and if asked to with its hash."""
+    if not path.is_file() or path.is_symlink():
         raise StoreError(f"{str(path)!r} is missing; prepare the text again.")
     if (size := path.stat().st_size) != entry["bytes"]:
         raise StoreError(f"{str(path)!r} has {size} bytes instead of {entry['bytes']}; prepare the text again.")
@@ -171,3 +207,15 @@ def _check(path: Path, entry: dict[str, Any], verify: bool) -> None:
         with path.open("rb") as file:
             if hashlib.file_digest(file, "sha256").hexdigest() != entry["sha256"]:
                 raise StoreError(f"{str(path)!r} does not match its hash, so it is damaged; prepare the text again.")
+
+
+def _map(path: Path, types: tuple[type[np.unsignedinteger[Any]], ...]) -> Ids:
+    """Map an array into memory, if it is a plain row of whole numbers."""
+    damaged = StoreError(f"{str(path)!r} is no array that `glasshouse data prepare` writes; prepare the text again.")
+    try:
+        array: Ids = np.lib.format.open_memmap(path, mode="r")
+    except (ValueError, TypeError, OSError, SyntaxError, OverflowError):
+        raise damaged from None
+    if array.ndim != 1 or array.dtype not in types:
+        raise damaged
+    return array

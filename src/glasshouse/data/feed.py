@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -31,6 +33,7 @@ class Feed:
 
     kind: Kind
     names: tuple[str, ...]  # of the sources
+    stamp: str  # changes when a source does
     size: int  # how much there is to read, in bytes, or in items of a built-in set
     passed: Callable[[Place], int]  # how much of it is not read again by one that starts there
     read: Callable[[Place, OnBytes, OnHash], Iterator[Piece | Record]]
@@ -41,7 +44,7 @@ def open_feed(
     source: str | Path | Iterable[str | Path],
     *,
     kind: Kind | None = None,
-    fields: Iterable[str] = (),
+    fields: str | Iterable[str] = (),
     split: str = "train",
     separator: str | None = None,
     errors: Errors = "strict",
@@ -57,7 +60,7 @@ def open_feed(
     kind = kind or "text"
     if kind not in PARTS:
         raise InputError(f"kind is {kind!r}, which is no kind of data; {nearest(kind, PARTS)}")
-    fields = tuple(fields) or FIELDS[kind]
+    fields = ((fields,) if isinstance(fields, str) else tuple(fields)) or FIELDS[kind]
     if kind == "pairs" and len(paths) == 2 and all(Path(path).is_file() and not _is_table(path) for path in paths):
         files = [Path(path) for path in paths]
         read: Callable[..., Iterator[Piece | Record]] = partial(sources.parallel, *files, errors=errors)
@@ -76,8 +79,14 @@ def open_feed(
     def start(place: Place, on_bytes: OnBytes, on_hash: OnHash) -> Iterator[Piece | Record]:
         return read(start=place, on_bytes=on_bytes, on_hash=on_hash)
 
-    sizes = [path.stat().st_size for path in files]
-    return Feed(kind, tuple(map(str, files)), sum(sizes), lambda place: sum(sizes[: place[0]]), start, labels)
+    sizes = list(map(sources.size, files))
+    # A name need not be UTF-8, and what is written down has to be.
+    names = tuple(os.fsencode(path).decode(errors="backslashreplace") for path in files)
+    stamp = repr(
+        [(os.fsencode(path), size, path.stat().st_mtime_ns) for path, size in zip(files, sizes, strict=True)]
+    )
+    digest = hashlib.sha256(stamp.encode()).hexdigest()
+    return Feed(kind, names, digest, sum(sizes), lambda place: sum(sizes[: place[0]]), start, labels)
 
 
 def _is_table(path: str | Path) -> bool:
@@ -103,4 +112,5 @@ def _from_builtin(found: Builtin, kind: Kind | None, split: str) -> Feed:
 
     found.items(split)  # which knows what is no split
     size = found.sizes()[split]
-    return Feed(found.kind, (f"{found.name} ({split})",), size, lambda place: place[1], read, found.labels)
+    name = f"{found.name} ({split})"
+    return Feed(found.kind, (name,), name, size, lambda place: place[1], read, found.labels)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import ClassVar
@@ -21,10 +22,14 @@ Row = NDArray[np.int64]
 
 class _Items(ABC):
     kind: ClassVar[Kind]
+    shortest: ClassVar[int] = 1  # that a row can be
 
     def __init__(self, corpus: Corpus, batch_size: int, *, max_len: int, seed: int = 0) -> None:
         if corpus.kind != self.kind:
             raise InputError(f"the corpus is of kind {corpus.kind}, not {self.kind}; prepare it as {self.kind}.")
+        batch_size, max_len = operator.index(batch_size), operator.index(max_len)
+        if max_len < self.shortest:
+            raise InputError(f"max_len is {max_len}, but a row has at least {self.shortest} ids.")
         self.corpus, self.max_len, self.batch_size = corpus, max_len, batch_size
         lengths = self._lengths(corpus.lengths)
         self.kept = np.flatnonzero((lengths <= max_len).all(1))
@@ -99,6 +104,7 @@ class Labelled(_Items):
     """Texts between a start token and an end token, and the numbers of their labels; long ones are cut."""
 
     kind = "labelled"
+    shortest = 2
 
     def _lengths(self, lengths: NDArray[np.int64]) -> NDArray[np.int64]:
         return np.minimum(lengths[:, :1] + 2, self.max_len)

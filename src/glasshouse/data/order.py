@@ -6,6 +6,7 @@ seen. A shuffle that has to be drawn and kept would do neither.
 
 from __future__ import annotations
 
+import operator
 from functools import lru_cache
 
 import numpy as np
@@ -119,7 +120,7 @@ class Bucketed:
 
 def checked_seed(seed: int) -> int:
     """Return a seed that every generator takes."""
-    if not 0 <= seed < 2**63:
+    if not 0 <= (seed := operator.index(seed)) < 2**63:
         raise InputError(f"seed is {seed}, but it must be 0 or above, and below 2**63.")
     return seed
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -29,7 +28,7 @@ def prepare(
     folder: str | Path,
     *,
     kind: Kind | None = None,
-    fields: Iterable[str] = (),
+    fields: str | Iterable[str] = (),
     split: str = "train",
     separator: str | None = None,
     errors: Errors = "strict",
@@ -42,23 +41,28 @@ def prepare(
     and parquet files that hold it. A text ends with the tokenizer's end-of-text token. Called again after it was
     stopped, it goes on; called again when all is done, it only opens the folder.
     """
+    fields = (fields,) if isinstance(fields, str) else tuple(fields)
     feed = open_feed(source, kind=kind, fields=fields, split=split, separator=separator, errors=errors)
     job = {
         "kind": feed.kind,
         "tokenizer": tokenizer.fingerprint,
-        "sources": hashlib.sha256("\0".join(feed.names).encode()).hexdigest(),
-        "size": feed.size,
+        "start": start_id(tokenizer),
+        "end": end_id(tokenizer),
+        "template": tokenizer.chat_template if feed.kind == "chat" else None,
+        "sources": feed.stamp,
+        "labels": list(feed.labels),
         "fields": list(fields),
         "separator": separator,
         "errors": errors,
         "shard": shard,
     }
     folder = Path(folder)
-    writer = Writer(folder, job, np.uint16 if len(tokenizer) <= 2**16 else np.uint32, shard)
-    if not writer.done:
-        tokenizer.save(folder / TOKENIZER)
-        _write(feed, tokenizer, writer, progress)
-    return Corpus.open(folder, tokenizer=tokenizer, verify=False)
+    small = max(len(tokenizer), len(feed.labels)) <= 2**16
+    with Writer(folder, job, np.uint16 if small else np.uint32, shard) as writer:
+        if not writer.done:
+            tokenizer.save(folder / TOKENIZER)
+            _write(feed, tokenizer, writer, progress)
+    return Corpus.open(folder, tokenizer=tokenizer, verify=writer.done)  # what was just written needs no second look
 
 
 def _write(feed: Feed, tokenizer: Tokenizer, writer: Writer, progress: Progress) -> None:

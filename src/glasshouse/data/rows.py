@@ -7,6 +7,7 @@ to say it after a text, and from it alone how a text begins.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 
 import numpy as np
@@ -15,7 +16,7 @@ from numpy.typing import NDArray
 
 from glasshouse.data.batch import Batch
 from glasshouse.data.corpus import Corpus
-from glasshouse.data.order import Shuffled, draw
+from glasshouse.data.order import Shuffled, checked_seed, draw
 from glasshouse.errors import InputError
 
 RATE = 0.15  # of all tokens are asked for;
@@ -39,14 +40,14 @@ class RunningText:
     def __init__(self, corpus: Corpus, length: int, *, seed: int = 0, isolate: bool = True) -> None:
         if corpus.kind != "text":
             raise InputError(f"the corpus is of kind {corpus.kind}, but rows are cut from text; prepare it as text.")
-        if length < 1:
+        if (length := operator.index(length)) < 1:
             raise InputError(f"length is {length}, but a row has at least 1 id.")
         if corpus.tokens <= length:
             raise InputError(
                 f"the corpus has {corpus.tokens} tokens, but a row of {length} and the token after it need "
                 f"{length + 1}; add text, or choose shorter rows."
             )
-        self.corpus, self.length, self.seed, self.isolate = corpus, length, seed, isolate
+        self.corpus, self.length, self.seed, self.isolate = corpus, length, checked_seed(seed), isolate
         self.start, self.end = corpus.manifest["start"], corpus.manifest["end"]
         self.border = self.end if self.start is None else self.start
         self.order = Shuffled(corpus.tokens // length, seed)
@@ -110,10 +111,9 @@ class MaskedText:
         if not 0 < rate <= 1:
             raise InputError(f"rate is {rate}, but it must be above 0 and at most 1.")
         self.text = RunningText(corpus, length, seed=seed, isolate=isolate)
-        self.mask, self.rate, self.seed = mask, rate, seed
-        special = sorted(corpus.tokenizer.special_ids)
-        self.special = np.array(special, np.int64)
-        self.ordinary = np.setdiff1d(np.arange(len(corpus.tokenizer)), self.special)
+        self.mask, self.rate, self.seed = mask, rate, self.text.seed
+        self.special = np.array(sorted(corpus.tokenizer.special_ids), np.int64)
+        self.ordinary = np.array(sorted(set(corpus.tokenizer.ids) - corpus.tokenizer.special_ids), np.int64)
 
     def __len__(self) -> int:
         """How many samples there are in an epoch."""

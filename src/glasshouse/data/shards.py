@@ -12,10 +12,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from glasshouse.data.corpus import MANIFEST, Ids
-from glasshouse.errors import StoreError
+from glasshouse.data.corpus import MANIFEST, Ids, check_file, is_list_of_shards, read_json
+from glasshouse.errors import InputError, StoreError
 
-PROGRESS = "progress.json"
+fcntl: Any
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None
+
+PROGRESS, LOCK = "progress.json", ".lock"
 SHARD = 2**24  # ids
 
 
@@ -25,43 +31,66 @@ class Writer:
     def __init__(
         self, folder: Path, job: dict[str, Any], dtype: type[np.unsignedinteger[Any]], shard: int = SHARD
     ) -> None:
+        if shard < 1:
+            raise InputError(f"shard is {shard}, but one holds at least 1 id.")
         self.folder, self.job, self.dtype, self.size = folder, job, dtype, shard
         self.shards: list[dict[str, Any]] = []
         self.state: dict[str, Any] = {}
-        self.done = False
         self._ids: list[Ids] = []
         self._ends: list[NDArray[np.int64]] = []
         self._length = 0
+        self.done = (folder / MANIFEST).exists()
+
+    def __enter__(self) -> Writer:
+        """Take the folder, and over what is finished in it."""
+        folder = self.folder
         folder.mkdir(parents=True, exist_ok=True)
-        if (path := folder / MANIFEST).exists():
-            self._go_on(path)
-            self.done = True
-        elif (path := folder / PROGRESS).exists():
-            self._go_on(path)
-        elif any(folder.iterdir()):
+        if self.done:
+            self._go_on(folder / MANIFEST)
+            return self
+        if not (folder / PROGRESS).exists() and {path.name for path in folder.iterdir()} - {LOCK}:
             raise StoreError(f"{str(folder)!r} holds other files; choose a folder that is new or empty.")
+        self._lock = (folder / LOCK).open("w")
+        if fcntl is not None:
+            try:
+                fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # which a process that is killed lets go
+            except OSError:
+                raise StoreError(f"another process is writing into {str(folder)!r}; wait for it.") from None
+        if (folder / PROGRESS).exists():
+            self._go_on(folder / PROGRESS)
+        self._put_progress()
+        return self
+
+    def __exit__(self, *_: object) -> None:
         if not self.done:
-            self._put_progress()
+            (self.folder / LOCK).unlink(missing_ok=True)
+            self._lock.close()
 
     def _go_on(self, path: Path) -> None:
-        """Take over the shards that stand in a file, if they are of this job."""
-        try:
-            found = json.loads(path.read_text(encoding="utf-8"))
-            job, done, state = found["job"], found["shards"], found.get("state", {})
-        except (ValueError, KeyError, TypeError):
-            raise StoreError(f"{str(path)!r} is damaged; delete the folder and prepare the text again.") from None
-        if not done:
-            return
+        """Take over the shards that stand in a file, if they are of this job and as they were written."""
+        found = read_json(path)
+        match found:
+            case {"job": dict(job), "shards": list(shards)} if is_list_of_shards(shards):
+                state = found.get("state")
+            case _:
+                raise StoreError(f"{str(path)!r} is damaged; delete the folder and prepare the text again.")
+        if not shards:
+            return  # nothing is lost by starting again, with whatever was mended
         for key in sorted({*job, *self.job}):
             if job.get(key) != self.job.get(key):
                 raise StoreError(
-                    f"{str(self.folder)!r} was begun with another {key} ({_short(job.get(key))}, not "
-                    f"{_short(self.job.get(key))}); choose another folder, or delete it."
+                    f"{str(self.folder)!r} was begun with another {key} than this, or with what has changed since; "
+                    "choose another folder, or delete it."
                 )
-        self.shards, self.state = done, state
+        if not self.done:
+            for entry in (shard[part] for shard in shards for part in ("ids", "ends")):
+                check_file(self.folder / entry["file"], entry, verify=True)
+        self.shards, self.state = shards, state if isinstance(state, dict) else {}
 
     def add(self, ids: Ids, ends: NDArray[np.int64], state: Callable[[], dict[str, Any]]) -> None:
         """Take the ids of some parts, and where those that are complete end; `state` is what is then to be known."""
+        if len(ids) and int(ids.max()) > np.iinfo(self.dtype).max:
+            raise StoreError(f"the number {int(ids.max())} is too large for {np.dtype(self.dtype)}; report this.")
         self._ids.append(ids.astype(self.dtype, copy=False))
         self._ends.append(ends + self._length)
         self._length += len(ids)
@@ -113,8 +142,3 @@ class Writer:
             file.flush()
             os.fsync(file.fileno())
         fresh.replace(self.folder / name)
-
-
-def _short(value: object) -> str:
-    text = json.dumps(value, ensure_ascii=False)
-    return text if len(text) <= 60 else text[:57] + "..."

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from glasshouse.text.document import decoder_kinds
-from glasshouse.text.words import CHECKED, batches, gigatoken, start
+from glasshouse.text.words import CHECKED, batches, forked, gigatoken, start
 
 SLOW_BATCH = 2**20  # bytes; the tokenizers library keeps a few hundred for each token until a batch is done
 
@@ -43,7 +43,7 @@ class Bulk:
         return self._run_slow(texts) if self._fast is None else self._run_fast(texts)
 
     def _run_fast(self, texts: list[bytes]) -> tuple[Ids, Ends]:
-        layout = self._fast.encode_batch(texts).layout
+        layout = self._fast.encode_batch(texts, parallel=not forked.is_set()).layout
         offsets = layout.offsets.data
         return layout.content.data[offsets[0] : offsets[-1]], offsets[1:] - offsets[0]
 

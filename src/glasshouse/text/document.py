@@ -63,12 +63,26 @@ def check(document: Table, source: str) -> None:
             pattern.check(expression)
         except StoreError as error:
             raise StoreError(f"{source!r} is refused: {error}") from None
+    _check_ids(document, model.get("vocab"), source)
     prefix, merges = model.get(PREFIX), model.get("merges")
     if isinstance(prefix, str) and isinstance(merges, list):
         # The library takes the prefix off without a look, and what it leaves need not be a string.
         for merge in (merge for merge in merges if not halves(merge)[1].startswith(prefix)):
             raise StoreError(
                 f"{source!r} merges {merge!r}, but {prefix!r} must begin the second part; fetch it again."
+            )
+
+
+def _check_ids(document: Table, vocab: object, source: str) -> None:
+    """Refuse ids for which the library would set memory aside until the process ends."""
+    added = document.get("added_tokens")
+    ids = [*vocab.values()] if isinstance(vocab, dict) else []
+    ids += [token.get("id") for token in added if isinstance(token, dict)] if isinstance(added, list) else []
+    most = 2 * len(ids) + 2**16
+    for number in ids:
+        if not isinstance(number, int) or not 0 <= number < most:
+            raise StoreError(
+                f"{source!r} gives a token the id {number!r}, which no vocabulary needs; fetch it again."
             )
 
 

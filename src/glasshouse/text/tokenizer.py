@@ -10,7 +10,7 @@ import json
 import operator
 import re
 import reprlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
@@ -133,8 +133,10 @@ class Tokenizer:
                 )
         document = parse(text, source)
         check(document, source)
-        # Some files cut and pad every text to one length; both belong to the caller.
+        # Some files cut and pad every text to one length; both belong to the caller. Merges that are left out by
+        # chance belong to training, and would give a text other ids each time.
         document |= {"truncation": None, "padding": None}
+        document["model"] = {**document["model"], **({"dropout": None} if "dropout" in document["model"] else {})}
         roles = find_roles(special, source) | find_roles(config, source)
         with _sentence(StoreError, f"{source!r} cannot be used"):
             tokenizer = cls(document, config, special, roles)
@@ -174,6 +176,8 @@ class Tokenizer:
         """
         if (files is None) == (texts is None):
             raise InputError("training needs either files or texts; give one of them.")
+        if isinstance(texts, str | bytes):
+            raise InputError("texts is a single text; put it in a list.")
         if files is not None:
             stream = training.read(files, field, errors, progress)
         else:
@@ -283,6 +287,11 @@ class Tokenizer:
     def byte_level(self) -> bool:
         """Whether tokens are bytes, and every byte has one: then ids stand for exactly the bytes that were given."""
         return self._byte_ids is not None
+
+    @property
+    def ids(self) -> Collection[int]:
+        """All ids that stand for a token; some vocabularies have gaps."""
+        return self._tokens.keys()
 
     def token(self, id: int) -> str:  # noqa: A002 - the word everyone uses
         """Return the token that an id stands for, as the vocabulary writes it."""

@@ -39,7 +39,7 @@ def read(
 ) -> Iterator[bytes]:
     """Read the texts of files, folders and globs."""
     found = sources.find(paths)
-    total, done = sum(path.stat().st_size for path in found), 0
+    total, done = sum(map(sources.size, found)), 0
 
     def on_bytes(number: int) -> None:
         nonlocal done

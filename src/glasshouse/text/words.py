@@ -18,6 +18,9 @@ from glasshouse.config import nearest
 from glasshouse.errors import InputError
 from glasshouse.text.ahead import ahead
 
+# A child that was forked has none of gigatoken's threads, and would wait for them for ever.
+forked = threading.Event()
+
 gigatoken: Any
 try:
     import gigatoken.gigatoken_rs as gigatoken
@@ -124,7 +127,7 @@ def _choose(batch: list[bytes], pattern: str) -> _Engine:
         words = Counter(word for text in texts for word in compiled.findall(text.decode()))
         return ((word.encode(), number) for word, number in words.items())
 
-    if gigatoken is None or pattern != "gpt2":
+    if gigatoken is None or pattern != "gpt2" or forked.is_set():
         return slow
     sample = start(batch, CHECKED)
     if dict(_fast(sample)) != dict(slow(sample)):
@@ -176,3 +179,12 @@ class _Quiet:
 
 
 _quiet = _Quiet()
+
+
+def _in_child() -> None:
+    forked.set()
+    _Quiet.lock = threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_in_child)

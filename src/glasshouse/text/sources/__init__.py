@@ -71,11 +71,20 @@ def find(paths: str | Path | Iterable[str | Path]) -> list[Path]:
     >>> [path.name for path in find(f"{folder}/**/*.p*")]
     ['picture.png']
     """
-    given = [Path(path) for path in ([paths] if isinstance(paths, str | Path) else paths)]
-    if not given:
+    named = [paths] if isinstance(paths, str | Path) else list(paths)
+    given = [Path(path) for path in named]
+    if not given or "" in named:
         raise InputError("no paths were given; give files, folders or patterns such as 'data/**/*.txt'.")
     found = {file.as_posix(): file for path in given for file in _matches(path)}
     return [found[name] for name in sorted(found)]
+
+
+def size(path: Path) -> int:
+    """Return how many bytes a file has on the disk."""
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        raise InputError(f"{str(path)!r} is gone, or a link that leads nowhere; mend or remove it.") from None
 
 
 def _matches(path: Path) -> list[Path]:
