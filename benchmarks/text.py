@@ -226,7 +226,7 @@ def main() -> None:
         print(f"{SIZE} MB in {len(list(Path(folder).iterdir())):,} files, a vocabulary of {VOCABULARY:,}\n")
         for pattern in ("gpt2", "gpt4"):
             works = {
-                "ours": lambda pattern=pattern: run(train_ours, folder, pattern, 1_000_000),
+                "ours": lambda pattern=pattern: run(train_ours, folder, pattern, 750_000),
                 "tokenizers": lambda pattern=pattern: run(train_tokenizers, folder, pattern, 0),
             }
             found = race(f"train, {pattern}", works, options.repeats if pattern == "gpt2" else 1)
@@ -241,12 +241,18 @@ def main() -> None:
             },
             options.repeats,
         )
+        one = Path(place) / "one"
+        one.mkdir()
+        (one / "all.py").write_text("".join(documents(folder)), encoding="utf-8", newline="")
+        whole = [run(shards_ours, one)["seconds"] for _ in range(options.repeats)]
+        ratio = statistics.median(result["seconds"] for result in found["tokenizers"]) / statistics.median(whole)
+        print(f"{'the same as one file':24}{'ours':12}{cell(whole):>16} s{'':43}{ratio:.1f}x tokenizers")
         tokens = {results[0]["tokens"] for results in found.values()}
         print(f"{'':24}{'as many' if len(tokens) == 1 else 'NOT AS MANY'} tokens by all")
 
         print("\npeak memory of the process, MB")
         for label, work in {
-            "train": lambda folder: run(train_ours, folder, "gpt2", 1_000_000),
+            "train": lambda folder: run(train_ours, folder, "gpt2", 750_000),
             f"train, {FEW_WORDS:,} words": lambda folder: run(train_ours, folder, "gpt2", FEW_WORDS),
             "files to shards": lambda folder: run(shards_ours, folder),
         }.items():

@@ -35,7 +35,7 @@ def train(
     errors: texts.Errors = "strict",
     max_words: Annotated[
         int, typer.Option(help="Distinct words held in memory; beyond that the rarest are left out.")
-    ] = 1_000_000,
+    ] = 750_000,
 ) -> None:
     """Learn a byte-level BPE from text, and say how many characters its tokens stand for."""
     start: list[bytes] = []

@@ -10,6 +10,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import regex  # type: ignore[import-untyped]
@@ -33,9 +34,9 @@ PATTERNS: Mapping[str, str] = {
     "gpt4": r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
     r"|\s*[\r\n]+|\s+(?!\S)|\s+",
 }
-BATCH = 2**25  # bytes counted at a time
+BATCH = 2**24  # bytes counted at a time
 CHECKED = 2**18  # bytes on which the fast counter has to agree with the slow one
-LIMIT = 1_000_000  # distinct words held, which take about half a gigabyte
+LIMIT = 750_000  # distinct words held, each of which takes about a kilobyte in all
 
 Counts = Mapping[bytes, int]
 
@@ -91,11 +92,13 @@ def count(texts: Iterable[bytes], pattern: str = "gpt2", limit: int = LIMIT) -> 
 
     for batch, found in ahead(work, batches(texts, BATCH)):
         size += sum(map(len, batch))
-        for word, number in found:
-            counts[word] += number
-        if len(counts) > limit:
-            order = sorted(counts, key=lambda word: (-counts[word], word))
-            left_out += sum(counts.pop(word) for word in order[limit // 2 :])
+        words = iter(found)
+        while some := list(islice(words, limit // 8)):
+            for word, number in some:
+                counts[word] += number
+            if len(counts) > limit:
+                order = sorted(counts, key=lambda word: (-counts[word], word))
+                left_out += sum(counts.pop(word) for word in order[limit // 2 :])
     return Words(counts, size, left_out)
 
 
