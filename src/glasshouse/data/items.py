@@ -85,7 +85,17 @@ def _real(lengths: Tensor, width: int) -> Tensor:
 
 
 class Pairs(_Items):
-    """Sources and targets for an encoder-decoder, whose decoder reads a start token and the target."""
+    r"""Sources and targets for an encoder-decoder, whose decoder reads a start token and the target.
+
+    >>> import tempfile, glasshouse as gh
+    >>> from pathlib import Path
+    >>> place = tempfile.mkdtemp()
+    >>> _ = Path(place, "a.tsv").write_text("source\ttarget\n1\tone\n2\ttwo\n")
+    >>> tok = gh.Tokenizer.train(texts=["one two"], vocab_size=263)
+    >>> samples = Pairs(gh.data.prepare(f"{place}/a.tsv", tok, f"{place}/ids", kind="pairs"), 2, max_len=8)
+    >>> sorted(tok.decode(row) for row in samples.batch([0, 1]).ids)
+    ['<|endoftext|>one', '<|endoftext|>two']
+    """
 
     kind = "pairs"
 

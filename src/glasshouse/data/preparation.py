@@ -35,11 +35,19 @@ def prepare(
     shard: int = SHARD,
     progress: Progress = silent,
 ) -> Corpus:
-    """Encode files, folders, globs or a built-in set into a folder, and open it.
+    r"""Encode files, folders, globs or a built-in set into a folder, and open it.
 
     `kind` says what an item is: "text", "pairs", "labelled" or "chat"; `fields` names the columns of jsonl, csv, tsv
     and parquet files that hold it. A text ends with the tokenizer's end-of-text token. Called again after it was
     stopped, it goes on; called again when all is done, it only opens the folder.
+
+    >>> import tempfile, glasshouse as gh
+    >>> place = tempfile.mkdtemp()
+    >>> _ = Path(place, "pairs.tsv").write_text("en\tde\nyes\tja\nno\tnein\n")
+    >>> tok = gh.Tokenizer.train(texts=["yes no ja nein"], vocab_size=263)
+    >>> corpus = gh.data.prepare(f"{place}/pairs.tsv", tok, f"{place}/ids", kind="pairs", fields=["en", "de"])
+    >>> [tok.decode(part) for part in corpus.item(1)]
+    ['no', 'nein']
     """
     fields = (fields,) if isinstance(fields, str) else tuple(fields)
     feed = open_feed(source, kind=kind, fields=fields, split=split, separator=separator, errors=errors)
@@ -66,9 +74,12 @@ def prepare(
 
 
 def _write(feed: Feed, tokenizer: Tokenizer, writer: Writer, progress: Progress) -> None:
-    state = writer.state or {"place": [0, 0], "inside": False, "sources": [{"items": 0} for _ in feed.names]}
-    found = [{"name": name, **known} for name, known in zip(feed.names, state["sources"], strict=True)]
-    place, inside = state["place"], bool(state["inside"])
+    place, inside = [0, 0], False
+    known: list[dict[str, Any]] = [{"items": 0} for _ in feed.names]
+    match writer.state:
+        case {"place": [int(source), int(number)], "inside": bool(inside), "sources": list(known)}:
+            place = [source, number]
+    found = [{"name": name, **one} for name, one in zip(feed.names, known, strict=True)]
     done = feed.passed((place[0], place[1]))
 
     def on_bytes(number: int) -> None:
@@ -111,10 +122,9 @@ def _seamless(stream: Iterator[Piece | Record], tokenizer: Tokenizer) -> Iterato
     held: Piece | None = None
     for entry in stream:
         if held is not None and isinstance(entry, Piece):
-            left, right = held.text[-SEAM:].decode(errors="ignore"), entry.text[:SEAM].decode(errors="ignore")
-            if tokenizer.encode(left + right, False) == tokenizer.encode(left, False) + tokenizer.encode(
-                right, False
-            ):
+            sides = held.text[-SEAM:].decode(errors="ignore"), entry.text[:SEAM].decode(errors="ignore")
+            apart = [number for side in sides for number in tokenizer.encode(side, special=False)]
+            if tokenizer.encode("".join(sides), special=False) == apart:
                 yield held
             else:
                 entry = Piece(held.text + entry.text, entry.source, entry.number, entry.ends)
