@@ -15,7 +15,7 @@ from glasshouse.cli import screen
 COMMANDS = {
     ("export",): (),
     ("verify",): (),
-    ("tokenizer", "train"): ("8192", "gpt2|gpt4", "text", "strict", "1000000"),
+    ("tokenizer", "train"): ("8192", "gpt2|gpt4", "text", "strict", "750000"),
     ("tokenizer", "encode"): (),
     ("tokenizer", "decode"): (),
     ("tokenizer", "show"): ("10 MB",),
