@@ -44,7 +44,7 @@ def open_feed(
     source: str | Path | Iterable[str | Path],
     *,
     kind: Kind | None = None,
-    fields: str | Iterable[str] = (),
+    fields: tuple[str, ...] = (),
     split: str = "train",
     separator: str | None = None,
     errors: Errors = "strict",
@@ -60,7 +60,7 @@ def open_feed(
     kind = kind or "text"
     if kind not in PARTS:
         raise InputError(f"kind is {kind!r}, which is no kind of data; {nearest(kind, PARTS)}")
-    fields = ((fields,) if isinstance(fields, str) else tuple(fields)) or FIELDS[kind]
+    fields = fields or FIELDS[kind]
     if kind == "pairs" and len(paths) == 2 and all(Path(path).is_file() and not _is_table(path) for path in paths):
         files = [Path(path) for path in paths]
         read: Callable[..., Iterator[Piece | Record]] = partial(sources.parallel, *files, errors=errors)

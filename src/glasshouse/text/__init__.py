@@ -1,4 +1,4 @@
-"""Text to ids and back: the tokenizers of published models, used as they are."""
+"""Text to ids and back: tokenizers that are trained here, and those of published models as they are."""
 
 from glasshouse.text.tokenizer import Tokenizer as Tokenizer
 

@@ -11,7 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from glasshouse.text.document import decoder_kinds
-from glasshouse.text.words import CHECKED, batches, forked, gigatoken, start
+from glasshouse.text.engine import forked, gigatoken
+from glasshouse.text.words import CHECKED, batches, start
 
 SLOW_BATCH = 2**20  # bytes; the tokenizers library keeps a few hundred for each token until a batch is done
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import hashlib
 import json
 import operator
-import re
 import reprlib
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -38,6 +37,7 @@ from glasshouse.text.document import (
     unspellable,
     write_text,
 )
+from glasshouse.text.given import checked_text, is_stray, split_stray
 from glasshouse.text.words import LIMIT
 
 TOKENIZER, CONFIG, SPECIAL = "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"
@@ -47,7 +47,6 @@ CODE = ("auto_map", "trust_remote_code")  # settings by which a folder has its o
 LONG = 2**19  # characters from which on the engine for corpora is faster, the proof of it included
 
 _MARK = 0x10FF00  # the last private characters of Unicode stand for bytes while a text is put together
-_STRAY = re.compile("([\udc80-\udcff])")  # a byte that is no UTF-8, as Python's surrogateescape writes it
 
 
 class Chat(NamedTuple):
@@ -181,7 +180,7 @@ class Tokenizer:
         if files is not None:
             stream = training.read(files, field, errors, progress)
         else:
-            stream = (_checked(text).encode() for text in texts or ())
+            stream = (checked_text(text).encode() for text in texts or ())
         table = training.make(stream, vocab_size, pattern, special, max_words, progress)
         roles = {role: token for role, token in special.items() if role in ROLES}
         tokenizer = cls(table, {}, {}, roles)
@@ -209,7 +208,7 @@ class Tokenizer:
         """
         if self._is_stray(text):
             return self._encode_stray(text, special, trusted)
-        checked = _checked(text)
+        checked = checked_text(text)
         if len(checked) >= LONG and self._fast[0] is not None and not trusted and not (special and any(self._around)):
             return self.bulk().encode([checked.encode()])[0].tolist()
         encoder = self._trusting if trusted else self._encoder
@@ -228,7 +227,7 @@ class Tokenizer:
         texts = list(texts)
         if any(map(self._is_stray, texts)):
             return [self.encode(text, special)[:max_len] for text in texts]
-        checked = [_checked(text) for text in texts]
+        checked = [checked_text(text) for text in texts]
         with _sentence(InputError, "the texts cannot be encoded"):
             encodings = self._encoder.encode_batch_fast(checked, add_special_tokens=special)  # without offsets
         return [one.ids if max_len is None or len(one) <= max_len else _cut(one, max_len) for one in encodings]
@@ -348,7 +347,7 @@ class Tokenizer:
         """
         if self._byte_ids is None:
             raise InputError(f"{self!r} has no words of bytes; give a byte-level BPE.")
-        return [spelled(word) for word, _ in self._rust.pre_tokenizer.pre_tokenize_str(_checked(text))]
+        return [spelled(word) for word, _ in self._rust.pre_tokenizer.pre_tokenize_str(checked_text(text))]
 
     @cached_property
     def _trusting(self) -> tokenizers.Tokenizer:
@@ -356,18 +355,12 @@ class Tokenizer:
 
     def _is_stray(self, text: str | bytes) -> TypeGuard[bytes]:
         """Say whether these are bytes that are no UTF-8, and the tokenizer can take them all the same."""
-        if not isinstance(text, bytes) or text.isascii() or not (self._byte_ids and self._takes_any_bytes):
-            return False
-        try:
-            text.decode()
-        except UnicodeDecodeError:
-            return True
-        return False
+        return self._byte_ids is not None and self._takes_any_bytes and is_stray(text)
 
     def _encode_stray(self, text: bytes, special: bool, trusted: bool) -> list[int]:
         """Encode a text that holds stray bytes: the stretches between them as texts, each of them as its token."""
         assert self._byte_ids
-        stretches = _STRAY.split(text.decode(errors="surrogateescape"))
+        stretches = split_stray(text)
         between = list(dict.fromkeys(stretches[::2]))
         encoder = self._trusting if trusted else self._encoder
         ids = {
@@ -418,20 +411,6 @@ def _sentence(kind: type[GlasshouseError], problem: str) -> Iterator[None]:
         if not isinstance(error, Exception) and type(error).__module__ != "pyo3_runtime":
             raise
         raise kind(f"{problem}: {' '.join(str(error).split())}.") from None
-
-
-def _checked(text: str | bytes) -> str:
-    if not isinstance(text, str | bytes):
-        raise InputError(f"the text is of type {type(text).__name__}, but it must be a string or bytes.")
-    try:
-        if isinstance(text, bytes):
-            return text.decode()
-        text.encode()
-    except UnicodeDecodeError as error:
-        raise InputError(f"the text is not UTF-8 at byte {error.start}; give the text that the bytes mean.") from None
-    except UnicodeEncodeError as error:
-        raise InputError(f"the text holds half a character at {error.start} (a surrogate); replace it.") from None
-    return text
 
 
 def _cut(encoding: tokenizers.Encoding, max_len: int) -> list[int]:

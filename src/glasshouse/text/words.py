@@ -2,31 +2,19 @@
 
 from __future__ import annotations
 
-import os
 import secrets
-import sys
-import threading
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any
 
 import regex  # type: ignore[import-untyped]
 
 from glasshouse.config import nearest
 from glasshouse.errors import InputError
 from glasshouse.text.ahead import ahead
-
-# A child that was forked has none of gigatoken's threads, and would wait for them for ever.
-forked = threading.Event()
-
-gigatoken: Any
-try:
-    import gigatoken.gigatoken_rs as gigatoken
-except ImportError:
-    gigatoken = None
+from glasshouse.text.engine import forked, gigatoken, quiet
 
 # How a text is split into words before bytes are merged: a merge never crosses the border of a word.
 PATTERNS: Mapping[str, str] = {
@@ -141,7 +129,7 @@ def _choose(batch: list[bytes], pattern: str) -> _Engine:
 
 def _fast(texts: list[bytes]) -> Iterable[tuple[bytes, int]]:
     border = secrets.token_bytes(16).hex().encode()  # in no text but by a chance of 2^-128
-    with _quiet:
+    with quiet:
         return gigatoken.pretokenized_counts(border.join(texts), border)
 
 
@@ -160,34 +148,3 @@ def start(texts: Iterable[bytes], size: int) -> list[bytes]:
         taken.append(text[:size].decode(errors="ignore").encode())
         size -= len(text)
     return [text for text in taken if text]
-
-
-class _Quiet:
-    """Keeps what gigatoken's Rust prints for its own developers off the terminal."""
-
-    lock = threading.Lock()
-
-    def __enter__(self) -> None:
-        self.lock.acquire()
-        sys.stderr.flush()
-        self.kept = os.dup(2)
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, 2)
-        os.close(nowhere)
-
-    def __exit__(self, *_: object) -> None:
-        os.dup2(self.kept, 2)
-        os.close(self.kept)
-        self.lock.release()
-
-
-_quiet = _Quiet()
-
-
-def _in_child() -> None:
-    forked.set()
-    _Quiet.lock = threading.Lock()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_in_child)
