@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.attention.flex_attention import flex_attention
 
+from glasshouse.layers import held
 from glasshouse.layers.mask import Mask
 
 
@@ -33,9 +34,13 @@ class Fused(nn.Module):
         if mask.blocks is not None:
             # Scaled here: FlexAttention compiles anew for each scale.
             return _flex()(q * self.scale, k, v, block_mask=mask.blocks, scale=1.0, enable_gqa=grouped)
+        if mask.counts is not None:
+            return held.attend(q, k, v, mask.counts, self.scale)
         dense = mask.dense
         if dense is not None and dense.is_floating_point():
             dense = dense.to(q.dtype)  # under autocast the two may differ
+        if grouped and q.shape[2] == 1:
+            return self.forward_folded(q, k, v, dense)
         return F.scaled_dot_product_attention(
             q,
             k,
@@ -46,6 +51,21 @@ class Fused(nn.Module):
             scale=self.scale,
             enable_gqa=grouped,
         )
+
+    def forward_folded(self, q: Tensor, k: Tensor, v: Tensor, dense: Tensor | None) -> Tensor:
+        """Attend with one query a head as if the heads of a group were so many queries: each key is read once."""
+        folded = (q.shape[0], k.shape[1], -1, q.shape[3])
+        if dense is not None and dense.shape[1] > 1:
+            dense = dense.reshape(dense.shape[0], k.shape[1], -1, dense.shape[3])
+        z = F.scaled_dot_product_attention(
+            q.reshape(folded),
+            k,
+            v,
+            attn_mask=dense,
+            dropout_p=self.dropout if self.training else 0.0,
+            scale=self.scale,
+        )
+        return z.reshape(q.shape)
 
     def extra_repr(self) -> str:
         return f"scale={self.scale:.4g}, dropout={self.dropout}"

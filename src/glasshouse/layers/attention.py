@@ -29,11 +29,14 @@ class Attention(nn.Module):
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
         """Map x [B, S, D] to what each position gathered from those it sees, [B, S, D]."""
         q, k, v = (split_heads(project(x), self.d_head) for project in (self.query, self.key, self.value))
+        return self.out(join_heads(self.gather(q, k, v, ctx)))
+
+    def gather(self, q: Tensor, k: Tensor, v: Tensor, ctx: Context) -> Tensor:
+        """Let each query [B, H, S, d] gather from the positions it sees, those in a cache included."""
         q, k = ctx.rotate(self.q_norm(q)), ctx.rotate(self.k_norm(k))
-        if ctx.cache is not None and ctx.slots is not None:
-            k, v = ctx.cache.extend(self.index, ctx.slots, k, v)
-        z = self.attend(q, k, v, ctx.masks[self.window])
-        return self.out(join_heads(z))
+        if ctx.cache is not None:
+            k, v = ctx.cache.extend(self.index, ctx.slots[self.window], k, v)
+        return self.attend(q, k, v, ctx.masks[self.window])
 
 
 class CrossAttention(nn.Module):
@@ -59,15 +62,16 @@ class CrossAttention(nn.Module):
         return self.out(join_heads(z))
 
     def source(self, ctx: Context) -> tuple[Tensor, Tensor]:
-        """Return the source's keys and values: worked out on the first call, remembered by a cache after it."""
+        """Return the source's keys and values: those a cache remembers, or else those of the encoder's output."""
         if ctx.memory is not None:
-            k, v = (split_heads(project(ctx.memory), self.d_head) for project in (self.key, self.value))
-            k = self.k_norm(k)
-            if ctx.cache is None:
-                return k, v
-            ctx.cache.remember(self.index, k, v)
+            return self.read(ctx.memory)
         assert ctx.cache is not None
         return ctx.cache.recall(self.index)
+
+    def read(self, memory: Tensor) -> tuple[Tensor, Tensor]:
+        """Map the encoder's output [B, source, D] to keys and values [B, H_kv, source, d]."""
+        k, v = (split_heads(project(memory), self.d_head) for project in (self.key, self.value))
+        return self.k_norm(k), v
 
 
 def split_heads(x: Tensor, d_head: int) -> Tensor:

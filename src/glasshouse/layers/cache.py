@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import torch
 from torch import Tensor
 
@@ -13,61 +15,155 @@ from glasshouse.layers.layout import Layout
 class Cache:
     """Room for `max_len` tokens in each row of a batch, and for `source_len` of an encoder's; rows may differ.
 
-    Slot t + 1 of a row holds the token at position t, and slot 0 takes what padding writes. The shapes never change,
-    so a compiled model runs on; there and on a GPU, a token too many is torch's own index error. Gradients do not
-    pass through. Device and type are those of `like`.
+    Slot t + 1 of a row holds the token at position t, and slot 0 takes what padding writes. A layer that sees a
+    window needs no more than the window: where no call brings more than `chunk` tokens, its slots are used in turn,
+    as many as the window and a chunk. The shapes never change, so a compiled model runs on; there and on a GPU, a
+    token too many is torch's own index error. Gradients do not pass through. Device and type are those of `like`.
     """
 
-    def __init__(self, s: spec.Transformer, batch: int, max_len: int, source_len: int = 0, *, like: Tensor) -> None:
+    def __init__(
+        self,
+        s: spec.Transformer,
+        batch: int,
+        max_len: int,
+        source_len: int = 0,
+        *,
+        chunk: int | None = None,
+        like: Tensor,
+    ) -> None:
         device = like.device
+        windows = [s.window(index) for index in range(s.n_layers)]
 
-        def rooms(length: int) -> list[Tensor]:
-            shape = (batch, s.n_kv_heads, length, s.d_head)
-            return [torch.zeros(shape, device=device, dtype=like.dtype) for _ in range(s.n_layers)]
+        def rooms(layers: int, length: int) -> Tensor:  # of keys, then of values
+            shape = (2, layers, batch, s.n_kv_heads, length, s.d_head)
+            return torch.zeros(shape, device=device, dtype=like.dtype)
 
         self.max_len = max_len
+        self.chunk = max_len if chunk is None else chunk
+        self.turns = {w: min(max_len, w + self.chunk) if w else max_len for w in windows}  # slots, by window
         self.lengths = torch.zeros(batch, dtype=torch.long, device=device)  # tokens held of each row
-        self.keys, self.values = rooms(max_len + 1), rooms(max_len + 1)
+        self._homes = [(window, windows[:index].count(window)) for index, window in enumerate(windows)]
+        self._pools = {window: rooms(windows.count(window), turn + 1) for window, turn in self.turns.items()}
         self.source_len = source_len
         self.heard = False  # whether a source was given yet
         self.source_real = torch.zeros(batch, source_len, dtype=torch.bool, device=device)
-        self.source_keys, self.source_values = rooms(source_len), rooms(source_len)
-        self._rows = torch.arange(batch, device=device)[:, None]
+        self._source_pool = rooms(s.n_layers, source_len)
+        self.fresh = False  # whether the tokens of a call see none but each other
+        self._rows = torch.arange(batch, device=device)[:, None]  # [B, 1] or, packed, [1, S]
+        self._open()
         if device.type == "cuda":
             self._stay_in_place()
 
+    def _open(self) -> None:
+        """Make the view of each layer's room, [B, H_kv, slots, d]."""
+        self.keys, self.values = ([self._pools[window][part, i] for window, i in self._homes] for part in (0, 1))
+        self.source_keys, self.source_values = ([*half.unbind()] for half in self._source_pool.unbind())
+
     def _stay_in_place(self) -> None:
         """Promise that these tensors never move, so that a step that writes to them can be captured as a graph."""
-        for tensor in (*self._rooms(), self.lengths, self.source_real):
+        rooms = (*self.keys, *self.values, *self.source_keys, *self.source_values)
+        for tensor in (*rooms, self.lengths, self.source_real):
             torch._dynamo.mark_static_address(tensor)
 
-    def admit(self, layout: Layout) -> Tensor:
-        """Return the slot of each token of a call, [B, S]; refuse a call that does not fit."""
-        batch, length = len(self.lengths), layout.positions.shape[1]
-        if layout.documents is not None:
+    def narrow(self, rows: slice, max_len: int | None = None, source_len: int | None = None) -> Cache:
+        """Return the same memory as a cache of these rows and of the first positions alone."""
+        part = copy.copy(self)
+        part.max_len = self.max_len if max_len is None else min(max_len, self.max_len)
+        part.turns = {window: min(turn, part.max_len) for window, turn in self.turns.items()}
+        part.source_len = self.source_len if source_len is None else source_len
+        part.lengths = self.lengths[rows]
+        part.source_real = self.source_real[rows, : part.source_len]
+        part._pools = {window: pool[:, :, rows, :, : part.max_len + 1] for window, pool in self._pools.items()}
+        part._source_pool = self._source_pool[:, :, rows, :, : part.source_len]
+        part._rows = self._rows[: len(part.lengths)]
+        part._open()
+        return part
+
+    def packed(self, rows: Tensor) -> Cache:
+        """Return the same memory for a call of one row in which new texts stand one after the other.
+
+        `rows` [S] names the row of the cache that each token goes to; they see none but those of their own text.
+        """
+        part = copy.copy(self)
+        part.fresh = True
+        part._rows = rows[None]
+        return part
+
+    def start(self) -> Tensor | None:
+        """Return the position at which each row goes on."""
+        return None if self.fresh else self.lengths
+
+    def admit(self, layout: Layout) -> dict[int, Tensor]:
+        """Return the slot of each token of a call, [B, S], by a layer's window; refuse a call that does not fit."""
+        length = layout.positions.shape[1]
+        if layout.documents is not None and not self.fresh:
             raise InputError("documents and cache were both given; a cached row is one document, so leave one out.")
-        positions = layout.positions.expand(batch, length)
+        positions = layout.positions.expand(len(self._rows), length)
         slots = positions + 1 if layout.real is None else torch.where(layout.real, positions + 1, 0)
         if slots.is_cpu and not torch.compiler.is_compiling() and (fullest := int(slots.max())) > self.max_len:
             raise InputError(
                 f"the cache has room for max_len = {self.max_len} tokens a row, but {fullest} would be in it; "
                 "make a longer one."
             )
-        return slots
+        if not self.fresh and length > self.chunk:
+            raise InputError(
+                f"this call has {length} tokens a row, but the cache was made for chunk = {self.chunk}; give fewer."
+            )
+        return {window: self._in_turn(slots, turn) for window, turn in self.turns.items()}
+
+    def _in_turn(self, slots: Tensor, turn: int) -> Tensor:
+        """Return slots that begin again after `turn`, 0 for tokens whose slot another token of the call takes."""
+        if turn == self.max_len:
+            return slots
+        kept = slots > 0
+        if self.fresh:  # else a call is shorter than a turn
+            kept = kept & (slots > self._last(slots)[self._rows] - turn)
+        return torch.where(kept, (slots - 1) % turn + 1, 0)
+
+    def _last(self, slots: Tensor) -> Tensor:
+        """Return the last of the new slots of each row of the cache."""
+        rows = self._rows.expand_as(slots)
+        return torch.zeros_like(self.lengths).scatter_reduce_(0, rows.flatten(), slots.flatten(), "amax")
 
     def extend(self, layer: int, slots: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Write keys and values [B, H_kv, S, d] to their slots; return those of every position there is room for."""
-        for room, fresh in ((self.keys[layer], k), (self.values[layer], v)):
-            room[self._rows, :, slots] = fresh.detach().transpose(1, 2).to(room.dtype)
+        """Write keys and values [B, H_kv, S, d] to their slots; return those that the call may look at."""
+        for room, new in ((self.keys[layer], k), (self.values[layer], v)):
+            room[self._rows, :, slots] = new.detach().transpose(1, 2).to(room.dtype)
+        if self.fresh:
+            return k, v
         return self.keys[layer][:, :, 1:], self.values[layer][:, :, 1:]
 
     def advance(self, layout: Layout) -> None:
         """Count the real tokens of a call as held, once every layer has written them."""
-        self.lengths += layout.positions.shape[1] if layout.real is None else layout.real.sum(1)
+        if self.fresh:
+            slots = layout.positions + 1 if layout.real is None else torch.where(layout.real, layout.positions + 1, 0)
+            self.lengths.copy_(torch.maximum(self.lengths, self._last(slots.expand(len(self._rows), -1))))
+        else:
+            self.lengths += layout.positions.shape[1] if layout.real is None else layout.real.sum(1)
 
-    def held(self) -> Layout:
-        """Return where the tokens in the slots stand."""
-        return Layout(torch.arange(self.max_len, device=self.lengths.device)[None])
+    def held(self, layout: Layout, window: int) -> Layout:
+        """Return where the tokens in the slots of a layer with this window stand, those of the call included."""
+        if self.fresh:
+            return layout
+        turn = self.turns[window]
+        slots = torch.arange(turn, device=self.lengths.device)[None]
+        if turn == self.max_len:
+            return Layout(slots, ordered=True)
+        length = layout.positions.shape[1] if layout.real is None else layout.real.sum(1)
+        last = (self.lengths + length)[:, None] - 1
+        positions = last - (last - slots) % turn  # the latest that such a slot can hold
+        return Layout(positions.clamp(min=0), positions >= 0)
+
+    def copy_row(self, source: int, target: int, start: int, stop: int) -> None:
+        """Make row `target`, which has the same tokens up to `start`, hold those of row `source` up to `stop`."""
+        for window, pool in self._pools.items():
+            # Where slots are used in turn, any of them may be among those asked for.
+            span = slice(start + 1, stop + 1) if self.turns[window] == self.max_len else slice(None)
+            pool[:, :, target, :, span] = pool[:, :, source, :, span]
+        self.lengths[target] = stop
+        if self.source_len:
+            self.source_real[target] = self.source_real[source]
+            self._source_pool[:, :, target] = self._source_pool[:, :, source]
 
     def remember(self, layer: int, k: Tensor, v: Tensor) -> None:
         """Keep the keys and values of an encoder's output for the calls to come."""
@@ -94,9 +190,10 @@ class Cache:
         """Return where the tokens of the source stand."""
         return Layout(torch.arange(self.source_len, device=self.lengths.device)[None], self.source_real)
 
-    def _rooms(self) -> list[Tensor]:
-        return [*self.keys, *self.values, *self.source_keys, *self.source_values]
+    @property
+    def n_bytes(self) -> int:
+        """How much memory the keys and values take."""
+        return sum(pool.numel() * pool.element_size() for pool in (*self._pools.values(), self._source_pool))
 
     def __repr__(self) -> str:
-        size = sum(room.numel() * room.element_size() for room in self._rooms())
-        return f"Cache({len(self.lengths)} rows of {self.max_len} tokens, {size:,} bytes)"
+        return f"Cache({len(self.lengths)} rows of {self.max_len} tokens, {self.n_bytes:,} bytes)"

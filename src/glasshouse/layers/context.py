@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from torch import Tensor
 
@@ -19,6 +19,6 @@ class Context:
     rotate: Rotate  # what positions do to queries and keys
     masks: Mapping[int, Mask]  # by the layer's window
     cache: Cache | None = None
-    slots: Tensor | None = None  # [B, S], where in the cache this call's tokens go
+    slots: Mapping[int, Tensor] = field(default_factory=dict)  # [B, S] by window: where in the cache the tokens go
     memory: Tensor | None = None  # [B, source, D], the encoder's output; None where the cache remembers it
     memory_mask: Mask | None = None

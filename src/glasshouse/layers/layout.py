@@ -20,6 +20,7 @@ class Layout:
     labels: Tensor | None = None  # [B, S] the numbers the caller gave them, which tie a target to its source
     prefix: Tensor | None = None  # [B, S] how many tokens of its document see each other both ways
     trailing: bool = False  # all padding stands at the end of its row
+    ordered: bool = False  # token t of a row stands at position t
 
 
 def lay_out(

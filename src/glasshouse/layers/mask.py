@@ -18,11 +18,12 @@ Rule = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]  # batch, head, query,
 
 @dataclass(frozen=True)
 class Mask:
-    """The same rule in one of four forms: nothing to hide, plain causal order, a dense tensor, or blocks."""
+    """The same rule in one of five forms: nothing to hide, causal order, counts, a dense tensor, or blocks."""
 
     causal: bool = False  # each query sees the keys up to its own place, and the kernel knows how
     dense: Tensor | None = None  # broadcasts to [B, H, Q, K]: bool, True where seen; or float, to be added
     blocks: BlockMask | None = None  # FlexAttention's form, for a rule too large to draw
+    counts: Tensor | None = None  # [B, Q]: each query sees so many keys from the first on
 
     def drawn(self, n_queries: int, n_keys: int, device: torch.device) -> Tensor | None:
         """Return the dense form of whichever form this is; None where nothing is hidden."""
@@ -30,6 +31,8 @@ class Mask:
             return torch.ones(n_queries, n_keys, dtype=torch.bool, device=device).tril()
         if self.blocks is not None:
             return _draw(self.blocks.mask_mod, self.blocks.shape[0], n_queries, n_keys, device)
+        if self.counts is not None:
+            return (torch.arange(n_keys, device=device) < self.counts[..., None])[:, None]
         return self.dense
 
 
@@ -42,12 +45,15 @@ def make_mask(
     window: int = 0,
     bias: Tensor | None = None,
     flex: bool = False,
+    counted: bool = False,
 ) -> Mask:
-    """Draw the mask of one attention layer over scores of a `dtype`; `flex` allows blocks where it would be large.
+    """Draw the mask of one attention layer over scores of a `dtype`.
+
+    `flex` allows blocks where it would be large, `counted` allows counts where they say it all.
 
     >>> row = Layout(torch.arange(3)[None])
     >>> make_mask(row, row, causal=True, dtype=torch.float32)
-    Mask(causal=True, dense=None, blocks=None)
+    Mask(causal=True, dense=None, blocks=None, counts=None)
     >>> make_mask(row, row, causal=True, dtype=torch.float32, window=2).dense.long()
     tensor([[[[1, 0, 0],
               [1, 1, 0],
@@ -67,6 +73,8 @@ def make_mask(
         if not causal:
             return Mask(dense=bias)
 
+    if counted and causal and keys.ordered and bias is None and not (hidden or window) and queries.prefix is None:
+        return Mask(counts=queries.positions + 1)
     batch = max(len(t) for layout in (queries, keys) for t in _tensors(layout))
     rule = _rule(queries, keys, batch, causal=causal, window=window, hidden=hidden, packed=packed)
     # Below one block of queries, the kernels of blocks gain nothing, and some shapes have none.

@@ -41,19 +41,25 @@ class Decoder(nn.Module):
         documents: Tensor | None = None,
         prefix: Tensor | None = None,
         cache: Cache | None = None,
+        keep: Tensor | None = None,
     ) -> Tensor:
         """Map ids [B, S] to logits [B, S, V] of the token after each.
 
         `lengths` [B] or `mask` [B, S] (True: real) tell padding, `documents` [B, S] numbers texts packed in one
         row, `prefix` [B] counts leading tokens that see each other both ways. With a `cache` the ids go on where
-        the last call ended.
+        the last call ended. `keep` names the places along the row whose logits are wanted, if not all are.
         """
         x = self.token(ids)
-        start = None if cache is None else cache.lengths
+        start = None if cache is None else cache.start()
         layout = lay_out(ids, lengths=lengths, mask=mask, documents=documents, prefix=prefix, start=start)
         x = self.stack(x, layout, cache)
+        if keep is not None:
+            x = x[:, keep]
         return self.head(x, layout, self.token.table.weight)
 
-    def make_cache(self, batch: int, max_len: int) -> Cache:
-        """Make room for the keys and values of `max_len` tokens in each of `batch` rows."""
-        return Cache(self.spec, batch, max_len, like=self.token.table.weight)
+    def make_cache(self, batch: int, max_len: int, *, chunk: int | None = None) -> Cache:
+        """Make room for the keys and values of `max_len` tokens in each of `batch` rows.
+
+        Where no call will bring more than `chunk` tokens a row, layers with a window keep little more than that.
+        """
+        return Cache(self.spec, batch, max_len, chunk=chunk, like=self.token.table.weight)

@@ -8,9 +8,10 @@ from torch import Tensor, nn
 
 from glasshouse import spec
 from glasshouse.errors import InputError
+from glasshouse.layers.attention import CrossAttention
 from glasshouse.layers.cache import Cache
 from glasshouse.layers.embedding import TokenEmbedding
-from glasshouse.layers.layout import lay_out
+from glasshouse.layers.layout import Layout, lay_out
 from glasshouse.layers.mask import make_mask
 from glasshouse.models.heads import make_head
 from glasshouse.models.stack import Stack
@@ -47,15 +48,17 @@ class Seq2Seq(nn.Module):
         target_mask: Tensor | None = None,
         target_documents: Tensor | None = None,
         cache: Cache | None = None,
+        keep: Tensor | None = None,
     ) -> Tensor:
         """Map source ids [B, S] and the decoder's input [B, T], which is not shifted here, to logits [B, T, V].
 
         `lengths`, `mask` and `documents` are the source's, those with `target_` the target's; a document of the
         target looks at the source's document of the same number. With a `cache` the target goes on where the last
-        call ended, and a source of None stands for the one given before.
+        call ended, and a source of None stands for the one given before. `keep` names the places along the target
+        whose logits are wanted, if not all are.
         """
         x = self.token(target, "target")
-        start = None if cache is None else cache.lengths
+        start = None if cache is None else cache.start()
         layout = lay_out(
             target,
             lengths=target_lengths,
@@ -73,19 +76,34 @@ class Seq2Seq(nn.Module):
             source_layout = lay_out(source, lengths=lengths, mask=mask, documents=documents)
             memory = self.encoder(self.token(source, "source"), source_layout)
             if cache is not None:
-                cache.remember_layout(source_layout)
+                self._remember(memory, source_layout, cache)
         elif cache is None or not cache.heard:
             raise InputError("source is None, but there is no cache that remembers one; give a source.")
         elif not (lengths is mask is documents is None):
             raise InputError("lengths, mask or documents were given without a source; give them with it.")
         if cache is not None:
-            source_layout = cache.recall_layout()
+            memory, source_layout = None, cache.recall_layout()
         flex = cache is None and self.decoder.takes_blocks(x.dtype)
         seen = make_mask(layout, source_layout, causal=False, dtype=x.dtype, flex=flex)
         x = self.decoder(x, layout, cache, memory, seen)
+        if keep is not None:
+            x = x[:, keep]
         return self.head(x, layout, self.token.table.weight)
 
-    def make_cache(self, batch: int, max_len: int, source_len: int | None = None) -> Cache:
+    def read(self, source: Tensor, cache: Cache, *, lengths: Tensor | None = None) -> None:
+        """Let a cache remember a source [B, S] for the targets to come, which are then given without one."""
+        layout = lay_out(source, lengths=lengths)
+        self._remember(self.encoder(self.token(source, "source"), layout), layout, cache)
+
+    def _remember(self, memory: Tensor, layout: Layout, cache: Cache) -> None:
+        cache.remember_layout(layout)
+        for layer in self.decoder.modules():
+            if isinstance(layer, CrossAttention):
+                cache.remember(layer.index, *layer.read(memory))
+
+    def make_cache(
+        self, batch: int, max_len: int, source_len: int | None = None, *, chunk: int | None = None
+    ) -> Cache:
         """Make room for `max_len` target tokens and `source_len` (or as many) source tokens in each row."""
         source_len = max_len if source_len is None else source_len
-        return Cache(self.spec, batch, max_len, source_len, like=self.token.table.weight)
+        return Cache(self.spec, batch, max_len, source_len, chunk=chunk, like=self.token.table.weight)

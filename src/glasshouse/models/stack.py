@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from glasshouse import spec
+from glasshouse.layers import held
 from glasshouse.layers.block import Block, CrossBlock
 from glasshouse.layers.cache import Cache
 from glasshouse.layers.context import Context
@@ -21,7 +22,9 @@ class Stack(nn.Module):
     def __init__(self, s: spec.Transformer, n_layers: int, *, causal: bool, cross: bool = False) -> None:
         super().__init__()
         self.causal = causal
+        self.softcap = s.attention_softcap
         self.flexible = s.attention_softcap is None and s.d_head >= 16
+        self.group = s.n_heads // s.n_kv_heads
         self.attention_dropout = s.attention_dropout
         self.windows = sorted({s.window(index) for index in range(n_layers)})
         self.position = make_position(s.position, s.d_model, s.d_head, s.n_heads, s.max_len, causal)
@@ -40,18 +43,9 @@ class Stack(nn.Module):
         memory_mask: Mask | None = None,
     ) -> Tensor:
         """Map token vectors x [B, S, D], which stand as `layout` says, to vectors [B, S, D]."""
-        slots = None if cache is None else cache.admit(layout)
-        keys = layout if cache is None else cache.held()
-        bias = self.position.bias(layout.positions, keys.positions)
-        if bias is not None:
-            bias = bias.to(x.dtype)
-        flex = cache is None and self.takes_blocks(x.dtype)
-        masks = {
-            window: make_mask(layout, keys, causal=self.causal, dtype=x.dtype, window=window, bias=bias, flex=flex)
-            for window in self.windows
-        }
+        slots = {} if cache is None else cache.admit(layout)
         rotate = self.position.rotation(layout.positions, x.dtype)
-        ctx = Context(rotate, masks, cache, slots, memory, memory_mask)
+        ctx = Context(rotate, self.masks(layout, cache, x.dtype), cache, slots, memory, memory_mask)
 
         x = self.drop(self.embed_norm(self.position.embed(x, layout.positions)))
         for block in self.blocks:
@@ -59,6 +53,28 @@ class Stack(nn.Module):
         if cache is not None:
             cache.advance(layout)
         return self.norm(x)
+
+    def masks(self, layout: Layout, cache: Cache | None, dtype: torch.dtype) -> dict[int, Mask]:
+        """Draw the mask of each window that a layer of this stack has."""
+        masks = {}
+        for window in self.windows:
+            keys = layout if cache is None else cache.held(layout, window)
+            bias = self.position.bias(layout.positions, keys.positions)
+            masks[window] = make_mask(
+                layout,
+                keys,
+                causal=self.causal,
+                dtype=dtype,
+                window=window,
+                bias=None if bias is None else bias.to(dtype),
+                flex=keys is layout and self.takes_blocks(dtype),
+                counted=self.takes_counts(layout.positions, dtype),
+            )
+        return masks
+
+    def takes_counts(self, positions: Tensor, dtype: torch.dtype) -> bool:
+        """Whether a mask may come as counts: one kernel takes them, for a few queries, and it knows no soft-cap."""
+        return self.softcap is None and held.takes(positions.device, dtype, self.group * positions.shape[1])
 
     def takes_blocks(self, dtype: torch.dtype) -> bool:
         """Whether a mask may come in blocks: FlexAttention takes no narrow heads, no float64 and no dropout."""
