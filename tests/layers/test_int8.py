@@ -1,0 +1,401 @@
+"""Int8 matrices: by hand, on the grid where they are exact, within the bound of their rounding, row by row."""
+
+from __future__ import annotations
+
+import gc
+import math
+import platform
+import weakref
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+from spec_strategy import VOCABULARY, specs
+from torch import Tensor, nn
+
+import glasshouse as gh
+from glasshouse import spec
+from glasshouse.layers import int8
+from glasshouse.layers.int8 import (
+    PEAK,
+    DigitProduct,
+    FloatProduct,
+    Int8Embedding,
+    Int8Linear,
+    Int8Rows,
+    digits_are_exact,
+    quantize,
+    to_int8,
+)
+from glasshouse.layers.packed import Unembedding, share
+from glasshouse.models import Model, Seq2Seq
+
+Product = Callable[[Int8Rows], Callable[[Tensor], Tensor]]
+PRODUCTS: list[Product] = [*([DigitProduct] if digits_are_exact() else []), FloatProduct]
+each_product = pytest.mark.parametrize("product", PRODUCTS)
+
+
+@pytest.fixture
+def fresh_cache() -> Iterator[None]:
+    digits_are_exact.cache_clear()
+    yield
+    digits_are_exact.cache_clear()
+
+
+def dense(rows: Int8Rows) -> Tensor:
+    return rows.values.double() * rows.scale.double()[:, None]
+
+
+def matrices(model: Model) -> list[Tensor]:
+    """Return what becomes int8."""
+    own = [model.head.weight] if hasattr(model.head, "weight") else []
+    return [model.token.table.weight, *own, *(m.weight for m in model.modules() if isinstance(m, nn.Linear))]
+
+
+@torch.no_grad()
+def round_matrices(model: Model) -> None:
+    for weight in matrices(model):
+        weight.copy_(dense(to_int8(weight)))
+
+
+def run(model: nn.Module) -> Tensor:
+    ids = torch.randint(0, VOCABULARY, (2, 5), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        return model(ids, ids) if isinstance(model, Seq2Seq) else model(ids)
+
+
+def test_rounding_by_hand() -> None:
+    rows = to_int8(
+        torch.tensor(
+            [
+                [127.0, 0.5, 1.5, 2.5, -0.5, -1.5],  # halves go to the even neighbour
+                [0.0, -63.5, 31.75, 0.1, -0.25, 15.875],  # in steps of 0.5
+                [0.0, 0.0, 0.0, 0.0, 0.0, 0.0],
+                [1e-3, -1e-3, 1.0, 4e-3, -3.9e-3, 0.0],  # a large one flattens the rest: a step is 0.00787
+                [1e30, -1e30, 0.0, 1e28, 0.0, 1.0],
+            ]
+        )
+    )
+    assert rows.values.tolist() == [
+        [127, 0, 2, 2, 0, -2],
+        [0, -127, 64, 0, 0, 32],
+        [0, 0, 0, 0, 0, 0],
+        [0, 0, 127, 1, 0, 0],
+        [127, -127, 0, 1, 0, 0],
+    ]
+    assert rows.values.dtype == torch.int8
+    assert rows.scale[:3].tolist() == [1.0, 0.5, 0.0]
+    assert rows.scale[3:].tolist() == pytest.approx([1 / 127, 1e30 / 127])
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.integers(1, 9), st.integers(1, 20), st.floats(1e-6, 1e6), st.integers(0, 99))
+def test_every_weight_is_within_half_a_step(n: int, k: int, size: float, seed: int) -> None:
+    weight = torch.randn(n, k, generator=torch.Generator().manual_seed(seed)) * size
+    rows = to_int8(weight)
+    assert rows.values.int().abs().amax(1).eq(127).all()
+    step = weight.double().abs().amax(1, keepdim=True) / 127
+    assert ((dense(rows) - weight).abs() <= 0.5 * step * (1 + 1e-5)).all()  # scale and quotient are float32
+
+
+@each_product
+def test_product_by_hand(product: Product) -> None:
+    rows = Int8Rows(torch.tensor([[1, 2, 3], [-4, 0, 127]], dtype=torch.int8), torch.tensor([0.5, 2.0]))
+    x = torch.tensor([[2.0, 4.0, -6.0], [0.0, 0.0, 0.0], [0.0, 0.0, 1.0]])
+    expected = [-4.0, -1540.0, 0.0, 0.0, 1.5, 254.0]  # 2 + 8 - 18 halved, -8 - 762 doubled
+    assert product(rows)(x).flatten().tolist() == pytest.approx(expected, rel=1e-6)
+
+
+@each_product
+@settings(max_examples=30, deadline=None)
+@given(st.integers(1, 40), st.integers(1, 12), st.integers(1, 300), st.integers(0, 999))
+def test_whole_numbers_are_exact(product: Product, n: int, m: int, k: int, seed: int) -> None:
+    """Weights on the grid, activations on theirs: nothing is rounded, and the result is that of whole numbers."""
+    torch.manual_seed(seed)
+    values = torch.randint(-127, 128, (n, k))
+    values[torch.arange(n), torch.randint(0, k, (n,))] = 127
+    x = torch.randint(-15, 16, (m, k))
+    x[torch.arange(m), torch.randint(0, k, (m,))] = PEAK  # so that the sums stay below 2 ** 24
+    rows = to_int8(values.float())
+    assert rows.values.equal(values.to(torch.int8))
+    assert rows.scale.eq(1).all()
+    assert product(rows)(x.float()).long().equal(x @ values.T)
+
+
+@pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="digits are for x86")
+def test_digits_are_used_where_they_can_be() -> None:
+    assert isinstance(int8.make_product(to_int8(torch.ones(1, 1))), DigitProduct)
+
+
+@pytest.mark.skipif(not digits_are_exact(), reason="there is no oneDNN here")
+@pytest.mark.parametrize("k", [64, 1000, 5000])
+@pytest.mark.parametrize("m", [1, 2, 7, 40])
+def test_the_largest_digits_do_not_saturate(m: int, k: int) -> None:
+    values = torch.full((48, k), 127)
+    values[::2] = -127
+    x = torch.full((m, k), PEAK)
+    x[::3] = -PEAK
+    x[1::3, ::2] = -PEAK
+    result = DigitProduct(Int8Rows(values.to(torch.int8), torch.ones(48)))(x.float())
+    # Each digit's sum, its offset and the sum of both are rounded once: by at most 2 ** -24 of all that was added.
+    assert (result.long() - x @ values.T).abs().max() <= 3 * 2**-24 * 127 * 2 * PEAK * k
+
+
+@pytest.mark.skipif(not digits_are_exact(), reason="there is no oneDNN here")
+def test_an_activation_goes_to_the_nearest_step() -> None:
+    """The unit matrix returns activations as the digits have them."""
+    torch.manual_seed(0)
+    x = torch.randn(50, 64) * 10 ** torch.randn(50, 1)
+    seen = DigitProduct(to_int8(torch.eye(64)))(x)
+    half = x.abs().amax(1, keepdim=True) / PEAK / 2
+    assert ((seen - x).abs() <= half * (1 + 2**-9) + x.abs() * 2**-22).all()
+
+
+@each_product
+@settings(max_examples=30, deadline=None)
+@given(
+    st.integers(1, 70),
+    st.integers(1, 20),
+    st.sampled_from([1, 3, 8, 100, 768]),
+    st.sampled_from([1e-20, 1e-3, 1.0, 1e4]),
+    st.sampled_from([0.0, 50.0]),
+    st.integers(0, 999),
+)
+def test_error_is_half_a_step_of_each(
+    product: Product, n: int, m: int, k: int, size: float, outlier: float, seed: int
+) -> None:
+    torch.manual_seed(seed)
+    weight, bias, x = torch.randn(n, k) * 0.05, torch.randn(n), torch.randn(m, k) * size
+    x[:, 0] += outlier * size
+    rows = to_int8(weight)
+    result = Int8Linear(rows, bias)
+    result.product = product(rows)
+    truth = x.double() @ weight.double().T + bias
+    of_weights = rows.scale / 2 * x.abs().sum(1, keepdim=True)
+    of_activations = x.abs().amax(1, keepdim=True) / PEAK / 2 * dense(rows).abs().sum(1)
+    if product is FloatProduct:
+        of_activations = 0 * of_activations
+    largest = x.abs().amax(1, keepdim=True) * dense(rows).abs().sum(1) + bias.abs()
+    rounding = (k + 8) * 2**-24 * largest
+    # Where an activation becomes a whole number, float32 has ten bits left below it: 1 + 2 ** -9 half steps.
+    assert ((result(x) - truth).abs() <= of_weights * (1 + 1e-5) + of_activations * (1 + 2**-9) + rounding).all()
+
+
+@each_product
+@settings(max_examples=25, deadline=None)
+@given(
+    st.sampled_from([1, 5, 64, 257]),
+    st.integers(2, 70),
+    st.sampled_from([1, 7, 64, 768, 3072]),
+    st.booleans(),
+    st.integers(0, 999),
+)
+@example(257, 40, 3072, True, 0)
+def test_a_row_is_the_same_alone(product: Product, n: int, m: int, k: int, positive: bool, seed: int) -> None:
+    """Bit for bit, also where all numbers are large and positive, and sums grow past what float32 holds exactly."""
+    torch.manual_seed(seed)
+    if product is FloatProduct:
+        n, k = min(n, 64), min(k, 768)  # slow here
+    weight, x = torch.randn(n, k), torch.randn(m, k) * 10 ** torch.randn(m, 1)
+    if positive:
+        weight, x = 1 + torch.rand(n, k) / 4, 1 + torch.rand(m, k) / 4
+    linear = Int8Linear(to_int8(weight), torch.randn(n))
+    linear.product = product(to_int8(weight))
+    together = linear(x)
+    alone = torch.cat([linear(row[None]) for row in x])
+    assert together.equal(alone)
+    assert linear(x.flip(0)).flip(0).equal(alone)
+    if m % 2 == 0:
+        assert linear(x.view(2, -1, k)).view(m, n).equal(alone)
+
+
+@each_product
+def test_strange_rows_stay_among_themselves(product: Product) -> None:
+    torch.manual_seed(0)
+    rows = to_int8(torch.randn(6, 40))
+    plain = torch.randn(4, 40)
+    expected = product(rows)(plain)
+    strange = torch.randn(8, 40)
+    strange[0, 3], strange[1, 3], strange[2, 3] = math.nan, math.inf, -math.inf
+    strange[3] = 0
+    strange[4] *= 1e-42
+    strange[5] *= 1e37
+    strange[6, 0] = 3e38
+    strange[7] = -0.0
+    result = product(rows)(torch.cat([strange, plain]))
+    assert result[8:].equal(expected)
+    assert not result[:3].isfinite().any()
+    assert result[3].eq(0).all()
+    assert result[7].eq(0).all()
+    assert (result[4].abs() <= 40 * 4 * 1e-41).all()
+    assert (result[5].double() - strange[5].double() @ dense(rows).T).abs().max() < 1e37 * 40 / PEAK
+    assert (result[6].double() / (3e38 * dense(rows)[:, 0]) - 1).abs().max() < 1e-3
+
+
+@pytest.mark.parametrize("k", range(1, 18))
+def test_what_arms_kernel_reads_is_there(k: int) -> None:
+    """It takes values by eights and scales by fours, and would read past the end."""
+    product = FloatProduct(to_int8(torch.randn(k, k)))
+    assert product.values.shape[1] in range(k, k + 8)
+    assert product.values.shape[1] % 8 == 0
+    assert product.scale.untyped_storage().nbytes() // 4 in range(k, k + 4)
+    assert product.scale.untyped_storage().nbytes() % 16 == 0
+
+
+def test_shapes_and_bias() -> None:
+    torch.manual_seed(0)
+    weight, bias = torch.randn(6, 10), torch.randn(6)
+    plain, biased = Int8Linear(to_int8(weight)), Int8Linear(to_int8(weight), bias)
+    for shape in [(10,), (1, 10), (3, 10), (2, 3, 10), (2, 3, 4, 10), (0, 10), (2, 0, 10)]:
+        x = torch.randn(shape)
+        assert plain(x).shape == (*shape[:-1], 6)
+        assert biased(x).equal(plain(x) + bias)
+    turned = torch.randn(10, 3).T
+    assert plain(turned).equal(plain(turned.contiguous()))
+
+
+def test_no_gradient_passes() -> None:
+    x = torch.randn(2, 10, requires_grad=True)
+    assert not Int8Linear(to_int8(torch.randn(6, 10)), nn.Parameter(torch.randn(6)))(x).requires_grad
+
+
+def test_a_table_is_looked_up_row_by_row() -> None:
+    table = Int8Embedding(to_int8(torch.tensor([[127.0, 1.0], [0.0, 0.0], [-0.5, 63.5]])))
+    assert table(torch.tensor([[2, 0], [1, 2]])).tolist() == [[[-0.5, 63.5], [127, 1]], [[0, 0], [-0.5, 63.5]]]
+    assert table.num_embeddings == 3
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_table_and_head(tied: bool) -> None:
+    """What the head makes of the unit vectors are its columns: those of the table where it is tied."""
+    torch.manual_seed(0)
+    head = spec.NextToken(tied=tied, bias=True)
+    model = gh.build(gh.preset("tiny-decoder", head=head)).eval()
+    for weight in model.parameters():
+        nn.init.normal_(weight)
+    twin = share(model)
+    quantize(twin)
+    assert isinstance(twin.token.table, Int8Embedding)
+    assert isinstance(twin.head, Unembedding)
+    table = twin.token(torch.arange(256)[None])[0]
+    columns = twin.head(torch.eye(64), None, None) - model.head.bias
+    matrix = dense(to_int8(model.token.table.weight if tied else model.head.weight)).float()
+    assert table.equal(dense(to_int8(model.token.table.weight)).float())
+    assert (columns.T - matrix).abs().max() < 1e-6  # a bias of up to 4 was added and taken off
+
+
+@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(s=specs(), seed=st.integers(0, 99))
+def test_an_int8_model_is_the_model_with_rounded_matrices(
+    monkeypatch: pytest.MonkeyPatch, s: spec.Spec, seed: int
+) -> None:
+    """Whatever the spec; with activations as floats, so that float32's rounding is all that differs."""
+    monkeypatch.setattr(int8, "make_product", FloatProduct)
+    torch.manual_seed(seed)
+    model = gh.build(s).eval()
+    state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    before = run(model)
+    twin = share(model)
+    quantize(twin)
+    assert run(model).equal(before)
+    assert all(tensor.equal(state[name]) for name, tensor in model.state_dict().items())
+    assert not any(isinstance(module, nn.Linear) for module in twin.modules())
+    assert not {*map(id, matrices(model))} & {*map(id, twin.parameters())}
+    round_matrices(model)
+    expected = run(model)
+    # Rounding at 6e-8 a sum; norms of tiny vectors and three layers make it a few hundred times as large.
+    assert (run(twin) - expected).abs().max() <= 1e-4 * (1 + expected.abs().max())
+
+
+def test_digits_are_as_good_as_floats_to_a_model() -> None:
+    """Each of the 13 products errs by 2 ** -14 of a row's peak at most; one int8 would by 2 ** -8, each time."""
+    torch.manual_seed(0)
+    model = gh.build(gh.preset("tiny-decoder", init="normal")).eval()
+    twin = share(model)
+    quantize(twin)
+    round_matrices(model)
+    expected = run(model)
+    assert (run(twin) - expected).abs().max() <= 2**-9 * expected.abs().max()
+
+
+def test_the_matrices_can_go() -> None:
+    model = gh.build(gh.preset("tiny-seq2seq"))
+    twin = share(model)
+    quantize(twin)
+    gone = [weakref.ref(weight) for weight in matrices(model)]
+    assert len(gone) > 10
+    kept = {name for name, _ in model.named_parameters() if "norm" in name}
+    del model
+    gc.collect()
+    assert all(weight() is None for weight in gone)
+    assert kept <= {name for name, _ in twin.named_parameters()}
+
+
+def test_a_tied_table_is_held_once_where_it_is_not_packed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(int8, "make_product", FloatProduct)
+    twin = share(gh.build(gh.preset("tiny-decoder", head=spec.NextToken(tied=True))))
+    quantize(twin)
+    assert twin.head.product.product.values is twin.token.table.rows.values
+
+
+def test_an_int8_model_writes_with_a_cache() -> None:
+    torch.manual_seed(0)
+    twin = share(gh.build(gh.preset("tiny-decoder", init="normal")).eval())
+    quantize(twin)
+    ids = torch.randint(0, 256, (2, 6))
+    with torch.no_grad():
+        whole = twin(ids)
+        cache = twin.make_cache(2, 6)
+        parts = torch.cat(
+            [twin(ids[:, :4], cache=cache), twin(ids[:, 4:5], cache=cache), twin(ids[:, 5:], cache=cache)], 1
+        )
+    # Attention sums in another order, and an activation on the edge may take the next step: 2 ** -14 of a peak.
+    assert (parts - whole).abs().max() <= 2**-9 * whole.abs().max()
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_other_types_are_refused(dtype: torch.dtype) -> None:
+    model = gh.build(gh.preset("tiny-decoder"), dtype=dtype)
+    with pytest.raises(gh.InputError, match=f"a weight is {dtype} on cpu"):
+        quantize(share(model))
+    with pytest.raises(gh.InputError, match="on meta"):
+        quantize(gh.build(gh.preset("tiny-decoder"), device="meta"))
+
+
+@pytest.mark.usefixtures("fresh_cache")
+def test_without_onednn_floats_are_multiplied(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = to_int8(torch.randn(3, 5))
+    monkeypatch.setattr(platform, "machine", lambda: "arm64")
+    assert isinstance(int8.make_product(rows), FloatProduct)
+    monkeypatch.undo()
+    digits_are_exact.cache_clear()
+    monkeypatch.setattr(torch.ops, "onednn", object())
+    assert isinstance(int8.make_product(rows), FloatProduct)
+
+
+@pytest.mark.usefixtures("fresh_cache")
+def test_a_kernel_that_saturates_is_not_trusted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As processors without VNNI do: two products of bytes are added in sixteen bits."""
+
+    class Saturating:
+        @staticmethod
+        def qlinear_prepack(values: Tensor, _: None) -> Tensor:
+            return values
+
+        class qlinear_pointwise:  # noqa: N801
+            @staticmethod
+            def default(digits: Tensor, *rest: object) -> Tensor:
+                weight, shift = rest[2], rest[5]
+                assert isinstance(weight, Tensor)
+                pairs = (digits[:, None].int() * weight.int()).view(len(digits), len(weight), -1, 2).sum(-1)
+                return pairs.clamp(-limit, limit - 1).sum(-1).float() + shift
+
+    monkeypatch.setattr(torch.ops, "onednn", Saturating)
+    monkeypatch.setattr(platform, "machine", lambda: "x86_64")
+    limit = 2**15
+    assert digits_are_exact()  # digits of seven bits are small enough
+    digits_are_exact.cache_clear()
+    limit = 2**14
+    assert not digits_are_exact()

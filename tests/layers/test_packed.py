@@ -1,0 +1,270 @@
+"""Packed linear maps against torch's own, and second trees against the models they are made from."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Iterator
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from spec_strategy import VOCABULARY, specs
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import glasshouse as gh
+from glasshouse import spec
+from glasshouse.layers import packed
+from glasshouse.layers.packed import PackedLinear, Unembedding, can_pack, pack, share, swap
+from glasshouse.models import Decoder, Encoder, Seq2Seq
+
+packs = pytest.mark.skipif(not can_pack(), reason="this build of torch does not pack")
+
+
+@pytest.fixture
+def everything_gains(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pack small matrices too, and use the packed copy from one row on."""
+    monkeypatch.setattr(packed, "FEWEST_NUMBERS", 0)
+    monkeypatch.setattr(packed, "FEWEST_ROWS", 1)
+
+
+@pytest.fixture
+def fresh_cache() -> Iterator[None]:
+    can_pack.cache_clear()
+    yield
+    can_pack.cache_clear()
+
+
+def run(model: nn.Module, seed: int = 0) -> Tensor:
+    ids = torch.randint(0, VOCABULARY, (2, 5), generator=torch.Generator().manual_seed(seed))
+    with torch.no_grad():
+        return model(ids, ids) if isinstance(model, Seq2Seq) else model(ids)
+
+
+@packs
+def test_by_hand() -> None:
+    linear = PackedLinear(torch.tensor([[1.0, 2.0], [-3.0, 0.5], [0.0, 4.0]]), torch.tensor([10.0, 20.0, 30.0]))
+    rows = {(1.0, 1.0): [13.0, 17.5, 34.0], (2.0, 0.0): [12.0, 14.0, 30.0], (0.0, -2.0): [6.0, 19.0, 22.0]}
+    x = torch.tensor([*rows, *rows])
+    with torch.no_grad():
+        assert linear(x).tolist() == [*rows.values(), *rows.values()]
+        assert linear(x.view(2, 3, 2)).tolist() == [list(rows.values())] * 2
+        assert linear(x[:1]).tolist() == [[13.0, 17.5, 34.0]]
+
+
+@packs
+@pytest.mark.parametrize("stored", ["as is", "transposed", "a part of three"])
+@pytest.mark.parametrize(("n", "k"), [(768, 768), (1000, 300), (257, 2048)])
+@torch.no_grad()
+def test_no_further_from_the_truth_than_torch(n: int, k: int, stored: str) -> None:
+    """Torch sums few rows in another order than many, and closer to the truth; many are what is compared with."""
+    torch.manual_seed(0)
+    weight, bias = torch.randn(n, k), torch.randn(n)
+    if stored == "transposed":  # as GPT-2's matrices are
+        weight = weight.T.contiguous().T
+    elif stored == "a part of three":
+        weight = torch.cat([torch.randn(n, k), weight, torch.randn(n, k)], 1)[:, k : 2 * k]
+    linear = PackedLinear(weight, bias)
+    many = torch.randn(64, k)
+    truth = F.linear(many.double(), weight.double(), bias.double())
+    theirs = (F.linear(many, weight, bias) - truth).square().mean().sqrt()
+    for shape in [(4,), (8,), (33,), (2, 5), (3, 2, 2)]:
+        rows = many[: torch.Size(shape).numel()]
+        result = linear(rows.view(*shape, k))
+        assert result.shape == (*shape, n)
+        assert (result.view(-1, n) - truth[: len(rows)]).square().mean().sqrt() <= 2 * theirs
+
+
+@packs
+def test_a_slice_of_a_larger_tensor_goes_in_too() -> None:
+    torch.manual_seed(0)
+    linear = PackedLinear(torch.randn(16, 24))
+    with torch.no_grad():
+        for x in (torch.randn(24, 6).T, torch.randn(2, 24, 3).transpose(1, 2), torch.randn(6, 48)[:, ::2]):
+            assert (linear(x) - F.linear(x, linear.weight)).abs().max() < 1e-5
+        assert linear(torch.randn(0, 24)).shape == (0, 16)
+
+
+@packs
+def test_which_way_a_product_goes() -> None:
+    """With twice the matrix packed, a result twice as large has gone that way."""
+    weight = nn.Parameter(torch.randn(5, 8))
+    linear = PackedLinear(weight)
+    linear.packed = PackedLinear(2 * weight).packed
+
+    def factor(x: Tensor) -> float:
+        return float((linear(x) / F.linear(x, linear.weight)).detach().mean())
+
+    assert linear.weight is weight
+    with torch.no_grad():
+        assert factor(torch.randn(4, 8)) == pytest.approx(2)
+        assert factor(torch.randn(2, 2, 8)) == pytest.approx(2)
+        assert factor(torch.randn(3, 8)) == 1  # too few
+        assert factor(torch.randn(8)) == 1
+    assert factor(torch.randn(4, 8)) == 1  # a gradient may be asked for
+    linear(torch.ones(4, 8)).sum().backward()
+    assert weight.grad is not None
+    assert weight.grad.equal(torch.full((5, 8), 4.0))
+    with torch.no_grad():
+        linear.double()
+        assert factor(torch.randn(4, 8, dtype=torch.float64)) == 1
+
+
+@settings(max_examples=15, deadline=None)
+@given(specs())
+def test_a_shared_tree_is_the_model_again(s: spec.Spec) -> None:
+    model = gh.build(s).eval()
+    twin = share(model)
+    assert type(twin) is type(model)
+    assert twin.spec == model.spec
+    assert [(name, type(module)) for name, module in twin.named_modules()] == [
+        (name, type(module)) for name, module in model.named_modules()
+    ]
+    assert not set(twin.modules()) & set(model.modules())
+    theirs = dict(model.named_parameters(remove_duplicate=False))
+    assert {name: id(weight) for name, weight in twin.named_parameters(remove_duplicate=False)} == {
+        name: id(weight) for name, weight in theirs.items()
+    }
+    assert run(twin).equal(run(model))
+
+
+def test_hooks_come_along_and_new_ones_stay_apart() -> None:
+    model = gh.build(gh.preset("tiny-decoder")).eval()
+    seen: list[str] = []
+    model.stack.blocks[0].register_forward_hook(lambda *_: seen.append("forward"))
+    model.stack.register_forward_pre_hook(lambda *_: seen.append("before"))
+    twin = share(model)
+    run(twin)
+    assert seen == ["before", "forward"]
+    twin.register_forward_hook(lambda *_: seen.append("twin"))
+    seen.clear()
+    run(model)
+    assert seen == ["before", "forward"]
+
+
+def test_what_else_a_tree_can_hold() -> None:
+    """Buffers, a module in two places, one that is missing, an empty list; and what was compiled is left behind."""
+
+    class Odd(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.one = self.other = nn.Linear(2, 2)
+            self.register_module("none", None)
+            self.empty = nn.ModuleList()
+            self.register_buffer("kept", torch.ones(1))
+            self.register_buffer("dropped", torch.ones(1), persistent=False)
+            self.number = 3
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.other(self.one(x)) * self.kept * self.number
+
+    model = Odd().train()
+    model.one.eval()
+    model._compiled_call_impl = lambda _: None
+    twin = share(model)
+    assert twin.one is twin.other
+    assert twin.one is not model.one
+    assert (twin.training, twin.one.training) == (True, False)
+    assert twin.none is None
+    assert twin.empty is not model.empty
+    assert (twin.kept is model.kept, twin.dropped is model.dropped) == (True, True)
+    assert twin.state_dict().keys() == model.state_dict().keys()
+    assert twin(torch.ones(1, 2)).equal(model.forward(torch.ones(1, 2)))
+    twin.one = nn.Linear(2, 2)
+    assert model.one is model.other
+
+
+@packs
+@pytest.mark.usefixtures("everything_gains")
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(specs(), st.integers(0, 99))
+def test_packing_changes_the_second_tree_alone(s: spec.Spec, seed: int) -> None:
+    torch.manual_seed(seed)
+    model = gh.build(s).eval()
+    modules, state = list(model.named_modules()), {name: t.clone() for name, t in model.state_dict().items()}
+    before = run(model, seed)
+    twin = share(model)
+    pack(twin)
+    assert not any(type(module) is nn.Linear for module in twin.modules())
+    assert isinstance(twin.head, Unembedding) == isinstance(s.head, spec.NextToken | spec.MaskedToken)
+    assert [(name, id(module)) for name, module in model.named_modules()] == [(n, id(m)) for n, m in modules]
+    assert all(t.equal(state[name]) for name, t in model.state_dict().items())
+    assert run(model, seed).equal(before)
+    # Rounding at 6e-8 a sum; norms of tiny vectors and three layers make it a few hundred times as large.
+    assert (run(twin, seed) - before).abs().max() <= 1e-4 * (1 + before.abs().max())
+
+
+@packs
+@pytest.mark.usefixtures("everything_gains")
+@pytest.mark.parametrize("head", [spec.MaskedToken(True, True, True), spec.MaskedToken(False, False, True)])
+def test_a_head_keeps_what_comes_before_its_product(head: spec.MaskedToken) -> None:
+    torch.manual_seed(0)
+    model = gh.build(gh.preset("tiny-encoder", head=head, logit_scale=True)).eval()
+    twin = share(model)
+    pack(twin)
+    assert isinstance(twin.head, Unembedding)
+    assert isinstance(twin.head.transform[0], PackedLinear)
+    expected = run(model)
+    assert (run(twin) - expected).abs().max() <= 1e-5 * expected.abs().max()
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@packs
+def test_a_large_head_is_packed_whether_tied_or_not(tied: bool) -> None:
+    torch.manual_seed(0)
+    s = gh.preset("tiny-decoder", vocab_size=2**13, logit_scale=True, head={"kind": "next_token", "tied": tied})
+    model = gh.build(s).eval()
+    nn.init.normal_(model.token.table.weight)
+    twin = share(model)
+    pack(twin)
+    matrix = model.token.table.weight if tied else model.head.weight
+    assert isinstance(twin.head, Unembedding)
+    assert isinstance(twin.head.product, PackedLinear)
+    assert twin.head.product.weight is matrix
+    assert not any(isinstance(module, PackedLinear) for module in twin.stack.modules())  # 64 x 256 is too small
+    expected = run(model)
+    assert (run(twin) - expected).abs().max() <= 1e-5 * expected.abs().max()
+    assert twin.make_cache(1, 4).keys[0].dtype == torch.float32
+
+
+def test_what_does_not_gain_stays() -> None:
+    for layer in (nn.Linear(1024, 511), nn.Linear(1024, 512).double(), nn.Linear(1024, 512, device="meta")):
+        tree = nn.Sequential(layer)
+        pack(tree)
+        assert tree[0] is layer
+
+
+@pytest.mark.usefixtures("fresh_cache")
+def test_without_the_operators_a_tree_stays_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    layer = nn.Linear(1024, 512)
+    monkeypatch.setattr(platform, "machine", lambda: "riscv64")
+    tree = nn.Sequential(layer)
+    pack(tree)
+    assert tree[0] is layer
+    monkeypatch.undo()
+    can_pack.cache_clear()
+    monkeypatch.setattr(torch.ops, "mkldnn", object())
+    pack(tree)
+    assert tree[0] is layer
+
+
+@pytest.mark.parametrize("kind", ["tiny-decoder", "tiny-encoder", "tiny-seq2seq"])
+def test_swap_hands_over_every_matrix_once(kind: str) -> None:
+    model: Decoder | Encoder | Seq2Seq = gh.build(gh.preset(kind))
+    twin = share(model)
+    handed: list[tuple[Tensor, Tensor | None]] = []
+
+    def note(weight: Tensor, bias: Tensor | None) -> nn.Module | None:
+        handed.append((weight, bias))
+        return None if len(handed) % 2 else nn.Identity()
+
+    swap(twin, note)
+    expected = [(layer.weight, layer.bias) for layer in model.modules() if isinstance(layer, nn.Linear)]
+    if hasattr(model.head, "matrix"):
+        expected.append((model.head.matrix(model.token.table.weight), model.head.bias))
+    assert sorted(map(id, (w for w, _ in handed))) == sorted(map(id, (w for w, _ in expected)))
+    assert {id(w): id(b) for w, b in handed} == {id(w): id(b) for w, b in expected}
+    swapped = sum(type(module) is nn.Linear for module in model.modules())
+    swapped -= sum(type(module) is nn.Linear for module in twin.modules())
+    assert swapped + isinstance(twin.head, Unembedding) == len(expected) // 2
