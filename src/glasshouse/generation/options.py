@@ -1,0 +1,109 @@
+"""What a caller may ask of one generation, checked when it is made."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields, replace
+from numbers import Integral, Real
+from typing import Any
+
+from glasshouse.config import nearest
+from glasshouse.errors import InputError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    r"""How the next tokens are chosen, and when to stop.
+
+    >>> Options(temperature=0.8, top_p=0.9, stop="\n").stop
+    ('\n',)
+    >>> Options(top_k=0.5)
+    Traceback (most recent call last):
+    ...
+    glasshouse.errors.InputError: top_k is 0.5, but it must be a whole number of at least 1, or None.
+    """
+
+    max_new_tokens: int = 64
+    min_new_tokens: int = 0  # no end before these
+    temperature: float = 0.0  # 0: always the likeliest token
+    top_k: int | None = None  # only the k likeliest
+    top_p: float | None = None  # only the likeliest that together reach p
+    min_p: float | None = None  # only those at least this fraction as likely as the likeliest
+    repetition_penalty: float = 1.0  # logits of tokens in the prompt or after: divided if above 0, else multiplied
+    frequency_penalty: float = 0.0  # taken off a logit for each time the token was generated
+    logit_bias: Mapping[int, float] = field(default_factory=dict)  # added to the logits of these ids
+    stop: tuple[str, ...] = ()  # texts that end it; they are not part of the result
+    stop_ids: tuple[int, ...] = ()  # as the model's own end tokens
+    seed: int = 0
+
+    beams: int = 1  # hypotheses kept side by side; above 1 the likeliest text is searched, and nothing is drawn
+    length_penalty: float = 1.0  # a hypothesis scores its log-probability over its length to this power
+    early_stop: bool = False  # end a search as soon as there are as many finished hypotheses as beams
+
+    def __post_init__(self) -> None:
+        whole = "a whole number of at least"
+        self._need("max_new_tokens", _is_whole(self.max_new_tokens, 0), f"{whole} 0")
+        self._need("min_new_tokens", _is_whole(self.min_new_tokens, 0), f"{whole} 0")
+        self._need("temperature", _is_real(self.temperature) and self.temperature >= 0, "0 or above")
+        self._need("top_k", self.top_k is None or _is_whole(self.top_k, 1), f"{whole} 1, or None")
+        for name in ("top_p", "min_p"):
+            value = getattr(self, name)
+            self._need(name, value is None or (_is_real(value) and 0 < value <= 1), "above 0 and at most 1, or None")
+        self._need("repetition_penalty", _is_real(self.repetition_penalty) and self.repetition_penalty > 0, "above 0")
+        self._need("frequency_penalty", _is_real(self.frequency_penalty), "a number")
+        legal = isinstance(self.logit_bias, Mapping) and all(
+            _is_whole(token, 0) and isinstance(bias, Real) and not math.isnan(bias) and bias < math.inf
+            for token, bias in self.logit_bias.items()
+        )
+        self._need("logit_bias", legal, "numbers by id, of which -inf forbids a token")
+        self._set("stop", (self.stop,) if isinstance(self.stop, str) else self.stop)
+        self._need("stop", _all(self.stop, lambda text: isinstance(text, str) and text != ""), "texts, none empty")
+        self._need("stop_ids", _all(self.stop_ids, lambda token: _is_whole(token, 0)), "ids")
+        for name in ("stop", "stop_ids"):
+            self._set(name, tuple(getattr(self, name)))
+        self._need("seed", _is_whole(self.seed, -(2**63)) and self.seed < 2**63, "a whole number of 64 bits")
+        self._need("beams", _is_whole(self.beams, 1), f"{whole} 1")
+        self._need("length_penalty", _is_real(self.length_penalty), "a number")
+        if self.beams > 1 and self.temperature > 0:
+            raise InputError(
+                f"beams is {self.beams} and temperature {self.temperature}; a search draws nothing, so "
+                "leave one of them out."
+            )
+
+    @classmethod
+    def parse(cls, settings: Mapping[str, Any]) -> Options:
+        """Make options of settings by name; an unknown name is an error that offers the nearest one."""
+        known = {one.name for one in fields(cls)}
+        for name in settings:
+            if name not in known:
+                raise InputError(f"there is no setting {name!r}; {nearest(name, known)}")
+        return cls(**settings)
+
+    @property
+    def changes_logits(self) -> bool:
+        """Whether a choice depends on more than the model's own logits and the temperature's filters."""
+        return bool(self.repetition_penalty != 1 or self.frequency_penalty or self.logit_bias)
+
+    def with_seeds(self, count: int) -> list[Options]:
+        """Return so many of the same but for their seeds, which count up."""
+        return [replace(self, seed=self.seed + number) for number in range(count)]
+
+    def _need(self, name: str, ok: bool, rule: str) -> None:
+        if not ok:
+            raise InputError(f"{name} is {getattr(self, name)!r}, but it must be {rule}.")
+
+    def _set(self, name: str, value: object) -> None:
+        object.__setattr__(self, name, value)
+
+
+def _is_whole(value: object, least: int) -> bool:
+    return isinstance(value, Integral) and not isinstance(value, bool) and int(value) >= least
+
+
+def _is_real(value: object) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _all(values: object, ok: Callable[[object], bool]) -> bool:
+    return isinstance(values, list | tuple | set | frozenset) and all(ok(value) for value in values)

@@ -1,0 +1,155 @@
+"""Random numbers by SplitMix64, beside its published output, Python's integers, and what statistics expect."""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from glasshouse.generation.chance import Use, draw, stream, uniforms
+
+WORD = 2**64
+drawn = settings(max_examples=100, derandomize=True, deadline=None)
+SEEDS = st.integers(-(2**63), 2**63 - 1)
+
+# A standard normal variable leaves [-4.42, 4.42] once in 100,000. Seeds are fixed: what passes once passes always.
+Z = 4.42
+
+
+def mixed(x: int) -> int:
+    """The finalizer of SplitMix64 as Steele, Lea and Flood give it, in unbounded integers."""
+    x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9 % WORD
+    x = (x ^ (x >> 27)) * 0x94D049BB133111EB % WORD
+    return x ^ (x >> 31)
+
+
+def splitmix(state: int, number: int) -> int:
+    """The number-th output, from 1, of SplitMix64 started at `state`."""
+    return mixed((state + number * 0x9E3779B97F4A7C15) % WORD)
+
+
+def grid(seeds: range, steps: range, use: Use = Use.CHOICE) -> Tensor:
+    """The numbers [seeds, steps] of one use."""
+    return uniforms(torch.tensor([[stream(seed)] for seed in seeds]), torch.tensor(list(steps)), use)
+
+
+def test_numbers_are_the_published_ones() -> None:
+    # The outputs of Vigna's splitmix64.c from the state 1234567, as many implementations print them.
+    published = [
+        6457827717110365317,
+        3203168211198807973,
+        9817491932198370423,
+        4593380528125082431,
+        16408922859458223821,
+    ]
+    start = torch.tensor(1234567)
+    got = [uniforms(start, torch.tensor(step), use).item() for step in (0, 1) for use in Use]
+    assert got[:5] == [(number >> 11) / 2**53 for number in published]
+
+
+@drawn
+@given(SEEDS, st.integers(0, 2**40), st.sampled_from(Use))
+def test_numbers_are_those_of_unbounded_integers(seed: int, step: int, use: Use) -> None:
+    start = splitmix(seed, 1)
+    assert stream(seed) % WORD == start
+    expected = splitmix(start, 3 * step + use + 1) >> 11
+    assert uniforms(torch.tensor(stream(seed)), torch.tensor(step), use).item() == expected / 2**53
+
+
+@drawn
+@given(SEEDS, SEEDS)
+def test_seeds_have_streams_of_their_own(one: int, other: int) -> None:
+    assert (stream(one) == stream(other)) == (one == other)
+
+
+@pytest.mark.parametrize(
+    "numbers", [grid(range(40_000), range(1)), grid(range(1), range(40_000))], ids=["seeds", "steps"]
+)
+def test_numbers_are_uniform(numbers: Tensor) -> None:
+    numbers = numbers.flatten()
+    n = len(numbers)
+    assert numbers.min() >= 0
+    assert numbers.max() < 1
+    # A uniform number has mean 1/2 and variance 1/12; its squared distance from the mean has variance 1/180.
+    assert abs(numbers.mean() - 1 / 2) < Z * math.sqrt(1 / 12 / n)
+    assert abs((numbers - 1 / 2).square().mean() - 1 / 12) < Z * math.sqrt(1 / 180 / n)
+    bits = ((numbers * 2**53).long()[:, None] >> torch.arange(53)) & 1
+    ones = bits.double().mean(0)
+    assert (ones - 1 / 2).abs().max() < Z * math.sqrt(1 / 4 / n)
+
+
+def correlation(a: Tensor, b: Tensor) -> float:
+    a, b = a.flatten() - 1 / 2, b.flatten() - 1 / 2
+    return (a * b).mean().item() * 12
+
+
+def test_numbers_are_independent() -> None:
+    # Neighbours on all sides: along steps, along seeds, on both diagonals, across uses, and of far seeds. The product
+    # of two independent numbers (mean 0, variance 1/12 each) over 1/12 has variance 1.
+    seeds = [-1, 0, 1, 2, 2**31, 2**32, 2**63 - 1, -(2**63)]
+    steps = torch.arange(20_000)
+    a = {use: uniforms(torch.tensor([[stream(seed)] for seed in seeds]), steps, use) for use in Use}
+    choice = a[Use.CHOICE]
+    limit = Z / math.sqrt(choice[0].numel() - 1)
+    for row in range(len(seeds)):
+        for lag in (1, 2, 3, 7):
+            assert abs(correlation(choice[row, lag:], choice[row, :-lag])) < limit
+        for use in (Use.VERDICT, Use.PROPOSAL):
+            assert abs(correlation(choice[row], a[use][row])) < limit
+        assert abs(correlation(a[Use.VERDICT][row], a[Use.PROPOSAL][row])) < limit
+        for other in range(row):
+            assert abs(correlation(choice[row], choice[other])) < limit
+            assert abs(correlation(choice[row, 1:], choice[other, :-1])) < limit
+            assert abs(correlation(choice[row, :-1], choice[other, 1:])) < limit
+
+
+def test_no_number_comes_twice() -> None:
+    # 2**16.2 numbers of 53 bits: one pair in 2**21.6 such tables would meet by chance. A sum of seed and step as the
+    # state would repeat nearly all of them.
+    table = torch.stack([grid(range(-50, 50), range(250), use) for use in Use])
+    assert table.unique().numel() == table.numel() == 75_000
+
+
+def test_a_number_does_not_hang_on_its_neighbours() -> None:
+    table = grid(range(3), range(5))
+    for seed in range(3):
+        for step in range(5):
+            assert grid(range(seed, seed + 1), range(step, step + 1)).item() == table[seed, step]
+
+
+@drawn
+@given(st.lists(st.integers(0, 5), min_size=1, max_size=9).filter(any), st.integers(0, 2**20 - 1))
+def test_draw_inverts_the_sums(weights: list[int], number: int) -> None:
+    # Small whole weights and 20 bits: every sum and product is exact, so the two must agree to the last case.
+    u = Fraction(number, 2**20)
+    expected = next(i for i in range(len(weights)) if sum(weights[: i + 1]) > u * sum(weights))
+    got = draw(torch.tensor(weights, dtype=torch.float32), torch.tensor(float(u), dtype=torch.float64))
+    assert got.item() == expected
+
+
+@drawn
+@given(st.integers(1, 40), st.integers(0, 9), st.integers(0, 9), st.floats(1e-30, 1e30), st.sampled_from([24, 53]))
+def test_what_weighs_nothing_is_never_drawn(inner: int, before: int, after: int, weight: float, bits: int) -> None:
+    wide = torch.float32 if bits == 24 else torch.float64
+    weights = torch.zeros(before + inner + after)
+    weights[before : before + inner] = weight
+    for u in (0.0, 2.0**-bits, 1 - 2.0**-bits):
+        got = int(draw(weights[None], torch.tensor([u], dtype=wide)))
+        assert got == (before + inner - 1 if u > 0.5 else before)
+
+
+def test_a_sum_that_grows_by_rounding_draws_nothing_that_weighs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    # A GPU's sums, played here: [0, 1, 1, 2] comes out with a trace more at the third, which adds nothing.
+    weights = torch.tensor([[0.0, 1.0, 0.0, 1.0]])
+    rounded = torch.tensor([[0.0, 1.0, 1.0 + 2**-50, 2.0]], dtype=torch.float64)
+    monkeypatch.setattr(torch.Tensor, "cumsum", lambda *_, **__: rounded)
+    assert draw(weights, torch.tensor([0.5], dtype=torch.float64)).item() == 1
+
+
+def test_where_nothing_weighs_the_first_is_drawn() -> None:
+    assert draw(torch.zeros(2, 4), torch.tensor([0.0, 0.9], dtype=torch.float64)).tolist() == [0, 0]

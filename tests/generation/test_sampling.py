@@ -1,0 +1,788 @@
+"""Choices beside plain Python, transformers, chi-square, and themselves one by one, alone and in any batch."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from torch._ops import OpOverload
+from torch.utils._python_dispatch import TorchDispatchMode
+from transformers import (
+    LogitsProcessorList,
+    MinNewTokensLengthLogitsProcessor,
+    MinPLogitsWarper,
+    RepetitionPenaltyLogitsProcessor,
+    SequenceBiasLogitsProcessor,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
+
+from glasshouse.errors import InputError
+from glasshouse.generation.options import Options
+from glasshouse.generation.sampling import Sampler, logprobs_of
+
+CPU = torch.device("cpu")
+ENDS = [2, 5]
+
+drawn = settings(max_examples=40, derandomize=True, deadline=None)
+
+
+def sampler_of(
+    rows: Sequence[Options], vocab_size: int, prompts: Sequence[Sequence[int]] | None = None, slots: int | None = None
+) -> Sampler:
+    """A sampler with these requests in its first slots; ids 2 and 5 end them."""
+    sampler = Sampler(slots or len(rows), vocab_size, CPU)
+    for slot, options in enumerate(rows):
+        sampler.join(slot, options, prompts[slot] if prompts else [], ENDS)
+    return sampler
+
+
+def random_logits(seed: int, *shape: int, dtype: torch.dtype = torch.float64) -> Tensor:
+    return (torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64) * 2).to(dtype)
+
+
+# The slow reference: one row, Python's floats, one line for each line of the documentation.
+
+
+class TooCloseError(Exception):
+    """A sum or a weight stands so near a limit that rounding would decide."""
+
+
+def reference(logits: Sequence[float], options: Options, prompt: Sequence[int], output: Sequence[int]) -> list[float]:
+    """The probabilities of the next token."""
+    scores = list(logits)
+    for i in set(prompt) | set(output):
+        r = options.repetition_penalty
+        scores[i] = scores[i] * r if scores[i] < 0 else scores[i] / r
+    for i in output:
+        scores[i] -= options.frequency_penalty
+    for i, bias in options.logit_bias.items():
+        scores[i] += bias
+    if len(output) < options.min_new_tokens:
+        for i in ENDS:
+            scores[i] = -math.inf
+    best = scores.index(max(scores))
+    if options.temperature == 0 or scores[best] == -math.inf:
+        return [float(i == best) for i in range(len(scores))]
+
+    weights = [math.exp((score - scores[best]) / options.temperature) for score in scores]
+    if options.top_k is not None and options.top_k < len(weights):
+        least = sorted(weights, reverse=True)[options.top_k - 1]
+        weights = [w if w >= least else 0.0 for w in weights]
+    if options.top_p is not None and options.top_p < 1:
+        target, taken, least = options.top_p * math.fsum(weights), 0.0, math.inf
+        for w in sorted(weights, reverse=True):
+            if w != least and abs(taken - target) < 1e-9 * target:
+                raise TooCloseError
+            if taken >= target:
+                break
+            taken, least = taken + w, w
+        weights = [w if w >= least else 0.0 for w in weights]
+    if options.min_p is not None:
+        if any(w != 1 and abs(w - options.min_p) < 1e-9 * options.min_p for w in weights):
+            raise TooCloseError
+        weights = [w if w >= options.min_p else 0.0 for w in weights]
+    return [w / math.fsum(weights) for w in weights]
+
+
+OPTIONS = st.builds(
+    Options,
+    temperature=st.sampled_from([0.0, 0.3, 1.0, 1.7]),
+    top_k=st.sampled_from([None, None, 1, 2, 3, 5, 100]),
+    top_p=st.sampled_from([None, None, 0.05, 0.37, 0.71, 0.93, 1.0]),
+    min_p=st.sampled_from([None, None, 0.02, 0.31, 1.0]),
+    repetition_penalty=st.sampled_from([1.0, 1.0, 0.6, 1.9]),
+    frequency_penalty=st.sampled_from([0.0, 0.0, -0.4, 1.1]),
+    logit_bias=st.dictionaries(st.integers(0, 7), st.sampled_from([-math.inf, -2.0, 0.75, 3.0]), max_size=8),
+    min_new_tokens=st.sampled_from([0, 0, 1, 2, 4]),
+    seed=st.integers(-(2**63), 2**63 - 1),
+)
+IDS = st.integers(0, 7)
+HALVES = st.integers(-6, 6).map(lambda x: x / 2)  # few values, so that ties are common
+
+
+@drawn
+@given(st.lists(st.tuples(OPTIONS, st.lists(IDS, max_size=3)), min_size=1, max_size=4), st.data())
+def test_distribution_is_the_reference(requests: list[tuple[Options, list[int]]], data: st.DataObject) -> None:
+    rows, prompts = zip(*requests, strict=True)
+    sampler = sampler_of(rows, 8, prompts)
+    outputs: list[list[int]] = [[] for _ in rows]
+    for _ in range(3):
+        logits = data.draw(st.lists(st.lists(HALVES, min_size=8, max_size=8), min_size=len(rows), max_size=len(rows)))
+        try:
+            expected = [reference(*given) for given in zip(logits, rows, prompts, outputs, strict=True)]
+        except TooCloseError:
+            assume(False)
+        got = sampler.distribution(torch.tensor(logits, dtype=torch.float64))
+        # Eight terms, each off by a few roundings of 1e-16.
+        torch.testing.assert_close(got, torch.tensor(expected, dtype=torch.float64), rtol=1e-13, atol=0)
+        chosen = sampler.choose(torch.tensor(logits, dtype=torch.float64)).tolist()
+        for output, token, probabilities in zip(outputs, chosen, expected, strict=True):
+            assert probabilities[token] > 0
+            output.append(token)
+
+
+def test_equal_tokens_stay_together() -> None:
+    # By hand: of the logits 3, 1, 1, 1, 0 the two likeliest are the 3 and any of three 1s. Likewise, p = 0.75 wants
+    # the first token (e**3 of e**3 + 3e + 1, 0.69) and one of three (0.09 each).
+    logits = torch.tensor([[3.0, 1.0, 1.0, 1.0, 0.0]])
+    for options in (Options(temperature=1.0, top_k=2), Options(temperature=1.0, top_p=0.75)):
+        assert (sampler_of([options], 5).distribution(logits) > 0).tolist() == [[True, True, True, True, False]]
+
+
+def test_top_p_by_hand() -> None:
+    logits = torch.tensor([[0.5, 0.3, 0.2]]).log()
+    for p, kept in ((0.01, 1), (0.49, 1), (0.51, 2), (0.79, 2), (0.81, 3), (1.0, 3)):
+        expected = torch.tensor([0.5, 0.3, 0.2]) * (torch.arange(3) < kept)
+        got = sampler_of([Options(temperature=1.0, top_p=p)], 3).distribution(logits)[0]
+        torch.testing.assert_close(got, expected / expected.sum())
+
+
+def test_top_p_that_is_met_exactly() -> None:
+    # The shares are 1/2, 1/4, 1/4, and the first alone reaches one half.
+    logits = torch.tensor([[0.0, -math.log(2), -math.log(2)]], dtype=torch.float64)
+    assert logits.exp().tolist() == [[1, 0.5, 0.5]]  # else rounding would decide
+    assert sampler_of([Options(temperature=1.0, top_p=0.5)], 3).distribution(logits).tolist() == [[1, 0, 0]]
+
+
+def test_top_p_of_1_keeps_all() -> None:
+    # The second token weighs 4e-18 of the first: the sum of both is rounded to the first alone.
+    logits = torch.tensor([[0.0, -40.0]], dtype=torch.float64)
+    assert (sampler_of([Options(temperature=1.0, top_p=1.0)], 2).distribution(logits) > 0).all()
+
+
+def test_one_row_s_filters_leave_the_others_alone() -> None:
+    logits = random_logits(6, 20, dtype=torch.float32)
+    combinations = itertools.product((None, 4, 9), (None, 0.6), (None, 0.1), (0.0, 1.0))
+    rows = [Options(top_k=k, top_p=p, min_p=m, temperature=t) for k, p, m, t in combinations]
+    alone = [sampler_of([options], 20).distribution(logits[None])[0] for options in rows]
+    for (i, one), (j, other) in itertools.product(enumerate(rows), repeat=2):
+        assert (
+            sampler_of([one, other], 20).distribution(logits.expand(2, 20)).equal(torch.stack([alone[i], alone[j]]))
+        )
+
+
+def test_penalties_by_hand() -> None:
+    # Seen: 0 in the prompt, 1 in the output, twice. 0: 2 / 2. 1: -1 * 2 - 2 * 0.25. 2: 1 + 0.5.
+    options = Options(temperature=1.0, repetition_penalty=2.0, frequency_penalty=0.25, logit_bias={2: 0.5})
+    sampler = sampler_of([options], 4, [[0, 0]])
+    sampler.record(torch.tensor([[1, 1, 3]]), torch.tensor([2]))
+    got = sampler.distribution(torch.tensor([[2.0, -1.0, 1.0, 0.0]]))
+    torch.testing.assert_close(got, torch.tensor([[1.0, -2.5, 1.5, 0.0]]).softmax(-1))
+
+
+PROCESSORS: dict[str, tuple[dict[str, Any], Callable[[], list[Any]]]] = {
+    "temperature": ({"temperature": 0.7}, lambda: [TemperatureLogitsWarper(0.7)]),
+    "top_k": ({"top_k": 7}, lambda: [TopKLogitsWarper(7)]),
+    "top_p": ({"top_p": 0.8}, lambda: [TopPLogitsWarper(0.8)]),
+    "min_p": ({"min_p": 0.1}, lambda: [MinPLogitsWarper(0.1)]),
+    "repetition": ({"repetition_penalty": 1.8}, lambda: [RepetitionPenaltyLogitsProcessor(1.8)]),
+    "reward": ({"repetition_penalty": 0.4}, lambda: [RepetitionPenaltyLogitsProcessor(0.4)]),
+    "bias": (
+        {"logit_bias": {3: 2.5, 40: -math.inf}},
+        lambda: [SequenceBiasLogitsProcessor({(3,): 2.5, (40,): -math.inf})],
+    ),
+    "minimum": ({"min_new_tokens": 4}, lambda: [MinNewTokensLengthLogitsProcessor(6, 4, ENDS)]),
+    "enough": ({"min_new_tokens": 3}, lambda: [MinNewTokensLengthLogitsProcessor(6, 3, ENDS)]),
+    "together": (
+        {
+            "temperature": 1.4,
+            "top_k": 20,
+            "top_p": 0.9,
+            "min_p": 0.05,
+            "repetition_penalty": 1.3,
+            "min_new_tokens": 9,
+        },
+        lambda: [
+            RepetitionPenaltyLogitsProcessor(1.3),
+            MinNewTokensLengthLogitsProcessor(6, 9, ENDS),
+            TemperatureLogitsWarper(1.4),
+            TopKLogitsWarper(20),
+            TopPLogitsWarper(0.9),
+            MinPLogitsWarper(0.05),
+        ],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PROCESSORS)
+def test_distribution_is_that_of_transformers(name: str) -> None:
+    changes, processors = PROCESSORS[name]
+    rows = [Options(**({"temperature": 1.0} | changes))] * 32
+    prompts = torch.randint(50, (32, 6), generator=torch.Generator().manual_seed(1))
+    output = torch.randint(50, (32, 3), generator=torch.Generator().manual_seed(2))
+    sampler = sampler_of(rows, 50, prompts.tolist())
+    sampler.record(output, torch.full((32,), 3))
+    logits = random_logits(3, 32, 50)
+    theirs = LogitsProcessorList(processors())(torch.cat([prompts, output], 1), logits.clone()).softmax(-1)
+    torch.testing.assert_close(sampler.distribution(logits), theirs, rtol=1e-12, atol=0)  # float64, 50 terms
+
+
+def test_greedy_takes_the_first_of_equals() -> None:
+    logits = torch.tensor([[0.0, 4.0, 4.0], [4.0, 4.0, 4.0]])
+    for rows in (
+        [Options()] * 2,
+        [Options(), Options(), Options(temperature=1.0)],
+    ):  # alone, and beside one that draws
+        full = torch.cat([logits, logits[:1]])[: len(rows)]
+        sampler = sampler_of(rows, 3)
+        assert sampler.distribution(full)[:2].tolist() == [[0, 1, 0], [1, 0, 0]]
+        assert sampler.choose(full)[:2].tolist() == [1, 0]
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_types(dtype: torch.dtype) -> None:
+    rows = [Options(), Options(temperature=0.8, seed=4), Options(temperature=0.8, top_p=0.9, frequency_penalty=1.0)]
+    logits = random_logits(5, 3, 20, dtype=dtype)
+    wide = logits if dtype == torch.float64 else logits.float()
+    one, other = sampler_of(rows, 20), sampler_of(rows, 20)
+    assert one.distribution(logits).dtype == wide.dtype
+    assert one.distribution(logits).equal(other.distribution(wide))
+    ids = one.choose(logits)
+    assert ids.dtype == torch.int64
+    assert ids.equal(other.choose(wide))
+    before = logits.clone()
+    one.verify(logits[:, None], torch.empty(3, 0, dtype=torch.int64), torch.zeros(3, dtype=torch.int64))
+    assert logits.equal(before)
+    expected = wide.softmax(-1).log().gather(1, ids[:, None])[:, 0]
+    assert logprobs_of(logits, ids).dtype == wide.dtype
+    torch.testing.assert_close(logprobs_of(logits, ids), expected)
+
+
+def test_logprobs_by_hand() -> None:
+    logits = torch.tensor([[0.0, 0.0, -math.inf], [1000.0, 0.0, 0.0]])
+    assert logprobs_of(logits, torch.tensor([1, 0])).tolist() == [torch.tensor(0.5).log().item(), 0.0]
+    assert logprobs_of(logits, torch.tensor([2, 1])).tolist() == [-math.inf, -1000.0]
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
+def test_extreme_temperatures(dtype: torch.dtype) -> None:
+    logits = torch.tensor([[3.0, 50.0, 50.0, -40.0, -math.inf]], dtype=dtype)
+    for temperature in (5e-324, 1e-300, 1e-30):
+        for filters in ({}, {"top_k": 3}, {"top_p": 0.9}, {"min_p": 0.5}):
+            got = sampler_of([Options(temperature=temperature, **filters)], 5).distribution(logits)
+            assert got.tolist() == [[0, 0.5, 0.5, 0, 0]]
+    for temperature in (1e30, 1e300):
+        got = sampler_of([Options(temperature=temperature, top_k=100)], 5).distribution(logits)
+        assert got.tolist() == [[0.25, 0.25, 0.25, 0.25, 0]]
+
+
+EXTREMES = st.fixed_dictionaries(
+    {
+        "temperature": st.sampled_from([0.0, 1e-300, 1.0, 1e300]),
+        "top_k": st.sampled_from([None, 1, 10**30]),
+        "top_p": st.sampled_from([None, 1e-300, 0.5]),
+        "min_p": st.sampled_from([None, 1e-300, 1.0]),
+        "repetition_penalty": st.sampled_from([1.0, 1e-300, 1e300]),
+        "frequency_penalty": st.sampled_from([0.0, -1e300, 1e300]),
+        "logit_bias": st.sampled_from([{}, {0: 1e300, 1: -1e300}, {2: -math.inf}]),
+        "min_new_tokens": st.sampled_from([0, 10**30]),
+    }
+)
+
+
+@drawn
+@given(EXTREMES, st.lists(st.sampled_from([0.0, 1.0, -1.0, 6e4, -6e4, -math.inf]), min_size=6, max_size=6))
+def test_extremes_give_probabilities_all_the_same(asked: dict[str, Any], row: list[float]) -> None:
+    sampler = sampler_of([Options(**asked)], 6, [[0, 3]])
+    logits = torch.tensor([row])
+    for _ in range(3):
+        got = sampler.distribution(logits)
+        assert torch.isfinite(got).all()
+        torch.testing.assert_close(got.sum(), torch.tensor(1.0))
+        chosen = sampler.choose(logits)
+        assert got[0, chosen] > 0
+        assert row[int(chosen)] > -math.inf or got[0, 0] == 1  # one that the model forbids only where all are
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_where_all_is_forbidden_id_0_is_chosen(temperature: float) -> None:
+    filters = {"top_k": 2, "top_p": 0.5, "min_p": 0.5}
+    nothing = dict.fromkeys(range(4), -math.inf)
+    sampler = sampler_of([Options(temperature=temperature, logit_bias=nothing, **filters)], 4)
+    assert sampler.distribution(torch.randn(1, 4)).tolist() == [[1, 0, 0, 0]]
+    assert sampler.choose(torch.randn(1, 4)).tolist() == [0]
+
+
+def test_what_is_forbidden_is_never_chosen() -> None:
+    rows = [Options(temperature=5.0, logit_bias={0: -math.inf, 3: -math.inf}, seed=i) for i in range(500)]
+    chosen = sampler_of(rows, 4).choose(torch.zeros(500, 4))
+    assert set(chosen.tolist()) == {1, 2}
+
+
+def test_no_bias_allows_what_the_model_forbids() -> None:
+    for temperature in (0.0, 1.0):
+        sampler = sampler_of([Options(temperature=temperature, logit_bias={0: 1e300})], 2)
+        assert sampler.distribution(torch.tensor([[-math.inf, 0.0]])).tolist() == [[0, 1]]
+
+
+def test_no_end_before_the_minimum() -> None:
+    # The ends are by far the likeliest: they come as soon as they may.
+    logits = torch.tensor([[0.0, 0.0, 9.0, 0.0, 0.0, 8.0]])
+    for temperature in (0.0, 0.1):
+        sampler = sampler_of([Options(min_new_tokens=3, temperature=temperature)], 6)
+        chosen = [sampler.choose(logits).item() for _ in range(5)]
+        assert [token in ENDS for token in chosen] == [False, False, False, True, True]
+
+
+def test_ids_without_a_logit() -> None:
+    sampler = Sampler(1, 4, CPU)
+    with pytest.raises(InputError, match=r"logit_bias names id 4, but ids go to 3; leave it out\."):
+        sampler.join(0, Options(logit_bias={1: 1.0, 4: 1.0}), [], [])
+    assert sampler.choose(torch.tensor([[1.0, 0.5, 0.0, 0.0]])).item() == 0  # it did not half join
+    sampler.join(0, Options(repetition_penalty=2.0, min_new_tokens=1), prompt=[3, 9, -1], end_ids=[9, 1])
+    assert sampler.choose(torch.tensor([[1.0, 5.0, 1.1, 1.9]])).item() == 2
+
+
+# Chance.
+
+
+def crowd(options: Options, n: int, vocab_size: int, prompt: Sequence[int] = ()) -> Sampler:
+    """One request in n rows, each a hundred steps on from the last: draws that have nothing to do with each other."""
+    sampler = Sampler(n, vocab_size, CPU)
+    sampler.join(0, options, prompt, ENDS)
+    sampler.copy([0] * n, range(n))
+    sampler.record(torch.empty(n, 0, dtype=torch.int64), 100 * torch.arange(n))
+    return sampler
+
+
+def critical(cells: int) -> float:
+    """What chi-square over so many cells exceeds once in 10,000, by Wilson and Hilferty (1% off at 3 degrees)."""
+    freedom = cells - 1
+    return freedom * (1 - 2 / (9 * freedom) + 3.719 * math.sqrt(2 / (9 * freedom))) ** 3
+
+
+def assert_drawn_from(probabilities: Tensor, ids: Tensor) -> None:
+    """Hold how often each id was drawn against its probability; all rare ones count as one cell."""
+    counts = torch.bincount(ids, minlength=len(probabilities)).double()
+    expected = probabilities.double() * len(ids)
+    rare = expected < 10
+    got, wanted = (torch.cat([x[~rare], x[rare].sum()[None]]) for x in (counts, expected))
+    assert counts[expected == 0].sum() == 0
+    assert len(got) > 4  # else little is tested
+    if wanted[-1] < 5:  # too few for a square to mean something
+        assert got[-1] <= 20  # 5 are expected at most; 20 come once in a million
+        got, wanted = got[:-1], wanted[:-1]
+    assert ((got - wanted) ** 2 / wanted).sum() < critical(len(got))
+
+
+def test_chi_square_finds_a_small_fault() -> None:
+    # The test of the test: one id in twelve comes a fifth more often than it should. That adds 73 to the 11 expected.
+    right = torch.full((12,), 1 / 12)
+    wrong = right + torch.tensor([1 / 60] + [-1 / 660] * 11)
+    numbers = torch.rand(20_000, generator=torch.Generator().manual_seed(0))
+    assert_drawn_from(right, (numbers * 12).long())
+    with pytest.raises(AssertionError):
+        assert_drawn_from(right, torch.searchsorted(wrong.cumsum(0), numbers, right=True).clamp(max=11))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        Options(temperature=1.0),
+        Options(temperature=1.6, top_k=6),
+        Options(temperature=1.3, top_p=0.9),
+        Options(temperature=1.3, min_p=0.05),
+        Options(temperature=2.0, top_k=9, top_p=0.95, min_p=0.03, repetition_penalty=1.4, logit_bias={3: 1.0}),
+    ],
+    ids=["temperature", "top_k", "top_p", "min_p", "together"],
+)
+def test_choices_follow_the_distribution(options: Options) -> None:
+    logits = random_logits(7, 12, dtype=torch.float32)
+    sampler = crowd(options, 20_000, 12, prompt=[1, 4])
+    probabilities = sampler.distribution(logits.expand(1, 12))[0]
+    assert_drawn_from(probabilities, sampler.choose(logits.expand(20_000, 12)))
+
+
+@pytest.mark.parametrize("seed", [0, -1, 2**63 - 1])
+def test_one_request_follows_the_distribution_step_by_step(seed: int) -> None:
+    sampler = sampler_of([Options(temperature=1.0, seed=seed)], 12)
+    logits = random_logits(7, 1, 12, dtype=torch.float32)
+    choices = torch.cat([sampler.choose(logits) for _ in range(1000)])
+    assert_drawn_from(sampler.distribution(logits)[0], choices)
+
+
+def test_torch_s_generator_has_no_part_in_it() -> None:
+    rows = [Options(temperature=1.0, seed=seed) for seed in range(50)]
+    before = torch.get_rng_state()
+    one = sampler_of(rows, 12).choose(torch.zeros(50, 12))
+    assert torch.get_rng_state().equal(before)
+    torch.rand(1)
+    assert sampler_of(rows, 12).choose(torch.zeros(50, 12)).equal(one)
+    assert len(set(one.tolist())) > 6  # 50 seeds among 12 ids: far fewer would be one stream
+
+
+def test_seeds_a_step_of_the_generator_apart_are_unrelated() -> None:
+    # SplitMix64 adds 0x9E37... for each number and a token takes three: were seeds its states, one of these requests
+    # would draw what the other draws a token later.
+    ahead = (3 * 0x9E3779B97F4A7C15 + 2**63) % 2**64 - 2**63
+    sampler = sampler_of([Options(temperature=1.0, seed=0), Options(temperature=1.0, seed=ahead)], 1000)
+    one, other = torch.stack([sampler.choose(torch.zeros(2, 1000)) for _ in range(20)], 1)
+    assert (one[1:] == other[:-1]).sum() <= 2  # of 19 by chance with probability 1/1000 each
+
+
+# Drafts. A model of six tokens, whose logits follow from the last token alone; the table's last row is the prompt's.
+
+MODEL = random_logits(21, 7, 6, dtype=torch.float32)
+DRAFTER = MODEL + random_logits(22, 7, 6, dtype=torch.float32) / 2
+ROWS = 20_000
+ASKED = {
+    "plain": Options(temperature=1.2),
+    "frequency": Options(temperature=1.2, frequency_penalty=1.5),
+    "together": Options(temperature=1.5, top_k=4, min_p=0.02, repetition_penalty=1.7, logit_bias={1: 1.0}),
+}
+
+
+def logits_along(drafts: Tensor, n_drafts: Tensor) -> Tensor:
+    """The model's logits [n, K+1, 6] before and after the drafts [n, K]; NaN where there is none to be after."""
+    last = torch.cat([torch.full((len(drafts), 1), -1), drafts], 1)
+    logits = MODEL[last].clone()
+    logits[torch.arange(last.shape[1]) > n_drafts[:, None]] = math.nan
+    return logits
+
+
+def ragged(k: int) -> Tensor:
+    return torch.arange(ROWS) % (k + 1)
+
+
+def padded(drafts: Tensor, n_drafts: Tensor) -> Tensor:
+    """The drafts, with an id that no vocabulary has where a row has no more."""
+    return drafts.where(torch.arange(drafts.shape[1]) < n_drafts[:, None], -(10**9))
+
+
+def assert_pairs_follow(options: Options, sampler: Sampler, tokens: Tensor, kept: Tensor) -> None:
+    """Hold each row's first two tokens, of which the second may yet have to be chosen, against the reference."""
+    chosen = sampler.choose(MODEL[tokens.gather(1, kept[:, None] - 1)[:, 0]])
+    pairs = tokens[:, 0] * 6 + torch.where(kept > 1, tokens[:, 1], chosen)
+    first = reference(MODEL[-1].tolist(), options, [], [])
+    second = [reference(MODEL[x].tolist(), options, [], [x]) for x in range(6)]
+    assert_drawn_from((torch.tensor(first)[:, None] * torch.tensor(second)).flatten(), pairs)
+
+
+def assert_share(flags: Tensor, share: float) -> None:
+    """Hold how many are true against a probability: more than 4.42 deviations off come once in 100,000."""
+    assert abs(flags.double().mean().item() - share) < 4.42 * math.sqrt(share * (1 - share) / len(flags))
+
+
+@pytest.mark.parametrize("name", ASKED)
+@pytest.mark.parametrize("k", [1, 2])
+def test_certain_drafts_leave_the_distribution_as_it_was(name: str, k: int) -> None:
+    options, n_drafts = ASKED[name], ragged(k)
+    sampler = crowd(options, ROWS, 6)
+    first = sampler.distribution(MODEL[-1:])[0]
+    likely = int(first.argmax())
+    drafts = torch.tensor([likely, likely])[:k].expand(ROWS, k)  # the second is one that penalties change
+    tokens, kept = sampler.verify(logits_along(drafts, n_drafts), padded(drafts, n_drafts), n_drafts)
+    assert (kept >= 1).all()
+    assert (kept <= n_drafts + 1).all()
+    assert_share((kept > 1)[n_drafts > 0], first[likely].item())
+    assert_pairs_follow(options, sampler, tokens, kept)
+
+
+@pytest.mark.parametrize("name", ASKED)
+@pytest.mark.parametrize("k", [1, 2])
+@pytest.mark.parametrize("own", [True, False], ids=["own", "shared"])
+def test_drawn_drafts_leave_the_distribution_as_it_was(name: str, k: int, own: bool) -> None:
+    options, n_drafts = ASKED[name], ragged(k)
+    sampler = crowd(options, ROWS, 6)
+    drafter = crowd(options, ROWS, 6) if own else sampler
+    drafts, probs = torch.empty(ROWS, 0, dtype=torch.int64), []
+    for _ in range(k):
+        last = drafts[:, -1] if probs else torch.full((ROWS,), -1)
+        ids, q = drafter.propose(DRAFTER[last], drafts)
+        drafts = torch.cat([drafts, ids[:, None]], 1)
+        probs.append(q)
+    assert_drawn_from(probs[0][0], drafts[:, 0])
+    first = sampler.distribution(MODEL[-1:])[0]
+    tokens, kept = sampler.verify(
+        logits_along(drafts, n_drafts), padded(drafts, n_drafts), n_drafts, torch.stack(probs, 1)
+    )
+    assert (kept >= 1).all()
+    assert (kept <= n_drafts + 1).all()
+    assert_share((kept > 1)[n_drafts > 0], first.minimum(probs[0][0]).sum().item())
+    assert_pairs_follow(options, sampler, tokens, kept)
+
+
+def test_a_drafter_that_is_the_model_is_always_believed() -> None:
+    sampler = crowd(ASKED["frequency"], 500, 6)
+    ids, q = sampler.propose(MODEL[-1:].expand(500, 6), torch.empty(500, 0, dtype=torch.int64))
+    drafts, n_drafts = ids[:, None], torch.ones(500, dtype=torch.int64)
+    tokens, kept = sampler.verify(logits_along(drafts, n_drafts), drafts, n_drafts, q[:, None])
+    assert (kept == 2).all()
+    assert tokens[:, :1].equal(drafts)
+
+
+def test_where_the_drafter_leaves_nothing_the_model_draws() -> None:
+    # q is above p everywhere, as only rounding (or a drafter's fault) can make it: nothing is left of p - q.
+    sampler = crowd(Options(temperature=1.0, logit_bias={3: -math.inf}), 2000, 6)
+    one = torch.ones(2000, dtype=torch.int64)
+    tokens, kept = sampler.verify(
+        logits_along(one[:, None], one), one[:, None], one, torch.full((2000, 1, 6), 1e9, dtype=torch.float32)
+    )
+    assert (kept == 1).all()
+    assert_drawn_from(sampler.distribution(MODEL[-1:])[0], tokens[:, 0])
+
+
+ROW = st.tuples(OPTIONS, st.lists(IDS, max_size=3))
+
+
+def written_one_by_one(rows: Sequence[tuple[Options, list[int]]], table: Tensor, length: int) -> Tensor:
+    """The tokens [n, length] that a model chooses whose logits follow from the last token."""
+    sampler = sampler_of([options for options, _ in rows], 8, [prompt for _, prompt in rows])
+    last, tokens = torch.full((len(rows),), -1), []
+    for _ in range(length):
+        last = sampler.choose(table[last])
+        tokens.append(last)
+    return torch.stack(tokens, 1)
+
+
+def written_with_drafts(
+    rows: Sequence[tuple[Options, list[int]]], table: Tensor, length: int, k: int, right: Tensor, guessed: bool
+) -> list[list[int]]:
+    """The same with drafts, of which those of `right` are what the model would say; with probabilities if guessed."""
+    n, places = len(rows), torch.arange(k)
+    sampler = sampler_of([options for options, _ in rows], 8, [prompt for _, prompt in rows])
+    plain = written_one_by_one(rows, table, length + k)
+    written: list[list[int]] = [[] for _ in rows]
+    round_ = 0
+    while any(len(tokens) < length for tokens in written):
+        done = torch.tensor([min(len(tokens), length) for tokens in written])
+        drafts = plain.gather(1, done[:, None] + places)
+        drafts = torch.where(right.roll(round_, 0)[:n, :k], drafts, (drafts + 1) % 8)
+        n_drafts = (torch.arange(n) + round_) % (k + 1)
+        last = torch.tensor([tokens[-1] if tokens else -1 for tokens in written])
+        logits = table[torch.cat([last[:, None], drafts], 1)]
+        q = (torch.nn.functional.one_hot(drafts, 8) + 1.0) / 9 if guessed else None
+        tokens, kept = sampler.verify(logits, drafts, n_drafts, q)
+        for row, (new, count) in enumerate(zip(tokens.tolist(), kept.tolist(), strict=True)):
+            assert 1 <= count <= n_drafts[row] + 1
+            written[row] += new[:count]
+        round_ += 1
+    return [tokens[:length] for tokens in written]
+
+
+@drawn
+@given(st.lists(ROW, min_size=1, max_size=4), st.integers(0, 3), st.integers(0, 2**32), st.floats(0, 1))
+def test_certain_drafts_change_no_token(
+    rows: list[tuple[Options, list[int]]], k: int, seed: int, share: float
+) -> None:
+    # Greedy or drawn, with all that a request may ask: every token is the one that would be there without drafts.
+    table = random_logits(seed, 9, 8, dtype=torch.float32)
+    right = torch.rand(7, 3, generator=torch.Generator().manual_seed(seed)) < share
+    expected = written_one_by_one(rows, table, 10).tolist()
+    assert written_with_drafts(rows, table, 10, k, right, guessed=False) == expected
+
+
+@drawn
+@given(st.lists(ROW, min_size=1, max_size=4), st.integers(1, 3), st.integers(0, 2**32), st.floats(0, 1))
+def test_drawn_drafts_change_no_greedy_token(
+    rows: list[tuple[Options, list[int]]], k: int, seed: int, share: float
+) -> None:
+    rows = [(replace(options, temperature=0.0), prompt) for options, prompt in rows]
+    drawing = (Options(temperature=1.0), [1])  # beside which the greedy rows have to go through probabilities
+    table = random_logits(seed, 9, 8, dtype=torch.float32)
+    right = torch.rand(7, 3, generator=torch.Generator().manual_seed(seed)) < share
+    expected = written_one_by_one(rows, table, 10).tolist()
+    for more in ([], [drawing]):
+        assert written_with_drafts([*rows, *more], table, 10, k, right, guessed=True)[: len(rows)] == expected
+
+
+@drawn
+@given(OPTIONS, st.lists(IDS, max_size=3), st.lists(IDS, max_size=3), st.integers(0, 2**32))
+def test_proposals_are_drawn_as_if_the_drafts_were_written(
+    options: Options, prompt: list[int], drafts: list[int], seed: int
+) -> None:
+    logits = random_logits(seed, 1, 8)
+    sampler = sampler_of([options], 8, [prompt])
+    before = sampler.distribution(logits)
+    _, q = sampler.propose(logits, torch.tensor([drafts], dtype=torch.int64))
+    assert sampler.distribution(logits).equal(before)  # nothing was counted
+    sampler.record(torch.tensor([drafts], dtype=torch.int64), torch.tensor([len(drafts)]))
+    assert sampler.distribution(logits).equal(q)
+
+
+# Rows. An engine in small: requests come, share the batch, finish and leave holes that the last row fills.
+
+
+@drawn
+@given(st.lists(ROW, min_size=1, max_size=5), st.integers(0, 2**32), st.data())
+def test_a_request_gives_the_same_tokens_in_any_batch(
+    rows: list[tuple[Options, list[int]]], seed: int, data: st.DataObject
+) -> None:
+    table = random_logits(seed, 9, 8, dtype=torch.float32)
+    alone = [written_one_by_one([row], table, 6)[0].tolist() for row in rows]
+    sampler = Sampler(4, 8, CPU)
+    waiting, running = list(range(len(rows))), []
+    written: list[list[int]] = [[] for _ in rows]
+    while waiting or running:
+        while waiting and len(running) < 4 and (not running or data.draw(st.booleans())):
+            request = waiting.pop()
+            sampler.join(len(running), *rows[request], ENDS)
+            running.append(request)
+        last = torch.tensor([written[request][-1] if written[request] else -1 for request in running])
+        for request, token in zip(running, sampler.choose(table[last]).tolist(), strict=True):
+            written[request].append(token)
+        for row in reversed(range(len(running))):
+            if len(written[running[row]]) == 6:
+                sampler.leave(row)
+                sampler.move(len(running) - 1, row)
+                running[row] = running[-1]
+                running.pop()
+    assert written == alone
+
+
+@drawn
+@given(st.permutations(range(4)), st.lists(ROW, min_size=4, max_size=4), st.integers(0, 2**32))
+def test_rows_change_places(order: list[int], rows: list[tuple[Options, list[int]]], seed: int) -> None:
+    one, other = (sampler_of([row[0] for row in rows], 8, [row[1] for row in rows]) for _ in range(2))
+    logits = random_logits(seed, 4, 8)
+    one.choose(logits)
+    other.choose(logits)
+    other.copy(order, range(4))
+    assert other.plan(4) == one.plan(4)
+    for _ in range(3):
+        assert other.distribution(logits[order]).equal(one.distribution(logits)[order])
+        assert other.choose(logits[order]).equal(one.choose(logits)[order])
+
+
+def test_a_slot_forgets_its_last_request() -> None:
+    everything = Options(
+        temperature=1.0,
+        top_k=5,
+        top_p=0.9,
+        min_p=0.1,
+        repetition_penalty=1.5,
+        frequency_penalty=1.0,
+        logit_bias={0: 2.0, 1: -math.inf},
+        min_new_tokens=3,
+    )
+    logits = random_logits(0, 2, 8)
+    for options in (
+        Options(temperature=1.0),
+        Options(),
+        Options(temperature=1.0, frequency_penalty=1.0),
+        Options(temperature=1.0, repetition_penalty=1.5),
+        Options(temperature=1.0, min_new_tokens=3),
+        Options(temperature=1.0, logit_bias={7: 1.0}),
+    ):
+        used, fresh = sampler_of([everything] * 2, 8, [[3, 4]] * 2), Sampler(2, 8, CPU)
+        for _ in range(3):
+            used.choose(logits)
+        used.leave(0)
+        for sampler in (used, fresh):
+            sampler.join(0, options, [6], [7])
+            sampler.join(1, everything, [6], [7])
+        assert used.distribution(logits).equal(fresh.distribution(logits))
+        assert used.choose(logits).equal(fresh.choose(logits))
+
+
+def test_a_fork_goes_on_as_its_source() -> None:
+    options = Options(temperature=1.0, frequency_penalty=1.0, repetition_penalty=1.2, seed=3)
+    sampler = sampler_of([options], 8, [[1]], slots=3)
+    logits = random_logits(0, 1, 8)
+    for _ in range(4):
+        sampler.choose(logits)
+    sampler.copy([0, 0], [1, 2])
+    for _ in range(4):
+        assert len(set(sampler.choose(logits.expand(3, 8)).tolist())) == 1
+
+
+def test_only_what_is_asked_for_is_done() -> None:
+    sampler = sampler_of([Options()], 50, slots=3)
+    idle = sampler.plan(1)
+    assert (idle.greedy, idle.random, idle.top, idle.adjusts) == (True, False, 0, False)
+    # What a greedy row could not notice, and limits that leave all in, ask for nothing.
+    sampler.join(1, Options(top_k=3, top_p=0.5, min_p=0.1), [], [])
+    sampler.join(2, Options(temperature=1.0, top_k=50, top_p=1.0), [], [])
+    assert sampler.plan(2) == idle
+    assert (sampler.plan(3).random, sampler.plan(3).top, sampler.plan(3).adjusts) == (True, 0, False)
+    # top_k looks no further than the largest k; top_p alone looks at all.
+    sampler.join(1, Options(temperature=1.0, top_k=3, top_p=0.5), [], [])
+    sampler.join(2, Options(temperature=1.0, top_k=8), [], [])
+    assert (sampler.plan(2).top, sampler.plan(3).top) == (3, 8)
+    sampler.join(2, Options(temperature=1.0, top_p=0.5, repetition_penalty=2.0), [], [])
+    assert (sampler.plan(3).top, sampler.plan(3).adjusts) == (50, True)
+    sampler.move(2, 1)
+    assert (sampler.plan(1), sampler.plan(2).top, sampler.plan(3).top) == (idle, 50, 50)
+    sampler.leave(1)
+    assert sampler.plan(3) == idle
+
+
+class Watch(TorchDispatchMode):
+    """Notes each operation on a whole vocabulary, and lets none make the host wait."""
+
+    def __init__(self, vocab_size: int) -> None:
+        super().__init__()
+        self.vocab_size, self.seen = vocab_size, list[str]()
+
+    def __torch_dispatch__(
+        self, func: OpOverload, types: object, args: tuple[object, ...] = (), kwargs: dict[str, object] | None = None
+    ) -> object:
+        name = func.overloadpacket.__name__
+        assert name not in ("_local_scalar_dense", "nonzero"), f"{name} waits for a value"
+        wide = any(isinstance(x, Tensor) and x.dim() > 1 and x.shape[-1] == self.vocab_size for x in args)
+        if wide and not func.is_view:
+            self.seen.append(name)
+        return func(*args, **(kwargs or {}))
+
+
+def watched(rows: Sequence[Options], call: Callable[[Sampler], object]) -> list[str]:
+    sampler = sampler_of(rows, 1000)
+    with Watch(1000) as watch:
+        call(sampler)
+    return watch.seen
+
+
+def test_greedy_rows_cost_one_argmax() -> None:
+    logits, drafts = random_logits(0, 3, 3, 1000), torch.zeros(3, 2, dtype=torch.int64)
+    rows = [Options(), Options(top_p=0.5), Options(seed=4)]
+    assert watched(rows, lambda sampler: sampler.choose(logits[:, 0])) == ["argmax"]
+    for q in (None, torch.full((3, 2, 1000), 1e-3)):
+        assert watched(rows, lambda sampler, q=q: sampler.verify(logits, drafts, torch.tensor([0, 1, 2]), q)) == [
+            "argmax"
+        ]
+
+
+def test_nothing_is_sorted_in_vain_and_nothing_waits() -> None:
+    logits, drafts, n_drafts = (
+        random_logits(0, 3, 3, 1000),
+        torch.zeros(3, 2, dtype=torch.int64),
+        torch.tensor([0, 1, 2]),
+    )
+    calls: list[Callable[[Sampler], object]] = [
+        lambda sampler: sampler.choose(logits[:, 0]),
+        lambda sampler: sampler.propose(logits[:, 0], drafts),
+        lambda sampler: sampler.verify(logits, drafts, n_drafts),
+        lambda sampler: sampler.verify(logits, drafts, n_drafts, torch.full((3, 2, 1000), 1e-3)),
+    ]
+    every = Options(
+        temperature=1.0,
+        top_p=0.5,
+        min_p=0.1,
+        repetition_penalty=1.1,
+        frequency_penalty=0.1,
+        logit_bias={1: 1.0},
+        min_new_tokens=2,
+    )
+    for call in calls:
+        plain = watched([Options(temperature=1.0)] * 3, call)
+        assert not {"sort", "topk"} & set(plain)
+        assert "topk" in watched([Options(), every, Options(temperature=1.0)], call)
+    # A few passes: the difference, the quotient, exp and the sums, and what finds the peak and the token.
+    assert len(watched([Options(temperature=1.0)] * 3, calls[0])) <= 10
+
+
+def test_rows_made_in_inference_mode_may_be_written_outside() -> None:
+    with torch.inference_mode():
+        sampler = sampler_of([Options(frequency_penalty=1.0)], 4)
+        sampler.choose(torch.zeros(1, 4))
+    assert sampler.choose(torch.zeros(1, 4)).item() == 1
