@@ -14,7 +14,7 @@ ROWS = [
     ["spec", "device", "store"],
     ["layers", "text"],
     ["models"],
-    ["data", "hub", "vectors"],
+    ["data", "generation", "hub", "vectors"],
     ["evaluation"],
     ["cli"],
 ]

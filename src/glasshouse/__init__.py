@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from glasshouse import device as device
     from glasshouse import errors as errors
     from glasshouse import evaluation as evaluation
+    from glasshouse import generation as generation
     from glasshouse import hub as hub
     from glasshouse import layers as layers
     from glasshouse import models as models
@@ -25,6 +26,11 @@ if TYPE_CHECKING:
     from glasshouse.errors import GlasshouseError as GlasshouseError
     from glasshouse.errors import InputError as InputError
     from glasshouse.errors import StoreError as StoreError
+    from glasshouse.generation import Completion as Completion
+    from glasshouse.generation import Engine as Engine
+    from glasshouse.generation import Options as Options
+    from glasshouse.generation import generate as generate
+    from glasshouse.generation import stream as stream
     from glasshouse.hub import load as load
     from glasshouse.hub import save as save
     from glasshouse.models import build as build
@@ -37,21 +43,39 @@ if TYPE_CHECKING:
 __version__ = "0.1.0.dev0"
 
 _HOME = {
+    "Completion": "generation",
     "ConfigError": "errors",
+    "Engine": "generation",
     "GlasshouseError": "errors",
     "InputError": "errors",
+    "Options": "generation",
     "StoreError": "errors",
     "Tokenizer": "text",
     "build": "models",
     "count_parameters": "spec",
     "embed": "vectors",
+    "generate": "generation",
     "load": "hub",
     "preset": "spec",
     "presets": "spec",
     "save": "hub",
+    "stream": "generation",
 }
 
-_ROOMS = ("config", "data", "device", "errors", "evaluation", "hub", "layers", "models", "spec", "store", "text")
+_ROOMS = (
+    "config",
+    "data",
+    "device",
+    "errors",
+    "evaluation",
+    "generation",
+    "hub",
+    "layers",
+    "models",
+    "spec",
+    "store",
+    "text",
+)
 
 __all__ = ["__version__", *_HOME, *_ROOMS]
 

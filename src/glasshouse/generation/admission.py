@@ -1,0 +1,102 @@
+"""What an engine takes: checks of models, sizes and prompts, made before anything is computed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from numbers import Integral
+
+from glasshouse import device as machine
+from glasshouse import spec
+from glasshouse.errors import InputError
+from glasshouse.generation.options import Options
+from glasshouse.models import Decoder, Model, Seq2Seq
+from glasshouse.text import Tokenizer
+
+
+def check_model(model: Model) -> None:
+    """Refuse a model that does not say what comes next."""
+    if not isinstance(model, Decoder | Seq2Seq):
+        raise InputError(
+            f"the model is of type {type(model).__name__}, which does not generate; give a decoder or an "
+            "encoder-decoder."
+        )
+    if not isinstance(model.spec.head, spec.NextToken):
+        raise InputError(f"the model's head is {type(model.spec.head).__name__}, but generation needs NextToken.")
+    if isinstance(model, Seq2Seq) and model.spec.start_id is None:
+        raise InputError("the spec has no start_id, with which the target begins; give it one.")
+
+
+def check_count(name: str, value: int) -> int:
+    """Return a number that must be whole and at least 1."""
+    if not isinstance(value, Integral) or isinstance(value, bool) or int(value) < 1:
+        raise InputError(f"{name} is {value!r}, but it must be a whole number of at least 1.")
+    return int(value)
+
+
+def check_length(s: spec.Spec, length: int | None, name: str = "max_len") -> int:
+    """Return the tokens that a sequence may have; only a learned table of positions ends somewhere."""
+    if length is None:
+        return s.max_len
+    if isinstance(s.position, spec.Learned) and check_count(name, length) > s.max_len:
+        raise InputError(f"{name} is {length}, but the model has positions for {s.max_len}; ask for no more.")
+    return check_count(name, length)
+
+
+def cache_bytes(s: spec.Spec, slots: int, max_len: int, source_len: int, element_size: int) -> int:
+    """Return at most how many bytes the keys and values of so many sequences take.
+
+    >>> from glasshouse.spec import preset
+    >>> cache_bytes(preset("gpt2"), slots=1, max_len=1024, source_len=0, element_size=4) / 2**20
+    72.0703125
+    """
+    slot_bytes = 2 * s.n_layers * s.n_kv_heads * s.d_head * element_size
+    return slots * (max_len + 1 + source_len) * slot_bytes
+
+
+def check_memory(model: Model, slots: int, max_len: int, source_len: int) -> None:
+    """Refuse slots for which the machine has no memory, before any is taken."""
+    weight = model.token.table.weight
+    cached = cache_bytes(model.spec, slots, max_len, source_len, weight.element_size())
+    weights = sum(one.numel() * one.element_size() for one in model.parameters())
+    there = machine.memory_bytes(weight.device)
+    if cached + weights > there:
+        raise InputError(
+            f"{slots} slots of {max_len} tokens need {cached / 2**30:,.1f} GiB beside the model's "
+            f"{weights / 2**30:,.1f}, but the memory of {weight.device.type!r} is {there / 2**30:,.1f} GiB; "
+            "ask for fewer slots or a smaller max_len."
+        )
+
+
+def check_ids(options: Options, vocab_size: int) -> None:
+    """Refuse settings about ids that no token has."""
+    for name in ("logit_bias", "stop_ids"):
+        if (largest := max(getattr(options, name), default=0)) >= vocab_size:
+            raise InputError(f"{name} names id {largest}, but ids go to vocab_size - 1 = {vocab_size - 1}.")
+
+
+def read_prompt(prompt: str | bytes | Iterable[int], tok: Tokenizer | None, s: spec.Spec) -> list[int]:
+    """Return the ids of a prompt; an empty one is the model's start token, where it has one."""
+    if isinstance(prompt, str | bytes):
+        if tok is None:
+            raise InputError("the prompt is a text, but there is no tokenizer; give ids, or a tokenizer.")
+        ids = tok.encode(prompt)
+    else:
+        ids = _ids_of(prompt, s.vocab_size)
+    if not ids and s.start_id is not None:
+        ids = [s.start_id]
+    if not ids:
+        raise InputError("the prompt is empty, and the model has no start_id to begin with; give at least one token.")
+    return ids
+
+
+def _ids_of(prompt: object, vocab_size: int) -> list[int]:
+    tolist = getattr(prompt, "tolist", None)  # a tensor or an array
+    values = prompt if tolist is None else tolist()
+    if not isinstance(values, Sequence):
+        raise InputError(f"the prompt is a {type(prompt).__name__}, but it must be a text or a list of ids.")
+    for value in values:
+        if not isinstance(value, Integral) or isinstance(value, bool) or not 0 <= int(value) < vocab_size:
+            raise InputError(
+                f"the prompt holds {value!r}, but ids are whole numbers from 0 to vocab_size - 1 = {vocab_size - 1}."
+            )
+    return [int(value) for value in values]

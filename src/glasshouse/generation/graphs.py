@@ -1,0 +1,60 @@
+"""Steps as CUDA graphs: the host starts hundreds of kernels by one call instead of one by one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+WARM_UPS = 2  # runs before a capture: libraries and compilers settle in the first
+
+
+class Graphs:
+    """Runs functions of no arguments that read and write tensors in place, each captured at its first run.
+
+    A captured function sees the world through the tensors it saw at its capture, so callers keep what changes in
+    those. What it returns is overwritten by the next run of any.
+    """
+
+    def __init__(self, state: Callable[[], Sequence[Tensor]]) -> None:
+        self._state = state  # what a run changes and a run too many would spoil
+        self._captured: dict[Hashable, tuple[torch.cuda.CUDAGraph, tuple[Tensor, ...]]] = {}
+        self._pool: Any = None  # of memory, shared by all
+
+    def run(self, key: Hashable, function: Callable[[], tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
+        """Run a function; `key` names it with all that its kernels depend on."""
+        if key not in self._captured:
+            self._captured[key] = self._capture(function)
+        graph, results = self._captured[key]
+        graph.replay()
+        return results
+
+    def _capture(self, function: Callable[[], tuple[Tensor, ...]]) -> tuple[torch.cuda.CUDAGraph, tuple[Tensor, ...]]:
+        before = [(tensor, tensor.clone()) for tensor in self._state()]
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for _ in range(WARM_UPS):
+                function()
+        torch.cuda.current_stream().wait_stream(side)
+        for tensor, saved in before:
+            tensor.copy_(saved)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._pool):
+            results = function()
+        self._pool = graph.pool()
+        return graph, results
+
+
+def bucket(count: int) -> int:
+    """Return the size that a count is padded to, so that few sizes need a graph.
+
+    >>> [bucket(count) for count in (1, 3, 6, 20, 65, 300, 700)]
+    [1, 4, 8, 24, 72, 320, 704]
+    """
+    step = 1
+    while step * 16 < count or (step < 8 and step * 2 <= count):
+        step *= 2
+    return -(-count // step) * step

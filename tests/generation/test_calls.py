@@ -1,0 +1,147 @@
+"""Texts in, texts out: what a caller of `generate` and `stream` sees."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import glasshouse as gh
+from glasshouse.generation import NGrams
+
+TEXTS = ["to be or not to be, that is the question", "naïve café, ein schöner Tag, 日本語 🌱🌱"]
+TOK = gh.Tokenizer.train(texts=TEXTS, vocab_size=300)
+
+
+@pytest.fixture(scope="module")
+def model() -> gh.models.Decoder:
+    torch.manual_seed(5)
+    spec = gh.preset(
+        "tiny-decoder", vocab_size=300, max_len=64, position={"kind": "learned"}, init={"kind": "normal", "std": 0.3}
+    )
+    return gh.build(spec, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.5])
+def test_streamed_is_returned_and_each_piece_is_whole(model: gh.models.Decoder, temperature: float) -> None:
+    for seed in range(8):
+        settings = {"max_new_tokens": 40, "temperature": temperature, "seed": seed}
+        (made,) = gh.generate(model, TOK, "to be", **settings)
+        pieces = list(gh.stream(model, TOK, "to be", **settings))
+        assert "".join(pieces) == made.text == TOK.decode(made.ids, special=False)
+        # The bytes of a random model are mostly no UTF-8: a mark in a piece must be one of the whole text's.
+        assert sum(piece.count("\ufffd") for piece in pieces) == made.text.count("\ufffd")
+        assert len(made.ids) == len(made.logprobs) == 40
+
+
+def forced(text: str) -> dict[int, float]:
+    """Return biases that leave only the tokens of a text."""
+    wanted = set(TOK.encode(text))
+    return {token: -1e9 for token in range(300) if token not in wanted}
+
+
+def test_a_stop_string_that_begins_inside_a_token_cuts_the_text_there(model: gh.models.Decoder) -> None:
+    token = max(set(range(300)) - set(TOK.special_ids), key=lambda number: len(TOK.decode([number])))
+    word = TOK.decode([token])
+    assert len(word) > 3
+    only = {number: -1e9 for number in range(300) if number != token}
+    (made,) = gh.generate(model, TOK, "be", max_new_tokens=5, stop=word[1:3], logit_bias=only)
+    assert (made.text, made.finish_reason) == (word[0], "stop")
+    assert made.ids == []  # no token ends before the stop string
+    assert made.logprobs == []
+
+
+def test_a_stop_string_over_several_tokens_is_never_streamed(model: gh.models.Decoder) -> None:
+    (whole,) = gh.generate(model, TOK, "to", max_new_tokens=30, logit_bias=forced("to be or"))
+    stop = whole.text[9:15]
+    cut = whole.text[: whole.text.index(stop)]
+    settings = {"max_new_tokens": 30, "logit_bias": forced("to be or"), "stop": [stop, "never"]}
+    (made,) = gh.generate(model, TOK, "to", **settings)
+    assert (made.text, made.finish_reason) == (cut, "stop")
+    assert "".join(gh.stream(model, TOK, "to", **settings)) == cut
+    assert cut.startswith(TOK.decode(made.ids))
+    assert made.ids == whole.ids[: len(made.ids)]
+
+
+def test_what_comes_out_for_a_prompt_does_not_depend_on_the_others(model: gh.models.Decoder) -> None:
+    prompts = ["to be", "or", "café 🌱", "the question that is"]
+    settings = {"max_new_tokens": 12, "temperature": 0.8, "top_p": 0.9, "seed": 3}
+    alone = [said(gh.generate(model, TOK, prompt, **settings))[0] for prompt in prompts]
+    assert said(gh.generate(model, TOK, prompts, **settings)) == alone
+    assert said(gh.generate(model, TOK, prompts, slots=2, speculator=NGrams(), **settings)) == alone
+    given = [TOK.encode(prompt) for prompt in prompts]
+    assert [one.ids for one in gh.generate(model, None, given, **settings)] == [ids for ids, *_ in alone]
+
+
+def said(made: list[gh.Completion]) -> list[tuple[list[int], str, str]]:
+    """Return what must be equal to the letter; log-probabilities round with the size of the batch."""
+    return [(one.ids, one.text, one.finish_reason) for one in made]
+
+
+def test_samples_of_one_prompt_differ_and_come_in_order(model: gh.models.Decoder) -> None:
+    settings = {"max_new_tokens": 10, "temperature": 1.0}
+    made = gh.generate(model, TOK, ["to", "be"], n=3, seed=7, **settings)
+    assert len(made) == 6
+    assert len({tuple(one.ids) for one in made[:3]}) == 3
+    assert said(made)[4] == said(gh.generate(model, TOK, "be", seed=8, **settings))[0]
+
+
+def test_prompts_in_every_form(model: gh.models.Decoder) -> None:
+    ids = TOK.encode("to be")
+    expected = gh.generate(model, TOK, "to be", max_new_tokens=4)[0]
+    for prompts in ("to be", b"to be", ["to be"], [ids], torch.tensor([ids])):
+        assert said(gh.generate(model, TOK, prompts, max_new_tokens=4)) == said([expected])
+    assert gh.generate(model, TOK, []) == []
+
+
+@pytest.mark.parametrize(
+    ("prompts", "settings", "sentence"),
+    [
+        ("", {}, "the prompt is empty, and the model has no start_id"),
+        ("\ud800", {}, "the text holds half a character at 0"),
+        ("to be " * 40, {}, "but max_len is 64; shorten it"),
+        ([1, 2, 3], {}, "prompts is a list of ids that begins with 1; put it in a list"),
+        ("to", {"n": 2}, "without a temperature or beams all samples are the same"),
+        ("to", {"n": 3, "beams": 2}, "n_best is 3, but a search of 2 beams returns 1 to 2"),
+        ("to", {"n": 0}, "n is 0, but it must be a whole number of at least 1"),
+        ("to", {"top_k": 0}, "top_k is 0"),
+        ("to", {"stop": ["a", ""]}, "it must be texts, none empty"),
+    ],
+)
+def test_what_cannot_be_done_is_one_sentence(
+    model: gh.models.Decoder, prompts: object, settings: dict[str, object], sentence: str
+) -> None:
+    with pytest.raises(gh.InputError) as caught:
+        gh.generate(model, TOK, prompts, **settings)  # type: ignore[arg-type]
+    assert sentence in str(caught.value)
+
+
+def test_an_empty_prompt_is_the_start_token_where_there_is_one() -> None:
+    model = gh.build(gh.preset("tiny-decoder", vocab_size=300, start_id=4))
+    assert (
+        gh.generate(model, TOK, "", max_new_tokens=3)[0].ids
+        == gh.generate(model, None, [[4]], max_new_tokens=3)[0].ids
+    )
+
+
+def test_another_model_s_tokenizer_is_refused(model: gh.models.Decoder) -> None:
+    other = gh.Tokenizer.train(texts=TEXTS, vocab_size=290)
+    model.tokenizer = TOK.fingerprint
+    with pytest.raises(gh.InputError, match="is not the one that the model was trained with"):
+        gh.generate(model, other, "to be")
+    model.tokenizer = None
+
+
+def test_progress_counts_every_token(model: gh.models.Decoder) -> None:
+    seen: list[int] = []
+    made = gh.generate(model, TOK, ["to", "be or"], max_new_tokens=7, progress=seen.append)
+    assert sum(seen) == sum(len(one.ids) for one in made) == 14
+
+
+def test_hooks_on_the_model_act_on_what_it_writes(model: gh.models.Decoder) -> None:
+    plain = gh.generate(model, TOK, "to be", max_new_tokens=6)[0].ids
+    hook = model.stack.blocks[0].register_forward_hook(lambda block, given, out: -out)
+    try:
+        assert gh.generate(model, TOK, "to be", max_new_tokens=6)[0].ids != plain
+    finally:
+        hook.remove()
+    assert gh.generate(model, TOK, "to be", max_new_tokens=6)[0].ids == plain

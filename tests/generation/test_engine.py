@@ -1,0 +1,415 @@
+"""The engine gives each request what it would get alone, whoever else is there, and gives everything back."""
+
+from __future__ import annotations
+
+import gc
+import random
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from generation.reference import write
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+import glasshouse as gh
+from glasshouse.generation import DraftModel, NGrams, Options, Request
+from glasshouse.generation.speculation import Speculator
+from glasshouse.models import Decoder, Seq2Seq
+
+MAX_LEN = 48
+WIDE = {"kind": "normal", "std": 0.3}  # first values for which logits differ clearly
+KINDS: dict[str, dict[str, Any]] = {
+    "gpt2": {"position": {"kind": "learned"}},
+    "llama": {
+        "position": {"kind": "rotary"},
+        "norm": {"kind": "rms"},
+        "feedforward": {"kind": "swiglu"},
+        "n_kv_heads": 2,
+        "qkv_bias": False,
+    },
+    "windows": {"position": {"kind": "rotary"}, "windows": (4, 0), "n_kv_heads": 1},
+    "all windows": {"position": {"kind": "sinusoidal"}, "windows": (6,)},
+    "alibi": {"position": {"kind": "alibi"}, "qk_norm": True},
+    "relative": {"position": {"kind": "relative"}, "norm_order": "after"},
+    "soft-cap": {"attention_softcap": 4.0, "norm_order": "sandwich", "position": {"kind": "none"}},
+    "encoder-decoder": {"start_id": 1},
+    "t5": {"start_id": 0, "position": {"kind": "relative"}, "norm": {"kind": "rms"}, "n_kv_heads": 2},
+}
+
+
+def build(kind: str) -> Decoder | Seq2Seq:
+    torch.manual_seed(sum(map(ord, kind)))
+    preset = "tiny-seq2seq" if "start_id" in KINDS[kind] else "tiny-decoder"
+    spec = gh.preset(preset, vocab_size=40, max_len=MAX_LEN, end_ids=(7,), init=WIDE, **KINDS[kind])
+    model = gh.build(spec, dtype=torch.float64).eval()
+    assert isinstance(model, Decoder | Seq2Seq)
+    return model
+
+
+MODELS = {kind: build(kind) for kind in KINDS}
+
+
+def ragged(seed: int, count: int, shared: int = 20) -> list[list[int]]:
+    """Return prompts of all lengths, most of which begin alike."""
+    chance = random.Random(seed)
+    beginning = [chance.randrange(40) for _ in range(shared)]
+    return [
+        beginning[: chance.randint(0, shared)] + [chance.randrange(40) for _ in range(chance.randint(1, 12))]
+        for _ in range(count)
+    ]
+
+
+def choices(seed: int) -> Options:
+    chance = random.Random(seed)
+    options = Options(max_new_tokens=chance.randint(1, 14), seed=seed)
+    match seed % 4:
+        case 0:
+            return options
+        case 1:
+            return replace(options, temperature=0.9, top_k=12)
+        case 2:
+            return replace(options, temperature=1.3, top_p=0.8, frequency_penalty=0.4, min_new_tokens=3)
+        case _:
+            return replace(options, repetition_penalty=1.3, logit_bias={3: 1.0, 5: -2.0}, stop_ids=(11,))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("slots", "chunk"), [(1, 48), (3, 5), (9, 16)])
+def test_batched_cached_and_chunked_is_alone_uncached_and_whole(kind: str, slots: int, chunk: int) -> None:
+    model, prompts = MODELS[kind], ragged(1, 9)
+    engine = gh.Engine(model, slots=slots, max_len=MAX_LEN, chunk=chunk)
+    requests = [engine.submit(prompt, choices(i)) for i, prompt in enumerate(prompts)]
+    engine.run()
+    for i, (prompt, request) in enumerate(zip(prompts, requests, strict=True)):
+        assert request.ids == write(model, prompt, choices(i), MAX_LEN), f"prompt {i}"
+
+
+def speculators(kind: str) -> Iterator[Speculator]:
+    yield NGrams(count=5, longest=2)
+    if isinstance(MODELS[kind], Decoder):
+        yield DraftModel(MODELS["gpt2"], count=3)  # a poor one
+        yield DraftModel(MODELS[kind], count=4)  # one that is always right
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_speculative_greedy_is_plain_greedy(kind: str) -> None:
+    model, prompts = MODELS[kind], ragged(2, 7)
+    for speculator in speculators(kind):
+        engine = gh.Engine(model, slots=3, max_len=MAX_LEN, chunk=9, speculator=speculator)
+        requests = [engine.submit(prompt, max_new_tokens=12) for prompt in prompts]
+        engine.run()
+        for prompt, request in zip(prompts, requests, strict=True):
+            assert request.ids == write(model, prompt, Options(max_new_tokens=12), MAX_LEN)
+
+
+def test_a_draft_that_is_always_right_saves_steps() -> None:
+    model, steps = MODELS["llama"], {}
+    for name, speculator in (("plain", None), ("draft", DraftModel(model, count=4))):
+        engine = gh.Engine(model, slots=1, max_len=MAX_LEN, speculator=speculator)
+        request = engine.submit([1, 2, 3], max_new_tokens=20, logit_bias={7: -100.0})
+        steps[name] = 1
+        while engine.step():
+            steps[name] += 1
+        assert len(request.ids) == 20
+    assert (steps["plain"], steps["draft"]) == (20, 4)
+
+
+def test_looked_up_drafts_give_the_very_tokens_of_plain_sampling() -> None:
+    model, prompts = MODELS["gpt2"], [[5, 6, 8] * 5, [9, 2] * 6]
+    options = Options(max_new_tokens=14, temperature=0.6, seed=4)
+    engine = gh.Engine(model, slots=2, max_len=MAX_LEN, speculator=NGrams())
+    requests = [engine.submit(prompt, options) for prompt in prompts]
+    engine.run()
+    assert [request.ids for request in requests] == [write(model, prompt, options, MAX_LEN) for prompt in prompts]
+
+
+def test_speculative_sampling_draws_from_the_model() -> None:
+    """Chi-square of the first two tokens, drawn with a draft model, against the model's own probabilities."""
+    model, draft = MODELS["gpt2"], MODELS["alibi"]
+    assert isinstance(draft, Decoder)
+    options = Options(max_new_tokens=2, temperature=1.0, top_k=4, logit_bias={7: -100.0})
+    engine = gh.Engine(model, slots=64, max_len=8, speculator=DraftModel(draft, count=2))
+    requests = [engine.submit([3, 1], replace(options, seed=seed)) for seed in range(800)]
+    engine.run()
+    counts: dict[tuple[int, ...], int] = {}
+    for request in requests:
+        counts[tuple(request.ids)] = counts.get(tuple(request.ids), 0) + 1
+
+    def probabilities(prompt: list[int]) -> torch.Tensor:
+        with torch.no_grad():
+            logits = model(torch.tensor([prompt]))[0, -1]
+        logits[7] -= 100
+        least = logits.topk(4).values[-1]
+        return logits.masked_fill(logits < least, -torch.inf).softmax(-1)
+
+    first = probabilities([3, 1])
+    statistic, cells = 0.0, 0
+    for a in first.nonzero()[:, 0].tolist():
+        second = probabilities([3, 1, a])
+        for b in second.nonzero()[:, 0].tolist():
+            expected = len(requests) * float(first[a] * second[b])
+            statistic += (counts.pop((a, b), 0) - expected) ** 2 / expected
+            cells += 1
+    assert not counts, "a pair of probability 0 was drawn"
+    assert cells == 16
+    assert statistic < 37.7  # the 0.999 quantile of chi-square with 15 degrees of freedom
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "windows", "relative", "encoder-decoder"])
+def test_beams_beside_samples_are_what_they_are_alone(kind: str) -> None:
+    model, prompts = MODELS[kind], ragged(3, 6)
+    alone = [gh.generate(model, None, [prompt], beams=3, n=3, max_new_tokens=9) for prompt in prompts]
+    engine = gh.Engine(model, slots=8, max_len=MAX_LEN, chunk=7)
+    searches, others = [], []
+    for i, prompt in enumerate(prompts):
+        others.append((prompt, i, engine.submit(prompt, choices(i))))
+        searches.append(engine.submit(prompt, beams=3, n_best=3, max_new_tokens=9, keep_tree=True))
+    engine.run()
+    for search, expected in zip(searches, alone, strict=True):
+        found = search.completions()
+        assert [one.ids for one in found] == [one.ids for one in expected]
+        assert [one.score for one in found] == pytest.approx([one.score for one in expected], abs=1e-9)
+        assert search.tree
+    for prompt, i, request in others:
+        assert request.ids == write(model, prompt, choices(i), MAX_LEN)
+
+
+class EngineMachine(RuleBasedStateMachine):
+    """Requests come, are cancelled and end in any order; each gets what it would get alone, and all slots return."""
+
+    @initialize(
+        kind=st.sampled_from(sorted(KINDS)), slots=st.integers(1, 5), chunk=st.integers(1, 20), data=st.data()
+    )
+    def start(self, kind: str, slots: int, chunk: int, data: st.DataObject) -> None:
+        self.model = MODELS[kind]
+        options = [None, NGrams(count=3)]
+        if isinstance(self.model, Decoder):
+            options.append(DraftModel(MODELS["gpt2"], count=2))
+        self.engine = gh.Engine(
+            self.model, slots=slots, max_len=MAX_LEN, chunk=chunk, speculator=data.draw(st.sampled_from(options))
+        )
+        self.slots = slots
+        self.requests: list[tuple[list[int], Request]] = []
+
+    @rule(seed=st.integers(0, 200), which=st.integers(0, 7))
+    def submit(self, seed: int, which: int) -> None:
+        prompt = ragged(which, 3)[seed % 3]  # prompts come back, so that their beginnings are found in the cache
+        options = choices(seed)
+        if seed % 7 == 0 and self.slots >= 2:
+            options = Options(max_new_tokens=options.max_new_tokens, beams=2)
+        if self.engine._speculator is not None and isinstance(self.engine._speculator, DraftModel):
+            options = Options(max_new_tokens=options.max_new_tokens, beams=options.beams)  # draws differ, by design
+        self.requests.append((prompt, self.engine.submit(prompt, options)))
+
+    @rule(steps=st.integers(1, 6))
+    def step(self, steps: int) -> None:
+        for _ in range(steps):
+            self.engine.step()
+
+    @precondition(lambda self: self.requests)
+    @rule(data=st.data())
+    def cancel(self, data: st.DataObject) -> None:
+        _, request = data.draw(st.sampled_from(self.requests))
+        self.engine.cancel(request)
+        assert request.done
+
+    @invariant()
+    def slots_add_up(self) -> None:
+        if hasattr(self, "engine"):
+            slots = self.engine.slots
+            assert [row.slot for row in (*slots.rows, *slots.free)] == list(range(self.slots))
+            assert all(row.request is not None for row in slots.rows)
+            assert all(row.request is None for row in slots.free)
+            assert not any(row.reading for row in slots.rows[:-1])
+
+    def teardown(self) -> None:
+        if not hasattr(self, "engine"):
+            return
+        self.engine.run()
+        assert len(self.engine.slots.free) == self.slots
+        assert self.engine.slots.cache.lengths.tolist() == [0] * self.slots
+        for prompt, request in self.requests:
+            if request.options.beams > 1:
+                if request.finish_reason != "cancelled":
+                    (alone,) = gh.generate(
+                        self.model, None, [prompt], beams=2, max_new_tokens=min(request.limit, MAX_LEN)
+                    )
+                    assert request.ids == alone.ids
+                continue
+            expected = write(self.model, prompt, request.options, MAX_LEN)
+            if request.finish_reason == "cancelled":
+                assert request.ids == expected[: len(request.ids)]
+            else:
+                assert request.ids == expected
+                assert request.finish_reason == ("length" if len(expected) == request.limit else "stop")
+
+
+TestEngineMachine = EngineMachine.TestCase
+TestEngineMachine.settings = settings(
+    max_examples=40,
+    stateful_step_count=25,
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
+    phases=[Phase.explicit, Phase.reuse, Phase.generate],  # shrinking takes minutes
+)
+
+
+def test_a_thousand_requests_a_third_of_them_cancelled_give_everything_back() -> None:
+    model, chance = MODELS["llama"], random.Random(0)
+    engine = gh.Engine(model, slots=16, max_len=MAX_LEN, chunk=32)
+    tensors = _tensors()
+    requests: list[Request] = []
+    while len(requests) < 1000 or engine.step():
+        if len(requests) < 1000:
+            for _ in range(chance.randint(0, 12)):
+                prompt = [chance.randrange(40) for _ in range(chance.randint(1, 30))]
+                requests.append(engine.submit(prompt, max_new_tokens=chance.randint(0, 17)))
+            engine.step()
+        waiting = [request for request in requests if not request.done]
+        if waiting and sum(request.finish_reason == "cancelled" for request in requests) < len(requests) / 3:
+            engine.cancel(chance.choice(waiting))
+    assert all(request.done for request in requests)
+    assert sum(request.finish_reason == "cancelled" for request in requests) > 300
+    assert len(engine.slots.free) == 16
+    assert not engine.slots.rows
+    assert engine.slots.cache.lengths.tolist() == [0] * 16
+    assert _tensors() == tensors
+
+
+def _tensors() -> tuple[int, int]:
+    """Return how many tensors there are, and how many numbers they hold."""
+    gc.collect()
+    there = [one for one in gc.get_objects() if type(one) is torch.Tensor]
+    return len(there), sum(one.numel() for one in there)
+
+
+def test_a_shared_beginning_is_computed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, read = MODELS["llama"], []
+    engine = gh.Engine(model, slots=4, max_len=MAX_LEN)
+    forward = engine._forward
+    monkeypatch.setattr(
+        engine, "_forward", lambda ids, *rest, **more: read.append(ids.numel()) or forward(ids, *rest, **more)
+    )
+    beginning = list(range(30))
+    requests = [engine.submit([*beginning, token], max_new_tokens=2) for token in (31, 32, 33)]
+    engine.run()
+    assert sum(read) == 30 + 3 * 2  # the beginning, then two steps of three rows
+    read.clear()
+    later = engine.submit([*beginning, 31, *requests[0].ids, 9], max_new_tokens=1)  # as a chat goes on
+    engine.run()
+    assert sum(read) == 2  # what was written last had not been read yet, and the new token
+    assert later.ids == write(model, later.prompt, later.options, MAX_LEN)
+
+
+def test_a_long_prompt_does_not_stall_the_others() -> None:
+    engine = gh.Engine(MODELS["llama"], slots=2, max_len=MAX_LEN, chunk=4)
+    first = engine.submit([1], max_new_tokens=30, logit_bias={7: -100.0})
+    engine.step()
+    long = engine.submit([2] * 41, max_new_tokens=1)
+    for step in range(9):
+        engine.step()
+        assert len(first.ids) == step + 2
+        assert not long.ids
+    engine.step()
+    assert len(long.ids) == 1
+
+
+def test_window_layers_keep_a_window() -> None:
+    model = MODELS["windows"]
+    engine = gh.Engine(model, slots=1, max_len=MAX_LEN, chunk=5)
+    per_slot = 2 * model.spec.n_kv_heads * model.spec.d_head * 8  # float64
+    layers = [model.spec.window(index) for index in range(model.spec.n_layers)]
+    kept = [window + 5 if window else MAX_LEN for window in layers]
+    assert engine.n_bytes == sum(slots + 1 for slots in kept) * per_slot
+
+
+@pytest.mark.parametrize(
+    ("prompt", "more", "sentence"),
+    [
+        ([], {}, "the prompt is empty, and the model has no start_id"),
+        ([1] * 49, {}, "the prompt has 49 tokens, but max_len is 48"),
+        ([40], {}, "the prompt holds 40, but ids are whole numbers from 0 to vocab_size - 1 = 39"),
+        ([-1], {}, "the prompt holds -1"),
+        ([1.5], {}, "the prompt holds 1.5"),
+        ("text", {}, "the prompt is a text, but there is no tokenizer"),
+        (7, {}, "the prompt is a int, but it must be a text or a list of ids"),
+        ([1], {"top_k": 0.5}, "top_k is 0.5, but it must be a whole number of at least 1"),
+        ([1], {"temperature": -1.0}, "temperature is -1.0, but it must be 0 or above"),
+        ([1], {"temperature": float("nan")}, "temperature is nan, but it must be 0 or above"),
+        ([1], {"max_new_tokens": -1}, "max_new_tokens is -1, but it must be a whole number of at least 0"),
+        ([1], {"max_new_tokens": 2.5}, "max_new_tokens is 2.5"),
+        ([1], {"stop": "x"}, "stop is ('x',), but there is no tokenizer"),
+        ([1], {"stop": ""}, "stop is ('',), but it must be texts, none empty"),
+        ([1], {"beams": 4}, "beams is 4, but the engine has 2 slots"),
+        ([1], {"beams": 2, "temperature": 1.0}, "a search draws nothing"),
+        ([1], {"n_best": 2}, "n_best is 2, but a search of 1 beams"),
+        ([1], {"temprature": 1.0}, "there is no setting 'temprature'; did you mean temperature?"),
+        ([1], {"logit_bias": {99: 1.0}}, "logit_bias names id 99"),
+    ],
+)
+def test_what_cannot_be_done_is_refused_and_the_engine_goes_on(
+    prompt: object, more: dict[str, Any], sentence: str
+) -> None:
+    engine = gh.Engine(MODELS["gpt2"], slots=2, max_len=MAX_LEN)
+    running = engine.submit([1, 2], max_new_tokens=6)
+    engine.step()
+    with pytest.raises(gh.InputError) as caught:
+        engine.submit(prompt, **more)
+    assert sentence in str(caught.value)
+    engine.run()
+    assert running.ids == write(MODELS["gpt2"], [1, 2], Options(max_new_tokens=6), MAX_LEN)
+
+
+def test_odd_lengths_give_the_sensible_result() -> None:
+    engine = gh.Engine(MODELS["gpt2"], slots=2, max_len=MAX_LEN)
+    nothing = engine.submit([1, 2], max_new_tokens=0)
+    assert nothing.completions() == [gh.Completion("", [], [], "length")]
+    full = engine.submit([1] * 48)
+    assert full.finish_reason == "length"
+    absurd = engine.submit([1, 2], max_new_tokens=10**30, logit_bias={7: -100.0})
+    engine.run()
+    assert (len(absurd.ids), absurd.finish_reason) == (46, "length")
+
+
+def test_engines_that_cannot_be_are_refused() -> None:
+    model = MODELS["gpt2"]
+    for settings_, sentence in (
+        ({"slots": 0}, "slots is 0"),
+        ({"chunk": 0}, "chunk is 0"),
+        ({"max_len": 49}, "max_len is 49, but the model has positions for 48"),
+        ({"slots": 10**9}, "1000000000 slots of 48 tokens need"),
+    ):
+        with pytest.raises(gh.InputError, match=sentence):
+            gh.Engine(model, **settings_)
+    with pytest.raises(gh.InputError, match="the model is of type Encoder, which does not generate"):
+        gh.Engine(gh.build(gh.preset("tiny-encoder")))  # type: ignore[arg-type]
+    with pytest.raises(gh.InputError, match="the spec has no start_id"):
+        gh.Engine(gh.build(gh.preset("tiny-seq2seq", start_id=None)))
+    with pytest.raises(gh.InputError, match="the draft model has a vocab_size of 256"):
+        gh.Engine(model, speculator=DraftModel(gh.build(gh.preset("tiny-decoder"))))
+
+
+def test_an_engine_leaves_the_model_as_it_was() -> None:
+    model = gh.build(gh.preset("tiny-decoder", dropout=0.5))
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    one, two = (gh.generate(model, None, [[1, 2]], max_new_tokens=8)[0] for _ in range(2))
+    assert one == two  # no dropout
+    assert model.training
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+@given(seed=st.integers(0, 50))
+@settings(max_examples=10, deadline=None)
+def test_log_probabilities_are_of_the_raw_logits(seed: int) -> None:
+    model, (prompt,) = MODELS["llama"], ragged(seed, 1)
+    (made,) = gh.generate(
+        model, None, [prompt], max_new_tokens=6, temperature=2.0, top_k=5, seed=seed, repetition_penalty=1.5
+    )
+    with torch.no_grad():
+        logprobs = model(torch.tensor([prompt + made.ids]))[0].log_softmax(-1)
+    expected = [float(logprobs[len(prompt) - 1 + i, token]) for i, token in enumerate(made.ids)]
+    assert made.logprobs == pytest.approx(expected, abs=1e-9)
