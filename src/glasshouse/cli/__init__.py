@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 import glasshouse as gh
-from glasshouse.cli import data, model, screen, tokenizer
+from glasshouse.cli import data, generation, model, screen, tokenizer
 
 app = typer.Typer(
     name="glasshouse",
@@ -22,6 +22,7 @@ app = typer.Typer(
 )
 app.add_typer(tokenizer.app, name="tokenizer")
 app.add_typer(data.app, name="data")
+app.add_typer(generation.app)
 app.add_typer(model.app)
 
 
