@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: help setup demo test lint types compiled text gpu wheel bench bench-text bench-load clean
+.PHONY: help setup demo test lint types compiled text generation gpu wheel bench bench-generate bench-text bench-load clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -47,12 +47,18 @@ wheel: $(VENV)/.ready  ## build the wheel, install it in an empty environment an
 	build/empty/bin/pip install --quiet --constraint constraints.txt dist/*.whl
 	cd build/empty && bin/python -m doctest ../../README.md && echo 'README.md holds in an empty environment'
 
+generation: $(VENV)/.ready  ## generation beside transformers, 200 prompts for each family (half an hour)
+	$(BIN)/python -m pytest -n 2 -m long tests/generation
+
 bench: $(VENV)/.ready  ## one training step beside its peers (about ten minutes; wants an idle machine)
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[bench]'
 	$(BIN)/python benchmarks/step.py
 
 bench-text: $(VENV)/.ready  ## training a tokenizer and text to ids beside tokenizers and tiktoken (ten minutes)
 	$(BIN)/python benchmarks/text.py
+
+bench-generate: $(VENV)/.ready  ## tokens per second beside transformers and the memory's speed (ten minutes)
+	$(BIN)/python benchmarks/generate.py
 
 bench-load: $(VENV)/.ready  ## loading a model of 500 MB beside transformers (two minutes)
 	$(BIN)/python benchmarks/load.py
