@@ -32,6 +32,7 @@ from glasshouse.generation.speculation import Drafts, Speculator
 
 PROMPT = 64
 NEW = 256
+MEAN_LENGTH = PROMPT + NEW // 2
 WARM_UP = 8  # tokens
 
 Texts = list[list[int]]
@@ -107,15 +108,19 @@ def race(contenders: dict[str, Contender], draw: Callable[[], Texts], new: int, 
     return results
 
 
-def step_bytes(model: nn.Module, rows: int, length: int) -> int:
-    """Return what a decoding step must read: the weights, and the keys and values of rows of this length.
+def weight_bytes(model: nn.Module) -> int:
+    """Return what a step must read of the weights.
 
     Of the table of positions it reads a few rows; the table of tokens is the head's matrix too, and read whole.
     """
-    s = model.spec
     weights = [one for name, one in model.named_parameters() if not name.startswith("stack.position")]
-    cached = 2 * s.n_layers * s.n_kv_heads * s.d_head * length * rows
-    return sum(one.numel() * one.element_size() for one in weights) + cached * weights[0].element_size()
+    return sum(one.numel() * one.element_size() for one in weights)
+
+
+def held_bytes(model: nn.Module, rows: int, length: int) -> int:
+    """Return what a step must read of the cache, where rows hold so many tokens on average."""
+    s = model.spec
+    return 2 * s.n_layers * s.n_kv_heads * s.d_head * length * rows * model.token.table.weight.element_size()
 
 
 # The contenders
@@ -203,8 +208,8 @@ def decode(rounds: int, int8: bool) -> None:
         peers = [name for name in results if name.startswith("HF")]
         best = results[min(peers, key=lambda name: statistics.median(results[name].seconds))]
         for name, result in results.items():
-            # One byte for each number stands for int8, whatever of it stays in float32.
-            bound = step_bytes(ours, rows, PROMPT + NEW // 2) / ceiling / (4 if "int8" in name else 1)
+            weights = weight_bytes(ours) / (4 if "int8" in name else 1)  # as if nothing stayed in float32
+            bound = (weights + held_bytes(ours, rows, MEAN_LENGTH)) / ceiling
             share = cell([bound * NEW / one for one in result.seconds], 2) if rows == 1 else ""
             against = ratio(best.seconds, result.seconds)
             line(f"batch {rows}, {name}", cell(result.rates()), against, share, result.agrees(best))
@@ -328,7 +333,7 @@ def groups(rounds: int) -> None:
     line("", "bytes a token", "MB read a step", "ms a step", f"as fast as {heads}")
     for kv_heads, (model, _) in steps.items():
         token = model.make_cache(1, 2).n_bytes - model.make_cache(1, 1).n_bytes
-        read = step_bytes(model, rows, context) / 1e6
+        read = (weight_bytes(model) + held_bytes(model, rows, context)) / 1e6
         took = cell([1e3 * one for one in found[kv_heads]])
         line(f"{kv_heads} key-value heads", f"{token:,}", f"{read:.0f}", took, ratio(found[heads], found[kv_heads]))
 
@@ -390,7 +395,7 @@ def steady(rounds: int) -> None:
     print(f"\nLlama 1B, bfloat16, {PROMPT} + {NEW} tokens, compiled; memory is copied at {bandwidth / 1e9:,.0f} GB/s")
     line("", "tokens/s", "ms a step", "share of the bound")
     for rows, rates in found.items():
-        bound = step_bytes(llama(), rows, PROMPT + NEW // 2) / bandwidth
+        bound = (weight_bytes(llama()) + held_bytes(llama(), rows, MEAN_LENGTH)) / bandwidth
         steps = [rows / rate for rate in rates]
         shares = cell([bound / step for step in steps], 2)
         line(f"batch {rows}", cell(rates, 0), cell([1e3 * step for step in steps], 3), shares)
