@@ -624,7 +624,7 @@ def test_help_needs_no_torch_and_shows_defaults_units_and_an_example() -> None:
         ),
         (["plain", "hi", "--chat"], "has no chat template, so it holds no conversation; leave out --chat."),
         (["seq2seq", "hi", "--chat"], "is an encoder-decoder, so it holds no conversation; leave out --chat."),
-        (["encoder", "hi"], "the model is a"),
+        (["encoder", "hi"], "the model is of type Encoder"),
         (["wordless", "hi"], "has no tokenizer, so it reads no text; put its tokenizer.json there."),
         (["learned", "to be " * 20], "tokens, but max_len is 16"),
         (["short", ""], "the prompt is empty, and the model has no start_id"),
