@@ -29,7 +29,7 @@ from glasshouse.layers.int8 import (
     quantize,
     to_int8,
 )
-from glasshouse.layers.packed import Unembedding, share
+from glasshouse.layers.twin import Unembedding, share
 from glasshouse.models import Model, Seq2Seq
 
 Product = Callable[[Int8Rows], Callable[[Tensor], Tensor]]

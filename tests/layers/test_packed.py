@@ -16,7 +16,8 @@ from torch.nn import functional as F
 import glasshouse as gh
 from glasshouse import spec
 from glasshouse.layers import packed
-from glasshouse.layers.packed import PackedLinear, Unembedding, can_pack, pack, share, swap
+from glasshouse.layers.packed import ColumnLinear, PackedLinear, can_pack, pack
+from glasshouse.layers.twin import Unembedding, share, swap
 from glasshouse.models import Decoder, Encoder, Seq2Seq
 
 packs = pytest.mark.skipif(not can_pack(), reason="this build of torch does not pack")
@@ -25,7 +26,7 @@ packs = pytest.mark.skipif(not can_pack(), reason="this build of torch does not 
 @pytest.fixture
 def everything_gains(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pack small matrices too, and use the packed copy from one row on."""
-    monkeypatch.setattr(packed, "FEWEST_NUMBERS", 0)
+    monkeypatch.setattr(packed, "LEAST_WORK", 0)
     monkeypatch.setattr(packed, "FEWEST_ROWS", 1)
 
 
@@ -69,7 +70,7 @@ def test_no_further_from_the_truth_than_torch(n: int, k: int, stored: str) -> No
     many = torch.randn(64, k)
     truth = F.linear(many.double(), weight.double(), bias.double())
     theirs = (F.linear(many, weight, bias) - truth).square().mean().sqrt()
-    for shape in [(4,), (8,), (33,), (2, 5), (3, 2, 2)]:
+    for shape in [(1,), (4,), (8,), (33,), (2, 5), (3, 2, 2)]:
         rows = many[: torch.Size(shape).numel()]
         result = linear(rows.view(*shape, k))
         assert result.shape == (*shape, n)
@@ -79,36 +80,12 @@ def test_no_further_from_the_truth_than_torch(n: int, k: int, stored: str) -> No
 @packs
 def test_a_slice_of_a_larger_tensor_goes_in_too() -> None:
     torch.manual_seed(0)
-    linear = PackedLinear(torch.randn(16, 24))
+    weight = torch.randn(16, 24)
+    linear = PackedLinear(weight)
     with torch.no_grad():
         for x in (torch.randn(24, 6).T, torch.randn(2, 24, 3).transpose(1, 2), torch.randn(6, 48)[:, ::2]):
-            assert (linear(x) - F.linear(x, linear.weight)).abs().max() < 1e-5
+            assert (linear(x) - F.linear(x, weight)).abs().max() < 1e-5
         assert linear(torch.randn(0, 24)).shape == (0, 16)
-
-
-@packs
-def test_which_way_a_product_goes() -> None:
-    """With twice the matrix packed, a result twice as large has gone that way."""
-    weight = nn.Parameter(torch.randn(5, 8))
-    linear = PackedLinear(weight)
-    linear.packed = PackedLinear(2 * weight).packed
-
-    def factor(x: Tensor) -> float:
-        return float((linear(x) / F.linear(x, linear.weight)).detach().mean())
-
-    assert linear.weight is weight
-    with torch.no_grad():
-        assert factor(torch.randn(4, 8)) == pytest.approx(2)
-        assert factor(torch.randn(2, 2, 8)) == pytest.approx(2)
-        assert factor(torch.randn(3, 8)) == 1  # too few
-        assert factor(torch.randn(8)) == 1
-    assert factor(torch.randn(4, 8)) == 1  # a gradient may be asked for
-    linear(torch.ones(4, 8)).sum().backward()
-    assert weight.grad is not None
-    assert weight.grad.equal(torch.full((5, 8), 4.0))
-    with torch.no_grad():
-        linear.double()
-        assert factor(torch.randn(4, 8, dtype=torch.float64)) == 1
 
 
 @settings(max_examples=15, deadline=None)
@@ -185,7 +162,7 @@ def test_packing_changes_the_second_tree_alone(s: spec.Spec, seed: int) -> None:
     modules, state = list(model.named_modules()), {name: t.clone() for name, t in model.state_dict().items()}
     before = run(model, seed)
     twin = share(model)
-    pack(twin)
+    pack(twin, rows=8)
     assert not any(type(module) is nn.Linear for module in twin.modules())
     assert isinstance(twin.head, Unembedding) == isinstance(s.head, spec.NextToken | spec.MaskedToken)
     assert [(name, id(module)) for name, module in model.named_modules()] == [(n, id(m)) for n, m in modules]
@@ -202,7 +179,7 @@ def test_a_head_keeps_what_comes_before_its_product(head: spec.MaskedToken) -> N
     torch.manual_seed(0)
     model = gh.build(gh.preset("tiny-encoder", head=head, logit_scale=True)).eval()
     twin = share(model)
-    pack(twin)
+    pack(twin, rows=8)
     assert isinstance(twin.head, Unembedding)
     assert isinstance(twin.head.transform[0], PackedLinear)
     expected = run(model)
@@ -217,11 +194,9 @@ def test_a_large_head_is_packed_whether_tied_or_not(tied: bool) -> None:
     model = gh.build(s).eval()
     nn.init.normal_(model.token.table.weight)
     twin = share(model)
-    pack(twin)
-    matrix = model.token.table.weight if tied else model.head.weight
+    pack(twin, rows=8)
     assert isinstance(twin.head, Unembedding)
     assert isinstance(twin.head.product, PackedLinear)
-    assert twin.head.product.weight is matrix
     assert not any(isinstance(module, PackedLinear) for module in twin.stack.modules())  # 64 x 256 is too small
     expected = run(model)
     assert (run(twin) - expected).abs().max() <= 1e-5 * expected.abs().max()
@@ -231,8 +206,29 @@ def test_a_large_head_is_packed_whether_tied_or_not(tied: bool) -> None:
 def test_what_does_not_gain_stays() -> None:
     for layer in (nn.Linear(1024, 511), nn.Linear(1024, 512).double(), nn.Linear(1024, 512, device="meta")):
         tree = nn.Sequential(layer)
-        pack(tree)
+        pack(tree, rows=8)
         assert tree[0] is layer
+
+
+def test_a_single_row_has_its_matrices_by_columns() -> None:
+    torch.manual_seed(0)
+    by_rows, by_columns = nn.Linear(300, 200), nn.Linear(200, 300)
+    by_columns.weight = nn.Parameter(torch.randn(200, 300).T)
+    tree = nn.Sequential(by_rows, by_columns)
+    twin = share(tree)
+    pack(twin, rows=1)
+    twin[1].bias = None
+    by_columns.register_parameter("bias", None)
+    for shape in [(300,), (1, 300), (1, 1, 300), (4, 300), (2, 3, 300)]:
+        x = torch.randn(shape)
+        assert twin(x).shape == tree(x).shape
+        assert (twin(x) - tree(x)).abs().max() <= 1e-5 * tree(x).abs().max()
+    assert twin(torch.randn(1, 0, 300)).shape == (1, 0, 300)
+    for layer in twin:
+        assert isinstance(layer, ColumnLinear)
+        assert layer.weight.stride(0) == 1
+    assert twin[1].weight.data_ptr() == by_columns.weight.data_ptr()  # no copy of what lies so already
+    assert by_rows.weight.stride(1) == 1
 
 
 @pytest.mark.usefixtures("fresh_cache")
@@ -240,12 +236,12 @@ def test_without_the_operators_a_tree_stays_as_it_is(monkeypatch: pytest.MonkeyP
     layer = nn.Linear(1024, 512)
     monkeypatch.setattr(platform, "machine", lambda: "riscv64")
     tree = nn.Sequential(layer)
-    pack(tree)
+    pack(tree, rows=8)
     assert tree[0] is layer
     monkeypatch.undo()
     can_pack.cache_clear()
     monkeypatch.setattr(torch.ops, "mkldnn", object())
-    pack(tree)
+    pack(tree, rows=8)
     assert tree[0] is layer
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal, TypeVar, get_args
+from typing import Any, Literal, TypeVar, get_args
 
 import torch
 from torch import Tensor, nn
@@ -11,10 +11,12 @@ from torch import Tensor, nn
 from glasshouse.errors import InputError
 from glasshouse.layers.int8 import quantize
 from glasshouse.layers.joined import join
-from glasshouse.layers.packed import FEWEST_ROWS, pack, share
+from glasshouse.layers.packed import pack
+from glasshouse.layers.twin import replace, share
 from glasshouse.models import Decoder, Seq2Seq
 
-Weights = Literal["own", "int8"]
+# Those of the model as they lie; a copy, in the order in which this machine reads it fastest; a byte each.
+Weights = Literal["own", "copy", "int8"]
 M = TypeVar("M", Decoder, Seq2Seq, Decoder | Seq2Seq)
 
 
@@ -23,17 +25,50 @@ def prepare(model: M, weights: Weights, slots: int) -> M:
     if weights not in get_args(Weights):
         raise InputError(f"weights is {weights!r}, but it must be one of {', '.join(get_args(Weights))}.")
     tree = share(model).eval()
-    if weights == "int8":
-        quantize(tree)
-    elif model.token.table.weight.is_cuda:
-        join(tree)
-    elif slots >= FEWEST_ROWS:
-        pack(tree)
+    drop_dropout(tree)
+    match weights:
+        case "int8":
+            quantize(tree)
+        case "copy" if model.token.table.weight.is_cuda:
+            join(tree)
+        case "copy":
+            pack(tree, slots)
     return tree
 
 
-def compiled(tree: nn.Module) -> dict[bool, Callable[..., Tensor]]:
-    """Return the model compiled for steps of one row, and of several."""
-    # Torch's tuning brings products with one row to the memory's speed. With more it takes minutes and gains nothing.
-    one = torch.compile(tree, options={"coordinate_descent_tuning": True})
-    return {True: one, False: torch.compile(tree)}
+def copied_bytes(model: Decoder | Seq2Seq, weights: Weights) -> int:
+    """Return at most how many bytes `prepare` takes for matrices in an order of its own.
+
+    >>> from glasshouse.models import build
+    >>> from glasshouse.spec import preset
+    >>> shape = {"d_model": 100, "n_heads": 2, "n_kv_heads": 2, "d_ff": 200, "n_layers": 1, "vocab_size": 1000}
+    >>> model = build(preset("tiny-decoder", **shape))
+    >>> [copied_bytes(model, weights) for weights in ("own", "copy", "int8")]
+    [0, 1200000, 400000]
+    """
+    table = model.token.table.weight
+    matrices = sum(one.numel() for one in model.parameters() if one.dim() == 2)
+    match weights:
+        case "own":
+            return 0
+        case "copy":
+            return matrices * table.element_size()
+        case "int8":
+            return matrices + table.numel()  # a table that is the head's matrix too is held in both orders
+
+
+def drop_dropout(tree: nn.Module) -> None:
+    """Take out what does nothing here: on a CPU a call costs as much as a small layer."""
+    for module in list(tree.modules()):
+        for name, child in list(module.named_children()):
+            if isinstance(child, nn.Dropout):
+                replace(module, name, nn.Identity())
+
+
+def compiled(tree: Decoder | Seq2Seq, slots: int) -> Callable[..., Tensor]:
+    """Return the model compiled for steps of so many rows."""
+    # What goes into a matrix product is worked out once: left to itself, torch does it again for each of its rows.
+    options: dict[str, Any] = {"realize_opcount_threshold": 4, "realize_reads_threshold": 1}
+    if slots == 1:  # brings products to the memory's speed; with more rows it takes minutes and gains nothing
+        options["coordinate_descent_tuning"] = True
+    return torch.compile(tree, dynamic=False if tree.token.table.weight.is_cuda else None, options=options)

@@ -17,7 +17,8 @@ from torch.nn import functional as F
 
 from glasshouse.errors import InputError
 from glasshouse.layers.embedding import TokenEmbedding
-from glasshouse.layers.packed import swap
+from glasshouse.layers.joined import join
+from glasshouse.layers.twin import swap
 
 BASE = 128  # of the digits: with eight bits, processors without VNNI saturate where they add two products
 MIDDLE = BASE // 2  # the digit that stands for 0
@@ -147,7 +148,7 @@ def digits_are_exact() -> bool:
 
 
 def quantize(tree: nn.Module) -> None:
-    """Put int8 in the place of the linear maps, the token table and the head of a second tree (`packed.share`).
+    """Put int8 in the place of the linear maps, the token table and the head of a second tree (`twin.share`).
 
     A head that is tied stays tied: table and head are the same whole numbers. What the tree keeps of the model are
     norms, biases and positions; once nothing else holds the model, its matrices are gone.
@@ -161,5 +162,10 @@ def quantize(tree: nn.Module) -> None:
     token = cast(TokenEmbedding, tree.token)
     table = token.table.weight
     rows = to_int8(table)
-    swap(tree, lambda weight, bias: Int8Linear(rows if weight is table else to_int8(weight), bias))
+
+    def make(weight: Tensor, bias: Tensor | None) -> nn.Module:
+        return Int8Linear(rows if weight is table else to_int8(weight), bias)
+
+    join(tree, make)
+    swap(tree, make)
     token.register_module("table", Int8Embedding(rows))

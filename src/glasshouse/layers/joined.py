@@ -5,37 +5,40 @@ Joined layers hold copies of the weights in an order of their own; they are for 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from glasshouse.layers.attention import Attention, join_heads, split_heads
 from glasshouse.layers.context import Context
 from glasshouse.layers.feedforward import GatedFeedForward
+from glasshouse.layers.twin import Make, is_watched, replace
 
 
 class Joined(nn.Module):
     """Several linear maps of one input; the outputs come apart again."""
 
-    def __init__(self, maps: list[nn.Linear]) -> None:
+    def __init__(self, maps: Sequence[nn.Linear], make: Make) -> None:
         super().__init__()
         self.sizes = [one.out_features for one in maps]
-        self.weight = torch.cat([one.weight.detach() for one in maps])
+        weight = torch.cat([one.weight.detach() for one in maps])
         biases = [one.bias.detach() for one in maps if one.bias is not None]
-        self.bias = torch.cat(biases) if biases else None
+        bias = torch.cat(biases) if biases else None
+        self.map = make(weight, bias) or plain(weight, bias)
 
     def forward(self, x: Tensor) -> tuple[Tensor, ...]:
         """Map x [B, S, D] to the output of each map."""
-        return torch.split(F.linear(x, self.weight, self.bias), self.sizes, -1)
+        return torch.split(self.map(x), self.sizes, -1)
 
 
 class JoinedAttention(Attention):
     """Self-attention whose queries, keys and values come from one product."""
 
-    def __init__(self, layer: Attention) -> None:
+    def __init__(self, layer: Attention, make: Make) -> None:
         nn.Module.__init__(self)
         self.index, self.window, self.d_head = layer.index, layer.window, layer.d_head
-        self.project = Joined([layer.query, layer.key, layer.value])
+        self.project = Joined([layer.query, layer.key, layer.value], make)
         self.q_norm, self.k_norm, self.attend, self.out = layer.q_norm, layer.k_norm, layer.attend, layer.out
 
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
@@ -47,9 +50,9 @@ class JoinedAttention(Attention):
 class JoinedFeedForward(nn.Module):
     """A gated feed-forward layer whose two maps up are one product."""
 
-    def __init__(self, layer: GatedFeedForward) -> None:
+    def __init__(self, layer: GatedFeedForward, make: Make) -> None:
         super().__init__()
-        self.maps = Joined([layer.gate, layer.up])
+        self.maps = Joined([layer.gate, layer.up], make)
         self.activation, self.down = layer.activation, layer.down
 
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
@@ -58,11 +61,28 @@ class JoinedFeedForward(nn.Module):
         return self.down(self.activation(gate) * up)
 
 
-def join(tree: nn.Module) -> None:
-    """Join, in a tree of modules made to generate, what can be."""
+def plain(weight: Tensor, bias: Tensor | None) -> nn.Linear:
+    """Return a linear map of given tensors."""
+    count, width = weight.shape
+    made = nn.Linear(width, count, bias=bias is not None, device="meta")
+    made.weight = nn.Parameter(weight, requires_grad=False)
+    if bias is not None:
+        made.bias = nn.Parameter(bias, requires_grad=False)
+    return made
+
+
+def join(tree: nn.Module, make: Make = plain) -> None:
+    """Join, in a tree of modules made to generate, what can be, and have `make` turn each large matrix into a map.
+
+    Maps stay apart where someone watches one of them, or where another kind has taken the place of one.
+    """
     for module in list(tree.modules()):
-        for name, child in module.named_children():
-            if type(child) is Attention:
-                setattr(module, name, JoinedAttention(child))
-            elif type(child) is GatedFeedForward:
-                setattr(module, name, JoinedFeedForward(child))
+        for name, child in list(module.named_children()):
+            if type(child) is Attention and _can_join(child.query, child.key, child.value):
+                replace(module, name, JoinedAttention(child, make))
+            elif type(child) is GatedFeedForward and _can_join(child.gate, child.up):
+                replace(module, name, JoinedFeedForward(child, make))
+
+
+def _can_join(*maps: nn.Module) -> bool:
+    return all(type(one) is nn.Linear and not is_watched(one) for one in maps)

@@ -1,112 +1,94 @@
-"""Linear maps with their matrices laid out for a CPU, in a second tree of modules around the same parameters.
+"""Linear maps with their matrices laid out for a CPU.
 
-A CPU that decodes several rows at once spends its time on reading matrices, and reads them fastest in an order of
-its own. `share` makes the second tree, `pack` lays its matrices out; the model itself never notices.
+A CPU that writes spends its time on reading matrices, and in which order it reads them fastest depends on how many
+rows it multiplies at once.
 """
 
 from __future__ import annotations
 
-import copy
 import functools
 import platform
-from collections.abc import Callable
-from itertools import chain
-from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-FEWEST_ROWS = 4  # with fewer the plain product is as fast
-FEWEST_NUMBERS = 2**19  # a smaller matrix stays in the caches anyway, and the call costs more than it saves
+from glasshouse.layers.joined import join
+from glasshouse.layers.twin import Make, swap
 
-Tree = TypeVar("Tree", bound=nn.Module)
+FEWEST_ROWS = 4  # with fewer the plain product is faster
+LEAST_WORK = 2**22  # products of two numbers; with fewer the call costs more than it saves
 
 
-class PackedLinear(nn.Module):
-    """A linear map that also holds its matrix in oneDNN's order, for products of four rows and more.
+class ColumnLinear(nn.Module):
+    """A linear map that holds its matrix column by column, for products of a single row.
 
-    Only float32 on the CPU without gradients takes that way; all else goes through the parameters as ever. The
-    packed copy does not follow when they change. `can_pack` says whether this build of torch has what it needs.
+    Such a product is then the sum of the columns, each times a number of the row, and no sum crosses a register.
+    A matrix that lies so already, as some of GPT-2's do, is not copied.
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
         super().__init__()
-        self.weight = weight
-        self.bias = bias
+        self.in_features = weight.shape[1]
+        self.weight = weight.detach().T.contiguous().T
+        self.bias = None if bias is None else bias.detach()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map x [..., K] to [..., N]."""
+        if x.numel() != x.shape[-1] or x.dtype != self.weight.dtype:
+            return F.linear(x, self.weight, self.bias)
+        row = x.reshape(-1)  # torch multiplies a vector faster than a matrix of one row
+        y = self.weight.mv(row) if self.bias is None else torch.addmv(self.bias, self.weight, row)
+        return y.view(*x.shape[:-1], -1)
+
+
+class PackedLinear(nn.Module):
+    """A linear map that holds its matrix in oneDNN's order, for products of four rows and more, without gradients.
+
+    `can_pack` says whether this build of torch has what it needs.
+    """
+
+    def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
+        super().__init__()
+        self.in_features = weight.shape[1]
         self.packed = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), 16)
+        self.bias = None if bias is None else bias.detach()
         self.multiply = torch.ops.mkldnn._linear_pointwise.default
 
     def forward(self, x: Tensor) -> Tensor:
         """Map x [..., K] to [..., N]."""
-        several = x.numel() >= FEWEST_ROWS * x.shape[-1]
-        if several and x.dtype == torch.float32 and x.is_cpu and not torch.is_grad_enabled():
-            product: Tensor = self.multiply(x, self.packed, self.bias, "none", [], "")
-            return product
-        return F.linear(x, self.weight, self.bias)
+        product: Tensor = self.multiply(x.float(), self.packed, self.bias, "none", [], "")
+        return product
 
 
-class Unembedding(nn.Module):
-    """The head over a vocabulary in a second tree: its matrix product is a module of its own."""
+def pack(tree: nn.Module, rows: int) -> None:
+    """Lay out, in a second tree, each matrix that gains by it where so many rows are multiplied at once.
 
-    def __init__(self, transform: nn.Module, scale: float, product: nn.Module) -> None:
-        super().__init__()
-        self.transform = transform
-        self.scale = scale
-        self.product = product
-
-    def forward(self, x: Tensor, layout: object, table: Tensor) -> Tensor:
-        """Map vectors x [B, S, D] to logits [B, S, V]; the token table at hand is not read."""
-        x = self.transform(x)
-        return self.product(x if self.scale == 1.0 else x * self.scale)
-
-
-def share(tree: Tree) -> Tree:
-    """Return a second tree of the same modules around the same parameters, to put other modules in.
-
-    Hooks come along, so that what looks into a model or changes it does so in its twin.
-
-    >>> model = nn.Sequential(nn.Linear(2, 3), nn.ReLU())
-    >>> twin = share(model)
-    >>> twin[0].weight is model[0].weight, twin[0] is model[0]
-    (True, False)
-    """
-    twin = copy.deepcopy(tree, {id(tensor): tensor for tensor in chain(tree.parameters(), tree.buffers())})
-    for module in twin.modules():
-        module._compiled_call_impl = None  # what was compiled is the other's
-    return twin
-
-
-def pack(tree: nn.Module) -> None:
-    """Lay out, in a second tree, each matrix that gains by it; where torch cannot, the tree stays as it is.
-
+    >>> from glasshouse.layers.twin import share
     >>> model = nn.Sequential(nn.Linear(1024, 512), nn.ReLU(), nn.Linear(512, 2))
     >>> twin = share(model)
-    >>> pack(twin)
+    >>> pack(twin, rows=8)
     >>> with torch.no_grad():
     ...     x = torch.randn(8, 1024)
     ...     torch.allclose(twin(x), model(x), atol=1e-5)
     True
     """
-    if can_pack():
-        swap(tree, lambda weight, bias: PackedLinear(weight, bias) if gains(weight) else None)
+    make: Make
+    if rows == 1:
+        make = lambda weight, bias: ColumnLinear(weight, bias) if fits(weight) else None  # noqa: E731
+    elif rows >= FEWEST_ROWS and can_pack():
+        least = LEAST_WORK // rows
+        make = lambda weight, bias: PackedLinear(weight, bias) if fits(weight, least) else None  # noqa: E731
+    else:
+        return
+    if all(fits(one) for one in tree.parameters()):
+        join(tree, make)
+    swap(tree, make)
 
 
-def gains(weight: Tensor) -> bool:
-    """Whether a matrix is worth packing."""
-    return weight.is_cpu and weight.dtype == torch.float32 and weight.numel() >= FEWEST_NUMBERS
-
-
-def swap(tree: nn.Module, make: Callable[[Tensor, Tensor | None], nn.Module | None]) -> None:
-    """Put what `make` returns for a weight and a bias in the place of each linear map and of the head's product."""
-    for module in list(tree.modules()):
-        for name, child in list(module.named_children()):
-            if type(child) is nn.Linear and (made := make(child.weight, child.bias)) is not None:
-                setattr(module, name, made)
-    model = cast(Any, tree)
-    head: Any = getattr(tree, "head", None)
-    if hasattr(head, "matrix") and (made := make(head.matrix(model.token.table.weight), head.bias)) is not None:
-        model.head = Unembedding(head.transform, head.scale, made)
+def fits(weight: Tensor, least: int = 0) -> bool:
+    """Whether a matrix is of the kind that gains by its order, and large enough."""
+    return weight.is_cpu and weight.dtype == torch.float32 and weight.numel() >= least
 
 
 @functools.cache

@@ -1,0 +1,124 @@
+"""The model as an engine runs it: the same answers, with hooks and other maps left alone, in memory that is known."""
+
+from __future__ import annotations
+
+import gc
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import glasshouse as gh
+from glasshouse.generation.arrangement import copied_bytes, prepare
+from glasshouse.layers import packed
+from glasshouse.layers.joined import JoinedAttention
+
+SLOTS = (1, 2, 8)
+
+
+@pytest.fixture(autouse=True)
+def _everything_gains(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Arrange small matrices too."""
+    monkeypatch.setattr(packed, "LEAST_WORK", 0)
+
+
+def make_model(kind: str = "llama-small", **settings: object) -> Any:  # noqa: ANN401 (any model)
+    torch.manual_seed(2)
+    shape = {"n_layers": 2, "d_model": 32, "n_heads": 4, "d_ff": 48, "vocab_size": 64, "max_len": 32}
+    return gh.build(gh.preset(kind, **(shape | settings))).eval()
+
+
+def answer(model: nn.Module, rows: int = 2) -> Tensor:
+    ids = torch.arange(rows * 5).view(rows, 5) % 64
+    with torch.no_grad():
+        return model(ids, ids) if isinstance(model, gh.models.Seq2Seq) else model(ids)
+
+
+@pytest.mark.parametrize("slots", SLOTS)
+@pytest.mark.parametrize("weights", ["own", "copy"])
+@pytest.mark.parametrize("kind", ["llama-small", "gpt2", "t5-small", "vaswani-base"])
+def test_the_answers_are_the_model_s(kind: str, weights: Any, slots: int) -> None:  # noqa: ANN401 (a literal)
+    model = make_model(kind, dropout=0.5)
+    tree = prepare(model.train(), weights, slots)
+    assert model.training
+    expected = answer(model.eval())
+    for rows in (1, 2):
+        # Sums of at most 48 numbers in another order, through two layers: some hundred roundings of 6e-8.
+        difference = (answer(tree, rows) - expected[:rows]).abs().max()
+        assert difference <= 1e-5 * expected.abs().max()
+    assert any(isinstance(one, JoinedAttention) for one in tree.modules()) == (weights == "copy" and slots != 2)
+
+
+@pytest.mark.parametrize("slots", SLOTS)
+@pytest.mark.parametrize(
+    "place",
+    [
+        "stack.blocks.0.attention",
+        "stack.blocks.0.attention.layer",
+        "stack.blocks.0.attention.layer.query",
+        "stack.blocks.0.attention.layer.attend",
+        "stack.blocks.0.attention.layer.out",
+        "stack.blocks.0.attention.drop",
+        "stack.blocks.0.feedforward.layer",
+        "stack.blocks.0.feedforward.layer.up",
+        "stack.blocks.0.feedforward.layer.down",
+        "head",
+    ],
+)
+def test_a_hook_anywhere_is_heeded(place: str, slots: int) -> None:
+    model = make_model(init={"kind": "normal", "std": 0.2})
+    plain, calls = answer(prepare(model, "copy", slots)), []
+    model.get_submodule(place).register_forward_hook(lambda _module, _args, out: calls.append(1) or -2 * out)
+    hooked = answer(prepare(model, "copy", slots))
+    expected = answer(model)
+    assert (plain - expected).abs().max() > 0.05 * expected.abs().max()  # it matters
+    assert (hooked - expected).abs().max() <= 1e-5 * expected.abs().max()
+    calls.clear()
+    answer(prepare(model, "int8", slots))
+    assert calls == [1]
+
+
+@pytest.mark.parametrize("slots", SLOTS)
+def test_another_kind_of_map_stays_in_its_place(slots: int) -> None:
+    class Twice(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            return 2 * super().forward(x)
+
+    model = make_model()
+    layer = model.stack.blocks[1].attention.layer
+    for name in ("query", "out"):
+        other = Twice(32, 32, bias=False)
+        other.weight = getattr(layer, name).weight
+        setattr(layer, name, other)
+    expected = answer(model)
+    assert (answer(prepare(model, "copy", slots)) - expected).abs().max() <= 1e-5 * expected.abs().max()
+
+
+@pytest.mark.parametrize("slots", SLOTS)
+@pytest.mark.parametrize("weights", ["own", "copy", "int8"])
+def test_no_matrix_is_held_more_than_once_again(weights: Any, slots: int) -> None:  # noqa: ANN401 (a literal)
+    model = make_model(d_model=128, vocab_size=512, d_ff=256)
+    before = held_bytes()
+    tree = prepare(model, weights, slots)
+    small = 2**16  # norms; of int8, sixteen bytes a row for scales and sums
+    assert held_bytes() - before <= copied_bytes(model, weights) + small
+    assert tree is not model
+
+
+def held_bytes() -> int:
+    gc.collect()
+    there = [one for one in gc.get_objects() if type(one) in (Tensor, nn.Parameter)]
+    opaque = sum(one.numel() * one.element_size() for one in there if one.is_mkldnn)
+    storages = (one.untyped_storage() for one in there if not one.is_mkldnn)
+    return opaque + sum({one.data_ptr(): one.nbytes() for one in storages}.values())
+
+
+def test_autocast_and_other_types_go_through() -> None:
+    model = make_model()
+    with torch.autocast("cpu", torch.bfloat16):
+        for slots in SLOTS:
+            assert answer(prepare(model, "copy", slots)).isfinite().all()
+    wide = make_model().double()
+    for slots in SLOTS:
+        assert answer(prepare(wide, "copy", slots)).equal(answer(wide))
