@@ -159,6 +159,24 @@ def test_plain_masks_are_not_drawn() -> None:
     assert make(row, Layout(torch.arange(9)[None]), causal=True).dense is not None
 
 
+def test_a_last_query_sees_all_and_needs_no_mask() -> None:
+    def make(positions: list[int], n_keys: int, window: int = 0, bias: Tensor | None = None) -> Tensor | None:
+        queries = Layout(torch.tensor(positions)[:, None])
+        keys = Layout(torch.arange(n_keys)[None], ordered=True)
+        return make_mask(queries, keys, causal=True, dtype=torch.float32, window=window, bias=bias).dense
+
+    assert make([4, 4], 5) is None
+    bias = torch.randn(1, 2, 1, 5)
+    assert make([4, 4], 5, bias=bias) is bias
+    hidden = [[0.0] * 5, [0.0] * 4 + [-math.inf]]
+    ragged = make([4, 3], 5)
+    assert ragged is not None
+    assert ragged[:, 0, 0].tolist() == hidden
+    windowed = make([4, 4], 5, window=2)
+    assert windowed is not None
+    assert windowed[0, 0, 0].tolist() == [-math.inf] * 3 + [0.0, 0.0]
+
+
 def test_explicit_takes_a_mask_in_blocks_too() -> None:
     torch.manual_seed(0)
     q, k, v = torch.randn(3, 2, 2, 10, 4, dtype=torch.float64)

@@ -34,8 +34,8 @@ class Fused(nn.Module):
         if mask.blocks is not None:
             # Scaled here: FlexAttention compiles anew for each scale.
             return _flex()(q * self.scale, k, v, block_mask=mask.blocks, scale=1.0, enable_gqa=grouped)
-        if mask.counts is not None:
-            return held.attend(q, k, v, mask.counts, self.scale)
+        if mask.counts is not None and mask.rows is not None:
+            return held.attend(q, k, v, mask.counts, mask.rows, self.scale)
         dense = mask.dense
         if dense is not None and dense.is_floating_point():
             dense = dense.to(q.dtype)  # under autocast the two may differ

@@ -35,7 +35,8 @@ class Cache:
         windows = [s.window(index) for index in range(s.n_layers)]
 
         def rooms(layers: int, length: int) -> Tensor:  # of keys, then of values
-            shape = (2, layers, batch, s.n_kv_heads, length, s.d_head)
+            # All that a row holds lies together: a GPU copies it by one kernel, and not by one for each layer.
+            shape = (batch, 2, layers, s.n_kv_heads, length, s.d_head)
             return torch.zeros(shape, device=device, dtype=like.dtype)
 
         self.max_len = max_len
@@ -49,6 +50,7 @@ class Cache:
         self.source_real = torch.zeros(batch, source_len, dtype=torch.bool, device=device)
         self._source_pool = rooms(s.n_layers, source_len)
         self.fresh = False  # whether the tokens of a call see none but each other
+        self.places: Tensor | None = None  # [1, S], the position of each token of a call that mixes rows
         self._rows = torch.arange(batch, device=device)[:, None]  # [B, 1] or, packed, [1, S]
         self._open()
         if device.type == "cuda":
@@ -56,8 +58,8 @@ class Cache:
 
     def _open(self) -> None:
         """Make the view of each layer's room, [B, H_kv, slots, d]."""
-        self.keys, self.values = ([self._pools[window][part, i] for window, i in self._homes] for part in (0, 1))
-        self.source_keys, self.source_values = ([*half.unbind()] for half in self._source_pool.unbind())
+        self.keys, self.values = ([self._pools[window][:, part, i] for window, i in self._homes] for part in (0, 1))
+        self.source_keys, self.source_values = ([*half.unbind(1)] for half in self._source_pool.unbind(1))
 
     def _stay_in_place(self) -> None:
         """Promise that these tensors never move, so that a step that writes to them can be captured as a graph."""
@@ -73,8 +75,8 @@ class Cache:
         part.source_len = self.source_len if source_len is None else source_len
         part.lengths = self.lengths[rows]
         part.source_real = self.source_real[rows, : part.source_len]
-        part._pools = {window: pool[:, :, rows, :, : part.max_len + 1] for window, pool in self._pools.items()}
-        part._source_pool = self._source_pool[:, :, rows, :, : part.source_len]
+        part._pools = {window: pool[rows, :, :, :, : part.max_len + 1] for window, pool in self._pools.items()}
+        part._source_pool = self._source_pool[rows, :, :, :, : part.source_len]
         part._rows = self._rows[: len(part.lengths)]
         part._open()
         return part
@@ -89,27 +91,53 @@ class Cache:
         part._rows = rows[None]
         return part
 
-    def start(self) -> Tensor | None:
-        """Return the position at which each row goes on."""
-        return None if self.fresh else self.lengths
+    def mixed(self, rows: Tensor, positions: Tensor) -> Cache:
+        """Return the same memory for a call of one row in which tokens of several rows stand, in any order.
 
-    def admit(self, layout: Layout) -> dict[int, Tensor]:
-        """Return the slot of each token of a call, [B, S], by a layer's window; refuse a call that does not fit."""
+        `rows` [S] names the row of the cache that each token goes to and looks at, `positions` [S] its place there.
+        It asks for a model whose `Stack.mixes`.
+        """
+        part = copy.copy(self)
+        part.places = positions[None]
+        part._rows = rows[None]
+        return part
+
+    @property
+    def rows(self) -> Tensor:
+        """The row of this memory that each row of a call is, [B]; or, where a call mixes them, each token, [1, S]."""
+        return self._rows[:, 0] if self.places is None else self._rows
+
+    def start(self) -> Tensor | None:
+        """Return the position at which each row goes on, [B]; or where each token stands, [1, S]."""
+        if self.fresh:
+            return None
+        return self.lengths if self.places is None else self.places
+
+    def admit(self, layout: Layout) -> dict[int, Tensor | int]:
+        """Return the slot of each token of a call, [B, S] or one for all, by a layer's window.
+
+        A call that does not fit is refused.
+        """
         length = layout.positions.shape[1]
         if layout.documents is not None and not self.fresh:
             raise InputError("documents and cache were both given; a cached row is one document, so leave one out.")
         positions = layout.positions.expand(len(self._rows), length)
         slots = positions + 1 if layout.real is None else torch.where(layout.real, positions + 1, 0)
-        if slots.is_cpu and not torch.compiler.is_compiling() and (fullest := int(slots.max())) > self.max_len:
-            raise InputError(
-                f"the cache has room for max_len = {self.max_len} tokens a row, but {fullest} would be in it; "
-                "make a longer one."
-            )
-        if not self.fresh and length > self.chunk:
+        same = False
+        if slots.is_cpu and not torch.compiler.is_compiling():
+            least, fullest = (int(slot) for slot in slots.aminmax())
+            if fullest > self.max_len:
+                raise InputError(
+                    f"the cache has room for max_len = {self.max_len} tokens a row, but {fullest} would be in it; "
+                    "make a longer one."
+                )
+            same = least == fullest and length == 1 and not self.fresh and self.places is None
+        if not self.fresh and self.places is None and length > self.chunk:
             raise InputError(
                 f"this call has {length} tokens a row, but the cache was made for chunk = {self.chunk}; give fewer."
             )
-        return {window: self._in_turn(slots, turn) for window, turn in self.turns.items()}
+        places = {window: self._in_turn(slots, turn) for window, turn in self.turns.items()}
+        return {window: int(place[0, 0]) for window, place in places.items()} if same else dict(places)
 
     def _in_turn(self, slots: Tensor, turn: int) -> Tensor:
         """Return slots that begin again after `turn`, 0 for tokens whose slot another token of the call takes."""
@@ -125,17 +153,20 @@ class Cache:
         rows = self._rows.expand_as(slots)
         return torch.zeros_like(self.lengths).scatter_reduce_(0, rows.flatten(), slots.flatten(), "amax")
 
-    def extend(self, layer: int, slots: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    def extend(self, layer: int, slots: Tensor | int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Write keys and values [B, H_kv, S, d] to their slots; return those that the call may look at."""
         for room, new in ((self.keys[layer], k), (self.values[layer], v)):
-            room[self._rows, :, slots] = new.detach().transpose(1, 2).to(room.dtype)
+            if isinstance(slots, int):  # a copy, far cheaper than an index
+                room[:, :, slots] = new.detach()[:, :, 0]
+            else:
+                room[self._rows, :, slots] = new.detach().transpose(1, 2).to(room.dtype)
         if self.fresh:
             return k, v
         return self.keys[layer][:, :, 1:], self.values[layer][:, :, 1:]
 
     def advance(self, layout: Layout) -> None:
         """Count the real tokens of a call as held, once every layer has written them."""
-        if self.fresh:
+        if self.fresh or self.places is not None:
             slots = layout.positions + 1 if layout.real is None else torch.where(layout.real, layout.positions + 1, 0)
             self.lengths.copy_(torch.maximum(self.lengths, self._last(slots.expand(len(self._rows), -1))))
         else:
@@ -159,11 +190,11 @@ class Cache:
         for window, pool in self._pools.items():
             # Where slots are used in turn, any of them may be among those asked for.
             span = slice(start + 1, stop + 1) if self.turns[window] == self.max_len else slice(None)
-            pool[:, :, target, :, span] = pool[:, :, source, :, span]
+            pool[target, :, :, :, span] = pool[source, :, :, :, span]
         self.lengths[target] = stop
         if self.source_len:
             self.source_real[target] = self.source_real[source]
-            self._source_pool[:, :, target] = self._source_pool[:, :, source]
+            self._source_pool[target] = self._source_pool[source]
 
     def remember(self, layer: int, k: Tensor, v: Tensor) -> None:
         """Keep the keys and values of an encoder's output for the calls to come."""

@@ -18,6 +18,7 @@ from torch import Tensor
 BLOCK = 64  # keys read at a time
 MOST_ROWS = 64  # queries of a group of heads that one program works on
 PROGRAMS = 264  # two for each multiprocessor of a large GPU: fewer programs leave it idle
+WARPS, STAGES = 2, 3
 
 available = importlib.util.find_spec("triton") is not None  # it comes with torch for CUDA
 
@@ -27,12 +28,13 @@ if available:
 
     @triton.jit
     def _attend(
-        q_ptr, k_ptr, v_ptr, seen_ptr, z_ptr, top_ptr, sum_ptr,
+        q_ptr, k_ptr, v_ptr, seen_ptr, row_ptr, z_ptr, top_ptr, sum_ptr,
         q_batch, q_head, q_place, k_batch, k_head, k_place, v_batch, v_head, v_place,
         GROUP: tl.constexpr, QUERIES: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr, PADDED: tl.constexpr,
         BLOCK: tl.constexpr, PARTS: tl.constexpr, EXACT: tl.constexpr, SCALE: tl.constexpr,
     ):  # fmt: skip
         batch, head, part = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+        heads = tl.num_programs(1)
         rows, columns = tl.arange(0, ROWS), tl.arange(0, PADDED)
         place, member = rows // GROUP, rows % GROUP  # all queries of the heads that share these keys
         real, inside = rows < GROUP * QUERIES, columns < WIDTH
@@ -46,8 +48,9 @@ if available:
         top = tl.full([ROWS], -1e30, tl.float32)
         total = tl.zeros([ROWS], tl.float32)
         z = tl.zeros([ROWS, PADDED], tl.float32)
-        k_base = k_ptr + batch.to(tl.int64) * k_batch + head * k_head
-        v_base = v_ptr + batch.to(tl.int64) * v_batch + head * v_head
+        held = tl.load(row_ptr + batch).to(tl.int64)  # the row of the cache that these queries look at
+        k_base = k_ptr + held * k_batch + head * k_head
+        v_base = v_ptr + held * v_batch + head * v_head
         for first in range(start, stop, BLOCK):
             keys = first + tl.arange(0, BLOCK)
             there = (keys < stop)[:, None] & inside[None, :]
@@ -63,13 +66,43 @@ if available:
             z = z * shrink[:, None] + tl.dot(weights.to(v.dtype), v, input_precision="ieee" if EXACT else "tf32")
             top = higher
 
-        out = ((batch * tl.num_programs(1) + head) * PARTS + part) * ROWS + rows
         if PARTS == 1:
             z = z / tl.maximum(total, 1e-30)[:, None]
+            out = (batch * QUERIES + place) * heads * GROUP + head * GROUP + member
         else:
-            tl.store(top_ptr + out, top)
-            tl.store(sum_ptr + out, total)
-        tl.store(z_ptr + out[:, None] * WIDTH + columns[None, :], z.to(z_ptr.dtype.element_ty), mask=inside[None, :])
+            out = ((batch * heads + head) * PARTS + part) * ROWS + rows
+            tl.store(top_ptr + out, top, mask=real)
+            tl.store(sum_ptr + out, total, mask=real)
+        there = real[:, None] & inside[None, :]
+        tl.store(z_ptr + out[:, None] * WIDTH + columns[None, :], z.to(z_ptr.dtype.element_ty), mask=there)
+
+    @triton.jit
+    def _combine(
+        part_ptr, top_ptr, sum_ptr, z_ptr,
+        GROUP: tl.constexpr, QUERIES: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr, PADDED: tl.constexpr,
+        PARTS: tl.constexpr,
+    ):  # fmt: skip
+        """Weigh what each part of the keys gave: each has its own largest score."""
+        batch, head, heads = tl.program_id(0), tl.program_id(1), tl.num_programs(1)
+        rows, columns = tl.arange(0, ROWS), tl.arange(0, PADDED)
+        place, member = rows // GROUP, rows % GROUP
+        real, inside = rows < GROUP * QUERIES, columns < WIDTH
+        there = real[:, None] & inside[None, :]
+        top = tl.full([ROWS], -1e30, tl.float32)
+        total = tl.zeros([ROWS], tl.float32)
+        z = tl.zeros([ROWS, PADDED], tl.float32)
+        for part in range(PARTS):
+            at = ((batch * heads + head) * PARTS + part) * ROWS + rows
+            part_top = tl.load(top_ptr + at, mask=real, other=-1e30)
+            higher = tl.maximum(top, part_top)
+            shrink, share = tl.exp2(top - higher), tl.exp2(part_top - higher)
+            total = total * shrink + tl.load(sum_ptr + at, mask=real, other=0.0) * share
+            part_z = tl.load(part_ptr + at[:, None] * WIDTH + columns[None, :], mask=there, other=0.0)
+            z = z * shrink[:, None] + part_z * share[:, None]
+            top = higher
+        z = z / tl.maximum(total, 1e-30)[:, None]
+        out = (batch * QUERIES + place) * heads * GROUP + head * GROUP + member
+        tl.store(z_ptr + out[:, None] * WIDTH + columns[None, :], z.to(z_ptr.dtype.element_ty), mask=there)
 
 
 def takes(device: torch.device, dtype: torch.dtype, rows: int) -> bool:
@@ -77,26 +110,51 @@ def takes(device: torch.device, dtype: torch.dtype, rows: int) -> bool:
     return available and device.type == "cuda" and dtype != torch.float64 and rows <= MOST_ROWS
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, seen: Tensor, scale: float) -> Tensor:
-    """Attend with q [B, H, Q, d] over the first `seen` [B, Q] keys and values of k and v [B, H_kv, K, d]."""
-    batch, heads, queries, width = q.shape
-    group = heads // k.shape[1]
-    rows = max(16, triton.next_power_of_2(group * queries))
-    parts = max(1, min(PROGRAMS // (batch * k.shape[1]), -(-k.shape[2] // (2 * BLOCK))))
-    shape = (batch, k.shape[1], parts, rows)
-    z = torch.empty((*shape, width), device=q.device, dtype=q.dtype if parts == 1 else torch.float32)
-    top, total = torch.empty((2, *(shape if parts > 1 else (0,))), device=q.device)
-    _attend[(batch, k.shape[1], parts)](
-        q, k, v, seen, z, top, total,
+# Torch's compiler would hand the kernel pointers of which it does not say how they are aligned, and the kernel would
+# read at half the speed; so it does not look inside.
+@torch.library.custom_op("glasshouse::attend_held", mutates_args=())
+def attend_rows(q: Tensor, k: Tensor, v: Tensor, seen: Tensor, rows: Tensor, scale: float) -> Tensor:
+    """Attend with q [N, H, Q, d] over the first `seen` [N, Q] keys of rows [N] of a cache; return [N, Q, H, d]."""
+    count, heads, queries, width = q.shape
+    kv_heads = k.shape[1]
+    group = heads // kv_heads
+    padded_rows = max(16, triton.next_power_of_2(group * queries))
+    parts = max(1, min(PROGRAMS // (count * kv_heads), -(-k.shape[2] // (2 * BLOCK))))
+    sizes = {
+        "GROUP": group,
+        "QUERIES": queries,
+        "ROWS": padded_rows,
+        "WIDTH": width,
+        "PADDED": max(16, triton.next_power_of_2(width)),
+        "PARTS": parts,
+    }
+    z = q.new_empty(count, queries, heads, width)
+    piece = z if parts == 1 else q.new_empty((count, kv_heads, parts, padded_rows, width), dtype=torch.float32)
+    top, total = q.new_empty((2, *(piece.shape[:-1] if parts > 1 else (0,))), dtype=torch.float32)
+    _attend[(count, kv_heads, parts)](
+        q, k, v, seen, rows, piece, top, total,
         *q.stride()[:3], *k.stride()[:3], *v.stride()[:3],
-        GROUP=group, QUERIES=queries, ROWS=rows, WIDTH=width, PADDED=max(16, triton.next_power_of_2(width)),
-        BLOCK=BLOCK, PARTS=parts, EXACT=q.dtype == torch.float32, SCALE=scale / math.log(2),
-        num_warps=4, num_stages=3,
+        BLOCK=BLOCK, EXACT=q.dtype == torch.float32, SCALE=scale / math.log(2), **sizes,
+        num_warps=WARPS, num_stages=STAGES,
     )  # fmt: skip
-    if parts == 1:
-        z = z[:, :, 0]
-    else:
-        share = torch.exp2(top - top.amax(2, keepdim=True))  # each part has its own largest score
-        z = (z * share[..., None]).sum(2) / (total * share).sum(2).clamp(min=1e-30)[..., None]
-    z = z[:, :, : group * queries].view(batch, k.shape[1], queries, group, width)
-    return z.transpose(2, 3).reshape(q.shape).to(q.dtype)
+    if parts > 1:
+        _combine[(count, kv_heads)](piece, top, total, z, **sizes)
+    return z
+
+
+@attend_rows.register_fake
+def _(q: Tensor, k: Tensor, v: Tensor, seen: Tensor, rows: Tensor, scale: float) -> Tensor:
+    count, heads, queries, width = q.shape
+    return q.new_empty(count, queries, heads, width)
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, seen: Tensor, rows: Tensor, scale: float) -> Tensor:
+    """Attend with q [B, H, Q, d] over the first `seen` [B, Q] keys and values of rows of k and v [*, H_kv, K, d].
+
+    `rows` [B] names the row that each row of queries looks at; or, [1, Q] where B is 1, that of each query.
+    """
+    if rows.dim() == 2:
+        z: Tensor = attend_rows(q.permute(2, 1, 0, 3), k, v, seen.T.contiguous(), rows[0], scale)
+        return z.permute(1, 2, 0, 3)
+    z = attend_rows(q, k, v, seen.contiguous(), rows, scale)
+    return z.transpose(1, 2)

@@ -37,7 +37,8 @@ def lay_out(
 
     `lengths` [B] or `mask` [B, S] (True for real) tell padding; `documents` [B, S] numbers packed documents;
     `prefix` [B] or [B, S] says how many leading tokens of a document see each other both ways; `start` [B] is
-    what a cache already holds of each row; `side` is put before these names in errors.
+    what a cache already holds of each row, or [B, S] the position of each token itself; `side` is put before these
+    names in errors.
 
     >>> lay_out(torch.zeros(1, 5), documents=torch.tensor([[7, 7, 7, 3, 3]])).positions
     tensor([[0, 1, 2, 0, 1]])
@@ -53,6 +54,8 @@ def lay_out(
         prefix = (prefix if prefix.dim() == 2 else prefix[:, None]).expand(ids.shape)
     # Without a cache, padding at the end goes on counting, so that it lies in the future of every real token.
     trailing = lengths is not None and start is None
+    if start is not None and start.dim() == 2:
+        return Layout(start, real)
     positions = _positions(ids, None if trailing else real, numbers)
     if start is not None:
         if len(start) != len(ids):

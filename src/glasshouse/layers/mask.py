@@ -24,6 +24,7 @@ class Mask:
     dense: Tensor | None = None  # broadcasts to [B, H, Q, K]: bool, True where seen; or float, to be added
     blocks: BlockMask | None = None  # FlexAttention's form, for a rule too large to draw
     counts: Tensor | None = None  # [B, Q]: each query sees so many keys from the first on
+    rows: Tensor | None = None  # with counts, [B] or [1, Q]: the row of the keys that each row, or query, looks at
 
     def drawn(self, n_queries: int, n_keys: int, device: torch.device) -> Tensor | None:
         """Return the dense form of whichever form this is; None where nothing is hidden."""
@@ -45,15 +46,15 @@ def make_mask(
     window: int = 0,
     bias: Tensor | None = None,
     flex: bool = False,
-    counted: bool = False,
+    rows: Tensor | None = None,
 ) -> Mask:
     """Draw the mask of one attention layer over scores of a `dtype`.
 
-    `flex` allows blocks where it would be large, `counted` allows counts where they say it all.
+    `flex` allows blocks where it would be large; `rows`, a cache's, allow counts where they say it all.
 
     >>> row = Layout(torch.arange(3)[None])
     >>> make_mask(row, row, causal=True, dtype=torch.float32)
-    Mask(causal=True, dense=None, blocks=None, counts=None)
+    Mask(causal=True, dense=None, blocks=None, counts=None, rows=None)
     >>> make_mask(row, row, causal=True, dtype=torch.float32, window=2).dense.long()
     tensor([[[[1, 0, 0],
               [1, 1, 0],
@@ -73,8 +74,11 @@ def make_mask(
         if not causal:
             return Mask(dense=bias)
 
-    if counted and causal and keys.ordered and bias is None and not (hidden or window) and queries.prefix is None:
-        return Mask(counts=queries.positions + 1)
+    plain = bias is None and not (hidden or window) and queries.prefix is None
+    if rows is not None and causal and keys.ordered and plain:
+        return Mask(counts=queries.positions + 1, rows=rows)
+    if _sees_all(queries, keys, causal) and not (hidden or packed or window):
+        return Mask(dense=bias)
     batch = max(len(t) for layout in (queries, keys) for t in _tensors(layout))
     rule = _rule(queries, keys, batch, causal=causal, window=window, hidden=hidden, packed=packed)
     # Below one block of queries, the kernels of blocks gain nothing, and some shapes have none.
@@ -82,10 +86,19 @@ def make_mask(
         draw = create_block_mask if torch.compiler.is_compiling() else _compiled_draw()
         return Mask(blocks=draw(rule, batch if batch > 1 else None, None, n_queries, n_keys))
     seen = _draw(rule, batch, n_queries, n_keys, device)
-    if bias is None and device.type == "cuda":
-        # cuDNN takes a row of False for one of True; a row of -inf it understands, and gives 0.
+    if bias is None and (device.type == "cuda" or (n_queries == 1 and not same)):
+        # cuDNN takes a row of False for one of True; a row of -inf it understands, and gives 0. On the CPU, every
+        # layer would make such numbers of a bool for itself.
         bias = torch.zeros((), dtype=dtype, device=device)
     return Mask(dense=seen if bias is None else bias.masked_fill(~seen, -torch.inf))
+
+
+def _sees_all(queries: Layout, keys: Layout, causal: bool) -> bool:
+    """Whether each row's only query stands at its last key; not asked of a GPU, as the host would wait."""
+    last = queries.positions[:, -1]
+    if not (causal and keys.ordered and queries.positions.shape[1] == 1 and last.is_cpu):
+        return False
+    return not torch.compiler.is_compiling() and bool((last >= keys.positions.shape[1] - 1).all())
 
 
 def _draw(rule: Rule, batch: int, n_queries: int, n_keys: int, device: torch.device) -> Tensor:

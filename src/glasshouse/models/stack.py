@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from glasshouse import spec
 from glasshouse.layers import held
+from glasshouse.layers.attend import Explicit
 from glasshouse.layers.block import Block, CrossBlock
 from glasshouse.layers.cache import Cache
 from glasshouse.layers.context import Context
@@ -68,13 +69,24 @@ class Stack(nn.Module):
                 window=window,
                 bias=None if bias is None else bias.to(dtype),
                 flex=keys is layout and self.takes_blocks(dtype),
-                counted=self.takes_counts(layout.positions, dtype),
+                rows=None if cache is None else self.counted_rows(cache, layout.positions, dtype),
             )
         return masks
 
-    def takes_counts(self, positions: Tensor, dtype: torch.dtype) -> bool:
-        """Whether a mask may come as counts: one kernel takes them, for a few queries, and it knows no soft-cap."""
-        return self.softcap is None and held.takes(positions.device, dtype, self.group * positions.shape[1])
+    def counted_rows(self, cache: Cache, positions: Tensor, dtype: torch.dtype) -> Tensor | None:
+        """Return the cache's rows where a mask may come as counts of what each sees.
+
+        One kernel takes them, for a few queries a row, and it knows no soft-cap.
+        """
+        queries = self.group * (1 if cache.places is not None else positions.shape[1])
+        return cache.rows if self.softcap is None and held.takes(positions.device, dtype, queries) else None
+
+    def mixes(self, like: Tensor) -> bool:
+        """Whether tokens of several rows may come in one row, each with its place: where counts say it all."""
+        nothing = torch.zeros(1, 1, dtype=torch.long, device=like.device)
+        plain = self.windows == [0] and self.position.bias(nothing, nothing) is None
+        fused = not any(isinstance(layer, Explicit) for layer in self.modules())
+        return plain and fused and held.takes(like.device, like.dtype, self.group)
 
     def takes_blocks(self, dtype: torch.dtype) -> bool:
         """Whether a mask may come in blocks: FlexAttention takes no narrow heads, no float64 and no dropout."""
