@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from numbers import Integral
+
+import numpy as np
 import pytest
 import torch
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 import glasshouse as gh
 from glasshouse.generation import NGrams
+from glasshouse.generation.admission import read_prompt
 
 TEXTS = ["to be or not to be, that is the question", "naïve café, ein schöner Tag, 日本語 🌱🌱"]
 TOK = gh.Tokenizer.train(texts=TEXTS, vocab_size=300)
@@ -91,6 +97,51 @@ def test_prompts_in_every_form(model: gh.models.Decoder) -> None:
     for prompts in ("to be", b"to be", ["to be"], [ids], torch.tensor([ids])):
         assert said(gh.generate(model, TOK, prompts, max_new_tokens=4)) == said([expected])
     assert gh.generate(model, TOK, []) == []
+
+
+VALUES = st.one_of(st.integers(-2, 12), st.integers(), st.booleans(), st.floats(), st.just(np.int64(3)), st.text())
+
+
+@given(values=st.lists(st.integers(0, 9)) | st.lists(VALUES), form=st.sampled_from([list, tuple]))
+@example(values=[0, 9], form=list)
+@example(values=[9, 10], form=list)
+@example(values=[0, -1], form=list)
+@example(values=[1, True], form=list)
+@example(values=[1, 2.0], form=list)
+@example(values=[np.int64(3), 4], form=tuple)
+def test_ids_are_taken_or_refused_one_by_one(values: list[object], form: type) -> None:
+    spec = gh.preset("tiny-decoder", vocab_size=10, start_id=4)
+
+    def fits(value: object) -> bool:
+        return isinstance(value, Integral) and not isinstance(value, bool) and 0 <= int(value) < 10
+
+    given_ = form(values)
+    wrong = [value for value in values if not fits(value)]
+    if wrong:
+        with pytest.raises(gh.InputError) as caught:
+            read_prompt(given_, None, spec)
+        assert str(caught.value) == (
+            f"the prompt holds {wrong[0]!r}, but ids are whole numbers from 0 to vocab_size - 1 = 9."
+        )
+    else:
+        ids = read_prompt(given_, None, spec)
+        assert ids == ([int(value) for value in values] or [4])  # type: ignore[call-overload]
+        assert all(type(one) is int for one in ids)
+        assert ids is not given_
+
+
+def test_without_room_a_search_finds_the_empty_text_alone(model: gh.models.Decoder) -> None:
+    """There is one text of no tokens; it is certain, and nothing was considered on the way."""
+    empty = gh.Completion("", [], [], "length", score=0.0, tree=[])
+    settings = {"max_new_tokens": 0, "beams": 3, "keep_tree": True}
+    assert gh.generate(model, TOK, ["to", "be"], n=3, **settings) == [empty, empty]
+    assert gh.generate(model, TOK, ["to", "be"], n=1, **settings) == [empty, empty]
+    engine = gh.Engine(model, slots=3)
+    full = engine.submit([1] * 64, beams=3, n_best=2)  # the model has positions for these alone
+    assert full.completions() == [gh.Completion("", [], [], "length", score=0.0)]
+    assert not engine.step()
+    with pytest.raises(gh.InputError, match="n_best is 4, but a search of 3 beams returns 1 to 3"):
+        engine.submit([1], max_new_tokens=0, beams=3, n_best=4)
 
 
 @pytest.mark.parametrize(

@@ -290,9 +290,9 @@ def _tensors() -> tuple[int, int]:
 def test_a_shared_beginning_is_computed_once(monkeypatch: pytest.MonkeyPatch) -> None:
     model, read = MODELS["llama"], []
     engine = gh.Engine(model, slots=4, max_len=MAX_LEN)
-    forward = engine._forward
+    forward = engine._passes._forward
     monkeypatch.setattr(
-        engine, "_forward", lambda ids, *rest, **more: read.append(ids.numel()) or forward(ids, *rest, **more)
+        engine._passes, "_forward", lambda ids, *rest, **more: read.append(ids.numel()) or forward(ids, *rest, **more)
     )
     beginning = list(range(30))
     requests = [engine.submit([*beginning, token], max_new_tokens=2) for token in (31, 32, 33)]

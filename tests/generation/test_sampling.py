@@ -28,7 +28,8 @@ from transformers import (
 
 from glasshouse.errors import InputError
 from glasshouse.generation.options import Options
-from glasshouse.generation.sampling import Sampler, logprobs_of
+from glasshouse.generation.sampling import Sampler
+from glasshouse.generation.survey import logprobs_of
 
 CPU = torch.device("cpu")
 ENDS = [2, 5]
@@ -350,7 +351,8 @@ def crowd(options: Options, n: int, vocab_size: int, prompt: Sequence[int] = ())
     """One request in n rows, each a hundred steps on from the last: draws that have nothing to do with each other."""
     sampler = Sampler(n, vocab_size, CPU)
     sampler.join(0, options, prompt, ENDS)
-    sampler.copy([0] * n, range(n))
+    for row in range(1, n):
+        sampler.copy(0, row)
     sampler.record(torch.empty(n, 0, dtype=torch.int64), 100 * torch.arange(n))
     return sampler
 
@@ -643,11 +645,14 @@ def test_a_request_gives_the_same_tokens_in_any_batch(
 @drawn
 @given(st.permutations(range(4)), st.lists(ROW, min_size=4, max_size=4), st.integers(0, 2**32))
 def test_rows_change_places(order: list[int], rows: list[tuple[Options, list[int]]], seed: int) -> None:
-    one, other = (sampler_of([row[0] for row in rows], 8, [row[1] for row in rows]) for _ in range(2))
+    one, other = (sampler_of([row[0] for row in rows], 8, [row[1] for row in rows], slots=8) for _ in range(2))
     logits = random_logits(seed, 4, 8)
     one.choose(logits)
     other.choose(logits)
-    other.copy(order, range(4))
+    for place, row in enumerate(order):
+        other.copy(row, 4 + place)
+    for place in range(4):
+        other.move(4 + place, place)
     assert other.plan(4) == one.plan(4)
     for _ in range(3):
         assert other.distribution(logits[order]).equal(one.distribution(logits)[order])
@@ -691,7 +696,8 @@ def test_a_fork_goes_on_as_its_source() -> None:
     logits = random_logits(0, 1, 8)
     for _ in range(4):
         sampler.choose(logits)
-    sampler.copy([0, 0], [1, 2])
+    sampler.copy(0, 1)
+    sampler.copy(0, 2)
     for _ in range(4):
         assert len(set(sampler.choose(logits.expand(3, 8)).tolist())) == 1
 

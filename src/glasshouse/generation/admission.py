@@ -33,12 +33,12 @@ def check_count(name: str, value: int) -> int:
     return int(value)
 
 
-def check_length(s: spec.Spec, length: int | None, name: str = "max_len") -> int:
+def check_length(s: spec.Spec, length: int | None, name: str = "max_len", owner: str = "the model") -> int:
     """Return the tokens that a sequence may have; only a learned table of positions ends somewhere."""
     if length is None:
         return s.max_len
     if isinstance(s.position, spec.Learned) and check_count(name, length) > s.max_len:
-        raise InputError(f"{name} is {length}, but the model has positions for {s.max_len}; ask for no more.")
+        raise InputError(f"{name} is {length}, but {owner} has positions for {s.max_len}; ask for no more.")
     return check_count(name, length)
 
 
@@ -53,17 +53,17 @@ def cache_bytes(s: spec.Spec, slots: int, max_len: int, source_len: int, element
     return slots * (max_len + 1 + source_len) * slot_bytes
 
 
-def check_memory(model: Model, slots: int, max_len: int, source_len: int) -> None:
-    """Refuse slots for which the machine has no memory, before any is taken."""
+def check_memory(model: Model, slots: int, max_len: int, source_len: int, copied: int) -> None:
+    """Refuse slots for which the machine has no memory, before any is taken; `copied` bytes go to a second model."""
     weight = model.token.table.weight
     cached = cache_bytes(model.spec, slots, max_len, source_len, weight.element_size())
     weights = sum(one.numel() * one.element_size() for one in model.parameters())
     there = machine.memory_bytes(weight.device)
-    if cached + weights > there:
+    if cached + weights + copied > there:
         raise InputError(
             f"{slots} slots of {max_len} tokens need {cached / 2**30:,.1f} GiB beside the model's "
-            f"{weights / 2**30:,.1f}, but the memory of {weight.device.type!r} is {there / 2**30:,.1f} GiB; "
-            "ask for fewer slots or a smaller max_len."
+            f"{weights / 2**30:,.1f} and {copied / 2**30:,.1f} for a copy of it, but the memory of "
+            f"{weight.device.type!r} is {there / 2**30:,.1f} GiB; ask for fewer slots or a smaller max_len."
         )
 
 
@@ -94,6 +94,9 @@ def _ids_of(prompt: object, vocab_size: int) -> list[int]:
     values = prompt if tolist is None else tolist()
     if not isinstance(values, Sequence):
         raise InputError(f"the prompt is a {type(prompt).__name__}, but it must be a text or a list of ids.")
+    # Nearly always they are plain ints, which need not be looked at one by one.
+    if values and set(map(type, values)) == {int} and min(values) >= 0 and max(values) < vocab_size:
+        return list(values)
     for value in values:
         if not isinstance(value, Integral) or isinstance(value, bool) or not 0 <= int(value) < vocab_size:
             raise InputError(

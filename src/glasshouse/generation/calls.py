@@ -11,6 +11,7 @@ from glasshouse.generation.admission import cache_bytes, check_count, check_mode
 from glasshouse.generation.arrangement import Weights
 from glasshouse.generation.engine import Engine
 from glasshouse.generation.options import Options
+from glasshouse.generation.published import rules_of
 from glasshouse.generation.request import Completion
 from glasshouse.generation.speculation import Speculator
 from glasshouse.models import Decoder, Seq2Seq
@@ -19,6 +20,7 @@ from glasshouse.text import Tokenizer
 Prompt = str | bytes | Sequence[int]
 
 MOST_SLOTS = 64  # rows in a batch, unless the caller knows better
+WORTH_A_COPY = 100  # steps; in fewer, a CPU does not make up for the time that copying the weights takes
 MEMORY_SHARE = 4  # of the memory, at most one part in so many goes to the cache
 
 
@@ -39,7 +41,7 @@ def generate(
     keep_tree: bool = False,
     slots: int | None = None,
     speculator: Speculator | None = None,
-    weights: Weights = "own",
+    weights: Weights | None = None,
     progress: Callable[[int], None] = lambda new: None,
     **settings: object,
 ) -> list[Completion]:
@@ -47,8 +49,9 @@ def generate(
 
     A prompt is a text or a list of ids, for which no tokenizer is needed. What comes out for a prompt does not depend
     on the others. Samples of one prompt get seeds that count up from `seed`; a search returns its `n` best.
-    Further settings are those of `Options`; `slots`, `speculator` and `weights` are those of `Engine`. `progress` is
-    called with the number of new tokens after each step.
+    Further settings are those of `Options`; `slots`, `speculator` and `weights` are those of `Engine`, except that
+    weights are copied only where so much is to be written that it pays. `progress` is called with the number of new
+    tokens after each step.
 
     >>> import glasshouse as gh
     >>> model = gh.build(gh.preset("tiny-decoder"))
@@ -80,8 +83,15 @@ def generate(
     copies = 1 if beams > 1 else n
     if slots is None:
         slots = max(beams, slots_for(model, max_len, source_len, len(rows) * copies * beams))
+    turns = -(-len(rows) * copies * beams // slots)
     engine = Engine(
-        model, tok, slots=slots, max_len=max_len, source_len=source_len, speculator=speculator, weights=weights
+        model,
+        tok,
+        slots=slots,
+        max_len=max_len,
+        source_len=source_len,
+        speculator=speculator,
+        weights=weights_for(turns * options.max_new_tokens) if weights is None else weights,
     )
     requests = [
         engine.submit(row, one, n_best=n if beams > 1 else 1, keep_tree=keep_tree)
@@ -111,7 +121,8 @@ def stream(model: Decoder | Seq2Seq, tok: Tokenizer, prompt: Prompt, **settings:
     check_model(model)
     row = read_prompt(prompt, tok, model.spec)
     max_len, source_len = lengths_for(model, [row], options)
-    engine = Engine(model, tok, slots=options.beams, max_len=max_len, source_len=source_len)
+    weights = weights_for(options.max_new_tokens)
+    engine = Engine(model, tok, slots=options.beams, max_len=max_len, source_len=source_len, weights=weights)
     yield from engine.stream(engine.submit(row, options))
 
 
@@ -133,10 +144,19 @@ def lengths_for(model: Decoder | Seq2Seq, rows: Sequence[Sequence[int]], options
     longest = max(map(len, rows))
     most = model.spec.max_len
     if isinstance(model, Seq2Seq):
-        return min(most, 1 + options.max_new_tokens), longest
+        return min(most, 1 + len(rules_of(model).opening) + options.max_new_tokens), longest
     if isinstance(model.spec.position, spec.Learned) or longest <= most:
         return min(most, longest + options.max_new_tokens), None
     raise InputError(f"a prompt has {longest} tokens, but max_len is {most}; shorten it.")
+
+
+def weights_for(steps: int) -> Weights:
+    """Return how an engine that will take so many steps had better hold the weights.
+
+    >>> weights_for(8), weights_for(256)
+    ('own', 'copy')
+    """
+    return "copy" if steps >= WORTH_A_COPY else "own"
 
 
 def slots_for(model: Decoder | Seq2Seq, max_len: int, source_len: int | None, wanted: int) -> int:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
+from glasshouse import spec
 from glasshouse.errors import InputError
 from glasshouse.generation import beam
 from glasshouse.generation.admission import (
@@ -19,13 +20,15 @@ from glasshouse.generation.admission import (
     check_model,
     read_prompt,
 )
-from glasshouse.generation.arrangement import Weights, compiled, prepare
-from glasshouse.generation.graphs import Graphs, bucket
+from glasshouse.generation.arrangement import Weights, copied_bytes
 from glasshouse.generation.options import Options
+from glasshouse.generation.passes import RIDERS, Passes, Riders
+from glasshouse.generation.published import rules_of
 from glasshouse.generation.request import Request
-from glasshouse.generation.sampling import VACANT, Sampler, logprobs_of
+from glasshouse.generation.sampling import VACANT, Sampler
 from glasshouse.generation.slots import Row, Slots
 from glasshouse.generation.speculation import Drafts, Speculator
+from glasshouse.generation.survey import logprobs_of
 from glasshouse.layers.cache import Cache
 from glasshouse.models import Decoder, Seq2Seq, check_pair
 from glasshouse.text import Tokenizer
@@ -47,9 +50,10 @@ class Engine:
 
     Memory for `slots` sequences of `max_len` tokens is taken when the engine is made, and never more. At each step
     waiting requests join as slots fall free, at most `chunk` tokens of their prompts are read, and every request
-    that has read its prompt gets a token. The model must stay as it is while an engine uses it: the engine may
-    hold its weights once more, in an order in which they are read faster, or with `weights="int8"` in a byte each.
-    To `compile` takes a minute or so, and pays where an engine runs for long on a GPU.
+    that has read its prompt gets a token. The model must stay as it is while an engine uses it: the engine holds a
+    copy of its weights, in an order in which they are read faster, unless `weights` is "own", or "int8", a byte each.
+    To `compile` takes a minute or so, and pays where an engine runs for long on a GPU with its slots in use: a
+    step there is then always one of all slots.
 
     >>> import glasshouse as gh
     >>> engine = gh.Engine(gh.build(gh.preset("tiny-decoder")), slots=2, max_len=32)
@@ -69,7 +73,7 @@ class Engine:
         source_len: int | None = None,
         chunk: int = 256,
         speculator: Speculator | None = None,
-        weights: Weights = "own",
+        weights: Weights = "copy",
         compile: bool = False,  # noqa: A002 (torch's word)
     ) -> None:
         check_model(model)
@@ -80,24 +84,19 @@ class Engine:
         self.max_len = check_length(model.spec, max_len)
         self.source_len = check_length(model.spec, source_len, "source_len") if isinstance(model, Seq2Seq) else 0
         self.chunk = min(check_count("chunk", chunk), self.max_len)
-        check_memory(model, check_count("slots", slots), self.max_len, self.source_len)
-        self._model = prepare(model, weights, slots)
-        self._compiled = compiled(self._model) if compile else {}
+        check_count("slots", slots)
+        check_memory(model, slots, self.max_len, self.source_len, copied_bytes(model, weights))
         cache = self._make_cache(model, slots, max(self.chunk, 1 if speculator is None else speculator.count + 1))
         self.slots = Slots(cache, slots, shares=isinstance(model, Decoder))
         self._sampler = Sampler(slots, model.spec.vocab_size, cache.lengths.device)
+        self._passes = Passes(model, cache, self._sampler, weights=weights, compile=compile)
         self._speculator = speculator
         if speculator is not None:
             speculator.open(model, slots, self.max_len)
+        self._rules = rules_of(model)
         self._queue: deque[Request] = deque()
-        self._last = torch.zeros(slots, 1, dtype=torch.long, device=cache.lengths.device)  # what each row reads next
         self._searches: dict[Request, tuple[beam.Search, list[Row]]] = {}
         self._launched: deque[_Launch] = deque()
-        self._in_use = torch.zeros(slots, dtype=torch.long, device=self._last.device)  # 1 for rows that write
-        self._reading: dict[int, tuple[Tensor, Tensor]] = {}  # what the graphs of prompts read, by their width
-        self._graphs = (
-            Graphs(lambda: [cache.lengths, self._last, *self._sampler.state]) if self._last.is_cuda else None
-        )
 
     @property
     def n_bytes(self) -> int:
@@ -124,6 +123,7 @@ class Engine:
         if options.stop and self.tok is None:
             raise InputError(f"stop is {options.stop!r}, but there is no tokenizer; give stop_ids instead.")
         check_ids(options, self.spec.vocab_size)
+        options = self._rules.apply(options)
         if options.beams > len(self.slots):
             raise InputError(f"beams is {options.beams}, but the engine has {len(self.slots)} slots; make more.")
         if not 1 <= n_best <= options.beams:
@@ -131,13 +131,13 @@ class Engine:
                 f"n_best is {n_best}, but a search of {options.beams} beams returns 1 to {options.beams}."
             )
         source: list[int] = []
-        if isinstance(self._model, Seq2Seq):
+        if isinstance(self.spec, spec.Seq2SeqSpec):
             if len(ids) > self.source_len:
                 raise InputError(
                     f"the source has {len(ids)} tokens, but source_len is {self.source_len}; shorten it."
                 )
             assert self.spec.start_id is not None
-            ids, source = [self.spec.start_id], ids
+            ids, source = [self.spec.start_id, *self._rules.opening], ids
         if len(ids) > self.max_len:
             raise InputError(f"the prompt has {len(ids)} tokens, but max_len is {self.max_len}; shorten it.")
         limit = min(options.max_new_tokens, self.max_len - len(ids))
@@ -151,11 +151,13 @@ class Engine:
             n_best=n_best,
             keep_tree=keep_tree,
         )
-        if options.beams > 1 and limit:
-            self._search_of(request)  # refuses what cannot be searched before anything is computed
-        if limit == 0:
+        if options.beams > 1:
+            search = self._search_of(request)  # refuses what cannot be searched before anything is computed
+            if limit == 0:
+                request.conclude(search.results(), search.tree if keep_tree else None)
+        elif limit == 0:
             request.finish("length")
-        else:
+        if not request.done:
             self._queue.append(request)
         return request
 
@@ -187,17 +189,21 @@ class Engine:
     @torch.inference_mode()
     def step(self) -> bool:
         """Let requests join, read a chunk of prompts, and give each row its next token; say whether work is left."""
-        self._fill()
+        riders = None
+        if self._is_crowded():
+            riders = self._board()
+        else:
+            self._fill()
         rows = [row for row in self.slots.rows if not row.reading]
         if rows:
             drafts = None if self._speculator is None else self._speculator.propose(rows, self._sampler)
             if drafts is None:
-                self._write(rows)
+                self._write(rows, riders)
             else:
                 self._write_with(drafts, rows)
         # A GPU works on a step while the host reads the one before it; where the next step depends on what is read,
         # or the host does the work itself, it waits.
-        ahead = self._last.is_cuda and not self._searches and self._speculator is None and bool(rows)
+        ahead = self._passes.last.is_cuda and not self._searches and self._speculator is None and bool(rows)
         while len(self._launched) > int(ahead):
             self._deliver(self._launched.popleft())
         return bool(self._queue or self.slots.rows or self._launched)
@@ -205,14 +211,43 @@ class Engine:
     def _fill(self) -> None:
         """Let requests join while there are slots, and read their prompts, a chunk in all."""
         left = self.chunk
-        while left > 0:
-            row = self.slots.rows[-1] if self.slots.rows and self.slots.rows[-1].reading else self._admit()
-            if row is None:
-                return
+        while left > 0 and (row := self._next_reader()) is not None:
             if row.reading:
                 left -= self._read(row, left)
             if not row.reading:
                 self._start(row)
+
+    def _is_crowded(self) -> bool:
+        """Whether so many rows write that a newcomer had better read its prompt along with their steps."""
+        if not self._passes.mixes or self._speculator is not None or not self.slots.rows:
+            return False
+        writing = len(self.slots.rows) - int(self.slots.rows[-1].reading)
+        return writing > 0 and len(self.slots.free) <= max(1, len(self.slots) // 8)
+
+    def _board(self) -> Riders | None:
+        """Let requests join, up to one that has a prompt to read; return what of it is read along with this step."""
+        while (row := self._next_reader()) is not None:
+            assert row.request is not None
+            if row.reading and row.request.options.beams == 1:
+                stop = min(row.length + RIDERS, row.length + self.chunk, len(row.request.prompt) - 1)
+                ids = row.request.prompt[row.length : stop]
+                riders = Riders(row.slot, row.length, ids)
+                row.length += len(ids)
+                row.written = max(row.written, row.length)
+                self.slots.cache.lengths[row.slot] = row.length
+                if not row.reading:
+                    self._start(row)  # its first step is this one: layers write keys before they look at any
+                return riders
+            if row.reading:  # the beams of a search begin as copies of what is held, so it cannot ride
+                self._read(row, self.chunk)
+            if row.reading:
+                return None
+            self._start(row)
+        return None
+
+    def _next_reader(self) -> Row | None:
+        """Return the row that is reading its prompt, or else one for the first request in the queue."""
+        return self.slots.rows[-1] if self.slots.rows and self.slots.rows[-1].reading else self._admit()
 
     def _admit(self) -> Row | None:
         """Give the first request in the queue a slot, if there are as many as it needs."""
@@ -220,41 +255,18 @@ class Engine:
             return None
         request = self._queue.popleft()
         row = self.slots.join(request)
-        if isinstance(self._model, Seq2Seq):
-            source = torch.tensor([request.source], device=self._last.device)
-            self._model.read(source, self.slots.cache.narrow(slice(row.slot, row.slot + 1)))
+        if request.source:
+            self._passes.hear(request.source, row.slot)
         return row
 
     def _read(self, row: Row, most: int) -> int:
         """Read the next tokens of a prompt into the cache, all but its last; return how many."""
         assert row.request is not None
         ids = row.request.prompt[row.length : min(row.length + most, len(row.request.prompt) - 1)]
-        stop = row.length + len(ids)
-        if row.length == 0:
-            self._read_first(ids, row.slot)
-        else:
-            view = self.slots.cache.narrow(slice(row.slot, row.slot + 1), stop)
-            self._forward(torch.tensor([ids], device=self._last.device), view, keep=self._in_use[:0])
-        row.length, row.written = stop, max(row.written, stop)
+        self._passes.read(ids, row.slot, row.length)
+        row.length += len(ids)
+        row.written = max(row.written, row.length)
         return len(ids)
-
-    def _read_first(self, ids: list[int], slot: int) -> None:
-        """Read the beginning of a prompt, which sees nothing but itself."""
-        device, cache = self._last.device, self.slots.cache
-        if self._graphs is None:
-            view = cache.packed(torch.full((len(ids),), slot, device=device))
-            self._forward(torch.tensor([ids], device=device), view, keep=self._in_use[:0])
-            return
-        width = bucket(len(ids))
-        if width not in self._reading:
-            self._reading[width] = torch.zeros(2, width, dtype=torch.long, device=device), self._in_use.new_zeros(1)
-        given, length = self._reading[width]
-        given.copy_(torch.tensor([ids + [0] * (width - len(ids)), [slot] * width]).pin_memory(), non_blocking=True)
-        length.fill_(len(ids))
-        view = cache.packed(given[1])
-        self._graphs.run(
-            ("read", width), lambda: (self._forward(given[:1], view, lengths=length, keep=self._in_use[:0]),)
-        )
 
     def _start(self, row: Row) -> None:
         """Let a row that has read its prompt write; a search gets a row for each beam."""
@@ -264,7 +276,7 @@ class Engine:
         for one in rows:
             options = request.options if len(rows) == 1 else VACANT
             self._sampler.join(one.slot, options, request.prompt, sorted(request.end_ids))
-            self._last[one.slot] = request.prompt[-1]
+            self._passes.last[one.slot] = request.prompt[-1]
         if len(rows) > 1:
             self._searches[request] = self._search_of(request), rows
 
@@ -278,41 +290,22 @@ class Engine:
             prompt=request.prompt,
         )
 
-    def _write(self, rows: list[Row]) -> None:
-        """Give each row its next token."""
-        n = len(rows)
-        if self._graphs is None:
-            logits, tokens, logprobs = self._advance(self._last[:n], self._view(rows, 1))
-        else:
-            width = min(bucket(n), len(self.slots))
-            self._in_use[:n], self._in_use[n:] = 1, 0
-            view = self.slots.cache.narrow(slice(0, width))
-            logits, tokens, logprobs = self._graphs.run(
-                ("write", width, self._sampler.plan(width)),
-                lambda: self._advance(self._last[:width], view, self._in_use[:width]),
-            )
-        self._launch(rows, tokens[:n, None], logprobs[:n, None], [1] * n)
+    def _write(self, rows: list[Row], riders: Riders | None) -> None:
+        """Give each row its next token, and read what rides along."""
+        written = self._passes.write(len(rows), *_lengths(rows, 1), riders)
+        self._launch(rows, written.tokens[:, None], written.logprobs[:, None], [1] * len(rows))
         for row in rows:
             row.length += 1
             row.scheduled += 1
             row.written = max(row.written, row.length)
-        self._search(logits)
+        self._search(written.logits)
         # What such rows still have to come is on its way, so others may have their slots.
         self._leave([row for row in rows if row.scheduled >= row.limit])
-
-    def _advance(self, ids: Tensor, view: Cache, in_use: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
-        """Read ids [n, 1] and choose what follows; return logits [n, V], tokens [n] and their log-probabilities."""
-        logits = self._forward(ids, view, lengths=in_use)[:, 0]
-        tokens = self._sampler.choose(logits)
-        logprobs = logprobs_of(logits, tokens)
-        ids[:, 0] = tokens  # what the next step reads
-        return logits, tokens, logprobs
 
     def _write_with(self, drafts: Drafts, rows: list[Row]) -> None:
         """Give each row its drafts as far as the model agrees, and the token after them."""
         n, k = drafts.tokens.shape
-        ids = torch.cat([self._last[:n], drafts.tokens], 1)
-        logits = self._forward(ids, self._view(rows, k + 1), lengths=drafts.counts + 1)
+        logits = self._passes.judge(drafts.tokens, drafts.counts, *_lengths(rows, k + 1))
         tokens, counts = self._sampler.verify(logits, drafts.tokens, drafts.counts, drafts.probabilities)
         logprobs = logprobs_of(logits.flatten(0, 1), tokens.flatten()).view(n, k + 1)
         kept_by_row = counts.tolist()
@@ -321,16 +314,18 @@ class Engine:
             row.written = max(row.written, row.length + tried + 1)
             row.length += kept
             row.scheduled += kept
-        self.slots.cache.lengths[:n] = torch.tensor([row.length for row in rows], device=self._last.device)
-        self._last[:n] = tokens.gather(1, counts[:, None] - 1)
+        self.slots.cache.lengths[:n] = torch.tensor([row.length for row in rows], device=logits.device)
+        self._passes.last[:n] = tokens.gather(1, counts[:, None] - 1)
         self._search(logits[:, 0])
 
     def _search(self, logits: Tensor) -> None:
         """Let each search choose the tokens of its rows, and put the rows in the order it asks for."""
         for width in sorted({search.options.beams for search, _ in self._searches.values()}):
             group = [(search, rows) for search, rows in self._searches.values() if search.options.beams == width]
-            places = torch.tensor([row.slot for _, rows in group for row in rows], device=logits.device)
-            _, self._last[places, 0] = beam.advance([search for search, _ in group], logits[places])
+            slots = [row.slot for _, rows in group for row in rows]
+            places = torch.tensor(slots, device=logits.device)
+            theirs = logits if slots == list(range(len(logits))) else logits[places]
+            _, self._passes.last[places, 0] = beam.advance([search for search, _ in group], theirs)
             for search, rows in group:
                 for move in search.moves:
                     source, target = rows[move.source], rows[move.target]
@@ -375,24 +370,9 @@ class Engine:
             self._sampler.leave(row.slot)
             for old, new in self.slots.leave(row):
                 self._sampler.move(old, new)
-                self._last[new] = self._last[old]
+                self._passes.last[new] = self._passes.last[old]
                 if self._speculator is not None:
                     self._speculator.move(old, new)
-
-    def _view(self, rows: list[Row], new: int) -> Cache:
-        """Return the rows' part of the cache, no longer than the longest will be with so many new tokens."""
-        longest = max(row.length for row in rows) + new
-        source = max((len(row.request.source) for row in rows if row.request is not None), default=0)
-        return self.slots.cache.narrow(slice(0, len(rows)), longest, source)
-
-    def _forward(
-        self, ids: Tensor, cache: Cache, *, lengths: Tensor | None = None, keep: Tensor | None = None
-    ) -> Tensor:
-        step = ids.shape[1] == 1  # prompts come in too many lengths to compile
-        run: Callable[..., Tensor] = self._compiled.get(len(ids) == 1, self._model) if step else self._model
-        if isinstance(self._model, Seq2Seq):
-            return run(None, ids, target_lengths=lengths, cache=cache, keep=keep)
-        return run(ids, lengths=lengths, cache=cache, keep=keep)
 
     def _make_cache(self, model: Decoder | Seq2Seq, slots: int, chunk: int) -> Cache:
         if isinstance(model, Seq2Seq):
@@ -401,3 +381,9 @@ class Engine:
             cache = model.make_cache(slots, self.max_len, chunk=chunk)
         cache.heard = True
         return cache
+
+
+def _lengths(rows: list[Row], new: int) -> tuple[int, int]:
+    """Return the most tokens that a row will have with so many new ones, and the most that a source has."""
+    sources = (len(row.request.source) for row in rows if row.request is not None)
+    return max(row.length for row in rows) + new, max(sources, default=0)

@@ -38,9 +38,9 @@ class Graphs:
         with torch.cuda.stream(side):
             for _ in range(WARM_UPS):
                 function()
+                for tensor, saved in before:
+                    tensor.copy_(saved)
         torch.cuda.current_stream().wait_stream(side)
-        for tensor, saved in before:
-            tensor.copy_(saved)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._pool):
             results = function()

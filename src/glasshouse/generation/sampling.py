@@ -17,12 +17,13 @@ from torch.nn import functional as F
 from glasshouse.errors import InputError
 from glasshouse.generation.chance import Use, draw, stream, uniforms
 from glasshouse.generation.options import Options
+from glasshouse.generation.survey import likeliest
 
 # Settings are held to what float32 can divide and multiply by; past these nothing changes but that infinities arise.
 LEAST, MOST = torch.finfo(torch.float32).tiny, torch.finfo(torch.float32).max
 MOST_FREQUENCY = MOST / 2**31  # so that times a count it is finite
 
-VACANT = Options()
+VACANT = Options()  # this very object: the choices of a row that has it are not looked at
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,11 @@ class Plan:
     frequency: bool
     bias: bool
     minimum: bool
+
+    @property
+    def idle(self) -> bool:
+        """Whether no row looks at what is chosen for it."""
+        return not (self.greedy or self.random)
 
     @property
     def counts(self) -> bool:
@@ -72,16 +78,13 @@ class Sampler:
         self.slots, self.vocab_size, self.device = slots, vocab_size, device
         real = torch.float32 if device.type == "mps" else torch.float64
         self._rows: list[Tensor] = []  # all that a slot has a row of; at first as VACANT asks
-        self._greedy = self._new(torch.bool, True)
-        self._temperature = self._new(real, 1.0)
-        self._top_k = self._new(torch.int64, vocab_size)  # that is, no limit
-        self._top_p = self._new(real, math.inf)  # that is, no limit
-        self._min_p = self._new(real, 0.0)
-        self._repetition = self._new(real, 1.0)
-        self._frequency = self._new(real, 0.0)
-        self._minimum = self._new(torch.int64, 0)
-        self._stream = self._new(torch.int64, 0)  # where the seed's numbers start
-        self._drawn = self._new(torch.int64, 0)  # tokens generated so far
+        # Settings lie side by side, so that a request comes, goes and moves by one copy of each kind.
+        self._reals, self._wholes = self._new(real, 0, 5), self._new(torch.int64, 0, 5)
+        self._temperature, self._top_p, self._min_p, self._repetition, self._frequency = self._reals.unbind(1)
+        # Whether the likeliest token is taken; where the seed's numbers start; tokens generated so far.
+        self._greedy, self._top_k, self._minimum, self._stream, self._drawn = self._wholes.unbind(1)
+        for slot in range(slots):
+            self._settle(slot, VACANT)
         self._tables: dict[str, Tensor] = {}  # [slots, V], each made when first needed and then kept in its place
         self._options = [VACANT] * slots
         self._plans: dict[int, Plan] = {}  # by the number of rows, until a slot changes hands
@@ -90,16 +93,7 @@ class Sampler:
         """Give a slot to a request; none of `end_ids` is chosen before its minimum of new tokens."""
         if (largest := max(options.logit_bias, default=0)) >= self.vocab_size:
             raise InputError(f"logit_bias names id {largest}, but ids go to {self.vocab_size - 1}; leave it out.")
-        self._greedy[slot] = options.temperature == 0
-        self._temperature[slot] = _held(options.temperature, LEAST, MOST)
-        self._top_k[slot] = _top_k(options, self.vocab_size)
-        self._top_p[slot] = _top_p(options)
-        self._min_p[slot] = float(options.min_p or 0)
-        self._repetition[slot] = _held(options.repetition_penalty, LEAST, MOST)
-        self._frequency[slot] = _held(options.frequency_penalty, -MOST_FREQUENCY, MOST_FREQUENCY)
-        self._minimum[slot] = min(options.min_new_tokens, 2**62)
-        self._stream[slot] = stream(options.seed)
-        self._drawn[slot] = 0
+        self._settle(slot, options)
         self._set(slot, options)
 
         # A table's row is left as it was where the settings above make it count for nothing.
@@ -122,17 +116,14 @@ class Sampler:
     def move(self, source: int, target: int) -> None:
         """Let the request in `source` go on in `target`, as if it had always been there."""
         if source != target:
-            self.copy([source], [target])
+            self.copy(source, target)
             self.leave(source)
 
-    def copy(self, sources: Sequence[int], targets: Sequence[int]) -> None:
-        """Let each target go on as its source would, seed and all; beams may even change places."""
-        reads, writes = self._ids(sources), self._ids(targets)
+    def copy(self, source: int, target: int) -> None:
+        """Let `target` go on as `source` would, seed and all."""
         for rows in self._rows:
-            rows[writes] = rows[reads]
-        moved = [self._options[source] for source in sources]
-        for target, options in zip(targets, moved, strict=True):
-            self._set(target, options)
+            rows[target] = rows[source]
+        self._set(target, self._options[source])
 
     @property
     def state(self) -> list[Tensor]:
@@ -147,6 +138,8 @@ class Sampler:
 
     def choose(self, logits: Tensor) -> Tensor:
         """Choose a token for each row by its raw logits [n, V], and count it; returns ids [n]."""
+        if self.plan(len(logits)).idle:
+            return torch.zeros(len(logits), dtype=torch.int64, device=logits.device)
         ids = self._choices(logits[:, None], _no_drafts(logits))
         self.record(ids, torch.ones_like(ids[:, 0]))
         return ids[:, 0]
@@ -213,7 +206,7 @@ class Sampler:
         plan = self.plan(len(logits))
         scores = self._adjusted(logits, drafts, plan)
         if not plan.random:
-            return scores.argmax(-1)
+            return likeliest(scores)
         return draw(self._weights(scores, plan), self._uniforms(logits.shape[1], drafts, Use.CHOICE))
 
     def _probabilities(self, logits: Tensor, drafts: Tensor) -> Tensor:
@@ -254,7 +247,7 @@ class Sampler:
         if plan.min_p:
             weights.masked_fill_(weights < _column(self._min_p, weights), 0)
         if plan.greedy:
-            weights.masked_fill_(self._greedy[: len(scores), None, None], 0)
+            weights.masked_fill_(self._greedy[: len(scores), None, None] > 0, 0)
         # It weighs 1 already, except in a greedy row and where all are forbidden: there it is the only one.
         return weights.scatter_(-1, best, 1)
 
@@ -295,6 +288,21 @@ class Sampler:
     def _uniforms(self, places: int, drafts: Tensor, use: Use) -> Tensor:
         return uniforms(self._stream[: len(drafts), None], self._steps(places, drafts), use)
 
+    def _settle(self, slot: int, options: Options) -> None:
+        """Write what the options say about numbers into a slot's row."""
+        reals = [
+            _held(options.temperature, LEAST, MOST),
+            _top_p(options),
+            float(options.min_p or 0),
+            _held(options.repetition_penalty, LEAST, MOST),
+            _held(options.frequency_penalty, -MOST_FREQUENCY, MOST_FREQUENCY),
+        ]
+        minimum = min(options.min_new_tokens, 2**62)
+        wholes = [int(options.temperature == 0), _top_k(options, self.vocab_size), minimum, stream(options.seed), 0]
+        for rows, values in ((self._reals, reals), (self._wholes, wholes)):
+            row = torch.tensor(values, dtype=rows.dtype)
+            rows[slot].copy_(row.pin_memory() if rows.is_cuda else row, non_blocking=True)
+
     def _set(self, slot: int, options: Options) -> None:
         self._options[slot] = options
         self._plans.clear()
@@ -318,20 +326,11 @@ class Sampler:
         return torch.tensor(list(ids), dtype=torch.int64).to(self.device)
 
 
-def logprobs_of(logits: Tensor, ids: Tensor) -> Tensor:
-    """Return the log-probabilities [n] of ids [n] by raw logits [n, V]: float32, or float64 as the logits.
-
-    >>> logprobs_of(torch.tensor([[0.0, 0.0]]), torch.tensor([1])).exp()
-    tensor([0.5000])
-    """
-    return _exact(logits).log_softmax(-1).gather(-1, ids[:, None])[:, 0]
-
-
 def _plan(rows: Sequence[Options], vocab_size: int) -> Plan:
     random = [row for row in rows if row.temperature > 0]
     tops = [k for row in random if (k := _top_k(row, vocab_size)) < vocab_size or _top_p(row) < 1]
     return Plan(
-        greedy=len(random) < len(rows),
+        greedy=any(row.temperature == 0 for row in rows if row is not VACANT),
         random=bool(random),
         top=max(tops, default=0),
         top_p=any(_top_p(row) < 1 for row in random),

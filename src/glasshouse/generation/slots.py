@@ -92,13 +92,13 @@ class Slots:
 
     def _best_prefix(self, prompt: Sequence[int], place: Row) -> tuple[Row, int]:
         """Return the row that has most of a prompt's beginning in the cache, and how much: never the last token."""
-        best, common = place, 0
+        best, common, beginning = place, 0, list(prompt[:WORTH_COPYING])
         for row in (place, *self.rows, *self.free) if self.shares else ():
             held = min(row.length, len(row.tokens), len(prompt) - 1)
-            if held < WORTH_COPYING or held <= common:
+            if held < WORTH_COPYING or held <= common or row.tokens[:WORTH_COPYING] != beginning:
                 continue
             shared = count_common(row.tokens, prompt, held)
-            if shared >= WORTH_COPYING and shared > common and self._still_there(row, shared):
+            if shared > common and self._still_there(row, shared):
                 best, common = row, shared
         return best, common
 

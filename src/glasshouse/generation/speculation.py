@@ -11,6 +11,7 @@ from torch import Tensor
 
 from glasshouse.errors import InputError
 from glasshouse.generation.admission import check_count, check_length
+from glasshouse.generation.arrangement import prepare
 from glasshouse.generation.sampling import Sampler
 from glasshouse.generation.slots import Row, count_common
 from glasshouse.models import Decoder, Seq2Seq
@@ -81,7 +82,9 @@ class DraftModel:
                 f"the draft model has a vocab_size of {self.model.spec.vocab_size}, but the model has one of "
                 f"{model.spec.vocab_size}; they must be the same."
             )
-        self._cache = self.model.make_cache(slots, check_length(self.model.spec, max_len))
+        length = check_length(self.model.spec, max_len, "the engine's max_len", "the draft model")
+        self._arranged = prepare(self.model, "copy", slots)
+        self._cache = self.model.make_cache(slots, length)
         self._held: list[list[int]] = [[] for _ in range(slots)]  # tokens whose keys and values are in the cache
 
     def propose(self, rows: Sequence[Row], sampler: Sampler) -> Drafts | None:
@@ -96,7 +99,7 @@ class DraftModel:
         probabilities = []
         for _ in range(max(rooms)):
             view = self._cache.narrow(slice(0, n), max(map(len, self._held[:n])) + 1)
-            new, chances = sampler.propose(self.model(ids, cache=view)[:, 0], drafts)
+            new, chances = sampler.propose(self._arranged(ids, cache=view)[:, 0], drafts)
             for held, token in zip(self._held, ids[:, 0].tolist(), strict=False):
                 held.append(token)
             ids, drafts = new[:, None], torch.cat([drafts, new[:, None]], 1)
@@ -118,7 +121,7 @@ class DraftModel:
             ids = torch.tensor([new + [0] * (width - len(new)) for new in missing], device=self._cache.lengths.device)
             lengths = torch.tensor([len(new) for new in missing], device=ids.device)
             view = self._cache.narrow(slice(0, n), max(len(row.tokens) for row in rows))
-            self.model(ids, lengths=lengths, cache=view, keep=lengths[:0])
+            self._arranged(ids, lengths=lengths, cache=view, keep=lengths[:0])
             for held, new in zip(self._held, missing, strict=False):
                 held.extend(new)
 
@@ -138,8 +141,12 @@ def draft_room(row: Row, count: int) -> int:
 def continuation(tokens: Sequence[int], longest: int, count: int) -> list[int]:
     """Return what followed the last time that the sequence's end, as much of it as can be found, came before.
 
+    Where that is fewer tokens than wanted, they come round again: the sequence has repeated itself since.
+
     >>> continuation([1, 2, 3, 4, 5, 2, 3], longest=3, count=2)
     [4, 5]
+    >>> continuation([1, 2, 3, 4, 5, 2, 3], longest=3, count=6)
+    [4, 5, 2, 3, 4, 5]
     """
     if count < 1:
         return []
@@ -147,5 +154,6 @@ def continuation(tokens: Sequence[int], longest: int, count: int) -> list[int]:
         end = tokens[-size:]
         for start in range(len(tokens) - size - 1, -1, -1):
             if tokens[start] == end[0] and tokens[start : start + size] == end:
-                return list(tokens[start + size : start + size + count])
+                found = tokens[start + size :]
+                return [found[place % len(found)] for place in range(count)]
     return []

@@ -1,0 +1,125 @@
+"""Prompts that are read along with the steps of others, on the CPU, with the GPU's kernel written out in loops."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+from torch import Tensor
+
+import glasshouse as gh
+from glasshouse.generation import engine as engines
+from glasshouse.generation import passes
+from glasshouse.layers import held
+from glasshouse.layers.layout import lay_out
+
+
+def attend_in_loops(q: Tensor, k: Tensor, v: Tensor, seen: Tensor, rows: Tensor, scale: float) -> Tensor:
+    """One query at a time: over so many keys of its row."""
+    z = torch.empty_like(q)
+    group = q.shape[1] // k.shape[1]
+    for b in range(q.shape[0]):
+        for i in range(q.shape[2]):
+            row, count = int(rows[0, i] if rows.dim() == 2 else rows[b]), int(seen[b, i])
+            for head in range(q.shape[1]):
+                keys, values = (kv[row, head // group, :count] for kv in (k, v))
+                z[b, head, i] = torch.softmax(keys @ q[b, head, i] * scale, 0) @ values
+    return z
+
+
+@pytest.fixture
+def rides(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Have prompts ride in small parts, and note the width of each such step."""
+    widths: list[int] = []
+    write = passes.Passes._write_riding
+    monkeypatch.setattr(held, "takes", lambda *_: True)
+    monkeypatch.setattr(held, "attend", attend_in_loops)
+    for module in (engines, passes):
+        monkeypatch.setattr(module, "RIDERS", 5)
+    monkeypatch.setattr(
+        passes.Passes, "_write_riding", lambda self, width: [widths.append(width), write(self, width)][1]
+    )
+    return widths
+
+
+def make_model(**settings: object) -> gh.models.Decoder:
+    torch.manual_seed(5)
+    spec = gh.preset("tiny-decoder", init={"kind": "normal", "std": 0.3}, end_ids=(7,), max_len=96, **settings)
+    model = gh.build(spec, dtype=torch.float64).eval()
+    assert isinstance(model, gh.models.Decoder)
+    return model
+
+
+def draw_prompts(count: int, seed: int) -> list[list[int]]:
+    source = random.Random(seed)
+    shared = [source.randrange(256) for _ in range(24)]  # worth taking over from a neighbour
+    return [
+        shared * source.randint(0, 1) + [source.randrange(256) for _ in range(source.randint(1, 30))]
+        for _ in range(count)
+    ]
+
+
+@pytest.mark.parametrize(
+    "settings", [{}, {"n_kv_heads": 1, "position": {"kind": "rotary"}}, {"position": {"kind": "learned"}}]
+)
+def test_a_prompt_that_rides_is_read_as_any_other(settings: dict[str, object], rides: list[int]) -> None:
+    model = make_model(**settings)
+    prompts = draw_prompts(14, seed=1)
+    choices = [{"temperature": 0.8 * (i % 2), "seed": i, "max_new_tokens": 3 + i} for i in range(len(prompts))]
+    alone = [gh.generate(model, None, [prompt], **one)[0].ids for prompt, one in zip(prompts, choices, strict=True)]
+    assert not rides  # nobody is there to ride with
+    engine = gh.Engine(model, slots=3, max_len=96, chunk=8)
+    requests = [engine.submit(prompt, **one) for prompt, one in zip(prompts, choices, strict=True)]
+    engine.run()
+    assert [request.ids for request in requests] == alone
+    assert len(rides) > 20
+    assert not engine.slots.rows
+    assert int(engine.slots.cache.lengths.max()) == 0
+
+
+def test_searches_and_cancelled_requests_beside_riders(rides: list[int]) -> None:
+    model = make_model()
+    prompts = draw_prompts(10, seed=2)
+    alone = [
+        gh.generate(model, None, [prompt], 9, beams=1 + 2 * (i % 3 == 0))[0].ids for i, prompt in enumerate(prompts)
+    ]
+    engine = gh.Engine(model, slots=4, max_len=96, chunk=8)
+    requests = [
+        engine.submit(prompt, max_new_tokens=9, beams=1 + 2 * (i % 3 == 0)) for i, prompt in enumerate(prompts)
+    ]
+    doomed = [engine.submit(prompt, max_new_tokens=60) for prompt in draw_prompts(6, seed=3)]
+    step = 0
+    while engine.step():
+        step += 1
+        if step % 7 == 0 and (left := [request for request in doomed if not request.done]):
+            engine.cancel(left[0])
+    assert [request.ids for request in requests] == alone
+    assert rides
+    assert not engine.slots.rows
+
+
+@pytest.mark.parametrize(
+    "settings", [{"windows": (5, 0)}, {"attention_softcap": 5.0}, {"position": {"kind": "alibi"}}]
+)
+def test_who_sees_more_than_counts_tell_reads_alone(settings: dict[str, object], rides: list[int]) -> None:
+    model = make_model(**settings)
+    assert not model.stack.mixes(model.token.table.weight)
+    engine = gh.Engine(model, slots=2, max_len=96, chunk=8)
+    prompts = draw_prompts(5, seed=4)
+    requests = [engine.submit(prompt, max_new_tokens=6) for prompt in prompts]
+    engine.run()
+    assert not rides
+    assert [one.ids for one in requests] == [gh.generate(model, None, [one], 6)[0].ids for one in prompts]
+
+
+def test_a_mixed_call_of_one_token_touches_its_row_alone() -> None:
+    cache = make_model().make_cache(3, 8)
+    cache.keys[0].fill_(1.0)
+    view = cache.mixed(torch.tensor([1]), torch.tensor([4]))
+    slots = view.admit(lay_out(torch.zeros(1, 1), start=view.start()))
+    heads, width = cache.keys[0].shape[1], cache.keys[0].shape[3]
+    k = torch.full((1, heads, 1, width), 7.0, dtype=torch.float64)
+    view.extend(0, slots[0], k, k)
+    changed = (cache.keys[0] != 1.0).any(-1).nonzero().tolist()
+    assert changed == [[1, head, 5] for head in range(heads)]
