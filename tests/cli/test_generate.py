@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 import io
 import json
@@ -11,6 +12,7 @@ import select
 import signal
 import subprocess
 import sys
+import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
 from itertools import count, islice
@@ -22,7 +24,9 @@ import torch
 
 import glasshouse as gh
 from cli.command import GLASSHOUSE, Call, Done
+from glasshouse.cli import conversation, streaming
 from glasshouse.cli import generation as command
+from glasshouse.cli import lines as by_line
 
 TEXT = "to be or not to be, that is the question:\nwhether 'tis nobler in the mind to suffer the slings and arrows\n"
 PROMPT = "to be or not to be"
@@ -70,6 +74,7 @@ def house(tmp_path_factory: pytest.TempPathFactory) -> House:
         gh.save(model, tok, folder / name)
         models[name] = model.eval()
     gh.save(models["decoder"], None, folder / "wordless")
+    gh.save(copy.deepcopy(models["decoder"]).double(), tok, folder / "double")
     tok.save(folder / "plain")
     plain = gh.Tokenizer.load(folder / "plain")
     plain.chat_template = None
@@ -213,6 +218,42 @@ def test_drafts_change_nothing_but_the_speed(
     assert proposed
 
 
+@pytest.mark.parametrize("name", ["decoder", "seq2seq"])
+def test_int8_is_the_same_as_in_the_library(
+    name: str, house: House, call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = {"temperature": 1.5, "max_new_tokens": 60, "min_new_tokens": 60}
+    expected = house.generate(name, PROMPT, weights="int8", **settings)
+    assert expected[0].ids != house.generate(name, PROMPT, **settings)[0].ids  # it does matter
+    words = [word for option, value in settings.items() for word in (f"--{option.replace('_', '-')}", str(value))]
+    monkeypatch.setattr(gh.device, "best", lambda: torch.device("cuda"))  # where auto would lead otherwise
+    done = call("generate", house[name], PROMPT, *words, "--int8", "--json")
+    assert objects(done.out) == [as_object(PROMPT, one) for one in expected]
+
+
+def test_int8_leaves_no_matrix_of_the_model_in_memory(
+    house: House, call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    matrices: list[weakref.ref[torch.Tensor]] = []
+    left: list[int] = []
+    load, step = command._load, gh.Engine.step
+
+    def watched_load(*given: Any) -> Any:  # noqa: ANN401
+        model, tok = load(*given)
+        matrices.extend(weakref.ref(weight) for weight in model.parameters() if weight.ndim > 1)
+        return model, tok
+
+    def watched_step(engine: gh.Engine) -> bool:
+        left.append(sum(matrix() is not None for matrix in matrices))
+        return step(engine)
+
+    monkeypatch.setattr(command, "_load", watched_load)
+    monkeypatch.setattr(gh.Engine, "step", watched_step)
+    assert call("generate", house["decoder"], PROMPT, *FEW, "--int8").code == 0
+    assert matrices
+    assert set(left) == {0}
+
+
 def test_max_len_bounds_prompt_and_completion(house: House, call: Call) -> None:
     prompt = house.tok.encode(PROMPT)
     done = call("generate", house["decoder"], PROMPT, "--max-len", str(len(prompt) + 3), "--json")
@@ -319,10 +360,10 @@ def test_only_a_window_of_endless_lines_is_read(house: House) -> None:
     given = Endless()
     engine = gh.Engine(house.models["decoder"], house.tok, slots=2, max_len=64)
     options = gh.Options(temperature=1.0, max_new_tokens=5)
-    for number, line in enumerate(islice(command._in_order(engine, given, options, 1), 30), 1):
+    for number, line in enumerate(islice(by_line._in_order(engine, given, options, 1), 30), 1):
         assert line.prompt == PROMPT[: number % 9].encode()
         assert line.requests[0].done
-        assert given.read - number < 2 * command.WINDOW
+        assert given.read - number < 2 * by_line.WINDOW
 
 
 def test_lines_through_real_pipes(house: House, start: Start) -> None:
@@ -380,12 +421,12 @@ def test_ctrl_c_leaves_what_was_written_and_no_traceback(house: House, start: St
 def test_an_interrupt_that_is_ignored_stays_ignored() -> None:
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
-        with command._interrupts() as caught:
+        with streaming.interrupts() as caught:
             signal.raise_signal(signal.SIGINT)
         assert (caught, signal.getsignal(signal.SIGINT)) == ([], signal.SIG_IGN)
     finally:
         signal.signal(signal.SIGINT, before)
-    with command._interrupts() as caught:
+    with streaming.interrupts() as caught:
         signal.raise_signal(signal.SIGINT)
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
@@ -463,13 +504,13 @@ def test_a_conversation_remembers_and_reads_nothing_twice(
 
 def test_an_answer_ends_where_the_template_closes_it(house: House, call: Call) -> None:
     end = house.tok.id("<|end|>")
-    assert command._closing(house.tok, []) == (end,)
+    assert conversation._closing(house.tok, []) == (end,)
     other = gh.Tokenizer.load(house["decoder"])
     other.chat_template = "{% for m in messages %}<|user|>{{ m.content }}<|end|>\n{% endfor %}"
     other.chat_template += "{% if add_generation_prompt %}<|user|>{% endif %}"
-    assert command._closing(other, []) == (end,)  # and not the line break after it
+    assert conversation._closing(other, []) == (end,)  # and not the line break after it
     other.chat_template = "{% for m in messages %}{{ m.content }} {% endfor %}"
-    assert command._closing(other, []) == ()
+    assert conversation._closing(other, []) == ()
     ids = house.tok.encode_chat([user("to be")], prompt=True).ids
     drawn = house.generate("short", [ids], temperature=1.0, n=60)  # of as many seeds
     seed, whole = next((seed, one.ids) for seed, one in enumerate(drawn) if end in one.ids[1:])
@@ -552,7 +593,9 @@ def test_a_conversation_at_a_terminal(house: House, start: Start) -> None:
     there.until(r"\n\d+ tokens?, [\d.,]+ tokens/s, cancelled\n> ")
     there.type("\n")  # nothing to say
     there.until("> ")
-    there.type("half of\x03")
+    there.type("half of")
+    there.until("half of")  # Python misses a signal that comes before it waits for the next key
+    there.type("\x03")
     there.until("Ctrl-D ends the conversation\n> ")
     there.type("or not\n")
     there.until("or not\n..")
@@ -573,13 +616,13 @@ class Drawn(io.StringIO):
 
 def test_a_terminal_gets_no_control_character(monkeypatch: pytest.MonkeyPatch) -> None:
     text = "a\x1b[2J\r\x07\tb\n\u3000né\u200d"
-    assert command._fit(text) == text
+    assert streaming.fit(text) == text
     monkeypatch.setattr(sys, "stdout", Drawn())
-    assert command._fit(text) == "a\\x1b[2J\\x0d\\x07\tb\n\u3000né\u200d"
+    assert streaming.fit(text) == "a\\x1b[2J\\x0d\\x07\tb\n\u3000né\u200d"
 
 
 def test_a_line_at_a_terminal_says_how_it_went(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(command.time, "perf_counter", lambda: 12.0)
+    monkeypatch.setattr(streaming.time, "perf_counter", lambda: 12.0)
     for settings, expected in (({}, "\x1b[2m{}\x1b[0m\n"), ({"NO_COLOR": "1"}, "{}\n"), ({"TERM": "dumb"}, "{}\n")):
         with monkeypatch.context() as patch:
             patch.delenv("NO_COLOR", raising=False)
@@ -587,9 +630,9 @@ def test_a_line_at_a_terminal_says_how_it_went(monkeypatch: pytest.MonkeyPatch) 
             for name, value in settings.items():
                 patch.setenv(name, value)
             patch.setattr(sys, "stderr", drawn := Drawn())
-            command._report(3, 10.0, "length", "stop")
+            streaming.report(3, 10.0, "length", "stop")
             assert drawn.getvalue() == expected.format("3 tokens, 1.5 tokens/s, length, stop")
-    command._report(3, 10.0, "nobody sees it")
+    streaming.report(3, 10.0, "nobody sees it")
 
 
 def test_help_needs_no_torch_and_shows_defaults_units_and_an_example() -> None:
@@ -617,6 +660,7 @@ def test_help_needs_no_torch_and_shows_defaults_units_and_an_example() -> None:
         (["decoder", "hi", "--stop", ""], "stop is ('',)"),
         (["decoder", "hi", "--draft", "small", "--lookup"], "--draft and --lookup were both given"),
         (["decoder", "hi", "--draft", "seq2seq"], "the draft model is a Seq2Seq"),
+        (["double", "hi", "--int8"], "a weight is torch.float64 on cpu, but int8 is made from float32 on the CPU"),
         (["decoder", "hi", "--system", "x"], "--system was given, but it begins a conversation; give --chat, too."),
         (
             ["decoder", "hi", "--chat", "--n", "2", "--temperature", "1"],
@@ -632,7 +676,7 @@ def test_help_needs_no_torch_and_shows_defaults_units_and_an_example() -> None:
     ],
 )
 def test_a_mistake_is_one_sentence(words: list[str], sentence: str, house: House, call: Call) -> None:
-    there = {"plain", "wordless", *house.models}
+    there = {"plain", "wordless", "double", *house.models}
     done = call("generate", *(house[word] if word in there or "/" in word else word for word in words))
     assert (done.code, done.out) == (1, "")
     assert done.err.startswith("error: ")
