@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import functools
+import math
 import random
 import statistics
 import sys
@@ -26,9 +27,11 @@ from torch import Tensor, nn
 
 import glasshouse as gh
 from glasshouse import device as machine
+from glasshouse.generation.arrangement import prepare
 from glasshouse.generation.sampling import Sampler
 from glasshouse.generation.slots import Row
 from glasshouse.generation.speculation import Drafts, Speculator
+from glasshouse.layers.packed import ColumnLinear, PackedLinear
 
 PROMPT = 64
 NEW = 256
@@ -126,13 +129,29 @@ def held_bytes(model: nn.Module, rows: int, length: int) -> int:
 # The contenders
 
 
-def by_engine(model: nn.Module, slots: int, **choices: Any) -> Contender:  # noqa: ANN401 (those of gh.Engine)
+def by_engine(model: nn.Module, slots: int, beams: int = 1, **choices: Any) -> Contender:  # noqa: ANN401 (gh.Engine's)
     made = gh.Engine(model, slots=slots, max_len=PROMPT + NEW, **choices)
 
     def write(prompts: Texts, new: int) -> Texts:
-        requests = [made.submit(prompt, max_new_tokens=new) for prompt in prompts]
+        requests = [made.submit(prompt, max_new_tokens=new, beams=beams) for prompt in prompts]
         made.run()
         return [request.ids for request in requests]
+
+    return write
+
+
+def by_products(model: nn.Module, rows: int) -> Contender:
+    """Multiply by every matrix, as the engine does, and do nothing else: no step of it can be faster."""
+    tree = prepare(model, "copy", rows)
+    maps = [one for one in tree.modules() if isinstance(one, ColumnLinear | PackedLinear)]
+    inputs = {one.in_features: torch.randn(rows, one.in_features) for one in maps}
+
+    @torch.inference_mode()
+    def write(prompts: Texts, new: int) -> Texts:
+        for _ in range(new):
+            for one in maps:
+                one(inputs[one.in_features])
+        return [[0] * new] * rows
 
     return write
 
@@ -197,6 +216,7 @@ def decode(rounds: int, int8: bool) -> None:
             "ours": by_engine(ours, rows),
             "HF, dynamic cache": by_transformers(theirs, use_cache=True),
             "HF, static cache": by_transformers(theirs, use_cache=True, cache_implementation="static"),
+            "our products alone": by_products(ours, rows),
         }
         if int8:
             contenders["ours, int8"] = by_engine(ours, rows, weights="int8")
@@ -212,7 +232,42 @@ def decode(rounds: int, int8: bool) -> None:
             bound = (weights + held_bytes(ours, rows, MEAN_LENGTH)) / ceiling
             share = cell([bound * NEW / one for one in result.seconds], 2) if rows == 1 else ""
             against = ratio(best.seconds, result.seconds)
-            line(f"batch {rows}, {name}", cell(result.rates()), against, share, result.agrees(best))
+            same = "" if name == "our products alone" else result.agrees(best)
+            line(f"batch {rows}, {name}", cell(result.rates()), against, share, same)
+
+
+def loss() -> None:
+    """Train a small model on bytes of Python, and see what int8 weights cost it on files it has not seen."""
+    context, batch, steps = 256, 16, 200
+    note(f"loss, {steps} steps of training")
+    seen, other = (
+        torch.tensor(list("".join(text for _, text in gh.data.builtin("stdlib").items(split)).encode()))
+        for split in ("train", "test")
+    )
+    held_out = other[torch.randint(len(other) - context, (64, 1)) + torch.arange(context + 1)]
+    shape = {"d_model": 256, "n_layers": 4, "n_heads": 4, "d_ff": 768, "vocab_size": 256, "max_len": context}
+    model = gh.build(gh.preset("llama-small", n_kv_heads=4, end_ids=(), start_id=None, **shape))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
+    for step in range(steps):
+        starts = torch.randint(len(seen) - context, (batch, 1))
+        rows = seen[starts + torch.arange(context + 1)]
+        optimizer.param_groups[0]["lr"] = 2e-3 * min(1, (step + 1) / 20, (steps - step) / (steps / 2))
+        nn.functional.cross_entropy(model(rows[:, :-1]).flatten(0, 1), rows[:, 1:].flatten()).backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+    model.eval()
+    with torch.inference_mode():
+        own, small = (
+            prepare(model, weights, 8)(held_out[:, :-1]).log_softmax(-1).flatten(0, 1) for weights in ("own", "int8")
+        )
+        targets = held_out[:, 1:].flatten()
+        bits = [float(nn.functional.nll_loss(one, targets)) / math.log(2) for one in (own, small)]
+        apart = float((own.exp() * (own - small)).sum(-1).mean()) / math.log(2)
+        same = float((own.argmax(-1) == small.argmax(-1)).float().mean())
+    print(f"\nint8 weights, {gh.count_parameters(model.spec):,} parameters, bytes of Python that were held out")
+    print(f"float32 {bits[0]:.5f} bits a byte, int8 {bits[1]:.5f}, the divergence of their predictions {apart:.1e};")
+    print(f"the likeliest byte is the same at {same:.2%} of {len(own):,} places")
 
 
 def beam(rounds: int) -> None:
@@ -225,10 +280,10 @@ def beam(rounds: int) -> None:
     theirs, ours = pair(config)
     assert gh.count_parameters(ours.spec) == gh.count_parameters(gh.preset("t5-small"))
 
-    def search(prompts: Texts, new: int) -> Texts:
-        return [one.ids for one in gh.generate(ours, None, prompts, new, beams=beams)]
-
-    contenders = {"ours": search, "HF": by_transformers(theirs, num_beams=beams)}
+    contenders = {
+        "ours": by_engine(ours, sources * beams, source_len=PROMPT, beams=beams),
+        "HF": by_transformers(theirs, num_beams=beams),
+    }
     results = race(contenders, lambda: random_prompts(sources, ours.spec.vocab_size), new, rounds)
     print(f"\nT5 small, float32, {beams} beams, {sources} sources of {PROMPT}, {new} new")
     line("", "tokens/s", "as fast as HF", "same tokens as HF")
@@ -461,7 +516,7 @@ def main() -> None:
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--rounds", type=int, default=3, help="rounds, each contender once a round (default 3)")
     parser.add_argument(
-        "--parts", nargs="+", help="cpu: decode, beam, speculation, groups; cuda: steady, load, prefill"
+        "--parts", nargs="+", help="cpu: decode, loss, beam, speculation, groups; cuda: steady, load, prefill"
     )
     parser.add_argument("--int8", action="store_true", help="decode with int8 weights too (cpu)")
     parser.add_argument(
@@ -470,6 +525,7 @@ def main() -> None:
     args = parser.parse_args()
     parts: dict[str, Callable[[], None]] = {
         "decode": lambda: decode(args.rounds, args.int8),
+        "loss": loss,
         "beam": lambda: beam(args.rounds),
         "speculation": lambda: speculation(args.rounds),
         "groups": lambda: groups(args.rounds),
