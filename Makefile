@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: help setup demo test lint types compiled text generation gpu wheel bench bench-generate bench-text bench-load clean
+.PHONY: help setup demo test lint types compiled text generation training gpu wheel bench bench-generate bench-text bench-load clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -49,6 +49,9 @@ wheel: $(VENV)/.ready  ## build the wheel, install it in an empty environment an
 
 generation: $(VENV)/.ready  ## generation beside transformers, 200 prompts for each family (half an hour)
 	$(BIN)/python -m pytest -n 2 -m long tests/generation
+
+training: $(VENV)/.ready  ## a process killed fifty times while it saves (two minutes)
+	$(BIN)/python -m pytest -n 2 -m long tests/training
 
 bench: $(VENV)/.ready  ## one training step beside its peers (about ten minutes; wants an idle machine)
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[bench]'

@@ -16,6 +16,7 @@ ROWS = [
     ["models"],
     ["data", "generation", "hub", "vectors"],
     ["evaluation"],
+    ["training"],
     ["cli"],
 ]
 ROW_OF = {room: number for number, rooms in enumerate(ROWS) for room in rooms}

@@ -6,7 +6,7 @@ import re
 import sys
 import warnings
 from collections import defaultdict
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -253,8 +253,12 @@ def save(model: Model, tok: Tokenizer | None, folder: str | Path) -> None:
     ...     sorted(path.name for path in Path(place, "model").iterdir())
     ['config.json', 'model.safetensors']
     """
-    family, _ = _fitting_family(model)
-    _write(model, tok, Path(folder).expanduser(), family)
+    store.replace_folder(Path(folder).expanduser(), filler(model, tok), OURS)
+
+
+def filler(model: Model, tok: Tokenizer | None) -> Callable[[Path], None]:
+    """Return what writes a model and its tokenizer into a new folder, for one that will hold more than that."""
+    return _filler(model, tok, _fitting_family(model)[0])
 
 
 def export(model: Model, tok: Tokenizer | None, folder: str | Path) -> str:
@@ -266,7 +270,7 @@ def export(model: Model, tok: Tokenizer | None, folder: str | Path) -> str:
             f"no published family can express this model; the nearest is {nearest}, where "
             f"{', '.join(obstacles[nearest])} would have to be different."
         )
-    _write(model, tok, Path(folder).expanduser(), family)
+    store.replace_folder(Path(folder).expanduser(), _filler(model, tok, family), OURS)
     return family.model_type
 
 
@@ -283,7 +287,7 @@ def _fitting_family(model: Model) -> tuple[Family | None, dict[str, list[str]]]:
     return None, obstacles
 
 
-def _write(model: Model, tok: Tokenizer | None, folder: Path, family: Family | None) -> None:
+def _filler(model: Model, tok: Tokenizer | None, family: Family | None) -> Callable[[Path], None]:
     if tok is not None:
         check_pair(model, tok)
     fingerprint = model.tokenizer if tok is None else tok.fingerprint
@@ -313,4 +317,4 @@ def _write(model: Model, tok: Tokenizer | None, folder: Path, family: Family | N
         if tok is not None:
             tok.save(place)
 
-    store.replace_folder(folder, fill, OURS)
+    return fill

@@ -1,0 +1,1 @@
+"""From batches to a model: objective, update, optimizer, schedule."""

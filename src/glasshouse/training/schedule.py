@@ -1,0 +1,117 @@
+"""How the learning rate runs: a factor for each step, a pure function of the step."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+from glasshouse.config import Settings, require
+
+
+@dataclass(frozen=True)
+class _Schedule(Settings):
+    warmup: int = 0  # steps over which the rate rises in a straight line
+
+    def check(self) -> None:
+        require(self.warmup >= 0, f"{self.kind}.warmup", self.warmup, "0 or more")
+
+    def factor(self, step: int, steps: int) -> float:
+        """Return what the rate is multiplied by at a step, counted from 0, of so many."""
+        if step < self.warmup:
+            return (step + 1) / self.warmup
+        return self._after(step, steps)
+
+    def _after(self, step: int, steps: int) -> float:
+        return 1.0
+
+    def _share(self, step: int, steps: int) -> float:
+        """Return how much of the way from the warm-up to the last step is done, 0 to 1."""
+        return min(1.0, (step - self.warmup) / max(1, steps - 1 - self.warmup))
+
+
+@dataclass(frozen=True)
+class Constant(_Schedule):
+    """The same rate throughout.
+
+    >>> [Constant(warmup=2).factor(step, 4) for step in range(4)]
+    [0.5, 1.0, 1.0, 1.0]
+    """
+
+    kind: ClassVar[str] = "constant"
+
+
+@dataclass(frozen=True)
+class _Ending(_Schedule):
+    end: float = 0.1  # the factor at the last step
+
+    def check(self) -> None:
+        super().check()
+        require(0 <= self.end <= 1, f"{self.kind}.end", self.end, "from 0 to 1")
+
+
+@dataclass(frozen=True)
+class Cosine(_Ending):
+    """Half a wave down to the end.
+
+    >>> [round(Cosine(end=0.0).factor(step, 5), 3) for step in range(5)]
+    [1.0, 0.854, 0.5, 0.146, 0.0]
+    """
+
+    kind: ClassVar[str] = "cosine"
+
+    def _after(self, step: int, steps: int) -> float:
+        return self.end + (1 - self.end) * (1 + math.cos(math.pi * self._share(step, steps))) / 2
+
+
+@dataclass(frozen=True)
+class Linear(_Ending):
+    """A straight line down to the end.
+
+    >>> [Linear(end=0.0).factor(step, 5) for step in range(5)]
+    [1.0, 0.75, 0.5, 0.25, 0.0]
+    """
+
+    kind: ClassVar[str] = "linear"
+
+    def _after(self, step: int, steps: int) -> float:
+        return 1 - (1 - self.end) * self._share(step, steps)
+
+
+@dataclass(frozen=True)
+class Trapezoid(_Ending):
+    """The same rate, then a straight line down over the last part of the steps.
+
+    >>> [Trapezoid(end=0.0, decay=0.5).factor(step, 9) for step in range(9)]
+    [1.0, 1.0, 1.0, 1.0, 1.0, 0.75, 0.5, 0.25, 0.0]
+    """
+
+    kind: ClassVar[str] = "trapezoid"
+    decay: float = 0.2  # the share of the way, warm-up apart, on which it falls
+
+    def check(self) -> None:
+        super().check()
+        require(0 < self.decay <= 1, f"{self.kind}.decay", self.decay, "above 0 and at most 1")
+
+    def _after(self, step: int, steps: int) -> float:
+        left = (1 - self._share(step, steps)) / self.decay
+        return self.end + (1 - self.end) * min(1.0, left)
+
+
+@dataclass(frozen=True)
+class InverseRoot(_Schedule):
+    """The rate of the original transformer: it falls as one over the root of the step.
+
+    With a rate of d_model^-0.5 * warmup^-0.5 it is that of the paper, step for step.
+
+    >>> [round(InverseRoot(warmup=4).factor(step, 100), 3) for step in (0, 3, 15, 63)]
+    [0.25, 1.0, 0.5, 0.25]
+    """
+
+    kind: ClassVar[str] = "inverse_root"
+
+    def _after(self, step: int, steps: int) -> float:
+        return math.sqrt(max(1, self.warmup) / (step + 1))
+
+
+Schedule = Constant | Cosine | Linear | Trapezoid | InverseRoot

@@ -1,0 +1,84 @@
+"""What training carries from one step to the next besides the weights, as tensors and plain JSON values."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from glasshouse.errors import StoreError
+
+
+@dataclass(frozen=True)
+class State:
+    """Named tensors, and JSON values about them."""
+
+    tensors: dict[str, Tensor] = field(default_factory=dict)
+    about: dict[str, Any] = field(default_factory=dict)
+
+
+def of_optimizer(optimizer: torch.optim.Optimizer) -> State:
+    """Return an optimizer's state: tensors by the number of their parameter, settings as they are."""
+    table = optimizer.state_dict()
+    tensors, plain = {}, {}
+    for number, values in table["state"].items():
+        for name, value in values.items():
+            if isinstance(value, Tensor):
+                tensors[f"optimizer.{number}.{name}"] = value
+            else:
+                plain[f"{number}.{name}"] = value
+    return State(tensors, {"optimizer": {"groups": table["param_groups"], "plain": plain}})
+
+
+def to_optimizer(state: State, optimizer: torch.optim.Optimizer) -> None:
+    """Let an optimizer of the same parameters go on where `of_optimizer` left off."""
+    about = state.about["optimizer"]
+    held: dict[int, dict[str, Any]] = {}
+    for name, value in _under("optimizer", state.tensors).items():
+        number, _, key = name.partition(".")
+        held.setdefault(int(number), {})[key] = value.clone()
+    for name, value in about["plain"].items():
+        number, _, key = name.partition(".")
+        held.setdefault(int(number), {})[key] = value
+    try:
+        optimizer.load_state_dict({"state": held, "param_groups": about["groups"]})
+    except (ValueError, KeyError) as error:
+        reason = str(error).partition("\n")[0]
+        raise StoreError(f"the optimizer's state is of another optimizer ({reason}); start a new run.") from None
+
+
+def of_chance() -> State:
+    """Return the state of every random generator: torch's on each device, Python's and numpy's."""
+    tensors = {"chance.cpu": torch.get_rng_state()}
+    if torch.cuda.is_available():
+        tensors |= {f"chance.cuda.{i}": state for i, state in enumerate(torch.cuda.get_rng_state_all())}
+    name, keys, position, has_gauss, gauss = np.random.get_state(legacy=True)
+    tensors["chance.numpy"] = torch.from_numpy(np.asarray(keys).astype(np.int64))
+    version, numbers, pending = random.getstate()
+    tensors["chance.python"] = torch.tensor(numbers, dtype=torch.int64)
+    about = {"numpy": [name, int(position), int(has_gauss), float(gauss)], "python": [version, pending]}
+    return State(tensors, {"chance": about})
+
+
+def to_chance(state: State) -> None:
+    """Set every random generator to where `of_chance` found it; devices that are not here are passed over."""
+    tensors, about = _under("chance", state.tensors), state.about["chance"]
+    torch.set_rng_state(tensors["cpu"].clone())
+    if torch.cuda.is_available():
+        for i in range(torch.cuda.device_count()):
+            if f"cuda.{i}" in tensors:
+                torch.cuda.set_rng_state(tensors[f"cuda.{i}"].clone(), i)
+    name, position, has_gauss, gauss = about["numpy"]
+    np.random.set_state((name, tensors["numpy"].numpy().astype(np.uint32), position, has_gauss, gauss))
+    version, pending = about["python"]
+    random.setstate((version, tuple(tensors["python"].tolist()), pending))
+
+
+def _under(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    start = prefix + "."
+    return {name.removeprefix(start): value for name, value in tensors.items() if name.startswith(start)}

@@ -1,0 +1,90 @@
+"""One step of training: the gradient of a whole batch, in whatever parts, and one update of the weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from glasshouse.data import Batch
+from glasshouse.errors import InputError
+from glasshouse.training.objective import loss_of
+
+
+class NotFiniteError(ArithmeticError):
+    """A loss or a gradient is infinite or not a number, and no weight has changed."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a step came to."""
+
+    loss: float  # nats for each target
+    targets: int
+    norm: float  # of the whole gradient, before it is clipped
+
+
+def alone(total: Tensor) -> Tensor:
+    """Return a sum over all processes, where there is only one."""
+    return total
+
+
+class Update:
+    """Teaches a model one batch at a time.
+
+    Each target counts the same, whichever part of the batch, or process, it is in: the loss is the sum over all of
+    them over their number. `reduce` sums a number over processes, the one place where they meet before gradients do.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        *,
+        clip: float | None = 1.0,
+        smoothing: float = 0.0,
+        compute: torch.dtype = torch.float32,
+        reduce: Callable[[Tensor], Tensor] = alone,
+    ) -> None:
+        self.model, self.optimizer = model, optimizer
+        self.clip, self.smoothing, self.compute, self.reduce = clip, smoothing, compute, reduce
+        self._weights = [one for group in optimizer.param_groups for one in group["params"]]
+        self._device = self._weights[0].device
+        # Gradients in float16 vanish unless they are made larger on the way; in the wider types this does nothing.
+        self._scaler = torch.amp.GradScaler(self._device.type, enabled=compute == torch.float16)
+
+    def __call__(self, batch: Batch, parts: int = 1) -> Outcome:
+        """Take a step by a batch that is computed in so many parts; gradients and loss are those of the whole."""
+        total = self.reduce(batch.loss.sum())
+        if int(total) == 0:
+            raise InputError("no place of the batch counts, so there is nothing to learn from it; leave it out.")
+        self.optimizer.zero_grad(set_to_none=True)
+        loss = torch.zeros((), device=self._device)
+        for part in batch.split(parts):
+            part = part.to(self._device)
+            with self._computing():
+                mean = loss_of(self.model, part, self.smoothing) / total
+            self._scaler.scale(mean).backward()
+            loss = loss + mean.detach()
+        return self._apply(self.reduce(loss), int(total))
+
+    def _apply(self, loss: Tensor, targets: int) -> Outcome:
+        """Let the gradients meet the weights, unless one of them is no number."""
+        self._scaler.unscale_(self.optimizer)
+        limit = torch.inf if self.clip is None else self.clip
+        norm = nn.utils.clip_grad_norm_(self._weights, limit)
+        outcome = Outcome(float(loss), targets, float(norm))
+        finite = outcome.loss < float("inf") and outcome.norm < float("inf")  # false of what is no number, too
+        if not finite and not self._scaler.is_enabled():
+            raise NotFiniteError(f"the loss is {outcome.loss} and the gradient's norm {outcome.norm}.")
+        self._scaler.step(self.optimizer)  # with float16, a step that overflowed is left out and the next scaled less
+        self._scaler.update()
+        return outcome
+
+    def _computing(self) -> AbstractContextManager[object]:
+        if self.compute == torch.float32 or self._weights[0].dtype != torch.float32:
+            return nullcontext()
+        return torch.autocast(self._device.type, self.compute)

@@ -1,0 +1,282 @@
+"""Checkpoints: going on is bit-equal to never having stopped, and damage of any kind is found and passed over."""
+
+from __future__ import annotations
+
+import copy
+import errno
+import os
+import random
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import glasshouse as gh
+from glasshouse import store
+from glasshouse.data import Batch
+from glasshouse.errors import StoreError
+from glasshouse.hub.checkpoint import filler
+from glasshouse.training import checkpoint
+from glasshouse.training.checkpoint import Checkpoints, read, write
+from glasshouse.training.optimizer import AdamW, Muon, Optimizer, make_optimizer
+from glasshouse.training.state import State, of_chance, of_optimizer, to_chance, to_optimizer
+from glasshouse.training.update import Update
+
+PLAIN = AdamW(lr=1e-2)
+KINDS = ("tiny-decoder", "tiny-encoder", "tiny-seq2seq")
+
+
+def draw(kind: str, step: int) -> Batch:
+    """The batch of a step, by its number alone."""
+    source = torch.Generator().manual_seed(step)
+    ids = torch.randint(0, 256, (6, 7), generator=source)
+    lengths = torch.randint(1, 8, (6,), generator=source)
+    sides = {"source": ids.flip(1), "source_lengths": lengths} if kind == "tiny-seq2seq" else {}
+    return Batch(ids, ids.roll(-1, 1), torch.arange(7) < lengths[:, None], lengths=lengths, **sides)
+
+
+def make(kind: str, choice: Optimizer = PLAIN) -> tuple[nn.Module, Update]:
+    model = gh.build(gh.preset(kind, dropout=0.2))
+    return model, Update(model, make_optimizer(model, choice))
+
+
+def train(kind: str, update: Update, steps: range) -> list[float]:
+    losses = []
+    for step in steps:
+        losses.append(update(draw(kind, step), parts=3).loss)
+        random.random()
+        np.random.rand()
+    return losses
+
+
+def state_of(update: Update) -> State:
+    optimizer, chance = of_optimizer(update.optimizer), of_chance()
+    return State(optimizer.tensors | chance.tensors, optimizer.about | chance.about)
+
+
+def save(checkpoints: Checkpoints, step: int, model: Any, update: Update, **more: Any) -> None:  # noqa: ANN401
+    state = state_of(update)
+    snapshot = State({name: one.clone() for name, one in state.tensors.items()}, copy.deepcopy(state.about))
+    checkpoints.save(step, filler(copy.deepcopy(model), None), snapshot, **more)
+
+
+@pytest.mark.parametrize("choice", [PLAIN, Muon()], ids=["adamw", "muon"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_going_on_is_never_having_stopped(kind: str, choice: Optimizer, tmp_path: Path) -> None:
+    torch.manual_seed(1)
+    random.seed(1)
+    np.random.seed(1)
+    model, update = make(kind, choice)
+    checkpoints = Checkpoints(tmp_path)
+    train(kind, update, range(4))
+    save(checkpoints, 4, model, update)
+    expected = train(kind, update, range(4, 8))
+    drawn = random.random(), np.random.rand(), float(torch.rand(()))
+    checkpoints.wait()
+
+    torch.manual_seed(99)  # another process
+    found = checkpoints.newest()
+    assert found is not None
+    step, state, wrong = found
+    assert (step, wrong) == (4, [])
+    loaded, _ = gh.load(checkpoints.folder(4))
+    other, again = make(kind, choice)
+    other.load_state_dict(loaded.state_dict())
+    to_optimizer(state, again.optimizer)
+    to_chance(state)
+    assert train(kind, again, range(step, 8)) == expected
+    assert (random.random(), np.random.rand(), float(torch.rand(()))) == drawn
+    for name, weight in model.state_dict().items():
+        assert weight.equal(other.state_dict()[name]), name
+
+
+@pytest.fixture
+def two(tmp_path: Path) -> Checkpoints:
+    """Two checkpoints, of steps 1 and 2."""
+    model, update = make("tiny-decoder")
+    checkpoints = Checkpoints(tmp_path / "run")
+    for step in (1, 2):
+        train("tiny-decoder", update, range(step, step + 1))
+        save(checkpoints, step, model, update)
+    checkpoints.wait()
+    return checkpoints
+
+
+def test_damage_anywhere_is_found_and_the_one_before_is_used(two: Checkpoints, tmp_path: Path) -> None:
+    newest = two.folder(2)
+    sound = tmp_path / "sound"
+    shutil.copytree(newest, sound)
+    files = sorted(path.name for path in newest.iterdir())
+    source = random.Random(0)
+    for case in range(100):
+        name = files[case % len(files)]
+        data = (sound / name).read_bytes()
+        place = source.randrange(len(data))
+        bit = 1 << source.randrange(8)
+        damaged = data[:place] if case % 2 else data[:place] + bytes([data[place] ^ bit]) + data[place + 1 :]
+        (newest / name).write_bytes(damaged)
+        found = two.newest()
+        assert found is not None
+        step, _, wrong = found
+        if step == 2:  # white space in JSON may change and nothing with it
+            assert name == checkpoint.ABOUT
+            assert damaged.split() == data.split()
+        else:
+            assert step == 1
+            assert len(wrong) == 1
+            assert name in wrong[0]
+        (newest / name).write_bytes(data)
+    assert two.newest()[0] == 2  # type: ignore[index]
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "config.json", checkpoint.TENSORS, checkpoint.ABOUT])
+def test_a_missing_file_is_named(two: Checkpoints, name: str) -> None:
+    (two.folder(2) / name).unlink()
+    with pytest.raises(StoreError, match=f"{name}.* is missing"):
+        read(two.folder(2))
+    assert two.newest()[0] == 1  # type: ignore[index]
+
+
+def test_when_nothing_is_intact_it_says_so(two: Checkpoints) -> None:
+    for step in (1, 2):
+        (two.folder(step) / checkpoint.TENSORS).write_bytes(b"")
+    with pytest.raises(StoreError, match=r"no checkpoint in .* is intact"):
+        two.newest()
+    assert Checkpoints(two.place / "elsewhere").newest() is None
+
+
+WRITES: list[tuple[Any, str]] = [
+    (Path, "mkdir"),
+    (Path, "write_text"),
+    (Path, "rename"),
+    (store, "save_file"),
+    (os, "fsync"),
+    (os, "open"),
+]
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO, errno.EACCES])
+@pytest.mark.parametrize(("owner", "name"), WRITES, ids=[name for _, name in WRITES])
+def test_a_write_that_fails_costs_nothing_that_was_there(
+    owner: Any,  # noqa: ANN401 (a class or a module)
+    name: str,
+    number: int,
+    two: Checkpoints,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Every call of every function that writes fails once: the save says so, and the last checkpoint loads."""
+    model, update = make("tiny-decoder")
+    before = {path: path.read_bytes() for path in two.folder(2).iterdir()}
+    original: Callable[..., Any] = getattr(owner, name)
+    for fails_at in range(1000):
+        calls = 0
+
+        def broken(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+            nonlocal calls
+            calls += 1
+            if calls == fails_at + 1:  # noqa: B023 (called within this round)
+                raise OSError(number, os.strerror(number))
+            return original(*args, **kwargs)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(owner, name, broken)
+            save(two, 3, model, update)
+            try:
+                two.wait()
+            except OSError as error:
+                assert error.errno == number  # noqa: PT017 (the last round must not raise)
+                assert two.newest()[0] == (2 if 3 not in two.steps() else 3)  # type: ignore[index]
+                assert {path: path.read_bytes() for path in two.folder(2).iterdir()} == before
+            else:
+                assert fails_at >= 1
+                break
+        shutil.rmtree(two.folder(3), ignore_errors=True)
+    assert read(two.folder(3))
+
+
+def test_a_failure_is_told_at_the_next_chance(two: Checkpoints) -> None:
+    def fill(place: Path) -> None:
+        raise OSError(errno.ENOSPC, "no room")
+
+    two.save(3, fill, State())
+    with pytest.raises(OSError, match="no room"):
+        two.wait()
+    two.check()  # told once
+    assert two.steps() == [2, 1]
+
+
+def test_the_last_few_and_the_best_are_kept(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path, keep=2)
+    for step in range(1, 7):
+        checkpoints.save(step, lambda place: None, State({"a": torch.ones(1)}, {"n": step}), best=2)
+    checkpoints.wait()
+    assert checkpoints.steps() == [6, 5, 2]
+    assert read(checkpoints.folder(2)).about == {"n": 2}
+
+
+def test_a_folder_of_another_format_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checkpoint, "FORMAT", 7)
+    write(tmp_path / "one", lambda place: None, State())
+    monkeypatch.undo()
+    with pytest.raises(StoreError, match="is of format 7, but this version reads format 1"):
+        read(tmp_path / "one")
+
+
+def test_the_state_of_another_optimizer_is_refused() -> None:
+    model = nn.Linear(2, 2)
+    state = of_optimizer(torch.optim.AdamW(model.parameters()))
+    with pytest.raises(StoreError, match="is of another optimizer"):
+        to_optimizer(state, torch.optim.AdamW([model.weight]))
+
+
+WRITER = """
+import sys, torch
+from pathlib import Path
+from glasshouse.training.checkpoint import Checkpoints
+from glasshouse.training.state import State
+
+checkpoints = Checkpoints(Path(sys.argv[1]))
+tensor = torch.arange(200_000.0)
+for step in range(1, 100_000):
+    checkpoints.save(step, lambda place: (place / "config.json").write_text(str(step)), State({"a": tensor + step}))
+    checkpoints.wait()
+    print(step, flush=True)
+"""
+
+
+def check_kills(folder: Path, kills: int) -> None:
+    """Kill a process that does nothing but save, at random moments: what it said was saved can be read."""
+    source = random.Random(0)
+    for number in range(kills):
+        place = folder / str(number)
+        process = subprocess.Popen([sys.executable, "-c", WRITER, str(place)], stdout=subprocess.PIPE, text=True)
+        assert process.stdout is not None
+        assert process.stdout.readline() == "1\n"
+        time.sleep(source.uniform(0, 0.3))
+        process.kill()
+        said = [1, *(int(line) for line in process.stdout)]
+        process.wait()
+        found = Checkpoints(place).newest()
+        assert found is not None
+        step, state, wrong = found
+        assert wrong == []
+        assert step in (said[-1], said[-1] + 1)
+        assert state.tensors["a"].equal(torch.arange(200_000.0) + step)
+        assert (place / f"step-{step:08d}" / "config.json").read_text() == str(step)
+
+
+def test_killed_while_it_saves(tmp_path: Path) -> None:
+    check_kills(tmp_path, 5)
+
+
+@pytest.mark.long
+def test_killed_fifty_times_while_it_saves(tmp_path: Path) -> None:
+    check_kills(tmp_path, 50)

@@ -1,0 +1,88 @@
+"""The objective against cross-entropies written out, place by place, for every kind of batch."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import glasshouse as gh
+from glasshouse.data import Batch
+from glasshouse.training.objective import Tally, loss_of, tally
+
+LENGTHS = torch.tensor([5, 3])
+
+
+def batches() -> dict[str, tuple[nn.Module, Batch]]:
+    torch.manual_seed(0)
+    ids = torch.randint(0, 256, (2, 5))
+    real = torch.arange(5) < LENGTHS[:, None]
+    source = torch.randint(0, 256, (2, 4))
+    labels = gh.preset("tiny-encoder", head={"kind": "sequence_label", "n_labels": 3})
+    return {
+        "next token": (
+            gh.build(gh.preset("tiny-decoder")),
+            Batch(ids, ids.roll(-1, 1), ids % 2 == 0, documents=torch.tensor([[0, 0, 1, 1, 1], [0, 0, 0, 1, 2]])),
+        ),
+        "masked token": (gh.build(gh.preset("tiny-encoder")), Batch(ids, ids.flip(1), ids % 3 == 0, lengths=LENGTHS)),
+        "pairs": (
+            gh.build(gh.preset("tiny-seq2seq")),
+            Batch(ids, ids.roll(1, 1), real, lengths=LENGTHS, source=source, source_lengths=torch.tensor([4, 2])),
+        ),
+        "labels": (
+            gh.build(labels),
+            Batch(ids, torch.tensor([2, 0]), torch.tensor([True, True]), lengths=LENGTHS),
+        ),
+    }
+
+
+def by_hand(logits: Tensor, batch: Batch, smoothing: float) -> tuple[float, int, int]:
+    loss, right, asked = 0.0, 0, 0
+    rows = logits.flatten(0, -2).tolist()
+    for row, target, counts in zip(
+        rows, batch.targets.flatten().tolist(), batch.loss.flatten().tolist(), strict=True
+    ):
+        if not counts:
+            continue
+        total = math.log(sum(math.exp(value) for value in row))
+        nats = [total - value for value in row]
+        loss += (1 - smoothing) * nats[target] + smoothing * sum(nats) / len(nats)
+        right += row.index(max(row)) == target
+        asked += 1
+    return loss, right, asked
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("kind", ["next token", "masked token", "pairs", "labels"])
+def test_every_kind_of_batch(kind: str, smoothing: float) -> None:
+    model, batch = batches()[kind]
+    model = model.eval().double()
+    loss, right, asked = by_hand(batch.answer(model), batch, smoothing)
+    assert asked > 0
+    assert float(loss_of(model, batch, smoothing).detach()) == pytest.approx(loss, rel=1e-12)
+    if not smoothing:
+        counted = tally(model, batch)
+        assert (counted.right, counted.asked) == (right, asked)
+        assert counted.loss == pytest.approx(loss, rel=1e-12)
+
+
+def test_what_does_not_count_does_not_matter() -> None:
+    model, batch = batches()["next token"]
+    other = Batch(batch.ids, torch.where(batch.loss, batch.targets, 7), batch.loss, documents=batch.documents)
+    assert loss_of(model.eval(), batch).equal(loss_of(model, other))
+
+
+def test_half_precision_is_summed_in_float32() -> None:
+    model, batch = batches()["masked token"]
+    assert loss_of(model.bfloat16(), batch).dtype == torch.float32
+
+
+def test_tallies_add_up() -> None:
+    assert Tally(1.5, 1, 2) + Tally(0.5, 0, 3) == Tally(2.0, 1, 5)
+    model, batch = batches()["pairs"]
+    model = model.eval().double()
+    whole, parts = tally(model, batch), [tally(model, part) for part in batch.split(2)]
+    assert sum(part.asked for part in parts) == whole.asked
+    assert sum(part.loss for part in parts) == pytest.approx(whole.loss, rel=1e-12)

@@ -1,0 +1,55 @@
+"""Schedules against the formulas, and what holds for all of them."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from glasshouse.errors import ConfigError
+from glasshouse.training.schedule import Constant, Cosine, InverseRoot, Linear, Schedule, Trapezoid
+
+ENDING = [Cosine, Linear, Trapezoid]
+
+
+@given(st.sampled_from([Constant, *ENDING, InverseRoot]), st.integers(0, 50), st.integers(1, 200), st.floats(0, 1))
+def test_a_factor_is_between_0_and_1_and_falls_after_the_warm_up(
+    kind: type[Schedule], warmup: int, steps: int, end: float
+) -> None:
+    schedule = kind(warmup=warmup, end=end) if kind in ENDING else kind(warmup=warmup)
+    factors = [schedule.factor(step, steps) for step in range(max(steps, warmup + 2))]
+    assert all(0 <= factor <= 1 for factor in factors)
+    assert factors[:warmup] == [(step + 1) / warmup for step in range(warmup)]
+    after = factors[warmup:]
+    assert after == sorted(after, reverse=True)
+    if kind in ENDING and steps > warmup + 1:
+        assert after[0] == pytest.approx(1)
+        assert factors[steps - 1] == pytest.approx(end)
+        assert schedule.factor(10 * steps, steps) == pytest.approx(end)  # a step too many stays there
+
+
+def test_halfway() -> None:
+    assert Cosine(end=0.2).factor(50, 101) == pytest.approx(0.6)
+    assert Cosine(end=0.0, warmup=20).factor(40, 101) == pytest.approx((1 + math.cos(math.pi / 4)) / 2)
+    assert Linear(end=0.2).factor(50, 101) == pytest.approx(0.6)
+    trapezoid = Trapezoid(end=0.2, decay=0.4)
+    assert [trapezoid.factor(step, 101) for step in (0, 60, 80, 100)] == pytest.approx([1, 1, 0.6, 0.2])
+
+
+@pytest.mark.parametrize("step", [0, 1, 3998, 3999, 4000, 99_999])
+def test_the_rate_of_the_original_transformer(step: int) -> None:
+    d_model, warmup, number = 512, 4000, step + 1
+    published = d_model**-0.5 * min(number**-0.5, number * warmup**-1.5)
+    peak = d_model**-0.5 * warmup**-0.5
+    assert peak * InverseRoot(warmup=warmup).factor(step, 100_000) == pytest.approx(published, rel=1e-12)
+
+
+def test_what_makes_no_sense_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"cosine\.warmup is -1, but it must be 0 or more\."):
+        Cosine(warmup=-1)
+    with pytest.raises(ConfigError, match=r"linear\.end is 1\.5, but it must be from 0 to 1\."):
+        Linear(end=1.5)
+    with pytest.raises(ConfigError, match=r"trapezoid\.decay is 0\.0, but it must be above 0 and at most 1\."):
+        Trapezoid(decay=0.0)

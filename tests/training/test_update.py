@@ -1,0 +1,124 @@
+"""A step of training: the same in any number of parts, clipped by hand, and none at all where a number is none."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import glasshouse as gh
+from glasshouse.data import Batch
+from glasshouse.errors import InputError
+from glasshouse.training.objective import loss_of
+from glasshouse.training.update import NotFiniteError, Outcome, Update
+
+
+def ragged(seed: int, rows: int = 8, length: int = 12) -> Batch:
+    """Rows of very different lengths, so that parts of the batch differ in how many targets they have."""
+    source = torch.Generator().manual_seed(seed)
+    ids = torch.randint(0, 256, (rows, length), generator=source)
+    lengths = torch.randint(1, length + 1, (rows,), generator=source)
+    loss = torch.arange(length) < lengths[:, None]
+    return Batch(ids, ids.roll(-1, 1), loss, lengths=lengths)
+
+
+def make(model: nn.Module, rate: float = 0.1, **choices: object) -> Update:
+    return Update(model, torch.optim.SGD(model.parameters(), rate), **choices)
+
+
+def gradients(model: nn.Module) -> list[Tensor]:
+    return [one.grad for one in model.parameters() if one.grad is not None]
+
+
+@pytest.mark.parametrize("parts", [2, 3, 8])
+def test_a_step_is_the_same_in_any_number_of_parts(parts: int) -> None:
+    torch.manual_seed(0)
+    models = [gh.build(gh.preset("tiny-decoder", dropout=0.0)) for _ in range(1)]
+    models.append(copy.deepcopy(models[0]))
+    batch = ragged(1)
+    whole, cut = (make(model, clip=None)(batch, n) for model, n in zip(models, (1, parts), strict=True))
+    assert whole.targets == cut.targets == int(batch.loss.sum())
+    assert cut.loss == pytest.approx(whole.loss, abs=1e-6)
+    for one, other in zip(*map(gradients, models), strict=True):
+        assert (one - other).abs().max() <= 1e-6
+
+
+@pytest.mark.parametrize("parts", [2, 8])
+def test_twenty_steps_in_float64(parts: int) -> None:
+    torch.manual_seed(0)
+    one = gh.build(gh.preset("tiny-decoder", dropout=0.0), dtype=torch.float64)
+    other = copy.deepcopy(one)
+    updates = [Update(model, torch.optim.AdamW(model.parameters(), 1e-2)) for model in (one, other)]
+    for step in range(20):
+        batch = ragged(step)
+        whole, cut = (update(batch, n) for update, n in zip(updates, (1, parts), strict=True))
+        assert cut.loss == pytest.approx(whole.loss, abs=1e-9)
+    for a, b in zip(one.parameters(), other.parameters(), strict=True):
+        assert (a - b).abs().max() <= 1e-9
+
+
+def test_a_step_by_hand() -> None:
+    """The mean over targets, clipped to a norm of 0.5, times the rate."""
+    torch.manual_seed(0)
+    model = gh.build(gh.preset("tiny-decoder", dropout=0.0), dtype=torch.float64)
+    batch, twin = ragged(2), copy.deepcopy(model)
+    mean = loss_of(twin, batch) / int(batch.loss.sum())
+    mean.backward()
+    norm = sum(float(one.square().sum()) for one in gradients(twin)) ** 0.5
+    assert norm > 0.5
+    outcome = make(model, rate=0.1, clip=0.5)(batch)
+    assert outcome.loss == pytest.approx(float(mean.detach()))
+    assert outcome.norm == pytest.approx(norm)
+    for weight, before in zip(model.parameters(), twin.parameters(), strict=True):
+        if before.grad is not None:
+            # clip_grad_norm_ adds 1e-6 to the norm it divides by
+            assert torch.allclose(weight, before - 0.1 * before.grad * 0.5 / norm, atol=1e-7)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_what_is_no_number_changes_no_weight(bad: float) -> None:
+    model = gh.build(gh.preset("tiny-decoder"))
+    update = make(model)
+    with torch.no_grad():
+        model.stack.norm.weight[0] = bad
+    before = {name: one.clone() for name, one in model.state_dict().items()}
+    with pytest.raises(NotFiniteError, match="the loss is nan"):
+        update(ragged(3))
+    assert all(one.equal(before[name]) or name == "stack.norm.weight" for name, one in model.state_dict().items())
+
+
+def test_a_batch_in_which_nothing_counts() -> None:
+    batch = ragged(4)
+    empty = Batch(batch.ids, batch.targets, torch.zeros_like(batch.loss), lengths=batch.lengths)
+    with pytest.raises(InputError, match="no place of the batch counts"):
+        make(gh.build(gh.preset("tiny-decoder")))(empty)
+
+
+def test_two_processes_learn_as_one() -> None:
+    """Each has half of the batch, and gradients are summed between backward and update, as sharding will do."""
+    torch.manual_seed(0)
+    alone = gh.build(gh.preset("tiny-decoder", dropout=0.0), dtype=torch.float64)
+    halves = [copy.deepcopy(alone) for _ in range(2)]
+    batch = ragged(5)
+    total = int(batch.loss.sum())
+    whole = make(alone, clip=None)(batch)
+    outcomes: list[Outcome] = []
+    for model, part in zip(halves, batch.split(2), strict=True):
+        counts = int(part.loss.sum())
+        reduce = lambda number, counts=counts: number + (total - counts) if not number.is_floating_point() else number  # noqa: E731
+        outcomes.append(make(model, rate=0.0, clip=None, reduce=reduce)(part))
+    assert sum(one.loss for one in outcomes) == pytest.approx(whole.loss, rel=1e-12)
+    for one, a, b in zip(gradients(alone), *map(gradients, halves), strict=True):
+        assert (one - (a + b)).abs().max() <= 1e-12
+
+
+def test_bfloat16_under_autocast_learns() -> None:
+    torch.manual_seed(0)
+    model = gh.build(gh.preset("tiny-decoder", dropout=0.0))
+    update = Update(model, torch.optim.AdamW(model.parameters(), 1e-2), compute=torch.bfloat16)
+    batch = ragged(6)
+    losses = [update(batch).loss for _ in range(12)]
+    assert losses[-1] < losses[0] - 1
+    assert all(one.dtype == torch.float32 for one in model.parameters())
