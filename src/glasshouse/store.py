@@ -43,7 +43,7 @@ def write(folder: str | Path, tensors: Mapping[str, torch.Tensor], about: Mappin
     def fill(place: Path) -> None:
         write_tensors(place / TENSORS, tensors)
         size = (place / TENSORS).stat().st_size
-        manifest = {"format": FORMAT, "bytes": size, "sha256": _sha256(place / TENSORS), "about": dict(about)}
+        manifest = {"format": FORMAT, "bytes": size, "sha256": sha256(place / TENSORS), "about": dict(about)}
         (place / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
 
     replace_folder(Path(folder), fill, rf"{MANIFEST}|{TENSORS}")
@@ -169,10 +169,11 @@ def _check_file(path: Path, manifest: Mapping[str, Any], verify: bool) -> None:
     size = path.stat().st_size
     if size != manifest["bytes"]:
         raise StoreError(f"{str(path)!r} has {size} bytes instead of {manifest['bytes']}; write it again.")
-    if verify and _sha256(path) != manifest["sha256"]:
+    if verify and sha256(path) != manifest["sha256"]:
         raise StoreError(f"{str(path)!r} does not match its hash, so its contents changed; write it again.")
 
 
-def _sha256(path: Path) -> str:
+def sha256(path: Path) -> str:
+    """Return the hash of a file's contents."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

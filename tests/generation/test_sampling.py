@@ -340,6 +340,7 @@ def test_ids_without_a_logit() -> None:
     with pytest.raises(InputError, match=r"logit_bias names id 4, but ids go to 3; leave it out\."):
         sampler.join(0, Options(logit_bias={1: 1.0, 4: 1.0}), [], [])
     assert sampler.choose(torch.tensor([[1.0, 0.5, 0.0, 0.0]])).item() == 0  # it did not half join
+    assert sampler.plan(1).idle
     sampler.join(0, Options(repetition_penalty=2.0, min_new_tokens=1), prompt=[3, 9, -1], end_ids=[9, 1])
     assert sampler.choose(torch.tensor([[1.0, 5.0, 1.1, 1.9]])).item() == 2
 

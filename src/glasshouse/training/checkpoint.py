@@ -116,8 +116,7 @@ class Checkpoints:
 
 
 def _measure(path: Path) -> list[int | str]:
-    with path.open("rb") as file:
-        return [path.stat().st_size, hashlib.file_digest(file, "sha256").hexdigest()]
+    return [path.stat().st_size, store.sha256(path)]
 
 
 def _sealed(table: dict[str, Any]) -> dict[str, Any]:
