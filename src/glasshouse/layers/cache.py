@@ -35,8 +35,9 @@ class Cache:
         windows = [s.window(index) for index in range(s.n_layers)]
 
         def rooms(layers: int, length: int) -> Tensor:  # of keys, then of values
-            # All that a row holds lies together: a GPU copies it by one kernel, and not by one for each layer.
-            shape = (batch, 2, layers, s.n_kv_heads, length, s.d_head)
+            # What a layer holds lies together: were it strewn, torch's compiler, which cannot tell such tensors
+            # apart, would copy all of it at each write.
+            shape = (2, layers, batch, s.n_kv_heads, length, s.d_head)
             return torch.zeros(shape, device=device, dtype=like.dtype)
 
         self.max_len = max_len
@@ -58,8 +59,8 @@ class Cache:
 
     def _open(self) -> None:
         """Make the view of each layer's room, [B, H_kv, slots, d]."""
-        self.keys, self.values = ([self._pools[window][:, part, i] for window, i in self._homes] for part in (0, 1))
-        self.source_keys, self.source_values = ([*half.unbind(1)] for half in self._source_pool.unbind(1))
+        self.keys, self.values = ([self._pools[window][part, i] for window, i in self._homes] for part in (0, 1))
+        self.source_keys, self.source_values = ([*half.unbind()] for half in self._source_pool.unbind())
 
     def _stay_in_place(self) -> None:
         """Promise that these tensors never move, so that a step that writes to them can be captured as a graph."""
@@ -75,8 +76,8 @@ class Cache:
         part.source_len = self.source_len if source_len is None else source_len
         part.lengths = self.lengths[rows]
         part.source_real = self.source_real[rows, : part.source_len]
-        part._pools = {window: pool[rows, :, :, :, : part.max_len + 1] for window, pool in self._pools.items()}
-        part._source_pool = self._source_pool[rows, :, :, :, : part.source_len]
+        part._pools = {window: pool[:, :, rows, :, : part.max_len + 1] for window, pool in self._pools.items()}
+        part._source_pool = self._source_pool[:, :, rows, :, : part.source_len]
         part._rows = self._rows[: len(part.lengths)]
         part._open()
         return part
@@ -188,13 +189,14 @@ class Cache:
     def copy_row(self, source: int, target: int, start: int, stop: int) -> None:
         """Make row `target`, which has the same tokens up to `start`, hold those of row `source` up to `stop`."""
         for window, pool in self._pools.items():
-            # Where slots are used in turn, any of them may be among those asked for.
-            span = slice(start + 1, stop + 1) if self.turns[window] == self.max_len else slice(None)
-            pool[target, :, :, :, span] = pool[source, :, :, :, span]
+            # Where slots are used in turn, any of them may be among those asked for; and a GPU copies whole rows by
+            # one kernel for all layers, but parts of them by one for each.
+            whole = pool.is_cuda or self.turns[window] != self.max_len
+            _copy(pool, source, target, slice(None) if whole else slice(start + 1, stop + 1))
         self.lengths[target] = stop
         if self.source_len:
             self.source_real[target] = self.source_real[source]
-            self._source_pool[target] = self._source_pool[source]
+            _copy(self._source_pool, source, target, slice(None))
 
     def remember(self, layer: int, k: Tensor, v: Tensor) -> None:
         """Keep the keys and values of an encoder's output for the calls to come."""
@@ -228,3 +230,12 @@ class Cache:
 
     def __repr__(self) -> str:
         return f"Cache({len(self.lengths)} rows of {self.max_len} tokens, {self.n_bytes:,} bytes)"
+
+
+def _copy(pool: Tensor, source: int, target: int, span: slice) -> None:
+    """Copy a row of all layers."""
+    if pool.is_cuda:  # where one index over a large pool is many kernels: its places do not fit in 32 bits
+        layers = pool.flatten(0, 1)
+        torch._foreach_copy_(layers[:, target, :, span].unbind(), layers[:, source, :, span].unbind())
+    else:
+        pool[:, :, target, :, span] = pool[:, :, source, :, span]
