@@ -109,15 +109,14 @@ def _value(text: str) -> object:
         return text
 
 
-def dump(settings: object) -> Table:
+def dump(settings: Any) -> Table:  # noqa: ANN401 - any dataclass
     """Turn a dataclass into nested dictionaries, the inverse of `parse`; a field that is None is left out.
 
     >>> from glasshouse.spec import Rotary
     >>> dump(Rotary(theta=500_000.0))
     {'kind': 'rotary', 'theta': 500000.0, 'layout': 'halves', 'scaling': {'kind': 'none'}}
     """
-    assert dataclasses.is_dataclass(settings)
-    table: Table = {"kind": settings.kind} if hasattr(settings, "kind") else {}
+    table: Table = {"kind": settings.kind} if is_choice(type(settings)) else {}
     for field in dataclasses.fields(settings):
         value = getattr(settings, field.name)
         if dataclasses.is_dataclass(value):
@@ -127,6 +126,11 @@ def dump(settings: object) -> Table:
         elif value is not None:
             table[field.name] = value
     return table
+
+
+def is_choice(settings: Any) -> bool:  # noqa: ANN401 - any dataclass
+    """Say whether `kind` is the name of a dataclass, and not one of its fields."""
+    return hasattr(settings, "kind") and "kind" not in (field.name for field in dataclasses.fields(settings))
 
 
 def parse(target: type[T], value: object, where: str = "") -> T:
@@ -153,9 +157,11 @@ def _parse(target: Any, value: Any, where: str) -> Any:  # noqa: ANN401 - types 
             raise ConfigError(f"{where} is {value!r}, but it must be one of {_listed(get_args(target))}.")
         return value
     if origin is tuple:
+        item = get_args(target)[0]
+        if item is str and isinstance(value, str):  # one name where several may stand
+            value = [value]
         if not isinstance(value, list | tuple):
             raise ConfigError(f"{where} is {value!r}, but it must be a list.")
-        item = get_args(target)[0]
         return tuple(_parse(item, part, f"{where}[{i}]") for i, part in enumerate(value))
     if dataclasses.is_dataclass(target):
         return _parse_dataclass(target, value, where)
@@ -196,13 +202,13 @@ def _parse_dataclass(target: Any, value: object, where: str) -> object:  # noqa:
         raise ConfigError(f"{where or 'the configuration'} is {value!r}, but it must be a table of settings.")
     hints = _hints(target)
     fields = {field.name: field for field in dataclasses.fields(target)}
-    named = getattr(target, "kind", target.__name__)
+    named = target.kind if is_choice(target) else target.__name__
     given = {}
     for key, part in value.items():
         path = f"{where}.{key}" if where else key
         if key in fields:
             given[key] = _parse(hints[key], part, path)
-        elif key != "kind" or not hasattr(target, "kind"):
+        elif key != "kind" or not is_choice(target):
             raise ConfigError(f"{path} is not a setting of {named!r}; {nearest(key, fields)}")
     required = (f.name for f in fields.values() if f.default is f.default_factory is dataclasses.MISSING)
     missing = [name for name in required if name not in given]

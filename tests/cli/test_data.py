@@ -201,6 +201,21 @@ def test_show_labelled(prepare, call: Call) -> None:  # noqa: ANN001
     )
 
 
+def test_show_tagged(prepare, call: Call) -> None:  # noqa: ANN001
+    write("a.jsonl", {"words": ["ab", "["], "tags": ["x", "y\x1b[1m"]}, {"words": ["c"], "tags": ["x"]})
+    assert prepare("a.jsonl", "--kind", "tagged").code == 0
+    # Texts of 4 ids and 1, each between two more: 9 in 2 x 6 places, 3 of them asked for.
+    assert shown(call, "--batch-size", "2") == (
+        "Corpus(tagged, 2 items, 5 tokens), step 0: samples 0 to 1\n"
+        "[x/y] a token and the tag it is asked for\n"
+        "sample 0, epoch 0, item 1 of a.jsonl\n"
+        "  words (3 padding): <|endoftext|> [c/x] <|endoftext|>\n"
+        "sample 1, epoch 0, item 0 of a.jsonl\n"
+        "  words: <|endoftext|> [a/x] b [␣/y\\x1b[1m] \\[ <|endoftext|>\n"
+        "9 tokens, 33.3% carry loss, 25.0% padding\n"
+    )
+
+
 def test_show_conversations(prepare, call: Call) -> None:  # noqa: ANN001
     short = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
     long = [{"role": "user", "content": "a \n"}, {"role": "assistant", "content": "bc"}, *short]

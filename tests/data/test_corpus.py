@@ -12,6 +12,7 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import Callable
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -158,6 +159,116 @@ def test_labels_are_numbered_by_name(tmp_path: Path, tok: gh.Tokenizer) -> None:
         ]
 
 
+def write_tagged(path: Path, *records: tuple[list[str], list[str]]) -> Path:
+    path.write_text("".join(json.dumps({"words": words, "tags": tags}) + "\n" for words, tags in records))
+    return path
+
+
+def test_tags_stand_at_the_first_id_of_each_word(tmp_path: Path) -> None:
+    """Each id is a byte: 1 + the tag's number where a word begins, which is the space before it, and 0 elsewhere."""
+    tok = gh.Tokenizer.train(texts=["x"], vocab_size=263)
+    path = write_tagged(tmp_path / "a.jsonl", (["I", "am", "it"], ["who", "do", "who"]), (["né"], ["be"]))
+    corpus = gh.data.prepare(path, tok, tmp_path / "corpus", kind="tagged")
+    assert corpus.labels == ("be", "do", "who")
+    assert [[tok.decode(ids), tags.tolist()] for ids, tags in map(corpus.item, (0, 1))] == [
+        ["I am it", [3, 2, 0, 0, 3, 0, 0]],
+        ["né", [1, 0, 0]],  # of three bytes
+    ]
+    assert repr(corpus) == "Corpus(tagged, 2 items, 10 tokens)"
+    (tmp_path / "b.jsonl").write_text('{"form": ["ab"], "pos": ["x"]}')
+    other = gh.data.prepare(tmp_path / "b.jsonl", tok, tmp_path / "b", kind="tagged", fields=["form", "pos"])
+    assert [part.tolist() for part in other.item(0)] == [tok.encode("ab"), [1, 0]]
+
+
+WORDS = st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1, max_size=8)
+TAGGED = st.lists(st.tuples(WORDS, st.sampled_from(["a", "b", "é"])), min_size=1, max_size=5)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=40, deadline=None)
+@given(st.lists(TAGGED, min_size=1, max_size=5), st.integers(1, 30))
+def test_tagged_words_are_encoded_one_by_one(
+    tmp_path_factory: pytest.TempPathFactory, tok: gh.Tokenizer, items: list[list[tuple[str, str]]], shard: int
+) -> None:
+    folder = tmp_path_factory.mktemp("tagged")
+    path = write_tagged(folder / "a.jsonl", *(([w for w, _ in item], [t for _, t in item]) for item in items))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(preparation, "BATCH", 4)
+        patch.setattr(preparation, "ROWS", 2)
+        corpus = gh.data.prepare(path, tok, folder / "corpus", kind="tagged", shard=shard)
+    labels = sorted({tag for item in items for _, tag in item})
+    assert (corpus.labels, len(corpus)) == (tuple(labels), len(items))
+    for number, item in enumerate(items):
+        ids, tags = [], []
+        for at, (word, tag) in enumerate(item):
+            own = tok.encode(f" {word}" if at else word, special=False)
+            ids += own
+            tags += [1 + labels.index(tag)] + [0] * (len(own) - 1)
+        assert [part.tolist() for part in corpus.item(number)] == [ids, tags]
+
+
+SPACED = {
+    "byte level": {
+        "model": {"type": "BPE", "vocab": {"a": 0, "b": 1, "Ġ": 2, "Ġb": 3}, "merges": ["Ġ b"]},
+        "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True},
+        "decoder": {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True},
+    },
+    "a mark before each word": {
+        "model": {"type": "BPE", "vocab": {"a": 0, "b": 1, "▁": 2, "▁b": 3}, "merges": ["▁ b"]},
+        "normalizer": {
+            "type": "Sequence",
+            "normalizers": [
+                {"type": "Prepend", "prepend": "▁"},
+                {"type": "Replace", "pattern": {"String": " "}, "content": "▁"},
+            ],
+        },
+        "decoder": {
+            "type": "Sequence",
+            "decoders": [
+                {"type": "Replace", "pattern": {"String": "▁"}, "content": " "},
+                {"type": "Fuse"},
+                {"type": "Strip", "content": " ", "start": 1, "stop": 0},
+            ],
+        },
+    },
+    "no spaces at all": {
+        "model": {
+            "type": "WordPiece",
+            "vocab": {"a": 0, "b": 1, "##a": 2, "##b": 3, "?": 4},
+            "unk_token": "?",
+            "continuing_subword_prefix": "##",
+            "max_input_chars_per_word": 9,
+        },
+        "pre_tokenizer": {"type": "Whitespace"},
+        "decoder": {"type": "WordPiece", "prefix": "##", "cleanup": True},
+    },
+}
+
+
+@pytest.mark.parametrize("name", SPACED)
+def test_words_are_spaced_as_the_tokenizer_spaces_a_text(tmp_path: Path, name: str) -> None:
+    tok = gh.Tokenizer.from_json(json.dumps({"version": "1.0", "added_tokens": [], **SPACED[name]}))
+    words = ["b", "ba", "b", "ab"]
+    path = write_tagged(tmp_path / "a.jsonl", (words, ["x"] * 4))
+    ids, tags = gh.data.prepare(path, tok, tmp_path / "corpus", kind="tagged").item(0)
+    assert ids.tolist() == tok.encode("b ba b ab", special=False)
+    assert tags.sum() == 4
+    begun = [tok.decode(word).strip() for word in np.split(ids, np.flatnonzero(tags))[1:]]
+    assert begun == words
+
+
+def test_a_word_that_a_tokenizer_drops_is_not_asked_about(tmp_path: Path) -> None:
+    tok = gh.Tokenizer.from_json(json.dumps({"version": "1.0", "added_tokens": [], **SPACED["no spaces at all"]}))
+    path = write_tagged(
+        tmp_path / "a.jsonl", ([" ", "a", " ", "bb", " "], list("vwxyz")), (["b"], ["w"]), ([" "], ["v"])
+    )
+    corpus = gh.data.prepare(path, tok, tmp_path / "corpus", kind="tagged")
+    assert [[part.tolist() for part in corpus.item(number)] for number in range(3)] == [
+        [[0, 1, 3], [2, 4, 0]],
+        [[1], [2]],
+        [[], []],
+    ]
+
+
 def test_conversations_say_what_the_assistant_wrote(tmp_path: Path, tok: gh.Tokenizer) -> None:
     messages = [
         {"role": "user", "content": "2 + 2?"},
@@ -226,7 +337,7 @@ def failing_after(calls: int, original: Callable[..., None]) -> Callable[..., No
     return fail
 
 
-@pytest.mark.parametrize("kind", ["text", "pairs", "labelled", "chat"])
+@pytest.mark.parametrize("kind", ["text", "pairs", "labelled", "tagged", "chat"])
 def test_stopped_anywhere_it_goes_on_to_the_same_files(
     tmp_path: Path, tok: gh.Tokenizer, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
@@ -238,10 +349,14 @@ def test_stopped_anywhere_it_goes_on_to_the_same_files(
         (tmp_path / "texts").mkdir()
         for number in range(5):
             (tmp_path / "texts" / f"{number}.txt").write_text(ENGLISH[number * 5000 : number * 4900 + 5000])
+    elif kind == "tagged":
+        lines = (line.split() for line in ENGLISH.splitlines() if line.split())
+        rows = [(words, ["long" if len(word) > 3 else "short" for word in words]) for words in islice(lines, 60)]
+        source = [write_tagged(tmp_path / "tagged.jsonl", *rows)]
     else:
         monkeypatch.setattr(feed, "builtin", lambda name: gh.data.builtin(name, validation=60))
         source = [{"pairs": "dates", "labelled": "langid", "chat": "chat"}[kind]]
-    settings = {"shard": 250, "split": "validation"}
+    settings = {"shard": 250, "split": "validation", "kind": kind}
     gh.data.prepare(source, tok, tmp_path / "whole", **settings)
     expected = contents(tmp_path / "whole")
     n_shards = sum(name.endswith(".ids.npy") for name in expected)
@@ -407,6 +522,43 @@ BAD = {
         "record 1 of .*no answer",
     ),
     "no role": ("a.jsonl", b'{"messages": [{"content": "x"}]}\n', {"kind": "chat"}, "record 1 of .*role"),
+    "fewer tags than words": (
+        "a.jsonl",
+        b'{"words": ["x"], "tags": ["y"]}\n{"words": ["x", "y"], "tags": ["z"]}\n',
+        {"kind": "tagged"},
+        r"^record 2 of '.*a\.jsonl' has 2 words, but 1 tags; give each word one tag\.$",
+    ),
+    "a text for words": (
+        "a.jsonl",
+        b'{"words": "x y", "tags": ["y", "z"]}\n',
+        {"kind": "tagged"},
+        r"^record 1 of '.*a\.jsonl' holds 'x y' in 'words', where a list of strings",
+    ),
+    "a number for a tag": (
+        "a.jsonl",
+        b'{"words": ["x"], "tags": ["y"]}\n{"words": ["x"], "tags": [1]}\n',
+        {"kind": "tagged"},
+        r"^record 2 of '.*a\.jsonl' holds \[1\] in 'tags', where a list of strings",
+    ),
+    "an empty word": (
+        "a.jsonl",
+        b'{"words": [""], "tags": ["y"]}',
+        {"kind": "tagged"},
+        r"record 1 of .*\[''\] in 'words'",
+    ),
+    "no words": (
+        "a.jsonl",
+        b'{"words": [], "tags": []}',
+        {"kind": "tagged"},
+        r"record 1 of .* holds \[\] in 'words'",
+    ),
+    "tags in a table of cells": (
+        "a.tsv",
+        b"words\ttags\nx y\ta b\n",
+        {"kind": "tagged"},
+        "record 1 of .*'x y' in 'words'",
+    ),
+    "one field for tagged": ("a.jsonl", b"{}", {"kind": "tagged", "fields": ["x"]}, "tagged has two"),
     "no kind": ("a.txt", b"x", {"kind": "texts"}, "kind is 'texts'.*text"),
     "plain text for pairs": ("a.txt", b"x", {"kind": "pairs"}, "jsonl, csv, tsv or parquet"),
     "no split": ("a.txt", b"x", {"source": "dates", "split": "tset"}, "no split 'tset' of dates.*test"),
@@ -446,6 +598,17 @@ def test_more_labels_than_two_bytes_can_number(tmp_path: Path, tok: gh.Tokenizer
     (tmp_path / "a.jsonl").write_text("".join(f'{{"text": "x", "label": "{n:06}"}}\n' for n in range(66_000)))
     corpus = gh.data.prepare(tmp_path / "a.jsonl", tok, tmp_path / "corpus", kind="labelled")
     assert corpus.labels[corpus.item(65_999)[1][0]] == "065999"
+
+
+@pytest.mark.parametrize(("n", "dtype"), [(2**16 - 1, np.uint16), (2**16, np.uint32)])
+def test_as_many_tags_as_two_bytes_can_number_and_one_more(
+    tmp_path: Path, tok: gh.Tokenizer, n: int, dtype: type
+) -> None:
+    path = write_tagged(tmp_path / "a.jsonl", (["x"] * n, [f"{number:06}" for number in range(n)]))
+    corpus = gh.data.prepare(path, tok, tmp_path / "corpus", kind="tagged")
+    tags = corpus.item(0)[1]
+    assert tags[tags > 0].tolist() == list(range(1, n + 1))
+    assert np.load(tmp_path / "corpus" / "00000.ids.npy").dtype == dtype
 
 
 @pytest.mark.parametrize("finished", [True, False])

@@ -16,6 +16,7 @@ import tokenize
 import unicodedata
 from collections import Counter, defaultdict
 from collections.abc import Iterator
+from fractions import Fraction
 from pathlib import Path
 
 import babel
@@ -360,10 +361,44 @@ def test_five_names_are_in_one_language_only(split: str) -> None:
 
 def test_labels_are_balanced() -> None:
     labels = builtin("langid").labels
-    assert len(labels) == len(set(labels)) == 40
+    assert len(labels) == len(set(labels)) == 64
     counts = Counter(label for _, label in builtin("langid").items("train"))
     assert set(counts) == set(labels)
-    assert 1100 < min(counts.values()) <= max(counts.values()) < 1400  # 1250 each, give or take four deviations
+    assert 670 < min(counts.values()) <= max(counts.values()) < 892  # 781 each, give or take four deviations
+
+
+def test_every_language_has_enough_names_in_every_split() -> None:
+    for split in SPLITS:
+        for language, own in langid.names()[split].items():
+            assert len(own) == len(set(own)) >= 30, (split, language)
+
+
+def test_the_ceiling_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Evenly a, b or c. Every name of a tells: 1. Of b's four, Rom is likelier a's (1/2 against 1/4): 3/4. Of c's
+    # eight, Rom is a's and Paris and Oslo are b's: 5/8.
+    a, b = ("Rom", "Wien"), ("Paris", "Rom", "Oslo", "Praha")
+    c = ("Rom", "Paris", "Oslo", *"12345")
+    monkeypatch.setattr(langid, "names", lambda: {"test": {"c": c, "a": a, "b": b}})
+    assert langid.ceiling("test") == (1 + 3 / 4 + 5 / 8) / 3
+
+
+@pytest.mark.parametrize("split", SPLITS)
+def test_the_ceiling_by_the_whole_table_of_chances(split: str) -> None:
+    known = langid.names()[split]
+    chances: dict[str, dict[str, Fraction]] = defaultdict(dict)
+    for language in langid.LANGUAGES:
+        for name in known[language]:
+            chances[name][language] = Fraction(1, len(langid.LANGUAGES) * len(known[language]))
+    highest = Counter(max(by.values()) for by in chances.values())
+    everything = Counter(chance for by in chances.values() for chance in by.values())
+    assert sum(chance * times for chance, times in everything.items()) == 1
+    exact = sum(chance * times for chance, times in highest.items())
+    assert langid.ceiling(split) == pytest.approx(float(exact), rel=1e-12)  # 64 divisions, each right to 1e-16
+
+
+def test_every_language_has_an_english_name() -> None:
+    names = [cldr.locale("en").languages[code] for code in langid.LANGUAGES]
+    assert len(set(names)) == len(names)
 
 
 def test_no_name_is_in_two_splits_nor_left_in_english() -> None:

@@ -15,8 +15,9 @@ from torch.nn import functional as F
 
 import glasshouse as gh
 from glasshouse import InputError
-from glasshouse.data import Batches, Conversations, Labelled, MaskedText, Pairs, RunningText
+from glasshouse.data import Batches, Conversations, Labelled, MaskedText, Pairs, RunningText, Tagged
 from glasshouse.data.batches import Samples
+from glasshouse.data.samples import make_samples, rows_of
 
 from .conftest import ENGLISH
 
@@ -42,6 +43,21 @@ def langid(tmp_path_factory: pytest.TempPathFactory, tok: gh.Tokenizer) -> gh.da
 @pytest.fixture(scope="module")
 def chat(tmp_path_factory: pytest.TempPathFactory, tok: gh.Tokenizer) -> gh.data.Corpus:
     return gh.data.prepare("chat", tok, tmp_path_factory.mktemp("chat"), split="validation")
+
+
+SENTENCES = [line.split() for line in ENGLISH.splitlines() if line.split()][:200]
+
+
+def kind_of(word: str) -> str:
+    return "word" if word.isalpha() else "number" if word.isdigit() else "other"
+
+
+@pytest.fixture(scope="module")
+def tagged(tmp_path_factory: pytest.TempPathFactory, tok: gh.Tokenizer) -> gh.data.Corpus:
+    folder = tmp_path_factory.mktemp("tagged")
+    lines = (json.dumps({"words": words, "tags": [kind_of(word) for word in words]}) for words in SENTENCES)
+    (folder / "a.jsonl").write_text("\n".join(lines))
+    return gh.data.prepare(folder / "a.jsonl", tok, folder / "corpus", kind="tagged")
 
 
 # Running text.
@@ -227,6 +243,70 @@ def test_labels(langid: gh.data.Corpus, tok: gh.Tokenizer) -> None:
     assert samples.left_out == 0
 
 
+def test_tags_by_hand(tmp_path: Path) -> None:
+    """Ids are bytes; the id of padding is above all numbers of tags, and is none."""
+    tok = gh.Tokenizer.train(texts=["x"], vocab_size=259, special={"bos": "<|b|>", "eos": "<|e|>", "pad": "<|p|>"})
+    assert tok.special_id("pad") == 2  # which would be a tag's
+    rows = [{"words": ["ab", "c"], "tags": ["y", "x"]}, {"words": ["d"], "tags": ["z"]}]
+    (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    corpus = gh.data.prepare(tmp_path / "a.jsonl", tok, tmp_path / "corpus", kind="tagged")
+    samples = Tagged(corpus, 2, max_len=10)
+    batch = samples.batch([0, 1])
+    long, short = (samples.items([0, 1]).index(item) for item in (0, 1))
+    assert [tok.decode(batch.ids[row]) for row in (long, short)] == ["<|b|>ab c<|e|>", "<|b|>d<|e|><|p|><|p|><|p|>"]
+    assert batch.lengths[[long, short]].tolist() == [6, 3]
+    assert batch.loss[long].tolist() == [False, True, False, True, False, False]
+    assert batch.loss[short].tolist() == [False, True, False, False, False, False]
+    assert batch.targets[long][batch.loss[long]].tolist() == [1, 0]
+    assert batch.targets[short][batch.loss[short]].tolist() == [2]
+    assert (batch.targets[~batch.loss] == 0).all()
+    cut = Tagged(corpus, 2, max_len=4)
+    batch = cut.batch([0, 1])
+    row = cut.items([0, 1]).index(0)
+    assert tok.decode(batch.ids[row]) == "<|b|>ab<|e|>"
+    assert (batch.loss[row].tolist(), batch.targets[row, 1]) == ([False, True, False, False], 1)
+    with pytest.raises(InputError, match="max_len is 2, but a row has at least 3"):
+        Tagged(corpus, 2, max_len=2)
+
+
+def test_tags_against_a_plain_loop(tagged: gh.data.Corpus, tok: gh.Tokenizer) -> None:
+    samples = Tagged(tagged, 16, max_len=20)
+    assert (samples.left_out, len(samples)) == (0, len(SENTENCES) // 16 * 16)
+    numbers = range(32, 64)
+    batch = samples.batch(numbers)
+    for row, item in enumerate(samples.items(numbers)):
+        ids, asked = [0], [""]
+        for at, word in enumerate(SENTENCES[item]):
+            own = tok.encode(f" {word}" if at else word)
+            ids += own
+            asked += [kind_of(word)] + [""] * (len(own) - 1)
+        ids, asked = [*ids[:19], 0], [*asked[:19], ""]
+        assert batch.ids[row, : batch.lengths[row]].tolist() == ids
+        said = [
+            tagged.labels[tag] if here else ""
+            for tag, here in zip(batch.targets[row].tolist(), batch.loss[row].tolist(), strict=True)
+        ]
+        assert said == asked + [""] * (batch.ids.shape[1] - len(ids))
+
+
+def test_tags_go_with_a_head_for_tokens(tagged: gh.data.Corpus, langid: gh.data.Corpus) -> None:
+    def make(kind: str, n_labels: int, corpus: gh.data.Corpus) -> Samples:
+        s = gh.preset("tiny-encoder", head={"kind": kind, "n_labels": n_labels})
+        return make_samples(s, corpus, batch_size=8, length=20)
+
+    assert isinstance(make("token_label", 3, tagged), Tagged)
+    with pytest.raises(InputError, match="the model knows 2 labels, but the corpus has 3"):
+        make("token_label", 2, tagged)
+    with pytest.raises(
+        InputError, match="of kind tagged, which a model of kind encoder with the head sequence_label"
+    ):
+        make("sequence_label", 3, tagged)
+    with pytest.raises(InputError, match="of kind labelled, which a model of kind encoder with the head token_label"):
+        make("token_label", 64, langid)
+    mean = sum(min(int(n), 18) for n in tagged.lengths[:, 0]) / len(tagged)
+    assert rows_of(tagged, 1000, 20) == round(1000 / mean)
+
+
 def test_only_answers_carry_loss(chat: gh.data.Corpus, tok: gh.Tokenizer) -> None:
     samples = Conversations(chat, 8, max_len=400)
     conversations = list(gh.data.builtin("chat").items("validation"))
@@ -258,18 +338,23 @@ def same(a: gh.data.Batch, b: gh.data.Batch) -> bool:
 
 
 def every_kind(
-    english: gh.data.Corpus, dates: gh.data.Corpus, langid: gh.data.Corpus, chat: gh.data.Corpus
+    english: gh.data.Corpus,
+    dates: gh.data.Corpus,
+    langid: gh.data.Corpus,
+    tagged: gh.data.Corpus,
+    chat: gh.data.Corpus,
 ) -> dict[str, Samples]:
     return {
         "running": RunningText(english, 32, seed=3),
         "masked": MaskedText(english, 32, seed=3),
         "pairs": Pairs(dates, 8, max_len=100, seed=3),
         "labelled": Labelled(langid, 8, max_len=100, seed=3),
+        "tagged": Tagged(tagged, 8, max_len=30, seed=3),
         "chat": Conversations(chat, 8, max_len=300, seed=3),
     }
 
 
-KINDS = ["running", "masked", "pairs", "labelled", "chat"]
+KINDS = ["running", "masked", "pairs", "labelled", "tagged", "chat"]
 
 
 @pytest.fixture(params=KINDS)
@@ -278,9 +363,10 @@ def samples(
     english: gh.data.Corpus,
     dates: gh.data.Corpus,
     langid: gh.data.Corpus,
+    tagged: gh.data.Corpus,
     chat: gh.data.Corpus,
 ) -> Samples:
-    return every_kind(english, dates, langid, chat)[request.param]
+    return every_kind(english, dates, langid, tagged, chat)[request.param]
 
 
 STEPS = (0, 1, 17, 400)
@@ -355,10 +441,14 @@ def test_bad_numbers_of_processes() -> None:
 
 
 def test_every_kind_trains_a_model(
-    english: gh.data.Corpus, dates: gh.data.Corpus, langid: gh.data.Corpus, chat: gh.data.Corpus
+    english: gh.data.Corpus,
+    dates: gh.data.Corpus,
+    langid: gh.data.Corpus,
+    tagged: gh.data.Corpus,
+    chat: gh.data.Corpus,
 ) -> None:
     """One step on each kind of sample lowers its loss: the batch says all that a trainer needs."""
-    kinds = every_kind(english, dates, langid, chat)
+    kinds = every_kind(english, dates, langid, tagged, chat)
     size = {"vocab_size": 600, "max_len": 512, "n_layers": 1}
     label = {"kind": "sequence_label", "n_labels": len(langid.labels), "pooling": "first"}
     presets = {
@@ -367,6 +457,7 @@ def test_every_kind_trains_a_model(
         "masked": gh.preset("tiny-encoder", **size),
         "pairs": gh.preset("tiny-seq2seq", **size),
         "labelled": gh.preset("tiny-encoder", **size, head=label),
+        "tagged": gh.preset("tiny-encoder", **size, head={"kind": "token_label", "n_labels": 3}),
     }
     for name, samples in kinds.items():
         torch.manual_seed(0)
@@ -415,3 +506,12 @@ def test_masking_draws_only_ids_that_stand_for_tokens(tmp_path: Path) -> None:
     batch = MaskedText(corpus, 20, rate=1.0).batch(range(200))
     assert set(batch.ids.unique().tolist()) <= set(tok.ids)
     assert 2000 in batch.ids
+
+
+def test_a_decoder_begins_as_its_spec_says(dates: gh.data.Corpus) -> None:
+    s = gh.preset("tiny-seq2seq", vocab_size=600, start_id=7)
+    batch = make_samples(s, dates, batch_size=4, length=64).batch(range(4))
+    assert batch.ids[:, 0].tolist() == [7] * 4
+    plain = make_samples(gh.preset("tiny-seq2seq", vocab_size=600), dates, batch_size=4, length=64).batch(range(4))
+    assert plain.ids[:, 0].tolist() == [dates.manifest["end"]] * 4
+    assert plain.targets.equal(batch.targets)

@@ -17,7 +17,7 @@ app = typer.Typer(help="Turn texts into ids on disk, and look at what a model se
 CorpusArgument = Annotated[
     Path, typer.Argument(metavar="CORPUS", help="A folder that `glasshouse data prepare` wrote.")
 ]
-Kind = Literal["text", "pairs", "labelled", "chat"]
+Kind = Literal["text", "pairs", "labelled", "tagged", "chat"]
 Split = Literal["train", "validation", "test"]
 
 MANIFEST = "manifest.json"  # is written last
@@ -40,8 +40,8 @@ def prepare(
     field: Annotated[
         list[str] | None,
         typer.Option(
-            help="A column of jsonl, csv, tsv and parquet files; several times for pairs and labelled.",
-            show_default="text; source, target; text, label; messages",
+            help="A column of jsonl, csv, tsv and parquet files; several times for pairs, labelled and tagged.",
+            show_default="text; source, target; text, label; words, tags; messages",
         ),
     ] = None,
     split: Annotated[Split, typer.Option(help="Which part of a built-in set.")] = "train",
@@ -157,6 +157,8 @@ def _samples(corpus: gh.data.Corpus, batch_size: int, length: int, seed: int, ma
             return gh.data.Pairs(corpus, batch_size, max_len=length, seed=seed)
         case "labelled":
             return gh.data.Labelled(corpus, batch_size, max_len=length, seed=seed)
+        case "tagged":
+            return gh.data.Tagged(corpus, batch_size, max_len=length, seed=seed)
         case "chat":
             return gh.data.Conversations(corpus, batch_size, max_len=length, seed=seed)
 

@@ -14,6 +14,7 @@ from glasshouse.cli.screen import BORDER, NEWLINE, WAS
 
 READ = "dim"
 ASKED = ("green", "bright_green")  # two shades, so that tokens can be told apart
+ASKED_FOR = {"labelled": "the label the model is asked for", "tagged": "a token and the tag it is asked for"}
 HIDDEN, CHANGED = "black on yellow", "black on red"
 
 
@@ -58,6 +59,11 @@ def lines(batch: gh.data.Batch, row: int, corpus: gh.data.Corpus, masked: bool) 
             0,
         )
         return
+    if corpus.kind == "tagged":
+        tagged = zip(map(show, ids), (screen.clean(corpus.labels[target]) for target in targets), loss, strict=True)
+        words = (Token(f"{text}/{tag}", asked=True) if asked else Token(text) for text, tag, asked in tagged)
+        yield "words", list(islice(words, length)), width - length
+        return
     # What is asked for is the token after: so the first is only read, and the last only asked for.
     after = zip(targets, loss, [*starts[1:], False], strict=True)
     tokens = [Token(show(number), asked, starts=new) for number, asked, new in islice(after, length)]
@@ -67,9 +73,9 @@ def lines(batch: gh.data.Batch, row: int, corpus: gh.data.Corpus, masked: bool) 
 
 def legend(kind: str, masked: bool) -> str | Text:
     """Say what the marks, or the colours, mean."""
-    asked = "the label the model is asked for" if kind == "labelled" else "a token the model is asked for"
+    asked = ASKED_FOR.get(kind, "a token the model is asked for")
     if not screen.in_colour():
-        marks = [f"[x] {asked}"]
+        marks = [f"[x/y] {asked}" if kind == "tagged" else f"[x] {asked}"]
         if masked:
             marks.append(f"[x{WAS}y] it reads x and is asked for y")
         if kind == "text":

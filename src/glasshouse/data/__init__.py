@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from glasshouse.data.items import Conversations as Conversations
     from glasshouse.data.items import Labelled as Labelled
     from glasshouse.data.items import Pairs as Pairs
+    from glasshouse.data.items import Tagged as Tagged
     from glasshouse.data.preparation import prepare as prepare
     from glasshouse.data.rows import MaskedText as MaskedText
     from glasshouse.data.rows import RunningText as RunningText
@@ -32,6 +33,7 @@ _HOME = {
     "Pairs": "items",
     "RunningText": "rows",
     "Samples": "batches",
+    "Tagged": "items",
     "builtin": "included",
     "builtins": "included",
     "prepare": "preparation",

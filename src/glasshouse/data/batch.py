@@ -34,6 +34,12 @@ class Batch:
     def __len__(self) -> int:
         return len(self.ids)
 
+    @property
+    def tokens(self) -> int:
+        """How many ids the model reads, padding apart."""
+        ids = self.ids.numel() if self.lengths is None else int(self.lengths.sum())
+        return ids + (0 if self.source_lengths is None else int(self.source_lengths.sum()))
+
     def answer(self, model: nn.Module) -> Tensor:
         """Run the model on what it is to read."""
         if self.source is None:

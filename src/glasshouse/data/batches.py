@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Protocol
 
@@ -61,7 +61,7 @@ class Batches:
         """Return the batch of a step."""
         return self.samples.batch(self.numbers(step))
 
-    def start(self, step: int = 0, *, workers: int = 1, ahead: int = 2) -> Iterator[Batch]:
+    def start(self, step: int = 0, *, workers: int = 1, ahead: int = 2) -> Generator[Batch]:
         """Yield the batches from a step on, without end, each made `ahead` of time by one of some threads."""
         if workers < 1 or ahead < 1:
             raise InputError(f"workers is {workers} and ahead is {ahead}, but both must be at least 1.")

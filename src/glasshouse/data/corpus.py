@@ -1,14 +1,17 @@
 """Ids on disk: a folder of memory-mapped shards, the tokenizer that made them, and a manifest that vouches for both.
 
-A corpus is a list of items, and an item one part or two: a text; a source and its target; a text and its label; a
-conversation and, as a second part, how many of its ids are context, answer, context, answer and so on. The ids of all
-parts stand one after another; beside them stands where each part ends.
+A corpus is a list of items, and an item one part or two: a text; a source and its target; a text and its label; words
+and, as a second part, 1 + the number of its tag at the first id of each word and 0 at all others; a conversation
+and, as a second part, how many of its ids are context, answer, context, answer and so on. The ids of all parts stand
+one after another; beside them stands where each part ends.
 """
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
+from collections.abc import Sequence
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
@@ -17,16 +20,19 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from glasshouse.data.order import permute
 from glasshouse.errors import InputError, StoreError
 from glasshouse.text import Tokenizer
 
 FORMAT = 1
 MANIFEST, TOKENIZER = "manifest.json", "tokenizer"
 BOTH = ("ids", "ends")  # what a shard is made of
-PARTS = {"text": 1, "pairs": 2, "labelled": 2, "chat": 2}
+PARTS = {"text": 1, "pairs": 2, "labelled": 2, "tagged": 2, "chat": 2}
+TEXTS = {"text": 1, "pairs": 2, "labelled": 1, "tagged": 1, "chat": 1}  # how many of the parts are text
 
-Kind = Literal["text", "pairs", "labelled", "chat"]
+Kind = Literal["text", "pairs", "labelled", "tagged", "chat"]
 Ids = NDArray[np.integer[Any]]
+Row = NDArray[np.int64]
 
 
 class Corpus:
@@ -51,6 +57,8 @@ class Corpus:
         shards = manifest["shards"]
         self._ids = [_map(folder / shard["ids"]["file"], (np.uint16, np.uint32)) for shard in shards]
         self._starts = np.cumsum([0, *map(len, self._ids)])
+        self._place, self._first = 0, 0  # the id and the item that a part of a corpus begins with
+        self._chosen: NDArray[np.int64] | None = None  # the items that a part of a corpus has, if not all
         ends = [_map(folder / shard["ends"]["file"], (np.uint32,)) for shard in shards]
         self._ends = np.concatenate([[0], *(one + at for one, at in zip(ends, self._starts[:-1], strict=True))])
         whole = self._ends[-1] == self._starts[-1] and (len(self._ends) - 1) % self.parts == 0
@@ -91,27 +99,67 @@ class Corpus:
         return tokenizer
 
     def __len__(self) -> int:
-        return (len(self._ends) - 1) // self.parts
+        return (len(self._ends) - 1) // self.parts if self._chosen is None else len(self._chosen)
 
     def __repr__(self) -> str:
         items = "1 item" if len(self) == 1 else f"{len(self):,} items"
         return f"Corpus({self.kind}, {items}, {self.tokens:,} tokens)"
 
+    def split(self, share: float) -> tuple[Corpus, Corpus]:
+        """Return the corpus in two, the second about this share: the end of running text, or items here and there.
+
+        >>> import tempfile, glasshouse as gh
+        >>> tok = gh.Tokenizer.train(texts=["to be"], vocab_size=263)
+        >>> place = tempfile.mkdtemp()
+        >>> _ = Path(f"{place}/hamlet.txt").write_text("to be or not to be")
+        >>> for part in gh.data.prepare(f"{place}/hamlet.txt", tok, f"{place}/corpus").split(0.25):
+        ...     print(tok.decode(part.read(0, part.tokens)))
+        to be or not t
+        o be<|endoftext|>
+        """
+        if not 0 < share < 1:
+            raise InputError(f"share is {share}, but it must be above 0 and below 1.")
+        if self.kind == "text":
+            cut = int(self._ends[-1]) - round(share * self.tokens)
+            return self._part(0, cut), self._part(cut, int(self._ends[-1]))
+        # Items are drawn, as a file may be in the order of its labels, or have them in turns.
+        held = permute(np.arange(len(self)), len(self), seed=0, epoch=0) < round(share * len(self))
+        return self._choose(~held), self._choose(held)
+
+    def _view(self) -> Corpus:
+        view = copy.copy(self)
+        for name in ("tokens", "lengths"):
+            view.__dict__.pop(name, None)
+        return view
+
+    def _part(self, start: int, stop: int) -> Corpus:
+        view = self._view()
+        inside = self._ends[(self._ends > start) & (self._ends < stop)]
+        view._ends = np.concatenate([[start], inside, [stop]]) - start
+        view._place, view._first = self._place + start, self._first + self.item_at(start)
+        return view
+
+    def _choose(self, wanted: NDArray[np.bool_]) -> Corpus:
+        view = self._view()
+        view._chosen = np.flatnonzero(wanted) if self._chosen is None else self._chosen[wanted]
+        return view
+
     @cached_property
     def tokens(self) -> int:
-        """How many tokens there are: all ids, but for labels and what says where answers lie."""
-        beside = int(self.lengths[:, 1].sum()) if self.kind in ("labelled", "chat") else 0
-        return int(self._starts[-1]) - beside
+        """How many tokens there are: all ids, but for labels, tags and what says where answers lie."""
+        return int(self.lengths[:, : TEXTS[self.kind]].sum())
 
     @cached_property
     def lengths(self) -> NDArray[np.int64]:
         """How many ids each part of each item has, [items, parts]."""
-        return np.diff(self._ends).reshape(-1, self.parts)
+        lengths = np.diff(self._ends).reshape(-1, self.parts)
+        return lengths if self._chosen is None else lengths[self._chosen]
 
     def read(self, start: int, stop: int) -> NDArray[np.int64]:
         """Return the ids from one place to another, across shards."""
-        if not 0 <= start <= stop <= self._starts[-1]:
-            raise InputError(f"ids {start} to {stop} were asked for, but there are {self._starts[-1]}.")
+        if not 0 <= start <= stop <= self._ends[-1]:
+            raise InputError(f"ids {start} to {stop} were asked for, but there are {self._ends[-1]}.")
+        start, stop = start + self._place, stop + self._place
         first, last = np.searchsorted(self._starts, (start, max(start, stop - 1)), side="right") - 1
         pieces = [
             self._ids[shard][max(0, start - self._starts[shard]) : stop - self._starts[shard]]
@@ -121,13 +169,28 @@ class Corpus:
 
     def item(self, number: int) -> tuple[NDArray[np.int64], ...]:
         """Return the ids of each part of an item."""
-        self._check_item(number)
-        bounds = self._ends[number * self.parts : (number + 1) * self.parts + 1].tolist()
+        at = self._check_item(number)
+        bounds = self._ends[at * self.parts : (at + 1) * self.parts + 1].tolist()
         return tuple(self.read(start, stop) for start, stop in pairwise(bounds))
 
-    def _check_item(self, number: int) -> None:
+    def gather(self, numbers: Sequence[int], part: int, most: int | None = None) -> tuple[Row, Row]:
+        """Return the ids of one part of several items, one after the other, and how many each has, `most` at most."""
+        items = np.asarray(numbers, np.int64) if self._chosen is None else self._chosen[numbers]
+        starts = self._ends[items * self.parts + part]
+        lengths = (self._ends[items * self.parts + part + 1] - starts).clip(max=most)
+        before = np.cumsum(lengths) - lengths
+        places = np.repeat(starts + self._place - before, lengths) + np.arange(lengths.sum())
+        shards = np.searchsorted(self._starts, places, side="right") - 1
+        ids = np.empty(len(places), np.int64)
+        for shard in np.unique(shards).tolist():
+            here = shards == shard
+            ids[here] = self._ids[shard][places[here] - self._starts[shard]]
+        return ids, lengths
+
+    def _check_item(self, number: int) -> int:
         if not 0 <= number < len(self):
             raise InputError(f"item {number} was asked for, but there are {len(self)}, counted from 0.")
+        return number if self._chosen is None else int(self._chosen[number])
 
     def item_at(self, place: int) -> int:
         """Return the number of the item that the id at a place belongs to."""
@@ -135,9 +198,9 @@ class Corpus:
 
     def source(self, number: int) -> str:
         """Return the name of the file, or of the built-in set, that an item comes from."""
-        self._check_item(number)
+        at = self._first + self._check_item(number)
         counts = np.cumsum([source["items"] for source in self.manifest["sources"]])
-        return str(self.manifest["sources"][int(np.searchsorted(counts, number, side="right"))]["name"])
+        return str(self.manifest["sources"][int(np.searchsorted(counts, at, side="right"))]["name"])
 
 
 def read_json(path: Path) -> Any:  # noqa: ANN401 - whatever stands in the file

@@ -42,6 +42,8 @@ def make_encoder(
             return lambda records: bulk.encode([_text(value, one, feed) for one in records for value in one.values])
         case "labelled":
             return _Labelled(bulk, feed)
+        case "tagged":
+            return _Tagged(tokenizer, bulk, feed)
         case "chat":
             return lambda records: _join(part for one in records for part in _conversation(one, tokenizer, feed))
 
@@ -88,6 +90,29 @@ class _Labelled:
         texts = (ids[start:stop] for start, stop in pairwise([0, *stops.tolist()]))
         labels = ([self.numbers[str(one.values[1])]] for one in records)
         return _join(part for both in zip(texts, labels, strict=True) for part in both)
+
+
+class _Tagged:
+    """Encodes words one by one, and as a second part says at which ids which tag is asked for."""
+
+    def __init__(self, tokenizer: Tokenizer, bulk: Bulk, feed: Feed) -> None:
+        self.bulk = bulk
+        self.numbers = {tag: number for number, tag in enumerate(feed.labels, 1)}  # 0 is for what is not asked
+        # A tokenizer that marks the start of a text as that of a word would take a space of ours for one more.
+        apart = "a a" in tokenizer.decode(tokenizer.encode("a", special=False) * 2)
+        self.between = "" if apart else " "
+
+    def __call__(self, records: list[Record]) -> Encoded:
+        words = [one.values[0] for one in records]
+        pieces = [f"{self.between if at else ''}{word}".encode() for row in words for at, word in enumerate(row)]
+        ids, stops = self.bulk.encode(pieces)
+        starts = np.concatenate([[0], stops[:-1]])
+        tags = np.zeros(len(ids), np.uint32)
+        given = np.array([self.numbers[tag] for one in records for tag in one.values[1]], np.uint32)
+        there = starts < stops  # what a tokenizer drops has no id to ask at
+        tags[starts[there]] = given[there]
+        ends = stops[np.cumsum([len(row) for row in words]) - 1].tolist()
+        return _join(part[start:stop] for start, stop in pairwise([0, *ends]) for part in (ids, tags))
 
 
 def _conversation(record: Record, tokenizer: Tokenizer, feed: Feed) -> tuple[list[int], list[int]]:

@@ -17,12 +17,14 @@ from glasshouse.text import sources
 from glasshouse.text.sources import TABLES, Errors, OnBytes, OnHash, Piece, Record
 
 PIECE = 2**20  # bytes of a long text encoded as one, so that all cores have some
+GLIMPSE = 60  # letters of a value in an error
 
 Place = tuple[int, int]  # which source, and which piece or record of it
 FIELDS: dict[Kind, tuple[str, ...]] = {
     "text": ("text",),
     "pairs": ("source", "target"),
     "labelled": ("text", "label"),
+    "tagged": ("words", "tags"),
     "chat": ("messages",),
 }
 
@@ -74,7 +76,11 @@ def open_feed(
         read = partial(sources.records, files, fields, errors=errors)
         if len(fields) != 2 and not (kind == "chat" and len(fields) == 1):
             raise InputError(f"fields is {fields}, but {kind} has two, such as {FIELDS[kind]}; name them.")
-    labels = _labels(files, fields[1], errors) if kind == "labelled" else ()
+    labels: tuple[str, ...] = ()
+    if kind == "labelled":
+        labels = _labels(files, fields[1], errors)
+    elif kind == "tagged":
+        labels = _tags(files, fields, errors)
 
     def start(place: Place, on_bytes: OnBytes, on_hash: OnHash) -> Iterator[Piece | Record]:
         return read(start=place, on_bytes=on_bytes, on_hash=on_hash)
@@ -96,6 +102,30 @@ def _is_table(path: str | Path) -> bool:
 def _labels(files: list[Path], field: str, errors: Errors) -> tuple[str, ...]:
     """Read all labels first, so that their numbers do not depend on the order of items."""
     return tuple(sorted({str(record.values[0]) for record in sources.records(files, [field], errors=errors)}))
+
+
+def _tags(files: list[Path], fields: tuple[str, ...], errors: Errors) -> tuple[str, ...]:
+    """Read all tags first, as labels are, and refuse a record that is amiss before anything is written."""
+    found: set[str] = set()
+    for record in sources.records(files, fields, errors=errors):
+        where = f"record {record.number + 1} of {str(files[record.source])!r}"
+        for value, field in zip(record.values, fields, strict=True):
+            if not isinstance(value, list) or not value or not all(isinstance(one, str) and one for one in value):
+                raise InputError(
+                    f"{where} holds {_glimpse(value)} in {field!r}, where a list of strings, none of them empty, "
+                    "belongs; mend it."
+                )
+        words, tags = record.values
+        if len(words) != len(tags):
+            raise InputError(f"{where} has {len(words)} words, but {len(tags)} tags; give each word one tag.")
+        found.update(tags)
+    return tuple(sorted(found))
+
+
+def _glimpse(value: object) -> str:
+    """Return how a value is written, its beginning if that is long."""
+    written = repr(value)
+    return written if len(written) <= GLIMPSE else f"{written[:GLIMPSE]}..."
 
 
 def _from_builtin(found: Builtin, kind: Kind | None, split: str) -> Feed:

@@ -1,4 +1,4 @@
-"""Samples that are items of their own: pairs, labelled texts, conversations; those of like length share a batch."""
+"""Samples that are items of their own: pairs, labels, tags, conversations; those of like length share a batch."""
 
 from __future__ import annotations
 
@@ -13,11 +13,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from glasshouse.data.batch import Batch
-from glasshouse.data.corpus import Corpus, Kind
+from glasshouse.data.corpus import Corpus, Kind, Row
 from glasshouse.data.order import Bucketed
 from glasshouse.errors import InputError
-
-Row = NDArray[np.int64]
 
 
 class _Items(ABC):
@@ -57,7 +55,7 @@ class _Items(ABC):
 
     def batch(self, numbers: Sequence[int]) -> Batch:
         """Return the samples with these numbers, padded at the end to the longest."""
-        return self._batch([self.corpus.item(item) for item in self.items(numbers)])
+        return self._batch(self.items(numbers))
 
     def origin(self, number: int) -> str:
         """Say where in the corpus a sample comes from."""
@@ -69,15 +67,22 @@ class _Items(ABC):
         """Return how many ids the rows of each item have, [items, rows], from those of its parts."""
 
     @abstractmethod
-    def _batch(self, items: list[tuple[Row, ...]]) -> Batch:
-        """Return items as a batch."""
+    def _batch(self, items: list[int]) -> Batch:
+        """Return items of the corpus as a batch."""
 
-    def _pad(self, rows: Sequence[Row]) -> tuple[Tensor, Tensor]:
-        lengths = torch.tensor([len(row) for row in rows])
-        padded = torch.full((len(rows), int(lengths.max())), self.pad)
-        for line, row in zip(padded, rows, strict=True):
-            line[: len(row)] = torch.as_tensor(row)
-        return padded, lengths
+    def _pad(
+        self, ids: Row, lengths: Row, before: int | None = None, after: int | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Put ids that stand one after the other in rows, each between an id before and one after; return lengths."""
+        first = before is not None
+        padded = np.full((len(lengths), lengths.max() + first + (after is not None)), self.pad, np.int64)
+        inside = padded[:, int(first) :]
+        inside[np.arange(inside.shape[1]) < lengths[:, None]] = ids
+        if before is not None:
+            padded[:, 0] = before
+        if after is not None:
+            padded[np.arange(len(lengths)), lengths + first] = after
+        return torch.from_numpy(padded), torch.from_numpy(lengths + first + (after is not None))
 
 
 def _real(lengths: Tensor, width: int) -> Tensor:
@@ -99,13 +104,21 @@ class Pairs(_Items):
 
     kind = "pairs"
 
+    def __init__(
+        self, corpus: Corpus, batch_size: int, *, max_len: int, seed: int = 0, start: int | None = None
+    ) -> None:
+        super().__init__(corpus, batch_size, max_len=max_len, seed=seed)
+        if start is not None:  # as published decoders begin, some with the padding
+            self.start = start
+
     def _lengths(self, lengths: NDArray[np.int64]) -> NDArray[np.int64]:
         return lengths + 1
 
-    def _batch(self, items: list[tuple[Row, ...]]) -> Batch:
-        source, source_lengths = self._pad([np.append(source, self.end) for source, _ in items])
-        ids, lengths = self._pad([np.insert(target, 0, self.start) for _, target in items])
-        targets, _ = self._pad([np.append(target, self.end) for _, target in items])
+    def _batch(self, items: list[int]) -> Batch:
+        target = self.corpus.gather(items, 1)
+        source, source_lengths = self._pad(*self.corpus.gather(items, 0), after=self.end)
+        ids, lengths = self._pad(*target, before=self.start)
+        targets, _ = self._pad(*target, after=self.end)
         loss = _real(lengths, ids.shape[1])
         return Batch(ids, targets, loss, lengths=lengths, source=source, source_lengths=source_lengths)
 
@@ -119,11 +132,39 @@ class Labelled(_Items):
     def _lengths(self, lengths: NDArray[np.int64]) -> NDArray[np.int64]:
         return np.minimum(lengths[:, :1] + 2, self.max_len)
 
-    def _batch(self, items: list[tuple[Row, ...]]) -> Batch:
-        rows = [np.concatenate(([self.start], text[: self.max_len - 2], [self.end])) for text, _ in items]
-        ids, lengths = self._pad(rows)
-        targets = torch.tensor([int(label[0]) for _, label in items])
+    def _batch(self, items: list[int]) -> Batch:
+        texts = self.corpus.gather(items, 0, most=self.max_len - 2)
+        ids, lengths = self._pad(*texts, before=self.start, after=self.end)
+        targets = torch.from_numpy(self.corpus.gather(items, 1)[0])
         return Batch(ids, targets, torch.ones_like(targets, dtype=torch.bool), lengths=lengths)
+
+
+class Tagged(_Items):
+    """Words between a start token and an end token, asked for a tag at the first id of each; long ones are cut.
+
+    >>> import tempfile, glasshouse as gh
+    >>> from pathlib import Path
+    >>> place = tempfile.mkdtemp()
+    >>> _ = Path(place, "a.jsonl").write_text('{"words": ["I", "do"], "tags": ["who", "what"]}')
+    >>> tok = gh.Tokenizer.train(texts=["x"], vocab_size=263)
+    >>> corpus = gh.data.prepare(f"{place}/a.jsonl", tok, f"{place}/ids", kind="tagged")
+    >>> batch = Tagged(corpus, 1, max_len=8).batch([0])
+    >>> [corpus.labels[tag] for tag in batch.targets[batch.loss]], tok.decode(batch.ids[batch.loss])
+    (['who', 'what'], 'I ')
+    """
+
+    kind = "tagged"
+    shortest = 3
+
+    def _lengths(self, lengths: NDArray[np.int64]) -> NDArray[np.int64]:
+        return np.minimum(lengths[:, :1] + 2, self.max_len)
+
+    def _batch(self, items: list[int]) -> Batch:
+        words, tags = (self.corpus.gather(items, part, most=self.max_len - 2) for part in (0, 1))
+        ids, lengths = self._pad(*words, before=self.start, after=self.end)
+        numbers, _ = self._pad(*tags, before=0, after=0)
+        loss = (numbers > 0) & _real(lengths, ids.shape[1])
+        return Batch(ids, torch.where(loss, numbers - 1, 0), loss, lengths=lengths)
 
 
 class Conversations(_Items):
@@ -134,9 +175,12 @@ class Conversations(_Items):
     def _lengths(self, lengths: NDArray[np.int64]) -> NDArray[np.int64]:
         return lengths[:, :1] - 1
 
-    def _batch(self, items: list[tuple[Row, ...]]) -> Batch:
-        ids, lengths = self._pad([ids[:-1] for ids, _ in items])
-        targets, _ = self._pad([ids[1:] for ids, _ in items])
-        answers = [np.repeat(np.arange(len(runs)) % 2, runs)[1:] for _, runs in items]
-        loss = self._pad(answers)[0].bool() & _real(lengths, ids.shape[1])
-        return Batch(ids, targets, loss, lengths=lengths)
+    def _batch(self, items: list[int]) -> Batch:
+        both = self.corpus.gather(items, 0)
+        runs, counts = self.corpus.gather(items, 1)
+        place = np.arange(len(runs)) - np.repeat(np.cumsum(counts) - counts, counts)  # of a run in its item
+        rows, lengths = self._pad(*both)
+        answers, _ = self._pad(np.repeat(place % 2, runs), both[1])
+        real = _real(lengths - 1, rows.shape[1] - 1)
+        ids, targets = (side.where(real, torch.tensor(self.pad)) for side in (rows[:, :-1], rows[:, 1:]))
+        return Batch(ids, targets, answers[:, 1:].bool() & real, lengths=lengths - 1)

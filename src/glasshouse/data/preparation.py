@@ -37,9 +37,9 @@ def prepare(
 ) -> Corpus:
     r"""Encode files, folders, globs or a built-in set into a folder, and open it.
 
-    `kind` says what an item is: "text", "pairs", "labelled" or "chat"; `fields` names the columns of jsonl, csv, tsv
-    and parquet files that hold it. A text ends with the tokenizer's end-of-text token. Called again after it was
-    stopped, it goes on; called again when all is done, it only opens the folder.
+    `kind` says what an item is: "text", "pairs", "labelled", "tagged" or "chat"; `fields` names the columns of jsonl,
+    csv, tsv and parquet files that hold it. A text ends with the tokenizer's end-of-text token. Called again after it
+    was stopped, it goes on; called again when all is done, it only opens the folder.
 
     >>> import tempfile, glasshouse as gh
     >>> place = tempfile.mkdtemp()
@@ -65,7 +65,7 @@ def prepare(
         "shard": shard,
     }
     folder = Path(folder)
-    small = max(len(tokenizer), len(feed.labels)) <= 2**16
+    small = max(len(tokenizer), len(feed.labels) + 1) <= 2**16  # tags are counted from 1
     with Writer(folder, job, np.uint16 if small else np.uint32, shard) as writer:
         if not writer.done:
             tokenizer.save(folder / TOKENIZER)

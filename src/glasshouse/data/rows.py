@@ -85,7 +85,9 @@ class RunningText:
         return Batch(ids, targets, loss, self._documents(ids))
 
     def _documents(self, ids: torch.Tensor) -> torch.Tensor | None:
-        return (ids == self.border).cumsum(1) if self.isolate else None
+        borders = ids == self.border
+        # Rows of one document each need no mask to keep documents apart, and attention without one is faster.
+        return borders.cumsum(1) if self.isolate and borders[:, 1:].any() else None
 
     def origin(self, number: int) -> str:
         """Say where in the corpus a sample comes from."""

@@ -74,7 +74,7 @@ _BUILTINS = {
         Builtin(
             "langid",
             "labelled",
-            "Five names of places, languages, scripts or currencies, to the one of forty languages they are in.",
+            "Five names of places, languages, scripts or currencies, to the one of sixty-four languages they are in.",
             _GENERATED.__getitem__,
             langid.item,
             langid.LANGUAGES,

@@ -1,0 +1,107 @@
+"""A corpus in two: nothing is lost, nothing is in both, and each part is a corpus like any other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import glasshouse as gh
+from glasshouse import InputError
+from glasshouse.data import preparation
+from glasshouse.data.samples import rows_of
+
+from .conftest import ENGLISH
+
+Texts = Callable[..., gh.data.Corpus]
+
+
+@pytest.mark.parametrize("share", [0.01, 0.3, 0.5, 0.99])
+def test_the_end_of_running_text_is_held_out(texts: Texts, tok: gh.Tokenizer, share: float) -> None:
+    corpus = texts(*(ENGLISH[at : at + 300] for at in range(0, 3000, 300)))
+    everything = corpus.read(0, corpus.tokens)
+    first, second = corpus.split(share)
+    assert second.tokens == round(share * corpus.tokens)
+    both = np.concatenate([first.read(0, first.tokens), second.read(0, second.tokens)])
+    assert both.tolist() == everything.tolist()
+    for part, offset in ((first, 0), (second, first.tokens)):
+        items = [part.item(number)[0] for number in range(len(part))]
+        assert np.concatenate(items).tolist() == part.read(0, part.tokens).tolist()
+        assert part.lengths.sum() == part.tokens
+        for place in range(0, part.tokens, 7):  # a place has the source it has in the whole
+            here = part.source(part.item_at(place))
+            assert here == corpus.source(corpus.item_at(place + offset))
+        with pytest.raises(InputError, match="were asked for"):
+            part.read(0, part.tokens + 1)
+
+
+def test_a_part_can_be_split_again(texts: Texts) -> None:
+    corpus = texts(ENGLISH[:1000], ENGLISH[1000:2000])
+    everything = corpus.read(0, corpus.tokens).tolist()
+    first, second = corpus.split(0.5)
+    parts = [*first.split(0.5), *second.split(0.5)]
+    assert [number for part in parts for number in part.read(0, part.tokens).tolist()] == everything
+
+
+@pytest.fixture
+def pairs(tmp_path: Path, tok: gh.Tokenizer, monkeypatch: pytest.MonkeyPatch) -> gh.data.Corpus:
+    monkeypatch.setattr(preparation, "ROWS", 8)  # records at a time, and so shards
+    lines = [f"{number}\t{'x' * (number % 7)}{number}" for number in range(50)]
+    (tmp_path / "a.tsv").write_text("source\ttarget\n" + "\n".join(lines) + "\n")
+    return gh.data.prepare(tmp_path / "a.tsv", tok, tmp_path / "ids", kind="pairs", shard=40)
+
+
+def test_items_here_and_there_are_held_out(pairs: gh.data.Corpus) -> None:
+    first, second = pairs.split(0.1)
+    assert (len(first), len(second)) == (45, 5)
+
+    def texts(corpus: gh.data.Corpus) -> list[list[list[int]]]:
+        return [[part.tolist() for part in corpus.item(number)] for number in range(len(corpus))]
+
+    assert sorted(texts(first) + texts(second)) == sorted(texts(pairs))
+    places = [texts(pairs).index(one) for one in texts(second)]
+    assert len({number % 2 for number in places}) == len({number // 25 for number in places}) == 2  # no pattern
+    assert first.tokens + second.tokens == pairs.tokens
+    inner = [texts(part) for part in first.split(0.5)]
+    assert sorted(inner[0] + inner[1]) == sorted(texts(first))
+    with pytest.raises(InputError, match="item 5"):
+        second.item(5)
+
+
+@pytest.mark.parametrize("share", [0.0, 1.0, -0.1, float("nan")])
+def test_a_share_is_between_none_and_all(pairs: gh.data.Corpus, share: float) -> None:
+    with pytest.raises(InputError, match="share"):
+        pairs.split(share)
+
+
+@pytest.mark.parametrize("most", [None, 3])
+def test_items_gathered_are_items_one_by_one(pairs: gh.data.Corpus, most: int | None) -> None:
+    assert len(pairs.manifest["shards"]) > 2
+    for corpus in (pairs, *pairs.split(0.3)):
+        numbers = [7, 0, 7, len(corpus) - 1]
+        for part in (0, 1):
+            expected = [corpus.item(number)[part][:most].tolist() for number in numbers]
+            ids, lengths = corpus.gather(numbers, part, most)
+            assert ids.tolist() == [one for ids in expected for one in ids]
+            assert lengths.tolist() == [len(one) for one in expected]
+
+
+def test_rows_make_about_the_tokens_that_are_asked_for(pairs: gh.data.Corpus, texts: Texts) -> None:
+    mean = pairs.lengths.sum(1).mean()
+    assert rows_of(pairs, 100, length=64) == round(100 / mean)
+    assert rows_of(pairs, 10**6, length=64) == 50  # there are no more
+    short = pairs.lengths[(pairs.lengths < 5).all(1)]
+    assert rows_of(pairs, 100, length=5) == min(len(short), round(100 / short.sum(1).mean()))
+    assert rows_of(texts(ENGLISH[:500]), 100, length=32) == 3
+    assert rows_of(pairs, 1, length=64) == 1
+
+
+def test_rows_of_one_document_come_without_a_mask(texts: Texts) -> None:
+    corpus = texts(ENGLISH[:4000], ENGLISH[4000:8000])
+    samples = gh.data.RunningText(corpus, 16)
+    end = corpus.manifest["end"]
+    for number in range(len(samples)):
+        batch = samples.batch([number])
+        assert (batch.documents is None) == (end not in batch.ids[0, 1:].tolist())
