@@ -63,7 +63,10 @@ def read(folder: str | Path, *, verify: bool = True) -> tuple[dict[str, torch.Te
 
 def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
     """Write tensors as one safetensors file, marked as torch's, as other readers expect."""
-    save_file({name: tensor.detach().contiguous() for name, tensor in tensors.items()}, path, {"format": "pt"})
+    try:
+        save_file({name: tensor.detach().contiguous() for name, tensor in tensors.items()}, path, {"format": "pt"})
+    except SafetensorError as error:  # a full disk, in the library's own words
+        raise OSError(f"{str(path)!r}: {error}") from None
 
 
 def read_tensors(path: Path) -> dict[str, torch.Tensor]:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from glasshouse import config, spec, store
-from glasshouse.errors import ConfigError, StoreError
+from glasshouse.errors import ConfigError, InputError, StoreError
 from glasshouse.hub import keys
 from glasshouse.hub.bart import BART, MARIAN
 from glasshouse.hub.bert import BERT, DISTILBERT, ROBERTA
@@ -37,6 +37,7 @@ from glasshouse.hub.pooling import read_pooling, without_pooling, write_pooling
 from glasshouse.hub.remote import locate
 from glasshouse.hub.t5 import T5
 from glasshouse.hub.verified import describe
+from glasshouse.layers.lora import attached
 from glasshouse.models import Model, build, check_pair
 from glasshouse.text import Tokenizer
 
@@ -258,12 +259,12 @@ def save(model: Model, tok: Tokenizer | None, folder: str | Path) -> None:
 
 def filler(model: Model, tok: Tokenizer | None) -> Callable[[Path], None]:
     """Return what writes a model and its tokenizer into a new folder, for one that will hold more than that."""
-    return _filler(model, tok, _fitting_family(model)[0])
+    return _filler(model, tok, fitting_family(model)[0])
 
 
 def export(model: Model, tok: Tokenizer | None, folder: str | Path) -> str:
     """Write a folder that transformers loads, and return its model_type; or say which field stands in the way."""
-    family, obstacles = _fitting_family(model)
+    family, obstacles = fitting_family(model)
     if family is None:
         nearest = min(obstacles, key=lambda name: (obstacles[name] == ["kind"], len(obstacles[name])))
         raise ConfigError(
@@ -274,7 +275,7 @@ def export(model: Model, tok: Tokenizer | None, folder: str | Path) -> str:
     return family.model_type
 
 
-def _fitting_family(model: Model) -> tuple[Family | None, dict[str, list[str]]]:
+def fitting_family(model: Model) -> tuple[Family | None, dict[str, list[str]]]:
     """Return the first family that can express a model, and what stood in the way of those before."""
     s = without_pooling(model.spec)
     obstacles = {}
@@ -288,6 +289,8 @@ def _fitting_family(model: Model) -> tuple[Family | None, dict[str, list[str]]]:
 
 
 def _filler(model: Model, tok: Tokenizer | None, family: Family | None) -> Callable[[Path], None]:
+    if attached(model):
+        raise InputError("the model has LoRA attached; fold it in by lora.merge, or write it by hub.save_adapter.")
     if tok is not None:
         check_pair(model, tok)
     fingerprint = model.tokenizer if tok is None else tok.fingerprint

@@ -3,7 +3,8 @@
 from glasshouse.models.assembly import Model, build
 from glasshouse.models.decoder import Decoder
 from glasshouse.models.encoder import Encoder
+from glasshouse.models.grafting import with_labels, with_vocabulary
 from glasshouse.models.pairing import check_pair
 from glasshouse.models.seq2seq import Seq2Seq
 
-__all__ = ["Decoder", "Encoder", "Model", "Seq2Seq", "build", "check_pair"]
+__all__ = ["Decoder", "Encoder", "Model", "Seq2Seq", "build", "check_pair", "with_labels", "with_vocabulary"]
