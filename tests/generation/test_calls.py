@@ -130,6 +130,16 @@ def test_ids_are_taken_or_refused_one_by_one(values: list[object], form: type) -
         assert ids is not given_
 
 
+def test_a_source_ends_as_those_it_was_trained_on() -> None:
+    end = TOK.special_id("eos")
+    assert end is not None
+    reader = gh.preset("tiny-seq2seq", vocab_size=len(TOK), start_id=end, end_ids=[end])
+    assert read_prompt("to be", TOK, reader) == [*TOK.encode("to be"), end]
+    assert read_prompt(TOK.encode("to be"), TOK, reader) == TOK.encode("to be")  # ids are taken as they are
+    writer = gh.preset("tiny-decoder", vocab_size=len(TOK), end_ids=[end])
+    assert read_prompt("to be", TOK, writer) == TOK.encode("to be")
+
+
 def test_without_room_a_search_finds_the_empty_text_alone(model: gh.models.Decoder) -> None:
     """There is one text of no tokens; it is certain, and nothing was considered on the way."""
     empty = gh.Completion("", [], [], "length", score=0.0, tree=[])

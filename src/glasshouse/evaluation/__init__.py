@@ -1,6 +1,7 @@
 """How good a model is, and whether it is what it claims to be."""
 
-from glasshouse.evaluation.baselines import ByteModel, compressed_bits
+from glasshouse.evaluation.baselines import ByteModel, baseline_bits, compressed_bits, text_of
+from glasshouse.evaluation.evaluate import Example, Report, evaluate, opened
 from glasshouse.evaluation.measures import accuracy, bits_per_byte, exact_match, f1, perplexity
 from glasshouse.evaluation.translation import Score, bleu, chrf
 from glasshouse.evaluation.verify import Check, verify
@@ -8,14 +9,20 @@ from glasshouse.evaluation.verify import Check, verify
 __all__ = [
     "ByteModel",
     "Check",
+    "Example",
+    "Report",
     "Score",
     "accuracy",
+    "baseline_bits",
     "bits_per_byte",
     "bleu",
     "chrf",
     "compressed_bits",
+    "evaluate",
     "exact_match",
     "f1",
+    "opened",
     "perplexity",
+    "text_of",
     "verify",
 ]

@@ -12,6 +12,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from glasshouse.data import Corpus
 from glasshouse.errors import ConfigError, InputError
 
 Integers = NDArray[np.int64]
@@ -21,8 +22,54 @@ START = 256  # stands before the first byte of every text
 BASE = 257
 HIGHEST = 6  # the largest order whose runs are numbers of 64 bits: 257**7 < 2**63 < 257**8
 
+ORDER = 5  # of the counts that models are set beside: about a word, and a few megabytes of text hold enough of them
+IDS = 1 << 20  # turned into text at once
+
 BLOCK = 1 << 22  # bytes counted at once
 MOST = 1 << 24  # distinct runs a model may hold: 16 bytes each, for each order at most
+
+
+def baseline_bits(corpus: Corpus, train: Corpus | None = None) -> dict[str, float]:
+    """Return the bits a byte of running text by each baseline; counts are of `train`, and left out without it.
+
+    >>> import tempfile, glasshouse as gh
+    >>> from pathlib import Path
+    >>> place = tempfile.mkdtemp()
+    >>> _ = Path(f"{place}/roses.txt").write_text("a rose is " * 1000)
+    >>> tok = gh.Tokenizer.train(texts=["a rose"], vocab_size=263)
+    >>> corpus = gh.data.prepare(f"{place}/roses.txt", tok, f"{place}/corpus")
+    >>> sorted(baseline_bits(corpus)), sorted(baseline_bits(corpus, train=corpus))
+    (['gzip', 'xz'], ['byte 5-gram', 'gzip', 'xz'])
+    """
+    text = text_of(corpus)
+    found = {"gzip": compressed_bits(text, by="gzip"), "xz": compressed_bits(text, by="xz")}
+    if train is not None:
+        model = ByteModel(ORDER)
+        model.train([text_of(train)])
+        found[f"byte {ORDER}-gram"] = model.bits(text)
+    return found
+
+
+def text_of(corpus: Corpus) -> bytes:
+    """Return the bytes that running text is made of, one text after the other, without special tokens.
+
+    >>> import tempfile, glasshouse as gh
+    >>> from pathlib import Path
+    >>> tok = gh.Tokenizer.train(texts=["to be"], vocab_size=263)
+    >>> place = tempfile.mkdtemp()
+    >>> _ = Path(f"{place}/hamlet.txt").write_text("to be or not to be")
+    >>> text_of(gh.data.prepare(f"{place}/hamlet.txt", tok, f"{place}/corpus"))
+    b'to be or not to be'
+    """
+    if corpus.kind != "text":
+        raise InputError(f"the corpus is of kind {corpus.kind}, but bytes are counted in running text; give text.")
+    tok = corpus.tokenizer
+    if not tok.byte_level:  # what a token spells depends on those before it
+        texts = (corpus.item(number)[0].tolist() for number in range(len(corpus)))
+        return b"".join(tok.decode_bytes(one for one in ids if one not in tok.special_ids) for ids in texts)
+    spelled = {number: b"" if number in tok.special_ids else tok.decode_bytes([number]) for number in tok.ids}
+    blocks = (corpus.read(at, min(at + IDS, corpus.tokens)).tolist() for at in range(0, corpus.tokens, IDS))
+    return b"".join(spelled[number] for ids in blocks for number in ids)
 
 
 def compressed_bits(data: bytes, by: Literal["gzip", "xz"]) -> float:

@@ -80,6 +80,8 @@ def read_prompt(prompt: str | bytes | Iterable[int], tok: Tokenizer | None, s: s
         if tok is None:
             raise InputError("the prompt is a text, but there is no tokenizer; give ids, or a tokenizer.")
         ids = tok.encode(prompt)
+        if isinstance(s, spec.Seq2SeqSpec) and s.end_ids and not (ids and ids[-1] in s.end_ids):
+            ids.append(s.end_ids[0])  # as every source ends that it was trained on
     else:
         ids = _ids_of(prompt, s.vocab_size)
     if not ids and s.start_id is not None:

@@ -1,0 +1,148 @@
+"""The command that measures a model on data, beside what compressing and counting give."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+import glasshouse as gh
+from glasshouse.cli import screen, texts
+from glasshouse.cli.data import Kind, Split
+from glasshouse.cli.model import Ignore, ModelArgument, Revision
+
+app = typer.Typer()
+
+RUN = "run.toml"  # what a folder has that a training run wrote
+LONGEST = 160  # characters of a text that are shown
+
+FORMATS = {
+    "loss": ("loss", "{:.4f}", "nats a {unit}"),
+    "perplexity": ("perplexity", "{:,.2f}", "{unit}s to choose among"),
+    "accuracy": ("accuracy", "{:.2%}", "of {unit}s"),
+    "bits_per_byte": ("bits per byte", "{:.4f}", ""),
+    "exact_match": ("exact match", "{:.2%}", "of texts written"),
+    "f1": ("F1", "{:.4f}", "mean over labels, 0 to 1"),
+    "bleu": ("BLEU", "{:.2f}", "0 to 100"),
+    "chrf": ("chrF", "{:.2f}", "0 to 100"),
+}
+
+
+@app.command("eval", epilog="Example: glasshouse eval runs/first/model 'books/*.txt' --baselines")
+def evaluate(
+    model: ModelArgument,
+    data: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="DATA",
+            help="Files, folders, quoted patterns such as 'data/**/*.txt', a built-in set, or a folder that "
+            "`glasshouse data prepare` wrote.",
+            show_default="what the model's run was tried on",
+        ),
+    ] = None,
+    kind: Annotated[Kind | None, typer.Option(help="What an item is.", show_default="text")] = None,
+    field: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="A column of jsonl, csv, tsv and parquet files; several times for pairs and labelled.",
+            show_default="text; source, target; text, label; messages",
+        ),
+    ] = None,
+    split: Annotated[Split, typer.Option(help="Which part of a built-in set.")] = "validation",
+    length: Annotated[
+        int | None,
+        typer.Option(min=1, help="Tokens in a row; for items, at most.", show_default="the model's max_len"),
+    ] = None,
+    rows: Annotated[int, typer.Option(min=1, help="Rows that are read at a time.")] = 32,
+    most: Annotated[int | None, typer.Option(min=1, help="Rows to read at most.", show_default="all")] = None,
+    written: Annotated[
+        int, typer.Option(min=0, help="Answers that are also written, of pairs and chat, to be compared.")
+    ] = 200,
+    baselines: Annotated[
+        bool,
+        typer.Option(
+            "--baselines", help="Add what gzip, xz and counts of the run's own bytes need for the whole text."
+        ),
+    ] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one object: kind, asked, left_out, figures, baselines, examples.")
+    ] = False,
+    device: Annotated[
+        Literal["auto", "cpu", "cuda", "mps"], typer.Option(help="Where to compute; auto takes the fastest.")
+    ] = "auto",
+    revision: Revision = None,
+    ignore: Ignore = None,
+) -> None:
+    """Measure how well a model does on data: what its tokens or labels cost, and how many it gets right."""
+    learned, tried = _corpora(model)
+    source = data or tried
+    if source is None:
+        raise gh.InputError("there is no data to measure on; name files, a prepared corpus or a built-in set.")
+    loaded, tok = gh.load(model, revision=revision, device=_device(device), ignore=ignore or ())
+    if tok is None:
+        raise gh.InputError(f"{model!r} has no tokenizer, so it reads no text; put its tokenizer.json there.")
+    named = {"tokenizing": "items"} if data and len(data) == 1 and texts.is_builtin(data[0]) else {}
+    with (
+        screen.progress(**named, measuring="rows", writing="tokens at most") as progress,
+        gh.evaluation.opened(source, tok, kind=kind, fields=field or (), split=split, progress=progress) as corpus,
+    ):
+        itself = learned is not None and corpus is not tried and corpus.folder.resolve() == learned.folder.resolve()
+        beside = gh.evaluation.baseline_bits(corpus, None if itself else learned) if baselines else {}
+        report = gh.evaluate(
+            loaded, tok, corpus, length=length, rows=rows, most=most, written=written, progress=progress
+        )
+    if as_json:
+        table = asdict(report) | {"figures": _finite(report.figures)}
+        print(json.dumps(table | ({"baselines": beside} if baselines else {}), ensure_ascii=False))
+    else:
+        show(report, beside)
+
+
+def _corpora(model: str) -> tuple[gh.data.Corpus, gh.data.Corpus] | tuple[None, None]:
+    """Return what the run that a model lies in learned from, and what it was tried on; nothing if it lies in none."""
+    folder = Path(model).resolve().parent
+    if not (folder / RUN).is_file():
+        return None, None
+    run = gh.Run.load(folder / RUN)
+    return gh.training.reopen(run.data, folder)
+
+
+def _device(name: str) -> str:
+    best = gh.device.best().type
+    if name in ("cuda", "mps") and name != best:
+        raise gh.InputError(f"device is {name}, but this machine has none; leave it out to use {best}.")
+    return best if name == "auto" else name
+
+
+def _finite(figures: Mapping[str, float]) -> dict[str, float | None]:
+    """Return figures as JSON can say them, which knows neither infinity nor what is no number."""
+    return {name: value if math.isfinite(value) else None for name, value in figures.items()}
+
+
+def show(report: gh.evaluation.Report, beside: Mapping[str, float]) -> None:
+    """Print figures and examples."""
+    unit = "label" if report.kind in ("labelled", "tagged") else "token"
+    rows = []
+    for name, value in report.figures.items():
+        shown, form, of = FORMATS[name]
+        rows.append((shown, form.format(value), of.format(unit=unit)))
+    rows += [(name, f"{value:.4f}", "bits per byte") for name, value in beside.items()]
+    rows.append(("asked for", f"{report.asked:,}", f"{unit}s"))
+    if report.left_out:
+        rows.append(("left out", f"{report.left_out:,}", "items that are longer than a row"))
+    screen.table(rows, right=(1,))
+    for number, example in enumerate(report.examples, 1):
+        print(f"\nexample {number}")
+        screen.table((name, _shorten(text)) for name, text in asdict(example).items())
+
+
+def _shorten(text: str) -> str:
+    """Return a text as it can be shown, both its ends if it is long."""
+    half = LONGEST // 2
+    parts = [text] if len(text) <= LONGEST else [text[:half], text[-half:]]
+    return " … ".join(map(screen.visible, parts))

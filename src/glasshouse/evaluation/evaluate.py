@@ -1,0 +1,374 @@
+"""How good a model is on data: what its head is asked for, and what it writes where it writes."""
+
+from __future__ import annotations
+
+import importlib.util
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import cast
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from glasshouse.config import nearest
+from glasshouse.data import (
+    Batch,
+    Conversations,
+    Corpus,
+    Labelled,
+    MaskedText,
+    Pairs,
+    RunningText,
+    Samples,
+    Tagged,
+    prepare,
+)
+from glasshouse.data.corpus import MANIFEST, Kind
+from glasshouse.data.samples import make_samples
+from glasshouse.errors import InputError
+from glasshouse.evaluation.measures import exact_match, f1
+from glasshouse.evaluation.tally import Tally, byte_sizes, read_through
+from glasshouse.evaluation.translation import bleu, chrf
+from glasshouse.generation import generate
+from glasshouse.generation.admission import check_count, check_length, check_model
+from glasshouse.models import Decoder, Model, Seq2Seq, check_pair
+from glasshouse.spec import SequenceLabel, TokenLabel
+from glasshouse.text import Tokenizer
+from glasshouse.text.training import Progress, silent
+
+Source = str | Path | Iterable[str | Path] | Corpus
+
+SHOWN = 3  # examples in a report
+GLIMPSE = 64  # tokens of running text in an example: half are read, half are to be written
+
+
+@dataclass(frozen=True)
+class Example:
+    """One thing that was asked: what the model read, what it should have said, and what it said.
+
+    >>> Example(read="yes", expected="ja", said="nein").said
+    'nein'
+    """
+
+    read: str
+    expected: str
+    said: str
+
+
+@dataclass(frozen=True)
+class Report:
+    """What was measured: figures by name, over so many places that counted, and a few examples.
+
+    `loss` is in nats a place; `accuracy`, `exact_match` and `f1` (macro) are shares from 0 to 1, `bleu` and `chrf`
+    scores from 0 to 100.
+
+    >>> Report("labelled", {"accuracy": 0.75}, asked=4, examples=[]).figures["accuracy"]
+    0.75
+    """
+
+    kind: Kind  # of the corpus
+    figures: dict[str, float]
+    asked: int
+    examples: list[Example]
+    left_out: int = 0  # items that are too long to be asked about
+
+
+def evaluate(
+    model: Model,
+    tok: Tokenizer,
+    path: Source,
+    *,
+    kind: Kind | None = None,
+    fields: str | Iterable[str] = (),
+    split: str = "validation",
+    length: int | None = None,
+    rows: int = 32,
+    most: int | None = None,
+    written: int = 200,
+    device: torch.device | str | None = None,
+    progress: Progress = silent,
+) -> Report:
+    """Measure a model on files, folders, globs, a built-in set's `split`, or a corpus: open, or the folder of one.
+
+    `kind` and `fields` are those of `data.prepare`. Samples have up to `length` tokens, the model's max_len unless
+    told, and run so many `rows` at a time; `most` takes fewer than all. Of pairs and conversations the model also
+    writes the answers to the first so many (`written`), taking the likeliest token each time. With a `device` the
+    model moves there.
+
+    A model whose head is all zeros takes every token for as likely as any other.
+
+    >>> import glasshouse as gh
+    >>> tok = gh.Tokenizer.train(texts=["to be or not to be"], vocab_size=263)
+    >>> model = gh.build(gh.preset("tiny-decoder", vocab_size=263, max_len=64))
+    >>> _ = torch.nn.init.zeros_(model.head.weight)
+    >>> report = gh.evaluate(model, tok, "stdlib", most=8)
+    >>> round(report.figures["perplexity"], 2), report.asked
+    (263.0, 512)
+    """
+    if not isinstance(tok, Tokenizer):
+        raise InputError(f"tok is {tok!r}, but data are measured as its tokens; give the model's tokenizer.")
+    check_pair(model, tok)
+    length = check_length(model.spec, length, "length")
+    check_count("rows", rows)
+    if most is not None:
+        check_count("most", most)
+    if written:
+        check_count("written", written)
+    if device is not None:
+        model.to(device)
+    was_training = model.training
+    model.eval()
+    try:
+        with opened(path, tok, kind=kind, fields=fields, split=split, progress=progress) as corpus:
+            samples = make_samples(model.spec, corpus, batch_size=1, length=length)
+            count = len(samples) if most is None else min(most, len(samples))
+            job = _Job(model, tok, corpus, length, rows, count, min(written, count), progress)
+            total, figures, examples = job.ask(samples)
+            return Report(corpus.kind, figures, total.asked, examples[:SHOWN], getattr(samples, "left_out", 0))
+    finally:
+        model.train(was_training)
+
+
+@contextmanager
+def opened(
+    path: Source,
+    tok: Tokenizer,
+    *,
+    kind: Kind | None = None,
+    fields: str | Iterable[str] = (),
+    split: str = "validation",
+    progress: Progress = silent,
+) -> Iterator[Corpus]:
+    """Open what `evaluate` takes as a corpus of this tokenizer; what is not yet prepared is, until the end.
+
+    >>> import glasshouse as gh
+    >>> with opened("dates", gh.Tokenizer.train(texts=["May"], vocab_size=263)) as corpus:
+    ...     corpus.kind, len(corpus)
+    ('pairs', 2000)
+    """
+    if isinstance(path, Corpus):
+        if path.manifest["tokenizer"] != tok.fingerprint:
+            raise InputError(
+                f"the corpus was made by another tokenizer ({path.manifest['tokenizer'][:12]}, not "
+                f"{tok.fingerprint[:12]}); prepare its text with the model's."
+            )
+        yield _of_kind(path, kind)
+        return
+    paths = [path] if isinstance(path, str | Path) else list(path)
+    if len(paths) == 1 and (Path(paths[0]) / MANIFEST).is_file():
+        yield _of_kind(Corpus.open(paths[0], tokenizer=tok), kind)
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        yield prepare(paths, tok, folder, kind=kind, fields=fields, split=split, progress=progress)
+
+
+def _of_kind(corpus: Corpus, kind: Kind | None) -> Corpus:
+    if kind not in (None, corpus.kind):
+        raise InputError(f"kind is {kind!r}, but the corpus is of kind {corpus.kind}; leave the kind out.")
+    return corpus
+
+
+Turn = tuple[list[int], list[int]]  # what is read, and what should be written
+Found = tuple[Tally, dict[str, float], list[Example]]
+
+
+@dataclass(frozen=True)
+class _Job:
+    model: Model
+    tok: Tokenizer
+    corpus: Corpus
+    length: int
+    rows: int
+    count: int  # samples to read
+    written: int  # items to answer
+    progress: Progress
+
+    def ask(self, samples: Samples) -> Found:
+        match samples:
+            case RunningText():
+                return self._running(samples)
+            case MaskedText():
+                return self._masked(samples)
+            case Labelled():
+                return self._labelled(samples)
+            case Tagged():
+                return self._tagged(samples)
+            case Pairs() | Conversations():
+                return self._answered(samples)
+        raise AssertionError(f"{samples} are no samples of a corpus")
+
+    def _running(self, samples: RunningText) -> Found:
+        # Where tokens are no rows of bytes, what one spells depends on its neighbours, so it has no size of its own.
+        total = self._measure(samples, byte_sizes(self.tok) if self.tok.byte_level else None)
+        begin = [samples.end] if samples.start in (None, samples.end) else []  # other texts bring their start along
+        turns = []
+        for number in range(min(SHOWN, self.written, len(self.corpus))):
+            text = self.corpus.item(number)[0][:GLIMPSE].tolist()
+            half = min(len(text), self.length) // 2
+            if half:
+                turns.append((begin + text[:half], text[half : 2 * half]))
+        return total, total.figures(), self._write(turns, GLIMPSE // 2, end=samples.end)
+
+    def _masked(self, samples: MaskedText) -> Found:
+        total = self._measure(samples)
+        batch = samples.batch(range(min(SHOWN, self.count)))
+        with torch.no_grad():
+            said = batch.to(next(self.model.parameters()).device).answer(self.model).argmax(-1).cpu()
+
+        def spell(ids: Tensor) -> str:
+            return " | ".join(self.tok.decode([number]) for number in ids.tolist() if number in self.tok.ids)
+
+        examples = [
+            Example(self.tok.decode(ids), spell(targets[asked]), spell(answers[asked]))
+            for ids, targets, answers, asked in zip(batch.ids, batch.targets, said, batch.loss, strict=True)
+        ]
+        return total, total.figures(), examples
+
+    def _labelled(self, samples: Labelled) -> Found:
+        total, names, answers = self._choices(samples)
+        items = [self.corpus.item(item) for item in samples.items(range(self.count))]
+        expected = [self.corpus.labels[int(label[0])] for _, label in items]
+        said = [names[int(number)] for number in answers]
+        texts = [self.tok.decode(text) for text, _ in items[:SHOWN]]
+        return total, _label_figures(total, said, expected), list(map(Example, texts, expected, said))
+
+    def _tagged(self, samples: Tagged) -> Found:
+        total, names, answers = self._choices(samples)
+        expected: list[str] = []
+        said: list[str] = []
+        examples: list[Example] = []
+        for item, answer in zip(samples.items(range(self.count)), answers, strict=True):
+            ids, tags = (part[: samples.max_len - 2] for part in self.corpus.item(item))
+            asked = np.flatnonzero(tags)
+            right = [self.corpus.labels[number - 1] for number in tags[asked].tolist()]
+            given = [names[number] for number in answer[asked + 1].tolist()]  # after the token that starts a row
+            expected += right
+            said += given
+            if len(examples) < SHOWN:
+                words = [self.tok.decode(word).strip() for word in np.split(ids, asked)[1:]]
+                both = (" ".join(map("/".join, zip(words, one, strict=True))) for one in (right, given))
+                examples.append(Example(self.tok.decode(ids), *both))
+        return total, _label_figures(total, said, expected), examples
+
+    def _choices(self, samples: Labelled | Tagged) -> tuple[Tally, Sequence[str], list[Tensor]]:
+        """Measure, and return also the names of the model's labels and, for each sample, the numbers it chose."""
+        names, numbers = _match_labels(self.model, self.corpus)
+        answers: list[Tensor] = []
+        hook = self.model.register_forward_hook(lambda *run: answers.extend(run[-1].argmax(-1).cpu()))
+        try:
+            total = self._measure(_Renumbered(samples, numbers))
+        finally:
+            hook.remove()
+        return total, names, answers
+
+    def _answered(self, samples: Pairs | Conversations) -> Found:
+        if self.written:
+            check_model(self.model)  # one that cannot write had better say so before it is measured
+        total = self._measure(samples)
+        items = [self.corpus.item(item) for item in samples.kept[: self.written].tolist()]
+        if isinstance(samples, Pairs):
+            turns = [([*source.tolist(), samples.end], target.tolist()) for source, target in items]
+        else:
+            turns = [_last_answer(*item) for item in items]
+            turns = [turn for turn in turns if 0 < len(turn[0]) <= self.model.spec.max_len]
+        # An answer twice as long as the longest is wrong, however it goes on.
+        limit = min(self.length, 2 * max((len(wanted) for _, wanted in turns), default=0) + 1)
+        examples = self._write(turns, limit, end=samples.end, roles=isinstance(samples, Conversations))
+        figures = total.figures()
+        if examples:
+            said, expected = [one.said for one in examples], [one.expected for one in examples]
+            figures["exact_match"] = exact_match(said, expected)
+            if isinstance(samples, Pairs) and importlib.util.find_spec("sacrebleu") is not None:
+                figures |= {"bleu": bleu(said, expected).value, "chrf": chrf(said, expected).value}
+        return total, figures, examples
+
+    def _measure(self, samples: Samples, sizes: Tensor | None = None) -> Tally:
+        done = 0
+
+        def before() -> None:
+            nonlocal done
+            self.progress("measuring", done, self.count)
+            done += self.rows
+
+        total = read_through(self.model, samples, self.rows, most=self.count, sizes=sizes, before=before)
+        self.progress("measuring", self.count, self.count)
+        return total
+
+    def _write(self, turns: Sequence[Turn], limit: int, *, end: int, roles: bool = False) -> list[Example]:
+        """Let the model write up to `limit` tokens; `roles` shows the special tokens that say who speaks."""
+        if not turns:
+            return []
+        ends = {wanted[-1] for _, wanted in turns if wanted} & self.tok.special_ids | {end}
+        done, total = 0, limit * len(turns)
+
+        def on_tokens(new: int) -> None:
+            nonlocal done
+            done += new
+            self.progress("writing", done, total)
+
+        writer = cast("Decoder | Seq2Seq", self.model)
+        reads = [read for read, _ in turns]
+        found = generate(writer, self.tok, reads, limit, stop_ids=tuple(sorted(ends)), progress=on_tokens)
+        self.progress("writing", total, total)
+        return [
+            Example(self.tok.decode(read, special=roles), self.tok.decode(wanted, special=False), one.text)
+            for (read, wanted), one in zip(turns, found, strict=True)
+        ]
+
+
+def _last_answer(ids: NDArray[np.int64], runs: NDArray[np.int64]) -> Turn:
+    """Return a conversation up to the last answer, and that answer.
+
+    >>> _last_answer(np.array([5, 6, 7, 8, 9]), np.array([1, 1, 1, 2]))
+    ([5, 6, 7], [8, 9])
+    """
+    answer = np.repeat(np.arange(len(runs)) % 2 == 1, runs)
+    stop = int(np.flatnonzero(answer)[-1]) + 1
+    start = int(np.flatnonzero(~answer[:stop])[-1]) + 1 if not answer[:stop].all() else 0
+    return ids[:start].tolist(), ids[start:stop].tolist()
+
+
+def _label_figures(total: Tally, said: Sequence[str], expected: Sequence[str]) -> dict[str, float]:
+    figures = {name: value for name, value in total.figures().items() if name != "perplexity"}
+    return figures | {"f1": f1(said, expected, average="macro")}
+
+
+def _match_labels(model: Model, corpus: Corpus) -> tuple[Sequence[str], Tensor]:
+    """Return the names of a model's labels, and the number it has for each of a corpus.
+
+    A model without names is taken to number labels as the corpus does.
+    """
+    head = model.spec.head
+    assert isinstance(head, SequenceLabel | TokenLabel)
+    if not head.labels:
+        spare = [f"label {number}" for number in range(len(corpus.labels), head.n_labels)]
+        return [*corpus.labels, *spare], torch.arange(len(corpus.labels))
+    for label in corpus.labels:
+        if label not in head.labels:
+            raise InputError(
+                f"the corpus has the label {label!r}, which the model lacks; {nearest(label, head.labels)}"
+            )
+    return head.labels, torch.tensor([head.labels.index(label) for label in corpus.labels])
+
+
+@dataclass(frozen=True)
+class _Renumbered:
+    """Labelled or tagged samples, with the numbers that a model has for their labels."""
+
+    samples: Labelled | Tagged
+    numbers: Tensor  # by those of the corpus
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def batch(self, numbers: Sequence[int]) -> Batch:
+        batch = self.samples.batch(numbers)
+        return replace(batch, targets=self.numbers[batch.targets])
+
+    def origin(self, number: int) -> str:
+        return self.samples.origin(number)

@@ -1,0 +1,444 @@
+"""Models on data: figures against plain loops, token by token; models that know their answers; what is refused."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import math
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+import glasshouse as gh
+from glasshouse import InputError, StoreError
+from glasshouse.data import MaskedText
+from glasshouse.evaluation import baseline_bits, baselines, text_of
+from glasshouse.evaluation.evaluate import _last_answer
+
+CLOSE = 1e-5  # some hundred sums of float32, each to 6e-8
+SIZE = {"vocab_size": 263, "d_model": 32, "n_layers": 1, "n_heads": 2, "max_len": 64}
+PAIRS = {"yes": "ja", "no": "nein", "and": "und", "or": "oder", "not": "nicht", "to be": "sein"}
+
+
+@pytest.fixture(scope="module")
+def tok() -> gh.Tokenizer:
+    """Every token is one byte."""
+    return gh.Tokenizer.train(texts=["x"], vocab_size=263)
+
+
+def make(preset: str, **settings: Any) -> Any:  # noqa: ANN401
+    """Build a model that says different things in different places."""
+    torch.manual_seed(0)
+    model = gh.build(gh.preset(preset, **SIZE | settings))
+    for parameter in model.parameters():
+        if parameter.ndim > 1:
+            torch.nn.init.normal_(parameter, std=0.3)
+    return model.eval()
+
+
+@torch.no_grad()
+def cost(model: Any, *read: list[int], answer: int) -> tuple[float, bool]:  # noqa: ANN401
+    """Return the loss of an answer at the last place that was read, and whether it is the likeliest."""
+    logits = model(*(torch.tensor([row]) for row in read)).reshape(-1, model.spec.vocab_size)[-1]
+    return F.cross_entropy(logits[None], torch.tensor([answer])).item(), int(logits.argmax()) == answer
+
+
+def check(report: gh.evaluation.Report, costs: Sequence[tuple[float, bool]]) -> None:
+    loss = sum(one for one, _ in costs) / len(costs)
+    assert report.asked == len(costs)
+    assert report.figures["loss"] == pytest.approx(loss, rel=CLOSE)
+    assert report.figures["accuracy"] == sum(right for _, right in costs) / len(costs)
+    if "perplexity" in report.figures:
+        assert report.figures["perplexity"] == pytest.approx(math.exp(loss), rel=10 * CLOSE)  # loss * CLOSE, below 10
+
+
+# Running text.
+
+
+def test_text_is_measured_as_if_token_by_token(tok: gh.Tokenizer, tmp_path: Path) -> None:
+    texts = ["to be or not to be", "that is the question", "é"]  # 18 + 20 + 2 bytes and 3 ends: 43 tokens
+    for number, text in enumerate(texts):
+        (tmp_path / f"{number}.txt").write_text(text)
+    model = make("tiny-decoder")
+    report = gh.evaluate(model, tok, tmp_path, length=8, rows=3)
+    end = tok.special_id("eos")
+    ids = [token for text in texts for token in [*tok.encode(text), end]]
+    costs, n_bytes = [], 0
+    for start in range(0, 40, 8):
+        for place in range(start, start + 8):
+            # An end begins the text after it, which sees nothing of what was before.
+            first = max([start, *(k for k in range(start, place + 1) if ids[k] == end)])
+            costs.append(cost(model, ids[first : place + 1], answer=ids[place + 1]))
+            n_bytes += ids[place + 1] != end
+    check(report, costs)
+    total = sum(one for one, _ in costs)
+    assert report.figures["bits_per_byte"] == pytest.approx(total / math.log(2) / n_bytes, rel=CLOSE)
+    assert (report.kind, report.left_out) == ("text", 0)
+    assert (report.examples[0].read, report.examples[0].expected) == ("to b", "e or")
+    said = gh.generate(model, tok, [[end, *tok.encode("to b")]], max_new_tokens=32, stop_ids=(end,))
+    assert report.examples[0].said == said[0].text
+
+
+def test_bits_per_byte_by_hand(tmp_path: Path) -> None:
+    """Twenty tokens, nineteen of two bytes and an end, each as likely as any other of 264."""
+    tok = gh.Tokenizer.train(texts=["ab ab ab"], vocab_size=264)
+    (tmp_path / "a.txt").write_text("ab" * 20)
+    model = gh.build(gh.preset("tiny-decoder", **SIZE | {"vocab_size": 264}))
+    torch.nn.init.zeros_(model.head.weight)
+    report = gh.evaluate(model, tok, tmp_path / "a.txt", length=20)
+    assert report.asked == 20
+    assert report.figures["perplexity"] == pytest.approx(264, rel=10 * CLOSE)
+    assert report.figures["bits_per_byte"] == pytest.approx(20 * math.log2(264) / 38, rel=CLOSE)
+
+
+def test_bytes_are_not_counted_where_tokens_are_words(tmp_path: Path) -> None:
+    """What a word spells depends on whether another stands before it."""
+    words = {"type": "WordLevel", "vocab": {"[SEP]": 0, "to": 1, "be": 2}, "unk_token": "[SEP]"}
+    file = {"version": "1.0", "pre_tokenizer": {"type": "Whitespace"}, "model": words}
+    tok = gh.Tokenizer.from_json(json.dumps(file), {"sep_token": "[SEP]", "mask_token": "be"})
+    (tmp_path / "a.txt").write_text("to be be to be")
+    with gh.evaluation.opened(tmp_path / "a.txt", tok) as corpus:
+        report = gh.evaluate(make("tiny-decoder"), tok, corpus, length=4)
+        assert text_of(corpus) == b"to to"  # without what is special
+    assert set(report.figures) == {"loss", "perplexity", "accuracy"}
+
+
+def test_hidden_tokens_are_measured_one_by_one(tok: gh.Tokenizer, tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("to be or not to be, that is the question")
+    model = make("tiny-encoder", dropout=0.5)
+    corpus = gh.data.prepare(tmp_path / "a.txt", tok, tmp_path / "ids")
+    report = gh.evaluate(model.train(), tok, corpus, length=10, rows=2)
+    assert gh.evaluate(model.eval(), tok, corpus, length=10, rows=2) == report
+    samples, costs = MaskedText(corpus, 10), []
+    for number in range(4):
+        batch = samples.batch([number])
+        with torch.no_grad():
+            logits = model(batch.ids)[0]
+        for place in range(10):
+            if batch.loss[0, place]:
+                answer = int(batch.targets[0, place])
+                loss = F.cross_entropy(logits[place][None], torch.tensor([answer])).item()
+                costs.append((loss, int(logits[place].argmax()) == answer))
+    check(report, costs)
+    assert set(report.figures) == {"loss", "perplexity", "accuracy"}
+    shown = samples.batch([0])
+    assert report.examples[0].expected == " | ".join(tok.decode([i]) for i in shown.targets[0][shown.loss[0]])
+
+
+# Labels.
+
+
+def slow_f1(said: list[str], expected: list[str]) -> float:
+    scores = []
+    for label in {*said, *expected}:
+        both = sum(s == e == label for s, e in zip(said, expected, strict=True))
+        precision = both / said.count(label) if label in said else 0
+        recall = both / expected.count(label) if label in expected else 0
+        scores.append(2 * precision * recall / (precision + recall) if both else 0)
+    return sum(scores) / len(scores)
+
+
+@pytest.mark.parametrize("names", [(), ("green", "sour", "red", "blue")])
+def test_labels_are_matched_by_name(names: tuple[str, ...], tok: gh.Tokenizer, tmp_path: Path) -> None:
+    """A model with names may number its labels otherwise, and know more; one without counts as the corpus does."""
+    items = [(f"pea {number}", ("red", "green", "blue")[number % 3]) for number in range(30)]
+    (tmp_path / "a.tsv").write_text("text\tlabel\n" + "".join(f"{text}\t{label}\n" for text, label in items))
+    model = make("tiny-encoder", head={"kind": "sequence_label", "n_labels": 4, "labels": names})
+    report = gh.evaluate(model, tok, tmp_path / "a.tsv", kind="labelled", rows=4)
+    known = names or ("blue", "green", "red", "label 3")
+    end = tok.special_id("eos")
+    said, losses = [], []
+    for text, label in items:
+        with torch.no_grad():
+            logits = model(torch.tensor([[end, *tok.encode(text), end]]))[0]
+        said.append(known[int(logits.argmax())])
+        losses.append(F.cross_entropy(logits, torch.tensor(known.index(label))).item())
+    expected = [label for _, label in items]
+    assert len({*said}) > 1  # or the order of labels would not show
+    check(report, [(loss, s == e) for loss, s, e in zip(losses, said, expected, strict=True)])
+    assert report.figures["f1"] == pytest.approx(slow_f1(said, expected))
+    assert set(report.figures) == {"loss", "accuracy", "f1"}
+    answers = dict(zip((text for text, _ in items), zip(expected, said, strict=True), strict=True))
+    assert [(one.expected, one.said) for one in report.examples] == [answers[one.read] for one in report.examples]
+
+
+def test_a_label_that_the_model_lacks_is_refused(tok: gh.Tokenizer, tmp_path: Path) -> None:
+    (tmp_path / "a.tsv").write_text("text\tlabel\npea\tgreen\nplum\tblue\n")
+    model = make("tiny-encoder", head={"kind": "sequence_label", "n_labels": 2, "labels": ["green", "red"]})
+    with pytest.raises(InputError, match="has the label 'blue', which the model lacks; it has green, red"):
+        gh.evaluate(model, tok, tmp_path / "a.tsv", kind="labelled")
+
+
+@pytest.mark.parametrize("names", [(), ("green", "sour", "red", "blue")])
+def test_tags_are_asked_for_word_by_word(names: tuple[str, ...], tok: gh.Tokenizer, tmp_path: Path) -> None:
+    """Rows have one word to six, and the longest are cut: what is cut off is not asked for."""
+    many = [[str(number * at * 7 % 100) for at in range(1, number % 6 + 2)] for number in range(13)]
+    colours = ("red", "green", "blue")
+    rows = [(words, [colours[(n + at) % 3] for at in range(len(words))]) for n, words in enumerate(many)]
+    lines = (json.dumps({"words": words, "tags": tags}) for words, tags in rows)
+    (tmp_path / "a.jsonl").write_text("\n".join(lines))
+    model = make("tiny-encoder", head={"kind": "token_label", "n_labels": 4, "labels": names})
+    report = gh.evaluate(model, tok, tmp_path / "a.jsonl", kind="tagged", rows=4, length=14)
+    known = names or ("blue", "green", "red", "label 3")
+    end = tok.special_id("eos")
+    said, expected, costs, shown = [], [], [], {}
+    for words, tags in rows:
+        text = " ".join(words)[:12]
+        with torch.no_grad():
+            logits = model(torch.tensor([[end, *tok.encode(text), end]]))[0]
+        place, answers = 0, []
+        for at, (word, tag) in enumerate(zip(words, tags, strict=True)):
+            if place < len(text):
+                own = text[place : place + len(word) + (at > 0)].strip()  # with the space before it
+                answers.append((own, tag, known[int(logits[place + 1].argmax())]))
+                loss = F.cross_entropy(logits[place + 1], torch.tensor(known.index(tag))).item()
+                costs.append((loss, answers[-1][2] == tag))
+            place += len(word) + (at > 0)
+        expected += [tag for _, tag, _ in answers]
+        said += [tag for *_, tag in answers]
+        shown[text] = tuple(" ".join(f"{one[0]}/{one[n]}" for one in answers) for n in (1, 2))
+    assert len(expected) < sum(map(len, many))  # some are cut off
+    assert len({*said}) > 1
+    check(report, costs)
+    assert report.figures["f1"] == pytest.approx(slow_f1(said, expected))
+    assert set(report.figures) == {"loss", "accuracy", "f1"}
+    assert len(report.examples) == 3
+    assert [(one.expected, one.said) for one in report.examples] == [shown[one.read] for one in report.examples]
+
+
+def test_a_tag_that_the_model_lacks_is_refused(tok: gh.Tokenizer, tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"words": ["pea", "plum"], "tags": ["green", "blue"]}')
+    model = make("tiny-encoder", head={"kind": "token_label", "n_labels": 2, "labels": ["green", "red"]})
+    with pytest.raises(InputError, match="has the label 'blue', which the model lacks; it has green, red"):
+        gh.evaluate(model, tok, tmp_path / "a.jsonl", kind="tagged")
+
+
+# Answers.
+
+
+def learn(model: Any, samples: gh.data.Samples, steps: int = 250) -> None:  # noqa: ANN401
+    """Let a model learn a few samples by heart."""
+    optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
+    batch = samples.batch(range(len(samples)))
+    for _ in range(steps):
+        logits = batch.answer(model)
+        loss = F.cross_entropy(logits[batch.loss], batch.targets[batch.loss])
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+
+def write_pairs(path: Path, pairs: dict[str, str]) -> Path:
+    path.write_text("source\ttarget\n" + "".join(f"{a}\t{b}\n" for a, b in pairs.items()))
+    return path
+
+
+@pytest.fixture(scope="module")
+def translator(tok: gh.Tokenizer, tmp_path_factory: pytest.TempPathFactory) -> Any:  # noqa: ANN401
+    place = tmp_path_factory.mktemp("pairs")
+    torch.manual_seed(0)
+    model = gh.build(gh.preset("tiny-seq2seq", **SIZE, start_id=tok.special_id("eos")))
+    corpus = gh.data.prepare(write_pairs(place / "a.tsv", PAIRS), tok, place / "ids", kind="pairs")
+    learn(model, gh.data.Pairs(corpus, len(PAIRS), max_len=64))
+    return model.eval()
+
+
+def test_pairs_that_were_learned_by_heart(translator: Any, tok: gh.Tokenizer, tmp_path: Path) -> None:  # noqa: ANN401
+    path = write_pairs(tmp_path / "a.tsv", PAIRS)
+    report = gh.evaluate(translator, tok, path, kind="pairs", rows=4)
+    end = tok.special_id("eos")
+    costs = []
+    for source, target in PAIRS.items():
+        ids = [end, *tok.encode(target), end]
+        costs += [
+            cost(translator, [*tok.encode(source), end], ids[: at + 1], answer=ids[at + 1])
+            for at in range(len(ids) - 1)
+        ]
+    check(report, costs)
+    assert report.figures["accuracy"] == report.figures["exact_match"] == 1
+    assert report.figures["bleu"] == gh.evaluation.bleu([*PAIRS.values()], [*PAIRS.values()]).value
+    assert report.figures["chrf"] == pytest.approx(100)
+    firsts = list(PAIRS.items())[:3]
+    assert [(one.read, one.expected, one.said) for one in report.examples] == [(a, b, b) for a, b in firsts]
+
+
+def test_one_of_six_wrong_is_one_of_six(translator: Any, tok: gh.Tokenizer, tmp_path: Path) -> None:  # noqa: ANN401
+    path = write_pairs(tmp_path / "a.tsv", PAIRS | {"no": "niemals"})
+    figures = gh.evaluate(translator, tok, path, kind="pairs").figures
+    assert figures["exact_match"] == pytest.approx(5 / 6)
+    wanted = [*(PAIRS | {"no": "niemals"}).values()]
+    assert figures["chrf"] == gh.evaluation.chrf([*PAIRS.values()], wanted).value
+    only = gh.evaluate(translator, tok, path, kind="pairs", written=2)
+    assert only.figures["exact_match"] == 1 / 2
+    assert [one.said for one in only.examples] == ["ja", "nein"]
+    none = gh.evaluate(translator, tok, path, kind="pairs", written=0)
+    assert "exact_match" not in none.figures
+    assert "bleu" not in none.figures
+    assert none.examples == []
+
+
+def test_items_that_are_too_long_are_counted(translator: Any, tok: gh.Tokenizer, tmp_path: Path) -> None:  # noqa: ANN401
+    path = write_pairs(tmp_path / "a.tsv", PAIRS)
+    report = gh.evaluate(translator, tok, path, kind="pairs", length=5)  # "nicht" and "to be" make 6 with an end
+    assert report.left_out == 2
+    assert report.asked == sum(len(target) + 1 for target in PAIRS.values() if len(target) < 5) - len("sein") - 1
+
+
+def test_without_sacrebleu_there_is_no_bleu(
+    translator: Any,  # noqa: ANN401
+    tok: gh.Tokenizer,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    real = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "sacrebleu" else real(name))
+    report = gh.evaluate(translator, tok, write_pairs(tmp_path / "a.tsv", PAIRS), kind="pairs")
+    assert set(report.figures) == {"loss", "perplexity", "accuracy", "exact_match"}
+
+
+def test_the_last_answer_of_a_conversation(tok: gh.Tokenizer, tmp_path: Path) -> None:
+    chats = []
+    for number, word in enumerate(("pea", "plum", "fig", "rye")):
+        turns = [f"{number}?", f"{word}.", "again", word.upper()]
+        roles = ("user", "assistant") * 2
+        chats.append([{"role": role, "content": said} for role, said in zip(roles, turns, strict=True)])
+
+    def write(name: str) -> Path:
+        lines = (json.dumps({"messages": messages}) for messages in chats)
+        (tmp_path / name).write_text("\n".join(lines))
+        return tmp_path / name
+
+    torch.manual_seed(0)
+    model = gh.build(gh.preset("tiny-decoder", **SIZE))
+    corpus = gh.data.prepare(write("a.jsonl"), tok, tmp_path / "ids", kind="chat")
+    learn(model, gh.data.Conversations(corpus, len(chats), max_len=64), steps=150)
+    report = gh.evaluate(model.eval(), tok, corpus, rows=3)
+    costs = []
+    for messages in chats:
+        ids, answer = tok.encode_chat(messages)
+        costs += [cost(model, ids[:at], answer=ids[at]) for at in range(1, len(ids)) if answer[at]]
+    check(report, costs)
+    assert report.figures["exact_match"] == 1
+    first = report.examples[0]
+    assert first.read == "<|user|>0?<|end|><|assistant|>pea.<|end|><|user|>again<|end|><|assistant|>"
+    assert (first.expected, first.said) == ("PEA", "PEA")
+    chats[1][3]["content"] = "PLUMS"
+    wrong = gh.evaluate(model, tok, write("b.jsonl"), kind="chat")
+    assert wrong.figures["exact_match"] == 3 / 4
+    assert set(wrong.figures) == {"loss", "perplexity", "accuracy", "exact_match"}
+
+
+@pytest.mark.parametrize(
+    ("runs", "expected"),
+    [([2, 2], (2, 4)), ([1, 1, 1, 1], (3, 4)), ([1, 2, 1], (1, 3)), ([0, 1, 2, 1], (3, 4)), ([1, 2, 0, 1], (1, 4))],
+)
+def test_where_the_last_answer_lies(runs: list[int], expected: tuple[int, int]) -> None:
+    """Runs are context, answer, and so on; what follows the last answer is left out, and a cut answer is one."""
+    ids = torch.arange(10, 14).numpy()
+    start, stop = expected
+    assert _last_answer(ids, torch.tensor(runs).numpy()) == (ids[:start].tolist(), ids[start:stop].tolist())
+
+
+# What is measured.
+
+
+def test_it_does_not_matter_how_data_are_named(
+    tok: gh.Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "a.txt"
+    path.write_text("to be or not to be" * 10)
+    (tmp_path / "scratch").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "scratch"))
+    corpus = gh.data.prepare(path, tok, tmp_path / "ids")
+    model = make("tiny-decoder", dropout=0.5).train()
+    named = [path, str(path), [path], str(tmp_path / "*.txt"), tmp_path / "ids", str(tmp_path / "ids"), corpus]
+    stages = []
+    reports = [gh.evaluate(model, tok, one, progress=lambda *told: stages.append(told)) for one in named]
+    assert all(report == reports[0] for report in reports)
+    assert model.training
+    assert list((tmp_path / "scratch").iterdir()) == []
+    assert {stage for stage, _, _ in stages} == {"tokenizing", "measuring", "writing"}
+    assert all(done <= total for _, done, total in stages)
+
+
+def test_a_part_of_a_builtin_set(tok: gh.Tokenizer) -> None:
+    model = make("tiny-seq2seq", start_id=0)
+    some = [gh.evaluate(model, tok, "dates", split=split, most=5, written=0) for split in ("validation", "test")]
+    assert some[0].figures != some[1].figures
+    # Five dates as they are written in ISO, and the end of each.
+    assert [one.asked for one in some] == [5 * (len("2000-01-01") + 1)] * 2
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"kind": "pairs"}, "kind is 'pairs', but the corpus is of kind text"),
+        ({"length": 100}, "length is 100, but the model has positions for 64"),
+        ({"length": 60}, "the corpus has 19 tokens"),
+        ({"rows": 0, "length": 8}, "rows is 0"),
+        ({"most": 0, "length": 8}, "most is 0"),
+        ({"written": -1, "length": 8}, "written is -1"),
+    ],
+)
+def test_settings_that_do_not_fit(settings: dict[str, Any], said: str, tok: gh.Tokenizer, tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("to be or not to be")
+    corpus = gh.data.prepare(tmp_path / "a.txt", tok, tmp_path / "ids")
+    with pytest.raises(InputError, match=said):
+        gh.evaluate(make("tiny-decoder", position="learned"), tok, corpus, **settings)
+
+
+def test_data_and_models_that_do_not_fit(tok: gh.Tokenizer, tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("to be or not to be")
+    other = gh.Tokenizer.train(texts=["to be or not to be"] * 2, vocab_size=264)
+    decoder, corpus = make("tiny-decoder"), gh.data.prepare(tmp_path / "a.txt", tok, tmp_path / "ids")
+    with pytest.raises(InputError, match="264 tokens, but vocab_size is 263"):
+        gh.evaluate(decoder, other, corpus)
+    bigger = make("tiny-decoder", vocab_size=264)
+    with pytest.raises(InputError, match="made by another tokenizer"):
+        gh.evaluate(bigger, other, corpus)
+    with pytest.raises(StoreError, match="made by another tokenizer"):
+        gh.evaluate(bigger, other, tmp_path / "ids")
+    with pytest.raises(InputError, match="tok is None"):
+        gh.evaluate(decoder, None, corpus)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="does not learn from"):
+        gh.evaluate(make("tiny-seq2seq"), tok, corpus)
+    stages = []
+    with pytest.raises(InputError, match="no start_id"):
+        gh.evaluate(make("tiny-seq2seq"), tok, "dates", most=2, progress=lambda stage, *_: stages.append(stage))
+    assert "measuring" not in stages  # which would have been in vain
+
+
+# Baselines.
+
+
+def test_the_text_of_a_corpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(baselines, "IDS", 7)
+    tok = gh.Tokenizer.train(texts=["to be or not to be"] * 3, vocab_size=268)
+    texts = ["to be or not to be", "é<|endoftext|>", "that is the question"]
+    for number, text in enumerate(texts):
+        (tmp_path / f"{number}.txt").write_text(text)
+    corpus = gh.data.prepare(tmp_path, tok, tmp_path / "ids")
+    whole = "".join(texts).encode()
+    assert text_of(corpus) == whole
+    before, after = map(text_of, corpus.split(0.3))
+    assert before + after == whole
+    assert 0 < len(after) < len(before)
+    bits = baseline_bits(corpus, train=corpus.split(0.3)[0])
+    counts = gh.evaluation.ByteModel(5)
+    counts.train([before])
+    assert bits == {
+        "gzip": gh.evaluation.compressed_bits(whole, by="gzip"),
+        "xz": gh.evaluation.compressed_bits(whole, by="xz"),
+        "byte 5-gram": counts.bits(whole),
+    }
+
+
+def test_only_running_text_has_bytes(tok: gh.Tokenizer, tmp_path: Path) -> None:
+    corpus = gh.data.prepare(write_pairs(tmp_path / "a.tsv", PAIRS), tok, tmp_path / "ids", kind="pairs")
+    with pytest.raises(InputError, match="of kind pairs"):
+        text_of(corpus)
