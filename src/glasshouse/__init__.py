@@ -22,10 +22,12 @@ if TYPE_CHECKING:
     from glasshouse import spec as spec
     from glasshouse import store as store
     from glasshouse import text as text
+    from glasshouse import training as training
     from glasshouse.errors import ConfigError as ConfigError
     from glasshouse.errors import GlasshouseError as GlasshouseError
     from glasshouse.errors import InputError as InputError
     from glasshouse.errors import StoreError as StoreError
+    from glasshouse.evaluation.evaluate import evaluate as evaluate
     from glasshouse.generation import Completion as Completion
     from glasshouse.generation import Engine as Engine
     from glasshouse.generation import Options as Options
@@ -38,6 +40,8 @@ if TYPE_CHECKING:
     from glasshouse.spec import preset as preset
     from glasshouse.spec import presets as presets
     from glasshouse.text import Tokenizer as Tokenizer
+    from glasshouse.training import Run as Run
+    from glasshouse.training import train as train
     from glasshouse.vectors import embed as embed
 
 __version__ = "0.1.0.dev0"
@@ -49,17 +53,20 @@ _HOME = {
     "GlasshouseError": "errors",
     "InputError": "errors",
     "Options": "generation",
+    "Run": "training",
     "StoreError": "errors",
     "Tokenizer": "text",
     "build": "models",
     "count_parameters": "spec",
     "embed": "vectors",
+    "evaluate": "evaluation",
     "generate": "generation",
     "load": "hub",
     "preset": "spec",
     "presets": "spec",
     "save": "hub",
     "stream": "generation",
+    "train": "training",
 }
 
 _ROOMS = (
@@ -75,6 +82,7 @@ _ROOMS = (
     "spec",
     "store",
     "text",
+    "training",
 )
 
 __all__ = ["__version__", *_HOME, *_ROOMS]

@@ -13,6 +13,8 @@ from cli.command import Call, at_terminal, run
 from glasshouse.cli import screen
 
 COMMANDS = {
+    ("train",): ("[default: stdlib]", "[default: baselines]"),
+    ("eval",): ("[default: validation]", "[default: 32]", "[default: 200]", "auto"),
     ("export",): (),
     ("verify",): (),
     ("tokenizer", "train"): ("8192", "gpt2|gpt4", "text", "strict", "750000"),
@@ -20,7 +22,7 @@ COMMANDS = {
     ("tokenizer", "decode"): (),
     ("tokenizer", "show"): ("10 MB",),
     ("tokenizer", "watch"): ("20", "3", "5 MB", "gpt2"),
-    ("data", "prepare"): ("train", "text|pairs|labelled|chat", "strict"),
+    ("data", "prepare"): ("train", "text|pairs|labelled|tagged|chat", "strict"),
     ("data", "list"): (),
     ("data", "show"): ("[default: 0]", "[default: 8]", "[default: 128]"),
     ("data", "verify"): (),

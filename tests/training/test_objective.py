@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 import glasshouse as gh
 from glasshouse.data import Batch
-from glasshouse.training.objective import Tally, loss_of, tally
+from glasshouse.evaluation.tally import Tally, tally
+from glasshouse.training.objective import loss_of
 
 LENGTHS = torch.tensor([5, 3])
 

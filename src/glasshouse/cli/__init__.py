@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 import glasshouse as gh
-from glasshouse.cli import data, generation, model, screen, tokenizer
+from glasshouse.cli import data, evaluation, generation, model, screen, tokenizer, training
 
 app = typer.Typer(
     name="glasshouse",
@@ -22,6 +22,8 @@ app = typer.Typer(
 )
 app.add_typer(tokenizer.app, name="tokenizer")
 app.add_typer(data.app, name="data")
+app.add_typer(training.app)
+app.add_typer(evaluation.app)
 app.add_typer(generation.app)
 app.add_typer(model.app)
 

@@ -45,6 +45,12 @@ class Average:
         now = dict(self.model.named_parameters())
         torch._foreach_lerp_(list(self.weights.values()), [now[name].detach() for name in self.weights], 1 - kept)
 
+    def restore(self, weights: dict[str, Tensor], updates: int) -> None:
+        """Go on with weights that were averaged before."""
+        self.updates = updates
+        for name, weight in self.weights.items():
+            weight.copy_(weights[name])
+
     @contextmanager
     def applied(self) -> Iterator[None]:
         """Let the model have the average for a while."""

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from glasshouse.data import Batch
 from glasshouse.errors import InputError
+from glasshouse.evaluation.tally import computing
+from glasshouse.training.memory import exhausted
 from glasshouse.training.objective import loss_of
 
 
@@ -37,6 +40,7 @@ class Update:
 
     Each target counts the same, whichever part of the batch, or process, it is in: the loss is the sum over all of
     them over their number. `reduce` sums a number over processes, the one place where they meet before gradients do.
+    `before` is called before each part of a batch; what it raises leaves the weights as they were.
     """
 
     def __init__(
@@ -48,9 +52,11 @@ class Update:
         smoothing: float = 0.0,
         compute: torch.dtype = torch.float32,
         reduce: Callable[[Tensor], Tensor] = alone,
+        before: Callable[[], None] = lambda: None,
     ) -> None:
         self.model, self.optimizer = model, optimizer
         self.clip, self.smoothing, self.compute, self.reduce = clip, smoothing, compute, reduce
+        self.before = before
         self._weights = [one for group in optimizer.param_groups for one in group["params"]]
         self._device = self._weights[0].device
         # Gradients in float16 vanish unless they are made larger on the way; in the wider types this does nothing.
@@ -64,12 +70,20 @@ class Update:
         self.optimizer.zero_grad(set_to_none=True)
         loss = torch.zeros((), device=self._device)
         for part in batch.split(parts):
+            self.before()
             part = part.to(self._device)
-            with self._computing():
+            with computing(self._device, self.compute):
                 mean = loss_of(self.model, part, self.smoothing) / total
             self._scaler.scale(mean).backward()
             loss = loss + mean.detach()
-        return self._apply(self.reduce(loss), int(total))
+        try:
+            return self._apply(self.reduce(loss), int(total))
+        except (RuntimeError, MemoryError) as error:
+            if not exhausted(error):
+                raise
+            raise InputError(  # weights may have moved already, so this step cannot be taken again in smaller parts
+                "the memory is too small for what the optimizer keeps; choose a smaller model, or train.lora."
+            ) from None
 
     def _apply(self, loss: Tensor, targets: int) -> Outcome:
         """Let the gradients meet the weights, unless one of them is no number."""
@@ -78,13 +92,23 @@ class Update:
         norm = nn.utils.clip_grad_norm_(self._weights, limit)
         outcome = Outcome(float(loss), targets, float(norm))
         finite = outcome.loss < float("inf") and outcome.norm < float("inf")  # false of what is no number, too
-        if not finite and not self._scaler.is_enabled():
+        # With float16 a gradient that overflowed is an ordinary thing, until scaling it less does not help.
+        if not finite and not (self._scaler.is_enabled() and math.isfinite(outcome.loss) and self._scale() > 1):
+            if self._scaler.is_enabled():
+                self._scaler.update()  # which makes ready for the next step
             raise NotFiniteError(f"the loss is {outcome.loss} and the gradient's norm {outcome.norm}.")
         self._scaler.step(self.optimizer)  # with float16, a step that overflowed is left out and the next scaled less
         self._scaler.update()
         return outcome
 
-    def _computing(self) -> AbstractContextManager[object]:
-        if self.compute == torch.float32 or self._weights[0].dtype != torch.float32:
-            return nullcontext()
-        return torch.autocast(self._device.type, self.compute)
+    def _scale(self) -> float:
+        return float(self._scaler.get_scale())
+
+    def state(self) -> dict[str, Any]:
+        """Return what is carried from step to step, for JSON."""
+        return self._scaler.state_dict()
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go on with what `state` returned."""
+        if state:
+            self._scaler.load_state_dict(state)

@@ -1,0 +1,152 @@
+"""The model that a run begins with: a new one, or one that was trained before and is now to learn something else."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable
+from dataclasses import replace
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from glasshouse import config, hub, spec
+from glasshouse import device as machine
+from glasshouse.config import Table
+from glasshouse.data.corpus import Corpus
+from glasshouse.data.encoding import end_id, start_id
+from glasshouse.errors import ConfigError, InputError
+from glasshouse.layers import lora
+from glasshouse.models import Model, build
+from glasshouse.models.grafting import with_labels, with_vocabulary
+from glasshouse.models.heads import Labels
+from glasshouse.models.stack import Stack
+from glasshouse.text import Tokenizer
+from glasshouse.training.run import Train, recipes
+
+HEADS = {"labelled": "sequence_label", "tagged": "token_label"}  # by the kind of data that has labels
+
+
+def load_base(table: Table) -> tuple[Model, Tokenizer | None] | None:
+    """Load the model that a run starts from, if its table names one."""
+    if "from" not in table:
+        return None
+    if more := sorted(table.keys() - {"from"}):
+        raise ConfigError(f"model.from is given, so model.{more[0]} is not a choice any more; leave one of them out.")
+    place = table["from"]
+    if not isinstance(place, str):
+        raise ConfigError(f"model.from is {place!r}, but it must be the folder or the hub id of a model.")
+    match Path(place).parts:
+        case ["runs", name, "model"] if name in recipes() and not Path(place).exists():  # as recipes name theirs
+            command = "glasshouse train" if name == "stdlib" else f"glasshouse train {name}"
+            raise InputError(
+                f"there is no model in {place!r} to start from; run `{command}` first, which makes it, or "
+                "name another by --from."
+            )
+    return hub.load(place, dtype=torch.float32)
+
+
+def find_device(name: str) -> torch.device:
+    """Return where a run computes, if this machine has that.
+
+    >>> find_device("cpu")
+    device(type='cpu')
+    """
+    best = machine.best()
+    here = ["cpu", *(["mps"] if torch.backends.mps.is_available() else [])]
+    if torch.cuda.is_available():
+        here += ["cuda", *(f"cuda:{number}" for number in range(torch.cuda.device_count()))]
+    if name not in ("auto", *here):
+        raise InputError(
+            f"train.device is {name!r}, but this machine has {', '.join(here)}; leave it out to use {best}."
+        )
+    return best if name == "auto" else torch.device(name)
+
+
+def make_spec(table: Table, tok: Tokenizer, corpus: Corpus, length: int) -> spec.Spec:
+    """Return the spec of a new model; the vocabulary, special ids and labels are those of the data.
+
+    >>> import tempfile, glasshouse as gh
+    >>> from pathlib import Path
+    >>> tok = gh.Tokenizer.train(texts=["to be"], vocab_size=263)
+    >>> place = tempfile.mkdtemp()
+    >>> _ = Path(f"{place}/a.txt").write_text("to be or not to be")
+    >>> corpus = gh.data.prepare(f"{place}/a.txt", tok, f"{place}/ids")
+    >>> s = make_spec({"preset": "tiny-decoder", "n_layers": 1}, tok, corpus, length=8)
+    >>> s.vocab_size, s.n_layers, s.max_len
+    (263, 1, 8)
+    """
+    end, pad = end_id(tok), tok.special_id("pad")
+    start = end if (first := start_id(tok)) is None else first
+    known: Table = {"vocab_size": len(tok), "start_id": start, "end_ids": [] if end is None else [end]}
+    known |= {"pad_id": pad, "max_len": length}
+    if corpus.kind in HEADS:
+        head = table.get("head", HEADS[corpus.kind])
+        head = {"kind": head} if isinstance(head, str) else dict(head)
+        table = {**table, "head": {**head, "n_labels": len(corpus.labels), "labels": list(corpus.labels)}}
+    given = {name: value for name, value in table.items() if name != "preset"}
+    if "preset" in table:
+        return spec.preset(table["preset"], **{**known, **given})
+    return spec.parse({**known, **given})
+
+
+def adapt(base: Model, known: Tokenizer | None, tok: Tokenizer, corpus: Corpus) -> Model:
+    """Fit a trained model to other data: its vocabulary grows or changes, and labels get a head."""
+    if known is not None and known.fingerprint != tok.fingerprint:
+        base = with_vocabulary(base, known, tok)
+    known_labels = base.spec.head.kind, getattr(base.spec.head, "labels", ())
+    if corpus.kind in HEADS and known_labels != (HEADS[corpus.kind], corpus.labels):
+        base = with_labels(base, len(corpus.labels), tokens=corpus.kind == "tagged")
+        assert isinstance(base.spec.head, spec.SequenceLabel | spec.TokenLabel)
+        base.spec = replace(base.spec, head=replace(base.spec.head, labels=corpus.labels))
+    return base.train()
+
+
+def make_model(s: spec.Spec, tok: Tokenizer, device: torch.device) -> Model:
+    """Build a new model that knows its tokenizer."""
+    model = build(s, device=device)
+    model.tokenizer = tok.fingerprint
+    return model
+
+
+def equip(model: Model, choice: Train) -> None:
+    """Freeze what is not to learn, put adapters in, and let blocks compute again where that is asked for."""
+    if choice.lora is not None:
+        lora.attach(model, choice.lora)
+        if isinstance(model.head, Labels):  # which knows nothing yet
+            model.head.requires_grad_(True)
+    freeze(model, choice.freeze)
+    if choice.recompute:
+        for stack in model.modules():
+            if isinstance(stack, Stack):
+                for block in stack.blocks:
+                    recompute(block)
+
+
+def freeze(model: nn.Module, patterns: Iterable[str]) -> None:
+    """Let the parameters of modules with these names be.
+
+    >>> import glasshouse as gh
+    >>> model = gh.build(gh.preset("tiny-decoder"))
+    >>> freeze(model, ["token", "stack.blocks.0"])
+    >>> [name for name, weight in model.named_parameters() if weight.requires_grad][0]
+    'stack.blocks.1.attention.norm.weight'
+    """
+    modules = {name: module for name, module in model.named_modules() if name}
+    for pattern in patterns:
+        chosen = [module for name, module in modules.items() if fnmatchcase(name, pattern)]
+        if not chosen:
+            raise InputError(
+                f"train.freeze names {pattern!r}, which no module is; {config.nearest(pattern, modules)}"
+            )
+        for module in chosen:
+            module.requires_grad_(False)
+
+
+def recompute(block: nn.Module) -> None:
+    """Let a module keep its input alone for the way back."""
+    forward: Any = block.forward
+    block.forward = functools.partial(checkpoint, forward, use_reentrant=False)

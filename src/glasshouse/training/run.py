@@ -1,0 +1,180 @@
+"""A run, written down: which model, which data, how it is trained. All that a run does follows from this."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from importlib import resources
+from pathlib import Path
+from typing import Any, Literal
+
+from glasshouse import config
+from glasshouse.config import Settings, Table, require
+from glasshouse.errors import ConfigError
+from glasshouse.layers.lora import LoRA
+from glasshouse.training.optimizer import AdamW, Optimizer
+from glasshouse.training.schedule import Cosine, Schedule
+
+# What may differ when a run goes on: none of it changes what is learned, save how early a run stops.
+FREE = {
+    *("train.out", "train.keep", "train.save_every", "train.eval_every", "train.eval_samples", "train.patience"),
+    *("train.device", "train.compile", "train.parts", "train.workers", "train.trouble", "train.wandb"),
+}
+
+
+@dataclass(frozen=True)
+class Data:
+    """What a run learns from, and what it is tried on."""
+
+    path: tuple[str, ...] = ("stdlib",)  # files, folders, globs, a prepared folder or a built-in set
+    validation: tuple[str, ...] = ()  # the same; none: a built-in set's own, or a part of `path` that is held out
+    hold_out: float = 0.05
+    kind: Literal["text", "pairs", "labelled", "tagged", "chat"] | None = None  # None: a built-in set's own, or text
+    fields: tuple[str, ...] = ()  # the columns of jsonl, csv, tsv and parquet files
+    separator: str | None = None  # what stands between texts in one plain file
+    tokenizer: str | None = None  # a folder; None: that of the model it starts from, or a new one of vocab_size
+    vocab_size: int = 4096
+    length: int = 256  # tokens in a row of text; items that are longer are left out, or cut where they have a label
+
+    def __post_init__(self) -> None:
+        require(len(self.path) > 0, "data.path", self.path, "a path or the name of a built-in set")
+        require(0 < self.hold_out < 1, "data.hold_out", self.hold_out, "above 0 and below 1")
+        require(self.length > 0, "data.length", self.length, "at least 1")
+        require(self.vocab_size > 0, "data.vocab_size", self.vocab_size, "at least 1")
+
+
+@dataclass(frozen=True)
+class Train(Settings):
+    """How a run learns, and what it leaves behind."""
+
+    steps: int = 1000
+    batch_tokens: int = 8192  # in a step, whatever the parts it is computed in
+    parts: int = 0  # passes that a step is computed in; 0: as many as the memory asks for
+    optimizer: Optimizer = AdamW()
+    lr: float | None = None  # the optimizer's, if another
+    schedule: Schedule = Cosine(warmup=100)
+    clip: float = 1.0  # the longest gradient; 0: any
+    smoothing: float = 0.0  # how much of each target is spread over all classes
+    average: float = 0.0  # how much of the average of weights stays at each step; 0: no average
+    lora: LoRA | None = None
+    freeze: tuple[str, ...] = ()  # names of modules that do not learn, with * for any part of a name
+    recompute: bool = False  # blocks compute again on the way back what they do not keep: less memory, more work
+    seed: int = 0
+
+    device: str = "auto"
+    compute: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    compile: Literal["auto", "yes", "no"] = "auto"
+    workers: int = 1  # threads that make batches ahead of time; 0: none
+
+    eval_every: int = 0  # steps; 0: ten times in a run
+    eval_samples: int = 0  # at most, while training; 0: as many as a hundredth of the steps see
+    patience: int = 0  # evaluations without a better loss after which a run ends; 0: it does not
+    save_every: int = 0  # steps; 0: ten times in a run
+    keep: int = 2  # checkpoints, besides the best
+    trouble: Literal["stop", "skip"] = "stop"  # at a loss that is no number: stop, or go back and pass the batch over
+    wandb: bool = False
+    out: str = ""  # the folder of the run; "": runs/ and its name
+
+    def check(self) -> None:
+        for name in ("steps", "batch_tokens", "keep"):
+            require(getattr(self, name) > 0, f"train.{name}", getattr(self, name), "at least 1")
+        for name in ("parts", "clip", "workers", "eval_every", "eval_samples", "patience", "save_every", "seed"):
+            require(getattr(self, name) >= 0, f"train.{name}", getattr(self, name), "0 or more")
+        for name in ("smoothing", "average"):
+            require(0 <= getattr(self, name) < 1, f"train.{name}", getattr(self, name), "at least 0 and below 1")
+        require(self.lr is None or self.lr > 0, "train.lr", self.lr, "above 0")
+
+    def chosen_optimizer(self) -> Optimizer:
+        """Return the optimizer, at the rate that was asked for."""
+        return self.optimizer if self.lr is None else replace(self.optimizer, lr=self.lr)
+
+    def often(self, every: int) -> int:
+        """Return every how many steps something is done that by default happens ten times."""
+        return every or max(1, self.steps // 10)
+
+
+@dataclass(frozen=True)
+class Run:
+    """A whole run.
+
+    >>> run = Run.load("stdlib", "train.steps=100", "model.n_layers=2")
+    >>> run.train.steps, run.model["n_layers"], run.train.out
+    (100, 2, 'runs/stdlib')
+    >>> Run.load("stdlib", "train.step=100")
+    Traceback (most recent call last):
+    ...
+    glasshouse.errors.ConfigError: train.step is not a setting of 'Train'; did you mean steps?
+    """
+
+    model: Table  # a preset and what is different, a whole spec, or the folder of a model to start `from`
+    data: Data = Data()
+    train: Train = Train()
+
+    @classmethod
+    def load(cls, source: str | Path, *settings: str) -> Run:
+        """Read a TOML file, or a recipe by its name, with `key=value` settings on top."""
+        path = Path(source)
+        if str(source) in recipes():
+            name, table = str(source), config.read(_recipe(str(source)))
+        elif path.suffix == ".toml":
+            name, table = path.stem, config.read(path)
+        elif path.exists():
+            raise ConfigError(
+                f"{str(source)!r} is no TOML file, which a run is; to learn from it, give data.path={source}."
+            )
+        else:
+            raise ConfigError(
+                f"there is no recipe {str(source)!r}, nor such a file; {config.nearest(str(source), recipes())}"
+            )
+        return cls.parse(config.override(table, settings), name)
+
+    @classmethod
+    def parse(cls, table: Mapping[str, Any], name: str = "run") -> Run:
+        """Make a run of nested dictionaries."""
+        for key, part in table.items():
+            if key not in ("model", "data", "train"):
+                raise ConfigError(f"{key} is no part of a run; {config.nearest(key, ('model', 'data', 'train'))}")
+            if not isinstance(part, Mapping):
+                raise ConfigError(f"{key} is {part!r}, but it must be a table of settings.")
+        model = dict(table.get("model", {}))
+        if not {"preset", "kind", "from"} & model.keys():
+            raise ConfigError("model says neither preset nor from, nor the kind of a whole spec; give one of them.")
+        data = config.parse(Data, table.get("data", {}), "data")
+        train = config.parse(Train, table.get("train", {}), "train")
+        return cls(model, data, train if train.out else replace(train, out=f"runs/{name}"))
+
+    def table(self) -> Table:
+        """Return the run as nested dictionaries, which `parse` reads."""
+        return {"model": self.model, "data": config.dump(self.data), "train": config.dump(self.train)}
+
+    def differences(self, other: Run) -> list[str]:
+        """Say what of another run is different, of all that changes what is learned."""
+        mine, theirs = (dict(_flat(one.table())) for one in (self, other))
+        keys = [key for key in {**mine, **theirs} if key not in FREE and mine.get(key) != theirs.get(key)]
+        return [f"{key} was {_shown(mine.get(key))} and is {_shown(theirs.get(key))}" for key in keys]
+
+
+def recipes() -> list[str]:
+    """List the runs that come with the package.
+
+    >>> "stdlib" in recipes()
+    True
+    """
+    names = (Path(entry.name) for entry in resources.files("glasshouse.training").joinpath("recipes").iterdir())
+    return sorted(name.stem for name in names if name.suffix == ".toml")
+
+
+def _recipe(name: str) -> Path:
+    return Path(str(resources.files("glasshouse.training").joinpath("recipes", f"{name}.toml")))
+
+
+def _flat(table: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in table.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{path}{key}.")
+        else:
+            yield f"{path}{key}", value
+
+
+def _shown(value: object) -> str:
+    return "not given" if value is None else repr(value)

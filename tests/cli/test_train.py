@@ -1,0 +1,344 @@
+"""`glasshouse train` as people and scripts meet it: on a tiny run, stopped, mistaken, and at a terminal."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import re
+import shlex
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+
+import glasshouse as gh
+from cli.command import GLASSHOUSE, Call, Done, at_terminal
+from glasshouse.cli import training as command
+
+PATIENCE = 120  # seconds after which a process that says nothing has failed
+SAYING = "to be or not to be, that is the question whether it is nobler. "
+RUN = """
+[model]
+preset = "tiny-decoder"
+n_layers = 1
+
+[data]
+path = "a.txt"
+length = 16
+vocab_size = 270
+hold_out = 0.1
+
+[train]
+steps = 4
+batch_tokens = 96
+schedule = { kind = "cosine", warmup = 2 }
+"""
+
+
+def write(place: Path) -> None:
+    (place / "tiny.toml").write_text(RUN)
+    (place / "a.txt").write_text(SAYING * 40)
+    (place / "small.txt").write_text("to be")
+    (place / "empty.txt").write_text("")
+    (place / "one.csv").write_text("text,label\n" + "".join(f"{number} is one,x\n" for number in range(40)))
+    (place / "body.jsonl").write_text(f"{json.dumps({'body': SAYING * 3})}\n" * 10)
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with run files and data, to stand in; on a peak that was not measured, which takes its time."""
+    write(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(gh.device, "matmul_peak", lambda *_, **__: 1e12)
+    return tmp_path
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that is done."""
+    place = tmp_path_factory.mktemp("trained")
+    write(place)
+    gh.train(gh.Run.load(place / "tiny.toml", f"data.path={place / 'a.txt'}", f"train.out={place / 'run'}"))
+    return place / "run"
+
+
+def mistaken(done: Done) -> str:
+    """Return the one sentence of a mistake."""
+    assert (done.code, done.out) == (1, ""), done
+    assert done.err.startswith("error: ")
+    assert done.err.count("\n") == 1
+    return done.err
+
+
+# Off a terminal
+
+
+def test_it_trains_says_how_it_went_and_what_to_try_and_that_works(place: Path, call: Call) -> None:
+    words = ("train", "tiny.toml", "train.out=my runs/first")
+    done = call(*words)
+    assert done.code == 0
+    assert "\x1b" not in done.out + done.err
+    assert "\r" not in done.out + done.err
+    first, *_, last = done.err.splitlines()
+    assert re.fullmatch(
+        r"step 1 of 4 · loss \d\.\d{4} · [\d,]+ tokens/s · [\d.]+ MB · \d+% of the matmul peak", first
+    )
+    assert re.fullmatch(r"step 4: held out, loss \S+, perplexity \S+, accuracy \S+, bits per byte \S+", last)
+    assert "on what was held out, after 4 steps:\n\nloss " in done.out
+    for name in ("perplexity", "accuracy", "bits per byte", "gzip", "xz", "byte 5-gram", "asked for", "said"):
+        assert re.search(rf"^{name} +\S", done.out, re.MULTILINE), name
+    tries = [shlex.split(line) for line in done.out.partition("try:\n")[2].splitlines()]
+    assert [one[1] for one in tries] == ["generate", "eval"]
+    for program, *rest in tries:
+        assert program == "glasshouse"
+        tried = call(*rest)
+        assert (tried.code, tried.err, bool(tried.out)) == (0, "", True)
+    measured = done.out.partition("\n\n")[2].partition("\n")[0]
+    assert tried.out.startswith(measured)  # what eval says of the loss is what training said
+
+    again = call(*words, "--no-baselines")
+    assert again.code == 0
+    assert again.err == "goes on after step 4 of 4, from my runs/first/checkpoints/step-00000004\n"
+    assert measured in again.out
+    assert "gzip" not in again.out
+
+
+def test_one_step_is_a_run(place: Path, call: Call) -> None:
+    done = call("train", "tiny.toml", "train.steps=1", "train.batch_tokens=8", "--no-baselines")
+    assert done.code == 0
+    assert "after 1 step:" in done.out
+    assert done.out.endswith("glasshouse eval runs/tiny/model\n")
+
+
+def test_a_run_that_ended_early_stays_as_it_is(place: Path, call: Call) -> None:
+    words = ("train", "tiny.toml", "train.steps=40", "train.patience=1", "train.eval_every=1", "train.lr=3.0")
+    first = call(*words)
+    assert "stops early" in first.err
+    journal = (place / "runs" / "tiny" / "metrics.jsonl").read_text()
+    assert call(*words).out == first.out
+    assert (place / "runs" / "tiny" / "metrics.jsonl").read_text() == journal
+
+
+def test_from_a_model(trained: Path, place: Path, call: Call) -> None:
+    done = call("train", "tiny.toml", "train.out=tuned", "train.steps=2", "--from", trained / "model")
+    assert done.code == 0
+    assert gh.Run.load(place / "tuned" / "run.toml").model == {"from": str(trained / "model")}
+    losses = [json.loads(line)["loss"] for line in (place / "tuned" / "metrics.jsonl").read_text().splitlines()]
+    learned = [json.loads(line)["loss"] for line in (trained / "metrics.jsonl").read_text().splitlines()]
+    assert losses[0] < learned[0] - 0.1  # it begins where the other ended
+    lost = call("train", "tiny.toml", "train.out=other", "model.n_layers=2", "--from", trained / "model")
+    assert "--from is given, so model.n_layers=2 is not a choice any more" in mistaken(lost)
+    assert not (place / "other").exists()
+
+
+# Mistakes
+
+
+def test_settings_alone_are_those_of_the_first_recipe(
+    place: Path, call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+
+    def refuse(run: gh.Run, _: object) -> None:
+        asked.append(run)
+        raise gh.InputError("not now.")
+
+    monkeypatch.setattr(gh, "train", refuse, raising=False)
+    assert mistaken(call("train", "train.steps=7", "train.seed=3")) == "error: not now.\n"
+    assert asked == [gh.Run.load("stdlib", "train.steps=7", "train.seed=3")]
+    call("train")
+    assert asked[1] == gh.Run.load("stdlib")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("stdlb",), "there is no recipe 'stdlb', nor such a file; did you mean stdlib?"),
+        (("absent.toml",), "there is no file 'absent.toml'"),
+        (("a.txt",), "'a.txt' is no TOML file, which a run is; to learn from it, give data.path=a.txt."),
+        ((".",), "'.' is no TOML file"),
+        (("train.stepz=3",), "train.stepz is not a setting of 'Train'; did you mean steps?"),
+        (("train.steps=many",), "train.steps is 'many', but it must be a whole number."),
+        (("train.steps=0",), "train.steps is 0, but it must be at least 1."),
+        (("tiny.toml", "train.steps"), "'train.steps' is not a setting; write it as key=value"),
+        (("tiny.toml", "train.device=tpu"), "train.device is 'tpu', but this machine has cpu"),
+        (("tiny.toml", "train.device=cuda:99"), "train.device is 'cuda:99', but this machine has cpu"),
+        (("tiny.toml", "model.from=3", "model.preset=a"), "model.from is given, so model.n_layers is not a choice"),
+        (("tiny.toml", "data.path=absent"), "there is no 'absent'"),
+        (("tiny.toml", "data.path=empty.txt"), "'empty.txt' (1 in all) holds no text"),
+        (("tiny.toml", "data.tokenizer=absent"), "there is no 'absent/tokenizer.json'"),
+        (("tiny.toml", "model.n_layers=0"), "n_layers is 0, but it must be at least 1."),
+        (("tiny.toml", "data.path=body.jsonl"), "line 1 of 'body.jsonl' has no field 'text'; it has body."),
+        (
+            ("tiny.toml", "data.path=one.csv", "data.kind=labelled", "model.preset=tiny-encoder"),
+            "all labels are 'x', so there is nothing to tell apart",
+        ),
+        (
+            ("tiny.toml", "data.length=200", "data.hold_out=0.05"),
+            "too little is held out, so raise data.hold_out: the corpus has",
+        ),
+        (("tiny.toml", "train.out=a.txt"), "the run cannot be written to 'a.txt' (File exists); choose another"),
+        (("tiny.toml", "train.out=a.txt/run"), "the run cannot be written to 'a.txt/run' (Not a directory)"),
+        (("finetune-chat",), "no model in 'runs/stdlib/model' to start from; run `glasshouse train` first"),
+        (("finetune-labels",), "no model in 'runs/masked/model' to start from; run `glasshouse train masked` first"),
+        (("finetune-chat", "--from", "absent/models/x"), "there is no folder 'absent/models/x'; give the folder of"),
+        (("finetune-chat", "model.from=3"), "model.from is 3, but it must be the folder or the hub id of a model."),
+    ],
+)
+def test_a_mistake_is_one_sentence(words: tuple[str, ...], said: str, place: Path, call: Call) -> None:
+    assert said in mistaken(call("train", *words))
+
+
+def test_a_text_that_is_shorter_than_a_row(place: Path, call: Call) -> None:
+    done = call("train", "tiny.toml", "data.path=small.txt")
+    assert done.code == 1
+    assert "need 17; add text, or choose shorter rows." in done.err.splitlines()[-1]
+
+
+def test_a_mistake_that_is_mended_is_no_other_run(place: Path, call: Call) -> None:
+    mistaken(call("train", "tiny.toml", "data.path=body.jsonl"))
+    mistaken(call("train", "tiny.toml", "data.path=body.jsonl", "data.fields=body", "model.n_layers=0"))
+    tokenizer = place / "runs" / "tiny" / "tokenizer" / "tokenizer.json"
+    made = tokenizer.stat().st_mtime_ns
+    done = call("train", "tiny.toml", "data.path=a.txt", "--no-baselines", "train.steps=1", "data.vocab_size=266")
+    assert done.code == 0
+    assert tokenizer.stat().st_mtime_ns != made  # that of the other text
+    assert len(gh.Tokenizer.load(tokenizer.parent)) == 266
+    # From here on something is learned, and kept.
+    refused = call("train", "tiny.toml", "data.path=a.txt", "train.steps=2", "data.vocab_size=266")
+    assert "train.steps was 1 and is 2" in mistaken(refused)
+
+
+def test_a_full_disk_keeps_the_settings_of_the_run(
+    trained: Path, monkeypatch: pytest.MonkeyPatch, call: Call
+) -> None:
+    before = (trained / "run.toml").read_text()
+    real = Path.write_text
+
+    def write_text(self: Path, text: str, **rest: str) -> int:
+        if self.parent != trained:
+            return real(self, text, **rest)
+        real(self, text[:10])
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self))
+
+    monkeypatch.setattr(Path, "write_text", write_text)
+    assert "No space left on device" in mistaken(call("train", trained / "run.toml"))
+    assert (trained / "run.toml").read_text() == before
+    assert not list(trained.glob(".run*"))
+
+
+# Stopped
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_saves_and_the_same_command_goes_on(number: signal.Signals, place: Path, call: Call) -> None:
+    words = ["train", "tiny.toml", "train.steps=400", "--no-baselines"]
+    process = subprocess.Popen(
+        [GLASSHOUSE, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=place
+    )
+    assert process.stderr is not None
+    assert process.stderr.readline().startswith("step 1 of 400")
+    process.send_signal(number)
+    out, err = process.communicate(timeout=PATIENCE)
+    assert (process.returncode, out) == (128 + number, "")
+    said = re.fullmatch(
+        r"saved after step ([\d,]+); the same command goes on from there\.\n", err.splitlines(True)[-1]
+    )
+    assert said
+    assert "Traceback" not in err
+    step = int(said[1].replace(",", ""))
+    assert 1 <= step < 400
+    done = call(*words)
+    assert done.code == 0
+    assert done.err.startswith(f"goes on after step {step} of 400, from ")
+    assert "after 400 steps:" in done.out
+    steps = [
+        json.loads(line)["step"] for line in (place / "runs" / "tiny" / "metrics.jsonl").read_text().splitlines()
+    ]
+    assert steps == list(range(1, 401))
+
+
+# At a terminal
+
+
+class Terminal:
+    """Rows that are drawn on, of those codes that the command uses."""
+
+    def __init__(self, width: int) -> None:
+        self.width, self.rows, self.at = width, [""], 0
+
+    def draw(self, text: str) -> None:
+        for part in re.findall(r"\x1b\[[\d;?]*[A-Za-z]|\n|\r|[^\x1b\r\n]", text):
+            if part == "\n":
+                self.rows.append("")
+                self.at = 0
+            elif part == "\r":
+                self.at = 0
+            elif part == "\x1b[2K":
+                self.rows[-1] = ""
+            elif part.startswith("\x1b"):
+                raise AssertionError(repr(part))
+            else:
+                if self.at == self.width:
+                    self.rows.append("")
+                    self.at = 0
+                self.rows[-1] = self.rows[-1][: self.at] + part
+                self.at += 1
+
+
+@pytest.mark.parametrize("width", [120, 50, 8])
+def test_the_line_is_one_line_at_any_width(
+    width: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
+    monkeypatch.setenv("COLUMNS", str(width))
+    monkeypatch.setattr(command, "QUICK", 0)
+
+    class Speed:
+        tokens_per_second, memory, share = 12345.6, 377_700_000, 0.456
+
+    class Outcome:
+        loss = 5.14961
+
+    with command.Line().open() as line:
+        for step in range(1, 4):
+            line.step(step, 3, Outcome(), Speed())  # type: ignore[arg-type]
+        drawn = capsys.readouterr().err
+        terminal = Terminal(width)
+        terminal.draw(drawn)
+        assert len(terminal.rows) == 1
+        whole = "step 3 of 3 · loss 5.1496 · 12,346 tokens/s · 0:00 left · 377.7 MB · 46% of the matmul peak"
+        assert terminal.rows[0] == {120: whole, 50: whole[:43], 8: "step 3 "}[width]
+        line.evaluated(3, {"bits_per_byte": 2.5})
+    terminal.draw(capsys.readouterr().err)
+    assert "".join(terminal.rows) == "step 3: held out, bits per byte 2.5000"
+
+
+def test_a_run_at_a_terminal_leaves_it_clean(place: Path) -> None:
+    drawn = at_terminal("train", "tiny.toml", "train.eval_every=4", COLUMNS="120", NO_COLOR="1")
+    lines = re.findall(r"\r\x1b\[2K(step [^\r\n]*)", drawn)
+    assert re.fullmatch(r"step 1 of 4 · loss \S+ · [\d,]+ tokens/s · [\d.]+ MB · \d+% of the matmul peak", lines[0])
+    assert re.search(r"step 4 of 4 .* tokens/s · 0:\d\d left · .* of the matmul peak$", lines[-2])
+    assert lines[-1].startswith("step 4: held out, ")
+    assert "tokens to choose among" in drawn
+    assert "270 of 270 tokens" in drawn
+    assert "rows" in drawn
+    assert drawn.count("\x1b[?25l") == drawn.count("\x1b[?25h") > 0  # the cursor is there again
+    assert not re.findall(r"\x1b\[[\d;]*[1-9][\d;]*m", drawn)  # no colour
+    assert drawn.endswith("  glasshouse eval runs/tiny/model\n")
+
+
+def test_help_shows_defaults_and_an_example(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    helped = call("train", "--help").out
+    for shown in (
+        "[default: stdlib]",
+        "[default: baselines]",
+        "--from",
+        "Example: glasshouse train stdlib train.steps=",
+    ):
+        assert shown in helped, shown
+    for name in gh.training.recipes():
+        assert name in helped

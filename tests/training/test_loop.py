@@ -1,0 +1,533 @@
+"""The loop: killed, stopped, starved, poisoned or out of disk, it loses nothing and ends where it would have."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import glasshouse as gh
+from glasshouse import store
+from glasshouse.errors import ConfigError, GlasshouseError, InputError, StoreError
+from glasshouse.layers import lora
+from glasshouse.training import Run, StoppedError, loop, recipes, train, update
+from glasshouse.training.trouble import locate
+
+SAYING = "to be or not to be, that is the question whether it is nobler. "
+KINDS = {
+    "decoder": {"preset": "tiny-decoder", "n_layers": 1},
+    "encoder": {"preset": "tiny-encoder", "n_layers": 1, "head": "masked_token"},
+    "seq2seq": {"preset": "tiny-seq2seq", "n_layers": 1},
+}
+
+
+def write_data(place: Path) -> None:
+    (place / "a.txt").write_text(SAYING * 40)
+    rows = (f"{number}\t{' '.join(str(number))}" for number in range(10, 210, 3))
+    (place / "a.tsv").write_text("source\ttarget\n" + "\n".join(rows) + "\n")
+    labelled = (f"{number} is{'' if number % 2 else ' not'} odd\t{number % 2}" for number in range(100))
+    (place / "labels.tsv").write_text("text\tlabel\n" + "\n".join(labelled) + "\n")
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    write_data(tmp_path)
+    return tmp_path
+
+
+def table(place: Path, kind: str = "decoder", out: str = "run", **choices: Any) -> dict[str, Any]:  # noqa: ANN401
+    source = {"path": str(place / "a.tsv"), "kind": "pairs"} if kind == "seq2seq" else {"path": str(place / "a.txt")}
+    return {
+        "model": {**KINDS[kind], "dropout": 0.2},
+        "data": {**source, "length": 16, "vocab_size": 270, "hold_out": 0.1},
+        "train": {"steps": 12, "batch_tokens": 96, "save_every": 3, "eval_every": 4, "parts": 3, "lr": 0.01}
+        | {"schedule": {"kind": "cosine", "warmup": 2}, "out": str(place / out), **choices},
+    }
+
+
+def losses(place: Path, out: str = "run") -> dict[int, float]:
+    lines = [json.loads(line) for line in (place / out / "metrics.jsonl").read_text().splitlines()]
+    found = {line["step"]: line["loss"] for line in lines}
+    assert len(found) == len(lines)  # never two for a step
+    return found
+
+
+def weights(place: Path, out: str = "run") -> dict[str, torch.Tensor]:
+    return dict(gh.load(place / out / "model")[0].state_dict())
+
+
+def assert_same(place: Path, one: str, other: str) -> None:
+    assert losses(place, one) == losses(place, other)
+    left, right = weights(place, one), weights(place, other)
+    assert left.keys() == right.keys()
+    for name in left:
+        assert left[name].equal(right[name]), name
+
+
+class Told:
+    """Remembers what a run said, and does something at a step."""
+
+    def __init__(self, at: int = -1, act: Callable[[], None] = lambda: None) -> None:
+        self.said: list[str] = []
+        self.at, self.act = at, act
+
+    def stage(self, name: str, done: int, total: int) -> None: ...
+
+    def say(self, text: str) -> None:
+        self.said.append(text)
+
+    def step(self, step: int, *_: object) -> None:
+        if step == self.at:
+            self.act()
+
+    def evaluated(self, step: int, figures: dict[str, float]) -> None: ...
+
+
+KILLED = """
+import json, os, signal, sys, torch
+torch.set_num_threads(int(sys.argv[2]))
+from glasshouse.training import Run, train
+from glasshouse.training.watch import Silent
+
+class Killer(Silent):
+    def step(self, step, *_):
+        if step == 8:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+train(Run.parse(json.loads(sys.argv[1])), Killer())
+"""
+
+
+def killed(settings: dict[str, Any]) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", KILLED, json.dumps(settings), str(torch.get_num_threads())],
+        capture_output=True,
+        timeout=120,
+    )
+    assert done.returncode == -signal.SIGKILL, done.stderr.decode()
+
+
+@pytest.mark.parametrize(("kind", "workers"), [("decoder", 1), ("encoder", 0), ("seq2seq", 1), ("decoder", 0)])
+def test_killed_and_resumed_is_never_killed(kind: str, workers: int, place: Path) -> None:
+    train(Run.parse(table(place, kind, "whole", workers=workers)))
+    settings = table(place, kind, workers=workers)
+    killed(settings)
+    assert max(losses(place)) < 12
+    told = Told()
+    train(Run.parse(settings), told)
+    assert any("goes on after step" in text for text in told.said)
+    assert_same(place, "whole", "run")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_saves_and_stops(number: signal.Signals, place: Path) -> None:
+    train(Run.parse(table(place, out="whole")))
+    run = Run.parse(table(place))
+    before = signal.getsignal(number)
+    with pytest.raises(StoppedError, match=rf"{number.name} after step 5") as stopped:
+        train(run, Told(5, lambda: os.kill(os.getpid(), number)))
+    assert stopped.value.number == number
+    assert signal.getsignal(number) is before
+    assert (place / "run" / "checkpoints" / "step-00000005").is_dir()
+    train(run)
+    assert_same(place, "whole", "run")
+
+
+def test_a_signal_in_the_middle_of_a_step_takes_the_step_back(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    train(Run.parse(table(place, out="whole")))
+    real, calls = update.loss_of, []
+
+    def loss_of(*arguments: Any) -> torch.Tensor:  # noqa: ANN401
+        calls.append(1)
+        if len(calls) == 5:  # the second part of the second step
+            os.kill(os.getpid(), signal.SIGTERM)
+        return real(*arguments)
+
+    monkeypatch.setattr(update, "loss_of", loss_of)
+    with pytest.raises(StoppedError, match="after step 1"):
+        train(Run.parse(table(place)))
+    assert len(calls) == 5
+    monkeypatch.undo()
+    train(Run.parse(table(place)))
+    assert_same(place, "whole", "run")
+
+
+def test_a_second_ctrl_c_leaves_at_once(place: Path) -> None:
+    program = KILLED.replace(
+        "os.kill(os.getpid(), signal.SIGKILL)", "[os.kill(os.getpid(), signal.SIGINT) for _ in 'ab']"
+    )
+    command = [sys.executable, "-c", program, json.dumps(table(place, save_every=100)), "1"]
+    done = subprocess.run(command, capture_output=True, timeout=120)
+    assert done.returncode == -signal.SIGINT
+    assert not (place / "run" / "checkpoints" / "step-00000008").exists()
+
+
+def test_a_changed_setting_is_refused_with_the_difference(place: Path) -> None:
+    train(Run.parse(table(place)))
+    with pytest.raises(InputError, match=r"train\.lr was 0\.01 and is 0\.02; .*train\.out=FOLDER"):
+        train(Run.parse(table(place, lr=0.02)))
+    settings = table(place)
+    settings["model"]["n_layers"] = 2
+    with pytest.raises(InputError, match=r"model\.n_layers was 1 and is 2"):
+        train(Run.parse(settings))
+    told = Told()
+    train(Run.parse(table(place, keep=5, workers=0)), told)  # which change nothing that is learned
+    assert any("goes on after step 12 of 12" in text for text in told.said)
+
+
+def test_a_folder_that_is_no_run_is_left_alone(place: Path) -> None:
+    (place / "run").mkdir()
+    (place / "run" / "thesis.txt").write_text("years of work")
+    with pytest.raises(InputError, match="no run"):
+        train(Run.parse(table(place)))
+    assert [path.name for path in (place / "run").iterdir()] == ["thesis.txt"]
+
+
+def test_damage_to_the_newest_checkpoint_is_named_and_passed_over(place: Path) -> None:
+    train(Run.parse(table(place, out="whole")))
+    settings = table(place)
+    killed(settings)
+    newest = max((place / "run" / "checkpoints").glob("step-*"))
+    (newest / "model.safetensors").write_bytes(b"")
+    told = Told()
+    train(Run.parse(settings), told)
+    assert any("model.safetensors" in text and "passed over" in text for text in told.said)
+    assert_same(place, "whole", "run")
+
+
+def test_out_of_memory_halves_the_parts_and_learns_the_same(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = table(place, out="whole", parts=1)
+    settings["model"]["dropout"] = 0.0
+    train(Run.parse(settings))
+    real = update.loss_of
+
+    def loss_of(model: nn.Module, batch: Any, *rest: Any) -> torch.Tensor:  # noqa: ANN401
+        if len(batch) > 2:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return real(model, batch, *rest)
+
+    monkeypatch.setattr(update, "loss_of", loss_of)
+    told = Told()
+    settings["train"]["out"] = str(place / "run")
+    train(Run.parse(settings), told)
+    assert [text for text in told.said if "memory" in text] == [
+        "out of memory: a step is now computed in 2 parts of 3 rows",
+        "out of memory: a step is now computed in 4 parts of 2 rows",
+    ]
+    one, other = losses(place, "whole"), losses(place)
+    for step, loss in one.items():  # sums in another order: some float32 roundings, which 12 steps may multiply
+        assert other[step] == pytest.approx(loss, rel=1e-4)
+
+
+def test_no_memory_for_the_optimizer_is_an_error(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def step(*_: object, **__: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(torch.optim.AdamW, "step", step)
+    with pytest.raises(InputError, match="what the optimizer keeps"):
+        train(Run.parse(table(place)))
+
+
+def test_what_does_not_fit_in_any_part_is_an_error(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def loss_of(*_: object) -> torch.Tensor:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(update, "loss_of", loss_of)
+    with pytest.raises(InputError, match=r"one row of 16 tokens.*data\.length"):
+        train(Run.parse(table(place)))
+
+
+def poison(monkeypatch: pytest.MonkeyPatch, bad: torch.Tensor) -> None:
+    """Let one batch give a loss that is no number."""
+    real = update.loss_of
+
+    def loss_of(model: nn.Module, batch: Any, *rest: Any) -> torch.Tensor:  # noqa: ANN401
+        loss = real(model, batch, *rest)
+        return loss * torch.nan if batch.ids.shape == bad.shape and batch.ids.equal(bad) else loss
+
+    monkeypatch.setattr(update, "loss_of", loss_of)
+
+
+def batch_of(run: Run, place: Path, number: int) -> torch.Tensor:
+    train(Run.parse(table(place, out="scout", steps=1)))
+    samples = gh.data.RunningText(gh.data.Corpus.open(place / "scout" / "data" / "train").split(0.1)[0], 16)
+    return gh.data.Batches(samples, 6).at(number).ids
+
+
+def test_a_loss_that_is_no_number_stops_before_the_update(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Run.parse(table(place, parts=1))
+    poison(monkeypatch, batch_of(run, place, 4))
+    with pytest.raises(GlasshouseError, match=r"at step 5, batch 4, the loss is nan.*No weight has changed"):
+        train(run)
+    found = json.loads((place / "run" / "trouble.json").read_text())
+    assert found["batch"] == 4
+    assert len(found["origins"]) == 6
+    assert found["origins"][0].startswith("text 0, ids ")
+    assert max(losses(place)) == 4
+
+
+def test_by_choice_it_goes_back_and_passes_the_batch_over(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Run.parse(table(place, parts=1, trouble="skip", eval_every=100))
+    poison(monkeypatch, batch_of(run, place, 4))
+    seen: list[int] = []
+    real = loop.Trainer._teach
+
+    def teach(self: loop.Trainer, batch: Any) -> Any:  # noqa: ANN401
+        number = self.place.number
+        outcome = real(self, batch)
+        if outcome is not None:
+            seen.append(number)
+        return outcome
+
+    monkeypatch.setattr(loop.Trainer, "_teach", teach)
+    told = Told()
+    train(run, told)
+    assert seen == [0, 1, 2, 3, 3, 5, 6, 7, 8, 9, 10, 11, 12]  # back to the checkpoint of step 3, then on
+    assert "back to step 3" in told.said
+    assert sorted(losses(place)) == list(range(1, 13))
+    assert all(weight.isfinite().all() for weight in weights(place).values())
+
+
+def test_trouble_is_located() -> None:
+    model = gh.build(gh.preset("tiny-decoder"))
+    ids = torch.tensor([[1, 2]])
+    with torch.no_grad():
+        model.token.table.weight[1] = torch.inf
+    assert "token.table" in locate(model, gh.data.Batch(ids, ids, ids > 0))
+
+
+def test_a_full_disk_keeps_the_last_good_checkpoint(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real, saves = store.replace_folder, []
+
+    def replace_folder(folder: Path, *rest: Any) -> None:  # noqa: ANN401
+        saves.append(folder)
+        if len(saves) > 1:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(folder))
+        real(folder, *rest)
+
+    monkeypatch.setattr(store, "replace_folder", replace_folder)
+    with pytest.raises(
+        StoreError, match=r"No space left on device.*last good checkpoint is that of step 3.*make room"
+    ):
+        train(Run.parse(table(place)))
+    monkeypatch.undo()
+    gh.load(place / "run" / "checkpoints" / "step-00000003")
+    train(Run.parse(table(place)))
+    train(Run.parse(table(place, out="whole")))
+    assert_same(place, "whole", "run")
+
+
+def test_a_disk_that_is_really_full_is_one_sentence_too(place: Path) -> None:
+    program = """
+import json, resource, signal, sys
+from glasshouse.training import Run, train
+from glasshouse.training.watch import Silent
+
+class Full(Silent):
+    def step(self, step, *_):
+        if step == 2:
+            signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+            resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
+
+train(Run.parse(json.loads(sys.argv[1])), Full())
+"""
+    settings = json.dumps(table(place, eval_every=100))
+    done = subprocess.run([sys.executable, "-c", program, settings], capture_output=True, text=True, timeout=120)
+    assert "StoreError: the run could not be saved" in done.stderr.splitlines()[-1]
+    assert "there is no checkpoint yet: make room" in done.stderr
+
+
+def test_two_runs_do_not_share_a_folder(place: Path) -> None:
+    def again() -> None:
+        with pytest.raises(StoreError, match="another process is training"):
+            train(Run.parse(table(place)))
+
+    train(Run.parse(table(place)), Told(2, again))
+    assert sorted(losses(place)) == list(range(1, 13))
+
+
+def test_evaluation_takes_fewer_rows_where_memory_is_short(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = loop.read_through
+
+    def read_through(model: nn.Module, samples: Any, rows: int, **rest: Any) -> Any:  # noqa: ANN401
+        if rows > 1:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return real(model, samples, rows, **rest)
+
+    monkeypatch.setattr(loop, "read_through", read_through)
+    told = Told()
+    train(Run.parse(table(place)), told)
+    assert any("6 parts of 1 rows" in text for text in told.said)
+
+
+def test_a_run_ends_when_it_gets_no_better_and_keeps_the_best(place: Path) -> None:
+    settings = table(place, steps=60, patience=2, eval_every=2, lr=1.0, save_every=1000)
+    told = Told()
+    result = train(Run.parse(settings), told)
+    lines = [json.loads(line) for line in (place / "run" / "metrics.jsonl").read_text().splitlines()]
+    tried = {line["step"]: line["validation_loss"] for line in lines if "validation_loss" in line}
+    best = min(tried, key=lambda step: tried[step])
+    assert max(tried) == best + 4 == result.steps < 60
+    assert any("stops early" in text for text in told.said)
+    saved = gh.load(place / "run" / "checkpoints" / f"step-{best:08}")[0].state_dict()
+    for name, weight in weights(place).items():
+        assert weight.equal(saved[name])
+
+
+def test_the_average_is_what_is_tried_and_kept(place: Path) -> None:
+    train(Run.parse(table(place, out="plain")))
+    run = Run.parse(table(place, average=0.9))
+    train(run)
+    assert losses(place) == losses(place, "plain")  # learning goes on with the weights themselves
+    last = gh.load(place / "run" / "checkpoints" / "step-00000012")[0].state_dict()
+    for name, weight in weights(place).items():
+        assert weight.equal(last[name]) == (
+            not weight.is_floating_point() or weight.equal(weights(place, "plain")[name])
+        )
+    settings = table(place, out="resumed", average=0.9)
+    killed(settings)
+    train(Run.parse(settings))
+    assert_same(place, "run", "resumed")
+
+
+def test_adapters_alone_learn_and_go_on(place: Path) -> None:
+    train(Run.parse(table(place, out="base")))
+    settings = table(place, out="whole", lora={"rank": 2}, lr=0.05)
+    settings["model"] = {"from": str(place / "base" / "model")}
+    train(Run.parse(settings))
+    base, tuned = weights(place, "base"), weights(place, "whole")
+    changed = {name for name, weight in tuned.items() if not weight.equal(base[name])}
+    assert changed == {name for name in base if ".query." in name or ".value." in name}
+    alone, _ = gh.load(place / "base" / "model")
+    gh.hub.load_adapter(alone, place / "whole" / "adapter")
+    lora.merge(alone)
+    for name, weight in alone.state_dict().items():
+        assert weight.equal(tuned[name]), name
+    settings["train"]["out"] = str(place / "run")
+    killed(settings)
+    train(Run.parse(settings))
+    assert_same(place, "whole", "run")
+
+
+def test_an_averaged_adapter_is_that_of_the_model(place: Path) -> None:
+    train(Run.parse(table(place, out="base")))
+    for out, more in (("mean", {"average": 0.9}), ("best", {"average": 0.9, "patience": 1, "eval_every": 1})):
+        settings = table(place, out=out, lora={"rank": 2}, lr=0.5, **more)
+        settings["model"] = {"from": str(place / "base" / "model")}
+        result = train(Run.parse(settings))
+        alone, _ = gh.load(place / "base" / "model")
+        gh.hub.load_adapter(alone, place / out / "adapter")
+        lora.merge(alone)
+        for name, weight in alone.state_dict().items():
+            assert weight.equal(weights(place, out)[name]), (out, name)
+    lines = [json.loads(line) for line in (place / "best" / "metrics.jsonl").read_text().splitlines()]
+    assert result.report.figures["loss"] == pytest.approx(min(line["validation_loss"] for line in lines), rel=1e-5)
+    with pytest.raises(ConfigError, match="--from"):
+        train(Run.parse(table(place, out="none", lora={"rank": 2})))
+
+
+def test_a_new_head_is_no_adapter(place: Path) -> None:
+    train(Run.parse(table(place, "encoder", out="base")))
+    settings = table(place, "encoder", lora={"rank": 2})
+    settings["model"] = {"from": str(place / "base" / "model")}
+    settings["data"] |= {"path": str(place / "labels.tsv"), "kind": "labelled"}
+    told = Told()
+    model = train(Run.parse(settings), told).model
+    assert any("no adapter files" in text for text in told.said)
+    assert not (place / "run" / "adapter").exists()
+    base, _ = gh.load(place / "base" / "model")
+    changed = {name for name, weight in model.state_dict().items() if not name.startswith("head.")} & {
+        name for name, weight in base.state_dict().items() if not weight.equal(model.state_dict().get(name, weight))
+    }
+    assert changed == {name for name in base.state_dict() if ".query.weight" in name or ".value.weight" in name}
+
+
+def test_what_is_frozen_stays(place: Path) -> None:
+    train(Run.parse(table(place, out="base", steps=1)))
+    settings = table(place, freeze=["token", "stack.blocks.*.attention"])
+    settings["model"] = {"from": str(place / "base" / "model")}
+    train(Run.parse(settings))
+    before, after = weights(place, "base"), weights(place)
+    for name, weight in after.items():
+        assert weight.equal(before[name]) == (name.startswith("token.") or ".attention." in name), name
+    settings["train"] |= {"freeze": ["tokn"], "out": str(place / "other")}
+    with pytest.raises(InputError, match=r"'tokn'.*did you mean token\?"):
+        train(Run.parse(settings))
+
+
+def test_blocks_that_compute_again_learn_the_same(place: Path) -> None:
+    train(Run.parse(table(place, out="whole")))
+    train(Run.parse(table(place, recompute=True)))
+    assert_same(place, "whole", "run")
+
+
+def test_where_compiling_fails_it_says_why_and_goes_on(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch._dynamo.exc import BackendCompilerFailed
+
+    class Broken(nn.Module):
+        def forward(self, *_: object, **__: object) -> torch.Tensor:
+            raise BackendCompilerFailed(torch.compile, RuntimeError("no such instruction"), None)
+
+    train(Run.parse(table(place, out="whole")))
+    monkeypatch.setattr(torch, "compile", lambda model: Broken())
+    monkeypatch.setattr("glasshouse.device.compile_obstacle", lambda device: None)
+    told = Told()
+    train(Run.parse(table(place, compile="yes")), told)
+    assert any("not compiled" in text and "no such instruction" in text for text in told.said)
+    assert losses(place) == losses(place, "whole")
+
+
+def test_labels_get_a_head_and_a_new_tokenizer_keeps_known_vectors(place: Path) -> None:
+    train(Run.parse(table(place, "encoder", out="base")))
+    settings = table(place, "encoder")
+    settings["model"] = {"from": str(place / "base" / "model")}
+    settings["data"] |= {"path": str(place / "labels.tsv"), "kind": "labelled", "length": 24}
+    with pytest.raises(InputError, match=r"data\.length is 24, but the model has positions for 16"):
+        train(Run.parse(settings))
+    settings["data"]["length"] = 16
+    result = train(Run.parse(settings))
+    assert result.model.spec.head.n_labels == 2
+    assert "accuracy" in result.report.figures
+    other = gh.Tokenizer.train(texts=[SAYING], vocab_size=280)
+    other.save(place / "tok")
+    settings["data"]["tokenizer"] = str(place / "tok")
+    settings["train"]["out"] = str(place / "other")
+    assert train(Run.parse(settings)).model.spec.vocab_size == 280
+
+
+def test_the_recipes_are_whole() -> None:
+    wanted = {"stdlib", "dates", "langid", "masked", "finetune-chat", "finetune-labels", "vaswani-base"}
+    assert set(recipes()) == wanted
+    for name in recipes():
+        run = Run.load(name)
+        assert run.train.out == f"runs/{name}"
+        assert Run.parse(run.table()) == run
+
+
+def test_a_run_file_says_what_is_wrong(tmp_path: Path) -> None:
+    for settings, message in (
+        (["train.stepz=3"], "train.stepz is not a setting of 'Train'; did you mean steps?"),
+        (["data.path=[]"], "data.path is"),
+        (["trian.steps=3"], "trian is no part of a run; did you mean train?"),
+        (["train.steps=0"], "train.steps is 0, but it must be at least 1."),
+        (["train=3"], "train is 3, but it must be a table of settings."),
+    ):
+        with pytest.raises(ConfigError) as error:
+            Run.load("stdlib", *settings)
+        assert message in str(error.value)
+    with pytest.raises(ConfigError, match=r"there is no recipe 'stdlb'.*did you mean stdlib"):
+        Run.load("stdlb")
+    with pytest.raises(ConfigError, match=r"there is no file .*none\.toml"):
+        Run.load(tmp_path / "none.toml")
+    with pytest.raises(ConfigError, match="neither preset nor from"):
+        Run.parse({"train": {"steps": 3}})
