@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: help setup demo test lint types compiled text generation training gpu wheel bench bench-generate bench-text bench-load clean
+.PHONY: help setup demo test lint types compiled text generation training gpu wheel bench bench-generate bench-text bench-load bench-loop learning claims clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -57,6 +57,12 @@ bench: $(VENV)/.ready  ## one training step beside its peers (about ten minutes;
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[bench]'
 	$(BIN)/python benchmarks/step.py
 
+bench-loop: $(VENV)/.ready  ## the training loop beside the bare step inside it (five minutes; wants an idle machine)
+	$(BIN)/python benchmarks/loop.py
+
+learning: $(VENV)/.ready  ## what the recipes dates and langid learn (ten minutes)
+	$(BIN)/python benchmarks/learning.py
+
 bench-text: $(VENV)/.ready  ## training a tokenizer and text to ids beside tokenizers and tiktoken (ten minutes)
 	$(BIN)/python benchmarks/text.py
 
@@ -65,6 +71,9 @@ bench-generate: $(VENV)/.ready  ## tokens per second beside transformers and the
 
 bench-load: $(VENV)/.ready  ## loading a model of 500 MB beside transformers (two minutes)
 	$(BIN)/python benchmarks/load.py
+
+claims: $(VENV)/.ready  ## the claims that need training (about half an hour)
+	$(BIN)/python benchmarks/claims.py
 
 clean:  ## remove what was built
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -54,10 +54,10 @@ SIZES = {
 }
 
 
-def glasshouse(size: Size, **choices: object) -> nn.Module:
+def glasshouse(size: Size, vocab_size: int = VOCABULARY, **choices: object) -> nn.Module:
     no_dropout = {"dropout": 0.0, "attention_dropout": 0.0, "embed_dropout": 0.0}
     shape = {"n_layers": size.n_layers, "d_model": size.d_model, "n_heads": size.n_heads, "max_len": size.context}
-    return gh.build(gh.preset("gpt2", vocab_size=VOCABULARY, **shape, **no_dropout, **choices))
+    return gh.build(gh.preset("gpt2", vocab_size=vocab_size, **shape, **no_dropout, **choices))
 
 
 def all_biases(size: Size) -> nn.Module:
@@ -162,7 +162,7 @@ def make_step(model: nn.Module, size: Size, compiled: bool) -> Callable[[], None
     run = torch.compile(model) if compiled else model
 
     def step() -> None:
-        loss = F.cross_entropy(run(inputs).view(-1, VOCABULARY), targets)
+        loss = F.cross_entropy(run(inputs).flatten(0, 1), targets)
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()

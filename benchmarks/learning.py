@@ -1,0 +1,226 @@
+"""What models learn, on public text and on the samples that come with the package, by the loop that everyone uses.
+
+    python benchmarks/learning.py --parts shakespeare --data FOLDER [--out runs/learning] [--seeds 1]
+
+FOLDER holds shakespeare/input.txt and multi30k/{train,val,test_2016_flickr}.{de,en}; dates, langid and labels need
+none. Each part prints what it measured and how long it trained. A run that was stopped goes on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import glasshouse as gh
+from glasshouse.training import Result
+from glasshouse.training.update import Outcome
+from glasshouse.training.watch import Silent
+
+Table = dict[str, Any]
+
+
+class Clock(Silent):
+    """Times the steps, without the evaluations between them, and says how they go now and then."""
+
+    def __init__(self, name: str) -> None:
+        self.name, self.began, self.first = name, time.perf_counter(), 0.0
+
+    def say(self, text: str) -> None:
+        print(f"  {self.name}: {text}", file=sys.stderr, flush=True)
+
+    def step(self, step: int, steps: int, outcome: Outcome, speed: Any) -> None:  # noqa: ANN401
+        self.first = self.first or time.perf_counter()
+        if step % max(1, steps // 5) == 0:
+            self.say(
+                f"step {step}, loss {outcome.loss:.4f}, {speed.tokens_per_second:,.0f} tokens/s, {self.seconds:.0f} s"
+            )
+
+    def evaluated(self, step: int, figures: dict[str, float]) -> None:
+        self.say(f"step {step}, held out {', '.join(f'{name} {value:.4f}' for name, value in figures.items())}")
+
+    @property
+    def seconds(self) -> float:
+        return time.perf_counter() - self.began
+
+
+def run(name: str, table: Table, out: Path) -> tuple[Result, float]:
+    """Train, and return the result with the seconds it took, preparation and evaluations included."""
+    table["train"]["out"] = str(out / name)
+    clock = Clock(name)
+    result = gh.train(gh.Run.parse(table), clock)
+    return result, clock.seconds
+
+
+def show(name: str, **figures: object) -> None:
+    print(f"{name}: {', '.join(f'{key} {value}' for key, value in figures.items())}", flush=True)
+
+
+def parameters(model: torch.nn.Module) -> int:
+    return sum(weight.numel() for weight in model.parameters())
+
+
+# Shakespeare, character by character
+
+
+NO_BIAS: Table = {"qkv_bias": False, "out_bias": False, "ffn_bias": False}
+CHARACTERS: Table = {
+    "vocab_size": 263,
+    "length": 256,
+    "hold_out": 0.1,
+}  # bytes, all of them ASCII, and special tokens
+
+
+def shakespeare(data: Path, out: Path, seed: int) -> None:
+    """Train as nanoGPT's train_shakespeare_char does: the same shape, batch, rates, dropout and steps."""
+    drop = {"dropout": 0.2, "attention_dropout": 0.2, "embed_dropout": 0.2}
+    shape = {"n_layers": 6, "d_model": 384, "n_heads": 6, "norm": {"kind": "layer", "bias": False}}
+    table = {
+        "model": {"preset": "gpt2", **shape, **drop, **NO_BIAS},
+        "data": {"path": str(data / "shakespeare" / "input.txt"), **CHARACTERS},
+        "train": {
+            "steps": 5000,
+            "batch_tokens": 64 * 256,
+            "optimizer": {"kind": "adamw", "lr": 1e-3, "beta2": 0.99, "weight_decay": 0.1},
+            "schedule": {"kind": "cosine", "warmup": 100, "end": 0.1},
+            "eval_every": 250,
+            "eval_samples": 10**6,
+            "patience": 1000,  # to keep the best
+            "seed": seed,
+        },
+    }
+    result, seconds = run(f"shakespeare-{seed}", table, out)
+    show("shakespeare", loss=f"{result.report.figures['loss']:.4f}", steps=5000, seconds=f"{seconds:.0f}")
+
+
+def shakespeare_best(data: Path, out: Path, seed: int) -> None:
+    """Train a model of the same width and depth as we would today, in half the steps."""
+    drop = {"dropout": 0.2, "attention_dropout": 0.2, "embed_dropout": 0.2}
+    table = {
+        "model": {"preset": "modern-small", "n_kv_heads": 6, **drop},
+        "data": {"path": str(data / "shakespeare" / "input.txt"), **CHARACTERS},
+        "train": {
+            "steps": 2500,
+            "batch_tokens": 64 * 256,
+            "optimizer": {"kind": "muon", "lr": 0.02, "weight_decay": 0.1, "rest": {"lr": 2e-3, "weight_decay": 0.1}},
+            "schedule": {"kind": "linear", "warmup": 50, "end": 0.0},
+            "average": 0.99,
+            "eval_every": 250,
+            "eval_samples": 10**6,
+            "patience": 1000,
+            "seed": seed,
+        },
+    }
+    result, seconds = run(f"shakespeare-best-{seed}", table, out)
+    show("shakespeare-best", loss=f"{result.report.figures['loss']:.4f}", steps=2500, seconds=f"{seconds:.0f}")
+
+
+# German to English
+
+
+def multi30k(data: Path, out: Path, seed: int) -> None:
+    """Train an encoder-decoder on 29,000 captions, and translate the test set by beams."""
+    place = data / "multi30k"
+    table = {
+        "model": {
+            "preset": "vaswani-base",
+            "d_model": 256,
+            "n_layers": 4,
+            "n_heads": 4,
+            "d_ff": 1024,
+            "norm_order": "before",
+            "final_norm": True,
+            "dropout": 0.3,
+            "embed_dropout": 0.1,
+            "attention_dropout": 0.1,
+        },
+        "data": {
+            "path": [str(place / "train.de"), str(place / "train.en")],
+            "validation": [str(place / "val.de"), str(place / "val.en")],
+            "kind": "pairs",
+            "vocab_size": 8000,
+            "length": 128,
+        },
+        "train": {
+            "steps": 2200,
+            "batch_tokens": 12_000,
+            "smoothing": 0.1,
+            "optimizer": {"kind": "adamw", "lr": 2e-3, "beta2": 0.98, "weight_decay": 0.01},
+            "schedule": {"kind": "linear", "warmup": 400, "end": 0.0},
+            "average": 0.998,
+            "eval_every": 500,
+            "seed": seed,
+        },
+    }
+    result, seconds = run(f"multi30k-{seed}", table, out)
+    sources, references = ((place / f"test_2016_flickr.{side}").read_text().splitlines() for side in ("de", "en"))
+    tok = result.material.tok
+    begun = time.perf_counter()
+    said = [completion.text for completion in gh.generate(result.model, tok, sources, max_new_tokens=80, beams=5)]
+    show(
+        "multi30k",
+        bleu=f"{gh.evaluation.bleu(said, references).value:.2f}",
+        chrf=f"{gh.evaluation.chrf(said, references).value:.2f}",
+        parameters=f"{parameters(result.model):,}",
+        training=f"{seconds:.0f} s",
+        writing=f"{time.perf_counter() - begun:.0f} s",
+        steps=2200,
+    )
+
+
+# The samples that come with the package
+
+
+def dates(data: Path, out: Path, seed: int) -> None:
+    """Train the recipe, and count which of the test set's dates are right to the letter."""
+    result, seconds = run(f"dates-{seed}", gh.Run.load("dates", f"train.seed={seed}").table(), out)
+    found = gh.evaluate(result.model, result.material.tok, "dates", split="test", written=2000)
+    show("dates", exact_match=f"{found.figures['exact_match']:.4f}", seconds=f"{seconds:.0f}")
+
+
+def langid(data: Path, out: Path, seed: int) -> None:
+    """Train the recipe, and count right languages in the test set."""
+    from glasshouse.data.included.langid import LANGUAGES, ceiling
+
+    result, seconds = run(f"langid-{seed}", gh.Run.load("langid", f"train.seed={seed}").table(), out)
+    found = gh.evaluate(result.model, result.material.tok, "langid", split="test")
+    show(
+        "langid",
+        accuracy=f"{found.figures['accuracy']:.4f}",
+        f1=f"{found.figures['f1']:.4f}",
+        languages=len(LANGUAGES),
+        ceiling_of_one_name=f"{ceiling('test'):.4f}",
+        seconds=f"{seconds:.0f}",
+    )
+
+
+PARTS: dict[str, Callable[[Path, Path, int], None]] = {
+    "shakespeare": shakespeare,
+    "shakespeare-best": shakespeare_best,
+    "multi30k": multi30k,
+    "dates": dates,
+    "langid": langid,
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=["dates", "langid"])
+    parser.add_argument("--data", type=Path, default=Path("data"), help="where shakespeare and multi30k are")
+    parser.add_argument("--out", type=Path, default=Path("runs/learning"))
+    parser.add_argument("--seeds", type=int, default=1)
+    choice = parser.parse_args()
+    device = gh.device.best()
+    print(f"torch {torch.__version__}, {torch.cuda.get_device_name() if device.type == 'cuda' else device}")
+    for part in choice.parts:
+        for seed in range(choice.seeds):
+            PARTS[part](choice.data, choice.out, seed)
+
+
+if __name__ == "__main__":
+    main()
