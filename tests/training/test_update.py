@@ -122,3 +122,33 @@ def test_bfloat16_under_autocast_learns() -> None:
     losses = [update(batch).loss for _ in range(12)]
     assert losses[-1] < losses[0] - 1
     assert all(one.dtype == torch.float32 for one in model.parameters())
+
+
+def test_float16_leaves_out_a_step_that_overflows_and_goes_on() -> None:
+    torch.manual_seed(0)
+    model = gh.build(gh.preset("tiny-decoder", dropout=0.0))
+    update = Update(model, torch.optim.AdamW(model.parameters(), 1e-2), compute=torch.float16)
+    update.restore({**update.state(), "scale": 2.0**40})  # far too large for float16
+    before = copy.deepcopy(model.state_dict())
+    outcome = update(ragged(6))
+    assert outcome.loss < torch.inf
+    assert not outcome.norm < torch.inf
+    assert all(weight.equal(before[name]) for name, weight in model.state_dict().items())
+    assert update.state()["scale"] == 2.0**39
+    losses = [update(ragged(6)).loss for _ in range(60)]
+    assert losses[-1] < losses[0] - 1
+
+
+def test_float16_stops_where_scaling_less_does_not_help() -> None:
+    model = gh.build(gh.preset("tiny-decoder", dropout=0.0))
+    update = Update(model, torch.optim.AdamW(model.parameters(), 1e-2), compute=torch.float16)
+    with torch.no_grad():
+        kept = model.token.table.weight[3].clone()
+        model.token.table.weight[3] = torch.nan
+    batch = ragged(6)
+    batch.ids[0, 0] = 3
+    with pytest.raises(NotFiniteError):
+        update(batch)
+    with torch.no_grad():
+        model.token.table.weight[3] = kept
+    assert update(batch).loss < torch.inf  # the next step finds nothing of the last
