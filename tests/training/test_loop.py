@@ -230,6 +230,21 @@ def test_out_of_memory_halves_the_parts_and_learns_the_same(place: Path, monkeyp
         assert other[step] == pytest.approx(loss, rel=1e-4)
 
 
+def test_what_was_drawn_before_memory_ran_out_is_drawn_again(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    train(Run.parse(table(place, out="whole", parts=2)))
+    real = update.loss_of
+
+    def loss_of(model: nn.Module, batch: Any, *rest: Any) -> torch.Tensor:  # noqa: ANN401
+        loss = real(model, batch, *rest)  # dropout draws
+        if len(batch) > 3:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return loss
+
+    monkeypatch.setattr(update, "loss_of", loss_of)
+    train(Run.parse(table(place, parts=1)))
+    assert_same(place, "whole", "run")
+
+
 def test_no_memory_for_the_optimizer_is_an_error(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def step(*_: object, **__: object) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory")
