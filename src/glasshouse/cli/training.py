@@ -143,8 +143,9 @@ def train(
 ) -> None:
     """Train a model; the same command again goes on where it was stopped.
 
-    Without an argument it trains a small decoder on Python's own library, about five minutes on two cores. Ctrl-C
-    saves and stops, twice stops at once.
+    Without an argument it trains a small decoder on Python's own library, about five minutes on two cores.
+
+    Ctrl-C saves and stops, twice stops at once.
     """
     given = [*(settings or [])]
     if "=" in run and not Path(run).exists():  # settings alone
