@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 from glasshouse import device as machine
 from glasshouse import hub
@@ -38,7 +37,7 @@ from glasshouse.training.optimizer import make_optimizer, set_rate
 from glasshouse.training.run import Run
 from glasshouse.training.signals import Signals, StoppedError
 from glasshouse.training.speed import Speed, Work
-from glasshouse.training.state import State
+from glasshouse.training.state import State, draw_again, draws
 from glasshouse.training.trackers import Trackers
 from glasshouse.training.update import NotFiniteError, Outcome, Update
 from glasshouse.training.watch import Silent, Watch
@@ -244,22 +243,22 @@ class Trainer:
         """Take one step, in as many parts as the memory asks for; return None if the batch is to be passed over."""
         choice = self.run.train
         set_rate(self.update.optimizer, choice.schedule.factor(self.place.step, choice.steps))
-        chance = _draws(self.device)
+        chance = draws(self.device)
         while True:
             try:
                 outcome = self.compiled.guard(lambda: self.update(batch, self.place.parts), self.update)
                 break
             except StoppedError:
-                _draw_again(chance, self.device)  # nothing was learned, so nothing was drawn
+                draw_again(chance, self.device)  # nothing was learned, so nothing was drawn
                 raise
             except NotFiniteError as error:
-                _draw_again(chance, self.device)
+                draw_again(chance, self.device)
                 self._report(error, batch)
                 return None
             except (RuntimeError, MemoryError) as error:
                 if not exhausted(error):
                     raise
-            _draw_again(chance, self.device)
+            draw_again(chance, self.device)
             self._halve(len(batch))
         if self.average is not None:
             self.average.update()
@@ -402,13 +401,3 @@ class Trainer:
         """Let go of what is open."""
         if self.trackers is not None:
             self.trackers.close()
-
-
-def _draws(device: torch.device) -> tuple[Tensor, Tensor | None]:
-    return torch.get_rng_state(), torch.cuda.get_rng_state(device) if device.type == "cuda" else None
-
-
-def _draw_again(chance: tuple[Tensor, Tensor | None], device: torch.device) -> None:
-    torch.set_rng_state(chance[0])
-    if chance[1] is not None:
-        torch.cuda.set_rng_state(chance[1], device)

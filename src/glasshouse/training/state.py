@@ -79,6 +79,18 @@ def to_chance(state: State) -> None:
     random.setstate((version, tuple(tensors["python"].tolist()), pending))
 
 
+def draws(device: torch.device) -> tuple[Tensor, Tensor | None]:
+    """Return where torch's generators are, for a step that may have to be taken again."""
+    return torch.get_rng_state(), torch.cuda.get_rng_state(device) if device.type == "cuda" else None
+
+
+def draw_again(chance: tuple[Tensor, Tensor | None], device: torch.device) -> None:
+    """Set torch's generators to where `draws` found them."""
+    torch.set_rng_state(chance[0])
+    if chance[1] is not None:
+        torch.cuda.set_rng_state(chance[1], device)
+
+
 def _under(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     start = prefix + "."
     return {name.removeprefix(start): value for name, value in tensors.items() if name.startswith(start)}
