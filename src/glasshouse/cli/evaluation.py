@@ -7,14 +7,14 @@ import math
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 
 import glasshouse as gh
 from glasshouse.cli import screen, texts
 from glasshouse.cli.data import Kind, Split
-from glasshouse.cli.model import Ignore, ModelArgument, Revision
+from glasshouse.cli.model import Device, Ignore, ModelArgument, Revision, find_device
 
 app = typer.Typer()
 
@@ -72,9 +72,7 @@ def evaluate(
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one object: kind, asked, left_out, figures, baselines, examples.")
     ] = False,
-    device: Annotated[
-        Literal["auto", "cpu", "cuda", "mps"], typer.Option(help="Where to compute; auto takes the fastest.")
-    ] = "auto",
+    device: Device = "auto",
     revision: Revision = None,
     ignore: Ignore = None,
 ) -> None:
@@ -83,7 +81,7 @@ def evaluate(
     source = data or tried
     if source is None:
         raise gh.InputError("there is no data to measure on; name files, a prepared corpus or a built-in set.")
-    loaded, tok = gh.load(model, revision=revision, device=_device(device), ignore=ignore or ())
+    loaded, tok = gh.load(model, revision=revision, device=find_device(device), ignore=ignore or ())
     if tok is None:
         raise gh.InputError(f"{model!r} has no tokenizer, so it reads no text; put its tokenizer.json there.")
     named = {"tokenizing": "items"} if data and len(data) == 1 and texts.is_builtin(data[0]) else {}
@@ -110,13 +108,6 @@ def _corpora(model: str) -> tuple[gh.data.Corpus, gh.data.Corpus] | tuple[None, 
         return None, None
     run = gh.Run.load(folder / RUN)
     return gh.training.reopen(run.data, folder)
-
-
-def _device(name: str) -> str:
-    best = gh.device.best().type
-    if name in ("cuda", "mps") and name != best:
-        raise gh.InputError(f"device is {name}, but this machine has none; leave it out to use {best}.")
-    return best if name == "auto" else name
 
 
 def _finite(figures: Mapping[str, float]) -> dict[str, float | None]:

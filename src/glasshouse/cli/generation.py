@@ -6,13 +6,13 @@ import os
 import re
 import time
 from collections.abc import Sequence
-from typing import Annotated, Literal, cast
+from typing import Annotated, cast
 
 import typer
 
 import glasshouse as gh
 from glasshouse.cli import conversation, lines, screen, streaming
-from glasshouse.cli.model import Ignore, ModelArgument, Revision
+from glasshouse.cli.model import Device, Ignore, ModelArgument, Revision, find_device
 
 app = typer.Typer()
 
@@ -91,9 +91,7 @@ def generate(
         bool,
         typer.Option("--json", help="Print an object a line: prompt, text, ids, logprobs, finish_reason, score."),
     ] = False,
-    device: Annotated[
-        Literal["auto", "cpu", "cuda", "mps"], typer.Option(help="Where to compute; auto takes the fastest.")
-    ] = "auto",
+    device: Device = "auto",
     revision: Revision = None,
     ignore: Ignore = None,
 ) -> None:
@@ -125,7 +123,7 @@ def generate(
         raise gh.InputError("--system was given, but it begins a conversation; give --chat, too.")
     if draft is not None and lookup:
         raise gh.InputError("--draft and --lookup were both given; give one of them.")
-    where = "cpu" if int8 and device == "auto" else _device(device)  # int8 has no other place
+    where = "cpu" if int8 and device == "auto" else find_device(device)  # int8 has no other place
     found, tok = _load(model, revision, ignore, where)
     speculator = _speculator(draft, lookup, where)
     translates = isinstance(found, gh.models.Seq2Seq)
@@ -179,13 +177,6 @@ def _check_count(n: int, options: gh.Options) -> None:
         raise gh.InputError(
             f"n is {n}, but a search of {options.beams} beams finds no more than these; raise --beams."
         )
-
-
-def _device(name: str) -> str:
-    best = gh.device.best().type
-    if name in ("cuda", "mps") and name != best:
-        raise gh.InputError(f"device is {name}, but this machine has none; leave it out to use {best}.")
-    return best if name == "auto" else name
 
 
 def _load(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -19,6 +19,19 @@ Ignore = Annotated[
     list[str] | None, typer.Option(help="A key of config.json to take as harmless; may be given several times.")
 ]
 Revision = Annotated[str | None, typer.Option(help="A branch, tag or commit of a hub repository.")]
+
+
+Device = Annotated[
+    Literal["auto", "cpu", "cuda", "mps"], typer.Option(help="Where to compute; auto takes the fastest.")
+]
+
+
+def find_device(name: str) -> str:
+    """Return the device that an option names, if this machine has it."""
+    best = gh.device.best().type
+    if name in ("cuda", "mps") and name != best:
+        raise gh.InputError(f"device is {name}, but this machine has none; leave it out to use {best}.")
+    return best if name == "auto" else name
 
 
 @app.command(epilog="Example: glasshouse export runs/first/model published")

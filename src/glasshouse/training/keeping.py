@@ -107,7 +107,7 @@ class Keeper:
         else:
             self.model.load_state_dict(hub.load(folder, dtype="stored")[0].state_dict())
 
-    def guard(self, work: Callable[[], None]) -> None:
+    def guard(self, work: Callable[[], object]) -> None:
         """Say what it means when the folder of a run cannot be written to."""
         try:
             work()

@@ -361,9 +361,6 @@ class Trainer:
     def _averaged(self) -> AbstractContextManager[None]:
         return nullcontext() if self.average is None else self.average.applied()
 
-    def _draw(self) -> None:
-        plots.draw(self.journal, self.folder)
-
     def finish(self) -> Result:
         """Write the model: the best where patience asks for it, else the last; averaged where that is asked for."""
         best, keeper = self.place.best, self.keeper
@@ -375,7 +372,7 @@ class Trainer:
             keeper.guard(lambda: hub.save(model, self.material.tok, self.folder / MODEL))
             if self.run.train.lora is not None:
                 self._save_adapter(self.run.train.lora)
-        keeper.guard(self._draw)
+        keeper.guard(lambda: plots.draw(self.journal, self.folder))
         model = model.to(self.device).eval()
 
         def progress(stage: str, done: int, total: int) -> None:
