@@ -119,6 +119,7 @@ def _flex() -> Callable[..., Any]:
 
 @functools.cache
 def _compiled_flex() -> Callable[..., Any]:
-    # Uncompiled, it would write the scores out; and torch goes uncompiled after eight shapes unless told otherwise.
+    # Uncompiled, it would write the scores out; so it stays compiled while someone who looks inside has the rest run
+    # uncompiled, and after eight shapes, at which torch would give up unless told otherwise.
     patient = torch._dynamo.config.patch(recompile_limit=64)
-    return cast(Callable[..., Any], patient(torch.compile(flex_attention)))
+    return cast(Callable[..., Any], torch.compiler.set_stance("default")(patient(torch.compile(flex_attention))))

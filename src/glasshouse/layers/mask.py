@@ -26,15 +26,17 @@ class Mask:
     counts: Tensor | None = None  # [B, Q]: each query sees so many keys from the first on
     rows: Tensor | None = None  # with counts, [B] or [1, Q]: the row of the keys that each row, or query, looks at
 
-    def drawn(self, n_queries: int, n_keys: int, device: torch.device) -> Tensor | None:
-        """Return the dense form of whichever form this is; None where nothing is hidden."""
+    def drawn(self, n_queries: int, n_keys: int, device: torch.device, queries: slice = slice(None)) -> Tensor | None:
+        """Return the dense form of whichever form this is, for some of the queries; None where nothing is hidden."""
         if self.causal:
-            return torch.ones(n_queries, n_keys, dtype=torch.bool, device=device).tril()
+            return torch.arange(n_keys, device=device) <= torch.arange(n_queries, device=device)[queries, None]
         if self.blocks is not None:
-            return _draw(self.blocks.mask_mod, self.blocks.shape[0], n_queries, n_keys, device)
+            return _draw(self.blocks.mask_mod, self.blocks.shape[0], n_queries, n_keys, device, queries)
         if self.counts is not None:
-            return (torch.arange(n_keys, device=device) < self.counts[..., None])[:, None]
-        return self.dense
+            return (torch.arange(n_keys, device=device) < self.counts[:, queries, None])[:, None]
+        if self.dense is None or self.dense.dim() < 2 or self.dense.shape[-2] == 1:  # one row for all queries
+            return self.dense
+        return self.dense[..., queries, :]
 
 
 def make_mask(
@@ -101,10 +103,12 @@ def _sees_all(queries: Layout, keys: Layout, causal: bool) -> bool:
     return not torch.compiler.is_compiling() and bool((last >= keys.positions.shape[1] - 1).all())
 
 
-def _draw(rule: Rule, batch: int, n_queries: int, n_keys: int, device: torch.device) -> Tensor:
+def _draw(
+    rule: Rule, batch: int, n_queries: int, n_keys: int, device: torch.device, queries: slice = slice(None)
+) -> Tensor:
     """Evaluate a rule for every pair, [B, 1, Q, K]."""
     b, q, k = (torch.arange(n, device=device) for n in (batch, n_queries, n_keys))
-    return rule(b[:, None, None, None], b[:1], q[:, None], k)
+    return rule(b[:, None, None, None], b[:1], q[queries, None], k)
 
 
 def _rule(
@@ -146,4 +150,5 @@ def _tensors(layout: Layout) -> list[Tensor]:
 
 @functools.cache
 def _compiled_draw() -> Callable[..., Any]:
-    return torch.compile(create_block_mask)  # uncompiled, it would draw the dense mask first
+    # Uncompiled, it would draw the dense mask first; so it stays compiled whatever runs around it.
+    return torch.compiler.set_stance("default")(torch.compile(create_block_mask))
