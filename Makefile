@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: help setup demo test lint types compiled text generation training gpu wheel bench bench-generate bench-text bench-load bench-loop learning claims clean
+.PHONY: help setup demo test lint types compiled text generation training inspection gpu wheel bench bench-generate bench-inspection bench-text bench-load bench-loop learning claims clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -72,8 +72,17 @@ bench-generate: $(VENV)/.ready  ## tokens per second beside transformers and the
 bench-load: $(VENV)/.ready  ## loading a model of 500 MB beside transformers (two minutes)
 	$(BIN)/python benchmarks/load.py
 
-claims: $(VENV)/.ready  ## the claims that need training (about half an hour)
+inspection: $(VENV)/.ready  ## what is seen inside beside TransformerLens, site by site (a minute)
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[lens]'
+	$(BIN)/python -m pytest tests/inspection/test_beside_transformer_lens.py
+
+bench-inspection: $(VENV)/.ready  ## what looking inside costs, beside TransformerLens and transformers (ten minutes)
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[lens]'
+	$(BIN)/python benchmarks/inspection.py
+
+claims: $(VENV)/.ready  ## the claims that need training (three quarters of an hour)
 	$(BIN)/python benchmarks/claims.py
+	$(BIN)/python benchmarks/heads.py
 
 clean:  ## remove what was built
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

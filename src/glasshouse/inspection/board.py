@@ -1,0 +1,220 @@
+"""Who looks at a model or changes it just now: kept beside the model, which has hooks for as long as someone does."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+
+from glasshouse.errors import InputError
+from glasshouse.inspection.patterns import softcap_of, work_out
+from glasshouse.inspection.sites import Selection, Site, bare, plain
+from glasshouse.layers.attend import Explicit, Fused
+from glasshouse.layers.mask import Mask
+from glasshouse.layers.twin import HOOKS
+
+INSIDE = ("scores", "pattern")  # what a kernel works out and no module hands on
+
+
+@dataclass(frozen=True, eq=False)
+class Use:
+    """What someone does at one site: change what passes there, or read it."""
+
+    selection: Selection
+    change: Callable[[Tensor], Tensor] | None = None  # of the whole value
+    read: Callable[[Tensor], None] | None = None  # of the part selected
+    in_graph: bool = False  # the very tensor that goes on is wanted, not one like it
+    by_place: bool = False  # the change goes by rows and positions, which come otherwise while a text is written
+
+
+class Board:
+    """The uses of one model, in the order in which they came: at a site, all changes act before anyone reads."""
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+        self.owner = 0  # the thread whose calls are looked at; those of others pass as if nobody did
+        self.uses: dict[Use, None] = {}  # a set in order
+        self.undo = ExitStack()
+
+    @contextmanager
+    def adding(self, uses: Iterable[Use]) -> Iterator[None]:
+        """Have these uses act on the calls of this thread; another that wants the model as well waits."""
+        mine = dict.fromkeys(uses)
+        with self.lock, _eagerly():
+            try:
+                self.owner = threading.get_ident()
+                self._arrange(self.uses | mine)
+                yield
+            finally:  # whichever of several blocks ends first, as those of generators may
+                self._arrange({use: None for use in self.uses if use not in mine})
+
+    def _arrange(self, uses: dict[Use, None]) -> None:
+        """Leave the model as it is without anyone, then place what these uses need."""
+        self.undo.close()
+        self.uses = uses
+        by_site: dict[Site, list[Use]] = {}
+        for use in uses:
+            by_site.setdefault(use.selection.site, []).append(use)
+        changed = {
+            (site.model, site.path)
+            for site, users in by_site.items()
+            if site.place in INSIDE
+            and (
+                any(use.change is not None or use.in_graph for use in users)
+                or isinstance(site.module, Opened)  # the model is a copy of one that is edited
+            )
+        }
+        for model, path in changed:  # first, as hooks belong on what then stands there
+            self._open_up(model, path, by_site)
+        for site, users in by_site.items():
+            if site.place not in INSIDE:
+                self._watch(site, users)
+            elif (site.model, site.path) not in changed:
+                self._work_out(site, users)
+
+    def _watch(self, site: Site, uses: list[Use]) -> None:
+        """Put a hook at a module's door."""
+
+        def given(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
+            assert isinstance(site.place, int)
+            value = self._pass(args[site.place], uses)
+            return None if value is args[site.place] else (*args[: site.place], value, *args[site.place + 1 :])
+
+        def gives(module: nn.Module, args: tuple[Any, ...], value: Tensor) -> Tensor | None:
+            return self._pass(value, uses)
+
+        if site.place == "output":
+            handle = site.module.register_forward_hook(gives)
+        else:
+            handle = site.module.register_forward_pre_hook(given)
+        self.undo.callback(handle.remove)
+
+    def _work_out(self, site: Site, uses: list[Use]) -> None:
+        """Have what a fused kernel never holds worked out from what it was given."""
+
+        def gives(module: nn.Module, args: tuple[Tensor, Tensor, Tensor, Mask], value: Tensor) -> None:
+            q, k, _, mask = args
+            for use in self._active(uses):
+                assert use.read is not None
+                use.read(work_out(use.selection, module, q, k, mask))  # type: ignore[arg-type]
+
+        self.undo.callback(site.module.register_forward_hook(gives).remove)
+
+    def _open_up(self, model: nn.Module, path: str, by_site: dict[Site, list[Use]]) -> None:
+        """Put a kernel that is written out in the place of the one that stands there."""
+        here = {site.place: uses for site, uses in by_site.items() if (site.model, site.path) == (model, path)}
+        above, _, name = path.rpartition(".")
+        attention, former = model.get_submodule(above), model.get_submodule(path)
+        former = bare(former)
+        assert isinstance(former, Fused | Explicit)
+        opened = Opened(
+            former,
+            lambda: any(self._active(uses) for uses in here.values()),
+            lambda scores: self._pass(scores, here.get("scores", [])),
+            lambda pattern: self._pass(pattern, here.get("pattern", [])),
+        )
+        stood = getattr(attention, name)
+        for hooks in HOOKS:  # the very same dictionaries: what others put there or take away meanwhile stays so
+            setattr(opened, hooks, getattr(stood, hooks))
+        setattr(attention, name, opened)
+        self.undo.callback(setattr, attention, name, stood)
+
+    def _pass(self, value: Tensor, uses: list[Use]) -> Tensor:
+        active = self._active(uses)
+        if active and value.is_cuda and torch.cuda.is_current_stream_capturing() and any(use.read for use in active):
+            raise InputError(
+                f"{active[0].selection.name} is recorded around an engine; give its name to generate as record."
+            )
+        for use in active:
+            if use.change is not None:
+                value = use.change(value)
+        for use in active:
+            if use.read is not None:
+                use.read(value if use.in_graph else use.selection.of(value))
+        return value
+
+    def _active(self, uses: list[Use]) -> list[Use]:
+        """Return those of some uses that act now: a copy of the model, such as an engine's, may keep its hooks."""
+        return [use for use in uses if use in self.uses] if threading.get_ident() == self.owner else []
+
+
+class Opened(Explicit):
+    """A kernel whose scores and weights pass before the eyes of whoever looks at them or changes them."""
+
+    def __init__(
+        self,
+        former: Fused | Explicit,
+        is_watched: Callable[[], bool],
+        pass_scores: Callable[[Tensor], Tensor],
+        pass_pattern: Callable[[Tensor], Tensor],
+    ) -> None:
+        super().__init__(former.scale, former.dropout, softcap_of(former))
+        self.former = (former,)  # not a child: the tree keeps its shape
+        self.train(former.training)
+        self.is_watched, self.pass_scores, self.pass_pattern = is_watched, pass_scores, pass_pattern
+
+    def train(self, mode: bool = True) -> Opened:
+        """Set the mode of the kernel that will be back, too."""
+        self.former[0].train(mode)
+        return super().train(mode)
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask) -> Tensor:
+        """Attend with q [B, H, Q, d] over k and v [B, H_kv, K, d]; return [B, H, Q, d]."""
+        if not self.is_watched():
+            return self.former[0].forward(q, k, v, mask)
+        return super().forward(q, k, v, mask)
+
+    def scores(self, q: Tensor, k: Tensor, mask: Mask) -> Tensor:
+        """Return what the softmax receives, as changed."""
+        (former,) = self.former
+        made = former.scores(q, k, mask) if isinstance(former, Explicit) else super().scores(q, k, mask)
+        return self.pass_scores(made)
+
+    def pattern(self, scores: Tensor) -> Tensor:
+        """Return the attention weights, as changed."""
+        (former,) = self.former
+        made = former.pattern(scores) if isinstance(former, Explicit) else super().pattern(scores)
+        return self.pass_pattern(made)
+
+
+_boards: WeakKeyDictionary[nn.Module, Board] = WeakKeyDictionary()
+_making = threading.Lock()
+_eager = threading.Lock()
+_eager_users = ExitStack()
+_eager_count = 0
+
+
+def board_of(model: nn.Module) -> Board:
+    """Return the board of a model."""
+    with _making:
+        return _boards.setdefault(plain(model), Board())
+
+
+@contextmanager
+def _eagerly() -> Iterator[None]:
+    """Have what is compiled run uncompiled meanwhile: hooks that come after the first compiled call never fire.
+
+    Torch has one switch for the whole process, so it is turned by the first who comes and the last who leaves.
+    """
+    global _eager_count
+    if "torch._dynamo" not in sys.modules:  # nothing was ever compiled, and to import it takes seconds
+        yield
+        return
+    with _eager:
+        if _eager_count == 0:
+            _eager_users.enter_context(torch.compiler.set_stance("force_eager"))
+        _eager_count += 1
+    try:
+        yield
+    finally:
+        with _eager:
+            _eager_count -= 1
+            if _eager_count == 0:
+                _eager_users.close()

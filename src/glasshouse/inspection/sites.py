@@ -1,0 +1,191 @@
+"""Sites: the places in a model that can be looked at or changed, and how they are named."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Literal
+
+from torch import Tensor, nn
+
+from glasshouse.config import nearest
+from glasshouse.errors import InputError
+from glasshouse.models import Decoder, Encoder, Model, Seq2Seq
+from glasshouse.models.stack import Stack
+
+Place = Literal["output", "scores", "pattern"] | int  # what a module gives, works out within, or is given there
+Index = int | slice
+
+STREAM = ("batch", "position", "width")
+NEURONS = ("batch", "position", "neuron")
+VECTORS = ("batch", "head", "position", "width")
+PAIRS = ("batch", "head", "query", "key")
+
+
+@dataclass(frozen=True)
+class Site:
+    """One place in one model: what stands at a module's door, or, for scores and patterns, inside its kernel."""
+
+    name: str
+    axes: tuple[str, ...]
+    model: nn.Module
+    path: str  # of the module in the model
+    place: Place
+
+    @property
+    def is_held(self) -> bool:
+        """Whether it is keys or values, which come with those that a cache holds."""
+        return self.place in (1, 2)
+
+    @property
+    def module(self) -> nn.Module:
+        """The module that stands there now: an edit may have put another in its place."""
+        return self.model.get_submodule(self.path)
+
+
+@dataclass(frozen=True)
+class Selection:
+    """A site, or the part of it that was asked for: an index for each axis."""
+
+    site: Site
+    index: tuple[Index, ...]
+    written: str = ""  # "[head=2, query=-1]"
+
+    @property
+    def name(self) -> str:
+        """The site's name with the part asked for."""
+        return self.site.name + self.written
+
+    @property
+    def axes(self) -> tuple[str, ...]:
+        """The names of the axes that are left: a single index takes its axis away, as in numpy."""
+        return tuple(axis for axis, one in zip(self.site.axes, self.index, strict=True) if isinstance(one, slice))
+
+    @property
+    def whole(self) -> bool:
+        """Whether nothing is left out."""
+        return all(one == slice(None) for one in self.index)
+
+    def check(self, shape: tuple[int, ...]) -> None:
+        """Refuse an index that a value of this shape does not have."""
+        for axis, size, one in zip(self.site.axes, shape, self.index, strict=True):
+            if isinstance(one, int) and not -size <= one < size:
+                raise InputError(
+                    f"{self.name} asks for {axis} {one}, but there are {size} of them; stay within 0 and {size - 1}."
+                )
+
+    def of(self, value: Tensor) -> Tensor:
+        """Return the part of a value that was asked for."""
+        self.check(value.shape)
+        return value[self.index]
+
+
+def sites(model: nn.Module) -> dict[str, Site]:
+    """Return every site of a model, in the order in which a call passes them.
+
+    >>> import glasshouse as gh
+    >>> model = gh.build(gh.preset("tiny-decoder", n_layers=1))
+    >>> print(*sites(model))
+    embed resid_pre.0 q.0 k.0 v.0 scores.0 pattern.0 z.0 attn_out.0 resid_mid.0 hidden.0 ffn_out.0 resid_post.0 final
+    """
+    model = plain(model)
+    match model:
+        case Seq2Seq():
+            stacks: list[tuple[str, str, Stack]] = [
+                ("encoder.", "encoder", model.encoder),
+                ("decoder.", "decoder", model.decoder),
+            ]
+        case Decoder() | Encoder():
+            stacks = [("", "stack", model.stack)]
+    found: dict[str, Site] = {}
+    for prefix, path, stack in stacks:
+        for name, axes, inner, place in _of_stack(stack):
+            found[prefix + name] = Site(prefix + name, axes, model, f"{path}.{inner}", place)
+    return found
+
+
+def plain(model: nn.Module) -> Model:
+    """Return the model itself, where torch.compile has wrapped it."""
+    model = bare(model)
+    if not isinstance(model, Decoder | Encoder | Seq2Seq):
+        raise InputError(
+            f"the model is a {type(model).__name__}, but sites are those of a model that glasshouse built."
+        )
+    return model
+
+
+def bare(module: nn.Module) -> nn.Module:
+    """Return the module that torch.compile has wrapped, or the module."""
+    inner: nn.Module = getattr(module, "_orig_mod", module)
+    return inner
+
+
+def select(model: nn.Module, name: str) -> list[Selection]:
+    """Return what a name stands for: one site, or with `*` several; with an index in brackets a part of each.
+
+    >>> import glasshouse as gh
+    >>> model = gh.build(gh.preset("tiny-decoder"))
+    >>> [one.name for one in select(model, "pattern.*[head=2,query=-1]")]
+    ['pattern.0[head=2, query=-1]', 'pattern.1[head=2, query=-1]']
+    """
+    known = sites(model)
+    if not isinstance(name, str):
+        raise InputError(f"a site is named by a text such as resid_post.*, but {name!r} was given.")
+    form = re.fullmatch(r"\s*([^\s\[\]]+)\s*(?:\[(.*)\]\s*)?", name)
+    if form is None:
+        raise InputError(f"the site {name!r} is not a name with an index, as in pattern.3[head=2, query=-1].")
+    found = [site for known_name, site in known.items() if fnmatchcase(known_name, form[1])]
+    if not found:
+        raise InputError(f"the model has no site {form[1]!r}; {_advice(form[1], known)}")
+    return [_indexed(site, form[2] or "") for site in found]
+
+
+def _indexed(site: Site, text: str) -> Selection:
+    index: dict[str, Index] = {axis: slice(None) for axis in site.axes}
+    given: dict[str, str] = {}
+    for part in filter(None, (part.strip() for part in text.split(","))):
+        axis, _, value = (piece.strip() for piece in part.partition("="))
+        if axis in given:
+            raise InputError(f"{site.name} is asked for {axis} twice; ask for both by two names.")
+        if axis not in index:
+            raise InputError(f"{site.name} has no axis {axis!r}; {nearest(axis, site.axes)}")
+        if not re.fullmatch(r"-?\d+|(-?\d+)?:(-?\d+)?", value):
+            raise InputError(f"{site.name} is asked for {axis} = {value!r}, but that is no number and no a:b.")
+        given[axis] = value
+        index[axis] = slice(*(int(end) if end else None for end in value.split(":"))) if ":" in value else int(value)
+    written = ", ".join(f"{axis}={given[axis]}" for axis in site.axes if axis in given)
+    return Selection(site, tuple(index.values()), f"[{written}]" if written else "")
+
+
+def _advice(name: str, known: dict[str, Site]) -> str:
+    stem, _, layer = name.rpartition(".")
+    there = [one for one in known if one.rpartition(".")[0] == stem]
+    if there and layer.isdigit():
+        return f"its layers are 0 to {len(there) - 1}."
+    inner = [one for one in known if one.endswith(f".{name}")]
+    return f"did you mean {' or '.join(inner)}?" if inner else nearest(name, known)
+
+
+def _of_stack(stack: Stack) -> Iterator[tuple[str, tuple[str, ...], str, Place]]:
+    """Yield name, axes, path within the stack and place of each site."""
+    yield "embed", STREAM, "drop", "output"
+    for layer, block in enumerate(stack.blocks):
+        here = f"blocks.{layer}"
+        yield f"resid_pre.{layer}", STREAM, here, 0
+        for prefix, part in (("", "attention"), ("cross_", "cross")):
+            if hasattr(block, part):
+                attend = f"{here}.{part}.layer.attend"
+                for argument, name in enumerate(("q", "k", "v")):
+                    yield f"{prefix}{name}.{layer}", VECTORS, attend, argument
+                yield f"{prefix}scores.{layer}", PAIRS, attend, "scores"
+                yield f"{prefix}pattern.{layer}", PAIRS, attend, "pattern"
+                yield f"{prefix}z.{layer}", VECTORS, attend, "output"
+                # What is added to the stream is what dropout, the last thing before the sum, lets through.
+                yield f"{prefix}attn_out.{layer}", STREAM, f"{here}.{part}.drop", "output"
+                yield f"{prefix}resid_mid.{layer}", STREAM, f"{here}.{part}", "output"
+        yield f"hidden.{layer}", NEURONS, f"{here}.feedforward.layer.down", 0
+        yield f"ffn_out.{layer}", STREAM, f"{here}.feedforward.drop", "output"
+        yield f"resid_post.{layer}", STREAM, here, "output"
+    yield "final", STREAM, "norm", "output"

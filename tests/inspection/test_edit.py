@@ -1,0 +1,293 @@
+"""Edits: a site holds what it is told to, the rest of the pass follows, and afterwards nothing is left."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from looked_at import IDS, Model, close, inputs, make
+from spec_strategy import specs
+from torch import Tensor
+
+import glasshouse as gh
+from glasshouse import spec
+from glasshouse.inspection import add, mean, scale
+from glasshouse.layers.attend import Explicit, Fused
+
+many = settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+
+
+def small(**settings_: object) -> Model:
+    torch.manual_seed(0)
+    return make(gh.preset("tiny-decoder", vocab_size=11, **settings_))
+
+
+@many
+@given(specs())
+def test_a_site_patched_with_its_own_value_changes_nothing_and_with_zero_something(s: spec.Spec) -> None:
+    model = make(s)
+    with torch.no_grad():
+        before = model(*inputs(model))
+        with gh.record(model, "*") as seen:
+            model(*inputs(model))
+        for name, value in seen.items():
+            with gh.edit(model, {name: value}):
+                close(model(*inputs(model)), before)
+            with gh.edit(model, {name: 0.0}), gh.record(model, name) as now:
+                changed = model(*inputs(model))
+            assert not now[name].any()
+            if value.any():  # neurons may all be dead
+                assert not torch.equal(changed, before), name
+        assert torch.equal(model(*inputs(model)), before)
+
+
+def test_a_pattern_is_changed_in_a_kernel_that_is_written_out_and_only_there() -> None:
+    model = small(n_layers=3)
+    kinds = [type(block.attention.layer.attend) for block in model.stack.blocks]
+    with gh.edit(model, {"pattern.1": lambda value: value}):
+        assert [isinstance(block.attention.layer.attend, Explicit) for block in model.stack.blocks] == [
+            False,
+            True,
+            False,
+        ]
+        with gh.record(model, "pattern.2", "q.1"):  # recording opens no other
+            assert type(model.stack.blocks[2].attention.layer.attend) is Fused
+    assert [type(block.attention.layer.attend) for block in model.stack.blocks] == kinds
+
+
+def test_an_edited_pattern_decides_what_is_gathered() -> None:
+    model = small()
+    itself = torch.eye(6, dtype=torch.float64)
+    with gh.edit(model, {"pattern.0": itself}), gh.record(model, "pattern.0", "v.0", "z.0") as seen:
+        model(IDS)
+    assert torch.equal(seen["pattern.0"], itself.expand(2, 4, 6, 6))
+    assert torch.equal(seen["z.0"], seen["v.0"].repeat_interleave(2, 1))  # four heads, two key-value heads
+
+
+def test_edited_scores_pass_the_softmax() -> None:
+    model = small()
+    with gh.edit(model, {"scores.0[head=1]": 0.0}), gh.record(model, "pattern.0[head=1]") as seen:
+        model(IDS)
+    close(seen["pattern.0"], torch.full((2, 6, 6), 1 / 6, dtype=torch.float64))
+
+
+def test_a_part_is_changed_and_the_rest_is_not() -> None:
+    model = small()
+    with gh.record(model, "z.1") as before:
+        model(IDS)
+    with gh.edit(model, {"z.1[head=2, position=3:5]": 7.0}), gh.record(model, "z.1") as seen:
+        model(IDS)
+    expected = before["z.1"].clone()
+    expected[:, 2, 3:5] = 7.0
+    assert torch.equal(seen["z.1"], expected)
+
+
+def test_edits_act_in_turn_and_the_record_sees_the_last_whichever_came_first() -> None:
+    model = small()
+    with gh.record(model, "resid_post.0") as plain:
+        model(IDS)
+    expected = (plain["resid_post.0"] * 2 + 1) * 3
+    twice_and_one = {"resid_post.0": [scale(2.0), lambda value: value + 1]}
+    with (
+        gh.record(model, "resid_post.0") as outside,
+        gh.edit(model, twice_and_one),
+        gh.record(model, "resid_post.0") as between,
+        gh.edit(model, {"resid_post.*": scale(3.0)}),
+    ):
+        model(IDS)
+    assert torch.equal(outside["resid_post.0"], expected)
+    assert torch.equal(between["resid_post.0"], expected)
+
+
+def test_edits_of_scores_and_pattern_of_one_layer_compose() -> None:
+    model = small()
+    with (
+        gh.edit(model, {"scores.0": 0.0}),
+        gh.edit(model, {"pattern.0": scale(0.5)}),
+        gh.record(model, "pattern.0", "z.0", "v.0") as seen,
+    ):
+        model(IDS)
+    close(seen["pattern.0"], torch.full((2, 4, 6, 6), 1 / 12, dtype=torch.float64))
+    close(seen["z.0"], 0.5 * seen["v.0"].mean(2, keepdim=True).repeat_interleave(2, 1).expand(2, 4, 6, 16))
+
+
+def test_silencing_a_head_takes_its_part_out_of_the_sum() -> None:
+    model = small(qkv_bias=True, out_bias=True)
+    out = model.stack.blocks[1].attention.layer.out
+    for to in ("zero", "mean", torch.full((16,), 0.25, dtype=torch.float64)):
+        with gh.record(model, "z.1", "attn_out.1") as before:
+            model(IDS)
+        with gh.edit(model, {"z.1": gh.ablate_head(1, 3, to=to)}), gh.record(model, "attn_out.1") as seen:
+            model(IDS)
+        expected = before["attn_out.1"].clone()
+        for head in (1, 3):
+            z = before["z.1"][:, head]  # [B, S, d]
+            fill = {"zero": torch.zeros(16), "mean": z.mean((0, 1))}.get(to) if isinstance(to, str) else to
+            expected += (fill - z) @ out.weight[:, 16 * head : 16 * head + 16].T
+        close(seen["attn_out.1"], expected)
+
+
+def test_ready_made_edits() -> None:
+    value = torch.arange(12.0).view(2, 1, 3, 2)
+    assert torch.equal(scale(-2.0)(value), -2 * value)
+    assert torch.equal(add(torch.tensor([1.0, 0.0]))(value), value + torch.tensor([1.0, 0.0]))
+
+
+def test_a_vector_that_learns_is_felt_as_it_learns() -> None:
+    model = small().bfloat16()
+    vector = torch.zeros(64, requires_grad=True)
+    push, losses = add(vector), []
+    for _ in range(2):
+        with gh.edit(model, {"resid_post.0": push}):
+            loss = model(IDS)[:, -1, 3].sum()
+            loss.backward()
+        losses.append(float(loss.detach()))
+        with torch.no_grad():
+            vector -= vector.grad
+    assert losses[1] < losses[0]
+    third = add(torch.full((64,), 1 / 3))
+    third(torch.zeros(64, dtype=torch.bfloat16))
+    assert third(torch.zeros(64))[0] == torch.tensor(1 / 3)  # and not what bfloat16 left of it
+
+
+@pytest.mark.parametrize(
+    ("name", "over"),
+    [("z.0", (0, 2)), ("hidden.0", (0, 1)), ("resid_mid.1", (0, 1)), ("v.1", (0, 2))],
+)
+def test_a_mean_is_over_rows_and_positions_whatever_part_it_is_put_into(name: str, over: tuple[int, ...]) -> None:
+    model = small()
+    with gh.record(model, name) as plain:
+        model(IDS)
+    middle = plain[name].mean(over, keepdim=True).expand_as(plain[name])
+    last = "neuron" if name.startswith("hidden") else "width"
+    for part, cut in ((f"[{last}=5]", (..., 5)), ("[batch=1]", (1,)), ("", (...,))):
+        with gh.edit(model, {name + part: mean()}), gh.record(model, name) as seen:
+            model(IDS)
+        expected = plain[name].clone()
+        expected[cut] = middle[cut]
+        close(seen[name], expected)
+
+
+def test_silencing_a_head_of_a_part_changes_no_more_than_the_part() -> None:
+    model = small()
+    with gh.record(model, "z.0") as plain:
+        model(IDS)
+    with gh.edit(model, {"z.0[batch=0]": gh.ablate_head(1, to="mean")}), gh.record(model, "z.0") as seen:
+        model(IDS)
+    expected = plain["z.0"].clone()
+    expected[0, 1] = plain["z.0"][:, 1].mean((0, 1))
+    close(seen["z.0"], expected)
+    with gh.edit(model, {"z.0": gh.ablate_head(1, to=0.5)}), gh.record(model, "z.0[head=1]") as seen:
+        model(IDS)
+    assert (seen["z.0"] == 0.5).all()
+
+
+def test_what_changes_its_argument_reaches_nothing_else() -> None:
+    model, cache = small(), small().make_cache(2, 6)
+    with torch.no_grad(), gh.record(model, "resid_post.0") as plain:
+        model(IDS)
+    with (
+        torch.no_grad(),
+        gh.record(model, "resid_post.0") as seen,
+        gh.edit(model, {"resid_pre.1": lambda value: value.mul_(2), "k.0": lambda value: value.mul_(0)}),
+    ):
+        model(IDS, cache=cache)
+    assert not torch.equal(seen["resid_post.0"], plain["resid_post.0"])  # by the keys of layer 0
+    assert cache.keys[0].any()
+    double = gh.edit(model, {"resid_pre.1": lambda value: value.mul_(2)})
+    with torch.no_grad(), gh.record(model, "resid_post.0") as seen, double:
+        model(IDS)
+    assert torch.equal(seen["resid_post.0"], plain["resid_post.0"])
+
+
+def test_blocks_that_end_out_of_order_take_out_their_own() -> None:
+    model = small()
+
+    def writing(name: str) -> Iterator[None]:
+        with gh.edit(model, {name: 0.0}):
+            yield
+
+    with torch.no_grad():
+        plain = model(IDS)
+        first, second = writing("z.0"), writing("z.1")
+        next(first)
+        next(second)
+        first.close()
+        with gh.record(model, "z.*") as seen:
+            model(IDS)
+        assert seen["z.0"].any()
+        assert not seen["z.1"].any()
+        second.close()
+        assert torch.equal(model(IDS), plain)
+
+
+def test_generation_refuses_edits_that_go_by_position() -> None:
+    model = small()
+    for edits in ({"resid_post.0[position=-1]": 0.0}, {"z.0": mean()}, {"z.0": gh.ablate_head(1, to="mean")}):
+        with (
+            gh.edit(model, edits),
+            pytest.raises(gh.InputError, match="goes by rows or positions, which come one by"),
+        ):
+            gh.generate(model, None, [[1, 2, 3]], max_new_tokens=2)
+    with gh.edit(model, {"z.0[head=1]": 0.0}):
+        gh.generate(model, None, [[1, 2, 3]], max_new_tokens=2)
+
+
+def test_edits_carry_gradients() -> None:
+    model = small()
+    push = torch.zeros(64, dtype=torch.float64, requires_grad=True)
+    with gh.edit(model, {"resid_post.0[position=2]": lambda value: value + push}):
+        model(IDS)[0, 2, 5].backward()
+    with gh.record(model, "resid_post.0", grad=True) as seen:
+        (slope,) = torch.autograd.grad(model(IDS)[0, 2, 5], seen["resid_post.0"])
+    close(push.grad, slope[0, 2])
+
+
+def test_training_goes_on_under_an_edit() -> None:
+    model = small().train()
+    with gh.edit(model, {"pattern.0": gh.ablate_head(0)}):
+        model(IDS).sum().backward()
+    assert all(weight.grad is not None for weight in model.parameters())
+
+
+def test_a_wrong_way_to_silence_is_refused_at_once() -> None:
+    with pytest.raises(gh.InputError, match="to is 'maen', but it must be 'zero', 'mean' or a value"):
+        gh.ablate_head(1, to="maen")
+    with pytest.raises(gh.InputError, match="ablate_head was given no head"):
+        gh.ablate_head()
+
+
+@pytest.mark.parametrize(
+    ("edits", "sentence"),
+    [
+        ({"z.0": lambda value: None}, "the edit of z.0 gave a NoneType; give a tensor like the one it gets."),
+        ({"z.0": torch.zeros(3)}, "the edit of z.0 gave shape [3], but the value there has [2, 4, 6, 16]"),
+        ({"z.0[head=9]": 0.0}, "z.0[head=9] asks for head 9, but there are 4 of them; stay within 0 and 3."),
+        ({"z.0": gh.ablate_head(4)}, "head 4 is to be silenced, but there are 4; stay within 0 and 3."),
+        ({"zed.0": 0.0}, "the model has no site 'zed.0'"),
+        ({"resid_post.0": gh.ablate_head(1)}, "resid_post.0 has no heads to silence; take z."),
+        ({"pattern.0": gh.ablate_head(1, to="mean")}, "pattern.0 has no mean that keeps to what each query may see"),
+        ({"z.0": gh.ablate_head(1, to=torch.zeros(3))}, "to become a tensor of shape [3], which does not fit"),
+        ("z.0", "edits is a str, but it must say by site what to do"),
+    ],
+)
+def test_a_wrong_edit_is_refused_with_a_sentence(edits: dict[str, object], sentence: str) -> None:
+    model = small()
+    with torch.no_grad():
+        before = model(IDS)
+        with pytest.raises(gh.InputError) as caught, gh.edit(model, edits):
+            model(IDS)
+        assert sentence in str(caught.value)
+        assert torch.equal(model(IDS), before)
+
+
+def test_a_cached_call_is_edited_as_a_whole_one() -> None:
+    model = small(position="rotary")
+    edits = {"z.0": gh.ablate_head(1), "pattern.1": gh.ablate_head(2), "resid_post.0": add(torch.ones(64))}
+    with torch.no_grad(), gh.edit(model, edits):
+        whole = model(IDS)
+        cache = model.make_cache(2, 6)
+        parts: list[Tensor] = [model(IDS[:, :4], cache=cache), model(IDS[:, 4:], cache=cache)]
+    close(torch.cat(parts, 1), whole)

@@ -1,0 +1,478 @@
+"""Recording shows what a pass computes, and changes nothing about it, then or later.
+
+Tolerances are those of tests/models/test_properties.py: float64, some dozen operations deep.
+"""
+
+from __future__ import annotations
+
+import copy
+import gc
+import pickle
+import threading
+import weakref
+from collections.abc import Callable
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from looked_at import IDS, Model, close, inputs, make
+from spec_strategy import specs
+from torch import Tensor, nn
+
+import glasshouse as gh
+from glasshouse import spec
+from glasshouse.inspection import patterns
+from glasshouse.inspection.sites import sites
+from glasshouse.layers.twin import HOOKS
+from glasshouse.models.stack import Stack
+
+many = settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+
+
+def small(**settings_: object) -> Model:
+    torch.manual_seed(0)
+    return make(gh.preset("tiny-decoder", vocab_size=11, **settings_))
+
+
+def stacks(model: Model) -> dict[str, Stack]:
+    if isinstance(model, gh.models.Seq2Seq):
+        return {"encoder.": model.encoder, "decoder.": model.decoder}
+    return {"": model.stack}
+
+
+def state(model: nn.Module) -> object:
+    """Return all that recording could leave behind."""
+    return (
+        [(name, id(module), type(module)) for name, module in model.named_modules()],
+        [(name, id(tensor)) for name, tensor in model.state_dict(keep_vars=True).items()],
+        [len(getattr(module, hooks)) for module in model.modules() for hooks in HOOKS],
+        [sorted(vars(module)) for module in model.modules()],
+    )
+
+
+@many
+@given(specs())
+def test_recording_everything_changes_nothing(s: spec.Spec) -> None:
+    model = make(s)
+    before, tree = model(*inputs(model)), state(model)
+    with gh.record(model, "*") as seen:
+        during = model(*inputs(model))
+    assert torch.equal(during, before)
+    assert list(seen) == list(sites(model))
+    assert state(model) == tree
+    assert torch.equal(model(*inputs(model)), before)
+    for name, value in seen.items():
+        assert not value.requires_grad
+        assert len(seen.axes(name)) == value.dim()
+
+
+@many
+@given(specs())
+def test_the_stream_is_the_sum_of_what_is_added(s: spec.Spec) -> None:
+    model = make(s)
+    with gh.record(model, "*") as seen:
+        model(*inputs(model))
+    for prefix, stack in stacks(model).items():
+        stream = seen[f"{prefix}embed"]
+        for layer, block in enumerate(stack.blocks):
+            assert torch.equal(seen[f"{prefix}resid_pre.{layer}"], stream)
+            steps = [("attn_out", "resid_mid", block.attention), ("ffn_out", "resid_post", block.feedforward)]
+            if hasattr(block, "cross"):
+                steps.insert(1, ("cross_attn_out", "cross_resid_mid", block.cross))
+            for added, after, sublayer in steps:
+                stream = stream + seen[f"{prefix}{added}.{layer}"]
+                if s.norm_order == "after":
+                    stream = sublayer.norm(stream)
+                # The same sums in the same order: equal to the last bit.
+                assert torch.equal(seen[f"{prefix}{after}.{layer}"], stream)
+        assert torch.equal(seen[f"{prefix}final"], stack.norm(stream))
+
+
+@many
+@given(specs())
+def test_patterns_are_the_softmax_and_give_what_the_kernel_gave(s: spec.Spec) -> None:
+    model = make(s)
+    with gh.record(model, "*") as seen:
+        model(*inputs(model))
+    for name in seen:
+        if "pattern" not in name:
+            continue
+        pattern, scores = seen[name], seen[name.replace("pattern", "scores")]
+        q, k, v, z = (seen[name.replace("pattern", other)] for other in "qkvz")
+        close(pattern.sum(-1), torch.ones_like(pattern.sum(-1)))
+        close(pattern, scores.softmax(-1))
+        group = q.shape[1] // k.shape[1]
+        close(torch.einsum("bhqk,bhkd->bhqd", pattern, v.repeat_interleave(group, 1)), z)
+        if not isinstance(s.position, spec.Relative | spec.Alibi) and s.attention_softcap is None:
+            scale = s.attention_scale or s.d_head**-0.5
+            raw = torch.einsum("bhqd,bhkd->bhqk", q, k.repeat_interleave(group, 1)) * scale
+            close(torch.where(scores.isinf(), -torch.inf, raw), scores)
+
+
+@many
+@given(specs())
+def test_what_is_hidden_weighs_nothing(s: spec.Spec) -> None:
+    """The mask, written down from its meaning: order, window and padding."""
+    model = make(s)
+    lengths = torch.tensor([6, 4])
+    call = {} if isinstance(model, gh.models.Seq2Seq) else {"lengths": lengths}
+    with gh.record(model, "*") as seen:
+        model(*inputs(model), **call)
+    for name in seen:
+        stem, _, layer = name.rpartition(".")
+        if stem not in ("pattern", "decoder.pattern", "encoder.pattern"):
+            continue
+        pattern = seen[name]
+        window = s.window(int(layer))
+        for b, i, j in torch.cartesian_prod(torch.arange(2), *(torch.arange(n) for n in pattern.shape[2:])).tolist():
+            causal = isinstance(s, spec.DecoderSpec) or stem.startswith("decoder.")
+            hidden = (causal and j > i) or (window and abs(i - j) >= window) or (call and j >= lengths[b])
+            if i < lengths[b] or not call:  # what padding itself looks at is nobody's business
+                assert bool((pattern[b, :, i, j] == 0).all()) == bool(hidden)
+
+
+PARTS = [
+    ("pattern.*[head=2, query=-1]", lambda one: one[:, 2, -1]),
+    ("pattern.*[batch=1, head=1:3, query=2:5, key=:2]", lambda one: one[1, 1:3, 2:5, :2]),
+    ("scores.*[query=-2:, key=0]", lambda one: one[:, :, -2:, 0]),
+    ("pattern.*[query=4:2]", lambda one: one[:, :, 4:2]),
+    ("q.*[head=-1, width=3:5]", lambda one: one[:, -1, :, 3:5]),
+    ("k.*[head=1]", lambda one: one[:, 1]),
+    ("resid_post.*[position=-1]", lambda one: one[:, -1]),
+    ("hidden.*[neuron=5, batch=0]", lambda one: one[0, :, 5]),
+]
+
+
+@pytest.mark.parametrize("tile", [1, 50, 2**20])
+@pytest.mark.parametrize(("name", "cut"), PARTS)
+def test_a_part_is_the_part_of_the_whole(
+    name: str, cut: Callable[[Tensor], Tensor], tile: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = small(n_layers=2, windows=(3, 0), position="alibi")
+    stem = name.partition("[")[0]
+    with gh.record(model, stem) as whole:
+        model(IDS, lengths=torch.tensor([6, 4]))
+    monkeypatch.setitem(patterns.TILE, "cpu", tile)
+    with gh.record(model, name) as part:
+        model(IDS, lengths=torch.tensor([6, 4]))
+    for layer in range(2):
+        expected = cut(whole[f"{stem[:-1]}{layer}"])
+        close(part[name.replace("*", str(layer))], expected)
+        assert torch.equal(part[f"{stem[:-1]}{layer}"], part[name.replace("*", str(layer))])
+        assert len(part.axes(name)) == expected.dim() + 1  # with all layers in one
+
+
+def test_a_part_keeps_no_more_than_itself_alive() -> None:
+    model = small()
+    with gh.record(model, "resid_post.0[position=-1]") as seen:
+        model(IDS)
+    assert seen["resid_post.0"].untyped_storage().nbytes() == seen["resid_post.0"].numel() * 8
+
+
+def test_only_the_rows_asked_for_are_worked_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes: list[int] = []
+    multiply = torch.bmm
+
+    def counting(a: Tensor, b: Tensor, *, out: Tensor) -> Tensor:
+        sizes.append(out.numel())
+        return multiply(a, b, out=out)
+
+    monkeypatch.setattr(patterns.torch, "bmm", counting)
+    model = small()
+    with gh.record(model, "pattern.1[batch=0, head=2, query=-1]"):
+        model(IDS)
+    assert sizes == [6]
+
+
+def test_parts_of_one_site_are_told_apart() -> None:
+    model = small()
+    with gh.record(model, "pattern.0[head=0]", "pattern.0[head=1]") as seen:
+        model(IDS)
+    assert not torch.equal(seen["pattern.0[head=0]"], seen["pattern.0[head=1]"])
+    with gh.record(model, "pattern.0", "pattern.0[head=1]") as both:
+        model(IDS)
+    assert torch.equal(both["pattern.0"][:, 1], both["pattern.0[head=1]"])
+    assert set(dict(both)) == {"pattern.0", "pattern.0[head=1]"}
+    with pytest.raises(gh.InputError, match=r"could be pattern\.0\[head=0\] or pattern\.0\[head=1\]; say which"):
+        seen["pattern.0"]
+
+
+def test_layers_come_in_their_order_whatever_was_asked_first() -> None:
+    model = small(n_layers=3)
+    with gh.record(model, "z.2", "z.0", "z.1", "resid_post.1") as seen:
+        model(IDS)
+    assert torch.equal(seen["z.*"], torch.stack([seen["z.0"], seen["z.1"], seen["z.2"]]))
+    for name in ("*", "*.1"):
+        with pytest.raises(gh.InputError, match="could be"):
+            seen[name]
+
+
+def test_what_was_seen_is_a_mapping() -> None:
+    model = small()
+    with gh.record(model, "pattern.0[head=2, query=-1]", "z.0") as seen:
+        model(IDS)
+    assert torch.equal(seen["pattern.0[query=-1,head=2]"], seen["pattern.0"])
+    assert "pattern.0" in seen
+    assert "pattern.1" not in seen
+    assert seen.get("nothing") is None
+    assert list(seen) == ["pattern.0[head=2, query=-1]", "z.0"]
+    with pytest.raises(KeyError):
+        seen["nothing"]
+    with pytest.raises(gh.InputError, match="0 is no name of a site"):
+        seen[0]
+
+
+def test_what_was_seen_keeps_no_model() -> None:
+    model = small()
+    with gh.record(model, "z.0[head=1]") as seen:
+        model(IDS)
+    held = weakref.ref(model)
+    del model
+    gc.collect()
+    assert held() is None
+    assert len(pickle.dumps(seen)) < 3000 + seen["z.0"].numel() * 8
+
+
+def test_a_part_of_none_is_empty() -> None:
+    model = small()
+    with gh.record(model, "pattern.0[head=1:1]", "z.0[position=3:3]") as seen:
+        model(IDS)
+    assert seen["pattern.0"].shape == (2, 0, 6, 6)
+    assert seen["z.0"].shape == (2, 4, 0, 16)
+    assert seen._repr_html_()
+
+
+def test_hooks_put_or_taken_while_a_kernel_is_open_stay_so() -> None:
+    model = small()
+    calls: list[str] = []
+    attention = model.stack.blocks[0].attention.layer
+    old = attention.attend.register_forward_hook(lambda module, args, value: calls.append("old"))
+    with gh.edit(model, {"pattern.0": lambda value: value}):
+        attention.attend.register_forward_hook(lambda module, args, value: calls.append("new"))
+        old.remove()
+        model(IDS)
+    model(IDS)
+    assert calls == ["new", "new"]
+
+
+def test_the_latest_call_is_what_was_seen() -> None:
+    model = small()
+    with gh.record(model, "resid_post.1") as seen:
+        model(IDS)
+        first = seen["resid_post.1"]
+        model(IDS.flip(1))
+    with gh.record(model, "resid_post.1") as again:
+        model(IDS.flip(1))
+    assert torch.equal(seen["resid_post.1"], again["resid_post.1"])
+    assert not torch.equal(first, again["resid_post.1"])
+
+
+def test_keys_recorded_from_a_cache_stay_as_they_were() -> None:
+    model = small()
+    cache = model.make_cache(2, 8)
+    with torch.no_grad(), gh.record(model, "k.0") as seen:
+        model(IDS[:, :3], cache=cache)
+        held = seen["k.0"]
+        before = held.clone()
+        model(IDS[:, 3:], cache=cache)
+    assert torch.equal(held, before)
+
+
+def test_derivatives_by_what_was_seen_are_those_of_a_change() -> None:
+    model = small(windows=(3, 0))
+    names = ["embed", "q.0", "v.1", "scores.0", "pattern.1", "z.0", "hidden.1", "resid_mid.0", "final"]
+    with gh.record(model, *names, grad=True) as seen:
+        out = model(IDS)[0, 4].square().sum()
+        slopes = torch.autograd.grad(out, [seen[name] for name in names])
+    for name, slope in zip(names, slopes, strict=True):
+        away = torch.where(seen[name].detach().isinf(), 0, torch.randn_like(slope))
+        step = 1e-6
+
+        def at(size: float, name: str = name, away: Tensor = away) -> Tensor:
+            with torch.no_grad(), gh.edit(model, {name: lambda value: value + size * away}):
+                return model(IDS)[0, 4].square().sum()
+
+        # A central difference is off by the step's square and by rounding over the step: 1e-12 and 1e-10 here.
+        close((at(step) - at(-step)) / (2 * step), (slope * away).sum(), 1e-6)
+
+
+def test_a_part_has_no_derivatives_and_says_so() -> None:
+    with (
+        pytest.raises(gh.InputError, match=r"resid_post\.0\[position=1\] is a part.*record resid_post\.0"),
+        gh.record(small(), "resid_post.0[position=1]", grad=True),
+    ):
+        pass
+
+
+def test_stop_leaves_the_rest_of_the_model_uncomputed() -> None:
+    model = small(n_layers=3)
+    reached: list[int] = []
+    for layer, block in enumerate(model.stack.blocks):
+        block.register_forward_pre_hook(lambda module, args, layer=layer: reached.append(layer))
+    with gh.record(model, "pattern.1", "q.0", stop=True) as seen:
+        model(IDS)
+        raise AssertionError("the block goes on")
+    assert reached == [0, 1]
+    assert set(seen) == {"q.0", "pattern.1"}
+    with gh.record(model, "pattern.1") as whole:
+        model(IDS)
+    assert torch.equal(seen["pattern.1"], whole["pattern.1"])
+
+
+def test_an_inner_stop_does_not_end_an_outer_record() -> None:
+    model = small()
+    with gh.record(model, "resid_post.1", stop=True) as outer:
+        with gh.record(model, "q.0", stop=True) as inner:
+            model(IDS)
+        assert list(inner) == ["q.0"]
+        assert list(outer) == []
+        model(IDS)
+    assert list(outer) == ["resid_post.1"]
+
+
+def test_errors_leave_the_model_as_it_was() -> None:
+    model = small()
+    tree = state(model)
+
+    def broken(value: Tensor) -> Tensor:
+        raise RuntimeError("mine")
+
+    with (
+        pytest.raises(RuntimeError, match="mine"),
+        gh.record(model, "pattern.*"),
+        gh.edit(model, {"pattern.0": broken}),
+    ):
+        model(IDS)
+    assert state(model) == tree
+    with pytest.raises(gh.InputError, match="asks for head 7, but there are 4"), gh.record(model, "q.0[head=7]"):
+        model(IDS)
+    assert state(model) == tree
+    with pytest.raises(gh.InputError, match="no site"), gh.record(model, "resid_post.0", "resid_poster.0"):
+        pass
+    assert state(model) == tree
+
+
+def test_a_row_that_sees_nothing_has_no_weights() -> None:
+    model = make(gh.preset("tiny-encoder", vocab_size=11))
+    with gh.record(model, "pattern.0") as seen:
+        model(IDS, lengths=torch.tensor([6, 0]))
+    close(seen["pattern.0"][0].sum(-1), torch.ones(4, 6, dtype=torch.float64))
+    assert not seen["pattern.0"][1].any()
+
+
+def test_a_mode_set_meanwhile_stays() -> None:
+    model = small(attention_dropout=0.5).train()
+    with gh.edit(model, {"pattern.0": lambda value: value}):
+        model.eval()
+    assert not any(module.training for module in model.modules())
+
+
+def test_hooks_of_others_stay_and_run() -> None:
+    model = small()
+    calls: list[str] = []
+    attend = model.stack.blocks[0].attention.layer.attend
+    attend.register_forward_hook(lambda module, args, value: calls.append("theirs"))
+    with gh.edit(model, {"pattern.0": lambda value: value}):
+        model(IDS)
+    model(IDS)
+    assert calls == ["theirs", "theirs"]
+
+
+@pytest.mark.parametrize("name", ["pattern.0", "z.0"])
+def test_other_threads_neither_see_nor_are_seen(name: str) -> None:
+    model = small()
+    with torch.no_grad():
+        plain = model(IDS)
+    found: list[Tensor] = []
+
+    def elsewhere() -> None:
+        with torch.no_grad():
+            found.append(model(IDS))
+
+    with torch.no_grad(), gh.edit(model, {name: 0.0}), gh.record(model, name) as seen:
+        thread = threading.Thread(target=elsewhere)
+        thread.start()
+        thread.join()
+        assert list(seen) == []
+        changed = model(IDS)
+    assert torch.equal(found[0], plain)
+    assert not torch.equal(changed, plain)
+
+
+def test_who_wants_the_same_model_waits() -> None:
+    model = small()
+    order: list[str] = []
+    inside = threading.Event()
+
+    def other() -> None:
+        inside.wait()
+        with gh.edit(model, {"z.0": 0.0}):
+            order.append("other")
+
+    thread = threading.Thread(target=other)
+    thread.start()
+    with gh.record(model, "z.0"):
+        inside.set()
+        thread.join(0.2)
+        order.append("first")
+    thread.join()
+    assert order == ["first", "other"]
+
+
+def test_a_compiled_model_is_looked_into_and_stays_compiled() -> None:
+    torch.compiler.reset()
+    model = small().float()
+    made = 0
+
+    def backend(graph: torch.fx.GraphModule, example: list[Tensor]) -> Callable[..., object]:
+        nonlocal made
+        made += 1
+        return graph.forward
+
+    compiled = torch.compile(model, backend=backend)
+    with torch.no_grad():
+        before = compiled(IDS)
+        graphs = made
+        with gh.record(compiled, "pattern.*") as seen, gh.edit(compiled, {"z.1": 0.0}):
+            changed = compiled(IDS)
+        with torch._dynamo.config.patch(error_on_recompile=True):
+            after = compiled(IDS)
+    assert len(seen) == 2
+    assert not torch.equal(changed, before)
+    assert torch.equal(after, before)
+    assert made == graphs
+
+
+def test_a_copy_made_meanwhile_is_changed_as_long_as_the_model_is() -> None:
+    """An engine runs such a copy."""
+    model = small()
+    with torch.no_grad():
+        plain = model(IDS)
+        with gh.edit(model, {"pattern.0": 0.0, "z.1": 0.0}), gh.record(model, "q.0") as seen:
+            twin = copy.deepcopy(model)
+            changed = twin(IDS)
+            assert torch.equal(changed, model(IDS))
+        first = seen["q.0"]
+        assert torch.equal(twin(IDS), plain)
+        with gh.edit(model, {"z.0": 0.0}):  # other edits are not the copy's
+            assert torch.equal(twin(IDS.flip(1)), model_alone(IDS.flip(1)))
+    assert not torch.equal(changed, plain)
+    assert seen["q.0"] is first
+
+
+def model_alone(ids: Tensor) -> Tensor:
+    return small()(ids)
+
+
+def test_asking_for_what_is_not_there_says_what_is() -> None:
+    model = small()
+    with gh.record(model, "resid_post.*") as seen:
+        with pytest.raises(gh.InputError, match=r"resid_post\.0 has not been seen; call the model"):
+            seen["resid_post.0"]
+        model(IDS)
+    with pytest.raises(gh.InputError, match=r"'resid_pre\.0' is not among what is recorded; did you mean"):
+        seen["resid_pre.0"]
+    with pytest.raises(gh.InputError, match="record was given no site"), gh.record(model):
+        pass
+    assert repr(seen) == "Seen(resid_post.0 [2, 6, 64], resid_post.1 [2, 6, 64])"
+    assert seen["resid_post.*"].shape == (2, 2, 6, 64)

@@ -1,0 +1,72 @@
+"""Names of sites, for every kind of model: what they stand for, and what is said where they stand for nothing."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import glasshouse as gh
+from glasshouse.inspection.sites import select, sites
+
+
+def names(preset: str, name: str, **settings: object) -> list[str]:
+    return [one.name for one in select(gh.build(gh.preset(preset, **settings)), name)]
+
+
+def test_star_stands_for_every_layer_and_nothing_else() -> None:
+    assert names("tiny-decoder", "resid_post.*", n_layers=3) == ["resid_post.0", "resid_post.1", "resid_post.2"]
+    assert names("tiny-seq2seq", "decoder.pattern.*") == ["decoder.pattern.0", "decoder.pattern.1"]
+    assert names("tiny-seq2seq", "decoder.cross_pattern.*") == ["decoder.cross_pattern.0", "decoder.cross_pattern.1"]
+
+
+def test_an_encoder_decoder_has_the_sites_of_both_stacks() -> None:
+    one, both = (sites(gh.build(gh.preset(name, n_layers=1))) for name in ("tiny-encoder", "tiny-seq2seq"))
+    assert [name for name in both if name.startswith("encoder.")] == [f"encoder.{name}" for name in one]
+    decoder = [name.removeprefix("decoder.") for name in both if name.startswith("decoder.")]
+    assert [name for name in decoder if not name.startswith("cross_")] == list(one)
+    cross = {"q", "k", "v", "scores", "pattern", "z", "attn_out", "resid_mid"}
+    assert {name for name in decoder if name.startswith("cross_")} == {f"cross_{name}.0" for name in cross}
+
+
+def test_a_compiled_model_has_the_sites_of_the_model_within() -> None:
+    model = gh.build(gh.preset("tiny-decoder"))
+    assert sites(torch.compile(model)) == sites(model)
+
+
+def test_an_index_is_written_in_one_way() -> None:
+    (one,) = select(gh.build(gh.preset("tiny-decoder")), " pattern.0 [ query = 1: ,head=-1,key=:3]")
+    assert one.name == "pattern.0[head=-1, query=1:, key=:3]"
+    assert one.index == (slice(None), -1, slice(1, None), slice(None, 3))
+    assert one.axes == ("batch", "query", "key")
+
+
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        ("patern.0", "no site 'patern.0'; did you mean pattern.0?"),
+        ("pattern.7", "no site 'pattern.7'; its layers are 0 to 1."),
+        ("pattern.0[hed=1]", "no axis 'hed'; did you mean head?"),
+        ("pattern.0[position=1]", "no axis 'position'"),
+        ("resid_pre.0[head=1]", "no axis 'head'"),
+        ("pattern.0[head=one]", "head = 'one', but that is no number and no a:b"),
+        ("pattern.0[head=1:2:3]", "no number and no a:b"),
+        ("pattern.0[head]", "head = '', but that is no number"),
+        ("pattern.0[head=1, head=2]", "pattern.0 is asked for head twice"),
+        ("pattern.0[head=1", "is not a name with an index"),
+        ("", "is not a name with an index"),
+    ],
+)
+def test_a_wrong_name_is_refused_with_a_sentence(name: str, sentence: str) -> None:
+    with pytest.raises(gh.InputError) as caught:
+        names("tiny-decoder", name)
+    assert sentence in str(caught.value)
+
+
+def test_a_name_without_its_stack_is_refused_with_both() -> None:
+    with pytest.raises(gh.InputError, match=r"did you mean encoder\.pattern\.0 or decoder\.pattern\.0\?"):
+        names("tiny-seq2seq", "pattern.0")
+
+
+def test_what_is_no_model_is_refused() -> None:
+    with pytest.raises(gh.InputError, match="is a Linear, but sites are those of a model"):
+        sites(torch.nn.Linear(2, 2))
