@@ -1,0 +1,390 @@
+"""A logit split by hand, and over specs of every kind beside a slow pass in which every part has a factor of its own.
+
+With the norms held, the logit is linear in these factors, so its derivative by one, which torch finds, is what that
+part adds. In float64 rounding is 1e-16 of the largest part, a few dozen operations deep: 1e-9 leaves room for that.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, assume, given, settings
+from looked_at import IDS, Model, close, inputs, make
+from spec_strategy import VOCABULARY, specs
+from torch import Tensor, nn
+
+import glasshouse as gh
+from glasshouse import spec
+from glasshouse.inspection.attribution import Attribution, attribute
+from glasshouse.inspection.recording import Seen
+from glasshouse.inspection.sites import Selection
+from glasshouse.layers import lora
+from glasshouse.models import Seq2Seq
+
+fast = settings(
+    max_examples=60, derandomize=True, deadline=None, database=None, suppress_health_check=list(HealthCheck)
+)
+
+
+def tiny(kind: str = "tiny-decoder", **choices: object) -> Model:
+    torch.manual_seed(3)
+    sizes = {"d_model": 16, "n_heads": 2, "n_kv_heads": 1, "d_ff": 24, "vocab_size": VOCABULARY}
+    return make(gh.preset(kind, **sizes, **choices))
+
+
+def test_by_hand() -> None:
+    """One token, so that attention looks at it alone; one layer, one head, two numbers wide.
+
+    Every stream that meets a norm has a mean square of 1, which with an epsilon of 3 the norm divides by 2:
+
+    embedding (1, 1), normed (1/2, 1/2), values times 2 and 4: z = (1, 2), out (1, -2) with a bias of (-3, 2)
+    stream (-1, 1), normed (-1/2, 1/2), up times 2 and ReLU: hidden (0, 1), down (2, 0) with a bias of (0, -2)
+    stream (1, -1), normed (1/2, -1/2), times (4, -2): 3, and a bias of 7 makes the logit 10
+
+    Ahead of the norm the token's direction is half of (4, -2): (2, -1). The embedding adds 1, the head 2 + 2, the
+    neurons 0 and 4, the biases -8 + 2 + 7. The other token's logit is (1/2, -1/2) times (0, 2) and 1: nothing.
+    """
+    s = spec.DecoderSpec(
+        vocab_size=2,
+        d_model=2,
+        n_layers=1,
+        n_heads=1,
+        d_ff=2,
+        max_len=2,
+        position=spec.NoPosition(),
+        norm=spec.RMSNorm(eps=3.0),
+        feedforward=spec.Relu(),
+        head=spec.NextToken(tied=False, bias=True),
+        out_bias=True,
+        ffn_bias=True,
+        qkv_bias=False,
+    )
+    model = gh.build(s, dtype=torch.float64)
+    (block,) = model.stack.blocks
+    attention, feedforward = block.attention.layer, block.feedforward.layer
+    values = [
+        (model.token.table.weight, [[0, 0], [1, 1]]),
+        (attention.value.weight, [[2, 0], [0, 4]]),
+        (attention.out.weight, [[1, 0], [0, -1]]),
+        (attention.out.bias, [-3, 2]),
+        (feedforward.up.weight, [[2, 0], [0, 2]]),
+        (feedforward.up.bias, [0, 0]),
+        (feedforward.down.weight, [[0, 2], [0, 0]]),
+        (feedforward.down.bias, [0, -2]),
+        (model.head.weight, [[4, -2], [0, 2]]),
+        (model.head.bias, [7, 1]),
+    ]
+    with torch.no_grad():
+        for weight, numbers in values:
+            weight.copy_(torch.tensor(numbers))
+    split = attribute(model, torch.tensor([[1]]), token=0, neurons=[0])
+    parts = {name: part.item() for name, part in split.parts().items()}
+    assert parts == pytest.approx({"embed": 1, "head 0.0": 4, "ffn 0": 4, "bias": 1}, abs=1e-12)
+    assert split.neurons[0][0].tolist() == pytest.approx([0, 4], abs=1e-12)
+    assert split.logit.item() == pytest.approx(10, abs=1e-12)
+    other = attribute(model, torch.tensor([[1]]), token=1)
+    assert {name: part.item() for name, part in other.parts().items()} == pytest.approx(
+        {"embed": 1, "head 0.0": -2, "ffn 0": 0, "bias": 1}, abs=1e-12
+    )
+
+
+def test_the_other_tokens_direction_by_hand() -> None:
+    """Norms do not matter to a difference of tokens with one vector: it is that of their biases."""
+    model = tiny(head={"kind": "next_token", "tied": False, "bias": True})
+    with torch.no_grad():
+        model.head.weight[3] = model.head.weight[5]
+        model.head.bias[3], model.head.bias[5] = 4.0, 1.5
+    split = attribute(model, IDS, token=3, against=5)
+    assert split.logit.tolist() == pytest.approx([2.5, 2.5], abs=1e-12)
+    assert split.bias.tolist() == pytest.approx([2.5, 2.5], abs=1e-12)
+    assert all(part.abs().max() < 1e-12 for name, part in split.parts().items() if name != "bias")
+
+
+def held(norm: nn.Module, x: Tensor) -> Tensor:
+    """Apply a norm whose scale is a number, not a function of x."""
+    if isinstance(norm, nn.Identity):
+        return x
+    centred = x - x.mean() if isinstance(norm, nn.LayerNorm) else x
+    made = centred / torch.sqrt((centred.detach() ** 2).mean() + norm.eps) * norm.weight
+    return made + norm.bias if getattr(norm, "bias", None) is not None else made
+
+
+def joined(residual: Any, x: Tensor, added: Tensor) -> Tensor:  # noqa: ANN401 - any order of norms
+    """Add to the stream what a sublayer gave, in the order of its kind."""
+    match type(residual).__name__:
+        case "PreNorm":
+            return x + added
+        case "PostNorm":
+            return held(residual.norm, x + added)
+        case _:
+            return x + held(residual.norm_out, added)
+
+
+def slowly(model: Any, call: tuple[Tensor, ...], b: int, i: int, token: int) -> tuple[Tensor, dict[str, Tensor]]:  # noqa: ANN401
+    """Return one logit of one position, and its derivative by the factor of each part but the biases."""
+    prefix, stack = ("decoder.", model.decoder) if isinstance(model, Seq2Seq) else ("", model.stack)
+    with torch.no_grad(), gh.record(model, f"{prefix}*") as seen:
+        model(*call)
+
+    factors: dict[str, Tensor] = {}
+
+    def factor(name: str) -> Tensor:
+        factors[name] = torch.ones((), dtype=torch.float64, requires_grad=True)
+        return factors[name]
+
+    x = seen[f"{prefix}embed"][b, i] * factor("embed")
+    for layer, block in enumerate(stack.blocks):
+        for name, kind, site in (("attention", "head", "z"), ("cross", "cross head", "cross_z")):
+            if hasattr(block, name):
+                z = seen[f"{prefix}{site}.{layer}"][b, :, i]
+                z = torch.cat([one * factor(f"{kind} {layer}.{head}") for head, one in enumerate(z)])
+                residual = getattr(block, name)
+                x = joined(residual, x, residual.layer.out(z))
+        hidden = seen[f"{prefix}hidden.{layer}"][b, i] * factor(f"ffn {layer}")
+        x = joined(block.feedforward, x, block.feedforward.layer.down(hidden))
+        close(x, seen[f"{prefix}resid_post.{layer}"][b, i])  # the same stream, so the same scales
+    x = held(stack.norm, x)
+    if isinstance(model.head.transform, nn.Sequential):
+        linear, activation, norm = model.head.transform
+        x = linear(x)
+        x = held(norm, x * (activation(x) / x).nan_to_num().detach())
+    logit = x @ model.head.matrix(model.token.table.weight)[token] * model.head.scale
+    if model.head.bias is not None:
+        logit = logit + model.head.bias[token]
+    return logit.detach(), dict(zip(factors, torch.autograd.grad(logit, list(factors.values())), strict=True))
+
+
+def check_sum(split: Attribution, within: float) -> None:
+    parts = torch.stack(list(split.parts().values()))
+    room = within * torch.maximum(split.logit.abs(), parts.abs().amax(0)).clamp(min=1)
+    assert ((parts.sum(0) - split.logit).abs() <= room).all()
+
+
+@pytest.mark.parametrize("norm_order", ["before", "after", "sandwich"])
+@pytest.mark.parametrize("kind", ["decoder", "encoder", "seq2seq"])
+def test_parts_are_those_of_the_slow_pass_and_add_up(kind: str, norm_order: str) -> None:
+    norms = set()
+
+    @settings(fast, max_examples=8)
+    @given(specs())
+    def holds(s: spec.Spec) -> None:
+        assume(s.kind == kind)
+        norms.add(s.norm.kind)
+        other = spec.NextToken(tied=False, bias=True) if kind == "seq2seq" else spec.MaskedToken()
+        head = s.head if isinstance(s.head, spec.NextToken | spec.MaskedToken) else other
+        torch.manual_seed(0)
+        model = make(dataclasses.replace(s, norm_order=norm_order, head=head))
+        call = inputs(model)
+        position, token, against = torch.tensor([1, -2]), torch.tensor([3, 7]), 10
+        split = attribute(model, *call, position=position, token=token, against=against)
+        check_sum(split, 1e-9)
+        with torch.no_grad():
+            logits = model(*call)
+        for b in range(2):
+            i = position[b] % call[-1].shape[1]
+            assert split.logit[b] == pytest.approx((logits[b, i, token[b]] - logits[b, i, against]).item(), rel=1e-9)
+            logit, said = slowly(model, call, b, int(i), int(token[b]))
+            assert logit == pytest.approx(logits[b, i, token[b]].item(), rel=1e-9, abs=1e-9)
+            _, unsaid = slowly(model, call, b, int(i), against)
+            parts = split.parts()
+            assert list(parts) == [*said, "bias"]
+            largest = max(1.0, *(float(part.abs().max()) for part in parts.values()))
+            for name, part in parts.items():
+                if name != "bias":
+                    assert float(part[b]) == pytest.approx(float(said[name] - unsaid[name]), abs=1e-9 * largest), name
+
+    holds()
+    assert norms == {"layer", "rms"}
+
+
+def test_parts_add_up_in_float32_and_with_padding() -> None:
+    @fast
+    @given(specs())
+    def holds(s: spec.Spec) -> None:
+        assume(isinstance(s.head, spec.NextToken | spec.MaskedToken))
+        torch.manual_seed(0)
+        model = make(s, torch.float32)
+        lengths = torch.tensor([5, 3])
+        told = {"target_lengths" if isinstance(model, Seq2Seq) else "lengths": lengths}
+        split = attribute(model, *inputs(model), position=lengths - 1, token=4, **told)
+        assert split.logit.dtype == torch.float32
+        check_sum(split, 1e-4)
+        with torch.no_grad():
+            own = model(*inputs(model), **told)[torch.arange(2), lengths - 1, 4]
+        close(split.logit, own, 1e-5)
+
+    holds()
+
+
+def test_an_activation_that_was_given_nothing_adds_nothing() -> None:
+    """0 / 0 is no ratio: where the map ahead of it gives 0, and so does the activation."""
+    model = tiny("tiny-encoder", head={"kind": "masked_token"})
+    with torch.no_grad():
+        model.head.transform[0].weight[:3], model.head.transform[0].bias[:3] = 0.0, 0.0
+    check_sum(attribute(model, IDS, token=1), 1e-9)
+
+
+@pytest.mark.parametrize("norm_order", ["before", "after", "sandwich"])
+@pytest.mark.parametrize("kind", ["tiny-decoder", "tiny-encoder", "tiny-seq2seq"])
+def test_neurons_add_up_to_their_layer(kind: str, norm_order: str) -> None:
+    model = tiny(kind, n_layers=3, norm_order=norm_order)
+    split = attribute(model, *inputs(model), token=2, neurons=[0, 2])
+    assert list(split.neurons) == [0, 2]
+    for layer, neurons in split.neurons.items():
+        assert neurons.shape == (2, 24)
+        close(neurons.sum(-1), split.feedforward[:, layer])
+
+
+def test_without_a_neuron_the_sum_lacks_its_part() -> None:
+    """Where the stream ends in no norm and the layer is the last, the logit itself falls by what a neuron adds."""
+    model = tiny(norm_order="before", final_norm=False)
+    split = attribute(model, IDS, token=2, neurons=[-1], position=3)
+    (layer,) = split.neurons
+    assert layer == 1
+    for neuron in (0, 7, 23):
+        with torch.no_grad(), gh.edit(model, {f"hidden.1[neuron={neuron}]": 0.0}):
+            close(split.logit - model(IDS)[:, 3, 2], split.neurons[1][:, neuron])
+    for head in (0, 1):
+        with torch.no_grad(), gh.edit(model, {"z.1": gh.ablate_head(head), "ffn_out.1": kept(model)}):
+            close(split.logit - model(IDS)[:, 3, 2], split.heads[:, 1, head])
+
+
+def kept(model: Model) -> Tensor:
+    """Return what the last feed-forward layer adds where nothing is changed."""
+    with torch.no_grad(), gh.record(model, "ffn_out.1") as seen:
+        model(IDS)
+    return seen["ffn_out.1"]
+
+
+def test_positions_and_tokens_of_a_batch_are_those_of_its_rows() -> None:
+    model = tiny("tiny-seq2seq")
+    call = inputs(model)
+    position, token = torch.tensor([4, 0]), torch.tensor([1, 9])
+    both = attribute(model, *call, position=position, token=token, against=token.flip(0))
+    assert both.position.tolist() == [4, 0]
+    for b in range(2):
+        one = attribute(
+            model,
+            *(side[b : b + 1] for side in call),
+            position=int(position[b]) - call[-1].shape[1],
+            token=int(token[b]),
+            against=int(token[1 - b]),
+        )
+        close(one.logit, both.logit[b : b + 1])
+        for name, part in one.parts().items():
+            close(part, both.parts()[name][b : b + 1])
+
+
+def test_only_the_positions_are_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    lengths = set()
+    put = Seen.put
+
+    def measured(self: Seen, asked: Selection, value: Tensor) -> None:
+        lengths.add(value.shape[asked.axes.index("position")])
+        put(self, asked, value)
+
+    monkeypatch.setattr(Seen, "put", measured)
+    model, whole = tiny(), []
+    model.head.register_forward_hook(lambda *_: whole.append(1))
+    attribute(model, IDS, token=1, position=2)
+    assert lengths == {1}
+    assert not whole  # the logits of all positions are not made
+    lengths.clear()
+    attribute(tiny(), IDS, token=1, position=torch.tensor([2, 4]))
+    assert lengths == {3}
+
+
+@pytest.mark.parametrize("norm_order", ["before", "after", "sandwich"])
+def test_lora_is_part_of_its_map(norm_order: str) -> None:
+    model = tiny(norm_order=norm_order)
+    lora.attach(model, lora.LoRA(rank=2, targets=("*",)))
+    with torch.no_grad():
+        for tensor in lora.adapter(model).values():
+            tensor.normal_()
+    attached = attribute(model, IDS, token=1, against=2)
+    check_sum(attached, 1e-9)
+    lora.merge(model)
+    merged = attribute(model, IDS, token=1, against=2)
+    for name, part in attached.parts().items():
+        close(part, merged.parts()[name])
+
+
+def test_a_model_in_training_is_split_without_dropout_and_put_back() -> None:
+    model = tiny(dropout=0.5, embed_dropout=0.5, attention_dropout=0.5)
+    quietly = attribute(model, IDS, token=1)
+    split = attribute(model.train(), IDS, token=1)
+    assert all(module.training for module in model.modules())
+    assert not any(part.requires_grad for part in split.parts().values())
+    for name, part in split.parts().items():
+        assert torch.equal(part, quietly.parts()[name])
+
+
+def test_half_precision_is_split_in_float32() -> None:
+    """The parts add up to within a few roundings of bfloat16, each 2**-8 of the largest."""
+    split = attribute(tiny().to(torch.bfloat16), IDS, token=1)
+    assert split.heads.dtype == split.bias.dtype == split.logit.dtype == torch.float32
+    check_sum(split, 8 * 2**-8)
+
+
+def test_an_edit_of_a_head_is_felt() -> None:
+    model = tiny()
+    with gh.edit(model, {"z.0": gh.ablate_head(1)}):
+        split = attribute(model, IDS, token=1)
+    assert (split.heads[:, 0, 1] == 0).all()
+    assert (split.heads[:, 1, 1] != 0).all()
+    check_sum(split, 1e-9)
+
+
+def test_the_drawing_shows_the_largest_and_sums_up_the_rest() -> None:
+    model = tiny(n_layers=12)
+    split = attribute(model, IDS.repeat(3, 1), token=1, against=2)
+    drawn = split._repr_html_()
+    values = {name: float(part[0]) for name, part in split.parts().items()}
+    largest = sorted(values, key=lambda name: -abs(values[name]))
+    first = drawn.split("</table>")[0]
+    assert first.count("<tr>") == 31
+    for name in largest[:30]:
+        assert f"<th>{name}</th>" in first
+    assert "<th>other</th>" in first
+    rest = sum(values[name] for name in largest[30:])
+    assert f"<td>{rest:.2f}</td>" in first.split("<th>other</th>")[1]
+    assert drawn.count("<table>") == 4
+    assert "2 more texts not drawn" in drawn
+    assert "the logit of token 1 less that of 2" in first
+    small = attribute(tiny(n_layers=1), IDS, token=1)._repr_html_()
+    assert "other" not in small
+    assert small.count("<tr>") == 2 * (1 + 2 + 1 + 1)
+
+
+def test_what_cannot_be_split_is_refused_with_a_sentence() -> None:
+    model = tiny()
+    with pytest.raises(gh.InputError, match="the head is 'token_label', which gives no logits of tokens"):
+        attribute(tiny("tiny-encoder", head={"kind": "token_label", "n_labels": 3}), IDS, token=0)
+    with pytest.raises(gh.InputError, match="token holds 11, but it must stay within 0 and 10"):
+        attribute(model, IDS, token=11)
+    with pytest.raises(gh.InputError, match="against holds -1, but it must stay within 0 and 10"):
+        attribute(model, IDS, token=1, against=torch.tensor([3, -1]))
+    with pytest.raises(gh.InputError, match="position holds 6, but it must stay within -6 and 5"):
+        attribute(model, IDS, token=1, position=6)
+    with pytest.raises(gh.InputError, match=r"position has shape \[3\] .* one for each of 2 rows"):
+        attribute(model, IDS, token=1, position=torch.tensor([1, 2, 3]))
+    with pytest.raises(gh.InputError, match=r"token has shape \[\] and type torch.float32"):
+        attribute(model, IDS, token=1.5)
+    with pytest.raises(gh.InputError, match="neurons holds 2, but there are 2"):
+        attribute(model, IDS, token=1, neurons=[2])
+
+
+@pytest.mark.parametrize("order", ["before", "after"])
+def test_parts_add_up_where_torch_has_wrapped_modules(order: str) -> None:
+    torch.compiler.reset()
+    model = tiny(norm_order=order, final_norm=True)
+    block = model.stack.blocks[0]
+    model.stack.norm = torch.compile(model.stack.norm, backend="eager")
+    block.attention = torch.compile(block.attention, backend="eager")
+    block.feedforward.layer.down = torch.compile(block.feedforward.layer.down, backend="eager")
+    model.head = torch.compile(model.head, backend="eager")
+    split = attribute(model, IDS, token=3)
+    close(sum(split.parts().values()), split.logit, 1e-9)
