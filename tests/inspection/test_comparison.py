@@ -1,0 +1,392 @@
+"""Two models side by side: known on paper, beside plain loops, and untouched by padding and by tiles.
+
+Tolerances are those of tests/models/test_properties.py: float64, some dozen operations deep.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from looked_at import Model, close, inputs, make
+from spec_strategy import specs
+from torch import Tensor
+
+import glasshouse as gh
+from glasshouse import spec
+from glasshouse.errors import InputError
+from glasshouse.inspection import board, comparison, patterns, reading
+from glasshouse.inspection.comparison import Comparison, compare
+from glasshouse.inspection.editing import scale
+from glasshouse.layers import lora
+from glasshouse.models import Seq2Seq
+
+many = settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+TENSORS = ("stream", "heads", "writes", "ffn", "divergence", "loss_one", "loss_other")
+SAID = torch.tensor([[5, 6, 5, 7, 5]])
+
+
+def small(kind: str = "tiny-decoder", seed: int = 0, **settings_: object) -> Model:
+    torch.manual_seed(seed)
+    return make(gh.preset(kind, vocab_size=11, **settings_))
+
+
+def far(a: list[float], b: list[float]) -> float:
+    """Return how far b is from a, as a share of how long a is."""
+    apart = math.sqrt(sum((x - y) ** 2 for x, y in zip(a, b, strict=True)))
+    return apart / math.sqrt(sum(x * x for x in a)) if apart else 0.0
+
+
+def logs(logits: list[float]) -> list[float]:
+    top = max(logits)
+    total = math.log(sum(math.exp(x - top) for x in logits)) + top
+    return [x - total for x in logits]
+
+
+def slow(one: Model, other: Model) -> dict[str, Tensor]:
+    """Compare two models number by number."""
+    prefix = "decoder." if isinstance(one, Seq2Seq) else ""
+    names = [prefix + name for name in ("embed", "resid_post.*", "pattern.*", "z.*", "ffn_out.*")]
+    seen, answers = [], []
+    for model in (one, other):
+        with gh.record(model, *names) as recorded:
+            answers.append(model(*inputs(model)).tolist())
+        seen.append([recorded[name] for name in names])
+    (embed, after, pattern, z, ffn), (embed2, after2, pattern2, z2, ffn2) = seen
+    ids = inputs(one)[-1].tolist()
+    depth, heads = pattern.shape[0], pattern.shape[2]
+    places = [(row, place) for row in range(len(ids)) for place in range(len(ids[0]))]
+    nothing = [[math.nan] * len(ids[0]) for _ in ids]
+    divergence, losses = copy.deepcopy(nothing), [copy.deepcopy(nothing), copy.deepcopy(nothing)]
+    if isinstance(one.spec.head, spec.NextToken | spec.MaskedToken | spec.TokenLabel):
+        for row, place in places:
+            p, q = (logs(answer[row][place]) for answer in answers)
+            divergence[row][place] = sum(math.exp(x) * (x - y) for x, y in zip(p, q, strict=True))
+            if isinstance(one.spec.head, spec.NextToken) and place + 1 < len(ids[0]):
+                for loss, said in zip(losses, (p, q), strict=True):
+                    loss[row][place] = -said[ids[row][place + 1]]
+
+    def variation(layer: int, head: int) -> float:
+        pairs = [
+            sum(
+                abs(x - y)
+                for x, y in zip(
+                    pattern[layer, r, head, q].tolist(), pattern2[layer, r, head, q].tolist(), strict=True
+                )
+            )
+            / 2
+            for r, q in places
+        ]
+        return sum(pairs) / len(pairs)
+
+    found = {
+        "stream": [
+            [[far(a, b) for a, b in zip(*rows, strict=True)] for rows in zip(x.tolist(), y.tolist(), strict=True)]
+            for x, y in zip([embed, *after], [embed2, *after2], strict=True)
+        ],
+        "heads": [[variation(layer, head) for head in range(heads)] for layer in range(depth)],
+        "writes": [
+            [
+                far(z[layer, :, head].flatten().tolist(), z2[layer, :, head].flatten().tolist())
+                for head in range(heads)
+            ]
+            for layer in range(depth)
+        ],
+        "ffn": [far(a.flatten().tolist(), b.flatten().tolist()) for a, b in zip(ffn, ffn2, strict=True)],
+        "divergence": divergence,
+        "loss_one": losses[0],
+        "loss_other": losses[1],
+    }
+    return {name: torch.tensor(values, dtype=torch.float64) for name, values in found.items()}
+
+
+@many
+@given(specs())
+def test_distances_are_those_of_plain_loops(s: spec.Spec) -> None:
+    one, other = make(s), make(s)
+    seen = compare(one, other, *inputs(one))
+    for name, expected in slow(one, other).items():
+        close(getattr(seen, name), expected)
+
+
+@many
+@given(specs())
+def test_a_model_is_no_distance_from_itself(s: spec.Spec) -> None:
+    model = make(s)
+    for other in (model, copy.deepcopy(model)):
+        seen = compare(model, other, *inputs(model))
+        assert all((getattr(seen, name) == 0).all() for name in ("stream", "heads", "writes", "ffn"))
+        assert (seen.divergence.nan_to_num() == 0).all()
+        assert torch.equal(seen.loss_one.nan_to_num(), seen.loss_other.nan_to_num())
+
+
+def test_a_changed_head_is_where_they_part() -> None:
+    one = small(n_layers=3)
+    other = copy.deepcopy(one)
+    with torch.no_grad():
+        other.stack.blocks[1].attention.layer.query.weight[2 * 16 : 3 * 16] += 1  # d_head is 16
+    seen = compare(one, other, SAID)
+    for field in (seen.heads, seen.writes):
+        assert field[:2].nonzero().tolist() == [[1, 2]]
+        assert (field[2] > 0).all()
+    assert (seen.stream[:2] == 0).all()
+    # The first token sees itself alone, whatever its query; what goes on from there reaches all that follow.
+    assert (seen.stream[2:, 0, 1:] > 0).all()
+    assert (seen.stream[:, 0, 0] == 0).all()
+    assert seen.ffn[0] == 0
+    assert (seen.ffn[1:] > 0).all()
+
+
+def test_distances_on_paper() -> None:
+    one = small()
+    other = copy.deepcopy(one)
+    with gh.edit(other, {"z.0[head=3]": scale(3.0), "ffn_out.1": scale(-1.0), "resid_post.1[position=2]": 0.0}):
+        seen = compare(one, other, SAID)
+    assert seen.writes[0].tolist() == pytest.approx([0, 0, 0, 2], abs=1e-12)
+    assert float(seen.stream[2, 0, 2]) == pytest.approx(1, abs=1e-12)
+    with gh.edit(other, {"ffn_out.1": scale(-1.0), "resid_post.1": scale(0.25)}):
+        seen = compare(one, other, SAID)
+    assert seen.ffn.tolist() == pytest.approx([0, 2], abs=1e-12)
+    assert (seen.stream[:2] == 0).all()
+
+
+def test_nothing_is_as_far_from_nothing_as_equals_are() -> None:
+    one, other = small(), small(seed=1)
+    silent = {"ffn_out.0": 0.0, "z.0[head=1]": 0.0}
+    with gh.edit(one, silent), gh.edit(other, silent):
+        seen = compare(one, other, SAID)
+    assert seen.ffn[0] == 0
+    assert seen.writes[0, 1] == 0
+    with gh.edit(one, silent):
+        assert compare(one, other, SAID).ffn[0] == math.inf
+
+
+def test_total_variation_on_paper_whichever_model_was_changed() -> None:
+    one = small()
+    other = copy.deepcopy(one)
+    back = torch.diag(torch.ones(4), -1).double()
+    back[0, 0] = 1
+    half = (back + torch.eye(5)) / 2
+    with gh.edit(one, {"pattern.1[head=1]": back}), gh.edit(other, {"pattern.1[head=1]": torch.eye(5)}):
+        # All but the first of five look elsewhere.
+        assert compare(one, other, SAID).heads[1, 1] == 0.8
+    with gh.edit(one, {"pattern.1[head=1]": back}), gh.edit(other, {"pattern.1[head=1]": half}):
+        assert compare(one, other, SAID).heads[1].tolist() == [0, 0.4, 0, 0]
+    with gh.edit(one, {"scores.0[head=1]": lambda scores: scores + 1}):
+        assert compare(one, other, SAID).heads.abs().max() < 1e-14  # a softmax does not feel what is added to all
+
+
+def test_answers_on_paper() -> None:
+    """Of two logits 0 and ln 3 the probabilities are 1/4 and 3/4; of two zeros, halves."""
+    one = make(gh.preset("tiny-decoder", vocab_size=2, head={"kind": "next_token", "tied": False, "bias": True}))
+    other = copy.deepcopy(one)
+    with torch.no_grad():
+        for model, last in ((one, math.log(3)), (other, 0.0)):
+            model.head.weight.zero_()
+            model.head.bias.copy_(torch.tensor([0, last]))
+    seen = compare(one, other, torch.tensor([[0, 1, 0]]))
+    apart = 0.25 * math.log(0.25 / 0.5) + 0.75 * math.log(0.75 / 0.5)
+    assert seen.divergence[0].tolist() == pytest.approx([apart] * 3, abs=1e-7)  # ln 3 went through float32
+    assert seen.loss_one[0, :2].tolist() == pytest.approx([-math.log(0.75), -math.log(0.25)], abs=1e-7)
+    assert seen.loss_other[0, :2].tolist() == pytest.approx([math.log(2)] * 2, abs=1e-12)
+    assert seen.loss_one[0, 2].isnan()
+
+
+@pytest.mark.parametrize("kind", ["tiny-decoder", "tiny-encoder"])
+def test_padding_changes_nothing(kind: str) -> None:
+    one, other = small(kind), small(kind, seed=1)
+    alone = compare(one, other, SAID)
+    inside = torch.tensor([[1, 5, 6, 2, 5, 7, 5, 3]])
+    mask = torch.tensor([[False, True, True, False, True, True, True, False]])
+    padded = compare(one, other, inside, mask=mask)
+    for name in ("heads", "writes", "ffn"):
+        close(getattr(padded, name), getattr(alone, name))
+    for name in ("stream", "divergence", "loss_one", "loss_other"):
+        assert getattr(padded, name)[..., ~mask[0]].isnan().all()
+        close(getattr(padded, name)[..., mask[0]], getattr(alone, name))
+
+
+def test_documents_have_no_next_token_in_each_other() -> None:
+    one, other = small(), small(seed=1)
+    packed = compare(one, other, torch.tensor([[5, 6, 5, 6]]), documents=torch.tensor([[3, 3, 8, 8]]))
+    alone = compare(one, other, torch.tensor([[5, 6]]))
+    assert packed.loss_one[0].isnan().tolist() == [False, True, False, True]
+    close(packed.loss_one[:, 2:], alone.loss_one)
+    for name in ("heads", "writes", "ffn"):
+        close(getattr(packed, name), getattr(alone, name))
+
+
+@pytest.mark.parametrize("told", [{}, {"prefix": torch.tensor([3])}])
+@pytest.mark.parametrize("position", ["relative", "alibi", "rotary"])
+def test_each_model_hides_and_leans_in_its_own_way(position: str, told: dict[str, Tensor]) -> None:
+    """Windows, soft-caps and what is added to scores may differ in models of one shape."""
+    one = small(position=position, windows=(2, 0), attention_softcap=5.0)
+    other = small(position="learned", seed=1)
+    seen, patterns_ = compare(one, other, SAID, **told), []
+    for model in (one, other):
+        with gh.record(model, "pattern.*") as recorded:
+            model(SAID, **told)
+        patterns_.append(recorded["pattern.*"])
+    close(seen.heads, ((patterns_[0] - patterns_[1]).abs().sum(-1) / 2).mean((1, 3)))
+
+
+def test_tiles_change_nothing_and_no_whole_pattern_is_held(monkeypatch: pytest.MonkeyPatch) -> None:
+    one, other = small(), small(seed=1)
+    whole = compare(one, other, SAID)
+    made, work_out = [], patterns.work_out
+
+    def watched(*args: object) -> Tensor:
+        made.append(work_out(*args))
+        return made[-1]
+
+    monkeypatch.setattr(board, "work_out", watched)
+    monkeypatch.setattr(comparison, "work_out", watched)
+    monkeypatch.setattr(reading, "TILE", 1)
+    monkeypatch.setattr(comparison, "LOGITS", 1)
+    tiled = compare(one, other, SAID)
+    for name in TENSORS:
+        close(getattr(tiled, name), getattr(whole, name))
+    assert {one.shape[2] for one in made} == {1}
+    assert len(made) == 2 * 2 * 5  # models, layers, queries
+
+
+def test_each_model_is_called_once_and_left_as_it_was() -> None:
+    one, other = small(dropout=0.5), small(seed=1, dropout=0.5)
+    expected = compare(one, other, SAID)
+    calls = []
+    for model in (one, other):
+        model.train()
+        model.register_forward_pre_hook(lambda module, args: calls.append(module))
+    seen = compare(one, other, SAID)
+    assert calls == [one, other]
+    for name in TENSORS:
+        close(getattr(seen, name), getattr(expected, name))
+        assert not getattr(seen, name).requires_grad
+    assert one.training
+    assert other.training
+
+
+def test_a_tuned_model_beside_the_one_it_was() -> None:
+    one = small()
+    other = copy.deepcopy(one)
+    lora.attach(other, lora.LoRA(targets=("*",)))
+    assert (compare(one, other, SAID).stream == 0).all()
+    with torch.no_grad():
+        other.stack.blocks[1].feedforward.layer.down.up.normal_()
+    seen = compare(one, other, SAID)
+    assert seen.ffn[0] == 0
+    assert seen.ffn[1] > 0
+    assert (seen.divergence > 0).all()
+
+
+def test_two_precisions_meet_in_the_finer() -> None:
+    one = small()
+    other = copy.deepcopy(one).float()
+    seen = compare(one, other, SAID)
+    assert seen.stream.dtype == torch.float64
+    assert 0 < seen.stream.max() < 1e-4  # float32 is good to 6e-8, some dozen operations deep
+
+
+WORDS = "a rose is a rose, a pea is a pea"
+
+
+def test_a_text_is_read_by_its_tokenizer() -> None:
+    tok = gh.Tokenizer.train(texts=[WORDS], vocab_size=270)
+    one, other = (make(gh.preset("tiny-decoder", vocab_size=len(tok))) for _ in range(2))
+    seen, expected = (compare(one, other, text, tok=tok) for text in (WORDS, torch.tensor([tok.encode(WORDS)])))
+    assert torch.equal(seen.ids, expected.ids)
+    assert torch.equal(seen.divergence, expected.divergence)
+    with pytest.raises(InputError, match="given without a tokenizer"):
+        compare(one, other, WORDS)
+    small_one = small()
+    with pytest.raises(InputError, match="another model's"):
+        compare(small_one, small_one, WORDS, tok=tok)
+
+
+@pytest.mark.parametrize("ends", [True, False])
+def test_a_pair_of_texts_is_read_as_it_was_trained(ends: bool) -> None:
+    """A source ends with the token that ends texts, whoever puts it there; a target begins with its own."""
+    model = {"type": "WordLevel", "vocab": {"a": 0, "rose": 1, "pea": 2, "</s>": 3}, "unk_token": "a"}
+    whole: dict[str, object] = {"version": "1.0", "model": model, "pre_tokenizer": {"type": "Whitespace"}}
+    if ends:
+        last = {"</s>": {"id": "</s>", "ids": [3], "tokens": ["</s>"]}}
+        text, end = {"Sequence": {"id": "A", "type_id": 0}}, {"SpecialToken": {"id": "</s>", "type_id": 0}}
+        template = {"type": "TemplateProcessing", "single": [text, end], "pair": [text, end], "special_tokens": last}
+        whole["post_processor"] = template
+    tok = gh.Tokenizer.from_json(json.dumps(whole))
+    one, other = (make(gh.preset("tiny-seq2seq", vocab_size=6, start_id=5, end_ids=(3,))) for _ in range(2))
+    ids = torch.tensor([[0, 1, 3]]), torch.tensor([[5, 0, 2]])
+    seen, expected = compare(one, other, "a rose", "a pea", tok=tok), compare(one, other, *ids)
+    assert torch.equal(seen.ids, ids[1])
+    assert torch.equal(seen.stream, expected.stream)
+    without = make(gh.preset("tiny-seq2seq", vocab_size=6, start_id=None))
+    with pytest.raises(InputError, match="no start_id"):
+        compare(without, without, "a rose", "a pea", tok=tok)
+
+
+@pytest.mark.parametrize(
+    ("settings_", "sentence"),
+    [
+        ({"n_layers": 3}, "the first model has n_layers = 2, but the second 3; compare two of one shape."),
+        ({"n_heads": 2}, "n_heads = 4, but the second 2"),
+        ({"d_model": 128}, "d_head = 16, but the second 32"),
+        ({"d_model": 128, "d_head": 16}, "d_model = 64, but the second 128"),
+        ({"vocab_size": 12}, "vocab_size = 11, but the second 12"),
+        ({"head": {"kind": "token_label", "n_labels": 3}}, "head = next_token, but the second token_label"),
+    ],
+)
+def test_models_of_two_shapes_are_refused(settings_: dict[str, object], sentence: str) -> None:
+    one, other = small(), make(gh.preset("tiny-decoder", **{"vocab_size": 11, **settings_}))
+    with pytest.raises(InputError, match=sentence):
+        compare(one, other, SAID)
+
+
+def test_models_of_two_kinds_or_places_are_refused() -> None:
+    with pytest.raises(InputError, match="kind = decoder, but the second encoder"):
+        compare(small(), small("tiny-encoder"), SAID)
+    with pytest.raises(InputError, match="the first model is on cpu, but the second on meta"):
+        compare(small(), small().to("meta"), SAID)
+    labels = [small(head={"kind": "token_label", "n_labels": number}) for number in (2, 3)]
+    with pytest.raises(InputError, match="n_labels = 2, but the second 3"):
+        compare(*labels, SAID)
+    with pytest.raises(InputError, match="keep was given"):
+        compare(small(), small(), SAID, keep=torch.tensor([0]))
+
+
+def test_the_drawing_is_small_and_safe(tmp_path: Path) -> None:
+    tok = gh.Tokenizer.train(texts=["<script>"], vocab_size=266)
+    one, other = (make(gh.preset("tiny-decoder", vocab_size=len(tok), max_len=512)) for _ in range(2))
+    long = compare(one, other, "<script> " * 100, tok=tok)
+    drawn = long._repr_html_()
+    more = long.ids.shape[1] - 64
+    assert more > 0
+    assert drawn.count(f"({more} more positions not drawn)") == 2
+    assert drawn.count('<td class="word"') == 64
+    assert "&lt;" in drawn
+    assert "<script" not in drawn
+    assert len(drawn) < 100_000
+    top = int(long.divergence.argmax())
+    assert f"text 0, {top}:" in drawn  # the token that differs most is named, though it may not be drawn
+    long.save_html(tmp_path / "page.html")
+    alike = compare(one, one, torch.tensor([[1, 2, 3]]))._repr_html_()
+    assert alike.count('<td class="word"') == 16
+    assert "text 0, " not in alike
+
+
+def test_a_drawing_says_how_many_texts_it_leaves_out() -> None:
+    one, other = small(), small(seed=1)
+    drawn = compare(one, other, torch.arange(6)[:, None].expand(6, 3).contiguous())._repr_html_()
+    assert drawn.count("(2 more texts not drawn)") == 2 * 4
+
+
+def test_every_tensor_has_its_axes_named() -> None:
+    seen = compare(small(), small(), SAID)
+    for name, axes in Comparison.axes.items():
+        assert getattr(seen, name).dim() == len(axes)
+    assert {field.name for field in fields(Comparison)} == {*Comparison.axes, "tok"}

@@ -1,0 +1,334 @@
+"""Scores of heads: known on paper, beside plain loops over the pattern, and untouched by padding and by tiles.
+
+Tolerances are those of tests/models/test_properties.py: float64, some dozen operations deep.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import fields
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from looked_at import IDS, Model, close, inputs, make
+from spec_strategy import specs
+from torch import Tensor
+
+import glasshouse as gh
+from glasshouse import spec
+from glasshouse.errors import InputError
+from glasshouse.inspection import board, patterns, reading
+from glasshouse.inspection.scoring import HeadScores, head_scores, repeated
+from glasshouse.layers import lora
+from glasshouse.models import Encoder, Seq2Seq
+
+many = settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+NAMES = [field.name for field in fields(HeadScores)]
+MARK = 6  # ids below it are marked
+SAID = torch.tensor([[5, 6, 5, 7, 5]])
+
+
+def small(kind: str = "tiny-decoder", **settings_: object) -> Model:
+    torch.manual_seed(0)
+    return make(gh.preset(kind, vocab_size=11, **settings_))
+
+
+def same(one: HeadScores, other: HeadScores, tolerance: float = 1e-10) -> None:
+    for name in NAMES:
+        close(getattr(one, name), getattr(other, name), tolerance)
+
+
+def means(*values: float) -> float:
+    return sum(values) / len(values)
+
+
+def slow(
+    weights: list, ids: list[list[int]], real: list[list[bool]], documents: list[list[int]], causal: bool, window: int
+) -> dict[str, float]:
+    """Score the weights [row][query][key] of one head by looking at every pair."""
+    found: dict[str, list[float]] = {name: [] for name in NAMES}
+    for row, tokens in enumerate(ids):
+        for number in sorted(set(documents[row])):
+            # Cut the document out and close its gaps: then places are positions.
+            kept = [i for i in range(len(tokens)) if real[row][i] and documents[row][i] == number]
+            text = [tokens[i] for i in kept]
+            for q, place in enumerate(kept):
+                weight = [weights[row][place][i] for i in kept]
+                others = [k for k in range(len(text)) if text[k] == text[q] and (k < q if causal else k != q)]
+                after = [k + 1 for k in others if k + 1 < len(text)]
+                seen = [k for k in range(len(text)) if (not causal or k <= q) and (not window or abs(q - k) < window)]
+                if q > 0:
+                    found["previous"].append(weight[q - 1])
+                    found["first"].append(weight[0])
+                if others:
+                    found["duplicate"].append(sum(weight[k] for k in others))
+                if marked := [k for k in range(len(text)) if text[k] < MARK and (not causal or k <= q)]:
+                    found["marked"].append(sum(weight[k] for k in marked))
+                if after:
+                    found["induction"].append(sum(weight[k] for k in after))
+                entropy = -sum(w * math.log(w) for w in weight if w > 0)
+                found["entropy"].append(entropy)
+                found["distance"].append(sum(w * abs(q - k) for k, w in enumerate(weight)))
+                if len(seen) > 1:
+                    found["broad"].append(entropy / math.log(len(seen)))
+    return {name: means(*values) if values else math.nan for name, values in found.items()}
+
+
+def check(model: Model, stack: str | None = None, **told: Tensor) -> None:
+    """Hold the scores of a stack to the slow ones."""
+    given = inputs(model)
+    two = isinstance(model, Seq2Seq)
+    prefix = f"{stack or 'decoder'}." if two else ""
+    ids = given[0] if stack == "encoder" else given[-1]
+    side = "target_" if two and stack != "encoder" else ""
+    call = {side + name: value[:, : ids.shape[1]] for name, value in told.items()}
+    if two and "documents" in told:  # they come for both sides
+        call = {"documents": told["documents"], "target_documents": told["documents"][:, : given[1].shape[1]]}
+    with gh.record(model, f"{prefix}pattern.*", stop=True) as seen:  # a pooling head takes no documents
+        model(*given, **call)
+    pattern = seen[f"{prefix}pattern.*"]
+    real = told.get("mask", torch.ones_like(IDS, dtype=torch.bool))[:, : ids.shape[1]].tolist()
+    documents = told.get("documents", torch.zeros_like(IDS))[:, : ids.shape[1]].tolist()
+    causal = not (isinstance(model, Encoder) or stack == "encoder")
+    slowly = [
+        [slow(layer[:, head].tolist(), ids.tolist(), real, documents, causal, model.spec.window(number))
+         for head in range(layer.shape[1])]
+        for number, layer in enumerate(pattern)
+    ]  # fmt: skip
+    scores = head_scores(model, *given, marked=ids < MARK, stack=stack, **call)
+    for name in NAMES:
+        expected = torch.tensor([[one[name] for one in layer] for layer in slowly], dtype=torch.float64)
+        close(getattr(scores, name), expected)
+
+
+@many
+@given(specs())
+def test_scores_are_those_of_plain_loops(s: spec.Spec) -> None:
+    model = make(s)
+    holes = torch.tensor([[True, True, False, True, True, True], [False, True, True, True, True, False]])
+    documents = torch.tensor([[0, 0, 0, 4, 4, 4], [1, 2, 2, 2, 2, 2]])
+    for told in ({}, {"mask": holes}, {"documents": documents}):
+        check(model, **told)
+        if isinstance(model, Seq2Seq):
+            check(model, "encoder", **told)
+
+
+def test_tokens_said_again_are_found_by_the_loops_too() -> None:
+    """The ids that the drawn specs read hardly repeat; these do."""
+    for kind in ("tiny-decoder", "tiny-encoder"):
+        model = small(kind)
+        ids = torch.tensor([[1, 2, 1, 1, 2, 3], [4, 4, 4, 4, 4, 4]])
+        with gh.record(model, "pattern.*") as seen:
+            model(ids)
+        scores = head_scores(model, ids, marked=ids < MARK)
+        everywhere, nowhere = torch.ones_like(ids).bool().tolist(), torch.zeros_like(ids).tolist()
+        for layer, head in ((0, 0), (1, 3)):
+            weights = seen["pattern.*"][layer, :, head].tolist()
+            expected = slow(weights, ids.tolist(), everywhere, nowhere, kind == "tiny-decoder", 0)
+            for name in NAMES:
+                assert float(getattr(scores, name)[layer, head]) == pytest.approx(expected[name], abs=1e-10)
+
+
+def looking(pattern: Tensor, kind: str = "tiny-decoder", ids: Tensor = SAID) -> HeadScores:
+    """Score a model of which head 2 of layer 1 has a given pattern."""
+    model = small(kind)
+    with gh.edit(model, {"pattern.1[head=2]": pattern.double()}):
+        return head_scores(model, ids, marked=ids < MARK)
+
+
+def of_one_head(scores: HeadScores) -> dict[str, float]:
+    return {name: float(getattr(scores, name)[1, 2]) for name in NAMES}
+
+
+def test_a_head_that_looks_one_back() -> None:
+    back = torch.diag(torch.ones(4), -1)
+    back[0, 0] = 1
+    # 5 6 5 7 5: the second and third 5 look at what followed the 5 before them.
+    assert of_one_head(looking(back)) == {
+        "previous": 1.0,
+        "first": 0.25,
+        "duplicate": 0.0,
+        "induction": 1.0,
+        "marked": 0.6,  # places 0, 2 and 4, seen from 0, 1 and 3
+        "entropy": 0.0,
+        "distance": 0.8,
+        "broad": 0.0,
+    }
+
+
+def test_a_head_that_looks_at_the_first() -> None:
+    first = torch.zeros(5, 5)
+    first[:, 0] = 1
+    assert of_one_head(looking(first)) == {
+        "previous": 0.25,
+        "first": 1.0,
+        "duplicate": 1.0,  # the first token is the one that is said again
+        "induction": 0.0,
+        "marked": 1.0,
+        "entropy": 0.0,
+        "distance": 2.0,
+        "broad": 0.0,
+    }
+
+
+def test_a_head_that_looks_everywhere() -> None:
+    even = torch.ones(5, 5).tril() / torch.arange(1, 6)[:, None]
+    expected = {
+        "previous": means(1 / 2, 1 / 3, 1 / 4, 1 / 5),
+        "first": means(1 / 2, 1 / 3, 1 / 4, 1 / 5),
+        "duplicate": means(1 / 3, 2 / 5),
+        "induction": means(1 / 3, 2 / 5),
+        "marked": means(1, 1 / 2, 2 / 3, 1 / 2, 3 / 5),
+        "entropy": means(0, math.log(2), math.log(3), math.log(4), math.log(5)),
+        "distance": means(0, 1 / 2, 2 / 2, 3 / 2, 4 / 2),
+        "broad": 1.0,
+    }
+    # The pattern is made in float32, of which one rounding is 6e-8.
+    assert of_one_head(looking(even)) == pytest.approx(expected, abs=1e-6)
+
+
+def test_an_encoder_looks_both_ways() -> None:
+    even = torch.full((3, 3), 1 / 3)
+    scores = of_one_head(looking(even, "tiny-encoder", torch.tensor([[5, 6, 5]])))
+    # Nothing follows the last 5, so the first has nothing to be led to; the last is led to the 6.
+    expected = {"previous": 1 / 3, "first": 1 / 3, "duplicate": 1 / 3, "induction": 1 / 3, "broad": 1.0}
+    assert {name: scores[name] for name in expected} == pytest.approx(expected, abs=1e-6)
+    weight = torch.tensor([[0.0, 0.0, 1.0], [1.0, 0.0, 0.0], [0.0, 1.0, 0.0]])
+    scores = of_one_head(looking(weight, "tiny-encoder", torch.tensor([[5, 6, 5]])))
+    assert scores["duplicate"] == 0.5  # the first 5 looks at the last, the last at the 6
+    assert scores["induction"] == 1.0
+
+
+def test_only_the_head_that_was_changed_scores_otherwise() -> None:
+    plain = head_scores(small(), SAID)
+    changed = looking(torch.eye(5))
+    differ = plain.entropy != changed.entropy
+    assert differ.nonzero().tolist() == [[1, 2]]
+
+
+@pytest.mark.parametrize("kind", ["tiny-decoder", "tiny-encoder"])
+def test_padding_changes_nothing(kind: str) -> None:
+    model = small(kind)
+    ids = torch.tensor([[3, 4, 3, 9, 4]])
+    behind, ahead = torch.tensor([[3, 4, 3, 9, 4, 3, 4]]), torch.tensor([[3, 4, 3, 4, 3, 9, 4]])
+    alone = head_scores(model, ids)
+    same(head_scores(model, behind, lengths=torch.tensor([5])), alone)
+    same(head_scores(model, ahead, mask=torch.tensor([[False] * 2 + [True] * 5])), alone)
+    nothing = torch.cat([behind, behind])
+    same(head_scores(model, nothing, lengths=torch.tensor([5, 0])), alone)
+
+
+def test_documents_are_texts_of_their_own() -> None:
+    model = small()
+    one, two = torch.tensor([[3, 4, 3, 4]]), torch.tensor([[4, 3, 3, 4]])
+    packed = head_scores(model, torch.cat([one, two], 1), documents=torch.tensor([[0] * 4 + [1] * 4]))
+    same(packed, head_scores(model, torch.cat([one, two])))
+
+
+@pytest.mark.parametrize("kind", ["tiny-decoder", "tiny-encoder", "tiny-seq2seq"])
+def test_tiles_change_nothing_and_no_whole_pattern_is_held(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = small(kind)
+    whole = head_scores(model, *inputs(model))
+    made, work_out = [], patterns.work_out
+
+    def watched(*args: object) -> Tensor:
+        made.append(work_out(*args))
+        return made[-1]
+
+    monkeypatch.setattr(board, "work_out", watched)
+    queries = inputs(model)[-1].shape[1]
+    for tile, most in ((1, 1), (2 * 2 * 4 * queries, 2)):  # rows * heads * keys make up one query
+        made.clear()
+        monkeypatch.setattr(reading, "TILE", tile)
+        same(head_scores(model, *inputs(model)), whole)
+        assert max(one.shape[-2] for one in made) == most
+        assert sum(one.shape[-2] for one in made if one.dim() == 4) == 2 * queries  # each query once a layer
+
+
+def test_one_pass_is_made_and_only_as_far_as_needed() -> None:
+    model = small()
+    calls = []
+    for module in (model.stack, model.stack.blocks[1].feedforward, model.head):
+        module.register_forward_pre_hook(lambda module, args: calls.append(module))
+    head_scores(model, SAID)
+    assert calls == [model.stack]
+
+
+def test_who_looks_already_changes_nothing() -> None:
+    model = small()
+    alone = head_scores(model, SAID)
+    with gh.record(model, "pattern.*", "scores.1") as seen:  # its hooks come first
+        same(head_scores(model, SAID), alone)
+    assert len(seen) == 3
+
+
+def test_what_nobody_is_asked_is_no_number() -> None:
+    scores = head_scores(small(), torch.tensor([[1, 2, 3]]))
+    assert scores.duplicate.isnan().all()
+    assert scores.induction.isnan().all()
+    assert scores.previous.isfinite().all()
+    alone = head_scores(small(), torch.tensor([[1]]))
+    for name in ("previous", "first", "broad"):
+        assert getattr(alone, name).isnan().all()
+    assert (alone.entropy == 0).all()
+
+
+def test_dropout_is_silent_and_the_mode_stays() -> None:
+    model = small(dropout=0.5, attention_dropout=0.5, embed_dropout=0.5)
+    expected = head_scores(model, SAID)
+    model.train()
+    model.stack.blocks[0].eval()
+    same(head_scores(model, SAID), expected)
+    assert model.training
+    assert model.stack.blocks[1].training
+    assert not model.stack.blocks[0].training
+
+
+def test_thin_maps_are_looked_through() -> None:
+    model, thin = small(n_kv_heads=2), small(n_kv_heads=2)
+    lora.attach(thin, lora.LoRA(targets=("*",)))
+    same(head_scores(thin, SAID), head_scores(model, SAID))
+
+
+def test_half_the_digits_give_the_same_scores() -> None:
+    model = small()
+    # Some dozen operations of float32, each good to 6e-8, on scores of order 10.
+    expected = head_scores(model, SAID, marked=SAID < MARK)
+    single = head_scores(model.float(), SAID, marked=SAID < MARK)
+    assert single.previous.dtype == torch.float32
+    for name in NAMES:
+        assert torch.allclose(getattr(single, name).double(), getattr(expected, name), atol=1e-4)
+
+
+def test_what_makes_no_sense_is_refused() -> None:
+    model = small()
+    with pytest.raises(InputError, match="stack is 'encoder', but it can only be"):
+        head_scores(model, SAID, stack="encoder")
+    with pytest.raises(InputError, match="cache was given, but a whole text"):
+        head_scores(model, SAID, cache=model.make_cache(1, 8))
+    with pytest.raises(InputError, match="inputs"):
+        head_scores(model)
+    with pytest.raises(InputError, match="stack is 'both'"):
+        head_scores(small("tiny-seq2seq"), SAID, SAID, stack="both")
+
+
+def test_repeated_is_said_twice_and_the_same_again() -> None:
+    ids = repeated(50, 7, rows=3)
+    assert ids.shape == (3, 14)
+    assert torch.equal(ids[:, :7], ids[:, 7:])
+    assert int(ids.min()) >= 0
+    assert int(ids.max()) < 50
+    assert torch.equal(repeated(50, 7, rows=3), ids)
+    assert not torch.equal(repeated(50, 7, rows=3, seed=1), ids)
+    assert len({tuple(row) for row in ids.tolist()}) == 3
+    with pytest.raises(InputError, match="length is 0, but it must be at least 1"):
+        repeated(50, 0)
+
+
+def test_the_drawing_has_a_table_a_score() -> None:
+    drawn = head_scores(small(), SAID, marked=SAID < MARK)._repr_html_()
+    assert drawn.count("<table>") == len(NAMES)
+    assert all(f"<caption>{name}</caption>" in drawn for name in NAMES)
+    assert drawn.count("layer 1") == len(NAMES)
+    assert HeadScores.axes == dict.fromkeys(NAMES, ("layer", "head"))
