@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from glasshouse import evaluation as evaluation
     from glasshouse import generation as generation
     from glasshouse import hub as hub
+    from glasshouse import inspection as inspection
     from glasshouse import layers as layers
     from glasshouse import models as models
     from glasshouse import spec as spec
@@ -35,6 +36,14 @@ if TYPE_CHECKING:
     from glasshouse.generation import stream as stream
     from glasshouse.hub import load as load
     from glasshouse.hub import save as save
+    from glasshouse.inspection import ablate_head as ablate_head
+    from glasshouse.inspection import attribute as attribute
+    from glasshouse.inspection import compare as compare
+    from glasshouse.inspection import edit as edit
+    from glasshouse.inspection import head_scores as head_scores
+    from glasshouse.inspection import lens as lens
+    from glasshouse.inspection import patch as patch
+    from glasshouse.inspection import record as record
     from glasshouse.models import build as build
     from glasshouse.spec import count_parameters as count_parameters
     from glasshouse.spec import preset as preset
@@ -56,14 +65,22 @@ _HOME = {
     "Run": "training",
     "StoreError": "errors",
     "Tokenizer": "text",
+    "ablate_head": "inspection",
+    "attribute": "inspection",
     "build": "models",
+    "compare": "inspection",
     "count_parameters": "spec",
+    "edit": "inspection",
     "embed": "vectors",
     "evaluate": "evaluation",
     "generate": "generation",
+    "head_scores": "inspection",
+    "lens": "inspection",
     "load": "hub",
+    "patch": "inspection",
     "preset": "spec",
     "presets": "spec",
+    "record": "inspection",
     "save": "hub",
     "stream": "generation",
     "train": "training",
@@ -77,6 +94,7 @@ _ROOMS = (
     "evaluation",
     "generation",
     "hub",
+    "inspection",
     "layers",
     "models",
     "spec",

@@ -1,0 +1,523 @@
+"""Patching against slow loops over edits, paths against the stream summed up by hand, and what holds of any model.
+
+Tolerances are those of tests/models/test_properties.py: float64, some dozen operations deep.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from looked_at import IDS, Model, close, inputs, make
+from spec_strategy import specs
+from torch import Tensor, nn
+
+import glasshouse as gh
+from glasshouse import spec
+from glasshouse.errors import InputError
+from glasshouse.inspection import copies
+from glasshouse.inspection.patching import Sweep, patch, path, sweep
+from glasshouse.inspection.sites import sites
+from glasshouse.layers.attention import join_heads, split_heads
+from glasshouse.layers.lora import LoRA, attach, attached
+from glasshouse.models import Seq2Seq
+
+many = settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+OTHER = (IDS + torch.tensor([[0, 3, 0, 5, 0, 1], [2, 0, 0, 0, 4, 0]])) % 11
+
+
+@pytest.fixture(autouse=True)
+def _no_graph() -> Iterator[None]:
+    """Compare with passes that have no graph either: torch may take another kernel for those that have."""
+    with torch.no_grad():
+        yield
+
+
+def small(**settings_: object) -> Model:
+    torch.manual_seed(0)
+    return make(gh.preset("tiny-decoder", vocab_size=11, **settings_))
+
+
+def prompts(model: Model) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+    return inputs(model), inputs(model, OTHER)
+
+
+def some_number(output: Tensor) -> Tensor:
+    """Weigh everything in an output differently, so that no change is overlooked."""
+    weights = torch.arange(output.numel(), dtype=output.dtype, device=output.device).sin()
+    return (output * weights.view(output.shape)).sum()
+
+
+def disagreeing(model: Model, length: int = 6) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+    """Return two prompts of one row that a model answers differently."""
+    for _ in range(100):
+        here, there = (inputs(model, torch.randint(11, (1, length))) for _ in range(2))
+        answers = [output.view(-1, output.shape[-1])[-1].argmax() for output in (model(*here), model(*there))]
+        if answers[0] != answers[1]:
+            return here, there
+    raise AssertionError
+
+
+def ends(model: Model) -> tuple[list[str], list[str]]:
+    """Return the sites that together decide the output: the first of each stack, and the last of the last."""
+    if isinstance(model, Seq2Seq):
+        return ["encoder.resid_pre.0", "decoder.resid_pre.0"], [f"decoder.resid_post.{model.spec.n_layers - 1}"]
+    return ["resid_pre.0"], [f"resid_post.{model.spec.n_layers - 1}"]
+
+
+# patch ------------------------------------------------------------------------------------------------------
+
+
+@many
+@given(specs(), st.data())
+def test_the_same_prompt_changes_nothing(s: spec.Spec, data: st.DataObject) -> None:
+    model = make(s)
+    here, _ = prompts(model)
+    name = data.draw(st.sampled_from(list(sites(model))))
+    close(patch(model, here, here, name), model(*here))
+
+
+@many
+@given(specs())
+def test_whoever_takes_over_a_whole_layer_takes_over_the_answer(s: spec.Spec) -> None:
+    model = make(s)
+    here, there = prompts(model)
+    for names in ends(model):
+        assert torch.equal(patch(model, here, there, *names), model(*there))
+
+
+@many
+@given(specs(), st.integers(0, 4), st.data())
+def test_nothing_changes_before_the_patched_position(s: spec.Spec, position: int, data: st.DataObject) -> None:
+    """Of models whose positions see only those before them."""
+    if isinstance(s, spec.EncoderSpec):
+        return
+    model = make(s)
+    model.head = gh.models.heads.NoHead()
+    here, there = prompts(model)
+    known = [name for name, site in sites(model).items() if "position" in site.axes and "encoder" not in name]
+    name = data.draw(st.sampled_from([name for name in known if "cross_k" not in name and "cross_v" not in name]))
+    patched, plain = patch(model, here, there, f"{name}[position={position}]"), model(*here)
+    assert torch.equal(patched[:, :position], plain[:, :position])
+
+
+def test_many_sites_are_patched_together() -> None:
+    model = small(n_layers=3)
+    names = ["z.*[head=1]", "ffn_out.2[position=-1]", "pattern.0[head=0]"]
+    with gh.record(model, *names) as seen:
+        model(OTHER)
+    with gh.edit(model, dict(seen)):
+        expected = model(IDS)
+    assert not torch.equal(expected, model(IDS))
+    close(patch(model, IDS, OTHER, *names), expected)
+
+
+def test_the_model_is_quiet_meanwhile_and_left_as_it_was() -> None:
+    model = small(dropout=0.5, attention_dropout=0.5).train()
+    model.stack.blocks[0].eval()
+    modes = [module.training for module in model.modules()]
+    with torch.enable_grad():
+        output = patch(model, IDS, OTHER, "resid_post.1")
+        found = sweep(model, IDS, OTHER, "z", measure=some_number)
+    assert not output.requires_grad
+    assert modes == [module.training for module in model.modules()]
+    model.eval()
+    assert torch.equal(output, model(OTHER))
+    assert torch.equal(found.effect, sweep(model, IDS, OTHER, "z", measure=some_number).effect)
+
+
+def test_prompts_must_agree_where_they_are_patched() -> None:
+    model = small()
+    sentence = r"resid_post.0 has shape \[2, 4, 64\] on out_of, but \[2, 6, 64\] on into; give prompts"
+    with pytest.raises(InputError, match=sentence):
+        patch(model, IDS, OTHER[:, :4], "resid_post.0")
+    with pytest.raises(InputError, match=sentence):
+        sweep(model, IDS, OTHER[:, :4], "resid_post", measure=lambda output: output.sum())
+    with pytest.raises(InputError, match=r"but .* on into"):  # edit would spread one row over all
+        patch(model, IDS, OTHER[:1], "resid_post.0")
+    cut = "resid_post.0[position=-1]"
+    assert patch(model, IDS, OTHER[:, :4], cut).shape == model(IDS).shape  # the part agrees
+
+
+# sweep ------------------------------------------------------------------------------------------------------
+
+
+def swept_slowly(model: Model, site: str, axis: int, call: dict[str, Any]) -> Tensor:
+    """Measure with one place patched at a time, by edits of whole values."""
+    here, there = prompts(model)
+    rows = []
+    for name in [name for name in sites(model) if name.rpartition(".")[0] == site]:
+        with gh.record(model, name) as seen:
+            model(*there, **call)
+        rows.append([])
+        for place in range(seen[name].shape[axis]):
+
+            def change(value: Tensor, place: int = place, new: Tensor = seen[name]) -> Tensor:
+                changed = value.clone()
+                index = (slice(None),) * axis + (place,)
+                changed[index] = new[index]
+                return changed
+
+            with gh.edit(model, {name: change}):
+                rows[-1].append(some_number(model(*here, **call)))
+    return torch.stack([torch.stack(row) for row in rows])
+
+
+@many
+@given(specs(), st.data(), st.sampled_from([1, 2000, copies.MOST]))
+def test_a_sweep_is_a_loop_over_edits(s: spec.Spec, data: st.DataObject, most: int) -> None:
+    """At whatever number of copies in a pass, from one at a time on."""
+    model = make(s)
+    layered = {name.rpartition(".")[0]: site.axes for name, site in sites(model).items() if name[-1].isdigit()}
+    site = data.draw(st.sampled_from(list(layered)))
+    by = data.draw(st.sampled_from([axis for axis in layered[site][1:] if axis not in ("width", "neuron")]))
+    call = {}
+    if data.draw(st.booleans()):
+        call["lengths"] = torch.tensor([6, 4])
+    here, there = prompts(model)
+    expected = swept_slowly(model, site, layered[site].index(by), call)
+    before, after = some_number(model(*here, **call)), some_number(model(*there, **call))
+    told: list[tuple[int, int]] = []
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(copies, "MOST", most)
+        found = sweep(
+            model, here, there, site, by=by, measure=some_number, progress=lambda *now: told.append(now), **call
+        )
+    close(found.values, expected)
+    close(found.before, before)
+    close(found.after, after)
+    close(found.effect * (after - before), expected - before)
+    assert told == [((layer + 1) * expected.shape[1], expected.numel()) for layer in range(len(expected))]
+
+
+@pytest.mark.parametrize(
+    ("site", "vocab_size", "d_ff", "most", "passes"),
+    [
+        ("resid_post", 11, 100, copies.MOST, [6]),  # all six positions at once
+        ("resid_post", 11, 100, 2 * 6 * 100, [2, 2, 2]),  # two times six tokens of a hidden layer
+        ("resid_post", 90, 5, 4 * 6 * 90, [4, 2]),  # four times six tokens of logits
+        ("pattern", 11, 5, 3 * 4 * 6 * 6, [3, 1]),  # three times the pairs of four heads
+        ("pattern", 11, 5, 1, [1, 1, 1, 1]),
+    ],
+)
+def test_copies_run_together_as_far_as_they_fit(
+    site: str, vocab_size: int, d_ff: int, most: int, passes: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(copies, "MOST", most)
+    model = make(gh.preset("tiny-decoder", n_layers=1, vocab_size=vocab_size, d_ff=d_ff))
+    rows: list[int] = []
+    model.register_forward_pre_hook(lambda _, args: rows.append(len(args[0])))
+    sweep(model, IDS[:1], OTHER[:1], site, measure=some_number)
+    assert rows == [1, 1, 1, *passes]  # both prompts and what is put in, then the patches
+
+
+def test_the_default_measure_makes_logits_for_the_last_position_alone() -> None:
+    model = small()
+    here, there = disagreeing(model)
+    made: list[tuple[int, ...]] = []
+    model.head.register_forward_hook(lambda _, args, output: made.append(tuple(output.shape)))
+    sweep(model, here, there, "z")
+    assert {shape[1:] for shape in made} == {(1, 11)}
+
+
+def test_heads_where_there_are_heads_else_positions() -> None:
+    model = small(n_layers=3, n_heads=4, n_kv_heads=2)
+    shapes = {"resid_post": (3, 6), "z": (3, 4), "k": (3, 2), "pattern": (3, 4), "ffn_out": (3, 6), "hidden": (3, 6)}
+    for site, shape in shapes.items():
+        assert sweep(model, IDS, OTHER, site, measure=some_number).effect.shape == shape
+    assert sweep(model, IDS, OTHER, "pattern", by="query", measure=some_number).effect.shape == (3, 6)
+
+
+@pytest.mark.parametrize("kind", ["tiny-decoder", "tiny-seq2seq"])
+def test_the_default_measure_by_hand(kind: str) -> None:
+    torch.manual_seed(0)
+    model = make(gh.preset(kind, vocab_size=11))
+    here, there = disagreeing(model)
+    site = "decoder.cross_z" if isinstance(model, Seq2Seq) else "z"
+    found = sweep(model, here, there, site)
+    old, new = (int(model(*prompt)[0, -1].argmax()) for prompt in (here, there))
+    for prompt, value in ((here, found.before), (there, found.after)):
+        logits = model(*prompt)[0, -1]
+        close(value, logits[new] - logits[old])
+    logits = patch(model, here, there, f"{site}.1[head=2]")[0, -1]
+    close(found.values[1, 2], logits[new] - logits[old])
+    close(found.effect[1, 2], (found.values[1, 2] - found.before) / (found.after - found.before))
+
+
+@pytest.mark.parametrize("padding", ["lengths", "mask"])
+def test_the_default_measure_is_taken_at_the_last_real_token(padding: str) -> None:
+    """Padded rows give the mean of what the rows give alone."""
+    model = small()
+    long, short = disagreeing(model, 6), disagreeing(model, 4)
+    here, there = (
+        torch.cat([one, nn.functional.pad(two, (0, 2), value=7)]) for (one,), (two,) in zip(long, short, strict=True)
+    )
+    lengths = torch.tensor([6, 4])
+    told = {"lengths": lengths} if padding == "lengths" else {"mask": torch.arange(6) < lengths[:, None]}
+    together = sweep(model, here, there, "z", **told)
+    alone = [sweep(model, *pair, "z") for pair in (long, short)]
+    for field in ("before", "after", "values"):
+        one, two = (getattr(found, field) for found in alone)
+        close(getattr(together, field), (one + two) / 2)
+
+
+def test_the_default_measure_of_labels() -> None:
+    torch.manual_seed(0)
+    model = make(gh.preset("tiny-encoder", vocab_size=11, head={"kind": "sequence_label", "n_labels": 5}))
+    (a,), (b,) = disagreeing(model)
+    old, new = int(model(a).argmax()), int(model(b).argmax())
+    found = sweep(model, a, b, "resid_post")
+    close(found.after, model(b)[0, new] - model(b)[0, old])
+    close(found.before, model(a)[0, new] - model(a)[0, old])
+
+
+def test_a_sweep_of_a_model_with_lora_attached() -> None:
+    torch.manual_seed(0)
+    model = small()
+    attach(model, LoRA(rank=2, targets=("*",)))
+    for layer in attached(model).values():
+        layer.up.normal_()
+    expected = swept_slowly(model, "z", 1, {})
+    close(sweep(model, IDS, OTHER, "z", measure=some_number).values, expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_narrower_numbers_are_measured_in_float32(dtype: torch.dtype) -> None:
+    model = small().to(dtype)
+    found = sweep(model, IDS, OTHER, "resid_post", measure=lambda output: output[0, -1, 3])
+    assert found.effect.dtype == torch.float32
+    assert found.effect[-1].tolist() == [0.0] * 5 + [1.0]
+
+
+def test_what_cannot_be_swept_is_said() -> None:
+    model = small()
+    with pytest.raises(InputError, match=r"the layers have no site 'resid_pots', .*; did you mean resid_post\?"):
+        sweep(model, IDS, OTHER, "resid_pots")
+    with pytest.raises(InputError, match=r"the layers have no site 'z\.1', named without a number; "):
+        sweep(model, IDS, OTHER, "z.1")
+    with pytest.raises(InputError, match="the layers have no site 'final'"):
+        sweep(model, IDS, OTHER, "final")
+    with pytest.raises(InputError, match="resid_post has no 'head' to sweep over; it has position, width"):
+        sweep(model, IDS, OTHER, "resid_post", by="head")
+    with pytest.raises(InputError, match="z has no 'batch' to sweep over"):
+        sweep(model, IDS, OTHER, "z", by="batch")
+    with pytest.raises(InputError, match=r"on both prompts \d+ is the likeliest answer, so there is nothing to meas"):
+        sweep(model, IDS, IDS, "z")
+    with pytest.raises(InputError, match="the measure is 1 on into and 1 on out_of, so there is no difference"):
+        sweep(model, IDS, OTHER, "z", measure=lambda output: 1.0)
+    with pytest.raises(InputError, match="the measure is nan on into and nan on out_of"):
+        sweep(model, IDS, OTHER, "z", measure=lambda output: float("nan"))
+    with pytest.raises(InputError, match=r"the measure gave shape \[2, 6\], but it must give one number"):
+        sweep(model, IDS, OTHER, "z", measure=lambda output: output[..., 0])
+    with pytest.raises(InputError, match="the model gives vectors and no logits; say by a measure"):
+        sweep(small(head="none"), IDS, OTHER, "z")
+
+
+def test_a_sweep_draws_its_tokens() -> None:
+    tok = gh.Tokenizer.train(texts=["<b> or not <b>"], vocab_size=263)
+    here, there = (torch.tensor([tok.encode(text, special=False)]) for text in ("<b>a", "<b>c"))
+    model = make(gh.preset("tiny-decoder", vocab_size=263))
+    found = sweep(model, here, there, "resid_post", tok=tok)
+    assert found.places[-1] == "a → c"
+    assert "".join(found.places[:-1]) == "<b>"
+    html = found._repr_html_()
+    assert "a → c" in html
+    assert "<b>" not in html
+    assert html.count("<td") == found.effect.numel()
+    assert set(found.axes) == {name for name, value in vars(found).items() if isinstance(value, Tensor)}
+
+
+def test_the_keys_of_a_source_are_called_by_its_tokens() -> None:
+    torch.manual_seed(0)
+    model = make(gh.preset("tiny-seq2seq", vocab_size=11))
+    here, there = (
+        (torch.tensor([[7, 8, 9]]), torch.tensor([[1, 2]])),
+        (torch.tensor([[7, 6, 9]]), torch.tensor([[1, 3]])),
+    )
+    source, target = ("7", "8 → 6", "9"), ("1", "2 → 3")
+    expected = {
+        ("encoder.resid_post", "position"): source,
+        ("decoder.cross_k", "position"): source,
+        ("decoder.cross_pattern", "key"): source,
+        ("decoder.cross_pattern", "query"): target,
+        ("decoder.resid_post", "position"): target,
+    }
+    for (site, by), names in expected.items():
+        assert sweep(model, here, there, site, by=by, measure=some_number).places == names
+
+
+def test_a_long_sweep_stays_small() -> None:
+    wide = torch.rand(3, 1000)
+    html = Sweep(wide, wide, wide[0, 0], wide[0, 1], "z", "position", ("word",) * 1000)._repr_html_()
+    assert "936 more positions are not shown" in html
+    assert html.count("<td") == 3 * 64
+
+
+# path -------------------------------------------------------------------------------------------------------
+
+
+def stream_by_hand(model: Model, embed: Tensor, z: list[Tensor], ffn_out: list[Tensor]) -> Tensor:
+    """Sum up what layers with these outputs leave of the stream, in any order of norms."""
+    x = embed
+    for block, heads, added in zip(model.stack.blocks, z, ffn_out, strict=False):
+        attention = block.attention
+        gathered = attention.layer.out(join_heads(heads))
+        match model.spec.norm_order:
+            case "before":
+                x = x + gathered + added
+            case "sandwich":
+                x = x + attention.norm_out(gathered) + added
+            case "after":
+                x = block.feedforward.norm(attention.norm(x + gathered) + added)
+    return x
+
+
+@pytest.mark.parametrize("order", ["before", "after", "sandwich"])
+@pytest.mark.parametrize(("read", "head"), [("q", 3), ("k", 1), ("v", 0)])
+def test_a_path_is_what_the_stream_alone_carries(order: str, read: str, head: int) -> None:
+    """Two layers further on, past heads and feed-forward layers that would answer to the change."""
+    model = small(n_layers=4, n_heads=4, n_kv_heads=2, norm_order=order, position="learned", qk_norm=False)
+    with gh.record(model, "embed", "z.*", "ffn_out.*", f"{read}.3") as here:
+        model(IDS)
+    with gh.record(model, "z.1") as there:
+        model(OTHER)
+    z, ffn_out = list(here["z.*"].clone()), list(here["ffn_out.*"])
+    z[1][:, 2] = there["z.1"][:, 2]
+    x = stream_by_hand(model, here["embed"], z[:3], ffn_out[:3])
+    attention = model.stack.blocks[3].attention
+    maps = {"q": attention.layer.query, "k": attention.layer.key, "v": attention.layer.value}
+    expected = split_heads(maps[read](x if order == "after" else attention.norm(x)), attention.layer.d_head)
+    changed = here[f"{read}.3"].clone()
+    changed[:, head] = expected[:, head]
+    with gh.edit(model, {f"{read}.3": changed}):
+        output = model(IDS)
+    found = path(model, IDS, OTHER, "z.1[head=2]", f"{read}.3[head={head}]", measure=some_number)
+    assert not torch.allclose(output, model(IDS))
+    close(found.output, output)
+    before, after = (some_number(model(ids)) for ids in (IDS, OTHER))
+    close(found.effect, (some_number(output) - before) / (after - before))
+
+
+@pytest.mark.parametrize(("sender", "receiver"), [("z.0", "cross_q.0"), ("cross_z.0", "v.1"), ("z.0", "cross_q.1")])
+def test_a_path_in_a_decoder_that_looks_at_a_source(sender: str, receiver: str) -> None:
+    """With norms before, the stream at the receiver differs by what the sender's head adds, and by no more."""
+    torch.manual_seed(0)
+    model = make(gh.preset("tiny-seq2seq", vocab_size=11, norm_order="before", position="learned"))
+    (kind, _), (reads, layer) = sender.split("."), receiver.split(".")
+    sends, d = model.decoder.blocks[0], model.spec.d_head
+    attention = (sends.cross if "cross" in kind else sends.attention).layer
+    block = model.decoder.blocks[int(layer)]
+    stream = f"decoder.{'resid_mid' if reads == 'cross_q' else 'resid_pre'}.{layer}"
+    part = block.cross if reads == "cross_q" else block.attention
+    here, there = prompts(model)
+    with gh.record(model, f"decoder.{sender}", stream) as clean:
+        model(*here)
+    with gh.record(model, f"decoder.{sender}") as other:
+        model(*there)
+    moved = (other[f"decoder.{sender}"] - clean[f"decoder.{sender}"])[:, 1]
+    x = clean[stream] + moved @ attention.out.weight[:, d : 2 * d].T
+    read = (part.layer.query if reads == "cross_q" else part.layer.value)(part.norm(x))
+    with gh.edit(model, {f"decoder.{receiver}[head=0]": split_heads(read, d)[:, 0]}):
+        expected = model(*here)
+    found = path(model, here, there, f"decoder.{sender}[head=1]", f"decoder.{receiver}[head=0]", measure=some_number)
+    assert not torch.allclose(expected, model(*here))
+    close(found.output, expected)
+
+
+@pytest.fixture
+def straight() -> Model:
+    """Make a model that is linear: no norms, no feed-forward, and even attention, whatever the ids."""
+    model = small(
+        n_layers=3, d_model=12, n_heads=2, n_kv_heads=2, d_head=4, d_ff=5, position="none", final_norm=False,
+        head={"kind": "next_token", "tied": False},
+    )  # fmt: skip
+    for name in [name for name, _ in model.named_modules()]:
+        if name.endswith("norm"):
+            parent, _, last = name.rpartition(".")
+            setattr(model.get_submodule(parent), last, nn.Identity())
+    for block in model.stack.blocks:
+        for weight in (*block.attention.layer.query.parameters(), *block.feedforward.layer.down.parameters()):
+            weight.zero_()
+    return model
+
+
+def even(length: int) -> Tensor:
+    """Return the weights where each position looks at itself and all before it alike."""
+    return torch.tril(1 / torch.arange(1, length + 1, dtype=torch.float64)[:, None].expand(length, length))
+
+
+def test_a_path_through_a_linear_model_is_a_product_of_matrices(straight: Model) -> None:
+    """Averaging, values out, values in, averaging again, out: what one path adds, matrix by matrix."""
+    first, last = straight.stack.blocks[0].attention.layer, straight.stack.blocks[2].attention.layer
+    a, b = 1, 0  # the heads
+    embedding, unembedding = straight.token.table.weight.double(), straight.head.weight
+    apart = embedding[OTHER] - embedding[IDS]  # [B, S, D]
+    z = even(6) @ apart @ first.value.weight[4 * a : 4 * a + 4].T
+    value = z @ first.out.weight[:, 4 * a : 4 * a + 4].T @ last.value.weight[4 * b : 4 * b + 4].T
+    added = even(6) @ value @ last.out.weight[:, 4 * b : 4 * b + 4].T
+    expected = straight(IDS) + added @ unembedding.T
+    found = path(straight, IDS, OTHER, f"z.0[head={a}]", f"v.2[head={b}]", measure=some_number)
+    assert not torch.allclose(expected, straight(IDS))
+    close(found.output, expected)
+
+
+def test_no_effect_where_the_receiver_does_not_read_what_the_sender_writes(straight: Model) -> None:
+    first, last = straight.stack.blocks[0].attention.layer, straight.stack.blocks[2].attention.layer
+    written, _ = torch.linalg.qr(first.out.weight[:, 4:])  # what head 1 writes, as 4 directions of 12
+    last.value.weight[:4] -= last.value.weight[:4] @ written @ written.T
+    found = path(straight, IDS, OTHER, "z.0[head=1]", "v.2[head=0]", measure=some_number)
+    close(found.output, straight(IDS))
+    close(found.effect, torch.zeros((), dtype=torch.float64))
+    other_ways = patch(straight, IDS, OTHER, "z.0[head=1]")
+    assert not torch.allclose(other_ways, straight(IDS))
+    read = path(straight, IDS, OTHER, "z.0[head=1]", "v.2[head=1]", measure=some_number)
+    assert not torch.allclose(read.output, straight(IDS))
+
+
+@pytest.mark.parametrize(
+    ("sender", "receiver", "sentence"),
+    [
+        (
+            "z.1[head=0]",
+            "q.1[head=0]",
+            r"nothing leads .* from z.1\[head=0\] to q.1\[head=0\]; take a sender from an",
+        ),
+        ("z.1[head=0]", "v.0", "nothing leads along the stream from z.1"),
+        (
+            "resid_post.0",
+            "q.1",
+            "the sender is 'resid_post.0', but it must be one site of z, cross_z; name its layer",
+        ),
+        ("z.*", "q.1", r"the sender is 'z.\*', but it must be one site of z, cross_z; name its layer"),
+        ("z.0", "z.1", "the receiver is 'z.1', but it must be one site of q, k, v, cross_q; name its layer"),
+    ],
+)
+def test_what_is_no_path_is_said(sender: str, receiver: str, sentence: str) -> None:
+    with pytest.raises(InputError, match=sentence):
+        path(small(), IDS, OTHER, sender, receiver)
+
+
+@pytest.mark.parametrize(
+    ("sender", "receiver", "sentence"),
+    [
+        ("encoder.z.0", "decoder.q.1", "nothing leads along the stream from encoder.z.0 to decoder.q.1"),
+        ("decoder.z.0", "decoder.cross_k.1", "the receiver is 'decoder.cross_k.1', but"),
+    ],
+)
+def test_a_path_stays_in_its_stack(sender: str, receiver: str, sentence: str) -> None:
+    model = make(gh.preset("tiny-seq2seq", vocab_size=11))
+    here, there = prompts(model)
+    with pytest.raises(InputError, match=sentence):
+        path(model, here, there, sender, receiver)
+
+
+def test_a_path_draws_itself() -> None:
+    found = path(small(), IDS, OTHER, "z.0[head=1]", "q.1[head=2]", measure=some_number)
+    html = found._repr_html_()
+    assert f"z.0[head=1] through q.1[head=2]: effect {found.effect:.3f}" in html
+    assert html.count("<tr>") == 3
+    assert set(found.axes) == {name for name, value in vars(found).items() if isinstance(value, Tensor)}

@@ -1,0 +1,253 @@
+"""Silencing against a loop over edits, with losses taken token by token.
+
+Tolerances are those of tests/models/test_properties.py: float64, some dozen operations deep.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any, Literal
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from looked_at import IDS, Model, close, inputs, make
+from spec_strategy import specs
+from torch import Tensor
+
+import glasshouse as gh
+from glasshouse import spec
+from glasshouse.errors import InputError
+from glasshouse.inspection import copies
+from glasshouse.inspection.editing import mean
+from glasshouse.inspection.silencing import ablation
+from glasshouse.models import Seq2Seq
+
+many = settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+
+
+@pytest.fixture(autouse=True)
+def _no_graph() -> Iterator[None]:
+    with torch.no_grad():
+        yield
+
+
+def small(**settings_: object) -> Model:
+    torch.manual_seed(0)
+    return make(gh.preset("tiny-decoder", vocab_size=11, **settings_))
+
+
+def some_number(output: Tensor) -> Tensor:
+    """Weigh everything in an output differently, so that no change is overlooked."""
+    return (output * torch.arange(output.numel(), dtype=output.dtype).sin().view(output.shape)).sum()
+
+
+def loss_by_hand(logits: Tensor, asked: list[tuple[int, int, int]]) -> float:
+    """Return the mean of -log p over places: row, position and the right answer of each."""
+    lost = []
+    for row, position, answer in asked:
+        numbers = logits[row, position].tolist()
+        lost.append(math.log(sum(math.exp(number) for number in numbers)) - numbers[answer])
+    return sum(lost) / len(lost)
+
+
+@many
+@given(
+    specs(), st.sampled_from(["head", "feedforward"]), st.sampled_from(["zero", "mean"]), st.sampled_from([1, 2**25])
+)
+def test_ablation_is_a_loop_over_edits(
+    s: spec.Spec, by: Literal["head", "feedforward"], to: Literal["zero", "mean"], most: int
+) -> None:
+    """Of any model, at whatever number of copies in a pass."""
+    model = make(s)
+    prefix = "decoder." if isinstance(model, Seq2Seq) else ""
+    plain = some_number(model(*inputs(model)))
+    rows = []
+    for layer in range(s.n_layers):
+        rows.append([])
+        for place in range(s.n_heads if by == "head" else 1):
+            silent: dict[str, Any] = {f"{prefix}z.{layer}": gh.ablate_head(place, to=to)}
+            if by == "feedforward":
+                silent = {f"{prefix}ffn_out.{layer}": 0.0 if to == "zero" else mean()}
+            with gh.edit(model, silent):
+                rows[-1].append(some_number(model(*inputs(model))))
+    told: list[tuple[int, int]] = []
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(copies, "MOST", most)
+        found = ablation(
+            model, *inputs(model), measure=some_number, by=by, to=to, progress=lambda *now: told.append(now)
+        )
+    expected = torch.tensor(rows, dtype=torch.float64)
+    close(found.growth + plain, expected)
+    close(found.before, plain)
+    assert told[-1] == (expected.numel(), expected.numel())
+
+
+def test_the_loss_of_next_tokens_by_hand() -> None:
+    model = small()
+    asked = [(row, i, int(IDS[row, i + 1])) for row in range(2) for i in range(5)]
+    found = ablation(model, IDS)
+    assert float(found.before) == pytest.approx(loss_by_hand(model(IDS), asked), rel=1e-12)
+    with gh.edit(model, {"z.1": gh.ablate_head(3)}):
+        silent = loss_by_hand(model(IDS), asked)
+    assert float(found.before + found.growth[1, 3]) == pytest.approx(silent, rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("told", "counted"),
+    [
+        ({"lengths": [6, 3]}, [(0, 0), (0, 1), (0, 2), (0, 3), (0, 4), (1, 0), (1, 1)]),
+        (
+            {"mask": [[False, True, True, True, True, True], [True, True, False, True, True, True]]},
+            [(0, 1), (0, 2), (0, 3), (0, 4), (1, 0), (1, 1), (1, 3), (1, 4)],
+        ),
+        (
+            {"documents": [[0, 0, 0, 1, 1, 1], [4, 4, 4, 4, 4, 2]]},
+            [(0, 0), (0, 1), (0, 3), (0, 4), (1, 0), (1, 1), (1, 2), (1, 3)],
+        ),
+    ],
+)
+def test_padding_and_the_ends_of_texts_do_not_count(told: dict[str, Any], counted: list[tuple[int, int]]) -> None:
+    model = small()
+    call = {name: torch.tensor(value) for name, value in told.items()}
+    real = call.get("mask", torch.ones_like(IDS))
+    after = [next(j for j in range(i + 1, 6) if real[row, j]) for row, i in counted]  # past holes in a text
+    asked = [(row, i, int(IDS[row, j])) for (row, i), j in zip(counted, after, strict=True)]
+    found = ablation(model, IDS, **call)
+    assert float(found.before) == pytest.approx(loss_by_hand(model(IDS, **call), asked), rel=1e-12)
+    with gh.edit(model, {"z.0": gh.ablate_head(2)}):
+        silent = loss_by_hand(model(IDS, **call), asked)
+    assert float(found.before + found.growth[0, 2]) == pytest.approx(silent, rel=1e-12)
+
+
+def test_a_mean_leaves_padding_out() -> None:
+    model, text = small(), IDS[:1, :4]
+    alone = ablation(model, text, to="mean")
+    for filler in (0, 7):
+        padded = torch.cat([text, torch.full((1, 5), filler)], 1)
+        found = ablation(model, padded, to="mean", lengths=torch.tensor([4]))
+        assert (found.growth - alone.growth).abs().max() < 1e-10
+
+
+def test_a_cache_is_refused() -> None:
+    model = small()
+    with pytest.raises(gh.InputError, match="cache was given, but a whole text is looked at"):
+        ablation(model, IDS, cache=model.make_cache(2, 8))
+    with pytest.raises(gh.InputError, match="cache was given"):
+        gh.patch(model, IDS, IDS, "z.0", cache=model.make_cache(2, 8))
+
+
+def test_only_the_places_kept_count() -> None:
+    model, keep = small(), torch.tensor([1, 4])
+    asked = [(row, i, int(IDS[row, place + 1])) for row in range(2) for i, place in enumerate((1, 4))]
+    found = ablation(model, IDS, keep=keep)
+    assert float(found.before) == pytest.approx(loss_by_hand(model(IDS, keep=keep), asked), rel=1e-12)
+
+
+def test_targets_are_the_answers_of_an_encoder() -> None:
+    torch.manual_seed(0)
+    model = make(gh.preset("tiny-encoder", vocab_size=11))
+    targets = torch.full_like(IDS, -100)
+    targets[0, 2], targets[1, 5] = 7, 3
+    found = ablation(model, IDS, targets=targets)
+    assert float(found.before) == pytest.approx(loss_by_hand(model(IDS), [(0, 2, 7), (1, 5, 3)]), rel=1e-12)
+
+
+def test_targets_are_the_labels_of_a_text() -> None:
+    torch.manual_seed(0)
+    model = make(gh.preset("tiny-encoder", vocab_size=11, head={"kind": "sequence_label", "n_labels": 4}))
+    found = ablation(model, IDS, targets=torch.tensor([3, 1]))
+    assert float(found.before) == pytest.approx(loss_by_hand(model(IDS)[:, None], [(0, 0, 3), (1, 0, 1)]), rel=1e-12)
+
+
+def test_the_stacks_and_attentions_of_an_encoder_decoder() -> None:
+    torch.manual_seed(0)
+    model = make(gh.preset("tiny-seq2seq", vocab_size=11))
+    source, target = inputs(model)
+    asked = [(row, i, int(target[row, i + 1])) for row in range(2) for i in range(4)]
+    plain = loss_by_hand(model(source, target), asked)
+    for told, site in (
+        ({}, "decoder.z"),
+        ({"by": "cross_head"}, "decoder.cross_z"),
+        ({"stack": "encoder"}, "encoder.z"),
+    ):
+        found = ablation(model, source, target, **told)
+        assert float(found.before) == pytest.approx(plain, rel=1e-12)
+        with gh.edit(model, {f"{site}.1": gh.ablate_head(1)}):
+            silent = loss_by_hand(model(source, target), asked)
+        assert float(found.before + found.growth[1, 1]) == pytest.approx(silent, rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("told", "counted"),
+    [
+        ({"lengths": [3, 6], "target_lengths": [5, 2]}, [(0, 0), (0, 1), (0, 2), (0, 3), (1, 0)]),
+        (
+            {
+                "documents": [[0, 0, 0, 1, 1, 1], [0, 0, 0, 0, 0, 0]],
+                "target_documents": [[0, 0, 1, 1, 1], [0, 0, 0, 0, 0]],
+            },
+            [(0, 0), (0, 2), (0, 3), (1, 0), (1, 1), (1, 2), (1, 3)],
+        ),
+    ],
+)
+def test_the_padding_and_the_texts_of_a_target(told: dict[str, Any], counted: list[tuple[int, int]]) -> None:
+    torch.manual_seed(0)
+    model = make(gh.preset("tiny-seq2seq", vocab_size=11))
+    source, target = inputs(model)
+    call = {name: torch.tensor(value) for name, value in told.items()}
+    asked = [(row, i, int(target[row, i + 1])) for row, i in counted]
+    found = ablation(model, source, target, **call)
+    assert float(found.before) == pytest.approx(loss_by_hand(model(source, target, **call), asked), rel=1e-12)
+    with gh.edit(model, {"decoder.z.0": gh.ablate_head(1)}):
+        silent = loss_by_hand(model(source, target, **call), asked)
+    assert float(found.before + found.growth[0, 1]) == pytest.approx(silent, rel=1e-12)
+
+
+def test_what_is_put_in_meanwhile_stays_as_it_is() -> None:
+    model, held = small(), torch.randn(2, 4, 6, 16, dtype=torch.float64)
+    before = held.clone()
+    with pytest.MonkeyPatch.context() as patched, gh.edit(model, {"z.0": held}):
+        patched.setattr(copies, "MOST", 1)  # one copy at a time, which is what was put in itself
+        ablation(model, IDS)
+    assert torch.equal(held, before)
+
+
+def test_a_head_that_writes_nothing_costs_nothing() -> None:
+    model = small()
+    model.stack.blocks[1].attention.layer.out.weight[:, 16:32] = 0.0  # head 1 of width 16
+    growth = ablation(model, IDS).growth
+    assert growth[1, 1].abs() < 1e-12
+    assert (growth.flatten()[[0, 1, 2, 3, 4, 6, 7]].abs() > 1e-6).all()
+
+
+def test_what_cannot_be_silenced_is_said() -> None:
+    model, encoder = small(), make(gh.preset("tiny-encoder", vocab_size=11))
+    for options, sentence in (
+        ({"to": "noise"}, "to is 'noise', which is unknown; it has zero, mean"),
+        ({"by": "layer"}, "by is 'layer', which is unknown"),
+        ({"by": "cross_head"}, "the layers have no site 'cross_z'"),
+        ({"targets": IDS[:, :3]}, r"targets has shape \[2, 3\], but the answers have \[2, 6\]; give one for each"),
+        (
+            {"targets": torch.full_like(IDS, -100)},
+            "there is no token whose right answer is known; give a longer text",
+        ),
+    ):
+        with pytest.raises(InputError, match=sentence):
+            ablation(model, IDS, **options)
+    with pytest.raises(InputError, match="there is no token whose right answer is known"):
+        ablation(model, IDS[:, :1])
+    with pytest.raises(InputError, match=r"the model does not foretell next tokens, .*; give targets"):
+        ablation(encoder, IDS)
+    with pytest.raises(InputError, match="the model gives vectors and no logits"):
+        ablation(small(head="none"), IDS)
+
+
+def test_an_ablation_draws_itself() -> None:
+    found = ablation(small(), IDS)
+    html = found._repr_html_()
+    assert html.count("<td") == found.growth.numel()
+    assert "layer 1" in html
+    assert set(found.axes) == {name for name, value in vars(found).items() if isinstance(value, Tensor)}
