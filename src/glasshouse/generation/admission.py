@@ -9,12 +9,13 @@ from glasshouse import device as machine
 from glasshouse import spec
 from glasshouse.errors import InputError
 from glasshouse.generation.options import Options
+from glasshouse.inspection.board import board_of
 from glasshouse.models import Decoder, Model, Seq2Seq
 from glasshouse.text import Tokenizer
 
 
 def check_model(model: Model) -> None:
-    """Refuse a model that does not say what comes next."""
+    """Refuse a model that does not say what comes next, or is edited as if all of it came at once."""
     if not isinstance(model, Decoder | Seq2Seq):
         raise InputError(
             f"the model is of type {type(model).__name__}, which does not generate; give a decoder or an "
@@ -24,6 +25,11 @@ def check_model(model: Model) -> None:
         raise InputError(f"the model's head is {type(model.spec.head).__name__}, but generation needs NextToken.")
     if isinstance(model, Seq2Seq) and model.spec.start_id is None:
         raise InputError("the spec has no start_id, with which the target begins; give it one.")
+    if by_place := next((use.selection.name for use in board_of(model).uses if use.by_place), None):
+        raise InputError(
+            f"the edit of {by_place} goes by rows or positions, which come one by one while a text is written; edit "
+            "whole sites, or heads and widths of them."
+        )
 
 
 def check_count(name: str, value: int) -> int:

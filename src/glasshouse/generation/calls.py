@@ -42,6 +42,7 @@ def generate(
     slots: int | None = None,
     speculator: Speculator | None = None,
     weights: Weights | None = None,
+    record: str | Sequence[str] = (),
     progress: Callable[[int], None] = lambda new: None,
     **settings: object,
 ) -> list[Completion]:
@@ -53,11 +54,18 @@ def generate(
     weights are copied only where so much is to be written that it pays. `progress` is called with the number of new
     tokens after each step.
 
+    `record` names sites, as for `gh.record`, and each completion's `seen` has what stood there while it was written,
+    without a second pass: by position in prompt and output, with no axis for the batch. A token is seen when the one
+    after it is chosen, so the last of the output is missing unless an end token or a stop string came after it.
+
     >>> import glasshouse as gh
     >>> model = gh.build(gh.preset("tiny-decoder"))
     >>> one, two = gh.generate(model, None, [[1, 2, 3], [4]], max_new_tokens=5)
     >>> len(one.ids), one.finish_reason
     (5, 'length')
+    >>> one, two = gh.generate(model, None, [[1, 2, 3], [4]], max_new_tokens=5, record=("resid_post.1", "pattern.0"))
+    >>> one.seen["resid_post.1"].shape, two.seen["pattern.0"].shape, one.seen.axes("pattern.0")
+    (torch.Size([7, 64]), torch.Size([4, 5, 5]), ('head', 'query', 'key'))
     """
     options = Options.parse(
         {
@@ -92,6 +100,7 @@ def generate(
         source_len=source_len,
         speculator=speculator,
         weights=weights_for(turns * options.max_new_tokens) if weights is None else weights,
+        record=record,
     )
     requests = [
         engine.submit(row, one, n_best=n if beams > 1 else 1, keep_tree=keep_tree)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 
 import torch
@@ -24,6 +25,7 @@ from glasshouse.generation.arrangement import Weights, copied_bytes
 from glasshouse.generation.options import Options
 from glasshouse.generation.passes import RIDERS, Passes, Riders
 from glasshouse.generation.published import rules_of
+from glasshouse.generation.recording import Recorder, Recording, views_of
 from glasshouse.generation.request import Request
 from glasshouse.generation.sampling import VACANT, Sampler
 from glasshouse.generation.slots import Row, Slots
@@ -53,7 +55,8 @@ class Engine:
     that has read its prompt gets a token. The model must stay as it is while an engine uses it: the engine holds a
     copy of its weights, in an order in which they are read faster, unless `weights` is "own", or "int8", a byte each.
     To `compile` takes a minute or so, and pays where an engine runs for long on a GPU with its slots in use: a
-    step there is then always one of all slots.
+    step there is then always one of all slots. `record` names sites, as for `gh.record`: each completion has what
+    stood there in its `seen`, as told at `gh.generate`.
 
     >>> import glasshouse as gh
     >>> engine = gh.Engine(gh.build(gh.preset("tiny-decoder")), slots=2, max_len=32)
@@ -75,10 +78,16 @@ class Engine:
         speculator: Speculator | None = None,
         weights: Weights = "copy",
         compile: bool = False,  # noqa: A002 (torch's word)
+        record: str | Sequence[str] = (),
     ) -> None:
         check_model(model)
         if tok is not None:
             check_pair(model, tok)
+        views = views_of(model, record)
+        if views and compile:
+            raise InputError("record and compile were both given; what is compiled cannot be seen, so leave one out.")
+        if views and speculator is not None:
+            raise InputError("record and speculator were both given; drafts are not recorded, so leave one out.")
         self.tok = tok
         self.spec = model.spec
         self.max_len = check_length(model.spec, max_len)
@@ -86,10 +95,14 @@ class Engine:
         self.chunk = min(check_count("chunk", chunk), self.max_len)
         check_count("slots", slots)
         check_memory(model, slots, self.max_len, self.source_len, copied_bytes(model, weights))
-        cache = self._make_cache(model, slots, max(self.chunk, 1 if speculator is None else speculator.count + 1))
-        self.slots = Slots(cache, slots, shares=isinstance(model, Decoder))
+        most = max(self.chunk, 1 if speculator is None else speculator.count + 1)
+        # To record, every token passes the model itself, and the place of a key is its position, so that layers with
+        # a window do not use their slots in turn.
+        cache = self._make_cache(model, slots, self.max_len if views else most)
+        self.slots = Slots(cache, slots, shares=isinstance(model, Decoder) and not views)
         self._sampler = Sampler(slots, model.spec.vocab_size, cache.lengths.device)
-        self._passes = Passes(model, cache, self._sampler, weights=weights, compile=compile)
+        self._passes = Passes(model, cache, self._sampler, weights=weights, compile=compile, watched=bool(views))
+        self._recorder = Recorder(self._passes.model, views) if views else None
         self._speculator = speculator
         if speculator is not None:
             speculator.open(model, slots, self.max_len)
@@ -126,6 +139,8 @@ class Engine:
         options = self._rules.apply(options)
         if options.beams > len(self.slots):
             raise InputError(f"beams is {options.beams}, but the engine has {len(self.slots)} slots; make more.")
+        if options.beams > 1 and self._recorder is not None:
+            raise InputError(f"beams is {options.beams}, but a search cannot be recorded; leave one of them out.")
         if not 1 <= n_best <= options.beams:
             raise InputError(
                 f"n_best is {n_best}, but a search of {options.beams} beams returns 1 to {options.beams}."
@@ -150,6 +165,7 @@ class Engine:
             source=source,
             n_best=n_best,
             keep_tree=keep_tree,
+            recording=None if self._recorder is None else self._recorder.open(len(source)),
         )
         if options.beams > 1:
             search = self._search_of(request)  # refuses what cannot be searched before anything is computed
@@ -256,14 +272,16 @@ class Engine:
         request = self._queue.popleft()
         row = self.slots.join(request)
         if request.source:
-            self._passes.hear(request.source, row.slot)
+            with self._watching([row], len(request.source)):
+                self._passes.hear(request.source, row.slot)
         return row
 
     def _read(self, row: Row, most: int) -> int:
         """Read the next tokens of a prompt into the cache, all but its last; return how many."""
         assert row.request is not None
         ids = row.request.prompt[row.length : min(row.length + most, len(row.request.prompt) - 1)]
-        self._passes.read(ids, row.slot, row.length)
+        with self._watching([row], len(ids)):
+            self._passes.read(ids, row.slot, row.length)
         row.length += len(ids)
         row.written = max(row.written, row.length)
         return len(ids)
@@ -292,7 +310,8 @@ class Engine:
 
     def _write(self, rows: list[Row], riders: Riders | None) -> None:
         """Give each row its next token, and read what rides along."""
-        written = self._passes.write(len(rows), *_lengths(rows, 1), riders)
+        with self._watching(rows, 1):
+            written = self._passes.write(len(rows), *_lengths(rows, 1), riders)
         self._launch(rows, written.tokens[:, None], written.logprobs[:, None], [1] * len(rows))
         for row in rows:
             row.length += 1
@@ -365,6 +384,12 @@ class Engine:
                     request.add(token, logprob)
         self._leave([row for row, request in launch.rows if request.done and row.request is request])
 
+    def _watching(self, rows: list[Row], count: int) -> AbstractContextManager[None]:
+        """Record the pass inside the block, in which each row brings so many tokens."""
+        if self._recorder is None:
+            return nullcontext()
+        return self._recorder.watching([(_recording_of(row), row.length) for row in rows], count)
+
     def _leave(self, rows: list[Row]) -> None:
         for row in sorted(rows, key=lambda row: -row.slot):  # from the last on, so that none moves that will leave
             self._sampler.leave(row.slot)
@@ -381,6 +406,12 @@ class Engine:
             cache = model.make_cache(slots, self.max_len, chunk=chunk)
         cache.heard = True
         return cache
+
+
+def _recording_of(row: Row) -> Recording:
+    assert row.request is not None
+    assert row.request.recording is not None
+    return row.request.recording
 
 
 def _lengths(rows: list[Row], new: int) -> tuple[int, int]:

@@ -47,27 +47,30 @@ class Passes:
         *,
         weights: Weights,
         compile: bool,  # noqa: A002 (torch's word)
+        watched: bool,  # someone records: no graphs, in which no module is called, and no riders
     ) -> None:
         slots, device = len(cache.lengths), cache.lengths.device
         self.cache, self.sampler = cache, sampler
         self.last = torch.zeros(slots, 1, dtype=torch.long, device=device)  # what each row reads next
-        self._model = prepare(model, weights, slots)
-        self._compiled = compiled(self._model, slots) if compile else None
-        self.mixes = isinstance(model, Decoder) and model.stack.mixes(model.token.table.weight)  # takes riders
+        self.model = prepare(model, weights, slots)
+        self._compiled = compiled(self.model, slots) if compile else None
+        mixes = isinstance(model, Decoder) and model.stack.mixes(model.token.table.weight)
+        self.mixes = mixes and not watched  # takes riders
         self._in_use = torch.zeros(slots, dtype=torch.long, device=device)  # 1 for rows that write
         self._numbers = torch.arange(slots, device=device)
         self._seats = self.last.new_zeros(4, RIDERS)  # of riders: ids, slots, positions, and 1 for those taken
         self._given: dict[int, tuple[Tensor, Tensor]] = {}  # what the graphs of prompts read, by their width
-        self._graphs = Graphs(lambda: [cache.lengths, self.last, *sampler.state]) if device.type == "cuda" else None
+        by_graph = device.type == "cuda" and not watched
+        self._graphs = Graphs(lambda: [cache.lengths, self.last, *sampler.state]) if by_graph else None
 
     def hear(self, source: list[int], slot: int) -> None:
         """Let a slot remember an encoder's source."""
-        assert isinstance(self._model, Seq2Seq)
-        self._model.read(self._row(source), self.cache.narrow(slice(slot, slot + 1)))
+        assert isinstance(self.model, Seq2Seq)
+        self.model.read(self._row(source), self.cache.narrow(slice(slot, slot + 1)))
 
     def read(self, ids: list[int], slot: int, start: int) -> None:
         """Read tokens of a prompt, which stand from `start` on, into a slot."""
-        if start > 0 or isinstance(self._model, Seq2Seq):  # they see what is there already, or a source
+        if start > 0 or isinstance(self.model, Seq2Seq):  # they see what is there already, or a source
             view = self.cache.narrow(slice(slot, slot + 1), start + len(ids))
             self._forward(self._row(ids), view, keep=self._in_use[:0])
         elif self._graphs is None:
@@ -154,7 +157,7 @@ class Passes:
         keep: Tensor | None = None,
         step: bool = False,  # prompts come in too many lengths to compile
     ) -> Tensor:
-        run: Callable[..., Tensor] = self._compiled if step and self._compiled is not None else self._model
-        if isinstance(self._model, Seq2Seq):
+        run: Callable[..., Tensor] = self._compiled if step and self._compiled is not None else self.model
+        if isinstance(self.model, Seq2Seq):
             return run(None, ids, target_lengths=lengths, cache=cache, keep=keep)
         return run(ids, lengths=lengths, mask=mask, cache=cache, keep=keep)

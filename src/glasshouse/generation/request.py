@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from glasshouse.generation.beam import Hypothesis, Node
 from glasshouse.generation.options import Options
+from glasshouse.generation.recording import Recording
 from glasshouse.generation.transcript import Transcript
+from glasshouse.inspection import Seen
 from glasshouse.text import Tokenizer
 
 FinishReason = Literal["stop", "length", "cancelled"]
@@ -24,6 +26,7 @@ class Completion:
     finish_reason: FinishReason
     score: float | None = None  # of a beam search: the log-probability over the length to the power of its penalty
     tree: list[Node] | None = None  # of a beam search, where asked for
+    seen: Seen | None = field(default=None, compare=False)  # what was recorded, by position
 
 
 class Request:
@@ -40,6 +43,7 @@ class Request:
         source: Sequence[int] = (),
         n_best: int = 1,
         keep_tree: bool = False,
+        recording: Recording | None = None,
     ) -> None:
         self.prompt = list(prompt)
         self.source = list(source)  # what an encoder reads
@@ -48,6 +52,7 @@ class Request:
         self.limit = limit  # new tokens at most: those asked for, or as many as there is room for
         self.n_best = n_best
         self.keep_tree = keep_tree
+        self.recording = recording
         self.ids: list[int] = []
         self.logprobs: list[float] = []
         self.finish_reason: FinishReason | None = None
@@ -113,7 +118,8 @@ class Request:
         """Return the result, or the `n_best` of a beam search."""
         assert self.finish_reason is not None
         if not self.found:
-            return [Completion(self.text, self.ids, self.logprobs, self.finish_reason)]
+            seen = None if self.recording is None else self.recording.seen(len(self.prompt) + len(self.ids))
+            return [Completion(self.text, self.ids, self.logprobs, self.finish_reason, seen=seen)]
         return [self._completion(one) for one in self.found]
 
     def _completion(self, one: Hypothesis) -> Completion:

@@ -1,0 +1,408 @@
+"""What is recorded while an engine writes is what one plain call of the model on the whole text shows.
+
+In float64 rounding is about 1e-16 of the largest entry and a few dozen operations deep; 1e-9 leaves room for it, and
+in float32, where it is 6e-8, 1e-5 does.
+"""
+
+from __future__ import annotations
+
+import gc
+import random
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from generation.reference import write
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from spec_strategy import VOCABULARY, specs
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import glasshouse as gh
+from glasshouse import spec
+from glasshouse.errors import InputError
+from glasshouse.generation import NGrams, Options
+from glasshouse.generation.arrangement import Weights, prepare
+from glasshouse.inspection import Seen, sites
+from glasshouse.layers import held, packed
+from glasshouse.layers.lora import LoRA, attach
+from glasshouse.layers.twin import is_watched
+from glasshouse.models import Decoder, Seq2Seq
+
+MAX_LEN = 40
+TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-5}
+KINDS: dict[str, dict[str, Any]] = {
+    "learned": {"position": {"kind": "learned"}},
+    "grouped": {"position": {"kind": "rotary"}, "n_kv_heads": 2, "feedforward": {"kind": "swiglu"}},
+    "windows": {"position": {"kind": "rotary"}, "windows": (4, 0), "n_kv_heads": 1},
+    "alibi": {"position": {"kind": "alibi"}, "windows": (6,), "qk_norm": True},
+    "relative": {"position": {"kind": "relative"}, "norm_order": "after"},
+    "soft-cap": {"attention_softcap": 4.0, "norm_order": "sandwich", "position": {"kind": "none"}},
+    "encoder-decoder": {"start_id": 1},
+    "t5": {"start_id": 0, "position": {"kind": "relative"}, "norm": {"kind": "rms"}, "n_kv_heads": 2},
+}
+
+
+def build(kind: str, dtype: torch.dtype = torch.float64) -> Decoder | Seq2Seq:
+    torch.manual_seed(sum(map(ord, kind)))
+    preset = "tiny-seq2seq" if "start_id" in KINDS[kind] else "tiny-decoder"
+    wide = {"kind": "normal", "std": 0.3}  # first values for which logits differ clearly
+    s = gh.preset(preset, vocab_size=40, max_len=MAX_LEN, end_ids=(7,), init=wide, **KINDS[kind])
+    model = gh.build(s, dtype=dtype).eval()
+    assert isinstance(model, Decoder | Seq2Seq)
+    return model
+
+
+def ragged(seed: int, count: int, most: int = 21) -> list[list[int]]:
+    """Return prompts of many lengths that begin alike, so that an engine would share what it has of them."""
+    chance = random.Random(seed)
+    beginning = [chance.randrange(40) for _ in range(most)]
+    return [[*beginning[: chance.randint(0, most - 1)], chance.randrange(40)] for _ in range(count)]
+
+
+def plainly(model: nn.Module, prompt: Sequence[int], ids: Sequence[int], fed: int, names: Sequence[str]) -> Seen:
+    """Record one call on the first `fed` tokens of prompt and output; a prompt that is a source is given whole."""
+    with torch.no_grad(), gh.record(model, *names) as seen:
+        if isinstance(model, Seq2Seq):
+            model(torch.tensor([prompt]), torch.tensor([[model.spec.start_id, *ids][:fed]]))
+        else:
+            model(torch.tensor([[*prompt, *ids][:fed]]))
+    return seen
+
+
+def check(model: Decoder | Seq2Seq, prompt: Sequence[int], done: gh.Completion, names: Sequence[str]) -> None:
+    """Compare what was recorded with a plain call, which has an axis more: the batch."""
+    assert done.seen is not None
+    first = 1 if isinstance(model, Seq2Seq) else len(prompt)
+    fed = first + len(done.ids) - (0 if done.finish_reason == "stop" else 1)  # all that was given to the model
+    alike(done.seen, plainly(model, prompt, done.ids, fed, names))
+
+
+def alike(seen: Seen, expected: Seen, tolerance: float = 0.0) -> None:
+    assert len(seen) > 0
+    assert set(seen) == set(expected)
+    for name in seen:
+        assert ("batch", *seen.axes(name)) == expected.axes(name)
+        near(seen[name], expected[name][0], name, tolerance)
+
+
+def near(value: Tensor, expected: Tensor, name: str = "", tolerance: float = 0.0) -> None:
+    assert value.dtype == expected.dtype
+    largest = float(torch.where(expected.isfinite(), expected, 0).abs().max())
+    atol = (tolerance or TOLERANCE[expected.dtype]) * max(1.0, largest)
+    torch.testing.assert_close(value, expected, rtol=0, atol=atol, msg=lambda text: f"{name}: {text}")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("slots", "chunk"), [(1, MAX_LEN), (3, 5)])
+def test_every_site_as_in_one_plain_call(kind: str, slots: int, chunk: int) -> None:
+    """Rows join, leave and move; most prompts are longer than a chunk of 5, and all windows."""
+    model, prompts = build(kind), ragged(1, 7)
+    names = list(sites(model))
+    engines = [
+        gh.Engine(model, slots=slots, max_len=MAX_LEN, chunk=chunk, record=record) for record in ((), tuple(names))
+    ]
+    without, requests = (
+        [engine.submit(prompt, max_new_tokens=3 + i, temperature=i % 2, seed=i) for i, prompt in enumerate(prompts)]
+        for engine in engines
+    )
+    for engine in engines:
+        engine.run()
+    for prompt, request, same in zip(prompts, requests, without, strict=True):
+        [done], [plain] = request.completions(), same.completions()
+        assert plain.seen is None
+        assert (done.ids, done.finish_reason) == (plain.ids, plain.finish_reason)
+        assert done.logprobs == pytest.approx(plain.logprobs, abs=1e-9)
+        check(model, prompt, done, names)
+
+
+def test_every_site_of_any_spec() -> None:
+    @settings(
+        max_examples=40, derandomize=True, deadline=None, database=None, suppress_health_check=list(HealthCheck)
+    )
+    @given(specs().filter(lambda s: not isinstance(s, spec.EncoderSpec)), st.data())
+    def holds(s: spec.Spec, data: st.DataObject) -> None:
+        torch.manual_seed(0)
+        model = gh.build(replace(s, head=spec.NextToken(), start_id=1), dtype=torch.float64).eval()
+        assert isinstance(model, Decoder | Seq2Seq)
+        prompt = st.lists(st.integers(0, VOCABULARY - 1), min_size=1, max_size=9)
+        prompts = data.draw(st.lists(prompt, min_size=1, max_size=4))
+        slots, chunk = data.draw(st.integers(1, 3)), data.draw(st.integers(1, 6))
+        names = list(sites(model))
+        engine = gh.Engine(model, slots=slots, max_len=16, source_len=9, chunk=chunk, record=names)
+        requests = [engine.submit(prompt, max_new_tokens=4, temperature=1.0) for prompt in prompts]
+        engine.run()
+        for prompt, request in zip(prompts, requests, strict=True):
+            check(model, prompt, request.completions()[0], names)
+
+    holds()
+
+
+@pytest.mark.parametrize("slots", [1, 4])
+@pytest.mark.parametrize("weights", ["own", "copy", "int8"])
+@pytest.mark.parametrize("kind", ["grouped", "encoder-decoder"])
+def test_every_order_of_weights(kind: str, weights: Weights, slots: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In float32, for which a CPU has orders of its own; int8 is compared with a model of such weights.
+
+    A rounding in it can fall to the other side, and then an activation differs by 1 / 8128 of the largest of its row.
+    """
+    monkeypatch.setattr(packed, "LEAST_WORK", 0)
+    model, prompts = build(kind, torch.float32), ragged(2, 4)
+    names = list(sites(model))
+    done = gh.generate(model, None, prompts, max_new_tokens=6, slots=slots, weights=weights, record=names)
+    same = prepare(model, weights, slots) if weights == "int8" else model
+    for prompt, one in zip(prompts, done, strict=True):
+        assert one.seen is not None
+        fed = (1 if isinstance(model, Seq2Seq) else len(prompt)) + len(one.ids) - (one.finish_reason == "length")
+        alike(one.seen, plainly(same, prompt, one.ids, fed, names), tolerance=1e-3 if weights == "int8" else 1e-5)
+
+
+def test_thin_maps_of_lora() -> None:
+    model, prompts = build("grouped"), ragged(3, 3)
+    attach(model, LoRA(targets=("*",)))
+    for weight in model.parameters():
+        if weight.requires_grad:
+            nn.init.normal_(weight, std=0.2)
+    model.eval()
+    names = list(sites(model))
+    for prompt, one in zip(prompts, gh.generate(model, None, prompts, max_new_tokens=5, record=names), strict=True):
+        check(model, prompt, one, names)
+
+
+def test_samples_have_what_is_theirs() -> None:
+    model, prompts, names = build("windows"), ragged(4, 2), ["resid_post.*", "pattern.0"]
+    done = gh.generate(model, None, prompts, max_new_tokens=6, temperature=1.5, n=3, slots=2, record=names)
+    for i, one in enumerate(done):
+        check(model, prompts[i // 3], one, names)
+    assert len({tuple(one.ids) for one in done}) == 6
+
+
+def test_parts_of_sites() -> None:
+    """A part is what it is of the whole; a key that comes late, or never, is one that nobody has looked at."""
+    model, prompts = build("grouped"), [[3, 1, 4, 1, 5, 9, 2, 6], [2, 7]]
+    parts = [
+        "pattern.*[head=1]",
+        "pattern.0[head=1:3, key=5]",
+        "scores.1[key=5]",
+        "pattern.1[key=2:6]",
+        "pattern.0[key=30]",
+        "scores.0[head=-1, key=:3]",
+        "k.1[head=1, width=2:5]",
+        "q.0[width=-1]",
+        "resid_post.1[width=3]",
+        "hidden.0[neuron=-4:]",
+        "z.*[head=2]",
+    ]
+    wholes = ["pattern.*", "scores.*", "k.1", "q.0", "resid_post.1", "hidden.0", "z.*"]
+    one, two = gh.generate(model, None, prompts, max_new_tokens=6, stop_ids=(), slots=2, record=parts)
+    assert one.seen is not None
+    for prompt, done in zip(prompts, (one, two), strict=True):
+        fed = len(prompt) + len(done.ids) - (done.finish_reason == "length")
+        whole = {name: value[0] for name, value in plainly(model, prompt, done.ids, fed, wholes).items()}
+        none = torch.zeros(4, fed, dtype=torch.float64)
+        expected = {
+            "pattern.0[head=1]": whole["pattern.0"][1],
+            "pattern.1[head=1]": whole["pattern.1"][1],
+            "pattern.0[head=1:3, key=5]": whole["pattern.0"][1:3, :, 5] if fed > 5 else none[1:3],
+            "scores.1[key=5]": whole["scores.1"][:, :, 5] if fed > 5 else none - torch.inf,
+            "pattern.1[key=2:6]": whole["pattern.1"][:, :, 2:6],
+            "pattern.0[key=30]": none,
+            "scores.0[head=-1, key=:3]": whole["scores.0"][-1, :, :3],
+            "k.1[head=1, width=2:5]": whole["k.1"][1, :, 2:5],
+            "q.0[width=-1]": whole["q.0"][..., -1],
+            "resid_post.1[width=3]": whole["resid_post.1"][:, 3],
+            "hidden.0[neuron=-4:]": whole["hidden.0"][:, -4:],
+            "z.0[head=2]": whole["z.0"][2],
+            "z.1[head=2]": whole["z.1"][2],
+        }
+        assert done.seen is not None
+        assert set(done.seen) == set(expected)
+        for name, value in expected.items():
+            near(done.seen[name], value, name)
+    assert one.seen.axes("pattern.0[key=30]") == ("head", "query")
+    assert one.seen.axes("z.*") == ("layer", "position", "width")
+    assert one.seen["z.*"].shape == (2, *one.seen["z.0"].shape)
+
+
+def test_keys_of_a_source() -> None:
+    """A source is padded to the longest beside it, and that is not shown."""
+    model, prompts = build("t5"), [[3, 1, 4, 1, 5, 9, 2], [6, 5]]
+    parts, whole = ["decoder.cross_pattern.0[head=1, key=3]", "decoder.cross_scores.1[key=1:4]"], "decoder.cross_*.*"
+    for prompt, done in zip(
+        prompts, gh.generate(model, None, prompts, max_new_tokens=5, record=[*parts, whole]), strict=True
+    ):
+        assert done.seen is not None
+        fed = 1 + len(done.ids) - (done.finish_reason == "length")
+        expected = plainly(model, prompt, done.ids, fed, [whole])
+        assert done.seen["decoder.cross_pattern.0[head=1,key=3]"].shape == (fed,)
+        if len(prompt) > 3:
+            near(done.seen[parts[0]], expected["decoder.cross_pattern.0"][0, 1, :, 3])
+        else:
+            assert not done.seen[parts[0]].any()
+        near(done.seen[parts[1]], expected["decoder.cross_scores.1"][0, :, :, 1:4])
+        assert done.seen["decoder.cross_k.0"].shape == (2, len(prompt), 16)
+
+
+def test_a_single_name_and_one_named_twice() -> None:
+    model = build("learned")
+    [one] = gh.generate(model, None, [[1, 2, 3]], max_new_tokens=3, record="resid_post.1")
+    [two] = gh.generate(model, None, [[1, 2, 3]], max_new_tokens=3, record=["resid_post.*", "resid_post.1"])
+    assert one.seen is not None
+    assert two.seen is not None
+    assert list(two.seen) == ["resid_post.0", "resid_post.1"]
+    assert one == two  # tokens are compared, and not what was seen
+    near(one.seen["resid_post.1"], two.seen["resid_post.1"])
+
+
+def test_what_came_after_a_stop_string_is_not_shown() -> None:
+    """Letters are tokens; the second of the stop string's was chosen when its first had been read."""
+    tok = gh.Tokenizer.train(texts=["abc"], vocab_size=263)
+    model = gh.build(gh.preset("tiny-decoder", vocab_size=263), dtype=torch.float64).eval()
+    prompt = tok.encode("hello")
+    settings: dict[str, Any] = {"max_new_tokens": 8, "temperature": 1.0, "logit_bias": dict.fromkeys(b"xyz", 100.0)}
+    [free] = gh.generate(model, tok, "hello", **settings)
+    stop = free.text[4:7]
+    [done] = gh.generate(model, tok, "hello", stop=stop, record=["final", "v.0", "scores.1"], **settings)
+    assert done.finish_reason == "stop"
+    assert done.text == free.text[: free.text.index(stop)]
+    assert len(done.ids) < 8
+    check(model, prompt, done, ["final", "v.0", "scores.1"])
+
+
+def test_what_is_cancelled_has_what_was_read() -> None:
+    model, prompt, names = build("grouped"), list(range(20, 32)), ["resid_mid.0", "k.1", "pattern.0"]
+    engine = gh.Engine(model, slots=2, max_len=MAX_LEN, chunk=4, record=names)
+    writing, reading, waiting = (engine.submit(prompt, max_new_tokens=20, logit_bias={7: -100.0}) for _ in range(3))
+    for _ in range(4):  # of a prompt of 12, 4 + 4 + 3 tokens are read; the third step writes as well
+        engine.step()
+    for request in (waiting, reading, writing):
+        engine.cancel(request)
+    assert not engine.step()
+    for request, fed in ((writing, 13), (reading, 5)):
+        [done] = request.completions()
+        assert done.finish_reason == "cancelled"
+        assert done.seen is not None
+        alike(done.seen, plainly(model, prompt, done.ids, fed, names))
+        assert request.completions()[0].seen is done.seen
+    assert waiting.completions()[0].seen is not None
+    assert not waiting.completions()[0].seen
+    [nothing] = gh.generate(model, None, [prompt], max_new_tokens=0, record=names)
+    assert nothing.seen is not None
+    assert not nothing.seen
+
+
+def test_nothing_rides_where_it_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a GPU's masks, which are counts, prompts would be read along with the steps of others."""
+
+    def attend(q: Tensor, k: Tensor, v: Tensor, seen: Tensor, rows: Tensor, scale: float) -> Tensor:
+        mask = torch.arange(k.shape[2]) < seen[:, None, :, None]
+        return F.scaled_dot_product_attention(q, k[rows], v[rows], mask, scale=scale, enable_gqa=True)
+
+    monkeypatch.setattr(held, "takes", lambda *_: True)
+    monkeypatch.setattr(held, "attend", attend)
+    model, prompts = build("grouped"), ragged(5, 6)
+    names = list(sites(model))
+    engine = gh.Engine(model, slots=2, max_len=MAX_LEN, record=names)
+    requests = [engine.submit(prompt, max_new_tokens=3 + i) for i, prompt in enumerate(prompts)]
+    engine.run()
+    for prompt, request in zip(prompts, requests, strict=True):
+        check(model, prompt, request.completions()[0], names)
+
+
+def test_what_is_seen_can_be_learned_from_and_holds_on_to_nothing_else() -> None:
+    model = build("grouped", torch.float32)
+    engine = gh.Engine(model, slots=3, max_len=MAX_LEN, record=["resid_post.0", "k.0", "q.0[head=0]", "pattern.1"])
+    requests = [engine.submit([1, 2, 3], max_new_tokens=4) for _ in range(3)]
+    engine.run()
+    seen = requests[0].completions()[0].seen
+    assert seen is not None
+    probe = nn.Linear(64, 1)
+    probe(seen["resid_post.0"]).sum().backward()
+    near(probe.weight.grad, seen["resid_post.0"].sum(0, keepdim=True))
+    for value in seen.values():
+        assert value.untyped_storage().nbytes() == value.numel() * value.element_size()
+    twin = weakref.ref(engine._passes.model)
+    del engine, requests
+    gc.collect()
+    assert twin() is None
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"record": "resid_post.7"}, "the model has no site 'resid_post.7'; its layers are 0 to 1."),
+        ({"record": "resid_post.0[batch=0]"}, "asks for a batch, but requests are recorded one by one"),
+        ({"record": "z.0[position=-1]"}, "asks for a position, but requests are recorded one by one"),
+        (
+            {"record": "pattern.*[query=:3]"},
+            "asks for a query, but requests are recorded one by one",
+        ),
+        ({"record": "pattern.0[key=-1]"}, "counts keys from the end, which is not known yet; count from 0."),
+        ({"record": "scores.0[key=2:-1]"}, "counts keys from the end"),
+        ({"record": "z.0[head=4]"}, "asks for head 4, but there are 4 of them"),
+        ({"record": "k.0[head=2]"}, "asks for head 2, but there are 2 of them"),
+        ({"record": "q.0[width=16]"}, "asks for width 16, but there are 16 of them"),
+        ({"record": "embed[width=64]"}, "asks for width 64, but there are 64 of them"),
+        ({"record": "hidden.0[neuron=128]"}, "asks for neuron 128, but there are 128 of them"),
+        ({"record": "final", "speculator": NGrams()}, "record and speculator were both given; drafts are not"),
+        ({"record": "final", "compile": True}, "record and compile were both given; what is compiled cannot be seen"),
+    ],
+)
+def test_what_cannot_be_recorded_is_refused(settings: dict[str, Any], message: str) -> None:
+    """Before anything is computed."""
+    with pytest.raises(InputError, match=message):
+        gh.Engine(build("grouped"), **settings)
+
+
+def test_a_search_is_not_recorded() -> None:
+    with pytest.raises(InputError, match="beams is 2, but a search cannot be recorded"):
+        gh.generate(build("grouped"), None, [[1, 2, 3]], beams=2, record="final")
+
+
+def test_the_end_of_widths_is_that_of_the_model() -> None:
+    names = ["z.0[head=3]", "k.0[head=1]", "q.0[width=15]", "embed[width=63]", "hidden.0[neuron=127]"]
+    [done] = gh.generate(build("grouped"), None, [[1, 2, 3]], max_new_tokens=2, record=names)
+    assert done.seen is not None
+    assert set(done.seen) == set(names)
+
+
+EDITS: dict[str, Callable[[str], dict[str, Any]]] = {
+    "head": lambda at: {f"{at}z.1": gh.ablate_head(2)},
+    "vector": lambda at: {f"{at}resid_post.0": lambda value: value + torch.linspace(-2, 2, 64, dtype=value.dtype)},
+    "keys": lambda at: {f"{at}k.0": lambda value: 2 * value, f"{at}v.1[head=0]": 0.5},
+    "several": lambda at: {f"{at}ffn_out.*": 0.0, f"{at}hidden.0": torch.relu, f"{at}embed[width=:9]": 1.0},
+    "pattern": lambda at: {f"{at}pattern.0[head=1]": lambda value: value * 0.25, f"{at}scores.1": lambda s: s / 3},
+}
+
+
+@pytest.mark.parametrize("edits", EDITS)
+@pytest.mark.parametrize("kind", ["grouped", "windows", "soft-cap", "encoder-decoder"])
+def test_an_edit_changes_what_is_written_as_it_would_plain_calls(kind: str, edits: str) -> None:
+    model, prompts = build(kind), ragged(6, 4)
+    made = EDITS[edits]("decoder." if isinstance(model, Seq2Seq) else "")
+    options: dict[str, Any] = {"max_new_tokens": 8, "temperature": 1.0, "seed": 3}
+    before = gh.generate(model, None, prompts, **options)
+    with gh.edit(model, made):
+        during = gh.generate(model, None, prompts, slots=2, **options)
+        expected = [write(model, prompt, Options(**options), MAX_LEN) for prompt in prompts]
+    after = gh.generate(model, None, prompts, **options)
+    assert [one.ids for one in during] == expected
+    assert [one.ids for one in during] != [one.ids for one in before]
+    assert after == before
+    assert not any(is_watched(module) for module in model.modules())
+
+
+@pytest.mark.parametrize("edits", ["head", "vector", "keys", "pattern", "several"])
+@pytest.mark.parametrize("kind", ["grouped", "encoder-decoder"])
+def test_what_is_edited_is_recorded_as_it_goes_on(kind: str, edits: str) -> None:
+    model, prompts = build(kind), ragged(7, 4)
+    made, names = EDITS[edits]("decoder." if isinstance(model, Seq2Seq) else ""), list(sites(model))
+    with gh.edit(model, made):
+        for prompt, done in zip(
+            prompts, gh.generate(model, None, prompts, max_new_tokens=8, slots=2, record=names), strict=True
+        ):
+            check(model, prompt, done, names)
