@@ -18,7 +18,7 @@ except ImportError:  # Windows, where nobody keeps two runs apart
     fcntl = None  # type: ignore[assignment]
 
 RUN, METRICS, MODEL, ADAPTER, TROUBLE = "run.toml", "metrics.jsonl", "model", "adapter", "trouble.json"
-CHECKPOINTS, LOCK = "checkpoints", ".lock"
+CHECKPOINTS, PROBES, LOCK = "checkpoints", "probes.jsonl", ".lock"
 
 
 def claim(run: Run) -> Path:

@@ -1,4 +1,4 @@
-"""The record of a run: one JSON object a line, one line a step, also after a run that was stopped has gone on."""
+"""A record of a run: one JSON object a line, never two of a step, also after a run that was stopped has gone on."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 
 class Journal:
-    """Appends to a file of metrics.
+    """Appends to a file of metrics, or of probes.
 
     >>> import tempfile
     >>> journal = Journal(Path(tempfile.mkdtemp(), "metrics.jsonl"))
@@ -43,6 +43,8 @@ class Journal:
 
     def cut(self, step: int) -> None:
         """Forget the lines of a step and all after it, whole or not at all."""
+        if not self.path.is_file():
+            return
         kept = [line for line in self.lines() if line["step"] < step]
         fresh = self.path.with_name(f".{self.path.name}.new")
         with fresh.open("w", encoding="utf-8") as file:

@@ -28,12 +28,13 @@ from glasshouse.training import beginning, plots, trouble
 from glasshouse.training.average import Average
 from glasshouse.training.checkpoint import Checkpoints
 from glasshouse.training.compiling import Compiled
-from glasshouse.training.folder import ADAPTER, CHECKPOINTS, METRICS, MODEL, TROUBLE, claim, hold
+from glasshouse.training.folder import ADAPTER, CHECKPOINTS, METRICS, MODEL, PROBES, TROUBLE, claim, hold
 from glasshouse.training.journal import Journal
 from glasshouse.training.keeping import Keeper, Place
 from glasshouse.training.material import Material, gather
 from glasshouse.training.memory import exhausted, first_parts
 from glasshouse.training.optimizer import make_optimizer, set_rate
+from glasshouse.training.probes import Probes, first_texts
 from glasshouse.training.run import Run
 from glasshouse.training.signals import Signals, StoppedError
 from glasshouse.training.speed import Speed, Work
@@ -70,7 +71,7 @@ def train(run: Run, watch: Watch | None = None) -> Result:
     ...     "train": {"steps": 3, "batch_tokens": 64, "out": f"{place}/run"},
     ... }
     >>> result = train(Run.parse(table))
-    >>> {"checkpoints", "metrics.jsonl", "model", "run.toml"} <= {path.name for path in result.folder.iterdir()}
+    >>> {"checkpoints", "metrics.jsonl", "model", "probes.jsonl"} <= {path.name for path in result.folder.iterdir()}
     True
     """
     watch = watch or Silent()
@@ -153,7 +154,10 @@ class Trainer:
         checkpoints = Checkpoints(folder / CHECKPOINTS, choice.keep)
         self.keeper = Keeper(self.model, self.update, self.average, material.tok, checkpoints)
         self.place = Place(parts=choice.parts or first_parts(self.model.spec, rows, length, self.device))
-        self.journal = Journal(folder / METRICS)
+        self.journal, self.insides = Journal(folder / METRICS), Journal(folder / PROBES)
+        self.probes = Probes(
+            self.model, first_texts(self.held), names=choice.probes, length=length, compute=self.compute
+        )
         self.speed, self.work = Speed(self.device, self.compute), Work(self.model)
         self.trackers: Trackers | None = None
 
@@ -181,7 +185,11 @@ class Trainer:
             self._restore(step, state)
             folder = self.keeper.checkpoints.folder(step)
             self.watch.say(f"goes on after step {step} of {self.run.train.steps}, from {folder}")
-        self.journal.cut(self.place.step + 1)
+        self._cut(self.place.step + 1)
+
+    def _cut(self, step: int) -> None:
+        self.journal.cut(step)
+        self.insides.cut(step)
 
     def _restore(self, step: int, state: State) -> None:
         self.place = self.keeper.restore(step, state)
@@ -196,6 +204,9 @@ class Trainer:
         evaluate_every, save_every = choice.often(choice.eval_every), choice.often(choice.save_every)
         self.model.train()
         self.trackers = Trackers(self.folder, choice.wandb, self.folder.name, start=self.place.step + 1)
+        if self.place.step == 0:
+            self.keeper.guard(lambda: self.insides.cut(0))  # if killed before its first checkpoint, it has a line
+            self._look_inside()
         batches = self._stream()
         try:
             while self.place.step < choice.steps and not self.is_tired:
@@ -212,11 +223,12 @@ class Trainer:
                 self._note(outcome, figures)
                 is_best = self.place.best is not None and self.place.best[0] == step
                 if step % save_every == 0 or last or is_best or self.is_tired:
+                    self._look_inside()  # before it is saved: one that goes on from there need not do it again
                     self.keeper.save(self.place)
                     self.speed.pause()
             if self.is_tired:
                 self.watch.say(f"stops early: no better loss in {self.place.worse} evaluations")
-        except StoppedError:
+        except StoppedError:  # no look inside: when it goes on, its lines are those of a run never stopped
             self.keeper.save(self.place)
             raise
         finally:
@@ -298,7 +310,7 @@ class Trainer:
         self.keeper.guard(self.keeper.checkpoints.wait)
         if newest := self.keeper.checkpoints.newest():
             self._restore(newest[0], newest[1])
-            self.journal.cut(newest[0] + 1)
+            self._cut(newest[0] + 1)
             self.watch.say(f"back to step {newest[0]}")
         self.place = replace(self.place, skipped=skipped)
 
@@ -357,6 +369,23 @@ class Trainer:
         else:
             self.place = replace(self.place, worse=self.place.worse + 1)
         return figures
+
+    def _look_inside(self) -> None:
+        """Note what goes on inside the model; where that cannot be worked out, say why and go on.
+
+        It is looked at with the weights that learn, also where it is their average that is tried out and kept: what
+        is wanted here is how they learn.
+        """
+        if not self.probes.names:
+            return
+        try:
+            figures = self.probes.take(self.model)
+        except Exception as error:
+            reason = f"{type(error).__name__}: {error}".partition("\n")[0]
+            self.watch.say(f"no probes at step {self.place.step} ({reason}); training goes on")
+        else:
+            self.keeper.guard(lambda: self.insides.write(self.place.step, **figures))
+        self.speed.pause()
 
     def _averaged(self) -> AbstractContextManager[None]:
         return nullcontext() if self.average is None else self.average.applied()

@@ -19,7 +19,9 @@ from glasshouse.training.schedule import Cosine, Schedule
 FREE = {
     *("train.out", "train.keep", "train.save_every", "train.eval_every", "train.eval_samples", "train.patience"),
     *("train.device", "train.compile", "train.parts", "train.workers", "train.trouble", "train.wandb"),
+    "train.probes",
 }
+PROBE_NAMES = ("entropy", "induction", "previous", "norms", "lens")  # in training/probes.py
 
 
 @dataclass(frozen=True)
@@ -71,6 +73,7 @@ class Train(Settings):
     patience: int = 0  # evaluations without a better loss after which a run ends; 0: it does not
     save_every: int = 0  # steps; 0: ten times in a run
     keep: int = 2  # checkpoints, besides the best
+    probes: tuple[str, ...] | None = None  # figures of the inside at each checkpoint; None: all that fit the model
     trouble: Literal["stop", "skip"] = "stop"  # at a loss that is no number: stop, or go back and pass the batch over
     wandb: bool = False
     out: str = ""  # the folder of the run; "": runs/ and its name
@@ -83,6 +86,11 @@ class Train(Settings):
         for name in ("smoothing", "average"):
             require(0 <= getattr(self, name) < 1, f"train.{name}", getattr(self, name), "at least 0 and below 1")
         require(self.lr is None or self.lr > 0, "train.lr", self.lr, "above 0")
+        for name in self.probes or ():
+            if name not in PROBE_NAMES:
+                raise ConfigError(
+                    f"train.probes names {name!r}, which is unknown; {config.nearest(name, PROBE_NAMES)}"
+                )
 
     def chosen_optimizer(self) -> Optimizer:
         """Return the optimizer, at the rate that was asked for."""

@@ -1,0 +1,112 @@
+"""Probes: figures of what goes on inside a model while it learns, always of the same few texts."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from glasshouse.config import Table
+from glasshouse.data import Batch, Samples
+from glasshouse.errors import InputError
+from glasshouse.evaluation.tally import computing
+from glasshouse.inspection.geometry import norms
+from glasshouse.inspection.reading import read_in
+from glasshouse.inspection.readout import lens
+from glasshouse.inspection.scoring import head_scores, repeated
+from glasshouse.models import Decoder, Model
+from glasshouse.models.heads import Vocabulary
+from glasshouse.training.run import PROBE_NAMES
+
+ROWS, LONGEST = 4, 126  # texts, and tokens of each: less than what a GPU would compile a kernel for
+DIGITS = 6
+
+
+class Probes:
+    """Looks into a model: at some texts it never learns from, and at random tokens said twice.
+
+    "entropy" is how widely each head looks, in nats, and "induction" and "previous" how much weight it puts on what
+    followed the same token before, and on the token just before, [layer][head]. "norms" is the mean length of the
+    stream's vectors and "lens" the loss of what is read off them, embedded and after each layer, [layer + 1].
+
+    >>> import glasshouse as gh
+    >>> model = gh.build(gh.preset("tiny-decoder"))
+    >>> ids = torch.tensor([[1, 2, 3, 4]])
+    >>> figures = Probes(model, Batch(ids, targets=ids + 1, loss=ids > 0)).take(model)
+    >>> {name: len(values) for name, values in figures.items()}
+    {'entropy': 2, 'induction': 2, 'previous': 2, 'norms': 3, 'lens': 3}
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        texts: Batch,
+        *,
+        names: Sequence[str] | None = None,  # None: all that fit the model
+        length: int = LONGEST,  # that the model reads at most
+        compute: torch.dtype = torch.float32,
+    ) -> None:
+        unfit = _unfit(model)
+        for name in names or ():
+            if name in unfit:
+                raise InputError(f"train.probes names {name!r}, but {unfit[name]}; leave it out.")
+        self.names = tuple(name for name in PROBE_NAMES if name not in unfit) if names is None else tuple(names)
+        self.compute = compute
+        self.device = model.token.table.weight.device
+        self.texts = texts.to(self.device)
+        length = min(length, LONGEST)
+        # A row of odd length ends one token early.
+        self.twice = repeated(model.spec.vocab_size, -(-length // 2), ROWS)[:, :length].to(self.device)
+
+    def take(self, model: Model) -> Table:
+        """Return the figures by name, as JSON has them: of six digits, and None where a text says nothing."""
+        batch, found = self.texts, {}
+        if batch.source is None:
+            inputs: tuple[Tensor, ...] = (batch.ids,)
+            call: Table = {"documents": batch.documents, "lengths": batch.lengths}
+        else:
+            inputs = (batch.source, batch.ids)
+            call = {"lengths": batch.source_lengths, "target_lengths": batch.lengths}
+        with computing(self.device, self.compute):
+            if "entropy" in self.names:
+                found["entropy"] = head_scores(model, *inputs, **call).entropy
+            if {"induction", "previous"} & set(self.names):
+                scores = head_scores(model, self.twice)
+                found |= {"induction": scores.induction, "previous": scores.previous}
+            if "norms" in self.names:
+                real = read_in(model, inputs, call).real
+                found["norms"] = norms(model, *inputs, **call)[:, real].mean(1)
+            if "lens" in self.names:
+                read = lens(model, *inputs, targets=batch.targets, top_k=1, **call)
+                found["lens"] = read.loss[:, batch.loss].mean(1)
+        return {name: _rounded(found[name].tolist()) for name in self.names}
+
+
+def first_texts(held: Samples) -> Batch:
+    """Return the first of the samples held out, and of long ones the beginning."""
+    batch = held.batch(range(min(ROWS, len(held))))
+    given = {name: tensor for name, tensor in vars(batch).items() if tensor is not None}
+    rows = {name: tensor[:, :LONGEST] for name, tensor in given.items() if tensor.dim() == 2}
+    lengths = {name: tensor.clamp(max=LONGEST) for name, tensor in given.items() if name.endswith("lengths")}
+    return replace(batch, **rows, **lengths)
+
+
+def _unfit(model: Model) -> dict[str, str]:
+    """Return the probes that make no sense for a model, and why."""
+    unfit: dict[str, str] = {}
+    if not isinstance(model, Decoder):
+        why = f"that is of decoders, and the model is of kind {model.spec.kind}"
+        unfit |= {"induction": why, "previous": why}
+    if not isinstance(model.head, Vocabulary):
+        unfit["lens"] = f"that is of heads with a vocabulary, and the model's is {model.spec.head.kind}"
+    return unfit
+
+
+def _rounded(value: Any) -> Any:  # noqa: ANN401 - numbers in lists, in lists
+    if isinstance(value, list):
+        return [_rounded(one) for one in value]
+    return float(f"{value:.{DIGITS}g}") if math.isfinite(value) else None

@@ -1,0 +1,416 @@
+"""Probes: known on paper and beside the tools they come from, and a run that has them is a run that has none."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from test_loop import KINDS, Told, assert_same, killed, losses, table, write_data
+
+import glasshouse as gh
+from glasshouse.data import Batch
+from glasshouse.data.samples import make_samples
+from glasshouse.errors import ConfigError, InputError
+from glasshouse.evaluation.tally import tally
+from glasshouse.inspection.geometry import norms
+from glasshouse.inspection.readout import lens
+from glasshouse.inspection.scoring import head_scores, repeated
+from glasshouse.layers import lora
+from glasshouse.layers.twin import HOOKS
+from glasshouse.models import Decoder
+from glasshouse.training import Run, StoppedError, probes, train, update
+from glasshouse.training.loop import Result
+from glasshouse.training.probes import Probes, first_texts
+
+NAMES = {
+    "decoder": ["entropy", "induction", "previous", "norms", "lens"],
+    "encoder": ["entropy", "norms", "lens"],
+    "seq2seq": ["entropy", "norms", "lens"],
+}
+LENGTH = 16  # of a row in `table`
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    write_data(tmp_path)
+    return tmp_path
+
+
+def read(place: Path, out: str = "run") -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (place / out / "probes.jsonl").read_text().splitlines()]
+
+
+def steps(place: Path, out: str = "run") -> list[int]:
+    return [line["step"] for line in read(place, out)]
+
+
+def checkpoints(place: Path, out: str = "run") -> list[int]:
+    return sorted(int(path.name.removeprefix("step-")) for path in (place / out / "checkpoints").glob("step-*"))
+
+
+def begins_from(settings: dict[str, Any], model: Path, **data: Any) -> dict[str, Any]:  # noqa: ANN401
+    return {**settings, "model": {"from": str(model)}, "data": {**settings["data"], **data}}
+
+
+def flat(values: Any) -> list[float]:  # noqa: ANN401 - numbers in lists, in lists
+    return [one for inner in values for one in flat(inner)] if isinstance(values, list) else [values]
+
+
+def tools(model: gh.models.Model, result: Result) -> dict[str, Any]:
+    """The same figures by the tools themselves, one sequence at a time where there is padding."""
+    batch = make_samples(model.spec, result.material.validation, batch_size=1, length=LENGTH).batch(range(4))
+    model = model.eval()
+    rows = range(len(batch))
+    given: list[tuple[tuple[torch.Tensor, ...], dict[str, Any]]] = []
+    for row in rows:
+        length = LENGTH if batch.lengths is None else int(batch.lengths[row])
+        ids = batch.ids[row : row + 1, :length]
+        documents = None if batch.documents is None else batch.documents[row : row + 1]
+        if batch.source is None or batch.source_lengths is None:
+            given.append(((ids,), {"documents": documents}))
+        else:
+            given.append(((batch.source[row : row + 1, : int(batch.source_lengths[row])], ids), {}))
+    sizes = torch.tensor([inputs[-1].shape[1] for inputs, _ in given], dtype=torch.float64)
+    entropies = torch.stack([head_scores(model, *inputs, **call).entropy for inputs, call in given]).double()
+    lengths = [norms(model, *inputs, **call)[:, 0] for inputs, call in given]
+    found = {
+        "entropy": torch.einsum("b,blh->lh", sizes, entropies) / sizes.sum(),
+        "norms": torch.cat(lengths, 1).mean(1),
+    }
+    if hasattr(model.spec.head, "tied"):
+        asked = []
+        for row, (inputs, call) in enumerate(given):
+            targets, counts = (one[row : row + 1, : inputs[-1].shape[1]] for one in (batch.targets, batch.loss))
+            asked.append(lens(model, *inputs, targets=targets, **call).loss[:, counts])
+        found["lens"] = torch.cat(asked, 1).mean(1)
+    if isinstance(model, Decoder):
+        scores = head_scores(model, repeated(model.spec.vocab_size, LENGTH // 2))
+        found |= {"induction": scores.induction, "previous": scores.previous}
+    return {name: value.tolist() for name, value in found.items()}
+
+
+def assert_like(figures: dict[str, Any], expected: dict[str, Any], digits: float = 1e-5) -> None:
+    """By default for six digits, which are half a unit off at most, and a few roundings of float32."""
+    assert figures.keys() - {"step"} == expected.keys()
+    for name, values in expected.items():
+        assert flat(figures[name]) == pytest.approx(flat(values), rel=digits, abs=1e-6), name
+
+
+# On paper
+
+
+def even(**choices: object) -> Decoder:
+    """A decoder whose heads look at all they see alike, and whose layers add nothing to the stream."""
+    model = gh.build(gh.preset("tiny-decoder", vocab_size=8, head={"kind": "next_token", "tied": False}, **choices))
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if name.endswith(("query.weight", "out.weight", "down.weight", "bias")) or name == "head.weight":
+                weight.zero_()
+        model.token.table.weight.copy_(torch.arange(8.0)[:, None].expand(8, 64))  # token t: 64 times t, of length 8 t
+    return model
+
+
+def test_known_on_paper() -> None:
+    ids = torch.tensor([[1, 2, 3], [4, 5, 7]])  # the last is padding
+    texts = Batch(ids, targets=ids, loss=ids < 5, lengths=torch.tensor([3, 2]))
+    model = even()
+    found = Probes(model, texts, length=6).take(model)
+    entropy = (2 * math.log(1) + 2 * math.log(2) + math.log(3)) / 5  # the query at place i sees i + 1 keys
+    previous = sum(1 / (place + 1) for place in range(1, 6)) / 5  # of six tokens, the first has none before it
+    for name, value in (("entropy", entropy), ("previous", previous)):
+        assert flat(found[name]) == pytest.approx([value] * 8, rel=1e-5)
+        assert [len(layer) for layer in found[name]] == [4, 4]
+    assert found["norms"] == pytest.approx([8 * (1 + 2 + 3 + 4 + 5) / 5] * 3, rel=1e-5)
+    assert found["lens"] == pytest.approx([math.log(8)] * 3, rel=1e-5)  # every logit is 0
+
+
+def test_documents_on_paper() -> None:
+    ids = torch.tensor([[1, 2, 3, 4]])
+    model = even()
+    texts = Batch(ids, ids, ids > 0, documents=torch.tensor([[0, 0, 1, 1]]))
+    found = Probes(model, texts).take(model)
+    assert flat(found["entropy"]) == pytest.approx([math.log(2) / 2] * 8, rel=1e-5)  # one key, two, one, two
+
+
+def test_induction_on_paper() -> None:
+    model = even()
+    found = Probes(model, Batch(torch.tensor([[1]]), torch.tensor([[1]]), torch.tensor([[True]])), length=6).take(
+        model
+    )
+    weights = []
+    for row in repeated(8, 3).tolist():
+        for place, token in enumerate(row):
+            if token in row[:place]:
+                after = sum(row[earlier] == token for earlier in range(place))
+                weights.append(after / (place + 1))
+    assert flat(found["induction"]) == pytest.approx([sum(weights) / len(weights)] * 8, rel=1e-5)
+
+
+def test_six_digits_and_nothing_where_a_text_says_nothing() -> None:
+    ids = torch.tensor([[1, 2]])
+    model = even()
+    with torch.no_grad():
+        model.token.table.weight[2] = 1 / 3
+    found = Probes(model, Batch(ids, ids, loss=ids > 5), length=1).take(model)  # nothing is asked, none is before
+    assert found["lens"] == [None] * 3
+    assert flat(found["previous"]) == [None] * 8
+    assert found["norms"] == [5.33333] * 3  # (8 + 8/3) / 2
+    json.loads(json.dumps(found, allow_nan=False))
+
+
+class Rows:
+    """Samples of known numbers: row n holds n * 1000, n * 1000 + 1, ..."""
+
+    def __init__(self, count: int, *, pairs: bool) -> None:
+        self.count, self.pairs = count, pairs
+
+    def __len__(self) -> int:
+        return self.count
+
+    def batch(self, numbers: range) -> Batch:
+        ids = torch.tensor(numbers)[:, None] * 1000 + torch.arange(200)
+        lengths = torch.tensor([200, 7, 200, 3])[: len(numbers)]
+        if self.pairs:
+            return Batch(ids, ids, ids > 0, lengths=lengths, source=-ids, source_lengths=lengths.flip(0))
+        return Batch(ids, torch.tensor(numbers), torch.tensor(numbers) > 0, documents=ids // 10)
+
+    def origin(self, number: int) -> str:
+        return str(number)
+
+
+def test_the_first_texts_are_the_first_and_short() -> None:
+    batch = first_texts(Rows(9, pairs=True))
+    for rows, sign in ((batch.ids, 1), (batch.targets, 1), (batch.source, -1)):
+        assert rows is not None
+        assert rows.shape == (4, 126)
+        assert (sign * rows[:, 0]).tolist() == [0, 1000, 2000, 3000]
+    assert batch.loss.shape == (4, 126)
+    assert batch.lengths is not None
+    assert batch.lengths.tolist() == [126, 7, 126, 3]
+    assert batch.source_lengths is not None
+    assert batch.source_lengths.tolist() == [3, 126, 7, 126]
+    few = first_texts(Rows(2, pairs=False))
+    assert few.ids.shape == (2, 126)
+    assert few.documents is not None
+    assert few.documents.shape == (2, 126)
+    assert few.targets.tolist() == [0, 1]
+
+
+# What they leave alone
+
+
+@pytest.mark.parametrize("compute", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("kind", ["tiny-decoder", "tiny-encoder", "tiny-seq2seq"])
+def test_a_model_is_left_as_it_was(kind: str, compute: torch.dtype) -> None:
+    head = {"head": "masked_token"} if kind == "tiny-encoder" else {}
+    torch.manual_seed(0)
+    model = gh.build(gh.preset(kind, dropout=0.3, attention_dropout=0.3, **head)).train()
+    model.head.eval()
+    lora.attach(model, lora.LoRA(dropout=0.5))
+    ids = torch.randint(0, 256, (4, 12))
+    sides = {"source": ids, "source_lengths": torch.tensor([12, 3, 7, 5])} if kind == "tiny-seq2seq" else {}
+    lengths = torch.tensor([5, 12, 9, 4])
+    texts = Batch(ids, ids, torch.arange(12) < lengths[:, None], lengths=lengths, **sides)
+    watched = Probes(model, texts, length=12, compute=compute)
+
+    def state() -> list[Any]:
+        return [
+            [module.training for module in model.modules()],
+            [weight.requires_grad for weight in model.parameters()],
+            [weight.grad is None for weight in model.parameters()],
+            [len(getattr(module, hooks)) for module in model.modules() for hooks in HOOKS],
+            torch.get_rng_state().tolist(),
+        ]
+
+    before, weights = state(), {name: weight.clone() for name, weight in model.state_dict().items()}
+    found = watched.take(model)
+    assert state() == before
+    assert all(weight.equal(weights[name]) for name, weight in model.state_dict().items())
+    assert found == watched.take(model)
+    assert all(math.isfinite(value) for values in found.values() for value in flat(values))
+    exact = Probes(model, texts, length=12).take(model)
+    # A bfloat16 is off by 2**-9 of itself at most; two layers are some dozen roundings deep, softmax included.
+    for name, values in exact.items():
+        assert flat(found[name]) == pytest.approx(flat(values), rel=2**-4 if compute == torch.bfloat16 else 0), name
+    assert (found == exact) == (compute == torch.float32)
+
+
+@pytest.mark.parametrize("choices", [{}, {"recompute": True, "average": 0.9}], ids=["plain", "recompute"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_run_learns_the_same_with_and_without(kind: str, choices: dict[str, Any], place: Path) -> None:
+    train(Run.parse(table(place, kind, keep=100, **choices)))
+    train(Run.parse(table(place, kind, "without", probes=[], **choices)))
+    assert_same(place, "run", "without")
+    assert not (place / "without" / "probes.jsonl").exists()
+    assert steps(place) == [0, *checkpoints(place)]
+    assert all(list(line) == ["step", *NAMES[kind]] for line in read(place))
+
+
+# What they show
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_they_are_what_the_tools_say_of_the_checkpoints(kind: str, place: Path) -> None:
+    settings = table(place, kind, keep=100, average=0.9)  # the weights that learn are shown, not their average
+    result = train(Run.parse(settings))
+    lines = {line["step"]: line for line in read(place)}
+    for step in (3, 12):
+        model, _ = gh.load(place / "run" / "checkpoints" / f"step-{step:08}")
+        assert_like(lines[step], tools(model, result))
+    torch.manual_seed(0)
+    assert_like(lines[0], tools(gh.build(result.model.spec), result))
+    assert lines[0] != lines[3] != lines[12]
+
+
+def test_the_last_of_the_lens_is_the_loss_of_an_evaluation(place: Path) -> None:
+    result = train(Run.parse(table(place)))
+    batch = make_samples(result.model.spec, result.material.validation, batch_size=1, length=LENGTH).batch(range(4))
+    assert read(place)[-1]["lens"][-1] == pytest.approx(tally(result.model, batch).figures()["loss"], rel=1e-5)
+
+
+def test_adapters_are_part_of_what_is_shown(place: Path) -> None:
+    base = train(Run.parse(table(place, out="base")))
+    settings = begins_from(table(place, lora={"rank": 2, "dropout": 0.2}, lr=0.05), place / "base" / "model")
+    result = train(Run.parse(settings))
+    assert_like(read(place)[0], tools(base.model, base))
+    # Merged, W + BA is rounded once more than Wx + BAx is, and softmax and norms pass that on a few times.
+    assert_like(read(place)[-1], tools(gh.load(place / "run" / "model")[0], result), digits=1e-4)
+    assert read(place)[0]["entropy"] != read(place)[-1]["entropy"]
+
+
+def test_labels_have_no_lens(place: Path) -> None:
+    train(Run.parse(table(place, "encoder", out="base", steps=1)))
+    data = {"path": str(place / "labels.tsv"), "kind": "labelled"}
+    result = train(Run.parse(begins_from(table(place, "encoder"), place / "base" / "model", **data)))
+    assert_like(read(place)[-1], tools(result.model, result))
+    assert list(read(place)[-1]) == ["step", "entropy", "norms"]
+    with pytest.raises(InputError, match=r"train\.probes names 'lens'.*vocabulary.*sequence_label; leave it out"):
+        train(Run.parse(begins_from(table(place, out="no", probes="lens"), place / "base" / "model", **data)))
+
+
+def test_some_can_be_chosen_and_others_later(place: Path) -> None:
+    train(Run.parse(table(place, probes=["norms", "induction"], steps=3)))
+    assert [list(line) for line in read(place)] == [["step", "norms", "induction"]] * 2
+    before = read(place)
+    train(Run.parse(table(place, probes=["lens"], steps=3)))  # nothing that is learned
+    assert read(place) == before
+
+
+def test_names_that_are_wrong_are_refused(place: Path) -> None:
+    with pytest.raises(ConfigError) as error:
+        Run.parse(table(place, probes=["entrpy"]))
+    assert str(error.value) == "train.probes names 'entrpy', which is unknown; did you mean entropy?"
+    for kind in ("encoder", "seq2seq"):
+        message = rf"train\.probes names 'induction', but that is of decoders, and the model is of kind {kind}"
+        with pytest.raises(InputError, match=message):
+            train(Run.parse(table(place, kind, probes=["norms", "induction"])))
+    for choice in ({}, {"probes": []}, {"probes": ["lens"]}):
+        run = Run.parse(table(place, **choice))
+        assert Run.parse(run.table()) == run
+
+
+# Whatever happens
+
+
+@pytest.fixture(scope="module")
+def unbroken(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    """The lines of a run that nothing happens to."""
+    place = tmp_path_factory.mktemp("unbroken")
+    write_data(place)
+    train(Run.parse(table(place)))
+    assert steps(place) == sorted(set(steps(place)))
+    return (place / "run" / "probes.jsonl").read_bytes()
+
+
+def test_killed_and_resumed_it_has_the_same_lines(place: Path, unbroken: bytes) -> None:
+    settings = table(place)
+    killed(settings)
+    assert steps(place)[-1] < 12
+    newest = checkpoints(place)[-1]
+    (place / "run" / "checkpoints" / f"step-{newest:08}" / "model.safetensors").write_bytes(b"")  # its line is there
+    train(Run.parse(settings))
+    assert (place / "run" / "probes.jsonl").read_bytes() == unbroken
+
+
+def test_killed_before_its_first_checkpoint(place: Path, unbroken: bytes) -> None:
+    settings = table(place, save_every=100, eval_every=100)
+    killed(settings)
+    assert steps(place) == [0]
+    train(Run.parse(settings))
+    assert steps(place) == [0, 12]
+    assert read(place) == [json.loads(line) for line in (unbroken.splitlines()[0], unbroken.splitlines()[-1])]
+
+
+@pytest.mark.parametrize("at", [1, 5])
+def test_stopped_by_a_signal_it_has_the_same_lines(at: int, place: Path, unbroken: bytes) -> None:
+    run = Run.parse(table(place))
+    with pytest.raises(StoppedError):
+        train(run, Told(at, lambda: os.kill(os.getpid(), signal.SIGTERM)))
+    train(run)
+    assert (place / "run" / "probes.jsonl").read_bytes() == unbroken
+
+
+def test_stopped_before_the_first_step(place: Path, monkeypatch: pytest.MonkeyPatch, unbroken: bytes) -> None:
+    real = Probes.take
+
+    def take(self: Probes, model: gh.models.Model) -> dict[str, Any]:
+        os.kill(os.getpid(), signal.SIGTERM)
+        return real(self, model)
+
+    monkeypatch.setattr(Probes, "take", take)
+    with pytest.raises(StoppedError, match="after step 0"):
+        train(Run.parse(table(place)))
+    monkeypatch.undo()
+    assert checkpoints(place) == [0]
+    train(Run.parse(table(place)))
+    assert (place / "run" / "probes.jsonl").read_bytes() == unbroken
+
+
+def test_a_run_that_goes_back_has_a_line_a_step(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real, calls = update.loss_of, []
+
+    def loss_of(*arguments: Any) -> torch.Tensor:  # noqa: ANN401
+        calls.append(1)
+        loss = real(*arguments)
+        if len(calls) != 8:
+            return loss
+        damaged = place / "run" / "checkpoints" / "step-00000006" / "model.safetensors"
+        while not damaged.is_file():  # it is written while training goes on
+            time.sleep(0.01)
+        damaged.write_bytes(b"")  # so that it has to go back beyond a line that it wrote
+        return loss * torch.nan
+
+    monkeypatch.setattr(update, "loss_of", loss_of)
+    told = Told()
+    train(Run.parse(table(place, parts=1, trouble="skip", eval_every=100, keep=100)), told)
+    assert "back to step 3" in told.said
+    assert steps(place) == [0, 3, 6, 9, 12]
+
+
+def test_where_one_fails_training_goes_on(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real, calls = probes.norms, []
+
+    def fails(*arguments: Any, **call: Any) -> torch.Tensor:  # noqa: ANN401
+        calls.append(1)
+        if len(calls) == 2:
+            raise torch.OutOfMemoryError("CUDA out of memory\nand a page about it")
+        return real(*arguments, **call)
+
+    monkeypatch.setattr(probes, "norms", fails)
+    told = Told()
+    train(Run.parse(table(place, eval_every=100)), told)
+    assert [text for text in told.said if "probes" in text] == [
+        "no probes at step 3 (OutOfMemoryError: CUDA out of memory); training goes on"
+    ]
+    assert steps(place) == [0, 6, 9, 12]
+    monkeypatch.undo()
+    train(Run.parse(table(place, out="whole", eval_every=100)))
+    assert losses(place) == losses(place, "whole")
+    assert_same(place, "run", "whole")
