@@ -1,0 +1,40 @@
+"""Looking inside: statement A11, on a model trained in seconds; `benchmarks/heads.py` has larger ones."""
+
+from __future__ import annotations
+
+import torch
+from torch.nn import functional as F
+
+import glasshouse as gh
+from glasshouse.inspection import ablation
+
+
+def test_a11_heads_begin_apart_and_learn_what_they_look_at() -> None:
+    """Heads begin as broad bags of words, each its own; asked for the letter before, some learn to look there."""
+    shape = {"d_model": 32, "n_heads": 4, "n_kv_heads": 4, "n_layers": 1, "d_ff": 32, "vocab_size": 12}
+    model = gh.build(gh.preset("tiny-decoder", **shape, position="rotary", init="normal"))
+    ids = torch.randint(12, (8, 24))
+    with torch.no_grad(), gh.record(model, "pattern.0") as seen:
+        model(ids)
+    heads = seen["pattern.0"].transpose(0, 1).flatten(1)
+    assert torch.pdist(heads).min() > 0.01  # no two look the same way
+    untrained = gh.head_scores(model, ids)
+    assert untrained.broad.min() > 0.75
+    assert untrained.previous.max() < 0.2
+
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    for _ in range(150):
+        letters = torch.randint(12, (16, 24))
+        loss = F.cross_entropy(model(letters)[:, 1:].flatten(0, 1), letters[:, :-1].flatten())
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    trained = gh.head_scores(model, ids)
+    assert trained.previous.max() > 0.4
+    assert trained.broad.min() < untrained.broad.min()
+
+    # That is what they are for: without the one that looks back most, the loss grows.
+    before = F.pad(ids[:, :-1], (1, 0), value=-100)
+    silenced = ablation(model, ids, targets=before)
+    assert silenced.before < 0.1
+    assert silenced.growth[0, trained.previous[0].argmax()] > 0
