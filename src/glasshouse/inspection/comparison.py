@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from glasshouse import spec
 from glasshouse.errors import InputError
 from glasshouse.inspection.board import Opened, Use, board_of
-from glasshouse.inspection.calls import quiet
+from glasshouse.inspection.calls import next_tokens, quiet
 from glasshouse.inspection.drawing import Drawn, bars, heatmap, labels
 from glasshouse.inspection.patterns import work_out
 from glasshouse.inspection.reading import Reading, read_in
@@ -262,12 +262,9 @@ def _answers(text: Reading, one: Tensor, other: Tensor) -> tuple[Tensor, Tensor,
     result = torch.full((3, *text.ids.shape), torch.nan, dtype=_exact(one, other), device=one.device)
     if not isinstance(head, spec.NextToken | spec.MaskedToken | spec.TokenLabel):
         return result[0], result[1], result[2]
-    # The token before a token is to say it; those that no token comes after say it into a place that is cut off.
     rows, length = text.ids.shape
-    goals = text.ids.new_full((rows, length + 1), -1, dtype=torch.long)
-    if isinstance(head, spec.NextToken):
-        goals.scatter_(1, text.before.where(text.before >= 0, length), text.ids.long())
-    goals = goals[:, :length]
+    foretold = isinstance(head, spec.NextToken)
+    goals = next_tokens(text.ids, text.layout) if foretold else torch.full_like(text.ids, -1, dtype=torch.long)
     step = max(1, LOGITS // (rows * one.shape[-1]))
     for start in range(0, length, step):
         part = slice(start, start + step)
