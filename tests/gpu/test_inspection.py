@@ -118,8 +118,9 @@ def test_generation_records_and_is_edited() -> None:
     assert [one.ids for one in gh.generate(model, None, prompts, max_new_tokens=12)] == [one.ids for one in plain]
 
 
+@pytest.mark.parametrize("name", ["z.0", "pattern.0"])
 @torch.no_grad()
-def test_recording_around_captured_graphs_is_refused_with_a_sentence() -> None:
+def test_recording_around_captured_graphs_is_refused_with_a_sentence(name: str) -> None:
     model = make()
-    with pytest.raises(gh.InputError, match="give its name to generate as record"), gh.record(model, "z.0"):
+    with pytest.raises(gh.InputError, match="give its name to generate as record"), gh.record(model, name):
         gh.generate(model, None, [[1, 2, 3]], max_new_tokens=8)

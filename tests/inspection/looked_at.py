@@ -22,6 +22,12 @@ def make(s: spec.Spec, dtype: torch.dtype = torch.float64) -> Model:
     return model
 
 
+def small(kind: str = "tiny-decoder", **settings: object) -> Model:
+    """Build the same small model each time."""
+    torch.manual_seed(0)
+    return make(gh.preset(kind, vocab_size=11, **settings))
+
+
 def inputs(model: Model, ids: Tensor = IDS) -> tuple[Tensor, ...]:
     """Return what a model takes; an encoder-decoder writes other ids than it reads, and fewer."""
     return (ids, ids.flip(1)[:, :-1]) if isinstance(model, Seq2Seq) else (ids,)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
-from looked_at import IDS, Model, close, inputs, make
+from looked_at import IDS, close, inputs, make, small
 from spec_strategy import specs
 from torch import Tensor
 
@@ -17,11 +17,6 @@ from glasshouse.inspection import add, mean, scale
 from glasshouse.layers.attend import Explicit, Fused
 
 many = settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
-
-
-def small(**settings_: object) -> Model:
-    torch.manual_seed(0)
-    return make(gh.preset("tiny-decoder", vocab_size=11, **settings_))
 
 
 @many

@@ -10,7 +10,7 @@ import math
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
-from looked_at import Model, close, inputs, make
+from looked_at import Model, close, inputs, make, small
 from spec_strategy import specs
 from torch import Tensor
 
@@ -23,11 +23,6 @@ from glasshouse.models import Seq2Seq
 
 many = settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
 ONE = torch.tensor([[5, 6, 5, 7]])
-
-
-def small(kind: str = "tiny-decoder", **settings_: object) -> Model:
-    torch.manual_seed(0)
-    return make(gh.preset(kind, vocab_size=11, **settings_))
 
 
 def slow_rollout(pattern: list, residual: float) -> list:

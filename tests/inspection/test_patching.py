@@ -12,7 +12,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from looked_at import IDS, Model, close, inputs, make
+from looked_at import IDS, Model, close, inputs, make, small
 from spec_strategy import specs
 from torch import Tensor, nn
 
@@ -35,11 +35,6 @@ def _no_graph() -> Iterator[None]:
     """Compare with passes that have no graph either: torch may take another kernel for those that have."""
     with torch.no_grad():
         yield
-
-
-def small(**settings_: object) -> Model:
-    torch.manual_seed(0)
-    return make(gh.preset("tiny-decoder", vocab_size=11, **settings_))
 
 
 def prompts(model: Model) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:

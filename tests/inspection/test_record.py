@@ -15,7 +15,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
-from looked_at import IDS, Model, close, inputs, make
+from looked_at import IDS, Model, close, inputs, make, small
 from spec_strategy import specs
 from torch import Tensor, nn
 
@@ -27,11 +27,6 @@ from glasshouse.layers.twin import HOOKS
 from glasshouse.models.stack import Stack
 
 many = settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
-
-
-def small(**settings_: object) -> Model:
-    torch.manual_seed(0)
-    return make(gh.preset("tiny-decoder", vocab_size=11, **settings_))
 
 
 def stacks(model: Model) -> dict[str, Stack]:

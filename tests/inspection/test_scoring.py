@@ -11,7 +11,7 @@ from dataclasses import fields
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
-from looked_at import IDS, Model, close, inputs, make
+from looked_at import IDS, Model, close, inputs, make, small
 from spec_strategy import specs
 from torch import Tensor
 
@@ -27,11 +27,6 @@ many = settings(max_examples=60, deadline=None, suppress_health_check=list(Healt
 NAMES = [field.name for field in fields(HeadScores)]
 MARK = 6  # ids below it are marked
 SAID = torch.tensor([[5, 6, 5, 7, 5]])
-
-
-def small(kind: str = "tiny-decoder", **settings_: object) -> Model:
-    torch.manual_seed(0)
-    return make(gh.preset(kind, vocab_size=11, **settings_))
 
 
 def same(one: HeadScores, other: HeadScores, tolerance: float = 1e-10) -> None:

@@ -13,7 +13,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from looked_at import IDS, Model, close, inputs, make
+from looked_at import IDS, close, inputs, make, small
 from spec_strategy import specs
 from torch import Tensor
 
@@ -32,11 +32,6 @@ many = settings(max_examples=40, deadline=None, suppress_health_check=list(Healt
 def _no_graph() -> Iterator[None]:
     with torch.no_grad():
         yield
-
-
-def small(**settings_: object) -> Model:
-    torch.manual_seed(0)
-    return make(gh.preset("tiny-decoder", vocab_size=11, **settings_))
 
 
 def some_number(output: Tensor) -> Tensor:

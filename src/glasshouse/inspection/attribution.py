@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from glasshouse.errors import InputError
 from glasshouse.inspection.calls import check_whole, chosen, ids_of, layout_of, quiet, read_by_head
-from glasshouse.inspection.drawing import Drawn, bars
+from glasshouse.inspection.drawing import MOST_TEXTS, Drawn, bars, not_drawn
 from glasshouse.inspection.recording import record
 from glasshouse.inspection.sites import bare, plain
 from glasshouse.layers.lora import LoRALinear
@@ -20,7 +20,6 @@ from glasshouse.layers.residual import PostNorm, SandwichNorm
 from glasshouse.models.heads import Vocabulary
 
 MOST_BARS = 30
-MOST_TEXTS = 4  # drawn, of a batch
 # The sublayers of a block: the name, that of its last map, and the sites of the stream before it and of what the map
 # is given.
 SELF = ("attention", "out", "resid_pre", "z")
@@ -90,8 +89,7 @@ class Attribution(Drawn):
             other = [row[rest].sum()[None]] if len(rest) else []
             shown = [names[number] for number in most.tolist()] + ["other"] * len(other)
             drawn.append(bars(torch.cat([row[most], *other]), names=shown, caption=caption))
-        left = len(values) - MOST_TEXTS
-        return "".join(drawn) + (f"<p>{left} more texts not drawn</p>" if left > 0 else "")
+        return "".join(drawn) + (f"<p>{note}</p>" if (note := not_drawn(texts=len(values) - MOST_TEXTS)) else "")
 
 
 def attribute(

@@ -101,7 +101,9 @@ class Board:
 
         def gives(module: nn.Module, args: tuple[Tensor, Tensor, Tensor, Mask], value: Tensor) -> None:
             q, k, _, mask = args
-            for use in self._active(uses):
+            active = self._active(uses)
+            _check_not_captured(active, value)
+            for use in active:
                 assert use.read is not None
                 use.read(work_out(use.selection, module, q, k, mask))  # type: ignore[arg-type]
 
@@ -111,8 +113,8 @@ class Board:
         """Put a kernel that is written out in the place of the one that stands there."""
         here = {site.place: uses for site, uses in by_site.items() if (site.model, site.path) == (model, path)}
         above, _, name = path.rpartition(".")
-        attention, former = model.get_submodule(above), model.get_submodule(path)
-        former = bare(former)
+        attention, stood = model.get_submodule(above), model.get_submodule(path)
+        former = bare(stood)
         assert isinstance(former, Fused | Explicit)
         opened = Opened(
             former,
@@ -120,7 +122,6 @@ class Board:
             lambda scores: self._pass(scores, here.get("scores", [])),
             lambda pattern: self._pass(pattern, here.get("pattern", [])),
         )
-        stood = getattr(attention, name)
         for hooks in HOOKS:  # the very same dictionaries: what others put there or take away meanwhile stays so
             setattr(opened, hooks, getattr(stood, hooks))
         setattr(attention, name, opened)
@@ -128,10 +129,7 @@ class Board:
 
     def _pass(self, value: Tensor, uses: list[Use]) -> Tensor:
         active = self._active(uses)
-        if active and value.is_cuda and torch.cuda.is_current_stream_capturing() and any(use.read for use in active):
-            raise InputError(
-                f"{active[0].selection.name} is recorded around an engine; give its name to generate as record."
-            )
+        _check_not_captured(active, value)
         for use in active:
             if use.change is not None:
                 value = use.change(value)
@@ -182,6 +180,13 @@ class Opened(Explicit):
         (former,) = self.former
         made = former.pattern(scores) if isinstance(former, Explicit) else super().pattern(scores)
         return self.pass_pattern(made)
+
+
+def _check_not_captured(uses: list[Use], value: Tensor) -> None:
+    """Refuse to read what becomes part of a graph: it would be read once, and never again when the graph runs."""
+    read = next((use.selection.name for use in uses if use.read is not None), None)
+    if read is not None and value.is_cuda and torch.cuda.is_current_stream_capturing():
+        raise InputError(f"{read} is recorded around an engine; give its name to generate as record.")
 
 
 _boards: WeakKeyDictionary[nn.Module, Board] = WeakKeyDictionary()

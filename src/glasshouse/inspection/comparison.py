@@ -14,7 +14,7 @@ from glasshouse import spec
 from glasshouse.errors import InputError
 from glasshouse.inspection.board import Opened, Use, board_of
 from glasshouse.inspection.calls import next_tokens, quiet
-from glasshouse.inspection.drawing import Drawn, bars, heatmap, labels
+from glasshouse.inspection.drawing import MOST_COLUMNS, MOST_TEXTS, Drawn, bars, heatmap, labels, not_drawn
 from glasshouse.inspection.patterns import work_out
 from glasshouse.inspection.reading import Reading, read_in
 from glasshouse.inspection.recording import Seen, record
@@ -25,8 +25,6 @@ from glasshouse.models import Model, Seq2Seq, check_pair
 from glasshouse.text import Tokenizer
 
 LOGITS = 2**22  # turned into probabilities at once
-MOST_POSITIONS = 64  # drawn, of a text
-MOST_TEXTS = 4  # drawn, of a batch
 LINE = 16  # tokens in a line of drawn text
 MOST_TOKENS = 8  # named as those that differ most
 
@@ -77,13 +75,8 @@ class Comparison(Drawn):
     def _draw_text(self, text: int, layers: list[str]) -> str:
         """Draw the tokens of a text, the darker the further apart the answers there, and its stream."""
         n_texts, length = self.ids.shape
-        count = min(length, MOST_POSITIONS)
-        left = [
-            f"{number} more {what}"
-            for number, what in ((length - count, "positions"), (n_texts - MOST_TEXTS, "texts"))
-            if number > 0
-        ]
-        note = f" ({' and '.join(left)} not drawn)" if left else ""
+        count = min(length, MOST_COLUMNS)
+        note = not_drawn(positions=length - count, texts=n_texts - MOST_TEXTS)
         words = labels(self.ids[text, :count], self.tok)
         starts = range(0, count, LINE)
         blank = -count % LINE

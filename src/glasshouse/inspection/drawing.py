@@ -16,6 +16,7 @@ from glasshouse.text import Tokenizer
 
 MOST_CELLS = 4096  # of a table; what has more is drawn as a picture, one pixel a cell
 MOST_COLUMNS = 64
+MOST_TEXTS = 4  # of a batch
 POSITIVE, NEGATIVE = (38, 118, 214), (214, 93, 38)  # told apart by those who see no red or no green, too
 
 STYLE = """
@@ -113,6 +114,16 @@ def bars(values: Tensor, *, names: Sequence[str], caption: str = "") -> str:
         bar = f'<td class="bar"><i style="{style}"></i></td>'
         lines += f"<tr><th>{shown(name)}</th><td>{_number(value)}</td>{bar}</tr>"
     return f"<table><caption>{escape(caption)}</caption>{lines}</table>"
+
+
+def not_drawn(**left: int) -> str:
+    """Say how much more there is of what was left out.
+
+    >>> not_drawn(positions=0, texts=3), not_drawn(positions=-2)
+    (' (3 more texts not drawn)', '')
+    """
+    more = " and ".join(f"{count} more {what}" for what, count in left.items() if count > 0)
+    return f" ({more} not drawn)" if more else ""
 
 
 def labels(ids: Tensor, tok: Tokenizer | None) -> list[str]:

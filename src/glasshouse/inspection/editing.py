@@ -29,7 +29,7 @@ class Silence:
     def of(self, value: Tensor, site: Site) -> Tensor:
         """Return a whole value of a site as it becomes."""
         if self.heads is None:
-            return self._filled(value, site, value.shape)
+            return self._filled(value, site)
         if "head" not in site.axes:
             raise InputError(f"{site.name} has no heads to silence; take z.")
         count = value.shape[1]
@@ -38,20 +38,21 @@ class Silence:
                 f"head {wrong[0]} is to be silenced, but there are {count}; stay within 0 and {count - 1}."
             )
         chosen = torch.stack([value[:, head] for head in self.heads], 1)  # by no index, which would wait for a GPU
-        filled = self._filled(chosen, site, chosen.shape)
+        filled = self._filled(chosen, site)
         silent = value.clone()
         for place, head in enumerate(self.heads):
             silent[:, head] = filled[:, place]
         return silent
 
-    def _filled(self, value: Tensor, site: Site, shape: tuple[int, ...]) -> Tensor:
+    def _filled(self, value: Tensor, site: Site) -> Tensor:
+        """Return what a value, or that of the heads in question, becomes."""
         if isinstance(self.to, Tensor):
             try:
-                return self.to.to(value).expand(shape)
+                return self.to.to(value).expand_as(value)
             except RuntimeError:
                 raise InputError(
                     f"{site.name} is to become a tensor of shape {list(self.to.shape)}, which does not fit "
-                    f"{list(shape)}; give one that does."
+                    f"{list(value.shape)}; give one that does."
                 ) from None
         if self.to == "mean":
             if "query" in site.axes:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from glasshouse.errors import InputError
 from glasshouse.inspection.calls import check_whole, chosen, ids_of, layout_of, next_tokens, quiet, read_by_head
-from glasshouse.inspection.drawing import MOST_CELLS, MOST_COLUMNS, Drawn, heatmap, labels
+from glasshouse.inspection.drawing import MOST_CELLS, MOST_COLUMNS, MOST_TEXTS, Drawn, heatmap, labels, not_drawn
 from glasshouse.inspection.recording import record
 from glasshouse.inspection.sites import bare, plain
 from glasshouse.layers.layout import Layout
@@ -20,7 +20,6 @@ from glasshouse.models.heads import Labels, NoHead, Vocabulary
 from glasshouse.text import Tokenizer
 
 LOGITS = 2**24  # made at once, then thrown away
-MOST_TEXTS = 4  # drawn, of a batch
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,12 +51,7 @@ class Lens(Drawn):
     def _drawing(self) -> str:
         n_texts, n_positions = self.ids.shape
         count = min(n_positions, MOST_COLUMNS, max(1, MOST_CELLS // len(self.rows)))
-        left = [
-            f"{number} more {what}"
-            for number, what in ((n_positions - count, "positions"), (n_texts - MOST_TEXTS, "texts"))
-            if number > 0
-        ]
-        note = f" ({' and '.join(left)} not drawn)" if left else ""
+        note = not_drawn(positions=n_positions - count, texts=n_texts - MOST_TEXTS)
         return "".join(
             heatmap(
                 self.probabilities[:, text, :count, 0],
