@@ -10,7 +10,7 @@ import pytest
 
 import glasshouse as gh
 from cli.command import Call, Done, at_terminal
-from glasshouse.cli import screen
+from glasshouse.visible import visible
 
 ASKED = "[x] a token the model is asked for"
 TEXTS = f"{ASKED}; ¶ another text begins, which does not see the one before"
@@ -147,7 +147,7 @@ def test_show_masked_text(prepare, call: Call) -> None:  # noqa: ANN001
         for number, target, asked in zip(
             *(one[0].tolist() for one in (batch.ids, batch.targets, batch.loss)), strict=True
         ):
-            read, wanted = screen.visible(corpus.tokenizer.decode_bytes([number])), corpus.tokenizer.decode([target])
+            read, wanted = visible(corpus.tokenizer.decode_bytes([number])), corpus.tokenizer.decode([target])
             if asked:
                 fates.add("masked" if read == "<|mask|>" else "changed" if read != wanted else "kept")
                 words.append(f"[{read}←{wanted}]" if read != wanted else f"[{read}]")

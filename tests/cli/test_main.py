@@ -10,7 +10,7 @@ import pytest
 
 import glasshouse as gh
 from cli.command import Call, at_terminal, run
-from glasshouse.cli import screen
+from glasshouse.visible import visible
 
 COMMANDS = {
     ("train",): ("[default: stdlib]", "[default: baselines]"),
@@ -108,7 +108,7 @@ def test_a_warning_is_one_line_without_its_place_in_the_code(call: Call, tmp_pat
     ],
 )
 def test_what_cannot_be_seen_is_spelled_out_and_each_sign_has_one_meaning(text: str | bytes, seen: str) -> None:
-    assert screen.visible(text) == seen
+    assert visible(text) == seen
 
 
 def test_a_bar_is_drawn_at_a_terminal_only(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from rich import filesize
 
 import glasshouse as gh
 from glasshouse.cli import rows, screen, texts
+from glasshouse.visible import clean
 
 app = typer.Typer(help="Turn texts into ids on disk, and look at what a model sees of them.", no_args_is_help=True)
 
@@ -79,7 +80,7 @@ def prepare(
     size = sum(path.stat().st_size for path in out.rglob("*") if path.is_file())
     screen.table(
         [
-            ("folder", f"{screen.clean(str(out))}{', already complete' if before else ''}"),
+            ("folder", f"{clean(str(out))}{', already complete' if before else ''}"),
             ("corpus", repr(corpus)),
             ("tokens", f"{corpus.tokens:,}"),
             ("items", f"{len(corpus):,}"),
@@ -133,7 +134,7 @@ def show(
     there = screen.console()
     there.print(rows.legend(opened.kind, masked))
     for row, number in list(enumerate(numbers))[:rows_]:
-        print(f"sample {number}, epoch {number // len(samples)}, {screen.clean(samples.origin(number))}")
+        print(f"sample {number}, epoch {number // len(samples)}, {clean(samples.origin(number))}")
         rows.draw(rows.lines(batch, row, opened, masked), there.print)
     print(rows.summary(batch))
     if left_out := getattr(samples, "left_out", 0):

@@ -15,6 +15,7 @@ import glasshouse as gh
 from glasshouse.cli import screen, texts
 from glasshouse.cli.data import Kind, Split
 from glasshouse.cli.model import Device, Ignore, ModelArgument, Revision, find_device
+from glasshouse.visible import visible
 
 app = typer.Typer()
 
@@ -136,4 +137,4 @@ def _shorten(text: str) -> str:
     """Return a text as it can be shown, both its ends if it is long."""
     half = LONGEST // 2
     parts = [text] if len(text) <= LONGEST else [text[:half], text[-half:]]
-    return " … ".join(map(screen.visible, parts))
+    return " … ".join(map(visible, parts))

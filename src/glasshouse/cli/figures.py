@@ -11,6 +11,7 @@ from rich.text import Text
 
 import glasshouse as gh
 from glasshouse.cli import screen
+from glasshouse.visible import clean
 
 SHOWN = 20  # tokens in a list
 BATCH = 2**22  # bytes encoded at a time
@@ -54,9 +55,9 @@ def draw(toks: Sequence[gh.Tokenizer], names: Sequence[str], measured: Sequence[
     """Print the figures of each tokenizer in a column of its own, then its most telling tokens."""
     columns = [dict(_figures(tok, figures)) for tok, figures in zip(toks, measured, strict=True)]
     rows = [(key, *(column[key] for column in columns)) for key in columns[0]]
-    screen.table(rows, header=("", *map(screen.clean, names)) if len(names) > 1 else ())
+    screen.table(rows, header=("", *map(clean, names)) if len(names) > 1 else ())
     for name, tok, figures in zip(names, toks, measured, strict=True):
-        print(f"\ntokens of {screen.clean(name)}")
+        print(f"\ntokens of {clean(name)}")
         screen.table(_tokens(tok, figures))
 
 

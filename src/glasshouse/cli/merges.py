@@ -10,7 +10,7 @@ from rich.text import Text
 
 import glasshouse as gh
 from glasshouse.cli import screen
-from glasshouse.cli.screen import visible
+from glasshouse.visible import visible
 
 Pair = tuple[bytes, bytes]
 

@@ -10,7 +10,7 @@ from rich.text import Text
 
 import glasshouse as gh
 from glasshouse.cli import screen
-from glasshouse.cli.screen import BORDER, NEWLINE, WAS
+from glasshouse.visible import BORDER, NEWLINE, WAS, clean
 
 READ = "dim"
 ASKED = ("green", "bright_green")  # two shades, so that tokens can be told apart
@@ -45,7 +45,7 @@ def lines(batch: gh.data.Batch, row: int, corpus: gh.data.Corpus, masked: bool) 
         yield "source", source, batch.source.shape[1] - real
     if batch.targets.ndim == 1:
         yield "text", [Token(show(number)) for number in ids[:length]], width - length
-        yield "label", [Token(screen.clean(corpus.labels[int(batch.targets[row])]), asked=True)], 0
+        yield "label", [Token(clean(corpus.labels[int(batch.targets[row])]), asked=True)], 0
         return
     targets, loss = batch.targets[row].tolist(), batch.loss[row].tolist()
     if masked:
@@ -60,7 +60,7 @@ def lines(batch: gh.data.Batch, row: int, corpus: gh.data.Corpus, masked: bool) 
         )
         return
     if corpus.kind == "tagged":
-        tagged = zip(map(show, ids), (screen.clean(corpus.labels[target]) for target in targets), loss, strict=True)
+        tagged = zip(map(show, ids), (clean(corpus.labels[target]) for target in targets), loss, strict=True)
         words = (Token(f"{text}/{tag}", asked=True) if asked else Token(text) for text, tag, asked in tagged)
         yield "words", list(islice(words, length)), width - length
         return

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from rich.console import Console
 
 import glasshouse as gh
-from glasshouse.cli import screen
+from glasshouse.visible import clean
 
 INTERRUPTED = 130  # what shells call the end by Ctrl-C
 
@@ -67,7 +67,7 @@ def fit(text: str) -> str:
     """Return a text as stdout may have it: a terminal gets no control characters but line breaks and tabs."""
     if not sys.stdout.isatty():
         return text
-    return "".join(c if c in "\n\t" or unicodedata.category(c) != "Cc" else screen.clean(c) for c in text)
+    return "".join(c if c in "\n\t" or unicodedata.category(c) != "Cc" else clean(c) for c in text)
 
 
 def as_json(prompt: bytes, one: gh.Completion) -> str:

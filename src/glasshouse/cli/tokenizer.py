@@ -12,6 +12,7 @@ import typer
 
 import glasshouse as gh
 from glasshouse.cli import figures, merges, screen, texts
+from glasshouse.visible import clean, visible
 
 app = typer.Typer(help="Learn a tokenizer, use one, look into one.", no_args_is_help=True)
 
@@ -52,7 +53,7 @@ def train(
     found = figures.measure(tok, start)
     screen.table(
         [
-            ("folder", screen.clean(str(out))),
+            ("folder", clean(str(out))),
             ("vocabulary", f"{len(tok):,} tokens"),
             ("characters per token", f"{found.characters / found.tokens:.3f} (on the first {found.bytes:,} bytes)"),
         ]
@@ -154,13 +155,13 @@ def _describe(name: str, tok: gh.Tokenizer) -> None:
     roles = {
         number: [role for role in tok.special_tokens if tok.special_id(role) == number] for number in tok.special_ids
     }
-    print(f"{screen.clean(name)}: {tok!r}")
+    print(f"{clean(name)}: {tok!r}")
     screen.table(
         [
             ("fingerprint", tok.fingerprint[:12]),
             ("for corpora", tok.bulk().engine),
             *(
-                ("special", f"{number} {screen.visible(tok.token(number))} {' '.join(roles[number])}")
+                ("special", f"{number} {visible(tok.token(number))} {' '.join(roles[number])}")
                 for number in sorted(tok.special_ids)
             ),
         ]
