@@ -251,6 +251,7 @@ def step_of_a_run(place: Path, name: str, chosen: list[str] | None) -> float:
         "data": {"path": str(place / "text.txt"), "vocab_size": 263, "length": CONTEXT},
         "train": {"steps": 3 * SAVE_EVERY + 1, "save_every": SAVE_EVERY, "eval_every": 10**6, "eval_samples": 1}
         | {"schedule": "constant", "lr": 1e-4, "compile": "no", "out": str(place / name)}
+        | {"samples": 0, "history": 0}
         | ({} if chosen is None else {"probes": chosen}),
     }
     clock = Clock()

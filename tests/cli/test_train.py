@@ -90,7 +90,9 @@ def test_it_trains_says_how_it_went_and_what_to_try_and_that_works(place: Path, 
     for name in ("perplexity", "accuracy", "bits per byte", "gzip", "xz", "byte 5-gram", "asked for", "said"):
         assert re.search(rf"^{name} +\S", done.out, re.MULTILINE), name
     tries = [shlex.split(line) for line in done.out.partition("try:\n")[2].splitlines()]
-    assert [one[1] for one in tries] == ["generate", "eval"]
+    assert [one[1] for one in tries] == ["generate", "eval", "look"]
+    seen = call(*tries.pop()[1:], "--save", "page.html")  # without a file it would stay open
+    assert (seen.code, seen.err) == (0, "")
     for program, *rest in tries:
         assert program == "glasshouse"
         tried = call(*rest)
@@ -109,7 +111,7 @@ def test_one_step_is_a_run(place: Path, call: Call) -> None:
     done = call("train", "tiny.toml", "train.steps=1", "train.batch_tokens=8", "--no-baselines")
     assert done.code == 0
     assert "after 1 step:" in done.out
-    assert done.out.endswith("glasshouse eval runs/tiny/model\n")
+    assert done.out.endswith("glasshouse look runs/tiny\n")
 
 
 def test_a_run_that_ended_early_stays_as_it_is(place: Path, call: Call) -> None:
@@ -327,7 +329,7 @@ def test_a_run_at_a_terminal_leaves_it_clean(place: Path) -> None:
     assert "rows" in drawn
     assert drawn.count("\x1b[?25l") == drawn.count("\x1b[?25h") > 0  # the cursor is there again
     assert not re.findall(r"\x1b\[[\d;]*[1-9][\d;]*m", drawn)  # no colour
-    assert drawn.endswith("  glasshouse eval runs/tiny/model\n")
+    assert drawn.endswith("  glasshouse look runs/tiny\n")
 
 
 def test_help_shows_defaults_and_an_example(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,6 +16,7 @@ from rich.console import Console
 
 import glasshouse as gh
 from glasshouse.cli import evaluation, screen, texts
+from glasshouse.visible import clean
 
 if TYPE_CHECKING:
     from glasshouse.training.loop import Result
@@ -56,7 +57,7 @@ class Line:
         """Print a line that stays."""
         self._end_stages()
         self._clear()
-        print(screen.clean(text), file=sys.stderr, flush=True)
+        print(clean(text), file=sys.stderr, flush=True)
 
     def step(self, step: int, steps: int, outcome: Outcome, speed: Speed) -> None:
         """Show where the run is."""
@@ -200,3 +201,4 @@ def _next(result: Result) -> Iterator[str]:
         case "pairs":
             yield f"glasshouse generate {place} {shlex.quote(read)}"
     yield f"glasshouse eval {place}"
+    yield f"glasshouse look {shlex.quote(str(result.folder))}"

@@ -66,6 +66,15 @@ def find_device(name: str) -> torch.device:
     return best if name == "auto" else torch.device(name)
 
 
+def find_compute(name: str, device: torch.device) -> torch.dtype:
+    """Return the type of number that a run multiplies in.
+
+    >>> find_compute("bfloat16", torch.device("cpu"))
+    torch.bfloat16
+    """
+    return machine.compute_type(device) if name == "auto" else getattr(torch, name)
+
+
 def make_spec(table: Table, tok: Tokenizer, corpus: Corpus, length: int) -> spec.Spec:
     """Return the spec of a new model; the vocabulary, special ids and labels are those of the data.
 

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
-import shutil
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -17,11 +15,11 @@ from typing import Any
 
 from glasshouse import store
 from glasshouse.errors import StoreError
+from glasshouse.training.history import HISTORY, History, name_of, steps_in
 from glasshouse.training.state import State
 
 FORMAT = 1
-TENSORS, ABOUT = "training.safetensors", "training.json"
-NAME = re.compile(r"step-(\d{8,})")
+TENSORS, ABOUT = "training.safetensors", "training.json"  # which a history does without
 
 
 def write(folder: Path, fill_model: Callable[[Path], None], state: State) -> None:
@@ -61,21 +59,21 @@ def read(folder: Path) -> State:
 
 
 class Checkpoints:
-    """The checkpoints of a run: the last few, and the best."""
+    """The checkpoints of a run: the last few, and the best; the models of others become its history."""
 
-    def __init__(self, place: Path, keep: int = 2) -> None:
+    def __init__(self, place: Path, keep: int = 2, history: int = 0) -> None:
         self.place, self.keep = place, keep
+        self.history = History(place.with_name(HISTORY), history)
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="checkpoints")
         self._writing: Future[None] | None = None
 
     def steps(self) -> list[int]:
         """Return the steps that have a checkpoint, the newest first."""
-        found = (NAME.fullmatch(path.name) for path in self.place.glob("step-*") if path.is_dir())
-        return sorted((int(match[1]) for match in found if match), reverse=True)
+        return steps_in(self.place)[::-1]
 
     def folder(self, step: int) -> Path:
         """Return where the checkpoint of a step is."""
-        return self.place / f"step-{step:08d}"
+        return self.place / name_of(step)
 
     def newest(self) -> tuple[int, State, list[str]] | None:
         """Return the newest checkpoint that is intact: its step, its state, and what is wrong with newer ones."""
@@ -97,6 +95,11 @@ class Checkpoints:
         self.wait()
         self._writing = self._pool.submit(self._save, step, fill_model, state, best)
 
+    def begin(self, fill_model: Callable[[Path], None]) -> None:
+        """Write the model that the history begins with, likewise while training goes on."""
+        self.wait()
+        self._writing = self._pool.submit(self.history.begin, fill_model)
+
     def check(self) -> None:
         """Raise what went wrong with a checkpoint that was being written, if it is known by now."""
         if self._writing is not None and self._writing.done():
@@ -109,10 +112,10 @@ class Checkpoints:
             writing.result()
 
     def _save(self, step: int, fill_model: Callable[[Path], None], state: State, best: int | None) -> None:
-        write(self.folder(step), fill_model, state)
-        for old in self.steps()[self.keep :]:
+        self.history.make_room(lambda: write(self.folder(step), fill_model, state))
+        for old in reversed(self.steps()[self.keep :]):
             if old not in (step, best):
-                shutil.rmtree(self.folder(old), ignore_errors=True)
+                self.history.take(self.folder(old))
 
 
 def _measure(path: Path) -> list[int | str]:

@@ -18,7 +18,16 @@ except ImportError:  # Windows, where nobody keeps two runs apart
     fcntl = None  # type: ignore[assignment]
 
 RUN, METRICS, MODEL, ADAPTER, TROUBLE = "run.toml", "metrics.jsonl", "model", "adapter", "trouble.json"
-CHECKPOINTS, PROBES, LOCK = "checkpoints", "probes.jsonl", ".lock"
+CHECKPOINTS, PROBES, SAMPLES, LOCK = "checkpoints", "probes.jsonl", "samples.jsonl", ".lock"
+
+
+def is_run(folder: str | Path) -> bool:
+    """Say whether a folder is that of a run.
+
+    >>> is_run("no such folder")
+    False
+    """
+    return (Path(folder).expanduser() / RUN).is_file()
 
 
 def claim(run: Run) -> Path:

@@ -10,7 +10,7 @@ from typing import Any
 
 
 class Journal:
-    """Appends to a file of metrics, or of probes.
+    """Appends to a file of metrics, of probes or of samples.
 
     >>> import tempfile
     >>> journal = Journal(Path(tempfile.mkdtemp(), "metrics.jsonl"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -67,6 +68,12 @@ class Keeper:
         write, best = filler(self.snapshot(), self.tok), None if place.best is None else place.best[0]
         self.guard(lambda: self.checkpoints.save(place.step, write, state, best))
 
+    def begin(self) -> None:
+        """Let the history of the run begin with the model as it is now."""
+        if self.checkpoints.history.most:
+            write = filler(self.snapshot(), self.tok)
+            self.guard(lambda: self.checkpoints.begin(write))
+
     def restore(self, step: int, state: State) -> Place:
         """Put back what `save` wrote, and return where that was."""
         if self.adapted:
@@ -95,6 +102,12 @@ class Keeper:
         twin.load_state_dict(weights, assign=True)
         twin.tokenizer, twin.beside = self.model.tokenizer, self.model.beside
         return twin
+
+    def write(self, folder: Path) -> Model:
+        """Write the model as it is now to a folder, and return it, on the CPU."""
+        model, history = self.snapshot(), self.checkpoints.history
+        self.guard(lambda: history.make_room(lambda: hub.save(model, self.tok, folder)))
+        return model
 
     def put(self, step: int) -> None:
         """Let the model be as it was tried out at a checkpoint: averaged, if there is an average."""

@@ -12,14 +12,13 @@ from pathlib import Path
 
 import torch
 
-from glasshouse import device as machine
 from glasshouse import hub
 from glasshouse.config import Table
 from glasshouse.data import Batch, Batches, Corpus, RunningText, Samples
 from glasshouse.data.samples import make_samples, rows_of
 from glasshouse.errors import ConfigError, GlasshouseError, InputError
 from glasshouse.evaluation.evaluate import Report, evaluate
-from glasshouse.evaluation.tally import byte_sizes, computing, read_through
+from glasshouse.evaluation.tally import byte_sizes, read_through
 from glasshouse.generation.admission import check_length
 from glasshouse.layers import lora
 from glasshouse.models import Model
@@ -28,13 +27,13 @@ from glasshouse.training import beginning, plots, trouble
 from glasshouse.training.average import Average
 from glasshouse.training.checkpoint import Checkpoints
 from glasshouse.training.compiling import Compiled
-from glasshouse.training.folder import ADAPTER, CHECKPOINTS, METRICS, MODEL, PROBES, TROUBLE, claim, hold
+from glasshouse.training.folder import ADAPTER, CHECKPOINTS, METRICS, MODEL, TROUBLE, claim, hold
+from glasshouse.training.insight import Insight
 from glasshouse.training.journal import Journal
 from glasshouse.training.keeping import Keeper, Place
 from glasshouse.training.material import Material, gather
 from glasshouse.training.memory import exhausted, first_parts
 from glasshouse.training.optimizer import make_optimizer, set_rate
-from glasshouse.training.probes import Probes, first_texts
 from glasshouse.training.run import Run
 from glasshouse.training.signals import Signals, StoppedError
 from glasshouse.training.speed import Speed, Work
@@ -71,7 +70,7 @@ def train(run: Run, watch: Watch | None = None) -> Result:
     ...     "train": {"steps": 3, "batch_tokens": 64, "out": f"{place}/run"},
     ... }
     >>> result = train(Run.parse(table))
-    >>> {"checkpoints", "metrics.jsonl", "model", "probes.jsonl"} <= {path.name for path in result.folder.iterdir()}
+    >>> {"checkpoints", "metrics.jsonl", "model", "samples.jsonl"} <= {path.name for path in result.folder.iterdir()}
     True
     """
     watch = watch or Silent()
@@ -111,9 +110,7 @@ class Trainer:
         choice = run.train
         self.run, self.folder, self.material, self.watch, self.signals = run, folder, material, watch, signals
         self.device = beginning.find_device(choice.device)
-        self.compute = (
-            machine.compute_type(self.device) if choice.compute == "auto" else getattr(torch, choice.compute)
-        )
+        self.compute = beginning.find_compute(choice.compute, self.device)
         torch.manual_seed(choice.seed)
         length = run.data.length
         if base is None and choice.lora is not None:
@@ -151,13 +148,11 @@ class Trainer:
         self.compiled = Compiled(self.model, choice.compile, self.device, watch.say)
         self.update.model = self.compiled.model
         self.average = Average(self.model, choice.average) if choice.average else None
-        checkpoints = Checkpoints(folder / CHECKPOINTS, choice.keep)
+        checkpoints = Checkpoints(folder / CHECKPOINTS, choice.keep, choice.history)
         self.keeper = Keeper(self.model, self.update, self.average, material.tok, checkpoints)
         self.place = Place(parts=choice.parts or first_parts(self.model.spec, rows, length, self.device))
-        self.journal, self.insides = Journal(folder / METRICS), Journal(folder / PROBES)
-        self.probes = Probes(
-            self.model, first_texts(self.held), names=choice.probes, length=length, compute=self.compute
-        )
+        self.journal = Journal(folder / METRICS)
+        self.insight = Insight(run, folder, self.model, self.held, material.tok, self.compute, watch.say)
         self.speed, self.work = Speed(self.device, self.compute), Work(self.model)
         self.trackers: Trackers | None = None
 
@@ -189,7 +184,8 @@ class Trainer:
 
     def _cut(self, step: int) -> None:
         self.journal.cut(step)
-        self.insides.cut(step)
+        self.insight.cut(step)
+        self.keeper.checkpoints.history.cut(step)
 
     def _restore(self, step: int, state: State) -> None:
         self.place = self.keeper.restore(step, state)
@@ -205,8 +201,9 @@ class Trainer:
         self.model.train()
         self.trackers = Trackers(self.folder, choice.wandb, self.folder.name, start=self.place.step + 1)
         if self.place.step == 0:
-            self.keeper.guard(lambda: self.insides.cut(0))  # if killed before its first checkpoint, it has a line
+            self.keeper.guard(lambda: self._cut(0))  # if killed before its first checkpoint, it has a line
             self._look_inside()
+            self.keeper.begin()
         batches = self._stream()
         try:
             while self.place.step < choice.steps and not self.is_tired:
@@ -294,7 +291,8 @@ class Trainer:
     def _report(self, error: NotFiniteError, batch: Batch) -> None:
         """Write down where a number stopped being one; then stop, or go back and pass the batch over."""
         step, number = self.place.step, self.place.number
-        where = self._locate(batch)
+        batch, smoothing = batch.to(self.device), self.run.train.smoothing
+        where = trouble.search(self.model, batch, self.place.parts, smoothing, self.compute)
         origins = [self.samples.origin(sample) for sample in self.batches.numbers(number)]
         found = {"step": step + 1, "batch": number, "what": str(error), "where": where, "origins": origins}
         (self.folder / TROUBLE).write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
@@ -313,20 +311,6 @@ class Trainer:
             self._cut(newest[0] + 1)
             self.watch.say(f"back to step {newest[0]}")
         self.place = replace(self.place, skipped=skipped)
-
-    def _locate(self, batch: Batch) -> str:
-        where = ""
-        for part in batch.split(self.place.parts):
-            try:
-                with computing(self.device, self.compute):
-                    where = trouble.locate(self.model, part.to(self.device), self.run.train.smoothing)
-            except (RuntimeError, MemoryError) as error:
-                if not exhausted(error):
-                    raise
-                return "a place that there was no memory to look for"
-            if not where.startswith("nowhere"):
-                break
-        return where
 
     def _note(self, outcome: Outcome, figures: dict[str, float]) -> None:
         rate = self.update.optimizer.param_groups[0]["lr"]
@@ -371,20 +355,7 @@ class Trainer:
         return figures
 
     def _look_inside(self) -> None:
-        """Note what goes on inside the model; where that cannot be worked out, say why and go on.
-
-        It is looked at with the weights that learn, also where it is their average that is tried out and kept: what
-        is wanted here is how they learn.
-        """
-        if not self.probes.names:
-            return
-        try:
-            figures = self.probes.take(self.model)
-        except Exception as error:
-            reason = f"{type(error).__name__}: {error}".partition("\n")[0]
-            self.watch.say(f"no probes at step {self.place.step} ({reason}); training goes on")
-        else:
-            self.keeper.guard(lambda: self.insides.write(self.place.step, **figures))
+        self.keeper.guard(lambda: self.insight.note(self.place.step, self.model))
         self.speed.pause()
 
     def _averaged(self) -> AbstractContextManager[None]:
@@ -397,8 +368,7 @@ class Trainer:
         if best is not None and not is_last:
             keeper.put(best[0])
         with self._averaged() if is_last else nullcontext():
-            model = keeper.snapshot()
-            keeper.guard(lambda: hub.save(model, self.material.tok, self.folder / MODEL))
+            model = keeper.write(self.folder / MODEL)
             if self.run.train.lora is not None:
                 self._save_adapter(self.run.train.lora)
         keeper.guard(lambda: plots.draw(self.journal, self.folder))

@@ -19,7 +19,7 @@ from glasshouse.training.schedule import Cosine, Schedule
 FREE = {
     *("train.out", "train.keep", "train.save_every", "train.eval_every", "train.eval_samples", "train.patience"),
     *("train.device", "train.compile", "train.parts", "train.workers", "train.trouble", "train.wandb"),
-    "train.probes",
+    *("train.probes", "train.samples", "train.history"),
 }
 PROBE_NAMES = ("entropy", "induction", "previous", "norms", "lens")  # in training/probes.py
 
@@ -74,6 +74,8 @@ class Train(Settings):
     save_every: int = 0  # steps; 0: ten times in a run
     keep: int = 2  # checkpoints, besides the best
     probes: tuple[str, ...] | None = None  # figures of the inside at each checkpoint; None: all that fit the model
+    samples: int = 3  # texts that the model begins, answers or fills in at each checkpoint; 0: none
+    history: int = 12  # of checkpoints that are not kept, the weights of so many stay, spread over the run; 0: none
     trouble: Literal["stop", "skip"] = "stop"  # at a loss that is no number: stop, or go back and pass the batch over
     wandb: bool = False
     out: str = ""  # the folder of the run; "": runs/ and its name
@@ -81,7 +83,8 @@ class Train(Settings):
     def check(self) -> None:
         for name in ("steps", "batch_tokens", "keep"):
             require(getattr(self, name) > 0, f"train.{name}", getattr(self, name), "at least 1")
-        for name in ("parts", "clip", "workers", "eval_every", "eval_samples", "patience", "save_every", "seed"):
+        counts = ("parts", "workers", "eval_every", "eval_samples", "patience", "save_every", "samples", "history")
+        for name in (*counts, "clip", "seed"):
             require(getattr(self, name) >= 0, f"train.{name}", getattr(self, name), "0 or more")
         for name in ("smoothing", "average"):
             require(0 <= getattr(self, name) < 1, f"train.{name}", getattr(self, name), "at least 0 and below 1")

@@ -8,6 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from glasshouse.data import Batch
+from glasshouse.evaluation.tally import computing
+from glasshouse.training.memory import exhausted
 from glasshouse.training.objective import loss_of
 
 
@@ -57,6 +59,22 @@ def locate(model: nn.Module, batch: Batch, smoothing: float = 0.0) -> str:
         if weight.grad is not None and not _is_finite(weight.grad):
             return f"the gradient of {name}"
     return "nowhere: all weights, activations and gradients are finite"
+
+
+def search(model: nn.Module, batch: Batch, parts: int, smoothing: float, compute: torch.dtype) -> str:
+    """Say where, as `locate` does, with the batch in parts, as a step computes it."""
+    where = ""
+    for part in batch.split(parts):
+        try:
+            with computing(batch.ids.device, compute):
+                where = locate(model, part, smoothing)
+        except (RuntimeError, MemoryError) as error:
+            if not exhausted(error):
+                raise
+            return "a place that there was no memory to look for"
+        if not where.startswith("nowhere"):
+            break
+    return where
 
 
 def _is_finite(tensor: Tensor) -> bool:

@@ -1,0 +1,134 @@
+"""The history of a run: the weights of checkpoints that have left, each a model folder that loads by itself.
+
+A checkpoint that leaves is renamed, stripped of what training alone needs, and renamed to its place, so that what
+stands there is whole. Nothing is written but names, and where the disk is full the history gives way.
+"""
+
+from __future__ import annotations
+
+import errno
+import re
+import shutil
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from glasshouse import store
+
+HISTORY, NAME = "history", re.compile(r"step-(\d{8,})")
+MOVED = ".moved"
+STATE = "training.*"  # what a checkpoint holds beside its model
+FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+def name_of(step: int) -> str:
+    """Return the name of the folder of a step.
+
+    >>> name_of(100)
+    'step-00000100'
+    """
+    return f"step-{step:08d}"
+
+
+def steps_in(place: Path) -> list[int]:
+    """Return the steps that have a folder in a place, the oldest first."""
+    found = (NAME.fullmatch(path.name) for path in place.glob("step-*") if path.is_dir())
+    return sorted(int(match[1]) for match in found if match)
+
+
+def spare(steps: Sequence[int], most: int) -> list[int]:
+    """Return which of the steps, in order, to give up so that `most` stay, as evenly apart as can be.
+
+    The oldest and the newest stay, or if it is one, the newest.
+
+    >>> spare([0, 100, 110, 200, 300], most=4)
+    [110]
+    """
+    kept, given_up = list(steps), []
+    while len(kept) > most:
+        # Without the step between gaps a and b, the squares of all gaps add up to 2ab more.
+        inner = range(1, len(kept) - 1)
+        at = min(inner, key=lambda at: (kept[at] - kept[at - 1]) * (kept[at + 1] - kept[at]), default=0)
+        given_up.append(kept.pop(at))
+    return given_up
+
+
+class History:
+    """At most so many sets of weights."""
+
+    def __init__(self, place: Path, most: int) -> None:
+        self.place, self.most = place, most
+
+    def steps(self) -> list[int]:
+        """Return the steps whose weights are there, the oldest first."""
+        return steps_in(self.place)
+
+    def folder(self, step: int) -> Path:
+        """Return where the weights of a step are."""
+        return self.place / name_of(step)
+
+    def begin(self, fill_model: Callable[[Path], None]) -> None:
+        """Write the model that a run begins with; where there is no room for it, do without."""
+        with suppress(OSError):
+            store.replace_folder(self.folder(0), fill_model, ".*")
+
+    def take(self, checkpoint: Path) -> None:
+        """Keep the model of a checkpoint that leaves; where that fails, remove it."""
+        if self.most:
+            with suppress(OSError):
+                self.place.mkdir(exist_ok=True)
+                checkpoint.rename(self.place / f".{checkpoint.name}{MOVED}")
+            self._settle()
+        shutil.rmtree(checkpoint, ignore_errors=True)
+
+    def make_room(self, work: Callable[[], object]) -> None:
+        """Do work that writes; where the disk is full, give up what is here, half at a time, and do it again."""
+        while True:
+            try:
+                work()
+                return
+            except OSError as error:
+                if not _is_full(error):
+                    raise
+                there = len(self.steps())
+                self._thin(there // 2)
+                if len(self.steps()) == there:
+                    raise
+
+    def cut(self, step: int) -> None:
+        """Forget the weights of a step and all after it, and finish what a run that was killed left half done."""
+        if self.most:
+            self._settle()
+        for later in self.steps():
+            if later >= step:
+                self._drop(self.folder(later))
+        for path in self.place.glob(".step-*"):
+            shutil.rmtree(path, ignore_errors=True)
+
+    def _settle(self) -> None:
+        """Strip what has been moved here, put it in its place, and thin out what is there."""
+        for moved in self.place.glob(f".step-*{MOVED}"):
+            with suppress(OSError):
+                for path in moved.glob(STATE):
+                    path.unlink()
+                place = moved.with_name(moved.name.removeprefix(".").removesuffix(MOVED))
+                self._drop(place)  # of a time before the run went back
+                moved.rename(place)
+        self._thin(self.most)
+
+    def _thin(self, most: int) -> None:
+        for step in spare(self.steps(), most):
+            self._drop(self.folder(step))
+
+    def _drop(self, folder: Path) -> None:
+        """Remove a folder, of which nobody is to see a half."""
+        with suppress(OSError):
+            gone = folder.with_name(f".{folder.name}.gone")
+            shutil.rmtree(gone, ignore_errors=True)
+            folder.rename(gone)
+            shutil.rmtree(gone, ignore_errors=True)
+
+
+def _is_full(error: OSError) -> bool:
+    # The writer of tensors, which is written in Rust, tells the number in its words alone.
+    return error.errno in FULL or any(f"(os error {number})" in str(error) for number in FULL)

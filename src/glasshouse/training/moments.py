@@ -1,0 +1,37 @@
+"""The moments of a run: every set of weights that its folder holds, also while it is still learning."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from glasshouse.hub.folder import CONFIG
+from glasshouse.training.folder import CHECKPOINTS, MODEL
+from glasshouse.training.history import HISTORY, name_of, steps_in
+
+
+@dataclass(frozen=True)
+class Moment:
+    """Weights, after so many steps, that `gh.load` reads from their folder.
+
+    >>> Moment(100, "step 100", Path("runs/mine/history/step-00000100")).name
+    'step 100'
+    """
+
+    step: int
+    name: str  # "step 100", or "final": the model that came of the run, which may be its best or an average
+    folder: Path
+
+
+def moments(folder: str | Path) -> list[Moment]:
+    """Return the moments of a run, the earliest first; none where it has no weights yet.
+
+    While the run goes on, one may be gone, or have moved, when it is to be loaded: then list them again.
+    """
+    folder = Path(folder).expanduser()
+    # What moves from one place to the other while they are listed is found in the first, or in both.
+    places = {step: folder / place for place in (CHECKPOINTS, HISTORY) for step in steps_in(folder / place)}
+    found = [Moment(step, f"step {step}", places[step] / name_of(step)) for step in sorted(places)]
+    if (folder / MODEL / CONFIG).is_file():
+        found.append(Moment(max(places, default=0), "final", folder / MODEL))
+    return found

@@ -1,0 +1,146 @@
+"""Samples: what a model writes while it learns, always after the same few prompts."""
+
+from __future__ import annotations
+
+from typing import Protocol, cast
+
+import torch
+from torch import Tensor
+
+from glasshouse.config import Table
+from glasshouse.data import Conversations, MaskedText, Pairs, RunningText, Samples
+from glasshouse.generation import generate
+from glasshouse.layers.twin import share
+from glasshouse.models import Decoder, Model, Seq2Seq
+from glasshouse.text import Tokenizer
+
+BEGINNING, NEW = 12, 48  # tokens of running text that are given, and that are written
+ANSWER = 96  # tokens of an answer at most
+HIDDEN_IN = 64  # tokens of a text in which some are hidden
+TEMPERATURE = 0.8  # of running text; the likeliest answer is what is learned
+
+
+class Prompts(Protocol):
+    """A few things to ask of a model."""
+
+    def take(self, model: Model) -> list[Table]:
+        """Return what was asked and what the model says to it, as JSON has it; the model is left as it was."""
+        ...
+
+
+def first_prompts(held: Samples, tok: Tokenizer, length: int, count: int) -> Prompts | None:
+    """Return the first of what is held out as prompts; None where a model does not write, but chooses labels.
+
+    Running text is begun and goes on, in rows of up to `length` tokens; sources and what users say are answered;
+    what is hidden in a text is filled in.
+
+    >>> import tempfile, glasshouse as gh
+    >>> from pathlib import Path
+    >>> tok = gh.Tokenizer.train(texts=["to be or not to be"], vocab_size=263)
+    >>> place = tempfile.mkdtemp()
+    >>> _ = Path(f"{place}/a.txt").write_text("to be or not to be, that is the question")
+    >>> held = RunningText(gh.data.prepare(f"{place}/a.txt", tok, f"{place}/ids"), length=16)
+    >>> prompts = first_prompts(held, tok, length=16, count=2)
+    >>> [sample["prompt"] for sample in prompts.take(gh.build(gh.preset("tiny-decoder", vocab_size=263)))]
+    ['to be or']
+    """
+    if count == 0:
+        return None
+    match held:
+        case RunningText():
+            return Beginnings(held, tok, length, count)
+        case Pairs() | Conversations():
+            return Questions(held, tok, count)
+        case MaskedText():
+            return Gaps(held, tok, count)
+    return None
+
+
+class Beginnings:
+    """The beginnings of texts, which the model goes on with."""
+
+    def __init__(self, held: RunningText, tok: Tokenizer, length: int, count: int) -> None:
+        self.tok, self.end = tok, held.end
+        begin = [held.end] if held.start in (None, held.end) else []  # other texts bring their start along
+        texts = [held.corpus.item(number)[0].tolist() for number in range(min(count, len(held.corpus)))]
+        beginnings = [text[: min(BEGINNING, length // 2, len(text) // 2)] for text in texts]
+        self.prompts = [begin + one for one in beginnings if one]
+
+    def take(self, model: Model) -> list[Table]:
+        """Return the beginnings, and how each goes on."""
+        written = _write(model, self.tok, self.prompts, NEW, TEMPERATURE, {self.end})
+        return [
+            {"prompt": self.tok.decode(prompt, special=False), "text": text}
+            for prompt, text in zip(self.prompts, written, strict=True)
+        ]
+
+
+class Questions:
+    """Sources, or what is said first in conversations, with the answers that are wanted."""
+
+    def __init__(self, held: Pairs | Conversations, tok: Tokenizer, count: int) -> None:
+        self.tok = tok
+        self.asked: list[tuple[list[int], list[int]]] = []
+        for item in held.kept[:count].tolist():
+            first, second = (part.tolist() for part in held.corpus.item(item))
+            if isinstance(held, Pairs):
+                self.asked.append(([*first, held.end], second))
+            elif len(second) > 1 and second[0]:  # so many ids are context, and so many the answer to it
+                self.asked.append((first[: second[0]], first[second[0] : second[0] + second[1]]))
+        self.roles = isinstance(held, Conversations)  # are said by special tokens
+        self.ends = {wanted[-1] for _, wanted in self.asked if wanted} & tok.special_ids | {held.end}
+        # An answer twice as long as the longest is wrong, however it goes on.
+        self.most = min(ANSWER, 2 * max((len(wanted) for _, wanted in self.asked), default=0) + 1)
+
+    def take(self, model: Model) -> list[Table]:
+        """Return the questions, what the model answers, and what is wanted."""
+        written = _write(model, self.tok, [read for read, _ in self.asked], self.most, 0.0, self.ends)
+        return [
+            {
+                "prompt": self.tok.decode(read, special=self.roles),
+                "text": text,
+                "wanted": self.tok.decode(wanted, special=False),
+            }
+            for (read, wanted), text in zip(self.asked, written, strict=True)
+        ]
+
+
+class Gaps:
+    """Texts in which some tokens are hidden."""
+
+    def __init__(self, held: MaskedText, tok: Tokenizer, count: int) -> None:
+        self.tok = tok
+        batch = held.batch(range(min(count, len(held))))
+        self.texts, self.hidden = batch.targets[:, :HIDDEN_IN], batch.loss[:, :HIDDEN_IN]
+        self.documents = None if batch.documents is None else batch.documents[:, :HIDDEN_IN]
+        self.shown = self.texts.masked_fill(self.hidden, held.mask)
+
+    @torch.no_grad()
+    def take(self, model: Model) -> list[Table]:
+        """Return the texts with what is hidden shown as the mask, as the model fills it in, and as it was."""
+        device = model.token.table.weight.device
+        documents = None if self.documents is None else self.documents.to(device)
+        said = share(model).eval()(self.shown.to(device), documents=documents).argmax(-1).cpu()
+        filled = self.texts.where(~self.hidden, said)
+        rows = zip(self.shown, filled, self.texts, strict=True)
+        return [dict(zip(("prompt", "text", "wanted"), map(self._spell, row), strict=True)) for row in rows]
+
+    def _spell(self, ids: Tensor) -> str:
+        return self.tok.decode(number for number in ids.tolist() if number in self.tok.ids)
+
+
+def _write(
+    model: Model, tok: Tokenizer, prompts: list[list[int]], most: int, temperature: float, ends: set[int]
+) -> list[str]:
+    """Return what the model writes after each prompt, drawn from a seed of its own."""
+    found = generate(
+        cast("Decoder | Seq2Seq", model),
+        tok,
+        prompts,
+        most,
+        temperature,
+        stop_ids=tuple(sorted(ends)),
+        weights="own",
+        record="*embed[width=0]",  # to be recorded, passes are run one by one: so few do not pay for a graph on a GPU
+    )
+    return [one.text for one in found]

@@ -1,0 +1,361 @@
+"""History and moments: weights of the whole run stay, evenly spread, whatever happens while they are moved."""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+import subprocess
+import sys
+import time
+from itertools import combinations, pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from test_loop import Told, assert_same, killed, table, write_data
+
+import glasshouse as gh
+from glasshouse import store
+from glasshouse.errors import ConfigError, InputError
+from glasshouse.training import Moment, Run, is_run, moments, plots, train
+from glasshouse.training.checkpoint import ABOUT, TENSORS, Checkpoints
+from glasshouse.training.history import History, name_of, spare, steps_in
+from glasshouse.training.state import State
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with data, where no plots are drawn, which takes its time."""
+    write_data(tmp_path)
+    monkeypatch.setattr(plots, "draw", lambda *_: None)
+    return tmp_path
+
+
+def many(place: Path, out: str = "run", **choices: Any) -> dict[str, Any]:  # noqa: ANN401
+    """A run of 12 checkpoints, of which one stays."""
+    return table(place, out=out, save_every=1, eval_every=100, keep=1, **choices)
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    return dict(gh.load(folder)[0].state_dict())
+
+
+def assert_equal(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> None:
+    assert one.keys() == other.keys()
+    for name, weight in one.items():
+        assert weight.equal(other[name]), name
+
+
+# Which stay
+
+
+def test_by_hand() -> None:
+    assert spare([0, 1, 2, 3, 4], most=5) == []
+    assert spare([0, 1, 2, 4], most=3) == [1]  # gaps 2, 2 instead of 1, 3
+    assert spare([0, 10, 11, 20], most=3) == [11]  # gaps 10, 10 instead of 11, 9
+    assert spare([0, 1, 2, 3], most=3) == [1]  # the first of equals
+    assert spare([0, 50, 100], most=2) == [50]
+    assert spare([0, 50, 100], most=1) == [50, 0]  # the newest is the last to go
+    assert spare([0, 50, 100], most=0) == [50, 0, 100]
+
+
+@given(st.sets(st.integers(0, 1000), min_size=3, max_size=9))
+def test_one_is_given_up_for_the_evenest_gaps_there_are(found: set[int]) -> None:
+    steps = sorted(found)
+    (gone,) = spare(steps, len(steps) - 1)
+    left = tuple(step for step in steps if step != gone)
+
+    def unevenness(kept: tuple[int, ...]) -> int:
+        return sum((after - before) ** 2 for before, after in pairwise(kept))
+
+    choices = [kept for kept in combinations(steps, len(steps) - 1) if {steps[0], steps[-1]} <= set(kept)]
+    assert unevenness(left) == min(map(unevenness, choices))
+
+
+# A run
+
+
+def test_the_weights_are_those_that_the_checkpoints_had(place: Path) -> None:
+    train(Run.parse(many(place, "whole")))
+    settings = many(place, "all")
+    settings["train"]["keep"] = 100
+    result = train(Run.parse(settings))
+    history, kept = place / "whole" / "history", place / "all" / "checkpoints"
+    assert steps_in(history) == list(range(12))  # the last is still a checkpoint
+    torch.manual_seed(0)
+    assert_equal(weights(history / name_of(0)), dict(gh.build(result.model.spec).state_dict()))
+    for step in range(1, 12):
+        assert_equal(weights(history / name_of(step)), weights(kept / name_of(step)))
+        assert gh.load(history / name_of(step))[1] is not None  # with its tokenizer
+        files = {path.name for path in (kept / name_of(step)).iterdir()}
+        assert {path.name for path in (history / name_of(step)).iterdir()} == files - {TENSORS, ABOUT}
+    assert_same(place, "whole", "all")
+    assert steps_in(place / "all" / "history") == [0]
+
+
+def test_there_are_no_more_than_asked_for_and_none_changes_what_is_learned(place: Path) -> None:
+    for out, most in (("few", 4), ("none", 0)):
+        train(Run.parse(many(place, out, history=most)))
+    there = steps_in(place / "few" / "history")
+    assert len(there) == 4
+    assert (there[0], there[-1]) == (0, 11)
+    assert not (place / "none" / "history").exists()
+    assert_same(place, "few", "none")
+    train(Run.parse(many(place, "few", history=9)))  # which is nothing that is learned
+    assert steps_in(place / "few" / "history") == there
+    with pytest.raises(ConfigError, match=r"train\.history is -1, but it must be 0 or more"):
+        Run.parse(many(place, history=-1))
+
+
+def test_killed_and_resumed_it_has_the_same_history(place: Path) -> None:
+    choices = {"save_every": 2, "eval_every": 100, "keep": 1, "history": 3}
+    train(Run.parse(table(place, out="whole", **choices)))
+    settings = table(place, **choices)
+    killed(settings)
+    train(Run.parse(settings))
+    assert_same(place, "whole", "run")
+    one, other = (place / out / "history" for out in ("whole", "run"))
+    assert steps_in(one) == steps_in(other) == [0, 4, 10]  # by hand: 0 2 4, 0 4 6, 0 4 8, 0 4 10
+    for step in steps_in(one):
+        assert_equal(weights(one / name_of(step)), weights(other / name_of(step)))
+
+
+def test_adapters_are_folded_in(place: Path) -> None:
+    base = train(Run.parse(table(place, out="base", steps=2)))
+    settings = many(place, lora={"rank": 2}, lr=0.05)
+    settings["model"] = {"from": str(place / "base" / "model")}
+    train(Run.parse(settings))
+    first, last = (weights(place / "run" / "history" / name_of(step)) for step in (0, 11))
+    for name, weight in base.model.state_dict().items():
+        assert weight.equal(first[name]), name
+        assert last[name].shape == weight.shape
+        assert last[name].equal(weight) == (".query.weight" not in name and ".value.weight" not in name), name
+
+
+# Whatever happens
+
+
+def save(checkpoints: Checkpoints, step: int) -> None:
+    """Write a checkpoint whose model is one file that says its step."""
+
+    def fill(folder: Path) -> None:
+        (folder / "config.json").write_text(str(step))
+
+    checkpoints.save(step, fill, State({"a": torch.full((1000,), float(step))}))
+    checkpoints.wait()
+
+
+def assert_sound(place: Path) -> None:
+    history = place / "history"
+    for step in steps_in(history):
+        assert {path.name for path in (history / name_of(step)).iterdir()} == {"config.json"}
+        assert (history / name_of(step) / "config.json").read_text() == str(step)
+
+
+WRITER = """
+import sys
+from pathlib import Path
+sys.path.insert(0, sys.argv[2])
+from test_history import save
+from glasshouse.training.checkpoint import Checkpoints
+
+checkpoints = Checkpoints(Path(sys.argv[1]) / "checkpoints", 1, 3)
+for step in range(1, 100_000):
+    save(checkpoints, step)
+    print(step, flush=True)
+"""
+
+
+def test_killed_while_it_moves(tmp_path: Path) -> None:
+    source = random.Random(0)
+    for number in range(2):
+        place = tmp_path / str(number)
+        command = [sys.executable, "-c", WRITER, str(place), str(Path(__file__).parent)]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        assert process.stdout is not None
+        assert process.stdout.readline() == "1\n"
+        time.sleep(source.uniform(0, 0.2))
+        process.kill()
+        said = [1, *(int(line) for line in process.stdout)]
+        process.wait()
+        checkpoints = Checkpoints(place / "checkpoints", 1, 3)
+        found = checkpoints.newest()
+        assert found is not None
+        assert found[0] in (said[-1], said[-1] + 1)
+        assert found[2] == []
+        assert_sound(place)
+        assert len(checkpoints.history.steps()) <= 4  # one may wait to be removed
+        checkpoints.history.cut(found[0] + 1)
+        assert not list((place / "history").glob(".*"))
+        save(checkpoints, found[0] + 1)
+        assert len(checkpoints.history.steps()) <= 3
+        assert_sound(place)
+
+
+@pytest.mark.parametrize("name", ["rename", "unlink", "mkdir"])
+def test_killed_at_each_call(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What stands in the history is whole after every call of what moves, and what was left behind is removed."""
+
+    class KilledError(BaseException):
+        pass
+
+    original: Any = getattr(Path, name)
+    for fatal in range(100):
+        place = tmp_path / str(fatal)
+        checkpoints = Checkpoints(place / "checkpoints", 1, 2)
+        for step in range(1, 5):
+            save(checkpoints, step)
+        assert checkpoints.history.steps() == [1, 3]
+        calls = 0
+
+        def dies(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+            nonlocal calls
+            calls += 1
+            if calls > fatal:  # noqa: B023 (called within this round)
+                raise KilledError
+            return original(*args, **kwargs)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Path, name, dies)
+            try:
+                save(checkpoints, 5)
+                survived = True
+            except KilledError:
+                survived = False
+        assert_sound(place)
+        found = Checkpoints(place / "checkpoints").newest()
+        assert found is not None
+        assert found[0] in (4, 5)
+        assert found[2] == []
+        again = Checkpoints(place / "checkpoints", 1, 2)
+        again.history.cut(found[0] + 1)
+        assert not list((place / "history").glob(".*"))
+        for step in range(found[0] + 1, 8):
+            save(again, step)
+        assert again.steps() == [7]
+        assert again.history.steps()[-1] == 6
+        assert len(again.history.steps()) == 2
+        assert_sound(place)
+        if survived:
+            break
+    assert fatal > 0
+
+
+def test_where_one_cannot_be_moved_it_leaves_all_the_same(tmp_path: Path) -> None:
+    (tmp_path / "history").write_text("a file where a folder should be")
+    checkpoints = Checkpoints(tmp_path / "checkpoints", 1, 2)
+    for step in (1, 2, 3):
+        save(checkpoints, step)
+    assert checkpoints.steps() == [3]
+
+
+def test_a_full_disk_is_the_history_s_to_give_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    checkpoints = Checkpoints(tmp_path / "checkpoints", 1, 8)
+    for step in range(1, 8):
+        save(checkpoints, step)
+    assert checkpoints.history.steps() == [1, 2, 3, 4, 5, 6]
+    real = store.save_file
+
+    def save_file(*arguments: Any) -> None:  # noqa: ANN401
+        """A disk with room for a checkpoint and two models."""
+        if len(checkpoints.history.steps()) > 2:
+            raise store.SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
+        real(*arguments)
+
+    monkeypatch.setattr(store, "save_file", save_file)
+    save(checkpoints, 8)  # six are too many, and so are three
+    assert checkpoints.steps() == [8]
+    assert len(checkpoints.history.steps()) == 2
+    assert checkpoints.history.steps()[-1] == 7
+    assert_sound(tmp_path)
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO])
+def test_what_else_is_wrong_is_told_and_costs_what_it_must(number: int, tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path / "checkpoints", 1, 8)
+    for step in (1, 2, 3):
+        save(checkpoints, step)
+
+    def fails(folder: Path) -> None:
+        raise OSError(number, os.strerror(number))
+
+    checkpoints.save(4, fails, State())
+    with pytest.raises(OSError, match=os.strerror(number)):
+        checkpoints.wait()
+    assert checkpoints.steps() == [3]
+    assert checkpoints.history.steps() == ([] if number == errno.ENOSPC else [1, 2])
+
+
+def test_a_run_that_goes_back_forgets_what_came_after(tmp_path: Path) -> None:
+    history = History(tmp_path / "history", 8)
+    checkpoints = Checkpoints(tmp_path / "checkpoints", 1, 8)
+    for step in range(1, 6):
+        save(checkpoints, step)
+    history.cut(3)
+    assert history.steps() == [1, 2]
+    History(tmp_path / "nowhere", 8).cut(0)
+
+
+def test_what_a_killed_run_left_is_finished_or_removed(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path / "checkpoints", 1, 8)
+    for step in (1, 2):
+        save(checkpoints, step)
+    (tmp_path / "checkpoints" / name_of(2)).rename(tmp_path / "history" / f".{name_of(2)}.moved")
+    for name in (".step-00000000.new", ".step-00000003.gone"):
+        (tmp_path / "history" / name).mkdir()
+    checkpoints.history.cut(3)
+    assert sorted(path.name for path in (tmp_path / "history").iterdir()) == [name_of(1), name_of(2)]
+    assert_sound(tmp_path)
+
+
+# Moments
+
+
+def test_moments_of_a_run(place: Path) -> None:
+    assert not is_run(place / "run")
+    assert moments(place / "run") == []
+    train(Run.parse(many(place, history=4, average=0.9)))
+    folder = place / "run"
+    assert is_run(folder)
+    assert not is_run(folder / "model")
+    found = moments(str(folder))
+    there = steps_in(folder / "history")
+    assert [moment.step for moment in found] == [*there, 12, 12]
+    assert [moment.name for moment in found] == [*(f"step {step}" for step in there), "step 12", "final"]
+    for moment in found:
+        assert gh.load(moment.folder)[0].spec == gh.load(folder / "model")[0].spec
+    last, final = found[-2:]
+    assert last.folder == folder / "checkpoints" / name_of(12)
+    assert final == Moment(12, "final", folder / "model")
+    assert any(not weight.equal(weights(final.folder)[name]) for name, weight in weights(last.folder).items())
+
+
+def test_moments_while_it_learns(place: Path) -> None:
+    listed: list[Moment] = []
+    train(Run.parse(many(place)), Told(8, lambda: listed.extend(moments(place / "run"))))
+    assert [moment.step for moment in listed] in ([*range(7)], [*range(8)])  # that of step 7 is perhaps on its way
+    assert {moment.name for moment in listed} == {f"step {moment.step}" for moment in listed}
+    for moment in listed:
+        if moment.folder.parent.name == "history":
+            gh.load(moment.folder)
+        else:  # it has moved since
+            with pytest.raises(InputError, match="there is no folder"):
+                gh.load(moment.folder)
+
+
+def test_a_step_that_is_in_two_places_is_one_moment(tmp_path: Path) -> None:
+    for part in ("checkpoints", "history"):
+        for step in (0, 5 if part == "history" else 7):
+            (tmp_path / part / name_of(step)).mkdir(parents=True)
+    (tmp_path / "checkpoints" / ".step-00000009.new").mkdir()
+    (tmp_path / "history" / ".step-00000003.moved").mkdir()
+    (tmp_path / "model").mkdir()  # which has no model yet
+    assert [(moment.step, moment.folder.parent.name) for moment in moments(tmp_path)] == [
+        (0, "history"),
+        (5, "history"),
+        (7, "checkpoints"),
+    ]

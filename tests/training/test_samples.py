@@ -1,0 +1,273 @@
+"""Samples: what the model of each checkpoint writes, and a run that has them is a run that has none."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from test_loop import KINDS, SAYING, Told, assert_same, killed, losses, table, write_data
+
+import glasshouse as gh
+from glasshouse.data.samples import make_samples
+from glasshouse.errors import ConfigError
+from glasshouse.generation import engine
+from glasshouse.layers import lora
+from glasshouse.layers.twin import HOOKS
+from glasshouse.training import Run, plots, samples, train
+from glasshouse.training.loop import Result
+from glasshouse.training.samples import Beginnings, Gaps, Questions, first_prompts
+
+LENGTH = 16  # of a row in `table`
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with data, where no plots are drawn, which takes its time."""
+    write_data(tmp_path)
+    monkeypatch.setattr(plots, "draw", lambda *_: None)
+    return tmp_path
+
+
+def read(place: Path, out: str = "run") -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (place / out / "samples.jsonl").read_text().splitlines()]
+
+
+def chats(place: Path, **choices: Any) -> dict[str, Any]:  # noqa: ANN401
+    """A run on conversations, of which each says a number twice."""
+    said = (
+        [
+            {"role": "user", "content": f"{number}?"},
+            {"role": "assistant", "content": f"{number}!"},
+            {"role": "user", "content": "again"},
+            {"role": "assistant", "content": f"{number}."},
+        ]
+        for number in range(10, 60)
+    )
+    (place / "chats.jsonl").write_text("".join(json.dumps({"messages": one}) + "\n" for one in said))
+    settings = table(place, **choices)
+    settings["data"] |= {"path": str(place / "chats.jsonl"), "kind": "chat", "length": 48}
+    return settings
+
+
+# What they show
+
+
+def slowly(model: Any, prompt: list[int], ends: set[int], most: int, source: list[int] | None = None) -> list[int]:  # noqa: ANN401
+    """Greedy, by the whole sequence at each token."""
+    ids = list(prompt)
+    while len(ids) < len(prompt) + most and len(ids) < model.spec.max_len:
+        given = [torch.tensor([one]) for one in ([source, ids] if source is not None else [ids])]
+        with torch.no_grad():
+            ids.append(int(model(*given)[0, -1].argmax()))
+        if ids[-1] in ends:
+            return ids[len(prompt) : -1]
+    return ids[len(prompt) :]
+
+
+def test_texts_are_begun_and_go_on(place: Path) -> None:
+    for number in range(8):
+        (place / f"{number}.txt").write_text(f"{number} {SAYING}" * 3)
+    settings = table(place, keep=100, average=0.9, steps=6)  # the weights that learn are shown, not their average
+    settings["data"] |= {"path": str(place / "[0-9].txt"), "hold_out": 0.3}
+    result = train(Run.parse(settings))
+    tok, held = result.material.tok, result.material.validation
+    end = tok.special_id("eos")
+    assert end is not None
+    lines = read(place)
+    assert [line["step"] for line in lines] == [0, 3, 4, 6]  # 4: the best so far
+    for line in lines[1:]:
+        model, _ = gh.load(place / "run" / "checkpoints" / f"step-{line['step']:08}")
+        assert len(line["samples"]) == len(held) == 3
+        for number, sample in enumerate(line["samples"]):
+            begun = held.item(number)[0][: LENGTH // 2].tolist()  # 12 are too many for rows of 16
+            assert sample["prompt"] == tok.decode(begun)
+            (expected,) = gh.generate(model, tok, [[end, *begun]], 48, temperature=0.8, seed=0)
+            assert sample == {"prompt": tok.decode(begun), "text": expected.text}
+    torch.manual_seed(0)
+    new = gh.build(result.model.spec)
+    (expected,) = gh.generate(new, tok, [[end, *held.item(0)[0][:8].tolist()]], 48, temperature=0.8, seed=0)
+    assert lines[0]["samples"][0]["text"] == expected.text
+    assert lines[0] != lines[-1]
+
+
+def test_sources_are_answered(place: Path) -> None:
+    result = train(Run.parse(table(place, "seq2seq", steps=6)))
+    tok, held = result.material.tok, result.material.validation
+    end = tok.special_id("eos")
+    assert end is not None
+    model, _ = gh.load(place / "run" / "checkpoints" / "step-00000006")
+    found = read(place)[-1]["samples"]
+    assert len(found) == 3
+    pairs = [[part.tolist() for part in held.item(number)] for number in range(3)]
+    longest = max(len(target) for _, target in pairs)
+    for (source, target), sample in zip(pairs, found, strict=True):
+        written = slowly(model, [end], {end}, 2 * longest + 1, [*source, end])
+        text = tok.decode(written, special=False)
+        assert sample == {"prompt": tok.decode(source), "text": text, "wanted": tok.decode(target)}
+        assert " ".join(sample["prompt"]) == sample["wanted"]  # as the pairs are made
+
+
+def test_the_first_turn_of_a_conversation_is_answered(place: Path) -> None:
+    result = train(Run.parse(chats(place, steps=6)))
+    tok = result.material.tok
+    model, _ = gh.load(place / "run" / "checkpoints" / "step-00000006")
+    end = tok.id("<|end|>")
+    assert end is not None
+    for sample in read(place)[-1]["samples"]:
+        number = sample["wanted"].removesuffix("!")
+        asked = tok.encode_chat([{"role": "user", "content": f"{number}?"}], prompt=True).ids
+        assert sample["prompt"] == f"<|user|>{number}?<|end|><|assistant|>" == tok.decode(asked)
+        most = 2 * len([*tok.encode(f"{number}!"), end]) + 1
+        ends = {end, *result.model.spec.end_ids}
+        assert sample["text"] == tok.decode(slowly(model, list(asked), ends, most), special=False)
+
+
+def test_what_is_hidden_is_filled_in(place: Path) -> None:
+    result = train(Run.parse(table(place, "encoder", steps=6)))
+    tok = result.material.tok
+    mask = tok.special_id("mask")
+    assert mask is not None
+    model, _ = gh.load(place / "run" / "checkpoints" / "step-00000006")
+    held = make_samples(model.spec, result.material.validation, batch_size=1, length=LENGTH)
+    for row, sample in enumerate(read(place)[-1]["samples"]):
+        batch = held.batch([row])
+        assert sample["wanted"] == tok.decode(batch.targets[0])
+        targets, hidden = batch.targets[0].tolist(), batch.loss[0].tolist()
+        shown = [mask if hides else token for token, hides in zip(targets, hidden, strict=True)]
+        assert sample["prompt"] == tok.decode(shown)
+        assert mask in shown
+        with torch.no_grad():
+            said = model(torch.tensor([shown]), documents=batch.documents)[0].argmax(-1).tolist()
+        filled = [said[at] if token == mask else token for at, token in enumerate(shown)]
+        assert sample["text"] == tok.decode(filled)
+
+
+def test_labels_are_not_written(place: Path) -> None:
+    settings = table(place, "encoder", steps=2)
+    settings["model"].pop("head")
+    settings["data"] |= {"path": str(place / "labels.tsv"), "kind": "labelled"}
+    train(Run.parse(settings))
+    assert (place / "run" / "probes.jsonl").exists()
+    assert not (place / "run" / "samples.jsonl").exists()
+
+
+def test_few_short_and_empty_texts(tmp_path: Path) -> None:
+    tok = gh.Tokenizer.train(texts=["x"], vocab_size=263)
+    for name, text in (("a", ""), ("b", "be"), ("c", "to be, or not to be")):
+        (tmp_path / f"{name}.txt").write_text(text)
+    corpus = gh.data.prepare(str(tmp_path / "*.txt"), tok, tmp_path / "ids")
+    held = gh.data.RunningText(corpus, 8)
+    model = gh.build(gh.preset("tiny-decoder", vocab_size=263))
+    prompts = first_prompts(held, tok, length=256, count=5)
+    assert isinstance(prompts, Beginnings)
+    assert [sample["prompt"] for sample in prompts.take(model)] == ["b", "to be, or "]
+    assert first_prompts(held, tok, length=256, count=0) is None
+
+
+# What they leave alone
+
+
+def prompts_for(kind: str, place: Path) -> tuple[gh.models.Model, Any]:
+    """A model with dropout and adapters, that learns, and prompts for it."""
+    tok = gh.Tokenizer.train(texts=[SAYING], vocab_size=270)
+    form, path = ("pairs", "a.tsv") if kind == "seq2seq" else ("text", "a.txt")
+    corpus = gh.data.prepare(place / path, tok, place / f"{kind}-ids", kind=form)  # type: ignore[arg-type]
+    end = tok.special_id("eos")
+    settings = {**KINDS[kind], "vocab_size": len(tok), "start_id": end, "end_ids": [end], "dropout": 0.3}
+    model = gh.build(gh.preset(str(settings.pop("preset")), **settings)).train()
+    model.head.eval()
+    lora.attach(model, lora.LoRA(dropout=0.5))
+    return model, first_prompts(make_samples(model.spec, corpus, batch_size=1, length=16), tok, 16, 2)
+
+
+@pytest.mark.parametrize(("kind", "form"), [("decoder", Beginnings), ("seq2seq", Questions), ("encoder", Gaps)])
+def test_a_model_is_left_as_it_was(kind: str, form: type, place: Path) -> None:
+    model, prompts = prompts_for(kind, place)
+    assert isinstance(prompts, form)
+
+    def state() -> list[Any]:
+        return [
+            [module.training for module in model.modules()],
+            [(weight.requires_grad, weight.grad is None) for weight in model.parameters()],
+            [len(getattr(module, hooks)) for module in model.modules() for hooks in HOOKS],
+            torch.get_rng_state().tolist(),
+        ]
+
+    before, weights = state(), {name: weight.clone() for name, weight in model.state_dict().items()}
+    found = prompts.take(model)
+    assert state() == before
+    assert all(weight.equal(weights[name]) for name, weight in model.state_dict().items())
+    assert found == prompts.take(model)
+    assert json.loads(json.dumps(found)) == found
+
+
+def test_an_engine_captures_no_graph_and_copies_no_weights(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[dict[str, Any]] = []
+    real = engine.Passes
+
+    def passes(*arguments: Any, **choices: Any) -> Any:  # noqa: ANN401
+        asked.append(choices)
+        return real(*arguments, **choices)
+
+    monkeypatch.setattr(engine, "Passes", passes)
+    for kind in ("decoder", "seq2seq"):
+        model, prompts = prompts_for(kind, place)
+        prompts.take(model)
+    assert asked == [{"weights": "own", "compile": False, "watched": True}] * 2
+
+
+@pytest.mark.parametrize(
+    ("kind", "choices"),
+    [("decoder", {"recompute": True, "average": 0.9}), ("encoder", {}), ("seq2seq", {"recompute": True})],
+)
+def test_a_run_learns_the_same_with_and_without(kind: str, choices: dict[str, Any], place: Path) -> None:
+    train(Run.parse(table(place, kind, **choices)))
+    train(Run.parse(table(place, kind, "without", samples=0, **choices)))
+    assert_same(place, "run", "without")
+    assert not (place / "without" / "samples.jsonl").exists()
+    assert [line["step"] for line in read(place)] == [0, 3, 4, 6, 8, 9, 12]
+
+
+def test_how_many_may_change_when_a_run_goes_on(place: Path) -> None:
+    train(Run.parse(table(place, "seq2seq", steps=3, samples=1)))
+    before = read(place)
+    assert [len(line["samples"]) for line in before] == [1, 1]
+    train(Run.parse(table(place, "seq2seq", steps=3, samples=2)))
+    assert read(place) == before
+    with pytest.raises(ConfigError, match=r"train\.samples is -1, but it must be 0 or more"):
+        Run.parse(table(place, samples=-1))
+
+
+# Whatever happens
+
+
+def test_killed_and_resumed_it_has_the_same_lines(place: Path) -> None:
+    train(Run.parse(table(place, out="whole")))
+    settings = table(place)
+    killed(settings)
+    assert read(place)[-1]["step"] < 12
+    newest = max((place / "run" / "checkpoints").glob("step-*"))
+    (newest / "model.safetensors").write_bytes(b"")  # its line is there
+    train(Run.parse(settings))
+    assert_same(place, "whole", "run")
+    assert (place / "run" / "samples.jsonl").read_bytes() == (place / "whole" / "samples.jsonl").read_bytes()
+
+
+def test_where_they_fail_it_is_said_once_and_training_goes_on(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: Any, **__: Any) -> Any:  # noqa: ANN401
+        raise torch.OutOfMemoryError("CUDA out of memory\nand a page about it")
+
+    monkeypatch.setattr(samples, "generate", fails)
+    told = Told()
+    result: Result = train(Run.parse(table(place)), told)
+    assert [text for text in told.said if "samples" in text] == [
+        "no samples at step 0 (OutOfMemoryError: CUDA out of memory); training goes on"
+    ]
+    assert result.steps == 12
+    assert len((place / "run" / "probes.jsonl").read_text().splitlines()) == 7
+    monkeypatch.undo()
+    train(Run.parse(table(place, out="whole")))
+    assert losses(place) == losses(place, "whole")
