@@ -89,7 +89,7 @@ def read_prompt(prompt: str | bytes | Iterable[int], tok: Tokenizer | None, s: s
         if isinstance(s, spec.Seq2SeqSpec) and s.end_ids and not (ids and ids[-1] in s.end_ids):
             ids.append(s.end_ids[0])  # as every source ends that it was trained on
     else:
-        ids = _ids_of(prompt, s.vocab_size)
+        ids = ids_of(prompt, s.vocab_size)
     if not ids and s.start_id is not None:
         ids = [s.start_id]
     if not ids:
@@ -97,7 +97,8 @@ def read_prompt(prompt: str | bytes | Iterable[int], tok: Tokenizer | None, s: s
     return ids
 
 
-def _ids_of(prompt: object, vocab_size: int) -> list[int]:
+def ids_of(prompt: object, vocab_size: int) -> list[int]:
+    """Return ids as a list of whole numbers, each of which the vocabulary has."""
     tolist = getattr(prompt, "tolist", None)  # a tensor or an array
     values = prompt if tolist is None else tolist()
     if not isinstance(values, Sequence):

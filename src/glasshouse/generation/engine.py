@@ -19,6 +19,7 @@ from glasshouse.generation.admission import (
     check_length,
     check_memory,
     check_model,
+    ids_of,
     read_prompt,
 )
 from glasshouse.generation.arrangement import Weights, copied_bytes
@@ -123,11 +124,13 @@ class Engine:
         *,
         n_best: int = 1,
         keep_tree: bool = False,
+        begun: Sequence[int] = (),
         **settings: object,
     ) -> Request:
         """Put a request in the queue: a text, or ids; with `Options`, or the settings that make them.
 
-        A beam search returns its `n_best` texts and, with `keep_tree`, all that it considered.
+        A beam search returns its `n_best` texts and, with `keep_tree`, all that it considered. An encoder-decoder
+        goes on after the tokens that its target has `begun` with.
         """
         if options is not None and settings:
             raise InputError(f"options and {', '.join(settings)} were both given; put everything into the options.")
@@ -152,7 +155,9 @@ class Engine:
                     f"the source has {len(ids)} tokens, but source_len is {self.source_len}; shorten it."
                 )
             assert self.spec.start_id is not None
-            ids, source = [self.spec.start_id, *self._rules.opening], ids
+            ids, source = [self.spec.start_id, *self._rules.opening, *ids_of(begun, self.spec.vocab_size)], ids
+        elif begun:
+            raise InputError(f"begun has {len(begun)} tokens, but the model has no target; put them into the prompt.")
         if len(ids) > self.max_len:
             raise InputError(f"the prompt has {len(ids)} tokens, but max_len is {self.max_len}; shorten it.")
         limit = min(options.max_new_tokens, self.max_len - len(ids))

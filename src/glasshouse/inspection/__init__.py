@@ -4,6 +4,7 @@ from glasshouse.inspection.attribution import Attribution, attribute
 from glasshouse.inspection.comparison import Comparison, compare
 from glasshouse.inspection.editing import Silence, ablate_head, add, edit, mean, scale
 from glasshouse.inspection.geometry import norms, rollout, similarity
+from glasshouse.inspection.maps import Map, keep_maps
 from glasshouse.inspection.patching import PathEffect, Sweep, patch, path, sweep
 from glasshouse.inspection.readout import Lens, lens
 from glasshouse.inspection.recording import Seen, record
@@ -17,6 +18,7 @@ __all__ = [
     "Comparison",
     "HeadScores",
     "Lens",
+    "Map",
     "PathEffect",
     "Seen",
     "Silence",
@@ -28,6 +30,7 @@ __all__ = [
     "compare",
     "edit",
     "head_scores",
+    "keep_maps",
     "lens",
     "mean",
     "norms",

@@ -15,8 +15,10 @@ from glasshouse.inspection.calls import check_whole, chosen, ids_of, layout_of, 
 from glasshouse.inspection.drawing import MOST_TEXTS, Drawn, bars, not_drawn
 from glasshouse.inspection.recording import record
 from glasshouse.inspection.sites import bare, plain
+from glasshouse.layers.layout import Layout
 from glasshouse.layers.lora import LoRALinear
 from glasshouse.layers.residual import PostNorm, SandwichNorm
+from glasshouse.models import Model
 from glasshouse.models.heads import Vocabulary
 
 MOST_BARS = 30
@@ -119,57 +121,84 @@ def attribute(
     (torch.Size([1, 2, 4]), True)
     """
     whole = plain(model)
-    head = bare(whole.head)
-    if not isinstance(head, Vocabulary):
-        raise InputError(
-            f"the head is {whole.spec.head.kind!r}, which gives no logits of tokens; "
-            "use a model with next_token or masked_token."
-        )
+    check_tokens(whole)
     check_whole(call)
     ids = ids_of(whole, inputs)
     prefix, stack = read_by_head(whole)
-    length, size, end = ids.shape[1], whole.spec.vocab_size, f"resid_post.{len(stack.blocks) - 1}"
+    length, size = ids.shape[1], whole.spec.vocab_size
     asked = chosen(neurons, len(stack.blocks), "neurons")
     place = _for_each_row(position, "position", ids, -length, length) % length
     said = _for_each_row(token, "token", ids, 0, size)
     unsaid = None if against is None else _for_each_row(against, "against", ids, 0, size)
 
     first, last = (int(edge) for edge in place.aminmax())
-    names = [f"{site}.*" for _, _, before, given in ORDER[prefix] for site in (before, given)] + [end, "final"]
-    rows, table = torch.arange(len(ids), device=ids.device), whole.token.table.weight
+    rows = torch.arange(len(ids), device=ids.device)
     with quiet(whole):
-        with record(whole, *(f"{prefix}{name}[position={first}:{last + 1}]" for name in names), stop=True) as seen:
+        names = [f"{prefix}{name}[position={first}:{last + 1}]" for name in summands(whole)]
+        with record(whole, *names, stop=True) as seen:
             whole(*inputs, **call)
 
         def at(site: str) -> Tensor:
-            """Return what stood at a site at each row's position, [B, ...]."""
             return seen[prefix + site].movedim(-2, 1)[rows, place - first]
 
-        def differ(of: Callable[[Tensor], Tensor]) -> Tensor:
-            """Return what there is of the token, less what there is of the other."""
-            return of(said) if unsaid is None else of(said) - of(unsaid)
+        return split(whole, at, layout_of(whole, ids, call), place, said, unsaid, asked)
 
-        # By forward, past the hooks of who looks at or changes the model meanwhile: this is no part of a call.
-        logits = head.forward(at("final")[:, None], layout_of(whole, ids, call), table)[:, 0]
-        exact = torch.promote_types(logits.dtype, torch.float32)
-        matrix, shift = head.matrix(table), torch.zeros(size, device=ids.device) if head.bias is None else head.bias
-        back = _WayBack(
-            direction=differ(lambda one: matrix[one].to(exact)) * head.scale,
-            constant=differ(lambda one: shift[one].to(exact)),
-        )
-        if isinstance(head.transform, nn.Sequential):
-            back.through_transform(head.transform, at("final"))
-        back.through_norm(stack.norm, at(end))
-        found: dict[str, list[Tensor]] = {name: [] for name, *_ in ORDER[prefix]}
-        by_neuron = {}
-        for layer, block in reversed(list(enumerate(stack.blocks))):
-            for name, last_map, before, given in reversed(ORDER[prefix]):
-                values = at(f"{given}.{layer}")
-                residual = bare(bare(block).get_submodule(name))
-                each = back.through_sublayer(residual, last_map, at(f"{before}.{layer}"), values.flatten(1))
-                found[name].insert(0, each.view_as(values).sum(-1))
-                if name == "feedforward" and layer in asked:
-                    by_neuron[layer] = each
+
+def summands(model: Model) -> list[str]:
+    """Return the sites of the stack that the head reads, `*` for every layer, from which `split` works.
+
+    >>> import glasshouse as gh
+    >>> print(*summands(gh.build(gh.preset("tiny-decoder"))))
+    resid_pre.* z.* resid_mid.* hidden.* resid_post.1 final
+    """
+    prefix, stack = read_by_head(model)
+    inner = [f"{site}.*" for _, _, before, given in ORDER[prefix] for site in (before, given)]
+    return [*inner, f"resid_post.{len(stack.blocks) - 1}", "final"]
+
+
+def split(
+    model: Model,
+    at: Callable[[str], Tensor],
+    layout: Layout,
+    position: Tensor,
+    token: Tensor,
+    against: Tensor | None = None,
+    neurons: Sequence[int] = (),
+) -> Attribution:
+    """Split the logit of each row's token [B], less that of another, by what was seen where it was said.
+
+    `at` gives what stood at a site of `summands` at each row's position, [B, ...]. Call it in a `quiet` model.
+    """
+    head = check_tokens(model)
+    prefix, stack = read_by_head(model)
+    table, rows = model.token.table.weight, torch.arange(len(token), device=token.device)
+
+    def differ(of: Callable[[Tensor], Tensor]) -> Tensor:
+        """Return what there is of the token, less what there is of the other."""
+        return of(token) if against is None else of(token) - of(against)
+
+    # By forward, past the hooks of who looks at or changes the model meanwhile: this is no part of a call.
+    logits = head.forward(at("final")[:, None], layout, table)[:, 0]
+    exact = torch.promote_types(logits.dtype, torch.float32)
+    matrix = head.matrix(table)
+    shift = torch.zeros(len(matrix), device=token.device) if head.bias is None else head.bias
+    back = _WayBack(
+        direction=differ(lambda one: matrix[one].to(exact)) * head.scale,
+        constant=differ(lambda one: shift[one].to(exact)),
+    )
+    if isinstance(head.transform, nn.Sequential):
+        back.through_transform(head.transform, at("final"))
+    back.through_norm(stack.norm, at(f"resid_post.{len(stack.blocks) - 1}"))
+    found: dict[str, list[Tensor]] = {name: [] for name, *_ in ORDER[prefix]}
+    by_neuron = {}
+    for layer, block in reversed(list(enumerate(stack.blocks))):
+        for name, last_map, before, given in reversed(ORDER[prefix]):
+            values = at(f"{given}.{layer}")
+            residual = bare(bare(block).get_submodule(name))
+            each = back.through_sublayer(residual, last_map, at(f"{before}.{layer}"), values.flatten(1))
+            found[name].insert(0, each.view_as(values).sum(-1))
+            if name == "feedforward" and layer in neurons:
+                by_neuron[layer] = each
     return Attribution(
         heads=torch.stack(found["attention"], 1),
         cross_heads=torch.stack(found["cross"], 1) if "cross" in found else None,
@@ -177,11 +206,22 @@ def attribute(
         embedding=back.product(at("resid_pre.0")),
         bias=back.constant,
         logit=differ(lambda one: logits[rows, one].to(exact)),
-        neurons={layer: by_neuron[layer] for layer in asked},
-        position=place,
-        token=said,
-        against=unsaid,
+        neurons={layer: by_neuron[layer] for layer in neurons},
+        position=position,
+        token=token,
+        against=against,
     )
+
+
+def check_tokens(model: Model) -> Vocabulary:
+    """Return the head, which must give logits of tokens."""
+    head = bare(model.head)
+    if not isinstance(head, Vocabulary):
+        raise InputError(
+            f"the head is {model.spec.head.kind!r}, which gives no logits of tokens; "
+            "use a model with next_token or masked_token."
+        )
+    return head
 
 
 class _WayBack:

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 import torch
@@ -23,6 +23,16 @@ from glasshouse.layers.twin import HOOKS
 INSIDE = ("scores", "pattern")  # what a kernel works out and no module hands on
 
 
+class Kernel(NamedTuple):
+    """A kernel and what it was given in a call."""
+
+    attend: Fused | Explicit
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    mask: Mask
+
+
 @dataclass(frozen=True, eq=False)
 class Use:
     """What someone does at one site: change what passes there, or read it."""
@@ -30,6 +40,7 @@ class Use:
     selection: Selection
     change: Callable[[Tensor], Tensor] | None = None  # of the whole value
     read: Callable[[Tensor], None] | None = None  # of the part selected
+    keep: Callable[[Kernel], None] | None = None  # of a pattern: what it is worked out from
     in_graph: bool = False  # the very tensor that goes on is wanted, not one like it
     by_place: bool = False  # the change goes by rows and positions, which come otherwise while a text is written
 
@@ -100,12 +111,14 @@ class Board:
         """Have what a fused kernel never holds worked out from what it was given."""
 
         def gives(module: nn.Module, args: tuple[Tensor, Tensor, Tensor, Mask], value: Tensor) -> None:
-            q, k, _, mask = args
+            q, k, v, mask = args
             active = self._active(uses)
             _check_not_captured(active, value)
             for use in active:
-                assert use.read is not None
-                use.read(work_out(use.selection, module, q, k, mask))  # type: ignore[arg-type]
+                if use.keep is not None:
+                    use.keep(Kernel(module, q.detach(), k.detach(), v.detach(), mask))  # type: ignore[arg-type]
+                if use.read is not None:
+                    use.read(work_out(use.selection, module, q, k, mask))  # type: ignore[arg-type]
 
         self.undo.callback(site.module.register_forward_hook(gives).remove)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -92,14 +92,7 @@ def lens(
     (('embed', 'resid_post.0', 'resid_post.1'), torch.Size([3, 1, 2, 4]), torch.Size([3, 1, 2]))
     """
     whole = plain(model)
-    head = bare(whole.head)
-    if not (isinstance(head, Vocabulary) or (isinstance(head, Labels) and isinstance(head.pool, NoHead))):
-        raise InputError(
-            f"the head is {whole.spec.head.kind!r}, but a lens needs logits at every position; "
-            "use a model with next_token, masked_token or token_label."
-        )
-    if top_k < 1:
-        raise InputError(f"top_k is {top_k}, but at least the likeliest token is shown; give 1 or more.")
+    _check_readable(whole, top_k)
     if tok is not None:
         check_pair(whole, tok)
     check_whole(call)
@@ -110,34 +103,63 @@ def lens(
     if not shown or not places:
         raise InputError(f"{'positions' if shown else 'layers'} is empty, but a lens needs one at least; name it.")
     layout = layout_of(whole, ids, call)
-    true = _true_tokens(whole, ids, layout, targets)[:, places]
+    true = true_tokens(whole, ids, layout, targets)[:, places]
 
     names = [prefix + name for name in ("embed", *(f"resid_post.{layer}" for layer in range(depth)))]
     with quiet(whole):
         # The last layer is read behind the final norm, as the head reads it.
         sites = [f"{prefix}final" if layer == depth else names[layer] for layer in shown]
         vectors = _vectors(whole, inputs, call, sites, places)
-        goals = true.expand(vectors.shape[:3])
-        step = max(1, LOGITS // outputs(whole))
-        parts = [
-            _read(head.forward(some, layout, whole.token.table.weight), theirs, top_k)
-            for some, theirs in zip(vectors.flatten(0, 2).split(step), goals.flatten().split(step), strict=True)
-        ]
-    tokens, probabilities, entropy, rank, loss = (
-        torch.cat(one).unflatten(0, vectors.shape[:3]) for one in zip(*parts, strict=True)
-    )
+        read = read_off(whole, vectors, true.expand(vectors.shape[:3]), layout, top_k)
     return Lens(
-        tokens,
-        probabilities,
-        entropy,
-        rank,
-        loss,
+        *read,
         rows=tuple(names[layer] for layer in shown),
         positions=tuple(places),
         ids=ids[:, places],
         tok=tok,
         names=_label_names(whole),
     )
+
+
+class ReadOff(NamedTuple):
+    """What is read off vectors [...]: the fields of a `Lens`."""
+
+    tokens: Tensor  # [..., rank]
+    probabilities: Tensor  # [..., rank]
+    entropy: Tensor
+    rank: Tensor
+    loss: Tensor
+
+
+def read_off(model: Model, vectors: Tensor, goals: Tensor, layout: Layout, top_k: int = 5) -> ReadOff:
+    """Read vectors [..., D], as the head is given them, and how the true tokens [...] stand; below 0 there is none.
+
+    Logits are made for a few vectors at a time. Call it where the model is `quiet`.
+    """
+    _check_readable(model, top_k)
+    head, shape, step = bare(model.head), vectors.shape[:-1], max(1, LOGITS // outputs(model))
+    # By forward, past the hooks of who looks at or changes the model meanwhile: this is no part of a call.
+    parts = [
+        _read(head.forward(some, layout, model.token.table.weight), theirs, top_k)
+        for some, theirs in zip(vectors.flatten(0, -2).split(step), goals.flatten().split(step), strict=True)
+    ]
+    return ReadOff(*(torch.cat(one).unflatten(0, shape) for one in zip(*parts, strict=True)))
+
+
+def is_readable(model: Model) -> bool:
+    """Say whether the head gives logits at every position."""
+    head = bare(model.head)
+    return isinstance(head, Vocabulary) or (isinstance(head, Labels) and isinstance(head.pool, NoHead))
+
+
+def _check_readable(model: Model, top_k: int) -> None:
+    if not is_readable(model):
+        raise InputError(
+            f"the head is {model.spec.head.kind!r}, but a lens needs logits at every position; "
+            "use a model with next_token, masked_token or token_label."
+        )
+    if top_k < 1:
+        raise InputError(f"top_k is {top_k}, but at least the likeliest token is shown; give 1 or more.")
 
 
 def outputs(model: Model) -> int:
@@ -177,7 +199,7 @@ def _read(logits: Tensor, goals: Tensor, top_k: int) -> tuple[Tensor, Tensor, Te
     )
 
 
-def _true_tokens(model: Model, ids: Tensor, layout: Layout, targets: Tensor | None) -> Tensor:
+def true_tokens(model: Model, ids: Tensor, layout: Layout, targets: Tensor | None = None) -> Tensor:
     """Return the token that each position should say, [B, S]; -1 where there is none."""
     if targets is not None:
         _check_targets(targets, ids, outputs(model))

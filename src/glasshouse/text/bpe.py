@@ -115,13 +115,14 @@ def tree(token: bytes, ranks: Mapping[Pair, int], show: Callable[[bytes], str] =
        └─ g
     """
     lines = [show(token)]
-    if len(token) > 1 and (halves := _halves(token, ranks)):
-        for part, first, other in zip(halves, ("├─ ", "└─ "), ("│  ", "   "), strict=True):
+    if len(token) > 1 and (parts := halves(token, ranks)):
+        for part, first, other in zip(parts, ("├─ ", "└─ "), ("│  ", "   "), strict=True):
             head, *rest = tree(part, ranks, show)
             lines += [first + head, *(other + line for line in rest)]
     return lines
 
 
-def _halves(token: bytes, ranks: Mapping[Pair, int]) -> Pair | None:
+def halves(token: bytes, ranks: Mapping[Pair, int]) -> Pair | None:
+    """Return the pair whose merge makes a token; None where no merge does."""
     *_, before, after = [[b""], *steps(token, ranks)]
     return (before[0], before[1]) if after == [token] and len(before) == 2 else None
