@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: help setup demo test lint types compiled text generation training inspection gpu wheel bench bench-generate bench-inspection bench-text bench-load bench-loop learning claims clean
+.PHONY: help setup demo pictures test lint types compiled text generation training inspection page gpu wheel bench bench-generate bench-inspection bench-page bench-text bench-load bench-loop learning claims clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -17,8 +17,14 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 
 setup: $(VENV)/.ready  ## make the virtual environment and install the package into it, editable
 
-demo: $(VENV)/.ready  ## build a model, run it, and say what it is
-	$(BIN)/python examples/build.py
+demo: $(VENV)/.ready  ## train a decoder on Python's library and an encoder-decoder on dates, to look at (eight minutes)
+	$(BIN)/glasshouse train stdlib train.out=build/demo/code
+	$(BIN)/glasshouse train dates train.steps=600 train.out=build/demo/dates
+	@echo
+	@echo 'Look at them:  $(BIN)/glasshouse look build/demo/code    $(BIN)/glasshouse look build/demo/dates'
+
+pictures: demo  ## draw the pictures of docs/look.md of what make demo trained
+	$(BIN)/python docs/pictures.py
 
 test: lint types  ## everything a change must pass
 	$(BIN)/python -m pytest -n 2 -m 'not long'
@@ -72,13 +78,22 @@ bench-generate: $(VENV)/.ready  ## tokens per second beside transformers and the
 bench-load: $(VENV)/.ready  ## loading a model of 500 MB beside transformers (two minutes)
 	$(BIN)/python benchmarks/load.py
 
+page: $(VENV)/.ready  ## every view at more sizes and in the dark; pictures in build/screens (three minutes)
+	$(BIN)/python -m pytest -n 2 -m long tests/page
+
 inspection: $(VENV)/.ready  ## what is seen inside beside TransformerLens, site by site (a minute)
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[lens]'
 	$(BIN)/python -m pytest tests/inspection/test_beside_transformer_lens.py
 
-bench-inspection: $(VENV)/.ready  ## what looking inside costs, beside TransformerLens and transformers (ten minutes)
+bench-page: $(VENV)/.ready  ## every view at more sizes and in the dark; pictures in build/screens (three minutes)
+	$(BIN)/python -m pytest -n 2 -m long tests/page
+
+inspection: $(VENV)/.ready  ## what looking inside costs, beside TransformerLens and transformers (ten minutes)
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[lens]'
 	$(BIN)/python benchmarks/inspection.py
+
+bench-page: $(VENV)/.ready  ## what the page costs in a browser, beside one forward pass (five minutes; wants an idle machine)
+	$(BIN)/python benchmarks/page.py
 
 claims: $(VENV)/.ready  ## the claims that need training (three quarters of an hour)
 	$(BIN)/python benchmarks/claims.py

@@ -9,7 +9,7 @@ from pathlib import Path
 import glasshouse
 
 ROWS = [
-    ["errors"],
+    ["errors", "visible"],
     ["config"],
     ["spec", "device", "store"],
     ["layers", "text"],
@@ -18,6 +18,7 @@ ROWS = [
     ["generation"],
     ["evaluation"],
     ["training"],
+    ["page"],
     ["cli"],
 ]
 ROW_OF = {room: number for number, rooms in enumerate(ROWS) for room in rooms}

@@ -49,7 +49,8 @@ def test_the_wheel_holds_the_package_and_works_without_the_checkout(tmp_path: Pa
         held = {name for name in file.namelist() if name.startswith("glasshouse/")}
         file.extractall(tmp_path / "there")
     package = ROOT / "src" / "glasshouse"
-    files = (path for path in package.rglob("*") if path.suffix in (".py", ".toml", ".typed"))
+    kinds = (".py", ".toml", ".typed", ".html", ".css", ".js")
+    files = (path for path in package.rglob("*") if path.suffix in kinds)
     expected = {path.relative_to(package.parent).as_posix() for path in files}
     assert held == expected
     out = python(

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from glasshouse import inspection as inspection
     from glasshouse import layers as layers
     from glasshouse import models as models
+    from glasshouse import page as page
     from glasshouse import spec as spec
     from glasshouse import store as store
     from glasshouse import text as text
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
     from glasshouse.inspection import patch as patch
     from glasshouse.inspection import record as record
     from glasshouse.models import build as build
+    from glasshouse.page import look as look
     from glasshouse.spec import count_parameters as count_parameters
     from glasshouse.spec import preset as preset
     from glasshouse.spec import presets as presets
@@ -77,6 +79,7 @@ _HOME = {
     "head_scores": "inspection",
     "lens": "inspection",
     "load": "hub",
+    "look": "page",
     "patch": "inspection",
     "preset": "spec",
     "presets": "spec",
@@ -97,6 +100,7 @@ _ROOMS = (
     "inspection",
     "layers",
     "models",
+    "page",
     "spec",
     "store",
     "text",

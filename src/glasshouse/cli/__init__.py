@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 import glasshouse as gh
-from glasshouse.cli import data, evaluation, generation, model, screen, tokenizer, training
+from glasshouse.cli import data, evaluation, generation, look, model, screen, tokenizer, training
 
 app = typer.Typer(
     name="glasshouse",
@@ -25,6 +25,7 @@ app.add_typer(data.app, name="data")
 app.add_typer(training.app)
 app.add_typer(evaluation.app)
 app.add_typer(generation.app)
+app.add_typer(look.app)
 app.add_typer(model.app)
 
 

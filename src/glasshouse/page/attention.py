@@ -1,0 +1,326 @@
+"""Answers about attention: all heads of a layer small, one head large tile by tile, and one query with one key."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from functools import partial
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from glasshouse.config import Settings, Table, nearest, require
+from glasshouse.errors import InputError
+from glasshouse.inspection import Map, head_scores, sites
+from glasshouse.inspection.patterns import softcap_of
+from glasshouse.layers.mask import Mask
+from glasshouse.models import Seq2Seq
+from glasshouse.page import wire
+from glasshouse.page.question import Question
+from glasshouse.page.trace import Trace, Traces
+
+EVERY = slice(None)
+TILE = 128  # cells of a tile, a side
+SMALL = 40  # cells of a small map, a side, at most
+STRIP = 2**20  # weights that are held at once
+SCORED = 512  # tokens that heads are scored on
+LISTED = 8  # keys of a row that are listed
+KEPT_FROM = 2  # the level from which tiles beside the one that was asked for are kept: they are small then
+UNSEEN = -1.0  # stands where a query may not look: no weight is below 0
+
+KINDS = ("previous", "first", "duplicate", "induction")
+TELLING = 0.3  # a head is called after one of these from so much weight on
+
+
+@dataclass(frozen=True)
+class Maps(Settings):
+    """What do all heads of a layer look like, small?"""
+
+    question: Question = field(default_factory=Question)
+    attention: str = "pattern"
+    layer: int = 0
+
+
+def maps(traces: Traces, ask: Maps) -> Table:
+    """Return a small map of each head, [head, row, column]: a cell is the largest weight among those it covers.
+
+    A byte is 0 where no query may look, else 1 + 254 times the root of the weight, which keeps small weights apart.
+    Of long texts only some queries are worked out, evenly spaced: `stride` says every how many.
+    """
+    found = _map(traces.of(ask.question), ask.attention, ask.layer)
+    _, heads, queries, keys = found.shape
+    tall, wide = -(-queries // SMALL), -(-keys // SMALL)
+    stride = min(tall, max(1, math.ceil(queries * keys / STRIP)))
+    places = range(0, queries, stride)
+    some = found if stride == 1 else _thinned(found, places)
+    rows = torch.tensor([place // tall for place in places], device=found.kernel.q.device)
+    made = torch.zeros((heads, -(-queries // tall), -(-keys // wide)), dtype=torch.uint8)
+    for head in range(heads):
+        seen = _seen(some, head, slice(0, len(places)))
+        columns = F.max_pool1d(seen, wide, ceil_mode=True)
+        small = columns.new_full(made.shape[1:], UNSEEN)
+        small.scatter_reduce_(0, rows[:, None].expand_as(columns), columns, "amax")
+        made[head] = torch.where(small < 0, 0.0, 1 + (254 * small.clamp(min=0).sqrt()).round()).to(torch.uint8)
+    return {"maps": wire.packed(made), "covers": [tall, wide], "stride": stride}
+
+
+@dataclass(frozen=True)
+class Tile(Settings):
+    """What is the weight of these queries on these keys, or the largest in each square of them?"""
+
+    question: Question = field(default_factory=Question)
+    attention: str = "pattern"
+    layer: int = 0
+    head: int = 0
+    level: int = 0
+    row: int = 0
+    column: int = 0
+
+
+def tile(traces: Traces, ask: Tile) -> Table:
+    """Return a tile of one head's map, a cell being the largest weight in a square of 2 ** level; -1 is unseen."""
+    found = _map(traces.of(ask.question), ask.attention, ask.layer, ask.head)
+    queries, keys = found.shape[2:]
+    top = levels(queries, keys) - 1
+    require(0 <= ask.level <= top, "level", ask.level, f"within 0 and {top}")
+    span = TILE * 2**ask.level
+    for name, place, size in (("row", ask.row, queries), ("column", ask.column, keys)):
+        require(0 <= place < -(-size // span), name, place, f"within 0 and {-(-size // span) - 1}")
+    if ask.level < KEPT_FROM:
+        cells = _pooled(found, ask, slice(ask.column * span, min((ask.column + 1) * span, keys)))
+    else:
+        # A weight is known only once its whole row is, so that one tile costs as much as all those beside it.
+        name = f"{found.site.name}.tiles.{ask.head}.{ask.level}.{ask.row}"
+        beside = traces.get(ask.question, name)
+        if not isinstance(beside, Tensor):
+            beside = _pooled(found, ask, EVERY)
+            traces.put(ask.question, name, beside)
+        cells = beside[:, ask.column * TILE : (ask.column + 1) * TILE]
+    return {"cells": wire.packed(cells)}
+
+
+def _pooled(found: Map, ask: Tile, keys: slice) -> Tensor:
+    """Return the cells of a tile's rows, over some keys: worked out a strip at a time."""
+    side = 2**ask.level
+    first, last = ask.row * TILE * side, min((ask.row + 1) * TILE * side, found.shape[2])
+    step = max(1, STRIP // (found.shape[3] * side)) * side  # whole squares, so that each lies in one strip
+    strips = []
+    for start in range(first, last, step):
+        seen = _seen(found, ask.head, slice(start, min(start + step, last)), keys)
+        strips.append(seen if side == 1 else F.max_pool2d(seen[None], side, ceil_mode=True)[0])
+    return torch.cat(strips)
+
+
+def levels(queries: int, keys: int) -> int:
+    """Return how many levels a map has: at the last one it is a single tile.
+
+    >>> levels(128, 30), levels(129, 30), levels(8192, 8192)
+    (1, 2, 7)
+    """
+    return 1 + max(0, math.ceil(math.log2(max(queries, keys) / TILE)))
+
+
+@dataclass(frozen=True)
+class Scores(Settings):
+    """What does each head do?"""
+
+    question: Question = field(default_factory=Question)
+    attention: str = "pattern"
+
+
+def scores(traces: Traces, ask: Scores) -> Table:
+    """Return the scores of every head, [layer][head], and what it is called after; of long texts, of the beginning.
+
+    Attention across has neither a token before nor the same token, so that its heads are told by their breadth alone.
+    """
+    trace = traces.of(ask.question)
+    first = _map(trace, ask.attention, 0)
+    length = first.shape[2]
+    name = f"head_scores.{ask.attention}"
+    kept = traces.get(ask.question, name)
+    if not isinstance(kept, Tensor):
+        crosses = ask.attention.rpartition(".")[2].startswith("cross_")
+        kept = _breadth(trace, ask.attention) if crosses else _scored(traces, ask, length)
+        traces.put(ask.question, name, kept)
+    names = ("broad", "entropy", *KINDS)[: len(kept)]
+    heads = [
+        [_called({name: wire.number(one) for name, one in zip(names, head, strict=True)}) for head in layer]
+        for layer in kept.permute(1, 2, 0).tolist()
+    ]
+    return {"heads": heads, "scored": min(length, SCORED), "of": length}
+
+
+def _called(known: Table) -> Table:
+    """Add the name a head goes by: what most of its weight is on, or that it is on much at once."""
+    telling = {name: known[name] for name in KINDS if known.get(name) is not None}
+    strongest = max(telling, key=telling.__getitem__, default="broad")
+    if telling.get(strongest, 0.0) < TELLING and known["broad"] is not None:
+        strongest = "broad"
+    return {**known, "called": strongest}
+
+
+def _scored(traces: Traces, ask: Scores, length: int) -> Tensor:
+    """Return what `head_scores` says, [name, layer, head]."""
+    cut = length > SCORED
+    # What belongs to another text, or to a place, has none in a part of this one.
+    trace = traces.of(ask.question.without_places() if cut else ask.question)
+    inputs, stack, side = list(trace.inputs), None, -1
+    if isinstance(trace.model, Seq2Seq):
+        stack = ask.attention.partition(".")[0]
+        side = 0 if stack == "encoder" else -1
+    inputs[side] = inputs[side][:, :SCORED]
+    found = trace.run(partial(head_scores, trace.model, *inputs, stack=stack))
+    return torch.stack([getattr(found, name) for name in ("broad", "entropy", *KINDS)])
+
+
+def _breadth(trace: Trace, attention: str) -> Tensor:
+    """Return how widely heads look that see all keys, as a share of the most and in nats, [2, layer, head]."""
+    entropies = []
+    for layer in range(_layers(trace, attention)):
+        found = _map(trace, attention, layer)
+        _, heads, queries, keys = found.shape
+        span = slice(0, min(queries, SCORED))
+        each = [torch.special.entr(found.weights(head, span)[0]).sum(-1).mean() for head in range(heads)]
+        entropies.append(torch.stack(each))
+    entropy = torch.stack(entropies)
+    return torch.stack([entropy / math.log(keys) if keys > 1 else entropy * math.nan, entropy])
+
+
+@dataclass(frozen=True)
+class Pair(Settings):
+    """How does one query come to look at one key, and what does it gather?"""
+
+    question: Question = field(default_factory=Question)
+    attention: str = "pattern"
+    layer: int = 0
+    head: int = 0
+    query: int = 0
+    key: int = 0
+
+
+def pair(traces: Traces, ask: Pair) -> Table:
+    """Return every number between one query and one key, the query's whole row, and what the head gathers there."""
+    found = _map(traces.of(ask.question), ask.attention, ask.layer, ask.head)
+    _, heads, queries, keys = found.shape
+    require(0 <= ask.query < queries, "query", ask.query, f"within 0 and {queries - 1}")
+    require(0 <= ask.key < keys, "key", ask.key, f"within 0 and {keys - 1}")
+    kernel = found.kernel
+    group = heads // kernel.k.shape[1]
+    shared = ask.head // group
+    exact = torch.promote_types(kernel.q.dtype, torch.float32)
+    q = kernel.q[0, ask.head, ask.query].to(exact)
+    k, v = kernel.k[0, shared, ask.key].to(exact), kernel.v[0, shared].to(exact)
+    weights, row = found.weights(ask.head, ask.query)[0], found.scores(ask.head, ask.query)[0]
+    there = (row > -torch.inf).nonzero()[:, 0]
+    top = there[weights[there].argsort(descending=True, stable=True)[:LISTED]]
+    largest = row.max()
+    bias = _added(found, ask.head, ask.query, ask.key)
+    return {
+        "q": wire.packed(q),
+        "k": wire.packed(k),
+        "products": wire.packed(q * k),
+        "sum": wire.number((q * k).sum()),
+        "scale": float(kernel.attend.scale),
+        "softcap": softcap_of(kernel.attend),
+        "bias": wire.number(bias),  # None: hidden
+        "score": wire.number(row[ask.key]),
+        "largest": wire.number(largest),
+        "total": wire.number((row - largest).exp().sum()),
+        "weight": wire.number(weights[ask.key]),
+        "weights": wire.packed(torch.where(row > -torch.inf, weights, UNSEEN)),
+        "seen": len(there),
+        "top": [{"key": int(one), "weight": float(weights[one]), "score": float(row[one])} for one in top],
+        "v": wire.packed(v[ask.key]),
+        "carried": wire.packed(weights[ask.key] * v[ask.key]),
+        "z": wire.packed(weights @ v),
+        "kv_head": shared,
+        "group": group,
+    }
+
+
+def opening(traces: Traces, question: Question, state: Table) -> list[tuple[str, Table]]:
+    """Return what the view asks when it opens on a state: of a map, the level at which it is a single tile."""
+    trace = traces.of(question)
+    pair = isinstance(trace.model, Seq2Seq)
+    kinds = _kinds(trace)
+    kind = state["attention"] if state["attention"] in kinds else "decoder.cross_pattern" if pair else "pattern"
+    source, text = trace.inputs[0].shape[1], trace.inputs[-1].shape[1]
+    queries = source if kind.startswith("encoder.") else text
+    keys = text if kind == "decoder.pattern" else source
+    # Of an encoder-decoder, the token is one of the target and the key one of the source.
+    query = state.get("attentionQuery", -1) if kind.startswith("encoder.") else state["token"]
+    key = state.get("attentionKey", 0) if kind == "decoder.pattern" else state["key"]
+    layer = max(0, min(state["layer"], kinds.count(kind) - 1))
+    head = max(0, min(state["head"], trace.model.spec.n_heads - 1))
+    every: Table = {"question": question.table(), "attention": kind}
+    one: Table = {**every, "layer": layer, "head": head}
+    return [
+        ("pair", {**one, "query": _within(query, queries), "key": _within(key, keys)}),
+        ("tile", {**one, "level": levels(queries, keys) - 1, "row": 0, "column": 0}),
+        ("scores", every),
+        *(("maps", {**every, "layer": each}) for each in range(kinds.count(kind))),
+    ]
+
+
+def _within(place: int, length: int) -> int:
+    return place if 0 <= place < length else length - 1
+
+
+def _kinds(trace: Trace) -> list[str]:
+    """Return the name of the attention in every layer that has one: each as often as it has layers."""
+    return [name.rpartition(".")[0] for name, site in sites(trace.model).items() if site.place == "pattern"]
+
+
+def _layers(trace: Trace, attention: str) -> int:
+    """Return how many layers have an attention of that name."""
+    kinds = _kinds(trace)
+    if attention not in kinds:
+        raise InputError(f"the model has no attention {attention!r}; {nearest(attention, dict.fromkeys(kinds))}")
+    return kinds.count(attention)
+
+
+def _map(trace: Trace, attention: str, layer: int, head: int = 0) -> Map:
+    """Return the map of a layer, if there is such a head."""
+    depth, heads = _layers(trace, attention), trace.model.spec.n_heads
+    require(0 <= layer < depth, "layer", layer, f"within 0 and {depth - 1}")
+    require(0 <= head < heads, "head", head, f"within 0 and {heads - 1}")
+    return trace.map(f"{attention}.{layer}")
+
+
+def _thinned(found: Map, places: range) -> Map:
+    """Return the map of some of the queries alone."""
+    kernel = found.kernel
+    queries, keys = found.shape[2:]
+    rows = [kernel.mask.drawn(queries, keys, kernel.q.device, slice(place, place + 1)) for place in places]
+    drawn = [row for row in rows if row is not None]
+    mask = Mask(dense=torch.cat(drawn, -2) if drawn else None)
+    return Map(found.site, kernel._replace(q=kernel.q[:, :, places.start : places.stop : places.step], mask=mask))
+
+
+def _seen(found: Map, head: int, queries: slice, keys: slice = EVERY) -> Tensor:
+    """Return the weights of some queries of a head on some keys [queries, keys], UNSEEN where they may not look."""
+    weights = found.weights(head, queries, keys)[0]
+    mask = _mask(found, head, queries)
+    if mask is None:
+        return weights
+    part = mask[..., keys]
+    return weights.masked_fill(~part if part.dtype == torch.bool else part == -torch.inf, UNSEEN)
+
+
+def _added(found: Map, head: int, query: int, key: int) -> float:
+    """Return what the mask and the position add to one score."""
+    mask = _mask(found, head, slice(query, query + 1))
+    if mask is None:
+        return 0.0
+    one = mask.expand(1, found.shape[3])[0, key]
+    return float(one) if one.dtype != torch.bool else 0.0 if one else -math.inf
+
+
+def _mask(found: Map, head: int, queries: slice) -> Tensor | None:
+    """Return which keys some queries of a head see, or what is added, in a shape that spreads to [queries, keys]."""
+    drawn = found.kernel.mask.drawn(*found.shape[2:], found.kernel.q.device, queries)
+    if drawn is None:
+        return None
+    heads = drawn[(None,) * (4 - drawn.dim())][0]
+    return heads[head if len(heads) > 1 else 0]

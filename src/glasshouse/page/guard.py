@@ -1,0 +1,104 @@
+"""Who may see the page: only someone on this machine who was given its address, and no other site on their behalf."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import re
+import secrets
+from collections.abc import Collection
+from urllib.parse import parse_qs
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import cookie_parser
+from starlette.responses import PlainTextResponse, RedirectResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+CLOSED = "This page wants the address that was printed when it was started, with its token.\n"
+FOREIGN = "This page answers only to its own address on this machine.\n"
+
+
+class Guard:
+    """Stands before an app: checks the host, the origin and the token, and says what the page may load.
+
+    The token comes in the printed address; it becomes a cookie that scripts cannot read, and the address is
+    replaced by one without it. `hosts` are the names with their port by which the page may be called.
+    """
+
+    def __init__(self, app: ASGIApp, hosts: Collection[str], token: str, policy: str) -> None:
+        self.app, self.token, self.policy = app, token, policy
+        self.hosts = frozenset(hosts)
+        self.origins = frozenset(f"http://{host}" for host in hosts)
+        # Cookies do not tell ports apart, so the name has to.
+        self.cookie = "glasshouse-" + re.sub(r"\D", "", min(hosts).rpartition(":")[2])
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":  # there is no other way in, and the server's own start and stop
+            if scope["type"] == "lifespan":
+                await self.app(scope, receive, send)
+            return
+        headers = Headers(scope=scope)
+
+        async def sealed(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                self._seal(MutableHeaders(scope=message))
+            await send(message)
+
+        answer = self._refuse(headers, scope)
+        await (answer or self.app)(scope, receive, sealed)
+
+    def _refuse(self, headers: Headers, scope: Scope) -> ASGIApp | None:
+        """Return what a request gets instead of the page; None where it may see it."""
+        if headers.get("host", "").lower() not in self.hosts:
+            return PlainTextResponse(FOREIGN, 403)
+        if headers.get("origin", next(iter(self.origins))).lower() not in self.origins:
+            return PlainTextResponse(FOREIGN, 403)
+        given = parse_qs(scope["query_string"].decode("latin-1")).get("token", [""])[-1]
+        if given and scope["path"] == "/" and self._is_token(given):
+            entered = RedirectResponse("/", 303)
+            # Lax, not strict: the printed address may be a link on another page, such as that of a web terminal.
+            entered.set_cookie(self.cookie, self.token, httponly=True, samesite="lax")
+            return entered
+        if not self._is_token(cookie_parser(headers.get("cookie", "")).get(self.cookie, "")):
+            return PlainTextResponse(CLOSED, 401)
+        return None
+
+    def _is_token(self, given: str) -> bool:
+        return secrets.compare_digest(given.encode(), self.token.encode())
+
+    def _seal(self, headers: MutableHeaders) -> None:
+        headers["Content-Security-Policy"] = self.policy
+        headers["X-Content-Type-Options"] = "nosniff"
+        headers["Referrer-Policy"] = "no-referrer"
+        headers["Cross-Origin-Opener-Policy"] = "same-origin"
+        headers["Cross-Origin-Resource-Policy"] = "same-origin"
+        headers["Cache-Control"] = "no-store"
+
+
+def new_token() -> str:
+    """Return what nobody can guess."""
+    return secrets.token_urlsafe(32)
+
+
+def policy(page: str) -> str:
+    """Return what a page may load: its own files, and the scripts that stand in it, by their fingerprints.
+
+    >>> policy('<script type="importmap">{}</script>').split("; ")[1]
+    "script-src 'self' 'sha256-RBNvo1WzZ4oRRq0W9+hknpT7T8If536DEMBg9hyq/4o='"
+    """
+    inline = re.findall(r"<script[^>]*>([^<]+)</script>", page)
+    hashes = " ".join(
+        f"'sha256-{base64.b64encode(hashlib.sha256(one.encode()).digest()).decode()}'" for one in inline
+    )
+    return "; ".join(
+        [
+            "default-src 'none'",
+            f"script-src 'self' {hashes}".rstrip(),
+            "style-src 'self'",
+            "img-src 'self' data: blob:",
+            "connect-src 'self'",
+            "base-uri 'none'",
+            "form-action 'none'",
+            "frame-ancestors 'none'",
+        ]
+    )

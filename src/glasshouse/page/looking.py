@@ -1,0 +1,124 @@
+"""Looking at a model: in a notebook, in a file, or in a browser."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from html import escape
+from pathlib import Path
+
+from glasshouse.config import Table, nearest
+from glasshouse.errors import InputError
+from glasshouse.models import Model, check_pair
+from glasshouse.models.seq2seq import Seq2Seq
+from glasshouse.page import alignment, attention, experiment, progress, saving, steps, stream, text
+from glasshouse.page.address import filled, fragment, question_of
+from glasshouse.page.question import Question
+from glasshouse.page.server import Server
+from glasshouse.page.subject import Subject
+from glasshouse.page.trace import Traces
+from glasshouse.text import Tokenizer
+
+Opening = Callable[[Traces, Question, Table], list[tuple[str, Table]]]
+
+OPENINGS: dict[str, Opening] = {
+    "text": text.opening,
+    "attention": attention.opening,
+    "stream": stream.opening,
+    "experiment": experiment.opening,
+    "steps": steps.opening,
+    "alignment": alignment.opening,
+    "run": progress.opening,
+}
+MOST = 128  # selections of tokens and heads, beside the one that was asked for, that a file holds
+
+
+class Look:
+    """A model and a text that it is looked at with: it shows itself in a notebook."""
+
+    def __init__(self, traces: Traces, given: Table) -> None:
+        self.traces, self.given = traces, given
+
+    def html(self) -> str:
+        """Return the page as one HTML file that needs no server: what is not selected is there while it is little."""
+        state = filled(self.traces, self.given)
+        first, *others = self._states(state)
+        sitter = self.traces.subject.at(state["moment"])
+        needed: list[tuple[str, Table]] = [
+            ("model", {}),
+            ("tokens", {"question": question_of(sitter, state).plain.table()}),
+            *self._asks(first),
+        ]
+        more = (ask for other in others for ask in self._asks(other))
+        shown = self.given | {"added": state["added"], "moment": state["moment"]}
+        return saving.make_page(self.traces, fragment(shown), needed, more)
+
+    def save(self, path: str | Path) -> None:
+        """Write the page to a file."""
+        Path(path).write_text(self.html(), encoding="utf-8")
+
+    def open(self, *, port: int = 0, browser: bool = True) -> Server:
+        """Serve the whole page, which can do all that a file cannot, in the background; `close` what it returns."""
+        server = Server(self.traces, port=port)
+        server.start()
+        address = server.address + self.fragment
+        if browser:
+            server.show(address)
+        print(address)
+        return server
+
+    @property
+    def fragment(self) -> str:
+        """What comes after the address: the state that was asked for."""
+        return fragment(self.given)
+
+    def _repr_html_(self) -> str:
+        frame = 'width="100%" height="860" style="border:0" sandbox="allow-scripts" title="Glasshouse"'
+        return f'<iframe {frame} srcdoc="{escape(self.html())}"></iframe>'
+
+    def _asks(self, state: Table) -> Iterator[tuple[str, Table]]:
+        """Yield what all views ask when they open on a state."""
+        question = question_of(self.traces.subject.at(state["moment"]), state)
+        for name in self._views():
+            yield from OPENINGS[name](self.traces, question, state)
+
+    def _views(self) -> list[str]:
+        subject = self.traces.subject
+        left_out = set() if isinstance(subject.at("").model, Seq2Seq) else {"alignment"}
+        left_out |= set() if subject.run is not None else {"run"}
+        return [name for name in OPENINGS if name not in left_out]
+
+    def _states(self, state: Table) -> Iterator[Table]:
+        yield state
+        sitter = self.traces.subject.at(state["moment"])
+        s = sitter.model.spec
+        length = sitter.inputs(question_of(sitter, state).asked)[-1].shape[1]
+        tokens = [{"token": token} for token in range(length)]
+        heads = [{"layer": layer, "head": head} for layer in range(s.n_layers) for head in range(s.n_heads)]
+        if len(tokens) * len(heads) <= MOST:
+            yield from (state | token | head for token in tokens for head in heads)
+        else:
+            yield from (state | one for some in (tokens, heads) if len(some) <= MOST for one in some)
+
+
+def look(model: Model, tok: Tokenizer | None = None, text: str = "", **state: object) -> Look:
+    """Look at a model with a text: in a notebook the page shows itself; `save` writes it, `open` serves it.
+
+    Further names are those of the page's address: `view="attention"`, `layer=3`, `head=5`, `token=7`.
+
+    >>> import glasshouse as gh
+    >>> tok = gh.Tokenizer.train(texts=["to be or not to be"], vocab_size=263)
+    >>> model = gh.build(gh.preset("tiny-decoder", vocab_size=263)).eval()
+    >>> seen = gh.look(model, tok, "to be or", view="attention", layer=1)
+    >>> seen.html().startswith("<!doctype html>")
+    True
+    """
+    if tok is not None:
+        check_pair(model, tok)
+    return Look(Traces(Subject.of(model, tok)), checked({"text": text, **state}))
+
+
+def checked(state: Table) -> Table:
+    """Return a state, if the page has such a view."""
+    if (view := state.get("view", "text")) not in OPENINGS:
+        raise InputError(f"there is no view {view!r}; {nearest(str(view), OPENINGS)}")
+    return state

@@ -1,0 +1,312 @@
+"""Answers about a training run: its curves as they grow, what is seen inside on the way, and two moments of it."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import threading
+from array import array
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from glasshouse import config
+from glasshouse.config import Settings, Table
+from glasshouse.errors import InputError
+from glasshouse.inspection import compare
+from glasshouse.page import wire
+from glasshouse.page.question import Question
+from glasshouse.page.trace import Traces
+from glasshouse.training.folder import LOCK, METRICS, PROBES, RUN, SAMPLES
+from glasshouse.training.journal import Journal
+from glasshouse.training.moments import moments
+from glasshouse.training.run import Run
+from glasshouse.visible import clean
+
+try:
+    import fcntl
+except ImportError:  # Windows, where nobody can tell whether a run is under way
+    fcntl = None  # type: ignore[assignment]
+
+POINTS = 1000  # of a curve at most, and at least half as many where there are so many steps
+CHECKPOINTS = 120  # whose figures and samples are sent
+HEADS, LAYERS = ("entropy", "induction", "previous"), ("lens", "norms")  # probes: by layer and head, by layer
+
+
+class Curves:
+    """The figures of a journal by name, read on as it grows and from the start when it was cut."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.lock = path, threading.Lock()
+        self.cuts = 0
+        self._forget()
+
+    def _forget(self) -> None:
+        self.last = 0  # step
+        self.figures: dict[str, tuple[array[int], array[float]]] = {}  # steps and values, without what is no number
+        self._file, self._end, self._line = 0, 0, b""  # how far it was read, and the line that ended there
+
+    def read_on(self) -> None:
+        """Read what came since the last time."""
+        try:
+            with self.path.open("rb") as file:
+                number = os.fstat(file.fileno()).st_ino
+                file.seek(max(0, self._end - len(self._line)))
+                if self._end and (number != self._file or file.read(len(self._line)) != self._line):
+                    self.cuts += 1
+                    self._forget()
+                    file.seek(0)
+                self._file = number
+                for line in file:
+                    if not line.endswith(b"\n"):  # it is being written
+                        break
+                    self._end, self._line = self._end + len(line), line
+                    self._take(line)
+        except OSError:  # not there yet, or not any more
+            if self._end:
+                self.cuts += 1
+                self._forget()
+
+    def _take(self, line: bytes) -> None:
+        try:
+            entry = json.loads(line)
+            step = entry.pop("step")
+        except (ValueError, KeyError, AttributeError, TypeError):  # cut off by a kill
+            return
+        self.last = step
+        for name, value in entry.items():
+            if isinstance(value, (int, float)) and math.isfinite(value):
+                steps, values = self.figures.setdefault(name, (array("q"), array("d")))
+                steps.append(step)
+                values.append(value)
+
+    @property
+    def width(self) -> int:
+        """How many steps make one point: a power of two, so that old points stay as they are while new ones come."""
+        return 1 << (self.last // POINTS).bit_length()
+
+    @property
+    def mark(self) -> str:
+        """What must be the same for old points to be good still."""
+        return f"{self.cuts}.{self.width}"
+
+    def since(self, step: int) -> Table:
+        """Return each curve from the point on that holds a step."""
+        return {name: _points(*figures, step, self.width) for name, figures in self.figures.items()}
+
+    def lowest(self, name: str) -> Table | None:
+        """Return where a figure was lowest."""
+        if name not in self.figures:
+            return None
+        steps, values = self.figures[name]
+        at = int(np.argmin(values))
+        return {"step": steps[at], "value": values[at]}
+
+
+def _points(steps: array[int], values: array[float], since: int, width: int) -> Table:
+    """Return a curve, a point for so many steps: the last of the steps, and the mean, lowest and highest value."""
+    begin = bisect_left(steps, since // width * width)
+    x, y = np.array(steps[begin:]), np.array(values[begin:])
+    if width == 1:
+        return {"step": x.tolist(), "mean": y.tolist()}
+    if not len(x):
+        return {"step": [], "mean": [], "low": [], "high": []}
+    starts = np.flatnonzero(np.diff(x // width, prepend=-1))
+    ends = np.append(starts[1:], len(x))
+    return {
+        "step": x[ends - 1].tolist(),
+        "mean": (np.add.reduceat(y, starts) / (ends - starts)).tolist(),
+        "low": np.minimum.reduceat(y, starts).tolist(),
+        "high": np.maximum.reduceat(y, starts).tolist(),
+    }
+
+
+@lru_cache(maxsize=4)
+def curves_of(run: Path) -> Curves:
+    """Return the curves of a run, which remember how far they were read."""
+    return Curves(run / METRICS)
+
+
+@dataclass(frozen=True)
+class Metrics(Settings):
+    """How far is the run, and what came since a step?"""
+
+    since: int = 0
+    mark: str = ""  # of the answer that told the steps before; where it is another by now, all is told again
+
+
+def metrics(traces: Traces, ask: Metrics) -> Table:
+    """Return the curves of a run from a step on, and how it stands."""
+    run = _run(traces)
+    curves = curves_of(run)
+    with curves.lock:
+        curves.read_on()
+        since = max(0, ask.since) if ask.mark == curves.mark else 0
+        told = {
+            "mark": curves.mark,
+            "since": since // curves.width * curves.width,
+            "width": curves.width,
+            "step": curves.last,
+            "curves": curves.since(since),
+            "best": curves.lowest("validation_loss"),
+        }
+    there = moments(run)
+    return {
+        **told,
+        "state": state_of(run, done=any(one.name == "final" for one in there)),
+        "steps": Run.parse(config.read(run / RUN)).train.steps,
+        "moments": [{"name": one.name, "step": one.step} for one in there],
+        "inside": _mark(run),
+    }
+
+
+def state_of(run: Path, done: bool) -> Literal["running", "finished", "stopped"]:
+    """Say how a run stands: someone holds its folder, or there is the model that came of it, or neither."""
+    if is_held(run):
+        return "running"
+    return "finished" if done else "stopped"
+
+
+def is_held(run: Path) -> bool:
+    """Say whether a process trains in a folder, without keeping others out for longer than a look takes."""
+    if fcntl is None:
+        return False
+    try:
+        with (run / LOCK).open("rb") as lock:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return True
+    return False
+
+
+@dataclass(frozen=True)
+class Facts(Settings):
+    """What was the run told to do?"""
+
+
+def facts(traces: Traces, ask: Facts) -> Table:
+    """Return the settings of a run that one asks for first, by their names."""
+    run = Run.parse(config.read(_run(traces) / RUN))
+    data, choice = run.data, run.train
+    optimizer = choice.chosen_optimizer()
+    begun = run.model.get("from") or run.model.get("preset") or run.model.get("kind")
+    named = {
+        "model.from" if "from" in run.model else "model.preset" if "preset" in run.model else "model.kind": begun,
+        "data.path": ", ".join(data.path),
+        "data.length": f"{data.length:,} tokens in a row",
+        "train.steps": f"{choice.steps:,}",
+        "train.batch_tokens": f"{choice.batch_tokens:,} tokens in a step",
+        "train.optimizer": optimizer.kind,
+        "train.lr": f"{optimizer.lr:g}",
+        "train.schedule": choice.schedule.kind,
+        "train.clip": f"{choice.clip:g}" if choice.clip else "none",
+        "train.seed": str(choice.seed),
+    }
+    if choice.lora is not None:
+        named["train.lora"] = f"rank {choice.lora.rank}"
+    return {
+        "facts": [{"name": name, "value": clean(str(value))} for name, value in named.items()],
+        "batch_tokens": choice.batch_tokens,
+    }
+
+
+@dataclass(frozen=True)
+class Inside(Settings):
+    """What was written down at the checkpoints?"""
+
+
+def probes(traces: Traces, ask: Inside) -> Table:
+    """Return the figures of the inside by checkpoint: of heads [checkpoint][layer][head], of layers [][layer]."""
+    lines, left_out = _spread(list(Journal(_run(traces) / PROBES).lines()))
+
+    def found(names: Sequence[str]) -> Table:
+        return {name: [line.get(name) for line in lines] for name in names if any(name in line for line in lines)}
+
+    return {
+        "steps": [line["step"] for line in lines],
+        "heads": found(HEADS),
+        "layers": found(LAYERS),
+        "left_out": left_out,
+    }
+
+
+def samples(traces: Traces, ask: Inside) -> Table:
+    """Return what the model wrote at each checkpoint, control characters spelled out."""
+    lines, left_out = _spread(list(Journal(_run(traces) / SAMPLES).lines()))
+    return {
+        "steps": [line["step"] for line in lines],
+        "samples": [
+            [{name: _spelled(text) for name, text in one.items()} for one in line["samples"]] for line in lines
+        ],
+        "left_out": left_out,
+    }
+
+
+def _spread(lines: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], int]:
+    """Return the lines, or some of them from the first to the last, and how many were left out."""
+    if len(lines) <= CHECKPOINTS:
+        return lines, 0
+    kept = np.linspace(0, len(lines) - 1, CHECKPOINTS).round().astype(int).tolist()
+    return [lines[at] for at in kept], len(lines) - CHECKPOINTS
+
+
+def _spelled(text: str) -> str:
+    return "\n".join(clean(line.replace("\t", "    ")) for line in text.split("\n"))
+
+
+@dataclass(frozen=True)
+class Difference(Settings):
+    """Where do two moments of the run part ways on a text?"""
+
+    question: Question = field(default_factory=Question)
+    beside: str = ""
+
+
+def difference(traces: Traces, ask: Difference) -> Table:
+    """Set the model at the question's moment beside another, both as they are."""
+    _run(traces)
+    one, other = (traces.subject.at(moment) for moment in (ask.question.moment, ask.beside))
+    inputs = one.inputs(ask.question.asked)
+    with traces.lock:
+        seen = compare(one.model, other.model, *inputs)
+    return {
+        "tokens": wire.tokens(seen.ids[0].tolist(), one.tok),
+        "stream": wire.packed(seen.stream[:, 0]),
+        "divergence": wire.packed(seen.divergence[0]),
+        "losses": [_mean(seen.loss_one[0].tolist()), _mean(seen.loss_other[0].tolist())],
+        **{name: wire.packed(getattr(seen, name)) for name in ("heads", "writes", "ffn")},
+    }
+
+
+def _mean(losses: list[float]) -> float | None:
+    """Return the mean of what is a number; None where nothing is."""
+    real = [one for one in losses if math.isfinite(one)]
+    return sum(real) / len(real) if real else None
+
+
+def _run(traces: Traces) -> Path:
+    if traces.subject.run is None:
+        raise InputError(f"{traces.subject.name!r} is no run, so it has no curves; open the folder of a run.")
+    return traces.subject.run
+
+
+def _mark(run: Path) -> str:
+    """Return what changes when anything was written down inside."""
+    sizes = [path.stat().st_size if path.is_file() else 0 for path in (run / PROBES, run / SAMPLES)]
+    return ".".join(map(str, sizes))
+
+
+def opening(traces: Traces, question: Question, state: Table) -> list[tuple[str, Table]]:
+    """Return what the view asks when it opens."""
+    asks: list[tuple[str, Table]] = [(name, {}) for name in ("metrics", "facts", "samples", "probes")]
+    if state["beside"] and state["beside"] != question.moment:
+        asks.append(("difference", {"question": question.plain.table(), "beside": state["beside"]}))
+    return asks

@@ -1,0 +1,84 @@
+"""A server for the page on this machine: an address is opened, printed and, if wanted, shown in a browser."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import webbrowser
+from collections.abc import Callable
+
+import uvicorn
+
+from glasshouse.errors import InputError
+from glasshouse.page.app import STATIC, make_app
+from glasshouse.page.guard import Guard, new_token, policy
+from glasshouse.page.trace import Traces
+
+LOOPBACK = ("127.0.0.1", "::1", "localhost")
+
+
+class Server:
+    """The page of a subject, ready to be called at an address that only this process knows.
+
+    >>> import glasshouse as gh
+    >>> from glasshouse.page.subject import Subject
+    >>> server = Server(Traces(Subject.of(gh.build(gh.preset("tiny-decoder")).eval(), None)))
+    >>> server.address.startswith("http://127.0.0.1:"), "token=" in server.address
+    (True, True)
+    >>> server.close()
+    """
+
+    def __init__(self, traces: Traces, host: str = "127.0.0.1", port: int = 0) -> None:
+        if host in ("0.0.0.0", "::", ""):
+            raise InputError(f"host is {host!r}, which is every address there is; name the one to be called by.")
+        try:
+            family = socket.AF_INET6 if ":" in host else socket.AF_INET
+            self.socket = socket.socket(family, socket.SOCK_STREAM)
+            self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            self.socket.bind((host, port))
+        except (OSError, OverflowError, UnicodeError) as error:
+            raise InputError(
+                f"the page cannot be served at {host}, port {port} ({error}); give another --port, or 0 for any."
+            ) from None
+        self.port = self.socket.getsockname()[1]
+        self.token = new_token()
+        named = (f"[{host}]" if ":" in host else host).lower()
+        names = {f"{name}:{self.port}" for name in ("127.0.0.1", "localhost", "[::1]", named)}
+        names |= {name.removesuffix(":80") for name in names}  # which browsers leave out
+        page = (STATIC / "index.html").read_text(encoding="utf-8")
+        guarded = Guard(make_app(traces), names, self.token, policy(page))
+        self.address = f"http://{named}:{self.port}/?token={self.token}"
+        self.is_local = host in LOOPBACK
+        settings = uvicorn.Config(
+            guarded, log_level="warning", access_log=False, server_header=False, lifespan="off", ws="none"
+        )
+        self._uvicorn = uvicorn.Server(settings)
+        self._thread: threading.Thread | None = None
+
+    def run(self, started: Callable[[], None] = lambda: None) -> None:
+        """Serve until Ctrl-C; `started` is called when the address answers."""
+        self.socket.listen()  # from here on who calls is kept waiting, not turned away
+        started()
+        try:
+            self._uvicorn.run(sockets=[self.socket])
+        except KeyboardInterrupt:
+            pass
+        finally:
+            self.socket.close()
+
+    def start(self) -> None:
+        """Serve in a thread, until `close`."""
+        self.socket.listen()
+        self._thread = threading.Thread(target=self._uvicorn.run, kwargs={"sockets": [self.socket]}, daemon=True)
+        self._thread.start()
+
+    def show(self, address: str) -> None:
+        """Open the address, with a state, in a browser, if there is one, which may stay until it is closed."""
+        threading.Thread(target=webbrowser.open, args=[address], daemon=True).start()
+
+    def close(self) -> None:
+        """Stop serving."""
+        self._uvicorn.should_exit = True
+        if self._thread is not None:
+            self._thread.join(timeout=10)
+        self.socket.close()

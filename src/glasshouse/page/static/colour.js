@@ -1,0 +1,81 @@
+// Colours of values: one scale for how much there is, one for more and less. Both follow the theme.
+
+let tables = null;
+const followers = new Set();
+
+function read(name) {
+  const text = getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+  const probe = Object.assign(document.createElement("canvas"), { width: 1, height: 1 }).getContext("2d");
+  probe.fillStyle = text;
+  probe.fillRect(0, 0, 1, 1);
+  return [...probe.getImageData(0, 0, 1, 1).data].slice(0, 3);
+}
+
+function blend(stops) {
+  const table = new Uint8ClampedArray(256 * 3);
+  for (let i = 0; i < 256; i += 1) {
+    const place = (i / 255) * (stops.length - 1);
+    const low = Math.min(stops.length - 2, Math.floor(place));
+    for (let c = 0; c < 3; c += 1) {
+      table[3 * i + c] = stops[low][c] + (stops[low + 1][c] - stops[low][c]) * (place - low);
+    }
+  }
+  return table;
+}
+
+function all() {
+  if (tables === null) {
+    const stops = ["--much-0", "--much-1", "--much-2", "--much-3"].map(read);
+    tables = { much: blend(stops), more: blend([read("--paper"), read("--more")]), less: blend([read("--paper"), read("--less")]) };
+  }
+  return tables;
+}
+
+/** The colours of shares 0 to 1 as 256 x RGB, for canvases. */
+export function ramp() {
+  return all().much;
+}
+
+/** The colour of a share between 0 and 1. */
+export function shade(share) {
+  return pick(all().much, share);
+}
+
+/** The colour of a value between -1 and 1: one hue for more, another for less. */
+export function balance(value) {
+  return pick(value >= 0 ? all().more : all().less, Math.abs(value));
+}
+
+/** Ink that can be read on the colour of a share, or of a value. */
+export function ink(share) {
+  const { much } = all();
+  const at = 3 * Math.round(255 * Math.max(0, Math.min(1, Math.abs(share) || 0)));
+  const light = (0.299 * much[at] + 0.587 * much[at + 1] + 0.114 * much[at + 2]) / 255;
+  return light > 0.55 ? "#10201a" : "#f4fbf7";
+}
+
+/** Ink that can be read on `balance(value)`. */
+export function balanceInk(value) {
+  const table = value >= 0 ? all().more : all().less;
+  const at = 3 * Math.round(255 * Math.max(0, Math.min(1, Math.abs(value) || 0)));
+  const light = (0.299 * table[at] + 0.587 * table[at + 1] + 0.114 * table[at + 2]) / 255;
+  return light > 0.55 ? "#10201a" : "#f4fbf7";
+}
+
+function pick(table, share) {
+  const at = 3 * Math.round(255 * Math.max(0, Math.min(1, share || 0)));
+  return `rgb(${table[at]}, ${table[at + 1]}, ${table[at + 2]})`;
+}
+
+/** Call back when the theme changes; returns what ends that. */
+export function onTheme(act) {
+  followers.add(act);
+  return () => followers.delete(act);
+}
+
+export function themeChanged() {
+  tables = null;
+  for (const act of followers) act();
+}
+
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", themeChanged);

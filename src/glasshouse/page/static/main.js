@@ -1,0 +1,318 @@
+// The page itself: the model's name, the text and its tokens, the selection, and the views on them.
+
+import { ask, askedAbout, dropOthers, isSaved, Outdated, savedFragment } from "glasshouse/asking.js";
+import { themeChanged } from "glasshouse/colour.js";
+import { h, put } from "glasshouse/dom.js";
+import { Glass } from "glasshouse/glass.js";
+import { count, plural } from "glasshouse/number.js";
+import { stepper } from "glasshouse/parts.js";
+import { Prompt } from "glasshouse/prompt.js";
+import { State } from "glasshouse/state.js";
+import { Times } from "glasshouse/times.js";
+import alignment from "glasshouse/views/alignment.js";
+import attention from "glasshouse/views/attention.js";
+import experiment from "glasshouse/views/experiment.js";
+import run from "glasshouse/views/run.js";
+import steps from "glasshouse/views/steps.js";
+import stream from "glasshouse/views/stream.js";
+import text from "glasshouse/views/text.js";
+
+const VIEWS = [text, attention, stream, experiment, steps, alignment, run];
+const ASKED = new Set(["text", "target", "added", "hidden"]); // what decides the tokens
+const PATIENCE = 250; // milliseconds after which someone who waits is told so
+
+const KEYS = [
+  ["← →", "in a row of tokens, a grid or a map: to the next one"],
+  ["[ and ]", "a layer down, a layer up"],
+  [", and .", "a head back, a head on"],
+  ["1 to 7", "the views"],
+  ["?", "these keys"],
+];
+
+class Page {
+  constructor(root) {
+    this.state = new State(isSaved && !location.hash ? savedFragment : location.hash);
+    this.root = root;
+    this.model = null;
+    this.tokens = { text: [] };
+    this.panes = [];
+    this.due = new Set(); // what has changed and is not drawn yet
+    this.busy = 0;
+  }
+
+  async open() {
+    this.build();
+    this.wait(1);
+    try {
+      this.model = await ask("model");
+      this.furnish();
+      await this.begin();
+    } catch (error) {
+      this.say(error.message, true);
+    } finally {
+      this.wait(-1);
+    }
+  }
+
+  async begin() {
+    this.state.follow((changed) => this.changed(changed));
+    const { text: given, added } = this.state.values;
+    if (!given && !added.length && this.model.example) this.state.begin({ text: this.model.example });
+    else this.state.begin({});
+    await this.changed(new Set(["text", "view", "moment"]), true);
+    const { target, added: chosen } = this.state.values;
+    if (this.model.kind === "seq2seq" && this.model.writes && !target && !chosen.length && !isSaved) await this.prompt.write();
+  }
+
+  // What stands on the page whatever the model is
+
+  build() {
+    const theme = h("button", { type: "button", class: "tool", on: { click: () => this.turnTheme() }, "aria-label": "light or dark" }, "◐");
+    const keys = h("button", { type: "button", class: "tool", on: { click: () => this.showKeys() }, "aria-label": "keys" }, "?");
+    this.save = h("button", { type: "button", class: "tool", on: { click: () => this.saveFile() } }, "Save");
+    this.name = h("h1", {}, "Glasshouse");
+    this.facts = h("p", { class: "facts quiet" });
+    this.status = h("p", { class: "status", role: "status", "aria-live": "polite" });
+    this.waiting = h("div", { class: "waiting", role: "progressbar", "aria-label": "computing" });
+    this.front = h("div", { class: "front" });
+    this.tabs = h("div", { class: "tabs", role: "tablist", "aria-label": "views" });
+    this.selection = h("div", { class: "selection", role: "group", "aria-label": "selection" });
+    this.main = h("main", { id: "main", tabindex: "-1" });
+    put(
+      this.root,
+      h("header", { class: "bar" }, h("img", { src: ICON, alt: "", width: 28, height: 28 }), h("div", { class: "title" }, this.name, this.facts), isSaved ? null : this.save, theme, keys),
+      this.waiting,
+      this.front,
+      h("nav", { class: "where" }, this.tabs, this.selection),
+      this.status,
+      this.main,
+    );
+    this.keys = this.keyHelp();
+    this.root.append(this.keys);
+    addEventListener("keydown", (event) => this.key(event));
+    const theme0 = stored("theme");
+    if (theme0) document.documentElement.dataset.theme = theme0;
+  }
+
+  // What the model decides
+
+  furnish() {
+    const { model } = this;
+    document.title = `${model.name} · Glasshouse`;
+    put(this.name, model.name);
+    const kind = { decoder: "decoder", encoder: "encoder", seq2seq: "encoder-decoder" }[model.kind];
+    const layers = model.kind === "seq2seq" ? `${model.n_encoder_layers} + ${model.n_layers} layers` : plural(model.n_layers, "layer");
+    const shared = model.n_kv_heads === model.n_heads ? "" : ` (${model.n_kv_heads} key-value)`;
+    put(this.facts, [kind, layers, `${plural(model.n_heads, "head")}${shared}`, `d_model ${model.d_model}`, `${count(model.parameters)} parameters`, `${model.position} positions`].join(" · "));
+    this.prompt = new Prompt(this);
+    this.times = new Times(this);
+    put(this.front, this.prompt.node, this.times.node);
+    this.views = VIEWS.filter((view) => view.fits(model));
+    put(this.tabs, this.views.map((view, number) =>
+      h("button", { type: "button", role: "tab", id: `tab-${view.name}`, "aria-controls": "main", data: { view: view.name }, title: `key ${number + 1}`, on: { click: () => this.state.set({ view: view.name }) } }, view.title)));
+    this.steppers = {
+      token: stepper("token", (token) => this.state.set({ token })),
+      layer: stepper("layer", (layer) => this.state.set({ layer })),
+      head: stepper("head", (head) => this.state.set({ head })),
+    };
+    put(this.selection, Object.values(this.steppers));
+  }
+
+  get view() {
+    return this.views.find((one) => one.name === this.state.values.view) ?? this.views[0];
+  }
+
+  /** The layers of the attention that is looked at: in an encoder-decoder there are two stacks. */
+  get layers() {
+    const { attentions } = this.model;
+    return (attentions.find((one) => one.site === this.state.values.attention) ?? attentions[0]).layers;
+  }
+
+  // What changes
+
+  async changed(now, first = false) {
+    for (const name of now) this.due.add(name); // also of changes that another came after before they were drawn
+    this.wait(1);
+    try {
+      if (first || [...now].some((name) => ASKED.has(name))) {
+        await this.read();
+        this.due.add("tokens");
+      }
+    } catch (error) {
+      if (!(error instanceof Outdated)) this.say(error.message, true);
+      return;
+    } finally {
+      this.wait(-1);
+    }
+    const changed = this.due;
+    this.due = new Set();
+    this.say("");
+    this.prompt.draw(changed);
+    this.times.draw(changed);
+    this.drawSelection();
+    if (first || changed.has("view") || changed.has("beside") || changed.has("moment")) this.mount();
+    else for (const pane of this.panes) this.draw(pane, changed);
+    dropOthers(this.questions());
+  }
+
+  /** What is asked about now, in all panes, with the changes and without. */
+  questions() {
+    const asked = this.panes.flatMap((pane) => [pane.glass.question(), pane.glass.question({ plain: true })]);
+    return new Set(asked.map((one) => JSON.stringify(one)));
+  }
+
+  async read() {
+    const turn = (this.reading = (this.reading ?? 0) + 1);
+    const glass = new Glass(this, this.moments()[0]);
+    const tokens = await ask("tokens", { question: glass.question({ plain: true }) });
+    if (turn !== this.reading) throw new Outdated();
+    this.tokens = tokens;
+  }
+
+  moments() {
+    const { moment, beside } = this.state.values;
+    const first = moment || this.model.moments.at(-1) || "";
+    return beside ? [first, beside] : [first];
+  }
+
+  drawSelection() {
+    const { layer, head, view } = this.state.values;
+    const glass = new Glass(this, "");
+    this.steppers.token.show(glass.token, glass.row.length - 1);
+    this.steppers.layer.show(Math.min(layer, this.layers - 1), this.layers - 1);
+    this.steppers.head.show(Math.min(head, this.model.n_heads - 1), this.model.n_heads - 1);
+    for (const tab of this.tabs.children) {
+      const on = tab.dataset.view === this.view.name;
+      tab.setAttribute("aria-selected", on);
+      tab.tabIndex = on ? 0 : -1;
+    }
+    this.main.setAttribute("aria-labelledby", `tab-${this.view.name}`);
+    document.body.dataset.view = this.view.name;
+  }
+
+  mount() {
+    for (const pane of this.panes) pane.mounted.close?.();
+    const moments = this.moments();
+    this.panes = moments.map((moment) => {
+      const glass = new Glass(this, moment);
+      const root = h("div", { class: "view" });
+      const trouble = h("p", { class: "trouble", role: "alert", hidden: true });
+      const title = moments.length > 1 ? h("h2", { class: "moment" }, moment) : null;
+      const node = h("div", { class: "pane", data: { moment } }, title, trouble, root);
+      return { glass, node, trouble, mounted: this.view.mount(glass, root) };
+    });
+    put(this.main, this.panes.map((pane) => pane.node));
+    this.main.classList.toggle("beside", this.panes.length > 1);
+    for (const pane of this.panes) this.draw(pane, new Set([...Object.keys(this.state.values), "tokens"]));
+  }
+
+  async draw(pane, changed) {
+    pane.glass.turn += 1;
+    const { turn } = pane.glass;
+    const patience = setTimeout(() => pane.node.setAttribute("aria-busy", "true"), PATIENCE);
+    this.wait(1);
+    try {
+      await pane.mounted.draw(changed);
+      if (turn === pane.glass.turn) pane.trouble.hidden = true;
+    } catch (error) {
+      if (error instanceof Outdated) return;
+      put(pane.trouble, error.message);
+      pane.trouble.hidden = false;
+      if (error.name !== "Error" && !error.message) throw error;
+      if (!(error instanceof Error) || error instanceof TypeError || error instanceof ReferenceError) console.error(error);
+    } finally {
+      clearTimeout(patience);
+      this.wait(-1);
+      if (turn === pane.glass.turn) pane.node.setAttribute("aria-busy", "false");
+    }
+  }
+
+  wait(by) {
+    this.busy += by;
+    clearTimeout(this.patience);
+    if (this.busy > 0) this.patience = setTimeout(() => this.waiting.classList.add("on"), PATIENCE);
+    else this.waiting.classList.remove("on");
+    document.body.dataset.busy = this.busy > 0;
+  }
+
+  say(sentence, isTrouble = false) {
+    put(this.status, sentence);
+    this.status.classList.toggle("trouble", isTrouble);
+  }
+
+  // Tools
+
+  turnTheme() {
+    const dark = document.documentElement.dataset.theme
+      ? document.documentElement.dataset.theme === "dark"
+      : matchMedia("(prefers-color-scheme: dark)").matches;
+    document.documentElement.dataset.theme = dark ? "light" : "dark";
+    store("theme", document.documentElement.dataset.theme);
+    themeChanged();
+  }
+
+  async saveFile() {
+    this.save.disabled = true;
+    try {
+      const { html } = await ask("save", { fragment: this.state.fragmentOf({ moment: this.moments()[0] }), ...askedAbout(this.questions()) }, { fresh: true });
+      const link = h("a", { href: URL.createObjectURL(new Blob([html], { type: "text/html" })), download: "glasshouse.html" });
+      link.click();
+      URL.revokeObjectURL(link.href);
+      this.say("Saved as glasshouse.html: a page that needs no server.");
+    } catch (error) {
+      this.say(error.message, true);
+    } finally {
+      this.save.disabled = false;
+    }
+  }
+
+  keyHelp() {
+    const close = h("button", { type: "button", class: "tool", on: { click: () => this.keys.close() } }, "Close");
+    return h("dialog", { class: "keys", "aria-label": "keys" }, h("h2", {}, "Keys"), h("dl", {}, KEYS.map(([key, what]) => [h("dt", {}, key), h("dd", {}, what)])), close);
+  }
+
+  showKeys() {
+    this.keys.showModal();
+  }
+
+  key(event) {
+    if (event.ctrlKey || event.metaKey || event.altKey || !this.views) return;
+    if (event.target.closest?.("input, textarea, select, dialog")) return;
+    const { layer, head } = this.state.values;
+    const within = (value, most) => Math.max(0, Math.min(most, value));
+    const number = Number(event.key);
+    if (event.key === "[") this.state.set({ layer: within(layer - 1, this.layers - 1) });
+    else if (event.key === "]") this.state.set({ layer: within(layer + 1, this.layers - 1) });
+    else if (event.key === ",") this.state.set({ head: within(head - 1, this.model.n_heads - 1) });
+    else if (event.key === ".") this.state.set({ head: within(head + 1, this.model.n_heads - 1) });
+    else if (event.key === "?") this.showKeys();
+    else if (number >= 1 && number <= this.views.length) this.state.set({ view: this.views[number - 1].name });
+    else if (event.target.getAttribute?.("role") === "tab" && (event.key === "ArrowRight" || event.key === "ArrowLeft")) {
+      const at = this.views.indexOf(this.view) + (event.key === "ArrowRight" ? 1 : -1);
+      const next = this.views[(at + this.views.length) % this.views.length];
+      this.state.set({ view: next.name });
+      document.getElementById(`tab-${next.name}`).focus();
+    } else return;
+    event.preventDefault();
+  }
+}
+
+const ICON = document.querySelector("link[rel=icon]").href;
+
+function stored(name) {
+  try {
+    return localStorage.getItem(`glasshouse-${name}`);
+  } catch {
+    return null; // a page that was saved, or one inside another, may keep nothing
+  }
+}
+
+function store(name, value) {
+  try {
+    localStorage.setItem(`glasshouse-${name}`, value);
+  } catch {
+    // then it is forgotten
+  }
+}
+
+new Page(document.getElementById("page")).open();

@@ -1,0 +1,137 @@
+// The text that is looked at, and its tokens: the row along which everything is selected.
+
+import { ask } from "glasshouse/asking.js";
+import { h, put } from "glasshouse/dom.js";
+import { Glass } from "glasshouse/glass.js";
+import { plural } from "glasshouse/number.js";
+import { token } from "glasshouse/parts.js";
+
+const PAUSE = 300; // milliseconds without a key after which what is typed counts
+const CHUNK = 256; // tokens that are laid out together: those out of sight cost nothing
+const WRITTEN = 48; // tokens that a target is given at first
+
+export class Prompt {
+  constructor(page) {
+    this.page = page;
+    const pair = page.model.kind === "seq2seq";
+    this.isPair = pair;
+    this.boxes = pair
+      ? [this.box("text", "Source", "What is to be translated"), this.box("target", "Target", "What is written so far, if you want to begin it yourself")]
+      : [this.box("text", "Text", page.model.tokenizer ? "Type or paste a text" : "Numbers of tokens, such as 5 7 11")];
+    this.rows = pair ? [this.strip("source", "tokens of the source"), this.strip("target", "tokens of the target")] : [this.strip("text", "tokens")];
+    this.count = h("span", { class: "quiet" });
+    this.more = h("span", { class: "more" });
+    this.node = h("section", { class: "prompt", "aria-label": "text" }, h("div", { class: "boxes" }, this.boxes.map((one) => one.node)), this.rows.map((one) => one.node), h("p", { class: "below" }, this.count, this.more));
+  }
+
+  box(name, label, placeholder) {
+    const area = h("textarea", { rows: 2, id: `box-${name}`, placeholder, spellcheck: "false", autocomplete: "off", data: { testid: `box-${name}` }, on: { input: () => this.typed() } });
+    return { name, area, node: h("label", { class: "box" }, h("span", { class: "name" }, label), area) };
+  }
+
+  typed() {
+    clearTimeout(this.pause);
+    const written = () => Object.fromEntries(this.boxes.map(({ name, area }) => [name, area.value]));
+    this.pause = setTimeout(() => this.page.state.set({ ...written(), added: [], hidden: [], token: -1, key: 0 }), PAUSE);
+  }
+
+  strip(side, label) {
+    const node = h("div", { class: "strip", role: "listbox", "aria-label": label, tabindex: "0", data: { testid: `strip-${side}` }, on: { click: (event) => this.picked(side, event), keydown: (event) => this.walked(side, event) } });
+    return { side, node };
+  }
+
+  picked(side, event) {
+    const place = event.target.closest(".token")?.dataset.place;
+    if (place !== undefined) this.choose(side, Number(place));
+  }
+
+  /** In a source it is a key that is chosen: what the target's token looks at. */
+  choose(side, place) {
+    this.page.state.set(side === "source" ? { key: place } : { token: place });
+  }
+
+  walked(side, event) {
+    const length = this.page.tokens[side].length;
+    const now = side === "source" ? this.page.state.values.key : new Glass(this.page, "").token;
+    const to = { ArrowRight: now + 1, ArrowLeft: now - 1, Home: 0, End: length - 1 }[event.key];
+    if (to === undefined) return;
+    event.preventDefault();
+    this.choose(side, Math.max(0, Math.min(length - 1, to)));
+  }
+
+  draw(changed) {
+    const { state, tokens } = this.page;
+    for (const { name, area } of this.boxes) if (area.value !== state.values[name] && document.activeElement !== area) area.value = state.values[name];
+    if (changed.has("tokens")) for (const { side, node } of this.rows) this.fill(side, node, tokens[side]);
+    this.mark();
+    const counts = this.rows.map(({ side }) => plural(tokens[side].length, "token"));
+    put(this.count, counts.join(" → "));
+    this.drawMore();
+  }
+
+  fill(side, node, row) {
+    const { added } = this.page.state.values;
+    const from = side === "source" ? row.length : row.length - added.length;
+    const chunks = [];
+    for (let start = 0; start < row.length; start += CHUNK) {
+      const some = row.slice(start, start + CHUNK).map((one, i) =>
+        token(one, { role: "option", id: `${side}-${start + i}`, class: start + i >= from ? "added" : "", data: { place: start + i, id: one.id }, "aria-label": `${one.text}, token ${start + i}, id ${one.id}` }));
+      chunks.push(h("span", { class: "chunk", role: "presentation" }, some));
+    }
+    put(node, chunks);
+    this.marked = [];
+  }
+
+  /** Mark what is selected. */
+  mark() {
+    for (const one of this.marked ?? []) {
+      one.classList.remove("selected", "compared");
+      one.removeAttribute("aria-selected");
+    }
+    const { key } = this.page.state.values;
+    const at = new Glass(this.page, "").token;
+    const row = this.isPair ? "target" : "text";
+    const chosen = document.getElementById(`${row}-${at}`);
+    const other = document.getElementById(`${this.isPair ? "source" : "text"}-${key}`);
+    other?.classList.add("compared");
+    chosen?.classList.add("selected");
+    chosen?.setAttribute("aria-selected", "true");
+    this.marked = [chosen, other].filter(Boolean);
+    for (const { side, node } of this.rows) {
+      const one = side === row ? chosen : other;
+      node.setAttribute("aria-activedescendant", one?.id ?? "");
+      if (one && node.scrollHeight > node.clientHeight) node.scrollTop = one.offsetTop - node.offsetTop - node.clientHeight / 2;
+    }
+  }
+
+  drawMore() {
+    const { model, state } = this.page;
+    const { added, hidden } = state.values;
+    const at = new Glass(this.page, "").token;
+    const button = (text, act, testid) => h("button", { type: "button", class: "link", data: { testid }, on: { click: act } }, text);
+    const isHidden = hidden.includes(at);
+    put(
+      this.more,
+      added.length ? button("take back the last token", () => state.set({ added: added.slice(0, -1), token: -1 }), "take-back") : null,
+      added.length > 1 ? button(`take back all ${added.length}`, () => state.set({ added: [], token: -1 }), "take-back-all") : null,
+      this.isPair && model.writes ? button(added.length ? "write the target anew" : "write the target", () => this.write(), "write-target") : null,
+      model.hides ? button(isHidden ? "show this token" : "hide this token", () => state.set({ hidden: isHidden ? hidden.filter((one) => one !== at) : [...hidden, at].sort((a, b) => a - b) }), "hide") : null,
+    );
+  }
+
+  /** Let an encoder-decoder write its target. */
+  async write() {
+    const { page } = this;
+    page.wait(1);
+    try {
+      const question = { ...new Glass(page, page.moments()[0]).question({ plain: true }) };
+      question.asked = { text: question.asked.text };
+      const made = await ask("write", { question, max_new_tokens: WRITTEN });
+      page.state.set({ target: "", added: made.tokens.map((one) => one.id), token: -1 });
+    } catch (error) {
+      page.say(error.message, true);
+    } finally {
+      page.wait(-1);
+    }
+  }
+}

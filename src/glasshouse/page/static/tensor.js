@@ -1,0 +1,21 @@
+// Tensors as the server packs them: a shape, and numbers as bytes.
+
+function bytes(text) {
+  const raw = atob(text);
+  const made = new Uint8Array(raw.length);
+  for (let i = 0; i < raw.length; i += 1) made[i] = raw.charCodeAt(i);
+  return made;
+}
+
+/** Return {shape, data}: `data` a Float32Array or Uint8Array in the order of the last axis first to change. */
+export function unpack(packed) {
+  if (packed.data) return packed;
+  const data = "u8" in packed ? bytes(packed.u8) : new Float32Array(bytes(packed.f32).buffer);
+  return { shape: packed.shape, data };
+}
+
+/** Return row `index` of a tensor of two axes, without a copy. */
+export function row(tensor, index) {
+  const width = tensor.shape[tensor.shape.length - 1];
+  return tensor.data.subarray(index * width, (index + 1) * width);
+}

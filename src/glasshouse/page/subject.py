@@ -1,0 +1,202 @@
+"""What the page looks at: a model and its tokenizer, or those of every moment that a run has kept."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from glasshouse import hub
+from glasshouse.errors import GlasshouseError, InputError
+from glasshouse.generation.admission import read_prompt
+from glasshouse.generation.published import rules_of
+from glasshouse.models import Decoder, Encoder, Model, Seq2Seq
+from glasshouse.page.question import Text
+from glasshouse.spec import Learned
+from glasshouse.text import Tokenizer
+from glasshouse.training.folder import SAMPLES, is_run
+from glasshouse.training.journal import Journal
+from glasshouse.training.moments import moments
+
+EXAMPLE = "When Mary and John went to the store, John gave a drink to"
+NUMBERS = "3 1 4 1 5 9 2 6 3 1 4 1 5"  # where there is no tokenizer
+LONGEST = 32_768  # tokens
+HELD = 2  # models in memory at once: two moments may stand side by side
+
+
+@dataclass(frozen=True, eq=False)
+class Sitter:
+    """A model at one moment, and the tokenizer it reads with."""
+
+    model: Model
+    tok: Tokenizer | None
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model computes."""
+        return self.model.token.table.weight.device
+
+    def ids(self, text: str) -> list[int]:
+        """Return the ids of a text: by the tokenizer, or where there is none the numbers in it."""
+        if self.tok is not None:
+            return self.tok.encode(text)
+        try:
+            ids = [int(word) for word in text.split()]
+        except ValueError:
+            raise InputError(
+                "this model has no tokenizer, so a text is numbers with spaces between; give ids such as 5 7 11."
+            ) from None
+        for one in ids:
+            if not 0 <= one < self.model.spec.vocab_size:
+                raise InputError(
+                    f"the text holds {one}, but ids go to vocab_size - 1 = {self.model.spec.vocab_size - 1}."
+                )
+        return ids
+
+    def inputs(self, asked: Text) -> tuple[Tensor, ...]:
+        """Return what the model is called with, one row: ids, or source and target."""
+        s, model = self.model.spec, self.model
+        added = [int(one) for one in asked.added]
+        for one in added:
+            if not 0 <= one < s.vocab_size:
+                raise InputError(f"a token added is {one}, but ids go to vocab_size - 1 = {s.vocab_size - 1}.")
+        match model:
+            case Seq2Seq():
+                source = read_prompt(self.ids(asked.text) if self.tok is None else asked.text, self.tok, s)
+                target = self._bare(asked.target) if asked.target else []
+                rows = [source, [*self.start(), *target, *added]]
+            case Decoder():
+                given = self.ids(asked.text) if asked.text or not added else []  # what was added may be all there is
+                rows = [read_prompt([*given, *added], None, s)]
+            case Encoder():
+                rows = [self._hiding([*self.ids(asked.text), *added], asked.hidden)]
+        for row in rows:
+            if not row:
+                raise InputError("the text has no tokens; write something.")
+            # Only a learned table ends somewhere, but nobody waits for a pass over a whole book.
+            most = s.max_len if isinstance(s.position, Learned) else max(s.max_len, LONGEST)
+            if len(row) > most:
+                raise InputError(f"the text has {len(row):,} tokens, but the page takes {most:,}; shorten it.")
+        return tuple(torch.tensor([row], device=self.device) for row in rows)
+
+    def start(self) -> list[int]:
+        """Return the tokens with which every target of an encoder-decoder begins."""
+        model = self.model
+        if not isinstance(model, Seq2Seq) or model.spec.start_id is None:
+            return []
+        return [model.spec.start_id, *rules_of(model).opening]
+
+    def _bare(self, text: str) -> list[int]:
+        return self.ids(text) if self.tok is None else self.tok.encode(text, special=False)
+
+    def _hiding(self, ids: list[int], hidden: tuple[int, ...]) -> list[int]:
+        """Put the mask token in some places."""
+        mask = None if self.tok is None else self.tok.special_id("mask")
+        if hidden and mask is None:
+            raise InputError("tokens are to be hidden, but the tokenizer has no mask token; show them again.")
+        gone = set(hidden)
+        return [mask if place in gone and mask is not None else one for place, one in enumerate(ids)]
+
+
+class Subject:
+    """What was named on the command line, or handed over in Python.
+
+    >>> import glasshouse as gh
+    >>> subject = Subject.of(gh.build(gh.preset("tiny-decoder")).eval(), None)
+    >>> subject.name, subject.moments(), subject.at("").tok
+    ('model', [], None)
+    """
+
+    def __init__(self, place: str | Path, *, revision: str | None = None, device: str = "cpu") -> None:
+        self.place, self.revision, self.device = place, revision, device
+        self.run = Path(place).expanduser() if is_run(place) else None
+        self.name = str(place)
+        self._given: Sitter | None = None
+        self._held: OrderedDict[str, tuple[int, Sitter]] = OrderedDict()
+        self._lock = threading.Lock()
+
+    @classmethod
+    def of(cls, model: Model, tok: Tokenizer | None, name: str = "model") -> Subject:
+        """Return a model that is at hand as what is looked at."""
+        subject = cls.__new__(cls)
+        subject.place, subject.revision, subject.device, subject.run = name, None, "", None
+        subject.name, subject._given = name, Sitter(model, tok)
+        subject._held, subject._lock = OrderedDict(), threading.Lock()
+        return subject
+
+    def moments(self) -> list[str]:
+        """Return the names of the moments there are, the earliest first; none where there is but one model."""
+        return [] if self.run is None else [one.name for one in moments(self.run)]
+
+    def example(self) -> str:
+        """Return a text to begin with: the first that a run was sampled with, or one with something in it to see."""
+        sitter = self.at("")
+        for line in [] if self.run is None else Journal(self.run / SAMPLES).lines():
+            for sample in line.get("samples", []):
+                # What an encoder was asked has holes in it; what was wanted is the text without.
+                text = str(sample["wanted" if isinstance(sitter.model, Encoder) else "prompt"])
+                if text and len(sitter.ids(text)) < sitter.model.spec.max_len:
+                    return text
+        if sitter.tok is None:
+            return " ".join(str(int(one) % sitter.model.spec.vocab_size) for one in NUMBERS.split())
+        return EXAMPLE
+
+    def latest(self) -> str:
+        """Return the name of the moment that is looked at unless another is asked for."""
+        return (self.moments() or [""])[-1]
+
+    def at(self, moment: str) -> Sitter:
+        """Return the model at a moment, loaded when first asked for, and again when other weights lie there."""
+        if self._given is not None:
+            return self._given
+        with self._lock:
+            moment = self._named(moment)
+            try:
+                return self._load(moment)
+            except (GlasshouseError, OSError):
+                if self.run is None:
+                    raise
+                return self._load(moment)  # a checkpoint may have moved while it was looked for
+
+    def _load(self, moment: str) -> Sitter:
+        folder = self.folder(moment)
+        stamp = _stamp(folder)
+        if self._held.get(moment, (0, None))[0] != stamp:
+            self._held[moment] = (stamp, Sitter(*hub.load(folder, revision=self.revision, device=self.device)))
+        self._held.move_to_end(moment)
+        while len(self._held) > HELD:
+            self._held.popitem(last=False)
+        return self._held[moment][1]
+
+    def _named(self, moment: str) -> str:
+        return "" if self.run is None else moment or self.latest()
+
+    def holds(self, moment: str) -> bool:
+        """Whether the model of a moment is in memory."""
+        return self.run is None or self._named(moment) in self._held
+
+    @property
+    def given(self) -> bool:
+        """Whether the model was handed over, and stands in no folder."""
+        return self._given is not None
+
+    def folder(self, moment: str) -> str | Path:
+        """Return where the weights of a moment are."""
+        if self.run is None:
+            return self.place
+        there = {one.name: one.folder for one in moments(self.run)}
+        if not there:
+            raise InputError(f"the run in {str(self.run)!r} has saved no model yet; wait for its first checkpoint.")
+        if moment not in there:
+            raise InputError(f"the run has no weights of {moment!r} any more; choose another moment.")
+        return there[moment]
+
+
+def _stamp(folder: str | Path) -> int:
+    """Return what changes when other weights come to lie in a folder; a hub id is what it is."""
+    path = Path(folder).expanduser()
+    return path.stat().st_mtime_ns if path.is_dir() else 1

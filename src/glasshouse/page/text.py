@@ -1,0 +1,160 @@
+"""Answers about a text: its tokens, and how they came about."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+from glasshouse.config import Settings, Table, require
+from glasshouse.errors import InputError
+from glasshouse.models import Seq2Seq
+from glasshouse.page import wire
+from glasshouse.page.question import Question
+from glasshouse.page.subject import Sitter
+from glasshouse.page.trace import Traces
+from glasshouse.text import bpe, words
+from glasshouse.visible import visible
+
+MOST_MERGES = 400  # that are replayed
+MOST_LEARNED = 20_000  # characters of a text that merges are learned from
+RIVALS = 4
+LONGEST = 100  # bytes of a word that is shown whole; of a longer one, the token
+SHOWN, REPLAYED = 12, 200  # candidates and merges that the page asks for
+
+
+@dataclass(frozen=True)
+class Read(Settings):
+    """Which tokens is this text?"""
+
+    question: Question = field(default_factory=Question)
+
+
+def read(traces: Traces, ask: Read) -> Table:
+    """Return the tokens of a text, without a pass through the model."""
+    sitter = traces.subject.at(ask.question.moment)
+    inputs = sitter.inputs(ask.question.asked)
+    rows = [wire.tokens(row[0].tolist(), sitter.tok) for row in inputs]
+    if isinstance(sitter.model, Seq2Seq):
+        return {"source": rows[0], "target": rows[1], "start": len(sitter.start())}
+    for place in ask.question.asked.hidden:
+        if 0 <= place < len(rows[0]):
+            rows[0][place]["hidden"] = True
+    return {"text": rows[0]}
+
+
+@dataclass(frozen=True)
+class Word(Settings):
+    """How did this token, and the word it stands in, come about?"""
+
+    question: Question = field(default_factory=Question)
+    side: str = "text"  # or source, target
+    position: int = 0
+
+
+def word(traces: Traces, ask: Word) -> Table:
+    """Return the merges that make the word a token stands in, one by one, and the tree of each of its tokens."""
+    sitter = traces.subject.at(ask.question.moment)
+    tok = sitter.tok
+    if tok is None or not tok.merges:
+        raise InputError("the tokenizer is no byte-level BPE, so it has no merges to show.")
+    ids = _row(sitter, ask.question, ask.side)
+    require(0 <= ask.position < len(ids), "position", ask.position, f"within 0 and {len(ids) - 1}")
+    found = _word_at(sitter, ids, ask.position)
+    if found is None:
+        return {"word": wire.tokens([ids[ask.position]], tok)[0]["text"], "steps": [], "trees": []}
+    states = list(bpe.steps(found, tok.merges))
+    steps: list[Table] = [{"tokens": [visible(one) for one in states[0]]}]
+    for before, after in pairwise(states):
+        pair = min((two for two in pairwise(before) if two in tok.merges), key=tok.merges.__getitem__)
+        merge = [visible(pair[0]), visible(pair[1])]
+        steps.append({"rank": tok.merges[pair], "merge": merge, "tokens": [visible(one) for one in after]})
+    return {
+        "word": visible(found),
+        "steps": steps,
+        "trees": [_tree(one, tok.merges) for one in states[-1]],
+    }
+
+
+def _tree(token: bytes, ranks: dict[bpe.Pair, int]) -> Table:
+    halves = bpe.halves(token, ranks) if len(token) > 1 else None
+    parts = [] if halves is None else [_tree(half, ranks) for half in halves]
+    rank = None if halves is None else ranks[halves]
+    return {"text": visible(token), "rank": rank, "parts": parts}
+
+
+def _row(sitter: Sitter, question: Question, side: str) -> list[int]:
+    inputs = sitter.inputs(question.asked)
+    return inputs[0 if side == "source" else -1][0].tolist()
+
+
+def _word_at(sitter: Sitter, ids: list[int], position: int) -> bytes | None:
+    """Return the word that a token stands in; None for special tokens, and where words do not fit the tokens."""
+    tok = sitter.tok
+    assert tok is not None
+    if ids[position] in tok.special_ids:
+        return None
+    whole = tok.decode_bytes([one for one in ids if one not in tok.special_ids])
+    start = len(tok.decode_bytes([one for one in ids[:position] if one not in tok.special_ids]))
+    try:
+        split = tok.words(whole.decode())
+    except UnicodeDecodeError:
+        return tok.decode_bytes([ids[position]])
+    end = 0
+    for one in split:
+        end += len(one)
+        if start < end:
+            return one if len(one) <= LONGEST else tok.decode_bytes([ids[position]])
+    return None
+
+
+@dataclass(frozen=True)
+class Learn(Settings):
+    """Which merges would be learned from this text alone?"""
+
+    text: str = ""
+    merges: int = 50
+
+
+def learn(traces: Traces, ask: Learn) -> Table:
+    """Replay byte-pair training on a text: each merge, how often it occurs, its rivals, and the text after it."""
+    require(0 < ask.merges <= MOST_MERGES, "merges", ask.merges, f"within 1 and {MOST_MERGES}")
+    text = ask.text[:MOST_LEARNED]
+    split = [one.encode(errors="surrogatepass") for one in words.split(text, "gpt2")]
+    counts: dict[bytes, int] = {}
+    for one in split:
+        counts[one] = counts.get(one, 0) + 1
+    now = [[bytes([byte]) for byte in one] for one in split]
+    steps: list[Table] = []
+    for merge in bpe.learn(counts, 256 + ask.merges, RIVALS):
+        token = merge.pair[0] + merge.pair[1]
+        now = [bpe.join(one, merge.pair, token) for one in now]
+        steps.append(
+            {
+                "merge": [visible(half) for half in merge.pair],
+                "token": visible(token),
+                "count": merge.count,
+                "rivals": [{"merge": [visible(half) for half in pair], "count": n} for pair, n in merge.rivals],
+                "tokens": sum(map(len, now)),
+            }
+        )
+    return {
+        "words": [[visible(bytes([byte])) for byte in one] for one in split],
+        "steps": steps,
+        "cut": len(ask.text) > MOST_LEARNED,
+    }
+
+
+def opening(traces: Traces, question: Question, state: Table) -> list[tuple[str, Table]]:
+    """Return what the view asks when it opens."""
+    sitter = traces.subject.at(question.moment)
+    asked, plain = question.table(), question.plain.table()
+    here: Table = {"question": asked, "position": state["token"], "show": SHOWN}
+    asks = [("next", here)]
+    if sitter.tok is not None and sitter.tok.merges:
+        side = {"side": "target"} if isinstance(sitter.model, Seq2Seq) else {}
+        asks.append(("word", {"question": plain, "position": state["token"], **side}))
+    if sitter.tok is not None:
+        row = sitter.inputs(question.asked)[-1][0].tolist()
+        text = question.asked.text or "".join(one["text"] for one in wire.tokens(row, sitter.tok))
+        asks.append(("learn", {"text": text, "merges": REPLAYED}))
+    return asks

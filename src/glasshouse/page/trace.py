@@ -1,0 +1,210 @@
+"""What was seen while a model answered a question: kept for the next look, within a limit of memory."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import TypeVar
+
+from torch import Tensor
+
+from glasshouse.errors import InputError
+from glasshouse.inspection import Map, edit, keep_maps, mean, record, scale, sites
+from glasshouse.inspection.calls import quiet, read_by_head
+from glasshouse.inspection.editing import Silence
+from glasshouse.inspection.sites import select
+from glasshouse.models import Seq2Seq
+from glasshouse.page.question import Edit, Mean, Patch, Question, Scale, Text
+from glasshouse.page.subject import Sitter, Subject
+
+T = TypeVar("T")
+
+MEMORY = 2 * 2**30  # bytes that are kept of all questions together
+TEXTS = 16  # whose ids are remembered
+SHARE = 0.75  # of that, at most, for the usual sites of one question; what would take more is recorded when asked for
+
+
+class Traces:
+    """The traces of recent questions to one subject."""
+
+    def __init__(self, subject: Subject, memory: int = MEMORY) -> None:
+        self.subject, self.memory = subject, memory
+        self.lock = threading.RLock()  # one pass at a time: two would only share the same cores
+        self._read: OrderedDict[tuple[Text, str], tuple[Tensor, ...]] = OrderedDict()
+        self._versions: dict[str, tuple[Sitter, int]] = {}  # by moment
+        self._kept: OrderedDict[tuple[Question, str], Tensor | Map] = OrderedDict()
+
+    def of(self, question: Question) -> Trace:
+        """Return the trace of a question."""
+        sitter = self.subject.at(question.moment)
+        with self.lock:
+            self._forget(question.moment, sitter)
+            known = (question.asked, question.moment)
+            if known not in self._read:  # a long text is read once, not for each tile of a map
+                self._read[known] = sitter.inputs(question.asked)
+            self._read.move_to_end(known)
+            while len(self._read) > TEXTS:
+                self._read.popitem(last=False)
+            return Trace(self, sitter, question, self._read[known])
+
+    def _forget(self, moment: str, sitter: Sitter) -> None:
+        """Let go of what was seen of models that are gone, which maps would keep alive, or have learned since."""
+        version = (sitter, sum(weight._version for weight in sitter.model.parameters()))
+        if self._versions.setdefault(moment, version) != version:
+            self._versions[moment] = version
+            for kept in [one for one in self._kept if one[0].moment == moment]:
+                del self._kept[kept]
+        for gone in [one for one in self._versions if not self.subject.holds(one)]:
+            del self._versions[gone]
+        for kept in [one for one in self._kept if not self.subject.holds(one[0].moment)]:
+            del self._kept[kept]
+
+    @property
+    def n_bytes(self) -> int:
+        """How much is kept now."""
+        return sum(size_of(one) for one in self._kept.values())
+
+    def get(self, question: Question, name: str) -> Tensor | Map | None:
+        """Return what is kept of a question under a name."""
+        with self.lock:
+            if (question, name) not in self._kept:
+                return None
+            self._kept.move_to_end((question, name))
+            return self._kept[question, name]
+
+    def put(self, question: Question, name: str, value: Tensor | Map) -> None:
+        """Keep something; what was not looked at for longest goes."""
+        with self.lock:
+            self._kept[question, name] = value
+            self._kept.move_to_end((question, name))
+            while self.n_bytes > self.memory and len(self._kept) > 1:
+                self._kept.popitem(last=False)
+
+
+class Trace:
+    """One question and what is known of it: sites are recorded when first asked for, most of them in one pass."""
+
+    def __init__(self, traces: Traces, sitter: Sitter, question: Question, inputs: tuple[Tensor, ...]) -> None:
+        self.traces, self.sitter, self.question, self.inputs = traces, sitter, question, inputs
+        self.model, self.tok = sitter.model, sitter.tok
+        self.prefix, self.stack = read_by_head(self.model)
+
+    @property
+    def ids(self) -> list[int]:
+        """What the stack reads that the head reads from: the text, or the target."""
+        return self.inputs[-1][0].tolist()
+
+    def site(self, name: str) -> Tensor:
+        """Return what stood at a site, without the batch: one row is all there is."""
+        value = self._see(name)
+        assert isinstance(value, Tensor)
+        return value[0]
+
+    def map(self, name: str) -> Map:
+        """Return the attention map of a name such as pattern.3."""
+        value = self._see(name)
+        assert isinstance(value, Map)
+        return value
+
+    def stream(self) -> list[str]:
+        """Return the sites of the stream that the head reads: embedded, and after each layer."""
+        depth = len(self.stack.blocks)
+        return [f"{self.prefix}embed", *(f"{self.prefix}resid_post.{layer}" for layer in range(depth))]
+
+    def run(self, work: Callable[[], T]) -> T:
+        """Do some work on the model while it is changed as the question says."""
+        with self.traces.lock, quiet(self.model), edit(self.model, self.edits()):
+            return work()
+
+    def edits(self) -> dict[str, list[Callable[[Tensor], Tensor] | Silence]]:
+        """Return the changes as `edit` takes them."""
+        made: dict[str, list[Callable[[Tensor], Tensor] | Silence]] = {}
+        for one in self.question.edits:
+            for place in select(self.model, one.site):
+                if place.site.place in ("scores", "pattern"):
+                    raise InputError(
+                        f"{one.site} is to be changed, of which the page keeps no map; change z instead."
+                    )
+            made.setdefault(one.site, []).append(self._edit(one))
+        return made
+
+    def _edit(self, one: Edit) -> Callable[[Tensor], Tensor] | Silence:
+        match one:
+            case Scale(by=factor):
+                return scale(factor)
+            case Mean():
+                return mean()
+            case Patch(site=site):
+                there = self._elsewhere(site)
+                return lambda old: alike(site, there, old)
+
+    def _elsewhere(self, site: str) -> Tensor:
+        """Return what stood at a site, or a part of one, on the other text."""
+        if self.question.other is None:
+            raise InputError(f"{site} is to be patched, but there is no other text; write one.")
+        other = self.traces.of(self.question.source)
+        with quiet(other.model), record(other.model, site, stop=True) as seen:
+            other.model(*other.inputs)
+        return seen[site]
+
+    def _see(self, name: str) -> Tensor | Map:
+        with self.traces.lock:
+            if (known := self.traces.get(self.question, name)) is not None:
+                return known
+            found = self._pass(self._usual() | {name})
+            for each, value in found.items():
+                self.traces.put(self.question, each, value)
+            return found[name]
+
+    def _usual(self) -> set[str]:
+        """Return what is recorded along with anything, as a second pass would cost more: if there is room for it."""
+        kinds = {"resid_post", "pattern", "cross_pattern"}
+        usual = {name for name in sites(self.model) if name.rpartition(".")[0].rpartition(".")[2] in kinds}
+        usual |= {f"{self.prefix}embed", f"{self.prefix}final"}
+        return usual if sum(map(self._size, usual)) <= SHARE * self.traces.memory else set()
+
+    def _size(self, name: str) -> int:
+        """Return about how many bytes are kept of a site: of a map, its queries, keys and values."""
+        s = self.model.spec
+        width = (s.n_heads + 2 * s.n_kv_heads) * s.d_head if "pattern" in name else s.d_model
+        length = max(one.shape[1] for one in self.inputs)
+        return length * width * self.model.token.table.weight.element_size()
+
+    def _pass(self, names: set[str]) -> dict[str, Tensor | Map]:
+        """Call the model once and return what stood at these sites; it is computed no further than to the last."""
+        known = sites(self.model)
+        order = [name for name in known if name in names]
+        maps = [name for name in order if known[name].place == "pattern"]
+        # A map is seen when its kernel has run; what the layer adds to the stream comes right after.
+        last = order[-1].replace("pattern", "attn_out") if order[-1] in maps else order[-1]
+        recorded = [name for name in dict.fromkeys([*order, last]) if name not in maps]
+        edits = self.edits()  # before, as patches call the model themselves
+        with (
+            quiet(self.model),
+            edit(self.model, edits),
+            keep_maps(self.model, *maps) as kept,
+            record(self.model, *recorded, stop=True) as seen,
+        ):
+            self.model(*self.inputs)
+        return {**kept, **{name: seen[name] for name in order if name not in maps}}
+
+
+def size_of(value: Tensor | Map) -> int:
+    """Return the bytes that a value holds."""
+    return value.n_bytes if isinstance(value, Map) else value.numel() * value.element_size()
+
+
+def is_pair(trace: Trace) -> bool:
+    """Whether there is a source beside the text that is written."""
+    return isinstance(trace.model, Seq2Seq)
+
+
+def alike(site: str, there: Tensor, old: Tensor) -> Tensor:
+    """Return what stood at a site on the other text, if it fits where it is put."""
+    if there.shape != old.shape:
+        raise InputError(
+            f"{site} has shape {list(there.shape)} on the other text, but {list(old.shape)} here; give texts of the "
+            "same length, or patch single positions that both have."
+        )
+    return there

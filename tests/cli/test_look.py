@@ -1,0 +1,69 @@
+"""`glasshouse look` at a terminal."""
+
+from __future__ import annotations
+
+import http.cookiejar
+import re
+import signal
+import subprocess
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+import glasshouse as gh
+from cli.command import GLASSHOUSE, Call
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("look") / "model"
+    tok = gh.Tokenizer.train(texts=["to be or not to be"], vocab_size=263)
+    gh.save(gh.build(gh.preset("tiny-decoder", vocab_size=263)), tok, place)
+    return place
+
+
+def test_the_address_is_the_last_line_and_answers_until_ctrl_c(folder: Path) -> None:
+    words = [GLASSHOUSE, "look", str(folder), "--no-browser", "--text", "to be"]
+    started = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert started.stdout is not None
+    lines = []
+    for line in started.stdout:
+        lines.append(line.strip())
+        if line.startswith("http"):
+            break
+    found = re.fullmatch(r"(http://127\.0\.0\.1:\d+/)\?token=[\w-]{40,}#text=to\+be", lines[-1])
+    assert found, lines
+    with pytest.raises(urllib.error.HTTPError, match="401"):
+        urllib.request.urlopen(found[1], timeout=20)
+    browser = urllib.request.build_opener(urllib.request.HTTPCookieProcessor(http.cookiejar.CookieJar()))
+    page = browser.open(lines[-1].partition("#")[0], timeout=20)
+    assert page.url == found[1]  # the token has left the address
+    assert page.status == 200
+    started.send_signal(signal.SIGINT)
+    rest, errors = started.communicate(timeout=30)
+    assert (rest, errors, started.returncode) == ("", "", 0)
+
+
+def test_a_page_is_written_to_a_file(folder: Path, call: Call, tmp_path: Path) -> None:
+    done = call("look", folder, "--text", "to be or", "--view", "attention", "--save", tmp_path / "page.html")
+    assert done.code == 0
+    assert "page.html" in done.out
+    assert "view=attention" in (tmp_path / "page.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["nowhere/at/all"], "there is no folder 'nowhere/at/all'"),
+        (["{folder}", "--view", "atention"], "did you mean attention?"),
+        (["{folder}", "--host", "300.1.1.1"], "cannot be served at 300.1.1.1"),
+        (["{folder}", "--save", "{folder}/none/page.html"], "none/page.html"),
+    ],
+)
+def test_a_mistake_is_one_sentence(folder: Path, call: Call, words: list[str], said: str) -> None:
+    done = call("look", *(word.format(folder=folder) for word in words), "--no-browser")
+    assert done.code == 1
+    assert said in done.err
+    assert done.err.count("\n") == 1

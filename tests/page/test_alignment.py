@@ -1,0 +1,159 @@
+"""An encoder-decoder as the page tells it: its alignments are the patterns', its searches those of gh.generate."""
+
+from __future__ import annotations
+
+import base64
+from itertools import product
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import glasshouse as gh
+from glasshouse.errors import ConfigError, GlasshouseError, InputError
+from glasshouse.page import alignment
+from glasshouse.page.alignment import Alignment, Beams
+from glasshouse.page.question import Question, Scale, Text
+from glasshouse.page.subject import Subject
+from glasshouse.page.trace import Traces
+
+SPECS: dict[str, dict[str, Any]] = {
+    "sinusoidal, norm after": {},
+    "learned, norm before": {"position": "learned", "norm_order": "before", "final_norm": True},
+    "relative, grouped": {"position": "relative", "n_kv_heads": 2, "norm_order": "before", "final_norm": True},
+    "rotary, sandwich": {"position": "rotary", "norm_order": "sandwich", "final_norm": True},
+    "alibi": {"position": "alibi"},
+}
+
+
+def made(**changes: Any) -> Traces:  # noqa: ANN401
+    torch.manual_seed(0)
+    s = gh.preset("tiny-seq2seq", vocab_size=40, n_layers=3, start_id=1, end_ids=(2,), **changes)
+    model = gh.build(s).eval()
+    for weight in model.parameters():
+        if weight.dim() > 1:
+            torch.nn.init.normal_(weight, std=0.3)  # heads that differ, and a search that has to choose
+    return Traces(Subject.of(model, None))
+
+
+def unpacked(packed: dict[str, Any]) -> torch.Tensor:
+    data = np.frombuffer(base64.b64decode(packed["f32"]), dtype=np.float32)
+    return torch.tensor(data).reshape(packed["shape"])
+
+
+QUESTION = Question(Text("5 7 11 13 17", target="8 9 10"))
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_weights_are_the_patterns(name: str) -> None:
+    traces = made(**SPECS[name])
+    trace = traces.of(QUESTION)
+    with gh.record(trace.model, "decoder.cross_pattern.*") as seen, torch.no_grad():
+        trace.model(*trace.inputs)
+    patterns = seen["decoder.cross_pattern.*"][:, 0]  # [layer, head, target, source]
+    assert patterns.shape == (3, 4, 4, 5)  # the target has its start token
+    close = {"rtol": 0, "atol": 4e-7}  # a few roundings of numbers below 1
+    for layer, head in product(range(3), range(4)):
+        told = alignment.alignment(traces, Alignment(QUESTION, layer, head))
+        torch.testing.assert_close(unpacked(told["weights"]), patterns[layer, head], **close)
+    told = alignment.alignment(traces, Alignment(QUESTION, 1))
+    torch.testing.assert_close(unpacked(told["weights"]), patterns[1].mean(0), **close)
+    told = alignment.alignment(traces, Alignment(QUESTION))
+    torch.testing.assert_close(unpacked(told["weights"]), patterns.mean((0, 1)), **close)
+    part = alignment.alignment(traces, Alignment(QUESTION, 2, 3, source=(1, 3), target=(2, 90)))
+    torch.testing.assert_close(unpacked(part["weights"]), patterns[2, 3, 2:4, 1:3], **close)
+    assert (part["source"], part["target"]) == ([1, 3, 5], [2, 4, 4])
+
+
+def test_all_costs_one_pass() -> None:
+    traces = made()
+    model = traces.subject.at("").model
+    calls = []
+    model.register_forward_pre_hook(lambda *_: calls.append(1))
+    for layer, head in ((None, None), (0, None), (2, 1)):
+        alignment.alignment(traces, Alignment(QUESTION, layer, head))
+    assert len(calls) == 1
+
+
+def test_edits_reach_the_weights() -> None:
+    traces = made()
+    changed = Question(QUESTION.asked, edits=(Scale("decoder.resid_pre.2", 0.5),))
+    one, other = (unpacked(alignment.alignment(traces, Alignment(q, 2))["weights"]) for q in (QUESTION, changed))
+    assert not torch.allclose(one, other)
+
+
+@pytest.mark.parametrize(
+    ("ask", "what"),
+    [
+        ({"layer": 3}, "layer is 3"),
+        ({"layer": 0, "head": 4}, "head is 4"),
+        ({"head": 1}, "no layer"),
+        ({"source": (6, 9)}, "source"),
+        ({"target": (0, 1000)}, "target"),
+        ({"target": (0,)}, "target"),
+    ],
+)
+def test_refused(ask: dict[str, Any], what: str) -> None:
+    with pytest.raises(GlasshouseError, match=what):
+        alignment.alignment(made(), Alignment(QUESTION, **ask))
+
+
+def test_no_source() -> None:
+    traces = Traces(Subject.of(gh.build(gh.preset("tiny-decoder")).eval(), None))
+    with pytest.raises(InputError, match="no source"):
+        alignment.beams(traces, Beams(Question(Text("1 2"))))
+
+
+# Searches
+
+
+@pytest.mark.parametrize(("beams", "penalty"), [(2, 1.0), (4, 0.0), (8, 2.0), (3, -1.0)])
+def test_a_search_is_that_of_generate(beams: int, penalty: float) -> None:
+    traces = made()
+    told = alignment.beams(traces, Beams(QUESTION, beams, penalty, max_new_tokens=9))
+    trace = traces.of(QUESTION)
+    settings: dict[str, Any] = {"beams": beams, "n": beams, "length_penalty": penalty, "keep_tree": True}
+    source = trace.inputs[0][0].tolist()
+    found = gh.generate(trace.model, None, [source], max_new_tokens=9, **settings)
+    assert [(one["ids"], one["score"]) for one in told["found"]] == [(one.ids, one.score) for one in found]
+    tree = found[0].tree or []
+    for name in ("parent", "logprob", "total", "score", "step", "fate"):
+        assert [one[name] for one in told["nodes"]] == [getattr(node, name) for node in tree]
+    assert [one["id"] for one in told["nodes"]] == [node.token for node in tree]
+    assert {"kept", "pruned"} <= {one["fate"] for one in told["nodes"]}
+    for one in told["found"]:
+        nodes = [told["nodes"][at] for at in one["path"]]
+        assert [node["id"] for node in nodes][: len(one["ids"])] == one["ids"]
+        assert [node["parent"] for node in nodes] == [None, *one["path"][:-1]]
+        assert nodes[-1]["score"] == one["score"]
+        assert (nodes[-1]["fate"] == "ended") == (one["finish_reason"] == "stop") == (len(nodes) > len(one["ids"]))
+
+
+def test_some_end_and_some_do_not() -> None:
+    reasons = set()
+    for first in range(5, 12):
+        told = alignment.beams(made(), Beams(Question(Text(f"{first} 7")), 4, max_new_tokens=9))
+        reasons |= {one["finish_reason"] for one in told["found"]}
+    assert reasons == {"stop", "length"}  # or the test above says little
+
+
+def test_a_search_begins_at_the_start_whatever_stands_in_the_target() -> None:
+    traces = made()
+    plain = alignment.beams(traces, Beams(Question(Text("5 7 11 13 17"))))
+    assert plain == alignment.beams(traces, Beams(QUESTION))
+    assert (
+        alignment.beams(traces, Beams(Question(Text("5 7 11 13 17", added=tuple(plain["found"][1]["ids"]))))) == plain
+    )
+
+
+def test_a_search_goes_by_the_edits() -> None:
+    traces = made()
+    changed = Question(QUESTION.asked, edits=(Scale("decoder.ffn_out.1", 0.0),))
+    assert alignment.beams(traces, Beams(changed)) != alignment.beams(traces, Beams(QUESTION))
+
+
+@pytest.mark.parametrize("beams", [1, 9])
+def test_too_few_or_many_beams(beams: int) -> None:
+    with pytest.raises(ConfigError, match="beams is"):
+        Beams(QUESTION, beams)

@@ -1,0 +1,226 @@
+"""The encoder-decoder in a browser: what is drawn is what Python says, and what is chosen is chosen everywhere."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from urllib.parse import parse_qs, urlparse
+
+import pytest
+import torch
+from conftest import Trained, Visit, settle
+from playwright.sync_api import Page, expect
+from torch import Tensor
+
+import glasshouse as gh
+
+SOURCE = "one five two"
+CLOSE = 2e-6  # a few roundings of numbers below 1, and eight digits in the address of a number
+
+
+def state(page: Page) -> dict[str, str]:
+    return {name: values[0] for name, values in parse_qs(urlparse(page.url).fragment).items()}
+
+
+def ids_of(page: Page, side: str) -> list[int]:
+    return [
+        int(one.get_attribute("data-id") or "") for one in page.locator(f"[data-testid=strip-{side}] .token").all()
+    ]
+
+
+def patterns(page: Page, model: gh.models.Model) -> Tensor:
+    """What the Python API says of the tokens that the page shows, [layer, head, target, source]."""
+    inputs = [torch.tensor([ids_of(page, side)]) for side in ("source", "target")]
+    with gh.record(model, "decoder.cross_pattern.*") as seen, torch.no_grad():
+        model(*inputs)
+    return seen["decoder.cross_pattern.*"][:, 0]
+
+
+def matrix(page: Page) -> Tensor:
+    cells = page.locator("[data-testid=alignment-matrix] td[data-t]")
+    found = cells.evaluate_all(
+        "all => all.map((one) => [one.dataset.t, one.dataset.k, one.dataset.value].map(Number))"
+    )
+    t0, k0 = min(one[0] for one in found), min(one[1] for one in found)
+    made = torch.zeros(int(max(one[0] for one in found) - t0) + 1, int(max(one[1] for one in found) - k0) + 1)
+    for t, k, value in found:
+        made[int(t - t0), int(k - k0)] = value
+    return made
+
+
+def value(page: Page, testid: str) -> float:
+    return float(page.get_by_test_id(testid).get_attribute("data-value") or "nan")
+
+
+def test_means_and_single_heads(pair: Trained, visit: Visit, picture: Callable[[Page, str], Path]) -> None:
+    model, _ = pair
+    page = visit(pair, view="alignment", text=SOURCE)
+    picture(page, "alignment")
+    wanted = patterns(page, model)
+    torch.testing.assert_close(matrix(page), wanted.mean((0, 1)), rtol=0, atol=CLOSE)
+    page.get_by_role("radio", name="mean of the layer").click()
+    settle(page)
+    torch.testing.assert_close(matrix(page), wanted[0].mean(0), rtol=0, atol=CLOSE)
+    page.get_by_role("radio", name="one head").click()
+    page.keyboard.press("]")
+    page.keyboard.press(".")
+    page.keyboard.press(".")
+    settle(page)
+    expect(page.get_by_test_id("alignment-of")).to_contain_text("layer 1, head 2")
+    torch.testing.assert_close(matrix(page), wanted[1, 2], rtol=0, atol=CLOSE)
+    assert (state(page)["layer"], state(page)["head"], state(page)["alignment_of"]) == ("1", "2", "head")
+
+
+def test_a_target_token_says_its_weights(pair: Trained, visit: Visit) -> None:
+    page = visit(pair, view="alignment", text=SOURCE)
+    wanted = patterns(page, pair[0]).mean((0, 1))
+
+    def shares() -> list[float]:
+        return [value(page, f"share-{k}") for k in range(wanted.shape[1])]
+
+    assert shares() == pytest.approx(wanted[-1].tolist(), abs=CLOSE)  # the last is selected
+    page.get_by_test_id("target-token-1").hover()
+    assert shares() == pytest.approx(wanted[1].tolist(), abs=CLOSE)
+    page.get_by_test_id("source-token-0").hover()
+    assert shares() == pytest.approx(wanted[-1].tolist(), abs=CLOSE)
+    page.get_by_test_id("target-token-0").focus()
+    assert shares() == pytest.approx(wanted[0].tolist(), abs=CLOSE)
+    page.keyboard.press("ArrowRight")
+    settle(page)
+    assert state(page)["token"] == "1"
+    listed = page.locator("[data-testid=alignment-list] .figure")
+    found = [float(one.get_attribute("data-value") or "") for one in listed.all()]
+    assert found == pytest.approx(wanted[1].tolist(), abs=CLOSE)
+    strong = page.locator(".al-lines path.own")
+    assert strong.count() == int((wanted[1] >= min(0.03, wanted[1].max().item() / 4)).sum())
+
+
+def test_the_matrix_selects(pair: Trained, visit: Visit) -> None:
+    page = visit(pair, view="alignment", text=SOURCE)
+    page.get_by_test_id("weight-1-2").click()
+    settle(page)
+    assert (state(page)["token"], state(page)["key"]) == ("1", "2")
+    page.get_by_test_id("weight-1-2").press("ArrowDown")
+    settle(page)
+    assert (state(page)["token"], state(page)["key"]) == ("2", "2")
+    expect(page.get_by_test_id("weight-2-2")).to_be_focused()
+    page.keyboard.press("ArrowLeft")
+    settle(page)
+    assert state(page)["key"] == "1"
+    expect(page.locator("#target-2")).to_have_class("token added selected")
+
+
+def test_edits_are_seen(pair: Trained, visit: Visit) -> None:
+    edits = [{"kind": "scale", "site": "decoder.cross_z.0[head=0]", "by": -2.0}]
+    page = visit(pair, view="alignment", text=SOURCE, alignment_of="head", layer=1, edits=edits)
+    plain = patterns(page, pair[0])
+    with gh.edit(pair[0], {"decoder.cross_z.0[head=0]": gh.inspection.scale(-2.0)}):
+        wanted = patterns(page, pair[0])
+    assert (plain[1, 0] - wanted[1, 0]).abs().max() > 0.01
+    torch.testing.assert_close(matrix(page), wanted[1, 0], rtol=0, atol=CLOSE)
+
+
+def test_a_long_source_is_shown_in_parts(pair: Trained, visit: Visit, picture: Callable[[Page, str], Path]) -> None:
+    page = visit(
+        pair, view="alignment", text=" ".join(["one two three four five six"] * 10), added=[70, 71], width=700
+    )
+    picture(page, "alignment-long")
+    length = len(ids_of(page, "source"))
+    assert length > 80
+    wanted = patterns(page, pair[0]).mean((0, 1))
+    torch.testing.assert_close(matrix(page), wanted[:, :32], rtol=0, atol=CLOSE)
+    page.get_by_role("button", name="later source").click()
+    settle(page)
+    expect(page.get_by_test_id("pager-source")).to_contain_text(f"source tokens 32 to 63 of {length}")
+    torch.testing.assert_close(matrix(page), wanted[:, 32:64], rtol=0, atol=CLOSE)
+    page.get_by_role("button", name="earlier source").click()
+    settle(page)
+    torch.testing.assert_close(matrix(page), wanted[:, :32], rtol=0, atol=CLOSE)
+
+
+# The search
+
+
+def found_by(model: gh.models.Model, tok: gh.Tokenizer, beams: int, penalty: float) -> list[gh.Completion]:
+    assert isinstance(model, gh.models.Seq2Seq)
+    settings = {"beams": beams, "n": beams, "length_penalty": penalty, "keep_tree": True}
+    return gh.generate(model, tok, SOURCE, max_new_tokens=48, **settings)  # type: ignore[arg-type]
+
+
+def check_search(page: Page, found: list[gh.Completion]) -> None:
+    assert [value(page, f"score-{i}") for i in range(len(found))] == [one.score for one in found]
+    for i, one in enumerate(found):
+        expect(page.get_by_test_id(f"label-{i}")).to_contain_text(one.text)
+    tree = found[0].tree or []
+    page.get_by_test_id("dropped").check()
+    settle(page)
+    for at, node in enumerate(tree):
+        drawn = page.get_by_test_id(f"node-{at}")
+        assert drawn.get_attribute("data-fate") == node.fate
+        assert float(drawn.get_attribute("data-value") or "") == node.logprob
+
+
+def test_a_search_is_that_of_generate(pair: Trained, visit: Visit) -> None:
+    page = visit(pair, view="alignment", text=SOURCE)
+    check_search(page, found_by(*pair, 4, 1.0))
+    best = page.locator(".al-node.best")
+    assert best.count() == len(found_by(*pair, 4, 1.0)[0].ids) + 2  # the start and the end
+
+
+def test_beams_and_penalty(pair: Trained, visit: Visit) -> None:
+    page = visit(pair, view="alignment", text=SOURCE)
+    page.get_by_test_id("beams").locator("input").press("ArrowLeft")
+    page.get_by_test_id("beams").locator("input").press("ArrowLeft")
+    settle(page)
+    assert state(page)["alignment_beams"] == "2"
+    check_search(page, found_by(*pair, 2, 1.0))
+    page.get_by_test_id("penalty").locator("input").press("ArrowRight")
+    settle(page)
+    assert state(page)["alignment_penalty"] == "1.1"
+    check_search(page, found_by(*pair, 2, 1.1))
+
+
+def test_what_was_dropped_can_be_hidden(pair: Trained, visit: Visit) -> None:
+    page = visit(pair, view="alignment", text=SOURCE, alignment_dropped=1)
+    assert page.locator("[data-fate=pruned]").count() > 0
+    page.get_by_test_id("dropped").uncheck()
+    settle(page)
+    assert page.locator("[data-fate=pruned]").count() == 0
+    assert page.locator("[data-fate=kept]").count() > 0
+
+
+@pytest.mark.parametrize("way", ["button", "tree"])
+def test_choosing_a_text_shows_it_everywhere(pair: Trained, visit: Visit, way: str) -> None:
+    page = visit(pair, view="alignment", text=SOURCE)
+    second = found_by(*pair, 4, 1.0)[1]
+    page.get_by_test_id("choose-1" if way == "button" else "label-1").click()
+    settle(page)
+    assert json.loads(state(page)["added"]) == second.ids
+    assert ids_of(page, "target")[-len(second.ids) :] == second.ids
+    expect(page.get_by_test_id("shown-1")).to_be_visible()
+    torch.testing.assert_close(matrix(page), patterns(page, pair[0]).mean((0, 1)), rtol=0, atol=CLOSE)
+
+
+def test_the_search_as_a_table(pair: Trained, visit: Visit) -> None:
+    page = visit(pair, view="alignment", text=SOURCE)
+    page.get_by_text("every step of the search as a table").click()
+    tree = found_by(*pair, 4, 1.0)[0].tree or []
+    rows = page.locator("[data-testid=nodes] tbody tr")
+    expect(rows).to_have_count(len(tree))
+    values = rows.first.locator("td[data-value]")
+    found = [float(one.get_attribute("data-value") or "") for one in values.all()]
+    assert found == [tree[0].logprob, tree[0].total, tree[0].score]
+
+
+def test_only_where_there_is_a_source(decoder: Trained, visit: Visit) -> None:
+    page = visit(decoder, view="alignment", text="the cat")
+    assert page.locator("#tab-alignment").count() == 0
+
+
+@pytest.mark.long  # test_page.py has one picture of each
+@pytest.mark.parametrize(("width", "dark"), [(400, False), (400, True), (1280, True)])
+def test_it_fits(pair: Trained, visit: Visit, picture: Callable[[Page, str], Path], width: int, dark: bool) -> None:
+    page = visit(pair, view="alignment", text=SOURCE, width=width, dark=dark)
+    picture(page, f"alignment-{width}{'-dark' if dark else ''}")
+    assert page.evaluate("document.documentElement.scrollWidth") <= width

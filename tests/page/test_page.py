@@ -1,0 +1,107 @@
+"""Every view of every kind of model: it opens, fits the screen, has a name for everything, and keeps a picture."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from conftest import Trained, Visit, settle
+from playwright.sync_api import Page, expect
+
+TEXTS = {
+    "decoder": "the cat sat on the mat and the bird",
+    "encoder": "the dog sat on the mat",
+    "pair": "one five two",
+}
+VIEWS = ["text", "attention", "stream", "experiment", "steps"]
+REST = ["text", "stream", "experiment"]
+SEEN = [(kind, view) for kind in TEXTS for view in VIEWS] + [("pair", "alignment"), ("run_folder", "run")]
+LARGE = [(kind, view, 1280, False) for kind, view in SEEN]
+SMALL = [(kind, view, 400, True) for kind, view in SEEN if kind in ("decoder", "run_folder") or view == "alignment"]
+OTHERS = [pytest.param(kind, view, 400, True, marks=pytest.mark.long) for kind, view in SEEN if kind == "encoder"]
+LOOKS = [*LARGE, *SMALL, *OTHERS]
+CONTROLS = "button, input, select, textarea, [role=button], [tabindex='0'], svg[role=img]"
+NAMELESS = """(controls) => [...document.querySelectorAll(controls)]
+  .filter((one) => one.checkVisibility())
+  .filter((one) => !(one.getAttribute("aria-label") || one.getAttribute("aria-labelledby") || one.textContent.trim()
+    || one.title || one.closest("label")?.textContent.trim()))
+  .map((one) => one.outerHTML.slice(0, 200))"""
+
+
+@pytest.mark.parametrize(("kind", "view", "width", "dark"), LOOKS)
+def test_a_view_opens_and_fits(
+    kind: str,
+    view: str,
+    width: int,
+    dark: bool,
+    request: pytest.FixtureRequest,
+    visit: Visit,
+    picture: Callable[[Page, str], Path],
+) -> None:
+    what: Trained | Path = request.getfixturevalue(kind)
+    page = visit(what, width=width, dark=dark, view=view, text=TEXTS.get(kind, TEXTS["decoder"]))
+    picture(page, f"{view}-{kind}-{width}{'-dark' if dark else ''}")
+    assert not page.locator(".pane > .trouble").is_visible()
+    assert page.locator(".view .panel").count() > 0
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    assert page.evaluate(NAMELESS, CONTROLS) == []
+
+
+def test_a_run_has_a_slider_over_its_moments(
+    run_folder: Path, visit: Visit, picture: Callable[[Page, str], Path]
+) -> None:
+    page = visit(run_folder, text=TEXTS["decoder"])
+    first = page.locator("[data-testid=next] .figure").first.get_attribute("data-value")
+    slider = page.get_by_label("moment", exact=True)
+    slider.focus()
+    slider.press("Home")
+    page.wait_for_url(lambda url: "moment=step" in url)
+    settle(page)
+    expect(page.get_by_test_id("moments")).to_contain_text("step 0")
+    untrained = page.locator("[data-testid=next] .figure").first.get_attribute("data-value")
+    assert float(untrained or 1) < float(first or 0)
+    page.get_by_test_id("beside").select_option("final")
+    settle(page)
+    shown = [pane.locator(".figure").first.get_attribute("data-value") for pane in page.locator(".pane").all()]
+    assert shown == [untrained, first]
+    picture(page, "beside")
+
+
+@pytest.mark.parametrize("view", ["attention", "steps", *(pytest.param(one, marks=pytest.mark.long) for one in REST)])
+def test_two_moments_stand_beside_each_other_in_every_view(
+    view: str, run_folder: Path, visit: Visit, picture: Callable[[Page, str], Path]
+) -> None:
+    page = visit(run_folder, text=TEXTS["decoder"], view=view, moment="step 0", beside="final")
+    assert page.locator(".pane").count() == 2
+    assert not page.locator(".pane > .trouble").first.is_visible()
+    assert page.evaluate("document.documentElement.scrollWidth") <= 1280
+    picture(page, f"beside-{view}")
+
+
+def test_light_turns_dark(decoder: Trained, visit: Visit) -> None:
+    page = visit(decoder, text=TEXTS["decoder"])
+    ground = "getComputedStyle(document.documentElement).backgroundColor"
+    light = page.evaluate(ground)
+    page.get_by_label("light or dark").click()
+    assert page.evaluate(ground) != light
+    page.reload()
+    settle(page)
+    assert page.evaluate(ground) != light  # it is remembered
+
+
+def test_a_server_that_was_stopped_is_said(decoder: Trained, visit: Visit) -> None:
+    page = visit(decoder, text=TEXTS["decoder"])
+    page.context.set_offline(True)
+    page.locator("[data-testid=strip-text] .token").nth(1).click()
+    expect(page.locator(".pane > .trouble")).to_contain_text("does not answer")
+
+
+def test_a_long_text_is_selected_along_without_drawing_it_anew(decoder: Trained, visit: Visit) -> None:
+    page = visit(decoder, text="the cat sat on the mat. " * 150)
+    strip = page.get_by_test_id("strip-text")
+    assert strip.locator(".token").count() > 1000
+    strip.evaluate("(node) => { node.firstChild.firstChild.dataset.kept = 'yes' }")
+    strip.press("Home")
+    settle(page)
+    assert strip.locator(".selected").get_attribute("data-kept") == "yes"

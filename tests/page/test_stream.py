@@ -1,0 +1,221 @@
+"""What the page says of the stream is what the tools in Python say, in models of every kind.
+
+The page reads vectors that were kept, a few at a time, where the tools read all in one product: in float64 the sums
+differ in their last digits, 1e-16 of the largest entry, and numbers go to the page as float32, 6e-8 of their size.
+"""
+
+from __future__ import annotations
+
+import base64
+
+import pytest
+import torch
+from torch import Tensor
+
+import glasshouse as gh
+from glasshouse.config import Table, parse
+from glasshouse.errors import GlasshouseError
+from glasshouse.inspection import norms, similarity
+from glasshouse.models import Encoder, Model, Seq2Seq
+from glasshouse.page import stream
+from glasshouse.page.answers import ANSWERS
+from glasshouse.page.question import Question, Scale, Text
+from glasshouse.page.subject import Subject
+from glasshouse.page.trace import Traces
+
+SPECS: list[tuple[str, Table]] = [
+    ("tiny-decoder", {}),
+    ("tiny-decoder", {"position": "learned", "norm_order": "after"}),
+    ("tiny-decoder", {"position": "alibi", "norm_order": "sandwich", "n_kv_heads": 2}),
+    ("tiny-decoder", {"position": "sinusoidal", "norm": "layer", "feedforward": "relu"}),
+    ("tiny-encoder", {}),
+    ("tiny-encoder", {"position": "relative", "head": {"kind": "masked_token", "transform": False}}),
+    ("tiny-seq2seq", {}),
+    ("tiny-seq2seq", {"position": "relative", "n_kv_heads": 1}),
+]
+QUESTION = Question(Text("3 1 4 1 5 9 2 6", added=(7, 3)))
+EDITED = Question(QUESTION.asked, edits=(Scale("z.1[head=1]", 0.0), Scale("ffn_out.0", 0.5)))
+
+
+def made(kind: str, choices: Table) -> Model:
+    """Build a model whose every weight was shaken, so that no part of it does nothing."""
+    torch.manual_seed(0)
+    model = gh.build(gh.preset(kind, vocab_size=40, **choices)).double()
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.add_(torch.randn_like(weight), alpha=0.3)
+    return model
+
+
+def laid_open(kind: str, choices: Table) -> Traces:
+    return Traces(Subject.of(made(kind, choices), None))
+
+
+def asked(traces: Traces, name: str, **body: object) -> Table:
+    answer = ANSWERS[name]
+    return answer.give(traces, parse(answer.ask, body))
+
+
+def unpacked(packed: Table) -> Tensor:
+    data = bytearray(base64.b64decode(packed["f32"]))
+    return torch.frombuffer(data, dtype=torch.float32).reshape(packed["shape"])
+
+
+def near(shown: Tensor, value: Tensor) -> None:
+    torch.testing.assert_close(shown, value.float(), rtol=1e-6, atol=1e-6, equal_nan=True)
+
+
+def inputs(traces: Traces, question: Question = QUESTION) -> tuple[Tensor, ...]:
+    return traces.of(question).inputs
+
+
+@pytest.mark.parametrize(("kind", "choices"), SPECS)
+@pytest.mark.parametrize("question", [QUESTION, EDITED])
+def test_a_window_of_the_lens(kind: str, choices: Table, question: Question) -> None:
+    traces = laid_open(kind, choices)
+    model, given = traces.subject.at("").model, inputs(traces)
+    if isinstance(model, Seq2Seq):
+        sites = {one.site: f"decoder.{one.site}" for one in question.edits}
+        question = Question(question.asked, edits=tuple(Scale(sites[one.site], one.by) for one in question.edits))
+    edits = {one.site: gh.inspection.scale(one.by) for one in question.edits}
+    stop = min(3, given[-1].shape[1])
+    with gh.edit(model, edits):
+        lens = gh.lens(model, *given, top_k=5, layers=[0, 2], positions=range(1, stop))
+    shown = asked(traces, "lens", question=question, layers=[0, 2], start=1, stop=3, top_k=5)
+    assert shown["layers"] == [0, 2]
+    assert shown["tokens"] == lens.tokens[:, 0].tolist()
+    near(unpacked(shown["probability"]), lens.probabilities[:, 0])
+    near(unpacked(shown["entropy"]), lens.entropy[:, 0])
+    assert torch.equal(unpacked(shown["rank"]), lens.rank[:, 0].float())
+    near(unpacked(shown["loss"]), lens.loss[:, 0])
+    ids = given[-1][0].tolist()
+    right = ids if isinstance(model, Encoder) else [*ids[1:], None]
+    assert shown["true"] == right[1:stop]
+    told = {str(one) for one in [*lens.tokens.flatten().tolist(), *right[1:stop]] if one is not None}
+    assert shown["words"].keys() == told
+
+
+def test_the_last_layer_is_what_the_model_says() -> None:
+    traces = laid_open("tiny-decoder", {})
+    lens = asked(traces, "lens", question=QUESTION, layers=[2], start=9, stop=10, top_k=3)
+    following = asked(traces, "next", question=QUESTION, position=9)
+    assert lens["tokens"][0][0] == [one["id"] for one in following["candidates"][:3]]
+    assert lens["true"] == [None]
+    assert unpacked(lens["loss"]).isnan().all()
+
+
+def test_a_masked_model_is_held_to_what_its_mask_hides() -> None:
+    texts = ["the cat sat on the mat and the dog sat on the rug"] * 2
+    tok = gh.Tokenizer.train(texts=texts, vocab_size=280)
+    torch.manual_seed(0)
+    model = gh.build(gh.preset("tiny-encoder", vocab_size=len(tok), init="normal")).double()
+    traces = Traces(Subject.of(model, tok))
+    plain, hiding = (traces.of(Question(Text(texts[0], hidden=hidden))).inputs[0] for hidden in ((), (2, 4)))
+    assert int(hiding[0, 2]) == tok.special_id("mask") != int(plain[0, 2])
+    shown = asked(traces, "lens", question={"asked": {"text": texts[0], "hidden": [2, 4]}}, start=0, stop=6)
+    assert shown["true"] == plain[0, :6].tolist()
+    near(unpacked(shown["loss"]), gh.lens(model, hiding, targets=plain, positions=range(6)).loss[:, 0])
+
+
+@pytest.mark.parametrize(("kind", "choices"), SPECS)
+@pytest.mark.parametrize("against", [None, 5])
+def test_the_parts_of_a_logit(kind: str, choices: Table, against: int | None) -> None:
+    traces = laid_open(kind, choices)
+    model, given = traces.subject.at("").model, inputs(traces)
+    split = gh.attribute(model, *given, token=11, against=against, position=1)
+    shown = asked(traces, "parts", question=QUESTION, position=1, token=11, against=against)
+    assert (shown["token"]["id"], (shown["against"] or {}).get("id")) == (11, against)
+    near(unpacked(shown["heads"]), split.heads[0])
+    near(unpacked(shown["feedforward"]), split.feedforward[0])
+    assert (shown["cross_heads"] is not None) == isinstance(model, Seq2Seq)
+    total = shown["embedding"] + shown["bias"]
+    for name in ("heads", "cross_heads", "feedforward"):
+        if shown[name] is not None:
+            near(unpacked(shown[name]), getattr(split, name)[0])
+            total += float(unpacked(shown[name]).double().sum())
+    for name in ("logit", "embedding", "bias"):
+        assert shown[name] == pytest.approx(float(getattr(split, name)), abs=1e-12)
+    assert total == pytest.approx(shown["logit"], abs=1e-5)
+
+
+def test_the_parts_of_the_likeliest_token() -> None:
+    traces = laid_open("tiny-decoder", {})
+    likeliest = asked(traces, "next", question=QUESTION, position=4)["candidates"][0]
+    shown = asked(traces, "parts", question=QUESTION, position=4)
+    assert shown["token"]["id"] == likeliest["id"]
+    assert shown["logit"] == pytest.approx(likeliest["logit"], abs=1e-12)
+
+
+@pytest.mark.parametrize(("kind", "choices"), SPECS)
+def test_lengths_and_angles(kind: str, choices: Table) -> None:
+    traces = laid_open(kind, choices)
+    model, given = traces.subject.at("").model, inputs(traces)
+    shown = asked(traces, "norms", question=QUESTION, start=0, stop=3)
+    near(unpacked(shown["norms"]), norms(model, *given)[:, 0, :3])
+    prefix = "decoder." if isinstance(model, Seq2Seq) else ""
+    cosine = similarity(model, *given, site=f"{prefix}resid_post.0")[0, 1]
+    shown = asked(traces, "alike", question=QUESTION, layer=1, position=1, show=2)
+    near(unpacked(shown["cosine"]), cosine)
+    order = [one for one in cosine.argsort(descending=True).tolist() if one != 1][:2]
+    assert [one["position"] for one in shown["nearest"]] == order
+
+
+@pytest.mark.parametrize("head", [{"kind": "none"}, {"kind": "sequence_label", "n_labels": 3}])
+def test_without_logits_there_are_lengths(head: Table) -> None:
+    traces = laid_open("tiny-encoder", {"head": head})
+    with pytest.raises(GlasshouseError, match="a lens needs logits at every position"):
+        asked(traces, "lens", question=QUESTION)
+    with pytest.raises(GlasshouseError, match="gives no logits of tokens"):
+        asked(traces, "parts", question=QUESTION)
+    assert asked(traces, "norms", question=QUESTION)["norms"]["shape"] == [3, 1]
+    assert asked(traces, "alike", question=QUESTION)["cosine"]["shape"] == [10]
+
+
+def test_labels_of_tokens_go_by_their_names() -> None:
+    traces = laid_open("tiny-encoder", {"head": {"kind": "token_label", "n_labels": 2, "labels": ["name", "other"]}})
+    shown = asked(traces, "lens", question=QUESTION, stop=2, top_k=2)
+    assert {one["text"] for one in shown["words"].values()} == {"name", "other"}
+    assert shown["true"] == [None, None]
+
+
+def test_a_second_look_needs_no_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    traces = laid_open("tiny-decoder", {})
+    asked(traces, "next", question=QUESTION)
+    asked(traces, "parts", question=QUESTION, position=0)
+    monkeypatch.setattr(traces.subject.at("").model, "forward", None)  # whoever calls it now fails
+    asked(traces, "lens", question=QUESTION, start=0, stop=10, top_k=5)
+    asked(traces, "norms", question=QUESTION, start=0, stop=10)
+    asked(traces, "alike", question=QUESTION, position=3)
+    asked(traces, "parts", question=QUESTION, position=7, token=3, against=8)
+
+
+def test_no_more_than_a_few_logits_exist_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    traces = laid_open("tiny-decoder", {})
+    whole = asked(traces, "lens", question=QUESTION, start=0, stop=10)
+    monkeypatch.setattr("glasshouse.inspection.readout.LOGITS", 80)  # those of two vectors
+    head, most = traces.subject.at("").model.head, []
+    plain = head.forward
+    monkeypatch.setattr(head, "forward", lambda x, *rest: (most.append(len(x)), plain(x, *rest))[1])
+    few = asked(traces, "lens", question=QUESTION, start=0, stop=10)
+    assert max(most) == 2
+    assert few["tokens"] == whole["tokens"]
+    near(unpacked(few["entropy"]), unpacked(whole["entropy"]))
+
+
+@pytest.mark.parametrize(
+    ("name", "body", "said"),
+    [
+        ("lens", {"start": 10, "stop": 11}, "start is 10"),
+        ("lens", {"start": 2, "stop": 2}, "stop is 2"),
+        ("lens", {"stop": stream.MOST_POSITIONS + 1}, "stop is 65"),
+        ("lens", {"layers": [3]}, "layers holds 3"),
+        ("lens", {"layers": []}, "layers is"),
+        ("lens", {"top_k": 0}, "top_k is 0"),
+        ("parts", {"position": 10}, "position is 10"),
+        ("parts", {"token": 40}, "token is 40"),
+        ("alike", {"layer": 3}, "layer is 3"),
+    ],
+)
+def test_what_cannot_be_asked(name: str, body: Table, said: str) -> None:
+    with pytest.raises(GlasshouseError, match=said):
+        asked(laid_open("tiny-decoder", {}), name, question=QUESTION, **body)
