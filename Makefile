@@ -78,21 +78,18 @@ bench-generate: $(VENV)/.ready  ## tokens per second beside transformers and the
 bench-load: $(VENV)/.ready  ## loading a model of 500 MB beside transformers (two minutes)
 	$(BIN)/python benchmarks/load.py
 
-page: $(VENV)/.ready  ## every view at more sizes and in the dark; pictures in build/screens (three minutes)
+page: $(VENV)/.ready  ## every view at more sizes and in the dark; pictures in build/screens (minutes)
 	$(BIN)/python -m pytest -n 2 -m long tests/page
 
 inspection: $(VENV)/.ready  ## what is seen inside beside TransformerLens, site by site (a minute)
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[lens]'
 	$(BIN)/python -m pytest tests/inspection/test_beside_transformer_lens.py
 
-bench-page: $(VENV)/.ready  ## every view at more sizes and in the dark; pictures in build/screens (three minutes)
-	$(BIN)/python -m pytest -n 2 -m long tests/page
-
-inspection: $(VENV)/.ready  ## what looking inside costs, beside TransformerLens and transformers (ten minutes)
+bench-inspection: $(VENV)/.ready  ## what looking inside costs, beside TransformerLens and transformers (ten minutes)
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[lens]'
 	$(BIN)/python benchmarks/inspection.py
 
-bench-page: $(VENV)/.ready  ## what the page costs in a browser, beside one forward pass (five minutes; wants an idle machine)
+bench-page: $(VENV)/.ready  ## what the page costs in a browser, beside one forward pass (two minutes; wants an idle machine)
 	$(BIN)/python benchmarks/page.py
 
 claims: $(VENV)/.ready  ## the claims that need training (three quarters of an hour)

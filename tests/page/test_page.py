@@ -9,6 +9,8 @@ import pytest
 from conftest import Trained, Visit, settle
 from playwright.sync_api import Page, expect
 
+from glasshouse.page.address import DEFAULTS
+
 TEXTS = {
     "decoder": "the cat sat on the mat and the bird",
     "encoder": "the dog sat on the mat",
@@ -77,6 +79,11 @@ def test_two_moments_stand_beside_each_other_in_every_view(
     assert not page.locator(".pane > .trouble").first.is_visible()
     assert page.evaluate("document.documentElement.scrollWidth") <= 1280
     picture(page, f"beside-{view}")
+
+
+def test_python_knows_what_the_page_begins_with(decoder: Trained, visit: Visit) -> None:
+    page = visit(decoder, text=TEXTS["decoder"])
+    assert page.evaluate("import('glasshouse/state.js').then(({ State }) => new State('').values)") == DEFAULTS
 
 
 def test_light_turns_dark(decoder: Trained, visit: Visit) -> None:

@@ -19,9 +19,9 @@ from glasshouse import config
 from glasshouse.errors import GlasshouseError
 from glasshouse.page import saving, wire
 from glasshouse.page.answers import ANSWERS, Answer
+from glasshouse.page.saving import STATIC
 from glasshouse.page.trace import Traces
 
-STATIC = Path(__file__).parent / "static"
 ASKS = ANSWERS | {"save": Answer(saving.Save, saving.save)}
 KINDS = {".html": "text/html", ".css": "text/css", ".js": "text/javascript"}
 LARGEST = 4 * 2**20  # bytes of a question

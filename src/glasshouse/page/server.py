@@ -10,8 +10,9 @@ from collections.abc import Callable
 import uvicorn
 
 from glasshouse.errors import InputError
-from glasshouse.page.app import STATIC, make_app
+from glasshouse.page.app import make_app
 from glasshouse.page.guard import Guard, new_token, policy
+from glasshouse.page.saving import STATIC
 from glasshouse.page.trace import Traces
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")

@@ -111,22 +111,25 @@ class Subject:
     ('model', [], None)
     """
 
-    def __init__(self, place: str | Path, *, revision: str | None = None, device: str = "cpu") -> None:
+    def __init__(
+        self,
+        place: str | Path,
+        *,
+        revision: str | None = None,
+        device: str = "cpu",
+        given: Sitter | None = None,  # a model that is at hand; then the place is but its name
+    ) -> None:
         self.place, self.revision, self.device = place, revision, device
-        self.run = Path(place).expanduser() if is_run(place) else None
+        self.run = Path(place).expanduser() if given is None and is_run(place) else None
         self.name = str(place)
-        self._given: Sitter | None = None
+        self._given = given
         self._held: OrderedDict[str, tuple[int, Sitter]] = OrderedDict()
         self._lock = threading.Lock()
 
     @classmethod
     def of(cls, model: Model, tok: Tokenizer | None, name: str = "model") -> Subject:
         """Return a model that is at hand as what is looked at."""
-        subject = cls.__new__(cls)
-        subject.place, subject.revision, subject.device, subject.run = name, None, "", None
-        subject.name, subject._given = name, Sitter(model, tok)
-        subject._held, subject._lock = OrderedDict(), threading.Lock()
-        return subject
+        return cls(name, given=Sitter(model, tok))
 
     def moments(self) -> list[str]:
         """Return the names of the moments there are, the earliest first; none where there is but one model."""

@@ -14,7 +14,6 @@ from glasshouse.inspection import Map, edit, keep_maps, mean, record, scale, sit
 from glasshouse.inspection.calls import quiet, read_by_head
 from glasshouse.inspection.editing import Silence
 from glasshouse.inspection.sites import select
-from glasshouse.models import Seq2Seq
 from glasshouse.page.question import Edit, Mean, Patch, Question, Scale, Text
 from glasshouse.page.subject import Sitter, Subject
 
@@ -193,11 +192,6 @@ class Trace:
 def size_of(value: Tensor | Map) -> int:
     """Return the bytes that a value holds."""
     return value.n_bytes if isinstance(value, Map) else value.numel() * value.element_size()
-
-
-def is_pair(trace: Trace) -> bool:
-    """Whether there is a source beside the text that is written."""
-    return isinstance(trace.model, Seq2Seq)
 
 
 def alike(site: str, there: Tensor, old: Tensor) -> Tensor:

@@ -48,15 +48,15 @@ export function balance(value) {
 
 /** Ink that can be read on the colour of a share, or of a value. */
 export function ink(share) {
-  const { much } = all();
-  const at = 3 * Math.round(255 * Math.max(0, Math.min(1, Math.abs(share) || 0)));
-  const light = (0.299 * much[at] + 0.587 * much[at + 1] + 0.114 * much[at + 2]) / 255;
-  return light > 0.55 ? "#10201a" : "#f4fbf7";
+  return readable(all().much, share);
 }
 
 /** Ink that can be read on `balance(value)`. */
 export function balanceInk(value) {
-  const table = value >= 0 ? all().more : all().less;
+  return readable(value >= 0 ? all().more : all().less, value);
+}
+
+function readable(table, value) {
   const at = 3 * Math.round(255 * Math.max(0, Math.min(1, Math.abs(value) || 0)));
   const light = (0.299 * table[at] + 0.587 * table[at + 1] + 0.114 * table[at + 2]) / 255;
   return light > 0.55 ? "#10201a" : "#f4fbf7";

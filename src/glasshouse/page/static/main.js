@@ -1,6 +1,6 @@
 // The page itself: the model's name, the text and its tokens, the selection, and the views on them.
 
-import { ask, askedAbout, dropOthers, isSaved, Outdated, savedFragment } from "glasshouse/asking.js";
+import { ask, askedAbout, dropOthers, isSaved, Outdated, Refused, savedFragment } from "glasshouse/asking.js";
 import { themeChanged } from "glasshouse/colour.js";
 import { h, put } from "glasshouse/dom.js";
 import { Glass } from "glasshouse/glass.js";
@@ -218,8 +218,7 @@ class Page {
       if (error instanceof Outdated) return;
       put(pane.trouble, error.message);
       pane.trouble.hidden = false;
-      if (error.name !== "Error" && !error.message) throw error;
-      if (!(error instanceof Error) || error instanceof TypeError || error instanceof ReferenceError) console.error(error);
+      if (!(error instanceof Refused)) console.error(error); // a mistake of ours
     } finally {
       clearTimeout(patience);
       this.wait(-1);
