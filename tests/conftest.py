@@ -1,6 +1,20 @@
 """Settings every test runs under."""
 
+from collections.abc import Iterator
+
+import pytest
 import torch
 
 # Tensors here are tiny: a second thread only waits for the first.
 torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def _same_kernels() -> Iterator[None]:
+    """Let every test have the kernels a new process has.
+
+    Where a processor has no bfloat16, torch on ARM gives oneDNN up for good at the first product of such numbers, and
+    all that comes after is summed in another order.
+    """
+    yield
+    torch.backends.mkldnn.set_flags(True)

@@ -58,8 +58,8 @@ def test_by_hand() -> None:
 @pytest.mark.parametrize("stored", ["as is", "transposed", "a part of three"])
 @pytest.mark.parametrize(("n", "k"), [(768, 768), (1000, 300), (257, 2048)])
 @torch.no_grad()
-def test_no_further_from_the_truth_than_torch(n: int, k: int, stored: str) -> None:
-    """Torch sums few rows in another order than many, and closer to the truth; many are what is compared with."""
+def test_no_further_from_the_truth_than_a_plain_sum(n: int, k: int, stored: str) -> None:
+    """Libraries sum in orders of their own, most of them closer to the truth than one product after the other."""
     torch.manual_seed(0)
     weight, bias = torch.randn(n, k), torch.randn(n)
     if stored == "transposed":  # as GPT-2's matrices are
@@ -69,12 +69,16 @@ def test_no_further_from_the_truth_than_torch(n: int, k: int, stored: str) -> No
     linear = PackedLinear(weight, bias)
     many = torch.randn(64, k)
     truth = F.linear(many.double(), weight.double(), bias.double())
-    theirs = (F.linear(many, weight, bias) - truth).square().mean().sqrt()
+    plain = torch.zeros(len(many), n)
+    for x, w in zip(many.T, weight.T, strict=True):
+        plain += x[:, None] * w
+    furthest = (plain + bias - truth).square().mean().sqrt()
+    chance = 1 + 6 / (2 * n) ** 0.5  # a mean of n squares is off by sqrt(2 / n), its root by half of that
     for shape in [(1,), (4,), (8,), (33,), (2, 5), (3, 2, 2)]:
         rows = many[: torch.Size(shape).numel()]
         result = linear(rows.view(*shape, k))
         assert result.shape == (*shape, n)
-        assert (result.view(-1, n) - truth[: len(rows)]).square().mean().sqrt() <= 2 * theirs
+        assert (result.view(-1, n) - truth[: len(rows)]).square().mean().sqrt() <= chance * furthest
 
 
 @packs
@@ -235,6 +239,7 @@ def test_a_single_row_has_its_matrices_by_columns() -> None:
 def test_without_the_operators_a_tree_stays_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     layer = nn.Linear(1024, 512)
     monkeypatch.setattr(platform, "machine", lambda: "riscv64")
+    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_acl_supported", lambda: False)
     tree = nn.Sequential(layer)
     pack(tree, rows=8)
     assert tree[0] is layer
