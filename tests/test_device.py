@@ -21,7 +21,24 @@ def test_the_peak_is_measured_in_operations_a_second(monkeypatch: object) -> Non
     """A product that takes one second of a made-up clock runs at 2 n^3 operations a second."""
     ticks = iter(range(100))
     monkeypatch.setattr(device.time, "perf_counter", lambda: float(next(ticks)))
-    assert device.matmul_peak(torch.device("cpu"), torch.float32, repeats=1) == 2 * 2048**3
+    before = torch.get_rng_state()
+    assert device.matmul_peak(torch.device("cpu"), torch.float32, repeats=1) == 2 * 1024**3
+    assert torch.get_rng_state().equal(before)  # how fast a machine is must not change what it learns
+
+
+def test_a_fast_machine_is_given_a_larger_product(monkeypatch: object) -> None:
+    """By a made-up clock on which n^3 / 2^37 seconds pass: of 1,024 that is too short, of 2,048 it is not."""
+    now = 0.0
+
+    def product(self: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+        nonlocal now
+        now += len(self) ** 3 / 2**37
+        return self
+
+    monkeypatch.setattr(torch.Tensor, "__matmul__", product)
+    monkeypatch.setattr(device.time, "perf_counter", lambda: now)
+    assert device.matmul_peak(torch.device("cpu"), torch.float32, repeats=3) == 2**38
+    assert now == (3 * 2**30 + (3 + 5) * 2**33) / 2**37  # three to see that it is too small, and that this is not
 
 
 def test_an_obstacle_to_compiling_is_named(monkeypatch: object) -> None:

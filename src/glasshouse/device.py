@@ -11,6 +11,8 @@ from pathlib import Path
 
 import torch
 
+TIMED = 0.02  # seconds beside which the start of a product, and the clock, are nothing
+
 
 def best() -> torch.device:
     """Return the fastest device here: an NVIDIA GPU, then Apple's, then the CPU."""
@@ -68,14 +70,24 @@ def compile_obstacle(device: torch.device) -> str | None:
 
 
 def matmul_peak(device: torch.device, dtype: torch.dtype, repeats: int = 7) -> float:
-    """Measure the floating-point operations per second of a large matrix product: the ceiling of a model."""
-    size = {"cuda": 8192, "mps": 4096}.get(device.type, 2048)
-    a = torch.randn(size, size, device=device).to(dtype)
-    b = torch.randn(size, size, device=device).to(dtype)
+    """Measure the floating-point operations per second of a large matrix product: the ceiling of a model.
+
+    A product is large that takes long enough to be timed: a slow machine does not wait for one made for a fast one.
+    """
+    size, largest = 1024, 8192 if device.type == "cuda" else 4096
+    while size < largest and _product_seconds(size, device, dtype, 1) < TIMED:
+        size *= 2
+    return 2 * size**3 / _product_seconds(size, device, dtype, repeats)
+
+
+def _product_seconds(size: int, device: torch.device, dtype: torch.dtype, repeats: int) -> float:
+    """Return how long a product of two square matrices takes, by the median."""
+    own = torch.Generator(device).manual_seed(0)  # measuring leaves the numbers that others draw alone
+    a, b = torch.randn(2, size, size, device=device, generator=own).to(dtype)
     times = []
     for _ in range(repeats + 2):  # two to warm up
         start = time.perf_counter()
         c = a @ b
         c[0, 0].item()  # waits until the product is there
         times.append(time.perf_counter() - start)
-    return 2 * size**3 / statistics.median(times[2:])
+    return statistics.median(times[2:])

@@ -87,6 +87,7 @@ def test_it_trains_says_how_it_went_and_what_to_try_and_that_works(place: Path, 
     )
     assert re.fullmatch(r"step 4: held out, loss \S+, perplexity \S+, accuracy \S+, bits per byte \S+", last)
     assert "on what was held out, after 4 steps:\n\nloss " in done.out
+    assert (place / "my runs" / "first" / "plots.png").is_file()
     for name in ("perplexity", "accuracy", "bits per byte", "gzip", "xz", "byte 5-gram", "asked for", "said"):
         assert re.search(rf"^{name} +\S", done.out, re.MULTILINE), name
     tries = [shlex.split(line) for line in done.out.partition("try:\n")[2].splitlines()]

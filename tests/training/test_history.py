@@ -16,23 +16,15 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from test_loop import Told, assert_same, killed, table, write_data
+from test_loop import Told, assert_same, killed, table
 
 import glasshouse as gh
 from glasshouse import store
 from glasshouse.errors import ConfigError, InputError
-from glasshouse.training import Moment, Run, is_run, moments, plots, train
+from glasshouse.training import Moment, Run, is_run, moments, train
 from glasshouse.training.checkpoint import ABOUT, TENSORS, Checkpoints
 from glasshouse.training.history import History, name_of, spare, steps_in
 from glasshouse.training.state import State
-
-
-@pytest.fixture
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with data, where no plots are drawn, which takes its time."""
-    write_data(tmp_path)
-    monkeypatch.setattr(plots, "draw", lambda *_: None)
-    return tmp_path
 
 
 def many(place: Path, out: str = "run", **choices: Any) -> dict[str, Any]:  # noqa: ANN401

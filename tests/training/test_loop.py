@@ -39,12 +39,6 @@ def write_data(place: Path) -> None:
     (place / "labels.tsv").write_text("text\tlabel\n" + "\n".join(labelled) + "\n")
 
 
-@pytest.fixture
-def place(tmp_path: Path) -> Path:
-    write_data(tmp_path)
-    return tmp_path
-
-
 def table(place: Path, kind: str = "decoder", out: str = "run", **choices: Any) -> dict[str, Any]:  # noqa: ANN401
     source = {"path": str(place / "a.tsv"), "kind": "pairs"} if kind == "seq2seq" else {"path": str(place / "a.txt")}
     return {
@@ -117,8 +111,11 @@ def killed(settings: dict[str, Any]) -> None:
     assert done.returncode == -signal.SIGKILL, done.stderr.decode()
 
 
-@pytest.mark.parametrize("workers", [0, 1])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("kind", "workers"),
+    [("decoder", 0), ("decoder", 1), ("encoder", 1), ("seq2seq", 1)]
+    + [pytest.param(kind, 0, marks=pytest.mark.long) for kind in ("encoder", "seq2seq")],
+)
 def test_killed_and_resumed_is_never_killed(kind: str, workers: int, place: Path) -> None:
     train(Run.parse(table(place, kind, "whole", workers=workers)))
     settings = table(place, kind, workers=workers)

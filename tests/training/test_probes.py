@@ -37,12 +37,6 @@ NAMES = {
 LENGTH = 16  # of a row in `table`
 
 
-@pytest.fixture
-def place(tmp_path: Path) -> Path:
-    write_data(tmp_path)
-    return tmp_path
-
-
 def read(place: Path, out: str = "run") -> list[dict[str, Any]]:
     return [json.loads(line) for line in (place / out / "probes.jsonl").read_text().splitlines()]
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from test_loop import KINDS, SAYING, Told, assert_same, killed, losses, table, write_data
+from test_loop import KINDS, SAYING, Told, assert_same, killed, losses, table
 
 import glasshouse as gh
 from glasshouse.data.samples import make_samples
@@ -16,19 +16,11 @@ from glasshouse.errors import ConfigError
 from glasshouse.generation import engine
 from glasshouse.layers import lora
 from glasshouse.layers.twin import HOOKS
-from glasshouse.training import Run, plots, samples, train
+from glasshouse.training import Run, samples, train
 from glasshouse.training.loop import Result
 from glasshouse.training.samples import Beginnings, Gaps, Questions, first_prompts
 
 LENGTH = 16  # of a row in `table`
-
-
-@pytest.fixture
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with data, where no plots are drawn, which takes its time."""
-    write_data(tmp_path)
-    monkeypatch.setattr(plots, "draw", lambda *_: None)
-    return tmp_path
 
 
 def read(place: Path, out: str = "run") -> list[dict[str, Any]]:

@@ -128,14 +128,14 @@ def test_float16_leaves_out_a_step_that_overflows_and_goes_on() -> None:
     torch.manual_seed(0)
     model = gh.build(gh.preset("tiny-decoder", dropout=0.0))
     update = Update(model, torch.optim.AdamW(model.parameters(), 1e-2), compute=torch.float16)
-    update.restore({**update.state(), "scale": 2.0**40})  # far too large for float16
+    update.restore({**update.state(), "scale": 2.0**30})  # far too large for float16
     before = copy.deepcopy(model.state_dict())
     outcome = update(ragged(6))
     assert outcome.loss < torch.inf
     assert not outcome.norm < torch.inf
     assert all(weight.equal(before[name]) for name, weight in model.state_dict().items())
-    assert update.state()["scale"] == 2.0**39
-    losses = [update(ragged(6)).loss for _ in range(60)]
+    assert update.state()["scale"] == 2.0**29
+    losses = [update(ragged(6)).loss for _ in range(36)]
     assert losses[-1] < losses[0] - 1
 
 
