@@ -9,12 +9,25 @@ from glasshouse import spec
 from glasshouse.errors import InputError
 
 
+class Table(nn.Embedding):
+    """A trained vector for each row. Without memory behind it none is drawn: what torch loads for that takes seconds.
+
+    >>> with torch.device("meta"):
+    ...     Table(3, 2).weight.device
+    device(type='meta')
+    """
+
+    def reset_parameters(self) -> None:
+        if not self.weight.is_meta:
+            super().reset_parameters()
+
+
 class TokenEmbedding(nn.Module):
     """One trained vector a token; where the spec says so, times the root of their width."""
 
     def __init__(self, s: spec.Transformer) -> None:
         super().__init__()
-        self.table = nn.Embedding(s.vocab_size, s.d_model)
+        self.table = Table(s.vocab_size, s.d_model)
         self.scale = s.d_model**0.5 if s.embed_scale else 1.0
 
     def forward(self, ids: Tensor, name: str = "ids") -> Tensor:
@@ -29,7 +42,7 @@ class SegmentEmbedding(nn.Module):
 
     def __init__(self, n_segments: int, d_model: int) -> None:
         super().__init__()
-        self.table = nn.Embedding(n_segments, d_model)
+        self.table = Table(n_segments, d_model)
 
     def forward(self, x: Tensor, segments: Tensor | None) -> Tensor:
         """Add the vector of each token's segment; without segments, that of segment 0."""

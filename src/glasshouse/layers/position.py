@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from glasshouse import spec
 from glasshouse.errors import InputError
+from glasshouse.layers.embedding import Table
 
 Rotate = Callable[[Tensor], Tensor]
 
@@ -90,7 +91,7 @@ class LearnedPosition(Position):
         super().__init__()
         self.max_len = max_len
         self.offset = offset
-        self.table = nn.Embedding(max_len + offset, d_model)
+        self.table = Table(max_len + offset, d_model)
 
     def embed(self, x: Tensor, positions: Tensor) -> Tensor:
         """Add the vector of each position; refuse one the table does not have."""
@@ -189,7 +190,7 @@ class RelativePosition(Position):
 
     def __init__(self, n_heads: int, n_buckets: int, max_distance: int, causal: bool) -> None:
         super().__init__()
-        self.table = nn.Embedding(n_buckets, n_heads)
+        self.table = Table(n_buckets, n_heads)
         self.max_distance = max_distance
         self.causal = causal
 
