@@ -1,13 +1,14 @@
 """What the page costs, on a GPT-2-small shape with random weights: served by its own process, seen in Chromium.
 
-    python benchmarks/page.py [--rounds 5] [--parts open head off lens scroll] [--threads 2] [--chromium PATH]
+    python benchmarks/page.py [--rounds 5] [--parts open head off lens scroll] [--long 4096] [--threads 2]
+        [--chromium PATH]
 
 open: from the navigation to the shell and the tokens, and from a new text of 512 tokens to its first numbers,
 beside one forward pass of the model on as many tokens.
 head: from choosing another head to its map and its query-key view.
 off: from switching a head off to the new numbers, in the first and in the last layer, beside one forward pass.
 lens: one window of the lens table, and what the server holds meanwhile, beside all logits there are.
-scroll: frames while a map of 4,096 tokens is scrolled and zoomed, tiles fetched, and the server's memory.
+scroll: frames while a long map is scrolled and zoomed, tiles fetched, and the server's memory.
 
 All times are medians over the rounds with the least and the most; a frame is what the browser draws between two
 repaints. The server has its own process, so its memory is its own.
@@ -34,7 +35,7 @@ from playwright.sync_api import Browser, Page, sync_playwright
 
 import glasshouse as gh
 
-LENGTH, LONG = 512, 4096
+LENGTH = 512
 # What is done in the page, and how long until everything that follows from it is drawn.
 UNTIL_DRAWN = """async (act) => {
   const frame = () => new Promise((done) => requestAnimationFrame(done));
@@ -132,10 +133,11 @@ def fragment(**state: object) -> str:
 class Bench:
     """One server, one browser, and the forward pass that everything is measured by."""
 
-    def __init__(self, folder: Path, address: str, pid: int, browser: Browser, rounds: int) -> None:
+    def __init__(self, folder: Path, address: str, pid: int, browser: Browser, rounds: int, long: int) -> None:
         self.model, tok = gh.load(folder)
         assert tok is not None
-        self.tok, self.address, self.pid, self.browser, self.rounds = tok, address, pid, browser, rounds
+        self.tok, self.address, self.pid, self.browser = tok, address, pid, browser
+        self.rounds, self.long = rounds, long
 
     def forward(self, length: int = LENGTH) -> list[float]:
         """Return the milliseconds of single passes in this process, after one to warm up."""
@@ -215,7 +217,7 @@ class Bench:
         page.context.close()
 
     def scroll(self) -> None:
-        page = self.page(text=text_of(self.tok, LONG), view="attention")
+        page = self.page(text=text_of(self.tok, self.long), view="attention")
         asked: list[str] = []
         page.on("request", lambda request: asked.append(request.url) if request.url.endswith("/tile") else None)
         before = memory(self.pid)
@@ -224,7 +226,7 @@ class Bench:
         ordered = sorted(frames)
         late = ordered[int(0.95 * len(ordered))]
         share = sum(one < 34 for one in frames) / len(frames)
-        print(f"a frame while scrolling {LONG} tokens {said(frames)}    95% below {late:.1f} ms")
+        print(f"a frame while scrolling {self.long} tokens {said(frames)}    95% below {late:.1f} ms")
         print(
             f"frames in less than 34 ms          {share:8.1%}    {len(asked)} tiles fetched in {self.rounds} rounds"
         )
@@ -236,6 +238,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--parts", nargs="+", default=["open", "head", "off", "lens", "scroll"])
+    parser.add_argument("--long", type=int, default=4096, help="tokens of the map that is scrolled")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--chromium", default=shutil.which("chromium"))
     given = parser.parse_args()
@@ -245,7 +248,7 @@ def main() -> None:
         make_model(folder)
         browser = playwright.chromium.launch(executable_path=given.chromium, args=["--no-sandbox", "--disable-gpu"])
         with served(folder, given.threads) as (address, pid):
-            bench = Bench(folder, address, pid, browser, given.rounds)
+            bench = Bench(folder, address, pid, browser, given.rounds, given.long)
             for part in given.parts:
                 getattr(bench, part)()
         browser.close()

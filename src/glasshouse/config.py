@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import functools
 import numbers
 import tomllib
 from collections.abc import Iterable, Mapping
@@ -36,7 +37,8 @@ class Settings:
     kind: ClassVar[str]
 
     def __post_init__(self) -> None:
-        for name, hint in _hints(type(self)).items():
+        own: type = type(self)
+        for name, hint in _hints(own).items():
             object.__setattr__(self, name, _parse(hint, getattr(self, name), name))
         self.check()
 
@@ -44,6 +46,7 @@ class Settings:
         """Refuse values that have the right type and still make no sense."""
 
 
+@functools.cache
 def _hints(settings: type) -> dict[str, Any]:
     hints = get_type_hints(settings)
     return {field.name: hints[field.name] for field in dataclasses.fields(settings)}

@@ -118,7 +118,7 @@ def test_tiles_hold_the_largest_weight_of_each_square(
     preset: str, kept_from: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(attention, "KEPT_FROM", kept_from)
-    n = 300
+    n = 600
     traces, question = built(preset, position="alibi" if preset == "tiny-decoder" else "rotary"), long(n)
     weights, scores, _ = recorded(traces.of(question), "pattern.1")
     whole = torch.where(scores[2] == -torch.inf, -1.0, weights[2])
@@ -131,10 +131,10 @@ def test_tiles_hold_the_largest_weight_of_each_square(
 
 
 def test_strips_are_seamless(monkeypatch: pytest.MonkeyPatch) -> None:
-    traces, question = built("tiny-decoder"), long(300)
+    traces, question = built("tiny-decoder"), long(600)
     asks = [Tile(question, "pattern", 0, 1, level) for level in range(3)]
     at_once = [unpacked(attention.tile(traces, ask)["cells"]) for ask in asks]
-    monkeypatch.setattr(attention, "STRIP", 2500)  # eight rows
+    monkeypatch.setattr(attention, "STRIP", 5000)  # eight rows
     anew = built("tiny-decoder")
     for ask, known in zip(asks, at_once, strict=True):
         same(unpacked(attention.tile(anew, ask)["cells"]), known)

@@ -404,7 +404,7 @@ def test_a_saved_page_holds_what_it_asks(
     traces = Traces(Subject.of(*trained))
     state = filled(traces, given)
     known = {key_of(*one) for one in experiment.opening(traces, question_of(traces.subject.at(""), state), state)}
-    page = visit(trained, view="alignment" if kind == "pair" else "attention", **given)
+    page = visit(trained, view="text", **given)
     assert asked_on_opening(page, "experiment") == known
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import http.client
 import json
+import webbrowser
 from collections.abc import Iterator
+from queue import Queue
 
 import pytest
 
@@ -60,6 +62,20 @@ def test_without_the_token_there_is_nothing(server: Server, path: str, given: st
     name = cookie(server).partition("=")[0]
     assert ask(server, path, Cookie=given.format(name=name))[0] == 401
     assert ask(server, path, "POST", b"{}", Cookie=given.format(name=name))[0] == 401
+
+
+def test_a_browser_is_given_what_opens_the_page_once(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: Queue[str] = Queue()
+    monkeypatch.setattr(webbrowser, "open", opened.put)
+    server.show("#layer=1")
+    address = opened.get(timeout=10)
+    assert server.token not in address  # everyone on the machine can read what a program is started with
+    path, _, fragment = address.removeprefix(f"http://127.0.0.1:{server.port}").partition("#")
+    assert fragment == "layer=1"
+    status, headers, _ = ask(server, path)
+    assert (status, headers["location"]) == (303, "/")
+    assert ask(server, "/", Cookie=headers["set-cookie"].partition(";")[0])[0] == 200
+    assert ask(server, path)[0] == 401
 
 
 def test_a_wrong_token_is_none(server: Server) -> None:

@@ -134,9 +134,12 @@ def test_a_page_is_one_file_that_names_no_other(decoder: Trained) -> None:
     assert "Content-Security-Policy" in page
 
 
-def test_a_view_that_does_not_exist_is_said(decoder: Trained) -> None:
+def test_what_the_page_does_not_have_is_said(decoder: Trained) -> None:
     with pytest.raises(gh.InputError, match="did you mean attention"):
         gh.look(*decoder, TEXT, view="atention")
+    with pytest.raises(gh.InputError, match="nothing called 'laier'; did you mean layer"):
+        gh.look(*decoder, TEXT, laier=3)
+    gh.look(*decoder, TEXT, attentionScale="log")  # what a view keeps for itself
 
 
 def test_the_page_is_served_from_python(decoder: Trained, browser: Browser) -> None:

@@ -271,6 +271,16 @@ def test_the_same_in_python_gives_the_same(kind: str, request: pytest.FixtureReq
     assert vector(page, "attention:out", "a") == pytest.approx(wanted, rel=1e-5, abs=1e-6)
 
 
+def test_in_python_too_what_is_hidden_or_patched_is_so(encoder: Trained, visit: Visit) -> None:
+    edits = [{"kind": "patch", "site": "resid_post.0[position=1]"}]
+    state = {"hidden": [2], "edits": edits, "other": "a dog ran to the tree"}
+    page = visit(encoder, text=TEXT, view="steps", layer=1, token=1, stepsCard="attention:out", **state)
+    told: dict[str, Any] = {"model": encoder[0], "tok": encoder[1]}
+    exec((page.locator(".python code").text_content() or "").replace("print(site,", "(site,"), told)
+    wanted = shown(told["seen"]["attn_out.1[position=1]"][0])
+    assert vector(page, "attention:out", "a") == pytest.approx(wanted, rel=1e-5, abs=1e-6)
+
+
 @pytest.mark.long  # test_saving.py opens every view of a saved page
 @pytest.mark.parametrize("side", ["", "source"])
 def test_what_it_asks_is_what_a_saved_page_holds(side: str, pair: Trained, visit: Visit) -> None:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
 import torch
-from conftest import Trained, Visit, settle
+from conftest import ONE_KIND, Trained, Visit, settle
 from playwright.sync_api import Page, expect
 
 import glasshouse as gh
@@ -290,3 +291,20 @@ def test_the_address_has_no_token_and_the_state_alone(decoder: Trained, visit: V
     page = visit(decoder, text=TEXT, layer=1)
     assert "token=" not in urlsplit(page.url).query
     assert state_of(page) == {"text": TEXT, "layer": 1}
+
+
+@pytest.mark.parametrize("kind", ONE_KIND)
+def test_the_same_in_python(kind: str, request: pytest.FixtureRequest, visit: Visit) -> None:
+    """The code on the page runs, and gives what the page shows, also of a long text or with something hidden."""
+    model, tok = request.getfixturevalue(kind)
+    asked: dict[str, dict[str, object]] = {
+        "decoder": {"text": f"{TEXT}. " * 40, "added": [7]},
+        "encoder": {"text": TEXT, "hidden": [2, 4], "token": 2},
+        "pair": {"text": SOURCE, "target": "eins fünf"},
+    }
+    site = "decoder.z.0[head=1]" if kind == "pair" else "z.0[head=1]"
+    page = visit((model, tok), edits=[{"kind": "scale", "site": site, "by": 0.5}], **asked[kind])
+    names: dict[str, Any] = {"model": model, "tok": tok}
+    exec(page.locator(".python code").text_content() or "", names)
+    for token, probability in candidates(page).items():
+        assert probability == pytest.approx(float(names["said"][token]), rel=1e-4, abs=1e-7)

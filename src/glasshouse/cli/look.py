@@ -47,14 +47,13 @@ def look(
         print(f"{clean(str(save))}: {save.stat().st_size:,} bytes; open it in any browser")
         return
     server = gh.page.Server(traces, host, port)
-    address = server.address + seen.fragment
     if not server.is_local:
         print(f"warning: whoever reaches {host} and has the address can see the page and use the model")
 
     def started() -> None:
         print("The page is open until you press Ctrl-C; its address is for you alone:")
-        print(address, flush=True)
+        print(server.address + seen.fragment, flush=True)
         if browser:
-            server.show(address)
+            server.show(seen.fragment)
 
     server.run(started)

@@ -70,8 +70,9 @@ def make_app(traces: Traces) -> Starlette:
     """Return the page of a subject, open to everyone: a guard belongs in front of it."""
     desk = Desk(traces)
     files = {path.relative_to(STATIC).as_posix(): path.read_bytes() for path in STATIC.rglob("*.*")}
-    # All modules are fetched at once; else each would wait for the one that names it.
-    scripts = "".join(f'<link rel="modulepreload" href="/static/{name}">\n' for name in files if name.endswith(".js"))
+    # What every view needs is fetched at once; else each module would wait for the one that names it.
+    needed = [name for name in files if name.endswith(".js") and "/" not in name]
+    scripts = "".join(f'<link rel="modulepreload" href="/static/{name}">\n' for name in needed)
     page = files["index.html"].decode().replace("</head>", f"{scripts}</head>")
 
     async def front(request: Request) -> Response:

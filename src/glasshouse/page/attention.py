@@ -21,7 +21,7 @@ from glasshouse.page.question import Question
 from glasshouse.page.trace import Trace, Traces
 
 EVERY = slice(None)
-TILE = 128  # cells of a tile, a side
+TILE = 256  # cells of a tile, a side
 SMALL = 40  # cells of a small map, a side, at most
 STRIP = 2**20  # weights that are held at once
 SCORED = 512  # tokens that heads are scored on
@@ -115,8 +115,8 @@ def _pooled(found: Map, ask: Tile, keys: slice) -> Tensor:
 def levels(queries: int, keys: int) -> int:
     """Return how many levels a map has: at the last one it is a single tile.
 
-    >>> levels(128, 30), levels(129, 30), levels(8192, 8192)
-    (1, 2, 7)
+    >>> levels(256, 30), levels(257, 30), levels(8192, 8192)
+    (1, 2, 6)
     """
     return 1 + max(0, math.ceil(math.log2(max(queries, keys) / TILE)))
 

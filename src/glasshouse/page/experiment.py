@@ -17,13 +17,12 @@ from glasshouse.inspection.readout import is_readable
 from glasshouse.models import Encoder
 from glasshouse.models.heads import NoHead, Pool, Vocabulary
 from glasshouse.page import stream, wire
-from glasshouse.page.address import question_of
 from glasshouse.page.following import logits_at, named
 from glasshouse.page.question import Question
 from glasshouse.page.trace import Trace, Traces, alike
 
 MOST_SITES = 128  # in one answer
-SHOWN = 8  # candidates, as in static/views/experiment.js
+SHOWN = 8  # candidates, as in static/views/experiment/said.js
 
 
 @dataclass(frozen=True)
@@ -165,10 +164,6 @@ def opening(traces: Traces, question: Question, state: Table) -> list[tuple[str,
         asks.append(("changed", {"question": question.table(), "position": place, "show": SHOWN}))
     if is_readable(trace.model):
         asks += [("lens", {"question": each, "start": place, "stop": place + 1}) for each in both]
-    if state["other"]:
-        alone = {"kind": "patch", "site": ""}
-        patched = question_of(trace.sitter, {**state, "edits": [alone]})
-        asks.append(("tokens", {"question": patched.source.table()}))
     return asks
 
 

@@ -22,11 +22,14 @@ class Guard:
     """Stands before an app: checks the host, the origin and the token, and says what the page may load.
 
     The token comes in the printed address; it becomes a cookie that scripts cannot read, and the address is
-    replaced by one without it. `hosts` are the names with their port by which the page may be called.
+    replaced by one without it. A ticket, which opens the door once, goes to a browser that is started for the user:
+    what a program is started with is there for everyone on the machine to read. `hosts` are the names with their port
+    by which the page may be called.
     """
 
     def __init__(self, app: ASGIApp, hosts: Collection[str], token: str, policy: str) -> None:
         self.app, self.token, self.policy = app, token, policy
+        self.tickets: set[str] = set()
         self.hosts = frozenset(hosts)
         self.origins = frozenset(f"http://{host}" for host in hosts)
         # Cookies do not tell ports apart, so the name has to.
@@ -54,7 +57,7 @@ class Guard:
         if headers.get("origin", next(iter(self.origins))).lower() not in self.origins:
             return PlainTextResponse(FOREIGN, 403)
         given = parse_qs(scope["query_string"].decode("latin-1")).get("token", [""])[-1]
-        if given and scope["path"] == "/" and self._is_token(given):
+        if given and scope["path"] == "/" and (self._is_token(given) or self._takes(given)):
             entered = RedirectResponse("/", 303)
             # Lax, not strict: the printed address may be a link on another page, such as that of a web terminal.
             entered.set_cookie(self.cookie, self.token, httponly=True, samesite="lax")
@@ -62,6 +65,20 @@ class Guard:
         if not self._is_token(cookie_parser(headers.get("cookie", "")).get(self.cookie, "")):
             return PlainTextResponse(CLOSED, 401)
         return None
+
+    def ticket(self) -> str:
+        """Return what opens the page once, in place of the token."""
+        made = new_token()
+        self.tickets.add(made)
+        return made
+
+    def _takes(self, given: str) -> bool:
+        """Take a ticket, if it is one."""
+        try:
+            self.tickets.remove(given)
+        except KeyError:
+            return False
+        return True
 
     def _is_token(self, given: str) -> bool:
         return secrets.compare_digest(given.encode(), self.token.encode())

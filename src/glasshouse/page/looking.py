@@ -11,7 +11,7 @@ from glasshouse.errors import InputError
 from glasshouse.models import Model, check_pair
 from glasshouse.models.seq2seq import Seq2Seq
 from glasshouse.page import alignment, attention, experiment, progress, saving, steps, stream, text
-from glasshouse.page.address import filled, fragment, question_of
+from glasshouse.page.address import DEFAULTS, filled, fragment, question_of
 from glasshouse.page.question import Question
 from glasshouse.page.server import Server
 from glasshouse.page.subject import Subject
@@ -60,10 +60,9 @@ class Look:
         """Serve the whole page, which can do all that a file cannot, in the background; `close` what it returns."""
         server = Server(self.traces, port=port)
         server.start()
-        address = server.address + self.fragment
         if browser:
-            server.show(address)
-        print(address)
+            server.show(self.fragment)
+        print(server.address + self.fragment)
         return server
 
     @property
@@ -76,8 +75,12 @@ class Look:
         return f'<iframe {frame} srcdoc="{escape(self.html())}"></iframe>'
 
     def _asks(self, state: Table) -> Iterator[tuple[str, Table]]:
-        """Yield what all views ask when they open on a state."""
-        question = question_of(self.traces.subject.at(state["moment"]), state)
+        """Yield what all views ask when they open on a state, and the tokens of the text that patches come from."""
+        sitter = self.traces.subject.at(state["moment"])
+        if state["other"]:
+            patched = question_of(sitter, {**state, "edits": [{"kind": "patch", "site": ""}]})
+            yield "tokens", {"question": patched.source.table()}
+        question = question_of(sitter, state)
         for name in self._views():
             yield from OPENINGS[name](self.traces, question, state)
 
@@ -118,7 +121,11 @@ def look(model: Model, tok: Tokenizer | None = None, text: str = "", **state: ob
 
 
 def checked(state: Table) -> Table:
-    """Return a state, if the page has such a view."""
+    """Return a state, if the page has such a view and knows all the names."""
+    own = tuple(OPENINGS.keys() - {"text"})  # what a view keeps for itself is named after it
+    for name in state:
+        if name not in DEFAULTS and not name.startswith(own):
+            raise InputError(f"the page has nothing called {name!r}; {nearest(name, DEFAULTS)}")
     if (view := state.get("view", "text")) not in OPENINGS:
         raise InputError(f"there is no view {view!r}; {nearest(str(view), OPENINGS)}")
     return state

@@ -34,7 +34,8 @@ class Server:
             raise InputError(f"host is {host!r}, which is every address there is; name the one to be called by.")
         try:
             family = socket.AF_INET6 if ":" in host else socket.AF_INET
-            self.socket = socket.socket(family, socket.SOCK_STREAM)
+            # By its protocol asyncio tells which sockets must not hold small answers back, 40 ms each.
+            self.socket = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
             self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             self.socket.bind((host, port))
         except (OSError, OverflowError, UnicodeError) as error:
@@ -47,11 +48,12 @@ class Server:
         names = {f"{name}:{self.port}" for name in ("127.0.0.1", "localhost", "[::1]", named)}
         names |= {name.removesuffix(":80") for name in names}  # which browsers leave out
         page = (STATIC / "index.html").read_text(encoding="utf-8")
-        guarded = Guard(make_app(traces), names, self.token, policy(page))
-        self.address = f"http://{named}:{self.port}/?token={self.token}"
+        self._guard = Guard(make_app(traces), names, self.token, policy(page))
+        self._door = f"http://{named}:{self.port}/?token="
+        self.address = self._door + self.token
         self.is_local = host in LOOPBACK
         settings = uvicorn.Config(
-            guarded, log_level="warning", access_log=False, server_header=False, lifespan="off", ws="none"
+            self._guard, log_level="warning", access_log=False, server_header=False, lifespan="off", ws="none"
         )
         self._uvicorn = uvicorn.Server(settings)
         self._thread: threading.Thread | None = None
@@ -73,8 +75,9 @@ class Server:
         self._thread = threading.Thread(target=self._uvicorn.run, kwargs={"sockets": [self.socket]}, daemon=True)
         self._thread.start()
 
-    def show(self, address: str) -> None:
-        """Open the address, with a state, in a browser, if there is one, which may stay until it is closed."""
+    def show(self, fragment: str = "") -> None:
+        """Open the page at a state in a browser, if there is one, which may stay until it is closed."""
+        address = self._door + self._guard.ticket() + fragment
         threading.Thread(target=webbrowser.open, args=[address], daemon=True).start()
 
     def close(self) -> None:

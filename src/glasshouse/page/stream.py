@@ -22,7 +22,7 @@ from glasshouse.page.trace import Trace, Traces
 MOST_POSITIONS = 64  # in one answer
 MOST_TOKENS = 20  # of one vector
 WINDOW = 64  # positions around one whose parts are kept along with it
-# As in static/views/stream.js: positions and layers of a tile of the table, tokens a sum may be of, tokens alike.
+# As in static/views/stream/: positions and layers of a tile of the table, tokens a sum may be of, tokens alike.
 COLUMNS, ROWS, CANDIDATES, NEAREST = 16, 12, 12, 6
 BESIDE = 4  # tiles that a saved page holds on either side of the selected one
 
@@ -198,8 +198,6 @@ def opening(traces: Traces, question: Question, state: Table) -> list[tuple[str,
         given = {name: value for name, value in chosen.items() if value is not None}
         asks.append(("next", {**here, "position": place, "show": CANDIDATES}))
         asks.append(("parts", {**here, "position": place, **given}))
-    if question.other is not None:  # the same in Python
-        asks.append(("tokens", {"question": question.source.table()}))
     return asks
 
 

@@ -1,6 +1,6 @@
 // Questions to the server, each asked once; or, in a saved page, looked up among the answers that it holds.
 
-const MOST = 400; // answers kept
+const MOST = 200; // answers kept
 
 /** The state moved on while an answer was under way: whoever waited for it need not draw. */
 export class Outdated extends Error {}

@@ -2,22 +2,27 @@
 
 import { quoted } from "glasshouse/parts.js";
 
-const MOST = 200; // ids that are written out
-
 /** Lines that load the model and say what it reads; `inputs` is how a call is then written. */
-export function opening(glass, imports = "torch, glasshouse as gh") {
+export function opening(glass) {
   const { text, added, hidden } = glass.state;
-  const lines = [`import ${imports}`, "", glass.loading];
-  const listed = (row) => `[${row.map((one) => one.id).join(", ")}]`;
+  const lines = ["import torch, glasshouse as gh", "", glass.loading];
+  const listed = (row) => `torch.tensor([[${row.map((one) => one.id).join(", ")}]])`;
   if (glass.model.kind === "seq2seq") {
-    lines.push(`source = torch.tensor([${listed(glass.tokens.source)}])`, `target = torch.tensor([${listed(glass.tokens.target)}])`);
+    lines.push(`source = ${listed(glass.tokens.source)}`, `target = ${listed(glass.tokens.target)}`);
     return { lines, inputs: "source, target" };
   }
   const more = added.length ? ` + [${added.join(", ")}]` : "";
-  const ids = glass.model.tokenizer && glass.row.length - added.length < MOST ? `tok.encode(${quoted(text)})${more}` : glass.row.length < MOST ? listed(glass.row) : `tok.encode(text)${more}`;
-  lines.push(`ids = torch.tensor([${ids}])`);
-  for (const place of hidden) lines.push(`ids[0, ${place}] = tok.special_id("mask")`);
-  return { lines, inputs: "ids" };
+  lines.push(`ids = ${glass.model.tokenizer && text ? `torch.tensor([tok.encode(${quoted(text)})${more}])` : listed(glass.row)}`);
+  if (!hidden.length) return { lines, inputs: "ids" };
+  lines.push("masked = ids.clone()", `masked[0, [${hidden.join(", ")}]] = tok.special_id("mask")`);
+  return { lines, inputs: "masked" };
+}
+
+/** A call that gives what the head says at the selected token, or of the whole text; where it says nothing, vectors. */
+export function answer(glass, inputs) {
+  const { speaks, head } = glass.model;
+  if (!speaks && !head.endsWith("label")) return `model(${inputs})`;
+  return `model(${inputs})[0${head === "sequence_label" ? "" : `, ${glass.token}`}].softmax(-1)`;
 }
 
 /** The changes as `gh.edit` takes them; patches are read from `seen`. */
@@ -37,8 +42,7 @@ function valueOf(edit) {
 async function patches(glass) {
   const sites = glass.state.edits.filter((one) => one.kind === "patch").map((one) => quoted(one.site));
   if (!sites.length || !glass.state.other) return [];
-  const question = { ...glass.question({ plain: true }), asked: glass.other };
-  const tokens = await glass.ask("tokens", { question }, { topic: "" });
+  const tokens = await glass.ask("tokens", { question: glass.otherQuestion });
   const ids = (tokens.source ?? tokens.text).map((one) => one.id);
   const call = tokens.source ? "other, target" : "other";
   return [`other = torch.tensor([[${ids.join(", ")}]])`, `with gh.record(model, ${sites.join(", ")}) as seen:`, `    model(${call})`];

@@ -1,7 +1,9 @@
-// Colours of values: one scale for how much there is, one for more and less. Both follow the theme.
+// Light and dark, and the colours of values: one scale for how much there is, one for more and less.
 
-let tables = null;
+const system = matchMedia("(prefers-color-scheme: dark)");
 const followers = new Set();
+let chosen = remembered();
+let tables = null;
 
 function read(name) {
   const text = getComputedStyle(document.documentElement).getPropertyValue(name).trim();
@@ -73,9 +75,30 @@ export function onTheme(act) {
   return () => followers.delete(act);
 }
 
-export function themeChanged() {
+/** From light to dark, or back, whatever the system has. */
+export function turnTheme() {
+  chosen = document.documentElement.dataset.theme === "dark" ? "light" : "dark";
+  try {
+    localStorage.setItem("glasshouse-theme", chosen);
+  } catch {
+    // then it is forgotten
+  }
+  showTheme();
+}
+
+function remembered() {
+  try {
+    return localStorage.getItem("glasshouse-theme");
+  } catch {
+    return null; // a page that was saved, or one inside another, may keep nothing
+  }
+}
+
+function showTheme() {
+  document.documentElement.dataset.theme = chosen ?? (system.matches ? "dark" : "light");
   tables = null;
   for (const act of followers) act();
 }
 
-matchMedia("(prefers-color-scheme: dark)").addEventListener("change", themeChanged);
+system.addEventListener("change", showTheme);
+showTheme();

@@ -69,6 +69,11 @@ export class Glass {
     return this.tokens.target ? { ...asked, text } : { text };
   }
 
+  /** The question about that text alone. */
+  get otherQuestion() {
+    return { ...this.question({ plain: true }), asked: this.other };
+  }
+
   /** Ask the server; throws Outdated if the view was drawn anew meanwhile. */
   async ask(name, body = {}, options = {}) {
     const { turn } = this;

@@ -1,31 +1,14 @@
-// A map of any size on a canvas: tiles are fetched as they come into view, and only so many are kept.
+// A map of any size on a canvas, to be moved over, zoomed and pointed at.
 
-import { Outdated } from "glasshouse/asking.js";
-import { ink, onTheme, ramp } from "glasshouse/colour.js";
+import { onTheme } from "glasshouse/colour.js";
 import { h } from "glasshouse/dom.js";
+import { draw, LABELLED, LETTER } from "glasshouse/heat/drawing.js";
+import { TILE, Tiles } from "glasshouse/heat/tiles.js";
 
-const TILE = 128; // cells of a tile, a side
-const KEPT = 192; // tiles
-const CHEAP = 1024; // cells of a map, a side, that costs little as a whole
-const AT_ONCE = 6; // tiles under way, as many as a browser has connections
 const WIDEST = 72; // pixels of a cell
-const LABELLED = 13; // pixels from which a cell has its token beside it
-const WRITTEN = 34; // pixels from which a cell has its number in it
 const TALLEST = 640; // pixels of the whole
 const CLOSE = 30; // pixels of a cell that is looked at closely
 const STEP = 2; // of one zoom
-const LETTER = 7.3; // pixels of a letter of a name
-const NAMES = "12px ui-monospace, SFMono-Regular, Menlo, Consolas, 'DejaVu Sans Mono', monospace";
-
-/** How many levels a map has: at the last one it is a single tile. */
-function levels(rows, columns) {
-  return 1 + Math.max(0, Math.ceil(Math.log2(Math.max(rows, columns) / TILE)));
-}
-
-function cut(text, most) {
-  const letters = [...text];
-  return letters.length > most ? `${letters.slice(0, most - 1).join("")}…` : text;
-}
 
 /**
  * Options: label; read(cell), called with the cell {row, column, side, value} that is pointed at, or null;
@@ -48,9 +31,7 @@ export class Heat {
       blur: () => this.paint(),
     } }, this.space);
     this.node.addEventListener("wheel", (event) => event.ctrlKey && event.preventDefault(), { passive: false });
-    this.tiles = new Map(); // the latest used stands last
-    this.underway = new Set();
-    this.numbers = new Map(); // of maps: their names hold whole texts
+    this.tiles = new Tiles(() => this.paint());
     this.map = null;
     this.cell = 0;
     this.cursor = null;
@@ -67,6 +48,7 @@ export class Heat {
     this.stopTheme();
     cancelAnimationFrame(this.frame);
     this.map = null;
+    this.tiles.open(null);
   }
 
   /**
@@ -77,8 +59,7 @@ export class Heat {
   async show(map) {
     const old = this.map;
     this.map = map;
-    this.number = this.numbers.get(map.name) ?? this.numbers.size;
-    this.numbers.set(map.name, this.number);
+    this.tiles.open(map);
     if (old?.rows !== map.rows) this.longest = map.rows.reduce((most, one) => Math.max(most, one.text.length), 2);
     const resized = !old || old.rows.length !== map.rows.length || old.columns.length !== map.columns.length;
     if (resized) {
@@ -188,52 +169,11 @@ export class Heat {
   }
 
   get level() {
-    const { rows, columns } = this.map;
     if (this.cell >= 1) return 0;
-    return Math.min(levels(rows.length, columns.length) - 1, Math.ceil(Math.log2(1 / this.cell) - 1e-9));
+    return Math.min(this.tiles.last, Math.ceil(Math.log2(1 / this.cell) - 1e-9));
   }
 
-  // Tiles
-
-  keyOf(level, row, column) {
-    return `${this.number} ${level} ${row} ${column}`;
-  }
-
-  /** A tile that is kept; null where there is none to be had. */
-  tile(level, row, column) {
-    const key = this.keyOf(level, row, column);
-    const found = this.tiles.get(key);
-    if (found) {
-      this.tiles.delete(key);
-      this.tiles.set(key, found);
-    }
-    return found;
-  }
-
-  /** The finest tile at hand of a place, and how many levels above the one that is asked for it is. */
-  known(level, row, column) {
-    for (let up = 0; level + up < levels(this.map.rows.length, this.map.columns.length); up += 1) {
-      const tile = this.tile(level + up, row >> up, column >> up);
-      if (tile) return { tile, up };
-    }
-    return null;
-  }
-
-  /** The next tile to fetch, [level, row, column]: one in view, or where it cannot be had the one above it. */
-  missing() {
-    const { level, map } = this;
-    const last = levels(map.rows.length, map.columns.length) - 1;
-    const isUnderway = (...place) => this.underway.has(this.keyOf(...place));
-    for (const [row, column] of this.inView()) {
-      let up = 0;
-      while (level + up < last && this.tile(level + up, row >> up, column >> up) === null) up += 1;
-      const place = [level + up, row >> up, column >> up];
-      if (this.tile(...place) === undefined && !isUnderway(...place)) return place;
-    }
-    // All of a map that is not very long is soon there: something to show while the rest comes.
-    const cheap = Math.max(map.rows.length, map.columns.length) <= CHEAP;
-    return cheap && this.tile(last, 0, 0) === undefined && !isUnderway(last, 0, 0) ? [last, 0, 0] : null;
-  }
+  // What is in view
 
   /** The tiles in view, [row, column], those in the middle first. */
   inView() {
@@ -253,48 +193,21 @@ export class Heat {
     return this.map.isEmpty?.((row + 1) * side - 1, column * side) ?? false;
   }
 
-  /** Fetch what is in view and not at hand, until nothing is. */
   async load() {
-    const { name } = this.map;
-    let isOutdated = false;
-    const one = async () => {
-      while (this.map?.name === name && !isOutdated) {
-        const next = this.missing();
-        if (!next) return;
-        const key = this.keyOf(...next);
-        this.underway.add(key);
-        try {
-          this.keep(key, await this.map.fetch(...next));
-        } catch (error) {
-          if (!(error instanceof Outdated)) throw error;
-          isOutdated = true;
-        } finally {
-          this.underway.delete(key);
-        }
-        this.paint();
-      }
-    };
-    await Promise.all(Array.from({ length: AT_ONCE }, one));
-    if (isOutdated) this.moved(); // something else was selected, but the map may be the same
-  }
-
-  keep(key, tile) {
-    this.tiles.set(key, tile && { ...tile, picture: null, painted: "" });
-    while (this.tiles.size > KEPT) this.tiles.delete(this.tiles.keys().next().value);
+    const isThere = await this.tiles.load(() => ({ level: this.level, places: this.inView() }));
+    if (!isThere) this.moved(); // something else was selected, but the map may be the same
   }
 
   /** What is known of a cell: {row, column, side, value}, the value that of a square, or undefined as yet. */
   at(row, column) {
     const { level } = this;
     const place = [row, column].map((one) => Math.floor(one / 2 ** level / TILE));
-    const { tile, up } = this.known(level, ...place) ?? { up: 0 };
+    const { tile, up } = this.tiles.known(level, ...place) ?? { up: 0 };
     const side = 2 ** (level + up);
     const [r, c] = [Math.floor(row / side), Math.floor(column / side)];
     const value = tile ? tile.data[(r % TILE) * tile.shape[1] + (c % TILE)] : this.cannotBe(level, ...place) ? -1 : undefined;
     return { row: r * side, column: c * side, side, value };
   }
-
-  // Drawing
 
   moved() {
     if (!this.map) return;
@@ -305,222 +218,7 @@ export class Heat {
 
   paint() {
     cancelAnimationFrame(this.frame);
-    this.frame = requestAnimationFrame(() => this.draw());
-  }
-
-  picture(tile) {
-    const stamp = `${this.map.scale} ${this.palette().stamp}`;
-    if (tile.painted === stamp) return tile.picture;
-    const [rows, columns] = tile.shape;
-    tile.picture ??= Object.assign(document.createElement("canvas"), { width: columns, height: rows });
-    const pen = tile.picture.getContext("2d");
-    const image = pen.createImageData(columns, rows);
-    const colours = ramp();
-    const { shareOf } = this.map;
-    for (let i = 0; i < tile.data.length; i += 1) {
-      const value = tile.data[i];
-      if (value < 0) continue;
-      const at = 3 * Math.round(255 * Math.min(1, shareOf(value)));
-      image.data[4 * i] = colours[at];
-      image.data[4 * i + 1] = colours[at + 1];
-      image.data[4 * i + 2] = colours[at + 2];
-      image.data[4 * i + 3] = 255;
-    }
-    pen.putImageData(image, 0, 0);
-    tile.painted = stamp;
-    return tile.picture;
-  }
-
-  palette() {
-    if (!this.colours) {
-      const style = getComputedStyle(this.node);
-      const names = ["ink", "quiet", "line", "sheet", "mark", "mark-ink", "compare", "compare-ink", "accent"];
-      this.colours = Object.fromEntries(names.map((name) => [name, style.getPropertyValue(`--${name}`).trim()]));
-      this.colours.stamp = this.colours.sheet;
-    }
-    return this.colours;
-  }
-
-  draw() {
-    const { node, canvas, map } = this;
-    if (!map || !node.clientWidth) return;
-    const [width, height, fine] = [node.clientWidth, node.clientHeight, devicePixelRatio || 1];
-    if (canvas.width !== Math.round(width * fine) || canvas.height !== Math.round(height * fine)) {
-      Object.assign(canvas, { width: Math.round(width * fine), height: Math.round(height * fine) });
-      canvas.style.setProperty("width", `${width}px`);
-      canvas.style.setProperty("height", `${height}px`);
-    }
-    const pen = canvas.getContext("2d");
-    pen.setTransform(fine, 0, 0, fine, 0, 0);
-    pen.clearRect(0, 0, width, height);
-    const right = Math.min(width, this.left + map.columns.length * this.cell - node.scrollLeft);
-    const bottom = Math.min(height, this.top + map.rows.length * this.cell - node.scrollTop);
-    pen.save();
-    pen.beginPath();
-    pen.rect(this.left, this.top, right - this.left, bottom - this.top);
-    pen.clip();
-    this.drawHatch(pen, right, bottom);
-    this.drawTiles(pen);
-    if (this.cell >= LABELLED) this.drawLines(pen, right, bottom);
-    if (this.cell >= WRITTEN) this.drawNumbers(pen);
-    this.drawSelection(pen, right, bottom);
-    pen.restore();
-    this.drawNames(pen, width, height);
-  }
-
-  drawHatch(pen, right, bottom) {
-    const { line, sheet } = this.palette();
-    pen.fillStyle = sheet;
-    pen.fillRect(this.left, this.top, right - this.left, bottom - this.top);
-    pen.strokeStyle = line;
-    pen.lineWidth = 1;
-    pen.beginPath();
-    const tall = bottom - this.top;
-    const begin = this.left - tall - ((this.node.scrollLeft + this.node.scrollTop) % 7);
-    for (let x = begin; x < right; x += 7) {
-      pen.moveTo(x, bottom);
-      pen.lineTo(x + tall, this.top);
-    }
-    pen.stroke();
-  }
-
-  drawTiles(pen) {
-    const { level, node } = this;
-    const size = 2 ** level * this.cell;
-    pen.imageSmoothingEnabled = false;
-    for (const [row, column] of this.inView()) {
-      const x = this.left + column * TILE * size - node.scrollLeft;
-      const y = this.top + row * TILE * size - node.scrollTop;
-      const known = this.known(level, row, column);
-      if (!known) continue;
-      // Until a tile is there, its place is shown from further away.
-      const { tile, up } = known;
-      const part = TILE / 2 ** up;
-      const [left, above] = [(column % 2 ** up) * part, (row % 2 ** up) * part];
-      const [wide, tall] = [Math.min(part, tile.shape[1] - left), Math.min(part, tile.shape[0] - above)];
-      pen.drawImage(this.picture(tile), left, above, wide, tall, x, y, wide * size * 2 ** up, tall * size * 2 ** up);
-    }
-  }
-
-  drawLines(pen, right, bottom) {
-    pen.strokeStyle = this.palette().sheet;
-    pen.lineWidth = 1;
-    pen.beginPath();
-    for (let x = this.left - (this.node.scrollLeft % this.cell); x <= right; x += this.cell) {
-      pen.moveTo(x, this.top);
-      pen.lineTo(x, bottom);
-    }
-    for (let y = this.top - (this.node.scrollTop % this.cell); y <= bottom; y += this.cell) {
-      pen.moveTo(this.left, y);
-      pen.lineTo(right, y);
-    }
-    pen.stroke();
-  }
-
-  drawNumbers(pen) {
-    const { map, node, cell } = this;
-    Object.assign(pen, { font: NAMES.replace("12px", "11px"), textAlign: "center", textBaseline: "middle" });
-    for (let row = Math.floor(node.scrollTop / cell); row < Math.min(map.rows.length, (node.scrollTop + node.clientHeight) / cell); row += 1) {
-      for (let column = Math.floor(node.scrollLeft / cell); column < Math.min(map.columns.length, (node.scrollLeft + node.clientWidth) / cell); column += 1) {
-        const { value } = this.at(row, column);
-        if (!(value >= 0.005)) continue;
-        pen.fillStyle = ink(map.shareOf(value));
-        pen.fillText(value.toFixed(2), this.left + (column + 0.5) * cell - node.scrollLeft, this.top + (row + 0.5) * cell - node.scrollTop);
-      }
-    }
-  }
-
-  drawSelection(pen, right, bottom) {
-    const { map, node, cell } = this;
-    const { mark, compare, ink, accent } = this.palette();
-    const x = this.left + map.column * cell - node.scrollLeft;
-    const y = this.top + map.row * cell - node.scrollTop;
-    const size = Math.max(cell, 3);
-    pen.lineWidth = 2;
-    pen.strokeStyle = compare;
-    pen.strokeRect(x, this.top - 2, size, bottom - this.top + 4);
-    pen.strokeStyle = mark;
-    pen.strokeRect(this.left - 2, y, right - this.left + 4, size);
-    pen.strokeStyle = ink;
-    pen.strokeRect(x, y, size, size);
-    if (!this.cursor || document.activeElement !== node) return;
-    const side = 2 ** this.level * cell;
-    pen.strokeStyle = accent;
-    pen.setLineDash([3, 2]);
-    pen.strokeRect(this.left + this.cursor.column * cell - node.scrollLeft - 1, this.top + this.cursor.row * cell - node.scrollTop - 1, Math.max(side, 5) + 2, Math.max(side, 5) + 2);
-    pen.setLineDash([]);
-  }
-
-  drawNames(pen, width, height) {
-    pen.font = NAMES;
-    pen.textBaseline = "middle";
-    pen.direction = "ltr";
-    if (this.isLabelled) this.drawTokens(pen, width, height);
-    else this.drawPlaces(pen, width, height);
-  }
-
-  drawTokens(pen, width, height) {
-    const { map, node, cell } = this;
-    const colours = this.palette();
-    const most = Math.floor((this.left - 12) / LETTER);
-    pen.save();
-    pen.beginPath();
-    pen.rect(0, this.top, this.left, height - this.top);
-    pen.clip();
-    pen.textAlign = "right";
-    for (let row = Math.floor(node.scrollTop / cell); row < map.rows.length; row += 1) {
-      const y = this.top + (row + 0.5) * cell - node.scrollTop;
-      if (y > height + cell) break;
-      const text = cut(map.rows[row].text, most);
-      if (row === map.row) this.drawTag(pen, this.left - 8 - pen.measureText(text).width, y, pen.measureText(text).width, colours.mark);
-      pen.fillStyle = row === map.row ? colours["mark-ink"] : colours.ink;
-      pen.fillText(text, this.left - 8, y);
-    }
-    pen.restore();
-    pen.save();
-    pen.beginPath();
-    pen.rect(this.left - 4, 0, width - this.left + 4, this.top);
-    pen.clip();
-    pen.textAlign = "left";
-    for (let column = Math.floor(node.scrollLeft / cell); column < map.columns.length; column += 1) {
-      const x = this.left + (column + 0.5) * cell - node.scrollLeft;
-      if (x > width + cell) break;
-      const text = cut(map.columns[column].text, 10);
-      pen.save();
-      pen.translate(x, this.top - 8);
-      pen.rotate(-Math.PI / 4);
-      if (column === map.column) this.drawTag(pen, 0, 0, pen.measureText(text).width, colours.compare);
-      pen.fillStyle = column === map.column ? colours["compare-ink"] : colours.ink;
-      pen.fillText(text, 0, 0);
-      pen.restore();
-    }
-    pen.restore();
-  }
-
-  drawTag(pen, x, y, width, colour) {
-    pen.fillStyle = colour;
-    pen.beginPath();
-    pen.roundRect(x - 4, y - 8, width + 8, 16, 4);
-    pen.fill();
-  }
-
-  /** Places by their number, where there is no room for tokens. */
-  drawPlaces(pen, width, height) {
-    const { map, node, cell } = this;
-    const every = [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000].find((one) => one * cell >= 46) ?? 10000;
-    pen.fillStyle = this.palette().quiet;
-    pen.textAlign = "right";
-    for (let row = Math.ceil(node.scrollTop / cell / every) * every; row < map.rows.length; row += every) {
-      const y = this.top + (row + 0.5) * cell - node.scrollTop;
-      if (y > height) break;
-      pen.fillText(String(row), this.left - 6, Math.max(y, this.top + 6));
-    }
-    pen.textAlign = "center";
-    for (let column = Math.ceil(node.scrollLeft / cell / every) * every; column < map.columns.length; column += every) {
-      const x = this.left + (column + 0.5) * cell - node.scrollLeft;
-      if (x > width - 8) break;
-      pen.fillText(String(column), Math.max(x, this.left + 4), this.top - 10);
-    }
+    this.frame = requestAnimationFrame(() => draw(this));
   }
 
   // Pointing and choosing

@@ -1,7 +1,7 @@
 // The page itself: the model's name, the text and its tokens, the selection, and the views on them.
 
 import { ask, askedAbout, dropOthers, isSaved, Outdated, Refused, savedFragment } from "glasshouse/asking.js";
-import { themeChanged } from "glasshouse/colour.js";
+import { turnTheme } from "glasshouse/colour.js";
 import { h, put } from "glasshouse/dom.js";
 import { Glass } from "glasshouse/glass.js";
 import { count, plural } from "glasshouse/number.js";
@@ -9,15 +9,17 @@ import { stepper } from "glasshouse/parts.js";
 import { Prompt } from "glasshouse/prompt.js";
 import { State } from "glasshouse/state.js";
 import { Times } from "glasshouse/times.js";
-import alignment from "glasshouse/views/alignment.js";
-import attention from "glasshouse/views/attention.js";
-import experiment from "glasshouse/views/experiment.js";
-import run from "glasshouse/views/run.js";
-import steps from "glasshouse/views/steps.js";
-import stream from "glasshouse/views/stream.js";
-import text from "glasshouse/views/text.js";
 
-const VIEWS = [text, attention, stream, experiment, steps, alignment, run];
+const VIEWS = [
+  { name: "text", title: "Text" },
+  { name: "attention", title: "Attention" },
+  { name: "stream", title: "Residual stream" },
+  { name: "experiment", title: "Experiment" },
+  { name: "steps", title: "Step through" },
+  { name: "alignment", title: "Source and target", fits: (model) => model.kind === "seq2seq" },
+  { name: "run", title: "Run", fits: (model) => model.run },
+];
+const LATER = 1000; // milliseconds after which views that nobody has opened are fetched, too
 const ASKED = new Set(["text", "target", "added", "hidden"]); // what decides the tokens
 const PATIENCE = 250; // milliseconds after which someone who waits is told so
 
@@ -44,9 +46,12 @@ class Page {
     this.build();
     this.wait(1);
     try {
+      const view = VIEWS.find((one) => one.name === this.state.values.view) ?? VIEWS[0];
+      this.load(view).catch(() => {}); // it comes while the server answers; what is wrong is said when it is drawn
       this.model = await ask("model");
       this.furnish();
       await this.begin();
+      setTimeout(() => this.views.forEach((view) => this.load(view).catch(() => {})), LATER);
     } catch (error) {
       this.say(error.message, true);
     } finally {
@@ -67,7 +72,7 @@ class Page {
   // What stands on the page whatever the model is
 
   build() {
-    const theme = h("button", { type: "button", class: "tool", on: { click: () => this.turnTheme() }, "aria-label": "light or dark" }, "◐");
+    const theme = h("button", { type: "button", class: "tool", on: { click: turnTheme }, "aria-label": "light or dark" }, "◐");
     const keys = h("button", { type: "button", class: "tool", on: { click: () => this.showKeys() }, "aria-label": "keys" }, "?");
     this.save = h("button", { type: "button", class: "tool", on: { click: () => this.saveFile() } }, "Save");
     this.name = h("h1", {}, "Glasshouse");
@@ -90,8 +95,6 @@ class Page {
     this.keys = this.keyHelp();
     this.root.append(this.keys);
     addEventListener("keydown", (event) => this.key(event));
-    const theme0 = stored("theme");
-    if (theme0) document.documentElement.dataset.theme = theme0;
   }
 
   // What the model decides
@@ -107,7 +110,7 @@ class Page {
     this.prompt = new Prompt(this);
     this.times = new Times(this);
     put(this.front, this.prompt.node, this.times.node);
-    this.views = VIEWS.filter((view) => view.fits(model));
+    this.views = VIEWS.filter((view) => view.fits?.(model) ?? true);
     put(this.tabs, this.views.map((view, number) =>
       h("button", { type: "button", role: "tab", id: `tab-${view.name}`, "aria-controls": "main", data: { view: view.name }, title: `key ${number + 1}`, on: { click: () => this.state.set({ view: view.name }) } }, view.title)));
     this.steppers = {
@@ -116,6 +119,16 @@ class Page {
       head: stepper("head", (head) => this.state.set({ head })),
     };
     put(this.selection, Object.values(this.steppers));
+  }
+
+  /** What a view is made of is fetched when it is first opened. */
+  async load(view) {
+    try {
+      view.mount ??= (await import(`glasshouse/views/${view.name}.js`)).mount;
+    } catch (error) {
+      if (error instanceof SyntaxError) throw error;
+      throw new Refused("The server does not answer; was it stopped? Start it again with “glasshouse look”, and reload the page.");
+    }
   }
 
   get view() {
@@ -138,12 +151,14 @@ class Page {
         await this.read();
         this.due.add("tokens");
       }
+      if (!this.view.mount) await this.load(this.view);
     } catch (error) {
       if (!(error instanceof Outdated)) this.say(error.message, true);
       return;
     } finally {
       this.wait(-1);
     }
+    if (!this.view.mount) return; // another one was chosen meanwhile: it draws itself when it is there
     const changed = this.due;
     this.due = new Set();
     this.say("");
@@ -155,9 +170,9 @@ class Page {
     dropOthers(this.questions());
   }
 
-  /** What is asked about now, in all panes, with the changes and without. */
+  /** What is asked about now, in all panes, with the changes and without, and about the text that patches come from. */
   questions() {
-    const asked = this.panes.flatMap((pane) => [pane.glass.question(), pane.glass.question({ plain: true })]);
+    const asked = this.panes.flatMap(({ glass }) => [glass.question(), glass.question({ plain: true }), ...(glass.state.other ? [glass.otherQuestion] : [])]);
     return new Set(asked.map((one) => JSON.stringify(one)));
   }
 
@@ -176,7 +191,7 @@ class Page {
   }
 
   drawSelection() {
-    const { layer, head, view } = this.state.values;
+    const { layer, head } = this.state.values;
     const glass = new Glass(this, "");
     this.steppers.token.show(glass.token, glass.row.length - 1);
     this.steppers.layer.show(Math.min(layer, this.layers - 1), this.layers - 1);
@@ -241,15 +256,6 @@ class Page {
 
   // Tools
 
-  turnTheme() {
-    const dark = document.documentElement.dataset.theme
-      ? document.documentElement.dataset.theme === "dark"
-      : matchMedia("(prefers-color-scheme: dark)").matches;
-    document.documentElement.dataset.theme = dark ? "light" : "dark";
-    store("theme", document.documentElement.dataset.theme);
-    themeChanged();
-  }
-
   async saveFile() {
     this.save.disabled = true;
     try {
@@ -297,21 +303,5 @@ class Page {
 }
 
 const ICON = document.querySelector("link[rel=icon]").href;
-
-function stored(name) {
-  try {
-    return localStorage.getItem(`glasshouse-${name}`);
-  } catch {
-    return null; // a page that was saved, or one inside another, may keep nothing
-  }
-}
-
-function store(name, value) {
-  try {
-    localStorage.setItem(`glasshouse-${name}`, value);
-  } catch {
-    // then it is forgotten
-  }
-}
 
 new Page(document.getElementById("page")).open();

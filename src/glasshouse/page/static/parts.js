@@ -1,6 +1,7 @@
 // Small parts that views are put together from.
 
 import { h, put } from "glasshouse/dom.js";
+import { short } from "glasshouse/number.js";
 
 /** A part of a view with a title, and a sentence that says what one sees. */
 export function panel(title, sentence, ...children) {
@@ -13,6 +14,11 @@ export function token(one, { tag = "span", title, ...properties } = {}) {
   const kinds = ["token", one.kind ?? "", one.hidden ? "hidden" : "", properties.class ?? ""].filter(Boolean);
   const said = one.kind === "bytes" ? `bytes ${one.text}` : one.kind === "special" ? `special token ${one.text}` : null;
   return h(tag, { ...properties, class: kinds.join(" "), dir: "ltr", "aria-label": properties["aria-label"] ?? said, title: title ?? `${one.text} · id ${one.id}` }, one.text);
+}
+
+/** A number, rounded for the eye; what it is exactly stands beside it. */
+export function figure(value, testid) {
+  return h("span", { class: "figure", data: { value: value ?? "", ...(testid ? { testid } : {}) } }, short(value));
 }
 
 /** A number between two arrows. Returns an element with `show(value, most)`. */

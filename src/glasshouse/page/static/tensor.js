@@ -1,6 +1,7 @@
 // Tensors as the server packs them: a shape, and numbers as bytes.
 
 function bytes(text) {
+  if (Uint8Array.fromBase64) return Uint8Array.fromBase64(text); // browsers since 2025
   const raw = atob(text);
   const made = new Uint8Array(raw.length);
   for (let i = 0; i < raw.length; i += 1) made[i] = raw.charCodeAt(i);

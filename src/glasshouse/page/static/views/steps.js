@@ -1,32 +1,29 @@
 // Step through: the whole way of one token, as cards with formulas and the numbers of this very text.
 
+import { opening, within } from "glasshouse/code.js";
 import { onTheme } from "glasshouse/colour.js";
 import { h, put } from "glasshouse/dom.js";
 import { choice, panel, python, quoted } from "glasshouse/parts.js";
-import { describe, keyOf, partName, partOf } from "glasshouse/views/steps/cards.js";
+import { keyOf, partName, partOf } from "glasshouse/views/steps/card.js";
+import { describe } from "glasshouse/views/steps/cards.js";
 import { exact } from "glasshouse/views/steps/figures.js";
 import { formula } from "glasshouse/views/steps/formula.js";
 import { draw as drawPath } from "glasshouse/views/steps/path.js";
 
 const NARROW = matchMedia("(max-width: 760px)");
-const LITERAL = 200; // ids that are written out in Python
 const BUSY = "input, textarea, select, dialog, pre, [role=listbox], [role=tab], [role=radio], [role=slider], .cell, .scroll"; // arrows are theirs
 
-export default {
-  name: "steps",
-  title: "Step through",
-  fits: () => true,
-  mount(glass, root) {
-    const walk = new Walk(glass, root);
-    return { draw: (changed) => walk.draw(changed), close: () => walk.close() };
-  },
-};
+export function mount(glass, root) {
+  const walk = new Walk(glass, root);
+  return { draw: (changed) => walk.draw(changed), close: () => walk.close() };
+}
 
 class Walk {
   constructor(glass, root) {
     this.glass = glass;
     this.found = null;
     this.cards = [];
+    this.written = ""; // the same in Python
     this.side = glass.model.kind === "seq2seq"
       ? choice("whose way", [["target", "target, through the decoder"], ["source", "source, through the encoder"]], (side) => glass.set({ stepsSide: side === "source" ? side : undefined, stepsCard: undefined }))
       : null;
@@ -83,9 +80,12 @@ class Walk {
     if (found !== this.found) {
       this.found = found;
       this.build();
-      put(this.code, python(this.inPython()));
     }
     this.open(changed.has("stepsCard") && this.glass.state.stepsCard !== undefined);
+    const code = await this.inPython();
+    if (code === this.written) return; // who reads it while walking on finds it open
+    this.written = code;
+    put(this.code, python(code));
   }
 
   // What is drawn
@@ -238,20 +238,11 @@ class Walk {
     put(this.told, `${held.dataset.what} = ${exact(Number(held.dataset.value))}`);
   }
 
-  inPython() {
-    const { glass, found } = this;
-    const { tokens, state, model } = glass;
-    const row = (list) => (list.length <= LITERAL ? `[${list.map((one) => one.id).join(", ")}]` : `tok.encode(${quoted(state.text)})`);
-    const inputs = tokens.source ? [["source", tokens.source], ["target", tokens.target]] : [["ids", tokens.text]];
-    const names = found.cards.filter((one) => one.site).map((one) => one.site);
-    const called = `model(${inputs.map(([name]) => name).join(", ")})`;
-    const edits = state.edits.filter((one) => one.kind !== "patch").map((one) => `${quoted(one.site)}: gh.inspection.${one.kind === "mean" ? "mean()" : `scale(${one.by ?? 0})`}`);
-    const around = edits.length ? `with gh.edit(model, {${edits.join(", ")}}), gh.record(model, *sites) as seen:` : "with gh.record(model, *sites) as seen:";
-    return [
-      "import torch, glasshouse as gh", "", glass.loading,
-      ...inputs.map(([name, list]) => `${name} = torch.tensor([${row(list)}])`),
-      `sites = [\n${names.map((name) => `    ${quoted(name)},`).join("\n")}\n]`,
-      around, `    out = ${called}`, "for site in sites:", "    print(site, seen[site][0])",
-    ].join("\n");
+  /** The same in Python. */
+  async inPython() {
+    const { lines, inputs } = opening(this.glass);
+    const sites = this.found.cards.filter((one) => one.site).map((one) => `    ${quoted(one.site)},`);
+    const work = ["with gh.record(model, *sites) as seen:", `    model(${inputs})`];
+    return [...lines, "sites = [", ...sites, "]", ...(await within(this.glass, work)), "for site in sites:", "    print(site, seen[site][0])"].join("\n");
   }
 }

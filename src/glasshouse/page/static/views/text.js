@@ -1,43 +1,35 @@
 // Text: the tokens, how a word is merged from bytes, what comes next, and byte pairs learned from the text.
 
+import { answer, opening, within } from "glasshouse/code.js";
 import { h, put, s } from "glasshouse/dom.js";
 import { count, percent, plural, short } from "glasshouse/number.js";
-import { bars, instead, panel, python, quoted, slider, token } from "glasshouse/parts.js";
+import { bars, instead, panel, python, slider, token } from "glasshouse/parts.js";
 
 const SHOWN = 12; // candidates
 const MERGES = 200; // that are replayed at most
 const BEAT = 500; // milliseconds between merges when they play
 
-export default {
-  name: "text",
-  title: "Text",
-  fits: () => true,
-  mount(glass, root) {
-    const parts = [following(glass), glass.model.merges ? word(glass) : null, glass.model.tokenizer ? learning(glass) : null].filter(Boolean);
-    const [first, ...others] = parts.map((part) => part.node);
-    root.append(h("div", { class: "columns" }, first, h("div", { class: "view" }, others)));
-    const code = h("div", {});
-    root.append(code);
-    return {
-      async draw(changed) {
-        put(code, python(inPython(glass)));
-        const [first, ...others] = parts;
-        await first.draw(changed); // what comes next is what one waits for
-        await Promise.all(others.map((part) => part.draw(changed)));
-      },
-      close: () => parts.forEach((part) => part.close?.()),
-    };
-  },
-};
+export function mount(glass, root) {
+  const parts = [following(glass), glass.model.merges ? word(glass) : null, glass.model.tokenizer ? learning(glass) : null].filter(Boolean);
+  const [first, ...others] = parts.map((part) => part.node);
+  root.append(h("div", { class: "columns" }, first, h("div", { class: "view" }, others)));
+  const code = h("div", {});
+  root.append(code);
+  return {
+    async draw(changed) {
+      const [first, ...others] = parts;
+      await first.draw(changed); // what comes next is what one waits for
+      await Promise.all(others.map((part) => part.draw(changed)));
+      put(code, python(await inPython(glass)));
+    },
+    close: () => parts.forEach((part) => part.close?.()),
+  };
+}
 
-function inPython(glass) {
-  const { text, added, hidden } = glass.state;
-  const load = `import torch, glasshouse as gh\n\n${glass.loading}\n`;
-  if (glass.model.kind === "seq2seq") return `${load}gh.generate(model, tok, ${quoted(text)})`;
-  const more = added.length ? ` + [${added.join(", ")}]` : "";
-  const ids = glass.model.tokenizer ? `tok.encode(${quoted(text)})` : `[${text.trim().split(/\s+/).join(", ")}]`;
-  const hide = hidden.map((place) => `ids[${place}] = tok.special_id("mask")\n`).join("");
-  return `${load}ids = ${ids}${more}\n${hide}probabilities = model(torch.tensor([ids]))[0, ${glass.token}].softmax(-1)`;
+/** The same in Python. */
+async function inPython(glass) {
+  const { lines, inputs } = opening(glass);
+  return [...lines, ...(await within(glass, [`said = ${answer(glass, inputs)}`]))].join("\n");
 }
 
 // What comes next

@@ -226,7 +226,7 @@ export function groups(heads, shared, head) {
 }
 
 /** Pairs of coordinates as hands of a clock: pale before they are turned, full afterwards. */
-export function dials(card, say) {
+export function dials(card) {
   const [angles, x, y, xk, yk] = ["angles", "x", "y", "x_key", "y_key"].map((name) => unpack(card[name]).data);
   const half = angles.length;
   const pair = (data, i) => (card.layout === "pairs" ? [data[2 * i], data[2 * i + 1]] : [data[i], data[i + half]]);

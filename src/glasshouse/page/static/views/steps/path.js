@@ -1,7 +1,7 @@
 // Where in the model a step is: the stream as a line, what is added to it beside it, drawn from the steps there are.
 
 import { s } from "glasshouse/dom.js";
-import { partOf } from "glasshouse/views/steps/cards.js";
+import { partOf } from "glasshouse/views/steps/card.js";
 
 const WORDS = { embed: "embed", attention: "attention", cross: "cross-attention", feedforward: "feed-forward", final: "norm", head: "unembed", memory: "to the decoder" };
 

@@ -1,0 +1,98 @@
+// One head as lines over the text.
+
+import { isSaved } from "glasshouse/asking.js";
+import { h, put, s } from "glasshouse/dom.js";
+import { TILE } from "glasshouse/heat/tiles.js";
+import { percent, short } from "glasshouse/number.js";
+import { choice, panel, token } from "glasshouse/parts.js";
+import { unpack } from "glasshouse/tensor.js";
+
+const HIGH = 24; // pixels of a token
+const WINDOW = 60; // tokens between which lines are drawn
+const FAINT = 0.02; // share of the strongest line below which none is drawn
+
+export function lines(selection) {
+  const { glass } = selection;
+  const which = choice("lines", [["one", "from the selected token"], ["all", "from all"]], (one) => glass.set({ attentionLines: one === "one" ? undefined : one }));
+  which.dataset.testid = "lines-of";
+  const left = h("div", { class: "side looking", role: "group", "aria-label": "tokens that look" });
+  const right = h("div", { class: "side looked", role: "group", "aria-label": "tokens that are looked at" });
+  const web = s("svg", { class: "web", role: "img", "aria-label": "lines from tokens that look to those they look at", preserveAspectRatio: "none" });
+  const frame = h("div", { class: "frame", data: { testid: "lines" } }, left, web, right);
+  const note = h("p", { class: "quiet", data: { testid: "lines-note" } });
+  const node = panel("Over the text", "On the left the tokens that look, on the right those they look at: a line is the stronger, the more weight it carries.", h("div", { class: "controls" }, which), frame, note);
+  node.classList.add("over");
+  let drawn = {};
+
+  const buttons = (tokens, [start, stop], chosen, name, choose) =>
+    tokens.slice(start, stop).map((one, i) =>
+      token(one, { tag: "button", type: "button", class: start + i === chosen ? name : "", data: { place: start + i }, "aria-pressed": start + i === chosen, "aria-label": `${one.text}, token ${start + i}`, on: { click: () => choose(start + i) } }));
+
+  async function weights(all, rows, columns, found) {
+    const row = unpack(found.weights).data;
+    if (!all) return [[selection.query, (key) => row[key]]];
+    const tiles = new Map();
+    const wanted = [];
+    for (let r = Math.floor(rows[0] / TILE); r * TILE < rows[1]; r += 1) {
+      for (let c = Math.floor(columns[0] / TILE); c * TILE < columns[1]; c += 1) wanted.push(selection.askTile(0, r, c).then((tile) => tiles.set(`${r} ${c}`, tile)));
+    }
+    await Promise.all(wanted);
+    const at = (query, key) => {
+      const tile = tiles.get(`${Math.floor(query / TILE)} ${Math.floor(key / TILE)}`);
+      return tile.data[(query % TILE) * tile.shape[1] + (key % TILE)];
+    };
+    return Array.from({ length: rows[1] - rows[0] }, (_, i) => [rows[0] + i, (key) => at(rows[0] + i, key)]);
+  }
+
+  return {
+    node,
+    async draw() {
+      const { queries, keys, query, key } = selection;
+      const held = !isSaved || (queries.length <= TILE && keys.length <= TILE); // a saved page has the map as one tile
+      const all = held && glass.state.attentionLines === "all";
+      which.show(all ? "all" : "one");
+      which.hidden = !held;
+      const found = await selection.askPair();
+      const rows = span(query, queries.length);
+      // Both sides show the same part of the text, if most weight goes there; else the right one shows where it goes.
+      const peak = found.top[0]?.key ?? key;
+      const columns = queries === keys && peak >= rows[0] && peak < rows[1] ? rows : span(peak, keys.length);
+      const many = await weights(all, rows, columns, found);
+      const row = unpack(found.weights).data;
+      const most = all ? 1 : (found.top[0]?.weight ?? 1);
+      const moved = drawn.queries !== queries || drawn.query !== query;
+      drawn = { queries, query };
+      if (moved) put(left, buttons(queries, rows, query, "selected", (place) => selection.choose({ query: place })));
+      put(right, buttons(keys, columns, key, "compared", (place) => selection.choose({ key: place })).map((button, i) => {
+        const weight = row[columns[0] + i];
+        return h("span", { class: "with" }, button, h("span", { class: "figure", data: { value: weight < 0 ? "" : weight, key: columns[0] + i } }, weight < 0 ? "·" : most < 0.05 ? short(weight) : weight < 0.005 ? "0" : weight.toFixed(2)));
+      }));
+      const height = HIGH * Math.max(rows[1] - rows[0], columns[1] - columns[0]);
+      web.setAttribute("viewBox", `0 0 100 ${height}`);
+      web.style.setProperty("height", `${height}px`);
+      const strands = [];
+      for (const [place, weight] of many) {
+        for (let other = columns[0]; other < columns[1]; other += 1) {
+          const much = weight(other);
+          if (!(much >= FAINT * most)) continue;
+          const [y, to] = [(place - rows[0] + 0.5) * HIGH, (other - columns[0] + 0.5) * HIGH];
+          const classes = ["strand", place === query ? "own" : "", place === query && other === key ? "chosen" : ""].filter(Boolean).join(" ");
+          strands.push(s("path", { class: classes, d: `M0 ${y} C40 ${y} 60 ${to} 100 ${to}`, "stroke-opacity": Math.min(1, much / most).toFixed(4), data: { query: place, key: other, value: much }, "vector-effect": "non-scaling-stroke" }));
+        }
+      }
+      put(web, strands);
+      const inside = row.slice(...columns).reduce((sum, one) => sum + Math.max(0, one), 0);
+      const said = [` are the weights of `, token(queries[query], { class: "selected" }), all ? "." : `; a full line is ${short(most)}.`];
+      if (columns[1] - columns[0] < keys.length) said.push(` ${percent(Math.max(0, 1 - inside))} of its weight is on tokens before or after these ${columns[1] - columns[0]}.`);
+      put(note, "The numbers", said);
+      const chosen = moved && left.querySelector(".selected");
+      if (chosen && frame.scrollHeight > frame.clientHeight) frame.scrollTop = chosen.offsetTop - frame.clientHeight / 2;
+    },
+  };
+}
+
+/** The window of a row of tokens round one of them. */
+function span(place, length) {
+  const start = Math.max(0, Math.min(place - Math.floor((2 * WINDOW) / 3), length - WINDOW));
+  return [start, Math.min(length, start + WINDOW)];
+}

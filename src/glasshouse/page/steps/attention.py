@@ -1,0 +1,119 @@
+"""One head: from query, key and value to what it gathers, and how all heads are joined."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from glasshouse import spec
+from glasshouse.config import Table
+from glasshouse.inspection import Map
+from glasshouse.inspection.patterns import softcap_of
+from glasshouse.layers.attend import Explicit
+from glasshouse.layers.attention import split_heads
+from glasshouse.layers.layout import lay_out
+from glasshouse.layers.mask import Mask
+from glasshouse.layers.position import RotaryPosition, alibi_slopes
+from glasshouse.page import wire
+from glasshouse.page.steps.card import card, linear_card, norm_card
+from glasshouse.page.steps.way import Way, memory_of
+
+SHOWN = 12  # keys whose vectors are sent; the scores and weights of all are
+
+
+def attention_steps(way: Way, part: str, x: Tensor, seen: dict[str, Tensor]) -> Iterator[Table]:
+    """Yield the steps of one head, then how all heads are joined."""
+    layer, mark = way.block.get_submodule(part).layer, mark_of(part)
+    attention = way.trace.map(f"{way.prefix}{mark}pattern.{way.layer}")
+    weights = attention.weights(head=way.head, query=way.position)[0]
+    # Of a source, the token that is looked at most shows how keys and values come about.
+    of = int(weights.argmax()) if part == "cross" else way.position
+    yield from _vectors(way, part, x, memory_of(way.trace)[of] if part == "cross" else x, of, attention)
+    first = max(0, min(of - (SHOWN // 2 if part == "cross" else SHOWN - 3), len(weights) - SHOWN))
+    yield from _scores(way, part, attention, first)
+    v = attention.kernel.v[0, way.head * attention.kernel.v.shape[1] // way.spec.n_heads]
+    z = seen[f"{mark}z"]
+    shown: Table = {"first": first, "weights": weights, "rows": v[first : first + SHOWN]}
+    yield card(part, "gather", way.site(f"{mark}z", "head", "position"), **shown, y=z[way.head])
+    yield card(part, "join", way.site(f"{mark}z"), heads=z, y=z.flatten())
+    yield linear_card(part, "out", layer.out, z.flatten(), layer.out(z.flatten()))
+
+
+def _vectors(way: Way, part: str, x: Tensor, source: Tensor, of: int, attention: Map) -> Iterator[Table]:
+    """Yield the query of the token, and the key and value of the token `of`, up to what the kernel was given."""
+    layer, mark, s = way.block.get_submodule(part).layer, mark_of(part), way.spec
+    kernel, shared = attention.kernel, way.head * s.n_kv_heads // s.n_heads
+    position = way.stack.position
+    turns = part != "cross" and isinstance(position, RotaryPosition)
+    last = {"q": kernel.q[0, way.head, way.position], "k": kernel.k[0, shared, of], "v": kernel.v[0, shared, of]}
+    sites = {"q": way.site(f"{mark}q", "head", "position")} | {
+        name: f"{way.prefix}{mark}{name}.{way.layer}[head={shared}, position={of}]" for name in ("k", "v")
+    }
+    q, k = last["q"], last["k"]
+    told: Table = {"of": of, "kv": shared}
+    plain = not (s.qk_norm or turns)  # what the linear maps give is then what the kernel takes
+    if not plain:
+        q = split_heads(layer.query(x[None, None]), s.d_head)[0, way.head, 0]
+        k = split_heads(layer.key(source[None, None]), s.d_head)[0, shared, 0]
+    q_site, k_site = (sites["q"], sites["k"]) if plain else ("", "")
+    yield linear_card(part, "query", layer.query, x, q, way.head * s.d_head, **told) | {"site": q_site}
+    yield linear_card(part, "key", layer.key, source, k, shared * s.d_head, **told) | {"site": k_site}
+    yield linear_card(part, "value", layer.value, source, last["v"], shared * s.d_head, **told) | {"site": sites["v"]}
+    if s.qk_norm:
+        normed = (layer.q_norm(q), layer.k_norm(k)) if turns else (last["q"], last["k"])
+        yield norm_card(part, layer.q_norm, q, normed[0], "" if turns else sites["q"]) | {"of": of, "what": "q"}
+        yield norm_card(part, layer.k_norm, k, normed[1], "" if turns else sites["k"]) | {"of": of, "what": "k"}
+        q, k = normed
+    if isinstance(position, RotaryPosition) and turns:
+        yield card(part, "rotate", sites["q"], x=q, y=last["q"], x_key=k, y_key=last["k"], **_turn(way, position))
+
+
+def _turn(way: Way, position: RotaryPosition) -> Table:
+    """Return by which angle each pair is turned at the position, and which coordinates are pairs."""
+    choice = way.spec.position
+    assert isinstance(choice, spec.Rotary)
+    pairs = torch.arange(0, position.d_head, 2, device=way.ids.device, dtype=torch.float32)
+    angles = way.place.float() * position.rescale(1.0 / position.theta ** (pairs / position.d_head))
+    told = {"layout": choice.layout, "theta": choice.theta, "scaling": choice.scaling.kind, "place": int(way.place)}
+    return {"angles": angles[0], "by": position.attention_factor, **told}
+
+
+def _scores(way: Way, part: str, attention: Map, first: int) -> Iterator[Table]:
+    """Yield what the products of query and keys become on their way to weights: the last is what the softmax gets."""
+    kernel, mark = attention.kernel, mark_of(part)
+    n_keys = kernel.k.shape[2]
+    shared = way.head * kernel.k.shape[1] // way.spec.n_heads
+    q, k = kernel.q[:, way.head : way.head + 1, way.position : way.position + 1], kernel.k[:, shared : shared + 1]
+    now = Explicit(kernel.attend.scale, 0.0).scores(q, k, Mask())[0, 0, 0]
+    rows = k[0, 0, first : first + SHOWN]
+    made = [card(part, "scores", q=q[0, 0, 0], rows=rows, first=first, by=kernel.attend.scale, y=now)]
+    if (cap := softcap_of(kernel.attend)) is not None:
+        made.append(card(part, "softcap", x=now, cap=cap, first=first))
+        now = cap * torch.tanh(now / cap)
+        made[-1]["y"] = wire.packed(now)
+    bias = None if part == "cross" else way.stack.position.bias(way.place, lay_out(way.ids).positions)
+    if bias is not None:
+        told: Table = {"how": way.spec.position.kind, "added": bias[0, way.head, 0].to(now.dtype)}
+        if told["how"] == "alibi":
+            told["slope"] = float(alibi_slopes(way.spec.n_heads, bias.device)[way.head])
+        made.append(card(part, "bias", x=now, first=first, **told))
+        now = now + told["added"]
+        made[-1]["y"] = wire.packed(now)
+    scores = attention.scores(head=way.head, query=way.position)[0]
+    seen = scores > -torch.inf
+    window = way.spec.window(way.layer) if part == "attention" else 0
+    if (way.stack.causal and part == "attention") or window or not bool(seen.all()):
+        told = {"seen": seen.to(torch.uint8), "n_seen": int(seen.sum()), "n_keys": n_keys, "window": window}
+        made.append(card(part, "mask", x=now, first=first, **told))
+    made[-1] |= {"y": wire.packed(scores), "site": way.site(f"{mark}scores", "head", "query")}
+    yield from made
+    weights = attention.weights(head=way.head, query=way.position)[0]
+    site = way.site(f"{mark}pattern", "head", "query")
+    yield card(part, "softmax", site, x=scores, y=weights, first=first, largest=int(weights.argmax()))
+
+
+def mark_of(part: str) -> str:
+    """Return what the names of a part's sites begin with."""
+    return "cross_" if part == "cross" else ""
