@@ -17,7 +17,7 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 
 setup: $(VENV)/.ready  ## make the virtual environment and install the package into it, editable
 
-demo: $(VENV)/.ready  ## train a decoder on Python's library and an encoder-decoder on dates, to look at (eight minutes)
+demo: $(VENV)/.ready  ## train a decoder on Python's library and an encoder-decoder on dates, to look at (ten to twenty minutes)
 	$(BIN)/glasshouse train stdlib train.out=build/demo/code
 	$(BIN)/glasshouse train dates train.steps=600 train.out=build/demo/dates
 	@echo
@@ -56,7 +56,7 @@ wheel: $(VENV)/.ready  ## build the wheel, install it in an empty environment an
 generation: $(VENV)/.ready  ## generation beside transformers, 200 prompts for each family (half an hour)
 	$(BIN)/python -m pytest -n 2 -m long tests/generation
 
-training: $(VENV)/.ready  ## a process killed fifty times while it saves (two minutes)
+training: $(VENV)/.ready  ## a process killed fifty times while it saves, and more kinds of runs (minutes)
 	$(BIN)/python -m pytest -n 2 -m long tests/training
 
 bench: $(VENV)/.ready  ## one training step beside its peers (about ten minutes; wants an idle machine)

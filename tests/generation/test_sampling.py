@@ -477,7 +477,7 @@ def assert_share(flags: Tensor, share: float) -> None:
 
 
 @pytest.mark.parametrize("name", ASKED)
-@pytest.mark.parametrize("k", [1, 2])
+@pytest.mark.parametrize("k", [pytest.param(1, marks=pytest.mark.long), 2])
 def test_certain_drafts_leave_the_distribution_as_it_was(name: str, k: int) -> None:
     options, n_drafts = ASKED[name], ragged(k)
     sampler = crowd(options, ROWS, 6)
@@ -492,8 +492,10 @@ def test_certain_drafts_leave_the_distribution_as_it_was(name: str, k: int) -> N
 
 
 @pytest.mark.parametrize("name", ASKED)
-@pytest.mark.parametrize("k", [1, 2])
-@pytest.mark.parametrize("own", [True, False], ids=["own", "shared"])
+@pytest.mark.parametrize("k", [pytest.param(1, marks=pytest.mark.long), 2])
+@pytest.mark.parametrize(
+    "own", [pytest.param(True, id="own"), pytest.param(False, id="shared", marks=pytest.mark.long)]
+)
 def test_drawn_drafts_leave_the_distribution_as_it_was(name: str, k: int, own: bool) -> None:
     options, n_drafts = ASKED[name], ragged(k)
     sampler = crowd(options, ROWS, 6)
