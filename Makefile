@@ -78,7 +78,7 @@ bench-generate: $(VENV)/.ready  ## tokens per second beside transformers and the
 bench-load: $(VENV)/.ready  ## loading a model of 500 MB beside transformers (two minutes)
 	$(BIN)/python benchmarks/load.py
 
-page: $(VENV)/.ready  ## every view at more sizes and in the dark; pictures in build/screens (minutes)
+page: $(VENV)/.ready  ## every view at more sizes and in the dark; pictures in build/screens (three minutes)
 	$(BIN)/python -m pytest -n 2 -m long tests/page
 
 inspection: $(VENV)/.ready  ## what is seen inside beside TransformerLens, site by site (a minute)
