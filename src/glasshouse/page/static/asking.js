@@ -1,6 +1,7 @@
 // Questions to the server, each asked once; or, in a saved page, looked up among the answers that it holds.
 
 const MOST = 200; // answers kept
+export const SILENT = "The server does not answer; was it stopped? Start it again with “glasshouse look”.";
 
 /** The state moved on while an answer was under way: whoever waited for it need not draw. */
 export class Outdated extends Error {}
@@ -64,7 +65,7 @@ async function send(name, text, signal) {
     });
   } catch (error) {
     if (error.name === "AbortError") throw new Outdated();
-    throw new Refused("The server does not answer; was it stopped? Start it again with “glasshouse look”.");
+    throw new Refused(SILENT);
   }
   if (answer.status === 401) throw new Refused("The server was started anew; open the address that it printed.");
   let given;

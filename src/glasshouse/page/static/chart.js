@@ -10,7 +10,7 @@ const RIGHT = 12;
 const DOTS = 60; // points up to which each is shown
 
 /** Round numbers between two, about so many. */
-export function ticks(low, high, about = 5) {
+function ticks(low, high, about = 5) {
   if (!(high > low)) return [low];
   const rough = (high - low) / about;
   const power = 10 ** Math.floor(Math.log10(rough));
@@ -21,7 +21,7 @@ export function ticks(low, high, about = 5) {
 }
 
 /** Round numbers between two on a scale of powers of ten. */
-export function powers(low, high) {
+function powers(low, high) {
   const found = [];
   for (let power = Math.floor(Math.log10(low)); power <= Math.ceil(Math.log10(high)); power += 1) {
     for (const one of [1, 2, 5]) {
@@ -34,7 +34,7 @@ export function powers(low, high) {
 }
 
 /** A running mean that forgets: 0 keeps each value, near 1 is slow. It begins at the first value. */
-export function smoothed(values, weight) {
+function smoothed(values, weight) {
   if (!weight) return values;
   let sum = 0;
   let share = 0;

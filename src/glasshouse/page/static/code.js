@@ -20,9 +20,8 @@ export function opening(glass) {
 
 /** A call that gives what the head says at the selected token, or of the whole text; where it says nothing, vectors. */
 export function answer(glass, inputs) {
-  const { speaks, head } = glass.model;
-  if (!speaks && !head.endsWith("label")) return `model(${inputs})`;
-  return `model(${inputs})[0${head === "sequence_label" ? "" : `, ${glass.token}`}].softmax(-1)`;
+  if (!glass.says) return `model(${inputs})`;
+  return `model(${inputs})[0${glass.model.head === "sequence_label" ? "" : `, ${glass.token}`}].softmax(-1)`;
 }
 
 /** The changes as `gh.edit` takes them; patches are read from `seen`. */

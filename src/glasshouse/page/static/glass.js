@@ -36,6 +36,11 @@ export class Glass {
     return token < 0 || token >= length ? length - 1 : token;
   }
 
+  /** Whether the model says anything that has a probability: a token or a label. */
+  get says() {
+    return this.model.speaks || this.model.head.endsWith("label");
+  }
+
   /** How Python gets the model that is shown. */
   get loading() {
     if (this.model.given) return "# model and tok are those that were given to gh.look";

@@ -1,6 +1,6 @@
 // The page itself: the model's name, the text and its tokens, the selection, and the views on them.
 
-import { ask, askedAbout, dropOthers, isSaved, Outdated, Refused, savedFragment } from "glasshouse/asking.js";
+import { ask, askedAbout, dropOthers, isSaved, Outdated, Refused, savedFragment, SILENT } from "glasshouse/asking.js";
 import { turnTheme } from "glasshouse/colour.js";
 import { h, put } from "glasshouse/dom.js";
 import { Glass } from "glasshouse/glass.js";
@@ -126,8 +126,7 @@ class Page {
     try {
       view.mount ??= (await import(`glasshouse/views/${view.name}.js`)).mount;
     } catch (error) {
-      if (error instanceof SyntaxError) throw error;
-      throw new Refused("The server does not answer; was it stopped? Start it again with “glasshouse look”, and reload the page.");
+      throw error instanceof TypeError ? new Refused(SILENT) : error; // a module that cannot be fetched is a TypeError
     }
   }
 

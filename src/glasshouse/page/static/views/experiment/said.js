@@ -6,11 +6,6 @@ import { instead, panel, token } from "glasshouse/parts.js";
 
 const SHOWN = 8; // candidates before, and after
 
-/** Whether a model says anything that has a probability: a token or a label. */
-export function says(model) {
-  return model.speaks || model.head.endsWith("label");
-}
-
 export function said(glass) {
   const { model } = glass;
   const title = { next_token: "What comes next", masked_token: "What stands here" }[model.head] ?? "What the model says";
@@ -18,12 +13,12 @@ export function said(glass) {
   const apart = h("p", { class: "quiet", data: { testid: "divergence" } });
   const key = h("div", { class: "legend" }, h("span", {}, h("i", { class: "twin-before" }), "before"), h("span", {}, h("i", { class: "twin-after" }), "after"));
   const nothing = () => instead(`${model.head === "none" ? "This model has no head" : `The head of this model is ${model.head}`}, so it says nothing of tokens: see how far its vectors move.`);
-  const node = panel(title, "At the selected token, before and after the changes.", says(model) ? [key, list, apart] : nothing());
+  const node = panel(title, "At the selected token, before and after the changes.", glass.says ? [key, list, apart] : nothing());
 
   return {
     node,
     async draw() {
-      if (!says(model)) return;
+      if (!glass.says) return;
       const { candidates, divergence } = await glass.ask("changed", { question: glass.question(), position: glass.token, show: SHOWN });
       const top = Math.max(...candidates.map((one) => Math.max(one.before, one.after)));
       const bar = (kind, value) => h("i", { class: `twin-${kind}`, style: { width: `${(100 * value) / top}%` } });

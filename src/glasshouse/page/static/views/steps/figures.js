@@ -17,7 +17,7 @@ export function largest(...many) {
 }
 
 /** One number, shaded. `what` names it where its exact value is told. */
-export function cell(value, most, what, { bare = false, mark = false, share = false } = {}) {
+function cell(value, most, what, { bare = false, mark = false, share = false } = {}) {
   const part = Number.isFinite(value) ? value / most : 0;
   const colour = share ? shade(part) : balance(part);
   const kinds = ["cell", bare ? "bare" : "", mark ? "marked" : "", Number.isFinite(value) ? "" : "gone"].filter(Boolean);
@@ -41,12 +41,12 @@ function cells(values, most, name, { first = 0, ...options } = {}) {
 }
 
 /** A name without its marks, for sentences. */
-export function plain(name) {
+function plain(name) {
   return name.replace(/[_^{}]/g, "").replace(/\s*\[[^\]]*\]/g, "");
 }
 
 /** All numbers of a vector as a strip of colours; the pointer or the arrows read them one by one. */
-export function strip(name, data, say, { share = false, label = (i) => `${plain(name)}[${i}]` } = {}) {
+function strip(name, data, say, { share = false, label = (i) => `${plain(name)}[${i}]` } = {}) {
   const most = largest(data);
   const canvas = h("canvas", {
     class: "ribbon", width: data.length, height: 1, tabindex: 0, role: "slider",

@@ -6,7 +6,7 @@ import { partOf } from "glasshouse/views/steps/card.js";
 const WORDS = { embed: "embed", attention: "attention", cross: "cross-attention", feedforward: "feed-forward", final: "norm", head: "unembed", memory: "to the decoder" };
 
 /** The places of the path in order: {node, label, kind}. Kind: on (the stream), off (beside it), plus. */
-export function places(found, model) {
+function places(found, model) {
   const list = [];
   for (const card of found.cards) {
     if (list.some((one) => one.node === card.node)) continue;
