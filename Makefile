@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: help setup demo pictures test lint types compiled text generation training inspection page gpu wheel bench bench-generate bench-inspection bench-page bench-text bench-load bench-loop learning claims clean
+.PHONY: help setup demo pictures test browser lint types compiled text generation training inspection page gpu wheel bench bench-generate bench-inspection bench-page bench-text bench-load bench-loop learning claims clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -23,11 +23,14 @@ demo: $(VENV)/.ready  ## train a decoder on Python's library and an encoder-deco
 	@echo
 	@echo 'Look at them:  $(BIN)/glasshouse look build/demo/code    $(BIN)/glasshouse look build/demo/dates'
 
-pictures: demo  ## draw the pictures of docs/look.md of what make demo trained
-	$(BIN)/python docs/pictures.py
+pictures: demo browser  ## draw the pictures of docs/look.md of what make demo trained
+	$(BIN)/python docs/pictures.py --chromium $$($(BIN)/python tests/chromium.py)
 
-test: lint types  ## everything a change must pass
+test: lint types browser  ## everything a change must pass; REQUIRE_BROWSER=1 makes a missing browser an error
 	$(BIN)/python -m pytest -n 2 -m 'not long'
+
+browser: $(VENV)/.ready  ## find Chromium for the page's tests, or install it where that is possible
+	$(BIN)/python tests/chromium.py --get
 
 lint: $(VENV)/.ready  ## style and likely mistakes
 	$(BIN)/ruff check .
@@ -78,7 +81,7 @@ bench-generate: $(VENV)/.ready  ## tokens per second beside transformers and the
 bench-load: $(VENV)/.ready  ## loading a model of 500 MB beside transformers (two minutes)
 	$(BIN)/python benchmarks/load.py
 
-page: $(VENV)/.ready  ## every view at more sizes and in the dark; pictures in build/screens (three minutes)
+page: browser  ## every view at more sizes and in the dark; pictures in build/screens (three minutes)
 	$(BIN)/python -m pytest -n 2 -m long tests/page
 
 inspection: $(VENV)/.ready  ## what is seen inside beside TransformerLens, site by site (a minute)
@@ -89,8 +92,8 @@ bench-inspection: $(VENV)/.ready  ## what looking inside costs, beside Transform
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[lens]'
 	$(BIN)/python benchmarks/inspection.py
 
-bench-page: $(VENV)/.ready  ## what the page costs in a browser, beside one forward pass (two minutes; wants an idle machine)
-	$(BIN)/python benchmarks/page.py
+bench-page: browser  ## what the page costs in a browser, beside one forward pass (two minutes; wants an idle machine)
+	$(BIN)/python benchmarks/page.py --chromium $$($(BIN)/python tests/chromium.py)
 
 claims: $(VENV)/.ready  ## the claims that need training (three quarters of an hour)
 	$(BIN)/python benchmarks/claims.py

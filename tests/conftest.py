@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+import chromium
 import pytest
 import torch
 
@@ -18,3 +19,10 @@ def _same_kernels() -> Iterator[None]:
     """
     yield
     torch.backends.mkldnn.set_flags(True)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say once, and loudly, that the page was not tested in a browser."""
+    skipped = [one for one in terminalreporter.stats.get("skipped", []) if chromium.MISSING in str(one.longrepr)]
+    if skipped:
+        terminalreporter.write_line(f"{len(skipped)} tests skipped. {chromium.MISSING}", red=True, bold=True)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
-import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from unittest import mock
 from urllib.parse import urlencode
 
+import chromium
 import pytest
 from playwright.sync_api import Browser, ConsoleMessage, Page, sync_playwright
 
@@ -111,14 +110,13 @@ def _loaded(run: Path) -> Trained:
 
 @pytest.fixture(scope="session")
 def browser() -> Iterator[Browser]:
-    # The headless one has no windows of its own to draw; both are Debian's.
-    names = ("chromium-headless-shell", "chromium", "google-chrome")
-    found = os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, names)), None)
-    assert found, "these tests drive Chromium: apt-get install chromium, or name one by CHROMIUM"
+    found = chromium.find()
+    if found is None:
+        (pytest.fail if chromium.is_required() else pytest.skip)(chromium.MISSING)
     with sync_playwright() as playwright:
-        chromium = playwright.chromium.launch(executable_path=found, args=["--no-sandbox", "--disable-gpu"])
-        yield chromium
-        chromium.close()
+        browser = playwright.chromium.launch(executable_path=found, args=["--no-sandbox", "--disable-gpu"])
+        yield browser
+        browser.close()
 
 
 @pytest.fixture

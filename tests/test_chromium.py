@@ -1,0 +1,95 @@
+"""Finding and installing the browser, with stubs in place of apt-get and Playwright's download."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import chromium
+import pytest
+
+TESTS = Path(__file__).parent
+
+
+def program(path: Path, text: str = "exit 0") -> Path:
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+    return path
+
+
+@pytest.fixture
+def bare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A machine with an empty PATH, and a download that fails."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    monkeypatch.setenv("PATH", str(folder))
+    monkeypatch.setenv("PLAYWRIGHT_BROWSERS_PATH", str(tmp_path / "downloads"))
+    for name in ("CHROMIUM", "REQUIRE_BROWSER"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(chromium, "DOWNLOAD", [str(program(tmp_path / "offline", "echo no network >&2; exit 1"))])
+    return folder
+
+
+def test_one_that_is_there_is_taken(bare: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert chromium.find() is None
+    there = program(bare / "google-chrome")
+    assert chromium.get() == str(there)
+    shell = program(bare / "chromium-headless-shell")
+    assert chromium.get() == str(shell)  # the quickest first
+    monkeypatch.setenv("CHROMIUM", "/opt/mine")
+    assert chromium.get() == "/opt/mine"  # and the user's own before all
+
+
+@pytest.mark.parametrize("root", [True, False])
+def test_the_package_manager_is_asked_as_root_alone(bare: Path, monkeypatch: pytest.MonkeyPatch, root: bool) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 0 if root else 1000)
+    (bare / "sh").symlink_to("/bin/sh")
+    program(bare / "apt-get", f'case "$*" in *install*) /bin/cp "$0" {bare}/chromium ;; esac')
+    assert chromium.get() == (str(bare / "chromium") if root else None)
+
+
+def test_playwright_downloads_one_where_no_package_manager_may(bare: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    code = (
+        "import pathlib; from playwright.sync_api import sync_playwright\n"
+        "with sync_playwright() as playwright: path = pathlib.Path(playwright.chromium.executable_path)\n"
+        "path.parent.mkdir(parents=True); path.touch()"
+    )
+    monkeypatch.setattr(chromium, "DOWNLOAD", [sys.executable, "-c", code])
+    found = chromium.get()
+    assert found is not None
+    assert Path(found).is_relative_to(os.environ["PLAYWRIGHT_BROWSERS_PATH"])
+
+
+@pytest.mark.usefixtures("bare")
+@pytest.mark.parametrize(("required", "status"), [("", 0), ("1", 1)])
+def test_none_at_all_is_one_line_and_an_error_where_one_is_required(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], required: str, status: int
+) -> None:
+    monkeypatch.setenv("REQUIRE_BROWSER", required)
+    monkeypatch.setattr(sys, "argv", ["chromium.py", "--get"])
+    assert chromium.main() == status
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.count(chromium.MISSING) == 1
+    assert "Playwright did not install it: no network" in err
+
+
+@pytest.mark.usefixtures("bare")
+@pytest.mark.parametrize(("required", "outcome"), [("", "1 skipped"), ("1", "1 error")])
+def test_the_tests_of_the_page_are_skipped_loudly_or_fail(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, required: str, outcome: str
+) -> None:
+    monkeypatch.setenv("REQUIRE_BROWSER", required)
+    (tmp_path / "test_one.py").write_text("def test_page(browser):\n    raise AssertionError('it ran')\n")
+    plugins = ["-p", "conftest", "-p", "page.conftest", "-c", os.devnull, "-p", "no:cacheprovider"]
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", *plugins, str(tmp_path / "test_one.py")],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "PYTHONPATH": f"{TESTS}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"},
+    )
+    assert outcome in done.stdout, done.stdout
+    assert done.stdout.count(f"1 tests skipped. {chromium.MISSING}") == (required == "")
