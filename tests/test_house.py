@@ -20,6 +20,7 @@ ROWS = [
     ["training"],
     ["page"],
     ["cli"],
+    ["__main__"],
 ]
 ROW_OF = {room: number for number, rooms in enumerate(ROWS) for room in rooms}
 HOUSE = Path(glasshouse.__file__).parent

@@ -122,3 +122,13 @@ def test_a_bar_is_drawn_at_a_terminal_only(tmp_path: Path) -> None:
     done = run(*words)
     assert (done.returncode, done.stderr) == (0, "")
     assert "\x1b" not in done.stdout
+
+
+def test_python_dash_m_is_the_command() -> None:
+    words = [sys.executable, "-m", "glasshouse"]
+    done = subprocess.run([*words, "--version"], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout.strip(), done.stderr) == (0, gh.__version__, "")
+    helped = subprocess.run([*words, "data", "list", "--help"], capture_output=True, text=True, check=False)
+    assert "Usage: python -m glasshouse data list" in helped.stdout
+    wrong = subprocess.run([*words, "tokenizer", "decode", "absent", "1"], capture_output=True, text=True, check=False)
+    assert (wrong.returncode, wrong.stderr.count("\n")) == (1, 1)
