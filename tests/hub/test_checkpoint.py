@@ -371,15 +371,41 @@ def test_a_hub_id_is_found_in_the_cache_without_a_network(tmp_path: Path) -> Non
         "for revision in (None, 'main', '0123456789abcdef0123456789abcdef01234567'):\n"
         "    model, _ = gh.load('someone/tiny', revision=revision)\n"
         "print(gh.count_parameters(model.spec))\n"
-        "try:\n    gh.load('someone/absent')\n"
-        "except gh.InputError as error:\n    print(error)\n"
+        "for revision in (None, 'v2'):\n"
+        "    try:\n        gh.load('someone/absent', revision=revision)\n"
+        "    except gh.InputError as error:\n        print(error)\n"
     )
     surroundings = os.environ | {"HF_HOME": str(tmp_path / "home"), "HF_HUB_OFFLINE": "1"}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=surroundings, check=False)
     assert done.returncode == 0, done.stderr
-    count, sentence = done.stdout.splitlines()
+    count, *sentences = done.stdout.splitlines()
     assert int(count) == gh.count_parameters(model.spec)
-    assert sentence.startswith("'someone/absent' is no folder here and could not be fetched from the hub")
+    assert sentences == 2 * [
+        "there is no folder 'someone/absent' here, no model of that name was fetched before, and the Hugging Face hub "
+        "cannot be reached; give the folder of a model, or try again with a connection."
+    ]
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [
+        ("RepositoryNotFoundError", "no public model of that name on the Hugging Face hub; give another, or set"),
+        ("GatedRepoError", "the hub gives 'someone/absent' only to those who accepted its terms"),
+        ("RevisionNotFoundError", "revision is 'v2', which the hub's 'someone/absent' does not have"),
+    ],
+)
+def test_what_the_hub_refuses_is_one_sentence(kind: str, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    import huggingface_hub
+    from huggingface_hub import errors
+
+    def refuse(*_: object, **__: object) -> None:
+        error = getattr(errors, kind)
+        raise error.__new__(error, "404 Client Error.\n\nA page of text")  # made without an answer of a server
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", refuse)
+    with pytest.raises(gh.InputError, match=said) as caught:
+        gh.load("someone/absent", revision="v2")
+    assert "Client Error" not in str(caught.value)
 
 
 def test_a_place_that_is_no_model_is_one_sentence(tmp_path: Path) -> None:

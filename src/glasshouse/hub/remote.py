@@ -43,9 +43,26 @@ def locate(place: str | Path, revision: str | None = None) -> Folder:
     if isinstance(place, Path) or not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", place) or path.exists():
         raise nowhere
     import huggingface_hub
+    from huggingface_hub import errors
 
     try:
         return Folder(Path(huggingface_hub.snapshot_download(place, revision=revision, allow_patterns=WANTED)))
+    except errors.LocalEntryNotFoundError as error:  # nothing in the cache, and no answer from the hub
+        raise InputError(
+            f"there is no folder {place!r} here, no model of that name was fetched before, and the Hugging Face hub "
+            "cannot be reached; give the folder of a model, or try again with a connection."
+        ) from error
+    except errors.GatedRepoError as error:
+        raise InputError(
+            f"the hub gives {place!r} only to those who accepted its terms; accept them on its page and set HF_TOKEN."
+        ) from error
+    except errors.RepositoryNotFoundError as error:
+        raise InputError(
+            f"there is no folder {place!r} here, and no public model of that name on the Hugging Face hub; give "
+            "another, or set HF_TOKEN if it is private."
+        ) from error
+    except errors.RevisionNotFoundError as error:
+        raise InputError(f"revision is {revision!r}, which the hub's {place!r} does not have; give another.") from error
     except (OSError, ValueError) as error:  # whatever is wrong out there, all of its errors are one of these
         reason = " ".join(str(error).split())[:300]
         raise InputError(f"{place!r} is no folder here and could not be fetched from the hub: {reason}") from error
