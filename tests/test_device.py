@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import pytest
 import torch
 
+import glasshouse as gh
 from glasshouse import device
 
 
@@ -46,3 +50,34 @@ def test_an_obstacle_to_compiling_is_named(monkeypatch: object) -> None:
     assert device.compile_obstacle(torch.device("cpu")) == "no C++ compiler was found"
     monkeypatch.setattr(device.shutil, "which", lambda name: "/usr/bin/" + name)
     assert device.compile_obstacle(torch.device("cpu")) is None
+
+
+@pytest.mark.parametrize("name", ["tpu", "cuda:99", "cpu:1", "", 3])
+def test_a_device_that_is_not_here_is_one_sentence_in_every_call(name: str, tmp_path: Path) -> None:
+    gh.save(gh.build(gh.preset("tiny-decoder")), None, tmp_path / "model")
+    sentence = rf"^device is '{name}', but this machine has cpu.*; choose from these, or 'auto'\.$"
+    with pytest.raises(gh.InputError, match=sentence):
+        gh.load(tmp_path / "model", device=name)
+    with pytest.raises(gh.InputError, match=sentence):
+        gh.build(gh.preset("tiny-decoder"), device=name)
+
+
+def test_cuda_without_one_names_what_there_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    with pytest.raises(gh.InputError, match=r"device is 'cuda', but this machine has cpu"):
+        gh.load(tmp_path, device="cuda")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert device.find("cuda:1") == torch.device("cuda:1")
+    with pytest.raises(gh.InputError, match=r"cpu, .*cuda, cuda:0, cuda:1; choose"):
+        device.find("cuda:2")
+
+
+def test_a_type_by_its_name_is_that_type(tmp_path: Path) -> None:
+    gh.save(gh.build(gh.preset("tiny-decoder")), None, tmp_path / "model")
+    for name in ("bfloat16", "torch.bfloat16", torch.bfloat16):
+        model, _ = gh.load(tmp_path / "model", dtype=name)
+        assert model.token.table.weight.dtype is torch.bfloat16
+    assert gh.build(gh.preset("tiny-decoder"), dtype="float64").token.table.weight.dtype is torch.float64
+    for name in ("int8", torch.int8, "bf16", "strange"):
+        with pytest.raises(gh.InputError, match=r"^dtype is '\w+', but it must be one of float32, bfloat16,"):
+            gh.load(tmp_path / "model", dtype=name)

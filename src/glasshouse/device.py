@@ -11,6 +11,9 @@ from pathlib import Path
 
 import torch
 
+from glasshouse.errors import InputError
+
+FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 TIMED = 0.02  # seconds beside which the start of a product, and the clock, are nothing
 
 
@@ -21,6 +24,39 @@ def best() -> torch.device:
     if torch.backends.mps.is_available():
         return torch.device("mps")
     return torch.device("cpu")
+
+
+def find(name: torch.device | str, setting: str = "device") -> torch.device:
+    """Return the device of this name, if this machine has it; "auto" is the fastest one.
+
+    >>> find("cpu")
+    device(type='cpu')
+    """
+    counts = {"cpu": 1, "mps": int(torch.backends.mps.is_available()), "cuda": torch.cuda.device_count()}
+    try:
+        found = best() if name == "auto" else torch.device(name)
+    except (RuntimeError, TypeError):  # no device that torch knows of
+        found = None
+    if found is None or (found.index or 0) >= {**counts, "meta": 1}.get(found.type, 0):
+        several = (f"cuda:{number}" for number in range(counts["cuda"]))
+        here = [*(kind for kind, count in counts.items() if count), *several]
+        raise InputError(
+            f"{setting} is {str(name)!r}, but this machine has {', '.join(here)}; choose from these, or 'auto'."
+        )
+    return found
+
+
+def float_type(name: torch.dtype | str) -> torch.dtype:
+    """Return the floating-point type of this name.
+
+    >>> float_type("bfloat16")
+    torch.bfloat16
+    """
+    known = {str(dtype).removeprefix("torch."): dtype for dtype in FLOATS}
+    short = str(name).removeprefix("torch.")
+    if short not in known:
+        raise InputError(f"dtype is {short!r}, but it must be one of {', '.join(known)}.")
+    return known[short]
 
 
 def compute_type(device: torch.device) -> torch.dtype:

@@ -693,6 +693,6 @@ def test_a_mistake_is_one_sentence(words: list[str], sentence: str, house: House
 def test_a_device_that_is_not_there_is_named(house: House, call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gh.device, "best", lambda: torch.device("cpu"))
     done = call("generate", house["decoder"], "hi", "--device", "cuda")
-    assert done == Done(1, "", "error: device is cuda, but this machine has none; leave it out to use cpu.\n")
+    assert done == Done(1, "", "error: --device is 'cuda', but this machine has cpu; choose from these, or 'auto'.\n")
     assert call("generate", house["decoder"], "hi", "--device", "tpu").code == 2
     assert call("generate", house["decoder"], "hi", "--top-k", "0.5").code == 2

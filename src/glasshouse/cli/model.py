@@ -28,10 +28,7 @@ Device = Annotated[
 
 def find_device(name: str) -> str:
     """Return the device that an option names, if this machine has it."""
-    best = gh.device.best().type
-    if name in ("cuda", "mps") and name != best:
-        raise gh.InputError(f"device is {name}, but this machine has none; leave it out to use {best}.")
-    return best if name == "auto" else name
+    return gh.device.find(name, "--device").type
 
 
 @app.command(epilog="Example: glasshouse export runs/first/model published")

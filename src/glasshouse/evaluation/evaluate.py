@@ -15,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from glasshouse import device as machine
 from glasshouse.config import nearest
 from glasshouse.data import (
     Batch,
@@ -120,7 +121,7 @@ def evaluate(
     if written:
         check_count("written", written)
     if device is not None:
-        model.to(device)
+        model.to(machine.find(device))
     was_training = model.training
     model.eval()
     try:

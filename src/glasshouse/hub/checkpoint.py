@@ -9,12 +9,13 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from glasshouse import config, spec, store
+from glasshouse import device as machine
 from glasshouse.errors import ConfigError, InputError, StoreError
 from glasshouse.hub import keys
 from glasshouse.hub.bart import BART, MARIAN
@@ -52,7 +53,6 @@ OURS = (
     r"added_tokens\.json|vocab\.(json|txt)|merges\.txt|model(-\d+-of-\d+)?\.safetensors(\.index\.json)?|verified\.json|"
     r"chat_template\.jinja|modules\.json|sentence_bert_config\.json|config_sentence_transformers\.json|1_Pooling"
 )
-FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
 def load(
@@ -60,14 +60,14 @@ def load(
     *,
     revision: str | None = None,
     device: torch.device | str = "cpu",
-    dtype: torch.dtype | Literal["stored"] | None = None,
+    dtype: torch.dtype | str | None = None,
     ignore: Collection[str] = (),
 ) -> tuple[Model, Tokenizer | None]:
     """Load a model, in eval mode, and its tokenizer (None where there is none) from a folder or the Hugging Face hub.
 
     Weights are mapped into memory and read when first used. They keep the type they are stored in, except that on the
-    CPU half precision becomes float32, which is many times faster there; `dtype` names another, or "stored". Keys of
-    config.json listed in `ignore` are taken to change nothing.
+    CPU half precision becomes float32, which is many times faster there; `dtype` is another, as torch.bfloat16 or
+    "bfloat16", or "stored". Keys of config.json listed in `ignore` are taken to change nothing.
 
     >>> import tempfile, glasshouse as gh
     >>> with tempfile.TemporaryDirectory() as place:
@@ -76,6 +76,9 @@ def load(
     >>> model.spec == gh.preset("tiny-decoder"), tok
     (True, None)
     """
+    target = machine.find(device)
+    if dtype not in (None, "stored"):
+        dtype = machine.float_type(dtype)
     folder = locate(place, revision)
     table = folder.json(CONFIG)
     if table is None:
@@ -86,7 +89,7 @@ def load(
     except ConfigError as error:
         raise StoreError(f"{str(folder.path / CONFIG)!r} describes no model: {error}") from None
     s = _with_generation_ids(s, folder)
-    model = _assemble(folder, s, family, tensors, spare, torch.device(device), dtype)
+    model = _assemble(folder, s, family, tensors, spare, target, dtype)
     model.beside = {name: folder.values(name) for name in BESIDE if folder.file(name)}
     if formerly := {key: table[key] for key in sorted(keys.GENERATION & table.keys())}:
         model.beside.setdefault(GENERATION, formerly)
@@ -182,7 +185,7 @@ def _assemble(
     tensors: Mapping[str, Tensor],
     spare: set[str],
     device: torch.device,
-    dtype: torch.dtype | Literal["stored"] | None,
+    dtype: torch.dtype | str | None,
 ) -> Model:
     place = folder.weights
     held = sum(tensor.numel() for tensor in tensors.values())
@@ -200,9 +203,9 @@ def _assemble(
     if extra:
         raise StoreError(f"{place!r} holds {extra[0]}, which the model of its config does not have.")
     for name in sorted(wanted):
-        if tensors[name].dtype not in FLOATS:
+        if tensors[name].dtype not in machine.FLOATS:
             raise StoreError(f"{place!r} holds {name} as {tensors[name].dtype}; quantised weights are not supported.")
-    if dtype is None or dtype == "stored":
+    if not isinstance(dtype, torch.dtype):
         stored = tensors[pieces["token.table.weight"].name].dtype
         slow = device.type == "cpu" and stored in (torch.bfloat16, torch.float16)
         dtype = torch.float32 if slow and dtype is None else stored

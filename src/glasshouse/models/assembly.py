@@ -18,14 +18,16 @@ Model = Decoder | Encoder | Seq2Seq
 
 
 @overload
-def build(s: spec.DecoderSpec, *, device: torch.device | str = ..., dtype: torch.dtype = ...) -> Decoder: ...
+def build(s: spec.DecoderSpec, *, device: torch.device | str = ..., dtype: torch.dtype | str = ...) -> Decoder: ...
 @overload
-def build(s: spec.EncoderSpec, *, device: torch.device | str = ..., dtype: torch.dtype = ...) -> Encoder: ...
+def build(s: spec.EncoderSpec, *, device: torch.device | str = ..., dtype: torch.dtype | str = ...) -> Encoder: ...
 @overload
-def build(s: spec.Seq2SeqSpec, *, device: torch.device | str = ..., dtype: torch.dtype = ...) -> Seq2Seq: ...
+def build(s: spec.Seq2SeqSpec, *, device: torch.device | str = ..., dtype: torch.dtype | str = ...) -> Seq2Seq: ...
 @overload
-def build(s: spec.Spec, *, device: torch.device | str = ..., dtype: torch.dtype = ...) -> Model: ...
-def build(s: spec.Spec, *, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32) -> Model:
+def build(s: spec.Spec, *, device: torch.device | str = ..., dtype: torch.dtype | str = ...) -> Model: ...
+def build(
+    s: spec.Spec, *, device: torch.device | str = "cpu", dtype: torch.dtype | str = torch.float32
+) -> Model:
     """Build a model in training mode, its values drawn from torch's random generator.
 
     On the device "meta" it has shapes and no values. A model too large for the memory is refused beforehand.
@@ -35,7 +37,7 @@ def build(s: spec.Spec, *, device: torch.device | str = "cpu", dtype: torch.dtyp
     >>> sum(weight.numel() for weight in model.parameters())
     106880
     """
-    device = torch.device(device)
+    device, dtype = machine.find(device), machine.float_type(dtype)
     if device.type != "meta":
         check_fits(s, device, dtype)
     with torch.device("meta"):  # torch's own first values would be drawn and thrown away

@@ -55,15 +55,7 @@ def find_device(name: str) -> torch.device:
     >>> find_device("cpu")
     device(type='cpu')
     """
-    best = machine.best()
-    here = ["cpu", *(["mps"] if torch.backends.mps.is_available() else [])]
-    if torch.cuda.is_available():
-        here += ["cuda", *(f"cuda:{number}" for number in range(torch.cuda.device_count()))]
-    if name not in ("auto", *here):
-        raise InputError(
-            f"train.device is {name!r}, but this machine has {', '.join(here)}; leave it out to use {best}."
-        )
-    return best if name == "auto" else torch.device(name)
+    return machine.find(name, "train.device")
 
 
 def find_compute(name: str, device: torch.device) -> torch.dtype:
