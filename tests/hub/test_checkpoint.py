@@ -381,8 +381,8 @@ def test_a_hub_id_is_found_in_the_cache_without_a_network(tmp_path: Path) -> Non
     count, *sentences = done.stdout.splitlines()
     assert int(count) == gh.count_parameters(model.spec)
     assert sentences == 2 * [
-        "there is no folder 'someone/absent' here, no model of that name was fetched before, and the Hugging Face hub "
-        "cannot be reached; give the folder of a model, or try again with a connection."
+        "there is no folder 'someone/absent' here, no model of that name was fetched before, and the Hugging Face "
+        "hub cannot be reached; give the folder of a model, or try again with a connection."
     ]
 
 

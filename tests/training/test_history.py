@@ -21,9 +21,10 @@ from test_loop import Told, assert_same, killed, table
 import glasshouse as gh
 from glasshouse import store
 from glasshouse.errors import ConfigError, InputError
+from glasshouse.hub.runs import name_of, steps_in
 from glasshouse.training import Moment, Run, is_run, moments, train
 from glasshouse.training.checkpoint import ABOUT, TENSORS, Checkpoints
-from glasshouse.training.history import History, name_of, spare, steps_in
+from glasshouse.training.history import History, spare
 from glasshouse.training.state import State
 
 

@@ -63,7 +63,9 @@ def load(
     dtype: torch.dtype | str | None = None,
     ignore: Collection[str] = (),
 ) -> tuple[Model, Tokenizer | None]:
-    """Load a model, in eval mode, and its tokenizer (None where there is none) from a folder or the Hugging Face hub.
+    """Load a model, in eval mode, and its tokenizer (None where there is none) from a folder, a run or the hub.
+
+    Of a run's folder the finished model is taken, or its newest intact checkpoint, with a warning.
 
     Weights are mapped into memory and read when first used. They keep the type they are stored in, except that on the
     CPU half precision becomes float32, which is many times faster there; `dtype` is another, as torch.bfloat16 or
@@ -82,7 +84,7 @@ def load(
     folder = locate(place, revision)
     table = folder.json(CONFIG)
     if table is None:
-        raise StoreError(f"there is no {str(folder.path / CONFIG)!r}; give the folder of a model.")
+        raise StoreError(f"there is no {str(folder.path / CONFIG)!r}; give the folder of a model or of a run.")
     tensors = folder.tensors()
     try:
         family, s, spare = _understand(folder, table, tensors, ignore)

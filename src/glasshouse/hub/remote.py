@@ -7,6 +7,7 @@ from pathlib import Path
 
 from glasshouse import store
 from glasshouse.errors import InputError
+from glasshouse.hub import runs
 from glasshouse.hub.folder import (
     BESIDE,
     CONFIG,
@@ -23,12 +24,12 @@ WANTED = [CONFIG, "model*.safetensors", INDEX, POOLING, VERIFIED, *BESIDE, *TOKE
 
 
 def locate(place: str | Path, revision: str | None = None) -> Folder:
-    """Return the folder itself, or the snapshot of a hub repository, fetched where it is not there yet.
+    """Return the folder itself, that of a run's model, or the snapshot of a hub repository, fetched if need be.
 
     Fetching is huggingface_hub's work, with its cache and its settings: HF_HOME, HF_TOKEN, HF_HUB_OFFLINE.
     """
     nowhere = InputError(
-        f"there is no folder {str(place)!r}; give the folder of a model, or a hub id such as 'gpt2'."
+        f"there is no folder {str(place)!r}; give the folder of a model or a run, or a hub id such as 'gpt2'."
     )
     try:
         path = store.standing(Path(place).expanduser())
@@ -39,7 +40,7 @@ def locate(place: str | Path, revision: str | None = None) -> Folder:
             raise InputError(
                 f"revision is {revision!r}, but {str(place)!r} is a folder, which has only one; leave it out."
             )
-        return Folder(path)
+        return Folder(runs.model_of(path) if runs.is_run(path) else path)
     if isinstance(place, Path) or not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", place) or path.exists():
         raise nowhere
     import huggingface_hub
@@ -62,7 +63,9 @@ def locate(place: str | Path, revision: str | None = None) -> Folder:
             "another, or set HF_TOKEN if it is private."
         ) from error
     except errors.RevisionNotFoundError as error:
-        raise InputError(f"revision is {revision!r}, which the hub's {place!r} does not have; give another.") from error
+        raise InputError(
+            f"revision is {revision!r}, which the hub's {place!r} does not have; give another."
+        ) from error
     except (OSError, ValueError) as error:  # whatever is wrong out there, all of its errors are one of these
         reason = " ".join(str(error).split())[:300]
         raise InputError(f"{place!r} is no folder here and could not be fetched from the hub: {reason}") from error

@@ -19,11 +19,12 @@ import numpy as np
 from glasshouse import config
 from glasshouse.config import Settings, Table
 from glasshouse.errors import InputError
+from glasshouse.hub.runs import RUN
 from glasshouse.inspection import compare
 from glasshouse.page import wire
 from glasshouse.page.question import Question
 from glasshouse.page.trace import Traces
-from glasshouse.training.folder import LOCK, METRICS, PROBES, RUN, SAMPLES
+from glasshouse.training.folder import LOCK, METRICS, PROBES, SAMPLES
 from glasshouse.training.journal import Journal
 from glasshouse.training.moments import moments
 from glasshouse.training.run import Run

@@ -6,20 +6,16 @@ and hash of each of its files, and one that does not match is passed over for th
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 from glasshouse import store
 from glasshouse.errors import StoreError
-from glasshouse.training.history import HISTORY, History, name_of, steps_in
+from glasshouse.hub.runs import ABOUT, FORMAT, TENSORS, check, measure, name_of, sealed, steps_in
+from glasshouse.training.history import HISTORY, History
 from glasshouse.training.state import State
-
-FORMAT = 1
-TENSORS, ABOUT = "training.safetensors", "training.json"  # which a history does without
 
 
 def write(folder: Path, fill_model: Callable[[Path], None], state: State) -> None:
@@ -28,33 +24,16 @@ def write(folder: Path, fill_model: Callable[[Path], None], state: State) -> Non
     def fill(place: Path) -> None:
         fill_model(place)
         store.write_tensors(place / TENSORS, state.tensors)
-        files = {path.name: _measure(path) for path in sorted(place.iterdir())}
+        files = {path.name: measure(path) for path in sorted(place.iterdir())}
         table = {"format": FORMAT, "files": files, "about": state.about}
-        (place / ABOUT).write_text(json.dumps(_sealed(table), indent=1) + "\n", encoding="utf-8")
+        (place / ABOUT).write_text(json.dumps(sealed(table), indent=1) + "\n", encoding="utf-8")
 
     store.replace_folder(folder, fill, ".*")
 
 
 def read(folder: Path) -> State:
     """Read the training state of a checkpoint whose files are all as they were written; else name one that is not."""
-    try:
-        table = json.loads((folder / ABOUT).read_text(encoding="utf-8"))
-        sound = table == _sealed({name: value for name, value in table.items() if name != "sha256"})
-    except FileNotFoundError:
-        raise StoreError(f"{str(folder / ABOUT)!r} is missing, so this is no whole checkpoint.") from None
-    except (ValueError, AttributeError):
-        sound = False
-    if not sound:
-        raise StoreError(f"{str(folder / ABOUT)!r} is damaged; use another checkpoint.")
-    if table["format"] != FORMAT:
-        raise StoreError(
-            f"{str(folder / ABOUT)!r} is of format {table['format']!r}, but this version reads format {FORMAT}."
-        )
-    for name, expected in table["files"].items():
-        if not (folder / name).is_file():
-            raise StoreError(f"{str(folder / name)!r} is missing; use another checkpoint.")
-        if _measure(folder / name) != expected:
-            raise StoreError(f"{str(folder / name)!r} is not what was written; use another checkpoint.")
+    table = check(folder)
     return State(store.read_tensors(folder / TENSORS), table["about"])
 
 
@@ -116,12 +95,3 @@ class Checkpoints:
         for old in reversed(self.steps()[self.keep :]):
             if old not in (step, best):
                 self.history.take(self.folder(old))
-
-
-def _measure(path: Path) -> list[int | str]:
-    return [path.stat().st_size, store.sha256(path)]
-
-
-def _sealed(table: dict[str, Any]) -> dict[str, Any]:
-    """Return a table with the hash of what it says, so that a changed letter is found."""
-    return {**table, "sha256": hashlib.sha256(json.dumps(table, sort_keys=True).encode()).hexdigest()}

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from glasshouse import config
 from glasshouse.errors import InputError, StoreError
+from glasshouse.hub.runs import CHECKPOINTS, RUN
 from glasshouse.training.checkpoint import Checkpoints
 from glasshouse.training.run import Run
 
@@ -17,8 +18,8 @@ try:
 except ImportError:  # Windows, where nobody keeps two runs apart
     fcntl = None  # type: ignore[assignment]
 
-RUN, METRICS, MODEL, ADAPTER, TROUBLE = "run.toml", "metrics.jsonl", "model", "adapter", "trouble.json"
-CHECKPOINTS, PROBES, SAMPLES, LOCK = "checkpoints", "probes.jsonl", "samples.jsonl", ".lock"
+METRICS, ADAPTER, TROUBLE = "metrics.jsonl", "adapter", "trouble.json"
+PROBES, SAMPLES, LOCK = "probes.jsonl", "samples.jsonl", ".lock"
 
 
 def is_run(folder: str | Path) -> bool:

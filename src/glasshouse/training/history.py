@@ -7,33 +7,18 @@ stands there is whole. Nothing is written but names, and where the disk is full 
 from __future__ import annotations
 
 import errno
-import re
 import shutil
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
 from glasshouse import store
+from glasshouse.hub.runs import name_of, steps_in
 
-HISTORY, NAME = "history", re.compile(r"step-(\d{8,})")
+HISTORY = "history"
 MOVED = ".moved"
 STATE = "training.*"  # what a checkpoint holds beside its model
 FULL = (errno.ENOSPC, errno.EDQUOT)
-
-
-def name_of(step: int) -> str:
-    """Return the name of the folder of a step.
-
-    >>> name_of(100)
-    'step-00000100'
-    """
-    return f"step-{step:08d}"
-
-
-def steps_in(place: Path) -> list[int]:
-    """Return the steps that have a folder in a place, the oldest first."""
-    found = (NAME.fullmatch(path.name) for path in place.glob("step-*") if path.is_dir())
-    return sorted(int(match[1]) for match in found if match)
 
 
 def spare(steps: Sequence[int], most: int) -> list[int]:

@@ -20,6 +20,7 @@ from glasshouse.errors import ConfigError, GlasshouseError, InputError
 from glasshouse.evaluation.evaluate import Report, evaluate
 from glasshouse.evaluation.tally import byte_sizes, read_through
 from glasshouse.generation.admission import check_length
+from glasshouse.hub.runs import CHECKPOINTS, MODEL
 from glasshouse.layers import lora
 from glasshouse.models import Model
 from glasshouse.text import Tokenizer
@@ -27,7 +28,7 @@ from glasshouse.training import beginning, plots, trouble
 from glasshouse.training.average import Average
 from glasshouse.training.checkpoint import Checkpoints
 from glasshouse.training.compiling import Compiled
-from glasshouse.training.folder import ADAPTER, CHECKPOINTS, METRICS, MODEL, TROUBLE, claim, hold
+from glasshouse.training.folder import ADAPTER, METRICS, TROUBLE, claim, hold
 from glasshouse.training.insight import Insight
 from glasshouse.training.journal import Journal
 from glasshouse.training.keeping import Keeper, Place

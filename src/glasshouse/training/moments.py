@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from glasshouse.hub.folder import CONFIG
-from glasshouse.training.folder import CHECKPOINTS, MODEL
-from glasshouse.training.history import HISTORY, name_of, steps_in
+from glasshouse.hub.runs import CHECKPOINTS, MODEL, name_of, steps_in
+from glasshouse.training.history import HISTORY
 
 
 @dataclass(frozen=True)
