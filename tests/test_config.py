@@ -115,3 +115,42 @@ def test_files_that_cannot_be_read_are_named(tmp_path: Path) -> None:
 def test_any_text_is_a_setting_or_a_sentence(text: str) -> None:
     with contextlib.suppress(ConfigError):
         config.override({}, [text])
+
+
+@dataclass(frozen=True)
+class Lists:
+    names: tuple[str, ...] = ()
+    maybe: tuple[str, ...] | None = None
+    numbers: tuple[int, ...] = ()
+    one: str = ""
+
+
+@pytest.mark.parametrize(
+    ("setting", "field", "value"),
+    [
+        ("names=a,b", "names", ("a", "b")),
+        ("names=a, b ,c", "names", ("a", "b", "c")),
+        ("names=1,2", "names", ("1", "2")),
+        ("names=a", "names", ("a",)),
+        ("names=", "names", ()),
+        ("names=['a,b', 'c']", "names", ("a,b", "c")),
+        ('names="a,b"', "names", ("a,b",)),  # a string of TOML is one name
+        ("maybe=a,b", "maybe", ("a", "b")),
+        ("numbers=256,0", "numbers", (256, 0)),
+        ("numbers=7", "numbers", "but it must be a list"),
+        ("numbers=1,x", "numbers", r"numbers\[1\] is 'x', but it must be a whole number"),
+        ("one=a,b", "one", "a,b"),
+    ],
+)
+def test_a_list_may_be_typed_with_commas(setting: str, field: str, value: object) -> None:
+    table = config.override({}, [setting])
+    if isinstance(value, str) and field != "one":
+        with pytest.raises(ConfigError, match=value):
+            config.parse(Lists, table)
+    else:
+        assert getattr(config.parse(Lists, table), field) == value
+
+
+def test_a_string_in_a_file_is_not_taken_apart(tmp_path: Path) -> None:
+    (tmp_path / "a.toml").write_text('names = "a,b"\n')
+    assert config.parse(Lists, config.read(tmp_path / "a.toml")).names == ("a,b",)

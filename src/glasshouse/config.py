@@ -79,7 +79,8 @@ def to_toml(table: Mapping[str, Any]) -> str:
 def override(table: Mapping[str, Any], settings: Iterable[str]) -> Table:
     """Return the table with `key=value` settings applied; dots in a key reach into nested tables.
 
-    A value is read as TOML where it can be, and as a bare string where it cannot.
+    A value is read as TOML where it can be, and as a bare string where it cannot; where a list is wanted, the commas
+    of a bare string separate its items.
 
     >>> override({"model": {"d_model": 64}}, ["model.d_model=128", "model.position=alibi"])
     {'model': {'d_model': 128, 'position': 'alibi'}}
@@ -105,11 +106,15 @@ def _copy(table: Mapping[str, Any]) -> Table:
     return {key: _copy(value) if isinstance(value, Mapping) else value for key, value in table.items()}
 
 
+class _Bare(str):
+    """A value typed without quotes, which a string of TOML is not."""
+
+
 def _value(text: str) -> object:
     try:
         return tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
-        return text
+        return _Bare(text)
 
 
 def dump(settings: Any) -> Table:  # noqa: ANN401 - any dataclass
@@ -161,7 +166,10 @@ def _parse(target: Any, value: Any, where: str) -> Any:  # noqa: ANN401 - types 
         return value
     if origin is tuple:
         item = get_args(target)[0]
-        if item is str and isinstance(value, str):  # one name where several may stand
+        if isinstance(value, _Bare):
+            parts = [part.strip() for part in value.split(",")] if value else []
+            value = parts if item is str else list(map(_value, parts))
+        elif item is str and isinstance(value, str):  # one name where several may stand
             value = [value]
         if not isinstance(value, list | tuple):
             raise ConfigError(f"{where} is {value!r}, but it must be a list.")

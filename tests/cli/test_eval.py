@@ -137,11 +137,11 @@ def test_progress_is_for_terminals_alone(place: Path, call: Call) -> None:
         (("absent", "dates"), "absent"),
         (("wordless", "validation.txt"), "has no tokenizer"),
         (("alone", "absent.txt"), "absent.txt"),
-        (("alone", "pairs.tsv", "--kind", "pairs"), "source"),
+        (("alone", "pairs.tsv", "--kind", "pairs"), "of kind pairs"),
         (("translator", "validation.txt"), "of kind text"),
         (("translator", "dates", "--baselines"), "of kind pairs"),
         (("alone", "run/data/train", "--kind", "chat"), "of kind text"),
-        (("alone", "validation.txt", "--device", "mps"), "device is mps"),
+        (("alone", "validation.txt", "--device", "mps"), "--device is 'mps'"),
     ],
 )
 def test_a_mistake_is_one_sentence(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -15,11 +16,10 @@ import glasshouse as gh
 from glasshouse.cli import screen, texts
 from glasshouse.cli.data import Kind, Split
 from glasshouse.cli.model import Device, Ignore, ModelArgument, Revision, find_device
-from glasshouse.visible import visible
+from glasshouse.visible import clean, visible
 
 app = typer.Typer()
 
-RUN = "run.toml"  # what a folder has that a training run wrote
 LONGEST = 160  # characters of a text that are shown
 
 FORMATS = {
@@ -46,15 +46,18 @@ def evaluate(
             show_default="what the model's run was tried on",
         ),
     ] = None,
-    kind: Annotated[Kind | None, typer.Option(help="What an item is.", show_default="text")] = None,
+    kind: Annotated[
+        Kind | None, typer.Option(help="What an item is.", show_default="as the model and the columns tell")
+    ] = None,
     field: Annotated[
         list[str] | None,
         typer.Option(
-            help="A column of jsonl, csv, tsv and parquet files; several times for pairs and labelled.",
-            show_default="text; source, target; text, label; messages",
+            help="The columns of jsonl, csv, tsv and parquet files, as a,b; or one each time it is given.",
+            show_default="text; source,target; text,label; words,tags; messages",
         ),
     ] = None,
     split: Annotated[Split, typer.Option(help="Which part of a built-in set.")] = "validation",
+    errors: texts.Errors = "strict",
     length: Annotated[
         int | None,
         typer.Option(min=1, help="Tokens in a row; for items, at most.", show_default="the model's max_len"),
@@ -82,14 +85,25 @@ def evaluate(
     source = data or tried
     if source is None:
         raise gh.InputError("there is no data to measure on; name files, a prepared corpus or a built-in set.")
-    loaded, tok = gh.load(model, revision=revision, device=find_device(device), ignore=ignore or ())
+    loaded, tok = gh.load(model, revision=revision, device=find_device(device), ignore=texts.listed(ignore))
     if tok is None:
         raise gh.InputError(f"{model!r} has no tokenizer, so it reads no text; put its tokenizer.json there.")
     named = {"tokenizing": "items"} if data and len(data) == 1 and texts.is_builtin(data[0]) else {}
     with (
         screen.progress(**named, measuring="rows", writing="tokens at most") as progress,
-        gh.evaluation.opened(source, tok, kind=kind, fields=field or (), split=split, progress=progress) as corpus,
+        gh.evaluation.opened(
+            source,
+            tok,
+            loaded.spec,
+            kind=kind,
+            fields=texts.listed(field),
+            split=split,
+            errors=errors,
+            progress=progress,
+        ) as corpus,
     ):
+        if kind is None and data and corpus.manifest.get("fields"):
+            print(f"the data are of kind {described(corpus)}", file=sys.stderr)
         itself = learned is not None and corpus is not tried and corpus.folder.resolve() == learned.folder.resolve()
         beside = gh.evaluation.baseline_bits(corpus, None if itself else learned) if baselines else {}
         report = gh.evaluate(
@@ -104,11 +118,18 @@ def evaluate(
 
 def _corpora(model: str) -> tuple[gh.data.Corpus, gh.data.Corpus] | tuple[None, None]:
     """Return what the run that a model lies in learned from, and what it was tried on; nothing if it lies in none."""
-    folder = Path(model).resolve().parent
-    if not (folder / RUN).is_file():
+    here = Path(model).expanduser().resolve()
+    folder = next((place for place in (here, *here.parents[:2]) if gh.training.is_run(place)), None)
+    if folder is None:
         return None, None
-    run = gh.Run.load(folder / RUN)
+    run = gh.Run.load(folder / "run.toml")
     return gh.training.reopen(run.data, folder)
+
+
+def described(corpus: gh.data.Corpus) -> str:
+    """Return the kind of a corpus, and the columns that it was read from."""
+    fields = corpus.manifest.get("fields")
+    return f"{corpus.kind}, in the columns {clean(', '.join(fields))}" if fields else corpus.kind
 
 
 def _finite(figures: Mapping[str, float]) -> dict[str, float | None]:

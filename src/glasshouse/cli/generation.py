@@ -11,7 +11,7 @@ from typing import Annotated, cast
 import typer
 
 import glasshouse as gh
-from glasshouse.cli import conversation, lines, screen, streaming
+from glasshouse.cli import conversation, lines, screen, streaming, texts
 from glasshouse.cli.model import Device, Ignore, ModelArgument, Revision, find_device
 
 app = typer.Typer()
@@ -182,7 +182,7 @@ def _check_count(n: int, options: gh.Options) -> None:
 def _load(
     place: str, revision: str | None, ignore: Sequence[str] | None, device: str
 ) -> tuple[gh.models.Decoder | gh.models.Seq2Seq, gh.Tokenizer]:
-    model, tok = gh.load(place, revision=revision, device=device, ignore=ignore or ())
+    model, tok = gh.load(place, revision=revision, device=device, ignore=texts.listed(ignore))
     gh.generation.admission.check_model(model)
     if tok is None:
         raise gh.InputError(f"{place!r} has no tokenizer, so it reads no text; put its tokenizer.json there.")

@@ -8,15 +8,15 @@ from typing import Annotated, Literal
 import typer
 
 import glasshouse as gh
-from glasshouse.cli import screen
+from glasshouse.cli import screen, texts
 
 app = typer.Typer()
 
 ModelArgument = Annotated[
-    str, typer.Argument(metavar="MODEL", help="A model's folder, or its id on the Hugging Face hub.")
+    str, typer.Argument(metavar="MODEL", help="The folder of a model or of a run, or an id on the Hugging Face hub.")
 ]
 Ignore = Annotated[
-    list[str] | None, typer.Option(help="A key of config.json to take as harmless; may be given several times.")
+    list[str] | None, typer.Option(help="Keys of config.json to take as harmless, as a,b; may be given again.")
 ]
 Revision = Annotated[str | None, typer.Option(help="A branch, tag or commit of a hub repository.")]
 
@@ -39,7 +39,7 @@ def export(
     ignore: Ignore = None,
 ) -> None:
     """Write a folder that transformers loads, or say which field of the spec stands in the way."""
-    loaded, tok = gh.load(model, revision=revision, dtype="stored", ignore=ignore or ())
+    loaded, tok = gh.load(model, revision=revision, dtype="stored", ignore=texts.listed(ignore))
     kind = gh.hub.export(loaded, tok, folder)
     print(f"{folder}: a model of type {kind}, {'with' if tok else 'without'} a tokenizer")
 
@@ -47,7 +47,7 @@ def export(
 @app.command(epilog="Example: glasshouse verify runs/first/model")
 def verify(model: ModelArgument, revision: Revision = None, ignore: Ignore = None) -> None:
     """Run a model in every way there is, compare, and write verified.json beside its weights; exit 1 on a failure."""
-    checks = gh.evaluation.verify(model, revision=revision, ignore=ignore or ())
+    checks = gh.evaluation.verify(model, revision=revision, ignore=texts.listed(ignore))
     rows = [
         (check.name, "not compared", "", check.reason)
         if check.difference is None

@@ -24,6 +24,15 @@ Errors = Annotated[
 ]
 
 
+def listed(names: Iterable[str] | None) -> tuple[str, ...]:
+    """Return the names that an option was given, each alone or several with commas between.
+
+    >>> listed(["en,de", "id"]), listed(None)
+    (('en', 'de', 'id'), ())
+    """
+    return tuple(name.strip() for one in names or () for name in one.split(","))
+
+
 def is_builtin(path: str) -> bool:
     """Say whether this is the name of a built-in set, and no file's."""
     return path in gh.data.builtins() and not Path(path).exists()

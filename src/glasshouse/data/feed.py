@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -27,6 +27,7 @@ FIELDS: dict[Kind, tuple[str, ...]] = {
     "tagged": ("words", "tags"),
     "chat": ("messages",),
 }
+TURNS = ("prompt", "completion")  # the other columns that a chat can have
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,16 @@ class Feed:
     passed: Callable[[Place], int]  # how much of it is not read again by one that starts there
     read: Callable[[Place, OnBytes, OnHash], Iterator[Piece | Record]]
     labels: tuple[str, ...] = ()
+    fields: tuple[str, ...] = ()  # the columns that were read, of tables
+
+
+def is_builtin(paths: Sequence[str | Path]) -> bool:
+    """Say whether this is the name of a built-in set, and not of a file.
+
+    >>> is_builtin(["dates"]), is_builtin(["dates.tsv"])
+    (True, False)
+    """
+    return len(paths) == 1 and str(paths[0]) in builtins() and not Path(paths[0]).exists()
 
 
 def open_feed(
@@ -53,25 +64,37 @@ def open_feed(
 ) -> Feed:
     """Find what `source` names: a built-in set, or files, folders and globs; two plain files are pairs, line by line.
 
+    Without a `kind`, the columns of the first file tell it; without `fields`, they are chosen from its columns.
+
     >>> open_feed("dates").kind
     'pairs'
     """
     paths = [source] if isinstance(source, str | Path) else list(source)
-    if len(paths) == 1 and str(paths[0]) in builtins() and not Path(paths[0]).exists():
+    if is_builtin(paths):
         return _from_builtin(builtin(str(paths[0])), kind, split)
-    kind = kind or "text"
-    if kind not in PARTS:
+    if kind is not None and kind not in PARTS:
         raise InputError(f"kind is {kind!r}, which is no kind of data; {nearest(kind, PARTS)}")
-    fields = fields or FIELDS[kind]
+    first = sources.find(paths)[0]
+    there = sources.columns(first)
+    kind = kind or kind_of(fields or there or ())
+    fields = fields or _choose(kind, there or (), first)
     if kind == "pairs" and len(paths) == 2 and all(Path(path).is_file() and not _is_table(path) for path in paths):
         files = [Path(path) for path in paths]
         read: Callable[..., Iterator[Piece | Record]] = partial(sources.parallel, *files, errors=errors)
     elif kind == "text":
         if len(fields) != 1:
-            raise InputError(f"fields is {fields}, but running text has one; name it alone.")
+            raise InputError(
+                f"fields is {fields}, but running text has one; name it alone, or give the kind of data that has two."
+            )
         files = sources.find(paths)
         read = partial(sources.pieces, files, field=fields[0], separator=separator, errors=errors, piece=PIECE)
     else:
+        if there is None:
+            beside = ", or two plain files, line by line" if kind == "pairs" else ""
+            raise InputError(
+                f"{str(first)!r} is plain text, which is of kind text, but {kind} are wanted: give a jsonl, csv, tsv "
+                f"or parquet file{beside}."
+            )
         files = sources.find(paths)
         read = partial(sources.records, files, fields, errors=errors)
         if len(fields) != 2 and not (kind == "chat" and len(fields) == 1):
@@ -92,7 +115,40 @@ def open_feed(
         [(os.fsencode(path), size, path.stat().st_mtime_ns) for path, size in zip(files, sizes, strict=True)]
     )
     digest = hashlib.sha256(stamp.encode()).hexdigest()
-    return Feed(kind, names, digest, sum(sizes), lambda place: sum(sizes[: place[0]]), start, labels)
+    return Feed(
+        kind, names, digest, sum(sizes), lambda place: sum(sizes[: place[0]]), start, labels, fields if there else ()
+    )
+
+
+def kind_of(columns: Collection[str]) -> Kind:
+    """Return the kind of data that a table with these columns holds, by their names.
+
+    >>> kind_of(["id", "source", "target"]), kind_of(["text", "label"])
+    ('pairs', 'text')
+    """
+    if "text" not in columns:
+        if set(TURNS) <= set(columns):
+            return "chat"
+        for kind, names in FIELDS.items():
+            if set(names) <= set(columns):
+                return kind
+    return "text"
+
+
+def _choose(kind: Kind, columns: tuple[str, ...], file: Path) -> tuple[str, ...]:
+    """Return the columns to read: those with the usual names, or all where there are as many as it takes."""
+    usual = FIELDS[kind]
+    if kind == "chat" and set(TURNS) <= set(columns) and "messages" not in columns:
+        return TURNS
+    if len(usual) != 2 or not columns or set(usual) <= set(columns):
+        return usual
+    if len(columns) != 2:
+        raise InputError(
+            f"{str(file)!r} has the columns {', '.join(columns)}, of which {kind} take two, by their names "
+            f"{' and '.join(usual)}; give the two as fields."
+        )
+    # One of the two may have its usual name.
+    return columns[::-1] if columns[0] == usual[1] or columns[1] == usual[0] else columns
 
 
 def _is_table(path: str | Path) -> bool:

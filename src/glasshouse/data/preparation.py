@@ -38,8 +38,9 @@ def prepare(
     r"""Encode files, folders, globs or a built-in set into a folder, and open it.
 
     `kind` says what an item is: "text", "pairs", "labelled", "tagged" or "chat"; `fields` names the columns of jsonl,
-    csv, tsv and parquet files that hold it. A text ends with the tokenizer's end-of-text token. Called again after it
-    was stopped, it goes on; called again when all is done, it only opens the folder.
+    csv, tsv and parquet files that hold it; without them, the names of the columns tell. A text ends with the
+    tokenizer's end-of-text token. Called again after it was stopped, it goes on; called again when all is done, it
+    only opens the folder.
 
     >>> import tempfile, glasshouse as gh
     >>> place = tempfile.mkdtemp()
@@ -113,6 +114,7 @@ def _write(feed: Feed, tokenizer: Tokenizer, writer: Writer, progress: Progress)
         "labels": list(feed.labels),
         "engine": "tokenizers, turn by turn" if feed.kind == "chat" else bulk.engine,
         "sources": found,
+        "fields": list(feed.fields),
     }
     writer.finish(now(), about)
 

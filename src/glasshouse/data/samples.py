@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from glasshouse import spec
 from glasshouse.data.batches import Samples
-from glasshouse.data.corpus import TEXTS, Corpus
+from glasshouse.data.corpus import TEXTS, Corpus, Kind
 from glasshouse.data.items import Conversations, Labelled, Pairs, Tagged
 from glasshouse.data.rows import MaskedText, RunningText
 from glasshouse.errors import InputError
@@ -44,6 +44,22 @@ def make_samples(s: spec.Spec, corpus: Corpus, *, batch_size: int, length: int, 
         "learn from: next tokens go with text and chat, masked tokens with text, an encoder-decoder with "
         "pairs, labels of sequences with labelled and labels of tokens with tagged."
     )
+
+
+def kind_for(s: spec.Spec) -> Kind | None:
+    """Return the one kind of data that a model learns from; None where its data may be of several.
+
+    >>> kind_for(spec.preset("tiny-seq2seq")), kind_for(spec.preset("tiny-decoder"))
+    ('pairs', None)
+    """
+    match s, s.head:
+        case spec.Seq2SeqSpec(), _:
+            return "pairs"
+        case _, spec.SequenceLabel():
+            return "labelled"
+        case _, spec.TokenLabel():
+            return "tagged"
+    return None
 
 
 def rows_of(corpus: Corpus, tokens: int, length: int) -> int:

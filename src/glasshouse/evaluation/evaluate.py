@@ -30,7 +30,8 @@ from glasshouse.data import (
     prepare,
 )
 from glasshouse.data.corpus import MANIFEST, Kind
-from glasshouse.data.samples import make_samples
+from glasshouse.data.feed import is_builtin
+from glasshouse.data.samples import kind_for, make_samples
 from glasshouse.errors import InputError
 from glasshouse.evaluation.measures import exact_match, f1
 from glasshouse.evaluation.tally import Tally, byte_sizes, read_through
@@ -38,8 +39,9 @@ from glasshouse.evaluation.translation import bleu, chrf
 from glasshouse.generation import generate
 from glasshouse.generation.admission import check_count, check_length, check_model
 from glasshouse.models import Decoder, Model, Seq2Seq, check_pair
-from glasshouse.spec import SequenceLabel, TokenLabel
+from glasshouse.spec import SequenceLabel, Spec, TokenLabel
 from glasshouse.text import Tokenizer
+from glasshouse.text.sources import Errors
 from glasshouse.text.training import Progress, silent
 
 Source = str | Path | Iterable[str | Path] | Corpus
@@ -87,6 +89,7 @@ def evaluate(
     kind: Kind | None = None,
     fields: str | Iterable[str] = (),
     split: str = "validation",
+    errors: Errors = "strict",
     length: int | None = None,
     rows: int = 32,
     most: int | None = None,
@@ -96,7 +99,8 @@ def evaluate(
 ) -> Report:
     """Measure a model on files, folders, globs, a built-in set's `split`, or a corpus: open, or the folder of one.
 
-    `kind` and `fields` are those of `data.prepare`. Samples have up to `length` tokens, the model's max_len unless
+    `kind`, `fields` and `errors` are those of `data.prepare`; without a kind, the model and the columns tell it.
+    Samples have up to `length` tokens, the model's max_len unless
     told, and run so many `rows` at a time; `most` takes fewer than all. Of pairs and conversations the model also
     writes the answers to the first so many (`written`), taking the likeliest token each time. With a `device` the
     model moves there.
@@ -125,7 +129,9 @@ def evaluate(
     was_training = model.training
     model.eval()
     try:
-        with opened(path, tok, kind=kind, fields=fields, split=split, progress=progress) as corpus:
+        with opened(
+            path, tok, model.spec, kind=kind, fields=fields, split=split, errors=errors, progress=progress
+        ) as corpus:
             samples = make_samples(model.spec, corpus, batch_size=1, length=length)
             count = len(samples) if most is None else min(most, len(samples))
             job = _Job(model, tok, corpus, length, rows, count, min(written, count), progress)
@@ -139,13 +145,17 @@ def evaluate(
 def opened(
     path: Source,
     tok: Tokenizer,
+    s: Spec | None = None,
     *,
     kind: Kind | None = None,
     fields: str | Iterable[str] = (),
     split: str = "validation",
+    errors: Errors = "strict",
     progress: Progress = silent,
 ) -> Iterator[Corpus]:
     """Open what `evaluate` takes as a corpus of this tokenizer; what is not yet prepared is, until the end.
+
+    Files are of the kind that the model of the spec `s` learns from, if it is one alone and no other is given.
 
     >>> import glasshouse as gh
     >>> with opened("dates", gh.Tokenizer.train(texts=["May"], vocab_size=263)) as corpus:
@@ -164,8 +174,10 @@ def opened(
     if len(paths) == 1 and (Path(paths[0]) / MANIFEST).is_file():
         yield _of_kind(Corpus.open(paths[0], tokenizer=tok), kind)
         return
+    if kind is None and s is not None and not is_builtin(paths):
+        kind = kind_for(s)
     with tempfile.TemporaryDirectory() as folder:
-        yield prepare(paths, tok, folder, kind=kind, fields=fields, split=split, progress=progress)
+        yield prepare(paths, tok, folder, kind=kind, fields=fields, split=split, errors=errors, progress=progress)
 
 
 def _of_kind(corpus: Corpus, kind: Kind | None) -> Corpus:

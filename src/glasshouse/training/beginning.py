@@ -16,8 +16,9 @@ from torch.utils.checkpoint import checkpoint
 from glasshouse import config, hub, spec
 from glasshouse import device as machine
 from glasshouse.config import Table
-from glasshouse.data.corpus import Corpus
+from glasshouse.data.corpus import Corpus, Kind
 from glasshouse.data.encoding import end_id, start_id
+from glasshouse.data.samples import kind_for
 from glasshouse.errors import ConfigError, InputError
 from glasshouse.layers import lora
 from glasshouse.models import Model, build
@@ -27,7 +28,10 @@ from glasshouse.models.stack import Stack
 from glasshouse.text import Tokenizer
 from glasshouse.training.run import Train, recipes
 
-HEADS = {"labelled": "sequence_label", "tagged": "token_label"}  # by the kind of data that has labels
+HEADS: dict[Kind, str] = {
+    "labelled": "sequence_label",
+    "tagged": "token_label",
+}  # by the kind of data that has labels
 
 
 def load_base(table: Table) -> tuple[Model, Tokenizer | None] | None:
@@ -44,9 +48,27 @@ def load_base(table: Table) -> tuple[Model, Tokenizer | None] | None:
             command = "glasshouse train" if name == "stdlib" else f"glasshouse train {name}"
             raise InputError(
                 f"there is no model in {place!r} to start from; run `{command}` first, which makes it, or "
-                "name another by --from."
+                "name another by model.from."
             )
     return hub.load(place, dtype=torch.float32)
+
+
+def wanted_kind(table: Table, base: Model | None) -> Kind | None:
+    """Return the one kind of data that the model of a run learns from; None where its data may be of several.
+
+    >>> wanted_kind({"preset": "vaswani-base"}, None)
+    'pairs'
+    >>> wanted_kind({"preset": "tiny-encoder", "head": "token_label"}, None)
+    'tagged'
+    """
+    if base is not None:
+        return kind_for(base.spec)
+    known = spec.preset(table["preset"]) if "preset" in table else None
+    head = table.get("head", known and known.head.kind)
+    if (table.get("kind") or (known and known.kind)) == "seq2seq":
+        return "pairs"
+    kinds: dict[str, Kind] = {head: kind for kind, head in HEADS.items()}
+    return kinds.get(str(head.get("kind") if isinstance(head, dict) else head))
 
 
 def find_device(name: str) -> torch.device:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from glasshouse import data
-from glasshouse.data.corpus import MANIFEST, Corpus
+from glasshouse.data.corpus import MANIFEST, Corpus, Kind
 from glasshouse.data.feed import open_feed
 from glasshouse.errors import InputError
 from glasshouse.text import Tokenizer
@@ -62,6 +62,18 @@ def _is_builtin(path: tuple[str, ...]) -> bool:
     return len(path) == 1 and path[0] in data.builtins() and not Path(path[0]).exists()
 
 
+def units_of(choice: Data) -> dict[str, str]:
+    """Return what preparing the data counts where it does not count bytes."""
+    return dict.fromkeys(("reading", "tokenizing"), "items") if _is_builtin(choice.path) else {}
+
+
+def with_kind(choice: Data, wanted: Kind | None) -> Data:
+    """Return the choice of data with the kind that the model learns from, where it is left open."""
+    if wanted is None or choice.kind is not None or _is_builtin(choice.path) or _is_prepared(choice.path):
+        return choice
+    return replace(choice, kind=wanted)
+
+
 def _is_prepared(path: tuple[str, ...]) -> bool:
     return len(path) == 1 and Path(path[0], MANIFEST).is_file()
 
@@ -82,7 +94,9 @@ def _tokenizer(choice: Data, folder: Path, known: Tokenizer | None, progress: Pr
 
 def _texts(choice: Data, progress: Progress) -> Iterator[str | bytes]:
     """Yield all that will be encoded, as text."""
-    feed = open_feed(choice.path, kind=choice.kind, fields=choice.fields, separator=choice.separator)
+    feed = open_feed(
+        choice.path, kind=choice.kind, fields=choice.fields, separator=choice.separator, errors=choice.errors
+    )
     done = 0
 
     def on_bytes(number: int) -> None:
@@ -122,5 +136,6 @@ def _corpus(
         fields=choice.fields,
         split=split,
         separator=choice.separator,
+        errors=choice.errors,
         progress=progress,
     )

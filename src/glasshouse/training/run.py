@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from importlib import resources
@@ -10,7 +11,9 @@ from typing import Any, Literal
 
 from glasshouse import config
 from glasshouse.config import Settings, Table, require
+from glasshouse.data.included import builtin, builtins
 from glasshouse.errors import ConfigError
+from glasshouse.hub.runs import RUN, is_run
 from glasshouse.layers.lora import LoRA
 from glasshouse.training.optimizer import AdamW, Optimizer
 from glasshouse.training.schedule import Cosine, Schedule
@@ -31,9 +34,10 @@ class Data:
     path: tuple[str, ...] = ("stdlib",)  # files, folders, globs, a prepared folder or a built-in set
     validation: tuple[str, ...] = ()  # the same; none: a built-in set's own, or a part of `path` that is held out
     hold_out: float = 0.05
-    kind: Literal["text", "pairs", "labelled", "tagged", "chat"] | None = None  # None: a built-in set's own, or text
+    kind: Literal["text", "pairs", "labelled", "tagged", "chat"] | None = None  # None: as model and columns tell
     fields: tuple[str, ...] = ()  # the columns of jsonl, csv, tsv and parquet files
     separator: str | None = None  # what stands between texts in one plain file
+    errors: Literal["strict", "replace"] = "strict"  # at bytes that are not UTF-8: stop, or put a mark in their place
     tokenizer: str | None = None  # a folder; None: that of the model it starts from, or a new one of vocab_size
     vocab_size: int = 4096
     length: int = 256  # tokens in a row of text; items that are longer are left out, or cut where they have a label
@@ -123,21 +127,30 @@ class Run:
 
     @classmethod
     def load(cls, source: str | Path, *settings: str) -> Run:
-        """Read a TOML file, or a recipe by its name, with `key=value` settings on top."""
+        """Read a recipe by its name, a TOML file, or that in a run's folder, with `key=value` settings on top.
+
+        A recipe on other data than its own writes to `runs/` and the name of the data, unless train.out says where,
+        and takes them to be of the kind that its own are of.
+
+        >>> run = Run.load("dates", "data.path=my/pairs.tsv", "data.fields=en,de")
+        >>> run.train.out, run.data.kind, run.data.fields
+        ('runs/pairs', 'pairs', ('en', 'de'))
+        """
         path = Path(source)
+        if is_run(path):
+            path /= RUN
         if str(source) in recipes():
-            name, table = str(source), config.read(_recipe(str(source)))
-        elif path.suffix == ".toml":
-            name, table = path.stem, config.read(path)
-        elif path.exists():
+            table = config.read(_recipe(str(source)))
+            return cls.parse(*_named(str(source), table, config.override(table, settings)))
+        if path.suffix == ".toml":
+            return cls.parse(config.override(config.read(path), settings), path.stem)
+        if path.exists():
             raise ConfigError(
                 f"{str(source)!r} is no TOML file, which a run is; to learn from it, give data.path={source}."
             )
-        else:
-            raise ConfigError(
-                f"there is no recipe {str(source)!r}, nor such a file; {config.nearest(str(source), recipes())}"
-            )
-        return cls.parse(config.override(table, settings), name)
+        raise ConfigError(
+            f"there is no recipe {str(source)!r}, nor such a file; {config.nearest(str(source), recipes())}"
+        )
 
     @classmethod
     def parse(cls, table: Mapping[str, Any], name: str = "run") -> Run:
@@ -177,6 +190,19 @@ def recipes() -> list[str]:
 
 def _recipe(name: str) -> Path:
     return Path(str(resources.files("glasshouse.training").joinpath("recipes", f"{name}.toml")))
+
+
+def _named(recipe: str, table: Table, given: Table) -> tuple[Table, str]:
+    """Return a recipe as it was changed, and the name of its run: that of its data, if they are others."""
+    chosen, own = config.parse(Data, given.get("data", {}), "data"), config.parse(Data, table["data"], "data")
+    if chosen.path == own.path:
+        return given, recipe
+    kind = builtin(own.path[0]).kind
+    if chosen.kind is None and kind != "text" and chosen.path[0] not in builtins():
+        given["data"]["kind"] = kind
+    fixed = itertools.takewhile(lambda part: not {*"*?["} & {*part}, Path(chosen.path[0]).parts)
+    data = Path(*fixed).resolve()
+    return given, (data.name if data.is_dir() else data.name.strip(".").partition(".")[0]) or recipe
 
 
 def _flat(table: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:

@@ -20,6 +20,7 @@ from glasshouse.text.sources.file import File, extra_module
 from glasshouse.text.sources.file import OnBytes as OnBytes
 from glasshouse.text.sources.file import OnHash as OnHash
 from glasshouse.text.sources.table import TABLES as TABLES
+from glasshouse.text.sources.table import columns as columns_of
 from glasshouse.text.sources.table import rows, texts
 
 PIECE = 2**24  # bytes: the longest stretch of one document that is held at once, where it can be cut
@@ -79,6 +80,35 @@ def find(paths: str | Path | Iterable[str | Path]) -> list[Path]:
     return [found[name] for name in sorted(found)]
 
 
+def columns(path: Path) -> tuple[str, ...] | None:
+    r"""Return the names of the columns of a jsonl, csv, tsv or parquet file; None for a file of plain text.
+
+    >>> import tempfile
+    >>> path = Path(tempfile.mkdtemp(), "pairs.tsv")
+    >>> _ = path.write_text("de\ten\nja\tyes\n")
+    >>> columns(path), columns(Path("hamlet.txt"))
+    (('de', 'en'), None)
+    """
+    kind, packing = _suffixes(path.name)
+    if kind not in TABLES or not path.is_file():
+        return None
+    return tuple(columns_of(File(path, kind, packing, 0, "replace", None, None)))
+
+
+def skipped(paths: str | Path | Iterable[str | Path]) -> list[Path]:
+    """Return the files below folders that `find` leaves out because their suffix is not in `TEXT`.
+
+    >>> import tempfile
+    >>> folder = Path(tempfile.mkdtemp())
+    >>> for name in ("b.txt", "picture.png"):
+    ...     _ = (folder / name).write_bytes(b"")
+    >>> [path.name for path in skipped(folder)]
+    ['picture.png']
+    """
+    named = [paths] if isinstance(paths, str | Path) else paths
+    return sorted(file for path in map(Path, named) if path.is_dir() for file in _walk(path, known=False))
+
+
 def size(path: Path) -> int:
     """Return how many bytes a file has on the disk."""
     try:
@@ -115,8 +145,8 @@ def _is_pattern(part: str) -> bool:
     return not {*"*?["}.isdisjoint(part)
 
 
-def _walk(folder: Path) -> Iterator[Path]:
-    """Yield the files of known kinds below a folder."""
+def _walk(folder: Path, known: bool = True) -> Iterator[Path]:
+    """Yield the files of known kinds below a folder, or those of others."""
 
     def stop(error: OSError) -> NoReturn:
         raise error  # a folder that may not be read would be left out without a word
@@ -124,7 +154,7 @@ def _walk(folder: Path) -> Iterator[Path]:
     for place, folders, files in os.walk(folder, onerror=stop):
         folders[:] = [name for name in folders if name[0] != "."]
         here = Path(place)
-        yield from (here / name for name in files if name[0] != "." and _suffixes(name)[0] in TEXT)
+        yield from (here / name for name in files if name[0] != "." and (_suffixes(name)[0] in TEXT) is known)
 
 
 def _suffixes(name: str) -> tuple[str, str]:

@@ -119,6 +119,5 @@ def extra_module(module: str, extra: str) -> Any:  # noqa: ANN401 - a module, wh
 def not_utf8(where: str, offset: int) -> InputError:
     """Return the error for bytes that are no text, by where they stand."""
     return InputError(
-        f"{where} is not UTF-8 at byte {offset}; mend it, or pass errors='replace' (on the command line "
-        "--errors replace)."
+        f"{where} is not UTF-8 at byte {offset}; mend it, or set errors (of a run, data.errors) to 'replace'."
     )

@@ -38,6 +38,25 @@ def rows(file: File, fields: Sequence[str]) -> Iterator[tuple[int, tuple[Any, ..
     return _csv_rows(file, fields) if file.kind in (".csv", ".tsv") else _json_rows(file, fields)
 
 
+def columns(file: File) -> list[str]:
+    """Return the names of a table's columns: those of its header or schema, or the fields of its first object.
+
+    Where they cannot be read there are none: reading the rows says what is wrong.
+    """
+    try:
+        if file.kind == ".parquet":
+            with extra_module("pyarrow.parquet", "parquet").ParquetFile(file.path) as opened:
+                return list(opened.schema_arrow.names)
+        if file.kind in (".csv", ".tsv"):
+            rows = csv.reader(_csv_lines(file), delimiter="\t" if file.kind == ".tsv" else ",", strict=True)
+            return next(filter(None, rows), [])
+        line = next(filter(bytes.strip, file.lines()), b"{}")
+        first = json.loads(line)
+        return list(first) if isinstance(first, dict) else []
+    except Exception:  # of many libraries
+        return []
+
+
 def _where(file: File, number: int) -> str:
     return f"{'row' if file.kind == '.parquet' else 'line'} {number} of {str(file.path)!r}"
 
@@ -58,8 +77,8 @@ def _json_value(file: File, number: int, line: str) -> Any:  # noqa: ANN401 - wh
     if "\\ud" in line or "\\uD" in line:
         if file.errors == "strict" and any(match[1] for match in _LONE.finditer(line)):
             raise InputError(
-                f"{_where(file, number)} holds half a character (a surrogate); mend it, or pass errors='replace' "
-                "(on the command line --errors replace)."
+                f"{_where(file, number)} holds half a character (a surrogate); mend it, or set errors (of a "
+                "run, data.errors) to 'replace'."
             )
         line = _LONE.sub(lambda match: r"\ufffd" if match[1] else match[0], line)
     try:
