@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 from rich import filesize
 from rich.console import Console
@@ -95,6 +95,13 @@ def progress(**units: str) -> Iterator[Callable[[str, int, int], None]]:
             bar.update(tasks[stage], completed=done, total=total, amount=amount)
 
         yield show
+
+
+@contextmanager
+def waiting(why: str) -> Iterator[None]:
+    """Show at a terminal that something is going on that cannot be counted."""
+    with Console(stderr=True).status(why) if sys.stderr.isatty() else nullcontext():
+        yield
 
 
 def warn(message: Warning | str, *_: object, **__: object) -> None:

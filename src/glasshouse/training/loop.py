@@ -24,15 +24,16 @@ from glasshouse.hub.runs import CHECKPOINTS, MODEL
 from glasshouse.layers import lora
 from glasshouse.models import Model
 from glasshouse.text import Tokenizer
-from glasshouse.training import beginning, plots, trouble
+from glasshouse.training import beginning, header, plots, trouble
 from glasshouse.training.average import Average
 from glasshouse.training.checkpoint import Checkpoints
 from glasshouse.training.compiling import Compiled
+from glasshouse.training.display import Display
 from glasshouse.training.folder import ADAPTER, METRICS, TROUBLE, claim, hold
 from glasshouse.training.insight import Insight
 from glasshouse.training.journal import Journal
 from glasshouse.training.keeping import Keeper, Place
-from glasshouse.training.material import Material, gather
+from glasshouse.training.material import Material, gather, units_of, with_kind
 from glasshouse.training.memory import exhausted, first_parts
 from glasshouse.training.optimizer import make_optimizer, set_rate
 from glasshouse.training.run import Run
@@ -57,10 +58,11 @@ class Result:
     report: Report  # on all that was held out
 
 
-def train(run: Run, watch: Watch | None = None) -> Result:
+def train(run: Run | str | Path, watch: Watch | bool = True) -> Result:
     """Train a model as a run says, or go on with it where it was stopped, and write it to the run's folder.
 
-    Ctrl-C and SIGTERM save and raise `StoppedError`.
+    The run may be the name of a recipe or the path of a TOML file. Its progress is shown on stderr, or told to a
+    `watch` of one's own; `watch=False` shows nothing. Ctrl-C and SIGTERM save and raise `StoppedError`.
 
     >>> import tempfile, glasshouse as gh
     >>> place = tempfile.mkdtemp()
@@ -70,11 +72,19 @@ def train(run: Run, watch: Watch | None = None) -> Result:
     ...     "data": {"path": f"{place}/a.txt", "length": 16, "vocab_size": 270},
     ...     "train": {"steps": 3, "batch_tokens": 64, "out": f"{place}/run"},
     ... }
-    >>> result = train(Run.parse(table))
+    >>> result = train(Run.parse(table), watch=False)
     >>> {"checkpoints", "metrics.jsonl", "model", "samples.jsonl"} <= {path.name for path in result.folder.iterdir()}
     True
     """
-    watch = watch or Silent()
+    if isinstance(run, str | Path):
+        run = Run.load(run)
+    if not isinstance(run, Run):
+        raise InputError(
+            f"run is {run!r}, but it must be a Run, the name of a recipe or the path of a TOML file; see gh.Run.load."
+        )
+    if isinstance(watch, bool):
+        with Display(units_of(run.data)).open() if watch else nullcontext(Silent()) as shown:
+            return train(run, shown)
     beginning.find_device(run.train.device)  # what is not there is said before hours are spent on reading
     folder = claim(run)
     with hold(folder):
@@ -82,11 +92,19 @@ def train(run: Run, watch: Watch | None = None) -> Result:
 
 
 def _train(run: Run, folder: Path, watch: Watch) -> Result:
+    for line in header.opening(folder, run.data):
+        watch.say(line)
+    if "from" in run.model:
+        watch.stage("loading the model to start from", 0, 0)
     base = beginning.load_base(run.model)
-    material = gather(run.data, folder, base[1] if base else None, watch.stage)
+    choice = with_kind(run.data, beginning.wanted_kind(run.model, base[0] if base else None))
+    material = gather(choice, folder, base[1] if base else None, watch.stage)
     with Signals() as signals:
+        watch.stage("building the model", 0, 0)
         trainer = Trainer(run, folder, material, base, watch, signals)
         try:
+            for line in header.describe(trainer):
+                watch.say(line)
             trainer.go_on()
             trainer.learn()
             return trainer.finish()
@@ -115,7 +133,7 @@ class Trainer:
         torch.manual_seed(choice.seed)
         length = run.data.length
         if base is None and choice.lora is not None:
-            raise ConfigError("train.lora adapts a model that was trained before; name one by --from or model.from.")
+            raise ConfigError("train.lora adapts a model that was trained before; name one by model.from.")
         self.grafted = False  # whether it got another head or vocabulary
         if base is None:
             s = beginning.make_spec(run.model, material.tok, material.train, length)
@@ -205,6 +223,7 @@ class Trainer:
             self.keeper.guard(lambda: self._cut(0))  # if killed before its first checkpoint, it has a line
             self._look_inside()
             self.keeper.begin()
+        self.watch.stage("compiling for the first step" if self.compiled.on else "first step", 0, 0)
         batches = self._stream()
         try:
             while self.place.step < choice.steps and not self.is_tired:
@@ -328,6 +347,14 @@ class Trainer:
     def _try_out(self) -> dict[str, float]:
         """Ask the model about what is held out, or the beginning of it, and remember whether it was never better."""
         most = self.run.train.eval_samples or self.batches.batch_size * max(4, self.run.train.steps // 100)
+        done, total = 0, min(most, len(self.held))
+
+        def before() -> None:
+            nonlocal done
+            self.signals.check()
+            self.watch.stage("evaluating", done, total)
+            done += self.rows
+
         try:
             with self._averaged():
                 figures = read_through(
@@ -337,7 +364,7 @@ class Trainer:
                     most=most,
                     sizes=self.sizes,
                     compute=self.compute,
-                    before=self.signals.check,
+                    before=before,
                 ).figures()
         except StoppedError:  # heard again before the next step, and this step noted without them
             return {}
@@ -356,6 +383,7 @@ class Trainer:
         return figures
 
     def _look_inside(self) -> None:
+        self.watch.stage("probing and sampling", 0, 0)
         self.keeper.guard(lambda: self.insight.note(self.place.step, self.model))
         self.speed.pause()
 
@@ -364,6 +392,7 @@ class Trainer:
 
     def finish(self) -> Result:
         """Write the model: the best where patience asks for it, else the last; averaged where that is asked for."""
+        self.watch.stage("saving the model", 0, 0)
         best, keeper = self.place.best, self.keeper
         is_last = not self.run.train.patience or best is None or best[0] not in keeper.checkpoints.steps()
         if best is not None and not is_last:
@@ -372,6 +401,7 @@ class Trainer:
             model = keeper.write(self.folder / MODEL)
             if self.run.train.lora is not None:
                 self._save_adapter(self.run.train.lora)
+        self.watch.stage("drawing plots", 0, 0)
         keeper.guard(lambda: plots.draw(self.journal, self.folder))
         model = model.to(self.device).eval()
 

@@ -13,7 +13,7 @@ class Watch(Protocol):
     """What a run tells."""
 
     def stage(self, name: str, done: int, total: int) -> None:
-        """Say how far a preparation is."""
+        """Say how far a phase is; a total of 0 is one that is not known."""
         return
 
     def say(self, text: str) -> None:

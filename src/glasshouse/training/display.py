@@ -1,0 +1,180 @@
+"""A run on stderr: at a terminal one line that always moves, elsewhere a line for each phase and one every minute."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+
+from rich import filesize
+from rich.console import Console
+from rich.progress import BarColumn, Progress, ProgressColumn, SpinnerColumn, Task
+from rich.text import Text
+
+from glasshouse.training.speed import Speed
+from glasshouse.training.update import Outcome
+from glasshouse.training.watch import Watch
+from glasshouse.visible import clean
+
+UNITS = {"merging": "tokens", "evaluating": "rows", "measuring": "rows", "writing": "tokens at most"}
+STEPS = "training"  # the phase of steps
+QUICK = 0.1  # seconds between changes of the line at a terminal
+OFTEN = 10.0  # seconds between lines about steps elsewhere
+SILENCE = 60.0  # seconds without a line elsewhere, at most
+
+
+class Display(Watch):
+    """Shows the phases, the steps and the messages of a run.
+
+    >>> with Display().open() as display:  # which writes to stderr
+    ...     display.stage("tokenizing", 512, 1024)
+    >>> display.line()
+    'tokenizing · 50% · 512 bytes of 1.0 kB'
+    """
+
+    def __init__(
+        self, units: Mapping[str, str] | None = None, *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._units = {**UNITS, **(units or {})}  # of phases that do not count bytes
+        self._clock = clock
+        self.live = sys.stderr.isatty() and not Console(stderr=True).is_dumb_terminal
+        self._console = _Console(stderr=True, highlight=False)
+        self._progress: Progress | None = None
+        self._phase, self._done, self._total = "starting", 0, 0
+        self._steps = ""  # what is known of the last step
+        self._seen: set[str] = set()  # phases that had their line
+        self._began = self._spoke = clock()
+        self._first: tuple[int, float] | None = None  # the first step, and when it was over
+
+    def stage(self, name: str, done: int, total: int) -> None:
+        """Show how far a phase is; a total of 0 is one that is not known."""
+        if name != self._phase:
+            self._phase, self._began = name, self._clock()
+        self._done, self._total = done, total
+        self._update()
+        if name not in self._seen:
+            self._seen.add(name)
+            self._speak()
+
+    def say(self, text: str) -> None:
+        """Print a line that stays."""
+        self._print(clean(text))
+
+    def step(self, step: int, steps: int, outcome: Outcome, speed: Speed) -> None:
+        """Show where the run is."""
+        now = self._clock()
+        if self._first is None:
+            self._first = step, now
+        elif step < steps and self._phase == STEPS and now - self._spoke < (QUICK if self.live else OFTEN):
+            return
+        first, began = self._first
+        left = (now - began) / max(1, step - first) * (steps - step)
+        parts = [
+            f"step {step:,} of {steps:,}",
+            f"loss {outcome.loss:.4f}",
+            f"{speed.tokens_per_second:,.0f} tokens/s",
+            f"{_time(left)} left" if step > first else "",
+            filesize.decimal(speed.memory),
+            f"{speed.share:.0%} of the matmul peak",
+        ]
+        self._phase, self._done, self._total = STEPS, step, steps
+        self._steps = " · ".join(filter(None, parts))
+        self._update()
+        if self.live:
+            self._spoke = now
+        elif now - self._spoke >= OFTEN or step in (first, steps):
+            self._speak()
+
+    def evaluated(self, step: int, figures: dict[str, float]) -> None:
+        """Print how the model fares on what is held out."""
+        shown = ", ".join(f"{name.replace('_', ' ')} {value:.4f}" for name, value in figures.items())
+        self.say(f"step {step:,}: held out, {shown}")
+
+    def line(self) -> str:
+        """Return what is going on."""
+        if self._phase == STEPS:
+            return self._steps
+        parts = [self._phase]
+        if self._total:
+            parts.append(f"{100 * self._done // self._total}%")
+            if unit := self._units.get(self._phase):
+                parts.append(f"{self._done:,} of {self._total:,} {unit}")
+            else:
+                parts.append(f"{filesize.decimal(self._done)} of {filesize.decimal(self._total)}")
+        elapsed = self._clock() - self._began
+        return " · ".join([*parts, f"{_time(elapsed)} elapsed"] if elapsed >= 1 else parts)
+
+    def tick(self) -> None:
+        """Print a line if there was none for too long."""
+        if not self.live and self._clock() - self._spoke >= SILENCE:
+            self._speak()
+
+    @contextmanager
+    def open(self) -> Iterator[Display]:
+        """Keep the line moving, and at the end leave the terminal as it was."""
+        with ExitStack() as stack:
+            if self.live:
+                columns = (SpinnerColumn(), BarColumn(bar_width=20), _Line(self.line))
+                self._progress = Progress(
+                    *columns, console=self._console, transient=True, redirect_stdout=sys.stdout.isatty()
+                )
+                self._progress.add_task("", total=None)
+                stack.enter_context(self._progress)
+            else:
+                closed = threading.Event()
+                ticker = threading.Thread(target=self._keep_talking, args=(closed,), name="display", daemon=True)
+                ticker.start()
+                stack.callback(ticker.join)
+                stack.callback(closed.set)
+            try:
+                yield self
+            finally:
+                self._progress = None
+
+    def _keep_talking(self, closed: threading.Event) -> None:
+        while not closed.wait(1.0):
+            self.tick()
+
+    def _update(self) -> None:
+        if self._progress is not None:
+            (task,) = self._progress.tasks  # set here, as its `update` could not make a total unknown again
+            task.completed, task.total = self._done, self._total or None
+
+    def _speak(self) -> None:
+        if not self.live:
+            self._print(self.line())
+
+    def _print(self, text: str) -> None:
+        self._spoke = self._clock()
+        if self._progress is not None:
+            self._progress.console.print(text, markup=False, emoji=False, soft_wrap=True)
+        else:
+            print(text, file=sys.stderr, flush=True)
+
+
+class _Console(Console):
+    """A console whose cursor stays where it can be seen: a process that is killed could not bring it back."""
+
+    def show_cursor(self, show: bool = True) -> bool:
+        return False
+
+
+class _Line(ProgressColumn):
+    """A text that is made anew each time it is drawn, and cut where the terminal ends."""
+
+    max_refresh = None
+
+    def __init__(self, text: Callable[[], str]) -> None:
+        super().__init__()
+        self.text = text
+
+    def render(self, task: Task) -> Text:
+        return Text(clean(self.text()), no_wrap=True, overflow="ellipsis")
+
+
+def _time(seconds: float) -> str:
+    minutes, seconds = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"

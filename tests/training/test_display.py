@@ -1,0 +1,205 @@
+"""What is seen of a run: by a made-up clock, off a terminal and on one."""
+
+from __future__ import annotations
+
+import io
+import re
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+from test_loop import table
+
+from glasshouse.errors import ConfigError, InputError
+from glasshouse.training import Display, Run, train
+from glasshouse.training import display as module
+from glasshouse.training.display import OFTEN, SILENCE
+
+PATIENCE = 60  # seconds after which a thread that draws nothing has failed
+
+
+class Clock:
+    """A time that passes when it is told to."""
+
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Speed:
+    tokens_per_second, memory, share = 12345.6, 377_700_000, 0.456
+
+
+class Outcome:
+    loss = 5.14961
+
+
+def lines(capsys: pytest.CaptureFixture[str]) -> list[str]:
+    return capsys.readouterr().err.splitlines()
+
+
+def step(display: Display, number: int, of: int = 100) -> None:
+    display.step(number, of, Outcome(), Speed())  # type: ignore[arg-type]
+
+
+# Off a terminal
+
+
+def test_a_phase_has_a_line_when_it_begins_and_one_each_minute(capsys: pytest.CaptureFixture[str]) -> None:
+    clock = Clock()
+    display = Display({"tokenizing": "items"}, clock=clock)
+    display.stage("reading", 500, 2000)
+    display.stage("reading", 2000, 2000)
+    assert lines(capsys) == ["reading · 25% · 500 bytes of 2.0 kB"]
+    display.stage("tokenizing", 0, 400)
+    assert lines(capsys) == ["tokenizing · 0% · 0 of 400 items"]
+    clock.now += SILENCE - 1
+    display.stage("tokenizing", 100, 400)
+    display.tick()
+    assert lines(capsys) == []
+    clock.now += 1
+    display.tick()
+    assert lines(capsys) == ["tokenizing · 25% · 100 of 400 items · 1:00 elapsed"]
+    for _ in range(3):  # a phase that tells nothing is not silent either
+        clock.now += SILENCE
+        display.tick()
+    assert [line[-12:] for line in lines(capsys)] == ["2:00 elapsed", "3:00 elapsed", "4:00 elapsed"]
+
+
+def test_a_phase_that_comes_again_has_no_line_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:
+    display = Display(clock=Clock())
+    for number in (1, 2, 3):
+        display.stage("evaluating", 0, 10)
+        step(display, number)
+    assert [line[:12] for line in lines(capsys)] == ["evaluating ·", "step 1 of 10"]
+
+
+def test_steps_have_a_line_now_and_then_and_a_long_one_is_not_silent(capsys: pytest.CaptureFixture[str]) -> None:
+    clock = Clock()
+    display = Display(clock=clock)
+    for number in range(1, 7):
+        step(display, number)
+        clock.now += OFTEN / 2
+    assert [line[:6] for line in lines(capsys)] == ["step 1", "step 3", "step 5"]
+    clock.now += SILENCE
+    display.tick()
+    assert lines(capsys) == [
+        "step 5 of 100 · loss 5.1496 · 12,346 tokens/s · 7:55 left · 377.7 MB · 46% of the matmul peak"
+    ]
+
+
+def test_while_it_is_open_somebody_looks_at_the_clock(capsys: pytest.CaptureFixture[str]) -> None:
+    ticked = threading.Event()
+
+    class Ticked(Display):
+        def tick(self) -> None:
+            ticked.set()
+
+    with Ticked().open():
+        assert ticked.wait(PATIENCE)
+    assert not [one for one in threading.enumerate() if one.name == "display"]
+
+
+# At a terminal
+
+
+class Terminal(io.StringIO):
+    """A terminal that tells when it was drawn on so many times."""
+
+    def __init__(self, frames: int = 0) -> None:
+        super().__init__()
+        self.left, self.drawn = frames, threading.Event()
+
+    def isatty(self) -> bool:
+        return True
+
+    def write(self, text: str) -> int:
+        self.left -= "waiting" in text
+        if self.left <= 0:
+            self.drawn.set()
+        return super().write(text)
+
+
+@pytest.fixture
+def at_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("NO_COLOR", "FORCE_COLOR"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("TERM", "xterm-256color")
+
+
+@pytest.mark.usefixtures("at_terminal")
+def test_a_phase_that_tells_nothing_still_moves(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = Terminal(frames=5)
+    monkeypatch.setattr(sys, "stderr", terminal)
+    with Display().open() as display:
+        display.stage("reading", 10, 10)  # what is done does not stop the next
+        display.stage("waiting", 0, 0)
+        assert terminal.drawn.wait(PATIENCE)
+    spinners = set(re.findall(r"([⠀-⣿])\x1b\[0m", terminal.getvalue()))
+    assert len(spinners) > 1
+
+
+@pytest.mark.usefixtures("at_terminal")
+@pytest.mark.parametrize("width", [120, 50])
+def test_the_line_is_one_line_at_any_width(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    monkeypatch.setattr(module, "QUICK", 0)
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    with Display().open() as display:
+        for number in range(1, 4):
+            step(display, number, of=3)
+        display._progress.refresh()  # type: ignore[union-attr]
+        display.evaluated(3, {"bits_per_byte": 2.5})
+    drawn = re.sub(r"\x1b\[[\d;]*m", "", terminal.getvalue())
+    shown = [frame for frame in re.split(r"\r|\x1b\[2K|\n|\x1b\[1A", drawn) if frame.strip()]
+    assert all(len(frame) <= width for frame in shown)
+    assert any(frame.partition(" step ")[2].startswith("3 of 3 · loss") for frame in shown), shown
+    assert "step 3: held out, bits per byte 2.5000\n" in drawn
+    assert "\x1b[?25l" not in drawn  # one that is killed leaves a cursor behind
+
+
+# In Python
+
+
+def test_train_shows_the_same_unless_told_not_to(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    train(Run.parse(table(place, steps=2)))
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    for begin in ("folder ", "data ", "stop ", "model ", "tokens ", "device ", "steps ", "step 1 of 2 ", "measuring"):
+        assert re.search(rf"^{begin}", shown.err, re.MULTILINE), begin
+    train(Run.parse(table(place, out="quiet", steps=2)), watch=False)
+    assert capsys.readouterr() == ("", "")
+
+
+def test_train_takes_a_recipe_or_a_file_by_its_name(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(place)
+    (place / "mine.toml").write_text(
+        '[model]\npreset = "tiny-decoder"\nn_layers = 1\n'
+        '[data]\npath = "a.txt"\nlength = 16\nvocab_size = 270\n[train]\nsteps = 1\nbatch_tokens = 32\n'
+    )
+    assert train("mine.toml", watch=False).folder == Path("runs/mine")
+    assert train(place / "runs" / "mine", watch=False).steps == 1  # whose run.toml says it all
+    with pytest.raises(ConfigError, match="there is no recipe 'stdlb', nor such a file; did you mean stdlib"):
+        train("stdlb")
+    with pytest.raises(
+        InputError, match=r"run is \{'model': 3\}, but it must be a Run, the name of a recipe or the path"
+    ):
+        train({"model": 3})  # type: ignore[arg-type]
+
+
+def test_the_header_names_what_is_read_and_what_is_skipped(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (place / "folder").mkdir()
+    for name in ("one.txt", "two.md", "three.png", "four", ".hidden.txt"):
+        (place / "folder" / name).write_text((place / "a.txt").read_text())
+    settings = table(place, steps=1)
+    settings["data"]["path"] = str(place / "folder")
+    train(Run.parse(settings))
+    said = capsys.readouterr().err
+    size = 2 * (place / "a.txt").stat().st_size
+    assert f"data     2 files, {size / 1000:.1f} kB; 2 skipped, as of no known kind of text (" in said
+    assert "no suffix" in said
+    assert ".png" in said
+    assert "1 item to learn" in said or "2 items to learn" in said
