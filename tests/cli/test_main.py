@@ -130,5 +130,7 @@ def test_python_dash_m_is_the_command() -> None:
     assert (done.returncode, done.stdout.strip(), done.stderr) == (0, gh.__version__, "")
     helped = subprocess.run([*words, "data", "list", "--help"], capture_output=True, text=True, check=False)
     assert "Usage: python -m glasshouse data list" in helped.stdout
-    wrong = subprocess.run([*words, "tokenizer", "decode", "absent", "1"], capture_output=True, text=True, check=False)
+    wrong = subprocess.run(
+        [*words, "tokenizer", "decode", "absent", "1"], capture_output=True, text=True, check=False
+    )
     assert (wrong.returncode, wrong.stderr.count("\n")) == (1, 1)

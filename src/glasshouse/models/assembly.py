@@ -25,9 +25,7 @@ def build(s: spec.EncoderSpec, *, device: torch.device | str = ..., dtype: torch
 def build(s: spec.Seq2SeqSpec, *, device: torch.device | str = ..., dtype: torch.dtype | str = ...) -> Seq2Seq: ...
 @overload
 def build(s: spec.Spec, *, device: torch.device | str = ..., dtype: torch.dtype | str = ...) -> Model: ...
-def build(
-    s: spec.Spec, *, device: torch.device | str = "cpu", dtype: torch.dtype | str = torch.float32
-) -> Model:
+def build(s: spec.Spec, *, device: torch.device | str = "cpu", dtype: torch.dtype | str = torch.float32) -> Model:
     """Build a model in training mode, its values drawn from torch's random generator.
 
     On the device "meta" it has shapes and no values. A model too large for the memory is refused beforehand.

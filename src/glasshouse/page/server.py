@@ -40,7 +40,7 @@ class Server:
             self.socket.bind((host, port))
         except (OSError, OverflowError, UnicodeError) as error:
             raise InputError(
-                f"the page cannot be served at {host}, port {port} ({error}); give another --port, or 0 for any."
+                f"the page cannot be served at {host}, port {port} ({error}); give another port, or 0 for any."
             ) from None
         self.port = self.socket.getsockname()[1]
         self.token = new_token()
