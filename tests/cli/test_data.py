@@ -71,7 +71,7 @@ def test_prepare_says_what_it_wrote_and_that_it_was_there(prepare, tok: Path) ->
 
 def test_prepare_hands_its_options_on(prepare) -> None:  # noqa: ANN001
     Path("a.txt").write_bytes(b"one--two\xff")
-    assert "--errors replace" in prepare("a.txt", out="strict").err
+    assert "set errors (of a run, data.errors) to 'replace'" in prepare("a.txt", out="strict").err
     assert prepare("a.txt", "--separator", "--", "--errors", "replace").code == 0
     corpus = gh.data.Corpus.open("corpus")
     texts = [corpus.tokenizer.decode(corpus.item(number)[0]) for number in range(len(corpus))]

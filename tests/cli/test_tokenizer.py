@@ -58,7 +58,7 @@ def test_train_takes_what_the_library_takes(call: Call, tmp_path: Path) -> None:
     assert gh.Tokenizer.load(tmp_path / "out").fingerprint == same.fingerprint
     strict = call("tokenizer", "train", tmp_path / "rows.jsonl", "--out", tmp_path / "never", "--field", "body")
     assert strict.code == 1
-    assert "--errors replace" in strict.err
+    assert "set errors (of a run, data.errors) to 'replace'" in strict.err
     few = call("tokenizer", "train", tmp_path / "rows.jsonl", "--out", tmp_path / "never", *words[:-1], "255")
     assert "limit on distinct words is 255" in few.err
 
