@@ -69,6 +69,16 @@ def test_prepare_says_what_it_wrote_and_that_it_was_there(prepare, tok: Path) ->
     assert "was begun with another" in other.err
 
 
+def test_fields_are_typed_with_commas_or_one_by_one(prepare) -> None:  # noqa: ANN001
+    name = write("a.jsonl", {"id": 1, "en": "yes", "de": "ja"})
+    assert prepare(name, "--kind", "pairs", "--field", "en,de", out="one").code == 0
+    assert prepare(name, "--kind", "pairs", "--field", "en", "--field", "de", out="two").code == 0
+    one, two = (gh.data.Corpus.open(place) for place in ("one", "two"))
+    assert [part.tolist() for part in one.item(0)] == [part.tolist() for part in two.item(0)]
+    told = prepare(write("chat.jsonl", {"prompt": "?", "completion": "!"}), out="chat")
+    assert "Corpus(chat, 1 item" in told.out
+
+
 def test_prepare_hands_its_options_on(prepare) -> None:  # noqa: ANN001
     Path("a.txt").write_bytes(b"one--two\xff")
     assert "set errors (of a run, data.errors) to 'replace'" in prepare("a.txt", out="strict").err

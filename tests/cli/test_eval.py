@@ -72,6 +72,28 @@ def test_figures_are_those_of_the_library(place: Path, call: Call) -> None:
     }
 
 
+def test_the_model_and_the_columns_tell_what_is_measured(place: Path, call: Call) -> None:
+    translator, words = place / "translator", ("--kind", "pairs", "--field", "en", "--field", "de", "--written", "0")
+    told = call("eval", translator, place / "pairs.tsv", *words)
+    itself = call("eval", translator, place / "pairs.tsv", "--written", "0")
+    assert (itself.code, itself.out) == (0, told.out)
+    assert (told.err, itself.err) == ("", "the data are of kind pairs, in the columns en, de\n")
+    assert call("eval", translator, place / "pairs.tsv", "--field", "en,de", "--written", "0").out == told.out
+    model, tok = gh.load(translator)
+    assert tok is not None
+    assert gh.evaluate(model, tok, place / "pairs.tsv", written=0).kind == "pairs"
+
+
+def test_bytes_that_are_not_utf8_have_a_way_out(place: Path, call: Call) -> None:
+    (place / "latin.txt").write_bytes(b"caf\xe9 " * 50)
+    assert "errors (of a run, data.errors) to 'replace'" in call("eval", place / "alone", place / "latin.txt").err
+    assert call("eval", place / "alone", place / "latin.txt", "--errors", "replace").code == 0
+
+
+def test_the_folder_of_a_run_is_its_model(place: Path, call: Call) -> None:
+    assert call("eval", place / "run").out == call("eval", place / "run" / "model").out != ""
+
+
 def test_a_run_knows_what_it_was_tried_on(place: Path, call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     by_name = call("eval", place / "run" / "model", place / "run" / "data" / "validation")
     assert call("eval", place / "run" / "model") == by_name

@@ -34,7 +34,7 @@ FORMATS = {
 }
 
 
-@app.command("eval", epilog="Example: glasshouse eval runs/first/model 'books/*.txt' --baselines")
+@app.command("eval", epilog="Example: glasshouse eval runs/first 'books/*.txt' --baselines")
 def evaluate(
     model: ModelArgument,
     data: Annotated[

@@ -21,7 +21,7 @@ ROOM = 4096  # tokens that a line or a chat may have unless more are asked for: 
 ESCAPES = {r"\n": "\n", r"\t": "\t", r"\r": "\r", r"\\": "\\"}
 
 
-@app.command(epilog="Example: glasshouse generate runs/first/model 'Once upon a time' --temperature 0.8 --top-p 0.95")
+@app.command(epilog="Example: glasshouse generate runs/first 'Once upon a time' --temperature 0.8 --top-p 0.95")
 def generate(
     model: ModelArgument,
     prompt: Annotated[

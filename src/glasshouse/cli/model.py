@@ -31,7 +31,7 @@ def find_device(name: str) -> str:
     return gh.device.find(name, "--device").type
 
 
-@app.command(epilog="Example: glasshouse export runs/first/model published")
+@app.command(epilog="Example: glasshouse export runs/first published")
 def export(
     model: ModelArgument,
     folder: Annotated[Path, typer.Argument(help="The folder to write; one written before is replaced.")],
@@ -44,7 +44,7 @@ def export(
     print(f"{folder}: a model of type {kind}, {'with' if tok else 'without'} a tokenizer")
 
 
-@app.command(epilog="Example: glasshouse verify runs/first/model")
+@app.command(epilog="Example: glasshouse verify runs/first")
 def verify(model: ModelArgument, revision: Revision = None, ignore: Ignore = None) -> None:
     """Run a model in every way there is, compare, and write verified.json beside its weights; exit 1 on a failure."""
     checks = gh.evaluation.verify(model, revision=revision, ignore=texts.listed(ignore))

@@ -27,8 +27,8 @@ def train(
         str,
         typer.Argument(
             metavar="[RUN]",
-            help="A TOML file, or a recipe: stdlib, dates, langid, masked, finetune-chat, finetune-labels or "
-            "vaswani-base.",
+            help="A TOML file, the folder of a run, or a recipe: stdlib, dates, langid, masked, finetune-chat, "
+            "finetune-labels or vaswani-base.",
         ),
     ] = "stdlib",
     settings: Annotated[
@@ -92,7 +92,7 @@ def report(result: Result, bits: Mapping[str, float]) -> None:
 
 
 def _next(result: Result) -> Iterator[str]:
-    place = shlex.quote(str(result.folder / "model"))
+    place = shlex.quote(str(result.folder))
     lines = (line for example in result.report.examples for line in example.read.splitlines())
     read = next(filter(str.strip, lines), "")
     match result.material.train.kind:
@@ -103,4 +103,4 @@ def _next(result: Result) -> Iterator[str]:
         case "pairs":
             yield f"glasshouse generate {place} {shlex.quote(read)}"
     yield f"glasshouse eval {place}"
-    yield f"glasshouse look {shlex.quote(str(result.folder))}"
+    yield f"glasshouse look {place}"
