@@ -331,9 +331,7 @@ def test_bad_bytes_are_those_that_python_finds(data: bytes, read: int) -> None:
         try:
             text = data.decode()
         except UnicodeDecodeError as error:
-            sentence = (
-                rf"'.*' is not UTF-8 at byte {error.start}; mend it, or set errors \(.*\) to 'replace'"
-            )
+            sentence = rf"'.*' is not UTF-8 at byte {error.start}; mend it, or set errors \(.*\) to 'replace'"
             with pytest.raises(InputError, match=sentence):
                 list(pieces([path]))
         else:

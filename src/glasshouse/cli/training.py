@@ -68,6 +68,7 @@ def train(
         except gh.training.StoppedError as error:
             stopped = error
         except KeyboardInterrupt:  # while the text was read: what is there is found again
+            display.say("stopped before the first step; the same command goes on with what is prepared.")
             raise typer.Exit(130) from None
     if stopped is not None:
         print(f"saved after step {stopped.step:,}; the same command goes on from there.", file=sys.stderr)
