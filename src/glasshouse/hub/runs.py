@@ -75,6 +75,7 @@ def check(folder: Path, but: tuple[str, ...] = ()) -> dict[str, Any]:
     try:
         table = json.loads((folder / ABOUT).read_text(encoding="utf-8"))
         sound = table == sealed({name: value for name, value in table.items() if name != "sha256"})
+        sound = sound and {"format", "files", "about"} <= table.keys()
     except FileNotFoundError:
         raise StoreError(f"{str(folder / ABOUT)!r} is missing, so this is no whole checkpoint.") from None
     except (ValueError, AttributeError, RecursionError):
