@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -516,6 +517,31 @@ def test_labels_get_a_head_and_a_new_tokenizer_keeps_known_vectors(place: Path) 
     settings["data"]["tokenizer"] = str(place / "tok")
     settings["train"]["out"] = str(place / "other")
     assert train(Run.parse(settings)).model.spec.vocab_size == 280
+
+
+def test_a_model_without_a_tokenizer_never_gets_a_new_one(place: Path) -> None:
+    train(Run.parse(table(place, out="base", steps=1)))
+    shutil.copytree(place / "base" / "model", place / "bare")
+    for name in ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja"):
+        (place / "bare" / name).unlink()
+    settings = table(place, lr=1e-9)
+    settings["model"] = {"from": str(place / "bare")}
+    with pytest.raises(InputError, match=r"no tokenizer in '.*bare'.*data\.tokenizer=FOLDER"):
+        train(Run.parse(settings))
+    assert not (place / "run" / "data").exists()  # said before anything is read
+    for vocab_size, sentence in ((280, "has 280 tokens, but vocab_size is 270"), (269, "is not the one that the model")):
+        gh.Tokenizer.train(texts=[SAYING], vocab_size=vocab_size).save(place / f"tok-{vocab_size}")
+        settings["data"]["tokenizer"] = str(place / f"tok-{vocab_size}")
+        with pytest.raises(InputError, match=sentence):
+            train(Run.parse(settings))
+    settings["data"]["tokenizer"] = str(place / "base" / "model")
+    result = train(Run.parse(settings))
+    assert result.material.tok.fingerprint == gh.load(place / "base" / "model")[1].fingerprint
+    prepared = table(place, out="prepared", steps=1)
+    prepared["model"] = settings["model"]
+    gh.data.prepare(place / "a.txt", result.material.tok, place / "ids")
+    prepared["data"]["path"] = str(place / "ids")
+    assert train(Run.parse(prepared)).material.tok.fingerprint == result.material.tok.fingerprint
 
 
 def test_the_recipes_are_whole() -> None:

@@ -81,7 +81,7 @@ def train(run: Run, watch: Watch | None = None) -> Result:
 
 
 def _train(run: Run, folder: Path, watch: Watch) -> Result:
-    base = beginning.load_base(run.model)
+    base = beginning.load_base(run.model, run.data)
     material = gather(run.data, folder, base[1] if base else None, watch.stage)
     with Signals() as signals:
         trainer = Trainer(run, folder, material, base, watch, signals)
@@ -103,7 +103,7 @@ class Trainer:
         run: Run,
         folder: Path,
         material: Material,
-        base: tuple[Model, Tokenizer | None] | None,
+        base: tuple[Model, Tokenizer] | None,
         watch: Watch,
         signals: Signals,
     ) -> None:

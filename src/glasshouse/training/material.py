@@ -66,13 +66,22 @@ def _is_prepared(path: tuple[str, ...]) -> bool:
     return len(path) == 1 and Path(path[0], MANIFEST).is_file()
 
 
-def _tokenizer(choice: Data, folder: Path, known: Tokenizer | None, progress: Progress) -> Tokenizer:
+def given_tokenizer(choice: Data) -> Tokenizer | None:
+    """Load the tokenizer that the settings of the data name: its folder, or else that of a prepared corpus.
+
+    >>> given_tokenizer(Data(path=("stdlib",))) is None
+    True
+    """
     if choice.tokenizer is not None:
         return Tokenizer.load(choice.tokenizer)
-    if known is not None:
+    return Corpus.open(choice.path[0], verify=False).tokenizer if _is_prepared(choice.path) else None
+
+
+def _tokenizer(choice: Data, folder: Path, known: Tokenizer | None, progress: Progress) -> Tokenizer:
+    if choice.tokenizer is None and known is not None:
         return known
-    if _is_prepared(choice.path):
-        return Corpus.open(choice.path[0], verify=False).tokenizer
+    if given := given_tokenizer(choice):
+        return given
     if folder.is_dir():
         return Tokenizer.load(folder)
     tok = Tokenizer.train(texts=_texts(choice, progress), vocab_size=choice.vocab_size, progress=progress)
