@@ -182,11 +182,22 @@ def report(result: Result, baselines: bool) -> None:
     bits = {}
     if baselines and "bits_per_byte" in result.report.figures:
         bits = gh.evaluation.baseline_bits(result.material.validation, result.material.train)
-    print(f"on what was held out, after {result.steps:,} step{'s' * (result.steps != 1)}:\n")
+    print(f"{_heading(result)}:\n")
     evaluation.show(result.report, bits)
     print(f"\nthe run is in {result.folder}, the model in {result.folder / 'model'}; try:")
     for command in _next(result):
         print(f"  {command}")
+
+
+def _heading(result: Result) -> str:
+    """Say what the closing figures are of, and why those of the last evaluation differ."""
+    steps = f"after {result.steps:,} step{'s' * (result.steps != 1)}"
+    if result.kept != result.steps:
+        steps += f", the model of step {result.kept:,}, which was the best"
+    read, there = result.tried
+    if read == there:
+        return f"on what was held out, {steps}"
+    return f"on all {there:,} samples that were held out (evaluations while training read {read:,}), {steps}"
 
 
 def _next(result: Result) -> Iterator[str]:
