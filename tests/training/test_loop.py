@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 import glasshouse as gh
-from glasshouse import store
+from glasshouse import config, store
 from glasshouse.errors import ConfigError, GlasshouseError, InputError, StoreError
 from glasshouse.layers import lora
 from glasshouse.training import Run, StoppedError, loop, recipes, train, update
@@ -46,7 +46,7 @@ def table(place: Path, kind: str = "decoder", out: str = "run", **choices: Any) 
         "model": {**KINDS[kind], "dropout": 0.2},
         "data": {**source, "length": 16, "vocab_size": 270, "hold_out": 0.1},
         "train": {"steps": 12, "batch_tokens": 96, "save_every": 3, "eval_every": 4, "parts": 3, "lr": 0.01}
-        | {"schedule": {"kind": "cosine", "warmup": 2}, "out": str(place / out), **choices},
+        | {"schedule": {"kind": "cosine", "warmup": min(2, choices.get("steps", 2))}, "out": str(place / out), **choices},
     }
 
 
@@ -551,6 +551,17 @@ def test_the_recipes_are_whole() -> None:
         run = Run.load(name)
         assert run.train.out == f"runs/{name}"
         assert Run.parse(run.table()) == run
+
+
+def test_a_run_says_what_was_changed_in_reading_it(place: Path) -> None:
+    settings = table(place)
+    (place / "a.toml").write_text(config.to_toml(settings))
+    told = Told()
+    train(Run.load(place / "a.toml", "train.steps=1"), told)
+    assert told.said[0] == "the warm-up is shortened from 2 steps to 0, as train.steps is 1 instead of 12"
+    again = Told()
+    train(Run.load(place / "run" / "run.toml"), again)  # what is written down is what was done
+    assert not any("warm-up" in text for text in again.said)
 
 
 def test_a_run_file_says_what_is_wrong(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -155,7 +156,7 @@ def train(
     if start is not None:
         if lost := [setting for setting in given if setting.startswith("model.")]:
             raise gh.InputError(f"--from is given, so {lost[0]} is not a choice any more; leave one of them out.")
-        loaded = gh.Run(model={"from": start}, data=loaded.data, train=loaded.train)
+        loaded = replace(loaded, model={"from": start})
     stopped: gh.training.StoppedError | None = None
     with Line(**_units(loaded)).open() as line:
         try:

@@ -79,6 +79,8 @@ def train(run: Run, watch: Watch | None = None) -> Result:
     beginning.find_device(run.train.device)  # what is not there is said before hours are spent on reading
     folder = claim(run)
     with hold(folder):
+        for note in run.notes:
+            watch.say(note)
         return _train(run, folder, watch)
 
 
