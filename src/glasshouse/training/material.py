@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from glasshouse import data
-from glasshouse.data.corpus import MANIFEST, Corpus
-from glasshouse.data.feed import open_feed
+from glasshouse.data.corpus import MANIFEST, Corpus, held_out, kept
+from glasshouse.data.feed import Feed, open_feed
 from glasshouse.errors import InputError
 from glasshouse.text import Tokenizer
-from glasshouse.text.sources import Piece
+from glasshouse.text.sources import Piece, Record
 from glasshouse.text.training import Progress
 from glasshouse.training.run import Data
 
@@ -90,16 +90,9 @@ def _tokenizer(choice: Data, folder: Path, known: Tokenizer | None, progress: Pr
 
 
 def _texts(choice: Data, progress: Progress) -> Iterator[str | bytes]:
-    """Yield all that will be encoded, as text."""
+    """Yield all that will be learned from, as text."""
     feed = open_feed(choice.path, kind=choice.kind, fields=choice.fields, separator=choice.separator)
-    done = 0
-
-    def on_bytes(number: int) -> None:
-        nonlocal done
-        done += number
-        progress("reading", done, feed.size)
-
-    for entry in feed.read((0, 0), on_bytes, lambda number, size, sha256: None):
+    for entry in _learned(feed, choice, progress):
         if isinstance(entry, Piece):
             yield entry.text
         elif feed.kind == "tagged":
@@ -108,6 +101,34 @@ def _texts(choice: Data, progress: Progress) -> Iterator[str | bytes]:
             values = entry.values[:1] if feed.kind == "labelled" else entry.values
             for value in values:
                 yield from _written(value)
+
+
+def _learned(feed: Feed, choice: Data, progress: Progress) -> Iterator[Piece | Record]:
+    """Yield what `Corpus.split` will not hold out, found by counting first: bytes of text, or items."""
+
+    def read(stage: str) -> Iterator[Piece | Record]:
+        done = 0
+
+        def on_bytes(number: int) -> None:
+            nonlocal done
+            done += number
+            progress(stage, done, feed.size)
+
+        return feed.read((0, 0), on_bytes, lambda number, size, sha256: None)
+
+    if choice.validation or _is_builtin(choice.path):
+        yield from read("reading")
+        return
+    count = sum(len(entry.text) if isinstance(entry, Piece) else 1 for entry in read("counting"))
+    left, held = kept(count, choice.hold_out), held_out(0 if feed.kind == "text" else count, choice.hold_out)
+    for number, entry in enumerate(read("reading")):
+        if not isinstance(entry, Piece):
+            if not held[number]:
+                yield entry
+        elif left > 0:
+            text = entry.text if len(entry.text) <= left else entry.text[:left].decode(errors="ignore").encode()
+            left -= len(entry.text)
+            yield replace(entry, text=text)
 
 
 def _written(value: object) -> Iterator[str]:
