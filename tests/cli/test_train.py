@@ -113,7 +113,8 @@ def test_one_step_is_a_run(place: Path, call: Call) -> None:
     assert done.code == 0
     assert "the warm-up is shortened from 2 steps to 0, as train.steps is 1 instead of 4\n" in done.err
     assert re.match(
-        r"on all \d+ samples that were held out \(evaluations while training read 4\), after 1 step:\n\nloss ", done.out
+        r"on all \d+ samples that were held out \(evaluations while training read 4\), after 1 step:\n\nloss ",
+        done.out,
     )
     assert done.out.endswith("glasshouse look runs/tiny\n")
 

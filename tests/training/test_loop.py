@@ -46,7 +46,11 @@ def table(place: Path, kind: str = "decoder", out: str = "run", **choices: Any) 
         "model": {**KINDS[kind], "dropout": 0.2},
         "data": {**source, "length": 16, "vocab_size": 270, "hold_out": 0.1},
         "train": {"steps": 12, "batch_tokens": 96, "save_every": 3, "eval_every": 4, "parts": 3, "lr": 0.01}
-        | {"schedule": {"kind": "cosine", "warmup": min(2, choices.get("steps", 2))}, "out": str(place / out), **choices},
+        | {
+            "schedule": {"kind": "cosine", "warmup": min(2, choices.get("steps", 2))},
+            "out": str(place / out),
+            **choices,
+        },
     }
 
 
@@ -529,7 +533,10 @@ def test_a_model_without_a_tokenizer_never_gets_a_new_one(place: Path) -> None:
     with pytest.raises(InputError, match=r"no tokenizer in '.*bare'.*data\.tokenizer=FOLDER"):
         train(Run.parse(settings))
     assert not (place / "run" / "data").exists()  # said before anything is read
-    for vocab_size, sentence in ((280, "has 280 tokens, but vocab_size is 270"), (269, "is not the one that the model")):
+    for vocab_size, sentence in (
+        (280, "has 280 tokens, but vocab_size is 270"),
+        (269, "is not the one that the model"),
+    ):
         gh.Tokenizer.train(texts=[SAYING], vocab_size=vocab_size).save(place / f"tok-{vocab_size}")
         settings["data"]["tokenizer"] = str(place / f"tok-{vocab_size}")
         with pytest.raises(InputError, match=sentence):

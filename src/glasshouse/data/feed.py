@@ -102,7 +102,9 @@ def _is_table(path: str | Path) -> bool:
 
 def _labels(files: list[Path], field: str, errors: Errors) -> tuple[str, ...]:
     """Read all labels first, so that their numbers do not depend on the order of items, and refuse what is none."""
-    found: dict[object, Record] = {}  # by the label itself and as it is written: 1, 1.0, True and "1" are no two labels
+    found: dict[
+        object, Record
+    ] = {}  # by the label itself and as it is written: 1, 1.0, True and "1" are no two labels
     for record in sources.records(files, [field], errors=errors):
         label = record.values[0]
         endless = isinstance(label, float) and not math.isfinite(label)
