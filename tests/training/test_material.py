@@ -70,8 +70,8 @@ def text_of(corpus: Corpus, tok: Tokenizer) -> str:
 def test_the_tokenizer_is_trained_on_what_is_learned_alone(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    kind: Any,
-    packed: bool,  # noqa: ANN401
+    kind: Any,  # noqa: ANN401
+    packed: bool,
 ) -> None:
     choice = Data(path=make(tmp_path, kind, packed), kind=kind, hold_out=0.2, vocab_size=300)
     seen, material = seen_by_training(monkeypatch, choice, tmp_path / "run")

@@ -47,8 +47,8 @@ def test_frozen_matrices_by_hand() -> None:
     block, scores, table = 12 * D**2, 4 * D * LENGTH, V * D  # numbers in a block; operations of attention, forward
     assert Work(model)(batch) == tokens * (2 * (6 * block + 3 * scores) + 6 * table)
 
-    # The first block and the embeddings are frozen: forward alone there. Behind the first trained norm all is as ever,
-    # but the head, which is the frozen table, has no gradient of its own.
+    # The first block and the embeddings are frozen: forward alone there. Behind the first trained norm all is as
+    # ever, but the head, which is the frozen table, has no gradient of its own.
     freeze(model, ["token", "stack.position", "stack.blocks.0"])
     below, above = 2 * block + scores, 6 * block + 3 * scores
     assert Work(model)(batch) == tokens * (below + above + 4 * table)

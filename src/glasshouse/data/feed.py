@@ -102,16 +102,14 @@ def _is_table(path: str | Path) -> bool:
 
 def _labels(files: list[Path], field: str, errors: Errors) -> tuple[str, ...]:
     """Read all labels first, so that their numbers do not depend on the order of items, and refuse what is none."""
-    found: dict[
-        object, Record
-    ] = {}  # by the label itself and as it is written: 1, 1.0, True and "1" are no two labels
+    found: dict[object, Record] = {}  # by value and as written, so that 1, 1.0, True and "1" meet
     for record in sources.records(files, [field], errors=errors):
         label = record.values[0]
         endless = isinstance(label, float) and not math.isfinite(label)
         if endless or not isinstance(label, str | int | float) or not str(label).strip():
             raise InputError(
-                f"{_place(record, files)} has the label {_glimpse(label)}, but a label is a number, or a text that is "
-                "not empty; correct it, or leave the line out."
+                f"{_place(record, files)} has the label {_glimpse(label)}, but a label is a number, or a text that "
+                "is not empty; correct it, or leave the line out."
             )
         for key in (label, str(label)):
             other = found.setdefault(key, record)
