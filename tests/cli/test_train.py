@@ -123,7 +123,11 @@ def test_it_trains_says_how_it_went_and_what_to_try_and_that_works(place: Path, 
 def test_one_step_is_a_run(place: Path, call: Call) -> None:
     done = call("train", "tiny.toml", "train.steps=1", "train.batch_tokens=8", "--no-baselines")
     assert done.code == 0
-    assert "after 1 step:" in done.out
+    assert "the warm-up is shortened from 2 steps to 0, as train.steps is 1 instead of 4\n" in done.err
+    assert re.match(
+        r"on all \d+ samples that were held out \(evaluations while training read 4\), after 1 step:\n\nloss ",
+        done.out,
+    )
     assert done.out.endswith("glasshouse look runs/tiny\n")
 
 
@@ -131,6 +135,7 @@ def test_a_run_that_ended_early_stays_as_it_is(place: Path, call: Call) -> None:
     words = ("train", "tiny.toml", "train.steps=40", "train.patience=1", "train.eval_every=1", "train.lr=3.0")
     first = call(*words)
     assert "stops early" in first.err
+    assert re.match(r"on what was held out, after \d+ steps, the model of step \d+, which was the best:\n", first.out)
     journal = (place / "runs" / "tiny" / "metrics.jsonl").read_text()
     assert call(*words).out == first.out
     assert (place / "runs" / "tiny" / "metrics.jsonl").read_text() == journal

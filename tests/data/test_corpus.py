@@ -159,6 +159,34 @@ def test_labels_are_numbered_by_name(tmp_path: Path, tok: gh.Tokenizer) -> None:
         ]
 
 
+@pytest.mark.parametrize("label", ["NaN", "Infinity", "-Infinity", "[1]", "{}", "null", '""', '" "'])
+def test_what_is_no_label_is_refused_by_file_and_line(tmp_path: Path, tok: gh.Tokenizer, label: str) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text(f'{{"text": "x", "label": "good"}}\n\n{{"text": "y", "label": {label}}}\n')
+    with pytest.raises(InputError, match=r"line 3 of '.*a\.jsonl' has the label .*; correct it, or leave"):
+        gh.data.prepare(path, tok, tmp_path / "corpus", kind="labelled")
+    assert not (tmp_path / "corpus").exists()
+
+
+@pytest.mark.parametrize(("one", "other"), [("1", '"1"'), ("1", "1.0"), ("true", "1"), ('"True"', "true")])
+def test_labels_that_differ_in_type_alone_are_refused(
+    tmp_path: Path, tok: gh.Tokenizer, one: str, other: str
+) -> None:
+    for name, label in (("a.jsonl", one), ("b.jsonl", other)):
+        (tmp_path / name).write_text(f'{{"text": "x", "label": "else"}}\n{{"text": "x", "label": {label}}}\n')
+    sentence = r"line 2 of '.*b\.jsonl' has the label .*, and line 2 of '.*a\.jsonl' has .*; write all labels alike\."
+    with pytest.raises(InputError, match=sentence):
+        gh.data.prepare([tmp_path / "a.jsonl", tmp_path / "b.jsonl"], tok, tmp_path / "corpus", kind="labelled")
+
+
+def test_labels_may_be_numbers(tmp_path: Path, tok: gh.Tokenizer) -> None:
+    rows = [{"text": "x", "label": label} for label in (1, 2, 2.5, "nan", 1)]
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    corpus = gh.data.prepare(tmp_path / "a.jsonl", tok, tmp_path / "corpus", kind="labelled")
+    assert corpus.labels == ("1", "2", "2.5", "nan")
+    assert [int(corpus.item(number)[1][0]) for number in range(5)] == [0, 1, 2, 3, 0]
+
+
 def write_tagged(path: Path, *records: tuple[list[str], list[str]]) -> Path:
     path.write_text("".join(json.dumps({"words": words, "tags": tags}) + "\n" for words, tags in records))
     return path

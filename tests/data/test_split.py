@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 
 import glasshouse as gh
 from glasshouse import InputError
+from glasshouse.data import corpus as corpus_module
 from glasshouse.data import preparation
 from glasshouse.data.samples import rows_of
 
@@ -23,7 +25,9 @@ def test_the_end_of_running_text_is_held_out(texts: Texts, tok: gh.Tokenizer, sh
     corpus = texts(*(ENGLISH[at : at + 300] for at in range(0, 3000, 300)))
     everything = corpus.read(0, corpus.tokens)
     first, second = corpus.split(share)
-    assert second.tokens == round(share * corpus.tokens)
+    size = len(tok.decode_bytes(everything)) - 10 * len(tok.token(corpus.manifest["end"]))
+    held = sum(len(tok.decode_bytes([one])) for one in second.read(0, second.tokens) if one not in tok.special_ids)
+    assert 0 <= round(share * size) - held < max(len(tok.decode_bytes([one])) for one in tok.ids)
     both = np.concatenate([first.read(0, first.tokens), second.read(0, second.tokens)])
     assert both.tolist() == everything.tolist()
     for part, offset in ((first, 0), (second, first.tokens)):
@@ -35,6 +39,29 @@ def test_the_end_of_running_text_is_held_out(texts: Texts, tok: gh.Tokenizer, sh
             assert here == corpus.source(corpus.item_at(place + offset))
         with pytest.raises(InputError, match="were asked for"):
             part.read(0, part.tokens + 1)
+
+
+def test_the_split_of_text_is_the_same_whatever_the_tokenizer(texts: Texts, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Up to the token that lies across: by bytes, found in stretches, it comes after so many of them."""
+    monkeypatch.setattr(corpus_module, "STRETCH", 64)
+    sources = [ENGLISH[at : at + 300] for at in range(0, 3000, 300)]
+    everything = "".join(sources).encode()
+    wanted = len(everything) - round(0.3 * len(everything))
+    for size in (263, 400, 600):
+        tok = gh.Tokenizer.train(texts=[ENGLISH[:50_000]], vocab_size=size)
+        parts = texts(*sources, name=f"by-{size}", tokenizer=tok).split(0.3)
+        first, second = (tok.decode(part.read(0, part.tokens), special=False).encode() for part in parts)
+        assert first + second == everything
+        last = tok.decode_bytes(parts[0].read(parts[0].tokens - 1, parts[0].tokens))
+        assert len(first) - len(last) < wanted <= len(first)
+
+
+def test_other_tokens_than_bytes_are_shared_out_by_number(tmp_path: Path, texts: Texts) -> None:
+    words = {"type": "WordLevel", "vocab": {"[SEP]": 0, "a": 1, "longer": 2}, "unk_token": "[SEP]"}
+    file = {"version": "1.0", "pre_tokenizer": {"type": "Whitespace"}, "model": words}
+    tok = gh.Tokenizer.from_json(json.dumps(file), {"sep_token": "[SEP]"})
+    first, second = texts("a " * 50 + "longer " * 49, tokenizer=tok).split(0.25)
+    assert (first.tokens, second.tokens) == (75, 25)
 
 
 def test_a_part_can_be_split_again(texts: Texts) -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
 
 import glasshouse as gh
-from glasshouse import spec
+from glasshouse import config, spec
+from glasshouse.hub.bart import MARIAN
 from glasshouse.layers.layout import lay_out
 
 SIZE = {"vocab_size": 500, "d_model": 128, "n_heads": 4, "n_layers": 3, "d_ff": 512}
@@ -84,3 +86,50 @@ def test_every_parameter_gets_a_value_and_the_seed_decides_it(name: str) -> None
         elif "norm" in parameter_name:
             assert a.eq(1).all()
     assert changed
+
+
+POSITION: dict[str, Any] = {"position": "sinusoidal"}
+BARE: dict[str, Any] = {"vocab_size": 500, "n_layers": 1, "n_heads": 4, **POSITION}
+OPTIONS = {
+    "decoder": lambda d: spec.DecoderSpec(d_model=d, **BARE),
+    "encoder": lambda d: spec.EncoderSpec(d_model=d, **BARE),
+    "seq2seq": lambda d: spec.Seq2SeqSpec(d_model=d, **BARE),
+    "from a file": lambda d: spec.parse({"kind": "decoder", "d_model": d, **BARE}),
+    "preset": lambda d: gh.preset("tiny-decoder", d_model=d, n_layers=1, vocab_size=500, **POSITION),
+    "preset, by class": lambda d: gh.preset(
+        "bert-base", d_model=d, n_layers=1, vocab_size=500, position=spec.Sinusoidal()
+    ),
+}
+
+
+@pytest.mark.parametrize("d_model", [48, 384])
+@pytest.mark.parametrize("name", OPTIONS)
+def test_sinusoidal_positions_do_not_drown_the_tokens(name: str, d_model: int) -> None:
+    torch.manual_seed(0)
+    model = gh.build(OPTIONS[name](d_model))
+    ids = torch.arange(400)[None]
+    tokens = model.token(ids).detach()
+    stack = model.encoder if name == "seq2seq" else model.stack
+    positions = stack.position.embed(torch.zeros_like(tokens), ids)
+    # Each pair of a sine and a cosine has norm 1, and each number of a scaled token vector variance 1.
+    ratio = positions.norm(dim=-1).mean() / tokens.norm(dim=-1).mean()
+    assert float(ratio) == pytest.approx(math.sqrt(1 / 2), rel=0.03)
+
+
+def test_what_a_spec_says_of_its_embeddings_is_kept() -> None:
+    plain = spec.DecoderSpec(d_model=64, **BARE, embed_scale=False, init="depth_scaled")
+    assert (plain.embed_scale, plain.init) == (False, spec.DepthScaled())
+    assert spec.parse(config.dump(plain)) == plain
+    half = gh.preset("gpt2", position="sinusoidal", init=spec.Normal())
+    assert (half.embed_scale, half.init) == (True, spec.Normal())
+    for name in gh.presets():  # no other default has moved
+        s = gh.preset(name)
+        assert s.embed_scale == isinstance(s.position, spec.Sinusoidal)
+    other = spec.DecoderSpec(vocab_size=9, d_model=8, n_layers=1, n_heads=2)
+    assert (other.embed_scale, other.init) == (False, spec.DepthScaled())
+    for scaled in (False, True):  # as a published config says, or leaves to its own default
+        table = {"model_type": "marian", "architectures": ["MarianMTModel"], "eos_token_id": 0, "pad_token_id": 1}
+        table |= {"encoder_layers": 1, "decoder_layers": 1}
+        table |= {"scale_embedding": True} if scaled else {}
+        published = MARIAN.read(table, {"final_logits_bias"}, (), "config.json")
+        assert (published.embed_scale, published.init) == (scaled, spec.Normal())

@@ -638,6 +638,11 @@ DEEP = b'{"text": ' + b"[" * 100_000
         ("x.jsonl", b'{"text": ' + b"1" * 5000 + b"}", r"line 1 of '.*' is not sound JSON \(.*digits"),
         ("x.jsonl", b'{"text": "\xff"}', r"is not UTF-8 at byte 10; mend it"),
         ("x.csv", b"texts,n\na,1\n", r"'.*x.csv' has no field 'text' \(it has texts, n\); did you mean texts\?"),
+        (
+            "x.csv",
+            b"\ntext,n,text\na,1,b\n",
+            r"line 2 of '.*x\.csv' names the column 'text' 2 times; rename those that",
+        ),
         ("x.csv", b"a,b\n", r"'.*x.csv' has no field 'text'; it has a, b."),
         ("x.csv", b'text,n\n"a\nb",1\nc\n', r"line 4 of '.*' has 1 cells, but the header has 2; mend it."),
         ("x.tsv", b"text\tn\na\tb\tc", r"line 2 of '.*' has 3 cells"),

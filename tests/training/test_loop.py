@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -17,7 +18,7 @@ import torch
 from torch import nn
 
 import glasshouse as gh
-from glasshouse import store
+from glasshouse import config, store
 from glasshouse.errors import ConfigError, GlasshouseError, InputError, StoreError
 from glasshouse.layers import lora
 from glasshouse.training import Run, StoppedError, loop, recipes, train, update
@@ -45,7 +46,11 @@ def table(place: Path, kind: str = "decoder", out: str = "run", **choices: Any) 
         "model": {**KINDS[kind], "dropout": 0.2},
         "data": {**source, "length": 16, "vocab_size": 270, "hold_out": 0.1},
         "train": {"steps": 12, "batch_tokens": 96, "save_every": 3, "eval_every": 4, "parts": 3, "lr": 0.01}
-        | {"schedule": {"kind": "cosine", "warmup": 2}, "out": str(place / out), **choices},
+        | {
+            "schedule": {"kind": "cosine", "warmup": min(2, choices.get("steps", 2))},
+            "out": str(place / out),
+            **choices,
+        },
     }
 
 
@@ -518,6 +523,34 @@ def test_labels_get_a_head_and_a_new_tokenizer_keeps_known_vectors(place: Path) 
     assert train(Run.parse(settings)).model.spec.vocab_size == 280
 
 
+def test_a_model_without_a_tokenizer_never_gets_a_new_one(place: Path) -> None:
+    train(Run.parse(table(place, out="base", steps=1)))
+    shutil.copytree(place / "base" / "model", place / "bare")
+    for name in ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja"):
+        (place / "bare" / name).unlink()
+    settings = table(place, lr=1e-9)
+    settings["model"] = {"from": str(place / "bare")}
+    with pytest.raises(InputError, match=r"no tokenizer in '.*bare'.*data\.tokenizer=FOLDER"):
+        train(Run.parse(settings))
+    assert not (place / "run" / "data").exists()  # said before anything is read
+    for vocab_size, sentence in (
+        (280, "has 280 tokens, but vocab_size is 270"),
+        (269, "is not the one that the model"),
+    ):
+        gh.Tokenizer.train(texts=[SAYING], vocab_size=vocab_size).save(place / f"tok-{vocab_size}")
+        settings["data"]["tokenizer"] = str(place / f"tok-{vocab_size}")
+        with pytest.raises(InputError, match=sentence):
+            train(Run.parse(settings))
+    settings["data"]["tokenizer"] = str(place / "base" / "model")
+    result = train(Run.parse(settings))
+    assert result.material.tok.fingerprint == gh.load(place / "base" / "model")[1].fingerprint
+    prepared = table(place, out="prepared", steps=1)
+    prepared["model"] = settings["model"]
+    gh.data.prepare(place / "a.txt", result.material.tok, place / "ids")
+    prepared["data"]["path"] = str(place / "ids")
+    assert train(Run.parse(prepared)).material.tok.fingerprint == result.material.tok.fingerprint
+
+
 def test_the_recipes_are_whole() -> None:
     wanted = {"stdlib", "dates", "langid", "masked", "finetune-chat", "finetune-labels", "vaswani-base"}
     assert set(recipes()) == wanted
@@ -525,6 +558,17 @@ def test_the_recipes_are_whole() -> None:
         run = Run.load(name)
         assert run.train.out == f"runs/{name}"
         assert Run.parse(run.table()) == run
+
+
+def test_a_run_says_what_was_changed_in_reading_it(place: Path) -> None:
+    settings = table(place)
+    (place / "a.toml").write_text(config.to_toml(settings))
+    told = Told()
+    train(Run.load(place / "a.toml", "train.steps=1"), told)
+    assert told.said[0] == "the warm-up is shortened from 2 steps to 0, as train.steps is 1 instead of 12"
+    again = Told()
+    train(Run.load(place / "run" / "run.toml"), again)  # what is written down is what was done
+    assert not any("warm-up" in text for text in again.said)
 
 
 def test_a_run_file_says_what_is_wrong(tmp_path: Path) -> None:

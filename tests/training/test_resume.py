@@ -27,7 +27,7 @@ from glasshouse.hub.checkpoint import filler
 from glasshouse.training import checkpoint
 from glasshouse.training.checkpoint import Checkpoints, read, write
 from glasshouse.training.optimizer import AdamW, Muon, Optimizer, make_optimizer
-from glasshouse.training.state import State, of_chance, of_optimizer, to_chance, to_optimizer
+from glasshouse.training.state import State, draw_again, draws, of_chance, of_optimizer, to_chance, to_optimizer
 from glasshouse.training.update import Update
 
 PLAIN = AdamW(lr=1e-2)
@@ -280,3 +280,29 @@ def test_killed_while_it_saves(tmp_path: Path) -> None:
 @pytest.mark.long
 def test_killed_fifty_times_while_it_saves(tmp_path: Path) -> None:
     check_kills(tmp_path, 50)
+
+
+def test_the_generator_of_an_apple_gpu_is_saved_with_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    apple = torch.Generator().manual_seed(3)  # stands for the one of a machine that is not here
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
+    monkeypatch.setattr(torch.mps, "get_rng_state", apple.get_state)
+    monkeypatch.setattr(torch.mps, "set_rng_state", apple.set_state)
+    device = torch.device("mps")
+
+    def some() -> list[list[float]]:
+        return [torch.rand(4, generator=apple).tolist(), torch.rand(4).tolist()]
+
+    before = draws(device)
+    first = some()
+    draw_again(before, device)
+    assert some() == first
+    saved = of_chance()
+    second = some()
+    write(tmp_path / "step", lambda place: None, saved)
+    to_chance(read(tmp_path / "step"))
+    assert some() == second
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
+    to_chance(saved)  # on a machine without one
+    assert some()[1] == second[1]

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from glasshouse import config
 from glasshouse.errors import ConfigError
+from glasshouse.training import Run, recipes
+from glasshouse.training.run import Train
 from glasshouse.training.schedule import Constant, Cosine, InverseRoot, Linear, Schedule, Trapezoid
 
 ENDING = [Cosine, Linear, Trapezoid]
@@ -53,3 +59,40 @@ def test_what_makes_no_sense_is_refused() -> None:
         Linear(end=1.5)
     with pytest.raises(ConfigError, match=r"trapezoid\.decay is 0\.0, but it must be above 0 and at most 1\."):
         Trapezoid(decay=0.0)
+
+
+def test_a_warm_up_longer_than_the_run_is_refused(tmp_path: Path) -> None:
+    sentence = r"train\.schedule\.warmup is 80, but it must be at most train\.steps = 50\."
+    given: dict[str, Any] = {"steps": 50, "schedule": {"kind": "linear", "warmup": 80}}
+    with pytest.raises(ConfigError, match=sentence):
+        Train(steps=50, schedule=Linear(warmup=80))
+    with pytest.raises(ConfigError, match=sentence):
+        Run.parse({"model": {"preset": "tiny-decoder"}, "train": given})
+    (tmp_path / "a.toml").write_text(config.to_toml({"model": {"preset": "tiny-decoder"}, "train": given}))
+    with pytest.raises(ConfigError, match=sentence):
+        Run.load(tmp_path / "a.toml")
+    with pytest.raises(ConfigError, match=sentence):
+        Run.load("stdlib", "train.steps=50", "train.schedule.warmup=80")
+    assert Run.load("stdlib", "train.steps=50", "train.schedule.warmup=50").train.schedule.warmup == 50
+
+
+def test_the_usual_warm_up_follows_the_steps() -> None:
+    for steps, warmup in ((1, 0), (50, 5), (999, 99), (1000, 100), (100_000, 100)):
+        assert Train(steps=steps).schedule == Cosine(warmup=warmup)
+
+
+@pytest.mark.parametrize("name", recipes())
+def test_few_steps_are_no_wall(name: str) -> None:
+    whole = Run.load(name).train
+    for steps in (1, 3, whole.schedule.warmup - 1, whole.schedule.warmup, whole.steps):
+        run = Run.load(name, f"train.steps={steps}")
+        fits = steps >= whole.schedule.warmup
+        expected = whole.schedule.warmup if fits else whole.schedule.warmup * steps // whole.steps
+        assert run.train.schedule == replace(whole.schedule, warmup=expected)
+        assert (run.notes == ()) == fits
+        assert Run.parse(run.table()) == run  # so that it goes on
+    (note,) = Run.load(name, "train.steps=1").notes
+    assert note == (
+        f"the warm-up is shortened from {whole.schedule.warmup} steps to 0, as train.steps is 1 instead of "
+        f"{whole.steps}"
+    )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 import sys
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -59,7 +60,7 @@ def train(
     if start is not None:
         if lost := [setting for setting in given if setting.startswith("model.")]:
             raise gh.InputError(f"--from is given, so {lost[0]} is not a choice any more; leave one of them out.")
-        loaded = gh.Run(model={"from": start}, data=loaded.data, train=loaded.train)
+        loaded = replace(loaded, model={"from": start})
     stopped: gh.training.StoppedError | None = None
     with gh.training.Display(gh.training.units_of(loaded.data)).open() as display:
         try:
@@ -85,11 +86,22 @@ def _baselines(result: Result, display: gh.training.Display) -> dict[str, float]
 
 def report(result: Result, bits: Mapping[str, float]) -> None:
     """Print what a run came to, beside the baselines' bits a byte, something the model says, and what to try next."""
-    print(f"on what was held out, after {result.steps:,} step{'s' * (result.steps != 1)}:\n")
+    print(f"{_heading(result)}:\n")
     evaluation.show(result.report, bits)
     print(f"\nthe run is in {result.folder}, the model in {result.folder / 'model'}; try:")
     for command in _next(result):
         print(f"  {command}")
+
+
+def _heading(result: Result) -> str:
+    """Say what the closing figures are of, and why those of the last evaluation differ."""
+    steps = f"after {result.steps:,} step{'s' * (result.steps != 1)}"
+    if result.kept != result.steps:
+        steps += f", the model of step {result.kept:,}, which was the best"
+    read, there = result.tried
+    if read == there:
+        return f"on what was held out, {steps}"
+    return f"on all {there:,} samples that were held out (evaluations while training read {read:,}), {steps}"
 
 
 def _next(result: Result) -> Iterator[str]:

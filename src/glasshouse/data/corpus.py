@@ -26,6 +26,7 @@ from glasshouse.text import Tokenizer
 
 FORMAT = 1
 MANIFEST, TOKENIZER = "manifest.json", "tokenizer"
+STRETCH = 2**22  # ids that are looked at together
 BOTH = ("ids", "ends")  # what a shard is made of
 PARTS = {"text": 1, "pairs": 2, "labelled": 2, "tagged": 2, "chat": 2}
 TEXTS = {"text": 1, "pairs": 2, "labelled": 1, "tagged": 1, "chat": 1}  # how many of the parts are text
@@ -108,6 +109,9 @@ class Corpus:
     def split(self, share: float) -> tuple[Corpus, Corpus]:
         """Return the corpus in two, the second about this share: the end of running text, or items here and there.
 
+        Text is shared out by its bytes where tokens are bytes, so that the split does not depend on the tokenizer;
+        else by tokens.
+
         >>> import tempfile, glasshouse as gh
         >>> tok = gh.Tokenizer.train(texts=["to be"], vocab_size=263)
         >>> place = tempfile.mkdtemp()
@@ -120,11 +124,27 @@ class Corpus:
         if not 0 < share < 1:
             raise InputError(f"share is {share}, but it must be above 0 and below 1.")
         if self.kind == "text":
-            cut = int(self._ends[-1]) - round(share * self.tokens)
+            cut = self._cut(share)
             return self._part(0, cut), self._part(cut, int(self._ends[-1]))
-        # Items are drawn, as a file may be in the order of its labels, or have them in turns.
-        held = permute(np.arange(len(self)), len(self), seed=0, epoch=0) < round(share * len(self))
+        held = held_out(len(self), share)
         return self._choose(~held), self._choose(held)
+
+    def _cut(self, share: float) -> int:
+        """Return the id at which the last share of running text begins; one that lies across is before it."""
+        end = int(self._ends[-1])
+        if not self.tokenizer.byte_level:
+            return kept(end, share)
+        sizes = np.zeros(len(self.tokenizer), np.int64)
+        for number in set(self.tokenizer.ids) - self.tokenizer.special_ids:
+            sizes[number] = len(self.tokenizer.decode_bytes([number]))
+        stretches = [(at, min(at + STRETCH, end)) for at in range(0, end, STRETCH)]
+        totals = [int(sizes[self.read(*stretch)].sum()) for stretch in stretches]
+        left = kept(sum(totals), share)
+        for (start, stop), total in zip(stretches, totals, strict=True):
+            if left <= total:
+                return start + int(np.searchsorted(np.cumsum(sizes[self.read(start, stop)]), left)) + 1
+            left -= total
+        return end
 
     def _view(self) -> Corpus:
         view = copy.copy(self)
@@ -201,6 +221,24 @@ class Corpus:
         at = self._first + self._check_item(number)
         counts = np.cumsum([source["items"] for source in self.manifest["sources"]])
         return str(self.manifest["sources"][int(np.searchsorted(counts, at, side="right"))]["name"])
+
+
+def kept(size: int, share: float) -> int:
+    """Return how much of so many bytes, tokens or items stays if a share is held out.
+
+    >>> kept(100, 0.05)
+    95
+    """
+    return size - round(share * size)
+
+
+def held_out(count: int, share: float) -> NDArray[np.bool_]:
+    """Say of each of so many items whether it is held out: drawn, as a file may be in the order of its labels.
+
+    >>> int(held_out(100, 0.05).sum())
+    5
+    """
+    return permute(np.arange(count), count, seed=0, epoch=0) < count - kept(count, share)
 
 
 def read_json(path: Path) -> Any:  # noqa: ANN401 - whatever stands in the file

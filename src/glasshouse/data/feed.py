@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -156,8 +157,29 @@ def _is_table(path: str | Path) -> bool:
 
 
 def _labels(files: list[Path], field: str, errors: Errors) -> tuple[str, ...]:
-    """Read all labels first, so that their numbers do not depend on the order of items."""
-    return tuple(sorted({str(record.values[0]) for record in sources.records(files, [field], errors=errors)}))
+    """Read all labels first, so that their numbers do not depend on the order of items, and refuse what is none."""
+    found: dict[object, Record] = {}  # by value and as written, so that 1, 1.0, True and "1" meet
+    for record in sources.records(files, [field], errors=errors):
+        label = record.values[0]
+        endless = isinstance(label, float) and not math.isfinite(label)
+        if endless or not isinstance(label, str | int | float) or not str(label).strip():
+            raise InputError(
+                f"{_place(record, files)} has the label {_glimpse(label)}, but a label is a number, or a text that "
+                "is not empty; correct it, or leave the line out."
+            )
+        for key in (label, str(label)):
+            other = found.setdefault(key, record)
+            if type(other.values[0]) is not type(label):
+                raise InputError(
+                    f"{_place(record, files)} has the label {_glimpse(label)}, and {_place(other, files)} has "
+                    f"{_glimpse(other.values[0])}, which may or may not be the same; write all labels alike."
+                )
+    return tuple(sorted(key for key in found if isinstance(key, str)))
+
+
+def _place(record: Record, files: list[Path]) -> str:
+    path = files[record.source]
+    return f"{'row' if path.suffix == '.parquet' else 'line'} {record.line} of {str(path)!r}"
 
 
 def _tags(files: list[Path], fields: tuple[str, ...], errors: Errors) -> tuple[str, ...]:

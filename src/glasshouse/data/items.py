@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from functools import cached_property
 from typing import ClassVar
 
 import numpy as np
@@ -22,13 +23,20 @@ class _Items(ABC):
     kind: ClassVar[Kind]
     shortest: ClassVar[int] = 1  # that a row can be
 
-    def __init__(self, corpus: Corpus, batch_size: int, *, max_len: int, seed: int = 0) -> None:
+    def __init__(
+        self, corpus: Corpus, batch_size: int, *, max_len: int, seed: int = 0, start: int | None = None
+    ) -> None:
         if corpus.kind != self.kind:
             raise InputError(f"the corpus is of kind {corpus.kind}, not {self.kind}; prepare it as {self.kind}.")
         batch_size, max_len = operator.index(batch_size), operator.index(max_len)
         if max_len < self.shortest:
             raise InputError(f"max_len is {max_len}, but a row has at least {self.shortest} ids.")
         self.corpus, self.max_len, self.batch_size = corpus, max_len, batch_size
+        self.end = corpus.manifest["end"]
+        if self.end is None:
+            raise InputError("the tokenizer has no token that ends a text (eos or sep); choose one that has.")
+        starts = (start, corpus.manifest["start"], self.end)
+        self.start = next(one for one in starts if one is not None)
         lengths = self._lengths(corpus.lengths)
         self.kept = np.flatnonzero((lengths <= max_len).all(1))
         if batch_size < 1 or len(self.kept) < batch_size:
@@ -40,10 +48,6 @@ class _Items(ABC):
         self.order = Bucketed(lengths[self.kept], batch_size, seed)
         pad = corpus.tokenizer.special_id("pad")
         self.pad = 0 if pad is None else pad  # lengths say what is padding, so any id will do
-        self.end = corpus.manifest["end"]
-        if self.end is None:
-            raise InputError("the tokenizer has no token that ends a text (eos or sep); choose one that has.")
-        self.start = self.end if corpus.manifest["start"] is None else corpus.manifest["start"]
 
     def __len__(self) -> int:
         """How many samples there are in an epoch."""
@@ -71,18 +75,16 @@ class _Items(ABC):
         """Return items of the corpus as a batch."""
 
     def _pad(
-        self, ids: Row, lengths: Row, before: int | None = None, after: int | None = None
+        self, ids: Row, lengths: Row, before: Sequence[int] = (), after: Sequence[int] = ()
     ) -> tuple[Tensor, Tensor]:
-        """Put ids that stand one after the other in rows, each between an id before and one after; return lengths."""
-        first = before is not None
-        padded = np.full((len(lengths), lengths.max() + first + (after is not None)), self.pad, np.int64)
-        inside = padded[:, int(first) :]
+        """Put ids that stand one after the other in rows, each between some before and some after; return lengths."""
+        first, more = len(before), len(before) + len(after)
+        padded = np.full((len(lengths), lengths.max() + more), self.pad, np.int64)
+        inside = padded[:, first:]
         inside[np.arange(inside.shape[1]) < lengths[:, None]] = ids
-        if before is not None:
-            padded[:, 0] = before
-        if after is not None:
-            padded[np.arange(len(lengths)), lengths + first] = after
-        return torch.from_numpy(padded), torch.from_numpy(lengths + first + (after is not None))
+        padded[:, :first] = before
+        padded[np.arange(len(lengths))[:, None], lengths[:, None] + first + np.arange(len(after))] = after
+        return torch.from_numpy(padded), torch.from_numpy(lengths + more)
 
 
 def _real(lengths: Tensor, width: int) -> Tensor:
@@ -104,23 +106,34 @@ class Pairs(_Items):
 
     kind = "pairs"
 
-    def __init__(
-        self, corpus: Corpus, batch_size: int, *, max_len: int, seed: int = 0, start: int | None = None
-    ) -> None:
-        super().__init__(corpus, batch_size, max_len=max_len, seed=seed)
-        if start is not None:  # as published decoders begin, some with the padding
-            self.start = start
+    def source(self, ids: Sequence[int]) -> list[int]:
+        """Return the ids of a text as the encoder reads them: as `tokenizer.encode` gives them, and ended."""
+        before, after = frame(self.corpus)
+        return [*before, *ids, *after]
+
+    @cached_property
+    def _opening(self) -> list[int]:
+        """What a target begins with, after the start: published decoders also write what a tokenizer puts there."""
+        before, _ = frame(self.corpus)
+        return [] if before == [self.start] else before
 
     def _lengths(self, lengths: NDArray[np.int64]) -> NDArray[np.int64]:
-        return lengths + 1
+        return lengths + np.array([len(self.source(())), len(self._opening) + 1])
 
     def _batch(self, items: list[int]) -> Batch:
         target = self.corpus.gather(items, 1)
-        source, source_lengths = self._pad(*self.corpus.gather(items, 0), after=self.end)
-        ids, lengths = self._pad(*target, before=self.start)
-        targets, _ = self._pad(*target, after=self.end)
+        source, source_lengths = self._pad(*self.corpus.gather(items, 0), *frame(self.corpus))
+        ids, lengths = self._pad(*target, before=[self.start, *self._opening])
+        targets, _ = self._pad(*target, before=self._opening, after=[self.end])
         loss = _real(lengths, ids.shape[1])
         return Batch(ids, targets, loss, lengths=lengths, source=source, source_lengths=source_lengths)
+
+
+def frame(corpus: Corpus) -> tuple[list[int], list[int]]:
+    """Return the ids before and after each source of a corpus: those of its tokenizer, and the end if it has none."""
+    before, after = corpus.tokenizer.around
+    end = corpus.manifest["end"]
+    return before, after if end in after[-1:] else [*after, end]
 
 
 class Labelled(_Items):
@@ -134,7 +147,7 @@ class Labelled(_Items):
 
     def _batch(self, items: list[int]) -> Batch:
         texts = self.corpus.gather(items, 0, most=self.max_len - 2)
-        ids, lengths = self._pad(*texts, before=self.start, after=self.end)
+        ids, lengths = self._pad(*texts, before=[self.start], after=[self.end])
         targets = torch.from_numpy(self.corpus.gather(items, 1)[0])
         return Batch(ids, targets, torch.ones_like(targets, dtype=torch.bool), lengths=lengths)
 
@@ -161,8 +174,8 @@ class Tagged(_Items):
 
     def _batch(self, items: list[int]) -> Batch:
         words, tags = (self.corpus.gather(items, part, most=self.max_len - 2) for part in (0, 1))
-        ids, lengths = self._pad(*words, before=self.start, after=self.end)
-        numbers, _ = self._pad(*tags, before=0, after=0)
+        ids, lengths = self._pad(*words, before=[self.start], after=[self.end])
+        numbers, _ = self._pad(*tags, before=[0], after=[0])
         loss = (numbers > 0) & _real(lengths, ids.shape[1])
         return Batch(ids, torch.where(loss, numbers - 1, 0), loss, lengths=lengths)
 

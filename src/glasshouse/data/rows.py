@@ -100,8 +100,8 @@ class RunningText:
 class MaskedText:
     """Rows of text of which some ids are hidden and asked for, drawn from the seed and the sample's number.
 
-    Of all ids but the special ones, 15% are asked for; of those 80% are shown as the mask, 10% as another id, and the
-    rest as they are.
+    Of all ids but the special ones, 15% are asked for in expectation, and at least one in each row; of those 80% are
+    shown as the mask, 10% as another id, and the rest as they are.
     """
 
     def __init__(
@@ -130,7 +130,9 @@ class MaskedText:
             candidates = np.flatnonzero(~np.isin(row, self.special))
             if not len(candidates):
                 continue
-            chosen = draws.permutation(candidates)[: max(1, round(self.rate * len(candidates)))]
+            # Rounded up as often as the fraction says, so that the mean is the rate at every length.
+            count = max(1, int(self.rate * len(candidates) + draws.random()))
+            chosen = draws.permutation(candidates)[:count]
             fate = draws.random(len(chosen))
             others = draws.choice(self.ordinary, len(chosen))
             row[chosen] = np.where(fate < MASKED, self.mask, np.where(fate < MASKED + RANDOM, others, row[chosen]))

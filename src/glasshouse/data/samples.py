@@ -5,7 +5,7 @@ from __future__ import annotations
 from glasshouse import spec
 from glasshouse.data.batches import Samples
 from glasshouse.data.corpus import TEXTS, Corpus, Kind
-from glasshouse.data.items import Conversations, Labelled, Pairs, Tagged
+from glasshouse.data.items import Conversations, Labelled, Pairs, Tagged, frame
 from glasshouse.data.rows import MaskedText, RunningText
 from glasshouse.errors import InputError
 
@@ -69,6 +69,7 @@ def rows_of(corpus: Corpus, tokens: int, length: int) -> int:
     lengths = corpus.lengths[:, : TEXTS[corpus.kind]]
     if corpus.kind in ("labelled", "tagged"):
         lengths = lengths.clip(max=length - 2)  # they are cut
-    fitting = lengths[(lengths < length).all(1)]  # less the token that starts or ends a row
+    around = sum(map(len, frame(corpus))) if corpus.kind == "pairs" else 1  # tokens that start or end a row
+    fitting = lengths[(lengths <= length - around).all(1)]
     mean = float(fitting.sum(1).mean()) if len(fitting) else 1.0
     return max(1, min(round(tokens / max(mean, 1.0)), len(fitting)))

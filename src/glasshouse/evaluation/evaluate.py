@@ -285,7 +285,7 @@ class _Job:
         total = self._measure(samples)
         items = [self.corpus.item(item) for item in samples.kept[: self.written].tolist()]
         if isinstance(samples, Pairs):
-            turns = [([*source.tolist(), samples.end], target.tolist()) for source, target in items]
+            turns = [(samples.source(source.tolist()), target.tolist()) for source, target in items]
         else:
             turns = [_last_answer(*item) for item in items]
             turns = [turn for turn in turns if 0 < len(turn[0]) <= self.model.spec.max_len]

@@ -16,7 +16,7 @@ from glasshouse.models.stack import Stack
 def initialise(model: nn.Module, s: spec.Transformer) -> None:
     """Fill every parameter: maps and tables by the spec's rule, norms with 1, biases with 0."""
     xavier = isinstance(s.init, spec.Xavier)
-    std = s.d_model**-0.5 if isinstance(s.init, spec.Xavier) else s.init.std
+    std = getattr(s.init, "std", s.d_model**-0.5)
 
     for module in model.modules():
         match module:

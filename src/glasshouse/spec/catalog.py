@@ -196,7 +196,8 @@ def preset(name: str, **overrides: object) -> Spec:
     """Return a named spec, with any of its fields changed.
 
     Sizes that are not given follow those that are: d_ff keeps its proportion to d_model, n_kv_heads to n_heads.
-    Another vocab_size means another tokenizer, so the preset's special ids go with the old one.
+    Another vocab_size means another tokenizer, so the preset's special ids go with the old one. Sinusoidal positions
+    in the place of others bring the scaled embeddings and first values that they need.
 
     >>> spec = preset("gpt2", n_layers=2, d_model=64, n_heads=4)
     >>> spec.d_ff, spec.d_head
@@ -212,7 +213,13 @@ def preset(name: str, **overrides: object) -> Spec:
     if "vocab_size" in overrides:
         for special in ("start_id", "end_ids", "pad_id"):
             base.pop(special, None)
+    if _kind(overrides.get("position")) == "sinusoidal" != _kind(base["position"]):
+        base.pop("init")
     return parse({**base, **_in_proportion(base, overrides), **overrides})
+
+
+def _kind(choice: object) -> object:
+    return choice.get("kind") if isinstance(choice, dict) else getattr(choice, "kind", choice)
 
 
 def _in_proportion(base: Table, overrides: Table) -> Table:

@@ -22,6 +22,7 @@ from glasshouse.spec.choices import (
     Position,
     Rotary,
     Sinusoidal,
+    Xavier,
 )
 
 NormOrder = Literal["before", "after", "sandwich"]
@@ -29,7 +30,7 @@ NormOrder = Literal["before", "after", "sandwich"]
 
 @dataclass(frozen=True, kw_only=True)
 class Transformer(Settings):
-    """What the three kinds of model share. Sizes left out follow from those given."""
+    """What the three kinds of model share. What is left out follows from what is given."""
 
     vocab_size: int
     d_model: int
@@ -47,7 +48,7 @@ class Transformer(Settings):
     feedforward: FeedForward = Gelu()
 
     embed_norm: bool = False
-    embed_scale: bool = False  # token vectors times sqrt(d_model)
+    embed_scale: bool | None = None  # token vectors times sqrt(d_model); None: with sinusoidal positions alone
     logit_scale: bool = False  # final vectors times 1 / sqrt(d_model)
 
     qkv_bias: bool = True
@@ -62,7 +63,7 @@ class Transformer(Settings):
     attention_dropout: float = 0.0  # on the attention weights
     embed_dropout: float = 0.0
 
-    init: Init = DepthScaled()
+    init: Init | None = None  # None: Xavier with sinusoidal positions, DepthScaled with others
 
     start_id: int | None = None
     end_ids: tuple[int, ...] = ()
@@ -71,6 +72,12 @@ class Transformer(Settings):
     def check(self) -> None:
         self._derive("n_kv_heads", self.n_heads)
         self._derive("d_ff", 4 * self.d_model)
+        # Sines and cosines have norm sqrt(d_model / 2) and never learn: token vectors of deviation 0.02 would drown.
+        fixed = isinstance(self.position, Sinusoidal)
+        if self.embed_scale is None:
+            object.__setattr__(self, "embed_scale", fixed)
+        if self.init is None:
+            object.__setattr__(self, "init", Xavier() if fixed else DepthScaled())
         for name in ("vocab_size", "d_model", "n_layers", "n_heads", "n_kv_heads", "d_ff", "max_len"):
             require(getattr(self, name) > 0, name, getattr(self, name), "at least 1")
         require(self.d_head >= 0, "d_head", self.d_head, "at least 1, or 0 for d_model / n_heads")

@@ -209,7 +209,7 @@ class Tokenizer:
         if self._is_stray(text):
             return self._encode_stray(text, special, trusted)
         checked = checked_text(text)
-        if len(checked) >= LONG and self._fast[0] is not None and not trusted and not (special and any(self._around)):
+        if len(checked) >= LONG and self._fast[0] is not None and not trusted and not (special and any(self.around)):
             return self.bulk().encode([checked.encode()])[0].tolist()
         encoder = self._trusting if trusted else self._encoder
         with _sentence(InputError, "the text cannot be encoded"):
@@ -371,15 +371,15 @@ class Tokenizer:
         inside = [number for stretch in stretches for number in ids[stretch]]
         if not special:
             return inside
-        before, after = self._around
+        before, after = self.around
         return before + inside + after
 
     @cached_property
-    def _around(self) -> tuple[list[int], list[int]]:
-        """The ids that are put before and after every text."""
+    def around(self) -> tuple[list[int], list[int]]:
+        """The ids that `encode` puts before and after every text, as published models were trained to read it."""
         one = self._encoder.encode("a")
         inside = [place for place, special in enumerate(one.special_tokens_mask) if not special]
-        return one.ids[: inside[0]], one.ids[inside[-1] + 1 :]
+        return (one.ids[: inside[0]], one.ids[inside[-1] + 1 :]) if inside else ([], [])
 
     def _known(self, ids: Iterable[int]) -> list[int]:
         try:

@@ -21,12 +21,13 @@ from glasshouse.data.encoding import end_id, start_id
 from glasshouse.data.samples import kind_for
 from glasshouse.errors import ConfigError, InputError
 from glasshouse.layers import lora
-from glasshouse.models import Model, build
+from glasshouse.models import Model, build, check_pair
 from glasshouse.models.grafting import with_labels, with_vocabulary
 from glasshouse.models.heads import Labels
 from glasshouse.models.stack import Stack
 from glasshouse.text import Tokenizer
-from glasshouse.training.run import Train, recipes
+from glasshouse.training.material import given_tokenizer
+from glasshouse.training.run import Data, Train, recipes
 
 HEADS: dict[Kind, str] = {
     "labelled": "sequence_label",
@@ -34,8 +35,12 @@ HEADS: dict[Kind, str] = {
 }  # by the kind of data that has labels
 
 
-def load_base(table: Table) -> tuple[Model, Tokenizer | None] | None:
-    """Load the model that a run starts from, if its table names one."""
+def load_base(table: Table, data: Data) -> tuple[Model, Tokenizer] | None:
+    """Load the model that a run starts from, if its table names one.
+
+    One that was saved without a tokenizer takes the one that the data name, and never a new one, whose ids its
+    embeddings were not trained on.
+    """
     if "from" not in table:
         return None
     if more := sorted(table.keys() - {"from"}):
@@ -50,7 +55,16 @@ def load_base(table: Table) -> tuple[Model, Tokenizer | None] | None:
                 f"there is no model in {place!r} to start from; run `{command}` first, which makes it, or "
                 "name another by model.from."
             )
-    return hub.load(place, dtype=torch.float32)
+    model, tok = hub.load(place, dtype=torch.float32)
+    if tok is None:
+        tok = given_tokenizer(data)
+        if tok is None:
+            raise InputError(
+                f"there is no tokenizer in {place!r}, and its embeddings know no ids of a new one; give the one that "
+                "the model was trained with by data.tokenizer=FOLDER."
+            )
+        check_pair(model, tok)
+    return model, tok
 
 
 def wanted_kind(table: Table, base: Model | None) -> Kind | None:
@@ -116,9 +130,9 @@ def make_spec(table: Table, tok: Tokenizer, corpus: Corpus, length: int) -> spec
     return spec.parse({**known, **given})
 
 
-def adapt(base: Model, known: Tokenizer | None, tok: Tokenizer, corpus: Corpus) -> Model:
+def adapt(base: Model, known: Tokenizer, tok: Tokenizer, corpus: Corpus) -> Model:
     """Fit a trained model to other data: its vocabulary grows or changes, and labels get a head."""
-    if known is not None and known.fingerprint != tok.fingerprint:
+    if known.fingerprint != tok.fingerprint:
         base = with_vocabulary(base, known, tok)
     known_labels = base.spec.head.kind, getattr(base.spec.head, "labels", ())
     if corpus.kind in HEADS and known_labels != (HEADS[corpus.kind], corpus.labels):

@@ -56,6 +56,8 @@ class Result:
     material: Material
     steps: int
     report: Report  # on all that was held out
+    kept: int  # the step whose model was saved: the last, or with patience the best
+    tried: tuple[int, int]  # how many held-out samples each evaluation while training read, and how many there are
 
 
 def train(run: Run | str | Path, watch: Watch | bool = True) -> Result:
@@ -88,6 +90,8 @@ def train(run: Run | str | Path, watch: Watch | bool = True) -> Result:
     beginning.find_device(run.train.device)  # what is not there is said before hours are spent on reading
     folder = claim(run)
     with hold(folder):
+        for note in run.notes:
+            watch.say(note)
         return _train(run, folder, watch)
 
 
@@ -96,7 +100,7 @@ def _train(run: Run, folder: Path, watch: Watch) -> Result:
         watch.say(line)
     if "from" in run.model:
         watch.stage("loading the model to start from", 0, 0)
-    base = beginning.load_base(run.model)
+    base = beginning.load_base(run.model, run.data)
     choice = with_kind(run.data, beginning.wanted_kind(run.model, base[0] if base else None))
     material = gather(choice, folder, base[1] if base else None, watch.stage)
     with Signals() as signals:
@@ -122,7 +126,7 @@ class Trainer:
         run: Run,
         folder: Path,
         material: Material,
-        base: tuple[Model, Tokenizer | None] | None,
+        base: tuple[Model, Tokenizer] | None,
         watch: Watch,
         signals: Signals,
     ) -> None:
@@ -184,6 +188,12 @@ class Trainer:
     def is_tired(self) -> bool:
         """Whether the model has not got better for as long as patience goes."""
         return 0 < self.run.train.patience <= self.place.worse
+
+    @property
+    def eval_samples(self) -> int:
+        """How many samples of what is held out an evaluation reads while training."""
+        most = self.run.train.eval_samples or self.batches.batch_size * max(4, self.run.train.steps // 100)
+        return min(most, len(self.held))
 
     def _samples(self, corpus: Corpus, rows: int) -> Samples:
         return make_samples(
@@ -346,13 +356,12 @@ class Trainer:
 
     def _try_out(self) -> dict[str, float]:
         """Ask the model about what is held out, or the beginning of it, and remember whether it was never better."""
-        most = self.run.train.eval_samples or self.batches.batch_size * max(4, self.run.train.steps // 100)
-        done, total = 0, min(most, len(self.held))
+        done = 0
 
         def before() -> None:
             nonlocal done
             self.signals.check()
-            self.watch.stage("evaluating", done, total)
+            self.watch.stage("evaluating", done, self.eval_samples)
             done += self.rows
 
         try:
@@ -361,7 +370,7 @@ class Trainer:
                     self.model,
                     self.held,
                     self.rows,
-                    most=most,
+                    most=self.eval_samples,
                     sizes=self.sizes,
                     compute=self.compute,
                     before=before,
@@ -393,10 +402,11 @@ class Trainer:
     def finish(self) -> Result:
         """Write the model: the best where patience asks for it, else the last; averaged where that is asked for."""
         self.watch.stage("saving the model", 0, 0)
-        best, keeper = self.place.best, self.keeper
+        best, keeper, kept = self.place.best, self.keeper, self.place.step
         is_last = not self.run.train.patience or best is None or best[0] not in keeper.checkpoints.steps()
         if best is not None and not is_last:
-            keeper.put(best[0])
+            kept = best[0]
+            keeper.put(kept)
         with self._averaged() if is_last else nullcontext():
             model = keeper.write(self.folder / MODEL)
             if self.run.train.lora is not None:
@@ -411,7 +421,8 @@ class Trainer:
 
         corpus, length = self.material.validation, self.run.data.length
         report = evaluate(model, self.material.tok, corpus, length=length, rows=self.rows, progress=progress)
-        return Result(self.folder, model, self.material, self.place.step, report)
+        tried = self.eval_samples, len(self.held)
+        return Result(self.folder, model, self.material, self.place.step, report, kept, tried)
 
     def _save_adapter(self, choice: lora.LoRA) -> None:
         """Write what was learned apart from the model it belongs to, as PEFT does."""

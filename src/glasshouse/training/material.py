@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from glasshouse import data
-from glasshouse.data.corpus import MANIFEST, Corpus, Kind
-from glasshouse.data.feed import open_feed
+from glasshouse.data.corpus import MANIFEST, Corpus, Kind, held_out, kept
+from glasshouse.data.feed import Feed, open_feed
 from glasshouse.errors import InputError
 from glasshouse.text import Tokenizer
-from glasshouse.text.sources import Piece
+from glasshouse.text.sources import Piece, Record
 from glasshouse.text.training import Progress
 from glasshouse.training.run import Data
 
@@ -78,13 +78,22 @@ def _is_prepared(path: tuple[str, ...]) -> bool:
     return len(path) == 1 and Path(path[0], MANIFEST).is_file()
 
 
-def _tokenizer(choice: Data, folder: Path, known: Tokenizer | None, progress: Progress) -> Tokenizer:
+def given_tokenizer(choice: Data) -> Tokenizer | None:
+    """Load the tokenizer that the settings of the data name: its folder, or else that of a prepared corpus.
+
+    >>> given_tokenizer(Data(path=("stdlib",))) is None
+    True
+    """
     if choice.tokenizer is not None:
         return Tokenizer.load(choice.tokenizer)
-    if known is not None:
+    return Corpus.open(choice.path[0], verify=False).tokenizer if _is_prepared(choice.path) else None
+
+
+def _tokenizer(choice: Data, folder: Path, known: Tokenizer | None, progress: Progress) -> Tokenizer:
+    if choice.tokenizer is None and known is not None:
         return known
-    if _is_prepared(choice.path):
-        return Corpus.open(choice.path[0], verify=False).tokenizer
+    if given := given_tokenizer(choice):
+        return given
     if folder.is_dir():
         return Tokenizer.load(folder)
     tok = Tokenizer.train(texts=_texts(choice, progress), vocab_size=choice.vocab_size, progress=progress)
@@ -93,18 +102,11 @@ def _tokenizer(choice: Data, folder: Path, known: Tokenizer | None, progress: Pr
 
 
 def _texts(choice: Data, progress: Progress) -> Iterator[str | bytes]:
-    """Yield all that will be encoded, as text."""
+    """Yield all that will be learned from, as text."""
     feed = open_feed(
         choice.path, kind=choice.kind, fields=choice.fields, separator=choice.separator, errors=choice.errors
     )
-    done = 0
-
-    def on_bytes(number: int) -> None:
-        nonlocal done
-        done += number
-        progress("reading", done, feed.size)
-
-    for entry in feed.read((0, 0), on_bytes, lambda number, size, sha256: None):
+    for entry in _learned(feed, choice, progress):
         if isinstance(entry, Piece):
             yield entry.text
         elif feed.kind == "tagged":
@@ -113,6 +115,34 @@ def _texts(choice: Data, progress: Progress) -> Iterator[str | bytes]:
             values = entry.values[:1] if feed.kind == "labelled" else entry.values
             for value in values:
                 yield from _written(value)
+
+
+def _learned(feed: Feed, choice: Data, progress: Progress) -> Iterator[Piece | Record]:
+    """Yield what `Corpus.split` will not hold out, found by counting first: bytes of text, or items."""
+
+    def read(stage: str) -> Iterator[Piece | Record]:
+        done = 0
+
+        def on_bytes(number: int) -> None:
+            nonlocal done
+            done += number
+            progress(stage, done, feed.size)
+
+        return feed.read((0, 0), on_bytes, lambda number, size, sha256: None)
+
+    if choice.validation or _is_builtin(choice.path):
+        yield from read("reading")
+        return
+    count = sum(len(entry.text) if isinstance(entry, Piece) else 1 for entry in read("counting"))
+    left, held = kept(count, choice.hold_out), held_out(0 if feed.kind == "text" else count, choice.hold_out)
+    for number, entry in enumerate(read("reading")):
+        if not isinstance(entry, Piece):
+            if not held[number]:
+                yield entry
+        elif left > 0:
+            text = entry.text if len(entry.text) <= left else entry.text[:left].decode(errors="ignore").encode()
+            left -= len(entry.text)
+            yield replace(entry, text=text)
 
 
 def _written(value: object) -> Iterator[str]:

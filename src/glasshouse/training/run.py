@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from importlib import resources
 from pathlib import Path
 from typing import Any, Literal
@@ -24,6 +24,7 @@ FREE = {
     *("train.device", "train.compile", "train.parts", "train.workers", "train.trouble", "train.wandb"),
     *("train.probes", "train.samples", "train.history"),
 }
+USUAL = Cosine(warmup=100)  # the schedule where none is given; a short run warms up for a tenth of its steps
 PROBE_NAMES = ("entropy", "induction", "previous", "norms", "lens")  # in training/probes.py
 
 
@@ -58,7 +59,7 @@ class Train(Settings):
     parts: int = 0  # passes that a step is computed in; 0: as many as the memory asks for
     optimizer: Optimizer = AdamW()
     lr: float | None = None  # the optimizer's, if another
-    schedule: Schedule = Cosine(warmup=100)
+    schedule: Schedule = USUAL
     clip: float = 1.0  # the longest gradient; 0: any
     smoothing: float = 0.0  # how much of each target is spread over all classes
     average: float = 0.0  # how much of the average of weights stays at each step; 0: no average
@@ -93,6 +94,10 @@ class Train(Settings):
         for name in ("smoothing", "average"):
             require(0 <= getattr(self, name) < 1, f"train.{name}", getattr(self, name), "at least 0 and below 1")
         require(self.lr is None or self.lr > 0, "train.lr", self.lr, "above 0")
+        if self.schedule is USUAL and (shorter := self.steps // 10) < USUAL.warmup:
+            object.__setattr__(self, "schedule", replace(USUAL, warmup=shorter))
+        rule = f"at most train.steps = {self.steps}"
+        require(self.schedule.warmup <= self.steps, "train.schedule.warmup", self.schedule.warmup, rule)
         for name in self.probes or ():
             if name not in PROBE_NAMES:
                 raise ConfigError(
@@ -124,13 +129,15 @@ class Run:
     model: Table  # a preset and what is different, a whole spec, or the folder of a model to start `from`
     data: Data = Data()
     train: Train = Train()
+    notes: tuple[str, ...] = field(default=(), compare=False)  # what was changed in reading it; the run says so
 
     @classmethod
     def load(cls, source: str | Path, *settings: str) -> Run:
         """Read a recipe by its name, a TOML file, or that in a run's folder, with `key=value` settings on top.
 
         A recipe on other data than its own writes to `runs/` and the name of the data, unless train.out says where,
-        and takes them to be of the kind that its own are of.
+        and takes them to be of the kind that its own are of. Where the settings ask for so few steps that the file's
+        warm-up does not fit in, it keeps its share of the steps.
 
         >>> run = Run.load("dates", "data.path=my/pairs.tsv", "data.fields=en,de")
         >>> run.train.out, run.data.kind, run.data.fields
@@ -139,18 +146,20 @@ class Run:
         path = Path(source)
         if is_run(path):
             path /= RUN
-        if str(source) in recipes():
-            table = config.read(_recipe(str(source)))
-            return cls.parse(*_named(str(source), table, config.override(table, settings)))
-        if path.suffix == ".toml":
-            return cls.parse(config.override(config.read(path), settings), path.stem)
-        if path.exists():
-            raise ConfigError(
-                f"{str(source)!r} is no TOML file, which a run is; to learn from it, give data.path={source}."
-            )
-        raise ConfigError(
-            f"there is no recipe {str(source)!r}, nor such a file; {config.nearest(str(source), recipes())}"
-        )
+        name = str(source)
+        if name in recipes():
+            table = config.read(_recipe(name))
+            given, name = _named(name, table, config.override(table, settings))
+        elif path.suffix == ".toml":
+            table, name = config.read(path), path.stem
+            given = config.override(table, settings)
+        elif path.exists():
+            raise ConfigError(f"{name!r} is no TOML file, which a run is; to learn from it, give data.path={name}.")
+        else:
+            raise ConfigError(f"there is no recipe {name!r}, nor such a file; {config.nearest(name, recipes())}")
+        note = _fit_warmup(table, given)
+        run = cls.parse(given, name)
+        return replace(run, notes=(note,)) if note else run
 
     @classmethod
     def parse(cls, table: Mapping[str, Any], name: str = "run") -> Run:
@@ -176,6 +185,20 @@ class Run:
         mine, theirs = (dict(_flat(one.table())) for one in (self, other))
         keys = [key for key in {**mine, **theirs} if key not in FREE and mine.get(key) != theirs.get(key)]
         return [f"{key} was {_shown(mine.get(key))} and is {_shown(theirs.get(key))}" for key in keys]
+
+
+def _fit_warmup(file: Table, given: Table) -> str:
+    """Shorten the warm-up of a file for the fewer steps of `given`, which names no other; say so, if it was."""
+    match file.get("train"), given.get("train"):
+        case {"schedule": {"warmup": int(warmup)} as schedule, **rest}, {"schedule": same, "steps": int(steps)}:
+            usual = rest.get("steps", Train.steps)
+            if same == schedule and isinstance(usual, int) and 0 < steps < warmup <= usual:
+                same["warmup"] = warmup * steps // usual
+                return (
+                    f"the warm-up is shortened from {warmup} steps to {same['warmup']}, as train.steps is {steps} "
+                    f"instead of {usual}"
+                )
+    return ""
 
 
 def recipes() -> list[str]:

@@ -84,7 +84,7 @@ class Questions:
         for item in held.kept[:count].tolist():
             first, second = (part.tolist() for part in held.corpus.item(item))
             if isinstance(held, Pairs):
-                self.asked.append(([*first, held.end], second))
+                self.asked.append((held.source(first), second))
             elif len(second) > 1 and second[0]:  # so many ids are context, and so many the answer to it
                 self.asked.append((first[: second[0]], first[second[0] : second[0] + second[1]]))
         self.roles = isinstance(held, Conversations)  # are said by special tokens

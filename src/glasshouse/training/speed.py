@@ -5,19 +5,27 @@ from __future__ import annotations
 import sys
 import time
 from collections import deque
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from glasshouse import device as machine
 from glasshouse.data import Batch
-from glasshouse.models import Model, Seq2Seq
+from glasshouse.layers.attention import Attention, CrossAttention
+from glasshouse.layers.feedforward import GatedFeedForward
+from glasshouse.layers.lora import LoRALinear
+from glasshouse.models import Encoder, Model, Seq2Seq
+from glasshouse.spec import Pooled, SequenceLabel
 
 WINDOW = 20  # steps over which speed is reckoned
 
 
 class Work:
-    """The operations of learning a batch: 6 a token for each number in a matrix, and attention's products.
+    """The operations of learning a batch, in matrix products; what else a model computes is small beside them.
+
+    A matrix costs 2 operations a token for each of its numbers on the way forward, 2 more for its own gradient if it
+    is trained, and 2 more for that of its input if anything before it is trained. Where all is trained that is 6.
 
     >>> import glasshouse as gh
     >>> model = gh.build(gh.preset("gpt2", n_layers=2, d_model=64, n_heads=4, vocab_size=100))
@@ -29,29 +37,81 @@ class Work:
 
     def __init__(self, model: Model) -> None:
         s = model.spec
-        reader = model.encoder if isinstance(model, Seq2Seq) else None
-        self.reading = 0 if reader is None else _matrices(reader)
-        self.writing = _matrices(model) - self.reading
-        self.writing += s.vocab_size * s.d_model if getattr(s.head, "tied", False) else 0
-        self.products = 12 * s.n_heads * s.d_head * s.n_layers  # for each token and each that it sees
-        self.read_products = 0 if reader is None else 12 * s.n_heads * s.d_head * len(reader.blocks)
+        width = s.n_heads * s.d_head
+        self.reads, self.writes, self.head = _Tally(width), _Tally(width), _Tally(width)
+        embedded = _is_trained(model.token)
+        if isinstance(model, Seq2Seq):
+            memory = self.reads.add(model.encoder, embedded)
+            vectors = self.writes.add(model.decoder, embedded, memory)
+        else:
+            if isinstance(model, Encoder):
+                embedded = embedded or _is_trained(model.segment)
+            vectors = self.writes.add(model.stack, embedded)
+        vectors = self.head.add(model.head, vectors)
+        if getattr(s.head, "tied", False):
+            self.head.maps += _product(model.token.table.weight, vectors)
+        self.pools = isinstance(s.head, Pooled | SequenceLabel)  # then the head sees one vector a row
 
     def __call__(self, batch: Batch) -> int:
         """Count the operations of a batch, padding included."""
-        length = batch.ids.shape[1]
-        if batch.source is None:
-            return batch.ids.numel() * (6 * self.writing + self.products * length)
-        source = batch.source.shape[1]
-        writes = batch.ids.numel() * (6 * self.writing + self.products * (length + source))
-        return writes + batch.source.numel() * (6 * self.reading + self.read_products * source)
+        (rows, length), source = batch.ids.shape, 0 if batch.source is None else batch.source.shape[1]
+        count = rows * length * (self.writes.maps + self.writes.scores * length + self.writes.cross_scores * source)
+        count += rows * source * (self.writes.cross_maps + self.reads.maps + self.reads.scores * source)
+        return count + rows * (1 if self.pools else length) * self.head.maps
 
 
-def _matrices(model: nn.Module) -> int:
-    return sum(weight.numel() for name, weight in model.named_parameters() if _multiplies(name, weight))
+@dataclass
+class _Tally:
+    """Sums over the modules of a stack, in the order in which they compute."""
+
+    width: int  # of all heads together
+    maps: int = 0  # operations for each token
+    scores: int = 0  # for each token and each that it attends to
+    cross_maps: int = 0  # for each token of the source, which the keys and values of cross-attention read
+    cross_scores: int = 0  # for each token and each of the source
+
+    def add(self, module: nn.Module, trained: bool, memory: bool = False) -> bool:
+        """Add a module; say whether a gradient flows back from it, as one does if what it reads is `trained`."""
+        match module:
+            case Attention() | CrossAttention():
+                return self._add_attention(module, trained, memory)
+            case GatedFeedForward():
+                gate, up = (self.add(one, trained) for one in (module.gate, module.up))
+                return self.add(module.down, gate or up)
+            case LoRALinear():
+                self.add(module.base, trained)
+                self.maps += _product(module.down, trained) + _product(module.up, True)
+                return True
+            case nn.Embedding():  # it is looked up, not multiplied
+                return trained or module.weight.requires_grad
+        for child in module.children():
+            trained = self.add(child, trained, memory)
+        own = list(module.parameters(recurse=False))
+        self.maps += sum(_product(weight, trained) for weight in own if weight.dim() == 2)
+        return trained or any(weight.requires_grad for weight in own)
+
+    def _add_attention(self, module: Attention | CrossAttention, trained: bool, memory: bool) -> bool:
+        crosses = isinstance(module, CrossAttention)
+        read = _Tally(self.width) if crosses else self
+        seen = memory if crosses else trained
+        learns = [self.add(module.query, trained), read.add(module.key, seen), read.add(module.value, seen)]
+        learns += [_is_trained(module.q_norm), _is_trained(module.k_norm)]
+        operations = (12 if any(learns) else 4) * self.width  # two products, and two gradients of each
+        if crosses:
+            self.cross_maps += read.maps
+            self.cross_scores += operations
+        else:
+            self.scores += operations
+        return self.add(module.out, any(learns))
 
 
-def _multiplies(name: str, weight: Tensor) -> bool:
-    return weight.dim() == 2 and not name.endswith("table.weight")
+def _product(weight: Tensor, trained: bool) -> int:
+    """Count the operations of a matrix for each token."""
+    return weight.numel() * (2 + 2 * weight.requires_grad + 2 * trained)
+
+
+def _is_trained(module: nn.Module) -> bool:
+    return any(weight.requires_grad for weight in module.parameters())
 
 
 class Speed:

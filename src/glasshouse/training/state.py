@@ -57,6 +57,8 @@ def of_chance() -> State:
     tensors = {"chance.cpu": torch.get_rng_state()}
     if torch.cuda.is_available():
         tensors |= {f"chance.cuda.{i}": state for i, state in enumerate(torch.cuda.get_rng_state_all())}
+    if torch.backends.mps.is_available():
+        tensors["chance.mps"] = torch.mps.get_rng_state()
     name, keys, position, has_gauss, gauss = np.random.get_state(legacy=True)
     tensors["chance.numpy"] = torch.from_numpy(np.asarray(keys).astype(np.int64))
     version, numbers, pending = random.getstate()
@@ -73,6 +75,8 @@ def to_chance(state: State) -> None:
         for i in range(torch.cuda.device_count()):
             if f"cuda.{i}" in tensors:
                 torch.cuda.set_rng_state(tensors[f"cuda.{i}"].clone(), i)
+    if torch.backends.mps.is_available() and "mps" in tensors:
+        torch.mps.set_rng_state(tensors["mps"].clone())
     name, position, has_gauss, gauss = about["numpy"]
     np.random.set_state((name, tensors["numpy"].numpy().astype(np.uint32), position, has_gauss, gauss))
     version, pending = about["python"]
@@ -81,13 +85,20 @@ def to_chance(state: State) -> None:
 
 def draws(device: torch.device) -> tuple[Tensor, Tensor | None]:
     """Return where torch's generators are, for a step that may have to be taken again."""
-    return torch.get_rng_state(), torch.cuda.get_rng_state(device) if device.type == "cuda" else None
+    match device.type:
+        case "cuda":
+            return torch.get_rng_state(), torch.cuda.get_rng_state(device)
+        case "mps":
+            return torch.get_rng_state(), torch.mps.get_rng_state()
+    return torch.get_rng_state(), None
 
 
 def draw_again(chance: tuple[Tensor, Tensor | None], device: torch.device) -> None:
     """Set torch's generators to where `draws` found them."""
     torch.set_rng_state(chance[0])
-    if chance[1] is not None:
+    if chance[1] is not None and device.type == "mps":
+        torch.mps.set_rng_state(chance[1])
+    elif chance[1] is not None:
         torch.cuda.set_rng_state(chance[1], device)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn, get_args
 
@@ -55,6 +55,7 @@ class Record:
     values: tuple[Any, ...]
     source: int
     number: int
+    line: int = field(default=0, compare=False)  # of the file, or its row in Parquet, counted from 1; 0: unknown
 
 
 def find(paths: str | Path | Iterable[str | Path]) -> list[Path]:
@@ -224,10 +225,10 @@ def records(
         if file.kind not in TABLES:
             raise InputError(f"{str(file.path)!r} is plain text; records need jsonl, csv, tsv or parquet.")
     for file in opened:
-        for number, (_, values) in enumerate(rows(file, fields)):
+        for number, (line, values) in enumerate(rows(file, fields)):
             found = True
             if (file.source, number) >= start:
-                yield Record(values, file.source, number)
+                yield Record(values, file.source, number, line)
     if not found and start == (0, 0):
         raise _empty(files, "records")
 

@@ -99,6 +99,12 @@ def _csv_rows(file: File, fields: Sequence[str]) -> Iterator[tuple[int, tuple[st
         for row in reader:
             if row and not header:
                 _require_all(fields, row, repr(str(file.path)))
+                for field in fields:
+                    if (times := row.count(field)) > 1:
+                        raise InputError(
+                            f"{_where(file, number)} names the column {field!r} {times} times; rename those that are "
+                            "not meant."
+                        )
                 header, places = row, [row.index(field) for field in fields]
             elif row and len(row) != len(header):
                 cells = f"{len(row)} cells, but the header has {len(header)}"

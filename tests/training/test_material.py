@@ -1,0 +1,104 @@
+"""What a run works on: its tokenizer knows nothing of what is held out."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import glasshouse as gh
+from glasshouse.data.corpus import Corpus
+from glasshouse.text import Tokenizer
+from glasshouse.text.training import silent
+from glasshouse.training.material import Material, gather, reopen
+from glasshouse.training.run import Data
+
+WORDS = [f"word{number:03}" for number in range(300)]  # each stands once, so it is in one part alone
+
+
+def make(path: Path, kind: str, packed: bool = False) -> tuple[str, ...]:
+    """Write data in which each item, or stretch of text, has words of its own."""
+    match kind:
+        case "text":
+            text, name = "ü " + " ".join(WORDS), "a.txt"
+        case "pairs":
+            text, name = "source\ttarget\n" + "".join(f"{word}\tx\n" for word in WORDS), "a.tsv"
+        case "labelled":
+            rows = ({"text": word, "label": number % 2} for number, word in enumerate(WORDS))
+            text, name = "".join(json.dumps(row) + "\n" for row in rows), "a.jsonl"
+        case "tagged":
+            rows = ({"words": [word], "tags": ["w"]} for word in WORDS)
+            text, name = "".join(json.dumps(row) + "\n" for row in rows), "a.jsonl"
+        case _:
+            rows = (
+                {"messages": [{"role": "user", "content": word}, {"role": "assistant", "content": "x"}]}
+                for word in WORDS
+            )
+            text, name = "".join(json.dumps(row) + "\n" for row in rows), "a.jsonl"
+    if packed:
+        (path / f"{name}.gz").write_bytes(gzip.compress(text.encode()))
+        return (str(path / f"{name}.gz"),)
+    (path / name).write_text(text)
+    return (str(path / name),)
+
+
+def seen_by_training(monkeypatch: pytest.MonkeyPatch, choice: Data, folder: Path) -> tuple[str, Material]:
+    """Gather what a run needs; return also all that its tokenizer was trained on."""
+    seen: list[str] = []
+    real = Tokenizer.train
+
+    def train(*, texts: Any, **rest: Any) -> Tokenizer:  # noqa: ANN401
+        given = [text if isinstance(text, str) else text.decode() for text in texts]
+        seen.extend(given)
+        return real(texts=given, **rest)
+
+    monkeypatch.setattr(Tokenizer, "train", train)
+    material = gather(choice, folder, None, silent)
+    return "\n".join(seen), material
+
+
+def text_of(corpus: Corpus, tok: Tokenizer) -> str:
+    items = (corpus.item(number)[: 1 if corpus.kind != "pairs" else 2] for number in range(len(corpus)))
+    return "\n".join(tok.decode(part, special=False) for item in items for part in item)
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("kind", ["text", "pairs", "labelled", "tagged", "chat"])
+def test_the_tokenizer_is_trained_on_what_is_learned_alone(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    kind: Any,  # noqa: ANN401
+    packed: bool,
+) -> None:
+    choice = Data(path=make(tmp_path, kind, packed), kind=kind, hold_out=0.2, vocab_size=300)
+    seen, material = seen_by_training(monkeypatch, choice, tmp_path / "run")
+    learned, held = (text_of(corpus, material.tok) for corpus in (material.train, material.validation))
+    there = {word for word in WORDS if word in held}
+    assert 55 <= len(there) <= 60  # a fifth of 300; of text, the word at the cut may lie on both sides
+    assert not [word for word in there if word in seen]
+    missing = [word for word in WORDS if word in learned and word not in seen]
+    assert len(missing) <= 1  # the token that lies across the cut is learned, and was seen in part
+    again = reopen(choice, tmp_path / "run")
+    assert [text_of(corpus, material.tok) for corpus in again] == [learned, held]
+
+
+def test_with_data_to_be_tried_on_the_tokenizer_sees_all_the_rest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (path,) = make(tmp_path, "text")
+    (tmp_path / "b.txt").write_text("something else " * 20)
+    choice = Data(path=(path,), validation=(str(tmp_path / "b.txt"),), vocab_size=300)
+    seen, _ = seen_by_training(monkeypatch, choice, tmp_path / "run")
+    assert all(word in seen for word in WORDS)
+    assert "something" not in seen
+
+
+def test_a_letter_at_the_cut_is_not_torn(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("ü" * 1000 + "a")
+    for share in (0.3, 0.301):  # one of which falls within a letter of two bytes
+        choice = Data(path=(str(tmp_path / "a.txt"),), hold_out=share, vocab_size=263)
+        material = gather(choice, tmp_path / f"run-{share}", None, silent)
+        assert isinstance(material.tok, gh.Tokenizer)
