@@ -102,7 +102,7 @@ def chosen(wanted: Sequence[int] | None, size: int, name: str) -> list[int]:
     """
     if wanted is None:
         return list(range(size))
-    if not isinstance(wanted, Sequence):
+    if not isinstance(wanted, Sequence) or not all(isinstance(one, int) for one in wanted):
         raise InputError(f"{name} is {wanted!r}, but it must be a list of numbers.")
     for one in wanted:
         if not -size <= one < size:
