@@ -131,7 +131,7 @@ def checked(traces: Traces, given: Table) -> Table:
     for name in given:
         if name not in DEFAULTS and name not in OF_VIEWS:
             raise InputError(f"the page has nothing called {name!r}; {nearest(name, [*DEFAULTS, *OF_VIEWS])}")
-    state = {name: _typed(name, value) for name, value in given.items()}
+    state: Table = {name: _typed(name, value) for name, value in given.items()}
     if (view := state.get("view", "text")) not in OPENINGS:
         raise InputError(f"there is no view {view!r}; {nearest(view, OPENINGS)}")
     subject = traces.subject
