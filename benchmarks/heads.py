@@ -36,18 +36,13 @@ def numbers(values: Tensor) -> str:
     return " ".join(f"{value:.3f}" for value in values.tolist())
 
 
-def name_heads(
-    label: str, model: Model, ids: Tensor, scores: HeadScores, names: dict[str, str], **call: Tensor
-) -> None:
+def name_heads(label: str, scores: HeadScores, names: dict[str, str]) -> None:
     """Say which head is the best at what, and whether it reaches the threshold."""
-    even = torch.ones(ids.shape[1], ids.shape[1]).tril()
-    with gh.edit(model, {"pattern.*": even / even.sum(-1, keepdim=True)}):
-        chance = gh.head_scores(model, ids, **call)
     for score, name in names.items():
         values = getattr(scores, score)
         layer, head = divmod(int(values.argmax()), values.shape[1])
         met = "found" if values.max() >= THRESHOLDS[score] else "not found"
-        figures = {"score": f"{values.max():.3f}", "even": f"{getattr(chance, score)[0, 0]:.3f}"}
+        figures = {"score": f"{values.max():.3f}", "even": f"{scores.even[score][layer]:.3f}"}
         show(label, head=f"{name} {layer}.{head}", **figures, threshold=THRESHOLDS[score], it_is=met)
 
 
@@ -126,7 +121,7 @@ def echo() -> None:
         grown = ablation(model, ids, targets=after_the_first_round(ids)).growth
         show("echo", seed=seed, right=f"{right:.4f}")
         names = {"previous": "before", "first": "first", "induction": "induction", "broad": "broad"}
-        name_heads("echo", model, ids, scores, names)
+        name_heads("echo", scores, names)
         for layer in range(2):
             each = {name: numbers(getattr(scores, name)[layer]) for name in names}
             show("echo", layer=layer, **each, loss_grows_without=numbers(grown[layer]))
@@ -211,7 +206,7 @@ def library() -> None:
     scores = gh.head_scores(model, ids, marked=ends)
     show("library", ends_of_lines=f"{ends.float().mean():.3f} of the tokens")
     names = {"previous": "before", "marked": "end of line", "first": "first", "broad": "broad"}
-    name_heads("library", model, ids, scores, names, marked=ends)
+    name_heads("library", scores, names)
     for layer in range(len(scores.broad)):
         show("library", layer=layer, **{name: numbers(getattr(scores, name)[layer]) for name in names})
 

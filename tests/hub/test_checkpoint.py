@@ -348,6 +348,32 @@ def test_a_save_that_fails_leaves_the_old_model(tmp_path: Path, monkeypatch: pyt
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 
+def test_a_model_changed_by_hand_is_refused_and_the_old_one_stays(tmp_path: Path) -> None:
+    first, model = tiny(), tiny()
+    gh.save(first, None, tmp_path / "model")
+    model.stack.blocks[0].feedforward = torch.nn.Linear(16, 16)
+    for write in (gh.save, hub.export):
+        with pytest.raises(gh.InputError, match=r"blocks.0.feedforward is Linear\(.*, but the spec builds PreNorm"):
+            write(model, None, tmp_path / "model")
+    for changed, sentence in (
+        (tiny().to(torch.float8_e4m3fn), "token.table.weight is torch.float8_e4m3fn, which cannot be saved"),
+        (tiny().to("meta"), "token.table.weight is on the device 'meta' and has no values"),
+    ):
+        with pytest.raises(gh.InputError, match=sentence):
+            gh.save(changed, None, tmp_path / "model")
+    assert same_weights(first, gh.load(tmp_path / "model")[0])
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
+def test_a_compiled_model_is_saved_as_the_model_it_is(tmp_path: Path) -> None:
+    model = tiny()
+    plain = {name: weight.clone() for name, weight in model.state_dict().items()}
+    model.stack.blocks[0] = torch.compile(model.stack.blocks[0])
+    gh.save(torch.compile(model), None, tmp_path / "model")
+    back, _ = gh.load(tmp_path / "model")
+    assert all(weight.equal(plain[name]) for name, weight in back.state_dict().items())
+
+
 def cached_repository(home: Path, folder: Path) -> None:
     """Lay a model out as huggingface_hub does: blobs, and a snapshot of links to them."""
     repository = home / "hub" / "models--someone--tiny"

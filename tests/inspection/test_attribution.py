@@ -359,6 +359,25 @@ def test_the_drawing_shows_the_largest_and_sums_up_the_rest() -> None:
     assert small.count("<tr>") == 2 * (1 + 2 + 1 + 1)
 
 
+def test_tokens_may_be_given_as_text_with_a_tokenizer() -> None:
+    tok = gh.Tokenizer.train(texts=["the the the the"], vocab_size=266)
+    model = make(gh.preset("tiny-decoder", vocab_size=266))
+    (the,) = tok.encode(" the")
+    by_id = attribute(model, IDS, token=the, against=5)
+    by_text = attribute(model, IDS, token=" the", against=tok.token(5), tok=tok)
+    assert (by_text.token == the).all()
+    assert (by_text.against == 5).all()
+    assert by_text.logit.equal(by_id.logit)
+    with pytest.raises(gh.InputError, match=r"token is ' the', a text; give its id, tok.encode\(' the'\)\[0\], or"):
+        attribute(model, IDS, token=" the")
+    with pytest.raises(gh.InputError, match="against is ' the', a text"):
+        attribute(model, IDS, token=the, against=" the")
+    with pytest.raises(gh.InputError, match=r"token is 'q the', but that is 2 tokens \('q', .*the'\); give one"):
+        attribute(model, IDS, token="q the", tok=tok)
+    with pytest.raises(gh.InputError, match="but vocab_size is 11, so it is another model's"):
+        attribute(tiny(), IDS, token=1, tok=tok)
+
+
 def test_what_cannot_be_split_is_refused_with_a_sentence() -> None:
     model = tiny()
     with pytest.raises(gh.InputError, match="the head is 'token_label', which gives no logits of tokens"):
@@ -373,6 +392,12 @@ def test_what_cannot_be_split_is_refused_with_a_sentence() -> None:
         attribute(model, IDS, token=1, position=torch.tensor([1, 2, 3]))
     with pytest.raises(gh.InputError, match=r"token has shape \[\] and type torch.float32"):
         attribute(model, IDS, token=1.5)
+    with pytest.raises(gh.InputError, match="token is None, but it must be one whole number, or one for each"):
+        attribute(tiny(), IDS, token=None)
+    with pytest.raises(gh.InputError, match="position is 'last', but it must be one whole number"):
+        attribute(tiny(), IDS, token=1, position="last")
+    with pytest.raises(gh.InputError, match=r"neurons is \('a',\), but it must be a list of numbers"):
+        attribute(tiny(), IDS, token=1, neurons=("a",))
     with pytest.raises(gh.InputError, match="neurons holds 2, but there are 2"):
         attribute(model, IDS, token=1, neurons=[2])
 

@@ -5,9 +5,11 @@ Tolerances are those of tests/models/test_properties.py: float64, some dozen ope
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import json
 import math
+import threading
 from dataclasses import fields
 from pathlib import Path
 
@@ -390,3 +392,43 @@ def test_every_tensor_has_its_axes_named() -> None:
     for name, axes in Comparison.axes.items():
         assert getattr(seen, name).dim() == len(axes)
     assert {field.name for field in fields(Comparison)} == {*Comparison.axes, "tok"}
+
+
+def test_two_threads_compare_the_same_models_in_opposite_order() -> None:
+    """Each pauses between the first model and the second, which once let both wait for what the other held."""
+    one, other = small(), small(seed=1)
+    expected = compare(one, other, SAID).divergence, compare(other, one, SAID).divergence
+    meeting = threading.Barrier(2)
+    found: dict[int, Tensor] = {}
+
+    class Slow:
+        """A lock that lets another thread run before it is taken for the second time."""
+
+        def __init__(self, lock: threading.RLock) -> None:
+            self.lock = lock
+
+        def __enter__(self) -> None:
+            self.lock.acquire()
+            with contextlib.suppress(threading.BrokenBarrierError):
+                meeting.wait(0.2)  # both hold one, or one waits for the other
+
+        def __exit__(self, *error: object) -> None:
+            self.lock.release()
+
+    for model in (one, other):
+        board.board_of(model).lock = Slow(board.board_of(model).lock)
+
+    def run(number: int, *models: Model) -> None:
+        found[number] = compare(*models, SAID).divergence
+
+    threads = [
+        threading.Thread(target=run, args=(number, *models), daemon=True)
+        for number, models in enumerate([(one, other), (other, one)])
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)  # a guard against waiting for ever
+    assert not any(thread.is_alive() for thread in threads)
+    for number in range(2):
+        assert found[number].allclose(expected[number], equal_nan=True)

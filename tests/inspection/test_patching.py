@@ -260,6 +260,48 @@ def test_the_default_measure_is_taken_at_the_last_real_token(padding: str) -> No
         close(getattr(together, field), (one + two) / 2)
 
 
+@pytest.mark.parametrize("padding", ["lengths", "mask"])
+def test_each_prompt_has_padding_of_its_own(padding: str) -> None:
+    """What is told as a pair is of either prompt, so that both give what they give without padding."""
+    of_into, of_out_of = torch.tensor([4]), torch.tensor([6])
+    pair = (of_into, of_out_of)
+    if padding == "mask":
+        pair = tuple(torch.arange(6) < lengths[:, None] for lengths in pair)
+    told = {padding: pair}
+    model = small("tiny-encoder")  # where what comes after is seen, too
+    (short,), (long,) = inputs(model, IDS[:1, :4]), inputs(model, OTHER[:1])
+    padded = nn.functional.pad(short, (0, 2), value=7)
+    name = "resid_post.0[position=0:4]"
+    alone = patch(model, short, long, name)
+    close(patch(model, padded, long, name, **told)[:, :4], alone)
+    back = patch(model, long, short, name)
+    close(patch(model, long, padded, name, **{padding: pair[::-1]}), back)
+    assert not torch.allclose(patch(model, long, padded, name), back)
+
+    model = small()
+    for _ in range(100):
+        short, long = torch.randint(11, (1, 4)), torch.randint(11, (1, 6))
+        old, new = int(model(short)[0, -1].argmax()), int(model(long)[0, -1].argmax())
+        if old != new:
+            break
+    padded = nn.functional.pad(short, (0, 2), value=7)
+    found = sweep(model, padded, long, "z", **told)
+    for value, logits in ((found.before, model(short)[0, -1]), (found.after, model(long)[0, -1])):
+        close(value, logits[new] - logits[old])
+    logits = patch(model, padded, long, "z.1[head=2]", **told)[0, 3]
+    close(found.values[1, 2], logits[new] - logits[old])
+    through = path(model, padded, long, "z.0[head=1]", "q.1[head=2]", **told)
+    close(through.before, found.before)
+    close(through.after, found.after)
+
+
+def test_more_than_a_pair_is_refused() -> None:
+    lengths = torch.tensor([6, 6])
+    for tool in (patch, sweep):
+        with pytest.raises(InputError, match="lengths is a tuple of 3, but there are two prompts"):
+            tool(small(), IDS, OTHER, "z.0" if tool is patch else "z", lengths=(lengths, lengths, lengths))
+
+
 def test_the_default_measure_of_labels() -> None:
     torch.manual_seed(0)
     model = make(gh.preset("tiny-encoder", vocab_size=11, head={"kind": "sequence_label", "n_labels": 5}))

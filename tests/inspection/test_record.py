@@ -5,6 +5,7 @@ Tolerances are those of tests/models/test_properties.py: float64, some dozen ope
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import gc
 import pickle
@@ -260,6 +261,69 @@ def test_the_latest_call_is_what_was_seen() -> None:
         model(IDS.flip(1))
     assert torch.equal(seen["resid_post.1"], again["resid_post.1"])
     assert not torch.equal(first, again["resid_post.1"])
+
+
+@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
+def test_a_call_that_fails_midway_leaves_nothing(error: type[BaseException]) -> None:
+    model = small(n_layers=3)
+    failing = False
+
+    def fail(module: nn.Module, args: object) -> None:
+        if failing:
+            raise error
+
+    handle = model.stack.blocks[2].register_forward_pre_hook(fail)
+    with gh.record(model, "resid_post.*") as good:
+        model(IDS)
+    with contextlib.suppress(error), gh.record(model, "resid_post.*") as seen:
+        model(IDS)
+        failing = True
+        model(IDS.flip(1))
+    assert set(seen) == set(good)
+    assert all(seen[name].equal(good[name]) for name in good)  # of one call, the last that went through
+    with contextlib.suppress(error), gh.record(model, "resid_post.*") as nothing:
+        model(IDS)
+    assert len(nothing) == 0
+    with pytest.raises(gh.InputError, match=r"resid_post.0 has not been seen"):
+        nothing["resid_post.*"]
+    # Inside the block, too, and a call after it is seen whole.
+    with gh.record(model, "resid_post.*") as seen:
+        with contextlib.suppress(error):
+            model(IDS.flip(1))
+        assert error is KeyboardInterrupt or len(seen) == 0
+        failing = False
+        model(IDS)
+    assert all(seen[name].equal(good[name]) for name in good)
+    handle.remove()
+
+
+def test_a_call_cut_short_by_another_record_leaves_nothing() -> None:
+    model = small()
+    with gh.record(model, "resid_post.*") as outer:
+        model(IDS)
+        before = dict(outer)
+        with gh.record(model, "q.1", stop=True):
+            model(IDS.flip(1))
+        assert all(outer[name] is value for name, value in before.items())
+
+
+def test_a_change_may_read_what_the_same_call_has_passed() -> None:
+    model = small()
+    with gh.record(model, "resid_post.*") as seen:
+        model(IDS.flip(1))
+        with gh.edit(model, {"resid_mid.1": lambda value: seen["resid_post.0"]}):
+            edited = model(IDS)
+    with gh.record(model, "resid_post.0") as plain:
+        model(IDS)
+    with gh.edit(model, {"resid_mid.1": plain["resid_post.0"]}):
+        assert model(IDS).equal(edited)
+
+
+def test_a_part_of_the_model_that_is_called_alone_is_seen() -> None:
+    model = small()
+    with gh.record(model, "final") as seen:
+        model.stack.norm(torch.ones(1, 2, 64, dtype=torch.float64))
+    assert seen["final"].shape == (1, 2, 64)
 
 
 def test_keys_recorded_from_a_cache_stay_as_they_were() -> None:

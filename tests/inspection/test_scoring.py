@@ -6,7 +6,6 @@ Tolerances are those of tests/models/test_properties.py: float64, some dozen ope
 from __future__ import annotations
 
 import math
-from dataclasses import fields
 
 import pytest
 import torch
@@ -24,7 +23,7 @@ from glasshouse.layers import lora
 from glasshouse.models import Encoder, Seq2Seq
 
 many = settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
-NAMES = [field.name for field in fields(HeadScores)]
+NAMES = list(HeadScores.axes)
 MARK = 6  # ids below it are marked
 SAID = torch.tensor([[5, 6, 5, 7, 5]])
 
@@ -32,6 +31,8 @@ SAID = torch.tensor([[5, 6, 5, 7, 5]])
 def same(one: HeadScores, other: HeadScores, tolerance: float = 1e-10) -> None:
     for name in NAMES:
         close(getattr(one, name), getattr(other, name), tolerance)
+        close(one.even[name], other.even[name], tolerance)
+    assert one.names == other.names
 
 
 def means(*values: float) -> float:
@@ -42,7 +43,7 @@ def slow(
     weights: list, ids: list[list[int]], real: list[list[bool]], documents: list[list[int]], causal: bool, window: int
 ) -> dict[str, float]:
     """Score the weights [row][query][key] of one head by looking at every pair."""
-    found: dict[str, list[float]] = {name: [] for name in NAMES}
+    found: dict[str, list[float]] = {name: [] for name in (*NAMES, "lacking")}
     for row, tokens in enumerate(ids):
         for number in sorted(set(documents[row])):
             # Cut the document out and close its gaps: then places are positions.
@@ -53,6 +54,8 @@ def slow(
                 others = [k for k in range(len(text)) if text[k] == text[q] and (k < q if causal else k != q)]
                 after = [k + 1 for k in others if k + 1 < len(text)]
                 seen = [k for k in range(len(text)) if (not causal or k <= q) and (not window or abs(q - k) < window)]
+                if q > 0 or (not causal and len(text) > 1):
+                    found["self"].append(weight[q])
                 if q > 0:
                     found["previous"].append(weight[q - 1])
                     found["first"].append(weight[0])
@@ -67,7 +70,37 @@ def slow(
                 found["distance"].append(sum(w * abs(q - k) for k, w in enumerate(weight)))
                 if len(seen) > 1:
                     found["broad"].append(entropy / math.log(len(seen)))
+                    found["lacking"].append(math.log(len(seen)) - entropy)
     return {name: means(*values) if values else math.nan for name, values in found.items()}
+
+
+def evenly(rows: list[list[bool]], documents: list[list[int]], causal: bool, window: int) -> list:
+    """Return the weights [row][query][key] of a head that looks everywhere alike."""
+    weights = []
+    for real, document in zip(rows, documents, strict=True):
+        place = [
+            sum(r and d == document[i] for r, d in zip(real[:i], document[:i], strict=True)) for i in range(len(real))
+        ]
+        alike = [
+            [
+                real[q] and real[k] and document[q] == document[k] and (not causal or k <= q)
+                and (not window or abs(place[q] - place[k]) < window)
+                for k in range(len(real))
+            ]
+            for q in range(len(real))
+        ]  # fmt: skip
+        weights.append([[one / max(1, sum(line)) for one in line] for line in alike])
+    return weights
+
+
+def named(own: dict[str, float], even: dict[str, float]) -> str:
+    """Name a head as docs/inspection.md says."""
+    on_keys = ("self", "previous", "first", "duplicate", "induction", "marked")
+    ways = {name: (own[name] - even[name]) / (1 - even[name]) for name in on_keys if even[name] <= 0.5}
+    furthest = max(ways, key=ways.__getitem__, default="")
+    if ways.get(furthest, 0) > 0.5:
+        return furthest
+    return "broad" if own["lacking"] < math.log(2) else ""
 
 
 def check(model: Model, stack: str | None = None, **told: Tensor) -> None:
@@ -91,10 +124,16 @@ def check(model: Model, stack: str | None = None, **told: Tensor) -> None:
          for head in range(layer.shape[1])]
         for number, layer in enumerate(pattern)
     ]  # fmt: skip
+    even = [
+        slow(evenly(real, documents, causal, window), ids.tolist(), real, documents, causal, window)
+        for window in map(model.spec.window, range(len(pattern)))
+    ]
     scores = head_scores(model, *given, marked=ids < MARK, stack=stack, **call)
     for name in NAMES:
         expected = torch.tensor([[one[name] for one in layer] for layer in slowly], dtype=torch.float64)
         close(getattr(scores, name), expected)
+        close(scores.even[name], torch.tensor([one[name] for one in even], dtype=torch.float64))
+    assert scores.names == [[named(one, base) for one in layer] for layer, base in zip(slowly, even, strict=True)]
 
 
 @many
@@ -141,6 +180,7 @@ def test_a_head_that_looks_one_back() -> None:
     back[0, 0] = 1
     # 5 6 5 7 5: the second and third 5 look at what followed the 5 before them.
     assert of_one_head(looking(back)) == {
+        "self": 0.0,
         "previous": 1.0,
         "first": 0.25,
         "duplicate": 0.0,
@@ -156,6 +196,7 @@ def test_a_head_that_looks_at_the_first() -> None:
     first = torch.zeros(5, 5)
     first[:, 0] = 1
     assert of_one_head(looking(first)) == {
+        "self": 0.0,
         "previous": 0.25,
         "first": 1.0,
         "duplicate": 1.0,  # the first token is the one that is said again
@@ -170,6 +211,7 @@ def test_a_head_that_looks_at_the_first() -> None:
 def test_a_head_that_looks_everywhere() -> None:
     even = torch.ones(5, 5).tril() / torch.arange(1, 6)[:, None]
     expected = {
+        "self": means(1 / 2, 1 / 3, 1 / 4, 1 / 5),
         "previous": means(1 / 2, 1 / 3, 1 / 4, 1 / 5),
         "first": means(1 / 2, 1 / 3, 1 / 4, 1 / 5),
         "duplicate": means(1 / 3, 2 / 5),
@@ -180,7 +222,50 @@ def test_a_head_that_looks_everywhere() -> None:
         "broad": 1.0,
     }
     # The pattern is made in float32, of which one rounding is 6e-8.
-    assert of_one_head(looking(even)) == pytest.approx(expected, abs=1e-6)
+    scores = looking(even)
+    assert of_one_head(scores) == pytest.approx(expected, abs=1e-6)
+    assert {name: float(value[1]) for name, value in scores.even.items()} == pytest.approx(expected, abs=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["tiny-decoder", "tiny-encoder"])
+def test_a_pure_head_is_named_and_an_even_one_is_broad_at_every_length(kind: str) -> None:
+    """What an even head scores is 1/2 on a text of two tokens and little on a long one; the names are the same."""
+    for length in (2, 3, 4, 5, 8, 40):
+        ids = torch.arange(length)[None] % 11 if length < 11 else torch.randint(11, (1, length))
+        seen = torch.ones(length, length)
+        seen = seen.tril() if kind == "tiny-decoder" else seen
+        before, first = torch.diag(torch.ones(length - 1), -1), torch.zeros(length, length)
+        before[0, 0] = first[:, 0] = 1
+        patterns = {"self": torch.eye(length), "previous": before, "first": first, "broad": seen}
+        for name, pattern in patterns.items():
+            found = looking(pattern / pattern.sum(-1, keepdim=True), kind, ids).names[1][2]
+            # Of two tokens, the first is the one before.
+            assert found == ("previous" if length == 2 and name == "first" else name)
+
+
+def test_names_need_more_than_half_of_the_way_and_more_than_half_of_the_keys() -> None:
+    ids = torch.arange(64)[None] % 11
+    even = torch.ones(64, 64).tril() / torch.arange(1, 65)[:, None]
+    for share, name in ((0.0, "broad"), (0.2, "broad"), (0.45, ""), (0.55, "self"), (1.0, "self")):
+        mixed = (1 - share) * even + share * torch.eye(64)
+        assert looking(mixed, ids=ids).names[1][2] == name
+    # Three of eight keys are not broad, five are.
+    ids = torch.arange(8)[None]
+    for count, name in ((3, ""), (5, "broad")):
+        pattern = torch.zeros(8, 8)
+        for query in range(8):
+            pattern[query, [(3 * query + step) % 8 for step in range(count)]] = 1 / count
+        assert looking(pattern, "tiny-encoder", ids).names[1][2] == name
+
+
+def test_a_score_that_an_even_head_has_most_of_names_nothing() -> None:
+    """Where every token is the same, nearly all that is seen is its like."""
+    pattern = torch.ones(9, 9).tril(-1)
+    pattern[0, 0] = 1
+    scores = looking(pattern / pattern.sum(-1, keepdim=True), ids=torch.full((1, 9), 7))
+    assert float(scores.even["duplicate"][1]) > 0.5
+    assert float(scores.duplicate[1, 2]) == pytest.approx(1)
+    assert scores.names[1][2] == "broad"
 
 
 def test_an_encoder_looks_both_ways() -> None:
@@ -264,8 +349,9 @@ def test_what_nobody_is_asked_is_no_number() -> None:
     assert scores.induction.isnan().all()
     assert scores.previous.isfinite().all()
     alone = head_scores(small(), torch.tensor([[1]]))
-    for name in ("previous", "first", "broad"):
+    for name in ("self", "previous", "first", "broad"):
         assert getattr(alone, name).isnan().all()
+    assert alone.names == [[""] * 4] * 2
     assert (alone.entropy == 0).all()
 
 

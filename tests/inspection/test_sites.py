@@ -68,5 +68,5 @@ def test_a_name_without_its_stack_is_refused_with_both() -> None:
 
 
 def test_what_is_no_model_is_refused() -> None:
-    with pytest.raises(gh.InputError, match="is a Linear, but sites are those of a model"):
+    with pytest.raises(gh.InputError, match="is a Linear, but it must be one that gh"):
         sites(torch.nn.Linear(2, 2))

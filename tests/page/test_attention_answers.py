@@ -215,36 +215,51 @@ def test_scores_are_those_of_head_scores(name: str) -> None:
         if "cross" in site:
             weights = torch.stack([recorded(trace, f"{site}.{layer}")[0] for layer in range(2)])
             entropy = torch.special.entr(weights).sum(-1).mean(-1)
-            known = {"entropy": entropy, "broad": entropy / math.log(weights.shape[-1])}
+            most = math.log(weights.shape[-1])
+            known, even = {"entropy": entropy, "broad": entropy / most}, {"entropy": [most] * 2, "broad": [1.0] * 2}
+            names = [["broad" if most - float(one) < math.log(2) else "" for one in layer] for layer in entropy]
         else:
             stack = site.partition(".")[0] if isinstance(trace.model, Seq2Seq) else None
             found = gh.head_scores(trace.model, *trace.inputs, stack=stack)
-            known = {each: getattr(found, each) for each in (*KINDS, "broad", "entropy")}
+            known, even, names = {each: getattr(found, each) for each in KINDS}, found.even, found.names
         for layer, head in product(range(2), range(4)):
             one = told["heads"][layer][head]
             for each, value in known.items():
                 assert one[each] == pytest.approx(float(value[layer, head]), abs=1e-6)
-            weighty = {each: one[each] for each in KINDS if each in one}
-            strongest = max(weighty, key=weighty.__getitem__, default="broad")
-            assert one["called"] == (strongest if weighty.get(strongest, 0) >= 0.3 else "broad")
+            assert one["called"] == (names[layer][head] or None)
+            for each in known:
+                assert told["even"][layer][each] == pytest.approx(float(even[each][layer]), abs=1e-6)
 
 
 def test_what_a_head_is_called() -> None:
-    traces = built("tiny-decoder", n_layers=1)
-    model = traces.subject.at("").model
+    traces = built("tiny-decoder", n_layers=1, n_heads=1, n_kv_heads=1)
+    attend = traces.subject.at("").model.stack.blocks[0].attention.layer
+
+    def called(text: str) -> tuple[str | None, dict[str, float | None]]:
+        ((one,),) = attention.scores(traces, Scores(Question(Text(text))))["heads"]
+        return one["called"], one
+
     with torch.no_grad():
-        model.stack.blocks[0].attention.layer.query.weight.zero_()
-    # All scores are 0: every head spreads its weight evenly, half of it on the token before in a text of two.
-    (heads,) = attention.scores(traces, Scores(Question(Text("5 7"))))["heads"]
-    assert [one["previous"] for one in heads] == [0.5] * 4
-    assert {one["called"] for one in heads} == {"previous"}
-    (heads,) = attention.scores(traces, Scores(long(100)))["heads"]
-    assert {one["called"] for one in heads} == {"broad"}
-    assert heads[0]["broad"] == pytest.approx(1, abs=1e-6)
-    # A single token has none before it; it is not called after what cannot be asked.
-    (heads,) = attention.scores(traces, Scores(Question(Text("5"))))["heads"]
-    assert heads[0]["previous"] is None
-    assert heads[0]["called"] == "broad"
+        attend.query.weight.zero_()
+    # All scores are 0: the head spreads its weight evenly, half of it on the token before in a text of two.
+    for text in ("5 7", "5 7 11", "5 7 11 13", " ".join(map(str, range(30)))):
+        name, scores = called(text)
+        assert name == "broad"
+        assert scores["broad"] == pytest.approx(1, abs=1e-6)
+    assert called("5 7")[1]["previous"] == 0.5
+    # A single token has nothing else to look at, so that nothing can be said of the head.
+    name, scores = called("5")
+    assert name is scores["previous"] is scores["self"] is scores["broad"] is None
+    # Without positions, queries and keys that are the same large vectors find themselves.
+    traces = built("tiny-decoder", n_layers=1, n_heads=1, n_kv_heads=1, position="none", qk_norm=False)
+    attend = traces.subject.at("").model.stack.blocks[0].attention.layer
+    with torch.no_grad():
+        attend.query.weight.copy_(10 * torch.eye(64))
+        attend.key.weight.copy_(10 * torch.eye(64))
+    for text in ("5 7", "5 7 11", "5 7 11 13"):
+        name, scores = called(text)
+        assert scores["self"] == pytest.approx(1, abs=1e-3)
+        assert name == "self"
 
 
 def test_a_long_text_is_scored_by_its_beginning(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from conftest import Trained, Visit, settle
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Page, Route, expect
 
 from glasshouse.page.address import DEFAULTS
 
@@ -102,6 +102,58 @@ def test_a_server_that_was_stopped_is_said(decoder: Trained, visit: Visit) -> No
     page.context.set_offline(True)
     page.locator("[data-testid=strip-text] .token").nth(1).click()
     expect(page.locator(".pane > .trouble")).to_contain_text("does not answer")
+
+
+@pytest.mark.parametrize(
+    ("path", "status"),
+    [
+        ("static/views/attention.js", None),
+        ("static/views/attention/map.js", 400),
+        ("api/pair", None),
+        ("api/pair", 400),
+    ],
+)
+def test_a_view_that_could_not_be_fetched_is_opened_again(
+    path: str, status: int | None, decoder: Trained, visit: Visit
+) -> None:
+    page = visit(decoder, text=TEXTS["decoder"])
+    fails = True
+
+    def answer(route: Route) -> None:
+        if not fails:
+            route.continue_()
+        elif status is None:
+            route.abort("internetdisconnected")
+        else:
+            route.fulfill(status=status, body="")
+
+    page.route(f"**/{path}", answer)
+    page.locator("#tab-attention").click()
+    trouble = page.locator(".pane > .trouble, .status.trouble").filter(visible=True)
+    expect(trouble).to_contain_text("The server")
+    page.keyboard.press("2")
+    settle(page)
+    expect(trouble).to_have_count(1)
+    fails = False
+    page.locator("#tab-attention").click()
+    expect(trouble).to_have_count(0)
+    expect(page.locator("#tab-attention")).to_have_attribute("aria-selected", "true")
+    expect(page.get_by_test_id("head-title")).to_have_text("Layer 0, head 0")
+    settle(page)
+    assert float(page.get_by_test_id("cell").get_attribute("data-value") or "nan") > 0
+
+
+def test_a_text_that_could_not_be_read_is_read_again(decoder: Trained, visit: Visit) -> None:
+    page = visit(decoder, text=TEXTS["decoder"])
+    page.context.set_offline(True)
+    box = page.get_by_role("textbox", name="Text")
+    box.fill("the dog")
+    expect(page.locator(".status.trouble")).to_contain_text("does not answer")
+    page.context.set_offline(False)
+    page.locator("#tab-stream").click()
+    expect(page.locator(".status.trouble")).to_have_count(0)
+    settle(page)
+    assert page.locator("[data-testid=strip-text] .token").count() == len(decoder[1].encode("the dog"))
 
 
 def test_a_long_text_is_selected_along_without_drawing_it_anew(decoder: Trained, visit: Visit) -> None:

@@ -13,6 +13,7 @@ from conftest import Trained, Visit, settle
 from playwright.sync_api import Browser, Page
 
 import glasshouse as gh
+from glasshouse.page.address import OF_VIEWS
 from glasshouse.page.saving import key_of
 
 TEXT = "the cat sat on the mat"
@@ -140,6 +141,56 @@ def test_what_the_page_does_not_have_is_said(decoder: Trained) -> None:
     with pytest.raises(gh.InputError, match="nothing called 'laier'; did you mean layer"):
         gh.look(*decoder, TEXT, laier=3)
     gh.look(*decoder, TEXT, attentionScale="log")  # what a view keeps for itself
+    with pytest.raises(gh.InputError, match="nothing called 'attentionscale'; did you mean attentionScale"):
+        gh.look(*decoder, TEXT, attentionscale="log")
+
+
+SELECTIONS: list[tuple[dict[str, object], str]] = [
+    ({"layer": 9}, "layer is 9, but it must be within 0 and 1"),
+    ({"layer": -1}, "layer is -1, but it must be within 0 and 1"),
+    ({"layer": "1"}, "layer is '1', but it must be a whole number"),
+    ({"head": 4}, "head is 4, but it must be within 0 and 3"),
+    ({"token": 99}, "token is 99, but it must be within -1 and "),
+    ({"key": -1}, "key is -1, but it must be within 0 and "),
+    ({"text": 5}, "text is 5, but it must be a string"),
+    ({"temperature": "hot"}, "temperature is 'hot', but it must be a number"),
+    ({"attention": "patern"}, "attention is 'patern', which is unknown; did you mean pattern"),
+    ({"edits": [{"kind": "scale", "site": "z.9"}]}, "the model has no site 'z.9'; its layers are 0 to 1"),
+    ({"view": "alignment"}, "the view 'alignment' is not for this model; choose one of text, attention,"),
+    ({"view": "run"}, "the view 'run' is not for this model"),
+    ({"moment": "step 5"}, "moment is 'step 5', but there is no such checkpoint; leave it out"),
+]
+
+
+@pytest.mark.parametrize(("state", "sentence"), SELECTIONS, ids=[" ".join(state) for state, _ in SELECTIONS])
+def test_what_the_model_does_not_have_is_refused_at_once(
+    state: dict[str, object], sentence: str, decoder: Trained
+) -> None:
+    with pytest.raises(gh.GlasshouseError, match=sentence):
+        gh.look(*decoder, **{"text": TEXT, **state})
+
+
+def test_what_is_no_model_or_tokenizer_is_refused(decoder: Trained) -> None:
+    with pytest.raises(gh.InputError, match="the model is a str, but it must be one that gh"):
+        gh.look("runs/mine/model")
+    with pytest.raises(gh.InputError, match="the tokenizer is a str, but it must be a gh"):
+        gh.look(decoder[0], TEXT)
+
+
+def test_the_ends_of_what_the_model_has_are_taken(decoder: Trained, pair: Trained) -> None:
+    length = len(decoder[1].encode(TEXT))
+    for token in (-1, 0, length - 1):
+        gh.look(*decoder, TEXT, layer=1, head=3, token=token, key=length - 1)
+    s = pair[0].spec
+    deepest = max(s.n_layers, s.n_encoder_layers) - 1
+    gh.look(*pair, "one five two", view="alignment", attention="encoder.pattern", layer=deepest)
+
+
+def test_the_names_that_views_keep_are_those_in_their_files() -> None:
+    files = Path(gh.page.__file__).parent.joinpath("static").rglob("*.js")
+    form = r"\b(?:alignment|run)_[a-z]+\b|\b(?:attention|experiment|steps|stream)[A-Z][A-Za-z]*\b"
+    found = {name for path in files for name in re.findall(form, path.read_text())}
+    assert found == set(OF_VIEWS)
 
 
 def test_the_page_is_served_from_python(decoder: Trained, browser: Browser) -> None:

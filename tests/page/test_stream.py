@@ -16,6 +16,7 @@ import glasshouse as gh
 from glasshouse.config import Table, parse
 from glasshouse.errors import GlasshouseError
 from glasshouse.inspection import norms, similarity
+from glasshouse.inspection.board import board_of
 from glasshouse.models import Encoder, Model, Seq2Seq
 from glasshouse.page import stream
 from glasshouse.page.answers import ANSWERS
@@ -187,6 +188,27 @@ def test_a_second_look_needs_no_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     asked(traces, "norms", question=QUESTION, start=0, stop=10)
     asked(traces, "alike", question=QUESTION, position=3)
     asked(traces, "parts", question=QUESTION, position=7, token=3, against=8)
+
+
+@pytest.mark.parametrize("name", ["lens", "parts"])
+def test_locks_are_taken_in_one_order(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever holds the model and then wants the traces would wait for a pass that holds them and wants the model."""
+    traces = Traces(Subject.of(gh.build(gh.preset("tiny-decoder")).eval(), None))
+    lock, model_lock = traces.lock, board_of(traces.subject.at("").model).lock
+    in_order = []
+
+    class Watched:
+        def __enter__(self) -> None:
+            in_order.append(lock._is_owned() or not model_lock._is_owned())
+            lock.acquire()
+
+        def __exit__(self, *error: object) -> None:
+            lock.release()
+
+    monkeypatch.setattr(traces, "lock", Watched())
+    asked(traces, name, question={"asked": {"text": "5 7 11"}})
+    assert in_order
+    assert all(in_order)
 
 
 def test_no_more_than_a_few_logits_exist_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:

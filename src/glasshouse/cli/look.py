@@ -41,7 +41,7 @@ def look(
     subject = gh.page.Subject(model, revision=revision, device=find_device(device))
     subject.at("")  # what cannot be loaded is said before there is a page
     traces = gh.page.Traces(subject, int(memory * 2**30))
-    seen = gh.page.Look(traces, gh.page.checked({"text": text, "view": view}))
+    seen = gh.page.Look(traces, gh.page.checked(traces, {"text": text, "view": view}))
     if save is not None:
         seen.save(save)
         print(f"{clean(str(save))}: {save.stat().st_size:,} bytes; open it in any browser")

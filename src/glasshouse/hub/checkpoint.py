@@ -6,13 +6,13 @@ import re
 import sys
 import warnings
 from collections import defaultdict
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from glasshouse import config, spec, store
 from glasshouse import device as machine
@@ -39,7 +39,7 @@ from glasshouse.hub.remote import locate
 from glasshouse.hub.t5 import T5
 from glasshouse.hub.verified import describe
 from glasshouse.layers.lora import attached
-from glasshouse.models import Model, build, check_pair
+from glasshouse.models import Model, build, check_pair, weights_of
 from glasshouse.text import Tokenizer
 
 FAMILIES = {
@@ -251,7 +251,8 @@ def save(model: Model, tok: Tokenizer | None, folder: str | Path) -> None:
     """Write a model and its tokenizer as a folder, whole or not at all.
 
     Where a published family can express the spec, transformers loads the folder as it is; otherwise it is of our own
-    layout, which `load` reads. A folder saved before is replaced; one that holds anything else is left alone.
+    layout, which `load` reads. A folder saved before is replaced; one that holds anything else is left alone. A model
+    whose modules are no longer those of its spec is refused: it would load as another model, or not at all.
 
     >>> import tempfile, glasshouse as gh
     >>> with tempfile.TemporaryDirectory() as place:
@@ -264,28 +265,30 @@ def save(model: Model, tok: Tokenizer | None, folder: str | Path) -> None:
 
 def filler(model: Model, tok: Tokenizer | None) -> Callable[[Path], None]:
     """Return what writes a model and its tokenizer into a new folder, for one that will hold more than that."""
-    return _filler(model, tok, fitting_family(model)[0])
+    weights = _weights(model)
+    return _filler(model, tok, weights, fitting_family(model.spec, weights)[0])
 
 
 def export(model: Model, tok: Tokenizer | None, folder: str | Path) -> str:
     """Write a folder that transformers loads, and return its model_type; or say which field stands in the way."""
-    family, obstacles = fitting_family(model)
+    weights = _weights(model)
+    family, obstacles = fitting_family(model.spec, weights)
     if family is None:
         nearest = min(obstacles, key=lambda name: (obstacles[name] == ["kind"], len(obstacles[name])))
         raise ConfigError(
             f"no published family can express this model; the nearest is {nearest}, where "
             f"{', '.join(obstacles[nearest])} would have to be different."
         )
-    store.replace_folder(Path(folder).expanduser(), _filler(model, tok, family), OURS)
+    store.replace_folder(Path(folder).expanduser(), _filler(model, tok, weights, family), OURS)
     return family.model_type
 
 
-def fitting_family(model: Model) -> tuple[Family | None, dict[str, list[str]]]:
-    """Return the first family that can express a model, and what stood in the way of those before."""
-    s = without_pooling(model.spec)
+def fitting_family(s: spec.Spec, weights: Iterable[str]) -> tuple[Family | None, dict[str, list[str]]]:
+    """Return the first family that can express these weights, and what stood in the way of those before."""
+    s = without_pooling(s)
     obstacles = {}
     for name, family in FAMILIES.items():
-        found = [family.piece(ours, s) for ours, _ in model.named_parameters()]
+        found = [family.piece(ours, s) for ours in weights]
         held = {piece.name for piece in found if piece is not None}
         obstacles[name] = family.obstacles(s, held)
         if not obstacles[name] and None not in found:
@@ -293,9 +296,24 @@ def fitting_family(model: Model) -> tuple[Family | None, dict[str, list[str]]]:
     return None, obstacles
 
 
-def _filler(model: Model, tok: Tokenizer | None, family: Family | None) -> Callable[[Path], None]:
+def _weights(model: Model) -> dict[str, nn.Parameter]:
+    """Return the weights to be saved, if `load` will be able to read them."""
     if attached(model):
         raise InputError("the model has LoRA attached; fold it in by lora.merge, or write it by hub.save_adapter.")
+    weights = weights_of(model)
+    for name, weight in weights.items():
+        if weight.is_meta:
+            raise InputError(f"{name} is on the device 'meta' and has no values; build the model on another.")
+        if weight.dtype not in FLOATS:
+            raise InputError(
+                f"{name} is {weight.dtype}, which cannot be saved; convert the model, as by model.float()."
+            )
+    return weights
+
+
+def _filler(
+    model: Model, tok: Tokenizer | None, weights: Mapping[str, Tensor], family: Family | None
+) -> Callable[[Path], None]:
     if tok is not None:
         check_pair(model, tok)
     fingerprint = model.tokenizer if tok is None else tok.fingerprint
@@ -306,7 +324,7 @@ def _filler(model: Model, tok: Tokenizer | None, family: Family | None) -> Calla
     table |= {"dtype": dtype, OWN: own}
     bare = family is not None and s.head.kind == "none"
     shared: dict[str, list[tuple[Piece, Tensor]]] = defaultdict(list)
-    for ours, weight in model.named_parameters():
+    for ours, weight in weights.items():
         piece = _piece(family, ours, s)
         name = piece.name.removeprefix(family.prefix) if family and bare else piece.name
         shared[name].append((piece, weight.detach()))

@@ -321,7 +321,8 @@ def _copy(found: Mapping[str, Thin], layers: Mapping[str, LoRALinear], choice: L
 
 
 def _family(model: Model) -> Family:
-    family, _ = fitting_family(build(model.spec, device="meta"))
+    plain = build(model.spec, device="meta")
+    family, _ = fitting_family(model.spec, [name for name, _ in plain.named_parameters()])
     if family is None:
         raise ConfigError(
             "no published family can express this model, so PEFT has no names for its maps; keep the tensors of "

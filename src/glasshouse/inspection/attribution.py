@@ -18,8 +18,9 @@ from glasshouse.inspection.sites import bare, plain
 from glasshouse.layers.layout import Layout
 from glasshouse.layers.lora import LoRALinear
 from glasshouse.layers.residual import PostNorm, SandwichNorm
-from glasshouse.models import Model
+from glasshouse.models import Model, check_pair
 from glasshouse.models.heads import Vocabulary
+from glasshouse.text import Tokenizer
 
 MOST_BARS = 30
 # The sublayers of a block: the name, that of its last map, and the sites of the stream before it and of what the map
@@ -97,16 +98,18 @@ class Attribution(Drawn):
 def attribute(
     model: nn.Module,
     *inputs: Tensor,
-    token: int | Tensor,
+    token: int | str | Tensor,
     position: int | Tensor = -1,
-    against: int | Tensor | None = None,
+    against: int | str | Tensor | None = None,
     neurons: Sequence[int] = (),
+    tok: Tokenizer | None = None,
     **call: Any,  # noqa: ANN401 - whatever the model takes
 ) -> Attribution:
     """Split a token's logit at a position into what each head and feed-forward layer, embedding and biases add.
 
     With `against` it is the difference to that token's logit. `token`, `against` and `position` may be one for all
-    rows or one for each, [B]; `neurons` names layers whose neurons are wanted one by one.
+    rows or one for each, [B]; with `tok`, a token may be given as text, such as " the". `neurons` names layers of
+    which the neurons are wanted one by one.
 
     A logit is linear in what is added to the stream, but for the norms on the way: those are held at the mean and
     the scale they had in this pass, and the activation in the head of a masked model at its ratio of output to
@@ -123,13 +126,15 @@ def attribute(
     whole = plain(model)
     check_tokens(whole)
     check_whole(call)
+    if tok is not None:
+        check_pair(whole, tok)
     ids = ids_of(whole, inputs)
     prefix, stack = read_by_head(whole)
     length, size = ids.shape[1], whole.spec.vocab_size
     asked = chosen(neurons, len(stack.blocks), "neurons")
     place = _for_each_row(position, "position", ids, -length, length) % length
-    said = _for_each_row(token, "token", ids, 0, size)
-    unsaid = None if against is None else _for_each_row(against, "against", ids, 0, size)
+    said = _for_each_row(_id_of(token, "token", tok), "token", ids, 0, size)
+    unsaid = None if against is None else _for_each_row(_id_of(against, "against", tok), "against", ids, 0, size)
 
     first, last = (int(edge) for edge in place.aminmax())
     rows = torch.arange(len(ids), device=ids.device)
@@ -301,9 +306,28 @@ def _matrix(linear: nn.Module, like: Tensor) -> tuple[Tensor, Tensor]:
     return weight, bias
 
 
+def _id_of(token: int | str | Tensor, name: str, tok: Tokenizer | None) -> int | Tensor:
+    """Return the id of a token that is given as text; ids stay as they are."""
+    if not isinstance(token, str):
+        return token
+    if tok is None:
+        raise InputError(f"{name} is {token!r}, a text; give its id, tok.encode({token!r})[0], or give tok as well.")
+    number = tok.id(token)
+    ids = [number] if number is not None and number in tok.special_ids else tok.encode(token, special=False)
+    if len(ids) != 1:
+        parts = ", ".join(repr(tok.token(one)) for one in ids) or "none"
+        raise InputError(f"{name} is {token!r}, but that is {len(ids)} tokens ({parts}); give one of them.")
+    return ids[0]
+
+
 def _for_each_row(value: int | Tensor, name: str, ids: Tensor, low: int, high: int) -> Tensor:
     """Return one number for each row of ids [B, S], from low to below high."""
-    given = torch.as_tensor(value, device=ids.device)
+    try:
+        given = torch.as_tensor(value, device=ids.device)
+    except (RuntimeError, TypeError, ValueError):  # a text, None, or lists that make no tensor
+        raise InputError(
+            f"{name} is {value!r}, but it must be one whole number, or one for each of {len(ids)} rows."
+        ) from None
     if given.dtype not in (torch.int64, torch.int32) or given.shape not in ((), ids.shape[:1]):
         raise InputError(
             f"{name} has shape {list(given.shape)} and type {given.dtype}, but it must be one whole number, or one "

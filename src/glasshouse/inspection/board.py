@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 from weakref import WeakKeyDictionary
 
 import torch
@@ -45,26 +46,47 @@ class Use:
     by_place: bool = False  # the change goes by rows and positions, which come otherwise while a text is written
 
 
+class Calls(Protocol):
+    """Someone who keeps what belongs to one call apart from what belongs to another."""
+
+    def begin(self) -> None:
+        """Learn that a call of the model begins."""
+
+    def end(self, whole: bool) -> None:
+        """Learn that it has ended, by itself or, if it is not whole, by an error or because no more was needed."""
+
+
 class Board:
     """The uses of one model, in the order in which they came: at a site, all changes act before anyone reads."""
 
     def __init__(self) -> None:
+        self.number = next(
+            _numbers
+        )  # who wants several models takes them in this order, so that nobody waits in a ring
         self.lock = threading.RLock()
         self.owner = 0  # the thread whose calls are looked at; those of others pass as if nobody did
         self.uses: dict[Use, None] = {}  # a set in order
+        self.calls: list[Calls] = []
         self.undo = ExitStack()
 
     @contextmanager
-    def adding(self, uses: Iterable[Use]) -> Iterator[None]:
+    def adding(self, uses: Iterable[Use], calls: Calls | None = None) -> Iterator[None]:
         """Have these uses act on the calls of this thread; another that wants the model as well waits."""
         mine = dict.fromkeys(uses)
         with self.lock, _eagerly():
             try:
                 self.owner = threading.get_ident()
+                self.calls += [calls] if calls is not None else []
                 self._arrange(self.uses | mine)
                 yield
             finally:  # whichever of several blocks ends first, as those of generators may
+                self.calls = [one for one in self.calls if one is not calls]
                 self._arrange({use: None for use in self.uses if use not in mine})
+
+    def end(self, whole: bool) -> None:
+        """Tell those who want to know that the call has ended."""
+        for one in self.calls:
+            one.end(whole)
 
     def _arrange(self, uses: dict[Use, None]) -> None:
         """Leave the model as it is without anyone, then place what these uses need."""
@@ -89,6 +111,22 @@ class Board:
                 self._watch(site, users)
             elif (site.model, site.path) not in changed:
                 self._work_out(site, users)
+        if self.calls:
+            self._follow_calls(next(iter(by_site)).model)
+
+    def _follow_calls(self, model: nn.Module) -> None:
+        """Put hooks around a call of the whole model."""
+
+        def begins(module: nn.Module, args: tuple[Any, ...]) -> None:
+            for one in self.calls if threading.get_ident() == self.owner else ():
+                one.begin()
+
+        def ends(module: nn.Module, args: tuple[Any, ...], value: Tensor | None) -> None:
+            if threading.get_ident() == self.owner:
+                self.end(value is not None)  # after an error there is none
+
+        self.undo.callback(model.register_forward_pre_hook(begins).remove)
+        self.undo.callback(model.register_forward_hook(ends, always_call=True).remove)
 
     def _watch(self, site: Site, uses: list[Use]) -> None:
         """Put a hook at a module's door."""
@@ -202,6 +240,7 @@ def _check_not_captured(uses: list[Use], value: Tensor) -> None:
         raise InputError(f"{read} is recorded around an engine; give its name to generate as record.")
 
 
+_numbers = itertools.count()
 _boards: WeakKeyDictionary[nn.Module, Board] = WeakKeyDictionary()
 _making = threading.Lock()
 _eager = threading.Lock()

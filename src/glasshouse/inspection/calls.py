@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -19,10 +19,11 @@ from glasshouse.models.stack import Stack
 
 
 @contextmanager
-def quiet(model: nn.Module) -> Iterator[None]:
-    """Have a model called without dropout and without a graph; afterwards each module is in the mode it was in.
+def quiet(*models: nn.Module) -> Iterator[None]:
+    """Have models called without dropout and without a graph; afterwards each module is in the mode it was in.
 
-    Others who look into the model wait meanwhile; who trains it in another thread would do so without dropout.
+    Others who look into one wait meanwhile; who trains it in another thread would do so without dropout. Several
+    are always taken in the same order, so that two threads that want the same ones never wait for each other.
 
     >>> import glasshouse as gh
     >>> model = gh.build(gh.preset("tiny-decoder"))
@@ -32,9 +33,12 @@ def quiet(model: nn.Module) -> Iterator[None]:
     >>> model.training
     True
     """
-    with board_of(model).lock:
-        in_training = [module for module in model.modules() if module.training]
-        model.eval()
+    with ExitStack() as locks:
+        for board in sorted(map(board_of, models), key=lambda board: board.number):
+            locks.enter_context(board.lock)
+        in_training = [module for model in models for module in model.modules() if module.training]
+        for model in models:
+            model.eval()
         try:
             with torch.no_grad():
                 yield
@@ -102,7 +106,7 @@ def chosen(wanted: Sequence[int] | None, size: int, name: str) -> list[int]:
     """
     if wanted is None:
         return list(range(size))
-    if not isinstance(wanted, Sequence):
+    if not isinstance(wanted, Sequence) or not all(isinstance(one, int) for one in wanted):
         raise InputError(f"{name} is {wanted!r}, but it must be a list of numbers.")
     for one in wanted:
         if not -size <= one < size:

@@ -146,7 +146,7 @@ def compare(
         none(depth, heads),
         none(depth),
     )
-    with quiet(first), quiet(second):
+    with quiet(first, second):
         names = ("embed", "resid_post.*", "q.*", "k.*", "z.*", "ffn_out.*")
         with record(first, *(text.prefix + name for name in names)) as seen:
             answer = first(*given, **call)

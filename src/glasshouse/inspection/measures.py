@@ -17,6 +17,7 @@ from glasshouse.models import Encoder
 from glasshouse.models.heads import NoHead, Pool, Vocabulary, last_token
 
 Measure = Callable[[Tensor], Tensor | float]  # of a model's output
+Called = tuple[tuple[Tensor, ...], Mapping[str, Any]]  # what a model is given, and what else it is told
 
 IGNORED = -100  # what cross_entropy takes for a place that does not count
 
@@ -37,19 +38,38 @@ def _number(measure: Measure, output: Tensor) -> Tensor:
     return value.to(torch.promote_types(value.dtype, torch.float32))
 
 
-def difference(
-    model: nn.Module, inputs: tuple[Tensor, ...], before: Tensor, after: Tensor, call: Mapping[str, Any]
-) -> Measure:
+def differences(
+    model: nn.Module, into: Called, out_of: Called, before: Tensor, after: Tensor
+) -> tuple[Measure, Measure]:
     """Measure the logit of what output `after` finds likeliest at its end, less that of what `before` does.
+
+    The first measure is for outputs on `into`, the second for those on `out_of`, which may end elsewhere.
 
     >>> import glasshouse as gh
     >>> model = gh.build(gh.preset("tiny-decoder"))
     >>> before, after = torch.tensor([[[0.0, 3.0]]]), torch.tensor([[[5.0, 1.0]]])
-    >>> measure = difference(model, (torch.tensor([[1]]),), before, after, {})
-    >>> measure(before), measure(after)
+    >>> prompt = ((torch.tensor([[1]]),), {})
+    >>> one, other = differences(model, prompt, prompt, before, after)
+    >>> one(before), other(after)
     (tensor(-3.), tensor(4.))
     """
     _check_logits(model)
+    first, second = _ending(model, *into), _ending(model, *out_of)
+    old, new = first(before).argmax(-1, keepdim=True), second(after).argmax(-1, keepdim=True)
+    if torch.equal(old, new):
+        raise InputError(
+            f"on both prompts {int(old[0])} is the likeliest answer, so there is nothing to measure; give a measure "
+            "or other prompts."
+        )
+
+    def less(ending: Callable[[Tensor], Tensor], output: Tensor) -> Tensor:
+        return (ending(output).gather(1, new) - ending(output).gather(1, old)).mean()
+
+    return partial(less, first), partial(less, second)
+
+
+def _ending(model: nn.Module, inputs: tuple[Tensor, ...], call: Mapping[str, Any]) -> Callable[[Tensor], Tensor]:
+    """Return what takes the answers at the end of each row, [B, ...], out of an output."""
     real = _real(model, inputs, call)
 
     def ending(output: Tensor) -> Tensor:
@@ -57,22 +77,14 @@ def difference(
             return output
         return output[:, -1] if real is None or "keep" in call else last_token(output, real)
 
-    old, new = (ending(output).argmax(-1, keepdim=True) for output in (before, after))
-    if torch.equal(old, new):
-        raise InputError(
-            f"on both prompts {int(old[0])} is the likeliest answer, so there is nothing to measure; give a measure "
-            "or other prompts."
-        )
-    return lambda output: (ending(output).gather(1, new) - ending(output).gather(1, old)).mean()
+    return ending
 
 
-def ending_alone(model: nn.Module, inputs: tuple[Tensor, ...], call: dict[str, Any]) -> dict[str, Any]:
-    """Have logits made for the last position alone, where the model can do so and it is the same in each row."""
+def ends_alone(model: nn.Module, inputs: tuple[Tensor, ...], call: Mapping[str, Any]) -> bool:
+    """Whether logits can be made for the last position alone: the model can do so and it is the same in each row."""
     home = plain(model)
     able = isinstance(home.head, Vocabulary) and not isinstance(home, Encoder)
-    if not able or _real(model, inputs, call) is not None:
-        return call
-    return {"keep": torch.tensor([-1], device=inputs[-1].device), **call}
+    return able and _real(model, inputs, call) is None
 
 
 def loss(model: nn.Module, inputs: tuple[Tensor, ...], targets: Tensor | None, call: Mapping[str, Any]) -> Measure:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +16,7 @@ from glasshouse.inspection.calls import check_whole, quiet
 from glasshouse.inspection.copies import Copies
 from glasshouse.inspection.drawing import MOST_COLUMNS, Drawn, bars, heatmap, labels
 from glasshouse.inspection.editing import Change, edit
-from glasshouse.inspection.measures import Measure, difference, ending_alone, number_by
+from glasshouse.inspection.measures import Measure, differences, ends_alone, number_by
 from glasshouse.inspection.recording import Seen, record
 from glasshouse.inspection.sites import Selection, select, sites
 from glasshouse.text import Tokenizer
@@ -30,8 +30,9 @@ WRITERS = (*SENDERS, "ffn_out")  # what decides all that is added to the stream
 def patch(model: nn.Module, into: Prompt, out_of: Prompt, *names: str, **call: Any) -> Tensor:  # noqa: ANN401
     """Return the output on the prompt `into` while the named sites hold what they held on the prompt `out_of`.
 
-    Names are those of `record`, with `*` and indices; `call` is what else the model is to be told of both prompts.
-    Whoever takes over a whole layer takes over the answer:
+    Names are those of `record`, with `*` and indices; `call` is what else the model is to be told of both prompts, or
+    as a pair, such as `lengths=(of_into, of_out_of)`, of each. Whoever takes over a whole layer takes over the
+    answer:
 
     >>> import glasshouse as gh
     >>> model = gh.build(gh.preset("tiny-decoder"))
@@ -39,12 +40,38 @@ def patch(model: nn.Module, into: Prompt, out_of: Prompt, *names: str, **call: A
     >>> torch.allclose(patch(model, a, b, "resid_post.1"), model(b))
     True
     """
-    check_whole({"cache": call.get("cache")})
+    here, there = _prompts(into, out_of, call)
     with quiet(model):
         with record(model, *names, stop=True) as seen:
-            model(*_inputs(out_of), **call)
+            there.run(model)
         with edit(model, _as_seen(seen)):
-            return model(*_inputs(into), **call)
+            return here.run(model)
+
+
+class _Prompt(NamedTuple):
+    """What a model is given, and what else it is told."""
+
+    inputs: tuple[Tensor, ...]
+    call: dict[str, Any]
+
+    def run(self, model: nn.Module) -> Tensor:
+        output: Tensor = model(*self.inputs, **self.call)
+        return output
+
+
+def _prompts(into: Prompt, out_of: Prompt, call: Mapping[str, Any]) -> tuple[_Prompt, _Prompt]:
+    """Return both prompts, each with what was said of it: of a pair, the first is of `into`."""
+    check_whole({"cache": call.get("cache")})
+    for name, given in call.items():
+        if isinstance(given, tuple) and len(given) != 2:
+            raise InputError(
+                f"{name} is a tuple of {len(given)}, but there are two prompts; give a tensor, or a pair of them."
+            )
+    mine, its = (
+        {name: given[which] if isinstance(given, tuple) else given for name, given in call.items()}
+        for which in (0, 1)
+    )
+    return _Prompt(_inputs(into), mine), _Prompt(_inputs(out_of), its)
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,8 +118,9 @@ def sweep(
 
     `site` is a name without its layer: `resid_post`, `z`, `decoder.cross_z`. `by` is the axis whose places are taken
     in turn: heads where the site has them, else positions. `measure` makes one number of an output; left out, it is
-    the logit of the token that is likeliest after `out_of` less that of the one likeliest after `into`. After each
-    layer `progress` is told how many patches are done, and of how many.
+    the logit of the token that is likeliest after `out_of` less that of the one likeliest after `into`, both at the
+    end of the prompt. `call` is as in `patch`. After each layer `progress` is told how many patches are done, and of
+    how many.
 
     >>> import glasshouse as gh
     >>> model = gh.build(gh.preset("tiny-decoder", init="normal"))
@@ -105,23 +133,24 @@ def sweep(
     by = by or axes[1]  # a head or a position
     if by not in axes[1:]:
         raise InputError(f"{site} has no {by!r} to sweep over; {nearest(by, axes[1:])}")
-    axis, here, there = axes.index(by), _inputs(into), _inputs(out_of)
-    if measure is None:
-        call = ending_alone(model, here, call)
+    axis, (here, there) = axes.index(by), _prompts(into, out_of, call)
+    if measure is None and ends_alone(model, *here) and ends_alone(model, *there):
+        for prompt in (here, there):
+            prompt.call.setdefault("keep", torch.tensor([-1], device=prompt.inputs[-1].device))
     rows: list[Tensor] = []
     with quiet(model):
-        outputs = model(*here, **call), model(*there, **call)
-        measured, before, after = _measured(model, here, outputs, measure, call)
-        copies = Copies(model, here, call, measured, outputs[0].numel())
+        outputs = here.run(model), there.run(model)
+        measured, before, after = _measured(model, (here, there), outputs, measure)
+        copies = Copies(model, here.inputs, here.call, measured, outputs[0].numel())
         for name in names:  # recorded one by one, as the patterns of all layers would be too much
             with record(model, name, stop=True) as seen:
-                model(*there, **call)
+                there.run(model)
             value = seen[name]
             rows.append(copies.measure_each(name, partial(_put, name, value, axis), value.shape[axis], value.numel()))
             if progress is not None:
                 progress(len(rows) * value.shape[axis], len(names) * value.shape[axis])
     values = torch.stack(rows)
-    places = _names_of(site, by, here, there, tok) or tuple(map(str, range(values.shape[1])))
+    places = _names_of(site, by, here.inputs, there.inputs, tok) or tuple(map(str, range(values.shape[1])))
     return Sweep((values - before) / (after - before), values, before, after, site, by, places)
 
 
@@ -173,7 +202,7 @@ def path(
     as on `into`; then that alone is put into a plain run on `into`. Norms on the way are not held: they belong to the
     path. With the norm after each sum, the stream itself passes one after every layer between, so that there a path
     is what is left of the sender after all of these, and what it does to the scale of the rest. `measure` is that of
-    `sweep`.
+    `sweep`, `call` that of `patch`.
 
     >>> import glasshouse as gh
     >>> model = gh.build(gh.preset("tiny-decoder", init="normal"))
@@ -182,20 +211,19 @@ def path(
     >>> found.output.shape, found.effect.shape
     (torch.Size([1, 3, 256]), torch.Size([]))
     """
-    check_whole({"cache": call.get("cache")})
+    here, there = _prompts(into, out_of, call)
     sending, receiving, between = _ends(model, sender, receiver)
-    here, there = _inputs(into), _inputs(out_of)
     with quiet(model):
         with record(model, *between) as clean:
-            on_into = model(*here, **call)
+            on_into = here.run(model)
         with record(model, sending.name) as sent:
-            on_out_of = model(*there, **call)
-        measured, before, after = _measured(model, here, (on_into, on_out_of), measure, call)
+            on_out_of = there.run(model)
+        measured, before, after = _measured(model, (here, there), (on_into, on_out_of), measure)
         # The sender comes last and has the last word on its own layer, whose other heads stay as they were.
         with edit(model, _as_seen(clean) | _as_seen(sent)), record(model, receiving.name, stop=True) as received:
-            model(*here, **call)
+            here.run(model)
         with edit(model, _as_seen(received)):
-            output = model(*here, **call)
+            output = here.run(model)
         value = measured(output)
     effect = (value - before) / (after - before)
     return PathEffect(output, effect, value, before, after, sending.name, receiving.name)
@@ -253,15 +281,14 @@ def _check_alike(name: str, value: Tensor, old: Tensor) -> None:
 
 
 def _measured(
-    model: nn.Module,
-    inputs: tuple[Tensor, ...],
-    outputs: tuple[Tensor, Tensor],
-    measure: Measure | None,
-    call: Mapping[str, Any],
+    model: nn.Module, prompts: tuple[_Prompt, _Prompt], outputs: tuple[Tensor, Tensor], measure: Measure | None
 ) -> tuple[Callable[[Tensor], Tensor], Tensor, Tensor]:
-    """Return what measures an output, and what it gives on either prompt."""
-    measured = number_by(measure or difference(model, inputs, *outputs, call))
-    before, after = (measured(output) for output in outputs)
+    """Return what measures an output on `into`, and what is measured on either prompt."""
+    if measure is None:
+        measured, other = (number_by(one) for one in differences(model, *prompts, *outputs))
+    else:
+        measured = other = number_by(measure)
+    before, after = measured(outputs[0]), other(outputs[1])
     if not bool((after - before).abs() > 0):
         raise InputError(
             f"the measure is {before.item():.6g} on into and {after.item():.6g} on out_of, so there is no difference "

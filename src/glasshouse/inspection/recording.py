@@ -38,7 +38,7 @@ class _Asked(NamedTuple):
 
 
 class Seen(Drawn, Mapping[str, Tensor]):
-    """What was recorded, by site: that of the latest call.
+    """What was recorded, by site: that of the latest call that was not broken off by an error.
 
     A part is found by the name it was asked for, and by its site's where no other part of it was recorded. With `*`
     for the layer, all that were recorded come in one tensor.
@@ -46,14 +46,20 @@ class Seen(Drawn, Mapping[str, Tensor]):
 
     def __init__(self, asked: list[Selection]) -> None:
         self._asked = {one.name: _asked(one) for one in asked}
-        self._values: dict[str, Tensor] = {}
+        self._before: dict[str, Tensor] = {}  # of calls that have ended
+        self._now: dict[str, Tensor] | None = None  # of the call that is under way
+
+    @property
+    def _values(self) -> dict[str, Tensor]:
+        return self._before if self._now is None else self._before | self._now
 
     def __getitem__(self, name: str) -> Tensor:
         found = self._find(name)
+        known = self._values
         for one in found:
-            if one not in self._values:
+            if one not in known:
                 raise NotSeenError(f"{one} has not been seen; call the model inside the with block.")
-        values = [self._values[one] for one in found]
+        values = [known[one] for one in found]
         return torch.stack(values) if "*" in name else values[0]
 
     def __iter__(self) -> Iterator[str]:
@@ -77,7 +83,17 @@ class Seen(Drawn, Mapping[str, Tensor]):
 
     def put(self, asked: Selection, value: Tensor) -> None:
         """Take what now stands at a site."""
-        self._values[asked.name] = value
+        (self._before if self._now is None else self._now)[asked.name] = value
+
+    def begin(self) -> None:
+        """Keep what comes from now on apart from what is there, until the call has ended."""
+        self._now = {}
+
+    def end(self, whole: bool) -> None:
+        """Take over what was seen in the call, or if it broke off, let go of that."""
+        if self._now is not None and whole:
+            self._before |= self._now
+        self._now = None
 
     @property
     def complete(self) -> bool:
@@ -144,8 +160,9 @@ def record(model: nn.Module, *names: str, grad: bool = False, stop: bool = False
 
     A name may have `*` for every layer, and an index in brackets: `pattern.3[head=2, query=-1]` works out that row
     alone. With `grad` the very tensors of the pass are given, for derivatives by them; else they are detached. With
-    `stop` the block ends as soon as everything was seen, and the rest of the model is not computed. Calls of other
-    threads are not recorded, and another record of the same model waits for this one.
+    `stop` the block ends as soon as everything was seen, and the rest of the model is not computed. Of a call that
+    raises an error nothing is kept. Calls of other threads are not recorded, and another record of the same model
+    waits for this one.
 
     >>> import torch, glasshouse as gh
     >>> model = gh.build(gh.preset("tiny-decoder"))
@@ -169,15 +186,20 @@ def record(model: nn.Module, *names: str, grad: bool = False, stop: bool = False
                 value = value.clone()
         seen.put(one, value)
         if stop and seen.complete:
+            seen.end(whole=True)
             raise _EnoughSeen(seen)
 
     uses = [Use(one, read=partial(take, one), in_graph=grad) for one in asked]
-    with board_of(model).adding(uses):
+    board = board_of(model)
+    with board.adding(uses, seen):
         try:
             yield seen
         except _EnoughSeen as enough:
             if enough.seen is not seen:
                 raise
+            board.end(whole=False)  # for others who record it, the call was broken off
+        finally:
+            seen.end(whole=False)  # an interrupt comes past the model's own hooks
 
 
 class _EnoughSeen(BaseException):  # so that no one's `except Exception` on the way takes it for a failure

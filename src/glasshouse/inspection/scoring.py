@@ -1,7 +1,8 @@
-"""What heads do: how much each looks at the token before, at the first, at its like, and how widely."""
+"""What heads do: how much each looks at itself, at the token before, at the first, at its like, and how widely."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache, partial
@@ -16,8 +17,10 @@ from glasshouse.inspection.reading import Reading, read_in
 from glasshouse.inspection.sites import plain
 
 # The scores that are weight on certain keys, in the order of the fields.
-ON_KEYS = ("previous", "first", "duplicate", "induction", "marked")
+ON_KEYS = ("self", "previous", "first", "duplicate", "induction", "marked")
 HEADS = ("layer", "head")
+HALFWAY = 0.5  # from what an even head scores to all of the weight: past it, a head is named after the score
+HALF_THE_KEYS = math.log(2)  # nats below an even head's entropy; who looks evenly at half of its keys lacks as much
 
 
 @dataclass(frozen=True, eq=False)
@@ -25,6 +28,7 @@ class HeadScores(Drawn):
     """What each head of each layer does on a text: means over its queries; NaN where no query is asked."""
 
     axes: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        "self": HEADS,
         "previous": HEADS,
         "first": HEADS,
         "duplicate": HEADS,
@@ -34,6 +38,7 @@ class HeadScores(Drawn):
         "distance": HEADS,
         "broad": HEADS,
     }
+    self: Tensor  # weight on the token itself, of those that may look at another
     previous: Tensor  # weight on the token just before
     first: Tensor  # weight on the first token, of those after it
     duplicate: Tensor  # weight on other places of the same token, of tokens that have one
@@ -42,6 +47,8 @@ class HeadScores(Drawn):
     entropy: Tensor  # in nats
     distance: Tensor  # to what is looked at, in tokens
     broad: Tensor  # entropy as a share of the most there can be: 1 is an even bag of words
+    even: dict[str, Tensor]  # [layer]: each score of a head that spreads its weight evenly over all it may see
+    names: list[list[str]]  # [layer][head]: the score that stands out, as `name_heads` says; "" where none does
 
     def _drawing(self) -> str:
         layers, heads = self.previous.shape
@@ -64,12 +71,18 @@ def head_scores(
     answer somewhere in the text. Padding counts nowhere. In an encoder-decoder it is the decoder's attention to
     itself that is scored, or with `stack="encoder"` that of the encoder.
 
+    The shorter a text, the more any head scores: of four tokens, one that looks everywhere alike has 0.36 of its
+    weight on the token before. `even` holds what such a head scores, and `names` compares with it.
+
     >>> import glasshouse as gh
     >>> from glasshouse.inspection.scoring import head_scores, repeated
     >>> model = gh.build(gh.preset("tiny-decoder"))
     >>> scores = head_scores(model, repeated(256, 8))
-    >>> scores.induction.shape
-    torch.Size([2, 4])
+    >>> scores.induction.shape, scores.names[0]
+    (torch.Size([2, 4]), ['broad', 'broad', 'broad', 'broad'])
+    >>> with gh.edit(model, {"pattern.1[head=2]": torch.eye(16)}):
+    ...     head_scores(model, repeated(256, 8)).names[1][2]
+    'self'
     """
     whole = plain(model)
     text = read_in(whole, inputs, call, stack)
@@ -85,8 +98,9 @@ def head_scores(
             f"marked has shape {list(marked.shape)}, but the ids have {list(text.ids.shape)}; give one for each."
         )
     chosen = torch.zeros_like(text.ids, dtype=torch.bool) if marked is None else marked.to(text.ids.device).bool()
-    weight, asked = none(depth, heads, len(ON_KEYS)), none(depth, 1, len(ON_KEYS))
-    distance, entropy, keys = none(depth, heads), none(depth, rows, heads, length), none(depth, rows, 1, length)
+    weight, even_weight, asked = (none(depth, some, len(ON_KEYS)) for some in (heads, 1, 1))
+    distance, even_distance = none(depth, heads), none(depth)
+    entropy, keys = none(depth, rows, heads, length), none(depth, rows, 1, length)
 
     @lru_cache(maxsize=1)  # a short text is one tile, the same in every layer
     def marks_of(start: int, stop: int) -> Tensor:
@@ -99,22 +113,63 @@ def head_scores(
         distance[layer] += torch.einsum("bhqk,bqk->h", pattern, _distances(text, queries).to(pattern))
         entropy[layer, :, :, queries] = torch.special.entr(pattern).sum(-1)
 
-    def count_keys(layer: int, queries: slice, scores: Tensor) -> None:
-        keys[layer, :, 0, queries] = (scores > -torch.inf).sum(-1).to(exact)
+    def spread_evenly(layer: int, queries: slice, scores: Tensor) -> None:
+        seen = (scores > -torch.inf).to(exact)
+        keys[layer, :, 0, queries] = seen.sum(-1)
+        even = seen / seen.sum(-1, keepdim=True).clamp(min=1)
+        even_weight[layer, 0] += torch.einsum("bqk,nbqk->n", even, marks_of(queries.start, queries.stop).to(exact))
+        even_distance[layer] += (even * _distances(text, queries)).sum()
 
     uses = []
     for layer, (scores, pattern) in enumerate(zip(text.sites("scores"), patterns, strict=True)):
-        uses += text.tiles(scores, partial(count_keys, layer), head=0)  # all heads of a layer may see the same
+        uses += text.tiles(scores, partial(spread_evenly, layer), head=0)  # all heads of a layer may see the same
         uses += text.tiles(pattern, partial(read_weights, layer))
     text.run(uses, until=f"attn_out.{depth - 1}")
 
     real = text.real[:, None]
+    choosing = real & (keys >= 2)
+    on_keys = dict(zip(ON_KEYS, (weight / asked).unbind(-1), strict=True))
+    even = dict(zip(ON_KEYS, (even_weight / asked)[:, 0].unbind(-1), strict=True))
     return HeadScores(
-        **dict(zip(ON_KEYS, (weight / asked).unbind(-1), strict=True)),
+        **on_keys,
         entropy=_mean(entropy, real),
         distance=distance / real.sum(),
-        broad=_mean(entropy / keys.log(), real & (keys >= 2)),
+        broad=_mean(entropy / keys.log(), choosing),
+        even={
+            **even,
+            "entropy": _mean(keys.clamp(min=1).log(), real)[:, 0],
+            "distance": even_distance / real.sum(),
+            "broad": none(depth) + 1,
+        },
+        names=name_heads(on_keys, even, _mean(keys.log() - entropy, choosing)),
     )
+
+
+def name_heads(scores: Mapping[str, Tensor], even: Mapping[str, Tensor], lacking: Tensor) -> list[list[str]]:
+    """Name each head [layer][head] after the score that stands out; "" where none does.
+
+    A score [layer, head] stands out when it is more than halfway from an even head's [layer] to 1: the head is then
+    closer to one that does nothing else than to one that looks everywhere alike. Of several, the one furthest along
+    gives the name. A score of which an even head has more than half tells nothing. Else a head is "broad" while it is
+    `lacking` less than ln 2 nats of an even head's entropy: it looks at more than half of what it may see.
+
+    >>> name_heads({"previous": torch.tensor([[0.9, 0.4, 0.4]])}, {"previous": torch.tensor([0.36])},
+    ...            torch.tensor([[0.8, 0.0, 0.9]]))
+    [['previous', 'broad', '']]
+    """
+    known, above = ["", *scores], [torch.zeros_like(lacking)]
+    for name, score in scores.items():
+        base = even[name][:, None]
+        telling = (score > base) & (base <= 0.5)  # NaN is neither
+        above.append(((score - base) / (1 - base)).where(telling, 0))
+    most, which = torch.stack(above).max(0)
+    return [
+        [
+            known[number] if share > HALFWAY else "broad" if less < HALF_THE_KEYS else ""
+            for share, number, less in zip(*layer, strict=True)
+        ]
+        for layer in zip(most.tolist(), which.tolist(), lacking.tolist(), strict=True)
+    ]
 
 
 def repeated(vocab_size: int, length: int, rows: int = 4, seed: int = 0) -> Tensor:
@@ -137,6 +192,7 @@ def _marks(text: Reading, queries: slice, chosen: Tensor) -> Tensor:
     place, key = places[queries, None], places
     before = text.before
     same_text = _pairs(text, queries)
+    within = same_text & ((key <= place) | (not text.stack.causal))
     starts = same_text & (before < 0)[:, None]
 
     def is_like(other: Tensor) -> Tensor:
@@ -147,11 +203,12 @@ def _marks(text: Reading, queries: slice, chosen: Tensor) -> Tensor:
 
     return torch.stack(
         [
+            same_text & (key == place) & (within.sum(-1, keepdim=True) >= 2),
             same_text & (key == before[:, queries, None]),
             starts & (before[:, queries, None] >= 0),
             same_text & is_like(key.expand(text.ids.shape)),
             same_text & is_like(before),
-            same_text & chosen[:, None] & ((key <= place) | (not text.stack.causal)),
+            within & chosen[:, None],
         ]
     )
 

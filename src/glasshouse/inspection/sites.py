@@ -111,7 +111,7 @@ def plain(model: nn.Module) -> Model:
     model = bare(model)
     if not isinstance(model, Decoder | Encoder | Seq2Seq):
         raise InputError(
-            f"the model is a {type(model).__name__}, but sites are those of a model that glasshouse built."
+            f"the model is a {type(model).__name__}, but it must be one that gh.build or gh.load returned."
         )
     return model
 

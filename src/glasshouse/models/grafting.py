@@ -14,6 +14,7 @@ from glasshouse.models.assembly import Model, build
 from glasshouse.models.encoder import Encoder
 from glasshouse.models.heads import Vocabulary
 from glasshouse.models.initialise import initialise
+from glasshouse.models.integrity import weights_of
 from glasshouse.models.pairing import check_pair
 from glasshouse.text import Tokenizer
 
@@ -43,7 +44,7 @@ def with_vocabulary(model: Model, old: Tokenizer, new: Tokenizer) -> Model:
         per_token |= {"head.weight", "head.bias"}
     weights = {
         name: _rows(weight, parts, sorted(old.ids)) if name in per_token else weight.clone()
-        for name, weight in model.state_dict().items()
+        for name, weight in weights_of(model).items()
     }
     grafted = build(_spec(model.spec, old, new), device="meta")
     _fill(grafted, weights, model)
@@ -81,15 +82,13 @@ def with_labels(model: Model, n_labels: int, *, tokens: bool = False) -> Encoder
     grafted.head.to_empty(device=table.device)
     initialise(grafted.head, grafted.spec)
     fresh = {f"head.{name}": weight for name, weight in grafted.head.state_dict().items()}
-    kept = {name: weight.clone() for name, weight in model.state_dict().items() if not name.startswith("head.")}
+    kept = {name: weight.clone() for name, weight in weights_of(model).items() if not name.startswith("head.")}
     _fill(grafted, kept | fresh, model)
     grafted.tokenizer = model.tokenizer
     return grafted
 
 
 def _fill(grafted: Model, weights: Mapping[str, Tensor], model: Model) -> None:
-    if more := sorted(weights.keys() - grafted.state_dict().keys()):
-        raise InputError(f"the model holds {more[0]}, which its spec does not have; merge or remove what was added.")
     grafted.load_state_dict(weights, assign=True)
     grafted.train(model.training)
 

@@ -22,6 +22,8 @@ def check_pair(model: Decoder | Encoder | Seq2Seq, tok: Tokenizer, name: str = "
     ...
     glasshouse.errors.InputError: the tokenizer has 264 tokens, but vocab_size is 263, so it is another model's.
     """
+    if not isinstance(tok, Tokenizer):
+        raise InputError(f"{name} is a {type(tok).__name__}, but it must be a gh.Tokenizer, as gh.load returns it.")
     if len(tok) > model.spec.vocab_size:
         raise InputError(
             f"{name} has {len(tok)} tokens, but vocab_size is {model.spec.vocab_size}, so it is another model's."

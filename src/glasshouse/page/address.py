@@ -37,6 +37,15 @@ DEFAULTS: Table = {
     "top_p": 1,
     "seed": 0,
 }
+# What single views keep for themselves, each named after its view.
+OF_VIEWS = (
+    *(f"alignment_{name}" for name in ("beams", "dropped", "of", "penalty")),
+    *(f"attention{name}" for name in ("Key", "Lines", "Query", "Scale")),
+    *(f"experiment{name}" for name in ("How", "Site", "Stack")),
+    *(f"run_{name}" for name in ("figure", "left", "right", "scale", "smooth", "step")),
+    *(f"steps{name}" for name in ("All", "Card", "Side")),
+    *(f"stream{name}" for name in ("Against", "Colour", "Embed", "Token")),
+)
 
 
 def fragment(state: Mapping[str, object]) -> str:

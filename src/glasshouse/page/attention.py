@@ -14,6 +14,7 @@ from glasshouse.config import Settings, Table, nearest, require
 from glasshouse.errors import InputError
 from glasshouse.inspection import Map, head_scores, sites
 from glasshouse.inspection.patterns import softcap_of
+from glasshouse.inspection.scoring import name_heads
 from glasshouse.layers.mask import Mask
 from glasshouse.models import Seq2Seq
 from glasshouse.page import wire
@@ -29,8 +30,7 @@ LISTED = 8  # keys of a row that are listed
 KEPT_FROM = 2  # the level from which tiles beside the one that was asked for are kept: they are small then
 UNSEEN = -1.0  # stands where a query may not look: no weight is below 0
 
-KINDS = ("previous", "first", "duplicate", "induction")
-TELLING = 0.3  # a head is called after one of these from so much weight on
+KINDS = ("broad", "entropy", "self", "previous", "first", "duplicate", "induction")
 
 
 @dataclass(frozen=True)
@@ -130,9 +130,11 @@ class Scores(Settings):
 
 
 def scores(traces: Traces, ask: Scores) -> Table:
-    """Return the scores of every head, [layer][head], and what it is called after; of long texts, of the beginning.
+    """Return the scores of every head, [layer][head], and its name; of long texts, of the beginning.
 
-    Attention across has neither a token before nor the same token, so that its heads are told by their breadth alone.
+    A head is `called` after the score that stands out from that of a head that looks everywhere alike, which is told
+    as `even`, [layer]; None where nothing stands out. Attention across has neither a token before nor the same token,
+    so that its heads are told by their breadth alone.
     """
     trace = traces.of(ask.question)
     first = _map(trace, ask.attention, 0)
@@ -141,27 +143,32 @@ def scores(traces: Traces, ask: Scores) -> Table:
     kept = traces.get(ask.question, name)
     if not isinstance(kept, Tensor):
         crosses = ask.attention.rpartition(".")[2].startswith("cross_")
-        kept = _breadth(trace, ask.attention) if crosses else _scored(traces, ask, length)
+        kept = _kept(*(_breadth(trace, ask.attention) if crosses else _scored(traces, ask, length)))
         traces.put(ask.question, name, kept)
-    names = ("broad", "entropy", *KINDS)[: len(kept)]
+    count = len(kept) // 2
+    each, even = (
+        [[_told(head) for head in layer] for layer in some.permute(1, 2, 0).tolist()]
+        for some in (kept[:count], kept[count:-1])
+    )
     heads = [
-        [_called({name: wire.number(one) for name, one in zip(names, head, strict=True)}) for head in layer]
-        for layer in kept.permute(1, 2, 0).tolist()
+        [{**one, "called": KINDS[int(number)] if number >= 0 else None} for one, number in zip(*layer, strict=True)]
+        for layer in zip(each, kept[-1].tolist(), strict=True)
     ]
-    return {"heads": heads, "scored": min(length, SCORED), "of": length}
+    return {"heads": heads, "even": [layer[0] for layer in even], "scored": min(length, SCORED), "of": length}
 
 
-def _called(known: Table) -> Table:
-    """Add the name a head goes by: what most of its weight is on, or that it is on much at once."""
-    telling = {name: known[name] for name in KINDS if known.get(name) is not None}
-    strongest = max(telling, key=telling.__getitem__, default="broad")
-    if telling.get(strongest, 0.0) < TELLING and known["broad"] is not None:
-        strongest = "broad"
-    return {**known, "called": strongest}
+def _told(values: list[float]) -> Table:
+    return {name: wire.number(one) for name, one in zip(KINDS, values, strict=False)}
 
 
-def _scored(traces: Traces, ask: Scores, length: int) -> Tensor:
-    """Return what `head_scores` says, [name, layer, head]."""
+def _kept(scores: list[Tensor], even: list[Tensor], names: list[list[str]]) -> Tensor:
+    """Return one tensor to keep: scores [layer, head] in the order of KINDS, those of an even head, and the names."""
+    numbers = torch.tensor([[KINDS.index(name) if name else -1 for name in layer] for layer in names])
+    return torch.stack([*scores, *(one[:, None].expand_as(scores[0]) for one in even), numbers.to(scores[0])])
+
+
+def _scored(traces: Traces, ask: Scores, length: int) -> tuple[list[Tensor], list[Tensor], list[list[str]]]:
+    """Return what `head_scores` says: the scores, those of an even head, and the names."""
     cut = length > SCORED
     # What belongs to another text, or to a place, has none in a part of this one.
     trace = traces.of(ask.question.without_places() if cut else ask.question)
@@ -171,11 +178,11 @@ def _scored(traces: Traces, ask: Scores, length: int) -> Tensor:
         side = 0 if stack == "encoder" else -1
     inputs[side] = inputs[side][:, :SCORED]
     found = trace.run(partial(head_scores, trace.model, *inputs, stack=stack))
-    return torch.stack([getattr(found, name) for name in ("broad", "entropy", *KINDS)])
+    return [getattr(found, name) for name in KINDS], [found.even[name] for name in KINDS], found.names
 
 
-def _breadth(trace: Trace, attention: str) -> Tensor:
-    """Return how widely heads look that see all keys, as a share of the most and in nats, [2, layer, head]."""
+def _breadth(trace: Trace, attention: str) -> tuple[list[Tensor], list[Tensor], list[list[str]]]:
+    """Return the same of heads that see all keys, of which only the breadth is known."""
     entropies = []
     for layer in range(_layers(trace, attention)):
         found = _map(trace, attention, layer)
@@ -184,7 +191,9 @@ def _breadth(trace: Trace, attention: str) -> Tensor:
         each = [torch.special.entr(found.weights(head, span)[0]).sum(-1).mean() for head in range(heads)]
         entropies.append(torch.stack(each))
     entropy = torch.stack(entropies)
-    return torch.stack([entropy / math.log(keys) if keys > 1 else entropy * math.nan, entropy])
+    most = entropy.new_full(entropy.shape, math.log(keys) if keys > 1 else math.nan)
+    even = [torch.ones_like(most[:, 0]), most[:, 0]]
+    return [entropy / most, entropy], even, name_heads({}, {}, most - entropy)
 
 
 @dataclass(frozen=True)

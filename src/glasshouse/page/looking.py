@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from html import escape
 from pathlib import Path
 
-from glasshouse.config import Table, nearest
+from glasshouse import config
+from glasshouse.config import Table, nearest, require
 from glasshouse.errors import InputError
+from glasshouse.inspection import sites
+from glasshouse.inspection.sites import plain, select
 from glasshouse.models import Model, check_pair
 from glasshouse.models.seq2seq import Seq2Seq
 from glasshouse.page import alignment, attention, experiment, progress, saving, steps, stream, text
-from glasshouse.page.address import DEFAULTS, filled, fragment, question_of
-from glasshouse.page.question import Question
+from glasshouse.page.address import DEFAULTS, OF_VIEWS, filled, fragment, question_of
+from glasshouse.page.question import Question, Text
 from glasshouse.page.server import Server
 from glasshouse.page.subject import Subject
 from glasshouse.page.trace import Traces
@@ -81,14 +84,8 @@ class Look:
             patched = question_of(sitter, {**state, "edits": [{"kind": "patch", "site": ""}]})
             yield "tokens", {"question": patched.source.table()}
         question = question_of(sitter, state)
-        for name in self._views():
+        for name in views_of(self.traces.subject):
             yield from OPENINGS[name](self.traces, question, state)
-
-    def _views(self) -> list[str]:
-        subject = self.traces.subject
-        left_out = set() if isinstance(subject.at("").model, Seq2Seq) else {"alignment"}
-        left_out |= set() if subject.run is not None else {"run"}
-        return [name for name in OPENINGS if name not in left_out]
 
     def _states(self, state: Table) -> Iterator[Table]:
         yield state
@@ -115,17 +112,61 @@ def look(model: Model, tok: Tokenizer | None = None, text: str = "", **state: ob
     >>> seen.html().startswith("<!doctype html>")
     True
     """
+    model = plain(model)
     if tok is not None:
         check_pair(model, tok)
-    return Look(Traces(Subject.of(model, tok)), checked({"text": text, **state}))
+    traces = Traces(Subject.of(model, tok))
+    return Look(traces, checked(traces, {"text": text, **state}))
 
 
-def checked(state: Table) -> Table:
-    """Return a state, if the page has such a view and knows all the names."""
-    own = tuple(OPENINGS.keys() - {"text"})  # what a view keeps for itself is named after it
-    for name in state:
-        if name not in DEFAULTS and not name.startswith(own):
-            raise InputError(f"the page has nothing called {name!r}; {nearest(name, DEFAULTS)}")
+def views_of(subject: Subject) -> list[str]:
+    """Return the views that there are of what is looked at."""
+    left_out = set() if isinstance(subject.at("").model, Seq2Seq) else {"alignment"}
+    left_out |= set() if subject.run is not None else {"run"}
+    return [name for name in OPENINGS if name not in left_out]
+
+
+def checked(traces: Traces, given: Table) -> Table:
+    """Return a state, if the page knows all the names and the model has what they select."""
+    for name in given:
+        if name not in DEFAULTS and name not in OF_VIEWS:
+            raise InputError(f"the page has nothing called {name!r}; {nearest(name, [*DEFAULTS, *OF_VIEWS])}")
+    state: Table = {name: _typed(name, value) for name, value in given.items()}
     if (view := state.get("view", "text")) not in OPENINGS:
-        raise InputError(f"there is no view {view!r}; {nearest(str(view), OPENINGS)}")
+        raise InputError(f"there is no view {view!r}; {nearest(view, OPENINGS)}")
+    subject = traces.subject
+    if view not in (fitting := views_of(subject)):
+        raise InputError(f"the view {view!r} is not for this model; choose one of {', '.join(fitting)}.")
+    for name in ("moment", "beside"):
+        if (moment := state.get(name)) and moment not in (known := subject.moments()):
+            advice = nearest(moment, known) if known else "leave it out: only a run has several."
+            raise InputError(f"{name} is {moment!r}, but there is no such checkpoint; {advice}")
+    _check_selection(traces, DEFAULTS | state, state.keys() & {"token", "key"})
     return state
+
+
+def _typed(name: str, value: object) -> object:
+    """Return a value, if it is of the type that stands in the page's address; what it selects is not looked at."""
+    kind = float if name in ("temperature", "top_p") else type(DEFAULTS.get(name))
+    return config.parse(kind, value, name) if kind in (int, float, str) else value
+
+
+def _check_selection(traces: Traces, state: Table, places: Collection[str]) -> None:
+    """Refuse a layer, a head, an attention or a change of a site that the model does not have, and tokens beyond."""
+    sitter = traces.subject.at(state["moment"])
+    s = sitter.model.spec
+    question = question_of(sitter, state)
+    for edit in question.edits:
+        select(sitter.model, edit.site)
+    kinds = {name.rpartition(".")[0]: None for name, site in sites(sitter.model).items() if site.place == "pattern"}
+    if state["attention"] and state["attention"] not in kinds:
+        raise InputError(
+            f"attention is {state['attention']!r}, which is unknown; {nearest(state['attention'], kinds)}"
+        )
+    sizes = {"layer": max(s.n_layers, getattr(s, "n_encoder_layers", 0)), "head": s.n_heads}
+    if places and not isinstance(sitter.model, Seq2Seq):  # whose target may be written later
+        asked = question.asked if state["text"] or state["added"] else Text(traces.subject.example())
+        sizes |= dict.fromkeys(places, sitter.inputs(asked)[-1].shape[1])
+    for name, size in sizes.items():
+        least = -1 if name == "token" else 0  # -1 is the last
+        require(least <= state[name] < size, name, state[name], f"within {least} and {size - 1}")

@@ -44,7 +44,7 @@ def lens(traces: Traces, ask: Lens) -> Table:
     trace = traces.of(ask.question)
     layers, places = _window(trace, ask.layers, ask.start, ask.stop)
     true = goals(trace)
-    with quiet(trace.model):
+    with traces.lock, quiet(trace.model):  # in the order in which every pass takes them
         vectors = torch.stack([_as_read(trace, layer)[places] for layer in layers])
         off = read(trace, vectors, true[places].expand(vectors.shape[:2]), ask.top_k)
     shown = sorted({*off.tokens.flatten().tolist(), *(one for one in true[places].tolist() if one >= 0)})
@@ -151,7 +151,7 @@ def parts(traces: Traces, ask: Parts) -> Table:
         value = seen[f"{stem}.*"][int(layer)] if f"{stem}.*" in seen else seen[site]
         return value.select(-2, ask.position % WINDOW)
 
-    with quiet(model):
+    with traces.lock, quiet(model):
         token = ask.token
         if token is None:
             nothing = torch.full((1,), -1, device=ids.device)

@@ -112,7 +112,7 @@ class Page {
     put(this.front, this.prompt.node, this.times.node);
     this.views = VIEWS.filter((view) => view.fits?.(model) ?? true);
     put(this.tabs, this.views.map((view, number) =>
-      h("button", { type: "button", role: "tab", id: `tab-${view.name}`, "aria-controls": "main", data: { view: view.name }, title: `key ${number + 1}`, on: { click: () => this.state.set({ view: view.name }) } }, view.title)));
+      h("button", { type: "button", role: "tab", id: `tab-${view.name}`, "aria-controls": "main", data: { view: view.name }, title: `key ${number + 1}`, on: { click: () => this.choose(view.name) } }, view.title)));
     this.steppers = {
       token: stepper("token", (token) => this.state.set({ token })),
       layer: stepper("layer", (layer) => this.state.set({ layer })),
@@ -134,6 +134,13 @@ class Page {
     return this.views.find((one) => one.name === this.state.values.view) ?? this.views[0];
   }
 
+  /** Open a view; the one that is chosen already is tried again if it could not be fetched or drawn. */
+  choose(name) {
+    const failed = this.due.size > 0 || this.panes.some((pane) => !pane.trouble.hidden);
+    if (name === this.state.values.view && failed) this.changed(new Set(["view"]));
+    else this.state.set({ view: name });
+  }
+
   /** The layers of the attention that is looked at: in an encoder-decoder there are two stacks. */
   get layers() {
     const { attentions } = this.model;
@@ -146,7 +153,7 @@ class Page {
     for (const name of now) this.due.add(name); // also of changes that another came after before they were drawn
     this.wait(1);
     try {
-      if (first || [...now].some((name) => ASKED.has(name))) {
+      if (first || [...this.due].some((name) => ASKED.has(name))) { // again, where the last attempt failed
         await this.read();
         this.due.add("tokens");
       }
@@ -290,7 +297,7 @@ class Page {
     else if (event.key === ",") this.state.set({ head: within(head - 1, this.model.n_heads - 1) });
     else if (event.key === ".") this.state.set({ head: within(head + 1, this.model.n_heads - 1) });
     else if (event.key === "?") this.showKeys();
-    else if (number >= 1 && number <= this.views.length) this.state.set({ view: this.views[number - 1].name });
+    else if (number >= 1 && number <= this.views.length) this.choose(this.views[number - 1].name);
     else if (event.target.getAttribute?.("role") === "tab" && (event.key === "ArrowRight" || event.key === "ArrowLeft")) {
       const at = this.views.indexOf(this.view) + (event.key === "ArrowRight" ? 1 : -1);
       const next = this.views[(at + this.views.length) % this.views.length];

@@ -38,6 +38,6 @@ async function inPython(selection) {
   const { lines: said, inputs } = opening(glass);
   const work = [`with gh.record(model, ${["q", "k", "v", "scores", "pattern", "z"].map(site).join(", ")}) as seen:`, `    model(${inputs})`, `weight = seen[${site("pattern")}][0, ${head}, ${query}, ${key}]`];
   const stack = kind.site.startsWith("encoder.") ? `, stack="encoder"` : "";
-  if (!kind.site.includes("cross_")) work.push(`scores = gh.head_scores(model, ${inputs}${stack})  # previous, first, duplicate, induction, broad`);
+  if (!kind.site.includes("cross_")) work.push(`scores = gh.head_scores(model, ${inputs}${stack})  # self, previous, first, duplicate, induction, broad; names`);
   return [...said, ...(await within(glass, work))].join("\n");
 }

@@ -8,6 +8,8 @@ import { choice, panel } from "glasshouse/parts.js";
 import { unpack } from "glasshouse/tensor.js";
 import { KINDS, SCALES } from "glasshouse/views/attention/selection.js";
 
+const NAMELESS = "–";
+
 export function heads(selection) {
   const { glass } = selection;
   const { model } = glass;
@@ -128,16 +130,18 @@ export function heads(selection) {
       for (const { button, called, layer, head } of cells) {
         const one = found?.heads[layer][head];
         const value = one?.[one.called];
-        put(called, one ? [h("span", {}, one.called), h("b", {}, value === null ? "" : value.toFixed(2))] : "");
+        put(called, one ? (one.called ? [h("span", {}, one.called), h("b", {}, value.toFixed(2))] : NAMELESS) : "");
         Object.assign(button.dataset, { called: one?.called ?? "", value: value ?? "" });
-        button.setAttribute("aria-label", `layer ${layer}, head ${head}${one ? `: ${one.called} ${short(value)}` : ""}`);
+        button.setAttribute("aria-label", `layer ${layer}, head ${head}${one ? `: ${one.called ? `${one.called} ${short(value)}` : "nothing stands out"}` : ""}`);
       }
     }
   }
 
   function explain(found) {
     const used = new Set(found.heads.flat().map((one) => one.called));
-    put(named, "Named after where its weight goes, on average: ", Object.entries(KINDS).filter(([kind]) => used.has(kind)).map(([kind, what], i) => [i ? "; " : "", h("b", {}, kind), ` ${what}`]), ".");
+    const said = Object.entries(KINDS).filter(([kind]) => used.has(kind));
+    if (used.has(null)) said.push([NAMELESS, "nothing stands out"]);
+    put(named, "Named after where its weight goes, on average, if that stands out from a head that looks at everything alike: ", said.map(([kind, what], i) => [i ? "; " : "", h("b", {}, kind), ` ${what}`]), ".");
   }
 
   return {

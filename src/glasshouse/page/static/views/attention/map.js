@@ -68,7 +68,7 @@ export function map(selection) {
       held = found.bias === null ? -1 : found.weight;
       show(null);
       const one = scores?.heads[layer][head] ?? {};
-      put(facts, [...Object.keys(KINDS), "entropy"].filter((each) => one[each] !== undefined).map((each) => h("span", { class: each === one.called ? "chosen" : "" }, `${each} `, figure(one[each], `score-${each}`), each === "entropy" ? " nats" : "")));
+      put(facts, [...Object.keys(KINDS), "entropy"].filter((each) => one[each] !== undefined).map((each) => h("span", { class: each === one.called ? "chosen" : "", title: `a head that looks everywhere alike: ${short(scores.even[layer][each])}` }, `${each} `, figure(one[each], `score-${each}`), each === "entropy" ? " nats" : "")));
     },
     close: () => heat.close(),
   };

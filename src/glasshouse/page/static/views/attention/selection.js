@@ -9,11 +9,12 @@ export const SCALES = {
   log: { title: "logarithm", ticks: [0.0001, 0.01, 0.1, 1], shareOf: (weight) => Math.max(0, 1 + Math.log10(weight) / 4) },
 };
 export const KINDS = {
+  self: "the token itself",
   previous: "the token just before",
   first: "the first token",
   duplicate: "other places of the same token",
   induction: "what followed other places of the same token",
-  broad: "spread evenly: 1 is the same weight on all",
+  broad: "spread over most of what it may see: 1 is the same weight on all",
 };
 
 /** Which kind of attention, layer, head, query and key. */
