@@ -26,6 +26,11 @@ PROGRESS, LOCK = "progress.json", ".lock"
 SHARD = 2**24  # ids
 
 
+def _fresh(name: str) -> str:
+    """Return the name under which a file is written before it takes the place of the old one."""
+    return f".{name}.new"
+
+
 @contextmanager
 def writing(folder: Path) -> Iterator[None]:
     """Turn what the system says about a folder that cannot be written to into one sentence that names it."""
@@ -55,7 +60,8 @@ class Writer:
         self._ids: list[Ids] = []
         self._ends: list[NDArray[np.int64]] = []
         self._length = 0
-        self.done = (folder / MANIFEST).exists()
+        with writing(folder):
+            self.done = (folder / MANIFEST).exists()
 
     def __enter__(self) -> Writer:
         """Take the folder, and over what is finished in it."""
@@ -65,7 +71,7 @@ class Writer:
         if self.done:
             self._go_on(folder / MANIFEST)
             return self
-        if not (folder / PROGRESS).exists() and {path.name for path in folder.iterdir()} - {LOCK}:
+        if not (folder / PROGRESS).exists() and {path.name for path in folder.iterdir()} - {LOCK, _fresh(PROGRESS)}:
             raise StoreError(f"{str(folder)!r} holds other files; choose a folder that is new or empty.")
         with writing(folder):
             self._lock = (folder / LOCK).open("w")
@@ -152,7 +158,7 @@ class Writer:
         self._put(PROGRESS, {"job": self.job, "shards": self.shards, "state": self.state})
 
     def _put(self, name: str, table: dict[str, Any]) -> None:
-        fresh = self.folder / f".{name}.new"
+        fresh = self.folder / _fresh(name)
         with writing(self.folder), fresh.open("w", encoding="utf-8") as file:
             # One line a key: readable, and a hundred times as fast as json's own indentation of many sources.
             lines = (f"{json.dumps(key)}: {json.dumps(value, ensure_ascii=False)}" for key, value in table.items())
