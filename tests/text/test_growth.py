@@ -72,7 +72,7 @@ PREFIXED = {"type": "BPE", "vocab": {"a": 0}, "merges": [], "continuing_subword_
 PIECES = {"type": "WordPiece", "vocab": {"a": 0, "##a": 1}, "unk_token": "a", "max_input_chars_per_word": 10**9}
 
 ATTACKS = {
-    "three replacements": (file(**normalizers(*THREE)), "turn 1 character into more than 1000000, but at most 100"),
+    "three replacements": (file(**normalizers(*THREE)), "turn 1 character into more than 100000, but at most 100"),
     "one replacement": (file(normalizer=THREE[0]), "turn 1 character into 1000,"),
     "without their types": (
         file(normalizer={"normalizers": [{k: v for k, v in step.items() if k != "type"} for step in THREE]}),
@@ -99,14 +99,14 @@ ATTACKS = {
     ),
     "5 megabytes before": (
         file(**normalizers(*[{"type": "Prepend", "prepend": "x" * 10**5}] * 50)),
-        "add more than 1000000 characters to a text, but at most 1000 may",
+        "add more than 100000 characters to a text, but at most 1000 may",
     ),
     "many tokens around": (file(post_processor=template("A", *["<s>"] * 100, ids=100)), "add 40000 characters"),
     "long names around": (
         file(post_processor={"type": "BertProcessing", "sep": ["x" * 5000, 1], "cls": ["y", 1]}),
         "add 5001 characters",
     ),
-    "three decoders": (file(**decoders(*THREE)), "decode a token to more than 1000000 characters, but at most 65536"),
+    "three decoders": (file(**decoders(*THREE)), "decode a token to more than 100000 characters, but at most 65536"),
     "spaces between": (file(**decoders(*[{"type": "BPEDecoder", "suffix": ""}] * 40)), "decode a token"),
     "delimiters between": (
         file(**decoders(*[{"type": "CTC", "pad_token": "x", "word_delimiter_token": "", "cleanup": True}] * 40)),
@@ -115,7 +115,11 @@ ATTACKS = {
     "a long token": (file({**WORDS, "vocab": {"[UNK]": 0, "a" * 10**5: 1}}), "decode a token to 100000"),
     "a long unknown": (file({**WORDS, "unk_token": "u" * 10**6}), "unk_token of 1000000 characters"),
     "a long prefix": (file(PREFIXED), "continuing_subword_prefix of 1000000"),
-    "cubic time": (file(PIECES), "max_input_chars_per_word of more than 1000000, but at most 1000"),
+    "cubic time": (file(PIECES), "max_input_chars_per_word of more than 100000, but at most 200"),
+    "square time": (
+        file({"type": "Unigram", "vocab": [["a" * n, -1.0] for n in range(1, 1500)], "unk_id": 0}),
+        "has a piece of 1499 characters, but at most 256",
+    ),
     "thousands of steps": (file(**normalizers(*[{"type": "NFC"}] * 2000)), "has 2001 steps, but at most 1000"),
 }
 

@@ -23,9 +23,10 @@ RATE = 100  # characters that one may become; ALBERT's normalizer and pre-tokeni
 CONSTANT = 1_000  # characters added to a text of any length; Whisper adds 60
 TOKEN = 2**16  # characters that one token may be decoded to
 STEPS = 1_000
-WORD = 1_000  # characters of a word that WordPiece searches in cubic time; all published files say 100
+WORD = 200  # characters of a word that WordPiece searches in cubic time; most published files say 100
+PIECE = 256  # characters of a piece of Unigram, which takes the square of it for each character of a text
 _LISTS = ("normalizers", "pretokenizers", "processors", "decoders")
-_ENOUGH = 10**6  # where counting stops
+_ENOUGH = 10**5  # where counting stops
 _FORMS: tuple[Literal["NFC", "NFD", "NFKC", "NFKD"], ...] = ("NFC", "NFD", "NFKC", "NFKD")
 
 
@@ -77,15 +78,21 @@ def _check_model(model: object, source: str) -> None:
     most = model.get("max_input_chars_per_word")
     if isinstance(most, int) and most > WORD:
         _refuse(source, f"has a max_input_chars_per_word of {_shown(most)}, but at most {WORD} are allowed")
+    if isinstance(model.get("vocab"), list) and (longest := max(map(len, _pieces(model)), default=0)) > PIECE:
+        _refuse(source, f"has a piece of {longest} characters, but at most {PIECE} are allowed")
+
+
+def _pieces(model: Table) -> Iterator[str]:
+    match model.get("vocab"):
+        case dict(vocab):
+            yield from vocab
+        case list(vocab):  # of Unigram: each piece with its score
+            yield from (row[0] for row in vocab if isinstance(row, list) and row and isinstance(row[0], str))
 
 
 def _tokens(document: Table) -> Iterator[str]:
-    model = document.get("model")
-    vocab, added = model.get("vocab") if isinstance(model, dict) else None, document.get("added_tokens")
-    if isinstance(vocab, dict):
-        yield from vocab
-    elif isinstance(vocab, list):
-        yield from (row[0] for row in vocab if isinstance(row, list) and row and isinstance(row[0], str))
+    model, added = document.get("model"), document.get("added_tokens")
+    yield from _pieces(model) if isinstance(model, dict) else ()
     for token in added if isinstance(added, list) else ():
         if isinstance(token, dict) and isinstance(token.get("content"), str):
             yield token["content"]
