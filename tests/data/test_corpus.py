@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import errno
 import gzip
 import hashlib
 import json
@@ -23,6 +24,7 @@ from hypothesis import strategies as st
 import glasshouse as gh
 from glasshouse import GlasshouseError, InputError, StoreError
 from glasshouse.data import feed, preparation, shards
+from glasshouse.text.sources import Record
 
 from .conftest import ENGLISH
 
@@ -118,6 +120,63 @@ def test_a_tokenizer_that_does_not_split_at_newlines_gets_texts_whole(
     (tmp_path / "a.txt").write_text("abc\ndef\nabc\ndef\nabc\ndef\n")
     corpus = gh.data.prepare(tmp_path / "a.txt", tok, tmp_path / "corpus")
     assert corpus.item(0)[0].tolist() == [*tok.encode((tmp_path / "a.txt").read_text()), 1]
+
+
+def test_a_text_too_long_to_be_encoded_as_one_is_cut_with_a_word(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(feed, "PIECE", 8)
+    monkeypatch.setattr(preparation, "LONGEST", 16)
+    vocab = {token: number for number, token in enumerate(["<unk>", "</s>", "▁", *"abcdefgh\n"])}
+    document = {
+        "version": "1.0",
+        "normalizer": {"type": "Prepend", "prepend": "▁"},
+        "model": {"type": "BPE", "vocab": vocab, "merges": [], "unk_token": "<unk>"},
+    }
+    tok = gh.Tokenizer.from_json(json.dumps(document), {"eos_token": "</s>"})
+    (tmp_path / "a.txt").write_text("abc\n" * 10)
+    with pytest.warns(UserWarning, match=r"a.txt' is longer than the 16 bytes that are encoded as one: .* separator"):
+        corpus = gh.data.prepare(tmp_path / "a.txt", tok, tmp_path / "corpus")
+    assert len(corpus) == 1
+    assert corpus.item(0)[0].tolist() == [*tok.encode("abc\n" * 4) * 2, *tok.encode("abc\n" * 2), 1]
+
+
+def test_batches_of_records_are_counted_by_their_texts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(preparation, "BATCH", 1000)
+    chat = [{"role": "user", "content": "x" * 400}]
+    for values in (("x" * 300, "y" * 100), (["x" * 100] * 4,), (chat,)):
+        found = preparation._batches(iter([Record(values, 0, number) for number in range(7)]))
+        assert [len(batch) for batch in found] == [3, 3, 1]
+
+
+SMALL_MACHINE = """
+import resource, sys
+import glasshouse as gh
+from glasshouse.data import preparation
+from glasshouse.text.sources import cuts
+
+source, folder, room, longest = sys.argv[1:]
+cuts.LONGEST = preparation.LONGEST = preparation.BATCH = int(longest)
+tok = gh.Tokenizer.train(texts=["to be"], vocab_size=263)
+tok.bulk()
+taken = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize() + int(room)
+resource.setrlimit(resource.RLIMIT_AS, (taken, taken))
+print(gh.data.prepare(source, tok, folder).tokens)
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="only Linux says how much memory is taken")
+@pytest.mark.parametrize(
+    ("size", "room", "longest"),
+    [(2**25, 2**29, 2**20), pytest.param(300_000_000, 3 * 2**29, 2**24, marks=pytest.mark.long)],
+)
+def test_one_word_of_many_megabytes_takes_bounded_memory(tmp_path: Path, size: int, room: int, longest: int) -> None:
+    """Memory that runs out in Rust ends the process."""
+    (tmp_path / "a.txt.gz").write_bytes(gzip.compress(b"x" * size, 1))
+    given = [str(one) for one in (tmp_path / "a.txt.gz", tmp_path / "corpus", room, longest)]
+    command = [sys.executable, "-W", "ignore", "-c", SMALL_MACHINE, *given]
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    assert done.stdout == f"{size + 1}\n", done.stderr
 
 
 def write_tables(folder: Path, rows: list[dict[str, str]]) -> list[Path]:
@@ -609,6 +668,40 @@ def test_bad_text_can_be_replaced(tmp_path: Path, tok: gh.Tokenizer) -> None:
     (tmp_path / "a.txt").write_bytes(b"caf\xe9")
     corpus = gh.data.prepare(tmp_path / "a.txt", tok, tmp_path / "corpus", errors="replace")
     assert tok.decode(corpus.item(0)[0]) == "caf\ufffd<|endoftext|>"
+
+
+@pytest.mark.parametrize("file", ["00001.ids.npy", "00001.ends.npy", "progress.json", "tokenizer.json"])
+def test_a_disk_that_is_full_is_a_sentence_and_loses_nothing(
+    tmp_path: Path, tok: gh.Tokenizer, monkeypatch: pytest.MonkeyPatch, file: str
+) -> None:
+    monkeypatch.setattr(feed, "PIECE", 300)
+    monkeypatch.setattr(preparation, "BATCH", 1000)
+    (tmp_path / "a.txt").write_text(ENGLISH[:5000])
+    whole = gh.data.prepare(tmp_path / "a.txt", tok, tmp_path / "whole", shard=500)
+    sync = os.fsync
+
+    def full(number: int) -> None:
+        if file in Path(f"/proc/self/fd/{number}").readlink().name:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        sync(number)
+
+    if not Path("/proc/self/fd").exists():
+        pytest.skip("only Linux says which file is written")
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        with pytest.raises(
+            StoreError, match=r"'.*corpus' cannot be written to \(No space left on device\); make room"
+        ):
+            gh.data.prepare(tmp_path / "a.txt", tok, tmp_path / "corpus", shard=500)
+    again = gh.data.prepare(tmp_path / "a.txt", tok, tmp_path / "corpus", shard=500)
+    assert again.read(0, again.tokens).tolist() == whole.read(0, whole.tokens).tolist()
+
+
+def test_a_place_where_nothing_can_be_written_is_named(tmp_path: Path, tok: gh.Tokenizer) -> None:
+    (tmp_path / "a.txt").write_text("text")
+    for place in (tmp_path / "a.txt" / "corpus", f"{tmp_path}/zero\0byte", tmp_path / ("x" * 5000)):
+        with pytest.raises(StoreError, match="cannot be written to"):
+            gh.data.prepare(tmp_path / "a.txt", tok, place)
 
 
 def test_a_line_of_fifty_megabytes(tmp_path: Path, tok: gh.Tokenizer) -> None:

@@ -703,6 +703,10 @@ WORDS = {
         r"\(x\*\)\*y",
     ),
     "words-charsmap-of-junk": (tokenizer(normalizer={"type": "Precompiled", "precompiled_charsmap": "AAAA"}), "used"),
+    "words-that-grow": (
+        tokenizer(normalizer={"type": "Replace", "pattern": {"String": "a"}, "content": LONG}),
+        "1 character into 5000",
+    ),
     "words-directory": (directory(TOKENIZER), "not a file"),
     "words-fifo": (fifo(TOKENIZER), "not a file"),
     "words-link-out": (link(TOKENIZER, "OUTSIDE/tokenizer.json"), "leads out"),

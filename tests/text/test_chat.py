@@ -618,6 +618,7 @@ def test_what_a_template_refuses_is_one_sentence(template: str, problem: str) ->
 GROW = "{% set ns = namespace(x=START) %}{% for i in range(90) %}{% set ns.x = STEP %}{% endfor %}{{ ns.x }}"
 BIG = "{% set big = range(90000)|list %}"
 HOSTILE = [
+    "{{ strftime_now('%200Y' * 100000)|length }}",
     "{{ ''.__class__.__mro__ }}",
     "{{ ''['__class__'].x }}",
     "{{ (['']|map(attribute='__class__')|first).x }}",

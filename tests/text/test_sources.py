@@ -146,8 +146,8 @@ def test_links_that_lead_in_circles_end(tree: Path) -> None:
         (tree / "a" / f"loop{number}").symlink_to(tree)
     (tree / "self.txt").symlink_to(tree / "self.txt")
     (tree / "a" / "linked.md").symlink_to(tree / "a" / "z.md")
-    with pytest.raises(OSError, match="self"):
-        list(pieces([path for path in find(tree) if path.stem == "self"]))
+    with pytest.raises(InputError, match=r"self.txt' cannot be read \(Too many levels of symbolic links\)"):
+        find(tree)
     (tree / "self.txt").unlink()
     assert names(tree, find(tree)) == sorted([*before[0], "a/linked.md"])
     assert names(tree, find(f"{tree}/**/*.md")) == sorted([*before[1], "a/linked.md"])
@@ -155,10 +155,10 @@ def test_links_that_lead_in_circles_end(tree: Path) -> None:
 
 def test_a_folder_that_cannot_be_read_is_not_left_out(tree: Path) -> None:
     def walk(folder: Path, onerror: Callable[[OSError], None]) -> Iterator[tuple[str, list[str], list[str]]]:
-        onerror(PermissionError("a/deep"))
+        onerror(PermissionError(13, "Permission denied", "a/deep"))
         yield str(folder), [], ["b.txt"]
 
-    with mock.patch("os.walk", walk), pytest.raises(PermissionError, match="a/deep"):
+    with mock.patch("os.walk", walk), pytest.raises(InputError, match=r"'a/deep' cannot be read \(Permission"):
         find(tree)
 
 
@@ -575,11 +575,11 @@ def test_going_on_gives_the_rest(mixed: list[Path]) -> None:
 def test_files_before_the_start_are_not_read(mixed: list[Path]) -> None:
     gone = [Path("gone.txt"), mixed[0]]
     assert {one.source for one in pieces(gone, start=(1, 0))} == {1}
-    with pytest.raises(FileNotFoundError):
+    with pytest.raises(InputError, match=r"'gone.txt' cannot be read \(No such file"):
         list(pieces(gone))
     assert {one.source for one in records([Path("gone.jsonl"), mixed[4]], ["text"], start=(1, 0))} == {1}
     for name in ("gone.parquet", "gone.zst", "gone.csv"):
-        with pytest.raises(FileNotFoundError):
+        with pytest.raises(InputError, match=f"'{name}' cannot be read"):
             list(pieces([Path(name)]))
 
 

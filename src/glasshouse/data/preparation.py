@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -11,10 +12,10 @@ import numpy as np
 from glasshouse.data.corpus import FORMAT, TOKENIZER, Corpus, Kind
 from glasshouse.data.encoding import end_id, make_encoder, start_id
 from glasshouse.data.feed import Feed, open_feed
-from glasshouse.data.shards import SHARD, Writer
+from glasshouse.data.shards import SHARD, Writer, writing
 from glasshouse.text import Tokenizer
 from glasshouse.text.ahead import ahead
-from glasshouse.text.sources import Errors, Piece, Record
+from glasshouse.text.sources import LONGEST, Errors, Piece, Record
 from glasshouse.text.training import Progress, silent
 
 BATCH = 2**24  # bytes encoded at a time
@@ -69,7 +70,8 @@ def prepare(
     small = max(len(tokenizer), len(feed.labels) + 1) <= 2**16  # tags are counted from 1
     with Writer(folder, job, np.uint16 if small else np.uint32, shard) as writer:
         if not writer.done:
-            tokenizer.save(folder / TOKENIZER)
+            with writing(folder):
+                tokenizer.save(folder / TOKENIZER)
             _write(feed, tokenizer, writer, progress)
     return Corpus.open(folder, tokenizer=tokenizer, verify=writer.done)  # what was just written needs no second look
 
@@ -97,7 +99,7 @@ def _write(feed: Feed, tokenizer: Tokenizer, writer: Writer, progress: Progress)
     bulk = tokenizer.bulk()
     encode = make_encoder(feed, tokenizer, bulk, writer.dtype, inside)
     stream = feed.read((place[0], place[1]), on_bytes, on_hash)
-    for batch, (ids, ends) in ahead(encode, _batches(_seamless(stream, tokenizer))):
+    for batch, (ids, ends) in ahead(encode, _batches(_seamless(stream, tokenizer, feed.names))):
         for entry in batch:
             found[entry.source]["items"] += entry.ends if isinstance(entry, Piece) else 1
         last = batch[-1]
@@ -119,14 +121,23 @@ def _write(feed: Feed, tokenizer: Tokenizer, writer: Writer, progress: Progress)
     writer.finish(now(), about)
 
 
-def _seamless(stream: Iterator[Piece | Record], tokenizer: Tokenizer) -> Iterator[Piece | Record]:
-    """Put pieces of a document together again where the tokenizer would not have split it."""
+def _seamless(
+    stream: Iterator[Piece | Record], tokenizer: Tokenizer, names: tuple[str, ...]
+) -> Iterator[Piece | Record]:
+    """Put pieces of a document together again where the tokenizer would not have split it, up to `LONGEST` bytes."""
     held: Piece | None = None
     for entry in stream:
         if held is not None and isinstance(entry, Piece):
             sides = held.text[-SEAM:].decode(errors="ignore"), entry.text[:SEAM].decode(errors="ignore")
             apart = [number for side in sides for number in tokenizer.encode(side, special=False)]
             if tokenizer.encode("".join(sides), special=False) == apart:
+                yield held
+            elif len(held.text) + len(entry.text) > LONGEST:
+                warnings.warn(
+                    f"a text in {names[entry.source]!r} is longer than the {LONGEST} bytes that are encoded as one: "
+                    "tokens where it was cut may differ from those of the whole; divide it by a separator.",
+                    stacklevel=2,
+                )
                 yield held
             else:
                 entry = Piece(held.text + entry.text, entry.source, entry.number, entry.ends)
@@ -142,9 +153,27 @@ def _batches(stream: Iterator[Piece | Record]) -> Iterator[list[Any]]:
     size = 0
     for entry in stream:
         batch.append(entry)
-        size += len(entry.text) if isinstance(entry, Piece) else BATCH // ROWS
+        size += len(entry.text) if isinstance(entry, Piece) else max(BATCH // ROWS, _length(entry.values))
         if size >= BATCH:
             yield batch
             batch, size = [], 0
     if batch:
         yield batch
+
+
+def _length(value: object) -> int:
+    """Return how many characters the texts in a value have, however deep they lie.
+
+    >>> _length(("ab", [{"content": "cde"}, None]))
+    5
+    """
+    length, waiting = 0, [value]
+    while waiting:
+        match waiting.pop():
+            case str(text):
+                length += len(text)
+            case list(inner) | tuple(inner):
+                waiting.extend(inner)
+            case dict(inner):
+                waiting.extend(inner.values())
+    return length

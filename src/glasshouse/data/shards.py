@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from glasshouse.data.corpus import MANIFEST, Ids, check_file, is_list_of_shards, read_json
-from glasshouse.errors import InputError, StoreError
+from glasshouse.errors import GlasshouseError, InputError, StoreError
 
 fcntl: Any
 try:
@@ -23,6 +24,26 @@ except ImportError:  # Windows
 
 PROGRESS, LOCK = "progress.json", ".lock"
 SHARD = 2**24  # ids
+
+
+def _fresh(name: str) -> str:
+    """Return the name under which a file is written before it takes the place of the old one."""
+    return f".{name}.new"
+
+
+@contextmanager
+def writing(folder: Path) -> Iterator[None]:
+    """Turn what the system says about a folder that cannot be written to into one sentence that names it."""
+    try:
+        yield
+    except GlasshouseError:
+        raise
+    except (OSError, ValueError) as error:  # the latter for a name that holds a zero
+        reason = getattr(error, "strerror", None) or error
+        raise StoreError(
+            f"{str(folder)!r} cannot be written to ({reason}); make room there or choose another "
+            "folder; the same call goes on after the last shard that is whole."
+        ) from None
 
 
 class Writer:
@@ -39,18 +60,21 @@ class Writer:
         self._ids: list[Ids] = []
         self._ends: list[NDArray[np.int64]] = []
         self._length = 0
-        self.done = (folder / MANIFEST).exists()
+        with writing(folder):
+            self.done = (folder / MANIFEST).exists()
 
     def __enter__(self) -> Writer:
         """Take the folder, and over what is finished in it."""
         folder = self.folder
-        folder.mkdir(parents=True, exist_ok=True)
+        with writing(folder):
+            folder.mkdir(parents=True, exist_ok=True)
         if self.done:
             self._go_on(folder / MANIFEST)
             return self
-        if not (folder / PROGRESS).exists() and {path.name for path in folder.iterdir()} - {LOCK}:
+        if not (folder / PROGRESS).exists() and {path.name for path in folder.iterdir()} - {LOCK, _fresh(PROGRESS)}:
             raise StoreError(f"{str(folder)!r} holds other files; choose a folder that is new or empty.")
-        self._lock = (folder / LOCK).open("w")
+        with writing(folder):
+            self._lock = (folder / LOCK).open("w")
         if fcntl is not None:
             try:
                 fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # which a process that is killed lets go
@@ -117,7 +141,7 @@ class Writer:
         """Write arrays as one .npy file; return its name, size and hash."""
         length = sum(map(len, arrays))
         digest = hashlib.sha256()
-        with (self.folder / name).open("wb") as file:
+        with writing(self.folder), (self.folder / name).open("wb") as file:
             header = {"descr": np.dtype(dtype).newbyteorder("<").str, "fortran_order": False, "shape": (length,)}
             np.lib.format.write_array_header_1_0(file, header)
             file.flush()
@@ -134,8 +158,8 @@ class Writer:
         self._put(PROGRESS, {"job": self.job, "shards": self.shards, "state": self.state})
 
     def _put(self, name: str, table: dict[str, Any]) -> None:
-        fresh = self.folder / f".{name}.new"
-        with fresh.open("w", encoding="utf-8") as file:
+        fresh = self.folder / _fresh(name)
+        with writing(self.folder), fresh.open("w", encoding="utf-8") as file:
             # One line a key: readable, and a hundred times as fast as json's own indentation of many sources.
             lines = (f"{json.dumps(key)}: {json.dumps(value, ensure_ascii=False)}" for key, value in table.items())
             file.write("{\n" + ",\n".join(lines) + "\n}\n")

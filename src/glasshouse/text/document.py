@@ -15,7 +15,7 @@ from typing import Any
 
 from glasshouse.config import Table
 from glasshouse.errors import StoreError
-from glasshouse.text import pattern
+from glasshouse.text import growth, pattern
 
 ROLES = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
 LARGEST = 200_000_000  # bytes
@@ -71,6 +71,7 @@ def check(document: Table, source: str) -> None:
             raise StoreError(
                 f"{source!r} merges {merge!r}, but {prefix!r} must begin the second part; fetch it again."
             )
+    growth.check(document, source)
 
 
 def _check_ids(document: Table, vocab: object, source: str) -> None:

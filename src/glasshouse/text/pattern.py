@@ -42,6 +42,7 @@ class _Cost(NamedTuple):
     first: int = 1  # how many steps it takes to its first match, or to fail
     certain: bool = False  # it cannot fail, so that nothing before it is tried again
     character: bool = False  # it takes exactly one character
+    empty: bool = False  # it can match without taking a character
 
 
 def check(expression: str) -> None:
@@ -53,6 +54,19 @@ def check(expression: str) -> None:
     ...
     glasshouse.errors.StoreError: the pattern '(a+)+$' repeats without end what matches in several ways; find another.
     """
+    _read(expression)
+
+
+def may_be_empty(expression: str) -> bool:
+    r"""Say whether an expression that `check` lets pass can match without taking a character.
+
+    >>> may_be_empty(r"\s+"), may_be_empty(r"\s*"), may_be_empty("(?=a)")
+    (False, True, True)
+    """
+    return _read(expression).empty
+
+
+def _read(expression: str) -> _Cost:
     if len(expression) > LONGEST:
         _refuse(expression, f"is longer than {LONGEST} characters")
     reader = _Reader(expression)
@@ -61,6 +75,7 @@ def check(expression: str) -> None:
         _refuse(expression, "closes a bracket that is not open")
     if cost.first >= LIMIT:
         _refuse(expression, "repeats in too many ways at once")
+    return cost
 
 
 def _refuse(expression: str, reason: str) -> NoReturn:
@@ -105,16 +120,18 @@ class _Reader:
         while self.kind == "or":
             self.step()
             costs.append(self.sequence())
-        return _Cost(sum(c.ways for c in costs), sum(c.first for c in costs), any(c.certain for c in costs))
+        certain, empty = any(c.certain for c in costs), any(c.empty for c in costs)
+        return _Cost(sum(c.ways for c in costs), sum(c.first for c in costs), certain, empty=empty)
 
     def sequence(self) -> _Cost:
-        ways, first, certain = 1, 1, True
+        ways, first, certain, empty = 1, 1, True, True
         while self.kind not in ("", "or", "end"):
             part = self.part()
             first = min(LIMIT, part.first * (first if part.certain else ways))
             ways = min(LIMIT, part.ways * ways)
             certain = certain and part.certain
-        return _Cost(ways, first, certain)
+            empty = empty and part.empty
+        return _Cost(ways, first, certain, empty=empty)
 
     def part(self) -> _Cost:
         kind, text = self.kind, self.step()
@@ -125,7 +142,7 @@ class _Reader:
         elif self.ignore_case and kind == "character" and text[0] in "[\\":
             cost = _Cost(ways=2)  # such a class also takes the letters of a ligature it holds: (?i:[ﬀ]) takes ff
         else:
-            cost = _Cost(character=kind == "character")
+            cost = _Cost(character=kind == "character", empty=kind == "anchor")
         while self.kind == "repeat":
             cost = self.repeat(cost, self.step())
         return cost
@@ -144,28 +161,29 @@ class _Reader:
             _refuse(self.expression, "opens a bracket that is not closed")
         self.step()
         if opening in ("(?=", "(?!"):
-            return _Cost(cost.ways, cost.ways)
+            return _Cost(cost.ways, cost.ways, empty=True)
         if opening in ("(?<=", "(?<!"):  # tried from every place where it could have begun
-            return _Cost(cost.ways**2, cost.ways**2)
+            return _Cost(cost.ways**2, cost.ways**2, empty=True)
         return cost
 
     def repeat(self, cost: _Cost, text: str) -> _Cost:
         low, high = _bounds(text)
         # To Oniguruma a{2}? is (?:a{2})?, one way more, and a{1,3}+ is (?:a{1,3})+, which comes here again.
         more = int(text.endswith("}?"))
+        empty = cost.empty or low == 0 or more == 1
         if high is None:
             if cost.ways > 1:
                 _refuse(self.expression, "repeats without end what matches in several ways")
-            return _Cost(ENDLESS + low, 1 if cost.character else 1 + low, low == 0)
+            return _Cost(ENDLESS + low, 1 if cost.character else 1 + low, low == 0, empty=empty)
         if cost.character:
-            return _Cost(min(ENDLESS, high - low + 1 + more), 1, low == 0)
+            return _Cost(min(ENDLESS, high - low + 1 + more), 1, low == 0, empty=empty)
         ways, power = more + int(low == 0), 1
         for _ in range(high):
             power *= cost.ways
             ways += power
             if ways >= LIMIT:
                 _refuse(self.expression, "repeats in too many ways at once")
-        return _Cost(ways, cost.first if high == 1 else ways, low == 0)
+        return _Cost(ways, cost.first if high == 1 else ways, low == 0, empty=empty)
 
 
 def _bounds(text: str) -> tuple[int, int | None]:

@@ -164,6 +164,7 @@ def _raise_exception(message: object) -> None:
 
 @jinja2.pass_context
 def _strftime_now(context: _Context, form: str) -> str:
+    context.spend(256 * len(form))  # to which Python lets it grow, as by %200Y
     return context.now.strftime(form)
 
 

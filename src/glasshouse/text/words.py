@@ -25,6 +25,7 @@ PATTERNS: Mapping[str, str] = {
 BATCH = 2**24  # bytes counted at a time
 CHECKED = 2**18  # bytes on which the fast counter has to agree with the slow one
 LIMIT = 750_000  # distinct words held, each of which takes about a kilobyte in all
+LENGTH = 64  # bytes that those have on average at most: a text without a space is one word of megabytes
 
 Counts = Mapping[bytes, int]
 
@@ -64,13 +65,15 @@ def expression(pattern: str) -> str:
 def count(texts: Iterable[bytes], pattern: str = "gpt2", limit: int = LIMIT) -> Words:
     """Count the words of texts in UTF-8, holding at most `limit` distinct ones: beyond that the rarer half goes.
 
+    So it does beyond `LENGTH` times `limit` bytes, which ordinary text does not reach.
+
     >>> sorted(count([b"to be or not", b" to be"]).counts.items())
     [(b' be', 2), (b' not', 1), (b' or', 1), (b' to', 1), (b'to', 1)]
     """
     if limit < 256:
         raise InputError(f"the limit on distinct words is {limit}, but it must be at least 256.")
     counts: Counter[bytes] = Counter()
-    size = left_out = 0
+    size = left_out = held = 0
     engine: list[_Engine] = []
 
     def work(batch: list[bytes]) -> Iterable[tuple[bytes, int]]:
@@ -83,11 +86,25 @@ def count(texts: Iterable[bytes], pattern: str = "gpt2", limit: int = LIMIT) -> 
         words = iter(found)
         while some := list(islice(words, limit // 8)):
             for word, number in some:
+                if word not in counts:
+                    held += len(word)
                 counts[word] += number
-            if len(counts) > limit:
-                order = sorted(counts, key=lambda word: (-counts[word], word))
-                left_out += sum(counts.pop(word) for word in order[limit // 2 :])
+            if len(counts) > limit or held > limit * LENGTH:
+                rare = _rare(counts, limit // 2)
+                held -= sum(map(len, rare))
+                left_out += sum(map(counts.pop, rare))
     return Words(counts, size, left_out)
+
+
+def _rare(counts: Counts, most: int) -> list[bytes]:
+    """Return what is not among the `most` frequent words that together have no more bytes than so many may."""
+    rare, room = [], most * LENGTH
+    for place, word in enumerate(sorted(counts, key=lambda word: (-counts[word], word))):
+        if place < most and len(word) <= room:
+            room -= len(word)
+        else:
+            rare.append(word)
+    return rare
 
 
 _Engine = Callable[[list[bytes]], Iterable[tuple[bytes, int]]]

@@ -14,16 +14,17 @@ from typing import Any, NoReturn, get_args
 
 from glasshouse.config import require
 from glasshouse.errors import InputError
+from glasshouse.text.sources.cuts import LONGEST as LONGEST
 from glasshouse.text.sources.cuts import cut
 from glasshouse.text.sources.file import Errors as Errors
-from glasshouse.text.sources.file import File, extra_module
+from glasshouse.text.sources.file import File, extra_module, reading, require_file
 from glasshouse.text.sources.file import OnBytes as OnBytes
 from glasshouse.text.sources.file import OnHash as OnHash
 from glasshouse.text.sources.table import TABLES as TABLES
 from glasshouse.text.sources.table import columns as columns_of
 from glasshouse.text.sources.table import rows, texts
 
-PIECE = 2**24  # bytes: the longest stretch of one document that is held at once, where it can be cut
+PIECE = LONGEST  # bytes of one document that are given at once
 # What is taken from a folder; a file of any other kind has to be named, or matched by a pattern.
 _PROSE = "txt text md markdown rst tex org adoc html htm xml srt vtt"
 _CODE = "py c h cc cpp hpp cs cu rs go java kt scala swift js jsx ts tsx css php rb pl lua r jl hs ml ex sql sh toml"
@@ -77,7 +78,12 @@ def find(paths: str | Path | Iterable[str | Path]) -> list[Path]:
     given = [Path(path) for path in named]
     if not given or "" in named:
         raise InputError("no paths were given; give files, folders or patterns such as 'data/**/*.txt'.")
-    found = {file.as_posix(): file for path in given for file in _matches(path)}
+    found: dict[str, Path] = {}
+    for path in given:
+        with reading(path):
+            found |= {file.as_posix(): file for file in _matches(path)}
+    for file in found.values():
+        size(file)  # which refuses what is no file
     return [found[name] for name in sorted(found)]
 
 
@@ -111,11 +117,14 @@ def skipped(paths: str | Path | Iterable[str | Path]) -> list[Path]:
 
 
 def size(path: Path) -> int:
-    """Return how many bytes a file has on the disk."""
-    try:
-        return path.stat().st_size
-    except FileNotFoundError:
-        raise InputError(f"{str(path)!r} is gone, or a link that leads nowhere; mend or remove it.") from None
+    """Return how many bytes a file has on the disk; what is no file is refused."""
+    with reading(path):
+        try:
+            state = path.stat()
+        except FileNotFoundError:
+            raise InputError(f"{str(path)!r} is gone, or a link that leads nowhere; mend or remove it.") from None
+    require_file(path, state)
+    return state.st_size
 
 
 def _matches(path: Path) -> list[Path]:
@@ -149,8 +158,9 @@ def _is_pattern(part: str) -> bool:
 def _walk(folder: Path, known: bool = True) -> Iterator[Path]:
     """Yield the files of known kinds below a folder, or those of others."""
 
-    def stop(error: OSError) -> NoReturn:
-        raise error  # a folder that may not be read would be left out without a word
+    def stop(error: OSError) -> NoReturn:  # a folder that may not be read would be left out without a word
+        with reading(Path(error.filename or folder)):
+            raise error
 
     for place, folders, files in os.walk(folder, onerror=stop):
         folders[:] = [name for name in folders if name[0] != "."]
@@ -176,6 +186,8 @@ def pieces(
     on_hash: OnHash | None = None,
 ) -> Iterator[Piece]:
     r"""Yield the documents of files, in pieces of up to `piece` bytes where they can be cut; empty ones are left out.
+
+    What cannot be cut so that the words stay the same is cut at `LONGEST` bytes all the same.
 
     A plain text is one document, or several with a `separator` between them. In the other formats each row is one, in
     the column `field`. `start` goes on at a file and a piece of it; files before that are not read.
@@ -225,7 +237,7 @@ def records(
         if file.kind not in TABLES:
             raise InputError(f"{str(file.path)!r} is plain text; records need jsonl, csv, tsv or parquet.")
     for file in opened:
-        for number, (line, values) in enumerate(rows(file, fields)):
+        for number, (line, values) in enumerate(rows(file, fields, LONGEST)):
             found = True
             if (file.source, number) >= start:
                 yield Record(values, file.source, number, line)
@@ -250,7 +262,7 @@ def parallel(
     >>> [record.values for record in parallel(folder / "de", folder / "en")]
     [('ja', 'yes'), ('nein', 'no')]
     """
-    sides = [file.lines() for file in _open((left, right), (0, 0), errors, on_bytes, on_hash)]
+    sides = [file.lines(LONGEST) for file in _open((left, right), (0, 0), errors, on_bytes, on_hash)]
     found = False
     for number, pair in enumerate(itertools.zip_longest(*sides)):
         found = True

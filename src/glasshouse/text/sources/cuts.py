@@ -1,14 +1,17 @@
 """Where a long document may be cut: where each part gives the same words as the whole.
 
 That holds by the patterns of GPT-2, GPT-4 and GPT-4o after a newline, or else before a space, that stands alone
-between characters that are not white space: no pattern has a word that goes on there, and none looks further. A
-document without such a place is held whole.
+between characters that are not white space: no pattern has a word that goes on there, and none looks further. Where
+`LONGEST` bytes have no such place, the document is cut all the same, after a newline or else between two characters,
+so that memory is bounded whatever a file holds; the tokens at that cut may differ from those of the whole.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+
+LONGEST = 2**24  # bytes of one document that are held at once
 
 _MARGIN = 4  # bytes past the end of a piece that a decision to cut there looks at
 
@@ -41,7 +44,7 @@ def cut(parts: Iterator[tuple[bytes, bool]], piece: int) -> Iterator[tuple[bytes
             held.append(text)
         size = 0 if ends else len(text)
         # Twice as much each time, so that what cannot be cut is not searched again at every block.
-        wanted = max(piece + _MARGIN, 2 * size)
+        wanted = max(piece + _MARGIN, min(2 * size, LONGEST + _MARGIN))
         del text
 
 
@@ -55,7 +58,18 @@ def _place(text: bytes, at: int, piece: int, ends: bool) -> int:
         return found.end()
     if found := re.compile(b"(?s:.{1,%d})%b" % (piece, _SPACE)).match(text, at):
         return found.end() - 1
-    found = _EITHER.search(text, at + piece)
-    if not found or (not ends and found.end() + _MARGIN - 1 > len(text)):
+    end = at + max(piece, LONGEST)
+    found = _EITHER.search(text, at + piece, end + _MARGIN)
+    if found and (ends or found.end() + _MARGIN - 1 <= len(text)):
+        place = found.end() if found[0] == b"\n" else found.start()
+        if place <= end:
+            return place
+    if len(text) <= end if ends else len(text) < end + _MARGIN:
         return 0
-    return found.end() if found[0] == b"\n" else found.start()
+    return text.rfind(b"\n", at, end) + 1 or _between_characters(text, end)
+
+
+def _between_characters(text: bytes, place: int) -> int:
+    while text[place] & 0xC0 == 0x80:  # inside a character
+        place -= 1
+    return place

@@ -7,16 +7,19 @@ import hashlib
 import importlib
 import itertools
 import os
+import stat
 import zlib
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from io import FileIO
 from pathlib import Path
 from typing import Any, Literal
 
 from glasshouse.errors import InputError
 
 BLOCK = 2**20  # bytes read from a file at a time
-_STEP = 2**13  # bytes unpacked at a time, as each can stand for 32,768 others
+_STEP = 2**11  # bytes unpacked at a time, as each can stand for 32,768 others
 
 Errors = Literal["strict", "replace"]
 OnBytes = Callable[[int], None]  # bytes read from the disk since the last call
@@ -38,10 +41,14 @@ class File:
     def raw(self) -> Iterator[bytes]:
         """Yield the file as it lies on the disk."""
         digest, size = hashlib.sha256(), 0
-        with self.path.open("rb", buffering=0) as file:
-            # A small file is read by one call; one that does not know its size, such as a pipe, says 0.
-            step = min(max(os.fstat(file.fileno()).st_size, 4096) + 1, BLOCK)
-            while block := file.read(step):
+        with reading(self.path):
+            file = FileIO(self.path, opener=_open)
+        with file:
+            state = os.fstat(file.fileno())
+            require_file(self.path, state)
+            # A small file is read by one call; one that does not know its size, such as those of /proc, says 0.
+            step = min(max(state.st_size, 4096) + 1, BLOCK)
+            while block := self.read(file, step):
                 size += len(block)
                 if self.on_hash:
                     digest.update(block)
@@ -51,13 +58,20 @@ class File:
         if self.on_hash:
             self.on_hash(self.source, size, digest.hexdigest())
 
+    def read(self, file: FileIO, size: int) -> bytes | None:
+        with reading(self.path):
+            return file.read(size)
+
     def unpacked(self) -> Iterator[bytes]:
         """Yield what was packed; a file may be several streams, one after the other."""
         stream: Any = None
+        padding = b""
         for block in self.raw():
             for at in range(0, len(block), _STEP):
                 data = block[at : at + _STEP]
                 while data:
+                    if stream is None and not (data := data.lstrip(padding)):
+                        break
                     stream = stream or self.unpacker()
                     try:
                         text = stream.decompress(data)
@@ -66,6 +80,7 @@ class File:
                     data = b""
                     if stream.eof:
                         data, stream = stream.unused_data, None
+                        padding = b"\0" if self.packing == ".gz" else b""  # as tapes have it, and gzip takes it
                     if text:
                         yield text
         if stream:
@@ -94,18 +109,48 @@ class File:
             if sound:
                 yield sound
 
-    def lines(self) -> Iterator[bytes]:
-        """Yield the lines without their newlines; nothing else ends a line."""
+    def lines(self, longest: int) -> Iterator[bytes]:
+        """Yield the lines without their newlines; nothing else ends a line. One beyond `longest` bytes is refused."""
         begun: list[bytes] = []
+        number, size = 1, 0
         for block in self.blocks():
             first, *others = block.split(b"\n")
             begun.append(first)
+            size += len(first)
+            if size > longest:
+                raise too_long(f"line {number} of {str(self.path)!r}", longest)
             if others:
                 yield b"".join(begun)
                 yield from others[:-1]
                 begun = others[-1:]
+                number, size = number + len(others), len(others[-1])
         if last := b"".join(begun):
             yield last
+
+
+def _open(path: str, flags: int) -> int:
+    """Open a file, or anything else that is there, without waiting for a process at the other end of a pipe."""
+    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
+
+
+def require_file(path: Path, state: os.stat_result) -> None:
+    """Refuse what is no file: a pipe waits for ever, and a device such as /dev/zero does not end."""
+    if not stat.S_ISREG(state.st_mode):
+        kinds = {stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket", stat.S_IFDIR: "a folder"}
+        kind = kinds.get(stat.S_IFMT(state.st_mode), "a device")
+        link = f", by a link to {os.fspath(path.resolve())!r}" if path.is_symlink() else ""
+        raise InputError(f"{str(path)!r} is {kind}{link}, but text is read from files; write it to one first.")
+
+
+@contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """Turn what the system says about a file that cannot be read into one sentence that names it."""
+    try:
+        yield
+    except OSError as error:
+        raise InputError(
+            f"{str(path)!r} cannot be read ({error.strerror or error}); check the file, its permissions and the disk."
+        ) from None
 
 
 def extra_module(module: str, extra: str) -> Any:  # noqa: ANN401 - a module, which need not be there to check types against
@@ -114,6 +159,13 @@ def extra_module(module: str, extra: str) -> Any:  # noqa: ANN401 - a module, wh
         return importlib.import_module(module)
     except ImportError:
         raise InputError(f"{extra} files need {module}; install it by pip install 'glasshouse[{extra}]'.") from None
+
+
+def too_long(where: str, longest: int) -> InputError:
+    """Return the error for a line or a value that would have to be held whole."""
+    return InputError(
+        f"{where} is longer than {longest} bytes, the most that is read as one; split it, or take it out."
+    )
 
 
 def not_utf8(where: str, offset: int) -> InputError:
