@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -14,6 +15,8 @@ from glasshouse import spec
 from glasshouse.errors import InputError
 from glasshouse.generation import beam
 from glasshouse.generation.admission import (
+    check_allowed,
+    check_beams,
     check_count,
     check_ids,
     check_length,
@@ -22,12 +25,12 @@ from glasshouse.generation.admission import (
     ids_of,
     read_prompt,
 )
-from glasshouse.generation.arrangement import Weights, copied_bytes
+from glasshouse.generation.arrangement import Weights, check_weights, copied_bytes
 from glasshouse.generation.options import Options
 from glasshouse.generation.passes import RIDERS, Passes, Riders
 from glasshouse.generation.published import rules_of
 from glasshouse.generation.recording import Recorder, Recording, views_of
-from glasshouse.generation.request import Request
+from glasshouse.generation.request import NOT_FINITE, Request
 from glasshouse.generation.sampling import VACANT, Sampler
 from glasshouse.generation.slots import Row, Slots
 from glasshouse.generation.speculation import Drafts, Speculator
@@ -58,6 +61,12 @@ class Engine:
     To `compile` takes a minute or so, and pays where an engine runs for long on a GPU with its slots in use: a
     step there is then always one of all slots. `record` names sites, as for `gh.record`: each completion has what
     stood there in its `seen`, as told at `gh.generate`.
+
+    Threads may share an engine. `submit` and `cancel` return at once, from any thread and also during a step: they
+    do nothing on the device. Any thread may call `step`, `run` or `stream`; one thread steps at a time, and for the
+    others a call of `step` waits until that step is over. A server gives one thread `run_forever`, submits from
+    others, waits by `Request.wait` or `Request.stream`, and ends with `close`. If a step raises, the requests in the
+    batch end with finish_reason "error", and the engine can be used further.
 
     >>> import glasshouse as gh
     >>> engine = gh.Engine(gh.build(gh.preset("tiny-decoder")), slots=2, max_len=32)
@@ -95,6 +104,7 @@ class Engine:
         self.source_len = check_length(model.spec, source_len, "source_len") if isinstance(model, Seq2Seq) else 0
         self.chunk = min(check_count("chunk", chunk), self.max_len)
         check_count("slots", slots)
+        check_weights(weights)
         check_memory(model, slots, self.max_len, self.source_len, copied_bytes(model, weights))
         most = max(self.chunk, 1 if speculator is None else speculator.count + 1)
         # To record, every token passes the model itself, and the place of a key is its position, so that layers with
@@ -111,6 +121,11 @@ class Engine:
         self._queue: deque[Request] = deque()
         self._searches: dict[Request, tuple[beam.Search, list[Row]]] = {}
         self._launched: deque[_Launch] = deque()
+        # Guards the queue and what follows; notified of a new request, and when a step is over.
+        self._turn = threading.Condition()
+        self._stepper: int | None = None  # the thread that is in a step; all state but the queue is its own
+        self._cancelled = False  # whether a request was cancelled that may still be in the queue or the batch
+        self._closed = False
 
     @property
     def n_bytes(self) -> int:
@@ -140,8 +155,11 @@ class Engine:
             raise InputError(f"stop is {options.stop!r}, but there is no tokenizer; give stop_ids instead.")
         check_ids(options, self.spec.vocab_size)
         options = self._rules.apply(options)
+        end_ids = frozenset((*self.spec.end_ids, *options.stop_ids))
+        check_allowed(options, end_ids, self.spec.vocab_size)
         if options.beams > len(self.slots):
             raise InputError(f"beams is {options.beams}, but the engine has {len(self.slots)} slots; make more.")
+        check_beams(self._passes.model, options.beams, self.max_len, self.source_len)
         if options.beams > 1 and self._recorder is not None:
             raise InputError(f"beams is {options.beams}, but a search cannot be recorded; leave one of them out.")
         if not 1 <= n_best <= options.beams:
@@ -165,7 +183,7 @@ class Engine:
             ids,
             options,
             tok=self.tok,
-            end_ids=frozenset((*self.spec.end_ids, *options.stop_ids)),
+            end_ids=end_ids,
             limit=limit,
             source=source,
             n_best=n_best,
@@ -178,38 +196,124 @@ class Engine:
                 request.conclude(search.results(), search.tree if keep_tree else None)
         elif limit == 0:
             request.finish("length")
-        if not request.done:
-            self._queue.append(request)
+        with self._turn:
+            if self._closed:
+                raise InputError("the engine is closed, so that it takes no more requests; make another.")
+            if not request.done:
+                self._queue.append(request)
+                self._turn.notify_all()
         return request
 
-    @torch.inference_mode()
     def cancel(self, request: Request) -> None:
-        """End a request now, whether it waits, reads its prompt or writes; what it has written stays."""
-        if request.done:
-            return
-        request.finish("cancelled")
-        self._searches.pop(request, None)
-        if request in self._queue:
-            self._queue.remove(request)
-        self._leave([row for row in self.slots.rows if row.request is request])
+        """End a request now, whether it waits, reads its prompt or writes; what it has written stays.
+
+        Its slots are free for others from the next step on.
+        """
+        if request.finish("cancelled"):
+            self._cancelled = True
 
     def run(self) -> None:
         """Take steps until every request is done."""
         while self.step():
             pass
 
+    def run_forever(self) -> None:
+        """Take steps whenever there is work, and wait while there is none, until another thread calls `close`.
+
+        If a step raises, the engine is closed, so that nobody waits in vain, and the error is raised here.
+        """
+        try:
+            while not self._closed:
+                with self._turn:
+                    self._turn.wait_for(lambda: self._closed or self._has_work())
+                self.step()
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        """Cancel every request that is not done and take no more; a step that has begun is waited for."""
+        with self._turn:
+            self._closed = True
+            self._turn.notify_all()
+            self._turn.wait_for(lambda: self._stepper is None)
+            for request in (*self._queue, *self._in_batch()):
+                request.finish("cancelled")
+            self._queue.clear()
+            self._clear()
+
     def stream(self, request: Request) -> Iterator[str]:
-        """Take steps until a request is done, and yield its text as it comes, in whole characters."""
+        """Take steps until a request is done, and yield its text as it comes, in whole characters.
+
+        A request that failed raises its sentence after its last text.
+        """
         while not request.done:
             self.step()
             if piece := request.take():
                 yield piece
         if piece := request.take():
             yield piece
+        request.check()
+
+    def step(self) -> bool:
+        """Let requests join, read a chunk of prompts, and give each row its next token; say whether work is left.
+
+        While another thread is in a step, no second one begins: the call returns when that step is over.
+        """
+        me = threading.get_ident()
+        try:
+            with self._turn:
+                if self._stepper is not None:
+                    self._turn.wait()
+                elif not self._closed:
+                    self._stepper = me
+            if self._stepper == me:
+                self._step()
+            return self._has_work()
+        except BaseException as error:
+            if self._stepper == me:  # rows and cache may disagree now, so that none of them can go on
+                for request in self._in_batch():
+                    request.fail(f"a step of the engine raised {type(error).__name__}: {error}; submit it again.")
+                self._clear()
+            raise
+        finally:
+            if self._stepper == me:
+                with self._turn:
+                    self._stepper = None
+                    self._turn.notify_all()
+
+    def _has_work(self) -> bool:
+        return bool(self._queue or self.slots.rows or self._launched)
+
+    def _in_batch(self) -> set[Request]:
+        """Return the requests that have a row, or tokens on their way."""
+        rows = {row.request for row in self.slots.rows if row.request is not None}
+        return rows | {request for launch in self._launched for _, request in launch.rows}
+
+    def _clear(self) -> None:
+        """Take all slots back at once."""
+        self._searches.clear()
+        self._launched.clear()
+        for slot in range(len(self.slots)):
+            self._sampler.leave(slot)
+        self.slots.clear()
+
+    def _drop_cancelled(self) -> None:
+        """Take cancelled requests out of the queue and the batch."""
+        self._cancelled = False  # first, so that one cancelled meanwhile is found by the next step
+        with self._turn:
+            self._queue = deque(request for request in self._queue if not request.done)
+        for request in [request for request in self._searches if request.done]:
+            del self._searches[request]
+        ended = [row for row in self.slots.rows if row.request is not None and row.request.done]
+        for row in ended:
+            if row.request is not None and not row.request.ids:  # no token has shown yet that what it holds is finite
+                self.slots.forget(row)
+        self._leave(ended)
 
     @torch.inference_mode()
-    def step(self) -> bool:
-        """Let requests join, read a chunk of prompts, and give each row its next token; say whether work is left."""
+    def _step(self) -> None:
+        if self._cancelled:
+            self._drop_cancelled()
         riders = None
         if self._is_crowded():
             riders = self._board()
@@ -226,8 +330,8 @@ class Engine:
         # or the host does the work itself, it waits.
         ahead = self._passes.last.is_cuda and not self._searches and self._speculator is None and bool(rows)
         while len(self._launched) > int(ahead):
-            self._deliver(self._launched.popleft())
-        return bool(self._queue or self.slots.rows or self._launched)
+            self._deliver(self._launched[0])
+            self._launched.popleft()
 
     def _fill(self) -> None:
         """Let requests join while there are slots, and read their prompts, a chunk in all."""
@@ -272,10 +376,13 @@ class Engine:
 
     def _admit(self) -> Row | None:
         """Give the first request in the queue a slot, if there are as many as it needs."""
+        while self._queue and self._queue[0].done:  # cancelled while it waited
+            self._queue.popleft()
         if not self._queue or len(self.slots.free) < self._queue[0].options.beams:
             return None
-        request = self._queue.popleft()
+        request = self._queue[0]
         row = self.slots.join(request)
+        self._queue.popleft()  # not before it has a row, so that it can always be found
         if request.source:
             with self._watching([row], len(request.source)):
                 self._passes.hear(request.source, row.slot)
@@ -358,7 +465,11 @@ class Engine:
                     self.slots.cache.copy_row(source.slot, target.slot, shared, source.length)
         for request, (search, rows) in list(self._searches.items()):
             if search.done:
-                request.conclude(search.results(), search.tree if request.keep_tree else None)
+                if search.not_finite:
+                    request.fail(NOT_FINITE)
+                    self.slots.purge(rows)
+                else:
+                    request.conclude(search.results(), search.tree if request.keep_tree else None)
                 del self._searches[request]
                 self._leave(rows)
 
@@ -384,9 +495,10 @@ class Engine:
             if request.options.beams > 1:
                 continue
             for token, logprob in zip(new[:count], values[:count], strict=True):
-                if not request.done:
+                if request.add(token, logprob):
                     row.tokens.append(token)
-                    request.add(token, logprob)
+            if request.error is not None:
+                self.slots.purge([row])
         self._leave([row for row, request in launch.rows if request.done and row.request is request])
 
     def _watching(self, rows: list[Row], count: int) -> AbstractContextManager[None]:
