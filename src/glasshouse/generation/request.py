@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -90,9 +90,12 @@ class Request:
         self._transcript = self._new_transcript()
         self._written = 0  # ids that the transcript has
         self._untaken: list[str] = []
-        self._changed = (
-            threading.Condition()
-        )  # guards all of the above, and is notified of every token and of the end
+        # Tokens that are chosen only where no other is allowed; end tokens, where they come too early.
+        self._forbidden = {token for token, bias in options.logit_bias.items() if bias < -MOST}
+        self._suspects = self._forbidden | (end_ids if options.min_new_tokens else frozenset())
+        self._lock = threading.RLock()  # guards all of the above
+        self._changed = threading.Condition(self._lock)  # notified of each token and the end, if anyone waits
+        self._waiting = 0
 
     @property
     def done(self) -> bool:
@@ -106,10 +109,11 @@ class Request:
 
     def add(self, token: int, logprob: float) -> bool:
         """Take the next token of the model; return whether it was taken, which it is not once the request is done."""
-        with self._changed:
-            if self.done:
+        with self._lock:
+            if self.finish_reason is not None:
                 return False
-            if problem := self._problem(token, logprob):
+            # Not a number compares as false. It is looked at on the host, so that a GPU need not be waited for.
+            if (token in self._suspects or not logprob > -math.inf) and (problem := self._problem(token, logprob)):
                 self.fail(problem)
                 return False
             if token in self.end_ids:
@@ -119,17 +123,18 @@ class Request:
             self.logprobs.append(logprob)
             if self.options.stop:
                 self._write()
-            if self._transcript is not None and self._transcript.stopped:
-                self.finish("stop")
-            elif len(self.ids) >= self.limit:
+                if self._transcript is not None and self._transcript.stopped:
+                    self.finish("stop")
+                    return True
+            if len(self.ids) >= self.limit:
                 self.finish("length")
-            else:
+            elif self._waiting:
                 self._changed.notify_all()
             return True
 
     def conclude(self, found: list[Hypothesis], tree: list[Node] | None) -> None:
         """Take what a beam search found, best first."""
-        with self._changed:
+        with self._lock:
             if self.done:
                 return
             if not found:
@@ -141,14 +146,14 @@ class Request:
 
     def fail(self, error: str) -> None:
         """End it with a sentence that says what went wrong; what was written before stays."""
-        with self._changed:
+        with self._lock:
             if not self.done:
                 self.error = error
                 self.finish("error")
 
     def finish(self, reason: FinishReason) -> bool:
         """End it; return whether this call did, and not another before it."""
-        with self._changed:
+        with self._lock:
             if self.done:
                 return False
             self._write()
@@ -159,19 +164,20 @@ class Request:
                 kept = self._transcript.kept
                 self.ids, self.logprobs = self.ids[:kept], self.logprobs[:kept]
             self.finish_reason = reason
-            self._changed.notify_all()
+            if self._waiting:
+                self._changed.notify_all()
             return True
 
     @property
     def text(self) -> str:
         """What has been written so far and will not change."""
-        with self._changed:
+        with self._lock:
             self._write()
             return "" if self._transcript is None else self._transcript.text
 
     def take(self) -> str:
         """Return the text that came since the last call: whole characters, and nothing of a stop string."""
-        with self._changed:
+        with self._lock:
             self._write()
             new = "".join(self._untaken)
             self._untaken.clear()
@@ -179,8 +185,8 @@ class Request:
 
     def wait(self, timeout: float | None = None) -> bool:
         """Wait until it is done, at most `timeout` seconds, while another thread steps the engine; return `done`."""
-        with self._changed:
-            return self._changed.wait_for(lambda: self.done, timeout)
+        with self._lock:
+            return self._wait_for(lambda: self.done, timeout)
 
     def stream(self) -> Iterator[str]:
         """Yield the text as it comes, in whole characters, while another thread steps the engine.
@@ -189,8 +195,8 @@ class Request:
         """
         done = False
         while not done:
-            with self._changed:
-                self._changed.wait_for(lambda: self.done or len(self.ids) > self._written or any(self._untaken))
+            with self._lock:
+                self._wait_for(lambda: self.done or len(self.ids) > self._written or any(self._untaken))
                 done = self.done
                 piece = self.take()
             if piece:
@@ -204,7 +210,7 @@ class Request:
 
     def completions(self) -> list[Completion]:
         """Return the result, or the `n_best` of a beam search."""
-        with self._changed:
+        with self._lock:
             if self.finish_reason is None:
                 raise InputError("the request is not done; step the engine until it is, or wait for it.")
             if not self.found:
@@ -212,18 +218,19 @@ class Request:
                 return [Completion(self.text, self.ids, self.logprobs, self.finish_reason, seen=seen)]
             return [self._completion(one) for one in self.found]
 
-    def _problem(self, token: int, logprob: float) -> str | None:
-        """Say what is wrong with a token that should not have been chosen.
+    def _wait_for(self, what: Callable[[], bool], timeout: float | None = None) -> bool:
+        self._waiting += 1
+        try:
+            return self._changed.wait_for(what, timeout)
+        finally:
+            self._waiting -= 1
 
-        It is looked at here, on the host, so that a GPU need not be waited for; a sampler chooses something in any
-        case.
-        """
+    def _problem(self, token: int, logprob: float) -> str | None:
+        """Say what is wrong with a token that should not have been chosen, as a sampler chooses one in any case."""
         if math.isnan(logprob):
             return NOT_FINITE
         early = token in self.end_ids and len(self.ids) < self.options.min_new_tokens
-        if early or logprob == -math.inf or self.options.logit_bias.get(token, 0.0) < -MOST:
-            return NOTHING_ALLOWED
-        return None
+        return NOTHING_ALLOWED if early or logprob == -math.inf or token in self._forbidden else None
 
     def _completion(self, one: Hypothesis) -> Completion:
         transcript = self._new_transcript()
