@@ -50,8 +50,8 @@ def rows(done: Done) -> dict[str, str]:
 def test_figures_are_those_of_the_library(place: Path, call: Call) -> None:
     model, tok = gh.load(place / "alone")
     assert tok is not None
-    report = gh.evaluate(model, tok, place / "validation.txt", length=16, most=3)
-    words = ("eval", place / "alone", place / "validation.txt", "--length", "16", "--most", "3", "--device", "cpu")
+    report = gh.evaluate(model, tok, place / "validation.txt", length=16, limit=3)
+    words = ("eval", place / "alone", place / "validation.txt", "--length", "16", "--limit", "3", "--device", "cpu")
     figures = report.figures
     assert rows(call(*words)) == {
         "loss": f"{figures['loss']:.4f}",
@@ -68,8 +68,15 @@ def test_figures_are_those_of_the_library(place: Path, call: Call) -> None:
         "asked": 48,
         "left_out": 0,
         "figures": figures,
-        "examples": [{"read": one.read, "expected": one.expected, "said": one.said} for one in report.examples],
+        "items": report.items,
+        "measured": 3,
+        "written": 0,
+        "signatures": {},
+        "examples": [
+            {"read": one.read, "expected": one.expected, "said": one.said, "n_best": []} for one in report.examples
+        ],
     }
+    assert f"tokens, in 3 of {report.items} rows\n" in call(*words).out
 
 
 def test_the_model_and_the_columns_tell_what_is_measured(place: Path, call: Call) -> None:
@@ -132,12 +139,27 @@ def test_pairs_by_their_columns(place: Path, call: Call) -> None:
     assert rows(done)["left out"] == "1"
     assert "example 2\nread      no\nexpected  nein\\x1b[31m\nsaid" in done.out
     assert "\x1b" not in done.out
+    signature = gh.evaluation.bleu(["a"], ["a"]).signature
+    assert re.search(rf"^BLEU +[\d.]+  0 to 100, over 2 texts, {re.escape(signature)}$", done.out, re.MULTILINE)
+    assert re.search(r"^exact match +[\d.]+%  of 2 texts$", done.out, re.MULTILINE)
+    for option in ("--written", "--limit"):
+        said = call(*words, option, "1").out
+        assert re.search(r"^exact match +[\d.]+%  of 1 of 2 texts$", said, re.MULTILINE), said
+        assert "0 to 100, over 1 of 2 texts, nrefs:1|" in said
+    told = json.loads(call(*words, "--beams", "3", "--n", "2", "--json").out)
+    assert set(told["signatures"]) == {"bleu", "chrf"}
+    (first, _), (second, _) = told["examples"][0]["n_best"]
+    assert first >= second
+    lines = call(*words, "--beams", "3", "--n", "2").out.splitlines()
+    best = [line for line in lines if line.startswith("best ")]
+    assert len(best) == 4
+    assert best[0].startswith(f"best 1    {first:.4f}  ")
     few = rows(call(*words, "--written", "0"))
     assert set(few) == {"loss", "perplexity", "accuracy", "asked for", "left out"}
 
 
 def test_a_builtin_set(place: Path, call: Call) -> None:
-    words = ("eval", place / "translator", "dates", "--most", "4", "--written", "0", "--json")
+    words = ("eval", place / "translator", "dates", "--limit", "4", "--written", "0", "--json")
     found = [json.loads(call(*words, "--split", split).out) for split in ("validation", "test")]
     assert json.loads(call(*words).out) == found[0]
     assert found[0] != found[1]
@@ -214,5 +236,13 @@ def test_a_long_text_shows_both_of_its_ends() -> None:
 def test_help_shows_defaults_and_an_example(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "200")
     helped = call("eval", "--help").out
-    for shown in ("validation]", "32]", "200]", "the model's max_len", "auto]", "Example: glasshouse eval"):
+    for shown in (
+        "validation]",
+        "32]",
+        "--limit",
+        "--beams",
+        "the model's max_len",
+        "auto]",
+        "Example: glasshouse eval",
+    ):
         assert shown in helped, shown

@@ -172,9 +172,13 @@ def test_settings_are_handed_on(settings: dict[str, Any], house: House, call: Ca
     words = [word for name, value in settings.items() for word in (f"--{name.replace('_', '-')}", str(value))]
     expected = house.generate("decoder", PROMPT, **settings)
     plain = call("generate", house["decoder"], PROMPT, *FEW, *words)
-    texts = [one.text for one in expected]
-    heads = ["", *(f"\n--- {number} of {len(texts)}\n" for number in range(2, len(texts) + 1))]
-    assert plain == Done(0, "".join(head + text for head, text in zip(heads, texts, strict=True)) + "\n", "")
+    heads = [f"--- {number} of {len(expected)}" for number in range(1, len(expected) + 1)]
+    if len(expected) == 1 or expected[0].score is None:
+        heads[0] = ""
+    else:
+        heads = [f"{head}, score {one.score:.4f}" for head, one in zip(heads, expected, strict=True)]
+    lines = [line for head, one in zip(heads, expected, strict=True) for line in (head, one.text)]
+    assert plain == Done(0, "\n".join(lines).removeprefix("\n") + "\n", "")
     found = objects(call("generate", house["decoder"], PROMPT, *FEW, *words, "--json").out)
     assert found == [as_object(PROMPT, one) for one in expected]
     for name in settings.keys() - {"temperature"} if "n" not in settings else ():  # each of them matters here
@@ -262,6 +266,52 @@ def test_max_len_bounds_prompt_and_completion(house: House, call: Call) -> None:
     assert "shorten it" in call("generate", house["decoder"], PROMPT, "--max-len", "2").err
 
 
+def test_a_completion_for_which_there_is_no_room_says_so(
+    house: House, call: Call, lines: Callable[..., Done]
+) -> None:
+    before = len(house.tok.encode("to be"))
+    cut = f"{16 - before} of 400 new tokens were written: with the {before} before them they fill the model's 16 "
+    done = call("generate", house["learned"], "to be", "--max-new-tokens", "400", "--json")
+    assert len(objects(done.out)[0]["ids"]) == 16 - before
+    assert done.err == f"warning: {cut}positions (max_len).\n"
+    many = lines("generate", house["learned"], "-", "--max-new-tokens", "400", stdin=b"to be\nto be\nto be or not\n")
+    assert many.err == f"warning: 3 of 3 completions, such as this: {cut}positions (max_len).\n"
+    chat = ("generate", house["learned"], "--chat", "--max-new-tokens", "400")
+    assert "of 400 new tokens were written" in call(*chat, stdin=b"to\n").err
+    assert call("generate", house["learned"], "to be", "--max-new-tokens", "2").err == ""
+    longer = call("generate", house["short"], "to be", "--max-new-tokens", "100", "--json")  # no learned positions
+    assert len(objects(longer.out)[0]["ids"]) == 100
+    assert longer.err == (
+        f"warning: the text has {before + 100} tokens, but the model was trained on sequences of at most 64 "
+        "(max_len), and may get worse past that.\n"
+    )
+    short = lines("generate", house["short"], "-", "--max-len", "20", stdin=b"to be\n")
+    assert short.err == (
+        f"warning: {20 - before} of 256 new tokens were written: with the {before} before them they fill max_len, "
+        "which is 20.\n"
+    )
+
+
+def test_a_request_that_fails_is_named(house: House, call: Call, lines: Callable[..., Done], tmp_path: Path) -> None:
+    """Of a model that one token makes NaN."""
+    broken = copy.deepcopy(house.models["decoder"])
+    (token,) = house.tok.encode("7", special=False)
+    broken.token.table.weight.data[token] = torch.nan
+    assert broken.head.weight is not broken.token.table.weight
+    gh.save(broken, house.tok, tmp_path / "broken")
+    nan = "the model's log-probabilities are NaN: its weights, or what it computes from this prompt, are not finite"
+    for more in ((), ("--json",), ("--beams", "2")):
+        done = call("generate", tmp_path / "broken", "to 7", *FEW, *more)
+        assert done.code == 1
+        assert done.err.startswith(f"error: {nan}")
+    done = lines("generate", tmp_path / "broken", "-", *FEW, "--slots", "2", stdin=b"to be\nto 7\nbe\n")
+    first, last = house.generate("decoder", ["to be", "be"])
+    assert (done.code, done.out) == (1, f"{as_line(first)}\n{as_line(last)}")
+    assert done.err.startswith(f"error: line 2: {nan}")
+    as_json = lines("generate", tmp_path / "broken", "-", *FEW, "--json", stdin=b"to 7\nbe\n")
+    assert [one.get("error", "")[: len(nan)] for one in objects(as_json.out)] == [nan, ""]
+
+
 def test_a_prompt_may_be_any_bytes(house: House, call: Call) -> None:
     done = call("generate", house["decoder"], os.fsdecode(b"caf\xe9"), *FEW, "--json")
     (one,) = house.generate("decoder", b"caf\xe9")
@@ -334,13 +384,13 @@ def test_a_line_that_cannot_be_taken_stops_no_other(house: House, lines: Callabl
     long = b"to be " * 100
     given = b"to be\n\n" + long + b"\nor not"
     first, last = house.generate("short", ["to be", "or not"])
-    done = lines("generate", house["short"], "-", *FEW, stdin=given)
+    done = lines("generate", house["short"], "-", *FEW, stdin=given)  # made for 64 tokens, and 12 may come after them
     assert (done.code, done.out) == (1, f"{as_line(first)}\n\n{as_line(last)}")
     empty, longer = done.err.splitlines()
     assert empty == (
         "error: line 2: the prompt is empty, and the model has no start_id to begin with; give at least one token."
     )
-    assert longer.startswith(f"error: line 3: the prompt has {len(house.tok.encode(long))} tokens, but max_len is 64")
+    assert longer.startswith(f"error: line 3: the prompt has {len(house.tok.encode(long))} tokens, but max_len is 76")
     done = lines("generate", house["short"], "-", *FEW, "--json", stdin=given)
     assert done.code == 1
     assert [one.get("text") for one in objects(done.out)] == [first.text, None, None, last.text]
@@ -540,7 +590,7 @@ def test_a_conversation_that_outgrows_its_room_forgets_its_beginning(house: Hous
         history = [*kept, {"role": "assistant", "content": out[-1]}]
     assert [line.split(":")[0] for line in err][:2] == ["warning", "error"]
     assert len(history) > 2  # what was too long cost nothing of what came before it
-    done = call("generate", house["short"], "--chat", *FEW, stdin="\n".join(said).encode())
+    done = call("generate", house["short"], "--chat", "--max-len", "64", *FEW, stdin="\n".join(said).encode())
     assert done == Done(1, "".join(f"{text}\n" for text in out), "".join(f"{line}\n" for line in err))
 
 

@@ -274,12 +274,48 @@ def test_one_of_six_wrong_is_one_of_six(translator: Any, tok: gh.Tokenizer, tmp_
     wanted = [*(PAIRS | {"no": "niemals"}).values()]
     assert figures["chrf"] == gh.evaluation.chrf([*PAIRS.values()], wanted).value
     only = gh.evaluate(translator, tok, path, kind="pairs", written=2)
-    assert only.figures["exact_match"] == 1 / 2
-    assert [one.said for one in only.examples] == ["ja", "nein"]
+    assert (only.written, len(only.examples)) == (2, 2)
+    assert only.figures["exact_match"] == sum(one.said == one.expected for one in only.examples) / 2
+    # With a limit, every figure is over the same items: those that were read are those that are answered.
+    for count in range(1, 6):
+        some = gh.evaluate(translator, tok, path, kind="pairs", limit=count)
+        assert (some.figures["exact_match"] == 1) == (some.figures["accuracy"] == 1), count
     none = gh.evaluate(translator, tok, path, kind="pairs", written=0)
     assert "exact_match" not in none.figures
     assert "bleu" not in none.figures
     assert none.examples == []
+
+
+def test_all_items_count_unless_told(translator: Any, tok: gh.Tokenizer, tmp_path: Path) -> None:  # noqa: ANN401
+    """The last item of 201 is the only one that is wrong."""
+    many = [*PAIRS.items()] * 33 + [("yes", "ja"), ("no", "nein"), ("and", "oder")]
+    path = tmp_path / "a.tsv"
+    path.write_text("source\ttarget\n" + "".join(f"{a}\t{b}\n" for a, b in many))
+    said, wanted = [PAIRS[source] for source, _ in many], [target for _, target in many]
+    whole = gh.evaluate(translator, tok, path, kind="pairs")
+    assert (whole.items, whole.measured, whole.written) == (201, 201, 201)
+    assert whole.figures["exact_match"] == 200 / 201
+    for name, score in (("bleu", gh.evaluation.bleu(said, wanted)), ("chrf", gh.evaluation.chrf(said, wanted))):
+        assert (whole.figures[name], whole.signatures[name]) == (score.value, score.signature)
+    part = gh.evaluate(translator, tok, path, kind="pairs", limit=12)
+    assert (part.items, part.measured, part.written) == (201, 12, 12)
+    assert whole.asked == sum(len(target) + 1 for target in wanted)
+    few = gh.evaluate(translator, tok, path, kind="pairs", written=3)
+    assert (few.items, few.measured, few.written, few.asked) == (201, 201, 3, whole.asked)
+
+
+def test_answers_by_a_search(translator: Any, tok: gh.Tokenizer, tmp_path: Path) -> None:  # noqa: ANN401
+    report = gh.evaluate(translator, tok, write_pairs(tmp_path / "a.tsv", PAIRS), kind="pairs", beams=3, n=2)
+    end = tok.special_id("eos")
+    for example in report.examples:
+        source = [*tok.encode(example.read), end]
+        most = 2 * len("nicht") + 1
+        found = gh.generate(translator, tok, [source], most, beams=3, n=2, stop_ids=(end,))
+        assert example.said == found[0].text
+        assert [text for _, text in example.n_best] == [one.text for one in found]
+        assert [score for score, _ in example.n_best] == pytest.approx([one.score for one in found], abs=1e-4)
+    one = gh.evaluate(translator, tok, write_pairs(tmp_path / "a.tsv", PAIRS), kind="pairs", beams=3)
+    assert (one.figures, [example.n_best for example in one.examples]) == (report.figures, [()] * 3)
 
 
 def test_items_that_are_too_long_are_counted(translator: Any, tok: gh.Tokenizer, tmp_path: Path) -> None:  # noqa: ANN401
@@ -368,7 +404,7 @@ def test_it_does_not_matter_how_data_are_named(
 
 def test_a_part_of_a_builtin_set(tok: gh.Tokenizer) -> None:
     model = make("tiny-seq2seq", start_id=0)
-    some = [gh.evaluate(model, tok, "dates", split=split, most=5, written=0) for split in ("validation", "test")]
+    some = [gh.evaluate(model, tok, "dates", split=split, limit=5, written=0) for split in ("validation", "test")]
     assert some[0].figures != some[1].figures
     # Five dates as they are written in ISO, and the end of each.
     assert [one.asked for one in some] == [5 * (len("2000-01-01") + 1)] * 2
@@ -381,8 +417,10 @@ def test_a_part_of_a_builtin_set(tok: gh.Tokenizer) -> None:
         ({"length": 100}, "length is 100, but the model has positions for 64"),
         ({"length": 60}, "the corpus has 19 tokens"),
         ({"rows": 0, "length": 8}, "rows is 0"),
-        ({"most": 0, "length": 8}, "most is 0"),
+        ({"limit": 0, "length": 8}, "limit is 0"),
         ({"written": -1, "length": 8}, "written is -1"),
+        ({"beams": 0, "length": 8}, "beams is 0"),
+        ({"beams": 2, "n": 3, "length": 8}, "n is 3, but a search of 2 beams finds no more than these; raise beams"),
     ],
 )
 def test_settings_that_do_not_fit(settings: dict[str, Any], said: str, tok: gh.Tokenizer, tmp_path: Path) -> None:
@@ -409,7 +447,7 @@ def test_data_and_models_that_do_not_fit(tok: gh.Tokenizer, tmp_path: Path) -> N
         gh.evaluate(make("tiny-seq2seq"), tok, corpus)
     stages = []
     with pytest.raises(InputError, match="no start_id"):
-        gh.evaluate(make("tiny-seq2seq"), tok, "dates", most=2, progress=lambda stage, *_: stages.append(stage))
+        gh.evaluate(make("tiny-seq2seq"), tok, "dates", limit=2, progress=lambda stage, *_: stages.append(stage))
     assert "measuring" not in stages  # which would have been in vain
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import warnings
 from numbers import Integral
 
 import numpy as np
@@ -166,6 +168,11 @@ def test_without_room_a_search_finds_the_empty_text_alone(model: gh.models.Decod
         ("to", {"n": 0}, "n is 0, but it must be a whole number of at least 1"),
         ("to", {"top_k": 0}, "top_k is 0"),
         ("to", {"stop": ["a", ""]}, "it must be texts, none empty"),
+        ("to", {"weights": "int4"}, "weights is 'int4', but it must be one of own, copy, int8."),
+        ("to", {"weights": []}, "weights is [], but it must be one of own, copy, int8."),
+        ("to", {"max_len": 65}, "max_len is 65, but the model has positions for 64; ask for no more."),
+        ("to", {"beams": 10**30}, f"beams is {10**30}, but at most 300 are possible here"),
+        ("to", {"logit_bias": dict.fromkeys(range(300), -math.inf)}, "logit_bias is -inf for all 300 ids"),
     ],
 )
 def test_what_cannot_be_done_is_one_sentence(
@@ -174,6 +181,60 @@ def test_what_cannot_be_done_is_one_sentence(
     with pytest.raises(gh.InputError) as caught:
         gh.generate(model, TOK, prompts, **settings)  # type: ignore[arg-type]
     assert sentence in str(caught.value)
+
+
+def test_beams_are_bounded_by_what_they_cost(model: gh.models.Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a machine with a MiB to spare: keys and values, logits, candidates, and what pairs of beams share."""
+    weights = sum(one.numel() * one.element_size() for one in model.parameters())
+    monkeypatch.setattr(gh.device, "memory_bytes", lambda device: 2 * weights + 2**20)
+
+    def cost(beams: int) -> int:
+        width = model.spec.n_kv_heads * model.spec.d_head
+        cached = 2 * 2 * width * 8 * (2 + 5 + 1)  # of two layers, in float64, for prompt, output and padding
+        return beams * (cached + 16 * 300 + 256 * min(2 * beams, 300) + 16 * beams)
+
+    most = max(beams for beams in range(1, 99) if cost(beams) <= 2**20)
+    assert 1 < most < 98
+    assert len(gh.generate(model, None, [[1, 2]], max_new_tokens=5, beams=most)[0].ids) == 5
+    sentence = f"beams is {most + 1}, but at most {most} are possible here: no more than the 300 ids, and for each"
+    with pytest.raises(gh.InputError, match=sentence):
+        gh.generate(model, None, [[1, 2]], max_new_tokens=5, beams=most + 1)
+    with pytest.raises(gh.InputError, match=sentence):
+        list(gh.stream(model, TOK, [1, 2], max_new_tokens=5, beams=most + 1))
+    engine = gh.Engine(model, slots=most + 1, max_len=7)
+    with pytest.raises(gh.InputError, match=sentence):
+        engine.submit([1, 2], max_new_tokens=5, beams=most + 1)
+
+
+@pytest.mark.parametrize("position", ["learned", "rotary", "sinusoidal", "alibi", "relative", "none"])
+@pytest.mark.parametrize("preset", ["tiny-decoder", "tiny-seq2seq"])
+def test_only_a_table_of_positions_ends_a_text(preset: str, position: str) -> None:
+    """And a warning says so, with both numbers, or that the text is longer than the model was made for."""
+    torch.manual_seed(0)
+    model = gh.build(gh.preset(preset, vocab_size=300, max_len=16, position=position, start_id=0, end_ids=()))
+    prompt = [1, 2, 3, 4, 5]
+    before = 5 if preset == "tiny-decoder" else 1
+    with pytest.warns(UserWarning, match="max_len") as told:
+        (one,) = gh.generate(model, None, [prompt], max_new_tokens=40)
+    if position == "learned":
+        said_ = (
+            f"{16 - before} of 40 new tokens were written: with the {before} before them they fill the model's 16 "
+        )
+    else:
+        said_ = f"the text has {40 + before} tokens, but the model was trained on sequences of at most 16 (max_len)"
+    assert len(one.ids) == (16 - before if position == "learned" else 40)
+    assert one.finish_reason == "length"
+    assert [str(one.message)[: len(said_)] for one in told] == [said_]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        (two,) = gh.generate(model, None, [prompt], max_new_tokens=40, max_len=12)  # as was asked for
+        gh.generate(model, None, [prompt], max_new_tokens=16 - before)
+    assert two.ids == one.ids[: 12 - before]
+
+
+def test_a_stream_that_is_cut_says_so(model: gh.models.Decoder) -> None:
+    with pytest.warns(UserWarning, match="^61 of 62 new tokens were written: with the 3 before them they fill"):
+        list(gh.stream(model, TOK, [1, 2, 3], max_new_tokens=62))
 
 
 def test_an_empty_prompt_is_the_start_token_where_there_is_one() -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import gc
+import math
 import random
 from collections.abc import Iterator
 from dataclasses import replace
@@ -362,6 +364,90 @@ def test_what_cannot_be_done_is_refused_and_the_engine_goes_on(
     assert sentence in str(caught.value)
     engine.run()
     assert running.ids == write(MODELS["gpt2"], [1, 2], Options(max_new_tokens=6), MAX_LEN)
+
+
+def not_finite(kind: str) -> Decoder | Seq2Seq:
+    """Return a model that is NaN wherever it reads token 39, and otherwise as ever."""
+    model = copy.deepcopy(MODELS[kind])
+    model.token.register_forward_hook(lambda module, ids, x: x.masked_fill((ids[0] == 39)[..., None], torch.nan))
+    return model
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "windows", "encoder-decoder"])
+def test_a_request_that_is_not_finite_fails_alone(kind: str) -> None:
+    model, chance = not_finite(kind), random.Random(1)
+    engine = gh.Engine(model, slots=4, max_len=MAX_LEN, chunk=16)
+    failing, cancelled, others = [], [], []
+    for number, some in enumerate(ragged(4, 12)):
+        prompt = [token % 39 for token in some]
+        options = choices(number)
+        options = replace(options, logit_bias={**options.logit_bias, 39: -math.inf})
+        others.append((prompt, engine.submit(prompt, options)))
+        broken = [39, *prompt, *range(10)]
+        request = engine.submit(broken, max_new_tokens=chance.choice((1, 5)), beams=chance.choice((1, 2)))
+        for _ in range(chance.randrange(4)):
+            engine.step()
+        if number % 3 == 0:  # most while they read their prompt
+            engine.cancel(request)
+        (cancelled if request.finish_reason == "cancelled" else failing).append(request)
+    engine.run()
+    assert len(cancelled) > 1
+    for request in failing:
+        assert (request.finish_reason, request.ids) == ("error", [])
+        assert request.error is not None
+        assert request.error.startswith("the model's log-probabilities are NaN")
+    for prompt, request in others:
+        assert request.finish_reason in ("stop", "length")
+        assert request.ids == write(MODELS[kind], prompt, request.options, MAX_LEN)
+
+
+def test_a_model_that_is_not_finite_says_so() -> None:
+    model = copy.deepcopy(MODELS["llama"])
+    model.token.table.weight.data.fill_(torch.nan)
+    for settings_ in (
+        {},
+        {"temperature": 1.0},
+        {"beams": 3},
+        {"speculator": NGrams()},
+        {"speculator": DraftModel(model)},
+    ):
+        with pytest.raises(gh.InputError, match="the model's log-probabilities are NaN"):
+            gh.generate(model, None, [[1, 2, 1, 2]], **settings_)
+    with pytest.raises(gh.InputError, match="the model's log-probabilities are NaN"):
+        list(gh.stream(model, None, [1, 2], max_new_tokens=2))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("beams", [1, 2])
+def test_settings_that_forbid_every_token_are_refused(beams: int) -> None:
+    model, everything = MODELS["llama"], dict.fromkeys(range(40), -math.inf)
+    engine = gh.Engine(model, slots=2, max_len=MAX_LEN)
+    for bias in (everything, dict.fromkeys(range(40), -1e39)):  # which is no float32
+        with pytest.raises(gh.InputError, match="logit_bias is -inf for all 40 ids"):
+            engine.submit([1], logit_bias=bias, beams=beams)
+    ends = {token: bias for token, bias in everything.items() if token != 7}
+    with pytest.raises(gh.InputError, match="logit_bias and min_new_tokens forbid all 40 ids"):
+        engine.submit([1], logit_bias=ends, min_new_tokens=1, beams=beams)
+    (nothing,) = gh.generate(model, None, [[1]], logit_bias=ends, beams=beams)
+    assert (nothing.ids, nothing.finish_reason) == ([], "stop")
+    almost = {token: bias for token, bias in everything.items() if token != 5}
+    assert gh.generate(model, None, [[1]], logit_bias=almost, max_new_tokens=3, beams=beams)[0].ids == [5] * 3
+
+
+@pytest.mark.parametrize("settings_", [{}, {"temperature": 1.0}, {"beams": 2}])
+def test_a_model_that_forbids_what_settings_leave_says_so(settings_: dict[str, Any]) -> None:
+    """Its own logits are -inf but for ids 3 and 4, which the bias forbids."""
+    model = copy.deepcopy(MODELS["llama"])
+    only = torch.full((40,), -math.inf).index_fill(0, torch.tensor([3, 4]), 0.0)
+    hook = model.head.register_forward_hook(lambda module, given, logits: logits + only)
+    assert set(gh.generate(model, None, [[1]], max_new_tokens=9, **settings_)[0].ids) <= {3, 4}
+    engine = gh.Engine(model, slots=2, max_len=MAX_LEN)
+    request = engine.submit([1], logit_bias={3: -math.inf, 4: -math.inf}, **settings_)
+    fine = engine.submit([1], logit_bias={3: -math.inf}, max_new_tokens=3)
+    engine.run()
+    assert request.error is not None
+    assert request.error.startswith("no token may come next")
+    assert fine.ids == [4] * 3
+    hook.remove()
 
 
 def test_odd_lengths_give_the_sensible_result() -> None:

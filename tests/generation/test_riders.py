@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 import glasshouse as gh
-from glasshouse.generation import engine as engines
-from glasshouse.generation import passes
+from glasshouse.generation import batch, passes
 from glasshouse.layers import held
 from glasshouse.layers.layout import lay_out
 
@@ -35,7 +34,7 @@ def rides(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     write = passes.Passes._write_riding
     monkeypatch.setattr(held, "takes", lambda *_: True)
     monkeypatch.setattr(held, "attend", attend_in_loops)
-    for module in (engines, passes):
+    for module in (batch, passes):
         monkeypatch.setattr(module, "RIDERS", 5)
     monkeypatch.setattr(
         passes.Passes, "_write_riding", lambda self, width: [widths.append(width), write(self, width)][1]

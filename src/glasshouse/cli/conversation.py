@@ -46,6 +46,9 @@ class _Conversation:
             print(streaming.as_json(text.encode(), request.completions()[0]), flush=True)
         else:
             streaming.write(pieces)
+        request.check()
+        if request.cut_short and (sentence := gh.generation.calls.length_warning(self.engine.spec, request)):
+            screen.warn(sentence)
         self.history = [*kept, {"role": "assistant", "content": request.text}]
         streaming.report(len(request.ids), began, str(request.finish_reason))
 

@@ -27,10 +27,10 @@ FORMATS = {
     "perplexity": ("perplexity", "{:,.2f}", "{unit}s to choose among"),
     "accuracy": ("accuracy", "{:.2%}", "of {unit}s"),
     "bits_per_byte": ("bits per byte", "{:.4f}", ""),
-    "exact_match": ("exact match", "{:.2%}", "of texts written"),
+    "exact_match": ("exact match", "{:.2%}", "of {texts}"),
     "f1": ("F1", "{:.4f}", "mean over labels, 0 to 1"),
-    "bleu": ("BLEU", "{:.2f}", "0 to 100"),
-    "chrf": ("chrF", "{:.2f}", "0 to 100"),
+    "bleu": ("BLEU", "{:.2f}", "0 to 100, over {texts}, {signature}"),
+    "chrf": ("chrF", "{:.2f}", "0 to 100, over {texts}, {signature}"),
 }
 
 
@@ -63,10 +63,21 @@ def evaluate(
         typer.Option(min=1, help="Tokens in a row; for items, at most.", show_default="the model's max_len"),
     ] = None,
     rows: Annotated[int, typer.Option(min=1, help="Rows that are read at a time.")] = 32,
-    most: Annotated[int | None, typer.Option(min=1, help="Rows to read at most.", show_default="all")] = None,
+    limit: Annotated[
+        int | None, typer.Option(min=1, help="Rows or items to use, a fixed random sample.", show_default="all")
+    ] = None,
     written: Annotated[
-        int, typer.Option(min=0, help="Answers that are also written, of pairs and chat, to be compared.")
-    ] = 200,
+        int | None,
+        typer.Option(
+            min=0,
+            help="Of pairs and chat, answers to write for exact match, BLEU and chrF; 0 leaves these out.",
+            show_default="all",
+        ),
+    ] = None,
+    beams: Annotated[int, typer.Option(min=1, help="Write answers by a beam search of this width.")] = 1,
+    n: Annotated[
+        int, typer.Option("--n", min=1, help="Show so many of the best texts of a search in each example.")
+    ] = 1,
     baselines: Annotated[
         bool,
         typer.Option(
@@ -74,7 +85,8 @@ def evaluate(
         ),
     ] = False,
     as_json: Annotated[
-        bool, typer.Option("--json", help="Print one object: kind, asked, left_out, figures, baselines, examples.")
+        bool,
+        typer.Option("--json", help="Print one object: figures, signatures, items, measured, written, examples ..."),
     ] = False,
     device: Device = "auto",
     revision: Revision = None,
@@ -107,7 +119,16 @@ def evaluate(
         itself = learned is not None and corpus is not tried and corpus.folder.resolve() == learned.folder.resolve()
         beside = gh.evaluation.baseline_bits(corpus, None if itself else learned) if baselines else {}
         report = gh.evaluate(
-            loaded, tok, corpus, length=length, rows=rows, most=most, written=written, progress=progress
+            loaded,
+            tok,
+            corpus,
+            length=length,
+            rows=rows,
+            limit=limit,
+            written=written,
+            beams=beams,
+            n=n,
+            progress=progress,
         )
     if as_json:
         table = asdict(report) | {"figures": _finite(report.figures)}
@@ -140,18 +161,30 @@ def _finite(figures: Mapping[str, float]) -> dict[str, float | None]:
 def show(report: gh.evaluation.Report, beside: Mapping[str, float]) -> None:
     """Print figures and examples."""
     unit = "label" if report.kind in ("labelled", "tagged") else "token"
+    texts = f"{report.written:,} texts"
+    if report.written < report.items:
+        texts = f"{report.written:,} of {report.items:,} texts"
     rows = []
     for name, value in report.figures.items():
         shown, form, of = FORMATS[name]
-        rows.append((shown, form.format(value), of.format(unit=unit)))
+        told = of.format(unit=unit, texts=texts, signature=report.signatures.get(name, ""))
+        rows.append((shown, form.format(value), told))
+    if report.kind == "pairs" and report.written and "bleu" not in report.figures:
+        rows.append(("BLEU", "-", "is computed by sacrebleu: pip install 'glasshouse[translation]'"))
     rows += [(name, f"{value:.4f}", "bits per byte") for name, value in beside.items()]
-    rows.append(("asked for", f"{report.asked:,}", f"{unit}s"))
+    part = "rows" if report.kind == "text" else "items"
+    among = f", in {report.measured:,} of {report.items:,} {part}" * (report.measured < report.items)
+    rows.append(("asked for", f"{report.asked:,}", f"{unit}s{among}"))
     if report.left_out:
         rows.append(("left out", f"{report.left_out:,}", "items that are longer than a row"))
     screen.table(rows, right=(1,))
     for number, example in enumerate(report.examples, 1):
         print(f"\nexample {number}")
-        screen.table((name, _shorten(text)) for name, text in asdict(example).items())
+        lines = [(name, _shorten(getattr(example, name))) for name in ("read", "expected", "said")]
+        lines += [
+            (f"best {rank}", f"{score:.4f}  {_shorten(text)}") for rank, (score, text) in enumerate(example.n_best, 1)
+        ]
+        screen.table(lines)
 
 
 def _shorten(text: str) -> str:

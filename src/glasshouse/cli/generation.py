@@ -70,7 +70,7 @@ def generate(
         typer.Option(
             min=1,
             help="Tokens of prompt and completion at most; of an encoder-decoder, of either.",
-            show_default=f"as needed; the model's, up to {ROOM}, for - and --chat",
+            show_default=f"as needed; for - and --chat what the model was made for, up to {ROOM}",
         ),
     ] = None,
     draft: Annotated[
@@ -134,13 +134,15 @@ def generate(
     lasts = chat or prompt == LINES
     if lasts:
         sequences = 1 if chat else gh.generation.calls.MOST_SLOTS
-        length = max_len or min(found.spec.max_len, ROOM)
+        limit = found.spec.position_limit
+        length = max_len or min(found.spec.max_len + max_new_tokens if limit is None else limit, ROOM)
         source = length if translates else 0
     else:
         ids = gh.generation.admission.read_prompt(said, tok, found.spec)
         sequences = n if beams == 1 else 1
         length = max_len or gh.generation.calls.lengths_for(found, [ids], options)[0]
         source = len(ids) if translates else 0
+    gh.generation.admission.check_beams(found, beams, length, source)
     rows = slots or max(beams, gh.generation.calls.slots_for(found, length, source, sequences * beams))
     engine = gh.Engine(
         found,
@@ -210,10 +212,15 @@ def _answer(engine: gh.Engine, prompt: bytes, options: gh.Options, n: int, as_js
             if as_json:
                 print(streaming.as_json(prompt, one))
             else:
-                _head(number, len(found))
+                _head(number, len(found), one.score)
                 print(streaming.fit(one.text))
     reasons = dict.fromkeys(request.finish_reason for request in requests if request.finish_reason)
     streaming.report(sum(len(request.ids) for request in requests), began, *reasons)
+    lengths = streaming.LengthWarnings(engine)
+    for request in requests:
+        request.check()
+        lengths.look(request)
+    lengths.tell()
     if interrupted:
         raise typer.Exit(streaming.INTERRUPTED)
 
@@ -228,9 +235,11 @@ def _stream(engine: gh.Engine, requests: Sequence[gh.generation.Request]) -> boo
     return bool(caught)
 
 
-def _head(number: int, count: int) -> None:
-    """Print the line between two completions."""
-    if number > 1:
+def _head(number: int, count: int, score: float | None = None) -> None:
+    """Print the line between two completions; those of a search have one each, with the score."""
+    if score is not None and count > 1:
+        print(f"--- {number} of {count}, score {score:.4f}")
+    elif number > 1:
         print(f"--- {number} of {count}")
 
 

@@ -71,9 +71,9 @@ class _Line:
 
     def output(self, n: int, as_json: bool) -> list[str]:
         """Return its lines of output: in JSON one for each completion, else `n`, whatever there is."""
-        found = [one for request in self.requests for one in request.completions()]
         if as_json and self.error:
             return [json.dumps({"prompt": streaming.readable(self.prompt), "error": self.error})]
+        found = [one for request in self.requests for one in request.completions()] if not self.error else []
         if as_json:
             return [streaming.as_json(self.prompt, one) for one in found]
         texts = [one.text.replace("\n", r"\n").replace("\r", r"\r") for one in found]
@@ -86,6 +86,7 @@ def answer_lines(engine: gh.Engine, options: gh.Options, n: int, as_json: bool) 
     out = sys.stdout  # while there is a bar, sys.stdout is its
     lines = _Lines(WINDOW * len(engine.slots))
     count = failed = done = tokens = 0
+    lengths = streaming.LengthWarnings(engine)
     with nullcontext(gh.text.training.silent) if out.isatty() else screen.progress() as progress:
         for count, line in enumerate(_in_order(engine, lines, options, n), 1):
             for text in line.output(n, as_json):
@@ -96,8 +97,11 @@ def answer_lines(engine: gh.Engine, options: gh.Options, n: int, as_json: bool) 
                 failed += 1
             done += line.size
             tokens += sum(len(request.ids) for request in line.requests)
+            for request in line.requests:
+                lengths.look(request)
             progress("generating", done, lines.n_bytes)
     streaming.report(tokens, began, f"{count:,} lines", *([f"{failed:,} of them refused"] if failed else []))
+    lengths.tell()
     if failed:
         raise typer.Exit(1)
 
@@ -118,4 +122,6 @@ def _in_order(engine: gh.Engine, lines: _Lines, options: gh.Options, n: int) -> 
             return
         engine.step()
         while window and all(request.done for request in window[0].requests):
-            yield window.popleft()
+            line = window.popleft()
+            line.error = line.error or next((one.error for one in line.requests if one.error), "")
+            yield line

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from rich.console import Console
 
 import glasshouse as gh
+from glasshouse.cli import screen
 from glasshouse.visible import clean
 
 INTERRUPTED = 130  # what shells call the end by Ctrl-C
@@ -42,6 +43,28 @@ def pieces(engine: gh.Engine, request: gh.generation.Request, caught: list[int])
             engine.cancel(request)
         yield request.take()
     yield request.take()
+
+
+class LengthWarnings:
+    """Collects which completions were cut short, or outgrew the model, and says so in one line."""
+
+    def __init__(self, engine: gh.Engine) -> None:
+        self._spec = engine.spec
+        self._first = ""
+        self._count = self._of = 0
+
+    def look(self, request: gh.generation.Request) -> None:
+        """Count a request that is done."""
+        sentence = gh.generation.calls.length_warning(self._spec, request)
+        self._first = self._first or sentence or ""
+        self._count += sentence is not None
+        self._of += 1
+
+    def tell(self) -> None:
+        """Print the line, if there is anything to say."""
+        if self._first:
+            more = "" if self._of == 1 else f"{self._count:,} of {self._of:,} completions, such as this: "
+            screen.warn(more + self._first)
 
 
 @contextmanager

@@ -6,7 +6,7 @@ import importlib.util
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import cast
 
@@ -35,9 +35,10 @@ from glasshouse.data.samples import kind_for, make_samples
 from glasshouse.errors import InputError
 from glasshouse.evaluation.measures import exact_match, f1
 from glasshouse.evaluation.tally import Tally, byte_sizes, read_through
-from glasshouse.evaluation.translation import bleu, chrf
-from glasshouse.generation import generate
+from glasshouse.evaluation.translation import Score, bleu, chrf
+from glasshouse.generation import Options, Request
 from glasshouse.generation.admission import check_count, check_length, check_model
+from glasshouse.generation.calls import complete
 from glasshouse.models import Decoder, Model, Seq2Seq, check_pair
 from glasshouse.spec import SequenceLabel, Spec, TokenLabel
 from glasshouse.text import Tokenizer
@@ -54,6 +55,8 @@ GLIMPSE = 64  # tokens of running text in an example: half are read, half are to
 class Example:
     """One thing that was asked: what the model read, what it should have said, and what it said.
 
+    `n_best` has the texts of a beam search by their scores, the best of which is what it said.
+
     >>> Example(read="yes", expected="ja", said="nein").said
     'nein'
     """
@@ -61,6 +64,7 @@ class Example:
     read: str
     expected: str
     said: str
+    n_best: tuple[tuple[float, str], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -68,7 +72,10 @@ class Report:
     """What was measured: figures by name, over so many places that counted, and a few examples.
 
     `loss` is in nats a place; `accuracy`, `exact_match` and `f1` (macro) are shares from 0 to 1, `bleu` and `chrf`
-    scores from 0 to 100.
+    scores from 0 to 100, of which `signatures` has sacrebleu's line of how they were computed.
+
+    Of `items` in the data `measured` were read, and to `written` of those the model wrote an answer: exact_match,
+    bleu and chrf are over these, all other figures over what was read.
 
     >>> Report("labelled", {"accuracy": 0.75}, asked=4, examples=[]).figures["accuracy"]
     0.75
@@ -79,6 +86,10 @@ class Report:
     asked: int
     examples: list[Example]
     left_out: int = 0  # items that are too long to be asked about
+    items: int = 0  # rows of running text, or pairs, texts and conversations; those left out are not counted
+    measured: int = 0
+    written: int = 0
+    signatures: dict[str, str] = field(default_factory=dict)
 
 
 def evaluate(
@@ -92,18 +103,20 @@ def evaluate(
     errors: Errors = "strict",
     length: int | None = None,
     rows: int = 32,
-    most: int | None = None,
-    written: int = 200,
+    limit: int | None = None,
+    written: int | None = None,
+    beams: int = 1,
+    n: int = 1,
     device: torch.device | str | None = None,
     progress: Progress = silent,
 ) -> Report:
     """Measure a model on files, folders, globs, a built-in set's `split`, or a corpus: open, or the folder of one.
 
     `kind`, `fields` and `errors` are those of `data.prepare`; without a kind, the model and the columns tell it.
-    Samples have up to `length` tokens, the model's max_len unless
-    told, and run so many `rows` at a time; `most` takes fewer than all. Of pairs and conversations the model also
-    writes the answers to the first so many (`written`), taking the likeliest token each time. With a `device` the
-    model moves there.
+    Samples have up to `length` tokens, the model's max_len unless told, and run so many `rows` at a time; `limit` takes
+    a sample of so many instead of all, the same each time. Of pairs and conversations the model also writes the
+    answers, all of them unless `written` says to how many: the likeliest token each time, or by a search of so many
+    `beams`, whose `n` best are in the examples. With a `device` the model moves there.
 
     A model whose head is all zeros takes every token for as likely as any other.
 
@@ -111,7 +124,7 @@ def evaluate(
     >>> tok = gh.Tokenizer.train(texts=["to be or not to be"], vocab_size=263)
     >>> model = gh.build(gh.preset("tiny-decoder", vocab_size=263, max_len=64))
     >>> _ = torch.nn.init.zeros_(model.head.weight)
-    >>> report = gh.evaluate(model, tok, "stdlib", most=8)
+    >>> report = gh.evaluate(model, tok, "stdlib", limit=8)
     >>> round(report.figures["perplexity"], 2), report.asked
     (263.0, 512)
     """
@@ -120,10 +133,13 @@ def evaluate(
     check_pair(model, tok)
     length = check_length(model.spec, length, "length")
     check_count("rows", rows)
-    if most is not None:
-        check_count("most", most)
+    if limit is not None:
+        check_count("limit", limit)
     if written:
         check_count("written", written)
+    check_count("beams", beams)
+    if check_count("n", n) > beams:
+        raise InputError(f"n is {n}, but a search of {beams} beams finds no more than these; raise beams.")
     if device is not None:
         model.to(machine.find(device))
     was_training = model.training
@@ -133,10 +149,17 @@ def evaluate(
             path, tok, model.spec, kind=kind, fields=fields, split=split, errors=errors, progress=progress
         ) as corpus:
             samples = make_samples(model.spec, corpus, batch_size=1, length=length)
-            count = len(samples) if most is None else min(most, len(samples))
-            job = _Job(model, tok, corpus, length, rows, count, min(written, count), progress)
-            total, figures, examples = job.ask(samples)
-            return Report(corpus.kind, figures, total.asked, examples[:SHOWN], getattr(samples, "left_out", 0))
+            count = len(samples) if limit is None else min(limit, len(samples))
+            answers = count if written is None else min(written, count)
+            job = _Job(model, tok, corpus, length, rows, count, answers, beams, n, progress)
+            report = job.ask(samples)
+            return replace(
+                report,
+                examples=report.examples[:SHOWN],
+                left_out=getattr(samples, "left_out", 0),
+                items=len(samples),
+                measured=count,
+            )
     finally:
         model.train(was_training)
 
@@ -187,7 +210,6 @@ def _of_kind(corpus: Corpus, kind: Kind | None) -> Corpus:
 
 
 Turn = tuple[list[int], list[int]]  # what is read, and what should be written
-Found = tuple[Tally, dict[str, float], list[Example]]
 
 
 @dataclass(frozen=True)
@@ -199,9 +221,16 @@ class _Job:
     rows: int
     count: int  # samples to read
     written: int  # items to answer
+    beams: int
+    n: int
     progress: Progress
 
-    def ask(self, samples: Samples) -> Found:
+    @property
+    def room(self) -> int:
+        """How many tokens of prompt and answer there is room for."""
+        return max(self.length, self.model.spec.max_len)
+
+    def ask(self, samples: Samples) -> Report:
         match samples:
             case RunningText():
                 return self._running(samples)
@@ -215,7 +244,7 @@ class _Job:
                 return self._answered(samples)
         raise AssertionError(f"{samples} are no samples of a corpus")
 
-    def _running(self, samples: RunningText) -> Found:
+    def _running(self, samples: RunningText) -> Report:
         # Where tokens are no rows of bytes, what one spells depends on its neighbours, so it has no size of its own.
         total = self._measure(samples, byte_sizes(self.tok) if self.tok.byte_level else None)
         begin = [samples.end] if samples.start in (None, samples.end) else []  # other texts bring their start along
@@ -225,9 +254,9 @@ class _Job:
             half = min(len(text), self.length) // 2
             if half:
                 turns.append((begin + text[:half], text[half : 2 * half]))
-        return total, total.figures(), self._write(turns, GLIMPSE // 2, end=samples.end)
+        return self._report(total, total.figures(), self._write(turns, GLIMPSE // 2, end=samples.end))
 
-    def _masked(self, samples: MaskedText) -> Found:
+    def _masked(self, samples: MaskedText) -> Report:
         total = self._measure(samples)
         batch = samples.batch(range(min(SHOWN, self.count)))
         with torch.no_grad():
@@ -240,17 +269,17 @@ class _Job:
             Example(self.tok.decode(ids), spell(targets[asked]), spell(answers[asked]))
             for ids, targets, answers, asked in zip(batch.ids, batch.targets, said, batch.loss, strict=True)
         ]
-        return total, total.figures(), examples
+        return self._report(total, total.figures(), examples)
 
-    def _labelled(self, samples: Labelled) -> Found:
+    def _labelled(self, samples: Labelled) -> Report:
         total, names, answers = self._choices(samples)
         items = [self.corpus.item(item) for item in samples.items(range(self.count))]
         expected = [self.corpus.labels[int(label[0])] for _, label in items]
         said = [names[int(number)] for number in answers]
         texts = [self.tok.decode(text) for text, _ in items[:SHOWN]]
-        return total, _label_figures(total, said, expected), list(map(Example, texts, expected, said))
+        return self._report(total, _label_figures(total, said, expected), list(map(Example, texts, expected, said)))
 
-    def _tagged(self, samples: Tagged) -> Found:
+    def _tagged(self, samples: Tagged) -> Report:
         total, names, answers = self._choices(samples)
         expected: list[str] = []
         said: list[str] = []
@@ -264,9 +293,9 @@ class _Job:
             said += given
             if len(examples) < SHOWN:
                 words = [self.tok.decode(word).strip() for word in np.split(ids, asked)[1:]]
-                both = (" ".join(map("/".join, zip(words, one, strict=True))) for one in (right, given))
-                examples.append(Example(self.tok.decode(ids), *both))
-        return total, _label_figures(total, said, expected), examples
+                wanted, named = (" ".join(map("/".join, zip(words, one, strict=True))) for one in (right, given))
+                examples.append(Example(self.tok.decode(ids), wanted, named))
+        return self._report(total, _label_figures(total, said, expected), examples)
 
     def _choices(self, samples: Labelled | Tagged) -> tuple[Tally, Sequence[str], list[Tensor]]:
         """Measure, and return also the names of the model's labels and, for each sample, the numbers it chose."""
@@ -279,26 +308,32 @@ class _Job:
             hook.remove()
         return total, names, answers
 
-    def _answered(self, samples: Pairs | Conversations) -> Found:
+    def _answered(self, samples: Pairs | Conversations) -> Report:
         if self.written:
             check_model(self.model)  # one that cannot write had better say so before it is measured
         total = self._measure(samples)
-        items = [self.corpus.item(item) for item in samples.kept[: self.written].tolist()]
+        items = [self.corpus.item(item) for item in sorted(samples.items(range(self.written)))]
         if isinstance(samples, Pairs):
             turns = [(samples.source(source.tolist()), target.tolist()) for source, target in items]
         else:
             turns = [_last_answer(*item) for item in items]
-            turns = [turn for turn in turns if 0 < len(turn[0]) <= self.model.spec.max_len]
+            turns = [turn for turn in turns if 0 < len(turn[0]) <= self.room]
         # An answer twice as long as the longest is wrong, however it goes on.
         limit = min(self.length, 2 * max((len(wanted) for _, wanted in turns), default=0) + 1)
         examples = self._write(turns, limit, end=samples.end, roles=isinstance(samples, Conversations))
         figures = total.figures()
+        scores: dict[str, Score] = {}
         if examples:
             said, expected = [one.said for one in examples], [one.expected for one in examples]
             figures["exact_match"] = exact_match(said, expected)
             if isinstance(samples, Pairs) and importlib.util.find_spec("sacrebleu") is not None:
-                figures |= {"bleu": bleu(said, expected).value, "chrf": chrf(said, expected).value}
-        return total, figures, examples
+                scores = {"bleu": bleu(said, expected), "chrf": chrf(said, expected)}
+        figures |= {name: score.value for name, score in scores.items()}
+        signatures = {name: score.signature for name, score in scores.items()}
+        return replace(self._report(total, figures, examples), written=len(examples), signatures=signatures)
+
+    def _report(self, total: Tally, figures: dict[str, float], examples: list[Example]) -> Report:
+        return Report(self.corpus.kind, figures, total.asked, examples)
 
     def _measure(self, samples: Samples, sizes: Tensor | None = None) -> Tally:
         done = 0
@@ -326,12 +361,18 @@ class _Job:
 
         writer = cast("Decoder | Seq2Seq", self.model)
         reads = [read for read, _ in turns]
-        found = generate(writer, self.tok, reads, limit, stop_ids=tuple(sorted(ends)), progress=on_tokens)
+        options = Options(max_new_tokens=limit, beams=self.beams, stop_ids=tuple(sorted(ends)))
+        found = complete(writer, self.tok, reads, options, n=self.n, max_len=self.room, progress=on_tokens)
         self.progress("writing", total, total)
         return [
-            Example(self.tok.decode(read, special=roles), self.tok.decode(wanted, special=False), one.text)
-            for (read, wanted), one in zip(turns, found, strict=True)
+            self._example(self.tok.decode(read, special=roles), self.tok.decode(wanted, special=False), request)
+            for (read, wanted), request in zip(turns, found, strict=True)
         ]
+
+    def _example(self, read: str, expected: str, request: Request) -> Example:
+        best = request.completions()
+        listed = tuple((one.score, one.text) for one in best if one.score is not None) if self.n > 1 else ()
+        return Example(read, expected, best[0].text, listed)
 
 
 def _last_answer(ids: NDArray[np.int64], runs: NDArray[np.int64]) -> Turn:

@@ -5,13 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from numbers import Integral
 
+import torch
+
 from glasshouse import device as machine
 from glasshouse import spec
 from glasshouse.errors import InputError
 from glasshouse.generation.options import Options
+from glasshouse.generation.sampling import MOST
 from glasshouse.inspection.board import board_of
 from glasshouse.models import Decoder, Model, Seq2Seq
 from glasshouse.text import Tokenizer
+
+LOGITS_BYTES = 16  # that a search takes for each beam and id: logits, log-probabilities, biased ones, all in float32
+CANDIDATE_BYTES = 256  # for each continuation that it looks at, as Python objects
+PAIR_BYTES = 16  # for each pair of beams: how much of their text they share, before a step and after it
+CPU = torch.device("cpu")
 
 
 def check_model(model: Model) -> None:
@@ -43,8 +51,8 @@ def check_length(s: spec.Spec, length: int | None, name: str = "max_len", owner:
     """Return the tokens that a sequence may have; only a learned table of positions ends somewhere."""
     if length is None:
         return s.max_len
-    if isinstance(s.position, spec.Learned) and check_count(name, length) > s.max_len:
-        raise InputError(f"{name} is {length}, but {owner} has positions for {s.max_len}; ask for no more.")
+    if s.position_limit is not None and check_count(name, length) > s.position_limit:
+        raise InputError(f"{name} is {length}, but {owner} has positions for {s.position_limit}; ask for no more.")
     return check_count(name, length)
 
 
@@ -69,8 +77,35 @@ def check_memory(model: Model, slots: int, max_len: int, source_len: int, copied
         raise InputError(
             f"{slots} slots of {max_len} tokens need {cached / 2**30:,.1f} GiB beside the model's "
             f"{weights / 2**30:,.1f} and {copied / 2**30:,.1f} for a copy of it, but the memory of "
-            f"{weight.device.type!r} is {there / 2**30:,.1f} GiB; ask for fewer slots or a smaller max_len."
+            f"{weight.device.type!r} is {there / 2**30:,.1f} GiB; ask for fewer slots, or shorter sequences."
         )
+
+
+def check_beams(model: Decoder | Seq2Seq, beams: int, max_len: int, source_len: int = 0) -> None:
+    """Refuse a search of more beams than there are ids to begin with, or than there is memory for."""
+    s, weight = model.spec, model.token.table.weight
+    weights = sum(one.numel() * one.element_size() for one in model.parameters())
+
+    def fits(count: int) -> bool:
+        if count > s.vocab_size:
+            return False
+        cached = cache_bytes(s, count, max_len, source_len, weight.element_size())
+        on_device = 2 * weights + cached + LOGITS_BYTES * count * s.vocab_size
+        on_host = CANDIDATE_BYTES * count * min(2 * count, s.vocab_size) + PAIR_BYTES * count**2
+        if weight.is_cpu:
+            return on_device + on_host <= machine.memory_bytes(weight.device)
+        return on_device <= machine.memory_bytes(weight.device) and on_host <= machine.memory_bytes(CPU)
+
+    if beams == 1 or fits(beams):
+        return
+    most, too_many = 1, beams
+    while too_many - most > 1:
+        middle = (most + too_many) // 2
+        most, too_many = (middle, too_many) if fits(middle) else (most, middle)
+    raise InputError(
+        f"beams is {beams}, but at most {most} are possible here: no more than the {s.vocab_size} ids, and for each "
+        f"there must be memory for {max_len} keys and values, {s.vocab_size} logits and {2 * most} candidates."
+    )
 
 
 def check_ids(options: Options, vocab_size: int) -> None:
@@ -78,6 +113,17 @@ def check_ids(options: Options, vocab_size: int) -> None:
     for name in ("logit_bias", "stop_ids"):
         if (largest := max(getattr(options, name), default=0)) >= vocab_size:
             raise InputError(f"{name} names id {largest}, but ids go to vocab_size - 1 = {vocab_size - 1}.")
+
+
+def check_allowed(options: Options, end_ids: Iterable[int], vocab_size: int) -> None:
+    """Refuse settings that leave no token to choose."""
+    forbidden = {token for token, bias in options.logit_bias.items() if bias < -MOST}
+    names = "logit_bias is -inf for"
+    if options.min_new_tokens > 0 and len(forbidden) < vocab_size:
+        forbidden |= set(end_ids)
+        names = "logit_bias and min_new_tokens forbid"
+    if len(forbidden) >= vocab_size:
+        raise InputError(f"{names} all {vocab_size} ids, so that no token can be written; allow at least one.")
 
 
 def read_prompt(prompt: str | bytes | Iterable[int], tok: Tokenizer | None, s: spec.Spec) -> list[int]:

@@ -22,8 +22,7 @@ M = TypeVar("M", Decoder, Seq2Seq, Decoder | Seq2Seq)
 
 def prepare(model: M, weights: Weights, slots: int) -> M:
     """Return a model that writes what the given one would, which stays as it is, for so many rows at once."""
-    if weights not in get_args(Weights):
-        raise InputError(f"weights is {weights!r}, but it must be one of {', '.join(get_args(Weights))}.")
+    check_weights(weights)
     tree = share(model).eval()
     drop_dropout(tree)
     match weights:
@@ -34,6 +33,12 @@ def prepare(model: M, weights: Weights, slots: int) -> M:
         case "copy":
             pack(tree, slots)
     return tree
+
+
+def check_weights(weights: Weights) -> None:
+    """Refuse what is no way to hold the weights."""
+    if weights not in get_args(Weights):
+        raise InputError(f"weights is {weights!r}, but it must be one of {', '.join(get_args(Weights))}.")
 
 
 def copied_bytes(model: Decoder | Seq2Seq, weights: Weights) -> int:

@@ -127,6 +127,7 @@ class Search:
         self.vocab_size = vocab_size
         self.moves: list[Move] = []
         self.tree: list[Node] = []
+        self.not_finite = False  # a beam's log-probabilities were NaN, so that nothing could be ranked
 
         self._end_ids = frozenset((*end_ids, *options.stop_ids))
         self._prompt = torch.tensor(sorted(set(prompt)), dtype=torch.int64)
@@ -213,6 +214,11 @@ class Search:
             self.moves = []
             return list(range(self.options.beams)), [0] * self.options.beams
         self._step += 1
+        # topk puts NaN first, and a softmax over one NaN is NaN throughout.
+        if any(beam.runs and math.isnan(row[0]) for beam, row in zip(self._beams, logprobs, strict=True)):
+            self.not_finite = self._decided = True
+            self.moves = []
+            return list(range(self.options.beams)), [0] * self.options.beams
         kept = self._choose(self._candidates(steered, logprobs, tokens))
         parents = self._place(kept)
         self._decided = not self.done and self._is_decided()

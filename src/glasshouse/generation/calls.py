@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 
 from glasshouse import device as machine
-from glasshouse import spec
 from glasshouse.errors import InputError
-from glasshouse.generation.admission import cache_bytes, check_count, check_model, read_prompt
+from glasshouse.generation.admission import (
+    cache_bytes,
+    check_beams,
+    check_count,
+    check_length,
+    check_model,
+    read_prompt,
+)
 from glasshouse.generation.arrangement import Weights
 from glasshouse.generation.engine import Engine
 from glasshouse.generation.options import Options
 from glasshouse.generation.published import rules_of
-from glasshouse.generation.request import Completion
+from glasshouse.generation.request import Completion, Request
 from glasshouse.generation.speculation import Speculator
 from glasshouse.models import Decoder, Seq2Seq
+from glasshouse.spec import Spec
 from glasshouse.text import Tokenizer
 
 Prompt = str | bytes | Sequence[int]
@@ -39,6 +47,7 @@ def generate(
     *,
     n: int = 1,
     keep_tree: bool = False,
+    max_len: int | None = None,
     slots: int | None = None,
     speculator: Speculator | None = None,
     weights: Weights | None = None,
@@ -53,6 +62,11 @@ def generate(
     Further settings are those of `Options`; `slots`, `speculator` and `weights` are those of `Engine`, except that
     weights are copied only where so much is to be written that it pays. `progress` is called with the number of new
     tokens after each step.
+
+    Prompt and completion together, or the target of an encoder-decoder, have at most `max_len` tokens. Without it,
+    they have as many as are asked for, unless the model's table of learned positions ends before; where that cuts
+    completions short, or where they are longer than the model was trained for (its spec's max_len), a warning says
+    so. A model whose outputs are NaN is an error.
 
     `record` names sites, as for `gh.record`, and each completion's `seen` has what stood there while it was written,
     without a second pass: by position in prompt and output, with no axis for the batch. A token is seen when the one
@@ -80,23 +94,71 @@ def generate(
             **settings,
         }
     )
+    requests = complete(
+        model,
+        tok,
+        prompts,
+        options,
+        n=n,
+        keep_tree=keep_tree,
+        max_len=max_len,
+        slots=slots,
+        speculator=speculator,
+        weights=weights,
+        record=record,
+        progress=progress,
+    )
+    told = [sentence for request in requests if (sentence := length_warning(model.spec, request))]
+    if max_len is None and told:
+        more = "" if len(requests) == 1 else f"{len(told)} of {len(requests)} completions, such as this: "
+        warnings.warn(more + told[0], stacklevel=2)
+    return [completion for request in requests for completion in request.completions()]
+
+
+def complete(
+    model: Decoder | Seq2Seq,
+    tok: Tokenizer | None,
+    prompts: Prompt | Sequence[Prompt],
+    options: Options,
+    *,
+    n: int = 1,
+    keep_tree: bool = False,
+    max_len: int | None = None,
+    slots: int | None = None,
+    speculator: Speculator | None = None,
+    weights: Weights | None = None,
+    record: str | Sequence[str] = (),
+    progress: Callable[[int], None] = lambda new: None,
+) -> list[Request]:
+    """Do what `generate` does, and return the requests: one for each search, or for each of `n` samples of a prompt.
+
+    >>> import glasshouse as gh
+    >>> model = gh.build(gh.preset("tiny-decoder"))
+    >>> found = complete(model, None, [[1, 2, 3], [4]], Options(beams=3, max_new_tokens=5), n=2)
+    >>> [len(request.completions()) for request in found]
+    [2, 2]
+    """
     check_model(model)
     rows = [read_prompt(prompt, tok, model.spec) for prompt in as_list(prompts)]
     check_count("n", n)
-    if beams == 1 and n > 1 and temperature == 0:
+    beams = options.beams
+    if beams == 1 and n > 1 and options.temperature == 0:
         raise InputError(f"n is {n}, but without a temperature or beams all samples are the same; give one of them.")
     if not rows:
         return []
-    max_len, source_len = lengths_for(model, rows, options)
+    room, source_len = lengths_for(model, rows, options)
+    if max_len is not None:
+        room = min(room, check_length(model.spec, max_len))
+    check_beams(model, beams, room, source_len or 0)
     copies = 1 if beams > 1 else n
     if slots is None:
-        slots = max(beams, slots_for(model, max_len, source_len, len(rows) * copies * beams))
+        slots = max(beams, slots_for(model, room, source_len, len(rows) * copies * beams))
     turns = -(-len(rows) * copies * beams // slots)
     engine = Engine(
         model,
         tok,
         slots=slots,
-        max_len=max_len,
+        max_len=room,
         source_len=source_len,
         speculator=speculator,
         weights=weights_for(turns * options.max_new_tokens) if weights is None else weights,
@@ -113,7 +175,9 @@ def generate(
         now = sum(len(request.ids) for request in requests)
         progress(now - before)
         before = now
-    return [completion for request in requests for completion in request.completions()]
+    for request in requests:
+        request.check()
+    return requests
 
 
 def stream(model: Decoder | Seq2Seq, tok: Tokenizer, prompt: Prompt, **settings: object) -> Iterator[str]:
@@ -130,9 +194,13 @@ def stream(model: Decoder | Seq2Seq, tok: Tokenizer, prompt: Prompt, **settings:
     check_model(model)
     row = read_prompt(prompt, tok, model.spec)
     max_len, source_len = lengths_for(model, [row], options)
+    check_beams(model, options.beams, max_len, source_len or 0)
     weights = weights_for(options.max_new_tokens)
     engine = Engine(model, tok, slots=options.beams, max_len=max_len, source_len=source_len, weights=weights)
-    yield from engine.stream(engine.submit(row, options))
+    request = engine.submit(row, options)
+    yield from engine.stream(request)
+    if sentence := length_warning(model.spec, request):
+        warnings.warn(sentence, stacklevel=2)
 
 
 def as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
@@ -151,12 +219,42 @@ def as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
 def lengths_for(model: Decoder | Seq2Seq, rows: Sequence[Sequence[int]], options: Options) -> tuple[int, int | None]:
     """Return how many tokens a sequence, and a source, must have room for."""
     longest = max(map(len, rows))
-    most = model.spec.max_len
+    limit = model.spec.position_limit
     if isinstance(model, Seq2Seq):
-        return min(most, 1 + len(rules_of(model).opening) + options.max_new_tokens), longest
-    if isinstance(model.spec.position, spec.Learned) or longest <= most:
-        return min(most, longest + options.max_new_tokens), None
-    raise InputError(f"a prompt has {longest} tokens, but max_len is {most}; shorten it.")
+        target = 1 + len(rules_of(model).opening) + options.max_new_tokens
+        return target if limit is None else min(limit, target), longest
+    if limit is not None and longest > limit:
+        raise InputError(f"a prompt has {longest} tokens, but max_len is {limit}; shorten it.")
+    wanted = longest + options.max_new_tokens
+    return wanted if limit is None else min(limit, wanted), None
+
+
+def length_warning(s: Spec, request: Request) -> str | None:
+    """Say where a request that is done was cut short by the length of sequences, or outgrew what the model is for.
+
+    >>> import glasshouse as gh
+    >>> model = gh.build(gh.preset("tiny-decoder", max_len=64, position="learned"))
+    >>> engine = gh.Engine(model)
+    >>> request = engine.submit([1, 2, 3, 4, 5, 6], max_new_tokens=400)
+    >>> engine.run()
+    >>> print(length_warning(model.spec, request))
+    58 of 400 new tokens were written: with the 6 before them they fill the model's 64 positions (max_len).
+    """
+    before, total = len(request.prompt), len(request.prompt) + request.limit
+    if request.cut_short:
+        room = (
+            f"the model's {total} positions (max_len)" if total == s.position_limit else f"max_len, which is {total}"
+        )
+        return (
+            f"{request.limit} of {request.options.max_new_tokens} new tokens were written: with the {before} before "
+            f"them they fill {room}."
+        )
+    if before + len(request.ids) > s.max_len:
+        return (
+            f"the text has {before + len(request.ids)} tokens, but the model was trained on sequences of at most "
+            f"{s.max_len} (max_len), and may get worse past that."
+        )
+    return None
 
 
 def weights_for(steps: int) -> Weights:

@@ -46,9 +46,32 @@ class Slots:
         self.rows: list[Row] = []
         self.free = [Row(slot=slot) for slot in range(count)]  # by slot, from len(rows) on
         self.shares = shares  # whether a prompt alone decides its keys and values
+        self._count = count
 
     def __len__(self) -> int:
-        return len(self.rows) + len(self.free)
+        return self._count  # not a sum, which other threads would read while a row goes from one list to the other
+
+    def clear(self) -> None:
+        """Take every slot back and forget what lies in them."""
+        self.rows = []
+        self.free = [Row(slot=slot) for slot in range(self._count)]
+        self.cache.lengths.zero_()
+
+    def forget(self, row: Row) -> None:
+        """Overwrite what lies in a slot.
+
+        A masked key has weight 0, but 0 times NaN is NaN: NaN left behind would reach the next request there.
+        """
+        row.tokens, row.length = [], 0
+        self.cache.clear_row(row.slot)
+
+    def purge(self, failed: Sequence[Row]) -> None:
+        """Overwrite what rows hold that were not finite, and whatever copies of it lie beyond the ends of others."""
+        for row in (*self.rows, *self.free):
+            if row.request is None or row in failed:
+                self.forget(row)
+            else:
+                self.cache.clear_row(row.slot, row.length)
 
     def join(self, request: Request) -> Row:
         """Give the first free slot to a request, with as much of its prompt as lies in some slot already."""

@@ -198,6 +198,17 @@ class Cache:
             self.source_real[target] = self.source_real[source]
             _copy(self._source_pool, source, target, slice(None))
 
+    def clear_row(self, row: int, start: int = 0) -> None:
+        """Overwrite what a row has room for from position `start` on with zeros."""
+        for window, pool in self._pools.items():
+            if start == 0:
+                pool[:, :, row] = 0
+            elif self.turns[window] == self.max_len:  # else any slot may hold a token that counts
+                pool[:, :, row, :, start + 1 :] = 0
+        if start == 0:
+            self._source_pool[:, :, row] = 0
+        self.lengths[row] = start
+
     def remember(self, layer: int, k: Tensor, v: Tensor) -> None:
         """Keep the keys and values of an encoder's output for the calls to come."""
         self.source_keys[layer][:, :, : k.shape[2]] = k.detach()

@@ -111,6 +111,11 @@ class Transformer(Settings):
         if getattr(self, name) == 0:
             object.__setattr__(self, name, value)
 
+    @property
+    def position_limit(self) -> int | None:
+        """The most tokens that there are positions for: a learned table ends, every other kind goes on."""
+        return self.max_len if isinstance(self.position, Learned) else None
+
     def window(self, index: int) -> int:
         """How many positions away a layer no longer sees; 0 where it sees them all."""
         return self.windows[index % len(self.windows)]

@@ -45,6 +45,7 @@ from glasshouse.training.update import NotFiniteError, Outcome, Update
 from glasshouse.training.watch import Silent, Watch
 
 MOST_SKIPPED = 10  # batches; more than that is not bad luck
+ANSWERS = 200  # that the closing report has the model write, of pairs and conversations; to write takes long
 
 
 @dataclass(frozen=True)
@@ -420,7 +421,15 @@ class Trainer:
             self.watch.stage(stage, done, total)
 
         corpus, length = self.material.validation, self.run.data.length
-        report = evaluate(model, self.material.tok, corpus, length=length, rows=self.rows, progress=progress)
+        report = evaluate(
+            model,
+            self.material.tok,
+            corpus,
+            length=length,
+            rows=self.rows,
+            written=ANSWERS,
+            progress=progress,
+        )
         tried = self.eval_samples, len(self.held)
         return Result(self.folder, model, self.material, self.place.step, report, kept, tried)
 

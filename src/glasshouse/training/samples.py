@@ -140,6 +140,7 @@ def _write(
         most,
         temperature,
         stop_ids=tuple(sorted(ends)),
+        max_len=model.spec.max_len,  # no longer than it is trained for
         weights="own",
         record="*embed[width=0]",  # to be recorded, passes are run one by one: so few do not pay for a graph on a GPU
     )
