@@ -113,8 +113,8 @@ def evaluate(
     """Measure a model on files, folders, globs, a built-in set's `split`, or a corpus: open, or the folder of one.
 
     `kind`, `fields` and `errors` are those of `data.prepare`; without a kind, the model and the columns tell it.
-    Samples have up to `length` tokens, the model's max_len unless told, and run so many `rows` at a time; `limit` takes
-    a sample of so many instead of all, the same each time. Of pairs and conversations the model also writes the
+    Samples have up to `length` tokens, the model's max_len unless told, and run so many `rows` at a time; `limit`
+    takes a sample of so many instead of all, the same each time. Of pairs and conversations the model also writes the
     answers, all of them unless `written` says to how many: the likeliest token each time, or by a search of so many
     `beams`, whose `n` best are in the examples. With a `device` the model moves there.
 

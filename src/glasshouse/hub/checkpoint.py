@@ -304,7 +304,7 @@ def _weights(model: Model) -> dict[str, nn.Parameter]:
     for name, weight in weights.items():
         if weight.is_meta:
             raise InputError(f"{name} is on the device 'meta' and has no values; build the model on another.")
-        if weight.dtype not in FLOATS:
+        if weight.dtype not in machine.FLOATS:
             raise InputError(
                 f"{name} is {weight.dtype}, which cannot be saved; convert the model, as by model.float()."
             )

@@ -54,9 +54,9 @@ def columns(file: File) -> list[str]:
             with extra_module("pyarrow.parquet", "parquet").ParquetFile(file.path) as opened:
                 return list(opened.schema_arrow.names)
         if file.kind in (".csv", ".tsv"):
-            rows = csv.reader(_csv_lines(file), delimiter="\t" if file.kind == ".tsv" else ",", strict=True)
+            rows = csv.reader(_CsvLines(file, _ROW), delimiter="\t" if file.kind == ".tsv" else ",", strict=True)
             return next(filter(None, rows), [])
-        line = next(filter(bytes.strip, file.lines()), b"{}")
+        line = next((line for line in file.lines(_ROW) if line.strip()), b"{}")
         first = json.loads(line)
         return list(first) if isinstance(first, dict) else []
     except Exception:  # of many libraries
