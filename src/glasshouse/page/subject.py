@@ -139,9 +139,9 @@ class Subject:
         """Return a text to begin with: the first that a run was sampled with, or one with something in it to see."""
         sitter = self.at("")
         for line in [] if self.run is None else Journal(self.run / SAMPLES).lines():
-            for sample in line.get("samples", []):
+            for sample in line["samples"]:
                 # What an encoder was asked has holes in it; what was wanted is the text without.
-                text = str(sample["wanted" if isinstance(sitter.model, Encoder) else "prompt"])
+                text = sample.get("wanted" if isinstance(sitter.model, Encoder) else "prompt", "")
                 if text and len(sitter.ids(text)) < sitter.model.spec.max_len:
                     return text
         if sitter.tok is None:
