@@ -22,6 +22,7 @@ except ImportError:  # Windows
     fcntl = None
 
 PROGRESS, LOCK = "progress.json", ".lock"
+EARLY = {LOCK, f".{PROGRESS}.new"}  # what there is before the first progress is written
 SHARD = 2**24  # ids
 
 
@@ -48,7 +49,7 @@ class Writer:
         if self.done:
             self._go_on(folder / MANIFEST)
             return self
-        if not (folder / PROGRESS).exists() and {path.name for path in folder.iterdir()} - {LOCK}:
+        if not (folder / PROGRESS).exists() and {path.name for path in folder.iterdir()} - EARLY:
             raise StoreError(f"{str(folder)!r} holds other files; choose a folder that is new or empty.")
         self._lock = (folder / LOCK).open("w")
         if fcntl is not None:

@@ -40,9 +40,10 @@ def read(folder: Path) -> State:
     try:
         table = json.loads((folder / ABOUT).read_text(encoding="utf-8"))
         sound = table == _sealed({name: value for name, value in table.items() if name != "sha256"})
+        sound = sound and {"format", "files", "about"} <= table.keys()
     except FileNotFoundError:
         raise StoreError(f"{str(folder / ABOUT)!r} is missing, so this is no whole checkpoint.") from None
-    except (ValueError, AttributeError):
+    except (ValueError, AttributeError, RecursionError):
         sound = False
     if not sound:
         raise StoreError(f"{str(folder / ABOUT)!r} is damaged; use another checkpoint.")
