@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import shutil
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from glasshouse import config
+from glasshouse import config, store
 from glasshouse.errors import InputError, StoreError
-from glasshouse.training.checkpoint import Checkpoints
+from glasshouse.hub import checkpoint, peft
+from glasshouse.training.history import steps_in
 from glasshouse.training.run import Run
 
 try:
@@ -19,6 +21,8 @@ except ImportError:  # Windows, where nobody keeps two runs apart
 
 RUN, METRICS, MODEL, ADAPTER, TROUBLE = "run.toml", "metrics.jsonl", "model", "adapter", "trouble.json"
 CHECKPOINTS, PROBES, SAMPLES, LOCK = "checkpoints", "probes.jsonl", "samples.jsonl", ".lock"
+NEW_RUN = f".{RUN}.new"
+LOOKS = 10  # at a lock before it is given up: the page holds it for a moment when it asks whether a run goes on
 
 
 def is_run(folder: str | Path) -> bool:
@@ -30,13 +34,39 @@ def is_run(folder: str | Path) -> bool:
     return (Path(folder).expanduser() / RUN).is_file()
 
 
-def claim(run: Run) -> Path:
-    """Make the folder of a run, or make sure that it is this run's."""
+@contextmanager
+def claim(run: Run) -> Iterator[Path]:
+    """Hold the folder of a run, new or this run's, while it trains; nothing is written to one that is refused."""
     folder = Path(run.train.out).expanduser()
+    _check_own(folder)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise _unwritable(folder, error) from None
+    with hold(folder):
+        _check_own(folder)  # again: before it was held, another process may have filled it
+        store.check_replaceable(folder / MODEL, checkpoint.OURS)
+        if run.train.lora is not None:
+            store.check_replaceable(folder / ADAPTER, peft.OURS)
+        _adopt(run, folder)
+        yield folder
+
+
+def _check_own(folder: Path) -> None:
+    """Refuse a folder that holds something and is no run's."""
+    # Listed before the look for run.toml: a run that begins meanwhile writes that first.
+    found = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
+    if found - {LOCK, NEW_RUN} and not is_run(folder):
+        raise InputError(f"{str(folder)!r} holds something that is no run; choose another folder by train.out.")
+
+
+def _adopt(run: Run, folder: Path) -> None:
+    """Write down the settings of a run in its folder, if what was learned there before can go on with them."""
     path = folder / RUN
     if path.is_file():
-        differences = Run.parse(config.read(path)).differences(run)
-        if differences and Checkpoints(folder / CHECKPOINTS).steps():
+        old = Run.parse(config.read(path))
+        differences = old.differences(run)
+        if differences and steps_in(folder / CHECKPOINTS):
             raise InputError(
                 f"the run in {str(folder)!r} was begun with other settings: {'; '.join(differences)}; "
                 "give it the old ones to go on, or train.out=FOLDER to begin another."
@@ -44,29 +74,45 @@ def claim(run: Run) -> Path:
         if any(not difference.startswith("train.") for difference in differences):  # nothing was learned from it
             for made in ("tokenizer", "data/train", "data/validation"):
                 shutil.rmtree(folder / made, ignore_errors=True)
-    elif folder.is_dir() and any(folder.iterdir()):
-        raise InputError(f"{str(folder)!r} holds something that is no run; choose another folder by train.out.")
-    new = folder / f".{RUN}.new"  # a disk that is full must not cost the old one
+    new = folder / NEW_RUN  # a disk that is full must not cost the old one
     try:
-        folder.mkdir(parents=True, exist_ok=True)
         new.write_text(config.to_toml(run.table()), encoding="utf-8")
         new.replace(path)
     except OSError as error:
         with suppress(OSError):
             new.unlink()
-        raise StoreError(
-            f"the run cannot be written to {str(folder)!r} ({error.strerror}); choose another folder by train.out."
-        ) from None
-    return folder
+        raise _unwritable(folder, error) from None
+
+
+def _unwritable(folder: Path, error: OSError) -> StoreError:
+    return StoreError(
+        f"the run cannot be written to {str(folder)!r} ({error.strerror}); choose another folder by train.out."
+    )
 
 
 @contextmanager
 def hold(folder: Path) -> Iterator[None]:
     """Keep other processes out of a run's folder; one that is killed lets go."""
-    with (folder / LOCK).open("w") as lock:
+    path = folder / LOCK
+    try:
+        lock = path.open("a")  # which changes nothing about a file that another process holds
+    except IsADirectoryError:
+        raise StoreError(f"{str(path)!r} is a folder, but must be a file to lock; remove it.") from None
+    except OSError as error:
+        raise _unwritable(folder, error) from None
+    with lock:
         if fcntl is not None:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
-                raise StoreError(f"another process is training in {str(folder)!r}; wait for it.") from None
+            for patience in reversed(range(LOOKS)):
+                try:
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except BlockingIOError:
+                    if not patience:
+                        raise StoreError(f"another process is training in {str(folder)!r}; wait for it.") from None
+                    time.sleep(0.02)
+                except OSError as error:
+                    raise StoreError(
+                        f"{str(path)!r} cannot be locked ({error.strerror}); choose a folder on another disk by "
+                        "train.out."
+                    ) from None
         yield

@@ -27,7 +27,7 @@ from glasshouse.training import beginning, plots, trouble
 from glasshouse.training.average import Average
 from glasshouse.training.checkpoint import Checkpoints
 from glasshouse.training.compiling import Compiled
-from glasshouse.training.folder import ADAPTER, CHECKPOINTS, METRICS, MODEL, TROUBLE, claim, hold
+from glasshouse.training.folder import ADAPTER, CHECKPOINTS, METRICS, MODEL, TROUBLE, claim
 from glasshouse.training.insight import Insight
 from glasshouse.training.journal import Journal
 from glasshouse.training.keeping import Keeper, Place
@@ -75,8 +75,7 @@ def train(run: Run, watch: Watch | None = None) -> Result:
     """
     watch = watch or Silent()
     beginning.find_device(run.train.device)  # what is not there is said before hours are spent on reading
-    folder = claim(run)
-    with hold(folder):
+    with claim(run) as folder:
         return _train(run, folder, watch)
 
 
