@@ -11,7 +11,7 @@ from pathlib import Path
 from glasshouse import config, store
 from glasshouse.errors import InputError, StoreError
 from glasshouse.hub import checkpoint, peft
-from glasshouse.training.history import steps_in
+from glasshouse.training.history import name_of, steps_in
 from glasshouse.training.run import Run
 
 try:
@@ -65,13 +65,9 @@ def _adopt(run: Run, folder: Path) -> None:
     path = folder / RUN
     if path.is_file():
         old = Run.parse(config.read(path))
-        differences = old.differences(run)
-        if differences and steps_in(folder / CHECKPOINTS):
-            raise InputError(
-                f"the run in {str(folder)!r} was begun with other settings: {'; '.join(differences)}; "
-                "give it the old ones to go on, or train.out=FOLDER to begin another."
-            )
-        if any(not difference.startswith("train.") for difference in differences):  # nothing was learned from it
+        if steps := steps_in(folder / CHECKPOINTS):
+            _check_continues(old, run, folder, steps[-1])
+        elif any(not difference.startswith("train.") for difference in old.differences(run)):  # nothing learned yet
             for made in ("tokenizer", "data/train", "data/validation"):
                 shutil.rmtree(folder / made, ignore_errors=True)
     new = folder / NEW_RUN  # a disk that is full must not cost the old one
@@ -82,6 +78,30 @@ def _adopt(run: Run, folder: Path) -> None:
         with suppress(OSError):
             new.unlink()
         raise _unwritable(folder, error) from None
+
+
+def _check_continues(old: Run, run: Run, folder: Path, taken: int) -> None:
+    """Refuse settings under which the steps that were taken would have been others."""
+    before, after, schedule = old.train.steps, run.train.steps, old.train.schedule
+    differences = old.differences(run)
+    if any(not difference.startswith("train.steps ") for difference in differences):
+        raise InputError(
+            f"the run in {str(folder)!r} was begun with other settings: {'; '.join(differences)}; "
+            "give it the old ones to go on, or train.out=FOLDER to begin another."
+        )
+    if after < before and after < taken:
+        raise InputError(
+            f"train.steps is {after}, but the run in {str(folder)!r} has taken {taken} steps; give at least as many, "
+            "or train.out=FOLDER to begin another run."
+        )
+    if (step := schedule.first_difference(before, after, taken)) is not None:
+        raise InputError(
+            f"train.steps was {before} and is {after}, but of the {taken} steps that the run in {str(folder)!r} has "
+            f"taken, those from step {step + 1} on would have had other learning rates under its {schedule.kind} "
+            f"schedule (one that is constant, inverse_root, or a trapezoid before its decay can be extended); give "
+            f"train.steps={before} to go on, or begin another run from these weights by "
+            f"--from {folder / CHECKPOINTS / name_of(taken)} train.out=FOLDER."
+        )
 
 
 def _unwritable(folder: Path, error: OSError) -> StoreError:
