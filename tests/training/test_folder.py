@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -302,6 +303,29 @@ def test_half_a_tokenizer_is_made_again(place: Path) -> None:
     (place / "run" / "tokenizer" / "tokenizer.json").rename(place / "run" / "tokenizer" / ".tokenizer.json.new")
     train(Run.parse(settings))
     assert contents(place / "run" / "tokenizer") == expected
+
+
+def test_killed_while_it_forgets_what_other_settings_made(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before the first checkpoint a run may begin anew, and is given its old settings again after all."""
+    settings = table(place, steps=1)
+    train(Run.parse(settings))
+    (place / "run" / "checkpoints").rename(place / "checkpoints")
+    real = shutil.rmtree
+
+    def rmtree(path: Path, **rest: Any) -> None:  # noqa: ANN401
+        if path.exists():
+            next(one for one in sorted(path.rglob("*.json"))).unlink()
+            raise KeyboardInterrupt
+        real(path, **rest)
+
+    monkeypatch.setattr(shutil, "rmtree", rmtree)
+    other = table(place, steps=1)
+    other["data"]["vocab_size"] = 275
+    with pytest.raises(KeyboardInterrupt):
+        train(Run.parse(other))
+    monkeypatch.undo()
+    train(Run.parse(settings))
+    assert len(gh.Tokenizer.load(place / "run" / "tokenizer")) == 270
 
 
 def test_a_folder_that_holds_only_what_a_killed_start_left_is_taken(place: Path) -> None:

@@ -69,7 +69,7 @@ def _adopt(run: Run, folder: Path) -> None:
             _check_continues(old, run, folder, steps[-1])
         elif any(not difference.startswith("train.") for difference in old.differences(run)):  # nothing learned yet
             for made in ("tokenizer", "data/train", "data/validation"):
-                shutil.rmtree(folder / made, ignore_errors=True)
+                _drop(folder / made)
     new = folder / NEW_RUN  # a disk that is full must not cost the old one
     try:
         new.write_text(config.to_toml(run.table()), encoding="utf-8")
@@ -78,6 +78,15 @@ def _adopt(run: Run, folder: Path) -> None:
         with suppress(OSError):
             new.unlink()
         raise _unwritable(folder, error) from None
+
+
+def _drop(folder: Path) -> None:
+    """Remove a folder, of which a process that is killed meanwhile must not leave half."""
+    gone = folder.with_name(f".{folder.name}.gone")
+    shutil.rmtree(gone, ignore_errors=True)
+    with suppress(FileNotFoundError):
+        folder.rename(gone)
+    shutil.rmtree(gone, ignore_errors=True)
 
 
 def _check_continues(old: Run, run: Run, folder: Path, taken: int) -> None:
@@ -89,7 +98,7 @@ def _check_continues(old: Run, run: Run, folder: Path, taken: int) -> None:
             f"the run in {str(folder)!r} was begun with other settings: {'; '.join(differences)}; "
             "give it the old ones to go on, or train.out=FOLDER to begin another."
         )
-    if after < before and after < taken:
+    if after < taken:
         raise InputError(
             f"train.steps is {after}, but the run in {str(folder)!r} has taken {taken} steps; give at least as many, "
             "or train.out=FOLDER to begin another run."
