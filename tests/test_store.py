@@ -100,6 +100,9 @@ def test_a_damaged_header_is_a_sentence_even_without_hashes(folder: Path) -> Non
         ("[]", "is damaged"),
         ("{}", "is damaged"),
         ('{"format": 1}', "is damaged"),
+        ('{"format": 1, "bytes": "a", "sha256": "", "about": {}}', "is damaged"),
+        ('{"format": 1, "bytes": 1, "sha256": "", "about": 5}', "is damaged"),
+        ("[" * 200_000, "is damaged"),
         ('{"format": 99}', "is of format 99, but this version reads format 1"),
     ],
 )

@@ -58,7 +58,7 @@ def read(path: str | Path) -> Table:
         return tomllib.loads(Path(path).read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ConfigError(f"there is no file {str(path)!r}; give the path of a TOML file.") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ConfigError(f"{str(path)!r} is not valid TOML: {error}.") from None
 
 

@@ -98,13 +98,7 @@ def replace_folder(folder: Path, fill: Callable[[Path], None], ours: str) -> Non
     the old folder stands under another name, where `standing` finds it.
     """
     folder = folder.resolve()  # where a link leads, so that the link itself stays
-    if folder.exists() and not folder.is_dir():
-        raise StoreError(f"{str(folder)!r} is a file; choose another name for the folder.")
-    if Path.cwd().is_relative_to(folder):
-        raise StoreError(f"{str(folder)!r} is the folder you stand in, which cannot be replaced; choose another.")
-    for path in folder.iterdir() if folder.is_dir() else ():
-        if not re.fullmatch(ours, path.name):
-            raise StoreError(f"{str(folder)!r} holds {path.name!r}, which would be lost; choose another folder.")
+    check_replaceable(folder, ours)
     folder.parent.mkdir(parents=True, exist_ok=True)
     fresh, old = folder.with_name(f".{folder.name}.new"), _aside(folder)
     shutil.rmtree(fresh, ignore_errors=True)  # left behind by a writer that was killed
@@ -122,6 +116,23 @@ def replace_folder(folder: Path, fill: Callable[[Path], None], ours: str) -> Non
     fresh.rename(folder)
     _flush(folder.parent)
     shutil.rmtree(old, ignore_errors=True)
+
+
+def check_replaceable(folder: Path, ours: str) -> None:
+    """Refuse what `replace_folder` would refuse, for those who would rather know before hours of work.
+
+    >>> check_replaceable(Path("not there yet"), "config.json")
+    """
+    folder = folder.resolve()
+    if folder.exists() and not folder.is_dir():
+        raise StoreError(f"{str(folder)!r} is a file; choose another name for the folder.")
+    if Path.cwd().is_relative_to(folder):
+        raise StoreError(f"{str(folder)!r} is the folder you stand in, which cannot be replaced; choose another.")
+    for path in folder.iterdir() if folder.is_dir() else ():
+        if not re.fullmatch(ours, path.name):
+            raise StoreError(
+                f"{str(folder)!r} holds {path.name!r}, which would be lost; move it away or choose another folder."
+            )
 
 
 def _aside(folder: Path) -> Path:
@@ -152,7 +163,7 @@ def _manifest(path: Path) -> dict[str, Any]:
         manifest = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise StoreError(f"there is no {str(path)!r}; give a folder that glasshouse wrote.") from None
-    except ValueError:
+    except (ValueError, RecursionError):
         raise damaged from None
     if not isinstance(manifest, dict) or "format" not in manifest:
         raise damaged
@@ -161,9 +172,10 @@ def _manifest(path: Path) -> dict[str, Any]:
             f"{str(path)!r} is of format {manifest['format']!r}, but this version reads format {FORMAT}; "
             "use the version of glasshouse that wrote it."
         )
-    if not {"bytes", "sha256", "about"} <= manifest.keys():
-        raise damaged
-    return manifest
+    match manifest:
+        case {"bytes": int(), "sha256": str(), "about": dict()}:
+            return manifest
+    raise damaged
 
 
 def _check_file(path: Path, manifest: Mapping[str, Any], verify: bool) -> None:

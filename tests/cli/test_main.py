@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 
 import glasshouse as gh
 from cli.command import Call, at_terminal, run
+from glasshouse.cli import screen
 from glasshouse.visible import visible
 
 COMMANDS = {
@@ -109,6 +111,20 @@ def test_a_warning_is_one_line_without_its_place_in_the_code(call: Call, tmp_pat
 )
 def test_what_cannot_be_seen_is_spelled_out_and_each_sign_has_one_meaning(text: str | bytes, seen: str) -> None:
     assert visible(text) == seen
+
+
+def test_a_terminal_that_is_closed_takes_what_is_printed() -> None:
+    far, near = os.openpty()
+    with os.fdopen(near, "w") as plain:
+        stream = screen.outlive_terminal(plain)
+        assert stream.isatty()
+        print("to be", file=stream)
+        assert os.read(far, 99) == b"to be\r\n"
+        os.close(far)
+        print("or not to be", file=stream, flush=True)
+        with pytest.raises(OSError, match="Input/output error"):
+            print("or not to be", file=plain, flush=True)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), near)  # so that what is held back can be let go
 
 
 def test_a_bar_is_drawn_at_a_terminal_only(tmp_path: Path) -> None:

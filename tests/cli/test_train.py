@@ -149,7 +149,7 @@ def test_from_a_model(trained: Path, place: Path, call: Call) -> None:
     learned = [json.loads(line)["loss"] for line in (trained / "metrics.jsonl").read_text().splitlines()]
     assert losses[0] < learned[0] - 0.1  # it begins where the other ended
     lost = call("train", "tiny.toml", "train.out=other", "model.n_layers=2", "--from", trained / "model")
-    assert "--from is given, so model.n_layers=2 is not a choice any more" in mistaken(lost)
+    assert "model.from is given, so model.n_layers is not a choice any more" in mistaken(lost)
     assert not (place / "other").exists()
 
 

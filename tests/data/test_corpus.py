@@ -857,6 +857,35 @@ def test_a_hostile_manifest_is_one_sentence(texts: Texts, tmp_path: Path, key: s
         gh.data.Corpus.open(tmp_path / "corpus")
 
 
+@pytest.mark.parametrize(
+    "state",
+    [None, 5, {}, {"place": [0, 1]}, {"place": [0, 1], "inside": False, "sources": [5]}]
+    + [{"place": place, "inside": False, "sources": [{"items": 1}]} for place in ([7, 0], [-1, 0], [0, -1], [0])],
+)
+def test_a_state_that_does_not_fit_its_shards_is_one_sentence(
+    texts: Texts, tok: gh.Tokenizer, tmp_path: Path, state: object
+) -> None:
+    """To start from the beginning would write the same ids after those that are there."""
+    texts("to be")
+    manifest = json.loads((tmp_path / "corpus" / "manifest.json").read_text())
+    (tmp_path / "corpus" / "manifest.json").unlink()
+    progress = {"job": manifest["job"], "shards": manifest["shards"], "state": state}
+    (tmp_path / "corpus" / "progress.json").write_text(json.dumps(progress))
+    with pytest.raises(StoreError, match=r"progress\.json' is damaged; delete the folder"):
+        gh.data.prepare(tmp_path / "corpus-texts", tok, tmp_path / "corpus")
+
+
+def test_killed_before_its_first_progress_it_begins_again(texts: Texts, tok: gh.Tokenizer, tmp_path: Path) -> None:
+    texts("to be")
+    (tmp_path / "again").mkdir()
+    (tmp_path / "again" / ".progress.json.new").write_text('{"jo')
+    gh.data.prepare(tmp_path / "corpus-texts", tok, tmp_path / "again")
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "thesis.txt").touch()
+    with pytest.raises(StoreError, match="holds other files"):
+        gh.data.prepare(tmp_path / "corpus-texts", tok, tmp_path / "other")
+
+
 def test_a_manifest_of_brackets_is_one_sentence(texts: Texts, tmp_path: Path) -> None:
     texts("to be")
     (tmp_path / "corpus" / "manifest.json").write_text("[" * 200_000)

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import math
 import random
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from damaged_lines import DAMAGED
 
 import glasshouse as gh
 from glasshouse.errors import InputError
@@ -186,7 +188,27 @@ def test_what_is_no_number_is_left_out(tmp_path: Path) -> None:
     curves = Curves(path)
     curves.read_on()
     assert curves.since(0) == {}
-    assert curves.last == 2
+    assert curves.last == 1
+
+
+def test_lines_of_the_wrong_shape_are_left_out(folder: Path, tmp_path: Path) -> None:
+    """What was written by no run is not shown, and the page says all else as if it were not there."""
+    folder = shutil.copytree(folder, tmp_path / "run")
+    traces = Traces(Subject(folder))
+
+    def told() -> list[object]:
+        curves = progress.metrics(traces, Metrics())
+        inside = [progress.probes(traces, Inside()), progress.samples(traces, Inside())]
+        return [curves["curves"], curves["step"], *inside, traces.subject.example()]
+
+    before = told()
+    for name, damaged in DAMAGED.items():
+        lines = "".join(f"{line}\n" for line in damaged)
+        (folder / name).write_text(lines + (folder / name).read_text() + lines)
+    assert told() == before
+    (folder / ".lock").unlink()
+    (folder / ".lock").mkdir()  # which nobody can hold
+    assert progress.metrics(traces, Metrics())["state"] == "finished"
 
 
 # How it stands
@@ -203,6 +225,10 @@ def test_running_finished_stopped(tmp_path: Path) -> None:
     with hold(folder):
         assert state() == "running"
     assert state() == "finished"
+    settings = (folder / "run.toml").read_text()
+    (folder / "run.toml").write_text(settings.replace("steps = 12\n", "steps = 20\n"))  # it goes on, and is stopped
+    assert state() == "stopped"
+    (folder / "run.toml").write_text(settings)
     (folder / "model").rename(folder / "elsewhere")
     assert state() == "stopped"
     with hold(folder):  # a look keeps nobody out

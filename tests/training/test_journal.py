@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
+import pytest
+from damaged_lines import DAMAGED
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -32,5 +35,27 @@ def test_a_journal_that_is_not_there_yet(tmp_path: Path) -> None:
     journal = Journal(tmp_path / "metrics.jsonl")
     assert list(journal.lines()) == []
     journal.cut(0)
-    journal.write(0, loss=1.5, note="é")
-    assert list(journal.lines()) == [{"step": 0, "loss": 1.5, "note": "é"}]
+    journal.write(0, loss=1.5)
+    assert list(journal.lines()) == [{"step": 0, "loss": 1.5}]
+
+
+SOUND: dict[str, dict[str, Any]] = {
+    "metrics.jsonl": {"loss": 2.5, "norm": None, "targets": 96},
+    "probes.jsonl": {"entropy": [[0.5, None], [1, 2.0]], "lens": [4.0, None, 3]},
+    "samples.jsonl": {"samples": [{"prompt": "to\ud800", "text": "é\n"}, {"prompt": "", "text": "", "wanted": "be"}]},
+}
+
+
+@pytest.mark.parametrize("name", DAMAGED)
+def test_a_line_of_the_wrong_shape_is_skipped(name: str, tmp_path: Path) -> None:
+    """JSON or not, a line that was not written here is as one that was cut off; the others stay."""
+    journal = Journal(tmp_path / name)
+    for step, line in enumerate(DAMAGED[name]):
+        assert journal.entry(line) is None, line[:99]
+        assert journal.entry(line.encode()) is None
+        journal.write(step, **SOUND[name])
+        with journal.path.open("a") as file:
+            file.write(f"{line}\n")
+    journal.cut(7)
+    assert list(journal.lines()) == [{"step": step, **SOUND[name]} for step in range(7)]
+    assert len(journal.path.read_text().splitlines()) == 7

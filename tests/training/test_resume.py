@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import errno
+import hashlib
+import json
 import os
 import random
 import shutil
@@ -32,6 +34,9 @@ from glasshouse.training.update import Update
 
 PLAIN = AdamW(lr=1e-2)
 KINDS = ("tiny-decoder", "tiny-encoder", "tiny-seq2seq")
+
+
+SEALED_EMPTY = json.dumps({"sha256": hashlib.sha256(b"{}").hexdigest()})  # sound, and says nothing
 
 
 def draw(kind: str, step: int) -> Batch:
@@ -143,6 +148,14 @@ def test_a_missing_file_is_named(two: Checkpoints, name: str) -> None:
     with pytest.raises(StoreError, match=f"{name}.* is missing"):
         read(two.folder(2))
     assert two.newest()[0] == 1  # type: ignore[index]
+
+
+@pytest.mark.parametrize("text", ["[" * 200_000, "5", "null", "[]", "{}", '"a"', SEALED_EMPTY])
+def test_a_state_of_the_wrong_shape_is_damaged(two: Checkpoints, text: str) -> None:
+    (two.folder(2) / checkpoint.ABOUT).write_text(text)
+    step, _, wrong = two.newest()  # type: ignore[misc]
+    assert step == 1
+    assert [sentence.endswith("training.json' is damaged; use another checkpoint.") for sentence in wrong] == [True]
 
 
 def test_when_nothing_is_intact_it_says_so(two: Checkpoints) -> None:

@@ -47,6 +47,7 @@ def _top(
 def main() -> None:
     """Run a command; what is wrong with the input is one sentence and exit code 1."""
     warnings.showwarning = screen.warn
+    sys.stdout, sys.stderr = map(screen.outlive_terminal, (sys.stdout, sys.stderr))
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # an ASCII terminal shows signs as codes, not a traceback
     try:

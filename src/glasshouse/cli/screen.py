@@ -5,9 +5,12 @@ Texts come from anyone, so no control character of theirs reaches the terminal, 
 
 from __future__ import annotations
 
+import errno
+import io
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from typing import Any, TextIO
 
 from rich import filesize
 from rich.console import Console
@@ -102,6 +105,26 @@ def waiting(why: str) -> Iterator[None]:
     """Show at a terminal that something is going on that cannot be counted."""
     with Console(stderr=True).status(why) if sys.stderr.isatty() else nullcontext():
         yield
+
+
+class _Terminal(io.FileIO):
+    """A terminal that may be closed while a command runs: then what is printed is lost, and nothing else."""
+
+    def write(self, data: Any, /) -> int:  # noqa: ANN401 - any buffer
+        try:
+            return super().write(data)
+        except OSError as error:
+            if error.errno != errno.EIO:
+                raise
+            return len(data)
+
+
+def outlive_terminal(stream: TextIO) -> TextIO:
+    """Return a stream to the same terminal that does not mind that it is closed; one to a file stays as it is."""
+    if not stream.isatty():
+        return stream
+    raw = io.BufferedWriter(_Terminal(stream.fileno(), "w", closefd=False))
+    return io.TextIOWrapper(raw, encoding=stream.encoding, errors=stream.errors, line_buffering=True)
 
 
 def warn(message: Warning | str, *_: object, **__: object) -> None:

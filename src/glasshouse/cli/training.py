@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -55,12 +55,10 @@ def train(
     given = [*(settings or [])]
     if "=" in run and not Path(run).exists():  # settings alone
         run, given = "stdlib", [run, *given]
+    if start is not None:
+        given.append(f"model.from={json.dumps(start)}")
     with screen.waiting("loading torch"):
         loaded = gh.Run.load(run, *given)
-    if start is not None:
-        if lost := [setting for setting in given if setting.startswith("model.")]:
-            raise gh.InputError(f"--from is given, so {lost[0]} is not a choice any more; leave one of them out.")
-        loaded = replace(loaded, model={"from": start})
     stopped: gh.training.StoppedError | None = None
     with gh.training.Display(gh.training.units_of(loaded.data)).open() as display:
         try:

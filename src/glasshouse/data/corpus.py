@@ -269,14 +269,15 @@ def _read_manifest(path: Path) -> dict[str, Any]:
             and kind in PARTS
             and is_list_of_shards(shards)
             and all(isinstance(label, str) for label in labels)
-            and all(map(_is_source, sources))
+            and all(map(is_source, sources))
             and all(one is None or (type(one) is int and 0 <= one < size) for one in (start, end))
         ):
             return manifest
     raise StoreError(f"{str(path)!r} is no manifest that this version reads; prepare the text again.")
 
 
-def _is_source(source: object) -> bool:
+def is_source(source: object) -> bool:
+    """Say whether this is a source as it is written down."""
     match source:
         case {"name": str(), "items": int(items)}:
             return items >= 0

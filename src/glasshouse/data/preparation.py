@@ -9,10 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from glasshouse.data.corpus import FORMAT, TOKENIZER, Corpus, Kind
+from glasshouse.data.corpus import FORMAT, TOKENIZER, Corpus, Kind, is_source
 from glasshouse.data.encoding import end_id, make_encoder, start_id
 from glasshouse.data.feed import Feed, open_feed
-from glasshouse.data.shards import SHARD, Writer, writing
+from glasshouse.data.shards import PROGRESS, SHARD, Writer, writing
+from glasshouse.errors import StoreError
 from glasshouse.text import Tokenizer
 from glasshouse.text.ahead import ahead
 from glasshouse.text.sources import LONGEST, Errors, Piece, Record
@@ -80,8 +81,14 @@ def _write(feed: Feed, tokenizer: Tokenizer, writer: Writer, progress: Progress)
     place, inside = [0, 0], False
     known: list[dict[str, Any]] = [{"items": 0} for _ in feed.names]
     match writer.state:
-        case {"place": [int(source), int(number)], "inside": bool(inside), "sources": list(known)}:
+        case {"place": [int(source), int(number)], "inside": bool(inside), "sources": list(known)} if (
+            0 <= source < len(feed.names) == len(known) and number >= 0 and all(map(is_source, known))
+        ):
             place = [source, number]
+        case _ if writer.shards:  # to start again would add to them
+            raise StoreError(
+                f"{str(writer.folder / PROGRESS)!r} is damaged; delete the folder and prepare the text again."
+            )
     found = [{"name": name, **one} for name, one in zip(feed.names, known, strict=True)]
     done = feed.passed((place[0], place[1]))
 

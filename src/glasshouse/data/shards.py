@@ -31,6 +31,9 @@ def _fresh(name: str) -> str:
     return f".{name}.new"
 
 
+EARLY = {LOCK, _fresh(PROGRESS)}  # what there is before the first progress is written
+
+
 @contextmanager
 def writing(folder: Path) -> Iterator[None]:
     """Turn what the system says about a folder that cannot be written to into one sentence that names it."""
@@ -71,7 +74,7 @@ class Writer:
         if self.done:
             self._go_on(folder / MANIFEST)
             return self
-        if not (folder / PROGRESS).exists() and {path.name for path in folder.iterdir()} - {LOCK, _fresh(PROGRESS)}:
+        if not (folder / PROGRESS).exists() and {path.name for path in folder.iterdir()} - EARLY:
             raise StoreError(f"{str(folder)!r} holds other files; choose a folder that is new or empty.")
         with writing(folder):
             self._lock = (folder / LOCK).open("w")

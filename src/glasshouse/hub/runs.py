@@ -19,12 +19,13 @@ TENSORS, ABOUT = "training.safetensors", "training.json"  # what a checkpoint ho
 NAME = re.compile(r"step-(\d{8,})")
 
 
-def is_run(folder: Path) -> bool:
+def is_run(folder: str | Path) -> bool:
     """Say whether a folder is that of a run, and not of a model.
 
-    >>> is_run(Path("no such folder"))
+    >>> is_run("no such folder")
     False
     """
+    folder = Path(folder).expanduser()
     return (folder / RUN).is_file() and not (folder / CONFIG).exists()
 
 
@@ -75,6 +76,7 @@ def check(folder: Path, but: tuple[str, ...] = ()) -> dict[str, Any]:
     try:
         table = json.loads((folder / ABOUT).read_text(encoding="utf-8"))
         sound = table == sealed({name: value for name, value in table.items() if name != "sha256"})
+        sound = sound and {"format", "files", "about"} <= table.keys()
         sound = sound and {"format", "files", "about"} <= table.keys()
     except FileNotFoundError:
         raise StoreError(f"{str(folder / ABOUT)!r} is missing, so this is no whole checkpoint.") from None

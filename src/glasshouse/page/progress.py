@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import threading
@@ -25,7 +24,7 @@ from glasshouse.page import wire
 from glasshouse.page.question import Question
 from glasshouse.page.trace import Traces
 from glasshouse.training.folder import LOCK, METRICS, PROBES, SAMPLES
-from glasshouse.training.journal import Journal
+from glasshouse.training.journal import PER_HEAD, PER_LAYER, Journal
 from glasshouse.training.moments import moments
 from glasshouse.training.run import Run
 from glasshouse.visible import clean
@@ -37,7 +36,6 @@ except ImportError:  # Windows, where nobody can tell whether a run is under way
 
 POINTS = 1000  # of a curve at most, and at least half as many where there are so many steps
 CHECKPOINTS = 120  # whose figures and samples are sent
-HEADS, LAYERS = ("entropy", "induction", "previous"), ("lens", "norms")  # probes: by layer and head, by layer
 
 
 class Curves:
@@ -45,6 +43,7 @@ class Curves:
 
     def __init__(self, path: Path) -> None:
         self.path, self.lock = path, threading.Lock()
+        self.journal = Journal(path)
         self.cuts = 0
         self._forget()
 
@@ -75,14 +74,12 @@ class Curves:
                 self._forget()
 
     def _take(self, line: bytes) -> None:
-        try:
-            entry = json.loads(line)
-            step = entry.pop("step")
-        except (ValueError, KeyError, AttributeError, TypeError):  # cut off by a kill
+        entry = self.journal.entry(line)
+        if entry is None:  # damaged, or cut off by a kill
             return
-        self.last = step
+        self.last = step = entry.pop("step")
         for name, value in entry.items():
-            if isinstance(value, (int, float)) and math.isfinite(value):
+            if value is not None:
                 steps, values = self.figures.setdefault(name, (array("q"), array("d")))
                 steps.append(step)
                 values.append(value)
@@ -157,11 +154,14 @@ def metrics(traces: Traces, ask: Metrics) -> Table:
             "curves": curves.since(since),
             "best": curves.lowest("validation_loss"),
         }
-    there = moments(run)
+    there, choice = moments(run), Run.parse(config.read(run / RUN)).train
+    taken = max([curves.last, *(one.step for one in there)])
+    # One that had ended and goes on with more steps has a model of before; one that patience ended has less than all.
+    ended = taken == 0 or taken >= choice.steps or choice.patience > 0
     return {
         **told,
-        "state": state_of(run, done=any(one.name == "final" for one in there)),
-        "steps": Run.parse(config.read(run / RUN)).train.steps,
+        "state": state_of(run, done=ended and any(one.name == "final" for one in there)),
+        "steps": choice.steps,
         "moments": [{"name": one.name, "step": one.step} for one in there],
         "inside": _mark(run),
     }
@@ -181,10 +181,10 @@ def is_held(run: Path) -> bool:
     try:
         with (run / LOCK).open("rb") as lock:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except FileNotFoundError:
-        return False
-    except OSError:
+    except BlockingIOError:
         return True
+    except OSError:  # no lock, or nothing that can be one
+        return False
     return False
 
 
@@ -233,8 +233,8 @@ def probes(traces: Traces, ask: Inside) -> Table:
 
     return {
         "steps": [line["step"] for line in lines],
-        "heads": found(HEADS),
-        "layers": found(LAYERS),
+        "heads": found(PER_HEAD),
+        "layers": found(PER_LAYER),
         "left_out": left_out,
     }
 

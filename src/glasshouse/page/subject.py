@@ -18,7 +18,8 @@ from glasshouse.models import Decoder, Encoder, Model, Seq2Seq
 from glasshouse.page.question import Text
 from glasshouse.spec import Learned
 from glasshouse.text import Tokenizer
-from glasshouse.training.folder import SAMPLES, is_run
+from glasshouse.training import is_run
+from glasshouse.training.folder import SAMPLES
 from glasshouse.training.journal import Journal
 from glasshouse.training.moments import moments
 
@@ -139,9 +140,9 @@ class Subject:
         """Return a text to begin with: the first that a run was sampled with, or one with something in it to see."""
         sitter = self.at("")
         for line in [] if self.run is None else Journal(self.run / SAMPLES).lines():
-            for sample in line.get("samples", []):
+            for sample in line["samples"]:
                 # What an encoder was asked has holes in it; what was wanted is the text without.
-                text = str(sample["wanted" if isinstance(sitter.model, Encoder) else "prompt"])
+                text = sample.get("wanted" if isinstance(sitter.model, Encoder) else "prompt", "")
                 if text and len(sitter.ids(text)) < sitter.model.spec.max_len:
                     return text
         if sitter.tok is None:

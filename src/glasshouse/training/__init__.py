@@ -1,7 +1,7 @@
 """From a spec and data to a trained model: one step that can be trusted, and a loop around it that loses nothing."""
 
+from glasshouse.hub.runs import is_run
 from glasshouse.training.display import Display
-from glasshouse.training.folder import is_run
 from glasshouse.training.loop import Result, Trainer, train
 from glasshouse.training.material import Material, reopen, units_of
 from glasshouse.training.moments import Moment, moments

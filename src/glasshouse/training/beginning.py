@@ -43,8 +43,6 @@ def load_base(table: Table, data: Data) -> tuple[Model, Tokenizer] | None:
     """
     if "from" not in table:
         return None
-    if more := sorted(table.keys() - {"from"}):
-        raise ConfigError(f"model.from is given, so model.{more[0]} is not a choice any more; leave one of them out.")
     place = table["from"]
     if not isinstance(place, str):
         raise ConfigError(f"model.from is {place!r}, but it must be the folder or the hub id of a model.")

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import shutil
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from glasshouse import config
+from glasshouse import config, store
 from glasshouse.errors import InputError, StoreError
-from glasshouse.hub.runs import CHECKPOINTS, RUN
-from glasshouse.training.checkpoint import Checkpoints
+from glasshouse.hub import checkpoint, peft
+from glasshouse.hub.runs import CHECKPOINTS, MODEL, RUN, is_run, name_of, steps_in
 from glasshouse.training.run import Run
 
 try:
@@ -20,54 +21,118 @@ except ImportError:  # Windows, where nobody keeps two runs apart
 
 METRICS, ADAPTER, TROUBLE = "metrics.jsonl", "adapter", "trouble.json"
 PROBES, SAMPLES, LOCK = "probes.jsonl", "samples.jsonl", ".lock"
+NEW_RUN = f".{RUN}.new"
+LOOKS = 10  # at a lock before it is given up: the page holds it for a moment when it asks whether a run goes on
 
 
-def is_run(folder: str | Path) -> bool:
-    """Say whether a folder is that of a run.
-
-    >>> is_run("no such folder")
-    False
-    """
-    return (Path(folder).expanduser() / RUN).is_file()
-
-
-def claim(run: Run) -> Path:
-    """Make the folder of a run, or make sure that it is this run's."""
+@contextmanager
+def claim(run: Run) -> Iterator[Path]:
+    """Hold the folder of a run, new or this run's, while it trains; nothing is written to one that is refused."""
     folder = Path(run.train.out).expanduser()
-    path = folder / RUN
-    if path.is_file():
-        differences = Run.parse(config.read(path)).differences(run)
-        if differences and Checkpoints(folder / CHECKPOINTS).steps():
-            raise InputError(
-                f"the run in {str(folder)!r} was begun with other settings: {'; '.join(differences)}; "
-                "give it the old ones to go on, or train.out=FOLDER to begin another."
-            )
-        if any(not difference.startswith("train.") for difference in differences):  # nothing was learned from it
-            for made in ("tokenizer", "data/train", "data/validation"):
-                shutil.rmtree(folder / made, ignore_errors=True)
-    elif folder.is_dir() and any(folder.iterdir()):
-        raise InputError(f"{str(folder)!r} holds something that is no run; choose another folder by train.out.")
-    new = folder / f".{RUN}.new"  # a disk that is full must not cost the old one
+    _check_own(folder)
     try:
         folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise _unwritable(folder, error) from None
+    with hold(folder):
+        _check_own(folder)  # again: before it was held, another process may have filled it
+        store.check_replaceable(folder / MODEL, checkpoint.OURS)
+        if run.train.lora is not None:
+            store.check_replaceable(folder / ADAPTER, peft.OURS)
+        _adopt(run, folder)
+        yield folder
+
+
+def _check_own(folder: Path) -> None:
+    """Refuse a folder that holds something and is no run's."""
+    # Listed before the look for run.toml: a run that begins meanwhile writes that first.
+    found = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
+    if found - {LOCK, NEW_RUN} and not is_run(folder):
+        raise InputError(f"{str(folder)!r} holds something that is no run; choose another folder by train.out.")
+
+
+def _adopt(run: Run, folder: Path) -> None:
+    """Write down the settings of a run in its folder, if what was learned there before can go on with them."""
+    path = folder / RUN
+    if path.is_file():
+        old = Run.parse(config.read(path))
+        if steps := steps_in(folder / CHECKPOINTS):
+            _check_continues(old, run, folder, steps[-1])
+        elif any(not difference.startswith("train.") for difference in old.differences(run)):  # nothing learned yet
+            for made in ("tokenizer", "data/train", "data/validation"):
+                _drop(folder / made)
+    new = folder / NEW_RUN  # a disk that is full must not cost the old one
+    try:
         new.write_text(config.to_toml(run.table()), encoding="utf-8")
         new.replace(path)
     except OSError as error:
         with suppress(OSError):
             new.unlink()
-        raise StoreError(
-            f"the run cannot be written to {str(folder)!r} ({error.strerror}); choose another folder by train.out."
-        ) from None
-    return folder
+        raise _unwritable(folder, error) from None
+
+
+def _drop(folder: Path) -> None:
+    """Remove a folder, of which a process that is killed meanwhile must not leave half."""
+    gone = folder.with_name(f".{folder.name}.gone")
+    shutil.rmtree(gone, ignore_errors=True)
+    with suppress(FileNotFoundError):
+        folder.rename(gone)
+    shutil.rmtree(gone, ignore_errors=True)
+
+
+def _check_continues(old: Run, run: Run, folder: Path, taken: int) -> None:
+    """Refuse settings under which the steps that were taken would have been others."""
+    before, after, schedule = old.train.steps, run.train.steps, old.train.schedule
+    differences = old.differences(run)
+    if any(not difference.startswith("train.steps ") for difference in differences):
+        raise InputError(
+            f"the run in {str(folder)!r} was begun with other settings: {'; '.join(differences)}; "
+            "give it the old ones to go on, or train.out=FOLDER to begin another."
+        )
+    if after < taken:
+        raise InputError(
+            f"train.steps is {after}, but the run in {str(folder)!r} has taken {taken} steps; give at least as many, "
+            "or train.out=FOLDER to begin another run."
+        )
+    if (step := schedule.first_difference(before, after, taken)) is not None:
+        raise InputError(
+            f"train.steps was {before} and is {after}, but of the {taken} steps that the run in {str(folder)!r} has "
+            f"taken, those from step {step + 1} on would have had other learning rates under its {schedule.kind} "
+            f"schedule (one that is constant, inverse_root, or a trapezoid before its decay can be extended); give "
+            f"train.steps={before} to go on, or begin another run from these weights by "
+            f"model.from={folder / CHECKPOINTS / name_of(taken)} train.out=FOLDER."
+        )
+
+
+def _unwritable(folder: Path, error: OSError) -> StoreError:
+    return StoreError(
+        f"the run cannot be written to {str(folder)!r} ({error.strerror}); choose another folder by train.out."
+    )
 
 
 @contextmanager
 def hold(folder: Path) -> Iterator[None]:
     """Keep other processes out of a run's folder; one that is killed lets go."""
-    with (folder / LOCK).open("w") as lock:
+    path = folder / LOCK
+    try:
+        lock = path.open("a")  # which changes nothing about a file that another process holds
+    except IsADirectoryError:
+        raise StoreError(f"{str(path)!r} is a folder, but must be a file to lock; remove it.") from None
+    except OSError as error:
+        raise _unwritable(folder, error) from None
+    with lock:
         if fcntl is not None:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
-                raise StoreError(f"another process is training in {str(folder)!r}; wait for it.") from None
+            for patience in reversed(range(LOOKS)):
+                try:
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except BlockingIOError:
+                    if not patience:
+                        raise StoreError(f"another process is training in {str(folder)!r}; wait for it.") from None
+                    time.sleep(0.02)
+                except OSError as error:
+                    raise StoreError(
+                        f"{str(path)!r} cannot be locked ({error.strerror}); choose a folder on another disk by "
+                        "train.out."
+                    ) from None
         yield

@@ -4,9 +4,66 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+
+from glasshouse.training.folder import METRICS, PROBES, SAMPLES
+
+LAST_STEP = 2**53  # beyond which a browser rounds whole numbers
+PER_HEAD, PER_LAYER = ("entropy", "induction", "previous"), ("lens", "norms")  # probes: [layer][head] and [layer]
+
+
+def _is_number(value: object) -> bool:
+    """Say whether this is a finite number, or the null that is written for one that is not."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return value is None
+    return abs(value) <= sys.float_info.max  # false for NaN; whole numbers that no float holds exist in JSON too
+
+
+def _is_row(value: object) -> bool:
+    return isinstance(value, list) and all(map(_is_number, value))
+
+
+def _is_grid(value: object) -> bool:
+    return isinstance(value, list) and all(map(_is_row, value))
+
+
+def _is_metrics(values: dict[str, Any]) -> bool:
+    return all(map(_is_number, values.values()))
+
+
+def _is_probes(values: dict[str, Any]) -> bool:
+    return all(
+        _is_grid(value) if name in PER_HEAD else _is_row(value) if name in PER_LAYER else _is_number(value)
+        for name, value in values.items()
+    )
+
+
+def _is_samples(values: dict[str, Any]) -> bool:
+    match values:
+        case {"samples": list(samples), **more} if not more:
+            return all(map(_is_sample, samples))
+    return False
+
+
+def _is_sample(sample: object) -> bool:
+    match sample:
+        case {"prompt": str(), "text": str(), **more}:
+            return all(isinstance(text, str) for text in more.values())
+    return False
+
+
+def _is_anything(values: dict[str, Any]) -> bool:
+    return True
+
+
+SHAPES: dict[str, Callable[[dict[str, Any]], bool]] = {
+    METRICS: _is_metrics,
+    PROBES: _is_probes,
+    SAMPLES: _is_samples,
+}
 
 
 class Journal:
@@ -24,22 +81,36 @@ class Journal:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._fits = SHAPES.get(path.name, _is_anything)
 
     def write(self, step: int, **values: Any) -> None:  # noqa: ANN401 (what JSON takes)
         """Add a line; it is there for others to read when this returns."""
         with self.path.open("a", encoding="utf-8") as file:
             file.write(json.dumps({"step": step, **values}) + "\n")
 
+    def entry(self, line: str | bytes) -> dict[str, Any] | None:
+        """Parse a line; None if it is damaged: not JSON, or not of the shape that a file of this name has.
+
+        >>> Journal(Path("metrics.jsonl")).entry('{"step": 3, "loss": 2.5}')
+        {'step': 3, 'loss': 2.5}
+        >>> Journal(Path("metrics.jsonl")).entry('{"step": 3, "loss": "low"}')
+        """
+        try:
+            found = json.loads(line)
+        except (ValueError, RecursionError):
+            return None
+        if not isinstance(found, dict) or type(step := found.get("step")) is not int or not 0 <= step < LAST_STEP:
+            return None
+        return found if self._fits({name: value for name, value in found.items() if name != "step"}) else None
+
     def lines(self) -> Iterator[dict[str, Any]]:
-        """Yield what was written; a last line that was cut off is passed over."""
+        """Yield what was written; lines that are damaged, as the last of a process that was killed, are skipped."""
         if not self.path.is_file():
             return
         with self.path.open(encoding="utf-8", errors="replace") as file:
             for line in file:
-                try:
-                    yield json.loads(line)
-                except ValueError:
-                    continue
+                if (found := self.entry(line)) is not None:
+                    yield found
 
     def cut(self, step: int) -> None:
         """Forget the lines of a step and all after it, whole or not at all."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import hashlib
+import json
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -10,7 +12,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from glasshouse import hub
+from glasshouse import config, hub
+from glasshouse.config import Table
 from glasshouse.errors import StoreError
 from glasshouse.hub.checkpoint import filler
 from glasshouse.layers import lora
@@ -34,6 +37,13 @@ class Place:
     best: tuple[int, float] | None = None  # the step and the loss of the best evaluation
     worse: int = 0  # evaluations since
     parts: int = 1  # that a step is computed in
+    planned: int = 0  # train.steps when the run began: intervals that derive from it stay when it is raised
+    line: Table | None = None  # of a step that is taken and not yet evaluated, for the journal
+
+    @property
+    def unwritten(self) -> int:
+        """The first step that the journals must not have yet."""
+        return self.step + (self.line is None)
 
 
 class Keeper:
@@ -45,6 +55,7 @@ class Keeper:
         self.model, self.update, self.average, self.tok = model, update, average, tok
         self.checkpoints = checkpoints
         self.adapted = bool(lora.attached(model))  # then what is written is merged, and cannot be gone on with
+        self.base = fingerprint(model) if self.adapted else None
 
     def save(self, place: Place) -> None:
         """Write a checkpoint while training goes on."""
@@ -60,6 +71,7 @@ class Keeper:
             **chance.about,
             "update": self.update.state(),
             "average": None if self.average is None else self.average.updates,
+            "base": self.base,
             "place": asdict(place),
         }
         state = State(
@@ -77,6 +89,11 @@ class Keeper:
     def restore(self, step: int, state: State) -> Place:
         """Put back what `save` wrote, and return where that was."""
         if self.adapted:
+            if state.about.get("base", self.base) != self.base:  # older checkpoints do not say
+                raise StoreError(
+                    "the model that this run adapts (model.from) has changed since it began; restore the old one, or "
+                    "begin another run by train.out=FOLDER."
+                )
             self.model.load_state_dict(_under("trained.", state.tensors), strict=False)
         else:
             saved, _ = hub.load(self.checkpoints.folder(step), dtype="stored")
@@ -130,6 +147,26 @@ class Keeper:
             raise StoreError(
                 f"the run could not be saved ({error}); {last}: make room and run the same command again."
             ) from None
+
+
+def fingerprint(model: Model) -> str:
+    """Return the SHA-256, in hexadecimal, of what a model is apart from the parameters that learn.
+
+    >>> import glasshouse as gh
+    >>> model = gh.build(gh.preset("tiny-decoder")).requires_grad_(False)
+    >>> before = fingerprint(model)
+    >>> _ = torch.nn.init.zeros_(model.token.table.weight)
+    >>> fingerprint(model) == before
+    False
+    """
+    digest = hashlib.sha256(json.dumps(config.dump(model.spec), sort_keys=True).encode())
+    learned = {name for name, weight in model.named_parameters() if weight.requires_grad}
+    for name, tensor in sorted(model.state_dict().items()):
+        if name not in learned:
+            plain = tensor.detach().to("cpu").contiguous()
+            digest.update(f"{name} {plain.dtype} {list(plain.shape)}".encode())
+            digest.update(plain.view(-1).view(torch.uint8).numpy())
+    return digest.hexdigest()
 
 
 def _under(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -29,7 +29,7 @@ from glasshouse.training.average import Average
 from glasshouse.training.checkpoint import Checkpoints
 from glasshouse.training.compiling import Compiled
 from glasshouse.training.display import Display
-from glasshouse.training.folder import ADAPTER, METRICS, TROUBLE, claim, hold
+from glasshouse.training.folder import ADAPTER, METRICS, TROUBLE, claim
 from glasshouse.training.insight import Insight
 from glasshouse.training.journal import Journal
 from glasshouse.training.keeping import Keeper, Place
@@ -65,7 +65,7 @@ def train(run: Run | str | Path, watch: Watch | bool = True) -> Result:
     """Train a model as a run says, or go on with it where it was stopped, and write it to the run's folder.
 
     The run may be the name of a recipe or the path of a TOML file. Its progress is shown on stderr, or told to a
-    `watch` of one's own; `watch=False` shows nothing. Ctrl-C and SIGTERM save and raise `StoppedError`.
+    `watch` of one's own; `watch=False` shows nothing. Ctrl-C, SIGTERM and SIGHUP save and raise `StoppedError`.
 
     >>> import tempfile, glasshouse as gh
     >>> place = tempfile.mkdtemp()
@@ -89,8 +89,7 @@ def train(run: Run | str | Path, watch: Watch | bool = True) -> Result:
         with Display(units_of(run.data)).open() if watch else nullcontext(Silent()) as shown:
             return train(run, shown)
     beginning.find_device(run.train.device)  # what is not there is said before hours are spent on reading
-    folder = claim(run)
-    with hold(folder):
+    with claim(run) as folder:
         for note in run.notes:
             watch.say(note)
         return _train(run, folder, watch)
@@ -174,7 +173,8 @@ class Trainer:
         self.average = Average(self.model, choice.average) if choice.average else None
         checkpoints = Checkpoints(folder / CHECKPOINTS, choice.keep, choice.history)
         self.keeper = Keeper(self.model, self.update, self.average, material.tok, checkpoints)
-        self.place = Place(parts=choice.parts or first_parts(self.model.spec, rows, length, self.device))
+        parts = choice.parts or first_parts(self.model.spec, rows, length, self.device)
+        self.place = Place(parts=parts, planned=choice.steps)
         self.journal = Journal(folder / METRICS)
         self.insight = Insight(run, folder, self.model, self.held, material.tok, self.compute, watch.say)
         self.speed, self.work = Speed(self.device, self.compute), Work(self.model)
@@ -193,7 +193,7 @@ class Trainer:
     @property
     def eval_samples(self) -> int:
         """How many samples of what is held out an evaluation reads while training."""
-        most = self.run.train.eval_samples or self.batches.batch_size * max(4, self.run.train.steps // 100)
+        most = self.run.train.eval_samples or self.batches.batch_size * max(4, self.place.planned // 100)
         return min(most, len(self.held))
 
     def _samples(self, corpus: Corpus, rows: int) -> Samples:
@@ -210,7 +210,9 @@ class Trainer:
             self._restore(step, state)
             folder = self.keeper.checkpoints.folder(step)
             self.watch.say(f"goes on after step {step} of {self.run.train.steps}, from {folder}")
-        self._cut(self.place.step + 1)
+            if (self.folder / MODEL).exists() and step < self.run.train.steps:
+                self.watch.say(f"{self.folder / MODEL} stays as it is until the last step is taken")
+        self._cut(self.place.unwritten)
 
     def _cut(self, step: int) -> None:
         self.journal.cut(step)
@@ -219,17 +221,16 @@ class Trainer:
 
     def _restore(self, step: int, state: State) -> None:
         self.place = self.keeper.restore(step, state)
-        if self.run.train.parts:
-            self.place = replace(self.place, parts=self.run.train.parts)
+        parts, planned = self.run.train.parts or self.place.parts, self.place.planned or self.run.train.steps
+        self.place = replace(self.place, parts=parts, planned=planned)
 
     # Learning
 
     def learn(self) -> None:
         """Take the steps that are left."""
         choice = self.run.train
-        evaluate_every, save_every = choice.often(choice.eval_every), choice.often(choice.save_every)
         self.model.train()
-        self.trackers = Trackers(self.folder, choice.wandb, self.folder.name, start=self.place.step + 1)
+        self.trackers = Trackers(self.folder, choice.wandb, self.folder.name, start=self.place.unwritten)
         if self.place.step == 0:
             self.keeper.guard(lambda: self._cut(0))  # if killed before its first checkpoint, it has a line
             self._look_inside()
@@ -237,26 +238,22 @@ class Trainer:
         self.watch.stage("compiling for the first step" if self.compiled.on else "first step", 0, 0)
         batches = self._stream()
         try:
-            while self.place.step < choice.steps and not self.is_tired:
-                self.keeper.guard(self.keeper.checkpoints.check)
-                self.signals.check()
-                outcome = self._teach(next(batches))
-                if outcome is None:  # the batch was passed over
-                    batches.close()
-                    batches = self._stream()
-                    continue
-                step = self.place.step
-                last = step == choice.steps
-                figures = self._try_out() if step % evaluate_every == 0 or last else {}
-                self._note(outcome, figures)
-                is_best = self.place.best is not None and self.place.best[0] == step
-                if step % save_every == 0 or last or is_best or self.is_tired:
-                    self._look_inside()  # before it is saved: one that goes on from there need not do it again
-                    self.keeper.save(self.place)
-                    self.speed.pause()
+            while self.place.line is not None or (self.place.step < choice.steps and not self.is_tired):
+                if self.place.line is None:  # else the evaluation of the last step was cut off
+                    self.keeper.guard(self.keeper.checkpoints.check)
+                    self.signals.check()
+                    outcome = self._teach(next(batches))
+                    if outcome is None:  # the batch was passed over
+                        batches.close()
+                        batches = self._stream()
+                        continue
+                    self.place = replace(self.place, line=self._line(outcome))
+                self._conclude()
             if self.is_tired:
                 self.watch.say(f"stops early: no better loss in {self.place.worse} evaluations")
         except StoppedError:  # no look inside: when it goes on, its lines are those of a run never stopped
+            if self.place.line is not None:
+                self._note(self.place.line)
             self.keeper.save(self.place)
             raise
         finally:
@@ -339,16 +336,32 @@ class Trainer:
         self.keeper.guard(self.keeper.checkpoints.wait)
         if newest := self.keeper.checkpoints.newest():
             self._restore(newest[0], newest[1])
-            self._cut(newest[0] + 1)
+            self._cut(self.place.unwritten)
             self.watch.say(f"back to step {newest[0]}")
         self.place = replace(self.place, skipped=skipped)
 
-    def _note(self, outcome: Outcome, figures: dict[str, float]) -> None:
+    def _line(self, outcome: Outcome) -> Table:
         rate = self.update.optimizer.param_groups[0]["lr"]
-        values: Table = {"loss": outcome.loss, "rate": rate, "norm": outcome.norm, "targets": outcome.targets}
+        values = {"loss": outcome.loss, "rate": rate, "norm": outcome.norm, "targets": outcome.targets}
         values["tokens_per_second"] = round(self.speed.tokens_per_second, 1)
-        values |= {f"validation_{name}": value for name, value in figures.items()}
-        values = {name: value if math.isfinite(value) else None for name, value in values.items()}  # as JSON has it
+        return _as_json(values)
+
+    def _conclude(self) -> None:
+        """Evaluate the step that was taken, note it and save it, where that is due."""
+        choice, step, line = self.run.train, self.place.step, self.place.line or {}
+        last = step == choice.steps
+        if step % choice.often(choice.eval_every, self.place.planned) == 0 or last:
+            figures = self._try_out()
+            line = line | _as_json({f"validation_{name}": value for name, value in figures.items()})
+        self.place = replace(self.place, line=None)
+        self._note(line)
+        is_best = self.place.best is not None and self.place.best[0] == step
+        if step % choice.often(choice.save_every, self.place.planned) == 0 or last or is_best or self.is_tired:
+            self._look_inside()  # before it is saved: one that goes on from there need not do it again
+            self.keeper.save(self.place)
+            self.speed.pause()
+
+    def _note(self, values: Table) -> None:
         self.keeper.guard(lambda: self.journal.write(self.place.step, **values))
         if self.trackers is not None:
             self.trackers.write(self.place.step, values)
@@ -376,8 +389,6 @@ class Trainer:
                     compute=self.compute,
                     before=before,
                 ).figures()
-        except StoppedError:  # heard again before the next step, and this step noted without them
-            return {}
         except (RuntimeError, MemoryError) as error:
             if not exhausted(error):
                 raise
@@ -448,3 +459,7 @@ class Trainer:
         """Let go of what is open."""
         if self.trackers is not None:
             self.trackers.close()
+
+
+def _as_json(values: Mapping[str, float]) -> Table:
+    return {name: value if math.isfinite(value) else None for name, value in values.items()}

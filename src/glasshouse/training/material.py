@@ -6,14 +6,17 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from glasshouse import data
+from glasshouse import data, store
 from glasshouse.data.corpus import MANIFEST, Corpus, Kind, held_out, kept
 from glasshouse.data.feed import Feed, open_feed
 from glasshouse.errors import InputError
+from glasshouse.hub.folder import TOKENIZER
 from glasshouse.text import Tokenizer
 from glasshouse.text.sources import Piece, Record
 from glasshouse.text.training import Progress
 from glasshouse.training.run import Data
+
+TOKENIZER_FILES = r"\.?(tokenizer(_config)?\.json|special_tokens_map\.json|chat_template\.jinja)(\.new)?"
 
 
 @dataclass(frozen=True)
@@ -94,10 +97,10 @@ def _tokenizer(choice: Data, folder: Path, known: Tokenizer | None, progress: Pr
         return known
     if given := given_tokenizer(choice):
         return given
-    if folder.is_dir():
+    if (folder / TOKENIZER).is_file():  # not just the folder: earlier versions may have left half of one
         return Tokenizer.load(folder)
     tok = Tokenizer.train(texts=_texts(choice, progress), vocab_size=choice.vocab_size, progress=progress)
-    tok.save(folder)
+    store.replace_folder(folder, tok.save, TOKENIZER_FILES)
     return tok
 
 

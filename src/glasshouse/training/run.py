@@ -54,7 +54,7 @@ class Data:
 class Train(Settings):
     """How a run learns, and what it leaves behind."""
 
-    steps: int = 1000
+    steps: int = 1000  # may change when a run goes on, if its schedule would have set the same rates up to there
     batch_tokens: int = 8192  # in a step, whatever the parts it is computed in
     parts: int = 0  # passes that a step is computed in; 0: as many as the memory asks for
     optimizer: Optimizer = AdamW()
@@ -73,10 +73,10 @@ class Train(Settings):
     compile: Literal["auto", "yes", "no"] = "auto"
     workers: int = 1  # threads that make batches ahead of time; 0: none
 
-    eval_every: int = 0  # steps; 0: ten times in a run
-    eval_samples: int = 0  # at most, while training; 0: as many as a hundredth of the steps see
+    eval_every: int = 0  # steps; 0: ten times in a run (in as many steps as it began with, should they be raised)
+    eval_samples: int = 0  # at most, while training; 0: as many as a hundredth of the steps (likewise) see
     patience: int = 0  # evaluations without a better loss after which a run ends; 0: it does not
-    save_every: int = 0  # steps; 0: ten times in a run
+    save_every: int = 0  # steps; 0: ten times in a run (likewise)
     keep: int = 2  # checkpoints, besides the best
     probes: tuple[str, ...] | None = None  # figures of the inside at each checkpoint; None: all that fit the model
     samples: int = 3  # texts that the model begins, answers or fills in at each checkpoint; 0: none
@@ -108,9 +108,10 @@ class Train(Settings):
         """Return the optimizer, at the rate that was asked for."""
         return self.optimizer if self.lr is None else replace(self.optimizer, lr=self.lr)
 
-    def often(self, every: int) -> int:
-        """Return every how many steps something is done that by default happens ten times."""
-        return every or max(1, self.steps // 10)
+    @staticmethod
+    def often(every: int, steps: int) -> int:
+        """Return every how many steps something is done that by default happens ten times in so many."""
+        return every or max(1, steps // 10)
 
 
 @dataclass(frozen=True)
@@ -157,6 +158,8 @@ class Run:
             raise ConfigError(f"{name!r} is no TOML file, which a run is; to learn from it, give data.path={name}.")
         else:
             raise ConfigError(f"there is no recipe {name!r}, nor such a file; {config.nearest(name, recipes())}")
+        if "from" in given.get("model", {}) and "from" not in table.get("model", {}):  # in place of the file's model
+            given["model"] = {key: value for key, value in given["model"].items() if key not in table["model"]}
         note = _fit_warmup(table, given)
         run = cls.parse(given, name)
         return replace(run, notes=(note,)) if note else run
@@ -172,6 +175,10 @@ class Run:
         model = dict(table.get("model", {}))
         if not {"preset", "kind", "from"} & model.keys():
             raise ConfigError("model says neither preset nor from, nor the kind of a whole spec; give one of them.")
+        if "from" in model and (more := sorted(model.keys() - {"from"})):
+            raise ConfigError(
+                f"model.from is given, so model.{more[0]} is not a choice any more; leave one of them out."
+            )
         data = config.parse(Data, table.get("data", {}), "data")
         train = config.parse(Train, table.get("train", {}), "train")
         return cls(model, data, train if train.out else replace(train, out=f"runs/{name}"))

@@ -22,6 +22,17 @@ class _Schedule(Settings):
             return (step + 1) / self.warmup
         return self._after(step, steps)
 
+    def first_difference(self, steps: int, other: int, taken: int) -> int | None:
+        """Return the first of the steps taken whose factor would be another in a run of another length, if any.
+
+        >>> Cosine(warmup=10).first_difference(100, 200, taken=10), Cosine(warmup=10).first_difference(100, 200, 50)
+        (None, 11)
+        >>> Trapezoid(decay=0.2).first_difference(100, 200, taken=80)
+        """
+        if steps == other:
+            return None
+        return next((step for step in range(taken) if self.factor(step, steps) != self.factor(step, other)), None)
+
     def _after(self, step: int, steps: int) -> float:
         return 1.0
 

@@ -1,4 +1,4 @@
-"""Being asked to stop: the first Ctrl-C or SIGTERM is heard at the next good moment, a second Ctrl-C at once."""
+"""Being asked to stop: Ctrl-C, SIGTERM and SIGHUP are heard at the next good moment, a second Ctrl-C at once."""
 
 from __future__ import annotations
 
@@ -15,6 +15,14 @@ class StoppedError(Exception):
     def __init__(self, number: int, step: int = 0) -> None:
         super().__init__(f"stopped by {signal.Signals(number).name} after step {step}")
         self.number, self.step = number, step
+
+
+def _heard() -> list[int]:
+    """Return the signals to listen to; SIGHUP, of a terminal that is closed, unless `nohup` has it ignored."""
+    numbers: list[int] = [signal.SIGINT, signal.SIGTERM]
+    if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # Windows has none
+        numbers.append(signal.SIGHUP)
+    return numbers
 
 
 class Signals:
@@ -37,7 +45,7 @@ class Signals:
 
     def __enter__(self) -> Signals:
         if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGINT, signal.SIGTERM):
+            for number in _heard():
                 self._before[number] = signal.signal(number, self._hear)
         return self
 

@@ -1,0 +1,343 @@
+"""A run's folder: one process at a time, everything in it whole, and a death while it is prepared costs nothing."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_loop import Told, losses, table, write_data
+
+import glasshouse as gh
+from glasshouse import config
+from glasshouse.errors import InputError, StoreError
+from glasshouse.training import Run, train
+from glasshouse.training.folder import hold
+
+# Forks a process for each round, so that torch is imported once. A round is [[settings, delay, event, how], ...]: its
+# processes start together, each after its delay. One that leaves early is waited for by the other at its first step.
+# Where an event is given, the process dies at, or its disk is full from, that write to its folder on; with an alarm
+# it dies after so many seconds.
+FORKS = """
+import errno, json, os, signal, sys, time, traceback
+import torch, torch._dynamo
+from contextlib import suppress
+with suppress(ImportError):
+    import gigatoken  # as torch._dynamo, else imported by every process anew
+torch.set_num_threads(1)
+from glasshouse import device
+from glasshouse.training import Run, plots, trackers, train
+from glasshouse.training.watch import Silent
+
+device.matmul_peak, plots.draw, trackers.Trackers._open = (lambda *_, **__: 1e12), (lambda *_: []), (lambda *_: None)
+WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT
+
+
+class Events:
+    def __init__(self, folder, event, how):
+        self.folder, self.event, self.how, self.count, self.on = folder, event, how, 0, True
+        self.took = 0.0
+        fsync = os.fsync
+        os.fsync = lambda handle: (self.happens(), fsync(handle))[1]
+        sys.addaudithook(self.hook)
+
+    def hook(self, name, args):
+        if name == "open" and not (isinstance(args[2], int) and args[2] & WRITES):
+            return
+        if name in ("open", "os.mkdir", "os.rename", "os.remove", "os.rmdir", "shutil.rmtree"):
+            if any(str(one).startswith(self.folder) for one in args):
+                self.happens()
+
+    def happens(self):
+        if not self.on:
+            return
+        self.count += 1
+        if self.event is None or self.count <= self.event:
+            return
+        if self.how == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "here")
+
+
+def work(settings, delay, event, how, others):
+    time.sleep(delay)
+    if how == "alarm":
+        signal.setitimer(signal.ITIMER_REAL, event)  # the kernel ends it: nobody listens
+        event = None
+    events, began = Events(settings["train"]["out"], event, how), time.monotonic()
+
+    class Waits(Silent):
+        def step(self, step, *_):
+            if step == 1:
+                events.on, events.took = False, time.monotonic() - began
+                end = time.monotonic() + 60
+                while not all(os.path.exists(one) for one in others) and time.monotonic() < end:
+                    time.sleep(0.01)
+
+    try:
+        train(Run.parse(settings), Waits())
+        return {"code": 0, "events": events.count, "took": events.took}
+    except (ValueError, OSError) as error:
+        return {"code": 1, "said": str(error), "type": type(error).__name__}
+    except BaseException:
+        return {"code": 2, "said": traceback.format_exc()}
+
+
+for number, line in enumerate(sys.stdin):
+    processes = json.loads(line)
+    marks = [os.path.join(sys.argv[1], f"{number}.{i}") for i in range(len(processes))]
+    pids = []
+    for i, process in enumerate(processes):
+        pids.append(os.fork())
+        if not pids[-1]:
+            result = work(*process, [mark for j, mark in enumerate(marks) if j != i])
+            with open(marks[i] + ".new", "w") as file:
+                json.dump(result, file)
+            os.rename(marks[i] + ".new", marks[i])
+            os._exit(0)
+    codes = [os.waitpid(pid, 0)[1] for pid in pids]
+    print(json.dumps([json.load(open(m)) if not c else {"code": -c} for m, c in zip(marks, codes)]), flush=True)
+"""
+
+Process = tuple[dict[str, Any], float, float | None, str]
+
+
+class Forks:
+    """Runs rounds of processes, one round after another."""
+
+    def __init__(self, place: Path) -> None:
+        self.place = place
+        write_data(place)
+        (place / "marks").mkdir()
+        command = [sys.executable, "-c", FORKS, str(place / "marks")]
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+    def __call__(self, *processes: Process) -> list[dict[str, Any]]:
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.write(json.dumps(processes) + "\n")
+        self.process.stdin.flush()
+        results: list[dict[str, Any]] = json.loads(self.process.stdout.readline())
+        return results
+
+    def train(self, out: str, vocab_size: int = 270, event: float | None = None, how: str = "kill") -> dict[str, Any]:
+        """Train in a process of its own."""
+        return self((brief(self.place, out, vocab_size), 0.0, event, how))[0]
+
+    def made(self, out: str) -> tuple[dict[str, bytes], dict[int, float]]:
+        """Return what a run has made: its files, and its losses."""
+        return contents(self.place / out), losses(self.place, out)
+
+    @cached_property
+    def counted(self) -> dict[int, dict[str, Any]]:
+        """How runs go that nothing disturbs, by the size of their vocabulary."""
+        return {size: self.train(f"alone-{size}", size) for size in (270, 275)}
+
+    @cached_property
+    def alone(self) -> dict[int, tuple[dict[str, bytes], dict[int, float]]]:
+        """What they make."""
+        return {size: self.made(f"alone-{size}") for size in self.counted}
+
+
+@pytest.fixture(scope="module")
+def forks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forks]:
+    forks = Forks(tmp_path_factory.mktemp("forks"))
+    yield forks
+    forks.process.kill()
+    forks.process.wait()
+
+
+def brief(place: Path, out: str, vocab_size: int = 270, **choices: Any) -> dict[str, Any]:  # noqa: ANN401
+    few = {"steps": 3, "save_every": 1, "eval_every": 3, "probes": [], "samples": 0, "history": 1}
+    settings = table(place, out=out, **few, **choices)
+    settings["data"]["vocab_size"] = vocab_size
+    return settings
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """All that a run has made, but for what says when and where, and what a death leaves that nobody reads."""
+    unlike = ("run.toml", "metrics.jsonl", "training.json", "training.safetensors", ".lock", "progress.json")
+    paths = (path for path in sorted(folder.rglob("*")) if path.is_file() and path.name not in unlike)
+    return {str(path.relative_to(folder)): path.read_bytes() for path in paths}
+
+
+def stamps(folder: Path) -> dict[str, tuple[int, bytes]]:
+    paths = (path for path in sorted(folder.rglob("*")) if path.is_file())
+    return {str(path): (path.stat().st_mtime_ns, path.read_bytes()) for path in paths}
+
+
+# One process at a time
+
+
+def test_a_second_process_changes_nothing(place: Path) -> None:
+    """With other settings and before the first checkpoint, when a folder could still be begun anew."""
+    other = table(place)
+    other["data"]["vocab_size"] = 300
+
+    def again() -> None:
+        before = stamps(place / "run")
+        for settings in (table(place), other):
+            with pytest.raises(StoreError, match="another process is training in"):
+                train(Run.parse(settings))
+        assert stamps(place / "run") == before
+
+    train(Run.parse(table(place, history=0, steps=2)), Told(1, again))
+    assert sorted(losses(place)) == [1, 2]
+    assert len(gh.Tokenizer.load(place / "run" / "tokenizer")) == 270
+
+
+def check_races(forks: Forks, rounds: int) -> None:
+    """Two processes at random moments in one folder: one trains as if alone, the other leaves with a sentence."""
+    chance = random.Random(rounds)
+    for number in range(rounds):
+        out = f"run-{rounds}-{number}"
+        sizes = chance.choice([(270, 270), (270, 275), (275, 270)])
+        delays = chance.choice([(0.0, 0.0), (0.0, chance.uniform(0, 0.1)), (0.0, chance.uniform(0, 1.0))])
+        two = zip(sizes, delays, strict=True)
+        results = forks(*((brief(forks.place, out, size), delay, None, "") for size, delay in two))
+        assert sorted(one["code"] for one in results) == [0, 1], results
+        winner = [one["code"] for one in results].index(0)
+        said = f"another process is training in {str(forks.place / out)!r}; wait for it."
+        assert results[1 - winner] == {"code": 1, "said": said, "type": "StoreError"}
+        assert forks.made(out) == forks.alone[sizes[winner]]
+        assert config.read(forks.place / out / "run.toml")["data"]["vocab_size"] == sizes[winner]
+
+
+def test_two_processes_at_random_moments(forks: Forks) -> None:
+    check_races(forks, 5)
+
+
+@pytest.mark.long
+def test_two_processes_at_fifty_random_moments(forks: Forks) -> None:
+    check_races(forks, 50)
+
+
+def test_a_lock_held_for_a_moment_is_waited_for(tmp_path: Path) -> None:
+    """As the page holds it when it asks whether a run is under way."""
+    with hold(tmp_path):
+        entered = threading.Event()
+
+        def wait() -> None:
+            with hold(tmp_path):
+                entered.set()
+
+        thread = threading.Thread(target=wait)
+        thread.start()
+        assert not entered.wait(0.03)
+    thread.join()
+    assert entered.is_set()
+
+
+def test_a_lock_that_is_a_folder_is_one_sentence(place: Path) -> None:
+    (place / "run" / ".lock").mkdir(parents=True)
+    with pytest.raises(StoreError, match=r"\.lock' is a folder, but must be a file"):
+        train(Run.parse(table(place)))
+
+
+def test_what_is_in_the_way_of_the_model_is_said_before_training(place: Path) -> None:
+    settings = table(place, steps=1)
+    train(Run.parse(settings))
+    (place / "run" / "model" / "notes.txt").write_text("by hand")
+    before = stamps(place / "run")
+    with pytest.raises(StoreError, match=r"model' holds 'notes\.txt', which would be lost; move it away"):
+        train(Run.parse(settings))
+    assert stamps(place / "run") == before
+    (place / "other" / "model").mkdir(parents=True)
+    (place / "other" / "run.toml").write_bytes((place / "run" / "run.toml").read_bytes())
+    (place / "other" / "adapter").write_text("a file")
+    settings = table(place, steps=1, out="other", lora={"rank": 1})
+    settings["model"] = {"from": str(place / "run" / "checkpoints" / "step-00000001")}
+    with pytest.raises(StoreError, match="adapter' is a file"):
+        train(Run.parse(settings))
+
+
+# Deaths while it is prepared
+
+
+def check_deaths(forks: Forks, how: str, moments: int | None = None) -> None:
+    """Die while the folder, the tokenizer and the ids are made: the same command ends as if it had not.
+
+    At every write or some of them, or at so many moments that are no particular ones.
+    """
+    counted = forks.counted[270]
+    assert counted["events"] > 30
+    chance, events = random.Random(0), list(range(counted["events"]))
+    if how == "alarm":
+        events = [chance.uniform(0, counted["took"]) for _ in range(moments or 50)]
+    for event in events if moments is None else chance.sample(events, moments):
+        out = f"{how}-{event}-{moments}"
+        died = forks.train(out, event=event, how=how)
+        # A history is given up for want of room, and training goes on; an alarm, and the last of the writes, which a
+        # thread makes, may come when the first step is taken.
+        assert died["code"] in {"kill": [-signal.SIGKILL, 0], "alarm": [-signal.SIGALRM, 0], "full disk": [0, 1]}[how]
+        result = forks.train(out)
+        assert result["code"] == 0, (event, result)
+        assert forks.made(out) == forks.alone[270], event
+
+
+@pytest.mark.parametrize(("how", "moments"), [("kill", 2), ("alarm", 1), ("full disk", 1)])
+def test_killed_or_out_of_disk_while_it_prepares(how: str, moments: int, forks: Forks) -> None:
+    check_deaths(forks, how, moments)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("how", ["kill", "alarm", "full disk"])
+def test_killed_or_out_of_disk_at_every_write_while_it_prepares(how: str, forks: Forks) -> None:
+    check_deaths(forks, how)
+
+
+def test_half_a_tokenizer_is_made_again(place: Path) -> None:
+    """As earlier versions left it where they were killed while they wrote it."""
+    settings = table(place, steps=1)
+    train(Run.parse(settings))
+    expected = contents(place / "run" / "tokenizer")
+    for name in ("checkpoints", "data", "history", "model"):
+        (place / "run" / name).rename(place / name)
+    (place / "run" / "tokenizer" / "tokenizer.json").rename(place / "run" / "tokenizer" / ".tokenizer.json.new")
+    train(Run.parse(settings))
+    assert contents(place / "run" / "tokenizer") == expected
+
+
+def test_killed_while_it_forgets_what_other_settings_made(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before the first checkpoint a run may begin anew, and is given its old settings again after all."""
+    settings = table(place, steps=1)
+    train(Run.parse(settings))
+    (place / "run" / "checkpoints").rename(place / "checkpoints")
+    real = shutil.rmtree
+
+    def rmtree(path: Path, **rest: Any) -> None:  # noqa: ANN401
+        if path.exists():
+            next(one for one in sorted(path.rglob("*.json"))).unlink()
+            raise KeyboardInterrupt
+        real(path, **rest)
+
+    monkeypatch.setattr(shutil, "rmtree", rmtree)
+    other = table(place, steps=1)
+    other["data"]["vocab_size"] = 275
+    with pytest.raises(KeyboardInterrupt):
+        train(Run.parse(other))
+    monkeypatch.undo()
+    train(Run.parse(settings))
+    assert len(gh.Tokenizer.load(place / "run" / "tokenizer")) == 270
+
+
+def test_a_folder_that_holds_only_what_a_killed_start_left_is_taken(place: Path) -> None:
+    (place / "run").mkdir()
+    (place / "run" / ".lock").touch()
+    (place / "run" / ".run.toml.new").write_text("[mod")
+    train(Run.parse(table(place, steps=1)))
+    (place / "other").mkdir()
+    (place / "other" / ".run.toml.new").touch()
+    (place / "other" / "thesis.txt").touch()
+    with pytest.raises(InputError, match="no run"):
+        train(Run.parse(table(place, out="other")))
+    assert not (place / "other" / ".lock").exists()
