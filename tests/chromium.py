@@ -22,6 +22,10 @@ MISSING = (
 )
 APT = "apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq chromium chromium-headless-shell"
 DOWNLOAD = [sys.executable, "-m", "playwright", "install", "chromium"]
+WHERE = (
+    "from playwright.sync_api import sync_playwright\n"
+    "with sync_playwright() as playwright: print(playwright.chromium.executable_path)"
+)
 PATIENCE = 600  # seconds for one way to install
 
 
@@ -32,10 +36,9 @@ def find() -> str | None:
     for name in NAMES:
         if path := shutil.which(name):
             return path
-    from playwright.sync_api import sync_playwright  # here: every test imports this file, few need a browser
-
-    with sync_playwright() as playwright:
-        downloaded = playwright.chromium.executable_path
+    # In a process of its own: Playwright does not start twice in one, and a test may be running in it.
+    asked = subprocess.run([sys.executable, "-c", WHERE], capture_output=True, text=True, check=True)
+    downloaded = asked.stdout.strip()
     return downloaded if Path(downloaded).exists() else None
 
 

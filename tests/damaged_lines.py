@@ -4,9 +4,9 @@ BRACKETS = "[" * 200_000
 STEPS = ("null", '"x"', "true", "-1", "1.5", "[1]", "1e3", "NaN", 10**30, 2**63)
 ANY = ("5", "null", '"step"', "[]", "{}", '{"a": 1}', BRACKETS, '{"a": ' * 200_000, "\0", "é" * 9)
 ANY += tuple(f'{{"step": {step}}}' for step in STEPS)
-NUMBERS = ('"a"', "true", "NaN", "Infinity", "-Infinity", "1e999", 10**400, "{}")
-HEADS = (*NUMBERS, "5", "null", "[1]", "[null]", "[[NaN]]", '[["a"]]', "[[[1]]]")
-LAYERS = (*NUMBERS, "5", "null", "[[1]]", '["a"]', "[true]", "[NaN]")
+NUMBERS = ('"a"', "true", "1e999", 10**400, "{}")  # NaN and Infinity are read as null, which a run writes for them
+HEADS = (*NUMBERS, "5", "null", "[1]", "[null]", '[["a"]]', "[[[1]]]")
+LAYERS = (*NUMBERS, "5", "null", "[[1]]", '["a"]', "[true]")
 TEXTS = (*NUMBERS, "5", "null", "[5]", "[[]]", "[null]", "[{}]", '[{"text": ""}]', '[{"prompt": "", "text": 5}]')
 
 DAMAGED = {

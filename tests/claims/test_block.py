@@ -186,9 +186,9 @@ def test_b3_the_original_sizes() -> None:
 
 
 def embedding_by_hand(model: nn.Module, ids: Tensor, position: str) -> Tensor:
-    """Return token vectors plus positions, [B, S, D]."""
+    """Return token vectors, which sinusoidal positions scale by sqrt(D), plus positions, [B, S, D]."""
     stack = last_stack(model)
-    vectors = model.token.table.weight.detach()[ids]
+    vectors = model.token.table.weight.detach()[ids] * (math.sqrt(16) if position == "sinusoidal" else 1.0)
     for i in range(ids.shape[1]):
         if position == "learned":
             vectors[:, i] += stack.position.table.weight[i].detach()

@@ -186,11 +186,13 @@ def test_settings_are_handed_on(settings: dict[str, Any], house: House, call: Ca
 
 
 def test_defaults_are_those_of_the_library_but_for_the_length() -> None:
+    """The length is a screen of text, or what is left of the sequences that the model was trained on."""
     given = {name: parameter.default for name, parameter in inspect.signature(command.generate).parameters.items()}
     for option in fields(gh.Options):
         if option.name in given and option.name not in ("max_new_tokens", "stop"):
             assert given[option.name] == option.default, option.name
-    assert given["max_new_tokens"] == 256
+    assert given["max_new_tokens"] is None
+    assert command.NEW == 256
 
 
 def test_stop_takes_escapes_and_may_be_given_again(house: House, call: Call) -> None:
@@ -701,7 +703,12 @@ def test_help_needs_no_torch_and_shows_defaults_units_and_an_example() -> None:
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=env).stdout
     assert out.splitlines()[-1] == "False False"
     assert "Example: glasshouse generate " in out
-    for shown in ("Tokens to write at most. [default: 256]", "[default: 0.0]", "auto|cpu|cuda|mps", r"\n, \t"):
+    for shown in (
+        "[default: (256, within what the model was trained for)]",
+        "[default: 0.0]",
+        "auto|cpu|cuda|mps",
+        r"\n, \t",
+    ):
         assert shown in out
 
 

@@ -16,7 +16,7 @@ from glasshouse.visible import visible
 
 COMMANDS = {
     ("train",): ("[default: stdlib]", "[default: baselines]"),
-    ("eval",): ("[default: validation]", "[default: 32]", "[default: 200]", "auto"),
+    ("eval",): ("[default: validation]", "[default: 32]", "[default: (all)]", "auto"),
     ("export",): (),
     ("verify",): (),
     ("tokenizer", "train"): ("8192", "gpt2|gpt4", "text", "strict", "750000"),

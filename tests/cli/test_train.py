@@ -185,7 +185,7 @@ def test_settings_alone_are_those_of_the_first_recipe(
         (("tiny.toml", "train.steps"), "'train.steps' is not a setting; write it as key=value"),
         (("tiny.toml", "train.device=tpu"), "train.device is 'tpu', but this machine has cpu"),
         (("tiny.toml", "train.device=cuda:99"), "train.device is 'cuda:99', but this machine has cpu"),
-        (("tiny.toml", "model.from=3", "model.preset=a"), "model.from is given, so model.n_layers is not a choice"),
+        (("tiny.toml", "model.from=3", "model.preset=a"), "model.from is given, so model.preset is not a choice"),
         (("tiny.toml", "data.path=absent"), "there is no 'absent'"),
         (("tiny.toml", "data.path=empty.txt"), "'empty.txt' (1 in all) holds no text"),
         (("tiny.toml", "data.tokenizer=absent"), "there is no 'absent/tokenizer.json'"),

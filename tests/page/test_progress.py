@@ -189,6 +189,10 @@ def test_what_is_no_number_is_left_out(tmp_path: Path) -> None:
     curves.read_on()
     assert curves.since(0) == {}
     assert curves.last == 1
+    with path.open("a") as file:
+        file.write('{"step": 3, "loss": NaN, "lr": 0.5}\n')
+    curves.read_on()
+    assert curves.since(0)["lr"] == {"step": [3], "mean": [0.5]}  # a number that is none costs no other
 
 
 def test_lines_of_the_wrong_shape_are_left_out(folder: Path, tmp_path: Path) -> None:

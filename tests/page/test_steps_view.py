@@ -151,7 +151,8 @@ def test_arrow_keys_walk_and_the_address_remembers(decoder: Trained, visit: Visi
     page.get_by_test_id("strip-text").focus()
     page.keyboard.press("ArrowLeft")  # among tokens, arrows choose tokens
     settle(page)
-    expect(page.get_by_test_id("steps-title")).to_contain_text("token 8,")
+    before_last = len(decoder[1].encode(TEXT)) - 2
+    expect(page.get_by_test_id("steps-title")).to_contain_text(f"token {before_last},")
     expect(page.locator(".step.present .number")).to_have_text("3")
 
 

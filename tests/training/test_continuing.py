@@ -92,16 +92,14 @@ def test_where_the_schedule_forbids_it_the_reason_and_the_way_are_given(place: P
         f"train.steps was 6 and is 12, but of the 6 steps that the run in {str(place / 'run')!r} has taken, those "
         "from step 4 on would have had other learning rates under its cosine schedule (one that is constant, "
         "inverse_root, or a trapezoid before its decay can be extended); give train.steps=6 to go on, or begin "
-        f"another run from these weights by --from {checkpoint} train.out=FOLDER."
+        f"another run from these weights by model.from={checkpoint} train.out=FOLDER."
     )
     with pytest.raises(InputError, match=r"train\.steps is 5, but the run in .* has taken 6 steps"):
         train(Run.parse(bare(place, steps=5)))
     with pytest.raises(InputError, match=r"train\.steps was 6 and is 12; train\.lr was 0\.01 and is 1\.0"):
         train(Run.parse(bare(place, steps=12, lr=1.0)))
     assert (place / "run" / "run.toml").read_bytes() == before
-    settings = bare(place, out="other", steps=1)  # the way that was named
-    settings["model"] = {"from": str(checkpoint)}
-    train(Run.parse(settings))
+    train(Run.load(place / "run" / "run.toml", f"model.from={checkpoint}", f"train.out={place / 'other'}"))
 
 
 def test_what_derives_from_the_steps_is_as_the_run_began(place: Path) -> None:

@@ -49,6 +49,10 @@ class Use:
 class Calls(Protocol):
     """Someone who keeps what belongs to one call apart from what belongs to another."""
 
+    @property
+    def complete(self) -> bool:
+        """Whether all that is wanted of the call has been seen."""
+
     def begin(self) -> None:
         """Learn that a call of the model begins."""
 
@@ -60,9 +64,7 @@ class Board:
     """The uses of one model, in the order in which they came: at a site, all changes act before anyone reads."""
 
     def __init__(self) -> None:
-        self.number = next(
-            _numbers
-        )  # who wants several models takes them in this order, so that nobody waits in a ring
+        self.number = next(_numbers)  # several models are locked in this order, so that nobody waits in a ring
         self.lock = threading.RLock()
         self.owner = 0  # the thread whose calls are looked at; those of others pass as if nobody did
         self.uses: dict[Use, None] = {}  # a set in order
@@ -87,6 +89,11 @@ class Board:
         """Tell those who want to know that the call has ended."""
         for one in self.calls:
             one.end(whole)
+
+    def stop(self) -> None:
+        """Tell them that no more is computed: the call is whole for those who have all they wanted of it."""
+        for one in self.calls:
+            one.end(one.complete)
 
     def _arrange(self, uses: dict[Use, None]) -> None:
         """Leave the model as it is without anyone, then place what these uses need."""

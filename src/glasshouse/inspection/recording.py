@@ -97,8 +97,8 @@ class Seen(Drawn, Mapping[str, Tensor]):
 
     @property
     def complete(self) -> bool:
-        """Whether everything asked for has been seen."""
-        return self._values.keys() == self._asked.keys()
+        """Whether everything asked for has been seen in the latest call."""
+        return (self._before if self._now is None else self._now).keys() == self._asked.keys()
 
     def _find(self, name: str) -> list[str]:
         """Return the names under which what is meant was asked for, in the order of the layers."""
@@ -197,7 +197,7 @@ def record(model: nn.Module, *names: str, grad: bool = False, stop: bool = False
         except _EnoughSeen as enough:
             if enough.seen is not seen:
                 raise
-            board.end(whole=False)  # for others who record it, the call was broken off
+            board.stop()
         finally:
             seen.end(whole=False)  # an interrupt comes past the model's own hooks
 

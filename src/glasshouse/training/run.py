@@ -159,7 +159,8 @@ class Run:
         else:
             raise ConfigError(f"there is no recipe {name!r}, nor such a file; {config.nearest(name, recipes())}")
         if "from" in given.get("model", {}) and "from" not in table.get("model", {}):  # in place of the file's model
-            given["model"] = {key: value for key, value in given["model"].items() if key not in table["model"]}
+            old = table.get("model", {})
+            given["model"] = {key: value for key, value in given["model"].items() if value != old.get(key)}
         note = _fit_warmup(table, given)
         run = cls.parse(given, name)
         return replace(run, notes=(note,)) if note else run
