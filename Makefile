@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: help setup demo pictures test browser lint types compiled text generation training inspection page gpu wheel bench bench-generate bench-inspection bench-page bench-text bench-load bench-loop learning claims clean
+.PHONY: help setup demo pictures test browser lint types models text generation training inspection page gpu wheel bench bench-generate bench-inspection bench-page bench-text bench-load bench-loop learning claims clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -39,8 +39,8 @@ lint: $(VENV)/.ready  ## style and likely mistakes
 types: $(VENV)/.ready  ## mypy, strict, on the package
 	$(BIN)/mypy
 
-compiled: $(VENV)/.ready  ## compiled = eager over specs that cover every pair of choices (about ten minutes)
-	$(BIN)/python -m pytest -n 2 -m long tests/models/test_compiled.py
+models: $(VENV)/.ready  ## 500 drawn specs; compiled = eager over specs that cover every pair of choices (about ten minutes)
+	$(BIN)/python -m pytest -n 2 -m long tests/models
 
 text: $(VENV)/.ready  ## every code point, 100,000 random byte strings, 10 MB beside tiktoken (about two minutes)
 	$(BIN)/python -m pytest -n 2 -m long tests/text
@@ -59,7 +59,7 @@ wheel: $(VENV)/.ready  ## build the wheel, install it in an empty environment an
 generation: $(VENV)/.ready  ## generation beside transformers, 200 prompts for each family (half an hour)
 	$(BIN)/python -m pytest -n 2 -m long tests/generation
 
-training: $(VENV)/.ready  ## a process killed fifty times while it saves, and more kinds of runs (minutes)
+training: $(VENV)/.ready  ## processes killed at random while they prepare and save, two in one folder fifty times (ten minutes)
 	$(BIN)/python -m pytest -n 2 -m long tests/training
 
 bench: $(VENV)/.ready  ## one training step beside its peers (about ten minutes; wants an idle machine)

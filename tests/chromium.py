@@ -70,7 +70,10 @@ def _install(way: str, command: list[str]) -> None:
         return
     if done.returncode:
         said = (done.stderr or done.stdout).strip().splitlines()
-        print(f"{way} did not install it: {said[-1] if said else done.returncode}", file=sys.stderr)
+        reason = next(
+            (line for line in said if "rror" in line), said[-1] if said else f"exit status {done.returncode}"
+        )
+        print(f"{way} did not install it: {reason.strip()}", file=sys.stderr)
 
 
 def main() -> int:
