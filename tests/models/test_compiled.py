@@ -1,4 +1,4 @@
-"""Compiled = eager: three specs here, and specs that cover every pair of choices by `make compiled`."""
+"""Compiled = eager: three specs here, and specs that cover every pair of choices by `make models`."""
 
 from __future__ import annotations
 

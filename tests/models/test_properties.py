@@ -1,4 +1,4 @@
-"""What holds for every model, whatever its spec: drawn from the whole space of variants, 500 of them by `make models`.
+"""What holds for every model, whatever its spec: 150 drawn from the whole space of variants, 500 by `make models`.
 
 Everything runs in float64, where rounding is about 1e-16 of the largest entry and a few dozen operations deep: 1e-10
 leaves room for it and for nothing else. Weights are drawn anew and large, so that no block is close to the identity.
