@@ -42,8 +42,8 @@ types: $(VENV)/.ready  ## mypy, strict, on the package
 models: $(VENV)/.ready  ## 500 drawn specs; compiled = eager over specs that cover every pair of choices (about ten minutes)
 	$(BIN)/python -m pytest -n 2 -m long tests/models
 
-text: $(VENV)/.ready  ## every code point, 100,000 random byte strings, 10 MB beside tiktoken (about two minutes)
-	$(BIN)/python -m pytest -n 2 -m long tests/text
+text: $(VENV)/.ready  ## every code point, 100,000 random byte strings, 10 MB beside tiktoken, 300 MB of one letter (three minutes)
+	$(BIN)/python -m pytest -n 2 -m long tests/text tests/data
 
 gpu: $(VENV)/.ready  ## what only a CUDA machine can show
 	$(BIN)/python -m pytest -o addopts= tests/gpu
