@@ -181,9 +181,7 @@ class Engine:
             recording=None if self._recorder is None else self._recorder.open(len(source)),
         )
         if options.beams > 1:
-            search = search_of(
-                request, self.spec.vocab_size
-            )  # refuses what cannot be searched before anything is computed
+            search = search_of(request, self.spec.vocab_size)  # refuses what cannot be searched
             if limit == 0:
                 request.conclude(search.results(), search.tree if keep_tree else None)
         elif limit == 0:
