@@ -5,6 +5,11 @@ from collections.abc import Iterator
 import chromium
 import pytest
 import torch
+from hypothesis import settings
+
+# A shared machine may stop for a second at any moment: no example is wrong for being slow.
+settings.register_profile("no deadline", deadline=None)
+settings.load_profile("no deadline")
 
 # Tensors here are tiny: a second thread only waits for the first.
 torch.set_num_threads(1)
