@@ -8,7 +8,7 @@ from pathlib import Path
 
 from glasshouse import data, store
 from glasshouse.data.corpus import MANIFEST, Corpus, Kind, held_out, kept
-from glasshouse.data.feed import Feed, open_feed
+from glasshouse.data.feed import Feed, is_builtin, open_feed
 from glasshouse.errors import InputError
 from glasshouse.hub.folder import TOKENIZER
 from glasshouse.text import Tokenizer
@@ -34,7 +34,7 @@ def gather(choice: Data, folder: Path, known: Tokenizer | None, progress: Progre
     whole = _corpus(choice, choice.path, "train", tok, folder / "data" / "train", progress)
     if choice.validation:
         held = _corpus(choice, choice.validation, "validation", tok, folder / "data" / "validation", progress)
-    elif _is_builtin(choice.path):
+    elif is_builtin(choice.path):
         held = _corpus(choice, choice.path, "validation", tok, folder / "data" / "validation", progress)
     else:
         whole, held = whole.split(choice.hold_out)
@@ -61,18 +61,14 @@ def reopen(choice: Data, folder: Path) -> tuple[Corpus, Corpus]:
     return Corpus.open(train).split(choice.hold_out)
 
 
-def _is_builtin(path: tuple[str, ...]) -> bool:
-    return len(path) == 1 and path[0] in data.builtins() and not Path(path[0]).exists()
-
-
 def units_of(choice: Data) -> dict[str, str]:
     """Return what preparing the data counts where it does not count bytes."""
-    return dict.fromkeys(("reading", "tokenizing"), "items") if _is_builtin(choice.path) else {}
+    return dict.fromkeys(("reading", "tokenizing"), "items") if is_builtin(choice.path) else {}
 
 
 def with_kind(choice: Data, wanted: Kind | None) -> Data:
     """Return the choice of data with the kind that the model learns from, where it is left open."""
-    if wanted is None or choice.kind is not None or _is_builtin(choice.path) or _is_prepared(choice.path):
+    if wanted is None or choice.kind is not None or is_builtin(choice.path) or _is_prepared(choice.path):
         return choice
     return replace(choice, kind=wanted)
 
@@ -133,7 +129,7 @@ def _learned(feed: Feed, choice: Data, progress: Progress) -> Iterator[Piece | R
 
         return feed.read((0, 0), on_bytes, lambda number, size, sha256: None)
 
-    if choice.validation or _is_builtin(choice.path):
+    if choice.validation or is_builtin(choice.path):
         yield from read("reading")
         return
     count = sum(len(entry.text) if isinstance(entry, Piece) else 1 for entry in read("counting"))
