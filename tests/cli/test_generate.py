@@ -185,14 +185,15 @@ def test_settings_are_handed_on(settings: dict[str, Any], house: House, call: Ca
         assert house.generate("decoder", PROMPT, **{k: v for k, v in settings.items() if k != name}) != expected
 
 
-def test_defaults_are_those_of_the_library_but_for_the_length() -> None:
-    """The length is a screen of text, or what is left of the sequences that the model was trained on."""
-    given = {name: parameter.default for name, parameter in inspect.signature(command.generate).parameters.items()}
+def test_defaults_are_those_of_the_library() -> None:
+    typed, python = (
+        {name: parameter.default for name, parameter in inspect.signature(function).parameters.items()}
+        for function in (command.generate, gh.generate)
+    )
     for option in fields(gh.Options):
-        if option.name in given and option.name not in ("max_new_tokens", "stop"):
-            assert given[option.name] == option.default, option.name
-    assert given["max_new_tokens"] is None
-    assert command.NEW == 256
+        for given in (typed, python):
+            if option.name in given and option.name != "stop":
+                assert given[option.name] == option.default, option.name
 
 
 def test_stop_takes_escapes_and_may_be_given_again(house: House, call: Call) -> None:
@@ -289,7 +290,7 @@ def test_a_completion_for_which_there_is_no_room_says_so(
     )
     short = lines("generate", house["short"], "-", "--max-len", "20", stdin=b"to be\n")
     assert short.err == (
-        f"warning: {20 - before} of 256 new tokens were written: with the {before} before them they fill max_len, "
+        f"warning: {20 - before} of 64 new tokens were written: with the {before} before them they fill max_len, "
         "which is 20.\n"
     )
 
@@ -704,7 +705,7 @@ def test_help_needs_no_torch_and_shows_defaults_units_and_an_example() -> None:
     assert out.splitlines()[-1] == "False False"
     assert "Example: glasshouse generate " in out
     for shown in (
-        "[default: (256, within what the model was trained for)]",
+        "[default: 64]",
         "[default: 0.0]",
         "auto|cpu|cuda|mps",
         r"\n, \t",

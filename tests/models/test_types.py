@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+from pathlib import Path
 
 import pytest
 import torch
@@ -48,3 +49,13 @@ def test_copies_and_pickles_compute_the_same(name: str) -> None:
 def test_on_the_meta_device_a_model_has_shapes_and_no_memory() -> None:
     model = gh.build(gh.preset("llama-1b"), device="meta")
     assert model(torch.zeros(1, 4, dtype=torch.long, device="meta")).shape == (1, 4, 128_256)
+
+
+def test_without_a_device_a_model_is_made_and_loaded_on_torchs_default(tmp_path: Path) -> None:
+    gh.save(gh.build(gh.preset("tiny-decoder")), None, tmp_path / "model")
+    with torch.device("meta"):
+        models = [gh.build(gh.preset("tiny-decoder")), gh.load(tmp_path / "model")[0]]
+        held = [gh.build(gh.preset("tiny-decoder"), device="cpu"), gh.load(tmp_path / "model", device="cpu")[0]]
+    assert {weight.device.type for model in models for weight in model.parameters()} == {"meta"}
+    assert {weight.device.type for model in held for weight in model.parameters()} == {"cpu"}
+    assert next(gh.load(tmp_path / "model")[0].parameters()).device.type == "cpu"

@@ -16,7 +16,6 @@ app = typer.Typer(
     name="glasshouse",
     help="Grow transformers and see inside them.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )

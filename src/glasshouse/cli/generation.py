@@ -6,7 +6,6 @@ import os
 import re
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Annotated, cast
 
 import typer
@@ -18,8 +17,6 @@ from glasshouse.cli.model import Device, Ignore, ModelArgument, Revision, find_d
 app = typer.Typer()
 
 LINES = "-"  # the prompt that stands for those on standard input
-# A screen of text; the 64 of the library end most sentences too soon, and Ctrl-C ends what is too long.
-NEW = 256  # tokens
 ROOM = 4096  # tokens that a line or a chat may have unless more are asked for: memory is taken for all of them
 ESCAPES = {r"\n": "\n", r"\t": "\t", r"\r": "\r", r"\\": "\\"}
 
@@ -31,10 +28,7 @@ def generate(
         str | None,
         typer.Argument(help="The text to continue or translate; - for one a line of stdin; a chat's first message."),
     ] = None,
-    max_new_tokens: Annotated[
-        int | None,
-        typer.Option(help="Tokens to write at most.", show_default=f"{NEW}, within what the model was trained for"),
-    ] = None,
+    max_new_tokens: Annotated[int, typer.Option(help="Tokens to generate at most.")] = 64,
     min_new_tokens: Annotated[int, typer.Option(help="Tokens to write at least.")] = 0,
     temperature: Annotated[float, typer.Option(help="0 takes the likeliest token; above, tokens are drawn.")] = 0.0,
     top_k: Annotated[int | None, typer.Option(help="Draw from so many tokens.", show_default="all")] = None,
@@ -106,7 +100,7 @@ def generate(
     as \n. A prompt that cannot be taken is named on stderr and leaves its line empty; the exit code is then 1.
     """
     options = gh.Options(
-        max_new_tokens=NEW if max_new_tokens is None else max_new_tokens,
+        max_new_tokens=max_new_tokens,
         min_new_tokens=min_new_tokens,
         temperature=temperature,
         top_k=top_k,
@@ -145,10 +139,6 @@ def generate(
     else:
         ids = gh.generation.admission.read_prompt(said, tok, found.spec)
         sequences = n if beams == 1 else 1
-        if max_new_tokens is None:
-            begun, _ = gh.generation.calls.lengths_for(found, [ids], replace(options, max_new_tokens=0))
-            if 0 < (left := found.spec.max_len - begun) < NEW:
-                options = replace(options, max_new_tokens=max(left, min_new_tokens))
         length = max_len or gh.generation.calls.lengths_for(found, [ids], options)[0]
         source = len(ids) if translates else 0
     gh.generation.admission.check_beams(found, beams, length, source)

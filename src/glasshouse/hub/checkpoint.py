@@ -59,7 +59,7 @@ def load(
     place: str | Path,
     *,
     revision: str | None = None,
-    device: torch.device | str = "cpu",
+    device: torch.device | str | None = None,
     dtype: torch.dtype | str | None = None,
     ignore: Collection[str] = (),
 ) -> tuple[Model, Tokenizer | None]:
@@ -78,7 +78,7 @@ def load(
     >>> model.spec == gh.preset("tiny-decoder"), tok
     (True, None)
     """
-    target = machine.find(device)
+    target = machine.find(torch.get_default_device() if device is None else device)
     if dtype not in (None, "stored"):
         dtype = machine.float_type(dtype)
     folder = locate(place, revision)

@@ -15,27 +15,30 @@ from glasshouse.models.initialise import initialise
 from glasshouse.models.seq2seq import Seq2Seq
 
 Model = Decoder | Encoder | Seq2Seq
+Device = torch.device | str | None
 
 
 @overload
-def build(s: spec.DecoderSpec, *, device: torch.device | str = ..., dtype: torch.dtype | str = ...) -> Decoder: ...
+def build(s: spec.DecoderSpec, *, device: Device = ..., dtype: torch.dtype | str = ...) -> Decoder: ...
 @overload
-def build(s: spec.EncoderSpec, *, device: torch.device | str = ..., dtype: torch.dtype | str = ...) -> Encoder: ...
+def build(s: spec.EncoderSpec, *, device: Device = ..., dtype: torch.dtype | str = ...) -> Encoder: ...
 @overload
-def build(s: spec.Seq2SeqSpec, *, device: torch.device | str = ..., dtype: torch.dtype | str = ...) -> Seq2Seq: ...
+def build(s: spec.Seq2SeqSpec, *, device: Device = ..., dtype: torch.dtype | str = ...) -> Seq2Seq: ...
 @overload
-def build(s: spec.Spec, *, device: torch.device | str = ..., dtype: torch.dtype | str = ...) -> Model: ...
-def build(s: spec.Spec, *, device: torch.device | str = "cpu", dtype: torch.dtype | str = torch.float32) -> Model:
+def build(s: spec.Spec, *, device: Device = ..., dtype: torch.dtype | str = ...) -> Model: ...
+def build(s: spec.Spec, *, device: Device = None, dtype: torch.dtype | str = torch.float32) -> Model:
     """Build a model in training mode, its values drawn from torch's random generator.
 
-    On the device "meta" it has shapes and no values. A model too large for the memory is refused beforehand.
+    Without `device` it is made on torch's default device, as in `with torch.device("cuda"):`. On the device "meta" it
+    has shapes and no values. A model that does not fit the memory is refused before anything is allocated.
 
     >>> from glasshouse.spec import preset
     >>> model = build(preset("tiny-decoder"))
     >>> sum(weight.numel() for weight in model.parameters())
     106880
     """
-    device, dtype = machine.find(device), machine.float_type(dtype)
+    device = machine.find(torch.get_default_device() if device is None else device)
+    dtype = machine.float_type(dtype)
     if device.type != "meta":
         check_fits(s, device, dtype)
     with torch.device("meta"):  # torch's own first values would be drawn and thrown away

@@ -98,6 +98,13 @@ class Curves:
         """Return each curve from the point on that holds a step."""
         return {name: _points(*figures, step, self.width) for name, figures in self.figures.items()}
 
+    def steps_in(self, epochs: float | None) -> int | None:
+        """Return how many steps so many epochs take, once a step tells how much of an epoch it is."""
+        if epochs is None or "epoch" not in self.figures:
+            return None
+        steps, values = self.figures["epoch"]
+        return math.ceil(round(epochs * steps[-1] / values[-1], 6))
+
     def lowest(self, name: str) -> Table | None:
         """Return where a figure was lowest."""
         if name not in self.figures:
@@ -157,11 +164,12 @@ def metrics(traces: Traces, ask: Metrics) -> Table:
     there, choice = moments(run), Run.parse(config.read(run / RUN)).train
     taken = max([curves.last, *(one.step for one in there)])
     # One that had ended and goes on with more steps has a model of before; one that patience ended has less than all.
-    ended = taken == 0 or taken >= choice.steps or choice.patience > 0
+    planned = choice.steps or curves.steps_in(choice.epochs)
+    ended = taken == 0 or planned is None or taken >= planned or choice.patience > 0
     return {
         **told,
         "state": state_of(run, done=ended and any(one.name == "final" for one in there)),
-        "steps": choice.steps,
+        "steps": planned,
         "moments": [{"name": one.name, "step": one.step} for one in there],
         "inside": _mark(run),
     }
@@ -203,7 +211,7 @@ def facts(traces: Traces, ask: Facts) -> Table:
         "model.from" if "from" in run.model else "model.preset" if "preset" in run.model else "model.kind": begun,
         "data.path": ", ".join(data.path),
         "data.length": f"{data.length:,} tokens in a row",
-        "train.steps": f"{choice.steps:,}",
+        **({"train.steps": f"{choice.steps:,}"} if choice.steps else {"train.epochs": f"{choice.epochs:g}"}),
         "train.batch_tokens": f"{choice.batch_tokens:,} tokens in a step",
         "train.optimizer": optimizer.kind,
         "train.lr": f"{optimizer.lr:g}",

@@ -89,6 +89,8 @@ def _check_continues(old: Run, run: Run, folder: Path, taken: int) -> None:
             f"the run in {str(folder)!r} was begun with other settings: {'; '.join(differences)}; "
             "give it the old ones to go on, or train.out=FOLDER to begin another."
         )
+    if before is None or after is None:  # counted in epochs, which are the same
+        return
     if after < taken:
         raise InputError(
             f"train.steps is {after}, but the run in {str(folder)!r} has taken {taken} steps; give at least as many, "

@@ -58,7 +58,7 @@ def describe(trainer: Trainer) -> list[str]:
     device = str(trainer.device)
     device += f" ({torch.cuda.get_device_name(trainer.device)})" if trainer.device.type == "cuda" else ""
     device += f" ({_count(torch.get_num_threads(), 'thread')})" if trainer.device.type == "cpu" else ""
-    epochs = run.train.steps * trainer.batches.batch_size / max(1, len(trainer.samples))
+    epochs = trainer.steps * trainer.batches.batch_size / max(1, len(trainer.samples))
     return [
         f"model    {s.kind}, {_count(s.n_layers, 'layer')}, d_model {s.d_model}, {_count(s.n_heads, 'head')}"
         f"{source}: {total:,} parameters{parts}",
@@ -66,7 +66,7 @@ def describe(trainer: Trainer) -> list[str]:
         f"{material.validation.tokens:,} held out{longer}",
         f"device   {device}, {str(trainer.compute).removeprefix('torch.')}"
         f"{', compiled' if trainer.compiled.on else ''}",
-        f"steps    {run.train.steps:,} of about {run.train.batch_tokens:,} tokens in "
+        f"steps    {trainer.steps:,} of about {run.train.batch_tokens:,} tokens in "
         f"{_count(trainer.batches.batch_size, 'row')}: {epochs:,.2f} epochs",
     ]
 

@@ -159,6 +159,7 @@ class Trainer:
         spelled = isinstance(self.samples, RunningText) and material.tok.byte_level
         self.sizes = byte_sizes(material.tok) if spelled else None
         self.batches = Batches(self.samples, rows)
+        self.steps, self.schedule = choice.planned(len(self.samples), rows)
         optimizer = make_optimizer(self.model, choice.chosen_optimizer())
         self.update = Update(
             self.model,
@@ -174,7 +175,7 @@ class Trainer:
         checkpoints = Checkpoints(folder / CHECKPOINTS, choice.keep, choice.history)
         self.keeper = Keeper(self.model, self.update, self.average, material.tok, checkpoints)
         parts = choice.parts or first_parts(self.model.spec, rows, length, self.device)
-        self.place = Place(parts=parts, planned=choice.steps)
+        self.place = Place(parts=parts, planned=self.steps)
         self.journal = Journal(folder / METRICS)
         self.insight = Insight(run, folder, self.model, self.held, material.tok, self.compute, watch.say)
         self.speed, self.work = Speed(self.device, self.compute), Work(self.model)
@@ -209,8 +210,8 @@ class Trainer:
                 self.watch.say(f"passed over: {sentence}")
             self._restore(step, state)
             folder = self.keeper.checkpoints.folder(step)
-            self.watch.say(f"goes on after step {step} of {self.run.train.steps}, from {folder}")
-            if (self.folder / MODEL).exists() and step < self.run.train.steps:
+            self.watch.say(f"goes on after step {step} of {self.steps}, from {folder}")
+            if (self.folder / MODEL).exists() and step < self.steps:
                 self.watch.say(f"{self.folder / MODEL} stays as it is until the last step is taken")
         self._cut(self.place.unwritten)
 
@@ -221,7 +222,7 @@ class Trainer:
 
     def _restore(self, step: int, state: State) -> None:
         self.place = self.keeper.restore(step, state)
-        parts, planned = self.run.train.parts or self.place.parts, self.place.planned or self.run.train.steps
+        parts, planned = self.run.train.parts or self.place.parts, self.place.planned or self.steps
         self.place = replace(self.place, parts=parts, planned=planned)
 
     # Learning
@@ -238,7 +239,7 @@ class Trainer:
         self.watch.stage("compiling for the first step" if self.compiled.on else "first step", 0, 0)
         batches = self._stream()
         try:
-            while self.place.line is not None or (self.place.step < choice.steps and not self.is_tired):
+            while self.place.line is not None or (self.place.step < self.steps and not self.is_tired):
                 if self.place.line is None:  # else the evaluation of the last step was cut off
                     self.keeper.guard(self.keeper.checkpoints.check)
                     self.signals.check()
@@ -278,8 +279,7 @@ class Trainer:
 
     def _teach(self, batch: Batch) -> Outcome | None:
         """Take one step, in as many parts as the memory asks for; return None if the batch is to be passed over."""
-        choice = self.run.train
-        set_rate(self.update.optimizer, choice.schedule.factor(self.place.step, choice.steps))
+        set_rate(self.update.optimizer, self.schedule.factor(self.place.step, self.steps))
         chance = draws(self.device)
         while True:
             try:
@@ -301,7 +301,7 @@ class Trainer:
             self.average.update()
         self.place = replace(self.place, step=self.place.step + 1, number=self.place.number + 1)
         self.speed.add(batch.tokens, self.work(batch))
-        self.watch.step(self.place.step, choice.steps, outcome, self.speed)
+        self.watch.step(self.place.step, self.steps, outcome, self.speed)
         return outcome
 
     def _halve(self, rows: int) -> None:
@@ -342,14 +342,15 @@ class Trainer:
 
     def _line(self, outcome: Outcome) -> Table:
         rate = self.update.optimizer.param_groups[0]["lr"]
-        values = {"loss": outcome.loss, "rate": rate, "norm": outcome.norm, "targets": outcome.targets}
-        values["tokens_per_second"] = round(self.speed.tokens_per_second, 1)
+        epoch = self.place.number * self.batches.batch_size / len(self.samples)
+        values = {"epoch": epoch, "loss": outcome.loss, "rate": rate, "norm": outcome.norm}
+        values |= {"targets": outcome.targets, "tokens_per_second": round(self.speed.tokens_per_second, 1)}
         return _as_json(values)
 
     def _conclude(self) -> None:
         """Evaluate the step that was taken, note it and save it, where that is due."""
         choice, step, line = self.run.train, self.place.step, self.place.line or {}
-        last = step == choice.steps
+        last = step == self.steps
         if step % choice.often(choice.eval_every, self.place.planned) == 0 or last:
             figures = self._try_out()
             line = line | _as_json({f"validation_{name}": value for name, value in figures.items()})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from importlib import resources
@@ -24,6 +25,7 @@ FREE = {
     *("train.device", "train.compile", "train.parts", "train.workers", "train.trouble", "train.wandb"),
     *("train.probes", "train.samples", "train.history"),
 }
+STEPS = 1000  # where neither steps nor epochs are given
 USUAL = Cosine(warmup=100)  # the schedule where none is given; a short run warms up for a tenth of its steps
 PROBE_NAMES = ("entropy", "induction", "previous", "norms", "lens")  # in training/probes.py
 
@@ -54,7 +56,8 @@ class Data:
 class Train(Settings):
     """How a run learns, and what it leaves behind."""
 
-    steps: int = 1000  # may change when a run goes on, if its schedule would have set the same rates up to there
+    steps: int | None = None  # None: 1,000, or by `epochs`; may be raised on resume if no past learning rate changes
+    epochs: float | None = None  # passes over the training data, in place of `steps`
     batch_tokens: int = 8192  # in a step, whatever the parts it is computed in
     parts: int = 0  # passes that a step is computed in; 0: as many as the memory asks for
     optimizer: Optimizer = AdamW()
@@ -86,23 +89,48 @@ class Train(Settings):
     out: str = ""  # the folder of the run; "": runs/ and its name
 
     def check(self) -> None:
-        for name in ("steps", "batch_tokens", "keep"):
+        if self.steps is not None and self.epochs is not None:
+            raise ConfigError(f"train.steps is {self.steps} and train.epochs is {self.epochs:g}; give one of them.")
+        if self.steps is self.epochs is None:
+            object.__setattr__(self, "steps", STEPS)
+        for name in ("batch_tokens", "keep"):
             require(getattr(self, name) > 0, f"train.{name}", getattr(self, name), "at least 1")
+        require(self.steps is None or self.steps > 0, "train.steps", self.steps, "at least 1")
+        require(self.epochs is None or 0 < self.epochs < math.inf, "train.epochs", self.epochs, "above 0")
         counts = ("parts", "workers", "eval_every", "eval_samples", "patience", "save_every", "samples", "history")
         for name in (*counts, "clip", "seed"):
             require(getattr(self, name) >= 0, f"train.{name}", getattr(self, name), "0 or more")
         for name in ("smoothing", "average"):
             require(0 <= getattr(self, name) < 1, f"train.{name}", getattr(self, name), "at least 0 and below 1")
         require(self.lr is None or self.lr > 0, "train.lr", self.lr, "above 0")
-        if self.schedule is USUAL and (shorter := self.steps // 10) < USUAL.warmup:
-            object.__setattr__(self, "schedule", replace(USUAL, warmup=shorter))
-        rule = f"at most train.steps = {self.steps}"
-        require(self.schedule.warmup <= self.steps, "train.schedule.warmup", self.schedule.warmup, rule)
+        if self.steps is not None:
+            self._check_warmup(self.steps)
         for name in self.probes or ():
             if name not in PROBE_NAMES:
                 raise ConfigError(
                     f"train.probes names {name!r}, which is unknown; {config.nearest(name, PROBE_NAMES)}"
                 )
+
+    def _check_warmup(self, steps: int) -> None:
+        if self.schedule is USUAL and (shorter := steps // 10) < USUAL.warmup:
+            object.__setattr__(self, "schedule", replace(USUAL, warmup=shorter))
+        rule = f"at most train.steps = {steps}"
+        require(self.schedule.warmup <= steps, "train.schedule.warmup", self.schedule.warmup, rule)
+
+    def planned(self, samples: int, batch_size: int) -> tuple[int, Schedule]:
+        """Return the number of steps and the schedule, `epochs` counted over so many samples.
+
+        A warm-up longer than the whole run becomes a tenth of it.
+
+        >>> Train(epochs=2.5).planned(samples=1000, batch_size=32)
+        (79, Cosine(warmup=7, end=0.1))
+        """
+        if self.epochs is None:
+            return self.steps or STEPS, self.schedule
+        steps = math.ceil(self.epochs * samples / batch_size)
+        shorter = self.schedule is USUAL or self.schedule.warmup > steps
+        warmup = min(self.schedule.warmup, steps // 10) if shorter else self.schedule.warmup
+        return steps, replace(self.schedule, warmup=warmup)
 
     def chosen_optimizer(self) -> Optimizer:
         """Return the optimizer, at the rate that was asked for."""
@@ -161,6 +189,7 @@ class Run:
         if "from" in given.get("model", {}) and "from" not in table.get("model", {}):  # in place of the file's model
             old = table.get("model", {})
             given["model"] = {key: value for key, value in given["model"].items() if value != old.get(key)}
+        _choose_length(table, given)
         note = _fit_warmup(table, given)
         run = cls.parse(given, name)
         return replace(run, notes=(note,)) if note else run
@@ -195,11 +224,19 @@ class Run:
         return [f"{key} was {_shown(mine.get(key))} and is {_shown(theirs.get(key))}" for key in keys]
 
 
+def _choose_length(file: Table, given: Table) -> None:
+    """Let `train.steps` or `train.epochs`, given on top of a file, replace the other one of the file."""
+    before, after = file.get("train", {}), given.get("train", {})
+    for one, other in (("steps", "epochs"), ("epochs", "steps")):
+        if one in after and one not in before and other in before and after.get(other) == before[other]:
+            del after[other]
+
+
 def _fit_warmup(file: Table, given: Table) -> str:
     """Shorten the warm-up of a file for the fewer steps of `given`, which names no other; say so, if it was."""
     match file.get("train"), given.get("train"):
         case {"schedule": {"warmup": int(warmup)} as schedule, **rest}, {"schedule": same, "steps": int(steps)}:
-            usual = rest.get("steps", Train.steps)
+            usual = rest.get("steps", STEPS)
             if same == schedule and isinstance(usual, int) and 0 < steps < warmup <= usual:
                 same["warmup"] = warmup * steps // usual
                 return (

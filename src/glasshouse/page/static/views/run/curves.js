@@ -76,7 +76,7 @@ export function curves(glass) {
     const { steps, step, state } = log.told;
     const isLog = glass.state.run_scale === "log";
     const calm = glass.state.run_smooth ?? CALM;
-    const to = Math.max(1, state === "finished" ? step : Math.max(step, Math.min(steps, step * 4)));
+    const to = Math.max(1, state === "finished" ? step : Math.max(step, Math.min(steps ?? step, step * 4)));
     for (const one of drawn) {
       const series = one.curves.filter(([name]) => isWritten(name)).map(([name, title, colour, isNoisy]) => {
         const { step: x, mean: y, low, high } = log.curves[name];

@@ -24,11 +24,11 @@ export function standing() {
     const left = state === "running" && speed && step < steps ? ` · about ${duration(((steps - step) * told.batch_tokens) / speed)} left` : "";
     const lowest = best ? ` · lowest held-out loss ${short(best.value)} nats at step ${whole(best.step)}` : "";
     const again = state === "stopped" ? " · the same command goes on with it" : "";
-    put(far, `step ${whole(step)} of ${whole(steps)}${lowest}${left}${again}`);
+    put(far, `step ${whole(step)}${steps ? ` of ${whole(steps)}` : ""}${lowest}${left}${again}`);
     far.dataset.step = step;
-    filled.style.width = `${(100 * step) / Math.max(1, steps)}%`;
+    filled.style.width = `${(100 * step) / Math.max(1, steps ?? 0)}%`;
     track.setAttribute("aria-valuenow", step);
-    track.setAttribute("aria-valuemax", steps);
+    track.setAttribute("aria-valuemax", steps ?? step);
     if (!facts.children.length) put(facts, told.facts.map((one) => h("div", { data: { name: one.name } }, h("dt", {}, one.name), h("dd", {}, one.value))));
   }
   return { node, draw: show, grow: show };

@@ -1,0 +1,65 @@
+"""Runs whose length is given in epochs."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+import glasshouse as gh
+from glasshouse.errors import ConfigError, InputError
+from glasshouse.page import progress
+from glasshouse.training import Run
+
+MODEL = {"preset": "tiny-decoder", "n_layers": 1}
+
+
+def table(place: Path, **train: object) -> dict[str, object]:
+    (place / "a.txt").write_text("to be or not to be, that is the question whether it is nobler. " * 60)
+    data = {"path": [str(place / "a.txt")], "vocab_size": 280, "length": 16}
+    return {"model": MODEL, "data": data, "train": {"batch_tokens": 64, "out": str(place / "run"), **train}}
+
+
+def test_epochs_are_counted_over_the_training_data(tmp_path: Path) -> None:
+    run = Run.parse(table(tmp_path, epochs=2.5))
+    result = gh.train(run, watch=False)
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    samples = len(gh.data.RunningText(result.material.train, length=16))
+    assert result.steps == len(lines) == math.ceil(2.5 * samples / 4)
+    assert [line["epoch"] for line in lines] == [step * 4 / samples for step in range(1, len(lines) + 1)]
+    curves = progress.Curves(tmp_path / "run" / "metrics.jsonl")
+    assert curves.steps_in(2.5) is None
+    curves.read_on()
+    assert curves.steps_in(2.5) == result.steps
+    again = gh.train(run, watch=False)  # nothing is left to do
+    assert again.steps == result.steps
+    with pytest.raises(InputError, match=r"train.epochs was 2.5 and is 3.0"):
+        gh.train(Run.parse(table(tmp_path, epochs=3.0)), watch=False)
+
+
+def test_a_warmup_longer_than_the_epochs_becomes_a_tenth(tmp_path: Path) -> None:
+    train = Run.parse(table(tmp_path, epochs=3, schedule={"kind": "cosine", "warmup": 5000})).train
+    steps, schedule = train.planned(samples=100, batch_size=10)
+    assert (steps, schedule.warmup) == (30, 3)
+    assert Run.parse(table(tmp_path, epochs=100)).train.planned(100, 4)[1].warmup == 100
+    kept = Run.parse(table(tmp_path, epochs=3, schedule={"kind": "cosine", "warmup": 20})).train
+    assert kept.planned(samples=100, batch_size=10)[1].warmup == 20
+
+
+def test_one_of_steps_and_epochs_replaces_the_other() -> None:
+    train = Run.load("stdlib", "train.epochs=2").train
+    assert (train.steps, train.epochs) == (None, 2.0)
+    with pytest.raises(ConfigError, match=r"train.steps is 5 and train.epochs is 2; give one of them"):
+        Run.load("stdlib", "train.epochs=2", "train.steps=5")
+
+
+def test_steps_replace_the_epochs_of_a_file(tmp_path: Path) -> None:
+    (tmp_path / "run.toml").write_text('[model]\npreset = "tiny-decoder"\n[train]\nepochs = 3\n')
+    train = Run.load(tmp_path / "run.toml", "train.steps=7").train
+    assert (train.steps, train.epochs) == (7, None)
+    assert Run.load(tmp_path / "run.toml", "train.epochs=4").train.epochs == 4
+    for bad in ("0", "-1", "nan", "inf"):
+        with pytest.raises(ConfigError, match=r"train.epochs is .* but it must be above 0"):
+            Run.load(tmp_path / "run.toml", f"train.epochs={bad}")
