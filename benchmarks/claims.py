@@ -23,13 +23,13 @@ import torch
 from torch import Tensor, nn
 
 import glasshouse as gh
-from glasshouse.data import Batch, builtin
+from glasshouse.data import Batch, builtin_dataset
 from glasshouse.data.included import langid
-from glasshouse.evaluation.tally import Tally, tally
-from glasshouse.models import Encoder, Model, with_labels
-from glasshouse.training.optimizer import AdamW, make_optimizer, set_rate
+from glasshouse.evaluation.tally import MetricSums, evaluate_batch
+from glasshouse.models import Encoder, Model, with_classifier
+from glasshouse.training.optimizer import AdamW, make_optimizer, set_lr
 from glasshouse.training.schedule import Linear
-from glasshouse.training.update import NotFiniteError, Update
+from glasshouse.training.update import NonFiniteError, TrainStep
 
 Draw = Callable[[torch.Generator], Batch]  # a batch, by chance
 SMALL: dict[str, Any] = {"d_ff": 256, "d_model": 64, "n_layers": 2, "n_heads": 4, "max_len": 64}
@@ -62,16 +62,16 @@ def learn(
     """Train by Adam, at a rate that rises over `warmup` steps and falls to 0."""
     # Adam as the original transformer used it, without decay.
     optimizer = make_optimizer(model, AdamW(lr=lr, beta2=0.98, weight_decay=0.0))
-    update, schedule, chance = Update(model, optimizer, clip=clip), Linear(warmup=warmup, end=0.0), dice(seed)
+    update, schedule, chance = TrainStep(model, optimizer, grad_clip=clip), Linear(warmup=warmup, final_factor=0.0), dice(seed)
     model.train()
     for step in range(steps):
-        set_rate(optimizer, schedule.factor(step, steps))
+        set_lr(optimizer, schedule.factor(step, steps))
         update(draw(chance))
     model.eval()
 
 
 def ask(model: nn.Module, batches: Iterable[Batch]) -> dict[str, float]:
-    return sum((tally(model, batch) for batch in batches), Tally()).figures()
+    return sum((evaluate_batch(model, batch) for batch in batches), MetricSums()).metrics()
 
 
 # Text, byte by byte
@@ -80,7 +80,7 @@ def ask(model: nn.Module, batches: Iterable[Batch]) -> dict[str, float]:
 @cache
 def library(split: str) -> Tensor:
     """Return the standard library as one row of bytes."""
-    data = "\n".join(text for _, text in builtin("stdlib").items(split)).encode()
+    data = "\n".join(text for _, text in builtin_dataset("stdlib").items(split)).encode()
     return torch.frombuffer(bytearray(data), dtype=torch.uint8)
 
 
@@ -132,7 +132,7 @@ def p6() -> None:
 def position_share(model: Model) -> float:
     """Return |position| over |token vector|, the mean over held-out text; the sum is as wide as either."""
     (batch, *_) = held_out(64)
-    tokens = model.token(batch.ids)
+    tokens = model.token_embedding(batch.ids)
     places = torch.arange(batch.ids.shape[1]).expand_as(batch.ids)
     both = model.stack.position.embed(tokens, places)
     assert both.shape == tokens.shape
@@ -215,7 +215,7 @@ def deep_loss(order: str, warmup: int, lr: float, steps: int, seed: int) -> floa
     try:
         learn(model, walks(16), steps, lr, seed=seed, warmup=warmup, clip=None)
         loss = ask(model, [walks(512)(dice(10**6))])["loss"]
-    except NotFiniteError:
+    except NonFiniteError:
         loss = math.nan
     say(f"b6: {order}, warm-up {warmup}, rate {lr}, seed {seed}: {loss:.3f}")
     return loss
@@ -340,7 +340,7 @@ def fine_tuned(base: Encoder, examples: Batch, test: Batch, lr: float, seed: int
     # Labels are read off the mean of all vectors, since no token that begins a text was pretrained to stand for it.
     pooled = gh.build(replace(base.spec, head=gh.spec.Pooled("mean")))
     pooled.load_state_dict({name: one for name, one in base.state_dict().items() if not name.startswith("head.")})
-    model = with_labels(pooled, len(LATIN))
+    model = with_classifier(pooled, len(LATIN))
 
     def draw(chance: torch.Generator) -> Batch:
         chosen = torch.randint(len(examples), (32,), generator=chance)
@@ -348,7 +348,7 @@ def fine_tuned(base: Encoder, examples: Batch, test: Batch, lr: float, seed: int
         return Batch(ids, targets, torch.ones_like(targets, dtype=torch.bool), lengths=lengths)
 
     learn(model, draw, 150, lr, seed=seed)
-    return ask(model, test.split(10))["accuracy"]
+    return ask(model, test.microbatches(10))["accuracy"]
 
 
 PARTS: dict[str, Callable[[], None]] = {"p6": p6, "a13": a13, "b6": b6, "m7": m7, "l1": l1}

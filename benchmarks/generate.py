@@ -27,11 +27,11 @@ from torch import Tensor, nn
 
 import glasshouse as gh
 from glasshouse import device as machine
-from glasshouse.generation.arrangement import prepare
+from glasshouse.generation.arrangement import prepare_for_inference
 from glasshouse.generation.sampling import Sampler
-from glasshouse.generation.slots import Row
+from glasshouse.generation.slots import SequenceState
 from glasshouse.generation.speculation import Drafts, Speculator
-from glasshouse.layers.packed import ColumnLinear, PackedLinear
+from glasshouse.layers.packed import ColumnMajorLinear, PrepackedLinear
 
 PROMPT = 64
 NEW = 256
@@ -142,8 +142,8 @@ def by_engine(model: nn.Module, slots: int, beams: int = 1, **choices: Any) -> C
 
 def by_products(model: nn.Module, rows: int) -> Contender:
     """Multiply by every matrix, as the engine does, and do nothing else: no step of it can be faster."""
-    tree = prepare(model, "copy", rows)
-    maps = [one for one in tree.modules() if isinstance(one, ColumnLinear | PackedLinear)]
+    tree = prepare_for_inference(model, "copy", rows)
+    maps = [one for one in tree.modules() if isinstance(one, ColumnMajorLinear | PrepackedLinear)]
     inputs = {one.in_features: torch.randn(rows, one.in_features) for one in maps}
 
     @torch.inference_mode()
@@ -241,7 +241,7 @@ def loss() -> None:
     context, batch, steps = 256, 16, 200
     note(f"loss, {steps} steps of training")
     seen, other = (
-        torch.tensor(list("".join(text for _, text in gh.data.builtin("stdlib").items(split)).encode()))
+        torch.tensor(list("".join(text for _, text in gh.data.builtin_dataset("stdlib").items(split)).encode()))
         for split in ("train", "test")
     )
     held_out = other[torch.randint(len(other) - context, (64, 1)) + torch.arange(context + 1)]
@@ -259,7 +259,7 @@ def loss() -> None:
     model.eval()
     with torch.inference_mode():
         own, small = (
-            prepare(model, weights, 8)(held_out[:, :-1]).log_softmax(-1).flatten(0, 1) for weights in ("own", "int8")
+            prepare_for_inference(model, weights, 8)(held_out[:, :-1]).log_softmax(-1).flatten(0, 1) for weights in ("own", "int8")
         )
         targets = held_out[:, 1:].flatten()
         bits = [float(nn.functional.nll_loss(one, targets)) / math.log(2) for one in (own, small)]
@@ -301,9 +301,9 @@ class Counted:
         self.passes = 0  # in which a row got a token, with drafts or without
 
     def open(self, model: Any, slots: int, max_len: int) -> None:  # noqa: ANN401
-        self.inner.open(model, slots, max_len)
+        self.inner.setup(model, slots, max_len)
 
-    def propose(self, rows: Sequence[Row], sampler: Sampler) -> Drafts | None:
+    def propose(self, rows: Sequence[SequenceState], sampler: Sampler) -> Drafts | None:
         drafts = self.inner.propose(rows, sampler)
         self.passes += len(rows)
         self.tried += 0 if drafts is None else int(drafts.counts.sum())
@@ -326,7 +326,7 @@ def speculation(rounds: int) -> None:
     _, ours = gpt2_pair()
     note("speculation")
     counted = {
-        "n-grams, 8 ahead": Counted(gh.generation.NGrams()),
+        "n-grams, 8 ahead": Counted(gh.generation.PromptLookup()),
         "first 2 layers, 4 ahead": Counted(gh.generation.DraftModel(first_layers(ours, 2))),
     }
     contenders = {"plain": by_engine(ours, 1)}
@@ -428,7 +428,7 @@ def steady_rates(rows: int, rounds: int) -> list[float]:
 
     On a GPU a step's tokens come when the next step is under way, so the clock is read where tokens come.
     """
-    made = gh.Engine(llama(), slots=rows, max_len=PROMPT + NEW, chunk=2048, compile=True)
+    made = gh.Engine(llama(), slots=rows, max_len=PROMPT + NEW, prefill_chunk=2048, compile=True)
     rates = []
     for number in range(rounds + 1):
         prompts = random_prompts(rows, made.spec.vocab_size)
@@ -475,7 +475,7 @@ def load(rounds: int, requests: int) -> None:
     """Let requests come and go in 64 slots, with a queue that is empty only towards the end."""
     slots = 64
     alone = statistics.median(steady_rates(slots, rounds))
-    made = gh.Engine(llama(), slots=slots, max_len=1024, chunk=2048, compile=True)
+    made = gh.Engine(llama(), slots=slots, max_len=1024, prefill_chunk=2048, compile=True)
     serve(made, 256)  # compiles, and captures nearly every size as a graph
     note("load: warm")
     marks = serve(made, requests)
@@ -492,8 +492,8 @@ def load(rounds: int, requests: int) -> None:
 def prefill(rounds: int) -> None:
     """Read a long prompt, up to its first token."""
     model, length = llama(), 4096
-    peak = machine.matmul_peak(torch.device("cuda"), torch.bfloat16)
-    made = gh.Engine(model, slots=1, max_len=4608, chunk=length)
+    peak = machine.measure_peak_flops(torch.device("cuda"), torch.bfloat16)
+    made = gh.Engine(model, slots=1, max_len=4608, prefill_chunk=length)
     times = []
     for _ in range(5 * rounds + 2):  # two to capture and to warm up
         prompt = [random.randrange(model.spec.vocab_size) for _ in range(length)]

@@ -22,8 +22,8 @@ from claims import LETTERS, QUERY, SMALL, ask, build, dice, learn, recall, say, 
 from torch import Tensor
 
 import glasshouse as gh
-from glasshouse.data import Batch, builtin
-from glasshouse.inspection import HeadScores, ablation, path, sweep
+from glasshouse.data import Batch, builtin_dataset
+from glasshouse.inspection import HeadScores, ablation_effects, path_patching, activation_patching
 from glasshouse.models import Model
 
 # What a head must reach to be called one of its kind: a quarter of its weight on one sort of place, at every query on
@@ -42,7 +42,7 @@ def name_heads(label: str, scores: HeadScores, names: dict[str, str]) -> None:
         values = getattr(scores, score)
         layer, head = divmod(int(values.argmax()), values.shape[1])
         met = "found" if values.max() >= THRESHOLDS[score] else "not found"
-        figures = {"score": f"{values.max():.3f}", "even": f"{scores.even[score][layer]:.3f}"}
+        figures = {"score": f"{values.max():.3f}", "even": f"{scores.uniform_baseline[score][layer]:.3f}"}
         show(label, head=f"{name} {layer}.{head}", **figures, threshold=THRESHOLDS[score], it_is=met)
 
 
@@ -61,9 +61,9 @@ def recalls() -> None:
             model(batch.ids)
         weight = seen["pattern.0"][torch.arange(len(place)), :, place].mean(0)
         targets = batch.targets.where(batch.loss, -100)
-        grown = ablation(model, batch.ids, targets=targets)
+        grown = ablation_effects(model, batch.ids, targets=targets)
         moved = [
-            sweep(model, batch.ids[row, None], capital(batch, row, int(place[row])), "z").effect[0]
+            activation_patching(model, batch.ids[row, None], capital(batch, row, int(place[row])), "z").effect[0]
             for row in range(PAIRS)
         ]
         induction = gh.head_scores(model, batch.ids).induction[0]
@@ -72,13 +72,13 @@ def recalls() -> None:
             "recall",
             seed=seed,
             right=f"{right:.4f}",
-            loss=f"{grown.before:.4f}",
+            loss=f"{grown.baseline:.4f}",
             weight_on_the_capital=numbers(weight),
         )
         show(
             "recall",
             seed=seed,
-            loss_grows_without=numbers(grown.growth[0]),
+            loss_grows_without=numbers(grown.metric_increase[0]),
             patched=numbers(torch.stack(moved).mean(0)),
         )
         show("recall", seed=seed, induction=numbers(induction))
@@ -116,9 +116,9 @@ def echo() -> None:
         model = build(seed, kind="decoder", vocab_size=LETTERS + 1, position="rotary", **SMALL)
         learn(model, echoes(32), 1500, 3e-3, seed=seed)
         right = ask(model, [echoes(64)(dice(10**6))])["accuracy"]
-        ids = torch.cat([torch.full((64, 1), START), gh.inspection.repeated(LETTERS, SAID // 2 - 1, rows=64)], 1)
+        ids = torch.cat([torch.full((64, 1), START), gh.inspection.repeated_tokens(LETTERS, SAID // 2 - 1, rows=64)], 1)
         scores = gh.head_scores(model, ids)
-        grown = ablation(model, ids, targets=after_the_first_round(ids)).growth
+        grown = ablation_effects(model, ids, targets=after_the_first_round(ids)).metric_increase
         show("echo", seed=seed, right=f"{right:.4f}")
         names = {"previous": "before", "first": "first", "induction": "induction", "broad": "broad"}
         name_heads("echo", scores, names)
@@ -149,7 +149,7 @@ def explain(model: Model, scores: HeadScores) -> None:
         at = int(torch.randint(4, 20, (1,), generator=chance))
         ids = torch.cat([torch.full((1, 1), START), once, once[:, : at + 1]], 1)  # asks for once[at + 1]
         unsaid = next(letter for letter in range(LETTERS) if letter not in once)
-        moved.append(sweep(model, ids, with_letter(ids, at + 2, unsaid), "z").effect)
+        moved.append(activation_patching(model, ids, with_letter(ids, at + 2, unsaid), "z").effect)
         patched.append(traced(model, ids, with_letter(ids, at + 1, unsaid), at + 2, sender, receiver))
     for layer, effect in enumerate(torch.stack(moved).mean(0)):
         show("echo", layer=layer, answer_moves_with=numbers(effect))
@@ -187,7 +187,7 @@ def traced(model: Model, ids: Tensor, broken: Tensor, place: int, sender: int, r
         for name in "kqv":
             ends = f"z.0[head={sender}]", f"{name}.1[head={receiver}]"
             found[f"0.{sender}_to_{name}_of_1.{receiver}_alone"] = float(
-                path(model, ids, broken, *ends, measure=stands_out).effect
+                path_patching(model, ids, broken, *ends, metric=stands_out).effect
             )
     return found
 
@@ -200,14 +200,14 @@ def library() -> None:
         gh.train(gh.Run.load("stdlib", f"train.out={folder}/run"))
         model, tok = gh.load(f"{folder}/run/model")
     assert tok is not None
-    text = "\n".join(text for _, text in builtin("stdlib").items("validation"))
+    text = "\n".join(text for _, text in builtin_dataset("stdlib").items("validation"))
     ids = torch.tensor(tok.encode(text)[: 16 * 256]).view(16, 256)
     ends = torch.tensor([b"\n" in tok.decode_bytes([number]) for number in range(len(tok))])[ids]
     scores = gh.head_scores(model, ids, marked=ends)
     show("library", ends_of_lines=f"{ends.float().mean():.3f} of the tokens")
     names = {"previous": "before", "marked": "end of line", "first": "first", "broad": "broad"}
     name_heads("library", scores, names)
-    for layer in range(len(scores.broad)):
+    for layer in range(len(scores.normalized_entropy)):
         show("library", layer=layer, **{name: numbers(getattr(scores, name)[layer]) for name in names})
 
 

@@ -33,8 +33,8 @@ from step import ratio
 from torch import Tensor
 
 import glasshouse as gh
-from glasshouse.data.samples import make_samples
-from glasshouse.training.material import reopen
+from glasshouse.data.samples import make_dataset
+from glasshouse.training.material import open_datasets
 from glasshouse.training.probes import Probes, first_texts
 
 LAYERS, HEADS, WIDTH, VOCABULARY, TOKENS = 12, 12, 768, 50257, 512
@@ -229,9 +229,9 @@ def probes(rounds: int, threads: int) -> None:
             for probed in (False, True) if number % 2 else (True, False):
                 times[probed].append(step_of_a_run(place, f"{number}-{probed}", None if probed else []))
                 print(f"  round {number}: {'with' if probed else 'without'}", file=sys.stderr)
-        _, held = reopen(gh.Run.load(place / "0-True" / "run.toml").data, place / "0-True")
+        _, held = open_datasets(gh.Run.load(place / "0-True" / "run.toml").data, place / "0-True")
         learned, _ = gh.load(place / "0-True" / "model")
-    texts = first_texts(make_samples(learned.spec, held, batch_size=1, length=CONTEXT))
+    texts = first_texts(make_dataset(learned.spec, held, batch_size=1, seq_len=CONTEXT))
     looks = Probes(learned, texts, length=CONTEXT)
     looks.take(learned)  # the first finds threads and memory
     start = time.perf_counter()
@@ -255,7 +255,7 @@ def step_of_a_run(place: Path, name: str, chosen: list[str] | None) -> float:
         | ({} if chosen is None else {"probes": chosen}),
     }
     clock = Clock()
-    gh.train(gh.Run.parse(run), clock)
+    gh.train(gh.Run.from_dict(run), clock)
     return (clock.ends[-1] - clock.ends[SKIPPED - 1]) / (len(clock.ends) - SKIPPED)
 
 

@@ -19,13 +19,13 @@ import torch
 
 import glasshouse as gh
 from glasshouse.training import Result
-from glasshouse.training.update import Outcome
-from glasshouse.training.watch import Silent
+from glasshouse.training.update import StepMetrics
+from glasshouse.training.watch import SilentReporter
 
 Table = dict[str, Any]
 
 
-class Clock(Silent):
+class Clock(SilentReporter):
     """Times the steps, without the evaluations between them, and says how they go now and then."""
 
     def __init__(self, name: str) -> None:
@@ -34,7 +34,7 @@ class Clock(Silent):
     def say(self, text: str) -> None:
         print(f"  {self.name}: {text}", file=sys.stderr, flush=True)
 
-    def step(self, step: int, steps: int, outcome: Outcome, speed: Any) -> None:  # noqa: ANN401
+    def step(self, step: int, steps: int, outcome: StepMetrics, speed: Any) -> None:  # noqa: ANN401
         self.first = self.first or time.perf_counter()
         if step % max(1, steps // 5) == 0:
             self.say(
@@ -53,7 +53,7 @@ def run(name: str, table: Table, out: Path) -> tuple[Result, float]:
     """Train, and return the result with the seconds it took, preparation and evaluations included."""
     table["train"]["out"] = str(out / name)
     clock = Clock(name)
-    result = gh.train(gh.Run.parse(table), clock)
+    result = gh.train(gh.Run.from_dict(table), clock)
     return result, clock.seconds
 
 
@@ -95,7 +95,7 @@ def shakespeare(data: Path, out: Path, seed: int) -> None:
         },
     }
     result, seconds = run(f"shakespeare-{seed}", table, out)
-    show("shakespeare", loss=f"{result.report.figures['loss']:.4f}", steps=5000, seconds=f"{seconds:.0f}")
+    show("shakespeare", loss=f"{result.report.metrics['loss']:.4f}", steps=5000, seconds=f"{seconds:.0f}")
 
 
 def shakespeare_best(data: Path, out: Path, seed: int) -> None:
@@ -117,7 +117,7 @@ def shakespeare_best(data: Path, out: Path, seed: int) -> None:
         },
     }
     result, seconds = run(f"shakespeare-best-{seed}", table, out)
-    show("shakespeare-best", loss=f"{result.report.figures['loss']:.4f}", steps=2500, seconds=f"{seconds:.0f}")
+    show("shakespeare-best", loss=f"{result.report.metrics['loss']:.4f}", steps=2500, seconds=f"{seconds:.0f}")
 
 
 # German to English
@@ -159,7 +159,7 @@ def multi30k(data: Path, out: Path, seed: int) -> None:
     }
     result, seconds = run(f"multi30k-{seed}", table, out)
     sources, references = ((place / f"test_2016_flickr.{side}").read_text().splitlines() for side in ("de", "en"))
-    tok = result.material.tok
+    tok = result.datasets.tok
     begun = time.perf_counter()
     said = [completion.text for completion in gh.generate(result.model, tok, sources, max_new_tokens=80, beams=5)]
     show(
@@ -178,23 +178,23 @@ def multi30k(data: Path, out: Path, seed: int) -> None:
 
 def dates(data: Path, out: Path, seed: int) -> None:
     """Train the recipe, and count which of the test set's dates are right to the letter."""
-    result, seconds = run(f"dates-{seed}", gh.Run.load("dates", f"train.seed={seed}").table(), out)
-    found = gh.evaluate(result.model, result.material.tok, "dates", split="test", written=2000)
-    show("dates", exact_match=f"{found.figures['exact_match']:.4f}", seconds=f"{seconds:.0f}")
+    result, seconds = run(f"dates-{seed}", gh.Run.load("dates", f"train.seed={seed}").to_dict(), out)
+    found = gh.evaluate(result.model, result.datasets.tok, "dates", split="test", generate=2000)
+    show("dates", exact_match=f"{found.metrics['exact_match']:.4f}", seconds=f"{seconds:.0f}")
 
 
 def langid(data: Path, out: Path, seed: int) -> None:
     """Train the recipe, and count right languages in the test set."""
-    from glasshouse.data.included.langid import LANGUAGES, ceiling
+    from glasshouse.data.included.langid import LANGUAGES, bayes_accuracy
 
-    result, seconds = run(f"langid-{seed}", gh.Run.load("langid", f"train.seed={seed}").table(), out)
-    found = gh.evaluate(result.model, result.material.tok, "langid", split="test")
+    result, seconds = run(f"langid-{seed}", gh.Run.load("langid", f"train.seed={seed}").to_dict(), out)
+    found = gh.evaluate(result.model, result.datasets.tok, "langid", split="test")
     show(
         "langid",
-        accuracy=f"{found.figures['accuracy']:.4f}",
-        f1=f"{found.figures['f1']:.4f}",
+        accuracy=f"{found.metrics['accuracy']:.4f}",
+        f1=f"{found.metrics['f1']:.4f}",
         languages=len(LANGUAGES),
-        ceiling_of_one_name=f"{ceiling('test'):.4f}",
+        ceiling_of_one_name=f"{bayes_accuracy('test'):.4f}",
         seconds=f"{seconds:.0f}",
     )
 
@@ -215,7 +215,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("runs/learning"))
     parser.add_argument("--seeds", type=int, default=1)
     choice = parser.parse_args()
-    device = gh.device.best()
+    device = gh.device.fastest()
     print(f"torch {torch.__version__}, {torch.cuda.get_device_name() if device.type == 'cuda' else device}")
     for part in choice.parts:
         for seed in range(choice.seeds):

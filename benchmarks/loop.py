@@ -21,20 +21,20 @@ import torch
 from step import SIZES, Size, glasshouse, make_step, ratio, seconds
 
 import glasshouse as gh
-from glasshouse.training.update import Outcome
-from glasshouse.training.watch import Silent
+from glasshouse.training.update import StepMetrics
+from glasshouse.training.watch import SilentReporter
 
 STEPS = {"small": (300, 100), "large": (16, 8)}  # of a run, and after how many it saves
 SKIPPED = 2  # steps at the start, in which threads and memory are found
 
 
-class Clock(Silent):
+class Clock(SilentReporter):
     """Notes when steps end."""
 
     def __init__(self) -> None:
         self.ends: list[float] = []
 
-    def step(self, step: int, steps: int, outcome: Outcome, speed: Any) -> None:  # noqa: ANN401
+    def step(self, step: int, steps: int, outcome: StepMetrics, speed: Any) -> None:  # noqa: ANN401
         self.ends.append(time.perf_counter())
 
 
@@ -50,7 +50,7 @@ def loop(size: Size, steps: int, save_every: int, place: Path, number: int) -> f
         | {"schedule": "constant", "lr": 1e-4, "out": str(place / f"run-{number}"), "compile": "no"},
     }
     clock = Clock()
-    gh.train(gh.Run.parse(run), clock)
+    gh.train(gh.Run.from_dict(run), clock)
     return (clock.ends[-1] - clock.ends[SKIPPED - 1]) / (len(clock.ends) - SKIPPED)
 
 

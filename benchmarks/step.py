@@ -188,7 +188,7 @@ def race(size: Size, compiled: bool, rounds: int) -> tuple[dict[str, list[float]
     for _ in range(rounds):
         for name, step in steps.items():
             results[name].append(seconds(step, size.steps))
-        ideal.append(size.flops / machine.matmul_peak(torch.device("cpu"), torch.float32))
+        ideal.append(size.flops / machine.measure_peak_flops(torch.device("cpu"), torch.float32))
     return results, ideal
 
 

@@ -70,7 +70,7 @@ def train_ours(folder: str, pattern: str, max_words: int) -> Figures:
     _ = gh.Tokenizer  # imports are nobody's speed
     seconds, tok = timed(
         lambda: gh.Tokenizer.train(
-            folder, vocab_size=VOCABULARY, pattern=pattern, special={"eos": END}, max_words=max_words
+            folder, vocab_size=VOCABULARY, pattern=pattern, special_tokens={"eos": END}, max_words=max_words
         )
     )
     place = Path(folder).with_name("tokenizer")
@@ -83,7 +83,7 @@ def train_ours(folder: str, pattern: str, max_words: int) -> Figures:
 def train_tokenizers(folder: str, pattern: str, max_words: int) -> Figures:
     import tokenizers
 
-    from glasshouse.text.alphabet import spelled
+    from glasshouse.text.alphabet import unicode_to_bytes
     from glasshouse.text.words import PATTERNS
 
     texts = documents(folder)
@@ -101,7 +101,7 @@ def train_tokenizers(folder: str, pattern: str, max_words: int) -> Figures:
     )
     seconds, _ = timed(lambda: tok.train_from_iterator(texts, trainer, len(texts)))
     merges = [
-        [spelled(left).hex(), spelled(right).hex()] for left, right in json.loads(tok.to_str())["model"]["merges"]
+        [unicode_to_bytes(left).hex(), unicode_to_bytes(right).hex()] for left, right in json.loads(tok.to_str())["model"]["merges"]
     ]
     return {"seconds": seconds, "memory": peak(), "merges": merges}
 
@@ -111,7 +111,7 @@ def shards_ours(folder: str) -> Figures:
     import glasshouse.data.preparation
 
     tok = gh.Tokenizer.load(Path(folder).with_name("tokenizer"))
-    tok.bulk().encode([b"imports are nobody's speed"])
+    tok.corpus_encoder().encode([b"imports are nobody's speed"])
     _ = tok.fingerprint  # nor is what belongs to the tokenizer
     with tempfile.TemporaryDirectory(dir=Path(folder).parent) as place:
         seconds, corpus = timed(lambda: gh.data.prepare(folder, tok, f"{place}/corpus"))
@@ -141,7 +141,7 @@ def encode_tiktoken(folder: str) -> Figures:
     tok = gh.Tokenizer.load(Path(folder).with_name("tokenizer"))
     ranks = {tok.decode_bytes([number]): number for number in range(len(tok)) if number not in tok.special_ids}
     encoding = tiktoken.Encoding(
-        "ours", pat_str=PATTERNS["gpt2"], mergeable_ranks=ranks, special_tokens={END: tok.id(END)}
+        "ours", pat_str=PATTERNS["gpt2"], mergeable_ranks=ranks, special_tokens={END: tok.token_to_id(END)}
     )
     texts = documents(folder)
     encoding.encode_ordinary("warm")

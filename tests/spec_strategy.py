@@ -19,10 +19,10 @@ positions = st.one_of(
         scaling=st.sampled_from(
             [
                 spec.NoScaling(),
-                spec.Linear(4.0),
-                spec.Llama3(8.0, 1.0, 4.0, 16),
-                spec.Yarn(4.0, 16),
-                spec.Yarn(4.0, 16, beta_fast=16.0, beta_slow=2.0, attention_factor=1.5),
+                spec.LinearScaling(4.0),
+                spec.Llama3Scaling(8.0, 1.0, 4.0, 16),
+                spec.YarnScaling(4.0, 16),
+                spec.YarnScaling(4.0, 16, beta_fast=16.0, beta_slow=2.0, attention_factor=1.5),
             ]
         ),
     ),
@@ -47,8 +47,8 @@ next_token = st.builds(spec.NextToken, tied=st.booleans(), bias=st.booleans())
 heads = st.one_of(
     next_token,
     st.builds(spec.MaskedToken, tied=st.booleans(), bias=st.booleans(), transform=st.booleans()),
-    st.builds(spec.SequenceLabel, n_labels=st.sampled_from([1, 3]), pooling=poolings, dense=st.booleans()),
-    st.builds(spec.TokenLabel, n_labels=st.just(3)),
+    st.builds(spec.SequenceClassification, n_labels=st.sampled_from([1, 3]), pooling=poolings, dense=st.booleans()),
+    st.builds(spec.TokenClassification, n_labels=st.just(3)),
     st.builds(spec.Pooled, pooling=poolings, dense=st.booleans()),
     st.just(spec.NoHead()),
 )

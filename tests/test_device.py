@@ -12,8 +12,8 @@ from glasshouse import device
 
 
 def test_the_best_device_computes() -> None:
-    there = device.best()
-    x = torch.ones(4, 4, device=there, dtype=device.compute_type(there))
+    there = device.fastest()
+    x = torch.ones(4, 4, device=there, dtype=device.compute_dtype(there))
     assert (x @ x).sum().item() == 64
 
 
@@ -26,7 +26,7 @@ def test_the_peak_is_measured_in_operations_a_second(monkeypatch: object) -> Non
     ticks = iter(range(100))
     monkeypatch.setattr(device.time, "perf_counter", lambda: float(next(ticks)))
     before = torch.get_rng_state()
-    assert device.matmul_peak(torch.device("cpu"), torch.float32, repeats=1) == 2 * 1024**3
+    assert device.measure_peak_flops(torch.device("cpu"), torch.float32, repeats=1) == 2 * 1024**3
     assert torch.get_rng_state().equal(before)  # how fast a machine is must not change what it learns
 
 
@@ -41,7 +41,7 @@ def test_a_fast_machine_is_given_a_larger_product(monkeypatch: object) -> None:
 
     monkeypatch.setattr(torch.Tensor, "__matmul__", product)
     monkeypatch.setattr(device.time, "perf_counter", lambda: now)
-    assert device.matmul_peak(torch.device("cpu"), torch.float32, repeats=3) == 2**38
+    assert device.measure_peak_flops(torch.device("cpu"), torch.float32, repeats=3) == 2**38
     assert now == (3 * 2**30 + (3 + 5) * 2**33) / 2**37  # three to see that it is too small, and that this is not
 
 
@@ -67,17 +67,17 @@ def test_cuda_without_one_names_what_there_is(monkeypatch: pytest.MonkeyPatch, t
     with pytest.raises(gh.InputError, match=r"device is 'cuda', but this machine has cpu"):
         gh.load(tmp_path, device="cuda")
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    assert device.find("cuda:1") == torch.device("cuda:1")
+    assert device.resolve("cuda:1") == torch.device("cuda:1")
     with pytest.raises(gh.InputError, match=r"cpu, .*cuda, cuda:0, cuda:1; choose"):
-        device.find("cuda:2")
+        device.resolve("cuda:2")
 
 
 def test_a_type_by_its_name_is_that_type(tmp_path: Path) -> None:
     gh.save(gh.build(gh.preset("tiny-decoder")), None, tmp_path / "model")
     for name in ("bfloat16", "torch.bfloat16", torch.bfloat16):
         model, _ = gh.load(tmp_path / "model", dtype=name)
-        assert model.token.table.weight.dtype is torch.bfloat16
-    assert gh.build(gh.preset("tiny-decoder"), dtype="float64").token.table.weight.dtype is torch.float64
+        assert model.token_embedding.table.weight.dtype is torch.bfloat16
+    assert gh.build(gh.preset("tiny-decoder"), dtype="float64").token_embedding.table.weight.dtype is torch.float64
     for name in ("int8", torch.int8, "bf16", "strange"):
         with pytest.raises(gh.InputError, match=r"^dtype is '\w+', but it must be one of float32, bfloat16,"):
             gh.load(tmp_path / "model", dtype=name)

@@ -142,5 +142,5 @@ def test_a_writer_killed_at_any_moment_leaves_a_whole_folder(tmp_path: Path) -> 
 
 def test_the_manifest_says_what_the_folder_holds(folder: Path) -> None:
     manifest = json.loads((folder / "manifest.json").read_text())
-    assert manifest["format"] == store.FORMAT
+    assert manifest["format"] == store.FORMAT_VERSION
     assert manifest["bytes"] == (folder / "tensors.safetensors").stat().st_size

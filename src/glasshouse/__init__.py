@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from glasshouse.evaluation.evaluate import evaluate as evaluate
     from glasshouse.generation import Completion as Completion
     from glasshouse.generation import Engine as Engine
-    from glasshouse.generation import Options as Options
+    from glasshouse.generation import SamplingParams as SamplingParams
     from glasshouse.generation import generate as generate
     from glasshouse.generation import stream as stream
     from glasshouse.hub import load as load
@@ -57,7 +57,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0.dev0"
 
-_HOME = {
+_EXPORTS = {
     "Completion": "generation",
     "ConfigError": "errors",
     "Engine": "generation",
@@ -89,7 +89,7 @@ _HOME = {
     "train": "training",
 }
 
-_ROOMS = (
+_SUBMODULES = (
     "config",
     "data",
     "device",
@@ -107,15 +107,15 @@ _ROOMS = (
     "training",
 )
 
-__all__ = ["__version__", *_HOME, *_ROOMS]
+__all__ = ["__version__", *_EXPORTS, *_SUBMODULES]
 
 
 def __getattr__(name: str) -> object:
-    if name in _ROOMS:
+    if name in _SUBMODULES:
         return importlib.import_module(f"glasshouse.{name}")
-    if name not in _HOME:
+    if name not in _EXPORTS:
         raise AttributeError(f"module 'glasshouse' has no attribute {name!r}")
-    return getattr(importlib.import_module(f"glasshouse.{_HOME[name]}"), name)
+    return getattr(importlib.import_module(f"glasshouse.{_EXPORTS[name]}"), name)
 
 
 def __dir__() -> list[str]:

@@ -22,7 +22,7 @@ from glasshouse.errors import ConfigError
 
 T = TypeVar("T")
 
-Table = dict[str, Any]
+JsonDict = dict[str, Any]
 
 
 def require(ok: bool, field: str, value: object, rule: str) -> None:
@@ -52,7 +52,7 @@ def _hints(settings: type) -> dict[str, Any]:
     return {field.name: hints[field.name] for field in dataclasses.fields(settings)}
 
 
-def read(path: str | Path) -> Table:
+def read(path: str | Path) -> JsonDict:
     """Read a TOML file into nested dictionaries."""
     try:
         return tomllib.loads(Path(path).read_text(encoding="utf-8"))
@@ -76,7 +76,7 @@ def to_toml(table: Mapping[str, Any]) -> str:
     return tomli_w.dumps(table)
 
 
-def override(table: Mapping[str, Any], settings: Iterable[str]) -> Table:
+def override(table: Mapping[str, Any], settings: Iterable[str]) -> JsonDict:
     """Return the table with `key=value` settings applied; dots in a key reach into nested tables.
 
     A value is read as TOML where it can be, and as a bare string where it cannot; where a list is wanted, the commas
@@ -102,7 +102,7 @@ def override(table: Mapping[str, Any], settings: Iterable[str]) -> Table:
     return result
 
 
-def _copy(table: Mapping[str, Any]) -> Table:
+def _copy(table: Mapping[str, Any]) -> JsonDict:
     return {key: _copy(value) if isinstance(value, Mapping) else value for key, value in table.items()}
 
 
@@ -117,14 +117,14 @@ def _value(text: str) -> object:
         return _Bare(text)
 
 
-def dump(settings: Any) -> Table:  # noqa: ANN401 - any dataclass
+def dump(settings: Any) -> JsonDict:  # noqa: ANN401 - any dataclass
     """Turn a dataclass into nested dictionaries, the inverse of `parse`; a field that is None is left out.
 
     >>> from glasshouse.spec import Rotary
     >>> dump(Rotary(theta=500_000.0))
     {'kind': 'rotary', 'theta': 500000.0, 'layout': 'halves', 'scaling': {'kind': 'none'}}
     """
-    table: Table = {"kind": settings.kind} if is_choice(type(settings)) else {}
+    table: JsonDict = {"kind": settings.kind} if is_choice(type(settings)) else {}
     for field in dataclasses.fields(settings):
         value = getattr(settings, field.name)
         if dataclasses.is_dataclass(value):
@@ -220,7 +220,7 @@ def _parse_dataclass(target: Any, value: object, where: str) -> object:  # noqa:
         if key in fields:
             given[key] = _parse(hints[key], part, path)
         elif key != "kind" or not is_choice(target):
-            raise ConfigError(f"{path} is not a setting of {named!r}; {nearest(key, fields)}")
+            raise ConfigError(f"{path} is not a setting of {named!r}; {did_you_mean(key, fields)}")
     required = (f.name for f in fields.values() if f.default is f.default_factory is dataclasses.MISSING)
     missing = [name for name in required if name not in given]
     if missing:
@@ -229,7 +229,7 @@ def _parse_dataclass(target: Any, value: object, where: str) -> object:  # noqa:
     return target(**given)
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
+def did_you_mean(name: str, known: Iterable[str]) -> str:
     """Say which known name was probably meant, or list them all."""
     known = list(known)
     close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)

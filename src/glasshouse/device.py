@@ -17,7 +17,7 @@ FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 TIMED = 0.02  # seconds beside which the start of a product, and the clock, are nothing
 
 
-def best() -> torch.device:
+def fastest() -> torch.device:
     """Return the fastest device here: an NVIDIA GPU, then Apple's, then the CPU."""
     if torch.cuda.is_available():
         return torch.device("cuda")
@@ -26,7 +26,7 @@ def best() -> torch.device:
     return torch.device("cpu")
 
 
-def find(name: torch.device | str, setting: str = "device") -> torch.device:
+def resolve(name: torch.device | str, setting: str = "device") -> torch.device:
     """Return the device of this name, if this machine has it; "auto" is the fastest one.
 
     >>> find("cpu")
@@ -34,7 +34,7 @@ def find(name: torch.device | str, setting: str = "device") -> torch.device:
     """
     counts = {"cpu": 1, "mps": int(torch.backends.mps.is_available()), "cuda": torch.cuda.device_count()}
     try:
-        found = best() if name == "auto" else torch.device(name)
+        found = fastest() if name == "auto" else torch.device(name)
     except (RuntimeError, TypeError):  # no device that torch knows of
         found = None
     if found is None or (found.index or 0) >= {**counts, "meta": 1}.get(found.type, 0):
@@ -46,7 +46,7 @@ def find(name: torch.device | str, setting: str = "device") -> torch.device:
     return found
 
 
-def float_type(name: torch.dtype | str) -> torch.dtype:
+def parse_dtype(name: torch.dtype | str) -> torch.dtype:
     """Return the floating-point type of this name.
 
     >>> float_type("bfloat16")
@@ -59,7 +59,7 @@ def float_type(name: torch.dtype | str) -> torch.dtype:
     return known[short]
 
 
-def compute_type(device: torch.device) -> torch.dtype:
+def compute_dtype(device: torch.device) -> torch.dtype:
     """Return the type that matrix products should run in.
 
     The CPU stays in float32 whatever it claims: without the right instructions bfloat16 is hundreds of times
@@ -105,7 +105,7 @@ def compile_obstacle(device: torch.device) -> str | None:
     return None
 
 
-def matmul_peak(device: torch.device, dtype: torch.dtype, repeats: int = 7) -> float:
+def measure_peak_flops(device: torch.device, dtype: torch.dtype, repeats: int = 7) -> float:
     """Measure the floating-point operations per second of a large matrix product: the ceiling of a model.
 
     A product is large that takes long enough to be timed: a slow machine does not wait for one made for a fast one.

@@ -21,13 +21,13 @@ from safetensors.torch import save_file
 
 from glasshouse.errors import StoreError
 
-FORMAT = 1
+FORMAT_VERSION = 1
 MANIFEST = "manifest.json"
 TENSORS = "tensors.safetensors"
 HEADER_LIMIT = 8 * 2**20  # bytes; that of a model with 10,000 tensors has about one million
 
 
-def write(folder: str | Path, tensors: Mapping[str, torch.Tensor], about: Mapping[str, Any]) -> None:
+def write(folder: str | Path, tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, Any]) -> None:
     """Write tensors and what is to be known about them (plain JSON values) as one folder, atomically.
 
     A folder written before is replaced; one that holds anything else is left alone.
@@ -43,7 +43,7 @@ def write(folder: str | Path, tensors: Mapping[str, torch.Tensor], about: Mappin
     def fill(place: Path) -> None:
         write_tensors(place / TENSORS, tensors)
         size = (place / TENSORS).stat().st_size
-        manifest = {"format": FORMAT, "bytes": size, "sha256": sha256(place / TENSORS), "about": dict(about)}
+        manifest = {"format": FORMAT_VERSION, "bytes": size, "sha256": sha256(place / TENSORS), "about": dict(metadata)}
         (place / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
 
     replace_folder(Path(folder), fill, rf"{MANIFEST}|{TENSORS}")
@@ -54,7 +54,7 @@ def read(folder: str | Path, *, verify: bool = True) -> tuple[dict[str, torch.Te
 
     A wrong size, a wrong hash, an unknown format or a missing file is a `StoreError` that names the file.
     """
-    folder = standing(Path(folder))
+    folder = surviving_folder(Path(folder))
     manifest = _manifest(folder / MANIFEST)
     path = folder / TENSORS
     _check_file(path, manifest, verify)
@@ -100,7 +100,7 @@ def replace_folder(folder: Path, fill: Callable[[Path], None], ours: str) -> Non
     folder = folder.resolve()  # where a link leads, so that the link itself stays
     check_replaceable(folder, ours)
     folder.parent.mkdir(parents=True, exist_ok=True)
-    fresh, old = folder.with_name(f".{folder.name}.new"), _aside(folder)
+    fresh, old = folder.with_name(f".{folder.name}.new"), _backup_path(folder)
     shutil.rmtree(fresh, ignore_errors=True)  # left behind by a writer that was killed
     fresh.mkdir()
     try:
@@ -135,15 +135,15 @@ def check_replaceable(folder: Path, ours: str) -> None:
             )
 
 
-def _aside(folder: Path) -> Path:
+def _backup_path(folder: Path) -> Path:
     return folder.with_name(f".{folder.name}.old")
 
 
-def standing(folder: Path) -> Path:
+def surviving_folder(folder: Path) -> Path:
     """Return the folder, or the one set aside by a writer that was killed while replacing it."""
     folder = folder.absolute()
-    if not folder.exists() and _aside(folder).exists():
-        return _aside(folder)
+    if not folder.exists() and _backup_path(folder).exists():
+        return _backup_path(folder)
     return folder
 
 
@@ -167,9 +167,9 @@ def _manifest(path: Path) -> dict[str, Any]:
         raise damaged from None
     if not isinstance(manifest, dict) or "format" not in manifest:
         raise damaged
-    if manifest["format"] != FORMAT:
+    if manifest["format"] != FORMAT_VERSION:
         raise StoreError(
-            f"{str(path)!r} is of format {manifest['format']!r}, but this version reads format {FORMAT}; "
+            f"{str(path)!r} is of format {manifest['format']!r}, but this version reads format {FORMAT_VERSION}; "
             "use the version of glasshouse that wrote it."
         )
     match manifest:

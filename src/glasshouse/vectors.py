@@ -10,7 +10,7 @@ from torch import Tensor
 
 from glasshouse import spec
 from glasshouse.errors import InputError
-from glasshouse.models import Decoder, Encoder, build, check_pair
+from glasshouse.models import Decoder, Encoder, build, check_tokenizer
 from glasshouse.text import Tokenizer
 
 
@@ -44,7 +44,7 @@ def embed(
         raise InputError(f"batch_size is {batch_size}, but it must be at least 1.")
     if model.training:
         raise InputError("the model is in training mode, where dropout changes vectors; call model.eval() first.")
-    check_pair(model, tok)
+    check_tokenizer(model, tok)
     texts = [texts] if isinstance(texts, str) else list(texts)
     rows = tok.encode_batch(texts, max_len=model.spec.max_len if truncate else None)
     for number, row in enumerate(rows):
@@ -55,8 +55,8 @@ def embed(
                 f"text {number} is {len(row)} tokens long, but max_len is {model.spec.max_len}; shorten it."
             )
     pooled = _under_a_pooling(model)
-    where = model.token.table.weight.device
-    result = torch.empty(len(rows), model.spec.d_model, device=where, dtype=model.token.table.weight.dtype)
+    where = model.token_embedding.table.weight.device
+    result = torch.empty(len(rows), model.spec.d_model, device=where, dtype=model.token_embedding.table.weight.dtype)
     order = sorted(range(len(rows)), key=lambda i: len(rows[i]))
     for start in range(0, len(order), batch_size):
         chosen = order[start : start + batch_size]

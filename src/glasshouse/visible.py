@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 SPACE, NEWLINE, TAB = "␣⏎⇥"
-BORDER, WAS = "¶←"  # between documents; before what stood in a token's place
+DOCUMENT_BREAK, REPLACED_MARK = "¶←"  # between documents; before what stood in a token's place
 _SIGNS = {" ": SPACE, "\n": NEWLINE, "\t": TAB, "\\": r"\\"}
-_TAKEN = frozenset({SPACE, NEWLINE, TAB, BORDER, WAS})
+_TAKEN = frozenset({SPACE, NEWLINE, TAB, DOCUMENT_BREAK, REPLACED_MARK})
 
 
-def clean(text: str) -> str:
+def escape_control(text: str) -> str:
     r"""Return a text with its control characters spelled out; a byte that is no character is \xNN.
 
     >>> print(clean("plain \x1b[31mred"))
@@ -17,7 +17,7 @@ def clean(text: str) -> str:
     return "".join(c if c.isprintable() else _code(c) for c in text)
 
 
-def visible(text: str | bytes) -> str:
+def show_whitespace(text: str | bytes) -> str:
     r"""Return a text in which white space can be seen, too, and each sign has one meaning.
 
     >>> print(visible(b"to be\n\xff \\n \x1b"))

@@ -97,7 +97,7 @@ def test_b1_one_norm_after_the_last_block(grow: Grow, watch: Watch, agree: Agree
         stack = last_stack(model)
         last, whole = watch(stack.blocks[-1]), watch(stack)
         run(model, random_ids(2, 5))
-        assert spec.norm_order == "after"
+        assert spec.norm_placement == "after"
         assert torch.equal(whole[0].output, last[0].output)
 
 
@@ -283,7 +283,7 @@ def test_b5_residual_paths_keep_gradients_alive(order: str) -> None:
         n_heads=4,
         n_layers=24,
         max_len=16,
-        norm_order=order,
+        norm_placement=order,
         final_norm=order == "before",
         feedforward={"kind": "relu"},
         init={"kind": "normal", "std": 0.02},
@@ -306,7 +306,7 @@ def test_b5_residual_paths_keep_gradients_alive(order: str) -> None:
                     x = part.layer(norm(x), ctx) + (x if residual else 0)
                 else:
                     x = norm(part.layer(x, ctx) + (x if residual else 0))
-        logits = model.head(model.stack.norm(x), None, model.token.table.weight)
+        logits = model.head(model.stack.norm(x), None, model.token_embedding.table.weight)
         if residual and norms:  # then this is the model itself
             torch.testing.assert_close(logits, whole, rtol=1e-12, atol=1e-12)
         loss = F.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten())

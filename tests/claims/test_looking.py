@@ -61,7 +61,7 @@ def test_v3_a_logit_is_the_sum_of_what_its_parts_add(grow: Grow, agree: Agree, k
     with torch.no_grad():
         logits = model(*both(model, ids))
     for position in range(5):
-        parts = attribute(model, *both(model, ids), position=position, token=7, against=9).parts()
+        parts = attribute(model, *both(model, ids), position=position, token=7, incorrect_token=9).components()
         assert len(parts) == 1 + 3 * (4 + 1) + 1 + (3 * 4 if kind == "seq2seq" else 0)
         agree(sum(parts.values()), logits[:, position, 7] - logits[:, position, 9], within=1e-10)
 
@@ -82,7 +82,7 @@ def test_v3_a_part_is_what_the_logit_loses_without_it(grow: Grow, watch: Watch, 
             normed = (x - x.mean(-1, keepdim=True)) / scale * norm.weight + norm.bias
             return normed @ model.token.table.weight[7]
 
-        parts = attribute(model, ids, position=4, token=7).parts()
+        parts = attribute(model, ids, position=4, token=7).components()
         for layer, block in enumerate(model.stack.blocks):
             z, out = zs[layer][0].output, block.attention.layer.out.weight
             for head in range(4):

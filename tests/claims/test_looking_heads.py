@@ -6,7 +6,7 @@ import torch
 from torch.nn import functional as F
 
 import glasshouse as gh
-from glasshouse.inspection import ablation
+from glasshouse.inspection import ablation_effects
 
 
 def test_a11_heads_begin_apart_and_learn_what_they_look_at() -> None:
@@ -19,7 +19,7 @@ def test_a11_heads_begin_apart_and_learn_what_they_look_at() -> None:
     heads = seen["pattern.0"].transpose(0, 1).flatten(1)
     assert torch.pdist(heads).min() > 0.01  # no two look the same way
     untrained = gh.head_scores(model, ids)
-    assert untrained.broad.min() > 0.75
+    assert untrained.normalized_entropy.min() > 0.75
     assert untrained.previous.max() < 0.2
 
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
@@ -31,10 +31,10 @@ def test_a11_heads_begin_apart_and_learn_what_they_look_at() -> None:
         optimizer.step()
     trained = gh.head_scores(model, ids)
     assert trained.previous.max() > 0.4
-    assert trained.broad.min() < untrained.broad.min()
+    assert trained.normalized_entropy.min() < untrained.normalized_entropy.min()
 
     # That is what they are for: without the one that looks back most, the loss grows.
     before = F.pad(ids[:, :-1], (1, 0), value=-100)
-    silenced = ablation(model, ids, targets=before)
-    assert silenced.before < 0.1
-    assert silenced.growth[0, trained.previous[0].argmax()] > 0
+    silenced = ablation_effects(model, ids, targets=before)
+    assert silenced.baseline < 0.1
+    assert silenced.metric_increase[0, trained.previous[0].argmax()] > 0

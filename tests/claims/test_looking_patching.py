@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 import glasshouse as gh
-from glasshouse.inspection.patching import patch, sweep
+from glasshouse.inspection.patching import patch, activation_patching
 from glasshouse.spec import DecoderSpec, Learned, NextToken, RMSNorm
 
 TOKENS, PLACES, HEADS = 7, 5, 3
@@ -81,7 +81,7 @@ def test_v4_the_copier_answers_with_the_token_before(copier: nn.Module) -> None:
 
 def test_v4_patching_shows_which_head_moved_the_token(copier: nn.Module) -> None:
     """Of all heads, the one that copies alone takes the answer with it, and takes all of it."""
-    found = sweep(copier, HERE, THERE, "z")
+    found = activation_patching(copier, HERE, THERE, "z")
     assert found.effect.tolist() == [[1.0, 0.0, 0.0]]
     answer = patch(copier, HERE, THERE, f"z.0[head={BEFORE}]")[0, LAST]
     assert answer.argmax() == THERE[0, CHANGED]
@@ -90,7 +90,7 @@ def test_v4_patching_shows_which_head_moved_the_token(copier: nn.Module) -> None
 
 def test_v4_patching_shows_from_which_token_to_which(copier: nn.Module) -> None:
     """The head reads the change at the token before, and writes it at the last; nowhere else does it matter."""
-    read, written = (sweep(copier, HERE, THERE, site, by="position").effect[0] for site in ("v", "z"))
+    read, written = (activation_patching(copier, HERE, THERE, site, axis="position").effect[0] for site in ("v", "z"))
     assert read.tolist() == [float(i == CHANGED) for i in range(PLACES)]
     assert written.tolist() == [float(i == LAST) for i in range(PLACES)]
     plain = copier(HERE)

@@ -148,7 +148,7 @@ def test_l2_every_choice_is_among_the_models() -> None:
         spec.parse({"kind": "decoder", "vocab_size": 9, "d_model": 16, "n_layers": 1, "n_heads": 4, **choices})
         for choices in MODELS.values()
     ]
-    scalings = (spec.NoScaling, spec.Linear, spec.Llama3, spec.Yarn)
+    scalings = (spec.NoScaling, spec.LinearScaling, spec.Llama3Scaling, spec.YarnScaling)
     for field, kinds in (
         ("position", get_args(spec.Position)),
         ("norm", get_args(spec.Norm)),
@@ -159,7 +159,7 @@ def test_l2_every_choice_is_among_the_models() -> None:
     assert {type(model.position.scaling) for model in made if isinstance(model.position, spec.Rotary)} == set(
         scalings
     )
-    assert {model.norm_order for model in made} == set(get_args(spec.NormOrder))
+    assert {model.norm_placement for model in made} == set(get_args(spec.NormOrder))
     assert {type(model) for model in made} == set(get_args(spec.Spec))
 
 

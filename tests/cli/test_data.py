@@ -10,7 +10,7 @@ import pytest
 
 import glasshouse as gh
 from cli.command import Call, Done, at_terminal
-from glasshouse.visible import visible
+from glasshouse.visible import show_whitespace
 
 ASKED = "[x] a token the model is asked for"
 TEXTS = f"{ASKED}; ¶ another text begins, which does not see the one before"
@@ -49,7 +49,7 @@ def test_prepare_says_what_it_wrote_and_that_it_was_there(prepare, tok: Path) ->
     assert first.code == 0, first.err
     lines = [line.split(maxsplit=1) for line in first.out.splitlines()]
     size = sum(path.stat().st_size for path in Path("corpus").rglob("*") if path.is_file())
-    reason = gh.Tokenizer.load(tok).bulk().reason
+    reason = gh.Tokenizer.load(tok).corpus_encoder().reason
     assert lines[:4] == [
         ["folder", "corpus"],
         ["corpus", "Corpus(text, 2 items, 5 tokens)"],
@@ -131,9 +131,9 @@ def test_show_takes_any_step_process_and_seed(prepare, call: Call) -> None:  # n
     out = shown(call, *words)
     lines = out.splitlines()
     assert lines[0] == "Corpus(text, 1 item, 95 tokens), step 7, process 1 of 2: samples 30 to 31"
-    batch = gh.data.RunningText(corpus, 4, seed=5).batch([30, 31])
+    batch = gh.data.CausalLMDataset(corpus, 4, seed=5).batch([30, 31])
     for row, number in enumerate((30, 31)):
-        origin = gh.data.RunningText(corpus, 4, seed=5).origin(number)
+        origin = gh.data.CausalLMDataset(corpus, 4, seed=5).origin(number)
         assert lines[2 + 2 * row] == f"sample {number}, epoch 1, {origin}"
         text = [corpus.tokenizer.decode([one]) for one in [*batch.ids[row, :1], *batch.targets[row]]]
         words_ = lines[3 + 2 * row].split()[1:]
@@ -152,12 +152,12 @@ def test_show_masked_text(prepare, call: Call) -> None:  # noqa: ANN001
     corpus = gh.data.Corpus.open("corpus")
     fates = set()
     for seed in range(80):
-        batch = gh.data.MaskedText(corpus, 8, seed=seed).batch([0])
+        batch = gh.data.MaskedLMDataset(corpus, 8, seed=seed).batch([0])
         words = []
         for number, target, asked in zip(
-            *(one[0].tolist() for one in (batch.ids, batch.targets, batch.loss)), strict=True
+            *(one[0].tolist() for one in (batch.ids, batch.targets, batch.loss_mask)), strict=True
         ):
-            read, wanted = visible(corpus.tokenizer.decode_bytes([number])), corpus.tokenizer.decode([target])
+            read, wanted = show_whitespace(corpus.tokenizer.decode_bytes([number])), corpus.tokenizer.decode([target])
             if asked:
                 fates.add("masked" if read == "<|mask|>" else "changed" if read != wanted else "kept")
                 words.append(f"[{read}←{wanted}]" if read != wanted else f"[{read}]")
@@ -169,7 +169,7 @@ def test_show_masked_text(prepare, call: Call) -> None:  # noqa: ANN001
             f"{MASKS}\n"
             "sample 0, epoch 0, texts 0 to 1, ids 0 to 7\n"
             f"  tokens: {' '.join(words)}\n"
-            f"8 tokens, {batch.loss.sum() / 8:.1%} carry loss, 0.0% padding\n"
+            f"8 tokens, {batch.loss_mask.sum() / 8:.1%} carry loss, 0.0% padding\n"
         )
     assert fates == {"masked", "changed", "kept"}
 
@@ -260,15 +260,15 @@ def test_show_at_a_terminal_marks_by_colours_and_never_by_the_text(prepare) -> N
 
 def test_list_names_what_there_is(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = {line.split()[0]: line.split()[1:5] for line in call("data", "list").out.splitlines()}
-    assert list(rows) == ["name", *gh.data.builtins()]
-    for name in gh.data.builtins():
-        found = gh.data.builtin(name)
+    assert list(rows) == ["name", *gh.data.builtin_datasets()]
+    for name in gh.data.builtin_datasets():
+        found = gh.data.builtin_dataset(name)
         assert rows[name] == [found.kind, *(f"{size:,}" for size in found.sizes().values())]
 
     def missing(self: object) -> None:
         raise gh.InputError("dates need Babel; install it.")
 
-    monkeypatch.setattr(type(gh.data.builtin("dates")), "sizes", missing)
+    monkeypatch.setattr(type(gh.data.builtin_dataset("dates")), "sizes", missing)
     out = call("data", "list").out.splitlines()
     assert out[2].split()[:5] == ["dates", "pairs", "-", "-", "-"]
     assert out[5:] == ["- dates need Babel; install it."]

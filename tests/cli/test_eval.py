@@ -50,9 +50,9 @@ def rows(done: Done) -> dict[str, str]:
 def test_figures_are_those_of_the_library(place: Path, call: Call) -> None:
     model, tok = gh.load(place / "alone")
     assert tok is not None
-    report = gh.evaluate(model, tok, place / "validation.txt", length=16, limit=3)
+    report = gh.evaluate(model, tok, place / "validation.txt", seq_len=16, limit=3)
     words = ("eval", place / "alone", place / "validation.txt", "--length", "16", "--limit", "3", "--device", "cpu")
-    figures = report.figures
+    figures = report.metrics
     assert rows(call(*words)) == {
         "loss": f"{figures['loss']:.4f}",
         "perplexity": f"{figures['perplexity']:.2f}",
@@ -68,15 +68,15 @@ def test_figures_are_those_of_the_library(place: Path, call: Call) -> None:
         "asked": 48,
         "left_out": 0,
         "figures": figures,
-        "items": report.items,
+        "items": report.n_items,
         "measured": 3,
         "written": 0,
         "signatures": {},
         "examples": [
-            {"read": one.read, "expected": one.expected, "said": one.said, "n_best": []} for one in report.examples
+            {"read": one.input, "expected": one.reference, "said": one.prediction, "n_best": []} for one in report.examples
         ],
     }
-    assert f"tokens, in 3 of {report.items} rows\n" in call(*words).out
+    assert f"tokens, in 3 of {report.n_items} rows\n" in call(*words).out
 
 
 def test_the_model_and_the_columns_tell_what_is_measured(place: Path, call: Call) -> None:
@@ -88,7 +88,7 @@ def test_the_model_and_the_columns_tell_what_is_measured(place: Path, call: Call
     assert call("eval", translator, place / "pairs.tsv", "--field", "en,de", "--written", "0").out == told.out
     model, tok = gh.load(translator)
     assert tok is not None
-    assert gh.evaluate(model, tok, place / "pairs.tsv", written=0).kind == "pairs"
+    assert gh.evaluate(model, tok, place / "pairs.tsv", generate=0).kind == "pairs"
 
 
 def test_bytes_that_are_not_utf8_have_a_way_out(place: Path, call: Call) -> None:
@@ -209,7 +209,7 @@ def test_a_run_that_held_out_a_part_is_measured_on_that(place: Path, tmp_path: P
     learned, held = gh.data.Corpus.open(place / "run" / "data" / "train").split(0.25)
     model, tok = gh.load(place / "run" / "model")
     assert tok is not None
-    assert told["figures"]["loss"] == pytest.approx(gh.evaluate(model, tok, held).figures["loss"])
+    assert told["figures"]["loss"] == pytest.approx(gh.evaluate(model, tok, held).metrics["loss"])
     assert told["baselines"] == gh.evaluation.baseline_bits(held, learned)
     (tmp_path / "run" / "run.toml").unlink()
     assert "there is no data to measure on" in call("eval", tmp_path / "run" / "model").err

@@ -62,7 +62,7 @@ def house(tmp_path_factory: pytest.TempPathFactory) -> House:
         "encoder": gh.preset("tiny-encoder", vocab_size=300),
     }
     torch.manual_seed(0)
-    often = [0, tok.id("<|end|>"), *tok.encode("\n\r", special=False)]
+    often = [0, tok.token_to_id("<|end|>"), *tok.encode("\n\r", add_special_tokens=False)]
     models = {}
     for name, spec in specs.items():
         model = gh.build(spec)
@@ -190,7 +190,7 @@ def test_defaults_are_those_of_the_library() -> None:
         {name: parameter.default for name, parameter in inspect.signature(function).parameters.items()}
         for function in (command.generate, gh.generate)
     )
-    for option in fields(gh.Options):
+    for option in fields(gh.SamplingParams):
         for given in (typed, python):
             if option.name in given and option.name != "stop":
                 assert given[option.name] == option.default, option.name
@@ -207,7 +207,7 @@ def test_stop_takes_escapes_and_may_be_given_again(house: House, call: Call) -> 
 
 
 @pytest.mark.parametrize(
-    ("words", "drafter"), [(["--lookup"], gh.generation.NGrams), (["--draft", "small"], gh.generation.DraftModel)]
+    ("words", "drafter"), [(["--lookup"], gh.generation.PromptLookup), (["--draft", "small"], gh.generation.DraftModel)]
 )
 def test_drafts_change_nothing_but_the_speed(
     words: list[str],
@@ -298,7 +298,7 @@ def test_a_completion_for_which_there_is_no_room_says_so(
 def test_a_request_that_fails_is_named(house: House, call: Call, lines: Callable[..., Done], tmp_path: Path) -> None:
     """Of a model that one token makes NaN."""
     broken = copy.deepcopy(house.models["decoder"])
-    (token,) = house.tok.encode("7", special=False)
+    (token,) = house.tok.encode("7", add_special_tokens=False)
     broken.token.table.weight.data[token] = torch.nan
     assert broken.head.weight is not broken.token.table.weight
     gh.save(broken, house.tok, tmp_path / "broken")
@@ -412,7 +412,7 @@ def test_only_a_window_of_endless_lines_is_read(house: House) -> None:
 
     given = Endless()
     engine = gh.Engine(house.models["decoder"], house.tok, slots=2, max_len=64)
-    options = gh.Options(temperature=1.0, max_new_tokens=5)
+    options = gh.SamplingParams(temperature=1.0, max_new_tokens=5)
     for number, line in enumerate(islice(by_line._in_order(engine, given, options, 1), 30), 1):
         assert line.prompt == PROMPT[: number % 9].encode()
         assert line.requests[0].done
@@ -523,10 +523,10 @@ def answers(
 ) -> list[str]:
     """Answer messages one by one, each from all that was said, by a new call of the library."""
     messages, found = list(opening), []
-    end = house.tok.id("<|end|>")
+    end = house.tok.token_to_id("<|end|>")
     for text in said:
         messages.append(user(text))
-        ids = house.tok.encode_chat(messages, prompt=True).ids
+        ids = house.tok.encode_chat(messages, add_generation_prompt=True).ids
         found.append(house.generate(name, [ids], stop_ids=(end,), **settings)[0].text)
         messages.append({"role": "assistant", "content": found[-1]})
     return found
@@ -547,7 +547,7 @@ def test_a_conversation_remembers_and_reads_nothing_twice(
     )
     done = call("generate", house["decoder"], *words, stdin="\n\n".join(said).encode())
     assert done == Done(0, "".join(f"{text}\n" for text in expected), "")
-    whole = house.tok.encode_chat([*opening, user(said[0]), user(expected[0]), user(said[1])], prompt=True).ids
+    whole = house.tok.encode_chat([*opening, user(said[0]), user(expected[0]), user(said[1])], add_generation_prompt=True).ids
     assert sum(read) < len(whole) + 2 * 12  # each turn alone would read the first message again
     monkeypatch.undo()
     first = call("generate", house["decoder"], said[0], *words, "--json", stdin=f"{said[1]}\r\n".encode())
@@ -556,7 +556,7 @@ def test_a_conversation_remembers_and_reads_nothing_twice(
 
 
 def test_an_answer_ends_where_the_template_closes_it(house: House, call: Call) -> None:
-    end = house.tok.id("<|end|>")
+    end = house.tok.token_to_id("<|end|>")
     assert conversation._closing(house.tok, []) == (end,)
     other = gh.Tokenizer.load(house["decoder"])
     other.chat_template = "{% for m in messages %}<|user|>{{ m.content }}<|end|>\n{% endfor %}"
@@ -564,7 +564,7 @@ def test_an_answer_ends_where_the_template_closes_it(house: House, call: Call) -
     assert conversation._closing(other, []) == (end,)  # and not the line break after it
     other.chat_template = "{% for m in messages %}{{ m.content }} {% endfor %}"
     assert conversation._closing(other, []) == ()
-    ids = house.tok.encode_chat([user("to be")], prompt=True).ids
+    ids = house.tok.encode_chat([user("to be")], add_generation_prompt=True).ids
     drawn = house.generate("short", [ids], temperature=1.0, n=60)  # of as many seeds
     seed, whole = next((seed, one.ids) for seed, one in enumerate(drawn) if end in one.ids[1:])
     words = ("--temperature", "1", "--seed", str(seed), *FEW, "--json")
@@ -579,7 +579,7 @@ def test_a_conversation_that_outgrows_its_room_forgets_its_beginning(house: Hous
     out, err = [], []
     for text in said:
         kept = [*history, user(text)]
-        while (size := len(house.tok.encode_chat(kept, prompt=True).ids)) > room and len(kept) > 1:
+        while (size := len(house.tok.encode_chat(kept, add_generation_prompt=True).ids)) > room and len(kept) > 1:
             kept = kept[2:]
         if size > 64:
             err.append(f"error: the prompt has {size} tokens, but max_len is 64; shorten it.")

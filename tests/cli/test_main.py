@@ -12,7 +12,7 @@ import pytest
 import glasshouse as gh
 from cli.command import Call, at_terminal, run
 from glasshouse.cli import screen
-from glasshouse.visible import visible
+from glasshouse.visible import show_whitespace
 
 COMMANDS = {
     ("train",): ("[default: stdlib]", "[default: baselines]"),
@@ -110,7 +110,7 @@ def test_a_warning_is_one_line_without_its_place_in_the_code(call: Call, tmp_pat
     ],
 )
 def test_what_cannot_be_seen_is_spelled_out_and_each_sign_has_one_meaning(text: str | bytes, seen: str) -> None:
-    assert visible(text) == seen
+    assert show_whitespace(text) == seen
 
 
 def test_a_terminal_that_is_closed_takes_what_is_printed() -> None:

@@ -74,8 +74,8 @@ def test_train_takes_what_the_library_takes(call: Call, tmp_path: Path) -> None:
 )
 def test_a_built_in_set_is_a_source(name: str, texts, call: Call, tmp_path: Path, monkeypatch) -> None:  # noqa: ANN001
     monkeypatch.chdir(tmp_path)
-    found = gh.data.builtin(name)
-    few = type(found)(found.name, found.kind, found.about, lambda split: 20, found.item, found.labels)
+    found = gh.data.builtin_dataset(name)
+    few = type(found)(found.name, found.kind, found.description, lambda split: 20, found.item, found.labels)
     monkeypatch.setattr(gh.data, "builtin", lambda name: few)
     assert call("tokenizer", "train", name, "--out", "out", "--vocab-size", "280").code == 0
     by_hand = gh.Tokenizer.train(texts=[text for item in few.items() for text in texts(item)], vocab_size=280)
@@ -95,7 +95,7 @@ def test_encode_prints_the_ids_of_the_library(call: Call, tmp_path: Path) -> Non
     assert call("tokenizer", "encode", folder, "--file", tmp_path / "in.txt").out == ids
     assert call("tokenizer", "encode", folder, stdin=text.encode()).out == ids
     trusted = call("tokenizer", "encode", folder, text, "--trusted").out
-    assert trusted == " ".join(map(str, tok.encode(text, trusted=True))) + "\n" != ids
+    assert trusted == " ".join(map(str, tok.encode(text, parse_special_tokens=True))) + "\n" != ids
     assert call("tokenizer", "encode", folder, "").out == "\n"
     assert call("tokenizer", "decode", folder, *ids.split()).out == text
     assert call("tokenizer", "decode", folder, stdin=b"").out == ""
@@ -148,7 +148,7 @@ special      6 <|end|>
 
 def shown(folder: Path) -> str:
     tok = gh.Tokenizer.load(folder)
-    reason = tok.bulk().reason
+    reason = tok.corpus_encoder().reason
     engine = f"tokenizers, as {reason}" if reason else "gigatoken"
     return SHOWN.format(folder=folder, fingerprint=tok.fingerprint[:12], engine=engine)
 

@@ -46,17 +46,17 @@ def test_what_is_written_is_what_was_read(
         (folder / f"{number}.txt").write_bytes(text.encode())
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(preparation, "BATCH", 16)
-        corpus = gh.data.prepare(folder, tok, folder / "corpus", shard=shard)
+        corpus = gh.data.prepare(folder, tok, folder / "corpus", shard_tokens=shard)
     end = tok.special_id("eos")
     assert len(corpus) == len(documents)
-    assert corpus.tokens == sum(len(tok.encode(text)) + 1 for text in documents)
+    assert corpus.n_tokens == sum(len(tok.encode(text)) + 1 for text in documents)
     for number, text in enumerate(documents):
         (ids,) = corpus.item(number)
         assert ids.tolist() == [*tok.encode(text), end]
-        assert Path(corpus.source(number)).name == f"{number}.txt"
+        assert Path(corpus.source_name(number)).name == f"{number}.txt"
     everything = np.concatenate([corpus.item(number)[0] for number in range(len(corpus))])
-    assert corpus.read(0, corpus.tokens).tolist() == everything.tolist()
-    for place in range(corpus.tokens):
+    assert corpus.read(0, corpus.n_tokens).tolist() == everything.tolist()
+    for place in range(corpus.n_tokens):
         (ids,) = corpus.item(corpus.item_at(place))
         assert everything[place] in ids
 
@@ -89,9 +89,9 @@ def test_a_large_vocabulary_takes_four_bytes(tmp_path: Path) -> None:
 
 
 def test_start_and_end_tokens_that_differ(texts: Texts) -> None:
-    tok = gh.Tokenizer.train(texts=["to be"], vocab_size=258, special={"bos": "<start>", "eos": "<end>"})
+    tok = gh.Tokenizer.train(texts=["to be"], vocab_size=258, special_tokens={"bos": "<start>", "eos": "<end>"})
     corpus = texts("a", "b", tokenizer=tok)
-    assert corpus.read(0, corpus.tokens).tolist() == [0, *tok.encode("a"), 1, 0, *tok.encode("b"), 1]
+    assert corpus.read(0, corpus.n_tokens).tolist() == [0, *tok.encode("a"), 1, 0, *tok.encode("b"), 1]
 
 
 def test_a_long_text_is_cut_into_pieces_and_stays_one(
@@ -281,13 +281,13 @@ def test_tagged_words_are_encoded_one_by_one(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(preparation, "BATCH", 4)
         patch.setattr(preparation, "ROWS", 2)
-        corpus = gh.data.prepare(path, tok, folder / "corpus", kind="tagged", shard=shard)
+        corpus = gh.data.prepare(path, tok, folder / "corpus", kind="tagged", shard_tokens=shard)
     labels = sorted({tag for item in items for _, tag in item})
     assert (corpus.labels, len(corpus)) == (tuple(labels), len(items))
     for number, item in enumerate(items):
         ids, tags = [], []
         for at, (word, tag) in enumerate(item):
-            own = tok.encode(f" {word}" if at else word, special=False)
+            own = tok.encode(f" {word}" if at else word, add_special_tokens=False)
             ids += own
             tags += [1 + labels.index(tag)] + [0] * (len(own) - 1)
         assert [part.tolist() for part in corpus.item(number)] == [ids, tags]
@@ -337,7 +337,7 @@ def test_words_are_spaced_as_the_tokenizer_spaces_a_text(tmp_path: Path, name: s
     words = ["b", "ba", "b", "ab"]
     path = write_tagged(tmp_path / "a.jsonl", (words, ["x"] * 4))
     ids, tags = gh.data.prepare(path, tok, tmp_path / "corpus", kind="tagged").item(0)
-    assert ids.tolist() == tok.encode("b ba b ab", special=False)
+    assert ids.tolist() == tok.encode("b ba b ab", add_special_tokens=False)
     assert tags.sum() == 4
     begun = [tok.decode(word).strip() for word in np.split(ids, np.flatnonzero(tags))[1:]]
     assert begun == words
@@ -366,7 +366,7 @@ def test_conversations_say_what_the_assistant_wrote(tmp_path: Path, tok: gh.Toke
     (tmp_path / "chat.jsonl").write_text(json.dumps({"messages": messages}) + "\n")
     corpus = gh.data.prepare(tmp_path / "chat.jsonl", tok, tmp_path / "corpus", kind="chat")
     ids, runs = corpus.item(0)
-    assert corpus.tokens == len(ids)  # not with the numbers that say where answers lie
+    assert corpus.n_tokens == len(ids)  # not with the numbers that say where answers lie
     spans = np.split(ids, np.cumsum(runs)[:-1])
     assert [tok.decode(span) for span in spans] == [
         "<|user|>2 + 2?<|end|><|assistant|>",
@@ -380,17 +380,17 @@ def test_prompts_and_completions(tmp_path: Path, tok: gh.Tokenizer) -> None:
     (tmp_path / "a.jsonl").write_text(json.dumps({"ask": "2 + 2?", "say": "4"}) + "\n")
     corpus = gh.data.prepare(tmp_path / "a.jsonl", tok, tmp_path / "chat", kind="chat", fields=("ask", "say"))
     assert tok.decode(corpus.item(0)[0]) == "<|user|>2 + 2?<|end|><|assistant|>4<|end|>"
-    plain = gh.Tokenizer.train(texts=["to be"], vocab_size=257, special={"eos": "<|end|>"})
+    plain = gh.Tokenizer.train(texts=["to be"], vocab_size=257, special_tokens={"eos": "<|end|>"})
     corpus = gh.data.prepare(tmp_path / "a.jsonl", plain, tmp_path / "plain", kind="chat", fields=("ask", "say"))
     ids, runs = corpus.item(0)
     assert plain.decode(ids) == "2 + 2?4<|end|>"
     assert runs.tolist() == [6, 2]
 
 
-@pytest.mark.parametrize("name", gh.data.builtins())
+@pytest.mark.parametrize("name", gh.data.builtin_datasets())
 def test_built_in_sets_need_no_file(tmp_path: Path, tok: gh.Tokenizer, name: str) -> None:
     corpus = gh.data.prepare(name, tok, tmp_path / name, split="validation")
-    found = gh.data.builtin(name)
+    found = gh.data.builtin_dataset(name)
     assert corpus.kind == found.kind
     assert len(corpus) == found.sizes()["validation"]
     item = next(found.items("validation", 7))
@@ -441,18 +441,18 @@ def test_stopped_anywhere_it_goes_on_to_the_same_files(
         rows = [(words, ["long" if len(word) > 3 else "short" for word in words]) for words in islice(lines, 60)]
         source = [write_tagged(tmp_path / "tagged.jsonl", *rows)]
     else:
-        monkeypatch.setattr(feed, "builtin", lambda name: gh.data.builtin(name, validation=60))
+        monkeypatch.setattr(feed, "builtin", lambda name: gh.data.builtin_dataset(name, validation=60))
         source = [{"pairs": "dates", "labelled": "langid", "chat": "chat"}[kind]]
     settings = {"shard": 250, "split": "validation", "kind": kind}
     gh.data.prepare(source, tok, tmp_path / "whole", **settings)
     expected = contents(tmp_path / "whole")
     n_shards = sum(name.endswith(".ids.npy") for name in expected)
     assert n_shards >= 4
-    write, add = shards.Writer._put, shards.Writer.add
+    write, add = shards.ShardWriter._put, shards.ShardWriter.add
     for stop in range(n_shards):
         for victim in ("_put", "add"):  # just before a shard is vouched for; in the middle of one
             with monkeypatch.context() as patch:
-                patch.setattr(shards.Writer, victim, failing_after(stop, write if victim == "_put" else add))
+                patch.setattr(shards.ShardWriter, victim, failing_after(stop, write if victim == "_put" else add))
                 with pytest.raises(StoppedError):
                     gh.data.prepare(source, tok, tmp_path / f"{victim}{stop}", **settings)
             assert not (tmp_path / f"{victim}{stop}" / "manifest.json").exists()
@@ -496,12 +496,12 @@ def test_what_goes_on_says_how_far_it_is(tmp_path: Path, tok: gh.Tokenizer, monk
     for number in range(4):
         (tmp_path / f"{number}.txt").write_text("to be or not to be\n" * 10)
     with monkeypatch.context() as patch:
-        patch.setattr(shards.Writer, "add", failing_after(2, shards.Writer.add))
+        patch.setattr(shards.ShardWriter, "add", failing_after(2, shards.ShardWriter.add))
         with pytest.raises(StoppedError):
-            gh.data.prepare(f"{tmp_path}/*.txt", tok, tmp_path / "corpus", shard=10)
+            gh.data.prepare(f"{tmp_path}/*.txt", tok, tmp_path / "corpus", shard_tokens=10)
     seen: list[tuple[int, int]] = []
     gh.data.prepare(
-        f"{tmp_path}/*.txt", tok, tmp_path / "corpus", shard=10, progress=lambda _, done, of: seen.append((done, of))
+        f"{tmp_path}/*.txt", tok, tmp_path / "corpus", shard_tokens=10, progress=lambda _, done, of: seen.append((done, of))
     )
     assert seen[0] == (380, 760)  # the second file is read again to where it was
     assert seen[-1] == (760, 760)
@@ -586,7 +586,7 @@ def test_a_corpus_of_another_tokenizer_is_refused(texts: Texts, tmp_path: Path) 
 
 
 def test_a_tokenizer_without_an_end_is_refused(texts: Texts) -> None:
-    tok = gh.Tokenizer.train(texts=["to be"], vocab_size=257, special={"pad": "<pad>"})
+    tok = gh.Tokenizer.train(texts=["to be"], vocab_size=257, special_tokens={"pad": "<pad>"})
     with pytest.raises(InputError, match="no token that ends a text"):
         texts("to be", tokenizer=tok)
 
@@ -677,7 +677,7 @@ def test_a_disk_that_is_full_is_a_sentence_and_loses_nothing(
     monkeypatch.setattr(feed, "PIECE", 300)
     monkeypatch.setattr(preparation, "BATCH", 1000)
     (tmp_path / "a.txt").write_text(ENGLISH[:5000])
-    whole = gh.data.prepare(tmp_path / "a.txt", tok, tmp_path / "whole", shard=500)
+    whole = gh.data.prepare(tmp_path / "a.txt", tok, tmp_path / "whole", shard_tokens=500)
     sync = os.fsync
 
     def full(number: int) -> None:
@@ -692,9 +692,9 @@ def test_a_disk_that_is_full_is_a_sentence_and_loses_nothing(
         with pytest.raises(
             StoreError, match=r"'.*corpus' cannot be written to \(No space left on device\); make room"
         ):
-            gh.data.prepare(tmp_path / "a.txt", tok, tmp_path / "corpus", shard=500)
-    again = gh.data.prepare(tmp_path / "a.txt", tok, tmp_path / "corpus", shard=500)
-    assert again.read(0, again.tokens).tolist() == whole.read(0, whole.tokens).tolist()
+            gh.data.prepare(tmp_path / "a.txt", tok, tmp_path / "corpus", shard_tokens=500)
+    again = gh.data.prepare(tmp_path / "a.txt", tok, tmp_path / "corpus", shard_tokens=500)
+    assert again.read(0, again.n_tokens).tolist() == whole.read(0, whole.n_tokens).tolist()
 
 
 def test_a_place_where_nothing_can_be_written_is_named(tmp_path: Path, tok: gh.Tokenizer) -> None:
@@ -709,7 +709,7 @@ def test_a_line_of_fifty_megabytes(tmp_path: Path, tok: gh.Tokenizer) -> None:
     (tmp_path / "a.jsonl").write_text(json.dumps({"text": line}) + "\n")
     corpus = gh.data.prepare(tmp_path / "a.jsonl", tok, tmp_path / "corpus")
     assert len(corpus) == 1
-    assert tok.decode_bytes(corpus.read(corpus.tokens - 60, corpus.tokens)).endswith(b"words words <|endoftext|>")
+    assert tok.decode_bytes(corpus.read(corpus.n_tokens - 60, corpus.n_tokens)).endswith(b"words words <|endoftext|>")
 
 
 # What a hostile reviewer tried.
@@ -741,16 +741,16 @@ def test_an_input_that_changed_is_not_gone_on_with(
     source.write_text("old line\n" * 500)
     with monkeypatch.context() as patch:
         if not finished:
-            patch.setattr(shards.Writer, "finish", failing_after(0, shards.Writer.finish))
+            patch.setattr(shards.ShardWriter, "finish", failing_after(0, shards.ShardWriter.finish))
         patch.setattr(feed, "PIECE", 50)
         try:
-            gh.data.prepare(source, tok, tmp_path / "corpus", shard=50)
+            gh.data.prepare(source, tok, tmp_path / "corpus", shard_tokens=50)
         except StoppedError:
             assert not finished
     source.write_text("new line\n" * 500)  # of the same size
     os.utime(source, ns=(1, 1))
     with pytest.raises(StoreError, match="another sources than this, or with what has changed since"):
-        gh.data.prepare(source, tok, tmp_path / "corpus", shard=50)
+        gh.data.prepare(source, tok, tmp_path / "corpus", shard_tokens=50)
 
 
 def test_another_template_or_end_is_another_job(tmp_path: Path, tok: gh.Tokenizer) -> None:
@@ -778,23 +778,23 @@ def test_damage_is_found_when_work_goes_on(
     for number in range(5):
         (tmp_path / f"{number}.txt").write_text("to be or not to be\n" * 10)
     with monkeypatch.context() as patch:
-        patch.setattr(shards.Writer, "finish", failing_after(0, shards.Writer.finish))
+        patch.setattr(shards.ShardWriter, "finish", failing_after(0, shards.ShardWriter.finish))
         with pytest.raises(StoppedError):
-            gh.data.prepare(f"{tmp_path}/*.txt", tok, tmp_path / "corpus", shard=10)
+            gh.data.prepare(f"{tmp_path}/*.txt", tok, tmp_path / "corpus", shard_tokens=10)
     DAMAGES["a bit flipped in ids"][0](tmp_path / "corpus")
     with pytest.raises(StoreError, match="does not match its hash"):
-        gh.data.prepare(f"{tmp_path}/*.txt", tok, tmp_path / "corpus", shard=10)
+        gh.data.prepare(f"{tmp_path}/*.txt", tok, tmp_path / "corpus", shard_tokens=10)
 
 
 def test_two_at_once_do_not_write_into_one_folder(tmp_path: Path) -> None:
-    other = shards.Writer(tmp_path / "corpus", {}, np.uint16)
+    other = shards.ShardWriter(tmp_path / "corpus", {}, np.uint16)
     with (
-        shards.Writer(tmp_path / "corpus", {}, np.uint16),
+        shards.ShardWriter(tmp_path / "corpus", {}, np.uint16),
         pytest.raises(StoreError, match="another process is writing into"),
     ):
         other.__enter__()
-    with shards.Writer(tmp_path / "corpus", {}, np.uint16) as again:
-        assert not again.done
+    with shards.ShardWriter(tmp_path / "corpus", {}, np.uint16) as again:
+        assert not again.complete
 
 
 def test_fields_as_one_name_and_as_an_iterator(tmp_path: Path, tok: gh.Tokenizer) -> None:
@@ -812,7 +812,7 @@ def test_a_name_that_is_not_utf8(tmp_path: Path, tok: gh.Tokenizer) -> None:
     except OSError:
         pytest.skip("this file system takes no such name")
     corpus = gh.data.prepare(tmp_path / "texts", tok, tmp_path / "corpus")
-    assert corpus.source(0).endswith(r"caf\xe9.txt")
+    assert corpus.source_name(0).endswith(r"caf\xe9.txt")
     assert len(gh.data.Corpus.open(tmp_path / "corpus")) == 1
 
 
@@ -830,7 +830,7 @@ def test_items_and_ids_that_are_not_there(texts: Texts) -> None:
     for ask in (
         lambda: corpus.item(-1),
         lambda: corpus.item(1),
-        lambda: corpus.source(1),
+        lambda: corpus.source_name(1),
         lambda: corpus.read(-5, 3),
     ):
         with pytest.raises(InputError, match="asked for, but there are"):

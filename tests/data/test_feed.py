@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import glasshouse as gh
-from glasshouse.data.feed import open_feed
+from glasshouse.data.feed import open_reader
 from glasshouse.errors import InputError
 from glasshouse.text import sources
 
@@ -44,7 +44,7 @@ def test_the_columns_tell_the_kind_and_the_fields(
             import pyarrow.parquet
 
             pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path)
-    feed = open_feed(path, kind=given)  # type: ignore[arg-type]
+    feed = open_reader(path, kind=given)  # type: ignore[arg-type]
     assert (feed.kind, feed.fields) == (kind, fields)
     assert sources.columns(path) == columns
 
@@ -55,16 +55,16 @@ def test_the_columns_tell_the_kind_and_the_fields(
 def test_fields_that_are_named_tell_the_kind(fields: tuple[str, ...], kind: str, tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     path.write_text(json.dumps(dict.fromkeys(("source", "target", "prompt", "completion", "body"), "x")) + "\n")
-    assert open_feed(path, fields=fields).kind == kind
+    assert open_reader(path, fields=fields).kind == kind
 
 
 def test_messages_are_a_chat_and_words_with_tags_are_tagged(tmp_path: Path) -> None:
     turns = [{"role": "user", "content": "?"}, {"role": "assistant", "content": "!"}]
     (tmp_path / "chat.jsonl").write_text(json.dumps({"messages": turns}) + "\n")
     (tmp_path / "tags.jsonl").write_text(json.dumps({"words": ["a", "b"], "tags": ["X", "Y"]}) + "\n")
-    assert open_feed(tmp_path / "chat.jsonl").kind == "chat"
-    assert open_feed(tmp_path / "tags.jsonl").kind == "tagged"
-    assert open_feed(tmp_path / "tags.jsonl").labels == ("X", "Y")
+    assert open_reader(tmp_path / "chat.jsonl").kind == "chat"
+    assert open_reader(tmp_path / "tags.jsonl").kind == "tagged"
+    assert open_reader(tmp_path / "tags.jsonl").labels == ("X", "Y")
 
 
 @pytest.mark.parametrize(
@@ -98,4 +98,4 @@ def test_what_a_folder_leaves_out_is_told(tmp_path: Path) -> None:
     (tmp_path / ".git").mkdir()
     for name in ("a.txt", "b.png", "c", ".git/d.png", ".e.png"):
         (tmp_path / name).write_text("x")
-    assert [path.name for path in sources.skipped([tmp_path, tmp_path / "a.txt"])] == ["b.png", "c"]
+    assert [path.name for path in sources.skipped_files([tmp_path, tmp_path / "a.txt"])] == ["b.png", "c"]

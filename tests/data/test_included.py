@@ -23,7 +23,7 @@ import babel
 import pytest
 from babel.dates import format_date
 
-from glasshouse.data.included import Builtin, builtin, builtins, chat, cldr, dates, langid, stdlib
+from glasshouse.data.included import BuiltinDataset, builtin_dataset, builtin_datasets, chat, cldr, dates, langid, stdlib
 from glasshouse.errors import InputError
 
 GENERATED = ("dates", "langid", "chat")
@@ -39,33 +39,33 @@ def texts(item: object) -> list[str]:
 
 
 def sample(name: str, split: str = "train", size: int = 2000) -> list[object]:
-    return list(itertools.islice(builtin(name).items(split), size))
+    return list(itertools.islice(builtin_dataset(name).items(split), size))
 
 
 # What holds for all of them.
 
 
 def test_the_names_and_kinds() -> None:
-    kinds = {name: builtin(name).kind for name in builtins()}
+    kinds = {name: builtin_dataset(name).kind for name in builtin_datasets()}
     assert kinds == {"stdlib": "text", "dates": "pairs", "langid": "labelled", "chat": "chat"}
-    for name in builtins():
-        assert builtin(name).about.endswith(".")
-        assert bool(builtin(name).labels) == (name == "langid")
+    for name in builtin_datasets():
+        assert builtin_dataset(name).description.endswith(".")
+        assert bool(builtin_dataset(name).labels) == (name == "langid")
 
 
-@pytest.mark.parametrize("name", builtins())
+@pytest.mark.parametrize("name", builtin_datasets())
 @pytest.mark.parametrize("split", SPLITS)
 def test_items_from_a_start_are_the_tail_and_nothing_before_is_made(name: str, split: str) -> None:
     made = []
 
     def item(split: str, index: int) -> object:
         made.append(index)
-        return builtin(name).item(split, index)
+        return builtin_dataset(name).item(split, index)
 
-    whole = builtin(name, train=3000) if name in GENERATED else builtin(name)
+    whole = builtin_dataset(name, train=3000) if name in GENERATED else builtin_dataset(name)
     size = whole.sizes()[split]
     assert size > 50
-    watched: Builtin = dataclasses.replace(whole, item=item)
+    watched: BuiltinDataset = dataclasses.replace(whole, item=item)
     tail = list(watched.items(split, start=size - 20))
     assert made == list(range(size - 20, size))
     assert tail == list(whole.items(split))[-20:]
@@ -87,20 +87,20 @@ def test_texts_are_clean(name: str, split: str) -> None:
 
 
 def test_a_larger_set_begins_with_the_smaller() -> None:
-    assert list(builtin("dates", test=7).items("test")) == sample("dates", "test", 7)
-    assert builtin("dates", test=7).sizes() == {"train": 50_000, "validation": 2_000, "test": 7}
-    assert builtin("dates").sizes()["test"] == 2_000
+    assert list(builtin_dataset("dates", test=7).items("test")) == sample("dates", "test", 7)
+    assert builtin_dataset("dates", test=7).sizes() == {"train": 50_000, "validation": 2_000, "test": 7}
+    assert builtin_dataset("dates").sizes()["test"] == 2_000
 
 
 @pytest.mark.parametrize(
     ("call", "says"),
     [
-        (lambda: builtin("lang_id"), "no built-in data set 'lang_id'; did you mean langid?"),
-        (lambda: builtin("dates").items("tests"), "no split 'tests' of dates; did you mean test?"),
-        (lambda: builtin("dates").items(start=-1), "start is -1, but it must be 0 or more."),
-        (lambda: builtin("dates", trian=5), "no split 'trian' of dates; did you mean train?"),
-        (lambda: builtin("dates", train=-5), "train is -5, but a size must be 0 or more."),
-        (lambda: builtin("stdlib", train=5), "stdlib is as large as the library is"),
+        (lambda: builtin_dataset("lang_id"), "no built-in data set 'lang_id'; did you mean langid?"),
+        (lambda: builtin_dataset("dates").items("tests"), "no split 'tests' of dates; did you mean test?"),
+        (lambda: builtin_dataset("dates").items(start=-1), "start is -1, but it must be 0 or more."),
+        (lambda: builtin_dataset("dates", trian=5), "no split 'trian' of dates; did you mean train?"),
+        (lambda: builtin_dataset("dates", train=-5), "train is -5, but a size must be 0 or more."),
+        (lambda: builtin_dataset("stdlib", train=5), "stdlib is as large as the library is"),
     ],
 )
 def test_mistakes_are_one_sentence(call: functools.partial[object], says: str) -> None:
@@ -164,7 +164,7 @@ def library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def every_name() -> list[str]:
-    return [name for split in SPLITS for name, _ in builtin("stdlib").items(split)]
+    return [name for split in SPLITS for name, _ in builtin_dataset("stdlib").items(split)]
 
 
 def test_the_library_leaves_out_what_is_no_text_of_its_own(library: Path) -> None:
@@ -183,7 +183,7 @@ def test_the_library_leaves_out_what_is_no_text_of_its_own(library: Path) -> Non
     modules = {f"module{number:02}.py" for number in range(60)} - {"module07.py"}  # copy.py is sorted before it
     assert set(every_name()) == modules | {"package/module.py", "windows.py", "cookie.py", "copy.py"}
     assert len(every_name()) == 63
-    documents = dict(itertools.chain.from_iterable(builtin("stdlib").items(split) for split in SPLITS))
+    documents = dict(itertools.chain.from_iterable(builtin_dataset("stdlib").items(split) for split in SPLITS))
     assert documents["windows.py"] == "name = 1\nname = 2\n"
     assert documents["cookie.py"] == "# coding: utf8\nname = 'é'\n"
 
@@ -192,21 +192,21 @@ def test_a_library_without_sources_is_an_error(library: Path) -> None:
     for number in range(11):
         (library / f"module{number:02}.py").unlink()
     with pytest.raises(InputError, match=r"has 49 Python files, too few"):
-        builtin("stdlib").items()
+        builtin_dataset("stdlib").items()
 
 
 def test_the_library_of_this_interpreter() -> None:
     names = every_name()
-    assert len(names) == len(set(names)) == sum(builtin("stdlib").sizes().values())
+    assert len(names) == len(set(names)) == sum(builtin_dataset("stdlib").sizes().values())
     assert {"argparse.py", "json/decoder.py", "typing.py"} <= set(names)
     assert not any("site-packages" in name for name in names)
     for split in SPLITS:
-        listed = [name for name, _ in builtin("stdlib").items(split)]
+        listed = [name for name, _ in builtin_dataset("stdlib").items(split)]
         assert listed == sorted(listed)
-    sizes = builtin("stdlib").sizes()
+    sizes = builtin_dataset("stdlib").sizes()
     assert 0.03 < sizes["validation"] / len(names) < 0.08
     assert 0.03 < sizes["test"] / len(names) < 0.08
-    name, text = next(builtin("stdlib").items("validation", start=3))
+    name, text = next(builtin_dataset("stdlib").items("validation", start=3))
     with tokenize.open(Path(tokenize.__file__).parent / name) as file:
         assert text == file.read()
 
@@ -283,7 +283,7 @@ def test_no_text_means_two_dates_in_a_leap_year() -> None:
 def test_no_text_means_two_dates_in_a_large_sample() -> None:
     meaning: dict[str, str] = {}
     seen = Counter()
-    for source, target in builtin("dates", train=200_000).items():
+    for source, target in builtin_dataset("dates", train=200_000).items():
         assert meaning.setdefault(source, target) == target
         assert "1900-01-01" <= target <= "2099-12-31"
         assert target[:4] in source
@@ -321,7 +321,7 @@ def test_dates_are_as_babel_writes_them() -> None:
 def test_every_locale_has_names_and_numbers() -> None:
     assert len(dates.LOCALES) == len(set(dates.LOCALES)) == 60
     for locale, forms in dates.forms().items():
-        tagged = [len(form.tagged) == 12 for form in forms]
+        tagged = [len(form.ambiguous_months) == 12 for form in forms]
         assert any(tagged), locale
         assert not all(tagged), locale
         for form in forms:
@@ -360,9 +360,9 @@ def test_five_names_are_in_one_language_only(split: str) -> None:
 
 
 def test_labels_are_balanced() -> None:
-    labels = builtin("langid").labels
+    labels = builtin_dataset("langid").labels
     assert len(labels) == len(set(labels)) == 64
-    counts = Counter(label for _, label in builtin("langid").items("train"))
+    counts = Counter(label for _, label in builtin_dataset("langid").items("train"))
     assert set(counts) == set(labels)
     assert 670 < min(counts.values()) <= max(counts.values()) < 892  # 781 each, give or take four deviations
 
@@ -379,7 +379,7 @@ def test_the_ceiling_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     a, b = ("Rom", "Wien"), ("Paris", "Rom", "Oslo", "Praha")
     c = ("Rom", "Paris", "Oslo", *"12345")
     monkeypatch.setattr(langid, "names", lambda: {"test": {"c": c, "a": a, "b": b}})
-    assert langid.ceiling("test") == (1 + 3 / 4 + 5 / 8) / 3
+    assert langid.bayes_accuracy("test") == (1 + 3 / 4 + 5 / 8) / 3
 
 
 @pytest.mark.parametrize("split", SPLITS)
@@ -393,7 +393,7 @@ def test_the_ceiling_by_the_whole_table_of_chances(split: str) -> None:
     everything = Counter(chance for by in chances.values() for chance in by.values())
     assert sum(chance * times for chance, times in everything.items()) == 1
     exact = sum(chance * times for chance, times in highest.items())
-    assert langid.ceiling(split) == pytest.approx(float(exact), rel=1e-12)  # 64 divisions, each right to 1e-16
+    assert langid.bayes_accuracy(split) == pytest.approx(float(exact), rel=1e-12)  # 64 divisions, each right to 1e-16
 
 
 def test_every_language_has_an_english_name() -> None:

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 import glasshouse as gh
 from glasshouse import InputError, StoreError
-from glasshouse.data import MaskedText
+from glasshouse.data import MaskedLMDataset
 from glasshouse.evaluation import baseline_bits, baselines, text_of
 from glasshouse.evaluation.evaluate import _last_answer
 
@@ -50,11 +50,11 @@ def cost(model: Any, *read: list[int], answer: int) -> tuple[float, bool]:  # no
 
 def check(report: gh.evaluation.Report, costs: Sequence[tuple[float, bool]]) -> None:
     loss = sum(one for one, _ in costs) / len(costs)
-    assert report.asked == len(costs)
-    assert report.figures["loss"] == pytest.approx(loss, rel=CLOSE)
-    assert report.figures["accuracy"] == sum(right for _, right in costs) / len(costs)
-    if "perplexity" in report.figures:
-        assert report.figures["perplexity"] == pytest.approx(math.exp(loss), rel=10 * CLOSE)  # loss * CLOSE, below 10
+    assert report.n_targets == len(costs)
+    assert report.metrics["loss"] == pytest.approx(loss, rel=CLOSE)
+    assert report.metrics["accuracy"] == sum(right for _, right in costs) / len(costs)
+    if "perplexity" in report.metrics:
+        assert report.metrics["perplexity"] == pytest.approx(math.exp(loss), rel=10 * CLOSE)  # loss * CLOSE, below 10
 
 
 # Running text.
@@ -65,7 +65,7 @@ def test_text_is_measured_as_if_token_by_token(tok: gh.Tokenizer, tmp_path: Path
     for number, text in enumerate(texts):
         (tmp_path / f"{number}.txt").write_text(text)
     model = make("tiny-decoder")
-    report = gh.evaluate(model, tok, tmp_path, length=8, rows=3)
+    report = gh.evaluate(model, tok, tmp_path, seq_len=8, batch_size=3)
     end = tok.special_id("eos")
     ids = [token for text in texts for token in [*tok.encode(text), end]]
     costs, n_bytes = [], 0
@@ -77,11 +77,11 @@ def test_text_is_measured_as_if_token_by_token(tok: gh.Tokenizer, tmp_path: Path
             n_bytes += ids[place + 1] != end
     check(report, costs)
     total = sum(one for one, _ in costs)
-    assert report.figures["bits_per_byte"] == pytest.approx(total / math.log(2) / n_bytes, rel=CLOSE)
-    assert (report.kind, report.left_out) == ("text", 0)
-    assert (report.examples[0].read, report.examples[0].expected) == ("to b", "e or")
+    assert report.metrics["bits_per_byte"] == pytest.approx(total / math.log(2) / n_bytes, rel=CLOSE)
+    assert (report.kind, report.n_too_long) == ("text", 0)
+    assert (report.examples[0].input, report.examples[0].reference) == ("to b", "e or")
     said = gh.generate(model, tok, [[end, *tok.encode("to b")]], max_new_tokens=32, stop_ids=(end,))
-    assert report.examples[0].said == said[0].text
+    assert report.examples[0].prediction == said[0].text
 
 
 def test_bits_per_byte_by_hand(tmp_path: Path) -> None:
@@ -90,10 +90,10 @@ def test_bits_per_byte_by_hand(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("ab" * 20)
     model = gh.build(gh.preset("tiny-decoder", **SIZE | {"vocab_size": 264}))
     torch.nn.init.zeros_(model.head.weight)
-    report = gh.evaluate(model, tok, tmp_path / "a.txt", length=20)
-    assert report.asked == 20
-    assert report.figures["perplexity"] == pytest.approx(264, rel=10 * CLOSE)
-    assert report.figures["bits_per_byte"] == pytest.approx(20 * math.log2(264) / 38, rel=CLOSE)
+    report = gh.evaluate(model, tok, tmp_path / "a.txt", seq_len=20)
+    assert report.n_targets == 20
+    assert report.metrics["perplexity"] == pytest.approx(264, rel=10 * CLOSE)
+    assert report.metrics["bits_per_byte"] == pytest.approx(20 * math.log2(264) / 38, rel=CLOSE)
 
 
 def test_bytes_are_not_counted_where_tokens_are_words(tmp_path: Path) -> None:
@@ -103,31 +103,31 @@ def test_bytes_are_not_counted_where_tokens_are_words(tmp_path: Path) -> None:
     tok = gh.Tokenizer.from_json(json.dumps(file), {"sep_token": "[SEP]", "mask_token": "be"})
     (tmp_path / "a.txt").write_text("to be be to be")
     with gh.evaluation.opened(tmp_path / "a.txt", tok) as corpus:
-        report = gh.evaluate(make("tiny-decoder"), tok, corpus, length=4)
+        report = gh.evaluate(make("tiny-decoder"), tok, corpus, seq_len=4)
         assert text_of(corpus) == b"to to"  # without what is special
-    assert set(report.figures) == {"loss", "perplexity", "accuracy"}
+    assert set(report.metrics) == {"loss", "perplexity", "accuracy"}
 
 
 def test_hidden_tokens_are_measured_one_by_one(tok: gh.Tokenizer, tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("to be or not to be, that is the question")
     model = make("tiny-encoder", dropout=0.5)
     corpus = gh.data.prepare(tmp_path / "a.txt", tok, tmp_path / "ids")
-    report = gh.evaluate(model.train(), tok, corpus, length=10, rows=2)
-    assert gh.evaluate(model.eval(), tok, corpus, length=10, rows=2) == report
-    samples, costs = MaskedText(corpus, 10), []
+    report = gh.evaluate(model.train(), tok, corpus, seq_len=10, batch_size=2)
+    assert gh.evaluate(model.eval(), tok, corpus, seq_len=10, batch_size=2) == report
+    samples, costs = MaskedLMDataset(corpus, 10), []
     for number in range(4):
         batch = samples.batch([number])
         with torch.no_grad():
             logits = model(batch.ids)[0]
         for place in range(10):
-            if batch.loss[0, place]:
+            if batch.loss_mask[0, place]:
                 answer = int(batch.targets[0, place])
                 loss = F.cross_entropy(logits[place][None], torch.tensor([answer])).item()
                 costs.append((loss, int(logits[place].argmax()) == answer))
     check(report, costs)
-    assert set(report.figures) == {"loss", "perplexity", "accuracy"}
+    assert set(report.metrics) == {"loss", "perplexity", "accuracy"}
     shown = samples.batch([0])
-    assert report.examples[0].expected == " | ".join(tok.decode([i]) for i in shown.targets[0][shown.loss[0]])
+    assert report.examples[0].reference == " | ".join(tok.decode([i]) for i in shown.targets[0][shown.loss_mask[0]])
 
 
 # Labels.
@@ -149,7 +149,7 @@ def test_labels_are_matched_by_name(names: tuple[str, ...], tok: gh.Tokenizer, t
     items = [(f"pea {number}", ("red", "green", "blue")[number % 3]) for number in range(30)]
     (tmp_path / "a.tsv").write_text("text\tlabel\n" + "".join(f"{text}\t{label}\n" for text, label in items))
     model = make("tiny-encoder", head={"kind": "sequence_label", "n_labels": 4, "labels": names})
-    report = gh.evaluate(model, tok, tmp_path / "a.tsv", kind="labelled", rows=4)
+    report = gh.evaluate(model, tok, tmp_path / "a.tsv", kind="labelled", batch_size=4)
     known = names or ("blue", "green", "red", "label 3")
     end = tok.special_id("eos")
     said, losses = [], []
@@ -161,10 +161,10 @@ def test_labels_are_matched_by_name(names: tuple[str, ...], tok: gh.Tokenizer, t
     expected = [label for _, label in items]
     assert len({*said}) > 1  # or the order of labels would not show
     check(report, [(loss, s == e) for loss, s, e in zip(losses, said, expected, strict=True)])
-    assert report.figures["f1"] == pytest.approx(slow_f1(said, expected))
-    assert set(report.figures) == {"loss", "accuracy", "f1"}
+    assert report.metrics["f1"] == pytest.approx(slow_f1(said, expected))
+    assert set(report.metrics) == {"loss", "accuracy", "f1"}
     answers = dict(zip((text for text, _ in items), zip(expected, said, strict=True), strict=True))
-    assert [(one.expected, one.said) for one in report.examples] == [answers[one.read] for one in report.examples]
+    assert [(one.reference, one.prediction) for one in report.examples] == [answers[one.input] for one in report.examples]
 
 
 def test_a_label_that_the_model_lacks_is_refused(tok: gh.Tokenizer, tmp_path: Path) -> None:
@@ -183,7 +183,7 @@ def test_tags_are_asked_for_word_by_word(names: tuple[str, ...], tok: gh.Tokeniz
     lines = (json.dumps({"words": words, "tags": tags}) for words, tags in rows)
     (tmp_path / "a.jsonl").write_text("\n".join(lines))
     model = make("tiny-encoder", head={"kind": "token_label", "n_labels": 4, "labels": names})
-    report = gh.evaluate(model, tok, tmp_path / "a.jsonl", kind="tagged", rows=4, length=14)
+    report = gh.evaluate(model, tok, tmp_path / "a.jsonl", kind="tagged", batch_size=4, seq_len=14)
     known = names or ("blue", "green", "red", "label 3")
     end = tok.special_id("eos")
     said, expected, costs, shown = [], [], [], {}
@@ -205,10 +205,10 @@ def test_tags_are_asked_for_word_by_word(names: tuple[str, ...], tok: gh.Tokeniz
     assert len(expected) < sum(map(len, many))  # some are cut off
     assert len({*said}) > 1
     check(report, costs)
-    assert report.figures["f1"] == pytest.approx(slow_f1(said, expected))
-    assert set(report.figures) == {"loss", "accuracy", "f1"}
+    assert report.metrics["f1"] == pytest.approx(slow_f1(said, expected))
+    assert set(report.metrics) == {"loss", "accuracy", "f1"}
     assert len(report.examples) == 3
-    assert [(one.expected, one.said) for one in report.examples] == [shown[one.read] for one in report.examples]
+    assert [(one.reference, one.prediction) for one in report.examples] == [shown[one.input] for one in report.examples]
 
 
 def test_a_tag_that_the_model_lacks_is_refused(tok: gh.Tokenizer, tmp_path: Path) -> None:
@@ -221,13 +221,13 @@ def test_a_tag_that_the_model_lacks_is_refused(tok: gh.Tokenizer, tmp_path: Path
 # Answers.
 
 
-def learn(model: Any, samples: gh.data.Samples, steps: int = 250) -> None:  # noqa: ANN401
+def learn(model: Any, samples: gh.data.Dataset, steps: int = 250) -> None:  # noqa: ANN401
     """Let a model learn a few samples by heart."""
     optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
     batch = samples.batch(range(len(samples)))
     for _ in range(steps):
-        logits = batch.answer(model)
-        loss = F.cross_entropy(logits[batch.loss], batch.targets[batch.loss])
+        logits = batch.forward(model)
+        loss = F.cross_entropy(logits[batch.loss_mask], batch.targets[batch.loss_mask])
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -244,13 +244,13 @@ def translator(tok: gh.Tokenizer, tmp_path_factory: pytest.TempPathFactory) -> A
     torch.manual_seed(0)
     model = gh.build(gh.preset("tiny-seq2seq", **SIZE, start_id=tok.special_id("eos")))
     corpus = gh.data.prepare(write_pairs(place / "a.tsv", PAIRS), tok, place / "ids", kind="pairs")
-    learn(model, gh.data.Pairs(corpus, len(PAIRS), max_len=64))
+    learn(model, gh.data.Seq2SeqDataset(corpus, len(PAIRS), max_len=64))
     return model.eval()
 
 
 def test_pairs_that_were_learned_by_heart(translator: Any, tok: gh.Tokenizer, tmp_path: Path) -> None:  # noqa: ANN401
     path = write_pairs(tmp_path / "a.tsv", PAIRS)
-    report = gh.evaluate(translator, tok, path, kind="pairs", rows=4)
+    report = gh.evaluate(translator, tok, path, kind="pairs", batch_size=4)
     end = tok.special_id("eos")
     costs = []
     for source, target in PAIRS.items():
@@ -260,29 +260,29 @@ def test_pairs_that_were_learned_by_heart(translator: Any, tok: gh.Tokenizer, tm
             for at in range(len(ids) - 1)
         ]
     check(report, costs)
-    assert report.figures["accuracy"] == report.figures["exact_match"] == 1
-    assert report.figures["bleu"] == gh.evaluation.bleu([*PAIRS.values()], [*PAIRS.values()]).value
-    assert report.figures["chrf"] == pytest.approx(100)
+    assert report.metrics["accuracy"] == report.metrics["exact_match"] == 1
+    assert report.metrics["bleu"] == gh.evaluation.bleu([*PAIRS.values()], [*PAIRS.values()]).value
+    assert report.metrics["chrf"] == pytest.approx(100)
     firsts = list(PAIRS.items())[:3]
-    assert [(one.read, one.expected, one.said) for one in report.examples] == [(a, b, b) for a, b in firsts]
+    assert [(one.input, one.reference, one.prediction) for one in report.examples] == [(a, b, b) for a, b in firsts]
 
 
 def test_one_of_six_wrong_is_one_of_six(translator: Any, tok: gh.Tokenizer, tmp_path: Path) -> None:  # noqa: ANN401
     path = write_pairs(tmp_path / "a.tsv", PAIRS | {"no": "niemals"})
-    figures = gh.evaluate(translator, tok, path, kind="pairs").figures
+    figures = gh.evaluate(translator, tok, path, kind="pairs").metrics
     assert figures["exact_match"] == pytest.approx(5 / 6)
     wanted = [*(PAIRS | {"no": "niemals"}).values()]
     assert figures["chrf"] == gh.evaluation.chrf([*PAIRS.values()], wanted).value
-    only = gh.evaluate(translator, tok, path, kind="pairs", written=2)
-    assert (only.written, len(only.examples)) == (2, 2)
-    assert only.figures["exact_match"] == sum(one.said == one.expected for one in only.examples) / 2
+    only = gh.evaluate(translator, tok, path, kind="pairs", generate=2)
+    assert (only.n_generated, len(only.examples)) == (2, 2)
+    assert only.metrics["exact_match"] == sum(one.prediction == one.reference for one in only.examples) / 2
     # With a limit, every figure is over the same items: those that were read are those that are answered.
     for count in range(1, 6):
         some = gh.evaluate(translator, tok, path, kind="pairs", limit=count)
-        assert (some.figures["exact_match"] == 1) == (some.figures["accuracy"] == 1), count
-    none = gh.evaluate(translator, tok, path, kind="pairs", written=0)
-    assert "exact_match" not in none.figures
-    assert "bleu" not in none.figures
+        assert (some.metrics["exact_match"] == 1) == (some.metrics["accuracy"] == 1), count
+    none = gh.evaluate(translator, tok, path, kind="pairs", generate=0)
+    assert "exact_match" not in none.metrics
+    assert "bleu" not in none.metrics
     assert none.examples == []
 
 
@@ -293,36 +293,36 @@ def test_all_items_count_unless_told(translator: Any, tok: gh.Tokenizer, tmp_pat
     path.write_text("source\ttarget\n" + "".join(f"{a}\t{b}\n" for a, b in many))
     said, wanted = [PAIRS[source] for source, _ in many], [target for _, target in many]
     whole = gh.evaluate(translator, tok, path, kind="pairs")
-    assert (whole.items, whole.measured, whole.written) == (201, 201, 201)
-    assert whole.figures["exact_match"] == 200 / 201
+    assert (whole.n_items, whole.n_evaluated, whole.n_generated) == (201, 201, 201)
+    assert whole.metrics["exact_match"] == 200 / 201
     for name, score in (("bleu", gh.evaluation.bleu(said, wanted)), ("chrf", gh.evaluation.chrf(said, wanted))):
-        assert (whole.figures[name], whole.signatures[name]) == (score.value, score.signature)
+        assert (whole.metrics[name], whole.signatures[name]) == (score.value, score.signature)
     part = gh.evaluate(translator, tok, path, kind="pairs", limit=12)
-    assert (part.items, part.measured, part.written) == (201, 12, 12)
-    assert whole.asked == sum(len(target) + 1 for target in wanted)
-    few = gh.evaluate(translator, tok, path, kind="pairs", written=3)
-    assert (few.items, few.measured, few.written, few.asked) == (201, 201, 3, whole.asked)
+    assert (part.n_items, part.n_evaluated, part.n_generated) == (201, 12, 12)
+    assert whole.n_targets == sum(len(target) + 1 for target in wanted)
+    few = gh.evaluate(translator, tok, path, kind="pairs", generate=3)
+    assert (few.n_items, few.n_evaluated, few.n_generated, few.n_targets) == (201, 201, 3, whole.n_targets)
 
 
 def test_answers_by_a_search(translator: Any, tok: gh.Tokenizer, tmp_path: Path) -> None:  # noqa: ANN401
     report = gh.evaluate(translator, tok, write_pairs(tmp_path / "a.tsv", PAIRS), kind="pairs", beams=3, n=2)
     end = tok.special_id("eos")
     for example in report.examples:
-        source = [*tok.encode(example.read), end]
+        source = [*tok.encode(example.input), end]
         most = 2 * len("nicht") + 1
         found = gh.generate(translator, tok, [source], most, beams=3, n=2, stop_ids=(end,))
-        assert example.said == found[0].text
+        assert example.prediction == found[0].text
         assert [text for _, text in example.n_best] == [one.text for one in found]
         assert [score for score, _ in example.n_best] == pytest.approx([one.score for one in found], abs=1e-4)
     one = gh.evaluate(translator, tok, write_pairs(tmp_path / "a.tsv", PAIRS), kind="pairs", beams=3)
-    assert (one.figures, [example.n_best for example in one.examples]) == (report.figures, [()] * 3)
+    assert (one.metrics, [example.n_best for example in one.examples]) == (report.metrics, [()] * 3)
 
 
 def test_items_that_are_too_long_are_counted(translator: Any, tok: gh.Tokenizer, tmp_path: Path) -> None:  # noqa: ANN401
     path = write_pairs(tmp_path / "a.tsv", PAIRS)
-    report = gh.evaluate(translator, tok, path, kind="pairs", length=5)  # "nicht" and "to be" make 6 with an end
-    assert report.left_out == 2
-    assert report.asked == sum(len(target) + 1 for target in PAIRS.values() if len(target) < 5) - len("sein") - 1
+    report = gh.evaluate(translator, tok, path, kind="pairs", seq_len=5)  # "nicht" and "to be" make 6 with an end
+    assert report.n_too_long == 2
+    assert report.n_targets == sum(len(target) + 1 for target in PAIRS.values() if len(target) < 5) - len("sein") - 1
 
 
 def test_without_sacrebleu_there_is_no_bleu(
@@ -334,7 +334,7 @@ def test_without_sacrebleu_there_is_no_bleu(
     real = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "sacrebleu" else real(name))
     report = gh.evaluate(translator, tok, write_pairs(tmp_path / "a.tsv", PAIRS), kind="pairs")
-    assert set(report.figures) == {"loss", "perplexity", "accuracy", "exact_match"}
+    assert set(report.metrics) == {"loss", "perplexity", "accuracy", "exact_match"}
 
 
 def test_the_last_answer_of_a_conversation(tok: gh.Tokenizer, tmp_path: Path) -> None:
@@ -352,21 +352,21 @@ def test_the_last_answer_of_a_conversation(tok: gh.Tokenizer, tmp_path: Path) ->
     torch.manual_seed(0)
     model = gh.build(gh.preset("tiny-decoder", **SIZE))
     corpus = gh.data.prepare(write("a.jsonl"), tok, tmp_path / "ids", kind="chat")
-    learn(model, gh.data.Conversations(corpus, len(chats), max_len=64), steps=150)
-    report = gh.evaluate(model.eval(), tok, corpus, rows=3)
+    learn(model, gh.data.ChatDataset(corpus, len(chats), max_len=64), steps=150)
+    report = gh.evaluate(model.eval(), tok, corpus, batch_size=3)
     costs = []
     for messages in chats:
         ids, answer = tok.encode_chat(messages)
         costs += [cost(model, ids[:at], answer=ids[at]) for at in range(1, len(ids)) if answer[at]]
     check(report, costs)
-    assert report.figures["exact_match"] == 1
+    assert report.metrics["exact_match"] == 1
     first = report.examples[0]
-    assert first.read == "<|user|>0?<|end|><|assistant|>pea.<|end|><|user|>again<|end|><|assistant|>"
-    assert (first.expected, first.said) == ("PEA", "PEA")
+    assert first.input == "<|user|>0?<|end|><|assistant|>pea.<|end|><|user|>again<|end|><|assistant|>"
+    assert (first.reference, first.prediction) == ("PEA", "PEA")
     chats[1][3]["content"] = "PLUMS"
     wrong = gh.evaluate(model, tok, write("b.jsonl"), kind="chat")
-    assert wrong.figures["exact_match"] == 3 / 4
-    assert set(wrong.figures) == {"loss", "perplexity", "accuracy", "exact_match"}
+    assert wrong.metrics["exact_match"] == 3 / 4
+    assert set(wrong.metrics) == {"loss", "perplexity", "accuracy", "exact_match"}
 
 
 @pytest.mark.parametrize(
@@ -404,10 +404,10 @@ def test_it_does_not_matter_how_data_are_named(
 
 def test_a_part_of_a_builtin_set(tok: gh.Tokenizer) -> None:
     model = make("tiny-seq2seq", start_id=0)
-    some = [gh.evaluate(model, tok, "dates", split=split, limit=5, written=0) for split in ("validation", "test")]
-    assert some[0].figures != some[1].figures
+    some = [gh.evaluate(model, tok, "dates", split=split, limit=5, generate=0) for split in ("validation", "test")]
+    assert some[0].metrics != some[1].metrics
     # Five dates as they are written in ISO, and the end of each.
-    assert [one.asked for one in some] == [5 * (len("2000-01-01") + 1)] * 2
+    assert [one.n_targets for one in some] == [5 * (len("2000-01-01") + 1)] * 2
 
 
 @pytest.mark.parametrize(

@@ -6,23 +6,23 @@ from collections.abc import Sequence
 
 import torch
 
-from glasshouse.generation import Options
+from glasshouse.generation import SamplingParams
 from glasshouse.generation.sampling import Sampler
 from glasshouse.models import Decoder, Seq2Seq
 
 
-def write(model: Decoder | Seq2Seq, prompt: Sequence[int], options: Options, max_len: int) -> list[int]:
+def write(model: Decoder | Seq2Seq, prompt: Sequence[int], options: SamplingParams, max_len: int) -> list[int]:
     """Return the new tokens, by the sampler that the engine uses, alone in its first slot."""
-    end_ids = {*model.spec.end_ids, *options.stop_ids}
+    end_ids = {*model.spec.end_ids, *options.stop_token_ids}
     text = [model.spec.start_id] if isinstance(model, Seq2Seq) else list(prompt)
     sampler = Sampler(1, model.spec.vocab_size, torch.device("cpu"))
-    sampler.join(0, options, text, sorted(end_ids))
+    sampler.set_slot(0, options, text, sorted(end_ids))
     new: list[int] = []
     with torch.no_grad():
         while len(new) < min(options.max_new_tokens, max_len - (1 if isinstance(model, Seq2Seq) else len(prompt))):
             ids = torch.tensor([text + new])
             logits = model(torch.tensor([prompt]), ids) if isinstance(model, Seq2Seq) else model(ids)
-            token = int(sampler.choose(logits[:, -1])[0])
+            token = int(sampler.sample(logits[:, -1])[0])
             if token in end_ids:
                 break
             new.append(token)

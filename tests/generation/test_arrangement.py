@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 import glasshouse as gh
-from glasshouse.generation.arrangement import copied_bytes, prepare
+from glasshouse.generation.arrangement import weight_copy_bytes, prepare_for_inference
 from glasshouse.layers import packed
-from glasshouse.layers.joined import JoinedAttention
+from glasshouse.layers.joined import FusedQKVAttention
 
 SLOTS = (1, 2, 8)
 
@@ -40,14 +40,14 @@ def answer(model: nn.Module, rows: int = 2) -> Tensor:
 @pytest.mark.parametrize("kind", ["llama-small", "gpt2", "t5-small", "vaswani-base"])
 def test_the_answers_are_the_model_s(kind: str, weights: Any, slots: int) -> None:  # noqa: ANN401 (a literal)
     model = make_model(kind, dropout=0.5)
-    tree = prepare(model.train(), weights, slots)
+    tree = prepare_for_inference(model.train(), weights, slots)
     assert model.training
     expected = answer(model.eval())
     for rows in (1, 2):
         # Sums of at most 48 numbers in another order, through two layers: some hundred roundings of 6e-8.
         difference = (answer(tree, rows) - expected[:rows]).abs().max()
         assert difference <= 1e-5 * expected.abs().max()
-    assert any(isinstance(one, JoinedAttention) for one in tree.modules()) == (weights == "copy" and slots != 2)
+    assert any(isinstance(one, FusedQKVAttention) for one in tree.modules()) == (weights == "copy" and slots != 2)
 
 
 @pytest.mark.parametrize("slots", SLOTS)
@@ -68,14 +68,14 @@ def test_the_answers_are_the_model_s(kind: str, weights: Any, slots: int) -> Non
 )
 def test_a_hook_anywhere_is_heeded(place: str, slots: int) -> None:
     model = make_model(init={"kind": "normal", "std": 0.2})
-    plain, calls = answer(prepare(model, "copy", slots)), []
+    plain, calls = answer(prepare_for_inference(model, "copy", slots)), []
     model.get_submodule(place).register_forward_hook(lambda _module, _args, out: calls.append(1) or -2 * out)
-    hooked = answer(prepare(model, "copy", slots))
+    hooked = answer(prepare_for_inference(model, "copy", slots))
     expected = answer(model)
     assert (plain - expected).abs().max() > 0.05 * expected.abs().max()  # it matters
     assert (hooked - expected).abs().max() <= 1e-5 * expected.abs().max()
     calls.clear()
-    answer(prepare(model, "int8", slots))
+    answer(prepare_for_inference(model, "int8", slots))
     assert calls == [1]
 
 
@@ -92,7 +92,7 @@ def test_another_kind_of_map_stays_in_its_place(slots: int) -> None:
         other.weight = getattr(layer, name).weight
         setattr(layer, name, other)
     expected = answer(model)
-    assert (answer(prepare(model, "copy", slots)) - expected).abs().max() <= 1e-5 * expected.abs().max()
+    assert (answer(prepare_for_inference(model, "copy", slots)) - expected).abs().max() <= 1e-5 * expected.abs().max()
 
 
 @pytest.mark.parametrize("slots", SLOTS)
@@ -100,9 +100,9 @@ def test_another_kind_of_map_stays_in_its_place(slots: int) -> None:
 def test_no_matrix_is_held_more_than_once_again(weights: Any, slots: int) -> None:  # noqa: ANN401 (a literal)
     model = make_model(d_model=128, vocab_size=512, d_ff=256)
     before = held_bytes()
-    tree = prepare(model, weights, slots)
+    tree = prepare_for_inference(model, weights, slots)
     small = 2**16  # norms; of int8, sixteen bytes a row for scales and sums
-    assert held_bytes() - before <= copied_bytes(model, weights) + small
+    assert held_bytes() - before <= weight_copy_bytes(model, weights) + small
     assert tree is not model
 
 
@@ -118,7 +118,7 @@ def test_autocast_and_other_types_go_through() -> None:
     model = make_model()
     with torch.autocast("cpu", torch.bfloat16):
         for slots in SLOTS:
-            assert answer(prepare(model, "copy", slots)).isfinite().all()
+            assert answer(prepare_for_inference(model, "copy", slots)).isfinite().all()
     wide = make_model().double()
     for slots in SLOTS:
-        assert answer(prepare(wide, "copy", slots)).equal(answer(wide))
+        assert answer(prepare_for_inference(wide, "copy", slots)).equal(answer(wide))

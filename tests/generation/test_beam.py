@@ -18,8 +18,8 @@ from transformers.generation import utils as reference
 from transformers.generation.configuration_utils import GenerationMode
 
 from glasshouse.errors import InputError
-from glasshouse.generation.beam import Hypothesis, Node, Search, advance
-from glasshouse.generation.options import Options
+from glasshouse.generation.beam import Hypothesis, Node, BeamSearch, advance
+from glasshouse.generation.options import SamplingParams
 
 Model = Callable[[list[list[int]]], Tensor]  # the new tokens of each row to its logits [rows, V]
 
@@ -35,7 +35,7 @@ def random_table(vocab_size: int, seed: int, end_ids: Sequence[int] = (), bias: 
     return table
 
 
-def run(search: Search, model: Model) -> Search:
+def run(search: BeamSearch, model: Model) -> BeamSearch:
     rows: list[list[int]] = [[]] * search.options.beams
     while not search.done:
         parents, tokens = advance([search], model(rows))
@@ -51,8 +51,8 @@ BY_HAND = torch.tensor([[0.1, 0.5, 0.4], [0.4, 0.3, 0.3], [0.9, 0.05, 0.05]], dt
 @pytest.mark.parametrize("early_stop", [False, True])
 def test_by_hand(early_stop: bool) -> None:
     """Step 1 keeps A (0.5) and B (0.4); step 2 ends B (0.36) and A (0.2), and nothing at 0.15 can beat them."""
-    options = Options(beams=2, length_penalty=0.0, early_stop=early_stop)
-    search = run(Search(options, [END], 3, n_best=2, keep_tree=True), markov(BY_HAND))
+    options = SamplingParams(beams=2, length_penalty=0.0, early_stopping=early_stop)
+    search = run(BeamSearch(options, [END], 3, n_best=2, keep_tree=True), markov(BY_HAND))
     first, second = search.results()
     assert (first.ids, second.ids) == ([B], [A])
     assert (first.finish_reason, second.finish_reason) == ("stop", "stop")
@@ -60,7 +60,7 @@ def test_by_hand(early_stop: bool) -> None:
     assert first.score == pytest.approx(math.log(0.36), abs=1e-12)
     assert second.score == pytest.approx(math.log(0.2), abs=1e-12)
     assert first.logprobs == pytest.approx([math.log(0.4)], abs=1e-12)
-    assert [(node.parent, node.token, node.step, node.fate) for node in search.tree[:5]] == [
+    assert [(node.parent, node.token, node.step, node.outcome) for node in search.tree[:5]] == [
         (None, A, 1, "kept"),
         (None, B, 1, "kept"),
         (None, END, 1, "pruned"),  # the third of two beams
@@ -77,24 +77,24 @@ OVERTAKEN = torch.tensor([[0.5, 0.4, 0.1], [0.45, 0.0, 0.55], [0.99, 0.006, 0.00
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
-        (Options(beams=2, early_stop=True), {(): math.log(0.5), (A,): math.log(0.18) / 2}),
-        (Options(beams=2), {(A, B): math.log(0.22 * 0.99) / 3, (): math.log(0.5)}),
+        (SamplingParams(beams=2, early_stopping=True), {(): math.log(0.5), (A,): math.log(0.18) / 2}),
+        (SamplingParams(beams=2), {(A, B): math.log(0.22 * 0.99) / 3, (): math.log(0.5)}),
         # cut at the step that fills the list: the beam that runs still counts
-        (Options(beams=2, early_stop=True, max_new_tokens=2), {(): math.log(0.5), (A, B): math.log(0.22) / 2}),
+        (SamplingParams(beams=2, early_stopping=True, max_new_tokens=2), {(): math.log(0.5), (A, B): math.log(0.22) / 2}),
     ],
 )
-def test_overtaken_by_hand(options: Options, expected: dict[tuple[int, ...], float]) -> None:
-    results = run(Search(options, [END], 3, n_best=2), markov(OVERTAKEN)).results()
+def test_overtaken_by_hand(options: SamplingParams, expected: dict[tuple[int, ...], float]) -> None:
+    results = run(BeamSearch(options, [END], 3, n_best=2), markov(OVERTAKEN)).results()
     scores = {tuple(found.ids): found.score for found in results}
     assert scores == pytest.approx(expected, abs=1e-12)
     assert list(scores) == sorted(scores, key=lambda ids: -scores[ids])
 
 
 def test_stop_ids_end_as_the_models_own() -> None:
-    options = Options(beams=2, stop_ids=(END,))
-    expected = run(Search(Options(beams=2), [END], 3), markov(BY_HAND)).results()
+    options = SamplingParams(beams=2, stop_token_ids=(END,))
+    expected = run(BeamSearch(SamplingParams(beams=2), [END], 3), markov(BY_HAND)).results()
     assert expected[0].finish_reason == "stop"
-    assert run(Search(options, [], 3), markov(BY_HAND)).results() == expected
+    assert run(BeamSearch(options, [], 3), markov(BY_HAND)).results() == expected
 
 
 def every_text(table: Tensor, end: int, length: int) -> list[tuple[list[int], float, bool]]:
@@ -118,8 +118,8 @@ def every_text(table: Tensor, end: int, length: int) -> list[tuple[list[int], fl
 def test_with_beams_for_everything_the_best_is_the_best_of_all(penalty: float, seed: int) -> None:
     length, end = 4, 2
     table = random_table(5, seed)
-    options = Options(beams=4**length, max_new_tokens=length, length_penalty=penalty)
-    results = run(Search(options, [end], 5, n_best=20), markov(table)).results()
+    options = SamplingParams(beams=4**length, max_new_tokens=length, length_penalty=penalty)
+    results = run(BeamSearch(options, [end], 5, n_best=20), markov(table)).results()
     scored = sorted(
         ((total / (len(ids) + stops) ** penalty, ids, stops) for ids, total, stops in every_text(table, end, length)),
         key=lambda text: text[0],
@@ -182,7 +182,7 @@ def searches_with_one_beam(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(config, "get_generation_mode", lambda *_: GenerationMode.BEAM_SEARCH)
 
 
-def compare(family: str, seed: int, options: Options, end_ids: list[int], n_best: int, tolerance: float) -> None:
+def compare(family: str, seed: int, options: SamplingParams, end_ids: list[int], n_best: int, tolerance: float) -> None:
     dice = random.Random(seed)
     model = outside_model(family, seed, end_ids, end_bias=dice.uniform(0, 3))
     source = torch.tensor([[dice.randrange(VOCAB) for _ in range(4)]])
@@ -202,7 +202,7 @@ def compare(family: str, seed: int, options: Options, end_ids: list[int], n_best
             num_beams=options.beams,
             num_return_sequences=n_best,
             length_penalty=options.length_penalty,
-            early_stopping=options.early_stop,
+            early_stopping=options.early_stopping,
             max_new_tokens=options.max_new_tokens,
             min_new_tokens=options.min_new_tokens or None,
             repetition_penalty=float(options.repetition_penalty),
@@ -214,7 +214,7 @@ def compare(family: str, seed: int, options: Options, end_ids: list[int], n_best
             output_scores=True,
             return_dict_in_generate=True,
         )
-        search = Search(options, end_ids, VOCAB, n_best, prompt=prompt)
+        search = BeamSearch(options, end_ids, VOCAB, n_best, prompt=prompt)
         ours = run(search, last_logits).results()
 
         assert [found.score for found in ours] == pytest.approx(theirs.sequences_scores.tolist(), abs=tolerance)
@@ -231,17 +231,17 @@ def compare(family: str, seed: int, options: Options, end_ids: list[int], n_best
 SETTINGS = list(itertools.product([-1.0, 0.0, 0.5, 1.0, 2.0], [False, True]))
 
 
-def drawn(seed: int) -> tuple[Options, list[int], int]:
+def drawn(seed: int) -> tuple[SamplingParams, list[int], int]:
     """Draw options, end ids and how many hypotheses to return."""
     dice = random.Random(seed)
     penalty, early_stop = SETTINGS[seed % len(SETTINGS)]
     beams = dice.randint(1, 5)
     tokens = range(VOCAB)
     most = dice.choice([1, 5, 9])
-    options = Options(
+    options = SamplingParams(
         beams=beams,
         length_penalty=penalty,
-        early_stop=early_stop,
+        early_stopping=early_stop,
         max_new_tokens=most,
         min_new_tokens=min(most, dice.choice([0, 0, 2])),
         repetition_penalty=dice.choice([1.0, 1.0, 0.7, 1.5]),
@@ -263,7 +263,7 @@ def test_as_transformers(family: str, seed: int, monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize("early_stop", [False, True])
 def test_as_transformers_untouched(early_stop: bool) -> None:
     """Without the stand-in: sums of 9 float32 numbers below 64 are off by at most 9 * 64 * 2**-24 < 1e-4."""
-    compare("gpt2", 3, Options(beams=3, max_new_tokens=9, early_stop=early_stop), [5], 3, tolerance=1e-4)
+    compare("gpt2", 3, SamplingParams(beams=3, max_new_tokens=9, early_stopping=early_stop), [5], 3, tolerance=1e-4)
 
 
 def path(tree: list[Node], leaf: int) -> list[Node]:
@@ -279,14 +279,14 @@ def path(tree: list[Node], leaf: int) -> list[Node]:
 def test_results_are_paths_of_the_tree(seed: int) -> None:
     end_ids = [1, 4]
     beams, vocab_size = 3, 11
-    options = Options(beams=beams, max_new_tokens=7, repetition_penalty=1.3, length_penalty=0.7)
-    search = Search(options, end_ids, vocab_size, n_best=beams, keep_tree=True)
+    options = SamplingParams(beams=beams, max_new_tokens=7, repetition_penalty=1.3, length_penalty=0.7)
+    search = BeamSearch(options, end_ids, vocab_size, n_best=beams, keep_tree=True)
     run(search, markov(random_table(vocab_size, seed, end_ids, bias=1.0)))
     tree = search.tree
     for place, node in enumerate(tree):
         assert node.parent is None or node.parent < place
         parent = None if node.parent is None else tree[node.parent]
-        assert parent is None or parent.fate == "kept"
+        assert parent is None or parent.outcome == "kept"
         assert node.step == (1 if parent is None else parent.step + 1)
         assert node.score == node.total / node.step**0.7
         # the penalty lowers a log-probability, and never raises it
@@ -295,24 +295,24 @@ def test_results_are_paths_of_the_tree(seed: int) -> None:
     for step in range(1, tree[-1].step + 1):
         level = [node for node in tree if node.step == step]
         assert len(level) >= 2 * beams
-        assert sum(node.fate == "kept" for node in level) == beams
+        assert sum(node.outcome == "kept" for node in level) == beams
         assert [node.total for node in level] == sorted((node.total for node in level), reverse=True)
         for rank, node in enumerate(level):
-            assert (node.fate == "ended") == (node.token in end_ids and rank < beams)
-            assert node.fate != "kept" or node.token not in end_ids
+            assert (node.outcome == "ended") == (node.token in end_ids and rank < beams)
+            assert node.outcome != "kept" or node.token not in end_ids
 
     for found in search.results():
         assert found.node is not None
         nodes = path(tree, found.node)
         stops = found.finish_reason == "stop"
-        assert nodes[-1].fate == ("ended" if stops else "kept")
+        assert nodes[-1].outcome == ("ended" if stops else "kept")
         assert nodes[-1].score == found.score
         assert [node.token for node in nodes[: len(nodes) - stops]] == found.ids
         assert [node.logprob for node in nodes[: len(nodes) - stops]] == found.logprobs
 
 
 def test_no_tree_unless_asked_for() -> None:
-    search = run(Search(Options(beams=2), [END], 3), markov(BY_HAND))
+    search = run(BeamSearch(SamplingParams(beams=2), [END], 3), markov(BY_HAND))
     assert search.tree == []
     assert search.results()[0].node is None
 
@@ -321,28 +321,28 @@ def test_no_tree_unless_asked_for() -> None:
 @given(seed=st.integers(0, 10**6), beams=st.integers(1, 6), vocab_size=st.integers(1, 12), bias=st.floats(-2, 1))
 def test_moves_keep_a_cache_in_step(seed: int, beams: int, vocab_size: int, bias: float) -> None:
     end_ids = [0]
-    search = Search(Options(beams=beams, max_new_tokens=9), end_ids, vocab_size)
+    search = BeamSearch(SamplingParams(beams=beams, max_new_tokens=9), end_ids, vocab_size)
     model = markov(random_table(vocab_size, seed, end_ids, bias))
     cache: list[list[int]] = [[] for _ in range(beams)]
     while not search.done:
         parents, tokens = advance([search], model(cache))
         wanted = [list(cache[parent]) for parent in parents.tolist()]
         before = [list(row) for row in cache]
-        sources = {move.source for move in search.moves}
-        assert sources.isdisjoint(move.target for move in search.moves)
-        for target, source, start in random.Random(seed).sample(search.moves, len(search.moves)):
+        sources = {move.source for move in search.cache_copies}
+        assert sources.isdisjoint(move.target for move in search.cache_copies)
+        for target, source, start in random.Random(seed).sample(search.cache_copies, len(search.cache_copies)):
             assert before[target][:start] == before[source][:start]
             if vocab_size > beams:  # no row is ever idle after the first step
                 assert before[target][start] != before[source][start]
             cache[target][start:] = cache[source][start:]
         assert cache == wanted
-        assert len(search.moves) <= beams - len(set(parents.tolist()))
+        assert len(search.cache_copies) <= beams - len(set(parents.tolist()))
         for row, token in zip(cache, tokens.tolist(), strict=True):
             row.append(token)
 
 
 def test_a_child_takes_the_free_row_that_shares_most() -> None:
-    search = Search(Options(beams=3, max_new_tokens=9), [], 4)
+    search = BeamSearch(SamplingParams(beams=3, max_new_tokens=9), [], 4)
 
     def step(*logits: list[float]) -> tuple[list[int], list[int]]:
         parents, tokens = advance([search], torch.tensor(logits, dtype=torch.float64))
@@ -350,31 +350,31 @@ def test_a_child_takes_the_free_row_that_shares_most() -> None:
 
     ignored = [0.0] * 4
     assert step([-math.inf, 2.0, 1.0, 0.0], ignored, ignored) == ([0, 0, 0], [1, 2, 3])
-    assert search.moves == []  # all rows hold the prompt
+    assert search.cache_copies == []  # all rows hold the prompt
     # Row 0 (ends with 1) gets two children, row 1 (2) one: row 2 (3) is overwritten from its first token on.
     assert step([0.0, 0.1, -9.0, -9.0], [9.0, 0.0, 0.0, 0.0], ignored) == ([0, 1, 0], [1, 0, 0])
-    assert search.moves == [(2, 0, 0)]
+    assert search.cache_copies == [(2, 0, 0)]
     # Row 0 gets three children; rows 1 and 2 are free, and row 2 shares a token with it.
     assert step([0.3, 0.2, 0.1, -99.0], ignored, ignored) == ([0, 0, 0], [0, 2, 1])
-    assert search.moves == [(1, 0, 0), (2, 0, 1)]
+    assert search.cache_copies == [(1, 0, 0), (2, 0, 1)]
 
 
 @pytest.mark.parametrize("beams", [1, 2, 4])
 def test_together_as_alone(beams: int) -> None:
     vocab_size = 9
     plain: dict[str, Any] = {"beams": beams, "max_new_tokens": 8}
-    asked: list[tuple[Options, list[int]]] = [
-        (Options(**plain), [0]),
-        (Options(**plain, early_stop=True, stop_ids=(3, 4)), [0, 1, 2]),
-        (Options(**plain, repetition_penalty=1.7), [5]),
-        (Options(**plain, frequency_penalty=0.5, min_new_tokens=3), [0]),
-        (Options(**plain, logit_bias={3: 2.0, 4: -math.inf}, length_penalty=0.0), [7]),
-        (Options(beams=beams, max_new_tokens=1), []),
+    asked: list[tuple[SamplingParams, list[int]]] = [
+        (SamplingParams(**plain), [0]),
+        (SamplingParams(**plain, early_stopping=True, stop_token_ids=(3, 4)), [0, 1, 2]),
+        (SamplingParams(**plain, repetition_penalty=1.7), [5]),
+        (SamplingParams(**plain, frequency_penalty=0.5, min_new_tokens=3), [0]),
+        (SamplingParams(**plain, logit_bias={3: 2.0, 4: -math.inf}, length_penalty=0.0), [7]),
+        (SamplingParams(beams=beams, max_new_tokens=1), []),
     ]
     tables = [random_table(vocab_size, seed, ends, bias=1.0) for seed, (_, ends) in enumerate(asked)]
 
-    def fresh() -> list[Search]:
-        return [Search(options, ends, vocab_size, beams, keep_tree=True, prompt=[8]) for options, ends in asked]
+    def fresh() -> list[BeamSearch]:
+        return [BeamSearch(options, ends, vocab_size, beams, keep_tree=True, prompt=[8]) for options, ends in asked]
 
     alone = [run(search, markov(table)) for search, table in zip(fresh(), tables, strict=True)]
     together = fresh()
@@ -388,7 +388,7 @@ def test_together_as_alone(beams: int) -> None:
         for search, was_done, rows in zip(together, done, parents.view(-1, beams).tolist(), strict=True):
             if was_done:
                 assert rows == list(range(beams))
-                assert search.moves == []
+                assert search.cache_copies == []
         lengths.add(sum(search.done for search in together))
     assert len(lengths) > 2  # they ended at different times
     assert [search.results() for search in together] == [search.results() for search in alone]
@@ -398,29 +398,29 @@ def test_together_as_alone(beams: int) -> None:
 def test_one_new_token() -> None:
     """The end (0.4) and B (0.6) are both results, and the end token is left out of its ids."""
     logits = torch.tensor([[0.4, 0.0, 0.6]] * 2).log()
-    search = Search(Options(beams=2, max_new_tokens=1), [END], 3, n_best=2)
+    search = BeamSearch(SamplingParams(beams=2, max_new_tokens=1), [END], 3, n_best=2)
     advance([search], logits)
     assert search.done
     assert [(found.ids, found.finish_reason) for found in search.results()] == [([B], "length"), ([], "stop")]
 
 
 def test_no_new_token() -> None:
-    search = Search(Options(beams=2, max_new_tokens=0), [END], 3, n_best=2)
+    search = BeamSearch(SamplingParams(beams=2, max_new_tokens=0), [END], 3, n_best=2)
     assert search.done
     assert search.results() == [Hypothesis([], [], 0.0, "length")]
 
 
 def test_more_beams_than_continuations() -> None:
     """Of three tokens one ends: two beams can run after a step and four after two, the fifth never."""
-    search = Search(Options(beams=5, max_new_tokens=2), [END], 3, n_best=5, keep_tree=True)
+    search = BeamSearch(SamplingParams(beams=5, max_new_tokens=2), [END], 3, n_best=5, keep_tree=True)
     run(search, markov(BY_HAND))
-    assert [sum(node.step == step and node.fate == "kept" for node in search.tree) for step in (1, 2)] == [2, 4]
+    assert [sum(node.step == step and node.outcome == "kept" for node in search.tree) for step in (1, 2)] == [2, 4]
     scores = sorted((total / (len(ids) + stops) for ids, total, stops in every_text(BY_HAND, END, 2)), reverse=True)
     assert [found.score for found in search.results()] == pytest.approx(scores[:5], abs=1e-12)
 
 
 def test_nothing_but_ends() -> None:
-    search = Search(Options(beams=4, max_new_tokens=9), [0, 1], 2, n_best=4)
+    search = BeamSearch(SamplingParams(beams=4, max_new_tokens=9), [0, 1], 2, n_best=4)
     parents, tokens = advance([search], torch.tensor([[0.75, 0.25]] * 4).log())
     assert search.done
     assert parents.tolist() == [0, 1, 2, 3]
@@ -431,25 +431,25 @@ def test_nothing_but_ends() -> None:
 
 def test_more_ends_than_beams_leave_no_beam_without_a_continuation() -> None:
     """The five likeliest tokens end, so that the two beams are the sixth and the seventh."""
-    search = Search(Options(beams=2, max_new_tokens=9), range(5), 8)
+    search = BeamSearch(SamplingParams(beams=2, max_new_tokens=9), range(5), 8)
     _, tokens = advance([search], torch.arange(8.0, 0.0, -1.0).expand(2, 8))
     assert tokens.tolist() == [5, 6]
 
 
 def test_a_forbidden_end_is_no_result() -> None:
     """Only AA can be made of A and an end that is forbidden before two tokens, whatever the beams."""
-    search = Search(Options(beams=3, min_new_tokens=2, max_new_tokens=2), [END], 2, n_best=3)
+    search = BeamSearch(SamplingParams(beams=3, min_new_tokens=2, max_new_tokens=2), [END], 2, n_best=3)
     results = run(search, lambda rows: torch.zeros(len(rows), 2)).results()
     assert [(found.ids, found.finish_reason) for found in results] == [([A, A], "length")]
 
 
 def test_all_forbidden_finds_nothing() -> None:
-    search = Search(Options(beams=2, logit_bias={0: -math.inf, 1: -math.inf}), [], 2)
+    search = BeamSearch(SamplingParams(beams=2, logit_bias={0: -math.inf, 1: -math.inf}), [], 2)
     assert run(search, lambda rows: torch.zeros(len(rows), 2)).results() == []
 
 
 def test_a_search_that_is_cut_by_its_caller_counts_running_beams() -> None:
-    search = Search(Options(beams=2, length_penalty=0.0), [END], 3, n_best=2)
+    search = BeamSearch(SamplingParams(beams=2, length_penalty=0.0), [END], 3, n_best=2)
     advance([search], BY_HAND[[0, 0]])
     assert not search.done
     assert [(found.ids, found.finish_reason) for found in search.results()] == [([A], "length"), ([B], "length")]
@@ -458,7 +458,7 @@ def test_a_search_that_is_cut_by_its_caller_counts_running_beams() -> None:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 def test_low_precision_is_raised(dtype: torch.dtype) -> None:
     logits = torch.randn(2, 50, generator=torch.Generator().manual_seed(0)).to(dtype)
-    search = Search(Options(beams=2, max_new_tokens=1), [], 50)
+    search = BeamSearch(SamplingParams(beams=2, max_new_tokens=1), [], 50)
     advance([search], logits)
     exact = logits.double().log_softmax(-1)[0].max()
     assert search.results()[0].score == pytest.approx(float(exact), abs=1e-5)  # float32 holds 7 digits
@@ -472,19 +472,19 @@ def test_low_precision_is_raised(dtype: torch.dtype) -> None:
         ({"end_ids": [3]}, "an end id is 3"),
         ({"end_ids": [-1]}, "an end id is -1"),
         ({"prompt": [7]}, "a prompt id is 7"),
-        ({"options": Options(beams=2, logit_bias={5: 1.0})}, "a biased id is 5"),
-        ({"options": Options(beams=2, length_penalty=1000.0)}, "length_penalty is 1000.0"),
-        ({"options": Options(beams=2, length_penalty=-1000.0)}, "length_penalty is -1000.0"),
+        ({"options": SamplingParams(beams=2, logit_bias={5: 1.0})}, "a biased id is 5"),
+        ({"options": SamplingParams(beams=2, length_penalty=1000.0)}, "length_penalty is 1000.0"),
+        ({"options": SamplingParams(beams=2, length_penalty=-1000.0)}, "length_penalty is -1000.0"),
     ],
 )
 def test_refusals(change: dict[str, Any], message: str) -> None:
-    given: dict[str, Any] = {"options": Options(beams=2), "end_ids": [END], "vocab_size": 3} | change
+    given: dict[str, Any] = {"options": SamplingParams(beams=2), "end_ids": [END], "vocab_size": 3} | change
     with pytest.raises(InputError, match=message):
-        Search(**given)
+        BeamSearch(**given)
 
 
 def test_refuses_rows_that_do_not_fit() -> None:
-    two, three = (Search(Options(beams=beams), [END], 3) for beams in (2, 3))
+    two, three = (BeamSearch(SamplingParams(beams=beams), [END], 3) for beams in (2, 3))
     with pytest.raises(InputError, match=r"\[2, 3\] beams"):
         advance([two, three], torch.zeros(5, 3))
     with pytest.raises(InputError, match=r"logits are \[3, 3\]"):

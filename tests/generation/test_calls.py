@@ -13,8 +13,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 import glasshouse as gh
-from glasshouse.generation import NGrams
-from glasshouse.generation.admission import read_prompt
+from glasshouse.generation import PromptLookup
+from glasshouse.generation.admission import encode_prompt
 
 TEXTS = ["to be or not to be, that is the question", "naïve café, ein schöner Tag, 日本語 🌱🌱"]
 TOK = gh.Tokenizer.train(texts=TEXTS, vocab_size=300)
@@ -75,7 +75,7 @@ def test_what_comes_out_for_a_prompt_does_not_depend_on_the_others(model: gh.mod
     settings = {"max_new_tokens": 12, "temperature": 0.8, "top_p": 0.9, "seed": 3}
     alone = [said(gh.generate(model, TOK, prompt, **settings))[0] for prompt in prompts]
     assert said(gh.generate(model, TOK, prompts, **settings)) == alone
-    assert said(gh.generate(model, TOK, prompts, slots=2, speculator=NGrams(), **settings)) == alone
+    assert said(gh.generate(model, TOK, prompts, slots=2, speculator=PromptLookup(), **settings)) == alone
     given = [TOK.encode(prompt) for prompt in prompts]
     assert [one.ids for one in gh.generate(model, None, given, **settings)] == [ids for ids, *_ in alone]
 
@@ -121,12 +121,12 @@ def test_ids_are_taken_or_refused_one_by_one(values: list[object], form: type) -
     wrong = [value for value in values if not fits(value)]
     if wrong:
         with pytest.raises(gh.InputError) as caught:
-            read_prompt(given_, None, spec)
+            encode_prompt(given_, None, spec)
         assert str(caught.value) == (
             f"the prompt holds {wrong[0]!r}, but ids are whole numbers from 0 to vocab_size - 1 = 9."
         )
     else:
-        ids = read_prompt(given_, None, spec)
+        ids = encode_prompt(given_, None, spec)
         assert ids == ([int(value) for value in values] or [4])  # type: ignore[call-overload]
         assert all(type(one) is int for one in ids)
         assert ids is not given_
@@ -136,10 +136,10 @@ def test_a_source_ends_as_those_it_was_trained_on() -> None:
     end = TOK.special_id("eos")
     assert end is not None
     reader = gh.preset("tiny-seq2seq", vocab_size=len(TOK), start_id=end, end_ids=[end])
-    assert read_prompt("to be", TOK, reader) == [*TOK.encode("to be"), end]
-    assert read_prompt(TOK.encode("to be"), TOK, reader) == TOK.encode("to be")  # ids are taken as they are
+    assert encode_prompt("to be", TOK, reader) == [*TOK.encode("to be"), end]
+    assert encode_prompt(TOK.encode("to be"), TOK, reader) == TOK.encode("to be")  # ids are taken as they are
     writer = gh.preset("tiny-decoder", vocab_size=len(TOK), end_ids=[end])
-    assert read_prompt("to be", TOK, writer) == TOK.encode("to be")
+    assert encode_prompt("to be", TOK, writer) == TOK.encode("to be")
 
 
 def test_without_room_a_search_finds_the_empty_text_alone(model: gh.models.Decoder) -> None:
@@ -247,10 +247,10 @@ def test_an_empty_prompt_is_the_start_token_where_there_is_one() -> None:
 
 def test_another_model_s_tokenizer_is_refused(model: gh.models.Decoder) -> None:
     other = gh.Tokenizer.train(texts=TEXTS, vocab_size=290)
-    model.tokenizer = TOK.fingerprint
+    model.tokenizer_fingerprint = TOK.fingerprint
     with pytest.raises(gh.InputError, match="is not the one that the model was trained with"):
         gh.generate(model, other, "to be")
-    model.tokenizer = None
+    model.tokenizer_fingerprint = None
 
 
 def test_progress_counts_every_token(model: gh.models.Decoder) -> None:

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from glasshouse.generation.chance import Use, draw, stream, uniforms
+from glasshouse.generation.chance import DrawPurpose, sample_categorical, seed_state, uniforms
 
 WORD = 2**64
 drawn = settings(max_examples=100, derandomize=True, deadline=None)
@@ -33,9 +33,9 @@ def splitmix(state: int, number: int) -> int:
     return mixed((state + number * 0x9E3779B97F4A7C15) % WORD)
 
 
-def grid(seeds: range, steps: range, use: Use = Use.CHOICE) -> Tensor:
+def grid(seeds: range, steps: range, use: DrawPurpose = DrawPurpose.SAMPLE) -> Tensor:
     """The numbers [seeds, steps] of one use."""
-    return uniforms(torch.tensor([[stream(seed)] for seed in seeds]), torch.tensor(list(steps)), use)
+    return uniforms(torch.tensor([[seed_state(seed)] for seed in seeds]), torch.tensor(list(steps)), use)
 
 
 def test_numbers_are_the_published_ones() -> None:
@@ -48,23 +48,23 @@ def test_numbers_are_the_published_ones() -> None:
         16408922859458223821,
     ]
     start = torch.tensor(1234567)
-    got = [uniforms(start, torch.tensor(step), use).item() for step in (0, 1) for use in Use]
+    got = [uniforms(start, torch.tensor(step), use).item() for step in (0, 1) for use in DrawPurpose]
     assert got[:5] == [(number >> 11) / 2**53 for number in published]
 
 
 @drawn
-@given(SEEDS, st.integers(0, 2**40), st.sampled_from(Use))
-def test_numbers_are_those_of_unbounded_integers(seed: int, step: int, use: Use) -> None:
+@given(SEEDS, st.integers(0, 2**40), st.sampled_from(DrawPurpose))
+def test_numbers_are_those_of_unbounded_integers(seed: int, step: int, use: DrawPurpose) -> None:
     start = splitmix(seed, 1)
-    assert stream(seed) % WORD == start
+    assert seed_state(seed) % WORD == start
     expected = splitmix(start, 3 * step + use + 1) >> 11
-    assert uniforms(torch.tensor(stream(seed)), torch.tensor(step), use).item() == expected / 2**53
+    assert uniforms(torch.tensor(seed_state(seed)), torch.tensor(step), use).item() == expected / 2**53
 
 
 @drawn
 @given(SEEDS, SEEDS)
 def test_seeds_have_streams_of_their_own(one: int, other: int) -> None:
-    assert (stream(one) == stream(other)) == (one == other)
+    assert (seed_state(one) == seed_state(other)) == (one == other)
 
 
 @pytest.mark.parametrize(
@@ -93,15 +93,15 @@ def test_numbers_are_independent() -> None:
     # of two independent numbers (mean 0, variance 1/12 each) over 1/12 has variance 1.
     seeds = [-1, 0, 1, 2, 2**31, 2**32, 2**63 - 1, -(2**63)]
     steps = torch.arange(20_000)
-    a = {use: uniforms(torch.tensor([[stream(seed)] for seed in seeds]), steps, use) for use in Use}
-    choice = a[Use.CHOICE]
+    a = {use: uniforms(torch.tensor([[seed_state(seed)] for seed in seeds]), steps, use) for use in DrawPurpose}
+    choice = a[DrawPurpose.SAMPLE]
     limit = Z / math.sqrt(choice[0].numel() - 1)
     for row in range(len(seeds)):
         for lag in (1, 2, 3, 7):
             assert abs(correlation(choice[row, lag:], choice[row, :-lag])) < limit
-        for use in (Use.VERDICT, Use.PROPOSAL):
+        for use in (DrawPurpose.ACCEPT, DrawPurpose.DRAFT):
             assert abs(correlation(choice[row], a[use][row])) < limit
-        assert abs(correlation(a[Use.VERDICT][row], a[Use.PROPOSAL][row])) < limit
+        assert abs(correlation(a[DrawPurpose.ACCEPT][row], a[DrawPurpose.DRAFT][row])) < limit
         for other in range(row):
             assert abs(correlation(choice[row], choice[other])) < limit
             assert abs(correlation(choice[row, 1:], choice[other, :-1])) < limit
@@ -111,7 +111,7 @@ def test_numbers_are_independent() -> None:
 def test_no_number_comes_twice() -> None:
     # 2**16.2 numbers of 53 bits: one pair in 2**21.6 such tables would meet by chance. A sum of seed and step as the
     # state would repeat nearly all of them.
-    table = torch.stack([grid(range(-50, 50), range(250), use) for use in Use])
+    table = torch.stack([grid(range(-50, 50), range(250), use) for use in DrawPurpose])
     assert table.unique().numel() == table.numel() == 75_000
 
 
@@ -128,7 +128,7 @@ def test_draw_inverts_the_sums(weights: list[int], number: int) -> None:
     # Small whole weights and 20 bits: every sum and product is exact, so the two must agree to the last case.
     u = Fraction(number, 2**20)
     expected = next(i for i in range(len(weights)) if sum(weights[: i + 1]) > u * sum(weights))
-    got = draw(torch.tensor(weights, dtype=torch.float32), torch.tensor(float(u), dtype=torch.float64))
+    got = sample_categorical(torch.tensor(weights, dtype=torch.float32), torch.tensor(float(u), dtype=torch.float64))
     assert got.item() == expected
 
 
@@ -139,7 +139,7 @@ def test_what_weighs_nothing_is_never_drawn(inner: int, before: int, after: int,
     weights = torch.zeros(before + inner + after)
     weights[before : before + inner] = weight
     for u in (0.0, 2.0**-bits, 1 - 2.0**-bits):
-        got = int(draw(weights[None], torch.tensor([u], dtype=wide)))
+        got = int(sample_categorical(weights[None], torch.tensor([u], dtype=wide)))
         assert got == (before + inner - 1 if u > 0.5 else before)
 
 
@@ -148,8 +148,8 @@ def test_a_sum_that_grows_by_rounding_draws_nothing_that_weighs_nothing(monkeypa
     weights = torch.tensor([[0.0, 1.0, 0.0, 1.0]])
     rounded = torch.tensor([[0.0, 1.0, 1.0 + 2**-50, 2.0]], dtype=torch.float64)
     monkeypatch.setattr(torch.Tensor, "cumsum", lambda *_, **__: rounded)
-    assert draw(weights, torch.tensor([0.5], dtype=torch.float64)).item() == 1
+    assert sample_categorical(weights, torch.tensor([0.5], dtype=torch.float64)).item() == 1
 
 
 def test_where_nothing_weighs_the_first_is_drawn() -> None:
-    assert draw(torch.zeros(2, 4), torch.tensor([0.0, 0.9], dtype=torch.float64)).tolist() == [0, 0]
+    assert sample_categorical(torch.zeros(2, 4), torch.tensor([0.0, 0.9], dtype=torch.float64)).tolist() == [0, 0]

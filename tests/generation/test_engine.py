@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 import glasshouse as gh
-from glasshouse.generation import DraftModel, NGrams, Options, Request
+from glasshouse.generation import DraftModel, PromptLookup, SamplingParams, Request
 from glasshouse.generation.speculation import Speculator
 from glasshouse.models import Decoder, Seq2Seq
 
@@ -65,9 +65,9 @@ def ragged(seed: int, count: int, shared: int = 20) -> list[list[int]]:
     ]
 
 
-def choices(seed: int) -> Options:
+def choices(seed: int) -> SamplingParams:
     chance = random.Random(seed)
-    options = Options(max_new_tokens=chance.randint(1, 14), seed=seed)
+    options = SamplingParams(max_new_tokens=chance.randint(1, 14), seed=seed)
     match seed % 4:
         case 0:
             return options
@@ -83,7 +83,7 @@ def choices(seed: int) -> Options:
 @pytest.mark.parametrize(("slots", "chunk"), [(1, 48), (3, 5), (9, 16)])
 def test_batched_cached_and_chunked_is_alone_uncached_and_whole(kind: str, slots: int, chunk: int) -> None:
     model, prompts = MODELS[kind], ragged(1, 9)
-    engine = gh.Engine(model, slots=slots, max_len=MAX_LEN, chunk=chunk)
+    engine = gh.Engine(model, slots=slots, max_len=MAX_LEN, prefill_chunk=chunk)
     requests = [engine.submit(prompt, choices(i)) for i, prompt in enumerate(prompts)]
     engine.run()
     for i, (prompt, request) in enumerate(zip(prompts, requests, strict=True)):
@@ -91,26 +91,26 @@ def test_batched_cached_and_chunked_is_alone_uncached_and_whole(kind: str, slots
 
 
 def speculators(kind: str) -> Iterator[Speculator]:
-    yield NGrams(count=5, longest=2)
+    yield PromptLookup(count=5, longest=2)
     if isinstance(MODELS[kind], Decoder):
-        yield DraftModel(MODELS["gpt2"], count=3)  # a poor one
-        yield DraftModel(MODELS[kind], count=4)  # one that is always right
+        yield DraftModel(MODELS["gpt2"], n_draft_tokens=3)  # a poor one
+        yield DraftModel(MODELS[kind], n_draft_tokens=4)  # one that is always right
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_speculative_greedy_is_plain_greedy(kind: str) -> None:
     model, prompts = MODELS[kind], ragged(2, 7)
     for speculator in speculators(kind):
-        engine = gh.Engine(model, slots=3, max_len=MAX_LEN, chunk=9, speculator=speculator)
+        engine = gh.Engine(model, slots=3, max_len=MAX_LEN, prefill_chunk=9, speculator=speculator)
         requests = [engine.submit(prompt, max_new_tokens=12) for prompt in prompts]
         engine.run()
         for prompt, request in zip(prompts, requests, strict=True):
-            assert request.ids == write(model, prompt, Options(max_new_tokens=12), MAX_LEN)
+            assert request.ids == write(model, prompt, SamplingParams(max_new_tokens=12), MAX_LEN)
 
 
 def test_a_draft_that_is_always_right_saves_steps() -> None:
     model, steps = MODELS["llama"], {}
-    for name, speculator in (("plain", None), ("draft", DraftModel(model, count=4))):
+    for name, speculator in (("plain", None), ("draft", DraftModel(model, n_draft_tokens=4))):
         engine = gh.Engine(model, slots=1, max_len=MAX_LEN, speculator=speculator)
         request = engine.submit([1, 2, 3], max_new_tokens=20, logit_bias={7: -100.0})
         steps[name] = 1
@@ -122,8 +122,8 @@ def test_a_draft_that_is_always_right_saves_steps() -> None:
 
 def test_looked_up_drafts_give_the_very_tokens_of_plain_sampling() -> None:
     model, prompts = MODELS["gpt2"], [[5, 6, 8] * 5, [9, 2] * 6]
-    options = Options(max_new_tokens=14, temperature=0.6, seed=4)
-    engine = gh.Engine(model, slots=2, max_len=MAX_LEN, speculator=NGrams())
+    options = SamplingParams(max_new_tokens=14, temperature=0.6, seed=4)
+    engine = gh.Engine(model, slots=2, max_len=MAX_LEN, speculator=PromptLookup())
     requests = [engine.submit(prompt, options) for prompt in prompts]
     engine.run()
     assert [request.ids for request in requests] == [write(model, prompt, options, MAX_LEN) for prompt in prompts]
@@ -133,8 +133,8 @@ def test_speculative_sampling_draws_from_the_model() -> None:
     """Chi-square of the first two tokens, drawn with a draft model, against the model's own probabilities."""
     model, draft = MODELS["gpt2"], MODELS["alibi"]
     assert isinstance(draft, Decoder)
-    options = Options(max_new_tokens=2, temperature=1.0, top_k=4, logit_bias={7: -100.0})
-    engine = gh.Engine(model, slots=64, max_len=8, speculator=DraftModel(draft, count=2))
+    options = SamplingParams(max_new_tokens=2, temperature=1.0, top_k=4, logit_bias={7: -100.0})
+    engine = gh.Engine(model, slots=64, max_len=8, speculator=DraftModel(draft, n_draft_tokens=2))
     requests = [engine.submit([3, 1], replace(options, seed=seed)) for seed in range(800)]
     engine.run()
     counts: dict[tuple[int, ...], int] = {}
@@ -165,7 +165,7 @@ def test_speculative_sampling_draws_from_the_model() -> None:
 def test_beams_beside_samples_are_what_they_are_alone(kind: str) -> None:
     model, prompts = MODELS[kind], ragged(3, 6)
     alone = [gh.generate(model, None, [prompt], beams=3, n=3, max_new_tokens=9) for prompt in prompts]
-    engine = gh.Engine(model, slots=8, max_len=MAX_LEN, chunk=7)
+    engine = gh.Engine(model, slots=8, max_len=MAX_LEN, prefill_chunk=7)
     searches, others = [], []
     for i, prompt in enumerate(prompts):
         others.append((prompt, i, engine.submit(prompt, choices(i))))
@@ -188,11 +188,11 @@ class EngineMachine(RuleBasedStateMachine):
     )
     def start(self, kind: str, slots: int, chunk: int, data: st.DataObject) -> None:
         self.model = MODELS[kind]
-        options = [None, NGrams(count=3)]
+        options = [None, PromptLookup(count=3)]
         if isinstance(self.model, Decoder):
-            options.append(DraftModel(MODELS["gpt2"], count=2))
+            options.append(DraftModel(MODELS["gpt2"], n_draft_tokens=2))
         self.engine = gh.Engine(
-            self.model, slots=slots, max_len=MAX_LEN, chunk=chunk, speculator=data.draw(st.sampled_from(options))
+            self.model, slots=slots, max_len=MAX_LEN, prefill_chunk=chunk, speculator=data.draw(st.sampled_from(options))
         )
         self.slots = slots
         self.requests: list[tuple[list[int], Request]] = []
@@ -202,9 +202,9 @@ class EngineMachine(RuleBasedStateMachine):
         prompt = ragged(which, 3)[seed % 3]  # prompts come back, so that their beginnings are found in the cache
         options = choices(seed)
         if seed % 7 == 0 and self.slots >= 2:
-            options = Options(max_new_tokens=options.max_new_tokens, beams=2)
+            options = SamplingParams(max_new_tokens=options.max_new_tokens, beams=2)
         if self.engine._speculator is not None and isinstance(self.engine._speculator, DraftModel):
-            options = Options(max_new_tokens=options.max_new_tokens, beams=options.beams)  # draws differ, by design
+            options = SamplingParams(max_new_tokens=options.max_new_tokens, beams=options.beams)  # draws differ, by design
         self.requests.append((prompt, self.engine.submit(prompt, options)))
 
     @rule(steps=st.integers(1, 6))
@@ -223,10 +223,10 @@ class EngineMachine(RuleBasedStateMachine):
     def slots_add_up(self) -> None:
         if hasattr(self, "engine"):
             slots = self.engine.slots
-            assert [row.slot for row in (*slots.rows, *slots.free)] == list(range(self.slots))
-            assert all(row.request is not None for row in slots.rows)
+            assert [row.slot for row in (*slots.running, *slots.free)] == list(range(self.slots))
+            assert all(row.request is not None for row in slots.running)
             assert all(row.request is None for row in slots.free)
-            assert not any(row.reading for row in slots.rows[:-1])
+            assert not any(row.is_prefilling for row in slots.running[:-1])
 
     def teardown(self) -> None:
         if not hasattr(self, "engine"):
@@ -262,7 +262,7 @@ TestEngineMachine.settings = settings(
 
 def test_a_thousand_requests_a_third_of_them_cancelled_give_everything_back() -> None:
     model, chance = MODELS["llama"], random.Random(0)
-    engine = gh.Engine(model, slots=16, max_len=MAX_LEN, chunk=32)
+    engine = gh.Engine(model, slots=16, max_len=MAX_LEN, prefill_chunk=32)
     tensors = _tensors()
     requests: list[Request] = []
     while len(requests) < 1000 or engine.step():
@@ -277,7 +277,7 @@ def test_a_thousand_requests_a_third_of_them_cancelled_give_everything_back() ->
     assert all(request.done for request in requests)
     assert sum(request.finish_reason == "cancelled" for request in requests) > 300
     assert len(engine.slots.free) == 16
-    assert not engine.slots.rows
+    assert not engine.slots.running
     assert engine.slots.cache.lengths.tolist() == [0] * 16
     assert _tensors() == tensors
 
@@ -308,7 +308,7 @@ def test_a_shared_beginning_is_computed_once(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_a_long_prompt_does_not_stall_the_others() -> None:
-    engine = gh.Engine(MODELS["llama"], slots=2, max_len=MAX_LEN, chunk=4)
+    engine = gh.Engine(MODELS["llama"], slots=2, max_len=MAX_LEN, prefill_chunk=4)
     first = engine.submit([1], max_new_tokens=30, logit_bias={7: -100.0})
     engine.step()
     long = engine.submit([2] * 41, max_new_tokens=1)
@@ -322,7 +322,7 @@ def test_a_long_prompt_does_not_stall_the_others() -> None:
 
 def test_window_layers_keep_a_window() -> None:
     model = MODELS["windows"]
-    engine = gh.Engine(model, slots=1, max_len=MAX_LEN, chunk=5)
+    engine = gh.Engine(model, slots=1, max_len=MAX_LEN, prefill_chunk=5)
     per_slot = 2 * model.spec.n_kv_heads * model.spec.d_head * 8  # float64
     layers = [model.spec.window(index) for index in range(model.spec.n_layers)]
     kept = [window + 5 if window else MAX_LEN for window in layers]
@@ -363,20 +363,20 @@ def test_what_cannot_be_done_is_refused_and_the_engine_goes_on(
         engine.submit(prompt, **more)
     assert sentence in str(caught.value)
     engine.run()
-    assert running.ids == write(MODELS["gpt2"], [1, 2], Options(max_new_tokens=6), MAX_LEN)
+    assert running.ids == write(MODELS["gpt2"], [1, 2], SamplingParams(max_new_tokens=6), MAX_LEN)
 
 
 def not_finite(kind: str) -> Decoder | Seq2Seq:
     """Return a model that is NaN wherever it reads token 39, and otherwise as ever."""
     model = copy.deepcopy(MODELS[kind])
-    model.token.register_forward_hook(lambda module, ids, x: x.masked_fill((ids[0] == 39)[..., None], torch.nan))
+    model.token_embedding.register_forward_hook(lambda module, ids, x: x.masked_fill((ids[0] == 39)[..., None], torch.nan))
     return model
 
 
 @pytest.mark.parametrize("kind", ["gpt2", "windows", "encoder-decoder"])
 def test_a_request_that_is_not_finite_fails_alone(kind: str) -> None:
     model, chance = not_finite(kind), random.Random(1)
-    engine = gh.Engine(model, slots=4, max_len=MAX_LEN, chunk=16)
+    engine = gh.Engine(model, slots=4, max_len=MAX_LEN, prefill_chunk=16)
     failing, cancelled, others = [], [], []
     for number, some in enumerate(ragged(4, 12)):
         prompt = [token % 39 for token in some]
@@ -403,12 +403,12 @@ def test_a_request_that_is_not_finite_fails_alone(kind: str) -> None:
 
 def test_a_model_that_is_not_finite_says_so() -> None:
     model = copy.deepcopy(MODELS["llama"])
-    model.token.table.weight.data.fill_(torch.nan)
+    model.token_embedding.table.weight.data.fill_(torch.nan)
     for settings_ in (
         {},
         {"temperature": 1.0},
         {"beams": 3},
-        {"speculator": NGrams()},
+        {"speculator": PromptLookup()},
         {"speculator": DraftModel(model)},
     ):
         with pytest.raises(gh.InputError, match="the model's log-probabilities are NaN"):

@@ -18,7 +18,7 @@ from transformers.generation import utils as searching
 
 import glasshouse as gh
 from glasshouse.generation import Completion
-from glasshouse.generation.published import FILE, Rules, rules_of
+from glasshouse.generation.published import FILE, TokenRules, read_token_rules
 from glasshouse.models import Decoder, Seq2Seq
 
 NEW = 12
@@ -147,7 +147,7 @@ def test_the_opening_counts_neither_as_asked_for_nor_as_written() -> None:
     torch.manual_seed(2)
     model = gh.build(gh.preset("tiny-seq2seq", start_id=1, end_ids=(), max_len=16))
     assert isinstance(model, Seq2Seq)
-    model.beside[FILE] = {"forced_bos_token_id": 5}
+    model.extra_files[FILE] = {"forced_bos_token_id": 5}
     engine = gh.Engine(model, slots=2, max_len=8)
     short, long = (engine.submit([7, 8, 9], max_new_tokens=new) for new in (3, 20))
     engine.run()
@@ -160,7 +160,7 @@ def test_the_opening_counts_neither_as_asked_for_nor_as_written() -> None:
 def decoder(table: object) -> Decoder:
     model = gh.build(gh.preset("tiny-decoder", vocab_size=10, end_ids=(7,)))
     assert isinstance(model, Decoder)
-    model.beside[FILE] = table
+    model.extra_files[FILE] = table
     return model
 
 
@@ -183,7 +183,7 @@ def decoder(table: object) -> Decoder:
     ],
 )
 def test_odd_entries_are_left_out(table: object, forbidden: tuple[int, ...]) -> None:
-    assert rules_of(decoder(table)) == Rules(forbidden)
+    assert read_token_rules(decoder(table)) == TokenRules(forbidden)
 
 
 @pytest.mark.parametrize(
@@ -192,8 +192,8 @@ def test_odd_entries_are_left_out(table: object, forbidden: tuple[int, ...]) -> 
 def test_an_opening_is_one_id(value: object, opening: tuple[int, ...]) -> None:
     model = gh.build(gh.preset("tiny-seq2seq", vocab_size=10))
     assert isinstance(model, Seq2Seq)
-    model.beside[FILE] = {"forced_bos_token_id": value}
-    assert rules_of(model) == Rules(opening=opening)
+    model.extra_files[FILE] = {"forced_bos_token_id": value}
+    assert read_token_rules(model) == TokenRules(forced_prefix=opening)
 
 
 LEAVES = st.none() | st.booleans() | st.integers(-3, 12) | st.floats() | st.text(max_size=2)
@@ -203,7 +203,7 @@ MODEL = decoder({})
 
 @given(table=st.dictionaries(st.sampled_from(["bad_words_ids", "suppress_tokens", "forced_bos_token_id"]), JSON))
 def test_whatever_the_file_holds_there_are_only_ids(table: dict[str, object]) -> None:
-    MODEL.beside[FILE] = table
-    rules = rules_of(MODEL)
-    assert all(type(token) is int and 0 <= token < 10 for token in rules.forbidden)
-    assert rules.opening == ()
+    MODEL.extra_files[FILE] = table
+    rules = read_token_rules(MODEL)
+    assert all(type(token) is int and 0 <= token < 10 for token in rules.suppressed)
+    assert rules.forced_prefix == ()

@@ -25,12 +25,12 @@ from torch.nn import functional as F
 import glasshouse as gh
 from glasshouse import spec
 from glasshouse.errors import InputError
-from glasshouse.generation import NGrams, Options
-from glasshouse.generation.arrangement import Weights, prepare
-from glasshouse.inspection import Seen, sites
+from glasshouse.generation import PromptLookup, SamplingParams
+from glasshouse.generation.arrangement import Weights, prepare_for_inference
+from glasshouse.inspection import Recording, sites
 from glasshouse.layers import held, packed
 from glasshouse.layers.lora import LoRA, attach
-from glasshouse.layers.twin import is_watched
+from glasshouse.layers.twin import has_hooks
 from glasshouse.models import Decoder, Seq2Seq
 
 MAX_LEN = 40
@@ -64,7 +64,7 @@ def ragged(seed: int, count: int, most: int = 21) -> list[list[int]]:
     return [[*beginning[: chance.randint(0, most - 1)], chance.randrange(40)] for _ in range(count)]
 
 
-def plainly(model: nn.Module, prompt: Sequence[int], ids: Sequence[int], fed: int, names: Sequence[str]) -> Seen:
+def plainly(model: nn.Module, prompt: Sequence[int], ids: Sequence[int], fed: int, names: Sequence[str]) -> Recording:
     """Record one call on the first `fed` tokens of prompt and output; a prompt that is a source is given whole."""
     with torch.no_grad(), gh.record(model, *names) as seen:
         if isinstance(model, Seq2Seq):
@@ -76,13 +76,13 @@ def plainly(model: nn.Module, prompt: Sequence[int], ids: Sequence[int], fed: in
 
 def check(model: Decoder | Seq2Seq, prompt: Sequence[int], done: gh.Completion, names: Sequence[str]) -> None:
     """Compare what was recorded with a plain call, which has an axis more: the batch."""
-    assert done.seen is not None
+    assert done.recording is not None
     first = 1 if isinstance(model, Seq2Seq) else len(prompt)
     fed = first + len(done.ids) - (0 if done.finish_reason == "stop" else 1)  # all that was given to the model
-    alike(done.seen, plainly(model, prompt, done.ids, fed, names))
+    alike(done.recording, plainly(model, prompt, done.ids, fed, names))
 
 
-def alike(seen: Seen, expected: Seen, tolerance: float = 0.0) -> None:
+def alike(seen: Recording, expected: Recording, tolerance: float = 0.0) -> None:
     assert len(seen) > 0
     assert set(seen) == set(expected)
     for name in seen:
@@ -104,7 +104,7 @@ def test_every_site_as_in_one_plain_call(kind: str, slots: int, chunk: int) -> N
     model, prompts = build(kind), ragged(1, 7)
     names = list(sites(model))
     engines = [
-        gh.Engine(model, slots=slots, max_len=MAX_LEN, chunk=chunk, record=record) for record in ((), tuple(names))
+        gh.Engine(model, slots=slots, max_len=MAX_LEN, prefill_chunk=chunk, record=record) for record in ((), tuple(names))
     ]
     without, requests = (
         [engine.submit(prompt, max_new_tokens=3 + i, temperature=i % 2, seed=i) for i, prompt in enumerate(prompts)]
@@ -114,7 +114,7 @@ def test_every_site_as_in_one_plain_call(kind: str, slots: int, chunk: int) -> N
         engine.run()
     for prompt, request, same in zip(prompts, requests, without, strict=True):
         [done], [plain] = request.completions(), same.completions()
-        assert plain.seen is None
+        assert plain.recording is None
         assert (done.ids, done.finish_reason) == (plain.ids, plain.finish_reason)
         assert done.logprobs == pytest.approx(plain.logprobs, abs=1e-9)
         check(model, prompt, done, names)
@@ -133,7 +133,7 @@ def test_every_site_of_any_spec() -> None:
         prompts = data.draw(st.lists(prompt, min_size=1, max_size=4))
         slots, chunk = data.draw(st.integers(1, 3)), data.draw(st.integers(1, 6))
         names = list(sites(model))
-        engine = gh.Engine(model, slots=slots, max_len=16, source_len=9, chunk=chunk, record=names)
+        engine = gh.Engine(model, slots=slots, max_len=16, source_len=9, prefill_chunk=chunk, record=names)
         requests = [engine.submit(prompt, max_new_tokens=4, temperature=1.0) for prompt in prompts]
         engine.run()
         for prompt, request in zip(prompts, requests, strict=True):
@@ -154,11 +154,11 @@ def test_every_order_of_weights(kind: str, weights: Weights, slots: int, monkeyp
     model, prompts = build(kind, torch.float32), ragged(2, 4)
     names = list(sites(model))
     done = gh.generate(model, None, prompts, max_new_tokens=6, slots=slots, weights=weights, record=names)
-    same = prepare(model, weights, slots) if weights == "int8" else model
+    same = prepare_for_inference(model, weights, slots) if weights == "int8" else model
     for prompt, one in zip(prompts, done, strict=True):
-        assert one.seen is not None
+        assert one.recording is not None
         fed = (1 if isinstance(model, Seq2Seq) else len(prompt)) + len(one.ids) - (one.finish_reason == "length")
-        alike(one.seen, plainly(same, prompt, one.ids, fed, names), tolerance=1e-3 if weights == "int8" else 1e-5)
+        alike(one.recording, plainly(same, prompt, one.ids, fed, names), tolerance=1e-3 if weights == "int8" else 1e-5)
 
 
 def test_thin_maps_of_lora() -> None:
@@ -199,7 +199,7 @@ def test_parts_of_sites() -> None:
     ]
     wholes = ["pattern.*", "scores.*", "k.1", "q.0", "resid_post.1", "hidden.0", "z.*"]
     one, two = gh.generate(model, None, prompts, max_new_tokens=6, stop_ids=(), slots=2, record=parts)
-    assert one.seen is not None
+    assert one.recording is not None
     for prompt, done in zip(prompts, (one, two), strict=True):
         fed = len(prompt) + len(done.ids) - (done.finish_reason == "length")
         whole = {name: value[0] for name, value in plainly(model, prompt, done.ids, fed, wholes).items()}
@@ -219,13 +219,13 @@ def test_parts_of_sites() -> None:
             "z.0[head=2]": whole["z.0"][2],
             "z.1[head=2]": whole["z.1"][2],
         }
-        assert done.seen is not None
-        assert set(done.seen) == set(expected)
+        assert done.recording is not None
+        assert set(done.recording) == set(expected)
         for name, value in expected.items():
-            near(done.seen[name], value, name)
-    assert one.seen.axes("pattern.0[key=30]") == ("head", "query")
-    assert one.seen.axes("z.*") == ("layer", "position", "width")
-    assert one.seen["z.*"].shape == (2, *one.seen["z.0"].shape)
+            near(done.recording[name], value, name)
+    assert one.recording.axes("pattern.0[key=30]") == ("head", "query")
+    assert one.recording.axes("z.*") == ("layer", "position", "width")
+    assert one.recording["z.*"].shape == (2, *one.recording["z.0"].shape)
 
 
 def test_keys_of_a_source() -> None:
@@ -235,27 +235,27 @@ def test_keys_of_a_source() -> None:
     for prompt, done in zip(
         prompts, gh.generate(model, None, prompts, max_new_tokens=5, record=[*parts, whole]), strict=True
     ):
-        assert done.seen is not None
+        assert done.recording is not None
         fed = 1 + len(done.ids) - (done.finish_reason == "length")
         expected = plainly(model, prompt, done.ids, fed, [whole])
-        assert done.seen["decoder.cross_pattern.0[head=1,key=3]"].shape == (fed,)
+        assert done.recording["decoder.cross_pattern.0[head=1,key=3]"].shape == (fed,)
         if len(prompt) > 3:
-            near(done.seen[parts[0]], expected["decoder.cross_pattern.0"][0, 1, :, 3])
+            near(done.recording[parts[0]], expected["decoder.cross_pattern.0"][0, 1, :, 3])
         else:
-            assert not done.seen[parts[0]].any()
-        near(done.seen[parts[1]], expected["decoder.cross_scores.1"][0, :, :, 1:4])
-        assert done.seen["decoder.cross_k.0"].shape == (2, len(prompt), 16)
+            assert not done.recording[parts[0]].any()
+        near(done.recording[parts[1]], expected["decoder.cross_scores.1"][0, :, :, 1:4])
+        assert done.recording["decoder.cross_k.0"].shape == (2, len(prompt), 16)
 
 
 def test_a_single_name_and_one_named_twice() -> None:
     model = build("learned")
     [one] = gh.generate(model, None, [[1, 2, 3]], max_new_tokens=3, record="resid_post.1")
     [two] = gh.generate(model, None, [[1, 2, 3]], max_new_tokens=3, record=["resid_post.*", "resid_post.1"])
-    assert one.seen is not None
-    assert two.seen is not None
-    assert list(two.seen) == ["resid_post.0", "resid_post.1"]
+    assert one.recording is not None
+    assert two.recording is not None
+    assert list(two.recording) == ["resid_post.0", "resid_post.1"]
     assert one == two  # tokens are compared, and not what was seen
-    near(one.seen["resid_post.1"], two.seen["resid_post.1"])
+    near(one.recording["resid_post.1"], two.recording["resid_post.1"])
 
 
 def test_what_came_after_a_stop_string_is_not_shown() -> None:
@@ -275,7 +275,7 @@ def test_what_came_after_a_stop_string_is_not_shown() -> None:
 
 def test_what_is_cancelled_has_what_was_read() -> None:
     model, prompt, names = build("grouped"), list(range(20, 32)), ["resid_mid.0", "k.1", "pattern.0"]
-    engine = gh.Engine(model, slots=2, max_len=MAX_LEN, chunk=4, record=names)
+    engine = gh.Engine(model, slots=2, max_len=MAX_LEN, prefill_chunk=4, record=names)
     writing, reading, waiting = (engine.submit(prompt, max_new_tokens=20, logit_bias={7: -100.0}) for _ in range(3))
     for _ in range(4):  # of a prompt of 12, 4 + 4 + 3 tokens are read; the third step writes as well
         engine.step()
@@ -285,14 +285,14 @@ def test_what_is_cancelled_has_what_was_read() -> None:
     for request, fed in ((writing, 13), (reading, 5)):
         [done] = request.completions()
         assert done.finish_reason == "cancelled"
-        assert done.seen is not None
-        alike(done.seen, plainly(model, prompt, done.ids, fed, names))
-        assert request.completions()[0].seen is done.seen
-    assert waiting.completions()[0].seen is not None
-    assert not waiting.completions()[0].seen
+        assert done.recording is not None
+        alike(done.recording, plainly(model, prompt, done.ids, fed, names))
+        assert request.completions()[0].recording is done.recording
+    assert waiting.completions()[0].recording is not None
+    assert not waiting.completions()[0].recording
     [nothing] = gh.generate(model, None, [prompt], max_new_tokens=0, record=names)
-    assert nothing.seen is not None
-    assert not nothing.seen
+    assert nothing.recording is not None
+    assert not nothing.recording
 
 
 def test_nothing_rides_where_it_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -318,7 +318,7 @@ def test_what_is_seen_can_be_learned_from_and_holds_on_to_nothing_else() -> None
     engine = gh.Engine(model, slots=3, max_len=MAX_LEN, record=["resid_post.0", "k.0", "q.0[head=0]", "pattern.1"])
     requests = [engine.submit([1, 2, 3], max_new_tokens=4) for _ in range(3)]
     engine.run()
-    seen = requests[0].completions()[0].seen
+    seen = requests[0].completions()[0].recording
     assert seen is not None
     probe = nn.Linear(64, 1)
     probe(seen["resid_post.0"]).sum().backward()
@@ -348,7 +348,7 @@ def test_what_is_seen_can_be_learned_from_and_holds_on_to_nothing_else() -> None
         ({"record": "q.0[width=16]"}, "asks for width 16, but there are 16 of them"),
         ({"record": "embed[width=64]"}, "asks for width 64, but there are 64 of them"),
         ({"record": "hidden.0[neuron=128]"}, "asks for neuron 128, but there are 128 of them"),
-        ({"record": "final", "speculator": NGrams()}, "record and speculator were both given; drafts are not"),
+        ({"record": "final", "speculator": PromptLookup()}, "record and speculator were both given; drafts are not"),
         ({"record": "final", "compile": True}, "record and compile were both given; what is compiled cannot be seen"),
     ],
 )
@@ -366,8 +366,8 @@ def test_a_search_is_not_recorded() -> None:
 def test_the_end_of_widths_is_that_of_the_model() -> None:
     names = ["z.0[head=3]", "k.0[head=1]", "q.0[width=15]", "embed[width=63]", "hidden.0[neuron=127]"]
     [done] = gh.generate(build("grouped"), None, [[1, 2, 3]], max_new_tokens=2, record=names)
-    assert done.seen is not None
-    assert set(done.seen) == set(names)
+    assert done.recording is not None
+    assert set(done.recording) == set(names)
 
 
 EDITS: dict[str, Callable[[str], dict[str, Any]]] = {
@@ -388,12 +388,12 @@ def test_an_edit_changes_what_is_written_as_it_would_plain_calls(kind: str, edit
     before = gh.generate(model, None, prompts, **options)
     with gh.edit(model, made):
         during = gh.generate(model, None, prompts, slots=2, **options)
-        expected = [write(model, prompt, Options(**options), MAX_LEN) for prompt in prompts]
+        expected = [write(model, prompt, SamplingParams(**options), MAX_LEN) for prompt in prompts]
     after = gh.generate(model, None, prompts, **options)
     assert [one.ids for one in during] == expected
     assert [one.ids for one in during] != [one.ids for one in before]
     assert after == before
-    assert not any(is_watched(module) for module in model.modules())
+    assert not any(has_hooks(module) for module in model.modules())
 
 
 @pytest.mark.parametrize("edits", ["head", "vector", "keys", "pattern", "several"])

@@ -11,7 +11,7 @@ from torch import Tensor
 import glasshouse as gh
 from glasshouse.generation import batch, passes
 from glasshouse.layers import held
-from glasshouse.layers.layout import lay_out
+from glasshouse.layers.layout import make_layout
 
 
 def attend_in_loops(q: Tensor, k: Tensor, v: Tensor, seen: Tensor, rows: Tensor, scale: float) -> Tensor:
@@ -31,13 +31,13 @@ def attend_in_loops(q: Tensor, k: Tensor, v: Tensor, seen: Tensor, rows: Tensor,
 def rides(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Have prompts ride in small parts, and note the width of each such step."""
     widths: list[int] = []
-    write = passes.Passes._write_riding
+    write = passes.ModelRunner._write_riding
     monkeypatch.setattr(held, "takes", lambda *_: True)
     monkeypatch.setattr(held, "attend", attend_in_loops)
     for module in (batch, passes):
         monkeypatch.setattr(module, "RIDERS", 5)
     monkeypatch.setattr(
-        passes.Passes, "_write_riding", lambda self, width: [widths.append(width), write(self, width)][1]
+        passes.ModelRunner, "_write_riding", lambda self, width: [widths.append(width), write(self, width)][1]
     )
     return widths
 
@@ -68,12 +68,12 @@ def test_a_prompt_that_rides_is_read_as_any_other(settings: dict[str, object], r
     choices = [{"temperature": 0.8 * (i % 2), "seed": i, "max_new_tokens": 3 + i} for i in range(len(prompts))]
     alone = [gh.generate(model, None, [prompt], **one)[0].ids for prompt, one in zip(prompts, choices, strict=True)]
     assert not rides  # nobody is there to ride with
-    engine = gh.Engine(model, slots=3, max_len=96, chunk=8)
+    engine = gh.Engine(model, slots=3, max_len=96, prefill_chunk=8)
     requests = [engine.submit(prompt, **one) for prompt, one in zip(prompts, choices, strict=True)]
     engine.run()
     assert [request.ids for request in requests] == alone
     assert len(rides) > 20
-    assert not engine.slots.rows
+    assert not engine.slots.running
     assert int(engine.slots.cache.lengths.max()) == 0
 
 
@@ -83,7 +83,7 @@ def test_searches_and_cancelled_requests_beside_riders(rides: list[int]) -> None
     alone = [
         gh.generate(model, None, [prompt], 9, beams=1 + 2 * (i % 3 == 0))[0].ids for i, prompt in enumerate(prompts)
     ]
-    engine = gh.Engine(model, slots=4, max_len=96, chunk=8)
+    engine = gh.Engine(model, slots=4, max_len=96, prefill_chunk=8)
     requests = [
         engine.submit(prompt, max_new_tokens=9, beams=1 + 2 * (i % 3 == 0)) for i, prompt in enumerate(prompts)
     ]
@@ -95,7 +95,7 @@ def test_searches_and_cancelled_requests_beside_riders(rides: list[int]) -> None
             engine.cancel(left[0])
     assert [request.ids for request in requests] == alone
     assert rides
-    assert not engine.slots.rows
+    assert not engine.slots.running
 
 
 @pytest.mark.parametrize(
@@ -103,8 +103,8 @@ def test_searches_and_cancelled_requests_beside_riders(rides: list[int]) -> None
 )
 def test_who_sees_more_than_counts_tell_reads_alone(settings: dict[str, object], rides: list[int]) -> None:
     model = make_model(**settings)
-    assert not model.stack.mixes(model.token.table.weight)
-    engine = gh.Engine(model, slots=2, max_len=96, chunk=8)
+    assert not model.stack.supports_mixed_prefill(model.token_embedding.table.weight)
+    engine = gh.Engine(model, slots=2, max_len=96, prefill_chunk=8)
     prompts = draw_prompts(5, seed=4)
     requests = [engine.submit(prompt, max_new_tokens=6) for prompt in prompts]
     engine.run()
@@ -115,10 +115,10 @@ def test_who_sees_more_than_counts_tell_reads_alone(settings: dict[str, object],
 def test_a_mixed_call_of_one_token_touches_its_row_alone() -> None:
     cache = make_model().make_cache(3, 8)
     cache.keys[0].fill_(1.0)
-    view = cache.mixed(torch.tensor([1]), torch.tensor([4]))
-    slots = view.admit(lay_out(torch.zeros(1, 1), start=view.start()))
+    view = cache.for_mixed_batch(torch.tensor([1]), torch.tensor([4]))
+    slots = view.slot_mapping(make_layout(torch.zeros(1, 1), start=view.start_positions()))
     heads, width = cache.keys[0].shape[1], cache.keys[0].shape[3]
     k = torch.full((1, heads, 1, width), 7.0, dtype=torch.float64)
-    view.extend(0, slots[0], k, k)
+    view.update(0, slots[0], k, k)
     changed = (cache.keys[0] != 1.0).any(-1).nonzero().tolist()
     assert changed == [[1, head, 5] for head in range(heads)]

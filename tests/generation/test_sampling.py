@@ -27,9 +27,9 @@ from transformers import (
 )
 
 from glasshouse.errors import InputError
-from glasshouse.generation.options import Options
+from glasshouse.generation.options import SamplingParams
 from glasshouse.generation.sampling import Sampler
-from glasshouse.generation.survey import logprobs_of
+from glasshouse.generation.survey import token_logprobs
 
 CPU = torch.device("cpu")
 ENDS = [2, 5]
@@ -38,12 +38,12 @@ drawn = settings(max_examples=40, derandomize=True, deadline=None)
 
 
 def sampler_of(
-    rows: Sequence[Options], vocab_size: int, prompts: Sequence[Sequence[int]] | None = None, slots: int | None = None
+    rows: Sequence[SamplingParams], vocab_size: int, prompts: Sequence[Sequence[int]] | None = None, slots: int | None = None
 ) -> Sampler:
     """A sampler with these requests in its first slots; ids 2 and 5 end them."""
     sampler = Sampler(slots or len(rows), vocab_size, CPU)
     for slot, options in enumerate(rows):
-        sampler.join(slot, options, prompts[slot] if prompts else [], ENDS)
+        sampler.set_slot(slot, options, prompts[slot] if prompts else [], ENDS)
     return sampler
 
 
@@ -58,7 +58,7 @@ class TooCloseError(Exception):
     """A sum or a weight stands so near a limit that rounding would decide."""
 
 
-def reference(logits: Sequence[float], options: Options, prompt: Sequence[int], output: Sequence[int]) -> list[float]:
+def reference(logits: Sequence[float], options: SamplingParams, prompt: Sequence[int], output: Sequence[int]) -> list[float]:
     """The probabilities of the next token."""
     scores = list(logits)
     for i in set(prompt) | set(output):
@@ -96,7 +96,7 @@ def reference(logits: Sequence[float], options: Options, prompt: Sequence[int], 
 
 
 OPTIONS = st.builds(
-    Options,
+    SamplingParams,
     temperature=st.sampled_from([0.0, 0.3, 1.0, 1.7]),
     top_k=st.sampled_from([None, None, 1, 2, 3, 5, 100]),
     top_p=st.sampled_from([None, None, 0.05, 0.37, 0.71, 0.93, 1.0]),
@@ -113,7 +113,7 @@ HALVES = st.integers(-6, 6).map(lambda x: x / 2)  # few values, so that ties are
 
 @drawn
 @given(st.lists(st.tuples(OPTIONS, st.lists(IDS, max_size=3)), min_size=1, max_size=4), st.data())
-def test_distribution_is_the_reference(requests: list[tuple[Options, list[int]]], data: st.DataObject) -> None:
+def test_distribution_is_the_reference(requests: list[tuple[SamplingParams, list[int]]], data: st.DataObject) -> None:
     rows, prompts = zip(*requests, strict=True)
     sampler = sampler_of(rows, 8, prompts)
     outputs: list[list[int]] = [[] for _ in rows]
@@ -126,7 +126,7 @@ def test_distribution_is_the_reference(requests: list[tuple[Options, list[int]]]
         got = sampler.distribution(torch.tensor(logits, dtype=torch.float64))
         # Eight terms, each off by a few roundings of 1e-16.
         torch.testing.assert_close(got, torch.tensor(expected, dtype=torch.float64), rtol=1e-13, atol=0)
-        chosen = sampler.choose(torch.tensor(logits, dtype=torch.float64)).tolist()
+        chosen = sampler.sample(torch.tensor(logits, dtype=torch.float64)).tolist()
         for output, token, probabilities in zip(outputs, chosen, expected, strict=True):
             assert probabilities[token] > 0
             output.append(token)
@@ -136,7 +136,7 @@ def test_equal_tokens_stay_together() -> None:
     # By hand: of the logits 3, 1, 1, 1, 0 the two likeliest are the 3 and any of three 1s. Likewise, p = 0.75 wants
     # the first token (e**3 of e**3 + 3e + 1, 0.69) and one of three (0.09 each).
     logits = torch.tensor([[3.0, 1.0, 1.0, 1.0, 0.0]])
-    for options in (Options(temperature=1.0, top_k=2), Options(temperature=1.0, top_p=0.75)):
+    for options in (SamplingParams(temperature=1.0, top_k=2), SamplingParams(temperature=1.0, top_p=0.75)):
         assert (sampler_of([options], 5).distribution(logits) > 0).tolist() == [[True, True, True, True, False]]
 
 
@@ -144,7 +144,7 @@ def test_top_p_by_hand() -> None:
     logits = torch.tensor([[0.5, 0.3, 0.2]]).log()
     for p, kept in ((0.01, 1), (0.49, 1), (0.51, 2), (0.79, 2), (0.81, 3), (1.0, 3)):
         expected = torch.tensor([0.5, 0.3, 0.2]) * (torch.arange(3) < kept)
-        got = sampler_of([Options(temperature=1.0, top_p=p)], 3).distribution(logits)[0]
+        got = sampler_of([SamplingParams(temperature=1.0, top_p=p)], 3).distribution(logits)[0]
         torch.testing.assert_close(got, expected / expected.sum())
 
 
@@ -152,19 +152,19 @@ def test_top_p_that_is_met_exactly() -> None:
     # The shares are 1/2, 1/4, 1/4, and the first alone reaches one half.
     logits = torch.tensor([[0.0, -math.log(2), -math.log(2)]], dtype=torch.float64)
     assert logits.exp().tolist() == [[1, 0.5, 0.5]]  # else rounding would decide
-    assert sampler_of([Options(temperature=1.0, top_p=0.5)], 3).distribution(logits).tolist() == [[1, 0, 0]]
+    assert sampler_of([SamplingParams(temperature=1.0, top_p=0.5)], 3).distribution(logits).tolist() == [[1, 0, 0]]
 
 
 def test_top_p_of_1_keeps_all() -> None:
     # The second token weighs 4e-18 of the first: the sum of both is rounded to the first alone.
     logits = torch.tensor([[0.0, -40.0]], dtype=torch.float64)
-    assert (sampler_of([Options(temperature=1.0, top_p=1.0)], 2).distribution(logits) > 0).all()
+    assert (sampler_of([SamplingParams(temperature=1.0, top_p=1.0)], 2).distribution(logits) > 0).all()
 
 
 def test_one_row_s_filters_leave_the_others_alone() -> None:
     logits = random_logits(6, 20, dtype=torch.float32)
     combinations = itertools.product((None, 4, 9), (None, 0.6), (None, 0.1), (0.0, 1.0))
-    rows = [Options(top_k=k, top_p=p, min_p=m, temperature=t) for k, p, m, t in combinations]
+    rows = [SamplingParams(top_k=k, top_p=p, min_p=m, temperature=t) for k, p, m, t in combinations]
     alone = [sampler_of([options], 20).distribution(logits[None])[0] for options in rows]
     for (i, one), (j, other) in itertools.product(enumerate(rows), repeat=2):
         assert (
@@ -174,9 +174,9 @@ def test_one_row_s_filters_leave_the_others_alone() -> None:
 
 def test_penalties_by_hand() -> None:
     # Seen: 0 in the prompt, 1 in the output, twice. 0: 2 / 2. 1: -1 * 2 - 2 * 0.25. 2: 1 + 0.5.
-    options = Options(temperature=1.0, repetition_penalty=2.0, frequency_penalty=0.25, logit_bias={2: 0.5})
+    options = SamplingParams(temperature=1.0, repetition_penalty=2.0, frequency_penalty=0.25, logit_bias={2: 0.5})
     sampler = sampler_of([options], 4, [[0, 0]])
-    sampler.record(torch.tensor([[1, 1, 3]]), torch.tensor([2]))
+    sampler.count_tokens(torch.tensor([[1, 1, 3]]), torch.tensor([2]))
     got = sampler.distribution(torch.tensor([[2.0, -1.0, 1.0, 0.0]]))
     torch.testing.assert_close(got, torch.tensor([[1.0, -2.5, 1.5, 0.0]]).softmax(-1))
 
@@ -218,11 +218,11 @@ PROCESSORS: dict[str, tuple[dict[str, Any], Callable[[], list[Any]]]] = {
 @pytest.mark.parametrize("name", PROCESSORS)
 def test_distribution_is_that_of_transformers(name: str) -> None:
     changes, processors = PROCESSORS[name]
-    rows = [Options(**({"temperature": 1.0} | changes))] * 32
+    rows = [SamplingParams(**({"temperature": 1.0} | changes))] * 32
     prompts = torch.randint(50, (32, 6), generator=torch.Generator().manual_seed(1))
     output = torch.randint(50, (32, 3), generator=torch.Generator().manual_seed(2))
     sampler = sampler_of(rows, 50, prompts.tolist())
-    sampler.record(output, torch.full((32,), 3))
+    sampler.count_tokens(output, torch.full((32,), 3))
     logits = random_logits(3, 32, 50)
     theirs = LogitsProcessorList(processors())(torch.cat([prompts, output], 1), logits.clone()).softmax(-1)
     torch.testing.assert_close(sampler.distribution(logits), theirs, rtol=1e-12, atol=0)  # float64, 50 terms
@@ -231,38 +231,38 @@ def test_distribution_is_that_of_transformers(name: str) -> None:
 def test_greedy_takes_the_first_of_equals() -> None:
     logits = torch.tensor([[0.0, 4.0, 4.0], [4.0, 4.0, 4.0]])
     for rows in (
-        [Options()] * 2,
-        [Options(), Options(), Options(temperature=1.0)],
+        [SamplingParams()] * 2,
+        [SamplingParams(), SamplingParams(), SamplingParams(temperature=1.0)],
     ):  # alone, and beside one that draws
         full = torch.cat([logits, logits[:1]])[: len(rows)]
         sampler = sampler_of(rows, 3)
         assert sampler.distribution(full)[:2].tolist() == [[0, 1, 0], [1, 0, 0]]
-        assert sampler.choose(full)[:2].tolist() == [1, 0]
+        assert sampler.sample(full)[:2].tolist() == [1, 0]
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
 def test_types(dtype: torch.dtype) -> None:
-    rows = [Options(), Options(temperature=0.8, seed=4), Options(temperature=0.8, top_p=0.9, frequency_penalty=1.0)]
+    rows = [SamplingParams(), SamplingParams(temperature=0.8, seed=4), SamplingParams(temperature=0.8, top_p=0.9, frequency_penalty=1.0)]
     logits = random_logits(5, 3, 20, dtype=dtype)
     wide = logits if dtype == torch.float64 else logits.float()
     one, other = sampler_of(rows, 20), sampler_of(rows, 20)
     assert one.distribution(logits).dtype == wide.dtype
     assert one.distribution(logits).equal(other.distribution(wide))
-    ids = one.choose(logits)
+    ids = one.sample(logits)
     assert ids.dtype == torch.int64
-    assert ids.equal(other.choose(wide))
+    assert ids.equal(other.sample(wide))
     before = logits.clone()
     one.verify(logits[:, None], torch.empty(3, 0, dtype=torch.int64), torch.zeros(3, dtype=torch.int64))
     assert logits.equal(before)
     expected = wide.softmax(-1).log().gather(1, ids[:, None])[:, 0]
-    assert logprobs_of(logits, ids).dtype == wide.dtype
-    torch.testing.assert_close(logprobs_of(logits, ids), expected)
+    assert token_logprobs(logits, ids).dtype == wide.dtype
+    torch.testing.assert_close(token_logprobs(logits, ids), expected)
 
 
 def test_logprobs_by_hand() -> None:
     logits = torch.tensor([[0.0, 0.0, -math.inf], [1000.0, 0.0, 0.0]])
-    assert logprobs_of(logits, torch.tensor([1, 0])).tolist() == [torch.tensor(0.5).log().item(), 0.0]
-    assert logprobs_of(logits, torch.tensor([2, 1])).tolist() == [-math.inf, -1000.0]
+    assert token_logprobs(logits, torch.tensor([1, 0])).tolist() == [torch.tensor(0.5).log().item(), 0.0]
+    assert token_logprobs(logits, torch.tensor([2, 1])).tolist() == [-math.inf, -1000.0]
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
@@ -270,10 +270,10 @@ def test_extreme_temperatures(dtype: torch.dtype) -> None:
     logits = torch.tensor([[3.0, 50.0, 50.0, -40.0, -math.inf]], dtype=dtype)
     for temperature in (5e-324, 1e-300, 1e-30):
         for filters in ({}, {"top_k": 3}, {"top_p": 0.9}, {"min_p": 0.5}):
-            got = sampler_of([Options(temperature=temperature, **filters)], 5).distribution(logits)
+            got = sampler_of([SamplingParams(temperature=temperature, **filters)], 5).distribution(logits)
             assert got.tolist() == [[0, 0.5, 0.5, 0, 0]]
     for temperature in (1e30, 1e300):
-        got = sampler_of([Options(temperature=temperature, top_k=100)], 5).distribution(logits)
+        got = sampler_of([SamplingParams(temperature=temperature, top_k=100)], 5).distribution(logits)
         assert got.tolist() == [[0.25, 0.25, 0.25, 0.25, 0]]
 
 
@@ -294,13 +294,13 @@ EXTREMES = st.fixed_dictionaries(
 @drawn
 @given(EXTREMES, st.lists(st.sampled_from([0.0, 1.0, -1.0, 6e4, -6e4, -math.inf]), min_size=6, max_size=6))
 def test_extremes_give_probabilities_all_the_same(asked: dict[str, Any], row: list[float]) -> None:
-    sampler = sampler_of([Options(**asked)], 6, [[0, 3]])
+    sampler = sampler_of([SamplingParams(**asked)], 6, [[0, 3]])
     logits = torch.tensor([row])
     for _ in range(3):
         got = sampler.distribution(logits)
         assert torch.isfinite(got).all()
         torch.testing.assert_close(got.sum(), torch.tensor(1.0))
-        chosen = sampler.choose(logits)
+        chosen = sampler.sample(logits)
         assert got[0, chosen] > 0
         assert row[int(chosen)] > -math.inf or got[0, 0] == 1  # one that the model forbids only where all are
 
@@ -309,20 +309,20 @@ def test_extremes_give_probabilities_all_the_same(asked: dict[str, Any], row: li
 def test_where_all_is_forbidden_id_0_is_chosen(temperature: float) -> None:
     filters = {"top_k": 2, "top_p": 0.5, "min_p": 0.5}
     nothing = dict.fromkeys(range(4), -math.inf)
-    sampler = sampler_of([Options(temperature=temperature, logit_bias=nothing, **filters)], 4)
+    sampler = sampler_of([SamplingParams(temperature=temperature, logit_bias=nothing, **filters)], 4)
     assert sampler.distribution(torch.randn(1, 4)).tolist() == [[1, 0, 0, 0]]
-    assert sampler.choose(torch.randn(1, 4)).tolist() == [0]
+    assert sampler.sample(torch.randn(1, 4)).tolist() == [0]
 
 
 def test_what_is_forbidden_is_never_chosen() -> None:
-    rows = [Options(temperature=5.0, logit_bias={0: -math.inf, 3: -math.inf}, seed=i) for i in range(500)]
-    chosen = sampler_of(rows, 4).choose(torch.zeros(500, 4))
+    rows = [SamplingParams(temperature=5.0, logit_bias={0: -math.inf, 3: -math.inf}, seed=i) for i in range(500)]
+    chosen = sampler_of(rows, 4).sample(torch.zeros(500, 4))
     assert set(chosen.tolist()) == {1, 2}
 
 
 def test_no_bias_allows_what_the_model_forbids() -> None:
     for temperature in (0.0, 1.0):
-        sampler = sampler_of([Options(temperature=temperature, logit_bias={0: 1e300})], 2)
+        sampler = sampler_of([SamplingParams(temperature=temperature, logit_bias={0: 1e300})], 2)
         assert sampler.distribution(torch.tensor([[-math.inf, 0.0]])).tolist() == [[0, 1]]
 
 
@@ -330,31 +330,31 @@ def test_no_end_before_the_minimum() -> None:
     # The ends are by far the likeliest: they come as soon as they may.
     logits = torch.tensor([[0.0, 0.0, 9.0, 0.0, 0.0, 8.0]])
     for temperature in (0.0, 0.1):
-        sampler = sampler_of([Options(min_new_tokens=3, temperature=temperature)], 6)
-        chosen = [sampler.choose(logits).item() for _ in range(5)]
+        sampler = sampler_of([SamplingParams(min_new_tokens=3, temperature=temperature)], 6)
+        chosen = [sampler.sample(logits).item() for _ in range(5)]
         assert [token in ENDS for token in chosen] == [False, False, False, True, True]
 
 
 def test_ids_without_a_logit() -> None:
     sampler = Sampler(1, 4, CPU)
     with pytest.raises(InputError, match=r"logit_bias names id 4, but ids go to 3; leave it out\."):
-        sampler.join(0, Options(logit_bias={1: 1.0, 4: 1.0}), [], [])
-    assert sampler.choose(torch.tensor([[1.0, 0.5, 0.0, 0.0]])).item() == 0  # it did not half join
-    assert sampler.plan(1).idle
-    sampler.join(0, Options(repetition_penalty=2.0, min_new_tokens=1), prompt=[3, 9, -1], end_ids=[9, 1])
-    assert sampler.choose(torch.tensor([[1.0, 5.0, 1.1, 1.9]])).item() == 2
+        sampler.set_slot(0, SamplingParams(logit_bias={1: 1.0, 4: 1.0}), [], [])
+    assert sampler.sample(torch.tensor([[1.0, 0.5, 0.0, 0.0]])).item() == 0  # it did not half join
+    assert sampler.metadata(1).idle
+    sampler.set_slot(0, SamplingParams(repetition_penalty=2.0, min_new_tokens=1), prompt=[3, 9, -1], end_ids=[9, 1])
+    assert sampler.sample(torch.tensor([[1.0, 5.0, 1.1, 1.9]])).item() == 2
 
 
 # Chance.
 
 
-def crowd(options: Options, n: int, vocab_size: int, prompt: Sequence[int] = ()) -> Sampler:
+def crowd(options: SamplingParams, n: int, vocab_size: int, prompt: Sequence[int] = ()) -> Sampler:
     """One request in n rows, each a hundred steps on from the last: draws that have nothing to do with each other."""
     sampler = Sampler(n, vocab_size, CPU)
-    sampler.join(0, options, prompt, ENDS)
+    sampler.set_slot(0, options, prompt, ENDS)
     for row in range(1, n):
         sampler.copy(0, row)
-    sampler.record(torch.empty(n, 0, dtype=torch.int64), 100 * torch.arange(n))
+    sampler.count_tokens(torch.empty(n, 0, dtype=torch.int64), 100 * torch.arange(n))
     return sampler
 
 
@@ -391,36 +391,36 @@ def test_chi_square_finds_a_small_fault() -> None:
 @pytest.mark.parametrize(
     "options",
     [
-        Options(temperature=1.0),
-        Options(temperature=1.6, top_k=6),
-        Options(temperature=1.3, top_p=0.9),
-        Options(temperature=1.3, min_p=0.05),
-        Options(temperature=2.0, top_k=9, top_p=0.95, min_p=0.03, repetition_penalty=1.4, logit_bias={3: 1.0}),
+        SamplingParams(temperature=1.0),
+        SamplingParams(temperature=1.6, top_k=6),
+        SamplingParams(temperature=1.3, top_p=0.9),
+        SamplingParams(temperature=1.3, min_p=0.05),
+        SamplingParams(temperature=2.0, top_k=9, top_p=0.95, min_p=0.03, repetition_penalty=1.4, logit_bias={3: 1.0}),
     ],
     ids=["temperature", "top_k", "top_p", "min_p", "together"],
 )
-def test_choices_follow_the_distribution(options: Options) -> None:
+def test_choices_follow_the_distribution(options: SamplingParams) -> None:
     logits = random_logits(7, 12, dtype=torch.float32)
     sampler = crowd(options, 20_000, 12, prompt=[1, 4])
     probabilities = sampler.distribution(logits.expand(1, 12))[0]
-    assert_drawn_from(probabilities, sampler.choose(logits.expand(20_000, 12)))
+    assert_drawn_from(probabilities, sampler.sample(logits.expand(20_000, 12)))
 
 
 @pytest.mark.parametrize("seed", [0, -1, 2**63 - 1])
 def test_one_request_follows_the_distribution_step_by_step(seed: int) -> None:
-    sampler = sampler_of([Options(temperature=1.0, seed=seed)], 12)
+    sampler = sampler_of([SamplingParams(temperature=1.0, seed=seed)], 12)
     logits = random_logits(7, 1, 12, dtype=torch.float32)
-    choices = torch.cat([sampler.choose(logits) for _ in range(1000)])
+    choices = torch.cat([sampler.sample(logits) for _ in range(1000)])
     assert_drawn_from(sampler.distribution(logits)[0], choices)
 
 
 def test_torch_s_generator_has_no_part_in_it() -> None:
-    rows = [Options(temperature=1.0, seed=seed) for seed in range(50)]
+    rows = [SamplingParams(temperature=1.0, seed=seed) for seed in range(50)]
     before = torch.get_rng_state()
-    one = sampler_of(rows, 12).choose(torch.zeros(50, 12))
+    one = sampler_of(rows, 12).sample(torch.zeros(50, 12))
     assert torch.get_rng_state().equal(before)
     torch.rand(1)
-    assert sampler_of(rows, 12).choose(torch.zeros(50, 12)).equal(one)
+    assert sampler_of(rows, 12).sample(torch.zeros(50, 12)).equal(one)
     assert len(set(one.tolist())) > 6  # 50 seeds among 12 ids: far fewer would be one stream
 
 
@@ -428,8 +428,8 @@ def test_seeds_a_step_of_the_generator_apart_are_unrelated() -> None:
     # SplitMix64 adds 0x9E37... for each number and a token takes three: were seeds its states, one of these requests
     # would draw what the other draws a token later.
     ahead = (3 * 0x9E3779B97F4A7C15 + 2**63) % 2**64 - 2**63
-    sampler = sampler_of([Options(temperature=1.0, seed=0), Options(temperature=1.0, seed=ahead)], 1000)
-    one, other = torch.stack([sampler.choose(torch.zeros(2, 1000)) for _ in range(20)], 1)
+    sampler = sampler_of([SamplingParams(temperature=1.0, seed=0), SamplingParams(temperature=1.0, seed=ahead)], 1000)
+    one, other = torch.stack([sampler.sample(torch.zeros(2, 1000)) for _ in range(20)], 1)
     assert (one[1:] == other[:-1]).sum() <= 2  # of 19 by chance with probability 1/1000 each
 
 
@@ -439,9 +439,9 @@ MODEL = random_logits(21, 7, 6, dtype=torch.float32)
 DRAFTER = MODEL + random_logits(22, 7, 6, dtype=torch.float32) / 2
 ROWS = 20_000
 ASKED = {
-    "plain": Options(temperature=1.2),
-    "frequency": Options(temperature=1.2, frequency_penalty=1.5),
-    "together": Options(temperature=1.5, top_k=4, min_p=0.02, repetition_penalty=1.7, logit_bias={1: 1.0}),
+    "plain": SamplingParams(temperature=1.2),
+    "frequency": SamplingParams(temperature=1.2, frequency_penalty=1.5),
+    "together": SamplingParams(temperature=1.5, top_k=4, min_p=0.02, repetition_penalty=1.7, logit_bias={1: 1.0}),
 }
 
 
@@ -462,9 +462,9 @@ def padded(drafts: Tensor, n_drafts: Tensor) -> Tensor:
     return drafts.where(torch.arange(drafts.shape[1]) < n_drafts[:, None], -(10**9))
 
 
-def assert_pairs_follow(options: Options, sampler: Sampler, tokens: Tensor, kept: Tensor) -> None:
+def assert_pairs_follow(options: SamplingParams, sampler: Sampler, tokens: Tensor, kept: Tensor) -> None:
     """Hold each row's first two tokens, of which the second may yet have to be chosen, against the reference."""
-    chosen = sampler.choose(MODEL[tokens.gather(1, kept[:, None] - 1)[:, 0]])
+    chosen = sampler.sample(MODEL[tokens.gather(1, kept[:, None] - 1)[:, 0]])
     pairs = tokens[:, 0] * 6 + torch.where(kept > 1, tokens[:, 1], chosen)
     first = reference(MODEL[-1].tolist(), options, [], [])
     second = [reference(MODEL[x].tolist(), options, [], [x]) for x in range(6)]
@@ -503,7 +503,7 @@ def test_drawn_drafts_leave_the_distribution_as_it_was(name: str, k: int, own: b
     drafts, probs = torch.empty(ROWS, 0, dtype=torch.int64), []
     for _ in range(k):
         last = drafts[:, -1] if probs else torch.full((ROWS,), -1)
-        ids, q = drafter.propose(DRAFTER[last], drafts)
+        ids, q = drafter.sample_draft(DRAFTER[last], drafts)
         drafts = torch.cat([drafts, ids[:, None]], 1)
         probs.append(q)
     assert_drawn_from(probs[0][0], drafts[:, 0])
@@ -519,7 +519,7 @@ def test_drawn_drafts_leave_the_distribution_as_it_was(name: str, k: int, own: b
 
 def test_a_drafter_that_is_the_model_is_always_believed() -> None:
     sampler = crowd(ASKED["frequency"], 500, 6)
-    ids, q = sampler.propose(MODEL[-1:].expand(500, 6), torch.empty(500, 0, dtype=torch.int64))
+    ids, q = sampler.sample_draft(MODEL[-1:].expand(500, 6), torch.empty(500, 0, dtype=torch.int64))
     drafts, n_drafts = ids[:, None], torch.ones(500, dtype=torch.int64)
     tokens, kept = sampler.verify(logits_along(drafts, n_drafts), drafts, n_drafts, q[:, None])
     assert (kept == 2).all()
@@ -528,7 +528,7 @@ def test_a_drafter_that_is_the_model_is_always_believed() -> None:
 
 def test_where_the_drafter_leaves_nothing_the_model_draws() -> None:
     # q is above p everywhere, as only rounding (or a drafter's fault) can make it: nothing is left of p - q.
-    sampler = crowd(Options(temperature=1.0, logit_bias={3: -math.inf}), 2000, 6)
+    sampler = crowd(SamplingParams(temperature=1.0, logit_bias={3: -math.inf}), 2000, 6)
     one = torch.ones(2000, dtype=torch.int64)
     tokens, kept = sampler.verify(
         logits_along(one[:, None], one), one[:, None], one, torch.full((2000, 1, 6), 1e9, dtype=torch.float32)
@@ -540,18 +540,18 @@ def test_where_the_drafter_leaves_nothing_the_model_draws() -> None:
 ROW = st.tuples(OPTIONS, st.lists(IDS, max_size=3))
 
 
-def written_one_by_one(rows: Sequence[tuple[Options, list[int]]], table: Tensor, length: int) -> Tensor:
+def written_one_by_one(rows: Sequence[tuple[SamplingParams, list[int]]], table: Tensor, length: int) -> Tensor:
     """The tokens [n, length] that a model chooses whose logits follow from the last token."""
     sampler = sampler_of([options for options, _ in rows], 8, [prompt for _, prompt in rows])
     last, tokens = torch.full((len(rows),), -1), []
     for _ in range(length):
-        last = sampler.choose(table[last])
+        last = sampler.sample(table[last])
         tokens.append(last)
     return torch.stack(tokens, 1)
 
 
 def written_with_drafts(
-    rows: Sequence[tuple[Options, list[int]]], table: Tensor, length: int, k: int, right: Tensor, guessed: bool
+    rows: Sequence[tuple[SamplingParams, list[int]]], table: Tensor, length: int, k: int, right: Tensor, guessed: bool
 ) -> list[list[int]]:
     """The same with drafts, of which those of `right` are what the model would say; with probabilities if guessed."""
     n, places = len(rows), torch.arange(k)
@@ -578,7 +578,7 @@ def written_with_drafts(
 @drawn
 @given(st.lists(ROW, min_size=1, max_size=4), st.integers(0, 3), st.integers(0, 2**32), st.floats(0, 1))
 def test_certain_drafts_change_no_token(
-    rows: list[tuple[Options, list[int]]], k: int, seed: int, share: float
+    rows: list[tuple[SamplingParams, list[int]]], k: int, seed: int, share: float
 ) -> None:
     # Greedy or drawn, with all that a request may ask: every token is the one that would be there without drafts.
     table = random_logits(seed, 9, 8, dtype=torch.float32)
@@ -590,10 +590,10 @@ def test_certain_drafts_change_no_token(
 @drawn
 @given(st.lists(ROW, min_size=1, max_size=4), st.integers(1, 3), st.integers(0, 2**32), st.floats(0, 1))
 def test_drawn_drafts_change_no_greedy_token(
-    rows: list[tuple[Options, list[int]]], k: int, seed: int, share: float
+    rows: list[tuple[SamplingParams, list[int]]], k: int, seed: int, share: float
 ) -> None:
     rows = [(replace(options, temperature=0.0), prompt) for options, prompt in rows]
-    drawing = (Options(temperature=1.0), [1])  # beside which the greedy rows have to go through probabilities
+    drawing = (SamplingParams(temperature=1.0), [1])  # beside which the greedy rows have to go through probabilities
     table = random_logits(seed, 9, 8, dtype=torch.float32)
     right = torch.rand(7, 3, generator=torch.Generator().manual_seed(seed)) < share
     expected = written_one_by_one(rows, table, 10).tolist()
@@ -604,14 +604,14 @@ def test_drawn_drafts_change_no_greedy_token(
 @drawn
 @given(OPTIONS, st.lists(IDS, max_size=3), st.lists(IDS, max_size=3), st.integers(0, 2**32))
 def test_proposals_are_drawn_as_if_the_drafts_were_written(
-    options: Options, prompt: list[int], drafts: list[int], seed: int
+    options: SamplingParams, prompt: list[int], drafts: list[int], seed: int
 ) -> None:
     logits = random_logits(seed, 1, 8)
     sampler = sampler_of([options], 8, [prompt])
     before = sampler.distribution(logits)
-    _, q = sampler.propose(logits, torch.tensor([drafts], dtype=torch.int64))
+    _, q = sampler.sample_draft(logits, torch.tensor([drafts], dtype=torch.int64))
     assert sampler.distribution(logits).equal(before)  # nothing was counted
-    sampler.record(torch.tensor([drafts], dtype=torch.int64), torch.tensor([len(drafts)]))
+    sampler.count_tokens(torch.tensor([drafts], dtype=torch.int64), torch.tensor([len(drafts)]))
     assert sampler.distribution(logits).equal(q)
 
 
@@ -621,7 +621,7 @@ def test_proposals_are_drawn_as_if_the_drafts_were_written(
 @drawn
 @given(st.lists(ROW, min_size=1, max_size=5), st.integers(0, 2**32), st.data())
 def test_a_request_gives_the_same_tokens_in_any_batch(
-    rows: list[tuple[Options, list[int]]], seed: int, data: st.DataObject
+    rows: list[tuple[SamplingParams, list[int]]], seed: int, data: st.DataObject
 ) -> None:
     table = random_logits(seed, 9, 8, dtype=torch.float32)
     alone = [written_one_by_one([row], table, 6)[0].tolist() for row in rows]
@@ -631,14 +631,14 @@ def test_a_request_gives_the_same_tokens_in_any_batch(
     while waiting or running:
         while waiting and len(running) < 4 and (not running or data.draw(st.booleans())):
             request = waiting.pop()
-            sampler.join(len(running), *rows[request], ENDS)
+            sampler.set_slot(len(running), *rows[request], ENDS)
             running.append(request)
         last = torch.tensor([written[request][-1] if written[request] else -1 for request in running])
-        for request, token in zip(running, sampler.choose(table[last]).tolist(), strict=True):
+        for request, token in zip(running, sampler.sample(table[last]).tolist(), strict=True):
             written[request].append(token)
         for row in reversed(range(len(running))):
             if len(written[running[row]]) == 6:
-                sampler.leave(row)
+                sampler.clear_slot(row)
                 sampler.move(len(running) - 1, row)
                 running[row] = running[-1]
                 running.pop()
@@ -647,23 +647,23 @@ def test_a_request_gives_the_same_tokens_in_any_batch(
 
 @drawn
 @given(st.permutations(range(4)), st.lists(ROW, min_size=4, max_size=4), st.integers(0, 2**32))
-def test_rows_change_places(order: list[int], rows: list[tuple[Options, list[int]]], seed: int) -> None:
+def test_rows_change_places(order: list[int], rows: list[tuple[SamplingParams, list[int]]], seed: int) -> None:
     one, other = (sampler_of([row[0] for row in rows], 8, [row[1] for row in rows], slots=8) for _ in range(2))
     logits = random_logits(seed, 4, 8)
-    one.choose(logits)
-    other.choose(logits)
+    one.sample(logits)
+    other.sample(logits)
     for place, row in enumerate(order):
         other.copy(row, 4 + place)
     for place in range(4):
         other.move(4 + place, place)
-    assert other.plan(4) == one.plan(4)
+    assert other.metadata(4) == one.metadata(4)
     for _ in range(3):
         assert other.distribution(logits[order]).equal(one.distribution(logits)[order])
-        assert other.choose(logits[order]).equal(one.choose(logits)[order])
+        assert other.sample(logits[order]).equal(one.sample(logits)[order])
 
 
 def test_a_slot_forgets_its_last_request() -> None:
-    everything = Options(
+    everything = SamplingParams(
         temperature=1.0,
         top_k=5,
         top_p=0.9,
@@ -675,55 +675,55 @@ def test_a_slot_forgets_its_last_request() -> None:
     )
     logits = random_logits(0, 2, 8)
     for options in (
-        Options(temperature=1.0),
-        Options(),
-        Options(temperature=1.0, frequency_penalty=1.0),
-        Options(temperature=1.0, repetition_penalty=1.5),
-        Options(temperature=1.0, min_new_tokens=3),
-        Options(temperature=1.0, logit_bias={7: 1.0}),
+        SamplingParams(temperature=1.0),
+        SamplingParams(),
+        SamplingParams(temperature=1.0, frequency_penalty=1.0),
+        SamplingParams(temperature=1.0, repetition_penalty=1.5),
+        SamplingParams(temperature=1.0, min_new_tokens=3),
+        SamplingParams(temperature=1.0, logit_bias={7: 1.0}),
     ):
         used, fresh = sampler_of([everything] * 2, 8, [[3, 4]] * 2), Sampler(2, 8, CPU)
         for _ in range(3):
-            used.choose(logits)
-        used.leave(0)
+            used.sample(logits)
+        used.clear_slot(0)
         for sampler in (used, fresh):
-            sampler.join(0, options, [6], [7])
-            sampler.join(1, everything, [6], [7])
+            sampler.set_slot(0, options, [6], [7])
+            sampler.set_slot(1, everything, [6], [7])
         assert used.distribution(logits).equal(fresh.distribution(logits))
-        assert used.choose(logits).equal(fresh.choose(logits))
+        assert used.sample(logits).equal(fresh.sample(logits))
 
 
 def test_a_fork_goes_on_as_its_source() -> None:
-    options = Options(temperature=1.0, frequency_penalty=1.0, repetition_penalty=1.2, seed=3)
+    options = SamplingParams(temperature=1.0, frequency_penalty=1.0, repetition_penalty=1.2, seed=3)
     sampler = sampler_of([options], 8, [[1]], slots=3)
     logits = random_logits(0, 1, 8)
     for _ in range(4):
-        sampler.choose(logits)
+        sampler.sample(logits)
     sampler.copy(0, 1)
     sampler.copy(0, 2)
     for _ in range(4):
-        assert len(set(sampler.choose(logits.expand(3, 8)).tolist())) == 1
+        assert len(set(sampler.sample(logits.expand(3, 8)).tolist())) == 1
 
 
 def test_only_what_is_asked_for_is_done() -> None:
-    sampler = sampler_of([Options()], 50, slots=3)
-    idle = sampler.plan(1)
-    assert (idle.greedy, idle.random, idle.top, idle.adjusts) == (True, False, 0, False)
+    sampler = sampler_of([SamplingParams()], 50, slots=3)
+    idle = sampler.metadata(1)
+    assert (idle.greedy, idle.random, idle.top, idle.needs_logits_processing) == (True, False, 0, False)
     # What a greedy row could not notice, and limits that leave all in, ask for nothing.
-    sampler.join(1, Options(top_k=3, top_p=0.5, min_p=0.1), [], [])
-    sampler.join(2, Options(temperature=1.0, top_k=50, top_p=1.0), [], [])
-    assert sampler.plan(2) == idle
-    assert (sampler.plan(3).random, sampler.plan(3).top, sampler.plan(3).adjusts) == (True, 0, False)
+    sampler.set_slot(1, SamplingParams(top_k=3, top_p=0.5, min_p=0.1), [], [])
+    sampler.set_slot(2, SamplingParams(temperature=1.0, top_k=50, top_p=1.0), [], [])
+    assert sampler.metadata(2) == idle
+    assert (sampler.metadata(3).random, sampler.metadata(3).top, sampler.metadata(3).needs_logits_processing) == (True, 0, False)
     # top_k looks no further than the largest k; top_p alone looks at all.
-    sampler.join(1, Options(temperature=1.0, top_k=3, top_p=0.5), [], [])
-    sampler.join(2, Options(temperature=1.0, top_k=8), [], [])
-    assert (sampler.plan(2).top, sampler.plan(3).top) == (3, 8)
-    sampler.join(2, Options(temperature=1.0, top_p=0.5, repetition_penalty=2.0), [], [])
-    assert (sampler.plan(3).top, sampler.plan(3).adjusts) == (50, True)
+    sampler.set_slot(1, SamplingParams(temperature=1.0, top_k=3, top_p=0.5), [], [])
+    sampler.set_slot(2, SamplingParams(temperature=1.0, top_k=8), [], [])
+    assert (sampler.metadata(2).top, sampler.metadata(3).top) == (3, 8)
+    sampler.set_slot(2, SamplingParams(temperature=1.0, top_p=0.5, repetition_penalty=2.0), [], [])
+    assert (sampler.metadata(3).top, sampler.metadata(3).needs_logits_processing) == (50, True)
     sampler.move(2, 1)
-    assert (sampler.plan(1), sampler.plan(2).top, sampler.plan(3).top) == (idle, 50, 50)
-    sampler.leave(1)
-    assert sampler.plan(3) == idle
+    assert (sampler.metadata(1), sampler.metadata(2).top, sampler.metadata(3).top) == (idle, 50, 50)
+    sampler.clear_slot(1)
+    assert sampler.metadata(3) == idle
 
 
 class Watch(TorchDispatchMode):
@@ -744,7 +744,7 @@ class Watch(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def watched(rows: Sequence[Options], call: Callable[[Sampler], object]) -> list[str]:
+def watched(rows: Sequence[SamplingParams], call: Callable[[Sampler], object]) -> list[str]:
     sampler = sampler_of(rows, 1000)
     with Watch(1000) as watch:
         call(sampler)
@@ -753,8 +753,8 @@ def watched(rows: Sequence[Options], call: Callable[[Sampler], object]) -> list[
 
 def test_greedy_rows_cost_one_argmax() -> None:
     logits, drafts = random_logits(0, 3, 3, 1000), torch.zeros(3, 2, dtype=torch.int64)
-    rows = [Options(), Options(top_p=0.5), Options(seed=4)]
-    assert watched(rows, lambda sampler: sampler.choose(logits[:, 0])) == ["argmax"]
+    rows = [SamplingParams(), SamplingParams(top_p=0.5), SamplingParams(seed=4)]
+    assert watched(rows, lambda sampler: sampler.sample(logits[:, 0])) == ["argmax"]
     for q in (None, torch.full((3, 2, 1000), 1e-3)):
         assert watched(rows, lambda sampler, q=q: sampler.verify(logits, drafts, torch.tensor([0, 1, 2]), q)) == [
             "argmax"
@@ -768,12 +768,12 @@ def test_nothing_is_sorted_in_vain_and_nothing_waits() -> None:
         torch.tensor([0, 1, 2]),
     )
     calls: list[Callable[[Sampler], object]] = [
-        lambda sampler: sampler.choose(logits[:, 0]),
-        lambda sampler: sampler.propose(logits[:, 0], drafts),
+        lambda sampler: sampler.sample(logits[:, 0]),
+        lambda sampler: sampler.sample_draft(logits[:, 0], drafts),
         lambda sampler: sampler.verify(logits, drafts, n_drafts),
         lambda sampler: sampler.verify(logits, drafts, n_drafts, torch.full((3, 2, 1000), 1e-3)),
     ]
-    every = Options(
+    every = SamplingParams(
         temperature=1.0,
         top_p=0.5,
         min_p=0.1,
@@ -783,15 +783,15 @@ def test_nothing_is_sorted_in_vain_and_nothing_waits() -> None:
         min_new_tokens=2,
     )
     for call in calls:
-        plain = watched([Options(temperature=1.0)] * 3, call)
+        plain = watched([SamplingParams(temperature=1.0)] * 3, call)
         assert not {"sort", "topk"} & set(plain)
-        assert "topk" in watched([Options(), every, Options(temperature=1.0)], call)
+        assert "topk" in watched([SamplingParams(), every, SamplingParams(temperature=1.0)], call)
     # A few passes: the difference, the quotient, exp and the sums, and what finds the peak and the token.
-    assert len(watched([Options(temperature=1.0)] * 3, calls[0])) <= 10
+    assert len(watched([SamplingParams(temperature=1.0)] * 3, calls[0])) <= 10
 
 
 def test_rows_made_in_inference_mode_may_be_written_outside() -> None:
     with torch.inference_mode():
-        sampler = sampler_of([Options(frequency_penalty=1.0)], 4)
-        sampler.choose(torch.zeros(1, 4))
-    assert sampler.choose(torch.zeros(1, 4)).item() == 1
+        sampler = sampler_of([SamplingParams(frequency_penalty=1.0)], 4)
+        sampler.sample(torch.zeros(1, 4))
+    assert sampler.sample(torch.zeros(1, 4)).item() == 1

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import glasshouse as gh
-from glasshouse.generation import DraftModel, NGrams
-from glasshouse.generation.speculation import continuation
+from glasshouse.generation import DraftModel, PromptLookup
+from glasshouse.generation.speculation import lookup_ngram
 
 LEARNED = {"kind": "learned"}
 
@@ -35,7 +35,7 @@ LEARNED = {"kind": "learned"}
     ],
 )
 def test_what_follows_is_what_followed(tokens: list[int], longest: int, count: int, expected: list[int]) -> None:
-    assert continuation(tokens, longest, count) == expected
+    assert lookup_ngram(tokens, longest, count) == expected
 
 
 def write_on(tokens: Sequence[int], longest: int, count: int) -> list[int]:
@@ -54,7 +54,7 @@ def write_on(tokens: Sequence[int], longest: int, count: int) -> list[int]:
     tokens=st.lists(st.integers(0, 3), min_size=1, max_size=20), longest=st.integers(1, 5), count=st.integers(0, 12)
 )
 def test_guesses_are_those_of_writing_on(tokens: list[int], longest: int, count: int) -> None:
-    assert continuation(tokens, longest, count) == write_on(tokens, longest, count)
+    assert lookup_ngram(tokens, longest, count) == write_on(tokens, longest, count)
 
 
 @given(
@@ -66,12 +66,12 @@ def test_guesses_are_those_of_writing_on(tokens: list[int], longest: int, count:
 def test_a_text_that_repeats_itself_is_guessed_right(word: list[int], length: int, longest: int, count: int) -> None:
     whole = word * 40
     seen = len(word) + 1 + length
-    assert continuation(whole[:seen], longest, count) == whole[seen : seen + count]
+    assert lookup_ngram(whole[:seen], longest, count) == whole[seen : seen + count]
 
 
 def test_a_text_of_one_token_comes_as_fast_as_drafts_allow() -> None:
     model = gh.build(gh.preset("tiny-decoder", max_len=32))
-    engine = gh.Engine(model, slots=1, speculator=NGrams(count=4))
+    engine = gh.Engine(model, slots=1, speculator=PromptLookup(count=4))
     request = engine.submit([5, 5], max_new_tokens=20, logit_bias={5: 1000.0})
     steps = 1
     while engine.step():

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import glasshouse as gh
-from glasshouse.generation import Options, Request
+from glasshouse.generation import SamplingParams, Request
 
 PATIENCE = 120  # seconds after which something hangs
 THREADS = 6
@@ -36,7 +36,7 @@ def _switching() -> Iterator[None]:
     sys.setswitchinterval(before)
 
 
-def job(number: int) -> tuple[list[int], Options]:
+def job(number: int) -> tuple[list[int], SamplingParams]:
     """Return a prompt and settings: greedy, drawn, with a stop string, and a search."""
     chance = random.Random(number)
     prompt = [1, 2, 3, *range(20, 20 + number % 19), *(chance.randrange(270) for _ in range(chance.randint(1, 5)))]
@@ -46,7 +46,7 @@ def job(number: int) -> tuple[list[int], Options]:
         {"temperature": 1.2, "repetition_penalty": 1.3, "stop": "e"},
         {"beams": 2},
     ]
-    return prompt, Options(max_new_tokens=chance.randint(1, 6), seed=number, **kinds[number % 4])
+    return prompt, SamplingParams(max_new_tokens=chance.randint(1, 6), seed=number, **kinds[number % 4])
 
 
 def in_threads(work: Callable[[int], None]) -> None:
@@ -71,7 +71,7 @@ def said(request: Request) -> tuple[list[int], str, str | None]:
 
 def together(model: gh.models.Decoder, each: int, stepped_by: str) -> None:
     """Let each thread submit so many requests, and as many again that it cancels at some moment."""
-    engine = gh.Engine(model, TOK, slots=5, max_len=40, chunk=8)
+    engine = gh.Engine(model, TOK, slots=5, max_len=40, prefill_chunk=8)
     kept: dict[int, Request] = {}
     cancelled: dict[int, Request] = {}
     texts: dict[int, str] = {}
@@ -135,7 +135,7 @@ def test_submitting_and_cancelling_do_not_wait_for_a_step(
     model: gh.models.Decoder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = gh.Engine(model, slots=2, max_len=40)
-    write, inside, go_on = engine._passes.write, threading.Event(), threading.Event()
+    write, inside, go_on = engine._passes.decode, threading.Event(), threading.Event()
 
     def slow(*given: Any, **named: Any) -> Any:  # noqa: ANN401
         inside.set()

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers.decoders import DecodeStream
 
-from glasshouse.generation.transcript import CONTEXT, Transcript
+from glasshouse.generation.transcript import CONTEXT, Detokenizer
 from glasshouse.text import Tokenizer
 
 MARK = "\ufffd"
@@ -127,8 +127,8 @@ def agreed(texts: Iterable[str]) -> str:
     return "".join(column[0] for column in columns)
 
 
-def write(tokenizer: Tokenizer, ids: Iterable[int], stop: Sequence[str] = ()) -> Transcript:
-    transcript = Transcript(tokenizer, stop)
+def write(tokenizer: Tokenizer, ids: Iterable[int], stop: Sequence[str] = ()) -> Detokenizer:
+    transcript = Detokenizer(tokenizer, stop)
     pieces = [transcript.add(number) for number in ids]
     pieces.append(transcript.finish())
     assert "".join(pieces) == transcript.text
@@ -136,7 +136,7 @@ def write(tokenizer: Tokenizer, ids: Iterable[int], stop: Sequence[str] = ()) ->
 
 
 def ids_of(tokenizer: Tokenizer, *tokens: str) -> list[int]:
-    ids = [tokenizer.id(token) for token in tokens]
+    ids = [tokenizer.token_to_id(token) for token in tokens]
     assert None not in ids
     return [number for number in ids if number is not None]
 
@@ -158,7 +158,7 @@ def test_streamed_text_is_the_decoded_text(make: Callable[[], Tokenizer], data: 
     transcript = write(tokenizer, ids)
     assert transcript.text == decode(tokenizer, ids)
     assert not transcript.stopped
-    assert transcript.kept == len(ids)
+    assert transcript.n_kept == len(ids)
 
 
 @kinds
@@ -167,7 +167,7 @@ def test_streamed_text_is_the_decoded_text(make: Callable[[], Tokenizer], data: 
 def test_text_comes_as_soon_as_nothing_can_change_it(make: Callable[[], Tokenizer], data: st.DataObject) -> None:
     tokenizer = make()
     ids = data.draw(lists_of_ids(tokenizer, max_size=6))
-    transcript = Transcript(tokenizer)
+    transcript = Detokenizer(tokenizer)
     for number in ids:
         transcript.add(number)
     # Three of the same byte complete any character that a first byte begins.
@@ -196,7 +196,7 @@ def test_the_librarys_own_stream_gives_the_same_of_good_text(make: Callable[[], 
 
 def test_characters_are_whole() -> None:
     tokenizer = single_bytes()
-    transcript = Transcript(tokenizer)
+    transcript = Detokenizer(tokenizer)
     pieces = [transcript.add(number) for number in tokenizer.encode("né你🙂!")]
     assert pieces == ["n", "", "é", "", "", "你", "", "", "", "🙂", "!"]
     assert transcript.finish() == ""
@@ -204,7 +204,7 @@ def test_characters_are_whole() -> None:
 
 def test_a_broken_character_is_marked_as_soon_as_it_is_broken() -> None:
     tokenizer = single_bytes()
-    transcript = Transcript(tokenizer)
+    transcript = Detokenizer(tokenizer)
     # f0 9f is half of 🙂; the next byte belongs to no character; e4 begins one that never comes.
     pieces = [transcript.add(number) for number in tokenizer.encode(b"\xf0\x9f!\xff\xe4")]
     assert pieces == ["", "", MARK + "!", MARK, ""]
@@ -213,7 +213,7 @@ def test_a_broken_character_is_marked_as_soon_as_it_is_broken() -> None:
 
 def test_a_run_of_bytes_to_fall_back_on_comes_when_it_ends() -> None:
     tokenizer = llama()
-    transcript = Transcript(tokenizer)
+    transcript = Detokenizer(tokenizer)
     tokens = ["▁a", "<0x0A>", "<0xC3>", "<0xA9>", "b", "<0xC3>", "<0xA9>", "<0xFF>", "▁a", "<0xE4>"]
     pieces = [transcript.add(number) for number in ids_of(tokenizer, *tokens)]
     assert pieces == ["a", "", "", "", "\néb", "", "", "", 3 * MARK + " a", ""]
@@ -223,7 +223,7 @@ def test_a_run_of_bytes_to_fall_back_on_comes_when_it_ends() -> None:
 def test_the_first_token_loses_its_space_and_no_other() -> None:
     for make in (metaspace, llama):
         tokenizer = make()
-        transcript = Transcript(tokenizer)
+        transcript = Detokenizer(tokenizer)
         pieces = [transcript.add(number) for number in ids_of(tokenizer, *["▁a"] * (3 * CONTEXT))]
         assert pieces == ["a"] + [" a"] * (3 * CONTEXT - 1)
 
@@ -239,9 +239,9 @@ def test_tokens_without_text_are_no_beginning(times: int) -> None:
 def test_special_tokens_and_ids_of_no_token_add_nothing() -> None:
     tokenizer = single_bytes()
     end, (first, second) = min(tokenizer.special_ids), tokenizer.encode("é")
-    transcript = Transcript(tokenizer)
+    transcript = Detokenizer(tokenizer)
     assert [transcript.add(number) for number in (end, first, end, len(tokenizer), -1, second)] == [""] * 5 + ["é"]
-    assert (transcript.text, transcript.kept) == ("é", 6)
+    assert (transcript.text, transcript.n_kept) == ("é", 6)
 
 
 def test_an_added_token_of_byte_level_is_its_text() -> None:
@@ -271,12 +271,12 @@ def test_text_is_cut_at_the_first_stop_string(make: Callable[[], Tokenizer], dat
     assert transcript.text == cut(whole, stop)
     assert transcript.stopped == any(one in whole for one in stop)
     if not transcript.stopped:
-        assert transcript.kept == len(ids)
+        assert transcript.n_kept == len(ids)
         return
     before = [k for k in range(len(ids)) if transcript.text.startswith(decode(tokenizer, ids[:k]))]
-    assert transcript.kept in before
+    assert transcript.n_kept in before
     if MARK not in whole:  # half a character decodes to a mark, which a text may hold for another reason
-        assert transcript.kept == max(before)
+        assert transcript.n_kept == max(before)
 
 
 @drawn
@@ -286,7 +286,7 @@ def test_text_is_cut_at_the_first_stop_string(make: Callable[[], Tokenizer], dat
 )
 def test_what_is_held_back_is_what_a_stop_string_may_still_take(text: str, stop: list[str]) -> None:
     tokenizer = single_bytes()
-    transcript = Transcript(tokenizer, stop)
+    transcript = Detokenizer(tokenizer, stop)
     longest = max(map(len, stop), default=0)
     ends = ["".join(end) for length in range(longest) for end in itertools.product("abz", repeat=length)] or [""]
     for length, number in enumerate(tokenizer.encode(text), 1):
@@ -319,7 +319,7 @@ def test_what_is_held_back_is_what_a_stop_string_may_still_take(text: str, stop:
 def test_stop_strings_by_hand(tokens: list[str], stop: list[str], text: str, kept: int) -> None:
     tokenizer = made(dict.fromkeys(t for t in tokens if t != "<end>"), {"type": "Fuse"})
     transcript = write(tokenizer, ids_of(tokenizer, *tokens), stop)
-    assert (transcript.text, transcript.kept) == (text, kept)
+    assert (transcript.text, transcript.n_kept) == (text, kept)
     assert transcript.stopped == (text != "".join(tokens).replace("<end>", ""))
 
 
@@ -327,19 +327,19 @@ def test_a_character_in_two_tokens_is_kept_whole_or_not_at_all() -> None:
     tokenizer = some_bytes()
     half, rest, rest_and_more = ids_of(tokenizer, "ä½", "ł", "½łb")
     a, b, e4 = ids_of(tokenizer, "a", "b", "ä")
-    assert write(tokenizer, [a, half, rest, b], ["你"]).kept == 1
-    assert write(tokenizer, [a, half, rest, b], ["b"]).kept == 3
+    assert write(tokenizer, [a, half, rest, b], ["你"]).n_kept == 1
+    assert write(tokenizer, [a, half, rest, b], ["b"]).n_kept == 3
     transcript = write(tokenizer, [a, e4, rest_and_more], ["b"])
-    assert (transcript.text, transcript.kept) == ("a你", 1)
+    assert (transcript.text, transcript.n_kept) == ("a你", 1)
 
 
 def test_bytes_to_fall_back_on_are_kept_by_character() -> None:
     tokenizer = llama()
     ids = ids_of(tokenizer, "▁a", "<0x0A>", "<0xC3>", "<end>", "<0xA9>", "b")
-    assert [write(tokenizer, ids, [stop]).kept for stop in ("a", "\n", "é", "b")] == [0, 1, 2, 5]
-    assert write(tokenizer, ids_of(tokenizer, "<0x20>", "<0x0A>"), ["\n"]).kept == 1
+    assert [write(tokenizer, ids, [stop]).n_kept for stop in ("a", "\n", "é", "b")] == [0, 1, 2, 5]
+    assert write(tokenizer, ids_of(tokenizer, "<0x20>", "<0x0A>"), ["\n"]).n_kept == 1
     ids = ids_of(tokenizer, MARK, "<0x0A>", "b", "é")  # a mark that is a token may be half a character until the next
-    assert [write(tokenizer, ids, [stop]).kept for stop in ("b", "é")] == [2, 3]
+    assert [write(tokenizer, ids, [stop]).n_kept for stop in ("b", "é")] == [2, 3]
 
 
 def test_a_stop_string_may_come_with_the_end_only() -> None:
@@ -349,21 +349,21 @@ def test_a_stop_string_may_come_with_the_end_only() -> None:
         (single_bytes(), half, "a" + MARK, "", 0),
         (llama(), ids_of(llama(), "▁a", "<0x0A>"), "\n", "a", 1),
     ):
-        transcript = Transcript(tokenizer, [stop])
+        transcript = Detokenizer(tokenizer, [stop])
         pieces = [transcript.add(number) for number in ids]
         assert not transcript.stopped
         assert "".join(pieces) + transcript.finish() == transcript.text == text
         assert transcript.stopped
-        assert transcript.kept == kept
+        assert transcript.n_kept == kept
 
 
 def test_nothing_comes_after_a_stop_string() -> None:
     tokenizer = single_bytes()
-    transcript = Transcript(tokenizer, ["b"])
+    transcript = Detokenizer(tokenizer, ["b"])
     ids = tokenizer.encode("abcabc")
     assert [transcript.add(number) for number in ids] == ["a", "", "", "", "", ""]
     assert transcript.finish() == ""
-    assert (transcript.text, transcript.stopped, transcript.kept) == ("a", True, 1)
+    assert (transcript.text, transcript.stopped, transcript.n_kept) == ("a", True, 1)
 
 
 # Cost.

@@ -329,7 +329,7 @@ def test_greedy(pair: Pair, record_property: Callable[[str, object], None]) -> N
 
 def test_greedy_while_prompts_are_read_in_parts(pair: Pair, record_property: Callable[[str, object], None]) -> None:
     """Layers with a window have no room for a whole text here, but use their slots in turn."""
-    engine = gh.Engine(pair.ours, slots=8, max_len=LONGEST + NEW, source_len=LONGEST, chunk=5)
+    engine = gh.Engine(pair.ours, slots=8, max_len=LONGEST + NEW, source_len=LONGEST, prefill_chunk=5)
     requests = [engine.submit(prompt, max_new_tokens=NEW) for prompt in pair.prompts]
     engine.run()
     check_greedy(pair, [one for request in requests for one in request.completions()], record_property)

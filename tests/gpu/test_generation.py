@@ -9,7 +9,7 @@ import torch
 from torch.nn import functional as F
 
 import glasshouse as gh
-from glasshouse.generation.survey import likeliest, logprobs_of
+from glasshouse.generation.survey import argmax, token_logprobs
 from glasshouse.layers import held
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -47,12 +47,12 @@ def test_logits_read_in_parts_tell_what_torch_tells(dtype: torch.dtype) -> None:
     logits[1, 123] = logits[1, 7000] = 50.0  # the first of equals
     logits[2] = -torch.inf
     logits[3, :5000] = -torch.inf
-    best = likeliest(logits)
+    best = argmax(logits)
     assert best.tolist() == [int(row.argmax()) for row in logits.cpu()]
-    assert 0 <= int(likeliest(torch.full_like(logits, torch.nan)).max()) < 12_288  # any id, but one
+    assert 0 <= int(argmax(torch.full_like(logits, torch.nan)).max()) < 12_288  # any id, but one
     picked = torch.tensor([0, 123, 5, 9000, 10_000], device="cuda")
     expected = logits.double().log_softmax(-1).gather(-1, picked[:, None])[:, 0]
-    result = logprobs_of(logits, picked)
+    result = token_logprobs(logits, picked)
     assert result[2].isnan() == expected[2].isnan()
     # Sums of 4,096 exponentials by halves, then of three: fifteen roundings of 6e-8, and one of a number up to 60.
     assert torch.allclose(result.double(), expected, rtol=0, atol=1e-5, equal_nan=True)
@@ -78,13 +78,13 @@ def test_a_graph_writes_what_the_model_would(settings: dict[str, object], compil
     spec = gh.preset("tiny-decoder", max_len=96, init={"kind": "normal", "std": 0.3}, end_ids=(7,), **settings)
     model = gh.build(spec, device="cuda").eval()
     prompts = [[random.randrange(256) for _ in range(random.randint(1, 40))] for _ in range(24)]
-    engine = gh.Engine(model, slots=6, max_len=96, chunk=16, compile=compiled)
+    engine = gh.Engine(model, slots=6, max_len=96, prefill_chunk=16, compile=compiled)
     requests = [engine.submit(prompt, max_new_tokens=5 + i % 20) for i, prompt in enumerate(prompts)]
     engine.run()
     graphs = engine._passes._graphs
     assert graphs is not None
     rode = any(key[0] == "ride" for key in graphs._captured)
-    assert rode == model.stack.mixes(model.token.table.weight)
+    assert rode == model.stack.supports_mixed_prefill(model.token_embedding.table.weight)
     for prompt, request in zip(prompts, requests, strict=True):
         if not request.ids:  # ended at once
             continue

@@ -106,7 +106,7 @@ def test_generation_records_and_is_edited() -> None:
         with gh.record(model, "resid_post.1", "pattern.0") as expected:
             model(whole)
         for name in ("resid_post.1", "pattern.0"):
-            close(two.seen[name], expected[name][0], 1e-4)
+            close(two.recording[name], expected[name][0], 1e-4)
         assert len(one.ids) == len(two.ids)
     with gh.edit(model, {"z.1": gh.ablate_head(0, 1), "pattern.0": gh.ablate_head(2)}):
         written = gh.generate(model, None, prompts, max_new_tokens=12)

@@ -228,7 +228,7 @@ def test_shards_are_written_and_read(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert len(list((tmp_path / "model").glob("model-*.safetensors"))) > 2
     assert same_weights(model, gh.load(tmp_path / "model")[0])
     theirs = hf.GPT2LMHeadModel.from_pretrained(tmp_path / "model")
-    assert theirs.transformer.wte.weight.equal(model.token.table.weight)
+    assert theirs.transformer.wte.weight.equal(model.token_embedding.table.weight)
 
 
 def test_shards_of_transformers_are_read(tmp_path: Path) -> None:

@@ -118,7 +118,7 @@ def adapted(name: str, targets: tuple[str, ...], tmp_path: Path) -> tuple[Model,
     choice = LoRA(rank=3, alpha=4.0, dropout=0.1, targets=targets)
     torch.manual_seed(1)
     lora.attach(model, choice)
-    randomise(lora.adapter(model))
+    randomise(lora.adapter_state_dict(model))
     hub.save_adapter(model, choice, tmp_path / "adapter", base=str(tmp_path / "base"))
     return model, choice
 
@@ -154,7 +154,7 @@ def test_ours_in_peft(name: str, targets: tuple[str, ...], tmp_path: Path) -> No
     expected = run_theirs(theirs, IDS, ours)
     assert (expected - without).abs().max() > 1e-3 * without.abs().max()
     assert_close(run_ours(ours, IDS), expected, tolerance(name))
-    own = lora.adapter(ours)
+    own = lora.adapter_state_dict(ours)
     lora.merge(ours)
     assert_close(run_ours(ours, IDS), run_theirs(theirs.merge_and_unload(), IDS, ours), tolerance(name))
 
@@ -162,8 +162,8 @@ def test_ours_in_peft(name: str, targets: tuple[str, ...], tmp_path: Path) -> No
     found = hub.load_adapter(back, tmp_path / "adapter")
     assert (found.rank, found.alpha, found.dropout) == (choice.rank, choice.alpha, choice.dropout)
     assert targets == ("*",) or set(found.targets) == set(targets)
-    assert lora.adapter(back).keys() == own.keys()
-    assert all(tensor.equal(own[name]) for name, tensor in lora.adapter(back).items())
+    assert lora.adapter_state_dict(back).keys() == own.keys()
+    assert all(tensor.equal(own[name]) for name, tensor in lora.adapter_state_dict(back).items())
     hub.save_adapter(back, found, tmp_path / "again", base=str(tmp_path / "base"))
     for file in ("adapter_config.json", "adapter_model.safetensors"):
         assert (tmp_path / "again" / file).read_bytes() == (tmp_path / "adapter" / file).read_bytes()
@@ -184,7 +184,7 @@ def test_peft_s_in_ours(name: str, settings: dict[str, Any], tmp_path: Path) -> 
     expected = run_theirs(theirs, IDS, ours)
     assert (expected - without).abs().max() > 1e-3 * without.abs().max()
     assert_close(run_ours(ours, IDS), expected, tolerance(name))
-    assert {layer.choice for layer in lora.attached(ours).values()} == {choice}
+    assert {layer.config for layer in lora.lora_layers(ours).values()} == {choice}
     lora.merge(ours)
     assert_close(run_ours(ours, IDS), run_theirs(theirs.merge_and_unload(), IDS, ours), tolerance(name))
 
@@ -192,7 +192,7 @@ def test_peft_s_in_ours(name: str, settings: dict[str, Any], tmp_path: Path) -> 
 def test_a_joined_matrix_by_hand(tmp_path: Path) -> None:
     """Of GPT-2's three the first and the last: two maps down above each other, two maps up on a diagonal."""
     ours, _ = adapted("gpt2", ATTENTION, tmp_path)
-    tensors, own = load_file(tmp_path / "adapter" / "adapter_model.safetensors"), lora.adapter(ours)
+    tensors, own = load_file(tmp_path / "adapter" / "adapter_model.safetensors"), lora.adapter_state_dict(ours)
     query, value = (f"stack.blocks.1.attention.layer.{name}" for name in ATTENTION)
     stem = "base_model.model.transformer.h.1.attn.c_attn"
     assert tensors[f"{stem}.lora_A.weight"].equal(torch.cat([own[f"{query}.down"], own[f"{value}.down"]]))
@@ -221,7 +221,7 @@ def test_a_joined_matrix_that_was_never_trained(tmp_path: Path) -> None:
     down = load_file(tmp_path / "adapter" / "adapter_model.safetensors")
     expected = down["base_model.model.transformer.h.2.attn.c_attn.lora_A.weight"]
     for name in ("query", "key", "value"):
-        assert lora.adapter(ours)[f"stack.blocks.2.attention.layer.{name}.down"].equal(expected)
+        assert lora.adapter_state_dict(ours)[f"stack.blocks.2.attention.layer.{name}.down"].equal(expected)
 
 
 def test_names_are_short_where_that_says_enough(tmp_path: Path) -> None:
@@ -300,7 +300,7 @@ def refused(saved: Path, folder: Path, sentence: str) -> None:
     before = run_ours(model, IDS)
     with pytest.raises(gh.StoreError, match=sentence):
         hub.load_adapter(model, folder)
-    assert not lora.attached(model)
+    assert not lora.lora_layers(model)
     assert all(weight.requires_grad for weight in model.parameters())
     assert run_ours(model, IDS).equal(before)
 

@@ -354,19 +354,19 @@ def test_published_configs_give_models_of_the_published_size(
     table: dict[str, Any], held: str, parameters: int
 ) -> None:
     names = [held, *map(str, range(40))]  # as many tensors as layers, at least
-    spec = hub.FAMILIES[table["model_type"]].read(table, names)
+    spec = hub.FAMILIES[table["model_type"]].spec_from_config(table, names)
     assert gh.count_parameters(spec) == parameters
 
 
 def test_a_marian_config_is_read() -> None:
-    spec = hub.FAMILIES["marian"].read(MARIAN, ["final_logits_bias", *map(str, range(40))])
+    spec = hub.FAMILIES["marian"].spec_from_config(MARIAN, ["final_logits_bias", *map(str, range(40))])
     assert (spec.start_id, spec.pad_id, spec.end_ids) == (58100, 58100, (0,))
     assert (spec.embed_scale, spec.embed_norm, spec.max_len) == (True, False, 512)
 
 
 def test_presets_are_what_was_published() -> None:
     many = [str(i) for i in range(40)]
-    assert hub.FAMILIES["gpt2"].read(GPT2, many) == gh.preset("gpt2")
-    assert hub.FAMILIES["t5"].read(T5, many) == gh.preset("t5-small")
-    llama = hub.FAMILIES["llama"].read(LLAMA, many)
+    assert hub.FAMILIES["gpt2"].spec_from_config(GPT2, many) == gh.preset("gpt2")
+    assert hub.FAMILIES["t5"].spec_from_config(T5, many) == gh.preset("t5-small")
+    llama = hub.FAMILIES["llama"].spec_from_config(LLAMA, many)
     assert hub.family.differences(llama, gh.preset("llama-1b")) == []

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 import glasshouse as gh
 from glasshouse import spec
 from glasshouse.inspection.attribution import Attribution, attribute
-from glasshouse.inspection.recording import Seen
+from glasshouse.inspection.recording import Recording
 from glasshouse.inspection.sites import Selection
 from glasshouse.layers import lora
 from glasshouse.models import Seq2Seq
@@ -66,7 +66,7 @@ def test_by_hand() -> None:
     (block,) = model.stack.blocks
     attention, feedforward = block.attention.layer, block.feedforward.layer
     values = [
-        (model.token.table.weight, [[0, 0], [1, 1]]),
+        (model.token_embedding.table.weight, [[0, 0], [1, 1]]),
         (attention.value.weight, [[2, 0], [0, 4]]),
         (attention.out.weight, [[1, 0], [0, -1]]),
         (attention.out.bias, [-3, 2]),
@@ -81,12 +81,12 @@ def test_by_hand() -> None:
         for weight, numbers in values:
             weight.copy_(torch.tensor(numbers))
     split = attribute(model, torch.tensor([[1]]), token=0, neurons=[0])
-    parts = {name: part.item() for name, part in split.parts().items()}
+    parts = {name: part.item() for name, part in split.components().items()}
     assert parts == pytest.approx({"embed": 1, "head 0.0": 4, "ffn 0": 4, "bias": 1}, abs=1e-12)
     assert split.neurons[0][0].tolist() == pytest.approx([0, 4], abs=1e-12)
     assert split.logit.item() == pytest.approx(10, abs=1e-12)
     other = attribute(model, torch.tensor([[1]]), token=1)
-    assert {name: part.item() for name, part in other.parts().items()} == pytest.approx(
+    assert {name: part.item() for name, part in other.components().items()} == pytest.approx(
         {"embed": 1, "head 0.0": -2, "ffn 0": 0, "bias": 1}, abs=1e-12
     )
 
@@ -97,10 +97,10 @@ def test_the_other_tokens_direction_by_hand() -> None:
     with torch.no_grad():
         model.head.weight[3] = model.head.weight[5]
         model.head.bias[3], model.head.bias[5] = 4.0, 1.5
-    split = attribute(model, IDS, token=3, against=5)
+    split = attribute(model, IDS, token=3, incorrect_token=5)
     assert split.logit.tolist() == pytest.approx([2.5, 2.5], abs=1e-12)
     assert split.bias.tolist() == pytest.approx([2.5, 2.5], abs=1e-12)
-    assert all(part.abs().max() < 1e-12 for name, part in split.parts().items() if name != "bias")
+    assert all(part.abs().max() < 1e-12 for name, part in split.components().items() if name != "bias")
 
 
 def held(norm: nn.Module, x: Tensor) -> Tensor:
@@ -151,14 +151,14 @@ def slowly(model: Any, call: tuple[Tensor, ...], b: int, i: int, token: int) -> 
         linear, activation, norm = model.head.transform
         x = linear(x)
         x = held(norm, x * (activation(x) / x).nan_to_num().detach())
-    logit = x @ model.head.matrix(model.token.table.weight)[token] * model.head.scale
+    logit = x @ model.head.matrix(model.token_embedding.table.weight)[token] * model.head.scale
     if model.head.bias is not None:
         logit = logit + model.head.bias[token]
     return logit.detach(), dict(zip(factors, torch.autograd.grad(logit, list(factors.values())), strict=True))
 
 
 def check_sum(split: Attribution, within: float) -> None:
-    parts = torch.stack(list(split.parts().values()))
+    parts = torch.stack(list(split.components().values()))
     room = within * torch.maximum(split.logit.abs(), parts.abs().amax(0)).clamp(min=1)
     assert ((parts.sum(0) - split.logit).abs() <= room).all()
 
@@ -179,7 +179,7 @@ def test_parts_are_those_of_the_slow_pass_and_add_up(kind: str, norm_order: str)
         model = make(dataclasses.replace(s, norm_order=norm_order, head=head))
         call = inputs(model)
         position, token, against = torch.tensor([1, -2]), torch.tensor([3, 7]), 10
-        split = attribute(model, *call, position=position, token=token, against=against)
+        split = attribute(model, *call, position=position, token=token, incorrect_token=against)
         check_sum(split, 1e-9)
         with torch.no_grad():
             logits = model(*call)
@@ -189,7 +189,7 @@ def test_parts_are_those_of_the_slow_pass_and_add_up(kind: str, norm_order: str)
             logit, said = slowly(model, call, b, int(i), int(token[b]))
             assert logit == pytest.approx(logits[b, i, token[b]].item(), rel=1e-9, abs=1e-9)
             _, unsaid = slowly(model, call, b, int(i), against)
-            parts = split.parts()
+            parts = split.components()
             assert list(parts) == [*said, "bias"]
             largest = max(1.0, *(float(part.abs().max()) for part in parts.values()))
             for name, part in parts.items():
@@ -263,7 +263,7 @@ def test_positions_and_tokens_of_a_batch_are_those_of_its_rows() -> None:
     model = tiny("tiny-seq2seq")
     call = inputs(model)
     position, token = torch.tensor([4, 0]), torch.tensor([1, 9])
-    both = attribute(model, *call, position=position, token=token, against=token.flip(0))
+    both = attribute(model, *call, position=position, token=token, incorrect_token=token.flip(0))
     assert both.position.tolist() == [4, 0]
     for b in range(2):
         one = attribute(
@@ -271,22 +271,22 @@ def test_positions_and_tokens_of_a_batch_are_those_of_its_rows() -> None:
             *(side[b : b + 1] for side in call),
             position=int(position[b]) - call[-1].shape[1],
             token=int(token[b]),
-            against=int(token[1 - b]),
+            incorrect_token=int(token[1 - b]),
         )
         close(one.logit, both.logit[b : b + 1])
-        for name, part in one.parts().items():
-            close(part, both.parts()[name][b : b + 1])
+        for name, part in one.components().items():
+            close(part, both.components()[name][b : b + 1])
 
 
 def test_only_the_positions_are_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     lengths = set()
-    put = Seen.put
+    put = Recording.put
 
-    def measured(self: Seen, asked: Selection, value: Tensor) -> None:
+    def measured(self: Recording, asked: Selection, value: Tensor) -> None:
         lengths.add(value.shape[asked.axes.index("position")])
         put(self, asked, value)
 
-    monkeypatch.setattr(Seen, "put", measured)
+    monkeypatch.setattr(Recording, "put", measured)
     model, whole = tiny(), []
     model.head.register_forward_hook(lambda *_: whole.append(1))
     attribute(model, IDS, token=1, position=2)
@@ -302,14 +302,14 @@ def test_lora_is_part_of_its_map(norm_order: str) -> None:
     model = tiny(norm_order=norm_order)
     lora.attach(model, lora.LoRA(rank=2, targets=("*",)))
     with torch.no_grad():
-        for tensor in lora.adapter(model).values():
+        for tensor in lora.adapter_state_dict(model).values():
             tensor.normal_()
-    attached = attribute(model, IDS, token=1, against=2)
+    attached = attribute(model, IDS, token=1, incorrect_token=2)
     check_sum(attached, 1e-9)
     lora.merge(model)
-    merged = attribute(model, IDS, token=1, against=2)
-    for name, part in attached.parts().items():
-        close(part, merged.parts()[name])
+    merged = attribute(model, IDS, token=1, incorrect_token=2)
+    for name, part in attached.components().items():
+        close(part, merged.components()[name])
 
 
 def test_a_model_in_training_is_split_without_dropout_and_put_back() -> None:
@@ -317,9 +317,9 @@ def test_a_model_in_training_is_split_without_dropout_and_put_back() -> None:
     quietly = attribute(model, IDS, token=1)
     split = attribute(model.train(), IDS, token=1)
     assert all(module.training for module in model.modules())
-    assert not any(part.requires_grad for part in split.parts().values())
-    for name, part in split.parts().items():
-        assert torch.equal(part, quietly.parts()[name])
+    assert not any(part.requires_grad for part in split.components().values())
+    for name, part in split.components().items():
+        assert torch.equal(part, quietly.components()[name])
 
 
 def test_half_precision_is_split_in_float32() -> None:
@@ -340,9 +340,9 @@ def test_an_edit_of_a_head_is_felt() -> None:
 
 def test_the_drawing_shows_the_largest_and_sums_up_the_rest() -> None:
     model = tiny(n_layers=12)
-    split = attribute(model, IDS.repeat(3, 1), token=1, against=2)
+    split = attribute(model, IDS.repeat(3, 1), token=1, incorrect_token=2)
     drawn = split._repr_html_()
-    values = {name: float(part[0]) for name, part in split.parts().items()}
+    values = {name: float(part[0]) for name, part in split.components().items()}
     largest = sorted(values, key=lambda name: -abs(values[name]))
     first = drawn.split("</table>")[0]
     assert first.count("<tr>") == 31
@@ -363,15 +363,15 @@ def test_tokens_may_be_given_as_text_with_a_tokenizer() -> None:
     tok = gh.Tokenizer.train(texts=["the the the the"], vocab_size=266)
     model = make(gh.preset("tiny-decoder", vocab_size=266))
     (the,) = tok.encode(" the")
-    by_id = attribute(model, IDS, token=the, against=5)
-    by_text = attribute(model, IDS, token=" the", against=tok.token(5), tok=tok)
+    by_id = attribute(model, IDS, token=the, incorrect_token=5)
+    by_text = attribute(model, IDS, token=" the", incorrect_token=tok.id_to_token(5), tok=tok)
     assert (by_text.token == the).all()
-    assert (by_text.against == 5).all()
+    assert (by_text.incorrect_token == 5).all()
     assert by_text.logit.equal(by_id.logit)
     with pytest.raises(gh.InputError, match=r"token is ' the', a text; give its id, tok.encode\(' the'\)\[0\], or"):
         attribute(model, IDS, token=" the")
     with pytest.raises(gh.InputError, match="against is ' the', a text"):
-        attribute(model, IDS, token=the, against=" the")
+        attribute(model, IDS, token=the, incorrect_token=" the")
     with pytest.raises(gh.InputError, match=r"token is 'q the', but that is 2 tokens \('q', .*the'\); give one"):
         attribute(model, IDS, token="q the", tok=tok)
     with pytest.raises(gh.InputError, match="but vocab_size is 11, so it is another model's"):
@@ -385,7 +385,7 @@ def test_what_cannot_be_split_is_refused_with_a_sentence() -> None:
     with pytest.raises(gh.InputError, match="token holds 11, but it must stay within 0 and 10"):
         attribute(model, IDS, token=11)
     with pytest.raises(gh.InputError, match="against holds -1, but it must stay within 0 and 10"):
-        attribute(model, IDS, token=1, against=torch.tensor([3, -1]))
+        attribute(model, IDS, token=1, incorrect_token=torch.tensor([3, -1]))
     with pytest.raises(gh.InputError, match="position holds 6, but it must stay within -6 and 5"):
         attribute(model, IDS, token=1, position=6)
     with pytest.raises(gh.InputError, match=r"position has shape \[3\] .* one for each of 2 rows"):
@@ -412,4 +412,4 @@ def test_parts_add_up_where_torch_has_wrapped_modules(order: str) -> None:
     block.feedforward.layer.down = torch.compile(block.feedforward.layer.down, backend="eager")
     model.head = torch.compile(model.head, backend="eager")
     split = attribute(model, IDS, token=3)
-    close(sum(split.parts().values()), split.logit, 1e-9)
+    close(sum(split.components().values()), split.logit, 1e-9)

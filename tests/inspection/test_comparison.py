@@ -66,7 +66,7 @@ def slow(one: Model, other: Model) -> dict[str, Tensor]:
     places = [(row, place) for row in range(len(ids)) for place in range(len(ids[0]))]
     nothing = [[math.nan] * len(ids[0]) for _ in ids]
     divergence, losses = copy.deepcopy(nothing), [copy.deepcopy(nothing), copy.deepcopy(nothing)]
-    if isinstance(one.spec.head, spec.NextToken | spec.MaskedToken | spec.TokenLabel):
+    if isinstance(one.spec.head, spec.NextToken | spec.MaskedToken | spec.TokenClassification):
         for row, place in places:
             p, q = (logs(answer[row][place]) for answer in answers)
             divergence[row][place] = sum(math.exp(x) * (x - y) for x, y in zip(p, q, strict=True))
@@ -124,8 +124,8 @@ def test_a_model_is_no_distance_from_itself(s: spec.Spec) -> None:
     for other in (model, copy.deepcopy(model)):
         seen = compare(model, other, *inputs(model))
         assert all((getattr(seen, name) == 0).all() for name in ("stream", "heads", "writes", "ffn"))
-        assert (seen.divergence.nan_to_num() == 0).all()
-        assert torch.equal(seen.loss_one.nan_to_num(), seen.loss_other.nan_to_num())
+        assert (seen.kl_divergence.nan_to_num() == 0).all()
+        assert torch.equal(seen.loss_a.nan_to_num(), seen.loss_b.nan_to_num())
 
 
 def test_a_changed_head_is_where_they_part() -> None:
@@ -134,15 +134,15 @@ def test_a_changed_head_is_where_they_part() -> None:
     with torch.no_grad():
         other.stack.blocks[1].attention.layer.query.weight[2 * 16 : 3 * 16] += 1  # d_head is 16
     seen = compare(one, other, SAID)
-    for field in (seen.heads, seen.writes):
+    for field in (seen.pattern_distance, seen.z_distance):
         assert field[:2].nonzero().tolist() == [[1, 2]]
         assert (field[2] > 0).all()
-    assert (seen.stream[:2] == 0).all()
+    assert (seen.residual_distance[:2] == 0).all()
     # The first token sees itself alone, whatever its query; what goes on from there reaches all that follow.
-    assert (seen.stream[2:, 0, 1:] > 0).all()
-    assert (seen.stream[:, 0, 0] == 0).all()
-    assert seen.ffn[0] == 0
-    assert (seen.ffn[1:] > 0).all()
+    assert (seen.residual_distance[2:, 0, 1:] > 0).all()
+    assert (seen.residual_distance[:, 0, 0] == 0).all()
+    assert seen.ffn_out_distance[0] == 0
+    assert (seen.ffn_out_distance[1:] > 0).all()
 
 
 def test_distances_on_paper() -> None:
@@ -150,12 +150,12 @@ def test_distances_on_paper() -> None:
     other = copy.deepcopy(one)
     with gh.edit(other, {"z.0[head=3]": scale(3.0), "ffn_out.1": scale(-1.0), "resid_post.1[position=2]": 0.0}):
         seen = compare(one, other, SAID)
-    assert seen.writes[0].tolist() == pytest.approx([0, 0, 0, 2], abs=1e-12)
-    assert float(seen.stream[2, 0, 2]) == pytest.approx(1, abs=1e-12)
+    assert seen.z_distance[0].tolist() == pytest.approx([0, 0, 0, 2], abs=1e-12)
+    assert float(seen.residual_distance[2, 0, 2]) == pytest.approx(1, abs=1e-12)
     with gh.edit(other, {"ffn_out.1": scale(-1.0), "resid_post.1": scale(0.25)}):
         seen = compare(one, other, SAID)
-    assert seen.ffn.tolist() == pytest.approx([0, 2], abs=1e-12)
-    assert (seen.stream[:2] == 0).all()
+    assert seen.ffn_out_distance.tolist() == pytest.approx([0, 2], abs=1e-12)
+    assert (seen.residual_distance[:2] == 0).all()
 
 
 def test_nothing_is_as_far_from_nothing_as_equals_are() -> None:
@@ -163,10 +163,10 @@ def test_nothing_is_as_far_from_nothing_as_equals_are() -> None:
     silent = {"ffn_out.0": 0.0, "z.0[head=1]": 0.0}
     with gh.edit(one, silent), gh.edit(other, silent):
         seen = compare(one, other, SAID)
-    assert seen.ffn[0] == 0
-    assert seen.writes[0, 1] == 0
+    assert seen.ffn_out_distance[0] == 0
+    assert seen.z_distance[0, 1] == 0
     with gh.edit(one, silent):
-        assert compare(one, other, SAID).ffn[0] == math.inf
+        assert compare(one, other, SAID).ffn_out_distance[0] == math.inf
 
 
 def test_total_variation_on_paper_whichever_model_was_changed() -> None:
@@ -177,11 +177,11 @@ def test_total_variation_on_paper_whichever_model_was_changed() -> None:
     half = (back + torch.eye(5)) / 2
     with gh.edit(one, {"pattern.1[head=1]": back}), gh.edit(other, {"pattern.1[head=1]": torch.eye(5)}):
         # All but the first of five look elsewhere.
-        assert compare(one, other, SAID).heads[1, 1] == 0.8
+        assert compare(one, other, SAID).pattern_distance[1, 1] == 0.8
     with gh.edit(one, {"pattern.1[head=1]": back}), gh.edit(other, {"pattern.1[head=1]": half}):
-        assert compare(one, other, SAID).heads[1].tolist() == [0, 0.4, 0, 0]
+        assert compare(one, other, SAID).pattern_distance[1].tolist() == [0, 0.4, 0, 0]
     with gh.edit(one, {"scores.0[head=1]": lambda scores: scores + 1}):
-        assert compare(one, other, SAID).heads.abs().max() < 1e-14  # a softmax does not feel what is added to all
+        assert compare(one, other, SAID).pattern_distance.abs().max() < 1e-14  # a softmax does not feel what is added to all
 
 
 def test_answers_on_paper() -> None:
@@ -194,10 +194,10 @@ def test_answers_on_paper() -> None:
             model.head.bias.copy_(torch.tensor([0, last]))
     seen = compare(one, other, torch.tensor([[0, 1, 0]]))
     apart = 0.25 * math.log(0.25 / 0.5) + 0.75 * math.log(0.75 / 0.5)
-    assert seen.divergence[0].tolist() == pytest.approx([apart] * 3, abs=1e-7)  # ln 3 went through float32
-    assert seen.loss_one[0, :2].tolist() == pytest.approx([-math.log(0.75), -math.log(0.25)], abs=1e-7)
-    assert seen.loss_other[0, :2].tolist() == pytest.approx([math.log(2)] * 2, abs=1e-12)
-    assert seen.loss_one[0, 2].isnan()
+    assert seen.kl_divergence[0].tolist() == pytest.approx([apart] * 3, abs=1e-7)  # ln 3 went through float32
+    assert seen.loss_a[0, :2].tolist() == pytest.approx([-math.log(0.75), -math.log(0.25)], abs=1e-7)
+    assert seen.loss_b[0, :2].tolist() == pytest.approx([math.log(2)] * 2, abs=1e-12)
+    assert seen.loss_a[0, 2].isnan()
 
 
 @pytest.mark.parametrize("kind", ["tiny-decoder", "tiny-encoder"])
@@ -218,8 +218,8 @@ def test_documents_have_no_next_token_in_each_other() -> None:
     one, other = small(), small(seed=1)
     packed = compare(one, other, torch.tensor([[5, 6, 5, 6]]), documents=torch.tensor([[3, 3, 8, 8]]))
     alone = compare(one, other, torch.tensor([[5, 6]]))
-    assert packed.loss_one[0].isnan().tolist() == [False, True, False, True]
-    close(packed.loss_one[:, 2:], alone.loss_one)
+    assert packed.loss_a[0].isnan().tolist() == [False, True, False, True]
+    close(packed.loss_a[:, 2:], alone.loss_a)
     for name in ("heads", "writes", "ffn"):
         close(getattr(packed, name), getattr(alone, name))
 
@@ -235,13 +235,13 @@ def test_each_model_hides_and_leans_in_its_own_way(position: str, told: dict[str
         with gh.record(model, "pattern.*") as recorded:
             model(SAID, **told)
         patterns_.append(recorded["pattern.*"])
-    close(seen.heads, ((patterns_[0] - patterns_[1]).abs().sum(-1) / 2).mean((1, 3)))
+    close(seen.pattern_distance, ((patterns_[0] - patterns_[1]).abs().sum(-1) / 2).mean((1, 3)))
 
 
 def test_tiles_change_nothing_and_no_whole_pattern_is_held(monkeypatch: pytest.MonkeyPatch) -> None:
     one, other = small(), small(seed=1)
     whole = compare(one, other, SAID)
-    made, work_out = [], patterns.work_out
+    made, work_out = [], patterns.recompute_attention
 
     def watched(*args: object) -> Tensor:
         made.append(work_out(*args))
@@ -278,21 +278,21 @@ def test_a_tuned_model_beside_the_one_it_was() -> None:
     one = small()
     other = copy.deepcopy(one)
     lora.attach(other, lora.LoRA(targets=("*",)))
-    assert (compare(one, other, SAID).stream == 0).all()
+    assert (compare(one, other, SAID).residual_distance == 0).all()
     with torch.no_grad():
         other.stack.blocks[1].feedforward.layer.down.up.normal_()
     seen = compare(one, other, SAID)
-    assert seen.ffn[0] == 0
-    assert seen.ffn[1] > 0
-    assert (seen.divergence > 0).all()
+    assert seen.ffn_out_distance[0] == 0
+    assert seen.ffn_out_distance[1] > 0
+    assert (seen.kl_divergence > 0).all()
 
 
 def test_two_precisions_meet_in_the_finer() -> None:
     one = small()
     other = copy.deepcopy(one).float()
     seen = compare(one, other, SAID)
-    assert seen.stream.dtype == torch.float64
-    assert 0 < seen.stream.max() < 1e-4  # float32 is good to 6e-8, some dozen operations deep
+    assert seen.residual_distance.dtype == torch.float64
+    assert 0 < seen.residual_distance.max() < 1e-4  # float32 is good to 6e-8, some dozen operations deep
 
 
 WORDS = "a rose is a rose, a pea is a pea"
@@ -303,7 +303,7 @@ def test_a_text_is_read_by_its_tokenizer() -> None:
     one, other = (make(gh.preset("tiny-decoder", vocab_size=len(tok))) for _ in range(2))
     seen, expected = (compare(one, other, text, tok=tok) for text in (WORDS, torch.tensor([tok.encode(WORDS)])))
     assert torch.equal(seen.ids, expected.ids)
-    assert torch.equal(seen.divergence, expected.divergence)
+    assert torch.equal(seen.kl_divergence, expected.kl_divergence)
     with pytest.raises(InputError, match="given without a tokenizer"):
         compare(one, other, WORDS)
     small_one = small()
@@ -326,7 +326,7 @@ def test_a_pair_of_texts_is_read_as_it_was_trained(ends: bool) -> None:
     ids = torch.tensor([[0, 1, 3]]), torch.tensor([[5, 0, 2]])
     seen, expected = compare(one, other, "a rose", "a pea", tok=tok), compare(one, other, *ids)
     assert torch.equal(seen.ids, ids[1])
-    assert torch.equal(seen.stream, expected.stream)
+    assert torch.equal(seen.residual_distance, expected.residual_distance)
     without = make(gh.preset("tiny-seq2seq", vocab_size=6, start_id=None))
     with pytest.raises(InputError, match="no start_id"):
         compare(without, without, "a rose", "a pea", tok=tok)
@@ -373,7 +373,7 @@ def test_the_drawing_is_small_and_safe(tmp_path: Path) -> None:
     assert "&lt;" in drawn
     assert "<script" not in drawn
     assert len(drawn) < 100_000
-    top = int(long.divergence.argmax())
+    top = int(long.kl_divergence.argmax())
     assert f"text 0, {top}:" in drawn  # the token that differs most is named, though it may not be drawn
     long.save_html(tmp_path / "page.html")
     alike = compare(one, one, torch.tensor([[1, 2, 3]]))._repr_html_()
@@ -397,7 +397,7 @@ def test_every_tensor_has_its_axes_named() -> None:
 def test_two_threads_compare_the_same_models_in_opposite_order() -> None:
     """Each pauses between the first model and the second, which once let both wait for what the other held."""
     one, other = small(), small(seed=1)
-    expected = compare(one, other, SAID).divergence, compare(other, one, SAID).divergence
+    expected = compare(one, other, SAID).kl_divergence, compare(other, one, SAID).kl_divergence
     meeting = threading.Barrier(2)
     found: dict[int, Tensor] = {}
 
@@ -416,10 +416,10 @@ def test_two_threads_compare_the_same_models_in_opposite_order() -> None:
             self.lock.release()
 
     for model in (one, other):
-        board.board_of(model).lock = Slow(board.board_of(model).lock)
+        board.hook_manager_of(model).lock = Slow(board.hook_manager_of(model).lock)
 
     def run(number: int, *models: Model) -> None:
-        found[number] = compare(*models, SAID).divergence
+        found[number] = compare(*models, SAID).kl_divergence
 
     threads = [
         threading.Thread(target=run, args=(number, *models), daemon=True)

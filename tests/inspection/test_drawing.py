@@ -125,10 +125,10 @@ def test_every_result_is_a_page_that_needs_nothing_else(tool: str, tmp_path: Pat
         "attribute": lambda: gh.attribute(model, IDS, token=5),
         "head_scores": lambda: gh.head_scores(model, IDS),
         "compare": lambda: gh.compare(model, other, IDS),
-        "sweep": lambda: gh.inspection.sweep(
-            model, IDS[:1], IDS[1:], "resid_post", measure=lambda out: out[0, -1, 3] - out[0, -1, 4]
+        "sweep": lambda: gh.inspection.activation_patching(
+            model, IDS[:1], IDS[1:], "resid_post", metric=lambda out: out[0, -1, 3] - out[0, -1, 4]
         ),
-        "ablation": lambda: gh.inspection.ablation(model, IDS),
+        "ablation": lambda: gh.inspection.ablation_effects(model, IDS),
     }[tool]()
     result.save_html(tmp_path / "page.html")
     page = (tmp_path / "page.html").read_text()

@@ -13,7 +13,7 @@ from torch import Tensor
 
 import glasshouse as gh
 from glasshouse import spec
-from glasshouse.inspection import add, mean, scale
+from glasshouse.inspection import add, mean_ablate, scale
 from glasshouse.layers.attend import Explicit, Fused
 
 many = settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
@@ -158,7 +158,7 @@ def test_a_mean_is_over_rows_and_positions_whatever_part_it_is_put_into(name: st
     middle = plain[name].mean(over, keepdim=True).expand_as(plain[name])
     last = "neuron" if name.startswith("hidden") else "width"
     for part, cut in ((f"[{last}=5]", (..., 5)), ("[batch=1]", (1,)), ("", (...,))):
-        with gh.edit(model, {name + part: mean()}), gh.record(model, name) as seen:
+        with gh.edit(model, {name + part: mean_ablate()}), gh.record(model, name) as seen:
             model(IDS)
         expected = plain[name].clone()
         expected[cut] = middle[cut]
@@ -220,7 +220,7 @@ def test_blocks_that_end_out_of_order_take_out_their_own() -> None:
 
 def test_generation_refuses_edits_that_go_by_position() -> None:
     model = small()
-    for edits in ({"resid_post.0[position=-1]": 0.0}, {"z.0": mean()}, {"z.0": gh.ablate_head(1, to="mean")}):
+    for edits in ({"resid_post.0[position=-1]": 0.0}, {"z.0": mean_ablate()}, {"z.0": gh.ablate_head(1, to="mean")}):
         with (
             gh.edit(model, edits),
             pytest.raises(gh.InputError, match="goes by rows or positions, which come one by"),

@@ -18,7 +18,7 @@ import glasshouse as gh
 from glasshouse import spec
 from glasshouse.errors import InputError
 from glasshouse.inspection import board, patterns, reading
-from glasshouse.inspection.geometry import norms, rollout, similarity
+from glasshouse.inspection.geometry import residual_norms, attention_rollout, position_similarity
 from glasshouse.models import Seq2Seq
 
 many = settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
@@ -58,7 +58,7 @@ def test_all_three_are_those_of_plain_loops(s: spec.Spec) -> None:
             model(*inputs(model))
         pattern, embedded, after, final = (seen[name] for name in names)
 
-        rolled = rollout(model, *inputs(model), residual=0.3, stack=stack)
+        rolled = attention_rollout(model, *inputs(model), residual=0.3, stack=stack)
         close(rolled, torch.tensor(slow_rollout(pattern.tolist(), 0.3), dtype=torch.float64))
         close(rolled.sum(-1), torch.ones(rolled.shape[:-1], dtype=torch.float64))
 
@@ -66,16 +66,16 @@ def test_all_three_are_those_of_plain_loops(s: spec.Spec) -> None:
             [[math.sqrt(sum(x * x for x in vector)) for vector in row] for row in layer]
             for layer in torch.cat([embedded[None], after]).tolist()
         ]
-        close(norms(model, *inputs(model), stack=stack), torch.tensor(lengths, dtype=torch.float64))
+        close(residual_norms(model, *inputs(model), stack=stack), torch.tensor(lengths, dtype=torch.float64))
 
         for site, vectors in ((f"{prefix}final", final), (f"{prefix}resid_post.0", after[0])):
             cosines = torch.empty(*vectors.shape[:2], vectors.shape[1], dtype=torch.float64)
             for row, one, other in torch.cartesian_prod(*map(torch.arange, cosines.shape)).tolist():
                 a, b = vectors[row, one], vectors[row, other]
                 cosines[row, one, other] = (a @ b) / (a.norm() * b.norm())
-            close(similarity(model, *inputs(model), site=site), cosines)
+            close(position_similarity(model, *inputs(model), site=site), cosines)
             if stack is None and site.endswith("final"):
-                close(similarity(model, *inputs(model)), cosines)
+                close(position_similarity(model, *inputs(model)), cosines)
 
 
 def test_rollout_of_heads_that_look_one_back() -> None:
@@ -83,30 +83,30 @@ def test_rollout_of_heads_that_look_one_back() -> None:
     back = torch.diag(torch.ones(3), -1)
     back[0, 0] = 1
     with gh.edit(model, {"pattern.*": back.double()}):
-        rolled = rollout(model, ONE)
+        rolled = attention_rollout(model, ONE)
         # Of the third token, half stays and half comes from the second; once more, and a quarter is the first's.
         assert rolled[0, 0, 2].tolist() == [0, 0.5, 0.5, 0]
         assert rolled[1, 0, 2].tolist() == [0.25, 0.5, 0.25, 0]
         assert rolled[1, 0, 0].tolist() == [1, 0, 0, 0]
-        alone = rollout(model, ONE, residual=0.0)
+        alone = attention_rollout(model, ONE, residual=0.0)
         assert alone[1, 0].argmax(-1).tolist() == [0, 0, 0, 1]
-        assert torch.equal(rollout(model, ONE, residual=1.0), torch.eye(4).double().expand(2, 1, 4, 4))
+        assert torch.equal(attention_rollout(model, ONE, residual=1.0), torch.eye(4).double().expand(2, 1, 4, 4))
 
 
 def test_rollout_normalises_what_someone_made_of_a_pattern() -> None:
     model = small()
-    plain = rollout(model, ONE, residual=0.0)
+    plain = attention_rollout(model, ONE, residual=0.0)
     with gh.edit(model, {"pattern.*": lambda pattern: 3 * pattern}):
-        close(rollout(model, ONE, residual=0.0)[0], plain[0])
-        assert rollout(model, ONE).sum(-1).allclose(torch.ones(2, 1, 4).double(), atol=1e-12)
+        close(attention_rollout(model, ONE, residual=0.0)[0], plain[0])
+        assert attention_rollout(model, ONE).sum(-1).allclose(torch.ones(2, 1, 4).double(), atol=1e-12)
 
 
 def test_padding_that_sees_nothing_stays_a_number() -> None:
     """In a row without a token every key is hidden from every query."""
     two, lengths = ONE.repeat(2, 1), torch.tensor([4, 0])
     model = small("tiny-encoder")
-    assert torch.equal(rollout(model, two, residual=0.0, lengths=lengths)[:, 1], torch.zeros(2, 4, 4).double())
-    assert torch.equal(rollout(model, two, lengths=lengths)[:, 1], torch.eye(4).double().expand(2, 4, 4))
+    assert torch.equal(attention_rollout(model, two, residual=0.0, lengths=lengths)[:, 1], torch.zeros(2, 4, 4).double())
+    assert torch.equal(attention_rollout(model, two, lengths=lengths)[:, 1], torch.eye(4).double().expand(2, 4, 4))
 
 
 def test_lengths_and_angles_on_paper() -> None:
@@ -117,27 +117,27 @@ def test_lengths_and_angles_on_paper() -> None:
     half = math.sqrt(0.5)
     expected = [[1, -1, 0, half], [-1, 1, 0, -half], [0, 0, 1, half], [half, -half, half, 1]]
     with gh.edit(model, {"resid_post.0": vectors}):
-        assert torch.allclose(norms(model, ONE)[1, 0], torch.tensor([3, 2, 5, math.sqrt(2)]).double(), atol=1e-6)
-        angles = similarity(model, ONE, site="resid_post.0")[0]
+        assert torch.allclose(residual_norms(model, ONE)[1, 0], torch.tensor([3, 2, 5, math.sqrt(2)]).double(), atol=1e-6)
+        angles = position_similarity(model, ONE, site="resid_post.0")[0]
         close(angles, torch.tensor(expected, dtype=torch.float64))
         vectors[0, 0] = 0  # which points nowhere
-        assert similarity(model, ONE, site="resid_post.0")[0, 0].tolist() == [0, 0, 0, 0]
+        assert position_similarity(model, ONE, site="resid_post.0")[0, 0].tolist() == [0, 0, 0, 0]
 
 
 @pytest.mark.parametrize("kind", ["tiny-decoder", "tiny-encoder"])
 def test_padding_changes_nothing(kind: str) -> None:
     model = small(kind)
     padded, told = torch.tensor([[5, 6, 5, 7, 1, 2]]), {"lengths": torch.tensor([4])}
-    close(rollout(model, padded, **told)[..., :4, :4], rollout(model, ONE))
-    assert (rollout(model, padded, **told)[..., :4, 4:] == 0).all()
-    close(norms(model, padded, **told)[..., :4], norms(model, ONE))
-    close(similarity(model, padded, **told)[:, :4, :4], similarity(model, ONE))
+    close(attention_rollout(model, padded, **told)[..., :4, :4], attention_rollout(model, ONE))
+    assert (attention_rollout(model, padded, **told)[..., :4, 4:] == 0).all()
+    close(residual_norms(model, padded, **told)[..., :4], residual_norms(model, ONE))
+    close(position_similarity(model, padded, **told)[:, :4, :4], position_similarity(model, ONE))
 
 
 def test_tiles_change_nothing_and_no_whole_pattern_is_held(monkeypatch: pytest.MonkeyPatch) -> None:
     model = small()
-    whole = rollout(model, ONE)
-    made, work_out = [], patterns.work_out
+    whole = attention_rollout(model, ONE)
+    made, work_out = [], patterns.recompute_attention
 
     def watched(*args: object) -> Tensor:
         made.append(work_out(*args))
@@ -145,7 +145,7 @@ def test_tiles_change_nothing_and_no_whole_pattern_is_held(monkeypatch: pytest.M
 
     monkeypatch.setattr(board, "work_out", watched)
     monkeypatch.setattr(reading, "TILE", 1)
-    close(rollout(model, ONE), whole)
+    close(attention_rollout(model, ONE), whole)
     assert {one.shape[2] for one in made} == {1}
 
 
@@ -154,18 +154,18 @@ def test_nothing_is_computed_beyond_what_is_asked() -> None:
     calls = []
     for module in (model.stack, model.stack.blocks[1], model.head):
         module.register_forward_pre_hook(lambda module, args: calls.append(module))
-    similarity(model, ONE, site="resid_post.0")
+    position_similarity(model, ONE, site="resid_post.0")
     assert calls == [model.stack]
-    norms(model, ONE)
-    rollout(model, ONE)
+    residual_norms(model, ONE)
+    attention_rollout(model, ONE)
     assert calls == [model.stack, *[model.stack, model.stack.blocks[1]] * 2]
 
 
 def test_dropout_is_silent_and_there_is_no_graph() -> None:
     model = small(dropout=0.5, attention_dropout=0.5, embed_dropout=0.5)
-    expected = [tool(model, ONE) for tool in (rollout, similarity, norms)]
+    expected = [tool(model, ONE) for tool in (attention_rollout, position_similarity, residual_norms)]
     model.train()
-    for tool, value in zip((rollout, similarity, norms), expected, strict=True):
+    for tool, value in zip((attention_rollout, position_similarity, residual_norms), expected, strict=True):
         close(tool(model, ONE), value)
         assert not tool(model, ONE).requires_grad
     assert model.training
@@ -175,14 +175,14 @@ def test_what_makes_no_sense_is_refused() -> None:
     model = small()
     for residual in (-0.1, 1.1, math.nan):
         with pytest.raises(InputError, match="residual is"):
-            rollout(model, ONE, residual=residual)
+            attention_rollout(model, ONE, residual=residual)
     for site in ("q.0", "resid_post.*", "resid_post.0[position=1]", "resid_post.0[width=1]"):
         with pytest.raises(InputError, match="one vector a position"):
-            similarity(model, ONE, site=site)
+            position_similarity(model, ONE, site=site)
     with pytest.raises(InputError, match=r"no site 'resid_post\.9'"):
-        similarity(model, ONE, site="resid_post.9")
+        position_similarity(model, ONE, site="resid_post.9")
     with pytest.raises(InputError, match=r"did you mean encoder\.final or decoder\.final"):
-        similarity(small("tiny-seq2seq"), ONE, ONE, site="final")
-    for tool in (rollout, similarity, norms):
+        position_similarity(small("tiny-seq2seq"), ONE, ONE, site="final")
+    for tool in (attention_rollout, position_similarity, residual_norms):
         with pytest.raises(InputError, match="cache was given"):
             tool(model, ONE, cache=model.make_cache(1, 8))

@@ -20,10 +20,10 @@ import glasshouse as gh
 from glasshouse import spec
 from glasshouse.errors import InputError
 from glasshouse.inspection import copies
-from glasshouse.inspection.patching import Sweep, patch, path, sweep
+from glasshouse.inspection.patching import ActivationPatching, patch, path_patching, activation_patching
 from glasshouse.inspection.sites import sites
-from glasshouse.layers.attention import join_heads, split_heads
-from glasshouse.layers.lora import LoRA, attach, attached
+from glasshouse.layers.attention import merge_heads, split_heads
+from glasshouse.layers.lora import LoRA, attach, lora_layers
 from glasshouse.models import Seq2Seq
 
 many = settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
@@ -117,12 +117,12 @@ def test_the_model_is_quiet_meanwhile_and_left_as_it_was() -> None:
     modes = [module.training for module in model.modules()]
     with torch.enable_grad():
         output = patch(model, IDS, OTHER, "resid_post.1")
-        found = sweep(model, IDS, OTHER, "z", measure=some_number)
+        found = activation_patching(model, IDS, OTHER, "z", metric=some_number)
     assert not output.requires_grad
     assert modes == [module.training for module in model.modules()]
     model.eval()
     assert torch.equal(output, model(OTHER))
-    assert torch.equal(found.effect, sweep(model, IDS, OTHER, "z", measure=some_number).effect)
+    assert torch.equal(found.effect, activation_patching(model, IDS, OTHER, "z", metric=some_number).effect)
 
 
 def test_prompts_must_agree_where_they_are_patched() -> None:
@@ -131,7 +131,7 @@ def test_prompts_must_agree_where_they_are_patched() -> None:
     with pytest.raises(InputError, match=sentence):
         patch(model, IDS, OTHER[:, :4], "resid_post.0")
     with pytest.raises(InputError, match=sentence):
-        sweep(model, IDS, OTHER[:, :4], "resid_post", measure=lambda output: output.sum())
+        activation_patching(model, IDS, OTHER[:, :4], "resid_post", metric=lambda output: output.sum())
     with pytest.raises(InputError, match=r"but .* on into"):  # edit would spread one row over all
         patch(model, IDS, OTHER[:1], "resid_post.0")
     cut = "resid_post.0[position=-1]"
@@ -163,7 +163,7 @@ def swept_slowly(model: Model, site: str, axis: int, call: dict[str, Any]) -> Te
 
 
 @many
-@given(specs(), st.data(), st.sampled_from([1, 2000, copies.MOST]))
+@given(specs(), st.data(), st.sampled_from([1, 2000, copies.MAX_ELEMENTS]))
 def test_a_sweep_is_a_loop_over_edits(s: spec.Spec, data: st.DataObject, most: int) -> None:
     """At whatever number of copies in a pass, from one at a time on."""
     model = make(s)
@@ -179,12 +179,12 @@ def test_a_sweep_is_a_loop_over_edits(s: spec.Spec, data: st.DataObject, most: i
     told: list[tuple[int, int]] = []
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(copies, "MOST", most)
-        found = sweep(
-            model, here, there, site, by=by, measure=some_number, progress=lambda *now: told.append(now), **call
+        found = activation_patching(
+            model, here, there, site, axis=by, metric=some_number, progress=lambda *now: told.append(now), **call
         )
-    close(found.values, expected)
-    close(found.before, before)
-    close(found.after, after)
+    close(found.metric_values, expected)
+    close(found.corrupted_baseline, before)
+    close(found.clean_baseline, after)
     close(found.effect * (after - before), expected - before)
     assert told == [((layer + 1) * expected.shape[1], expected.numel()) for layer in range(len(expected))]
 
@@ -192,7 +192,7 @@ def test_a_sweep_is_a_loop_over_edits(s: spec.Spec, data: st.DataObject, most: i
 @pytest.mark.parametrize(
     ("site", "vocab_size", "d_ff", "most", "passes"),
     [
-        ("resid_post", 11, 100, copies.MOST, [6]),  # all six positions at once
+        ("resid_post", 11, 100, copies.MAX_ELEMENTS, [6]),  # all six positions at once
         ("resid_post", 11, 100, 2 * 6 * 100, [2, 2, 2]),  # two times six tokens of a hidden layer
         ("resid_post", 90, 5, 4 * 6 * 90, [4, 2]),  # four times six tokens of logits
         ("pattern", 11, 5, 3 * 4 * 6 * 6, [3, 1]),  # three times the pairs of four heads
@@ -206,7 +206,7 @@ def test_copies_run_together_as_far_as_they_fit(
     model = make(gh.preset("tiny-decoder", n_layers=1, vocab_size=vocab_size, d_ff=d_ff))
     rows: list[int] = []
     model.register_forward_pre_hook(lambda _, args: rows.append(len(args[0])))
-    sweep(model, IDS[:1], OTHER[:1], site, measure=some_number)
+    activation_patching(model, IDS[:1], OTHER[:1], site, metric=some_number)
     assert rows == [1, 1, 1, *passes]  # both prompts and what is put in, then the patches
 
 
@@ -215,7 +215,7 @@ def test_the_default_measure_makes_logits_for_the_last_position_alone() -> None:
     here, there = disagreeing(model)
     made: list[tuple[int, ...]] = []
     model.head.register_forward_hook(lambda _, args, output: made.append(tuple(output.shape)))
-    sweep(model, here, there, "z")
+    activation_patching(model, here, there, "z")
     assert {shape[1:] for shape in made} == {(1, 11)}
 
 
@@ -223,8 +223,8 @@ def test_heads_where_there_are_heads_else_positions() -> None:
     model = small(n_layers=3, n_heads=4, n_kv_heads=2)
     shapes = {"resid_post": (3, 6), "z": (3, 4), "k": (3, 2), "pattern": (3, 4), "ffn_out": (3, 6), "hidden": (3, 6)}
     for site, shape in shapes.items():
-        assert sweep(model, IDS, OTHER, site, measure=some_number).effect.shape == shape
-    assert sweep(model, IDS, OTHER, "pattern", by="query", measure=some_number).effect.shape == (3, 6)
+        assert activation_patching(model, IDS, OTHER, site, metric=some_number).effect.shape == shape
+    assert activation_patching(model, IDS, OTHER, "pattern", axis="query", metric=some_number).effect.shape == (3, 6)
 
 
 @pytest.mark.parametrize("kind", ["tiny-decoder", "tiny-seq2seq"])
@@ -233,14 +233,14 @@ def test_the_default_measure_by_hand(kind: str) -> None:
     model = make(gh.preset(kind, vocab_size=11))
     here, there = disagreeing(model)
     site = "decoder.cross_z" if isinstance(model, Seq2Seq) else "z"
-    found = sweep(model, here, there, site)
+    found = activation_patching(model, here, there, site)
     old, new = (int(model(*prompt)[0, -1].argmax()) for prompt in (here, there))
-    for prompt, value in ((here, found.before), (there, found.after)):
+    for prompt, value in ((here, found.corrupted_baseline), (there, found.clean_baseline)):
         logits = model(*prompt)[0, -1]
         close(value, logits[new] - logits[old])
     logits = patch(model, here, there, f"{site}.1[head=2]")[0, -1]
-    close(found.values[1, 2], logits[new] - logits[old])
-    close(found.effect[1, 2], (found.values[1, 2] - found.before) / (found.after - found.before))
+    close(found.metric_values[1, 2], logits[new] - logits[old])
+    close(found.effect[1, 2], (found.metric_values[1, 2] - found.corrupted_baseline) / (found.clean_baseline - found.corrupted_baseline))
 
 
 @pytest.mark.parametrize("padding", ["lengths", "mask"])
@@ -253,8 +253,8 @@ def test_the_default_measure_is_taken_at_the_last_real_token(padding: str) -> No
     )
     lengths = torch.tensor([6, 4])
     told = {"lengths": lengths} if padding == "lengths" else {"mask": torch.arange(6) < lengths[:, None]}
-    together = sweep(model, here, there, "z", **told)
-    alone = [sweep(model, *pair, "z") for pair in (long, short)]
+    together = activation_patching(model, here, there, "z", **told)
+    alone = [activation_patching(model, *pair, "z") for pair in (long, short)]
     for field in ("before", "after", "values"):
         one, two = (getattr(found, field) for found in alone)
         close(getattr(together, field), (one + two) / 2)
@@ -285,19 +285,19 @@ def test_each_prompt_has_padding_of_its_own(padding: str) -> None:
         if old != new:
             break
     padded = nn.functional.pad(short, (0, 2), value=7)
-    found = sweep(model, padded, long, "z", **told)
-    for value, logits in ((found.before, model(short)[0, -1]), (found.after, model(long)[0, -1])):
+    found = activation_patching(model, padded, long, "z", **told)
+    for value, logits in ((found.corrupted_baseline, model(short)[0, -1]), (found.clean_baseline, model(long)[0, -1])):
         close(value, logits[new] - logits[old])
     logits = patch(model, padded, long, "z.1[head=2]", **told)[0, 3]
-    close(found.values[1, 2], logits[new] - logits[old])
-    through = path(model, padded, long, "z.0[head=1]", "q.1[head=2]", **told)
-    close(through.before, found.before)
-    close(through.after, found.after)
+    close(found.metric_values[1, 2], logits[new] - logits[old])
+    through = path_patching(model, padded, long, "z.0[head=1]", "q.1[head=2]", **told)
+    close(through.corrupted_baseline, found.corrupted_baseline)
+    close(through.clean_baseline, found.clean_baseline)
 
 
 def test_more_than_a_pair_is_refused() -> None:
     lengths = torch.tensor([6, 6])
-    for tool in (patch, sweep):
+    for tool in (patch, activation_patching):
         with pytest.raises(InputError, match="lengths is a tuple of 3, but there are two prompts"):
             tool(small(), IDS, OTHER, "z.0" if tool is patch else "z", lengths=(lengths, lengths, lengths))
 
@@ -307,25 +307,25 @@ def test_the_default_measure_of_labels() -> None:
     model = make(gh.preset("tiny-encoder", vocab_size=11, head={"kind": "sequence_label", "n_labels": 5}))
     (a,), (b,) = disagreeing(model)
     old, new = int(model(a).argmax()), int(model(b).argmax())
-    found = sweep(model, a, b, "resid_post")
-    close(found.after, model(b)[0, new] - model(b)[0, old])
-    close(found.before, model(a)[0, new] - model(a)[0, old])
+    found = activation_patching(model, a, b, "resid_post")
+    close(found.clean_baseline, model(b)[0, new] - model(b)[0, old])
+    close(found.corrupted_baseline, model(a)[0, new] - model(a)[0, old])
 
 
 def test_a_sweep_of_a_model_with_lora_attached() -> None:
     torch.manual_seed(0)
     model = small()
     attach(model, LoRA(rank=2, targets=("*",)))
-    for layer in attached(model).values():
-        layer.up.normal_()
+    for layer in lora_layers(model).values():
+        layer.lora_b.normal_()
     expected = swept_slowly(model, "z", 1, {})
-    close(sweep(model, IDS, OTHER, "z", measure=some_number).values, expected)
+    close(activation_patching(model, IDS, OTHER, "z", metric=some_number).metric_values, expected)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_narrower_numbers_are_measured_in_float32(dtype: torch.dtype) -> None:
     model = small().to(dtype)
-    found = sweep(model, IDS, OTHER, "resid_post", measure=lambda output: output[0, -1, 3])
+    found = activation_patching(model, IDS, OTHER, "resid_post", metric=lambda output: output[0, -1, 3])
     assert found.effect.dtype == torch.float32
     assert found.effect[-1].tolist() == [0.0] * 5 + [1.0]
 
@@ -333,34 +333,34 @@ def test_narrower_numbers_are_measured_in_float32(dtype: torch.dtype) -> None:
 def test_what_cannot_be_swept_is_said() -> None:
     model = small()
     with pytest.raises(InputError, match=r"the layers have no site 'resid_pots', .*; did you mean resid_post\?"):
-        sweep(model, IDS, OTHER, "resid_pots")
+        activation_patching(model, IDS, OTHER, "resid_pots")
     with pytest.raises(InputError, match=r"the layers have no site 'z\.1', named without a number; "):
-        sweep(model, IDS, OTHER, "z.1")
+        activation_patching(model, IDS, OTHER, "z.1")
     with pytest.raises(InputError, match="the layers have no site 'final'"):
-        sweep(model, IDS, OTHER, "final")
+        activation_patching(model, IDS, OTHER, "final")
     with pytest.raises(InputError, match="resid_post has no 'head' to sweep over; it has position, width"):
-        sweep(model, IDS, OTHER, "resid_post", by="head")
+        activation_patching(model, IDS, OTHER, "resid_post", axis="head")
     with pytest.raises(InputError, match="z has no 'batch' to sweep over"):
-        sweep(model, IDS, OTHER, "z", by="batch")
+        activation_patching(model, IDS, OTHER, "z", axis="batch")
     with pytest.raises(InputError, match=r"on both prompts \d+ is the likeliest answer, so there is nothing to meas"):
-        sweep(model, IDS, IDS, "z")
+        activation_patching(model, IDS, IDS, "z")
     with pytest.raises(InputError, match="the measure is 1 on into and 1 on out_of, so there is no difference"):
-        sweep(model, IDS, OTHER, "z", measure=lambda output: 1.0)
+        activation_patching(model, IDS, OTHER, "z", metric=lambda output: 1.0)
     with pytest.raises(InputError, match="the measure is nan on into and nan on out_of"):
-        sweep(model, IDS, OTHER, "z", measure=lambda output: float("nan"))
+        activation_patching(model, IDS, OTHER, "z", metric=lambda output: float("nan"))
     with pytest.raises(InputError, match=r"the measure gave shape \[2, 6\], but it must give one number"):
-        sweep(model, IDS, OTHER, "z", measure=lambda output: output[..., 0])
+        activation_patching(model, IDS, OTHER, "z", metric=lambda output: output[..., 0])
     with pytest.raises(InputError, match="the model gives vectors and no logits; say by a measure"):
-        sweep(small(head="none"), IDS, OTHER, "z")
+        activation_patching(small(head="none"), IDS, OTHER, "z")
 
 
 def test_a_sweep_draws_its_tokens() -> None:
     tok = gh.Tokenizer.train(texts=["<b> or not <b>"], vocab_size=263)
-    here, there = (torch.tensor([tok.encode(text, special=False)]) for text in ("<b>a", "<b>c"))
+    here, there = (torch.tensor([tok.encode(text, add_special_tokens=False)]) for text in ("<b>a", "<b>c"))
     model = make(gh.preset("tiny-decoder", vocab_size=263))
-    found = sweep(model, here, there, "resid_post", tok=tok)
-    assert found.places[-1] == "a → c"
-    assert "".join(found.places[:-1]) == "<b>"
+    found = activation_patching(model, here, there, "resid_post", tok=tok)
+    assert found.axis_labels[-1] == "a → c"
+    assert "".join(found.axis_labels[:-1]) == "<b>"
     html = found._repr_html_()
     assert "a → c" in html
     assert "<b>" not in html
@@ -384,12 +384,12 @@ def test_the_keys_of_a_source_are_called_by_its_tokens() -> None:
         ("decoder.resid_post", "position"): target,
     }
     for (site, by), names in expected.items():
-        assert sweep(model, here, there, site, by=by, measure=some_number).places == names
+        assert activation_patching(model, here, there, site, axis=by, metric=some_number).axis_labels == names
 
 
 def test_a_long_sweep_stays_small() -> None:
     wide = torch.rand(3, 1000)
-    html = Sweep(wide, wide, wide[0, 0], wide[0, 1], "z", "position", ("word",) * 1000)._repr_html_()
+    html = ActivationPatching(wide, wide, wide[0, 0], wide[0, 1], "z", "position", ("word",) * 1000)._repr_html_()
     assert "936 more positions are not shown" in html
     assert html.count("<td") == 3 * 64
 
@@ -402,8 +402,8 @@ def stream_by_hand(model: Model, embed: Tensor, z: list[Tensor], ffn_out: list[T
     x = embed
     for block, heads, added in zip(model.stack.blocks, z, ffn_out, strict=False):
         attention = block.attention
-        gathered = attention.layer.out(join_heads(heads))
-        match model.spec.norm_order:
+        gathered = attention.layer.out(merge_heads(heads))
+        match model.spec.norm_placement:
             case "before":
                 x = x + gathered + added
             case "sandwich":
@@ -432,7 +432,7 @@ def test_a_path_is_what_the_stream_alone_carries(order: str, read: str, head: in
     changed[:, head] = expected[:, head]
     with gh.edit(model, {f"{read}.3": changed}):
         output = model(IDS)
-    found = path(model, IDS, OTHER, "z.1[head=2]", f"{read}.3[head={head}]", measure=some_number)
+    found = path_patching(model, IDS, OTHER, "z.1[head=2]", f"{read}.3[head={head}]", metric=some_number)
     assert not torch.allclose(output, model(IDS))
     close(found.output, output)
     before, after = (some_number(model(ids)) for ids in (IDS, OTHER))
@@ -460,7 +460,7 @@ def test_a_path_in_a_decoder_that_looks_at_a_source(sender: str, receiver: str) 
     read = (part.layer.query if reads == "cross_q" else part.layer.value)(part.norm(x))
     with gh.edit(model, {f"decoder.{receiver}[head=0]": split_heads(read, d)[:, 0]}):
         expected = model(*here)
-    found = path(model, here, there, f"decoder.{sender}[head=1]", f"decoder.{receiver}[head=0]", measure=some_number)
+    found = path_patching(model, here, there, f"decoder.{sender}[head=1]", f"decoder.{receiver}[head=0]", metric=some_number)
     assert not torch.allclose(expected, model(*here))
     close(found.output, expected)
 
@@ -491,13 +491,13 @@ def test_a_path_through_a_linear_model_is_a_product_of_matrices(straight: Model)
     """Averaging, values out, values in, averaging again, out: what one path adds, matrix by matrix."""
     first, last = straight.stack.blocks[0].attention.layer, straight.stack.blocks[2].attention.layer
     a, b = 1, 0  # the heads
-    embedding, unembedding = straight.token.table.weight.double(), straight.head.weight
+    embedding, unembedding = straight.token_embedding.table.weight.double(), straight.head.weight
     apart = embedding[OTHER] - embedding[IDS]  # [B, S, D]
     z = even(6) @ apart @ first.value.weight[4 * a : 4 * a + 4].T
     value = z @ first.out.weight[:, 4 * a : 4 * a + 4].T @ last.value.weight[4 * b : 4 * b + 4].T
     added = even(6) @ value @ last.out.weight[:, 4 * b : 4 * b + 4].T
     expected = straight(IDS) + added @ unembedding.T
-    found = path(straight, IDS, OTHER, f"z.0[head={a}]", f"v.2[head={b}]", measure=some_number)
+    found = path_patching(straight, IDS, OTHER, f"z.0[head={a}]", f"v.2[head={b}]", metric=some_number)
     assert not torch.allclose(expected, straight(IDS))
     close(found.output, expected)
 
@@ -506,12 +506,12 @@ def test_no_effect_where_the_receiver_does_not_read_what_the_sender_writes(strai
     first, last = straight.stack.blocks[0].attention.layer, straight.stack.blocks[2].attention.layer
     written, _ = torch.linalg.qr(first.out.weight[:, 4:])  # what head 1 writes, as 4 directions of 12
     last.value.weight[:4] -= last.value.weight[:4] @ written @ written.T
-    found = path(straight, IDS, OTHER, "z.0[head=1]", "v.2[head=0]", measure=some_number)
+    found = path_patching(straight, IDS, OTHER, "z.0[head=1]", "v.2[head=0]", metric=some_number)
     close(found.output, straight(IDS))
     close(found.effect, torch.zeros((), dtype=torch.float64))
     other_ways = patch(straight, IDS, OTHER, "z.0[head=1]")
     assert not torch.allclose(other_ways, straight(IDS))
-    read = path(straight, IDS, OTHER, "z.0[head=1]", "v.2[head=1]", measure=some_number)
+    read = path_patching(straight, IDS, OTHER, "z.0[head=1]", "v.2[head=1]", metric=some_number)
     assert not torch.allclose(read.output, straight(IDS))
 
 
@@ -535,7 +535,7 @@ def test_no_effect_where_the_receiver_does_not_read_what_the_sender_writes(strai
 )
 def test_what_is_no_path_is_said(sender: str, receiver: str, sentence: str) -> None:
     with pytest.raises(InputError, match=sentence):
-        path(small(), IDS, OTHER, sender, receiver)
+        path_patching(small(), IDS, OTHER, sender, receiver)
 
 
 @pytest.mark.parametrize(
@@ -549,11 +549,11 @@ def test_a_path_stays_in_its_stack(sender: str, receiver: str, sentence: str) ->
     model = make(gh.preset("tiny-seq2seq", vocab_size=11))
     here, there = prompts(model)
     with pytest.raises(InputError, match=sentence):
-        path(model, here, there, sender, receiver)
+        path_patching(model, here, there, sender, receiver)
 
 
 def test_a_path_draws_itself() -> None:
-    found = path(small(), IDS, OTHER, "z.0[head=1]", "q.1[head=2]", measure=some_number)
+    found = path_patching(small(), IDS, OTHER, "z.0[head=1]", "q.1[head=2]", metric=some_number)
     html = found._repr_html_()
     assert f"z.0[head=1] through q.1[head=2]: effect {found.effect:.3f}" in html
     assert html.count("<tr>") == 3

@@ -24,7 +24,7 @@ from glasshouse.inspection.readout import lens
 from glasshouse.layers import lora
 from glasshouse.models import Encoder, Seq2Seq
 
-HEADS = (spec.NextToken(bias=True), spec.MaskedToken(), spec.TokenLabel(3))  # with logits at every position
+HEADS = (spec.NextToken(bias=True), spec.MaskedToken(), spec.TokenClassification(3))  # with logits at every position
 EVERYWHERE = tuple(type(head) for head in HEADS)
 fast = settings(
     max_examples=60, derandomize=True, deadline=None, database=None, suppress_health_check=list(HealthCheck)
@@ -66,11 +66,11 @@ def test_by_hand() -> None:
             for weight in (*block.attention.layer.parameters(), *block.feedforward.layer.parameters()):
                 weight.zero_()
             block.feedforward.layer.down.bias.copy_(torch.tensor([-2.0, 0.0]))
-        model.token.table.weight.fill_(1.0)
+        model.token_embedding.table.weight.fill_(1.0)
         model.head.weight.zero_()
         model.head.weight[0, 0] = 2 * math.log(2)
     seen = lens(model, torch.tensor([[1, 0]]), top_k=3)
-    assert seen.rows == ("embed", "resid_post.0")
+    assert seen.sites == ("embed", "resid_post.0")
     near = {"rtol": 0, "atol": 1e-14}
     halves, fifths = [1 / 2, 1 / 4, 1 / 4], [2 / 5, 2 / 5, 1 / 5]
     expected = torch.tensor([[[halves, halves]], [[fifths, fifths]]], dtype=torch.float64)
@@ -100,15 +100,15 @@ def test_each_row_is_the_stream_through_norm_and_head() -> None:
         with gh.record(model, f"{prefix}embed", f"{prefix}resid_post.*") as recorded:
             own = model(*call)
         seen = lens(model, *call, top_k=50)
-        seen_kinds.add((s.kind, s.head.kind, s.norm_order, s.final_norm))
-        assert seen.rows == (f"{prefix}embed", *(f"{prefix}resid_post.{n}" for n in range(s.n_layers)))
+        seen_kinds.add((s.kind, s.head.kind, s.norm_placement, s.final_norm))
+        assert seen.sites == (f"{prefix}embed", *(f"{prefix}resid_post.{n}" for n in range(s.n_layers)))
         assert torch.equal(seen.ids, call[-1])
         spread = torch.zeros_like(seen.probabilities).scatter(-1, seen.tokens, seen.probabilities)
         close(spread[-1], own.softmax(-1))
-        for row, probabilities in zip(seen.rows, spread, strict=True):
+        for row, probabilities in zip(seen.sites, spread, strict=True):
             stream = recorded[row]
             assert stream.shape[:2] == call[-1].shape
-            close(probabilities, model.head(stack.norm(stream), None, model.token.table.weight).softmax(-1))
+            close(probabilities, model.head(stack.norm(stream), None, model.token_embedding.table.weight).softmax(-1))
         assert (seen.probabilities.diff(dim=-1) <= 0).all()
 
     holds()
@@ -164,7 +164,7 @@ def test_entropy_rank_and_loss_by_their_definitions(kind: str, head: spec.Head) 
             true: list[list[int | None]] = [[None] * length for _ in ids]
             for b, count in enumerate(counts):
                 for i in range(count):
-                    if isinstance(head, spec.TokenLabel):
+                    if isinstance(head, spec.TokenClassification):
                         continue  # an id is no label
                     if isinstance(model, Encoder):
                         true[b][i] = ids[b][i]
@@ -215,7 +215,7 @@ def test_chosen_layers_and_positions_are_those_of_the_whole(kind: str, monkeypat
         some = lens(model, *inputs(model), layers=[-1, 0, 2], positions=(3, -1, 1))
         places, layers = [3, length - 1, 1], [3, 0, 2]
         assert some.positions == tuple(places)
-        assert some.rows == tuple(whole.rows[layer] for layer in layers)
+        assert some.sites == tuple(whole.sites[layer] for layer in layers)
         assert torch.equal(some.ids, whole.ids[:, places])
         for name in ("probabilities", "entropy", "loss"):
             close(getattr(some, name), getattr(whole, name)[layers][:, :, places])
@@ -279,7 +279,7 @@ def test_an_edit_is_felt_and_a_record_is_not_disturbed() -> None:
 def test_lora_is_part_of_the_model() -> None:
     model = tiny()
     lora.attach(model, lora.LoRA(rank=2, targets=("*",)))
-    for tensor in lora.adapter(model).values():
+    for tensor in lora.adapter_state_dict(model).values():
         tensor.normal_()
     attached = lens(model, IDS)
     lora.merge(model)

@@ -24,7 +24,7 @@ import glasshouse as gh
 from glasshouse import spec
 from glasshouse.inspection import patterns
 from glasshouse.inspection.sites import sites
-from glasshouse.layers.twin import HOOKS
+from glasshouse.layers.twin import HOOK_ATTRIBUTES
 from glasshouse.models.stack import Stack
 
 many = settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
@@ -41,7 +41,7 @@ def state(model: nn.Module) -> object:
     return (
         [(name, id(module), type(module)) for name, module in model.named_modules()],
         [(name, id(tensor)) for name, tensor in model.state_dict(keep_vars=True).items()],
-        [len(getattr(module, hooks)) for module in model.modules() for hooks in HOOKS],
+        [len(getattr(module, hooks)) for module in model.modules() for hooks in HOOK_ATTRIBUTES],
         [sorted(vars(module)) for module in model.modules()],
     )
 
@@ -77,7 +77,7 @@ def test_the_stream_is_the_sum_of_what_is_added(s: spec.Spec) -> None:
                 steps.insert(1, ("cross_attn_out", "cross_resid_mid", block.cross))
             for added, after, sublayer in steps:
                 stream = stream + seen[f"{prefix}{added}.{layer}"]
-                if s.norm_order == "after":
+                if s.norm_placement == "after":
                     stream = sublayer.norm(stream)
                 # The same sums in the same order: equal to the last bit.
                 assert torch.equal(seen[f"{prefix}{after}.{layer}"], stream)

@@ -18,7 +18,7 @@ import glasshouse as gh
 from glasshouse import spec
 from glasshouse.errors import InputError
 from glasshouse.inspection import board, patterns, reading
-from glasshouse.inspection.scoring import HeadScores, head_scores, repeated
+from glasshouse.inspection.scoring import HeadScores, head_scores, repeated_tokens
 from glasshouse.layers import lora
 from glasshouse.models import Encoder, Seq2Seq
 
@@ -31,8 +31,8 @@ SAID = torch.tensor([[5, 6, 5, 7, 5]])
 def same(one: HeadScores, other: HeadScores, tolerance: float = 1e-10) -> None:
     for name in NAMES:
         close(getattr(one, name), getattr(other, name), tolerance)
-        close(one.even[name], other.even[name], tolerance)
-    assert one.names == other.names
+        close(one.uniform_baseline[name], other.uniform_baseline[name], tolerance)
+    assert one.head_types == other.head_types
 
 
 def means(*values: float) -> float:
@@ -132,8 +132,8 @@ def check(model: Model, stack: str | None = None, **told: Tensor) -> None:
     for name in NAMES:
         expected = torch.tensor([[one[name] for one in layer] for layer in slowly], dtype=torch.float64)
         close(getattr(scores, name), expected)
-        close(scores.even[name], torch.tensor([one[name] for one in even], dtype=torch.float64))
-    assert scores.names == [[named(one, base) for one in layer] for layer, base in zip(slowly, even, strict=True)]
+        close(scores.uniform_baseline[name], torch.tensor([one[name] for one in even], dtype=torch.float64))
+    assert scores.head_types == [[named(one, base) for one in layer] for layer, base in zip(slowly, even, strict=True)]
 
 
 @many
@@ -224,7 +224,7 @@ def test_a_head_that_looks_everywhere() -> None:
     # The pattern is made in float32, of which one rounding is 6e-8.
     scores = looking(even)
     assert of_one_head(scores) == pytest.approx(expected, abs=1e-6)
-    assert {name: float(value[1]) for name, value in scores.even.items()} == pytest.approx(expected, abs=1e-6)
+    assert {name: float(value[1]) for name, value in scores.uniform_baseline.items()} == pytest.approx(expected, abs=1e-6)
 
 
 @pytest.mark.parametrize("kind", ["tiny-decoder", "tiny-encoder"])
@@ -238,7 +238,7 @@ def test_a_pure_head_is_named_and_an_even_one_is_broad_at_every_length(kind: str
         before[0, 0] = first[:, 0] = 1
         patterns = {"self": torch.eye(length), "previous": before, "first": first, "broad": seen}
         for name, pattern in patterns.items():
-            found = looking(pattern / pattern.sum(-1, keepdim=True), kind, ids).names[1][2]
+            found = looking(pattern / pattern.sum(-1, keepdim=True), kind, ids).head_types[1][2]
             # Of two tokens, the first is the one before.
             assert found == ("previous" if length == 2 and name == "first" else name)
 
@@ -248,14 +248,14 @@ def test_names_need_more_than_half_of_the_way_and_more_than_half_of_the_keys() -
     even = torch.ones(64, 64).tril() / torch.arange(1, 65)[:, None]
     for share, name in ((0.0, "broad"), (0.2, "broad"), (0.45, ""), (0.55, "self"), (1.0, "self")):
         mixed = (1 - share) * even + share * torch.eye(64)
-        assert looking(mixed, ids=ids).names[1][2] == name
+        assert looking(mixed, ids=ids).head_types[1][2] == name
     # Three of eight keys are not broad, five are.
     ids = torch.arange(8)[None]
     for count, name in ((3, ""), (5, "broad")):
         pattern = torch.zeros(8, 8)
         for query in range(8):
             pattern[query, [(3 * query + step) % 8 for step in range(count)]] = 1 / count
-        assert looking(pattern, "tiny-encoder", ids).names[1][2] == name
+        assert looking(pattern, "tiny-encoder", ids).head_types[1][2] == name
 
 
 def test_a_score_that_an_even_head_has_most_of_names_nothing() -> None:
@@ -263,9 +263,9 @@ def test_a_score_that_an_even_head_has_most_of_names_nothing() -> None:
     pattern = torch.ones(9, 9).tril(-1)
     pattern[0, 0] = 1
     scores = looking(pattern / pattern.sum(-1, keepdim=True), ids=torch.full((1, 9), 7))
-    assert float(scores.even["duplicate"][1]) > 0.5
+    assert float(scores.uniform_baseline["duplicate"][1]) > 0.5
     assert float(scores.duplicate[1, 2]) == pytest.approx(1)
-    assert scores.names[1][2] == "broad"
+    assert scores.head_types[1][2] == "broad"
 
 
 def test_an_encoder_looks_both_ways() -> None:
@@ -310,7 +310,7 @@ def test_documents_are_texts_of_their_own() -> None:
 def test_tiles_change_nothing_and_no_whole_pattern_is_held(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model = small(kind)
     whole = head_scores(model, *inputs(model))
-    made, work_out = [], patterns.work_out
+    made, work_out = [], patterns.recompute_attention
 
     def watched(*args: object) -> Tensor:
         made.append(work_out(*args))
@@ -351,7 +351,7 @@ def test_what_nobody_is_asked_is_no_number() -> None:
     alone = head_scores(small(), torch.tensor([[1]]))
     for name in ("self", "previous", "first", "broad"):
         assert getattr(alone, name).isnan().all()
-    assert alone.names == [[""] * 4] * 2
+    assert alone.head_types == [[""] * 4] * 2
     assert (alone.entropy == 0).all()
 
 
@@ -395,16 +395,16 @@ def test_what_makes_no_sense_is_refused() -> None:
 
 
 def test_repeated_is_said_twice_and_the_same_again() -> None:
-    ids = repeated(50, 7, rows=3)
+    ids = repeated_tokens(50, 7, rows=3)
     assert ids.shape == (3, 14)
     assert torch.equal(ids[:, :7], ids[:, 7:])
     assert int(ids.min()) >= 0
     assert int(ids.max()) < 50
-    assert torch.equal(repeated(50, 7, rows=3), ids)
-    assert not torch.equal(repeated(50, 7, rows=3, seed=1), ids)
+    assert torch.equal(repeated_tokens(50, 7, rows=3), ids)
+    assert not torch.equal(repeated_tokens(50, 7, rows=3, seed=1), ids)
     assert len({tuple(row) for row in ids.tolist()}) == 3
     with pytest.raises(InputError, match="length is 0, but it must be at least 1"):
-        repeated(50, 0)
+        repeated_tokens(50, 0)
 
 
 def test_the_drawing_has_a_table_a_score() -> None:

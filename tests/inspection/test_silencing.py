@@ -21,8 +21,8 @@ import glasshouse as gh
 from glasshouse import spec
 from glasshouse.errors import InputError
 from glasshouse.inspection import copies
-from glasshouse.inspection.editing import mean
-from glasshouse.inspection.silencing import ablation
+from glasshouse.inspection.editing import mean_ablate
+from glasshouse.inspection.silencing import ablation_effects
 from glasshouse.models import Seq2Seq
 
 many = settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
@@ -65,29 +65,29 @@ def test_ablation_is_a_loop_over_edits(
         for place in range(s.n_heads if by == "head" else 1):
             silent: dict[str, Any] = {f"{prefix}z.{layer}": gh.ablate_head(place, to=to)}
             if by == "feedforward":
-                silent = {f"{prefix}ffn_out.{layer}": 0.0 if to == "zero" else mean()}
+                silent = {f"{prefix}ffn_out.{layer}": 0.0 if to == "zero" else mean_ablate()}
             with gh.edit(model, silent):
                 rows[-1].append(some_number(model(*inputs(model))))
     told: list[tuple[int, int]] = []
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(copies, "MOST", most)
-        found = ablation(
-            model, *inputs(model), measure=some_number, by=by, to=to, progress=lambda *now: told.append(now)
+        found = ablation_effects(
+            model, *inputs(model), metric=some_number, component=by, to=to, progress=lambda *now: told.append(now)
         )
     expected = torch.tensor(rows, dtype=torch.float64)
-    close(found.growth + plain, expected)
-    close(found.before, plain)
+    close(found.metric_increase + plain, expected)
+    close(found.baseline, plain)
     assert told[-1] == (expected.numel(), expected.numel())
 
 
 def test_the_loss_of_next_tokens_by_hand() -> None:
     model = small()
     asked = [(row, i, int(IDS[row, i + 1])) for row in range(2) for i in range(5)]
-    found = ablation(model, IDS)
-    assert float(found.before) == pytest.approx(loss_by_hand(model(IDS), asked), rel=1e-12)
+    found = ablation_effects(model, IDS)
+    assert float(found.baseline) == pytest.approx(loss_by_hand(model(IDS), asked), rel=1e-12)
     with gh.edit(model, {"z.1": gh.ablate_head(3)}):
         silent = loss_by_hand(model(IDS), asked)
-    assert float(found.before + found.growth[1, 3]) == pytest.approx(silent, rel=1e-12)
+    assert float(found.baseline + found.metric_increase[1, 3]) == pytest.approx(silent, rel=1e-12)
 
 
 @pytest.mark.parametrize(
@@ -110,26 +110,26 @@ def test_padding_and_the_ends_of_texts_do_not_count(told: dict[str, Any], counte
     real = call.get("mask", torch.ones_like(IDS))
     after = [next(j for j in range(i + 1, 6) if real[row, j]) for row, i in counted]  # past holes in a text
     asked = [(row, i, int(IDS[row, j])) for (row, i), j in zip(counted, after, strict=True)]
-    found = ablation(model, IDS, **call)
-    assert float(found.before) == pytest.approx(loss_by_hand(model(IDS, **call), asked), rel=1e-12)
+    found = ablation_effects(model, IDS, **call)
+    assert float(found.baseline) == pytest.approx(loss_by_hand(model(IDS, **call), asked), rel=1e-12)
     with gh.edit(model, {"z.0": gh.ablate_head(2)}):
         silent = loss_by_hand(model(IDS, **call), asked)
-    assert float(found.before + found.growth[0, 2]) == pytest.approx(silent, rel=1e-12)
+    assert float(found.baseline + found.metric_increase[0, 2]) == pytest.approx(silent, rel=1e-12)
 
 
 def test_a_mean_leaves_padding_out() -> None:
     model, text = small(), IDS[:1, :4]
-    alone = ablation(model, text, to="mean")
+    alone = ablation_effects(model, text, to="mean")
     for filler in (0, 7):
         padded = torch.cat([text, torch.full((1, 5), filler)], 1)
-        found = ablation(model, padded, to="mean", lengths=torch.tensor([4]))
-        assert (found.growth - alone.growth).abs().max() < 1e-10
+        found = ablation_effects(model, padded, to="mean", lengths=torch.tensor([4]))
+        assert (found.metric_increase - alone.metric_increase).abs().max() < 1e-10
 
 
 def test_a_cache_is_refused() -> None:
     model = small()
     with pytest.raises(gh.InputError, match="cache was given, but a whole text is looked at"):
-        ablation(model, IDS, cache=model.make_cache(2, 8))
+        ablation_effects(model, IDS, cache=model.make_cache(2, 8))
     with pytest.raises(gh.InputError, match="cache was given"):
         gh.patch(model, IDS, IDS, "z.0", cache=model.make_cache(2, 8))
 
@@ -137,8 +137,8 @@ def test_a_cache_is_refused() -> None:
 def test_only_the_places_kept_count() -> None:
     model, keep = small(), torch.tensor([1, 4])
     asked = [(row, i, int(IDS[row, place + 1])) for row in range(2) for i, place in enumerate((1, 4))]
-    found = ablation(model, IDS, keep=keep)
-    assert float(found.before) == pytest.approx(loss_by_hand(model(IDS, keep=keep), asked), rel=1e-12)
+    found = ablation_effects(model, IDS, keep=keep)
+    assert float(found.baseline) == pytest.approx(loss_by_hand(model(IDS, keep=keep), asked), rel=1e-12)
 
 
 def test_targets_are_the_answers_of_an_encoder() -> None:
@@ -146,15 +146,15 @@ def test_targets_are_the_answers_of_an_encoder() -> None:
     model = make(gh.preset("tiny-encoder", vocab_size=11))
     targets = torch.full_like(IDS, -100)
     targets[0, 2], targets[1, 5] = 7, 3
-    found = ablation(model, IDS, targets=targets)
-    assert float(found.before) == pytest.approx(loss_by_hand(model(IDS), [(0, 2, 7), (1, 5, 3)]), rel=1e-12)
+    found = ablation_effects(model, IDS, targets=targets)
+    assert float(found.baseline) == pytest.approx(loss_by_hand(model(IDS), [(0, 2, 7), (1, 5, 3)]), rel=1e-12)
 
 
 def test_targets_are_the_labels_of_a_text() -> None:
     torch.manual_seed(0)
     model = make(gh.preset("tiny-encoder", vocab_size=11, head={"kind": "sequence_label", "n_labels": 4}))
-    found = ablation(model, IDS, targets=torch.tensor([3, 1]))
-    assert float(found.before) == pytest.approx(loss_by_hand(model(IDS)[:, None], [(0, 0, 3), (1, 0, 1)]), rel=1e-12)
+    found = ablation_effects(model, IDS, targets=torch.tensor([3, 1]))
+    assert float(found.baseline) == pytest.approx(loss_by_hand(model(IDS)[:, None], [(0, 0, 3), (1, 0, 1)]), rel=1e-12)
 
 
 def test_the_stacks_and_attentions_of_an_encoder_decoder() -> None:
@@ -168,11 +168,11 @@ def test_the_stacks_and_attentions_of_an_encoder_decoder() -> None:
         ({"by": "cross_head"}, "decoder.cross_z"),
         ({"stack": "encoder"}, "encoder.z"),
     ):
-        found = ablation(model, source, target, **told)
-        assert float(found.before) == pytest.approx(plain, rel=1e-12)
+        found = ablation_effects(model, source, target, **told)
+        assert float(found.baseline) == pytest.approx(plain, rel=1e-12)
         with gh.edit(model, {f"{site}.1": gh.ablate_head(1)}):
             silent = loss_by_hand(model(source, target), asked)
-        assert float(found.before + found.growth[1, 1]) == pytest.approx(silent, rel=1e-12)
+        assert float(found.baseline + found.metric_increase[1, 1]) == pytest.approx(silent, rel=1e-12)
 
 
 @pytest.mark.parametrize(
@@ -194,11 +194,11 @@ def test_the_padding_and_the_texts_of_a_target(told: dict[str, Any], counted: li
     source, target = inputs(model)
     call = {name: torch.tensor(value) for name, value in told.items()}
     asked = [(row, i, int(target[row, i + 1])) for row, i in counted]
-    found = ablation(model, source, target, **call)
-    assert float(found.before) == pytest.approx(loss_by_hand(model(source, target, **call), asked), rel=1e-12)
+    found = ablation_effects(model, source, target, **call)
+    assert float(found.baseline) == pytest.approx(loss_by_hand(model(source, target, **call), asked), rel=1e-12)
     with gh.edit(model, {"decoder.z.0": gh.ablate_head(1)}):
         silent = loss_by_hand(model(source, target, **call), asked)
-    assert float(found.before + found.growth[0, 1]) == pytest.approx(silent, rel=1e-12)
+    assert float(found.baseline + found.metric_increase[0, 1]) == pytest.approx(silent, rel=1e-12)
 
 
 def test_what_is_put_in_meanwhile_stays_as_it_is() -> None:
@@ -206,14 +206,14 @@ def test_what_is_put_in_meanwhile_stays_as_it_is() -> None:
     before = held.clone()
     with pytest.MonkeyPatch.context() as patched, gh.edit(model, {"z.0": held}):
         patched.setattr(copies, "MOST", 1)  # one copy at a time, which is what was put in itself
-        ablation(model, IDS)
+        ablation_effects(model, IDS)
     assert torch.equal(held, before)
 
 
 def test_a_head_that_writes_nothing_costs_nothing() -> None:
     model = small()
     model.stack.blocks[1].attention.layer.out.weight[:, 16:32] = 0.0  # head 1 of width 16
-    growth = ablation(model, IDS).growth
+    growth = ablation_effects(model, IDS).metric_increase
     assert growth[1, 1].abs() < 1e-12
     assert (growth.flatten()[[0, 1, 2, 3, 4, 6, 7]].abs() > 1e-6).all()
 
@@ -231,18 +231,18 @@ def test_what_cannot_be_silenced_is_said() -> None:
         ),
     ):
         with pytest.raises(InputError, match=sentence):
-            ablation(model, IDS, **options)
+            ablation_effects(model, IDS, **options)
     with pytest.raises(InputError, match="there is no token whose right answer is known"):
-        ablation(model, IDS[:, :1])
+        ablation_effects(model, IDS[:, :1])
     with pytest.raises(InputError, match=r"the model does not foretell next tokens, .*; give targets"):
-        ablation(encoder, IDS)
+        ablation_effects(encoder, IDS)
     with pytest.raises(InputError, match="the model gives vectors and no logits"):
-        ablation(small(head="none"), IDS)
+        ablation_effects(small(head="none"), IDS)
 
 
 def test_an_ablation_draws_itself() -> None:
-    found = ablation(small(), IDS)
+    found = ablation_effects(small(), IDS)
     html = found._repr_html_()
-    assert html.count("<td") == found.growth.numel()
+    assert html.count("<td") == found.metric_increase.numel()
     assert "layer 1" in html
     assert set(found.axes) == {name for name, value in vars(found).items() if isinstance(value, Tensor)}

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import create_block_mask
 
 from glasshouse.layers.attend import Explicit, Fused
-from glasshouse.layers.layout import Layout, lay_out
+from glasshouse.layers.layout import Layout, make_layout
 from glasshouse.layers.mask import Mask, make_mask
 
 
@@ -114,7 +114,7 @@ def test_masks_say_what_the_words_say(data: st.DataObject) -> None:
         documents = torch.tensor([data.draw(draw_row) for _ in range(batch)]).cumsum(1)
     prefix = torch.tensor([data.draw(st.integers(0, 4)) for _ in range(batch)]) if data.draw(st.booleans()) else None
 
-    layout = lay_out(torch.zeros(batch, length), mask=real, documents=documents, prefix=prefix)
+    layout = make_layout(torch.zeros(batch, length), mask=real, documents=documents, prefix_lengths=prefix)
     mask = make_mask(layout, layout, causal=causal, dtype=torch.float32, window=window)
     drawn = torch.ones(length, length, dtype=torch.bool)
     if mask.causal:
@@ -149,11 +149,11 @@ def test_plain_masks_are_not_drawn() -> None:
     def make(queries: Layout, keys: Layout, causal: bool, window: int = 0) -> Mask:
         return make_mask(queries, keys, causal=causal, dtype=torch.float32, window=window)
 
-    row = lay_out(torch.zeros(2, 6))
+    row = make_layout(torch.zeros(2, 6))
     assert make(row, row, causal=True) == Mask(causal=True)
     assert make(row, row, causal=False) == Mask()
     assert make(row, row, causal=True, window=6) == Mask(causal=True)
-    padded = lay_out(torch.zeros(2, 6), lengths=torch.tensor([6, 2]))
+    padded = make_layout(torch.zeros(2, 6), lengths=torch.tensor([6, 2]))
     assert make(padded, padded, causal=True) == Mask(causal=True)
     assert make(padded, padded, causal=False).dense is not None
     assert make(row, Layout(torch.arange(9)[None]), causal=True).dense is not None
@@ -184,4 +184,4 @@ def test_explicit_takes_a_mask_in_blocks_too() -> None:
     place = torch.arange(10)
     dense = (place <= place[:, None]) & (place >= torch.arange(2)[:, None, None])
     kernel = Explicit(0.5, 0.0)
-    assert torch.equal(kernel(q, k, v, Mask(blocks=blocks)), kernel(q, k, v, Mask(dense=dense[:, None])))
+    assert torch.equal(kernel(q, k, v, Mask(block_mask=blocks)), kernel(q, k, v, Mask(dense=dense[:, None])))

@@ -20,44 +20,44 @@ from glasshouse import spec
 from glasshouse.layers import int8
 from glasshouse.layers.int8 import (
     PEAK,
-    DigitProduct,
-    FloatProduct,
+    OneDNNInt8Matmul,
+    WeightOnlyInt8Matmul,
     Int8Embedding,
     Int8Linear,
-    Int8Rows,
-    digits_are_exact,
-    quantize,
-    to_int8,
+    Int8Weight,
+    onednn_int8_is_exact,
+    quantize_int8,
+    quantize_rows,
 )
-from glasshouse.layers.twin import Unembedding, share
+from glasshouse.layers.twin import SwappedUnembedding, clone_sharing_parameters
 from glasshouse.models import Model, Seq2Seq
 
-Product = Callable[[Int8Rows], Callable[[Tensor], Tensor]]
-PRODUCTS: list[Product] = [*([DigitProduct] if digits_are_exact() else []), FloatProduct]
+Product = Callable[[Int8Weight], Callable[[Tensor], Tensor]]
+PRODUCTS: list[Product] = [*([OneDNNInt8Matmul] if onednn_int8_is_exact() else []), WeightOnlyInt8Matmul]
 each_product = pytest.mark.parametrize("product", PRODUCTS)
 
 
 @pytest.fixture
 def fresh_cache() -> Iterator[None]:
-    digits_are_exact.cache_clear()
+    onednn_int8_is_exact.cache_clear()
     yield
-    digits_are_exact.cache_clear()
+    onednn_int8_is_exact.cache_clear()
 
 
-def dense(rows: Int8Rows) -> Tensor:
+def dense(rows: Int8Weight) -> Tensor:
     return rows.values.double() * rows.scale.double()[:, None]
 
 
 def matrices(model: Model) -> list[Tensor]:
     """Return what becomes int8."""
     own = [model.head.weight] if hasattr(model.head, "weight") else []
-    return [model.token.table.weight, *own, *(m.weight for m in model.modules() if isinstance(m, nn.Linear))]
+    return [model.token_embedding.table.weight, *own, *(m.weight for m in model.modules() if isinstance(m, nn.Linear))]
 
 
 @torch.no_grad()
 def round_matrices(model: Model) -> None:
     for weight in matrices(model):
-        weight.copy_(dense(to_int8(weight)))
+        weight.copy_(dense(quantize_rows(weight)))
 
 
 def run(model: nn.Module) -> Tensor:
@@ -67,7 +67,7 @@ def run(model: nn.Module) -> Tensor:
 
 
 def test_rounding_by_hand() -> None:
-    rows = to_int8(
+    rows = quantize_rows(
         torch.tensor(
             [
                 [127.0, 0.5, 1.5, 2.5, -0.5, -1.5],  # halves go to the even neighbour
@@ -94,7 +94,7 @@ def test_rounding_by_hand() -> None:
 @given(st.integers(1, 9), st.integers(1, 20), st.floats(1e-6, 1e6), st.integers(0, 99))
 def test_every_weight_is_within_half_a_step(n: int, k: int, size: float, seed: int) -> None:
     weight = torch.randn(n, k, generator=torch.Generator().manual_seed(seed)) * size
-    rows = to_int8(weight)
+    rows = quantize_rows(weight)
     assert rows.values.int().abs().amax(1).eq(127).all()
     step = weight.double().abs().amax(1, keepdim=True) / 127
     assert ((dense(rows) - weight).abs() <= 0.5 * step * (1 + 1e-5)).all()  # scale and quotient are float32
@@ -102,7 +102,7 @@ def test_every_weight_is_within_half_a_step(n: int, k: int, size: float, seed: i
 
 @each_product
 def test_product_by_hand(product: Product) -> None:
-    rows = Int8Rows(torch.tensor([[1, 2, 3], [-4, 0, 127]], dtype=torch.int8), torch.tensor([0.5, 2.0]))
+    rows = Int8Weight(torch.tensor([[1, 2, 3], [-4, 0, 127]], dtype=torch.int8), torch.tensor([0.5, 2.0]))
     x = torch.tensor([[2.0, 4.0, -6.0], [0.0, 0.0, 0.0], [0.0, 0.0, 1.0]])
     expected = [-4.0, -1540.0, 0.0, 0.0, 1.5, 254.0]  # 2 + 8 - 18 halved, -8 - 762 doubled
     assert product(rows)(x).flatten().tolist() == pytest.approx(expected, rel=1e-6)
@@ -118,7 +118,7 @@ def test_whole_numbers_are_exact(product: Product, n: int, m: int, k: int, seed:
     values[torch.arange(n), torch.randint(0, k, (n,))] = 127
     x = torch.randint(-15, 16, (m, k))
     x[torch.arange(m), torch.randint(0, k, (m,))] = PEAK  # so that the sums stay below 2 ** 24
-    rows = to_int8(values.float())
+    rows = quantize_rows(values.float())
     assert rows.values.equal(values.to(torch.int8))
     assert rows.scale.eq(1).all()
     assert product(rows)(x.float()).long().equal(x @ values.T)
@@ -126,10 +126,10 @@ def test_whole_numbers_are_exact(product: Product, n: int, m: int, k: int, seed:
 
 @pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="digits are for x86")
 def test_digits_are_used_where_they_can_be() -> None:
-    assert isinstance(int8.make_product(to_int8(torch.ones(1, 1))), DigitProduct)
+    assert isinstance(int8.make_int8_matmul(quantize_rows(torch.ones(1, 1))), OneDNNInt8Matmul)
 
 
-@pytest.mark.skipif(not digits_are_exact(), reason="there is no oneDNN here")
+@pytest.mark.skipif(not onednn_int8_is_exact(), reason="there is no oneDNN here")
 @pytest.mark.parametrize("k", [64, 1000, 5000])
 @pytest.mark.parametrize("m", [1, 2, 7, 40])
 def test_the_largest_digits_do_not_saturate(m: int, k: int) -> None:
@@ -138,17 +138,17 @@ def test_the_largest_digits_do_not_saturate(m: int, k: int) -> None:
     x = torch.full((m, k), PEAK)
     x[::3] = -PEAK
     x[1::3, ::2] = -PEAK
-    result = DigitProduct(Int8Rows(values.to(torch.int8), torch.ones(48)))(x.float())
+    result = OneDNNInt8Matmul(Int8Weight(values.to(torch.int8), torch.ones(48)))(x.float())
     # Each digit's sum, its offset and the sum of both are rounded once: by at most 2 ** -24 of all that was added.
     assert (result.long() - x @ values.T).abs().max() <= 3 * 2**-24 * 127 * 2 * PEAK * k
 
 
-@pytest.mark.skipif(not digits_are_exact(), reason="there is no oneDNN here")
+@pytest.mark.skipif(not onednn_int8_is_exact(), reason="there is no oneDNN here")
 def test_an_activation_goes_to_the_nearest_step() -> None:
     """The unit matrix returns activations as the digits have them."""
     torch.manual_seed(0)
     x = torch.randn(50, 64) * 10 ** torch.randn(50, 1)
-    seen = DigitProduct(to_int8(torch.eye(64)))(x)
+    seen = OneDNNInt8Matmul(quantize_rows(torch.eye(64)))(x)
     half = x.abs().amax(1, keepdim=True) / PEAK / 2
     assert ((seen - x).abs() <= half * (1 + 2**-9) + x.abs() * 2**-22).all()
 
@@ -169,13 +169,13 @@ def test_error_is_half_a_step_of_each(
     torch.manual_seed(seed)
     weight, bias, x = torch.randn(n, k) * 0.05, torch.randn(n), torch.randn(m, k) * size
     x[:, 0] += outlier * size
-    rows = to_int8(weight)
+    rows = quantize_rows(weight)
     result = Int8Linear(rows, bias)
     result.product = product(rows)
     truth = x.double() @ weight.double().T + bias
     of_weights = rows.scale / 2 * x.abs().sum(1, keepdim=True)
     of_activations = x.abs().amax(1, keepdim=True) / PEAK / 2 * dense(rows).abs().sum(1)
-    if product is FloatProduct:
+    if product is WeightOnlyInt8Matmul:
         of_activations = 0 * of_activations
     largest = x.abs().amax(1, keepdim=True) * dense(rows).abs().sum(1) + bias.abs()
     rounding = (k + 8) * 2**-24 * largest
@@ -196,13 +196,13 @@ def test_error_is_half_a_step_of_each(
 def test_a_row_is_the_same_alone(product: Product, n: int, m: int, k: int, positive: bool, seed: int) -> None:
     """Bit for bit, also where all numbers are large and positive, and sums grow past what float32 holds exactly."""
     torch.manual_seed(seed)
-    if product is FloatProduct:
+    if product is WeightOnlyInt8Matmul:
         n, k = min(n, 64), min(k, 768)  # slow here
     weight, x = torch.randn(n, k), torch.randn(m, k) * 10 ** torch.randn(m, 1)
     if positive:
         weight, x = 1 + torch.rand(n, k) / 4, 1 + torch.rand(m, k) / 4
-    linear = Int8Linear(to_int8(weight), torch.randn(n))
-    linear.product = product(to_int8(weight))
+    linear = Int8Linear(quantize_rows(weight), torch.randn(n))
+    linear.product = product(quantize_rows(weight))
     together = linear(x)
     alone = torch.cat([linear(row[None]) for row in x])
     assert together.equal(alone)
@@ -214,12 +214,12 @@ def test_a_row_is_the_same_alone(product: Product, n: int, m: int, k: int, posit
 @each_product
 def test_strange_rows_stay_among_themselves(product: Product) -> None:
     torch.manual_seed(0)
-    rows = to_int8(torch.randn(6, 40))
+    rows = quantize_rows(torch.randn(6, 40))
     plain = torch.randn(4, 40)
     expected = product(rows)(plain)
     strange = torch.randn(8, 40)
     # ARM's kernel scales what it has summed: 127 times 40 times the largest has to be a float.
-    huge = 1e38 if product is DigitProduct else 1e34
+    huge = 1e38 if product is OneDNNInt8Matmul else 1e34
     strange[0, 3], strange[1, 3], strange[2, 3] = math.nan, math.inf, -math.inf
     strange[3] = 0
     strange[4] *= 1e-42
@@ -239,7 +239,7 @@ def test_strange_rows_stay_among_themselves(product: Product) -> None:
 @pytest.mark.parametrize("k", range(1, 18))
 def test_what_arms_kernel_reads_is_there(k: int) -> None:
     """It takes values by eights and scales by fours, and would read past the end."""
-    product = FloatProduct(to_int8(torch.randn(k, k)))
+    product = WeightOnlyInt8Matmul(quantize_rows(torch.randn(k, k)))
     assert product.values.shape[1] in range(k, k + 8)
     assert product.values.shape[1] % 8 == 0
     assert product.scale.untyped_storage().nbytes() // 4 in range(k, k + 4)
@@ -249,7 +249,7 @@ def test_what_arms_kernel_reads_is_there(k: int) -> None:
 def test_shapes_and_bias() -> None:
     torch.manual_seed(0)
     weight, bias = torch.randn(6, 10), torch.randn(6)
-    plain, biased = Int8Linear(to_int8(weight)), Int8Linear(to_int8(weight), bias)
+    plain, biased = Int8Linear(quantize_rows(weight)), Int8Linear(quantize_rows(weight), bias)
     for shape in [(10,), (1, 10), (3, 10), (2, 3, 10), (2, 3, 4, 10), (0, 10), (2, 0, 10)]:
         x = torch.randn(shape)
         assert plain(x).shape == (*shape[:-1], 6)
@@ -260,11 +260,11 @@ def test_shapes_and_bias() -> None:
 
 def test_no_gradient_passes() -> None:
     x = torch.randn(2, 10, requires_grad=True)
-    assert not Int8Linear(to_int8(torch.randn(6, 10)), nn.Parameter(torch.randn(6)))(x).requires_grad
+    assert not Int8Linear(quantize_rows(torch.randn(6, 10)), nn.Parameter(torch.randn(6)))(x).requires_grad
 
 
 def test_a_table_is_looked_up_row_by_row() -> None:
-    table = Int8Embedding(to_int8(torch.tensor([[127.0, 1.0], [0.0, 0.0], [-0.5, 63.5]])))
+    table = Int8Embedding(quantize_rows(torch.tensor([[127.0, 1.0], [0.0, 0.0], [-0.5, 63.5]])))
     assert table(torch.tensor([[2, 0], [1, 2]])).tolist() == [[[-0.5, 63.5], [127, 1]], [[0, 0], [-0.5, 63.5]]]
     assert table.num_embeddings == 3
 
@@ -277,14 +277,14 @@ def test_table_and_head(tied: bool) -> None:
     model = gh.build(gh.preset("tiny-decoder", head=head)).eval()
     for weight in model.parameters():
         nn.init.normal_(weight)
-    twin = share(model)
-    quantize(twin)
-    assert isinstance(twin.token.table, Int8Embedding)
-    assert isinstance(twin.head, Unembedding)
-    table = twin.token(torch.arange(256)[None])[0]
+    twin = clone_sharing_parameters(model)
+    quantize_int8(twin)
+    assert isinstance(twin.token_embedding.table, Int8Embedding)
+    assert isinstance(twin.head, SwappedUnembedding)
+    table = twin.token_embedding(torch.arange(256)[None])[0]
     columns = twin.head(torch.eye(64), None, None) - model.head.bias
-    matrix = dense(to_int8(model.token.table.weight if tied else model.head.weight)).float()
-    assert table.equal(dense(to_int8(model.token.table.weight)).float())
+    matrix = dense(quantize_rows(model.token_embedding.table.weight if tied else model.head.weight)).float()
+    assert table.equal(dense(quantize_rows(model.token_embedding.table.weight)).float())
     assert (columns.T - matrix).abs().max() < 1e-6  # a bias of up to 4 was added and taken off
 
 
@@ -294,13 +294,13 @@ def test_an_int8_model_is_the_model_with_rounded_matrices(
     monkeypatch: pytest.MonkeyPatch, s: spec.Spec, seed: int
 ) -> None:
     """Whatever the spec; with activations as floats, so that float32's rounding is all that differs."""
-    monkeypatch.setattr(int8, "make_product", FloatProduct)
+    monkeypatch.setattr(int8, "make_product", WeightOnlyInt8Matmul)
     torch.manual_seed(seed)
     model = gh.build(s).eval()
     state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     before = run(model)
-    twin = share(model)
-    quantize(twin)
+    twin = clone_sharing_parameters(model)
+    quantize_int8(twin)
     assert run(model).equal(before)
     assert all(tensor.equal(state[name]) for name, tensor in model.state_dict().items())
     assert not any(isinstance(module, nn.Linear) for module in twin.modules())
@@ -315,8 +315,8 @@ def test_digits_are_as_good_as_floats_to_a_model() -> None:
     """Each of the 13 products errs by 2 ** -14 of a row's peak at most; one int8 would by 2 ** -8, each time."""
     torch.manual_seed(0)
     model = gh.build(gh.preset("tiny-decoder", init="normal")).eval()
-    twin = share(model)
-    quantize(twin)
+    twin = clone_sharing_parameters(model)
+    quantize_int8(twin)
     round_matrices(model)
     expected = run(model)
     assert (run(twin) - expected).abs().max() <= 2**-9 * expected.abs().max()
@@ -324,8 +324,8 @@ def test_digits_are_as_good_as_floats_to_a_model() -> None:
 
 def test_the_matrices_can_go() -> None:
     model = gh.build(gh.preset("tiny-seq2seq"))
-    twin = share(model)
-    quantize(twin)
+    twin = clone_sharing_parameters(model)
+    quantize_int8(twin)
     gone = [weakref.ref(weight) for weight in matrices(model)]
     assert len(gone) > 10
     kept = {name for name, _ in model.named_parameters() if "norm" in name}
@@ -336,16 +336,16 @@ def test_the_matrices_can_go() -> None:
 
 
 def test_a_tied_table_is_held_once_where_it_is_not_packed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(int8, "make_product", FloatProduct)
-    twin = share(gh.build(gh.preset("tiny-decoder", head=spec.NextToken(tied=True))))
-    quantize(twin)
-    assert twin.head.product.product.values is twin.token.table.rows.values
+    monkeypatch.setattr(int8, "make_product", WeightOnlyInt8Matmul)
+    twin = clone_sharing_parameters(gh.build(gh.preset("tiny-decoder", head=spec.NextToken(tied=True))))
+    quantize_int8(twin)
+    assert twin.head.product.product.values is twin.token_embedding.table.rows.values
 
 
 def test_an_int8_model_writes_with_a_cache() -> None:
     torch.manual_seed(0)
-    twin = share(gh.build(gh.preset("tiny-decoder", init="normal")).eval())
-    quantize(twin)
+    twin = clone_sharing_parameters(gh.build(gh.preset("tiny-decoder", init="normal")).eval())
+    quantize_int8(twin)
     ids = torch.randint(0, 256, (2, 6))
     with torch.no_grad():
         whole = twin(ids)
@@ -361,20 +361,20 @@ def test_an_int8_model_writes_with_a_cache() -> None:
 def test_other_types_are_refused(dtype: torch.dtype) -> None:
     model = gh.build(gh.preset("tiny-decoder"), dtype=dtype)
     with pytest.raises(gh.InputError, match=f"a weight is {dtype} on cpu"):
-        quantize(share(model))
+        quantize_int8(clone_sharing_parameters(model))
     with pytest.raises(gh.InputError, match="on meta"):
-        quantize(gh.build(gh.preset("tiny-decoder"), device="meta"))
+        quantize_int8(gh.build(gh.preset("tiny-decoder"), device="meta"))
 
 
 @pytest.mark.usefixtures("fresh_cache")
 def test_without_onednn_floats_are_multiplied(monkeypatch: pytest.MonkeyPatch) -> None:
-    rows = to_int8(torch.randn(3, 5))
+    rows = quantize_rows(torch.randn(3, 5))
     monkeypatch.setattr(platform, "machine", lambda: "arm64")
-    assert isinstance(int8.make_product(rows), FloatProduct)
+    assert isinstance(int8.make_int8_matmul(rows), WeightOnlyInt8Matmul)
     monkeypatch.undo()
-    digits_are_exact.cache_clear()
+    onednn_int8_is_exact.cache_clear()
     monkeypatch.setattr(torch.ops, "onednn", object())
-    assert isinstance(int8.make_product(rows), FloatProduct)
+    assert isinstance(int8.make_int8_matmul(rows), WeightOnlyInt8Matmul)
 
 
 @pytest.mark.usefixtures("fresh_cache")
@@ -397,7 +397,7 @@ def test_a_kernel_that_saturates_is_not_trusted(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(torch.ops, "onednn", Saturating)
     monkeypatch.setattr(platform, "machine", lambda: "x86_64")
     limit = 2**15
-    assert digits_are_exact()  # digits of seven bits are small enough
-    digits_are_exact.cache_clear()
+    assert onednn_int8_is_exact()  # digits of seven bits are small enough
+    onednn_int8_is_exact.cache_clear()
     limit = 2**14
-    assert not digits_are_exact()
+    assert not onednn_int8_is_exact()

@@ -17,10 +17,10 @@ from torch import Tensor, nn
 
 import glasshouse as gh
 from glasshouse import spec
-from glasshouse.generation.arrangement import prepare
+from glasshouse.generation.arrangement import prepare_for_inference
 from glasshouse.layers import lora
 from glasshouse.layers.lora import LoRA, LoRALinear
-from glasshouse.layers.twin import share
+from glasshouse.layers.twin import clone_sharing_parameters
 from glasshouse.models import Model, Seq2Seq
 
 
@@ -40,7 +40,7 @@ def tiny(kind: str = "tiny-decoder") -> Model:
 
 def randomise(model: nn.Module) -> None:
     """Move the maps up away from zero, as training does."""
-    for name, tensor in lora.adapter(model).items():
+    for name, tensor in lora.adapter_state_dict(model).items():
         if name.endswith(".up"):
             tensor.normal_(std=0.3)
 
@@ -57,11 +57,11 @@ def test_by_hand() -> None:
     with torch.no_grad():
         base.weight.copy_(torch.tensor([[1.0, 2.0], [3.0, 4.0]]))
         base.bias.copy_(torch.tensor([10.0, 20.0]))
-        layer.down.copy_(torch.tensor([[1.0, -1.0]]))
-        layer.up.copy_(torch.tensor([[2.0], [0.5]]))
+        layer.lora_a.copy_(torch.tensor([[1.0, -1.0]]))
+        layer.lora_b.copy_(torch.tensor([[2.0], [0.5]]))
     # The frozen map gives 5 + 2 + 10 and 15 + 4 + 20; the thin one 5 - 1 = 4, times 2 and 0.5, times 3 / 1.
     assert layer(torch.tensor([5.0, 1.0])).tolist() == [17 + 24, 39 + 6]
-    folded = layer.fold()
+    folded = layer.merged()
     assert folded is base
     assert folded.weight.tolist() == [[1 + 6, 2 - 6], [3 + 1.5, 4 - 1.5]]
     assert folded.bias.tolist() == [10, 20]
@@ -73,8 +73,8 @@ def test_first_values_are_those_of_a_linear_map_of_torch_and_zero() -> None:
     base = nn.Linear(6, 3)
     torch.manual_seed(5)
     layer = LoRALinear(base, LoRA(rank=4))
-    assert layer.down.equal(expected)
-    assert layer.up.equal(torch.zeros(3, 4))
+    assert layer.lora_a.equal(expected)
+    assert layer.lora_b.equal(torch.zeros(3, 4))
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -99,7 +99,7 @@ def test_nothing_at_first_and_the_same_when_folded(s: spec.Spec, targets: set[st
     assert left == every - wanted
 
     trained = {name for name, weight in model.named_parameters() if weight.requires_grad}
-    assert trained == set(lora.adapter(model))
+    assert trained == set(lora.adapter_state_dict(model))
 
     randomise(model)
     attached = answer(model)
@@ -124,7 +124,7 @@ def test_a_step_of_training_moves_the_thin_maps_alone(kind: str) -> None:
     ids = torch.arange(7)[None]
     (model(ids, ids) if isinstance(model, Seq2Seq) else model(ids)).square().mean().backward()
     optimizer.step()
-    own = lora.adapter(model).keys()
+    own = lora.adapter_state_dict(model).keys()
     for name, weight in model.state_dict().items():
         assert weight.equal(started[name]) == (name not in own), name
     assert not answer(model).equal(before)
@@ -168,7 +168,7 @@ def test_a_tree_that_shares_the_weights_is_left_alone_by_a_merge() -> None:
     model = tiny()
     lora.attach(model, LoRA())
     randomise(model)
-    twin, before = share(model), answer(model)
+    twin, before = clone_sharing_parameters(model), answer(model)
     lora.merge(model)
     assert answer(twin).equal(before)
 
@@ -181,7 +181,7 @@ def test_an_engine_s_tree_answers_as_the_model_does(weights: str, slots: int) ->
     randomise(model)
     expected = answer(model)
     # float32: sums of at most 24 numbers in another order through two layers, some hundred roundings of 6e-8.
-    difference = (answer(prepare(model, weights, slots)) - expected).abs().max()  # type: ignore[arg-type, type-var]
+    difference = (answer(prepare_for_inference(model, weights, slots)) - expected).abs().max()  # type: ignore[arg-type, type-var]
     assert difference <= 1e-5 * expected.abs().max()
 
 
@@ -191,7 +191,7 @@ def test_adapters_go_from_model_to_model() -> None:
         lora.attach(model, LoRA(rank=3))
     randomise(one)
     assert not answer(two).equal(answer(one))
-    lora.load_adapter(two, lora.adapter(one))
+    lora.load_adapter(two, lora.adapter_state_dict(one))
     assert answer(two).equal(answer(one))
 
 
@@ -200,17 +200,17 @@ def test_an_adapter_that_does_not_fit_changes_nothing() -> None:
     lora.attach(model, LoRA(rank=3))
     lora.attach(other, LoRA(rank=4))
     randomise(other)
-    good = lora.adapter(model)
+    good = lora.adapter_state_dict(model)
     before = {name: tensor.clone() for name, tensor in good.items()}
     first = "stack.blocks.0.attention.layer.query.down"
     for tensors, sentence in (
-        (lora.adapter(other), rf"{first} has shape \[4, 16\], but the model's has \[3, 16\]"),
+        (lora.adapter_state_dict(other), rf"{first} has shape \[4, 16\], but the model's has \[3, 16\]"),
         ({name: good[name] for name in good if name != first}, f"the adapter lacks {first}"),
         (good | {"stack.strange": torch.ones(1)}, "the model lacks stack.strange"),
     ):
         with pytest.raises(gh.InputError, match=sentence):
             lora.load_adapter(model, tensors)
-        assert all(tensor.equal(before[name]) for name, tensor in lora.adapter(model).items())
+        assert all(tensor.equal(before[name]) for name, tensor in lora.adapter_state_dict(model).items())
 
 
 def test_a_target_that_is_unknown_names_the_nearest_and_freezes_nothing() -> None:
@@ -218,7 +218,7 @@ def test_a_target_that_is_unknown_names_the_nearest_and_freezes_nothing() -> Non
     with pytest.raises(gh.InputError, match=r"targets names 'querry', but .* did you mean query\?"):
         lora.attach(model, LoRA(targets=("value", "querry")))
     assert all(weight.requires_grad for weight in model.parameters())
-    assert not lora.attached(model)
+    assert not lora.lora_layers(model)
 
 
 def test_what_is_there_already_or_not_there_at_all() -> None:

@@ -16,11 +16,11 @@ from torch.nn import functional as F
 import glasshouse as gh
 from glasshouse import spec
 from glasshouse.layers import packed
-from glasshouse.layers.packed import ColumnLinear, PackedLinear, can_pack, pack
-from glasshouse.layers.twin import Unembedding, share, swap
+from glasshouse.layers.packed import ColumnMajorLinear, PrepackedLinear, can_prepack, prepack_linears
+from glasshouse.layers.twin import SwappedUnembedding, clone_sharing_parameters, swap_linears
 from glasshouse.models import Decoder, Encoder, Seq2Seq
 
-packs = pytest.mark.skipif(not can_pack(), reason="this build of torch does not pack")
+packs = pytest.mark.skipif(not can_prepack(), reason="this build of torch does not pack")
 
 
 @pytest.fixture
@@ -32,9 +32,9 @@ def everything_gains(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def fresh_cache() -> Iterator[None]:
-    can_pack.cache_clear()
+    can_prepack.cache_clear()
     yield
-    can_pack.cache_clear()
+    can_prepack.cache_clear()
 
 
 def run(model: nn.Module, seed: int = 0) -> Tensor:
@@ -45,7 +45,7 @@ def run(model: nn.Module, seed: int = 0) -> Tensor:
 
 @packs
 def test_by_hand() -> None:
-    linear = PackedLinear(torch.tensor([[1.0, 2.0], [-3.0, 0.5], [0.0, 4.0]]), torch.tensor([10.0, 20.0, 30.0]))
+    linear = PrepackedLinear(torch.tensor([[1.0, 2.0], [-3.0, 0.5], [0.0, 4.0]]), torch.tensor([10.0, 20.0, 30.0]))
     rows = {(1.0, 1.0): [13.0, 17.5, 34.0], (2.0, 0.0): [12.0, 14.0, 30.0], (0.0, -2.0): [6.0, 19.0, 22.0]}
     x = torch.tensor([*rows, *rows])
     with torch.no_grad():
@@ -66,7 +66,7 @@ def test_no_further_from_the_truth_than_a_plain_sum(n: int, k: int, stored: str)
         weight = weight.T.contiguous().T
     elif stored == "a part of three":
         weight = torch.cat([torch.randn(n, k), weight, torch.randn(n, k)], 1)[:, k : 2 * k]
-    linear = PackedLinear(weight, bias)
+    linear = PrepackedLinear(weight, bias)
     many = torch.randn(64, k)
     truth = F.linear(many.double(), weight.double(), bias.double())
     plain = torch.zeros(len(many), n)
@@ -85,7 +85,7 @@ def test_no_further_from_the_truth_than_a_plain_sum(n: int, k: int, stored: str)
 def test_a_slice_of_a_larger_tensor_goes_in_too() -> None:
     torch.manual_seed(0)
     weight = torch.randn(16, 24)
-    linear = PackedLinear(weight)
+    linear = PrepackedLinear(weight)
     with torch.no_grad():
         for x in (torch.randn(24, 6).T, torch.randn(2, 24, 3).transpose(1, 2), torch.randn(6, 48)[:, ::2]):
             assert (linear(x) - F.linear(x, weight)).abs().max() < 1e-5
@@ -96,7 +96,7 @@ def test_a_slice_of_a_larger_tensor_goes_in_too() -> None:
 @given(specs())
 def test_a_shared_tree_is_the_model_again(s: spec.Spec) -> None:
     model = gh.build(s).eval()
-    twin = share(model)
+    twin = clone_sharing_parameters(model)
     assert type(twin) is type(model)
     assert twin.spec == model.spec
     assert [(name, type(module)) for name, module in twin.named_modules()] == [
@@ -115,7 +115,7 @@ def test_hooks_come_along_and_new_ones_stay_apart() -> None:
     seen: list[str] = []
     model.stack.blocks[0].register_forward_hook(lambda *_: seen.append("forward"))
     model.stack.register_forward_pre_hook(lambda *_: seen.append("before"))
-    twin = share(model)
+    twin = clone_sharing_parameters(model)
     run(twin)
     assert seen == ["before", "forward"]
     twin.register_forward_hook(lambda *_: seen.append("twin"))
@@ -143,7 +143,7 @@ def test_what_else_a_tree_can_hold() -> None:
     model = Odd().train()
     model.one.eval()
     model._compiled_call_impl = lambda _: None
-    twin = share(model)
+    twin = clone_sharing_parameters(model)
     assert twin.one is twin.other
     assert twin.one is not model.one
     assert (twin.training, twin.one.training) == (True, False)
@@ -165,10 +165,10 @@ def test_packing_changes_the_second_tree_alone(s: spec.Spec, seed: int) -> None:
     model = gh.build(s).eval()
     modules, state = list(model.named_modules()), {name: t.clone() for name, t in model.state_dict().items()}
     before = run(model, seed)
-    twin = share(model)
-    pack(twin, rows=8)
+    twin = clone_sharing_parameters(model)
+    prepack_linears(twin, rows=8)
     assert not any(type(module) is nn.Linear for module in twin.modules())
-    assert isinstance(twin.head, Unembedding) == isinstance(s.head, spec.NextToken | spec.MaskedToken)
+    assert isinstance(twin.head, SwappedUnembedding) == isinstance(s.head, spec.NextToken | spec.MaskedToken)
     assert [(name, id(module)) for name, module in model.named_modules()] == [(n, id(m)) for n, m in modules]
     assert all(t.equal(state[name]) for name, t in model.state_dict().items())
     assert run(model, seed).equal(before)
@@ -182,10 +182,10 @@ def test_packing_changes_the_second_tree_alone(s: spec.Spec, seed: int) -> None:
 def test_a_head_keeps_what_comes_before_its_product(head: spec.MaskedToken) -> None:
     torch.manual_seed(0)
     model = gh.build(gh.preset("tiny-encoder", head=head, logit_scale=True)).eval()
-    twin = share(model)
-    pack(twin, rows=8)
-    assert isinstance(twin.head, Unembedding)
-    assert isinstance(twin.head.transform[0], PackedLinear)
+    twin = clone_sharing_parameters(model)
+    prepack_linears(twin, rows=8)
+    assert isinstance(twin.head, SwappedUnembedding)
+    assert isinstance(twin.head.transform[0], PrepackedLinear)
     expected = run(model)
     assert (run(twin) - expected).abs().max() <= 1e-5 * expected.abs().max()
 
@@ -196,12 +196,12 @@ def test_a_large_head_is_packed_whether_tied_or_not(tied: bool) -> None:
     torch.manual_seed(0)
     s = gh.preset("tiny-decoder", vocab_size=2**13, logit_scale=True, head={"kind": "next_token", "tied": tied})
     model = gh.build(s).eval()
-    nn.init.normal_(model.token.table.weight)
-    twin = share(model)
-    pack(twin, rows=8)
-    assert isinstance(twin.head, Unembedding)
-    assert isinstance(twin.head.product, PackedLinear)
-    assert not any(isinstance(module, PackedLinear) for module in twin.stack.modules())  # 64 x 256 is too small
+    nn.init.normal_(model.token_embedding.table.weight)
+    twin = clone_sharing_parameters(model)
+    prepack_linears(twin, rows=8)
+    assert isinstance(twin.head, SwappedUnembedding)
+    assert isinstance(twin.head.product, PrepackedLinear)
+    assert not any(isinstance(module, PrepackedLinear) for module in twin.stack.modules())  # 64 x 256 is too small
     expected = run(model)
     assert (run(twin) - expected).abs().max() <= 1e-5 * expected.abs().max()
     assert twin.make_cache(1, 4).keys[0].dtype == torch.float32
@@ -210,7 +210,7 @@ def test_a_large_head_is_packed_whether_tied_or_not(tied: bool) -> None:
 def test_what_does_not_gain_stays() -> None:
     for layer in (nn.Linear(1024, 511), nn.Linear(1024, 512).double(), nn.Linear(1024, 512, device="meta")):
         tree = nn.Sequential(layer)
-        pack(tree, rows=8)
+        prepack_linears(tree, rows=8)
         assert tree[0] is layer
 
 
@@ -219,8 +219,8 @@ def test_a_single_row_has_its_matrices_by_columns() -> None:
     by_rows, by_columns = nn.Linear(300, 200), nn.Linear(200, 300)
     by_columns.weight = nn.Parameter(torch.randn(200, 300).T)
     tree = nn.Sequential(by_rows, by_columns)
-    twin = share(tree)
-    pack(twin, rows=1)
+    twin = clone_sharing_parameters(tree)
+    prepack_linears(twin, rows=1)
     twin[1].bias = None
     by_columns.register_parameter("bias", None)
     for shape in [(300,), (1, 300), (1, 1, 300), (4, 300), (2, 3, 300)]:
@@ -229,7 +229,7 @@ def test_a_single_row_has_its_matrices_by_columns() -> None:
         assert (twin(x) - tree(x)).abs().max() <= 1e-5 * tree(x).abs().max()
     assert twin(torch.randn(1, 0, 300)).shape == (1, 0, 300)
     for layer in twin:
-        assert isinstance(layer, ColumnLinear)
+        assert isinstance(layer, ColumnMajorLinear)
         assert layer.weight.stride(0) == 1
     assert twin[1].weight.data_ptr() == by_columns.weight.data_ptr()  # no copy of what lies so already
     assert by_rows.weight.stride(1) == 1
@@ -241,31 +241,31 @@ def test_without_the_operators_a_tree_stays_as_it_is(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(platform, "machine", lambda: "riscv64")
     monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_acl_supported", lambda: False)
     tree = nn.Sequential(layer)
-    pack(tree, rows=8)
+    prepack_linears(tree, rows=8)
     assert tree[0] is layer
     monkeypatch.undo()
-    can_pack.cache_clear()
+    can_prepack.cache_clear()
     monkeypatch.setattr(torch.ops, "mkldnn", object())
-    pack(tree, rows=8)
+    prepack_linears(tree, rows=8)
     assert tree[0] is layer
 
 
 @pytest.mark.parametrize("kind", ["tiny-decoder", "tiny-encoder", "tiny-seq2seq"])
 def test_swap_hands_over_every_matrix_once(kind: str) -> None:
     model: Decoder | Encoder | Seq2Seq = gh.build(gh.preset(kind))
-    twin = share(model)
+    twin = clone_sharing_parameters(model)
     handed: list[tuple[Tensor, Tensor | None]] = []
 
     def note(weight: Tensor, bias: Tensor | None) -> nn.Module | None:
         handed.append((weight, bias))
         return None if len(handed) % 2 else nn.Identity()
 
-    swap(twin, note)
+    swap_linears(twin, note)
     expected = [(layer.weight, layer.bias) for layer in model.modules() if isinstance(layer, nn.Linear)]
     if hasattr(model.head, "matrix"):
-        expected.append((model.head.matrix(model.token.table.weight), model.head.bias))
+        expected.append((model.head.matrix(model.token_embedding.table.weight), model.head.bias))
     assert sorted(map(id, (w for w, _ in handed))) == sorted(map(id, (w for w, _ in expected)))
     assert {id(w): id(b) for w, b in handed} == {id(w): id(b) for w, b in expected}
     swapped = sum(type(module) is nn.Linear for module in model.modules())
     swapped -= sum(type(module) is nn.Linear for module in twin.modules())
-    assert swapped + isinstance(twin.head, Unembedding) == len(expected) // 2
+    assert swapped + isinstance(twin.head, SwappedUnembedding) == len(expected) // 2

@@ -50,9 +50,9 @@ def test_learned_positions_begin_after_the_offset_and_end() -> None:
 
 SCALINGS = [
     (spec.NoScaling(), {"rope_type": "default"}),
-    (spec.Linear(4.0), {"rope_type": "linear", "factor": 4.0}),
+    (spec.LinearScaling(4.0), {"rope_type": "linear", "factor": 4.0}),
     (
-        spec.Llama3(8.0, 1.0, 4.0, 64),
+        spec.Llama3Scaling(8.0, 1.0, 4.0, 64),
         {
             "rope_type": "llama3",
             "factor": 8.0,
@@ -61,9 +61,9 @@ SCALINGS = [
             "original_max_position_embeddings": 64,
         },
     ),
-    (spec.Yarn(4.0, 64), {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}),
+    (spec.YarnScaling(4.0, 64), {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}),
     (
-        spec.Yarn(16.0, 32, beta_fast=16.0, beta_slow=2.0, attention_factor=1.5),
+        spec.YarnScaling(16.0, 32, beta_fast=16.0, beta_slow=2.0, attention_factor=1.5),
         {
             "rope_type": "yarn",
             "factor": 16.0,
@@ -80,7 +80,7 @@ SCALINGS = [
 @pytest.mark.parametrize("theta", [10_000.0, 500_000.0])
 @pytest.mark.parametrize(("scaling", "theirs"), SCALINGS, ids=lambda value: getattr(value, "kind", ""))
 def test_rotary_and_its_scalings_are_llamas(
-    scaling: spec.NoScaling | spec.Linear | spec.Llama3 | spec.Yarn,
+    scaling: spec.NoScaling | spec.LinearScaling | spec.Llama3Scaling | spec.YarnScaling,
     theirs: dict[str, object],
     theta: float,
     d_head: int,

@@ -15,8 +15,8 @@ from torch import Tensor
 import glasshouse as gh
 from glasshouse.errors import InputError
 from glasshouse.layers import lora
-from glasshouse.models import Model, with_labels, with_vocabulary
-from glasshouse.text.alphabet import CHARACTER
+from glasshouse.models import Model, with_classifier, with_tokenizer
+from glasshouse.text.alphabet import BYTE_TO_UNICODE
 
 TEXT = "a rose is a rose, and a nose is a nose"
 SMALL, LARGE = (gh.Tokenizer.train(texts=[TEXT], vocab_size=size) for size in (266, 272))
@@ -37,7 +37,7 @@ def make(kind: str, tok: gh.Tokenizer = SMALL, **settings: object) -> Model:
     with torch.no_grad():
         for weight in model.parameters():
             weight.add_(torch.randn_like(weight), alpha=0.3)
-    model.tokenizer = tok.fingerprint
+    model.tokenizer_fingerprint = tok.fingerprint
     return model
 
 
@@ -89,7 +89,7 @@ def permuted(tok: gh.Tokenizer, folder: Path) -> tuple[gh.Tokenizer, list[int]]:
 @every_head
 def test_the_same_tokenizer_changes_nothing(kind: str, head: dict[str, object]) -> None:
     model = make(kind, head=head)
-    grafted = with_vocabulary(model, SMALL, SMALL)
+    grafted = with_tokenizer(model, SMALL, SMALL)
     ids = SMALL.encode(TEXT)
     assert torch.equal(run(grafted, ids), run(model, ids))
     assert type(grafted) is type(model)
@@ -107,7 +107,7 @@ def test_other_ids_for_the_same_tokens(kind: str, head: dict[str, object], tmp_p
     new, order = permuted(SMALL, tmp_path)
     assert new.encode(TEXT) == [order[number] for number in SMALL.encode(TEXT)]
     model = make(kind, head=head, start_id=3, end_ids=[0, 6], pad_id=2)
-    grafted = with_vocabulary(model, SMALL, new)
+    grafted = with_tokenizer(model, SMALL, new)
     assert per_token(model)
     for one, two in zip(per_token(grafted), per_token(model), strict=True):
         assert torch.equal(one[order], two)
@@ -116,19 +116,19 @@ def test_other_ids_for_the_same_tokens(kind: str, head: dict[str, object], tmp_p
     assert (ours - theirs).abs().max() <= 1e-13 * theirs.abs().max()  # a sum of 64 may be taken in another order
     s = grafted.spec
     assert (s.start_id, s.end_ids, s.pad_id) == (order[3], (order[0], order[6]), order[2])
-    assert grafted.tokenizer == new.fingerprint
+    assert grafted.tokenizer_fingerprint == new.fingerprint
 
 
 @every_head
 def test_more_merges(kind: str, head: dict[str, object]) -> None:
-    assert [LARGE.token(number) for number in range(266)] == [SMALL.token(number) for number in range(266)]
+    assert [LARGE.id_to_token(number) for number in range(266)] == [SMALL.id_to_token(number) for number in range(266)]
     model = make(kind, head=head)
-    grafted = with_vocabulary(model, SMALL, LARGE)
+    grafted = with_tokenizer(model, SMALL, LARGE)
     assert grafted.spec.vocab_size == 272
     for one, two in zip(per_token(grafted), per_token(model), strict=True):
         assert torch.equal(one[:266], two)
         for number in range(266, 272):
-            pieces = SMALL.encode(LARGE.decode([number]), special=False)
+            pieces = SMALL.encode(LARGE.decode([number]), add_special_tokens=False)
             assert len(pieces) > 1
             mean = torch.stack([two[piece] for piece in pieces]).sum(0) / len(pieces)
             assert (one[number] - mean).abs().max() < 1e-15 * len(pieces) * two.abs().max()
@@ -140,32 +140,32 @@ def test_more_merges(kind: str, head: dict[str, object]) -> None:
 
 def test_a_new_token_by_hand() -> None:
     old, new = (gh.Tokenizer.train(texts=["to be"], vocab_size=size) for size in (263, 264))
-    assert new.token(263) == "be"
+    assert new.id_to_token(263) == "be"
     model = make("decoder", old)
     with torch.no_grad():
-        model.token.table.weight[old.id("b")] = 3.0
-        model.token.table.weight[old.id("e")] = 5.0
-    assert with_vocabulary(model, old, new).token.table.weight[263].tolist() == [4.0] * 64
+        model.token_embedding.table.weight[old.token_to_id("b")] = 3.0
+        model.token_embedding.table.weight[old.token_to_id("e")] = 5.0
+    assert with_tokenizer(model, old, new).token_embedding.table.weight[263].tolist() == [4.0] * 64
 
 
 def test_fewer_tokens_and_back() -> None:
     model = make("decoder", LARGE)
-    shrunk = with_vocabulary(model, LARGE, SMALL)
+    shrunk = with_tokenizer(model, LARGE, SMALL)
     for one, two in zip(per_token(shrunk), per_token(model), strict=True):
         assert torch.equal(one, two[:266])
-    again = with_vocabulary(shrunk, SMALL, LARGE)
-    assert torch.equal(again.token.table.weight[:266], model.token.table.weight[:266])
+    again = with_tokenizer(shrunk, SMALL, LARGE)
+    assert torch.equal(again.token_embedding.table.weight[:266], model.token_embedding.table.weight[:266])
 
 
 def test_special_tokens_by_role_then_by_nothing(tmp_path: Path) -> None:
     names = {"<|endoftext|>": "</s>", "<|mask|>": "[MASK]", "<|user|>": "[USER]"}
     new = renamed(SMALL, tmp_path, names, bos="</s>", eos="</s>", mask="[MASK]")
     model = make("decoder", start_id=0, end_ids=[0, 4], pad_id=1)
-    table = model.token.table.weight
-    grafted = with_vocabulary(model, SMALL, new)
-    assert torch.equal(grafted.token.table.weight[:4], table[:4])
-    assert (grafted.token.table.weight[4] - table.sum(0) / 266).abs().max() < 1e-14 * table.abs().max()
-    assert torch.equal(grafted.token.table.weight[5:], table[5:])
+    table = model.token_embedding.table.weight
+    grafted = with_tokenizer(model, SMALL, new)
+    assert torch.equal(grafted.token_embedding.table.weight[:4], table[:4])
+    assert (grafted.token_embedding.table.weight[4] - table.sum(0) / 266).abs().max() < 1e-14 * table.abs().max()
+    assert torch.equal(grafted.token_embedding.table.weight[5:], table[5:])
     assert (grafted.spec.start_id, grafted.spec.end_ids, grafted.spec.pad_id) == (0, (0,), 1)  # [USER] is another
 
 
@@ -173,9 +173,9 @@ def test_one_token_with_the_roles_of_two(tmp_path: Path) -> None:
     names = {"<|endoftext|>": "<s>", "<|end|>": "</s>"}
     old = renamed(SMALL, tmp_path, names, bos="<s>", eos="</s>")
     model = make("decoder", old)
-    grafted = with_vocabulary(model, old, SMALL)
-    both = model.token.table.weight[[0, 6]]
-    assert torch.equal(grafted.token.table.weight[0], (both[0] + both[1]) / 2)
+    grafted = with_tokenizer(model, old, SMALL)
+    both = model.token_embedding.table.weight[[0, 6]]
+    assert torch.equal(grafted.token_embedding.table.weight[0], (both[0] + both[1]) / 2)
     assert (grafted.spec.start_id, grafted.spec.end_ids, grafted.spec.pad_id) == (0, (0,), 1)  # the new one's
 
 
@@ -189,13 +189,13 @@ def words(*tokens: str) -> gh.Tokenizer:
 def test_letters_that_are_bytes_elsewhere() -> None:
     old, new = words("?", "rose", "Ã"), SMALL  # Ã is how a byte-level vocabulary writes the byte C3
     model = make("encoder", old)
-    table = with_vocabulary(model, old, new).token.table.weight
-    mean = model.token.table.weight.mean(0)
-    assert torch.equal(table[new.id("Ã")], mean)  # no text by itself
-    assert torch.equal(table[new.id("a")], model.token.table.weight[0])  # a word that the old one did not know
-    back = with_vocabulary(make("encoder", new), new, old).token.table.weight
-    theirs = make("encoder", new).token.table.weight
-    assert torch.equal(back[2], (theirs[new.id(CHARACTER[0xC3])] + theirs[new.id(CHARACTER[0x83])]) / 2)
+    table = with_tokenizer(model, old, new).token_embedding.table.weight
+    mean = model.token_embedding.table.weight.mean(0)
+    assert torch.equal(table[new.token_to_id("Ã")], mean)  # no text by itself
+    assert torch.equal(table[new.token_to_id("a")], model.token_embedding.table.weight[0])  # a word that the old one did not know
+    back = with_tokenizer(make("encoder", new), new, old).token_embedding.table.weight
+    theirs = make("encoder", new).token_embedding.table.weight
+    assert torch.equal(back[2], (theirs[new.token_to_id(BYTE_TO_UNICODE[0xC3])] + theirs[new.token_to_id(BYTE_TO_UNICODE[0x83])]) / 2)
 
 
 def test_rows_that_stand_for_no_token() -> None:
@@ -203,21 +203,21 @@ def test_rows_that_stand_for_no_token() -> None:
     gap = gh.Tokenizer.from_json(
         json.dumps({"version": "1.0", "model": {"type": "WordLevel", "vocab": {"?": 0, "a": 2}, "unk_token": "?"}})
     )
-    table = with_vocabulary(model, SMALL, gap).token.table.weight
+    table = with_tokenizer(model, SMALL, gap).token_embedding.table.weight
     assert table.shape == (3, 64)
-    assert torch.equal(table[1], model.token.table.weight[:266].mean(0))  # of the tokens, not of the spare rows
-    assert torch.equal(table[2], model.token.table.weight[SMALL.id("a")])
+    assert torch.equal(table[1], model.token_embedding.table.weight[:266].mean(0))  # of the tokens, not of the spare rows
+    assert torch.equal(table[2], model.token_embedding.table.weight[SMALL.token_to_id("a")])
 
 
 def test_rules_about_ids_are_left_behind() -> None:
     model = make("decoder")
-    model.beside = {"generation_config.json": {"suppress_tokens": [5]}, "modules.json": []}
-    assert with_vocabulary(model, SMALL, LARGE).beside == {"modules.json": []}
-    assert model.beside.keys() == {"generation_config.json", "modules.json"}
+    model.extra_files = {"generation_config.json": {"suppress_tokens": [5]}, "modules.json": []}
+    assert with_tokenizer(model, SMALL, LARGE).extra_files == {"modules.json": []}
+    assert model.extra_files.keys() == {"generation_config.json", "modules.json"}
 
 
 def test_a_grafted_model_is_saved_and_trains(tmp_path: Path) -> None:
-    grafted = with_vocabulary(make("decoder", head={"kind": "next_token", "tied": False}), SMALL, LARGE)
+    grafted = with_tokenizer(make("decoder", head={"kind": "next_token", "tied": False}), SMALL, LARGE)
     gh.save(grafted, LARGE, tmp_path / "model")
     again, tok = gh.load(tmp_path / "model")
     assert tok is not None
@@ -234,17 +234,17 @@ def test_labels_keep_the_trunk(kind: str, head: dict[str, object]) -> None:
     model = make(kind, head=head).train()
     if kind != "encoder":
         with pytest.raises(InputError, match=f"the model is a {kind}, but labels need an encoder; begin with one"):
-            with_labels(model, 5)
+            with_classifier(model, 5)
         return
     torch.manual_seed(7)
-    labelled = with_labels(model, 5)
+    labelled = with_classifier(model, 5)
     trunk = {name: weight for name, weight in model.named_parameters() if not name.startswith("head.")}
     kept = {name: weight for name, weight in labelled.named_parameters() if not name.startswith("head.")}
     assert trunk.keys() == kept.keys()
     for name, weight in trunk.items():
         assert torch.equal(weight, kept[name])
         assert weight.data_ptr() != kept[name].data_ptr()
-    assert labelled.tokenizer == model.tokenizer
+    assert labelled.tokenizer_fingerprint == model.tokenizer_fingerprint
     assert labelled.training
     pooling = "mean" if head["kind"] == "pooled" else "first"
     assert (labelled.spec.head.kind, labelled.spec.head.pooling) == ("sequence_label", pooling)
@@ -252,10 +252,10 @@ def test_labels_keep_the_trunk(kind: str, head: dict[str, object]) -> None:
     assert labelled.head.classify.weight.shape == (5, 64)
     assert 0.015 < labelled.head.classify.weight.std() < 0.025
     assert not labelled.head.classify.bias.any()
-    again = with_labels(model, 5)
+    again = with_classifier(model, 5)
     assert not torch.equal(again.head.classify.weight, labelled.head.classify.weight)
     torch.manual_seed(7)
-    again = with_labels(model, 5)
+    again = with_classifier(model, 5)
     assert torch.equal(again.head.classify.weight, labelled.head.classify.weight)
 
 
@@ -264,9 +264,9 @@ def test_labels_of_tokens_keep_the_trunk(kind: str, head: dict[str, object]) -> 
     model = make(kind, head=head)
     if kind != "encoder":
         with pytest.raises(InputError, match="labels need an encoder"):
-            with_labels(model, 5, tokens=True)
+            with_classifier(model, 5, per_token=True)
         return
-    tagging = with_labels(model, 5, tokens=True)
+    tagging = with_classifier(model, 5, per_token=True)
     assert (tagging.spec.head.kind, tagging.spec.head.n_labels) == ("token_label", 5)
     ids = torch.tensor([[10, 11, 12]])
     vectors = gh.build(dataclasses.replace(model.spec, head=gh.spec.NoHead()), dtype=torch.float64)
@@ -276,7 +276,7 @@ def test_labels_of_tokens_keep_the_trunk(kind: str, head: dict[str, object]) -> 
 
 
 def test_labels_are_learned() -> None:
-    model = with_labels(with_labels(make("encoder", dropout=0.0, embed_dropout=0.0), 2), 3)
+    model = with_classifier(with_classifier(make("encoder", dropout=0.0, embed_dropout=0.0), 2), 3)
     assert model.spec.head.n_labels == 3
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
     ids, labels = torch.tensor([[10, 11], [12, 13], [14, 15]]), torch.tensor([2, 0, 1])
@@ -294,10 +294,10 @@ def test_labels_are_learned() -> None:
 def test_what_is_refused() -> None:
     model = make("decoder")
     with pytest.raises(InputError, match="the old tokenizer has 272 tokens, but vocab_size is 266"):
-        with_vocabulary(model, LARGE, SMALL)
+        with_tokenizer(model, LARGE, SMALL)
     other = gh.Tokenizer.train(texts=["quite another text"], vocab_size=266)
     with pytest.raises(InputError, match=r"the old tokenizer .* is not the one that the model was trained with"):
-        with_vocabulary(model, other, LARGE)
+        with_tokenizer(model, other, LARGE)
     lora.attach(model, lora.LoRA(rank=2))
     with pytest.raises(InputError, match=r"query is LoRALinear, but the spec builds Linear\(.*LoRA: by lora.merge"):
-        with_vocabulary(model, SMALL, LARGE)
+        with_tokenizer(model, SMALL, LARGE)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 import glasshouse as gh
-from glasshouse.layers.layout import lay_out
+from glasshouse.layers.layout import make_layout
 
 
 def make(name: str = "tiny-encoder", **settings: object) -> torch.nn.Module:
@@ -103,7 +103,7 @@ def test_the_final_norm_is_a_choice_in_any_order(norm_order: str, final_norm: bo
     model = make("tiny-decoder", norm_order=norm_order, final_norm=final_norm)
     seen: list[Tensor] = []
     model.stack.blocks[-1].register_forward_hook(lambda _, __, out: seen.append(out))
-    out = model.stack(model.token(IDS), lay_out(IDS))
+    out = model.stack(model.token(IDS), make_layout(IDS))
     x = seen[0]
     if final_norm:
         x = x / (x.square().mean(-1, keepdim=True) + 1e-6).sqrt() * model.stack.norm.weight

@@ -11,7 +11,7 @@ import torch
 import glasshouse as gh
 from glasshouse import config, spec
 from glasshouse.hub.bart import MARIAN
-from glasshouse.layers.layout import lay_out
+from glasshouse.layers.layout import make_layout
 
 SIZE = {"vocab_size": 500, "d_model": 128, "n_heads": 4, "n_layers": 3, "d_ff": 512}
 
@@ -53,7 +53,7 @@ def test_zero_output_makes_every_block_the_identity() -> None:
     model = make(spec.ZeroOutput()).eval()
     ids = torch.randint(0, 500, (2, 6))
     expected = model.stack.position.embed(model.token(ids), torch.arange(6)[None])
-    assert torch.equal(model.stack(model.token(ids), lay_out(ids)), model.stack.norm(expected))
+    assert torch.equal(model.stack(model.token(ids), make_layout(ids)), model.stack.norm(expected))
 
 
 def test_xavier_looks_at_the_size_of_each_map() -> None:
@@ -131,5 +131,5 @@ def test_what_a_spec_says_of_its_embeddings_is_kept() -> None:
         table = {"model_type": "marian", "architectures": ["MarianMTModel"], "eos_token_id": 0, "pad_token_id": 1}
         table |= {"encoder_layers": 1, "decoder_layers": 1}
         table |= {"scale_embedding": True} if scaled else {}
-        published = MARIAN.read(table, {"final_logits_bias"}, (), "config.json")
+        published = MARIAN.spec_from_config(table, {"final_logits_bias"}, (), "config.json")
         assert (published.embed_scale, published.init) == (scaled, spec.Normal())

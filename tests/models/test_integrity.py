@@ -12,7 +12,7 @@ from torch import nn
 import glasshouse as gh
 from glasshouse.errors import InputError
 from glasshouse.layers import lora
-from glasshouse.models import Model, weights_of
+from glasshouse.models import Model, checked_parameters
 
 FFN = "stack.blocks.0.feedforward.layer"
 
@@ -27,7 +27,7 @@ def put(path: str, module: nn.Module) -> Callable[[Model], object]:
 
 
 def grow_table(model: Model) -> None:
-    model.token.table.weight = nn.Parameter(torch.zeros(300, 64))
+    model.token_embedding.table.weight = nn.Parameter(torch.zeros(300, 64))
 
 
 def add_bias(model: Model) -> None:
@@ -57,7 +57,7 @@ def test_what_was_changed_by_hand_is_named(sentence: str, change: Callable[[Mode
     model = make()
     change(model)
     with pytest.raises(InputError, match=sentence):
-        weights_of(model)
+        checked_parameters(model)
 
 
 @pytest.mark.parametrize("preset", ["tiny-decoder", "tiny-encoder", "tiny-seq2seq"])
@@ -66,14 +66,14 @@ def test_what_the_program_itself_puts_in_is_no_change(preset: str) -> None:
     names = [name for name, _ in model.named_parameters()]
     sites = [name for name in gh.inspection.sites(model) if name.endswith("pattern.0")]
     with gh.edit(model, dict.fromkeys(sites, lambda pattern: pattern)):
-        assert list(weights_of(model)) == names
+        assert list(checked_parameters(model)) == names
     lora.attach(model, lora.LoRA())
     lora.merge(model)
-    assert list(weights_of(model)) == names
+    assert list(checked_parameters(model)) == names
     model.get_submodule("stack" if preset != "tiny-seq2seq" else "encoder").drop = nn.Identity()
-    assert list(weights_of(model)) == names
+    assert list(checked_parameters(model)) == names
 
 
 def test_a_module_that_is_no_model_is_named() -> None:
     with pytest.raises(InputError, match="the model is a Sequential, but"):
-        weights_of(nn.Sequential(make()))
+        checked_parameters(nn.Sequential(make()))

@@ -64,8 +64,8 @@ def check_shapes(model: Model) -> None:
     expected = {
         spec.NextToken: (2, 5, s.vocab_size),
         spec.MaskedToken: (2, 5, s.vocab_size),
-        spec.SequenceLabel: (2, getattr(s.head, "n_labels", 0)),
-        spec.TokenLabel: (2, 5, getattr(s.head, "n_labels", 0)),
+        spec.SequenceClassification: (2, getattr(s.head, "n_labels", 0)),
+        spec.TokenClassification: (2, 5, getattr(s.head, "n_labels", 0)),
         spec.Pooled: (2, s.d_model),
         spec.NoHead: (2, 5, s.d_model),
     }

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from glasshouse import spec
-from glasshouse.layers.layout import lay_out
+from glasshouse.layers.layout import make_layout
 from glasshouse.layers.mask import make_mask
 from glasshouse.models.stack import Stack
 
@@ -64,7 +64,7 @@ def our_stack(order: str, bias: bool, n_layers: int, final_norm: bool, causal: b
         d_ff=D_FF,
         position=spec.NoPosition(),
         norm=spec.LayerNorm(bias=bias),
-        norm_order=order,
+        norm_placement=order,
         final_norm=final_norm,
         feedforward=spec.Relu(),
         qkv_bias=bias,
@@ -105,9 +105,9 @@ class Case:
     def run_ours(self, dtype: torch.dtype) -> dict[str, Tensor]:
         model, x, memory = self.prepared(self.ours, dtype)
         lengths = None if self.cross or self.causal else self.lengths
-        layout = lay_out(x[..., 0], lengths=lengths)
+        layout = make_layout(x[..., 0], lengths=lengths)
         if self.cross:
-            seen = make_mask(layout, lay_out(memory[..., 0], lengths=self.lengths), causal=False, dtype=dtype)
+            seen = make_mask(layout, make_layout(memory[..., 0], lengths=self.lengths), causal=False, dtype=dtype)
             out = model(x, layout, None, memory, seen)
         else:
             out = model(x, layout)
@@ -166,7 +166,7 @@ def test_a_whole_encoder_decoder_equals_nn_transformer(order: str) -> None:
     mask = nn.Transformer.generate_square_subsequent_mask(5, dtype=torch.float64)
     expected = theirs(source, target, tgt_mask=mask)
 
-    read, written = lay_out(source[..., 0]), lay_out(target[..., 0])
+    read, written = make_layout(source[..., 0]), make_layout(target[..., 0])
     seen = make_mask(written, read, causal=False, dtype=torch.float64)
     out = decoder(target, written, None, encoder(source, read), seen)
     pull = torch.randn_like(out)

@@ -157,7 +157,7 @@ def check_search(page: Page, found: list[gh.Completion]) -> None:
     settle(page)
     for at, node in enumerate(tree):
         drawn = page.get_by_test_id(f"node-{at}")
-        assert drawn.get_attribute("data-fate") == node.fate
+        assert drawn.get_attribute("data-fate") == node.outcome
         assert float(drawn.get_attribute("data-value") or "") == node.logprob
 
 

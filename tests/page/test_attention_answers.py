@@ -221,7 +221,7 @@ def test_scores_are_those_of_head_scores(name: str) -> None:
         else:
             stack = site.partition(".")[0] if isinstance(trace.model, Seq2Seq) else None
             found = gh.head_scores(trace.model, *trace.inputs, stack=stack)
-            known, even, names = {each: getattr(found, each) for each in KINDS}, found.even, found.names
+            known, even, names = {each: getattr(found, each) for each in KINDS}, found.uniform_baseline, found.head_types
         for layer, head in product(range(2), range(4)):
             one = told["heads"][layer][head]
             for each, value in known.items():
@@ -305,7 +305,7 @@ def test_a_long_map_is_never_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     n, sizes = 1100, []
     traces, question = built("tiny-decoder", position="rotary"), long(n)
     traces.of(question).map("pattern.1")
-    work_out = kept_maps.work_out
+    work_out = kept_maps.recompute_attention
 
     def watched(*given: Any) -> Tensor:  # noqa: ANN401
         made = work_out(*given)

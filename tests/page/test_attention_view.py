@@ -129,7 +129,7 @@ def test_heads_are_named_by_their_scores(kind: str, site: str, request: pytest.F
         stack = site.partition(".")[0] if kind == "pair" else None
         found = gh.head_scores(seen.model, *seen.inputs, stack=stack)
         kinds = ("self", "previous", "first", "duplicate", "induction", "broad")
-        scores, names = {name: getattr(found, name) for name in kinds}, found.names
+        scores, names = {name: getattr(found, name) for name in kinds}, found.head_types
     for layer in range(2):
         for head in range(4):
             small = page.get_by_test_id(f"head-{layer}-{head}")

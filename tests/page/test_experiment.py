@@ -13,9 +13,9 @@ from test_stream import QUESTION, SPECS, asked, inputs, laid_open, near, unpacke
 from torch.nn import functional as F
 
 import glasshouse as gh
-from glasshouse.config import Table
+from glasshouse.config import JsonDict
 from glasshouse.errors import GlasshouseError
-from glasshouse.inspection import ablation, mean, record, sweep
+from glasshouse.inspection import ablation_effects, mean_ablate, record, activation_patching
 from glasshouse.models import Encoder, Seq2Seq
 from glasshouse.page.question import Mean, Patch, Question, Scale, Text
 from glasshouse.page.subject import Subject
@@ -32,12 +32,12 @@ def cross_entropy(logits: torch.Tensor, ids: torch.Tensor, encoder: bool) -> tor
 
 
 @pytest.mark.parametrize(("kind", "choices"), SPECS)
-def test_the_loss_under_edits(kind: str, choices: Table) -> None:
+def test_the_loss_under_edits(kind: str, choices: JsonDict) -> None:
     traces = laid_open(kind, choices)
     model, given = traces.subject.at("").model.eval(), inputs(traces)
     stack = "decoder." if isinstance(model, Seq2Seq) else ""
     changes = (Scale(f"{stack}z.0[head=2]", 0.0), Mean(f"{stack}ffn_out.1"), Scale(f"{stack}attn_out.1", 1.5))
-    with torch.no_grad(), gh.edit(model, {changes[0].site: 0.0, changes[1].site: mean()}):
+    with torch.no_grad(), gh.edit(model, {changes[0].site: 0.0, changes[1].site: mean_ablate()}):
         with gh.edit(model, {changes[2].site: gh.inspection.scale(1.5)}):
             after = cross_entropy(model(*given), given[-1], isinstance(model, Encoder))
         before = cross_entropy(model(*given), given[-1], isinstance(model, Encoder))
@@ -49,19 +49,19 @@ def test_the_loss_under_edits(kind: str, choices: Table) -> None:
 
 
 @pytest.mark.parametrize(("kind", "choices"), [one for one in SPECS if one[0] != "tiny-encoder"])
-def test_each_head_alone(kind: str, choices: Table) -> None:
+def test_each_head_alone(kind: str, choices: JsonDict) -> None:
     traces = laid_open(kind, choices)
     model, given = traces.subject.at("").model, inputs(traces)
     parts = {"z": "head", "ffn_out": "feedforward"} | ({"cross_z": "cross_head"} if kind == "tiny-seq2seq" else {})
     prefix = "decoder." if kind == "tiny-seq2seq" else ""
     for site, by in parts.items():
-        found = ablation(model, *given, by=by)
+        found = ablation_effects(model, *given, component=by)
         for layer in range(2):
             heads = [f"[head={head}]" for head in range(4)] if site != "ffn_out" else [""]
             sites = [f"{prefix}{site}.{layer}{head}" for head in heads]
             shown = asked(traces, "without", question=QUESTION, sites=sites)
-            assert shown["growth"] == pytest.approx(found.growth[layer].tolist(), abs=1e-10)
-            assert shown["before"] == pytest.approx(float(found.before), abs=1e-10)
+            assert shown["growth"] == pytest.approx(found.metric_increase[layer].tolist(), abs=1e-10)
+            assert shown["before"] == pytest.approx(float(found.baseline), abs=1e-10)
 
 
 def test_one_more_is_taken_away_on_top_of_the_edits() -> None:
@@ -85,7 +85,7 @@ def test_a_patch_from_another_text(site: str) -> None:
 
 
 @pytest.mark.parametrize(("kind", "choices"), SPECS)
-def test_what_is_said_before_and_after(kind: str, choices: Table) -> None:
+def test_what_is_said_before_and_after(kind: str, choices: JsonDict) -> None:
     traces = laid_open(kind, choices)
     model, given = traces.subject.at("").model.eval(), inputs(traces)
     site = "decoder.z.0[head=3]" if kind == "tiny-seq2seq" else "z.0[head=3]"
@@ -103,7 +103,7 @@ def test_what_is_said_before_and_after(kind: str, choices: Table) -> None:
 
 
 @pytest.mark.parametrize(("kind", "choices"), SPECS)
-def test_each_place_patched_alone(kind: str, choices: Table) -> None:
+def test_each_place_patched_alone(kind: str, choices: JsonDict) -> None:
     """The sweep of the tools reads the end of the text, so the page is asked about the end."""
     traces = laid_open(kind, choices)
     prefix = "encoder." if kind == "tiny-seq2seq" else ""
@@ -115,13 +115,13 @@ def test_each_place_patched_alone(kind: str, choices: Table) -> None:
     others = (Text(OTHER.text, added=(7, end)) for end in range(40))
     other = next(one for one in others if answer(one) != answer(QUESTION.asked))
     question, out_of = Question(QUESTION.asked, other=other), inputs(traces, Question(other))
-    found = sweep(model, (*into, ids), out_of, f"{prefix}resid_post")
+    found = activation_patching(model, (*into, ids), out_of, f"{prefix}resid_post")
     for layer in range(2):
         sites = [f"{prefix}resid_post.{layer}[position={place}]" for place in range(found.effect.shape[1])]
         shown = asked(traces, "patched", question=question, sites=sites, position=ids.shape[1] - 1)
         assert shown["effect"] == pytest.approx(found.effect[layer].tolist(), abs=1e-9)
         assert (shown["before"], shown["after"]) == pytest.approx(
-            (float(found.before), float(found.after)), abs=1e-12
+            (float(found.corrupted_baseline), float(found.clean_baseline)), abs=1e-12
         )
 
 
@@ -162,7 +162,7 @@ def test_a_masked_model_is_measured_where_its_mask_hides() -> None:
 
 
 @pytest.mark.parametrize("head", [{"kind": "none"}, {"kind": "sequence_label", "n_labels": 3}])
-def test_without_tokens_to_foretell_it_is_how_far_vectors_move(head: Table) -> None:
+def test_without_tokens_to_foretell_it_is_how_far_vectors_move(head: JsonDict) -> None:
     traces = laid_open("tiny-encoder", {"head": head})
     model, (ids,) = traces.subject.at("").model.eval(), inputs(traces)
 

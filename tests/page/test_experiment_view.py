@@ -17,7 +17,7 @@ from test_stream_view import KINDS, SOURCE, TEXT, Picture, asked_on_opening, nea
 from torch.nn import functional as F
 
 import glasshouse as gh
-from glasshouse.inspection import ablation, sweep
+from glasshouse.inspection import ablation_effects, activation_patching
 from glasshouse.page import experiment
 from glasshouse.page.address import filled, question_of
 from glasshouse.page.question import Question, Text
@@ -106,7 +106,7 @@ def test_switches(kind: str, request: pytest.FixtureRequest, visit: Visit, pictu
     check(page, kind, model, given, {f"{stack}z.0[head=1]": 0.0})
     page.click("[role=radio][data-value=mean]")
     press(page, f"{stack}ffn_out.1")
-    both = {f"{stack}z.0[head=1]": 0.0, f"{stack}ffn_out.1": gh.inspection.mean()}
+    both = {f"{stack}z.0[head=1]": 0.0, f"{stack}ffn_out.1": gh.inspection.mean_ablate()}
     check(page, kind, model, given, both)
     page.click("[role=radio][data-value=scale]")
     press(page, f"{stack}attn_out.0")
@@ -225,12 +225,12 @@ def test_each_part_alone(kind: str, request: pytest.FixtureRequest, visit: Visit
         [("cross_z", "cross_head", "decoder"), ("z", "head", "encoder")] if kind == "pair" else []
     )
     for site, by, side in sides:
-        growth = ablation(model, *given, by=by, stack=side).growth  # type: ignore[arg-type]
+        growth = ablation_effects(model, *given, component=by, stack=side).metric_increase  # type: ignore[arg-type]
         prefix = f"{side}." if stack else ""
         for layer in range(2):
             for head in range(4):
                 assert shown[f"{prefix}{site}.{layer}[head={head}]"] == near(float(growth[layer, head]))
-    growth = ablation(model, *given, by="feedforward").growth[:, 0]
+    growth = ablation_effects(model, *given, component="feedforward").metric_increase[:, 0]
     assert [shown[f"{stack}ffn_out.{layer}"] for layer in range(2)] == [near(one) for one in growth.tolist()]
     picture(page, f"experiment-sweep-{kind}")
     press(page, f"{stack}z.0[head=0]")  # what was found stays beside a change
@@ -309,7 +309,7 @@ def test_each_place_patched_alone(request: pytest.FixtureRequest, visit: Visit, 
     page, model, _ = opened(visit, request, "decoder", text=text, other=other)
     trained = request.getfixturevalue("decoder")
     into, out_of = (inputs_of(trained, Text(one)) for one in (text, other))
-    found = sweep(model, into, out_of, "resid_post")
+    found = activation_patching(model, into, out_of, "resid_post")
     page.click("[data-testid=trace]")
     page.wait_for_selector(".patches .part[data-value]")
     settle(page)

@@ -20,8 +20,8 @@ from glasshouse.page.progress import CHECKPOINTS, POINTS, Curves, Difference, Fa
 from glasshouse.page.question import Question, Text
 from glasshouse.page.subject import Subject
 from glasshouse.page.trace import Traces
-from glasshouse.training import Run, moments, train
-from glasshouse.training.folder import hold
+from glasshouse.training import Run, list_checkpoints, train
+from glasshouse.training.folder import lock_folder
 from glasshouse.training.journal import Journal
 
 SAYING = "to be or not to be, that is the question whether it is nobler. "
@@ -46,7 +46,7 @@ def trained(place: Path, kind: str = "decoder", **choices: Any) -> Path:  # noqa
         "train": {"steps": 12, "batch_tokens": 96, "save_every": 3, "eval_every": 4, "lr": 0.01}
         | {"out": str(place / "run"), **choices},
     }
-    return train(Run.parse(table)).folder
+    return train(Run.from_dict(table)).folder
 
 
 @pytest.fixture(scope="module")
@@ -129,7 +129,7 @@ def test_a_page_that_follows_has_what_one_that_comes_late_gets(tmp_path: Path, s
     for _ in range(40):
         if chance.random() < 0.2 and step:
             step = chance.randrange(step)
-            journal.cut(step + 1)
+            journal.truncate(step + 1)
         for _ in range(chance.choice([0, 1, 30, 300])):
             step += 1
             values = {"loss": chance.random(), "norm": chance.choice([None, 2.0])}
@@ -151,7 +151,7 @@ def test_a_page_that_follows_has_what_one_that_comes_late_gets(tmp_path: Path, s
                 assert min(curve["low"]) == min(line[name] for line in having)
                 assert max(curve["high"]) == max(line[name] for line in having)
         if half:
-            journal.cut(step + 1)
+            journal.truncate(step + 1)
 
 
 def test_a_journal_that_is_rewritten_in_place_is_read_anew(tmp_path: Path) -> None:
@@ -226,7 +226,7 @@ def test_running_finished_stopped(tmp_path: Path) -> None:
         return progress.metrics(traces, Metrics())["state"]
 
     assert state() == "finished"
-    with hold(folder):
+    with lock_folder(folder):
         assert state() == "running"
     assert state() == "finished"
     settings = (folder / "run.toml").read_text()
@@ -235,13 +235,13 @@ def test_running_finished_stopped(tmp_path: Path) -> None:
     (folder / "run.toml").write_text(settings)
     (folder / "model").rename(folder / "elsewhere")
     assert state() == "stopped"
-    with hold(folder):  # a look keeps nobody out
+    with lock_folder(folder):  # a look keeps nobody out
         pass
 
 
 def test_moments_and_facts(traces: Traces, folder: Path) -> None:
     told = progress.metrics(traces, Metrics())
-    assert told["moments"] == [{"name": one.name, "step": one.step} for one in moments(folder)]
+    assert told["moments"] == [{"name": one.name, "step": one.step} for one in list_checkpoints(folder)]
     facts = {one["name"]: one["value"] for one in progress.facts(traces, Facts())["facts"]}
     assert facts["model.preset"] == "tiny-decoder"
     assert facts["train.steps"] == "12"
@@ -299,19 +299,19 @@ def test_difference_is_that_of_compare(tmp_path: Path, kind: str) -> None:
     asked = Text(text=text, target="3 1" if kind == "seq2seq" else "")
     first, last = subject.moments()[0], "final"
     told = progress.difference(Traces(subject), Difference(Question(asked, moment=first), beside=last))
-    one, other = (gh.load({m.name: m.folder for m in moments(folder)}[name])[0] for name in (first, last))
+    one, other = (gh.load({m.name: m.folder for m in list_checkpoints(folder)}[name])[0] for name in (first, last))
     seen = gh.compare(one, other, *subject.at(first).inputs(asked))
     for name, value in (
-        ("heads", seen.heads),
-        ("writes", seen.writes),
-        ("ffn", seen.ffn),
-        ("stream", seen.stream[:, 0]),
+        ("heads", seen.pattern_distance),
+        ("writes", seen.z_distance),
+        ("ffn", seen.ffn_out_distance),
+        ("stream", seen.residual_distance[:, 0]),
     ):
         assert told[name] == progress.wire.packed(value), name
-    assert told["divergence"] == progress.wire.packed(seen.divergence[0])
-    assert seen.heads.max() > 0
+    assert told["divergence"] == progress.wire.packed(seen.kl_divergence[0])
+    assert seen.pattern_distance.max() > 0
     if kind == "encoder":
         assert told["losses"] == [None, None]
     else:
-        for mine, theirs in zip(told["losses"], (seen.loss_one, seen.loss_other), strict=True):
+        for mine, theirs in zip(told["losses"], (seen.loss_a, seen.loss_b), strict=True):
             assert math.isclose(mine, torch.nanmean(theirs.double()).item(), rel_tol=1e-6)  # sums in another order

@@ -19,8 +19,8 @@ import glasshouse as gh
 from glasshouse.page import Look
 from glasshouse.page.subject import Subject
 from glasshouse.page.trace import Traces
-from glasshouse.training import moments
-from glasshouse.training.folder import hold
+from glasshouse.training import list_checkpoints
+from glasshouse.training.folder import lock_folder
 from glasshouse.training.journal import Journal
 
 TEXT = "the cat sat on the mat"
@@ -110,7 +110,7 @@ def test_the_way_to_a_moment(run_folder: Path, visit: Visit) -> None:
     expect(page.get_by_test_id("look-at")).to_have_text("all views show the model at step 20")
     page.locator("#tab-text").click()
     settle(page)
-    model, tok = gh.load(next(one.folder for one in moments(run_folder) if one.name == "step 20"))
+    model, tok = gh.load(next(one.folder for one in list_checkpoints(run_folder) if one.name == "step 20"))
     assert tok is not None
     wanted = model(torch.tensor([tok.encode(TEXT)]))[0, -1].softmax(-1).max()
     first = page.locator("[data-testid=next] .figure").first
@@ -150,8 +150,8 @@ def test_curves_grow_and_are_cut(copied: Path, visit: Visit) -> None:
     """As a run does: it trains, is killed, goes on from an earlier step, and ends."""
     shutil.move(copied / "model", copied / "later")
     journal = Journal(copied / "metrics.jsonl")
-    journal.cut(31)
-    with hold(copied):
+    journal.truncate(31)
+    with lock_folder(copied):
         page = visit(copied, view="run", text=TEXT)
         state_of, far = page.get_by_test_id("run-state"), page.get_by_test_id("run-far")
         expect(state_of).to_have_text("running")
@@ -165,8 +165,8 @@ def test_curves_grow_and_are_cut(copied: Path, visit: Visit) -> None:
         assert value(page, "now-loss") == 1.25
         expect(steps).to_have_text([str(step) for step in range(1, 32)])  # old ones stay, new ones join
     expect(state_of).to_have_text("stopped")
-    journal.cut(21)
-    with hold(copied):
+    journal.truncate(21)
+    with lock_folder(copied):
         journal.write(21, loss=2.5, rate=0.001, norm=1.0)
         expect(far).to_contain_text("step 21 of 60")
         assert value(page, "at-loss") == 2.5
@@ -195,7 +195,7 @@ def test_a_run_that_has_only_begun(copied: Path, visit: Visit, picture: Callable
         (copied / name).unlink()
     for name in ("model", "checkpoints"):
         shutil.rmtree(copied / name)
-    with hold(copied):
+    with lock_folder(copied):
         page = visit(copied, view="run", text=TEXT)
         picture(page, "run-begun")
         expect(page.get_by_test_id("run-far")).to_contain_text("step 0 of 60")
@@ -274,19 +274,19 @@ def test_two_moments(run_folder: Path, visit: Visit, picture: Callable[[Page, st
     settle(page)
     picture(page, "run-compared")
     assert (state(page)["moment"], state(page)["beside"]) == ("step 0", "final")
-    folders = {one.name: one.folder for one in moments(run_folder)}
+    folders = {one.name: one.folder for one in list_checkpoints(run_folder)}
     (one, tok), (other, _) = gh.load(folders["step 0"]), gh.load(folders["final"])
     seen = gh.compare(one, other, TEXT, tok=tok)
-    assert value(page, "loss-one") == pytest.approx(seen.loss_one.nanmean().item(), rel=1e-6)
-    assert value(page, "loss-other") == pytest.approx(seen.loss_other.nanmean().item(), rel=1e-6)
+    assert value(page, "loss-one") == pytest.approx(seen.loss_a.nanmean().item(), rel=1e-6)
+    assert value(page, "loss-other") == pytest.approx(seen.loss_b.nanmean().item(), rel=1e-6)
     cells = page.locator("[data-testid=apart] tbody tr").all()
     for row, layer in zip(cells, (1, 0), strict=True):
         found = [float(cell.get_attribute("data-value") or "") for cell in row.locator("td").all()]
-        assert found[:4] == pytest.approx(seen.heads[layer].tolist(), rel=1e-6)
-        assert found[4] == pytest.approx(seen.stream[layer + 1].mean().item(), rel=1e-5)
+        assert found[:4] == pytest.approx(seen.pattern_distance[layer].tolist(), rel=1e-6)
+        assert found[4] == pytest.approx(seen.residual_distance[layer + 1].mean().item(), rel=1e-5)
     words = page.locator("[data-testid=divergence] .token")
     found = [float(word.get_attribute("data-value") or "") for word in words.all()]
-    assert found == pytest.approx(seen.divergence[0].tolist(), rel=1e-6)
+    assert found == pytest.approx(seen.kl_divergence[0].tolist(), rel=1e-6)
     assert page.get_by_test_id("chart-loss").count() == 1  # the run is one
     page.locator("#tab-text").click()
     settle(page)

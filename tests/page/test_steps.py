@@ -312,7 +312,7 @@ def test_every_step_of_an_encoder_decoder_is_what_its_formula_gives(position: st
 def test_what_lies_between_is_what_the_formula_says() -> None:
     model = make(n_layers=1, position="alibi", norm="layer", n_kv_heads=2, qk_norm=False, embed_scale=True)
     cards = {(card["node"], card["kind"]): card for card in answer(model, position=4, head=3)["cards"]}
-    table = model.token.table.weight
+    table = model.token_embedding.table.weight
     assert cards["embed", "embed"]["id"] == 5
     close(unpacked(cards["embed", "embed"]["rows"]), table[cards["embed", "embed"]["first"] :][:5, :8])
     assert cards["embed", "scale"]["by"] == 4.0
@@ -394,7 +394,7 @@ def test_the_head_of_an_encoder_is_shown_with_its_transform() -> None:
     close(unpacked(found["transform"]["bent"]), bent)
     final = reference.norm("transform.2", bent)
     close(unpacked(found["norm"]["y"]), final)
-    logits = model.token.table.weight @ final + model.head.bias
+    logits = model.token_embedding.table.weight @ final + model.head.bias
     best = found["logits"]["top"]
     assert [one["logit"] for one in best] == pytest.approx([float(logits[one["id"]]) for one in best], abs=1e-5)
     assert found["probabilities"]["total"] == pytest.approx(float(logits.exp().sum().log()), abs=1e-5)

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 import glasshouse as gh
-from glasshouse.config import Table, parse
+from glasshouse.config import JsonDict, parse
 from glasshouse.errors import GlasshouseError
-from glasshouse.inspection import norms, similarity
-from glasshouse.inspection.board import board_of
+from glasshouse.inspection import residual_norms, position_similarity
+from glasshouse.inspection.board import hook_manager_of
 from glasshouse.models import Encoder, Model, Seq2Seq
 from glasshouse.page import stream
 from glasshouse.page.answers import ANSWERS
@@ -24,7 +24,7 @@ from glasshouse.page.question import Question, Scale, Text
 from glasshouse.page.subject import Subject
 from glasshouse.page.trace import Traces
 
-SPECS: list[tuple[str, Table]] = [
+SPECS: list[tuple[str, JsonDict]] = [
     ("tiny-decoder", {}),
     ("tiny-decoder", {"position": "learned", "norm_order": "after"}),
     ("tiny-decoder", {"position": "alibi", "norm_order": "sandwich", "n_kv_heads": 2}),
@@ -38,7 +38,7 @@ QUESTION = Question(Text("3 1 4 1 5 9 2 6", added=(7, 3)))
 EDITED = Question(QUESTION.asked, edits=(Scale("z.1[head=1]", 0.0), Scale("ffn_out.0", 0.5)))
 
 
-def made(kind: str, choices: Table) -> Model:
+def made(kind: str, choices: JsonDict) -> Model:
     """Build a model whose every weight was shaken, so that no part of it does nothing."""
     torch.manual_seed(0)
     model = gh.build(gh.preset(kind, vocab_size=40, **choices)).double()
@@ -48,16 +48,16 @@ def made(kind: str, choices: Table) -> Model:
     return model
 
 
-def laid_open(kind: str, choices: Table) -> Traces:
+def laid_open(kind: str, choices: JsonDict) -> Traces:
     return Traces(Subject.of(made(kind, choices), None))
 
 
-def asked(traces: Traces, name: str, **body: object) -> Table:
+def asked(traces: Traces, name: str, **body: object) -> JsonDict:
     answer = ANSWERS[name]
     return answer.give(traces, parse(answer.ask, body))
 
 
-def unpacked(packed: Table) -> Tensor:
+def unpacked(packed: JsonDict) -> Tensor:
     data = bytearray(base64.b64decode(packed["f32"]))
     return torch.frombuffer(data, dtype=torch.float32).reshape(packed["shape"])
 
@@ -72,7 +72,7 @@ def inputs(traces: Traces, question: Question = QUESTION) -> tuple[Tensor, ...]:
 
 @pytest.mark.parametrize(("kind", "choices"), SPECS)
 @pytest.mark.parametrize("question", [QUESTION, EDITED])
-def test_a_window_of_the_lens(kind: str, choices: Table, question: Question) -> None:
+def test_a_window_of_the_lens(kind: str, choices: JsonDict, question: Question) -> None:
     traces = laid_open(kind, choices)
     model, given = traces.subject.at("").model, inputs(traces)
     if isinstance(model, Seq2Seq):
@@ -120,10 +120,10 @@ def test_a_masked_model_is_held_to_what_its_mask_hides() -> None:
 
 @pytest.mark.parametrize(("kind", "choices"), SPECS)
 @pytest.mark.parametrize("against", [None, 5])
-def test_the_parts_of_a_logit(kind: str, choices: Table, against: int | None) -> None:
+def test_the_parts_of_a_logit(kind: str, choices: JsonDict, against: int | None) -> None:
     traces = laid_open(kind, choices)
     model, given = traces.subject.at("").model, inputs(traces)
-    split = gh.attribute(model, *given, token=11, against=against, position=1)
+    split = gh.attribute(model, *given, token=11, incorrect_token=against, position=1)
     shown = asked(traces, "parts", question=QUESTION, position=1, token=11, against=against)
     assert (shown["token"]["id"], (shown["against"] or {}).get("id")) == (11, against)
     near(unpacked(shown["heads"]), split.heads[0])
@@ -148,13 +148,13 @@ def test_the_parts_of_the_likeliest_token() -> None:
 
 
 @pytest.mark.parametrize(("kind", "choices"), SPECS)
-def test_lengths_and_angles(kind: str, choices: Table) -> None:
+def test_lengths_and_angles(kind: str, choices: JsonDict) -> None:
     traces = laid_open(kind, choices)
     model, given = traces.subject.at("").model, inputs(traces)
     shown = asked(traces, "norms", question=QUESTION, start=0, stop=3)
-    near(unpacked(shown["norms"]), norms(model, *given)[:, 0, :3])
+    near(unpacked(shown["norms"]), residual_norms(model, *given)[:, 0, :3])
     prefix = "decoder." if isinstance(model, Seq2Seq) else ""
-    cosine = similarity(model, *given, site=f"{prefix}resid_post.0")[0, 1]
+    cosine = position_similarity(model, *given, site=f"{prefix}resid_post.0")[0, 1]
     shown = asked(traces, "alike", question=QUESTION, layer=1, position=1, show=2)
     near(unpacked(shown["cosine"]), cosine)
     order = [one for one in cosine.argsort(descending=True).tolist() if one != 1][:2]
@@ -162,7 +162,7 @@ def test_lengths_and_angles(kind: str, choices: Table) -> None:
 
 
 @pytest.mark.parametrize("head", [{"kind": "none"}, {"kind": "sequence_label", "n_labels": 3}])
-def test_without_logits_there_are_lengths(head: Table) -> None:
+def test_without_logits_there_are_lengths(head: JsonDict) -> None:
     traces = laid_open("tiny-encoder", {"head": head})
     with pytest.raises(GlasshouseError, match="a lens needs logits at every position"):
         asked(traces, "lens", question=QUESTION)
@@ -194,7 +194,7 @@ def test_a_second_look_needs_no_pass(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_locks_are_taken_in_one_order(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever holds the model and then wants the traces would wait for a pass that holds them and wants the model."""
     traces = Traces(Subject.of(gh.build(gh.preset("tiny-decoder")).eval(), None))
-    lock, model_lock = traces.lock, board_of(traces.subject.at("").model).lock
+    lock, model_lock = traces.lock, hook_manager_of(traces.subject.at("").model).lock
     in_order = []
 
     class Watched:
@@ -238,6 +238,6 @@ def test_no_more_than_a_few_logits_exist_at_a_time(monkeypatch: pytest.MonkeyPat
         ("alike", {"layer": 3}, "layer is 3"),
     ],
 )
-def test_what_cannot_be_asked(name: str, body: Table, said: str) -> None:
+def test_what_cannot_be_asked(name: str, body: JsonDict, said: str) -> None:
     with pytest.raises(GlasshouseError, match=said):
         asked(laid_open("tiny-decoder", {}), name, question=QUESTION, **body)

@@ -18,7 +18,7 @@ from conftest import ONE_KIND, Trained, Visit, settle
 from playwright.sync_api import Page, Request, expect
 
 import glasshouse as gh
-from glasshouse.inspection import norms, similarity
+from glasshouse.inspection import residual_norms, position_similarity
 from glasshouse.page import stream
 from glasshouse.page.address import filled, question_of
 from glasshouse.page.question import Question, Text
@@ -158,8 +158,8 @@ def test_parts_add_up_to_the_logit(kind: str, request: pytest.FixtureRequest, vi
     page, model, given = opened(visit, request, kind, token=1)
 
     def check(token: int, against: int | None) -> None:
-        split = gh.attribute(model, *given, position=1, token=token, against=against)
-        parts = {name.replace("bias", "biases"): float(one) for name, one in split.parts().items()}
+        split = gh.attribute(model, *given, position=1, token=token, incorrect_token=against)
+        parts = {name.replace("bias", "biases"): float(one) for name, one in split.components().items()}
         segments = page.eval_on_selector_all(
             ".segment", "all => all.map(one => [one.dataset.part, one.dataset.value])"
         )
@@ -206,12 +206,12 @@ def test_a_head_of_the_sum_is_chosen(request: pytest.FixtureRequest, visit: Visi
 @pytest.mark.parametrize("kind", KINDS)
 def test_lengths_and_angles(kind: str, request: pytest.FixtureRequest, visit: Visit) -> None:
     page, model, given = opened(visit, request, kind, token=1, layer=1)
-    found = norms(model, *given)[:, 0, 1].tolist()
+    found = residual_norms(model, *given)[:, 0, 1].tolist()
     for row in page.locator("[data-testid=norms] [role=listitem]").all():
         shown = row.locator(".figure").get_attribute("data-value") or ""
         assert float(shown) == near(found[int(row.get_attribute("data-row") or "")])
     site = "decoder.resid_post.1" if kind == "pair" else "resid_post.1"
-    cosine = similarity(model, *given, site=site)[0, 1]
+    cosine = position_similarity(model, *given, site=site)[0, 1]
     rows = page.locator("[data-testid=alike] [role=listitem]").all()
     shown = {
         int(row.get_attribute("data-place") or ""): row.locator(".figure").get_attribute("data-value") for row in rows
@@ -282,7 +282,7 @@ def test_without_logits_there_is_something_to_see(
     model = gh.build(gh.preset("tiny-encoder", vocab_size=len(encoder[1]), head=head)).eval()
     page = visit((model, encoder[1]), view="stream", text=TEXT, token=2)
     expect(page.locator(".about").first).to_contain_text("cannot be shown")
-    found = norms(model, torch.tensor([encoder[1].encode(TEXT)]))[:, 0]
+    found = residual_norms(model, torch.tensor([encoder[1].encode(TEXT)]))[:, 0]
     shown = cells(page)
     assert len(shown) == found.numel()
     assert all(one["norm"] == near(float(found[at])) for at, one in shown.items())

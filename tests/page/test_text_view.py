@@ -184,7 +184,7 @@ def test_the_merge_tree_of_a_word(decoder: Trained, visit: Visit) -> None:
     _, tok = decoder
     page = visit(decoder, text=TEXT)
     word = tok.words(TEXT)[-1]
-    states = list(bpe.steps(word, tok.merges))
+    states = list(bpe.merge_steps(word, tok.merges))
     rows = page.locator("[data-testid=merges] tbody tr")
     assert rows.count() == len(states)
     for row, state in zip(rows.all(), states, strict=True):
@@ -206,7 +206,7 @@ def test_byte_pairs_are_learned_from_the_text(decoder: Trained, visit: Visit) ->
     now = [[bytes([byte]) for byte in word.encode()] for word in gh.text.words.split(text, "gpt2")]
     for number, merge in enumerate(merges, 1):
         slider.press("ArrowRight")
-        now = [bpe.join(word, merge.pair, merge.pair[0] + merge.pair[1]) for word in now]
+        now = [bpe.merge_pair(word, merge.pair, merge.pair[0] + merge.pair[1]) for word in now]
         shown = [
             one.replace("␣", " ").encode() for one in page.locator("[data-testid=learned] .token").all_inner_texts()
         ]

@@ -115,7 +115,7 @@ def test_a_decoder_with_labels_says_labels(head: object) -> None:
 def test_a_run_that_diverged_is_shown_all_the_same() -> None:
     traces = traces_of()
     with torch.no_grad():
-        traces.subject.at("").model.token.table.weight.fill_(torch.nan)
+        traces.subject.at("").model.token_embedding.table.weight.fill_(torch.nan)
     question = {"asked": {"text": IDS.text}}
     for name, body in [("next", {}), ("loss", {}), ("lens", {"start": 0, "stop": 4}), ("parts", {"position": 2})]:
         answer = ANSWERS[name]

@@ -15,7 +15,7 @@ from transformers.utils.chat_template_utils import render_jinja_template
 
 from glasshouse.errors import InputError
 from glasshouse.text import chat, sandbox
-from glasshouse.text.chat import DEFAULT, ROLES, Segment, segments
+from glasshouse.text.chat import DEFAULT_TEMPLATE, MESSAGE_ROLES, Segment, segments
 
 OURS = ["<|system|>", "<|user|>", "<|assistant|>", "<|end|>"]
 
@@ -142,7 +142,7 @@ HEADERS = ["<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>", "<|begin_of
 SQUARE = ["<s>", "</s>", "[INST]", "[/INST]", "[TOOL_CALLS]", "[TOOL_RESULTS]", "[/TOOL_RESULTS]"]
 IM = ["<|im_start|>", "<|im_end|>", "<|endoftext|>"]
 PUBLISHED = {  # the template, its special tokens, and what it writes around an answer before and behind
-    "ours": (DEFAULT, OURS),
+    "ours": (DEFAULT_TEMPLATE, OURS),
     "chatml": (CHATML, IM),
     "llama2": (LLAMA2, ["<s>", "</s>"]),
     "llama3": (LLAMA3, HEADERS),
@@ -170,7 +170,7 @@ def said(chat: list[Segment]) -> str:
 
 
 def learned(chat: list[Segment]) -> str:
-    return "".join(segment.text if segment.answer else "·" for segment in chat)
+    return "".join(segment.text if segment.is_assistant else "·" for segment in chat)
 
 
 def theirs(template: str, messages: list[Any], prompt: bool = False, **names: str) -> str:
@@ -184,7 +184,7 @@ PARTS = "{% for m in messages %}{{ m.content }}{% endfor %}"
 
 def test_a_conversation_by_hand() -> None:
     text, token = (lambda t: Segment(t, False, False)), (lambda t: Segment(t, True, False))
-    assert segments(DEFAULT, [SYSTEM, HELLO], special=OURS, prompt=True) == [
+    assert segments(DEFAULT_TEMPLATE, [SYSTEM, HELLO], special=OURS, prompt=True) == [
         token("<|system|>"),
         text("Be brief.\n"),
         token("<|end|>"),
@@ -267,7 +267,7 @@ def test_what_is_learned_follows_from_the_prompt(name: str) -> None:
     template, special = PUBLISHED[name]
     names = variables(special)
     whole = segments(template, CHAT, special=special, variables=names)
-    starts = [at + 1 for at, (one, two) in enumerate(pairwise(whole)) if two.answer and not one.answer]
+    starts = [at + 1 for at, (one, two) in enumerate(pairwise(whole)) if two.is_assistant and not one.is_assistant]
     for start, end in zip(starts, (1, 3), strict=True):
         assert whole[:start] == segments(template, CHAT[:end], special=special, variables=names, prompt=True)
 
@@ -276,7 +276,7 @@ def test_answers_are_those_of_transformers() -> None:
     messages = [SYSTEM, *CHAT]
     rendered, spans = render_jinja_template([messages], chat_template=GENERATION, return_assistant_tokens_mask=True)
     chat = segments(GENERATION, messages, special=IM)
-    flags = "".join("1" if segment.answer else "0" for segment in chat for _ in segment.text)
+    flags = "".join("1" if segment.is_assistant else "0" for segment in chat for _ in segment.text)
     expected = ["0"] * len(rendered[0])
     for start, end in spans[0]:
         expected[start:end] = "1" * (end - start)
@@ -289,7 +289,7 @@ def test_an_answer_may_call_tools() -> None:
     messages += [{"role": "tool", "content": "[INST]"}, HI]
     chat = segments(MISTRAL, messages, special=SQUARE, variables=NAMES)
     assert said(chat) == theirs(MISTRAL, messages, **NAMES)
-    answer = [segment for segment in chat if segment.answer]
+    answer = [segment for segment in chat if segment.is_assistant]
     assert answer == [
         Segment("[TOOL_CALLS]", True, True),
         Segment(' [{"name": "f", "arguments": {"x": "</s>"}, "id": "abc"}]', False, True),
@@ -320,27 +320,27 @@ def test_an_answer_in_a_rewritten_conversation_is_not_learned() -> None:
     for messages in (CHAT[:2], CHAT):
         with pytest.raises(InputError, match=rf"message {len(messages) - 1} .* rewrites earlier messages"):
             segments(forced, messages, special=IM)
-    assert not any(segment.answer for segment in segments(forced, CHAT[:3], special=IM, prompt=True))
+    assert not any(segment.is_assistant for segment in segments(forced, CHAT[:3], special=IM, prompt=True))
 
 
 def test_an_answer_never_reaches_into_the_next_message() -> None:
     bare = "{% for m in messages %}{{ m.role + ': ' + m.content + '\n' }}{% endfor %}"
     bare += "{% if add_generation_prompt %}assistant: {% endif %}"
-    assert [segment.text for segment in segments(bare, CHAT, special=OURS) if segment.answer] == [
+    assert [segment.text for segment in segments(bare, CHAT, special=OURS) if segment.is_assistant] == [
         "Hi!\n\nThere. \n",
         "Bye <p>.</p>\n",
     ]
     ended = bare + "{% if not add_generation_prompt %}</s>{% endif %}"
-    assert [segment.text for segment in segments(ended, CHAT, special=["</s>"]) if segment.answer] == [
+    assert [segment.text for segment in segments(ended, CHAT, special=["</s>"]) if segment.is_assistant] == [
         "Bye <p>.</p>\n",
         "</s>",
     ]
 
 
 def test_a_conversation_may_begin_with_the_assistant() -> None:
-    chat = segments(DEFAULT, [HI, HELLO, BYE], special=OURS)
+    chat = segments(DEFAULT_TEMPLATE, [HI, HELLO, BYE], special=OURS)
     assert learned(chat).split("·") == ["", "Hi!\n\nThere. <|end|>", "", "", "", "Bye <p>.</p><|end|>"]
-    greeting = "{% if messages[0].role %}{% endif %}" + DEFAULT
+    greeting = "{% if messages[0].role %}{% endif %}" + DEFAULT_TEMPLATE
     chat = segments(greeting, [HI, HELLO, BYE], special=OURS)
     assert learned(chat).strip("·") == "Bye <p>.</p><|end|>"
 
@@ -354,9 +354,9 @@ def test_answers_in_a_row_are_written_once() -> None:
 
 
 def test_an_empty_answer_is_its_end() -> None:
-    chat = segments(DEFAULT, [HELLO, {"role": "assistant", "content": ""}], special=OURS)
+    chat = segments(DEFAULT_TEMPLATE, [HELLO, {"role": "assistant", "content": ""}], special=OURS)
     assert chat[-1] == Segment("<|end|>", True, True)
-    assert sum(segment.answer for segment in chat) == 1
+    assert sum(segment.is_assistant for segment in chat) == 1
 
 
 # What cannot be forged
@@ -473,12 +473,12 @@ def test_special_tokens_of_one_character() -> None:
 
 def test_marks_are_characters_that_nobody_uses() -> None:
     rare = "".join(map(chr, chat._RARE))
-    made = segments(DEFAULT, [{"role": "user", "content": rare[:-1] + "<|end|>"}], special=[*OURS, ""])
+    made = segments(DEFAULT_TEMPLATE, [{"role": "user", "content": rare[:-1] + "<|end|>"}], special=[*OURS, ""])
     assert made[1] == Segment(rare[:-1] + "<|end|>", False, False)
     with pytest.raises(InputError, match=r"every character from U\+30000"):
-        segments(DEFAULT, [{"role": "user", "content": rare}], special=OURS)
+        segments(DEFAULT_TEMPLATE, [{"role": "user", "content": rare}], special=OURS)
     first = rare[0]
-    made = segments(DEFAULT + first, [HELLO], special=[first], variables={"x": rare[1]})
+    made = segments(DEFAULT_TEMPLATE + first, [HELLO], special=[first], variables={"x": rare[1]})
     assert made[-1] == Segment(first, True, False)
 
 
@@ -545,7 +545,7 @@ def test_answers_hold_what_was_answered(contents: list[str], name: str) -> None:
     assert said(made) == theirs(template, messages, **names)
     end = "<|im_end|>" if name == "chatml" else "<end_of_turn>"
     expected = [text if name == "chatml" else text.strip() for text in contents[1::2]]
-    assert "".join(s.text for s in made if s.answer) == "".join(text + end for text in expected)
+    assert "".join(s.text for s in made if s.is_assistant) == "".join(text + end for text in expected)
 
 
 # What is refused
@@ -564,7 +564,7 @@ OTHER += "other."
         ([], "messages is [], but it must be a list of at least one message."),
         (None, "messages is None, but it must be a list of at least one message."),
         (["hello"], "message 0 is 'hello', but it must be a dictionary with a role and content."),
-        ([{"content": "x"}], f"message 0 has the role None, which is not known; it has {', '.join(ROLES)}."),
+        ([{"content": "x"}], f"message 0 has the role None, which is not known; it has {', '.join(MESSAGE_ROLES)}."),
         (
             [HELLO, {"role": "asistant", "content": "x"}],
             "message 1 has the role 'asistant', which is not known; did you mean assistant?",
@@ -581,7 +581,7 @@ OTHER += "other."
 )
 def test_bad_messages_are_one_sentence(messages: Any, sentence: str) -> None:  # noqa: ANN401
     with pytest.raises(InputError) as error:
-        segments(DEFAULT, messages, special=OURS)
+        segments(DEFAULT_TEMPLATE, messages, special=OURS)
     assert str(error.value) == sentence
 
 
@@ -705,7 +705,7 @@ def test_long_conversations_fit() -> None:
     long = [{"role": role, "content": "word and word, " * 5000} for role in ("user", "assistant")] * 6
     assert len(said(segments(THINKING, long, special=IM))) > 900_000
     many = [{"role": role, "content": "Hello"} for role in ("user", "assistant")] * 60
-    assert sum(segment.answer for segment in segments(CHATML, many, special=IM)) == 120
+    assert sum(segment.is_assistant for segment in segments(CHATML, many, special=IM)) == 120
     counted = PARTS.replace("{{", "{{ messages|length }}{{ (messages|last).role }}{{")
     assert said(segments(counted, [HELLO] * 1000, special=IM)).startswith("1000user Hello")
 
@@ -713,5 +713,5 @@ def test_long_conversations_fit() -> None:
 def test_a_template_is_compiled_once() -> None:
     before = sandbox.compiled.cache_info().misses
     for _ in range(3):
-        segments(DEFAULT + "once", [HELLO], special=OURS)
+        segments(DEFAULT_TEMPLATE + "once", [HELLO], special=OURS)
     assert sandbox.compiled.cache_info().misses == before + 1

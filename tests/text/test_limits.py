@@ -24,8 +24,8 @@ from hypothesis import strategies as st
 
 from glasshouse.errors import InputError
 from glasshouse.text import Tokenizer, sources, words
-from glasshouse.text.sources import cuts, file, find, parallel, pieces, records, table
-from glasshouse.text.sources.cuts import cut
+from glasshouse.text.sources import cuts, file, find_files, read_parallel, read_chunks, read_records, table
+from glasshouse.text.sources.cuts import chunk
 
 
 @pytest.fixture(autouse=True)
@@ -51,10 +51,10 @@ def test_no_piece_is_longer_than_the_longest(text: str, piece: int, places: list
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(cuts, "LONGEST", 24)
         data = text.encode()
-        whole = list(cut(iter([(data, True)]), piece))
+        whole = list(chunk(iter([(data, True)]), piece))
         bounds = sorted({0, len(data), *(place % (len(data) + 1) for place in places)})
         stretches = [(data[a:b], False) for a, b in itertools.pairwise(bounds)]
-        assert list(cut(iter([*stretches, (b"", True)]), piece)) == whole  # however the text came
+        assert list(chunk(iter([*stretches, (b"", True)]), piece)) == whole  # however the text came
     assert b"".join(part for part, _ in whole) == data
     assert all(len(part) <= max(piece, 24) and part.decode() for part, _ in whole)
 
@@ -68,7 +68,7 @@ def test_a_text_without_a_place_is_cut_after_a_newline_or_between_characters(mon
         "a" * 9: ["a" * 8, "a"],
         "a" * 7 + " b": ["a" * 7, " b"],
     }.items():
-        found = cut(iter([(text.encode(), True)]), 4)
+        found = chunk(iter([(text.encode(), True)]), 4)
         assert [part.decode() for part, _ in found] == parts
 
 
@@ -82,7 +82,7 @@ def test_memory_stays_flat_where_nothing_can_be_cut(
     (tmp_path / f"x.txt{packing}").write_bytes(pack(data))
     del data
     tracemalloc.start()
-    lengths = [len(one.text) for one in pieces([tmp_path / f"x.txt{packing}"], piece=2**18)]
+    lengths = [len(one.text) for one in read_chunks([tmp_path / f"x.txt{packing}"], chunk_bytes=2**18)]
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert sum(lengths) == 2**25
@@ -98,7 +98,7 @@ def test_words_of_megabytes_are_not_all_held(monkeypatch: pytest.MonkeyPatch) ->
     assert sum(map(len, counted.counts)) <= 256 * words.LENGTH
     assert counted.counts[b" often"] == 3
     assert counted.total == 3 + 8
-    assert counted.left_out > 0
+    assert counted.dropped > 0
 
 
 # One line, one row, one value.
@@ -130,9 +130,9 @@ def test_what_is_too_long_to_be_read_whole_is_refused(
     monkeypatch.setattr(sources, "LONGEST", 120)
     monkeypatch.setattr(file, "BLOCK", 50)
     with pytest.raises(InputError, match=f"{where}.* is longer than 100 bytes, the most that is read as one; split"):
-        list(pieces([tmp_path / name]))
+        list(read_chunks([tmp_path / name]))
     with pytest.raises(InputError, match=f"{where}.* is longer than 120 bytes"):
-        list(records([tmp_path / name], ["text", "n"]))
+        list(read_records([tmp_path / name], ["text", "n"]))
 
 
 def test_parallel_lines_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -140,14 +140,14 @@ def test_parallel_lines_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     (tmp_path / "a").write_text("short\n")
     (tmp_path / "b").write_text("long" * 100)
     with pytest.raises(InputError, match=r"line 1 of '.*b' is longer than 100 bytes"):
-        list(parallel(tmp_path / "a", tmp_path / "b"))
+        list(read_parallel(tmp_path / "a", tmp_path / "b"))
 
 
 def test_rows_that_are_many_together_are_not_too_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(table, "_ROW", 100)
     for name, data in (("x.csv", "text\n" + '"a\nb"\n' * 90), ("x.jsonl", '{"text": "a"}\n' * 90)):
         (tmp_path / name).write_text(data)
-        assert len(list(pieces([tmp_path / name]))) == 90
+        assert len(list(read_chunks([tmp_path / name]))) == 90
 
 
 def test_a_value_that_is_written_once_is_read_once(tmp_path: Path) -> None:
@@ -155,7 +155,7 @@ def test_a_value_that_is_written_once_is_read_once(tmp_path: Path) -> None:
     same = pyarrow.DictionaryArray.from_arrays(pyarrow.array([0] * 60 + [None, 1], pyarrow.int32()), [value, "last"])
     (tmp_path / "x.parquet").write_bytes(parquet(same))
     tracemalloc.start()
-    found = [record.values[0] for record in records([tmp_path / "x.parquet"], ["text"])]
+    found = [record.values[0] for record in read_records([tmp_path / "x.parquet"], ["text"])]
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert found == [value] * 60 + [None, "last"]
@@ -165,7 +165,7 @@ def test_a_value_that_is_written_once_is_read_once(tmp_path: Path) -> None:
 def test_an_error_looks_at_a_hundred_fields(tmp_path: Path) -> None:
     (tmp_path / "x.jsonl").write_text(json.dumps(dict.fromkeys(map(str, range(10**4)), 0)))
     with pytest.raises(InputError, match=r"line 1 of '.*' has no field 'text'; it has 0, 1, 2, .*, 99\.$"):
-        list(pieces([tmp_path / "x.jsonl"]))
+        list(read_chunks([tmp_path / "x.jsonl"]))
 
 
 # What is no file.
@@ -197,22 +197,22 @@ def test_pipes_and_devices_are_named_and_refused(folder: Path, name: str) -> Non
     path = folder / f"{name}.txt"
     for paths in (path, str(path), [folder / "texts", path]):
         with pytest.raises(InputError, match=KINDS[name]):
-            find(paths)
+            find_files(paths)
     with pytest.raises(InputError, match=KINDS[name] if name != "socket" else "cannot be read"):
-        list(pieces([path]))  # as one that became a pipe since
+        list(read_chunks([path]))  # as one that became a pipe since
     with pytest.raises(InputError, match=KINDS[name]):
         Tokenizer.train(path)
     path.rename(folder / "texts" / path.name)
     for place in (folder, f"{folder}/**/*.txt"):
         with pytest.raises(InputError, match=" is a "):
-            find(place)
+            find_files(place)
 
 
 def test_names_that_no_file_can_have(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"there is no 'a\\x00b'"):
-        find("a\0b")
+        find_files("a\0b")
     with pytest.raises(InputError, match=r"cannot be read \(File name too long"):
-        find("x" * 5000)
+        find_files("x" * 5000)
 
 
 # Packed files.
@@ -222,11 +222,11 @@ def test_zeros_after_a_gzip_stream_are_padding(tmp_path: Path) -> None:
     one, two = gzip.compress(b"one "), gzip.compress(b"two")
     for data in (one + two + b"\0" * 5000, one + b"\0" * 512 + two, one + b"\0" + two + b"\0"):
         (tmp_path / "x.txt.gz").write_bytes(data)
-        assert [part.text for part in pieces([tmp_path / "x.txt.gz"])] == [b"one two"]
+        assert [part.text for part in read_chunks([tmp_path / "x.txt.gz"])] == [b"one two"]
     for data in (b"\0" * 10 + one, one + b"\0" * 10 + b"more", b"\0" * 100):
         (tmp_path / "x.txt.gz").write_bytes(data)
         with pytest.raises(InputError, match="is damaged"):
-            list(pieces([tmp_path / "x.txt.gz"]))
+            list(read_chunks([tmp_path / "x.txt.gz"]))
 
 
 # The disk.
@@ -243,7 +243,7 @@ def test_a_disk_that_fails_is_a_sentence_with_the_path(tmp_path: Path, monkeypat
     with monkeypatch.context() as patch:
         patch.setattr(file, "FileIO", Broken)
         with pytest.raises(InputError, match=r"x.txt' cannot be read \(Input/output error\); check the file, its"):
-            list(pieces([tmp_path / "x.txt"]))
+            list(read_chunks([tmp_path / "x.txt"]))
 
     def denied(*_: object, **__: object) -> None:
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
@@ -251,11 +251,11 @@ def test_a_disk_that_fails_is_a_sentence_with_the_path(tmp_path: Path, monkeypat
     with monkeypatch.context() as patch:
         patch.setattr(os, "open", denied)
         with pytest.raises(InputError, match=r"x.txt' cannot be read \(Permission denied\)"):
-            list(pieces([tmp_path / "x.txt"]))
+            list(read_chunks([tmp_path / "x.txt"]))
     with monkeypatch.context() as patch:
         patch.setattr(pyarrow.parquet, "ParquetFile", denied)
         with pytest.raises(InputError, match=r"x.parquet' cannot be read \(Permission denied\)"):
-            list(pieces([tmp_path / "x.parquet"]))
+            list(read_chunks([tmp_path / "x.parquet"]))
 
 
 def test_an_error_of_who_is_told_of_the_bytes_is_not_one_of_the_file(tmp_path: Path) -> None:
@@ -265,4 +265,4 @@ def test_an_error_of_who_is_told_of_the_bytes_is_not_one_of_the_file(tmp_path: P
         raise BrokenPipeError
 
     with pytest.raises(BrokenPipeError):
-        list(pieces([tmp_path / "x.txt"], on_bytes=closed))
+        list(read_chunks([tmp_path / "x.txt"], on_bytes=closed))

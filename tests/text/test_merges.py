@@ -13,14 +13,14 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
 from glasshouse.text import bpe, merges, words
-from glasshouse.text.alphabet import CHARACTER, ORDER, spelled, written
+from glasshouse.text.alphabet import BYTE_TO_UNICODE, INITIAL_ALPHABET, unicode_to_bytes, bytes_to_unicode
 
 ENGLISH = "\n".join(map(str, pydoc_data.topics.topics.values()))
 
 
 def count_again(counts: dict[bytes, int], vocab_size: int) -> list[tuple[bytes, bytes]]:
     """The obvious way: at each step count all pairs of all words from nothing."""
-    alphabet = [spelled(character) for character in sorted(pre_tokenizers.ByteLevel.alphabet())]
+    alphabet = [unicode_to_bytes(character) for character in sorted(pre_tokenizers.ByteLevel.alphabet())]
     ids = {token: number for number, token in enumerate(alphabet)}
     texts = [([bytes([byte]) for byte in word], count) for word, count in counts.items()]
     learned = []
@@ -51,7 +51,7 @@ def by_tokenizers(text: str, vocab_size: int) -> list[tuple[bytes, bytes]]:
     tokenizer.train_from_iterator(
         [text], trainers.BpeTrainer(vocab_size=vocab_size, initial_alphabet=alphabet, show_progress=False)
     )
-    return [(spelled(a), spelled(b)) for a, b in json.loads(tokenizer.to_str())["model"]["merges"]]
+    return [(unicode_to_bytes(a), unicode_to_bytes(b)) for a, b in json.loads(tokenizer.to_str())["model"]["merges"]]
 
 
 def fast(counts: dict[bytes, int], vocab_size: int) -> list[tuple[bytes, bytes]]:
@@ -120,15 +120,15 @@ def test_nothing_to_merge() -> None:
 
 
 def test_the_alphabet_is_that_of_tokenizers() -> None:
-    assert sorted(CHARACTER.values()) == sorted(pre_tokenizers.ByteLevel.alphabet())
+    assert sorted(BYTE_TO_UNICODE.values()) == sorted(pre_tokenizers.ByteLevel.alphabet())
     for byte in range(0x80):  # a single character through the library's own map
-        assert pre_tokenizers.ByteLevel(False, use_regex=False).pre_tokenize_str(chr(byte))[0][0] == CHARACTER[byte]
-    assert [written(bytes([byte])) for byte in ORDER] == sorted(pre_tokenizers.ByteLevel.alphabet())
+        assert pre_tokenizers.ByteLevel(False, use_regex=False).pre_tokenize_str(chr(byte))[0][0] == BYTE_TO_UNICODE[byte]
+    assert [bytes_to_unicode(bytes([byte])) for byte in INITIAL_ALPHABET] == sorted(pre_tokenizers.ByteLevel.alphabet())
 
 
 @given(st.binary())
 def test_written_bytes_are_spelled_back(token: bytes) -> None:
-    assert spelled(written(token)) == token
+    assert unicode_to_bytes(bytes_to_unicode(token)) == token
 
 
 def test_steps_end_where_the_tokenizer_does() -> None:
@@ -136,18 +136,18 @@ def test_steps_end_where_the_tokenizer_does() -> None:
     ranks = {pair: rank for rank, pair in enumerate(fast(counts, 1500))}
     tokenizer = Tokenizer(
         models.BPE(
-            {written(token): i for i, token in enumerate([bytes([b]) for b in ORDER] + [a + b for a, b in ranks])},
-            [(written(a), written(b)) for a, b in ranks],
+            {bytes_to_unicode(token): i for i, token in enumerate([bytes([b]) for b in INITIAL_ALPHABET] + [a + b for a, b in ranks])},
+            [(bytes_to_unicode(a), bytes_to_unicode(b)) for a, b in ranks],
         )
     )
     for word in sorted(counts)[:: len(counts) // 300]:
-        *_, last = bpe.steps(word, ranks)
-        assert [written(token) for token in last] == tokenizer.encode(written(word)).tokens
+        *_, last = bpe.merge_steps(word, ranks)
+        assert [bytes_to_unicode(token) for token in last] == tokenizer.encode(bytes_to_unicode(word)).tokens
 
 
 def test_a_tree_holds_the_bytes_of_its_token() -> None:
     ranks = {(b"u", b"g"): 0, (b"h", b"ug"): 1, (b"s", b"t"): 2, (b"hug", b"st"): 3}
-    assert bpe.tree(b"hugst", ranks) == [
+    assert bpe.merge_tree(b"hugst", ranks) == [
         "hugst",
         "├─ hug",
         "│  ├─ h",
@@ -158,5 +158,5 @@ def test_a_tree_holds_the_bytes_of_its_token() -> None:
         "   ├─ s",
         "   └─ t",
     ]
-    assert bpe.tree(b"zz", ranks) == ["zz"]
-    assert bpe.tree(b"\xff", ranks) == ["\\xff"]
+    assert bpe.merge_tree(b"zz", ranks) == ["zz"]
+    assert bpe.merge_tree(b"\xff", ranks) == ["\\xff"]

@@ -27,8 +27,8 @@ from tokenizers import Regex, pre_tokenizers
 
 from glasshouse.errors import ConfigError, GlasshouseError, InputError
 from glasshouse.text import sources
-from glasshouse.text.sources import Piece, Record, cuts, file, find, parallel, pieces, records
-from glasshouse.text.sources.cuts import cut
+from glasshouse.text.sources import Chunk, Record, cuts, file, find_files, read_parallel, read_chunks, read_records
+from glasshouse.text.sources.cuts import chunk
 
 CONTRACTIONS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 GPT4 = CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -75,12 +75,12 @@ def packed(data: bytes, packing: str) -> bytes:
     return {"": bytes, ".gz": zipped, ".zst": zstandard.ZstdCompressor().compress}[packing](data)
 
 
-def documents(found: Iterator[Piece]) -> list[bytes]:
+def documents(found: Iterator[Chunk]) -> list[bytes]:
     """Put the pieces of each document together again."""
     texts, begun = [], b""
     for piece in found:
         begun += piece.text
-        if piece.ends:
+        if piece.ends_document:
             texts.append(begun)
             begun = b""
     assert begun == b""
@@ -110,9 +110,9 @@ def names(root: Path, found: list[Path]) -> list[str]:
 
 def test_a_folder_gives_its_text_files_sorted_by_their_paths(tree: Path) -> None:
     expected = ["a-b.txt", "a/B.py", "a/Q.TXT", "a/deep/x.jsonl.zst", "a/deep/y.csv.GZ", "a/z.md", "b.txt"]
-    assert names(tree, find(tree)) == names(tree, find(str(tree))) == expected
-    assert names(tree, find([tree / "b.txt", tree, tree / "p.png"])) == [*expected, "p.png"]  # each once, all sorted
-    assert names(tree, find(tree / ".git")) == [".git/c.txt"]  # hidden, but asked for by name
+    assert names(tree, find_files(tree)) == names(tree, find_files(str(tree))) == expected
+    assert names(tree, find_files([tree / "b.txt", tree, tree / "p.png"])) == [*expected, "p.png"]  # each once, all sorted
+    assert names(tree, find_files(tree / ".git")) == [".git/c.txt"]  # hidden, but asked for by name
 
 
 def test_the_order_is_not_that_of_the_disk(tree: Path) -> None:
@@ -123,34 +123,34 @@ def test_the_order_is_not_that_of_the_disk(tree: Path) -> None:
             folders.sort(reverse=True)
             yield place, folders, sorted(files, reverse=True)
 
-    before = find(tree)
+    before = find_files(tree)
     with mock.patch("os.walk", backwards):
-        assert find(tree) == before
+        assert find_files(tree) == before
 
 
 def test_a_pattern_gives_every_file_it_matches(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert names(tree, find(f"{tree}/**/*.txt")) == ["a-b.txt", "b.txt"]
-    assert names(tree, find(tree / "*")) == ["a-b.txt", "b.txt", "f.bin.gz", "g.json", "none", "p.png"]
-    assert names(tree, find(f"{tree}/a/**")) == names(tree, find(f"{tree}/a/**/*"))
-    assert names(tree, find(f"{tree}/?/[zB]*")) == ["a/B.py", "a/z.md"]
-    assert names(tree, find(f"{tree}/.git/*")) == [".git/c.txt"]
+    assert names(tree, find_files(f"{tree}/**/*.txt")) == ["a-b.txt", "b.txt"]
+    assert names(tree, find_files(tree / "*")) == ["a-b.txt", "b.txt", "f.bin.gz", "g.json", "none", "p.png"]
+    assert names(tree, find_files(f"{tree}/a/**")) == names(tree, find_files(f"{tree}/a/**/*"))
+    assert names(tree, find_files(f"{tree}/?/[zB]*")) == ["a/B.py", "a/z.md"]
+    assert names(tree, find_files(f"{tree}/.git/*")) == [".git/c.txt"]
     monkeypatch.chdir(tree)
-    assert find("**/*.md") == [Path("a/z.md")]
+    assert find_files("**/*.md") == [Path("a/z.md")]
     (tree / "odd[1].txt").write_bytes(b"x")
-    assert find("odd[1].txt") == [Path("odd[1].txt")]
+    assert find_files("odd[1].txt") == [Path("odd[1].txt")]
 
 
 def test_links_that_lead_in_circles_end(tree: Path) -> None:
-    before = names(tree, find(tree)), names(tree, find(f"{tree}/**/*.md"))
+    before = names(tree, find_files(tree)), names(tree, find_files(f"{tree}/**/*.md"))
     for number in range(3):
         (tree / "a" / f"loop{number}").symlink_to(tree)
     (tree / "self.txt").symlink_to(tree / "self.txt")
     (tree / "a" / "linked.md").symlink_to(tree / "a" / "z.md")
     with pytest.raises(InputError, match=r"self.txt' cannot be read \(Too many levels of symbolic links\)"):
-        find(tree)
+        find_files(tree)
     (tree / "self.txt").unlink()
-    assert names(tree, find(tree)) == sorted([*before[0], "a/linked.md"])
-    assert names(tree, find(f"{tree}/**/*.md")) == sorted([*before[1], "a/linked.md"])
+    assert names(tree, find_files(tree)) == sorted([*before[0], "a/linked.md"])
+    assert names(tree, find_files(f"{tree}/**/*.md")) == sorted([*before[1], "a/linked.md"])
 
 
 def test_a_folder_that_cannot_be_read_is_not_left_out(tree: Path) -> None:
@@ -159,7 +159,7 @@ def test_a_folder_that_cannot_be_read_is_not_left_out(tree: Path) -> None:
         yield str(folder), [], ["b.txt"]
 
     with mock.patch("os.walk", walk), pytest.raises(InputError, match=r"'a/deep' cannot be read \(Permission"):
-        find(tree)
+        find_files(tree)
 
 
 @pytest.mark.parametrize(
@@ -176,12 +176,12 @@ def test_what_matches_nothing_is_an_error(tree: Path, path: str, sentence: str) 
     (tree / "only").mkdir()
     (tree / "only" / "p.png").write_bytes(b"")
     with pytest.raises(InputError, match=sentence):
-        find([tree / "b.txt", tree / path])
+        find_files([tree / "b.txt", tree / path])
 
 
 def test_no_paths_are_an_error() -> None:
     with pytest.raises(InputError, match="no paths were given"):
-        find([])
+        find_files([])
 
 
 # Cutting.
@@ -229,17 +229,17 @@ def slow_cuts(text: str, piece: int) -> list[str]:
     ],
 )
 def test_cuts_worked_by_hand(text: str, piece: int, parts: list[str]) -> None:
-    found = list(pieces([written("x.txt", text)], piece=piece))
+    found = list(read_chunks([written("x.txt", text)], chunk_bytes=piece))
     assert [one.text.decode() for one in found] == parts
-    assert [one.number for one in found] == [*range(len(parts))]
-    assert [one.ends for one in found] == [False] * (len(parts) - 1) + [True]
+    assert [one.index for one in found] == [*range(len(parts))]
+    assert [one.ends_document for one in found] == [False] * (len(parts) - 1) + [True]
 
 
 @settings(max_examples=250, deadline=None)
 @given(TEXTS.filter(bool), SMALL)
 @example("漢!\u3000\n\n/ab's 12345\r\n a", 8)
 def test_the_words_of_the_parts_are_those_of_the_whole(text: str, piece: int) -> None:
-    parts = [part.decode() for part, _ in cut(iter([(text.encode(), True)]), piece)]
+    parts = [part.decode() for part, _ in chunk(iter([(text.encode(), True)]), piece)]
     assert parts == slow_cuts(text, piece)
     assert "".join(parts) == text
     for pattern in PATTERNS.values():
@@ -255,10 +255,10 @@ def test_every_place_between_two_characters_is_judged_as_python_does(mark: str) 
     for c in dict.fromkeys([*spaces, *beside, *NASTY]):
         texts = (f"a{c}{mark}b", f"a{mark}{c}b", f"aa{mark}{c}b", f"{c}{mark}{c}", f"!{mark}{c}")
         for text, piece in itertools.product(texts, (1, 4, 6)):
-            parts = [part.decode() for part, _ in cut(iter([(text.encode(), True)]), piece)]
+            parts = [part.decode() for part, _ in chunk(iter([(text.encode(), True)]), piece)]
             assert parts == slow_cuts(text, piece)
             bytewise = iter([*((bytes([byte]), False) for byte in text.encode()), (b"", True)])
-            assert [part.decode() for part, _ in cut(bytewise, piece)] == parts
+            assert [part.decode() for part, _ in chunk(bytewise, piece)] == parts
             for pattern in PATTERNS.values():
                 words = [word for part in parts for word, _ in pattern.pre_tokenize_str(part)]
                 assert words == [word for word, _ in pattern.pre_tokenize_str(text)]
@@ -270,14 +270,14 @@ def test_cuts_do_not_depend_on_how_the_text_came(text: str, piece: int, places: 
     data = text.encode()
     bounds = sorted({0, len(data), *(place % (len(data) + 1) for place in places)})
     stretches = [(data[a:b], False) for a, b in itertools.pairwise(bounds)]
-    whole = list(cut(iter([(data, True)]), piece))
-    assert list(cut(iter([*stretches, (b"", True)]), piece)) == whole
+    whole = list(chunk(iter([(data, True)]), piece))
+    assert list(chunk(iter([*stretches, (b"", True)]), piece)) == whole
 
 
 def test_a_text_without_a_place_is_searched_a_few_times() -> None:
     path = written("x.txt", b"a" * 2**16)
     with reading(64), mock.patch.object(cuts, "_place", wraps=cuts._place) as place:
-        assert [len(one.text) for one in pieces([path], piece=8)] == [2**16]
+        assert [len(one.text) for one in read_chunks([path], chunk_bytes=8)] == [2**16]
     assert place.call_count < 20  # twice as much each time: 16 doublings, not 1024 blocks
 
 
@@ -285,7 +285,7 @@ def test_memory_stays_flat() -> None:
     line = b"some words in a line, and more of them\n"
     path = written("x.txt", line * (2**25 // len(line)))
     tracemalloc.start()
-    total = sum(len(one.text) for one in pieces([path], piece=2**20))
+    total = sum(len(one.text) for one in read_chunks([path], chunk_bytes=2**20))
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert total == path.stat().st_size
@@ -307,7 +307,7 @@ def test_plain_text_is_that_of_the_whole_file(text: str, read: int, packing: str
     text = f"{text}a".removeprefix("\ufeff")
     expected = [part for part in (text.split(separator) if separator else [text]) if part]
     with reading(read), mock.patch.object(file, "_STEP", read):
-        found = list(pieces([path], separator=separator, piece=9))
+        found = list(read_chunks([path], separator=separator, chunk_bytes=9))
         assert [one.text.decode() for one in found] == [part for whole in expected for part in slow_cuts(whole, 9)]
     assert [text.decode() for text in documents(iter(found))] == expected
 
@@ -326,38 +326,38 @@ def test_bad_bytes_are_those_that_python_finds(data: bytes, read: int) -> None:
     assume(data.removeprefix(codecs.BOM_UTF8))
     path = written("x", data)
     with reading(read):
-        (found,) = pieces([path], errors="replace")
+        (found,) = read_chunks([path], errors="replace")
         assert found.text.decode() == data.decode(errors="replace").removeprefix("\ufeff")
         try:
             text = data.decode()
         except UnicodeDecodeError as error:
             sentence = rf"'.*' is not UTF-8 at byte {error.start}; mend it, or set errors \(.*\) to 'replace'"
             with pytest.raises(InputError, match=sentence):
-                list(pieces([path]))
+                list(read_chunks([path]))
         else:
-            assert documents(pieces([path])) == [text.removeprefix("\ufeff").encode()]
+            assert documents(read_chunks([path])) == [text.removeprefix("\ufeff").encode()]
 
 
 @pytest.mark.parametrize("read", [1, 2, 3, 4, 5, 100])
 def test_separators_worked_by_hand(read: int) -> None:
     path = written("x.txt", "aaab aab\n\n\nc<|end|><|end|>\n\n")
     with reading(read):
-        assert documents(pieces([path], separator="aab")) == [b"a", b" ", b"\n\n\nc<|end|><|end|>\n\n"]
-        assert documents(pieces([path], separator="\n\n")) == [b"aaab aab", b"\nc<|end|><|end|>"]
-        assert documents(pieces([path], separator="<|end|>")) == [b"aaab aab\n\n\nc", b"\n\n"]
+        assert documents(read_chunks([path], separator="aab")) == [b"a", b" ", b"\n\n\nc<|end|><|end|>\n\n"]
+        assert documents(read_chunks([path], separator="\n\n")) == [b"aaab aab", b"\nc<|end|><|end|>"]
+        assert documents(read_chunks([path], separator="<|end|>")) == [b"aaab aab\n\n\nc", b"\n\n"]
 
 
 def test_a_byte_order_mark_and_line_ends() -> None:
     first, second = written("x.py", b"\xef\xbb\xbfa\r\n\xef\xbb\xbfb"), written("y.odd", b"\xef\xbb\xbf")
-    assert [one.text for one in pieces([first, second])] == [b"a\r\n\xef\xbb\xbfb"]
+    assert [one.text for one in read_chunks([first, second])] == [b"a\r\n\xef\xbb\xbfb"]
     table = written("z.csv", b"\xef\xbb\xbftext\na\n")
-    assert documents(pieces([table])) == [b"a"]
+    assert documents(read_chunks([table])) == [b"a"]
 
 
 def test_the_offset_counts_the_mark_and_the_unpacked_text() -> None:
     path = written("x.gz", zipped(b"\xef\xbb\xbf" + b"a" * 100_000 + b"\xff"))
     with pytest.raises(InputError, match="at byte 100003;"):
-        list(pieces([path]))
+        list(read_chunks([path]))
 
 
 def test_packed_files_may_have_several_streams() -> None:
@@ -366,7 +366,7 @@ def test_packed_files_may_have_several_streams() -> None:
         path = written(f"x.txt{packing}", packed(b"one ", packing) + between + packed(b"two", packing))
         for step in (1, 7, 2**13):
             with mock.patch.object(file, "_STEP", step):
-                assert documents(pieces([path])) == [b"one two"]
+                assert documents(read_chunks([path])) == [b"one two"]
 
 
 # Rows.
@@ -383,10 +383,10 @@ def test_json_lines_worked_by_hand() -> None:
     ]
     path = written("x.jsonl", "\n".join(lines))
     expected = ["one \u2028\n two", "the last counts", "😀 \\ud800"]
-    assert [text.decode() for text in documents(pieces([path]))] == expected  # the empty one is left out
-    found = list(records([path], ["n", "text"]))
+    assert [text.decode() for text in documents(read_chunks([path]))] == expected  # the empty one is left out
+    found = list(read_records([path], ["n", "text"]))
     assert [record.values[1] for record in found] == [*expected, ""]
-    assert [record.number for record in found] == [0, 1, 2, 3]
+    assert [record.index for record in found] == [0, 1, 2, 3]
     assert found[2].values[0] == 12345678901234567890123456789
     assert found[3] == Record(({"role": "user"}, ""), 0, 3)
 
@@ -397,16 +397,16 @@ def test_half_characters_in_json() -> None:
     with pytest.raises(
         InputError, match=r"line 2 of '.*' holds half a character \(a surrogate\); .*errors .*'replace'"
     ):
-        list(pieces([path]))
-    (_, record) = records([path], ["other", "text"], errors="replace")
+        list(read_chunks([path]))
+    (_, record) = read_records([path], ["other", "text"], errors="replace")
     assert record.values == (["\ufffd😀"], "a\ufffdb \\\ufffd \\ud800 \ufffd\U00010000")
     for line in (r'{"text": "\ud800"}', r'{"text": "\uDfff"}'):
         with pytest.raises(InputError, match="half a character"):
-            list(pieces([written("x.jsonl", line)]))
-        assert documents(pieces([written("x.jsonl", line)], errors="replace")) == ["\ufffd".encode()]
+            list(read_chunks([written("x.jsonl", line)]))
+        assert documents(read_chunks([written("x.jsonl", line)], errors="replace")) == ["\ufffd".encode()]
     bad = written("x.jsonl", r'{"text": "\ud8zz"}')
     with pytest.raises(InputError, match=r"line 1 of .* is not sound JSON"):
-        list(pieces([bad], errors="replace"))
+        list(read_chunks([bad], errors="replace"))
 
 
 @settings(max_examples=60, deadline=None)
@@ -415,8 +415,8 @@ def test_json_lines_are_those_of_the_whole_file(texts: list[str], read: int, pla
     data = "\n".join(json.dumps({"id": 1, "body": text}, ensure_ascii=plain) for text in texts).encode()
     path = written(f"x.jsonl{packing}", packed(data, packing))
     with reading(read):
-        assert [one.values for one in records([path], ["body", "id"])] == [(text, 1) for text in texts]
-        found = [one.text.decode() for one in pieces([path], field="body", piece=9)] if any(texts) else []
+        assert [one.values for one in read_records([path], ["body", "id"])] == [(text, 1) for text in texts]
+        found = [one.text.decode() for one in read_chunks([path], field="body", chunk_bytes=9)] if any(texts) else []
     assert found == [part for text in texts for part in slow_cuts(text, 9)]
 
 
@@ -432,17 +432,17 @@ def test_csv_comes_back_as_it_was_written(rows: list[tuple[str, str]], read: int
     csv.writer(file, delimiter="\t" if "tsv" in name else ",").writerows([("left", "text"), *rows])
     path = written(name, packed(file.getvalue().encode(), ".gz" if name.endswith("gz") else ""))
     with reading(read):
-        assert [one.values for one in records([path], ["text", "left"])] == [(b, a) for a, b in rows]
+        assert [one.values for one in read_records([path], ["text", "left"])] == [(b, a) for a, b in rows]
 
 
 def test_csv_lines_worked_by_hand() -> None:
     path = written("x.csv", '\n"text",n\r\n"one\n""two"", three",1\n\n,2\nlast,3')
-    assert [one.values for one in records([path], ["n", "text"])] == [
+    assert [one.values for one in read_records([path], ["n", "text"])] == [
         ("1", 'one\n"two", three'),
         ("2", ""),
         ("3", "last"),
     ]
-    assert documents(pieces([path])) == [b'one\n"two", three', b"last"]
+    assert documents(read_chunks([path])) == [b'one\n"two", three', b"last"]
 
 
 def test_a_line_of_many_megabytes() -> None:
@@ -451,10 +451,10 @@ def test_a_line_of_many_megabytes() -> None:
         ("x.csv", f'text,n\n"{long}",1\n'),
         ("x.jsonl", json.dumps({"text": long}, ensure_ascii=False)),
     ):
-        found = list(pieces([written(name, data)]))
+        found = list(read_chunks([written(name, data)]))
         assert "".join(one.text.decode() for one in found) == long
         assert len(found) == 2  # 18 MB, and a piece holds 16.8
-        assert max(len(one.text) for one in found) <= sources.PIECE
+        assert max(len(one.text) for one in found) <= sources.CHUNK_BYTES
 
 
 def test_parquet_worked_by_hand() -> None:
@@ -471,46 +471,46 @@ def test_parquet_worked_by_hand() -> None:
     data = parquet(pyarrow.table(columns), row_group_size=70)
     path = written("x.parquet", data)
     for column in ("text", "large", "view", "few"):
-        assert documents(pieces([path], field=column)) == [b"one two", "漢".encode()] * 50
-    assert [one.text for one in pieces([path], piece=3)][:3] == [b"one", b" two", "漢".encode()]
-    found = list(records([path], ["label", "talk", "text"]))
+        assert documents(read_chunks([path], field=column)) == [b"one two", "漢".encode()] * 50
+    assert [one.text for one in read_chunks([path], chunk_bytes=3)][:3] == [b"one", b" two", "漢".encode()]
+    found = list(read_records([path], ["label", "talk", "text"]))
     assert [one.values for one in found] == list(zip([*range(149), None], talk, texts, strict=True))
-    assert [one.number for one in found] == [*range(150)]
+    assert [one.index for one in found] == [*range(150)]
     read: list[int] = []
     hashes: list[tuple[int, int, str]] = []
-    list(pieces([path], on_bytes=read.append, on_hash=lambda *about: hashes.append(about)))
+    list(read_chunks([path], on_bytes=read.append, on_hash=lambda *about: hashes.append(about)))
     assert sum(read) == len(data)
     assert len(read) > 2
     assert hashes == [(0, len(data), hashlib.sha256(data).hexdigest())]
     with pytest.raises(
         InputError, match=r"row 1 of '.*' has a value of type int in 'label', but it must be a string"
     ):
-        list(pieces([path], field="label"))
+        list(read_chunks([path], field="label"))
 
 
 def test_parquet_strings_are_checked() -> None:
     bad = pyarrow.array([b"fine"] * 140 + [None, b"a\xff"], pyarrow.binary()).view(pyarrow.string())
     path = written("x.parquet", parquet(pyarrow.table({"text": bad})))
     with pytest.raises(InputError, match=r"row 142 of '.*' is not UTF-8 at byte 1; .*errors .*'replace'"):
-        list(records([path], ["text"]))
-    assert list(records([path], ["text"], errors="replace"))[-2:] == [
+        list(read_records([path], ["text"]))
+    assert list(read_records([path], ["text"], errors="replace"))[-2:] == [
         Record((None,), 0, 140),
         Record(("a\ufffd",), 0, 141),
     ]
     with pytest.raises(InputError, match=r"row 141 of '.*' has a value of type null in 'text'"):
-        list(pieces([path], errors="replace"))
+        list(read_chunks([path], errors="replace"))
     few = written("z.parquet", parquet(pyarrow.table({"text": bad.dictionary_encode()})))
-    assert list(records([few], ["text"], errors="replace"))[-1].values == ("a\ufffd",)
+    assert list(read_records([few], ["text"], errors="replace"))[-1].values == ("a\ufffd",)
     nested = pyarrow.ListArray.from_arrays([0, 1], bad[-1:])
     with pytest.raises(InputError, match="is not a sound Parquet file"):
-        list(records([written("y.parquet", parquet(pyarrow.table({"text": nested})))], ["text"]))
+        list(read_records([written("y.parquet", parquet(pyarrow.table({"text": nested})))], ["text"]))
 
 
 def test_parquet_without_rows() -> None:
     data = parquet(pyarrow.table({"text": pyarrow.array([], pyarrow.string())}))
     read: list[int] = []
     with pytest.raises(InputError, match="holds no text"):
-        list(pieces([written("x.parquet", data)], on_bytes=read.append))
+        list(read_chunks([written("x.parquet", data)], on_bytes=read.append))
     assert sum(read) == len(data)
 
 
@@ -521,11 +521,11 @@ def test_parallel_lines() -> None:
     left, right = written("x.de", "ja\r\n\nü\u2028b\n"), written("x.en.gz", zipped(b"\xef\xbb\xbfyes\n\nu"))
     read: list[int] = []
     hashes: list[tuple[int, int]] = []
-    found = list(parallel(left, right, on_bytes=read.append, on_hash=lambda n, size, _: hashes.append((n, size))))
+    found = list(read_parallel(left, right, on_bytes=read.append, on_hash=lambda n, size, _: hashes.append((n, size))))
     assert found == [Record(("ja", "yes"), 0, 0), Record(("", ""), 0, 1), Record(("ü\u2028b", "u"), 0, 2)]
     assert sorted(hashes) == [(0, left.stat().st_size), (1, right.stat().st_size)]
     assert sum(read) == sum(size for _, size in hashes)
-    assert list(parallel(left, right, start=(0, 1))) == found[1:]
+    assert list(read_parallel(left, right, start=(0, 1))) == found[1:]
 
 
 @pytest.mark.parametrize(("left", "right"), [(3, 5), (5, 3), (0, 2), (1, 0)])
@@ -534,12 +534,12 @@ def test_parallel_files_of_different_length(left: int, right: int) -> None:
     with pytest.raises(
         InputError, match=rf"'.*l' has {left} lines, but '.*r' has {right}; line n of one must belong"
     ):
-        list(parallel(*paths))
+        list(read_parallel(*paths))
 
 
 def test_parallel_files_without_a_line() -> None:
     with pytest.raises(InputError, match=r"'.*l' to '.*r' .*holds no text"):
-        list(parallel(written("l", ""), written("r", "")))
+        list(read_parallel(written("l", ""), written("r", "")))
 
 
 # Going on, progress, hashes.
@@ -559,28 +559,28 @@ def mixed() -> list[Path]:
 
 
 def test_going_on_gives_the_rest(mixed: list[Path]) -> None:
-    whole = list(pieces(mixed, piece=8))
-    assert {one.source for one in whole} == {0, 2, 3, 4, 5}
+    whole = list(read_chunks(mixed, chunk_bytes=8))
+    assert {one.file_index for one in whole} == {0, 2, 3, 4, 5}
     for at, one in enumerate(whole):
-        assert list(pieces(mixed, piece=8, start=(one.source, one.number))) == whole[at:]
-    assert list(pieces(mixed, piece=8, start=(1, 0))) == [one for one in whole if one.source > 1]
-    assert list(pieces(mixed, piece=8, start=(0, 1000))) == [one for one in whole if one.source > 0]
-    assert list(pieces(mixed, start=(6, 0))) == []
+        assert list(read_chunks(mixed, chunk_bytes=8, start=(one.file_index, one.index))) == whole[at:]
+    assert list(read_chunks(mixed, chunk_bytes=8, start=(1, 0))) == [one for one in whole if one.file_index > 1]
+    assert list(read_chunks(mixed, chunk_bytes=8, start=(0, 1000))) == [one for one in whole if one.file_index > 0]
+    assert list(read_chunks(mixed, start=(6, 0))) == []
     tables = mixed[2:5]
-    rows = list(records(tables, ["text"]))
+    rows = list(read_records(tables, ["text"]))
     for at, row in enumerate(rows):
-        assert list(records(tables, ["text"], start=(row.source, row.number))) == rows[at:]
+        assert list(read_records(tables, ["text"], start=(row.file_index, row.index))) == rows[at:]
 
 
 def test_files_before_the_start_are_not_read(mixed: list[Path]) -> None:
     gone = [Path("gone.txt"), mixed[0]]
-    assert {one.source for one in pieces(gone, start=(1, 0))} == {1}
+    assert {one.file_index for one in read_chunks(gone, start=(1, 0))} == {1}
     with pytest.raises(InputError, match=r"'gone.txt' cannot be read \(No such file"):
-        list(pieces(gone))
-    assert {one.source for one in records([Path("gone.jsonl"), mixed[4]], ["text"], start=(1, 0))} == {1}
+        list(read_chunks(gone))
+    assert {one.file_index for one in read_records([Path("gone.jsonl"), mixed[4]], ["text"], start=(1, 0))} == {1}
     for name in ("gone.parquet", "gone.zst", "gone.csv"):
         with pytest.raises(InputError, match=f"'{name}' cannot be read"):
-            list(pieces([Path(name)]))
+            list(read_chunks([Path(name)]))
 
 
 @pytest.mark.parametrize("start", [(0, 0), (0, 2), (2, 3)])
@@ -588,7 +588,7 @@ def test_bytes_and_hashes_are_those_of_the_files_on_disk(mixed: list[Path], star
     read: list[int] = []
     hashes: list[tuple[int, int, str]] = []
     with reading(7):
-        list(pieces(mixed, start=start, on_bytes=read.append, on_hash=lambda *about: hashes.append(about)))
+        list(read_chunks(mixed, start=start, on_bytes=read.append, on_hash=lambda *about: hashes.append(about)))
     files = [(n, path.read_bytes()) for n, path in enumerate(mixed) if n >= start[0]]
     assert hashes == [(n, len(data), hashlib.sha256(data).hexdigest()) for n, data in files]
     assert sum(read) == sum(len(data) for _, data in files)
@@ -596,8 +596,8 @@ def test_bytes_and_hashes_are_those_of_the_files_on_disk(mixed: list[Path], star
 
 def test_a_file_that_is_not_read_to_its_end_has_no_hash(mixed: list[Path]) -> None:
     hashes: list[int] = []
-    found = pieces(mixed, piece=8, on_hash=lambda source, *_: hashes.append(source))
-    assert next(found).source == 0
+    found = read_chunks(mixed, chunk_bytes=8, on_hash=lambda source, *_: hashes.append(source))
+    assert next(found).file_index == 0
     found.close()
     assert hashes == []
 
@@ -668,31 +668,31 @@ DEEP = b'{"text": ' + b"[" * 100_000
 )
 def test_what_is_wrong_is_one_sentence(name: str, data: bytes, sentence: str) -> None:
     with pytest.raises(InputError, match=sentence) as error:
-        list(pieces([written(name, data)]))
+        list(read_chunks([written(name, data)]))
     assert "\n" not in str(error.value)
 
 
 def test_what_can_be_refused_is_refused_before_anything_is_read(mixed: list[Path]) -> None:
     with pytest.raises(InputError, match="jsonl"):
-        next(pieces([mixed[0], Path("last.json")]))
+        next(read_chunks([mixed[0], Path("last.json")]))
     with pytest.raises(InputError, match=r"'.*a.txt' is plain text; records need jsonl, csv, tsv or parquet."):
-        next(records([mixed[2], mixed[0]], ["text"]))
+        next(read_records([mixed[2], mixed[0]], ["text"]))
 
 
 def test_all_files_are_empty() -> None:
     paths = [written("a.txt", ""), written("b.csv", ""), written("c.txt", "<>" * 3)]
     with pytest.raises(InputError, match=r"'.*a.txt' to '.*c.txt' \(3 in all\) holds no text"):
-        list(pieces(paths, separator="<>"))
+        list(read_chunks(paths, separator="<>"))
     with pytest.raises(InputError, match=r"an empty list \(0 in all\) holds no text"):
-        list(pieces([]))
+        list(read_chunks([]))
     with pytest.raises(InputError, match=r"'.*b.csv' \(1 in all\) holds no records"):
-        list(records(paths[1:2], ["text"]))
+        list(read_records(paths[1:2], ["text"]))
 
 
 def test_settings_that_make_no_sense(mixed: list[Path]) -> None:
     for wrong in ({"piece": 0}, {"piece": 2**31}, {"separator": ""}, {"errors": "ignore"}):
         with pytest.raises(ConfigError, match=f"{next(iter(wrong))} is"):
-            list(pieces(mixed, **wrong))
+            list(read_chunks(mixed, **wrong))
 
 
 @pytest.mark.parametrize(
@@ -701,7 +701,7 @@ def test_settings_that_make_no_sense(mixed: list[Path]) -> None:
 def test_an_extra_that_is_not_installed(name: str, module: str, extra: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(InputError, match=rf"files need {module}; install it by pip install 'glasshouse\[{extra}\]'."):
-        list(pieces([Path(name)]))
+        list(read_chunks([Path(name)]))
 
 
 SOUND = {
@@ -728,11 +728,11 @@ def test_no_file_makes_more_than_a_sentence(name: str, data: st.DataObject) -> N
     )
     path = written(name, data.draw(noise | torn))
     for errors, read in itertools.product(
-        ("strict", "replace"), (pieces, lambda p, **k: records(p, ["n", "text"], **k))
+        ("strict", "replace"), (read_chunks, lambda p, **k: read_records(p, ["n", "text"], **k))
     ):
         try:
             for one in read([path], errors=errors):
-                if isinstance(one, Piece):
+                if isinstance(one, Chunk):
                     one.text.decode()
         except GlasshouseError:
             pass

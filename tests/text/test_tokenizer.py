@@ -149,7 +149,7 @@ def test_transformers_reads_what_is_saved(make: Callable[[], str], config: dict[
     assert len(theirs) == len(ours)
     for text in (*SENTENCES, ""):
         assert theirs(text)["input_ids"] == ours.encode(text)
-        assert theirs(text, add_special_tokens=False)["input_ids"] == ours.encode(text, special=False)
+        assert theirs(text, add_special_tokens=False)["input_ids"] == ours.encode(text, add_special_tokens=False)
     for role, token in ours.special_tokens.items():
         assert getattr(theirs, f"{role}_token") == token
         assert getattr(theirs, f"{role}_token_id") == ours.special_id(role)
@@ -161,14 +161,14 @@ def test_transformers_reads_what_is_saved(make: Callable[[], str], config: dict[
 @kinds
 def test_a_special_token_in_a_text_never_becomes_its_id(make: Callable[[], str]) -> None:
     tokenizer = Tokenizer.from_json(make())
-    unknown = {tokenizer.id(token) for token in ("[UNK]", "<unk>")}
+    unknown = {tokenizer.token_to_id(token) for token in ("[UNK]", "<unk>")}
     assert len(tokenizer.special_ids) > 1
     for number in tokenizer.special_ids:
-        token = tokenizer.token(number)
+        token = tokenizer.id_to_token(number)
         for text in (token, f"the {token} dog", f"the{token}{token}dog", token * 3 + "\n"):
-            assert not tokenizer.special_ids - unknown & {*tokenizer.encode(text, special=False)}
-            assert not tokenizer.special_ids - unknown & {*tokenizer.encode_batch([text], special=False)[0]}
-    assert tokenizer.encode("", special=False) == []
+            assert not tokenizer.special_ids - unknown & {*tokenizer.encode(text, add_special_tokens=False)}
+            assert not tokenizer.special_ids - unknown & {*tokenizer.encode_batch([text], add_special_tokens=False)[0]}
+    assert tokenizer.encode("", add_special_tokens=False) == []
 
 
 def test_unigram_spells_special_tokens_in_its_other_pieces() -> None:
@@ -205,7 +205,7 @@ def test_a_word_that_is_a_special_token_is_unknown() -> None:
     tokenizer = Tokenizer.from_json(small(model, added(2, "[SEP]"), pre_tokenizer={"type": "WhitespaceSplit"}))
     assert tokenizer.encode("a [SEP] a") == [1, 0, 1]
     assert tokenizer.decode([1, 2]) == "a [SEP]"
-    assert tokenizer.id("[SEP]") == 2
+    assert tokenizer.token_to_id("[SEP]") == 2
 
 
 @pytest.mark.parametrize("beside", ["config", "special"])
@@ -232,7 +232,7 @@ def test_bytes_to_fall_back_on_are_kept_where_the_file_calls_them_special() -> N
     document = json.loads(byte_fallback())
     document["added_tokens"] += [added(3 + byte, f"<0x{byte:02X}>") for byte in range(256)]
     tokenizer = Tokenizer.from_json(json.dumps(document))
-    assert tokenizer.encode("é", special=False)[-2:] == [3 + byte for byte in "é".encode()]
+    assert tokenizer.encode("é", add_special_tokens=False)[-2:] == [3 + byte for byte in "é".encode()]
 
 
 def test_a_single_character_keeps_its_only_spelling() -> None:
@@ -282,12 +282,12 @@ def test_added_tokens_of_byte_level_are_their_text() -> None:
 def test_byte_fallback_text_comes_back_byte_for_byte(text: str) -> None:
     text = text.replace("▁", "_")  # the mark itself means a space
     tokenizer = Tokenizer.from_json(byte_fallback())
-    assert tokenizer.decode_bytes(tokenizer.encode(text, special=False)) == text.encode()
+    assert tokenizer.decode_bytes(tokenizer.encode(text, add_special_tokens=False)) == text.encode()
 
 
 def test_byte_fallback_keeps_half_a_character() -> None:
     tokenizer = Tokenizer.from_json(byte_fallback())
-    ids = tokenizer.encode("a€", special=False)
+    ids = tokenizer.encode("a€", add_special_tokens=False)
     assert tokenizer.decode_bytes(ids[:-1]) == "a€".encode()[:-1]
     assert "\ufffd" in tokenizer.decode(ids[:-1])
 
@@ -370,7 +370,7 @@ def test_the_fingerprint_is_that_of_what_decides_ids() -> None:
 def test_the_length_reaches_over_holes() -> None:
     tokenizer = Tokenizer.from_json(small(WORDS | {"vocab": {"[UNK]": 0, "b": 7}}))
     assert len(tokenizer) == 8
-    assert tokenizer.token(7) == "b"
+    assert tokenizer.id_to_token(7) == "b"
     with pytest.raises(InputError, match=r"^id 3 stands for no token; give ids below 8, the vocabulary's size\.$"):
         tokenizer.decode([7, 3])
 

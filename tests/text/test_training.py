@@ -27,8 +27,8 @@ from hypothesis import strategies as st
 import glasshouse as gh
 from glasshouse import InputError
 from glasshouse.text import words
-from glasshouse.text.alphabet import CHARACTER
-from glasshouse.text.training import SPECIAL
+from glasshouse.text.alphabet import BYTE_TO_UNICODE
+from glasshouse.text.training import DEFAULT_SPECIAL_TOKENS
 
 CODE = "".join(
     path.read_text(encoding="utf-8") for path in sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))[:60]
@@ -46,7 +46,7 @@ def trained(pattern: str) -> gh.Tokenizer:
 def by_tiktoken(pattern: str) -> tiktoken.Encoding:
     tok = trained(pattern)
     tokens = {tok.decode_bytes([number]): number for number in range(len(tok)) if number not in tok.special_ids}
-    special = {token: tok.id(token) for token in SPECIAL.values()}
+    special = {token: tok.token_to_id(token) for token in DEFAULT_SPECIAL_TOKENS.values()}
     return tiktoken.Encoding(pattern, pat_str=words.PATTERNS[pattern], mergeable_ranks=tokens, special_tokens=special)
 
 
@@ -74,7 +74,7 @@ def check_tiktoken(pattern: str, size: int) -> None:
     text = mixed(size)
     documents = [text[at : at + 200_000] for at in range(0, len(text), 200_000)]
     expected = [number for row in by_tiktoken(pattern).encode_ordinary_batch(documents) for number in row]
-    ids, ends = trained(pattern).bulk().encode([document.encode() for document in documents])
+    ids, ends = trained(pattern).corpus_encoder().encode([document.encode() for document in documents])
     assert len(ends) == len(documents)
     assert ids.tolist() == expected
     slow = trained(pattern).encode_batch(documents[:3])
@@ -164,7 +164,7 @@ def test_bytes_that_are_no_text_are_tokens_of_their_own(data: bytes) -> None:
         if size:
             stretch, rest = stretch + rest[:size], rest[size:]
         else:
-            expected += [*tok.encode(stretch.decode()), tok.id(CHARACTER[rest[0]])]
+            expected += [*tok.encode(stretch.decode()), tok.token_to_id(BYTE_TO_UNICODE[rest[0]])]
             stretch, rest = b"", rest[1:]
     assert tok.encode(data) == expected + tok.encode(stretch.decode())
 
@@ -180,26 +180,26 @@ def is_text(data: bytes) -> bool:
 @pytest.mark.parametrize("pattern", words.PATTERNS)
 def test_a_spelled_special_token_is_text(pattern: str) -> None:
     tok = trained(pattern)
-    for token in SPECIAL.values():
+    for token in DEFAULT_SPECIAL_TOKENS.values():
         for text in (token, f"a{token}b", token * 2, token[:-1], f" {token}\n", token.encode() + b"\xff"):
             ids = tok.encode(text)
             assert tok.special_ids.isdisjoint(ids), text
             assert tok.decode_bytes(ids) == (text if isinstance(text, bytes) else text.encode())
-        assert tok.encode(f"a{token}b", trusted=True) == [*tok.encode("a"), tok.id(token), *tok.encode("b")]
-    long = " word ".join(SPECIAL.values()) * 20_000
+        assert tok.encode(f"a{token}b", parse_special_tokens=True) == [*tok.encode("a"), tok.token_to_id(token), *tok.encode("b")]
+    long = " word ".join(DEFAULT_SPECIAL_TOKENS.values()) * 20_000
     assert tok.special_ids.isdisjoint(tok.encode(long))  # by the engine for corpora
 
 
 def test_a_special_token_that_text_could_make_is_refused() -> None:
     with pytest.raises(InputError, match="special token 'PAD' is a word"):
-        gh.Tokenizer.train(texts=["PAD PAD PAD"], vocab_size=300, special={"pad": "PAD"})
+        gh.Tokenizer.train(texts=["PAD PAD PAD"], vocab_size=300, special_tokens={"pad": "PAD"})
 
 
 def test_special_tokens_come_first_then_bytes_then_merges() -> None:
-    tok = gh.Tokenizer.train(texts=["aaab aaab"], vocab_size=262, special={"eos": "<end>", "x": "<x>"})
-    assert [tok.token(number) for number in range(2)] == ["<end>", "<x>"]
-    assert tok.token(2) == "!"
-    assert [tok.token(number) for number in range(258, 262)] == [
+    tok = gh.Tokenizer.train(texts=["aaab aaab"], vocab_size=262, special_tokens={"eos": "<end>", "x": "<x>"})
+    assert [tok.id_to_token(number) for number in range(2)] == ["<end>", "<x>"]
+    assert tok.id_to_token(2) == "!"
+    assert [tok.id_to_token(number) for number in range(258, 262)] == [
         "aa",
         "ab",
         "aaab",
@@ -286,7 +286,7 @@ def test_a_text_is_cut_and_keeps_what_stands_around_it() -> None:
     )
     assert tok.encode_batch(["a b c a", "b"], max_len=4) == [[0, 2, 3, 1], [0, 3, 1]]
     assert tok.encode_batch(["a b c a"], max_len=6) == [[0, 2, 3, 4, 2, 1]]
-    assert tok.encode_batch(["a b c a"], special=False, max_len=2) == [[2, 3]]
+    assert tok.encode_batch(["a b c a"], add_special_tokens=False, max_len=2) == [[2, 3]]
 
 
 def test_long_texts_take_the_fast_way_and_get_the_same_ids() -> None:
@@ -302,14 +302,14 @@ def test_long_texts_take_the_fast_way_and_get_the_same_ids() -> None:
 @given(st.lists(st.text(max_size=30), max_size=5))
 def test_bulk_is_encode_for_each(texts: list[str]) -> None:
     tok = trained("gpt2")
-    ids, ends = tok.bulk().encode([text.encode() for text in texts])
+    ids, ends = tok.corpus_encoder().encode([text.encode() for text in texts])
     starts = [0, *ends.tolist()[:-1]] if texts else []
     assert [ids[a:b].tolist() for a, b in zip(starts, ends, strict=True)] == [tok.encode(text) for text in texts]
 
 
 def test_bulk_falls_back_with_a_word(monkeypatch: pytest.MonkeyPatch) -> None:
     tok = trained("gpt2")
-    right = tok.bulk()
+    right = tok.corpus_encoder()
     assert right.reason == ""
     other, _ = gh.Tokenizer.train(texts=[ENGLISH], vocab_size=3000)._fast
     wrong = gh.text.bulk.Bulk(other, lambda texts: tok.encode_batch(texts), "")
@@ -325,7 +325,7 @@ def test_bulk_falls_back_with_a_word(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda tok: pickle.loads(pickle.dumps(tok))])
 def test_a_copy_is_as_deaf_as_the_original(copied: Callable[[gh.Tokenizer], gh.Tokenizer]) -> None:
     tok = gh.Tokenizer.train(texts=[ENGLISH[:20_000]], vocab_size=400)
-    tok.bulk()
+    tok.corpus_encoder()
     tok.chat_template = "{{ messages }}"
     again = copied(tok)
     assert again.fingerprint == tok.fingerprint
@@ -344,9 +344,9 @@ def test_stray_bytes_in_a_batch_and_where_they_cannot_be_taken() -> None:
 
 def test_words_and_merges_are_told() -> None:
     tok = trained("gpt4")
-    assert tok.words("It's 12345\n") == [b"It", b"'s", b" ", b"123", b"45", b"\n"]
-    assert len(tok.merges) == 4000 - 263
-    (left, right), rank = next(iter(tok.merges.items()))
+    assert tok.pretokenize("It's 12345\n") == [b"It", b"'s", b" ", b"123", b"45", b"\n"]
+    assert len(tok.merge_ranks) == 4000 - 263
+    (left, right), rank = next(iter(tok.merge_ranks.items()))
     assert rank == 0
     assert tok.decode_bytes([263]) == left + right
 

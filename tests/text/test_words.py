@@ -10,7 +10,7 @@ from tokenizers import Regex, pre_tokenizers
 
 from glasshouse import InputError
 from glasshouse.text import words
-from glasshouse.text.alphabet import spelled
+from glasshouse.text.alphabet import unicode_to_bytes
 
 PRE_TOKENIZERS = {
     "gpt2": pre_tokenizers.ByteLevel(add_prefix_space=False),
@@ -27,12 +27,12 @@ nasty = st.text(st.sampled_from("ab1²٣ \t\n\r\u00a0\u3000\u2028'sSlv\u2019.,-_
 @pytest.mark.parametrize("pattern", words.PATTERNS)
 @given(texts=st.lists(nasty, max_size=4))
 def test_words_are_those_of_tokenizers(pattern: str, texts: list[str]) -> None:
-    expected = Counter(spelled(w) for text in texts for w, _ in PRE_TOKENIZERS[pattern].pre_tokenize_str(text))
+    expected = Counter(unicode_to_bytes(w) for text in texts for w, _ in PRE_TOKENIZERS[pattern].pre_tokenize_str(text))
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # gigatoken is used, or the pattern is not its own
         counted = words.count([text.encode() for text in texts], pattern)
     assert counted.counts == expected
-    assert counted.bytes == sum(len(text.encode()) for text in texts)
+    assert counted.n_bytes == sum(len(text.encode()) for text in texts)
     assert counted.total == expected.total()
 
 
@@ -74,7 +74,7 @@ def test_rare_words_go_first_and_are_counted(monkeypatch: pytest.MonkeyPatch) ->
     assert len(counted.counts) <= 256
     assert counted.counts[b" often"] == 50
     assert counted.counts[b" twice"] == 2
-    assert counted.left_out > 0
+    assert counted.dropped > 0
     # " word12" is two words to the pattern, a name and a number.
     assert counted.total == 52 + 2 * 300
 
@@ -93,7 +93,7 @@ def test_what_rust_prints_does_not_reach_the_terminal(capfd: pytest.CaptureFixtu
 
 @given(st.lists(st.text(max_size=8).map(str.encode), max_size=5), st.integers(0, 30))
 def test_the_start_of_texts(texts: list[bytes], size: int) -> None:
-    taken = words.start(texts, size)
+    taken = words.take_bytes(texts, size)
     assert b"".join(texts).startswith(b"".join(taken))
     assert sum(map(len, taken)) <= size
     b"".join(taken).decode()

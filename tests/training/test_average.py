@@ -7,13 +7,13 @@ import torch
 from torch import nn
 
 from glasshouse.errors import InputError
-from glasshouse.training.average import Average
+from glasshouse.training.average import EMA
 
 
 def test_by_hand() -> None:
     torch.manual_seed(0)
     model = nn.Linear(3, 2).double()
-    average = Average(model, decay=0.8)
+    average = EMA(model, decay=0.8)
     expected = {name: weight.detach().clone() for name, weight in model.named_parameters()}
     for number in range(1, 60):
         with torch.no_grad():
@@ -33,7 +33,7 @@ def test_by_hand() -> None:
 
 def test_the_weights_come_back_after_a_mistake() -> None:
     model = nn.Linear(2, 2)
-    average = Average(model, 0.5)
+    average = EMA(model, 0.5)
     with torch.no_grad():
         model.weight.fill_(3.0)
     with pytest.raises(RuntimeError, match="stop"), average.applied():
@@ -44,4 +44,4 @@ def test_the_weights_come_back_after_a_mistake() -> None:
 @pytest.mark.parametrize("decay", [-0.1, 1.0, float("nan")])
 def test_a_decay_that_makes_no_average(decay: float) -> None:
     with pytest.raises(InputError, match="must be from 0 to below 1"):
-        Average(nn.Linear(1, 1), decay)
+        EMA(nn.Linear(1, 1), decay)

@@ -19,7 +19,7 @@ from glasshouse import config
 from glasshouse.errors import InputError, StoreError
 from glasshouse.training import Run, StoppedError, loop, train
 from glasshouse.training.checkpoint import read
-from glasshouse.training.schedule import Constant, Cosine, InverseRoot, Linear, Schedule, Trapezoid
+from glasshouse.training.schedule import Constant, Cosine, InverseSqrt, Linear, Schedule, WSD
 
 
 def bare(place: Path, out: str = "run", **choices: Any) -> dict[str, Any]:  # noqa: ANN401
@@ -46,46 +46,46 @@ def steps_of(taken: int, other: int, schedule: Schedule) -> int | None:
 
 def test_which_steps_would_have_been_others_by_hand() -> None:
     """From the warm-up of 10 to the last of 100 steps it is 89; the last fifth of them is from step 81.2 on."""
-    for schedule in (Constant(warmup=10), InverseRoot(warmup=10)):
+    for schedule in (Constant(warmup=10), InverseSqrt(warmup=10)):
         assert steps_of(100, 200, schedule) is None
         assert steps_of(100, 50, schedule) is None
     for schedule in (Cosine(warmup=10), Linear(warmup=10)):
         assert steps_of(11, 200, schedule) is None  # the first after the warm-up has the whole rate
         assert steps_of(100, 200, schedule) == 11
         assert steps_of(100, 100, schedule) is None
-    assert steps_of(82, 200, Trapezoid(warmup=10, decay=0.2)) is None
-    assert steps_of(83, 200, Trapezoid(warmup=10, decay=0.2)) == 82
-    assert steps_of(100, 50, Trapezoid(warmup=10, decay=0.2)) == 42  # 10 + 0.8 * 39 is 41.2
-    assert Cosine(warmup=0, end=1.0).first_difference(100, 200, 100) is None  # which never falls
+    assert steps_of(82, 200, WSD(warmup=10, decay_fraction=0.2)) is None
+    assert steps_of(83, 200, WSD(warmup=10, decay_fraction=0.2)) == 82
+    assert steps_of(100, 50, WSD(warmup=10, decay_fraction=0.2)) == 42  # 10 + 0.8 * 39 is 41.2
+    assert Cosine(warmup=0, final_factor=1.0).first_difference(100, 200, 100) is None  # which never falls
 
 
 @pytest.mark.parametrize("schedule", [{"kind": "constant"}, {"kind": "trapezoid", "decay": 0.25, "warmup": 2}])
 def test_more_steps_are_those_of_a_run_begun_with_them(schedule: dict[str, Any], place: Path) -> None:
     """A finished run where the rate stays, and one that is stopped before it falls."""
     often = {"schedule": schedule, "eval_every": 3}
-    train(Run.parse(bare(place, out="whole", steps=12, **often)))
+    train(Run.from_dict(bare(place, out="whole", steps=12, **often)))
     if schedule["kind"] == "constant":
-        train(Run.parse(bare(place, steps=6, **often)))
+        train(Run.from_dict(bare(place, steps=6, **often)))
         assert (place / "run" / "model").is_dir()
     else:
         with pytest.raises(StoppedError):
-            train(Run.parse(bare(place, steps=9, **often)), Told(6, stop))
+            train(Run.from_dict(bare(place, steps=9, **often)), Told(6, stop))
     told = Told()
-    result = train(Run.parse(bare(place, steps=12, **often)), told)
+    result = train(Run.from_dict(bare(place, steps=12, **often)), told)
     assert any("goes on after step 6 of 12" in text for text in told.said)
     assert any("stays as it is until the last step" in text for text in told.said) == (schedule["kind"] == "constant")
     assert result.steps == 12
     assert lines(place) == lines(place, "whole")
     assert_same(place, "whole", "run")
-    train(Run.parse(bare(place, steps=12, **often)))  # and the same command again is what it was
+    train(Run.from_dict(bare(place, steps=12, **often)))  # and the same command again is what it was
     assert lines(place) == lines(place, "whole")
 
 
 def test_where_the_schedule_forbids_it_the_reason_and_the_way_are_given(place: Path) -> None:
-    train(Run.parse(bare(place, steps=6)))
+    train(Run.from_dict(bare(place, steps=6)))
     before = (place / "run" / "run.toml").read_bytes()
     with pytest.raises(InputError) as refused:
-        train(Run.parse(bare(place, steps=12)))
+        train(Run.from_dict(bare(place, steps=12)))
     checkpoint = place / "run" / "checkpoints" / "step-00000006"
     # The warm-up of 2 and the step after it are those of any length; the next is the fourth.
     assert str(refused.value) == (
@@ -95,9 +95,9 @@ def test_where_the_schedule_forbids_it_the_reason_and_the_way_are_given(place: P
         f"another run from these weights by model.from={checkpoint} train.out=FOLDER."
     )
     with pytest.raises(InputError, match=r"train\.steps is 5, but the run in .* has taken 6 steps"):
-        train(Run.parse(bare(place, steps=5)))
+        train(Run.from_dict(bare(place, steps=5)))
     with pytest.raises(InputError, match=r"train\.steps was 6 and is 12; train\.lr was 0\.01 and is 1\.0"):
-        train(Run.parse(bare(place, steps=12, lr=1.0)))
+        train(Run.from_dict(bare(place, steps=12, lr=1.0)))
     assert (place / "run" / "run.toml").read_bytes() == before
     train(Run.load(place / "run" / "run.toml", f"model.from={checkpoint}", f"train.out={place / 'other'}"))
 
@@ -105,17 +105,17 @@ def test_where_the_schedule_forbids_it_the_reason_and_the_way_are_given(place: P
 def test_what_derives_from_the_steps_is_as_the_run_began(place: Path) -> None:
     """Else its evaluations would be of other samples from there on, and patience of other lengths."""
     choices = {"schedule": {"kind": "constant"}, "eval_every": 0, "save_every": 0, "eval_samples": 0}
-    train(Run.parse(bare(place, steps=10, **choices)))
+    train(Run.from_dict(bare(place, steps=10, **choices)))
     held: list[int] = []
 
     class Counts(loop.Trainer):
         def _try_out(self) -> dict[str, float]:
-            held.append(self.place.planned)
-            return super()._try_out()
+            held.append(self.state.initial_steps)
+            return super()._validate()
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(loop, "Trainer", Counts)
-        train(Run.parse(bare(place, steps=20, **choices)))
+        train(Run.from_dict(bare(place, steps=20, **choices)))
     tried = [line["step"] for line in lines(place) if "validation_loss" in line]
     assert tried == list(range(1, 21))  # of 20 from the start it would be every second
     assert set(held) == {10}
@@ -128,25 +128,25 @@ def test_what_derives_from_the_steps_is_as_the_run_began(place: Path) -> None:
 def test_an_evaluation_that_was_cut_off_is_made_up(at: int, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also that of the last step: lines, the best and the count of patience are those of a run never stopped."""
     choices = {"steps": 6, "eval_every": 2, "save_every": 4, "patience": 9, "samples": 1, "keep": 9}
-    train(Run.parse(bare(place, out="whole", **choices)))
-    real, calls = loop.read_through, []
+    train(Run.from_dict(bare(place, out="whole", **choices)))
+    real, calls = loop.evaluate_samples, []
 
     def read_through(*arguments: Any, before: Any, **rest: Any) -> Any:  # noqa: ANN401
         calls.append(1)
         if len(calls) == at:
             stop()
             before()
-        return real(*arguments, before=before, **rest)
+        return real(*arguments, on_batch=before, **rest)
 
     monkeypatch.setattr(loop, "read_through", read_through)
     with pytest.raises(StoppedError, match=f"after step {2 * at}"):
-        train(Run.parse(bare(place, **choices)))
+        train(Run.from_dict(bare(place, **choices)))
     assert max(losses(place)) == 2 * at  # it is noted, if without its evaluation
     assert "validation_loss" not in lines(place)[-1]
-    train(Run.parse(bare(place, **choices)))
+    train(Run.from_dict(bare(place, **choices)))
     assert lines(place) == lines(place, "whole")
     assert lines(place, name="samples.jsonl") == lines(place, "whole", "samples.jsonl")
-    states = [read(place / out / "checkpoints" / "step-00000006").about["place"] for out in ("run", "whole")]
+    states = [read(place / out / "checkpoints" / "step-00000006").metadata["place"] for out in ("run", "whole")]
     assert states[0] == states[1]
     assert_same(place, "whole", "run")
 
@@ -155,34 +155,34 @@ def test_an_evaluation_that_was_cut_off_is_made_up(at: int, place: Path, monkeyp
 
 
 def test_adapters_go_on_only_with_the_model_they_adapt(place: Path) -> None:
-    train(Run.parse(bare(place, out="base", steps=1)))
+    train(Run.from_dict(bare(place, out="base", steps=1)))
     settings = bare(place, lora={"rank": 2})
     settings["model"] = {"from": str(place / "base" / "model")}
     with pytest.raises(StoppedError):
-        train(Run.parse(settings), Told(2, stop))
+        train(Run.from_dict(settings), Told(2, stop))
     model, tok = gh.load(place / "base" / "model")
     model.state_dict()["token.table.weight"][7, 7] += 1e-3
     (place / "base" / "model").rename(place / "kept")
     gh.save(model, tok, place / "base" / "model")
     newest = place / "run" / "checkpoints" / "step-00000002"
     with pytest.raises(StoreError, match=r"model\.from\) has changed since it began; restore the old one"):
-        train(Run.parse(settings))
+        train(Run.from_dict(settings))
     assert read(newest)
     (place / "base").rename(place / "changed")
     (place / "base").mkdir()
     (place / "kept").rename(place / "base" / "model")
-    assert train(Run.parse(settings)).steps == 12
+    assert train(Run.from_dict(settings)).steps == 12
 
 
 def test_damaged_journals_do_not_stop_a_run_that_goes_on(place: Path) -> None:
     choices = {"samples": 1, "probes": None, "steps": 4, "save_every": 2}
-    train(Run.parse(bare(place, out="whole", **choices)))
+    train(Run.from_dict(bare(place, out="whole", **choices)))
     with pytest.raises(StoppedError):
-        train(Run.parse(bare(place, **choices)), Told(2, stop))
+        train(Run.from_dict(bare(place, **choices)), Told(2, stop))
     for name, damaged in DAMAGED.items():
         path = place / "run" / name
         path.write_text("".join(f"{line}\n" for line in damaged) + path.read_text() + damaged[0])
-    train(Run.parse(bare(place, **choices)))
+    train(Run.from_dict(bare(place, **choices)))
     for name in DAMAGED:
         assert lines(place, name=name) == lines(place, "whole", name)
     assert_same(place, "whole", "run")
@@ -194,7 +194,7 @@ def test_damaged_journals_do_not_stop_a_run_that_goes_on(place: Path) -> None:
 def test_a_hangup_saves_and_stops(place: Path) -> None:
     before = signal.getsignal(signal.SIGHUP)
     with pytest.raises(StoppedError, match="SIGHUP after step 5"):
-        train(Run.parse(bare(place)), Told(5, lambda: os.kill(os.getpid(), signal.SIGHUP)))
+        train(Run.from_dict(bare(place)), Told(5, lambda: os.kill(os.getpid(), signal.SIGHUP)))
     assert signal.getsignal(signal.SIGHUP) is before
     assert (place / "run" / "checkpoints" / "step-00000005").is_dir()
 
@@ -203,7 +203,7 @@ def test_a_hangup_that_is_ignored_stays_ignored(place: Path) -> None:
     """As `nohup` asks for."""
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
-        result = train(Run.parse(bare(place, steps=6)), Told(5, lambda: os.kill(os.getpid(), signal.SIGHUP)))
+        result = train(Run.from_dict(bare(place, steps=6)), Told(5, lambda: os.kill(os.getpid(), signal.SIGHUP)))
         assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
     finally:
         signal.signal(signal.SIGHUP, before)

@@ -152,7 +152,7 @@ def test_the_line_is_one_line_at_any_width(width: int, monkeypatch: pytest.Monke
         for number in range(1, 4):
             step(display, number, of=3)
         display._progress.refresh()  # type: ignore[union-attr]
-        display.evaluated(3, {"bits_per_byte": 2.5})
+        display.on_validation_end(3, {"bits_per_byte": 2.5})
     drawn = re.sub(r"\x1b\[[\d;]*m", "", terminal.getvalue())
     shown = [frame for frame in re.split(r"\r|\x1b\[2K|\n|\x1b\[1A", drawn) if frame.strip()]
     assert all(len(frame) <= width for frame in shown)
@@ -165,12 +165,12 @@ def test_the_line_is_one_line_at_any_width(width: int, monkeypatch: pytest.Monke
 
 
 def test_train_shows_the_same_unless_told_not_to(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    train(Run.parse(table(place, steps=2)))
+    train(Run.from_dict(table(place, steps=2)))
     shown = capsys.readouterr()
     assert shown.out == ""
     for begin in ("folder ", "data ", "stop ", "model ", "tokens ", "device ", "steps ", "step 1 of 2 ", "measuring"):
         assert re.search(rf"^{begin}", shown.err, re.MULTILINE), begin
-    train(Run.parse(table(place, out="quiet", steps=2)), watch=False)
+    train(Run.from_dict(table(place, out="quiet", steps=2)), progress=False)
     assert capsys.readouterr() == ("", "")
 
 
@@ -180,8 +180,8 @@ def test_train_takes_a_recipe_or_a_file_by_its_name(place: Path, monkeypatch: py
         '[model]\npreset = "tiny-decoder"\nn_layers = 1\n'
         '[data]\npath = "a.txt"\nlength = 16\nvocab_size = 270\n[train]\nsteps = 1\nbatch_tokens = 32\n'
     )
-    assert train("mine.toml", watch=False).folder == Path("runs/mine")
-    assert train(place / "runs" / "mine", watch=False).steps == 1  # whose run.toml says it all
+    assert train("mine.toml", progress=False).folder == Path("runs/mine")
+    assert train(place / "runs" / "mine", progress=False).steps == 1  # whose run.toml says it all
     with pytest.raises(ConfigError, match="there is no recipe 'stdlb', nor such a file; did you mean stdlib"):
         train("stdlb")
     with pytest.raises(
@@ -196,7 +196,7 @@ def test_the_header_names_what_is_read_and_what_is_skipped(place: Path, capsys: 
         (place / "folder" / name).write_text((place / "a.txt").read_text())
     settings = table(place, steps=1)
     settings["data"]["path"] = str(place / "folder")
-    train(Run.parse(settings))
+    train(Run.from_dict(settings))
     said = capsys.readouterr().err
     size = 2 * (place / "a.txt").stat().st_size
     assert f"data     2 files, {size / 1000:.1f} kB; 2 skipped, as of no known kind of text (" in said

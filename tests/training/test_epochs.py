@@ -23,28 +23,28 @@ def table(place: Path, **train: object) -> dict[str, object]:
 
 
 def test_epochs_are_counted_over_the_training_data(tmp_path: Path) -> None:
-    run = Run.parse(table(tmp_path, epochs=2.5))
-    result = gh.train(run, watch=False)
+    run = Run.from_dict(table(tmp_path, epochs=2.5))
+    result = gh.train(run, progress=False)
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
-    samples = len(gh.data.RunningText(result.material.train, length=16))
+    samples = len(gh.data.CausalLMDataset(result.datasets.train, seq_len=16))
     assert result.steps == len(lines) == math.ceil(2.5 * samples / 4)
     assert [line["epoch"] for line in lines] == [step * 4 / samples for step in range(1, len(lines) + 1)]
     curves = progress.Curves(tmp_path / "run" / "metrics.jsonl")
     assert curves.steps_in(2.5) is None
     curves.read_on()
     assert curves.steps_in(2.5) == result.steps
-    again = gh.train(run, watch=False)  # nothing is left to do
+    again = gh.train(run, progress=False)  # nothing is left to do
     assert again.steps == result.steps
     with pytest.raises(InputError, match=r"train.epochs was 2.5 and is 3.0"):
-        gh.train(Run.parse(table(tmp_path, epochs=3.0)), watch=False)
+        gh.train(Run.from_dict(table(tmp_path, epochs=3.0)), progress=False)
 
 
 def test_a_warmup_longer_than_the_epochs_becomes_a_tenth(tmp_path: Path) -> None:
-    train = Run.parse(table(tmp_path, epochs=3, schedule={"kind": "cosine", "warmup": 5000})).train
+    train = Run.from_dict(table(tmp_path, epochs=3, schedule={"kind": "cosine", "warmup": 5000})).train
     steps, schedule = train.planned(samples=100, batch_size=10)
     assert (steps, schedule.warmup) == (30, 3)
-    assert Run.parse(table(tmp_path, epochs=100)).train.planned(100, 4)[1].warmup == 100
-    kept = Run.parse(table(tmp_path, epochs=3, schedule={"kind": "cosine", "warmup": 20})).train
+    assert Run.from_dict(table(tmp_path, epochs=100)).train.planned(100, 4)[1].warmup == 100
+    kept = Run.from_dict(table(tmp_path, epochs=3, schedule={"kind": "cosine", "warmup": 20})).train
     assert kept.planned(samples=100, batch_size=10)[1].warmup == 20
 
 

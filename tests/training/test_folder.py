@@ -21,7 +21,7 @@ import glasshouse as gh
 from glasshouse import config
 from glasshouse.errors import InputError, StoreError
 from glasshouse.training import Run, train
-from glasshouse.training.folder import hold
+from glasshouse.training.folder import lock_folder
 
 # Forks a process for each round, so that torch is imported once. A round is [[settings, delay, event, how], ...]: its
 # processes start together, each after its delay. One that leaves early is waited for by the other at its first step.
@@ -187,10 +187,10 @@ def test_a_second_process_changes_nothing(place: Path) -> None:
         before = stamps(place / "run")
         for settings in (table(place), other):
             with pytest.raises(StoreError, match="another process is training in"):
-                train(Run.parse(settings))
+                train(Run.from_dict(settings))
         assert stamps(place / "run") == before
 
-    train(Run.parse(table(place, history=0, steps=2)), Told(1, again))
+    train(Run.from_dict(table(place, history=0, steps=2)), Told(1, again))
     assert sorted(losses(place)) == [1, 2]
     assert len(gh.Tokenizer.load(place / "run" / "tokenizer")) == 270
 
@@ -223,11 +223,11 @@ def test_two_processes_at_fifty_random_moments(forks: Forks) -> None:
 
 def test_a_lock_held_for_a_moment_is_waited_for(tmp_path: Path) -> None:
     """As the page holds it when it asks whether a run is under way."""
-    with hold(tmp_path):
+    with lock_folder(tmp_path):
         entered = threading.Event()
 
         def wait() -> None:
-            with hold(tmp_path):
+            with lock_folder(tmp_path):
                 entered.set()
 
         thread = threading.Thread(target=wait)
@@ -240,16 +240,16 @@ def test_a_lock_held_for_a_moment_is_waited_for(tmp_path: Path) -> None:
 def test_a_lock_that_is_a_folder_is_one_sentence(place: Path) -> None:
     (place / "run" / ".lock").mkdir(parents=True)
     with pytest.raises(StoreError, match=r"\.lock' is a folder, but must be a file"):
-        train(Run.parse(table(place)))
+        train(Run.from_dict(table(place)))
 
 
 def test_what_is_in_the_way_of_the_model_is_said_before_training(place: Path) -> None:
     settings = table(place, steps=1)
-    train(Run.parse(settings))
+    train(Run.from_dict(settings))
     (place / "run" / "model" / "notes.txt").write_text("by hand")
     before = stamps(place / "run")
     with pytest.raises(StoreError, match=r"model' holds 'notes\.txt', which would be lost; move it away"):
-        train(Run.parse(settings))
+        train(Run.from_dict(settings))
     assert stamps(place / "run") == before
     (place / "other" / "model").mkdir(parents=True)
     (place / "other" / "run.toml").write_bytes((place / "run" / "run.toml").read_bytes())
@@ -257,7 +257,7 @@ def test_what_is_in_the_way_of_the_model_is_said_before_training(place: Path) ->
     settings = table(place, steps=1, out="other", lora={"rank": 1})
     settings["model"] = {"from": str(place / "run" / "checkpoints" / "step-00000001")}
     with pytest.raises(StoreError, match="adapter' is a file"):
-        train(Run.parse(settings))
+        train(Run.from_dict(settings))
 
 
 # Deaths while it is prepared
@@ -298,19 +298,19 @@ def test_killed_or_out_of_disk_at_every_write_while_it_prepares(how: str, forks:
 def test_half_a_tokenizer_is_made_again(place: Path) -> None:
     """As earlier versions left it where they were killed while they wrote it."""
     settings = table(place, steps=1)
-    train(Run.parse(settings))
+    train(Run.from_dict(settings))
     expected = contents(place / "run" / "tokenizer")
     for name in ("checkpoints", "data", "history", "model"):
         (place / "run" / name).rename(place / name)
     (place / "run" / "tokenizer" / "tokenizer.json").rename(place / "run" / "tokenizer" / ".tokenizer.json.new")
-    train(Run.parse(settings))
+    train(Run.from_dict(settings))
     assert contents(place / "run" / "tokenizer") == expected
 
 
 def test_killed_while_it_forgets_what_other_settings_made(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Before the first checkpoint a run may begin anew, and is given its old settings again after all."""
     settings = table(place, steps=1)
-    train(Run.parse(settings))
+    train(Run.from_dict(settings))
     (place / "run" / "checkpoints").rename(place / "checkpoints")
     real = shutil.rmtree
 
@@ -324,9 +324,9 @@ def test_killed_while_it_forgets_what_other_settings_made(place: Path, monkeypat
     other = table(place, steps=1)
     other["data"]["vocab_size"] = 275
     with pytest.raises(KeyboardInterrupt):
-        train(Run.parse(other))
+        train(Run.from_dict(other))
     monkeypatch.undo()
-    train(Run.parse(settings))
+    train(Run.from_dict(settings))
     assert len(gh.Tokenizer.load(place / "run" / "tokenizer")) == 270
 
 
@@ -334,10 +334,10 @@ def test_a_folder_that_holds_only_what_a_killed_start_left_is_taken(place: Path)
     (place / "run").mkdir()
     (place / "run" / ".lock").touch()
     (place / "run" / ".run.toml.new").write_text("[mod")
-    train(Run.parse(table(place, steps=1)))
+    train(Run.from_dict(table(place, steps=1)))
     (place / "other").mkdir()
     (place / "other" / ".run.toml.new").touch()
     (place / "other" / "thesis.txt").touch()
     with pytest.raises(InputError, match="no run"):
-        train(Run.parse(table(place, out="other")))
+        train(Run.from_dict(table(place, out="other")))
     assert not (place / "other" / ".lock").exists()

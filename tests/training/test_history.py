@@ -21,11 +21,11 @@ from test_loop import Told, assert_same, killed, table
 import glasshouse as gh
 from glasshouse import store
 from glasshouse.errors import ConfigError, InputError
-from glasshouse.hub.runs import name_of, steps_in
-from glasshouse.training import Moment, Run, is_run, moments, train
+from glasshouse.hub.runs import step_folder_name, saved_steps
+from glasshouse.training import SavedCheckpoint, Run, is_run, list_checkpoints, train
 from glasshouse.training.checkpoint import ABOUT, TENSORS, Checkpoints
-from glasshouse.training.history import History, spare
-from glasshouse.training.state import State
+from glasshouse.training.history import Snapshots, steps_to_drop
+from glasshouse.training.state import CheckpointData
 
 
 def many(place: Path, out: str = "run", **choices: Any) -> dict[str, Any]:  # noqa: ANN401
@@ -47,19 +47,19 @@ def assert_equal(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -
 
 
 def test_by_hand() -> None:
-    assert spare([0, 1, 2, 3, 4], most=5) == []
-    assert spare([0, 1, 2, 4], most=3) == [1]  # gaps 2, 2 instead of 1, 3
-    assert spare([0, 10, 11, 20], most=3) == [11]  # gaps 10, 10 instead of 11, 9
-    assert spare([0, 1, 2, 3], most=3) == [1]  # the first of equals
-    assert spare([0, 50, 100], most=2) == [50]
-    assert spare([0, 50, 100], most=1) == [50, 0]  # the newest is the last to go
-    assert spare([0, 50, 100], most=0) == [50, 0, 100]
+    assert steps_to_drop([0, 1, 2, 3, 4], limit=5) == []
+    assert steps_to_drop([0, 1, 2, 4], limit=3) == [1]  # gaps 2, 2 instead of 1, 3
+    assert steps_to_drop([0, 10, 11, 20], limit=3) == [11]  # gaps 10, 10 instead of 11, 9
+    assert steps_to_drop([0, 1, 2, 3], limit=3) == [1]  # the first of equals
+    assert steps_to_drop([0, 50, 100], limit=2) == [50]
+    assert steps_to_drop([0, 50, 100], limit=1) == [50, 0]  # the newest is the last to go
+    assert steps_to_drop([0, 50, 100], limit=0) == [50, 0, 100]
 
 
 @given(st.sets(st.integers(0, 1000), min_size=3, max_size=9))
 def test_one_is_given_up_for_the_evenest_gaps_there_are(found: set[int]) -> None:
     steps = sorted(found)
-    (gone,) = spare(steps, len(steps) - 1)
+    (gone,) = steps_to_drop(steps, len(steps) - 1)
     left = tuple(step for step in steps if step != gone)
 
     def unevenness(kept: tuple[int, ...]) -> int:
@@ -73,56 +73,56 @@ def test_one_is_given_up_for_the_evenest_gaps_there_are(found: set[int]) -> None
 
 
 def test_the_weights_are_those_that_the_checkpoints_had(place: Path) -> None:
-    train(Run.parse(many(place, "whole")))
+    train(Run.from_dict(many(place, "whole")))
     settings = many(place, "all")
     settings["train"]["keep"] = 100
-    result = train(Run.parse(settings))
+    result = train(Run.from_dict(settings))
     history, kept = place / "whole" / "history", place / "all" / "checkpoints"
-    assert steps_in(history) == list(range(12))  # the last is still a checkpoint
+    assert saved_steps(history) == list(range(12))  # the last is still a checkpoint
     torch.manual_seed(0)
-    assert_equal(weights(history / name_of(0)), dict(gh.build(result.model.spec).state_dict()))
+    assert_equal(weights(history / step_folder_name(0)), dict(gh.build(result.model.spec).state_dict()))
     for step in range(1, 12):
-        assert_equal(weights(history / name_of(step)), weights(kept / name_of(step)))
-        assert gh.load(history / name_of(step))[1] is not None  # with its tokenizer
-        files = {path.name for path in (kept / name_of(step)).iterdir()}
-        assert {path.name for path in (history / name_of(step)).iterdir()} == files - {TENSORS, ABOUT}
+        assert_equal(weights(history / step_folder_name(step)), weights(kept / step_folder_name(step)))
+        assert gh.load(history / step_folder_name(step))[1] is not None  # with its tokenizer
+        files = {path.name for path in (kept / step_folder_name(step)).iterdir()}
+        assert {path.name for path in (history / step_folder_name(step)).iterdir()} == files - {TENSORS, ABOUT}
     assert_same(place, "whole", "all")
-    assert steps_in(place / "all" / "history") == [0]
+    assert saved_steps(place / "all" / "history") == [0]
 
 
 def test_there_are_no_more_than_asked_for_and_none_changes_what_is_learned(place: Path) -> None:
     for out, most in (("few", 4), ("none", 0)):
-        train(Run.parse(many(place, out, history=most)))
-    there = steps_in(place / "few" / "history")
+        train(Run.from_dict(many(place, out, history=most)))
+    there = saved_steps(place / "few" / "history")
     assert len(there) == 4
     assert (there[0], there[-1]) == (0, 11)
     assert not (place / "none" / "history").exists()
     assert_same(place, "few", "none")
-    train(Run.parse(many(place, "few", history=9)))  # which is nothing that is learned
-    assert steps_in(place / "few" / "history") == there
+    train(Run.from_dict(many(place, "few", history=9)))  # which is nothing that is learned
+    assert saved_steps(place / "few" / "history") == there
     with pytest.raises(ConfigError, match=r"train\.history is -1, but it must be 0 or more"):
-        Run.parse(many(place, history=-1))
+        Run.from_dict(many(place, history=-1))
 
 
 def test_killed_and_resumed_it_has_the_same_history(place: Path) -> None:
     choices = {"save_every": 2, "eval_every": 100, "keep": 1, "history": 3}
-    train(Run.parse(table(place, out="whole", **choices)))
+    train(Run.from_dict(table(place, out="whole", **choices)))
     settings = table(place, **choices)
     killed(settings)
-    train(Run.parse(settings))
+    train(Run.from_dict(settings))
     assert_same(place, "whole", "run")
     one, other = (place / out / "history" for out in ("whole", "run"))
-    assert steps_in(one) == steps_in(other) == [0, 4, 10]  # by hand: 0 2 4, 0 4 6, 0 4 8, 0 4 10
-    for step in steps_in(one):
-        assert_equal(weights(one / name_of(step)), weights(other / name_of(step)))
+    assert saved_steps(one) == saved_steps(other) == [0, 4, 10]  # by hand: 0 2 4, 0 4 6, 0 4 8, 0 4 10
+    for step in saved_steps(one):
+        assert_equal(weights(one / step_folder_name(step)), weights(other / step_folder_name(step)))
 
 
 def test_adapters_are_folded_in(place: Path) -> None:
-    base = train(Run.parse(table(place, out="base", steps=2)))
+    base = train(Run.from_dict(table(place, out="base", steps=2)))
     settings = many(place, lora={"rank": 2}, lr=0.05)
     settings["model"] = {"from": str(place / "base" / "model")}
-    train(Run.parse(settings))
-    first, last = (weights(place / "run" / "history" / name_of(step)) for step in (0, 11))
+    train(Run.from_dict(settings))
+    first, last = (weights(place / "run" / "history" / step_folder_name(step)) for step in (0, 11))
     for name, weight in base.model.state_dict().items():
         assert weight.equal(first[name]), name
         assert last[name].shape == weight.shape
@@ -138,15 +138,15 @@ def save(checkpoints: Checkpoints, step: int) -> None:
     def fill(folder: Path) -> None:
         (folder / "config.json").write_text(str(step))
 
-    checkpoints.save(step, fill, State({"a": torch.full((1000,), float(step))}))
+    checkpoints.save(step, fill, CheckpointData({"a": torch.full((1000,), float(step))}))
     checkpoints.wait()
 
 
 def assert_sound(place: Path) -> None:
     history = place / "history"
-    for step in steps_in(history):
-        assert {path.name for path in (history / name_of(step)).iterdir()} == {"config.json"}
-        assert (history / name_of(step) / "config.json").read_text() == str(step)
+    for step in saved_steps(history):
+        assert {path.name for path in (history / step_folder_name(step)).iterdir()} == {"config.json"}
+        assert (history / step_folder_name(step) / "config.json").read_text() == str(step)
 
 
 WRITER = """
@@ -182,7 +182,7 @@ def test_killed_while_it_moves(tmp_path: Path) -> None:
         assert found[2] == []
         assert_sound(place)
         assert len(checkpoints.history.steps()) <= 4  # one may wait to be removed
-        checkpoints.history.cut(found[0] + 1)
+        checkpoints.history.truncate(found[0] + 1)
         assert not list((place / "history").glob(".*"))
         save(checkpoints, found[0] + 1)
         assert len(checkpoints.history.steps()) <= 3
@@ -225,7 +225,7 @@ def test_killed_at_each_call(name: str, tmp_path: Path, monkeypatch: pytest.Monk
         assert found[0] in (4, 5)
         assert found[2] == []
         again = Checkpoints(place / "checkpoints", 1, 2)
-        again.history.cut(found[0] + 1)
+        again.history.truncate(found[0] + 1)
         assert not list((place / "history").glob(".*"))
         for step in range(found[0] + 1, 8):
             save(again, step)
@@ -276,7 +276,7 @@ def test_what_else_is_wrong_is_told_and_costs_what_it_must(number: int, tmp_path
     def fails(folder: Path) -> None:
         raise OSError(number, os.strerror(number))
 
-    checkpoints.save(4, fails, State())
+    checkpoints.save(4, fails, CheckpointData())
     with pytest.raises(OSError, match=os.strerror(number)):
         checkpoints.wait()
     assert checkpoints.steps() == [3]
@@ -284,24 +284,24 @@ def test_what_else_is_wrong_is_told_and_costs_what_it_must(number: int, tmp_path
 
 
 def test_a_run_that_goes_back_forgets_what_came_after(tmp_path: Path) -> None:
-    history = History(tmp_path / "history", 8)
+    history = Snapshots(tmp_path / "history", 8)
     checkpoints = Checkpoints(tmp_path / "checkpoints", 1, 8)
     for step in range(1, 6):
         save(checkpoints, step)
-    history.cut(3)
+    history.truncate(3)
     assert history.steps() == [1, 2]
-    History(tmp_path / "nowhere", 8).cut(0)
+    Snapshots(tmp_path / "nowhere", 8).truncate(0)
 
 
 def test_what_a_killed_run_left_is_finished_or_removed(tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path / "checkpoints", 1, 8)
     for step in (1, 2):
         save(checkpoints, step)
-    (tmp_path / "checkpoints" / name_of(2)).rename(tmp_path / "history" / f".{name_of(2)}.moved")
+    (tmp_path / "checkpoints" / step_folder_name(2)).rename(tmp_path / "history" / f".{step_folder_name(2)}.moved")
     for name in (".step-00000000.new", ".step-00000003.gone"):
         (tmp_path / "history" / name).mkdir()
-    checkpoints.history.cut(3)
-    assert sorted(path.name for path in (tmp_path / "history").iterdir()) == [name_of(1), name_of(2)]
+    checkpoints.history.truncate(3)
+    assert sorted(path.name for path in (tmp_path / "history").iterdir()) == [step_folder_name(1), step_folder_name(2)]
     assert_sound(tmp_path)
 
 
@@ -310,26 +310,26 @@ def test_what_a_killed_run_left_is_finished_or_removed(tmp_path: Path) -> None:
 
 def test_moments_of_a_run(place: Path) -> None:
     assert not is_run(place / "run")
-    assert moments(place / "run") == []
-    train(Run.parse(many(place, history=4, average=0.9)))
+    assert list_checkpoints(place / "run") == []
+    train(Run.from_dict(many(place, history=4, average=0.9)))
     folder = place / "run"
     assert is_run(folder)
     assert not is_run(folder / "model")
-    found = moments(str(folder))
-    there = steps_in(folder / "history")
+    found = list_checkpoints(str(folder))
+    there = saved_steps(folder / "history")
     assert [moment.step for moment in found] == [*there, 12, 12]
     assert [moment.name for moment in found] == [*(f"step {step}" for step in there), "step 12", "final"]
     for moment in found:
         assert gh.load(moment.folder)[0].spec == gh.load(folder / "model")[0].spec
     last, final = found[-2:]
-    assert last.folder == folder / "checkpoints" / name_of(12)
-    assert final == Moment(12, "final", folder / "model")
+    assert last.folder == folder / "checkpoints" / step_folder_name(12)
+    assert final == SavedCheckpoint(12, "final", folder / "model")
     assert any(not weight.equal(weights(final.folder)[name]) for name, weight in weights(last.folder).items())
 
 
 def test_moments_while_it_learns(place: Path) -> None:
-    listed: list[Moment] = []
-    train(Run.parse(many(place)), Told(8, lambda: listed.extend(moments(place / "run"))))
+    listed: list[SavedCheckpoint] = []
+    train(Run.from_dict(many(place)), Told(8, lambda: listed.extend(list_checkpoints(place / "run"))))
     assert [moment.step for moment in listed] in ([*range(7)], [*range(8)])  # that of step 7 is perhaps on its way
     assert {moment.name for moment in listed} == {f"step {moment.step}" for moment in listed}
     for moment in listed:
@@ -343,11 +343,11 @@ def test_moments_while_it_learns(place: Path) -> None:
 def test_a_step_that_is_in_two_places_is_one_moment(tmp_path: Path) -> None:
     for part in ("checkpoints", "history"):
         for step in (0, 5 if part == "history" else 7):
-            (tmp_path / part / name_of(step)).mkdir(parents=True)
+            (tmp_path / part / step_folder_name(step)).mkdir(parents=True)
     (tmp_path / "checkpoints" / ".step-00000009.new").mkdir()
     (tmp_path / "history" / ".step-00000003.moved").mkdir()
     (tmp_path / "model").mkdir()  # which has no model yet
-    assert [(moment.step, moment.folder.parent.name) for moment in moments(tmp_path)] == [
+    assert [(moment.step, moment.folder.parent.name) for moment in list_checkpoints(tmp_path)] == [
         (0, "history"),
         (5, "history"),
         (7, "checkpoints"),

@@ -27,14 +27,14 @@ def test_stopped_anywhere_and_gone_on(stops: list[tuple[int, int, bool]], tmp_pa
         if torn:
             with journal.path.open("a") as file:
                 file.write('{"step": 3, "lo')
-        journal.cut(step)
+        journal.truncate(step)
     assert [(line["step"], line["loss"]) for line in journal.lines()] == [(i, float(i)) for i in range(step)]
 
 
 def test_a_journal_that_is_not_there_yet(tmp_path: Path) -> None:
     journal = Journal(tmp_path / "metrics.jsonl")
     assert list(journal.lines()) == []
-    journal.cut(0)
+    journal.truncate(0)
     journal.write(0, loss=1.5)
     assert list(journal.lines()) == [{"step": 0, "loss": 1.5}]
 
@@ -56,6 +56,6 @@ def test_a_line_of_the_wrong_shape_is_skipped(name: str, tmp_path: Path) -> None
         journal.write(step, **SOUND[name])
         with journal.path.open("a") as file:
             file.write(f"{line}\n")
-    journal.cut(7)
+    journal.truncate(7)
     assert list(journal.lines()) == [{"step": step, **SOUND[name]} for step in range(7)]
     assert len(journal.path.read_text().splitlines()) == 7

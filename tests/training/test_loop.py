@@ -22,7 +22,7 @@ from glasshouse import config, store
 from glasshouse.errors import ConfigError, GlasshouseError, InputError, StoreError
 from glasshouse.layers import lora
 from glasshouse.training import Run, StoppedError, loop, recipes, train, update
-from glasshouse.training.trouble import locate
+from glasshouse.training.trouble import locate_nonfinite
 
 SAYING = "to be or not to be, that is the question whether it is nobler. "
 KINDS = {
@@ -122,20 +122,20 @@ def killed(settings: dict[str, Any]) -> None:
     + [pytest.param(kind, 0, marks=pytest.mark.long) for kind in ("encoder", "seq2seq")],
 )
 def test_killed_and_resumed_is_never_killed(kind: str, workers: int, place: Path) -> None:
-    train(Run.parse(table(place, kind, "whole", workers=workers)))
+    train(Run.from_dict(table(place, kind, "whole", workers=workers)))
     settings = table(place, kind, workers=workers)
     killed(settings)
     assert max(losses(place)) < 12
     told = Told()
-    train(Run.parse(settings), told)
+    train(Run.from_dict(settings), told)
     assert any("goes on after step" in text for text in told.said)
     assert_same(place, "whole", "run")
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_saves_and_stops(number: signal.Signals, place: Path) -> None:
-    train(Run.parse(table(place, out="whole")))
-    run = Run.parse(table(place))
+    train(Run.from_dict(table(place, out="whole")))
+    run = Run.from_dict(table(place))
     before = signal.getsignal(number)
     with pytest.raises(StoppedError, match=rf"{number.name} after step 5") as stopped:
         train(run, Told(5, lambda: os.kill(os.getpid(), number)))
@@ -147,8 +147,8 @@ def test_a_signal_saves_and_stops(number: signal.Signals, place: Path) -> None:
 
 
 def test_a_signal_in_the_middle_of_a_step_takes_the_step_back(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    train(Run.parse(table(place, out="whole")))
-    real, calls = update.loss_of, []
+    train(Run.from_dict(table(place, out="whole")))
+    real, calls = update.compute_loss, []
 
     def loss_of(*arguments: Any) -> torch.Tensor:  # noqa: ANN401
         calls.append(1)
@@ -158,10 +158,10 @@ def test_a_signal_in_the_middle_of_a_step_takes_the_step_back(place: Path, monke
 
     monkeypatch.setattr(update, "loss_of", loss_of)
     with pytest.raises(StoppedError, match="after step 1"):
-        train(Run.parse(table(place)))
+        train(Run.from_dict(table(place)))
     assert len(calls) == 5
     monkeypatch.undo()
-    train(Run.parse(table(place)))
+    train(Run.from_dict(table(place)))
     assert_same(place, "whole", "run")
 
 
@@ -176,15 +176,15 @@ def test_a_second_ctrl_c_leaves_at_once(place: Path) -> None:
 
 
 def test_a_changed_setting_is_refused_with_the_difference(place: Path) -> None:
-    train(Run.parse(table(place)))
+    train(Run.from_dict(table(place)))
     with pytest.raises(InputError, match=r"train\.lr was 0\.01 and is 0\.02; .*train\.out=FOLDER"):
-        train(Run.parse(table(place, lr=0.02)))
+        train(Run.from_dict(table(place, lr=0.02)))
     settings = table(place)
     settings["model"]["n_layers"] = 2
     with pytest.raises(InputError, match=r"model\.n_layers was 1 and is 2"):
-        train(Run.parse(settings))
+        train(Run.from_dict(settings))
     told = Told()
-    train(Run.parse(table(place, keep=5, workers=0)), told)  # which change nothing that is learned
+    train(Run.from_dict(table(place, keep=5, workers=0)), told)  # which change nothing that is learned
     assert any("goes on after step 12 of 12" in text for text in told.said)
 
 
@@ -192,18 +192,18 @@ def test_a_folder_that_is_no_run_is_left_alone(place: Path) -> None:
     (place / "run").mkdir()
     (place / "run" / "thesis.txt").write_text("years of work")
     with pytest.raises(InputError, match="no run"):
-        train(Run.parse(table(place)))
+        train(Run.from_dict(table(place)))
     assert [path.name for path in (place / "run").iterdir()] == ["thesis.txt"]
 
 
 def test_damage_to_the_newest_checkpoint_is_named_and_passed_over(place: Path) -> None:
-    train(Run.parse(table(place, out="whole")))
+    train(Run.from_dict(table(place, out="whole")))
     settings = table(place)
     killed(settings)
     newest = max((place / "run" / "checkpoints").glob("step-*"))
     (newest / "model.safetensors").write_bytes(b"")
     told = Told()
-    train(Run.parse(settings), told)
+    train(Run.from_dict(settings), told)
     assert any("model.safetensors" in text and "passed over" in text for text in told.said)
     assert_same(place, "whole", "run")
 
@@ -211,8 +211,8 @@ def test_damage_to_the_newest_checkpoint_is_named_and_passed_over(place: Path) -
 def test_out_of_memory_halves_the_parts_and_learns_the_same(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = table(place, out="whole", parts=1)
     settings["model"]["dropout"] = 0.0
-    train(Run.parse(settings))
-    real = update.loss_of
+    train(Run.from_dict(settings))
+    real = update.compute_loss
 
     def loss_of(model: nn.Module, batch: Any, *rest: Any) -> torch.Tensor:  # noqa: ANN401
         if len(batch) > 2:
@@ -222,7 +222,7 @@ def test_out_of_memory_halves_the_parts_and_learns_the_same(place: Path, monkeyp
     monkeypatch.setattr(update, "loss_of", loss_of)
     told = Told()
     settings["train"]["out"] = str(place / "run")
-    train(Run.parse(settings), told)
+    train(Run.from_dict(settings), told)
     assert [text for text in told.said if text.startswith("out of memory")] == [
         "out of memory: a step is now computed in 2 parts of 3 rows",
         "out of memory: a step is now computed in 4 parts of 2 rows",
@@ -233,8 +233,8 @@ def test_out_of_memory_halves_the_parts_and_learns_the_same(place: Path, monkeyp
 
 
 def test_what_was_drawn_before_memory_ran_out_is_drawn_again(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    train(Run.parse(table(place, out="whole", parts=2)))
-    real = update.loss_of
+    train(Run.from_dict(table(place, out="whole", parts=2)))
+    real = update.compute_loss
 
     def loss_of(model: nn.Module, batch: Any, *rest: Any) -> torch.Tensor:  # noqa: ANN401
         loss = real(model, batch, *rest)  # dropout draws
@@ -243,7 +243,7 @@ def test_what_was_drawn_before_memory_ran_out_is_drawn_again(place: Path, monkey
         return loss
 
     monkeypatch.setattr(update, "loss_of", loss_of)
-    train(Run.parse(table(place, parts=1)))
+    train(Run.from_dict(table(place, parts=1)))
     assert_same(place, "whole", "run")
 
 
@@ -253,7 +253,7 @@ def test_no_memory_for_the_optimizer_is_an_error(place: Path, monkeypatch: pytes
 
     monkeypatch.setattr(torch.optim.AdamW, "step", step)
     with pytest.raises(InputError, match="what the optimizer keeps"):
-        train(Run.parse(table(place)))
+        train(Run.from_dict(table(place)))
 
 
 def test_what_does_not_fit_in_any_part_is_an_error(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -262,12 +262,12 @@ def test_what_does_not_fit_in_any_part_is_an_error(place: Path, monkeypatch: pyt
 
     monkeypatch.setattr(update, "loss_of", loss_of)
     with pytest.raises(InputError, match=r"one row of 16 tokens.*data\.length"):
-        train(Run.parse(table(place)))
+        train(Run.from_dict(table(place)))
 
 
 def poison(monkeypatch: pytest.MonkeyPatch, bad: torch.Tensor) -> None:
     """Let one batch give a loss that is no number."""
-    real = update.loss_of
+    real = update.compute_loss
 
     def loss_of(model: nn.Module, batch: Any, *rest: Any) -> torch.Tensor:  # noqa: ANN401
         loss = real(model, batch, *rest)
@@ -277,13 +277,13 @@ def poison(monkeypatch: pytest.MonkeyPatch, bad: torch.Tensor) -> None:
 
 
 def batch_of(run: Run, place: Path, number: int) -> torch.Tensor:
-    train(Run.parse(table(place, out="scout", steps=1)))
-    samples = gh.data.RunningText(gh.data.Corpus.open(place / "scout" / "data" / "train").split(0.1)[0], 16)
+    train(Run.from_dict(table(place, out="scout", steps=1)))
+    samples = gh.data.CausalLMDataset(gh.data.Corpus.open(place / "scout" / "data" / "train").split(0.1)[0], 16)
     return gh.data.Batches(samples, 6).at(number).ids
 
 
 def test_a_loss_that_is_no_number_stops_before_the_update(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run = Run.parse(table(place, parts=1))
+    run = Run.from_dict(table(place, parts=1))
     poison(monkeypatch, batch_of(run, place, 4))
     with pytest.raises(GlasshouseError, match=r"at step 5, batch 4, the loss is nan.*No weight has changed"):
         train(run)
@@ -295,13 +295,13 @@ def test_a_loss_that_is_no_number_stops_before_the_update(place: Path, monkeypat
 
 
 def test_by_choice_it_goes_back_and_passes_the_batch_over(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run = Run.parse(table(place, parts=1, trouble="skip", eval_every=100))
+    run = Run.from_dict(table(place, parts=1, trouble="skip", eval_every=100))
     poison(monkeypatch, batch_of(run, place, 4))
     seen: list[int] = []
-    real = loop.Trainer._teach
+    real = loop.Trainer._train_step
 
     def teach(self: loop.Trainer, batch: Any) -> Any:  # noqa: ANN401
-        number = self.place.number
+        number = self.state.next_batch
         outcome = real(self, batch)
         if outcome is not None:
             seen.append(number)
@@ -320,8 +320,8 @@ def test_trouble_is_located() -> None:
     model = gh.build(gh.preset("tiny-decoder"))
     ids = torch.tensor([[1, 2]])
     with torch.no_grad():
-        model.token.table.weight[1] = torch.inf
-    assert "token.table" in locate(model, gh.data.Batch(ids, ids, ids > 0))
+        model.token_embedding.table.weight[1] = torch.inf
+    assert "token.table" in locate_nonfinite(model, gh.data.Batch(ids, ids, ids > 0))
 
 
 def test_a_full_disk_keeps_the_last_good_checkpoint(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -337,11 +337,11 @@ def test_a_full_disk_keeps_the_last_good_checkpoint(place: Path, monkeypatch: py
     with pytest.raises(
         StoreError, match=r"No space left on device.*last good checkpoint is that of step 3.*make room"
     ):
-        train(Run.parse(table(place)))
+        train(Run.from_dict(table(place)))
     monkeypatch.undo()
     gh.load(place / "run" / "checkpoints" / "step-00000003")
-    train(Run.parse(table(place)))
-    train(Run.parse(table(place, out="whole")))
+    train(Run.from_dict(table(place)))
+    train(Run.from_dict(table(place, out="whole")))
     assert_same(place, "whole", "run")
 
 
@@ -368,14 +368,14 @@ train(Run.parse(json.loads(sys.argv[1])), Full())
 def test_two_runs_do_not_share_a_folder(place: Path) -> None:
     def again() -> None:
         with pytest.raises(StoreError, match="another process is training"):
-            train(Run.parse(table(place)))
+            train(Run.from_dict(table(place)))
 
-    train(Run.parse(table(place)), Told(2, again))
+    train(Run.from_dict(table(place)), Told(2, again))
     assert sorted(losses(place)) == list(range(1, 13))
 
 
 def test_evaluation_takes_fewer_rows_where_memory_is_short(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = loop.read_through
+    real = loop.evaluate_samples
 
     def read_through(model: nn.Module, samples: Any, rows: int, **rest: Any) -> Any:  # noqa: ANN401
         if rows > 1:
@@ -384,14 +384,14 @@ def test_evaluation_takes_fewer_rows_where_memory_is_short(place: Path, monkeypa
 
     monkeypatch.setattr(loop, "read_through", read_through)
     told = Told()
-    train(Run.parse(table(place)), told)
+    train(Run.from_dict(table(place)), told)
     assert any("6 parts of 1 rows" in text for text in told.said)
 
 
 def test_a_run_ends_when_it_gets_no_better_and_keeps_the_best(place: Path) -> None:
     settings = table(place, steps=60, patience=2, eval_every=2, lr=1.0, save_every=1000)
     told = Told()
-    result = train(Run.parse(settings), told)
+    result = train(Run.from_dict(settings), told)
     lines = [json.loads(line) for line in (place / "run" / "metrics.jsonl").read_text().splitlines()]
     tried = {line["step"]: line["validation_loss"] for line in lines if "validation_loss" in line}
     best = min(tried, key=lambda step: tried[step])
@@ -403,8 +403,8 @@ def test_a_run_ends_when_it_gets_no_better_and_keeps_the_best(place: Path) -> No
 
 
 def test_the_average_is_what_is_tried_and_kept(place: Path) -> None:
-    train(Run.parse(table(place, out="plain")))
-    run = Run.parse(table(place, average=0.9))
+    train(Run.from_dict(table(place, out="plain")))
+    run = Run.from_dict(table(place, average=0.9))
     train(run)
     assert losses(place) == losses(place, "plain")  # learning goes on with the weights themselves
     last = gh.load(place / "run" / "checkpoints" / "step-00000012")[0].state_dict()
@@ -414,15 +414,15 @@ def test_the_average_is_what_is_tried_and_kept(place: Path) -> None:
         )
     settings = table(place, out="resumed", average=0.9)
     killed(settings)
-    train(Run.parse(settings))
+    train(Run.from_dict(settings))
     assert_same(place, "run", "resumed")
 
 
 def test_adapters_alone_learn_and_go_on(place: Path) -> None:
-    train(Run.parse(table(place, out="base")))
+    train(Run.from_dict(table(place, out="base")))
     settings = table(place, out="whole", lora={"rank": 2}, lr=0.05)
     settings["model"] = {"from": str(place / "base" / "model")}
-    train(Run.parse(settings))
+    train(Run.from_dict(settings))
     base, tuned = weights(place, "base"), weights(place, "whole")
     changed = {name for name, weight in tuned.items() if not weight.equal(base[name])}
     assert changed == {name for name in base if ".query." in name or ".value." in name}
@@ -433,34 +433,34 @@ def test_adapters_alone_learn_and_go_on(place: Path) -> None:
         assert weight.equal(tuned[name]), name
     settings["train"]["out"] = str(place / "run")
     killed(settings)
-    train(Run.parse(settings))
+    train(Run.from_dict(settings))
     assert_same(place, "whole", "run")
 
 
 def test_an_averaged_adapter_is_that_of_the_model(place: Path) -> None:
-    train(Run.parse(table(place, out="base")))
+    train(Run.from_dict(table(place, out="base")))
     for out, more in (("mean", {"average": 0.9}), ("best", {"average": 0.9, "patience": 1, "eval_every": 1})):
         settings = table(place, out=out, lora={"rank": 2}, lr=0.5, **more)
         settings["model"] = {"from": str(place / "base" / "model")}
-        result = train(Run.parse(settings))
+        result = train(Run.from_dict(settings))
         alone, _ = gh.load(place / "base" / "model")
         gh.hub.load_adapter(alone, place / out / "adapter")
         lora.merge(alone)
         for name, weight in alone.state_dict().items():
             assert weight.equal(weights(place, out)[name]), (out, name)
     lines = [json.loads(line) for line in (place / "best" / "metrics.jsonl").read_text().splitlines()]
-    assert result.report.figures["loss"] == pytest.approx(min(line["validation_loss"] for line in lines), rel=1e-5)
+    assert result.report.metrics["loss"] == pytest.approx(min(line["validation_loss"] for line in lines), rel=1e-5)
     with pytest.raises(ConfigError, match=r"name one by model\.from"):
-        train(Run.parse(table(place, out="none", lora={"rank": 2})))
+        train(Run.from_dict(table(place, out="none", lora={"rank": 2})))
 
 
 def test_a_new_head_is_no_adapter(place: Path) -> None:
-    train(Run.parse(table(place, "encoder", out="base")))
+    train(Run.from_dict(table(place, "encoder", out="base")))
     settings = table(place, "encoder", lora={"rank": 2})
     settings["model"] = {"from": str(place / "base" / "model")}
     settings["data"] |= {"path": str(place / "labels.tsv"), "kind": "labelled"}
     told = Told()
-    model = train(Run.parse(settings), told).model
+    model = train(Run.from_dict(settings), told).model
     assert any("no adapter files" in text for text in told.said)
     assert not (place / "run" / "adapter").exists()
     base, _ = gh.load(place / "base" / "model")
@@ -471,21 +471,21 @@ def test_a_new_head_is_no_adapter(place: Path) -> None:
 
 
 def test_what_is_frozen_stays(place: Path) -> None:
-    train(Run.parse(table(place, out="base", steps=1)))
+    train(Run.from_dict(table(place, out="base", steps=1)))
     settings = table(place, freeze=["token", "stack.blocks.*.attention"])
     settings["model"] = {"from": str(place / "base" / "model")}
-    train(Run.parse(settings))
+    train(Run.from_dict(settings))
     before, after = weights(place, "base"), weights(place)
     for name, weight in after.items():
         assert weight.equal(before[name]) == (name.startswith("token.") or ".attention." in name), name
     settings["train"] |= {"freeze": ["tokn"], "out": str(place / "other")}
     with pytest.raises(InputError, match=r"'tokn'.*did you mean token\?"):
-        train(Run.parse(settings))
+        train(Run.from_dict(settings))
 
 
 def test_blocks_that_compute_again_learn_the_same(place: Path) -> None:
-    train(Run.parse(table(place, out="whole")))
-    train(Run.parse(table(place, recompute=True)))
+    train(Run.from_dict(table(place, out="whole")))
+    train(Run.from_dict(table(place, recompute=True)))
     assert_same(place, "whole", "run")
 
 
@@ -496,42 +496,42 @@ def test_where_compiling_fails_it_says_why_and_goes_on(place: Path, monkeypatch:
         def forward(self, *_: object, **__: object) -> torch.Tensor:
             raise BackendCompilerFailed(torch.compile, RuntimeError("no such instruction"), None)
 
-    train(Run.parse(table(place, out="whole")))
+    train(Run.from_dict(table(place, out="whole")))
     monkeypatch.setattr(torch, "compile", lambda model: Broken())
     monkeypatch.setattr("glasshouse.device.compile_obstacle", lambda device: None)
     told = Told()
-    train(Run.parse(table(place, compile="yes")), told)
+    train(Run.from_dict(table(place, compile="yes")), told)
     assert any("not compiled" in text and "no such instruction" in text for text in told.said)
     assert losses(place) == losses(place, "whole")
 
 
 def test_labels_get_a_head_and_a_new_tokenizer_keeps_known_vectors(place: Path) -> None:
-    train(Run.parse(table(place, "encoder", out="base")))
+    train(Run.from_dict(table(place, "encoder", out="base")))
     settings = table(place, "encoder")
     settings["model"] = {"from": str(place / "base" / "model")}
     settings["data"] |= {"path": str(place / "labels.tsv"), "kind": "labelled", "length": 24}
     with pytest.raises(InputError, match=r"data\.length is 24, but the model has positions for 16"):
-        train(Run.parse(settings))
+        train(Run.from_dict(settings))
     settings["data"]["length"] = 16
-    result = train(Run.parse(settings))
+    result = train(Run.from_dict(settings))
     assert result.model.spec.head.n_labels == 2
-    assert "accuracy" in result.report.figures
+    assert "accuracy" in result.report.metrics
     other = gh.Tokenizer.train(texts=[SAYING], vocab_size=280)
     other.save(place / "tok")
     settings["data"]["tokenizer"] = str(place / "tok")
     settings["train"]["out"] = str(place / "other")
-    assert train(Run.parse(settings)).model.spec.vocab_size == 280
+    assert train(Run.from_dict(settings)).model.spec.vocab_size == 280
 
 
 def test_a_model_without_a_tokenizer_never_gets_a_new_one(place: Path) -> None:
-    train(Run.parse(table(place, out="base", steps=1)))
+    train(Run.from_dict(table(place, out="base", steps=1)))
     shutil.copytree(place / "base" / "model", place / "bare")
     for name in ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja"):
         (place / "bare" / name).unlink()
     settings = table(place, lr=1e-9)
     settings["model"] = {"from": str(place / "bare")}
     with pytest.raises(InputError, match=r"no tokenizer in '.*bare'.*data\.tokenizer=FOLDER"):
-        train(Run.parse(settings))
+        train(Run.from_dict(settings))
     assert not (place / "run" / "data").exists()  # said before anything is read
     for vocab_size, sentence in (
         (280, "has 280 tokens, but vocab_size is 270"),
@@ -540,15 +540,15 @@ def test_a_model_without_a_tokenizer_never_gets_a_new_one(place: Path) -> None:
         gh.Tokenizer.train(texts=[SAYING], vocab_size=vocab_size).save(place / f"tok-{vocab_size}")
         settings["data"]["tokenizer"] = str(place / f"tok-{vocab_size}")
         with pytest.raises(InputError, match=sentence):
-            train(Run.parse(settings))
+            train(Run.from_dict(settings))
     settings["data"]["tokenizer"] = str(place / "base" / "model")
-    result = train(Run.parse(settings))
-    assert result.material.tok.fingerprint == gh.load(place / "base" / "model")[1].fingerprint
+    result = train(Run.from_dict(settings))
+    assert result.datasets.tok.fingerprint == gh.load(place / "base" / "model")[1].fingerprint
     prepared = table(place, out="prepared", steps=1)
     prepared["model"] = settings["model"]
-    gh.data.prepare(place / "a.txt", result.material.tok, place / "ids")
+    gh.data.prepare(place / "a.txt", result.datasets.tok, place / "ids")
     prepared["data"]["path"] = str(place / "ids")
-    assert train(Run.parse(prepared)).material.tok.fingerprint == result.material.tok.fingerprint
+    assert train(Run.from_dict(prepared)).datasets.tok.fingerprint == result.datasets.tok.fingerprint
 
 
 def test_the_recipes_are_whole() -> None:
@@ -557,7 +557,7 @@ def test_the_recipes_are_whole() -> None:
     for name in recipes():
         run = Run.load(name)
         assert run.train.out == f"runs/{name}"
-        assert Run.parse(run.table()) == run
+        assert Run.from_dict(run.to_dict()) == run
 
 
 def test_a_run_says_what_was_changed_in_reading_it(place: Path) -> None:
@@ -587,4 +587,4 @@ def test_a_run_file_says_what_is_wrong(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"there is no file .*none\.toml"):
         Run.load(tmp_path / "none.toml")
     with pytest.raises(ConfigError, match="neither preset nor from"):
-        Run.parse({"train": {"steps": 3}})
+        Run.from_dict({"train": {"steps": 3}})

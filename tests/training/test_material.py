@@ -12,8 +12,8 @@ import pytest
 import glasshouse as gh
 from glasshouse.data.corpus import Corpus
 from glasshouse.text import Tokenizer
-from glasshouse.text.training import silent
-from glasshouse.training.material import Material, gather, reopen
+from glasshouse.text.training import no_progress
+from glasshouse.training.material import Datasets, prepare_datasets, open_datasets
 from glasshouse.training.run import Data
 
 WORDS = [f"word{number:03}" for number in range(300)]  # each stands once, so it is in one part alone
@@ -45,7 +45,7 @@ def make(path: Path, kind: str, packed: bool = False) -> tuple[str, ...]:
     return (str(path / name),)
 
 
-def seen_by_training(monkeypatch: pytest.MonkeyPatch, choice: Data, folder: Path) -> tuple[str, Material]:
+def seen_by_training(monkeypatch: pytest.MonkeyPatch, choice: Data, folder: Path) -> tuple[str, Datasets]:
     """Gather what a run needs; return also all that its tokenizer was trained on."""
     seen: list[str] = []
     real = Tokenizer.train
@@ -56,7 +56,7 @@ def seen_by_training(monkeypatch: pytest.MonkeyPatch, choice: Data, folder: Path
         return real(texts=given, **rest)
 
     monkeypatch.setattr(Tokenizer, "train", train)
-    material = gather(choice, folder, None, silent)
+    material = prepare_datasets(choice, folder, None, no_progress)
     return "\n".join(seen), material
 
 
@@ -73,7 +73,7 @@ def test_the_tokenizer_is_trained_on_what_is_learned_alone(
     kind: Any,  # noqa: ANN401
     packed: bool,
 ) -> None:
-    choice = Data(path=make(tmp_path, kind, packed), kind=kind, hold_out=0.2, vocab_size=300)
+    choice = Data(path=make(tmp_path, kind, packed), kind=kind, val_fraction=0.2, vocab_size=300)
     seen, material = seen_by_training(monkeypatch, choice, tmp_path / "run")
     learned, held = (text_of(corpus, material.tok) for corpus in (material.train, material.validation))
     there = {word for word in WORDS if word in held}
@@ -81,7 +81,7 @@ def test_the_tokenizer_is_trained_on_what_is_learned_alone(
     assert not [word for word in there if word in seen]
     missing = [word for word in WORDS if word in learned and word not in seen]
     assert len(missing) <= 1  # the token that lies across the cut is learned, and was seen in part
-    again = reopen(choice, tmp_path / "run")
+    again = open_datasets(choice, tmp_path / "run")
     assert [text_of(corpus, material.tok) for corpus in again] == [learned, held]
 
 
@@ -99,6 +99,6 @@ def test_with_data_to_be_tried_on_the_tokenizer_sees_all_the_rest(
 def test_a_letter_at_the_cut_is_not_torn(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("ü" * 1000 + "a")
     for share in (0.3, 0.301):  # one of which falls within a letter of two bytes
-        choice = Data(path=(str(tmp_path / "a.txt"),), hold_out=share, vocab_size=263)
-        material = gather(choice, tmp_path / f"run-{share}", None, silent)
+        choice = Data(path=(str(tmp_path / "a.txt"),), val_fraction=share, vocab_size=263)
+        material = prepare_datasets(choice, tmp_path / f"run-{share}", None, no_progress)
         assert isinstance(material.tok, gh.Tokenizer)

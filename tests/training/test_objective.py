@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 import glasshouse as gh
 from glasshouse.data import Batch
-from glasshouse.evaluation.tally import Tally, tally
-from glasshouse.training.objective import loss_of
+from glasshouse.evaluation.tally import MetricSums, evaluate_batch
+from glasshouse.training.objective import compute_loss
 
 LENGTHS = torch.tensor([5, 3])
 
@@ -43,7 +43,7 @@ def by_hand(logits: Tensor, batch: Batch, smoothing: float) -> tuple[float, int,
     loss, right, asked = 0.0, 0, 0
     rows = logits.flatten(0, -2).tolist()
     for row, target, counts in zip(
-        rows, batch.targets.flatten().tolist(), batch.loss.flatten().tolist(), strict=True
+        rows, batch.targets.flatten().tolist(), batch.loss_mask.flatten().tolist(), strict=True
     ):
         if not counts:
             continue
@@ -60,30 +60,30 @@ def by_hand(logits: Tensor, batch: Batch, smoothing: float) -> tuple[float, int,
 def test_every_kind_of_batch(kind: str, smoothing: float) -> None:
     model, batch = batches()[kind]
     model = model.eval().double()
-    loss, right, asked = by_hand(batch.answer(model), batch, smoothing)
+    loss, right, asked = by_hand(batch.forward(model), batch, smoothing)
     assert asked > 0
-    assert float(loss_of(model, batch, smoothing).detach()) == pytest.approx(loss, rel=1e-12)
+    assert float(compute_loss(model, batch, smoothing).detach()) == pytest.approx(loss, rel=1e-12)
     if not smoothing:
-        counted = tally(model, batch)
-        assert (counted.right, counted.asked) == (right, asked)
+        counted = evaluate_batch(model, batch)
+        assert (counted.n_correct, counted.n_targets) == (right, asked)
         assert counted.loss == pytest.approx(loss, rel=1e-12)
 
 
 def test_what_does_not_count_does_not_matter() -> None:
     model, batch = batches()["next token"]
-    other = Batch(batch.ids, torch.where(batch.loss, batch.targets, 7), batch.loss, documents=batch.documents)
-    assert loss_of(model.eval(), batch).equal(loss_of(model, other))
+    other = Batch(batch.ids, torch.where(batch.loss_mask, batch.targets, 7), batch.loss_mask, documents=batch.documents)
+    assert compute_loss(model.eval(), batch).equal(compute_loss(model, other))
 
 
 def test_half_precision_is_summed_in_float32() -> None:
     model, batch = batches()["masked token"]
-    assert loss_of(model.bfloat16(), batch).dtype == torch.float32
+    assert compute_loss(model.bfloat16(), batch).dtype == torch.float32
 
 
 def test_tallies_add_up() -> None:
-    assert Tally(1.5, 1, 2) + Tally(0.5, 0, 3) == Tally(2.0, 1, 5)
+    assert MetricSums(1.5, 1, 2) + MetricSums(0.5, 0, 3) == MetricSums(2.0, 1, 5)
     model, batch = batches()["pairs"]
     model = model.eval().double()
-    whole, parts = tally(model, batch), [tally(model, part) for part in batch.split(2)]
-    assert sum(part.asked for part in parts) == whole.asked
+    whole, parts = evaluate_batch(model, batch), [evaluate_batch(model, part) for part in batch.microbatches(2)]
+    assert sum(part.n_targets for part in parts) == whole.n_targets
     assert sum(part.loss for part in parts) == pytest.approx(whole.loss, rel=1e-12)

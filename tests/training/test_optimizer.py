@@ -21,14 +21,14 @@ from glasshouse.config import dump, parse
 from glasshouse.errors import ConfigError, InputError
 from glasshouse.training import optimizer as module
 from glasshouse.training.optimizer import (
-    QUINTIC,
+    NS_COEFFICIENTS,
     AdamW,
     Muon,
     MuonAdamW,
     Optimizer,
     make_optimizer,
-    orthogonalise,
-    set_rate,
+    newton_schulz,
+    set_lr,
 )
 
 CHOICES: list[Optimizer] = [AdamW(), Muon()]
@@ -47,7 +47,7 @@ def off_by(size: int, unit: float) -> float:
 
 
 def quintic(s: Tensor, steps: int = 5) -> Tensor:
-    a, b, c = QUINTIC
+    a, b, c = NS_COEFFICIENTS
     for _ in range(steps):
         s = a * s + b * s**3 + c * s**5
     return s
@@ -159,9 +159,9 @@ def test_without_a_gradient_a_weight_stays_and_has_no_state(choice: Optimizer) -
 
 
 def test_the_rate_of_every_group_is_a_multiple_of_its_own() -> None:
-    optimizer = make_optimizer(grow(), Muon(lr=0.5, rest=AdamW(lr=0.25)))
+    optimizer = make_optimizer(grow(), Muon(lr=0.5, adamw=AdamW(lr=0.25)))
     for factor in (0.5, 0.0, 1.0, 0.125):  # from the first rate every time, not from the last
-        set_rate(optimizer, factor)
+        set_lr(optimizer, factor)
         assert [group["lr"] for group in optimizer.param_groups] == [0.5 * factor, 0.25 * factor, 0.25 * factor]
 
 
@@ -171,7 +171,7 @@ def test_at_a_rate_of_zero_nothing_moves(choice: Optimizer) -> None:
     optimizer = make_optimizer(model, choice)
     before = copy.deepcopy(model.state_dict())
     give_gradients(model, 1)
-    set_rate(optimizer, 0.0)
+    set_lr(optimizer, 0.0)
     optimizer.step()
     assert all(weight.equal(before[name]) for name, weight in model.state_dict().items())
 
@@ -191,7 +191,7 @@ def written_out(start: float, gradients: list[float], rates: list[float], decay:
 
 
 @pytest.mark.parametrize("fused", [True, None])
-@pytest.mark.parametrize("around", [lambda choice: choice, lambda choice: Muon(rest=choice)], ids=["adamw", "muon"])
+@pytest.mark.parametrize("around", [lambda choice: choice, lambda choice: Muon(adamw=choice)], ids=["adamw", "muon"])
 def test_adamw_is_its_formula(around: Callable[[AdamW], Optimizer], fused: bool | None) -> None:
     """Alone, and as what moves all the rest beside Muon: one number after another, in Python."""
     choice = AdamW(lr=0.1, beta1=0.8, beta2=0.9, eps=1e-3, weight_decay=0.3)
@@ -208,7 +208,7 @@ def test_adamw_is_its_formula(around: Callable[[AdamW], Optimizer], fused: bool 
         give_gradients(model, seed)
         for name, weight in model.named_parameters():
             seen[name].append(weight.grad.flatten().tolist())
-        set_rate(optimizer, factor)
+        set_lr(optimizer, factor)
         optimizer.step()
     rates = [0.1 * factor for factor in factors]
     checked = 0
@@ -229,7 +229,7 @@ def test_adamw_is_its_formula(around: Callable[[AdamW], Optimizer], fused: bool 
 
 def test_adamw_is_torchs() -> None:
     model, twin = grow(), grow()
-    ours = make_optimizer(model, Muon(rest=AdamW(lr=0.01, weight_decay=0.2)))
+    ours = make_optimizer(model, Muon(adamw=AdamW(lr=0.01, weight_decay=0.2)))
     rest = [weight for name, weight in twin.named_parameters() if name not in muon_part(ours)]
     matrices, others = [w for w in rest if w.dim() == 2], [w for w in rest if w.dim() == 1]
     theirs = torch.optim.AdamW(
@@ -313,7 +313,7 @@ def test_products_of_matrices_do_what_the_singular_values_say(drawn: tuple[Tenso
     unit = matrix / matrix.norm().clamp(min=1e-7)
     # off_by counts five steps; a sixth makes an error at most 3.9 times as large.
     atol = 4 * off_by(12, FINE)
-    assert torch.allclose(orthogonalise(unit[None], steps)[0], by_svd(matrix, steps), rtol=0, atol=atol)
+    assert torch.allclose(newton_schulz(unit[None], steps)[0], by_svd(matrix, steps), rtol=0, atol=atol)
 
 
 @pytest.mark.parametrize("shape", [(3, 3), (2, 5), (5, 2), (1, 1)])
@@ -327,16 +327,16 @@ def test_one_product_for_many_matrices_does_what_many_would(shape: tuple[int, in
     torch.manual_seed(0)
     many = torch.randn(7, *shape, dtype=torch.float64)
     many /= torch.linalg.matrix_norm(many, keepdim=True)
-    together = orthogonalise(many, 5)
+    together = newton_schulz(many, 5)
     for one, expected in zip(many, together, strict=True):
-        assert torch.allclose(orthogonalise(one[None], 5)[0], expected, rtol=0, atol=2 * off_by(9, FINE))
+        assert torch.allclose(newton_schulz(one[None], 5)[0], expected, rtol=0, atol=2 * off_by(9, FINE))
 
 
 def test_stacks_of_any_size_give_the_same_model(monkeypatch: pytest.MonkeyPatch) -> None:
     def train(most: int) -> tuple[dict[str, Tensor], list[int]]:
         monkeypatch.setattr(module, "STACKED", most)
         sizes: list[int] = []
-        monkeypatch.setattr(module, "orthogonalise", lambda x, steps: sizes.append(len(x)) or orthogonalise(x, steps))
+        monkeypatch.setattr(module, "orthogonalise", lambda x, steps: sizes.append(len(x)) or newton_schulz(x, steps))
         model = grow()
         optimizer = make_optimizer(model, Muon())
         for seed in range(2):
@@ -364,7 +364,7 @@ def test_stacks_of_any_size_give_the_same_model(monkeypatch: pytest.MonkeyPatch)
 def test_products_run_in_the_type_of_the_device(monkeypatch: pytest.MonkeyPatch, narrow: torch.dtype) -> None:
     """And a gradient far too small for a narrow type gives, bit for bit, the step of the same one times 2^20."""
     seen: list[torch.dtype] = []
-    monkeypatch.setattr(module, "orthogonalise", lambda x, steps: seen.append(x.dtype) or orthogonalise(x, steps))
+    monkeypatch.setattr(module, "orthogonalise", lambda x, steps: seen.append(x.dtype) or newton_schulz(x, steps))
     torch.manual_seed(0)
     gradient = torch.randn(12, 8)
     plain = move_of(gradient)
@@ -387,7 +387,7 @@ def test_muon_is_its_formula(
     """Momentum, where it leads, singular values one by one, decay and scale: in float64, matrix after matrix."""
     monkeypatch.setattr(module, "compute_type", lambda device: dtype)
     model = grow(dtype=dtype)
-    choice = Muon(lr=0.1, momentum=momentum, weight_decay=decay, steps=steps)
+    choice = Muon(lr=0.1, momentum=momentum, weight_decay=decay, ns_steps=steps)
     optimizer = make_optimizer(model, choice)
     weights = {name: dict(model.named_parameters())[name] for name in muon_part(optimizer)}
     expected = {name: weight.detach().clone().double() for name, weight in weights.items()}
@@ -395,7 +395,7 @@ def test_muon_is_its_formula(
     factors = [1.0, 0.5, 0.1, 2.0]
     for seed, factor in enumerate(factors):
         give_gradients(model, seed)
-        set_rate(optimizer, factor)
+        set_lr(optimizer, factor)
         optimizer.step()
         for name, weight in weights.items():
             gradient, rate = weight.grad.double(), 0.1 * factor
@@ -436,7 +436,7 @@ def test_muon_is_torchs(monkeypatch: pytest.MonkeyPatch, shape: tuple[int, int])
 @pytest.mark.parametrize("shape", [(5, 7), (7, 5), (8, 8), (16, 32)])
 def test_muon_is_torchs_in_bfloat16(shape: tuple[int, int]) -> None:
     """As it comes, torch's works in bfloat16: off by its roundings, which can be followed where all s are one."""
-    a, b, c = QUINTIC
+    a, b, c = NS_COEFFICIENTS
     rank, unit = min(shape), 2**-9
     gradient = with_values(*shape, [3.0] * rank, 0).float()
     theirs = nn.Parameter(torch.zeros(shape))
@@ -466,7 +466,7 @@ def test_state_goes_through_safetensors_and_json_and_on_to_the_same_bits(choice:
     optimizer = make_optimizer(model, choice)
     for seed in range(3):
         give_gradients(model, seed, skip="blocks.1." if seed < 2 else "none")
-        set_rate(optimizer, 1 / (seed + 1))
+        set_lr(optimizer, 1 / (seed + 1))
         optimizer.step()
     kept = optimizer.state_dict()
     flat = {f"{i}.{key}": value for i, state in kept["state"].items() for key, value in state.items()}
@@ -485,7 +485,7 @@ def test_state_goes_through_safetensors_and_json_and_on_to_the_same_bits(choice:
     for seed in range(3, 6):
         for one, its in ((model, optimizer), (twin, again)):
             give_gradients(one, seed)
-            set_rate(its, 1 / (seed + 1))
+            set_lr(its, 1 / (seed + 1))
             its.step()
     for weight, other in zip(model.parameters(), twin.parameters(), strict=True):
         assert weight.equal(other)
@@ -507,7 +507,7 @@ def test_state_goes_through_torch_save() -> None:
 # Learning ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("choice", [AdamW(lr=0.01), Muon(lr=0.02, rest=AdamW(lr=0.01))])
+@pytest.mark.parametrize("choice", [AdamW(lr=0.01), Muon(lr=0.02, adamw=AdamW(lr=0.01))])
 def test_a_small_problem_is_learned(choice: Optimizer) -> None:
     """The next token is the last one and 3, modulo 13: from a guess, ln 13 = 2.56, to hardly a doubt."""
     model = grow(position="rotary")
@@ -549,6 +549,6 @@ def test_settings_that_make_no_sense(choice: type[AdamW | Muon], field: str, bad
         choice(**{field: bad})
 
 
-@pytest.mark.parametrize("choice", [AdamW(lr=0.5), Muon(steps=3, rest=AdamW(eps=0.1))])
+@pytest.mark.parametrize("choice", [AdamW(lr=0.5), Muon(ns_steps=3, adamw=AdamW(eps=0.1))])
 def test_settings_come_back_from_a_table(choice: Optimizer) -> None:
     assert parse(Optimizer, dump(choice)) == choice  # type: ignore[arg-type]

@@ -16,14 +16,14 @@ from test_loop import KINDS, Told, assert_same, killed, losses, table, write_dat
 
 import glasshouse as gh
 from glasshouse.data import Batch
-from glasshouse.data.samples import make_samples
+from glasshouse.data.samples import make_dataset
 from glasshouse.errors import ConfigError, InputError
-from glasshouse.evaluation.tally import tally
-from glasshouse.inspection.geometry import norms
+from glasshouse.evaluation.tally import evaluate_batch
+from glasshouse.inspection.geometry import residual_norms
 from glasshouse.inspection.readout import lens
-from glasshouse.inspection.scoring import head_scores, repeated
+from glasshouse.inspection.scoring import head_scores, repeated_tokens
 from glasshouse.layers import lora
-from glasshouse.layers.twin import HOOKS
+from glasshouse.layers.twin import HOOK_ATTRIBUTES
 from glasshouse.models import Decoder
 from glasshouse.training import Run, StoppedError, probes, train, update
 from glasshouse.training.loop import Result
@@ -59,7 +59,7 @@ def flat(values: Any) -> list[float]:  # noqa: ANN401 - numbers in lists, in lis
 
 def tools(model: gh.models.Model, result: Result) -> dict[str, Any]:
     """The same figures by the tools themselves, one sequence at a time where there is padding."""
-    batch = make_samples(model.spec, result.material.validation, batch_size=1, length=LENGTH).batch(range(4))
+    batch = make_dataset(model.spec, result.datasets.validation, batch_size=1, seq_len=LENGTH).batch(range(4))
     model = model.eval()
     rows = range(len(batch))
     given: list[tuple[tuple[torch.Tensor, ...], dict[str, Any]]] = []
@@ -73,7 +73,7 @@ def tools(model: gh.models.Model, result: Result) -> dict[str, Any]:
             given.append(((batch.source[row : row + 1, : int(batch.source_lengths[row])], ids), {}))
     sizes = torch.tensor([inputs[-1].shape[1] for inputs, _ in given], dtype=torch.float64)
     entropies = torch.stack([head_scores(model, *inputs, **call).entropy for inputs, call in given]).double()
-    lengths = [norms(model, *inputs, **call)[:, 0] for inputs, call in given]
+    lengths = [residual_norms(model, *inputs, **call)[:, 0] for inputs, call in given]
     found = {
         "entropy": torch.einsum("b,blh->lh", sizes, entropies) / sizes.sum(),
         "norms": torch.cat(lengths, 1).mean(1),
@@ -81,11 +81,11 @@ def tools(model: gh.models.Model, result: Result) -> dict[str, Any]:
     if hasattr(model.spec.head, "tied"):
         asked = []
         for row, (inputs, call) in enumerate(given):
-            targets, counts = (one[row : row + 1, : inputs[-1].shape[1]] for one in (batch.targets, batch.loss))
+            targets, counts = (one[row : row + 1, : inputs[-1].shape[1]] for one in (batch.targets, batch.loss_mask))
             asked.append(lens(model, *inputs, targets=targets, **call).loss[:, counts])
         found["lens"] = torch.cat(asked, 1).mean(1)
     if isinstance(model, Decoder):
-        scores = head_scores(model, repeated(model.spec.vocab_size, LENGTH // 2))
+        scores = head_scores(model, repeated_tokens(model.spec.vocab_size, LENGTH // 2))
         found |= {"induction": scores.induction, "previous": scores.previous}
     return {name: value.tolist() for name, value in found.items()}
 
@@ -107,13 +107,13 @@ def even(**choices: object) -> Decoder:
         for name, weight in model.named_parameters():
             if name.endswith(("query.weight", "out.weight", "down.weight", "bias")) or name == "head.weight":
                 weight.zero_()
-        model.token.table.weight.copy_(torch.arange(8.0)[:, None].expand(8, 64))  # token t: 64 times t, of length 8 t
+        model.token_embedding.table.weight.copy_(torch.arange(8.0)[:, None].expand(8, 64))  # token t: 64 times t, of length 8 t
     return model
 
 
 def test_known_on_paper() -> None:
     ids = torch.tensor([[1, 2, 3], [4, 5, 7]])  # the last is padding
-    texts = Batch(ids, targets=ids, loss=ids < 5, lengths=torch.tensor([3, 2]))
+    texts = Batch(ids, targets=ids, loss_mask=ids < 5, lengths=torch.tensor([3, 2]))
     model = even()
     found = Probes(model, texts, length=6).take(model)
     entropy = (2 * math.log(1) + 2 * math.log(2) + math.log(3)) / 5  # the query at place i sees i + 1 keys
@@ -139,7 +139,7 @@ def test_induction_on_paper() -> None:
         model
     )
     weights = []
-    for row in repeated(8, 3).tolist():
+    for row in repeated_tokens(8, 3).tolist():
         for place, token in enumerate(row):
             if token in row[:place]:
                 after = sum(row[earlier] == token for earlier in range(place))
@@ -151,8 +151,8 @@ def test_six_digits_and_nothing_where_a_text_says_nothing() -> None:
     ids = torch.tensor([[1, 2]])
     model = even()
     with torch.no_grad():
-        model.token.table.weight[2] = 1 / 3
-    found = Probes(model, Batch(ids, ids, loss=ids > 5), length=1).take(model)  # nothing is asked, none is before
+        model.token_embedding.table.weight[2] = 1 / 3
+    found = Probes(model, Batch(ids, ids, loss_mask=ids > 5), length=1).take(model)  # nothing is asked, none is before
     assert found["lens"] == [None] * 3
     assert flat(found["previous"]) == [None] * 8
     assert found["norms"] == [5.33333] * 3  # (8 + 8/3) / 2
@@ -185,7 +185,7 @@ def test_the_first_texts_are_the_first_and_short() -> None:
         assert rows is not None
         assert rows.shape == (4, 126)
         assert (sign * rows[:, 0]).tolist() == [0, 1000, 2000, 3000]
-    assert batch.loss.shape == (4, 126)
+    assert batch.loss_mask.shape == (4, 126)
     assert batch.lengths is not None
     assert batch.lengths.tolist() == [126, 7, 126, 3]
     assert batch.source_lengths is not None
@@ -219,7 +219,7 @@ def test_a_model_is_left_as_it_was(kind: str, compute: torch.dtype) -> None:
             [module.training for module in model.modules()],
             [weight.requires_grad for weight in model.parameters()],
             [weight.grad is None for weight in model.parameters()],
-            [len(getattr(module, hooks)) for module in model.modules() for hooks in HOOKS],
+            [len(getattr(module, hooks)) for module in model.modules() for hooks in HOOK_ATTRIBUTES],
             torch.get_rng_state().tolist(),
         ]
 
@@ -239,8 +239,8 @@ def test_a_model_is_left_as_it_was(kind: str, compute: torch.dtype) -> None:
 @pytest.mark.parametrize("choices", [{}, {"recompute": True, "average": 0.9}], ids=["plain", "recompute"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_run_learns_the_same_with_and_without(kind: str, choices: dict[str, Any], place: Path) -> None:
-    train(Run.parse(table(place, kind, keep=100, **choices)))
-    train(Run.parse(table(place, kind, "without", probes=[], **choices)))
+    train(Run.from_dict(table(place, kind, keep=100, **choices)))
+    train(Run.from_dict(table(place, kind, "without", probes=[], **choices)))
     assert_same(place, "run", "without")
     assert not (place / "without" / "probes.jsonl").exists()
     assert steps(place) == [0, *checkpoints(place)]
@@ -253,7 +253,7 @@ def test_a_run_learns_the_same_with_and_without(kind: str, choices: dict[str, An
 @pytest.mark.parametrize("kind", KINDS)
 def test_they_are_what_the_tools_say_of_the_checkpoints(kind: str, place: Path) -> None:
     settings = table(place, kind, keep=100, average=0.9)  # the weights that learn are shown, not their average
-    result = train(Run.parse(settings))
+    result = train(Run.from_dict(settings))
     lines = {line["step"]: line for line in read(place)}
     for step in (3, 12):
         model, _ = gh.load(place / "run" / "checkpoints" / f"step-{step:08}")
@@ -264,15 +264,15 @@ def test_they_are_what_the_tools_say_of_the_checkpoints(kind: str, place: Path) 
 
 
 def test_the_last_of_the_lens_is_the_loss_of_an_evaluation(place: Path) -> None:
-    result = train(Run.parse(table(place)))
-    batch = make_samples(result.model.spec, result.material.validation, batch_size=1, length=LENGTH).batch(range(4))
-    assert read(place)[-1]["lens"][-1] == pytest.approx(tally(result.model, batch).figures()["loss"], rel=1e-5)
+    result = train(Run.from_dict(table(place)))
+    batch = make_dataset(result.model.spec, result.datasets.validation, batch_size=1, seq_len=LENGTH).batch(range(4))
+    assert read(place)[-1]["lens"][-1] == pytest.approx(evaluate_batch(result.model, batch).metrics()["loss"], rel=1e-5)
 
 
 def test_adapters_are_part_of_what_is_shown(place: Path) -> None:
-    base = train(Run.parse(table(place, out="base")))
+    base = train(Run.from_dict(table(place, out="base")))
     settings = begins_from(table(place, lora={"rank": 2, "dropout": 0.2}, lr=0.05), place / "base" / "model")
-    result = train(Run.parse(settings))
+    result = train(Run.from_dict(settings))
     assert_like(read(place)[0], tools(base.model, base))
     # Merged, W + BA is rounded once more than Wx + BAx is, and softmax and norms pass that on a few times.
     assert_like(read(place)[-1], tools(gh.load(place / "run" / "model")[0], result), digits=1e-4)
@@ -280,34 +280,34 @@ def test_adapters_are_part_of_what_is_shown(place: Path) -> None:
 
 
 def test_labels_have_no_lens(place: Path) -> None:
-    train(Run.parse(table(place, "encoder", out="base", steps=1)))
+    train(Run.from_dict(table(place, "encoder", out="base", steps=1)))
     data = {"path": str(place / "labels.tsv"), "kind": "labelled"}
-    result = train(Run.parse(begins_from(table(place, "encoder"), place / "base" / "model", **data)))
+    result = train(Run.from_dict(begins_from(table(place, "encoder"), place / "base" / "model", **data)))
     assert_like(read(place)[-1], tools(result.model, result))
     assert list(read(place)[-1]) == ["step", "entropy", "norms"]
     with pytest.raises(InputError, match=r"train\.probes names 'lens'.*vocabulary.*sequence_label; leave it out"):
-        train(Run.parse(begins_from(table(place, out="no", probes="lens"), place / "base" / "model", **data)))
+        train(Run.from_dict(begins_from(table(place, out="no", probes="lens"), place / "base" / "model", **data)))
 
 
 def test_some_can_be_chosen_and_others_later(place: Path) -> None:
-    train(Run.parse(table(place, probes=["norms", "induction"], steps=3)))
+    train(Run.from_dict(table(place, probes=["norms", "induction"], steps=3)))
     assert [list(line) for line in read(place)] == [["step", "norms", "induction"]] * 2
     before = read(place)
-    train(Run.parse(table(place, probes=["lens"], steps=3)))  # nothing that is learned
+    train(Run.from_dict(table(place, probes=["lens"], steps=3)))  # nothing that is learned
     assert read(place) == before
 
 
 def test_names_that_are_wrong_are_refused(place: Path) -> None:
     with pytest.raises(ConfigError) as error:
-        Run.parse(table(place, probes=["entrpy"]))
+        Run.from_dict(table(place, probes=["entrpy"]))
     assert str(error.value) == "train.probes names 'entrpy', which is unknown; did you mean entropy?"
     for kind in ("encoder", "seq2seq"):
         message = rf"train\.probes names 'induction', but that is of decoders, and the model is of kind {kind}"
         with pytest.raises(InputError, match=message):
-            train(Run.parse(table(place, kind, probes=["norms", "induction"])))
+            train(Run.from_dict(table(place, kind, probes=["norms", "induction"])))
     for choice in ({}, {"probes": []}, {"probes": ["lens"]}):
-        run = Run.parse(table(place, **choice))
-        assert Run.parse(run.table()) == run
+        run = Run.from_dict(table(place, **choice))
+        assert Run.from_dict(run.to_dict()) == run
 
 
 # Whatever happens
@@ -318,7 +318,7 @@ def unbroken(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     """The lines of a run that nothing happens to."""
     place = tmp_path_factory.mktemp("unbroken")
     write_data(place)
-    train(Run.parse(table(place)))
+    train(Run.from_dict(table(place)))
     assert steps(place) == sorted(set(steps(place)))
     return (place / "run" / "probes.jsonl").read_bytes()
 
@@ -329,7 +329,7 @@ def test_killed_and_resumed_it_has_the_same_lines(place: Path, unbroken: bytes) 
     assert steps(place)[-1] < 12
     newest = checkpoints(place)[-1]
     (place / "run" / "checkpoints" / f"step-{newest:08}" / "model.safetensors").write_bytes(b"")  # its line is there
-    train(Run.parse(settings))
+    train(Run.from_dict(settings))
     assert (place / "run" / "probes.jsonl").read_bytes() == unbroken
 
 
@@ -337,14 +337,14 @@ def test_killed_before_its_first_checkpoint(place: Path, unbroken: bytes) -> Non
     settings = table(place, save_every=100, eval_every=100)
     killed(settings)
     assert steps(place) == [0]
-    train(Run.parse(settings))
+    train(Run.from_dict(settings))
     assert steps(place) == [0, 12]
     assert read(place) == [json.loads(line) for line in (unbroken.splitlines()[0], unbroken.splitlines()[-1])]
 
 
 @pytest.mark.parametrize("at", [1, 5])
 def test_stopped_by_a_signal_it_has_the_same_lines(at: int, place: Path, unbroken: bytes) -> None:
-    run = Run.parse(table(place))
+    run = Run.from_dict(table(place))
     with pytest.raises(StoppedError):
         train(run, Told(at, lambda: os.kill(os.getpid(), signal.SIGTERM)))
     train(run)
@@ -360,15 +360,15 @@ def test_stopped_before_the_first_step(place: Path, monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(Probes, "take", take)
     with pytest.raises(StoppedError, match="after step 0"):
-        train(Run.parse(table(place)))
+        train(Run.from_dict(table(place)))
     monkeypatch.undo()
     assert checkpoints(place) == [0]
-    train(Run.parse(table(place)))
+    train(Run.from_dict(table(place)))
     assert (place / "run" / "probes.jsonl").read_bytes() == unbroken
 
 
 def test_a_run_that_goes_back_has_a_line_a_step(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real, calls = update.loss_of, []
+    real, calls = update.compute_loss, []
 
     def loss_of(*arguments: Any) -> torch.Tensor:  # noqa: ANN401
         calls.append(1)
@@ -383,13 +383,13 @@ def test_a_run_that_goes_back_has_a_line_a_step(place: Path, monkeypatch: pytest
 
     monkeypatch.setattr(update, "loss_of", loss_of)
     told = Told()
-    train(Run.parse(table(place, parts=1, trouble="skip", eval_every=100, keep=100)), told)
+    train(Run.from_dict(table(place, parts=1, trouble="skip", eval_every=100, keep=100)), told)
     assert "back to step 3" in told.said
     assert steps(place) == [0, 3, 6, 9, 12]
 
 
 def test_where_one_fails_training_goes_on(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real, calls = probes.norms, []
+    real, calls = probes.residual_norms, []
 
     def fails(*arguments: Any, **call: Any) -> torch.Tensor:  # noqa: ANN401
         calls.append(1)
@@ -399,12 +399,12 @@ def test_where_one_fails_training_goes_on(place: Path, monkeypatch: pytest.Monke
 
     monkeypatch.setattr(probes, "norms", fails)
     told = Told()
-    train(Run.parse(table(place, eval_every=100)), told)
+    train(Run.from_dict(table(place, eval_every=100)), told)
     assert [text for text in told.said if text.startswith("no probes")] == [
         "no probes at step 3 (OutOfMemoryError: CUDA out of memory); training goes on"
     ]
     assert steps(place) == [0, 6, 9, 12]
     monkeypatch.undo()
-    train(Run.parse(table(place, out="whole", eval_every=100)))
+    train(Run.from_dict(table(place, out="whole", eval_every=100)))
     assert losses(place) == losses(place, "whole")
     assert_same(place, "run", "whole")

@@ -25,12 +25,12 @@ import glasshouse as gh
 from glasshouse import store
 from glasshouse.data import Batch
 from glasshouse.errors import StoreError
-from glasshouse.hub.checkpoint import filler
+from glasshouse.hub.checkpoint import folder_writer
 from glasshouse.training import checkpoint
 from glasshouse.training.checkpoint import Checkpoints, read, write
 from glasshouse.training.optimizer import AdamW, Muon, Optimizer, make_optimizer
-from glasshouse.training.state import State, draw_again, draws, of_chance, of_optimizer, to_chance, to_optimizer
-from glasshouse.training.update import Update
+from glasshouse.training.state import CheckpointData, load_device_rng_state, device_rng_state, rng_state, optimizer_state, load_rng_state, load_optimizer_state
+from glasshouse.training.update import TrainStep
 
 PLAIN = AdamW(lr=1e-2)
 KINDS = ("tiny-decoder", "tiny-encoder", "tiny-seq2seq")
@@ -48,12 +48,12 @@ def draw(kind: str, step: int) -> Batch:
     return Batch(ids, ids.roll(-1, 1), torch.arange(7) < lengths[:, None], lengths=lengths, **sides)
 
 
-def make(kind: str, choice: Optimizer = PLAIN) -> tuple[nn.Module, Update]:
+def make(kind: str, choice: Optimizer = PLAIN) -> tuple[nn.Module, TrainStep]:
     model = gh.build(gh.preset(kind, dropout=0.2))
-    return model, Update(model, make_optimizer(model, choice))
+    return model, TrainStep(model, make_optimizer(model, choice))
 
 
-def train(kind: str, update: Update, steps: range) -> list[float]:
+def train(kind: str, update: TrainStep, steps: range) -> list[float]:
     losses = []
     for step in steps:
         losses.append(update(draw(kind, step), parts=3).loss)
@@ -62,15 +62,15 @@ def train(kind: str, update: Update, steps: range) -> list[float]:
     return losses
 
 
-def state_of(update: Update) -> State:
-    optimizer, chance = of_optimizer(update.optimizer), of_chance()
-    return State(optimizer.tensors | chance.tensors, optimizer.about | chance.about)
+def state_of(update: TrainStep) -> CheckpointData:
+    optimizer, chance = optimizer_state(update.optimizer), rng_state()
+    return CheckpointData(optimizer.tensors | chance.tensors, optimizer.metadata | chance.metadata)
 
 
-def save(checkpoints: Checkpoints, step: int, model: Any, update: Update, **more: Any) -> None:  # noqa: ANN401
+def save(checkpoints: Checkpoints, step: int, model: Any, update: TrainStep, **more: Any) -> None:  # noqa: ANN401
     state = state_of(update)
-    snapshot = State({name: one.clone() for name, one in state.tensors.items()}, copy.deepcopy(state.about))
-    checkpoints.save(step, filler(copy.deepcopy(model), None), snapshot, **more)
+    snapshot = CheckpointData({name: one.clone() for name, one in state.tensors.items()}, copy.deepcopy(state.metadata))
+    checkpoints.save(step, folder_writer(copy.deepcopy(model), None), snapshot, **more)
 
 
 @pytest.mark.parametrize("choice", [PLAIN, Muon()], ids=["adamw", "muon"])
@@ -95,8 +95,8 @@ def test_going_on_is_never_having_stopped(kind: str, choice: Optimizer, tmp_path
     loaded, _ = gh.load(checkpoints.folder(4))
     other, again = make(kind, choice)
     other.load_state_dict(loaded.state_dict())
-    to_optimizer(state, again.optimizer)
-    to_chance(state)
+    load_optimizer_state(state, again.optimizer)
+    load_rng_state(state)
     assert train(kind, again, range(step, 8)) == expected
     assert (random.random(), np.random.rand(), float(torch.rand(()))) == drawn
     for name, weight in model.state_dict().items():
@@ -219,7 +219,7 @@ def test_a_failure_is_told_at_the_next_chance(two: Checkpoints) -> None:
     def fill(place: Path) -> None:
         raise OSError(errno.ENOSPC, "no room")
 
-    two.save(3, fill, State())
+    two.save(3, fill, CheckpointData())
     with pytest.raises(OSError, match="no room"):
         two.wait()
     two.check()  # told once
@@ -229,15 +229,15 @@ def test_a_failure_is_told_at_the_next_chance(two: Checkpoints) -> None:
 def test_the_last_few_and_the_best_are_kept(tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path, keep=2)
     for step in range(1, 7):
-        checkpoints.save(step, lambda place: None, State({"a": torch.ones(1)}, {"n": step}), best=2)
+        checkpoints.save(step, lambda place: None, CheckpointData({"a": torch.ones(1)}, {"n": step}), best=2)
     checkpoints.wait()
     assert checkpoints.steps() == [6, 5, 2]
-    assert read(checkpoints.folder(2)).about == {"n": 2}
+    assert read(checkpoints.folder(2)).metadata == {"n": 2}
 
 
 def test_a_folder_of_another_format_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checkpoint, "FORMAT", 7)
-    write(tmp_path / "one", lambda place: None, State())
+    write(tmp_path / "one", lambda place: None, CheckpointData())
     monkeypatch.undo()
     with pytest.raises(StoreError, match="is of format 7, but this version reads format 1"):
         read(tmp_path / "one")
@@ -245,9 +245,9 @@ def test_a_folder_of_another_format_is_refused(tmp_path: Path, monkeypatch: pyte
 
 def test_the_state_of_another_optimizer_is_refused() -> None:
     model = nn.Linear(2, 2)
-    state = of_optimizer(torch.optim.AdamW(model.parameters()))
+    state = optimizer_state(torch.optim.AdamW(model.parameters()))
     with pytest.raises(StoreError, match="is of another optimizer"):
-        to_optimizer(state, torch.optim.AdamW([model.weight]))
+        load_optimizer_state(state, torch.optim.AdamW([model.weight]))
 
 
 WRITER = """
@@ -307,15 +307,15 @@ def test_the_generator_of_an_apple_gpu_is_saved_with_the_others(
     def some() -> list[list[float]]:
         return [torch.rand(4, generator=apple).tolist(), torch.rand(4).tolist()]
 
-    before = draws(device)
+    before = device_rng_state(device)
     first = some()
-    draw_again(before, device)
+    load_device_rng_state(before, device)
     assert some() == first
-    saved = of_chance()
+    saved = rng_state()
     second = some()
     write(tmp_path / "step", lambda place: None, saved)
-    to_chance(read(tmp_path / "step"))
+    load_rng_state(read(tmp_path / "step"))
     assert some() == second
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
-    to_chance(saved)  # on a machine without one
+    load_rng_state(saved)  # on a machine without one
     assert some()[1] == second[1]

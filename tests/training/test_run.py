@@ -84,8 +84,8 @@ def test_an_encoder_decoder_learns_from_two_columns_of_any_name(
     settings = table(place, "seq2seq", steps=1)
     settings["data"] |= {"path": str(place / "mt.tsv")}
     del settings["data"]["kind"]
-    result = train(Run.parse(settings))
-    assert result.material.train.kind == "pairs"
+    result = train(Run.from_dict(settings))
+    assert result.datasets.train.kind == "pairs"
     assert "tokens   pairs (columns en, de): " in capsys.readouterr().err
     # Both ways of giving them by name are the same.
     (place / "three.tsv").write_text("\n".join(["id\ten\tde", *(f"{row[0]}\t{row}" for row in rows)]) + "\n")
@@ -94,10 +94,10 @@ def test_an_encoder_decoder_learns_from_two_columns_of_any_name(
     with pytest.raises(
         InputError, match="has the columns id, en, de, of which pairs take two, by their names source"
     ):
-        train(Run.parse(settings), watch=False)
+        train(Run.from_dict(settings), progress=False)
     settings["data"]["fields"] = ["en", "de"]
-    again = train(Run.parse(settings), watch=False)
-    assert again.report.figures["loss"] == result.report.figures["loss"]
+    again = train(Run.from_dict(settings), progress=False)
+    assert again.report.metrics["loss"] == result.report.metrics["loss"]
 
 
 # What it reads
@@ -107,10 +107,10 @@ def test_bytes_that_are_not_utf8_have_a_way_out_that_works(place: Path) -> None:
     (place / "a.txt").write_bytes(b"caf\xe9 au lait, to be or not to be. " * 60)
     settings = table(place, steps=1)
     with pytest.raises(InputError, match=r"is not UTF-8 at byte 3; .*data\.errors\) to 'replace'"):
-        train(Run.parse(settings), watch=False)
+        train(Run.from_dict(settings), progress=False)
     settings["data"]["errors"] = "replace"
-    result = train(Run.parse(settings), watch=False)
-    assert "caf\N{REPLACEMENT CHARACTER}" in result.material.tok.decode(result.material.train.item(0)[0][:20])
+    result = train(Run.from_dict(settings), progress=False)
+    assert "caf\N{REPLACEMENT CHARACTER}" in result.datasets.tok.decode(result.datasets.train.item(0)[0][:20])
 
 
 # Its folder as a model
@@ -120,7 +120,7 @@ def test_the_folder_of_a_run_is_its_model_or_its_newest_checkpoint(
     place: Path, monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder
 ) -> None:
     folder = place / "run"
-    train(Run.parse(table(place)), watch=False)
+    train(Run.from_dict(table(place)), progress=False)
     recwarn.clear()
     same = gh.load(folder)[0].state_dict()
     assert not recwarn
@@ -153,11 +153,11 @@ def test_the_folder_of_a_run_is_its_model_or_its_newest_checkpoint(
 
 
 def test_a_run_starts_from_the_folder_of_a_run(place: Path) -> None:
-    first = train(Run.parse(table(place)), watch=False)
+    first = train(Run.from_dict(table(place)), progress=False)
     settings = table(place, out="tuned", steps=1)
     settings["model"] = {"from": str(first.folder)}
-    tuned = train(Run.parse(settings), watch=False)
-    assert tuned.material.tok.fingerprint == first.material.tok.fingerprint
+    tuned = train(Run.from_dict(settings), progress=False)
+    assert tuned.datasets.tok.fingerprint == first.datasets.tok.fingerprint
     begun = json.loads((tuned.folder / "metrics.jsonl").read_text().splitlines()[0])["loss"]
     learned = json.loads((first.folder / "metrics.jsonl").read_text().splitlines()[0])["loss"]
     assert begun < learned

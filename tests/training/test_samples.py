@@ -11,14 +11,14 @@ import torch
 from test_loop import KINDS, SAYING, Told, assert_same, killed, losses, table
 
 import glasshouse as gh
-from glasshouse.data.samples import make_samples
+from glasshouse.data.samples import make_dataset
 from glasshouse.errors import ConfigError
 from glasshouse.generation import engine
 from glasshouse.layers import lora
-from glasshouse.layers.twin import HOOKS
+from glasshouse.layers.twin import HOOK_ATTRIBUTES
 from glasshouse.training import Run, samples, train
 from glasshouse.training.loop import Result
-from glasshouse.training.samples import Beginnings, Gaps, Questions, first_prompts
+from glasshouse.training.samples import TextPrompts, MaskedPrompts, SourcePrompts, make_prompts
 
 LENGTH = 16  # of a row in `table`
 
@@ -64,8 +64,8 @@ def test_texts_are_begun_and_go_on(place: Path) -> None:
         (place / f"{number}.txt").write_text(f"{number} {SAYING}" * 3)
     settings = table(place, keep=100, average=0.9, steps=6)  # the weights that learn are shown, not their average
     settings["data"] |= {"path": str(place / "[0-9].txt"), "hold_out": 0.3}
-    result = train(Run.parse(settings))
-    tok, held = result.material.tok, result.material.validation
+    result = train(Run.from_dict(settings))
+    tok, held = result.datasets.tok, result.datasets.validation
     end = tok.special_id("eos")
     assert end is not None
     lines = read(place)
@@ -86,8 +86,8 @@ def test_texts_are_begun_and_go_on(place: Path) -> None:
 
 
 def test_sources_are_answered(place: Path) -> None:
-    result = train(Run.parse(table(place, "seq2seq", steps=6)))
-    tok, held = result.material.tok, result.material.validation
+    result = train(Run.from_dict(table(place, "seq2seq", steps=6)))
+    tok, held = result.datasets.tok, result.datasets.validation
     end = tok.special_id("eos")
     assert end is not None
     model, _ = gh.load(place / "run" / "checkpoints" / "step-00000006")
@@ -103,14 +103,14 @@ def test_sources_are_answered(place: Path) -> None:
 
 
 def test_the_first_turn_of_a_conversation_is_answered(place: Path) -> None:
-    result = train(Run.parse(chats(place, steps=6)))
-    tok = result.material.tok
+    result = train(Run.from_dict(chats(place, steps=6)))
+    tok = result.datasets.tok
     model, _ = gh.load(place / "run" / "checkpoints" / "step-00000006")
-    end = tok.id("<|end|>")
+    end = tok.token_to_id("<|end|>")
     assert end is not None
     for sample in read(place)[-1]["samples"]:
         number = sample["wanted"].removesuffix("!")
-        asked = tok.encode_chat([{"role": "user", "content": f"{number}?"}], prompt=True).ids
+        asked = tok.encode_chat([{"role": "user", "content": f"{number}?"}], add_generation_prompt=True).ids
         assert sample["prompt"] == f"<|user|>{number}?<|end|><|assistant|>" == tok.decode(asked)
         most = 2 * len([*tok.encode(f"{number}!"), end]) + 1
         ends = {end, *result.model.spec.end_ids}
@@ -118,16 +118,16 @@ def test_the_first_turn_of_a_conversation_is_answered(place: Path) -> None:
 
 
 def test_what_is_hidden_is_filled_in(place: Path) -> None:
-    result = train(Run.parse(table(place, "encoder", steps=6)))
-    tok = result.material.tok
+    result = train(Run.from_dict(table(place, "encoder", steps=6)))
+    tok = result.datasets.tok
     mask = tok.special_id("mask")
     assert mask is not None
     model, _ = gh.load(place / "run" / "checkpoints" / "step-00000006")
-    held = make_samples(model.spec, result.material.validation, batch_size=1, length=LENGTH)
+    held = make_dataset(model.spec, result.datasets.validation, batch_size=1, seq_len=LENGTH)
     for row, sample in enumerate(read(place)[-1]["samples"]):
         batch = held.batch([row])
         assert sample["wanted"] == tok.decode(batch.targets[0])
-        targets, hidden = batch.targets[0].tolist(), batch.loss[0].tolist()
+        targets, hidden = batch.targets[0].tolist(), batch.loss_mask[0].tolist()
         shown = [mask if hides else token for token, hides in zip(targets, hidden, strict=True)]
         assert sample["prompt"] == tok.decode(shown)
         assert mask in shown
@@ -141,7 +141,7 @@ def test_labels_are_not_written(place: Path) -> None:
     settings = table(place, "encoder", steps=2)
     settings["model"].pop("head")
     settings["data"] |= {"path": str(place / "labels.tsv"), "kind": "labelled"}
-    train(Run.parse(settings))
+    train(Run.from_dict(settings))
     assert (place / "run" / "probes.jsonl").exists()
     assert not (place / "run" / "samples.jsonl").exists()
 
@@ -151,12 +151,12 @@ def test_few_short_and_empty_texts(tmp_path: Path) -> None:
     for name, text in (("a", ""), ("b", "be"), ("c", "to be, or not to be")):
         (tmp_path / f"{name}.txt").write_text(text)
     corpus = gh.data.prepare(str(tmp_path / "*.txt"), tok, tmp_path / "ids")
-    held = gh.data.RunningText(corpus, 8)
+    held = gh.data.CausalLMDataset(corpus, 8)
     model = gh.build(gh.preset("tiny-decoder", vocab_size=263))
-    prompts = first_prompts(held, tok, length=256, count=5)
-    assert isinstance(prompts, Beginnings)
+    prompts = make_prompts(held, tok, length=256, count=5)
+    assert isinstance(prompts, TextPrompts)
     assert [sample["prompt"] for sample in prompts.take(model)] == ["b", "to be, or "]
-    assert first_prompts(held, tok, length=256, count=0) is None
+    assert make_prompts(held, tok, length=256, count=0) is None
 
 
 # What they leave alone
@@ -172,10 +172,10 @@ def prompts_for(kind: str, place: Path) -> tuple[gh.models.Model, Any]:
     model = gh.build(gh.preset(str(settings.pop("preset")), **settings)).train()
     model.head.eval()
     lora.attach(model, lora.LoRA(dropout=0.5))
-    return model, first_prompts(make_samples(model.spec, corpus, batch_size=1, length=16), tok, 16, 2)
+    return model, make_prompts(make_dataset(model.spec, corpus, batch_size=1, seq_len=16), tok, 16, 2)
 
 
-@pytest.mark.parametrize(("kind", "form"), [("decoder", Beginnings), ("seq2seq", Questions), ("encoder", Gaps)])
+@pytest.mark.parametrize(("kind", "form"), [("decoder", TextPrompts), ("seq2seq", SourcePrompts), ("encoder", MaskedPrompts)])
 def test_a_model_is_left_as_it_was(kind: str, form: type, place: Path) -> None:
     model, prompts = prompts_for(kind, place)
     assert isinstance(prompts, form)
@@ -184,7 +184,7 @@ def test_a_model_is_left_as_it_was(kind: str, form: type, place: Path) -> None:
         return [
             [module.training for module in model.modules()],
             [(weight.requires_grad, weight.grad is None) for weight in model.parameters()],
-            [len(getattr(module, hooks)) for module in model.modules() for hooks in HOOKS],
+            [len(getattr(module, hooks)) for module in model.modules() for hooks in HOOK_ATTRIBUTES],
             torch.get_rng_state().tolist(),
         ]
 
@@ -198,7 +198,7 @@ def test_a_model_is_left_as_it_was(kind: str, form: type, place: Path) -> None:
 
 def test_an_engine_captures_no_graph_and_copies_no_weights(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[dict[str, Any]] = []
-    real = engine.Passes
+    real = engine.ModelRunner
 
     def passes(*arguments: Any, **choices: Any) -> Any:  # noqa: ANN401
         asked.append(choices)
@@ -216,34 +216,34 @@ def test_an_engine_captures_no_graph_and_copies_no_weights(place: Path, monkeypa
     [("decoder", {"recompute": True, "average": 0.9}), ("encoder", {}), ("seq2seq", {"recompute": True})],
 )
 def test_a_run_learns_the_same_with_and_without(kind: str, choices: dict[str, Any], place: Path) -> None:
-    train(Run.parse(table(place, kind, **choices)))
-    train(Run.parse(table(place, kind, "without", samples=0, **choices)))
+    train(Run.from_dict(table(place, kind, **choices)))
+    train(Run.from_dict(table(place, kind, "without", samples=0, **choices)))
     assert_same(place, "run", "without")
     assert not (place / "without" / "samples.jsonl").exists()
     assert [line["step"] for line in read(place)] == [0, 3, 4, 6, 8, 9, 12]
 
 
 def test_how_many_may_change_when_a_run_goes_on(place: Path) -> None:
-    train(Run.parse(table(place, "seq2seq", steps=3, samples=1)))
+    train(Run.from_dict(table(place, "seq2seq", steps=3, samples=1)))
     before = read(place)
     assert [len(line["samples"]) for line in before] == [1, 1]
-    train(Run.parse(table(place, "seq2seq", steps=3, samples=2)))
+    train(Run.from_dict(table(place, "seq2seq", steps=3, samples=2)))
     assert read(place) == before
     with pytest.raises(ConfigError, match=r"train\.samples is -1, but it must be 0 or more"):
-        Run.parse(table(place, samples=-1))
+        Run.from_dict(table(place, samples=-1))
 
 
 # Whatever happens
 
 
 def test_killed_and_resumed_it_has_the_same_lines(place: Path) -> None:
-    train(Run.parse(table(place, out="whole")))
+    train(Run.from_dict(table(place, out="whole")))
     settings = table(place)
     killed(settings)
     assert read(place)[-1]["step"] < 12
     newest = max((place / "run" / "checkpoints").glob("step-*"))
     (newest / "model.safetensors").write_bytes(b"")  # its line is there
-    train(Run.parse(settings))
+    train(Run.from_dict(settings))
     assert_same(place, "whole", "run")
     assert (place / "run" / "samples.jsonl").read_bytes() == (place / "whole" / "samples.jsonl").read_bytes()
 
@@ -254,12 +254,12 @@ def test_where_they_fail_it_is_said_once_and_training_goes_on(place: Path, monke
 
     monkeypatch.setattr(samples, "generate", fails)
     told = Told()
-    result: Result = train(Run.parse(table(place)), told)
+    result: Result = train(Run.from_dict(table(place)), told)
     assert [text for text in told.said if text.startswith("no samples")] == [
         "no samples at step 0 (OutOfMemoryError: CUDA out of memory); training goes on"
     ]
     assert result.steps == 12
     assert len((place / "run" / "probes.jsonl").read_text().splitlines()) == 7
     monkeypatch.undo()
-    train(Run.parse(table(place, out="whole")))
+    train(Run.from_dict(table(place, out="whole")))
     assert losses(place) == losses(place, "whole")

@@ -15,12 +15,12 @@ from glasshouse import config
 from glasshouse.errors import ConfigError
 from glasshouse.training import Run, recipes
 from glasshouse.training.run import Train
-from glasshouse.training.schedule import Constant, Cosine, InverseRoot, Linear, Schedule, Trapezoid
+from glasshouse.training.schedule import Constant, Cosine, InverseSqrt, Linear, Schedule, WSD
 
-ENDING = [Cosine, Linear, Trapezoid]
+ENDING = [Cosine, Linear, WSD]
 
 
-@given(st.sampled_from([Constant, *ENDING, InverseRoot]), st.integers(0, 50), st.integers(1, 200), st.floats(0, 1))
+@given(st.sampled_from([Constant, *ENDING, InverseSqrt]), st.integers(0, 50), st.integers(1, 200), st.floats(0, 1))
 def test_a_factor_is_between_0_and_1_and_falls_after_the_warm_up(
     kind: type[Schedule], warmup: int, steps: int, end: float
 ) -> None:
@@ -37,10 +37,10 @@ def test_a_factor_is_between_0_and_1_and_falls_after_the_warm_up(
 
 
 def test_halfway() -> None:
-    assert Cosine(end=0.2).factor(50, 101) == pytest.approx(0.6)
-    assert Cosine(end=0.0, warmup=20).factor(40, 101) == pytest.approx((1 + math.cos(math.pi / 4)) / 2)
-    assert Linear(end=0.2).factor(50, 101) == pytest.approx(0.6)
-    trapezoid = Trapezoid(end=0.2, decay=0.4)
+    assert Cosine(final_factor=0.2).factor(50, 101) == pytest.approx(0.6)
+    assert Cosine(final_factor=0.0, warmup=20).factor(40, 101) == pytest.approx((1 + math.cos(math.pi / 4)) / 2)
+    assert Linear(final_factor=0.2).factor(50, 101) == pytest.approx(0.6)
+    trapezoid = WSD(final_factor=0.2, decay_fraction=0.4)
     assert [trapezoid.factor(step, 101) for step in (0, 60, 80, 100)] == pytest.approx([1, 1, 0.6, 0.2])
 
 
@@ -49,16 +49,16 @@ def test_the_rate_of_the_original_transformer(step: int) -> None:
     d_model, warmup, number = 512, 4000, step + 1
     published = d_model**-0.5 * min(number**-0.5, number * warmup**-1.5)
     peak = d_model**-0.5 * warmup**-0.5
-    assert peak * InverseRoot(warmup=warmup).factor(step, 100_000) == pytest.approx(published, rel=1e-12)
+    assert peak * InverseSqrt(warmup=warmup).factor(step, 100_000) == pytest.approx(published, rel=1e-12)
 
 
 def test_what_makes_no_sense_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"cosine\.warmup is -1, but it must be 0 or more\."):
         Cosine(warmup=-1)
     with pytest.raises(ConfigError, match=r"linear\.end is 1\.5, but it must be from 0 to 1\."):
-        Linear(end=1.5)
+        Linear(final_factor=1.5)
     with pytest.raises(ConfigError, match=r"trapezoid\.decay is 0\.0, but it must be above 0 and at most 1\."):
-        Trapezoid(decay=0.0)
+        WSD(decay_fraction=0.0)
 
 
 def test_a_warm_up_longer_than_the_run_is_refused(tmp_path: Path) -> None:
@@ -67,7 +67,7 @@ def test_a_warm_up_longer_than_the_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=sentence):
         Train(steps=50, schedule=Linear(warmup=80))
     with pytest.raises(ConfigError, match=sentence):
-        Run.parse({"model": {"preset": "tiny-decoder"}, "train": given})
+        Run.from_dict({"model": {"preset": "tiny-decoder"}, "train": given})
     (tmp_path / "a.toml").write_text(config.to_toml({"model": {"preset": "tiny-decoder"}, "train": given}))
     with pytest.raises(ConfigError, match=sentence):
         Run.load(tmp_path / "a.toml")
@@ -90,7 +90,7 @@ def test_few_steps_are_no_wall(name: str) -> None:
         expected = whole.schedule.warmup if fits else whole.schedule.warmup * steps // whole.steps
         assert run.train.schedule == replace(whole.schedule, warmup=expected)
         assert (run.notes == ()) == fits
-        assert Run.parse(run.table()) == run  # so that it goes on
+        assert Run.from_dict(run.to_dict()) == run  # so that it goes on
     (note,) = Run.load(name, "train.steps=1").notes
     assert note == (
         f"the warm-up is shortened from {whole.schedule.warmup} steps to 0, as train.steps is 1 instead of "

@@ -9,7 +9,7 @@ from typing import Any
 
 import glasshouse as gh
 from glasshouse.training import Run, train
-from glasshouse.training.beginning import adapt
+from glasshouse.training.beginning import resize_for_data
 
 WORDS = ["pear", "plum", "fig", "lime", "the", "and", "some", "ripe", "sour", "of"]
 
@@ -36,22 +36,22 @@ def table(place: Path, path: str, **model: Any) -> dict[str, Any]:  # noqa: ANN4
 
 def test_an_encoder_learns_to_tag(tmp_path: Path) -> None:
     path = write_tagged(tmp_path / "a.jsonl")
-    result = train(Run.parse(table(tmp_path / "run", path)))
+    result = train(Run.from_dict(table(tmp_path / "run", path)))
     head = result.model.spec.head
     assert (head.kind, head.labels) == ("token_label", ("number", "word"))
     assert result.report.kind == "tagged"
-    assert result.report.figures["accuracy"] > 0.95
-    assert result.report.figures["f1"] > 0.95
-    assert result.report.asked == 30 * 8  # no row is cut: a tenth of them, of eight words
+    assert result.report.metrics["accuracy"] > 0.95
+    assert result.report.metrics["f1"] > 0.95
+    assert result.report.n_targets == 30 * 8  # no row is cut: a tenth of them, of eight words
     model, tok = gh.load(tmp_path / "run" / "model")
     assert model.spec.head == head
     again = gh.evaluate(model, tok, path, kind="tagged")
-    assert again.figures["accuracy"] > 0.95
+    assert again.metrics["accuracy"] > 0.95
     other = write_tagged(tmp_path / "b.jsonl", "figure", "name")
     settings = table(tmp_path / "other", other, **{"from": str(tmp_path / "run" / "model")})
-    result = train(Run.parse(settings))
+    result = train(Run.from_dict(settings))
     assert result.model.spec.head.labels == ("figure", "name")
-    assert result.report.figures["accuracy"] > 0.95
+    assert result.report.metrics["accuracy"] > 0.95
 
 
 def test_a_head_stays_if_it_fits_and_is_replaced_if_not(tmp_path: Path) -> None:
@@ -66,6 +66,6 @@ def test_a_head_stays_if_it_fits_and_is_replaced_if_not(tmp_path: Path) -> None:
     ):
         head = {"kind": kind, "n_labels": 2, "labels": ["number", "word"]}
         base = gh.build(gh.preset("tiny-encoder", vocab_size=263, head=head))
-        assert adapt(base, tok, tok, mine) is base
-        changed = adapt(base, tok, tok, other)
+        assert resize_for_data(base, tok, tok, mine) is base
+        changed = resize_for_data(base, tok, tok, other)
         assert (changed.spec.head.kind, changed.spec.head.labels) == (another, ("number", "word"))

@@ -8,12 +8,12 @@ from torch import Tensor, nn
 
 import glasshouse as gh
 from glasshouse.data import Batch
-from glasshouse.training.trouble import locate
+from glasshouse.training.trouble import locate_nonfinite
 
 
 def batch() -> Batch:
     ids = torch.tensor([[1, 2, 3], [4, 5, 6]])
-    return Batch(ids, targets=ids + 1, loss=ids > 2, source=ids)
+    return Batch(ids, targets=ids + 1, loss_mask=ids > 2, source=ids)
 
 
 class Spoiled(nn.Module):
@@ -33,24 +33,24 @@ class Spoiled(nn.Module):
 @pytest.mark.parametrize("kind", ["tiny-decoder", "tiny-seq2seq"])
 def test_what_is_planted_is_found(kind: str) -> None:
     model = gh.build(gh.preset(kind, dropout=0.0))
-    given = batch() if kind == "tiny-seq2seq" else Batch(batch().ids, batch().targets, batch().loss)
+    given = batch() if kind == "tiny-seq2seq" else Batch(batch().ids, batch().targets, batch().loss_mask)
     stack, name = (model.decoder, "decoder") if kind == "tiny-seq2seq" else (model.stack, "stack")
-    assert locate(model, given).startswith("nowhere")
+    assert locate_nonfinite(model, given).startswith("nowhere")
     block = stack.blocks[1]
     whole = block.feedforward.layer
 
     block.feedforward.layer = Spoiled(whole, forwards=True)
-    assert locate(model, given) == f"what the module {name}.blocks.1.feedforward.layer gives"
+    assert locate_nonfinite(model, given) == f"what the module {name}.blocks.1.feedforward.layer gives"
     block.feedforward.layer = Spoiled(whole, forwards=False)
-    assert locate(model, given).startswith(f"the gradient of {name}.blocks.1.feedforward.layer.layer.down.")
+    assert locate_nonfinite(model, given).startswith(f"the gradient of {name}.blocks.1.feedforward.layer.layer.down.")
     block.feedforward.layer = whole
 
     with torch.no_grad():
         stack.blocks[0].attention.norm.weight[3] = torch.nan
-    assert locate(model, given) == f"the weight {name}.blocks.0.attention.norm.weight"
+    assert locate_nonfinite(model, given) == f"the weight {name}.blocks.0.attention.norm.weight"
 
 
 def test_no_hook_is_left() -> None:
     model = gh.build(gh.preset("tiny-decoder"))
-    locate(model, Batch(batch().ids, batch().targets, batch().loss))
+    locate_nonfinite(model, Batch(batch().ids, batch().targets, batch().loss_mask))
     assert not any(module._forward_hooks for module in model.modules())

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 import glasshouse as gh
 from glasshouse.data import Batch
 from glasshouse.errors import InputError
-from glasshouse.training.objective import loss_of
-from glasshouse.training.update import NotFiniteError, Outcome, Update
+from glasshouse.training.objective import compute_loss
+from glasshouse.training.update import NonFiniteError, StepMetrics, TrainStep
 
 
 def ragged(seed: int, rows: int = 8, length: int = 12) -> Batch:
@@ -24,8 +24,8 @@ def ragged(seed: int, rows: int = 8, length: int = 12) -> Batch:
     return Batch(ids, ids.roll(-1, 1), loss, lengths=lengths)
 
 
-def make(model: nn.Module, rate: float = 0.1, **choices: object) -> Update:
-    return Update(model, torch.optim.SGD(model.parameters(), rate), **choices)
+def make(model: nn.Module, rate: float = 0.1, **choices: object) -> TrainStep:
+    return TrainStep(model, torch.optim.SGD(model.parameters(), rate), **choices)
 
 
 def gradients(model: nn.Module) -> list[Tensor]:
@@ -39,7 +39,7 @@ def test_a_step_is_the_same_in_any_number_of_parts(parts: int) -> None:
     models.append(copy.deepcopy(models[0]))
     batch = ragged(1)
     whole, cut = (make(model, clip=None)(batch, n) for model, n in zip(models, (1, parts), strict=True))
-    assert whole.targets == cut.targets == int(batch.loss.sum())
+    assert whole.n_targets == cut.n_targets == int(batch.loss_mask.sum())
     assert cut.loss == pytest.approx(whole.loss, abs=1e-6)
     for one, other in zip(*map(gradients, models), strict=True):
         assert (one - other).abs().max() <= 1e-6
@@ -50,7 +50,7 @@ def test_twenty_steps_in_float64(parts: int) -> None:
     torch.manual_seed(0)
     one = gh.build(gh.preset("tiny-decoder", dropout=0.0), dtype=torch.float64)
     other = copy.deepcopy(one)
-    updates = [Update(model, torch.optim.AdamW(model.parameters(), 1e-2)) for model in (one, other)]
+    updates = [TrainStep(model, torch.optim.AdamW(model.parameters(), 1e-2)) for model in (one, other)]
     for step in range(20):
         batch = ragged(step)
         whole, cut = (update(batch, n) for update, n in zip(updates, (1, parts), strict=True))
@@ -64,13 +64,13 @@ def test_a_step_by_hand() -> None:
     torch.manual_seed(0)
     model = gh.build(gh.preset("tiny-decoder", dropout=0.0), dtype=torch.float64)
     batch, twin = ragged(2), copy.deepcopy(model)
-    mean = loss_of(twin, batch) / int(batch.loss.sum())
+    mean = compute_loss(twin, batch) / int(batch.loss_mask.sum())
     mean.backward()
     norm = sum(float(one.square().sum()) for one in gradients(twin)) ** 0.5
     assert norm > 0.5
     outcome = make(model, rate=0.1, clip=0.5)(batch)
     assert outcome.loss == pytest.approx(float(mean.detach()))
-    assert outcome.norm == pytest.approx(norm)
+    assert outcome.grad_norm == pytest.approx(norm)
     for weight, before in zip(model.parameters(), twin.parameters(), strict=True):
         if before.grad is not None:
             # clip_grad_norm_ adds 1e-6 to the norm it divides by
@@ -84,14 +84,14 @@ def test_what_is_no_number_changes_no_weight(bad: float) -> None:
     with torch.no_grad():
         model.stack.norm.weight[0] = bad
     before = {name: one.clone() for name, one in model.state_dict().items()}
-    with pytest.raises(NotFiniteError, match="the loss is nan"):
+    with pytest.raises(NonFiniteError, match="the loss is nan"):
         update(ragged(3))
     assert all(one.equal(before[name]) or name == "stack.norm.weight" for name, one in model.state_dict().items())
 
 
 def test_a_batch_in_which_nothing_counts() -> None:
     batch = ragged(4)
-    empty = Batch(batch.ids, batch.targets, torch.zeros_like(batch.loss), lengths=batch.lengths)
+    empty = Batch(batch.ids, batch.targets, torch.zeros_like(batch.loss_mask), lengths=batch.lengths)
     with pytest.raises(InputError, match="no place of the batch counts"):
         make(gh.build(gh.preset("tiny-decoder")))(empty)
 
@@ -102,11 +102,11 @@ def test_two_processes_learn_as_one() -> None:
     alone = gh.build(gh.preset("tiny-decoder", dropout=0.0), dtype=torch.float64)
     halves = [copy.deepcopy(alone) for _ in range(2)]
     batch = ragged(5)
-    total = int(batch.loss.sum())
+    total = int(batch.loss_mask.sum())
     whole = make(alone, clip=None)(batch)
-    outcomes: list[Outcome] = []
-    for model, part in zip(halves, batch.split(2), strict=True):
-        counts = int(part.loss.sum())
+    outcomes: list[StepMetrics] = []
+    for model, part in zip(halves, batch.microbatches(2), strict=True):
+        counts = int(part.loss_mask.sum())
         reduce = lambda number, counts=counts: number + (total - counts) if not number.is_floating_point() else number  # noqa: E731
         outcomes.append(make(model, rate=0.0, clip=None, reduce=reduce)(part))
     assert sum(one.loss for one in outcomes) == pytest.approx(whole.loss, rel=1e-12)
@@ -117,7 +117,7 @@ def test_two_processes_learn_as_one() -> None:
 def test_bfloat16_under_autocast_learns() -> None:
     torch.manual_seed(0)
     model = gh.build(gh.preset("tiny-decoder", dropout=0.0))
-    update = Update(model, torch.optim.AdamW(model.parameters(), 1e-2), compute=torch.bfloat16)
+    update = TrainStep(model, torch.optim.AdamW(model.parameters(), 1e-2), autocast_dtype=torch.bfloat16)
     batch = ragged(6)
     losses = [update(batch).loss for _ in range(12)]
     assert losses[-1] < losses[0] - 1
@@ -127,28 +127,28 @@ def test_bfloat16_under_autocast_learns() -> None:
 def test_float16_leaves_out_a_step_that_overflows_and_goes_on() -> None:
     torch.manual_seed(0)
     model = gh.build(gh.preset("tiny-decoder", dropout=0.0))
-    update = Update(model, torch.optim.AdamW(model.parameters(), 1e-2), compute=torch.float16)
-    update.restore({**update.state(), "scale": 2.0**30})  # far too large for float16
+    update = TrainStep(model, torch.optim.AdamW(model.parameters(), 1e-2), autocast_dtype=torch.float16)
+    update.load_state_dict({**update.state_dict(), "scale": 2.0**30})  # far too large for float16
     before = copy.deepcopy(model.state_dict())
     outcome = update(ragged(6))
     assert outcome.loss < torch.inf
-    assert not outcome.norm < torch.inf
+    assert not outcome.grad_norm < torch.inf
     assert all(weight.equal(before[name]) for name, weight in model.state_dict().items())
-    assert update.state()["scale"] == 2.0**29
+    assert update.state_dict()["scale"] == 2.0**29
     losses = [update(ragged(6)).loss for _ in range(36)]
     assert losses[-1] < losses[0] - 1
 
 
 def test_float16_stops_where_scaling_less_does_not_help() -> None:
     model = gh.build(gh.preset("tiny-decoder", dropout=0.0))
-    update = Update(model, torch.optim.AdamW(model.parameters(), 1e-2), compute=torch.float16)
+    update = TrainStep(model, torch.optim.AdamW(model.parameters(), 1e-2), autocast_dtype=torch.float16)
     with torch.no_grad():
-        kept = model.token.table.weight[3].clone()
-        model.token.table.weight[3] = torch.nan
+        kept = model.token_embedding.table.weight[3].clone()
+        model.token_embedding.table.weight[3] = torch.nan
     batch = ragged(6)
     batch.ids[0, 0] = 3
-    with pytest.raises(NotFiniteError):
+    with pytest.raises(NonFiniteError):
         update(batch)
     with torch.no_grad():
-        model.token.table.weight[3] = kept
+        model.token_embedding.table.weight[3] = kept
     assert update(batch).loss < torch.inf  # the next step finds nothing of the last

@@ -24,7 +24,7 @@ class _Conversation:
 
     engine: gh.Engine
     tok: gh.Tokenizer
-    options: gh.Options
+    options: gh.SamplingParams
     opening: list[Message]
     as_json: bool
     history: list[Message] = field(default_factory=list)
@@ -46,8 +46,8 @@ class _Conversation:
             print(streaming.as_json(text.encode(), request.completions()[0]), flush=True)
         else:
             streaming.write(pieces)
-        request.check()
-        if request.cut_short and (sentence := gh.generation.calls.length_warning(self.engine.spec, request)):
+        request.raise_on_error()
+        if request.truncated and (sentence := gh.generation.calls.length_warning(self.engine.spec, request)):
             screen.warn(sentence)
         self.history = [*kept, {"role": "assistant", "content": request.text}]
         streaming.report(len(request.ids), began, str(request.finish_reason))
@@ -56,16 +56,16 @@ class _Conversation:
         """Return the ids of messages, and those of them that leave room for an answer: the oldest turns go first."""
         room = self.engine.max_len - min(self.options.max_new_tokens, self.engine.max_len // 2)
         while True:
-            ids = self.tok.encode_chat([*self.opening, *said], prompt=True).ids
+            ids = self.tok.encode_chat([*self.opening, *said], add_generation_prompt=True).ids
             if len(ids) <= room or len(said) == 1:
                 return ids, said
             said = said[2:]
 
 
-def converse(
+def chat(
     engine: gh.Engine,
     tok: gh.Tokenizer,
-    options: gh.Options,
+    options: gh.SamplingParams,
     system: str | None,
     first: str | None,
     as_json: bool,
@@ -91,7 +91,7 @@ def converse(
 def _closing(tok: gh.Tokenizer, opening: list[Message]) -> tuple[int, ...]:
     """Return the token with which the template closes an answer: not every model names it among its end tokens."""
     asked: list[Message] = [*opening, {"role": "user", "content": "?"}]
-    tok.encode_chat(asked, prompt=True)  # a template that takes no system message says so before anyone types
+    tok.encode_chat(asked, add_generation_prompt=True)  # a template that takes no system message says so before anyone types
     try:
         ids, answer = tok.encode_chat([*asked, {"role": "assistant", "content": "!"}])
     except gh.GlasshouseError:  # some templates rewrite an answer

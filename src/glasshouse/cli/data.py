@@ -11,7 +11,7 @@ from rich import filesize
 
 import glasshouse as gh
 from glasshouse.cli import rows, screen, texts
-from glasshouse.visible import clean
+from glasshouse.visible import escape_control
 
 app = typer.Typer(help="Turn texts into ids on disk, and look at what a model sees of them.", no_args_is_help=True)
 
@@ -80,11 +80,11 @@ def prepare(
     size = sum(path.stat().st_size for path in out.rglob("*") if path.is_file())
     screen.table(
         [
-            ("folder", f"{clean(str(out))}{', already complete' if before else ''}"),
+            ("folder", f"{escape_control(str(out))}{', already complete' if before else ''}"),
             ("corpus", repr(corpus)),
-            ("tokens", f"{corpus.tokens:,}"),
+            ("tokens", f"{corpus.n_tokens:,}"),
             ("items", f"{len(corpus):,}"),
-            ("tokens per item", f"{corpus.tokens / max(1, len(corpus)):.1f}"),
+            ("tokens per item", f"{corpus.n_tokens / max(1, len(corpus)):.1f}"),
             ("on disk", filesize.decimal(size)),
             ("engine", corpus.manifest["engine"]),
             *([] if before else [("speed", speed)]),
@@ -97,14 +97,14 @@ def list_() -> None:
     """List the built-in sets, which need no download."""
     hints: dict[str, None] = {}
     found = []
-    for name in gh.data.builtins():
-        one = gh.data.builtin(name)
+    for name in gh.data.builtin_datasets():
+        one = gh.data.builtin_dataset(name)
         try:
             sizes = [f"{size:,}" for size in one.sizes().values()]
         except gh.GlasshouseError as error:
             sizes = ["-"] * 3
             hints[str(error)] = None
-        found.append((name, one.kind, *sizes, one.about))
+        found.append((name, one.kind, *sizes, one.description))
     screen.table(found, header=("name", "kind", "train", "validation", "test", "what it is"), right=(2, 3, 4))
     for hint in hints:
         print(f"- {hint}")
@@ -127,14 +127,14 @@ def show(
     """Print what the model sees at a step: each row's sample, where it comes from, its tokens, and what is asked."""
     opened = _open(corpus)
     samples = _samples(opened, batch_size, length, seed, masked)
-    batches = gh.data.Batches(samples, batch_size, rank=rank, ranks=ranks)
-    numbers, batch = batches.numbers(step), batches.at(step)
+    batches = gh.data.Batches(samples, batch_size, rank=rank, world_size=ranks)
+    numbers, batch = batches.sample_indices(step), batches.at(step)
     process = f", process {rank} of {ranks}" if ranks > 1 else ""
     print(f"{opened!r}, step {step}{process}: samples {numbers[0]} to {numbers[-1]}")
     there = screen.console()
     there.print(rows.legend(opened.kind, masked))
     for row, number in list(enumerate(numbers))[:rows_]:
-        print(f"sample {number}, epoch {number // len(samples)}, {clean(samples.origin(number))}")
+        print(f"sample {number}, epoch {number // len(samples)}, {escape_control(samples.origin(number))}")
         rows.draw(rows.lines(batch, row, opened, masked), there.print)
     print(rows.summary(batch))
     if left_out := getattr(samples, "left_out", 0):
@@ -148,20 +148,20 @@ def _open(folder: Path) -> gh.data.Corpus:
     return corpus
 
 
-def _samples(corpus: gh.data.Corpus, batch_size: int, length: int, seed: int, masked: bool) -> gh.data.Samples:
+def _samples(corpus: gh.data.Corpus, batch_size: int, length: int, seed: int, masked: bool) -> gh.data.Dataset:
     if masked:
-        return gh.data.MaskedText(corpus, length, seed=seed)
+        return gh.data.MaskedLMDataset(corpus, length, seed=seed)
     match corpus.kind:
         case "text":
-            return gh.data.RunningText(corpus, length, seed=seed)
+            return gh.data.CausalLMDataset(corpus, length, seed=seed)
         case "pairs":
-            return gh.data.Pairs(corpus, batch_size, max_len=length, seed=seed)
+            return gh.data.Seq2SeqDataset(corpus, batch_size, max_len=length, seed=seed)
         case "labelled":
-            return gh.data.Labelled(corpus, batch_size, max_len=length, seed=seed)
+            return gh.data.ClassificationDataset(corpus, batch_size, max_len=length, seed=seed)
         case "tagged":
-            return gh.data.Tagged(corpus, batch_size, max_len=length, seed=seed)
+            return gh.data.TokenClassificationDataset(corpus, batch_size, max_len=length, seed=seed)
         case "chat":
-            return gh.data.Conversations(corpus, batch_size, max_len=length, seed=seed)
+            return gh.data.ChatDataset(corpus, batch_size, max_len=length, seed=seed)
 
 
 @app.command(epilog="Example: glasshouse data verify runs/books")

@@ -16,7 +16,7 @@ import glasshouse as gh
 from glasshouse.cli import screen, texts
 from glasshouse.cli.data import Kind, Split
 from glasshouse.cli.model import Device, Ignore, ModelArgument, Revision, find_device
-from glasshouse.visible import clean, visible
+from glasshouse.visible import escape_control, show_whitespace
 
 app = typer.Typer()
 
@@ -122,16 +122,16 @@ def evaluate(
             loaded,
             tok,
             corpus,
-            length=length,
-            rows=rows,
+            seq_len=length,
+            batch_size=rows,
             limit=limit,
-            written=written,
+            generate=written,
             beams=beams,
             n=n,
             progress=progress,
         )
     if as_json:
-        table = asdict(report) | {"figures": _finite(report.figures)}
+        table = asdict(report) | {"figures": _finite(report.metrics)}
         print(json.dumps(table | ({"baselines": beside} if baselines else {}), ensure_ascii=False))
     else:
         show(report, beside)
@@ -144,13 +144,13 @@ def _corpora(model: str) -> tuple[gh.data.Corpus, gh.data.Corpus] | tuple[None, 
     if folder is None:
         return None, None
     run = gh.Run.load(folder / "run.toml")
-    return gh.training.reopen(run.data, folder)
+    return gh.training.open_datasets(run.data, folder)
 
 
 def described(corpus: gh.data.Corpus) -> str:
     """Return the kind of a corpus, and the columns that it was read from."""
     fields = corpus.manifest.get("fields")
-    return f"{corpus.kind}, in the columns {clean(', '.join(fields))}" if fields else corpus.kind
+    return f"{corpus.kind}, in the columns {escape_control(', '.join(fields))}" if fields else corpus.kind
 
 
 def _finite(figures: Mapping[str, float]) -> dict[str, float | None]:
@@ -161,22 +161,22 @@ def _finite(figures: Mapping[str, float]) -> dict[str, float | None]:
 def show(report: gh.evaluation.Report, beside: Mapping[str, float]) -> None:
     """Print figures and examples."""
     unit = "label" if report.kind in ("labelled", "tagged") else "token"
-    texts = f"{report.written:,} texts"
-    if report.written < report.items:
-        texts = f"{report.written:,} of {report.items:,} texts"
+    texts = f"{report.n_generated:,} texts"
+    if report.n_generated < report.n_items:
+        texts = f"{report.n_generated:,} of {report.n_items:,} texts"
     rows = []
-    for name, value in report.figures.items():
+    for name, value in report.metrics.items():
         shown, form, of = FORMATS[name]
         told = of.format(unit=unit, texts=texts, signature=report.signatures.get(name, ""))
         rows.append((shown, form.format(value), told))
-    if report.kind == "pairs" and report.written and "bleu" not in report.figures:
+    if report.kind == "pairs" and report.n_generated and "bleu" not in report.metrics:
         rows.append(("BLEU", "-", "is computed by sacrebleu: pip install 'glasshouse[translation]'"))
     rows += [(name, f"{value:.4f}", "bits per byte") for name, value in beside.items()]
     part = "rows" if report.kind == "text" else "items"
-    among = f", in {report.measured:,} of {report.items:,} {part}" * (report.measured < report.items)
-    rows.append(("asked for", f"{report.asked:,}", f"{unit}s{among}"))
-    if report.left_out:
-        rows.append(("left out", f"{report.left_out:,}", "items that are longer than a row"))
+    among = f", in {report.n_evaluated:,} of {report.n_items:,} {part}" * (report.n_evaluated < report.n_items)
+    rows.append(("asked for", f"{report.n_targets:,}", f"{unit}s{among}"))
+    if report.n_too_long:
+        rows.append(("left out", f"{report.n_too_long:,}", "items that are longer than a row"))
     screen.table(rows, right=(1,))
     for number, example in enumerate(report.examples, 1):
         print(f"\nexample {number}")
@@ -191,4 +191,4 @@ def _shorten(text: str) -> str:
     """Return a text as it can be shown, both its ends if it is long."""
     half = LONGEST // 2
     parts = [text] if len(text) <= LONGEST else [text[:half], text[-half:]]
-    return " … ".join(map(visible, parts))
+    return " … ".join(map(show_whitespace, parts))

@@ -11,7 +11,7 @@ from rich.text import Text
 
 import glasshouse as gh
 from glasshouse.cli import screen
-from glasshouse.visible import clean
+from glasshouse.visible import escape_control
 
 SHOWN = 20  # tokens in a list
 BATCH = 2**22  # bytes encoded at a time
@@ -19,7 +19,7 @@ BEGINNING = 300  # characters on which two tokenizers are compared token by toke
 
 
 @dataclass(frozen=True)
-class Figures:
+class TokenizerStats:
     """What was counted in a text."""
 
     characters: int
@@ -34,9 +34,9 @@ class Figures:
         return self.counts.total()
 
 
-def measure(tok: gh.Tokenizer, texts: Iterable[bytes]) -> Figures:
+def measure(tok: gh.Tokenizer, texts: Iterable[bytes]) -> TokenizerStats:
     """Count what a tokenizer makes of texts, which are read once as a stream."""
-    encode = tok.bulk().encode
+    encode = tok.corpus_encoder().encode
     characters = size = words = 0
     counts: Counter[int] = Counter()
     beginning: list[str] = []
@@ -48,20 +48,20 @@ def measure(tok: gh.Tokenizer, texts: Iterable[bytes]) -> Figures:
             if sum(map(len, beginning)) < BEGINNING:
                 beginning.append(text[:BEGINNING])
         size += sum(map(len, batch))
-    return Figures(characters, size, words, counts, "\n".join(beginning)[:BEGINNING])
+    return TokenizerStats(characters, size, words, counts, "\n".join(beginning)[:BEGINNING])
 
 
-def draw(toks: Sequence[gh.Tokenizer], names: Sequence[str], measured: Sequence[Figures]) -> None:
+def draw(toks: Sequence[gh.Tokenizer], names: Sequence[str], measured: Sequence[TokenizerStats]) -> None:
     """Print the figures of each tokenizer in a column of its own, then its most telling tokens."""
     columns = [dict(_figures(tok, figures)) for tok, figures in zip(toks, measured, strict=True)]
     rows = [(key, *(column[key] for column in columns)) for key in columns[0]]
-    screen.table(rows, header=("", *map(clean, names)) if len(names) > 1 else ())
+    screen.table(rows, header=("", *map(escape_control, names)) if len(names) > 1 else ())
     for name, tok, figures in zip(names, toks, measured, strict=True):
-        print(f"\ntokens of {clean(name)}")
+        print(f"\ntokens of {escape_control(name)}")
         screen.table(_tokens(tok, figures))
 
 
-def _figures(tok: gh.Tokenizer, figures: Figures) -> Iterator[tuple[str, str]]:
+def _figures(tok: gh.Tokenizer, figures: TokenizerStats) -> Iterator[tuple[str, str]]:
     tokens = figures.tokens or 1
     yield "vocabulary", f"{len(tok):,}"
     yield "bytes", f"{figures.bytes:,}"
@@ -76,7 +76,7 @@ def _figures(tok: gh.Tokenizer, figures: Figures) -> Iterator[tuple[str, str]]:
     yield "never used", f"{1 - used / (len(ordinary) or 1):.2%} of {len(ordinary):,}"
 
 
-def _tokens(tok: gh.Tokenizer, figures: Figures) -> Iterator[tuple[str, str]]:
+def _tokens(tok: gh.Tokenizer, figures: TokenizerStats) -> Iterator[tuple[str, str]]:
     show = screen.speller(tok)
     ordinary = _ordinary(tok)
     unused = [number for number in ordinary if number not in figures.counts]
@@ -94,7 +94,7 @@ def _ordinary(tok: gh.Tokenizer) -> list[int]:
 
 def draw_beginning(toks: Sequence[gh.Tokenizer], names: Sequence[str], text: str) -> None:
     """Print what each tokenizer makes of a text, one above the other: line by line where colours mark the borders."""
-    drawn = [screen.alternate(map(screen.speller(tok), tok.encode(text, special=False))) for tok in toks]
+    drawn = [screen.alternate(map(screen.speller(tok), tok.encode(text, add_special_tokens=False))) for tok in toks]
     there = screen.console()
     if not all(isinstance(one, Text) for one in drawn):
         for name, one in zip(names, drawn, strict=True):

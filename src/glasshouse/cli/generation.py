@@ -99,7 +99,7 @@ def generate(
     With - each line of stdin is a prompt; completions come in the order of the lines, one a line, a line break in one
     as \n. A prompt that cannot be taken is named on stderr and leaves its line empty; the exit code is then 1.
     """
-    options = gh.Options(
+    options = gh.SamplingParams(
         max_new_tokens=max_new_tokens,
         min_new_tokens=min_new_tokens,
         temperature=temperature,
@@ -155,9 +155,9 @@ def generate(
     del found  # an int8 engine holds none of its matrices, so their memory is free from here on
     if chat:
         first = None if prompt in (None, LINES) else said.decode(errors="replace")
-        conversation.converse(engine, tok, options, system, first, as_json)
+        conversation.chat(engine, tok, options, system, first, as_json)
     elif prompt == LINES:
-        lines.answer_lines(engine, options, n, as_json)
+        lines.generate_lines(engine, options, n, as_json)
     else:
         _answer(engine, said, options, n, as_json)
 
@@ -171,7 +171,7 @@ def _unescaped(text: str) -> str:
     return re.sub(r"\\[ntr\\]", lambda escape: ESCAPES[escape[0]], text)
 
 
-def _check_count(n: int, options: gh.Options) -> None:
+def _check_count(n: int, options: gh.SamplingParams) -> None:
     if options.beams == 1 and n > 1 and options.temperature == 0:
         raise gh.InputError(f"n is {n}, but without --temperature or --beams all are the same; give one of them.")
     if 1 < options.beams < n:
@@ -194,10 +194,10 @@ def _speculator(draft: str | None, lookup: bool, device: str) -> gh.generation.s
     if draft is not None:
         small, _ = gh.load(draft, device=device)
         return gh.generation.DraftModel(cast("gh.models.Decoder", small))  # which refuses another kind itself
-    return gh.generation.NGrams() if lookup else None
+    return gh.generation.PromptLookup() if lookup else None
 
 
-def _answer(engine: gh.Engine, prompt: bytes, options: gh.Options, n: int, as_json: bool) -> None:
+def _answer(engine: gh.Engine, prompt: bytes, options: gh.SamplingParams, n: int, as_json: bool) -> None:
     """Print what continues one prompt: samples as they are written; in JSON, or from a search, at the end."""
     began = time.perf_counter()
     requests = streaming.submit(engine, prompt, options, n)
@@ -217,7 +217,7 @@ def _answer(engine: gh.Engine, prompt: bytes, options: gh.Options, n: int, as_js
     streaming.report(sum(len(request.ids) for request in requests), began, *reasons)
     lengths = streaming.LengthWarnings(engine)
     for request in requests:
-        request.check()
+        request.raise_on_error()
         lengths.look(request)
     lengths.tell()
     if interrupted:

@@ -80,7 +80,7 @@ class _Line:
         return [*texts, *[""] * (n - len(texts))]
 
 
-def answer_lines(engine: gh.Engine, options: gh.Options, n: int, as_json: bool) -> None:
+def generate_lines(engine: gh.Engine, options: gh.SamplingParams, n: int, as_json: bool) -> None:
     """Print what continues each line of stdin, in their order; a line that cannot be taken stops no other."""
     began = time.perf_counter()
     out = sys.stdout  # while there is a bar, sys.stdout is its
@@ -106,12 +106,12 @@ def answer_lines(engine: gh.Engine, options: gh.Options, n: int, as_json: bool) 
         raise typer.Exit(1)
 
 
-def _in_order(engine: gh.Engine, lines: _Lines, options: gh.Options, n: int) -> Iterator[_Line]:
+def _in_order(engine: gh.Engine, prompts: _Lines, options: gh.SamplingParams, n: int) -> Iterator[_Line]:
     """Yield each line once it and all before it are done; only a window of them is in memory."""
     window: deque[_Line] = deque()
     most = WINDOW * len(engine.slots)
     while True:
-        while len(window) < most and (text := lines.take(wait=not window)) is not None:
+        while len(window) < most and (text := prompts.take(wait=not window)) is not None:
             line = _Line(len(text), text.removesuffix(b"\n").removesuffix(b"\r"))
             try:
                 line.requests = streaming.submit(engine, line.prompt, options, n)

@@ -9,7 +9,7 @@ import typer
 
 import glasshouse as gh
 from glasshouse.cli.model import Device, Revision, find_device
-from glasshouse.visible import clean
+from glasshouse.visible import escape_control
 
 app = typer.Typer()
 
@@ -44,7 +44,7 @@ def look(
     seen = gh.page.Look(traces, gh.page.checked(traces, {"text": text, "view": view}))
     if save is not None:
         seen.save(save)
-        print(f"{clean(str(save))}: {save.stat().st_size:,} bytes; open it in any browser")
+        print(f"{escape_control(str(save))}: {save.stat().st_size:,} bytes; open it in any browser")
         return
     server = gh.page.Server(traces, host, port)
     if not server.is_local:

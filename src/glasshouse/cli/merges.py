@@ -10,7 +10,7 @@ from rich.text import Text
 
 import glasshouse as gh
 from glasshouse.cli import screen
-from glasshouse.visible import visible
+from glasshouse.visible import show_whitespace
 
 Pair = tuple[bytes, bytes]
 
@@ -21,22 +21,22 @@ def draw_word(tok: gh.Tokenizer, text: str, words: Iterable[bytes]) -> None:
     """Print how a tokenizer's merges put the words of a text together, and the tree of each token."""
     final: list[bytes] = []
     for word in words:
-        print(f"\nword {visible(word)}")
-        states = list(gh.text.bpe.steps(word, tok.merges))
-        screen.table(_steps(states, tok.merges), header=("rank", "merge", "tokens"), right=[0])
+        print(f"\nword {show_whitespace(word)}")
+        states = list(gh.text.bpe.steps(word, tok.merge_ranks))
+        screen.table(_steps(states, tok.merge_ranks), header=("rank", "merge", "tokens"), right=[0])
         for token in states[-1]:
-            print("\n".join(gh.text.bpe.tree(token, tok.merges, visible)))
+            print("\n".join(gh.text.bpe.tree(token, tok.merge_ranks, show_whitespace)))
         final += states[-1]
     # Some take a word that is a token as it stands, and some change the text before they split it.
-    if (made := [tok.decode_bytes([number]) for number in tok.encode(text, special=False)]) != final:
-        print(f"\nthe tokenizer goes another way here, and makes: {' '.join(map(visible, made))}")
+    if (made := [tok.decode_bytes([number]) for number in tok.encode(text, add_special_tokens=False)]) != final:
+        print(f"\nthe tokenizer goes another way here, and makes: {' '.join(map(show_whitespace, made))}")
 
 
 def _steps(states: list[list[bytes]], ranks: Mapping[Pair, int]) -> Iterator[tuple[str, str, str]]:
-    yield "", "", " ".join(map(visible, states[0]))
+    yield "", "", " ".join(map(show_whitespace, states[0]))
     for before, after in pairwise(states):
         left, right = min((pair for pair in pairwise(before) if pair in ranks), key=ranks.__getitem__)
-        yield str(ranks[left, right]), f"{visible(left)} + {visible(right)}", " ".join(map(visible, after))
+        yield str(ranks[left, right]), f"{show_whitespace(left)} + {show_whitespace(right)}", " ".join(map(show_whitespace, after))
 
 
 def draw_learning(texts: Iterable[bytes], merges: int, rivals: int, pattern: str, sample: str | None) -> None:
@@ -63,7 +63,7 @@ def draw_learning(texts: Iterable[bytes], merges: int, rivals: int, pattern: str
         token = merge.pair[0] + merge.pair[1]
         after = [gh.text.bpe.join(word, merge.pair, token) for word in now]
         print(
-            f"\nmerge {number}: {_pair(merge.pair)} = {visible(token)}, {merge.count:,} time{'s' * (merge.count > 1)}"
+            f"\nmerge {number}: {_pair(merge.pair)} = {show_whitespace(token)}, {merge.count:,} time{'s' * (merge.count > 1)}"
         )
         if merge.rivals:
             print(f"  next    {', '.join(f'{_pair(pair)} {count:,}' for pair, count in merge.rivals)}")
@@ -78,7 +78,7 @@ def draw_learning(texts: Iterable[bytes], merges: int, rivals: int, pattern: str
 
 
 def _pair(pair: Pair) -> str:
-    return f"{visible(pair[0])} + {visible(pair[1])}"
+    return f"{show_whitespace(pair[0])} + {show_whitespace(pair[1])}"
 
 
 def _sample(title: str, words: list[list[bytes]], new: bytes | None = None) -> Text:
@@ -86,10 +86,10 @@ def _sample(title: str, words: list[list[bytes]], new: bytes | None = None) -> T
     text = Text(title)
     for token in (token for word in words for token in word):
         if token != new:
-            text.append(f"{visible(token)} ")
+            text.append(f"{show_whitespace(token)} ")
         elif screen.in_colour():
-            text.append(visible(token), "bold black on green").append(" ")
+            text.append(show_whitespace(token), "bold black on green").append(" ")
         else:
-            text.append(f"[{visible(token)}] ")
+            text.append(f"[{show_whitespace(token)}] ")
     text.rstrip()
     return text

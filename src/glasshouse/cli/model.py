@@ -28,7 +28,7 @@ Device = Annotated[
 
 def find_device(name: str) -> str:
     """Return the device that an option names, if this machine has it."""
-    return gh.device.find(name, "--device").type
+    return gh.device.resolve(name, "--device").type
 
 
 @app.command(epilog="Example: glasshouse export runs/first published")

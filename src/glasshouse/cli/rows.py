@@ -10,7 +10,7 @@ from rich.text import Text
 
 import glasshouse as gh
 from glasshouse.cli import screen
-from glasshouse.visible import BORDER, NEWLINE, WAS, clean
+from glasshouse.visible import DOCUMENT_BREAK, NEWLINE, REPLACED_MARK, escape_control
 
 READ = "dim"
 ASKED = ("green", "bright_green")  # two shades, so that tokens can be told apart
@@ -45,9 +45,9 @@ def lines(batch: gh.data.Batch, row: int, corpus: gh.data.Corpus, masked: bool) 
         yield "source", source, batch.source.shape[1] - real
     if batch.targets.ndim == 1:
         yield "text", [Token(show(number)) for number in ids[:length]], width - length
-        yield "label", [Token(clean(corpus.labels[int(batch.targets[row])]), asked=True)], 0
+        yield "label", [Token(escape_control(corpus.labels[int(batch.targets[row])]), asked=True)], 0
         return
-    targets, loss = batch.targets[row].tolist(), batch.loss[row].tolist()
+    targets, loss = batch.targets[row].tolist(), batch.loss_mask[row].tolist()
     if masked:
         mask = corpus.tokenizer.special_id("mask")
         yield (
@@ -60,7 +60,7 @@ def lines(batch: gh.data.Batch, row: int, corpus: gh.data.Corpus, masked: bool) 
         )
         return
     if corpus.kind == "tagged":
-        tagged = zip(map(show, ids), (clean(corpus.labels[target]) for target in targets), loss, strict=True)
+        tagged = zip(map(show, ids), (escape_control(corpus.labels[target]) for target in targets), loss, strict=True)
         words = (Token(f"{text}/{tag}", asked=True) if asked else Token(text) for text, tag, asked in tagged)
         yield "words", list(islice(words, length)), width - length
         return
@@ -77,15 +77,15 @@ def legend(kind: str, masked: bool) -> str | Text:
     if not screen.in_colour():
         marks = [f"[x/y] {asked}" if kind == "tagged" else f"[x] {asked}"]
         if masked:
-            marks.append(f"[x{WAS}y] it reads x and is asked for y")
+            marks.append(f"[x{REPLACED_MARK}y] it reads x and is asked for y")
         if kind == "text":
-            marks.append(f"{BORDER} another text begins, which does not see the one before")
+            marks.append(f"{DOCUMENT_BREAK} another text begins, which does not see the one before")
         return "; ".join(marks)
     text = Text.assemble((asked, ASKED[0]), "  ", ("one that is only read", READ))
     if masked:
         text.append("  ").append("masked", HIDDEN).append(" or ").append("changed", CHANGED).append(" (asked for)")
     if kind == "text":
-        text.append(f"  {BORDER} another text begins")
+        text.append(f"  {DOCUMENT_BREAK} another text begins")
     return text
 
 
@@ -99,9 +99,9 @@ def plain(line: Line) -> str:
     words = []
     for token in tokens:
         if token.starts:
-            words.append(BORDER)
+            words.append(DOCUMENT_BREAK)
         if token.asked:
-            words.append(f"[{token.text}{WAS}{token.was}]" if token.was else f"[{token.text}]")
+            words.append(f"[{token.text}{REPLACED_MARK}{token.was}]" if token.was else f"[{token.text}]")
         else:
             words.append(f"\\{token.text}" if token.text.startswith("[") else token.text)
     return f"{name}{f' ({padding} padding)' if padding else ''}: {' '.join(words)}"
@@ -113,7 +113,7 @@ def coloured(line: Line) -> Text:
     text = Text(overflow="fold").append(name, "bold").append(f" ({padding} padding): " if padding else ": ")
     for number, token in enumerate(tokens):
         if token.starts:
-            text.append(f"\n{BORDER}\n", "bold magenta")
+            text.append(f"\n{DOCUMENT_BREAK}\n", "bold magenta")
         style = ASKED[number % 2] if token.asked else READ
         if token.was:
             style = HIDDEN if token.hidden else CHANGED
@@ -130,7 +130,7 @@ def summary(batch: gh.data.Batch) -> str:
         if ids is not None:
             cells += ids.numel()
             tokens += ids.numel() if lengths is None else int(lengths.sum())
-    asked = int(batch.loss.sum())
+    asked = int(batch.loss_mask.sum())
     carried = f"{asked:,} labels" if batch.targets.ndim == 1 else f"{asked / tokens:.1%}"
     return f"{tokens:,} tokens, {carried} carry loss, {1 - tokens / cells:.1%} padding"
 

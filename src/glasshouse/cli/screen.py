@@ -19,7 +19,7 @@ from rich.table import Table
 from rich.text import Text
 
 import glasshouse as gh
-from glasshouse.visible import NEWLINE, clean, visible
+from glasshouse.visible import NEWLINE, escape_control, show_whitespace
 
 _WIDE = 100_000  # characters in a line, for those who are not a terminal
 
@@ -27,8 +27,8 @@ _WIDE = 100_000  # characters in a line, for those who are not a terminal
 def speller(tok: gh.Tokenizer) -> Callable[[int], str]:
     """Return what shows the token of an id: its bytes where tokens are bytes, else as the vocabulary writes it."""
     if tok.byte_level:
-        return lambda number: visible(tok.decode_bytes([number]))
-    return lambda number: visible(tok.token(number))
+        return lambda number: show_whitespace(tok.decode_bytes([number]))
+    return lambda number: show_whitespace(tok.id_to_token(number))
 
 
 def console() -> Console:
@@ -129,4 +129,4 @@ def outlive_terminal(stream: TextIO) -> TextIO:
 
 def warn(message: Warning | str, *_: object, **__: object) -> None:
     """Show a warning as one line, without the place in the code that it comes from."""
-    print(f"warning: {clean(' '.join(str(message).split()))}", file=sys.stderr)
+    print(f"warning: {escape_control(' '.join(str(message).split()))}", file=sys.stderr)

@@ -14,12 +14,12 @@ from rich.console import Console
 
 import glasshouse as gh
 from glasshouse.cli import screen
-from glasshouse.visible import clean
+from glasshouse.visible import escape_control
 
 INTERRUPTED = 130  # what shells call the end by Ctrl-C
 
 
-def submit(engine: gh.Engine, prompt: bytes, options: gh.Options, n: int) -> list[gh.generation.Request]:
+def submit(engine: gh.Engine, prompt: bytes, options: gh.SamplingParams, n: int) -> list[gh.generation.Request]:
     """Ask for `n` completions of a prompt: a sample is a request of its own, a search is one for all."""
     if options.beams > 1:
         return [engine.submit(prompt, options, n_best=n)]
@@ -41,8 +41,8 @@ def pieces(engine: gh.Engine, request: gh.generation.Request, caught: list[int])
         engine.step()
         if caught:
             engine.cancel(request)
-        yield request.take()
-    yield request.take()
+        yield request.take_text()
+    yield request.take_text()
 
 
 class LengthWarnings:
@@ -90,7 +90,7 @@ def fit(text: str) -> str:
     """Return a text as stdout may have it: a terminal gets no control characters but line breaks and tabs."""
     if not sys.stdout.isatty():
         return text
-    return "".join(c if c in "\n\t" or unicodedata.category(c) != "Cc" else clean(c) for c in text)
+    return "".join(c if c in "\n\t" or unicodedata.category(c) != "Cc" else escape_control(c) for c in text)
 
 
 def as_json(prompt: bytes, one: gh.Completion) -> str:

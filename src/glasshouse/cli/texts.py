@@ -35,7 +35,7 @@ def listed(names: Iterable[str] | None) -> tuple[str, ...]:
 
 def is_builtin(path: str) -> bool:
     """Say whether this is the name of a built-in set, and no file's."""
-    return path in gh.data.builtins() and not Path(path).exists()
+    return path in gh.data.builtin_datasets() and not Path(path).exists()
 
 
 def read(
@@ -51,7 +51,7 @@ def read(
 
 
 def _builtin(name: str, progress: Progress) -> Iterator[bytes]:
-    found = gh.data.builtin(name)
+    found = gh.data.builtin_dataset(name)
     size = found.sizes()["train"]
     for done, item in enumerate(found.items("train"), 1):
         match found.kind:

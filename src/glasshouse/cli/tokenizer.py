@@ -12,7 +12,7 @@ import typer
 
 import glasshouse as gh
 from glasshouse.cli import figures, merges, screen, texts
-from glasshouse.visible import clean, visible
+from glasshouse.visible import escape_control, show_whitespace
 
 app = typer.Typer(help="Learn a tokenizer, use one, look into one.", no_args_is_help=True)
 
@@ -53,7 +53,7 @@ def train(
     found = figures.measure(tok, start)
     screen.table(
         [
-            ("folder", clean(str(out))),
+            ("folder", escape_control(str(out))),
             ("vocabulary", f"{len(tok):,} tokens"),
             ("characters per token", f"{found.characters / found.tokens:.3f} (on the first {found.bytes:,} bytes)"),
         ]
@@ -83,7 +83,7 @@ def encode(
         raise gh.InputError("a text and --file were both given; give one of them.")
     tok = gh.Tokenizer.load(tokenizer)
     data = os.fsencode(text) if text is not None else file.read_bytes() if file else sys.stdin.buffer.read()
-    numbers = tok.encode(data, trusted=trusted)
+    numbers = tok.encode(data, parse_special_tokens=trusted)
     if ids or not sys.stdout.isatty():
         print(*numbers)
         return
@@ -130,7 +130,7 @@ def show(
     names = [tokenizer] if compare is None else [tokenizer, compare]
     toks = [gh.Tokenizer.load(name) for name in names]
     # All that can fail comes before anything is printed.
-    split = [] if word is None else toks[0].words(word)
+    split = [] if word is None else toks[0].pretokenize(word)
     measured = []
     if text is not None:
         for tok in toks:
@@ -155,13 +155,13 @@ def _describe(name: str, tok: gh.Tokenizer) -> None:
     roles = {
         number: [role for role in tok.special_tokens if tok.special_id(role) == number] for number in tok.special_ids
     }
-    print(f"{clean(name)}: {tok!r}")
+    print(f"{escape_control(name)}: {tok!r}")
     screen.table(
         [
             ("fingerprint", tok.fingerprint[:12]),
-            ("for corpora", tok.bulk().engine),
+            ("for corpora", tok.corpus_encoder().backend),
             *(
-                ("special", f"{number} {visible(tok.token(number))} {' '.join(roles[number])}")
+                ("special", f"{number} {show_whitespace(tok.id_to_token(number))} {' '.join(roles[number])}")
                 for number in sorted(tok.special_ids)
             ),
         ]

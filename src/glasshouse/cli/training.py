@@ -67,7 +67,7 @@ def train(
         except gh.training.StoppedError as error:
             stopped = error
         except KeyboardInterrupt:  # while the text was read: what is there is found again
-            display.say("stopped before the first step; the same command goes on with what is prepared.")
+            display.log("stopped before the first step; the same command goes on with what is prepared.")
             raise typer.Exit(130) from None
     if stopped is not None:
         print(f"saved after step {stopped.step:,}; the same command goes on from there.", file=sys.stderr)
@@ -76,10 +76,10 @@ def train(
 
 
 def _baselines(result: Result, display: gh.training.Display) -> dict[str, float]:
-    if "bits_per_byte" not in result.report.figures:
+    if "bits_per_byte" not in result.report.metrics:
         return {}
     display.stage("comparing with gzip, xz and counts of bytes", 0, 0)
-    return gh.evaluation.baseline_bits(result.material.validation, result.material.train)
+    return gh.evaluation.baseline_bits(result.datasets.validation, result.datasets.train)
 
 
 def report(result: Result, bits: Mapping[str, float]) -> None:
@@ -94,9 +94,9 @@ def report(result: Result, bits: Mapping[str, float]) -> None:
 def _heading(result: Result) -> str:
     """Say what the closing figures are of, and why those of the last evaluation differ."""
     steps = f"after {result.steps:,} step{'s' * (result.steps != 1)}"
-    if result.kept != result.steps:
-        steps += f", the model of step {result.kept:,}, which was the best"
-    read, there = result.tried
+    if result.saved_step != result.steps:
+        steps += f", the model of step {result.saved_step:,}, which was the best"
+    read, there = result.val_coverage
     if read == there:
         return f"on what was held out, {steps}"
     return f"on all {there:,} samples that were held out (evaluations while training read {read:,}), {steps}"
@@ -104,9 +104,9 @@ def _heading(result: Result) -> str:
 
 def _next(result: Result) -> Iterator[str]:
     place = shlex.quote(str(result.folder))
-    lines = (line for example in result.report.examples for line in example.read.splitlines())
+    lines = (line for example in result.report.examples for line in example.input.splitlines())
     read = next(filter(str.strip, lines), "")
-    match result.material.train.kind:
+    match result.datasets.train.kind:
         case "text" if isinstance(result.model, gh.models.Decoder):
             yield f"glasshouse generate {place} {shlex.quote(read[:PROMPT])}"
         case "chat":

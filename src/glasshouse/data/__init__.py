@@ -11,17 +11,17 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from glasshouse.data.batch import Batch as Batch
     from glasshouse.data.batches import Batches as Batches
-    from glasshouse.data.batches import Samples as Samples
+    from glasshouse.data.batches import Dataset as Dataset
     from glasshouse.data.corpus import Corpus as Corpus
-    from glasshouse.data.included import builtin as builtin
-    from glasshouse.data.included import builtins as builtins
-    from glasshouse.data.items import Conversations as Conversations
-    from glasshouse.data.items import Labelled as Labelled
-    from glasshouse.data.items import Pairs as Pairs
-    from glasshouse.data.items import Tagged as Tagged
+    from glasshouse.data.included import builtin_dataset as builtin_dataset
+    from glasshouse.data.included import builtin_datasets as builtin_datasets
+    from glasshouse.data.items import ChatDataset as ChatDataset
+    from glasshouse.data.items import ClassificationDataset as ClassificationDataset
+    from glasshouse.data.items import Seq2SeqDataset as Seq2SeqDataset
+    from glasshouse.data.items import TokenClassificationDataset as TokenClassificationDataset
     from glasshouse.data.preparation import prepare as prepare
-    from glasshouse.data.rows import MaskedText as MaskedText
-    from glasshouse.data.rows import RunningText as RunningText
+    from glasshouse.data.rows import MaskedLMDataset as MaskedLMDataset
+    from glasshouse.data.rows import CausalLMDataset as CausalLMDataset
 
 _HOME = {
     "Batch": "batch",

@@ -25,7 +25,7 @@ class Batch:
 
     ids: Tensor  # [B, S]
     targets: Tensor  # [B, S], or [B] for labels
-    loss: Tensor  # like targets: True where the answer counts
+    loss_mask: Tensor  # like targets: True where the answer counts
     documents: Tensor | None = None  # [B, S]: which text of its row an id belongs to
     lengths: Tensor | None = None  # [B]: how many ids of a row are real
     source: Tensor | None = None  # [B, T]
@@ -35,12 +35,12 @@ class Batch:
         return len(self.ids)
 
     @property
-    def tokens(self) -> int:
+    def n_tokens(self) -> int:
         """How many ids the model reads, padding apart."""
         ids = self.ids.numel() if self.lengths is None else int(self.lengths.sum())
         return ids + (0 if self.source_lengths is None else int(self.source_lengths.sum()))
 
-    def answer(self, model: nn.Module) -> Tensor:
+    def forward(self, model: nn.Module) -> Tensor:
         """Run the model on what it is to read."""
         if self.source is None:
             return model(self.ids, documents=self.documents, lengths=self.lengths)
@@ -50,11 +50,11 @@ class Batch:
         """Return the batch on another device, without waiting for it."""
         return self._each(lambda tensor: tensor.to(device, non_blocking=True))
 
-    def split(self, parts: int) -> list[Batch]:
+    def microbatches(self, count: int) -> list[Batch]:
         """Cut the rows into equal parts, for gradients that are added up over several passes."""
-        if parts < 1:
-            raise InputError(f"parts is {parts}, but a batch is cut into at least 1.")
-        rows = -(-len(self) // parts)
+        if count < 1:
+            raise InputError(f"parts is {count}, but a batch is cut into at least 1.")
+        rows = -(-len(self) // count)
         return [self._each(lambda tensor, at=at: tensor[at : at + rows]) for at in range(0, len(self), rows)]
 
     def _each(self, change: Any) -> Batch:  # noqa: ANN401 - a lambda with a default has no type to write

@@ -12,14 +12,14 @@ from glasshouse.data.batch import Batch
 from glasshouse.errors import InputError
 
 
-class Samples(Protocol):
+class Dataset(Protocol):
     """What batches are made of: sample k is a pure function of the seed and k."""
 
     def __len__(self) -> int:
         """How many samples there are in an epoch."""
         ...
 
-    def batch(self, numbers: Sequence[int]) -> Batch:
+    def batch(self, indices: Sequence[int]) -> Batch:
         """Return the samples with these numbers."""
         ...
 
@@ -38,18 +38,18 @@ class Batches:
     [[16, 25], [36, 49]]
     """
 
-    def __init__(self, samples: Samples, batch_size: int, *, rank: int = 0, ranks: int = 1) -> None:
-        if not 0 <= rank < ranks:
-            raise InputError(f"rank is {rank}, but with {ranks} processes it must be from 0 to {ranks - 1}.")
-        if batch_size < 1 or batch_size % ranks:
-            raise InputError(f"batch_size is {batch_size}, but {ranks} processes need a multiple of {ranks}.")
+    def __init__(self, samples: Dataset, batch_size: int, *, rank: int = 0, world_size: int = 1) -> None:
+        if not 0 <= rank < world_size:
+            raise InputError(f"rank is {rank}, but with {world_size} processes it must be from 0 to {world_size - 1}.")
+        if batch_size < 1 or batch_size % world_size:
+            raise InputError(f"batch_size is {batch_size}, but {world_size} processes need a multiple of {world_size}.")
         if (sorted_for := getattr(samples, "batch_size", batch_size)) != batch_size:
             raise InputError(
                 f"batch_size is {batch_size}, but the samples were put in order for {sorted_for}; give both the same."
             )
-        self.samples, self.batch_size, self.rank, self.ranks = samples, operator.index(batch_size), rank, ranks
+        self.samples, self.batch_size, self.rank, self.ranks = samples, operator.index(batch_size), rank, world_size
 
-    def numbers(self, step: int) -> range:
+    def sample_indices(self, step: int) -> range:
         """Return the samples of a step that this process sees."""
         if not 0 <= step < 2**62 // self.batch_size:
             raise InputError(f"step is {step}, but steps count from 0 and end where samples have no number.")
@@ -59,17 +59,17 @@ class Batches:
 
     def at(self, step: int) -> Batch:
         """Return the batch of a step."""
-        return self.samples.batch(self.numbers(step))
+        return self.samples.batch(self.sample_indices(step))
 
-    def start(self, step: int = 0, *, workers: int = 1, ahead: int = 2) -> Generator[Batch]:
+    def iterate(self, step: int = 0, *, workers: int = 1, prefetch_factor: int = 2) -> Generator[Batch]:
         """Yield the batches from a step on, without end, each made `ahead` of time by one of some threads."""
-        if workers < 1 or ahead < 1:
-            raise InputError(f"workers is {workers} and ahead is {ahead}, but both must be at least 1.")
+        if workers < 1 or prefetch_factor < 1:
+            raise InputError(f"workers is {workers} and ahead is {prefetch_factor}, but both must be at least 1.")
         with ThreadPoolExecutor(workers, thread_name_prefix="batches") as pool:
             waiting: deque[Future[Batch]] = deque()
             try:
                 while True:
-                    while len(waiting) < workers * ahead:
+                    while len(waiting) < workers * prefetch_factor:
                         waiting.append(pool.submit(self.at, step + len(waiting)))
                     yield waiting.popleft().result()
                     step += 1

@@ -27,13 +27,13 @@ from glasshouse.text import Tokenizer
 FORMAT = 1
 MANIFEST, TOKENIZER = "manifest.json", "tokenizer"
 STRETCH = 2**22  # ids that are looked at together
-BOTH = ("ids", "ends")  # what a shard is made of
-PARTS = {"text": 1, "pairs": 2, "labelled": 2, "tagged": 2, "chat": 2}
-TEXTS = {"text": 1, "pairs": 2, "labelled": 1, "tagged": 1, "chat": 1}  # how many of the parts are text
+SHARD_ARRAYS = ("ids", "ends")  # what a shard is made of
+ARRAYS_PER_ITEM = {"text": 1, "pairs": 2, "labelled": 2, "tagged": 2, "chat": 2}
+TOKEN_ARRAYS_PER_ITEM = {"text": 1, "pairs": 2, "labelled": 1, "tagged": 1, "chat": 1}  # how many of the parts are text
 
 Kind = Literal["text", "pairs", "labelled", "tagged", "chat"]
 Ids = NDArray[np.integer[Any]]
-Row = NDArray[np.int64]
+IdArray = NDArray[np.int64]
 
 
 class Corpus:
@@ -53,7 +53,7 @@ class Corpus:
     def __init__(self, folder: Path, manifest: dict[str, Any]) -> None:
         self.folder, self.manifest = folder, manifest
         self.kind: Kind = manifest["kind"]
-        self.parts = PARTS[self.kind]
+        self.arrays_per_item = ARRAYS_PER_ITEM[self.kind]
         self.labels: tuple[str, ...] = tuple(manifest["labels"])
         shards = manifest["shards"]
         self._ids = [_map(folder / shard["ids"]["file"], (np.uint16, np.uint32)) for shard in shards]
@@ -62,7 +62,7 @@ class Corpus:
         self._chosen: NDArray[np.int64] | None = None  # the items that a part of a corpus has, if not all
         ends = [_map(folder / shard["ends"]["file"], (np.uint32,)) for shard in shards]
         self._ends = np.concatenate([[0], *(one + at for one, at in zip(ends, self._starts[:-1], strict=True))])
-        whole = self._ends[-1] == self._starts[-1] and (len(self._ends) - 1) % self.parts == 0
+        whole = self._ends[-1] == self._starts[-1] and (len(self._ends) - 1) % self.arrays_per_item == 0
         whole = whole and sum(source["items"] for source in manifest["sources"]) == len(self)
         if not whole or np.any(np.diff(self._ends) < 0):
             raise StoreError(f"the ends of items in {str(folder)!r} do not fit its ids; prepare the text again.")
@@ -77,7 +77,7 @@ class Corpus:
                 f"the ids in {str(folder)!r} were made by another tokenizer "
                 f"({manifest['tokenizer'][:12]}, not {tokenizer.fingerprint[:12]}); prepare the text again."
             )
-        for entry in (shard[part] for shard in manifest["shards"] for part in BOTH):
+        for entry in (shard[part] for shard in manifest["shards"] for part in SHARD_ARRAYS):
             check_file(folder / entry["file"], entry, verify)
         corpus = cls(folder, manifest)
         if verify and corpus.kind in ("text", "pairs"):
@@ -100,13 +100,13 @@ class Corpus:
         return tokenizer
 
     def __len__(self) -> int:
-        return (len(self._ends) - 1) // self.parts if self._chosen is None else len(self._chosen)
+        return (len(self._ends) - 1) // self.arrays_per_item if self._chosen is None else len(self._chosen)
 
     def __repr__(self) -> str:
         items = "1 item" if len(self) == 1 else f"{len(self):,} items"
-        return f"Corpus({self.kind}, {items}, {self.tokens:,} tokens)"
+        return f"Corpus({self.kind}, {items}, {self.n_tokens:,} tokens)"
 
-    def split(self, share: float) -> tuple[Corpus, Corpus]:
+    def split(self, val_fraction: float) -> tuple[Corpus, Corpus]:
         """Return the corpus in two, the second about this share: the end of running text, or items here and there.
 
         Text is shared out by its bytes where tokens are bytes, so that the split does not depend on the tokenizer;
@@ -121,25 +121,25 @@ class Corpus:
         to be or not t
         o be<|endoftext|>
         """
-        if not 0 < share < 1:
-            raise InputError(f"share is {share}, but it must be above 0 and below 1.")
+        if not 0 < val_fraction < 1:
+            raise InputError(f"share is {val_fraction}, but it must be above 0 and below 1.")
         if self.kind == "text":
-            cut = self._cut(share)
+            cut = self._cut(val_fraction)
             return self._part(0, cut), self._part(cut, int(self._ends[-1]))
-        held = held_out(len(self), share)
+        held = validation_mask(len(self), val_fraction)
         return self._choose(~held), self._choose(held)
 
-    def _cut(self, share: float) -> int:
+    def _cut(self, val_fraction: float) -> int:
         """Return the id at which the last share of running text begins; one that lies across is before it."""
         end = int(self._ends[-1])
         if not self.tokenizer.byte_level:
-            return kept(end, share)
+            return train_size(end, val_fraction)
         sizes = np.zeros(len(self.tokenizer), np.int64)
         for number in set(self.tokenizer.ids) - self.tokenizer.special_ids:
             sizes[number] = len(self.tokenizer.decode_bytes([number]))
         stretches = [(at, min(at + STRETCH, end)) for at in range(0, end, STRETCH)]
         totals = [int(sizes[self.read(*stretch)].sum()) for stretch in stretches]
-        left = kept(sum(totals), share)
+        left = train_size(sum(totals), val_fraction)
         for (start, stop), total in zip(stretches, totals, strict=True):
             if left <= total:
                 return start + int(np.searchsorted(np.cumsum(sizes[self.read(start, stop)]), left)) + 1
@@ -165,14 +165,14 @@ class Corpus:
         return view
 
     @cached_property
-    def tokens(self) -> int:
+    def n_tokens(self) -> int:
         """How many tokens there are: all ids, but for labels, tags and what says where answers lie."""
-        return int(self.lengths[:, : TEXTS[self.kind]].sum())
+        return int(self.lengths[:, : TOKEN_ARRAYS_PER_ITEM[self.kind]].sum())
 
     @cached_property
     def lengths(self) -> NDArray[np.int64]:
         """How many ids each part of each item has, [items, parts]."""
-        lengths = np.diff(self._ends).reshape(-1, self.parts)
+        lengths = np.diff(self._ends).reshape(-1, self.arrays_per_item)
         return lengths if self._chosen is None else lengths[self._chosen]
 
     def read(self, start: int, stop: int) -> NDArray[np.int64]:
@@ -190,14 +190,14 @@ class Corpus:
     def item(self, number: int) -> tuple[NDArray[np.int64], ...]:
         """Return the ids of each part of an item."""
         at = self._check_item(number)
-        bounds = self._ends[at * self.parts : (at + 1) * self.parts + 1].tolist()
+        bounds = self._ends[at * self.arrays_per_item : (at + 1) * self.arrays_per_item + 1].tolist()
         return tuple(self.read(start, stop) for start, stop in pairwise(bounds))
 
-    def gather(self, numbers: Sequence[int], part: int, most: int | None = None) -> tuple[Row, Row]:
+    def gather(self, numbers: Sequence[int], part: int, most: int | None = None) -> tuple[IdArray, IdArray]:
         """Return the ids of one part of several items, one after the other, and how many each has, `most` at most."""
         items = np.asarray(numbers, np.int64) if self._chosen is None else self._chosen[numbers]
-        starts = self._ends[items * self.parts + part]
-        lengths = (self._ends[items * self.parts + part + 1] - starts).clip(max=most)
+        starts = self._ends[items * self.arrays_per_item + part]
+        lengths = (self._ends[items * self.arrays_per_item + part + 1] - starts).clip(max=most)
         before = np.cumsum(lengths) - lengths
         places = np.repeat(starts + self._place - before, lengths) + np.arange(lengths.sum())
         shards = np.searchsorted(self._starts, places, side="right") - 1
@@ -214,31 +214,31 @@ class Corpus:
 
     def item_at(self, place: int) -> int:
         """Return the number of the item that the id at a place belongs to."""
-        return int(np.searchsorted(self._ends, place, side="right") - 1) // self.parts
+        return int(np.searchsorted(self._ends, place, side="right") - 1) // self.arrays_per_item
 
-    def source(self, number: int) -> str:
+    def source_name(self, number: int) -> str:
         """Return the name of the file, or of the built-in set, that an item comes from."""
         at = self._first + self._check_item(number)
         counts = np.cumsum([source["items"] for source in self.manifest["sources"]])
         return str(self.manifest["sources"][int(np.searchsorted(counts, at, side="right"))]["name"])
 
 
-def kept(size: int, share: float) -> int:
+def train_size(size: int, val_fraction: float) -> int:
     """Return how much of so many bytes, tokens or items stays if a share is held out.
 
     >>> kept(100, 0.05)
     95
     """
-    return size - round(share * size)
+    return size - round(val_fraction * size)
 
 
-def held_out(count: int, share: float) -> NDArray[np.bool_]:
+def validation_mask(count: int, val_fraction: float) -> NDArray[np.bool_]:
     """Say of each of so many items whether it is held out: drawn, as a file may be in the order of its labels.
 
     >>> int(held_out(100, 0.05).sum())
     5
     """
-    return permute(np.arange(count), count, seed=0, epoch=0) < count - kept(count, share)
+    return permute(np.arange(count), count, seed=0, epoch=0) < count - train_size(count, val_fraction)
 
 
 def read_json(path: Path) -> Any:  # noqa: ANN401 - whatever stands in the file
@@ -266,7 +266,7 @@ def _read_manifest(path: Path) -> dict[str, Any]:
             "end": end,
         } if (
             version == FORMAT
-            and kind in PARTS
+            and kind in ARRAYS_PER_ITEM
             and is_list_of_shards(shards)
             and all(isinstance(label, str) for label in labels)
             and all(map(is_source, sources))
@@ -287,7 +287,7 @@ def is_source(source: object) -> bool:
 def is_list_of_shards(shards: list[Any]) -> bool:
     """Say whether these are shards as they are written: each under its own name, beside the manifest."""
     return all(
-        isinstance(shard, dict) and all(_is_entry(shard.get(part), f"{number:05}.{part}.npy") for part in BOTH)
+        isinstance(shard, dict) and all(_is_entry(shard.get(part), f"{number:05}.{part}.npy") for part in SHARD_ARRAYS)
         for number, shard in enumerate(shards)
     )
 

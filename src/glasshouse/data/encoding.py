@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from glasshouse.data.feed import Feed
+from glasshouse.data.feed import DatasetReader
 from glasshouse.errors import GlasshouseError, InputError
 from glasshouse.text import Tokenizer
-from glasshouse.text.bulk import Bulk, Ends
-from glasshouse.text.sources import Piece, Record
+from glasshouse.text.bulk import CorpusEncoder, Ends
+from glasshouse.text.sources import Chunk, Record
 
 Encoded = tuple[NDArray[np.unsignedinteger[Any]], Ends]  # the ids of all parts, and where each part ends
 LONGEST_RUN = 2**16 - 1  # what the smallest type of id can say
@@ -32,7 +32,7 @@ def end_id(tokenizer: Tokenizer) -> int | None:
 
 
 def make_encoder(
-    feed: Feed, tokenizer: Tokenizer, bulk: Bulk, dtype: type[np.unsignedinteger[Any]], inside: bool
+    feed: DatasetReader, tokenizer: Tokenizer, bulk: CorpusEncoder, dtype: type[np.unsignedinteger[Any]], inside: bool
 ) -> Callable[[list[Any]], Encoded]:
     """Return what encodes a batch of this feed; `inside` says that it begins in the middle of a text."""
     match feed.kind:
@@ -51,7 +51,7 @@ def make_encoder(
 class _Texts:
     """Encodes pieces of texts, with a token at the end of each text, and one at its start if that is another."""
 
-    def __init__(self, tokenizer: Tokenizer, bulk: Bulk, dtype: type[np.unsignedinteger[Any]], inside: bool) -> None:
+    def __init__(self, tokenizer: Tokenizer, bulk: CorpusEncoder, dtype: type[np.unsignedinteger[Any]], inside: bool) -> None:
         self.bulk, self.dtype, self.inside = bulk, dtype, inside
         start, end = start_id(tokenizer), end_id(tokenizer)
         if end is None:
@@ -59,7 +59,7 @@ class _Texts:
         self.before = np.array([] if start in (None, end) else [start], np.uint32)
         self.after = np.array([end], np.uint32)
 
-    def __call__(self, pieces: list[Piece]) -> Encoded:
+    def __call__(self, pieces: list[Chunk]) -> Encoded:
         ids, stops = self.bulk.encode([piece.text for piece in pieces])
         rows: list[Any] = []
         ends: list[int] = []
@@ -70,18 +70,18 @@ class _Texts:
                 length += len(self.before)
             rows.append(ids[start:stop])
             length += stop - start
-            if piece.ends:
+            if piece.ends_document:
                 rows.append(self.after)
                 length += len(self.after)
                 ends.append(length)
-            self.inside = not piece.ends
+            self.inside = not piece.ends_document
         return np.concatenate(rows, dtype=self.dtype, casting="same_kind"), np.array(ends, np.int64)
 
 
 class _Labelled:
     """Encodes texts, each followed by the number of its label as a part of its own."""
 
-    def __init__(self, bulk: Bulk, feed: Feed) -> None:
+    def __init__(self, bulk: CorpusEncoder, feed: DatasetReader) -> None:
         self.bulk, self.feed = bulk, feed
         self.numbers = {label: number for number, label in enumerate(feed.labels)}
 
@@ -95,11 +95,11 @@ class _Labelled:
 class _Tagged:
     """Encodes words one by one, and as a second part says at which ids which tag is asked for."""
 
-    def __init__(self, tokenizer: Tokenizer, bulk: Bulk, feed: Feed) -> None:
+    def __init__(self, tokenizer: Tokenizer, bulk: CorpusEncoder, feed: DatasetReader) -> None:
         self.bulk = bulk
         self.numbers = {tag: number for number, tag in enumerate(feed.labels, 1)}  # 0 is for what is not asked
         # A tokenizer that marks the start of a text as that of a word would take a space of ours for one more.
-        apart = "a a" in tokenizer.decode(tokenizer.encode("a", special=False) * 2)
+        apart = "a a" in tokenizer.decode(tokenizer.encode("a", add_special_tokens=False) * 2)
         self.between = "" if apart else " "
 
     def __call__(self, records: list[Record]) -> Encoded:
@@ -115,7 +115,7 @@ class _Tagged:
         return _join(part[start:stop] for start, stop in pairwise([0, *ends]) for part in (ids, tags))
 
 
-def _conversation(record: Record, tokenizer: Tokenizer, feed: Feed) -> tuple[list[int], list[int]]:
+def _conversation(record: Record, tokenizer: Tokenizer, feed: DatasetReader) -> tuple[list[int], list[int]]:
     """Return the ids of a conversation, and how many are context, answer, context, answer and so on."""
     try:
         match record.values:
@@ -159,11 +159,11 @@ def _join(parts: Iterable[Any]) -> Encoded:
     return np.concatenate(arrays), np.cumsum([len(array) for array in arrays])
 
 
-def _text(value: object, record: Record, feed: Feed) -> bytes:
+def _text(value: object, record: Record, feed: DatasetReader) -> bytes:
     if not isinstance(value, str):
         raise InputError(f"{_where(record, feed)} holds {value!r} where a text belongs; mend it.")
     return value.encode()
 
 
-def _where(record: Record, feed: Feed) -> str:
-    return f"record {record.number + 1} of {feed.names[record.source]!r}"
+def _where(record: Record, feed: DatasetReader) -> str:
+    return f"record {record.index + 1} of {feed.file_names[record.file_index]!r}"

@@ -10,37 +10,37 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from glasshouse.config import nearest
-from glasshouse.data.corpus import PARTS, Kind
-from glasshouse.data.included import Builtin, builtin, builtins
+from glasshouse.config import did_you_mean
+from glasshouse.data.corpus import ARRAYS_PER_ITEM, Kind
+from glasshouse.data.included import BuiltinDataset, builtin_dataset, builtin_datasets
 from glasshouse.errors import InputError
 from glasshouse.text import sources
-from glasshouse.text.sources import TABLES, Errors, OnBytes, OnHash, Piece, Record
+from glasshouse.text.sources import TABULAR_SUFFIXES, Errors, OnBytes, OnHash, Chunk, Record
 
 PIECE = 2**20  # bytes of a long text encoded as one, so that all cores have some
 GLIMPSE = 60  # letters of a value in an error
 
-Place = tuple[int, int]  # which source, and which piece or record of it
-FIELDS: dict[Kind, tuple[str, ...]] = {
+Cursor = tuple[int, int]  # which source, and which piece or record of it
+DEFAULT_FIELDS: dict[Kind, tuple[str, ...]] = {
     "text": ("text",),
     "pairs": ("source", "target"),
     "labelled": ("text", "label"),
     "tagged": ("words", "tags"),
     "chat": ("messages",),
 }
-TURNS = ("prompt", "completion")  # the other columns that a chat can have
+PROMPT_COMPLETION = ("prompt", "completion")  # the other columns that a chat can have
 
 
 @dataclass(frozen=True)
-class Feed:
+class DatasetReader:
     """A stream of pieces of text, or of records, that is the same each time it is read."""
 
     kind: Kind
-    names: tuple[str, ...]  # of the sources
-    stamp: str  # changes when a source does
+    file_names: tuple[str, ...]  # of the sources
+    fingerprint: str  # changes when a source does
     size: int  # how much there is to read, in bytes, or in items of a built-in set
-    passed: Callable[[Place], int]  # how much of it is not read again by one that starts there
-    read: Callable[[Place, OnBytes, OnHash], Iterator[Piece | Record]]
+    size_before: Callable[[Cursor], int]  # how much of it is not read again by one that starts there
+    read: Callable[[Cursor, OnBytes, OnHash], Iterator[Chunk | Record]]
     labels: tuple[str, ...] = ()
     fields: tuple[str, ...] = ()  # the columns that were read, of tables
 
@@ -51,10 +51,10 @@ def is_builtin(paths: Sequence[str | Path]) -> bool:
     >>> is_builtin(["dates"]), is_builtin(["dates.tsv"])
     (True, False)
     """
-    return len(paths) == 1 and str(paths[0]) in builtins() and not Path(paths[0]).exists()
+    return len(paths) == 1 and str(paths[0]) in builtin_datasets() and not Path(paths[0]).exists()
 
 
-def open_feed(
+def open_reader(
     source: str | Path | Iterable[str | Path],
     *,
     kind: Kind | None = None,
@@ -62,7 +62,7 @@ def open_feed(
     split: str = "train",
     separator: str | None = None,
     errors: Errors = "strict",
-) -> Feed:
+) -> DatasetReader:
     """Find what `source` names: a built-in set, or files, folders and globs; two plain files are pairs, line by line.
 
     Without a `kind`, the columns of the first file tell it; without `fields`, they are chosen from its columns.
@@ -72,23 +72,23 @@ def open_feed(
     """
     paths = [source] if isinstance(source, str | Path) else list(source)
     if is_builtin(paths):
-        return _from_builtin(builtin(str(paths[0])), kind, split)
-    if kind is not None and kind not in PARTS:
-        raise InputError(f"kind is {kind!r}, which is no kind of data; {nearest(kind, PARTS)}")
-    first = sources.find(paths)[0]
+        return _from_builtin(builtin_dataset(str(paths[0])), kind, split)
+    if kind is not None and kind not in ARRAYS_PER_ITEM:
+        raise InputError(f"kind is {kind!r}, which is no kind of data; {did_you_mean(kind, ARRAYS_PER_ITEM)}")
+    first = sources.find_files(paths)[0]
     there = sources.columns(first)
-    kind = kind or kind_of(fields or there or ())
+    kind = kind or infer_kind(fields or there or ())
     fields = fields or _choose(kind, there or (), first)
     if kind == "pairs" and len(paths) == 2 and all(Path(path).is_file() and not _is_table(path) for path in paths):
         files = [Path(path) for path in paths]
-        read: Callable[..., Iterator[Piece | Record]] = partial(sources.parallel, *files, errors=errors)
+        read: Callable[..., Iterator[Chunk | Record]] = partial(sources.read_parallel, *files, errors=errors)
     elif kind == "text":
         if len(fields) != 1:
             raise InputError(
                 f"fields is {fields}, but running text has one; name it alone, or give the kind of data that has two."
             )
-        files = sources.find(paths)
-        read = partial(sources.pieces, files, field=fields[0], separator=separator, errors=errors, piece=PIECE)
+        files = sources.find_files(paths)
+        read = partial(sources.read_chunks, files, field=fields[0], separator=separator, errors=errors, chunk_bytes=PIECE)
     else:
         if there is None:
             beside = ", or two plain files, line by line" if kind == "pairs" else ""
@@ -96,41 +96,41 @@ def open_feed(
                 f"{str(first)!r} is plain text, which is of kind text, but {kind} are wanted: give a jsonl, csv, tsv "
                 f"or parquet file{beside}."
             )
-        files = sources.find(paths)
-        read = partial(sources.records, files, fields, errors=errors)
+        files = sources.find_files(paths)
+        read = partial(sources.read_records, files, fields, errors=errors)
         if len(fields) != 2 and not (kind == "chat" and len(fields) == 1):
-            raise InputError(f"fields is {fields}, but {kind} has two, such as {FIELDS[kind]}; name them.")
+            raise InputError(f"fields is {fields}, but {kind} has two, such as {DEFAULT_FIELDS[kind]}; name them.")
     labels: tuple[str, ...] = ()
     if kind == "labelled":
         labels = _labels(files, fields[1], errors)
     elif kind == "tagged":
         labels = _tags(files, fields, errors)
 
-    def start(place: Place, on_bytes: OnBytes, on_hash: OnHash) -> Iterator[Piece | Record]:
+    def start(place: Cursor, on_bytes: OnBytes, on_hash: OnHash) -> Iterator[Chunk | Record]:
         return read(start=place, on_bytes=on_bytes, on_hash=on_hash)
 
-    sizes = list(map(sources.size, files))
+    sizes = list(map(sources.file_size, files))
     # A name need not be UTF-8, and what is written down has to be.
     names = tuple(os.fsencode(path).decode(errors="backslashreplace") for path in files)
     stamp = repr(
         [(os.fsencode(path), size, path.stat().st_mtime_ns) for path, size in zip(files, sizes, strict=True)]
     )
     digest = hashlib.sha256(stamp.encode()).hexdigest()
-    return Feed(
+    return DatasetReader(
         kind, names, digest, sum(sizes), lambda place: sum(sizes[: place[0]]), start, labels, fields if there else ()
     )
 
 
-def kind_of(columns: Collection[str]) -> Kind:
+def infer_kind(columns: Collection[str]) -> Kind:
     """Return the kind of data that a table with these columns holds, by their names.
 
     >>> kind_of(["id", "source", "target"]), kind_of(["text", "label"])
     ('pairs', 'text')
     """
     if "text" not in columns:
-        if set(TURNS) <= set(columns):
+        if set(PROMPT_COMPLETION) <= set(columns):
             return "chat"
-        for kind, names in FIELDS.items():
+        for kind, names in DEFAULT_FIELDS.items():
             if set(names) <= set(columns):
                 return kind
     return "text"
@@ -138,9 +138,9 @@ def kind_of(columns: Collection[str]) -> Kind:
 
 def _choose(kind: Kind, columns: tuple[str, ...], file: Path) -> tuple[str, ...]:
     """Return the columns to read: those with the usual names, or all where there are as many as it takes."""
-    usual = FIELDS[kind]
-    if kind == "chat" and set(TURNS) <= set(columns) and "messages" not in columns:
-        return TURNS
+    usual = DEFAULT_FIELDS[kind]
+    if kind == "chat" and set(PROMPT_COMPLETION) <= set(columns) and "messages" not in columns:
+        return PROMPT_COMPLETION
     if len(usual) != 2 or not columns or set(usual) <= set(columns):
         return usual
     if len(columns) != 2:
@@ -153,13 +153,13 @@ def _choose(kind: Kind, columns: tuple[str, ...], file: Path) -> tuple[str, ...]
 
 
 def _is_table(path: str | Path) -> bool:
-    return any(suffix in TABLES for suffix in Path(path).suffixes)
+    return any(suffix in TABULAR_SUFFIXES for suffix in Path(path).suffixes)
 
 
 def _labels(files: list[Path], field: str, errors: Errors) -> tuple[str, ...]:
     """Read all labels first, so that their numbers do not depend on the order of items, and refuse what is none."""
     found: dict[object, Record] = {}  # by value and as written, so that 1, 1.0, True and "1" meet
-    for record in sources.records(files, [field], errors=errors):
+    for record in sources.read_records(files, [field], errors=errors):
         label = record.values[0]
         endless = isinstance(label, float) and not math.isfinite(label)
         if endless or not isinstance(label, str | int | float) or not str(label).strip():
@@ -178,15 +178,15 @@ def _labels(files: list[Path], field: str, errors: Errors) -> tuple[str, ...]:
 
 
 def _place(record: Record, files: list[Path]) -> str:
-    path = files[record.source]
+    path = files[record.file_index]
     return f"{'row' if path.suffix == '.parquet' else 'line'} {record.line} of {str(path)!r}"
 
 
 def _tags(files: list[Path], fields: tuple[str, ...], errors: Errors) -> tuple[str, ...]:
     """Read all tags first, as labels are, and refuse a record that is amiss before anything is written."""
     found: set[str] = set()
-    for record in sources.records(files, fields, errors=errors):
-        where = f"record {record.number + 1} of {str(files[record.source])!r}"
+    for record in sources.read_records(files, fields, errors=errors):
+        where = f"record {record.index + 1} of {str(files[record.file_index])!r}"
         for value, field in zip(record.values, fields, strict=True):
             if not isinstance(value, list) or not value or not all(isinstance(one, str) and one for one in value):
                 raise InputError(
@@ -206,19 +206,19 @@ def _glimpse(value: object) -> str:
     return written if len(written) <= GLIMPSE else f"{written[:GLIMPSE]}..."
 
 
-def _from_builtin(found: Builtin, kind: Kind | None, split: str) -> Feed:
+def _from_builtin(found: BuiltinDataset, kind: Kind | None, split: str) -> DatasetReader:
     if kind not in (None, found.kind):
         raise InputError(f"{found.name} is of kind {found.kind}, not {kind}; leave the kind out.")
 
-    def read(place: Place, on_bytes: OnBytes, on_hash: OnHash) -> Iterator[Piece | Record]:
+    def read(place: Cursor, on_bytes: OnBytes, on_hash: OnHash) -> Iterator[Chunk | Record]:
         for number, item in enumerate(found.items(split, place[1]), place[1]):
             on_bytes(1)
             if found.kind == "text":
-                yield Piece(item[1].encode(), 0, number, ends=True)
+                yield Chunk(item[1].encode(), 0, number, ends_document=True)
             else:
                 yield Record((item,) if found.kind == "chat" else item, 0, number)
 
     found.items(split)  # which knows what is no split
     size = found.sizes()[split]
     name = f"{found.name} ({split})"
-    return Feed(found.kind, (name,), name, size, lambda place: place[1], read, found.labels)
+    return DatasetReader(found.kind, (name,), name, size, lambda place: place[1], read, found.labels)

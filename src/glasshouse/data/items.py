@@ -14,14 +14,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from glasshouse.data.batch import Batch
-from glasshouse.data.corpus import Corpus, Kind, Row
+from glasshouse.data.corpus import Corpus, Kind, IdArray
 from glasshouse.data.order import Bucketed
 from glasshouse.errors import InputError
 
 
-class _Items(ABC):
+class _BucketedDataset(ABC):
     kind: ClassVar[Kind]
-    shortest: ClassVar[int] = 1  # that a row can be
+    min_len: ClassVar[int] = 1  # that a row can be
 
     def __init__(
         self, corpus: Corpus, batch_size: int, *, max_len: int, seed: int = 0, start: int | None = None
@@ -29,8 +29,8 @@ class _Items(ABC):
         if corpus.kind != self.kind:
             raise InputError(f"the corpus is of kind {corpus.kind}, not {self.kind}; prepare it as {self.kind}.")
         batch_size, max_len = operator.index(batch_size), operator.index(max_len)
-        if max_len < self.shortest:
-            raise InputError(f"max_len is {max_len}, but a row has at least {self.shortest} ids.")
+        if max_len < self.min_len:
+            raise InputError(f"max_len is {max_len}, but a row has at least {self.min_len} ids.")
         self.corpus, self.max_len, self.batch_size = corpus, max_len, batch_size
         self.end = corpus.manifest["end"]
         if self.end is None:
@@ -38,14 +38,14 @@ class _Items(ABC):
         starts = (start, corpus.manifest["start"], self.end)
         self.start = next(one for one in starts if one is not None)
         lengths = self._lengths(corpus.lengths)
-        self.kept = np.flatnonzero((lengths <= max_len).all(1))
-        if batch_size < 1 or len(self.kept) < batch_size:
+        self.item_indices = np.flatnonzero((lengths <= max_len).all(1))
+        if batch_size < 1 or len(self.item_indices) < batch_size:
             raise InputError(
-                f"batch_size is {batch_size}, but {len(self.kept)} items have at most {max_len} tokens; "
+                f"batch_size is {batch_size}, but {len(self.item_indices)} items have at most {max_len} tokens; "
                 "choose a smaller batch, or add items."
             )
-        self.left_out = len(corpus) - len(self.kept)  # items longer than max_len
-        self.order = Bucketed(lengths[self.kept], batch_size, seed)
+        self.n_too_long = len(corpus) - len(self.item_indices)  # items longer than max_len
+        self.order = Bucketed(lengths[self.item_indices], batch_size, seed)
         pad = corpus.tokenizer.special_id("pad")
         self.pad = 0 if pad is None else pad  # lengths say what is padding, so any id will do
 
@@ -55,7 +55,7 @@ class _Items(ABC):
 
     def items(self, numbers: Sequence[int]) -> list[int]:
         """Return which item of the corpus each sample is."""
-        return self.kept[self.order(np.asarray(numbers, np.int64))[1]].tolist()
+        return self.item_indices[self.order(np.asarray(numbers, np.int64))[1]].tolist()
 
     def batch(self, numbers: Sequence[int]) -> Batch:
         """Return the samples with these numbers, padded at the end to the longest."""
@@ -64,7 +64,7 @@ class _Items(ABC):
     def origin(self, number: int) -> str:
         """Say where in the corpus a sample comes from."""
         (item,) = self.items([number])
-        return f"item {item} of {self.corpus.source(item)}"
+        return f"item {item} of {self.corpus.source_name(item)}"
 
     @abstractmethod
     def _lengths(self, lengths: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -75,7 +75,7 @@ class _Items(ABC):
         """Return items of the corpus as a batch."""
 
     def _pad(
-        self, ids: Row, lengths: Row, before: Sequence[int] = (), after: Sequence[int] = ()
+        self, ids: IdArray, lengths: IdArray, before: Sequence[int] = (), after: Sequence[int] = ()
     ) -> tuple[Tensor, Tensor]:
         """Put ids that stand one after the other in rows, each between some before and some after; return lengths."""
         first, more = len(before), len(before) + len(after)
@@ -91,7 +91,7 @@ def _real(lengths: Tensor, width: int) -> Tensor:
     return torch.arange(width) < lengths[:, None]
 
 
-class Pairs(_Items):
+class Seq2SeqDataset(_BucketedDataset):
     r"""Sources and targets for an encoder-decoder, whose decoder reads a start token and the target.
 
     >>> import tempfile, glasshouse as gh
@@ -108,13 +108,13 @@ class Pairs(_Items):
 
     def source(self, ids: Sequence[int]) -> list[int]:
         """Return the ids of a text as the encoder reads them: as `tokenizer.encode` gives them, and ended."""
-        before, after = frame(self.corpus)
+        before, after = source_prefix_suffix(self.corpus)
         return [*before, *ids, *after]
 
     @cached_property
     def _opening(self) -> list[int]:
         """What a target begins with, after the start: published decoders also write what a tokenizer puts there."""
-        before, _ = frame(self.corpus)
+        before, _ = source_prefix_suffix(self.corpus)
         return [] if before == [self.start] else before
 
     def _lengths(self, lengths: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -122,25 +122,25 @@ class Pairs(_Items):
 
     def _batch(self, items: list[int]) -> Batch:
         target = self.corpus.gather(items, 1)
-        source, source_lengths = self._pad(*self.corpus.gather(items, 0), *frame(self.corpus))
+        source, source_lengths = self._pad(*self.corpus.gather(items, 0), *source_prefix_suffix(self.corpus))
         ids, lengths = self._pad(*target, before=[self.start, *self._opening])
         targets, _ = self._pad(*target, before=self._opening, after=[self.end])
         loss = _real(lengths, ids.shape[1])
         return Batch(ids, targets, loss, lengths=lengths, source=source, source_lengths=source_lengths)
 
 
-def frame(corpus: Corpus) -> tuple[list[int], list[int]]:
+def source_prefix_suffix(corpus: Corpus) -> tuple[list[int], list[int]]:
     """Return the ids before and after each source of a corpus: those of its tokenizer, and the end if it has none."""
-    before, after = corpus.tokenizer.around
+    before, after = corpus.tokenizer.prefix_suffix_ids
     end = corpus.manifest["end"]
     return before, after if end in after[-1:] else [*after, end]
 
 
-class Labelled(_Items):
+class ClassificationDataset(_BucketedDataset):
     """Texts between a start token and an end token, and the numbers of their labels; long ones are cut."""
 
     kind = "labelled"
-    shortest = 2
+    min_len = 2
 
     def _lengths(self, lengths: NDArray[np.int64]) -> NDArray[np.int64]:
         return np.minimum(lengths[:, :1] + 2, self.max_len)
@@ -152,7 +152,7 @@ class Labelled(_Items):
         return Batch(ids, targets, torch.ones_like(targets, dtype=torch.bool), lengths=lengths)
 
 
-class Tagged(_Items):
+class TokenClassificationDataset(_BucketedDataset):
     """Words between a start token and an end token, asked for a tag at the first id of each; long ones are cut.
 
     >>> import tempfile, glasshouse as gh
@@ -167,7 +167,7 @@ class Tagged(_Items):
     """
 
     kind = "tagged"
-    shortest = 3
+    min_len = 3
 
     def _lengths(self, lengths: NDArray[np.int64]) -> NDArray[np.int64]:
         return np.minimum(lengths[:, :1] + 2, self.max_len)
@@ -180,7 +180,7 @@ class Tagged(_Items):
         return Batch(ids, torch.where(loss, numbers - 1, 0), loss, lengths=lengths)
 
 
-class Conversations(_Items):
+class ChatDataset(_BucketedDataset):
     """Conversations, or prompts and their completions; only what the assistant wrote carries loss."""
 
     kind = "chat"

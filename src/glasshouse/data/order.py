@@ -14,11 +14,11 @@ from numpy.typing import NDArray
 
 from glasshouse.errors import InputError
 
-Numbers = NDArray[np.int64]
+Indices = NDArray[np.int64]
 ROUNDS = 6
 
 
-def permute(numbers: Numbers, n: int, seed: int, epoch: int) -> Numbers:
+def permute(numbers: Indices, n: int, seed: int, epoch: int) -> Indices:
     """Map numbers below `n` to others below `n`, one to one, by an order drawn from the seed and the epoch.
 
     A Feistel network shuffles the numbers below the next power of four; one that lands at `n` or above goes through
@@ -65,7 +65,7 @@ class Shuffled:
     def __init__(self, n: int, seed: int) -> None:
         self.n, self.seed = n, checked_seed(seed)
 
-    def __call__(self, numbers: Numbers) -> tuple[Numbers, Numbers]:
+    def __call__(self, numbers: Indices) -> tuple[Indices, Indices]:
         """Return the epoch and the item of each sample."""
         epochs, places = np.divmod(numbers, self.n)
         items = np.empty_like(places)
@@ -87,7 +87,7 @@ class Bucketed:
     True
     """
 
-    def __init__(self, lengths: Numbers, batch_size: int, seed: int) -> None:
+    def __init__(self, lengths: Indices, batch_size: int, seed: int) -> None:
         self.batch_size, self.seed = batch_size, checked_seed(seed)
         # By the first length, then by the last: up and down in turns, as the next length goes on where this one ends.
         turns = np.where(lengths[:, 0] % 2, -lengths[:, -1], lengths[:, -1])
@@ -96,7 +96,7 @@ class Bucketed:
         self.starts = np.concatenate(([0], np.flatnonzero(changes) + 1, [len(lengths)]))  # of runs of equal length
         self.n = len(lengths) // batch_size * batch_size
 
-    def __call__(self, numbers: Numbers) -> tuple[Numbers, Numbers]:
+    def __call__(self, numbers: Indices) -> tuple[Indices, Indices]:
         """Return the epoch and the item of each sample."""
         epochs, places = np.divmod(numbers, self.n)
         items = np.empty_like(places)
@@ -105,10 +105,10 @@ class Bucketed:
             batches, rows = np.divmod(places[here], self.batch_size)
             batches = permute(batches, self.n // self.batch_size, self.seed, epoch)
             spare = len(self.sorted) - self.n
-            items[here] = self._at(batches * self.batch_size + rows + draw(spare + 1, self.seed, epoch), epoch)
+            items[here] = self._at(batches * self.batch_size + rows + random_below(spare + 1, self.seed, epoch), epoch)
         return epochs, items
 
-    def _at(self, places: Numbers, epoch: int) -> Numbers:
+    def _at(self, places: Indices, epoch: int) -> Indices:
         runs = np.searchsorted(self.starts, places, side="right") - 1
         moved = np.empty_like(places)
         for run in np.unique(runs).tolist():
@@ -125,6 +125,6 @@ def checked_seed(seed: int) -> int:
     return seed
 
 
-def draw(n: int, seed: int, epoch: int) -> int:
+def random_below(n: int, seed: int, epoch: int) -> int:
     """Draw a number below `n` for an epoch."""
     return int(_keys(seed, epoch)[0] % np.uint64(n))

@@ -16,14 +16,14 @@ from numpy.typing import NDArray
 
 from glasshouse.data.batch import Batch
 from glasshouse.data.corpus import Corpus
-from glasshouse.data.order import Shuffled, checked_seed, draw
+from glasshouse.data.order import Shuffled, checked_seed, random_below
 from glasshouse.errors import InputError
 
-RATE = 0.15  # of all tokens are asked for;
-MASKED, RANDOM = 0.8, 0.1  # of those, so many are a mask and another token; the rest stay as they are
+MLM_PROBABILITY = 0.15  # of all tokens are asked for;
+MASK_REPLACE_PROB, RANDOM_REPLACE_PROB = 0.8, 0.1  # of those, so many are a mask and another token; the rest stay as they are
 
 
-class RunningText:
+class CausalLMDataset:
     """Rows of `length` ids, each id with the one after it as its target; `isolate` numbers the documents of a row.
 
     >>> import tempfile, glasshouse as gh
@@ -37,39 +37,39 @@ class RunningText:
     [[0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1]]
     """
 
-    def __init__(self, corpus: Corpus, length: int, *, seed: int = 0, isolate: bool = True) -> None:
+    def __init__(self, corpus: Corpus, seq_len: int, *, seed: int = 0, mask_documents: bool = True) -> None:
         if corpus.kind != "text":
             raise InputError(f"the corpus is of kind {corpus.kind}, but rows are cut from text; prepare it as text.")
-        if (length := operator.index(length)) < 1:
-            raise InputError(f"length is {length}, but a row has at least 1 id.")
-        if corpus.tokens <= length:
+        if (seq_len := operator.index(seq_len)) < 1:
+            raise InputError(f"length is {seq_len}, but a row has at least 1 id.")
+        if corpus.n_tokens <= seq_len:
             raise InputError(
-                f"the corpus has {corpus.tokens} tokens, but a row of {length} and the token after it need "
-                f"{length + 1}; add text, or choose shorter rows."
+                f"the corpus has {corpus.n_tokens} tokens, but a row of {seq_len} and the token after it need "
+                f"{seq_len + 1}; add text, or choose shorter rows."
             )
-        self.corpus, self.length, self.seed, self.isolate = corpus, length, checked_seed(seed), isolate
+        self.corpus, self.length, self.seed, self.isolate = corpus, seq_len, checked_seed(seed), mask_documents
         self.start, self.end = corpus.manifest["start"], corpus.manifest["end"]
         self.border = self.end if self.start is None else self.start
-        self.order = Shuffled(corpus.tokens // length, seed)
+        self.order = Shuffled(corpus.n_tokens // seq_len, seed)
 
     def __len__(self) -> int:
         """How many samples there are in an epoch."""
         return self.order.n
 
-    def places(self, numbers: Sequence[int]) -> list[int]:
+    def offsets(self, numbers: Sequence[int]) -> list[int]:
         """Return where in the corpus each sample begins."""
         epochs, items = self.order(np.asarray(numbers, np.int64))
-        shifts = [draw(self.length, self.seed, epoch) if epoch else 0 for epoch in epochs.tolist()]
+        shifts = [random_below(self.length, self.seed, epoch) if epoch else 0 for epoch in epochs.tolist()]
         return [
-            (item * self.length + shift) % self.corpus.tokens
+            (item * self.length + shift) % self.corpus.n_tokens
             for item, shift in zip(items.tolist(), shifts, strict=True)
         ]
 
-    def rows(self, numbers: Sequence[int]) -> NDArray[np.int64]:
+    def token_blocks(self, numbers: Sequence[int]) -> NDArray[np.int64]:
         """Return the ids of samples, and one more of each, [n, length + 1]; after the last text comes the first."""
-        wanted, tokens = self.length + 1, self.corpus.tokens
+        wanted, tokens = self.length + 1, self.corpus.n_tokens
         rows = np.empty((len(numbers), wanted), np.int64)
-        for row, place in zip(rows, self.places(numbers), strict=True):
+        for row, place in zip(rows, self.offsets(numbers), strict=True):
             before_the_end = self.corpus.read(place, min(place + wanted, tokens))
             row[: len(before_the_end)] = before_the_end
             row[len(before_the_end) :] = self.corpus.read(0, wanted - len(before_the_end))
@@ -77,7 +77,7 @@ class RunningText:
 
     def batch(self, numbers: Sequence[int]) -> Batch:
         """Return the samples with these numbers."""
-        rows = torch.from_numpy(self.rows(numbers))
+        rows = torch.from_numpy(self.token_blocks(numbers))
         ids, targets = rows[:, :-1].contiguous(), rows[:, 1:].contiguous()
         loss = torch.ones_like(targets, dtype=torch.bool)
         if self.isolate and self.start not in (None, self.end):
@@ -91,13 +91,13 @@ class RunningText:
 
     def origin(self, number: int) -> str:
         """Say where in the corpus a sample comes from."""
-        (place,) = self.places([number])
-        first, last = (self.corpus.item_at(at % self.corpus.tokens) for at in (place, place + self.length - 1))
+        (place,) = self.offsets([number])
+        first, last = (self.corpus.item_at(at % self.corpus.n_tokens) for at in (place, place + self.length - 1))
         texts = f"text {first}" if first == last else f"texts {first} to {last}"
-        return f"{texts}, ids {place:,} to {(place + self.length - 1) % self.corpus.tokens:,}"
+        return f"{texts}, ids {place:,} to {(place + self.length - 1) % self.corpus.n_tokens:,}"
 
 
-class MaskedText:
+class MaskedLMDataset:
     """Rows of text of which some ids are hidden and asked for, drawn from the seed and the sample's number.
 
     Of all ids but the special ones, 15% are asked for in expectation, and at least one in each row; of those 80% are
@@ -105,15 +105,15 @@ class MaskedText:
     """
 
     def __init__(
-        self, corpus: Corpus, length: int, *, seed: int = 0, isolate: bool = True, rate: float = RATE
+        self, corpus: Corpus, seq_len: int, *, seed: int = 0, mask_documents: bool = True, mlm_probability: float = MLM_PROBABILITY
     ) -> None:
         mask = corpus.tokenizer.special_id("mask")
         if mask is None:
             raise InputError("the tokenizer has no mask token; train one with the special token 'mask'.")
-        if not 0 < rate <= 1:
-            raise InputError(f"rate is {rate}, but it must be above 0 and at most 1.")
-        self.text = RunningText(corpus, length, seed=seed, isolate=isolate)
-        self.mask, self.rate, self.seed = mask, rate, self.text.seed
+        if not 0 < mlm_probability <= 1:
+            raise InputError(f"rate is {mlm_probability}, but it must be above 0 and at most 1.")
+        self.text = CausalLMDataset(corpus, seq_len, seed=seed, mask_documents=mask_documents)
+        self.mask, self.rate, self.seed = mask, mlm_probability, self.text.seed
         self.special = np.array(sorted(corpus.tokenizer.special_ids), np.int64)
         self.ordinary = np.array(sorted(set(corpus.tokenizer.ids) - corpus.tokenizer.special_ids), np.int64)
 
@@ -123,7 +123,7 @@ class MaskedText:
 
     def batch(self, numbers: Sequence[int]) -> Batch:
         """Return the samples with these numbers."""
-        targets = self.text.rows(numbers)[:, :-1]
+        targets = self.text.token_blocks(numbers)[:, :-1]
         ids, asked = targets.copy(), np.zeros(targets.shape, bool)
         for row, where, number in zip(ids, asked, numbers, strict=True):
             draws = np.random.Generator(np.random.Philox(key=[self.seed, number]))
@@ -135,7 +135,7 @@ class MaskedText:
             chosen = draws.permutation(candidates)[:count]
             fate = draws.random(len(chosen))
             others = draws.choice(self.ordinary, len(chosen))
-            row[chosen] = np.where(fate < MASKED, self.mask, np.where(fate < MASKED + RANDOM, others, row[chosen]))
+            row[chosen] = np.where(fate < MASK_REPLACE_PROB, self.mask, np.where(fate < MASK_REPLACE_PROB + RANDOM_REPLACE_PROB, others, row[chosen]))
             where[chosen] = True
         original = torch.from_numpy(targets.copy())
         return Batch(torch.from_numpy(ids), original, torch.from_numpy(asked), self.text._documents(original))

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from glasshouse import spec
-from glasshouse.data.batches import Samples
-from glasshouse.data.corpus import TEXTS, Corpus, Kind
-from glasshouse.data.items import Conversations, Labelled, Pairs, Tagged, frame
-from glasshouse.data.rows import MaskedText, RunningText
+from glasshouse.data.batches import Dataset
+from glasshouse.data.corpus import TOKEN_ARRAYS_PER_ITEM, Corpus, Kind
+from glasshouse.data.items import ChatDataset, ClassificationDataset, Seq2SeqDataset, TokenClassificationDataset, source_prefix_suffix
+from glasshouse.data.rows import MaskedLMDataset, CausalLMDataset
 from glasshouse.errors import InputError
 
 
-def make_samples(s: spec.Spec, corpus: Corpus, *, batch_size: int, length: int, seed: int = 0) -> Samples:
+def make_dataset(s: spec.Spec, corpus: Corpus, *, batch_size: int, seq_len: int, seed: int = 0) -> Dataset:
     """Return the samples of a corpus for a model: rows of `length` ids, or items with no more than so many.
 
     >>> import tempfile, glasshouse as gh
@@ -26,18 +26,18 @@ def make_samples(s: spec.Spec, corpus: Corpus, *, batch_size: int, length: int, 
     """
     match s, s.head, corpus.kind:
         case spec.DecoderSpec(), spec.NextToken(), "text":
-            return RunningText(corpus, length, seed=seed)
+            return CausalLMDataset(corpus, seq_len, seed=seed)
         case spec.DecoderSpec(), spec.NextToken(), "chat":
-            return Conversations(corpus, batch_size, max_len=length, seed=seed)
+            return ChatDataset(corpus, batch_size, max_len=seq_len, seed=seed)
         case spec.EncoderSpec(), spec.MaskedToken(), "text":
-            return MaskedText(corpus, length, seed=seed)
+            return MaskedLMDataset(corpus, seq_len, seed=seed)
         case spec.Seq2SeqSpec(), _, "pairs":
-            return Pairs(corpus, batch_size, max_len=length, seed=seed, start=s.start_id)
-        case _, spec.SequenceLabel(n_labels), "labelled" if n_labels >= len(corpus.labels):
-            return Labelled(corpus, batch_size, max_len=length, seed=seed)
-        case _, spec.TokenLabel(n_labels), "tagged" if n_labels >= len(corpus.labels):
-            return Tagged(corpus, batch_size, max_len=length, seed=seed)
-        case (_, spec.SequenceLabel(n_labels), "labelled") | (_, spec.TokenLabel(n_labels), "tagged"):
+            return Seq2SeqDataset(corpus, batch_size, max_len=seq_len, seed=seed, start=s.start_id)
+        case _, spec.SequenceClassification(n_labels), "labelled" if n_labels >= len(corpus.labels):
+            return ClassificationDataset(corpus, batch_size, max_len=seq_len, seed=seed)
+        case _, spec.TokenClassification(n_labels), "tagged" if n_labels >= len(corpus.labels):
+            return TokenClassificationDataset(corpus, batch_size, max_len=seq_len, seed=seed)
+        case (_, spec.SequenceClassification(n_labels), "labelled") | (_, spec.TokenClassification(n_labels), "tagged"):
             raise InputError(f"the model knows {n_labels} labels, but the corpus has {len(corpus.labels)}.")
     raise InputError(
         f"the corpus is of kind {corpus.kind}, which a model of kind {s.kind} with the head {s.head.kind} does not "
@@ -46,7 +46,7 @@ def make_samples(s: spec.Spec, corpus: Corpus, *, batch_size: int, length: int, 
     )
 
 
-def kind_for(s: spec.Spec) -> Kind | None:
+def required_kind(s: spec.Spec) -> Kind | None:
     """Return the one kind of data that a model learns from; None where its data may be of several.
 
     >>> kind_for(spec.preset("tiny-seq2seq")), kind_for(spec.preset("tiny-decoder"))
@@ -55,21 +55,21 @@ def kind_for(s: spec.Spec) -> Kind | None:
     match s, s.head:
         case spec.Seq2SeqSpec(), _:
             return "pairs"
-        case _, spec.SequenceLabel():
+        case _, spec.SequenceClassification():
             return "labelled"
-        case _, spec.TokenLabel():
+        case _, spec.TokenClassification():
             return "tagged"
     return None
 
 
-def rows_of(corpus: Corpus, tokens: int, length: int) -> int:
+def samples_for_tokens(corpus: Corpus, tokens: int, seq_len: int) -> int:
     """Return how many samples make about so many tokens, all in all; at most as many as there are."""
     if corpus.kind == "text":
-        return max(1, tokens // length)
-    lengths = corpus.lengths[:, : TEXTS[corpus.kind]]
+        return max(1, tokens // seq_len)
+    lengths = corpus.lengths[:, : TOKEN_ARRAYS_PER_ITEM[corpus.kind]]
     if corpus.kind in ("labelled", "tagged"):
-        lengths = lengths.clip(max=length - 2)  # they are cut
-    around = sum(map(len, frame(corpus))) if corpus.kind == "pairs" else 1  # tokens that start or end a row
-    fitting = lengths[(lengths <= length - around).all(1)]
+        lengths = lengths.clip(max=seq_len - 2)  # they are cut
+    around = sum(map(len, source_prefix_suffix(corpus))) if corpus.kind == "pairs" else 1  # tokens that start or end a row
+    fitting = lengths[(lengths <= seq_len - around).all(1)]
     mean = float(fitting.sum(1).mean()) if len(fitting) else 1.0
     return max(1, min(round(tokens / max(mean, 1.0)), len(fitting)))

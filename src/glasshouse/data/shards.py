@@ -23,19 +23,19 @@ except ImportError:  # Windows
     fcntl = None
 
 PROGRESS, LOCK = "progress.json", ".lock"
-SHARD = 2**24  # ids
+SHARD_TOKENS = 2**24  # ids
 
 
-def _fresh(name: str) -> str:
+def _temporary_name(name: str) -> str:
     """Return the name under which a file is written before it takes the place of the old one."""
     return f".{name}.new"
 
 
-EARLY = {LOCK, _fresh(PROGRESS)}  # what there is before the first progress is written
+EARLY = {LOCK, _temporary_name(PROGRESS)}  # what there is before the first progress is written
 
 
 @contextmanager
-def writing(folder: Path) -> Iterator[None]:
+def write_errors(folder: Path) -> Iterator[None]:
     """Turn what the system says about a folder that cannot be written to into one sentence that names it."""
     try:
         yield
@@ -49,11 +49,11 @@ def writing(folder: Path) -> Iterator[None]:
         ) from None
 
 
-class Writer:
+class ShardWriter:
     """Writes the shards of one job into a folder; `state` is what the job needs to know to go on."""
 
     def __init__(
-        self, folder: Path, job: dict[str, Any], dtype: type[np.unsignedinteger[Any]], shard: int = SHARD
+        self, folder: Path, job: dict[str, Any], dtype: type[np.unsignedinteger[Any]], shard: int = SHARD_TOKENS
     ) -> None:
         if shard < 1:
             raise InputError(f"shard is {shard}, but one holds at least 1 id.")
@@ -63,20 +63,20 @@ class Writer:
         self._ids: list[Ids] = []
         self._ends: list[NDArray[np.int64]] = []
         self._length = 0
-        with writing(folder):
-            self.done = (folder / MANIFEST).exists()
+        with write_errors(folder):
+            self.complete = (folder / MANIFEST).exists()
 
-    def __enter__(self) -> Writer:
+    def __enter__(self) -> ShardWriter:
         """Take the folder, and over what is finished in it."""
         folder = self.folder
-        with writing(folder):
+        with write_errors(folder):
             folder.mkdir(parents=True, exist_ok=True)
-        if self.done:
-            self._go_on(folder / MANIFEST)
+        if self.complete:
+            self._resume(folder / MANIFEST)
             return self
         if not (folder / PROGRESS).exists() and {path.name for path in folder.iterdir()} - EARLY:
             raise StoreError(f"{str(folder)!r} holds other files; choose a folder that is new or empty.")
-        with writing(folder):
+        with write_errors(folder):
             self._lock = (folder / LOCK).open("w")
         if fcntl is not None:
             try:
@@ -84,16 +84,16 @@ class Writer:
             except OSError:
                 raise StoreError(f"another process is writing into {str(folder)!r}; wait for it.") from None
         if (folder / PROGRESS).exists():
-            self._go_on(folder / PROGRESS)
+            self._resume(folder / PROGRESS)
         self._put_progress()
         return self
 
     def __exit__(self, *_: object) -> None:
-        if not self.done:
+        if not self.complete:
             (self.folder / LOCK).unlink(missing_ok=True)
             self._lock.close()
 
-    def _go_on(self, path: Path) -> None:
+    def _resume(self, path: Path) -> None:
         """Take over the shards that stand in a file, if they are of this job and as they were written."""
         found = read_json(path)
         match found:
@@ -109,7 +109,7 @@ class Writer:
                     f"{str(self.folder)!r} was begun with another {key} than this, or with what has changed since; "
                     "choose another folder, or delete it."
                 )
-        if not self.done:
+        if not self.complete:
             for entry in (shard[part] for shard in shards for part in ("ids", "ends")):
                 check_file(self.folder / entry["file"], entry, verify=True)
         self.shards, self.state = shards, state if isinstance(state, dict) else {}
@@ -144,7 +144,7 @@ class Writer:
         """Write arrays as one .npy file; return its name, size and hash."""
         length = sum(map(len, arrays))
         digest = hashlib.sha256()
-        with writing(self.folder), (self.folder / name).open("wb") as file:
+        with write_errors(self.folder), (self.folder / name).open("wb") as file:
             header = {"descr": np.dtype(dtype).newbyteorder("<").str, "fortran_order": False, "shape": (length,)}
             np.lib.format.write_array_header_1_0(file, header)
             file.flush()
@@ -161,8 +161,8 @@ class Writer:
         self._put(PROGRESS, {"job": self.job, "shards": self.shards, "state": self.state})
 
     def _put(self, name: str, table: dict[str, Any]) -> None:
-        fresh = self.folder / _fresh(name)
-        with writing(self.folder), fresh.open("w", encoding="utf-8") as file:
+        fresh = self.folder / _temporary_name(name)
+        with write_errors(self.folder), fresh.open("w", encoding="utf-8") as file:
             # One line a key: readable, and a hundred times as fast as json's own indentation of many sources.
             lines = (f"{json.dumps(key)}: {json.dumps(value, ensure_ascii=False)}" for key, value in table.items())
             file.write("{\n" + ",\n".join(lines) + "\n}\n")

@@ -68,7 +68,7 @@ def text_of(corpus: Corpus) -> bytes:
         texts = (corpus.item(number)[0].tolist() for number in range(len(corpus)))
         return b"".join(tok.decode_bytes(one for one in ids if one not in tok.special_ids) for ids in texts)
     spelled = {number: b"" if number in tok.special_ids else tok.decode_bytes([number]) for number in tok.ids}
-    blocks = (corpus.read(at, min(at + IDS, corpus.tokens)).tolist() for at in range(0, corpus.tokens, IDS))
+    blocks = (corpus.read(at, min(at + IDS, corpus.n_tokens)).tolist() for at in range(0, corpus.n_tokens, IDS))
     return b"".join(spelled[number] for ids in blocks for number in ids)
 
 

@@ -16,34 +16,34 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from glasshouse import device as machine
-from glasshouse.config import nearest
+from glasshouse.config import did_you_mean
 from glasshouse.data import (
     Batch,
-    Conversations,
+    ChatDataset,
     Corpus,
-    Labelled,
-    MaskedText,
-    Pairs,
-    RunningText,
-    Samples,
-    Tagged,
+    ClassificationDataset,
+    MaskedLMDataset,
+    Seq2SeqDataset,
+    CausalLMDataset,
+    Dataset,
+    TokenClassificationDataset,
     prepare,
 )
 from glasshouse.data.corpus import MANIFEST, Kind
 from glasshouse.data.feed import is_builtin
-from glasshouse.data.samples import kind_for, make_samples
+from glasshouse.data.samples import required_kind, make_dataset
 from glasshouse.errors import InputError
 from glasshouse.evaluation.measures import exact_match, f1
-from glasshouse.evaluation.tally import Tally, byte_sizes, read_through
+from glasshouse.evaluation.tally import MetricSums, token_bytes, evaluate_samples
 from glasshouse.evaluation.translation import Score, bleu, chrf
-from glasshouse.generation import Options, Request
+from glasshouse.generation import SamplingParams, Request
 from glasshouse.generation.admission import check_count, check_length, check_model
-from glasshouse.generation.calls import complete
-from glasshouse.models import Decoder, Model, Seq2Seq, check_pair
-from glasshouse.spec import SequenceLabel, Spec, TokenLabel
+from glasshouse.generation.calls import generate_requests
+from glasshouse.models import Decoder, Model, Seq2Seq, check_tokenizer
+from glasshouse.spec import SequenceClassification, Spec, TokenClassification
 from glasshouse.text import Tokenizer
 from glasshouse.text.sources import Errors
-from glasshouse.text.training import Progress, silent
+from glasshouse.text.training import ProgressCallback, no_progress
 
 Source = str | Path | Iterable[str | Path] | Corpus
 
@@ -61,9 +61,9 @@ class Example:
     'nein'
     """
 
-    read: str
-    expected: str
-    said: str
+    input: str
+    reference: str
+    prediction: str
     n_best: tuple[tuple[float, str], ...] = ()
 
 
@@ -82,13 +82,13 @@ class Report:
     """
 
     kind: Kind  # of the corpus
-    figures: dict[str, float]
-    asked: int
+    metrics: dict[str, float]
+    n_targets: int
     examples: list[Example]
-    left_out: int = 0  # items that are too long to be asked about
-    items: int = 0  # rows of running text, or pairs, texts and conversations; those left out are not counted
-    measured: int = 0
-    written: int = 0
+    n_too_long: int = 0  # items that are too long to be asked about
+    n_items: int = 0  # rows of running text, or pairs, texts and conversations; those left out are not counted
+    n_evaluated: int = 0
+    n_generated: int = 0
     signatures: dict[str, str] = field(default_factory=dict)
 
 
@@ -101,14 +101,14 @@ def evaluate(
     fields: str | Iterable[str] = (),
     split: str = "validation",
     errors: Errors = "strict",
-    length: int | None = None,
-    rows: int = 32,
+    seq_len: int | None = None,
+    batch_size: int = 32,
     limit: int | None = None,
-    written: int | None = None,
+    generate: int | None = None,
     beams: int = 1,
     n: int = 1,
     device: torch.device | str | None = None,
-    progress: Progress = silent,
+    progress: ProgressCallback = no_progress,
 ) -> Report:
     """Measure a model on files, folders, globs, a built-in set's `split`, or a corpus: open, or the folder of one.
 
@@ -130,28 +130,28 @@ def evaluate(
     """
     if not isinstance(tok, Tokenizer):
         raise InputError(f"tok is {tok!r}, but data are measured as its tokens; give the model's tokenizer.")
-    check_pair(model, tok)
-    length = check_length(model.spec, length, "length")
-    check_count("rows", rows)
+    check_tokenizer(model, tok)
+    seq_len = check_length(model.spec, seq_len, "length")
+    check_count("rows", batch_size)
     if limit is not None:
         check_count("limit", limit)
-    if written:
-        check_count("written", written)
+    if generate:
+        check_count("written", generate)
     check_count("beams", beams)
     if check_count("n", n) > beams:
         raise InputError(f"n is {n}, but a search of {beams} beams finds no more than these; raise beams.")
     if device is not None:
-        model.to(machine.find(device))
+        model.to(machine.resolve(device))
     was_training = model.training
     model.eval()
     try:
         with opened(
             path, tok, model.spec, kind=kind, fields=fields, split=split, errors=errors, progress=progress
         ) as corpus:
-            samples = make_samples(model.spec, corpus, batch_size=1, length=length)
+            samples = make_dataset(model.spec, corpus, batch_size=1, seq_len=seq_len)
             count = len(samples) if limit is None else min(limit, len(samples))
-            answers = count if written is None else min(written, count)
-            job = _Job(model, tok, corpus, length, rows, count, answers, beams, n, progress)
+            answers = count if generate is None else min(generate, count)
+            job = _Job(model, tok, corpus, seq_len, batch_size, count, answers, beams, n, progress)
             report = job.ask(samples)
             return replace(
                 report,
@@ -174,7 +174,7 @@ def opened(
     fields: str | Iterable[str] = (),
     split: str = "validation",
     errors: Errors = "strict",
-    progress: Progress = silent,
+    progress: ProgressCallback = no_progress,
 ) -> Iterator[Corpus]:
     """Open what `evaluate` takes as a corpus of this tokenizer; what is not yet prepared is, until the end.
 
@@ -198,7 +198,7 @@ def opened(
         yield _of_kind(Corpus.open(paths[0], tokenizer=tok), kind)
         return
     if kind is None and s is not None and not is_builtin(paths):
-        kind = kind_for(s)
+        kind = required_kind(s)
     with tempfile.TemporaryDirectory() as folder:
         yield prepare(paths, tok, folder, kind=kind, fields=fields, split=split, errors=errors, progress=progress)
 
@@ -223,30 +223,30 @@ class _Job:
     written: int  # items to answer
     beams: int
     n: int
-    progress: Progress
+    progress: ProgressCallback
 
     @property
     def room(self) -> int:
         """How many tokens of prompt and answer there is room for."""
         return max(self.length, self.model.spec.max_len)
 
-    def ask(self, samples: Samples) -> Report:
+    def ask(self, samples: Dataset) -> Report:
         match samples:
-            case RunningText():
+            case CausalLMDataset():
                 return self._running(samples)
-            case MaskedText():
+            case MaskedLMDataset():
                 return self._masked(samples)
-            case Labelled():
+            case ClassificationDataset():
                 return self._labelled(samples)
-            case Tagged():
+            case TokenClassificationDataset():
                 return self._tagged(samples)
-            case Pairs() | Conversations():
+            case Seq2SeqDataset() | ChatDataset():
                 return self._answered(samples)
         raise AssertionError(f"{samples} are no samples of a corpus")
 
-    def _running(self, samples: RunningText) -> Report:
+    def _running(self, samples: CausalLMDataset) -> Report:
         # Where tokens are no rows of bytes, what one spells depends on its neighbours, so it has no size of its own.
-        total = self._measure(samples, byte_sizes(self.tok) if self.tok.byte_level else None)
+        total = self._measure(samples, token_bytes(self.tok) if self.tok.byte_level else None)
         begin = [samples.end] if samples.start in (None, samples.end) else []  # other texts bring their start along
         turns = []
         for number in range(min(SHOWN, self.written, len(self.corpus))):
@@ -254,24 +254,24 @@ class _Job:
             half = min(len(text), self.length) // 2
             if half:
                 turns.append((begin + text[:half], text[half : 2 * half]))
-        return self._report(total, total.figures(), self._write(turns, GLIMPSE // 2, end=samples.end))
+        return self._report(total, total.metrics(), self._write(turns, GLIMPSE // 2, end=samples.end))
 
-    def _masked(self, samples: MaskedText) -> Report:
+    def _masked(self, samples: MaskedLMDataset) -> Report:
         total = self._measure(samples)
         batch = samples.batch(range(min(SHOWN, self.count)))
         with torch.no_grad():
-            said = batch.to(next(self.model.parameters()).device).answer(self.model).argmax(-1).cpu()
+            said = batch.to(next(self.model.parameters()).device).forward(self.model).argmax(-1).cpu()
 
         def spell(ids: Tensor) -> str:
             return " | ".join(self.tok.decode([number]) for number in ids.tolist() if number in self.tok.ids)
 
         examples = [
             Example(self.tok.decode(ids), spell(targets[asked]), spell(answers[asked]))
-            for ids, targets, answers, asked in zip(batch.ids, batch.targets, said, batch.loss, strict=True)
+            for ids, targets, answers, asked in zip(batch.ids, batch.targets, said, batch.loss_mask, strict=True)
         ]
-        return self._report(total, total.figures(), examples)
+        return self._report(total, total.metrics(), examples)
 
-    def _labelled(self, samples: Labelled) -> Report:
+    def _labelled(self, samples: ClassificationDataset) -> Report:
         total, names, answers = self._choices(samples)
         items = [self.corpus.item(item) for item in samples.items(range(self.count))]
         expected = [self.corpus.labels[int(label[0])] for _, label in items]
@@ -279,7 +279,7 @@ class _Job:
         texts = [self.tok.decode(text) for text, _ in items[:SHOWN]]
         return self._report(total, _label_figures(total, said, expected), list(map(Example, texts, expected, said)))
 
-    def _tagged(self, samples: Tagged) -> Report:
+    def _tagged(self, samples: TokenClassificationDataset) -> Report:
         total, names, answers = self._choices(samples)
         expected: list[str] = []
         said: list[str] = []
@@ -297,7 +297,7 @@ class _Job:
                 examples.append(Example(self.tok.decode(ids), wanted, named))
         return self._report(total, _label_figures(total, said, expected), examples)
 
-    def _choices(self, samples: Labelled | Tagged) -> tuple[Tally, Sequence[str], list[Tensor]]:
+    def _choices(self, samples: ClassificationDataset | TokenClassificationDataset) -> tuple[MetricSums, Sequence[str], list[Tensor]]:
         """Measure, and return also the names of the model's labels and, for each sample, the numbers it chose."""
         names, numbers = _match_labels(self.model, self.corpus)
         answers: list[Tensor] = []
@@ -308,34 +308,34 @@ class _Job:
             hook.remove()
         return total, names, answers
 
-    def _answered(self, samples: Pairs | Conversations) -> Report:
+    def _answered(self, samples: Seq2SeqDataset | ChatDataset) -> Report:
         if self.written:
             check_model(self.model)  # one that cannot write had better say so before it is measured
         total = self._measure(samples)
         items = [self.corpus.item(item) for item in sorted(samples.items(range(self.written)))]
-        if isinstance(samples, Pairs):
+        if isinstance(samples, Seq2SeqDataset):
             turns = [(samples.source(source.tolist()), target.tolist()) for source, target in items]
         else:
             turns = [_last_answer(*item) for item in items]
             turns = [turn for turn in turns if 0 < len(turn[0]) <= self.room]
         # An answer twice as long as the longest is wrong, however it goes on.
         limit = min(self.length, 2 * max((len(wanted) for _, wanted in turns), default=0) + 1)
-        examples = self._write(turns, limit, end=samples.end, roles=isinstance(samples, Conversations))
-        figures = total.figures()
+        examples = self._write(turns, limit, end=samples.end, roles=isinstance(samples, ChatDataset))
+        figures = total.metrics()
         scores: dict[str, Score] = {}
         if examples:
-            said, expected = [one.said for one in examples], [one.expected for one in examples]
+            said, expected = [one.prediction for one in examples], [one.reference for one in examples]
             figures["exact_match"] = exact_match(said, expected)
-            if isinstance(samples, Pairs) and importlib.util.find_spec("sacrebleu") is not None:
+            if isinstance(samples, Seq2SeqDataset) and importlib.util.find_spec("sacrebleu") is not None:
                 scores = {"bleu": bleu(said, expected), "chrf": chrf(said, expected)}
         figures |= {name: score.value for name, score in scores.items()}
         signatures = {name: score.signature for name, score in scores.items()}
         return replace(self._report(total, figures, examples), written=len(examples), signatures=signatures)
 
-    def _report(self, total: Tally, figures: dict[str, float], examples: list[Example]) -> Report:
-        return Report(self.corpus.kind, figures, total.asked, examples)
+    def _report(self, total: MetricSums, figures: dict[str, float], examples: list[Example]) -> Report:
+        return Report(self.corpus.kind, figures, total.n_targets, examples)
 
-    def _measure(self, samples: Samples, sizes: Tensor | None = None) -> Tally:
+    def _measure(self, samples: Dataset, sizes: Tensor | None = None) -> MetricSums:
         done = 0
 
         def before() -> None:
@@ -343,7 +343,7 @@ class _Job:
             self.progress("measuring", done, self.count)
             done += self.rows
 
-        total = read_through(self.model, samples, self.rows, most=self.count, sizes=sizes, before=before)
+        total = evaluate_samples(self.model, samples, self.rows, limit=self.count, token_bytes=sizes, on_batch=before)
         self.progress("measuring", self.count, self.count)
         return total
 
@@ -361,8 +361,8 @@ class _Job:
 
         writer = cast("Decoder | Seq2Seq", self.model)
         reads = [read for read, _ in turns]
-        options = Options(max_new_tokens=limit, beams=self.beams, stop_ids=tuple(sorted(ends)))
-        found = complete(writer, self.tok, reads, options, n=self.n, max_len=self.room, progress=on_tokens)
+        options = SamplingParams(max_new_tokens=limit, beams=self.beams, stop_token_ids=tuple(sorted(ends)))
+        found = generate_requests(writer, self.tok, reads, options, n=self.n, max_len=self.room, progress=on_tokens)
         self.progress("writing", total, total)
         return [
             self._example(self.tok.decode(read, special=roles), self.tok.decode(wanted, special=False), request)
@@ -387,8 +387,8 @@ def _last_answer(ids: NDArray[np.int64], runs: NDArray[np.int64]) -> Turn:
     return ids[:start].tolist(), ids[start:stop].tolist()
 
 
-def _label_figures(total: Tally, said: Sequence[str], expected: Sequence[str]) -> dict[str, float]:
-    figures = {name: value for name, value in total.figures().items() if name != "perplexity"}
+def _label_figures(total: MetricSums, said: Sequence[str], expected: Sequence[str]) -> dict[str, float]:
+    figures = {name: value for name, value in total.metrics().items() if name != "perplexity"}
     return figures | {"f1": f1(said, expected, average="macro")}
 
 
@@ -398,14 +398,14 @@ def _match_labels(model: Model, corpus: Corpus) -> tuple[Sequence[str], Tensor]:
     A model without names is taken to number labels as the corpus does.
     """
     head = model.spec.head
-    assert isinstance(head, SequenceLabel | TokenLabel)
+    assert isinstance(head, SequenceClassification | TokenClassification)
     if not head.labels:
         spare = [f"label {number}" for number in range(len(corpus.labels), head.n_labels)]
         return [*corpus.labels, *spare], torch.arange(len(corpus.labels))
     for label in corpus.labels:
         if label not in head.labels:
             raise InputError(
-                f"the corpus has the label {label!r}, which the model lacks; {nearest(label, head.labels)}"
+                f"the corpus has the label {label!r}, which the model lacks; {did_you_mean(label, head.labels)}"
             )
     return head.labels, torch.tensor([head.labels.index(label) for label in corpus.labels])
 
@@ -414,7 +414,7 @@ def _match_labels(model: Model, corpus: Corpus) -> tuple[Sequence[str], Tensor]:
 class _Renumbered:
     """Labelled or tagged samples, with the numbers that a model has for their labels."""
 
-    samples: Labelled | Tagged
+    samples: ClassificationDataset | TokenClassificationDataset
     numbers: Tensor  # by those of the corpus
 
     def __len__(self) -> int:

@@ -41,7 +41,7 @@ def bits_per_byte(total_loss_in_nats: float, n_bytes: int) -> float:
     return total_loss_in_nats / math.log(2) / n_bytes
 
 
-def accuracy(predicted: Sequence[Hashable], expected: Sequence[Hashable]) -> float:
+def accuracy(predictions: Sequence[Hashable], references: Sequence[Hashable]) -> float:
     """Return the share of labels that are right, from 0 to 1.
 
     Three of four:
@@ -49,11 +49,11 @@ def accuracy(predicted: Sequence[Hashable], expected: Sequence[Hashable]) -> flo
     >>> accuracy([1, 2, 2, 3], [1, 2, 3, 3])
     0.75
     """
-    _check_pairs(predicted, expected, "predicted", "expected")
-    return sum(p == e for p, e in zip(predicted, expected, strict=True)) / len(expected)
+    _check_pairs(predictions, references, "predicted", "expected")
+    return sum(p == e for p, e in zip(predictions, references, strict=True)) / len(references)
 
 
-def exact_match(texts: Sequence[str], references: Sequence[str]) -> float:
+def exact_match(predictions: Sequence[str], references: Sequence[str]) -> float:
     r"""Return the share of texts that equal their reference, from 0 to 1.
 
     Whitespace around a text does not count; everything else does: case, marks, and whitespace within.
@@ -61,14 +61,14 @@ def exact_match(texts: Sequence[str], references: Sequence[str]) -> float:
     >>> exact_match([" Paris\n", "paris"], ["Paris", "Paris"])
     0.5
     """
-    _check_pairs(texts, references, "texts", "references")
-    for name, given in (("texts", texts), ("references", references)):
+    _check_pairs(predictions, references, "texts", "references")
+    for name, given in (("texts", predictions), ("references", references)):
         if isinstance(given, str):
             raise InputError(f"{name} is one text, but it must be a list of texts; pass [text].")
-    return accuracy([text.strip() for text in texts], [reference.strip() for reference in references])
+    return accuracy([text.strip() for text in predictions], [reference.strip() for reference in references])
 
 
-def f1(predicted: Sequence[Hashable], expected: Sequence[Hashable], average: Literal["macro", "micro"]) -> float:
+def f1(predictions: Sequence[Hashable], references: Sequence[Hashable], average: Literal["macro", "micro"]) -> float:
     """Return 2 right / (predicted + expected): of each label, then the mean ("macro"), or of all at once ("micro").
 
     The labels are those that occur on either side. One that is never predicted, or never expected, counts 0 in the
@@ -82,23 +82,23 @@ def f1(predicted: Sequence[Hashable], expected: Sequence[Hashable], average: Lit
     >>> f1(["a", "b", "b", "c"], ["a", "a", "b", "c"], average="micro")
     0.75
     """
-    _check_pairs(predicted, expected, "predicted", "expected")
+    _check_pairs(predictions, references, "predicted", "expected")
     if average not in ("macro", "micro"):
         raise InputError(f"average is {average!r}, but it must be 'macro' or 'micro'.")
-    right = Counter(p for p, e in zip(predicted, expected, strict=True) if p == e)
-    named = Counter(predicted) + Counter(expected)
+    right = Counter(p for p, e in zip(predictions, references, strict=True) if p == e)
+    named = Counter(predictions) + Counter(references)
     if average == "micro":
         return 2 * right.total() / named.total()
     return math.fsum(2 * right[label] / named[label] for label in named) / len(named)  # the same in any order
 
 
-def _check_pairs(given: Sequence[object], wanted: Sequence[object], name: str, other: str) -> None:
-    for named, values in ((name, given), (other, wanted)):
+def _check_pairs(given: Sequence[object], references: Sequence[object], name: str, other: str) -> None:
+    for named, values in ((name, given), (other, references)):
         if not isinstance(values, Sequence):  # items of a tensor would be compared, and counted, as tensors
             raise InputError(
                 f"{named} is a {type(values).__name__}, but it must be a list; .tolist() gives one of a tensor."
             )
-    if len(given) != len(wanted):
-        raise InputError(f"{name} has {len(given)} items and {other} {len(wanted)}, but each needs its counterpart.")
+    if len(given) != len(references):
+        raise InputError(f"{name} has {len(given)} items and {other} {len(references)}, but each needs its counterpart.")
     if not given:
         raise InputError(f"{name} and {other} are empty, and there is nothing to measure; pass at least one of each.")

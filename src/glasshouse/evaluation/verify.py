@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from glasshouse import hub
-from glasshouse.hub.folder import CONFIG, VERIFIED, Folder, write_json
-from glasshouse.hub.remote import locate
+from glasshouse.hub.folder import CONFIG, VERIFIED, ModelFolder, write_json
+from glasshouse.hub.remote import resolve_folder
 from glasshouse.hub.verified import fingerprints
 from glasshouse.models import Decoder, Encoder, Model, Seq2Seq
 from glasshouse.spec import Pooled
@@ -49,7 +49,7 @@ def verify(place: str | Path, *, revision: str | None = None, ignore: Collection
     Cached against uncached, a batch against its rows, padded rows against rows alone, saved and loaded against
     itself, and, where transformers is installed and knows the family, its logits against ours.
     """
-    folder = locate(place, revision)
+    folder = resolve_folder(place, revision)
     model, tok = hub.load(folder.path, dtype=torch.float32, ignore=ignore)
     rows = _draw(model, [_longest(model)] * ROWS)
     ragged = _draw(model, [max(1, _longest(model) - 5 * i) for i in range(ROWS)])
@@ -129,7 +129,7 @@ def _round_trip(model: Model, tok: Tokenizer | None) -> float:
         return float(torch.stack([(a - b).abs().max() for a, b in pairs]).max())
 
 
-def _against_transformers(folder: Folder, model: Model, rows: Sequence[Row], alone: Sequence[Tensor]) -> Check:
+def _against_transformers(folder: ModelFolder, model: Model, rows: Sequence[Row], alone: Sequence[Tensor]) -> Check:
     """Compare with what transformers makes of the same folder, never running code from it."""
     name = "transformers"
     if importlib.util.find_spec("transformers") is None:

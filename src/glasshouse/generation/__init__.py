@@ -3,8 +3,8 @@
 from glasshouse.generation.calls import generate as generate
 from glasshouse.generation.calls import stream as stream
 from glasshouse.generation.engine import Engine as Engine
-from glasshouse.generation.options import Options as Options
+from glasshouse.generation.options import SamplingParams as SamplingParams
 from glasshouse.generation.request import Completion as Completion
 from glasshouse.generation.request import Request as Request
 from glasshouse.generation.speculation import DraftModel as DraftModel
-from glasshouse.generation.speculation import NGrams as NGrams
+from glasshouse.generation.speculation import PromptLookup as PromptLookup

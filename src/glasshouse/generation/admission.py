@@ -10,9 +10,9 @@ import torch
 from glasshouse import device as machine
 from glasshouse import spec
 from glasshouse.errors import InputError
-from glasshouse.generation.options import Options
-from glasshouse.generation.sampling import MOST
-from glasshouse.inspection.board import board_of
+from glasshouse.generation.options import SamplingParams
+from glasshouse.generation.sampling import MAX_FLOAT32
+from glasshouse.inspection.board import hook_manager_of
 from glasshouse.models import Decoder, Model, Seq2Seq
 from glasshouse.text import Tokenizer
 
@@ -33,7 +33,7 @@ def check_model(model: Model) -> None:
         raise InputError(f"the model's head is {type(model.spec.head).__name__}, but generation needs NextToken.")
     if isinstance(model, Seq2Seq) and model.spec.start_id is None:
         raise InputError("the spec has no start_id, with which the target begins; give it one.")
-    if by_place := next((use.selection.name for use in board_of(model).uses if use.by_place), None):
+    if by_place := next((use.selection.name for use in hook_manager_of(model).hooks if use.position_dependent), None):
         raise InputError(
             f"the edit of {by_place} goes by rows or positions, which come one by one while a text is written; edit "
             "whole sites, or heads and widths of them."
@@ -69,7 +69,7 @@ def cache_bytes(s: spec.Spec, slots: int, max_len: int, source_len: int, element
 
 def check_memory(model: Model, slots: int, max_len: int, source_len: int, copied: int) -> None:
     """Refuse slots for which the machine has no memory, before any is taken; `copied` bytes go to a second model."""
-    weight = model.token.table.weight
+    weight = model.token_embedding.table.weight
     cached = cache_bytes(model.spec, slots, max_len, source_len, weight.element_size())
     weights = sum(one.numel() * one.element_size() for one in model.parameters())
     there = machine.memory_bytes(weight.device)
@@ -83,7 +83,7 @@ def check_memory(model: Model, slots: int, max_len: int, source_len: int, copied
 
 def check_beams(model: Decoder | Seq2Seq, beams: int, max_len: int, source_len: int = 0) -> None:
     """Refuse a search of more beams than there are ids to begin with, or than there is memory for."""
-    s, weight = model.spec, model.token.table.weight
+    s, weight = model.spec, model.token_embedding.table.weight
     weights = sum(one.numel() * one.element_size() for one in model.parameters())
 
     def fits(count: int) -> bool:
@@ -108,16 +108,16 @@ def check_beams(model: Decoder | Seq2Seq, beams: int, max_len: int, source_len: 
     )
 
 
-def check_ids(options: Options, vocab_size: int) -> None:
+def check_option_ids(options: SamplingParams, vocab_size: int) -> None:
     """Refuse settings about ids that no token has."""
     for name in ("logit_bias", "stop_ids"):
         if (largest := max(getattr(options, name), default=0)) >= vocab_size:
             raise InputError(f"{name} names id {largest}, but ids go to vocab_size - 1 = {vocab_size - 1}.")
 
 
-def check_allowed(options: Options, end_ids: Iterable[int], vocab_size: int) -> None:
+def check_allowed(options: SamplingParams, end_ids: Iterable[int], vocab_size: int) -> None:
     """Refuse settings that leave no token to choose."""
-    forbidden = {token for token, bias in options.logit_bias.items() if bias < -MOST}
+    forbidden = {token for token, bias in options.logit_bias.items() if bias < -MAX_FLOAT32}
     names = "logit_bias is -inf for"
     if options.min_new_tokens > 0 and len(forbidden) < vocab_size:
         forbidden |= set(end_ids)
@@ -126,7 +126,7 @@ def check_allowed(options: Options, end_ids: Iterable[int], vocab_size: int) -> 
         raise InputError(f"{names} all {vocab_size} ids, so that no token can be written; allow at least one.")
 
 
-def read_prompt(prompt: str | bytes | Iterable[int], tok: Tokenizer | None, s: spec.Spec) -> list[int]:
+def encode_prompt(prompt: str | bytes | Iterable[int], tok: Tokenizer | None, s: spec.Spec) -> list[int]:
     """Return the ids of a prompt; an empty one is the model's start token, where it has one."""
     if isinstance(prompt, str | bytes):
         if tok is None:

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from glasshouse.errors import InputError
-from glasshouse.layers.int8 import quantize
-from glasshouse.layers.joined import join
-from glasshouse.layers.packed import pack
-from glasshouse.layers.twin import replace, share
+from glasshouse.layers.int8 import quantize_int8
+from glasshouse.layers.joined import fuse_linears
+from glasshouse.layers.packed import prepack_linears
+from glasshouse.layers.twin import replace_module, clone_sharing_parameters
 from glasshouse.models import Decoder, Seq2Seq
 
 # Those of the model as they lie; a copy, in the order in which this machine reads it fastest; a byte each.
@@ -20,18 +20,18 @@ Weights = Literal["own", "copy", "int8"]
 M = TypeVar("M", Decoder, Seq2Seq, Decoder | Seq2Seq)
 
 
-def prepare(model: M, weights: Weights, slots: int) -> M:
+def prepare_for_inference(model: M, weights: Weights, slots: int) -> M:
     """Return a model that writes what the given one would, which stays as it is, for so many rows at once."""
     check_weights(weights)
-    tree = share(model).eval()
-    drop_dropout(tree)
+    tree = clone_sharing_parameters(model).eval()
+    remove_dropout(tree)
     match weights:
         case "int8":
-            quantize(tree)
-        case "copy" if model.token.table.weight.is_cuda:
-            join(tree)
+            quantize_int8(tree)
+        case "copy" if model.token_embedding.table.weight.is_cuda:
+            fuse_linears(tree)
         case "copy":
-            pack(tree, slots)
+            prepack_linears(tree, slots)
     return tree
 
 
@@ -41,7 +41,7 @@ def check_weights(weights: Weights) -> None:
         raise InputError(f"weights is {weights!r}, but it must be one of {', '.join(get_args(Weights))}.")
 
 
-def copied_bytes(model: Decoder | Seq2Seq, weights: Weights) -> int:
+def weight_copy_bytes(model: Decoder | Seq2Seq, weights: Weights) -> int:
     """Return at most how many bytes `prepare` takes for matrices in an order of its own.
 
     >>> from glasshouse.models import build
@@ -51,7 +51,7 @@ def copied_bytes(model: Decoder | Seq2Seq, weights: Weights) -> int:
     >>> [copied_bytes(model, weights) for weights in ("own", "copy", "int8")]
     [0, 1200000, 400000]
     """
-    table = model.token.table.weight
+    table = model.token_embedding.table.weight
     matrices = sum(one.numel() for one in model.parameters() if one.dim() == 2)
     match weights:
         case "own":
@@ -62,18 +62,18 @@ def copied_bytes(model: Decoder | Seq2Seq, weights: Weights) -> int:
             return matrices + table.numel()  # a table that is the head's matrix too is held in both orders
 
 
-def drop_dropout(tree: nn.Module) -> None:
+def remove_dropout(tree: nn.Module) -> None:
     """Take out what does nothing here: on a CPU a call costs as much as a small layer."""
     for module in list(tree.modules()):
         for name, child in list(module.named_children()):
             if isinstance(child, nn.Dropout):
-                replace(module, name, nn.Identity())
+                replace_module(module, name, nn.Identity())
 
 
-def compiled(tree: Decoder | Seq2Seq, slots: int) -> Callable[..., Tensor]:
+def compile_decode(tree: Decoder | Seq2Seq, slots: int) -> Callable[..., Tensor]:
     """Return the model compiled for steps of so many rows."""
     # What goes into a matrix product is worked out once: left to itself, torch does it again for each of its rows.
     options: dict[str, Any] = {"realize_opcount_threshold": 4, "realize_reads_threshold": 1}
     if slots == 1:  # brings products to the memory's speed; with more rows it takes minutes and gains nothing
         options["coordinate_descent_tuning"] = True
-    return torch.compile(tree, dynamic=False if tree.token.table.weight.is_cuda else None, options=options)
+    return torch.compile(tree, dynamic=False if tree.token_embedding.table.weight.is_cuda else None, options=options)

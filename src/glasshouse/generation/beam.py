@@ -29,7 +29,7 @@ import torch
 from torch import Tensor
 
 from glasshouse.errors import InputError
-from glasshouse.generation.options import Options
+from glasshouse.generation.options import SamplingParams
 
 Fate = Literal["kept", "ended", "pruned"]
 
@@ -58,10 +58,10 @@ class Node:
     total: float  # summed from the prompt on, with biases and penalties
     score: float
     step: int  # 1 for the first new token
-    fate: Fate
+    outcome: Fate
 
 
-class Move(NamedTuple):
+class CacheCopy(NamedTuple):
     """What a cache has to copy: row `target` takes what row `source` holds from new token `start` on.
 
     The first new token is 0, so that the position in the cache is the prompt's length and `start`.
@@ -95,7 +95,7 @@ class _Candidate(NamedTuple):
     logprob: float
 
 
-class Search:
+class BeamSearch:
     """The beam search of one request, which takes `options.beams` rows of a batch.
 
     The model is someone else's: `advance` takes the logits of all rows and answers which row each row continues, and
@@ -116,7 +116,7 @@ class Search:
 
     def __init__(
         self,
-        options: Options,
+        options: SamplingParams,
         end_ids: Sequence[int],
         vocab_size: int,
         n_best: int = 1,
@@ -125,11 +125,11 @@ class Search:
     ) -> None:
         self.options = options
         self.vocab_size = vocab_size
-        self.moves: list[Move] = []
+        self.cache_copies: list[CacheCopy] = []
         self.tree: list[Node] = []
         self.not_finite = False  # a beam's log-probabilities were NaN, so that nothing could be ranked
 
-        self._end_ids = frozenset((*end_ids, *options.stop_ids))
+        self._end_ids = frozenset((*end_ids, *options.stop_token_ids))
         self._prompt = torch.tensor(sorted(set(prompt)), dtype=torch.int64)
         self._n_best = n_best
         self._keep_tree = keep_tree
@@ -182,10 +182,10 @@ class Search:
         return self.options.beams + max(self.options.beams, len(self._end_ids))
 
     @property
-    def _steers(self) -> bool:
+    def _processes_logprobs(self) -> bool:
         return self.options.changes_logits or self._step < self.options.min_new_tokens
 
-    def _steer(self, logprobs: Tensor) -> None:
+    def _process_logprobs(self, logprobs: Tensor) -> None:
         """Bias, penalise and forbid in place, in the order of transformers: logprobs of this search's rows [k, V]."""
         options, device = self.options, logprobs.device
         if options.logit_bias:
@@ -211,13 +211,13 @@ class Search:
     ) -> tuple[list[int], list[int]]:
         """Take a step with the best continuations of each row [k, width]; return each row's parent and token."""
         if self.done:
-            self.moves = []
+            self.cache_copies = []
             return list(range(self.options.beams)), [0] * self.options.beams
         self._step += 1
         # topk puts NaN first, and a softmax over one NaN is NaN throughout.
         if any(beam.runs and math.isnan(row[0]) for beam, row in zip(self._beams, logprobs, strict=True)):
             self.not_finite = self._decided = True
-            self.moves = []
+            self.cache_copies = []
             return list(range(self.options.beams)), [0] * self.options.beams
         kept = self._choose(self._candidates(steered, logprobs, tokens))
         parents = self._place(kept)
@@ -289,8 +289,8 @@ class Search:
 
         cached = self._step - 1  # new tokens that a row holds so far
         shared = self._shared
-        self.moves = [
-            Move(row, parent, start)
+        self.cache_copies = [
+            CacheCopy(row, parent, start)
             for row, parent in enumerate(parents)
             if row != parent and (start := shared[row][parent]) < cached
         ]
@@ -304,7 +304,7 @@ class Search:
             return True
         if len(self._finished) < self.options.beams:
             return False
-        return self.options.early_stop or self._normalised(best) <= self._finished[-1].score
+        return self.options.early_stopping or self._normalised(best) <= self._finished[-1].score
 
     def _hypothesis(self, beam: _Beam, reason: Literal["stop", "length"]) -> Hypothesis:
         return Hypothesis(list(beam.ids), list(beam.logprobs), self._normalised(beam.total), reason, beam.node)
@@ -313,7 +313,7 @@ class Search:
         return total / max(self._step, 1) ** self.options.length_penalty
 
 
-def advance(searches: Sequence[Search], logits: Tensor) -> tuple[Tensor, Tensor]:
+def advance(searches: Sequence[BeamSearch], logits: Tensor) -> tuple[Tensor, Tensor]:
     """Take a step of several searches of equally many beams, and return (parents [n], tokens [n]).
 
     logits [n, V] are the model's for the next token of each row; search i has the rows from i * beams on. New row j
@@ -337,11 +337,11 @@ def advance(searches: Sequence[Search], logits: Tensor) -> tuple[Tensor, Tensor]
     dtype, bits = (torch.float64, torch.int64) if logits.dtype == torch.float64 else (torch.float32, torch.int32)
     logprobs = torch.log_softmax(logits.detach(), dim=-1, dtype=dtype)
     steered = logprobs
-    if any(search._steers for search in searches):
+    if any(search._processes_logprobs for search in searches):
         steered = logprobs.clone()
         for search, rows in zip(searches, steered.view(len(searches), beams, -1), strict=True):
-            if search._steers:
-                search._steer(rows)
+            if search._processes_logprobs:
+                search._process_logprobs(rows)
     width = min(max(search._width for search in searches), logits.shape[1])
     best, ids = steered.topk(width)
     own = logprobs.gather(1, ids)

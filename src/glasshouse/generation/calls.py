@@ -13,12 +13,12 @@ from glasshouse.generation.admission import (
     check_count,
     check_length,
     check_model,
-    read_prompt,
+    encode_prompt,
 )
 from glasshouse.generation.arrangement import Weights
 from glasshouse.generation.engine import Engine
-from glasshouse.generation.options import Options
-from glasshouse.generation.published import rules_of
+from glasshouse.generation.options import SamplingParams
+from glasshouse.generation.published import read_token_rules
 from glasshouse.generation.request import Completion, Request
 from glasshouse.generation.speculation import Speculator
 from glasshouse.models import Decoder, Seq2Seq
@@ -81,7 +81,7 @@ def generate(
     >>> one.seen["resid_post.1"].shape, two.seen["pattern.0"].shape, one.seen.axes("pattern.0")
     (torch.Size([7, 64]), torch.Size([4, 5, 5]), ('head', 'query', 'key'))
     """
-    options = Options.parse(
+    options = SamplingParams.parse(
         {
             "max_new_tokens": max_new_tokens,
             "temperature": temperature,
@@ -94,7 +94,7 @@ def generate(
             **settings,
         }
     )
-    requests = complete(
+    requests = generate_requests(
         model,
         tok,
         prompts,
@@ -115,11 +115,11 @@ def generate(
     return [completion for request in requests for completion in request.completions()]
 
 
-def complete(
+def generate_requests(
     model: Decoder | Seq2Seq,
     tok: Tokenizer | None,
     prompts: Prompt | Sequence[Prompt],
-    options: Options,
+    options: SamplingParams,
     *,
     n: int = 1,
     keep_tree: bool = False,
@@ -139,20 +139,20 @@ def complete(
     [2, 2]
     """
     check_model(model)
-    rows = [read_prompt(prompt, tok, model.spec) for prompt in as_list(prompts)]
+    rows = [encode_prompt(prompt, tok, model.spec) for prompt in as_list(prompts)]
     check_count("n", n)
     beams = options.beams
     if beams == 1 and n > 1 and options.temperature == 0:
         raise InputError(f"n is {n}, but without a temperature or beams all samples are the same; give one of them.")
     if not rows:
         return []
-    room, source_len = lengths_for(model, rows, options)
+    room, source_len = required_lengths(model, rows, options)
     if max_len is not None:
         room = min(room, check_length(model.spec, max_len))
     check_beams(model, beams, room, source_len or 0)
     copies = 1 if beams > 1 else n
     if slots is None:
-        slots = max(beams, slots_for(model, room, source_len, len(rows) * copies * beams))
+        slots = max(beams, choose_slots(model, room, source_len, len(rows) * copies * beams))
     turns = -(-len(rows) * copies * beams // slots)
     engine = Engine(
         model,
@@ -161,7 +161,7 @@ def complete(
         max_len=room,
         source_len=source_len,
         speculator=speculator,
-        weights=weights_for(turns * options.max_new_tokens) if weights is None else weights,
+        weights=choose_weights(turns * options.max_new_tokens) if weights is None else weights,
         record=record,
     )
     requests = [
@@ -176,7 +176,7 @@ def complete(
         progress(now - before)
         before = now
     for request in requests:
-        request.check()
+        request.raise_on_error()
     return requests
 
 
@@ -190,12 +190,12 @@ def stream(model: Decoder | Seq2Seq, tok: Tokenizer, prompt: Prompt, **settings:
     >>> "".join(pieces) == gh.generate(model, tok, "to be", max_new_tokens=8)[0].text
     True
     """
-    options = Options.parse(settings)
+    options = SamplingParams.parse(settings)
     check_model(model)
-    row = read_prompt(prompt, tok, model.spec)
-    max_len, source_len = lengths_for(model, [row], options)
+    row = encode_prompt(prompt, tok, model.spec)
+    max_len, source_len = required_lengths(model, [row], options)
     check_beams(model, options.beams, max_len, source_len or 0)
-    weights = weights_for(options.max_new_tokens)
+    weights = choose_weights(options.max_new_tokens)
     engine = Engine(model, tok, slots=options.beams, max_len=max_len, source_len=source_len, weights=weights)
     request = engine.submit(row, options)
     yield from engine.stream(request)
@@ -216,12 +216,12 @@ def as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     return many
 
 
-def lengths_for(model: Decoder | Seq2Seq, rows: Sequence[Sequence[int]], options: Options) -> tuple[int, int | None]:
+def required_lengths(model: Decoder | Seq2Seq, rows: Sequence[Sequence[int]], options: SamplingParams) -> tuple[int, int | None]:
     """Return how many tokens a sequence, and a source, must have room for."""
     longest = max(map(len, rows))
     limit = model.spec.position_limit
     if isinstance(model, Seq2Seq):
-        target = 1 + len(rules_of(model).opening) + options.max_new_tokens
+        target = 1 + len(read_token_rules(model).forced_prefix) + options.max_new_tokens
         return target if limit is None else min(limit, target), longest
     if limit is not None and longest > limit:
         raise InputError(f"a prompt has {longest} tokens, but max_len is {limit}; shorten it.")
@@ -241,7 +241,7 @@ def length_warning(s: Spec, request: Request) -> str | None:
     58 of 400 new tokens were written: with the 6 before them they fill the model's 64 positions (max_len).
     """
     before, total = len(request.prompt), len(request.prompt) + request.limit
-    if request.cut_short:
+    if request.truncated:
         room = (
             f"the model's {total} positions (max_len)" if total == s.position_limit else f"max_len, which is {total}"
         )
@@ -257,7 +257,7 @@ def length_warning(s: Spec, request: Request) -> str | None:
     return None
 
 
-def weights_for(steps: int) -> Weights:
+def choose_weights(steps: int) -> Weights:
     """Return how an engine that will take so many steps had better hold the weights.
 
     >>> weights_for(8), weights_for(256)
@@ -266,8 +266,8 @@ def weights_for(steps: int) -> Weights:
     return "copy" if steps >= WORTH_A_COPY else "own"
 
 
-def slots_for(model: Decoder | Seq2Seq, max_len: int, source_len: int | None, wanted: int) -> int:
+def choose_slots(model: Decoder | Seq2Seq, max_len: int, source_len: int | None, wanted: int) -> int:
     """Return how many rows to run side by side: as many as are wanted, within reason and memory."""
-    weight = model.token.table.weight
+    weight = model.token_embedding.table.weight
     each = cache_bytes(model.spec, 1, max_len, source_len or 0, weight.element_size())
     return max(1, min(wanted, MOST_SLOTS, machine.memory_bytes(weight.device) // MEMORY_SHARE // each))

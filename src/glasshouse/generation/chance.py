@@ -13,20 +13,20 @@ from torch import Tensor
 GOLDEN = 0x9E3779B97F4A7C15 - 2**64  # 2**64 over the golden ratio, as a signed number
 
 
-class Use(IntEnum):
+class DrawPurpose(IntEnum):
     """What a number is drawn for; each use has its own, as a number used twice would tie two draws together."""
 
-    CHOICE = 0  # a token of the model's own
-    VERDICT = 1  # whether a draft stays
-    PROPOSAL = 2  # a draft
+    SAMPLE = 0  # a token of the model's own
+    ACCEPT = 1  # whether a draft stays
+    DRAFT = 2  # a draft
 
 
-def stream(seed: int) -> int:
+def seed_state(seed: int) -> int:
     """Return where a seed's numbers start on the one cycle of SplitMix64: neighbouring seeds, at unrelated places."""
     return int(_mix(torch.tensor(seed) + GOLDEN))
 
 
-def uniforms(streams: Tensor, steps: Tensor, use: Use) -> Tensor:
+def uniforms(streams: Tensor, steps: Tensor, use: DrawPurpose) -> Tensor:
     """Return a number in [0, 1) for each stream and step; the two are broadcast.
 
     They are float64 with 53 random bits, or float32 with 24 where the device has no float64 (Apple's).
@@ -37,12 +37,12 @@ def uniforms(streams: Tensor, steps: Tensor, use: Use) -> Tensor:
     (torch.Size([2, 5]), True)
     """
     # SplitMix64, one step of which is a sum and a mixing: its k-th number is found without those before it.
-    numbers = _mix(streams + (steps * len(Use) + (use + 1)) * GOLDEN)
+    numbers = _mix(streams + (steps * len(DrawPurpose) + (use + 1)) * GOLDEN)
     bits, dtype = (24, torch.float32) if numbers.device.type == "mps" else (53, torch.float64)
     return _shifted(numbers, 64 - bits).to(dtype) * 2.0**-bits
 
 
-def draw(weights: Tensor, numbers: Tensor) -> Tensor:
+def sample_categorical(weights: Tensor, numbers: Tensor) -> Tensor:
     """Return the ids [...] that numbers in [0, 1) [...] fall on, where an id takes its share of the weights [..., V].
 
     Weights need not add up to 1. An id of weight 0 is never drawn; where all weigh 0, the first id is.

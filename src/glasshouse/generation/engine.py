@@ -12,25 +12,25 @@ from glasshouse.generation.admission import (
     check_allowed,
     check_beams,
     check_count,
-    check_ids,
+    check_option_ids,
     check_length,
     check_memory,
     check_model,
     ids_of,
-    read_prompt,
+    encode_prompt,
 )
-from glasshouse.generation.arrangement import Weights, check_weights, copied_bytes
-from glasshouse.generation.batch import Batch, search_of
-from glasshouse.generation.options import Options
-from glasshouse.generation.passes import Passes
-from glasshouse.generation.published import rules_of
-from glasshouse.generation.recording import Recorder, views_of
+from glasshouse.generation.arrangement import Weights, check_weights, weight_copy_bytes
+from glasshouse.generation.batch import Scheduler, make_beam_search
+from glasshouse.generation.options import SamplingParams
+from glasshouse.generation.passes import ModelRunner
+from glasshouse.generation.published import read_token_rules
+from glasshouse.generation.recording import Recorder, recorded_sites
 from glasshouse.generation.request import Request
 from glasshouse.generation.sampling import Sampler
 from glasshouse.generation.slots import Slots
 from glasshouse.generation.speculation import Speculator
 from glasshouse.layers.cache import Cache
-from glasshouse.models import Decoder, Seq2Seq, check_pair
+from glasshouse.models import Decoder, Seq2Seq, check_tokenizer
 from glasshouse.text import Tokenizer
 
 
@@ -67,7 +67,7 @@ class Engine:
         slots: int = 8,
         max_len: int | None = None,
         source_len: int | None = None,
-        chunk: int = 256,
+        prefill_chunk: int = 256,
         speculator: Speculator | None = None,
         weights: Weights = "copy",
         compile: bool = False,  # noqa: A002 (torch's word)
@@ -75,8 +75,8 @@ class Engine:
     ) -> None:
         check_model(model)
         if tok is not None:
-            check_pair(model, tok)
-        views = views_of(model, record)
+            check_tokenizer(model, tok)
+        views = recorded_sites(model, record)
         if views and compile:
             raise InputError("record and compile were both given; what is compiled cannot be seen, so leave one out.")
         if views and speculator is not None:
@@ -85,24 +85,24 @@ class Engine:
         self.spec = model.spec
         self.max_len = check_length(model.spec, max_len)
         self.source_len = check_length(model.spec, source_len, "source_len") if isinstance(model, Seq2Seq) else 0
-        self.chunk = min(check_count("chunk", chunk), self.max_len)
+        self.chunk = min(check_count("chunk", prefill_chunk), self.max_len)
         check_count("slots", slots)
         check_weights(weights)
-        check_memory(model, slots, self.max_len, self.source_len, copied_bytes(model, weights))
+        check_memory(model, slots, self.max_len, self.source_len, weight_copy_bytes(model, weights))
         most = max(self.chunk, 1 if speculator is None else speculator.count + 1)
         # To record, every token passes the model itself, and the place of a key is its position, so that layers with
         # a window do not use their slots in turn.
         cache = self._make_cache(model, slots, self.max_len if views else most)
         self.slots = Slots(cache, slots, shares=isinstance(model, Decoder) and not views)
         sampler = Sampler(slots, model.spec.vocab_size, cache.lengths.device)
-        self._passes = Passes(model, cache, sampler, weights=weights, compile=compile, watched=bool(views))
+        self._passes = ModelRunner(model, cache, sampler, weights=weights, compile=compile, recording=bool(views))
         self._recorder = Recorder(self._passes.model, views) if views else None
         self._speculator = speculator
         if speculator is not None:
-            speculator.open(model, slots, self.max_len)
-        self._rules = rules_of(model)
+            speculator.setup(model, slots, self.max_len)
+        self._rules = read_token_rules(model)
         self._queue: deque[Request] = deque()
-        self._batch = Batch(
+        self._batch = Scheduler(
             self.slots,
             self._passes,
             self._queue,
@@ -125,11 +125,11 @@ class Engine:
     def submit(
         self,
         prompt: str | bytes | Sequence[int],
-        options: Options | None = None,
+        options: SamplingParams | None = None,
         *,
         n_best: int = 1,
         keep_tree: bool = False,
-        begun: Sequence[int] = (),
+        target_prefix: Sequence[int] = (),
         **settings: object,
     ) -> Request:
         """Put a request in the queue: a text, or ids; with `Options`, or the settings that make them.
@@ -139,13 +139,13 @@ class Engine:
         """
         if options is not None and settings:
             raise InputError(f"options and {', '.join(settings)} were both given; put everything into the options.")
-        options = Options.parse(settings) if options is None else options
-        ids = read_prompt(prompt, self.tok, self.spec)
+        options = SamplingParams.parse(settings) if options is None else options
+        ids = encode_prompt(prompt, self.tok, self.spec)
         if options.stop and self.tok is None:
             raise InputError(f"stop is {options.stop!r}, but there is no tokenizer; give stop_ids instead.")
-        check_ids(options, self.spec.vocab_size)
+        check_option_ids(options, self.spec.vocab_size)
         options = self._rules.apply(options)
-        end_ids = frozenset((*self.spec.end_ids, *options.stop_ids))
+        end_ids = frozenset((*self.spec.end_ids, *options.stop_token_ids))
         check_allowed(options, end_ids, self.spec.vocab_size)
         if options.beams > len(self.slots):
             raise InputError(f"beams is {options.beams}, but the engine has {len(self.slots)} slots; make more.")
@@ -163,9 +163,9 @@ class Engine:
                     f"the source has {len(ids)} tokens, but source_len is {self.source_len}; shorten it."
                 )
             assert self.spec.start_id is not None
-            ids, source = [self.spec.start_id, *self._rules.opening, *ids_of(begun, self.spec.vocab_size)], ids
-        elif begun:
-            raise InputError(f"begun has {len(begun)} tokens, but the model has no target; put them into the prompt.")
+            ids, source = [self.spec.start_id, *self._rules.forced_prefix, *ids_of(target_prefix, self.spec.vocab_size)], ids
+        elif target_prefix:
+            raise InputError(f"begun has {len(target_prefix)} tokens, but the model has no target; put them into the prompt.")
         if len(ids) > self.max_len:
             raise InputError(f"the prompt has {len(ids)} tokens, but max_len is {self.max_len}; shorten it.")
         limit = min(options.max_new_tokens, self.max_len - len(ids))
@@ -181,9 +181,9 @@ class Engine:
             recording=None if self._recorder is None else self._recorder.open(len(source)),
         )
         if options.beams > 1:
-            search = search_of(request, self.spec.vocab_size)  # refuses what cannot be searched
+            search = make_beam_search(request, self.spec.vocab_size)  # refuses what cannot be searched
             if limit == 0:
-                request.conclude(search.results(), search.tree if keep_tree else None)
+                request.finish_search(search.results(), search.tree if keep_tree else None)
         elif limit == 0:
             request.finish("length")
         with self._turn:
@@ -238,11 +238,11 @@ class Engine:
         """
         while not request.done:
             self.step()
-            if piece := request.take():
+            if piece := request.take_text():
                 yield piece
-        if piece := request.take():
+        if piece := request.take_text():
             yield piece
-        request.check()
+        request.raise_on_error()
 
     def step(self) -> bool:
         """Let requests join, read a chunk of prompts, and give each row its next token; say whether work is left.
@@ -284,10 +284,10 @@ class Engine:
                 self._queue.remove(request)  # one by one: other threads take an empty queue for the end of all work
         self._batch.drop_cancelled()
 
-    def _make_cache(self, model: Decoder | Seq2Seq, slots: int, chunk: int) -> Cache:
+    def _make_cache(self, model: Decoder | Seq2Seq, slots: int, prefill_chunk: int) -> Cache:
         if isinstance(model, Seq2Seq):
-            cache = model.make_cache(slots, self.max_len, self.source_len, chunk=chunk)
+            cache = model.make_cache(slots, self.max_len, self.source_len, chunk=prefill_chunk)
         else:
-            cache = model.make_cache(slots, self.max_len, chunk=chunk)
-        cache.heard = True
+            cache = model.make_cache(slots, self.max_len, chunk=prefill_chunk)
+        cache.has_source = True
         return cache

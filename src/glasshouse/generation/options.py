@@ -8,12 +8,12 @@ from dataclasses import dataclass, field, fields, replace
 from numbers import Integral, Real
 from typing import Any
 
-from glasshouse.config import nearest
+from glasshouse.config import did_you_mean
 from glasshouse.errors import InputError
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options:
+class SamplingParams:
     r"""How the next tokens are chosen, and when to stop.
 
     >>> Options(temperature=0.8, top_p=0.9, stop="\n").stop
@@ -34,12 +34,12 @@ class Options:
     frequency_penalty: float = 0.0  # taken off a logit for each time the token was generated
     logit_bias: Mapping[int, float] = field(default_factory=dict)  # added to the logits of these ids
     stop: tuple[str, ...] = ()  # texts that end it; they are not part of the result
-    stop_ids: tuple[int, ...] = ()  # as the model's own end tokens
+    stop_token_ids: tuple[int, ...] = ()  # as the model's own end tokens
     seed: int = 0
 
     beams: int = 1  # hypotheses kept side by side; above 1 the likeliest text is searched, and nothing is drawn
     length_penalty: float = 1.0  # a hypothesis scores its log-probability over its length to this power
-    early_stop: bool = False  # end a search as soon as there are as many finished hypotheses as beams
+    early_stopping: bool = False  # end a search as soon as there are as many finished hypotheses as beams
 
     def __post_init__(self) -> None:
         whole = "a whole number of at least"
@@ -59,7 +59,7 @@ class Options:
         self._need("logit_bias", legal, "numbers by id, of which -inf forbids a token")
         self._set("stop", (self.stop,) if isinstance(self.stop, str) else self.stop)
         self._need("stop", _all(self.stop, lambda text: isinstance(text, str) and text != ""), "texts, none empty")
-        self._need("stop_ids", _all(self.stop_ids, lambda token: _is_whole(token, 0)), "ids")
+        self._need("stop_ids", _all(self.stop_token_ids, lambda token: _is_whole(token, 0)), "ids")
         for name in ("stop", "stop_ids"):
             self._set(name, tuple(getattr(self, name)))
         self._need("seed", _is_whole(self.seed, -(2**63)) and self.seed < 2**63, "a whole number of 64 bits")
@@ -72,12 +72,12 @@ class Options:
             )
 
     @classmethod
-    def parse(cls, settings: Mapping[str, Any]) -> Options:
+    def parse(cls, settings: Mapping[str, Any]) -> SamplingParams:
         """Make options of settings by name; an unknown name is an error that offers the nearest one."""
         known = {one.name for one in fields(cls)}
         for name in settings:
             if name not in known:
-                raise InputError(f"there is no setting {name!r}; {nearest(name, known)}")
+                raise InputError(f"there is no setting {name!r}; {did_you_mean(name, known)}")
         return cls(**settings)
 
     @property
@@ -85,7 +85,7 @@ class Options:
         """Whether a choice depends on more than the model's own logits and the temperature's filters."""
         return bool(self.repetition_penalty != 1 or self.frequency_penalty or self.logit_bias)
 
-    def with_seeds(self, count: int) -> list[Options]:
+    def with_seeds(self, count: int) -> list[SamplingParams]:
         """Return so many of the same but for their seeds, which count up."""
         return [replace(self, seed=self.seed + number) for number in range(count)]
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from glasshouse.generation.options import Options
+from glasshouse.generation.options import SamplingParams
 from glasshouse.models import Decoder, Seq2Seq
 
 FILE = "generation_config.json"
 
 
 @dataclass(frozen=True)
-class Rules:
+class TokenRules:
     """Tokens that a model must not write, and those with which every target of an encoder-decoder goes on.
 
     Such rules belong to the model: a translator writes its padding token if nobody stops it. How to search or draw
@@ -23,17 +23,17 @@ class Rules:
     {3: -inf, 5: 0.5}
     """
 
-    forbidden: tuple[int, ...] = ()
-    opening: tuple[int, ...] = ()  # after the start token
+    suppressed: tuple[int, ...] = ()
+    forced_prefix: tuple[int, ...] = ()  # after the start token
 
-    def apply(self, options: Options) -> Options:
+    def apply(self, options: SamplingParams) -> SamplingParams:
         """Return options that forbid these tokens, except those whose bias a caller has set."""
-        if not self.forbidden:
+        if not self.suppressed:
             return options
-        return replace(options, logit_bias=dict.fromkeys(self.forbidden, -math.inf) | dict(options.logit_bias))
+        return replace(options, logit_bias=dict.fromkeys(self.suppressed, -math.inf) | dict(options.logit_bias))
 
 
-def rules_of(model: Decoder | Seq2Seq) -> Rules:
+def read_token_rules(model: Decoder | Seq2Seq) -> TokenRules:
     """Read the rules that came with a model; what is odd in them, or no id of its vocabulary, is left out.
 
     Of bad words only those of one token are taken, and none that ends a text, as in transformers.
@@ -44,9 +44,9 @@ def rules_of(model: Decoder | Seq2Seq) -> Rules:
     >>> rules_of(model)
     Rules(forbidden=(3,), opening=(6,))
     """
-    table = model.beside.get(FILE)
+    table = model.extra_files.get(FILE)
     if not isinstance(table, dict):
-        return Rules()
+        return TokenRules()
 
     def ids(values: list[object]) -> list[int]:
         return [value for value in values if type(value) is int and 0 <= value < model.spec.vocab_size]
@@ -54,7 +54,7 @@ def rules_of(model: Decoder | Seq2Seq) -> Rules:
     words = [word[0] for word in _listed(table.get("bad_words_ids")) if isinstance(word, list) and len(word) == 1]
     forbidden = {*ids(words)} - {*model.spec.end_ids} | {*ids(_listed(table.get("suppress_tokens")))}
     opening = ids([table.get("forced_bos_token_id")]) if isinstance(model, Seq2Seq) else []
-    return Rules(tuple(sorted(forbidden)), tuple(opening))
+    return TokenRules(tuple(sorted(forbidden)), tuple(opening))
 
 
 def _listed(value: object) -> list[object]:

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from glasshouse import spec
 from glasshouse.errors import InputError
-from glasshouse.inspection.board import Use, board_of
-from glasshouse.inspection.recording import Seen
+from glasshouse.inspection.board import Hook, hook_manager_of
+from glasshouse.inspection.recording import Recording
 from glasshouse.inspection.sites import PAIRS, Index, Selection, Site, select
 from glasshouse.models import Decoder, Seq2Seq
 
@@ -23,21 +23,21 @@ from glasshouse.models import Decoder, Seq2Seq
 class Recorder:
     """Looks into the passes of an engine, which go through a twin of the model."""
 
-    def __init__(self, twin: Decoder | Seq2Seq, views: Sequence[View]) -> None:
+    def __init__(self, twin: Decoder | Seq2Seq, views: Sequence[RecordedSite]) -> None:
         self._views = views
-        self._board = board_of(twin)
-        self._now: dict[View, Tensor] = {}  # what stood there in this pass, of all its rows
-        self._uses = [Use(view.in_pass(twin), read=partial(self._now.__setitem__, view)) for view in views]
+        self._board = hook_manager_of(twin)
+        self._now: dict[RecordedSite, Tensor] = {}  # what stood there in this pass, of all its rows
+        self._uses = [Hook(view.in_pass(twin), read=partial(self._now.__setitem__, view)) for view in views]
 
-    def open(self, source_len: int) -> Recording:
+    def open(self, source_len: int) -> RequestRecording:
         """Return where what is seen of a new request goes, of which an encoder reads so many tokens."""
-        return Recording(self._views, source_len)
+        return RequestRecording(self._views, source_len)
 
     @contextmanager
-    def watching(self, rows: Sequence[tuple[Recording, int]], count: int) -> Iterator[None]:
+    def recording(self, rows: Sequence[tuple[RequestRecording, int]], count: int) -> Iterator[None]:
         """Look into one pass, of rows that bring `count` tokens each, with the position of each row's first."""
         try:
-            with self._board.adding(self._uses):
+            with self._board.registered(self._uses):
                 yield
             for place, (recording, start) in enumerate(rows):
                 for view, values in self._now.items():
@@ -46,25 +46,25 @@ class Recorder:
             self._now.clear()
 
 
-class Recording:
+class RequestRecording:
     """What was seen of one request, pass by pass until it is put together."""
 
-    def __init__(self, views: Sequence[View], source_len: int) -> None:
+    def __init__(self, views: Sequence[RecordedSite], source_len: int) -> None:
         self._source_len = source_len
-        self._pieces: dict[View, list[Tensor]] = {view: [] for view in views}
-        self._seen: Seen | None = None
+        self._pieces: dict[RecordedSite, list[Tensor]] = {view: [] for view in views}
+        self._seen: Recording | None = None
 
-    def add(self, view: View, value: Tensor, start: int, count: int) -> None:
+    def add(self, view: RecordedSite, value: Tensor, start: int, count: int) -> None:
         """Keep what a pass showed of one row, whose new tokens stand from `start` on."""
         pieces = self._pieces[view]
         if view.grows or not pieces:  # a source stays as it is
             # A copy: a part would keep the values of all rows, and keys and values lie in the engine's cache.
             pieces.append(view.cut(value, start, count, self._source_len).clone())
 
-    def seen(self, length: int) -> Seen:
+    def result(self, length: int) -> Recording:
         """Return all of it once the request is done, by position, up to `length` of them."""
         if self._seen is None:
-            self._seen = Seen([view.asked for view in self._pieces])
+            self._seen = Recording([view.asked for view in self._pieces])
             for view, pieces in self._pieces.items():
                 if pieces:
                     self._seen.put(view.asked, view.join(pieces, length, self._source_len))
@@ -72,7 +72,7 @@ class Recording:
         return self._seen
 
 
-class View:
+class RecordedSite:
     """One of the sites that are recorded, or a part of it: how passes are cut, and put together again."""
 
     def __init__(self, asked: Selection) -> None:
@@ -84,7 +84,7 @@ class View:
         self.keys = slice(keys, keys + 1) if isinstance(keys, int) else keys
         self.asked = replace(asked, index=(0, *asked.index[1:]))  # the row of a batch is no axis of the result
         self.along = self.asked.axes.index("query" if self.pairs else "position")
-        self.held = site.is_held  # they come with those of the tokens before
+        self.held = site.is_cached  # they come with those of the tokens before
         self.crosses = ".cross." in site.path
         # What an encoder or its output gives is there at once and whole; else each pass brings some positions.
         self.grows = not site.name.startswith("encoder.") and not (self.crosses and self.held)
@@ -117,7 +117,7 @@ class View:
             return torch.cat(pieces, self.along)
         n_keys = 1 if self.one_key else self._count(source_len if self.crosses else sum(sizes))
         # A query sees no key that came after it.
-        unseen = 0.0 if self.asked.site.place == "pattern" else -math.inf
+        unseen = 0.0 if self.asked.site.hook_point == "pattern" else -math.inf
         made = pieces[0].new_full((*pieces[0].shape[:-2], sum(sizes), n_keys), unseen)
         for piece, rows in zip(pieces, made.split(sizes, -2), strict=True):
             rows[..., : piece.shape[-1]] = piece
@@ -128,7 +128,7 @@ class View:
         return len(range(n_keys)[self.keys])
 
 
-def views_of(model: Decoder | Seq2Seq, names: str | Sequence[str]) -> list[View]:
+def recorded_sites(model: Decoder | Seq2Seq, names: str | Sequence[str]) -> list[RecordedSite]:
     """Return what names of sites ask for, each once.
 
     >>> import glasshouse as gh
@@ -140,7 +140,7 @@ def views_of(model: Decoder | Seq2Seq, names: str | Sequence[str]) -> list[View]
     asked = {one.name: one for name in listed for one in select(model, name)}
     for one in asked.values():
         _check(one, model.spec)
-    return [View(one) for one in asked.values()]
+    return [RecordedSite(one) for one in asked.values()]
 
 
 def _check(asked: Selection, s: spec.Spec) -> None:
@@ -160,7 +160,7 @@ def _check(asked: Selection, s: spec.Spec) -> None:
 def _shape(site: Site, s: spec.Spec) -> tuple[int, ...]:
     """Return the shape that values at a site have, with no end to what depends on the call."""
     sizes = {
-        "head": s.n_kv_heads if site.is_held else s.n_heads,
+        "head": s.n_kv_heads if site.is_cached else s.n_heads,
         "width": s.d_head if "head" in site.axes else s.d_model,
         "neuron": s.d_ff,
     }

@@ -10,11 +10,11 @@ from typing import Literal
 
 from glasshouse.errors import InputError
 from glasshouse.generation.beam import Hypothesis, Node
-from glasshouse.generation.options import Options
-from glasshouse.generation.recording import Recording
-from glasshouse.generation.sampling import MOST
-from glasshouse.generation.transcript import Transcript
-from glasshouse.inspection import Seen
+from glasshouse.generation.options import SamplingParams
+from glasshouse.generation.recording import RequestRecording
+from glasshouse.generation.sampling import MAX_FLOAT32
+from glasshouse.generation.transcript import Detokenizer
+from glasshouse.inspection import Recording
 from glasshouse.text import Tokenizer
 
 FinishReason = Literal["stop", "length", "cancelled", "error"]
@@ -39,7 +39,7 @@ class Completion:
     finish_reason: FinishReason
     score: float | None = None  # of a beam search: the log-probability over the length to the power of its penalty
     tree: list[Node] | None = None  # of a beam search, where asked for
-    seen: Seen | None = field(default=None, compare=False)  # what was recorded, by position
+    recording: Recording | None = field(default=None, compare=False)  # what was recorded, by position
 
 
 class Request:
@@ -62,7 +62,7 @@ class Request:
     def __init__(
         self,
         prompt: Sequence[int],
-        options: Options,
+        options: SamplingParams,
         *,
         tok: Tokenizer | None,
         end_ids: frozenset[int],
@@ -70,7 +70,7 @@ class Request:
         source: Sequence[int] = (),
         n_best: int = 1,
         keep_tree: bool = False,
-        recording: Recording | None = None,
+        recording: RequestRecording | None = None,
     ) -> None:
         self.prompt = list(prompt)
         self.source = list(source)  # what an encoder reads
@@ -84,14 +84,14 @@ class Request:
         self.logprobs: list[float] = []
         self.finish_reason: FinishReason | None = None
         self.error: str | None = None
-        self.found: list[Hypothesis] = []  # of a beam search
+        self.hypotheses: list[Hypothesis] = []  # of a beam search
         self.tree: list[Node] | None = None
         self._tok = tok
         self._transcript = self._new_transcript()
         self._written = 0  # ids that the transcript has
         self._untaken: list[str] = []
         # Tokens that are chosen only where no other is allowed; end tokens, where they come too early.
-        self._forbidden = {token for token, bias in options.logit_bias.items() if bias < -MOST}
+        self._forbidden = {token for token, bias in options.logit_bias.items() if bias < -MAX_FLOAT32}
         self._suspects = self._forbidden | (end_ids if options.min_new_tokens else frozenset())
         self._lock = threading.RLock()  # guards all of the above
         self._changed = threading.Condition(self._lock)  # notified of each token and the end, if anyone waits
@@ -103,7 +103,7 @@ class Request:
         return self.finish_reason is not None
 
     @property
-    def cut_short(self) -> bool:
+    def truncated(self) -> bool:
         """Whether it ended because the sequence was full, before all tokens asked for were written."""
         return self.finish_reason == "length" and self.limit < self.options.max_new_tokens
 
@@ -132,7 +132,7 @@ class Request:
                 self._changed.notify_all()
             return True
 
-    def conclude(self, found: list[Hypothesis], tree: list[Node] | None) -> None:
+    def finish_search(self, found: list[Hypothesis], tree: list[Node] | None) -> None:
         """Take what a beam search found, best first."""
         with self._lock:
             if self.done:
@@ -140,7 +140,7 @@ class Request:
             if not found:
                 self.fail(NOTHING_ALLOWED)
                 return
-            self.found, self.tree = found, tree
+            self.hypotheses, self.tree = found, tree
             self.ids, self.logprobs = list(found[0].ids), list(found[0].logprobs)
             self.finish(found[0].finish_reason)
 
@@ -161,7 +161,7 @@ class Request:
                 self._untaken.append(self._transcript.finish())
                 if self._transcript.stopped:
                     reason = "stop"
-                kept = self._transcript.kept
+                kept = self._transcript.n_kept
                 self.ids, self.logprobs = self.ids[:kept], self.logprobs[:kept]
             self.finish_reason = reason
             if self._waiting:
@@ -175,7 +175,7 @@ class Request:
             self._write()
             return "" if self._transcript is None else self._transcript.text
 
-    def take(self) -> str:
+    def take_text(self) -> str:
         """Return the text that came since the last call: whole characters, and nothing of a stop string."""
         with self._lock:
             self._write()
@@ -198,12 +198,12 @@ class Request:
             with self._lock:
                 self._wait_for(lambda: self.done or len(self.ids) > self._written or any(self._untaken))
                 done = self.done
-                piece = self.take()
+                piece = self.take_text()
             if piece:
                 yield piece
-        self.check()
+        self.raise_on_error()
 
-    def check(self) -> None:
+    def raise_on_error(self) -> None:
         """Raise the sentence of a request that failed."""
         if self.error is not None:
             raise InputError(self.error)
@@ -213,10 +213,10 @@ class Request:
         with self._lock:
             if self.finish_reason is None:
                 raise InputError("the request is not done; step the engine until it is, or wait for it.")
-            if not self.found:
-                seen = None if self.recording is None else self.recording.seen(len(self.prompt) + len(self.ids))
-                return [Completion(self.text, self.ids, self.logprobs, self.finish_reason, seen=seen)]
-            return [self._completion(one) for one in self.found]
+            if not self.hypotheses:
+                seen = None if self.recording is None else self.recording.result(len(self.prompt) + len(self.ids))
+                return [Completion(self.text, self.ids, self.logprobs, self.finish_reason, recording=seen)]
+            return [self._completion(one) for one in self.hypotheses]
 
     def _wait_for(self, what: Callable[[], bool], timeout: float | None = None) -> bool:
         self._waiting += 1
@@ -239,13 +239,13 @@ class Request:
             for token in ids:
                 transcript.add(token)
             transcript.finish()
-            ids, logprobs = ids[: transcript.kept], logprobs[: transcript.kept]
+            ids, logprobs = ids[: transcript.n_kept], logprobs[: transcript.n_kept]
             reason = "stop" if transcript.stopped else reason
         text = "" if transcript is None else transcript.text
         return Completion(text, ids, logprobs, reason, one.score, self.tree)
 
-    def _new_transcript(self) -> Transcript | None:
-        return None if self._tok is None else Transcript(self._tok, self.options.stop)
+    def _new_transcript(self) -> Detokenizer | None:
+        return None if self._tok is None else Detokenizer(self._tok, self.options.stop)
 
     def _write(self) -> None:
         if self._transcript is not None:

@@ -15,19 +15,19 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from glasshouse.errors import InputError
-from glasshouse.generation.chance import Use, draw, stream, uniforms
-from glasshouse.generation.options import Options
-from glasshouse.generation.survey import likeliest
+from glasshouse.generation.chance import DrawPurpose, sample_categorical, seed_state, uniforms
+from glasshouse.generation.options import SamplingParams
+from glasshouse.generation.survey import argmax
 
 # Settings are held to what float32 can divide and multiply by; past these nothing changes but that infinities arise.
-LEAST, MOST = torch.finfo(torch.float32).tiny, torch.finfo(torch.float32).max
-MOST_FREQUENCY = MOST / 2**31  # so that times a count it is finite
+MIN_FLOAT32, MAX_FLOAT32 = torch.finfo(torch.float32).tiny, torch.finfo(torch.float32).max
+MOST_FREQUENCY = MAX_FLOAT32 / 2**31  # so that times a count it is finite
 
-VACANT = Options()  # this very object: the choices of a row that has it are not looked at
+EMPTY_SLOT = SamplingParams()  # this very object: the choices of a row that has it are not looked at
 
 
 @dataclass(frozen=True)
-class Plan:
+class SamplingMetadata:
     """The work that the rows of a step need between them. Equal plans run equal kernels, so one may key a graph."""
 
     greedy: bool  # some row takes the likeliest token
@@ -46,14 +46,14 @@ class Plan:
         return not (self.greedy or self.random)
 
     @property
-    def counts(self) -> bool:
+    def needs_token_counts(self) -> bool:
         """Whether it matters which tokens were generated before."""
         return self.repetition or self.frequency
 
     @property
-    def adjusts(self) -> bool:
+    def needs_logits_processing(self) -> bool:
         """Whether logits change before the likeliest is known."""
-        return self.counts or self.bias or self.minimum
+        return self.needs_token_counts or self.bias or self.minimum
 
 
 class Sampler:
@@ -84,12 +84,12 @@ class Sampler:
         # Whether the likeliest token is taken; where the seed's numbers start; tokens generated so far.
         self._greedy, self._top_k, self._minimum, self._stream, self._drawn = self._wholes.unbind(1)
         for slot in range(slots):
-            self._settle(slot, VACANT)
+            self._settle(slot, EMPTY_SLOT)
         self._tables: dict[str, Tensor] = {}  # [slots, V], each made when first needed and then kept in its place
-        self._options = [VACANT] * slots
-        self._plans: dict[int, Plan] = {}  # by the number of rows, until a slot changes hands
+        self._options = [EMPTY_SLOT] * slots
+        self._plans: dict[int, SamplingMetadata] = {}  # by the number of rows, until a slot changes hands
 
-    def join(self, slot: int, options: Options, prompt: Sequence[int], end_ids: Sequence[int]) -> None:
+    def set_slot(self, slot: int, options: SamplingParams, prompt: Sequence[int], end_ids: Sequence[int]) -> None:
         """Give a slot to a request; none of `end_ids` is chosen before its minimum of new tokens."""
         if (largest := max(options.logit_bias, default=0)) >= self.vocab_size:
             raise InputError(f"logit_bias names id {largest}, but ids go to {self.vocab_size - 1}; leave it out.")
@@ -98,7 +98,7 @@ class Sampler:
 
         # A table's row is left as it was where the settings above make it count for nothing.
         plan = _plan([options], self.vocab_size)
-        if plan.counts:
+        if plan.needs_token_counts:
             self._table("counts", torch.int32)[slot] = 0
         if plan.repetition:
             self._mark(self._table("prompt", torch.bool)[slot], prompt)
@@ -106,18 +106,18 @@ class Sampler:
             self._mark(self._table("ends", torch.bool)[slot], end_ids)
         if plan.bias or "bias" in self._tables:
             row = self._table("bias", torch.float32)[slot].zero_()
-            values = [_held(value, -math.inf, MOST) for value in options.logit_bias.values()]
+            values = [_held(value, -math.inf, MAX_FLOAT32) for value in options.logit_bias.values()]
             row[self._ids(options.logit_bias)] = torch.tensor(values, dtype=row.dtype, device=self.device)
 
-    def leave(self, slot: int) -> None:
+    def clear_slot(self, slot: int) -> None:
         """Take a slot back, so that what its request needed is no longer done for the others."""
-        self._set(slot, VACANT)
+        self._set(slot, EMPTY_SLOT)
 
     def move(self, source: int, target: int) -> None:
         """Let the request in `source` go on in `target`, as if it had always been there."""
         if source != target:
             self.copy(source, target)
-            self.leave(source)
+            self.clear_slot(source)
 
     def copy(self, source: int, target: int) -> None:
         """Let `target` go on as `source` would, seed and all."""
@@ -130,25 +130,25 @@ class Sampler:
         """All tensors that a choice reads or changes; more may come when a request joins."""
         return self._rows
 
-    def plan(self, n: int) -> Plan:
+    def metadata(self, n: int) -> SamplingMetadata:
         """Return the work that rows 0 to n - 1 need, as joined; it is the same until a slot changes hands."""
         if n not in self._plans:
             self._plans[n] = _plan(self._options[:n], self.vocab_size)
         return self._plans[n]
 
-    def choose(self, logits: Tensor) -> Tensor:
+    def sample(self, logits: Tensor) -> Tensor:
         """Choose a token for each row by its raw logits [n, V], and count it; returns ids [n]."""
-        if self.plan(len(logits)).idle:
+        if self.metadata(len(logits)).idle:
             return torch.zeros(len(logits), dtype=torch.int64, device=logits.device)
         ids = self._choices(logits[:, None], _no_drafts(logits))
-        self.record(ids, torch.ones_like(ids[:, 0]))
+        self.count_tokens(ids, torch.ones_like(ids[:, 0]))
         return ids[:, 0]
 
     def distribution(self, logits: Tensor) -> Tensor:
         """Return the probabilities [n, V] by which `choose` would draw: float32, or float64 as the logits."""
         return self._probabilities(logits[:, None], _no_drafts(logits))[:, 0]
 
-    def propose(self, logits: Tensor, drafts: Tensor) -> tuple[Tensor, Tensor]:
+    def sample_draft(self, logits: Tensor, drafts: Tensor) -> tuple[Tensor, Tensor]:
         """Draw one more draft for each row after its drafts so far [n, K], from a draft model's logits [n, V].
 
         Returns the ids [n] and the probabilities [n, V] they were drawn from, as `verify` wants them. Nothing is
@@ -156,7 +156,7 @@ class Sampler:
         random numbers of their own, or else a verdict on them would not be independent of them.
         """
         probabilities = self._probabilities(logits[:, None], drafts)
-        return draw(probabilities, self._uniforms(1, drafts, Use.PROPOSAL))[:, 0], probabilities[:, 0]
+        return sample_categorical(probabilities, self._uniforms(1, drafts, DrawPurpose.DRAFT))[:, 0], probabilities[:, 0]
 
     def verify(
         self, logits: Tensor, drafts: Tensor, n_drafts: Tensor, draft_probs: Tensor | None = None
@@ -173,7 +173,7 @@ class Sampler:
         n, k = drafts.shape
         real = torch.arange(k, device=drafts.device) < n_drafts[:, None]
         drafts = drafts.where(real, 0)
-        if draft_probs is None or not self.plan(n).random:
+        if draft_probs is None or not self.metadata(n).random:
             # A token is drawn at each place, and a draft stays where it is that token: so it does with probability
             # p(x), and else the token has the distribution of p without x. That is the rule for q(x) = 1.
             tokens = self._choices(logits, drafts)
@@ -181,87 +181,87 @@ class Sampler:
         else:
             p = self._probabilities(logits, drafts)
             p_draft, q_draft = (x.gather(-1, drafts[..., None])[..., 0] for x in (p[:, :-1], draft_probs))
-            verdicts = self._uniforms(k + 1, drafts, Use.VERDICT)[:, :-1]
+            verdicts = self._uniforms(k + 1, drafts, DrawPurpose.ACCEPT)[:, :-1]
             stayed = _run(real & (verdicts * q_draft < p_draft))
             # The next token is the model's own. It makes up for what a rejected draft took too much of; none was
             # rejected where a row has no more of them.
             p_next, q_next = (_at(x, stayed) for x in (p, F.pad(draft_probs, (0, 0, 0, 1))))
             rest = (p_next - q_next * (stayed < n_drafts)[:, None]).clamp(min=0)
             rest = rest.where(rest.sum(-1, keepdim=True) > 0, p_next)  # p = q but for rounding
-            numbers = _at(self._uniforms(k + 1, drafts, Use.CHOICE)[..., None], stayed)[:, 0]
-            tokens = F.pad(drafts, (0, 1)).scatter(1, stayed[:, None], draw(rest, numbers)[:, None])
-        self.record(tokens, stayed + 1)
+            numbers = _at(self._uniforms(k + 1, drafts, DrawPurpose.SAMPLE)[..., None], stayed)[:, 0]
+            tokens = F.pad(drafts, (0, 1)).scatter(1, stayed[:, None], sample_categorical(rest, numbers)[:, None])
+        self.count_tokens(tokens, stayed + 1)
         return tokens, stayed + 1
 
-    def record(self, tokens: Tensor, kept: Tensor) -> None:
+    def count_tokens(self, tokens: Tensor, kept: Tensor) -> None:
         """Count the first `kept[i]` of each row's tokens [n, T] as generated; `choose` and `verify` have done so."""
         n, length = tokens.shape
         self._drawn[:n] += kept
-        if self.plan(n).counts:
+        if self.metadata(n).needs_token_counts:
             counted = torch.arange(length, device=tokens.device) < kept[:, None]
             self._tables["counts"][:n].scatter_add_(1, tokens, counted.int())
 
     def _choices(self, logits: Tensor, drafts: Tensor) -> Tensor:
         """Choose ids [n, P] by logits [n, P, V], the last of which follow all drafts [n, K]."""
-        plan = self.plan(len(logits))
+        plan = self.metadata(len(logits))
         scores = self._adjusted(logits, drafts, plan)
         if not plan.random:
-            return likeliest(scores)
-        return draw(self._weights(scores, plan), self._uniforms(logits.shape[1], drafts, Use.CHOICE))
+            return argmax(scores)
+        return sample_categorical(self._weights(scores, plan), self._uniforms(logits.shape[1], drafts, DrawPurpose.SAMPLE))
 
     def _probabilities(self, logits: Tensor, drafts: Tensor) -> Tensor:
-        plan = self.plan(len(logits))
+        plan = self.metadata(len(logits))
         weights = self._weights(self._adjusted(logits, drafts, plan), plan)
         return weights.div_(weights.sum(-1, keepdim=True))
 
-    def _adjusted(self, logits: Tensor, drafts: Tensor, plan: Plan) -> Tensor:
+    def _adjusted(self, logits: Tensor, drafts: Tensor, metadata: SamplingMetadata) -> Tensor:
         """Return logits [n, P, V] after penalties, biases and the minimum length."""
-        if not plan.adjusts:
+        if not metadata.needs_logits_processing:
             return logits
         n, places, _ = logits.shape
         scores = _exact(logits)
-        if plan.counts:
+        if metadata.needs_token_counts:
             counts = self._counts(places, drafts)
-        if plan.repetition:
+        if metadata.repetition:
             penalty = _column(self._repetition, scores)
             seen = self._tables["prompt"][:n, None] | (counts > 0)
             scores = torch.where(seen, torch.where(scores < 0, scores * penalty, scores / penalty), scores)
-        if plan.frequency:
+        if metadata.frequency:
             scores = scores - _column(self._frequency, scores) * counts
-        if plan.bias:
+        if metadata.bias:
             scores = scores + self._tables["bias"][:n, None]
-        if plan.minimum:
+        if metadata.minimum:
             early = self._steps(places, drafts) < self._minimum[:n, None]
             scores = scores.masked_fill(early[..., None] & self._tables["ends"][:n, None], -math.inf)
         return scores.clamp(max=torch.finfo(scores.dtype).max)
 
-    def _weights(self, scores: Tensor, plan: Plan) -> Tensor:
+    def _weights(self, scores: Tensor, metadata: SamplingMetadata) -> Tensor:
         """Return each token's probability [n, P, V] over that of the likeliest."""
         scores = _exact(scores)
         peak, best = scores.max(-1, keepdim=True)
         peak = peak.clamp(min=torch.finfo(scores.dtype).min)  # where all are at -inf, the difference is not NaN
         scaled = (scores - peak).div_(_column(self._temperature, scores))
         weights = scaled.exp()
-        if plan.top:
-            weights.masked_fill_(scaled < self._limit(scaled, weights, plan), 0)
-        if plan.min_p:
+        if metadata.top:
+            weights.masked_fill_(scaled < self._limit(scaled, weights, metadata), 0)
+        if metadata.min_p:
             weights.masked_fill_(weights < _column(self._min_p, weights), 0)
-        if plan.greedy:
+        if metadata.greedy:
             weights.masked_fill_(self._greedy[: len(scores), None, None] > 0, 0)
         # It weighs 1 already, except in a greedy row and where all are forbidden: there it is the only one.
         return weights.scatter_(-1, best, 1)
 
-    def _limit(self, scaled: Tensor, weights: Tensor, plan: Plan) -> Tensor:
+    def _limit(self, scaled: Tensor, weights: Tensor, metadata: SamplingMetadata) -> Tensor:
         """Return the least logit [n, P, 1] that top_k and top_p keep; all that equal it are kept, by both.
 
         So top_k may keep more than k tokens and top_p more than it needs, but never one of two equals.
         """
         n = len(scaled)
-        top = scaled.topk(plan.top).values
+        top = scaled.topk(metadata.top).values
         k, p = self._top_k[:n, None, None], self._top_p[:n, None, None]
-        limit = torch.take_along_dim(top, k.clamp(max=plan.top) - 1, -1)
-        limit = limit.masked_fill(k > plan.top, -math.inf)
-        if not plan.top_p:
+        limit = torch.take_along_dim(top, k.clamp(max=metadata.top) - 1, -1)
+        limit = limit.masked_fill(k > metadata.top, -math.inf)
+        if not metadata.top_p:
             return limit
         # A token is kept as long as those before it do not reach p. The total is the whole row's, as tokens equal to
         # the limit may go on beyond the top.
@@ -285,25 +285,25 @@ class Sampler:
         index = drafts[:, None].expand(n, places, n_drafts)
         return counts.repeat(1, places, 1).scatter_add_(-1, index, before.expand_as(index))
 
-    def _uniforms(self, places: int, drafts: Tensor, use: Use) -> Tensor:
+    def _uniforms(self, places: int, drafts: Tensor, use: DrawPurpose) -> Tensor:
         return uniforms(self._stream[: len(drafts), None], self._steps(places, drafts), use)
 
-    def _settle(self, slot: int, options: Options) -> None:
+    def _settle(self, slot: int, options: SamplingParams) -> None:
         """Write what the options say about numbers into a slot's row."""
         reals = [
-            _held(options.temperature, LEAST, MOST),
+            _held(options.temperature, MIN_FLOAT32, MAX_FLOAT32),
             _top_p(options),
             float(options.min_p or 0),
-            _held(options.repetition_penalty, LEAST, MOST),
+            _held(options.repetition_penalty, MIN_FLOAT32, MAX_FLOAT32),
             _held(options.frequency_penalty, -MOST_FREQUENCY, MOST_FREQUENCY),
         ]
         minimum = min(options.min_new_tokens, 2**62)
-        wholes = [int(options.temperature == 0), _top_k(options, self.vocab_size), minimum, stream(options.seed), 0]
+        wholes = [int(options.temperature == 0), _top_k(options, self.vocab_size), minimum, seed_state(options.seed), 0]
         for rows, values in ((self._reals, reals), (self._wholes, wholes)):
             row = torch.tensor(values, dtype=rows.dtype)
             rows[slot].copy_(row.pin_memory() if rows.is_cuda else row, non_blocking=True)
 
-    def _set(self, slot: int, options: Options) -> None:
+    def _set(self, slot: int, options: SamplingParams) -> None:
         self._options[slot] = options
         self._plans.clear()
 
@@ -326,11 +326,11 @@ class Sampler:
         return torch.tensor(list(ids), dtype=torch.int64).to(self.device)
 
 
-def _plan(rows: Sequence[Options], vocab_size: int) -> Plan:
+def _plan(rows: Sequence[SamplingParams], vocab_size: int) -> SamplingMetadata:
     random = [row for row in rows if row.temperature > 0]
     tops = [k for row in random if (k := _top_k(row, vocab_size)) < vocab_size or _top_p(row) < 1]
-    return Plan(
-        greedy=any(row.temperature == 0 for row in rows if row is not VACANT),
+    return SamplingMetadata(
+        greedy=any(row.temperature == 0 for row in rows if row is not EMPTY_SLOT),
         random=bool(random),
         top=max(tops, default=0),
         top_p=any(_top_p(row) < 1 for row in random),
@@ -342,11 +342,11 @@ def _plan(rows: Sequence[Options], vocab_size: int) -> Plan:
     )
 
 
-def _top_k(options: Options, vocab_size: int) -> int:
+def _top_k(options: SamplingParams, vocab_size: int) -> int:
     return vocab_size if options.top_k is None else min(options.top_k, vocab_size)
 
 
-def _top_p(options: Options) -> float:
+def _top_p(options: SamplingParams) -> float:
     # A sum that is rounded to 1 too early would cut the last tokens off.
     return math.inf if options.top_p is None or options.top_p == 1 else float(options.top_p)
 

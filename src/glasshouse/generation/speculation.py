@@ -11,9 +11,9 @@ from torch import Tensor
 
 from glasshouse.errors import InputError
 from glasshouse.generation.admission import check_count, check_length
-from glasshouse.generation.arrangement import prepare
+from glasshouse.generation.arrangement import prepare_for_inference
 from glasshouse.generation.sampling import Sampler
-from glasshouse.generation.slots import Row, count_common
+from glasshouse.generation.slots import SequenceState, common_prefix_length
 from glasshouse.models import Decoder, Seq2Seq
 
 
@@ -31,29 +31,29 @@ class Speculator(Protocol):
 
     count: int  # drafts of a row at most
 
-    def open(self, model: Decoder | Seq2Seq, slots: int, max_len: int) -> None:
+    def setup(self, model: Decoder | Seq2Seq, slots: int, max_len: int) -> None:
         """Get ready for an engine."""
 
-    def propose(self, rows: Sequence[Row], sampler: Sampler) -> Drafts | None:
+    def propose(self, rows: Sequence[SequenceState], sampler: Sampler) -> Drafts | None:
         """Return drafts for rows, which stand in the first slots; None where there is none for any."""
 
     def move(self, old: int, new: int) -> None:
         """Follow a row to another slot."""
 
 
-class NGrams:
+class PromptLookup:
     """Guess that what followed the last few tokens before will follow them again: in code, quotes and summaries."""
 
     def __init__(self, count: int = 8, longest: int = 3) -> None:
-        self.count = check_count("count", count)
-        self.longest = check_count("longest", longest)
+        self.n_draft_tokens = check_count("count", count)
+        self.max_ngram = check_count("longest", longest)
 
     def open(self, model: Decoder | Seq2Seq, slots: int, max_len: int) -> None:
         """Nothing is needed."""
 
-    def propose(self, rows: Sequence[Row], sampler: Sampler) -> Drafts | None:
+    def propose(self, rows: Sequence[SequenceState], sampler: Sampler) -> Drafts | None:
         """Look the last tokens of each row up in what came before them."""
-        found = [continuation(row.tokens, self.longest, draft_room(row, self.count)) for row in rows]
+        found = [lookup_ngram(row.tokens, self.max_ngram, max_draft_tokens(row, self.n_draft_tokens)) for row in rows]
         width = max(map(len, found))
         if width == 0:
             return None
@@ -67,11 +67,11 @@ class NGrams:
 class DraftModel:
     """Let a small model of the same vocabulary write ahead."""
 
-    def __init__(self, model: Decoder, count: int = 4) -> None:
+    def __init__(self, model: Decoder, n_draft_tokens: int = 4) -> None:
         if not isinstance(model, Decoder):
             raise InputError(f"the draft model is a {type(model).__name__}, but it must be a decoder.")
         self.model = model
-        self.count = check_count("count", count)
+        self.count = check_count("count", n_draft_tokens)
 
     def open(self, model: Decoder | Seq2Seq, slots: int, max_len: int) -> None:
         """Make a cache beside the engine's, row by row."""
@@ -83,13 +83,13 @@ class DraftModel:
                 f"{model.spec.vocab_size}; they must be the same."
             )
         length = check_length(self.model.spec, max_len, "the engine's max_len", "the draft model")
-        self._arranged = prepare(self.model, "copy", slots)
+        self._arranged = prepare_for_inference(self.model, "copy", slots)
         self._cache = self.model.make_cache(slots, length)
         self._held: list[list[int]] = [[] for _ in range(slots)]  # tokens whose keys and values are in the cache
 
-    def propose(self, rows: Sequence[Row], sampler: Sampler) -> Drafts | None:
+    def propose(self, rows: Sequence[SequenceState], sampler: Sampler) -> Drafts | None:
         """Write up to `count` tokens ahead of each row, drawn as the row's options ask."""
-        rooms = [draft_room(row, self.count) for row in rows]
+        rooms = [max_draft_tokens(row, self.count) for row in rows]
         if max(rooms) == 0:
             return None
         n = len(rows)
@@ -99,7 +99,7 @@ class DraftModel:
         probabilities = []
         for _ in range(max(rooms)):
             view = self._cache.narrow(slice(0, n), max(map(len, self._held[:n])) + 1)
-            new, chances = sampler.propose(self._arranged(ids, cache=view)[:, 0], drafts)
+            new, chances = sampler.sample_draft(self._arranged(ids, cache=view)[:, 0], drafts)
             for held, token in zip(self._held, ids[:, 0].tolist(), strict=False):
                 held.append(token)
             ids, drafts = new[:, None], torch.cat([drafts, new[:, None]], 1)
@@ -107,10 +107,10 @@ class DraftModel:
         counts = torch.tensor(rooms, device=sampler.device)
         return Drafts(drafts, counts, torch.stack(probabilities, 1))
 
-    def _catch_up(self, rows: Sequence[Row]) -> None:
+    def _catch_up(self, rows: Sequence[SequenceState]) -> None:
         """Read what the rows have that the cache has not, all but their last token; forget what was rejected."""
         for row, held in zip(rows, self._held, strict=False):
-            del held[count_common(held, row.tokens, min(len(held), len(row.tokens) - 1)) :]
+            del held[common_prefix_length(held, row.tokens, min(len(held), len(row.tokens) - 1)) :]
         n = len(rows)
         self._cache.lengths[:n] = torch.tensor(
             [len(held) for held in self._held[:n]], device=self._cache.lengths.device
@@ -131,14 +131,14 @@ class DraftModel:
         self._held[new] = self._held[old][:]
 
 
-def draft_room(row: Row, count: int) -> int:
+def max_draft_tokens(row: SequenceState, n_draft_tokens: int) -> int:
     """Return how many drafts make sense: one token comes without any, and the row must not outgrow its limit."""
     if row.request is None or row.request.options.beams > 1:
         return 0
-    return max(0, min(count, row.request.limit - row.scheduled - 1))
+    return max(0, min(n_draft_tokens, row.request.limit - row.n_scheduled - 1))
 
 
-def continuation(tokens: Sequence[int], longest: int, count: int) -> list[int]:
+def lookup_ngram(tokens: Sequence[int], max_ngram: int, n_draft_tokens: int) -> list[int]:
     """Return what followed the last time that the sequence's end, as much of it as can be found, came before.
 
     Where that is fewer tokens than wanted, they come round again: the sequence has repeated itself since.
@@ -148,12 +148,12 @@ def continuation(tokens: Sequence[int], longest: int, count: int) -> list[int]:
     >>> continuation([1, 2, 3, 4, 5, 2, 3], longest=3, count=6)
     [4, 5, 2, 3, 4, 5]
     """
-    if count < 1:
+    if n_draft_tokens < 1:
         return []
-    for size in range(min(longest, len(tokens) - 1), 0, -1):
+    for size in range(min(max_ngram, len(tokens) - 1), 0, -1):
         end = tokens[-size:]
         for start in range(len(tokens) - size - 1, -1, -1):
             if tokens[start] == end[0] and tokens[start : start + size] == end:
                 found = tokens[start + size :]
-                return [found[place % len(found)] for place in range(count)]
+                return [found[place % len(found)] for place in range(n_draft_tokens)]
     return []

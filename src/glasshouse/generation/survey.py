@@ -46,7 +46,7 @@ if available:
         tl.store(total_ptr + row, base + tl.log(tl.sum(sums * tl.exp(tops - base), 0)))
 
 
-def likeliest(logits: Tensor) -> Tensor:
+def argmax(logits: Tensor) -> Tensor:
     """Return the id of the largest of logits [..., V], the first of equals.
 
     >>> likeliest(torch.tensor([[0.0, 3.0, 3.0], [0.0, 0.0, 0.0]]))
@@ -55,7 +55,7 @@ def likeliest(logits: Tensor) -> Tensor:
     return _survey(logits)[0] if _takes(logits) else logits.argmax(-1)
 
 
-def logprobs_of(logits: Tensor, ids: Tensor) -> Tensor:
+def token_logprobs(logits: Tensor, ids: Tensor) -> Tensor:
     """Return the log-probabilities [n] of ids [n] by raw logits [n, V]: float32, or float64 as the logits.
 
     >>> logprobs_of(torch.tensor([[0.0, 0.0]]), torch.tensor([1])).exp()

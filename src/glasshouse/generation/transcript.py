@@ -12,13 +12,13 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from glasshouse.text import Tokenizer
-from glasshouse.text.document import BYTE
+from glasshouse.text.document import BYTE_FALLBACK
 
 HALF = "\ufffd"  # what stands for a character that is not complete, or never will be
 CONTEXT = 8  # tokens before a new one that are decoded with it: more bytes than a character has
 
 
-class Transcript:
+class Detokenizer:
     r"""Turns the ids of one generation into text, one at a time, and ends it where a stop string begins.
 
     Special tokens, and ids that stand for no token, add nothing to the text. Of several stop strings the one that
@@ -39,16 +39,16 @@ class Transcript:
     """
 
     stopped: bool  # a stop string was found; the text ends right before it
-    kept: int  # tokens that lie wholly before the stop string; without one, all
+    n_kept: int  # tokens that lie wholly before the stop string; without one, all
 
     def __init__(self, tokenizer: Tokenizer, stop: Sequence[str] = ()) -> None:
-        self.stopped, self.kept = False, 0
+        self.stopped, self.n_kept = False, 0
         self._tokenizer = tokenizer
         self._stop = tuple(stop)
         self._longest = max(map(len, self._stop), default=0)
-        self._reader: _Bytes | _Window = _Bytes(tokenizer) if tokenizer.byte_level else _Window(tokenizer)
+        self._reader: _ByteDecoder | _WindowDecoder = _ByteDecoder(tokenizer) if tokenizer.byte_level else _WindowDecoder(tokenizer)
         self._pieces: list[str] = []  # what was returned
-        self._held = ""  # certain, but it may be part of a stop string
+        self._pending = ""  # certain, but it may be part of a stop string
         self._read = 0  # characters returned or held
         self._ends: list[int] = []  # where the text of each token ends that has any; a shared character is the last's
         self._places: list[int] = []  # how many tokens came before each of those
@@ -62,10 +62,10 @@ class Transcript:
         """Return the text that became certain with a token; nothing once a stop string was found."""
         if self.stopped:
             return ""
-        self.kept += 1
+        self.n_kept += 1
         if token not in self._tokenizer.ids or token in self._tokenizer.special_ids:
             return ""
-        self._places.append(self.kept - 1)
+        self._places.append(self.n_kept - 1)
         self._hold(self._reader.add(token))
         return self._release(self._maybe_stop())
 
@@ -74,30 +74,30 @@ class Transcript:
         if self.stopped:
             return ""
         self._hold(self._reader.finish())
-        return self._release(len(self._held))
+        return self._release(len(self._pending))
 
     def _hold(self, pieces: list[_Piece]) -> None:
         for tokens, text in pieces:
             self._read += len(text)
             self._ends.extend([self._read] * tokens)
-        self._held += "".join(piece.text for piece in pieces)
+        self._pending += "".join(piece.text for piece in pieces)
 
     def _maybe_stop(self) -> int:
         """Return the first place in the held text from which on it may be the beginning of a stop string."""
-        end = len(self._held)
+        end = len(self._pending)
         for place in range(max(0, end - self._longest + 1), end):
-            if any(stop.startswith(self._held[place:]) for stop in self._stop):
+            if any(stop.startswith(self._pending[place:]) for stop in self._stop):
                 return place
         return end
 
     def _release(self, end: int) -> str:
         """Return the held text up to a place, or to a stop string that does not begin after it."""
-        found = (self._held.find(stop) for stop in self._stop)
+        found = (self._pending.find(stop) for stop in self._stop)
         first = min((place for place in found if 0 <= place <= end), default=None)
         if first is not None:
             end, self.stopped = first, True
-            self.kept = self._places[bisect_right(self._ends, self._read - len(self._held) + first)]
-        text, self._held = self._held[:end], self._held[end:]
+            self.n_kept = self._places[bisect_right(self._ends, self._read - len(self._pending) + first)]
+        text, self._pending = self._pending[:end], self._pending[end:]
         self._pieces.append(text)
         return text
 
@@ -109,7 +109,7 @@ class _Piece(NamedTuple):
     text: str
 
 
-class _Bytes:
+class _ByteDecoder:
     """Reads tokens that are bytes."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
@@ -130,7 +130,7 @@ class _Bytes:
         return settled
 
 
-class _Window:
+class _WindowDecoder:
     """Reads tokens of any kind by their decoder, each with some of those before it.
 
     What a decoder makes of a token hangs on whether it is the first, the last, or one of several that spell a
@@ -146,7 +146,7 @@ class _Window:
         self._run = bytearray()  # the bytes to fall back on at the end
 
     def add(self, token: int) -> list[_Piece]:
-        if byte := BYTE.fullmatch(self._tokenizer.token(token)):
+        if byte := BYTE_FALLBACK.fullmatch(self._tokenizer.id_to_token(token)):
             self._ids.append(token)
             self._run.append(int(byte[1], 16))
             return []

@@ -8,11 +8,11 @@ from __future__ import annotations
 import functools
 
 from glasshouse.errors import StoreError
-from glasshouse.hub.family import PLAIN, Family, Row, Table, as_row
-from glasshouse.hub.keys import Keys
+from glasshouse.hub.family import PLAIN, Family, KeyMapping, ConfigDict, as_row
+from glasshouse.hub.keys import ConfigReader
 from glasshouse.spec import Spec
 
-BASE: Table = {
+BASE: ConfigDict = {
     "kind": "seq2seq",
     "norm": {"kind": "layer", "eps": 1e-5},
     "norm_order": "after",
@@ -20,25 +20,25 @@ BASE: Table = {
     "init": "normal",
 }
 ROWS = (
-    Row("vocab_size", "vocab_size", 50_265),
-    Row("d_model", "d_model", 1024),
-    Row("encoder_layers", "n_encoder_layers", 12),
-    Row("decoder_layers", "n_layers", 12),
-    Row("encoder_attention_heads", "n_heads", 16),
-    Row("encoder_ffn_dim", "d_ff", 4096),
-    Row("max_position_embeddings", "max_len", 1024),
-    Row("activation_function", "feedforward", "gelu", PLAIN),
-    Row("scale_embedding", "embed_scale", False),
-    Row("dropout", "dropout", 0.1),
-    Row("attention_dropout", "attention_dropout", 0.0),
+    KeyMapping("vocab_size", "vocab_size", 50_265),
+    KeyMapping("d_model", "d_model", 1024),
+    KeyMapping("encoder_layers", "n_encoder_layers", 12),
+    KeyMapping("decoder_layers", "n_layers", 12),
+    KeyMapping("encoder_attention_heads", "n_heads", 16),
+    KeyMapping("encoder_ffn_dim", "d_ff", 4096),
+    KeyMapping("max_position_embeddings", "max_len", 1024),
+    KeyMapping("activation_function", "feedforward", "gelu", PLAIN),
+    KeyMapping("scale_embedding", "embed_scale", False),
+    KeyMapping("dropout", "dropout", 0.1),
+    KeyMapping("attention_dropout", "attention_dropout", 0.0),
 )
 
 
-def adjust(keys: Keys, table: Table, marian: bool) -> None:
+def adjust(keys: ConfigReader, table: ConfigDict, marian: bool) -> None:
     """Refuse two stacks of different width, and what older configs of other models in this mould switch on."""
     table["embed_dropout"] = table["dropout"]
     for name, default, encoder in (("attention_heads", 16, table["n_heads"]), ("ffn_dim", 4096, table["d_ff"])):
-        if (decoder := keys.int(f"decoder_{name}", default)) != encoder:
+        if (decoder := keys.get_int(f"decoder_{name}", default)) != encoder:
             raise StoreError(
                 f"{keys.source!r} has decoder_{name} = {decoder}, but the encoder has {encoder}; both must be equal."
             )
@@ -52,12 +52,12 @@ def adjust(keys: Keys, table: Table, marian: bool) -> None:
         keys.expect("decoder_vocab_size", table["vocab_size"], None)
 
 
-def extra(spec: Spec) -> Table:
+def extra(spec: Spec) -> ConfigDict:
     """Write the widths of the decoder, which are the encoder's."""
     return {"decoder_attention_heads": spec.n_heads, "decoder_ffn_dim": spec.d_ff}
 
 
-def stack(ours: str) -> Table:
+def stack(ours: str) -> ConfigDict:
     """Return the names of one stack."""
     layer = f"model.{ours}.layers.*"
     return {
@@ -74,7 +74,7 @@ def stack(ours: str) -> Table:
     }
 
 
-NAMES: Table = {
+NAMES: ConfigDict = {
     "token.table": "model.shared",
     **stack("encoder"),
     **stack("decoder"),

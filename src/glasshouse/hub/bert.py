@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from glasshouse.hub.family import PLAIN, Family, Row, Table
-from glasshouse.hub.keys import Keys
+from glasshouse.hub.family import PLAIN, Family, KeyMapping, ConfigDict
+from glasshouse.hub.keys import ConfigReader
 from glasshouse.spec import Spec
 
-BASE: Table = {
+BASE: ConfigDict = {
     "kind": "encoder",
     "position": {"kind": "learned"},
     "norm": {"kind": "layer"},
@@ -16,28 +16,28 @@ BASE: Table = {
     "init": "normal",
 }
 ROWS = (
-    Row("vocab_size", "vocab_size", 30_522),
-    Row("hidden_size", "d_model", 768),
-    Row("num_hidden_layers", "n_layers", 12),
-    Row("num_attention_heads", "n_heads", 12),
-    Row("intermediate_size", "d_ff", 3072),
-    Row("hidden_act", "feedforward", "gelu", PLAIN),
-    Row("max_position_embeddings", "max_len", 512),
-    Row("type_vocab_size", "n_segments", 2),
-    Row("layer_norm_eps", "norm.eps", 1e-12),
-    Row("hidden_dropout_prob", "dropout", 0.1),
-    Row("attention_probs_dropout_prob", "attention_dropout", 0.1),
+    KeyMapping("vocab_size", "vocab_size", 30_522),
+    KeyMapping("hidden_size", "d_model", 768),
+    KeyMapping("num_hidden_layers", "n_layers", 12),
+    KeyMapping("num_attention_heads", "n_heads", 12),
+    KeyMapping("intermediate_size", "d_ff", 3072),
+    KeyMapping("hidden_act", "feedforward", "gelu", PLAIN),
+    KeyMapping("max_position_embeddings", "max_len", 512),
+    KeyMapping("type_vocab_size", "n_segments", 2),
+    KeyMapping("layer_norm_eps", "norm.eps", 1e-12),
+    KeyMapping("hidden_dropout_prob", "dropout", 0.1),
+    KeyMapping("attention_probs_dropout_prob", "attention_dropout", 0.1),
 )
-INERT = ("classifier_dropout", "initializer_range")
+IGNORED_KEYS = ("classifier_dropout", "initializer_range")
 
 
-def adjust_bert(keys: Keys, table: Table) -> None:
+def adjust_bert(keys: ConfigReader, table: ConfigDict) -> None:
     """Use one dropout for embeddings and sublayers; refuse the relative positions that some variants try."""
     table["embed_dropout"] = table["dropout"]
     keys.expect("position_embedding_type", "absolute")
 
 
-def extra_bert(spec: Spec) -> Table:
+def extra_bert(spec: Spec) -> ConfigDict:
     """Write at least one kind of segment: transformers cannot do without."""
     return {"type_vocab_size": max(1, getattr(spec, "n_segments", 0))}
 
@@ -61,13 +61,13 @@ def trunk(stem: str) -> dict[str, str]:
     }
 
 
-SEQUENCE_LABEL: Table = {"kind": "sequence_label", "pooling": "first", "dense": True}
-MASKED_TOKEN: Table = {"kind": "masked_token", "transform": True}
+SEQUENCE_LABEL: ConfigDict = {"kind": "sequence_label", "pooling": "first", "dense": True}
+MASKED_TOKEN: ConfigDict = {"kind": "masked_token", "transform": True}
 
 BERT = Family(
     model_type="bert",
     base=BASE,
-    rows=ROWS,
+    key_mappings=ROWS,
     heads={
         "BertForMaskedLM": MASKED_TOKEN,
         "BertForPreTraining": MASKED_TOKEN,
@@ -85,13 +85,13 @@ BERT = Family(
         "head.classify": "classifier",
     },
     prefix="bert.",
-    copies={
+    tied_tensors={
         "bert.embeddings.word_embeddings.weight": ("cls.predictions.decoder.weight",),
         "cls.predictions.decoder.bias": ("cls.predictions.bias",),  # which an untied head does not read
     },
-    unused=r"bert\.embeddings\.position_ids|bert\.pooler\..*|cls\.seq_relationship\..*|cls\.predictions\.bias",
-    inert=(
-        *INERT,
+    ignored_tensors=r"bert\.embeddings\.position_ids|bert\.pooler\..*|cls\.seq_relationship\..*|cls\.predictions\.bias",
+    ignored_keys=(
+        *IGNORED_KEYS,
         "directionality",  # of the first checkpoints, as are the next five
         "pooler_fc_size",
         "pooler_num_attention_heads",
@@ -108,14 +108,14 @@ BERT = Family(
 OFFSET = 2
 
 
-def adjust_roberta(keys: Keys, table: Table) -> None:
+def adjust_roberta(keys: ConfigReader, table: ConfigDict) -> None:
     """Take the unused rows off the length."""
     adjust_bert(keys, table)
     keys.expect("pad_token_id", OFFSET - 1, None)
     table["max_len"] -= OFFSET
 
 
-def extra_roberta(spec: Spec) -> Table:
+def extra_roberta(spec: Spec) -> ConfigDict:
     """Put them back; positions follow the padding id, so it is fixed."""
     fixed = {"max_position_embeddings": spec.max_len + OFFSET, "pad_token_id": OFFSET - 1}
     return extra_bert(spec) | fixed
@@ -124,7 +124,7 @@ def extra_roberta(spec: Spec) -> Table:
 ROBERTA = Family(
     model_type="roberta",
     base={**BASE, "position": {"kind": "learned", "offset": OFFSET}},
-    rows=(ROWS[0]._replace(default=50_265), *ROWS[1:]),
+    key_mappings=(ROWS[0]._replace(default=50_265), *ROWS[1:]),
     heads={
         "RobertaForMaskedLM": MASKED_TOKEN,
         "RobertaModel": {"kind": "none"},
@@ -141,18 +141,18 @@ ROBERTA = Family(
         "head.classify": "classifier.out_proj",
     },
     prefix="roberta.",
-    copies={
+    tied_tensors={
         "roberta.embeddings.word_embeddings.weight": ("lm_head.decoder.weight",),
         "lm_head.decoder.bias": ("lm_head.bias",),
     },
-    unused=r"roberta\.embeddings\.position_ids|roberta\.pooler\..*|lm_head\.bias",
-    inert=INERT,
+    ignored_tensors=r"roberta\.embeddings\.position_ids|roberta\.pooler\..*|lm_head\.bias",
+    ignored_keys=IGNORED_KEYS,
     adjust=adjust_roberta,
     extra=extra_roberta,
 )
 
 
-def adjust_distilbert(keys: Keys, table: Table) -> None:
+def adjust_distilbert(keys: ConfigReader, table: ConfigDict) -> None:
     """Use one dropout for embeddings and sublayers."""
     table["embed_dropout"] = table["dropout"]
 
@@ -160,16 +160,16 @@ def adjust_distilbert(keys: Keys, table: Table) -> None:
 DISTILBERT = Family(
     model_type="distilbert",
     base={**BASE, "norm": {"kind": "layer", "eps": 1e-12}},
-    rows=(
-        Row("vocab_size", "vocab_size", 30_522),
-        Row("dim", "d_model", 768),
-        Row("n_layers", "n_layers", 6),
-        Row("n_heads", "n_heads", 12),
-        Row("hidden_dim", "d_ff", 3072),
-        Row("activation", "feedforward", "gelu", PLAIN),
-        Row("max_position_embeddings", "max_len", 512),
-        Row("dropout", "dropout", 0.1),
-        Row("attention_dropout", "attention_dropout", 0.1),
+    key_mappings=(
+        KeyMapping("vocab_size", "vocab_size", 30_522),
+        KeyMapping("dim", "d_model", 768),
+        KeyMapping("n_layers", "n_layers", 6),
+        KeyMapping("n_heads", "n_heads", 12),
+        KeyMapping("hidden_dim", "d_ff", 3072),
+        KeyMapping("activation", "feedforward", "gelu", PLAIN),
+        KeyMapping("max_position_embeddings", "max_len", 512),
+        KeyMapping("dropout", "dropout", 0.1),
+        KeyMapping("attention_dropout", "attention_dropout", 0.1),
     ),
     heads={
         "DistilBertForMaskedLM": MASKED_TOKEN,
@@ -195,9 +195,9 @@ DISTILBERT = Family(
         "head.classify": "classifier",
     },
     prefix="distilbert.",
-    copies={"distilbert.embeddings.word_embeddings.weight": ("vocab_projector.weight",)},
-    unused=r"distilbert\.embeddings\.position_ids",
+    tied_tensors={"distilbert.embeddings.word_embeddings.weight": ("vocab_projector.weight",)},
+    ignored_tensors=r"distilbert\.embeddings\.position_ids",
     # Sinusoids, where a model began with them, stand in the table of positions like trained ones.
-    inert=("initializer_range", "qa_dropout", "seq_classif_dropout", "sinusoidal_pos_embds", "tie_weights_"),
+    ignored_keys=("initializer_range", "qa_dropout", "seq_classif_dropout", "sinusoidal_pos_embds", "tie_weights_"),
     adjust=adjust_distilbert,
 )

@@ -20,35 +20,35 @@ from glasshouse.errors import ConfigError, InputError, StoreError
 from glasshouse.hub import keys
 from glasshouse.hub.bart import BART, MARIAN
 from glasshouse.hub.bert import BERT, DISTILBERT, ROBERTA
-from glasshouse.hub.family import Family, Piece, differences, join, special_ids
+from glasshouse.hub.family import Family, TensorMapping, differing_fields, join, special_ids
 from glasshouse.hub.folder import (
-    BESIDE,
+    EXTRA_FILES,
     CONFIG,
-    GENERATION,
+    GENERATION_CONFIG,
     OTHER_TOKENIZERS,
     TOKENIZER,
     TOKENIZER_FILES,
-    Folder,
+    ModelFolder,
     write_json,
     write_weights,
 )
 from glasshouse.hub.gpt2 import GPT2
 from glasshouse.hub.llama import LLAMA, MISTRAL, QWEN2, QWEN3
 from glasshouse.hub.pooling import read_pooling, without_pooling, write_pooling
-from glasshouse.hub.remote import locate
+from glasshouse.hub.remote import resolve_folder
 from glasshouse.hub.t5 import T5
 from glasshouse.hub.verified import describe
-from glasshouse.layers.lora import attached
-from glasshouse.models import Model, build, check_pair, weights_of
+from glasshouse.layers.lora import lora_layers
+from glasshouse.models import Model, build, check_tokenizer, checked_parameters
 from glasshouse.text import Tokenizer
 
 FAMILIES = {
     family.model_type: family
     for family in (GPT2, LLAMA, MISTRAL, QWEN2, QWEN3, BERT, ROBERTA, DISTILBERT, T5, BART, MARIAN)
 }
-OWN = "glasshouse"  # the model_type of a folder that no family can express
+NATIVE = "glasshouse"  # the model_type of a folder that no family can express
 FORMAT = 1
-OURS = (
+MODEL_FILES = (
     r"config\.json|generation_config\.json|tokenizer\.json|tokenizer_config\.json|special_tokens_map\.json|"
     r"added_tokens\.json|vocab\.(json|txt)|merges\.txt|model(-\d+-of-\d+)?\.safetensors(\.index\.json)?|verified\.json|"
     r"chat_template\.jinja|modules\.json|sentence_bert_config\.json|config_sentence_transformers\.json|1_Pooling"
@@ -56,7 +56,7 @@ OURS = (
 
 
 def load(
-    place: str | Path,
+    path_or_repo_id: str | Path,
     *,
     revision: str | None = None,
     device: torch.device | str | None = None,
@@ -78,58 +78,58 @@ def load(
     >>> model.spec == gh.preset("tiny-decoder"), tok
     (True, None)
     """
-    target = machine.find(torch.get_default_device() if device is None else device)
+    target = machine.resolve(torch.get_default_device() if device is None else device)
     if dtype not in (None, "stored"):
-        dtype = machine.float_type(dtype)
-    folder = locate(place, revision)
+        dtype = machine.parse_dtype(dtype)
+    folder = resolve_folder(path_or_repo_id, revision)
     table = folder.json(CONFIG)
     if table is None:
         raise StoreError(f"there is no {str(folder.path / CONFIG)!r}; give the folder of a model or of a run.")
     tensors = folder.tensors()
     try:
-        family, s, spare = _understand(folder, table, tensors, ignore)
+        family, s, spare = _read_config(folder, table, tensors, ignore)
     except ConfigError as error:
         raise StoreError(f"{str(folder.path / CONFIG)!r} describes no model: {error}") from None
     s = _with_generation_ids(s, folder)
-    model = _assemble(folder, s, family, tensors, spare, target, dtype)
-    model.beside = {name: folder.values(name) for name in BESIDE if folder.file(name)}
-    if formerly := {key: table[key] for key in sorted(keys.GENERATION & table.keys())}:
-        model.beside.setdefault(GENERATION, formerly)
+    model = _load_weights(folder, s, family, tensors, spare, target, dtype)
+    model.extra_files = {name: folder.values(name) for name in EXTRA_FILES if folder.file(name)}
+    if formerly := {key: table[key] for key in sorted(keys.GENERATION_KEYS & table.keys())}:
+        model.extra_files.setdefault(GENERATION_CONFIG, formerly)
     tok = _load_tokenizer(folder)
-    model.tokenizer = _own(table).get("tokenizer")
+    model.tokenizer_fingerprint = _own(table).get("tokenizer")
     if tok is not None:
-        check_pair(model, tok, repr(str(folder.path / TOKENIZER)))
-        model.tokenizer = tok.fingerprint
+        check_tokenizer(model, tok, repr(str(folder.path / TOKENIZER)))
+        model.tokenizer_fingerprint = tok.fingerprint
     if verified := describe(folder):
         print(f"{folder.path}: {verified}", file=sys.stderr)
     return model.eval(), tok
 
 
-def _understand(
-    folder: Folder, table: Mapping[str, Any], tensors: dict[str, Tensor], ignore: Collection[str]
+def _read_config(
+    folder: ModelFolder, table: Mapping[str, Any], tensors: dict[str, Tensor], ignore: Collection[str]
 ) -> tuple[Family | None, spec.Spec, set[str]]:
     """Return the family (None: our own layout), the spec, and which tensors repeat others; names become full."""
     source = str(folder.path / CONFIG)
     kind = table.get("model_type")
-    if kind == OWN:
-        keys.Keys(table, source, ignore).close(inert=())
+    if kind == NATIVE:
+        keys.ConfigReader(table, source, ignore).reject_unused(inert=())
         return None, _own_spec(table, source), set()
     if not isinstance(kind, str) or kind not in FAMILIES:
         raise StoreError(f"{source!r} has model_type = {kind!r}, but only {', '.join(FAMILIES)} can be read.")
     family = FAMILIES[kind]
-    full_names = family.full(tensors)
+    full_names = family.canonical_names(tensors)
     if twice := sorted(full for name, full in full_names.items() if full != name and full in tensors):
         raise StoreError(f"{folder.weights!r} holds {twice[0]} under two names; fetch it again.")
     for name, full in full_names.items():
         tensors[full] = tensors.pop(name)
     spare = _find_copies(family, tensors)
-    s = read_pooling(folder, family.read(table, tensors.keys() - spare, ignore, source))
-    if OWN in table:  # the spec we wrote beside, which knows about training too
+    s = read_pooling(folder, family.spec_from_config(table, tensors.keys() - spare, ignore, source))
+    if NATIVE in table:  # the spec we wrote beside, which knows about training too
         own = _own_spec(table, source)
-        if names := differences(own, s):
+        if names := differing_fields(own, s):
             raise StoreError(
-                f"{source!r} says one thing for itself and another under {OWN!r} (in {', '.join(names)}); "
-                f"remove {OWN!r} if the rest was edited on purpose."
+                f"{source!r} says one thing for itself and another under {NATIVE!r} (in {', '.join(names)}); "
+                f"remove {NATIVE!r} if the rest was edited on purpose."
             )
         return family, own, spare
     return family, s, spare
@@ -138,7 +138,7 @@ def _understand(
 def _own_spec(table: Mapping[str, Any], source: str) -> spec.Spec:
     own = _own(table)
     if "spec" not in own:
-        raise StoreError(f"{source!r} holds no spec under {OWN!r}; write the folder again.")
+        raise StoreError(f"{source!r} holds no spec under {NATIVE!r}; write the folder again.")
     if own.get("format") != FORMAT:
         raise StoreError(
             f"{source!r} is of format {own.get('format')!r}, but this version reads format {FORMAT}; "
@@ -148,19 +148,19 @@ def _own_spec(table: Mapping[str, Any], source: str) -> spec.Spec:
 
 
 def _own(table: Mapping[str, Any]) -> dict[str, Any]:
-    own = table.get(OWN)
+    own = table.get(NATIVE)
     return own if isinstance(own, dict) else {}
 
 
-def _with_generation_ids(s: spec.Spec, folder: Folder) -> spec.Spec:
+def _with_generation_ids(s: spec.Spec, folder: ModelFolder) -> spec.Spec:
     """Take the end tokens from generation_config.json, which chat models keep up to date instead of config.json."""
-    given = (folder.json(GENERATION) or {}).get("eos_token_id")
+    given = (folder.json(GENERATION_CONFIG) or {}).get("eos_token_id")
     if given is None:
         return s
     ends = given if isinstance(given, list) else [given]
     if not all(type(i) is int for i in ends):
         raise StoreError(
-            f"{str(folder.path / GENERATION)!r} has eos_token_id = {given!r}, but it must be numbers of tokens."
+            f"{str(folder.path / GENERATION_CONFIG)!r} has eos_token_id = {given!r}, but it must be numbers of tokens."
         )
     if not all(0 <= i < s.vocab_size for i in ends):
         return s
@@ -170,7 +170,7 @@ def _with_generation_ids(s: spec.Spec, folder: Folder) -> spec.Spec:
 def _find_copies(family: Family, tensors: dict[str, Tensor]) -> set[str]:
     """Return the names of tensors that repeat another; a missing original gets its copy's values."""
     spare = set()
-    for name, others in family.copies.items():
+    for name, others in family.tied_tensors.items():
         for other in others:
             if other not in tensors:
                 continue
@@ -180,8 +180,8 @@ def _find_copies(family: Family, tensors: dict[str, Tensor]) -> set[str]:
     return spare
 
 
-def _assemble(
-    folder: Folder,
+def _load_weights(
+    folder: ModelFolder,
     s: spec.Spec,
     family: Family | None,
     tensors: Mapping[str, Tensor],
@@ -200,7 +200,7 @@ def _assemble(
     wanted = {piece.name for piece in pieces.values()}
     if missing := sorted(wanted - tensors.keys()):
         raise StoreError(f"{place!r} lacks the tensor {missing[0]} ({len(missing)} missing in all); fetch it again.")
-    unused = family.unused if family else r"(?!)"
+    unused = family.ignored_tensors if family else r"(?!)"
     extra = sorted(n for n in tensors.keys() - wanted - spare if not re.fullmatch(unused, n))
     if extra:
         raise StoreError(f"{place!r} holds {extra[0]}, which the model of its config does not have.")
@@ -226,13 +226,13 @@ def _assemble(
     return model
 
 
-def _piece(family: Family | None, name: str, s: spec.Spec) -> Piece:
-    piece = Piece(name) if family is None else family.piece(name, s)
+def _piece(family: Family | None, name: str, s: spec.Spec) -> TensorMapping:
+    piece = TensorMapping(name) if family is None else family.tensor_mapping(name, s)
     assert piece is not None, f"{name} has no name in its family's table"
     return piece
 
 
-def _load_tokenizer(folder: Folder) -> Tokenizer | None:
+def _load_tokenizer(folder: ModelFolder) -> Tokenizer | None:
     files = [folder.file(name) for name in TOKENIZER_FILES]
     if files[0] is not None:
         return Tokenizer.load(folder.path)
@@ -260,37 +260,37 @@ def save(model: Model, tok: Tokenizer | None, folder: str | Path) -> None:
     ...     sorted(path.name for path in Path(place, "model").iterdir())
     ['config.json', 'model.safetensors']
     """
-    store.replace_folder(Path(folder).expanduser(), filler(model, tok), OURS)
+    store.replace_folder(Path(folder).expanduser(), folder_writer(model, tok), MODEL_FILES)
 
 
-def filler(model: Model, tok: Tokenizer | None) -> Callable[[Path], None]:
+def folder_writer(model: Model, tok: Tokenizer | None) -> Callable[[Path], None]:
     """Return what writes a model and its tokenizer into a new folder, for one that will hold more than that."""
     weights = _weights(model)
-    return _filler(model, tok, weights, fitting_family(model.spec, weights)[0])
+    return _filler(model, tok, weights, matching_family(model.spec, weights)[0])
 
 
 def export(model: Model, tok: Tokenizer | None, folder: str | Path) -> str:
     """Write a folder that transformers loads, and return its model_type; or say which field stands in the way."""
     weights = _weights(model)
-    family, obstacles = fitting_family(model.spec, weights)
+    family, obstacles = matching_family(model.spec, weights)
     if family is None:
         nearest = min(obstacles, key=lambda name: (obstacles[name] == ["kind"], len(obstacles[name])))
         raise ConfigError(
             f"no published family can express this model; the nearest is {nearest}, where "
             f"{', '.join(obstacles[nearest])} would have to be different."
         )
-    store.replace_folder(Path(folder).expanduser(), _filler(model, tok, weights, family), OURS)
+    store.replace_folder(Path(folder).expanduser(), _filler(model, tok, weights, family), MODEL_FILES)
     return family.model_type
 
 
-def fitting_family(s: spec.Spec, weights: Iterable[str]) -> tuple[Family | None, dict[str, list[str]]]:
+def matching_family(s: spec.Spec, weights: Iterable[str]) -> tuple[Family | None, dict[str, list[str]]]:
     """Return the first family that can express these weights, and what stood in the way of those before."""
     s = without_pooling(s)
     obstacles = {}
     for name, family in FAMILIES.items():
-        found = [family.piece(ours, s) for ours in weights]
+        found = [family.tensor_mapping(ours, s) for ours in weights]
         held = {piece.name for piece in found if piece is not None}
-        obstacles[name] = family.obstacles(s, held)
+        obstacles[name] = family.unsupported_fields(s, held)
         if not obstacles[name] and None not in found:
             return family, obstacles
     return None, obstacles
@@ -298,9 +298,9 @@ def fitting_family(s: spec.Spec, weights: Iterable[str]) -> tuple[Family | None,
 
 def _weights(model: Model) -> dict[str, nn.Parameter]:
     """Return the weights to be saved, if `load` will be able to read them."""
-    if attached(model):
+    if lora_layers(model):
         raise InputError("the model has LoRA attached; fold it in by lora.merge, or write it by hub.save_adapter.")
-    weights = weights_of(model)
+    weights = checked_parameters(model)
     for name, weight in weights.items():
         if weight.is_meta:
             raise InputError(f"{name} is on the device 'meta' and has no values; build the model on another.")
@@ -315,15 +315,15 @@ def _filler(
     model: Model, tok: Tokenizer | None, weights: Mapping[str, Tensor], family: Family | None
 ) -> Callable[[Path], None]:
     if tok is not None:
-        check_pair(model, tok)
-    fingerprint = model.tokenizer if tok is None else tok.fingerprint
+        check_tokenizer(model, tok)
+    fingerprint = model.tokenizer_fingerprint if tok is None else tok.fingerprint
     s = without_pooling(model.spec)
-    table = {"model_type": OWN} if family is None else family.write(s)
-    dtype = str(model.token.table.weight.dtype).removeprefix("torch.")
+    table = {"model_type": NATIVE} if family is None else family.config_from_spec(s)
+    dtype = str(model.token_embedding.table.weight.dtype).removeprefix("torch.")
     own = {"format": FORMAT, "spec": config.dump(model.spec)} | ({"tokenizer": fingerprint} if fingerprint else {})
-    table |= {"dtype": dtype, OWN: own}
+    table |= {"dtype": dtype, NATIVE: own}
     bare = family is not None and s.head.kind == "none"
-    shared: dict[str, list[tuple[Piece, Tensor]]] = defaultdict(list)
+    shared: dict[str, list[tuple[TensorMapping, Tensor]]] = defaultdict(list)
     for ours, weight in weights.items():
         piece = _piece(family, ours, s)
         name = piece.name.removeprefix(family.prefix) if family and bare else piece.name
@@ -335,11 +335,11 @@ def _filler(
         write_weights(place, tensors)
         if family is not None:
             write_pooling(place, model.spec)
-        for name, values in model.beside.items():
+        for name, values in model.extra_files.items():
             write_json(place / name, values)
         if s.kind != "encoder":
             ids = {name: value for name, value in special_ids(s).items() if value is not None}
-            write_json(place / GENERATION, model.beside.get(GENERATION, {}) | ids)
+            write_json(place / GENERATION_CONFIG, model.extra_files.get(GENERATION_CONFIG, {}) | ids)
         if tok is not None:
             tok.save(place)
 

@@ -15,7 +15,7 @@ from glasshouse import store
 from glasshouse.errors import StoreError
 
 CONFIG = "config.json"
-GENERATION = "generation_config.json"
+GENERATION_CONFIG = "generation_config.json"
 TOKENIZER = "tokenizer.json"
 TOKENIZER_FILES = (TOKENIZER, "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja")
 OTHER_TOKENIZERS = ("vocab.txt", "vocab.json", "spiece.model", "source.spm", "tokenizer.model")  # seen, not read
@@ -23,7 +23,7 @@ WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 POOLING = "1_Pooling/config.json"
 VERIFIED = "verified.json"
-BESIDE = (GENERATION, "modules.json", "sentence_bert_config.json", "config_sentence_transformers.json")
+EXTRA_FILES = (GENERATION_CONFIG, "modules.json", "sentence_bert_config.json", "config_sentence_transformers.json")
 
 JSON_LIMIT = 32 * 2**20
 SHARD_BYTES = 5 * 10**9
@@ -31,7 +31,7 @@ PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".h5", ".msgpack")
 RUNS_CODE = ("auto_map", "custom_pipelines", "trust_remote_code")
 
 
-class Folder:
+class ModelFolder:
     """A folder that may have come from anywhere."""
 
     def __init__(self, path: Path) -> None:

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from glasshouse.hub.family import PLAIN, Family, Row, Table, transposed
-from glasshouse.hub.keys import Keys
+from glasshouse.hub.family import PLAIN, Family, KeyMapping, ConfigDict, transposed
+from glasshouse.hub.keys import ConfigReader
 from glasshouse.spec import Spec
 
 
-def adjust(keys: Keys, table: Table) -> None:
+def adjust(keys: ConfigReader, table: ConfigDict) -> None:
     """Read the one switch that changes scores; refuse the one that no published model turns on."""
-    if not keys.value("scale_attn_weights", True):
+    if not keys.get_typed("scale_attn_weights", True):
         table["attention_scale"] = 1.0
     keys.expect("scale_attn_by_inverse_layer_idx", False)
 
 
-def extra(spec: Spec) -> Table:
+def extra(spec: Spec) -> ConfigDict:
     """Write that switch."""
     return {"scale_attn_weights": spec.attention_scale is None}
 
@@ -22,18 +22,18 @@ def extra(spec: Spec) -> Table:
 GPT2 = Family(
     model_type="gpt2",
     base={"kind": "decoder", "position": "learned", "norm": {"kind": "layer"}},
-    rows=(
-        Row("vocab_size", "vocab_size", 50_257),
-        Row("n_positions", "max_len", 1024),
-        Row("n_embd", "d_model", 768),
-        Row("n_layer", "n_layers", 12),
-        Row("n_head", "n_heads", 12),
-        Row("n_inner", "d_ff", 0),
-        Row("activation_function", "feedforward", "gelu_new", PLAIN),
-        Row("layer_norm_epsilon", "norm.eps", 1e-5),
-        Row("resid_pdrop", "dropout", 0.1),
-        Row("embd_pdrop", "embed_dropout", 0.1),
-        Row("attn_pdrop", "attention_dropout", 0.1),
+    key_mappings=(
+        KeyMapping("vocab_size", "vocab_size", 50_257),
+        KeyMapping("n_positions", "max_len", 1024),
+        KeyMapping("n_embd", "d_model", 768),
+        KeyMapping("n_layer", "n_layers", 12),
+        KeyMapping("n_head", "n_heads", 12),
+        KeyMapping("n_inner", "d_ff", 0),
+        KeyMapping("activation_function", "feedforward", "gelu_new", PLAIN),
+        KeyMapping("layer_norm_epsilon", "norm.eps", 1e-5),
+        KeyMapping("resid_pdrop", "dropout", 0.1),
+        KeyMapping("embd_pdrop", "embed_dropout", 0.1),
+        KeyMapping("attn_pdrop", "attention_dropout", 0.1),
     ),
     heads={"GPT2LMHeadModel": {"kind": "next_token"}, "GPT2Model": {"kind": "none"}},
     names={
@@ -51,9 +51,9 @@ GPT2 = Family(
         "head.weight": "lm_head.weight",
     },
     prefix="transformer.",
-    copies={"transformer.wte.weight": ("lm_head.weight",)},
-    unused=r"transformer\.h\.\d+\.attn\.(bias|masked_bias)",  # the causal mask, saved by old versions
-    inert=(
+    tied_tensors={"transformer.wte.weight": ("lm_head.weight",)},
+    ignored_tensors=r"transformer\.h\.\d+\.attn\.(bias|masked_bias)",  # the causal mask, saved by old versions
+    ignored_keys=(
         "initializer_range",
         "n_ctx",
         "reorder_and_upcast_attn",

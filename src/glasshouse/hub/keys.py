@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from glasshouse.config import nearest
+from glasshouse.config import did_you_mean
 from glasshouse.errors import StoreError
 
 # What transformers writes into any config without changing a number of a forward pass: names and versions, the shape
 # of an answer, settings of training, ids that the spec takes elsewhere; and how to generate, in older configs.
-INERT = frozenset(
+IGNORED_KEYS = frozenset(
     """
     _attn_implementation_autoset _name_or_path _num_labels architectures chunk_size_feed_forward
     cross_attention_hidden_size dtype finetuning_task glasshouse gradient_checkpointing id2label is_encoder_decoder
@@ -21,7 +21,7 @@ INERT = frozenset(
     bos_token_id decoder_start_token_id eos_token_id pad_token_id sep_token_id unk_token_id
     """.split()  # noqa: SIM905 - sixty names read better in lines than in a column
 )
-GENERATION = frozenset(
+GENERATION_KEYS = frozenset(
     """
     bad_words_ids begin_suppress_tokens diversity_penalty do_sample early_stopping encoder_no_repeat_ngram_size
     exponential_decay_length_penalty force_bos_token_to_be_generated forced_bos_token_id forced_eos_token_id
@@ -35,7 +35,7 @@ GENERATION = frozenset(
 OFF = ("is_decoder", "add_cross_attention", "tie_encoder_decoder", "pruned_heads")
 
 
-class Keys:
+class ConfigReader:
     """A table of settings that remembers which were taken.
 
     >>> keys = Keys({"n_embd": 64, "colour": "green"})
@@ -54,14 +54,14 @@ are; if it does, load with ignore=['colour'].
         self.source = source
         self.taken: set[str] = set()
 
-    def any(self, name: str, default: Any = None) -> Any:  # noqa: ANN401 - JSON has values of any type
+    def get(self, name: str, default: Any = None) -> Any:  # noqa: ANN401 - JSON has values of any type
         """Return a value as it stands, null included; the default where the key is absent."""
         self.taken.add(name)
         return self.table.get(name, default)
 
-    def value(self, name: str, default: Any) -> Any:  # noqa: ANN401 - as typed as its default
+    def get_typed(self, name: str, default: Any) -> Any:  # noqa: ANN401 - as typed as its default
         """Return a value of the default's type; null and absence mean the default."""
-        value = self.any(name)
+        value = self.get(name)
         if value is None:
             return default
         if isinstance(default, float) and isinstance(value, int) and not isinstance(value, bool):
@@ -71,35 +71,35 @@ are; if it does, load with ignore=['colour'].
             raise StoreError(f"{self.source!r} has {name} = {_short(value)}, but it must be {nouns[type(default)]}.")
         return value
 
-    def int(self, name: str, default: int) -> int:
+    def get_int(self, name: str, default: int) -> int:
         """Return a whole number."""
-        number: int = self.value(name, default)
+        number: int = self.get_typed(name, default)
         return number
 
-    def choice(self, name: str, default: str, known: Mapping[str, Any]) -> Any:  # noqa: ANN401 - what a name stands for
+    def get_choice(self, name: str, default: str, known: Mapping[str, Any]) -> Any:  # noqa: ANN401 - what a name stands for
         """Return what a name stands for."""
-        value = self.value(name, default)
+        value = self.get_typed(name, default)
         if value not in known:
             raise StoreError(
-                f"{self.source!r} has {name} = {_short(value)}, which is not supported; {nearest(value, known)}"
+                f"{self.source!r} has {name} = {_short(value)}, which is not supported; {did_you_mean(value, known)}"
             )
         return known[value]
 
     def expect(self, name: str, *allowed: object) -> None:
         """Refuse a value other than those allowed; absence is fine."""
-        value = self.any(name, allowed[0])
+        value = self.get(name, allowed[0])
         if not any(value == other and type(value) is type(other) for other in allowed):
             raise StoreError(
                 f"{self.source!r} has {name} = {_short(value)}, which is not supported; only {allowed[0]!r} is."
             )
 
-    def close(self, inert: Collection[str]) -> None:
+    def reject_unused(self, inert: Collection[str]) -> None:
         """Refuse what was neither taken nor is known to change nothing."""
         for name in OFF:
-            if self.any(name):
+            if self.get(name):
                 raise StoreError(f"{self.source!r} has {name} = {_short(self.table[name])}, which is not supported.")
         for name, value in self.table.items():
-            if name not in {*self.taken, *inert, *self.ignore} and name not in INERT | GENERATION:
+            if name not in {*self.taken, *inert, *self.ignore} and name not in IGNORED_KEYS | GENERATION_KEYS:
                 raise StoreError(
                     f"{self.source!r} has {name} = {_short(value)}, which is not known to leave results as "
                     f"they are; if it does, load with ignore=[{name!r}]."

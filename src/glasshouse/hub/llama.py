@@ -9,24 +9,24 @@ import functools
 
 from glasshouse import config
 from glasshouse.errors import StoreError
-from glasshouse.hub.family import GATED, Family, Row, Table
-from glasshouse.hub.keys import Keys
-from glasshouse.spec import Rotary, Spec, Transformer
+from glasshouse.hub.family import GATED, Family, KeyMapping, ConfigDict
+from glasshouse.hub.keys import ConfigReader
+from glasshouse.spec import Rotary, Spec, TransformerSpec
 
 ROWS = (
-    Row("vocab_size", "vocab_size", 32_000),
-    Row("hidden_size", "d_model", 4096),
-    Row("intermediate_size", "d_ff", 11_008),
-    Row("num_hidden_layers", "n_layers", 32),
-    Row("num_attention_heads", "n_heads", 32),
-    Row("num_key_value_heads", "n_kv_heads", 0),
-    Row("head_dim", "d_head", 0),
-    Row("max_position_embeddings", "max_len", 2048),
-    Row("hidden_act", "feedforward", "silu", GATED),
-    Row("rms_norm_eps", "norm.eps", 1e-6),
-    Row("attention_dropout", "attention_dropout", 0.0),
+    KeyMapping("vocab_size", "vocab_size", 32_000),
+    KeyMapping("hidden_size", "d_model", 4096),
+    KeyMapping("intermediate_size", "d_ff", 11_008),
+    KeyMapping("num_hidden_layers", "n_layers", 32),
+    KeyMapping("num_attention_heads", "n_heads", 32),
+    KeyMapping("num_key_value_heads", "n_kv_heads", 0),
+    KeyMapping("head_dim", "d_head", 0),
+    KeyMapping("max_position_embeddings", "max_len", 2048),
+    KeyMapping("hidden_act", "feedforward", "silu", GATED),
+    KeyMapping("rms_norm_eps", "norm.eps", 1e-6),
+    KeyMapping("attention_dropout", "attention_dropout", 0.0),
 )
-BASE: Table = {
+BASE: ConfigDict = {
     "kind": "decoder",
     "position": {"kind": "rotary"},
     "norm": {"kind": "rms"},
@@ -72,37 +72,37 @@ SCALINGS = {
 }
 
 
-def read_rotary(keys: Keys, table: Table) -> None:
+def read_rotary(keys: ConfigReader, table: ConfigDict) -> None:
     """Read the angles: `rope_parameters` of today, or `rope_theta` and `rope_scaling` of before."""
-    theta = keys.value("rope_theta", 10_000.0)
-    new, old = keys.any("rope_parameters"), keys.any("rope_scaling")
+    theta = keys.get_typed("rope_theta", 10_000.0)
+    new, old = keys.get("rope_parameters"), keys.get("rope_scaling")
     given = new or old or {}
     if not isinstance(given, dict):
         raise StoreError(f"{keys.source!r} has rope_parameters = {given!r}, but it must be a table.")
     if old and (not isinstance(old, dict) or not old.items() <= given.items()):
         raise StoreError(f"{keys.source!r} has a rope_scaling that says other than its rope_parameters; remove one.")
-    rope = Keys(given, keys.source, keys.ignore)
-    kind = rope.any("rope_type", rope.any("type", "default"))
+    rope = ConfigReader(given, keys.source, keys.ignore)
+    kind = rope.get("rope_type", rope.get("type", "default"))
     if not isinstance(kind, str) or kind not in SCALINGS:
         why = "its angles change with the length of the text, so cached keys go stale" if kind == "dynamic" else ""
         raise StoreError(
             f"{keys.source!r} has rope_type = {kind!r}, which is not supported{': ' * bool(why)}{why}; "
             f"{', '.join(SCALINGS)} are."
         )
-    table["position"]["theta"] = rope.value("rope_theta", theta)
+    table["position"]["theta"] = rope.get_typed("rope_theta", theta)
     rope.expect("partial_rotary_factor", 1.0, 1, None)
     rope.expect("truncate", True, None)  # YaRN's ramp between whole pairs, as published
-    values = {ours: rope.any(theirs) for theirs, ours in SCALINGS[kind].items()}
+    values = {ours: rope.get(theirs) for theirs, ours in SCALINGS[kind].items()}
     if kind != "default":
         given = {ours: value for ours, value in values.items() if value is not None}
         if kind == "yarn":
             given.setdefault("original_max_len", table["max_len"])
         table["position"]["scaling"] = {"kind": kind, **given}
     # Of no meaning to this kind, and left behind by transformers.
-    rope.close({name for words in SCALINGS.values() for name in words})
+    rope.reject_unused({name for words in SCALINGS.values() for name in words})
 
 
-def write_rotary(spec: Spec) -> Table:
+def write_rotary(spec: Spec) -> ConfigDict:
     """Write the angles, today's way and, for older readers, yesterday's."""
     if not isinstance(spec.position, Rotary):
         return {}
@@ -118,47 +118,47 @@ def write_rotary(spec: Spec) -> Table:
     }
 
 
-def adjust_llama(keys: Keys, table: Table) -> None:
+def adjust_llama(keys: ConfigReader, table: ConfigDict) -> None:
     """Read biases, which Llama turns on together."""
-    table["qkv_bias"] = table["out_bias"] = keys.value("attention_bias", False)
-    table["ffn_bias"] = keys.value("mlp_bias", False)
+    table["qkv_bias"] = table["out_bias"] = keys.get_typed("attention_bias", False)
+    table["ffn_bias"] = keys.get_typed("mlp_bias", False)
     keys.expect("rope_interleaved", False)
     read_rotary(keys, table)
 
 
-def extra_llama(spec: Spec) -> Table:
+def extra_llama(spec: Spec) -> ConfigDict:
     """Write biases and angles."""
     return {"attention_bias": spec.qkv_bias, "mlp_bias": spec.ffn_bias, **write_rotary(spec)}
 
 
-def adjust_mistral(keys: Keys, table: Table) -> None:
+def adjust_mistral(keys: ConfigReader, table: ConfigDict) -> None:
     """Read the window, the same in every layer."""
-    window = keys.any("sliding_window", 4096)
+    window = keys.get("sliding_window", 4096)
     table["windows"] = [window or 0]
     read_rotary(keys, table)
 
 
-def extra_mistral(spec: Spec) -> Table:
+def extra_mistral(spec: Spec) -> ConfigDict:
     """Write the window and the angles."""
     return {"sliding_window": spec.windows[0] or None, **write_rotary(spec)}
 
 
-def adjust_qwen(keys: Keys, table: Table, biased: bool) -> None:
+def adjust_qwen(keys: ConfigReader, table: ConfigDict, biased: bool) -> None:
     """Read windows layer by layer; Qwen2 has biases on queries, keys and values, Qwen3 norms on queries and keys."""
     if biased:
         table["qkv_bias"] = True
     else:
         table["qk_norm"] = True
-        table["qkv_bias"] = table["out_bias"] = keys.value("attention_bias", False)
+        table["qkv_bias"] = table["out_bias"] = keys.get_typed("attention_bias", False)
     table["windows"] = _read_windows(keys, table["n_layers"])
     keys.expect("use_mrope", False)
     read_rotary(keys, table)
 
 
-def _read_windows(keys: Keys, n_layers: int) -> list[int]:
-    used, window = keys.value("use_sliding_window", False), keys.any("sliding_window", 4096)
-    full = keys.int("max_window_layers", 28)
-    types = keys.any("layer_types")
+def _read_windows(keys: ConfigReader, n_layers: int) -> list[int]:
+    used, window = keys.get_typed("use_sliding_window", False), keys.get("sliding_window", 4096)
+    full = keys.get_int("max_window_layers", 28)
+    types = keys.get("layer_types")
     if not used or window is None:
         return [0]
     if types is None:
@@ -174,12 +174,12 @@ def _read_windows(keys: Keys, n_layers: int) -> list[int]:
     return windows[:1] if len(set(windows)) == 1 else windows
 
 
-def extra_qwen(spec: Transformer, biased: bool) -> Table:
+def extra_qwen(spec: TransformerSpec, biased: bool) -> ConfigDict:
     """Write windows, biases and angles."""
     windows = [spec.window(i) for i in range(spec.n_layers)]
     types = ["sliding_attention" if window else "full_attention" for window in windows]
     widest = max(windows)
-    result: Table = {"use_sliding_window": widest > 0, "sliding_window": widest or None}
+    result: ConfigDict = {"use_sliding_window": widest > 0, "sliding_window": widest or None}
     if widest:
         result |= {"layer_types": types, "max_window_layers": windows.count(0)}
     if not biased:
@@ -200,12 +200,12 @@ llama = functools.partial(
 )
 
 
-def with_defaults(**defaults: int) -> tuple[Row, ...]:
+def with_defaults(**defaults: int) -> tuple[KeyMapping, ...]:
     """Return the rows with defaults of the family's own."""
-    return tuple(row._replace(default=defaults.get(row.theirs, row.default)) for row in ROWS)
+    return tuple(row._replace(default=defaults.get(row.hf_key, row.default)) for row in ROWS)
 
 
-def heads(name: str) -> Table:
+def heads(name: str) -> ConfigDict:
     """Return the architectures that carry a family's name."""
     return {f"{name}ForCausalLM": {"kind": "next_token"}, f"{name}Model": {"kind": "none"}}
 

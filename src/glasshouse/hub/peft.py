@@ -18,17 +18,17 @@ from torch import Tensor
 
 from glasshouse import store
 from glasshouse.errors import ConfigError, InputError, StoreError
-from glasshouse.hub.checkpoint import fitting_family
-from glasshouse.hub.family import Family, Piece
-from glasshouse.hub.folder import Folder, write_json
-from glasshouse.hub.keys import Keys
+from glasshouse.hub.checkpoint import matching_family
+from glasshouse.hub.family import Family, TensorMapping
+from glasshouse.hub.folder import ModelFolder, write_json
+from glasshouse.hub.keys import ConfigReader
 from glasshouse.hub.pooling import without_pooling
-from glasshouse.layers.lora import LoRA, LoRALinear, attach, attached, block_maps
+from glasshouse.layers.lora import LoRA, LoRALinear, attach, lora_layers, block_linears
 from glasshouse.models import Model, build
 
 CONFIG = "adapter_config.json"
 WEIGHTS = "adapter_model.safetensors"
-OURS = r"adapter_config\.json|adapter_model\.safetensors"
+ADAPTER_FILES = r"adapter_config\.json|adapter_model\.safetensors"
 KEY = "base_model.model.{}.lora_{}.weight"
 
 READ = {
@@ -43,7 +43,7 @@ READ = {
     "use_rslora",
 }
 # Names, versions, how it was drawn and trained, and which maps have one, which the tensors say themselves.
-INERT = {
+IGNORED_KEYS = {
     "auto_mapping",
     "base_model_name_or_path",
     "ensure_weight_tying",
@@ -63,7 +63,7 @@ INERT = {
 TASKS = {"decoder": "CAUSAL_LM", "seq2seq": "SEQ_2_SEQ_LM"}  # by what a model with a head over the vocabulary is
 
 
-class Thin(NamedTuple):
+class LoRAWeights(NamedTuple):
     """The thin map beside one of ours, as a file has it; its product is multiplied by alpha / rank."""
 
     down: Tensor
@@ -79,7 +79,7 @@ class Thin(NamedTuple):
 # Out --------------------------------------------------------------------------------------------------------
 
 
-def save_adapter(model: Model, choice: LoRA, folder: str | Path, base: str) -> None:
+def save_adapter(model: Model, config: LoRA, folder: str | Path, base: str) -> None:
     """Write what LoRA has trained as a folder that PEFT loads onto the transformers model `base`, a folder or hub id.
 
     A folder written before is replaced; one that holds anything else is left alone.
@@ -93,43 +93,43 @@ def save_adapter(model: Model, choice: LoRA, folder: str | Path, base: str) -> N
     ...     json.loads(Path(place, "adapter", "adapter_config.json").read_text())["target_modules"]
     ['q_proj', 'v_proj']
     """
-    layers = attached(model)
+    layers = lora_layers(model)
     if not layers:
         raise InputError("the model has no LoRA to save; attach it first.")
-    if other := next((layer.choice for layer in layers.values() if layer.choice != choice), None):
-        raise InputError(f"choice is {choice}, but {other} is attached; give that.")
+    if other := next((layer.config for layer in layers.values() if layer.config != config), None):
+        raise InputError(f"choice is {config}, but {other} is attached; give that.")
     family = _family(model)
-    shared: dict[str, list[tuple[Piece, LoRALinear]]] = defaultdict(list)
+    shared: dict[str, list[tuple[TensorMapping, LoRALinear]]] = defaultdict(list)
     for ours, layer in layers.items():
         piece = _piece(family, model, f"{ours}.weight")
         shared[_bare(family, model, piece.name)].append((piece, layer))
     tensors: dict[str, Tensor] = {}
     for theirs, parts in shared.items():
-        tensors[KEY.format(theirs, "A")], tensors[KEY.format(theirs, "B")] = _join(parts)
-    ranks = {theirs: choice.rank * len(parts) for theirs, parts in shared.items()}
-    table = _describe(model, family, choice, ranks, base)
+        tensors[KEY.format(theirs, "A")], tensors[KEY.format(theirs, "B")] = _fuse(parts)
+    ranks = {theirs: config.rank * len(parts) for theirs, parts in shared.items()}
+    table = _describe(model, family, config, ranks, base)
     table["fan_in_fan_out"] = any(piece.transposed for parts in shared.values() for piece, _ in parts)
 
     def fill(place: Path) -> None:
         write_json(place / CONFIG, table)
         store.write_tensors(place / WEIGHTS, tensors)
 
-    store.replace_folder(Path(folder).expanduser(), fill, OURS)
+    store.replace_folder(Path(folder).expanduser(), fill, ADAPTER_FILES)
 
 
-def _join(parts: list[tuple[Piece, LoRALinear]]) -> tuple[Tensor, Tensor]:
+def _fuse(parts: list[tuple[TensorMapping, LoRALinear]]) -> tuple[Tensor, Tensor]:
     """Return the thin map of a matrix that several of ours, or one, are kept as."""
-    parts = sorted(parts, key=lambda pair: pair[0].part)
-    down = torch.cat([layer.down.detach() for _, layer in parts])
+    parts = sorted(parts, key=lambda pair: pair[0].chunk)
+    down = torch.cat([layer.lora_a.detach() for _, layer in parts])
     piece, first = parts[0]
-    count, rank = first.up.shape
-    up = first.up.new_zeros(count * piece.parts, rank * len(parts))
+    count, rank = first.lora_b.shape
+    up = first.lora_b.new_zeros(count * piece.n_chunks, rank * len(parts))
     for i, (piece, layer) in enumerate(parts):
-        up[piece.part * count : (piece.part + 1) * count, i * rank : (i + 1) * rank] = layer.up.detach()
+        up[piece.chunk * count : (piece.chunk + 1) * count, i * rank : (i + 1) * rank] = layer.lora_b.detach()
     return down, up
 
 
-def _describe(model: Model, family: Family, choice: LoRA, ranks: Mapping[str, int], base: str) -> dict[str, Any]:
+def _describe(model: Model, family: Family, config: LoRA, ranks: Mapping[str, int], base: str) -> dict[str, Any]:
     """Return adapter_config.json; where ranks differ, patterns name those above the least."""
     plain = build(model.spec, device="meta")
     every = {_bare(family, model, _piece(family, model, name).name) for name, _ in plain.named_parameters()}
@@ -146,11 +146,11 @@ def _describe(model: Model, family: Family, choice: LoRA, ranks: Mapping[str, in
         "base_model_name_or_path": base,
         "inference_mode": True,
         "r": rank,
-        "lora_alpha": _alpha(choice, rank),
-        "lora_dropout": choice.dropout,
+        "lora_alpha": _alpha(config, rank),
+        "lora_dropout": config.dropout,
         "target_modules": _select(ranks, every),
         "rank_pattern": patterns,
-        "alpha_pattern": {name: _alpha(choice, wider) for name, wider in patterns.items()},
+        "alpha_pattern": {name: _alpha(config, wider) for name, wider in patterns.items()},
         "bias": "none",
         "init_lora_weights": True,
         "modules_to_save": None,
@@ -159,9 +159,9 @@ def _describe(model: Model, family: Family, choice: LoRA, ranks: Mapping[str, in
     }
 
 
-def _alpha(choice: LoRA, rank: int) -> float | int:
+def _alpha(config: LoRA, rank: int) -> float | int:
     """Return the alpha that keeps the scale at another rank."""
-    alpha = choice.alpha * rank / choice.rank
+    alpha = config.alpha * rank / config.rank
     return int(alpha) if alpha.is_integer() else alpha
 
 
@@ -194,48 +194,48 @@ def load_adapter(model: Model, folder: str | Path) -> LoRA:
     ...     load_adapter(two, f"{place}/adapter").rank
     2
     """
-    maps = block_maps(model)
+    maps = block_linears(model)
     family = _family(model)
-    place = Folder(store.standing(Path(folder).expanduser()))
+    place = ModelFolder(store.surviving_folder(Path(folder).expanduser()))
     table, weights = place.json(CONFIG), place.file(WEIGHTS)
     if table is None or weights is None:
         missing = str(place.path / (CONFIG if table is None else WEIGHTS))
         raise StoreError(f"there is no {missing!r}; give the folder of an adapter, saved by PEFT as safetensors.")
-    keys = Keys(table, str(place.path / CONFIG))
+    keys = ConfigReader(table, str(place.path / CONFIG))
     _check(keys)
     theirs: dict[str, dict[int, str]] = defaultdict(dict)
     parts: dict[str, int] = {}
     for ours in maps:
         piece = _piece(family, model, f"{ours}.weight")
-        theirs[piece.name][piece.part] = ours
-        parts[piece.name] = piece.parts
-    found: dict[str, Thin] = {}
+        theirs[piece.name][piece.chunk] = ours
+        parts[piece.name] = piece.n_chunks
+    found: dict[str, LoRAWeights] = {}
     pairs = _pairs(store.read_tensors(weights), str(weights))
-    for name, full in family.full(pairs).items():
+    for name, full in family.canonical_names(pairs).items():
         if full not in theirs:
             raise StoreError(f"{str(weights)!r} holds a LoRA of {name}, which is no map in the blocks of this model.")
         linear = maps[next(iter(theirs[full].values()))]
         thin = _thin(keys, name, pairs[name], linear.in_features, linear.out_features * parts[full], str(weights))
-        found |= {theirs[full][part]: own for part, own in _take_apart(thin, parts[full]).items()}
+        found |= {theirs[full][part]: own for part, own in _split_fused(thin, parts[full]).items()}
     widest = max(found.values(), key=lambda thin: len(thin.down))
     targets = tuple(dict.fromkeys(ours.rpartition(".")[2] for ours in maps if ours in found))
     try:
-        choice = LoRA(len(widest.down), widest.alpha, keys.value("lora_dropout", 0.0), targets)
+        choice = LoRA(len(widest.down), widest.alpha, keys.get_typed("lora_dropout", 0.0), targets)
     except ConfigError as error:
         raise StoreError(f"{keys.source!r} describes no LoRA: {error}") from None
     attach(model, choice)
-    _copy(found, attached(model), choice)
+    _copy(found, lora_layers(model), choice)
     return choice
 
 
-def _check(keys: Keys) -> None:
+def _check(keys: ConfigReader) -> None:
     """Refuse whatever makes more, or other, of an adapter than plain LoRA."""
     keys.expect("peft_type", "LORA")
     keys.expect("bias", "none")
     # Others change the frozen matrices as well before training begins.
     keys.expect("init_lora_weights", True, False, "gaussian", "orthogonal", "eva")
     for name, value in keys.table.items():
-        if value and name not in READ | INERT:  # what is off or empty does nothing, known or not
+        if value and name not in READ | IGNORED_KEYS:  # what is off or empty does nothing, known or not
             raise StoreError(f"{keys.source!r} has {name} = {value!r}, which is not supported; only plain LoRA is.")
 
 
@@ -258,32 +258,32 @@ def _pairs(tensors: Mapping[str, Tensor], source: str) -> dict[str, tuple[Tensor
     return pairs
 
 
-def _thin(keys: Keys, name: str, pair: tuple[Tensor, Tensor], d_in: int, d_out: int, source: str) -> Thin:
+def _thin(keys: ConfigReader, name: str, pair: tuple[Tensor, Tensor], d_in: int, d_out: int, source: str) -> LoRAWeights:
     """Return the thin map of a module, with its shapes checked."""
     down, up = pair
-    rank = _pattern(keys, "rank_pattern", name, keys.int("r", 8))
+    rank = _pattern(keys, "rank_pattern", name, keys.get_int("r", 8))
     if down.shape != (rank, d_in) or up.shape != (d_out, rank):
         shapes = f"{list(down.shape)} and {list(up.shape)}"
         raise StoreError(
             f"{source!r} holds a LoRA of {name} with shapes {shapes}, but the model and a rank of {rank} "
             f"ask for {[rank, d_in]} and {[d_out, rank]}."
         )
-    alpha = _pattern(keys, "alpha_pattern", name, keys.value("lora_alpha", 8.0))
-    return Thin(down, up, alpha * math.sqrt(rank) if keys.value("use_rslora", False) else alpha)
+    alpha = _pattern(keys, "alpha_pattern", name, keys.get_typed("lora_alpha", 8.0))
+    return LoRAWeights(down, up, alpha * math.sqrt(rank) if keys.get_typed("use_rslora", False) else alpha)
 
 
-def _pattern(keys: Keys, pattern: str, name: str, default: float) -> float:
+def _pattern(keys: ConfigReader, pattern: str, name: str, default: float) -> float:
     """Return the number that a pattern has for a module: the first whose key its name ends with."""
-    given = keys.any(pattern) or {}
+    given = keys.get(pattern) or {}
     if not isinstance(given, dict) or not all(re.fullmatch(r"[\w.]+", key) for key in given):
         raise StoreError(
             f"{keys.source!r} has a {pattern} that is not a table of modules' names, which alone is supported."
         )
     end = next((key for key in given if _ends(name, key)), None)
-    return default if end is None else Keys(given, keys.source).value(end, default)
+    return default if end is None else ConfigReader(given, keys.source).get_typed(end, default)
 
 
-def _take_apart(thin: Thin, parts: int) -> dict[int, Thin]:
+def _split_fused(thin: LoRAWeights, parts: int) -> dict[int, LoRAWeights]:
     """Return the thin maps of the parts of a matrix: those that `_join` put together, or the whole map down for each.
 
     >>> whole = Thin(torch.tensor([[1.0], [2.0]]), torch.tensor([[3.0, 0.0], [0.0, 0.0], [0.0, 4.0]]), alpha=6.0)
@@ -299,8 +299,8 @@ def _take_apart(thin: Thin, parts: int) -> dict[int, Thin]:
         blocks = {part: slice(i * rank, (i + 1) * rank) for i, part in enumerate(used)}
         if all(_only(rows[part], block) for part, block in blocks.items()):
             alpha = thin.alpha / len(used)
-            return {part: Thin(thin.down[block], rows[part][:, block], alpha) for part, block in blocks.items()}
-    return {part: Thin(thin.down, rows[part], thin.alpha) for part in range(parts)}
+            return {part: LoRAWeights(thin.down[block], rows[part][:, block], alpha) for part, block in blocks.items()}
+    return {part: LoRAWeights(thin.down, rows[part], thin.alpha) for part in range(parts)}
 
 
 def _only(up: Tensor, block: slice) -> bool:
@@ -309,12 +309,12 @@ def _only(up: Tensor, block: slice) -> bool:
 
 
 @torch.no_grad()
-def _copy(found: Mapping[str, Thin], layers: Mapping[str, LoRALinear], choice: LoRA) -> None:
+def _copy(found: Mapping[str, LoRAWeights], layers: Mapping[str, LoRALinear], config: LoRA) -> None:
     """Fill the thin maps; one of lower rank than the widest leaves the rest as drawn, and zero on the way up."""
     for ours, thin in found.items():
         layer, rank = layers[ours], len(thin.down)
-        layer.down[:rank] = thin.down
-        layer.up[:, :rank] = thin.up.to(layer.up) * (thin.scale / choice.scale)
+        layer.lora_a[:rank] = thin.down
+        layer.lora_b[:, :rank] = thin.up.to(layer.lora_b) * (thin.scale / config.scale)
 
 
 # Names ------------------------------------------------------------------------------------------------------
@@ -322,7 +322,7 @@ def _copy(found: Mapping[str, Thin], layers: Mapping[str, LoRALinear], choice: L
 
 def _family(model: Model) -> Family:
     plain = build(model.spec, device="meta")
-    family, _ = fitting_family(model.spec, [name for name, _ in plain.named_parameters()])
+    family, _ = matching_family(model.spec, [name for name, _ in plain.named_parameters()])
     if family is None:
         raise ConfigError(
             "no published family can express this model, so PEFT has no names for its maps; keep the tensors of "
@@ -331,9 +331,9 @@ def _family(model: Model) -> Family:
     return family
 
 
-def _piece(family: Family, model: Model, ours: str) -> Piece:
+def _piece(family: Family, model: Model, ours: str) -> TensorMapping:
     """Return where a tensor of ours is found, with the name of their module instead of the tensor's."""
-    piece = family.piece(ours, without_pooling(model.spec))
+    piece = family.tensor_mapping(ours, without_pooling(model.spec))
     assert piece is not None, f"{ours} has no name in its family's table"
     return piece._replace(name=piece.name.rpartition(".")[0])
 

@@ -6,13 +6,13 @@ from dataclasses import replace
 from pathlib import Path
 
 from glasshouse.errors import StoreError
-from glasshouse.hub.folder import POOLING, Folder, write_json
+from glasshouse.hub.folder import POOLING, ModelFolder, write_json
 from glasshouse.spec import EncoderSpec, NoHead, Pooled, Pooling, Spec
 
 MODES: dict[str, Pooling] = {"mean_tokens": "mean", "cls_token": "first", "lasttoken": "last"}
 
 
-def read_pooling(folder: Folder, s: Spec) -> Spec:
+def read_pooling(folder: ModelFolder, s: Spec) -> Spec:
     """Put the pooling that a folder asks for on an encoder that has no other head."""
     if not isinstance(s, EncoderSpec) or s.head != NoHead():
         return s
@@ -31,7 +31,7 @@ def read_pooling(folder: Folder, s: Spec) -> Spec:
     return replace(s, head=Pooled(MODES[modes[0]]))
 
 
-def _check_modules(folder: Folder) -> None:
+def _check_modules(folder: ModelFolder) -> None:
     """Refuse a further layer; scaling to length 1, the last step of many, is the caller's."""
     modules = folder.values("modules.json") or []
     known = {"Transformer", "Pooling", "Normalize"}

@@ -9,21 +9,21 @@ from glasshouse import store
 from glasshouse.errors import InputError
 from glasshouse.hub import runs
 from glasshouse.hub.folder import (
-    BESIDE,
+    EXTRA_FILES,
     CONFIG,
     INDEX,
     OTHER_TOKENIZERS,
     POOLING,
     TOKENIZER_FILES,
     VERIFIED,
-    Folder,
+    ModelFolder,
 )
 
 # All that is ever looked at; what else a repository holds (other formats, images, code) is not fetched.
-WANTED = [CONFIG, "model*.safetensors", INDEX, POOLING, VERIFIED, *BESIDE, *TOKENIZER_FILES, *OTHER_TOKENIZERS]
+WANTED = [CONFIG, "model*.safetensors", INDEX, POOLING, VERIFIED, *EXTRA_FILES, *TOKENIZER_FILES, *OTHER_TOKENIZERS]
 
 
-def locate(place: str | Path, revision: str | None = None) -> Folder:
+def resolve_folder(place: str | Path, revision: str | None = None) -> ModelFolder:
     """Return the folder itself, that of a run's model, or the snapshot of a hub repository, fetched if need be.
 
     Fetching is huggingface_hub's work, with its cache and its settings: HF_HOME, HF_TOKEN, HF_HUB_OFFLINE.
@@ -32,7 +32,7 @@ def locate(place: str | Path, revision: str | None = None) -> Folder:
         f"there is no folder {str(place)!r}; give the folder of a model or a run, or a hub id such as 'gpt2'."
     )
     try:
-        path = store.standing(Path(place).expanduser())
+        path = store.surviving_folder(Path(place).expanduser())
     except (OSError, RuntimeError):  # a name too long, the home of nobody
         raise nowhere from None
     if path.is_dir():
@@ -40,14 +40,14 @@ def locate(place: str | Path, revision: str | None = None) -> Folder:
             raise InputError(
                 f"revision is {revision!r}, but {str(place)!r} is a folder, which has only one; leave it out."
             )
-        return Folder(runs.model_of(path) if runs.is_run(path) else path)
+        return ModelFolder(runs.find_run_model(path) if runs.is_run(path) else path)
     if isinstance(place, Path) or not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", place) or path.exists():
         raise nowhere
     import huggingface_hub
     from huggingface_hub import errors
 
     try:
-        return Folder(Path(huggingface_hub.snapshot_download(place, revision=revision, allow_patterns=WANTED)))
+        return ModelFolder(Path(huggingface_hub.snapshot_download(place, revision=revision, allow_patterns=WANTED)))
     except errors.LocalEntryNotFoundError as error:  # nothing in the cache, and no answer from the hub
         raise InputError(
             f"there is no folder {place!r} here, no model of that name was fetched before, and the Hugging Face hub "

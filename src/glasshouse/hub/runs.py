@@ -29,16 +29,16 @@ def is_run(folder: str | Path) -> bool:
     return (folder / RUN).is_file() and not (folder / CONFIG).exists()
 
 
-def model_of(folder: Path) -> Path:
+def find_run_model(folder: Path) -> Path:
     """Return where the model of a run is, or with a warning its newest intact checkpoint if it has not finished."""
-    done = store.standing(folder / MODEL)
+    done = store.surviving_folder(folder / MODEL)
     if (done / CONFIG).is_file():
         return done
     damaged: list[str] = []
-    for step in reversed(steps_in(folder / CHECKPOINTS)):
-        found = folder / CHECKPOINTS / name_of(step)
+    for step in reversed(saved_steps(folder / CHECKPOINTS)):
+        found = folder / CHECKPOINTS / step_folder_name(step)
         try:
-            check(found, but=(TENSORS,))
+            check_manifest(found, but=(TENSORS,))
         except StoreError as error:
             damaged.append(str(error))
             continue
@@ -56,7 +56,7 @@ def model_of(folder: Path) -> Path:
     )
 
 
-def name_of(step: int) -> str:
+def step_folder_name(step: int) -> str:
     """Return the name of the folder of a step.
 
     >>> name_of(100)
@@ -65,17 +65,17 @@ def name_of(step: int) -> str:
     return f"step-{step:08d}"
 
 
-def steps_in(place: Path) -> list[int]:
+def saved_steps(place: Path) -> list[int]:
     """Return the steps that have a folder in a place, the oldest first."""
     found = (NAME.fullmatch(path.name) for path in place.glob("step-*") if path.is_dir())
     return sorted(int(match[1]) for match in found if match)
 
 
-def check(folder: Path, but: tuple[str, ...] = ()) -> dict[str, Any]:
+def check_manifest(folder: Path, but: tuple[str, ...] = ()) -> dict[str, Any]:
     """Return what a checkpoint says about itself, if its files, `but` for these, are as they were written."""
     try:
         table = json.loads((folder / ABOUT).read_text(encoding="utf-8"))
-        sound = table == sealed({name: value for name, value in table.items() if name != "sha256"})
+        sound = table == with_checksum({name: value for name, value in table.items() if name != "sha256"})
         sound = sound and {"format", "files", "about"} <= table.keys()
         sound = sound and {"format", "files", "about"} <= table.keys()
     except FileNotFoundError:
@@ -93,16 +93,16 @@ def check(folder: Path, but: tuple[str, ...] = ()) -> dict[str, Any]:
             continue
         if not (folder / name).is_file():
             raise StoreError(f"{str(folder / name)!r} is missing; use another checkpoint.")
-        if measure(folder / name) != expected:
+        if size_and_hash(folder / name) != expected:
             raise StoreError(f"{str(folder / name)!r} is not what was written; use another checkpoint.")
     return table
 
 
-def measure(path: Path) -> list[int | str]:
+def size_and_hash(path: Path) -> list[int | str]:
     """Return the size and the hash of a file."""
     return [path.stat().st_size, store.sha256(path)]
 
 
-def sealed(table: dict[str, Any]) -> dict[str, Any]:
+def with_checksum(table: dict[str, Any]) -> dict[str, Any]:
     """Return a table with the hash of what it says, so that a changed letter is found."""
     return {**table, "sha256": hashlib.sha256(json.dumps(table, sort_keys=True).encode()).hexdigest()}

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from glasshouse.hub.family import Family, Row, Table
-from glasshouse.hub.keys import Keys
+from glasshouse.hub.family import Family, KeyMapping, ConfigDict
+from glasshouse.hub.keys import ConfigReader
 from glasshouse.spec import GeGLU, Spec, SwiGLU
 
-FEEDFORWARD: Table = {
+FEEDFORWARD: ConfigDict = {
     "relu": {"kind": "relu"},
     "gated-gelu": {"kind": "geglu", "tanh": True},  # their word says nothing of it, yet it is the tanh form
     "gated-silu": {"kind": "swiglu"},
@@ -16,23 +16,23 @@ FEEDFORWARD: Table = {
 }
 
 
-def adjust(keys: Keys, table: Table) -> None:
+def adjust(keys: ConfigReader, table: ConfigDict) -> None:
     """Read whether final vectors are scaled down, as in 1.0; 1.1 says so by untying the head."""
-    table["logit_scale"] = keys.value("scale_decoder_outputs", keys.value("tie_word_embeddings", True))
+    table["logit_scale"] = keys.get_typed("scale_decoder_outputs", keys.get_typed("tie_word_embeddings", True))
     # Derived from feed_forward_proj and saved beside it, where transformers would believe them first.
-    gate, _, word = keys.value("feed_forward_proj", "relu").rpartition("-")
+    gate, _, word = keys.get_typed("feed_forward_proj", "relu").rpartition("-")
     keys.expect("is_gated_act", gate == "gated")
     keys.expect("dense_act_fn", "gelu_new" if gate and word == "gelu" else word)
     table["embed_dropout"] = table["attention_dropout"] = table["dropout"]
     table["n_layers"] = table["n_layers"] or table["n_encoder_layers"]
 
 
-def extra(spec: Spec) -> Table:
+def extra(spec: Spec) -> ConfigDict:
     """Write it in both ways, today's and yesterday's."""
     return {"scale_decoder_outputs": spec.logit_scale, "tie_word_embeddings": spec.logit_scale}
 
 
-def stack(ours: str, feedforward: int) -> Table:
+def stack(ours: str, feedforward: int) -> ConfigDict:
     """Return the names of one stack, whose feed-forward layer is the sublayer of this number."""
     block, last = f"{ours}.block.*.layer.0", f"{ours}.block.*.layer.{feedforward}"
     return {
@@ -68,20 +68,20 @@ T5 = Family(
         "attention_scale": 1.0,
         "init": "normal",
     },
-    rows=(
-        Row("vocab_size", "vocab_size", 32_128),
-        Row("d_model", "d_model", 512),
-        Row("d_kv", "d_head", 64),
-        Row("d_ff", "d_ff", 2048),
-        Row("num_layers", "n_encoder_layers", 6),
-        Row("num_decoder_layers", "n_layers", 0),
-        Row("num_heads", "n_heads", 8),
-        Row("n_positions", "max_len", 512),
-        Row("relative_attention_num_buckets", "position.n_buckets", 32),
-        Row("relative_attention_max_distance", "position.max_distance", 128),
-        Row("feed_forward_proj", "feedforward", "relu", FEEDFORWARD),
-        Row("layer_norm_epsilon", "norm.eps", 1e-6),
-        Row("dropout_rate", "dropout", 0.1),
+    key_mappings=(
+        KeyMapping("vocab_size", "vocab_size", 32_128),
+        KeyMapping("d_model", "d_model", 512),
+        KeyMapping("d_kv", "d_head", 64),
+        KeyMapping("d_ff", "d_ff", 2048),
+        KeyMapping("num_layers", "n_encoder_layers", 6),
+        KeyMapping("num_decoder_layers", "n_layers", 0),
+        KeyMapping("num_heads", "n_heads", 8),
+        KeyMapping("n_positions", "max_len", 512),
+        KeyMapping("relative_attention_num_buckets", "position.n_buckets", 32),
+        KeyMapping("relative_attention_max_distance", "position.max_distance", 128),
+        KeyMapping("feed_forward_proj", "feedforward", "relu", FEEDFORWARD),
+        KeyMapping("layer_norm_epsilon", "norm.eps", 1e-6),
+        KeyMapping("dropout_rate", "dropout", 0.1),
     ),
     heads={"T5ForConditionalGeneration": {"kind": "next_token"}, "T5Model": {"kind": "none"}},
     names={
@@ -95,9 +95,9 @@ T5 = Family(
         "decoder.blocks.*.cross.layer.out": "decoder.block.*.layer.1.EncDecAttention.o",
         "head.weight": "lm_head.weight",
     },
-    copies={"shared.weight": ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight", "lm_head.weight")},
-    unused=r"decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias\.weight",
-    inert=("classifier_dropout", "initializer_factor"),
+    tied_tensors={"shared.weight": ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight", "lm_head.weight")},
+    ignored_tensors=r"decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias\.weight",
+    ignored_keys=("classifier_dropout", "initializer_factor"),
     tied=None,
     adjust=adjust,
     extra=extra,

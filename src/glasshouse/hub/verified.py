@@ -7,10 +7,10 @@ import re
 from pathlib import Path
 
 from glasshouse.errors import StoreError
-from glasshouse.hub.folder import CONFIG, VERIFIED, Folder
+from glasshouse.hub.folder import CONFIG, VERIFIED, ModelFolder
 
 
-def describe(folder: Folder) -> str | None:
+def describe(folder: ModelFolder) -> str | None:
     """Say in one line what was found, None where nothing is; a file that makes no sense stops nobody.
 
     It reads like `verified 2026-11-15, largest differences: cached 2.4e-07, round trip 0.0e+00`.

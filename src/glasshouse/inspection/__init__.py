@@ -2,14 +2,14 @@
 
 from glasshouse.inspection.attribution import Attribution, attribute
 from glasshouse.inspection.comparison import Comparison, compare
-from glasshouse.inspection.editing import Silence, ablate_head, add, edit, mean, scale
-from glasshouse.inspection.geometry import norms, rollout, similarity
-from glasshouse.inspection.maps import Map, keep_maps
-from glasshouse.inspection.patching import PathEffect, Sweep, patch, path, sweep
+from glasshouse.inspection.editing import AblationEdit, ablate_head, add, edit, mean_ablate, scale
+from glasshouse.inspection.geometry import residual_norms, attention_rollout, position_similarity
+from glasshouse.inspection.maps import AttentionMap, capture_attention
+from glasshouse.inspection.patching import PathEffect, ActivationPatching, patch, path_patching, activation_patching
 from glasshouse.inspection.readout import Lens, lens
-from glasshouse.inspection.recording import Seen, record
-from glasshouse.inspection.scoring import HeadScores, head_scores, repeated
-from glasshouse.inspection.silencing import Ablation, ablation
+from glasshouse.inspection.recording import Recording, record
+from glasshouse.inspection.scoring import HeadScores, head_scores, repeated_tokens
+from glasshouse.inspection.silencing import Ablation, ablation_effects
 from glasshouse.inspection.sites import sites
 
 __all__ = [
@@ -18,29 +18,29 @@ __all__ = [
     "Comparison",
     "HeadScores",
     "Lens",
-    "Map",
+    "AttentionMap",
     "PathEffect",
-    "Seen",
-    "Silence",
-    "Sweep",
+    "Recording",
+    "AblationEdit",
+    "ActivationPatching",
     "ablate_head",
-    "ablation",
+    "ablation_effects",
     "add",
     "attribute",
     "compare",
     "edit",
     "head_scores",
-    "keep_maps",
+    "capture_attention",
     "lens",
-    "mean",
-    "norms",
+    "mean_ablate",
+    "residual_norms",
     "patch",
-    "path",
+    "path_patching",
     "record",
-    "repeated",
-    "rollout",
+    "repeated_tokens",
+    "attention_rollout",
     "scale",
-    "similarity",
+    "position_similarity",
     "sites",
-    "sweep",
+    "activation_patching",
 ]

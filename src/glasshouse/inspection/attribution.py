@@ -11,15 +11,15 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from glasshouse.errors import InputError
-from glasshouse.inspection.calls import check_whole, chosen, ids_of, layout_of, quiet, read_by_head
-from glasshouse.inspection.drawing import MOST_TEXTS, Drawn, bars, not_drawn
+from glasshouse.inspection.calls import check_full_sequence, resolve_indices, ids_of, layout_of, eval_mode, final_stack
+from glasshouse.inspection.drawing import MOST_TEXTS, HtmlDisplay, bars, not_drawn
 from glasshouse.inspection.recording import record
-from glasshouse.inspection.sites import bare, plain
+from glasshouse.inspection.sites import unwrap_compiled, unwrap_model
 from glasshouse.layers.layout import Layout
 from glasshouse.layers.lora import LoRALinear
 from glasshouse.layers.residual import PostNorm, SandwichNorm
-from glasshouse.models import Model, check_pair
-from glasshouse.models.heads import Vocabulary
+from glasshouse.models import Model, check_tokenizer
+from glasshouse.models.heads import LMHead
 from glasshouse.text import Tokenizer
 
 MOST_BARS = 30
@@ -34,7 +34,7 @@ ORDER = {
 
 
 @dataclass(frozen=True, eq=False)
-class Attribution(Drawn):
+class Attribution(HtmlDisplay):
     """What each part of a model adds to one logit of each row, or to the difference of two; all add up to it."""
 
     axes: ClassVar[Mapping[str, tuple[str, ...]]] = {
@@ -58,9 +58,9 @@ class Attribution(Drawn):
     neurons: dict[int, Tensor]  # by layer, those that were asked for
     position: Tensor
     token: Tensor
-    against: Tensor | None
+    incorrect_token: Tensor | None
 
-    def parts(self) -> dict[str, Tensor]:
+    def components(self) -> dict[str, Tensor]:
         """Return each part [batch] by its name; they add up to the logit.
 
         >>> import torch, glasshouse as gh
@@ -78,13 +78,13 @@ class Attribution(Drawn):
         return {**parts, "bias": self.bias}
 
     def _drawing(self) -> str:
-        parts = self.parts()
+        parts = self.components()
         values, names = torch.stack(list(parts.values()), 1).cpu(), list(parts)
         drawn = []
         for text, row in enumerate(values[:MOST_TEXTS]):
             order = row.abs().argsort(descending=True)
             most, rest = order[:MOST_BARS], order[MOST_BARS:]
-            less = "" if self.against is None else f" less that of {int(self.against[text])}"
+            less = "" if self.incorrect_token is None else f" less that of {int(self.incorrect_token[text])}"
             caption = (
                 f"text {text}, position {int(self.position[text])}: what adds up to {float(self.logit[text]):.3g}, "
                 f"the logit of token {int(self.token[text])}{less}"
@@ -100,10 +100,10 @@ def attribute(
     *inputs: Tensor,
     token: int | str | Tensor,
     position: int | Tensor = -1,
-    against: int | str | Tensor | None = None,
+    incorrect_token: int | str | Tensor | None = None,
     neurons: Sequence[int] = (),
     tok: Tokenizer | None = None,
-    **call: Any,  # noqa: ANN401 - whatever the model takes
+    **model_kwargs: Any,  # noqa: ANN401 - whatever the model takes
 ) -> Attribution:
     """Split a token's logit at a position into what each head and feed-forward layer, embedding and biases add.
 
@@ -123,51 +123,51 @@ def attribute(
     >>> split.heads.shape, torch.allclose(sum(split.parts().values()), split.logit, atol=1e-5)
     (torch.Size([1, 2, 4]), True)
     """
-    whole = plain(model)
+    whole = unwrap_model(model)
     check_tokens(whole)
-    check_whole(call)
+    check_full_sequence(model_kwargs)
     if tok is not None:
-        check_pair(whole, tok)
+        check_tokenizer(whole, tok)
     ids = ids_of(whole, inputs)
-    prefix, stack = read_by_head(whole)
+    prefix, stack = final_stack(whole)
     length, size = ids.shape[1], whole.spec.vocab_size
-    asked = chosen(neurons, len(stack.blocks), "neurons")
+    asked = resolve_indices(neurons, len(stack.blocks), "neurons")
     place = _for_each_row(position, "position", ids, -length, length) % length
     said = _for_each_row(_id_of(token, "token", tok), "token", ids, 0, size)
-    unsaid = None if against is None else _for_each_row(_id_of(against, "against", tok), "against", ids, 0, size)
+    unsaid = None if incorrect_token is None else _for_each_row(_id_of(incorrect_token, "against", tok), "against", ids, 0, size)
 
     first, last = (int(edge) for edge in place.aminmax())
     rows = torch.arange(len(ids), device=ids.device)
-    with quiet(whole):
-        names = [f"{prefix}{name}[position={first}:{last + 1}]" for name in summands(whole)]
+    with eval_mode(whole):
+        names = [f"{prefix}{name}[position={first}:{last + 1}]" for name in attribution_sites(whole)]
         with record(whole, *names, stop=True) as seen:
-            whole(*inputs, **call)
+            whole(*inputs, **model_kwargs)
 
         def at(site: str) -> Tensor:
             return seen[prefix + site].movedim(-2, 1)[rows, place - first]
 
-        return split(whole, at, layout_of(whole, ids, call), place, said, unsaid, asked)
+        return attribute_logit(whole, at, layout_of(whole, ids, model_kwargs), place, said, unsaid, asked)
 
 
-def summands(model: Model) -> list[str]:
+def attribution_sites(model: Model) -> list[str]:
     """Return the sites of the stack that the head reads, `*` for every layer, from which `split` works.
 
     >>> import glasshouse as gh
     >>> print(*summands(gh.build(gh.preset("tiny-decoder"))))
     resid_pre.* z.* resid_mid.* hidden.* resid_post.1 final
     """
-    prefix, stack = read_by_head(model)
+    prefix, stack = final_stack(model)
     inner = [f"{site}.*" for _, _, before, given in ORDER[prefix] for site in (before, given)]
     return [*inner, f"resid_post.{len(stack.blocks) - 1}", "final"]
 
 
-def split(
+def attribute_logit(
     model: Model,
     at: Callable[[str], Tensor],
     layout: Layout,
     position: Tensor,
     token: Tensor,
-    against: Tensor | None = None,
+    incorrect_token: Tensor | None = None,
     neurons: Sequence[int] = (),
 ) -> Attribution:
     """Split the logit of each row's token [B], less that of another, by what was seen where it was said.
@@ -175,17 +175,17 @@ def split(
     `at` gives what stood at a site of `summands` at each row's position, [B, ...]. Call it in a `quiet` model.
     """
     head = check_tokens(model)
-    prefix, stack = read_by_head(model)
-    table, rows = model.token.table.weight, torch.arange(len(token), device=token.device)
+    prefix, stack = final_stack(model)
+    table, rows = model.token_embedding.table.weight, torch.arange(len(token), device=token.device)
 
     def differ(of: Callable[[Tensor], Tensor]) -> Tensor:
         """Return what there is of the token, less what there is of the other."""
-        return of(token) if against is None else of(token) - of(against)
+        return of(token) if incorrect_token is None else of(token) - of(incorrect_token)
 
     # By forward, past the hooks of who looks at or changes the model meanwhile: this is no part of a call.
     logits = head.forward(at("final")[:, None], layout, table)[:, 0]
     exact = torch.promote_types(logits.dtype, torch.float32)
-    matrix = head.matrix(table)
+    matrix = head.unembedding(table)
     shift = torch.zeros(len(matrix), device=token.device) if head.bias is None else head.bias
     back = _WayBack(
         direction=differ(lambda one: matrix[one].to(exact)) * head.scale,
@@ -199,7 +199,7 @@ def split(
     for layer, block in reversed(list(enumerate(stack.blocks))):
         for name, last_map, before, given in reversed(ORDER[prefix]):
             values = at(f"{given}.{layer}")
-            residual = bare(bare(block).get_submodule(name))
+            residual = unwrap_compiled(unwrap_compiled(block).get_submodule(name))
             each = back.through_sublayer(residual, last_map, at(f"{before}.{layer}"), values.flatten(1))
             found[name].insert(0, each.view_as(values).sum(-1))
             if name == "feedforward" and layer in neurons:
@@ -214,14 +214,14 @@ def split(
         neurons={layer: by_neuron[layer] for layer in neurons},
         position=position,
         token=token,
-        against=against,
+        incorrect_token=incorrect_token,
     )
 
 
-def check_tokens(model: Model) -> Vocabulary:
+def check_tokens(model: Model) -> LMHead:
     """Return the head, which must give logits of tokens."""
-    head = bare(model.head)
-    if not isinstance(head, Vocabulary):
+    head = unwrap_compiled(model.head)
+    if not isinstance(head, LMHead):
         raise InputError(
             f"the head is {model.spec.head.kind!r}, which gives no logits of tokens; "
             "use a model with next_token or masked_token."
@@ -261,7 +261,7 @@ class _WayBack:
 
         Returned is what each of those N numbers adds.
         """
-        layer = bare(residual.get_submodule("layer"))
+        layer = unwrap_compiled(residual.get_submodule("layer"))
         weight, bias = _matrix(layer.get_submodule(last), self.direction)
         made = F.linear(given.to(weight), weight, bias)
         if isinstance(residual, PostNorm):
@@ -276,7 +276,7 @@ class _WayBack:
 
 def _held(norm: nn.Module, x: Tensor, direction: Tensor) -> tuple[Tensor, Tensor | float]:
     """Return a direction behind a norm as one ahead of it, and the constant: the norm held as it was for x [B, D]."""
-    x, norm = x.to(direction), bare(norm)
+    x, norm = x.to(direction), unwrap_compiled(norm)
     match norm:
         case nn.LayerNorm():
             scaled = direction * norm.weight
@@ -296,12 +296,12 @@ def _held(norm: nn.Module, x: Tensor, direction: Tensor) -> tuple[Tensor, Tensor
 
 def _matrix(linear: nn.Module, like: Tensor) -> tuple[Tensor, Tensor]:
     """Return the matrix and the bias of a linear map as it acts, with what LoRA has beside it."""
-    linear = bare(linear)
+    linear = unwrap_compiled(linear)
     base = linear.base if isinstance(linear, LoRALinear) else linear
     assert isinstance(base, nn.Linear)
     weight = base.weight.to(like)
     if isinstance(linear, LoRALinear):
-        weight = weight + linear.choice.scale * (linear.up @ linear.down).to(like)
+        weight = weight + linear.config.scale * (linear.lora_b @ linear.lora_a).to(like)
     bias = base.bias.to(like) if base.bias is not None else weight.new_zeros(len(weight))
     return weight, bias
 
@@ -312,10 +312,10 @@ def _id_of(token: int | str | Tensor, name: str, tok: Tokenizer | None) -> int |
         return token
     if tok is None:
         raise InputError(f"{name} is {token!r}, a text; give its id, tok.encode({token!r})[0], or give tok as well.")
-    number = tok.id(token)
-    ids = [number] if number is not None and number in tok.special_ids else tok.encode(token, special=False)
+    number = tok.token_to_id(token)
+    ids = [number] if number is not None and number in tok.special_ids else tok.encode(token, add_special_tokens=False)
     if len(ids) != 1:
-        parts = ", ".join(repr(tok.token(one)) for one in ids) or "none"
+        parts = ", ".join(repr(tok.id_to_token(one)) for one in ids) or "none"
         raise InputError(f"{name} is {token!r}, but that is {len(ids)} tokens ({parts}); give one of them.")
     return ids[0]
 

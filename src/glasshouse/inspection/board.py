@@ -15,16 +15,16 @@ import torch
 from torch import Tensor, nn
 
 from glasshouse.errors import InputError
-from glasshouse.inspection.patterns import softcap_of, work_out
-from glasshouse.inspection.sites import Selection, Site, bare, plain
+from glasshouse.inspection.patterns import softcap_of, recompute_attention
+from glasshouse.inspection.sites import Selection, Site, unwrap_compiled, unwrap_model
 from glasshouse.layers.attend import Explicit, Fused
 from glasshouse.layers.mask import Mask
-from glasshouse.layers.twin import HOOKS
+from glasshouse.layers.twin import HOOK_ATTRIBUTES
 
 INSIDE = ("scores", "pattern")  # what a kernel works out and no module hands on
 
 
-class Kernel(NamedTuple):
+class AttendCall(NamedTuple):
     """A kernel and what it was given in a call."""
 
     attend: Fused | Explicit
@@ -35,18 +35,18 @@ class Kernel(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class Use:
+class Hook:
     """What someone does at one site: change what passes there, or read it."""
 
     selection: Selection
-    change: Callable[[Tensor], Tensor] | None = None  # of the whole value
+    edit: Callable[[Tensor], Tensor] | None = None  # of the whole value
     read: Callable[[Tensor], None] | None = None  # of the part selected
-    keep: Callable[[Kernel], None] | None = None  # of a pattern: what it is worked out from
+    capture: Callable[[AttendCall], None] | None = None  # of a pattern: what it is worked out from
     in_graph: bool = False  # the very tensor that goes on is wanted, not one like it
-    by_place: bool = False  # the change goes by rows and positions, which come otherwise while a text is written
+    position_dependent: bool = False  # the change goes by rows and positions, which come otherwise while a text is written
 
 
-class Calls(Protocol):
+class CallListener(Protocol):
     """Someone who keeps what belongs to one call apart from what belongs to another."""
 
     @property
@@ -60,30 +60,30 @@ class Calls(Protocol):
         """Learn that it has ended, by itself or, if it is not whole, by an error or because no more was needed."""
 
 
-class Board:
+class HookManager:
     """The uses of one model, in the order in which they came: at a site, all changes act before anyone reads."""
 
     def __init__(self) -> None:
         self.number = next(_numbers)  # several models are locked in this order, so that nobody waits in a ring
         self.lock = threading.RLock()
         self.owner = 0  # the thread whose calls are looked at; those of others pass as if nobody did
-        self.uses: dict[Use, None] = {}  # a set in order
-        self.calls: list[Calls] = []
+        self.hooks: dict[Hook, None] = {}  # a set in order
+        self.calls: list[CallListener] = []
         self.undo = ExitStack()
 
     @contextmanager
-    def adding(self, uses: Iterable[Use], calls: Calls | None = None) -> Iterator[None]:
+    def registered(self, uses: Iterable[Hook], calls: CallListener | None = None) -> Iterator[None]:
         """Have these uses act on the calls of this thread; another that wants the model as well waits."""
         mine = dict.fromkeys(uses)
         with self.lock, _eagerly():
             try:
                 self.owner = threading.get_ident()
                 self.calls += [calls] if calls is not None else []
-                self._arrange(self.uses | mine)
+                self._arrange(self.hooks | mine)
                 yield
             finally:  # whichever of several blocks ends first, as those of generators may
                 self.calls = [one for one in self.calls if one is not calls]
-                self._arrange({use: None for use in self.uses if use not in mine})
+                self._arrange({use: None for use in self.hooks if use not in mine})
 
     def end(self, whole: bool) -> None:
         """Tell those who want to know that the call has ended."""
@@ -95,26 +95,26 @@ class Board:
         for one in self.calls:
             one.end(one.complete)
 
-    def _arrange(self, uses: dict[Use, None]) -> None:
+    def _arrange(self, uses: dict[Hook, None]) -> None:
         """Leave the model as it is without anyone, then place what these uses need."""
         self.undo.close()
-        self.uses = uses
-        by_site: dict[Site, list[Use]] = {}
+        self.hooks = uses
+        by_site: dict[Site, list[Hook]] = {}
         for use in uses:
             by_site.setdefault(use.selection.site, []).append(use)
         changed = {
             (site.model, site.path)
             for site, users in by_site.items()
-            if site.place in INSIDE
+            if site.hook_point in INSIDE
             and (
-                any(use.change is not None or use.in_graph for use in users)
-                or isinstance(site.module, Opened)  # the model is a copy of one that is edited
+                any(use.edit is not None or use.in_graph for use in users)
+                or isinstance(site.module, HookedExplicit)  # the model is a copy of one that is edited
             )
         }
         for model, path in changed:  # first, as hooks belong on what then stands there
             self._open_up(model, path, by_site)
         for site, users in by_site.items():
-            if site.place not in INSIDE:
+            if site.hook_point not in INSIDE:
                 self._watch(site, users)
             elif (site.model, site.path) not in changed:
                 self._work_out(site, users)
@@ -135,24 +135,24 @@ class Board:
         self.undo.callback(model.register_forward_pre_hook(begins).remove)
         self.undo.callback(model.register_forward_hook(ends, always_call=True).remove)
 
-    def _watch(self, site: Site, uses: list[Use]) -> None:
+    def _watch(self, site: Site, uses: list[Hook]) -> None:
         """Put a hook at a module's door."""
 
         def given(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
-            assert isinstance(site.place, int)
-            value = self._pass(args[site.place], uses)
-            return None if value is args[site.place] else (*args[: site.place], value, *args[site.place + 1 :])
+            assert isinstance(site.hook_point, int)
+            value = self._pass(args[site.hook_point], uses)
+            return None if value is args[site.hook_point] else (*args[: site.hook_point], value, *args[site.hook_point + 1 :])
 
         def gives(module: nn.Module, args: tuple[Any, ...], value: Tensor) -> Tensor | None:
             return self._pass(value, uses)
 
-        if site.place == "output":
+        if site.hook_point == "output":
             handle = site.module.register_forward_hook(gives)
         else:
             handle = site.module.register_forward_pre_hook(given)
         self.undo.callback(handle.remove)
 
-    def _work_out(self, site: Site, uses: list[Use]) -> None:
+    def _work_out(self, site: Site, uses: list[Hook]) -> None:
         """Have what a fused kernel never holds worked out from what it was given."""
 
         def gives(module: nn.Module, args: tuple[Tensor, Tensor, Tensor, Mask], value: Tensor) -> None:
@@ -160,48 +160,48 @@ class Board:
             active = self._active(uses)
             _check_not_captured(active, value)
             for use in active:
-                if use.keep is not None:
-                    use.keep(Kernel(module, q.detach(), k.detach(), v.detach(), mask))  # type: ignore[arg-type]
+                if use.capture is not None:
+                    use.capture(AttendCall(module, q.detach(), k.detach(), v.detach(), mask))  # type: ignore[arg-type]
                 if use.read is not None:
-                    use.read(work_out(use.selection, module, q, k, mask))  # type: ignore[arg-type]
+                    use.read(recompute_attention(use.selection, module, q, k, mask))  # type: ignore[arg-type]
 
         self.undo.callback(site.module.register_forward_hook(gives).remove)
 
-    def _open_up(self, model: nn.Module, path: str, by_site: dict[Site, list[Use]]) -> None:
+    def _open_up(self, model: nn.Module, path: str, by_site: dict[Site, list[Hook]]) -> None:
         """Put a kernel that is written out in the place of the one that stands there."""
-        here = {site.place: uses for site, uses in by_site.items() if (site.model, site.path) == (model, path)}
+        here = {site.hook_point: uses for site, uses in by_site.items() if (site.model, site.path) == (model, path)}
         above, _, name = path.rpartition(".")
         attention, stood = model.get_submodule(above), model.get_submodule(path)
-        former = bare(stood)
+        former = unwrap_compiled(stood)
         assert isinstance(former, Fused | Explicit)
-        opened = Opened(
+        opened = HookedExplicit(
             former,
             lambda: any(self._active(uses) for uses in here.values()),
             lambda scores: self._pass(scores, here.get("scores", [])),
             lambda pattern: self._pass(pattern, here.get("pattern", [])),
         )
-        for hooks in HOOKS:  # the very same dictionaries: what others put there or take away meanwhile stays so
+        for hooks in HOOK_ATTRIBUTES:  # the very same dictionaries: what others put there or take away meanwhile stays so
             setattr(opened, hooks, getattr(stood, hooks))
         setattr(attention, name, opened)
         self.undo.callback(setattr, attention, name, stood)
 
-    def _pass(self, value: Tensor, uses: list[Use]) -> Tensor:
+    def _pass(self, value: Tensor, uses: list[Hook]) -> Tensor:
         active = self._active(uses)
         _check_not_captured(active, value)
         for use in active:
-            if use.change is not None:
-                value = use.change(value)
+            if use.edit is not None:
+                value = use.edit(value)
         for use in active:
             if use.read is not None:
                 use.read(value if use.in_graph else use.selection.of(value))
         return value
 
-    def _active(self, uses: list[Use]) -> list[Use]:
+    def _active(self, uses: list[Hook]) -> list[Hook]:
         """Return those of some uses that act now: a copy of the model, such as an engine's, may keep its hooks."""
-        return [use for use in uses if use in self.uses] if threading.get_ident() == self.owner else []
+        return [use for use in uses if use in self.hooks] if threading.get_ident() == self.owner else []
 
 
-class Opened(Explicit):
+class HookedExplicit(Explicit):
     """A kernel whose scores and weights pass before the eyes of whoever looks at them or changes them."""
 
     def __init__(
@@ -212,35 +212,35 @@ class Opened(Explicit):
         pass_pattern: Callable[[Tensor], Tensor],
     ) -> None:
         super().__init__(former.scale, former.dropout, softcap_of(former))
-        self.former = (former,)  # not a child: the tree keeps its shape
+        self.original = (former,)  # not a child: the tree keeps its shape
         self.train(former.training)
-        self.is_watched, self.pass_scores, self.pass_pattern = is_watched, pass_scores, pass_pattern
+        self.is_hooked, self.scores_hook, self.pattern_hook = is_watched, pass_scores, pass_pattern
 
-    def train(self, mode: bool = True) -> Opened:
+    def train(self, mode: bool = True) -> HookedExplicit:
         """Set the mode of the kernel that will be back, too."""
-        self.former[0].train(mode)
+        self.original[0].train(mode)
         return super().train(mode)
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask) -> Tensor:
         """Attend with q [B, H, Q, d] over k and v [B, H_kv, K, d]; return [B, H, Q, d]."""
-        if not self.is_watched():
-            return self.former[0].forward(q, k, v, mask)
+        if not self.is_hooked():
+            return self.original[0].forward(q, k, v, mask)
         return super().forward(q, k, v, mask)
 
     def scores(self, q: Tensor, k: Tensor, mask: Mask) -> Tensor:
         """Return what the softmax receives, as changed."""
-        (former,) = self.former
+        (former,) = self.original
         made = former.scores(q, k, mask) if isinstance(former, Explicit) else super().scores(q, k, mask)
-        return self.pass_scores(made)
+        return self.scores_hook(made)
 
     def pattern(self, scores: Tensor) -> Tensor:
         """Return the attention weights, as changed."""
-        (former,) = self.former
+        (former,) = self.original
         made = former.pattern(scores) if isinstance(former, Explicit) else super().pattern(scores)
-        return self.pass_pattern(made)
+        return self.pattern_hook(made)
 
 
-def _check_not_captured(uses: list[Use], value: Tensor) -> None:
+def _check_not_captured(uses: list[Hook], value: Tensor) -> None:
     """Refuse to read what becomes part of a graph: it would be read once, and never again when the graph runs."""
     read = next((use.selection.name for use in uses if use.read is not None), None)
     if read is not None and value.is_cuda and torch.cuda.is_current_stream_capturing():
@@ -248,17 +248,17 @@ def _check_not_captured(uses: list[Use], value: Tensor) -> None:
 
 
 _numbers = itertools.count()
-_boards: WeakKeyDictionary[nn.Module, Board] = WeakKeyDictionary()
+_boards: WeakKeyDictionary[nn.Module, HookManager] = WeakKeyDictionary()
 _making = threading.Lock()
 _eager = threading.Lock()
 _eager_users = ExitStack()
 _eager_count = 0
 
 
-def board_of(model: nn.Module) -> Board:
+def hook_manager_of(model: nn.Module) -> HookManager:
     """Return the board of a model."""
     with _making:
-        return _boards.setdefault(plain(model), Board())
+        return _boards.setdefault(unwrap_model(model), HookManager())
 
 
 @contextmanager

@@ -11,15 +11,15 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from glasshouse.errors import InputError
-from glasshouse.inspection.board import board_of
+from glasshouse.inspection.board import hook_manager_of
 from glasshouse.layers.embedding import check_ids
-from glasshouse.layers.layout import Layout, lay_out
+from glasshouse.layers.layout import Layout, make_layout
 from glasshouse.models import Model, Seq2Seq
 from glasshouse.models.stack import Stack
 
 
 @contextmanager
-def quiet(*models: nn.Module) -> Iterator[None]:
+def eval_mode(*models: nn.Module) -> Iterator[None]:
     """Have models called without dropout and without a graph; afterwards each module is in the mode it was in.
 
     Others who look into one wait meanwhile; who trains it in another thread would do so without dropout. Several
@@ -34,7 +34,7 @@ def quiet(*models: nn.Module) -> Iterator[None]:
     True
     """
     with ExitStack() as locks:
-        for board in sorted(map(board_of, models), key=lambda board: board.number):
+        for board in sorted(map(hook_manager_of, models), key=lambda board: board.number):
             locks.enter_context(board.lock)
         in_training = [module for model in models for module in model.modules() if module.training]
         for model in models:
@@ -47,14 +47,14 @@ def quiet(*models: nn.Module) -> Iterator[None]:
                 module.training = True
 
 
-def check_whole(call: Mapping[str, Any]) -> None:
+def check_full_sequence(call: Mapping[str, Any]) -> None:
     """Refuse what leaves a part of the text to another call: a tool looks at all of it, some more than once."""
     for name in ("cache", "keep"):
         if call.get(name) is not None:
             raise InputError(f"{name} was given, but a whole text is looked at here; leave it out.")
 
 
-def read_by_head(model: Model) -> tuple[str, Stack]:
+def final_stack(model: Model) -> tuple[str, Stack]:
     """Return the stack whose vectors the head reads, and what the names of its sites begin with."""
     return ("decoder.", model.decoder) if isinstance(model, Seq2Seq) else ("", model.stack)
 
@@ -63,7 +63,7 @@ def layout_of(model: Model, ids: Tensor, call: Mapping[str, Any]) -> Layout:
     """Return where the ids that go into the stack the head reads stand."""
     side = "target_" if isinstance(model, Seq2Seq) else ""
     told = {name: call.get(side + name) for name in ("lengths", "mask", "documents")}
-    return lay_out(ids, **told, side=side)
+    return make_layout(ids, **told, side=side)
 
 
 def ids_of(model: Model, inputs: tuple[Tensor, ...]) -> Tensor:
@@ -98,7 +98,7 @@ def next_tokens(ids: Tensor, layout: Layout) -> Tensor:
     return ids.long().gather(1, after).where(there, -1)
 
 
-def chosen(wanted: Sequence[int] | None, size: int, name: str) -> list[int]:
+def resolve_indices(wanted: Sequence[int] | None, size: int, name: str) -> list[int]:
     """Return which of `size` things are wanted, counted from 0: all where nothing was said; -1 is the last.
 
     >>> chosen(None, 3, "layers"), chosen((0, -1), 3, "layers")

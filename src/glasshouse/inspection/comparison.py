@@ -12,16 +12,16 @@ from torch.nn import functional as F
 
 from glasshouse import spec
 from glasshouse.errors import InputError
-from glasshouse.inspection.board import Opened, Use, board_of
-from glasshouse.inspection.calls import next_tokens, quiet
-from glasshouse.inspection.drawing import MOST_COLUMNS, MOST_TEXTS, Drawn, bars, heatmap, labels, not_drawn
-from glasshouse.inspection.patterns import work_out
-from glasshouse.inspection.reading import Reading, read_in
-from glasshouse.inspection.recording import Seen, record
-from glasshouse.inspection.sites import Selection, Site, plain
+from glasshouse.inspection.board import HookedExplicit, Hook, hook_manager_of
+from glasshouse.inspection.calls import next_tokens, eval_mode
+from glasshouse.inspection.drawing import MOST_COLUMNS, MOST_TEXTS, HtmlDisplay, bars, heatmap, labels, not_drawn
+from glasshouse.inspection.patterns import recompute_attention
+from glasshouse.inspection.reading import StackInput, make_stack_input
+from glasshouse.inspection.recording import Recording, record
+from glasshouse.inspection.sites import Selection, Site, unwrap_model
 from glasshouse.layers.attend import Explicit, Fused
 from glasshouse.layers.mask import Mask
-from glasshouse.models import Model, Seq2Seq, check_pair
+from glasshouse.models import Model, Seq2Seq, check_tokenizer
 from glasshouse.text import Tokenizer
 
 LOGITS = 2**22  # turned into probabilities at once
@@ -32,7 +32,7 @@ SHAPE = ("kind", "n_layers", "n_heads", "d_head", "d_model", "vocab_size")
 
 
 @dataclass(frozen=True, eq=False)
-class Comparison(Drawn):
+class Comparison(HtmlDisplay):
     """How far two models are apart on a text. Distances are relative to the first: 0 is equal, 1 as far as from 0.
 
     At padding they are NaN, and so are a divergence where the head gives no logits at a position, and a loss where
@@ -49,26 +49,26 @@ class Comparison(Drawn):
         "loss_other": ("batch", "position"),
         "ids": ("batch", "position"),
     }
-    stream: Tensor  # distance of the stream, embedded and after each layer
-    heads: Tensor  # total variation of the attention weights, mean over queries: 0 is equal, 1 looks elsewhere
-    writes: Tensor  # distance of what each head gathered
-    ffn: Tensor  # distance of what each feed-forward layer adds
-    divergence: Tensor  # of the second's predictions from the first's: KL, in nats
-    loss_one: Tensor  # of the next token, in nats
-    loss_other: Tensor
+    residual_distance: Tensor  # distance of the stream, embedded and after each layer
+    pattern_distance: Tensor  # total variation of the attention weights, mean over queries: 0 is equal, 1 looks elsewhere
+    z_distance: Tensor  # distance of what each head gathered
+    ffn_out_distance: Tensor  # distance of what each feed-forward layer adds
+    kl_divergence: Tensor  # of the second's predictions from the first's: KL, in nats
+    loss_a: Tensor  # of the next token, in nats
+    loss_b: Tensor
     ids: Tensor  # what the stack was given
     tok: Tokenizer | None = None
 
     def _drawing(self) -> str:
-        depth, n_heads = self.heads.shape
+        depth, n_heads = self.pattern_distance.shape
         layers, heads = [f"layer {layer}" for layer in range(depth)], [f"head {head}" for head in range(n_heads)]
         return "".join(
             [
                 *(self._draw_text(text, ["embed", *layers]) for text in range(min(len(self.ids), MOST_TEXTS))),
                 self._draw_most(),
-                heatmap(self.heads, rows=layers, columns=heads, caption="where heads look elsewhere"),
-                heatmap(self.writes, rows=layers, columns=heads, caption="where heads gather something else"),
-                bars(self.ffn, names=layers, caption="where feed-forward layers add something else"),
+                heatmap(self.pattern_distance, rows=layers, columns=heads, caption="where heads look elsewhere"),
+                heatmap(self.z_distance, rows=layers, columns=heads, caption="where heads gather something else"),
+                bars(self.ffn_out_distance, names=layers, caption="where feed-forward layers add something else"),
             ]
         )
 
@@ -81,20 +81,20 @@ class Comparison(Drawn):
         starts = range(0, count, LINE)
         blank = -count % LINE
         return heatmap(
-            F.pad(self.divergence[text, :count], (0, blank), value=torch.nan).unflatten(0, (-1, LINE)),
+            F.pad(self.kl_divergence[text, :count], (0, blank), value=torch.nan).unflatten(0, (-1, LINE)),
             rows=[str(start) for start in starts],
             columns=[""] * LINE,
             caption=f"text {text}: where the answers differ{note}",
             words=[[*words, *[""] * blank][start : start + LINE] for start in starts],
         ) + heatmap(
-            self.stream[:, text, :count],
+            self.residual_distance[:, text, :count],
             rows=layers,
             columns=words,
             caption=f"text {text}: how far the streams are apart{note}",
         )
 
     def _draw_most(self) -> str:
-        most, where = self.divergence.nan_to_num(-torch.inf).flatten().topk(min(MOST_TOKENS, self.ids.numel()))
+        most, where = self.kl_divergence.nan_to_num(-torch.inf).flatten().topk(min(MOST_TOKENS, self.ids.numel()))
         some = most > 0
         words = labels(self.ids.flatten()[where[some]], self.tok)
         places = [divmod(place, self.ids.shape[1]) for place in where[some].tolist()]
@@ -103,8 +103,8 @@ class Comparison(Drawn):
 
 
 def compare(
-    one: nn.Module,
-    other: nn.Module,
+    model_a: nn.Module,
+    model_b: nn.Module,
     *inputs: Tensor | str,
     tok: Tokenizer | None = None,
     **call: Any,  # noqa: ANN401 - whatever the models take
@@ -124,18 +124,18 @@ def compare(
     >>> compare(one, one, torch.tensor([[1, 2, 3]])).stream.max()
     tensor(0.)
     """
-    first, second = plain(one), plain(other)
+    first, second = unwrap_model(model_a), unwrap_model(model_b)
     _check_shapes(first, second)
     if tok is not None:
-        check_pair(first, tok)
-        check_pair(second, tok)
+        check_tokenizer(first, tok)
+        check_tokenizer(second, tok)
     given = tuple(
         _encoded(first, text, tok, is_target=number > 0) if isinstance(text, str) else text
         for number, text in enumerate(inputs)
     )
-    text, others = read_in(first, given, call), read_in(second, given, call)
+    text, others = make_stack_input(first, given, call), make_stack_input(second, given, call)
     depth, heads = second.spec.n_layers, second.spec.n_heads
-    exact = _exact(first.token.table.weight, second.token.table.weight)
+    exact = _exact(first.token_embedding.table.weight, second.token_embedding.table.weight)
 
     def none(*shape: int) -> Tensor:
         return torch.zeros(shape, dtype=exact, device=text.ids.device)
@@ -146,7 +146,7 @@ def compare(
         none(depth, heads),
         none(depth),
     )
-    with quiet(first, second):
+    with eval_mode(first, second):
         names = ("embed", "resid_post.*", "q.*", "k.*", "z.*", "ffn_out.*")
         with record(first, *(text.prefix + name for name in names)) as seen:
             answer = first(*given, **call)
@@ -159,20 +159,20 @@ def compare(
             )
             for site, result in zip(sites, results, strict=True)
         ]
-        masks = text.stack.masks(text.layout, None, first.token.table.weight.dtype)
+        masks = text.stack.masks(text.layout, None, first.token_embedding.table.weight.dtype)
         for layer, sum_of_rows in enumerate(weights):
             uses += _comparing_weights(text, seen, others, layer, masks, sum_of_rows)
-        with board_of(second).adding(uses):
+        with hook_manager_of(second).registered(uses):
             other_answer = second(*given, **call)
         divergence, loss_one, loss_other = _answers(text, answer, other_answer)
     return Comparison(
-        stream=stream.where(text.real, torch.nan),
-        heads=weights / text.real.sum(),
-        writes=writes,
-        ffn=ffn,
-        divergence=divergence,
-        loss_one=loss_one,
-        loss_other=loss_other,
+        residual_distance=stream.where(text.real, torch.nan),
+        pattern_distance=weights / text.real.sum(),
+        z_distance=writes,
+        ffn_out_distance=ffn,
+        kl_divergence=divergence,
+        loss_a=loss_one,
+        loss_b=loss_other,
         ids=text.ids,
         tok=tok,
     )
@@ -188,7 +188,7 @@ def _check_shapes(one: Model, other: Model) -> None:
             raise InputError(
                 f"the first model has {name} = {value}, but the second {its[name]}; compare two of one shape."
             )
-    here, there = (model.token.table.weight.device for model in (one, other))
+    here, there = (model.token_embedding.table.weight.device for model in (one, other))
     if here != there:
         raise InputError(f"the first model is on {here}, but the second on {there}; move them to one device.")
 
@@ -203,15 +203,15 @@ def _encoded(model: Model, text: str, tok: Tokenizer | None, *, is_target: bool)
     elif is_target:
         if s.start_id is None:
             raise InputError("the spec has no start_id, with which a target begins; give the target as ids.")
-        ids = [s.start_id, *tok.encode(text, special=False)]
+        ids = [s.start_id, *tok.encode(text, add_special_tokens=False)]
     else:
         ids = tok.encode(text)
         if s.end_ids and not (ids and ids[-1] in s.end_ids):
             ids.append(s.end_ids[0])
-    return torch.tensor([ids], dtype=torch.long, device=model.token.table.weight.device)
+    return torch.tensor([ids], dtype=torch.long, device=model.token_embedding.table.weight.device)
 
 
-def _comparing(text: Reading, seen: Seen, site: Site, result: Tensor, axes: tuple[int, ...]) -> Use:
+def _comparing(text: StackInput, seen: Recording, site: Site, result: Tensor, axes: tuple[int, ...]) -> Hook:
     """Have what stands at a site of the second model set beside what stood there in the first."""
 
     def read(value: Tensor) -> None:
@@ -221,12 +221,12 @@ def _comparing(text: Reading, seen: Seen, site: Site, result: Tensor, axes: tupl
         # Where both are 0 they are equal.
         result.copy_((apart / torch.linalg.vector_norm(here, dim=axes)).where(apart > 0, 0))
 
-    return Use(Selection(site, (slice(None),) * len(site.axes)), read=read)
+    return Hook(Selection(site, (slice(None),) * len(site.axes)), read=read)
 
 
 def _comparing_weights(
-    text: Reading, seen: Seen, others: Reading, layer: int, masks: Mapping[int, Mask], result: Tensor
-) -> list[Use]:
+    text: StackInput, seen: Recording, others: StackInput, layer: int, masks: Mapping[int, Mask], result: Tensor
+) -> list[Hook]:
     """Have the weights of the second model in a layer set beside those that the first one's queries and keys make."""
     site = text.sites("pattern")[layer]
     q, k = (seen[f"{text.prefix}{name}.{layer}"] for name in ("q", "k"))
@@ -237,23 +237,23 @@ def _comparing_weights(
         variation = (here - there).abs().sum(-1) / 2
         result.add_(variation.where(text.real[:, None, queries], 0).sum((0, 2)))
 
-    return others.tiles(others.sites("pattern")[layer], read)
+    return others.tiled_hooks(others.sites("pattern")[layer], read)
 
 
 def _weights(asked: Selection, q: Tensor, k: Tensor, mask: Mask) -> Tensor:
     """Return the attention weights asked for, as changed where someone changes them."""
     kernel = asked.site.module
-    if isinstance(kernel, Opened):
+    if isinstance(kernel, HookedExplicit):
         return asked.of(kernel.pattern(kernel.scores(q, k, mask)))
     assert isinstance(kernel, Fused | Explicit)
-    return work_out(asked, kernel, q, k, mask)
+    return recompute_attention(asked, kernel, q, k, mask)
 
 
-def _answers(text: Reading, one: Tensor, other: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _answers(text: StackInput, one: Tensor, other: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Return the divergence of two models' predictions, and the loss of each, all [B, S]."""
     head = text.model.spec.head
     result = torch.full((3, *text.ids.shape), torch.nan, dtype=_exact(one, other), device=one.device)
-    if not isinstance(head, spec.NextToken | spec.MaskedToken | spec.TokenLabel):
+    if not isinstance(head, spec.NextToken | spec.MaskedToken | spec.TokenClassification):
         return result[0], result[1], result[2]
     rows, length = text.ids.shape
     foretold = isinstance(head, spec.NextToken)

@@ -10,38 +10,38 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from glasshouse.inspection.calls import check_whole
+from glasshouse.inspection.calls import check_full_sequence
 from glasshouse.inspection.editing import edit
-from glasshouse.inspection.sites import plain
+from glasshouse.inspection.sites import unwrap_model
 
-MOST = 2**25  # numbers in the largest tensor of a pass
+MAX_ELEMENTS = 2**25  # numbers in the largest tensor of a pass
 
-ChangeAt = Callable[[Tensor, int], None]  # changes a value [B, ...] at one place, where it stands
+EditAt = Callable[[Tensor, int], None]  # changes a value [B, ...] at one place, where it stands
 
 
 @dataclass(frozen=True, eq=False)
-class Copies:
+class BatchedEdits:
     """A prompt to be measured with one thing changed at a time."""
 
     model: nn.Module
     inputs: tuple[Tensor, ...]
     call: Mapping[str, Any]
-    measure: Callable[[Tensor], Tensor]  # of the output of one copy
+    metric: Callable[[Tensor], Tensor]  # of the output of one copy
     n_outputs: int  # numbers in the output of one copy
 
     def __post_init__(self) -> None:
-        check_whole({"cache": self.call.get("cache")})  # places to keep are fine
+        check_full_sequence({"cache": self.call.get("cache")})  # places to keep are fine
 
-    def measure_each(self, site: str, change: ChangeAt, n_places: int, n_values: int) -> Tensor:
+    def metric_per_edit(self, site: str, change: EditAt, n_places: int, n_values: int) -> Tensor:
         """Return the measure with each place of a site, which holds so many values, changed alone, [place]."""
-        widest = sum(ids.numel() for ids in self.inputs) * plain(self.model).spec.d_ff
-        at_once = max(1, MOST // max(widest, self.n_outputs, n_values))
+        widest = sum(ids.numel() for ids in self.inputs) * unwrap_model(self.model).spec.d_ff
+        at_once = max(1, MAX_ELEMENTS // max(widest, self.n_outputs, n_values))
         measured: list[Tensor] = []
         for start in range(0, n_places, at_once):
             places = range(start, min(start + at_once, n_places))
             with edit(self.model, {site: partial(_change_each, change, places)}):
                 output = self._run(len(places))
-            measured += [self.measure(one) for one in output.chunk(len(places))]
+            measured += [self.metric(one) for one in output.chunk(len(places))]
         return torch.stack(measured)
 
     def _run(self, copies: int) -> Tensor:
@@ -50,7 +50,7 @@ class Copies:
         return self.model(*(_repeated(given, copies) for given in self.inputs), **told)
 
 
-def _change_each(change: ChangeAt, places: range, value: Tensor) -> Tensor:
+def _change_each(change: EditAt, places: range, value: Tensor) -> Tensor:
     """Return a value [copies * B, ...] with another place changed in each copy."""
     copies = value.unflatten(0, (len(places), -1)).clone()
     for copy, place in zip(copies, places, strict=True):

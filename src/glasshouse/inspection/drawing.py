@@ -35,15 +35,15 @@ STYLE = """
 """
 
 
-class Drawn:
+class HtmlDisplay:
     """What draws itself in a notebook, or as a page of its own."""
 
-    def _drawing(self) -> str:
+    def _html_body(self) -> str:
         """Return the body, as HTML."""
         raise NotImplementedError
 
     def _repr_html_(self) -> str:
-        return f'<div class="gh"><style>{STYLE}</style>{self._drawing()}</div>'
+        return f'<div class="gh"><style>{STYLE}</style>{self._html_body()}</div>'
 
     def save_html(self, path: str | Path) -> None:
         """Write the drawing as a page that needs no other file and no network."""

@@ -12,19 +12,19 @@ import torch
 from torch import Tensor, nn
 
 from glasshouse.errors import InputError
-from glasshouse.inspection.board import Use, board_of
+from glasshouse.inspection.board import Hook, hook_manager_of
 from glasshouse.inspection.sites import Selection, Site, select
 
 Change = Callable[[Tensor], Tensor]
-Into = Literal["zero", "mean"] | Tensor | float
+AblationValue = Literal["zero", "mean"] | Tensor | float
 
 
 @dataclass(frozen=True, eq=False)
-class Silence:
+class AblationEdit:
     """An edit that takes out what some heads say, or all that a site says: it knows a site's axes."""
 
     heads: tuple[int, ...] | None  # None: all there is
-    to: Into
+    to: AblationValue
 
     def of(self, value: Tensor, site: Site) -> Tensor:
         """Return a whole value of a site as it becomes."""
@@ -62,7 +62,7 @@ class Silence:
         return torch.full_like(value, 0.0 if self.to == "zero" else self.to)
 
 
-Edit = Change | Silence | Tensor | float  # what makes a new value of the old, or that value
+Edit = Change | AblationEdit | Tensor | float  # what makes a new value of the old, or that value
 
 
 @contextmanager
@@ -85,12 +85,12 @@ def edit(model: nn.Module, edits: Mapping[str, Edit | Sequence[Edit]]) -> Iterat
     if not isinstance(edits, Mapping):
         raise InputError(f"edits is a {type(edits).__name__}, but it must say by site what to do: {{'z.3': 0.0}}.")
     uses = [
-        Use(one, change=partial(_applied, one, name, each), by_place=_goes_by_place(one, each))
+        Hook(one, edit=partial(_applied, one, name, each), position_dependent=_goes_by_place(one, each))
         for name, given in edits.items()
         for one in select(model, name)
         for each in (given if isinstance(given, Sequence) else [given])
     ]
-    with board_of(model).adding(uses):
+    with hook_manager_of(model).registered(uses):
         yield
 
 
@@ -98,7 +98,7 @@ def _applied(asked: Selection, name: str, change: Edit, value: Tensor) -> Tensor
     """Return a value with the part asked for changed."""
     part = asked.of(value)
     new: object
-    if isinstance(change, Silence):
+    if isinstance(change, AblationEdit):
         new = asked.of(change.of(value, asked.site))
     else:
         # A copy: who changes it where it stands must reach neither a record nor a cache.
@@ -124,10 +124,10 @@ def _applied(asked: Selection, name: str, change: Edit, value: Tensor) -> Tensor
 def _goes_by_place(asked: Selection, change: Edit) -> bool:
     axes = zip(asked.site.axes, asked.index, strict=True)
     cut = any(axis in ("batch", "position", "query", "key") and one != slice(None) for axis, one in axes)
-    return cut or (isinstance(change, Silence) and isinstance(change.to, str) and change.to == "mean")
+    return cut or (isinstance(change, AblationEdit) and isinstance(change.to, str) and change.to == "mean")
 
 
-def ablate_head(*heads: int, to: Into = "zero") -> Silence:
+def ablate_head(*heads: int, to: AblationValue = "zero") -> AblationEdit:
     """Return an edit for a site with heads that silences some: to zero, to their mean, or to a given value.
 
     The mean is taken over the rows and positions of the call, padding included; a tensor must fit [B, heads, S, d].
@@ -143,10 +143,10 @@ def ablate_head(*heads: int, to: Into = "zero") -> Silence:
         raise InputError("ablate_head was given no head; name at least one.")
     if isinstance(to, str) and to not in ("zero", "mean"):
         raise InputError(f"to is {to!r}, but it must be 'zero', 'mean' or a value.")
-    return Silence(heads, to)
+    return AblationEdit(heads, to)
 
 
-def mean() -> Silence:
+def mean_ablate() -> AblationEdit:
     """Return an edit to the mean over the rows and positions of the call: only what a site always says stays.
 
     >>> import glasshouse as gh
@@ -156,7 +156,7 @@ def mean() -> Silence:
     >>> len(seen["hidden.0"].unique())
     1
     """
-    return Silence(None, "mean")
+    return AblationEdit(None, "mean")
 
 
 def scale(factor: float) -> Change:

@@ -10,14 +10,14 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from glasshouse.errors import InputError
-from glasshouse.inspection.board import Use
-from glasshouse.inspection.calls import quiet
-from glasshouse.inspection.reading import read_in
+from glasshouse.inspection.board import Hook
+from glasshouse.inspection.calls import eval_mode
+from glasshouse.inspection.reading import make_stack_input
 from glasshouse.inspection.recording import record
-from glasshouse.inspection.sites import Selection, plain, select
+from glasshouse.inspection.sites import Selection, unwrap_model, select
 
 
-def rollout(
+def attention_rollout(
     model: nn.Module,
     *inputs: Tensor,
     residual: float = 0.5,
@@ -42,17 +42,17 @@ def rollout(
         raise InputError(
             f"residual is {residual}, but it is a share, the rest being attention's; stay within 0 and 1."
         )
-    whole = plain(model)
-    text = read_in(whole, inputs, call, stack)
+    whole = unwrap_model(model)
+    text = make_stack_input(whole, inputs, call, stack)
     patterns = text.sites("pattern")
     rows, length = text.ids.shape
-    exact = torch.promote_types(whole.token.table.weight.dtype, torch.float32)
+    exact = torch.promote_types(whole.token_embedding.table.weight.dtype, torch.float32)
     mixed = torch.empty(len(patterns), rows, length, length, dtype=exact, device=text.ids.device)
 
     def take(layer: int, queries: slice, pattern: Tensor) -> None:
         mixed[layer, :, queries] = pattern.mean(1) * (1 - residual)
 
-    uses = [use for layer, site in enumerate(patterns) for use in text.tiles(site, partial(take, layer))]
+    uses = [use for layer, site in enumerate(patterns) for use in text.tiled_hooks(site, partial(take, layer))]
     text.run(uses, until=f"attn_out.{len(patterns) - 1}")
     mixed.diagonal(dim1=-2, dim2=-1).add_(residual)
     # A padding token that sees nothing has no weights, and so no sum to divide by.
@@ -62,7 +62,7 @@ def rollout(
     return mixed
 
 
-def similarity(
+def position_similarity(
     model: nn.Module,
     *inputs: Tensor,
     site: str | None = None,
@@ -78,20 +78,20 @@ def similarity(
     >>> similarity(model, torch.tensor([[7, 5, 7]]), site="embed")[0, 0, 2].round(decimals=4)
     tensor(1.)
     """
-    whole = plain(model)
-    text = read_in(whole, inputs, call)
+    whole = unwrap_model(model)
+    text = make_stack_input(whole, inputs, call)
     found = select(whole, f"{text.prefix}final" if site is None else site)
     if len(found) != 1 or found[0].axes[:2] != ("batch", "position") or len(found[0].axes) != 3:
         raise InputError(f"site is {site!r}, but it must have one vector a position; give one such as resid_post.0.")
     name = found[0].name
-    with quiet(whole), record(whole, name, stop=True) as seen:
+    with eval_mode(whole), record(whole, name, stop=True) as seen:
         whole(*inputs, **call)
     vectors = seen[name]
     vectors = F.normalize(vectors.to(torch.promote_types(vectors.dtype, torch.float32)), dim=-1)
     return vectors @ vectors.transpose(1, 2)
 
 
-def norms(
+def residual_norms(
     model: nn.Module,
     *inputs: Tensor,
     stack: str | None = None,
@@ -107,8 +107,8 @@ def norms(
     >>> norms(model, torch.tensor([[1, 2, 3]])).shape
     torch.Size([3, 1, 3])
     """
-    text = read_in(plain(model), inputs, call, stack)
-    exact = torch.promote_types(text.model.token.table.weight.dtype, torch.float32)
+    text = make_stack_input(unwrap_model(model), inputs, call, stack)
+    exact = torch.promote_types(text.model.token_embedding.table.weight.dtype, torch.float32)
     stream = text.stream()
     lengths = torch.empty(len(stream), *text.ids.shape, dtype=exact, device=text.ids.device)
 
@@ -116,6 +116,6 @@ def norms(
         lengths[layer] = torch.linalg.vector_norm(vectors, dim=-1, dtype=exact)
 
     every = (slice(None),) * 3
-    uses = [Use(Selection(site, every), read=partial(take, layer)) for layer, site in enumerate(stream)]
+    uses = [Hook(Selection(site, every), read=partial(take, layer)) for layer, site in enumerate(stream)]
     text.run(uses, until="final")
     return lengths

@@ -10,19 +10,19 @@ from functools import partial
 from torch import Tensor, nn
 
 from glasshouse.errors import InputError
-from glasshouse.inspection.board import Kernel, Use, board_of
-from glasshouse.inspection.patterns import work_out
+from glasshouse.inspection.board import AttendCall, Hook, hook_manager_of
+from glasshouse.inspection.patterns import recompute_attention
 from glasshouse.inspection.sites import Index, Selection, Site, select
 
 EVERY = slice(None)
 
 
 @dataclass(frozen=True, eq=False)
-class Map:
+class AttentionMap:
     """The attention of one layer in one call: small to keep, as it is the queries and keys and not their products."""
 
     site: Site
-    kernel: Kernel
+    kernel: AttendCall
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
@@ -47,11 +47,11 @@ class Map:
     def _part(self, place: str, head: Index, query: Index, key: Index) -> Tensor:
         site = replace(self.site, place=place)  # type: ignore[arg-type]
         attend, q, k, _, mask = self.kernel
-        return work_out(Selection(site, (EVERY, head, query, key)), attend, q, k, mask)
+        return recompute_attention(Selection(site, (EVERY, head, query, key)), attend, q, k, mask)
 
 
 @contextmanager
-def keep_maps(model: nn.Module, *names: str) -> Iterator[dict[str, Map]]:
+def capture_attention(model: nn.Module, *names: str) -> Iterator[dict[str, AttentionMap]]:
     """Keep what the named patterns, such as `pattern.*`, are worked out from, while the model is called.
 
     >>> import torch, glasshouse as gh
@@ -61,14 +61,14 @@ def keep_maps(model: nn.Module, *names: str) -> Iterator[dict[str, Map]]:
     >>> maps["pattern.1"].shape, maps["pattern.1"].weights(head=2, query=0)
     ((1, 4, 3, 3), tensor([[1., 0., 0.]]))
     """
-    maps: dict[str, Map] = {}
+    maps: dict[str, AttentionMap] = {}
     asked = [one for name in names for one in select(model, name)]
     for one in asked:
-        if one.site.place != "pattern" or not one.whole:
+        if one.site.hook_point != "pattern" or not one.whole:
             raise InputError(f"{one.name} is no whole pattern; name one, such as pattern.0.")
 
-    def keep(site: Site, kernel: Kernel) -> None:
-        maps[site.name] = Map(site, kernel)
+    def keep(site: Site, kernel: AttendCall) -> None:
+        maps[site.name] = AttentionMap(site, kernel)
 
-    with board_of(model).adding(Use(one, keep=partial(keep, one.site)) for one in asked):
+    with hook_manager_of(model).registered(Hook(one, capture=partial(keep, one.site)) for one in asked):
         yield maps

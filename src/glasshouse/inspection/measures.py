@@ -12,17 +12,17 @@ from torch.nn import functional as F
 
 from glasshouse.errors import InputError
 from glasshouse.inspection.calls import layout_of, next_tokens
-from glasshouse.inspection.sites import plain
+from glasshouse.inspection.sites import unwrap_model
 from glasshouse.models import Encoder
-from glasshouse.models.heads import NoHead, Pool, Vocabulary, last_token
+from glasshouse.models.heads import NoHead, Pooler, LMHead, last_token
 
-Measure = Callable[[Tensor], Tensor | float]  # of a model's output
+Metric = Callable[[Tensor], Tensor | float]  # of a model's output
 Called = tuple[tuple[Tensor, ...], Mapping[str, Any]]  # what a model is given, and what else it is told
 
-IGNORED = -100  # what cross_entropy takes for a place that does not count
+IGNORE_INDEX = -100  # what cross_entropy takes for a place that does not count
 
 
-def number_by(measure: Measure) -> Callable[[Tensor], Tensor]:
+def scalar_metric(measure: Metric) -> Callable[[Tensor], Tensor]:
     """Return a measure whose numbers are sure to be tensors of no axes, and of enough digits.
 
     >>> number_by(lambda output: output.sum())(torch.ones(2, dtype=torch.bfloat16))
@@ -31,16 +31,16 @@ def number_by(measure: Measure) -> Callable[[Tensor], Tensor]:
     return partial(_number, measure)
 
 
-def _number(measure: Measure, output: Tensor) -> Tensor:
+def _number(measure: Metric, output: Tensor) -> Tensor:
     value = torch.as_tensor(measure(output))
     if value.dim():
         raise InputError(f"the measure gave shape {list(value.shape)}, but it must give one number; take its mean.")
     return value.to(torch.promote_types(value.dtype, torch.float32))
 
 
-def differences(
+def logit_diff_metrics(
     model: nn.Module, into: Called, out_of: Called, before: Tensor, after: Tensor
-) -> tuple[Measure, Measure]:
+) -> tuple[Metric, Metric]:
     """Measure the logit of what output `after` finds likeliest at its end, less that of what `before` does.
 
     The first measure is for outputs on `into`, the second for those on `out_of`, which may end elsewhere.
@@ -80,18 +80,18 @@ def _ending(model: nn.Module, inputs: tuple[Tensor, ...], call: Mapping[str, Any
     return ending
 
 
-def ends_alone(model: nn.Module, inputs: tuple[Tensor, ...], call: Mapping[str, Any]) -> bool:
+def supports_last_logit_only(model: nn.Module, inputs: tuple[Tensor, ...], call: Mapping[str, Any]) -> bool:
     """Whether logits can be made for the last position alone: the model can do so and it is the same in each row."""
-    home = plain(model)
-    able = isinstance(home.head, Vocabulary) and not isinstance(home, Encoder)
+    home = unwrap_model(model)
+    able = isinstance(home.head, LMHead) and not isinstance(home, Encoder)
     return able and _real(model, inputs, call) is None
 
 
-def loss(model: nn.Module, inputs: tuple[Tensor, ...], targets: Tensor | None, call: Mapping[str, Any]) -> Measure:
+def cross_entropy_metric(model: nn.Module, inputs: tuple[Tensor, ...], targets: Tensor | None, call: Mapping[str, Any]) -> Metric:
     """Measure the mean cross-entropy of the right answers: the targets, or else the next tokens."""
     _check_logits(model)
     right = _next_tokens(model, inputs, call) if targets is None else targets
-    if not bool((right != IGNORED).any()):
+    if not bool((right != IGNORE_INDEX).any()):
         raise InputError("there is no token whose right answer is known; give a longer text, targets or a measure.")
 
     def of(output: Tensor) -> Tensor:
@@ -101,27 +101,27 @@ def loss(model: nn.Module, inputs: tuple[Tensor, ...], targets: Tensor | None, c
                 "give one for each, -100 where none counts."
             )
         exact = output.to(torch.promote_types(output.dtype, torch.float32))
-        return F.cross_entropy(exact.flatten(0, -2), right.flatten().long(), ignore_index=IGNORED)
+        return F.cross_entropy(exact.flatten(0, -2), right.flatten().long(), ignore_index=IGNORE_INDEX)
 
     return of
 
 
 def _next_tokens(model: nn.Module, inputs: tuple[Tensor, ...], call: Mapping[str, Any]) -> Tensor:
     """Return the token after each, [B, S]; none after the last of a text, and none of padding."""
-    home = plain(model)
-    if isinstance(home, Encoder) or not isinstance(home.head, Vocabulary):
+    home = unwrap_model(model)
+    if isinstance(home, Encoder) or not isinstance(home.head, LMHead):
         raise InputError("the model does not foretell next tokens, so right answers are not known; give targets.")
     after = next_tokens(inputs[-1], layout_of(home, inputs[-1], call))
-    following = after.masked_fill(after < 0, IGNORED)
+    following = after.masked_fill(after < 0, IGNORE_INDEX)
     keep = call.get("keep")
     return following if keep is None else following[:, keep]
 
 
 def _real(model: nn.Module, inputs: tuple[Tensor, ...], call: Mapping[str, Any]) -> Tensor | None:
     """Return which of the tokens that are answered are no padding, [B, S]; None where all are."""
-    return layout_of(plain(model), inputs[-1], call).real
+    return layout_of(unwrap_model(model), inputs[-1], call).real
 
 
 def _check_logits(model: nn.Module) -> None:
-    if isinstance(plain(model).head, NoHead | Pool):
+    if isinstance(unwrap_model(model).head, NoHead | Pooler):
         raise InputError("the model gives vectors and no logits; say by a measure what is wanted of them.")

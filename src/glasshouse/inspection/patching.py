@@ -10,14 +10,14 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from glasshouse.config import nearest
+from glasshouse.config import did_you_mean
 from glasshouse.errors import InputError
-from glasshouse.inspection.calls import check_whole, quiet
-from glasshouse.inspection.copies import Copies
-from glasshouse.inspection.drawing import MOST_COLUMNS, Drawn, bars, heatmap, labels
+from glasshouse.inspection.calls import check_full_sequence, eval_mode
+from glasshouse.inspection.copies import BatchedEdits
+from glasshouse.inspection.drawing import MOST_COLUMNS, HtmlDisplay, bars, heatmap, labels
 from glasshouse.inspection.editing import Change, edit
-from glasshouse.inspection.measures import Measure, differences, ends_alone, number_by
-from glasshouse.inspection.recording import Seen, record
+from glasshouse.inspection.measures import Metric, logit_diff_metrics, supports_last_logit_only, scalar_metric
+from glasshouse.inspection.recording import Recording, record
 from glasshouse.inspection.sites import Selection, select, sites
 from glasshouse.text import Tokenizer
 
@@ -27,7 +27,7 @@ SENDERS, RECEIVERS = ("z", "cross_z"), ("q", "k", "v", "cross_q")
 WRITERS = (*SENDERS, "ffn_out")  # what decides all that is added to the stream
 
 
-def patch(model: nn.Module, into: Prompt, out_of: Prompt, *names: str, **call: Any) -> Tensor:  # noqa: ANN401
+def patch(model: nn.Module, corrupted: Prompt, clean: Prompt, *names: str, **call: Any) -> Tensor:  # noqa: ANN401
     """Return the output on the prompt `into` while the named sites hold what they held on the prompt `out_of`.
 
     Names are those of `record`, with `*` and indices; `call` is what else the model is to be told of both prompts, or
@@ -40,8 +40,8 @@ def patch(model: nn.Module, into: Prompt, out_of: Prompt, *names: str, **call: A
     >>> torch.allclose(patch(model, a, b, "resid_post.1"), model(b))
     True
     """
-    here, there = _prompts(into, out_of, call)
-    with quiet(model):
+    here, there = _prompts(corrupted, clean, call)
+    with eval_mode(model):
         with record(model, *names, stop=True) as seen:
             there.run(model)
         with edit(model, _as_seen(seen)):
@@ -59,9 +59,9 @@ class _Prompt(NamedTuple):
         return output
 
 
-def _prompts(into: Prompt, out_of: Prompt, call: Mapping[str, Any]) -> tuple[_Prompt, _Prompt]:
+def _prompts(corrupted: Prompt, clean: Prompt, call: Mapping[str, Any]) -> tuple[_Prompt, _Prompt]:
     """Return both prompts, each with what was said of it: of a pair, the first is of `into`."""
-    check_whole({"cache": call.get("cache")})
+    check_full_sequence({"cache": call.get("cache")})
     for name, given in call.items():
         if isinstance(given, tuple) and len(given) != 2:
             raise InputError(
@@ -71,11 +71,11 @@ def _prompts(into: Prompt, out_of: Prompt, call: Mapping[str, Any]) -> tuple[_Pr
         {name: given[which] if isinstance(given, tuple) else given for name, given in call.items()}
         for which in (0, 1)
     )
-    return _Prompt(_inputs(into), mine), _Prompt(_inputs(out_of), its)
+    return _Prompt(_inputs(corrupted), mine), _Prompt(_inputs(clean), its)
 
 
 @dataclass(frozen=True, eq=False)
-class Sweep(Drawn):
+class ActivationPatching(HtmlDisplay):
     """What patching each place of each layer alone does to a measure.
 
     >>> half = torch.tensor([[0.5]])
@@ -90,30 +90,30 @@ class Sweep(Drawn):
         "after": (),
     }
     effect: Tensor  # 0: the measure is that on `into`; 1: that on `out_of`
-    values: Tensor  # the measure itself, with each patch
-    before: Tensor  # the measure on `into`
-    after: Tensor  # the measure on `out_of`
+    metric_values: Tensor  # the measure itself, with each patch
+    corrupted_baseline: Tensor  # the measure on `into`
+    clean_baseline: Tensor  # the measure on `out_of`
     site: str
-    by: str  # what a place is: a position, a head
-    places: tuple[str, ...]  # their names: tokens, or numbers
+    axis: str  # what a place is: a position, a head
+    axis_labels: tuple[str, ...]  # their names: tokens, or numbers
 
     def _drawing(self) -> str:
-        caption = f"{self.site} of out_of put into each {self.by}: 0 changes nothing, 1 gives what out_of gives"
-        return draw_layers(self.effect, self.places, self.by, caption)
+        caption = f"{self.site} of out_of put into each {self.axis}: 0 changes nothing, 1 gives what out_of gives"
+        return draw_layers(self.effect, self.axis_labels, self.axis, caption)
 
 
-def sweep(
+def activation_patching(
     model: nn.Module,
-    into: Prompt,
-    out_of: Prompt,
+    corrupted: Prompt,
+    clean: Prompt,
     site: str,
     *,
-    by: str | None = None,
-    measure: Measure | None = None,
+    axis: str | None = None,
+    metric: Metric | None = None,
     tok: Tokenizer | None = None,
     progress: Callable[[int, int], None] | None = None,
     **call: Any,  # noqa: ANN401
-) -> Sweep:
+) -> ActivationPatching:
     """Patch each place of a site in each layer alone, and measure what comes of it.
 
     `site` is a name without its layer: `resid_post`, `z`, `decoder.cross_z`. `by` is the axis whose places are taken
@@ -130,32 +130,32 @@ def sweep(
     (torch.Size([2, 3]), tensor([0., 0., 1.]))
     """
     names, axes = layers_of(model, site)
-    by = by or axes[1]  # a head or a position
-    if by not in axes[1:]:
-        raise InputError(f"{site} has no {by!r} to sweep over; {nearest(by, axes[1:])}")
-    axis, (here, there) = axes.index(by), _prompts(into, out_of, call)
-    if measure is None and ends_alone(model, *here) and ends_alone(model, *there):
+    axis = axis or axes[1]  # a head or a position
+    if axis not in axes[1:]:
+        raise InputError(f"{site} has no {axis!r} to sweep over; {did_you_mean(axis, axes[1:])}")
+    dim, (here, there) = axes.index(axis), _prompts(corrupted, clean, call)
+    if metric is None and supports_last_logit_only(model, *here) and supports_last_logit_only(model, *there):
         for prompt in (here, there):
             prompt.call.setdefault("keep", torch.tensor([-1], device=prompt.inputs[-1].device))
     rows: list[Tensor] = []
-    with quiet(model):
+    with eval_mode(model):
         outputs = here.run(model), there.run(model)
-        measured, before, after = _measured(model, (here, there), outputs, measure)
-        copies = Copies(model, here.inputs, here.call, measured, outputs[0].numel())
+        measured, before, after = _measured(model, (here, there), outputs, metric)
+        copies = BatchedEdits(model, here.inputs, here.call, measured, outputs[0].numel())
         for name in names:  # recorded one by one, as the patterns of all layers would be too much
             with record(model, name, stop=True) as seen:
                 there.run(model)
             value = seen[name]
-            rows.append(copies.measure_each(name, partial(_put, name, value, axis), value.shape[axis], value.numel()))
+            rows.append(copies.metric_per_edit(name, partial(_put, name, value, dim), value.shape[dim], value.numel()))
             if progress is not None:
-                progress(len(rows) * value.shape[axis], len(names) * value.shape[axis])
+                progress(len(rows) * value.shape[dim], len(names) * value.shape[dim])
     values = torch.stack(rows)
-    places = _names_of(site, by, here.inputs, there.inputs, tok) or tuple(map(str, range(values.shape[1])))
-    return Sweep((values - before) / (after - before), values, before, after, site, by, places)
+    places = _names_of(site, axis, here.inputs, there.inputs, tok) or tuple(map(str, range(values.shape[1])))
+    return ActivationPatching((values - before) / (after - before), values, before, after, site, axis, places)
 
 
 @dataclass(frozen=True, eq=False)
-class PathEffect(Drawn):
+class PathEffect(HtmlDisplay):
     """The output with one path patched, and what that does to a measure.
 
     >>> one = torch.tensor(1.0)
@@ -172,26 +172,26 @@ class PathEffect(Drawn):
     }
     output: Tensor
     effect: Tensor  # 0: the measure is that on `into`; 1: that on `out_of`
-    value: Tensor  # the measure itself, with the patch
-    before: Tensor  # the measure on `into`
-    after: Tensor  # the measure on `out_of`
+    metric_value: Tensor  # the measure itself, with the patch
+    corrupted_baseline: Tensor  # the measure on `into`
+    clean_baseline: Tensor  # the measure on `out_of`
     sender: str
     receiver: str
 
     def _drawing(self) -> str:
-        figures = torch.stack([self.before, self.value, self.after])
+        figures = torch.stack([self.corrupted_baseline, self.metric_value, self.clean_baseline])
         caption = f"{self.sender} through {self.receiver}: effect {self.effect.item():.3f}"
         return bars(figures, names=["on into", "with the path patched", "on out_of"], caption=caption)
 
 
-def path(
+def path_patching(
     model: nn.Module,
-    into: Prompt,
-    out_of: Prompt,
+    corrupted: Prompt,
+    clean: Prompt,
     sender: str,
     receiver: str,
     *,
-    measure: Measure | None = None,
+    metric: Metric | None = None,
     **call: Any,  # noqa: ANN401
 ) -> PathEffect:
     """Patch one path alone: from a head, straight along the stream, into the queries, keys or values of a later one.
@@ -211,16 +211,16 @@ def path(
     >>> found.output.shape, found.effect.shape
     (torch.Size([1, 3, 256]), torch.Size([]))
     """
-    here, there = _prompts(into, out_of, call)
+    here, there = _prompts(corrupted, clean, call)
     sending, receiving, between = _ends(model, sender, receiver)
-    with quiet(model):
-        with record(model, *between) as clean:
+    with eval_mode(model):
+        with record(model, *between) as unpatched:
             on_into = here.run(model)
         with record(model, sending.name) as sent:
             on_out_of = there.run(model)
-        measured, before, after = _measured(model, (here, there), (on_into, on_out_of), measure)
+        measured, before, after = _measured(model, (here, there), (on_into, on_out_of), metric)
         # The sender comes last and has the last word on its own layer, whose other heads stay as they were.
-        with edit(model, _as_seen(clean) | _as_seen(sent)), record(model, receiving.name, stop=True) as received:
+        with edit(model, _as_seen(unpatched) | _as_seen(sent)), record(model, receiving.name, stop=True) as received:
             here.run(model)
         with edit(model, _as_seen(received)):
             output = here.run(model)
@@ -240,14 +240,14 @@ def layers_of(model: nn.Module, site: str) -> tuple[list[str], tuple[str, ...]]:
     names = [name for name in known if _stem(name) == site]
     if not names:
         stems = dict.fromkeys(stem for stem in map(_stem, known) if stem)
-        raise InputError(f"the layers have no site {site!r}, named without a number; {nearest(site, stems)}")
+        raise InputError(f"the layers have no site {site!r}, named without a number; {did_you_mean(site, stems)}")
     return names, known[names[0]].axes
 
 
-def draw_layers(values: Tensor, places: Sequence[str], by: str, caption: str) -> str:
+def draw_layers(values: Tensor, places: Sequence[str], axis: str, caption: str) -> str:
     """Draw values [layer, place], of which only the first are shown where there are too many."""
     left = len(places) - MOST_COLUMNS
-    caption += f"; {left} more {by}s are not shown" if left > 0 else ""
+    caption += f"; {left} more {axis}s are not shown" if left > 0 else ""
     rows = [f"layer {layer}" for layer in range(len(values))]
     return heatmap(values[:, :MOST_COLUMNS], rows=rows, columns=places[:MOST_COLUMNS], caption=caption)
 
@@ -256,7 +256,7 @@ def _inputs(prompt: Prompt) -> tuple[Tensor, ...]:
     return (prompt,) if isinstance(prompt, Tensor) else tuple(prompt)
 
 
-def _as_seen(seen: Seen) -> dict[str, Change]:
+def _as_seen(seen: Recording) -> dict[str, Change]:
     """Return the edits that put what was recorded back where it stood."""
 
     def put(name: str, value: Tensor, old: Tensor) -> Tensor:
@@ -281,13 +281,13 @@ def _check_alike(name: str, value: Tensor, old: Tensor) -> None:
 
 
 def _measured(
-    model: nn.Module, prompts: tuple[_Prompt, _Prompt], outputs: tuple[Tensor, Tensor], measure: Measure | None
+    model: nn.Module, prompts: tuple[_Prompt, _Prompt], outputs: tuple[Tensor, Tensor], metric: Metric | None
 ) -> tuple[Callable[[Tensor], Tensor], Tensor, Tensor]:
     """Return what measures an output on `into`, and what is measured on either prompt."""
-    if measure is None:
-        measured, other = (number_by(one) for one in differences(model, *prompts, *outputs))
+    if metric is None:
+        measured, other = (scalar_metric(one) for one in logit_diff_metrics(model, *prompts, *outputs))
     else:
-        measured = other = number_by(measure)
+        measured = other = scalar_metric(metric)
     before, after = measured(outputs[0]), other(outputs[1])
     if not bool((after - before).abs() > 0):
         raise InputError(
@@ -326,12 +326,12 @@ def _ends(model: nn.Module, sender: str, receiver: str) -> tuple[Selection, Sele
 
 
 def _names_of(
-    site: str, by: str, here: tuple[Tensor, ...], there: tuple[Tensor, ...], tok: Tokenizer | None
+    site: str, axis: str, here: tuple[Tensor, ...], there: tuple[Tensor, ...], tok: Tokenizer | None
 ) -> tuple[str, ...]:
     """Return the tokens of the places, both where the prompts differ; none where places are no tokens of one row."""
-    if by not in ("position", "query", "key") or len(here[-1]) > 1:
+    if axis not in ("position", "query", "key") or len(here[-1]) > 1:
         return ()
     of_source = site.startswith("encoder.") or site.endswith(("cross_k", "cross_v"))
-    which = 0 if of_source or (by == "key" and "cross" in site) else -1
+    which = 0 if of_source or (axis == "key" and "cross" in site) else -1
     pairs = zip(labels(here[which][0], tok), labels(there[which][0], tok), strict=True)
     return tuple(old if old == new else f"{old} → {new}" for old, new in pairs)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from glasshouse.inspection.sites import Selection
-from glasshouse.layers.attend import Explicit, Fused, spread
+from glasshouse.layers.attend import Explicit, Fused, repeat_kv
 from glasshouse.layers.mask import Mask
 
 TILE = {"cpu": 2**20, "cuda": 2**26}  # scores at once: on a CPU few enough to stay near the cores, on a GPU many
@@ -23,7 +23,7 @@ def softcap_of(attend: Fused | Explicit) -> float | None:
 
 
 @torch.no_grad()
-def work_out(asked: Selection, attend: Fused | Explicit, q: Tensor, k: Tensor, mask: Mask) -> Tensor:
+def recompute_attention(asked: Selection, attend: Fused | Explicit, q: Tensor, k: Tensor, mask: Mask) -> Tensor:
     """Return the part of the scores or of the pattern that is asked for, of q [B, H, Q, d] and k [B, H_kv, K, d].
 
     It is what `Explicit` gives, without what that holds on the way; there is no way back for gradients.
@@ -40,12 +40,12 @@ def work_out(asked: Selection, attend: Fused | Explicit, q: Tensor, k: Tensor, m
     if made.numel():
         shared = range(heads.start // group, -(-heads.stop // group))  # the key heads of these
         q = q[_cut(rows), _cut(heads), _cut(queries)].to(exact) * attend.scale
-        k = spread(k[_cut(rows), _cut(shared)].to(exact), len(shared) * group)
+        k = repeat_kv(k[_cut(rows), _cut(shared)].to(exact), len(shared) * group)
         k = k[:, heads.start % group :][:, : len(heads)].transpose(2, 3)
         most = TILE.get(q.device.type, TILE["cpu"])
         step = min(len(queries), max(1, most // shape[3]))
         for start in range(0, len(queries), step):
-            seen = mask.drawn(shape[2], shape[3], q.device, _cut(queries[start : start + step]))
+            seen = mask.to_dense(shape[2], shape[3], q.device, _cut(queries[start : start + step]))
             hiding = None if seen is None else _hiding(seen, q, rows, heads)
             some = max(1, most // (step * shape[3])) if step == len(queries) else 1  # heads
             for row, first in itertools.product(range(len(rows)), range(0, len(heads), some)):
@@ -64,7 +64,7 @@ def _finish(scores: Tensor, asked: Selection, softcap: float | None, hiding: Ten
         scores.div_(softcap).tanh_().mul_(softcap)
     if hiding is not None:
         scores.add_(hiding)
-    if asked.site.place == "pattern":
+    if asked.site.hook_point == "pattern":
         torch.softmax(scores, -1, out=scores)
         if hiding is not None:  # of a row with nothing to see, a softmax makes NaN
             scores.masked_fill_((hiding == -torch.inf).all(-1, keepdim=True), 0)

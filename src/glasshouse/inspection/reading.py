@@ -12,12 +12,12 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from glasshouse.errors import InputError
-from glasshouse.inspection.board import Use, board_of
-from glasshouse.inspection.calls import check_whole, ids_of, quiet, read_by_head
+from glasshouse.inspection.board import Hook, hook_manager_of
+from glasshouse.inspection.calls import check_full_sequence, ids_of, eval_mode, final_stack
 from glasshouse.inspection.recording import record
 from glasshouse.inspection.sites import Index, Selection, Site, sites
 from glasshouse.layers.embedding import check_ids
-from glasshouse.layers.layout import Layout, lay_out
+from glasshouse.layers.layout import Layout, make_layout
 from glasshouse.models import Model, Seq2Seq
 from glasshouse.models.stack import Stack
 
@@ -25,7 +25,7 @@ TILE = 2**22  # scores or weights read at once
 
 
 @dataclass(frozen=True, eq=False)
-class Reading:
+class StackInput:
     """The tokens that a stack reads in a call, and where they stand."""
 
     model: Model
@@ -47,7 +47,7 @@ class Reading:
         return torch.zeros_like(self.ids) if self.layout.documents is None else self.layout.documents
 
     @cached_property
-    def before(self) -> Tensor:
+    def previous(self) -> Tensor:
         """The place of the real token just before each one of its document, [B, S]; -1 where there is none."""
         places = torch.arange(self.ids.shape[1], device=self.ids.device).expand(self.ids.shape)
         latest = places.where(self.real, -1).cummax(1).values
@@ -64,7 +64,7 @@ class Reading:
         """Return the sites at which the stream leaves the embedding and each layer."""
         return [sites(self.model)[f"{self.prefix}embed"], *self.sites("resid_post")]
 
-    def tiles(self, site: Site, read: Callable[[slice, Tensor], None], head: Index = slice(None)) -> list[Use]:
+    def tiled_hooks(self, site: Site, read: Callable[[slice, Tensor], None], head: Index = slice(None)) -> list[Hook]:
         """Return uses that read a site's scores or weights a few queries at a time, so that all are never held.
 
         Each is worked out, read and thrown away before the next; `read` gets the queries and [B, H, queries, keys].
@@ -78,20 +78,20 @@ class Reading:
             with torch.autocast(value.device.type, enabled=False):  # sums of weights need more digits than a product
                 read(span, value)
 
-        return [Use(Selection(site, (every, head, span, every)), read=partial(take, span)) for span in spans]
+        return [Hook(Selection(site, (every, head, span, every)), read=partial(take, span)) for span in spans]
 
-    def run(self, uses: Iterable[Use], until: str) -> None:
+    def run(self, uses: Iterable[Hook], until: str) -> None:
         """Call the model with these uses, and no further than to a site behind them."""
         watched = record(self.model, f"{self.prefix}{until}", stop=True)
-        with quiet(self.model), watched, board_of(self.model).adding(uses):
+        with eval_mode(self.model), watched, hook_manager_of(self.model).registered(uses):
             self.model(*self.inputs, **self.call)
 
 
-def read_in(model: Model, inputs: tuple[Tensor, ...], call: Mapping[str, Any], stack: str | None = None) -> Reading:
+def make_stack_input(model: Model, inputs: tuple[Tensor, ...], call: Mapping[str, Any], stack: str | None = None) -> StackInput:
     """Return what a stack reads in a call: the one that the head reads from, or the one that is named."""
-    check_whole(call)
+    check_full_sequence(call)
     ids = ids_of(model, inputs)
-    prefix, chosen = read_by_head(model)
+    prefix, chosen = final_stack(model)
     side = "target_" if isinstance(model, Seq2Seq) else ""
     if stack is not None and not (isinstance(model, Seq2Seq) and stack in ("encoder", "decoder")):
         raise InputError(
@@ -101,4 +101,4 @@ def read_in(model: Model, inputs: tuple[Tensor, ...], call: Mapping[str, Any], s
         ids, prefix, chosen, side = inputs[0], "encoder.", model.encoder, ""
         check_ids(ids, model.spec.vocab_size, "source", "vocab_size")
     told = {name: call.get(side + name) for name in ("lengths", "mask", "documents", "prefix")}
-    return Reading(model, inputs, call, chosen, prefix, ids, lay_out(ids, **told, side=side))
+    return StackInput(model, inputs, call, chosen, prefix, ids, make_layout(ids, **told, side=side))

@@ -10,20 +10,20 @@ import torch
 from torch import Tensor, nn
 
 from glasshouse.errors import InputError
-from glasshouse.inspection.calls import check_whole, chosen, ids_of, layout_of, next_tokens, quiet, read_by_head
-from glasshouse.inspection.drawing import MOST_CELLS, MOST_COLUMNS, MOST_TEXTS, Drawn, heatmap, labels, not_drawn
+from glasshouse.inspection.calls import check_full_sequence, resolve_indices, ids_of, layout_of, next_tokens, eval_mode, final_stack
+from glasshouse.inspection.drawing import MOST_CELLS, MOST_COLUMNS, MOST_TEXTS, HtmlDisplay, heatmap, labels, not_drawn
 from glasshouse.inspection.recording import record
-from glasshouse.inspection.sites import bare, plain
+from glasshouse.inspection.sites import unwrap_compiled, unwrap_model
 from glasshouse.layers.layout import Layout
-from glasshouse.models import Encoder, Model, check_pair
-from glasshouse.models.heads import Labels, NoHead, Vocabulary
+from glasshouse.models import Encoder, Model, check_tokenizer
+from glasshouse.models.heads import Classifier, NoHead, LMHead
 from glasshouse.text import Tokenizer
 
 LOGITS = 2**24  # made at once, then thrown away
 
 
 @dataclass(frozen=True, eq=False)
-class Lens(Drawn):
+class Lens(HtmlDisplay):
     """What is read off the stream at each layer and position: the likeliest tokens, and how the true one stands.
 
     Where there is no true token, `rank` is -1 and `loss` is NaN.
@@ -42,20 +42,20 @@ class Lens(Drawn):
     entropy: Tensor  # in nats
     rank: Tensor  # of the true token: how many are likelier
     loss: Tensor  # of the true token, in nats
-    rows: tuple[str, ...]  # the site of each layer
+    sites: tuple[str, ...]  # the site of each layer
     positions: tuple[int, ...]
     ids: Tensor  # what the model was given there
     tok: Tokenizer | None = None
-    names: tuple[str, ...] = ()  # of the labels, where the head gives labels
+    label_names: tuple[str, ...] = ()  # of the labels, where the head gives labels
 
     def _drawing(self) -> str:
         n_texts, n_positions = self.ids.shape
-        count = min(n_positions, MOST_COLUMNS, max(1, MOST_CELLS // len(self.rows)))
+        count = min(n_positions, MOST_COLUMNS, max(1, MOST_CELLS // len(self.sites)))
         note = not_drawn(positions=n_positions - count, texts=n_texts - MOST_TEXTS)
         return "".join(
             heatmap(
                 self.probabilities[:, text, :count, 0],
-                rows=self.rows,
+                rows=self.sites,
                 columns=labels(self.ids[text, :count], self.tok),
                 caption=f"text {text}: the likeliest after each layer, the darker the surer{note}",
                 words=[self._words(layer) for layer in self.tokens[:, text, :count, 0]],
@@ -64,7 +64,7 @@ class Lens(Drawn):
         )
 
     def _words(self, tokens: Tensor) -> list[str]:
-        return [self.names[number] for number in tokens.tolist()] if self.names else labels(tokens, self.tok)
+        return [self.label_names[number] for number in tokens.tolist()] if self.label_names else labels(tokens, self.tok)
 
 
 def lens(
@@ -91,37 +91,37 @@ def lens(
     >>> seen.rows, seen.tokens.shape, seen.rank.shape
     (('embed', 'resid_post.0', 'resid_post.1'), torch.Size([3, 1, 2, 4]), torch.Size([3, 1, 2]))
     """
-    whole = plain(model)
+    whole = unwrap_model(model)
     _check_readable(whole, top_k)
     if tok is not None:
-        check_pair(whole, tok)
-    check_whole(call)
+        check_tokenizer(whole, tok)
+    check_full_sequence(call)
     ids = ids_of(whole, inputs)
-    prefix, stack = read_by_head(whole)
+    prefix, stack = final_stack(whole)
     depth = len(stack.blocks)
-    shown, places = chosen(layers, depth + 1, "layers"), chosen(positions, ids.shape[1], "positions")
+    shown, places = resolve_indices(layers, depth + 1, "layers"), resolve_indices(positions, ids.shape[1], "positions")
     if not shown or not places:
         raise InputError(f"{'positions' if shown else 'layers'} is empty, but a lens needs one at least; name it.")
     layout = layout_of(whole, ids, call)
-    true = true_tokens(whole, ids, layout, targets)[:, places]
+    true = target_tokens(whole, ids, layout, targets)[:, places]
 
     names = [prefix + name for name in ("embed", *(f"resid_post.{layer}" for layer in range(depth)))]
-    with quiet(whole):
+    with eval_mode(whole):
         # The last layer is read behind the final norm, as the head reads it.
         sites = [f"{prefix}final" if layer == depth else names[layer] for layer in shown]
         vectors = _vectors(whole, inputs, call, sites, places)
-        read = read_off(whole, vectors, true.expand(vectors.shape[:3]), layout, top_k)
+        read = apply_lens(whole, vectors, true.expand(vectors.shape[:3]), layout, top_k)
     return Lens(
         *read,
-        rows=tuple(names[layer] for layer in shown),
+        sites=tuple(names[layer] for layer in shown),
         positions=tuple(places),
         ids=ids[:, places],
         tok=tok,
-        names=_label_names(whole),
+        label_names=_label_names(whole),
     )
 
 
-class ReadOff(NamedTuple):
+class LensOutput(NamedTuple):
     """What is read off vectors [...]: the fields of a `Lens`."""
 
     tokens: Tensor  # [..., rank]
@@ -131,29 +131,29 @@ class ReadOff(NamedTuple):
     loss: Tensor
 
 
-def read_off(model: Model, vectors: Tensor, goals: Tensor, layout: Layout, top_k: int = 5) -> ReadOff:
+def apply_lens(model: Model, vectors: Tensor, targets: Tensor, layout: Layout, top_k: int = 5) -> LensOutput:
     """Read vectors [..., D], as the head is given them, and how the true tokens [...] stand; below 0 there is none.
 
     Logits are made for a few vectors at a time. Call it where the model is `quiet`.
     """
     _check_readable(model, top_k)
-    head, shape, step = bare(model.head), vectors.shape[:-1], max(1, LOGITS // outputs(model))
+    head, shape, step = unwrap_compiled(model.head), vectors.shape[:-1], max(1, LOGITS // n_logits(model))
     # By forward, past the hooks of who looks at or changes the model meanwhile: this is no part of a call.
     parts = [
-        _read(head.forward(some, layout, model.token.table.weight), theirs, top_k)
-        for some, theirs in zip(vectors.flatten(0, -2).split(step), goals.flatten().split(step), strict=True)
+        _read(head.forward(some, layout, model.token_embedding.table.weight), theirs, top_k)
+        for some, theirs in zip(vectors.flatten(0, -2).split(step), targets.flatten().split(step), strict=True)
     ]
-    return ReadOff(*(torch.cat(one).unflatten(0, shape) for one in zip(*parts, strict=True)))
+    return LensOutput(*(torch.cat(one).unflatten(0, shape) for one in zip(*parts, strict=True)))
 
 
-def is_readable(model: Model) -> bool:
+def has_position_logits(model: Model) -> bool:
     """Say whether the head gives logits at every position."""
-    head = bare(model.head)
-    return isinstance(head, Vocabulary) or (isinstance(head, Labels) and isinstance(head.pool, NoHead))
+    head = unwrap_compiled(model.head)
+    return isinstance(head, LMHead) or (isinstance(head, Classifier) and isinstance(head.pool, NoHead))
 
 
 def _check_readable(model: Model, top_k: int) -> None:
-    if not is_readable(model):
+    if not has_position_logits(model):
         raise InputError(
             f"the head is {model.spec.head.kind!r}, but a lens needs logits at every position; "
             "use a model with next_token, masked_token or token_label."
@@ -162,9 +162,9 @@ def _check_readable(model: Model, top_k: int) -> None:
         raise InputError(f"top_k is {top_k}, but at least the likeliest token is shown; give 1 or more.")
 
 
-def outputs(model: Model) -> int:
+def n_logits(model: Model) -> int:
     """Return how many logits the head gives at a position."""
-    return model.head.classify.out_features if isinstance(model.head, Labels) else model.spec.vocab_size
+    return model.head.classifier.out_features if isinstance(model.head, Classifier) else model.spec.vocab_size
 
 
 def _vectors(
@@ -174,7 +174,7 @@ def _vectors(
     start, stop = min(places), max(places) + 1
     with record(model, *(f"{site}[position={start}:{stop}]" for site in sites), stop=True) as seen:
         model(*inputs, **call)
-    prefix, stack = read_by_head(model)
+    prefix, stack = final_stack(model)
     picked = torch.tensor(places, device=inputs[-1].device) - start
     streams = [seen[site][:, picked] for site in sites]
     del seen  # it may hold many more positions
@@ -184,12 +184,12 @@ def _vectors(
     )
 
 
-def _read(logits: Tensor, goals: Tensor, top_k: int) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+def _read(logits: Tensor, targets: Tensor, top_k: int) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Return what is kept of logits [N, V], given the true tokens [N]."""
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     logs = logits.log_softmax(-1)
     tokens = logits.topk(min(top_k, logits.shape[-1])).indices
-    known, goal = goals >= 0, goals.clamp(min=0)[:, None]
+    known, goal = targets >= 0, targets.clamp(min=0)[:, None]
     return (
         tokens,
         logs.gather(-1, tokens).exp(),
@@ -199,12 +199,12 @@ def _read(logits: Tensor, goals: Tensor, top_k: int) -> tuple[Tensor, Tensor, Te
     )
 
 
-def true_tokens(model: Model, ids: Tensor, layout: Layout, targets: Tensor | None = None) -> Tensor:
+def target_tokens(model: Model, ids: Tensor, layout: Layout, targets: Tensor | None = None) -> Tensor:
     """Return the token that each position should say, [B, S]; -1 where there is none."""
     if targets is not None:
-        _check_targets(targets, ids, outputs(model))
+        _check_targets(targets, ids, n_logits(model))
         true = targets.to(ids.device, torch.long)
-    elif isinstance(model.head, Labels):
+    elif isinstance(model.head, Classifier):
         true = torch.full_like(ids, -1, dtype=torch.long)  # ids are no labels
     elif isinstance(model, Encoder):
         true = ids.long()
@@ -224,7 +224,7 @@ def _check_targets(targets: Tensor, ids: Tensor, count: int) -> None:
 
 
 def _label_names(model: Model) -> tuple[str, ...]:
-    if not isinstance(model.head, Labels):
+    if not isinstance(model.head, Classifier):
         return ()
     given: tuple[str, ...] = getattr(model.spec.head, "labels", ())
-    return given or tuple(str(number) for number in range(outputs(model)))
+    return given or tuple(str(number) for number in range(n_logits(model)))

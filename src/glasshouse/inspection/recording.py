@@ -11,16 +11,16 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from glasshouse.config import nearest
+from glasshouse.config import did_you_mean
 from glasshouse.errors import InputError
-from glasshouse.inspection.board import Use, board_of
-from glasshouse.inspection.drawing import Drawn, picture, shown
+from glasshouse.inspection.board import Hook, hook_manager_of
+from glasshouse.inspection.drawing import HtmlDisplay, picture, shown
 from glasshouse.inspection.sites import Selection, select
 
 MOST_MAPS = 48  # drawn; the rest is named
 
 
-class NotSeenError(InputError, KeyError):
+class NotRecordedError(InputError, KeyError):
     """A site was asked for that is not among what was recorded."""
 
     __str__ = Exception.__str__  # a KeyError would put the sentence in quotes
@@ -37,7 +37,7 @@ class _Asked(NamedTuple):
     first_head: int
 
 
-class Seen(Drawn, Mapping[str, Tensor]):
+class Recording(HtmlDisplay, Mapping[str, Tensor]):
     """What was recorded, by site: that of the latest call that was not broken off by an error.
 
     A part is found by the name it was asked for, and by its site's where no other part of it was recorded. With `*`
@@ -58,7 +58,7 @@ class Seen(Drawn, Mapping[str, Tensor]):
         known = self._values
         for one in found:
             if one not in known:
-                raise NotSeenError(f"{one} has not been seen; call the model inside the with block.")
+                raise NotRecordedError(f"{one} has not been seen; call the model inside the with block.")
         values = [known[one] for one in found]
         return torch.stack(values) if "*" in name else values[0]
 
@@ -103,7 +103,7 @@ class Seen(Drawn, Mapping[str, Tensor]):
     def _find(self, name: str) -> list[str]:
         """Return the names under which what is meant was asked for, in the order of the layers."""
         if not isinstance(name, str):
-            raise NotSeenError(f"{name!r} is no name of a site, such as resid_post.0")
+            raise NotRecordedError(f"{name!r} is no name of a site, such as resid_post.0")
         if name in self._asked:
             return [name]
         stem, _, inside = name.replace(" ", "").partition("[")
@@ -114,10 +114,10 @@ class Seen(Drawn, Mapping[str, Tensor]):
             if fnmatchcase(one.site, stem) and part in (one.part, frozenset())
         }
         if not found:
-            raise NotSeenError(f"{name!r} is not among what is recorded; {nearest(name, self._asked)}")
+            raise NotRecordedError(f"{name!r} is not among what is recorded; {did_you_mean(name, self._asked)}")
         kinds = {(one.site.rpartition(".")[0], one.part) for one in found.values()}
         if len(kinds) > 1 or ("*" not in name and len(found) > 1):
-            raise NotSeenError(f"{name!r} could be {' or '.join(found)}; say which, as it was asked for.")
+            raise NotRecordedError(f"{name!r} could be {' or '.join(found)}; say which, as it was asked for.")
         return sorted(found, key=lambda known: found[known].layer)
 
     def _drawing(self) -> str:
@@ -149,13 +149,13 @@ def _asked(one: Selection) -> _Asked:
         frozenset(filter(None, one.written.strip("[]").replace(" ", "").split(","))),
         one.axes,
         int(layer) if (layer := one.site.name.rpartition(".")[2]).isdigit() else 0,
-        one.site.place == "pattern",
+        one.site.hook_point == "pattern",
         (heads.start or 0) if isinstance(heads, slice) else heads,
     )
 
 
 @contextmanager
-def record(model: nn.Module, *names: str, grad: bool = False, stop: bool = False) -> Iterator[Seen]:
+def record(model: nn.Module, *names: str, grad: bool = False, stop: bool = False) -> Iterator[Recording]:
     """Record what stands at the named sites while the model is called.
 
     A name may have `*` for every layer, and an index in brackets: `pattern.3[head=2, query=-1]` works out that row
@@ -176,25 +176,25 @@ def record(model: nn.Module, *names: str, grad: bool = False, stop: bool = False
         raise InputError("record was given no site; name at least one, such as resid_post.*")
     if grad and (part := next((one for one in asked if not one.whole), None)) is not None:
         raise InputError(f"{part.name} is a part, which has no derivatives; record {part.site.name} and index that.")
-    seen = Seen(asked)
+    seen = Recording(asked)
 
     def take(one: Selection, value: Tensor) -> None:
         if not grad:
             value = value.detach()
             # A part would keep the whole; what lies in a cache would change.
-            if value.untyped_storage().nbytes() > value.numel() * value.element_size() or one.site.is_held:
+            if value.untyped_storage().nbytes() > value.numel() * value.element_size() or one.site.is_cached:
                 value = value.clone()
         seen.put(one, value)
         if stop and seen.complete:
             seen.end(whole=True)
-            raise _EnoughSeen(seen)
+            raise _StopForward(seen)
 
-    uses = [Use(one, read=partial(take, one), in_graph=grad) for one in asked]
-    board = board_of(model)
-    with board.adding(uses, seen):
+    uses = [Hook(one, read=partial(take, one), in_graph=grad) for one in asked]
+    board = hook_manager_of(model)
+    with board.registered(uses, seen):
         try:
             yield seen
-        except _EnoughSeen as enough:
+        except _StopForward as enough:
             if enough.seen is not seen:
                 raise
             board.stop()
@@ -202,7 +202,7 @@ def record(model: nn.Module, *names: str, grad: bool = False, stop: bool = False
             seen.end(whole=False)  # an interrupt comes past the model's own hooks
 
 
-class _EnoughSeen(BaseException):  # so that no one's `except Exception` on the way takes it for a failure
-    def __init__(self, seen: Seen) -> None:
+class _StopForward(BaseException):  # so that no one's `except Exception` on the way takes it for a failure
+    def __init__(self, seen: Recording) -> None:
         super().__init__()
         self.seen = seen

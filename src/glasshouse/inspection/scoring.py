@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from glasshouse.errors import InputError
-from glasshouse.inspection.drawing import Drawn, heatmap
-from glasshouse.inspection.reading import Reading, read_in
-from glasshouse.inspection.sites import plain
+from glasshouse.inspection.drawing import HtmlDisplay, heatmap
+from glasshouse.inspection.reading import StackInput, make_stack_input
+from glasshouse.inspection.sites import unwrap_model
 
 # The scores that are weight on certain keys, in the order of the fields.
 ON_KEYS = ("self", "previous", "first", "duplicate", "induction", "marked")
@@ -24,7 +24,7 @@ HALF_THE_KEYS = math.log(2)  # nats below an even head's entropy; who looks even
 
 
 @dataclass(frozen=True, eq=False)
-class HeadScores(Drawn):
+class HeadScores(HtmlDisplay):
     """What each head of each layer does on a text: means over its queries; NaN where no query is asked."""
 
     axes: ClassVar[Mapping[str, tuple[str, ...]]] = {
@@ -38,7 +38,7 @@ class HeadScores(Drawn):
         "distance": HEADS,
         "broad": HEADS,
     }
-    self: Tensor  # weight on the token itself, of those that may look at another
+    current_token: Tensor  # weight on the token itself, of those that may look at another
     previous: Tensor  # weight on the token just before
     first: Tensor  # weight on the first token, of those after it
     duplicate: Tensor  # weight on other places of the same token, of tokens that have one
@@ -46,9 +46,9 @@ class HeadScores(Drawn):
     marked: Tensor  # weight on the tokens that the caller marked, of those with one before them
     entropy: Tensor  # in nats
     distance: Tensor  # to what is looked at, in tokens
-    broad: Tensor  # entropy as a share of the most there can be: 1 is an even bag of words
-    even: dict[str, Tensor]  # [layer]: each score of a head that spreads its weight evenly over all it may see
-    names: list[list[str]]  # [layer][head]: the score that stands out, as `name_heads` says; "" where none does
+    normalized_entropy: Tensor  # entropy as a share of the most there can be: 1 is an even bag of words
+    uniform_baseline: dict[str, Tensor]  # [layer]: each score of a head that spreads its weight evenly over all it may see
+    head_types: list[list[str]]  # [layer][head]: the score that stands out, as `name_heads` says; "" where none does
 
     def _drawing(self) -> str:
         layers, heads = self.previous.shape
@@ -84,11 +84,11 @@ def head_scores(
     ...     head_scores(model, repeated(256, 8)).names[1][2]
     'self'
     """
-    whole = plain(model)
-    text = read_in(whole, inputs, call, stack)
+    whole = unwrap_model(model)
+    text = make_stack_input(whole, inputs, call, stack)
     patterns = text.sites("pattern")
     depth, heads, (rows, length) = len(patterns), whole.spec.n_heads, text.ids.shape
-    exact = torch.promote_types(whole.token.table.weight.dtype, torch.float32)
+    exact = torch.promote_types(whole.token_embedding.table.weight.dtype, torch.float32)
 
     def none(*shape: int) -> Tensor:
         return torch.zeros(shape, dtype=exact, device=text.ids.device)
@@ -122,8 +122,8 @@ def head_scores(
 
     uses = []
     for layer, (scores, pattern) in enumerate(zip(text.sites("scores"), patterns, strict=True)):
-        uses += text.tiles(scores, partial(spread_evenly, layer), head=0)  # all heads of a layer may see the same
-        uses += text.tiles(pattern, partial(read_weights, layer))
+        uses += text.tiled_hooks(scores, partial(spread_evenly, layer), head=0)  # all heads of a layer may see the same
+        uses += text.tiled_hooks(pattern, partial(read_weights, layer))
     text.run(uses, until=f"attn_out.{depth - 1}")
 
     real = text.real[:, None]
@@ -134,18 +134,18 @@ def head_scores(
         **on_keys,
         entropy=_mean(entropy, real),
         distance=distance / real.sum(),
-        broad=_mean(entropy / keys.log(), choosing),
-        even={
+        normalized_entropy=_mean(entropy / keys.log(), choosing),
+        uniform_baseline={
             **even,
             "entropy": _mean(keys.clamp(min=1).log(), real)[:, 0],
             "distance": even_distance / real.sum(),
             "broad": none(depth) + 1,
         },
-        names=name_heads(on_keys, even, _mean(keys.log() - entropy, choosing)),
+        head_types=classify_heads(on_keys, even, _mean(keys.log() - entropy, choosing)),
     )
 
 
-def name_heads(scores: Mapping[str, Tensor], even: Mapping[str, Tensor], lacking: Tensor) -> list[list[str]]:
+def classify_heads(scores: Mapping[str, Tensor], uniform_baseline: Mapping[str, Tensor], lacking: Tensor) -> list[list[str]]:
     """Name each head [layer][head] after the score that stands out; "" where none does.
 
     A score [layer, head] stands out when it is more than halfway from an even head's [layer] to 1: the head is then
@@ -159,7 +159,7 @@ def name_heads(scores: Mapping[str, Tensor], even: Mapping[str, Tensor], lacking
     """
     known, above = ["", *scores], [torch.zeros_like(lacking)]
     for name, score in scores.items():
-        base = even[name][:, None]
+        base = uniform_baseline[name][:, None]
         telling = (score > base) & (base <= 0.5)  # NaN is neither
         above.append(((score - base) / (1 - base)).where(telling, 0))
     most, which = torch.stack(above).max(0)
@@ -172,7 +172,7 @@ def name_heads(scores: Mapping[str, Tensor], even: Mapping[str, Tensor], lacking
     ]
 
 
-def repeated(vocab_size: int, length: int, rows: int = 4, seed: int = 0) -> Tensor:
+def repeated_tokens(vocab_size: int, length: int, rows: int = 4, seed: int = 0) -> Tensor:
     """Return random tokens said twice, [rows, 2 * length]: a text on which a head that does induction shows it.
 
     >>> ids = repeated(100, length=5, rows=2)
@@ -186,11 +186,11 @@ def repeated(vocab_size: int, length: int, rows: int = 4, seed: int = 0) -> Tens
     return said.repeat(1, 2)
 
 
-def _marks(text: Reading, queries: slice, chosen: Tensor) -> Tensor:
+def _marks(text: StackInput, queries: slice, chosen: Tensor) -> Tensor:
     """Return for each score in ON_KEYS which keys some queries are asked about, [score, B, queries, keys]."""
     places = torch.arange(text.ids.shape[1], device=text.ids.device)
     place, key = places[queries, None], places
-    before = text.before
+    before = text.previous
     same_text = _pairs(text, queries)
     within = same_text & ((key <= place) | (not text.stack.causal))
     starts = same_text & (before < 0)[:, None]
@@ -213,14 +213,14 @@ def _marks(text: Reading, queries: slice, chosen: Tensor) -> Tensor:
     )
 
 
-def _distances(text: Reading, queries: slice) -> Tensor:
+def _distances(text: StackInput, queries: slice) -> Tensor:
     """Return how many tokens lie between queries and keys of one text, and 0 elsewhere, [B, queries, keys]."""
     positions = text.layout.positions
     apart = (positions[:, queries, None] - positions[:, None]).abs()
     return apart.where(_pairs(text, queries), 0)
 
 
-def _pairs(text: Reading, queries: slice) -> Tensor:
+def _pairs(text: StackInput, queries: slice) -> Tensor:
     """Return which queries and keys are real tokens of one document, [B, queries, keys]."""
     real, documents = text.real, text.documents
     return real[:, queries, None] & real[:, None] & (documents[:, queries, None] == documents[:, None])

@@ -9,15 +9,15 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from glasshouse.config import nearest
+from glasshouse.config import did_you_mean
 from glasshouse.errors import InputError
-from glasshouse.inspection.calls import quiet
-from glasshouse.inspection.copies import Copies
-from glasshouse.inspection.drawing import Drawn
-from glasshouse.inspection.measures import Measure, loss, number_by
+from glasshouse.inspection.calls import eval_mode
+from glasshouse.inspection.copies import BatchedEdits
+from glasshouse.inspection.drawing import HtmlDisplay
+from glasshouse.inspection.measures import Metric, cross_entropy_metric, scalar_metric
 from glasshouse.inspection.patching import draw_layers, layers_of
-from glasshouse.inspection.reading import read_in
-from glasshouse.inspection.sites import plain
+from glasshouse.inspection.reading import make_stack_input
+from glasshouse.inspection.sites import unwrap_model
 from glasshouse.models import Seq2Seq
 
 PARTS = {"head": "z", "cross_head": "cross_z", "feedforward": "ffn_out"}
@@ -25,7 +25,7 @@ WAYS = ("zero", "mean")
 
 
 @dataclass(frozen=True, eq=False)
-class Ablation(Drawn):
+class Ablation(HtmlDisplay):
     """How much the loss, or another measure, grows when one part is silenced.
 
     >>> Ablation(torch.tensor([[0.5, 0.0]]), torch.tensor(2.0), "head").growth.argmax()
@@ -33,21 +33,21 @@ class Ablation(Drawn):
     """
 
     axes: ClassVar[Mapping[str, tuple[str, ...]]] = {"growth": ("layer", "place"), "before": ()}
-    growth: Tensor
-    before: Tensor  # with nothing silenced
-    by: str  # what a place is: a head; of feed-forward layers there is one a layer
+    metric_increase: Tensor
+    baseline: Tensor  # with nothing silenced
+    component: str  # what a place is: a head; of feed-forward layers there is one a layer
 
     def _drawing(self) -> str:
-        caption = f"what each {self.by} adds to {self.before.item():.4g} when it is silenced"
-        return draw_layers(self.growth, [str(place) for place in range(self.growth.shape[1])], self.by, caption)
+        caption = f"what each {self.component} adds to {self.baseline.item():.4g} when it is silenced"
+        return draw_layers(self.metric_increase, [str(place) for place in range(self.metric_increase.shape[1])], self.component, caption)
 
 
-def ablation(
+def ablation_effects(
     model: nn.Module,
     *inputs: Tensor,
-    measure: Measure | None = None,
+    metric: Metric | None = None,
     targets: Tensor | None = None,
-    by: Literal["head", "cross_head", "feedforward"] = "head",
+    component: Literal["head", "cross_head", "feedforward"] = "head",
     to: Literal["zero", "mean"] = "zero",
     stack: Literal["decoder", "encoder"] = "decoder",
     progress: Callable[[int, int], None] | None = None,
@@ -64,28 +64,28 @@ def ablation(
     >>> ablation(model, torch.tensor([[1, 2, 3, 4]])).growth.shape
     torch.Size([2, 4])
     """
-    for name, given, known in (("to", to, WAYS), ("by", by, PARTS), ("stack", stack, ("decoder", "encoder"))):
+    for name, given, known in (("to", to, WAYS), ("by", component, PARTS), ("stack", stack, ("decoder", "encoder"))):
         if given not in known:
-            raise InputError(f"{name} is {given!r}, which is unknown; {nearest(given, known)}")
-    home = plain(model)
-    names, axes = layers_of(model, (f"{stack}." if isinstance(home, Seq2Seq) else "") + PARTS[by])
+            raise InputError(f"{name} is {given!r}, which is unknown; {did_you_mean(given, known)}")
+    home = unwrap_model(model)
+    names, axes = layers_of(model, (f"{stack}." if isinstance(home, Seq2Seq) else "") + PARTS[component])
     n_places = home.spec.n_heads if "head" in axes else 1
 
     inner = names[0].startswith("encoder.")
-    real = read_in(home, inputs, {**call, "keep": None}, "encoder" if inner else None).real if to == "mean" else None
+    real = make_stack_input(home, inputs, {**call, "keep": None}, "encoder" if inner else None).real if to == "mean" else None
 
     def silence(value: Tensor, place: int) -> None:
         part = value[:, place] if "head" in axes else value
         part.copy_(part.new_zeros(()) if real is None else part[real].mean(0))
 
     rows: list[Tensor] = []
-    with quiet(model):
-        measured = number_by(measure or loss(model, inputs, targets, call))
+    with eval_mode(model):
+        measured = scalar_metric(metric or cross_entropy_metric(model, inputs, targets, call))
         output = model(*inputs, **call)
-        copies = Copies(model, inputs, call, measured, output.numel())
+        copies = BatchedEdits(model, inputs, call, measured, output.numel())
         before = measured(output)
         for name in names:
-            rows.append(copies.measure_each(name, silence, n_places, n_values=0))
+            rows.append(copies.metric_per_edit(name, silence, n_places, n_values=0))
             if progress is not None:
                 progress(len(rows) * n_places, len(names) * n_places)
-    return Ablation(torch.stack(rows) - before, before, by)
+    return Ablation(torch.stack(rows) - before, before, component)

@@ -10,12 +10,12 @@ from typing import Literal
 
 from torch import Tensor, nn
 
-from glasshouse.config import nearest
+from glasshouse.config import did_you_mean
 from glasshouse.errors import InputError
 from glasshouse.models import Decoder, Encoder, Model, Seq2Seq
 from glasshouse.models.stack import Stack
 
-Place = Literal["output", "scores", "pattern"] | int  # what a module gives, works out within, or is given there
+HookPoint = Literal["output", "scores", "pattern"] | int  # what a module gives, works out within, or is given there
 Index = int | slice
 
 STREAM = ("batch", "position", "width")
@@ -32,12 +32,12 @@ class Site:
     axes: tuple[str, ...]
     model: nn.Module
     path: str  # of the module in the model
-    place: Place
+    hook_point: HookPoint
 
     @property
-    def is_held(self) -> bool:
+    def is_cached(self) -> bool:
         """Whether it is keys or values, which come with those that a cache holds."""
-        return self.place in (1, 2)
+        return self.hook_point in (1, 2)
 
     @property
     def module(self) -> nn.Module:
@@ -90,7 +90,7 @@ def sites(model: nn.Module) -> dict[str, Site]:
     >>> print(*sites(model))
     embed resid_pre.0 q.0 k.0 v.0 scores.0 pattern.0 z.0 attn_out.0 resid_mid.0 hidden.0 ffn_out.0 resid_post.0 final
     """
-    model = plain(model)
+    model = unwrap_model(model)
     match model:
         case Seq2Seq():
             stacks: list[tuple[str, str, Stack]] = [
@@ -106,9 +106,9 @@ def sites(model: nn.Module) -> dict[str, Site]:
     return found
 
 
-def plain(model: nn.Module) -> Model:
+def unwrap_model(model: nn.Module) -> Model:
     """Return the model itself, where torch.compile has wrapped it."""
-    model = bare(model)
+    model = unwrap_compiled(model)
     if not isinstance(model, Decoder | Encoder | Seq2Seq):
         raise InputError(
             f"the model is a {type(model).__name__}, but it must be one that gh.build or gh.load returned."
@@ -116,7 +116,7 @@ def plain(model: nn.Module) -> Model:
     return model
 
 
-def bare(module: nn.Module) -> nn.Module:
+def unwrap_compiled(module: nn.Module) -> nn.Module:
     """Return the module that torch.compile has wrapped, or the module."""
     inner: nn.Module = getattr(module, "_orig_mod", module)
     return inner
@@ -150,7 +150,7 @@ def _indexed(site: Site, text: str) -> Selection:
         if axis in given:
             raise InputError(f"{site.name} is asked for {axis} twice; ask for both by two names.")
         if axis not in index:
-            raise InputError(f"{site.name} has no axis {axis!r}; {nearest(axis, site.axes)}")
+            raise InputError(f"{site.name} has no axis {axis!r}; {did_you_mean(axis, site.axes)}")
         if not re.fullmatch(r"-?\d+|(-?\d+)?:(-?\d+)?", value):
             raise InputError(f"{site.name} is asked for {axis} = {value!r}, but that is no number and no a:b.")
         given[axis] = value
@@ -165,10 +165,10 @@ def _advice(name: str, known: dict[str, Site]) -> str:
     if there and layer.isdigit():
         return f"its layers are 0 to {len(there) - 1}."
     inner = [one for one in known if one.endswith(f".{name}")]
-    return f"did you mean {' or '.join(inner)}?" if inner else nearest(name, known)
+    return f"did you mean {' or '.join(inner)}?" if inner else did_you_mean(name, known)
 
 
-def _of_stack(stack: Stack) -> Iterator[tuple[str, tuple[str, ...], str, Place]]:
+def _of_stack(stack: Stack) -> Iterator[tuple[str, tuple[str, ...], str, HookPoint]]:
     """Yield name, axes, path within the stack and place of each site."""
     yield "embed", STREAM, "drop", "output"
     for layer, block in enumerate(stack.blocks):

@@ -31,11 +31,11 @@ class Fused(nn.Module):
     def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask) -> Tensor:
         """Attend with q [B, H, Q, d] over k and v [B, H_kv, K, d]; return [B, H, Q, d]."""
         grouped = q.shape[1] != k.shape[1]
-        if mask.blocks is not None:
+        if mask.block_mask is not None:
             # Scaled here: FlexAttention compiles anew for each scale.
-            return _flex()(q * self.scale, k, v, block_mask=mask.blocks, scale=1.0, enable_gqa=grouped)
-        if mask.counts is not None and mask.rows is not None:
-            return held.attend(q, k, v, mask.counts, mask.rows, self.scale)
+            return _flex()(q * self.scale, k, v, block_mask=mask.block_mask, scale=1.0, enable_gqa=grouped)
+        if mask.key_counts is not None and mask.cache_rows is not None:
+            return held.attend(q, k, v, mask.key_counts, mask.cache_rows, self.scale)
         dense = mask.dense
         if dense is not None and dense.is_floating_point():
             dense = dense.to(q.dtype)  # under autocast the two may differ
@@ -83,15 +83,15 @@ class Explicit(nn.Module):
     def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask) -> Tensor:
         """Attend with q [B, H, Q, d] over k and v [B, H_kv, K, d]; return [B, H, Q, d]."""
         weights = self.pattern(self.scores(q, k, mask)).to(v.dtype)
-        return F.dropout(weights, self.dropout, self.training) @ spread(v, q.shape[1])
+        return F.dropout(weights, self.dropout, self.training) @ repeat_kv(v, q.shape[1])
 
     def scores(self, q: Tensor, k: Tensor, mask: Mask) -> Tensor:
         """Return what the softmax receives, [B, H, Q, K]; -inf where the mask hides a key."""
-        scores = (q * self.scale) @ spread(k, q.shape[1]).transpose(-2, -1)
+        scores = (q * self.scale) @ repeat_kv(k, q.shape[1]).transpose(-2, -1)
         scores = scores.to(torch.promote_types(scores.dtype, torch.float32))  # as the fused kernels hold them
         if self.softcap is not None:
             scores = self.softcap * torch.tanh(scores / self.softcap)
-        seen = mask.drawn(q.shape[2], k.shape[2], q.device)
+        seen = mask.to_dense(q.shape[2], k.shape[2], q.device)
         if seen is None:
             return scores
         return scores.masked_fill(~seen, -torch.inf) if seen.dtype == torch.bool else scores + seen
@@ -108,7 +108,7 @@ class Explicit(nn.Module):
         return f"scale={self.scale:.4g}, dropout={self.dropout}, softcap={self.softcap}"
 
 
-def spread(kv: Tensor, n_heads: int) -> Tensor:
+def repeat_kv(kv: Tensor, n_heads: int) -> Tensor:
     """Repeat each key or value head [B, H_kv, K, d] for the query heads of its group, [B, H, K, d]."""
     return kv.repeat_interleave(n_heads // kv.shape[1], dim=1)
 

@@ -13,7 +13,7 @@ from glasshouse.layers.norm import make_norm
 class Attention(nn.Module):
     """Self-attention: queries, keys and values from the same vectors."""
 
-    def __init__(self, s: spec.Transformer, index: int) -> None:
+    def __init__(self, s: spec.TransformerSpec, index: int) -> None:
         super().__init__()
         d_query, d_key = s.n_heads * s.d_head, s.n_kv_heads * s.d_head
         self.index = index
@@ -29,20 +29,20 @@ class Attention(nn.Module):
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
         """Map x [B, S, D] to what each position gathered from those it sees, [B, S, D]."""
         q, k, v = (split_heads(project(x), self.d_head) for project in (self.query, self.key, self.value))
-        return self.out(join_heads(self.gather(q, k, v, ctx)))
+        return self.out(merge_heads(self.attend_heads(q, k, v, ctx)))
 
-    def gather(self, q: Tensor, k: Tensor, v: Tensor, ctx: Context) -> Tensor:
+    def attend_heads(self, q: Tensor, k: Tensor, v: Tensor, ctx: Context) -> Tensor:
         """Let each query [B, H, S, d] gather from the positions it sees, those in a cache included."""
         q, k = ctx.rotate(self.q_norm(q)), ctx.rotate(self.k_norm(k))
         if ctx.cache is not None:
-            k, v = ctx.cache.extend(self.index, ctx.slots[self.window], k, v)
+            k, v = ctx.cache.update(self.index, ctx.slot_mapping[self.window], k, v)
         return self.attend(q, k, v, ctx.masks[self.window])
 
 
 class CrossAttention(nn.Module):
     """Queries from the decoder's vectors, keys and values from the encoder's output."""
 
-    def __init__(self, s: spec.Transformer, index: int) -> None:
+    def __init__(self, s: spec.TransformerSpec, index: int) -> None:
         super().__init__()
         d_query, d_key = s.n_heads * s.d_head, s.n_kv_heads * s.d_head
         self.index = index
@@ -57,18 +57,18 @@ class CrossAttention(nn.Module):
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
         """Map x [B, T, D] to what each position gathered from the source, [B, T, D]."""
         q = self.q_norm(split_heads(self.query(x), self.d_head))
-        k, v = self.source(ctx)
+        k, v = self.source_kv(ctx)
         z = self.attend(q, k, v, ctx.memory_mask)
-        return self.out(join_heads(z))
+        return self.out(merge_heads(z))
 
-    def source(self, ctx: Context) -> tuple[Tensor, Tensor]:
+    def source_kv(self, ctx: Context) -> tuple[Tensor, Tensor]:
         """Return the source's keys and values: those a cache remembers, or else those of the encoder's output."""
         if ctx.memory is not None:
-            return self.read(ctx.memory)
+            return self.project_source(ctx.memory)
         assert ctx.cache is not None
-        return ctx.cache.recall(self.index)
+        return ctx.cache.source_kv(self.index)
 
-    def read(self, memory: Tensor) -> tuple[Tensor, Tensor]:
+    def project_source(self, memory: Tensor) -> tuple[Tensor, Tensor]:
         """Map the encoder's output [B, source, D] to keys and values [B, H_kv, source, d]."""
         k, v = (split_heads(project(memory), self.d_head) for project in (self.key, self.value))
         return self.k_norm(k), v
@@ -79,17 +79,17 @@ def split_heads(x: Tensor, d_head: int) -> Tensor:
     return x.view(*x.shape[:-1], x.shape[-1] // d_head, d_head).transpose(1, 2)
 
 
-def join_heads(z: Tensor) -> Tensor:
+def merge_heads(z: Tensor) -> Tensor:
     """[B, H, S, d] -> [B, S, H * d]."""
     return z.transpose(1, 2).flatten(-2)
 
 
-def scale_of(s: spec.Transformer) -> float:
+def scale_of(s: spec.TransformerSpec) -> float:
     """Return what scores are multiplied by."""
     return s.d_head**-0.5 if s.attention_scale is None else s.attention_scale
 
 
-def make_qk_norms(s: spec.Transformer) -> tuple[nn.Module, nn.Module]:
+def make_qk_norms(s: spec.TransformerSpec) -> tuple[nn.Module, nn.Module]:
     """Return a norm for each head's queries and one for its keys, or nothing twice."""
     if s.qk_norm:
         return make_norm(s.norm, s.d_head), make_norm(s.norm, s.d_head)

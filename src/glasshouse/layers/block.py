@@ -14,7 +14,7 @@ from glasshouse.layers.residual import make_residual
 class Block(nn.Module):
     """Attention, then feed-forward."""
 
-    def __init__(self, s: spec.Transformer, index: int) -> None:
+    def __init__(self, s: spec.TransformerSpec, index: int) -> None:
         super().__init__()
         self.attention = make_residual(s, Attention(s, index))
         self.feedforward = make_residual(s, make_feedforward(s))
@@ -27,7 +27,7 @@ class Block(nn.Module):
 class CrossBlock(nn.Module):
     """Attention, then a look at the encoder's output, then feed-forward."""
 
-    def __init__(self, s: spec.Transformer, index: int) -> None:
+    def __init__(self, s: spec.TransformerSpec, index: int) -> None:
         super().__init__()
         self.attention = make_residual(s, Attention(s, index))
         self.cross = make_residual(s, CrossAttention(s, index))

@@ -23,7 +23,7 @@ class Cache:
 
     def __init__(
         self,
-        s: spec.Transformer,
+        s: spec.TransformerSpec,
         batch: int,
         max_len: int,
         source_len: int = 0,
@@ -42,16 +42,16 @@ class Cache:
 
         self.max_len = max_len
         self.chunk = max_len if chunk is None else chunk
-        self.turns = {w: min(max_len, w + self.chunk) if w else max_len for w in windows}  # slots, by window
+        self.ring_sizes = {w: min(max_len, w + self.chunk) if w else max_len for w in windows}  # slots, by window
         self.lengths = torch.zeros(batch, dtype=torch.long, device=device)  # tokens held of each row
         self._homes = [(window, windows[:index].count(window)) for index, window in enumerate(windows)]
-        self._pools = {window: rooms(windows.count(window), turn + 1) for window, turn in self.turns.items()}
+        self._pools = {window: rooms(windows.count(window), turn + 1) for window, turn in self.ring_sizes.items()}
         self.source_len = source_len
-        self.heard = False  # whether a source was given yet
-        self.source_real = torch.zeros(batch, source_len, dtype=torch.bool, device=device)
+        self.has_source = False  # whether a source was given yet
+        self.source_mask = torch.zeros(batch, source_len, dtype=torch.bool, device=device)
         self._source_pool = rooms(s.n_layers, source_len)
-        self.fresh = False  # whether the tokens of a call see none but each other
-        self.places: Tensor | None = None  # [1, S], the position of each token of a call that mixes rows
+        self.packed_prefill = False  # whether the tokens of a call see none but each other
+        self.token_positions: Tensor | None = None  # [1, S], the position of each token of a call that mixes rows
         self._rows = torch.arange(batch, device=device)[:, None]  # [B, 1] or, packed, [1, S]
         self._open()
         if device.type == "cuda":
@@ -65,62 +65,62 @@ class Cache:
     def _stay_in_place(self) -> None:
         """Promise that these tensors never move, so that a step that writes to them can be captured as a graph."""
         rooms = (*self.keys, *self.values, *self.source_keys, *self.source_values)
-        for tensor in (*rooms, self.lengths, self.source_real):
+        for tensor in (*rooms, self.lengths, self.source_mask):
             torch._dynamo.mark_static_address(tensor)
 
     def narrow(self, rows: slice, max_len: int | None = None, source_len: int | None = None) -> Cache:
         """Return the same memory as a cache of these rows and of the first positions alone."""
         part = copy.copy(self)
         part.max_len = self.max_len if max_len is None else min(max_len, self.max_len)
-        part.turns = {window: min(turn, part.max_len) for window, turn in self.turns.items()}
+        part.ring_sizes = {window: min(turn, part.max_len) for window, turn in self.ring_sizes.items()}
         part.source_len = self.source_len if source_len is None else source_len
         part.lengths = self.lengths[rows]
-        part.source_real = self.source_real[rows, : part.source_len]
+        part.source_mask = self.source_mask[rows, : part.source_len]
         part._pools = {window: pool[:, :, rows, :, : part.max_len + 1] for window, pool in self._pools.items()}
         part._source_pool = self._source_pool[:, :, rows, :, : part.source_len]
         part._rows = self._rows[: len(part.lengths)]
         part._open()
         return part
 
-    def packed(self, rows: Tensor) -> Cache:
+    def for_packed_prefill(self, rows: Tensor) -> Cache:
         """Return the same memory for a call of one row in which new texts stand one after the other.
 
         `rows` [S] names the row of the cache that each token goes to; they see none but those of their own text.
         """
         part = copy.copy(self)
-        part.fresh = True
+        part.packed_prefill = True
         part._rows = rows[None]
         return part
 
-    def mixed(self, rows: Tensor, positions: Tensor) -> Cache:
+    def for_mixed_batch(self, rows: Tensor, positions: Tensor) -> Cache:
         """Return the same memory for a call of one row in which tokens of several rows stand, in any order.
 
         `rows` [S] names the row of the cache that each token goes to and looks at, `positions` [S] its place there.
         It asks for a model whose `Stack.mixes`.
         """
         part = copy.copy(self)
-        part.places = positions[None]
+        part.token_positions = positions[None]
         part._rows = rows[None]
         return part
 
     @property
     def rows(self) -> Tensor:
         """The row of this memory that each row of a call is, [B]; or, where a call mixes them, each token, [1, S]."""
-        return self._rows[:, 0] if self.places is None else self._rows
+        return self._rows[:, 0] if self.token_positions is None else self._rows
 
-    def start(self) -> Tensor | None:
+    def start_positions(self) -> Tensor | None:
         """Return the position at which each row goes on, [B]; or where each token stands, [1, S]."""
-        if self.fresh:
+        if self.packed_prefill:
             return None
-        return self.lengths if self.places is None else self.places
+        return self.lengths if self.token_positions is None else self.token_positions
 
-    def admit(self, layout: Layout) -> dict[int, Tensor | int]:
+    def slot_mapping(self, layout: Layout) -> dict[int, Tensor | int]:
         """Return the slot of each token of a call, [B, S] or one for all, by a layer's window.
 
         A call that does not fit is refused.
         """
         length = layout.positions.shape[1]
-        if layout.documents is not None and not self.fresh:
+        if layout.documents is not None and not self.packed_prefill:
             raise InputError("documents and cache were both given; a cached row is one document, so leave one out.")
         positions = layout.positions.expand(len(self._rows), length)
         slots = positions + 1 if layout.real is None else torch.where(layout.real, positions + 1, 0)
@@ -132,52 +132,52 @@ class Cache:
                     f"the cache has room for max_len = {self.max_len} tokens a row, but {fullest} would be in it; "
                     "make a longer one."
                 )
-            same = least == fullest and length == 1 and not self.fresh and self.places is None
-        if not self.fresh and self.places is None and length > self.chunk:
+            same = least == fullest and length == 1 and not self.packed_prefill and self.token_positions is None
+        if not self.packed_prefill and self.token_positions is None and length > self.chunk:
             raise InputError(
                 f"this call has {length} tokens a row, but the cache was made for chunk = {self.chunk}; give fewer."
             )
-        places = {window: self._in_turn(slots, turn) for window, turn in self.turns.items()}
+        places = {window: self._wrap(slots, turn) for window, turn in self.ring_sizes.items()}
         return {window: int(place[0, 0]) for window, place in places.items()} if same else dict(places)
 
-    def _in_turn(self, slots: Tensor, turn: int) -> Tensor:
+    def _wrap(self, slot_mapping: Tensor, turn: int) -> Tensor:
         """Return slots that begin again after `turn`, 0 for tokens whose slot another token of the call takes."""
         if turn == self.max_len:
-            return slots
-        kept = slots > 0
-        if self.fresh:  # else a call is shorter than a turn
-            kept = kept & (slots > self._last(slots)[self._rows] - turn)
-        return torch.where(kept, (slots - 1) % turn + 1, 0)
+            return slot_mapping
+        kept = slot_mapping > 0
+        if self.packed_prefill:  # else a call is shorter than a turn
+            kept = kept & (slot_mapping > self._last(slot_mapping)[self._rows] - turn)
+        return torch.where(kept, (slot_mapping - 1) % turn + 1, 0)
 
-    def _last(self, slots: Tensor) -> Tensor:
+    def _last(self, slot_mapping: Tensor) -> Tensor:
         """Return the last of the new slots of each row of the cache."""
-        rows = self._rows.expand_as(slots)
-        return torch.zeros_like(self.lengths).scatter_reduce_(0, rows.flatten(), slots.flatten(), "amax")
+        rows = self._rows.expand_as(slot_mapping)
+        return torch.zeros_like(self.lengths).scatter_reduce_(0, rows.flatten(), slot_mapping.flatten(), "amax")
 
-    def extend(self, layer: int, slots: Tensor | int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    def update(self, layer: int, slot_mapping: Tensor | int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Write keys and values [B, H_kv, S, d] to their slots; return those that the call may look at."""
         for room, new in ((self.keys[layer], k), (self.values[layer], v)):
-            if isinstance(slots, int):  # a copy, far cheaper than an index
-                room[:, :, slots] = new.detach()[:, :, 0]
+            if isinstance(slot_mapping, int):  # a copy, far cheaper than an index
+                room[:, :, slot_mapping] = new.detach()[:, :, 0]
             else:
-                room[self._rows, :, slots] = new.detach().transpose(1, 2).to(room.dtype)
-        if self.fresh:
+                room[self._rows, :, slot_mapping] = new.detach().transpose(1, 2).to(room.dtype)
+        if self.packed_prefill:
             return k, v
         return self.keys[layer][:, :, 1:], self.values[layer][:, :, 1:]
 
     def advance(self, layout: Layout) -> None:
         """Count the real tokens of a call as held, once every layer has written them."""
-        if self.fresh or self.places is not None:
+        if self.packed_prefill or self.token_positions is not None:
             slots = layout.positions + 1 if layout.real is None else torch.where(layout.real, layout.positions + 1, 0)
             self.lengths.copy_(torch.maximum(self.lengths, self._last(slots.expand(len(self._rows), -1))))
         else:
             self.lengths += layout.positions.shape[1] if layout.real is None else layout.real.sum(1)
 
-    def held(self, layout: Layout, window: int) -> Layout:
+    def key_layout(self, layout: Layout, window: int) -> Layout:
         """Return where the tokens in the slots of a layer with this window stand, those of the call included."""
-        if self.fresh:
+        if self.packed_prefill:
             return layout
-        turn = self.turns[window]
+        turn = self.ring_sizes[window]
         slots = torch.arange(turn, device=self.lengths.device)[None]
         if turn == self.max_len:
             return Layout(slots, ordered=True)
@@ -191,11 +191,11 @@ class Cache:
         for window, pool in self._pools.items():
             # Where slots are used in turn, any of them may be among those asked for; and a GPU copies whole rows by
             # one kernel for all layers, but parts of them by one for each.
-            whole = pool.is_cuda or self.turns[window] != self.max_len
+            whole = pool.is_cuda or self.ring_sizes[window] != self.max_len
             _copy(pool, source, target, slice(None) if whole else slice(start + 1, stop + 1))
         self.lengths[target] = stop
         if self.source_len:
-            self.source_real[target] = self.source_real[source]
+            self.source_mask[target] = self.source_mask[source]
             _copy(self._source_pool, source, target, slice(None))
 
     def clear_row(self, row: int, start: int = 0) -> None:
@@ -203,22 +203,22 @@ class Cache:
         for window, pool in self._pools.items():
             if start == 0:
                 pool[:, :, row] = 0
-            elif self.turns[window] == self.max_len:  # else any slot may hold a token that counts
+            elif self.ring_sizes[window] == self.max_len:  # else any slot may hold a token that counts
                 pool[:, :, row, :, start + 1 :] = 0
         if start == 0:
             self._source_pool[:, :, row] = 0
         self.lengths[row] = start
 
-    def remember(self, layer: int, k: Tensor, v: Tensor) -> None:
+    def store_source(self, layer: int, k: Tensor, v: Tensor) -> None:
         """Keep the keys and values of an encoder's output for the calls to come."""
         self.source_keys[layer][:, :, : k.shape[2]] = k.detach()
         self.source_values[layer][:, :, : v.shape[2]] = v.detach()
 
-    def recall(self, layer: int) -> tuple[Tensor, Tensor]:
+    def source_kv(self, layer: int) -> tuple[Tensor, Tensor]:
         """Return what `remember` kept."""
         return self.source_keys[layer], self.source_values[layer]
 
-    def remember_layout(self, layout: Layout) -> None:
+    def store_source_layout(self, layout: Layout) -> None:
         """Keep which tokens of the source are real."""
         length = layout.positions.shape[1]
         if length > self.source_len:
@@ -226,13 +226,13 @@ class Cache:
                 f"the source is {length} tokens long, but the cache has room for source_len = {self.source_len}; "
                 "make a longer one."
             )
-        self.heard = True
-        self.source_real.zero_()
-        self.source_real[:, :length] = True if layout.real is None else layout.real
+        self.has_source = True
+        self.source_mask.zero_()
+        self.source_mask[:, :length] = True if layout.real is None else layout.real
 
-    def recall_layout(self) -> Layout:
+    def source_layout(self) -> Layout:
         """Return where the tokens of the source stand."""
-        return Layout(torch.arange(self.source_len, device=self.lengths.device)[None], self.source_real)
+        return Layout(torch.arange(self.source_len, device=self.lengths.device)[None], self.source_mask)
 
     @property
     def n_bytes(self) -> int:

@@ -9,7 +9,7 @@ from glasshouse import spec
 from glasshouse.errors import InputError
 
 
-class Table(nn.Embedding):
+class Embedding(nn.Embedding):
     """A trained vector for each row. Without memory behind it none is drawn: what torch loads for that takes seconds.
 
     >>> with torch.device("meta"):
@@ -25,9 +25,9 @@ class Table(nn.Embedding):
 class TokenEmbedding(nn.Module):
     """One trained vector a token; where the spec says so, times the root of their width."""
 
-    def __init__(self, s: spec.Transformer) -> None:
+    def __init__(self, s: spec.TransformerSpec) -> None:
         super().__init__()
-        self.table = Table(s.vocab_size, s.d_model)
+        self.table = Embedding(s.vocab_size, s.d_model)
         self.scale = s.d_model**0.5 if s.embed_scale else 1.0
 
     def forward(self, ids: Tensor, name: str = "ids") -> Tensor:
@@ -42,7 +42,7 @@ class SegmentEmbedding(nn.Module):
 
     def __init__(self, n_segments: int, d_model: int) -> None:
         super().__init__()
-        self.table = Table(n_segments, d_model)
+        self.table = Embedding(n_segments, d_model)
 
     def forward(self, x: Tensor, segments: Tensor | None) -> Tensor:
         """Add the vector of each token's segment; without segments, that of segment 0."""

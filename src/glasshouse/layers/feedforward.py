@@ -63,7 +63,7 @@ def make_activation(choice: spec.FeedForward) -> nn.Module:
             assert_never(choice)
 
 
-def make_feedforward(s: spec.Transformer) -> FeedForward | GatedFeedForward:
+def make_feedforward(s: spec.TransformerSpec) -> FeedForward | GatedFeedForward:
     """Build the feed-forward layer a spec asks for."""
     gated = isinstance(s.feedforward, spec.SwiGLU | spec.GeGLU)
     kind = GatedFeedForward if gated else FeedForward

@@ -31,7 +31,7 @@ if available:
         q_ptr, k_ptr, v_ptr, seen_ptr, row_ptr, z_ptr, top_ptr, sum_ptr,
         q_batch, q_head, q_place, k_batch, k_head, k_place, v_batch, v_head, v_place,
         GROUP: tl.constexpr, QUERIES: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr, PADDED: tl.constexpr,
-        BLOCK: tl.constexpr, PARTS: tl.constexpr, EXACT: tl.constexpr, SCALE: tl.constexpr,
+        BLOCK: tl.constexpr, SPLITS: tl.constexpr, EXACT: tl.constexpr, SCALE: tl.constexpr,
     ):  # fmt: skip
         batch, head, part = tl.program_id(0), tl.program_id(1), tl.program_id(2)
         heads = tl.num_programs(1)
@@ -43,7 +43,7 @@ if available:
         q = tl.load(q_ptr + q_at[:, None] + columns[None, :], mask=real[:, None] & inside[None, :], other=0.0)
 
         longest = tl.max(seen, 0)
-        share = tl.cdiv(tl.cdiv(longest, BLOCK), PARTS) * BLOCK
+        share = tl.cdiv(tl.cdiv(longest, BLOCK), SPLITS) * BLOCK
         start, stop = part * share, tl.minimum((part + 1) * share, longest)
         top = tl.full([ROWS], -1e30, tl.float32)
         total = tl.zeros([ROWS], tl.float32)
@@ -66,11 +66,11 @@ if available:
             z = z * shrink[:, None] + tl.dot(weights.to(v.dtype), v, input_precision="ieee" if EXACT else "tf32")
             top = higher
 
-        if PARTS == 1:
+        if SPLITS == 1:
             z = z / tl.maximum(total, 1e-30)[:, None]
             out = (batch * QUERIES + place) * heads * GROUP + head * GROUP + member
         else:
-            out = ((batch * heads + head) * PARTS + part) * ROWS + rows
+            out = ((batch * heads + head) * SPLITS + part) * ROWS + rows
             tl.store(top_ptr + out, top, mask=real)
             tl.store(sum_ptr + out, total, mask=real)
         there = real[:, None] & inside[None, :]
@@ -80,7 +80,7 @@ if available:
     def _combine(
         part_ptr, top_ptr, sum_ptr, z_ptr,
         GROUP: tl.constexpr, QUERIES: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr, PADDED: tl.constexpr,
-        PARTS: tl.constexpr,
+        SPLITS: tl.constexpr,
     ):  # fmt: skip
         """Weigh what each part of the keys gave: each has its own largest score."""
         batch, head, heads = tl.program_id(0), tl.program_id(1), tl.num_programs(1)
@@ -91,8 +91,8 @@ if available:
         top = tl.full([ROWS], -1e30, tl.float32)
         total = tl.zeros([ROWS], tl.float32)
         z = tl.zeros([ROWS, PADDED], tl.float32)
-        for part in range(PARTS):
-            at = ((batch * heads + head) * PARTS + part) * ROWS + rows
+        for part in range(SPLITS):
+            at = ((batch * heads + head) * SPLITS + part) * ROWS + rows
             part_top = tl.load(top_ptr + at, mask=real, other=-1e30)
             higher = tl.maximum(top, part_top)
             shrink, share = tl.exp2(top - higher), tl.exp2(part_top - higher)
@@ -105,7 +105,7 @@ if available:
         tl.store(z_ptr + out[:, None] * WIDTH + columns[None, :], z.to(z_ptr.dtype.element_ty), mask=there)
 
 
-def takes(device: torch.device, dtype: torch.dtype, rows: int) -> bool:
+def is_supported(device: torch.device, dtype: torch.dtype, rows: int) -> bool:
     """Whether there is a kernel for so many queries, those of all heads of a group together."""
     return available and device.type == "cuda" and dtype != torch.float64 and rows <= MOST_ROWS
 
@@ -113,7 +113,7 @@ def takes(device: torch.device, dtype: torch.dtype, rows: int) -> bool:
 # Torch's compiler would hand the kernel pointers of which it does not say how they are aligned, and the kernel would
 # read at half the speed; so it does not look inside.
 @torch.library.custom_op("glasshouse::attend_held", mutates_args=())
-def attend_rows(q: Tensor, k: Tensor, v: Tensor, seen: Tensor, rows: Tensor, scale: float) -> Tensor:
+def decode_attention(q: Tensor, k: Tensor, v: Tensor, seen: Tensor, rows: Tensor, scale: float) -> Tensor:
     """Attend with q [N, H, Q, d] over the first `seen` [N, Q] keys of rows [N] of a cache; return [N, Q, H, d]."""
     count, heads, queries, width = q.shape
     kv_heads = k.shape[1]
@@ -142,7 +142,7 @@ def attend_rows(q: Tensor, k: Tensor, v: Tensor, seen: Tensor, rows: Tensor, sca
     return z
 
 
-@attend_rows.register_fake
+@decode_attention.register_fake
 def _(q: Tensor, k: Tensor, v: Tensor, seen: Tensor, rows: Tensor, scale: float) -> Tensor:
     count, heads, queries, width = q.shape
     return q.new_empty(count, queries, heads, width)
@@ -154,7 +154,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, seen: Tensor, rows: Tensor, scale: f
     `rows` [B] names the row that each row of queries looks at; or, [1, Q] where B is 1, that of each query.
     """
     if rows.dim() == 2:
-        z: Tensor = attend_rows(q.permute(2, 1, 0, 3), k, v, seen.T.contiguous(), rows[0], scale)
+        z: Tensor = decode_attention(q.permute(2, 1, 0, 3), k, v, seen.T.contiguous(), rows[0], scale)
         return z.permute(1, 2, 0, 3)
-    z = attend_rows(q, k, v, seen.contiguous(), rows, scale)
+    z = decode_attention(q, k, v, seen.contiguous(), rows, scale)
     return z.transpose(1, 2)

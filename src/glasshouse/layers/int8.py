@@ -17,8 +17,8 @@ from torch.nn import functional as F
 
 from glasshouse.errors import InputError
 from glasshouse.layers.embedding import TokenEmbedding
-from glasshouse.layers.joined import join
-from glasshouse.layers.twin import swap
+from glasshouse.layers.joined import fuse_linears
+from glasshouse.layers.twin import swap_linears
 
 BASE = 128  # of the digits: with eight bits, processors without VNNI saturate where they add two products
 MIDDLE = BASE // 2  # the digit that stands for 0
@@ -32,14 +32,14 @@ _ZEROS = (MIDDLE * (BASE + 1) + 0.5) * _PLACES  # 0 in digits; and a half, as wh
 _DIGIT = torch.tensor(BASE - 1, dtype=torch.uint8)
 
 
-class Int8Rows(NamedTuple):
+class Int8Weight(NamedTuple):
     """A matrix as whole numbers from -127 to 127, and what those of each row are multiples of."""
 
     values: Tensor  # [N, K], int8
     scale: Tensor  # [N], float32
 
 
-def to_int8(weight: Tensor) -> Int8Rows:
+def quantize_rows(weight: Tensor) -> Int8Weight:
     """Round each row to multiples of a 127th of its largest number.
 
     >>> to_int8(torch.tensor([[254.0, -2.0, 7.0], [0.0, 0.0, 0.0]]))
@@ -49,7 +49,7 @@ def to_int8(weight: Tensor) -> Int8Rows:
     weight = weight.detach().float()
     scale = weight.abs().amax(1) / 127
     steps = weight / torch.where(scale > 0, scale, 1.0)[:, None]
-    return Int8Rows(steps.round().clamp(-127, 127).to(torch.int8).contiguous(), scale)
+    return Int8Weight(steps.round().clamp(-127, 127).to(torch.int8).contiguous(), scale)
 
 
 class Int8Linear(nn.Module):
@@ -61,9 +61,9 @@ class Int8Linear(nn.Module):
             [  2., 127.]])
     """
 
-    def __init__(self, rows: Int8Rows, bias: Tensor | None = None) -> None:
+    def __init__(self, rows: Int8Weight, bias: Tensor | None = None) -> None:
         super().__init__()
-        self.product = make_product(rows)
+        self.product = make_int8_matmul(rows)
         self.out_features = len(rows.values)
         self.bias = None if bias is None else bias.detach()
 
@@ -78,7 +78,7 @@ class Int8Linear(nn.Module):
 class Int8Embedding(nn.Module):
     """Look ids up in an int8 table."""
 
-    def __init__(self, rows: Int8Rows) -> None:
+    def __init__(self, rows: Int8Weight) -> None:
         super().__init__()
         self.rows = rows
         self.num_embeddings = len(rows.values)
@@ -90,10 +90,10 @@ class Int8Embedding(nn.Module):
         return values[ids] * scale[ids][..., None]
 
 
-class DigitProduct:
+class OneDNNInt8Matmul:
     """Rows times digits, in oneDNN's order and by its int8 kernels."""
 
-    def __init__(self, rows: Int8Rows) -> None:
+    def __init__(self, rows: Int8Weight) -> None:
         values, self.scale = rows
         self.packed = torch.ops.onednn.qlinear_prepack(values, None)
         self.multiply = torch.ops.onednn.qlinear_pointwise.default
@@ -114,10 +114,10 @@ class DigitProduct:
         return torch.add(low, high, alpha=BASE).mul_(self.scale).mul_(peak / _PEAK)
 
 
-class FloatProduct:
+class WeightOnlyInt8Matmul:
     """Rows times floats, by a kernel that torch has for ARM; elsewhere right and slow."""
 
-    def __init__(self, rows: Int8Rows) -> None:
+    def __init__(self, rows: Int8Weight) -> None:
         count, width = rows.values.shape
         self.missing = -width % 8  # the kernel reads values by eights, and scales by fours
         self.values = F.pad(rows.values, (0, self.missing)) if self.missing else rows.values
@@ -129,26 +129,26 @@ class FloatProduct:
         return torch._weight_int8pack_mm(x, self.values, self.scale)
 
 
-def make_product(rows: Int8Rows) -> DigitProduct | FloatProduct:
+def make_int8_matmul(rows: Int8Weight) -> OneDNNInt8Matmul | WeightOnlyInt8Matmul:
     """Choose the fastest product that this machine gets right."""
-    return DigitProduct(rows) if digits_are_exact() else FloatProduct(rows)
+    return OneDNNInt8Matmul(rows) if onednn_int8_is_exact() else WeightOnlyInt8Matmul(rows)
 
 
 @functools.cache
-def digits_are_exact() -> bool:
+def onednn_int8_is_exact() -> bool:
     """Whether oneDNN is there and multiplies the largest digits without saturating, tried once."""
     if platform.machine() not in ("x86_64", "AMD64"):  # elsewhere it may fall back to a reference, far too slow
         return False
-    rows = Int8Rows(torch.tensor([[127], [-127]], dtype=torch.int8).repeat(16, 64), torch.ones(32))
+    rows = Int8Weight(torch.tensor([[127], [-127]], dtype=torch.int8).repeat(16, 64), torch.ones(32))
     x = torch.full((2, 64), float(PEAK))
     exact = (x.double() @ rows.values.double().T).float()  # float32 would round the sums on their way
     try:
-        return DigitProduct(rows)(x).equal(exact)
+        return OneDNNInt8Matmul(rows)(x).equal(exact)
     except (AttributeError, RuntimeError):
         return False
 
 
-def quantize(tree: nn.Module) -> None:
+def quantize_int8(tree: nn.Module) -> None:
     """Put int8 in the place of the linear maps, the token table and the head of a second tree (`twin.share`).
 
     A head that is tied stays tied: table and head are the same whole numbers. What the tree keeps of the model are
@@ -162,11 +162,11 @@ def quantize(tree: nn.Module) -> None:
             )
     token = cast(TokenEmbedding, tree.token)
     table = token.table.weight
-    rows = to_int8(table)
+    rows = quantize_rows(table)
 
     def make(weight: Tensor, bias: Tensor | None) -> nn.Module:
-        return Int8Linear(rows if weight is table else to_int8(weight), bias)
+        return Int8Linear(rows if weight is table else quantize_rows(weight), bias)
 
-    join(tree, make)
-    swap(tree, make)
+    fuse_linears(tree, make)
+    swap_linears(tree, make)
     token.register_module("table", Int8Embedding(rows))

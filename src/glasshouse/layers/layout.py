@@ -17,19 +17,19 @@ class Layout:
     positions: Tensor  # [B, S]
     real: Tensor | None = None  # [B, S] bool, None: all of them
     documents: Tensor | None = None  # [B, S] counted from 0 along the row, None: one a row
-    labels: Tensor | None = None  # [B, S] the numbers the caller gave them, which tie a target to its source
-    prefix: Tensor | None = None  # [B, S] how many tokens of its document see each other both ways
-    trailing: bool = False  # all padding stands at the end of its row
+    document_ids: Tensor | None = None  # [B, S] the numbers the caller gave them, which tie a target to its source
+    prefix_lengths: Tensor | None = None  # [B, S] how many tokens of its document see each other both ways
+    right_padded: bool = False  # all padding stands at the end of its row
     ordered: bool = False  # token t of a row stands at position t
 
 
-def lay_out(
+def make_layout(
     ids: Tensor,
     *,
     lengths: Tensor | None = None,
     mask: Tensor | None = None,
     documents: Tensor | None = None,
-    prefix: Tensor | None = None,
+    prefix_lengths: Tensor | None = None,
     start: Tensor | None = None,
     side: str = "",
 ) -> Layout:
@@ -49,9 +49,9 @@ def lay_out(
         _expect(documents, f"{side}documents", ids.shape)
         changed = documents[:, 1:] != documents[:, :-1]
         numbers = torch.cat([torch.zeros_like(documents[:, :1]), changed.long().cumsum(1)], 1)
-    if prefix is not None:
-        _expect(prefix, "prefix", ids.shape if getattr(prefix, "ndim", 0) == 2 else ids.shape[:1])
-        prefix = (prefix if prefix.dim() == 2 else prefix[:, None]).expand(ids.shape)
+    if prefix_lengths is not None:
+        _expect(prefix_lengths, "prefix", ids.shape if getattr(prefix_lengths, "ndim", 0) == 2 else ids.shape[:1])
+        prefix_lengths = (prefix_lengths if prefix_lengths.dim() == 2 else prefix_lengths[:, None]).expand(ids.shape)
     # Without a cache, padding at the end goes on counting, so that it lies in the future of every real token.
     trailing = lengths is not None and start is None
     if start is not None and start.dim() == 2:
@@ -61,14 +61,14 @@ def lay_out(
         if len(start) != len(ids):
             raise InputError(f"the cache has {len(start)} rows, but this call has {len(ids)}; make one that fits.")
         positions = positions + start[:, None]
-        if prefix is not None:
-            _check_prefix(prefix, start + (ids.shape[1] if real is None else real.sum(1)))
-    return Layout(positions, real, numbers, documents, prefix, trailing)
+        if prefix_lengths is not None:
+            _check_prefix(prefix_lengths, start + (ids.shape[1] if real is None else real.sum(1)))
+    return Layout(positions, real, numbers, documents, prefix_lengths, trailing)
 
 
-def _check_prefix(prefix: Tensor, held: Tensor) -> None:
-    if prefix.is_cpu and not torch.compiler.is_compiling() and bool((prefix > held[:, None]).any()):
-        longest, least = int(prefix.max()), int(held.min())
+def _check_prefix(prefix_lengths: Tensor, held: Tensor) -> None:
+    if prefix_lengths.is_cpu and not torch.compiler.is_compiling() and bool((prefix_lengths > held[:, None]).any()):
+        longest, least = int(prefix_lengths.max()), int(held.min())
         raise InputError(
             f"prefix holds {longest}, but with this call a row has {least} tokens in the cache; "
             "give the whole prefix in one call."

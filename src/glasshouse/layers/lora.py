@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from glasshouse.config import Settings, nearest, require
+from glasshouse.config import Settings, did_you_mean, require
 from glasshouse.errors import InputError
 from glasshouse.layers.block import Block, CrossBlock
-from glasshouse.layers.twin import HOOKS
+from glasshouse.layers.twin import HOOK_ATTRIBUTES
 
 EVERY = "*"
 
@@ -50,26 +50,26 @@ class LoRALinear(nn.Module):
 
     def __init__(self, base: nn.Linear, choice: LoRA) -> None:
         super().__init__()
-        self.choice = choice
+        self.config = choice
         self.base = base.requires_grad_(False)
         self.drop = nn.Dropout(choice.dropout)
-        self.down = nn.Parameter(base.weight.new_empty(choice.rank, base.in_features))
-        self.up = nn.Parameter(base.weight.new_zeros(base.out_features, choice.rank))
-        nn.init.kaiming_uniform_(self.down, a=math.sqrt(5))  # as torch draws a linear map, and as PEFT does
+        self.lora_a = nn.Parameter(base.weight.new_empty(choice.rank, base.in_features))
+        self.lora_b = nn.Parameter(base.weight.new_zeros(base.out_features, choice.rank))
+        nn.init.kaiming_uniform_(self.lora_a, a=math.sqrt(5))  # as torch draws a linear map, and as PEFT does
         self.train(base.training)
 
     def forward(self, x: Tensor) -> Tensor:
         """Map x [..., in] to [..., out]."""
-        thin = F.linear(F.linear(self.drop(x), self.down), self.up)
-        return self.base(x) + thin * self.choice.scale
+        thin = F.linear(F.linear(self.drop(x), self.lora_a), self.lora_b)
+        return self.base(x) + thin * self.config.scale
 
     @torch.no_grad()
-    def fold(self) -> nn.Linear:
+    def merged(self) -> nn.Linear:
         """Return the map as it was, with the sum of both matrices in it.
 
         The old matrix stays as it is, for an engine that shares it and adds the thin map itself.
         """
-        weight = torch.addmm(self.base.weight, self.up, self.down, alpha=self.choice.scale)
+        weight = torch.addmm(self.base.weight, self.lora_b, self.lora_a, alpha=self.config.scale)
         self.base.weight = nn.Parameter(weight)
         return self.base
 
@@ -87,11 +87,11 @@ def attach(model: nn.Module, choice: LoRA) -> None:
     >>> [(name, list(weight.shape)) for name, weight in model.named_parameters() if weight.requires_grad]
     [('stack.blocks.0.attention.layer.query.down', [2, 64]), ('stack.blocks.0.attention.layer.query.up', [64, 2])]
     """
-    maps = block_maps(model)
+    maps = block_linears(model)
     known = sorted({_last(name) for name in maps})
     for target in choice.targets:
         if target not in (EVERY, *known):
-            raise InputError(f"targets names {target!r}, but the blocks have no such map; {nearest(target, known)}")
+            raise InputError(f"targets names {target!r}, but the blocks have no such map; {did_you_mean(target, known)}")
     model.requires_grad_(False)
     for name, base in maps.items():
         if EVERY in choice.targets or _last(name) in choice.targets:
@@ -110,11 +110,11 @@ def merge(model: nn.Module) -> None:
     'Linear'
     """
     for name, layer in _some_attached(model).items():
-        _exchange(model, name, layer.fold())
+        _exchange(model, name, layer.merged())
     model.requires_grad_(True)
 
 
-def adapter(model: nn.Module) -> dict[str, Tensor]:
+def adapter_state_dict(model: nn.Module) -> dict[str, Tensor]:
     """Return the thin maps, by their names in the model: all that LoRA has trained.
 
     >>> from glasshouse.models import build
@@ -124,7 +124,7 @@ def adapter(model: nn.Module) -> dict[str, Tensor]:
     >>> sorted(adapter(model))
     ['stack.blocks.0.attention.layer.out.down', 'stack.blocks.0.attention.layer.out.up']
     """
-    layers = attached(model).items()
+    layers = lora_layers(model).items()
     return {f"{name}.{end}": getattr(layer, end).detach() for name, layer in layers for end in ("down", "up")}
 
 
@@ -141,7 +141,7 @@ def load_adapter(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
     True
     """
     _some_attached(model)
-    own = adapter(model)
+    own = adapter_state_dict(model)
     if odd := sorted(own.keys() ^ tensors.keys()):
         where = "the adapter lacks" if odd[0] in own else "the model lacks"
         raise InputError(f"{where} {odd[0]} ({len(odd)} differ in all); attach what the adapter was trained with.")
@@ -155,14 +155,14 @@ def load_adapter(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
         weight.copy_(tensors[name])
 
 
-def attached(model: nn.Module) -> dict[str, LoRALinear]:
+def lora_layers(model: nn.Module) -> dict[str, LoRALinear]:
     """Return the maps of a model that have a thin one beside them, by name."""
     return {name: module for name, module in model.named_modules() if isinstance(module, LoRALinear)}
 
 
-def block_maps(model: nn.Module) -> dict[str, nn.Linear]:
+def block_linears(model: nn.Module) -> dict[str, nn.Linear]:
     """Return the linear maps in the blocks of a model without LoRA, by name: those that can get it."""
-    if attached(model):
+    if lora_layers(model):
         raise InputError("the model has LoRA attached already; merge it first.")
     return {
         f"{above}.{name}": module
@@ -174,7 +174,7 @@ def block_maps(model: nn.Module) -> dict[str, nn.Linear]:
 
 
 def _some_attached(model: nn.Module) -> dict[str, LoRALinear]:
-    layers = attached(model)
+    layers = lora_layers(model)
     if not layers:
         raise InputError("the model has no LoRA; attach it first.")
     return layers
@@ -188,7 +188,7 @@ def _exchange(model: nn.Module, name: str, heir: nn.Module) -> None:
     """Put a module in the place of another, which hands its hooks over: the dictionaries, where handles find them."""
     above, _, last = name.rpartition(".")
     former = model.get_submodule(name)
-    for hooks in HOOKS:
+    for hooks in HOOK_ATTRIBUTES:
         handed, other = getattr(former, hooks), getattr(heir, hooks)
         setattr(heir, hooks, handed)
         setattr(former, hooks, other)

@@ -13,14 +13,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from glasshouse.layers.joined import join
-from glasshouse.layers.twin import Make, swap
+from glasshouse.layers.joined import fuse_linears
+from glasshouse.layers.twin import MakeLinear, swap_linears
 
 FEWEST_ROWS = 4  # with fewer the plain product is faster
 LEAST_WORK = 2**22  # products of two numbers; with fewer the call costs more than it saves
 
 
-class ColumnLinear(nn.Module):
+class ColumnMajorLinear(nn.Module):
     """A linear map that holds its matrix column by column, for products of a single row.
 
     Such a product is then the sum of the columns, each times a number of the row, and no sum crosses a register.
@@ -42,7 +42,7 @@ class ColumnLinear(nn.Module):
         return y.view(*x.shape[:-1], -1)
 
 
-class PackedLinear(nn.Module):
+class PrepackedLinear(nn.Module):
     """A linear map that holds its matrix in oneDNN's order, for products of four rows and more, without gradients.
 
     `can_pack` says whether this build of torch has what it needs.
@@ -61,7 +61,7 @@ class PackedLinear(nn.Module):
         return product
 
 
-def pack(tree: nn.Module, rows: int) -> None:
+def prepack_linears(tree: nn.Module, rows: int) -> None:
     """Lay out, in a second tree, each matrix that gains by it where so many rows are multiplied at once.
 
     >>> from glasshouse.layers.twin import share
@@ -73,17 +73,17 @@ def pack(tree: nn.Module, rows: int) -> None:
     ...     torch.allclose(twin(x), model(x), atol=1e-5)
     True
     """
-    make: Make
+    make: MakeLinear
     if rows == 1:
-        make = lambda weight, bias: ColumnLinear(weight, bias) if fits(weight) else None  # noqa: E731
-    elif rows >= FEWEST_ROWS and can_pack():
+        make = lambda weight, bias: ColumnMajorLinear(weight, bias) if fits(weight) else None  # noqa: E731
+    elif rows >= FEWEST_ROWS and can_prepack():
         least = LEAST_WORK // rows
-        make = lambda weight, bias: PackedLinear(weight, bias) if fits(weight, least) else None  # noqa: E731
+        make = lambda weight, bias: PrepackedLinear(weight, bias) if fits(weight, least) else None  # noqa: E731
     else:
         return
     if all(fits(one) for one in tree.parameters()):
-        join(tree, make)
-    swap(tree, make)
+        fuse_linears(tree, make)
+    swap_linears(tree, make)
 
 
 def fits(weight: Tensor, least: int = 0) -> bool:
@@ -92,7 +92,7 @@ def fits(weight: Tensor, least: int = 0) -> bool:
 
 
 @functools.cache
-def can_pack() -> bool:
+def can_prepack() -> bool:
     """Whether this build of torch packs matrices, tried once on a small one."""
     try:
         # Elsewhere the operators may be there with no more than a reference behind them, unless ARM's library is too.
@@ -100,6 +100,6 @@ def can_pack() -> bool:
             return False
         x, weight = torch.eye(FEWEST_ROWS, 16), torch.arange(256.0).view(16, 16)
         with torch.no_grad():
-            return PackedLinear(weight)(x).equal(weight.T[:FEWEST_ROWS])
+            return PrepackedLinear(weight)(x).equal(weight.T[:FEWEST_ROWS])
     except (AttributeError, RuntimeError):
         return False

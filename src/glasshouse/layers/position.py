@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from glasshouse import spec
 from glasshouse.errors import InputError
-from glasshouse.layers.embedding import Table
+from glasshouse.layers.embedding import Embedding
 
 Rotate = Callable[[Tensor], Tensor]
 
@@ -52,7 +52,7 @@ def make_position(
         case spec.Learned(offset):
             return LearnedPosition(max_len, d_model, offset)
         case spec.Rotary(theta, layout, scaling):
-            turn = turn_halves if layout == "halves" else turn_pairs
+            turn = rotate_halves if layout == "halves" else rotate_interleaved
             return RotaryPosition(d_head, theta, turn, scaling)
         case spec.Relative(n_buckets, max_distance):
             return RelativePosition(n_heads, n_buckets, max_distance, causal)
@@ -91,7 +91,7 @@ class LearnedPosition(Position):
         super().__init__()
         self.max_len = max_len
         self.offset = offset
-        self.table = Table(max_len + offset, d_model)
+        self.table = Embedding(max_len + offset, d_model)
 
     def embed(self, x: Tensor, positions: Tensor) -> Tensor:
         """Add the vector of each position; refuse one the table does not have."""
@@ -110,13 +110,13 @@ class RotaryPosition(Position):
         self,
         d_head: int,
         theta: float,
-        turn: Callable[[Tensor, Tensor, Tensor], Tensor],
-        scaling: spec.NoScaling | spec.Linear | spec.Llama3 | spec.Yarn,
+        rotate_pairs: Callable[[Tensor, Tensor, Tensor], Tensor],
+        scaling: spec.NoScaling | spec.LinearScaling | spec.Llama3Scaling | spec.YarnScaling,
     ) -> None:
         super().__init__()
         self.d_head = d_head
         self.theta = theta
-        self.turn = turn
+        self.rotate_pairs = rotate_pairs
         self.rescale, self.attention_factor = make_scaling(scaling, d_head, theta)
 
     def rotation(self, positions: Tensor, dtype: torch.dtype) -> Rotate:
@@ -126,33 +126,33 @@ class RotaryPosition(Position):
         frequencies = self.rescale(1.0 / self.theta ** (pairs / self.d_head))
         angles = positions[:, None, :, None].float() * frequencies  # [B, 1, S, d / 2]
         cos, sin = (angles.cos() * self.attention_factor).to(dtype), (angles.sin() * self.attention_factor).to(dtype)
-        return lambda x: self.turn(x, cos, sin)
+        return lambda x: self.rotate_pairs(x, cos, sin)
 
 
-def turn_halves(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+def rotate_halves(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Turn the pairs (k, k + d/2): the layout of published Llama weights."""
     a, b = x.chunk(2, dim=-1)
     return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1).to(x.dtype)
 
 
-def turn_pairs(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+def rotate_interleaved(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Turn the pairs (2k, 2k + 1): the layout of the paper."""
     a, b = x[..., 0::2], x[..., 1::2]
     return torch.stack((a * cos - b * sin, b * cos + a * sin), dim=-1).flatten(-2).to(x.dtype)
 
 
 def make_scaling(
-    choice: spec.NoScaling | spec.Linear | spec.Llama3 | spec.Yarn, d_head: int, theta: float
+    choice: spec.NoScaling | spec.LinearScaling | spec.Llama3Scaling | spec.YarnScaling, d_head: int, theta: float
 ) -> tuple[Callable[[Tensor], Tensor], float]:
     """Return how the frequencies [d / 2] change for longer texts, and what the turned vectors are multiplied by."""
     match choice:
         case spec.NoScaling():
             return _unchanged, 1.0
-        case spec.Linear(factor):
-            return functools.partial(scale_all, factor=factor), 1.0
-        case spec.Llama3(factor, low, high, original):
-            return functools.partial(scale_by_turns, factor=factor, low=low, high=high, original=original), 1.0
-        case spec.Yarn(factor, original, fast, slow, attention_factor):
+        case spec.LinearScaling(factor):
+            return functools.partial(linear_scaling, factor=factor), 1.0
+        case spec.Llama3Scaling(factor, low, high, original):
+            return functools.partial(llama3_scaling, factor=factor, low=low, high=high, original=original), 1.0
+        case spec.YarnScaling(factor, original, fast, slow, attention_factor):
 
             def pair_with(turns: float) -> float:  # over the trained length
                 return d_head * math.log(original / (turns * 2 * math.pi)) / (2 * math.log(theta))
@@ -160,25 +160,25 @@ def make_scaling(
             first = max(math.floor(pair_with(fast)), 0)
             last = min(math.ceil(pair_with(slow)), d_head - 1)
             published = 0.1 * math.log(factor) + 1.0 if factor > 1 else 1.0
-            rescale = functools.partial(scale_by_pair, factor=factor, first=first, last=last)
+            rescale = functools.partial(yarn_scaling, factor=factor, first=first, last=last)
             return rescale, published if attention_factor is None else attention_factor
         case _:
             assert_never(choice)
 
 
-def scale_all(frequencies: Tensor, factor: float) -> Tensor:
+def linear_scaling(frequencies: Tensor, factor: float) -> Tensor:
     """Slow every pair down."""
     return frequencies / factor
 
 
-def scale_by_turns(frequencies: Tensor, factor: float, low: float, high: float, original: int) -> Tensor:
+def llama3_scaling(frequencies: Tensor, factor: float, low: float, high: float, original: int) -> Tensor:
     """Slow down pairs of few full turns over the original length, keep those of many, and blend between."""
     turns = original * frequencies / (2 * math.pi)
     keep = ((turns - low) / (high - low)).clamp(0, 1)
     return frequencies * keep + frequencies / factor * (1 - keep)
 
 
-def scale_by_pair(frequencies: Tensor, factor: float, first: int, last: int) -> Tensor:
+def yarn_scaling(frequencies: Tensor, factor: float, first: int, last: int) -> Tensor:
     """Keep pairs up to the first, slow down those from the last on, and blend between."""
     index = torch.arange(len(frequencies), device=frequencies.device, dtype=torch.float32)
     keep = 1 - ((index - first) / max(last - first, 0.001)).clamp(0, 1)
@@ -190,7 +190,7 @@ class RelativePosition(Position):
 
     def __init__(self, n_heads: int, n_buckets: int, max_distance: int, causal: bool) -> None:
         super().__init__()
-        self.table = Table(n_buckets, n_heads)
+        self.table = Embedding(n_buckets, n_heads)
         self.max_distance = max_distance
         self.causal = causal
 

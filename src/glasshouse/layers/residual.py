@@ -14,7 +14,7 @@ from glasshouse.layers.norm import make_norm
 class PreNorm(nn.Module):
     """Norm before the layer: the stream itself is never normalised."""
 
-    def __init__(self, s: spec.Transformer, layer: nn.Module) -> None:
+    def __init__(self, s: spec.TransformerSpec, layer: nn.Module) -> None:
         super().__init__()
         self.norm = make_norm(s.norm, s.d_model)
         self.layer = layer
@@ -28,7 +28,7 @@ class PreNorm(nn.Module):
 class PostNorm(nn.Module):
     """Norm after the sum, as in the original."""
 
-    def __init__(self, s: spec.Transformer, layer: nn.Module) -> None:
+    def __init__(self, s: spec.TransformerSpec, layer: nn.Module) -> None:
         super().__init__()
         self.layer = layer
         self.drop = nn.Dropout(s.dropout)
@@ -42,7 +42,7 @@ class PostNorm(nn.Module):
 class SandwichNorm(nn.Module):
     """Norm before the layer and on what it adds."""
 
-    def __init__(self, s: spec.Transformer, layer: nn.Module) -> None:
+    def __init__(self, s: spec.TransformerSpec, layer: nn.Module) -> None:
         super().__init__()
         self.norm = make_norm(s.norm, s.d_model)
         self.layer = layer
@@ -54,9 +54,9 @@ class SandwichNorm(nn.Module):
         return x + self.drop(self.norm_out(self.layer(self.norm(x), ctx)))
 
 
-def make_residual(s: spec.Transformer, layer: nn.Module) -> PreNorm | PostNorm | SandwichNorm:
+def make_residual(s: spec.TransformerSpec, layer: nn.Module) -> PreNorm | PostNorm | SandwichNorm:
     """Wrap a sublayer as the spec's order of norms says."""
-    match s.norm_order:
+    match s.norm_placement:
         case "before":
             return PreNorm(s, layer)
         case "after":

@@ -13,17 +13,17 @@ from typing import Any, TypeVar, cast
 from torch import Tensor, nn
 
 Tree = TypeVar("Tree", bound=nn.Module)
-HOOKS = (  # what torch keeps of those that are called around a module's forward pass
+HOOK_ATTRIBUTES = (  # what torch keeps of those that are called around a module's forward pass
     "_forward_hooks",
     "_forward_hooks_with_kwargs",
     "_forward_hooks_always_called",
     "_forward_pre_hooks",
     "_forward_pre_hooks_with_kwargs",
 )
-Make = Callable[[Tensor, Tensor | None], nn.Module | None]  # a linear map of a weight and a bias; None: leave it
+MakeLinear = Callable[[Tensor, Tensor | None], nn.Module | None]  # a linear map of a weight and a bias; None: leave it
 
 
-class Unembedding(nn.Module):
+class SwappedUnembedding(nn.Module):
     """The head over a vocabulary in a second tree: its matrix product is a module of its own."""
 
     def __init__(self, transform: nn.Module, scale: float, product: nn.Module) -> None:
@@ -38,7 +38,7 @@ class Unembedding(nn.Module):
         return self.product(x if self.scale == 1.0 else x * self.scale)
 
 
-def share(tree: Tree) -> Tree:
+def clone_sharing_parameters(tree: Tree) -> Tree:
     """Return a second tree of the same modules around the same parameters, to put other modules in.
 
     Hooks come along, so that what looks into a model or changes it does so in its twin.
@@ -54,26 +54,26 @@ def share(tree: Tree) -> Tree:
     return twin
 
 
-def swap(tree: nn.Module, make: Make) -> None:
+def swap_linears(tree: nn.Module, make: MakeLinear) -> None:
     """Put what `make` returns for a weight and a bias in the place of each linear map and of the head's product."""
     for module in list(tree.modules()):
         for name, child in list(module.named_children()):
             if type(child) is nn.Linear and (made := make(child.weight, child.bias)) is not None:
-                replace(module, name, made)
+                replace_module(module, name, made)
     model = cast(Any, tree)
     head: Any = getattr(tree, "head", None)
     if hasattr(head, "matrix") and (made := make(head.matrix(model.token.table.weight), head.bias)) is not None:
-        replace(tree, "head", Unembedding(head.transform, head.scale, made))
+        replace_module(tree, "head", SwappedUnembedding(head.transform, head.scale, made))
 
 
-def replace(module: nn.Module, name: str, heir: nn.Module) -> None:
+def replace_module(module: nn.Module, name: str, heir: nn.Module) -> None:
     """Put a module that takes and gives the same in the place of a child, hooks and all."""
     child = module.get_submodule(name)
-    for hooks in HOOKS:
+    for hooks in HOOK_ATTRIBUTES:
         getattr(heir, hooks).update(getattr(child, hooks))
     setattr(module, name, heir)
 
 
-def is_watched(module: nn.Module) -> bool:
+def has_hooks(module: nn.Module) -> bool:
     """Whether someone has put a hook on a module."""
-    return any(getattr(module, hooks) for hooks in HOOKS)
+    return any(getattr(module, hooks) for hooks in HOOK_ATTRIBUTES)

@@ -3,9 +3,9 @@
 from glasshouse.models.assembly import Model, build
 from glasshouse.models.decoder import Decoder
 from glasshouse.models.encoder import Encoder
-from glasshouse.models.grafting import with_labels, with_vocabulary
-from glasshouse.models.integrity import weights_of
-from glasshouse.models.pairing import check_pair
+from glasshouse.models.grafting import with_classifier, with_tokenizer
+from glasshouse.models.integrity import checked_parameters
+from glasshouse.models.pairing import check_tokenizer
 from glasshouse.models.seq2seq import Seq2Seq
 
 __all__ = [
@@ -14,8 +14,8 @@ __all__ = [
     "Model",
     "Seq2Seq",
     "build",
-    "check_pair",
-    "weights_of",
-    "with_labels",
-    "with_vocabulary",
+    "check_tokenizer",
+    "checked_parameters",
+    "with_classifier",
+    "with_tokenizer",
 ]

@@ -11,7 +11,7 @@ from glasshouse import spec
 from glasshouse.errors import ConfigError
 from glasshouse.models.decoder import Decoder
 from glasshouse.models.encoder import Encoder
-from glasshouse.models.initialise import initialise
+from glasshouse.models.initialise import init_weights
 from glasshouse.models.seq2seq import Seq2Seq
 
 Model = Decoder | Encoder | Seq2Seq
@@ -37,19 +37,19 @@ def build(s: spec.Spec, *, device: Device = None, dtype: torch.dtype | str = tor
     >>> sum(weight.numel() for weight in model.parameters())
     106880
     """
-    device = machine.find(torch.get_default_device() if device is None else device)
-    dtype = machine.float_type(dtype)
+    device = machine.resolve(torch.get_default_device() if device is None else device)
+    dtype = machine.parse_dtype(dtype)
     if device.type != "meta":
-        check_fits(s, device, dtype)
+        check_memory(s, device, dtype)
     with torch.device("meta"):  # torch's own first values would be drawn and thrown away
-        model = outline(s).to(dtype)
+        model = instantiate(s).to(dtype)
     if device.type != "meta":
         model.to_empty(device=device)
-        initialise(model, s)
+        init_weights(model, s)
     return model
 
 
-def outline(s: spec.Spec) -> Model:
+def instantiate(s: spec.Spec) -> Model:
     """Make the modules of a spec."""
     match s:
         case spec.DecoderSpec():
@@ -62,7 +62,7 @@ def outline(s: spec.Spec) -> Model:
             assert_never(s)
 
 
-def check_fits(s: spec.Spec, device: torch.device, dtype: torch.dtype) -> None:
+def check_memory(s: spec.Spec, device: torch.device, dtype: torch.dtype) -> None:
     """Refuse a spec whose weights alone are more than the device's memory."""
     count = spec.count_parameters(s)
     needed, there = count * dtype.itemsize, machine.memory_bytes(device)

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from glasshouse import spec
 from glasshouse.layers.cache import Cache
 from glasshouse.layers.embedding import TokenEmbedding
-from glasshouse.layers.layout import lay_out
+from glasshouse.layers.layout import make_layout
 from glasshouse.models.heads import make_head
 from glasshouse.models.stack import Stack
 
@@ -26,11 +26,11 @@ class Decoder(nn.Module):
     def __init__(self, s: spec.DecoderSpec) -> None:
         super().__init__()
         self.spec = s
-        self.token = TokenEmbedding(s)
+        self.token_embedding = TokenEmbedding(s)
         self.stack = Stack(s, s.n_layers, causal=True)
         self.head = make_head(s)
-        self.tokenizer: str | None = None  # the fingerprint of the one it was trained with; another is refused
-        self.beside: dict[str, Any] = {}  # what was published with the weights, by file, for whoever saves them again
+        self.tokenizer_fingerprint: str | None = None  # the fingerprint of the one it was trained with; another is refused
+        self.extra_files: dict[str, Any] = {}  # what was published with the weights, by file, for whoever saves them again
 
     def forward(
         self,
@@ -39,9 +39,9 @@ class Decoder(nn.Module):
         lengths: Tensor | None = None,
         mask: Tensor | None = None,
         documents: Tensor | None = None,
-        prefix: Tensor | None = None,
+        prefix_lengths: Tensor | None = None,
         cache: Cache | None = None,
-        keep: Tensor | None = None,
+        logits_to_keep: Tensor | None = None,
     ) -> Tensor:
         """Map ids [B, S] to logits [B, S, V] of the token after each.
 
@@ -49,17 +49,17 @@ class Decoder(nn.Module):
         row, `prefix` [B] counts leading tokens that see each other both ways. With a `cache` the ids go on where
         the last call ended. `keep` names the places along the row whose logits are wanted, if not all are.
         """
-        x = self.token(ids)
-        start = None if cache is None else cache.start()
-        layout = lay_out(ids, lengths=lengths, mask=mask, documents=documents, prefix=prefix, start=start)
+        x = self.token_embedding(ids)
+        start = None if cache is None else cache.start_positions()
+        layout = make_layout(ids, lengths=lengths, mask=mask, documents=documents, prefix_lengths=prefix_lengths, start=start)
         x = self.stack(x, layout, cache)
-        if keep is not None:
-            x = x[:, keep]
-        return self.head(x, layout, self.token.table.weight)
+        if logits_to_keep is not None:
+            x = x[:, logits_to_keep]
+        return self.head(x, layout, self.token_embedding.table.weight)
 
     def make_cache(self, batch: int, max_len: int, *, chunk: int | None = None) -> Cache:
         """Make room for the keys and values of `max_len` tokens in each of `batch` rows.
 
         Where no call will bring more than `chunk` tokens a row, layers with a window keep little more than that.
         """
-        return Cache(self.spec, batch, max_len, chunk=chunk, like=self.token.table.weight)
+        return Cache(self.spec, batch, max_len, chunk=chunk, like=self.token_embedding.table.weight)

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from glasshouse import spec
 from glasshouse.layers.embedding import NoSegments, SegmentEmbedding, TokenEmbedding
-from glasshouse.layers.layout import lay_out
+from glasshouse.layers.layout import make_layout
 from glasshouse.models.heads import make_head
 from glasshouse.models.stack import Stack
 
@@ -25,12 +25,12 @@ class Encoder(nn.Module):
     def __init__(self, s: spec.EncoderSpec) -> None:
         super().__init__()
         self.spec = s
-        self.token = TokenEmbedding(s)
+        self.token_embedding = TokenEmbedding(s)
         self.segment = SegmentEmbedding(s.n_segments, s.d_model) if s.n_segments else NoSegments()
         self.stack = Stack(s, s.n_layers, causal=False)
         self.head = make_head(s)
-        self.tokenizer: str | None = None  # the fingerprint of the one it was trained with; another is refused
-        self.beside: dict[str, Any] = {}  # what was published with the weights, by file, for whoever saves them again
+        self.tokenizer_fingerprint: str | None = None  # the fingerprint of the one it was trained with; another is refused
+        self.extra_files: dict[str, Any] = {}  # what was published with the weights, by file, for whoever saves them again
 
     def forward(
         self,
@@ -46,7 +46,7 @@ class Encoder(nn.Module):
         `lengths` [B] or `mask` [B, S] (True: real) tell padding, `documents` [B, S] numbers texts packed in one
         row, `segments` [B, S] says which segment a token belongs to.
         """
-        x = self.segment(self.token(ids), segments)
-        layout = lay_out(ids, lengths=lengths, mask=mask, documents=documents)
+        x = self.segment(self.token_embedding(ids), segments)
+        layout = make_layout(ids, lengths=lengths, mask=mask, documents=documents)
         x = self.stack(x, layout)
-        return self.head(x, layout, self.token.table.weight)
+        return self.head(x, layout, self.token_embedding.table.weight)

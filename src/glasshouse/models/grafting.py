@@ -12,17 +12,17 @@ from glasshouse import spec
 from glasshouse.errors import InputError
 from glasshouse.models.assembly import Model, build
 from glasshouse.models.encoder import Encoder
-from glasshouse.models.heads import Vocabulary
-from glasshouse.models.initialise import initialise
-from glasshouse.models.integrity import weights_of
-from glasshouse.models.pairing import check_pair
+from glasshouse.models.heads import LMHead
+from glasshouse.models.initialise import init_weights
+from glasshouse.models.integrity import checked_parameters
+from glasshouse.models.pairing import check_tokenizer
 from glasshouse.text import Tokenizer
 
 GENERATION = "generation_config.json"  # it names ids, which mean nothing in another vocabulary
 
 
 @torch.no_grad()
-def with_vocabulary(model: Model, old: Tokenizer, new: Tokenizer) -> Model:
+def with_tokenizer(model: Model, old: Tokenizer, new: Tokenizer) -> Model:
     """Return a copy of a model that reads and writes the tokens of a new tokenizer in place of the old one's.
 
     A token that both have, by its text or else by its role, keeps its vector. A new one gets the mean of those that
@@ -37,24 +37,24 @@ def with_vocabulary(model: Model, old: Tokenizer, new: Tokenizer) -> Model:
     >>> torch.equal(grown.token.table.weight[263], model.token.table.weight[old.encode("be")].mean(0))
     True
     """
-    check_pair(model, old, "the old tokenizer")
+    check_tokenizer(model, old, "the old tokenizer")
     parts = [_parts(number, old, new) for number in range(len(new))]
     per_token = {"token.table.weight"}
-    if isinstance(model.head, Vocabulary):
+    if isinstance(model.head, LMHead):
         per_token |= {"head.weight", "head.bias"}
     weights = {
         name: _rows(weight, parts, sorted(old.ids)) if name in per_token else weight.clone()
-        for name, weight in weights_of(model).items()
+        for name, weight in checked_parameters(model).items()
     }
     grafted = build(_spec(model.spec, old, new), device="meta")
     _fill(grafted, weights, model)
-    grafted.tokenizer = new.fingerprint
-    grafted.beside = {name: values for name, values in model.beside.items() if name != GENERATION}
+    grafted.tokenizer_fingerprint = new.fingerprint
+    grafted.extra_files = {name: values for name, values in model.extra_files.items() if name != GENERATION}
     return grafted
 
 
 @torch.no_grad()
-def with_labels(model: Model, n_labels: int, *, tokens: bool = False) -> Encoder:
+def with_classifier(model: Model, n_labels: int, *, per_token: bool = False) -> Encoder:
     """Return a copy of an encoder with a new head for labels, drawn from torch's random generator.
 
     Where the old head makes one vector of a sequence, the new one does it in the same way; with `tokens` it labels
@@ -69,22 +69,22 @@ def with_labels(model: Model, n_labels: int, *, tokens: bool = False) -> Encoder
     """
     if not isinstance(model, Encoder):
         raise InputError(f"the model is a {model.spec.kind}, but labels need an encoder; begin with one of those.")
-    head: spec.SequenceLabel | spec.TokenLabel
+    head: spec.SequenceClassification | spec.TokenClassification
     match model.spec.head:
-        case _ if tokens:
-            head = spec.TokenLabel(n_labels)
-        case spec.Pooled(pooling, dense) | spec.SequenceLabel(_, pooling, dense):
-            head = spec.SequenceLabel(n_labels, pooling, dense)
+        case _ if per_token:
+            head = spec.TokenClassification(n_labels)
+        case spec.Pooled(pooling, dense) | spec.SequenceClassification(_, pooling, dense):
+            head = spec.SequenceClassification(n_labels, pooling, dense)
         case _:
-            head = spec.SequenceLabel(n_labels)
-    table = model.token.table.weight
+            head = spec.SequenceClassification(n_labels)
+    table = model.token_embedding.table.weight
     grafted = build(replace(model.spec, head=head), device="meta", dtype=table.dtype)
     grafted.head.to_empty(device=table.device)
-    initialise(grafted.head, grafted.spec)
+    init_weights(grafted.head, grafted.spec)
     fresh = {f"head.{name}": weight for name, weight in grafted.head.state_dict().items()}
-    kept = {name: weight.clone() for name, weight in weights_of(model).items() if not name.startswith("head.")}
+    kept = {name: weight.clone() for name, weight in checked_parameters(model).items() if not name.startswith("head.")}
     _fill(grafted, kept | fresh, model)
-    grafted.tokenizer = model.tokenizer
+    grafted.tokenizer_fingerprint = model.tokenizer_fingerprint
     return grafted
 
 
@@ -110,15 +110,15 @@ def _parts(number: int, old: Tokenizer, new: Tokenizer) -> list[int]:
     if (found := _namesakes(number, new, old)) or number in new.special_ids:  # how that is spelled means nothing
         return found
     try:
-        return old.encode(new.decode_bytes([number]), special=False)
+        return old.encode(new.decode_bytes([number]), add_special_tokens=False)
     except InputError:  # bytes that are no text by themselves, and the old tokenizer takes only text
         return []
 
 
 def _namesakes(number: int, here: Tokenizer, there: Tokenizer) -> list[int]:
     """Return the other tokenizer's id of the same token, or else its ids of the same roles."""
-    token = here.token(number)
-    same = there.id(token)
+    token = here.id_to_token(number)
+    same = there.token_to_id(token)
     # Byte-level vocabularies write bytes as letters, which are just letters in others.
     if same is not None and there.decode_bytes([same]) == here.decode_bytes([number]):
         return [same]

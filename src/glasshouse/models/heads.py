@@ -23,10 +23,10 @@ class NoHead(nn.Module):
         return x
 
 
-class Vocabulary(nn.Module):
+class LMHead(nn.Module):
     """Logits over the vocabulary: how well each token's vector fits."""
 
-    def __init__(self, s: spec.Transformer, transform: nn.Module, bias: bool) -> None:
+    def __init__(self, s: spec.TransformerSpec, transform: nn.Module, bias: bool) -> None:
         super().__init__()
         self.transform = transform
         self.scale = s.d_model**-0.5 if s.logit_scale else 1.0
@@ -36,17 +36,17 @@ class Vocabulary(nn.Module):
         """Map vectors x [B, S, D] to logits [B, S, V]."""
         x = self.transform(x)
         x = x if self.scale == 1.0 else x * self.scale
-        return F.linear(x, self.matrix(table), self.bias)
+        return F.linear(x, self.unembedding(table), self.bias)
 
-    def matrix(self, table: Tensor) -> Tensor:
+    def unembedding(self, table: Tensor) -> Tensor:
         """Return the unembedding [V, D]: tied, the token table itself."""
         return table
 
 
-class OwnVocabulary(Vocabulary):
+class UntiedLMHead(LMHead):
     """Logits through a matrix that is not the token table."""
 
-    def __init__(self, s: spec.Transformer, transform: nn.Module, bias: bool) -> None:
+    def __init__(self, s: spec.TransformerSpec, transform: nn.Module, bias: bool) -> None:
         super().__init__(s, transform, bias)
         self.weight = nn.Parameter(torch.empty(s.vocab_size, s.d_model))
 
@@ -55,7 +55,7 @@ class OwnVocabulary(Vocabulary):
         return self.weight
 
 
-class Pool(nn.Module):
+class Pooler(nn.Module):
     """One vector a sequence: its first real token's, its last's, or the mean of all."""
 
     def __init__(self, pooling: spec.Pooling, dense: nn.Module) -> None:
@@ -87,18 +87,18 @@ def mean_of_tokens(x: Tensor, real: Tensor) -> Tensor:
     return torch.where(real[..., None], x, 0).sum(1) / weight.sum(1).clamp(min=1)
 
 
-class Labels(nn.Module):
+class Classifier(nn.Module):
     """Logits over labels, for each token or for what a pool made of them."""
 
     def __init__(self, pool: nn.Module, d_model: int, n_labels: int, dropout: float) -> None:
         super().__init__()
         self.pool = pool
         self.drop = nn.Dropout(dropout)
-        self.classify = nn.Linear(d_model, n_labels)
+        self.classifier = nn.Linear(d_model, n_labels)
 
     def forward(self, x: Tensor, layout: Layout, table: Tensor) -> Tensor:
         """Map vectors x [B, S, D] to logits [B, n_labels], or [B, S, n_labels] without a pool."""
-        return self.classify(self.drop(self.pool(x, layout, table)))
+        return self.classifier(self.drop(self.pool(x, layout, table)))
 
 
 def make_head(s: spec.Spec) -> nn.Module:
@@ -111,18 +111,18 @@ def make_head(s: spec.Spec) -> nn.Module:
         case spec.NoHead():
             return NoHead()
         case spec.Pooled(pooling, with_dense):
-            return Pool(pooling, dense(with_dense))
+            return Pooler(pooling, dense(with_dense))
         case spec.NextToken(tied, bias):
-            return (Vocabulary if tied else OwnVocabulary)(s, nn.Identity(), bias)
+            return (LMHead if tied else UntiedLMHead)(s, nn.Identity(), bias)
         case spec.MaskedToken(tied, bias, True):
             activation, norm = make_activation(s.feedforward), make_norm(s.norm, s.d_model)
             transform = nn.Sequential(nn.Linear(s.d_model, s.d_model), activation, norm)
-            return (Vocabulary if tied else OwnVocabulary)(s, transform, bias)
+            return (LMHead if tied else UntiedLMHead)(s, transform, bias)
         case spec.MaskedToken(tied, bias):
-            return (Vocabulary if tied else OwnVocabulary)(s, nn.Identity(), bias)
-        case spec.SequenceLabel(n_labels, pooling, with_dense):
-            return Labels(Pool(pooling, dense(with_dense)), s.d_model, n_labels, s.dropout)
-        case spec.TokenLabel(n_labels):
-            return Labels(NoHead(), s.d_model, n_labels, s.dropout)
+            return (LMHead if tied else UntiedLMHead)(s, nn.Identity(), bias)
+        case spec.SequenceClassification(n_labels, pooling, with_dense):
+            return Classifier(Pooler(pooling, dense(with_dense)), s.d_model, n_labels, s.dropout)
+        case spec.TokenClassification(n_labels):
+            return Classifier(NoHead(), s.d_model, n_labels, s.dropout)
         case _:
             assert_never(s.head)

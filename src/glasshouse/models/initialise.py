@@ -8,12 +8,12 @@ from torch import Tensor, nn
 from glasshouse import spec
 from glasshouse.layers.attention import Attention, CrossAttention
 from glasshouse.layers.feedforward import FeedForward, GatedFeedForward
-from glasshouse.models.heads import OwnVocabulary
+from glasshouse.models.heads import UntiedLMHead
 from glasshouse.models.stack import Stack
 
 
 @torch.no_grad()
-def initialise(model: nn.Module, s: spec.Transformer) -> None:
+def init_weights(model: nn.Module, s: spec.TransformerSpec) -> None:
     """Fill every parameter: maps and tables by the spec's rule, norms with 1, biases with 0."""
     xavier = isinstance(s.init, spec.Xavier)
     std = getattr(s.init, "std", s.d_model**-0.5)
@@ -24,7 +24,7 @@ def initialise(model: nn.Module, s: spec.Transformer) -> None:
                 nn.init.xavier_uniform_(module.weight)
             case nn.Linear():
                 nn.init.normal_(module.weight, std=std)
-            case nn.Embedding() | OwnVocabulary():
+            case nn.Embedding() | UntiedLMHead():
                 nn.init.normal_(module.weight, std=std)
             case nn.LayerNorm() | nn.RMSNorm():
                 nn.init.ones_(module.weight)
@@ -33,7 +33,7 @@ def initialise(model: nn.Module, s: spec.Transformer) -> None:
 
     for stack in model.modules():
         if isinstance(stack, Stack):
-            for weight in (weights := stream_writers(stack)):
+            for weight in (weights := residual_projections(stack)):
                 match s.init:
                     case spec.DepthScaled():
                         weight.div_(len(weights) ** 0.5)
@@ -41,7 +41,7 @@ def initialise(model: nn.Module, s: spec.Transformer) -> None:
                         weight.zero_()
 
 
-def stream_writers(stack: Stack) -> list[Tensor]:
+def residual_projections(stack: Stack) -> list[Tensor]:
     """Return the matrices whose output is added to the residual stream."""
     writers = []
     for module in stack.modules():

@@ -7,7 +7,7 @@ from torch import nn
 
 from glasshouse.errors import InputError
 from glasshouse.layers.attend import Explicit, Fused
-from glasshouse.models.assembly import outline
+from glasshouse.models.assembly import instantiate
 from glasshouse.models.decoder import Decoder
 from glasshouse.models.encoder import Encoder
 from glasshouse.models.seq2seq import Seq2Seq
@@ -16,7 +16,7 @@ REMEDY = "put back what the spec builds (LoRA: by lora.merge)."
 KERNELS = Fused | Explicit  # which agree with each other
 
 
-def weights_of(model: nn.Module) -> dict[str, nn.Parameter]:
+def checked_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
     """Return the parameters of a model by name, if its modules are those that its spec builds.
 
     A saved model is loaded into modules built from its spec, so a model whose modules were replaced, added or removed
@@ -35,7 +35,7 @@ def weights_of(model: nn.Module) -> dict[str, nn.Parameter]:
     if not isinstance(model, Decoder | Encoder | Seq2Seq):
         raise InputError(f"the model is a {type(model).__name__}, but it must be one that glasshouse built.")
     with torch.device("meta"):
-        built = outline(model.spec)
+        built = instantiate(model.spec)
     _check_modules(_modules(model), _modules(built))
     weights = {_plain(name): weight for name, weight in model.named_parameters(remove_duplicate=False)}
     expected = dict(built.named_parameters())

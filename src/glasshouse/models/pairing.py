@@ -9,7 +9,7 @@ from glasshouse.models.seq2seq import Seq2Seq
 from glasshouse.text import Tokenizer
 
 
-def check_pair(model: Decoder | Encoder | Seq2Seq, tok: Tokenizer, name: str = "the tokenizer") -> None:
+def check_tokenizer(model: Decoder | Encoder | Seq2Seq, tok: Tokenizer, name: str = "the tokenizer") -> None:
     """Refuse a tokenizer that is another model's, by its fingerprint, or else by its size.
 
     A model that was just built knows of none, and takes any whose ids it has vectors for.
@@ -28,8 +28,8 @@ def check_pair(model: Decoder | Encoder | Seq2Seq, tok: Tokenizer, name: str = "
         raise InputError(
             f"{name} has {len(tok)} tokens, but vocab_size is {model.spec.vocab_size}, so it is another model's."
         )
-    if model.tokenizer not in (None, tok.fingerprint):
+    if model.tokenizer_fingerprint not in (None, tok.fingerprint):
         raise InputError(
             f"{name} ({tok.fingerprint[:12]}) is not the one that the model was trained with "
-            f"({str(model.tokenizer)[:12]}); use the one that was saved with the model."
+            f"({str(model.tokenizer_fingerprint)[:12]}); use the one that was saved with the model."
         )

@@ -11,7 +11,7 @@ from glasshouse.errors import InputError
 from glasshouse.layers.attention import CrossAttention
 from glasshouse.layers.cache import Cache
 from glasshouse.layers.embedding import TokenEmbedding
-from glasshouse.layers.layout import Layout, lay_out
+from glasshouse.layers.layout import Layout, make_layout
 from glasshouse.layers.mask import make_mask
 from glasshouse.models.heads import make_head
 from glasshouse.models.stack import Stack
@@ -29,12 +29,12 @@ class Seq2Seq(nn.Module):
     def __init__(self, s: spec.Seq2SeqSpec) -> None:
         super().__init__()
         self.spec = s
-        self.token = TokenEmbedding(s)
+        self.token_embedding = TokenEmbedding(s)
         self.encoder = Stack(s, s.n_encoder_layers, causal=False)
         self.decoder = Stack(s, s.n_layers, causal=True, cross=True)
         self.head = make_head(s)
-        self.tokenizer: str | None = None  # the fingerprint of the one it was trained with; another is refused
-        self.beside: dict[str, Any] = {}  # what was published with the weights, by file, for whoever saves them again
+        self.tokenizer_fingerprint: str | None = None  # the fingerprint of the one it was trained with; another is refused
+        self.extra_files: dict[str, Any] = {}  # what was published with the weights, by file, for whoever saves them again
 
     def forward(
         self,
@@ -48,7 +48,7 @@ class Seq2Seq(nn.Module):
         target_mask: Tensor | None = None,
         target_documents: Tensor | None = None,
         cache: Cache | None = None,
-        keep: Tensor | None = None,
+        logits_to_keep: Tensor | None = None,
     ) -> Tensor:
         """Map source ids [B, S] and the decoder's input [B, T], which is not shifted here, to logits [B, T, V].
 
@@ -57,9 +57,9 @@ class Seq2Seq(nn.Module):
         call ended, and a source of None stands for the one given before. `keep` names the places along the target
         whose logits are wanted, if not all are.
         """
-        x = self.token(target, "target")
-        start = None if cache is None else cache.start()
-        layout = lay_out(
+        x = self.token_embedding(target, "target")
+        start = None if cache is None else cache.start_positions()
+        layout = make_layout(
             target,
             lengths=target_lengths,
             mask=target_mask,
@@ -73,37 +73,37 @@ class Seq2Seq(nn.Module):
                 raise InputError(f"source has {len(source)} rows, but target has {len(target)}; give pairs.")
             if (documents is None) != (target_documents is None):
                 raise InputError("documents and target_documents go together; give both or neither.")
-            source_layout = lay_out(source, lengths=lengths, mask=mask, documents=documents)
-            memory = self.encoder(self.token(source, "source"), source_layout)
+            source_layout = make_layout(source, lengths=lengths, mask=mask, documents=documents)
+            memory = self.encoder(self.token_embedding(source, "source"), source_layout)
             if cache is not None:
-                self._remember(memory, source_layout, cache)
-        elif cache is None or not cache.heard:
+                self._cache_source(memory, source_layout, cache)
+        elif cache is None or not cache.has_source:
             raise InputError("source is None, but there is no cache that remembers one; give a source.")
         elif not (lengths is mask is documents is None):
             raise InputError("lengths, mask or documents were given without a source; give them with it.")
         if cache is not None:
-            memory, source_layout = None, cache.recall_layout()
-        flex = cache is None and self.decoder.takes_blocks(x.dtype)
+            memory, source_layout = None, cache.source_layout()
+        flex = cache is None and self.decoder.supports_flex(x.dtype)
         seen = make_mask(layout, source_layout, causal=False, dtype=x.dtype, flex=flex)
         x = self.decoder(x, layout, cache, memory, seen)
-        if keep is not None:
-            x = x[:, keep]
-        return self.head(x, layout, self.token.table.weight)
+        if logits_to_keep is not None:
+            x = x[:, logits_to_keep]
+        return self.head(x, layout, self.token_embedding.table.weight)
 
-    def read(self, source: Tensor, cache: Cache, *, lengths: Tensor | None = None) -> None:
+    def encode_source(self, source: Tensor, cache: Cache, *, lengths: Tensor | None = None) -> None:
         """Let a cache remember a source [B, S] for the targets to come, which are then given without one."""
-        layout = lay_out(source, lengths=lengths)
-        self._remember(self.encoder(self.token(source, "source"), layout), layout, cache)
+        layout = make_layout(source, lengths=lengths)
+        self._cache_source(self.encoder(self.token_embedding(source, "source"), layout), layout, cache)
 
-    def _remember(self, memory: Tensor, layout: Layout, cache: Cache) -> None:
-        cache.remember_layout(layout)
+    def _cache_source(self, memory: Tensor, layout: Layout, cache: Cache) -> None:
+        cache.store_source_layout(layout)
         for layer in self.decoder.modules():
             if isinstance(layer, CrossAttention):
-                cache.remember(layer.index, *layer.read(memory))
+                cache.store_source(layer.index, *layer.project_source(memory))
 
     def make_cache(
         self, batch: int, max_len: int, source_len: int | None = None, *, chunk: int | None = None
     ) -> Cache:
         """Make room for `max_len` target tokens and `source_len` (or as many) source tokens in each row."""
         source_len = max_len if source_len is None else source_len
-        return Cache(self.spec, batch, max_len, source_len, chunk=chunk, like=self.token.table.weight)
+        return Cache(self.spec, batch, max_len, source_len, chunk=chunk, like=self.token_embedding.table.weight)

@@ -20,12 +20,12 @@ from glasshouse.layers.position import make_position
 class Stack(nn.Module):
     """Positions, then blocks, then a norm."""
 
-    def __init__(self, s: spec.Transformer, n_layers: int, *, causal: bool, cross: bool = False) -> None:
+    def __init__(self, s: spec.TransformerSpec, n_layers: int, *, causal: bool, cross: bool = False) -> None:
         super().__init__()
         self.causal = causal
         self.softcap = s.attention_softcap
-        self.flexible = s.attention_softcap is None and s.d_head >= 16
-        self.group = s.n_heads // s.n_kv_heads
+        self.flex_capable = s.attention_softcap is None and s.d_head >= 16
+        self.queries_per_kv_head = s.n_heads // s.n_kv_heads
         self.attention_dropout = s.attention_dropout
         self.windows = sorted({s.window(index) for index in range(n_layers)})
         self.position = make_position(s.position, s.d_model, s.d_head, s.n_heads, s.max_len, causal)
@@ -44,7 +44,7 @@ class Stack(nn.Module):
         memory_mask: Mask | None = None,
     ) -> Tensor:
         """Map token vectors x [B, S, D], which stand as `layout` says, to vectors [B, S, D]."""
-        slots = {} if cache is None else cache.admit(layout)
+        slots = {} if cache is None else cache.slot_mapping(layout)
         rotate = self.position.rotation(layout.positions, x.dtype)
         ctx = Context(rotate, self.masks(layout, cache, x.dtype), cache, slots, memory, memory_mask)
 
@@ -59,7 +59,7 @@ class Stack(nn.Module):
         """Draw the mask of each window that a layer of this stack has."""
         masks = {}
         for window in self.windows:
-            keys = layout if cache is None else cache.held(layout, window)
+            keys = layout if cache is None else cache.key_layout(layout, window)
             bias = self.position.bias(layout.positions, keys.positions)
             masks[window] = make_mask(
                 layout,
@@ -68,26 +68,26 @@ class Stack(nn.Module):
                 dtype=dtype,
                 window=window,
                 bias=None if bias is None else bias.to(dtype),
-                flex=keys is layout and self.takes_blocks(dtype),
-                rows=None if cache is None else self.counted_rows(cache, layout.positions, dtype),
+                flex=keys is layout and self.supports_flex(dtype),
+                cache_rows=None if cache is None else self.decode_kernel_rows(cache, layout.positions, dtype),
             )
         return masks
 
-    def counted_rows(self, cache: Cache, positions: Tensor, dtype: torch.dtype) -> Tensor | None:
+    def decode_kernel_rows(self, cache: Cache, positions: Tensor, dtype: torch.dtype) -> Tensor | None:
         """Return the cache's rows where a mask may come as counts of what each sees.
 
         One kernel takes them, for a few queries a row, and it knows no soft-cap.
         """
-        queries = self.group * (1 if cache.places is not None else positions.shape[1])
-        return cache.rows if self.softcap is None and held.takes(positions.device, dtype, queries) else None
+        queries = self.queries_per_kv_head * (1 if cache.token_positions is not None else positions.shape[1])
+        return cache.rows if self.softcap is None and held.is_supported(positions.device, dtype, queries) else None
 
-    def mixes(self, like: Tensor) -> bool:
+    def supports_mixed_prefill(self, like: Tensor) -> bool:
         """Whether tokens of several rows may come in one row, each with its place: where counts say it all."""
         nothing = torch.zeros(1, 1, dtype=torch.long, device=like.device)
         plain = self.windows == [0] and self.position.bias(nothing, nothing) is None
         fused = not any(isinstance(layer, Explicit) for layer in self.modules())
-        return plain and fused and held.takes(like.device, like.dtype, self.group)
+        return plain and fused and held.is_supported(like.device, like.dtype, self.queries_per_kv_head)
 
-    def takes_blocks(self, dtype: torch.dtype) -> bool:
+    def supports_flex(self, dtype: torch.dtype) -> bool:
         """Whether a mask may come in blocks: FlexAttention takes no narrow heads, no float64 and no dropout."""
-        return self.flexible and dtype != torch.float64 and not (self.training and self.attention_dropout > 0)
+        return self.flex_capable and dtype != torch.float64 and not (self.training and self.attention_dropout > 0)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from glasshouse import spec
-from glasshouse.config import Settings, Table
+from glasshouse.config import Settings, JsonDict
 from glasshouse.models import Decoder, Encoder, Model, Seq2Seq
-from glasshouse.models.heads import Vocabulary
+from glasshouse.models.heads import LMHead
 from glasshouse.page.trace import Traces
 
 
@@ -18,7 +18,7 @@ class About(Settings):
     moment: str = ""
 
 
-def about(traces: Traces, ask: About) -> Table:
+def about(traces: Traces, ask: About) -> JsonDict:
     """Say what the model is, in the words of its spec, and which moments of it there are."""
     subject = traces.subject
     sitter = subject.at(ask.moment)
@@ -32,16 +32,16 @@ def about(traces: Traces, ask: About) -> Table:
         "n_encoder_layers": getattr(s, "n_encoder_layers", 0),
         "position": s.position.kind,
         "norm": s.norm.kind,
-        "norm_order": s.norm_order,
+        "norm_order": s.norm_placement,
         "feedforward": s.feedforward.kind,
         "head": s.head.kind,
         "parameters": spec.count_parameters(s),
         "attentions": _attentions(model),
-        "speaks": isinstance(model.head, Vocabulary),
+        "speaks": isinstance(model.head, LMHead),
         "writes": isinstance(model, Decoder | Seq2Seq) and isinstance(s.head, spec.NextToken),
         "hides": sitter.tok is not None and isinstance(model, Encoder) and sitter.tok.special_id("mask") is not None,
         "tokenizer": None if sitter.tok is None else repr(sitter.tok),
-        "merges": sitter.tok is not None and bool(sitter.tok.merges),
+        "merges": sitter.tok is not None and bool(sitter.tok.merge_ranks),
         "moments": subject.moments(),
         "places": {name: str(subject.folder(name)) for name in subject.moments() or [""]},
         "given": subject.given,
@@ -55,15 +55,15 @@ class Moments(Settings):
     """Which moments of the run are there by now?"""
 
 
-def moments(traces: Traces, ask: Moments) -> Table:
+def moments(traces: Traces, ask: Moments) -> JsonDict:
     """Name the moments that have weights, without loading any."""
     return {"moments": traces.subject.moments()}
 
 
-def _attentions(model: Model) -> list[Table]:
+def _attentions(model: Model) -> list[JsonDict]:
     """Name each kind of attention there is: its site, its layers, and what its queries and keys are."""
 
-    def kind(site: str, title: str, layers: int, queries: str, keys: str, causal: bool) -> Table:
+    def kind(site: str, title: str, layers: int, queries: str, keys: str, causal: bool) -> JsonDict:
         return {"site": site, "title": title, "layers": layers, "queries": queries, "keys": keys, "causal": causal}
 
     if isinstance(model, Seq2Seq):

@@ -8,7 +8,7 @@ from typing import Any
 from urllib.parse import urlencode
 
 from glasshouse import config
-from glasshouse.config import Table
+from glasshouse.config import JsonDict
 from glasshouse.models import Seq2Seq
 from glasshouse.page.following import Write, write
 from glasshouse.page.question import Question, Text
@@ -17,7 +17,7 @@ from glasshouse.page.trace import Traces
 
 WRITTEN = 48  # tokens that a target is given at first
 # As in static/state.js, where a comment says what each is.
-DEFAULTS: Table = {
+DEFAULTS: JsonDict = {
     "view": "text",
     "text": "",
     "target": "",
@@ -64,7 +64,7 @@ def fragment(state: Mapping[str, object]) -> str:
 def question_of(sitter: Sitter, state: Mapping[str, Any]) -> Question:
     """Return what a state asks of a model."""
     asked = {name: state[name] for name in ("text", "target", "added", "hidden")}
-    table: Table = {"asked": asked, "moment": state["moment"], "edits": state["edits"]}
+    table: JsonDict = {"asked": asked, "moment": state["moment"], "edits": state["edits"]}
     if state["other"] and any(one["kind"] == "patch" for one in state["edits"]):
         # In an encoder-decoder it is another source; the target is the same.
         pair = isinstance(sitter.model, Seq2Seq)
@@ -72,9 +72,9 @@ def question_of(sitter: Sitter, state: Mapping[str, Any]) -> Question:
     return config.parse(Question, table)
 
 
-def filled(traces: Traces, given: Mapping[str, object]) -> Table:
+def filled(traces: Traces, given: Mapping[str, object]) -> JsonDict:
     """Return a whole state: what was not given is as the page itself would begin."""
-    state: Table = {**DEFAULTS, **given}
+    state: JsonDict = {**DEFAULTS, **given}
     state["moment"] = state["moment"] or traces.subject.latest()
     sitter = traces.subject.at(state["moment"])
     if not state["text"] and not state["added"]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from torch import Tensor
 
 from glasshouse import spec
-from glasshouse.config import Settings, Table, require
+from glasshouse.config import Settings, JsonDict, require
 from glasshouse.errors import InputError
 from glasshouse.generation import generate
 from glasshouse.generation.beam import Node
@@ -17,7 +17,7 @@ from glasshouse.models import Seq2Seq
 from glasshouse.page import wire
 from glasshouse.page.question import Question, Text
 from glasshouse.page.trace import Trace, Traces
-from glasshouse.visible import clean
+from glasshouse.visible import escape_control
 
 WINDOW = 32  # tokens of source and of target that the page shows at once
 MOST_TOKENS = 256  # of source and of target that are answered at once
@@ -41,7 +41,7 @@ class Alignment(Settings):
             require(ok, name, list(span), f"two places, at most {MOST_TOKENS} apart")
 
 
-def alignment(traces: Traces, ask: Alignment) -> Table:
+def alignment(traces: Traces, ask: Alignment) -> JsonDict:
     """Return cross-attention weights [target, source] of one head, or their mean over heads and layers."""
     trace = _pair(traces, ask.question)
     s = trace.model.spec
@@ -86,7 +86,7 @@ class Beams(Settings):
         require(1 <= self.max_new_tokens <= MOST_SEARCHED, "max_new_tokens", self.max_new_tokens, most)
 
 
-def beams(traces: Traces, ask: Beams) -> Table:
+def beams(traces: Traces, ask: Beams) -> JsonDict:
     """Return the tree of a search, parents first, and what it found, best first."""
     trace = _pair(traces, ask.question)
     model, tok = trace.model, trace.tok
@@ -115,7 +115,7 @@ def beams(traces: Traces, ask: Beams) -> Table:
                 "total": node.total,
                 "score": node.score,
                 "step": node.step,
-                "fate": node.fate,
+                "fate": node.outcome,
             }
             for node, name in zip(tree, wire.tokens([node.token for node in tree], tok), strict=True)
         ],
@@ -123,10 +123,10 @@ def beams(traces: Traces, ask: Beams) -> Table:
     }
 
 
-def _hypothesis(one: Completion, tree: list[Node], trace: Trace) -> Table:
+def _hypothesis(one: Completion, tree: list[Node], trace: Trace) -> JsonDict:
     return {
         "ids": one.ids,
-        "text": clean(one.text),
+        "text": escape_control(one.text),
         "tokens": wire.tokens(one.ids, trace.tok),
         "score": one.score,
         "finish_reason": one.finish_reason,
@@ -142,7 +142,7 @@ def path_of(one: Completion, tree: list[Node]) -> list[int]:
         path.append(children[path[-1] if path else None, token])
     last = path[-1] if path else None
     if one.finish_reason == "stop":
-        ends = [at for at, node in enumerate(tree) if (node.parent, node.fate) == (last, "ended")]
+        ends = [at for at, node in enumerate(tree) if (node.parent, node.outcome) == (last, "ended")]
         path += [at for at in ends if tree[at].score == one.score][:1]
     return path
 
@@ -156,12 +156,12 @@ def _pair(traces: Traces, question: Question) -> Trace:
     return trace
 
 
-def opening(traces: Traces, question: Question, state: Table) -> list[tuple[str, Table]]:
+def opening(traces: Traces, question: Question, state: JsonDict) -> list[tuple[str, JsonDict]]:
     """Return what the view asks when it opens, and when the other means are chosen."""
     trace = _pair(traces, question)
     s = trace.model.spec
     layer, head = min(state["layer"], s.n_layers - 1), min(state["head"], s.n_heads - 1)
-    shown: Table = {"question": question.table()}
+    shown: JsonDict = {"question": question.table()}
     for name, place, row in zip(("source", "target"), (state["key"], state["token"]), trace.inputs, strict=True):
         start = min(place, row.shape[1] - 1) // WINDOW * WINDOW
         shown[name] = [start, start + WINDOW]

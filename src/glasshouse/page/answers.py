@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from glasshouse.config import Table
+from glasshouse.config import JsonDict
 from glasshouse.page import about, alignment, attention, experiment, following, progress, steps, stream, text
 from glasshouse.page.trace import Traces
 
@@ -14,7 +14,7 @@ class Answer(NamedTuple):
     """What a question must look like, and what answers it."""
 
     ask: type
-    give: Callable[[Traces, Any], Table]
+    give: Callable[[Traces, Any], JsonDict]
     waits: bool = True  # for its turn with the model
 
 

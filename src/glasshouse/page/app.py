@@ -38,7 +38,7 @@ class Desk:
         """Answer one question by its name."""
         name = request.path_params["name"]
         if name not in ASKS:
-            return _said(f"the page has no answer {name!r}; {config.nearest(name, ASKS)}", 404)
+            return _said(f"the page has no answer {name!r}; {config.did_you_mean(name, ASKS)}", 404)
         try:
             body = await _body(request)
         except ClientDisconnect:

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from glasshouse.config import Settings, Table, nearest, require
+from glasshouse.config import Settings, JsonDict, did_you_mean, require
 from glasshouse.errors import InputError
-from glasshouse.inspection import Map, head_scores, sites
+from glasshouse.inspection import AttentionMap, head_scores, sites
 from glasshouse.inspection.patterns import softcap_of
-from glasshouse.inspection.scoring import name_heads
+from glasshouse.inspection.scoring import classify_heads
 from glasshouse.layers.mask import Mask
 from glasshouse.models import Seq2Seq
 from glasshouse.page import wire
@@ -42,7 +42,7 @@ class Maps(Settings):
     layer: int = 0
 
 
-def maps(traces: Traces, ask: Maps) -> Table:
+def maps(traces: Traces, ask: Maps) -> JsonDict:
     """Return a small map of each head, [head, row, column]: a cell is the largest weight among those it covers.
 
     A byte is 0 where no query may look, else 1 + 254 times the root of the weight, which keeps small weights apart.
@@ -78,7 +78,7 @@ class Tile(Settings):
     column: int = 0
 
 
-def tile(traces: Traces, ask: Tile) -> Table:
+def tile(traces: Traces, ask: Tile) -> JsonDict:
     """Return a tile of one head's map, a cell being the largest weight in a square of 2 ** level; -1 is unseen."""
     found = _map(traces.of(ask.question), ask.attention, ask.layer, ask.head)
     queries, keys = found.shape[2:]
@@ -100,7 +100,7 @@ def tile(traces: Traces, ask: Tile) -> Table:
     return {"cells": wire.packed(cells)}
 
 
-def _pooled(found: Map, ask: Tile, keys: slice) -> Tensor:
+def _pooled(found: AttentionMap, ask: Tile, keys: slice) -> Tensor:
     """Return the cells of a tile's rows, over some keys: worked out a strip at a time."""
     side = 2**ask.level
     first, last = ask.row * TILE * side, min((ask.row + 1) * TILE * side, found.shape[2])
@@ -129,7 +129,7 @@ class Scores(Settings):
     attention: str = "pattern"
 
 
-def scores(traces: Traces, ask: Scores) -> Table:
+def scores(traces: Traces, ask: Scores) -> JsonDict:
     """Return the scores of every head, [layer][head], and its name; of long texts, of the beginning.
 
     A head is `called` after the score that stands out from that of a head that looks everywhere alike, which is told
@@ -157,7 +157,7 @@ def scores(traces: Traces, ask: Scores) -> Table:
     return {"heads": heads, "even": [layer[0] for layer in even], "scored": min(length, SCORED), "of": length}
 
 
-def _told(values: list[float]) -> Table:
+def _told(values: list[float]) -> JsonDict:
     return {name: wire.number(one) for name, one in zip(KINDS, values, strict=False)}
 
 
@@ -178,7 +178,7 @@ def _scored(traces: Traces, ask: Scores, length: int) -> tuple[list[Tensor], lis
         side = 0 if stack == "encoder" else -1
     inputs[side] = inputs[side][:, :SCORED]
     found = trace.run(partial(head_scores, trace.model, *inputs, stack=stack))
-    return [getattr(found, name) for name in KINDS], [found.even[name] for name in KINDS], found.names
+    return [getattr(found, name) for name in KINDS], [found.uniform_baseline[name] for name in KINDS], found.head_types
 
 
 def _breadth(trace: Trace, attention: str) -> tuple[list[Tensor], list[Tensor], list[list[str]]]:
@@ -193,7 +193,7 @@ def _breadth(trace: Trace, attention: str) -> tuple[list[Tensor], list[Tensor], 
     entropy = torch.stack(entropies)
     most = entropy.new_full(entropy.shape, math.log(keys) if keys > 1 else math.nan)
     even = [torch.ones_like(most[:, 0]), most[:, 0]]
-    return [entropy / most, entropy], even, name_heads({}, {}, most - entropy)
+    return [entropy / most, entropy], even, classify_heads({}, {}, most - entropy)
 
 
 @dataclass(frozen=True)
@@ -208,7 +208,7 @@ class Pair(Settings):
     key: int = 0
 
 
-def pair(traces: Traces, ask: Pair) -> Table:
+def pair(traces: Traces, ask: Pair) -> JsonDict:
     """Return every number between one query and one key, the query's whole row, and what the head gathers there."""
     found = _map(traces.of(ask.question), ask.attention, ask.layer, ask.head)
     _, heads, queries, keys = found.shape
@@ -248,7 +248,7 @@ def pair(traces: Traces, ask: Pair) -> Table:
     }
 
 
-def opening(traces: Traces, question: Question, state: Table) -> list[tuple[str, Table]]:
+def opening(traces: Traces, question: Question, state: JsonDict) -> list[tuple[str, JsonDict]]:
     """Return what the view asks when it opens on a state: of a map, the level at which it is a single tile."""
     trace = traces.of(question)
     pair = isinstance(trace.model, Seq2Seq)
@@ -262,8 +262,8 @@ def opening(traces: Traces, question: Question, state: Table) -> list[tuple[str,
     key = state.get("attentionKey", 0) if kind == "decoder.pattern" else state["key"]
     layer = max(0, min(state["layer"], kinds.count(kind) - 1))
     head = max(0, min(state["head"], trace.model.spec.n_heads - 1))
-    every: Table = {"question": question.table(), "attention": kind}
-    one: Table = {**every, "layer": layer, "head": head}
+    every: JsonDict = {"question": question.table(), "attention": kind}
+    one: JsonDict = {**every, "layer": layer, "head": head}
     return [
         ("pair", {**one, "query": _within(query, queries), "key": _within(key, keys)}),
         ("tile", {**one, "level": levels(queries, keys) - 1, "row": 0, "column": 0}),
@@ -278,18 +278,18 @@ def _within(place: int, length: int) -> int:
 
 def _kinds(trace: Trace) -> list[str]:
     """Return the name of the attention in every layer that has one: each as often as it has layers."""
-    return [name.rpartition(".")[0] for name, site in sites(trace.model).items() if site.place == "pattern"]
+    return [name.rpartition(".")[0] for name, site in sites(trace.model).items() if site.hook_point == "pattern"]
 
 
 def _layers(trace: Trace, attention: str) -> int:
     """Return how many layers have an attention of that name."""
     kinds = _kinds(trace)
     if attention not in kinds:
-        raise InputError(f"the model has no attention {attention!r}; {nearest(attention, dict.fromkeys(kinds))}")
+        raise InputError(f"the model has no attention {attention!r}; {did_you_mean(attention, dict.fromkeys(kinds))}")
     return kinds.count(attention)
 
 
-def _map(trace: Trace, attention: str, layer: int, head: int = 0) -> Map:
+def _map(trace: Trace, attention: str, layer: int, head: int = 0) -> AttentionMap:
     """Return the map of a layer, if there is such a head."""
     depth, heads = _layers(trace, attention), trace.model.spec.n_heads
     require(0 <= layer < depth, "layer", layer, f"within 0 and {depth - 1}")
@@ -297,17 +297,17 @@ def _map(trace: Trace, attention: str, layer: int, head: int = 0) -> Map:
     return trace.map(f"{attention}.{layer}")
 
 
-def _thinned(found: Map, places: range) -> Map:
+def _thinned(found: AttentionMap, places: range) -> AttentionMap:
     """Return the map of some of the queries alone."""
     kernel = found.kernel
     queries, keys = found.shape[2:]
-    rows = [kernel.mask.drawn(queries, keys, kernel.q.device, slice(place, place + 1)) for place in places]
+    rows = [kernel.mask.to_dense(queries, keys, kernel.q.device, slice(place, place + 1)) for place in places]
     drawn = [row for row in rows if row is not None]
     mask = Mask(dense=torch.cat(drawn, -2) if drawn else None)
-    return Map(found.site, kernel._replace(q=kernel.q[:, :, places.start : places.stop : places.step], mask=mask))
+    return AttentionMap(found.site, kernel._replace(q=kernel.q[:, :, places.start : places.stop : places.step], mask=mask))
 
 
-def _seen(found: Map, head: int, queries: slice, keys: slice = EVERY) -> Tensor:
+def _seen(found: AttentionMap, head: int, queries: slice, keys: slice = EVERY) -> Tensor:
     """Return the weights of some queries of a head on some keys [queries, keys], UNSEEN where they may not look."""
     weights = found.weights(head, queries, keys)[0]
     mask = _mask(found, head, queries)
@@ -317,7 +317,7 @@ def _seen(found: Map, head: int, queries: slice, keys: slice = EVERY) -> Tensor:
     return weights.masked_fill(~part if part.dtype == torch.bool else part == -torch.inf, UNSEEN)
 
 
-def _added(found: Map, head: int, query: int, key: int) -> float:
+def _added(found: AttentionMap, head: int, query: int, key: int) -> float:
     """Return what the mask and the position add to one score."""
     mask = _mask(found, head, slice(query, query + 1))
     if mask is None:
@@ -326,9 +326,9 @@ def _added(found: Map, head: int, query: int, key: int) -> float:
     return float(one) if one.dtype != torch.bool else 0.0 if one else -math.inf
 
 
-def _mask(found: Map, head: int, queries: slice) -> Tensor | None:
+def _mask(found: AttentionMap, head: int, queries: slice) -> Tensor | None:
     """Return which keys some queries of a head see, or what is added, in a shape that spreads to [queries, keys]."""
-    drawn = found.kernel.mask.drawn(*found.shape[2:], found.kernel.q.device, queries)
+    drawn = found.kernel.mask.to_dense(*found.shape[2:], found.kernel.q.device, queries)
     if drawn is None:
         return None
     heads = drawn[(None,) * (4 - drawn.dim())][0]

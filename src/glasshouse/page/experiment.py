@@ -9,13 +9,13 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from glasshouse.config import Settings, Table, require
+from glasshouse.config import Settings, JsonDict, require
 from glasshouse.errors import InputError
-from glasshouse.inspection import Seen, edit, record
-from glasshouse.inspection.calls import quiet
-from glasshouse.inspection.readout import is_readable
+from glasshouse.inspection import Recording, edit, record
+from glasshouse.inspection.calls import eval_mode
+from glasshouse.inspection.readout import has_position_logits
 from glasshouse.models import Encoder
-from glasshouse.models.heads import NoHead, Pool, Vocabulary
+from glasshouse.models.heads import NoHead, Pooler, LMHead
 from glasshouse.page import stream, wire
 from glasshouse.page.following import logits_at, named
 from glasshouse.page.question import Question
@@ -32,7 +32,7 @@ class Loss(Settings):
     question: Question = field(default_factory=Question)
 
 
-def loss(traces: Traces, ask: Loss) -> Table:
+def loss(traces: Traces, ask: Loss) -> JsonDict:
     """Return the loss at each position in nats, NaN where no token is foretold, and its mean.
 
     Of a head that foretells no tokens there is none: then it is how far the last vectors have moved.
@@ -57,7 +57,7 @@ class Without(Settings):
     sites: tuple[str, ...] = ()
 
 
-def without(traces: Traces, ask: Without) -> Table:
+def without(traces: Traces, ask: Without) -> JsonDict:
     """Return how much the mean loss grows when each site alone is set to 0, besides the changes there are."""
     require(0 < len(ask.sites) <= MOST_SITES, "sites", len(ask.sites), f"1 to {MOST_SITES} of them")
     trace = traces.of(ask.question)
@@ -84,7 +84,7 @@ class Changed(Settings):
     show: int = 8
 
 
-def changed(traces: Traces, ask: Changed) -> Table:
+def changed(traces: Traces, ask: Changed) -> JsonDict:
     """Return what is likeliest before or after, with both probabilities, and how far they are apart."""
     trace = traces.of(ask.question)
     length = len(trace.ids)
@@ -111,7 +111,7 @@ class Patched(Settings):
     position: int = 0
 
 
-def patched(traces: Traces, ask: Patched) -> Table:
+def patched(traces: Traces, ask: Patched) -> JsonDict:
     """Return how much of the way to the other text's answer each patch goes: 0 is none, 1 is all of it.
 
     It is measured in the logit of what the other text finds likeliest there, less that of what this one does.
@@ -132,7 +132,7 @@ def patched(traces: Traces, ask: Patched) -> Table:
         )
     before, after = (float(one[new] - one[old]) for one in logits)
 
-    def read() -> Seen:
+    def read() -> Recording:
         with record(there.model, *ask.sites, stop=True) as seen:
             there.model(*there.inputs)
         return seen
@@ -155,14 +155,14 @@ def patched(traces: Traces, ask: Patched) -> Table:
     return {"effect": effects, "here": names[0], "there": names[1], "before": before, "after": after}
 
 
-def opening(traces: Traces, question: Question, state: Table) -> list[tuple[str, Table]]:
+def opening(traces: Traces, question: Question, state: JsonDict) -> list[tuple[str, JsonDict]]:
     """Return what the view asks when it opens."""
     trace, place = traces.of(question), state["token"]
     both = [question.plain.table()] + ([question.table()] if question.edits else [])
-    asks: list[tuple[str, Table]] = [("loss", {"question": each}) for each in both]
-    if not isinstance(trace.model.head, NoHead | Pool):
+    asks: list[tuple[str, JsonDict]] = [("loss", {"question": each}) for each in both]
+    if not isinstance(trace.model.head, NoHead | Pooler):
         asks.append(("changed", {"question": question.table(), "position": place, "show": SHOWN}))
-    if is_readable(trace.model):
+    if has_position_logits(trace.model):
         asks += [("lens", {"question": each, "start": place, "stop": place + 1}) for each in both]
     return asks
 
@@ -177,7 +177,7 @@ def _final(trace: Trace) -> Tensor:
 
 def _foretells(trace: Trace) -> bool:
     """Whether what is right is known: the tokens of a text are, labels are not."""
-    return isinstance(trace.model.head, Vocabulary)
+    return isinstance(trace.model.head, LMHead)
 
 
 def _hides(trace: Trace) -> bool:
@@ -192,7 +192,7 @@ def _measure(trace: Trace) -> Callable[[Tensor], Tensor]:
     true = stream.goals(trace)
 
     def measured(final: Tensor) -> Tensor:
-        with quiet(trace.model):
+        with eval_mode(trace.model):
             return stream.read(trace, final, true).loss
 
     return measured

@@ -7,11 +7,11 @@ from html import escape
 from pathlib import Path
 
 from glasshouse import config
-from glasshouse.config import Table, nearest, require
+from glasshouse.config import JsonDict, did_you_mean, require
 from glasshouse.errors import InputError
 from glasshouse.inspection import sites
-from glasshouse.inspection.sites import plain, select
-from glasshouse.models import Model, check_pair
+from glasshouse.inspection.sites import unwrap_model, select
+from glasshouse.models import Model, check_tokenizer
 from glasshouse.models.seq2seq import Seq2Seq
 from glasshouse.page import alignment, attention, experiment, progress, saving, steps, stream, text
 from glasshouse.page.address import DEFAULTS, OF_VIEWS, filled, fragment, question_of
@@ -21,7 +21,7 @@ from glasshouse.page.subject import Subject
 from glasshouse.page.trace import Traces
 from glasshouse.text import Tokenizer
 
-Opening = Callable[[Traces, Question, Table], list[tuple[str, Table]]]
+Opening = Callable[[Traces, Question, JsonDict], list[tuple[str, JsonDict]]]
 
 OPENINGS: dict[str, Opening] = {
     "text": text.opening,
@@ -38,7 +38,7 @@ MOST = 128  # selections of tokens and heads, beside the one that was asked for,
 class Look:
     """A model and a text that it is looked at with: it shows itself in a notebook."""
 
-    def __init__(self, traces: Traces, given: Table) -> None:
+    def __init__(self, traces: Traces, given: JsonDict) -> None:
         self.traces, self.given = traces, given
 
     def html(self) -> str:
@@ -46,7 +46,7 @@ class Look:
         state = filled(self.traces, self.given)
         first, *others = self._states(state)
         sitter = self.traces.subject.at(state["moment"])
-        needed: list[tuple[str, Table]] = [
+        needed: list[tuple[str, JsonDict]] = [
             ("model", {}),
             ("tokens", {"question": question_of(sitter, state).plain.table()}),
             *self._asks(first),
@@ -77,7 +77,7 @@ class Look:
         frame = 'width="100%" height="860" style="border:0" sandbox="allow-scripts" title="Glasshouse"'
         return f'<iframe {frame} srcdoc="{escape(self.html())}"></iframe>'
 
-    def _asks(self, state: Table) -> Iterator[tuple[str, Table]]:
+    def _asks(self, state: JsonDict) -> Iterator[tuple[str, JsonDict]]:
         """Yield what all views ask when they open on a state, and the tokens of the text that patches come from."""
         sitter = self.traces.subject.at(state["moment"])
         if state["other"]:
@@ -87,7 +87,7 @@ class Look:
         for name in views_of(self.traces.subject):
             yield from OPENINGS[name](self.traces, question, state)
 
-    def _states(self, state: Table) -> Iterator[Table]:
+    def _states(self, state: JsonDict) -> Iterator[JsonDict]:
         yield state
         sitter = self.traces.subject.at(state["moment"])
         s = sitter.model.spec
@@ -112,9 +112,9 @@ def look(model: Model, tok: Tokenizer | None = None, text: str = "", **state: ob
     >>> seen.html().startswith("<!doctype html>")
     True
     """
-    model = plain(model)
+    model = unwrap_model(model)
     if tok is not None:
-        check_pair(model, tok)
+        check_tokenizer(model, tok)
     traces = Traces(Subject.of(model, tok))
     return Look(traces, checked(traces, {"text": text, **state}))
 
@@ -126,20 +126,20 @@ def views_of(subject: Subject) -> list[str]:
     return [name for name in OPENINGS if name not in left_out]
 
 
-def checked(traces: Traces, given: Table) -> Table:
+def checked(traces: Traces, given: JsonDict) -> JsonDict:
     """Return a state, if the page knows all the names and the model has what they select."""
     for name in given:
         if name not in DEFAULTS and name not in OF_VIEWS:
-            raise InputError(f"the page has nothing called {name!r}; {nearest(name, [*DEFAULTS, *OF_VIEWS])}")
-    state: Table = {name: _typed(name, value) for name, value in given.items()}
+            raise InputError(f"the page has nothing called {name!r}; {did_you_mean(name, [*DEFAULTS, *OF_VIEWS])}")
+    state: JsonDict = {name: _typed(name, value) for name, value in given.items()}
     if (view := state.get("view", "text")) not in OPENINGS:
-        raise InputError(f"there is no view {view!r}; {nearest(view, OPENINGS)}")
+        raise InputError(f"there is no view {view!r}; {did_you_mean(view, OPENINGS)}")
     subject = traces.subject
     if view not in (fitting := views_of(subject)):
         raise InputError(f"the view {view!r} is not for this model; choose one of {', '.join(fitting)}.")
     for name in ("moment", "beside"):
         if (moment := state.get(name)) and moment not in (known := subject.moments()):
-            advice = nearest(moment, known) if known else "leave it out: only a run has several."
+            advice = did_you_mean(moment, known) if known else "leave it out: only a run has several."
             raise InputError(f"{name} is {moment!r}, but there is no such checkpoint; {advice}")
     _check_selection(traces, DEFAULTS | state, state.keys() & {"token", "key"})
     return state
@@ -151,17 +151,17 @@ def _typed(name: str, value: object) -> object:
     return config.parse(kind, value, name) if kind in (int, float, str) else value
 
 
-def _check_selection(traces: Traces, state: Table, places: Collection[str]) -> None:
+def _check_selection(traces: Traces, state: JsonDict, places: Collection[str]) -> None:
     """Refuse a layer, a head, an attention or a change of a site that the model does not have, and tokens beyond."""
     sitter = traces.subject.at(state["moment"])
     s = sitter.model.spec
     question = question_of(sitter, state)
     for edit in question.edits:
         select(sitter.model, edit.site)
-    kinds = {name.rpartition(".")[0]: None for name, site in sites(sitter.model).items() if site.place == "pattern"}
+    kinds = {name.rpartition(".")[0]: None for name, site in sites(sitter.model).items() if site.hook_point == "pattern"}
     if state["attention"] and state["attention"] not in kinds:
         raise InputError(
-            f"attention is {state['attention']!r}, which is unknown; {nearest(state['attention'], kinds)}"
+            f"attention is {state['attention']!r}, which is unknown; {did_you_mean(state['attention'], kinds)}"
         )
     sizes = {"layer": max(s.n_layers, getattr(s, "n_encoder_layers", 0)), "head": s.n_heads}
     if places and not isinstance(sitter.model, Seq2Seq):  # whose target may be written later

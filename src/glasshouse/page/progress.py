@@ -16,7 +16,7 @@ from typing import Any, Literal
 import numpy as np
 
 from glasshouse import config
-from glasshouse.config import Settings, Table
+from glasshouse.config import Settings, JsonDict
 from glasshouse.errors import InputError
 from glasshouse.hub.runs import RUN
 from glasshouse.inspection import compare
@@ -25,9 +25,9 @@ from glasshouse.page.question import Question
 from glasshouse.page.trace import Traces
 from glasshouse.training.folder import LOCK, METRICS, PROBES, SAMPLES
 from glasshouse.training.journal import PER_HEAD, PER_LAYER, Journal
-from glasshouse.training.moments import moments
+from glasshouse.training.moments import list_checkpoints
 from glasshouse.training.run import Run
-from glasshouse.visible import clean
+from glasshouse.visible import escape_control
 
 try:
     import fcntl
@@ -94,7 +94,7 @@ class Curves:
         """What must be the same for old points to be good still."""
         return f"{self.cuts}.{self.width}"
 
-    def since(self, step: int) -> Table:
+    def since(self, step: int) -> JsonDict:
         """Return each curve from the point on that holds a step."""
         return {name: _points(*figures, step, self.width) for name, figures in self.figures.items()}
 
@@ -105,7 +105,7 @@ class Curves:
         steps, values = self.figures["epoch"]
         return math.ceil(round(epochs * steps[-1] / values[-1], 6))
 
-    def lowest(self, name: str) -> Table | None:
+    def lowest(self, name: str) -> JsonDict | None:
         """Return where a figure was lowest."""
         if name not in self.figures:
             return None
@@ -114,7 +114,7 @@ class Curves:
         return {"step": steps[at], "value": values[at]}
 
 
-def _points(steps: array[int], values: array[float], since: int, width: int) -> Table:
+def _points(steps: array[int], values: array[float], since: int, width: int) -> JsonDict:
     """Return a curve, a point for so many steps: the last of the steps, and the mean, lowest and highest value."""
     begin = bisect_left(steps, since // width * width)
     x, y = np.array(steps[begin:]), np.array(values[begin:])
@@ -146,7 +146,7 @@ class Metrics(Settings):
     mark: str = ""  # of the answer that told the steps before; where it is another by now, all is told again
 
 
-def metrics(traces: Traces, ask: Metrics) -> Table:
+def metrics(traces: Traces, ask: Metrics) -> JsonDict:
     """Return the curves of a run from a step on, and how it stands."""
     run = _run(traces)
     curves = curves_of(run)
@@ -161,7 +161,7 @@ def metrics(traces: Traces, ask: Metrics) -> Table:
             "curves": curves.since(since),
             "best": curves.lowest("validation_loss"),
         }
-    there, choice = moments(run), Run.parse(config.read(run / RUN)).train
+    there, choice = list_checkpoints(run), Run.from_dict(config.read(run / RUN)).train
     taken = max([curves.last, *(one.step for one in there)])
     # One that had ended and goes on with more steps has a model of before; one that patience ended has less than all.
     planned = choice.steps or curves.steps_in(choice.epochs)
@@ -201,28 +201,28 @@ class Facts(Settings):
     """What was the run told to do?"""
 
 
-def facts(traces: Traces, ask: Facts) -> Table:
+def facts(traces: Traces, ask: Facts) -> JsonDict:
     """Return the settings of a run that one asks for first, by their names."""
-    run = Run.parse(config.read(_run(traces) / RUN))
+    run = Run.from_dict(config.read(_run(traces) / RUN))
     data, choice = run.data, run.train
     optimizer = choice.chosen_optimizer()
     begun = run.model.get("from") or run.model.get("preset") or run.model.get("kind")
     named = {
         "model.from" if "from" in run.model else "model.preset" if "preset" in run.model else "model.kind": begun,
         "data.path": ", ".join(data.path),
-        "data.length": f"{data.length:,} tokens in a row",
+        "data.length": f"{data.seq_len:,} tokens in a row",
         **({"train.steps": f"{choice.steps:,}"} if choice.steps else {"train.epochs": f"{choice.epochs:g}"}),
         "train.batch_tokens": f"{choice.batch_tokens:,} tokens in a step",
         "train.optimizer": optimizer.kind,
         "train.lr": f"{optimizer.lr:g}",
         "train.schedule": choice.schedule.kind,
-        "train.clip": f"{choice.clip:g}" if choice.clip else "none",
+        "train.clip": f"{choice.grad_clip:g}" if choice.grad_clip else "none",
         "train.seed": str(choice.seed),
     }
     if choice.lora is not None:
         named["train.lora"] = f"rank {choice.lora.rank}"
     return {
-        "facts": [{"name": name, "value": clean(str(value))} for name, value in named.items()],
+        "facts": [{"name": name, "value": escape_control(str(value))} for name, value in named.items()],
         "batch_tokens": choice.batch_tokens,
     }
 
@@ -232,11 +232,11 @@ class Inside(Settings):
     """What was written down at the checkpoints?"""
 
 
-def probes(traces: Traces, ask: Inside) -> Table:
+def probes(traces: Traces, ask: Inside) -> JsonDict:
     """Return the figures of the inside by checkpoint: of heads [checkpoint][layer][head], of layers [][layer]."""
     lines, left_out = _spread(list(Journal(_run(traces) / PROBES).lines()))
 
-    def found(names: Sequence[str]) -> Table:
+    def found(names: Sequence[str]) -> JsonDict:
         return {name: [line.get(name) for line in lines] for name in names if any(name in line for line in lines)}
 
     return {
@@ -247,7 +247,7 @@ def probes(traces: Traces, ask: Inside) -> Table:
     }
 
 
-def samples(traces: Traces, ask: Inside) -> Table:
+def samples(traces: Traces, ask: Inside) -> JsonDict:
     """Return what the model wrote at each checkpoint, control characters spelled out."""
     lines, left_out = _spread(list(Journal(_run(traces) / SAMPLES).lines()))
     return {
@@ -268,7 +268,7 @@ def _spread(lines: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], int]:
 
 
 def _spelled(text: str) -> str:
-    return "\n".join(clean(line.replace("\t", "    ")) for line in text.split("\n"))
+    return "\n".join(escape_control(line.replace("\t", "    ")) for line in text.split("\n"))
 
 
 @dataclass(frozen=True)
@@ -279,7 +279,7 @@ class Difference(Settings):
     beside: str = ""
 
 
-def difference(traces: Traces, ask: Difference) -> Table:
+def difference(traces: Traces, ask: Difference) -> JsonDict:
     """Set the model at the question's moment beside another, both as they are."""
     _run(traces)
     one, other = (traces.subject.at(moment) for moment in (ask.question.moment, ask.beside))
@@ -288,9 +288,9 @@ def difference(traces: Traces, ask: Difference) -> Table:
         seen = compare(one.model, other.model, *inputs)
     return {
         "tokens": wire.tokens(seen.ids[0].tolist(), one.tok),
-        "stream": wire.packed(seen.stream[:, 0]),
-        "divergence": wire.packed(seen.divergence[0]),
-        "losses": [_mean(seen.loss_one[0].tolist()), _mean(seen.loss_other[0].tolist())],
+        "stream": wire.packed(seen.residual_distance[:, 0]),
+        "divergence": wire.packed(seen.kl_divergence[0]),
+        "losses": [_mean(seen.loss_a[0].tolist()), _mean(seen.loss_b[0].tolist())],
         **{name: wire.packed(getattr(seen, name)) for name in ("heads", "writes", "ffn")},
     }
 
@@ -313,9 +313,9 @@ def _mark(run: Path) -> str:
     return ".".join(map(str, sizes))
 
 
-def opening(traces: Traces, question: Question, state: Table) -> list[tuple[str, Table]]:
+def opening(traces: Traces, question: Question, state: JsonDict) -> list[tuple[str, JsonDict]]:
     """Return what the view asks when it opens."""
-    asks: list[tuple[str, Table]] = [(name, {}) for name in ("metrics", "facts", "samples", "probes")]
+    asks: list[tuple[str, JsonDict]] = [(name, {}) for name in ("metrics", "facts", "samples", "probes")]
     if state["beside"] and state["beside"] != question.moment:
         asks.append(("difference", {"question": question.plain.table(), "beside": state["beside"]}))
     return asks

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
-from glasshouse.config import Settings, Table
+from glasshouse.config import Settings, JsonDict
 
 
 @dataclass(frozen=True)
@@ -74,13 +74,13 @@ class Question(Settings):
         kept = self.without_patches()
         return replace(kept, edits=tuple(one for one in kept.edits if "position" not in one.site))
 
-    def table(self) -> Table:
+    def table(self) -> JsonDict:
         """Return the question as the page sends it: what is as always is left out.
 
         >>> Question(Text("to be", added=(5,)), edits=(Scale("z.0[head=1]"),)).table()
         {'asked': {'text': 'to be', 'added': [5]}, 'edits': [{'kind': 'scale', 'site': 'z.0[head=1]', 'by': 0.0}]}
         """
-        table: Table = {"asked": _given(self.asked)}
+        table: JsonDict = {"asked": _given(self.asked)}
         if self.moment:
             table["moment"] = self.moment
         if self.edits:
@@ -90,6 +90,6 @@ class Question(Settings):
         return table
 
 
-def _given(text: Text) -> Table:
+def _given(text: Text) -> JsonDict:
     rest = {"target": text.target, "added": list(text.added), "hidden": list(text.hidden)}
     return {"text": text.text, **{name: value for name, value in rest.items() if value}}

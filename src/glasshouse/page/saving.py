@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from glasshouse import config
-from glasshouse.config import Settings, Table
+from glasshouse.config import Settings, JsonDict
 from glasshouse.errors import GlasshouseError, InputError
 from glasshouse.page import wire
 from glasshouse.page.answers import ANSWERS
@@ -38,7 +38,7 @@ class Save(Settings):
     asked: tuple[str, ...] = ()
 
 
-def save(traces: Traces, ask: Save) -> Table:
+def save(traces: Traces, ask: Save) -> JsonDict:
     """Return what the page shows now as one HTML file."""
     questions = [_parsed(one) for one in ask.questions]
     asked = []
@@ -50,7 +50,7 @@ def save(traces: Traces, ask: Save) -> Table:
 
 
 def make_page(
-    traces: Traces, fragment: str, asked: Iterable[tuple[str, Table]], more: Iterable[tuple[str, Table]] = ()
+    traces: Traces, fragment: str, asked: Iterable[tuple[str, JsonDict]], more: Iterable[tuple[str, JsonDict]] = ()
 ) -> str:
     """Return a page that holds the answers to some questions, by name and body, and opens at a state.
 
@@ -59,7 +59,7 @@ def make_page(
     answers: dict[str, object] = {}
     size = 0
 
-    def hold(name: str, body: Table) -> None:
+    def hold(name: str, body: JsonDict) -> None:
         nonlocal size
         key = key_of(name, body)
         if name not in ANSWERS or key in answers:
@@ -84,7 +84,7 @@ def make_page(
     return assemble({"fragment": fragment, "answers": answers})
 
 
-def key_of(name: str, body: Table) -> str:
+def key_of(name: str, body: JsonDict) -> str:
     """Return the name under which the page looks for an answer: the same text that it would have sent.
 
     >>> key_of("next", {"position": 3.0, "asked": {"text": "é", "added": [1]}})
@@ -102,7 +102,7 @@ def _whole(value: object) -> object:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-def assemble(saved: Table) -> str:
+def assemble(saved: JsonDict) -> str:
     """Put the page's files and what it holds into one HTML file."""
     page = (STATIC / "index.html").read_text(encoding="utf-8")
     styles = re.findall(r'<link rel="stylesheet" href="/static/([^"]+)">', page)
@@ -129,7 +129,7 @@ def _script(path: Path) -> str:
     return f"data:text/javascript;base64,{base64.b64encode(path.read_bytes()).decode()}"
 
 
-def _parsed(body: str) -> Table:
+def _parsed(body: str) -> JsonDict:
     try:
         table = json.loads(body)
     except (ValueError, RecursionError) as error:

@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from glasshouse.config import Settings, Table, require
+from glasshouse.config import Settings, JsonDict, require
 from glasshouse.inspection import attribution, record
-from glasshouse.inspection.calls import chosen, layout_of, quiet
-from glasshouse.inspection.readout import ReadOff, is_readable, outputs, read_off, true_tokens
+from glasshouse.inspection.calls import resolve_indices, layout_of, eval_mode
+from glasshouse.inspection.readout import LensOutput, has_position_logits, n_logits, apply_lens, target_tokens
 from glasshouse.models import Encoder
-from glasshouse.models.heads import Vocabulary
+from glasshouse.models.heads import LMHead
 from glasshouse.page import wire
 from glasshouse.page.following import named
 from glasshouse.page.question import Question
@@ -38,19 +38,19 @@ class Lens(Settings):
     top_k: int = 1
 
 
-def lens(traces: Traces, ask: Lens) -> Table:
+def lens(traces: Traces, ask: Lens) -> JsonDict:
     """Read the stream off, only where it is looked at."""
     require(1 <= ask.top_k <= MOST_TOKENS, "top_k", ask.top_k, f"within 1 and {MOST_TOKENS}")
     trace = traces.of(ask.question)
     layers, places = _window(trace, ask.layers, ask.start, ask.stop)
     true = goals(trace)
-    with traces.lock, quiet(trace.model):  # in the order in which every pass takes them
+    with traces.lock, eval_mode(trace.model):  # in the order in which every pass takes them
         vectors = torch.stack([_as_read(trace, layer)[places] for layer in layers])
         off = read(trace, vectors, true[places].expand(vectors.shape[:2]), ask.top_k)
     shown = sorted({*off.tokens.flatten().tolist(), *(one for one in true[places].tolist() if one >= 0)})
     return {
         "layers": layers,
-        "outputs": outputs(trace.model),
+        "outputs": n_logits(trace.model),
         "tokens": off.tokens.tolist(),
         "true": [one if one >= 0 else None for one in true[places].tolist()],
         "words": dict(zip(map(str, shown), named(trace, shown), strict=True)),
@@ -61,9 +61,9 @@ def lens(traces: Traces, ask: Lens) -> Table:
     }
 
 
-def read(trace: Trace, vectors: Tensor, true: Tensor, top_k: int = 1) -> ReadOff:
+def read(trace: Trace, vectors: Tensor, true: Tensor, top_k: int = 1) -> LensOutput:
     """Read off vectors [..., D] that the head could be given."""
-    return read_off(trace.model, vectors, true, layout_of(trace.model, trace.inputs[-1], {}), top_k)
+    return apply_lens(trace.model, vectors, true, layout_of(trace.model, trace.inputs[-1], {}), top_k)
 
 
 def goals(trace: Trace) -> Tensor:
@@ -72,7 +72,7 @@ def goals(trace: Trace) -> Tensor:
     hidden = trace.question.asked.hidden
     if hidden and isinstance(model, Encoder):
         (ids,) = trace.sitter.inputs(replace(trace.question.asked, hidden=()))
-    return true_tokens(model, ids, layout_of(model, ids, {}))[0]
+    return target_tokens(model, ids, layout_of(model, ids, {}))[0]
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ class Norms(Settings):
     stop: int = 1
 
 
-def norms(traces: Traces, ask: Norms) -> Table:
+def norms(traces: Traces, ask: Norms) -> JsonDict:
     """Return the lengths of the stream's vectors."""
     trace = traces.of(ask.question)
     layers, places = _window(trace, ask.layers, ask.start, ask.stop)
@@ -104,7 +104,7 @@ class Alike(Settings):
     show: int = 8
 
 
-def alike(traces: Traces, ask: Alike) -> Table:
+def alike(traces: Traces, ask: Alike) -> JsonDict:
     """Return the cosine of one position's vector with those of all others, and the nearest of them."""
     trace = traces.of(ask.question)
     sites, ids = trace.stream(), trace.ids
@@ -135,7 +135,7 @@ class Parts(Settings):
     against: int | None = None
 
 
-def parts(traces: Traces, ask: Parts) -> Table:
+def parts(traces: Traces, ask: Parts) -> JsonDict:
     """Split a logit into what the embedding, every head, every feed-forward layer and the biases add."""
     trace = traces.of(ask.question)
     model, ids = trace.model, trace.inputs[-1]
@@ -151,7 +151,7 @@ def parts(traces: Traces, ask: Parts) -> Table:
         value = seen[f"{stem}.*"][int(layer)] if f"{stem}.*" in seen else seen[site]
         return value.select(-2, ask.position % WINDOW)
 
-    with traces.lock, quiet(model):
+    with traces.lock, eval_mode(model):
         token = ask.token
         if token is None:
             nothing = torch.full((1,), -1, device=ids.device)
@@ -159,7 +159,7 @@ def parts(traces: Traces, ask: Parts) -> Table:
         one, other = (None if given is None else ids.new_tensor([given]) for given in (token, ask.against))
         assert one is not None
         place = ids.new_tensor([ask.position])
-        split = attribution.split(model, at, layout_of(model, ids, {}), place, one, other)
+        split = attribution.attribute_logit(model, at, layout_of(model, ids, {}), place, one, other)
     return {
         "token": named(trace, [token])[0],
         "against": None if ask.against is None else named(trace, [ask.against])[0],
@@ -172,16 +172,16 @@ def parts(traces: Traces, ask: Parts) -> Table:
     }
 
 
-def opening(traces: Traces, question: Question, state: Table) -> list[tuple[str, Table]]:
+def opening(traces: Traces, question: Question, state: JsonDict) -> list[tuple[str, JsonDict]]:
     """Return what the view asks when it opens: of the table, what a wide screen shows around the selected token."""
     trace = traces.of(question)
     model, place, length = trace.model, state["token"], len(trace.ids)
     depth = len(trace.stack.blocks) + 1
     row = 0 if state.get("streamEmbed") else min(state["layer"], depth - 2) + 1
-    here: Table = {"question": question.table()}
-    one: Table = {**here, "start": place, "stop": place + 1}
-    reads = is_readable(model)
-    asks: list[tuple[str, Table]] = [
+    here: JsonDict = {"question": question.table()}
+    one: JsonDict = {**here, "start": place, "stop": place + 1}
+    reads = has_position_logits(model)
+    asks: list[tuple[str, JsonDict]] = [
         ("norms", one),
         ("alike", {**here, "layer": row, "position": place, "show": NEAREST}),
     ]
@@ -193,7 +193,7 @@ def opening(traces: Traces, question: Question, state: Table) -> list[tuple[str,
             asks.append(("lens" if reads else "norms", tile))
     if reads:
         asks.append(("lens", {**one, "layers": [row], "top_k": 5}))
-    if isinstance(model.head, Vocabulary):
+    if isinstance(model.head, LMHead):
         chosen = {"token": state.get("streamToken"), "against": state.get("streamAgainst")}
         given = {name: value for name, value in chosen.items() if value is not None}
         asks.append(("next", {**here, "position": place, "show": CANDIDATES}))
@@ -205,7 +205,7 @@ def _summands(trace: Trace, position: int) -> dict[str, Tensor]:
     """Return what a logit is split by, at the positions around one: the next look there needs no pass."""
     start = position - position % WINDOW
     part = f"[position={start}:{min(start + WINDOW, len(trace.ids))}]"
-    wanted = {name: f"{trace.prefix}{name}{part}" for name in attribution.summands(trace.model)}
+    wanted = {name: f"{trace.prefix}{name}{part}" for name in attribution.attribution_sites(trace.model)}
     kept = {name: trace.traces.get(trace.question, full) for name, full in wanted.items()}
     found = {name: one for name, one in kept.items() if isinstance(one, Tensor)}
     if len(found) == len(wanted):
@@ -235,7 +235,7 @@ def _window(trace: Trace, layers: tuple[int, ...] | None, start: int, stop: int)
     length = len(trace.ids)
     require(0 <= start < length, "start", start, f"within 0 and {length - 1}")
     require(start < stop <= start + MOST_POSITIONS, "stop", stop, f"within {start + 1} and {start + MOST_POSITIONS}")
-    shown = chosen(layers, len(trace.stack.blocks) + 1, "layers")
+    shown = resolve_indices(layers, len(trace.stack.blocks) + 1, "layers")
     require(bool(shown), "layers", layers, "one at least")
     return shown, slice(start, min(stop, length))
 

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from glasshouse import hub
 from glasshouse.errors import GlasshouseError, InputError
-from glasshouse.generation.admission import read_prompt
-from glasshouse.generation.published import rules_of
+from glasshouse.generation.admission import encode_prompt
+from glasshouse.generation.published import read_token_rules
 from glasshouse.models import Decoder, Encoder, Model, Seq2Seq
 from glasshouse.page.question import Text
 from glasshouse.spec import Learned
@@ -21,7 +21,7 @@ from glasshouse.text import Tokenizer
 from glasshouse.training import is_run
 from glasshouse.training.folder import SAMPLES
 from glasshouse.training.journal import Journal
-from glasshouse.training.moments import moments
+from glasshouse.training.moments import list_checkpoints
 
 EXAMPLE = "When Mary and John went to the store, John gave a drink to"
 NUMBERS = "3 1 4 1 5 9 2 6 3 1 4 1 5"  # where there is no tokenizer
@@ -39,7 +39,7 @@ class Sitter:
     @property
     def device(self) -> torch.device:
         """Where the model computes."""
-        return self.model.token.table.weight.device
+        return self.model.token_embedding.table.weight.device
 
     def ids(self, text: str) -> list[int]:
         """Return the ids of a text: by the tokenizer, or where there is none the numbers in it."""
@@ -67,12 +67,12 @@ class Sitter:
                 raise InputError(f"a token added is {one}, but ids go to vocab_size - 1 = {s.vocab_size - 1}.")
         match model:
             case Seq2Seq():
-                source = read_prompt(self.ids(asked.text) if self.tok is None else asked.text, self.tok, s)
+                source = encode_prompt(self.ids(asked.text) if self.tok is None else asked.text, self.tok, s)
                 target = self._bare(asked.target) if asked.target else []
                 rows = [source, [*self.start(), *target, *added]]
             case Decoder():
                 given = self.ids(asked.text) if asked.text or not added else []  # what was added may be all there is
-                rows = [read_prompt([*given, *added], None, s)]
+                rows = [encode_prompt([*given, *added], None, s)]
             case Encoder():
                 rows = [self._hiding([*self.ids(asked.text), *added], asked.hidden)]
         for row in rows:
@@ -89,10 +89,10 @@ class Sitter:
         model = self.model
         if not isinstance(model, Seq2Seq) or model.spec.start_id is None:
             return []
-        return [model.spec.start_id, *rules_of(model).opening]
+        return [model.spec.start_id, *read_token_rules(model).forced_prefix]
 
     def _bare(self, text: str) -> list[int]:
-        return self.ids(text) if self.tok is None else self.tok.encode(text, special=False)
+        return self.ids(text) if self.tok is None else self.tok.encode(text, add_special_tokens=False)
 
     def _hiding(self, ids: list[int], hidden: tuple[int, ...]) -> list[int]:
         """Put the mask token in some places."""
@@ -134,7 +134,7 @@ class Subject:
 
     def moments(self) -> list[str]:
         """Return the names of the moments there are, the earliest first; none where there is but one model."""
-        return [] if self.run is None else [one.name for one in moments(self.run)]
+        return [] if self.run is None else [one.name for one in list_checkpoints(self.run)]
 
     def example(self) -> str:
         """Return a text to begin with: the first that a run was sampled with, or one with something in it to see."""
@@ -192,7 +192,7 @@ class Subject:
         """Return where the weights of a moment are."""
         if self.run is None:
             return self.place
-        there = {one.name: one.folder for one in moments(self.run)}
+        there = {one.name: one.folder for one in list_checkpoints(self.run)}
         if not there:
             raise InputError(f"the run in {str(self.run)!r} has saved no model yet; wait for its first checkpoint.")
         if moment not in there:

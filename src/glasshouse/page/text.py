@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from glasshouse.config import Settings, Table, require
+from glasshouse.config import Settings, JsonDict, require
 from glasshouse.errors import InputError
 from glasshouse.models import Seq2Seq
 from glasshouse.page import wire
@@ -13,7 +13,7 @@ from glasshouse.page.question import Question
 from glasshouse.page.subject import Sitter
 from glasshouse.page.trace import Traces
 from glasshouse.text import bpe, words
-from glasshouse.visible import visible
+from glasshouse.visible import show_whitespace
 
 MOST_MERGES = 400  # that are replayed
 MOST_LEARNED = 20_000  # characters of a text that merges are learned from
@@ -29,7 +29,7 @@ class Read(Settings):
     question: Question = field(default_factory=Question)
 
 
-def read(traces: Traces, ask: Read) -> Table:
+def read(traces: Traces, ask: Read) -> JsonDict:
     """Return the tokens of a text, without a pass through the model."""
     sitter = traces.subject.at(ask.question.moment)
     inputs = sitter.inputs(ask.question.asked)
@@ -51,35 +51,35 @@ class Word(Settings):
     position: int = 0
 
 
-def word(traces: Traces, ask: Word) -> Table:
+def word(traces: Traces, ask: Word) -> JsonDict:
     """Return the merges that make the word a token stands in, one by one, and the tree of each of its tokens."""
     sitter = traces.subject.at(ask.question.moment)
     tok = sitter.tok
-    if tok is None or not tok.merges:
+    if tok is None or not tok.merge_ranks:
         raise InputError("the tokenizer is no byte-level BPE, so it has no merges to show.")
     ids = _row(sitter, ask.question, ask.side)
     require(0 <= ask.position < len(ids), "position", ask.position, f"within 0 and {len(ids) - 1}")
     found = _word_at(sitter, ids, ask.position)
     if found is None:
         return {"word": wire.tokens([ids[ask.position]], tok)[0]["text"], "steps": [], "trees": []}
-    states = list(bpe.steps(found, tok.merges))
-    steps: list[Table] = [{"tokens": [visible(one) for one in states[0]]}]
+    states = list(bpe.merge_steps(found, tok.merge_ranks))
+    steps: list[JsonDict] = [{"tokens": [show_whitespace(one) for one in states[0]]}]
     for before, after in pairwise(states):
-        pair = min((two for two in pairwise(before) if two in tok.merges), key=tok.merges.__getitem__)
-        merge = [visible(pair[0]), visible(pair[1])]
-        steps.append({"rank": tok.merges[pair], "merge": merge, "tokens": [visible(one) for one in after]})
+        pair = min((two for two in pairwise(before) if two in tok.merge_ranks), key=tok.merge_ranks.__getitem__)
+        merge = [show_whitespace(pair[0]), show_whitespace(pair[1])]
+        steps.append({"rank": tok.merge_ranks[pair], "merge": merge, "tokens": [show_whitespace(one) for one in after]})
     return {
-        "word": visible(found),
+        "word": show_whitespace(found),
         "steps": steps,
-        "trees": [_tree(one, tok.merges) for one in states[-1]],
+        "trees": [_tree(one, tok.merge_ranks) for one in states[-1]],
     }
 
 
-def _tree(token: bytes, ranks: dict[bpe.Pair, int]) -> Table:
-    halves = bpe.halves(token, ranks) if len(token) > 1 else None
+def _tree(token: bytes, ranks: dict[bpe.Pair, int]) -> JsonDict:
+    halves = bpe.find_merge(token, ranks) if len(token) > 1 else None
     parts = [] if halves is None else [_tree(half, ranks) for half in halves]
     rank = None if halves is None else ranks[halves]
-    return {"text": visible(token), "rank": rank, "parts": parts}
+    return {"text": show_whitespace(token), "rank": rank, "parts": parts}
 
 
 def _row(sitter: Sitter, question: Question, side: str) -> list[int]:
@@ -96,7 +96,7 @@ def _word_at(sitter: Sitter, ids: list[int], position: int) -> bytes | None:
     whole = tok.decode_bytes([one for one in ids if one not in tok.special_ids])
     start = len(tok.decode_bytes([one for one in ids[:position] if one not in tok.special_ids]))
     try:
-        split = tok.words(whole.decode())
+        split = tok.pretokenize(whole.decode())
     except UnicodeDecodeError:
         return tok.decode_bytes([ids[position]])
     end = 0
@@ -115,7 +115,7 @@ class Learn(Settings):
     merges: int = 50
 
 
-def learn(traces: Traces, ask: Learn) -> Table:
+def learn(traces: Traces, ask: Learn) -> JsonDict:
     """Replay byte-pair training on a text: each merge, how often it occurs, its rivals, and the text after it."""
     require(0 < ask.merges <= MOST_MERGES, "merges", ask.merges, f"within 1 and {MOST_MERGES}")
     text = ask.text[:MOST_LEARNED]
@@ -124,33 +124,33 @@ def learn(traces: Traces, ask: Learn) -> Table:
     for one in split:
         counts[one] = counts.get(one, 0) + 1
     now = [[bytes([byte]) for byte in one] for one in split]
-    steps: list[Table] = []
+    steps: list[JsonDict] = []
     for merge in bpe.learn(counts, 256 + ask.merges, RIVALS):
         token = merge.pair[0] + merge.pair[1]
-        now = [bpe.join(one, merge.pair, token) for one in now]
+        now = [bpe.merge_pair(one, merge.pair, token) for one in now]
         steps.append(
             {
-                "merge": [visible(half) for half in merge.pair],
-                "token": visible(token),
+                "merge": [show_whitespace(half) for half in merge.pair],
+                "token": show_whitespace(token),
                 "count": merge.count,
-                "rivals": [{"merge": [visible(half) for half in pair], "count": n} for pair, n in merge.rivals],
+                "rivals": [{"merge": [show_whitespace(half) for half in pair], "count": n} for pair, n in merge.runners_up],
                 "tokens": sum(map(len, now)),
             }
         )
     return {
-        "words": [[visible(bytes([byte])) for byte in one] for one in split],
+        "words": [[show_whitespace(bytes([byte])) for byte in one] for one in split],
         "steps": steps,
         "cut": len(ask.text) > MOST_LEARNED,
     }
 
 
-def opening(traces: Traces, question: Question, state: Table) -> list[tuple[str, Table]]:
+def opening(traces: Traces, question: Question, state: JsonDict) -> list[tuple[str, JsonDict]]:
     """Return what the view asks when it opens."""
     sitter = traces.subject.at(question.moment)
     asked, plain = question.table(), question.plain.table()
-    here: Table = {"question": asked, "position": state["token"], "show": SHOWN}
+    here: JsonDict = {"question": asked, "position": state["token"], "show": SHOWN}
     asks = [("next", here)]
-    if sitter.tok is not None and sitter.tok.merges:
+    if sitter.tok is not None and sitter.tok.merge_ranks:
         side = {"side": "target"} if isinstance(sitter.model, Seq2Seq) else {}
         asks.append(("word", {"question": plain, "position": state["token"], **side}))
     if sitter.tok is not None:

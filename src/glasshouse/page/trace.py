@@ -10,9 +10,9 @@ from typing import TypeVar
 from torch import Tensor
 
 from glasshouse.errors import InputError
-from glasshouse.inspection import Map, edit, keep_maps, mean, record, scale, sites
-from glasshouse.inspection.calls import quiet, read_by_head
-from glasshouse.inspection.editing import Silence
+from glasshouse.inspection import AttentionMap, edit, capture_attention, mean_ablate, record, scale, sites
+from glasshouse.inspection.calls import eval_mode, final_stack
+from glasshouse.inspection.editing import AblationEdit
 from glasshouse.inspection.sites import select
 from glasshouse.page.question import Edit, Mean, Patch, Question, Scale, Text
 from glasshouse.page.subject import Sitter, Subject
@@ -32,7 +32,7 @@ class Traces:
         self.lock = threading.RLock()  # one pass at a time: two would only share the same cores
         self._read: OrderedDict[tuple[Text, str], tuple[Tensor, ...]] = OrderedDict()
         self._versions: dict[str, tuple[Sitter, int]] = {}  # by moment
-        self._kept: OrderedDict[tuple[Question, str], Tensor | Map] = OrderedDict()
+        self._kept: OrderedDict[tuple[Question, str], Tensor | AttentionMap] = OrderedDict()
 
     def of(self, question: Question) -> Trace:
         """Return the trace of a question."""
@@ -64,7 +64,7 @@ class Traces:
         """How much is kept now."""
         return sum(size_of(one) for one in self._kept.values())
 
-    def get(self, question: Question, name: str) -> Tensor | Map | None:
+    def get(self, question: Question, name: str) -> Tensor | AttentionMap | None:
         """Return what is kept of a question under a name."""
         with self.lock:
             if (question, name) not in self._kept:
@@ -72,7 +72,7 @@ class Traces:
             self._kept.move_to_end((question, name))
             return self._kept[question, name]
 
-    def put(self, question: Question, name: str, value: Tensor | Map) -> None:
+    def put(self, question: Question, name: str, value: Tensor | AttentionMap) -> None:
         """Keep something; what was not looked at for longest goes."""
         with self.lock:
             self._kept[question, name] = value
@@ -87,7 +87,7 @@ class Trace:
     def __init__(self, traces: Traces, sitter: Sitter, question: Question, inputs: tuple[Tensor, ...]) -> None:
         self.traces, self.sitter, self.question, self.inputs = traces, sitter, question, inputs
         self.model, self.tok = sitter.model, sitter.tok
-        self.prefix, self.stack = read_by_head(self.model)
+        self.prefix, self.stack = final_stack(self.model)
 
     @property
     def ids(self) -> list[int]:
@@ -100,10 +100,10 @@ class Trace:
         assert isinstance(value, Tensor)
         return value[0]
 
-    def map(self, name: str) -> Map:
+    def map(self, name: str) -> AttentionMap:
         """Return the attention map of a name such as pattern.3."""
         value = self._see(name)
-        assert isinstance(value, Map)
+        assert isinstance(value, AttentionMap)
         return value
 
     def stream(self) -> list[str]:
@@ -113,27 +113,27 @@ class Trace:
 
     def run(self, work: Callable[[], T]) -> T:
         """Do some work on the model while it is changed as the question says."""
-        with self.traces.lock, quiet(self.model), edit(self.model, self.edits()):
+        with self.traces.lock, eval_mode(self.model), edit(self.model, self.edits()):
             return work()
 
-    def edits(self) -> dict[str, list[Callable[[Tensor], Tensor] | Silence]]:
+    def edits(self) -> dict[str, list[Callable[[Tensor], Tensor] | AblationEdit]]:
         """Return the changes as `edit` takes them."""
-        made: dict[str, list[Callable[[Tensor], Tensor] | Silence]] = {}
+        made: dict[str, list[Callable[[Tensor], Tensor] | AblationEdit]] = {}
         for one in self.question.edits:
             for place in select(self.model, one.site):
-                if place.site.place in ("scores", "pattern"):
+                if place.site.hook_point in ("scores", "pattern"):
                     raise InputError(
                         f"{one.site} is to be changed, of which the page keeps no map; change z instead."
                     )
             made.setdefault(one.site, []).append(self._edit(one))
         return made
 
-    def _edit(self, one: Edit) -> Callable[[Tensor], Tensor] | Silence:
+    def _edit(self, one: Edit) -> Callable[[Tensor], Tensor] | AblationEdit:
         match one:
             case Scale(by=factor):
                 return scale(factor)
             case Mean():
-                return mean()
+                return mean_ablate()
             case Patch(site=site):
                 there = self._elsewhere(site)
                 return lambda old: alike(site, there, old)
@@ -143,11 +143,11 @@ class Trace:
         if self.question.other is None:
             raise InputError(f"{site} is to be patched, but there is no other text; write one.")
         other = self.traces.of(self.question.source)
-        with quiet(other.model), record(other.model, site, stop=True) as seen:
+        with eval_mode(other.model), record(other.model, site, stop=True) as seen:
             other.model(*other.inputs)
         return seen[site]
 
-    def _see(self, name: str) -> Tensor | Map:
+    def _see(self, name: str) -> Tensor | AttentionMap:
         with self.traces.lock:
             if (known := self.traces.get(self.question, name)) is not None:
                 return known
@@ -168,30 +168,30 @@ class Trace:
         s = self.model.spec
         width = (s.n_heads + 2 * s.n_kv_heads) * s.d_head if "pattern" in name else s.d_model
         length = max(one.shape[1] for one in self.inputs)
-        return length * width * self.model.token.table.weight.element_size()
+        return length * width * self.model.token_embedding.table.weight.element_size()
 
-    def _pass(self, names: set[str]) -> dict[str, Tensor | Map]:
+    def _pass(self, names: set[str]) -> dict[str, Tensor | AttentionMap]:
         """Call the model once and return what stood at these sites; it is computed no further than to the last."""
         known = sites(self.model)
         order = [name for name in known if name in names]
-        maps = [name for name in order if known[name].place == "pattern"]
+        maps = [name for name in order if known[name].hook_point == "pattern"]
         # A map is seen when its kernel has run; what the layer adds to the stream comes right after.
         last = order[-1].replace("pattern", "attn_out") if order[-1] in maps else order[-1]
         recorded = [name for name in dict.fromkeys([*order, last]) if name not in maps]
         edits = self.edits()  # before, as patches call the model themselves
         with (
-            quiet(self.model),
+            eval_mode(self.model),
             edit(self.model, edits),
-            keep_maps(self.model, *maps) as kept,
+            capture_attention(self.model, *maps) as kept,
             record(self.model, *recorded, stop=True) as seen,
         ):
             self.model(*self.inputs)
         return {**kept, **{name: seen[name] for name in order if name not in maps}}
 
 
-def size_of(value: Tensor | Map) -> int:
+def size_of(value: Tensor | AttentionMap) -> int:
     """Return the bytes that a value holds."""
-    return value.n_bytes if isinstance(value, Map) else value.numel() * value.element_size()
+    return value.n_bytes if isinstance(value, AttentionMap) else value.numel() * value.element_size()
 
 
 def alike(site: str, there: Tensor, old: Tensor) -> Tensor:

@@ -10,14 +10,14 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from glasshouse.config import Table
+from glasshouse.config import JsonDict
 from glasshouse.text import Tokenizer
-from glasshouse.visible import visible
+from glasshouse.visible import show_whitespace
 
 LONGEST = 200  # characters of a token that are shown
 
 
-def packed(tensor: Tensor) -> Table:
+def packed(tensor: Tensor) -> JsonDict:
     """Return a tensor as the page reads it: its shape, and its numbers as bytes (small whole ones as one each).
 
     >>> packed(torch.tensor([[1.0, 2.0]]))
@@ -34,7 +34,7 @@ def number(value: Tensor | float) -> float | None:
     return plain if math.isfinite(plain) else None
 
 
-def tokens(ids: Iterable[int], tok: Tokenizer | None) -> list[Table]:
+def tokens(ids: Iterable[int], tok: Tokenizer | None) -> list[JsonDict]:
     """Return what the page shows of each id: its text made visible, and whether it is special or mere bytes.
 
     >>> tokens([7], None)
@@ -43,12 +43,12 @@ def tokens(ids: Iterable[int], tok: Tokenizer | None) -> list[Table]:
     return [_token(one, tok) for one in ids]
 
 
-def _token(one: int, tok: Tokenizer | None) -> Table:
+def _token(one: int, tok: Tokenizer | None) -> JsonDict:
     if tok is None or one not in tok.ids:  # a model may have rows to spare, which no token names
         return {"id": one, "text": str(one)}
     raw = tok.decode_bytes([one])
-    text = visible(raw) if tok.byte_level else visible(tok.token(one))
-    shown: Table = {"id": one, "text": text if len(text) <= LONGEST else f"{text[:LONGEST]}… ({len(text):,})"}
+    text = show_whitespace(raw) if tok.byte_level else show_whitespace(tok.id_to_token(one))
+    shown: JsonDict = {"id": one, "text": text if len(text) <= LONGEST else f"{text[:LONGEST]}… ({len(text):,})"}
     if one in tok.special_ids:
         return shown | {"kind": "special"}
     try:

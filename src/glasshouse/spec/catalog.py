@@ -206,7 +206,7 @@ def preset(name: str, **overrides: object) -> Spec:
     500000.0
     """
     if name not in _PRESETS:
-        raise ConfigError(f"there is no preset {name!r}; {config.nearest(name, _PRESETS)}")
+        raise ConfigError(f"there is no preset {name!r}; {config.did_you_mean(name, _PRESETS)}")
     if "kind" in overrides:
         raise ConfigError(f"kind is {overrides['kind']!r}, but a preset's kind is fixed; choose another preset.")
     base = dict(_PRESETS[name])

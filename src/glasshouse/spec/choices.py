@@ -30,7 +30,7 @@ class NoScaling(Settings):
 
 
 @dataclass(frozen=True)
-class Linear(Settings):
+class LinearScaling(Settings):
     """Every angle divided by one factor: positions squeezed into the trained length."""
 
     kind: ClassVar[str] = "linear"
@@ -41,7 +41,7 @@ class Linear(Settings):
 
 
 @dataclass(frozen=True)
-class Llama3(Settings):
+class Llama3Scaling(Settings):
     """Slow pairs divided by the factor, fast ones kept, a ramp between: the rule of Llama 3.1 and later."""
 
     kind: ClassVar[str] = "llama3"
@@ -62,7 +62,7 @@ class Llama3(Settings):
 
 
 @dataclass(frozen=True)
-class Yarn(Settings):
+class YarnScaling(Settings):
     """Like `Llama3` with the ramp set in turns, and attention sharpened a little to make up for the length."""
 
     kind: ClassVar[str] = "yarn"
@@ -114,7 +114,7 @@ class Rotary(Settings):
     kind: ClassVar[str] = "rotary"
     theta: float = 10_000.0
     layout: Literal["halves", "pairs"] = "halves"
-    scaling: NoScaling | Linear | Llama3 | Yarn = NoScaling()
+    scaling: NoScaling | LinearScaling | Llama3Scaling | YarnScaling = NoScaling()
 
     def check(self) -> None:
         require(1 < self.theta < math.inf, "rotary.theta", self.theta, "above 1")
@@ -264,7 +264,7 @@ class MaskedToken(Settings):
 
 
 @dataclass(frozen=True)
-class SequenceLabel(Settings):
+class SequenceClassification(Settings):
     """Logits over labels, one set a sequence; `dense` puts BERT's map and tanh before them."""
 
     kind: ClassVar[str] = "sequence_label"
@@ -278,7 +278,7 @@ class SequenceLabel(Settings):
 
 
 @dataclass(frozen=True)
-class TokenLabel(Settings):
+class TokenClassification(Settings):
     """Logits over labels, one set a token."""
 
     kind: ClassVar[str] = "token_label"
@@ -289,7 +289,7 @@ class TokenLabel(Settings):
         require_labels(self)
 
 
-def require_labels(head: SequenceLabel | TokenLabel) -> None:
+def require_labels(head: SequenceClassification | TokenClassification) -> None:
     """Refuse a number of labels below 1, or names that are not as many."""
     require_positive(head, "n_labels")
     rule = f"{head.n_labels} different names, or none"
@@ -297,7 +297,7 @@ def require_labels(head: SequenceLabel | TokenLabel) -> None:
     require(fits, f"{head.kind}.labels", head.labels, rule)
 
 
-Head = NoHead | Pooled | NextToken | MaskedToken | SequenceLabel | TokenLabel
+Head = NoHead | Pooled | NextToken | MaskedToken | SequenceClassification | TokenClassification
 
 
 # Initialisation ---------------------------------------------------------------------------------------------

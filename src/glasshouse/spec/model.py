@@ -29,7 +29,7 @@ NormOrder = Literal["before", "after", "sandwich"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Transformer(Settings):
+class TransformerSpec(Settings):
     """What the three kinds of model share. What is left out follows from what is given."""
 
     vocab_size: int
@@ -43,7 +43,7 @@ class Transformer(Settings):
 
     position: Position = Learned()
     norm: Norm = LayerNorm()
-    norm_order: NormOrder = "before"
+    norm_placement: NormOrder = "before"
     final_norm: bool = True
     feedforward: FeedForward = Gelu()
 
@@ -122,7 +122,7 @@ class Transformer(Settings):
 
 
 @dataclass(frozen=True, kw_only=True)
-class DecoderSpec(Transformer):
+class DecoderSpec(TransformerSpec):
     """A stack in which each position sees itself and those before it.
 
     >>> DecoderSpec(vocab_size=100, d_model=64, n_layers=2, n_heads=4).d_head
@@ -143,7 +143,7 @@ class DecoderSpec(Transformer):
 
 
 @dataclass(frozen=True, kw_only=True)
-class EncoderSpec(Transformer):
+class EncoderSpec(TransformerSpec):
     """A stack in which every position sees every other."""
 
     kind: ClassVar[str] = "encoder"
@@ -156,7 +156,7 @@ class EncoderSpec(Transformer):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Seq2SeqSpec(Transformer):
+class Seq2SeqSpec(TransformerSpec):
     """An encoder that reads the source and a decoder that writes the target, one embedding for both."""
 
     kind: ClassVar[str] = "seq2seq"

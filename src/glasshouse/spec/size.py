@@ -13,11 +13,11 @@ from glasshouse.spec.choices import (
     NoHead,
     Pooled,
     Relative,
-    SequenceLabel,
+    SequenceClassification,
     SwiGLU,
-    TokenLabel,
+    TokenClassification,
 )
-from glasshouse.spec.model import EncoderSpec, Seq2SeqSpec, Spec, Transformer
+from glasshouse.spec.model import EncoderSpec, Seq2SeqSpec, Spec, TransformerSpec
 
 
 def count_parameters(spec: Spec) -> int:
@@ -39,32 +39,32 @@ def count_parameters(spec: Spec) -> int:
     return total
 
 
-def _stack(spec: Transformer, n_layers: int, attentions: int) -> int:
+def _stack(spec: TransformerSpec, n_layers: int, attentions: int) -> int:
     position = 0
     if isinstance(spec.position, Learned):
         position = (spec.max_len + spec.position.offset) * spec.d_model
     if isinstance(spec.position, Relative):
         position = spec.position.n_buckets * spec.n_heads
     sublayers = attentions + 1
-    norms = sublayers * (2 if spec.norm_order == "sandwich" else 1)
+    norms = sublayers * (2 if spec.norm_placement == "sandwich" else 1)
     block = attentions * _attention(spec) + _feedforward(spec) + norms * _norm(spec, spec.d_model)
     outside = (spec.embed_norm + spec.final_norm) * _norm(spec, spec.d_model)
     return position + n_layers * block + outside
 
 
-def _attention(spec: Transformer) -> int:
+def _attention(spec: TransformerSpec) -> int:
     d_query, d_key = spec.n_heads * spec.d_head, spec.n_kv_heads * spec.d_head
     matrices = spec.d_model * (d_query + 2 * d_key) + d_query * spec.d_model
     biases = spec.qkv_bias * (d_query + 2 * d_key) + spec.out_bias * spec.d_model
     return matrices + biases + spec.qk_norm * 2 * _norm(spec, spec.d_head)
 
 
-def _feedforward(spec: Transformer) -> int:
+def _feedforward(spec: TransformerSpec) -> int:
     d_up = spec.d_ff * (2 if isinstance(spec.feedforward, SwiGLU | GeGLU) else 1)
     return spec.d_model * d_up + spec.d_ff * spec.d_model + spec.ffn_bias * (d_up + spec.d_model)
 
 
-def _norm(spec: Transformer, width: int) -> int:
+def _norm(spec: TransformerSpec, width: int) -> int:
     return width * (2 if isinstance(spec.norm, LayerNorm) and spec.norm.bias else 1)
 
 
@@ -76,9 +76,9 @@ def _head(spec: Spec) -> int:
             return (not tied) * vocab_size * d_model + bias * vocab_size
         case MaskedToken(tied, bias, transform):
             return (not tied) * vocab_size * d_model + bias * vocab_size + transform * (dense + _norm(spec, d_model))
-        case SequenceLabel(n_labels, _, with_dense):
+        case SequenceClassification(n_labels, _, with_dense):
             return with_dense * dense + d_model * n_labels + n_labels
-        case TokenLabel(n_labels):
+        case TokenClassification(n_labels):
             return d_model * n_labels + n_labels
         case Pooled(_, with_dense):
             return with_dense * dense

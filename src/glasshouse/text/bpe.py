@@ -12,7 +12,7 @@ from heapq import nsmallest
 from itertools import pairwise
 from typing import TypeVar
 
-from glasshouse.text.alphabet import ORDER
+from glasshouse.text.alphabet import INITIAL_ALPHABET
 
 Pair = tuple[bytes, bytes]
 Symbol = TypeVar("Symbol")
@@ -24,7 +24,7 @@ class Merge:
 
     pair: Pair
     count: int
-    rivals: tuple[tuple[Pair, int], ...] = ()
+    runners_up: tuple[tuple[Pair, int], ...] = ()
 
 
 def learn(words: Mapping[bytes, int], vocab_size: int, rivals: int = 0) -> Iterator[Merge]:
@@ -37,8 +37,8 @@ def learn(words: Mapping[bytes, int], vocab_size: int, rivals: int = 0) -> Itera
     Merge(pair=(b'u', b'g'), count=20, rivals=(((b'p', b'u'), 17),))
     Merge(pair=(b'h', b'ug'), count=15, rivals=(((b'p', b'u'), 12),))
     """
-    tokens = [bytes([byte]) for byte in ORDER]
-    ids = {byte: number for number, byte in enumerate(ORDER)}
+    tokens = [bytes([byte]) for byte in INITIAL_ALPHABET]
+    ids = {byte: number for number, byte in enumerate(INITIAL_ALPHABET)}
     spelled = [[ids[byte] for byte in word] for word in words]
     weights = list(words.values())
     counts: Counter[tuple[int, int]] = Counter()
@@ -56,14 +56,14 @@ def learn(words: Mapping[bytes, int], vocab_size: int, rivals: int = 0) -> Itera
         for number in where.pop(best):
             for pair in pairwise(spelled[number]):
                 counts[pair] -= weights[number]
-            spelled[number] = join(spelled[number], best, len(tokens) - 1)
+            spelled[number] = merge_pair(spelled[number], best, len(tokens) - 1)
             for pair in pairwise(spelled[number]):
                 counts[pair] += weights[number]
                 where[pair].add(number)
         counts = +counts  # forgets the pairs that are gone
 
 
-def join(word: Sequence[Symbol], pair: tuple[Symbol, Symbol], token: Symbol) -> list[Symbol]:
+def merge_pair(word: Sequence[Symbol], pair: tuple[Symbol, Symbol], token: Symbol) -> list[Symbol]:
     """Return the word with each occurrence of a pair, from left to right, as one token.
 
     >>> join("banana", ("a", "n"), "an")
@@ -80,7 +80,7 @@ def join(word: Sequence[Symbol], pair: tuple[Symbol, Symbol], token: Symbol) -> 
     return joined
 
 
-def steps(word: bytes, ranks: Mapping[Pair, int]) -> Iterator[list[bytes]]:
+def merge_steps(word: bytes, ranks: Mapping[Pair, int]) -> Iterator[list[bytes]]:
     """Yield a word as bytes, then after each merge: of the pairs it holds, the one that was learned first.
 
     >>> list(steps(b"hugs", {(b"u", b"g"): 0, (b"h", b"ug"): 1}))
@@ -90,7 +90,7 @@ def steps(word: bytes, ranks: Mapping[Pair, int]) -> Iterator[list[bytes]]:
     yield tokens
     while known := ranks.keys() & set(pairwise(tokens)):
         left, right = min(known, key=ranks.__getitem__)
-        tokens = join(tokens, (left, right), left + right)
+        tokens = merge_pair(tokens, (left, right), left + right)
         yield tokens
 
 
@@ -104,7 +104,7 @@ def printable(token: bytes) -> str:
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
-def tree(token: bytes, ranks: Mapping[Pair, int], show: Callable[[bytes], str] = printable) -> list[str]:
+def merge_tree(token: bytes, ranks: Mapping[Pair, int], show: Callable[[bytes], str] = printable) -> list[str]:
     r"""Draw how a token was put together, one line a part.
 
     >>> print("\n".join(tree(b"hug", {(b"u", b"g"): 0, (b"h", b"ug"): 1})))
@@ -115,14 +115,14 @@ def tree(token: bytes, ranks: Mapping[Pair, int], show: Callable[[bytes], str] =
        └─ g
     """
     lines = [show(token)]
-    if len(token) > 1 and (parts := halves(token, ranks)):
+    if len(token) > 1 and (parts := find_merge(token, ranks)):
         for part, first, other in zip(parts, ("├─ ", "└─ "), ("│  ", "   "), strict=True):
-            head, *rest = tree(part, ranks, show)
+            head, *rest = merge_tree(part, ranks, show)
             lines += [first + head, *(other + line for line in rest)]
     return lines
 
 
-def halves(token: bytes, ranks: Mapping[Pair, int]) -> Pair | None:
+def find_merge(token: bytes, ranks: Mapping[Pair, int]) -> Pair | None:
     """Return the pair whose merge makes a token; None where no merge does."""
-    *_, before, after = [[b""], *steps(token, ranks)]
+    *_, before, after = [[b""], *merge_steps(token, ranks)]
     return (before[0], before[1]) if after == [token] and len(before) == 2 else None

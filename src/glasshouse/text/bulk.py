@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from glasshouse.text.document import decoder_kinds
-from glasshouse.text.engine import forked, gigatoken
-from glasshouse.text.words import CHECKED, batches, start
+from glasshouse.text.engine import in_forked_child, gigatoken
+from glasshouse.text.words import CHECK_BYTES, batches, take_bytes
 
 SLOW_BATCH = 2**20  # bytes; the tokenizers library keeps a few hundred for each token until a batch is done
 
@@ -20,22 +20,22 @@ Ids = NDArray[np.uint32]
 Ends = NDArray[np.int64]
 
 
-class Bulk:
+class CorpusEncoder:
     """Encodes the texts of one corpus; the first quarter megabyte is encoded twice, and the two have to agree."""
 
     def __init__(self, fast: Any, slow: Callable[[list[bytes]], list[list[int]]], reason: str) -> None:  # noqa: ANN401
         self._fast, self._slow = fast, slow
         self.reason = reason  # why the fast engine is not used; empty where it is
-        self._unproved = CHECKED  # bytes
+        self._unproved = CHECK_BYTES  # bytes
 
     @property
-    def engine(self) -> str:
+    def backend(self) -> str:
         """Which library gives the ids, and why it is the slower one."""
         return f"tokenizers, as {self.reason}" if self.reason else "gigatoken"
 
     def encode(self, texts: list[bytes]) -> tuple[Ids, Ends]:
         """Return the ids of texts in UTF-8, one after another, and where those of each text end."""
-        if self._fast is not None and self._unproved > 0 and (sample := start(texts, self._unproved)):
+        if self._fast is not None and self._unproved > 0 and (sample := take_bytes(texts, self._unproved)):
             self._unproved -= sum(map(len, sample))
             (fast, fast_ends), (slow, slow_ends) = self._run_fast(sample), self._run_slow(sample)
             if not (np.array_equal(fast, slow) and np.array_equal(fast_ends, slow_ends)):
@@ -44,7 +44,7 @@ class Bulk:
         return self._run_slow(texts) if self._fast is None else self._run_fast(texts)
 
     def _run_fast(self, texts: list[bytes]) -> tuple[Ids, Ends]:
-        layout = self._fast.encode_batch(texts, parallel=not forked.is_set()).layout
+        layout = self._fast.encode_batch(texts, parallel=not in_forked_child.is_set()).layout
         offsets = layout.offsets.data
         return layout.content.data[offsets[0] : offsets[-1]], offsets[1:] - offsets[0]
 
@@ -53,7 +53,7 @@ class Bulk:
         return np.concatenate(rows) if rows else np.empty(0, np.uint32), np.cumsum([len(row) for row in rows])
 
 
-def load(text: str) -> tuple[Any, str]:
+def load_gigatoken(text: str) -> tuple[Any, str]:
     """Return gigatoken's twin of a tokenizer.json, without its special tokens; or None, and why there is none."""
     if gigatoken is None:
         return None, "gigatoken is not installed (pip install 'glasshouse[fast]')"

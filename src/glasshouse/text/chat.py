@@ -18,13 +18,13 @@ from typing import Any, NamedTuple, cast
 
 import jinja2
 
-from glasshouse.config import Table, nearest
+from glasshouse.config import JsonDict, did_you_mean
 from glasshouse.errors import InputError
 from glasshouse.text.sandbox import DEEPEST, compiled, render
 
 Message = Mapping[str, Any]
-ROLES = ("system", "user", "assistant", "tool", "developer")
-DEFAULT = """\
+MESSAGE_ROLES = ("system", "user", "assistant", "tool", "developer")
+DEFAULT_TEMPLATE = """\
 {% for message in messages %}
 {% if message.role not in ["system", "user", "assistant"] or message.content is not string %}
 {{ raise_exception("it writes messages of text by system, user and assistant, and no other") }}
@@ -46,7 +46,7 @@ class Segment:
 
     text: str
     special: bool  # the text is one special token, to become its id
-    answer: bool  # written by the assistant: this is what fine-tuning learns
+    is_assistant: bool  # written by the assistant: this is what fine-tuning learns
 
 
 def segments(
@@ -128,7 +128,7 @@ class _Writer:
     """Writes the beginnings of one conversation, its messages marked."""
 
     template: jinja2.Template
-    messages: list[Table]
+    messages: list[JsonDict]
     variables: Mapping[str, str]
     marks: Mapping[str, str]  # what each stands for: nothing, or a special token of one character
     now: datetime
@@ -178,15 +178,15 @@ class _Writer:
         return [segment for segment in result if segment.text]
 
 
-def _plain(index: int, message: object, texts: list[str]) -> Table:
+def _plain(index: int, message: object, texts: list[str]) -> JsonDict:
     """Return a checked copy of a message in JSON's types, and add all its texts to a list."""
     if not isinstance(message, Mapping):
         raise InputError(
             f"message {index} is {reprlib.repr(message)}, but it must be a dictionary with a role and content."
         )
     role, content = message.get("role"), message.get("content")
-    if not isinstance(role, str) or role not in ROLES:
-        raise InputError(f"message {index} has the role {role!r}, which is not known; {nearest(str(role), ROLES)}")
+    if not isinstance(role, str) or role not in MESSAGE_ROLES:
+        raise InputError(f"message {index} has the role {role!r}, which is not known; {did_you_mean(str(role), MESSAGE_ROLES)}")
     absent = content is None and role == "assistant" and message.get("tool_calls")
     if not isinstance(content, str | list) and not absent:
         shown = reprlib.repr(content)
@@ -197,7 +197,7 @@ def _plain(index: int, message: object, texts: list[str]) -> Table:
         return text
 
     try:
-        return cast(Table, _mapped(message, collect))
+        return cast(JsonDict, _mapped(message, collect))
     except RecursionError:
         raise InputError(f"message {index} is nested too deep; give one of at most {DEEPEST} levels.") from None
     except TypeError as error:

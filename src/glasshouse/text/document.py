@@ -13,14 +13,14 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from glasshouse.config import Table
+from glasshouse.config import JsonDict
 from glasshouse.errors import StoreError
 from glasshouse.text import growth, pattern
 
-ROLES = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
+SPECIAL_TOKEN_ROLES = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
 LARGEST = 200_000_000  # bytes
 PREFIX = "continuing_subword_prefix"
-BYTE = re.compile("<0x([0-9A-Fa-f]{2})>")  # a byte to fall back on, as SentencePiece's vocabularies write it
+BYTE_FALLBACK = re.compile("<0x([0-9A-Fa-f]{2})>")  # a byte to fall back on, as SentencePiece's vocabularies write it
 
 
 def read_text(path: Path) -> str:
@@ -33,12 +33,12 @@ def read_text(path: Path) -> str:
         raise StoreError(f"{str(path)!r} is not UTF-8 at byte {error.start}; fetch it again.") from None
 
 
-def read_table(path: Path) -> Table:
+def read_json_object(path: Path) -> JsonDict:
     """Read a JSON object; a file that is not there is an empty one."""
     return parse(read_text(path), str(path)) if path.is_file() else {}
 
 
-def parse(text: str, source: str) -> Table:
+def parse(text: str, source: str) -> JsonDict:
     """Read the text of a JSON object; `source` is named in errors."""
     try:
         table = json.loads(text)
@@ -51,7 +51,7 @@ def parse(text: str, source: str) -> Table:
     return table
 
 
-def check(document: Table, source: str) -> None:
+def check(document: JsonDict, source: str) -> None:
     """Refuse what would hang or end the process inside the library, where nothing can be caught."""
     version, model = document.get("version"), document.get("model")
     if version != "1.0":
@@ -60,21 +60,21 @@ def check(document: Table, source: str) -> None:
         raise StoreError(f"{source!r} holds no model; fetch it again.")
     for expression in _expressions(document):
         try:
-            pattern.check(expression)
+            pattern.check_regex(expression)
         except StoreError as error:
             raise StoreError(f"{source!r} is refused: {error}") from None
     _check_ids(document, model.get("vocab"), source)
     prefix, merges = model.get(PREFIX), model.get("merges")
     if isinstance(prefix, str) and isinstance(merges, list):
         # The library takes the prefix off without a look, and what it leaves need not be a string.
-        for merge in (merge for merge in merges if not halves(merge)[1].startswith(prefix)):
+        for merge in (merge for merge in merges if not split_merge(merge)[1].startswith(prefix)):
             raise StoreError(
                 f"{source!r} merges {merge!r}, but {prefix!r} must begin the second part; fetch it again."
             )
-    growth.check(document, source)
+    growth.check_expansion(document, source)
 
 
-def _check_ids(document: Table, vocab: object, source: str) -> None:
+def _check_ids(document: JsonDict, vocab: object, source: str) -> None:
     """Refuse ids for which the library would set memory aside until the process ends."""
     added = document.get("added_tokens")
     ids = [*vocab.values()] if isinstance(vocab, dict) else []
@@ -87,7 +87,7 @@ def _check_ids(document: Table, vocab: object, source: str) -> None:
             )
 
 
-def _expressions(document: Table) -> Iterator[str]:
+def _expressions(document: JsonDict) -> Iterator[str]:
     waiting: list[Any] = [document]
     while waiting:
         value = waiting.pop()
@@ -98,7 +98,7 @@ def _expressions(document: Table) -> Iterator[str]:
         waiting.extend(inner for inner in value if isinstance(inner, dict | list))
 
 
-def halves(merge: object) -> tuple[str, str]:
+def split_merge(merge: object) -> tuple[str, str]:
     """Return the two parts of a merge, which is written as one string or as two."""
     match merge.split(" ") if isinstance(merge, str) else merge:
         case [str(left), str(right)]:
@@ -106,10 +106,10 @@ def halves(merge: object) -> tuple[str, str]:
     return "", ""  # no merge at all, as the library will say
 
 
-def find_roles(table: Mapping[str, Any], source: str) -> dict[str, str]:
+def find_special_tokens(table: Mapping[str, Any], source: str) -> dict[str, str]:
     """Return the text of each token that has a role in a table of settings."""
     roles = {}
-    for role in ROLES:
+    for role in SPECIAL_TOKEN_ROLES:
         value = table.get(f"{role}_token")
         text = value.get("content") if isinstance(value, dict) else value
         if isinstance(text, str):
@@ -119,7 +119,7 @@ def find_roles(table: Mapping[str, Any], source: str) -> dict[str, str]:
     return roles
 
 
-def unspellable(document: Table, special: set[str]) -> Table | None:
+def hide_special_tokens(document: JsonDict, special: set[str]) -> JsonDict | None:
     """Return the document with its special tokens under names that no text can hold, or None where it has none such.
 
     The library's `encode_special_tokens` only stops the search for added tokens. A model that holds them as pieces
@@ -129,10 +129,10 @@ def unspellable(document: Table, special: set[str]) -> Table | None:
     vocab = model["vocab"]
     pieces = vocab if isinstance(vocab, dict) else {piece for piece, _ in vocab}
     # A single character, or a byte to fall back on, has no other spelling: hidden, it would be lost from the text.
-    hidden = {token for token in special.intersection(pieces) if len(token) > 1 and not BYTE.fullmatch(token)}
+    hidden = {token for token in special.intersection(pieces) if len(token) > 1 and not BYTE_FALLBACK.fullmatch(token)}
     if hidden and "merges" in model and not any(map(model.get, ("ignore_merges", PREFIX, "end_of_word_suffix"))):
         # Such a model makes single characters and what its merges name; building it again takes seconds.
-        hidden &= {left + right for left, right in map(halves, model["merges"])}
+        hidden &= {left + right for left, right in map(split_merge, model["merges"])}
     if not hidden and all(token["special"] for token in added if token["content"] in special):
         return None
     secret = secrets.token_hex(16)
@@ -145,7 +145,7 @@ def unspellable(document: Table, special: set[str]) -> Table | None:
         model["unk_token"] = names.get(model["unk_token"], model["unk_token"])
     if "merges" in model:
         skip = len(model.get(PREFIX) or "")
-        merges = ((merge, *halves(merge)) for merge in model["merges"])
+        merges = ((merge, *split_merge(merge)) for merge in model["merges"])
         model["merges"] = [m for m, left, right in merges if hidden.isdisjoint((left, right, left + right[skip:]))]
     added = [
         {
@@ -158,7 +158,7 @@ def unspellable(document: Table, special: set[str]) -> Table | None:
     return {**document, "model": model, "added_tokens": added}
 
 
-def decoder_kinds(decoder: Table | None) -> list[str]:
+def decoder_kinds(decoder: JsonDict | None) -> list[str]:
     """Return the kinds of the steps by which tokens become text."""
     if decoder and decoder.get("type") == "Sequence":
         return [kind for part in decoder["decoders"] for kind in decoder_kinds(part)]

@@ -8,7 +8,7 @@ import threading
 from typing import Any
 
 # A child that was forked has none of gigatoken's threads, and would wait for them for ever.
-forked = threading.Event()
+in_forked_child = threading.Event()
 
 gigatoken: Any
 try:
@@ -36,11 +36,11 @@ class _Quiet:
         self.lock.release()
 
 
-quiet = _Quiet()
+suppress_stderr = _Quiet()
 
 
 def _in_child() -> None:
-    forked.set()
+    in_forked_child.set()
     _Quiet.lock = threading.Lock()
 
 

@@ -25,7 +25,7 @@ def checked_text(text: str | bytes) -> str:
     return text
 
 
-def is_stray(text: str | bytes) -> TypeGuard[bytes]:
+def is_invalid_utf8(text: str | bytes) -> TypeGuard[bytes]:
     r"""Say whether these are bytes that are no UTF-8.
 
     >>> is_stray(b"caf\xe9"), is_stray("café".encode())
@@ -40,7 +40,7 @@ def is_stray(text: str | bytes) -> TypeGuard[bytes]:
     return False
 
 
-def split_stray(text: bytes) -> list[str]:
+def split_invalid_utf8(text: bytes) -> list[str]:
     r"""Return the stretches of text and, between them, each stray byte as Python's surrogateescape writes it.
 
     >>> split_stray(b"caf\xe9!")

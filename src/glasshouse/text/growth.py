@@ -15,16 +15,16 @@ import unicodedata
 from collections.abc import Callable, Iterator
 from typing import Any, Literal, NamedTuple
 
-from glasshouse.config import Table
+from glasshouse.config import JsonDict
 from glasshouse.errors import StoreError
 from glasshouse.text import pattern
 
-RATE = 100  # characters that one may become; ALBERT's normalizer and pre-tokenizer reach 36, GPT-2's 4
-CONSTANT = 1_000  # characters added to a text of any length; Whisper adds 60
-TOKEN = 2**16  # characters that one token may be decoded to
+MAX_EXPANSION = 100  # characters that one may become; ALBERT's normalizer and pre-tokenizer reach 36, GPT-2's 4
+MAX_ADDED_CHARS = 1_000  # characters added to a text of any length; Whisper adds 60
+MAX_TOKEN_CHARS = 2**16  # characters that one token may be decoded to
 STEPS = 1_000
-WORD = 200  # characters of a word that WordPiece searches in cubic time; most published files say 100
-PIECE = 256  # characters of a piece of Unigram, which takes the square of it for each character of a text
+MAX_WORD_CHARS = 200  # characters of a word that WordPiece searches in cubic time; most published files say 100
+MAX_PIECE_CHARS = 256  # characters of a piece of Unigram, which takes the square of it for each character of a text
 _LISTS = ("normalizers", "pretokenizers", "processors", "decoders")
 _ENOUGH = 10**5  # where counting stops
 _FORMS: tuple[Literal["NFC", "NFD", "NFKC", "NFKD"], ...] = ("NFC", "NFD", "NFKC", "NFKD")
@@ -35,7 +35,7 @@ class _Growth(NamedTuple):
     constant: int = 0
 
 
-def check(document: Table, source: str) -> None:
+def check_expansion(document: JsonDict, source: str) -> None:
     """Refuse a file whose steps could make a text, or a decoded token, grow beyond the bounds.
 
     >>> check({"normalizer": {"type": "Prepend", "prepend": "x" * 2000}}, "a.json")
@@ -49,15 +49,15 @@ def check(document: Table, source: str) -> None:
         _refuse(source, f"has {count} steps, but at most {STEPS} are run")
     text = _chain([*stages["normalizer"], *stages["pre_tokenizer"]], _of_text)
     ids = _chain(stages["post_processor"], _of_ids)
-    if (rate := text.rate * ids.rate) > RATE:
-        _refuse(source, f"can turn 1 character into {_shown(rate)}, but at most {RATE} may come of it")
-    if (constant := text.constant * ids.rate + ids.constant) > CONSTANT:
-        _refuse(source, f"can add {_shown(constant)} characters to a text, but at most {CONSTANT} may be")
+    if (rate := text.rate * ids.rate) > MAX_EXPANSION:
+        _refuse(source, f"can turn 1 character into {_shown(rate)}, but at most {MAX_EXPANSION} may come of it")
+    if (constant := text.constant * ids.rate + ids.constant) > MAX_ADDED_CHARS:
+        _refuse(source, f"can add {_shown(constant)} characters to a text, but at most {MAX_ADDED_CHARS} may be")
     _check_model(document.get("model"), source)
     token = _chain(decoders, _of_tokens)
     longest = max(map(len, _tokens(document)), default=0)
-    if (length := token.rate * longest + token.constant) > TOKEN:
-        _refuse(source, f"can decode a token to {_shown(length)} characters, but at most {TOKEN} may come of it")
+    if (length := token.rate * longest + token.constant) > MAX_TOKEN_CHARS:
+        _refuse(source, f"can decode a token to {_shown(length)} characters, but at most {MAX_TOKEN_CHARS} may come of it")
 
 
 def _refuse(source: str, reason: str) -> None:
@@ -73,16 +73,16 @@ def _check_model(model: object, source: str) -> None:
     if not isinstance(model, dict):
         return
     for key in ("unk_token", "continuing_subword_prefix", "end_of_word_suffix"):
-        if isinstance(text := model.get(key), str) and len(text) > RATE:
-            _refuse(source, f"has a {key} of {len(text)} characters, but at most {RATE} are allowed")
+        if isinstance(text := model.get(key), str) and len(text) > MAX_EXPANSION:
+            _refuse(source, f"has a {key} of {len(text)} characters, but at most {MAX_EXPANSION} are allowed")
     most = model.get("max_input_chars_per_word")
-    if isinstance(most, int) and most > WORD:
-        _refuse(source, f"has a max_input_chars_per_word of {_shown(most)}, but at most {WORD} are allowed")
-    if isinstance(model.get("vocab"), list) and (longest := max(map(len, _pieces(model)), default=0)) > PIECE:
-        _refuse(source, f"has a piece of {longest} characters, but at most {PIECE} are allowed")
+    if isinstance(most, int) and most > MAX_WORD_CHARS:
+        _refuse(source, f"has a max_input_chars_per_word of {_shown(most)}, but at most {MAX_WORD_CHARS} are allowed")
+    if isinstance(model.get("vocab"), list) and (longest := max(map(len, _pieces(model)), default=0)) > MAX_PIECE_CHARS:
+        _refuse(source, f"has a piece of {longest} characters, but at most {MAX_PIECE_CHARS} are allowed")
 
 
-def _pieces(model: Table) -> Iterator[str]:
+def _pieces(model: JsonDict) -> Iterator[str]:
     match model.get("vocab"):
         case dict(vocab):
             yield from vocab
@@ -90,7 +90,7 @@ def _pieces(model: Table) -> Iterator[str]:
             yield from (row[0] for row in vocab if isinstance(row, list) and row and isinstance(row[0], str))
 
 
-def _tokens(document: Table) -> Iterator[str]:
+def _tokens(document: JsonDict) -> Iterator[str]:
     model, added = document.get("model"), document.get("added_tokens")
     yield from _pieces(model) if isinstance(model, dict) else ()
     for token in added if isinstance(added, list) else ():
@@ -98,7 +98,7 @@ def _tokens(document: Table) -> Iterator[str]:
             yield token["content"]
 
 
-def _steps(value: object) -> Iterator[Table]:
+def _steps(value: object) -> Iterator[JsonDict]:
     """Yield the steps of a stage in their order, whatever lists they are nested in."""
     waiting = [value]
     while waiting:
@@ -110,7 +110,7 @@ def _steps(value: object) -> Iterator[Table]:
             waiting.extend(value[key] for key in _LISTS if key in value)
 
 
-def _chain(steps: list[Table], growths: Callable[[Table, object], Iterator[_Growth]]) -> _Growth:
+def _chain(steps: list[JsonDict], growths: Callable[[JsonDict, object], Iterator[_Growth]]) -> _Growth:
     """Return the growth by steps one after the other.
 
     Every field counts that could make a step grow: the library takes a step without a type for whatever its fields
@@ -131,7 +131,7 @@ def _chain(steps: list[Table], growths: Callable[[Table, object], Iterator[_Grow
     return _Growth(rate, constant)
 
 
-def _of_text(step: Table, kind: object) -> Iterator[_Growth]:
+def _of_text(step: JsonDict, kind: object) -> Iterator[_Growth]:
     """Yield what a step of the normalizer or the pre-tokenizer does to the length of a text."""
     yield from _of_replacement(step)
     if isinstance(text := step.get("prepend"), str):
@@ -147,7 +147,7 @@ def _of_text(step: Table, kind: object) -> Iterator[_Growth]:
         yield _Growth(8 if step.get("add_prefix_space", True) else 4, 4)
 
 
-def _of_ids(step: Table, kind: object) -> Iterator[_Growth]:
+def _of_ids(step: JsonDict, kind: object) -> Iterator[_Growth]:
     """Yield how often a step of the post-processor repeats the text, and the tokens that it adds."""
     if isinstance(single := step.get("single"), list):
         special = step.get("special_tokens")
@@ -156,7 +156,7 @@ def _of_ids(step: Table, kind: object) -> Iterator[_Growth]:
         yield _Growth(1, sum(map(len, _strings(pair))))
 
 
-def _of_tokens(step: Table, kind: object) -> Iterator[_Growth]:
+def _of_tokens(step: JsonDict, kind: object) -> Iterator[_Growth]:
     """Yield what a step of the decoder does to the length of a token."""
     yield from _of_replacement(step)
     if kind in ("BPEDecoder", "CTC") or "suffix" in step or "word_delimiter_token" in step:
@@ -165,7 +165,7 @@ def _of_tokens(step: Table, kind: object) -> Iterator[_Growth]:
         yield _Growth(1, 1)  # a space before every token
 
 
-def _of_replacement(step: Table) -> Iterator[_Growth]:
+def _of_replacement(step: JsonDict) -> Iterator[_Growth]:
     if isinstance(content := step.get("content"), str) and "pattern" in step:
         between = 1 if _may_be_empty(step["pattern"]) else 0  # then it stands between any two characters
         yield _Growth(max(1, between + _longest(content)), between * _longest(content))
@@ -180,7 +180,7 @@ def _may_be_empty(searched: object) -> bool:
     return True
 
 
-def _template(pieces: list[Any], special: Table) -> _Growth:
+def _template(pieces: list[Any], special: JsonDict) -> _Growth:
     rate = constant = 0
     for piece in pieces:
         match piece:
@@ -211,7 +211,7 @@ def _longest_in(packed: str) -> int:
     return max(map(len, unicodedata.normalize("NFKD", texts).split("\0")))
 
 
-def _needs_other_than(made: set[str], step: Table) -> bool:
+def _needs_other_than(made: set[str], step: JsonDict) -> bool:
     """Say whether a step replaces a literal that holds a character which no earlier step writes, and nothing else."""
     match step:
         case {"content": str(), "pattern": {"String": str(literal)}, **others}:
@@ -219,14 +219,14 @@ def _needs_other_than(made: set[str], step: Table) -> bool:
     return False
 
 
-def _written(step: Table) -> set[str]:
+def _written(step: JsonDict) -> set[str]:
     """Return the characters that a step can write, also after Unicode's own steps."""
     texts = [step.get("content", ""), step.get("prepend", ""), " "]
     cased = [form for text in texts if isinstance(text, str) for form in (text, text.lower())]
     return {c for text in cased for form in _FORMS for c in unicodedata.normalize(form, text)}
 
 
-def _writes_anything(step: Table) -> bool:
+def _writes_anything(step: JsonDict) -> bool:
     return (
         "precompiled_charsmap" in step or step.get("type") in ("ByteLevel", "ByteFallback") or "trim_offsets" in step
     )

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from glasshouse.text.alphabet import ORDER
+from glasshouse.text.alphabet import INITIAL_ALPHABET
 from glasshouse.text.bpe import Pair
 
 Array = NDArray[np.int32]
@@ -33,8 +33,8 @@ def learn(words: Mapping[bytes, int], vocab_size: int) -> Iterator[tuple[Pair, i
     >>> list(learn({b"hug": 10, b"pug": 5, b"pun": 12, b"hugs": 5}, 258))
     [((b'u', b'g'), 20), ((b'h', b'ug'), 15)]
     """
-    tokens = [bytes([byte]) for byte in ORDER]
-    text = _Text(words)
+    tokens = [bytes([byte]) for byte in INITIAL_ALPHABET]
+    text = _SymbolArrays(words)
     while len(tokens) < vocab_size and text.count():
         while len(tokens) < vocab_size and (found := text.most_frequent()):
             left, right, count = found
@@ -43,14 +43,14 @@ def learn(words: Mapping[bytes, int], vocab_size: int) -> Iterator[tuple[Pair, i
             tokens.append(tokens[left] + tokens[right])
 
 
-class _Text:
+class _SymbolArrays:
     """The words as linked symbols, and the frequent pairs with their counts and places."""
 
     def __init__(self, words: Mapping[bytes, int]) -> None:
         long = [word for word, count in words.items() if len(word) > 1 and count > 0]
         lengths = np.array([len(word) + 1 for word in long], dtype=np.int64)
         rank = np.empty(256, np.int32)
-        rank[list(ORDER)] = np.arange(256)
+        rank[list(INITIAL_ALPHABET)] = np.arange(256)
         body = rank[np.frombuffer(b"\0".join([*long, b""]), np.uint8)]
         body[lengths.cumsum() - 1] = GAP
         self.symbols: Array = np.concatenate((np.array([GAP], np.int32), body))

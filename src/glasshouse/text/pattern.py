@@ -17,10 +17,10 @@ from typing import NamedTuple, NoReturn
 
 from glasshouse.errors import StoreError
 
-LONGEST = 10_000
-DEEPEST = 20
-ENDLESS = 100
-LIMIT = ENDLESS**2
+MAX_LENGTH = 10_000
+MAX_DEPTH = 20
+UNBOUNDED = 100
+MAX_COST = UNBOUNDED**2
 
 _ESCAPE = r"\\(?:[pP]\{\^?[\w -]+\}|x\{[\da-fA-F]{1,8}\}|x[\da-fA-F]{2}|u[\da-fA-F]{4}|[dDwWsShHnrtfvae]|[^a-zA-Z\d])"
 _CLASS = r"(?P<class>\[\^?+(?![]:]))"
@@ -45,7 +45,7 @@ class _Cost(NamedTuple):
     empty: bool = False  # it can match without taking a character
 
 
-def check(expression: str) -> None:
+def check_regex(expression: str) -> None:
     r"""Refuse an expression that could make a search take more than quadratic time, or that is not understood.
 
     >>> check(r" ?\p{L}+|\s+(?!\S)")
@@ -67,13 +67,13 @@ def may_be_empty(expression: str) -> bool:
 
 
 def _read(expression: str) -> _Cost:
-    if len(expression) > LONGEST:
-        _refuse(expression, f"is longer than {LONGEST} characters")
+    if len(expression) > MAX_LENGTH:
+        _refuse(expression, f"is longer than {MAX_LENGTH} characters")
     reader = _Reader(expression)
     cost = reader.alternatives()
     if reader.kind:
         _refuse(expression, "closes a bracket that is not open")
-    if cost.first >= LIMIT:
+    if cost.first >= MAX_COST:
         _refuse(expression, "repeats in too many ways at once")
     return cost
 
@@ -96,8 +96,8 @@ def _parts(expression: str) -> Iterator[tuple[str, str]]:
             yield "character", "[]"
         elif kind and not depth:
             yield kind, match.group()
-        if depth > DEEPEST:
-            _refuse(expression, f"has brackets more than {DEEPEST} deep")
+        if depth > MAX_DEPTH:
+            _refuse(expression, f"has brackets more than {MAX_DEPTH} deep")
     if depth:
         _refuse(expression, "opens a bracket that is not closed")
     yield "", ""
@@ -127,8 +127,8 @@ class _Reader:
         ways, first, certain, empty = 1, 1, True, True
         while self.kind not in ("", "or", "end"):
             part = self.part()
-            first = min(LIMIT, part.first * (first if part.certain else ways))
-            ways = min(LIMIT, part.ways * ways)
+            first = min(MAX_COST, part.first * (first if part.certain else ways))
+            ways = min(MAX_COST, part.ways * ways)
             certain = certain and part.certain
             empty = empty and part.empty
         return _Cost(ways, first, certain, empty=empty)
@@ -149,8 +149,8 @@ class _Reader:
 
     def group(self, opening: str) -> _Cost:
         self.depth += 1
-        if self.depth > DEEPEST:
-            _refuse(self.expression, f"has brackets more than {DEEPEST} deep")
+        if self.depth > MAX_DEPTH:
+            _refuse(self.expression, f"has brackets more than {MAX_DEPTH} deep")
         outside, self.ignore_case = self.ignore_case, self.ignore_case or bool(_IGNORE_CASE.match(opening))
         cost = self.alternatives()
         self.ignore_case = outside
@@ -174,14 +174,14 @@ class _Reader:
         if high is None:
             if cost.ways > 1:
                 _refuse(self.expression, "repeats without end what matches in several ways")
-            return _Cost(ENDLESS + low, 1 if cost.character else 1 + low, low == 0, empty=empty)
+            return _Cost(UNBOUNDED + low, 1 if cost.character else 1 + low, low == 0, empty=empty)
         if cost.character:
-            return _Cost(min(ENDLESS, high - low + 1 + more), 1, low == 0, empty=empty)
+            return _Cost(min(UNBOUNDED, high - low + 1 + more), 1, low == 0, empty=empty)
         ways, power = more + int(low == 0), 1
         for _ in range(high):
             power *= cost.ways
             ways += power
-            if ways >= LIMIT:
+            if ways >= MAX_COST:
                 _refuse(self.expression, "repeats in too many ways at once")
         return _Cost(ways, cost.first if high == 1 else ways, low == 0, empty=empty)
 

@@ -17,30 +17,30 @@ from typing import Any, Literal, NamedTuple, TypeGuard
 
 import tokenizers
 
-from glasshouse.config import Table, nearest
+from glasshouse.config import JsonDict, did_you_mean
 from glasshouse.errors import GlasshouseError, InputError, StoreError
 from glasshouse.text import bulk, chat, training
-from glasshouse.text.alphabet import BYTE as BYTE_OF
-from glasshouse.text.alphabet import CHARACTER, spelled
+from glasshouse.text.alphabet import UNICODE_TO_BYTE as BYTE_OF
+from glasshouse.text.alphabet import BYTE_TO_UNICODE, unicode_to_bytes
 from glasshouse.text.bpe import Pair
-from glasshouse.text.bulk import Bulk
+from glasshouse.text.bulk import CorpusEncoder
 from glasshouse.text.document import (
-    BYTE,
-    ROLES,
+    BYTE_FALLBACK,
+    SPECIAL_TOKEN_ROLES,
     check,
     decoder_kinds,
-    find_roles,
-    halves,
+    find_special_tokens,
+    split_merge,
     parse,
-    read_table,
+    read_json_object,
     read_text,
-    unspellable,
+    hide_special_tokens,
     write_text,
 )
-from glasshouse.text.given import checked_text, is_stray, split_stray
-from glasshouse.text.words import LIMIT
+from glasshouse.text.given import checked_text, is_invalid_utf8, split_invalid_utf8
+from glasshouse.text.words import MAX_WORDS
 
-TOKENIZER, CONFIG, SPECIAL = "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"
+TOKENIZER, CONFIG, SPECIAL_FILE = "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"
 TEMPLATE = "chat_template.jinja"
 CODE = ("auto_map", "trust_remote_code")  # settings by which a folder has its own Python run
 
@@ -49,11 +49,11 @@ LONG = 2**19  # characters from which on the engine for corpora is faster, the p
 _MARK = 0x10FF00  # the last private characters of Unicode stand for bytes while a text is put together
 
 
-class Chat(NamedTuple):
+class EncodedChat(NamedTuple):
     """The ids of a conversation, and which of them the assistant wrote."""
 
     ids: list[int]
-    answer: list[bool]
+    assistant_mask: list[bool]
 
 
 class Tokenizer:
@@ -72,13 +72,13 @@ class Tokenizer:
     (2, 'world', 3)
     """
 
-    config: Table  # tokenizer_config.json as it was
+    config: JsonDict  # tokenizer_config.json as it was
     special_tokens: dict[str, str]  # the text of each role that the files give to a token
     special_ids: frozenset[int]
     chat_template: str | None = None  # how a conversation is written as one text, in Jinja
 
-    def __init__(self, document: Table, config: Table, special: Table, roles: dict[str, str]) -> None:
-        self.config, self.special_tokens, self._special_map = config, roles, special
+    def __init__(self, document: JsonDict, config: JsonDict, special_tokens: JsonDict, roles: dict[str, str]) -> None:
+        self.config, self.special_tokens, self._special_map = config, roles, special_tokens
         self._kind = document["model"].get("type", "of no kind")
         self._decoders = decoder_kinds(document.get("decoder"))
         # Written again, so that the library reads just what was checked, whatever it makes of a key given twice.
@@ -90,11 +90,11 @@ class Tokenizer:
         self._added = frozenset(added)
         texts = {token.content for token in added.values() if token.special}.union(roles.values())
         self.special_ids = frozenset(number for number, token in self._tokens.items() if token in texts)
-        if twin := unspellable(document, texts):
+        if twin := hide_special_tokens(document, texts):
             self._encoder = tokenizers.Tokenizer.from_str(json.dumps(twin))
         self._encoder.encode_special_tokens = True
         spells_bytes = self._decoders == ["ByteLevel"] and ids.keys() >= BYTE_OF.keys()
-        self._byte_ids = [ids[CHARACTER[byte]] for byte in range(256)] if spells_bytes else None
+        self._byte_ids = [ids[BYTE_TO_UNICODE[byte]] for byte in range(256)] if spells_bytes else None
         # What is changed or added before a text is split would be changed or added at each stray byte.
         before = json.dumps(document.get("pre_tokenizer"))
         self._takes_any_bytes = not document.get("normalizer") and '"add_prefix_space": true' not in before
@@ -107,7 +107,7 @@ class Tokenizer:
         path = Path(folder) if Path(folder).is_file() else Path(folder) / TOKENIZER
         if not path.is_file():
             raise StoreError(f"there is no {str(path)!r}; give a folder that holds a {TOKENIZER}.")
-        config, special = (read_table(path.with_name(name)) for name in (CONFIG, SPECIAL))
+        config, special = (read_json_object(path.with_name(name)) for name in (CONFIG, SPECIAL_FILE))
         tokenizer = cls.from_json(read_text(path), config, special, source=str(path))
         if (template := path.with_name(TEMPLATE)).is_file():
             tokenizer.chat_template = read_text(template)
@@ -115,7 +115,7 @@ class Tokenizer:
 
     @classmethod
     def from_json(
-        cls, text: str, config: Table | None = None, special: Table | None = None, source: str = TOKENIZER
+        cls, text: str, config: JsonDict | None = None, special_tokens: JsonDict | None = None, source: str = TOKENIZER
     ) -> Tokenizer:
         """Make a tokenizer from the text of a tokenizer.json and the tables that stood beside it.
 
@@ -124,7 +124,7 @@ class Tokenizer:
         ...
         glasshouse.errors.StoreError: 'tokenizer.json' is of version '2.0', but only '1.0' is read; find another.
         """
-        config, special = dict(config or {}), dict(special or {})
+        config, special_tokens = dict(config or {}), dict(special_tokens or {})
         for key in CODE:
             if config.get(key):
                 raise StoreError(
@@ -136,9 +136,9 @@ class Tokenizer:
         # chance belong to training, and would give a text other ids each time.
         document |= {"truncation": None, "padding": None}
         document["model"] = {**document["model"], **({"dropout": None} if "dropout" in document["model"] else {})}
-        roles = find_roles(special, source) | find_roles(config, source)
+        roles = find_special_tokens(special_tokens, source) | find_special_tokens(config, source)
         with _sentence(StoreError, f"{source!r} cannot be used"):
-            tokenizer = cls(document, config, special, roles)
+            tokenizer = cls(document, config, special_tokens, roles)
             around = tokenizer._encoder.encode("").ids
         for number in around:
             if number not in tokenizer._tokens:
@@ -155,11 +155,11 @@ class Tokenizer:
         texts: Iterable[str | bytes] | None = None,
         vocab_size: int = 8192,
         pattern: str = "gpt2",
-        special: Mapping[str, str] = training.SPECIAL,
+        special_tokens: Mapping[str, str] = training.DEFAULT_SPECIAL_TOKENS,
         field: str = "text",
         errors: Literal["strict", "replace"] = "strict",
-        max_words: int = LIMIT,
-        progress: training.Progress = training.silent,
+        max_words: int = MAX_WORDS,
+        progress: training.ProgressCallback = training.no_progress,
     ) -> Tokenizer:
         """Learn byte-level BPE from files, folders and globs, or from an iterable of texts, read once as a stream.
 
@@ -178,14 +178,14 @@ class Tokenizer:
         if isinstance(texts, str | bytes):
             raise InputError("texts is a single text; put it in a list.")
         if files is not None:
-            stream = training.read(files, field, errors, progress)
+            stream = training.read_texts(files, field, errors, progress)
         else:
             stream = (checked_text(text).encode() for text in texts or ())
-        table = training.make(stream, vocab_size, pattern, special, max_words, progress)
-        roles = {role: token for role, token in special.items() if role in ROLES}
+        table = training.train(stream, vocab_size, pattern, special_tokens, max_words, progress)
+        roles = {role: token for role, token in special_tokens.items() if role in SPECIAL_TOKEN_ROLES}
         tokenizer = cls(table, {}, {}, roles)
-        if {special.get(key) for key in training.CHAT} == {training.SPECIAL[key] for key in training.CHAT}:
-            tokenizer.chat_template = chat.DEFAULT
+        if {special_tokens.get(key) for key in training.CHAT_TOKENS} == {training.DEFAULT_SPECIAL_TOKENS[key] for key in training.CHAT_TOKENS}:
+            tokenizer.chat_template = chat.DEFAULT_TEMPLATE
         return tokenizer
 
     def save(self, folder: str | Path) -> None:
@@ -195,28 +195,28 @@ class Tokenizer:
         roles = {f"{role}_token": token for role, token in self.special_tokens.items()}
         config = self.config or {"tokenizer_class": "PreTrainedTokenizerFast", **roles}
         write_text(folder / CONFIG, json.dumps(config, indent=2, ensure_ascii=False) + "\n")
-        write_text(folder / SPECIAL, json.dumps(self._special_map or roles, indent=2, ensure_ascii=False) + "\n")
+        write_text(folder / SPECIAL_FILE, json.dumps(self._special_map or roles, indent=2, ensure_ascii=False) + "\n")
         write_text(folder / TOKENIZER, self._text)
         if self.chat_template is not None:
             write_text(folder / TEMPLATE, self.chat_template)
 
-    def encode(self, text: str | bytes, special: bool = True, *, trusted: bool = False) -> list[int]:
+    def encode(self, text: str | bytes, add_special_tokens: bool = True, *, parse_special_tokens: bool = False) -> list[int]:
         """Return the ids of a text; `special` adds the tokens that the tokenizer puts around one.
 
         A special token that is spelled out in the text is text like any other, and never becomes the token's id
         unless the text is `trusted`. Where tokens are bytes, those that are no UTF-8 are tokens of their own.
         """
         if self._is_stray(text):
-            return self._encode_stray(text, special, trusted)
+            return self._encode_stray(text, add_special_tokens, parse_special_tokens)
         checked = checked_text(text)
-        if len(checked) >= LONG and self._fast[0] is not None and not trusted and not (special and any(self.around)):
-            return self.bulk().encode([checked.encode()])[0].tolist()
-        encoder = self._trusting if trusted else self._encoder
+        if len(checked) >= LONG and self._fast[0] is not None and not parse_special_tokens and not (add_special_tokens and any(self.prefix_suffix_ids)):
+            return self.corpus_encoder().encode([checked.encode()])[0].tolist()
+        encoder = self._trusting if parse_special_tokens else self._encoder
         with _sentence(InputError, "the text cannot be encoded"):
-            return encoder.encode(checked, add_special_tokens=special).ids
+            return encoder.encode(checked, add_special_tokens=add_special_tokens).ids
 
     def encode_batch(
-        self, texts: Iterable[str | bytes], special: bool = True, *, max_len: int | None = None
+        self, texts: Iterable[str | bytes], add_special_tokens: bool = True, *, max_len: int | None = None
     ) -> list[list[int]]:
         """Return the ids of each text, as `encode` does, on all cores; of a text beyond `max_len`, the first ones.
 
@@ -226,13 +226,13 @@ class Tokenizer:
             raise InputError("texts is a single text; put it in a list, or call encode.")
         texts = list(texts)
         if any(map(self._is_stray, texts)):
-            return [self.encode(text, special)[:max_len] for text in texts]
+            return [self.encode(text, add_special_tokens)[:max_len] for text in texts]
         checked = [checked_text(text) for text in texts]
         with _sentence(InputError, "the texts cannot be encoded"):
-            encodings = self._encoder.encode_batch_fast(checked, add_special_tokens=special)  # without offsets
+            encodings = self._encoder.encode_batch_fast(checked, add_special_tokens=add_special_tokens)  # without offsets
         return [one.ids if max_len is None or len(one) <= max_len else _cut(one, max_len) for one in encodings]
 
-    def encode_chat(self, messages: Sequence[chat.Message], *, prompt: bool = False) -> Chat:
+    def encode_chat(self, messages: Sequence[chat.Message], *, add_generation_prompt: bool = False) -> EncodedChat:
         """Return the ids of a conversation by the tokenizer's chat template, and which are the assistant's.
 
         Nothing that stands in a message becomes a control token. A `prompt` ends where the assistant is to write.
@@ -243,11 +243,11 @@ class Tokenizer:
             )
         special = {self._tokens[number]: number for number in self.special_ids}
         variables = {f"{role}_token": token for role, token in self.special_tokens.items()}
-        result = Chat([], [])
-        for part in chat.segments(self.chat_template, messages, special=special, variables=variables, prompt=prompt):
-            ids = [special[part.text]] if part.special else self.encode(part.text, special=False)
+        result = EncodedChat([], [])
+        for part in chat.segments(self.chat_template, messages, special=special, variables=variables, prompt=add_generation_prompt):
+            ids = [special[part.text]] if part.special else self.encode(part.text, add_special_tokens=False)
             result.ids.extend(ids)
-            result.answer.extend([part.answer] * len(ids))
+            result.assistant_mask.extend([part.is_assistant] * len(ids))
         return result
 
     def decode(self, ids: Iterable[int], special: bool = True) -> str:
@@ -264,7 +264,7 @@ class Tokenizer:
         known = self._known(ids)
         if self._decoders == ["ByteLevel"]:
             return b"".join(
-                self._tokens[number].encode() if number in self._added else spelled(self._tokens[number])
+                self._tokens[number].encode() if number in self._added else unicode_to_bytes(self._tokens[number])
                 for number in known
             )
         if "ByteFallback" not in self._decoders:
@@ -292,19 +292,19 @@ class Tokenizer:
         """All ids that stand for a token; some vocabularies have gaps."""
         return self._tokens.keys()
 
-    def token(self, id: int) -> str:  # noqa: A002 - the word everyone uses
+    def id_to_token(self, id: int) -> str:  # noqa: A002 - the word everyone uses
         """Return the token that an id stands for, as the vocabulary writes it."""
         return self._tokens[self._known([id])[0]]
 
-    def id(self, token: str) -> int | None:
+    def token_to_id(self, token: str) -> int | None:
         """Return the id of a token, or None where the vocabulary does not hold it."""
         return self._rust.token_to_id(token)
 
     def special_id(self, role: str) -> int | None:
         """Return the id of the token with a role ("bos", "eos", "pad" and so on), or None where there is none."""
-        if role not in ROLES:
-            raise InputError(f"{role!r} is not the role of a special token; {nearest(role, ROLES)}")
-        return self.id(self.special_tokens[role]) if role in self.special_tokens else None
+        if role not in SPECIAL_TOKEN_ROLES:
+            raise InputError(f"{role!r} is not the role of a special token; {did_you_mean(role, SPECIAL_TOKEN_ROLES)}")
+        return self.token_to_id(self.special_tokens[role]) if role in self.special_tokens else None
 
     @cached_property
     def fingerprint(self) -> str:
@@ -313,7 +313,7 @@ class Tokenizer:
         del document["truncation"], document["padding"]
         return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()
 
-    def bulk(self) -> Bulk:
+    def corpus_encoder(self) -> CorpusEncoder:
         """Return what encodes a whole corpus, with no tokens around texts: gigatoken where it can be used.
 
         >>> bulk = Tokenizer.train(texts=["to be"], vocab_size=263).bulk()
@@ -322,24 +322,24 @@ class Tokenizer:
         [2, 4]
         """
         fast, reason = self._fast
-        return Bulk(fast, lambda texts: self.encode_batch(texts, special=False), reason)
+        return CorpusEncoder(fast, lambda texts: self.encode_batch(texts, add_special_tokens=False), reason)
 
     @cached_property
     def _fast(self) -> tuple[Any, str]:
         if self._encoder is not self._rust:
             return None, "gigatoken could make special tokens of text here"
-        return bulk.load(self._text)
+        return bulk.load_gigatoken(self._text)
 
     @cached_property
-    def merges(self) -> dict[Pair, int]:
+    def merge_ranks(self) -> dict[Pair, int]:
         """The pairs that a byte-level BPE merges, in bytes, each with its rank; empty for other kinds."""
         model = json.loads(self._text)["model"]
         if self._byte_ids is None or model.get("type") != "BPE":
             return {}
-        pairs = (halves(merge) for merge in model["merges"])
-        return {(spelled(left), spelled(right)): rank for rank, (left, right) in enumerate(pairs)}
+        pairs = (split_merge(merge) for merge in model["merges"])
+        return {(unicode_to_bytes(left), unicode_to_bytes(right)): rank for rank, (left, right) in enumerate(pairs)}
 
-    def words(self, text: str) -> list[bytes]:
+    def pretokenize(self, text: str) -> list[bytes]:
         """Split a text into the words that no merge crosses; for byte-level tokenizers only.
 
         >>> Tokenizer.train(texts=["to be"], vocab_size=263).words("not to be")
@@ -347,7 +347,7 @@ class Tokenizer:
         """
         if self._byte_ids is None:
             raise InputError(f"{self!r} has no words of bytes; give a byte-level BPE.")
-        return [spelled(word) for word, _ in self._rust.pre_tokenizer.pre_tokenize_str(checked_text(text))]
+        return [unicode_to_bytes(word) for word, _ in self._rust.pre_tokenizer.pre_tokenize_str(checked_text(text))]
 
     @cached_property
     def _trusting(self) -> tokenizers.Tokenizer:
@@ -355,27 +355,27 @@ class Tokenizer:
 
     def _is_stray(self, text: str | bytes) -> TypeGuard[bytes]:
         """Say whether these are bytes that are no UTF-8, and the tokenizer can take them all the same."""
-        return self._byte_ids is not None and self._takes_any_bytes and is_stray(text)
+        return self._byte_ids is not None and self._takes_any_bytes and is_invalid_utf8(text)
 
-    def _encode_stray(self, text: bytes, special: bool, trusted: bool) -> list[int]:
+    def _encode_stray(self, text: bytes, add_special_tokens: bool, parse_special_tokens: bool) -> list[int]:
         """Encode a text that holds stray bytes: the stretches between them as texts, each of them as its token."""
         assert self._byte_ids
-        stretches = split_stray(text)
+        stretches = split_invalid_utf8(text)
         between = list(dict.fromkeys(stretches[::2]))
-        encoder = self._trusting if trusted else self._encoder
+        encoder = self._trusting if parse_special_tokens else self._encoder
         ids = {
             text: one.ids
             for text, one in zip(between, encoder.encode_batch(between, add_special_tokens=False), strict=True)
         }
         ids |= {chr(0xDC00 + byte): [self._byte_ids[byte]] for byte in range(0x80, 0x100)}
         inside = [number for stretch in stretches for number in ids[stretch]]
-        if not special:
+        if not add_special_tokens:
             return inside
-        before, after = self.around
+        before, after = self.prefix_suffix_ids
         return before + inside + after
 
     @cached_property
-    def around(self) -> tuple[list[int], list[int]]:
+    def prefix_suffix_ids(self) -> tuple[list[int], list[int]]:
         """The ids that `encode` puts before and after every text, as published models were trained to read it."""
         one = self._encoder.encode("a")
         inside = [place for place, special in enumerate(one.special_tokens_mask) if not special]
@@ -394,9 +394,9 @@ class Tokenizer:
         return numbers
 
 
-def _again(text: str, config: Table, special: Table, roles: dict[str, str], template: str | None) -> Tokenizer:
+def _again(text: str, config: JsonDict, special_tokens: JsonDict, roles: dict[str, str], template: str | None) -> Tokenizer:
     """Make a copied or pickled tokenizer from its tables: the library's own pickle forgets that specials are text."""
-    tokenizer = Tokenizer(json.loads(text), config, special, roles)
+    tokenizer = Tokenizer(json.loads(text), config, special_tokens, roles)
     tokenizer.chat_template = template
     return tokenizer
 
@@ -425,5 +425,5 @@ def _cut(encoding: tokenizers.Encoding, max_len: int) -> list[int]:
 
 
 def _marked(token: str) -> str:
-    byte = BYTE.fullmatch(token)
+    byte = BYTE_FALLBACK.fullmatch(token)
     return chr(_MARK + int(byte[1], 16)) if byte else token

@@ -7,14 +7,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from glasshouse.config import Table
+from glasshouse.config import JsonDict
 from glasshouse.errors import InputError
 from glasshouse.text import merges, sources, words
-from glasshouse.text.alphabet import ORDER, written
+from glasshouse.text.alphabet import INITIAL_ALPHABET, bytes_to_unicode
 
 # Every objective finds its tokens in a vocabulary that was trained without a word about them. A key that is one of
 # transformers' roles becomes that; `<|endoftext|>` ends a document and starts the next.
-SPECIAL: Mapping[str, str] = {
+DEFAULT_SPECIAL_TOKENS: Mapping[str, str] = {
     "bos": "<|endoftext|>",
     "eos": "<|endoftext|>",
     "pad": "<|pad|>",
@@ -25,44 +25,44 @@ SPECIAL: Mapping[str, str] = {
     "end": "<|end|>",
 }
 
-CHAT = ("system", "user", "assistant", "end")  # what our chat template is written with
+CHAT_TOKENS = ("system", "user", "assistant", "end")  # what our chat template is written with
 
-Progress = Callable[[str, int, int], None]  # what is being done, how far it is, how far it goes
+ProgressCallback = Callable[[str, int, int], None]  # what is being done, how far it is, how far it goes
 
 
-def silent(stage: str, done: int, total: int) -> None:
+def no_progress(stage: str, done: int, total: int) -> None:
     """Show no progress."""
 
 
-def read(
-    paths: str | Path | Iterable[str | Path], field: str, errors: Literal["strict", "replace"], progress: Progress
+def read_texts(
+    paths: str | Path | Iterable[str | Path], field: str, errors: Literal["strict", "replace"], progress: ProgressCallback
 ) -> Iterator[bytes]:
     """Read the texts of files, folders and globs."""
-    found = sources.find(paths)
-    total, done = sum(map(sources.size, found)), 0
+    found = sources.find_files(paths)
+    total, done = sum(map(sources.file_size, found)), 0
 
     def on_bytes(number: int) -> None:
         nonlocal done
         done += number
         progress("reading", done, total)
 
-    return (piece.text for piece in sources.pieces(found, field=field, errors=errors, on_bytes=on_bytes))
+    return (piece.text for piece in sources.read_chunks(found, field=field, errors=errors, on_bytes=on_bytes))
 
 
-def make(
+def train(
     texts: Iterable[bytes],
     vocab_size: int,
     pattern: str,
     special: Mapping[str, str],
     limit: int,
-    progress: Progress = silent,
-) -> Table:
+    progress: ProgressCallback = no_progress,
+) -> JsonDict:
     """Learn merges from texts, and return the tokenizer.json with special tokens first, then bytes, then merges."""
     controls = list(dict.fromkeys(special.values()))
-    least = len(controls) + len(ORDER)
+    least = len(controls) + len(INITIAL_ALPHABET)
     if vocab_size < least:
         raise InputError(
-            f"vocab_size is {vocab_size}, but {len(ORDER)} bytes and {len(controls)} special tokens need {least}."
+            f"vocab_size is {vocab_size}, but {len(INITIAL_ALPHABET)} bytes and {len(controls)} special tokens need {least}."
         )
     for token in controls:
         # No merge crosses the border of a word: a token of several words can never be made from text.
@@ -73,16 +73,16 @@ def make(
     counted = words.count(texts, pattern, limit)
     if not counted.counts:
         raise InputError("there is no text to learn from; give files or texts that are not empty.")
-    if counted.left_out:
-        share = counted.left_out / counted.total
+    if counted.dropped:
+        share = counted.dropped / counted.total
         warnings.warn(
             f"words too rare to be held, {share:.2%} of all, were left out, so that merges are not exact; "
             f"raise the limit of {limit} distinct words to count them.",
             stacklevel=3,
         )
     vocab = {token: number for number, token in enumerate(controls)}
-    vocab |= {written(bytes([byte])): len(vocab) + number for number, byte in enumerate(ORDER)}
-    spelling = {bytes([byte]): written(bytes([byte])) for byte in ORDER}
+    vocab |= {bytes_to_unicode(bytes([byte])): len(vocab) + number for number, byte in enumerate(INITIAL_ALPHABET)}
+    spelling = {bytes([byte]): bytes_to_unicode(bytes([byte])) for byte in INITIAL_ALPHABET}
     learned = []
     for (left, right), _ in merges.learn(counted.counts, vocab_size - len(controls)):
         learned.append([spelling[left], spelling[right]])
@@ -94,10 +94,10 @@ def make(
             f"the text has no more pairs to merge, so the vocabulary has {len(vocab)} tokens, not {vocab_size}.",
             stacklevel=3,
         )
-    return document(vocab, learned, pattern, controls)
+    return build_tokenizer_json(vocab, learned, pattern, controls)
 
 
-def document(vocab: Mapping[str, int], learned: list[list[str]], pattern: str, controls: list[str]) -> Table:
+def build_tokenizer_json(vocab: Mapping[str, int], learned: list[list[str]], pattern: str, controls: list[str]) -> JsonDict:
     """Return a tokenizer.json of byte-level BPE, as the tokenizers library writes it."""
     byte_level = {
         "type": "ByteLevel",
@@ -105,7 +105,7 @@ def document(vocab: Mapping[str, int], learned: list[list[str]], pattern: str, c
         "trim_offsets": True,
         "use_regex": pattern == "gpt2",
     }
-    before: Table = byte_level  # whose own expression is GPT-2's
+    before: JsonDict = byte_level  # whose own expression is GPT-2's
     if pattern != "gpt2":
         split = {
             "type": "Split",

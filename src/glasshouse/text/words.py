@@ -11,10 +11,10 @@ from itertools import islice
 
 import regex  # type: ignore[import-untyped]
 
-from glasshouse.config import nearest
+from glasshouse.config import did_you_mean
 from glasshouse.errors import InputError
-from glasshouse.text.ahead import ahead
-from glasshouse.text.engine import forked, gigatoken, quiet
+from glasshouse.text.ahead import prefetch_map
+from glasshouse.text.engine import in_forked_child, gigatoken, suppress_stderr
 
 # How a text is split into words before bytes are merged: a merge never crosses the border of a word.
 PATTERNS: Mapping[str, str] = {
@@ -23,25 +23,25 @@ PATTERNS: Mapping[str, str] = {
     r"|\s*[\r\n]+|\s+(?!\S)|\s+",
 }
 BATCH = 2**24  # bytes counted at a time
-CHECKED = 2**18  # bytes on which the fast counter has to agree with the slow one
-LIMIT = 750_000  # distinct words held, each of which takes about a kilobyte in all
+CHECK_BYTES = 2**18  # bytes on which the fast counter has to agree with the slow one
+MAX_WORDS = 750_000  # distinct words held, each of which takes about a kilobyte in all
 LENGTH = 64  # bytes that those have on average at most: a text without a space is one word of megabytes
 
 Counts = Mapping[bytes, int]
 
 
 @dataclass(frozen=True)
-class Words:
+class WordCounts:
     """The words of a corpus, and what of it had to be left out to hold no more than the limit."""
 
     counts: Counts
-    bytes: int
-    left_out: int  # occurrences of words too rare to be held
+    n_bytes: int
+    dropped: int  # occurrences of words too rare to be held
 
     @property
     def total(self) -> int:
         """How many words the corpus has, with those left out."""
-        return sum(self.counts.values()) + self.left_out
+        return sum(self.counts.values()) + self.dropped
 
 
 def split(text: str, pattern: str) -> list[str]:
@@ -58,11 +58,11 @@ def split(text: str, pattern: str) -> list[str]:
 def expression(pattern: str) -> str:
     """Return the regular expression of a pattern's name."""
     if pattern not in PATTERNS:
-        raise InputError(f"pattern is {pattern!r}, which is no pattern; {nearest(pattern, PATTERNS)}")
+        raise InputError(f"pattern is {pattern!r}, which is no pattern; {did_you_mean(pattern, PATTERNS)}")
     return PATTERNS[pattern]
 
 
-def count(texts: Iterable[bytes], pattern: str = "gpt2", limit: int = LIMIT) -> Words:
+def count(texts: Iterable[bytes], pattern: str = "gpt2", limit: int = MAX_WORDS) -> WordCounts:
     """Count the words of texts in UTF-8, holding at most `limit` distinct ones: beyond that the rarer half goes.
 
     So it does beyond `LENGTH` times `limit` bytes, which ordinary text does not reach.
@@ -81,7 +81,7 @@ def count(texts: Iterable[bytes], pattern: str = "gpt2", limit: int = LIMIT) -> 
             engine.append(_choose(batch, pattern))
         return engine[0](batch)
 
-    for batch, found in ahead(work, batches(texts, BATCH)):
+    for batch, found in prefetch_map(work, batches(texts, BATCH)):
         size += sum(map(len, batch))
         words = iter(found)
         while some := list(islice(words, limit // 8)):
@@ -93,7 +93,7 @@ def count(texts: Iterable[bytes], pattern: str = "gpt2", limit: int = LIMIT) -> 
                 rare = _rare(counts, limit // 2)
                 held -= sum(map(len, rare))
                 left_out += sum(map(counts.pop, rare))
-    return Words(counts, size, left_out)
+    return WordCounts(counts, size, left_out)
 
 
 def _rare(counts: Counts, most: int) -> list[bytes]:
@@ -135,9 +135,9 @@ def _choose(batch: list[bytes], pattern: str) -> _Engine:
         words = Counter(word for text in texts for word in compiled.findall(text.decode()))
         return ((word.encode(), number) for word, number in words.items())
 
-    if gigatoken is None or pattern != "gpt2" or forked.is_set():
+    if gigatoken is None or pattern != "gpt2" or in_forked_child.is_set():
         return slow
-    sample = start(batch, CHECKED)
+    sample = take_bytes(batch, CHECK_BYTES)
     if dict(_fast(sample)) != dict(slow(sample)):
         warnings.warn("gigatoken splits this text in another way, so words are counted without it.", stacklevel=4)
         return slow
@@ -146,11 +146,11 @@ def _choose(batch: list[bytes], pattern: str) -> _Engine:
 
 def _fast(texts: list[bytes]) -> Iterable[tuple[bytes, int]]:
     border = secrets.token_bytes(16).hex().encode()  # in no text but by a chance of 2^-128
-    with quiet:
+    with suppress_stderr:
         return gigatoken.pretokenized_counts(border.join(texts), border)
 
 
-def start(texts: Iterable[bytes], size: int) -> list[bytes]:
+def take_bytes(texts: Iterable[bytes], size: int) -> list[bytes]:
     r"""Return the first `size` bytes of texts, whole characters only.
 
     >>> start(["über".encode(), b"alles"], 5)

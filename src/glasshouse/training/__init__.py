@@ -3,28 +3,28 @@
 from glasshouse.hub.runs import is_run
 from glasshouse.training.display import Display
 from glasshouse.training.loop import Result, Trainer, train
-from glasshouse.training.material import Material, reopen, units_of
-from glasshouse.training.moments import Moment, moments
+from glasshouse.training.material import Datasets, open_datasets, units_of
+from glasshouse.training.moments import SavedCheckpoint, list_checkpoints
 from glasshouse.training.run import Data, Run, Train, recipes
 from glasshouse.training.signals import StoppedError
-from glasshouse.training.watch import Silent, Watch
+from glasshouse.training.watch import SilentReporter, ProgressReporter
 
 __all__ = [
     "Data",
     "Display",
-    "Material",
-    "Moment",
+    "Datasets",
+    "SavedCheckpoint",
     "Result",
     "Run",
-    "Silent",
+    "SilentReporter",
     "StoppedError",
     "Train",
     "Trainer",
-    "Watch",
+    "ProgressReporter",
     "is_run",
-    "moments",
+    "list_checkpoints",
     "recipes",
-    "reopen",
+    "open_datasets",
     "train",
     "units_of",
 ]

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from glasshouse.errors import InputError
 
 
-class Average:
+class EMA:
     """The exponential average of a model's weights: after each update, so much of the old and the rest of the new.
 
     At first it forgets faster, as if the weights at the start had never been: after n updates it keeps at most

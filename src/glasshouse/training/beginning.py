@@ -15,15 +15,15 @@ from torch.utils.checkpoint import checkpoint
 
 from glasshouse import config, hub, spec
 from glasshouse import device as machine
-from glasshouse.config import Table
+from glasshouse.config import JsonDict
 from glasshouse.data.corpus import Corpus, Kind
 from glasshouse.data.encoding import end_id, start_id
-from glasshouse.data.samples import kind_for
+from glasshouse.data.samples import required_kind
 from glasshouse.errors import ConfigError, InputError
 from glasshouse.layers import lora
-from glasshouse.models import Model, build, check_pair
-from glasshouse.models.grafting import with_labels, with_vocabulary
-from glasshouse.models.heads import Labels
+from glasshouse.models import Model, build, check_tokenizer
+from glasshouse.models.grafting import with_classifier, with_tokenizer
+from glasshouse.models.heads import Classifier
 from glasshouse.models.stack import Stack
 from glasshouse.text import Tokenizer
 from glasshouse.training.material import given_tokenizer
@@ -35,7 +35,7 @@ HEADS: dict[Kind, str] = {
 }  # by the kind of data that has labels
 
 
-def load_base(table: Table, data: Data) -> tuple[Model, Tokenizer] | None:
+def load_base(table: JsonDict, data: Data) -> tuple[Model, Tokenizer] | None:
     """Load the model that a run starts from, if its table names one.
 
     One that was saved without a tokenizer takes the one that the data name, and never a new one, whose ids its
@@ -61,11 +61,11 @@ def load_base(table: Table, data: Data) -> tuple[Model, Tokenizer] | None:
                 f"there is no tokenizer in {place!r}, and its embeddings know no ids of a new one; give the one that "
                 "the model was trained with by data.tokenizer=FOLDER."
             )
-        check_pair(model, tok)
+        check_tokenizer(model, tok)
     return model, tok
 
 
-def wanted_kind(table: Table, base: Model | None) -> Kind | None:
+def wanted_kind(table: JsonDict, base: Model | None) -> Kind | None:
     """Return the one kind of data that the model of a run learns from; None where its data may be of several.
 
     >>> wanted_kind({"preset": "vaswani-base"}, None)
@@ -74,7 +74,7 @@ def wanted_kind(table: Table, base: Model | None) -> Kind | None:
     'tagged'
     """
     if base is not None:
-        return kind_for(base.spec)
+        return required_kind(base.spec)
     known = spec.preset(table["preset"]) if "preset" in table else None
     head = table.get("head", known and known.head.kind)
     if (table.get("kind") or (known and known.kind)) == "seq2seq":
@@ -89,19 +89,19 @@ def find_device(name: str) -> torch.device:
     >>> find_device("cpu")
     device(type='cpu')
     """
-    return machine.find(name, "train.device")
+    return machine.resolve(name, "train.device")
 
 
-def find_compute(name: str, device: torch.device) -> torch.dtype:
+def resolve_precision(name: str, device: torch.device) -> torch.dtype:
     """Return the type of number that a run multiplies in.
 
     >>> find_compute("bfloat16", torch.device("cpu"))
     torch.bfloat16
     """
-    return machine.compute_type(device) if name == "auto" else getattr(torch, name)
+    return machine.compute_dtype(device) if name == "auto" else getattr(torch, name)
 
 
-def make_spec(table: Table, tok: Tokenizer, corpus: Corpus, length: int) -> spec.Spec:
+def make_spec(table: JsonDict, tok: Tokenizer, corpus: Corpus, length: int) -> spec.Spec:
     """Return the spec of a new model; the vocabulary, special ids and labels are those of the data.
 
     >>> import tempfile, glasshouse as gh
@@ -116,7 +116,7 @@ def make_spec(table: Table, tok: Tokenizer, corpus: Corpus, length: int) -> spec
     """
     end, pad = end_id(tok), tok.special_id("pad")
     start = end if (first := start_id(tok)) is None else first
-    known: Table = {"vocab_size": len(tok), "start_id": start, "end_ids": [] if end is None else [end]}
+    known: JsonDict = {"vocab_size": len(tok), "start_id": start, "end_ids": [] if end is None else [end]}
     known |= {"pad_id": pad, "max_len": length}
     if corpus.kind in HEADS:
         head = table.get("head", HEADS[corpus.kind])
@@ -128,14 +128,14 @@ def make_spec(table: Table, tok: Tokenizer, corpus: Corpus, length: int) -> spec
     return spec.parse({**known, **given})
 
 
-def adapt(base: Model, known: Tokenizer, tok: Tokenizer, corpus: Corpus) -> Model:
+def resize_for_data(base: Model, known: Tokenizer, tok: Tokenizer, corpus: Corpus) -> Model:
     """Fit a trained model to other data: its vocabulary grows or changes, and labels get a head."""
     if known.fingerprint != tok.fingerprint:
-        base = with_vocabulary(base, known, tok)
+        base = with_tokenizer(base, known, tok)
     known_labels = base.spec.head.kind, getattr(base.spec.head, "labels", ())
     if corpus.kind in HEADS and known_labels != (HEADS[corpus.kind], corpus.labels):
-        base = with_labels(base, len(corpus.labels), tokens=corpus.kind == "tagged")
-        assert isinstance(base.spec.head, spec.SequenceLabel | spec.TokenLabel)
+        base = with_classifier(base, len(corpus.labels), per_token=corpus.kind == "tagged")
+        assert isinstance(base.spec.head, spec.SequenceClassification | spec.TokenClassification)
         base.spec = replace(base.spec, head=replace(base.spec.head, labels=corpus.labels))
     return base.train()
 
@@ -143,22 +143,22 @@ def adapt(base: Model, known: Tokenizer, tok: Tokenizer, corpus: Corpus) -> Mode
 def make_model(s: spec.Spec, tok: Tokenizer, device: torch.device) -> Model:
     """Build a new model that knows its tokenizer."""
     model = build(s, device=device)
-    model.tokenizer = tok.fingerprint
+    model.tokenizer_fingerprint = tok.fingerprint
     return model
 
 
-def equip(model: Model, choice: Train) -> None:
+def prepare_for_training(model: Model, choice: Train) -> None:
     """Freeze what is not to learn, put adapters in, and let blocks compute again where that is asked for."""
     if choice.lora is not None:
         lora.attach(model, choice.lora)
-        if isinstance(model.head, Labels):  # which knows nothing yet
+        if isinstance(model.head, Classifier):  # which knows nothing yet
             model.head.requires_grad_(True)
     freeze(model, choice.freeze)
-    if choice.recompute:
+    if choice.activation_checkpointing:
         for stack in model.modules():
             if isinstance(stack, Stack):
                 for block in stack.blocks:
-                    recompute(block)
+                    checkpoint_activations(block)
 
 
 def freeze(model: nn.Module, patterns: Iterable[str]) -> None:
@@ -175,13 +175,13 @@ def freeze(model: nn.Module, patterns: Iterable[str]) -> None:
         chosen = [module for name, module in modules.items() if fnmatchcase(name, pattern)]
         if not chosen:
             raise InputError(
-                f"train.freeze names {pattern!r}, which no module is; {config.nearest(pattern, modules)}"
+                f"train.freeze names {pattern!r}, which no module is; {config.did_you_mean(pattern, modules)}"
             )
         for module in chosen:
             module.requires_grad_(False)
 
 
-def recompute(block: nn.Module) -> None:
+def checkpoint_activations(block: nn.Module) -> None:
     """Let a module keep its input alone for the way back."""
     forward: Any = block.forward
     block.forward = functools.partial(checkpoint, forward, use_reentrant=False)

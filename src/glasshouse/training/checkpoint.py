@@ -13,28 +13,28 @@ from pathlib import Path
 
 from glasshouse import store
 from glasshouse.errors import StoreError
-from glasshouse.hub.runs import ABOUT, FORMAT, TENSORS, check, measure, name_of, sealed, steps_in
-from glasshouse.training.history import HISTORY, History
-from glasshouse.training.state import State
+from glasshouse.hub.runs import ABOUT, FORMAT, TENSORS, check_manifest, size_and_hash, step_folder_name, with_checksum, saved_steps
+from glasshouse.training.history import SNAPSHOTS, Snapshots
+from glasshouse.training.state import CheckpointData
 
 
-def write(folder: Path, fill_model: Callable[[Path], None], state: State) -> None:
+def write(folder: Path, fill_model: Callable[[Path], None], state: CheckpointData) -> None:
     """Write a checkpoint whole or not at all."""
 
     def fill(place: Path) -> None:
         fill_model(place)
         store.write_tensors(place / TENSORS, state.tensors)
-        files = {path.name: measure(path) for path in sorted(place.iterdir())}
-        table = {"format": FORMAT, "files": files, "about": state.about}
-        (place / ABOUT).write_text(json.dumps(sealed(table), indent=1) + "\n", encoding="utf-8")
+        files = {path.name: size_and_hash(path) for path in sorted(place.iterdir())}
+        table = {"format": FORMAT, "files": files, "about": state.metadata}
+        (place / ABOUT).write_text(json.dumps(with_checksum(table), indent=1) + "\n", encoding="utf-8")
 
     store.replace_folder(folder, fill, ".*")
 
 
-def read(folder: Path) -> State:
+def read(folder: Path) -> CheckpointData:
     """Read the training state of a checkpoint whose files are all as they were written; else name one that is not."""
-    table = check(folder)
-    return State(store.read_tensors(folder / TENSORS), table["about"])
+    table = check_manifest(folder)
+    return CheckpointData(store.read_tensors(folder / TENSORS), table["about"])
 
 
 class Checkpoints:
@@ -42,19 +42,19 @@ class Checkpoints:
 
     def __init__(self, place: Path, keep: int = 2, history: int = 0) -> None:
         self.place, self.keep = place, keep
-        self.history = History(place.with_name(HISTORY), history)
+        self.history = Snapshots(place.with_name(SNAPSHOTS), history)
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="checkpoints")
         self._writing: Future[None] | None = None
 
     def steps(self) -> list[int]:
         """Return the steps that have a checkpoint, the newest first."""
-        return steps_in(self.place)[::-1]
+        return saved_steps(self.place)[::-1]
 
     def folder(self, step: int) -> Path:
         """Return where the checkpoint of a step is."""
-        return self.place / name_of(step)
+        return self.place / step_folder_name(step)
 
-    def newest(self) -> tuple[int, State, list[str]] | None:
+    def newest(self) -> tuple[int, CheckpointData, list[str]] | None:
         """Return the newest checkpoint that is intact: its step, its state, and what is wrong with newer ones."""
         wrong: list[str] = []
         for step in self.steps():
@@ -66,7 +66,7 @@ class Checkpoints:
             raise StoreError(f"no checkpoint in {str(self.place)!r} is intact: {wrong[0]}")
         return None
 
-    def save(self, step: int, fill_model: Callable[[Path], None], state: State, best: int | None = None) -> None:
+    def save(self, step: int, fill_model: Callable[[Path], None], state: CheckpointData, best: int | None = None) -> None:
         """Write the checkpoint of a step while training goes on; what is given must not change meanwhile.
 
         A failure of the one before is raised here. `best` is a step whose checkpoint is kept, whatever comes.
@@ -77,7 +77,7 @@ class Checkpoints:
     def begin(self, fill_model: Callable[[Path], None]) -> None:
         """Write the model that the history begins with, likewise while training goes on."""
         self.wait()
-        self._writing = self._pool.submit(self.history.begin, fill_model)
+        self._writing = self._pool.submit(self.history.save_initial, fill_model)
 
     def check(self) -> None:
         """Raise what went wrong with a checkpoint that was being written, if it is known by now."""
@@ -90,8 +90,8 @@ class Checkpoints:
         if writing is not None:
             writing.result()
 
-    def _save(self, step: int, fill_model: Callable[[Path], None], state: State, best: int | None) -> None:
+    def _save(self, step: int, fill_model: Callable[[Path], None], state: CheckpointData, best: int | None) -> None:
         self.history.make_room(lambda: write(self.folder(step), fill_model, state))
         for old in reversed(self.steps()[self.keep :]):
             if old not in (step, best):
-                self.history.take(self.folder(old))
+                self.history.archive(self.folder(old))

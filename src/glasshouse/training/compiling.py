@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from glasshouse import device as machine
-from glasshouse.training.update import Update
+from glasshouse.training.update import TrainStep
 
 T = TypeVar("T")
 LONGEST = 200  # characters of the compiler's own words; pages may follow
@@ -32,7 +32,7 @@ class Compiled:
         self.on = False
         self.say(f"not compiled: {why}")
 
-    def guard(self, step: Callable[[], T], update: Update) -> T:
+    def run_or_fall_back(self, step: Callable[[], T], update: TrainStep) -> T:
         """Take a step; if compiling fails, take it again without, as all steps to come."""
         if not self.on:
             return step()

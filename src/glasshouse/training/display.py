@@ -13,10 +13,10 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, SpinnerColumn, Task
 from rich.text import Text
 
-from glasshouse.training.speed import Speed
-from glasshouse.training.update import Outcome
-from glasshouse.training.watch import Watch
-from glasshouse.visible import clean
+from glasshouse.training.speed import Throughput
+from glasshouse.training.update import StepMetrics
+from glasshouse.training.watch import ProgressReporter
+from glasshouse.visible import escape_control
 
 UNITS = {"merging": "tokens", "evaluating": "rows", "measuring": "rows", "writing": "tokens at most"}
 STEPS = "training"  # the phase of steps
@@ -25,7 +25,7 @@ OFTEN = 10.0  # seconds between lines about steps elsewhere
 SILENCE = 60.0  # seconds without a line elsewhere, at most
 
 
-class Display(Watch):
+class Display(ProgressReporter):
     """Shows the phases, the steps and the messages of a run.
 
     >>> with Display().open() as display:  # which writes to stderr
@@ -58,11 +58,11 @@ class Display(Watch):
             self._seen.add(name)
             self._speak()
 
-    def say(self, text: str) -> None:
+    def log(self, text: str) -> None:
         """Print a line that stays."""
-        self._print(clean(text))
+        self._print(escape_control(text))
 
-    def step(self, step: int, steps: int, outcome: Outcome, speed: Speed) -> None:
+    def step(self, step: int, steps: int, outcome: StepMetrics, speed: Throughput) -> None:
         """Show where the run is."""
         now = self._clock()
         if self._first is None:
@@ -76,8 +76,8 @@ class Display(Watch):
             f"loss {outcome.loss:.4f}",
             f"{speed.tokens_per_second:,.0f} tokens/s",
             f"{_time(left)} left" if step > first else "",
-            filesize.decimal(speed.memory),
-            f"{speed.share:.0%} of the matmul peak",
+            filesize.decimal(speed.peak_memory),
+            f"{speed.mfu:.0%} of the matmul peak",
         ]
         self._phase, self._done, self._total = STEPS, step, steps
         self._steps = " · ".join(filter(None, parts))
@@ -87,10 +87,10 @@ class Display(Watch):
         elif now - self._spoke >= OFTEN or step in (first, steps):
             self._speak()
 
-    def evaluated(self, step: int, figures: dict[str, float]) -> None:
+    def on_validation_end(self, step: int, figures: dict[str, float]) -> None:
         """Print how the model fares on what is held out."""
         shown = ", ".join(f"{name.replace('_', ' ')} {value:.4f}" for name, value in figures.items())
-        self.say(f"step {step:,}: held out, {shown}")
+        self.log(f"step {step:,}: held out, {shown}")
 
     def line(self) -> str:
         """Return what is going on."""
@@ -171,7 +171,7 @@ class _Line(ProgressColumn):
         self.text = text
 
     def render(self, task: Task) -> Text:
-        return Text(clean(self.text()), no_wrap=True, overflow="ellipsis")
+        return Text(escape_control(self.text()), no_wrap=True, overflow="ellipsis")
 
 
 def _time(seconds: float) -> str:

@@ -11,7 +11,7 @@ from pathlib import Path
 from glasshouse import config, store
 from glasshouse.errors import InputError, StoreError
 from glasshouse.hub import checkpoint, peft
-from glasshouse.hub.runs import CHECKPOINTS, MODEL, RUN, is_run, name_of, steps_in
+from glasshouse.hub.runs import CHECKPOINTS, MODEL, RUN, is_run, step_folder_name, saved_steps
 from glasshouse.training.run import Run
 
 try:
@@ -19,14 +19,14 @@ try:
 except ImportError:  # Windows, where nobody keeps two runs apart
     fcntl = None  # type: ignore[assignment]
 
-METRICS, ADAPTER, TROUBLE = "metrics.jsonl", "adapter", "trouble.json"
+METRICS, ADAPTER, NONFINITE = "metrics.jsonl", "adapter", "trouble.json"
 PROBES, SAMPLES, LOCK = "probes.jsonl", "samples.jsonl", ".lock"
 NEW_RUN = f".{RUN}.new"
 LOOKS = 10  # at a lock before it is given up: the page holds it for a moment when it asks whether a run goes on
 
 
 @contextmanager
-def claim(run: Run) -> Iterator[Path]:
+def lock_run(run: Run) -> Iterator[Path]:
     """Hold the folder of a run, new or this run's, while it trains; nothing is written to one that is refused."""
     folder = Path(run.train.out).expanduser()
     _check_own(folder)
@@ -34,11 +34,11 @@ def claim(run: Run) -> Iterator[Path]:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise _unwritable(folder, error) from None
-    with hold(folder):
+    with lock_folder(folder):
         _check_own(folder)  # again: before it was held, another process may have filled it
-        store.check_replaceable(folder / MODEL, checkpoint.OURS)
+        store.check_replaceable(folder / MODEL, checkpoint.MODEL_FILES)
         if run.train.lora is not None:
-            store.check_replaceable(folder / ADAPTER, peft.OURS)
+            store.check_replaceable(folder / ADAPTER, peft.ADAPTER_FILES)
         _adopt(run, folder)
         yield folder
 
@@ -55,15 +55,15 @@ def _adopt(run: Run, folder: Path) -> None:
     """Write down the settings of a run in its folder, if what was learned there before can go on with them."""
     path = folder / RUN
     if path.is_file():
-        old = Run.parse(config.read(path))
-        if steps := steps_in(folder / CHECKPOINTS):
+        old = Run.from_dict(config.read(path))
+        if steps := saved_steps(folder / CHECKPOINTS):
             _check_continues(old, run, folder, steps[-1])
         elif any(not difference.startswith("train.") for difference in old.differences(run)):  # nothing learned yet
             for made in ("tokenizer", "data/train", "data/validation"):
                 _drop(folder / made)
     new = folder / NEW_RUN  # a disk that is full must not cost the old one
     try:
-        new.write_text(config.to_toml(run.table()), encoding="utf-8")
+        new.write_text(config.to_toml(run.to_dict()), encoding="utf-8")
         new.replace(path)
     except OSError as error:
         with suppress(OSError):
@@ -102,7 +102,7 @@ def _check_continues(old: Run, run: Run, folder: Path, taken: int) -> None:
             f"taken, those from step {step + 1} on would have had other learning rates under its {schedule.kind} "
             f"schedule (one that is constant, inverse_root, or a trapezoid before its decay can be extended); give "
             f"train.steps={before} to go on, or begin another run from these weights by "
-            f"model.from={folder / CHECKPOINTS / name_of(taken)} train.out=FOLDER."
+            f"model.from={folder / CHECKPOINTS / step_folder_name(taken)} train.out=FOLDER."
         )
 
 
@@ -113,7 +113,7 @@ def _unwritable(folder: Path, error: OSError) -> StoreError:
 
 
 @contextmanager
-def hold(folder: Path) -> Iterator[None]:
+def lock_folder(folder: Path) -> Iterator[None]:
     """Keep other processes out of a run's folder; one that is killed lets go."""
     path = folder / LOCK
     try:

@@ -34,8 +34,8 @@ def _files(choice: Data) -> str:
         return f"{choice.path[0]}, a built-in set"
     if Path(choice.path[0], MANIFEST).is_file():
         return f"{choice.path[0]}, prepared before"
-    files, left = sources.find(choice.path), sources.skipped(choice.path)
-    text = f"{_count(len(files), 'file')}, {filesize.decimal(sum(map(sources.size, files)))}"
+    files, left = sources.find_files(choice.path), sources.skipped_files(choice.path)
+    text = f"{_count(len(files), 'file')}, {filesize.decimal(sum(map(sources.file_size, files)))}"
     if left:
         kinds = Counter(path.suffix or "no suffix" for path in left).most_common(SHOWN)
         more = ", ..." if len({path.suffix for path in left}) > SHOWN else ""
@@ -45,7 +45,7 @@ def _files(choice: Data) -> str:
 
 def describe(trainer: Trainer) -> list[str]:
     """Return what is known once the data are prepared and the model is there."""
-    s, run, material = trainer.model.spec, trainer.run, trainer.material
+    s, run, material = trainer.model.spec, trainer.run, trainer.datasets
     weights = list(trainer.model.parameters())
     total = sum(weight.numel() for weight in weights)
     learning = sum(weight.numel() for weight in weights if weight.requires_grad)
@@ -62,9 +62,9 @@ def describe(trainer: Trainer) -> list[str]:
     return [
         f"model    {s.kind}, {_count(s.n_layers, 'layer')}, d_model {s.d_model}, {_count(s.n_heads, 'head')}"
         f"{source}: {total:,} parameters{parts}",
-        f"tokens   {kind}: {material.train.tokens:,} in {_count(len(material.train), 'item')} to learn from, "
-        f"{material.validation.tokens:,} held out{longer}",
-        f"device   {device}, {str(trainer.compute).removeprefix('torch.')}"
+        f"tokens   {kind}: {material.train.n_tokens:,} in {_count(len(material.train), 'item')} to learn from, "
+        f"{material.validation.n_tokens:,} held out{longer}",
+        f"device   {device}, {str(trainer.autocast_dtype).removeprefix('torch.')}"
         f"{', compiled' if trainer.compiled.on else ''}",
         f"steps    {trainer.steps:,} of about {run.train.batch_tokens:,} tokens in "
         f"{_count(trainer.batches.batch_size, 'row')}: {epochs:,.2f} epochs",

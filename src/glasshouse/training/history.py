@@ -13,15 +13,15 @@ from contextlib import suppress
 from pathlib import Path
 
 from glasshouse import store
-from glasshouse.hub.runs import name_of, steps_in
+from glasshouse.hub.runs import step_folder_name, saved_steps
 
-HISTORY = "history"
+SNAPSHOTS = "history"
 MOVED = ".moved"
 STATE = "training.*"  # what a checkpoint holds beside its model
 FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
-def spare(steps: Sequence[int], most: int) -> list[int]:
+def steps_to_drop(steps: Sequence[int], limit: int) -> list[int]:
     """Return which of the steps, in order, to give up so that `most` stay, as evenly apart as can be.
 
     The oldest and the newest stay, or if it is one, the newest.
@@ -30,7 +30,7 @@ def spare(steps: Sequence[int], most: int) -> list[int]:
     [110]
     """
     kept, given_up = list(steps), []
-    while len(kept) > most:
+    while len(kept) > limit:
         # Without the step between gaps a and b, the squares of all gaps add up to 2ab more.
         inner = range(1, len(kept) - 1)
         at = min(inner, key=lambda at: (kept[at] - kept[at - 1]) * (kept[at + 1] - kept[at]), default=0)
@@ -38,31 +38,31 @@ def spare(steps: Sequence[int], most: int) -> list[int]:
     return given_up
 
 
-class History:
+class Snapshots:
     """At most so many sets of weights."""
 
-    def __init__(self, place: Path, most: int) -> None:
-        self.place, self.most = place, most
+    def __init__(self, root: Path, limit: int) -> None:
+        self.root, self.limit = root, limit
 
     def steps(self) -> list[int]:
         """Return the steps whose weights are there, the oldest first."""
-        return steps_in(self.place)
+        return saved_steps(self.root)
 
     def folder(self, step: int) -> Path:
         """Return where the weights of a step are."""
-        return self.place / name_of(step)
+        return self.root / step_folder_name(step)
 
-    def begin(self, fill_model: Callable[[Path], None]) -> None:
+    def save_initial(self, fill_model: Callable[[Path], None]) -> None:
         """Write the model that a run begins with; where there is no room for it, do without."""
         with suppress(OSError):
             store.replace_folder(self.folder(0), fill_model, ".*")
 
-    def take(self, checkpoint: Path) -> None:
+    def archive(self, checkpoint: Path) -> None:
         """Keep the model of a checkpoint that leaves; where that fails, remove it."""
-        if self.most:
+        if self.limit:
             with suppress(OSError):
-                self.place.mkdir(exist_ok=True)
-                checkpoint.rename(self.place / f".{checkpoint.name}{MOVED}")
+                self.root.mkdir(exist_ok=True)
+                checkpoint.rename(self.root / f".{checkpoint.name}{MOVED}")
             self._settle()
         shutil.rmtree(checkpoint, ignore_errors=True)
 
@@ -80,29 +80,29 @@ class History:
                 if len(self.steps()) == there:
                     raise
 
-    def cut(self, step: int) -> None:
+    def truncate(self, step: int) -> None:
         """Forget the weights of a step and all after it, and finish what a run that was killed left half done."""
-        if self.most:
+        if self.limit:
             self._settle()
         for later in self.steps():
             if later >= step:
                 self._drop(self.folder(later))
-        for path in self.place.glob(".step-*"):
+        for path in self.root.glob(".step-*"):
             shutil.rmtree(path, ignore_errors=True)
 
     def _settle(self) -> None:
         """Strip what has been moved here, put it in its place, and thin out what is there."""
-        for moved in self.place.glob(f".step-*{MOVED}"):
+        for moved in self.root.glob(f".step-*{MOVED}"):
             with suppress(OSError):
                 for path in moved.glob(STATE):
                     path.unlink()
                 place = moved.with_name(moved.name.removeprefix(".").removesuffix(MOVED))
                 self._drop(place)  # of a time before the run went back
                 moved.rename(place)
-        self._thin(self.most)
+        self._thin(self.limit)
 
-    def _thin(self, most: int) -> None:
-        for step in spare(self.steps(), most):
+    def _thin(self, limit: int) -> None:
+        for step in steps_to_drop(self.steps(), limit):
             self._drop(self.folder(step))
 
     def _drop(self, folder: Path) -> None:

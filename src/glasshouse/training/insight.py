@@ -7,18 +7,18 @@ from pathlib import Path
 
 import torch
 
-from glasshouse.config import Table
-from glasshouse.data import Samples
+from glasshouse.config import JsonDict
+from glasshouse.data import Dataset
 from glasshouse.models import Model
 from glasshouse.text import Tokenizer
 from glasshouse.training.folder import PROBES, SAMPLES
 from glasshouse.training.journal import Journal
 from glasshouse.training.probes import Probes, first_texts
 from glasshouse.training.run import Run
-from glasshouse.training.samples import first_prompts
+from glasshouse.training.samples import make_prompts
 
 
-class Insight:
+class CheckpointLog:
     """Takes probes and samples; where one cannot be worked out, it says why, once for each reason, and goes on.
 
     Both are of the weights that learn, also where it is their average that is tried out and kept: what is wanted here
@@ -30,23 +30,23 @@ class Insight:
         run: Run,
         folder: Path,
         model: Model,
-        held: Samples,
+        held: Dataset,
         tok: Tokenizer,
         compute: torch.dtype,
         say: Callable[[str], None],
     ) -> None:
-        length, choice = run.data.length, run.train
+        length, choice = run.data.seq_len, run.train
         probes = Probes(model, first_texts(held), names=choice.probes, length=length, compute=compute)
-        prompts = first_prompts(held, tok, length, choice.samples)
+        prompts = make_prompts(held, tok, length, choice.sample_prompts)
         self._say, self._said = say, set[str]()
         self._journals = {"probes": Journal(folder / PROBES), "samples": Journal(folder / SAMPLES)}
-        self._takes: dict[str, Callable[[Model], Table]] = {}
+        self._takes: dict[str, Callable[[Model], JsonDict]] = {}
         if probes.names:
             self._takes["probes"] = probes.take
         if prompts is not None:
             self._takes["samples"] = lambda model: {"samples": prompts.take(model)}
 
-    def note(self, step: int, model: Model) -> None:
+    def write(self, step: int, model: Model) -> None:
         """Write down what there is to say of a model after a step."""
         for name, take in self._takes.items():
             try:
@@ -59,7 +59,7 @@ class Insight:
             else:
                 self._journals[name].write(step, **found)
 
-    def cut(self, step: int) -> None:
+    def truncate(self, step: int) -> None:
         """Forget what was written down of a step and all after it."""
         for journal in self._journals.values():
-            journal.cut(step)
+            journal.truncate(step)

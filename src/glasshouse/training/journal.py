@@ -112,7 +112,7 @@ class Journal:
                 if (found := self.entry(line)) is not None:
                     yield found
 
-    def cut(self, step: int) -> None:
+    def truncate(self, step: int) -> None:
         """Forget the lines of a step and all after it, whole or not at all."""
         if not self.path.is_file():
             return

@@ -13,83 +13,83 @@ import torch
 from torch import Tensor
 
 from glasshouse import config, hub
-from glasshouse.config import Table
+from glasshouse.config import JsonDict
 from glasshouse.errors import StoreError
-from glasshouse.hub.checkpoint import filler
+from glasshouse.hub.checkpoint import folder_writer
 from glasshouse.layers import lora
 from glasshouse.models import Model
-from glasshouse.models.assembly import outline
+from glasshouse.models.assembly import instantiate
 from glasshouse.text import Tokenizer
 from glasshouse.training import checkpoint
-from glasshouse.training.average import Average
+from glasshouse.training.average import EMA
 from glasshouse.training.checkpoint import Checkpoints
-from glasshouse.training.state import State, of_chance, of_optimizer, to_chance, to_optimizer
-from glasshouse.training.update import Update
+from glasshouse.training.state import CheckpointData, rng_state, optimizer_state, load_rng_state, load_optimizer_state
+from glasshouse.training.update import TrainStep
 
 
 @dataclass(frozen=True)
-class Place:
+class TrainerState:
     """Where in a run one is."""
 
     step: int = 0  # updates made
-    number: int = 0  # of the next batch
+    next_batch: int = 0  # of the next batch
     skipped: tuple[int, ...] = field(default=())  # batches that are passed over
     best: tuple[int, float] | None = None  # the step and the loss of the best evaluation
-    worse: int = 0  # evaluations since
-    parts: int = 1  # that a step is computed in
-    planned: int = 0  # train.steps when the run began: intervals that derive from it stay when it is raised
-    line: Table | None = None  # of a step that is taken and not yet evaluated, for the journal
+    evals_since_best: int = 0  # evaluations since
+    grad_accum: int = 1  # that a step is computed in
+    initial_steps: int = 0  # train.steps when the run began: intervals that derive from it stay when it is raised
+    pending_metrics: JsonDict | None = None  # of a step that is taken and not yet evaluated, for the journal
 
     @property
     def unwritten(self) -> int:
         """The first step that the journals must not have yet."""
-        return self.step + (self.line is None)
+        return self.step + (self.pending_metrics is None)
 
 
-class Keeper:
+class Checkpointer:
     """Saves a model and all that its training carries along, and puts both back."""
 
     def __init__(
-        self, model: Model, update: Update, average: Average | None, tok: Tokenizer, checkpoints: Checkpoints
+        self, model: Model, update: TrainStep, average: EMA | None, tok: Tokenizer, checkpoints: Checkpoints
     ) -> None:
-        self.model, self.update, self.average, self.tok = model, update, average, tok
+        self.model, self.update, self.ema, self.tok = model, update, average, tok
         self.checkpoints = checkpoints
-        self.adapted = bool(lora.attached(model))  # then what is written is merged, and cannot be gone on with
-        self.base = fingerprint(model) if self.adapted else None
+        self.has_lora = bool(lora.lora_layers(model))  # then what is written is merged, and cannot be gone on with
+        self.base = fingerprint(model) if self.has_lora else None
 
-    def save(self, place: Place) -> None:
+    def save(self, state: TrainerState) -> None:
         """Write a checkpoint while training goes on."""
-        optimizer, chance = of_optimizer(self.update.optimizer), of_chance()
+        optimizer, chance = optimizer_state(self.update.optimizer), rng_state()
         tensors = {**optimizer.tensors, **chance.tensors}
-        if self.average is not None:
-            tensors |= {f"average.{name}": weight for name, weight in self.average.weights.items()}
-        if self.adapted:
+        if self.ema is not None:
+            tensors |= {f"average.{name}": weight for name, weight in self.ema.weights.items()}
+        if self.has_lora:
             learned = ((name, weight) for name, weight in self.model.named_parameters() if weight.requires_grad)
             tensors |= {f"trained.{name}": weight for name, weight in learned}
         about = {
-            **optimizer.about,
-            **chance.about,
-            "update": self.update.state(),
-            "average": None if self.average is None else self.average.updates,
+            **optimizer.metadata,
+            **chance.metadata,
+            "update": self.update.state_dict(),
+            "average": None if self.ema is None else self.ema.updates,
             "base": self.base,
-            "place": asdict(place),
+            "place": asdict(state),
         }
-        state = State(
+        saved = CheckpointData(
             {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}, copy.deepcopy(about)
         )
-        write, best = filler(self.snapshot(), self.tok), None if place.best is None else place.best[0]
-        self.guard(lambda: self.checkpoints.save(place.step, write, state, best))
+        write, best = folder_writer(self.snapshot(), self.tok), None if state.best is None else state.best[0]
+        self.report_write_errors(lambda: self.checkpoints.save(state.step, write, saved, best))
 
     def begin(self) -> None:
         """Let the history of the run begin with the model as it is now."""
-        if self.checkpoints.history.most:
-            write = filler(self.snapshot(), self.tok)
-            self.guard(lambda: self.checkpoints.begin(write))
+        if self.checkpoints.history.limit:
+            write = folder_writer(self.snapshot(), self.tok)
+            self.report_write_errors(lambda: self.checkpoints.begin(write))
 
-    def restore(self, step: int, state: State) -> Place:
+    def restore(self, step: int, state: CheckpointData) -> TrainerState:
         """Put back what `save` wrote, and return where that was."""
-        if self.adapted:
-            if state.about.get("base", self.base) != self.base:  # older checkpoints do not say
+        if self.has_lora:
+            if state.metadata.get("base", self.base) != self.base:  # older checkpoints do not say
                 raise StoreError(
                     "the model that this run adapts (model.from) has changed since it began; restore the old one, or "
                     "begin another run by train.out=FOLDER."
@@ -98,46 +98,46 @@ class Keeper:
         else:
             saved, _ = hub.load(self.checkpoints.folder(step), dtype="stored")
             self.model.load_state_dict(saved.state_dict())
-        to_optimizer(state, self.update.optimizer)
-        self.update.restore(state.about["update"])
-        if self.average is not None:
-            self.average.restore(_under("average.", state.tensors), state.about["average"])
-        to_chance(state)
-        place = Place(**state.about["place"])
+        load_optimizer_state(state, self.update.optimizer)
+        self.update.load_state_dict(state.metadata["update"])
+        if self.ema is not None:
+            self.ema.restore(_under("average.", state.tensors), state.metadata["average"])
+        load_rng_state(state)
+        place = TrainerState(**state.metadata["place"])
         best = None if place.best is None else (place.best[0], place.best[1])
         return replace(place, skipped=tuple(place.skipped), best=best)
 
     def snapshot(self) -> Model:
         """Return the model as it is now, adapters folded in, on the CPU: while it is written it must not change."""
-        if self.adapted:
+        if self.has_lora:
             merged = copy.deepcopy(self.model).to("cpu")
             lora.merge(merged)
             return merged
         with torch.device("meta"):
-            twin = outline(self.model.spec)
+            twin = instantiate(self.model.spec)
         weights = {name: weight.detach().to("cpu", copy=True) for name, weight in self.model.state_dict().items()}
         twin.load_state_dict(weights, assign=True)
-        twin.tokenizer, twin.beside = self.model.tokenizer, self.model.beside
+        twin.tokenizer_fingerprint, twin.extra_files = self.model.tokenizer_fingerprint, self.model.extra_files
         return twin
 
-    def write(self, folder: Path) -> Model:
+    def save_model(self, folder: Path) -> Model:
         """Write the model as it is now to a folder, and return it, on the CPU."""
         model, history = self.snapshot(), self.checkpoints.history
-        self.guard(lambda: history.make_room(lambda: hub.save(model, self.tok, folder)))
+        self.report_write_errors(lambda: history.make_room(lambda: hub.save(model, self.tok, folder)))
         return model
 
-    def put(self, step: int) -> None:
+    def load_weights(self, step: int) -> None:
         """Let the model be as it was tried out at a checkpoint: averaged, if there is an average."""
         folder = self.checkpoints.folder(step)
         tensors = checkpoint.read(folder).tensors
-        if self.average is not None:
+        if self.ema is not None:
             self.model.load_state_dict(_under("average.", tensors), strict=False)
-        elif self.adapted:
+        elif self.has_lora:
             self.model.load_state_dict(_under("trained.", tensors), strict=False)
         else:
             self.model.load_state_dict(hub.load(folder, dtype="stored")[0].state_dict())
 
-    def guard(self, work: Callable[[], object]) -> None:
+    def report_write_errors(self, work: Callable[[], object]) -> None:
         """Say what it means when the folder of a run cannot be written to."""
         try:
             work()

@@ -7,20 +7,20 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from glasshouse import data, store
-from glasshouse.data.corpus import MANIFEST, Corpus, Kind, held_out, kept
-from glasshouse.data.feed import Feed, is_builtin, open_feed
+from glasshouse.data.corpus import MANIFEST, Corpus, Kind, validation_mask, train_size
+from glasshouse.data.feed import DatasetReader, is_builtin, open_reader
 from glasshouse.errors import InputError
 from glasshouse.hub.folder import TOKENIZER
 from glasshouse.text import Tokenizer
-from glasshouse.text.sources import Piece, Record
-from glasshouse.text.training import Progress
+from glasshouse.text.sources import Chunk, Record
+from glasshouse.text.training import ProgressCallback
 from glasshouse.training.run import Data
 
 TOKENIZER_FILES = r"\.?(tokenizer(_config)?\.json|special_tokens_map\.json|chat_template\.jinja)(\.new)?"
 
 
 @dataclass(frozen=True)
-class Material:
+class Datasets:
     """A tokenizer and two corpora of its ids."""
 
     tok: Tokenizer
@@ -28,7 +28,7 @@ class Material:
     validation: Corpus
 
 
-def gather(choice: Data, folder: Path, known: Tokenizer | None, progress: Progress) -> Material:
+def prepare_datasets(choice: Data, folder: Path, known: Tokenizer | None, progress: ProgressCallback) -> Datasets:
     """Make, or find in the folder, what a run needs; `known` is the tokenizer of the model that it starts from."""
     tok = _tokenizer(choice, folder / "tokenizer", known, progress)
     whole = _corpus(choice, choice.path, "train", tok, folder / "data" / "train", progress)
@@ -37,7 +37,7 @@ def gather(choice: Data, folder: Path, known: Tokenizer | None, progress: Progre
     elif is_builtin(choice.path):
         held = _corpus(choice, choice.path, "validation", tok, folder / "data" / "validation", progress)
     else:
-        whole, held = whole.split(choice.hold_out)
+        whole, held = whole.split(choice.val_fraction)
     if held.labels != whole.labels:
         raise InputError(
             f"the labels to learn are {', '.join(whole.labels)}, but those to be tried on are "
@@ -47,10 +47,10 @@ def gather(choice: Data, folder: Path, known: Tokenizer | None, progress: Progre
         raise InputError(
             f"all labels are {whole.labels[0]!r}, so there is nothing to tell apart; give data with two or more."
         )
-    return Material(tok, whole, held)
+    return Datasets(tok, whole, held)
 
 
-def reopen(choice: Data, folder: Path) -> tuple[Corpus, Corpus]:
+def open_datasets(choice: Data, folder: Path) -> tuple[Corpus, Corpus]:
     """Open what a run learned from and what it was tried on, from its folder alone."""
     places = []
     for name, path in (("train", choice.path), ("validation", choice.validation)):
@@ -58,7 +58,7 @@ def reopen(choice: Data, folder: Path) -> tuple[Corpus, Corpus]:
     train, held = places
     if (held / MANIFEST).is_file():
         return Corpus.open(train), Corpus.open(held)
-    return Corpus.open(train).split(choice.hold_out)
+    return Corpus.open(train).split(choice.val_fraction)
 
 
 def units_of(choice: Data) -> dict[str, str]:
@@ -88,7 +88,7 @@ def given_tokenizer(choice: Data) -> Tokenizer | None:
     return Corpus.open(choice.path[0], verify=False).tokenizer if _is_prepared(choice.path) else None
 
 
-def _tokenizer(choice: Data, folder: Path, known: Tokenizer | None, progress: Progress) -> Tokenizer:
+def _tokenizer(choice: Data, folder: Path, known: Tokenizer | None, progress: ProgressCallback) -> Tokenizer:
     if choice.tokenizer is None and known is not None:
         return known
     if given := given_tokenizer(choice):
@@ -100,13 +100,13 @@ def _tokenizer(choice: Data, folder: Path, known: Tokenizer | None, progress: Pr
     return tok
 
 
-def _texts(choice: Data, progress: Progress) -> Iterator[str | bytes]:
+def _texts(choice: Data, progress: ProgressCallback) -> Iterator[str | bytes]:
     """Yield all that will be learned from, as text."""
-    feed = open_feed(
-        choice.path, kind=choice.kind, fields=choice.fields, separator=choice.separator, errors=choice.errors
+    feed = open_reader(
+        choice.path, kind=choice.kind, fields=choice.columns, separator=choice.separator, errors=choice.errors
     )
     for entry in _learned(feed, choice, progress):
-        if isinstance(entry, Piece):
+        if isinstance(entry, Chunk):
             yield entry.text
         elif feed.kind == "tagged":
             yield " ".join(entry.values[0])
@@ -116,10 +116,10 @@ def _texts(choice: Data, progress: Progress) -> Iterator[str | bytes]:
                 yield from _written(value)
 
 
-def _learned(feed: Feed, choice: Data, progress: Progress) -> Iterator[Piece | Record]:
+def _learned(feed: DatasetReader, choice: Data, progress: ProgressCallback) -> Iterator[Chunk | Record]:
     """Yield what `Corpus.split` will not hold out, found by counting first: bytes of text, or items."""
 
-    def read(stage: str) -> Iterator[Piece | Record]:
+    def read(stage: str) -> Iterator[Chunk | Record]:
         done = 0
 
         def on_bytes(number: int) -> None:
@@ -132,10 +132,10 @@ def _learned(feed: Feed, choice: Data, progress: Progress) -> Iterator[Piece | R
     if choice.validation or is_builtin(choice.path):
         yield from read("reading")
         return
-    count = sum(len(entry.text) if isinstance(entry, Piece) else 1 for entry in read("counting"))
-    left, held = kept(count, choice.hold_out), held_out(0 if feed.kind == "text" else count, choice.hold_out)
+    count = sum(len(entry.text) if isinstance(entry, Chunk) else 1 for entry in read("counting"))
+    left, held = train_size(count, choice.val_fraction), validation_mask(0 if feed.kind == "text" else count, choice.val_fraction)
     for number, entry in enumerate(read("reading")):
-        if not isinstance(entry, Piece):
+        if not isinstance(entry, Chunk):
             if not held[number]:
                 yield entry
         elif left > 0:
@@ -153,7 +153,7 @@ def _written(value: object) -> Iterator[str]:
 
 
 def _corpus(
-    choice: Data, path: tuple[str, ...], split: str, tok: Tokenizer, folder: Path, progress: Progress
+    choice: Data, path: tuple[str, ...], split: str, tok: Tokenizer, folder: Path, progress: ProgressCallback
 ) -> Corpus:
     if _is_prepared(path):
         return Corpus.open(path[0], tokenizer=tok)
@@ -162,7 +162,7 @@ def _corpus(
         tok,
         folder,
         kind=choice.kind,
-        fields=choice.fields,
+        fields=choice.columns,
         split=split,
         separator=choice.separator,
         errors=choice.errors,

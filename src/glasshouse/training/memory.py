@@ -13,7 +13,7 @@ WORDS = ("out of memory", "can't allocate memory", "not enough memory", "CUBLAS_
 LOGITS = 4  # numbers a token and entry of the vocabulary: logits, in float32, their softmax and the gradient
 
 
-def first_parts(s: spec.Spec, rows: int, length: int, device: torch.device) -> int:
+def estimate_grad_accum(s: spec.Spec, batch_size: int, length: int, device: torch.device) -> int:
     """Return in how many parts a batch of so many rows should fit, by arithmetic.
 
     >>> first_parts(spec.preset("tiny-decoder"), rows=8, length=64, device=torch.device("cpu"))
@@ -22,12 +22,12 @@ def first_parts(s: spec.Spec, rows: int, length: int, device: torch.device) -> i
     layers = s.n_layers + (s.n_encoder_layers if isinstance(s, spec.Seq2SeqSpec) else 0)
     token = 4 * (KEPT * layers * s.d_model + LOGITS * s.vocab_size)
     parts = 1
-    while parts < rows and -(-rows // parts) * length * token > SHARE * machine.memory_bytes(device):
+    while parts < batch_size and -(-batch_size // parts) * length * token > SHARE * machine.memory_bytes(device):
         parts *= 2
-    return min(parts, rows)
+    return min(parts, batch_size)
 
 
-def exhausted(error: Exception) -> bool:
+def is_out_of_memory(error: Exception) -> bool:
     """Say whether an error means that there was no memory left.
 
     >>> exhausted(torch.OutOfMemoryError("CUDA out of memory")), exhausted(RuntimeError("shapes differ"))

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from glasshouse.hub.folder import CONFIG
-from glasshouse.hub.runs import CHECKPOINTS, MODEL, name_of, steps_in
-from glasshouse.training.history import HISTORY
+from glasshouse.hub.runs import CHECKPOINTS, MODEL, step_folder_name, saved_steps
+from glasshouse.training.history import SNAPSHOTS
 
 
 @dataclass(frozen=True)
-class Moment:
+class SavedCheckpoint:
     """Weights, after so many steps, that `gh.load` reads from their folder.
 
     >>> Moment(100, "step 100", Path("runs/mine/history/step-00000100")).name
@@ -23,15 +23,15 @@ class Moment:
     folder: Path
 
 
-def moments(folder: str | Path) -> list[Moment]:
+def list_checkpoints(folder: str | Path) -> list[SavedCheckpoint]:
     """Return the moments of a run, the earliest first; none where it has no weights yet.
 
     While the run goes on, one may be gone, or have moved, when it is to be loaded: then list them again.
     """
     folder = Path(folder).expanduser()
     # What moves from one place to the other while they are listed is found in the first, or in both.
-    places = {step: folder / place for place in (CHECKPOINTS, HISTORY) for step in steps_in(folder / place)}
-    found = [Moment(step, f"step {step}", places[step] / name_of(step)) for step in sorted(places)]
+    places = {step: folder / place for place in (CHECKPOINTS, SNAPSHOTS) for step in saved_steps(folder / place)}
+    found = [SavedCheckpoint(step, f"step {step}", places[step] / step_folder_name(step)) for step in sorted(places)]
     if (folder / MODEL / CONFIG).is_file():
-        found.append(Moment(max(places, default=0), "final", folder / MODEL))
+        found.append(SavedCheckpoint(max(places, default=0), "final", folder / MODEL))
     return found

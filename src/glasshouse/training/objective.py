@@ -8,7 +8,7 @@ from glasshouse.data import Batch
 from glasshouse.evaluation.tally import cross_entropy
 
 
-def loss_of(model: nn.Module, batch: Batch, smoothing: float = 0.0) -> Tensor:
+def compute_loss(model: nn.Module, batch: Batch, smoothing: float = 0.0) -> Tensor:
     """Return the sum of the cross-entropies, in nats, over the places of a batch that count.
 
     Next tokens, masked tokens, the target of a source, labels and the assistant's part of a conversation are all the
@@ -24,4 +24,4 @@ def loss_of(model: nn.Module, batch: Batch, smoothing: float = 0.0) -> Tensor:
     >>> torch.isclose(loss_of(model, batch).exp(), torch.tensor(256.0**2))
     tensor(True)
     """
-    return cross_entropy(batch.answer(model), batch, smoothing)
+    return cross_entropy(batch.forward(model), batch, smoothing)

@@ -16,12 +16,12 @@ from torch import Tensor, nn
 from torch.optim.adamw import adamw
 
 from glasshouse.config import Settings, require
-from glasshouse.device import compute_type
+from glasshouse.device import compute_dtype
 from glasshouse.errors import InputError
 from glasshouse.models.stack import Stack
 from glasshouse.spec.choices import require_positive
 
-QUINTIC = (3.4445, -4.7750, 2.0315)  # a, b, c of a x + b x^3 + c x^5, as published: steep at 0, rough at 1
+NS_COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # a, b, c of a x + b x^3 + c x^5, as published: steep at 0, rough at 1
 STACKED = 2**26  # numbers in one batched product; larger ones gain no speed and cost memory
 
 Named = list[tuple[str, nn.Parameter]]
@@ -82,8 +82,8 @@ class Muon(Settings):
     lr: float = 0.02
     momentum: float = 0.95
     weight_decay: float = 0.01
-    steps: int = 5  # of the iteration that makes a matrix orthogonal
-    rest: AdamW = AdamW()
+    ns_steps: int = 5  # of the iteration that makes a matrix orthogonal
+    adamw: AdamW = AdamW()
 
     def check(self) -> None:
         require_positive(self, "lr", "steps")
@@ -125,12 +125,12 @@ def make_optimizer(model: nn.Module, choice: Optimizer) -> torch.optim.Optimizer
                 )
             group = {"params": matrices, "momentum": momentum, "weight_decay": weight_decay, "steps": steps}
             rest = [(name, weight) for name, weight in named if weight not in inside]
-            return MuonAdamW([_at_rate(lr, kind="muon", **group), *_adamw_groups(rest, choice.rest)])
+            return MuonAdamW([_with_lr(lr, kind="muon", **group), *_adamw_groups(rest, choice.adamw)])
         case _:
             assert_never(choice)
 
 
-def set_rate(optimizer: torch.optim.Optimizer, factor: float) -> None:
+def set_lr(optimizer: torch.optim.Optimizer, factor: float) -> None:
     """Set the learning rate of every group to a multiple of the one it was made with.
 
     >>> optimizer = make_optimizer(nn.Linear(2, 3), AdamW(lr=0.5))
@@ -156,11 +156,11 @@ def _adamw_groups(named: Named, choice: AdamW) -> list[Group]:
         if part:
             fused = all(weight.device.type in ("cuda", "cpu") for _, weight in part) or None  # None: as torch likes
             group = {"params": part, "betas": (choice.beta1, choice.beta2), "eps": choice.eps, "fused": fused}
-            groups.append(_at_rate(choice.lr, kind="adamw", weight_decay=weight_decay, **group))
+            groups.append(_with_lr(choice.lr, kind="adamw", weight_decay=weight_decay, **group))
     return groups
 
 
-def _at_rate(lr: float, **group: object) -> Group:
+def _with_lr(lr: float, **group: object) -> Group:
     return {**group, "lr": lr, "initial_lr": lr}
 
 
@@ -212,7 +212,7 @@ class MuonAdamW(torch.optim.Optimizer):
 
         moves = torch.stack(ahead)
         moves = moves / torch.linalg.matrix_norm(moves, keepdim=True).clamp(min=1e-7)  # narrow types hold it then
-        moves = orthogonalise(moves.to(compute_type(moves.device)), group["steps"]).to(moves.dtype)
+        moves = newton_schulz(moves.to(compute_dtype(moves.device)), group["steps"]).to(moves.dtype)
 
         rows, columns = weights[0].shape
         torch._foreach_mul_(weights, 1 - group["lr"] * group["weight_decay"])
@@ -244,7 +244,7 @@ class MuonAdamW(torch.optim.Optimizer):
         )
 
 
-def orthogonalise(x: Tensor, steps: int) -> Tensor:
+def newton_schulz(x: Tensor, steps: int) -> Tensor:
     """Bring the singular values of matrices x [N, rows, columns], none above 1, near 1, by Newton and Schulz.
 
     Five steps take what is above about 0.002 to between 0.68 and 1.21; 0 stays 0. They come no closer
@@ -254,7 +254,7 @@ def orthogonalise(x: Tensor, steps: int) -> Tensor:
     >>> bool(0.68 < after[1] < after[0] < 1.21), after[2].item()
     (True, 0.0)
     """
-    a, b, c = QUINTIC
+    a, b, c = NS_COEFFICIENTS
     tall = x.shape[1] > x.shape[2]
     x = x.mT if tall else x  # the products of rows are then the smaller ones
     for _ in range(steps):

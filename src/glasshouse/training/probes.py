@@ -10,16 +10,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from glasshouse.config import Table
-from glasshouse.data import Batch, Samples
+from glasshouse.config import JsonDict
+from glasshouse.data import Batch, Dataset
 from glasshouse.errors import InputError
-from glasshouse.evaluation.tally import computing
-from glasshouse.inspection.geometry import norms
-from glasshouse.inspection.reading import read_in
+from glasshouse.evaluation.tally import autocast
+from glasshouse.inspection.geometry import residual_norms
+from glasshouse.inspection.reading import make_stack_input
 from glasshouse.inspection.readout import lens
-from glasshouse.inspection.scoring import head_scores, repeated
+from glasshouse.inspection.scoring import head_scores, repeated_tokens
 from glasshouse.models import Decoder, Model
-from glasshouse.models.heads import Vocabulary
+from glasshouse.models.heads import LMHead
 from glasshouse.training.run import PROBE_NAMES
 
 ROWS, LONGEST = 4, 126  # texts, and tokens of each: less than what a GPU would compile a kernel for
@@ -56,37 +56,37 @@ class Probes:
                 raise InputError(f"train.probes names {name!r}, but {unfit[name]}; leave it out.")
         self.names = tuple(name for name in PROBE_NAMES if name not in unfit) if names is None else tuple(names)
         self.compute = compute
-        self.device = model.token.table.weight.device
+        self.device = model.token_embedding.table.weight.device
         self.texts = texts.to(self.device)
         length = min(length, LONGEST)
         # A row of odd length ends one token early.
-        self.twice = repeated(model.spec.vocab_size, -(-length // 2), ROWS)[:, :length].to(self.device)
+        self.twice = repeated_tokens(model.spec.vocab_size, -(-length // 2), ROWS)[:, :length].to(self.device)
 
-    def take(self, model: Model) -> Table:
+    def take(self, model: Model) -> JsonDict:
         """Return the figures by name, as JSON has them: of six digits, and None where a text says nothing."""
         batch, found = self.texts, {}
         if batch.source is None:
             inputs: tuple[Tensor, ...] = (batch.ids,)
-            call: Table = {"documents": batch.documents, "lengths": batch.lengths}
+            call: JsonDict = {"documents": batch.documents, "lengths": batch.lengths}
         else:
             inputs = (batch.source, batch.ids)
             call = {"lengths": batch.source_lengths, "target_lengths": batch.lengths}
-        with computing(self.device, self.compute):
+        with autocast(self.device, self.compute):
             if "entropy" in self.names:
                 found["entropy"] = head_scores(model, *inputs, **call).entropy
             if {"induction", "previous"} & set(self.names):
                 scores = head_scores(model, self.twice)
                 found |= {"induction": scores.induction, "previous": scores.previous}
             if "norms" in self.names:
-                real = read_in(model, inputs, call).real
-                found["norms"] = norms(model, *inputs, **call)[:, real].mean(1)
+                real = make_stack_input(model, inputs, call).real
+                found["norms"] = residual_norms(model, *inputs, **call)[:, real].mean(1)
             if "lens" in self.names:
                 read = lens(model, *inputs, targets=batch.targets, top_k=1, **call)
-                found["lens"] = read.loss[:, batch.loss].mean(1)
+                found["lens"] = read.loss[:, batch.loss_mask].mean(1)
         return {name: _rounded(found[name].tolist()) for name in self.names}
 
 
-def first_texts(held: Samples) -> Batch:
+def first_texts(held: Dataset) -> Batch:
     """Return the first of the samples held out, and of long ones the beginning."""
     batch = held.batch(range(min(ROWS, len(held))))
     given = {name: tensor for name, tensor in vars(batch).items() if tensor is not None}
@@ -101,7 +101,7 @@ def _unfit(model: Model) -> dict[str, str]:
     if not isinstance(model, Decoder):
         why = f"that is of decoders, and the model is of kind {model.spec.kind}"
         unfit |= {"induction": why, "previous": why}
-    if not isinstance(model.head, Vocabulary):
+    if not isinstance(model.head, LMHead):
         unfit["lens"] = f"that is of heads with a vocabulary, and the model's is {model.spec.head.kind}"
     return unfit
 

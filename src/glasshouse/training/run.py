@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from glasshouse import config
-from glasshouse.config import Settings, Table, require
-from glasshouse.data.included import builtin, builtins
+from glasshouse.config import Settings, JsonDict, require
+from glasshouse.data.included import builtin_dataset, builtin_datasets
 from glasshouse.errors import ConfigError
 from glasshouse.hub.runs import RUN, is_run
 from glasshouse.layers.lora import LoRA
@@ -20,13 +20,13 @@ from glasshouse.training.optimizer import AdamW, Optimizer
 from glasshouse.training.schedule import Cosine, Schedule
 
 # What may differ when a run goes on: none of it changes what is learned, save how early a run stops.
-FREE = {
+CHANGEABLE_ON_RESUME = {
     *("train.out", "train.keep", "train.save_every", "train.eval_every", "train.eval_samples", "train.patience"),
     *("train.device", "train.compile", "train.parts", "train.workers", "train.trouble", "train.wandb"),
     *("train.probes", "train.samples", "train.history"),
 }
-STEPS = 1000  # where neither steps nor epochs are given
-USUAL = Cosine(warmup=100)  # the schedule where none is given; a short run warms up for a tenth of its steps
+DEFAULT_STEPS = 1000  # where neither steps nor epochs are given
+DEFAULT_SCHEDULE = Cosine(warmup=100)  # the schedule where none is given; a short run warms up for a tenth of its steps
 PROBE_NAMES = ("entropy", "induction", "previous", "norms", "lens")  # in training/probes.py
 
 
@@ -36,19 +36,19 @@ class Data:
 
     path: tuple[str, ...] = ("stdlib",)  # files, folders, globs, a prepared folder or a built-in set
     validation: tuple[str, ...] = ()  # the same; none: a built-in set's own, or a part of `path` that is held out
-    hold_out: float = 0.05
+    val_fraction: float = 0.05
     kind: Literal["text", "pairs", "labelled", "tagged", "chat"] | None = None  # None: as model and columns tell
-    fields: tuple[str, ...] = ()  # the columns of jsonl, csv, tsv and parquet files
+    columns: tuple[str, ...] = ()  # the columns of jsonl, csv, tsv and parquet files
     separator: str | None = None  # what stands between texts in one plain file
     errors: Literal["strict", "replace"] = "strict"  # at bytes that are not UTF-8: stop, or put a mark in their place
     tokenizer: str | None = None  # a folder; None: that of the model it starts from, or a new one of vocab_size
     vocab_size: int = 4096
-    length: int = 256  # tokens in a row of text; items that are longer are left out, or cut where they have a label
+    seq_len: int = 256  # tokens in a row of text; items that are longer are left out, or cut where they have a label
 
     def __post_init__(self) -> None:
         require(len(self.path) > 0, "data.path", self.path, "a path or the name of a built-in set")
-        require(0 < self.hold_out < 1, "data.hold_out", self.hold_out, "above 0 and below 1")
-        require(self.length > 0, "data.length", self.length, "at least 1")
+        require(0 < self.val_fraction < 1, "data.hold_out", self.val_fraction, "above 0 and below 1")
+        require(self.seq_len > 0, "data.length", self.seq_len, "at least 1")
         require(self.vocab_size > 0, "data.vocab_size", self.vocab_size, "at least 1")
 
 
@@ -59,20 +59,20 @@ class Train(Settings):
     steps: int | None = None  # None: 1,000, or by `epochs`; may be raised on resume if no past learning rate changes
     epochs: float | None = None  # passes over the training data, in place of `steps`
     batch_tokens: int = 8192  # in a step, whatever the parts it is computed in
-    parts: int = 0  # passes that a step is computed in; 0: as many as the memory asks for
+    grad_accum: int = 0  # passes that a step is computed in; 0: as many as the memory asks for
     optimizer: Optimizer = AdamW()
     lr: float | None = None  # the optimizer's, if another
-    schedule: Schedule = USUAL
-    clip: float = 1.0  # the longest gradient; 0: any
-    smoothing: float = 0.0  # how much of each target is spread over all classes
-    average: float = 0.0  # how much of the average of weights stays at each step; 0: no average
+    schedule: Schedule = DEFAULT_SCHEDULE
+    grad_clip: float = 1.0  # the longest gradient; 0: any
+    label_smoothing: float = 0.0  # how much of each target is spread over all classes
+    ema: float = 0.0  # how much of the average of weights stays at each step; 0: no average
     lora: LoRA | None = None
     freeze: tuple[str, ...] = ()  # names of modules that do not learn, with * for any part of a name
-    recompute: bool = False  # blocks compute again on the way back what they do not keep: less memory, more work
+    activation_checkpointing: bool = False  # blocks compute again on the way back what they do not keep: less memory, more work
     seed: int = 0
 
     device: str = "auto"
-    compute: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    precision: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     compile: Literal["auto", "yes", "no"] = "auto"
     workers: int = 1  # threads that make batches ahead of time; 0: none
 
@@ -80,11 +80,11 @@ class Train(Settings):
     eval_samples: int = 0  # at most, while training; 0: as many as a hundredth of the steps (likewise) see
     patience: int = 0  # evaluations without a better loss after which a run ends; 0: it does not
     save_every: int = 0  # steps; 0: ten times in a run (likewise)
-    keep: int = 2  # checkpoints, besides the best
+    keep_checkpoints: int = 2  # checkpoints, besides the best
     probes: tuple[str, ...] | None = None  # figures of the inside at each checkpoint; None: all that fit the model
-    samples: int = 3  # texts that the model begins, answers or fills in at each checkpoint; 0: none
-    history: int = 12  # of checkpoints that are not kept, the weights of so many stay, spread over the run; 0: none
-    trouble: Literal["stop", "skip"] = "stop"  # at a loss that is no number: stop, or go back and pass the batch over
+    sample_prompts: int = 3  # texts that the model begins, answers or fills in at each checkpoint; 0: none
+    keep_snapshots: int = 12  # of checkpoints that are not kept, the weights of so many stay, spread over the run; 0: none
+    on_nonfinite: Literal["stop", "skip"] = "stop"  # at a loss that is no number: stop, or go back and pass the batch over
     wandb: bool = False
     out: str = ""  # the folder of the run; "": runs/ and its name
 
@@ -92,7 +92,7 @@ class Train(Settings):
         if self.steps is not None and self.epochs is not None:
             raise ConfigError(f"train.steps is {self.steps} and train.epochs is {self.epochs:g}; give one of them.")
         if self.steps is self.epochs is None:
-            object.__setattr__(self, "steps", STEPS)
+            object.__setattr__(self, "steps", DEFAULT_STEPS)
         for name in ("batch_tokens", "keep"):
             require(getattr(self, name) > 0, f"train.{name}", getattr(self, name), "at least 1")
         require(self.steps is None or self.steps > 0, "train.steps", self.steps, "at least 1")
@@ -108,12 +108,12 @@ class Train(Settings):
         for name in self.probes or ():
             if name not in PROBE_NAMES:
                 raise ConfigError(
-                    f"train.probes names {name!r}, which is unknown; {config.nearest(name, PROBE_NAMES)}"
+                    f"train.probes names {name!r}, which is unknown; {config.did_you_mean(name, PROBE_NAMES)}"
                 )
 
     def _check_warmup(self, steps: int) -> None:
-        if self.schedule is USUAL and (shorter := steps // 10) < USUAL.warmup:
-            object.__setattr__(self, "schedule", replace(USUAL, warmup=shorter))
+        if self.schedule is DEFAULT_SCHEDULE and (shorter := steps // 10) < DEFAULT_SCHEDULE.warmup:
+            object.__setattr__(self, "schedule", replace(DEFAULT_SCHEDULE, warmup=shorter))
         rule = f"at most train.steps = {steps}"
         require(self.schedule.warmup <= steps, "train.schedule.warmup", self.schedule.warmup, rule)
 
@@ -126,9 +126,9 @@ class Train(Settings):
         (79, Cosine(warmup=7, end=0.1))
         """
         if self.epochs is None:
-            return self.steps or STEPS, self.schedule
+            return self.steps or DEFAULT_STEPS, self.schedule
         steps = math.ceil(self.epochs * samples / batch_size)
-        shorter = self.schedule is USUAL or self.schedule.warmup > steps
+        shorter = self.schedule is DEFAULT_SCHEDULE or self.schedule.warmup > steps
         warmup = min(self.schedule.warmup, steps // 10) if shorter else self.schedule.warmup
         return steps, replace(self.schedule, warmup=warmup)
 
@@ -137,7 +137,7 @@ class Train(Settings):
         return self.optimizer if self.lr is None else replace(self.optimizer, lr=self.lr)
 
     @staticmethod
-    def often(every: int, steps: int) -> int:
+    def interval(every: int, steps: int) -> int:
         """Return every how many steps something is done that by default happens ten times in so many."""
         return every or max(1, steps // 10)
 
@@ -155,7 +155,7 @@ class Run:
     glasshouse.errors.ConfigError: train.step is not a setting of 'Train'; did you mean steps?
     """
 
-    model: Table  # a preset and what is different, a whole spec, or the folder of a model to start `from`
+    model: JsonDict  # a preset and what is different, a whole spec, or the folder of a model to start `from`
     data: Data = Data()
     train: Train = Train()
     notes: tuple[str, ...] = field(default=(), compare=False)  # what was changed in reading it; the run says so
@@ -185,21 +185,21 @@ class Run:
         elif path.exists():
             raise ConfigError(f"{name!r} is no TOML file, which a run is; to learn from it, give data.path={name}.")
         else:
-            raise ConfigError(f"there is no recipe {name!r}, nor such a file; {config.nearest(name, recipes())}")
+            raise ConfigError(f"there is no recipe {name!r}, nor such a file; {config.did_you_mean(name, recipes())}")
         if "from" in given.get("model", {}) and "from" not in table.get("model", {}):  # in place of the file's model
             old = table.get("model", {})
             given["model"] = {key: value for key, value in given["model"].items() if value != old.get(key)}
         _choose_length(table, given)
         note = _fit_warmup(table, given)
-        run = cls.parse(given, name)
+        run = cls.from_dict(given, name)
         return replace(run, notes=(note,)) if note else run
 
     @classmethod
-    def parse(cls, table: Mapping[str, Any], name: str = "run") -> Run:
+    def from_dict(cls, table: Mapping[str, Any], name: str = "run") -> Run:
         """Make a run of nested dictionaries."""
         for key, part in table.items():
             if key not in ("model", "data", "train"):
-                raise ConfigError(f"{key} is no part of a run; {config.nearest(key, ('model', 'data', 'train'))}")
+                raise ConfigError(f"{key} is no part of a run; {config.did_you_mean(key, ('model', 'data', 'train'))}")
             if not isinstance(part, Mapping):
                 raise ConfigError(f"{key} is {part!r}, but it must be a table of settings.")
         model = dict(table.get("model", {}))
@@ -213,18 +213,18 @@ class Run:
         train = config.parse(Train, table.get("train", {}), "train")
         return cls(model, data, train if train.out else replace(train, out=f"runs/{name}"))
 
-    def table(self) -> Table:
+    def to_dict(self) -> JsonDict:
         """Return the run as nested dictionaries, which `parse` reads."""
         return {"model": self.model, "data": config.dump(self.data), "train": config.dump(self.train)}
 
     def differences(self, other: Run) -> list[str]:
         """Say what of another run is different, of all that changes what is learned."""
-        mine, theirs = (dict(_flat(one.table())) for one in (self, other))
-        keys = [key for key in {**mine, **theirs} if key not in FREE and mine.get(key) != theirs.get(key)]
+        mine, theirs = (dict(_flat(one.to_dict())) for one in (self, other))
+        keys = [key for key in {**mine, **theirs} if key not in CHANGEABLE_ON_RESUME and mine.get(key) != theirs.get(key)]
         return [f"{key} was {_shown(mine.get(key))} and is {_shown(theirs.get(key))}" for key in keys]
 
 
-def _choose_length(file: Table, given: Table) -> None:
+def _choose_length(file: JsonDict, given: JsonDict) -> None:
     """Let `train.steps` or `train.epochs`, given on top of a file, replace the other one of the file."""
     before, after = file.get("train", {}), given.get("train", {})
     for one, other in (("steps", "epochs"), ("epochs", "steps")):
@@ -232,11 +232,11 @@ def _choose_length(file: Table, given: Table) -> None:
             del after[other]
 
 
-def _fit_warmup(file: Table, given: Table) -> str:
+def _fit_warmup(file: JsonDict, given: JsonDict) -> str:
     """Shorten the warm-up of a file for the fewer steps of `given`, which names no other; say so, if it was."""
     match file.get("train"), given.get("train"):
         case {"schedule": {"warmup": int(warmup)} as schedule, **rest}, {"schedule": same, "steps": int(steps)}:
-            usual = rest.get("steps", STEPS)
+            usual = rest.get("steps", DEFAULT_STEPS)
             if same == schedule and isinstance(usual, int) and 0 < steps < warmup <= usual:
                 same["warmup"] = warmup * steps // usual
                 return (
@@ -260,13 +260,13 @@ def _recipe(name: str) -> Path:
     return Path(str(resources.files("glasshouse.training").joinpath("recipes", f"{name}.toml")))
 
 
-def _named(recipe: str, table: Table, given: Table) -> tuple[Table, str]:
+def _named(recipe: str, table: JsonDict, given: JsonDict) -> tuple[JsonDict, str]:
     """Return a recipe as it was changed, and the name of its run: that of its data, if they are others."""
     chosen, own = config.parse(Data, given.get("data", {}), "data"), config.parse(Data, table["data"], "data")
     if chosen.path == own.path:
         return given, recipe
-    kind = builtin(own.path[0]).kind
-    if chosen.kind is None and kind != "text" and chosen.path[0] not in builtins():
+    kind = builtin_dataset(own.path[0]).kind
+    if chosen.kind is None and kind != "text" and chosen.path[0] not in builtin_datasets():
         given["data"]["kind"] = kind
     fixed = itertools.takewhile(lambda part: not {*"*?["} & {*part}, Path(chosen.path[0]).parts)
     data = Path(*fixed).resolve()

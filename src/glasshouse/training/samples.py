@@ -7,10 +7,10 @@ from typing import Protocol, cast
 import torch
 from torch import Tensor
 
-from glasshouse.config import Table
-from glasshouse.data import Conversations, MaskedText, Pairs, RunningText, Samples
+from glasshouse.config import JsonDict
+from glasshouse.data import ChatDataset, MaskedLMDataset, Seq2SeqDataset, CausalLMDataset, Dataset
 from glasshouse.generation import generate
-from glasshouse.layers.twin import share
+from glasshouse.layers.twin import clone_sharing_parameters
 from glasshouse.models import Decoder, Model, Seq2Seq
 from glasshouse.text import Tokenizer
 
@@ -23,12 +23,12 @@ TEMPERATURE = 0.8  # of running text; the likeliest answer is what is learned
 class Prompts(Protocol):
     """A few things to ask of a model."""
 
-    def take(self, model: Model) -> list[Table]:
+    def take(self, model: Model) -> list[JsonDict]:
         """Return what was asked and what the model says to it, as JSON has it; the model is left as it was."""
         ...
 
 
-def first_prompts(held: Samples, tok: Tokenizer, length: int, count: int) -> Prompts | None:
+def make_prompts(held: Dataset, tok: Tokenizer, length: int, count: int) -> Prompts | None:
     """Return the first of what is held out as prompts; None where a model does not write, but chooses labels.
 
     Running text is begun and goes on, in rows of up to `length` tokens; sources and what users say are answered;
@@ -47,26 +47,26 @@ def first_prompts(held: Samples, tok: Tokenizer, length: int, count: int) -> Pro
     if count == 0:
         return None
     match held:
-        case RunningText():
-            return Beginnings(held, tok, length, count)
-        case Pairs() | Conversations():
-            return Questions(held, tok, count)
-        case MaskedText():
-            return Gaps(held, tok, count)
+        case CausalLMDataset():
+            return TextPrompts(held, tok, length, count)
+        case Seq2SeqDataset() | ChatDataset():
+            return SourcePrompts(held, tok, count)
+        case MaskedLMDataset():
+            return MaskedPrompts(held, tok, count)
     return None
 
 
-class Beginnings:
+class TextPrompts:
     """The beginnings of texts, which the model goes on with."""
 
-    def __init__(self, held: RunningText, tok: Tokenizer, length: int, count: int) -> None:
+    def __init__(self, held: CausalLMDataset, tok: Tokenizer, length: int, count: int) -> None:
         self.tok, self.end = tok, held.end
         begin = [held.end] if held.start in (None, held.end) else []  # other texts bring their start along
         texts = [held.corpus.item(number)[0].tolist() for number in range(min(count, len(held.corpus)))]
         beginnings = [text[: min(BEGINNING, length // 2, len(text) // 2)] for text in texts]
         self.prompts = [begin + one for one in beginnings if one]
 
-    def take(self, model: Model) -> list[Table]:
+    def take(self, model: Model) -> list[JsonDict]:
         """Return the beginnings, and how each goes on."""
         written = _write(model, self.tok, self.prompts, NEW, TEMPERATURE, {self.end})
         return [
@@ -75,24 +75,24 @@ class Beginnings:
         ]
 
 
-class Questions:
+class SourcePrompts:
     """Sources, or what is said first in conversations, with the answers that are wanted."""
 
-    def __init__(self, held: Pairs | Conversations, tok: Tokenizer, count: int) -> None:
+    def __init__(self, held: Seq2SeqDataset | ChatDataset, tok: Tokenizer, count: int) -> None:
         self.tok = tok
         self.asked: list[tuple[list[int], list[int]]] = []
-        for item in held.kept[:count].tolist():
+        for item in held.item_indices[:count].tolist():
             first, second = (part.tolist() for part in held.corpus.item(item))
-            if isinstance(held, Pairs):
+            if isinstance(held, Seq2SeqDataset):
                 self.asked.append((held.source(first), second))
             elif len(second) > 1 and second[0]:  # so many ids are context, and so many the answer to it
                 self.asked.append((first[: second[0]], first[second[0] : second[0] + second[1]]))
-        self.roles = isinstance(held, Conversations)  # are said by special tokens
+        self.roles = isinstance(held, ChatDataset)  # are said by special tokens
         self.ends = {wanted[-1] for _, wanted in self.asked if wanted} & tok.special_ids | {held.end}
         # An answer twice as long as the longest is wrong, however it goes on.
         self.most = min(ANSWER, 2 * max((len(wanted) for _, wanted in self.asked), default=0) + 1)
 
-    def take(self, model: Model) -> list[Table]:
+    def take(self, model: Model) -> list[JsonDict]:
         """Return the questions, what the model answers, and what is wanted."""
         written = _write(model, self.tok, [read for read, _ in self.asked], self.most, 0.0, self.ends)
         return [
@@ -105,22 +105,22 @@ class Questions:
         ]
 
 
-class Gaps:
+class MaskedPrompts:
     """Texts in which some tokens are hidden."""
 
-    def __init__(self, held: MaskedText, tok: Tokenizer, count: int) -> None:
+    def __init__(self, held: MaskedLMDataset, tok: Tokenizer, count: int) -> None:
         self.tok = tok
         batch = held.batch(range(min(count, len(held))))
-        self.texts, self.hidden = batch.targets[:, :HIDDEN_IN], batch.loss[:, :HIDDEN_IN]
+        self.texts, self.hidden = batch.targets[:, :HIDDEN_IN], batch.loss_mask[:, :HIDDEN_IN]
         self.documents = None if batch.documents is None else batch.documents[:, :HIDDEN_IN]
         self.shown = self.texts.masked_fill(self.hidden, held.mask)
 
     @torch.no_grad()
-    def take(self, model: Model) -> list[Table]:
+    def take(self, model: Model) -> list[JsonDict]:
         """Return the texts with what is hidden shown as the mask, as the model fills it in, and as it was."""
-        device = model.token.table.weight.device
+        device = model.token_embedding.table.weight.device
         documents = None if self.documents is None else self.documents.to(device)
-        said = share(model).eval()(self.shown.to(device), documents=documents).argmax(-1).cpu()
+        said = clone_sharing_parameters(model).eval()(self.shown.to(device), documents=documents).argmax(-1).cpu()
         filled = self.texts.where(~self.hidden, said)
         rows = zip(self.shown, filled, self.texts, strict=True)
         return [dict(zip(("prompt", "text", "wanted"), map(self._spell, row), strict=True)) for row in rows]

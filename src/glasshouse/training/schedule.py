@@ -54,11 +54,11 @@ class Constant(_Schedule):
 
 @dataclass(frozen=True)
 class _Ending(_Schedule):
-    end: float = 0.1  # the factor at the last step
+    final_factor: float = 0.1  # the factor at the last step
 
     def check(self) -> None:
         super().check()
-        require(0 <= self.end <= 1, f"{self.kind}.end", self.end, "from 0 to 1")
+        require(0 <= self.final_factor <= 1, f"{self.kind}.end", self.final_factor, "from 0 to 1")
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class Cosine(_Ending):
     kind: ClassVar[str] = "cosine"
 
     def _after(self, step: int, steps: int) -> float:
-        return self.end + (1 - self.end) * (1 + math.cos(math.pi * self._share(step, steps))) / 2
+        return self.final_factor + (1 - self.final_factor) * (1 + math.cos(math.pi * self._share(step, steps))) / 2
 
 
 @dataclass(frozen=True)
@@ -86,11 +86,11 @@ class Linear(_Ending):
     kind: ClassVar[str] = "linear"
 
     def _after(self, step: int, steps: int) -> float:
-        return 1 - (1 - self.end) * self._share(step, steps)
+        return 1 - (1 - self.final_factor) * self._share(step, steps)
 
 
 @dataclass(frozen=True)
-class Trapezoid(_Ending):
+class WSD(_Ending):
     """The same rate, then a straight line down over the last part of the steps.
 
     >>> [Trapezoid(end=0.0, decay=0.5).factor(step, 9) for step in range(9)]
@@ -98,19 +98,19 @@ class Trapezoid(_Ending):
     """
 
     kind: ClassVar[str] = "trapezoid"
-    decay: float = 0.2  # the share of the way, warm-up apart, on which it falls
+    decay_fraction: float = 0.2  # the share of the way, warm-up apart, on which it falls
 
     def check(self) -> None:
         super().check()
-        require(0 < self.decay <= 1, f"{self.kind}.decay", self.decay, "above 0 and at most 1")
+        require(0 < self.decay_fraction <= 1, f"{self.kind}.decay", self.decay_fraction, "above 0 and at most 1")
 
     def _after(self, step: int, steps: int) -> float:
-        left = (1 - self._share(step, steps)) / self.decay
-        return self.end + (1 - self.end) * min(1.0, left)
+        left = (1 - self._share(step, steps)) / self.decay_fraction
+        return self.final_factor + (1 - self.final_factor) * min(1.0, left)
 
 
 @dataclass(frozen=True)
-class InverseRoot(_Schedule):
+class InverseSqrt(_Schedule):
     """The rate of the original transformer: it falls as one over the root of the step.
 
     With a rate of d_model^-0.5 * warmup^-0.5 it is that of the paper, step for step.
@@ -125,4 +125,4 @@ class InverseRoot(_Schedule):
         return math.sqrt(max(1, self.warmup) / (step + 1))
 
 
-Schedule = Constant | Cosine | Linear | Trapezoid | InverseRoot
+Schedule = Constant | Cosine | Linear | WSD | InverseSqrt

@@ -16,12 +16,12 @@ from glasshouse.layers.attention import Attention, CrossAttention
 from glasshouse.layers.feedforward import GatedFeedForward
 from glasshouse.layers.lora import LoRALinear
 from glasshouse.models import Encoder, Model, Seq2Seq
-from glasshouse.spec import Pooled, SequenceLabel
+from glasshouse.spec import Pooled, SequenceClassification
 
 WINDOW = 20  # steps over which speed is reckoned
 
 
-class Work:
+class FlopEstimator:
     """The operations of learning a batch, in matrix products; what else a model computes is small beside them.
 
     A matrix costs 2 operations a token for each of its numbers on the way forward, 2 more for its own gradient if it
@@ -38,8 +38,8 @@ class Work:
     def __init__(self, model: Model) -> None:
         s = model.spec
         width = s.n_heads * s.d_head
-        self.reads, self.writes, self.head = _Tally(width), _Tally(width), _Tally(width)
-        embedded = _is_trained(model.token)
+        self.reads, self.writes, self.head = _StackFlops(width), _StackFlops(width), _StackFlops(width)
+        embedded = _is_trained(model.token_embedding)
         if isinstance(model, Seq2Seq):
             memory = self.reads.add(model.encoder, embedded)
             vectors = self.writes.add(model.decoder, embedded, memory)
@@ -49,8 +49,8 @@ class Work:
             vectors = self.writes.add(model.stack, embedded)
         vectors = self.head.add(model.head, vectors)
         if getattr(s.head, "tied", False):
-            self.head.maps += _product(model.token.table.weight, vectors)
-        self.pools = isinstance(s.head, Pooled | SequenceLabel)  # then the head sees one vector a row
+            self.head.maps += _product(model.token_embedding.table.weight, vectors)
+        self.pools = isinstance(s.head, Pooled | SequenceClassification)  # then the head sees one vector a row
 
     def __call__(self, batch: Batch) -> int:
         """Count the operations of a batch, padding included."""
@@ -61,7 +61,7 @@ class Work:
 
 
 @dataclass
-class _Tally:
+class _StackFlops:
     """Sums over the modules of a stack, in the order in which they compute."""
 
     width: int  # of all heads together
@@ -80,7 +80,7 @@ class _Tally:
                 return self.add(module.down, gate or up)
             case LoRALinear():
                 self.add(module.base, trained)
-                self.maps += _product(module.down, trained) + _product(module.up, True)
+                self.maps += _product(module.lora_a, trained) + _product(module.lora_b, True)
                 return True
             case nn.Embedding():  # it is looked up, not multiplied
                 return trained or module.weight.requires_grad
@@ -92,7 +92,7 @@ class _Tally:
 
     def _add_attention(self, module: Attention | CrossAttention, trained: bool, memory: bool) -> bool:
         crosses = isinstance(module, CrossAttention)
-        read = _Tally(self.width) if crosses else self
+        read = _StackFlops(self.width) if crosses else self
         seen = memory if crosses else trained
         learns = [self.add(module.query, trained), read.add(module.key, seen), read.add(module.value, seen)]
         learns += [_is_trained(module.q_norm), _is_trained(module.k_norm)]
@@ -114,20 +114,20 @@ def _is_trained(module: nn.Module) -> bool:
     return any(weight.requires_grad for weight in module.parameters())
 
 
-class Speed:
+class Throughput:
     """Counts tokens and operations by the clock."""
 
     def __init__(self, device: torch.device, compute: torch.dtype) -> None:
         self.device = device
-        self.peak = machine.matmul_peak(device, compute, repeats=3)
+        self.peak_flops = machine.measure_peak_flops(device, compute, repeats=3)
         self._marks = deque([(time.perf_counter(), 0, 0)], maxlen=WINDOW + 1)
 
-    def add(self, tokens: int, operations: int) -> None:
+    def add(self, tokens: int, flops: int) -> None:
         """Count a step."""
         _, before, worked = self._marks[-1]
-        self._marks.append((time.perf_counter(), before + tokens, worked + operations))
+        self._marks.append((time.perf_counter(), before + tokens, worked + flops))
 
-    def pause(self) -> None:
+    def exclude_elapsed(self) -> None:
         """Leave out what was spent on something else since the last step."""
         late = time.perf_counter() - self._marks[-1][0]
         self._marks = deque([(at + late, tokens, work) for at, tokens, work in self._marks], maxlen=WINDOW + 1)
@@ -138,16 +138,16 @@ class Speed:
         return self._per_second(1)
 
     @property
-    def share(self) -> float:
+    def mfu(self) -> float:
         """The share of the matmul peak."""
-        return self._per_second(2) / self.peak
+        return self._per_second(2) / self.peak_flops
 
     def _per_second(self, what: int) -> float:
         first, last = self._marks[0], self._marks[-1]
         return (last[what] - first[what]) / max(last[0] - first[0], 1e-9)
 
     @property
-    def memory(self) -> int:
+    def peak_memory(self) -> int:
         """The most bytes in use so far: of the device, or of the process."""
         if self.device.type == "cuda":
             return torch.cuda.max_memory_allocated(self.device)

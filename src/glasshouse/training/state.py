@@ -15,14 +15,14 @@ from glasshouse.errors import StoreError
 
 
 @dataclass(frozen=True)
-class State:
+class CheckpointData:
     """Named tensors, and JSON values about them."""
 
     tensors: dict[str, Tensor] = field(default_factory=dict)
-    about: dict[str, Any] = field(default_factory=dict)
+    metadata: dict[str, Any] = field(default_factory=dict)
 
 
-def of_optimizer(optimizer: torch.optim.Optimizer) -> State:
+def optimizer_state(optimizer: torch.optim.Optimizer) -> CheckpointData:
     """Return an optimizer's state: tensors by the number of their parameter, settings as they are."""
     table = optimizer.state_dict()
     tensors, plain = {}, {}
@@ -32,12 +32,12 @@ def of_optimizer(optimizer: torch.optim.Optimizer) -> State:
                 tensors[f"optimizer.{number}.{name}"] = value
             else:
                 plain[f"{number}.{name}"] = value
-    return State(tensors, {"optimizer": {"groups": table["param_groups"], "plain": plain}})
+    return CheckpointData(tensors, {"optimizer": {"groups": table["param_groups"], "plain": plain}})
 
 
-def to_optimizer(state: State, optimizer: torch.optim.Optimizer) -> None:
+def load_optimizer_state(state: CheckpointData, optimizer: torch.optim.Optimizer) -> None:
     """Let an optimizer of the same parameters go on where `of_optimizer` left off."""
-    about = state.about["optimizer"]
+    about = state.metadata["optimizer"]
     held: dict[int, dict[str, Any]] = {}
     for name, value in _under("optimizer", state.tensors).items():
         number, _, key = name.partition(".")
@@ -52,7 +52,7 @@ def to_optimizer(state: State, optimizer: torch.optim.Optimizer) -> None:
         raise StoreError(f"the optimizer's state is of another optimizer ({reason}); start a new run.") from None
 
 
-def of_chance() -> State:
+def rng_state() -> CheckpointData:
     """Return the state of every random generator: torch's on each device, Python's and numpy's."""
     tensors = {"chance.cpu": torch.get_rng_state()}
     if torch.cuda.is_available():
@@ -64,12 +64,12 @@ def of_chance() -> State:
     version, numbers, pending = random.getstate()
     tensors["chance.python"] = torch.tensor(numbers, dtype=torch.int64)
     about = {"numpy": [name, int(position), int(has_gauss), float(gauss)], "python": [version, pending]}
-    return State(tensors, {"chance": about})
+    return CheckpointData(tensors, {"chance": about})
 
 
-def to_chance(state: State) -> None:
+def load_rng_state(state: CheckpointData) -> None:
     """Set every random generator to where `of_chance` found it; devices that are not here are passed over."""
-    tensors, about = _under("chance", state.tensors), state.about["chance"]
+    tensors, about = _under("chance", state.tensors), state.metadata["chance"]
     torch.set_rng_state(tensors["cpu"].clone())
     if torch.cuda.is_available():
         for i in range(torch.cuda.device_count()):
@@ -83,7 +83,7 @@ def to_chance(state: State) -> None:
     random.setstate((version, tuple(tensors["python"].tolist()), pending))
 
 
-def draws(device: torch.device) -> tuple[Tensor, Tensor | None]:
+def device_rng_state(device: torch.device) -> tuple[Tensor, Tensor | None]:
     """Return where torch's generators are, for a step that may have to be taken again."""
     match device.type:
         case "cuda":
@@ -93,13 +93,13 @@ def draws(device: torch.device) -> tuple[Tensor, Tensor | None]:
     return torch.get_rng_state(), None
 
 
-def draw_again(chance: tuple[Tensor, Tensor | None], device: torch.device) -> None:
+def load_device_rng_state(rng: tuple[Tensor, Tensor | None], device: torch.device) -> None:
     """Set torch's generators to where `draws` found them."""
-    torch.set_rng_state(chance[0])
-    if chance[1] is not None and device.type == "mps":
-        torch.mps.set_rng_state(chance[1])
-    elif chance[1] is not None:
-        torch.cuda.set_rng_state(chance[1], device)
+    torch.set_rng_state(rng[0])
+    if rng[1] is not None and device.type == "mps":
+        torch.mps.set_rng_state(rng[1])
+    elif rng[1] is not None:
+        torch.cuda.set_rng_state(rng[1], device)
 
 
 def _under(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

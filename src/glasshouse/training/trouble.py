@@ -8,12 +8,12 @@ import torch
 from torch import Tensor, nn
 
 from glasshouse.data import Batch
-from glasshouse.evaluation.tally import computing
-from glasshouse.training.memory import exhausted
-from glasshouse.training.objective import loss_of
+from glasshouse.evaluation.tally import autocast
+from glasshouse.training.memory import is_out_of_memory
+from glasshouse.training.objective import compute_loss
 
 
-def locate(model: nn.Module, batch: Batch, smoothing: float = 0.0) -> str:
+def locate_nonfinite(model: nn.Module, batch: Batch, smoothing: float = 0.0) -> str:
     """Say in a few words where infinity or not-a-number first appears when a model is taught a batch.
 
     Weights are looked at first, then what each module makes of finite input, in the order in which they run, then
@@ -45,7 +45,7 @@ def locate(model: nn.Module, batch: Batch, smoothing: float = 0.0) -> str:
         if name
     ]
     try:
-        loss = loss_of(model, batch, smoothing)
+        loss = compute_loss(model, batch, smoothing)
     finally:
         for handle in handles:
             handle.remove()
@@ -61,15 +61,15 @@ def locate(model: nn.Module, batch: Batch, smoothing: float = 0.0) -> str:
     return "nowhere: all weights, activations and gradients are finite"
 
 
-def search(model: nn.Module, batch: Batch, parts: int, smoothing: float, compute: torch.dtype) -> str:
+def locate_in_micro_batches(model: nn.Module, batch: Batch, parts: int, smoothing: float, compute: torch.dtype) -> str:
     """Say where, as `locate` does, with the batch in parts, as a step computes it."""
     where = ""
-    for part in batch.split(parts):
+    for part in batch.microbatches(parts):
         try:
-            with computing(batch.ids.device, compute):
-                where = locate(model, part, smoothing)
+            with autocast(batch.ids.device, compute):
+                where = locate_nonfinite(model, part, smoothing)
         except (RuntimeError, MemoryError) as error:
-            if not exhausted(error):
+            if not is_out_of_memory(error):
                 raise
             return "a place that there was no memory to look for"
         if not where.startswith("nowhere"):

@@ -5,29 +5,29 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from glasshouse.training.speed import Speed
-    from glasshouse.training.update import Outcome
+    from glasshouse.training.speed import Throughput
+    from glasshouse.training.update import StepMetrics
 
 
-class Watch(Protocol):
+class ProgressReporter(Protocol):
     """What a run tells."""
 
     def stage(self, name: str, done: int, total: int) -> None:
         """Say how far a phase is; a total of 0 is one that is not known."""
         return
 
-    def say(self, text: str) -> None:
+    def log(self, text: str) -> None:
         """Say something once."""
         return
 
-    def step(self, step: int, steps: int, outcome: Outcome, speed: Speed) -> None:
+    def on_step_end(self, step: int, steps: int, outcome: StepMetrics, speed: Throughput) -> None:
         """Say how a step went."""
         return
 
-    def evaluated(self, step: int, figures: dict[str, float]) -> None:
+    def on_validation_end(self, step: int, figures: dict[str, float]) -> None:
         """Say how the model fares on what is held out."""
         return
 
 
-class Silent(Watch):
+class SilentReporter(ProgressReporter):
     """Keeps it all to itself."""

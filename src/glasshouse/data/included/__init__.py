@@ -7,23 +7,23 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from glasshouse.config import nearest
+from glasshouse.config import did_you_mean
 from glasshouse.data.included import chat, dates, langid, stdlib
 from glasshouse.data.included.splits import SPLITS
 from glasshouse.errors import InputError
 
-__all__ = ["SPLITS", "Builtin", "builtin", "builtins"]
+__all__ = ["SPLITS", "BuiltinDataset", "builtin_dataset", "builtin_datasets"]
 
 Kind = Literal["text", "pairs", "labelled", "chat"]
 
 
 @dataclass(frozen=True)
-class Builtin:
+class BuiltinDataset:
     """A data set: what it is, how large, and how to read it."""
 
     name: str
     kind: Kind
-    about: str
+    description: str
     count: Callable[[str], int]
     item: Callable[[str, int], Any]
     labels: tuple[str, ...] = ()
@@ -46,7 +46,7 @@ class Builtin:
         ('tisdag 24 oktober 2023', '2023-10-24')
         """
         if split not in SPLITS:
-            raise InputError(f"there is no split {split!r} of {self.name}; {nearest(split, SPLITS)}")
+            raise InputError(f"there is no split {split!r} of {self.name}; {did_you_mean(split, SPLITS)}")
         if start < 0:
             raise InputError(f"start is {start}, but it must be 0 or more.")
         return (self.item(split, index) for index in range(start, self.count(split)))
@@ -57,21 +57,21 @@ _GENERATED = {"train": 50_000, "validation": 2_000, "test": 2_000}
 _BUILTINS = {
     each.name: each
     for each in (
-        Builtin(
+        BuiltinDataset(
             "stdlib",
             "text",
             "The Python standard library of this interpreter, one file a document.",
             stdlib.count,
             stdlib.item,
         ),
-        Builtin(
+        BuiltinDataset(
             "dates",
             "pairs",
             "Dates as they are written in sixty languages and countries, to ISO dates.",
             _GENERATED.__getitem__,
             dates.item,
         ),
-        Builtin(
+        BuiltinDataset(
             "langid",
             "labelled",
             "Five names of places, languages, scripts or currencies, to the one of sixty-four languages they are in.",
@@ -79,7 +79,7 @@ _BUILTINS = {
             langid.item,
             langid.LANGUAGES,
         ),
-        Builtin(
+        BuiltinDataset(
             "chat",
             "chat",
             "Short conversations about words, lists, languages and dates, with right answers.",
@@ -90,7 +90,7 @@ _BUILTINS = {
 }
 
 
-def builtins() -> tuple[str, ...]:
+def builtin_datasets() -> tuple[str, ...]:
     """List the names that `builtin` takes.
 
     >>> builtins()
@@ -99,7 +99,7 @@ def builtins() -> tuple[str, ...]:
     return tuple(_BUILTINS)
 
 
-def builtin(name: str, **sizes: int) -> Builtin:
+def builtin_dataset(name: str, **sizes: int) -> BuiltinDataset:
     """Return a data set by name; a generated one in other sizes, if they are given.
 
     A larger set begins with the items of a smaller one.
@@ -112,7 +112,7 @@ def builtin(name: str, **sizes: int) -> Builtin:
     glasshouse.errors.InputError: there is no built-in data set 'date'; did you mean dates?
     """
     if name not in _BUILTINS:
-        raise InputError(f"there is no built-in data set {name!r}; {nearest(name, _BUILTINS)}")
+        raise InputError(f"there is no built-in data set {name!r}; {did_you_mean(name, _BUILTINS)}")
     found = _BUILTINS[name]
     if not sizes:
         return found
@@ -120,7 +120,7 @@ def builtin(name: str, **sizes: int) -> Builtin:
         raise InputError("stdlib is as large as the library is; give no sizes for it.")
     for split, size in sizes.items():
         if split not in SPLITS:
-            raise InputError(f"there is no split {split!r} of {name}; {nearest(split, SPLITS)}")
+            raise InputError(f"there is no split {split!r} of {name}; {did_you_mean(split, SPLITS)}")
         if size < 0:
             raise InputError(f"{split} is {size}, but a size must be 0 or more.")
     return dataclasses.replace(found, count={**_GENERATED, **sizes}.__getitem__)

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from glasshouse.data.included import cldr, dates, langid
-from glasshouse.data.included.splits import SPLITS, chance, split_of
+from glasshouse.data.included.splits import SPLITS, item_rng, split_of
 
 Message = dict[str, str]
 
@@ -123,7 +123,7 @@ def item(split: str, index: int) -> list[Message]:
     >>> [message["role"] for message in item("train", 4)]
     ['user', 'assistant', 'user', 'assistant']
     """
-    dice = chance("chat", split, index)
+    dice = item_rng("chat", split, index)
     system = dice.choice(_NO_SYSTEM + _PLAIN_SYSTEM + _TERSE_SYSTEM)
     messages = [{"role": "system", "content": system}] if system else []
     left: list[Task] = []
@@ -176,7 +176,7 @@ def words() -> Mapping[str, tuple[str, ...]]:
     found: dict[str, list[str]] = {split: [] for split in SPLITS}
     for name in dict.fromkeys(cldr.names("en").values()):
         if _is_word(name):
-            found[langid.home()[name.lower()]].append(name)
+            found[langid.split_by_name()[name.lower()]].append(name)
     taken = {name.lower() for names in found.values() for name in names}
     # Twice in running text, and not beside a dot or a quote: most names of variables fall out.
     prose = Counter(word for text in topics.values() for word in re.findall(_IN_PROSE, text))

@@ -20,7 +20,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from glasshouse.data.included import cldr
-from glasshouse.data.included.splits import SPLITS, chance, split_of
+from glasshouse.data.included.splits import SPLITS, item_rng, split_of
 
 FIRST, LAST = datetime.date(1900, 1, 1), datetime.date(2099, 12, 31)
 
@@ -35,20 +35,20 @@ _SKELETONS = ("yMd", "yMEd", "yMMMd", "yMMMEd", "yMMMMd", "yMMMMEd")
 
 
 @dataclass(frozen=True)
-class Form:
+class DateFormat:
     """One way to write a date: a locale and a pattern, with the names that the pattern asks for."""
 
     locale: str
     pattern: str
     months: tuple[Mapping[str, str], ...]
     weekdays: tuple[Mapping[str, str], ...]
-    tagged: frozenset[int]
+    ambiguous_months: frozenset[int]
 
     def write(self, date: datetime.date) -> str:
         """Write a date, with the locale in front where it would be in doubt without."""
         numbers = {"y": str(date.year), "d": str(date.day), "dd": f"{date.day:02}"}
         text = self.pattern % {**numbers, **self.months[date.month - 1], **self.weekdays[date.weekday()]}
-        return f"{self.locale}: {text}" if date.month in self.tagged else text
+        return f"{self.locale}: {text}" if date.month in self.ambiguous_months else text
 
 
 def item(split: str, index: int) -> tuple[str, str]:
@@ -57,7 +57,7 @@ def item(split: str, index: int) -> tuple[str, str]:
     >>> item("train", 9)
     ('tisdag 24 oktober 2023', '2023-10-24')
     """
-    return draw(chance("dates", split, index), split)
+    return draw(item_rng("dates", split, index), split)
 
 
 def draw(dice: random.Random, split: str) -> tuple[str, str]:
@@ -67,7 +67,7 @@ def draw(dice: random.Random, split: str) -> tuple[str, str]:
 
 
 @functools.cache
-def forms() -> Mapping[str, tuple[Form, ...]]:
+def forms() -> Mapping[str, tuple[DateFormat, ...]]:
     """Return every form, by locale.
 
     >>> [form.write(datetime.date(2021, 3, 4)) for form in forms()["de"]][:3]
@@ -92,7 +92,7 @@ def _is_numeric(pattern: str) -> bool:
     return re.search(r"%\(MM?\)s(?!月)", pattern) is not None
 
 
-def _form(code: str, pattern: str, doubtful: frozenset[str]) -> Form:
+def _form(code: str, pattern: str, doubtful: frozenset[str]) -> DateFormat:
     from babel.dates import DateTimeFormat
 
     fields = [field for field in re.findall(r"%\((\w+)\)s", pattern) if field[0] not in "yd"]
@@ -108,7 +108,7 @@ def _form(code: str, pattern: str, doubtful: frozenset[str]) -> Form:
         for month, texts in enumerate(months, start=1)
         if _is_numeric(pattern) or any(_bare(text) in doubtful for text in texts.values())
     )
-    return Form(code, pattern, months, weekdays, tagged)
+    return DateFormat(code, pattern, months, weekdays, tagged)
 
 
 def _doubtful_names() -> frozenset[str]:

@@ -13,7 +13,7 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping
 
 from glasshouse.data.included import cldr
-from glasshouse.data.included.splits import SPLITS, chance, split_of
+from glasshouse.data.included.splits import SPLITS, item_rng, split_of
 
 LANGUAGES = tuple(
     "en de nl sv da nb is ga fr es ca it pt ro eu pl cs sk sl hr "  # noqa: SIM905 - sixty-four lines otherwise
@@ -31,7 +31,7 @@ def item(split: str, index: int) -> tuple[str, str]:
     >>> language, len(text.split(", "))
     ('is', 5)
     """
-    return draw(chance("langid", split, index), split)
+    return draw(item_rng("langid", split, index), split)
 
 
 def draw(dice: random.Random, split: str) -> tuple[str, str]:
@@ -43,7 +43,7 @@ def draw(dice: random.Random, split: str) -> tuple[str, str]:
             return ", ".join(sample), language
 
 
-def ceiling(split: str) -> float:
+def bayes_accuracy(split: str) -> float:
     """Return how often the best guesser is right who is shown one name alone, and knows who writes what.
 
     For five names as they are drawn here that is always, since no other language has them all. For one it is less:
@@ -72,13 +72,13 @@ def names() -> Mapping[str, Mapping[str, tuple[str, ...]]]:
     for language, known in _known().items():
         for key, name in known.items():
             shared_with_english = "en" in _writers()[name] and len(_writers()[name]) > 1
-            if home()[name.casefold()] == split_of(key) and not shared_with_english:
+            if split_by_name()[name.casefold()] == split_of(key) and not shared_with_english:
                 found[split_of(key)][language][name] = None
     return {split: {code: tuple(every) for code, every in by.items()} for split, by in found.items()}
 
 
 @functools.cache
-def home() -> Mapping[str, str]:
+def split_by_name() -> Mapping[str, str]:
     """Return the split of every name in small letters; one with two meanings has that of the first.
 
     >>> home()["arabic"] == split_of("language:ar")  # a script has the same name

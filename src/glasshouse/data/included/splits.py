@@ -20,7 +20,7 @@ def split_of(key: str) -> str:
     return {0: "validation", 1: "test"}.get(number, "train")
 
 
-def chance(name: str, split: str, index: int) -> random.Random:
+def item_rng(name: str, split: str, index: int) -> random.Random:
     """Return the dice that make one item; a string seeds them alike in every process.
 
     >>> chance("dates", "train", 7).random() == chance("dates", "train", 7).random()

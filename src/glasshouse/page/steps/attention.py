@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 
 from glasshouse import spec
-from glasshouse.config import Table
-from glasshouse.inspection import Map
+from glasshouse.config import JsonDict
+from glasshouse.inspection import AttentionMap
 from glasshouse.inspection.patterns import softcap_of
 from glasshouse.layers.attend import Explicit
 from glasshouse.layers.attention import split_heads
-from glasshouse.layers.layout import lay_out
+from glasshouse.layers.layout import make_layout
 from glasshouse.layers.mask import Mask
 from glasshouse.layers.position import RotaryPosition, alibi_slopes
 from glasshouse.page import wire
@@ -23,7 +23,7 @@ from glasshouse.page.steps.way import Way, memory_of
 SHOWN = 12  # keys whose vectors are sent; the scores and weights of all are
 
 
-def attention_steps(way: Way, part: str, x: Tensor, seen: dict[str, Tensor]) -> Iterator[Table]:
+def attention_steps(way: Way, part: str, x: Tensor, seen: dict[str, Tensor]) -> Iterator[JsonDict]:
     """Yield the steps of one head, then how all heads are joined."""
     layer, mark = way.block.get_submodule(part).layer, mark_of(part)
     attention = way.trace.map(f"{way.prefix}{mark}pattern.{way.layer}")
@@ -35,13 +35,13 @@ def attention_steps(way: Way, part: str, x: Tensor, seen: dict[str, Tensor]) -> 
     yield from _scores(way, part, attention, first)
     v = attention.kernel.v[0, way.head * attention.kernel.v.shape[1] // way.spec.n_heads]
     z = seen[f"{mark}z"]
-    shown: Table = {"first": first, "weights": weights, "rows": v[first : first + SHOWN]}
+    shown: JsonDict = {"first": first, "weights": weights, "rows": v[first : first + SHOWN]}
     yield card(part, "gather", way.site(f"{mark}z", "head", "position"), **shown, y=z[way.head])
     yield card(part, "join", way.site(f"{mark}z"), heads=z, y=z.flatten())
     yield linear_card(part, "out", layer.out, z.flatten(), layer.out(z.flatten()))
 
 
-def _vectors(way: Way, part: str, x: Tensor, source: Tensor, of: int, attention: Map) -> Iterator[Table]:
+def _vectors(way: Way, part: str, x: Tensor, source: Tensor, of: int, attention: AttentionMap) -> Iterator[JsonDict]:
     """Yield the query of the token, and the key and value of the token `of`, up to what the kernel was given."""
     layer, mark, s = way.block.get_submodule(part).layer, mark_of(part), way.spec
     kernel, shared = attention.kernel, way.head * s.n_kv_heads // s.n_heads
@@ -52,7 +52,7 @@ def _vectors(way: Way, part: str, x: Tensor, source: Tensor, of: int, attention:
         name: f"{way.prefix}{mark}{name}.{way.layer}[head={shared}, position={of}]" for name in ("k", "v")
     }
     q, k = last["q"], last["k"]
-    told: Table = {"of": of, "kv": shared}
+    told: JsonDict = {"of": of, "kv": shared}
     plain = not (s.qk_norm or turns)  # what the linear maps give is then what the kernel takes
     if not plain:
         q = split_heads(layer.query(x[None, None]), s.d_head)[0, way.head, 0]
@@ -70,7 +70,7 @@ def _vectors(way: Way, part: str, x: Tensor, source: Tensor, of: int, attention:
         yield card(part, "rotate", sites["q"], x=q, y=last["q"], x_key=k, y_key=last["k"], **_turn(way, position))
 
 
-def _turn(way: Way, position: RotaryPosition) -> Table:
+def _turn(way: Way, position: RotaryPosition) -> JsonDict:
     """Return by which angle each pair is turned at the position, and which coordinates are pairs."""
     choice = way.spec.position
     assert isinstance(choice, spec.Rotary)
@@ -80,7 +80,7 @@ def _turn(way: Way, position: RotaryPosition) -> Table:
     return {"angles": angles[0], "by": position.attention_factor, **told}
 
 
-def _scores(way: Way, part: str, attention: Map, first: int) -> Iterator[Table]:
+def _scores(way: Way, part: str, attention: AttentionMap, first: int) -> Iterator[JsonDict]:
     """Yield what the products of query and keys become on their way to weights: the last is what the softmax gets."""
     kernel, mark = attention.kernel, mark_of(part)
     n_keys = kernel.k.shape[2]
@@ -93,9 +93,9 @@ def _scores(way: Way, part: str, attention: Map, first: int) -> Iterator[Table]:
         made.append(card(part, "softcap", x=now, cap=cap, first=first))
         now = cap * torch.tanh(now / cap)
         made[-1]["y"] = wire.packed(now)
-    bias = None if part == "cross" else way.stack.position.bias(way.place, lay_out(way.ids).positions)
+    bias = None if part == "cross" else way.stack.position.bias(way.place, make_layout(way.ids).positions)
     if bias is not None:
-        told: Table = {"how": way.spec.position.kind, "added": bias[0, way.head, 0].to(now.dtype)}
+        told: JsonDict = {"how": way.spec.position.kind, "added": bias[0, way.head, 0].to(now.dtype)}
         if told["how"] == "alibi":
             told["slope"] = float(alibi_slopes(way.spec.n_heads, bias.device)[way.head])
         made.append(card(part, "bias", x=now, first=first, **told))

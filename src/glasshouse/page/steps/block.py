@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from glasshouse.config import Table
+from glasshouse.config import JsonDict
 from glasshouse.inspection import record
 from glasshouse.layers.context import Context
-from glasshouse.layers.layout import lay_out
+from glasshouse.layers.layout import make_layout
 from glasshouse.layers.mask import make_mask
 from glasshouse.page import wire
 from glasshouse.page.steps.attention import attention_steps, mark_of
@@ -24,7 +24,7 @@ ADDED = {"attention": "attn_out", "cross": "cross_attn_out", "feedforward": "ffn
 AFTER = {"attention": "resid_mid", "cross": "cross_resid_mid", "feedforward": "resid_post"}
 
 
-def block_steps(way: Way) -> Iterator[Table]:
+def block_steps(way: Way) -> Iterator[JsonDict]:
     """Yield the steps of the layer that is looked at."""
     seen = _inside(way)
     x = seen["resid_pre"]
@@ -61,18 +61,18 @@ def _inside(way: Way) -> dict[str, Tensor]:
 
 def _context(way: Way, dtype: torch.dtype) -> Context:
     """Return what the layers of the stack are told beside the stream, as the stack itself does."""
-    layout = lay_out(way.ids)
+    layout = make_layout(way.ids)
     rotate, masks = way.stack.position.rotation(layout.positions, dtype), way.stack.masks(layout, None, dtype)
     if not hasattr(way.block, "cross"):
         return Context(rotate, masks)
-    source = lay_out(way.trace.inputs[0])
+    source = make_layout(way.trace.inputs[0])
     seen = make_mask(layout, source, causal=False, dtype=dtype)
     return Context(rotate, masks, memory=memory_of(way.trace)[None], memory_mask=seen)
 
 
-def _sublayer(way: Way, part: str, x: Tensor, seen: dict[str, Tensor]) -> Iterator[Table]:
+def _sublayer(way: Way, part: str, x: Tensor, seen: dict[str, Tensor]) -> Iterator[JsonDict]:
     """Yield the steps of a sublayer, its norms where they stand, and the sum with the stream."""
-    residual, order = way.block.get_submodule(part), way.spec.norm_order
+    residual, order = way.block.get_submodule(part), way.spec.norm_placement
     added, after = seen[ADDED[part]], seen[AFTER[part]]
     given = x
     if order != "after":
@@ -103,7 +103,7 @@ def _raw(layer: Any, part: str, seen: dict[str, Tensor]) -> Tensor:  # noqa: ANN
     return made
 
 
-def feedforward_steps(way: Way, part: str, x: Tensor, seen: dict[str, Tensor]) -> Iterator[Table]:
+def feedforward_steps(way: Way, part: str, x: Tensor, seen: dict[str, Tensor]) -> Iterator[JsonDict]:
     """Yield the steps of the feed-forward layer."""
     layer, hidden = way.block.get_submodule(part).layer, seen["hidden"]
     up = layer.up(x)
@@ -112,7 +112,7 @@ def feedforward_steps(way: Way, part: str, x: Tensor, seen: dict[str, Tensor]) -
         yield linear_card(part, "gate", layer.gate, x, gate)
     yield linear_card(part, "up", layer.up, x, up)
     strongest = hidden.abs().topk(min(STRONGEST, len(hidden))).indices.tolist()
-    told: Table = {} if gate is None else {"gate": gate}
+    told: JsonDict = {} if gate is None else {"gate": gate}
     kind = way.spec.feedforward
     how = kind.kind + ("_tanh" if getattr(kind, "tanh", False) else "")
     yield card(part, "activate", way.site("hidden"), x=up, y=hidden, how=how, strongest=strongest, **told)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import nn
 
-from glasshouse.config import Table
+from glasshouse.config import JsonDict
 from glasshouse.layers.embedding import SegmentEmbedding
 from glasshouse.layers.position import LearnedPosition, SinusoidalPosition
 from glasshouse.page import wire
@@ -12,17 +12,17 @@ from glasshouse.page.steps.card import CORNER, card, norm_card
 from glasshouse.page.steps.way import Way
 
 
-def embedding_steps(way: Way) -> list[Table]:
+def embedding_steps(way: Way) -> list[JsonDict]:
     """Return what a token becomes before the first layer."""
     model, position = way.trace.model, way.stack.position
     one = int(way.ids[0, way.position])
-    table = model.token.table.weight
+    table = model.token_embedding.table.weight
     first = max(0, min(one - 2, len(table) - 5))
     rows, x = table[first : first + 5, :CORNER], table[one]
     cards = [card("embed", "embed", id=one, first=first, rows=rows, shape=list(table.shape), y=x)]
-    if model.token.scale != 1.0:
-        x, before = x * model.token.scale, x
-        cards.append(card("embed", "scale", x=before, by=model.token.scale, y=x))
+    if model.token_embedding.scale != 1.0:
+        x, before = x * model.token_embedding.scale, x
+        cards.append(card("embed", "scale", x=before, by=model.token_embedding.scale, y=x))
     segment = getattr(model, "segment", None)
     if isinstance(segment, SegmentEmbedding):
         x, before = segment(x[None, None], None)[0, 0], x
@@ -31,7 +31,7 @@ def embedding_steps(way: Way) -> list[Table]:
         x, before = position.embed(x[None, None], way.place)[0, 0], x
         if isinstance(position, LearnedPosition):
             row = int(way.place) + position.offset
-            told: Table = {"row": row, "added": position.table.weight[row]}
+            told: JsonDict = {"row": row, "added": position.table.weight[row]}
         else:
             told = {"layout": "pairs" if position.interleaved else "halves", "added": position.codes(way.place)[0, 0]}
         cards.append(card("embed", "position", x=before, y=x, how=way.spec.position.kind, **told))

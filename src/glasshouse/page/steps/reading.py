@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 from torch import Tensor, nn
 
-from glasshouse.config import Table
+from glasshouse.config import JsonDict
 from glasshouse.layers.lora import LoRALinear
-from glasshouse.models.heads import Labels, Pool, Vocabulary
+from glasshouse.models.heads import Classifier, Pooler, LMHead
 from glasshouse.page import wire
 from glasshouse.page.following import logits_at, named
 from glasshouse.page.steps.card import CORNER, card, linear_card, norm_card
@@ -17,7 +17,7 @@ from glasshouse.page.steps.way import Way, memory_of
 TOP = 8  # tokens or labels
 
 
-def reading_steps(way: Way) -> Iterator[Table]:
+def reading_steps(way: Way) -> Iterator[JsonDict]:
     """Yield what is made of the stream after the last layer: logits, labels, vectors, or what a decoder looks at."""
     depth, trace = len(way.stack.blocks), way.trace
     x = way.stream(depth - 1)[way.position]
@@ -31,17 +31,17 @@ def reading_steps(way: Way) -> Iterator[Table]:
     head = trace.model.head
     if to_decoder:
         yield card("memory", "memory", y=final)
-    elif isinstance(head, Vocabulary):
+    elif isinstance(head, LMHead):
         yield from _vocabulary(way, head, final)
-    elif isinstance(head, Labels):
+    elif isinstance(head, Classifier):
         logits = logits_at(trace, way.position)
-        pooled = isinstance(head.pool, Pool)
+        pooled = isinstance(head.pool, Pooler)
         yield card("head", "labels", x=final, pooled=pooled, top=_top(way, logits, len(logits)), count=len(logits))
     else:
-        yield card("head", "vectors", y=final, pooled=isinstance(head, Pool))
+        yield card("head", "vectors", y=final, pooled=isinstance(head, Pooler))
 
 
-def _vocabulary(way: Way, head: Vocabulary, x: Tensor) -> Iterator[Table]:
+def _vocabulary(way: Way, head: LMHead, x: Tensor) -> Iterator[JsonDict]:
     if isinstance(head.transform, nn.Sequential):
         linear, activation, norm = head.transform
         assert isinstance(linear, nn.Linear | LoRALinear)
@@ -55,15 +55,15 @@ def _vocabulary(way: Way, head: Vocabulary, x: Tensor) -> Iterator[Table]:
     logits = logits_at(way.trace, way.position)
     top = _top(way, logits, TOP)
     ids = [one["id"] for one in top]
-    matrix = head.matrix(way.trace.model.token.table.weight)
-    told: Table = {} if head.bias is None else {"bias": head.bias[ids]}
-    tied = matrix is way.trace.model.token.table.weight
+    matrix = head.unembedding(way.trace.model.token_embedding.table.weight)
+    told: JsonDict = {} if head.bias is None else {"bias": head.bias[ids]}
+    tied = matrix is way.trace.model.token_embedding.table.weight
     told |= {"rows": matrix[ids, :CORNER], "shape": list(matrix.shape), "top": top, "tied": tied}
     yield card("head", "logits", x=x, by=head.scale, **told)
     yield card("head", "probabilities", top=top, count=len(logits), total=float(logits.logsumexp(-1)))
 
 
-def _top(way: Way, logits: Tensor, count: int) -> list[Table]:
+def _top(way: Way, logits: Tensor, count: int) -> list[JsonDict]:
     """Return the likeliest tokens or labels, with their logits and probabilities."""
     chances = logits.softmax(-1)
     best = chances.topk(min(count, len(logits))).indices.tolist()

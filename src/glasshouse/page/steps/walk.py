@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from glasshouse.config import Settings, Table, require
+from glasshouse.config import Settings, JsonDict, require
 from glasshouse.errors import InputError
 from glasshouse.models import Seq2Seq
 from glasshouse.page import wire
@@ -29,7 +29,7 @@ class Steps(Settings):
     side: str = ""  # source: the way through the encoder of an encoder-decoder
 
 
-def steps(traces: Traces, ask: Steps) -> Table:
+def steps(traces: Traces, ask: Steps) -> JsonDict:
     """Return the steps of a token in order: each with what goes in, what comes out and the weights between."""
     trace = traces.of(ask.question)
     way = _way(trace, ask)
@@ -67,12 +67,12 @@ def _way(trace: Trace, ask: Steps) -> Way:
     return Way(trace, prefix, stack, ids, ask.position % length, ask.layer, ask.head)
 
 
-def opening(traces: Traces, question: Question, state: Table) -> list[tuple[str, Table]]:
+def opening(traces: Traces, question: Question, state: JsonDict) -> list[tuple[str, JsonDict]]:
     """Return what the view asks when it opens."""
     model = traces.subject.at(question.moment).model
     source = isinstance(model, Seq2Seq) and state.get("stepsSide") == "source"
     depth = model.spec.n_encoder_layers if source else model.spec.n_layers  # type: ignore[union-attr]
-    at: Table = {"layer": min(state["layer"], depth - 1), "head": min(state["head"], model.spec.n_heads - 1)}
+    at: JsonDict = {"layer": min(state["layer"], depth - 1), "head": min(state["head"], model.spec.n_heads - 1)}
     if source:
         length = traces.of(question).inputs[0].shape[1]
         at |= {"position": min(state["key"], length - 1), "side": "source"}

@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from glasshouse import spec
-from glasshouse.layers.layout import lay_out
+from glasshouse.layers.layout import make_layout
 from glasshouse.models import Seq2Seq
 from glasshouse.models.stack import Stack
 from glasshouse.page.trace import Trace
@@ -39,7 +39,7 @@ class Way:
     @property
     def place(self) -> Tensor:
         """The position as the model counts it, [1, 1]."""
-        return lay_out(self.ids).positions[:, self.position : self.position + 1]
+        return make_layout(self.ids).positions[:, self.position : self.position + 1]
 
     def site(self, name: str, *axes: str) -> str:
         """Return the name of a site of the layer, with the part that is looked at."""

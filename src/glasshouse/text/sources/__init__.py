@@ -14,25 +14,25 @@ from typing import Any, NoReturn, get_args
 
 from glasshouse.config import require
 from glasshouse.errors import InputError
-from glasshouse.text.sources.cuts import LONGEST as LONGEST
-from glasshouse.text.sources.cuts import cut
+from glasshouse.text.sources.cuts import MAX_CHUNK_BYTES as MAX_CHUNK_BYTES
+from glasshouse.text.sources.cuts import chunk
 from glasshouse.text.sources.file import Errors as Errors
-from glasshouse.text.sources.file import File, extra_module, reading, require_file
+from glasshouse.text.sources.file import SourceFile, extra_module, read_errors, require_file
 from glasshouse.text.sources.file import OnBytes as OnBytes
 from glasshouse.text.sources.file import OnHash as OnHash
-from glasshouse.text.sources.table import TABLES as TABLES
+from glasshouse.text.sources.table import TABULAR_SUFFIXES as TABULAR_SUFFIXES
 from glasshouse.text.sources.table import columns as columns_of
 from glasshouse.text.sources.table import rows, texts
 
-PIECE = LONGEST  # bytes of one document that are given at once
+CHUNK_BYTES = MAX_CHUNK_BYTES  # bytes of one document that are given at once
 # What is taken from a folder; a file of any other kind has to be named, or matched by a pattern.
 _PROSE = "txt text md markdown rst tex org adoc html htm xml srt vtt"
 _CODE = "py c h cc cpp hpp cs cu rs go java kt scala swift js jsx ts tsx css php rb pl lua r jl hs ml ex sql sh toml"
-TEXT = (*(f".{name}" for name in f"{_PROSE} {_CODE}".split()), *TABLES)
+TEXT = (*(f".{name}" for name in f"{_PROSE} {_CODE}".split()), *TABULAR_SUFFIXES)
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class Chunk:
     """A document, or a part of a long one.
 
     >>> Piece(b"a whole document", source=0, number=0, ends=True).text
@@ -40,9 +40,9 @@ class Piece:
     """
 
     text: bytes  # UTF-8, checked
-    source: int  # which file, counted in the order of `find`
-    number: int  # counted within the file, from 0
-    ends: bool  # the document ends with this piece
+    file_index: int  # which file, counted in the order of `find`
+    index: int  # counted within the file, from 0
+    ends_document: bool  # the document ends with this piece
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,12 +54,12 @@ class Record:
     """
 
     values: tuple[Any, ...]
-    source: int
-    number: int
+    file_index: int
+    index: int
     line: int = field(default=0, compare=False)  # of the file, or its row in Parquet, counted from 1; 0: unknown
 
 
-def find(paths: str | Path | Iterable[str | Path]) -> list[Path]:
+def find_files(paths: str | Path | Iterable[str | Path]) -> list[Path]:
     """Return the files that files, folders and patterns name: each once, sorted by name, the same on every machine.
 
     From a folder come the files whose suffix is in `TEXT`, from those below it too; a pattern takes any file. Neither
@@ -80,10 +80,10 @@ def find(paths: str | Path | Iterable[str | Path]) -> list[Path]:
         raise InputError("no paths were given; give files, folders or patterns such as 'data/**/*.txt'.")
     found: dict[str, Path] = {}
     for path in given:
-        with reading(path):
+        with read_errors(path):
             found |= {file.as_posix(): file for file in _matches(path)}
     for file in found.values():
-        size(file)  # which refuses what is no file
+        file_size(file)  # which refuses what is no file
     return [found[name] for name in sorted(found)]
 
 
@@ -97,12 +97,12 @@ def columns(path: Path) -> tuple[str, ...] | None:
     (('de', 'en'), None)
     """
     kind, packing = _suffixes(path.name)
-    if kind not in TABLES or not path.is_file():
+    if kind not in TABULAR_SUFFIXES or not path.is_file():
         return None
-    return tuple(columns_of(File(path, kind, packing, 0, "replace", None, None)))
+    return tuple(columns_of(SourceFile(path, kind, packing, 0, "replace", None, None)))
 
 
-def skipped(paths: str | Path | Iterable[str | Path]) -> list[Path]:
+def skipped_files(paths: str | Path | Iterable[str | Path]) -> list[Path]:
     """Return the files below folders that `find` leaves out because their suffix is not in `TEXT`.
 
     >>> import tempfile
@@ -116,9 +116,9 @@ def skipped(paths: str | Path | Iterable[str | Path]) -> list[Path]:
     return sorted(file for path in map(Path, named) if path.is_dir() for file in _walk(path, known=False))
 
 
-def size(path: Path) -> int:
+def file_size(path: Path) -> int:
     """Return how many bytes a file has on the disk; what is no file is refused."""
-    with reading(path):
+    with read_errors(path):
         try:
             state = path.stat()
         except FileNotFoundError:
@@ -159,7 +159,7 @@ def _walk(folder: Path, known: bool = True) -> Iterator[Path]:
     """Yield the files of known kinds below a folder, or those of others."""
 
     def stop(error: OSError) -> NoReturn:  # a folder that may not be read would be left out without a word
-        with reading(Path(error.filename or folder)):
+        with read_errors(Path(error.filename or folder)):
             raise error
 
     for place, folders, files in os.walk(folder, onerror=stop):
@@ -174,17 +174,17 @@ def _suffixes(name: str) -> tuple[str, str]:
     return (os.path.splitext(stem)[1], suffix) if suffix in (".gz", ".zst") else (suffix, "")  # noqa: PTH122
 
 
-def pieces(
+def read_chunks(
     files: Sequence[Path],
     *,
     field: str = "text",
     separator: str | None = None,
     errors: Errors = "strict",
     start: tuple[int, int] = (0, 0),
-    piece: int = PIECE,
+    chunk_bytes: int = CHUNK_BYTES,
     on_bytes: OnBytes | None = None,
     on_hash: OnHash | None = None,
-) -> Iterator[Piece]:
+) -> Iterator[Chunk]:
     r"""Yield the documents of files, in pieces of up to `piece` bytes where they can be cut; empty ones are left out.
 
     What cannot be cut so that the words stay the same is cut at `LONGEST` bytes all the same.
@@ -201,20 +201,20 @@ def pieces(
     1 b'two' True
     2 b'three' True
     """
-    require(0 < piece < 2**31, "piece", piece, "from 1 to 2**31 - 1 bytes")
+    require(0 < chunk_bytes < 2**31, "piece", chunk_bytes, "from 1 to 2**31 - 1 bytes")
     require(separator != "", "separator", separator, "at least one character, or None")
     found = False
     for file in _open(files, start, errors, on_bytes, on_hash):
-        parts = texts(file, field) if file.kind in TABLES else _split(file.blocks(), separator)
-        for number, (text, ends) in enumerate(cut(parts, piece)):
+        parts = texts(file, field) if file.kind in TABULAR_SUFFIXES else _split(file.blocks(), separator)
+        for number, (text, ends) in enumerate(chunk(parts, chunk_bytes)):
             found = True
             if (file.source, number) >= start:
-                yield Piece(text, file.source, number, ends)
+                yield Chunk(text, file.source, number, ends)
     if not found and start == (0, 0):
         raise _empty(files, "text")
 
 
-def records(
+def read_records(
     files: Sequence[Path],
     fields: Sequence[str],
     *,
@@ -234,10 +234,10 @@ def records(
     found = False
     opened = _open(files, start, errors, on_bytes, on_hash)
     for file in opened:
-        if file.kind not in TABLES:
+        if file.kind not in TABULAR_SUFFIXES:
             raise InputError(f"{str(file.path)!r} is plain text; records need jsonl, csv, tsv or parquet.")
     for file in opened:
-        for number, (line, values) in enumerate(rows(file, fields, LONGEST)):
+        for number, (line, values) in enumerate(rows(file, fields, MAX_CHUNK_BYTES)):
             found = True
             if (file.source, number) >= start:
                 yield Record(values, file.source, number, line)
@@ -245,7 +245,7 @@ def records(
         raise _empty(files, "records")
 
 
-def parallel(
+def read_parallel(
     left: Path,
     right: Path,
     *,
@@ -262,7 +262,7 @@ def parallel(
     >>> [record.values for record in parallel(folder / "de", folder / "en")]
     [('ja', 'yes'), ('nein', 'no')]
     """
-    sides = [file.lines(LONGEST) for file in _open((left, right), (0, 0), errors, on_bytes, on_hash)]
+    sides = [file.lines(MAX_CHUNK_BYTES) for file in _open((left, right), (0, 0), errors, on_bytes, on_hash)]
     found = False
     for number, pair in enumerate(itertools.zip_longest(*sides)):
         found = True
@@ -286,7 +286,7 @@ def _empty(files: Sequence[Path], what: str) -> InputError:
 
 def _open(
     files: Sequence[Path], start: tuple[int, int], errors: Errors, on_bytes: OnBytes | None, on_hash: OnHash | None
-) -> list[File]:
+) -> list[SourceFile]:
     """Refuse what can be refused before anything is read, so that it does not come up hours later."""
     require(errors in get_args(Errors), "errors", errors, "'strict' or 'replace'")
     opened = []
@@ -301,7 +301,7 @@ def _open(
         if packing == ".zst":
             extra_module("zstandard", "zstd")
         if source >= start[0]:
-            opened.append(File(path, kind, packing, source, errors, on_bytes, on_hash))
+            opened.append(SourceFile(path, kind, packing, source, errors, on_bytes, on_hash))
     return opened
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-LONGEST = 2**24  # bytes of one document that are held at once
+MAX_CHUNK_BYTES = 2**24  # bytes of one document that are held at once
 
 _MARGIN = 4  # bytes past the end of a piece that a decision to cut there looks at
 
@@ -23,7 +23,7 @@ _SPACE = b" " + _BEFORE % (b" ", b" ", b" ") + _AFTER % b""
 _EITHER = re.compile(_NEWLINE + b"|" + _SPACE)
 
 
-def cut(parts: Iterator[tuple[bytes, bool]], piece: int) -> Iterator[tuple[bytes, bool]]:
+def chunk(parts: Iterator[tuple[bytes, bool]], piece: int) -> Iterator[tuple[bytes, bool]]:
     """Yield pieces of documents that come in stretches; where those end makes no difference."""
     held: list[bytes] = []
     size, wanted = 0, piece + _MARGIN
@@ -44,7 +44,7 @@ def cut(parts: Iterator[tuple[bytes, bool]], piece: int) -> Iterator[tuple[bytes
             held.append(text)
         size = 0 if ends else len(text)
         # Twice as much each time, so that what cannot be cut is not searched again at every block.
-        wanted = max(piece + _MARGIN, min(2 * size, LONGEST + _MARGIN))
+        wanted = max(piece + _MARGIN, min(2 * size, MAX_CHUNK_BYTES + _MARGIN))
         del text
 
 
@@ -58,7 +58,7 @@ def _place(text: bytes, at: int, piece: int, ends: bool) -> int:
         return found.end()
     if found := re.compile(b"(?s:.{1,%d})%b" % (piece, _SPACE)).match(text, at):
         return found.end() - 1
-    end = at + max(piece, LONGEST)
+    end = at + max(piece, MAX_CHUNK_BYTES)
     found = _EITHER.search(text, at + piece, end + _MARGIN)
     if found and (ends or found.end() + _MARGIN - 1 <= len(text)):
         place = found.end() if found[0] == b"\n" else found.start()

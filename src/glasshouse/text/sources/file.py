@@ -27,12 +27,12 @@ OnHash = Callable[[int, int, str], None]  # a file read from beginning to end: i
 
 
 @dataclass(frozen=True, slots=True)
-class File:
+class SourceFile:
     """One source of text: where it lies, what kind it is, how it is packed, and who wants to know of its reading."""
 
     path: Path
     kind: str
-    packing: str
+    compression: str
     source: int
     errors: Errors
     on_bytes: OnBytes | None
@@ -41,7 +41,7 @@ class File:
     def raw(self) -> Iterator[bytes]:
         """Yield the file as it lies on the disk."""
         digest, size = hashlib.sha256(), 0
-        with reading(self.path):
+        with read_errors(self.path):
             file = FileIO(self.path, opener=_open)
         with file:
             state = os.fstat(file.fileno())
@@ -59,10 +59,10 @@ class File:
             self.on_hash(self.source, size, digest.hexdigest())
 
     def read(self, file: FileIO, size: int) -> bytes | None:
-        with reading(self.path):
+        with read_errors(self.path):
             return file.read(size)
 
-    def unpacked(self) -> Iterator[bytes]:
+    def decompressed(self) -> Iterator[bytes]:
         """Yield what was packed; a file may be several streams, one after the other."""
         stream: Any = None
         padding = b""
@@ -72,7 +72,7 @@ class File:
                 while data:
                     if stream is None and not (data := data.lstrip(padding)):
                         break
-                    stream = stream or self.unpacker()
+                    stream = stream or self.decompressor()
                     try:
                         text = stream.decompress(data)
                     except Exception as error:  # each library has its own
@@ -80,21 +80,21 @@ class File:
                     data = b""
                     if stream.eof:
                         data, stream = stream.unused_data, None
-                        padding = b"\0" if self.packing == ".gz" else b""  # as tapes have it, and gzip takes it
+                        padding = b"\0" if self.compression == ".gz" else b""  # as tapes have it, and gzip takes it
                     if text:
                         yield text
         if stream:
             raise InputError(f"{str(self.path)!r} was cut short; fetch it again.")
 
-    def unpacker(self) -> Any:  # noqa: ANN401 - the two are alike, but have no type in common
-        if self.packing == ".gz":
+    def decompressor(self) -> Any:  # noqa: ANN401 - the two are alike, but have no type in common
+        if self.compression == ".gz":
             return zlib.decompressobj(wbits=31)
         return extra_module("zstandard", "zstd").ZstdDecompressor().decompressobj()
 
     def blocks(self) -> Iterator[bytes]:
         """Yield the text as sound UTF-8, in whole characters, without a byte order mark."""
         rest, offset, begins = b"", 0, True
-        for block in itertools.chain(self.unpacked() if self.packing else self.raw(), (b"",)):
+        for block in itertools.chain(self.decompressed() if self.compression else self.raw(), (b"",)):
             data = rest + block
             sound, rest = data, b""
             if not data.isascii():
@@ -109,7 +109,7 @@ class File:
             if sound:
                 yield sound
 
-    def lines(self, longest: int) -> Iterator[bytes]:
+    def lines(self, max_bytes: int) -> Iterator[bytes]:
         """Yield the lines without their newlines; nothing else ends a line. One beyond `longest` bytes is refused."""
         begun: list[bytes] = []
         number, size = 1, 0
@@ -117,8 +117,8 @@ class File:
             first, *others = block.split(b"\n")
             begun.append(first)
             size += len(first)
-            if size > longest:
-                raise too_long(f"line {number} of {str(self.path)!r}", longest)
+            if size > max_bytes:
+                raise too_long(f"line {number} of {str(self.path)!r}", max_bytes)
             if others:
                 yield b"".join(begun)
                 yield from others[:-1]
@@ -143,7 +143,7 @@ def require_file(path: Path, state: os.stat_result) -> None:
 
 
 @contextmanager
-def reading(path: Path) -> Iterator[None]:
+def read_errors(path: Path) -> Iterator[None]:
     """Turn what the system says about a file that cannot be read into one sentence that names it."""
     try:
         yield
@@ -161,10 +161,10 @@ def extra_module(module: str, extra: str) -> Any:  # noqa: ANN401 - a module, wh
         raise InputError(f"{extra} files need {module}; install it by pip install 'glasshouse[{extra}]'.") from None
 
 
-def too_long(where: str, longest: int) -> InputError:
+def too_long(where: str, max_bytes: int) -> InputError:
     """Return the error for a line or a value that would have to be held whole."""
     return InputError(
-        f"{where} is longer than {longest} bytes, the most that is read as one; split it, or take it out."
+        f"{where} is longer than {max_bytes} bytes, the most that is read as one; split it, or take it out."
     )
 
 

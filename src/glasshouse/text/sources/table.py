@@ -10,11 +10,11 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Any
 
-from glasshouse.config import nearest
+from glasshouse.config import did_you_mean
 from glasshouse.errors import GlasshouseError, InputError
-from glasshouse.text.sources.file import BLOCK, File, extra_module, not_utf8, reading, too_long
+from glasshouse.text.sources.file import BLOCK, SourceFile, extra_module, not_utf8, read_errors, too_long
 
-TABLES = (".jsonl", ".ndjson", ".csv", ".tsv", ".parquet")
+TABULAR_SUFFIXES = (".jsonl", ".ndjson", ".csv", ".tsv", ".parquet")
 _ROW = 2**26  # bytes of a row that is a document, which is then cut; JSON and CSV are only read whole
 _NAMES = 100  # of fields that an error looks at
 _ROWS = 64  # of a Parquet file, decoded at a time
@@ -22,7 +22,7 @@ _ROWS = 64  # of a Parquet file, decoded at a time
 _LONE = re.compile(r"(?as)\\(?:u(?i:d[89ab][\da-f]{2})\\u(?i:d[c-f][\da-f]{2})|(u(?i:d[89a-f][\da-f]{2}))|.)")
 
 
-def texts(file: File, field: str) -> Iterator[tuple[bytes, bool]]:
+def texts(file: SourceFile, field: str) -> Iterator[tuple[bytes, bool]]:
     """Yield the text of each row as a document that ends."""
     for number, (value,) in rows(file, [field], _ROW):
         if not isinstance(value, str):
@@ -34,7 +34,7 @@ def texts(file: File, field: str) -> Iterator[tuple[bytes, bool]]:
         yield value.encode(), True
 
 
-def rows(file: File, fields: Sequence[str], longest: int) -> Iterator[tuple[int, tuple[Any, ...]]]:
+def rows(file: SourceFile, fields: Sequence[str], longest: int) -> Iterator[tuple[int, tuple[Any, ...]]]:
     """Yield the values of the fields, with the number of the line or row for errors to name.
 
     A row (a value, in Parquet) beyond `longest` bytes is refused.
@@ -44,7 +44,7 @@ def rows(file: File, fields: Sequence[str], longest: int) -> Iterator[tuple[int,
     return _csv_rows(file, fields, longest) if file.kind in (".csv", ".tsv") else _json_rows(file, fields, longest)
 
 
-def columns(file: File) -> list[str]:
+def columns(file: SourceFile) -> list[str]:
     """Return the names of a table's columns: those of its header or schema, or the fields of its first object.
 
     Where they cannot be read there are none: reading the rows says what is wrong.
@@ -63,11 +63,11 @@ def columns(file: File) -> list[str]:
         return []
 
 
-def _where(file: File, number: int) -> str:
+def _where(file: SourceFile, number: int) -> str:
     return f"{'row' if file.kind == '.parquet' else 'line'} {number} of {str(file.path)!r}"
 
 
-def _json_rows(file: File, fields: Sequence[str], longest: int) -> Iterator[tuple[int, tuple[Any, ...]]]:
+def _json_rows(file: SourceFile, fields: Sequence[str], longest: int) -> Iterator[tuple[int, tuple[Any, ...]]]:
     for number, line in enumerate(file.lines(longest), 1):
         if not line.strip():
             continue
@@ -78,7 +78,7 @@ def _json_rows(file: File, fields: Sequence[str], longest: int) -> Iterator[tupl
         yield number, tuple(value[field] for field in fields)
 
 
-def _json_value(file: File, number: int, line: str) -> Any:  # noqa: ANN401 - whatever JSON can say
+def _json_value(file: SourceFile, number: int, line: str) -> Any:  # noqa: ANN401 - whatever JSON can say
     # Only an escape can spell half a character: the bytes themselves were checked.
     if "\\ud" in line or "\\uD" in line:
         if file.errors == "strict" and any(match[1] for match in _LONE.finditer(line)):
@@ -96,7 +96,7 @@ def _json_value(file: File, number: int, line: str) -> Any:  # noqa: ANN401 - wh
         raise InputError(f"{_where(file, number)} is not sound JSON ({reason}); mend it.") from None
 
 
-def _csv_rows(file: File, fields: Sequence[str], longest: int) -> Iterator[tuple[int, tuple[str, ...]]]:
+def _csv_rows(file: SourceFile, fields: Sequence[str], longest: int) -> Iterator[tuple[int, tuple[str, ...]]]:
     csv.field_size_limit(2**31 - 1)  # the most that every machine takes; Python itself stops at 128 KiB
     delimiter = "\t" if file.kind == ".tsv" else ","
     lines = _CsvLines(file, longest)
@@ -127,7 +127,7 @@ def _csv_rows(file: File, fields: Sequence[str], longest: int) -> Iterator[tuple
 class _CsvLines:
     """The lines of a file; `size` counts the bytes of a row, which may have several."""
 
-    def __init__(self, file: File, longest: int) -> None:
+    def __init__(self, file: SourceFile, longest: int) -> None:
         self.file, self.longest, self.size = file, longest, 0
 
     def __iter__(self) -> Iterator[str]:
@@ -140,8 +140,8 @@ class _CsvLines:
             yield line.decode() + "\n"
 
 
-def _parquet_rows(file: File, fields: Sequence[str], longest: int) -> Iterator[tuple[int, tuple[Any, ...]]]:
-    with reading(file.path):
+def _parquet_rows(file: SourceFile, fields: Sequence[str], longest: int) -> Iterator[tuple[int, tuple[Any, ...]]]:
+    with read_errors(file.path):
         size, told, number = file.path.stat().st_size, 0, 0
     for columns, share in _parquet_columns(file, fields, longest):
         for values in zip(*columns, strict=True):
@@ -153,11 +153,11 @@ def _parquet_rows(file: File, fields: Sequence[str], longest: int) -> Iterator[t
     if file.on_bytes and told < size:
         file.on_bytes(size - told)  # there were no rows
     if file.on_hash:
-        with reading(file.path), file.path.open("rb") as opened:
+        with read_errors(file.path), file.path.open("rb") as opened:
             file.on_hash(file.source, size, hashlib.file_digest(opened, "sha256").hexdigest())
 
 
-def _parquet_columns(file: File, fields: Sequence[str], longest: int) -> Iterator[tuple[list[list[Any]], float]]:
+def _parquet_columns(file: SourceFile, fields: Sequence[str], longest: int) -> Iterator[tuple[list[list[Any]], float]]:
     """Yield the columns of a few rows at a time, and what share of the rows has been read with them."""
     done = 0
     try:
@@ -174,13 +174,13 @@ def _parquet_columns(file: File, fields: Sequence[str], longest: int) -> Iterato
         raise
     except Exception as error:  # of a damaged file pyarrow says so by many types
         if isinstance(error, OSError) and error.errno:  # and this is what the system says
-            with reading(file.path):
+            with read_errors(file.path):
                 raise
         reason = str(error).partition("\n")[0]
         raise InputError(f"{str(file.path)!r} is not a sound Parquet file ({reason}); fetch it again.") from None
 
 
-def _parquet_values(file: File, column: Any, done: int, longest: int) -> list[Any]:  # noqa: ANN401 - an array of pyarrow's
+def _parquet_values(file: SourceFile, column: Any, done: int, longest: int) -> list[Any]:  # noqa: ANN401 - an array of pyarrow's
     if str(column.type).startswith("dictionary"):
         return _parquet_words(file, column, done, longest)
     if str(column.type) not in ("string", "large_string", "string_view"):
@@ -196,7 +196,7 @@ def _parquet_values(file: File, column: Any, done: int, longest: int) -> list[An
     return values
 
 
-def _parquet_words(file: File, column: Any, done: int, longest: int) -> list[Any]:  # noqa: ANN401
+def _parquet_words(file: SourceFile, column: Any, done: int, longest: int) -> list[Any]:  # noqa: ANN401
     """Return values that are written once each, by their numbers; spelled out, one of megabytes would be many."""
     words: dict[int | None, Any] = {None: None}
     numbers = column.indices.to_pylist()
@@ -210,6 +210,6 @@ def _require_all(fields: Iterable[str], known: Collection[str], where: str) -> N
     for field in fields:
         if field not in known:
             some = [*islice(known, _NAMES)]  # to compare with millions would take hours
-            advice = nearest(field, some)
+            advice = did_you_mean(field, some)
             listed = f" (it has {', '.join(some)})" if advice.startswith("did") else ""
             raise InputError(f"{where} has no field {field!r}{listed}; {advice}")
