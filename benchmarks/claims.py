@@ -97,7 +97,7 @@ def text_rows(split: str, rows: int, length: int) -> Draw:
 
 
 @cache
-def held_out(length: int) -> list[Batch]:
+def validation(length: int) -> list[Batch]:
     """Return the same 512 rows of the validation split for every model."""
     draw, chance = text_rows("validation", 64, length), dice(0)
     return [draw(chance) for _ in range(8)]
@@ -123,7 +123,7 @@ def p6() -> None:
         found["at_the_start"].append(position_share(model))
         learn(model, text_rows("train", 32, 64), steps, 1e-3, seed=seed)
         found["trained"].append(position_share(model))
-        found["loss"].append(ask(model, held_out(64))["loss"])
+        found["loss"].append(ask(model, validation(64))["loss"])
         say(f"p6: seed {seed}, { ({name: round(each[-1], 3) for name, each in found.items()}) }")
     show("p6", width=width, **{name: mean_and_spread(each) for name, each in found.items()})
 
@@ -131,7 +131,7 @@ def p6() -> None:
 @torch.no_grad()
 def position_share(model: Model) -> float:
     """Return |position| over |token vector|, the mean over held-out text; the sum is as wide as either."""
-    (batch, *_) = held_out(64)
+    (batch, *_) = validation(64)
     tokens = model.token_embedding(batch.ids)
     places = torch.arange(batch.ids.shape[1]).expand_as(batch.ids)
     both = model.stack.position.embed(tokens, places)
@@ -157,7 +157,7 @@ def a13() -> None:
                 **(SMALL | {"n_heads": heads}),
             )
             learn(model, text_rows("train", 16, 64), steps, 3e-3, seed=seed)
-            losses.append(ask(model, held_out(64))["loss"])
+            losses.append(ask(model, validation(64))["loss"])
             say(f"a13: {groups} of {heads}, seed {seed}, loss {losses[-1]:.4f}")
         weights = sum(weight.numel() for weight in model.parameters())
         show("a13", kv_heads=f"{groups} of {heads}", loss=mean_and_spread(losses), parameters=f"{weights:,}")
@@ -210,7 +210,7 @@ def walks(rows: int) -> Draw:
 def deep_loss(order: str, warmup: int, lr: float, steps: int, seed: int) -> float:
     """Return the loss of twelve layers on new walks, after training; not a number where that broke off."""
     shape = SMALL | {"n_layers": 12, "d_model": 32, "d_ff": 128, "max_len": DEEP_LENGTH}
-    parts = {"norm_order": order, "final_norm": order == "before", "init": "xavier"}
+    parts = {"norm_placement": order, "final_norm": order == "before", "init": "xavier"}
     model = build(seed, kind="decoder", vocab_size=STATES, **parts, **shape)
     try:
         learn(model, walks(16), steps, lr, seed=seed, warmup=warmup, clip=None)

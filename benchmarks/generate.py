@@ -244,7 +244,7 @@ def loss() -> None:
         torch.tensor(list("".join(text for _, text in gh.data.builtin_dataset("stdlib").items(split)).encode()))
         for split in ("train", "test")
     )
-    held_out = other[torch.randint(len(other) - context, (64, 1)) + torch.arange(context + 1)]
+    validation = other[torch.randint(len(other) - context, (64, 1)) + torch.arange(context + 1)]
     shape = {"d_model": 256, "n_layers": 4, "n_heads": 4, "d_ff": 768, "vocab_size": 256, "max_len": context}
     model = gh.build(gh.preset("llama-small", n_kv_heads=4, end_ids=(), start_id=None, **shape))
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
@@ -259,9 +259,9 @@ def loss() -> None:
     model.eval()
     with torch.inference_mode():
         own, small = (
-            prepare_for_inference(model, weights, 8)(held_out[:, :-1]).log_softmax(-1).flatten(0, 1) for weights in ("own", "int8")
+            prepare_for_inference(model, weights, 8)(validation[:, :-1]).log_softmax(-1).flatten(0, 1) for weights in ("own", "int8")
         )
-        targets = held_out[:, 1:].flatten()
+        targets = validation[:, 1:].flatten()
         bits = [float(nn.functional.nll_loss(one, targets)) / math.log(2) for one in (own, small)]
         apart = float((own.exp() * (own - small)).sum(-1).mean()) / math.log(2)
         same = float((own.argmax(-1) == small.argmax(-1)).float().mean())

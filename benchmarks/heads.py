@@ -36,7 +36,7 @@ def numbers(values: Tensor) -> str:
     return " ".join(f"{value:.3f}" for value in values.tolist())
 
 
-def name_heads(label: str, scores: HeadScores, names: dict[str, str]) -> None:
+def classify_heads(label: str, scores: HeadScores, names: dict[str, str]) -> None:
     """Say which head is the best at what, and whether it reaches the threshold."""
     for score, name in names.items():
         values = getattr(scores, score)
@@ -121,7 +121,7 @@ def echo() -> None:
         grown = ablation_effects(model, ids, targets=after_the_first_round(ids)).metric_increase
         show("echo", seed=seed, right=f"{right:.4f}")
         names = {"previous": "before", "first": "first", "induction": "induction", "broad": "broad"}
-        name_heads("echo", scores, names)
+        classify_heads("echo", scores, names)
         for layer in range(2):
             each = {name: numbers(getattr(scores, name)[layer]) for name in names}
             show("echo", layer=layer, **each, loss_grows_without=numbers(grown[layer]))
@@ -206,7 +206,7 @@ def library() -> None:
     scores = gh.head_scores(model, ids, marked=ends)
     show("library", ends_of_lines=f"{ends.float().mean():.3f} of the tokens")
     names = {"previous": "before", "marked": "end of line", "first": "first", "broad": "broad"}
-    name_heads("library", scores, names)
+    classify_heads("library", scores, names)
     for layer in range(len(scores.normalized_entropy)):
         show("library", layer=layer, **{name: numbers(getattr(scores, name)[layer]) for name in names})
 

@@ -133,7 +133,7 @@ def multi30k(data: Path, out: Path, seed: int) -> None:
             "n_layers": 4,
             "n_heads": 4,
             "d_ff": 1024,
-            "norm_order": "before",
+            "norm_placement": "before",
             "final_norm": True,
             "dropout": 0.3,
             "embed_dropout": 0.1,

@@ -49,7 +49,7 @@ def resolve(name: torch.device | str, setting: str = "device") -> torch.device:
 def parse_dtype(name: torch.dtype | str) -> torch.dtype:
     """Return the floating-point type of this name.
 
-    >>> float_type("bfloat16")
+    >>> parse_dtype("bfloat16")
     torch.bfloat16
     """
     known = {str(dtype).removeprefix("torch."): dtype for dtype in FLOATS}
@@ -65,7 +65,7 @@ def compute_dtype(device: torch.device) -> torch.dtype:
     The CPU stays in float32 whatever it claims: without the right instructions bfloat16 is hundreds of times
     slower, and with them the choice would make one seed give two results on two machines.
 
-    >>> compute_type(torch.device("cpu"))
+    >>> compute_dtype(torch.device("cpu"))
     torch.float32
     """
     if device.type != "cuda":

@@ -44,7 +44,7 @@ def first_attention(model: nn.Module) -> Any:  # noqa: ANN401 - modules are look
     return model.stack.blocks[0].attention.layer
 
 
-def weights_of(attend: Attend, q: Tensor, k: Tensor, mask: Mask) -> Tensor:
+def attention_weights(attend: Attend, q: Tensor, k: Tensor, mask: Mask) -> Tensor:
     """Return the weights [B, H, Q, K] a kernel uses: what it gives when value j is the unit vector e_j."""
     unit = torch.eye(k.shape[2], dtype=k.dtype).expand(*k.shape[:3], -1)
     return attend(q, k, unit.contiguous(), mask)
@@ -143,7 +143,7 @@ def test_a2_score_is_a_bilinear_form_of_low_rank(
     x, (q, k, _, mask) = inputs[0].args[0], calls[0].args
     # Small, so that no weight is too small to take the logarithm of.
     x, q, k = x / 2, q / 2, k / 2
-    weights = weights_of(kernel(attention.attend.scale, 0.0), q, k, mask)
+    weights = attention_weights(kernel(attention.attend.scale, 0.0), q, k, mask)
     relative = weights.log() - weights.log()[..., :1]
     wq, wk = attention.query.weight, attention.key.weight
     for head in range(4):
@@ -220,7 +220,7 @@ def test_a4_a_mask_is_added_before_the_softmax(agree: Agree, kernel: type[Attend
     """Weights are the softmax of scores plus 0 or -infinity, and exactly 0 wherever -infinity was added."""
     n = d = 8
     q, k, seen = randn(2, 3, n, d), randn(2, 3, n, d), random_mask(n)
-    weights = weights_of(kernel(d**-0.5, 0.0), q, k, Mask(dense=seen if form == "bool" else added(seen)))
+    weights = attention_weights(kernel(d**-0.5, 0.0), q, k, Mask(dense=seen if form == "bool" else added(seen)))
     assert (weights[~seen.expand(-1, 3, -1, -1)] == 0).all()
     mask = added(seen)
     for b in range(2):
@@ -283,7 +283,7 @@ def test_a5_each_row_is_a_distribution_over_what_it_sees(
     calls = watch(attention.attend)
     model(random_ids(2, n), mask=hide_nothing(2, n) if drawn else None)
     q, k, _, mask = calls[0].args
-    weights = weights_of(kernel(attention.attend.scale, 0.0), q, k, mask)
+    weights = attention_weights(kernel(attention.attend.scale, 0.0), q, k, mask)
     for b in range(2):
         for head in range(4):
             for i in range(n):
@@ -302,7 +302,7 @@ def test_a5_weights_are_the_matrix_of_a_markov_chain(grow: Grow, watch: Watch, a
     calls = watch(attention.attend)
     model(random_ids(1, 4))
     q, k, _, mask = calls[0].args
-    step = weights_of(attention.attend, q, k, mask)[0]
+    step = attention_weights(attention.attend, q, k, mask)[0]
     chance = torch.tensor([0.1, 0.2, 0.3, 0.4], dtype=torch.float64)
     walked = step
     for _ in range(20):
@@ -335,7 +335,7 @@ def test_a6_heads_are_concatenated_and_projected(
 
     # The weighted sum on its own: output i of a head is the sum over j of weight(i, j) times v_j.
     q, k, v, mask = kernel[0].args
-    weights = weights_of(attention.attend, q, k, mask)
+    weights = attention_weights(attention.attend, q, k, mask)
     z = kernel[0].output
     for i in range(6):
         agree(z[:, :, i], sum(weights[:, :, i, j, None] * v[:, :, j] for j in range(6)))
@@ -398,7 +398,7 @@ CAUSAL = {
     "grouped": {"n_kv_heads": 2},
     "window": {"windows": [0, 3]},
     "soft-cap": {"attention_softcap": 5.0},
-    "norm-after": {"norm_order": "after"},
+    "norm-after": {"norm_placement": "after"},
 }
 
 

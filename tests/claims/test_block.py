@@ -64,7 +64,7 @@ def test_b1_norm_before_and_norm_after(
 ) -> None:
     """Each block is x + drop(layer(norm(x))) or norm(x + drop(layer(x))), sublayer by sublayer, dropout included."""
     rate = 0.3
-    model = grow(kind, norm_order=order, dropout=rate).train(training)
+    model = grow(kind, norm_placement=order, dropout=rate).train(training)
     blocks = [(block, watch(block)) for block in last_stack(model).blocks]
     with torch.no_grad():
         run(model, random_ids(2, 5))
@@ -249,14 +249,14 @@ def patched_rows(
     return [rows.nonzero().flatten().tolist() for rows in changed]
 
 
-@pytest.mark.parametrize("norm_order", ["before", "after"])
+@pytest.mark.parametrize("norm_placement", ["before", "after"])
 @pytest.mark.parametrize("position", ["learned", "rotary", "alibi"])
 def test_b4_a_patched_head_moves_forward_only_through_attention(
-    grow: Grow, watch: Watch, position: str, norm_order: str
+    grow: Grow, watch: Watch, position: str, norm_placement: str
 ) -> None:
     """One head patched at row i: its layer changes in row i alone, later layers in i and after, earlier in none."""
     length, layer, row = 6, 1, 2
-    model = grow("decoder", position=position, norm_order=norm_order, n_layers=4)
+    model = grow("decoder", position=position, norm_placement=norm_placement, n_layers=4)
     ids = random_ids(2, length)
     onward = list(range(row, length))
     assert patched_rows(model, ids, watch, layer, row) == [[], [row], onward, onward]
@@ -352,13 +352,13 @@ def test_b7_dropout_acts_in_training_only(grow: Grow, kind: str, order: str) -> 
     ids = random_ids(2, 5)
     rates = {"dropout": 0.3, "attention_dropout": 0.2, "embed_dropout": 0.1}
     torch.manual_seed(5)
-    dry = grow(kind, norm_order=order)
+    dry = grow(kind, norm_placement=order)
     torch.manual_seed(5)
-    wet = grow(kind, norm_order=order, **rates)
+    wet = grow(kind, norm_placement=order, **rates)
     assert torch.equal(run(wet, ids), run(dry, ids))
     assert torch.equal(run(dry.train(), ids), run(dry.eval(), ids))
     for name in rates:
-        model = grow(kind, norm_order=order, **{name: 0.3}).train()
+        model = grow(kind, norm_placement=order, **{name: 0.3}).train()
         assert not torch.equal(run(model, ids), run(model, ids))
 
 
@@ -367,7 +367,7 @@ def test_b7_dropout_acts_in_training_only(grow: Grow, kind: str, order: str) -> 
 def test_b7_dropout_sits_on_each_sublayers_output(grow: Grow, watch: Watch, kind: str, order: str) -> None:
     """Of what each sublayer gave, the stream receives some numbers as 0 and the others divided by 1 - p."""
     rate = 0.3
-    model = grow(kind, norm_order=order, dropout=rate).train()
+    model = grow(kind, norm_placement=order, dropout=rate).train()
     dropped = total = 0
     parts = [part for block in last_stack(model).blocks for part in sublayers(block)]
     seen = [(watch(part), watch(part.layer), watch(part.norm)) for part in parts]

@@ -32,7 +32,7 @@ def test_v2_every_layer_has_a_prediction_and_the_last_is_the_models(
 ) -> None:
     """The stream after any layer, times the embedding matrix behind the final norm, is a distribution over tokens."""
     head = {"kind": "masked_token", "transform": False} if kind == "encoder" else {"kind": "next_token"}
-    model = grow(kind, n_layers=3, norm_order=order, head=head)
+    model = grow(kind, n_layers=3, norm_placement=order, head=head)
     stack = model.decoder if kind == "seq2seq" else model.stack
     embedded, after = watch(stack.drop), [watch(block) for block in stack.blocks]
     ids = torch.randint(23, (2, 5))
@@ -56,7 +56,7 @@ def test_v2_every_layer_has_a_prediction_and_the_last_is_the_models(
 def test_v3_a_logit_is_the_sum_of_what_its_parts_add(grow: Grow, agree: Agree, kind: str, order: str) -> None:
     """Heads, feed-forward layers, embedding and biases, each through norms as they were in this pass."""
     head = {"kind": "masked_token"} if kind == "encoder" else {"kind": "next_token", "bias": True}
-    model = grow(kind, n_layers=3, norm_order=order, head=head)
+    model = grow(kind, n_layers=3, norm_placement=order, head=head)
     ids = torch.randint(23, (2, 5))
     with torch.no_grad():
         logits = model(*both(model, ids))

@@ -103,7 +103,7 @@ def test_prepare_hands_its_options_on(prepare) -> None:  # noqa: ANN001
 def test_prepare_names_the_engine_that_was_left(prepare, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: ANN001
     if gh.text.bulk.gigatoken is None:
         pytest.skip("gigatoken is not installed")
-    monkeypatch.setattr(gh.text.bulk.Bulk, "_run_fast", lambda self, texts: (np.array([1]), np.array([1])))
+    monkeypatch.setattr(gh.text.bulk.CorpusEncoder, "_run_fast", lambda self, texts: (np.array([1]), np.array([1])))
     Path("a.txt").write_text("ab")
     done = prepare("a.txt")
     assert done.err == "warning: gigatoken gives other ids for this text, so tokenizers is used.\n"

@@ -192,7 +192,7 @@ def test_a_mistake_is_one_sentence(
     words: tuple[str, ...], said: str, place: Path, call: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(place)
-    monkeypatch.setattr(gh.device, "best", lambda: torch.device("cpu"))
+    monkeypatch.setattr(gh.device, "fastest", lambda: torch.device("cpu"))
     done = call("eval", *words)
     assert (done.code, done.out) == (1, "")
     assert done.err.startswith("error: ")

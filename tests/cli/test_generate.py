@@ -233,7 +233,7 @@ def test_int8_is_the_same_as_in_the_library(
     expected = house.generate(name, PROMPT, weights="int8", **settings)
     assert expected[0].ids != house.generate(name, PROMPT, **settings)[0].ids  # it does matter
     words = [word for option, value in settings.items() for word in (f"--{option.replace('_', '-')}", str(value))]
-    monkeypatch.setattr(gh.device, "best", lambda: torch.device("cuda"))  # where auto would lead otherwise
+    monkeypatch.setattr(gh.device, "fastest", lambda: torch.device("cuda"))  # where auto would lead otherwise
     done = call("generate", house[name], PROMPT, *words, "--int8", "--json")
     assert objects(done.out) == [as_object(PROMPT, one) for one in expected]
 
@@ -527,7 +527,7 @@ def answers(
     for text in said:
         messages.append(user(text))
         ids = house.tok.encode_chat(messages, add_generation_prompt=True).ids
-        found.append(house.generate(name, [ids], stop_ids=(end,), **settings)[0].text)
+        found.append(house.generate(name, [ids], stop_token_ids=(end,), **settings)[0].text)
         messages.append({"role": "assistant", "content": found[-1]})
     return found
 
@@ -749,7 +749,7 @@ def test_a_mistake_is_one_sentence(words: list[str], sentence: str, house: House
 
 
 def test_a_device_that_is_not_there_is_named(house: House, call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gh.device, "best", lambda: torch.device("cpu"))
+    monkeypatch.setattr(gh.device, "fastest", lambda: torch.device("cpu"))
     done = call("generate", house["decoder"], "hi", "--device", "cuda")
     assert done == Done(1, "", "error: --device is 'cuda', but this machine has cpu; choose from these, or 'auto'.\n")
     assert call("generate", house["decoder"], "hi", "--device", "tpu").code == 2

@@ -41,7 +41,7 @@ def test_verify_writes_what_it_measured_and_load_shows_it(folder: Path, capsys: 
     [("tiny-seq2seq", {"transformers"}), ("tiny-encoder", {"cached"}), ("tiny-decoder", {"transformers"})],
 )
 def test_verify_says_what_it_could_not_compare(preset: str, not_compared: set[str], tmp_path: Path) -> None:
-    settings = {"norm_order": "sandwich"} if preset == "tiny-decoder" else {}
+    settings = {"norm_placement": "sandwich"} if preset == "tiny-decoder" else {}
     gh.save(gh.build(gh.preset(preset, **settings)), None, tmp_path / "model")
     checks = gh.evaluation.verify(tmp_path / "model")
     assert {check.name for check in checks if check.difference is None} == not_compared

@@ -76,7 +76,7 @@ def test_a_built_in_set_is_a_source(name: str, texts, call: Call, tmp_path: Path
     monkeypatch.chdir(tmp_path)
     found = gh.data.builtin_dataset(name)
     few = type(found)(found.name, found.kind, found.description, lambda split: 20, found.item, found.labels)
-    monkeypatch.setattr(gh.data, "builtin", lambda name: few)
+    monkeypatch.setattr(gh.data, "builtin_dataset", lambda name: few)
     assert call("tokenizer", "train", name, "--out", "out", "--vocab-size", "280").code == 0
     by_hand = gh.Tokenizer.train(texts=[text for item in few.items() for text in texts(item)], vocab_size=280)
     assert gh.Tokenizer.load("out").fingerprint == by_hand.fingerprint

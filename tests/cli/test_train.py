@@ -50,7 +50,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with run files and data, to stand in; on a peak that was not measured, which takes its time."""
     write(tmp_path)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(gh.device, "matmul_peak", lambda *_, **__: 1e12)
+    monkeypatch.setattr(gh.device, "measure_peak_flops", lambda *_, **__: 1e12)
     return tmp_path
 
 

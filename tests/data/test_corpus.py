@@ -45,7 +45,7 @@ def test_what_is_written_is_what_was_read(
     for number, text in enumerate(documents):
         (folder / f"{number}.txt").write_bytes(text.encode())
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(preparation, "BATCH", 16)
+        patch.setattr(preparation, "BATCH_BYTES", 16)
         corpus = gh.data.prepare(folder, tok, folder / "corpus", shard_tokens=shard)
     end = tok.special_id("eos")
     assert len(corpus) == len(documents)
@@ -97,8 +97,8 @@ def test_start_and_end_tokens_that_differ(texts: Texts) -> None:
 def test_a_long_text_is_cut_into_pieces_and_stays_one(
     texts: Texts, tok: gh.Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(feed, "PIECE", 100)
-    monkeypatch.setattr(preparation, "BATCH", 1000)
+    monkeypatch.setattr(feed, "CHUNK_BYTES", 100)
+    monkeypatch.setattr(preparation, "BATCH_BYTES", 1000)
     text = ENGLISH[:20_000]
     corpus = texts(text)
     assert len(corpus) == 1
@@ -109,7 +109,7 @@ def test_a_tokenizer_that_does_not_split_at_newlines_gets_texts_whole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One that puts a mark before every text would put one at each cut."""
-    monkeypatch.setattr(feed, "PIECE", 8)
+    monkeypatch.setattr(feed, "CHUNK_BYTES", 8)
     vocab = {token: number for number, token in enumerate(["<unk>", "</s>", "▁", *"abcdefgh\n"])}
     document = {
         "version": "1.0",
@@ -125,8 +125,8 @@ def test_a_tokenizer_that_does_not_split_at_newlines_gets_texts_whole(
 def test_a_text_too_long_to_be_encoded_as_one_is_cut_with_a_word(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(feed, "PIECE", 8)
-    monkeypatch.setattr(preparation, "LONGEST", 16)
+    monkeypatch.setattr(feed, "CHUNK_BYTES", 8)
+    monkeypatch.setattr(preparation, "MAX_CHUNK_BYTES", 16)
     vocab = {token: number for number, token in enumerate(["<unk>", "</s>", "▁", *"abcdefgh\n"])}
     document = {
         "version": "1.0",
@@ -142,7 +142,7 @@ def test_a_text_too_long_to_be_encoded_as_one_is_cut_with_a_word(
 
 
 def test_batches_of_records_are_counted_by_their_texts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(preparation, "BATCH", 1000)
+    monkeypatch.setattr(preparation, "BATCH_BYTES", 1000)
     chat = [{"role": "user", "content": "x" * 400}]
     for values in (("x" * 300, "y" * 100), (["x" * 100] * 4,), (chat,)):
         found = preparation._batches(iter([Record(values, 0, number) for number in range(7)]))
@@ -156,7 +156,7 @@ from glasshouse.data import preparation
 from glasshouse.text.sources import cuts
 
 source, folder, room, longest = sys.argv[1:]
-cuts.LONGEST = preparation.LONGEST = preparation.BATCH = int(longest)
+cuts.MAX_CHUNK_BYTES = preparation.LONGEST = preparation.BATCH_BYTES = int(longest)
 tok = gh.Tokenizer.train(texts=["to be"], vocab_size=263)
 tok.bulk()
 taken = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize() + int(room)
@@ -279,8 +279,8 @@ def test_tagged_words_are_encoded_one_by_one(
     folder = tmp_path_factory.mktemp("tagged")
     path = write_tagged(folder / "a.jsonl", *(([w for w, _ in item], [t for _, t in item]) for item in items))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(preparation, "BATCH", 4)
-        patch.setattr(preparation, "ROWS", 2)
+        patch.setattr(preparation, "BATCH_BYTES", 4)
+        patch.setattr(preparation, "BATCH_RECORDS", 2)
         corpus = gh.data.prepare(path, tok, folder / "corpus", kind="tagged", shard_tokens=shard)
     labels = sorted({tag for item in items for _, tag in item})
     assert (corpus.labels, len(corpus)) == (tuple(labels), len(items))
@@ -428,9 +428,9 @@ def failing_after(calls: int, original: Callable[..., None]) -> Callable[..., No
 def test_stopped_anywhere_it_goes_on_to_the_same_files(
     tmp_path: Path, tok: gh.Tokenizer, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
-    monkeypatch.setattr(feed, "PIECE", 300)
-    monkeypatch.setattr(preparation, "BATCH", 1000)
-    monkeypatch.setattr(preparation, "ROWS", 10)
+    monkeypatch.setattr(feed, "CHUNK_BYTES", 300)
+    monkeypatch.setattr(preparation, "BATCH_BYTES", 1000)
+    monkeypatch.setattr(preparation, "BATCH_RECORDS", 10)
     if kind == "text":
         source: list[str | Path] = [tmp_path / "texts"]
         (tmp_path / "texts").mkdir()
@@ -441,7 +441,7 @@ def test_stopped_anywhere_it_goes_on_to_the_same_files(
         rows = [(words, ["long" if len(word) > 3 else "short" for word in words]) for words in islice(lines, 60)]
         source = [write_tagged(tmp_path / "tagged.jsonl", *rows)]
     else:
-        monkeypatch.setattr(feed, "builtin", lambda name: gh.data.builtin_dataset(name, validation=60))
+        monkeypatch.setattr(feed, "builtin_dataset", lambda name: gh.data.builtin_dataset(name, validation=60))
         source = [{"pairs": "dates", "labelled": "langid", "chat": "chat"}[kind]]
     settings = {"shard": 250, "split": "validation", "kind": kind}
     gh.data.prepare(source, tok, tmp_path / "whole", **settings)
@@ -468,7 +468,7 @@ def test_killed_it_goes_on_to_the_same_files(tmp_path: Path, tok: gh.Tokenizer) 
         import os, signal, sys
         import glasshouse as gh
         from glasshouse.data import preparation
-        preparation.BATCH = 20_000
+        preparation.BATCH_BYTES = 20_000
         folder, limit = sys.argv[1], int(sys.argv[2])
         def progress(stage, done, total):
             if done > limit:
@@ -492,7 +492,7 @@ def test_killed_it_goes_on_to_the_same_files(tmp_path: Path, tok: gh.Tokenizer) 
 
 
 def test_what_goes_on_says_how_far_it_is(tmp_path: Path, tok: gh.Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(preparation, "BATCH", 100)
+    monkeypatch.setattr(preparation, "BATCH_BYTES", 100)
     for number in range(4):
         (tmp_path / f"{number}.txt").write_text("to be or not to be\n" * 10)
     with monkeypatch.context() as patch:
@@ -674,8 +674,8 @@ def test_bad_text_can_be_replaced(tmp_path: Path, tok: gh.Tokenizer) -> None:
 def test_a_disk_that_is_full_is_a_sentence_and_loses_nothing(
     tmp_path: Path, tok: gh.Tokenizer, monkeypatch: pytest.MonkeyPatch, file: str
 ) -> None:
-    monkeypatch.setattr(feed, "PIECE", 300)
-    monkeypatch.setattr(preparation, "BATCH", 1000)
+    monkeypatch.setattr(feed, "CHUNK_BYTES", 300)
+    monkeypatch.setattr(preparation, "BATCH_BYTES", 1000)
     (tmp_path / "a.txt").write_text(ENGLISH[:5000])
     whole = gh.data.prepare(tmp_path / "a.txt", tok, tmp_path / "whole", shard_tokens=500)
     sync = os.fsync
@@ -736,13 +736,13 @@ def test_as_many_tags_as_two_bytes_can_number_and_one_more(
 def test_an_input_that_changed_is_not_gone_on_with(
     tmp_path: Path, tok: gh.Tokenizer, monkeypatch: pytest.MonkeyPatch, finished: bool
 ) -> None:
-    monkeypatch.setattr(preparation, "BATCH", 100)
+    monkeypatch.setattr(preparation, "BATCH_BYTES", 100)
     source = tmp_path / "a.txt"
     source.write_text("old line\n" * 500)
     with monkeypatch.context() as patch:
         if not finished:
             patch.setattr(shards.ShardWriter, "finish", failing_after(0, shards.ShardWriter.finish))
-        patch.setattr(feed, "PIECE", 50)
+        patch.setattr(feed, "CHUNK_BYTES", 50)
         try:
             gh.data.prepare(source, tok, tmp_path / "corpus", shard_tokens=50)
         except StoppedError:
@@ -774,7 +774,7 @@ def test_damage_is_found_when_prepared_again(texts: Texts, tok: gh.Tokenizer, tm
 def test_damage_is_found_when_work_goes_on(
     tmp_path: Path, tok: gh.Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(preparation, "BATCH", 100)
+    monkeypatch.setattr(preparation, "BATCH_BYTES", 100)
     for number in range(5):
         (tmp_path / f"{number}.txt").write_text("to be or not to be\n" * 10)
     with monkeypatch.context() as patch:

@@ -53,14 +53,14 @@ def chat(tmp_path_factory: pytest.TempPathFactory, tok: gh.Tokenizer) -> gh.data
 SENTENCES = [line.split() for line in ENGLISH.splitlines() if line.split()][:200]
 
 
-def kind_of(word: str) -> str:
+def tag_of(word: str) -> str:
     return "word" if word.isalpha() else "number" if word.isdigit() else "other"
 
 
 @pytest.fixture(scope="module")
 def tagged(tmp_path_factory: pytest.TempPathFactory, tok: gh.Tokenizer) -> gh.data.Corpus:
     folder = tmp_path_factory.mktemp("tagged")
-    lines = (json.dumps({"words": words, "tags": [kind_of(word) for word in words]}) for words in SENTENCES)
+    lines = (json.dumps({"words": words, "tags": [tag_of(word) for word in words]}) for words in SENTENCES)
     (folder / "a.jsonl").write_text("\n".join(lines))
     return gh.data.prepare(folder / "a.jsonl", tok, folder / "corpus", kind="tagged")
 
@@ -299,7 +299,7 @@ def test_tags_against_a_plain_loop(tagged: gh.data.Corpus, tok: gh.Tokenizer) ->
         for at, word in enumerate(SENTENCES[item]):
             own = tok.encode(f" {word}" if at else word)
             ids += own
-            asked += [kind_of(word)] + [""] * (len(own) - 1)
+            asked += [tag_of(word)] + [""] * (len(own) - 1)
         ids, asked = [*ids[:19], 0], [*asked[:19], ""]
         assert batch.ids[row, : batch.lengths[row]].tolist() == ids
         said = [

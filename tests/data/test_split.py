@@ -74,7 +74,7 @@ def test_a_part_can_be_split_again(texts: Texts) -> None:
 
 @pytest.fixture
 def pairs(tmp_path: Path, tok: gh.Tokenizer, monkeypatch: pytest.MonkeyPatch) -> gh.data.Corpus:
-    monkeypatch.setattr(preparation, "ROWS", 8)  # records at a time, and so shards
+    monkeypatch.setattr(preparation, "BATCH_RECORDS", 8)  # records at a time, and so shards
     lines = [f"{number}\t{'x' * (number % 7)}{number}" for number in range(50)]
     (tmp_path / "a.tsv").write_text("source\ttarget\n" + "\n".join(lines) + "\n")
     return gh.data.prepare(tmp_path / "a.tsv", tok, tmp_path / "ids", kind="pairs", shard_tokens=40)

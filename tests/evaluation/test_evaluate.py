@@ -80,7 +80,7 @@ def test_text_is_measured_as_if_token_by_token(tok: gh.Tokenizer, tmp_path: Path
     assert report.metrics["bits_per_byte"] == pytest.approx(total / math.log(2) / n_bytes, rel=CLOSE)
     assert (report.kind, report.n_too_long) == ("text", 0)
     assert (report.examples[0].input, report.examples[0].reference) == ("to b", "e or")
-    said = gh.generate(model, tok, [[end, *tok.encode("to b")]], max_new_tokens=32, stop_ids=(end,))
+    said = gh.generate(model, tok, [[end, *tok.encode("to b")]], max_new_tokens=32, stop_token_ids=(end,))
     assert report.examples[0].prediction == said[0].text
 
 
@@ -310,7 +310,7 @@ def test_answers_by_a_search(translator: Any, tok: gh.Tokenizer, tmp_path: Path)
     for example in report.examples:
         source = [*tok.encode(example.input), end]
         most = 2 * len("nicht") + 1
-        found = gh.generate(translator, tok, [source], most, beams=3, n=2, stop_ids=(end,))
+        found = gh.generate(translator, tok, [source], most, beams=3, n=2, stop_token_ids=(end,))
         assert example.prediction == found[0].text
         assert [text for _, text in example.n_best] == [one.text for one in found]
         assert [score for score, _ in example.n_best] == pytest.approx([one.score for one in found], abs=1e-4)

@@ -48,10 +48,10 @@ END, A, B = 0, 1, 2
 BY_HAND = torch.tensor([[0.1, 0.5, 0.4], [0.4, 0.3, 0.3], [0.9, 0.05, 0.05]], dtype=torch.float64).log()
 
 
-@pytest.mark.parametrize("early_stop", [False, True])
-def test_by_hand(early_stop: bool) -> None:
+@pytest.mark.parametrize("early_stopping", [False, True])
+def test_by_hand(early_stopping: bool) -> None:
     """Step 1 keeps A (0.5) and B (0.4); step 2 ends B (0.36) and A (0.2), and nothing at 0.15 can beat them."""
-    options = SamplingParams(beams=2, length_penalty=0.0, early_stopping=early_stop)
+    options = SamplingParams(beams=2, length_penalty=0.0, early_stopping=early_stopping)
     search = run(BeamSearch(options, [END], 3, n_best=2, keep_tree=True), markov(BY_HAND))
     first, second = search.results()
     assert (first.ids, second.ids) == ([B], [A])
@@ -234,14 +234,14 @@ SETTINGS = list(itertools.product([-1.0, 0.0, 0.5, 1.0, 2.0], [False, True]))
 def drawn(seed: int) -> tuple[SamplingParams, list[int], int]:
     """Draw options, end ids and how many hypotheses to return."""
     dice = random.Random(seed)
-    penalty, early_stop = SETTINGS[seed % len(SETTINGS)]
+    penalty, early_stopping = SETTINGS[seed % len(SETTINGS)]
     beams = dice.randint(1, 5)
     tokens = range(VOCAB)
     most = dice.choice([1, 5, 9])
     options = SamplingParams(
         beams=beams,
         length_penalty=penalty,
-        early_stopping=early_stop,
+        early_stopping=early_stopping,
         max_new_tokens=most,
         min_new_tokens=min(most, dice.choice([0, 0, 2])),
         repetition_penalty=dice.choice([1.0, 1.0, 0.7, 1.5]),
@@ -260,10 +260,10 @@ def test_as_transformers(family: str, seed: int, monkeypatch: pytest.MonkeyPatch
     compare(family, seed, options, end_ids, n_best, tolerance=1e-9)
 
 
-@pytest.mark.parametrize("early_stop", [False, True])
-def test_as_transformers_untouched(early_stop: bool) -> None:
+@pytest.mark.parametrize("early_stopping", [False, True])
+def test_as_transformers_untouched(early_stopping: bool) -> None:
     """Without the stand-in: sums of 9 float32 numbers below 64 are off by at most 9 * 64 * 2**-24 < 1e-4."""
-    compare("gpt2", 3, SamplingParams(beams=3, max_new_tokens=9, early_stopping=early_stop), [5], 3, tolerance=1e-4)
+    compare("gpt2", 3, SamplingParams(beams=3, max_new_tokens=9, early_stopping=early_stopping), [5], 3, tolerance=1e-4)
 
 
 def path(tree: list[Node], leaf: int) -> list[Node]:

@@ -36,8 +36,8 @@ KINDS: dict[str, dict[str, Any]] = {
     "windows": {"position": {"kind": "rotary"}, "windows": (4, 0), "n_kv_heads": 1},
     "all windows": {"position": {"kind": "sinusoidal"}, "windows": (6,)},
     "alibi": {"position": {"kind": "alibi"}, "qk_norm": True},
-    "relative": {"position": {"kind": "relative"}, "norm_order": "after"},
-    "soft-cap": {"attention_softcap": 4.0, "norm_order": "sandwich", "position": {"kind": "none"}},
+    "relative": {"position": {"kind": "relative"}, "norm_placement": "after"},
+    "soft-cap": {"attention_softcap": 4.0, "norm_placement": "sandwich", "position": {"kind": "none"}},
     "encoder-decoder": {"start_id": 1},
     "t5": {"start_id": 0, "position": {"kind": "relative"}, "norm": {"kind": "rms"}, "n_kv_heads": 2},
 }
@@ -76,7 +76,7 @@ def choices(seed: int) -> SamplingParams:
         case 2:
             return replace(options, temperature=1.3, top_p=0.8, frequency_penalty=0.4, min_new_tokens=3)
         case _:
-            return replace(options, repetition_penalty=1.3, logit_bias={3: 1.0, 5: -2.0}, stop_ids=(11,))
+            return replace(options, repetition_penalty=1.3, logit_bias={3: 1.0, 5: -2.0}, stop_token_ids=(11,))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -292,9 +292,9 @@ def _tensors() -> tuple[int, int]:
 def test_a_shared_beginning_is_computed_once(monkeypatch: pytest.MonkeyPatch) -> None:
     model, read = MODELS["llama"], []
     engine = gh.Engine(model, slots=4, max_len=MAX_LEN)
-    forward = engine._passes._forward
+    forward = engine._runner._forward
     monkeypatch.setattr(
-        engine._passes, "_forward", lambda ids, *rest, **more: read.append(ids.numel()) or forward(ids, *rest, **more)
+        engine._runner, "_forward", lambda ids, *rest, **more: read.append(ids.numel()) or forward(ids, *rest, **more)
     )
     beginning = list(range(30))
     requests = [engine.submit([*beginning, token], max_new_tokens=2) for token in (31, 32, 33)]

@@ -40,8 +40,8 @@ KINDS: dict[str, dict[str, Any]] = {
     "grouped": {"position": {"kind": "rotary"}, "n_kv_heads": 2, "feedforward": {"kind": "swiglu"}},
     "windows": {"position": {"kind": "rotary"}, "windows": (4, 0), "n_kv_heads": 1},
     "alibi": {"position": {"kind": "alibi"}, "windows": (6,), "qk_norm": True},
-    "relative": {"position": {"kind": "relative"}, "norm_order": "after"},
-    "soft-cap": {"attention_softcap": 4.0, "norm_order": "sandwich", "position": {"kind": "none"}},
+    "relative": {"position": {"kind": "relative"}, "norm_placement": "after"},
+    "soft-cap": {"attention_softcap": 4.0, "norm_placement": "sandwich", "position": {"kind": "none"}},
     "encoder-decoder": {"start_id": 1},
     "t5": {"start_id": 0, "position": {"kind": "relative"}, "norm": {"kind": "rms"}, "n_kv_heads": 2},
 }
@@ -198,7 +198,7 @@ def test_parts_of_sites() -> None:
         "z.*[head=2]",
     ]
     wholes = ["pattern.*", "scores.*", "k.1", "q.0", "resid_post.1", "hidden.0", "z.*"]
-    one, two = gh.generate(model, None, prompts, max_new_tokens=6, stop_ids=(), slots=2, record=parts)
+    one, two = gh.generate(model, None, prompts, max_new_tokens=6, stop_token_ids=(), slots=2, record=parts)
     assert one.recording is not None
     for prompt, done in zip(prompts, (one, two), strict=True):
         fed = len(prompt) + len(done.ids) - (done.finish_reason == "length")
@@ -302,7 +302,7 @@ def test_nothing_rides_where_it_is_recorded(monkeypatch: pytest.MonkeyPatch) -> 
         mask = torch.arange(k.shape[2]) < seen[:, None, :, None]
         return F.scaled_dot_product_attention(q, k[rows], v[rows], mask, scale=scale, enable_gqa=True)
 
-    monkeypatch.setattr(held, "takes", lambda *_: True)
+    monkeypatch.setattr(held, "is_supported", lambda *_: True)
     monkeypatch.setattr(held, "attend", attend)
     model, prompts = build("grouped"), ragged(5, 6)
     names = list(sites(model))
@@ -325,7 +325,7 @@ def test_what_is_seen_can_be_learned_from_and_holds_on_to_nothing_else() -> None
     near(probe.weight.grad, seen["resid_post.0"].sum(0, keepdim=True))
     for value in seen.values():
         assert value.untyped_storage().nbytes() == value.numel() * value.element_size()
-    twin = weakref.ref(engine._passes.model)
+    twin = weakref.ref(engine._runner.model)
     del engine, requests
     gc.collect()
     assert twin() is None

@@ -32,10 +32,10 @@ def rides(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Have prompts ride in small parts, and note the width of each such step."""
     widths: list[int] = []
     write = passes.ModelRunner._write_riding
-    monkeypatch.setattr(held, "takes", lambda *_: True)
+    monkeypatch.setattr(held, "is_supported", lambda *_: True)
     monkeypatch.setattr(held, "attend", attend_in_loops)
     for module in (batch, passes):
-        monkeypatch.setattr(module, "RIDERS", 5)
+        monkeypatch.setattr(module, "MIXED_PREFILL_TOKENS", 5)
     monkeypatch.setattr(
         passes.ModelRunner, "_write_riding", lambda self, width: [widths.append(width), write(self, width)][1]
     )

@@ -135,14 +135,14 @@ def test_submitting_and_cancelling_do_not_wait_for_a_step(
     model: gh.models.Decoder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = gh.Engine(model, slots=2, max_len=40)
-    write, inside, go_on = engine._passes.decode, threading.Event(), threading.Event()
+    write, inside, resume = engine._runner.decode, threading.Event(), threading.Event()
 
     def slow(*given: Any, **named: Any) -> Any:  # noqa: ANN401
         inside.set()
-        assert go_on.wait(PATIENCE)
+        assert resume.wait(PATIENCE)
         return write(*given, **named)
 
-    monkeypatch.setattr(engine._passes, "write", slow)
+    monkeypatch.setattr(engine._runner, "decode", slow)
     first = engine.submit([1, 2], max_new_tokens=3)
     stepping = threading.Thread(target=engine.run)
     stepping.start()
@@ -151,7 +151,7 @@ def test_submitting_and_cancelling_do_not_wait_for_a_step(
     engine.cancel(first)
     assert (first.finish_reason, first.ids) == ("cancelled", [])
     assert not second.wait(timeout=0.01)
-    go_on.set()
+    resume.set()
     assert second.wait(PATIENCE)
     stepping.join(PATIENCE)
     assert (first.ids, second.ids) == ([], gh.generate(model, None, [[3]], max_new_tokens=2)[0].ids)
@@ -167,7 +167,7 @@ def test_a_step_that_raises_ends_its_batch_and_not_the_engine(
     engine.step()
     waiting = engine.submit([3], max_new_tokens=4)
     with monkeypatch.context() as patch:
-        patch.setattr(engine._passes, "write", lambda *_: 1 / 0)
+        patch.setattr(engine._runner, "decode", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             engine.step()
     for request in running:
@@ -183,7 +183,7 @@ def test_a_step_that_raises_ends_its_batch_and_not_the_engine(
 
 def test_nobody_waits_for_an_engine_that_ended(model: gh.models.Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = gh.Engine(model, slots=1, max_len=40)
-    monkeypatch.setattr(engine._passes, "write", lambda *_: 1 / 0)
+    monkeypatch.setattr(engine._runner, "decode", lambda *_: 1 / 0)
     failed, queued = (engine.submit([1, 2], max_new_tokens=3) for _ in range(2))
     with pytest.raises(ZeroDivisionError):
         engine.run_forever()

@@ -40,7 +40,7 @@ class Way(NamedTuple):
     """What a beam search is asked for."""
 
     length_penalty: float
-    early_stop: bool
+    early_stopping: bool
 
 
 WAYS = [Way(1.0, False), Way(0.3, True), Way(0.3, False), Way(1.0, True)]
@@ -120,7 +120,7 @@ class Pair:
         """Return what transformers generates for one prompt, greedily or by a search."""
         if way is not None:
             settings |= {"num_beams": BEAMS, "num_return_sequences": BEAMS}
-            settings |= {"length_penalty": way.length_penalty, "early_stopping": way.early_stop}
+            settings |= {"length_penalty": way.length_penalty, "early_stopping": way.early_stopping}
         ids = torch.tensor([prompt])
         out = self.theirs.generate(
             ids,
@@ -314,7 +314,7 @@ def first_choice(pair: Pair, prompt: list[int], way: Way, ours: Completion, thei
         running = max(total for text, total in totals.items() if text[-1] not in pair.ends) / length
     if len(steps) != len(watcher.steps):
         worst = sorted(finished, reverse=True)[BEAMS - 1 : BEAMS]  # empty: nothing to be as good as
-        gap = abs(running - worst[0]) if worst and not way.early_stop else math.inf
+        gap = abs(running - worst[0]) if worst and not way.early_stopping else math.inf
         return Difference(f"{story} we take {len(steps)} steps, transformers {len(watcher.steps)}", gap)
     assert ours.score is not None
     assert theirs.score is not None

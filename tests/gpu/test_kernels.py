@@ -98,7 +98,7 @@ def test_blocks_equal_a_drawn_mask(
     ids, numbers, lengths = packed(length)
     told = {"documents": numbers} if documents else {}
     blocks = results(model, torch.compile(model, fullgraph=True) if compiled else model, ids, lengths, **told)
-    monkeypatch.setattr(Stack, "takes_blocks", lambda self, dtype: False)
+    monkeypatch.setattr(Stack, "supports_flex", lambda self, dtype: False)
     dense = results(model, model, ids, lengths, **told)
     for a, b in zip(blocks, dense, strict=True):
         # float32 throughout, sums in another order over up to 700 keys and 2100 tokens.

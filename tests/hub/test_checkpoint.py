@@ -50,7 +50,7 @@ def test_every_preset_is_saved_and_comes_back(name: str, tmp_path: Path) -> None
     ("settings", "family", "fields"),
     [
         ({"position": "alibi"}, "gpt2", "position"),
-        ({"norm_order": "sandwich"}, "gpt2", "norm_order"),
+        ({"norm_placement": "sandwich"}, "gpt2", "norm_placement"),
         ({"attention_softcap": 30.0}, "gpt2", "attention_softcap"),
         ({"d_head": 12, "ffn_bias": False}, "gpt2", "ffn_bias, d_head"),
     ],

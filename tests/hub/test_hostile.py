@@ -523,7 +523,7 @@ OWN = {
     "own-setting-unknown": (spec(colour=1), "colour is not a setting"),
     "own-setting-unknown-long": (spec(**{LONG: 1}), "not a setting"),
     "own-setting-unknown-ugly": (spec(**{UGLY: 1}), "not a setting"),
-    "own-value-long": (spec(norm_order=LONG), "norm_order"),
+    "own-value-long": (spec(norm_placement=LONG), "norm_placement"),
     "own-eps-beyond-floats": (spec(norm={"kind": "layer", "eps": ENDLESS}), "eps|digits"),
     "own-key-unknown": (config(colour="green"), "colour"),
 }

@@ -314,7 +314,7 @@ def test_what_cannot_be_saved(tmp_path: Path) -> None:
         hub.save_adapter(model, LoRA(rank=4), tmp_path / "adapter", base="b")
     with pytest.raises(gh.InputError, match="merge it first"):
         hub.load_adapter(model, tmp_path / "adapter")
-    strange = gh.build(gh.preset("tiny-decoder", norm_order="sandwich"))
+    strange = gh.build(gh.preset("tiny-decoder", norm_placement="sandwich"))
     lora.attach(strange, LoRA())
     with pytest.raises(gh.ConfigError, match="no published family"):
         hub.save_adapter(strange, LoRA(), tmp_path / "adapter", base="b")

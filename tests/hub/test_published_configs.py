@@ -369,4 +369,4 @@ def test_presets_are_what_was_published() -> None:
     assert hub.FAMILIES["gpt2"].spec_from_config(GPT2, many) == gh.preset("gpt2")
     assert hub.FAMILIES["t5"].spec_from_config(T5, many) == gh.preset("t5-small")
     llama = hub.FAMILIES["llama"].spec_from_config(LLAMA, many)
-    assert hub.family.differences(llama, gh.preset("llama-1b")) == []
+    assert hub.family.differing_fields(llama, gh.preset("llama-1b")) == []

@@ -163,9 +163,9 @@ def check_sum(split: Attribution, within: float) -> None:
     assert ((parts.sum(0) - split.logit).abs() <= room).all()
 
 
-@pytest.mark.parametrize("norm_order", ["before", "after", "sandwich"])
+@pytest.mark.parametrize("norm_placement", ["before", "after", "sandwich"])
 @pytest.mark.parametrize("kind", ["decoder", "encoder", "seq2seq"])
-def test_parts_are_those_of_the_slow_pass_and_add_up(kind: str, norm_order: str) -> None:
+def test_parts_are_those_of_the_slow_pass_and_add_up(kind: str, norm_placement: str) -> None:
     norms = set()
 
     @settings(fast, max_examples=8)
@@ -176,7 +176,7 @@ def test_parts_are_those_of_the_slow_pass_and_add_up(kind: str, norm_order: str)
         other = spec.NextToken(tied=False, bias=True) if kind == "seq2seq" else spec.MaskedToken()
         head = s.head if isinstance(s.head, spec.NextToken | spec.MaskedToken) else other
         torch.manual_seed(0)
-        model = make(dataclasses.replace(s, norm_order=norm_order, head=head))
+        model = make(dataclasses.replace(s, norm_placement=norm_placement, head=head))
         call = inputs(model)
         position, token, against = torch.tensor([1, -2]), torch.tensor([3, 7]), 10
         split = attribute(model, *call, position=position, token=token, incorrect_token=against)
@@ -227,10 +227,10 @@ def test_an_activation_that_was_given_nothing_adds_nothing() -> None:
     check_sum(attribute(model, IDS, token=1), 1e-9)
 
 
-@pytest.mark.parametrize("norm_order", ["before", "after", "sandwich"])
+@pytest.mark.parametrize("norm_placement", ["before", "after", "sandwich"])
 @pytest.mark.parametrize("kind", ["tiny-decoder", "tiny-encoder", "tiny-seq2seq"])
-def test_neurons_add_up_to_their_layer(kind: str, norm_order: str) -> None:
-    model = tiny(kind, n_layers=3, norm_order=norm_order)
+def test_neurons_add_up_to_their_layer(kind: str, norm_placement: str) -> None:
+    model = tiny(kind, n_layers=3, norm_placement=norm_placement)
     split = attribute(model, *inputs(model), token=2, neurons=[0, 2])
     assert list(split.neurons) == [0, 2]
     for layer, neurons in split.neurons.items():
@@ -240,7 +240,7 @@ def test_neurons_add_up_to_their_layer(kind: str, norm_order: str) -> None:
 
 def test_without_a_neuron_the_sum_lacks_its_part() -> None:
     """Where the stream ends in no norm and the layer is the last, the logit itself falls by what a neuron adds."""
-    model = tiny(norm_order="before", final_norm=False)
+    model = tiny(norm_placement="before", final_norm=False)
     split = attribute(model, IDS, token=2, neurons=[-1], position=3)
     (layer,) = split.neurons
     assert layer == 1
@@ -297,9 +297,9 @@ def test_only_the_positions_are_recorded(monkeypatch: pytest.MonkeyPatch) -> Non
     assert lengths == {3}
 
 
-@pytest.mark.parametrize("norm_order", ["before", "after", "sandwich"])
-def test_lora_is_part_of_its_map(norm_order: str) -> None:
-    model = tiny(norm_order=norm_order)
+@pytest.mark.parametrize("norm_placement", ["before", "after", "sandwich"])
+def test_lora_is_part_of_its_map(norm_placement: str) -> None:
+    model = tiny(norm_placement=norm_placement)
     lora.attach(model, lora.LoRA(rank=2, targets=("*",)))
     with torch.no_grad():
         for tensor in lora.adapter_state_dict(model).values():
@@ -405,7 +405,7 @@ def test_what_cannot_be_split_is_refused_with_a_sentence() -> None:
 @pytest.mark.parametrize("order", ["before", "after"])
 def test_parts_add_up_where_torch_has_wrapped_modules(order: str) -> None:
     torch.compiler.reset()
-    model = tiny(norm_order=order, final_norm=True)
+    model = tiny(norm_placement=order, final_norm=True)
     block = model.stack.blocks[0]
     model.stack.norm = torch.compile(model.stack.norm, backend="eager")
     block.attention = torch.compile(block.attention, backend="eager")

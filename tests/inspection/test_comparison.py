@@ -30,7 +30,7 @@ from glasshouse.layers import lora
 from glasshouse.models import Seq2Seq
 
 many = settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
-TENSORS = ("stream", "heads", "writes", "ffn", "divergence", "loss_one", "loss_other")
+TENSORS = ("stream", "heads", "writes", "ffn", "divergence", "loss_a", "loss_b")
 SAID = torch.tensor([[5, 6, 5, 7, 5]])
 
 
@@ -102,8 +102,8 @@ def slow(one: Model, other: Model) -> dict[str, Tensor]:
         ],
         "ffn": [far(a.flatten().tolist(), b.flatten().tolist()) for a, b in zip(ffn, ffn2, strict=True)],
         "divergence": divergence,
-        "loss_one": losses[0],
-        "loss_other": losses[1],
+        "loss_a": losses[0],
+        "loss_b": losses[1],
     }
     return {name: torch.tensor(values, dtype=torch.float64) for name, values in found.items()}
 
@@ -209,7 +209,7 @@ def test_padding_changes_nothing(kind: str) -> None:
     padded = compare(one, other, inside, mask=mask)
     for name in ("heads", "writes", "ffn"):
         close(getattr(padded, name), getattr(alone, name))
-    for name in ("stream", "divergence", "loss_one", "loss_other"):
+    for name in ("stream", "divergence", "loss_a", "loss_b"):
         assert getattr(padded, name)[..., ~mask[0]].isnan().all()
         close(getattr(padded, name)[..., mask[0]], getattr(alone, name))
 
@@ -241,14 +241,14 @@ def test_each_model_hides_and_leans_in_its_own_way(position: str, told: dict[str
 def test_tiles_change_nothing_and_no_whole_pattern_is_held(monkeypatch: pytest.MonkeyPatch) -> None:
     one, other = small(), small(seed=1)
     whole = compare(one, other, SAID)
-    made, work_out = [], patterns.recompute_attention
+    made, recompute_attention = [], patterns.recompute_attention
 
     def watched(*args: object) -> Tensor:
-        made.append(work_out(*args))
+        made.append(recompute_attention(*args))
         return made[-1]
 
-    monkeypatch.setattr(board, "work_out", watched)
-    monkeypatch.setattr(comparison, "work_out", watched)
+    monkeypatch.setattr(board, "recompute_attention", watched)
+    monkeypatch.setattr(comparison, "recompute_attention", watched)
     monkeypatch.setattr(reading, "TILE", 1)
     monkeypatch.setattr(comparison, "LOGITS", 1)
     tiled = compare(one, other, SAID)

@@ -137,13 +137,13 @@ def test_padding_changes_nothing(kind: str) -> None:
 def test_tiles_change_nothing_and_no_whole_pattern_is_held(monkeypatch: pytest.MonkeyPatch) -> None:
     model = small()
     whole = attention_rollout(model, ONE)
-    made, work_out = [], patterns.recompute_attention
+    made, recompute_attention = [], patterns.recompute_attention
 
     def watched(*args: object) -> Tensor:
-        made.append(work_out(*args))
+        made.append(recompute_attention(*args))
         return made[-1]
 
-    monkeypatch.setattr(board, "work_out", watched)
+    monkeypatch.setattr(board, "recompute_attention", watched)
     monkeypatch.setattr(reading, "TILE", 1)
     close(attention_rollout(model, ONE), whole)
     assert {one.shape[2] for one in made} == {1}

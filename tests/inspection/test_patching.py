@@ -127,7 +127,7 @@ def test_the_model_is_quiet_meanwhile_and_left_as_it_was() -> None:
 
 def test_prompts_must_agree_where_they_are_patched() -> None:
     model = small()
-    sentence = r"resid_post.0 has shape \[2, 4, 64\] on out_of, but \[2, 6, 64\] on into; give prompts"
+    sentence = r"resid_post.0 has shape \[2, 4, 64\] on clean, but \[2, 6, 64\] on into; give prompts"
     with pytest.raises(InputError, match=sentence):
         patch(model, IDS, OTHER[:, :4], "resid_post.0")
     with pytest.raises(InputError, match=sentence):
@@ -178,7 +178,7 @@ def test_a_sweep_is_a_loop_over_edits(s: spec.Spec, data: st.DataObject, most: i
     before, after = some_number(model(*here, **call)), some_number(model(*there, **call))
     told: list[tuple[int, int]] = []
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(copies, "MOST", most)
+        patched.setattr(copies, "MAX_ELEMENTS", most)
         found = activation_patching(
             model, here, there, site, axis=by, metric=some_number, progress=lambda *now: told.append(now), **call
         )
@@ -202,7 +202,7 @@ def test_a_sweep_is_a_loop_over_edits(s: spec.Spec, data: st.DataObject, most: i
 def test_copies_run_together_as_far_as_they_fit(
     site: str, vocab_size: int, d_ff: int, most: int, passes: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(copies, "MOST", most)
+    monkeypatch.setattr(copies, "MAX_ELEMENTS", most)
     model = make(gh.preset("tiny-decoder", n_layers=1, vocab_size=vocab_size, d_ff=d_ff))
     rows: list[int] = []
     model.register_forward_pre_hook(lambda _, args: rows.append(len(args[0])))
@@ -344,9 +344,9 @@ def test_what_cannot_be_swept_is_said() -> None:
         activation_patching(model, IDS, OTHER, "z", axis="batch")
     with pytest.raises(InputError, match=r"on both prompts \d+ is the likeliest answer, so there is nothing to meas"):
         activation_patching(model, IDS, IDS, "z")
-    with pytest.raises(InputError, match="the measure is 1 on into and 1 on out_of, so there is no difference"):
+    with pytest.raises(InputError, match="the measure is 1 on into and 1 on clean, so there is no difference"):
         activation_patching(model, IDS, OTHER, "z", metric=lambda output: 1.0)
-    with pytest.raises(InputError, match="the measure is nan on into and nan on out_of"):
+    with pytest.raises(InputError, match="the measure is nan on into and nan on clean"):
         activation_patching(model, IDS, OTHER, "z", metric=lambda output: float("nan"))
     with pytest.raises(InputError, match=r"the measure gave shape \[2, 6\], but it must give one number"):
         activation_patching(model, IDS, OTHER, "z", metric=lambda output: output[..., 0])
@@ -417,7 +417,7 @@ def stream_by_hand(model: Model, embed: Tensor, z: list[Tensor], ffn_out: list[T
 @pytest.mark.parametrize(("read", "head"), [("q", 3), ("k", 1), ("v", 0)])
 def test_a_path_is_what_the_stream_alone_carries(order: str, read: str, head: int) -> None:
     """Two layers further on, past heads and feed-forward layers that would answer to the change."""
-    model = small(n_layers=4, n_heads=4, n_kv_heads=2, norm_order=order, position="learned", qk_norm=False)
+    model = small(n_layers=4, n_heads=4, n_kv_heads=2, norm_placement=order, position="learned", qk_norm=False)
     with gh.record(model, "embed", "z.*", "ffn_out.*", f"{read}.3") as here:
         model(IDS)
     with gh.record(model, "z.1") as there:
@@ -443,7 +443,7 @@ def test_a_path_is_what_the_stream_alone_carries(order: str, read: str, head: in
 def test_a_path_in_a_decoder_that_looks_at_a_source(sender: str, receiver: str) -> None:
     """With norms before, the stream at the receiver differs by what the sender's head adds, and by no more."""
     torch.manual_seed(0)
-    model = make(gh.preset("tiny-seq2seq", vocab_size=11, norm_order="before", position="learned"))
+    model = make(gh.preset("tiny-seq2seq", vocab_size=11, norm_placement="before", position="learned"))
     (kind, _), (reads, layer) = sender.split("."), receiver.split(".")
     sends, d = model.decoder.blocks[0], model.spec.d_head
     attention = (sends.cross if "cross" in kind else sends.attention).layer

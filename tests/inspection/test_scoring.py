@@ -310,13 +310,13 @@ def test_documents_are_texts_of_their_own() -> None:
 def test_tiles_change_nothing_and_no_whole_pattern_is_held(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model = small(kind)
     whole = head_scores(model, *inputs(model))
-    made, work_out = [], patterns.recompute_attention
+    made, recompute_attention = [], patterns.recompute_attention
 
     def watched(*args: object) -> Tensor:
-        made.append(work_out(*args))
+        made.append(recompute_attention(*args))
         return made[-1]
 
-    monkeypatch.setattr(board, "work_out", watched)
+    monkeypatch.setattr(board, "recompute_attention", watched)
     queries = inputs(model)[-1].shape[1]
     for tile, most in ((1, 1), (2 * 2 * 4 * queries, 2)):  # rows * heads * keys make up one query
         made.clear()

@@ -70,7 +70,7 @@ def test_ablation_is_a_loop_over_edits(
                 rows[-1].append(some_number(model(*inputs(model))))
     told: list[tuple[int, int]] = []
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(copies, "MOST", most)
+        patched.setattr(copies, "MAX_ELEMENTS", most)
         found = ablation_effects(
             model, *inputs(model), metric=some_number, component=by, to=to, progress=lambda *now: told.append(now)
         )
@@ -205,7 +205,7 @@ def test_what_is_put_in_meanwhile_stays_as_it_is() -> None:
     model, held = small(), torch.randn(2, 4, 6, 16, dtype=torch.float64)
     before = held.clone()
     with pytest.MonkeyPatch.context() as patched, gh.edit(model, {"z.0": held}):
-        patched.setattr(copies, "MOST", 1)  # one copy at a time, which is what was put in itself
+        patched.setattr(copies, "MAX_ELEMENTS", 1)  # one copy at a time, which is what was put in itself
         ablation_effects(model, IDS)
     assert torch.equal(held, before)
 

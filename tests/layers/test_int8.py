@@ -294,7 +294,7 @@ def test_an_int8_model_is_the_model_with_rounded_matrices(
     monkeypatch: pytest.MonkeyPatch, s: spec.Spec, seed: int
 ) -> None:
     """Whatever the spec; with activations as floats, so that float32's rounding is all that differs."""
-    monkeypatch.setattr(int8, "make_product", WeightOnlyInt8Matmul)
+    monkeypatch.setattr(int8, "make_int8_matmul", WeightOnlyInt8Matmul)
     torch.manual_seed(seed)
     model = gh.build(s).eval()
     state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
@@ -336,7 +336,7 @@ def test_the_matrices_can_go() -> None:
 
 
 def test_a_tied_table_is_held_once_where_it_is_not_packed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(int8, "make_product", WeightOnlyInt8Matmul)
+    monkeypatch.setattr(int8, "make_int8_matmul", WeightOnlyInt8Matmul)
     twin = clone_sharing_parameters(gh.build(gh.preset("tiny-decoder", head=spec.NextToken(tied=True))))
     quantize_int8(twin)
     assert twin.head.product.product.values is twin.token_embedding.table.rows.values

@@ -262,7 +262,7 @@ def test_swap_hands_over_every_matrix_once(kind: str) -> None:
 
     swap_linears(twin, note)
     expected = [(layer.weight, layer.bias) for layer in model.modules() if isinstance(layer, nn.Linear)]
-    if hasattr(model.head, "matrix"):
+    if hasattr(model.head, "unembedding"):
         expected.append((model.head.matrix(model.token_embedding.table.weight), model.head.bias))
     assert sorted(map(id, (w for w, _ in handed))) == sorted(map(id, (w for w, _ in expected)))
     assert {id(w): id(b) for w, b in handed} == {id(w): id(b) for w, b in expected}

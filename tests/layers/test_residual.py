@@ -10,7 +10,7 @@ from glasshouse.layers.residual import SandwichNorm
 
 def test_sandwich_normalises_what_goes_in_and_what_is_added() -> None:
     torch.manual_seed(0)
-    s = gh.preset("tiny-decoder", norm={"kind": "layer", "eps": 1e-3}, norm_order="sandwich")
+    s = gh.preset("tiny-decoder", norm={"kind": "layer", "eps": 1e-3}, norm_placement="sandwich")
     layer = torch.nn.Linear(64, 64).double()
     sandwich = SandwichNorm(s, lambda x, ctx: layer(x)).double().eval()
     for weight in sandwich.parameters():

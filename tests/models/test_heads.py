@@ -97,10 +97,10 @@ def test_what_the_first_block_receives(embed_norm: bool, embed_scale: bool, segm
     assert (seen[0] - x).abs().max() < 1e-12
 
 
-@pytest.mark.parametrize("norm_order", ["before", "after", "sandwich"])
+@pytest.mark.parametrize("norm_placement", ["before", "after", "sandwich"])
 @pytest.mark.parametrize("final_norm", [True, False])
-def test_the_final_norm_is_a_choice_in_any_order(norm_order: str, final_norm: bool) -> None:
-    model = make("tiny-decoder", norm_order=norm_order, final_norm=final_norm)
+def test_the_final_norm_is_a_choice_in_any_order(norm_placement: str, final_norm: bool) -> None:
+    model = make("tiny-decoder", norm_placement=norm_placement, final_norm=final_norm)
     seen: list[Tensor] = []
     model.stack.blocks[-1].register_forward_hook(lambda _, __, out: seen.append(out))
     out = model.stack(model.token(IDS), make_layout(IDS))

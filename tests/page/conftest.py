@@ -34,7 +34,7 @@ ONE_KIND = ["decoder", *(pytest.param(kind, marks=pytest.mark.long) for kind in 
 
 def _train(folder: Path, table: dict[str, dict[str, object]]) -> Path:
     table["train"] |= {"out": str(folder / "run"), "device": "cpu", "compile": "no", "workers": 0}
-    with mock.patch.object(gh.device, "matmul_peak", return_value=1e12), mock.patch.object(plots, "draw"):
+    with mock.patch.object(gh.device, "measure_peak_flops", return_value=1e12), mock.patch.object(plots, "draw"):
         gh.train(gh.Run.from_dict(table))  # without what takes longer than so few steps
     return folder / "run"
 

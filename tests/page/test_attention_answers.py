@@ -29,8 +29,8 @@ SPECS: dict[str, tuple[str, dict[str, Any]]] = {
         "tiny-decoder",
         {"position": "alibi", "n_kv_heads": 1, "attention_softcap": 2.0},
     ),
-    "sandwich": ("tiny-decoder", {"norm_order": "sandwich"}),
-    "encoder, sinusoidal, norm after": ("tiny-encoder", {"position": "sinusoidal", "norm_order": "after"}),
+    "sandwich": ("tiny-decoder", {"norm_placement": "sandwich"}),
+    "encoder, sinusoidal, norm after": ("tiny-encoder", {"position": "sinusoidal", "norm_placement": "after"}),
     "encoder, relative": ("tiny-encoder", {"position": "relative"}),
     "pair, relative": ("tiny-seq2seq", {"position": "relative", "n_kv_heads": 2}),
     "pair, sinusoidal": ("tiny-seq2seq", {}),
@@ -305,14 +305,14 @@ def test_a_long_map_is_never_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     n, sizes = 1100, []
     traces, question = built("tiny-decoder", position="rotary"), long(n)
     traces.of(question).map("pattern.1")
-    work_out = kept_maps.recompute_attention
+    recompute_attention = kept_maps.recompute_attention
 
     def watched(*given: Any) -> Tensor:  # noqa: ANN401
-        made = work_out(*given)
+        made = recompute_attention(*given)
         sizes.append(made.numel())
         return made
 
-    monkeypatch.setattr(kept_maps, "work_out", watched)
+    monkeypatch.setattr(kept_maps, "recompute_attention", watched)
     monkeypatch.setattr(attention, "STRIP", 2**17)
     for level in range(attention.levels(n, n)):
         attention.tile(traces, Tile(question, level=level))

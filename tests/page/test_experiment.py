@@ -114,8 +114,8 @@ def test_each_place_patched_alone(kind: str, choices: JsonDict) -> None:
 
     others = (Text(OTHER.text, added=(7, end)) for end in range(40))
     other = next(one for one in others if answer(one) != answer(QUESTION.asked))
-    question, out_of = Question(QUESTION.asked, other=other), inputs(traces, Question(other))
-    found = activation_patching(model, (*into, ids), out_of, f"{prefix}resid_post")
+    question, clean = Question(QUESTION.asked, other=other), inputs(traces, Question(other))
+    found = activation_patching(model, (*into, ids), clean, f"{prefix}resid_post")
     for layer in range(2):
         sites = [f"{prefix}resid_post.{layer}[position={place}]" for place in range(found.effect.shape[1])]
         shown = asked(traces, "patched", question=question, sites=sites, position=ids.shape[1] - 1)

@@ -308,8 +308,8 @@ def test_each_place_patched_alone(request: pytest.FixtureRequest, visit: Visit, 
     text, other = "the dog and the cat sat", "the dog and the cat saw"
     page, model, _ = opened(visit, request, "decoder", text=text, other=other)
     trained = request.getfixturevalue("decoder")
-    into, out_of = (inputs_of(trained, Text(one)) for one in (text, other))
-    found = activation_patching(model, into, out_of, "resid_post")
+    into, clean = (inputs_of(trained, Text(one)) for one in (text, other))
+    found = activation_patching(model, into, clean, "resid_post")
     page.click("[data-testid=trace]")
     page.wait_for_selector(".patches .part[data-value]")
     settle(page)

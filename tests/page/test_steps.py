@@ -202,10 +202,10 @@ class Reference:
     ) -> list[list[Named]]:
         """Return the steps of each position; the last of them is the stream after the sublayer."""
         s = self.s
-        given = stream if s.norm_order == "after" else [self.norm(f"{name}.norm", x) for x in stream]
+        given = stream if s.norm_placement == "after" else [self.norm(f"{name}.norm", x) for x in stream]
         found: list[list[Named]] = []
         for place, x in enumerate(stream):
-            here: list[Named] = [] if s.norm_order == "after" else [(f"{part}.norm", "norm", given[place])]
+            here: list[Named] = [] if s.norm_placement == "after" else [(f"{part}.norm", "norm", given[place])]
             if part == "feedforward":
                 here += self.fed(name, given[place])
             else:
@@ -218,11 +218,11 @@ class Reference:
                     (part, "out", self.linear(f"{name}.layer.out", joined)),
                 ]
             added = here[-1][2]
-            if s.norm_order == "sandwich":
+            if s.norm_placement == "sandwich":
                 added = self.norm(f"{name}.norm_out", added)
                 here.append((f"{part}.norm_out", "norm", added))
             here.append((f"{part}.add", "add", x + added))
-            if s.norm_order == "after":
+            if s.norm_placement == "after":
                 here.append((f"{part}.norm", "norm", self.norm(f"{name}.norm", x + added)))
             found.append(here)
         return found
@@ -268,7 +268,7 @@ def test_every_step_of_a_decoder_is_what_its_formula_gives(position: str, order:
         settings = {
             "n_kv_heads": shared,
             "position": position,
-            "norm_order": order,
+            "norm_placement": order,
             "feedforward": feed,
             "norm": norm,
         }
@@ -282,7 +282,7 @@ EXTRAS: list[dict[str, Any]] = [
     {"position": {"kind": "rotary", "layout": "pairs", "theta": 50.0}, "qk_norm": True, "n_kv_heads": 2},
     {"position": "rotary", "qk_norm": False, "embed_norm": True, "embed_scale": True, "norm": "layer"},
     {"position": {"kind": "sinusoidal", "layout": "halves"}, "attention_softcap": 2.0, "attention_scale": 0.7},
-    {"position": {"kind": "learned", "offset": 2}, "final_norm": False, "qk_norm": True, "norm_order": "after"},
+    {"position": {"kind": "learned", "offset": 2}, "final_norm": False, "qk_norm": True, "norm_placement": "after"},
     {"position": "none", "qkv_bias": False, "out_bias": False, "ffn_bias": False, "d_head": 6},
     {"position": "alibi", "attention_softcap": 3.0, "norm": {"kind": "layer", "bias": False}},
 ]
@@ -301,7 +301,7 @@ def test_every_step_of_rarer_choices_is_what_its_formula_gives(kind: str, settin
 @pytest.mark.parametrize("order", ORDERS)
 def test_every_step_of_an_encoder_decoder_is_what_its_formula_gives(position: str, order: str) -> None:
     settings: dict[str, Any] = {"n_layers": 2, "n_encoder_layers": 3, "start_id": 1, "n_kv_heads": 2}
-    model = make("tiny-seq2seq", position=position, norm_order=order, final_norm=order != "after", **settings)
+    model = make("tiny-seq2seq", position=position, norm_placement=order, final_norm=order != "after", **settings)
     text = Text("3 1 4 0 5", "2 6 7")
     source, memory = Reference(model, "encoder").way([3, 1, 4, 0, 5], 3, 1, 2, 3)
     check(answer(model, text, position=3, layer=1, head=2, side="source"), source)

@@ -26,8 +26,8 @@ from glasshouse.page.trace import Traces
 
 SPECS: list[tuple[str, JsonDict]] = [
     ("tiny-decoder", {}),
-    ("tiny-decoder", {"position": "learned", "norm_order": "after"}),
-    ("tiny-decoder", {"position": "alibi", "norm_order": "sandwich", "n_kv_heads": 2}),
+    ("tiny-decoder", {"position": "learned", "norm_placement": "after"}),
+    ("tiny-decoder", {"position": "alibi", "norm_placement": "sandwich", "n_kv_heads": 2}),
     ("tiny-decoder", {"position": "sinusoidal", "norm": "layer", "feedforward": "relu"}),
     ("tiny-encoder", {}),
     ("tiny-encoder", {"position": "relative", "head": {"kind": "masked_token", "transform": False}}),

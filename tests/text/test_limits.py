@@ -49,7 +49,7 @@ def alarm() -> Iterator[None]:
 @given(st.text("aé字\n ", max_size=120), st.integers(1, 30), st.lists(st.integers(0, 400), max_size=4))
 def test_no_piece_is_longer_than_the_longest(text: str, piece: int, places: list[int]) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cuts, "LONGEST", 24)
+        patch.setattr(cuts, "MAX_CHUNK_BYTES", 24)
         data = text.encode()
         whole = list(chunk(iter([(data, True)]), piece))
         bounds = sorted({0, len(data), *(place % (len(data) + 1) for place in places)})
@@ -60,7 +60,7 @@ def test_no_piece_is_longer_than_the_longest(text: str, piece: int, places: list
 
 
 def test_a_text_without_a_place_is_cut_after_a_newline_or_between_characters(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cuts, "LONGEST", 8)
+    monkeypatch.setattr(cuts, "MAX_CHUNK_BYTES", 8)
     for text, parts in {
         "字" * 5: ["字字", "字字", "字"],
         "字字\n\n字字": ["字字\n\n", "字字"],
@@ -76,7 +76,7 @@ def test_a_text_without_a_place_is_cut_after_a_newline_or_between_characters(mon
 def test_memory_stays_flat_where_nothing_can_be_cut(
     packing: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cuts, "LONGEST", 2**20)
+    monkeypatch.setattr(cuts, "MAX_CHUNK_BYTES", 2**20)
     data = b"a" * 2**25
     pack = {"": bytes, ".gz": gzip.compress, ".zst": zstandard.ZstdCompressor().compress}[packing]
     (tmp_path / f"x.txt{packing}").write_bytes(pack(data))
@@ -127,7 +127,7 @@ def test_what_is_too_long_to_be_read_whole_is_refused(
     data, where = LONG[name]
     (tmp_path / name).write_bytes(data)
     monkeypatch.setattr(table, "_ROW", 100)
-    monkeypatch.setattr(sources, "LONGEST", 120)
+    monkeypatch.setattr(sources, "MAX_CHUNK_BYTES", 120)
     monkeypatch.setattr(file, "BLOCK", 50)
     with pytest.raises(InputError, match=f"{where}.* is longer than 100 bytes, the most that is read as one; split"):
         list(read_chunks([tmp_path / name]))
@@ -136,7 +136,7 @@ def test_what_is_too_long_to_be_read_whole_is_refused(
 
 
 def test_parallel_lines_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sources, "LONGEST", 100)
+    monkeypatch.setattr(sources, "MAX_CHUNK_BYTES", 100)
     (tmp_path / "a").write_text("short\n")
     (tmp_path / "b").write_text("long" * 100)
     with pytest.raises(InputError, match=r"line 1 of '.*b' is longer than 100 bytes"):

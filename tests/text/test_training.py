@@ -312,12 +312,12 @@ def test_bulk_falls_back_with_a_word(monkeypatch: pytest.MonkeyPatch) -> None:
     right = tok.corpus_encoder()
     assert right.reason == ""
     other, _ = gh.Tokenizer.train(texts=[ENGLISH], vocab_size=3000)._fast
-    wrong = gh.text.bulk.Bulk(other, lambda texts: tok.encode_batch(texts), "")
+    wrong = gh.text.bulk.CorpusEncoder(other, lambda texts: tok.encode_batch(texts), "")
     with pytest.warns(UserWarning, match="gigatoken gives other ids for this text"):
         assert wrong.encode([b"to be or not to be"])[0].tolist() == tok.encode("to be or not to be")
     assert "other ids" in wrong.reason
     monkeypatch.setattr(gh.text.bulk, "gigatoken", None)
-    fast, reason = gh.text.bulk.load(json.dumps({}))
+    fast, reason = gh.text.bulk.load_gigatoken(json.dumps({}))
     assert fast is None
     assert "not installed" in reason
 

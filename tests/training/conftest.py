@@ -21,5 +21,5 @@ def place(tmp_path: Path) -> Path:
 @pytest.fixture(autouse=True)
 def _brief(monkeypatch: pytest.MonkeyPatch) -> None:
     """Measure no peak and draw no plots: what they are is tried by themselves, that they are made in tests/cli."""
-    monkeypatch.setattr(device, "matmul_peak", lambda *_, **__: 1e12)
+    monkeypatch.setattr(device, "measure_peak_flops", lambda *_, **__: 1e12)
     monkeypatch.setattr(plots, "draw", lambda *_: [])

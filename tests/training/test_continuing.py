@@ -109,7 +109,7 @@ def test_what_derives_from_the_steps_is_as_the_run_began(place: Path) -> None:
     held: list[int] = []
 
     class Counts(loop.Trainer):
-        def _try_out(self) -> dict[str, float]:
+        def _validate(self) -> dict[str, float]:
             held.append(self.state.initial_steps)
             return super()._validate()
 
@@ -131,14 +131,14 @@ def test_an_evaluation_that_was_cut_off_is_made_up(at: int, place: Path, monkeyp
     train(Run.from_dict(bare(place, out="whole", **choices)))
     real, calls = loop.evaluate_samples, []
 
-    def read_through(*arguments: Any, before: Any, **rest: Any) -> Any:  # noqa: ANN401
+    def evaluate_samples(*arguments: Any, before: Any, **rest: Any) -> Any:  # noqa: ANN401
         calls.append(1)
         if len(calls) == at:
             stop()
             before()
         return real(*arguments, on_batch=before, **rest)
 
-    monkeypatch.setattr(loop, "read_through", read_through)
+    monkeypatch.setattr(loop, "evaluate_samples", evaluate_samples)
     with pytest.raises(StoppedError, match=f"after step {2 * at}"):
         train(Run.from_dict(bare(place, **choices)))
     assert max(losses(place)) == 2 * at  # it is noted, if without its evaluation

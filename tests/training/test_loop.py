@@ -150,13 +150,13 @@ def test_a_signal_in_the_middle_of_a_step_takes_the_step_back(place: Path, monke
     train(Run.from_dict(table(place, out="whole")))
     real, calls = update.compute_loss, []
 
-    def loss_of(*arguments: Any) -> torch.Tensor:  # noqa: ANN401
+    def compute_loss(*arguments: Any) -> torch.Tensor:  # noqa: ANN401
         calls.append(1)
         if len(calls) == 5:  # the second part of the second step
             os.kill(os.getpid(), signal.SIGTERM)
         return real(*arguments)
 
-    monkeypatch.setattr(update, "loss_of", loss_of)
+    monkeypatch.setattr(update, "compute_loss", compute_loss)
     with pytest.raises(StoppedError, match="after step 1"):
         train(Run.from_dict(table(place)))
     assert len(calls) == 5
@@ -214,12 +214,12 @@ def test_out_of_memory_halves_the_parts_and_learns_the_same(place: Path, monkeyp
     train(Run.from_dict(settings))
     real = update.compute_loss
 
-    def loss_of(model: nn.Module, batch: Any, *rest: Any) -> torch.Tensor:  # noqa: ANN401
+    def compute_loss(model: nn.Module, batch: Any, *rest: Any) -> torch.Tensor:  # noqa: ANN401
         if len(batch) > 2:
             raise torch.OutOfMemoryError("CUDA out of memory")
         return real(model, batch, *rest)
 
-    monkeypatch.setattr(update, "loss_of", loss_of)
+    monkeypatch.setattr(update, "compute_loss", compute_loss)
     told = Told()
     settings["train"]["out"] = str(place / "run")
     train(Run.from_dict(settings), told)
@@ -236,13 +236,13 @@ def test_what_was_drawn_before_memory_ran_out_is_drawn_again(place: Path, monkey
     train(Run.from_dict(table(place, out="whole", parts=2)))
     real = update.compute_loss
 
-    def loss_of(model: nn.Module, batch: Any, *rest: Any) -> torch.Tensor:  # noqa: ANN401
+    def compute_loss(model: nn.Module, batch: Any, *rest: Any) -> torch.Tensor:  # noqa: ANN401
         loss = real(model, batch, *rest)  # dropout draws
         if len(batch) > 3:
             raise torch.OutOfMemoryError("CUDA out of memory")
         return loss
 
-    monkeypatch.setattr(update, "loss_of", loss_of)
+    monkeypatch.setattr(update, "compute_loss", compute_loss)
     train(Run.from_dict(table(place, parts=1)))
     assert_same(place, "whole", "run")
 
@@ -257,10 +257,10 @@ def test_no_memory_for_the_optimizer_is_an_error(place: Path, monkeypatch: pytes
 
 
 def test_what_does_not_fit_in_any_part_is_an_error(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def loss_of(*_: object) -> torch.Tensor:
+    def compute_loss(*_: object) -> torch.Tensor:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setattr(update, "loss_of", loss_of)
+    monkeypatch.setattr(update, "compute_loss", compute_loss)
     with pytest.raises(InputError, match=r"one row of 16 tokens.*data\.length"):
         train(Run.from_dict(table(place)))
 
@@ -269,11 +269,11 @@ def poison(monkeypatch: pytest.MonkeyPatch, bad: torch.Tensor) -> None:
     """Let one batch give a loss that is no number."""
     real = update.compute_loss
 
-    def loss_of(model: nn.Module, batch: Any, *rest: Any) -> torch.Tensor:  # noqa: ANN401
+    def compute_loss(model: nn.Module, batch: Any, *rest: Any) -> torch.Tensor:  # noqa: ANN401
         loss = real(model, batch, *rest)
         return loss * torch.nan if batch.ids.shape == bad.shape and batch.ids.equal(bad) else loss
 
-    monkeypatch.setattr(update, "loss_of", loss_of)
+    monkeypatch.setattr(update, "compute_loss", compute_loss)
 
 
 def batch_of(run: Run, place: Path, number: int) -> torch.Tensor:
@@ -307,7 +307,7 @@ def test_by_choice_it_goes_back_and_passes_the_batch_over(place: Path, monkeypat
             seen.append(number)
         return outcome
 
-    monkeypatch.setattr(loop.Trainer, "_teach", teach)
+    monkeypatch.setattr(loop.Trainer, "_train_step", teach)
     told = Told()
     train(run, told)
     assert seen == [0, 1, 2, 3, 3, 5, 6, 7, 8, 9, 10, 11, 12]  # back to the checkpoint of step 3, then on
@@ -377,12 +377,12 @@ def test_two_runs_do_not_share_a_folder(place: Path) -> None:
 def test_evaluation_takes_fewer_rows_where_memory_is_short(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real = loop.evaluate_samples
 
-    def read_through(model: nn.Module, samples: Any, rows: int, **rest: Any) -> Any:  # noqa: ANN401
+    def evaluate_samples(model: nn.Module, samples: Any, rows: int, **rest: Any) -> Any:  # noqa: ANN401
         if rows > 1:
             raise torch.OutOfMemoryError("CUDA out of memory")
         return real(model, samples, rows, **rest)
 
-    monkeypatch.setattr(loop, "read_through", read_through)
+    monkeypatch.setattr(loop, "evaluate_samples", evaluate_samples)
     told = Told()
     train(Run.from_dict(table(place)), told)
     assert any("6 parts of 1 rows" in text for text in told.said)

@@ -336,7 +336,7 @@ def test_stacks_of_any_size_give_the_same_model(monkeypatch: pytest.MonkeyPatch)
     def train(most: int) -> tuple[dict[str, Tensor], list[int]]:
         monkeypatch.setattr(module, "STACKED", most)
         sizes: list[int] = []
-        monkeypatch.setattr(module, "orthogonalise", lambda x, steps: sizes.append(len(x)) or newton_schulz(x, steps))
+        monkeypatch.setattr(module, "newton_schulz", lambda x, steps: sizes.append(len(x)) or newton_schulz(x, steps))
         model = grow()
         optimizer = make_optimizer(model, Muon())
         for seed in range(2):
@@ -364,11 +364,11 @@ def test_stacks_of_any_size_give_the_same_model(monkeypatch: pytest.MonkeyPatch)
 def test_products_run_in_the_type_of_the_device(monkeypatch: pytest.MonkeyPatch, narrow: torch.dtype) -> None:
     """And a gradient far too small for a narrow type gives, bit for bit, the step of the same one times 2^20."""
     seen: list[torch.dtype] = []
-    monkeypatch.setattr(module, "orthogonalise", lambda x, steps: seen.append(x.dtype) or newton_schulz(x, steps))
+    monkeypatch.setattr(module, "newton_schulz", lambda x, steps: seen.append(x.dtype) or newton_schulz(x, steps))
     torch.manual_seed(0)
     gradient = torch.randn(12, 8)
     plain = move_of(gradient)
-    monkeypatch.setattr(module, "compute_type", lambda device: narrow)
+    monkeypatch.setattr(module, "compute_dtype", lambda device: narrow)
     large, small = move_of(gradient), move_of(gradient * 2**-20)
     assert seen == [torch.float32, narrow, narrow]
     assert large.dtype == torch.float32
@@ -385,7 +385,7 @@ def test_muon_is_its_formula(
     monkeypatch: pytest.MonkeyPatch, momentum: float, decay: float, steps: int, dtype: torch.dtype, unit: float
 ) -> None:
     """Momentum, where it leads, singular values one by one, decay and scale: in float64, matrix after matrix."""
-    monkeypatch.setattr(module, "compute_type", lambda device: dtype)
+    monkeypatch.setattr(module, "compute_dtype", lambda device: dtype)
     model = grow(dtype=dtype)
     choice = Muon(lr=0.1, momentum=momentum, weight_decay=decay, ns_steps=steps)
     optimizer = make_optimizer(model, choice)
@@ -417,7 +417,7 @@ def test_muon_is_its_formula(
 def test_muon_is_torchs(monkeypatch: pytest.MonkeyPatch, shape: tuple[int, int]) -> None:
     """With its bfloat16, and our float32, replaced by float64 all that is left between them is rounding."""
     monkeypatch.setattr(torch.Tensor, "bfloat16", torch.Tensor.clone)
-    monkeypatch.setattr(module, "compute_type", lambda device: torch.float64)
+    monkeypatch.setattr(module, "compute_dtype", lambda device: torch.float64)
     torch.manual_seed(0)
     ours, theirs = nn.Parameter(torch.randn(shape, dtype=torch.float64)), nn.Parameter(torch.empty(0))
     theirs.data = ours.detach().clone()

@@ -370,7 +370,7 @@ def test_stopped_before_the_first_step(place: Path, monkeypatch: pytest.MonkeyPa
 def test_a_run_that_goes_back_has_a_line_a_step(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real, calls = update.compute_loss, []
 
-    def loss_of(*arguments: Any) -> torch.Tensor:  # noqa: ANN401
+    def compute_loss(*arguments: Any) -> torch.Tensor:  # noqa: ANN401
         calls.append(1)
         loss = real(*arguments)
         if len(calls) != 8:
@@ -381,7 +381,7 @@ def test_a_run_that_goes_back_has_a_line_a_step(place: Path, monkeypatch: pytest
         damaged.write_bytes(b"")  # so that it has to go back beyond a line that it wrote
         return loss * torch.nan
 
-    monkeypatch.setattr(update, "loss_of", loss_of)
+    monkeypatch.setattr(update, "compute_loss", compute_loss)
     told = Told()
     train(Run.from_dict(table(place, parts=1, trouble="skip", eval_every=100, keep=100)), told)
     assert "back to step 3" in told.said
@@ -397,7 +397,7 @@ def test_where_one_fails_training_goes_on(place: Path, monkeypatch: pytest.Monke
             raise torch.OutOfMemoryError("CUDA out of memory\nand a page about it")
         return real(*arguments, **call)
 
-    monkeypatch.setattr(probes, "norms", fails)
+    monkeypatch.setattr(probes, "residual_norms", fails)
     told = Told()
     train(Run.from_dict(table(place, eval_every=100)), told)
     assert [text for text in told.said if text.startswith("no probes")] == [

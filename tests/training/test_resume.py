@@ -236,7 +236,7 @@ def test_the_last_few_and_the_best_are_kept(tmp_path: Path) -> None:
 
 
 def test_a_folder_of_another_format_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checkpoint, "FORMAT", 7)
+    monkeypatch.setattr(checkpoint, "FORMAT_VERSION", 7)
     write(tmp_path / "one", lambda place: None, CheckpointData())
     monkeypatch.undo()
     with pytest.raises(StoreError, match="is of format 7, but this version reads format 1"):

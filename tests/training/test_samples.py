@@ -204,7 +204,7 @@ def test_an_engine_captures_no_graph_and_copies_no_weights(place: Path, monkeypa
         asked.append(choices)
         return real(*arguments, **choices)
 
-    monkeypatch.setattr(engine, "Passes", passes)
+    monkeypatch.setattr(engine, "ModelRunner", passes)
     for kind in ("decoder", "seq2seq"):
         model, prompts = prompts_for(kind, place)
         prompts.take(model)

@@ -83,7 +83,7 @@ def test_an_encoder_decoder_by_hand() -> None:
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "decoder": ("decoder", {}),
     "modern": ("decoder", {"feedforward": "swiglu", "n_kv_heads": 2, "qk_norm": True, "position": "rotary"}),
-    "own head": ("decoder", {"head": {"kind": "next_token", "tied": False}, "norm_order": "after"}),
+    "own head": ("decoder", {"head": {"kind": "next_token", "tied": False}, "norm_placement": "after"}),
     "encoder": ("encoder", {"n_segments": 2}),
     "labels": ("encoder", {"head": {"kind": "sequence_label", "n_labels": 5}}),
     "seq2seq": ("seq2seq", {"position": "relative"}),

@@ -72,7 +72,7 @@ def chat(
 ) -> None:
     """Answer the messages of a user until there are no more; one that cannot be answered ends nothing."""
     opening = [] if system is None else [{"role": "system", "content": system}]
-    options = replace(options, stop_ids=_closing(tok, opening))
+    options = replace(options, stop_token_ids=_closing(tok, opening))
     conversation = _Conversation(engine, tok, options, opening, as_json)
     failed = False
     for text in _messages(first):

@@ -137,7 +137,7 @@ def show(
         print(f"sample {number}, epoch {number // len(samples)}, {escape_control(samples.origin(number))}")
         rows.draw(rows.lines(batch, row, opened, masked), there.print)
     print(rows.summary(batch))
-    if left_out := getattr(samples, "left_out", 0):
+    if left_out := getattr(samples, "n_too_long", 0):
         print(f"{left_out:,} of {len(opened):,} items are longer than {length} tokens and never seen")
 
 

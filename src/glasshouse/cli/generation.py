@@ -137,12 +137,12 @@ def generate(
         length = max_len or min(found.spec.max_len + options.max_new_tokens if limit is None else limit, ROOM)
         source = length if translates else 0
     else:
-        ids = gh.generation.admission.read_prompt(said, tok, found.spec)
+        ids = gh.generation.admission.encode_prompt(said, tok, found.spec)
         sequences = n if beams == 1 else 1
-        length = max_len or gh.generation.calls.lengths_for(found, [ids], options)[0]
+        length = max_len or gh.generation.calls.required_lengths(found, [ids], options)[0]
         source = len(ids) if translates else 0
     gh.generation.admission.check_beams(found, beams, length, source)
-    rows = slots or max(beams, gh.generation.calls.slots_for(found, length, source, sequences * beams))
+    rows = slots or max(beams, gh.generation.calls.choose_slots(found, length, source, sequences * beams))
     engine = gh.Engine(
         found,
         tok,
@@ -150,7 +150,7 @@ def generate(
         max_len=length,
         source_len=source,
         speculator=speculator,
-        weights="int8" if int8 else "copy" if lasts else gh.generation.calls.weights_for(options.max_new_tokens),
+        weights="int8" if int8 else "copy" if lasts else gh.generation.calls.choose_weights(options.max_new_tokens),
     )
     del found  # an int8 engine holds none of its matrices, so their memory is free from here on
     if chat:

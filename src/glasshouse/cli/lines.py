@@ -87,7 +87,7 @@ def generate_lines(engine: gh.Engine, options: gh.SamplingParams, n: int, as_jso
     lines = _Lines(WINDOW * len(engine.slots))
     count = failed = done = tokens = 0
     lengths = streaming.LengthWarnings(engine)
-    with nullcontext(gh.text.training.silent) if out.isatty() else screen.progress() as progress:
+    with nullcontext(gh.text.training.no_progress) if out.isatty() else screen.progress() as progress:
         for count, line in enumerate(_in_order(engine, lines, options, n), 1):
             for text in line.output(n, as_json):
                 print(streaming.fit(text), file=out)

@@ -22,10 +22,10 @@ def draw_word(tok: gh.Tokenizer, text: str, words: Iterable[bytes]) -> None:
     final: list[bytes] = []
     for word in words:
         print(f"\nword {show_whitespace(word)}")
-        states = list(gh.text.bpe.steps(word, tok.merge_ranks))
+        states = list(gh.text.bpe.merge_steps(word, tok.merge_ranks))
         screen.table(_steps(states, tok.merge_ranks), header=("rank", "merge", "tokens"), right=[0])
         for token in states[-1]:
-            print("\n".join(gh.text.bpe.tree(token, tok.merge_ranks, show_whitespace)))
+            print("\n".join(gh.text.bpe.merge_tree(token, tok.merge_ranks, show_whitespace)))
         final += states[-1]
     # Some take a word that is a token as it stands, and some change the text before they split it.
     if (made := [tok.decode_bytes([number]) for number in tok.encode(text, add_special_tokens=False)]) != final:
@@ -47,7 +47,7 @@ def draw_learning(texts: Iterable[bytes], merges: int, rivals: int, pattern: str
         raise gh.InputError("there is no text to learn from; give files that are not empty.")
     counts = counted.counts
     kept = nsmallest(MOST, counts, key=lambda word: (-counts[word], word))
-    print(f"{counted.bytes:,} bytes, {counted.total:,} words, {len(counts):,} of them distinct")
+    print(f"{counted.n_bytes:,} bytes, {counted.total:,} words, {len(counts):,} of them distinct")
     if len(kept) < len(counts):
         share = sum(counts[word] for word in kept) / counted.total
         print(f"only the {MOST:,} most frequent words are used, {share:.1%} of all, so that you need not wait")
@@ -61,12 +61,12 @@ def draw_learning(texts: Iterable[bytes], merges: int, rivals: int, pattern: str
     learned = gh.text.bpe.learn({word: counts[word] for word in kept}, 256 + merges, rivals)
     for number, merge in enumerate(learned, 1):
         token = merge.pair[0] + merge.pair[1]
-        after = [gh.text.bpe.join(word, merge.pair, token) for word in now]
+        after = [gh.text.bpe.merge_pair(word, merge.pair, token) for word in now]
         print(
             f"\nmerge {number}: {_pair(merge.pair)} = {show_whitespace(token)}, {merge.count:,} time{'s' * (merge.count > 1)}"
         )
-        if merge.rivals:
-            print(f"  next    {', '.join(f'{_pair(pair)} {count:,}' for pair, count in merge.rivals)}")
+        if merge.runners_up:
+            print(f"  next    {', '.join(f'{_pair(pair)} {count:,}' for pair, count in merge.runners_up)}")
         if after == now:
             print("  sample  does not hold it")
         else:

@@ -76,7 +76,7 @@ def alternate(tokens: Iterable[str]) -> str | Text:
 def progress(**units: str) -> Iterator[Callable[[str, int, int], None]]:
     """Draw a bar for each stage on stderr, if that is a terminal; `units` names those that do not count bytes."""
     if not sys.stderr.isatty():
-        yield gh.text.training.silent
+        yield gh.text.training.no_progress
         return
     columns = (
         TextColumn("{task.description}"),

@@ -65,7 +65,7 @@ def _keeping(stream: Iterable[bytes], start: list[bytes]) -> Iterator[bytes]:
     wanted = START
     for text in stream:
         if wanted > 0:
-            start += gh.text.words.start([text], wanted)
+            start += gh.text.words.take_bytes([text], wanted)
             wanted -= len(text)
         yield text
 
@@ -137,7 +137,7 @@ def show(
             with screen.progress(**texts.units([text])) as progress:
                 stream: Iterable[bytes] = texts.read([text], field, errors, progress)
                 if not everything:
-                    stream = gh.text.words.start(stream, MEASURED)
+                    stream = gh.text.words.take_bytes(stream, MEASURED)
                 measured.append(figures.measure(tok, stream))
     for name, tok in zip(names, toks, strict=True):
         _describe(name, tok)
@@ -182,5 +182,5 @@ def watch(
 ) -> None:
     """Watch byte-pair encoding learn from the first 5 MB of a text: each merge, what came next, what it does."""
     with screen.progress(**texts.units(paths)) as progress:
-        start = gh.text.words.start(texts.read(paths, field, errors, progress), WATCHED)
+        start = gh.text.words.take_bytes(texts.read(paths, field, errors, progress), WATCHED)
     merges.draw_learning(start, merges_, rivals, pattern, sample)

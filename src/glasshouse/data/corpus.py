@@ -235,7 +235,7 @@ def train_size(size: int, val_fraction: float) -> int:
 def validation_mask(count: int, val_fraction: float) -> NDArray[np.bool_]:
     """Say of each of so many items whether it is held out: drawn, as a file may be in the order of its labels.
 
-    >>> int(held_out(100, 0.05).sum())
+    >>> int(validation_mask(100, 0.05).sum())
     5
     """
     return permute(np.arange(count), count, seed=0, epoch=0) < count - train_size(count, val_fraction)

@@ -67,7 +67,7 @@ def open_reader(
 
     Without a `kind`, the columns of the first file tell it; without `fields`, they are chosen from its columns.
 
-    >>> open_feed("dates").kind
+    >>> open_reader("dates").kind
     'pairs'
     """
     paths = [source] if isinstance(source, str | Path) else list(source)
@@ -124,7 +124,7 @@ def open_reader(
 def infer_kind(columns: Collection[str]) -> Kind:
     """Return the kind of data that a table with these columns holds, by their names.
 
-    >>> kind_of(["id", "source", "target"]), kind_of(["text", "label"])
+    >>> infer_kind(["id", "source", "target"]), infer_kind(["text", "label"])
     ('pairs', 'text')
     """
     if "text" not in columns:

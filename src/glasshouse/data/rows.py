@@ -32,7 +32,7 @@ class CausalLMDataset:
     >>> place = tempfile.mkdtemp()
     >>> for name in ("one", "two"):
     ...     _ = Path(f"{place}/{name}.txt").write_text("to be or not")
-    >>> samples = RunningText(gh.data.prepare(place, tok, f"{place}/corpus"), length=13)
+    >>> samples = CausalLMDataset(gh.data.prepare(place, tok, f"{place}/corpus"), length=13)
     >>> samples.batch([0]).documents.tolist()
     [[0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1]]
     """

@@ -20,9 +20,9 @@ def make_dataset(s: spec.Spec, corpus: Corpus, *, batch_size: int, seq_len: int,
     >>> _ = Path(f"{place}/hamlet.txt").write_text("to be or not to be")
     >>> corpus = gh.data.prepare(f"{place}/hamlet.txt", tok, f"{place}/corpus")
     >>> for name in ("tiny-decoder", "tiny-encoder"):
-    ...     print(type(make_samples(gh.preset(name), corpus, batch_size=1, length=8)).__name__)
-    RunningText
-    MaskedText
+    ...     print(type(make_dataset(gh.preset(name), corpus, batch_size=1, length=8)).__name__)
+    CausalLMDataset
+    MaskedLMDataset
     """
     match s, s.head, corpus.kind:
         case spec.DecoderSpec(), spec.NextToken(), "text":
@@ -49,7 +49,7 @@ def make_dataset(s: spec.Spec, corpus: Corpus, *, batch_size: int, seq_len: int,
 def required_kind(s: spec.Spec) -> Kind | None:
     """Return the one kind of data that a model learns from; None where its data may be of several.
 
-    >>> kind_for(spec.preset("tiny-seq2seq")), kind_for(spec.preset("tiny-decoder"))
+    >>> required_kind(spec.preset("tiny-seq2seq")), required_kind(spec.preset("tiny-decoder"))
     ('pairs', None)
     """
     match s, s.head:

@@ -156,9 +156,9 @@ def evaluate(
             return replace(
                 report,
                 examples=report.examples[:SHOWN],
-                left_out=getattr(samples, "left_out", 0),
-                items=len(samples),
-                measured=count,
+                n_too_long=getattr(samples, "n_too_long", 0),
+                n_items=len(samples),
+                n_evaluated=count,
             )
     finally:
         model.train(was_training)
@@ -330,7 +330,7 @@ class _Job:
                 scores = {"bleu": bleu(said, expected), "chrf": chrf(said, expected)}
         figures |= {name: score.value for name, score in scores.items()}
         signatures = {name: score.signature for name, score in scores.items()}
-        return replace(self._report(total, figures, examples), written=len(examples), signatures=signatures)
+        return replace(self._report(total, figures, examples), n_generated=len(examples), signatures=signatures)
 
     def _report(self, total: MetricSums, figures: dict[str, float], examples: list[Example]) -> Report:
         return Report(self.corpus.kind, figures, total.n_targets, examples)

@@ -110,7 +110,7 @@ def check_beams(model: Decoder | Seq2Seq, beams: int, max_len: int, source_len: 
 
 def check_option_ids(options: SamplingParams, vocab_size: int) -> None:
     """Refuse settings about ids that no token has."""
-    for name in ("logit_bias", "stop_ids"):
+    for name in ("logit_bias", "stop_token_ids"):
         if (largest := max(getattr(options, name), default=0)) >= vocab_size:
             raise InputError(f"{name} names id {largest}, but ids go to vocab_size - 1 = {vocab_size - 1}.")
 

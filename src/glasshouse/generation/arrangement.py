@@ -48,7 +48,7 @@ def weight_copy_bytes(model: Decoder | Seq2Seq, weights: Weights) -> int:
     >>> from glasshouse.spec import preset
     >>> shape = {"d_model": 100, "n_heads": 2, "n_kv_heads": 2, "d_ff": 200, "n_layers": 1, "vocab_size": 1000}
     >>> model = build(preset("tiny-decoder", **shape))
-    >>> [copied_bytes(model, weights) for weights in ("own", "copy", "int8")]
+    >>> [weight_copy_bytes(model, weights) for weights in ("own", "copy", "int8")]
     [0, 1200000, 400000]
     """
     table = model.token_embedding.table.weight

@@ -6,7 +6,7 @@ The rules are those of transformers' `generate(num_beams=k, do_sample=False)`:
   first k; the first k that do not end are the next beams.
 - A hypothesis scores its summed log-probability over its length, the end token included, to the power of
   `length_penalty`. The best k that finished are remembered.
-- Once k have finished, a search is done at once with `early_stop`. Without it, the search is done when the likeliest
+- Once k have finished, a search is done at once with `early_stopping`. Without it, the search is done when the likeliest
   beam, scored at its present length, does not beat the worst of them.
 - At `max_new_tokens` the beams that still run count as hypotheses too.
 - Biases, penalties and the ban on early ends act on log-probabilities, which are not normalised again. So does the
@@ -101,7 +101,7 @@ class BeamSearch:
     The model is someone else's: `advance` takes the logits of all rows and answers which row each row continues, and
     with which token. The first step reads row 0 alone, since all rows hold the same prompt.
 
-    `end_ids` and `options.stop_ids` end a hypothesis. `prompt` is what a repetition penalty counts beside the new
+    `end_ids` and `options.stop_token_ids` end a hypothesis. `prompt` is what a repetition penalty counts beside the new
     tokens. With `keep_tree` every continuation considered is put into `tree`, parents first: at least `2 * beams` a
     step where there are as many, of which `beams` are kept.
 

@@ -260,7 +260,7 @@ def length_warning(s: Spec, request: Request) -> str | None:
 def choose_weights(steps: int) -> Weights:
     """Return how an engine that will take so many steps had better hold the weights.
 
-    >>> weights_for(8), weights_for(256)
+    >>> choose_weights(8), choose_weights(256)
     ('own', 'copy')
     """
     return "copy" if steps >= WORTH_A_COPY else "own"

@@ -89,14 +89,14 @@ class Engine:
         check_count("slots", slots)
         check_weights(weights)
         check_memory(model, slots, self.max_len, self.source_len, weight_copy_bytes(model, weights))
-        most = max(self.chunk, 1 if speculator is None else speculator.count + 1)
+        most = max(self.chunk, 1 if speculator is None else speculator.n_draft_tokens + 1)
         # To record, every token passes the model itself, and the place of a key is its position, so that layers with
         # a window do not use their slots in turn.
         cache = self._make_cache(model, slots, self.max_len if views else most)
         self.slots = Slots(cache, slots, shares=isinstance(model, Decoder) and not views)
         sampler = Sampler(slots, model.spec.vocab_size, cache.lengths.device)
-        self._passes = ModelRunner(model, cache, sampler, weights=weights, compile=compile, recording=bool(views))
-        self._recorder = Recorder(self._passes.model, views) if views else None
+        self._runner = ModelRunner(model, cache, sampler, weights=weights, compile=compile, recording=bool(views))
+        self._recorder = Recorder(self._runner.model, views) if views else None
         self._speculator = speculator
         if speculator is not None:
             speculator.setup(model, slots, self.max_len)
@@ -104,7 +104,7 @@ class Engine:
         self._queue: deque[Request] = deque()
         self._batch = Scheduler(
             self.slots,
-            self._passes,
+            self._runner,
             self._queue,
             chunk=self.chunk,
             vocab_size=model.spec.vocab_size,
@@ -142,14 +142,14 @@ class Engine:
         options = SamplingParams.parse(settings) if options is None else options
         ids = encode_prompt(prompt, self.tok, self.spec)
         if options.stop and self.tok is None:
-            raise InputError(f"stop is {options.stop!r}, but there is no tokenizer; give stop_ids instead.")
+            raise InputError(f"stop is {options.stop!r}, but there is no tokenizer; give stop_token_ids instead.")
         check_option_ids(options, self.spec.vocab_size)
         options = self._rules.apply(options)
         end_ids = frozenset((*self.spec.end_ids, *options.stop_token_ids))
         check_allowed(options, end_ids, self.spec.vocab_size)
         if options.beams > len(self.slots):
             raise InputError(f"beams is {options.beams}, but the engine has {len(self.slots)} slots; make more.")
-        check_beams(self._passes.model, options.beams, self.max_len, self.source_len)
+        check_beams(self._runner.model, options.beams, self.max_len, self.source_len)
         if options.beams > 1 and self._recorder is not None:
             raise InputError(f"beams is {options.beams}, but a search cannot be recorded; leave one of them out.")
         if not 1 <= n_best <= options.beams:

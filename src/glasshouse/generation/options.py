@@ -59,8 +59,8 @@ class SamplingParams:
         self._need("logit_bias", legal, "numbers by id, of which -inf forbids a token")
         self._set("stop", (self.stop,) if isinstance(self.stop, str) else self.stop)
         self._need("stop", _all(self.stop, lambda text: isinstance(text, str) and text != ""), "texts, none empty")
-        self._need("stop_ids", _all(self.stop_token_ids, lambda token: _is_whole(token, 0)), "ids")
-        for name in ("stop", "stop_ids"):
+        self._need("stop_token_ids", _all(self.stop_token_ids, lambda token: _is_whole(token, 0)), "ids")
+        for name in ("stop", "stop_token_ids"):
             self._set(name, tuple(getattr(self, name)))
         self._need("seed", _is_whole(self.seed, -(2**63)) and self.seed < 2**63, "a whole number of 64 bits")
         self._need("beams", _is_whole(self.beams, 1), f"{whole} 1")

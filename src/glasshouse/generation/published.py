@@ -41,7 +41,7 @@ def read_token_rules(model: Decoder | Seq2Seq) -> TokenRules:
     >>> import glasshouse as gh
     >>> model = gh.build(gh.preset("tiny-seq2seq"))
     >>> model.beside["generation_config.json"] = {"bad_words_ids": [[3], [4, 5]], "forced_bos_token_id": 6}
-    >>> rules_of(model)
+    >>> read_token_rules(model)
     Rules(forbidden=(3,), opening=(6,))
     """
     table = model.extra_files.get(FILE)

@@ -133,7 +133,7 @@ def recorded_sites(model: Decoder | Seq2Seq, names: str | Sequence[str]) -> list
 
     >>> import glasshouse as gh
     >>> model = gh.build(gh.preset("tiny-decoder"))
-    >>> [view.asked.name for view in views_of(model, ("z.*[head=1]", "z.0[head=1]"))]
+    >>> [view.asked.name for view in recorded_sites(model, ("z.*[head=1]", "z.0[head=1]"))]
     ['z.0[head=1]', 'z.1[head=1]']
     """
     listed = [names] if isinstance(names, str) else names

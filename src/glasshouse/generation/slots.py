@@ -134,7 +134,7 @@ class Slots:
 def common_prefix_length(a: Sequence[int], b: Sequence[int], most: int) -> int:
     """Return how many leading items two sequences share, at most so many.
 
-    >>> count_common([1, 2, 3, 4], [1, 2, 5], 3)
+    >>> common_prefix_length([1, 2, 3, 4], [1, 2, 5], 3)
     2
     """
     low, high = 0, most

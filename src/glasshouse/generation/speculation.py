@@ -29,7 +29,7 @@ class Drafts:
 class Speculator(Protocol):
     """Who makes drafts."""
 
-    count: int  # drafts of a row at most
+    n_draft_tokens: int  # per sequence and step, at most
 
     def setup(self, model: Decoder | Seq2Seq, slots: int, max_len: int) -> None:
         """Get ready for an engine."""
@@ -44,9 +44,9 @@ class Speculator(Protocol):
 class PromptLookup:
     """Guess that what followed the last few tokens before will follow them again: in code, quotes and summaries."""
 
-    def __init__(self, count: int = 8, longest: int = 3) -> None:
-        self.n_draft_tokens = check_count("count", count)
-        self.max_ngram = check_count("longest", longest)
+    def __init__(self, n_draft_tokens: int = 8, max_ngram: int = 3) -> None:
+        self.n_draft_tokens = check_count("n_draft_tokens", n_draft_tokens)
+        self.max_ngram = check_count("max_ngram", max_ngram)
 
     def open(self, model: Decoder | Seq2Seq, slots: int, max_len: int) -> None:
         """Nothing is needed."""
@@ -71,7 +71,7 @@ class DraftModel:
         if not isinstance(model, Decoder):
             raise InputError(f"the draft model is a {type(model).__name__}, but it must be a decoder.")
         self.model = model
-        self.count = check_count("count", n_draft_tokens)
+        self.n_draft_tokens = check_count("n_draft_tokens", n_draft_tokens)
 
     def open(self, model: Decoder | Seq2Seq, slots: int, max_len: int) -> None:
         """Make a cache beside the engine's, row by row."""
@@ -88,8 +88,8 @@ class DraftModel:
         self._held: list[list[int]] = [[] for _ in range(slots)]  # tokens whose keys and values are in the cache
 
     def propose(self, rows: Sequence[SequenceState], sampler: Sampler) -> Drafts | None:
-        """Write up to `count` tokens ahead of each row, drawn as the row's options ask."""
-        rooms = [max_draft_tokens(row, self.count) for row in rows]
+        """Write up to `n_draft_tokens` tokens ahead of each row, drawn as the row's options ask."""
+        rooms = [max_draft_tokens(row, self.n_draft_tokens) for row in rows]
         if max(rooms) == 0:
             return None
         n = len(rows)
@@ -143,7 +143,7 @@ def lookup_ngram(tokens: Sequence[int], max_ngram: int, n_draft_tokens: int) -> 
 
     Where that is fewer tokens than wanted, they come round again: the sequence has repeated itself since.
 
-    >>> continuation([1, 2, 3, 4, 5, 2, 3], longest=3, count=2)
+    >>> lookup_ngram([1, 2, 3, 4, 5, 2, 3], max_ngram=3, n_draft_tokens=2)
     [4, 5]
     >>> continuation([1, 2, 3, 4, 5, 2, 3], longest=3, count=6)
     [4, 5, 2, 3, 4, 5]

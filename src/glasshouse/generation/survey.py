@@ -58,7 +58,7 @@ def argmax(logits: Tensor) -> Tensor:
 def token_logprobs(logits: Tensor, ids: Tensor) -> Tensor:
     """Return the log-probabilities [n] of ids [n] by raw logits [n, V]: float32, or float64 as the logits.
 
-    >>> logprobs_of(torch.tensor([[0.0, 0.0]]), torch.tensor([1])).exp()
+    >>> token_logprobs(torch.tensor([[0.0, 0.0]]), torch.tensor([1])).exp()
     tensor([0.5000])
     """
     if _takes(logits):

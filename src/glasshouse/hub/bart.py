@@ -15,7 +15,7 @@ from glasshouse.spec import Spec
 BASE: ConfigDict = {
     "kind": "seq2seq",
     "norm": {"kind": "layer", "eps": 1e-5},
-    "norm_order": "after",
+    "norm_placement": "after",
     "final_norm": False,
     "init": "normal",
 }
@@ -91,14 +91,14 @@ like_bart = functools.partial(
     Family,
     names=NAMES,
     prefix="model.",
-    copies={
+    tied_tensors={
         "model.shared.weight": (
             "model.encoder.embed_tokens.weight",
             "model.decoder.embed_tokens.weight",
             "lm_head.weight",
         )
     },
-    inert=(
+    ignored_keys=(
         "activation_dropout",
         "classif_dropout",
         "classifier_dropout",
@@ -113,16 +113,16 @@ like_bart = functools.partial(
 BART = like_bart(
     model_type="bart",
     base={**BASE, "position": {"kind": "learned", "offset": 2}, "embed_norm": True},
-    rows=ROWS,
+    key_mappings=ROWS,
     heads={"BartForConditionalGeneration": {"kind": "next_token"}, "BartModel": {"kind": "none"}},
-    unused=r"model\.(en|de)coder\.version",
+    ignored_tensors=r"model\.(en|de)coder\.version",
     adjust=functools.partial(adjust, marian=False),
 )
 MARIAN = like_bart(
     model_type="marian",
     base={**BASE, "position": {"kind": "sinusoidal", "layout": "halves"}},
-    rows=(ROWS[0]._replace(default=58_101), *ROWS[1:]),
+    key_mappings=(ROWS[0]._replace(default=58_101), *ROWS[1:]),
     heads={"MarianMTModel": {"kind": "next_token"}, "MarianModel": {"kind": "none"}},
-    unused=r"model\.(en|de)coder\.embed_positions\.weight",  # the sinusoids, saved by old versions
+    ignored_tensors=r"model\.(en|de)coder\.embed_positions\.weight",  # the sinusoids, saved by old versions
     adjust=functools.partial(adjust, marian=True),
 )

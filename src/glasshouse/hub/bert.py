@@ -10,7 +10,7 @@ BASE: ConfigDict = {
     "kind": "encoder",
     "position": {"kind": "learned"},
     "norm": {"kind": "layer"},
-    "norm_order": "after",
+    "norm_placement": "after",
     "final_norm": False,
     "embed_norm": True,
     "init": "normal",

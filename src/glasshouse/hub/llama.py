@@ -190,12 +190,12 @@ def extra_qwen(spec: TransformerSpec, biased: bool) -> ConfigDict:
 llama = functools.partial(
     Family,
     base=BASE,
-    rows=ROWS,
+    key_mappings=ROWS,
     names=NAMES,
     prefix="model.",
-    copies={"model.embed_tokens.weight": ("lm_head.weight",)},
-    unused=r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq",
-    inert=("initializer_range", "is_llama_config", "pretraining_tp"),
+    tied_tensors={"model.embed_tokens.weight": ("lm_head.weight",)},
+    ignored_tensors=r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq",
+    ignored_keys=("initializer_range", "is_llama_config", "pretraining_tp"),
     tied=False,
 )
 
@@ -213,7 +213,7 @@ def heads(name: str) -> ConfigDict:
 LLAMA = llama(model_type="llama", heads=heads("Llama"), adjust=adjust_llama, extra=extra_llama)
 MISTRAL = llama(
     model_type="mistral",
-    rows=with_defaults(intermediate_size=14_336, num_key_value_heads=8, max_position_embeddings=131_072),
+    key_mappings=with_defaults(intermediate_size=14_336, num_key_value_heads=8, max_position_embeddings=131_072),
     heads=heads("Mistral"),
     adjust=adjust_mistral,
     extra=extra_mistral,
@@ -226,14 +226,14 @@ QWEN = {
 }
 QWEN2 = llama(
     model_type="qwen2",
-    rows=with_defaults(**QWEN),
+    key_mappings=with_defaults(**QWEN),
     heads=heads("Qwen2"),
     adjust=functools.partial(adjust_qwen, biased=True),
     extra=functools.partial(extra_qwen, biased=True),
 )
 QWEN3 = llama(
     model_type="qwen3",
-    rows=with_defaults(**QWEN, head_dim=128),
+    key_mappings=with_defaults(**QWEN, head_dim=128),
     heads=heads("Qwen3"),
     adjust=functools.partial(adjust_qwen, biased=False),
     extra=functools.partial(extra_qwen, biased=False),

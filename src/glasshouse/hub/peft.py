@@ -287,7 +287,7 @@ def _split_fused(thin: LoRAWeights, parts: int) -> dict[int, LoRAWeights]:
     """Return the thin maps of the parts of a matrix: those that `_join` put together, or the whole map down for each.
 
     >>> whole = Thin(torch.tensor([[1.0], [2.0]]), torch.tensor([[3.0, 0.0], [0.0, 0.0], [0.0, 4.0]]), alpha=6.0)
-    >>> for part, own in _take_apart(whole, 3).items():
+    >>> for part, own in _split_fused(whole, 3).items():
     ...     print(part, own.down.tolist(), own.up.tolist(), own.alpha)
     0 [[1.0]] [[3.0]] 3.0
     2 [[2.0]] [[4.0]] 3.0
@@ -326,7 +326,7 @@ def _family(model: Model) -> Family:
     if family is None:
         raise ConfigError(
             "no published family can express this model, so PEFT has no names for its maps; keep the tensors of "
-            "lora.adapter(model) with store.write instead."
+            "lora.adapter_state_dict(model) with store.write instead."
         )
     return family
 

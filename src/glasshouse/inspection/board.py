@@ -208,13 +208,13 @@ class HookedExplicit(Explicit):
         self,
         former: Fused | Explicit,
         is_watched: Callable[[], bool],
-        pass_scores: Callable[[Tensor], Tensor],
-        pass_pattern: Callable[[Tensor], Tensor],
+        scores_hook: Callable[[Tensor], Tensor],
+        pattern_hook: Callable[[Tensor], Tensor],
     ) -> None:
         super().__init__(former.scale, former.dropout, softcap_of(former))
         self.original = (former,)  # not a child: the tree keeps its shape
         self.train(former.training)
-        self.is_hooked, self.scores_hook, self.pattern_hook = is_watched, pass_scores, pass_pattern
+        self.is_hooked, self.scores_hook, self.pattern_hook = is_watched, scores_hook, pattern_hook
 
     def train(self, mode: bool = True) -> HookedExplicit:
         """Set the mode of the kernel that will be back, too."""

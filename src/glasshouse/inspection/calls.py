@@ -82,7 +82,7 @@ def next_tokens(ids: Tensor, layout: Layout) -> Tensor:
     """Return the next real token of the same document for each of ids [B, S]; -1 where there is none.
 
     >>> ids = torch.tensor([[5, 6, 0, 7]])
-    >>> next_tokens(ids, lay_out(ids, mask=torch.tensor([[True, True, False, True]])))
+    >>> next_tokens(ids, make_layout(ids, mask=torch.tensor([[True, True, False, True]])))
     tensor([[ 6,  7, -1, -1]])
     """
     length = ids.shape[1]

@@ -45,8 +45,8 @@ class Comparison(HtmlDisplay):
         "writes": ("layer", "head"),
         "ffn": ("layer",),
         "divergence": ("batch", "position"),
-        "loss_one": ("batch", "position"),
-        "loss_other": ("batch", "position"),
+        "loss_a": ("batch", "position"),
+        "loss_b": ("batch", "position"),
         "ids": ("batch", "position"),
     }
     residual_distance: Tensor  # distance of the stream, embedded and after each layer
@@ -164,15 +164,15 @@ def compare(
             uses += _comparing_weights(text, seen, others, layer, masks, sum_of_rows)
         with hook_manager_of(second).registered(uses):
             other_answer = second(*given, **call)
-        divergence, loss_one, loss_other = _answers(text, answer, other_answer)
+        divergence, loss_a, loss_b = _answers(text, answer, other_answer)
     return Comparison(
         residual_distance=stream.where(text.real, torch.nan),
         pattern_distance=weights / text.real.sum(),
         z_distance=writes,
         ffn_out_distance=ffn,
         kl_divergence=divergence,
-        loss_a=loss_one,
-        loss_b=loss_other,
+        loss_a=loss_a,
+        loss_b=loss_b,
         ids=text.ids,
         tok=tok,
     )

@@ -44,8 +44,8 @@ class AttentionMap:
         """Return what the softmax receives, [B, head, query, key]."""
         return self._part("scores", head, query, key)
 
-    def _part(self, place: str, head: Index, query: Index, key: Index) -> Tensor:
-        site = replace(self.site, place=place)  # type: ignore[arg-type]
+    def _part(self, point: str, head: Index, query: Index, key: Index) -> Tensor:
+        site = replace(self.site, hook_point=point)  # type: ignore[arg-type]
         attend, q, k, _, mask = self.kernel
         return recompute_attention(Selection(site, (EVERY, head, query, key)), attend, q, k, mask)
 
@@ -56,7 +56,7 @@ def capture_attention(model: nn.Module, *names: str) -> Iterator[dict[str, Atten
 
     >>> import torch, glasshouse as gh
     >>> model = gh.build(gh.preset("tiny-decoder"))
-    >>> with keep_maps(model, "pattern.*") as maps:
+    >>> with capture_attention(model, "pattern.*") as maps:
     ...     _ = model(torch.tensor([[1, 2, 3]]))
     >>> maps["pattern.1"].shape, maps["pattern.1"].weights(head=2, query=0)
     ((1, 4, 3, 3), tensor([[1., 0., 0.]]))

@@ -25,7 +25,7 @@ IGNORE_INDEX = -100  # what cross_entropy takes for a place that does not count
 def scalar_metric(measure: Metric) -> Callable[[Tensor], Tensor]:
     """Return a measure whose numbers are sure to be tensors of no axes, and of enough digits.
 
-    >>> number_by(lambda output: output.sum())(torch.ones(2, dtype=torch.bfloat16))
+    >>> scalar_metric(lambda output: output.sum())(torch.ones(2, dtype=torch.bfloat16))
     tensor(2.)
     """
     return partial(_number, measure)
@@ -39,11 +39,11 @@ def _number(measure: Metric, output: Tensor) -> Tensor:
 
 
 def logit_diff_metrics(
-    model: nn.Module, into: Called, out_of: Called, before: Tensor, after: Tensor
+    model: nn.Module, into: Called, clean: Called, before: Tensor, after: Tensor
 ) -> tuple[Metric, Metric]:
     """Measure the logit of what output `after` finds likeliest at its end, less that of what `before` does.
 
-    The first measure is for outputs on `into`, the second for those on `out_of`, which may end elsewhere.
+    The first measure is for outputs on `into`, the second for those on `clean`, which may end elsewhere.
 
     >>> import glasshouse as gh
     >>> model = gh.build(gh.preset("tiny-decoder"))
@@ -54,7 +54,7 @@ def logit_diff_metrics(
     (tensor(-3.), tensor(4.))
     """
     _check_logits(model)
-    first, second = _ending(model, *into), _ending(model, *out_of)
+    first, second = _ending(model, *into), _ending(model, *clean)
     old, new = first(before).argmax(-1, keepdim=True), second(after).argmax(-1, keepdim=True)
     if torch.equal(old, new):
         raise InputError(

@@ -28,7 +28,7 @@ WRITERS = (*SENDERS, "ffn_out")  # what decides all that is added to the stream
 
 
 def patch(model: nn.Module, corrupted: Prompt, clean: Prompt, *names: str, **call: Any) -> Tensor:  # noqa: ANN401
-    """Return the output on the prompt `into` while the named sites hold what they held on the prompt `out_of`.
+    """Return the output on the prompt `into` while the named sites hold what they held on the prompt `clean`.
 
     Names are those of `record`, with `*` and indices; `call` is what else the model is to be told of both prompts, or
     as a pair, such as `lengths=(of_into, of_out_of)`, of each. Whoever takes over a whole layer takes over the
@@ -89,16 +89,16 @@ class ActivationPatching(HtmlDisplay):
         "before": (),
         "after": (),
     }
-    effect: Tensor  # 0: the measure is that on `into`; 1: that on `out_of`
+    effect: Tensor  # 0: the measure is that on `into`; 1: that on `clean`
     metric_values: Tensor  # the measure itself, with each patch
     corrupted_baseline: Tensor  # the measure on `into`
-    clean_baseline: Tensor  # the measure on `out_of`
+    clean_baseline: Tensor  # the measure on `clean`
     site: str
     axis: str  # what a place is: a position, a head
     axis_labels: tuple[str, ...]  # their names: tokens, or numbers
 
     def _drawing(self) -> str:
-        caption = f"{self.site} of out_of put into each {self.axis}: 0 changes nothing, 1 gives what out_of gives"
+        caption = f"{self.site} of clean put into each {self.axis}: 0 changes nothing, 1 gives what clean gives"
         return draw_layers(self.effect, self.axis_labels, self.axis, caption)
 
 
@@ -118,7 +118,7 @@ def activation_patching(
 
     `site` is a name without its layer: `resid_post`, `z`, `decoder.cross_z`. `by` is the axis whose places are taken
     in turn: heads where the site has them, else positions. `measure` makes one number of an output; left out, it is
-    the logit of the token that is likeliest after `out_of` less that of the one likeliest after `into`, both at the
+    the logit of the token that is likeliest after `clean` less that of the one likeliest after `into`, both at the
     end of the prompt. `call` is as in `patch`. After each layer `progress` is told how many patches are done, and of
     how many.
 
@@ -171,17 +171,17 @@ class PathEffect(HtmlDisplay):
         "after": (),
     }
     output: Tensor
-    effect: Tensor  # 0: the measure is that on `into`; 1: that on `out_of`
+    effect: Tensor  # 0: the measure is that on `into`; 1: that on `clean`
     metric_value: Tensor  # the measure itself, with the patch
     corrupted_baseline: Tensor  # the measure on `into`
-    clean_baseline: Tensor  # the measure on `out_of`
+    clean_baseline: Tensor  # the measure on `clean`
     sender: str
     receiver: str
 
     def _drawing(self) -> str:
         figures = torch.stack([self.corrupted_baseline, self.metric_value, self.clean_baseline])
         caption = f"{self.sender} through {self.receiver}: effect {self.effect.item():.3f}"
-        return bars(figures, names=["on into", "with the path patched", "on out_of"], caption=caption)
+        return bars(figures, names=["on into", "with the path patched", "on clean"], caption=caption)
 
 
 def path_patching(
@@ -198,7 +198,7 @@ def path_patching(
 
     `sender` is a head's output such as `z.1[head=3]`, `receiver` what a later head reads, such as `q.4[head=2]`;
     keys and values are counted by the heads that have their own. What the receiver would get is found with the sender
-    as on `out_of` while everything between them that writes to the stream, all heads and feed-forward layers, is held
+    as on `clean` while everything between them that writes to the stream, all heads and feed-forward layers, is held
     as on `into`; then that alone is put into a plain run on `into`. Norms on the way are not held: they belong to the
     path. With the norm after each sum, the stream itself passes one after every layer between, so that there a path
     is what is left of the sender after all of these, and what it does to the scale of the rest. `measure` is that of
@@ -275,7 +275,7 @@ def _put(name: str, value: Tensor, axis: int, old: Tensor, place: int) -> None:
 def _check_alike(name: str, value: Tensor, old: Tensor) -> None:
     if value.shape != old.shape:
         raise InputError(
-            f"{name} has shape {list(value.shape)} on out_of, but {list(old.shape)} on into; give prompts that have "
+            f"{name} has shape {list(value.shape)} on clean, but {list(old.shape)} on into; give prompts that have "
             "the same there."
         )
 
@@ -291,7 +291,7 @@ def _measured(
     before, after = measured(outputs[0]), other(outputs[1])
     if not bool((after - before).abs() > 0):
         raise InputError(
-            f"the measure is {before.item():.6g} on into and {after.item():.6g} on out_of, so there is no difference "
+            f"the measure is {before.item():.6g} on into and {after.item():.6g} on clean, so there is no difference "
             "to explain; give another measure or other prompts."
         )
     return measured, before, after

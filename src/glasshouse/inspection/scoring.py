@@ -48,7 +48,7 @@ class HeadScores(HtmlDisplay):
     distance: Tensor  # to what is looked at, in tokens
     normalized_entropy: Tensor  # entropy as a share of the most there can be: 1 is an even bag of words
     uniform_baseline: dict[str, Tensor]  # [layer]: each score of a head that spreads its weight evenly over all it may see
-    head_types: list[list[str]]  # [layer][head]: the score that stands out, as `name_heads` says; "" where none does
+    head_types: list[list[str]]  # [layer][head]: the score that stands out, as `classify_heads` says; "" where none does
 
     def _drawing(self) -> str:
         layers, heads = self.previous.shape
@@ -153,7 +153,7 @@ def classify_heads(scores: Mapping[str, Tensor], uniform_baseline: Mapping[str, 
     gives the name. A score of which an even head has more than half tells nothing. Else a head is "broad" while it is
     `lacking` less than ln 2 nats of an even head's entropy: it looks at more than half of what it may see.
 
-    >>> name_heads({"previous": torch.tensor([[0.9, 0.4, 0.4]])}, {"previous": torch.tensor([0.36])},
+    >>> classify_heads({"previous": torch.tensor([[0.9, 0.4, 0.4]])}, {"previous": torch.tensor([0.36])},
     ...            torch.tensor([[0.8, 0.0, 0.9]]))
     [['previous', 'broad', '']]
     """

@@ -42,8 +42,8 @@ class Int8Weight(NamedTuple):
 def quantize_rows(weight: Tensor) -> Int8Weight:
     """Round each row to multiples of a 127th of its largest number.
 
-    >>> to_int8(torch.tensor([[254.0, -2.0, 7.0], [0.0, 0.0, 0.0]]))
-    Int8Rows(values=tensor([[127,  -1,   4],
+    >>> quantize_rows(torch.tensor([[254.0, -2.0, 7.0], [0.0, 0.0, 0.0]]))
+    Int8Weight(values=tensor([[127,  -1,   4],
             [  0,   0,   0]], dtype=torch.int8), scale=tensor([2., 0.]))
     """
     weight = weight.detach().float()
@@ -55,7 +55,7 @@ def quantize_rows(weight: Tensor) -> Int8Weight:
 class Int8Linear(nn.Module):
     """A linear map with int8 weights, for float32 on the CPU; no gradient passes.
 
-    >>> rows = to_int8(torch.tensor([[127.0, -2.0], [0.0, 254.0]]))
+    >>> rows = quantize_rows(torch.tensor([[127.0, -2.0], [0.0, 254.0]]))
     >>> Int8Linear(rows, torch.tensor([3.0, 0.0]))(torch.tensor([[1.0, 0.0], [0.0, 0.5]])).round(decimals=4)
     tensor([[130.,   0.],
             [  2., 127.]])
@@ -149,7 +149,7 @@ def onednn_int8_is_exact() -> bool:
 
 
 def quantize_int8(tree: nn.Module) -> None:
-    """Put int8 in the place of the linear maps, the token table and the head of a second tree (`twin.share`).
+    """Put int8 in the place of the linear maps, the token table and the head of a second tree (`twin.clone_sharing_parameters`).
 
     A head that is tied stays tied: table and head are the same whole numbers. What the tree keeps of the model are
     norms, biases and positions; once nothing else holds the model, its matrices are gone.

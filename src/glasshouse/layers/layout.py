@@ -40,7 +40,7 @@ def make_layout(
     what a cache already holds of each row, or [B, S] the position of each token itself; `side` is put before these
     names in errors.
 
-    >>> lay_out(torch.zeros(1, 5), documents=torch.tensor([[7, 7, 7, 3, 3]])).positions
+    >>> make_layout(torch.zeros(1, 5), documents=torch.tensor([[7, 7, 7, 3, 3]])).positions
     tensor([[0, 1, 2, 0, 1]])
     """
     real = _real(ids, lengths, mask, side)

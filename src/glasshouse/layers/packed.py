@@ -45,7 +45,7 @@ class ColumnMajorLinear(nn.Module):
 class PrepackedLinear(nn.Module):
     """A linear map that holds its matrix in oneDNN's order, for products of four rows and more, without gradients.
 
-    `can_pack` says whether this build of torch has what it needs.
+    `can_prepack` says whether this build of torch has what it needs.
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:

@@ -64,4 +64,4 @@ def make_residual(s: spec.TransformerSpec, layer: nn.Module) -> PreNorm | PostNo
         case "sandwich":
             return SandwichNorm(s, layer)
         case _:
-            assert_never(s.norm_order)
+            assert_never(s.norm_placement)

@@ -62,7 +62,7 @@ def swap_linears(tree: nn.Module, make: MakeLinear) -> None:
                 replace_module(module, name, made)
     model = cast(Any, tree)
     head: Any = getattr(tree, "head", None)
-    if hasattr(head, "matrix") and (made := make(head.matrix(model.token.table.weight), head.bias)) is not None:
+    if hasattr(head, "unembedding") and (made := make(head.unembedding(model.token_embedding.table.weight), head.bias)) is not None:
         replace_module(tree, "head", SwappedUnembedding(head.transform, head.scale, made))
 
 

@@ -31,7 +31,7 @@ def with_tokenizer(model: Model, old: Tokenizer, new: Tokenizer) -> Model:
     >>> import glasshouse as gh
     >>> old, new = (gh.Tokenizer.train(texts=["to be"], vocab_size=size) for size in (263, 264))
     >>> model = gh.build(gh.preset("tiny-decoder", vocab_size=263))
-    >>> grown = with_vocabulary(model, old, new)
+    >>> grown = with_tokenizer(model, old, new)
     >>> grown.spec.vocab_size, new.token(263), [old.token(part) for part in old.encode("be")]
     (264, 'be', ['b', 'e'])
     >>> torch.equal(grown.token.table.weight[263], model.token.table.weight[old.encode("be")].mean(0))
@@ -62,9 +62,9 @@ def with_classifier(model: Model, n_labels: int, *, per_token: bool = False) -> 
 
     >>> import glasshouse as gh
     >>> model = gh.build(gh.preset("tiny-encoder"))
-    >>> with_labels(model, 3)(torch.tensor([[1, 2], [3, 4]])).shape
+    >>> with_classifier(model, 3)(torch.tensor([[1, 2], [3, 4]])).shape
     torch.Size([2, 3])
-    >>> with_labels(model, 3, tokens=True)(torch.tensor([[1, 2], [3, 4]])).shape
+    >>> with_classifier(model, 3, tokens=True)(torch.tensor([[1, 2], [3, 4]])).shape
     torch.Size([2, 2, 3])
     """
     if not isinstance(model, Encoder):

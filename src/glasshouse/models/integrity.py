@@ -24,10 +24,10 @@ def checked_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
 
     >>> import glasshouse as gh
     >>> model = gh.build(gh.preset("tiny-decoder"))
-    >>> len(weights_of(model)) == len(list(model.parameters()))
+    >>> len(checked_parameters(model)) == len(list(model.parameters()))
     True
     >>> model.stack.norm = nn.Identity()
-    >>> weights_of(model)
+    >>> checked_parameters(model)
     Traceback (most recent call last):
     glasshouse.errors.InputError: stack.norm is Identity(), but the spec builds RMSNorm...
     """

@@ -16,8 +16,8 @@ def check_tokenizer(model: Decoder | Encoder | Seq2Seq, tok: Tokenizer, name: st
 
     >>> import glasshouse as gh
     >>> model = gh.build(gh.preset("tiny-decoder", vocab_size=263))
-    >>> check_pair(model, gh.Tokenizer.train(texts=["to be"], vocab_size=263))
-    >>> check_pair(model, gh.Tokenizer.train(texts=["to be"], vocab_size=264))
+    >>> check_tokenizer(model, gh.Tokenizer.train(texts=["to be"], vocab_size=263))
+    >>> check_tokenizer(model, gh.Tokenizer.train(texts=["to be"], vocab_size=264))
     Traceback (most recent call last):
     ...
     glasshouse.errors.InputError: the tokenizer has 264 tokens, but vocab_size is 263, so it is another model's.

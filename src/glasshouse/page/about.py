@@ -32,7 +32,7 @@ def about(traces: Traces, ask: About) -> JsonDict:
         "n_encoder_layers": getattr(s, "n_encoder_layers", 0),
         "position": s.position.kind,
         "norm": s.norm.kind,
-        "norm_order": s.norm_placement,
+        "norm_placement": s.norm_placement,
         "feedforward": s.feedforward.kind,
         "head": s.head.kind,
         "parameters": spec.count_parameters(s),

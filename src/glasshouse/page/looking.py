@@ -84,7 +84,7 @@ class Look:
             patched = question_of(sitter, {**state, "edits": [{"kind": "patch", "site": ""}]})
             yield "tokens", {"question": patched.source.table()}
         question = question_of(sitter, state)
-        for name in views_of(self.traces.subject):
+        for name in recorded_sites(self.traces.subject):
             yield from OPENINGS[name](self.traces, question, state)
 
     def _states(self, state: JsonDict) -> Iterator[JsonDict]:
@@ -119,7 +119,7 @@ def look(model: Model, tok: Tokenizer | None = None, text: str = "", **state: ob
     return Look(traces, checked(traces, {"text": text, **state}))
 
 
-def views_of(subject: Subject) -> list[str]:
+def recorded_sites(subject: Subject) -> list[str]:
     """Return the views that there are of what is looked at."""
     left_out = set() if isinstance(subject.at("").model, Seq2Seq) else {"alignment"}
     left_out |= set() if subject.run is not None else {"run"}
@@ -135,7 +135,7 @@ def checked(traces: Traces, given: JsonDict) -> JsonDict:
     if (view := state.get("view", "text")) not in OPENINGS:
         raise InputError(f"there is no view {view!r}; {did_you_mean(view, OPENINGS)}")
     subject = traces.subject
-    if view not in (fitting := views_of(subject)):
+    if view not in (fitting := recorded_sites(subject)):
         raise InputError(f"the view {view!r} is not for this model; choose one of {', '.join(fitting)}.")
     for name in ("moment", "beside"):
         if (moment := state.get(name)) and moment not in (known := subject.moments()):

@@ -28,7 +28,7 @@ def checked_text(text: str | bytes) -> str:
 def is_invalid_utf8(text: str | bytes) -> TypeGuard[bytes]:
     r"""Say whether these are bytes that are no UTF-8.
 
-    >>> is_stray(b"caf\xe9"), is_stray("café".encode())
+    >>> is_invalid_utf8(b"caf\xe9"), is_invalid_utf8("café".encode())
     (True, False)
     """
     if not isinstance(text, bytes) or text.isascii():
@@ -43,7 +43,7 @@ def is_invalid_utf8(text: str | bytes) -> TypeGuard[bytes]:
 def split_invalid_utf8(text: bytes) -> list[str]:
     r"""Return the stretches of text and, between them, each stray byte as Python's surrogateescape writes it.
 
-    >>> split_stray(b"caf\xe9!")
+    >>> split_invalid_utf8(b"caf\xe9!")
     ['caf', '\udce9', '!']
     """
     return _STRAY.split(text.decode(errors="surrogateescape"))

@@ -239,7 +239,7 @@ class Tokenizer:
         """
         if self.chat_template is None:
             raise InputError(
-                "the tokenizer has no chat template; set chat_template, for example to text.chat.DEFAULT."
+                "the tokenizer has no chat template; set chat_template, for example to text.chat.DEFAULT_TEMPLATE."
             )
         special = {self._tokens[number]: number for number in self.special_ids}
         variables = {f"{role}_token": token for role, token in self.special_tokens.items()}

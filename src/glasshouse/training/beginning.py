@@ -95,7 +95,7 @@ def find_device(name: str) -> torch.device:
 def resolve_precision(name: str, device: torch.device) -> torch.dtype:
     """Return the type of number that a run multiplies in.
 
-    >>> find_compute("bfloat16", torch.device("cpu"))
+    >>> resolve_precision("bfloat16", torch.device("cpu"))
     torch.bfloat16
     """
     return machine.compute_dtype(device) if name == "auto" else getattr(torch, name)

@@ -53,7 +53,7 @@ def describe(trainer: Trainer) -> list[str]:
     source = f", from {run.model['from']}" if "from" in run.model else ""
     fields = ", ".join(material.train.manifest.get("fields", ()))
     kind = material.train.kind + (f" (columns {fields})" if fields else "")
-    left_out = getattr(trainer.samples, "left_out", 0)
+    left_out = getattr(trainer.samples, "n_too_long", 0)
     longer = f"; {left_out:,} longer than data.length are left out" if left_out else ""
     device = str(trainer.device)
     device += f" ({torch.cuda.get_device_name(trainer.device)})" if trainer.device.type == "cuda" else ""

@@ -222,8 +222,8 @@ class Trainer:
 
     def _restore(self, step: int, state: CheckpointData) -> None:
         self.state = self.checkpointer.restore(step, state)
-        parts, planned = self.run.train.grad_accum or self.state.grad_accum, self.state.initial_steps or self.steps
-        self.state = replace(self.state, parts=parts, planned=planned)
+        grad_accum, initial_steps = self.run.train.grad_accum or self.state.grad_accum, self.state.initial_steps or self.steps
+        self.state = replace(self.state, grad_accum=grad_accum, initial_steps=initial_steps)
 
     # Learning
 
@@ -248,7 +248,7 @@ class Trainer:
                         batches.close()
                         batches = self._stream()
                         continue
-                    self.state = replace(self.state, line=self._line(outcome))
+                    self.state = replace(self.state, pending_metrics=self._line(outcome))
                 self._end_step()
             if self.out_of_patience:
                 self.reporter.log(f"stops early: no better loss in {self.state.evals_since_best} evaluations")
@@ -267,7 +267,7 @@ class Trainer:
         try:
             for number, batch in enumerate(ahead, self.state.next_batch):
                 if number not in self.state.skipped:
-                    self.state = replace(self.state, number=number)
+                    self.state = replace(self.state, next_batch=number)
                     yield batch
         finally:
             ahead.close()
@@ -299,7 +299,7 @@ class Trainer:
             self._raise_grad_accum(len(batch))
         if self.ema is not None:
             self.ema.update()
-        self.state = replace(self.state, step=self.state.step + 1, number=self.state.next_batch + 1)
+        self.state = replace(self.state, step=self.state.step + 1, next_batch=self.state.next_batch + 1)
         self.throughput.add(batch.n_tokens, self.flops(batch))
         self.reporter.on_step_end(self.state.step, self.steps, outcome, self.throughput)
         return outcome
@@ -313,7 +313,7 @@ class Trainer:
         self.step_fn.optimizer.zero_grad(set_to_none=True)
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
-        self.state = replace(self.state, parts=min(rows, self.state.grad_accum * 2))
+        self.state = replace(self.state, grad_accum=min(rows, self.state.grad_accum * 2))
         self.reporter.log(f"out of memory: a step is now computed in {self.state.grad_accum} parts of {self.micro_batch_size} rows")
 
     def _handle_nonfinite(self, error: NonFiniteError, batch: Batch) -> None:
@@ -354,7 +354,7 @@ class Trainer:
         if step % choice.interval(choice.eval_every, self.state.initial_steps) == 0 or last:
             figures = self._validate()
             line = line | _as_json({f"validation_{name}": value for name, value in figures.items()})
-        self.state = replace(self.state, line=None)
+        self.state = replace(self.state, pending_metrics=None)
         self._write_metrics(line)
         is_best = self.state.best is not None and self.state.best[0] == step
         if step % choice.interval(choice.save_every, self.state.initial_steps) == 0 or last or is_best or self.out_of_patience:
@@ -399,9 +399,9 @@ class Trainer:
         self.throughput.exclude_elapsed()
         loss = figures["loss"]
         if math.isfinite(loss) and (self.state.best is None or loss < self.state.best[1]):
-            self.state = replace(self.state, best=(self.state.step, loss), worse=0)
+            self.state = replace(self.state, best=(self.state.step, loss), evals_since_best=0)
         else:
-            self.state = replace(self.state, worse=self.state.evals_since_best + 1)
+            self.state = replace(self.state, evals_since_best=self.state.evals_since_best + 1)
         return figures
 
     def _log_checkpoint(self) -> None:

@@ -16,7 +16,7 @@ LOGITS = 4  # numbers a token and entry of the vocabulary: logits, in float32, t
 def estimate_grad_accum(s: spec.Spec, batch_size: int, length: int, device: torch.device) -> int:
     """Return in how many parts a batch of so many rows should fit, by arithmetic.
 
-    >>> first_parts(spec.preset("tiny-decoder"), rows=8, length=64, device=torch.device("cpu"))
+    >>> estimate_grad_accum(spec.preset("tiny-decoder"), rows=8, length=64, device=torch.device("cpu"))
     1
     """
     layers = s.n_layers + (s.n_encoder_layers if isinstance(s, spec.Seq2SeqSpec) else 0)

@@ -134,7 +134,7 @@ def set_lr(optimizer: torch.optim.Optimizer, factor: float) -> None:
     """Set the learning rate of every group to a multiple of the one it was made with.
 
     >>> optimizer = make_optimizer(nn.Linear(2, 3), AdamW(lr=0.5))
-    >>> set_rate(optimizer, 0.5)
+    >>> set_lr(optimizer, 0.5)
     >>> [group["lr"] for group in optimizer.param_groups]
     [0.25, 0.25]
     """

@@ -39,8 +39,8 @@ def make_prompts(held: Dataset, tok: Tokenizer, length: int, count: int) -> Prom
     >>> tok = gh.Tokenizer.train(texts=["to be or not to be"], vocab_size=263)
     >>> place = tempfile.mkdtemp()
     >>> _ = Path(f"{place}/a.txt").write_text("to be or not to be, that is the question")
-    >>> held = RunningText(gh.data.prepare(f"{place}/a.txt", tok, f"{place}/ids"), length=16)
-    >>> prompts = first_prompts(held, tok, length=16, count=2)
+    >>> held = CausalLMDataset(gh.data.prepare(f"{place}/a.txt", tok, f"{place}/ids"), length=16)
+    >>> prompts = make_prompts(held, tok, length=16, count=2)
     >>> [sample["prompt"] for sample in prompts.take(gh.build(gh.preset("tiny-decoder", vocab_size=263)))]
     ['to be or']
     """
@@ -139,7 +139,7 @@ def _write(
         prompts,
         most,
         temperature,
-        stop_ids=tuple(sorted(ends)),
+        stop_token_ids=tuple(sorted(ends)),
         max_len=model.spec.max_len,  # no longer than it is trained for
         weights="own",
         record="*embed[width=0]",  # to be recorded, passes are run one by one: so few do not pay for a graph on a GPU

@@ -115,7 +115,7 @@ class InverseSqrt(_Schedule):
 
     With a rate of d_model^-0.5 * warmup^-0.5 it is that of the paper, step for step.
 
-    >>> [round(InverseRoot(warmup=4).factor(step, 100), 3) for step in (0, 3, 15, 63)]
+    >>> [round(InverseSqrt(warmup=4).factor(step, 100), 3) for step in (0, 3, 15, 63)]
     [0.25, 1.0, 0.5, 0.25]
     """
 

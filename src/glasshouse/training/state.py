@@ -36,7 +36,7 @@ def optimizer_state(optimizer: torch.optim.Optimizer) -> CheckpointData:
 
 
 def load_optimizer_state(state: CheckpointData, optimizer: torch.optim.Optimizer) -> None:
-    """Let an optimizer of the same parameters go on where `of_optimizer` left off."""
+    """Let an optimizer of the same parameters go on where `optimizer_state` left off."""
     about = state.metadata["optimizer"]
     held: dict[int, dict[str, Any]] = {}
     for name, value in _under("optimizer", state.tensors).items():
@@ -68,7 +68,7 @@ def rng_state() -> CheckpointData:
 
 
 def load_rng_state(state: CheckpointData) -> None:
-    """Set every random generator to where `of_chance` found it; devices that are not here are passed over."""
+    """Set every random generator to where `rng_state` found it; devices that are not here are passed over."""
     tensors, about = _under("chance", state.tensors), state.metadata["chance"]
     torch.set_rng_state(tensors["cpu"].clone())
     if torch.cuda.is_available():
