@@ -24,12 +24,12 @@ from torch import Tensor, nn
 
 import glasshouse as gh
 from glasshouse.data import Batch, builtin_dataset
-from glasshouse.data.included import langid
-from glasshouse.evaluation.tally import MetricSums, evaluate_batch
+from glasshouse.data.builtin import langid
+from glasshouse.evaluation.eval_loop import MetricSums, evaluate_batch
 from glasshouse.models import Encoder, Model, with_classifier
 from glasshouse.training.optimizer import AdamW, make_optimizer, set_lr
 from glasshouse.training.schedule import Linear
-from glasshouse.training.update import NonFiniteError, TrainStep
+from glasshouse.training.step import NonFiniteError, TrainStep
 
 Draw = Callable[[torch.Generator], Batch]  # a batch, by chance
 SMALL: dict[str, Any] = {"d_ff": 256, "d_model": 64, "n_layers": 2, "n_heads": 4, "max_len": 64}
@@ -62,7 +62,11 @@ def learn(
     """Train by Adam, at a rate that rises over `warmup` steps and falls to 0."""
     # Adam as the original transformer used it, without decay.
     optimizer = make_optimizer(model, AdamW(lr=lr, beta2=0.98, weight_decay=0.0))
-    update, schedule, chance = TrainStep(model, optimizer, grad_clip=clip), Linear(warmup=warmup, final_factor=0.0), dice(seed)
+    update, schedule, chance = (
+        TrainStep(model, optimizer, grad_clip=clip),
+        Linear(warmup=warmup, final_factor=0.0),
+        dice(seed),
+    )
     model.train()
     for step in range(steps):
         set_lr(optimizer, schedule.factor(step, steps))

@@ -27,11 +27,11 @@ from torch import Tensor, nn
 
 import glasshouse as gh
 from glasshouse import device as machine
-from glasshouse.generation.arrangement import prepare_for_inference
+from glasshouse.generation.inference_model import prepare_for_inference
 from glasshouse.generation.sampling import Sampler
 from glasshouse.generation.slots import SequenceState
 from glasshouse.generation.speculation import Drafts, Speculator
-from glasshouse.layers.packed import ColumnMajorLinear, PrepackedLinear
+from glasshouse.layers.prepacked import ColumnMajorLinear, PrepackedLinear
 
 PROMPT = 64
 NEW = 256
@@ -259,7 +259,8 @@ def loss() -> None:
     model.eval()
     with torch.inference_mode():
         own, small = (
-            prepare_for_inference(model, weights, 8)(validation[:, :-1]).log_softmax(-1).flatten(0, 1) for weights in ("own", "int8")
+            prepare_for_inference(model, weights, 8)(validation[:, :-1]).log_softmax(-1).flatten(0, 1)
+            for weights in ("own", "int8")
         )
         targets = validation[:, 1:].flatten()
         bits = [float(nn.functional.nll_loss(one, targets)) / math.log(2) for one in (own, small)]

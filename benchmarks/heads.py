@@ -23,7 +23,7 @@ from torch import Tensor
 
 import glasshouse as gh
 from glasshouse.data import Batch, builtin_dataset
-from glasshouse.inspection import HeadScores, ablation_effects, path_patching, activation_patching
+from glasshouse.inspection import HeadScores, ablation_effects, activation_patching, path_patching
 from glasshouse.models import Model
 
 # What a head must reach to be called one of its kind: a quarter of its weight on one sort of place, at every query on
@@ -116,7 +116,9 @@ def echo() -> None:
         model = build(seed, kind="decoder", vocab_size=LETTERS + 1, position="rotary", **SMALL)
         learn(model, echoes(32), 1500, 3e-3, seed=seed)
         right = ask(model, [echoes(64)(dice(10**6))])["accuracy"]
-        ids = torch.cat([torch.full((64, 1), START), gh.inspection.repeated_tokens(LETTERS, SAID // 2 - 1, rows=64)], 1)
+        ids = torch.cat(
+            [torch.full((64, 1), START), gh.inspection.repeated_tokens(LETTERS, SAID // 2 - 1, rows=64)], 1
+        )
         scores = gh.head_scores(model, ids)
         grown = ablation_effects(model, ids, targets=after_the_first_round(ids)).metric_increase
         show("echo", seed=seed, right=f"{right:.4f}")

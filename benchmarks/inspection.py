@@ -33,8 +33,8 @@ from step import ratio
 from torch import Tensor
 
 import glasshouse as gh
-from glasshouse.data.samples import make_dataset
-from glasshouse.training.material import open_datasets
+from glasshouse.data.dataset import make_dataset
+from glasshouse.training.datasets import open_datasets
 from glasshouse.training.probes import Probes, first_texts
 
 LAYERS, HEADS, WIDTH, VOCABULARY, TOKENS = 12, 12, 768, 50257, 512

@@ -19,8 +19,8 @@ import torch
 
 import glasshouse as gh
 from glasshouse.training import Result
-from glasshouse.training.update import StepMetrics
-from glasshouse.training.watch import SilentReporter
+from glasshouse.training.progress import SilentReporter
+from glasshouse.training.step import StepMetrics
 
 Table = dict[str, Any]
 
@@ -185,7 +185,7 @@ def dates(data: Path, out: Path, seed: int) -> None:
 
 def langid(data: Path, out: Path, seed: int) -> None:
     """Train the recipe, and count right languages in the test set."""
-    from glasshouse.data.included.langid import LANGUAGES, bayes_accuracy
+    from glasshouse.data.builtin.langid import LANGUAGES, bayes_accuracy
 
     result, seconds = run(f"langid-{seed}", gh.Run.load("langid", f"train.seed={seed}").to_dict(), out)
     found = gh.evaluate(result.model, result.datasets.tok, "langid", split="test")

@@ -21,8 +21,8 @@ import torch
 from step import SIZES, Size, glasshouse, make_step, ratio, seconds
 
 import glasshouse as gh
-from glasshouse.training.update import StepMetrics
-from glasshouse.training.watch import SilentReporter
+from glasshouse.training.progress import SilentReporter
+from glasshouse.training.step import StepMetrics
 
 STEPS = {"small": (300, 100), "large": (16, 8)}  # of a run, and after how many it saves
 SKIPPED = 2  # steps at the start, in which threads and memory are found

@@ -83,8 +83,8 @@ def train_ours(folder: str, pattern: str, max_words: int) -> Figures:
 def train_tokenizers(folder: str, pattern: str, max_words: int) -> Figures:
     import tokenizers
 
-    from glasshouse.text.alphabet import unicode_to_bytes
-    from glasshouse.text.words import PATTERNS
+    from glasshouse.text.byte_level import unicode_to_bytes
+    from glasshouse.text.pretokenizer import PATTERNS
 
     texts = documents(folder)
     tok = tokenizers.Tokenizer(tokenizers.models.BPE())
@@ -101,7 +101,8 @@ def train_tokenizers(folder: str, pattern: str, max_words: int) -> Figures:
     )
     seconds, _ = timed(lambda: tok.train_from_iterator(texts, trainer, len(texts)))
     merges = [
-        [unicode_to_bytes(left).hex(), unicode_to_bytes(right).hex()] for left, right in json.loads(tok.to_str())["model"]["merges"]
+        [unicode_to_bytes(left).hex(), unicode_to_bytes(right).hex()]
+        for left, right in json.loads(tok.to_str())["model"]["merges"]
     ]
     return {"seconds": seconds, "memory": peak(), "merges": merges}
 
@@ -136,7 +137,7 @@ def encode_tiktoken(folder: str) -> Figures:
     import tiktoken
 
     import glasshouse as gh
-    from glasshouse.text.words import PATTERNS
+    from glasshouse.text.pretokenizer import PATTERNS
 
     tok = gh.Tokenizer.load(Path(folder).with_name("tokenizer"))
     ranks = {tok.decode_bytes([number]): number for number in range(len(tok)) if number not in tok.special_ids}

@@ -165,7 +165,7 @@ def test_what_a_message_names_is_there(path: Path) -> None:
     [
         ("text/sources/file.py", "mend it, or pass --errors replace."),
         ("cli/training.py", "give --errors replace."),
-        ("cli/lines.py", "give --nothing."),
+        ("cli/stdin_prompts.py", "give --nothing."),
         ("cli/data.py", "Example: glasshouse data prepare a.txt --tokeniser tok"),
         ("training/loop.py", "try a lower train.rate, or {}"),
         ("data/corpus.py", "set data.eror, please"),

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from glasshouse import store as store
     from glasshouse import text as text
     from glasshouse import training as training
+    from glasshouse.embeddings import embed as embed
     from glasshouse.errors import ConfigError as ConfigError
     from glasshouse.errors import GlasshouseError as GlasshouseError
     from glasshouse.errors import InputError as InputError
@@ -33,8 +34,8 @@ if TYPE_CHECKING:
     from glasshouse.generation import Completion as Completion
     from glasshouse.generation import Engine as Engine
     from glasshouse.generation import SamplingParams as SamplingParams
-    from glasshouse.generation import generate as generate
-    from glasshouse.generation import stream as stream
+    from glasshouse.generation.generate import generate as generate
+    from glasshouse.generation.generate import stream as stream
     from glasshouse.hub import load as load
     from glasshouse.hub import save as save
     from glasshouse.inspection import ablate_head as ablate_head
@@ -53,7 +54,6 @@ if TYPE_CHECKING:
     from glasshouse.text import Tokenizer as Tokenizer
     from glasshouse.training import Run as Run
     from glasshouse.training import train as train
-    from glasshouse.vectors import embed as embed
 
 __version__ = "0.1.0.dev0"
 

@@ -43,7 +43,12 @@ def write(folder: str | Path, tensors: Mapping[str, torch.Tensor], metadata: Map
     def fill(place: Path) -> None:
         write_tensors(place / TENSORS, tensors)
         size = (place / TENSORS).stat().st_size
-        manifest = {"format": FORMAT_VERSION, "bytes": size, "sha256": sha256(place / TENSORS), "about": dict(metadata)}
+        manifest = {
+            "format": FORMAT_VERSION,
+            "bytes": size,
+            "sha256": sha256(place / TENSORS),
+            "about": dict(metadata),
+        }
         (place / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
 
     replace_folder(Path(folder), fill, rf"{MANIFEST}|{TENSORS}")

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from glasshouse.inspection.attribution import attribute
-from glasshouse.inspection.readout import lens
+from glasshouse.inspection.logit_lens import lens
 
 Grow = Callable[..., Any]
 Watch = Callable[..., list[Any]]

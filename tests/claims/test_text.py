@@ -14,8 +14,8 @@ import torch
 
 import glasshouse as gh
 from glasshouse import InputError
-from glasshouse.text import merges, words
-from glasshouse.text.alphabet import INITIAL_ALPHABET
+from glasshouse.text import fast_bpe, pretokenizer
+from glasshouse.text.byte_level import INITIAL_ALPHABET
 
 # The manual of Python: English prose with some code, about 600 kB; every tenth topic is held out.
 TOPICS = [str(text) for _, text in sorted(pydoc_data.topics.topics.items())]
@@ -87,7 +87,7 @@ def test_t3_smaller_tokens_make_longer_texts_and_know_every_word(tok: gh.Tokeniz
 
 def test_t4_merges_are_those_of_the_obvious_way() -> None:
     """Start from bytes; count all pairs; merge the most frequent; again, until the vocabulary is full."""
-    counts = dict(Counter(words.count([SEEN.encode()]).counts).most_common(400))
+    counts = dict(Counter(pretokenizer.count([SEEN.encode()]).counts).most_common(400))
     texts = [([bytes([byte]) for byte in word], number) for word, number in counts.items()]
     vocabulary = [bytes([byte]) for byte in INITIAL_ALPHABET]
     expected = []
@@ -103,12 +103,12 @@ def test_t4_merges_are_those_of_the_obvious_way() -> None:
             for i in range(len(text)):
                 if tuple(text[i : i + 2]) == best:
                     text[i : i + 2] = [best[0] + best[1]]
-    assert list(merges.learn(counts, 500)) == expected
+    assert list(fast_bpe.learn(counts, 500)) == expected
 
 
 def test_t5_characters_per_token_grow_with_the_vocabulary() -> None:
     """About four characters a token on English, which the manual is nearly: code, names and signs are shorter."""
-    counts = words.count([SEEN.encode()]).counts
+    counts = pretokenizer.count([SEEN.encode()]).counts
     assert sum(counts.values()) > 50_000
     curve = {}
     for size in (263, 512, 1024, 2048, 4096, 8192):

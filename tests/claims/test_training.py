@@ -35,7 +35,11 @@ MODELS: dict[str, dict[str, Any]] = {
     "rotary, yarn": {"position": {"kind": "rotary", "scaling": YARN}},
     # norms, and where they stand
     **{
-        f"{norm['kind']} norm {norm.get('bias', '')} {order}": {"kind": "seq2seq", "norm": norm, "norm_placement": order}
+        f"{norm['kind']} norm {norm.get('bias', '')} {order}": {
+            "kind": "seq2seq",
+            "norm": norm,
+            "norm_placement": order,
+        }
         for norm in ({"kind": "layer"}, {"kind": "layer", "bias": False}, {"kind": "rms"})
         for order in ("before", "after", "sandwich")
     },

@@ -10,7 +10,7 @@ import pytest
 
 import glasshouse as gh
 from cli.command import Call, Done, at_terminal
-from glasshouse.visible import show_whitespace
+from glasshouse.escaping import show_whitespace
 
 ASKED = "[x] a token the model is asked for"
 TEXTS = f"{ASKED}; ¶ another text begins, which does not see the one before"
@@ -101,9 +101,11 @@ def test_prepare_hands_its_options_on(prepare) -> None:  # noqa: ANN001
 
 
 def test_prepare_names_the_engine_that_was_left(prepare, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: ANN001
-    if gh.text.bulk.gigatoken is None:
+    if gh.text.corpus_encoder.gigatoken is None:
         pytest.skip("gigatoken is not installed")
-    monkeypatch.setattr(gh.text.bulk.CorpusEncoder, "_run_fast", lambda self, texts: (np.array([1]), np.array([1])))
+    monkeypatch.setattr(
+        gh.text.corpus_encoder.CorpusEncoder, "_run_fast", lambda self, texts: (np.array([1]), np.array([1]))
+    )
     Path("a.txt").write_text("ab")
     done = prepare("a.txt")
     assert done.err == "warning: gigatoken gives other ids for this text, so tokenizers is used.\n"

@@ -73,7 +73,8 @@ def test_figures_are_those_of_the_library(place: Path, call: Call) -> None:
         "written": 0,
         "signatures": {},
         "examples": [
-            {"read": one.input, "expected": one.reference, "said": one.prediction, "n_best": []} for one in report.examples
+            {"read": one.input, "expected": one.reference, "said": one.prediction, "n_best": []}
+            for one in report.examples
         ],
     }
     assert f"tokens, in 3 of {report.n_items} rows\n" in call(*words).out

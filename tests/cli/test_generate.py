@@ -24,9 +24,9 @@ import torch
 
 import glasshouse as gh
 from cli.command import GLASSHOUSE, Call, Done
-from glasshouse.cli import conversation, streaming
+from glasshouse.cli import chat_session, streaming
 from glasshouse.cli import generation as command
-from glasshouse.cli import lines as by_line
+from glasshouse.cli import stdin_prompts as by_line
 
 TEXT = "to be or not to be, that is the question:\nwhether 'tis nobler in the mind to suffer the slings and arrows\n"
 PROMPT = "to be or not to be"
@@ -207,7 +207,8 @@ def test_stop_takes_escapes_and_may_be_given_again(house: House, call: Call) -> 
 
 
 @pytest.mark.parametrize(
-    ("words", "drafter"), [(["--lookup"], gh.generation.PromptLookup), (["--draft", "small"], gh.generation.DraftModel)]
+    ("words", "drafter"),
+    [(["--lookup"], gh.generation.PromptLookup), (["--draft", "small"], gh.generation.DraftModel)],
 )
 def test_drafts_change_nothing_but_the_speed(
     words: list[str],
@@ -547,7 +548,9 @@ def test_a_conversation_remembers_and_reads_nothing_twice(
     )
     done = call("generate", house["decoder"], *words, stdin="\n\n".join(said).encode())
     assert done == Done(0, "".join(f"{text}\n" for text in expected), "")
-    whole = house.tok.encode_chat([*opening, user(said[0]), user(expected[0]), user(said[1])], add_generation_prompt=True).ids
+    whole = house.tok.encode_chat(
+        [*opening, user(said[0]), user(expected[0]), user(said[1])], add_generation_prompt=True
+    ).ids
     assert sum(read) < len(whole) + 2 * 12  # each turn alone would read the first message again
     monkeypatch.undo()
     first = call("generate", house["decoder"], said[0], *words, "--json", stdin=f"{said[1]}\r\n".encode())
@@ -557,13 +560,13 @@ def test_a_conversation_remembers_and_reads_nothing_twice(
 
 def test_an_answer_ends_where_the_template_closes_it(house: House, call: Call) -> None:
     end = house.tok.token_to_id("<|end|>")
-    assert conversation._closing(house.tok, []) == (end,)
+    assert chat_session._closing(house.tok, []) == (end,)
     other = gh.Tokenizer.load(house["decoder"])
     other.chat_template = "{% for m in messages %}<|user|>{{ m.content }}<|end|>\n{% endfor %}"
     other.chat_template += "{% if add_generation_prompt %}<|user|>{% endif %}"
-    assert conversation._closing(other, []) == (end,)  # and not the line break after it
+    assert chat_session._closing(other, []) == (end,)  # and not the line break after it
     other.chat_template = "{% for m in messages %}{{ m.content }} {% endfor %}"
-    assert conversation._closing(other, []) == ()
+    assert chat_session._closing(other, []) == ()
     ids = house.tok.encode_chat([user("to be")], add_generation_prompt=True).ids
     drawn = house.generate("short", [ids], temperature=1.0, n=60)  # of as many seeds
     seed, whole = next((seed, one.ids) for seed, one in enumerate(drawn) if end in one.ids[1:])

@@ -12,7 +12,7 @@ import pytest
 import glasshouse as gh
 from cli.command import Call, at_terminal, run
 from glasshouse.cli import screen
-from glasshouse.visible import show_whitespace
+from glasshouse.escaping import show_whitespace
 
 COMMANDS = {
     ("train",): ("[default: stdlib]", "[default: baselines]"),

@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 
 import glasshouse as gh
 from glasshouse import GlasshouseError, InputError, StoreError
-from glasshouse.data import feed, preparation, shards
+from glasshouse.data import dataset_reader, preparation, shards
 from glasshouse.text.sources import Record
 
 from .conftest import ENGLISH
@@ -97,7 +97,7 @@ def test_start_and_end_tokens_that_differ(texts: Texts) -> None:
 def test_a_long_text_is_cut_into_pieces_and_stays_one(
     texts: Texts, tok: gh.Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(feed, "CHUNK_BYTES", 100)
+    monkeypatch.setattr(dataset_reader, "CHUNK_BYTES", 100)
     monkeypatch.setattr(preparation, "BATCH_BYTES", 1000)
     text = ENGLISH[:20_000]
     corpus = texts(text)
@@ -109,7 +109,7 @@ def test_a_tokenizer_that_does_not_split_at_newlines_gets_texts_whole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One that puts a mark before every text would put one at each cut."""
-    monkeypatch.setattr(feed, "CHUNK_BYTES", 8)
+    monkeypatch.setattr(dataset_reader, "CHUNK_BYTES", 8)
     vocab = {token: number for number, token in enumerate(["<unk>", "</s>", "▁", *"abcdefgh\n"])}
     document = {
         "version": "1.0",
@@ -125,7 +125,7 @@ def test_a_tokenizer_that_does_not_split_at_newlines_gets_texts_whole(
 def test_a_text_too_long_to_be_encoded_as_one_is_cut_with_a_word(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(feed, "CHUNK_BYTES", 8)
+    monkeypatch.setattr(dataset_reader, "CHUNK_BYTES", 8)
     monkeypatch.setattr(preparation, "MAX_CHUNK_BYTES", 16)
     vocab = {token: number for number, token in enumerate(["<unk>", "</s>", "▁", *"abcdefgh\n"])}
     document = {
@@ -428,7 +428,7 @@ def failing_after(calls: int, original: Callable[..., None]) -> Callable[..., No
 def test_stopped_anywhere_it_goes_on_to_the_same_files(
     tmp_path: Path, tok: gh.Tokenizer, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
-    monkeypatch.setattr(feed, "CHUNK_BYTES", 300)
+    monkeypatch.setattr(dataset_reader, "CHUNK_BYTES", 300)
     monkeypatch.setattr(preparation, "BATCH_BYTES", 1000)
     monkeypatch.setattr(preparation, "BATCH_RECORDS", 10)
     if kind == "text":
@@ -441,7 +441,9 @@ def test_stopped_anywhere_it_goes_on_to_the_same_files(
         rows = [(words, ["long" if len(word) > 3 else "short" for word in words]) for words in islice(lines, 60)]
         source = [write_tagged(tmp_path / "tagged.jsonl", *rows)]
     else:
-        monkeypatch.setattr(feed, "builtin_dataset", lambda name: gh.data.builtin_dataset(name, validation=60))
+        monkeypatch.setattr(
+            dataset_reader, "builtin_dataset", lambda name: gh.data.builtin_dataset(name, validation=60)
+        )
         source = [{"pairs": "dates", "labelled": "langid", "chat": "chat"}[kind]]
     settings = {"shard": 250, "split": "validation", "kind": kind}
     gh.data.prepare(source, tok, tmp_path / "whole", **settings)
@@ -474,7 +476,7 @@ def test_killed_it_goes_on_to_the_same_files(tmp_path: Path, tok: gh.Tokenizer) 
             if done > limit:
                 os.kill(os.getpid(), signal.SIGKILL)
         tok = gh.Tokenizer.load("tok")
-        gh.data.feed.PIECE = 5_000
+        gh.data.dataset_reader.PIECE = 5_000
         gh.data.prepare("*.txt", tok, folder, shard=20_000, progress=progress)
     """)
 
@@ -501,7 +503,11 @@ def test_what_goes_on_says_how_far_it_is(tmp_path: Path, tok: gh.Tokenizer, monk
             gh.data.prepare(f"{tmp_path}/*.txt", tok, tmp_path / "corpus", shard_tokens=10)
     seen: list[tuple[int, int]] = []
     gh.data.prepare(
-        f"{tmp_path}/*.txt", tok, tmp_path / "corpus", shard_tokens=10, progress=lambda _, done, of: seen.append((done, of))
+        f"{tmp_path}/*.txt",
+        tok,
+        tmp_path / "corpus",
+        shard_tokens=10,
+        progress=lambda _, done, of: seen.append((done, of)),
     )
     assert seen[0] == (380, 760)  # the second file is read again to where it was
     assert seen[-1] == (760, 760)
@@ -674,7 +680,7 @@ def test_bad_text_can_be_replaced(tmp_path: Path, tok: gh.Tokenizer) -> None:
 def test_a_disk_that_is_full_is_a_sentence_and_loses_nothing(
     tmp_path: Path, tok: gh.Tokenizer, monkeypatch: pytest.MonkeyPatch, file: str
 ) -> None:
-    monkeypatch.setattr(feed, "CHUNK_BYTES", 300)
+    monkeypatch.setattr(dataset_reader, "CHUNK_BYTES", 300)
     monkeypatch.setattr(preparation, "BATCH_BYTES", 1000)
     (tmp_path / "a.txt").write_text(ENGLISH[:5000])
     whole = gh.data.prepare(tmp_path / "a.txt", tok, tmp_path / "whole", shard_tokens=500)
@@ -742,7 +748,7 @@ def test_an_input_that_changed_is_not_gone_on_with(
     with monkeypatch.context() as patch:
         if not finished:
             patch.setattr(shards.ShardWriter, "finish", failing_after(0, shards.ShardWriter.finish))
-        patch.setattr(feed, "CHUNK_BYTES", 50)
+        patch.setattr(dataset_reader, "CHUNK_BYTES", 50)
         try:
             gh.data.prepare(source, tok, tmp_path / "corpus", shard_tokens=50)
         except StoppedError:

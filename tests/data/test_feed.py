@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import glasshouse as gh
-from glasshouse.data.feed import open_reader
+from glasshouse.data.dataset_reader import open_reader
 from glasshouse.errors import InputError
 from glasshouse.text import sources
 

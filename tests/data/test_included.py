@@ -23,7 +23,16 @@ import babel
 import pytest
 from babel.dates import format_date
 
-from glasshouse.data.included import BuiltinDataset, builtin_dataset, builtin_datasets, chat, cldr, dates, langid, stdlib
+from glasshouse.data.builtin import (
+    BuiltinDataset,
+    builtin_dataset,
+    builtin_datasets,
+    chat,
+    cldr,
+    dates,
+    langid,
+    stdlib,
+)
 from glasshouse.errors import InputError
 
 GENERATED = ("dates", "langid", "chat")
@@ -118,7 +127,7 @@ def test_processes_agree() -> None:
     assert os.environ.get("PYTHONHASHSEED") != "12345"
     script = (
         "import hashlib, itertools\n"
-        "from glasshouse.data.included import builtin, builtins\n"
+        "from glasshouse.data.builtin import builtin, builtins\n"
         "for name, split in itertools.product(builtins(), ('test', 'train')):\n"
         "    items = list(itertools.islice(builtin(name).items(split, start=30), 300))\n"
         "    print(name, split, hashlib.sha256(repr(items).encode()).hexdigest())\n"
@@ -132,7 +141,7 @@ def test_processes_agree() -> None:
 def test_without_babel() -> None:
     script = (
         "import sys\n"
-        "from glasshouse.data.included import builtin\n"
+        "from glasshouse.data.builtin import builtin\n"
         "assert 'babel' not in sys.modules\n"
         "sys.modules['babel'] = None\n"
         "print(next(builtin('stdlib').items())[0], builtin('langid').labels[0])\n"

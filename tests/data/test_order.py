@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from glasshouse import InputError
-from glasshouse.data.order import Bucketed, Shuffled, permute
+from glasshouse.data.shuffle import Bucketed, Shuffled, permute
 
 
 @given(st.integers(1, 3000), st.integers(0, 2**40), st.integers(0, 1000))

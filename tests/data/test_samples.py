@@ -18,11 +18,19 @@ from transformers.models.bart.modeling_bart import shift_tokens_right
 
 import glasshouse as gh
 from glasshouse import InputError
-from glasshouse.data import Batches, ChatDataset, ClassificationDataset, MaskedLMDataset, Seq2SeqDataset, CausalLMDataset, TokenClassificationDataset
+from glasshouse.data import (
+    Batches,
+    CausalLMDataset,
+    ChatDataset,
+    ClassificationDataset,
+    MaskedLMDataset,
+    Seq2SeqDataset,
+    TokenClassificationDataset,
+)
 from glasshouse.data.batches import Dataset
-from glasshouse.data.samples import make_dataset, samples_for_tokens
-from glasshouse.generation.admission import encode_prompt
-from glasshouse.generation.published import read_token_rules
+from glasshouse.data.dataset import make_dataset, samples_for_tokens
+from glasshouse.generation.generation_config import read_token_rules
+from glasshouse.generation.validation import encode_prompt
 
 from .conftest import ENGLISH
 
@@ -173,7 +181,9 @@ def test_masks_are_drawn_in_the_stated_shares(texts: Texts, tok: gh.Tokenizer) -
 def test_the_expected_share_of_masked_tokens_is_the_rate_at_every_length(
     texts: Texts, length: int, rate: float
 ) -> None:
-    samples = MaskedLMDataset(texts(ENGLISH[:20_000]), length, mlm_probability=rate)  # one document: nothing but ordinary tokens
+    samples = MaskedLMDataset(
+        texts(ENGLISH[:20_000]), length, mlm_probability=rate
+    )  # one document: nothing but ordinary tokens
     batch = samples.batch(range(1000))  # of several epochs, each masked anew
     counts = (~torch.isin(batch.targets, torch.from_numpy(samples.special))).sum(1).double()
     asked, expected = batch.loss_mask.sum(1).double(), rate * counts
@@ -265,7 +275,9 @@ def test_labels(langid: gh.data.Corpus, tok: gh.Tokenizer) -> None:
 
 def test_tags_by_hand(tmp_path: Path) -> None:
     """Ids are bytes; the id of padding is above all numbers of tags, and is none."""
-    tok = gh.Tokenizer.train(texts=["x"], vocab_size=259, special_tokens={"bos": "<|b|>", "eos": "<|e|>", "pad": "<|p|>"})
+    tok = gh.Tokenizer.train(
+        texts=["x"], vocab_size=259, special_tokens={"bos": "<|b|>", "eos": "<|e|>", "pad": "<|p|>"}
+    )
     assert tok.special_id("pad") == 2  # which would be a tag's
     rows = [{"words": ["ab", "c"], "tags": ["y", "x"]}, {"words": ["d"], "tags": ["z"]}]
     (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, rows)))
@@ -497,9 +509,13 @@ def test_every_kind_trains_a_model(
 
 def test_numpy_numbers_are_numbers(english: gh.data.Corpus, langid: gh.data.Corpus) -> None:
     assert same(
-        CausalLMDataset(english, np.int64(8), seed=np.int32(5)).batch([3]), CausalLMDataset(english, 8, seed=5).batch([3])
+        CausalLMDataset(english, np.int64(8), seed=np.int32(5)).batch([3]),
+        CausalLMDataset(english, 8, seed=5).batch([3]),
     )
-    one, two = ClassificationDataset(langid, np.int64(8), max_len=np.int64(40)), ClassificationDataset(langid, 8, max_len=40)
+    one, two = (
+        ClassificationDataset(langid, np.int64(8), max_len=np.int64(40)),
+        ClassificationDataset(langid, 8, max_len=40),
+    )
     assert same(one.batch(range(8)), two.batch(range(8)))
 
 

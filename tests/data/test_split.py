@@ -13,7 +13,7 @@ import glasshouse as gh
 from glasshouse import InputError
 from glasshouse.data import corpus as corpus_module
 from glasshouse.data import preparation
-from glasshouse.data.samples import samples_for_tokens
+from glasshouse.data.dataset import samples_for_tokens
 
 from .conftest import ENGLISH
 

@@ -164,7 +164,9 @@ def test_labels_are_matched_by_name(names: tuple[str, ...], tok: gh.Tokenizer, t
     assert report.metrics["f1"] == pytest.approx(slow_f1(said, expected))
     assert set(report.metrics) == {"loss", "accuracy", "f1"}
     answers = dict(zip((text for text, _ in items), zip(expected, said, strict=True), strict=True))
-    assert [(one.reference, one.prediction) for one in report.examples] == [answers[one.input] for one in report.examples]
+    assert [(one.reference, one.prediction) for one in report.examples] == [
+        answers[one.input] for one in report.examples
+    ]
 
 
 def test_a_label_that_the_model_lacks_is_refused(tok: gh.Tokenizer, tmp_path: Path) -> None:
@@ -208,7 +210,9 @@ def test_tags_are_asked_for_word_by_word(names: tuple[str, ...], tok: gh.Tokeniz
     assert report.metrics["f1"] == pytest.approx(slow_f1(said, expected))
     assert set(report.metrics) == {"loss", "accuracy", "f1"}
     assert len(report.examples) == 3
-    assert [(one.reference, one.prediction) for one in report.examples] == [shown[one.input] for one in report.examples]
+    assert [(one.reference, one.prediction) for one in report.examples] == [
+        shown[one.input] for one in report.examples
+    ]
 
 
 def test_a_tag_that_the_model_lacks_is_refused(tok: gh.Tokenizer, tmp_path: Path) -> None:

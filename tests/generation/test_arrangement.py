@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 import glasshouse as gh
-from glasshouse.generation.arrangement import weight_copy_bytes, prepare_for_inference
-from glasshouse.layers import packed
-from glasshouse.layers.joined import FusedQKVAttention
+from glasshouse.generation.inference_model import prepare_for_inference, weight_copy_bytes
+from glasshouse.layers import prepacked
+from glasshouse.layers.fused_linear import FusedQKVAttention
 
 SLOTS = (1, 2, 8)
 
@@ -20,7 +20,7 @@ SLOTS = (1, 2, 8)
 @pytest.fixture(autouse=True)
 def _everything_gains(monkeypatch: pytest.MonkeyPatch) -> None:
     """Arrange small matrices too."""
-    monkeypatch.setattr(packed, "LEAST_WORK", 0)
+    monkeypatch.setattr(prepacked, "LEAST_WORK", 0)
 
 
 def make_model(kind: str = "llama-small", **settings: object) -> Any:  # noqa: ANN401 (any model)

@@ -18,8 +18,8 @@ from transformers.generation import utils as reference
 from transformers.generation.configuration_utils import GenerationMode
 
 from glasshouse.errors import InputError
-from glasshouse.generation.beam import Hypothesis, Node, BeamSearch, advance
-from glasshouse.generation.options import SamplingParams
+from glasshouse.generation.beam import BeamSearch, Hypothesis, Node, advance
+from glasshouse.generation.sampling_params import SamplingParams
 
 Model = Callable[[list[list[int]]], Tensor]  # the new tokens of each row to its logits [rows, V]
 
@@ -80,7 +80,10 @@ OVERTAKEN = torch.tensor([[0.5, 0.4, 0.1], [0.45, 0.0, 0.55], [0.99, 0.006, 0.00
         (SamplingParams(beams=2, early_stopping=True), {(): math.log(0.5), (A,): math.log(0.18) / 2}),
         (SamplingParams(beams=2), {(A, B): math.log(0.22 * 0.99) / 3, (): math.log(0.5)}),
         # cut at the step that fills the list: the beam that runs still counts
-        (SamplingParams(beams=2, early_stopping=True, max_new_tokens=2), {(): math.log(0.5), (A, B): math.log(0.22) / 2}),
+        (
+            SamplingParams(beams=2, early_stopping=True, max_new_tokens=2),
+            {(): math.log(0.5), (A, B): math.log(0.22) / 2},
+        ),
     ],
 )
 def test_overtaken_by_hand(options: SamplingParams, expected: dict[tuple[int, ...], float]) -> None:
@@ -182,7 +185,9 @@ def searches_with_one_beam(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(config, "get_generation_mode", lambda *_: GenerationMode.BEAM_SEARCH)
 
 
-def compare(family: str, seed: int, options: SamplingParams, end_ids: list[int], n_best: int, tolerance: float) -> None:
+def compare(
+    family: str, seed: int, options: SamplingParams, end_ids: list[int], n_best: int, tolerance: float
+) -> None:
     dice = random.Random(seed)
     model = outside_model(family, seed, end_ids, end_bias=dice.uniform(0, 3))
     source = torch.tensor([[dice.randrange(VOCAB) for _ in range(4)]])
@@ -263,7 +268,9 @@ def test_as_transformers(family: str, seed: int, monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize("early_stopping", [False, True])
 def test_as_transformers_untouched(early_stopping: bool) -> None:
     """Without the stand-in: sums of 9 float32 numbers below 64 are off by at most 9 * 64 * 2**-24 < 1e-4."""
-    compare("gpt2", 3, SamplingParams(beams=3, max_new_tokens=9, early_stopping=early_stopping), [5], 3, tolerance=1e-4)
+    compare(
+        "gpt2", 3, SamplingParams(beams=3, max_new_tokens=9, early_stopping=early_stopping), [5], 3, tolerance=1e-4
+    )
 
 
 def path(tree: list[Node], leaf: int) -> list[Node]:

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from glasshouse.generation.chance import DrawPurpose, sample_categorical, seed_state, uniforms
+from glasshouse.generation.counter_rng import DrawPurpose, sample_categorical, seed_state, uniforms
 
 WORD = 2**64
 drawn = settings(max_examples=100, derandomize=True, deadline=None)

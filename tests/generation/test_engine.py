@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 import glasshouse as gh
-from glasshouse.generation import DraftModel, PromptLookup, SamplingParams, Request
+from glasshouse.generation import DraftModel, PromptLookup, Request, SamplingParams
 from glasshouse.generation.speculation import Speculator
 from glasshouse.models import Decoder, Seq2Seq
 
@@ -192,7 +192,11 @@ class EngineMachine(RuleBasedStateMachine):
         if isinstance(self.model, Decoder):
             options.append(DraftModel(MODELS["gpt2"], n_draft_tokens=2))
         self.engine = gh.Engine(
-            self.model, slots=slots, max_len=MAX_LEN, prefill_chunk=chunk, speculator=data.draw(st.sampled_from(options))
+            self.model,
+            slots=slots,
+            max_len=MAX_LEN,
+            prefill_chunk=chunk,
+            speculator=data.draw(st.sampled_from(options)),
         )
         self.slots = slots
         self.requests: list[tuple[list[int], Request]] = []
@@ -204,7 +208,9 @@ class EngineMachine(RuleBasedStateMachine):
         if seed % 7 == 0 and self.slots >= 2:
             options = SamplingParams(max_new_tokens=options.max_new_tokens, beams=2)
         if self.engine._speculator is not None and isinstance(self.engine._speculator, DraftModel):
-            options = SamplingParams(max_new_tokens=options.max_new_tokens, beams=options.beams)  # draws differ, by design
+            options = SamplingParams(
+                max_new_tokens=options.max_new_tokens, beams=options.beams
+            )  # draws differ, by design
         self.requests.append((prompt, self.engine.submit(prompt, options)))
 
     @rule(steps=st.integers(1, 6))
@@ -369,7 +375,9 @@ def test_what_cannot_be_done_is_refused_and_the_engine_goes_on(
 def not_finite(kind: str) -> Decoder | Seq2Seq:
     """Return a model that is NaN wherever it reads token 39, and otherwise as ever."""
     model = copy.deepcopy(MODELS[kind])
-    model.token_embedding.register_forward_hook(lambda module, ids, x: x.masked_fill((ids[0] == 39)[..., None], torch.nan))
+    model.token_embedding.register_forward_hook(
+        lambda module, ids, x: x.masked_fill((ids[0] == 39)[..., None], torch.nan)
+    )
     return model
 
 

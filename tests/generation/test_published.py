@@ -18,7 +18,7 @@ from transformers.generation import utils as searching
 
 import glasshouse as gh
 from glasshouse.generation import Completion
-from glasshouse.generation.published import FILE, TokenRules, read_token_rules
+from glasshouse.generation.generation_config import FILE, TokenRules, read_token_rules
 from glasshouse.models import Decoder, Seq2Seq
 
 NEW = 12

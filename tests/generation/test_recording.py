@@ -26,11 +26,11 @@ import glasshouse as gh
 from glasshouse import spec
 from glasshouse.errors import InputError
 from glasshouse.generation import PromptLookup, SamplingParams
-from glasshouse.generation.arrangement import Weights, prepare_for_inference
+from glasshouse.generation.inference_model import Weights, prepare_for_inference
 from glasshouse.inspection import Recording, sites
-from glasshouse.layers import held, packed
+from glasshouse.layers import decode_attention, prepacked
 from glasshouse.layers.lora import LoRA, attach
-from glasshouse.layers.twin import has_hooks
+from glasshouse.layers.module_swap import has_hooks
 from glasshouse.models import Decoder, Seq2Seq
 
 MAX_LEN = 40
@@ -104,7 +104,8 @@ def test_every_site_as_in_one_plain_call(kind: str, slots: int, chunk: int) -> N
     model, prompts = build(kind), ragged(1, 7)
     names = list(sites(model))
     engines = [
-        gh.Engine(model, slots=slots, max_len=MAX_LEN, prefill_chunk=chunk, record=record) for record in ((), tuple(names))
+        gh.Engine(model, slots=slots, max_len=MAX_LEN, prefill_chunk=chunk, record=record)
+        for record in ((), tuple(names))
     ]
     without, requests = (
         [engine.submit(prompt, max_new_tokens=3 + i, temperature=i % 2, seed=i) for i, prompt in enumerate(prompts)]
@@ -150,7 +151,7 @@ def test_every_order_of_weights(kind: str, weights: Weights, slots: int, monkeyp
 
     A rounding in it can fall to the other side, and then an activation differs by 1 / 8128 of the largest of its row.
     """
-    monkeypatch.setattr(packed, "LEAST_WORK", 0)
+    monkeypatch.setattr(prepacked, "LEAST_WORK", 0)
     model, prompts = build(kind, torch.float32), ragged(2, 4)
     names = list(sites(model))
     done = gh.generate(model, None, prompts, max_new_tokens=6, slots=slots, weights=weights, record=names)
@@ -158,7 +159,9 @@ def test_every_order_of_weights(kind: str, weights: Weights, slots: int, monkeyp
     for prompt, one in zip(prompts, done, strict=True):
         assert one.recording is not None
         fed = (1 if isinstance(model, Seq2Seq) else len(prompt)) + len(one.ids) - (one.finish_reason == "length")
-        alike(one.recording, plainly(same, prompt, one.ids, fed, names), tolerance=1e-3 if weights == "int8" else 1e-5)
+        alike(
+            one.recording, plainly(same, prompt, one.ids, fed, names), tolerance=1e-3 if weights == "int8" else 1e-5
+        )
 
 
 def test_thin_maps_of_lora() -> None:
@@ -302,8 +305,8 @@ def test_nothing_rides_where_it_is_recorded(monkeypatch: pytest.MonkeyPatch) -> 
         mask = torch.arange(k.shape[2]) < seen[:, None, :, None]
         return F.scaled_dot_product_attention(q, k[rows], v[rows], mask, scale=scale, enable_gqa=True)
 
-    monkeypatch.setattr(held, "is_supported", lambda *_: True)
-    monkeypatch.setattr(held, "attend", attend)
+    monkeypatch.setattr(decode_attention, "is_supported", lambda *_: True)
+    monkeypatch.setattr(decode_attention, "attend", attend)
     model, prompts = build("grouped"), ragged(5, 6)
     names = list(sites(model))
     engine = gh.Engine(model, slots=2, max_len=MAX_LEN, record=names)

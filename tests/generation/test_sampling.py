@@ -27,9 +27,9 @@ from transformers import (
 )
 
 from glasshouse.errors import InputError
-from glasshouse.generation.options import SamplingParams
+from glasshouse.generation.logits_kernels import token_logprobs
 from glasshouse.generation.sampling import Sampler
-from glasshouse.generation.survey import token_logprobs
+from glasshouse.generation.sampling_params import SamplingParams
 
 CPU = torch.device("cpu")
 ENDS = [2, 5]
@@ -38,7 +38,10 @@ drawn = settings(max_examples=40, derandomize=True, deadline=None)
 
 
 def sampler_of(
-    rows: Sequence[SamplingParams], vocab_size: int, prompts: Sequence[Sequence[int]] | None = None, slots: int | None = None
+    rows: Sequence[SamplingParams],
+    vocab_size: int,
+    prompts: Sequence[Sequence[int]] | None = None,
+    slots: int | None = None,
 ) -> Sampler:
     """A sampler with these requests in its first slots; ids 2 and 5 end them."""
     sampler = Sampler(slots or len(rows), vocab_size, CPU)
@@ -58,7 +61,9 @@ class TooCloseError(Exception):
     """A sum or a weight stands so near a limit that rounding would decide."""
 
 
-def reference(logits: Sequence[float], options: SamplingParams, prompt: Sequence[int], output: Sequence[int]) -> list[float]:
+def reference(
+    logits: Sequence[float], options: SamplingParams, prompt: Sequence[int], output: Sequence[int]
+) -> list[float]:
     """The probabilities of the next token."""
     scores = list(logits)
     for i in set(prompt) | set(output):
@@ -242,7 +247,11 @@ def test_greedy_takes_the_first_of_equals() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
 def test_types(dtype: torch.dtype) -> None:
-    rows = [SamplingParams(), SamplingParams(temperature=0.8, seed=4), SamplingParams(temperature=0.8, top_p=0.9, frequency_penalty=1.0)]
+    rows = [
+        SamplingParams(),
+        SamplingParams(temperature=0.8, seed=4),
+        SamplingParams(temperature=0.8, top_p=0.9, frequency_penalty=1.0),
+    ]
     logits = random_logits(5, 3, 20, dtype=dtype)
     wide = logits if dtype == torch.float64 else logits.float()
     one, other = sampler_of(rows, 20), sampler_of(rows, 20)
@@ -713,7 +722,11 @@ def test_only_what_is_asked_for_is_done() -> None:
     sampler.set_slot(1, SamplingParams(top_k=3, top_p=0.5, min_p=0.1), [], [])
     sampler.set_slot(2, SamplingParams(temperature=1.0, top_k=50, top_p=1.0), [], [])
     assert sampler.metadata(2) == idle
-    assert (sampler.metadata(3).random, sampler.metadata(3).top, sampler.metadata(3).needs_logits_processing) == (True, 0, False)
+    assert (sampler.metadata(3).random, sampler.metadata(3).top, sampler.metadata(3).needs_logits_processing) == (
+        True,
+        0,
+        False,
+    )
     # top_k looks no further than the largest k; top_p alone looks at all.
     sampler.set_slot(1, SamplingParams(temperature=1.0, top_k=3, top_p=0.5), [], [])
     sampler.set_slot(2, SamplingParams(temperature=1.0, top_k=8), [], [])

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import glasshouse as gh
-from glasshouse.generation import SamplingParams, Request
+from glasshouse.generation import Request, SamplingParams
 
 PATIENCE = 120  # seconds after which something hangs
 THREADS = 6

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers.decoders import DecodeStream
 
-from glasshouse.generation.transcript import CONTEXT, Detokenizer
+from glasshouse.generation.detokenizer import CONTEXT, Detokenizer
 from glasshouse.text import Tokenizer
 
 MARK = "\ufffd"

@@ -9,8 +9,8 @@ import torch
 from torch.nn import functional as F
 
 import glasshouse as gh
-from glasshouse.generation.survey import argmax, token_logprobs
-from glasshouse.layers import held
+from glasshouse.generation.logits_kernels import argmax, token_logprobs
+from glasshouse.layers import decode_attention
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
@@ -31,13 +31,13 @@ def test_the_kernel_equals_attention_over_a_drawn_mask(
     exact = F.scaled_dot_product_attention(
         *(x.double() for x in (q, k[rows], v[rows])), attn_mask=mask, scale=0.2, enable_gqa=True
     )
-    result = held.attend(q, k, v, seen, rows, 0.2)
+    result = decode_attention.attend(q, k, v, seen, rows, 0.2)
     # A result is a mean of values. In float32 it is summed within each block and over the blocks, one rounding for
     # each; in bfloat16 weights and result are rounded to that, and sums need not be counted.
-    roundings = held.BLOCK + room // held.BLOCK if dtype == torch.float32 else 2
+    roundings = decode_attention.BLOCK + room // decode_attention.BLOCK if dtype == torch.float32 else 2
     assert (result - exact).abs().max() <= roundings * torch.finfo(dtype).eps / 2 * v.abs().max()
     if queries == 1:  # the same as one row of tokens, each with a row of keys of its own
-        flat = held.attend(q.permute(2, 1, 0, 3), k, v, seen.T, rows[None], 0.2)
+        flat = decode_attention.attend(q.permute(2, 1, 0, 3), k, v, seen.T, rows[None], 0.2)
         assert flat.permute(2, 1, 0, 3).equal(result)
 
 

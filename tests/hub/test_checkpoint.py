@@ -19,7 +19,7 @@ from safetensors.torch import load_file, save_file
 
 import glasshouse as gh
 from glasshouse import hub
-from glasshouse.hub import folder as hub_folder
+from glasshouse.hub import model_folder as hub_folder
 
 SIZE = {"vocab_size": 61, "d_model": 16, "n_layers": 2, "n_heads": 2, "max_len": 16}
 

@@ -56,7 +56,11 @@ def test_hidden_states_and_attention_weights_equal(name: str, tmp_path: Path) ->
 
 
 def compare_stack(
-    seen: gh.inspection.Recording, prefix: str, hidden: tuple[Tensor, ...], attentions: tuple[Tensor, ...], real: Tensor
+    seen: gh.inspection.Recording,
+    prefix: str,
+    hidden: tuple[Tensor, ...],
+    attentions: tuple[Tensor, ...],
+    real: Tensor,
 ) -> None:
     depth = len(attentions)
     close(seen[f"{prefix}embed"][real], hidden[0][real])

@@ -23,7 +23,7 @@ from torch import Tensor
 import glasshouse as gh
 from glasshouse import spec
 from glasshouse.errors import InputError
-from glasshouse.inspection import board, comparison, patterns, reading
+from glasshouse.inspection import attention_recompute, comparison, hooks, stack_input
 from glasshouse.inspection.comparison import Comparison, compare
 from glasshouse.inspection.editing import scale
 from glasshouse.layers import lora
@@ -181,7 +181,9 @@ def test_total_variation_on_paper_whichever_model_was_changed() -> None:
     with gh.edit(one, {"pattern.1[head=1]": back}), gh.edit(other, {"pattern.1[head=1]": half}):
         assert compare(one, other, SAID).pattern_distance[1].tolist() == [0, 0.4, 0, 0]
     with gh.edit(one, {"scores.0[head=1]": lambda scores: scores + 1}):
-        assert compare(one, other, SAID).pattern_distance.abs().max() < 1e-14  # a softmax does not feel what is added to all
+        assert (
+            compare(one, other, SAID).pattern_distance.abs().max() < 1e-14
+        )  # a softmax does not feel what is added to all
 
 
 def test_answers_on_paper() -> None:
@@ -241,15 +243,15 @@ def test_each_model_hides_and_leans_in_its_own_way(position: str, told: dict[str
 def test_tiles_change_nothing_and_no_whole_pattern_is_held(monkeypatch: pytest.MonkeyPatch) -> None:
     one, other = small(), small(seed=1)
     whole = compare(one, other, SAID)
-    made, recompute_attention = [], patterns.recompute_attention
+    made, recompute_attention = [], attention_recompute.recompute_attention
 
     def watched(*args: object) -> Tensor:
         made.append(recompute_attention(*args))
         return made[-1]
 
-    monkeypatch.setattr(board, "recompute_attention", watched)
+    monkeypatch.setattr(hooks, "recompute_attention", watched)
     monkeypatch.setattr(comparison, "recompute_attention", watched)
-    monkeypatch.setattr(reading, "TILE", 1)
+    monkeypatch.setattr(stack_input, "TILE", 1)
     monkeypatch.setattr(comparison, "LOGITS", 1)
     tiled = compare(one, other, SAID)
     for name in TENSORS:
@@ -416,7 +418,7 @@ def test_two_threads_compare_the_same_models_in_opposite_order() -> None:
             self.lock.release()
 
     for model in (one, other):
-        board.hook_manager_of(model).lock = Slow(board.hook_manager_of(model).lock)
+        hooks.hook_manager_of(model).lock = Slow(hooks.hook_manager_of(model).lock)
 
     def run(number: int, *models: Model) -> None:
         found[number] = compare(*models, SAID).kl_divergence

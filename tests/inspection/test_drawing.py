@@ -15,8 +15,8 @@ from looked_at import IDS
 from torch import Tensor
 
 import glasshouse as gh
-from glasshouse.inspection import drawing
-from glasshouse.inspection.drawing import bars, heatmap, labels, shown
+from glasshouse.inspection import html_display
+from glasshouse.inspection.html_display import bars, heatmap, labels, shown
 
 HOSTILE = ["<img src=x onerror=alert(1)>", '"><script>alert(1)</script>', "\u202eevil", "a\0b", "&amp;", "x" * 10_000]
 
@@ -85,9 +85,9 @@ def test_a_large_map_is_a_picture() -> None:
     assert "a map, 100 by 120: from -2 to" in page
     drawn = pixels(page).long()
     assert drawn.shape == (100, 120, 3)
-    assert drawn[3, 5].tolist() == list(drawing.NEGATIVE)  # the largest has the full colour
+    assert drawn[3, 5].tolist() == list(html_display.NEGATIVE)  # the largest has the full colour
     # Elsewhere white fades into the colour by the share of the largest.
-    expected = 255 + (torch.tensor(drawing.POSITIVE) - 255) * values.clamp(min=0)[..., None] / 2
+    expected = 255 + (torch.tensor(html_display.POSITIVE) - 255) * values.clamp(min=0)[..., None] / 2
     kept = torch.ones(100, 120, dtype=torch.bool)
     kept[3, 5] = False
     assert (drawn - expected)[kept].abs().max() <= 1  # bytes

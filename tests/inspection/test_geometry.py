@@ -17,8 +17,8 @@ from torch import Tensor
 import glasshouse as gh
 from glasshouse import spec
 from glasshouse.errors import InputError
-from glasshouse.inspection import board, patterns, reading
-from glasshouse.inspection.geometry import residual_norms, attention_rollout, position_similarity
+from glasshouse.inspection import attention_recompute, hooks, stack_input
+from glasshouse.inspection.geometry import attention_rollout, position_similarity, residual_norms
 from glasshouse.models import Seq2Seq
 
 many = settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
@@ -105,7 +105,9 @@ def test_padding_that_sees_nothing_stays_a_number() -> None:
     """In a row without a token every key is hidden from every query."""
     two, lengths = ONE.repeat(2, 1), torch.tensor([4, 0])
     model = small("tiny-encoder")
-    assert torch.equal(attention_rollout(model, two, residual=0.0, lengths=lengths)[:, 1], torch.zeros(2, 4, 4).double())
+    assert torch.equal(
+        attention_rollout(model, two, residual=0.0, lengths=lengths)[:, 1], torch.zeros(2, 4, 4).double()
+    )
     assert torch.equal(attention_rollout(model, two, lengths=lengths)[:, 1], torch.eye(4).double().expand(2, 4, 4))
 
 
@@ -117,7 +119,9 @@ def test_lengths_and_angles_on_paper() -> None:
     half = math.sqrt(0.5)
     expected = [[1, -1, 0, half], [-1, 1, 0, -half], [0, 0, 1, half], [half, -half, half, 1]]
     with gh.edit(model, {"resid_post.0": vectors}):
-        assert torch.allclose(residual_norms(model, ONE)[1, 0], torch.tensor([3, 2, 5, math.sqrt(2)]).double(), atol=1e-6)
+        assert torch.allclose(
+            residual_norms(model, ONE)[1, 0], torch.tensor([3, 2, 5, math.sqrt(2)]).double(), atol=1e-6
+        )
         angles = position_similarity(model, ONE, site="resid_post.0")[0]
         close(angles, torch.tensor(expected, dtype=torch.float64))
         vectors[0, 0] = 0  # which points nowhere
@@ -137,14 +141,14 @@ def test_padding_changes_nothing(kind: str) -> None:
 def test_tiles_change_nothing_and_no_whole_pattern_is_held(monkeypatch: pytest.MonkeyPatch) -> None:
     model = small()
     whole = attention_rollout(model, ONE)
-    made, recompute_attention = [], patterns.recompute_attention
+    made, recompute_attention = [], attention_recompute.recompute_attention
 
     def watched(*args: object) -> Tensor:
         made.append(recompute_attention(*args))
         return made[-1]
 
-    monkeypatch.setattr(board, "recompute_attention", watched)
-    monkeypatch.setattr(reading, "TILE", 1)
+    monkeypatch.setattr(hooks, "recompute_attention", watched)
+    monkeypatch.setattr(stack_input, "TILE", 1)
     close(attention_rollout(model, ONE), whole)
     assert {one.shape[2] for one in made} == {1}
 

@@ -19,8 +19,8 @@ from torch import Tensor, nn
 import glasshouse as gh
 from glasshouse import spec
 from glasshouse.errors import InputError
-from glasshouse.inspection import copies
-from glasshouse.inspection.patching import ActivationPatching, patch, path_patching, activation_patching
+from glasshouse.inspection import batched_edits
+from glasshouse.inspection.patching import ActivationPatching, activation_patching, patch, path_patching
 from glasshouse.inspection.sites import sites
 from glasshouse.layers.attention import merge_heads, split_heads
 from glasshouse.layers.lora import LoRA, attach, lora_layers
@@ -163,7 +163,7 @@ def swept_slowly(model: Model, site: str, axis: int, call: dict[str, Any]) -> Te
 
 
 @many
-@given(specs(), st.data(), st.sampled_from([1, 2000, copies.MAX_ELEMENTS]))
+@given(specs(), st.data(), st.sampled_from([1, 2000, batched_edits.MAX_ELEMENTS]))
 def test_a_sweep_is_a_loop_over_edits(s: spec.Spec, data: st.DataObject, most: int) -> None:
     """At whatever number of copies in a pass, from one at a time on."""
     model = make(s)
@@ -178,7 +178,7 @@ def test_a_sweep_is_a_loop_over_edits(s: spec.Spec, data: st.DataObject, most: i
     before, after = some_number(model(*here, **call)), some_number(model(*there, **call))
     told: list[tuple[int, int]] = []
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(copies, "MAX_ELEMENTS", most)
+        patched.setattr(batched_edits, "MAX_ELEMENTS", most)
         found = activation_patching(
             model, here, there, site, axis=by, metric=some_number, progress=lambda *now: told.append(now), **call
         )
@@ -192,7 +192,7 @@ def test_a_sweep_is_a_loop_over_edits(s: spec.Spec, data: st.DataObject, most: i
 @pytest.mark.parametrize(
     ("site", "vocab_size", "d_ff", "most", "passes"),
     [
-        ("resid_post", 11, 100, copies.MAX_ELEMENTS, [6]),  # all six positions at once
+        ("resid_post", 11, 100, batched_edits.MAX_ELEMENTS, [6]),  # all six positions at once
         ("resid_post", 11, 100, 2 * 6 * 100, [2, 2, 2]),  # two times six tokens of a hidden layer
         ("resid_post", 90, 5, 4 * 6 * 90, [4, 2]),  # four times six tokens of logits
         ("pattern", 11, 5, 3 * 4 * 6 * 6, [3, 1]),  # three times the pairs of four heads
@@ -202,7 +202,7 @@ def test_a_sweep_is_a_loop_over_edits(s: spec.Spec, data: st.DataObject, most: i
 def test_copies_run_together_as_far_as_they_fit(
     site: str, vocab_size: int, d_ff: int, most: int, passes: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(copies, "MAX_ELEMENTS", most)
+    monkeypatch.setattr(batched_edits, "MAX_ELEMENTS", most)
     model = make(gh.preset("tiny-decoder", n_layers=1, vocab_size=vocab_size, d_ff=d_ff))
     rows: list[int] = []
     model.register_forward_pre_hook(lambda _, args: rows.append(len(args[0])))
@@ -240,7 +240,10 @@ def test_the_default_measure_by_hand(kind: str) -> None:
         close(value, logits[new] - logits[old])
     logits = patch(model, here, there, f"{site}.1[head=2]")[0, -1]
     close(found.metric_values[1, 2], logits[new] - logits[old])
-    close(found.effect[1, 2], (found.metric_values[1, 2] - found.corrupted_baseline) / (found.clean_baseline - found.corrupted_baseline))
+    close(
+        found.effect[1, 2],
+        (found.metric_values[1, 2] - found.corrupted_baseline) / (found.clean_baseline - found.corrupted_baseline),
+    )
 
 
 @pytest.mark.parametrize("padding", ["lengths", "mask"])
@@ -286,7 +289,10 @@ def test_each_prompt_has_padding_of_its_own(padding: str) -> None:
             break
     padded = nn.functional.pad(short, (0, 2), value=7)
     found = activation_patching(model, padded, long, "z", **told)
-    for value, logits in ((found.corrupted_baseline, model(short)[0, -1]), (found.clean_baseline, model(long)[0, -1])):
+    for value, logits in (
+        (found.corrupted_baseline, model(short)[0, -1]),
+        (found.clean_baseline, model(long)[0, -1]),
+    ):
         close(value, logits[new] - logits[old])
     logits = patch(model, padded, long, "z.1[head=2]", **told)[0, 3]
     close(found.metric_values[1, 2], logits[new] - logits[old])
@@ -460,7 +466,9 @@ def test_a_path_in_a_decoder_that_looks_at_a_source(sender: str, receiver: str) 
     read = (part.layer.query if reads == "cross_q" else part.layer.value)(part.norm(x))
     with gh.edit(model, {f"decoder.{receiver}[head=0]": split_heads(read, d)[:, 0]}):
         expected = model(*here)
-    found = path_patching(model, here, there, f"decoder.{sender}[head=1]", f"decoder.{receiver}[head=0]", metric=some_number)
+    found = path_patching(
+        model, here, there, f"decoder.{sender}[head=1]", f"decoder.{receiver}[head=0]", metric=some_number
+    )
     assert not torch.allclose(expected, model(*here))
     close(found.output, expected)
 

@@ -22,9 +22,9 @@ from torch import Tensor, nn
 
 import glasshouse as gh
 from glasshouse import spec
-from glasshouse.inspection import patterns
+from glasshouse.inspection import attention_recompute
 from glasshouse.inspection.sites import sites
-from glasshouse.layers.twin import HOOK_ATTRIBUTES
+from glasshouse.layers.module_swap import HOOK_ATTRIBUTES
 from glasshouse.models.stack import Stack
 
 many = settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
@@ -148,7 +148,7 @@ def test_a_part_is_the_part_of_the_whole(
     stem = name.partition("[")[0]
     with gh.record(model, stem) as whole:
         model(IDS, lengths=torch.tensor([6, 4]))
-    monkeypatch.setitem(patterns.TILE, "cpu", tile)
+    monkeypatch.setitem(attention_recompute.TILE, "cpu", tile)
     with gh.record(model, name) as part:
         model(IDS, lengths=torch.tensor([6, 4]))
     for layer in range(2):
@@ -173,7 +173,7 @@ def test_only_the_rows_asked_for_are_worked_out(monkeypatch: pytest.MonkeyPatch)
         sizes.append(out.numel())
         return multiply(a, b, out=out)
 
-    monkeypatch.setattr(patterns.torch, "bmm", counting)
+    monkeypatch.setattr(attention_recompute.torch, "bmm", counting)
     model = small()
     with gh.record(model, "pattern.1[batch=0, head=2, query=-1]"):
         model(IDS)

@@ -17,8 +17,8 @@ from torch import Tensor
 import glasshouse as gh
 from glasshouse import spec
 from glasshouse.errors import InputError
-from glasshouse.inspection import board, patterns, reading
-from glasshouse.inspection.scoring import HeadScores, head_scores, repeated_tokens
+from glasshouse.inspection import attention_recompute, hooks, stack_input
+from glasshouse.inspection.head_scoring import HeadScores, head_scores, repeated_tokens
 from glasshouse.layers import lora
 from glasshouse.models import Encoder, Seq2Seq
 
@@ -133,7 +133,9 @@ def check(model: Model, stack: str | None = None, **told: Tensor) -> None:
         expected = torch.tensor([[one[name] for one in layer] for layer in slowly], dtype=torch.float64)
         close(getattr(scores, name), expected)
         close(scores.uniform_baseline[name], torch.tensor([one[name] for one in even], dtype=torch.float64))
-    assert scores.head_types == [[named(one, base) for one in layer] for layer, base in zip(slowly, even, strict=True)]
+    assert scores.head_types == [
+        [named(one, base) for one in layer] for layer, base in zip(slowly, even, strict=True)
+    ]
 
 
 @many
@@ -224,7 +226,9 @@ def test_a_head_that_looks_everywhere() -> None:
     # The pattern is made in float32, of which one rounding is 6e-8.
     scores = looking(even)
     assert of_one_head(scores) == pytest.approx(expected, abs=1e-6)
-    assert {name: float(value[1]) for name, value in scores.uniform_baseline.items()} == pytest.approx(expected, abs=1e-6)
+    assert {name: float(value[1]) for name, value in scores.uniform_baseline.items()} == pytest.approx(
+        expected, abs=1e-6
+    )
 
 
 @pytest.mark.parametrize("kind", ["tiny-decoder", "tiny-encoder"])
@@ -310,17 +314,17 @@ def test_documents_are_texts_of_their_own() -> None:
 def test_tiles_change_nothing_and_no_whole_pattern_is_held(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model = small(kind)
     whole = head_scores(model, *inputs(model))
-    made, recompute_attention = [], patterns.recompute_attention
+    made, recompute_attention = [], attention_recompute.recompute_attention
 
     def watched(*args: object) -> Tensor:
         made.append(recompute_attention(*args))
         return made[-1]
 
-    monkeypatch.setattr(board, "recompute_attention", watched)
+    monkeypatch.setattr(hooks, "recompute_attention", watched)
     queries = inputs(model)[-1].shape[1]
     for tile, most in ((1, 1), (2 * 2 * 4 * queries, 2)):  # rows * heads * keys make up one query
         made.clear()
-        monkeypatch.setattr(reading, "TILE", tile)
+        monkeypatch.setattr(stack_input, "TILE", tile)
         same(head_scores(model, *inputs(model)), whole)
         assert max(one.shape[-2] for one in made) == most
         assert sum(one.shape[-2] for one in made if one.dim() == 4) == 2 * queries  # each query once a layer

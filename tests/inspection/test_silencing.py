@@ -20,9 +20,9 @@ from torch import Tensor
 import glasshouse as gh
 from glasshouse import spec
 from glasshouse.errors import InputError
-from glasshouse.inspection import copies
+from glasshouse.inspection import batched_edits
+from glasshouse.inspection.ablation import ablation_effects
 from glasshouse.inspection.editing import mean_ablate
-from glasshouse.inspection.silencing import ablation_effects
 from glasshouse.models import Seq2Seq
 
 many = settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
@@ -70,7 +70,7 @@ def test_ablation_is_a_loop_over_edits(
                 rows[-1].append(some_number(model(*inputs(model))))
     told: list[tuple[int, int]] = []
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(copies, "MAX_ELEMENTS", most)
+        patched.setattr(batched_edits, "MAX_ELEMENTS", most)
         found = ablation_effects(
             model, *inputs(model), metric=some_number, component=by, to=to, progress=lambda *now: told.append(now)
         )
@@ -154,7 +154,9 @@ def test_targets_are_the_labels_of_a_text() -> None:
     torch.manual_seed(0)
     model = make(gh.preset("tiny-encoder", vocab_size=11, head={"kind": "sequence_label", "n_labels": 4}))
     found = ablation_effects(model, IDS, targets=torch.tensor([3, 1]))
-    assert float(found.baseline) == pytest.approx(loss_by_hand(model(IDS)[:, None], [(0, 0, 3), (1, 0, 1)]), rel=1e-12)
+    assert float(found.baseline) == pytest.approx(
+        loss_by_hand(model(IDS)[:, None], [(0, 0, 3), (1, 0, 1)]), rel=1e-12
+    )
 
 
 def test_the_stacks_and_attentions_of_an_encoder_decoder() -> None:
@@ -205,7 +207,7 @@ def test_what_is_put_in_meanwhile_stays_as_it_is() -> None:
     model, held = small(), torch.randn(2, 4, 6, 16, dtype=torch.float64)
     before = held.clone()
     with pytest.MonkeyPatch.context() as patched, gh.edit(model, {"z.0": held}):
-        patched.setattr(copies, "MAX_ELEMENTS", 1)  # one copy at a time, which is what was put in itself
+        patched.setattr(batched_edits, "MAX_ELEMENTS", 1)  # one copy at a time, which is what was put in itself
         ablation_effects(model, IDS)
     assert torch.equal(held, before)
 

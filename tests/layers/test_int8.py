@@ -20,16 +20,16 @@ from glasshouse import spec
 from glasshouse.layers import int8
 from glasshouse.layers.int8 import (
     PEAK,
-    OneDNNInt8Matmul,
-    WeightOnlyInt8Matmul,
     Int8Embedding,
     Int8Linear,
     Int8Weight,
+    OneDNNInt8Matmul,
+    WeightOnlyInt8Matmul,
     onednn_int8_is_exact,
     quantize_int8,
     quantize_rows,
 )
-from glasshouse.layers.twin import SwappedUnembedding, clone_sharing_parameters
+from glasshouse.layers.module_swap import SwappedUnembedding, clone_sharing_parameters
 from glasshouse.models import Model, Seq2Seq
 
 Product = Callable[[Int8Weight], Callable[[Tensor], Tensor]]
@@ -51,7 +51,11 @@ def dense(rows: Int8Weight) -> Tensor:
 def matrices(model: Model) -> list[Tensor]:
     """Return what becomes int8."""
     own = [model.head.weight] if hasattr(model.head, "weight") else []
-    return [model.token_embedding.table.weight, *own, *(m.weight for m in model.modules() if isinstance(m, nn.Linear))]
+    return [
+        model.token_embedding.table.weight,
+        *own,
+        *(m.weight for m in model.modules() if isinstance(m, nn.Linear)),
+    ]
 
 
 @torch.no_grad()

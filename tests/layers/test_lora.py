@@ -17,10 +17,10 @@ from torch import Tensor, nn
 
 import glasshouse as gh
 from glasshouse import spec
-from glasshouse.generation.arrangement import prepare_for_inference
+from glasshouse.generation.inference_model import prepare_for_inference
 from glasshouse.layers import lora
 from glasshouse.layers.lora import LoRA, LoRALinear
-from glasshouse.layers.twin import clone_sharing_parameters
+from glasshouse.layers.module_swap import clone_sharing_parameters
 from glasshouse.models import Model, Seq2Seq
 
 

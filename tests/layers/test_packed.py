@@ -15,9 +15,9 @@ from torch.nn import functional as F
 
 import glasshouse as gh
 from glasshouse import spec
-from glasshouse.layers import packed
-from glasshouse.layers.packed import ColumnMajorLinear, PrepackedLinear, can_prepack, prepack_linears
-from glasshouse.layers.twin import SwappedUnembedding, clone_sharing_parameters, swap_linears
+from glasshouse.layers import prepacked
+from glasshouse.layers.module_swap import SwappedUnembedding, clone_sharing_parameters, swap_linears
+from glasshouse.layers.prepacked import ColumnMajorLinear, PrepackedLinear, can_prepack, prepack_linears
 from glasshouse.models import Decoder, Encoder, Seq2Seq
 
 packs = pytest.mark.skipif(not can_prepack(), reason="this build of torch does not pack")
@@ -26,8 +26,8 @@ packs = pytest.mark.skipif(not can_prepack(), reason="this build of torch does n
 @pytest.fixture
 def everything_gains(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pack small matrices too, and use the packed copy from one row on."""
-    monkeypatch.setattr(packed, "LEAST_WORK", 0)
-    monkeypatch.setattr(packed, "FEWEST_ROWS", 1)
+    monkeypatch.setattr(prepacked, "LEAST_WORK", 0)
+    monkeypatch.setattr(prepacked, "FEWEST_ROWS", 1)
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ import glasshouse as gh
 from glasshouse.errors import InputError
 from glasshouse.layers import lora
 from glasshouse.models import Model, with_classifier, with_tokenizer
-from glasshouse.text.alphabet import BYTE_TO_UNICODE
+from glasshouse.text.byte_level import BYTE_TO_UNICODE
 
 TEXT = "a rose is a rose, and a nose is a nose"
 SMALL, LARGE = (gh.Tokenizer.train(texts=[TEXT], vocab_size=size) for size in (266, 272))
@@ -121,7 +121,9 @@ def test_other_ids_for_the_same_tokens(kind: str, head: dict[str, object], tmp_p
 
 @every_head
 def test_more_merges(kind: str, head: dict[str, object]) -> None:
-    assert [LARGE.id_to_token(number) for number in range(266)] == [SMALL.id_to_token(number) for number in range(266)]
+    assert [LARGE.id_to_token(number) for number in range(266)] == [
+        SMALL.id_to_token(number) for number in range(266)
+    ]
     model = make(kind, head=head)
     grafted = with_tokenizer(model, SMALL, LARGE)
     assert grafted.spec.vocab_size == 272
@@ -192,10 +194,14 @@ def test_letters_that_are_bytes_elsewhere() -> None:
     table = with_tokenizer(model, old, new).token_embedding.table.weight
     mean = model.token_embedding.table.weight.mean(0)
     assert torch.equal(table[new.token_to_id("Ã")], mean)  # no text by itself
-    assert torch.equal(table[new.token_to_id("a")], model.token_embedding.table.weight[0])  # a word that the old one did not know
+    assert torch.equal(
+        table[new.token_to_id("a")], model.token_embedding.table.weight[0]
+    )  # a word that the old one did not know
     back = with_tokenizer(make("encoder", new), new, old).token_embedding.table.weight
     theirs = make("encoder", new).token_embedding.table.weight
-    assert torch.equal(back[2], (theirs[new.token_to_id(BYTE_TO_UNICODE[0xC3])] + theirs[new.token_to_id(BYTE_TO_UNICODE[0x83])]) / 2)
+    assert torch.equal(
+        back[2], (theirs[new.token_to_id(BYTE_TO_UNICODE[0xC3])] + theirs[new.token_to_id(BYTE_TO_UNICODE[0x83])]) / 2
+    )
 
 
 def test_rows_that_stand_for_no_token() -> None:
@@ -205,7 +211,9 @@ def test_rows_that_stand_for_no_token() -> None:
     )
     table = with_tokenizer(model, SMALL, gap).token_embedding.table.weight
     assert table.shape == (3, 64)
-    assert torch.equal(table[1], model.token_embedding.table.weight[:266].mean(0))  # of the tokens, not of the spare rows
+    assert torch.equal(
+        table[1], model.token_embedding.table.weight[:266].mean(0)
+    )  # of the tokens, not of the spare rows
     assert torch.equal(table[2], model.token_embedding.table.weight[SMALL.token_to_id("a")])
 
 

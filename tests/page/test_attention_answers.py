@@ -14,7 +14,7 @@ from torch import Tensor
 
 import glasshouse as gh
 from glasshouse.errors import ConfigError, InputError
-from glasshouse.inspection import maps as kept_maps
+from glasshouse.inspection import attention_maps as kept_maps
 from glasshouse.models import Seq2Seq
 from glasshouse.page import attention
 from glasshouse.page.attention import KINDS, TILE, Maps, Pair, Scores, Tile
@@ -221,7 +221,11 @@ def test_scores_are_those_of_head_scores(name: str) -> None:
         else:
             stack = site.partition(".")[0] if isinstance(trace.model, Seq2Seq) else None
             found = gh.head_scores(trace.model, *trace.inputs, stack=stack)
-            known, even, names = {each: getattr(found, each) for each in KINDS}, found.uniform_baseline, found.head_types
+            known, even, names = (
+                {each: getattr(found, each) for each in KINDS},
+                found.uniform_baseline,
+                found.head_types,
+            )
         for layer, head in product(range(2), range(4)):
             one = told["heads"][layer][head]
             for each, value in known.items():

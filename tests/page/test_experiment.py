@@ -15,7 +15,7 @@ from torch.nn import functional as F
 import glasshouse as gh
 from glasshouse.config import JsonDict
 from glasshouse.errors import GlasshouseError
-from glasshouse.inspection import ablation_effects, mean_ablate, record, activation_patching
+from glasshouse.inspection import ablation_effects, activation_patching, mean_ablate, record
 from glasshouse.models import Encoder, Seq2Seq
 from glasshouse.page.question import Mean, Patch, Question, Scale, Text
 from glasshouse.page.subject import Subject

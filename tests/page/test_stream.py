@@ -15,8 +15,8 @@ from torch import Tensor
 import glasshouse as gh
 from glasshouse.config import JsonDict, parse
 from glasshouse.errors import GlasshouseError
-from glasshouse.inspection import residual_norms, position_similarity
-from glasshouse.inspection.board import hook_manager_of
+from glasshouse.inspection import position_similarity, residual_norms
+from glasshouse.inspection.hooks import hook_manager_of
 from glasshouse.models import Encoder, Model, Seq2Seq
 from glasshouse.page import stream
 from glasshouse.page.answers import ANSWERS
@@ -214,7 +214,7 @@ def test_locks_are_taken_in_one_order(name: str, monkeypatch: pytest.MonkeyPatch
 def test_no_more_than_a_few_logits_exist_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     traces = laid_open("tiny-decoder", {})
     whole = asked(traces, "lens", question=QUESTION, start=0, stop=10)
-    monkeypatch.setattr("glasshouse.inspection.readout.LOGITS", 80)  # those of two vectors
+    monkeypatch.setattr("glasshouse.inspection.logit_lens.LOGITS", 80)  # those of two vectors
     head, most = traces.subject.at("").model.head, []
     plain = head.forward
     monkeypatch.setattr(head, "forward", lambda x, *rest: (most.append(len(x)), plain(x, *rest))[1])

@@ -18,7 +18,7 @@ from conftest import ONE_KIND, Trained, Visit, settle
 from playwright.sync_api import Page, Request, expect
 
 import glasshouse as gh
-from glasshouse.inspection import residual_norms, position_similarity
+from glasshouse.inspection import position_similarity, residual_norms
 from glasshouse.page import stream
 from glasshouse.page.address import filled, question_of
 from glasshouse.page.question import Question, Text

@@ -197,13 +197,13 @@ def test_byte_pairs_are_learned_from_the_text(decoder: Trained, visit: Visit) ->
     text = "low lower lowest low low"
     page = visit(decoder, text=text)
     counts: dict[bytes, int] = {}
-    for word in gh.text.words.split(text, "gpt2"):
+    for word in gh.text.pretokenizer.split(text, "gpt2"):
         counts[word.encode()] = counts.get(word.encode(), 0) + 1
     merges = list(bpe.learn(counts, 256 + 200))
     slider = page.get_by_label("merge", exact=True)
     slider.focus()
     slider.press("Home")
-    now = [[bytes([byte]) for byte in word.encode()] for word in gh.text.words.split(text, "gpt2")]
+    now = [[bytes([byte]) for byte in word.encode()] for word in gh.text.pretokenizer.split(text, "gpt2")]
     for number, merge in enumerate(merges, 1):
         slider.press("ArrowRight")
         now = [bpe.merge_pair(word, merge.pair, merge.pair[0] + merge.pair[1]) for word in now]

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from glasshouse.errors import InputError
-from glasshouse.text import chat, sandbox
-from glasshouse.text.chat import DEFAULT_TEMPLATE, MESSAGE_ROLES, Segment, segments
+from glasshouse.text import chat_template, sandbox
+from glasshouse.text.chat_template import DEFAULT_TEMPLATE, MESSAGE_ROLES, Segment, segments
 
 OURS = ["<|system|>", "<|user|>", "<|assistant|>", "<|end|>"]
 
@@ -472,7 +472,7 @@ def test_special_tokens_of_one_character() -> None:
 
 
 def test_marks_are_characters_that_nobody_uses() -> None:
-    rare = "".join(map(chr, chat._RARE))
+    rare = "".join(map(chr, chat_template._RARE))
     made = segments(DEFAULT_TEMPLATE, [{"role": "user", "content": rare[:-1] + "<|end|>"}], special=[*OURS, ""])
     assert made[1] == Segment(rare[:-1] + "<|end|>", False, False)
     with pytest.raises(InputError, match=r"every character from U\+30000"):

@@ -13,7 +13,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from glasshouse.errors import StoreError
-from glasshouse.text import Tokenizer, growth
+from glasshouse.text import Tokenizer, expansion_limits
 
 Step = dict[str, Any]
 WORDS = {"type": "WordLevel", "vocab": {"[UNK]": 0, "a": 1}, "unk_token": "[UNK]"}
@@ -184,9 +184,9 @@ PUBLISHED = {
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_published_tokenizers_are_far_below_the_bounds(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    for bound in ("RATE", "CONSTANT", "TOKEN", "WORD"):
-        monkeypatch.setattr(growth, bound, getattr(growth, bound) // 2)
-    growth.check_expansion(PUBLISHED[name], name)
+    for bound in ("MAX_EXPANSION", "MAX_ADDED_CHARS", "MAX_TOKEN_CHARS", "MAX_WORD_CHARS"):
+        monkeypatch.setattr(expansion_limits, bound, getattr(expansion_limits, bound) // 2)
+    expansion_limits.check_expansion(PUBLISHED[name], name)
 
 
 LITERALS = st.text("ab ﷺİ½", max_size=3)
@@ -207,7 +207,7 @@ def longest(text: str) -> int:
 def test_no_text_grows_by_more_than_the_bound(steps: list[Step], text: str) -> None:
     rust = tokenizers.Tokenizer.from_str(json.dumps(file(**normalizers(*steps))))
     assert rust.normalizer is not None
-    rate, constant = growth._chain(steps, growth._of_text)
+    rate, constant = expansion_limits._chain(steps, expansion_limits._of_text)
     try:
         made = rust.normalizer.normalize_str(text)
     except BaseException as error:  # a panic at some matches of nothing, of which `Tokenizer` makes a sentence
@@ -239,5 +239,5 @@ def test_no_text_grows_by_more_than_the_bound(steps: list[Step], text: str) -> N
 def test_no_token_grows_by_more_than_the_bound(steps: list[Step], tokens: list[str]) -> None:
     rust = tokenizers.Tokenizer.from_str(json.dumps(file(**decoders(*steps))))
     assert rust.decoder is not None
-    rate, constant = growth._chain(steps, growth._of_tokens)
+    rate, constant = expansion_limits._chain(steps, expansion_limits._of_tokens)
     assert len(rust.decoder.decode(tokens)) <= sum(rate * longest(token) + constant for token in tokens)

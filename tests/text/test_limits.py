@@ -23,9 +23,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from glasshouse.errors import InputError
-from glasshouse.text import Tokenizer, sources, words
-from glasshouse.text.sources import cuts, file, find_files, read_parallel, read_chunks, read_records, table
-from glasshouse.text.sources.cuts import chunk
+from glasshouse.text import Tokenizer, pretokenizer, sources
+from glasshouse.text.sources import chunking, file, find_files, read_chunks, read_parallel, read_records, tabular
+from glasshouse.text.sources.chunking import chunk
 
 
 @pytest.fixture(autouse=True)
@@ -49,7 +49,7 @@ def alarm() -> Iterator[None]:
 @given(st.text("aé字\n ", max_size=120), st.integers(1, 30), st.lists(st.integers(0, 400), max_size=4))
 def test_no_piece_is_longer_than_the_longest(text: str, piece: int, places: list[int]) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cuts, "MAX_CHUNK_BYTES", 24)
+        patch.setattr(chunking, "MAX_CHUNK_BYTES", 24)
         data = text.encode()
         whole = list(chunk(iter([(data, True)]), piece))
         bounds = sorted({0, len(data), *(place % (len(data) + 1) for place in places)})
@@ -60,7 +60,7 @@ def test_no_piece_is_longer_than_the_longest(text: str, piece: int, places: list
 
 
 def test_a_text_without_a_place_is_cut_after_a_newline_or_between_characters(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cuts, "MAX_CHUNK_BYTES", 8)
+    monkeypatch.setattr(chunking, "MAX_CHUNK_BYTES", 8)
     for text, parts in {
         "字" * 5: ["字字", "字字", "字"],
         "字字\n\n字字": ["字字\n\n", "字字"],
@@ -76,7 +76,7 @@ def test_a_text_without_a_place_is_cut_after_a_newline_or_between_characters(mon
 def test_memory_stays_flat_where_nothing_can_be_cut(
     packing: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cuts, "MAX_CHUNK_BYTES", 2**20)
+    monkeypatch.setattr(chunking, "MAX_CHUNK_BYTES", 2**20)
     data = b"a" * 2**25
     pack = {"": bytes, ".gz": gzip.compress, ".zst": zstandard.ZstdCompressor().compress}[packing]
     (tmp_path / f"x.txt{packing}").write_bytes(pack(data))
@@ -92,10 +92,10 @@ def test_memory_stays_flat_where_nothing_can_be_cut(
 
 
 def test_words_of_megabytes_are_not_all_held(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(words, "BATCH", 1)
+    monkeypatch.setattr(pretokenizer, "BATCH", 1)
     long = [bytes([letter]) * 5_000 for letter in b"abcdefgh"]
-    counted = words.count([*[b" often"] * 3, *long], limit=256)
-    assert sum(map(len, counted.counts)) <= 256 * words.LENGTH
+    counted = pretokenizer.count([*[b" often"] * 3, *long], limit=256)
+    assert sum(map(len, counted.counts)) <= 256 * pretokenizer.LENGTH
     assert counted.counts[b" often"] == 3
     assert counted.total == 3 + 8
     assert counted.dropped > 0
@@ -126,7 +126,7 @@ def test_what_is_too_long_to_be_read_whole_is_refused(
 ) -> None:
     data, where = LONG[name]
     (tmp_path / name).write_bytes(data)
-    monkeypatch.setattr(table, "_ROW", 100)
+    monkeypatch.setattr(tabular, "_ROW", 100)
     monkeypatch.setattr(sources, "MAX_CHUNK_BYTES", 120)
     monkeypatch.setattr(file, "BLOCK", 50)
     with pytest.raises(InputError, match=f"{where}.* is longer than 100 bytes, the most that is read as one; split"):
@@ -144,7 +144,7 @@ def test_parallel_lines_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_rows_that_are_many_together_are_not_too_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(table, "_ROW", 100)
+    monkeypatch.setattr(tabular, "_ROW", 100)
     for name, data in (("x.csv", "text\n" + '"a\nb"\n' * 90), ("x.jsonl", '{"text": "a"}\n' * 90)):
         (tmp_path / name).write_text(data)
         assert len(list(read_chunks([tmp_path / name]))) == 90

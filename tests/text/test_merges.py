@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
-from glasshouse.text import bpe, merges, words
-from glasshouse.text.alphabet import BYTE_TO_UNICODE, INITIAL_ALPHABET, unicode_to_bytes, bytes_to_unicode
+from glasshouse.text import bpe, fast_bpe, pretokenizer
+from glasshouse.text.byte_level import BYTE_TO_UNICODE, INITIAL_ALPHABET, bytes_to_unicode, unicode_to_bytes
 
 ENGLISH = "\n".join(map(str, pydoc_data.topics.topics.values()))
 
@@ -55,7 +55,7 @@ def by_tokenizers(text: str, vocab_size: int) -> list[tuple[bytes, bytes]]:
 
 
 def fast(counts: dict[bytes, int], vocab_size: int) -> list[tuple[bytes, bytes]]:
-    return [pair for pair, _ in merges.learn(counts, vocab_size)]
+    return [pair for pair, _ in fast_bpe.learn(counts, vocab_size)]
 
 
 def readable(counts: dict[bytes, int], vocab_size: int) -> list[tuple[bytes, bytes]]:
@@ -80,21 +80,21 @@ def test_three_ways_to_learn_agree(counts: dict[bytes, int], vocab_size: int) ->
 @given(few, st.integers(1, 4))
 @settings(max_examples=200)
 def test_the_number_of_pairs_looked_at_at_a_time_changes_nothing(counts: dict[bytes, int], frequent: int) -> None:
-    expected = list(merges.learn(counts, 290))
+    expected = list(fast_bpe.learn(counts, 290))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(merges, "FREQUENT", frequent)
-        assert list(merges.learn(counts, 290)) == expected
+        patch.setattr(fast_bpe, "FREQUENT", frequent)
+        assert list(fast_bpe.learn(counts, 290)) == expected
 
 
 @given(st.text(st.sampled_from("ab\n 'é中1")), st.integers(256, 290))
 @settings(max_examples=200)
 def test_merges_are_those_of_tokenizers(text: str, vocab_size: int) -> None:
-    counts = words.count([text.encode()]).counts
+    counts = pretokenizer.count([text.encode()]).counts
     assert fast(counts, vocab_size) == by_tokenizers(text, vocab_size)
 
 
 def test_merges_of_english_are_those_of_everyone() -> None:
-    counts = words.count([ENGLISH.encode()]).counts
+    counts = pretokenizer.count([ENGLISH.encode()]).counts
     learned = fast(counts, 2000)
     assert learned == by_tokenizers(ENGLISH, 2000)
     assert learned == gigatoken.train_bpe(ENGLISH.encode(), 2000, [])[1]
@@ -104,26 +104,31 @@ def test_merges_of_english_are_those_of_everyone() -> None:
 
 def test_counts_are_those_of_the_text() -> None:
     """Worked by hand: "ab" 3 times in "abab" and "ab", then the pair of two of them."""
-    assert list(merges.learn({b"abab": 2, b"ab": 1}, 258)) == [((b"a", b"b"), 5), ((b"ab", b"ab"), 2)]
+    assert list(fast_bpe.learn({b"abab": 2, b"ab": 1}, 258)) == [((b"a", b"b"), 5), ((b"ab", b"ab"), 2)]
 
 
 def test_a_run_is_merged_from_left_to_right() -> None:
     """Worked by hand: aaaaa has four pairs; then aa aa a has (aa, aa) and (aa, a) once each, and 'a' comes first."""
-    assert list(merges.learn({b"aaaaa": 1}, 258)) == [((b"a", b"a"), 4), ((b"aa", b"a"), 1)]
+    assert list(fast_bpe.learn({b"aaaaa": 1}, 258)) == [((b"a", b"a"), 4), ((b"aa", b"a"), 1)]
     assert fast({b"aaaaa": 1}, 300) == count_again({b"aaaaa": 1}, 300)
 
 
 def test_nothing_to_merge() -> None:
-    assert list(merges.learn({}, 300)) == []
-    assert list(merges.learn({b"a": 5, b"b": 1}, 300)) == []
-    assert list(merges.learn({b"ab": 0}, 300)) == []
+    assert list(fast_bpe.learn({}, 300)) == []
+    assert list(fast_bpe.learn({b"a": 5, b"b": 1}, 300)) == []
+    assert list(fast_bpe.learn({b"ab": 0}, 300)) == []
 
 
 def test_the_alphabet_is_that_of_tokenizers() -> None:
     assert sorted(BYTE_TO_UNICODE.values()) == sorted(pre_tokenizers.ByteLevel.alphabet())
     for byte in range(0x80):  # a single character through the library's own map
-        assert pre_tokenizers.ByteLevel(False, use_regex=False).pre_tokenize_str(chr(byte))[0][0] == BYTE_TO_UNICODE[byte]
-    assert [bytes_to_unicode(bytes([byte])) for byte in INITIAL_ALPHABET] == sorted(pre_tokenizers.ByteLevel.alphabet())
+        assert (
+            pre_tokenizers.ByteLevel(False, use_regex=False).pre_tokenize_str(chr(byte))[0][0]
+            == BYTE_TO_UNICODE[byte]
+        )
+    assert [bytes_to_unicode(bytes([byte])) for byte in INITIAL_ALPHABET] == sorted(
+        pre_tokenizers.ByteLevel.alphabet()
+    )
 
 
 @given(st.binary())
@@ -132,11 +137,14 @@ def test_written_bytes_are_spelled_back(token: bytes) -> None:
 
 
 def test_steps_end_where_the_tokenizer_does() -> None:
-    counts = words.count([ENGLISH.encode()]).counts
+    counts = pretokenizer.count([ENGLISH.encode()]).counts
     ranks = {pair: rank for rank, pair in enumerate(fast(counts, 1500))}
     tokenizer = Tokenizer(
         models.BPE(
-            {bytes_to_unicode(token): i for i, token in enumerate([bytes([b]) for b in INITIAL_ALPHABET] + [a + b for a, b in ranks])},
+            {
+                bytes_to_unicode(token): i
+                for i, token in enumerate([bytes([b]) for b in INITIAL_ALPHABET] + [a + b for a, b in ranks])
+            },
             [(bytes_to_unicode(a), bytes_to_unicode(b)) for a, b in ranks],
         )
     )

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from glasshouse.errors import StoreError
-from glasshouse.text import pattern
+from glasshouse.text import regex_safety
 
 UPPER, LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
 HAN_UPPER, HAN_LOWER = (part[:-1] + r"&&[^\p{Han}]]" for part in (UPPER, LOWER))
@@ -141,26 +141,26 @@ NOT_UNDERSTOOD = [
 @pytest.mark.parametrize("expression", [*PUBLISHED.values(), *OTHERS_THAT_MAY], ids=[*PUBLISHED, *OTHERS_THAT_MAY])
 def test_what_published_models_use_may_run(expression: str) -> None:
     tokenizers.Regex(expression)  # what is accepted here means something to Oniguruma
-    pattern.check_regex(expression)
+    regex_safety.check_regex(expression)
 
 
 @pytest.mark.parametrize("expression", SLOW)
 def test_what_could_take_for_ever_is_refused(expression: str) -> None:
     tokenizers.Regex(expression)
     with pytest.raises(StoreError, match=r"^the pattern '.*' repeats .*; find another\.$"):
-        pattern.check_regex(expression)
+        regex_safety.check_regex(expression)
 
 
 @pytest.mark.parametrize("expression", NOT_UNDERSTOOD, ids=lambda expression: expression[:20])
 def test_what_is_not_understood_is_refused(expression: str) -> None:
     with pytest.raises(StoreError, match=r"^the pattern '.*' (is|has|opens|closes) .*; find another\.$"):
-        pattern.check_regex(expression)
+        regex_safety.check_regex(expression)
 
 
 @given(st.text(alphabet="()[]{}|*+?^$\\ab,:!=<>&-i12", max_size=30))
 def test_any_text_is_accepted_or_refused(expression: str) -> None:
     with contextlib.suppress(StoreError):  # and nothing else
-        pattern.check_regex(expression)
+        regex_safety.check_regex(expression)
 
 
 # A backtracking matcher that counts its steps: slow, obvious, and with no idea of the rules above.
@@ -249,7 +249,7 @@ nodes = sequences(parts(sequences(parts(characters)) | characters))
 def test_what_is_accepted_takes_linear_time_from_each_place(node: Node, last: str, unit: str) -> None:
     node = ("then", node, last) if last else node  # what never comes makes all before it fail
     try:
-        pattern.check_regex(written(node))
+        regex_safety.check_regex(written(node))
     except StoreError:
         return
     # Twice the length, twice the further steps. Every period here divides 12, so that lengths fit alike.

@@ -27,8 +27,17 @@ from tokenizers import Regex, pre_tokenizers
 
 from glasshouse.errors import ConfigError, GlasshouseError, InputError
 from glasshouse.text import sources
-from glasshouse.text.sources import Chunk, Record, cuts, file, find_files, read_parallel, read_chunks, read_records
-from glasshouse.text.sources.cuts import chunk
+from glasshouse.text.sources import (
+    Chunk,
+    Record,
+    chunking,
+    file,
+    find_files,
+    read_chunks,
+    read_parallel,
+    read_records,
+)
+from glasshouse.text.sources.chunking import chunk
 
 CONTRACTIONS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 GPT4 = CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -111,7 +120,10 @@ def names(root: Path, found: list[Path]) -> list[str]:
 def test_a_folder_gives_its_text_files_sorted_by_their_paths(tree: Path) -> None:
     expected = ["a-b.txt", "a/B.py", "a/Q.TXT", "a/deep/x.jsonl.zst", "a/deep/y.csv.GZ", "a/z.md", "b.txt"]
     assert names(tree, find_files(tree)) == names(tree, find_files(str(tree))) == expected
-    assert names(tree, find_files([tree / "b.txt", tree, tree / "p.png"])) == [*expected, "p.png"]  # each once, all sorted
+    assert names(tree, find_files([tree / "b.txt", tree, tree / "p.png"])) == [
+        *expected,
+        "p.png",
+    ]  # each once, all sorted
     assert names(tree, find_files(tree / ".git")) == [".git/c.txt"]  # hidden, but asked for by name
 
 
@@ -276,7 +288,7 @@ def test_cuts_do_not_depend_on_how_the_text_came(text: str, piece: int, places: 
 
 def test_a_text_without_a_place_is_searched_a_few_times() -> None:
     path = written("x.txt", b"a" * 2**16)
-    with reading(64), mock.patch.object(cuts, "_place", wraps=cuts._place) as place:
+    with reading(64), mock.patch.object(chunking, "_place", wraps=chunking._place) as place:
         assert [len(one.text) for one in read_chunks([path], chunk_bytes=8)] == [2**16]
     assert place.call_count < 20  # twice as much each time: 16 doublings, not 1024 blocks
 
@@ -521,7 +533,9 @@ def test_parallel_lines() -> None:
     left, right = written("x.de", "ja\r\n\nü\u2028b\n"), written("x.en.gz", zipped(b"\xef\xbb\xbfyes\n\nu"))
     read: list[int] = []
     hashes: list[tuple[int, int]] = []
-    found = list(read_parallel(left, right, on_bytes=read.append, on_hash=lambda n, size, _: hashes.append((n, size))))
+    found = list(
+        read_parallel(left, right, on_bytes=read.append, on_hash=lambda n, size, _: hashes.append((n, size)))
+    )
     assert found == [Record(("ja", "yes"), 0, 0), Record(("", ""), 0, 1), Record(("ü\u2028b", "u"), 0, 2)]
     assert sorted(hashes) == [(0, left.stat().st_size), (1, right.stat().st_size)]
     assert sum(read) == sum(size for _, size in hashes)

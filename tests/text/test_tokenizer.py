@@ -167,7 +167,9 @@ def test_a_special_token_in_a_text_never_becomes_its_id(make: Callable[[], str])
         token = tokenizer.id_to_token(number)
         for text in (token, f"the {token} dog", f"the{token}{token}dog", token * 3 + "\n"):
             assert not tokenizer.special_ids - unknown & {*tokenizer.encode(text, add_special_tokens=False)}
-            assert not tokenizer.special_ids - unknown & {*tokenizer.encode_batch([text], add_special_tokens=False)[0]}
+            assert not tokenizer.special_ids - unknown & {
+                *tokenizer.encode_batch([text], add_special_tokens=False)[0]
+            }
     assert tokenizer.encode("", add_special_tokens=False) == []
 
 

@@ -26,9 +26,9 @@ from hypothesis import strategies as st
 
 import glasshouse as gh
 from glasshouse import InputError
-from glasshouse.text import words
-from glasshouse.text.alphabet import BYTE_TO_UNICODE
-from glasshouse.text.training import DEFAULT_SPECIAL_TOKENS
+from glasshouse.text import pretokenizer
+from glasshouse.text.byte_level import BYTE_TO_UNICODE
+from glasshouse.text.tokenizer_training import DEFAULT_SPECIAL_TOKENS
 
 CODE = "".join(
     path.read_text(encoding="utf-8") for path in sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))[:60]
@@ -47,7 +47,9 @@ def by_tiktoken(pattern: str) -> tiktoken.Encoding:
     tok = trained(pattern)
     tokens = {tok.decode_bytes([number]): number for number in range(len(tok)) if number not in tok.special_ids}
     special = {token: tok.token_to_id(token) for token in DEFAULT_SPECIAL_TOKENS.values()}
-    return tiktoken.Encoding(pattern, pat_str=words.PATTERNS[pattern], mergeable_ranks=tokens, special_tokens=special)
+    return tiktoken.Encoding(
+        pattern, pat_str=pretokenizer.PATTERNS[pattern], mergeable_ranks=tokens, special_tokens=special
+    )
 
 
 def mixed(size: int) -> str:
@@ -81,18 +83,18 @@ def check_tiktoken(pattern: str, size: int) -> None:
     assert [number for row in slow for number in row] == ids[: ends[2]].tolist()
 
 
-@pytest.mark.parametrize("pattern", words.PATTERNS)
+@pytest.mark.parametrize("pattern", pretokenizer.PATTERNS)
 def test_ids_are_those_of_tiktoken(pattern: str) -> None:
     check_tiktoken(pattern, 1_000_000)
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("pattern", words.PATTERNS)
+@pytest.mark.parametrize("pattern", pretokenizer.PATTERNS)
 def test_ids_are_those_of_tiktoken_on_ten_megabytes(pattern: str) -> None:
     check_tiktoken(pattern, 10_000_000)
 
 
-@pytest.mark.parametrize("pattern", words.PATTERNS)
+@pytest.mark.parametrize("pattern", pretokenizer.PATTERNS)
 def test_transformers_reads_what_is_saved(pattern: str, tmp_path: Path) -> None:
     tok = trained(pattern)
     tok.save(tmp_path)
@@ -108,7 +110,7 @@ def test_transformers_reads_what_is_saved(pattern: str, tmp_path: Path) -> None:
     assert again.chat_template == tok.chat_template
 
 
-@pytest.mark.parametrize("pattern", words.PATTERNS)
+@pytest.mark.parametrize("pattern", pretokenizer.PATTERNS)
 def test_every_code_point_comes_back(pattern: str) -> None:
     tok = trained(pattern)
     assert tok.decode(tok.encode(EVERY_CHARACTER)) == EVERY_CHARACTER
@@ -144,7 +146,7 @@ def test_a_hundred_thousand_random_byte_strings_come_back() -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("pattern", words.PATTERNS)
+@pytest.mark.parametrize("pattern", pretokenizer.PATTERNS)
 def test_every_code_point_alone_comes_back(pattern: str) -> None:
     tok = trained(pattern)
     for at in range(0, len(EVERY_CHARACTER), 50_000):
@@ -177,7 +179,7 @@ def is_text(data: bytes) -> bool:
     return True
 
 
-@pytest.mark.parametrize("pattern", words.PATTERNS)
+@pytest.mark.parametrize("pattern", pretokenizer.PATTERNS)
 def test_a_spelled_special_token_is_text(pattern: str) -> None:
     tok = trained(pattern)
     for token in DEFAULT_SPECIAL_TOKENS.values():
@@ -185,7 +187,11 @@ def test_a_spelled_special_token_is_text(pattern: str) -> None:
             ids = tok.encode(text)
             assert tok.special_ids.isdisjoint(ids), text
             assert tok.decode_bytes(ids) == (text if isinstance(text, bytes) else text.encode())
-        assert tok.encode(f"a{token}b", parse_special_tokens=True) == [*tok.encode("a"), tok.token_to_id(token), *tok.encode("b")]
+        assert tok.encode(f"a{token}b", parse_special_tokens=True) == [
+            *tok.encode("a"),
+            tok.token_to_id(token),
+            *tok.encode("b"),
+        ]
     long = " word ".join(DEFAULT_SPECIAL_TOKENS.values()) * 20_000
     assert tok.special_ids.isdisjoint(tok.encode(long))  # by the engine for corpora
 
@@ -312,12 +318,12 @@ def test_bulk_falls_back_with_a_word(monkeypatch: pytest.MonkeyPatch) -> None:
     right = tok.corpus_encoder()
     assert right.reason == ""
     other, _ = gh.Tokenizer.train(texts=[ENGLISH], vocab_size=3000)._fast
-    wrong = gh.text.bulk.CorpusEncoder(other, lambda texts: tok.encode_batch(texts), "")
+    wrong = gh.text.corpus_encoder.CorpusEncoder(other, lambda texts: tok.encode_batch(texts), "")
     with pytest.warns(UserWarning, match="gigatoken gives other ids for this text"):
         assert wrong.encode([b"to be or not to be"])[0].tolist() == tok.encode("to be or not to be")
     assert "other ids" in wrong.reason
     monkeypatch.setattr(gh.text.bulk, "gigatoken", None)
-    fast, reason = gh.text.bulk.load_gigatoken(json.dumps({}))
+    fast, reason = gh.text.corpus_encoder.load_gigatoken(json.dumps({}))
     assert fast is None
     assert "not installed" in reason
 

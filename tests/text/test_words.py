@@ -9,14 +9,14 @@ from hypothesis import strategies as st
 from tokenizers import Regex, pre_tokenizers
 
 from glasshouse import InputError
-from glasshouse.text import words
-from glasshouse.text.alphabet import unicode_to_bytes
+from glasshouse.text import pretokenizer
+from glasshouse.text.byte_level import unicode_to_bytes
 
 PRE_TOKENIZERS = {
     "gpt2": pre_tokenizers.ByteLevel(add_prefix_space=False),
     "gpt4": pre_tokenizers.Sequence(
         [
-            pre_tokenizers.Split(Regex(words.PATTERNS["gpt4"]), "isolated"),
+            pre_tokenizers.Split(Regex(pretokenizer.PATTERNS["gpt4"]), "isolated"),
             pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
         ]
     ),
@@ -24,35 +24,37 @@ PRE_TOKENIZERS = {
 nasty = st.text(st.sampled_from("ab1²٣ \t\n\r\u00a0\u3000\u2028'sSlv\u2019.,-_éñ中\u0301😀\U000e0041"), max_size=40)
 
 
-@pytest.mark.parametrize("pattern", words.PATTERNS)
+@pytest.mark.parametrize("pattern", pretokenizer.PATTERNS)
 @given(texts=st.lists(nasty, max_size=4))
 def test_words_are_those_of_tokenizers(pattern: str, texts: list[str]) -> None:
-    expected = Counter(unicode_to_bytes(w) for text in texts for w, _ in PRE_TOKENIZERS[pattern].pre_tokenize_str(text))
+    expected = Counter(
+        unicode_to_bytes(w) for text in texts for w, _ in PRE_TOKENIZERS[pattern].pre_tokenize_str(text)
+    )
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # gigatoken is used, or the pattern is not its own
-        counted = words.count([text.encode() for text in texts], pattern)
+        counted = pretokenizer.count([text.encode() for text in texts], pattern)
     assert counted.counts == expected
     assert counted.n_bytes == sum(len(text.encode()) for text in texts)
     assert counted.total == expected.total()
 
 
-@pytest.mark.parametrize("pattern", words.PATTERNS)
+@pytest.mark.parametrize("pattern", pretokenizer.PATTERNS)
 def test_a_word_never_crosses_two_texts(pattern: str) -> None:
-    assert words.count([b"half", b"way"], pattern).counts == {b"half": 1, b"way": 1}
+    assert pretokenizer.count([b"half", b"way"], pattern).counts == {b"half": 1, b"way": 1}
 
 
 def test_batches_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     texts = [f"the text number {n} of many\n".encode() for n in range(100)]
-    whole = words.count(texts)
-    monkeypatch.setattr(words, "BATCH", 50)
-    assert words.count(texts) == whole
+    whole = pretokenizer.count(texts)
+    monkeypatch.setattr(pretokenizer, "BATCH", 50)
+    assert pretokenizer.count(texts) == whole
 
 
 def test_without_gigatoken_the_counts_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     texts = ["Il était une fois, 3 fois… 中文 \n\n fin".encode()] * 3
-    fast = words.count(texts)
-    monkeypatch.setattr(words, "gigatoken", None)
-    assert words.count(texts) == fast
+    fast = pretokenizer.count(texts)
+    monkeypatch.setattr(pretokenizer, "gigatoken", None)
+    assert pretokenizer.count(texts) == fast
 
 
 def test_a_counter_that_is_wrong_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -61,16 +63,16 @@ def test_a_counter_that_is_wrong_is_found_out(monkeypatch: pytest.MonkeyPatch) -
         def pretokenized_counts(text: bytes, separator: bytes) -> list[tuple[bytes, int]]:
             return [(b"all the same", 1)]
 
-    monkeypatch.setattr(words, "gigatoken", Wrong)
+    monkeypatch.setattr(pretokenizer, "gigatoken", Wrong)
     with pytest.warns(UserWarning, match="gigatoken splits this text in another way"):
-        assert words.count([b"to be"]).counts == {b"to": 1, b" be": 1}
+        assert pretokenizer.count([b"to be"]).counts == {b"to": 1, b" be": 1}
 
 
 def test_rare_words_go_first_and_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(words, "BATCH", 1)  # the limit is looked at after each batch
+    monkeypatch.setattr(pretokenizer, "BATCH", 1)  # the limit is looked at after each batch
     common = [b" often"] * 50 + [b" twice"] * 2
     rare = [f" word{n}".encode() for n in range(300)]
-    counted = words.count([*common, *(text for text in rare)], limit=256)
+    counted = pretokenizer.count([*common, *(text for text in rare)], limit=256)
     assert len(counted.counts) <= 256
     assert counted.counts[b" often"] == 50
     assert counted.counts[b" twice"] == 2
@@ -81,19 +83,19 @@ def test_rare_words_go_first_and_are_counted(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_the_limit_and_the_pattern_are_checked() -> None:
     with pytest.raises(InputError, match="limit on distinct words is 5"):
-        words.count([b"a"], limit=5)
+        pretokenizer.count([b"a"], limit=5)
     with pytest.raises(InputError, match=r"pattern is 'gtp2'.*gpt2"):
-        words.count([b"a"], "gtp2")
+        pretokenizer.count([b"a"], "gtp2")
 
 
 def test_what_rust_prints_does_not_reach_the_terminal(capfd: pytest.CaptureFixture[str]) -> None:
-    words.count([b"to be or not to be"])
+    pretokenizer.count([b"to be or not to be"])
     assert capfd.readouterr() == ("", "")
 
 
 @given(st.lists(st.text(max_size=8).map(str.encode), max_size=5), st.integers(0, 30))
 def test_the_start_of_texts(texts: list[bytes], size: int) -> None:
-    taken = words.take_bytes(texts, size)
+    taken = pretokenizer.take_bytes(texts, size)
     assert b"".join(texts).startswith(b"".join(taken))
     assert sum(map(len, taken)) <= size
     b"".join(taken).decode()

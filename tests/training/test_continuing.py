@@ -19,7 +19,7 @@ from glasshouse import config
 from glasshouse.errors import InputError, StoreError
 from glasshouse.training import Run, StoppedError, loop, train
 from glasshouse.training.checkpoint import read
-from glasshouse.training.schedule import Constant, Cosine, InverseSqrt, Linear, Schedule, WSD
+from glasshouse.training.schedule import WSD, Constant, Cosine, InverseSqrt, Linear, Schedule
 
 
 def bare(place: Path, out: str = "run", **choices: Any) -> dict[str, Any]:  # noqa: ANN401

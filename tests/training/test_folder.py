@@ -36,7 +36,7 @@ with suppress(ImportError):
 torch.set_num_threads(1)
 from glasshouse import device
 from glasshouse.training import Run, plots, trackers, train
-from glasshouse.training.watch import Silent
+from glasshouse.training.progress import Silent
 
 device.measure_peak_flops, plots.draw, trackers.Trackers._open = (lambda *_, **__: 1e12), (lambda *_: []), (lambda *_: None)
 WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT

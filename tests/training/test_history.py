@@ -21,10 +21,10 @@ from test_loop import Told, assert_same, killed, table
 import glasshouse as gh
 from glasshouse import store
 from glasshouse.errors import ConfigError, InputError
-from glasshouse.hub.runs import step_folder_name, saved_steps
-from glasshouse.training import SavedCheckpoint, Run, is_run, list_checkpoints, train
+from glasshouse.hub.run_folder import saved_steps, step_folder_name
+from glasshouse.training import Run, SavedCheckpoint, is_run, list_checkpoints, train
 from glasshouse.training.checkpoint import ABOUT, TENSORS, Checkpoints
-from glasshouse.training.history import Snapshots, steps_to_drop
+from glasshouse.training.snapshots import Snapshots, steps_to_drop
 from glasshouse.training.state import CheckpointData
 
 
@@ -301,7 +301,10 @@ def test_what_a_killed_run_left_is_finished_or_removed(tmp_path: Path) -> None:
     for name in (".step-00000000.new", ".step-00000003.gone"):
         (tmp_path / "history" / name).mkdir()
     checkpoints.history.truncate(3)
-    assert sorted(path.name for path in (tmp_path / "history").iterdir()) == [step_folder_name(1), step_folder_name(2)]
+    assert sorted(path.name for path in (tmp_path / "history").iterdir()) == [
+        step_folder_name(1),
+        step_folder_name(2),
+    ]
     assert_sound(tmp_path)
 
 

@@ -21,8 +21,9 @@ import glasshouse as gh
 from glasshouse import config, store
 from glasshouse.errors import ConfigError, GlasshouseError, InputError, StoreError
 from glasshouse.layers import lora
-from glasshouse.training import Run, StoppedError, loop, recipes, train, update
-from glasshouse.training.trouble import locate_nonfinite
+from glasshouse.training import Run, StoppedError, loop, recipes, train
+from glasshouse.training import step as training_step
+from glasshouse.training.nonfinite import locate_nonfinite
 
 SAYING = "to be or not to be, that is the question whether it is nobler. "
 KINDS = {
@@ -96,7 +97,7 @@ KILLED = """
 import json, os, signal, sys, torch
 torch.set_num_threads(int(sys.argv[2]))
 from glasshouse.training import Run, train
-from glasshouse.training.watch import Silent
+from glasshouse.training.progress import Silent
 
 class Killer(Silent):
     def step(self, step, *_):
@@ -148,7 +149,7 @@ def test_a_signal_saves_and_stops(number: signal.Signals, place: Path) -> None:
 
 def test_a_signal_in_the_middle_of_a_step_takes_the_step_back(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     train(Run.from_dict(table(place, out="whole")))
-    real, calls = update.compute_loss, []
+    real, calls = training_step.compute_loss, []
 
     def compute_loss(*arguments: Any) -> torch.Tensor:  # noqa: ANN401
         calls.append(1)
@@ -156,7 +157,7 @@ def test_a_signal_in_the_middle_of_a_step_takes_the_step_back(place: Path, monke
             os.kill(os.getpid(), signal.SIGTERM)
         return real(*arguments)
 
-    monkeypatch.setattr(update, "compute_loss", compute_loss)
+    monkeypatch.setattr(training_step, "compute_loss", compute_loss)
     with pytest.raises(StoppedError, match="after step 1"):
         train(Run.from_dict(table(place)))
     assert len(calls) == 5
@@ -212,14 +213,14 @@ def test_out_of_memory_halves_the_parts_and_learns_the_same(place: Path, monkeyp
     settings = table(place, out="whole", parts=1)
     settings["model"]["dropout"] = 0.0
     train(Run.from_dict(settings))
-    real = update.compute_loss
+    real = training_step.compute_loss
 
     def compute_loss(model: nn.Module, batch: Any, *rest: Any) -> torch.Tensor:  # noqa: ANN401
         if len(batch) > 2:
             raise torch.OutOfMemoryError("CUDA out of memory")
         return real(model, batch, *rest)
 
-    monkeypatch.setattr(update, "compute_loss", compute_loss)
+    monkeypatch.setattr(training_step, "compute_loss", compute_loss)
     told = Told()
     settings["train"]["out"] = str(place / "run")
     train(Run.from_dict(settings), told)
@@ -234,7 +235,7 @@ def test_out_of_memory_halves_the_parts_and_learns_the_same(place: Path, monkeyp
 
 def test_what_was_drawn_before_memory_ran_out_is_drawn_again(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     train(Run.from_dict(table(place, out="whole", parts=2)))
-    real = update.compute_loss
+    real = training_step.compute_loss
 
     def compute_loss(model: nn.Module, batch: Any, *rest: Any) -> torch.Tensor:  # noqa: ANN401
         loss = real(model, batch, *rest)  # dropout draws
@@ -242,7 +243,7 @@ def test_what_was_drawn_before_memory_ran_out_is_drawn_again(place: Path, monkey
             raise torch.OutOfMemoryError("CUDA out of memory")
         return loss
 
-    monkeypatch.setattr(update, "compute_loss", compute_loss)
+    monkeypatch.setattr(training_step, "compute_loss", compute_loss)
     train(Run.from_dict(table(place, parts=1)))
     assert_same(place, "whole", "run")
 
@@ -260,20 +261,20 @@ def test_what_does_not_fit_in_any_part_is_an_error(place: Path, monkeypatch: pyt
     def compute_loss(*_: object) -> torch.Tensor:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setattr(update, "compute_loss", compute_loss)
+    monkeypatch.setattr(training_step, "compute_loss", compute_loss)
     with pytest.raises(InputError, match=r"one row of 16 tokens.*data\.length"):
         train(Run.from_dict(table(place)))
 
 
 def poison(monkeypatch: pytest.MonkeyPatch, bad: torch.Tensor) -> None:
     """Let one batch give a loss that is no number."""
-    real = update.compute_loss
+    real = training_step.compute_loss
 
     def compute_loss(model: nn.Module, batch: Any, *rest: Any) -> torch.Tensor:  # noqa: ANN401
         loss = real(model, batch, *rest)
         return loss * torch.nan if batch.ids.shape == bad.shape and batch.ids.equal(bad) else loss
 
-    monkeypatch.setattr(update, "compute_loss", compute_loss)
+    monkeypatch.setattr(training_step, "compute_loss", compute_loss)
 
 
 def batch_of(run: Run, place: Path, number: int) -> torch.Tensor:
@@ -349,7 +350,7 @@ def test_a_disk_that_is_really_full_is_one_sentence_too(place: Path) -> None:
     program = """
 import json, resource, signal, sys
 from glasshouse.training import Run, train
-from glasshouse.training.watch import Silent
+from glasshouse.training.progress import Silent
 
 class Full(Silent):
     def step(self, step, *_):

@@ -12,8 +12,8 @@ import pytest
 import glasshouse as gh
 from glasshouse.data.corpus import Corpus
 from glasshouse.text import Tokenizer
-from glasshouse.text.training import no_progress
-from glasshouse.training.material import Datasets, prepare_datasets, open_datasets
+from glasshouse.text.tokenizer_training import no_progress
+from glasshouse.training.datasets import Datasets, open_datasets, prepare_datasets
 from glasshouse.training.run import Data
 
 WORDS = [f"word{number:03}" for number in range(300)]  # each stands once, so it is in one part alone

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import glasshouse as gh
 from glasshouse.data import Batch
-from glasshouse.evaluation.tally import MetricSums, evaluate_batch
+from glasshouse.evaluation.eval_loop import MetricSums, evaluate_batch
 from glasshouse.training.objective import compute_loss
 
 LENGTHS = torch.tensor([5, 3])
@@ -71,7 +71,9 @@ def test_every_kind_of_batch(kind: str, smoothing: float) -> None:
 
 def test_what_does_not_count_does_not_matter() -> None:
     model, batch = batches()["next token"]
-    other = Batch(batch.ids, torch.where(batch.loss_mask, batch.targets, 7), batch.loss_mask, documents=batch.documents)
+    other = Batch(
+        batch.ids, torch.where(batch.loss_mask, batch.targets, 7), batch.loss_mask, documents=batch.documents
+    )
     assert compute_loss(model.eval(), batch).equal(compute_loss(model, other))
 
 

@@ -16,16 +16,17 @@ from test_loop import KINDS, Told, assert_same, killed, losses, table, write_dat
 
 import glasshouse as gh
 from glasshouse.data import Batch
-from glasshouse.data.samples import make_dataset
+from glasshouse.data.dataset import make_dataset
 from glasshouse.errors import ConfigError, InputError
-from glasshouse.evaluation.tally import evaluate_batch
+from glasshouse.evaluation.eval_loop import evaluate_batch
 from glasshouse.inspection.geometry import residual_norms
-from glasshouse.inspection.readout import lens
-from glasshouse.inspection.scoring import head_scores, repeated_tokens
+from glasshouse.inspection.head_scoring import head_scores, repeated_tokens
+from glasshouse.inspection.logit_lens import lens
 from glasshouse.layers import lora
-from glasshouse.layers.twin import HOOK_ATTRIBUTES
+from glasshouse.layers.module_swap import HOOK_ATTRIBUTES
 from glasshouse.models import Decoder
-from glasshouse.training import Run, StoppedError, probes, train, update
+from glasshouse.training import Run, StoppedError, probes, train
+from glasshouse.training import step as training_step
 from glasshouse.training.loop import Result
 from glasshouse.training.probes import Probes, first_texts
 
@@ -107,7 +108,9 @@ def even(**choices: object) -> Decoder:
         for name, weight in model.named_parameters():
             if name.endswith(("query.weight", "out.weight", "down.weight", "bias")) or name == "head.weight":
                 weight.zero_()
-        model.token_embedding.table.weight.copy_(torch.arange(8.0)[:, None].expand(8, 64))  # token t: 64 times t, of length 8 t
+        model.token_embedding.table.weight.copy_(
+            torch.arange(8.0)[:, None].expand(8, 64)
+        )  # token t: 64 times t, of length 8 t
     return model
 
 
@@ -152,7 +155,9 @@ def test_six_digits_and_nothing_where_a_text_says_nothing() -> None:
     model = even()
     with torch.no_grad():
         model.token_embedding.table.weight[2] = 1 / 3
-    found = Probes(model, Batch(ids, ids, loss_mask=ids > 5), length=1).take(model)  # nothing is asked, none is before
+    found = Probes(model, Batch(ids, ids, loss_mask=ids > 5), length=1).take(
+        model
+    )  # nothing is asked, none is before
     assert found["lens"] == [None] * 3
     assert flat(found["previous"]) == [None] * 8
     assert found["norms"] == [5.33333] * 3  # (8 + 8/3) / 2
@@ -266,7 +271,9 @@ def test_they_are_what_the_tools_say_of_the_checkpoints(kind: str, place: Path) 
 def test_the_last_of_the_lens_is_the_loss_of_an_evaluation(place: Path) -> None:
     result = train(Run.from_dict(table(place)))
     batch = make_dataset(result.model.spec, result.datasets.validation, batch_size=1, seq_len=LENGTH).batch(range(4))
-    assert read(place)[-1]["lens"][-1] == pytest.approx(evaluate_batch(result.model, batch).metrics()["loss"], rel=1e-5)
+    assert read(place)[-1]["lens"][-1] == pytest.approx(
+        evaluate_batch(result.model, batch).metrics()["loss"], rel=1e-5
+    )
 
 
 def test_adapters_are_part_of_what_is_shown(place: Path) -> None:
@@ -368,7 +375,7 @@ def test_stopped_before_the_first_step(place: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_a_run_that_goes_back_has_a_line_a_step(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real, calls = update.compute_loss, []
+    real, calls = training_step.compute_loss, []
 
     def compute_loss(*arguments: Any) -> torch.Tensor:  # noqa: ANN401
         calls.append(1)
@@ -381,7 +388,7 @@ def test_a_run_that_goes_back_has_a_line_a_step(place: Path, monkeypatch: pytest
         damaged.write_bytes(b"")  # so that it has to go back beyond a line that it wrote
         return loss * torch.nan
 
-    monkeypatch.setattr(update, "compute_loss", compute_loss)
+    monkeypatch.setattr(training_step, "compute_loss", compute_loss)
     told = Told()
     train(Run.from_dict(table(place, parts=1, trouble="skip", eval_every=100, keep=100)), told)
     assert "back to step 3" in told.said

@@ -25,12 +25,20 @@ import glasshouse as gh
 from glasshouse import store
 from glasshouse.data import Batch
 from glasshouse.errors import StoreError
-from glasshouse.hub.checkpoint import folder_writer
+from glasshouse.hub.serialization import folder_writer
 from glasshouse.training import checkpoint
 from glasshouse.training.checkpoint import Checkpoints, read, write
 from glasshouse.training.optimizer import AdamW, Muon, Optimizer, make_optimizer
-from glasshouse.training.state import CheckpointData, load_device_rng_state, device_rng_state, rng_state, optimizer_state, load_rng_state, load_optimizer_state
-from glasshouse.training.update import TrainStep
+from glasshouse.training.state import (
+    CheckpointData,
+    device_rng_state,
+    load_device_rng_state,
+    load_optimizer_state,
+    load_rng_state,
+    optimizer_state,
+    rng_state,
+)
+from glasshouse.training.step import TrainStep
 
 PLAIN = AdamW(lr=1e-2)
 KINDS = ("tiny-decoder", "tiny-encoder", "tiny-seq2seq")
@@ -69,7 +77,9 @@ def state_of(update: TrainStep) -> CheckpointData:
 
 def save(checkpoints: Checkpoints, step: int, model: Any, update: TrainStep, **more: Any) -> None:  # noqa: ANN401
     state = state_of(update)
-    snapshot = CheckpointData({name: one.clone() for name, one in state.tensors.items()}, copy.deepcopy(state.metadata))
+    snapshot = CheckpointData(
+        {name: one.clone() for name, one in state.tensors.items()}, copy.deepcopy(state.metadata)
+    )
     checkpoints.save(step, folder_writer(copy.deepcopy(model), None), snapshot, **more)
 
 

@@ -11,7 +11,7 @@ from test_loop import table, weights
 import glasshouse as gh
 from glasshouse.errors import InputError, StoreError
 from glasshouse.training import Run, train
-from glasshouse.training.beginning import wanted_kind
+from glasshouse.training.model_setup import wanted_kind
 
 # Where it writes
 

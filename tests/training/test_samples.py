@@ -11,14 +11,14 @@ import torch
 from test_loop import KINDS, SAYING, Told, assert_same, killed, losses, table
 
 import glasshouse as gh
-from glasshouse.data.samples import make_dataset
+from glasshouse.data.dataset import make_dataset
 from glasshouse.errors import ConfigError
 from glasshouse.generation import engine
 from glasshouse.layers import lora
-from glasshouse.layers.twin import HOOK_ATTRIBUTES
+from glasshouse.layers.module_swap import HOOK_ATTRIBUTES
 from glasshouse.training import Run, samples, train
 from glasshouse.training.loop import Result
-from glasshouse.training.samples import TextPrompts, MaskedPrompts, SourcePrompts, make_prompts
+from glasshouse.training.samples import MaskedPrompts, SourcePrompts, TextPrompts, make_prompts
 
 LENGTH = 16  # of a row in `table`
 
@@ -175,7 +175,9 @@ def prompts_for(kind: str, place: Path) -> tuple[gh.models.Model, Any]:
     return model, make_prompts(make_dataset(model.spec, corpus, batch_size=1, seq_len=16), tok, 16, 2)
 
 
-@pytest.mark.parametrize(("kind", "form"), [("decoder", TextPrompts), ("seq2seq", SourcePrompts), ("encoder", MaskedPrompts)])
+@pytest.mark.parametrize(
+    ("kind", "form"), [("decoder", TextPrompts), ("seq2seq", SourcePrompts), ("encoder", MaskedPrompts)]
+)
 def test_a_model_is_left_as_it_was(kind: str, form: type, place: Path) -> None:
     model, prompts = prompts_for(kind, place)
     assert isinstance(prompts, form)

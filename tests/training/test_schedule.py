@@ -15,7 +15,7 @@ from glasshouse import config
 from glasshouse.errors import ConfigError
 from glasshouse.training import Run, recipes
 from glasshouse.training.run import Train
-from glasshouse.training.schedule import Constant, Cosine, InverseSqrt, Linear, Schedule, WSD
+from glasshouse.training.schedule import WSD, Constant, Cosine, InverseSqrt, Linear, Schedule
 
 ENDING = [Cosine, Linear, WSD]
 

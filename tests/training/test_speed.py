@@ -12,9 +12,9 @@ from torch.utils.flop_counter import FlopCounterMode
 import glasshouse as gh
 from glasshouse.data import Batch
 from glasshouse.layers import lora
-from glasshouse.training.beginning import freeze
+from glasshouse.training.model_setup import freeze
 from glasshouse.training.objective import compute_loss
-from glasshouse.training.speed import FlopEstimator
+from glasshouse.training.throughput import FlopEstimator
 
 D, V, LENGTH, ROWS, SOURCE = 32, 50, 12, 3, 7
 FROZEN: dict[str, tuple[str, ...]] = {

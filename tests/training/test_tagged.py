@@ -9,7 +9,7 @@ from typing import Any
 
 import glasshouse as gh
 from glasshouse.training import Run, train
-from glasshouse.training.beginning import resize_for_data
+from glasshouse.training.model_setup import resize_for_data
 
 WORDS = ["pear", "plum", "fig", "lime", "the", "and", "some", "ripe", "sour", "of"]
 

@@ -12,7 +12,7 @@ import glasshouse as gh
 from glasshouse.data import Batch
 from glasshouse.errors import InputError
 from glasshouse.training.objective import compute_loss
-from glasshouse.training.update import NonFiniteError, StepMetrics, TrainStep
+from glasshouse.training.step import NonFiniteError, StepMetrics, TrainStep
 
 
 def ragged(seed: int, rows: int = 8, length: int = 12) -> Batch:

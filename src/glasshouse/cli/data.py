@@ -10,8 +10,8 @@ import typer
 from rich import filesize
 
 import glasshouse as gh
-from glasshouse.cli import rows, screen, texts
-from glasshouse.visible import escape_control
+from glasshouse.cli import batch_view, screen, texts
+from glasshouse.escaping import escape_control
 
 app = typer.Typer(help="Turn texts into ids on disk, and look at what a model sees of them.", no_args_is_help=True)
 
@@ -132,11 +132,11 @@ def show(
     process = f", process {rank} of {ranks}" if ranks > 1 else ""
     print(f"{opened!r}, step {step}{process}: samples {numbers[0]} to {numbers[-1]}")
     there = screen.console()
-    there.print(rows.legend(opened.kind, masked))
+    there.print(batch_view.legend(opened.kind, masked))
     for row, number in list(enumerate(numbers))[:rows_]:
         print(f"sample {number}, epoch {number // len(samples)}, {escape_control(samples.origin(number))}")
-        rows.draw(rows.lines(batch, row, opened, masked), there.print)
-    print(rows.summary(batch))
+        batch_view.draw(batch_view.lines(batch, row, opened, masked), there.print)
+    print(batch_view.summary(batch))
     if left_out := getattr(samples, "n_too_long", 0):
         print(f"{left_out:,} of {len(opened):,} items are longer than {length} tokens and never seen")
 

@@ -16,7 +16,7 @@ import glasshouse as gh
 from glasshouse.cli import screen, texts
 from glasshouse.cli.data import Kind, Split
 from glasshouse.cli.model import Device, Ignore, ModelArgument, Revision, find_device
-from glasshouse.visible import escape_control, show_whitespace
+from glasshouse.escaping import escape_control, show_whitespace
 
 app = typer.Typer()
 

@@ -11,7 +11,7 @@ from typing import Annotated, cast
 import typer
 
 import glasshouse as gh
-from glasshouse.cli import conversation, lines, screen, streaming, texts
+from glasshouse.cli import chat_session, screen, stdin_prompts, streaming, texts
 from glasshouse.cli.model import Device, Ignore, ModelArgument, Revision, find_device
 
 app = typer.Typer()
@@ -132,17 +132,17 @@ def generate(
     said = b"" if prompt is None else os.fsencode(prompt)  # as it was typed, whatever the bytes
     lasts = chat or prompt == LINES
     if lasts:
-        sequences = 1 if chat else gh.generation.calls.MOST_SLOTS
+        sequences = 1 if chat else gh.generation.MAX_SLOTS
         limit = found.spec.position_limit
         length = max_len or min(found.spec.max_len + options.max_new_tokens if limit is None else limit, ROOM)
         source = length if translates else 0
     else:
-        ids = gh.generation.admission.encode_prompt(said, tok, found.spec)
+        ids = gh.generation.validation.encode_prompt(said, tok, found.spec)
         sequences = n if beams == 1 else 1
-        length = max_len or gh.generation.calls.required_lengths(found, [ids], options)[0]
+        length = max_len or gh.generation.required_lengths(found, [ids], options)[0]
         source = len(ids) if translates else 0
-    gh.generation.admission.check_beams(found, beams, length, source)
-    rows = slots or max(beams, gh.generation.calls.choose_slots(found, length, source, sequences * beams))
+    gh.generation.validation.check_beams(found, beams, length, source)
+    rows = slots or max(beams, gh.generation.choose_slots(found, length, source, sequences * beams))
     engine = gh.Engine(
         found,
         tok,
@@ -150,14 +150,14 @@ def generate(
         max_len=length,
         source_len=source,
         speculator=speculator,
-        weights="int8" if int8 else "copy" if lasts else gh.generation.calls.choose_weights(options.max_new_tokens),
+        weights="int8" if int8 else "copy" if lasts else gh.generation.choose_weights(options.max_new_tokens),
     )
     del found  # an int8 engine holds none of its matrices, so their memory is free from here on
     if chat:
         first = None if prompt in (None, LINES) else said.decode(errors="replace")
-        conversation.chat(engine, tok, options, system, first, as_json)
+        chat_session.chat(engine, tok, options, system, first, as_json)
     elif prompt == LINES:
-        lines.generate_lines(engine, options, n, as_json)
+        stdin_prompts.generate_lines(engine, options, n, as_json)
     else:
         _answer(engine, said, options, n, as_json)
 
@@ -184,7 +184,7 @@ def _load(
     place: str, revision: str | None, ignore: Sequence[str] | None, device: str
 ) -> tuple[gh.models.Decoder | gh.models.Seq2Seq, gh.Tokenizer]:
     model, tok = gh.load(place, revision=revision, device=device, ignore=texts.listed(ignore))
-    gh.generation.admission.check_model(model)
+    gh.generation.validation.check_model(model)
     if tok is None:
         raise gh.InputError(f"{place!r} has no tokenizer, so it reads no text; put its tokenizer.json there.")
     return cast("gh.models.Decoder | gh.models.Seq2Seq", model), tok

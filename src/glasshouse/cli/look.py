@@ -9,7 +9,7 @@ import typer
 
 import glasshouse as gh
 from glasshouse.cli.model import Device, Revision, find_device
-from glasshouse.visible import escape_control
+from glasshouse.escaping import escape_control
 
 app = typer.Typer()
 

@@ -10,7 +10,7 @@ from rich.text import Text
 
 import glasshouse as gh
 from glasshouse.cli import screen
-from glasshouse.visible import show_whitespace
+from glasshouse.escaping import show_whitespace
 
 Pair = tuple[bytes, bytes]
 
@@ -36,13 +36,17 @@ def _steps(states: list[list[bytes]], ranks: Mapping[Pair, int]) -> Iterator[tup
     yield "", "", " ".join(map(show_whitespace, states[0]))
     for before, after in pairwise(states):
         left, right = min((pair for pair in pairwise(before) if pair in ranks), key=ranks.__getitem__)
-        yield str(ranks[left, right]), f"{show_whitespace(left)} + {show_whitespace(right)}", " ".join(map(show_whitespace, after))
+        yield (
+            str(ranks[left, right]),
+            f"{show_whitespace(left)} + {show_whitespace(right)}",
+            " ".join(map(show_whitespace, after)),
+        )
 
 
 def draw_learning(texts: Iterable[bytes], merges: int, rivals: int, pattern: str, sample: str | None) -> None:
     """Print the first merges that a text gives, what came next, and what they do to a sample of it."""
     texts = list(texts)
-    counted = gh.text.words.count(texts, pattern)
+    counted = gh.text.pretokenizer.count(texts, pattern)
     if not counted.counts:
         raise gh.InputError("there is no text to learn from; give files that are not empty.")
     counts = counted.counts
@@ -55,7 +59,7 @@ def draw_learning(texts: Iterable[bytes], merges: int, rivals: int, pattern: str
         sample = texts[0].decode()[:60]
     now = [
         [bytes([byte]) for byte in word.encode(errors="surrogateescape")]
-        for word in gh.text.words.split(sample, pattern)
+        for word in gh.text.pretokenizer.split(sample, pattern)
     ]
     number = 0
     learned = gh.text.bpe.learn({word: counts[word] for word in kept}, 256 + merges, rivals)

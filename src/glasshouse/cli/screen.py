@@ -19,7 +19,7 @@ from rich.table import Table
 from rich.text import Text
 
 import glasshouse as gh
-from glasshouse.visible import NEWLINE, escape_control, show_whitespace
+from glasshouse.escaping import NEWLINE, escape_control, show_whitespace
 
 _WIDE = 100_000  # characters in a line, for those who are not a terminal
 
@@ -76,7 +76,7 @@ def alternate(tokens: Iterable[str]) -> str | Text:
 def progress(**units: str) -> Iterator[Callable[[str, int, int], None]]:
     """Draw a bar for each stage on stderr, if that is a terminal; `units` names those that do not count bytes."""
     if not sys.stderr.isatty():
-        yield gh.text.training.no_progress
+        yield gh.text.tokenizer_training.no_progress
         return
     columns = (
         TextColumn("{task.description}"),

@@ -14,7 +14,7 @@ from rich.console import Console
 
 import glasshouse as gh
 from glasshouse.cli import screen
-from glasshouse.visible import escape_control
+from glasshouse.escaping import escape_control
 
 INTERRUPTED = 130  # what shells call the end by Ctrl-C
 
@@ -55,7 +55,7 @@ class LengthWarnings:
 
     def look(self, request: gh.generation.Request) -> None:
         """Count a request that is done."""
-        sentence = gh.generation.calls.length_warning(self._spec, request)
+        sentence = gh.generation.length_warning(self._spec, request)
         self._first = self._first or sentence or ""
         self._count += sentence is not None
         self._of += 1

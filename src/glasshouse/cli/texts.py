@@ -45,7 +45,7 @@ def read(
     paths = list(paths)
     names = [path for path in paths if is_builtin(path)]
     if files := [path for path in paths if path not in names]:
-        yield from gh.text.training.read_texts(files, field, errors, progress)
+        yield from gh.text.tokenizer_training.read_texts(files, field, errors, progress)
     for name in names:
         yield from _builtin(name, progress)
 

@@ -11,8 +11,8 @@ from typing import Annotated, Literal
 import typer
 
 import glasshouse as gh
-from glasshouse.cli import figures, merges, screen, texts
-from glasshouse.visible import escape_control, show_whitespace
+from glasshouse.cli import merges, screen, texts, tokenizer_stats
+from glasshouse.escaping import escape_control, show_whitespace
 
 app = typer.Typer(help="Learn a tokenizer, use one, look into one.", no_args_is_help=True)
 
@@ -50,7 +50,7 @@ def train(
             progress=progress,
         )
     tok.save(out)
-    found = figures.measure(tok, start)
+    found = tokenizer_stats.measure(tok, start)
     screen.table(
         [
             ("folder", escape_control(str(out))),
@@ -65,7 +65,7 @@ def _keeping(stream: Iterable[bytes], start: list[bytes]) -> Iterator[bytes]:
     wanted = START
     for text in stream:
         if wanted > 0:
-            start += gh.text.words.take_bytes([text], wanted)
+            start += gh.text.pretokenizer.take_bytes([text], wanted)
             wanted -= len(text)
         yield text
 
@@ -137,18 +137,18 @@ def show(
             with screen.progress(**texts.units([text])) as progress:
                 stream: Iterable[bytes] = texts.read([text], field, errors, progress)
                 if not everything:
-                    stream = gh.text.words.take_bytes(stream, MEASURED)
-                measured.append(figures.measure(tok, stream))
+                    stream = gh.text.pretokenizer.take_bytes(stream, MEASURED)
+                measured.append(tokenizer_stats.measure(tok, stream))
     for name, tok in zip(names, toks, strict=True):
         _describe(name, tok)
     if word is not None:
         merges.draw_word(toks[0], word, split)
     if measured:
         print()
-        figures.draw(toks, names, measured)
+        tokenizer_stats.draw(toks, names, measured)
     if compare is not None:
         print()
-        figures.draw_beginning(toks, names, measured[0].beginning)
+        tokenizer_stats.draw_beginning(toks, names, measured[0].beginning)
 
 
 def _describe(name: str, tok: gh.Tokenizer) -> None:
@@ -182,5 +182,5 @@ def watch(
 ) -> None:
     """Watch byte-pair encoding learn from the first 5 MB of a text: each merge, what came next, what it does."""
     with screen.progress(**texts.units(paths)) as progress:
-        start = gh.text.words.take_bytes(texts.read(paths, field, errors, progress), WATCHED)
+        start = gh.text.pretokenizer.take_bytes(texts.read(paths, field, errors, progress), WATCHED)
     merges.draw_learning(start, merges_, rivals, pattern, sample)

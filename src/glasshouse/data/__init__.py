@@ -12,16 +12,16 @@ if TYPE_CHECKING:
     from glasshouse.data.batch import Batch as Batch
     from glasshouse.data.batches import Batches as Batches
     from glasshouse.data.batches import Dataset as Dataset
+    from glasshouse.data.builtin import builtin_dataset as builtin_dataset
+    from glasshouse.data.builtin import builtin_datasets as builtin_datasets
     from glasshouse.data.corpus import Corpus as Corpus
-    from glasshouse.data.included import builtin_dataset as builtin_dataset
-    from glasshouse.data.included import builtin_datasets as builtin_datasets
-    from glasshouse.data.items import ChatDataset as ChatDataset
-    from glasshouse.data.items import ClassificationDataset as ClassificationDataset
-    from glasshouse.data.items import Seq2SeqDataset as Seq2SeqDataset
-    from glasshouse.data.items import TokenClassificationDataset as TokenClassificationDataset
+    from glasshouse.data.item_datasets import ChatDataset as ChatDataset
+    from glasshouse.data.item_datasets import ClassificationDataset as ClassificationDataset
+    from glasshouse.data.item_datasets import Seq2SeqDataset as Seq2SeqDataset
+    from glasshouse.data.item_datasets import TokenClassificationDataset as TokenClassificationDataset
     from glasshouse.data.preparation import prepare as prepare
-    from glasshouse.data.rows import MaskedLMDataset as MaskedLMDataset
-    from glasshouse.data.rows import CausalLMDataset as CausalLMDataset
+    from glasshouse.data.text_datasets import CausalLMDataset as CausalLMDataset
+    from glasshouse.data.text_datasets import MaskedLMDataset as MaskedLMDataset
 
 _HOME = {
     "Batch": "batch",

@@ -40,9 +40,13 @@ class Batches:
 
     def __init__(self, samples: Dataset, batch_size: int, *, rank: int = 0, world_size: int = 1) -> None:
         if not 0 <= rank < world_size:
-            raise InputError(f"rank is {rank}, but with {world_size} processes it must be from 0 to {world_size - 1}.")
+            raise InputError(
+                f"rank is {rank}, but with {world_size} processes it must be from 0 to {world_size - 1}."
+            )
         if batch_size < 1 or batch_size % world_size:
-            raise InputError(f"batch_size is {batch_size}, but {world_size} processes need a multiple of {world_size}.")
+            raise InputError(
+                f"batch_size is {batch_size}, but {world_size} processes need a multiple of {world_size}."
+            )
         if (sorted_for := getattr(samples, "batch_size", batch_size)) != batch_size:
             raise InputError(
                 f"batch_size is {batch_size}, but the samples were put in order for {sorted_for}; give both the same."

@@ -20,7 +20,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from glasshouse.data.order import permute
+from glasshouse.data.shuffle import permute
 from glasshouse.errors import InputError, StoreError
 from glasshouse.text import Tokenizer
 
@@ -29,7 +29,13 @@ MANIFEST, TOKENIZER = "manifest.json", "tokenizer"
 STRETCH = 2**22  # ids that are looked at together
 SHARD_ARRAYS = ("ids", "ends")  # what a shard is made of
 ARRAYS_PER_ITEM = {"text": 1, "pairs": 2, "labelled": 2, "tagged": 2, "chat": 2}
-TOKEN_ARRAYS_PER_ITEM = {"text": 1, "pairs": 2, "labelled": 1, "tagged": 1, "chat": 1}  # how many of the parts are text
+TOKEN_ARRAYS_PER_ITEM = {
+    "text": 1,
+    "pairs": 2,
+    "labelled": 1,
+    "tagged": 1,
+    "chat": 1,
+}  # how many of the parts are text
 
 Kind = Literal["text", "pairs", "labelled", "tagged", "chat"]
 Ids = NDArray[np.integer[Any]]
@@ -287,7 +293,8 @@ def is_source(source: object) -> bool:
 def is_list_of_shards(shards: list[Any]) -> bool:
     """Say whether these are shards as they are written: each under its own name, beside the manifest."""
     return all(
-        isinstance(shard, dict) and all(_is_entry(shard.get(part), f"{number:05}.{part}.npy") for part in SHARD_ARRAYS)
+        isinstance(shard, dict)
+        and all(_is_entry(shard.get(part), f"{number:05}.{part}.npy") for part in SHARD_ARRAYS)
         for number, shard in enumerate(shards)
     )
 

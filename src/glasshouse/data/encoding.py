@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from glasshouse.data.feed import DatasetReader
+from glasshouse.data.dataset_reader import DatasetReader
 from glasshouse.errors import GlasshouseError, InputError
 from glasshouse.text import Tokenizer
-from glasshouse.text.bulk import CorpusEncoder, Ends
+from glasshouse.text.corpus_encoder import CorpusEncoder, Ends
 from glasshouse.text.sources import Chunk, Record
 
 Encoded = tuple[NDArray[np.unsignedinteger[Any]], Ends]  # the ids of all parts, and where each part ends
@@ -51,7 +51,9 @@ def make_encoder(
 class _Texts:
     """Encodes pieces of texts, with a token at the end of each text, and one at its start if that is another."""
 
-    def __init__(self, tokenizer: Tokenizer, bulk: CorpusEncoder, dtype: type[np.unsignedinteger[Any]], inside: bool) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, bulk: CorpusEncoder, dtype: type[np.unsignedinteger[Any]], inside: bool
+    ) -> None:
         self.bulk, self.dtype, self.inside = bulk, dtype, inside
         start, end = start_id(tokenizer), end_id(tokenizer)
         if end is None:

@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 
 from glasshouse.data.corpus import FORMAT, TOKENIZER, Corpus, Kind, is_source
+from glasshouse.data.dataset_reader import DatasetReader, open_reader
 from glasshouse.data.encoding import end_id, make_encoder, start_id
-from glasshouse.data.feed import DatasetReader, open_reader
 from glasshouse.data.shards import PROGRESS, SHARD_TOKENS, ShardWriter, write_errors
 from glasshouse.errors import StoreError
 from glasshouse.text import Tokenizer
-from glasshouse.text.ahead import prefetch_map
-from glasshouse.text.sources import MAX_CHUNK_BYTES, Errors, Chunk, Record
-from glasshouse.text.training import ProgressCallback, no_progress
+from glasshouse.text.prefetch import prefetch_map
+from glasshouse.text.sources import MAX_CHUNK_BYTES, Chunk, Errors, Record
+from glasshouse.text.tokenizer_training import ProgressCallback, no_progress
 
 BATCH_BYTES = 2**24  # bytes encoded at a time
 BATCH_RECORDS = 2**14  # records encoded at a time
@@ -74,7 +74,9 @@ def prepare(
             with write_errors(folder):
                 tokenizer.save(folder / TOKENIZER)
             _write(feed, tokenizer, writer, progress)
-    return Corpus.open(folder, tokenizer=tokenizer, verify=writer.complete)  # what was just written needs no second look
+    return Corpus.open(
+        folder, tokenizer=tokenizer, verify=writer.complete
+    )  # what was just written needs no second look
 
 
 def _write(feed: DatasetReader, tokenizer: Tokenizer, writer: ShardWriter, progress: ProgressCallback) -> None:
@@ -135,7 +137,10 @@ def _rejoin_chunks(
     held: Chunk | None = None
     for entry in stream:
         if held is not None and isinstance(entry, Chunk):
-            sides = held.text[-CUT_CONTEXT_BYTES:].decode(errors="ignore"), entry.text[:CUT_CONTEXT_BYTES].decode(errors="ignore")
+            sides = (
+                held.text[-CUT_CONTEXT_BYTES:].decode(errors="ignore"),
+                entry.text[:CUT_CONTEXT_BYTES].decode(errors="ignore"),
+            )
             apart = [number for side in sides for number in tokenizer.encode(side, add_special_tokens=False)]
             if tokenizer.encode("".join(sides), add_special_tokens=False) == apart:
                 yield held
@@ -160,7 +165,9 @@ def _batches(stream: Iterator[Chunk | Record]) -> Iterator[list[Any]]:
     size = 0
     for entry in stream:
         batch.append(entry)
-        size += len(entry.text) if isinstance(entry, Chunk) else max(BATCH_BYTES // BATCH_RECORDS, _length(entry.values))
+        size += (
+            len(entry.text) if isinstance(entry, Chunk) else max(BATCH_BYTES // BATCH_RECORDS, _length(entry.values))
+        )
         if size >= BATCH_BYTES:
             yield batch
             batch, size = [], 0

@@ -2,7 +2,7 @@
 
 from glasshouse.evaluation.baselines import ByteModel, baseline_bits, compressed_bits, text_of
 from glasshouse.evaluation.evaluate import Example, Report, evaluate, opened
-from glasshouse.evaluation.measures import accuracy, bits_per_byte, exact_match, f1, perplexity
+from glasshouse.evaluation.metrics import accuracy, bits_per_byte, exact_match, f1, perplexity
 from glasshouse.evaluation.translation import Score, bleu, chrf
 from glasshouse.evaluation.verify import Check, verify
 

@@ -19,31 +19,31 @@ from glasshouse import device as machine
 from glasshouse.config import did_you_mean
 from glasshouse.data import (
     Batch,
+    CausalLMDataset,
     ChatDataset,
-    Corpus,
     ClassificationDataset,
+    Corpus,
+    Dataset,
     MaskedLMDataset,
     Seq2SeqDataset,
-    CausalLMDataset,
-    Dataset,
     TokenClassificationDataset,
     prepare,
 )
 from glasshouse.data.corpus import MANIFEST, Kind
-from glasshouse.data.feed import is_builtin
-from glasshouse.data.samples import required_kind, make_dataset
+from glasshouse.data.dataset import make_dataset, required_kind
+from glasshouse.data.dataset_reader import is_builtin
 from glasshouse.errors import InputError
-from glasshouse.evaluation.measures import exact_match, f1
-from glasshouse.evaluation.tally import MetricSums, token_bytes, evaluate_samples
+from glasshouse.evaluation.eval_loop import MetricSums, evaluate_samples, token_bytes
+from glasshouse.evaluation.metrics import exact_match, f1
 from glasshouse.evaluation.translation import Score, bleu, chrf
-from glasshouse.generation import SamplingParams, Request
-from glasshouse.generation.admission import check_count, check_length, check_model
-from glasshouse.generation.calls import generate_requests
+from glasshouse.generation import Request, SamplingParams
+from glasshouse.generation.generate import generate_requests
+from glasshouse.generation.validation import check_count, check_length, check_model
 from glasshouse.models import Decoder, Model, Seq2Seq, check_tokenizer
 from glasshouse.spec import SequenceClassification, Spec, TokenClassification
 from glasshouse.text import Tokenizer
 from glasshouse.text.sources import Errors
-from glasshouse.text.training import ProgressCallback, no_progress
+from glasshouse.text.tokenizer_training import ProgressCallback, no_progress
 
 Source = str | Path | Iterable[str | Path] | Corpus
 
@@ -297,7 +297,9 @@ class _Job:
                 examples.append(Example(self.tok.decode(ids), wanted, named))
         return self._report(total, _label_figures(total, said, expected), examples)
 
-    def _choices(self, samples: ClassificationDataset | TokenClassificationDataset) -> tuple[MetricSums, Sequence[str], list[Tensor]]:
+    def _choices(
+        self, samples: ClassificationDataset | TokenClassificationDataset
+    ) -> tuple[MetricSums, Sequence[str], list[Tensor]]:
         """Measure, and return also the names of the model's labels and, for each sample, the numbers it chose."""
         names, numbers = _match_labels(self.model, self.corpus)
         answers: list[Tensor] = []

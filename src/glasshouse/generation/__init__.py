@@ -1,10 +1,15 @@
 """From logits to text: sampling, beam search, drafts, and the engine that batches every caller."""
 
-from glasshouse.generation.calls import generate as generate
-from glasshouse.generation.calls import stream as stream
 from glasshouse.generation.engine import Engine as Engine
-from glasshouse.generation.options import SamplingParams as SamplingParams
+from glasshouse.generation.generate import MAX_SLOTS as MAX_SLOTS
+from glasshouse.generation.generate import choose_slots as choose_slots
+from glasshouse.generation.generate import choose_weights as choose_weights
+from glasshouse.generation.generate import generate as generate
+from glasshouse.generation.generate import length_warning as length_warning
+from glasshouse.generation.generate import required_lengths as required_lengths
+from glasshouse.generation.generate import stream as stream
 from glasshouse.generation.request import Completion as Completion
 from glasshouse.generation.request import Request as Request
+from glasshouse.generation.sampling_params import SamplingParams as SamplingParams
 from glasshouse.generation.speculation import DraftModel as DraftModel
 from glasshouse.generation.speculation import PromptLookup as PromptLookup

@@ -29,7 +29,7 @@ import torch
 from torch import Tensor
 
 from glasshouse.errors import InputError
-from glasshouse.generation.options import SamplingParams
+from glasshouse.generation.sampling_params import SamplingParams
 
 Fate = Literal["kept", "ended", "pruned"]
 

@@ -8,27 +8,27 @@ from collections.abc import Iterator, Sequence
 
 from glasshouse import spec
 from glasshouse.errors import InputError
-from glasshouse.generation.admission import (
-    check_allowed,
-    check_beams,
-    check_count,
-    check_option_ids,
-    check_length,
-    check_memory,
-    check_model,
-    ids_of,
-    encode_prompt,
-)
-from glasshouse.generation.arrangement import Weights, check_weights, weight_copy_bytes
-from glasshouse.generation.batch import Scheduler, make_beam_search
-from glasshouse.generation.options import SamplingParams
-from glasshouse.generation.passes import ModelRunner
-from glasshouse.generation.published import read_token_rules
+from glasshouse.generation.generation_config import read_token_rules
+from glasshouse.generation.inference_model import Weights, check_weights, weight_copy_bytes
+from glasshouse.generation.model_runner import ModelRunner
 from glasshouse.generation.recording import Recorder, recorded_sites
 from glasshouse.generation.request import Request
 from glasshouse.generation.sampling import Sampler
+from glasshouse.generation.sampling_params import SamplingParams
+from glasshouse.generation.scheduler import Scheduler, make_beam_search
 from glasshouse.generation.slots import Slots
 from glasshouse.generation.speculation import Speculator
+from glasshouse.generation.validation import (
+    check_allowed,
+    check_beams,
+    check_count,
+    check_length,
+    check_memory,
+    check_model,
+    check_option_ids,
+    encode_prompt,
+    ids_of,
+)
 from glasshouse.layers.cache import Cache
 from glasshouse.models import Decoder, Seq2Seq, check_tokenizer
 from glasshouse.text import Tokenizer
@@ -163,9 +163,14 @@ class Engine:
                     f"the source has {len(ids)} tokens, but source_len is {self.source_len}; shorten it."
                 )
             assert self.spec.start_id is not None
-            ids, source = [self.spec.start_id, *self._rules.forced_prefix, *ids_of(target_prefix, self.spec.vocab_size)], ids
+            ids, source = (
+                [self.spec.start_id, *self._rules.forced_prefix, *ids_of(target_prefix, self.spec.vocab_size)],
+                ids,
+            )
         elif target_prefix:
-            raise InputError(f"begun has {len(target_prefix)} tokens, but the model has no target; put them into the prompt.")
+            raise InputError(
+                f"begun has {len(target_prefix)} tokens, but the model has no target; put them into the prompt."
+            )
         if len(ids) > self.max_len:
             raise InputError(f"the prompt has {len(ids)} tokens, but max_len is {self.max_len}; shorten it.")
         limit = min(options.max_new_tokens, self.max_len - len(ids))

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from glasshouse import spec
 from glasshouse.errors import InputError
-from glasshouse.inspection.board import Hook, hook_manager_of
+from glasshouse.inspection.hooks import Hook, hook_manager_of
 from glasshouse.inspection.recording import Recording
 from glasshouse.inspection.sites import PAIRS, Index, Selection, Site, select
 from glasshouse.models import Decoder, Seq2Seq

@@ -10,10 +10,10 @@ from typing import Literal
 
 from glasshouse.errors import InputError
 from glasshouse.generation.beam import Hypothesis, Node
-from glasshouse.generation.options import SamplingParams
+from glasshouse.generation.detokenizer import Detokenizer
 from glasshouse.generation.recording import RequestRecording
 from glasshouse.generation.sampling import MAX_FLOAT32
-from glasshouse.generation.transcript import Detokenizer
+from glasshouse.generation.sampling_params import SamplingParams
 from glasshouse.inspection import Recording
 from glasshouse.text import Tokenizer
 

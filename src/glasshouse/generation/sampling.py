@@ -15,9 +15,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from glasshouse.errors import InputError
-from glasshouse.generation.chance import DrawPurpose, sample_categorical, seed_state, uniforms
-from glasshouse.generation.options import SamplingParams
-from glasshouse.generation.survey import argmax
+from glasshouse.generation.counter_rng import DrawPurpose, sample_categorical, seed_state, uniforms
+from glasshouse.generation.logits_kernels import argmax
+from glasshouse.generation.sampling_params import SamplingParams
 
 # Settings are held to what float32 can divide and multiply by; past these nothing changes but that infinities arise.
 MIN_FLOAT32, MAX_FLOAT32 = torch.finfo(torch.float32).tiny, torch.finfo(torch.float32).max
@@ -156,7 +156,9 @@ class Sampler:
         random numbers of their own, or else a verdict on them would not be independent of them.
         """
         probabilities = self._probabilities(logits[:, None], drafts)
-        return sample_categorical(probabilities, self._uniforms(1, drafts, DrawPurpose.DRAFT))[:, 0], probabilities[:, 0]
+        return sample_categorical(probabilities, self._uniforms(1, drafts, DrawPurpose.DRAFT))[:, 0], probabilities[
+            :, 0
+        ]
 
     def verify(
         self, logits: Tensor, drafts: Tensor, n_drafts: Tensor, draft_probs: Tensor | None = None
@@ -207,7 +209,9 @@ class Sampler:
         scores = self._adjusted(logits, drafts, plan)
         if not plan.random:
             return argmax(scores)
-        return sample_categorical(self._weights(scores, plan), self._uniforms(logits.shape[1], drafts, DrawPurpose.SAMPLE))
+        return sample_categorical(
+            self._weights(scores, plan), self._uniforms(logits.shape[1], drafts, DrawPurpose.SAMPLE)
+        )
 
     def _probabilities(self, logits: Tensor, drafts: Tensor) -> Tensor:
         plan = self.metadata(len(logits))
@@ -298,7 +302,13 @@ class Sampler:
             _held(options.frequency_penalty, -MOST_FREQUENCY, MOST_FREQUENCY),
         ]
         minimum = min(options.min_new_tokens, 2**62)
-        wholes = [int(options.temperature == 0), _top_k(options, self.vocab_size), minimum, seed_state(options.seed), 0]
+        wholes = [
+            int(options.temperature == 0),
+            _top_k(options, self.vocab_size),
+            minimum,
+            seed_state(options.seed),
+            0,
+        ]
         for rows, values in ((self._reals, reals), (self._wholes, wholes)):
             row = torch.tensor(values, dtype=rows.dtype)
             rows[slot].copy_(row.pin_memory() if rows.is_cuda else row, non_blocking=True)

@@ -106,7 +106,9 @@ class Slots:
         for follower in followers:
             self.cache.copy_row(follower.slot, gap, 0, follower.n_cached)
             moves.append((follower.slot, gap))
-            ghost = SequenceState(None, follower.slot, follower.tokens[: follower.n_cached], follower.n_cached, follower.max_cached)
+            ghost = SequenceState(
+                None, follower.slot, follower.tokens[: follower.n_cached], follower.n_cached, follower.max_cached
+            )
             gap, follower.slot, row = follower.slot, gap, ghost
         self.cache.lengths[row.slot] = 0
         self.free.insert(0, row)

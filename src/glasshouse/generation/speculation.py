@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from glasshouse.errors import InputError
-from glasshouse.generation.admission import check_count, check_length
-from glasshouse.generation.arrangement import prepare_for_inference
+from glasshouse.generation.inference_model import prepare_for_inference
 from glasshouse.generation.sampling import Sampler
 from glasshouse.generation.slots import SequenceState, common_prefix_length
+from glasshouse.generation.validation import check_count, check_length
 from glasshouse.models import Decoder, Seq2Seq
 
 
@@ -48,7 +48,7 @@ class PromptLookup:
         self.n_draft_tokens = check_count("n_draft_tokens", n_draft_tokens)
         self.max_ngram = check_count("max_ngram", max_ngram)
 
-    def open(self, model: Decoder | Seq2Seq, slots: int, max_len: int) -> None:
+    def setup(self, model: Decoder | Seq2Seq, slots: int, max_len: int) -> None:
         """Nothing is needed."""
 
     def propose(self, rows: Sequence[SequenceState], sampler: Sampler) -> Drafts | None:
@@ -73,7 +73,7 @@ class DraftModel:
         self.model = model
         self.n_draft_tokens = check_count("n_draft_tokens", n_draft_tokens)
 
-    def open(self, model: Decoder | Seq2Seq, slots: int, max_len: int) -> None:
+    def setup(self, model: Decoder | Seq2Seq, slots: int, max_len: int) -> None:
         """Make a cache beside the engine's, row by row."""
         if not isinstance(model, Decoder):
             raise InputError("the model is an encoder-decoder, whose source a draft model cannot read; leave it out.")

@@ -8,8 +8,8 @@ from __future__ import annotations
 import functools
 
 from glasshouse.errors import StoreError
-from glasshouse.hub.family import PLAIN, Family, KeyMapping, ConfigDict, as_row
-from glasshouse.hub.keys import ConfigReader
+from glasshouse.hub.config_reader import ConfigReader
+from glasshouse.hub.family import PLAIN, ConfigDict, Family, KeyMapping, as_row
 from glasshouse.spec import Spec
 
 BASE: ConfigDict = {

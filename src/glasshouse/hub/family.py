@@ -13,7 +13,7 @@ from torch import Tensor
 
 from glasshouse import config
 from glasshouse.errors import ConfigError, StoreError
-from glasshouse.hub.keys import ConfigReader
+from glasshouse.hub.config_reader import ConfigReader
 from glasshouse.spec import Spec, parse
 
 ConfigDict = dict[str, Any]
@@ -111,7 +111,9 @@ class Family:
     heads: ConfigDict  # architecture -> head; the first is taken where config.json names none
     names: Mapping[str, TensorMapping | str]  # our module or tensor -> theirs; `*` is the number of a block
     prefix: str = ""  # before every name below the head; left out where a model has no head
-    tied_tensors: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # one tensor, saved under other names as well
+    tied_tensors: Mapping[str, tuple[str, ...]] = field(
+        default_factory=dict
+    )  # one tensor, saved under other names as well
     ignored_tensors: str = r"(?!)"  # tensors that no forward pass reads, as a regular expression
     ignored_keys: Collection[str] = ()
     tied: bool | None = True  # whether the head is the token table where config.json does not say; None: as files do

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from glasshouse.hub.family import PLAIN, Family, KeyMapping, ConfigDict, transposed
-from glasshouse.hub.keys import ConfigReader
+from glasshouse.hub.config_reader import ConfigReader
+from glasshouse.hub.family import PLAIN, ConfigDict, Family, KeyMapping, transposed
 from glasshouse.spec import Spec
 
 

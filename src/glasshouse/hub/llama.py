@@ -9,8 +9,8 @@ import functools
 
 from glasshouse import config
 from glasshouse.errors import StoreError
-from glasshouse.hub.family import GATED, Family, KeyMapping, ConfigDict
-from glasshouse.hub.keys import ConfigReader
+from glasshouse.hub.config_reader import ConfigReader
+from glasshouse.hub.family import GATED, ConfigDict, Family, KeyMapping
 from glasshouse.spec import Rotary, Spec, TransformerSpec
 
 ROWS = (

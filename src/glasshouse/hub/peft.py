@@ -18,12 +18,12 @@ from torch import Tensor
 
 from glasshouse import store
 from glasshouse.errors import ConfigError, InputError, StoreError
-from glasshouse.hub.checkpoint import matching_family
+from glasshouse.hub.config_reader import ConfigReader
 from glasshouse.hub.family import Family, TensorMapping
-from glasshouse.hub.folder import ModelFolder, write_json
-from glasshouse.hub.keys import ConfigReader
+from glasshouse.hub.model_folder import ModelFolder, write_json
 from glasshouse.hub.pooling import without_pooling
-from glasshouse.layers.lora import LoRA, LoRALinear, attach, lora_layers, block_linears
+from glasshouse.hub.serialization import matching_family
+from glasshouse.layers.lora import LoRA, LoRALinear, attach, block_linears, lora_layers
 from glasshouse.models import Model, build
 
 CONFIG = "adapter_config.json"
@@ -258,7 +258,9 @@ def _pairs(tensors: Mapping[str, Tensor], source: str) -> dict[str, tuple[Tensor
     return pairs
 
 
-def _thin(keys: ConfigReader, name: str, pair: tuple[Tensor, Tensor], d_in: int, d_out: int, source: str) -> LoRAWeights:
+def _thin(
+    keys: ConfigReader, name: str, pair: tuple[Tensor, Tensor], d_in: int, d_out: int, source: str
+) -> LoRAWeights:
     """Return the thin map of a module, with its shapes checked."""
     down, up = pair
     rank = _pattern(keys, "rank_pattern", name, keys.get_int("r", 8))
@@ -299,7 +301,9 @@ def _split_fused(thin: LoRAWeights, parts: int) -> dict[int, LoRAWeights]:
         blocks = {part: slice(i * rank, (i + 1) * rank) for i, part in enumerate(used)}
         if all(_only(rows[part], block) for part, block in blocks.items()):
             alpha = thin.alpha / len(used)
-            return {part: LoRAWeights(thin.down[block], rows[part][:, block], alpha) for part, block in blocks.items()}
+            return {
+                part: LoRAWeights(thin.down[block], rows[part][:, block], alpha) for part, block in blocks.items()
+            }
     return {part: LoRAWeights(thin.down, rows[part], thin.alpha) for part in range(parts)}
 
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from glasshouse.errors import StoreError
-from glasshouse.hub.folder import POOLING, ModelFolder, write_json
+from glasshouse.hub.model_folder import POOLING, ModelFolder, write_json
 from glasshouse.spec import EncoderSpec, NoHead, Pooled, Pooling, Spec
 
 MODES: dict[str, Pooling] = {"mean_tokens": "mean", "cls_token": "first", "lasttoken": "last"}

@@ -7,10 +7,10 @@ from pathlib import Path
 
 from glasshouse import store
 from glasshouse.errors import InputError
-from glasshouse.hub import runs
-from glasshouse.hub.folder import (
-    EXTRA_FILES,
+from glasshouse.hub import run_folder
+from glasshouse.hub.model_folder import (
     CONFIG,
+    EXTRA_FILES,
     INDEX,
     OTHER_TOKENIZERS,
     POOLING,
@@ -40,7 +40,7 @@ def resolve_folder(place: str | Path, revision: str | None = None) -> ModelFolde
             raise InputError(
                 f"revision is {revision!r}, but {str(place)!r} is a folder, which has only one; leave it out."
             )
-        return ModelFolder(runs.find_run_model(path) if runs.is_run(path) else path)
+        return ModelFolder(run_folder.find_run_model(path) if run_folder.is_run(path) else path)
     if isinstance(place, Path) or not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", place) or path.exists():
         raise nowhere
     import huggingface_hub

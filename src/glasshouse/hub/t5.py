@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from glasshouse.hub.family import Family, KeyMapping, ConfigDict
-from glasshouse.hub.keys import ConfigReader
+from glasshouse.hub.config_reader import ConfigReader
+from glasshouse.hub.family import ConfigDict, Family, KeyMapping
 from glasshouse.spec import GeGLU, Spec, SwiGLU
 
 FEEDFORWARD: ConfigDict = {

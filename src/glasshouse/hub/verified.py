@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 from glasshouse.errors import StoreError
-from glasshouse.hub.folder import CONFIG, VERIFIED, ModelFolder
+from glasshouse.hub.model_folder import CONFIG, VERIFIED, ModelFolder
 
 
 def describe(folder: ModelFolder) -> str | None:

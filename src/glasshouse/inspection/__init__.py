@@ -1,46 +1,46 @@
 """Looking inside: recording and editing what passes through a model, and tools that explain it."""
 
+from glasshouse.inspection.ablation import Ablation, ablation_effects
+from glasshouse.inspection.attention_maps import AttentionMap, capture_attention
 from glasshouse.inspection.attribution import Attribution, attribute
 from glasshouse.inspection.comparison import Comparison, compare
 from glasshouse.inspection.editing import AblationEdit, ablate_head, add, edit, mean_ablate, scale
-from glasshouse.inspection.geometry import residual_norms, attention_rollout, position_similarity
-from glasshouse.inspection.maps import AttentionMap, capture_attention
-from glasshouse.inspection.patching import PathEffect, ActivationPatching, patch, path_patching, activation_patching
-from glasshouse.inspection.readout import Lens, lens
+from glasshouse.inspection.geometry import attention_rollout, position_similarity, residual_norms
+from glasshouse.inspection.head_scoring import HeadScores, head_scores, repeated_tokens
+from glasshouse.inspection.logit_lens import Lens, lens
+from glasshouse.inspection.patching import ActivationPatching, PathEffect, activation_patching, patch, path_patching
 from glasshouse.inspection.recording import Recording, record
-from glasshouse.inspection.scoring import HeadScores, head_scores, repeated_tokens
-from glasshouse.inspection.silencing import Ablation, ablation_effects
 from glasshouse.inspection.sites import sites
 
 __all__ = [
     "Ablation",
+    "AblationEdit",
+    "ActivationPatching",
+    "AttentionMap",
     "Attribution",
     "Comparison",
     "HeadScores",
     "Lens",
-    "AttentionMap",
     "PathEffect",
     "Recording",
-    "AblationEdit",
-    "ActivationPatching",
     "ablate_head",
     "ablation_effects",
+    "activation_patching",
     "add",
+    "attention_rollout",
     "attribute",
+    "capture_attention",
     "compare",
     "edit",
     "head_scores",
-    "capture_attention",
     "lens",
     "mean_ablate",
-    "residual_norms",
     "patch",
     "path_patching",
+    "position_similarity",
     "record",
     "repeated_tokens",
-    "attention_rollout",
+    "residual_norms",
     "scale",
-    "position_similarity",
     "sites",
-    "activation_patching",
 ]

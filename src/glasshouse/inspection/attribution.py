@@ -11,8 +11,15 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from glasshouse.errors import InputError
-from glasshouse.inspection.calls import check_full_sequence, resolve_indices, ids_of, layout_of, eval_mode, final_stack
-from glasshouse.inspection.drawing import MOST_TEXTS, HtmlDisplay, bars, not_drawn
+from glasshouse.inspection.forward_pass import (
+    check_full_sequence,
+    eval_mode,
+    final_stack,
+    ids_of,
+    layout_of,
+    resolve_indices,
+)
+from glasshouse.inspection.html_display import MOST_TEXTS, HtmlDisplay, bars, not_drawn
 from glasshouse.inspection.recording import record
 from glasshouse.inspection.sites import unwrap_compiled, unwrap_model
 from glasshouse.layers.layout import Layout
@@ -134,7 +141,11 @@ def attribute(
     asked = resolve_indices(neurons, len(stack.blocks), "neurons")
     place = _for_each_row(position, "position", ids, -length, length) % length
     said = _for_each_row(_id_of(token, "token", tok), "token", ids, 0, size)
-    unsaid = None if incorrect_token is None else _for_each_row(_id_of(incorrect_token, "against", tok), "against", ids, 0, size)
+    unsaid = (
+        None
+        if incorrect_token is None
+        else _for_each_row(_id_of(incorrect_token, "against", tok), "against", ids, 0, size)
+    )
 
     first, last = (int(edge) for edge in place.aminmax())
     rows = torch.arange(len(ids), device=ids.device)
@@ -313,7 +324,9 @@ def _id_of(token: int | str | Tensor, name: str, tok: Tokenizer | None) -> int |
     if tok is None:
         raise InputError(f"{name} is {token!r}, a text; give its id, tok.encode({token!r})[0], or give tok as well.")
     number = tok.token_to_id(token)
-    ids = [number] if number is not None and number in tok.special_ids else tok.encode(token, add_special_tokens=False)
+    ids = (
+        [number] if number is not None and number in tok.special_ids else tok.encode(token, add_special_tokens=False)
+    )
     if len(ids) != 1:
         parts = ", ".join(repr(tok.id_to_token(one)) for one in ids) or "none"
         raise InputError(f"{name} is {token!r}, but that is {len(ids)} tokens ({parts}); give one of them.")

@@ -12,13 +12,13 @@ from torch.nn import functional as F
 
 from glasshouse import spec
 from glasshouse.errors import InputError
-from glasshouse.inspection.board import HookedExplicit, Hook, hook_manager_of
-from glasshouse.inspection.calls import next_tokens, eval_mode
-from glasshouse.inspection.drawing import MOST_COLUMNS, MOST_TEXTS, HtmlDisplay, bars, heatmap, labels, not_drawn
-from glasshouse.inspection.patterns import recompute_attention
-from glasshouse.inspection.reading import StackInput, make_stack_input
+from glasshouse.inspection.attention_recompute import recompute_attention
+from glasshouse.inspection.forward_pass import eval_mode, next_tokens
+from glasshouse.inspection.hooks import Hook, HookedExplicit, hook_manager_of
+from glasshouse.inspection.html_display import MOST_COLUMNS, MOST_TEXTS, HtmlDisplay, bars, heatmap, labels, not_drawn
 from glasshouse.inspection.recording import Recording, record
 from glasshouse.inspection.sites import Selection, Site, unwrap_model
+from glasshouse.inspection.stack_input import StackInput, make_stack_input
 from glasshouse.layers.attend import Explicit, Fused
 from glasshouse.layers.mask import Mask
 from glasshouse.models import Model, Seq2Seq, check_tokenizer
@@ -50,7 +50,9 @@ class Comparison(HtmlDisplay):
         "ids": ("batch", "position"),
     }
     residual_distance: Tensor  # distance of the stream, embedded and after each layer
-    pattern_distance: Tensor  # total variation of the attention weights, mean over queries: 0 is equal, 1 looks elsewhere
+    pattern_distance: (
+        Tensor  # total variation of the attention weights, mean over queries: 0 is equal, 1 looks elsewhere
+    )
     z_distance: Tensor  # distance of what each head gathered
     ffn_out_distance: Tensor  # distance of what each feed-forward layer adds
     kl_divergence: Tensor  # of the second's predictions from the first's: KL, in nats

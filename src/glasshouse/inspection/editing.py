@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from glasshouse.errors import InputError
-from glasshouse.inspection.board import Hook, hook_manager_of
+from glasshouse.inspection.hooks import Hook, hook_manager_of
 from glasshouse.inspection.sites import Selection, Site, select
 
 Change = Callable[[Tensor], Tensor]

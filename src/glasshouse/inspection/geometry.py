@@ -10,11 +10,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from glasshouse.errors import InputError
-from glasshouse.inspection.board import Hook
-from glasshouse.inspection.calls import eval_mode
-from glasshouse.inspection.reading import make_stack_input
+from glasshouse.inspection.forward_pass import eval_mode
+from glasshouse.inspection.hooks import Hook
 from glasshouse.inspection.recording import record
-from glasshouse.inspection.sites import Selection, unwrap_model, select
+from glasshouse.inspection.sites import Selection, select, unwrap_model
+from glasshouse.inspection.stack_input import make_stack_input
 
 
 def attention_rollout(

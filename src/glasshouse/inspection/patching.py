@@ -12,11 +12,11 @@ from torch import Tensor, nn
 
 from glasshouse.config import did_you_mean
 from glasshouse.errors import InputError
-from glasshouse.inspection.calls import check_full_sequence, eval_mode
-from glasshouse.inspection.copies import BatchedEdits
-from glasshouse.inspection.drawing import MOST_COLUMNS, HtmlDisplay, bars, heatmap, labels
+from glasshouse.inspection.batched_edits import BatchedEdits
 from glasshouse.inspection.editing import Change, edit
-from glasshouse.inspection.measures import Metric, logit_diff_metrics, supports_last_logit_only, scalar_metric
+from glasshouse.inspection.forward_pass import check_full_sequence, eval_mode
+from glasshouse.inspection.html_display import MOST_COLUMNS, HtmlDisplay, bars, heatmap, labels
+from glasshouse.inspection.metrics import Metric, logit_diff_metrics, scalar_metric, supports_last_logit_only
 from glasshouse.inspection.recording import Recording, record
 from glasshouse.inspection.sites import Selection, select, sites
 from glasshouse.text import Tokenizer
@@ -146,7 +146,9 @@ def activation_patching(
             with record(model, name, stop=True) as seen:
                 there.run(model)
             value = seen[name]
-            rows.append(copies.metric_per_edit(name, partial(_put, name, value, dim), value.shape[dim], value.numel()))
+            rows.append(
+                copies.metric_per_edit(name, partial(_put, name, value, dim), value.shape[dim], value.numel())
+            )
             if progress is not None:
                 progress(len(rows) * value.shape[dim], len(names) * value.shape[dim])
     values = torch.stack(rows)

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from glasshouse.config import did_you_mean
 from glasshouse.errors import InputError
-from glasshouse.inspection.board import Hook, hook_manager_of
-from glasshouse.inspection.drawing import HtmlDisplay, picture, shown
+from glasshouse.inspection.hooks import Hook, hook_manager_of
+from glasshouse.inspection.html_display import HtmlDisplay, picture, shown
 from glasshouse.inspection.sites import Selection, select
 
 MOST_MAPS = 48  # drawn; the rest is named

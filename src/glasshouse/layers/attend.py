@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.attention.flex_attention import flex_attention
 
-from glasshouse.layers import held
+from glasshouse.layers import decode_attention
 from glasshouse.layers.mask import Mask
 
 
@@ -35,7 +35,7 @@ class Fused(nn.Module):
             # Scaled here: FlexAttention compiles anew for each scale.
             return _flex()(q * self.scale, k, v, block_mask=mask.block_mask, scale=1.0, enable_gqa=grouped)
         if mask.key_counts is not None and mask.cache_rows is not None:
-            return held.attend(q, k, v, mask.key_counts, mask.cache_rows, self.scale)
+            return decode_attention.attend(q, k, v, mask.key_counts, mask.cache_rows, self.scale)
         dense = mask.dense
         if dense is not None and dense.is_floating_point():
             dense = dense.to(q.dtype)  # under autocast the two may differ

@@ -19,6 +19,8 @@ class Context:
     rotate: Rotate  # what positions do to queries and keys
     masks: Mapping[int, Mask]  # by the layer's window
     cache: Cache | None = None
-    slot_mapping: Mapping[int, Tensor | int] = field(default_factory=dict)  # by window: where in the cache the tokens go
+    slot_mapping: Mapping[int, Tensor | int] = field(
+        default_factory=dict
+    )  # by window: where in the cache the tokens go
     memory: Tensor | None = None  # [B, source, D], the encoder's output; None where the cache remembers it
     memory_mask: Mask | None = None

@@ -17,8 +17,8 @@ from torch.nn import functional as F
 
 from glasshouse.errors import InputError
 from glasshouse.layers.embedding import TokenEmbedding
-from glasshouse.layers.joined import fuse_linears
-from glasshouse.layers.twin import swap_linears
+from glasshouse.layers.fused_linear import fuse_linears
+from glasshouse.layers.module_swap import swap_linears
 
 BASE = 128  # of the digits: with eight bits, processors without VNNI saturate where they add two products
 MIDDLE = BASE // 2  # the digit that stands for 0

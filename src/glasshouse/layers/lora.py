@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from glasshouse.config import Settings, did_you_mean, require
 from glasshouse.errors import InputError
 from glasshouse.layers.block import Block, CrossBlock
-from glasshouse.layers.twin import HOOK_ATTRIBUTES
+from glasshouse.layers.module_swap import HOOK_ATTRIBUTES
 
 EVERY = "*"
 
@@ -91,7 +91,9 @@ def attach(model: nn.Module, choice: LoRA) -> None:
     known = sorted({_last(name) for name in maps})
     for target in choice.targets:
         if target not in (EVERY, *known):
-            raise InputError(f"targets names {target!r}, but the blocks have no such map; {did_you_mean(target, known)}")
+            raise InputError(
+                f"targets names {target!r}, but the blocks have no such map; {did_you_mean(target, known)}"
+            )
     model.requires_grad_(False)
     for name, base in maps.items():
         if EVERY in choice.targets or _last(name) in choice.targets:

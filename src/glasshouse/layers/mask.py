@@ -24,9 +24,13 @@ class Mask:
     dense: Tensor | None = None  # broadcasts to [B, H, Q, K]: bool, True where seen; or float, to be added
     block_mask: BlockMask | None = None  # FlexAttention's form, for a rule too large to draw
     key_counts: Tensor | None = None  # [B, Q]: each query sees so many keys from the first on
-    cache_rows: Tensor | None = None  # with counts, [B] or [1, Q]: the row of the keys that each row, or query, looks at
+    cache_rows: Tensor | None = (
+        None  # with counts, [B] or [1, Q]: the row of the keys that each row, or query, looks at
+    )
 
-    def to_dense(self, n_queries: int, n_keys: int, device: torch.device, queries: slice = slice(None)) -> Tensor | None:
+    def to_dense(
+        self, n_queries: int, n_keys: int, device: torch.device, queries: slice = slice(None)
+    ) -> Tensor | None:
         """Return the dense form of whichever form this is, for some of the queries; None where nothing is hidden."""
         if self.causal:
             return torch.arange(n_keys, device=device) <= torch.arange(n_queries, device=device)[queries, None]

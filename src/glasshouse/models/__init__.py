@@ -1,12 +1,12 @@
 """Whole models, put together from layers as a spec says."""
 
-from glasshouse.models.assembly import Model, build
+from glasshouse.models.builder import Model, build
 from glasshouse.models.decoder import Decoder
 from glasshouse.models.encoder import Encoder
-from glasshouse.models.grafting import with_classifier, with_tokenizer
 from glasshouse.models.integrity import checked_parameters
-from glasshouse.models.pairing import check_tokenizer
 from glasshouse.models.seq2seq import Seq2Seq
+from glasshouse.models.surgery import with_classifier, with_tokenizer
+from glasshouse.models.tokenizer_check import check_tokenizer
 
 __all__ = [
     "Decoder",

@@ -29,8 +29,12 @@ class Decoder(nn.Module):
         self.token_embedding = TokenEmbedding(s)
         self.stack = Stack(s, s.n_layers, causal=True)
         self.head = make_head(s)
-        self.tokenizer_fingerprint: str | None = None  # the fingerprint of the one it was trained with; another is refused
-        self.extra_files: dict[str, Any] = {}  # what was published with the weights, by file, for whoever saves them again
+        self.tokenizer_fingerprint: str | None = (
+            None  # the fingerprint of the one it was trained with; another is refused
+        )
+        self.extra_files: dict[
+            str, Any
+        ] = {}  # what was published with the weights, by file, for whoever saves them again
 
     def forward(
         self,
@@ -51,7 +55,9 @@ class Decoder(nn.Module):
         """
         x = self.token_embedding(ids)
         start = None if cache is None else cache.start_positions()
-        layout = make_layout(ids, lengths=lengths, mask=mask, documents=documents, prefix_lengths=prefix_lengths, start=start)
+        layout = make_layout(
+            ids, lengths=lengths, mask=mask, documents=documents, prefix_lengths=prefix_lengths, start=start
+        )
         x = self.stack(x, layout, cache)
         if logits_to_keep is not None:
             x = x[:, logits_to_keep]

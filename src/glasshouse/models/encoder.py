@@ -29,8 +29,12 @@ class Encoder(nn.Module):
         self.segment = SegmentEmbedding(s.n_segments, s.d_model) if s.n_segments else NoSegments()
         self.stack = Stack(s, s.n_layers, causal=False)
         self.head = make_head(s)
-        self.tokenizer_fingerprint: str | None = None  # the fingerprint of the one it was trained with; another is refused
-        self.extra_files: dict[str, Any] = {}  # what was published with the weights, by file, for whoever saves them again
+        self.tokenizer_fingerprint: str | None = (
+            None  # the fingerprint of the one it was trained with; another is refused
+        )
+        self.extra_files: dict[
+            str, Any
+        ] = {}  # what was published with the weights, by file, for whoever saves them again
 
     def forward(
         self,

@@ -7,7 +7,7 @@ from torch import nn
 
 from glasshouse.errors import InputError
 from glasshouse.layers.attend import Explicit, Fused
-from glasshouse.models.assembly import instantiate
+from glasshouse.models.builder import instantiate
 from glasshouse.models.decoder import Decoder
 from glasshouse.models.encoder import Encoder
 from glasshouse.models.seq2seq import Seq2Seq

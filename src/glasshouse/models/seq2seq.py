@@ -33,8 +33,12 @@ class Seq2Seq(nn.Module):
         self.encoder = Stack(s, s.n_encoder_layers, causal=False)
         self.decoder = Stack(s, s.n_layers, causal=True, cross=True)
         self.head = make_head(s)
-        self.tokenizer_fingerprint: str | None = None  # the fingerprint of the one it was trained with; another is refused
-        self.extra_files: dict[str, Any] = {}  # what was published with the weights, by file, for whoever saves them again
+        self.tokenizer_fingerprint: str | None = (
+            None  # the fingerprint of the one it was trained with; another is refused
+        )
+        self.extra_files: dict[
+            str, Any
+        ] = {}  # what was published with the weights, by file, for whoever saves them again
 
     def forward(
         self,

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from glasshouse import spec
-from glasshouse.layers import held
+from glasshouse.layers import decode_attention
 from glasshouse.layers.attend import Explicit
 from glasshouse.layers.block import Block, CrossBlock
 from glasshouse.layers.cache import Cache
@@ -79,14 +79,18 @@ class Stack(nn.Module):
         One kernel takes them, for a few queries a row, and it knows no soft-cap.
         """
         queries = self.queries_per_kv_head * (1 if cache.token_positions is not None else positions.shape[1])
-        return cache.rows if self.softcap is None and held.is_supported(positions.device, dtype, queries) else None
+        return (
+            cache.rows
+            if self.softcap is None and decode_attention.is_supported(positions.device, dtype, queries)
+            else None
+        )
 
     def supports_mixed_prefill(self, like: Tensor) -> bool:
         """Whether tokens of several rows may come in one row, each with its place: where counts say it all."""
         nothing = torch.zeros(1, 1, dtype=torch.long, device=like.device)
         plain = self.windows == [0] and self.position.bias(nothing, nothing) is None
         fused = not any(isinstance(layer, Explicit) for layer in self.modules())
-        return plain and fused and held.is_supported(like.device, like.dtype, self.queries_per_kv_head)
+        return plain and fused and decode_attention.is_supported(like.device, like.dtype, self.queries_per_kv_head)
 
     def supports_flex(self, dtype: torch.dtype) -> bool:
         """Whether a mask may come in blocks: FlexAttention takes no narrow heads, no float64 and no dropout."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from glasshouse import spec
-from glasshouse.config import Settings, JsonDict
+from glasshouse.config import JsonDict, Settings
 from glasshouse.models import Decoder, Encoder, Model, Seq2Seq
 from glasshouse.models.heads import LMHead
 from glasshouse.page.trace import Traces

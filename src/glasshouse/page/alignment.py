@@ -8,8 +8,9 @@ from dataclasses import dataclass, field, replace
 from torch import Tensor
 
 from glasshouse import spec
-from glasshouse.config import Settings, JsonDict, require
+from glasshouse.config import JsonDict, Settings, require
 from glasshouse.errors import InputError
+from glasshouse.escaping import escape_control
 from glasshouse.generation import generate
 from glasshouse.generation.beam import Node
 from glasshouse.generation.request import Completion
@@ -17,7 +18,6 @@ from glasshouse.models import Seq2Seq
 from glasshouse.page import wire
 from glasshouse.page.question import Question, Text
 from glasshouse.page.trace import Trace, Traces
-from glasshouse.visible import escape_control
 
 WINDOW = 32  # tokens of source and of target that the page shows at once
 MOST_TOKENS = 256  # of source and of target that are answered at once

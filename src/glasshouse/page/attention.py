@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from glasshouse.config import Settings, JsonDict, did_you_mean, require
+from glasshouse.config import JsonDict, Settings, did_you_mean, require
 from glasshouse.errors import InputError
 from glasshouse.inspection import AttentionMap, head_scores, sites
-from glasshouse.inspection.patterns import softcap_of
-from glasshouse.inspection.scoring import classify_heads
+from glasshouse.inspection.attention_recompute import softcap_of
+from glasshouse.inspection.head_scoring import classify_heads
 from glasshouse.layers.mask import Mask
 from glasshouse.models import Seq2Seq
 from glasshouse.page import wire
@@ -178,7 +178,11 @@ def _scored(traces: Traces, ask: Scores, length: int) -> tuple[list[Tensor], lis
         side = 0 if stack == "encoder" else -1
     inputs[side] = inputs[side][:, :SCORED]
     found = trace.run(partial(head_scores, trace.model, *inputs, stack=stack))
-    return [getattr(found, name) for name in KINDS], [found.uniform_baseline[name] for name in KINDS], found.head_types
+    return (
+        [getattr(found, name) for name in KINDS],
+        [found.uniform_baseline[name] for name in KINDS],
+        found.head_types,
+    )
 
 
 def _breadth(trace: Trace, attention: str) -> tuple[list[Tensor], list[Tensor], list[list[str]]]:
@@ -304,7 +308,9 @@ def _thinned(found: AttentionMap, places: range) -> AttentionMap:
     rows = [kernel.mask.to_dense(queries, keys, kernel.q.device, slice(place, place + 1)) for place in places]
     drawn = [row for row in rows if row is not None]
     mask = Mask(dense=torch.cat(drawn, -2) if drawn else None)
-    return AttentionMap(found.site, kernel._replace(q=kernel.q[:, :, places.start : places.stop : places.step], mask=mask))
+    return AttentionMap(
+        found.site, kernel._replace(q=kernel.q[:, :, places.start : places.stop : places.step], mask=mask)
+    )
 
 
 def _seen(found: AttentionMap, head: int, queries: slice, keys: slice = EVERY) -> Tensor:

@@ -9,13 +9,13 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from glasshouse.config import Settings, JsonDict, require
+from glasshouse.config import JsonDict, Settings, require
 from glasshouse.errors import InputError
 from glasshouse.inspection import Recording, edit, record
-from glasshouse.inspection.calls import eval_mode
-from glasshouse.inspection.readout import has_position_logits
+from glasshouse.inspection.forward_pass import eval_mode
+from glasshouse.inspection.logit_lens import has_position_logits
 from glasshouse.models import Encoder
-from glasshouse.models.heads import NoHead, Pooler, LMHead
+from glasshouse.models.heads import LMHead, NoHead, Pooler
 from glasshouse.page import stream, wire
 from glasshouse.page.following import logits_at, named
 from glasshouse.page.question import Question

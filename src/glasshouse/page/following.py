@@ -9,17 +9,17 @@ import torch
 from torch import Tensor
 
 from glasshouse import spec
-from glasshouse.config import Settings, JsonDict, require
+from glasshouse.config import JsonDict, Settings, require
 from glasshouse.errors import InputError
+from glasshouse.escaping import show_whitespace
 from glasshouse.generation import Engine, SamplingParams
 from glasshouse.generation.sampling import Sampler
-from glasshouse.inspection.calls import layout_of
+from glasshouse.inspection.forward_pass import layout_of
 from glasshouse.models import Decoder, Seq2Seq
-from glasshouse.models.heads import Classifier, NoHead, Pooler, LMHead
+from glasshouse.models.heads import Classifier, LMHead, NoHead, Pooler
 from glasshouse.page import wire
 from glasshouse.page.question import Question
 from glasshouse.page.trace import Trace, Traces
-from glasshouse.visible import show_whitespace
 
 MOST_WRITTEN = 256  # tokens at once
 
@@ -84,7 +84,9 @@ def logits_at(trace: Trace, position: int, final: Tensor | None = None) -> Tenso
     vectors = (final if pooled else final[position : position + 1])[None]
     ids = trace.inputs[-1] if pooled else trace.inputs[-1][:, position : position + 1]
     with torch.no_grad():
-        logits: Tensor = head.forward(vectors, layout_of(trace.model, ids, {}), trace.model.token_embedding.table.weight)
+        logits: Tensor = head.forward(
+            vectors, layout_of(trace.model, ids, {}), trace.model.token_embedding.table.weight
+        )
     return logits.flatten().to(torch.promote_types(logits.dtype, torch.float32))
 
 
@@ -93,7 +95,9 @@ def named(trace: Trace, numbers: Iterable[int]) -> list[JsonDict]:
     if not isinstance(trace.model.head, Classifier):
         return wire.tokens(numbers, trace.tok)
     labels: tuple[str, ...] = getattr(trace.model.spec.head, "labels", ())
-    return [{"id": one, "text": show_whitespace(labels[one]) if one < len(labels) else f"label {one}"} for one in numbers]
+    return [
+        {"id": one, "text": show_whitespace(labels[one]) if one < len(labels) else f"label {one}"} for one in numbers
+    ]
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from glasshouse import config
 from glasshouse.config import JsonDict, did_you_mean, require
 from glasshouse.errors import InputError
 from glasshouse.inspection import sites
-from glasshouse.inspection.sites import unwrap_model, select
+from glasshouse.inspection.sites import select, unwrap_model
 from glasshouse.models import Model, check_tokenizer
 from glasshouse.models.seq2seq import Seq2Seq
 from glasshouse.page import alignment, attention, experiment, progress, saving, steps, stream, text
@@ -158,7 +158,9 @@ def _check_selection(traces: Traces, state: JsonDict, places: Collection[str]) -
     question = question_of(sitter, state)
     for edit in question.edits:
         select(sitter.model, edit.site)
-    kinds = {name.rpartition(".")[0]: None for name, site in sites(sitter.model).items() if site.hook_point == "pattern"}
+    kinds = {
+        name.rpartition(".")[0]: None for name, site in sites(sitter.model).items() if site.hook_point == "pattern"
+    }
     if state["attention"] and state["attention"] not in kinds:
         raise InputError(
             f"attention is {state['attention']!r}, which is unknown; {did_you_mean(state['attention'], kinds)}"

@@ -16,18 +16,18 @@ from typing import Any, Literal
 import numpy as np
 
 from glasshouse import config
-from glasshouse.config import Settings, JsonDict
+from glasshouse.config import JsonDict, Settings
 from glasshouse.errors import InputError
-from glasshouse.hub.runs import RUN
+from glasshouse.escaping import escape_control
+from glasshouse.hub.run_folder import RUN
 from glasshouse.inspection import compare
 from glasshouse.page import wire
 from glasshouse.page.question import Question
 from glasshouse.page.trace import Traces
+from glasshouse.training.checkpoint_list import list_checkpoints
 from glasshouse.training.folder import LOCK, METRICS, PROBES, SAMPLES
 from glasshouse.training.journal import PER_HEAD, PER_LAYER, Journal
-from glasshouse.training.moments import list_checkpoints
 from glasshouse.training.run import Run
-from glasshouse.visible import escape_control
 
 try:
     import fcntl

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
-from glasshouse.config import Settings, JsonDict
+from glasshouse.config import JsonDict, Settings
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from glasshouse import config
-from glasshouse.config import Settings, JsonDict
+from glasshouse.config import JsonDict, Settings
 from glasshouse.errors import GlasshouseError, InputError
 from glasshouse.page import wire
 from glasshouse.page.answers import ANSWERS

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from glasshouse.config import Settings, JsonDict, require
+from glasshouse.config import JsonDict, Settings, require
 from glasshouse.inspection import attribution, record
-from glasshouse.inspection.calls import resolve_indices, layout_of, eval_mode
-from glasshouse.inspection.readout import LensOutput, has_position_logits, n_logits, apply_lens, target_tokens
+from glasshouse.inspection.forward_pass import eval_mode, layout_of, resolve_indices
+from glasshouse.inspection.logit_lens import LensOutput, apply_lens, has_position_logits, n_logits, target_tokens
 from glasshouse.models import Encoder
 from glasshouse.models.heads import LMHead
 from glasshouse.page import wire

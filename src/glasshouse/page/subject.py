@@ -12,16 +12,16 @@ from torch import Tensor
 
 from glasshouse import hub
 from glasshouse.errors import GlasshouseError, InputError
-from glasshouse.generation.admission import encode_prompt
-from glasshouse.generation.published import read_token_rules
+from glasshouse.generation.generation_config import read_token_rules
+from glasshouse.generation.validation import encode_prompt
 from glasshouse.models import Decoder, Encoder, Model, Seq2Seq
 from glasshouse.page.question import Text
 from glasshouse.spec import Learned
 from glasshouse.text import Tokenizer
 from glasshouse.training import is_run
+from glasshouse.training.checkpoint_list import list_checkpoints
 from glasshouse.training.folder import SAMPLES
 from glasshouse.training.journal import Journal
-from glasshouse.training.moments import list_checkpoints
 
 EXAMPLE = "When Mary and John went to the store, John gave a drink to"
 NUMBERS = "3 1 4 1 5 9 2 6 3 1 4 1 5"  # where there is no tokenizer

@@ -5,15 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from glasshouse.config import Settings, JsonDict, require
+from glasshouse.config import JsonDict, Settings, require
 from glasshouse.errors import InputError
+from glasshouse.escaping import show_whitespace
 from glasshouse.models import Seq2Seq
 from glasshouse.page import wire
 from glasshouse.page.question import Question
 from glasshouse.page.subject import Sitter
 from glasshouse.page.trace import Traces
-from glasshouse.text import bpe, words
-from glasshouse.visible import show_whitespace
+from glasshouse.text import bpe, pretokenizer
 
 MOST_MERGES = 400  # that are replayed
 MOST_LEARNED = 20_000  # characters of a text that merges are learned from
@@ -67,7 +67,9 @@ def word(traces: Traces, ask: Word) -> JsonDict:
     for before, after in pairwise(states):
         pair = min((two for two in pairwise(before) if two in tok.merge_ranks), key=tok.merge_ranks.__getitem__)
         merge = [show_whitespace(pair[0]), show_whitespace(pair[1])]
-        steps.append({"rank": tok.merge_ranks[pair], "merge": merge, "tokens": [show_whitespace(one) for one in after]})
+        steps.append(
+            {"rank": tok.merge_ranks[pair], "merge": merge, "tokens": [show_whitespace(one) for one in after]}
+        )
     return {
         "word": show_whitespace(found),
         "steps": steps,
@@ -119,7 +121,7 @@ def learn(traces: Traces, ask: Learn) -> JsonDict:
     """Replay byte-pair training on a text: each merge, how often it occurs, its rivals, and the text after it."""
     require(0 < ask.merges <= MOST_MERGES, "merges", ask.merges, f"within 1 and {MOST_MERGES}")
     text = ask.text[:MOST_LEARNED]
-    split = [one.encode(errors="surrogatepass") for one in words.split(text, "gpt2")]
+    split = [one.encode(errors="surrogatepass") for one in pretokenizer.split(text, "gpt2")]
     counts: dict[bytes, int] = {}
     for one in split:
         counts[one] = counts.get(one, 0) + 1
@@ -133,7 +135,9 @@ def learn(traces: Traces, ask: Learn) -> JsonDict:
                 "merge": [show_whitespace(half) for half in merge.pair],
                 "token": show_whitespace(token),
                 "count": merge.count,
-                "rivals": [{"merge": [show_whitespace(half) for half in pair], "count": n} for pair, n in merge.runners_up],
+                "rivals": [
+                    {"merge": [show_whitespace(half) for half in pair], "count": n} for pair, n in merge.runners_up
+                ],
                 "tokens": sum(map(len, now)),
             }
         )

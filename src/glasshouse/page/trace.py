@@ -10,9 +10,9 @@ from typing import TypeVar
 from torch import Tensor
 
 from glasshouse.errors import InputError
-from glasshouse.inspection import AttentionMap, edit, capture_attention, mean_ablate, record, scale, sites
-from glasshouse.inspection.calls import eval_mode, final_stack
+from glasshouse.inspection import AttentionMap, capture_attention, edit, mean_ablate, record, scale, sites
 from glasshouse.inspection.editing import AblationEdit
+from glasshouse.inspection.forward_pass import eval_mode, final_stack
 from glasshouse.inspection.sites import select
 from glasshouse.page.question import Edit, Mean, Patch, Question, Scale, Text
 from glasshouse.page.subject import Sitter, Subject

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from glasshouse.config import JsonDict
+from glasshouse.escaping import show_whitespace
 from glasshouse.text import Tokenizer
-from glasshouse.visible import show_whitespace
 
 LONGEST = 200  # characters of a token that are shown
 

@@ -1,7 +1,7 @@
 """What a model is: choices, three kinds of spec, presets by name, and sizes by arithmetic. No torch."""
 
 from glasshouse.spec.catalog import parse, preset, presets
-from glasshouse.spec.choices import (
+from glasshouse.spec.components import (
     Alibi,
     DepthScaled,
     FeedForward,
@@ -38,7 +38,7 @@ from glasshouse.spec.choices import (
     ZeroOutput,
 )
 from glasshouse.spec.model import DecoderSpec, EncoderSpec, NormOrder, Seq2SeqSpec, Spec, TransformerSpec
-from glasshouse.spec.size import count_parameters
+from glasshouse.spec.parameter_count import count_parameters
 
 __all__ = [
     "Alibi",

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from glasshouse.config import Settings, require
-from glasshouse.spec.choices import (
+from glasshouse.spec.components import (
     DepthScaled,
     FeedForward,
     Gelu,

@@ -12,7 +12,7 @@ from heapq import nsmallest
 from itertools import pairwise
 from typing import TypeVar
 
-from glasshouse.text.alphabet import INITIAL_ALPHABET
+from glasshouse.text.byte_level import INITIAL_ALPHABET
 
 Pair = tuple[bytes, bytes]
 Symbol = TypeVar("Symbol")

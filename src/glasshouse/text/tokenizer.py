@@ -19,26 +19,27 @@ import tokenizers
 
 from glasshouse.config import JsonDict, did_you_mean
 from glasshouse.errors import GlasshouseError, InputError, StoreError
-from glasshouse.text import bulk, chat, training
-from glasshouse.text.alphabet import UNICODE_TO_BYTE as BYTE_OF
-from glasshouse.text.alphabet import BYTE_TO_UNICODE, unicode_to_bytes
+from glasshouse.text import corpus_encoder, tokenizer_training
 from glasshouse.text.bpe import Pair
-from glasshouse.text.bulk import CorpusEncoder
-from glasshouse.text.document import (
+from glasshouse.text.byte_level import BYTE_TO_UNICODE, unicode_to_bytes
+from glasshouse.text.byte_level import UNICODE_TO_BYTE as BYTE_OF
+from glasshouse.text.chat_template import DEFAULT_TEMPLATE, Message, segments
+from glasshouse.text.corpus_encoder import CorpusEncoder
+from glasshouse.text.pretokenizer import MAX_WORDS
+from glasshouse.text.text_input import checked_text, is_invalid_utf8, split_invalid_utf8
+from glasshouse.text.tokenizer_json import (
     BYTE_FALLBACK,
     SPECIAL_TOKEN_ROLES,
     check,
     decoder_kinds,
     find_special_tokens,
-    split_merge,
+    hide_special_tokens,
     parse,
     read_json_object,
     read_text,
-    hide_special_tokens,
+    split_merge,
     write_text,
 )
-from glasshouse.text.given import checked_text, is_invalid_utf8, split_invalid_utf8
-from glasshouse.text.words import MAX_WORDS
 
 TOKENIZER, CONFIG, SPECIAL_FILE = "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"
 TEMPLATE = "chat_template.jinja"
@@ -115,7 +116,11 @@ class Tokenizer:
 
     @classmethod
     def from_json(
-        cls, text: str, config: JsonDict | None = None, special_tokens: JsonDict | None = None, source: str = TOKENIZER
+        cls,
+        text: str,
+        config: JsonDict | None = None,
+        special_tokens: JsonDict | None = None,
+        source: str = TOKENIZER,
     ) -> Tokenizer:
         """Make a tokenizer from the text of a tokenizer.json and the tables that stood beside it.
 
@@ -155,11 +160,11 @@ class Tokenizer:
         texts: Iterable[str | bytes] | None = None,
         vocab_size: int = 8192,
         pattern: str = "gpt2",
-        special_tokens: Mapping[str, str] = training.DEFAULT_SPECIAL_TOKENS,
+        special_tokens: Mapping[str, str] = tokenizer_training.DEFAULT_SPECIAL_TOKENS,
         field: str = "text",
         errors: Literal["strict", "replace"] = "strict",
         max_words: int = MAX_WORDS,
-        progress: training.ProgressCallback = training.no_progress,
+        progress: tokenizer_training.ProgressCallback = tokenizer_training.no_progress,
     ) -> Tokenizer:
         """Learn byte-level BPE from files, folders and globs, or from an iterable of texts, read once as a stream.
 
@@ -178,14 +183,16 @@ class Tokenizer:
         if isinstance(texts, str | bytes):
             raise InputError("texts is a single text; put it in a list.")
         if files is not None:
-            stream = training.read_texts(files, field, errors, progress)
+            stream = tokenizer_training.read_texts(files, field, errors, progress)
         else:
             stream = (checked_text(text).encode() for text in texts or ())
-        table = training.train(stream, vocab_size, pattern, special_tokens, max_words, progress)
+        table = tokenizer_training.train(stream, vocab_size, pattern, special_tokens, max_words, progress)
         roles = {role: token for role, token in special_tokens.items() if role in SPECIAL_TOKEN_ROLES}
         tokenizer = cls(table, {}, {}, roles)
-        if {special_tokens.get(key) for key in training.CHAT_TOKENS} == {training.DEFAULT_SPECIAL_TOKENS[key] for key in training.CHAT_TOKENS}:
-            tokenizer.chat_template = chat.DEFAULT_TEMPLATE
+        if {special_tokens.get(key) for key in tokenizer_training.CHAT_TOKENS} == {
+            tokenizer_training.DEFAULT_SPECIAL_TOKENS[key] for key in tokenizer_training.CHAT_TOKENS
+        }:
+            tokenizer.chat_template = DEFAULT_TEMPLATE
         return tokenizer
 
     def save(self, folder: str | Path) -> None:
@@ -200,7 +207,9 @@ class Tokenizer:
         if self.chat_template is not None:
             write_text(folder / TEMPLATE, self.chat_template)
 
-    def encode(self, text: str | bytes, add_special_tokens: bool = True, *, parse_special_tokens: bool = False) -> list[int]:
+    def encode(
+        self, text: str | bytes, add_special_tokens: bool = True, *, parse_special_tokens: bool = False
+    ) -> list[int]:
         """Return the ids of a text; `special` adds the tokens that the tokenizer puts around one.
 
         A special token that is spelled out in the text is text like any other, and never becomes the token's id
@@ -209,7 +218,12 @@ class Tokenizer:
         if self._is_stray(text):
             return self._encode_stray(text, add_special_tokens, parse_special_tokens)
         checked = checked_text(text)
-        if len(checked) >= LONG and self._fast[0] is not None and not parse_special_tokens and not (add_special_tokens and any(self.prefix_suffix_ids)):
+        if (
+            len(checked) >= LONG
+            and self._fast[0] is not None
+            and not parse_special_tokens
+            and not (add_special_tokens and any(self.prefix_suffix_ids))
+        ):
             return self.corpus_encoder().encode([checked.encode()])[0].tolist()
         encoder = self._trusting if parse_special_tokens else self._encoder
         with _sentence(InputError, "the text cannot be encoded"):
@@ -229,22 +243,26 @@ class Tokenizer:
             return [self.encode(text, add_special_tokens)[:max_len] for text in texts]
         checked = [checked_text(text) for text in texts]
         with _sentence(InputError, "the texts cannot be encoded"):
-            encodings = self._encoder.encode_batch_fast(checked, add_special_tokens=add_special_tokens)  # without offsets
+            encodings = self._encoder.encode_batch_fast(
+                checked, add_special_tokens=add_special_tokens
+            )  # without offsets
         return [one.ids if max_len is None or len(one) <= max_len else _cut(one, max_len) for one in encodings]
 
-    def encode_chat(self, messages: Sequence[chat.Message], *, add_generation_prompt: bool = False) -> EncodedChat:
+    def encode_chat(self, messages: Sequence[Message], *, add_generation_prompt: bool = False) -> EncodedChat:
         """Return the ids of a conversation by the tokenizer's chat template, and which are the assistant's.
 
         Nothing that stands in a message becomes a control token. A `prompt` ends where the assistant is to write.
         """
         if self.chat_template is None:
             raise InputError(
-                "the tokenizer has no chat template; set chat_template, for example to text.chat.DEFAULT_TEMPLATE."
+                "the tokenizer has no chat template; set chat_template, for example to gh.text.chat_template.DEFAULT_TEMPLATE."
             )
         special = {self._tokens[number]: number for number in self.special_ids}
         variables = {f"{role}_token": token for role, token in self.special_tokens.items()}
         result = EncodedChat([], [])
-        for part in chat.segments(self.chat_template, messages, special=special, variables=variables, prompt=add_generation_prompt):
+        for part in segments(
+            self.chat_template, messages, special=special, variables=variables, prompt=add_generation_prompt
+        ):
             ids = [special[part.text]] if part.special else self.encode(part.text, add_special_tokens=False)
             result.ids.extend(ids)
             result.assistant_mask.extend([part.is_assistant] * len(ids))
@@ -303,7 +321,9 @@ class Tokenizer:
     def special_id(self, role: str) -> int | None:
         """Return the id of the token with a role ("bos", "eos", "pad" and so on), or None where there is none."""
         if role not in SPECIAL_TOKEN_ROLES:
-            raise InputError(f"{role!r} is not the role of a special token; {did_you_mean(role, SPECIAL_TOKEN_ROLES)}")
+            raise InputError(
+                f"{role!r} is not the role of a special token; {did_you_mean(role, SPECIAL_TOKEN_ROLES)}"
+            )
         return self.token_to_id(self.special_tokens[role]) if role in self.special_tokens else None
 
     @cached_property
@@ -317,7 +337,7 @@ class Tokenizer:
         """Return what encodes a whole corpus, with no tokens around texts: gigatoken where it can be used.
 
         >>> bulk = Tokenizer.train(texts=["to be"], vocab_size=263).bulk()
-        >>> ids, ends = bulk.encode([b"to", b"be"])
+        >>> ids, ends = corpus_encoder.encode([b"to", b"be"])
         >>> ends.tolist()
         [2, 4]
         """
@@ -328,7 +348,7 @@ class Tokenizer:
     def _fast(self) -> tuple[Any, str]:
         if self._encoder is not self._rust:
             return None, "gigatoken could make special tokens of text here"
-        return bulk.load_gigatoken(self._text)
+        return corpus_encoder.load_gigatoken(self._text)
 
     @cached_property
     def merge_ranks(self) -> dict[Pair, int]:
@@ -394,7 +414,9 @@ class Tokenizer:
         return numbers
 
 
-def _again(text: str, config: JsonDict, special_tokens: JsonDict, roles: dict[str, str], template: str | None) -> Tokenizer:
+def _again(
+    text: str, config: JsonDict, special_tokens: JsonDict, roles: dict[str, str], template: str | None
+) -> Tokenizer:
     """Make a copied or pickled tokenizer from its tables: the library's own pickle forgets that specials are text."""
     tokenizer = Tokenizer(json.loads(text), config, special_tokens, roles)
     tokenizer.chat_template = template

@@ -1,30 +1,30 @@
 """From a spec and data to a trained model: one step that can be trusted, and a loop around it that loses nothing."""
 
-from glasshouse.hub.runs import is_run
+from glasshouse.hub.run_folder import is_run
+from glasshouse.training.checkpoint_list import SavedCheckpoint, list_checkpoints
+from glasshouse.training.datasets import Datasets, open_datasets, units_of
 from glasshouse.training.display import Display
 from glasshouse.training.loop import Result, Trainer, train
-from glasshouse.training.material import Datasets, open_datasets, units_of
-from glasshouse.training.moments import SavedCheckpoint, list_checkpoints
+from glasshouse.training.progress import ProgressReporter, SilentReporter
 from glasshouse.training.run import Data, Run, Train, recipes
 from glasshouse.training.signals import StoppedError
-from glasshouse.training.watch import SilentReporter, ProgressReporter
 
 __all__ = [
     "Data",
-    "Display",
     "Datasets",
-    "SavedCheckpoint",
+    "Display",
+    "ProgressReporter",
     "Result",
     "Run",
+    "SavedCheckpoint",
     "SilentReporter",
     "StoppedError",
     "Train",
     "Trainer",
-    "ProgressReporter",
     "is_run",
     "list_checkpoints",
-    "recipes",
     "open_datasets",
+    "recipes",
     "train",
     "units_of",
 ]

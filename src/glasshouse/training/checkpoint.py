@@ -13,8 +13,17 @@ from pathlib import Path
 
 from glasshouse import store
 from glasshouse.errors import StoreError
-from glasshouse.hub.runs import ABOUT, FORMAT, TENSORS, check_manifest, size_and_hash, step_folder_name, with_checksum, saved_steps
-from glasshouse.training.history import SNAPSHOTS, Snapshots
+from glasshouse.hub.run_folder import (
+    ABOUT,
+    FORMAT,
+    TENSORS,
+    check_manifest,
+    saved_steps,
+    size_and_hash,
+    step_folder_name,
+    with_checksum,
+)
+from glasshouse.training.snapshots import SNAPSHOTS, Snapshots
 from glasshouse.training.state import CheckpointData
 
 
@@ -66,7 +75,9 @@ class Checkpoints:
             raise StoreError(f"no checkpoint in {str(self.place)!r} is intact: {wrong[0]}")
         return None
 
-    def save(self, step: int, fill_model: Callable[[Path], None], state: CheckpointData, best: int | None = None) -> None:
+    def save(
+        self, step: int, fill_model: Callable[[Path], None], state: CheckpointData, best: int | None = None
+    ) -> None:
         """Write the checkpoint of a step while training goes on; what is given must not change meanwhile.
 
         A failure of the one before is raised here. `best` is a step whose checkpoint is kept, whatever comes.

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from glasshouse import device as machine
-from glasshouse.training.update import TrainStep
+from glasshouse.training.step import TrainStep
 
 T = TypeVar("T")
 LONGEST = 200  # characters of the compiler's own words; pages may follow

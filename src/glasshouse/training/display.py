@@ -13,10 +13,10 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, SpinnerColumn, Task
 from rich.text import Text
 
-from glasshouse.training.speed import Throughput
-from glasshouse.training.update import StepMetrics
-from glasshouse.training.watch import ProgressReporter
-from glasshouse.visible import escape_control
+from glasshouse.escaping import escape_control
+from glasshouse.training.progress import ProgressReporter
+from glasshouse.training.step import StepMetrics
+from glasshouse.training.throughput import Throughput
 
 UNITS = {"merging": "tokens", "evaluating": "rows", "measuring": "rows", "writing": "tokens at most"}
 STEPS = "training"  # the phase of steps

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from glasshouse import config, store
 from glasshouse.errors import InputError, StoreError
-from glasshouse.hub import checkpoint, peft
-from glasshouse.hub.runs import CHECKPOINTS, MODEL, RUN, is_run, step_folder_name, saved_steps
+from glasshouse.hub import peft, serialization
+from glasshouse.hub.run_folder import CHECKPOINTS, MODEL, RUN, is_run, saved_steps, step_folder_name
 from glasshouse.training.run import Run
 
 try:
@@ -36,7 +36,7 @@ def lock_run(run: Run) -> Iterator[Path]:
         raise _unwritable(folder, error) from None
     with lock_folder(folder):
         _check_own(folder)  # again: before it was held, another process may have filled it
-        store.check_replaceable(folder / MODEL, checkpoint.MODEL_FILES)
+        store.check_replaceable(folder / MODEL, serialization.MODEL_FILES)
         if run.train.lora is not None:
             store.check_replaceable(folder / ADAPTER, peft.ADAPTER_FILES)
         _adopt(run, folder)

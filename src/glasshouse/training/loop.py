@@ -14,35 +14,35 @@ import torch
 
 from glasshouse import hub
 from glasshouse.config import JsonDict
-from glasshouse.data import Batch, Batches, Corpus, CausalLMDataset, Dataset
-from glasshouse.data.samples import make_dataset, samples_for_tokens
+from glasshouse.data import Batch, Batches, CausalLMDataset, Corpus, Dataset
+from glasshouse.data.dataset import make_dataset, samples_for_tokens
 from glasshouse.errors import ConfigError, GlasshouseError, InputError
+from glasshouse.evaluation.eval_loop import evaluate_samples, token_bytes
 from glasshouse.evaluation.evaluate import Report, evaluate
-from glasshouse.evaluation.tally import token_bytes, evaluate_samples
-from glasshouse.generation.admission import check_length
-from glasshouse.hub.runs import CHECKPOINTS, MODEL
+from glasshouse.generation.validation import check_length
+from glasshouse.hub.run_folder import CHECKPOINTS, MODEL
 from glasshouse.layers import lora
 from glasshouse.models import Model
 from glasshouse.text import Tokenizer
-from glasshouse.training import beginning, header, plots, trouble
-from glasshouse.training.average import EMA
+from glasshouse.training import model_setup, nonfinite, plots, run_summary
 from glasshouse.training.checkpoint import Checkpoints
+from glasshouse.training.checkpoint_log import CheckpointLog
+from glasshouse.training.checkpointer import Checkpointer, TrainerState
 from glasshouse.training.compiling import Compiled
+from glasshouse.training.datasets import Datasets, prepare_datasets, units_of, with_kind
 from glasshouse.training.display import Display
+from glasshouse.training.ema import EMA
 from glasshouse.training.folder import ADAPTER, METRICS, NONFINITE, lock_run
-from glasshouse.training.insight import CheckpointLog
 from glasshouse.training.journal import Journal
-from glasshouse.training.keeping import Checkpointer, TrainerState
-from glasshouse.training.material import Datasets, prepare_datasets, units_of, with_kind
-from glasshouse.training.memory import is_out_of_memory, estimate_grad_accum
+from glasshouse.training.memory import estimate_grad_accum, is_out_of_memory
 from glasshouse.training.optimizer import make_optimizer, set_lr
+from glasshouse.training.progress import ProgressReporter, SilentReporter
 from glasshouse.training.run import Run
 from glasshouse.training.signals import Signals, StoppedError
-from glasshouse.training.speed import Throughput, FlopEstimator
-from glasshouse.training.state import CheckpointData, load_device_rng_state, device_rng_state
+from glasshouse.training.state import CheckpointData, device_rng_state, load_device_rng_state
+from glasshouse.training.step import NonFiniteError, StepMetrics, TrainStep
+from glasshouse.training.throughput import FlopEstimator, Throughput
 from glasshouse.training.trackers import Trackers
-from glasshouse.training.update import NonFiniteError, StepMetrics, TrainStep
-from glasshouse.training.watch import SilentReporter, ProgressReporter
 
 MOST_SKIPPED = 10  # batches; more than that is not bad luck
 ANSWERS = 200  # that the closing report has the model write, of pairs and conversations; to write takes long
@@ -58,7 +58,9 @@ class Result:
     steps: int
     report: Report  # on all that was held out
     saved_step: int  # the step whose model was saved: the last, or with patience the best
-    val_coverage: tuple[int, int]  # how many held-out samples each evaluation while training read, and how many there are
+    val_coverage: tuple[
+        int, int
+    ]  # how many held-out samples each evaluation while training read, and how many there are
 
 
 def train(run: Run | str | Path, progress: ProgressReporter | bool = True) -> Result:
@@ -88,7 +90,7 @@ def train(run: Run | str | Path, progress: ProgressReporter | bool = True) -> Re
     if isinstance(progress, bool):
         with Display(units_of(run.data)).open() if progress else nullcontext(SilentReporter()) as shown:
             return train(run, shown)
-    beginning.find_device(run.train.device)  # what is not there is said before hours are spent on reading
+    model_setup.find_device(run.train.device)  # what is not there is said before hours are spent on reading
     with lock_run(run) as folder:
         for note in run.notes:
             progress.log(note)
@@ -96,18 +98,18 @@ def train(run: Run | str | Path, progress: ProgressReporter | bool = True) -> Re
 
 
 def _train(run: Run, folder: Path, reporter: ProgressReporter) -> Result:
-    for line in header.opening(folder, run.data):
+    for line in run_summary.opening(folder, run.data):
         reporter.log(line)
     if "from" in run.model:
         reporter.stage("loading the model to start from", 0, 0)
-    base = beginning.load_base(run.model, run.data)
-    choice = with_kind(run.data, beginning.wanted_kind(run.model, base[0] if base else None))
+    base = model_setup.load_base(run.model, run.data)
+    choice = with_kind(run.data, model_setup.wanted_kind(run.model, base[0] if base else None))
     material = prepare_datasets(choice, folder, base[1] if base else None, reporter.stage)
     with Signals() as signals:
         reporter.stage("building the model", 0, 0)
         trainer = Trainer(run, folder, material, base, reporter, signals)
         try:
-            for line in header.describe(trainer):
+            for line in run_summary.describe(trainer):
                 reporter.log(line)
             trainer.resume()
             trainer.fit()
@@ -132,21 +134,21 @@ class Trainer:
     ) -> None:
         choice = run.train
         self.run, self.folder, self.datasets, self.reporter, self.signals = run, folder, material, reporter, signals
-        self.device = beginning.find_device(choice.device)
-        self.autocast_dtype = beginning.resolve_precision(choice.precision, self.device)
+        self.device = model_setup.find_device(choice.device)
+        self.autocast_dtype = model_setup.resolve_precision(choice.precision, self.device)
         torch.manual_seed(choice.seed)
         length = run.data.seq_len
         if base is None and choice.lora is not None:
             raise ConfigError("train.lora adapts a model that was trained before; name one by model.from.")
         self.resized = False  # whether it got another head or vocabulary
         if base is None:
-            s = beginning.make_spec(run.model, material.tok, material.train, length)
-            self.model = beginning.make_model(s, material.tok, self.device)
+            s = model_setup.make_spec(run.model, material.tok, material.train, length)
+            self.model = model_setup.make_model(s, material.tok, self.device)
         else:
-            self.model = beginning.resize_for_data(*base, material.tok, material.train).to(self.device)
+            self.model = model_setup.resize_for_data(*base, material.tok, material.train).to(self.device)
             self.resized = self.model is not base[0]
         check_length(self.model.spec, length, "data.length")
-        beginning.prepare_for_training(self.model, choice)
+        model_setup.prepare_for_training(self.model, choice)
 
         rows = samples_for_tokens(material.train, choice.batch_tokens, length)
         self.samples = self._make_dataset(material.train, rows)
@@ -177,7 +179,9 @@ class Trainer:
         parts = choice.grad_accum or estimate_grad_accum(self.model.spec, rows, length, self.device)
         self.state = TrainerState(grad_accum=parts, initial_steps=self.steps)
         self.journal = Journal(folder / METRICS)
-        self.checkpoint_log = CheckpointLog(run, folder, self.model, self.val_samples, material.tok, self.autocast_dtype, reporter.log)
+        self.checkpoint_log = CheckpointLog(
+            run, folder, self.model, self.val_samples, material.tok, self.autocast_dtype, reporter.log
+        )
         self.throughput, self.flops = Throughput(self.device, self.autocast_dtype), FlopEstimator(self.model)
         self.trackers: Trackers | None = None
 
@@ -222,7 +226,10 @@ class Trainer:
 
     def _restore(self, step: int, state: CheckpointData) -> None:
         self.state = self.checkpointer.restore(step, state)
-        grad_accum, initial_steps = self.run.train.grad_accum or self.state.grad_accum, self.state.initial_steps or self.steps
+        grad_accum, initial_steps = (
+            self.run.train.grad_accum or self.state.grad_accum,
+            self.state.initial_steps or self.steps,
+        )
         self.state = replace(self.state, grad_accum=grad_accum, initial_steps=initial_steps)
 
     # Learning
@@ -233,13 +240,17 @@ class Trainer:
         self.model.train()
         self.trackers = Trackers(self.folder, choice.wandb, self.folder.name, start=self.state.unwritten)
         if self.state.step == 0:
-            self.checkpointer.report_write_errors(lambda: self._truncate(0))  # if killed before its first checkpoint, it has a line
+            self.checkpointer.report_write_errors(
+                lambda: self._truncate(0)
+            )  # if killed before its first checkpoint, it has a line
             self._log_checkpoint()
             self.checkpointer.begin()
         self.reporter.stage("compiling for the first step" if self.compiled.on else "first step", 0, 0)
         batches = self._stream()
         try:
-            while self.state.pending_metrics is not None or (self.state.step < self.steps and not self.out_of_patience):
+            while self.state.pending_metrics is not None or (
+                self.state.step < self.steps and not self.out_of_patience
+            ):
                 if self.state.pending_metrics is None:  # else the evaluation of the last step was cut off
                     self.checkpointer.report_write_errors(self.checkpointer.checkpoints.check)
                     self.signals.check()
@@ -283,7 +294,9 @@ class Trainer:
         chance = device_rng_state(self.device)
         while True:
             try:
-                outcome = self.compiled.run_or_fall_back(lambda: self.step_fn(batch, self.state.grad_accum), self.step_fn)
+                outcome = self.compiled.run_or_fall_back(
+                    lambda: self.step_fn(batch, self.state.grad_accum), self.step_fn
+                )
                 break
             except StoppedError:
                 load_device_rng_state(chance, self.device)  # nothing was learned, so nothing was drawn
@@ -314,20 +327,26 @@ class Trainer:
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
         self.state = replace(self.state, grad_accum=min(rows, self.state.grad_accum * 2))
-        self.reporter.log(f"out of memory: a step is now computed in {self.state.grad_accum} parts of {self.micro_batch_size} rows")
+        self.reporter.log(
+            f"out of memory: a step is now computed in {self.state.grad_accum} parts of {self.micro_batch_size} rows"
+        )
 
     def _handle_nonfinite(self, error: NonFiniteError, batch: Batch) -> None:
         """Write down where a number stopped being one; then stop, or go back and pass the batch over."""
         step, number = self.state.step, self.state.next_batch
         batch, smoothing = batch.to(self.device), self.run.train.label_smoothing
-        where = trouble.locate_in_micro_batches(self.model, batch, self.state.grad_accum, smoothing, self.autocast_dtype)
+        where = nonfinite.locate_in_micro_batches(
+            self.model, batch, self.state.grad_accum, smoothing, self.autocast_dtype
+        )
         origins = [self.samples.origin(sample) for sample in self.batches.sample_indices(number)]
         found = {"step": step + 1, "batch": number, "what": str(error), "where": where, "origins": origins}
         (self.folder / NONFINITE).write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
         sentence = f"at step {step + 1}, batch {number}, {error} It began in {where}."
         skipped = (*self.state.skipped, number)
         if self.run.train.on_nonfinite == "stop" or len(skipped) > MOST_SKIPPED:
-            advice = "" if self.run.train.on_nonfinite == "skip" else ", or train.trouble=skip to pass such batches over"
+            advice = (
+                "" if self.run.train.on_nonfinite == "skip" else ", or train.trouble=skip to pass such batches over"
+            )
             raise GlasshouseError(
                 f"{sentence} No weight has changed. See {str(self.folder / NONFINITE)!r}; try a lower train.lr{advice}."
             )
@@ -357,7 +376,12 @@ class Trainer:
         self.state = replace(self.state, pending_metrics=None)
         self._write_metrics(line)
         is_best = self.state.best is not None and self.state.best[0] == step
-        if step % choice.interval(choice.save_every, self.state.initial_steps) == 0 or last or is_best or self.out_of_patience:
+        if (
+            step % choice.interval(choice.save_every, self.state.initial_steps) == 0
+            or last
+            or is_best
+            or self.out_of_patience
+        ):
             self._log_checkpoint()  # before it is saved: one that goes on from there need not do it again
             self.checkpointer.save(self.state)
             self.throughput.exclude_elapsed()
@@ -449,10 +473,14 @@ class Trainer:
         """Write what was learned apart from the model it belongs to, as PEFT does."""
         base = str(self.run.model.get("from", ""))
         if self.resized:
-            self.reporter.log("no adapter files: the model has another head or vocabulary than the one it started from")
+            self.reporter.log(
+                "no adapter files: the model has another head or vocabulary than the one it started from"
+            )
             return
         try:
-            self.checkpointer.report_write_errors(lambda: hub.save_adapter(self.model, choice, self.folder / ADAPTER, base))
+            self.checkpointer.report_write_errors(
+                lambda: hub.save_adapter(self.model, choice, self.folder / ADAPTER, base)
+            )
         except ConfigError as error:
             self.reporter.log(f"no adapter files: {error}")
 

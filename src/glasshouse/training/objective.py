@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from glasshouse.data import Batch
-from glasshouse.evaluation.tally import cross_entropy
+from glasshouse.evaluation.eval_loop import cross_entropy
 
 
 def compute_loss(model: nn.Module, batch: Batch, smoothing: float = 0.0) -> Tensor:

@@ -13,11 +13,11 @@ from torch import Tensor
 from glasshouse.config import JsonDict
 from glasshouse.data import Batch, Dataset
 from glasshouse.errors import InputError
-from glasshouse.evaluation.tally import autocast
+from glasshouse.evaluation.eval_loop import autocast
 from glasshouse.inspection.geometry import residual_norms
-from glasshouse.inspection.reading import make_stack_input
-from glasshouse.inspection.readout import lens
-from glasshouse.inspection.scoring import head_scores, repeated_tokens
+from glasshouse.inspection.head_scoring import head_scores, repeated_tokens
+from glasshouse.inspection.logit_lens import lens
+from glasshouse.inspection.stack_input import make_stack_input
 from glasshouse.models import Decoder, Model
 from glasshouse.models.heads import LMHead
 from glasshouse.training.run import PROBE_NAMES

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from glasshouse import config
-from glasshouse.config import Settings, JsonDict, require
-from glasshouse.data.included import builtin_dataset, builtin_datasets
+from glasshouse.config import JsonDict, Settings, require
+from glasshouse.data.builtin import builtin_dataset, builtin_datasets
 from glasshouse.errors import ConfigError
-from glasshouse.hub.runs import RUN, is_run
+from glasshouse.hub.run_folder import RUN, is_run
 from glasshouse.layers.lora import LoRA
 from glasshouse.training.optimizer import AdamW, Optimizer
 from glasshouse.training.schedule import Cosine, Schedule
@@ -26,7 +26,9 @@ CHANGEABLE_ON_RESUME = {
     *("train.probes", "train.samples", "train.history"),
 }
 DEFAULT_STEPS = 1000  # where neither steps nor epochs are given
-DEFAULT_SCHEDULE = Cosine(warmup=100)  # the schedule where none is given; a short run warms up for a tenth of its steps
+DEFAULT_SCHEDULE = Cosine(
+    warmup=100
+)  # the schedule where none is given; a short run warms up for a tenth of its steps
 PROBE_NAMES = ("entropy", "induction", "previous", "norms", "lens")  # in training/probes.py
 
 
@@ -68,7 +70,9 @@ class Train(Settings):
     ema: float = 0.0  # how much of the average of weights stays at each step; 0: no average
     lora: LoRA | None = None
     freeze: tuple[str, ...] = ()  # names of modules that do not learn, with * for any part of a name
-    activation_checkpointing: bool = False  # blocks compute again on the way back what they do not keep: less memory, more work
+    activation_checkpointing: bool = (
+        False  # blocks compute again on the way back what they do not keep: less memory, more work
+    )
     seed: int = 0
 
     device: str = "auto"
@@ -83,8 +87,12 @@ class Train(Settings):
     keep_checkpoints: int = 2  # checkpoints, besides the best
     probes: tuple[str, ...] | None = None  # figures of the inside at each checkpoint; None: all that fit the model
     sample_prompts: int = 3  # texts that the model begins, answers or fills in at each checkpoint; 0: none
-    keep_snapshots: int = 12  # of checkpoints that are not kept, the weights of so many stay, spread over the run; 0: none
-    on_nonfinite: Literal["stop", "skip"] = "stop"  # at a loss that is no number: stop, or go back and pass the batch over
+    keep_snapshots: int = (
+        12  # of checkpoints that are not kept, the weights of so many stay, spread over the run; 0: none
+    )
+    on_nonfinite: Literal["stop", "skip"] = (
+        "stop"  # at a loss that is no number: stop, or go back and pass the batch over
+    )
     wandb: bool = False
     out: str = ""  # the folder of the run; "": runs/ and its name
 
@@ -199,7 +207,9 @@ class Run:
         """Make a run of nested dictionaries."""
         for key, part in table.items():
             if key not in ("model", "data", "train"):
-                raise ConfigError(f"{key} is no part of a run; {config.did_you_mean(key, ('model', 'data', 'train'))}")
+                raise ConfigError(
+                    f"{key} is no part of a run; {config.did_you_mean(key, ('model', 'data', 'train'))}"
+                )
             if not isinstance(part, Mapping):
                 raise ConfigError(f"{key} is {part!r}, but it must be a table of settings.")
         model = dict(table.get("model", {}))
@@ -220,7 +230,9 @@ class Run:
     def differences(self, other: Run) -> list[str]:
         """Say what of another run is different, of all that changes what is learned."""
         mine, theirs = (dict(_flat(one.to_dict())) for one in (self, other))
-        keys = [key for key in {**mine, **theirs} if key not in CHANGEABLE_ON_RESUME and mine.get(key) != theirs.get(key)]
+        keys = [
+            key for key in {**mine, **theirs} if key not in CHANGEABLE_ON_RESUME and mine.get(key) != theirs.get(key)
+        ]
         return [f"{key} was {_shown(mine.get(key))} and is {_shown(theirs.get(key))}" for key in keys]
 
 

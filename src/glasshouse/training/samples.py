@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from glasshouse.config import JsonDict
-from glasshouse.data import ChatDataset, MaskedLMDataset, Seq2SeqDataset, CausalLMDataset, Dataset
+from glasshouse.data import CausalLMDataset, ChatDataset, Dataset, MaskedLMDataset, Seq2SeqDataset
 from glasshouse.generation import generate
-from glasshouse.layers.twin import clone_sharing_parameters
+from glasshouse.layers.module_swap import clone_sharing_parameters
 from glasshouse.models import Decoder, Model, Seq2Seq
 from glasshouse.text import Tokenizer
 

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from glasshouse.config import JsonDict
 from glasshouse.layers.lora import LoRALinear
-from glasshouse.models.heads import Classifier, Pooler, LMHead
+from glasshouse.models.heads import Classifier, LMHead, Pooler
 from glasshouse.page import wire
 from glasshouse.page.following import logits_at, named
 from glasshouse.page.steps.card import CORNER, card, linear_card, norm_card

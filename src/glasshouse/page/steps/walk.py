@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from glasshouse.config import Settings, JsonDict, require
+from glasshouse.config import JsonDict, Settings, require
 from glasshouse.errors import InputError
 from glasshouse.models import Seq2Seq
 from glasshouse.page import wire

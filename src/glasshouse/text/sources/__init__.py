@@ -14,15 +14,15 @@ from typing import Any, NoReturn, get_args
 
 from glasshouse.config import require
 from glasshouse.errors import InputError
-from glasshouse.text.sources.cuts import MAX_CHUNK_BYTES as MAX_CHUNK_BYTES
-from glasshouse.text.sources.cuts import chunk
+from glasshouse.text.sources.chunking import MAX_CHUNK_BYTES as MAX_CHUNK_BYTES
+from glasshouse.text.sources.chunking import chunk
 from glasshouse.text.sources.file import Errors as Errors
-from glasshouse.text.sources.file import SourceFile, extra_module, read_errors, require_file
 from glasshouse.text.sources.file import OnBytes as OnBytes
 from glasshouse.text.sources.file import OnHash as OnHash
-from glasshouse.text.sources.table import TABULAR_SUFFIXES as TABULAR_SUFFIXES
-from glasshouse.text.sources.table import columns as columns_of
-from glasshouse.text.sources.table import rows, texts
+from glasshouse.text.sources.file import SourceFile, extra_module, read_errors, require_file
+from glasshouse.text.sources.tabular import TABULAR_SUFFIXES as TABULAR_SUFFIXES
+from glasshouse.text.sources.tabular import columns as columns_of
+from glasshouse.text.sources.tabular import rows, texts
 
 CHUNK_BYTES = MAX_CHUNK_BYTES  # bytes of one document that are given at once
 # What is taken from a folder; a file of any other kind has to be named, or matched by a pattern.

@@ -1,0 +1,126 @@
+"""Data sets that need no download: each item is a function of its split and number, the same on every run."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from glasshouse.config import did_you_mean
+from glasshouse.data.builtin import chat, dates, langid, stdlib
+from glasshouse.data.builtin.splits import SPLITS
+from glasshouse.errors import InputError
+
+__all__ = ["SPLITS", "BuiltinDataset", "builtin_dataset", "builtin_datasets"]
+
+Kind = Literal["text", "pairs", "labelled", "chat"]
+
+
+@dataclass(frozen=True)
+class BuiltinDataset:
+    """A data set: what it is, how large, and how to read it."""
+
+    name: str
+    kind: Kind
+    description: str
+    count: Callable[[str], int]
+    item: Callable[[str, int], Any]
+    labels: tuple[str, ...] = ()
+
+    def sizes(self) -> Mapping[str, int]:
+        """Count the items of each split.
+
+        >>> builtin("dates").sizes()
+        {'train': 50000, 'validation': 2000, 'test': 2000}
+        """
+        return {split: self.count(split) for split in SPLITS}
+
+    def items(self, split: str = "train", start: int = 0) -> Iterator[Any]:
+        """Yield the items of a split from number `start` on, without making those before it.
+
+        An item of kind text is (name, text), of pairs (source, target), of labelled (text, label), of chat a list of
+        {"role": ..., "content": ...}.
+
+        >>> next(builtin("dates").items("train", start=9))
+        ('tisdag 24 oktober 2023', '2023-10-24')
+        """
+        if split not in SPLITS:
+            raise InputError(f"there is no split {split!r} of {self.name}; {did_you_mean(split, SPLITS)}")
+        if start < 0:
+            raise InputError(f"start is {start}, but it must be 0 or more.")
+        return (self.item(split, index) for index in range(start, self.count(split)))
+
+
+_GENERATED = {"train": 50_000, "validation": 2_000, "test": 2_000}
+
+_BUILTINS = {
+    each.name: each
+    for each in (
+        BuiltinDataset(
+            "stdlib",
+            "text",
+            "The Python standard library of this interpreter, one file a document.",
+            stdlib.count,
+            stdlib.item,
+        ),
+        BuiltinDataset(
+            "dates",
+            "pairs",
+            "Dates as they are written in sixty languages and countries, to ISO dates.",
+            _GENERATED.__getitem__,
+            dates.item,
+        ),
+        BuiltinDataset(
+            "langid",
+            "labelled",
+            "Five names of places, languages, scripts or currencies, to the one of sixty-four languages they are in.",
+            _GENERATED.__getitem__,
+            langid.item,
+            langid.LANGUAGES,
+        ),
+        BuiltinDataset(
+            "chat",
+            "chat",
+            "Short conversations about words, lists, languages and dates, with right answers.",
+            _GENERATED.__getitem__,
+            chat.item,
+        ),
+    )
+}
+
+
+def builtin_datasets() -> tuple[str, ...]:
+    """List the names that `builtin` takes.
+
+    >>> builtins()
+    ('stdlib', 'dates', 'langid', 'chat')
+    """
+    return tuple(_BUILTINS)
+
+
+def builtin_dataset(name: str, **sizes: int) -> BuiltinDataset:
+    """Return a data set by name; a generated one in other sizes, if they are given.
+
+    A larger set begins with the items of a smaller one.
+
+    >>> builtin("langid", train=200_000).sizes()["train"]
+    200000
+    >>> builtin("date")
+    Traceback (most recent call last):
+    ...
+    glasshouse.errors.InputError: there is no built-in data set 'date'; did you mean dates?
+    """
+    if name not in _BUILTINS:
+        raise InputError(f"there is no built-in data set {name!r}; {did_you_mean(name, _BUILTINS)}")
+    found = _BUILTINS[name]
+    if not sizes:
+        return found
+    if found.count is stdlib.count:
+        raise InputError("stdlib is as large as the library is; give no sizes for it.")
+    for split, size in sizes.items():
+        if split not in SPLITS:
+            raise InputError(f"there is no split {split!r} of {name}; {did_you_mean(split, SPLITS)}")
+        if size < 0:
+            raise InputError(f"{split} is {size}, but a size must be 0 or more.")
+    return dataclasses.replace(found, count={**_GENERATED, **sizes}.__getitem__)

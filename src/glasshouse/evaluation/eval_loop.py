@@ -1,0 +1,113 @@
+"""How a model's answers fare, summed over the places of batches that count."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from glasshouse.data import Batch, Dataset
+from glasshouse.errors import InputError
+from glasshouse.evaluation.metrics import bits_per_byte, perplexity
+from glasshouse.text import Tokenizer
+
+IGNORED = -100  # what cross_entropy takes for a place that does not count
+
+
+@dataclass(frozen=True)
+class MetricSums:
+    """Sums over places: what the answers cost, how many were right, how many were asked for, of how many bytes."""
+
+    loss: float = 0.0  # in nats
+    n_correct: int = 0
+    n_targets: int = 0
+    bytes: int = 0  # that the right answers spell; 0 where answers are no text
+
+    def __add__(self, other: MetricSums) -> MetricSums:
+        return MetricSums(
+            self.loss + other.loss,
+            self.n_correct + other.n_correct,
+            self.n_targets + other.n_targets,
+            self.bytes + other.bytes,
+        )
+
+    def metrics(self) -> dict[str, float]:
+        """Return the means by name.
+
+        >>> Tally(loss=2.772588722239781, right=1, asked=2, bytes=4).figures()
+        {'loss': 1.3862943611198906, 'perplexity': 4.0, 'accuracy': 0.5, 'bits_per_byte': 1.0}
+        """
+        if not self.n_targets:
+            raise InputError("nothing was asked of the model, so there is no figure; give more text.")
+        loss = self.loss / self.n_targets
+        found = {"loss": loss, "perplexity": perplexity(loss), "accuracy": self.n_correct / self.n_targets}
+        return found | ({"bits_per_byte": bits_per_byte(self.loss, self.bytes)} if self.bytes else {})
+
+
+def cross_entropy(logits: Tensor, batch: Batch, smoothing: float = 0.0) -> Tensor:
+    """Return the sum of the cross-entropies, in nats, over the places of a batch that count."""
+    targets = batch.targets.masked_fill(
+        ~batch.loss_mask, IGNORED
+    )  # picked out, they would make the host wait for a GPU
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    return F.cross_entropy(
+        logits.flatten(0, -2), targets.flatten(), ignore_index=IGNORED, reduction="sum", label_smoothing=smoothing
+    )
+
+
+@torch.no_grad()
+def evaluate_batch(model: nn.Module, batch: Batch, token_bytes: Tensor | None = None) -> MetricSums:
+    """Ask a model without teaching it; `sizes` says how many bytes each id spells."""
+    logits = batch.forward(model)
+    right = (logits.argmax(-1) == batch.targets) & batch.loss_mask
+    spelled = 0 if token_bytes is None else int(token_bytes[batch.targets[batch.loss_mask]].sum())
+    return MetricSums(float(cross_entropy(logits, batch)), int(right.sum()), int(batch.loss_mask.sum()), spelled)
+
+
+def token_bytes(tok: Tokenizer) -> Tensor:
+    """Return how many bytes each id of a tokenizer spells, [V]; special tokens spell none."""
+    spelled = {number: b"" if number in tok.special_ids else tok.decode_bytes([number]) for number in tok.ids}
+    sizes = torch.zeros(max(spelled) + 1, dtype=torch.long)
+    for number, text in spelled.items():
+        sizes[number] = len(text)
+    return sizes
+
+
+def evaluate_samples(
+    model: nn.Module,
+    samples: Dataset,
+    batch_size: int,
+    *,
+    limit: int | None = None,
+    token_bytes: Tensor | None = None,
+    autocast_dtype: torch.dtype = torch.float32,
+    on_batch: Callable[[], None] = lambda: None,
+) -> MetricSums:
+    """Ask a model about each sample of an epoch, or the first `most`, so many `rows` at a time.
+
+    `before` is called before each batch. The model is in the mode it was in, afterwards.
+    """
+    device = next(model.parameters()).device
+    token_bytes = None if token_bytes is None else token_bytes.to(device)
+    count = len(samples) if limit is None else min(limit, len(samples))
+    was_training = model.training
+    model.eval()
+    total = MetricSums()
+    try:
+        for start in range(0, count, batch_size):
+            on_batch()
+            batch = samples.batch(range(start, min(start + batch_size, count))).to(device)
+            with autocast(device, autocast_dtype):
+                total += evaluate_batch(model, batch, token_bytes)
+    finally:
+        model.train(was_training)
+    return total
+
+
+def autocast(device: torch.device, autocast_dtype: torch.dtype) -> AbstractContextManager[object]:
+    """Return a context in which float32 weights are multiplied in another type."""
+    return nullcontext() if autocast_dtype == torch.float32 else torch.autocast(device.type, autocast_dtype)

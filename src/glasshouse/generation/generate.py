@@ -1,0 +1,275 @@
+"""Prompts in, completions out: the engine for whoever has all prompts at hand."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+
+from glasshouse import device as machine
+from glasshouse.errors import InputError
+from glasshouse.generation.engine import Engine
+from glasshouse.generation.generation_config import read_token_rules
+from glasshouse.generation.inference_model import Weights
+from glasshouse.generation.request import Completion, Request
+from glasshouse.generation.sampling_params import SamplingParams
+from glasshouse.generation.speculation import Speculator
+from glasshouse.generation.validation import (
+    cache_bytes,
+    check_beams,
+    check_count,
+    check_length,
+    check_model,
+    encode_prompt,
+)
+from glasshouse.models import Decoder, Seq2Seq
+from glasshouse.spec import Spec
+from glasshouse.text import Tokenizer
+
+Prompt = str | bytes | Sequence[int]
+
+MAX_SLOTS = 64  # rows in a batch, unless the caller knows better
+WORTH_A_COPY = 100  # steps; in fewer, a CPU does not make up for the time that copying the weights takes
+MEMORY_SHARE = 4  # of the memory, at most one part in so many goes to the cache
+
+
+def generate(
+    model: Decoder | Seq2Seq,
+    tok: Tokenizer | None,
+    prompts: Prompt | Sequence[Prompt],
+    max_new_tokens: int = 64,
+    temperature: float = 0.0,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    min_p: float | None = None,
+    beams: int = 1,
+    seed: int = 0,
+    stop: str | Sequence[str] = (),
+    *,
+    n: int = 1,
+    keep_tree: bool = False,
+    max_len: int | None = None,
+    slots: int | None = None,
+    speculator: Speculator | None = None,
+    weights: Weights | None = None,
+    record: str | Sequence[str] = (),
+    progress: Callable[[int], None] = lambda new: None,
+    **settings: object,
+) -> list[Completion]:
+    """Continue each prompt, or translate it where the model has an encoder; return `n` completions for each.
+
+    A prompt is a text or a list of ids, for which no tokenizer is needed. What comes out for a prompt does not depend
+    on the others. Samples of one prompt get seeds that count up from `seed`; a search returns its `n` best.
+    Further settings are those of `Options`; `slots`, `speculator` and `weights` are those of `Engine`, except that
+    weights are copied only where so much is to be written that it pays. `progress` is called with the number of new
+    tokens after each step.
+
+    Prompt and completion together, or the target of an encoder-decoder, have at most `max_len` tokens. Without it,
+    they have as many as are asked for, unless the model's table of learned positions ends before; where that cuts
+    completions short, or where they are longer than the model was trained for (its spec's max_len), a warning says
+    so. A model whose outputs are NaN is an error.
+
+    `record` names sites, as for `gh.record`, and each completion's `seen` has what stood there while it was written,
+    without a second pass: by position in prompt and output, with no axis for the batch. A token is seen when the one
+    after it is chosen, so the last of the output is missing unless an end token or a stop string came after it.
+
+    >>> import glasshouse as gh
+    >>> model = gh.build(gh.preset("tiny-decoder"))
+    >>> one, two = gh.generate(model, None, [[1, 2, 3], [4]], max_new_tokens=5)
+    >>> len(one.ids), one.finish_reason
+    (5, 'length')
+    >>> one, two = gh.generate(model, None, [[1, 2, 3], [4]], max_new_tokens=5, record=("resid_post.1", "pattern.0"))
+    >>> one.seen["resid_post.1"].shape, two.seen["pattern.0"].shape, one.seen.axes("pattern.0")
+    (torch.Size([7, 64]), torch.Size([4, 5, 5]), ('head', 'query', 'key'))
+    """
+    options = SamplingParams.parse(
+        {
+            "max_new_tokens": max_new_tokens,
+            "temperature": temperature,
+            "top_k": top_k,
+            "top_p": top_p,
+            "min_p": min_p,
+            "beams": beams,
+            "seed": seed,
+            "stop": stop,
+            **settings,
+        }
+    )
+    requests = generate_requests(
+        model,
+        tok,
+        prompts,
+        options,
+        n=n,
+        keep_tree=keep_tree,
+        max_len=max_len,
+        slots=slots,
+        speculator=speculator,
+        weights=weights,
+        record=record,
+        progress=progress,
+    )
+    told = [sentence for request in requests if (sentence := length_warning(model.spec, request))]
+    if max_len is None and told:
+        more = "" if len(requests) == 1 else f"{len(told)} of {len(requests)} completions, such as this: "
+        warnings.warn(more + told[0], stacklevel=2)
+    return [completion for request in requests for completion in request.completions()]
+
+
+def generate_requests(
+    model: Decoder | Seq2Seq,
+    tok: Tokenizer | None,
+    prompts: Prompt | Sequence[Prompt],
+    options: SamplingParams,
+    *,
+    n: int = 1,
+    keep_tree: bool = False,
+    max_len: int | None = None,
+    slots: int | None = None,
+    speculator: Speculator | None = None,
+    weights: Weights | None = None,
+    record: str | Sequence[str] = (),
+    progress: Callable[[int], None] = lambda new: None,
+) -> list[Request]:
+    """Do what `generate` does, and return the requests: one for each search, or for each of `n` samples of a prompt.
+
+    >>> import glasshouse as gh
+    >>> model = gh.build(gh.preset("tiny-decoder"))
+    >>> found = complete(model, None, [[1, 2, 3], [4]], Options(beams=3, max_new_tokens=5), n=2)
+    >>> [len(request.completions()) for request in found]
+    [2, 2]
+    """
+    check_model(model)
+    rows = [encode_prompt(prompt, tok, model.spec) for prompt in as_list(prompts)]
+    check_count("n", n)
+    beams = options.beams
+    if beams == 1 and n > 1 and options.temperature == 0:
+        raise InputError(f"n is {n}, but without a temperature or beams all samples are the same; give one of them.")
+    if not rows:
+        return []
+    room, source_len = required_lengths(model, rows, options)
+    if max_len is not None:
+        room = min(room, check_length(model.spec, max_len))
+    check_beams(model, beams, room, source_len or 0)
+    copies = 1 if beams > 1 else n
+    if slots is None:
+        slots = max(beams, choose_slots(model, room, source_len, len(rows) * copies * beams))
+    turns = -(-len(rows) * copies * beams // slots)
+    engine = Engine(
+        model,
+        tok,
+        slots=slots,
+        max_len=room,
+        source_len=source_len,
+        speculator=speculator,
+        weights=choose_weights(turns * options.max_new_tokens) if weights is None else weights,
+        record=record,
+    )
+    requests = [
+        engine.submit(row, one, n_best=n if beams > 1 else 1, keep_tree=keep_tree)
+        for row in rows
+        for one in options.with_seeds(copies)
+    ]
+    before, busy = 0, True
+    while busy:
+        busy = engine.step()
+        now = sum(len(request.ids) for request in requests)
+        progress(now - before)
+        before = now
+    for request in requests:
+        request.raise_on_error()
+    return requests
+
+
+def stream(model: Decoder | Seq2Seq, tok: Tokenizer, prompt: Prompt, **settings: object) -> Iterator[str]:
+    """Yield the text that continues one prompt as it is written, in whole characters; settings as in `generate`.
+
+    >>> import glasshouse as gh
+    >>> tok = gh.Tokenizer.train(texts=["to be or not to be"], vocab_size=270)
+    >>> model = gh.build(gh.preset("tiny-decoder", vocab_size=270))
+    >>> pieces = list(gh.stream(model, tok, "to be", max_new_tokens=8))
+    >>> "".join(pieces) == gh.generate(model, tok, "to be", max_new_tokens=8)[0].text
+    True
+    """
+    options = SamplingParams.parse(settings)
+    check_model(model)
+    row = encode_prompt(prompt, tok, model.spec)
+    max_len, source_len = required_lengths(model, [row], options)
+    check_beams(model, options.beams, max_len, source_len or 0)
+    weights = choose_weights(options.max_new_tokens)
+    engine = Engine(model, tok, slots=options.beams, max_len=max_len, source_len=source_len, weights=weights)
+    request = engine.submit(row, options)
+    yield from engine.stream(request)
+    if sentence := length_warning(model.spec, request):
+        warnings.warn(sentence, stacklevel=2)
+
+
+def as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    """Return the prompts one by one: a single text, or a single list of ids, is one prompt."""
+    if isinstance(prompts, str | bytes):
+        return [prompts]
+    tolist = getattr(prompts, "tolist", None)
+    many = list(prompts if tolist is None else tolist())
+    if many and all(isinstance(one, int) for one in many):
+        raise InputError(
+            f"prompts is a list of ids that begins with {many[0]}; put it in a list, one for each prompt."
+        )
+    return many
+
+
+def required_lengths(
+    model: Decoder | Seq2Seq, rows: Sequence[Sequence[int]], options: SamplingParams
+) -> tuple[int, int | None]:
+    """Return how many tokens a sequence, and a source, must have room for."""
+    longest = max(map(len, rows))
+    limit = model.spec.position_limit
+    if isinstance(model, Seq2Seq):
+        target = 1 + len(read_token_rules(model).forced_prefix) + options.max_new_tokens
+        return target if limit is None else min(limit, target), longest
+    if limit is not None and longest > limit:
+        raise InputError(f"a prompt has {longest} tokens, but max_len is {limit}; shorten it.")
+    wanted = longest + options.max_new_tokens
+    return wanted if limit is None else min(limit, wanted), None
+
+
+def length_warning(s: Spec, request: Request) -> str | None:
+    """Say where a request that is done was cut short by the length of sequences, or outgrew what the model is for.
+
+    >>> import glasshouse as gh
+    >>> model = gh.build(gh.preset("tiny-decoder", max_len=64, position="learned"))
+    >>> engine = gh.Engine(model)
+    >>> request = engine.submit([1, 2, 3, 4, 5, 6], max_new_tokens=400)
+    >>> engine.run()
+    >>> print(length_warning(model.spec, request))
+    58 of 400 new tokens were written: with the 6 before them they fill the model's 64 positions (max_len).
+    """
+    before, total = len(request.prompt), len(request.prompt) + request.limit
+    if request.truncated:
+        room = (
+            f"the model's {total} positions (max_len)" if total == s.position_limit else f"max_len, which is {total}"
+        )
+        return (
+            f"{request.limit} of {request.options.max_new_tokens} new tokens were written: with the {before} before "
+            f"them they fill {room}."
+        )
+    if before + len(request.ids) > s.max_len:
+        return (
+            f"the text has {before + len(request.ids)} tokens, but the model was trained on sequences of at most "
+            f"{s.max_len} (max_len), and may get worse past that."
+        )
+    return None
+
+
+def choose_weights(steps: int) -> Weights:
+    """Return how an engine that will take so many steps had better hold the weights.
+
+    >>> choose_weights(8), choose_weights(256)
+    ('own', 'copy')
+    """
+    return "copy" if steps >= WORTH_A_COPY else "own"
+
+
+def choose_slots(model: Decoder | Seq2Seq, max_len: int, source_len: int | None, wanted: int) -> int:
+    """Return how many rows to run side by side: as many as are wanted, within reason and memory."""
+    weight = model.token_embedding.table.weight
+    each = cache_bytes(model.spec, 1, max_len, source_len or 0, weight.element_size())
+    return max(1, min(wanted, MAX_SLOTS, machine.memory_bytes(weight.device) // MEMORY_SHARE // each))

@@ -1,0 +1,74 @@
+"""Attention maps kept for later: what a kernel was given in a call, from which any part of a map is worked out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+
+from torch import Tensor, nn
+
+from glasshouse.errors import InputError
+from glasshouse.inspection.attention_recompute import recompute_attention
+from glasshouse.inspection.hooks import AttendCall, Hook, hook_manager_of
+from glasshouse.inspection.sites import Index, Selection, Site, select
+
+EVERY = slice(None)
+
+
+@dataclass(frozen=True, eq=False)
+class AttentionMap:
+    """The attention of one layer in one call: small to keep, as it is the queries and keys and not their products."""
+
+    site: Site
+    kernel: AttendCall
+
+    @property
+    def shape(self) -> tuple[int, int, int, int]:
+        """Rows, heads, queries and keys."""
+        q, k = self.kernel.q, self.kernel.k
+        return (q.shape[0], q.shape[1], q.shape[2], k.shape[2])
+
+    @property
+    def n_bytes(self) -> int:
+        """How much memory it holds."""
+        kept = [self.kernel.q, self.kernel.k, self.kernel.v, self.kernel.mask.dense]
+        return sum(one.numel() * one.element_size() for one in kept if one is not None)
+
+    def weights(self, head: Index = EVERY, query: Index = EVERY, key: Index = EVERY) -> Tensor:
+        """Return attention weights [B, head, query, key]; a single index takes its axis away."""
+        return self._part("pattern", head, query, key)
+
+    def scores(self, head: Index = EVERY, query: Index = EVERY, key: Index = EVERY) -> Tensor:
+        """Return what the softmax receives, [B, head, query, key]."""
+        return self._part("scores", head, query, key)
+
+    def _part(self, point: str, head: Index, query: Index, key: Index) -> Tensor:
+        site = replace(self.site, hook_point=point)  # type: ignore[arg-type]
+        attend, q, k, _, mask = self.kernel
+        return recompute_attention(Selection(site, (EVERY, head, query, key)), attend, q, k, mask)
+
+
+@contextmanager
+def capture_attention(model: nn.Module, *names: str) -> Iterator[dict[str, AttentionMap]]:
+    """Keep what the named patterns, such as `pattern.*`, are worked out from, while the model is called.
+
+    >>> import torch, glasshouse as gh
+    >>> model = gh.build(gh.preset("tiny-decoder"))
+    >>> with capture_attention(model, "pattern.*") as maps:
+    ...     _ = model(torch.tensor([[1, 2, 3]]))
+    >>> maps["pattern.1"].shape, maps["pattern.1"].weights(head=2, query=0)
+    ((1, 4, 3, 3), tensor([[1., 0., 0.]]))
+    """
+    maps: dict[str, AttentionMap] = {}
+    asked = [one for name in names for one in select(model, name)]
+    for one in asked:
+        if one.site.hook_point != "pattern" or not one.whole:
+            raise InputError(f"{one.name} is no whole pattern; name one, such as pattern.0.")
+
+    def keep(site: Site, kernel: AttendCall) -> None:
+        maps[site.name] = AttentionMap(site, kernel)
+
+    with hook_manager_of(model).registered(Hook(one, capture=partial(keep, one.site)) for one in asked):
+        yield maps
