@@ -66,29 +66,29 @@ training: $(VENV)/.ready  ## processes killed at random while they prepare and s
 
 bench: $(VENV)/.ready  ## one training step beside its peers (about ten minutes; wants an idle machine)
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[bench]'
-	$(BIN)/python benchmarks/step.py
+	$(BIN)/python benchmarks/train_step.py
 
 bench-loop: $(VENV)/.ready  ## the training loop beside the bare step inside it (five minutes; wants an idle machine)
-	$(BIN)/python benchmarks/loop.py
+	$(BIN)/python benchmarks/train_loop.py
 
 learning: $(VENV)/.ready  ## what the recipes dates and langid learn (ten minutes)
-	$(BIN)/python benchmarks/learning.py
+	$(BIN)/python benchmarks/convergence.py
 
 bench-text: $(VENV)/.ready  ## training a tokenizer and text to ids beside tokenizers and tiktoken (ten minutes)
-	$(BIN)/python benchmarks/text.py
+	$(BIN)/python benchmarks/tokenization.py
 
 bench-generate: $(VENV)/.ready  ## tokens per second beside transformers and the memory's speed (ten minutes)
-	$(BIN)/python benchmarks/generate.py
+	$(BIN)/python benchmarks/generation.py
 
 bench-load: $(VENV)/.ready  ## loading a model of 500 MB beside transformers (two minutes)
-	$(BIN)/python benchmarks/load.py
+	$(BIN)/python benchmarks/model_loading.py
 
 page: browser  ## every view at more sizes and in the dark; pictures in build/screens (three minutes)
 	$(BIN)/python -m pytest -n 2 -m long tests/page
 
 inspection: $(VENV)/.ready  ## what is seen inside beside TransformerLens, site by site (a minute)
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[lens]'
-	$(BIN)/python -m pytest tests/inspection/test_beside_transformer_lens.py
+	$(BIN)/python -m pytest tests/inspection/test_transformer_lens_parity.py
 
 bench-inspection: $(VENV)/.ready  ## what looking inside costs, beside TransformerLens and transformers (ten minutes)
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[lens]'
@@ -99,7 +99,7 @@ bench-page: browser  ## what the page costs in a browser, beside one forward pas
 
 claims: $(VENV)/.ready  ## the claims that need training (three quarters of an hour)
 	$(BIN)/python benchmarks/claims.py
-	$(BIN)/python benchmarks/heads.py
+	$(BIN)/python benchmarks/attention_heads.py
 
 clean:  ## remove what was built
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -28,9 +28,9 @@ from pathlib import Path
 from typing import IO, Any
 
 import torch
-from loop import SKIPPED, Clock
-from step import ratio
 from torch import Tensor
+from train_loop import SKIPPED, Clock
+from train_step import ratio
 
 import glasshouse as gh
 from glasshouse.data.dataset import make_dataset

@@ -21,7 +21,7 @@ from safetensors.torch import save_file
 
 from glasshouse.errors import StoreError
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 MANIFEST = "manifest.json"
 TENSORS = "tensors.safetensors"
 HEADER_LIMIT = 8 * 2**20  # bytes; that of a model with 10,000 tensors has about one million
@@ -47,7 +47,7 @@ def write(folder: str | Path, tensors: Mapping[str, torch.Tensor], metadata: Map
             "format": FORMAT_VERSION,
             "bytes": size,
             "sha256": sha256(place / TENSORS),
-            "about": dict(metadata),
+            "metadata": dict(metadata),
         }
         (place / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
 
@@ -63,7 +63,7 @@ def read(folder: str | Path, *, verify: bool = True) -> tuple[dict[str, torch.Te
     manifest = _manifest(folder / MANIFEST)
     path = folder / TENSORS
     _check_file(path, manifest, verify)
-    return read_tensors(path), manifest["about"]
+    return read_tensors(path), manifest["metadata"]
 
 
 def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
@@ -178,7 +178,7 @@ def _manifest(path: Path) -> dict[str, Any]:
             "use the version of glasshouse that wrote it."
         )
     match manifest:
-        case {"bytes": int(), "sha256": str(), "about": dict()}:
+        case {"bytes": int(), "sha256": str(), "metadata": dict()}:
             return manifest
     raise damaged
 

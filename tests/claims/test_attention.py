@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import glasshouse as gh
-from claims.documented import documented_rows
+from claims.document import documented_rows
 from glasshouse.layers.attend import Explicit, Fused
 from glasshouse.layers.mask import Mask
 from glasshouse.spec import DecoderSpec
@@ -398,7 +398,7 @@ CAUSAL = {
     "grouped": {"n_kv_heads": 2},
     "window": {"windows": [0, 3]},
     "soft-cap": {"attention_softcap": 5.0},
-    "norm-after": {"norm_placement": "after"},
+    "norm-after": {"norm_placement": "post"},
 }
 
 

@@ -97,7 +97,7 @@ def test_b1_one_norm_after_the_last_block(grow: Grow, watch: Watch, agree: Agree
         stack = last_stack(model)
         last, whole = watch(stack.blocks[-1]), watch(stack)
         run(model, random_ids(2, 5))
-        assert spec.norm_placement == "after"
+        assert spec.norm_placement == "post"
         assert torch.equal(whole[0].output, last[0].output)
 
 
@@ -188,7 +188,7 @@ def test_b3_the_original_sizes() -> None:
 def embedding_by_hand(model: nn.Module, ids: Tensor, position: str) -> Tensor:
     """Return token vectors, which sinusoidal positions scale by sqrt(D), plus positions, [B, S, D]."""
     stack = last_stack(model)
-    vectors = model.token.table.weight.detach()[ids] * (math.sqrt(16) if position == "sinusoidal" else 1.0)
+    vectors = model.token_embedding.table.weight.detach()[ids] * (math.sqrt(16) if position == "sinusoidal" else 1.0)
     for i in range(ids.shape[1]):
         if position == "learned":
             vectors[:, i] += stack.position.table.weight[i].detach()

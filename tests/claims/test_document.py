@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from claims.documented import DOCUMENT
+from claims.document import DOCUMENT
 
 TESTS = Path(__file__).parents[1]
 TEXT = DOCUMENT.read_text(encoding="utf-8")

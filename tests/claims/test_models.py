@@ -160,7 +160,7 @@ def test_m3_the_parts_of_the_original() -> None:
 
 def vaswani_by_hand(weights: dict[str, Tensor], source: Tensor, target: Tensor, n_layers: int) -> Tensor:
     """Run the paper's encoder-decoder, written out once more with plain products, on ids [S] and [T]."""
-    table = weights["token.table.weight"]
+    table = weights["token_embedding.table.weight"]
     width, n_heads = table.shape[1], 8
 
     def embed(ids: Tensor) -> Tensor:
@@ -231,7 +231,7 @@ def test_m4_logits_are_the_vector_times_the_embedding_matrix(
     model = grow("decoder", head={"kind": "next_token", "tied": tied})
     calls = watch(model.stack)
     logits = model(random_ids(2, 5))
-    matrix = model.token.table.weight if tied else model.head.weight
+    matrix = model.token_embedding.table.weight if tied else model.head.weight
     assert logits.shape == (2, 5, 23)
     for b in range(2):
         for i in range(5):

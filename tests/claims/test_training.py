@@ -59,13 +59,13 @@ MODELS: dict[str, dict[str, Any]] = {
     "no head across": {"kind": "seq2seq", "head": "none"},
     "masked token, tied": {"kind": "encoder", "head": "masked_token"},
     "masked token, plain": {"kind": "encoder", "head": {"kind": "masked_token", "tied": False, "transform": False}},
-    "token labels": {"kind": "encoder", "head": {"kind": "token_label", "n_labels": 3}},
+    "token labels": {"kind": "encoder", "head": {"kind": "token_classification", "n_labels": 3}},
     **{
         f"{head} by {pooling}": {
             "kind": "encoder",
             "head": {"kind": head, "pooling": pooling, "dense": dense, **labels},
         }
-        for head, labels in (("pooled", {}), ("sequence_label", {"n_labels": 3}))
+        for head, labels in (("pooled", {}), ("sequence_classification", {"n_labels": 3}))
         for pooling, dense in (("first", True), ("mean", False), ("last", True))
     },
     # the rest

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import glasshouse as gh
-from cli.command import Call, Done
+from cli.runner import Call, Done
 from glasshouse.cli import main
 
 

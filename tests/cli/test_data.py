@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import glasshouse as gh
-from cli.command import Call, Done, at_terminal
+from cli.runner import Call, Done, at_terminal
 from glasshouse.escaping import show_whitespace
 
 ASKED = "[x] a token the model is asked for"

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import glasshouse as gh
-from cli.command import Call, Done, at_terminal
+from cli.runner import Call, Done, at_terminal
 from glasshouse.cli import evaluation as command
 
 TRAIN = "to be or not to be, that is the question: whether 'tis nobler in the mind\n" * 20

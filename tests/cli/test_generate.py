@@ -23,7 +23,7 @@ import pytest
 import torch
 
 import glasshouse as gh
-from cli.command import GLASSHOUSE, Call, Done
+from cli.runner import GLASSHOUSE, Call, Done
 from glasshouse.cli import chat_session, streaming
 from glasshouse.cli import generation as command
 from glasshouse.cli import stdin_prompts as by_line
@@ -300,8 +300,8 @@ def test_a_request_that_fails_is_named(house: House, call: Call, lines: Callable
     """Of a model that one token makes NaN."""
     broken = copy.deepcopy(house.models["decoder"])
     (token,) = house.tok.encode("7", add_special_tokens=False)
-    broken.token.table.weight.data[token] = torch.nan
-    assert broken.head.weight is not broken.token.table.weight
+    broken.token_embedding.table.weight.data[token] = torch.nan
+    assert broken.head.weight is not broken.token_embedding.table.weight
     gh.save(broken, house.tok, tmp_path / "broken")
     nan = "the model's log-probabilities are NaN: its weights, or what it computes from this prompt, are not finite"
     for more in ((), ("--json",), ("--beams", "2")):

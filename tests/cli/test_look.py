@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import glasshouse as gh
-from cli.command import GLASSHOUSE, Call
+from cli.runner import GLASSHOUSE, Call
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import glasshouse as gh
-from cli.command import Call, at_terminal, run
+from cli.runner import Call, at_terminal, run
 from glasshouse.cli import screen
 from glasshouse.escaping import show_whitespace
 

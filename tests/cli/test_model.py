@@ -12,7 +12,7 @@ import transformers as hf
 from safetensors.torch import load_file, save_file
 
 import glasshouse as gh
-from cli.command import run
+from cli.runner import run
 
 SIZE = {"vocab_size": 61, "d_model": 16, "n_layers": 2, "n_heads": 2, "max_len": 16}
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import glasshouse as gh
-from cli.command import GLASSHOUSE, Call, at_terminal
+from cli.runner import GLASSHOUSE, Call, at_terminal
 from glasshouse.cli import tokenizer as commands
 
 HUGS = "hug hug hugs pug"  # three merges: u + g (4 times), h + ug (3), ␣ + hug (2)

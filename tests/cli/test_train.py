@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import glasshouse as gh
-from cli.command import GLASSHOUSE, Call, Done, at_terminal
+from cli.runner import GLASSHOUSE, Call, Done, at_terminal
 
 PATIENCE = 120  # seconds after which a process that says nothing has failed
 SAYING = "to be or not to be, that is the question whether it is nobler. "
@@ -196,8 +196,8 @@ def test_settings_alone_are_those_of_the_first_recipe(
             "all labels are 'x', so there is nothing to tell apart",
         ),
         (
-            ("tiny.toml", "data.length=200", "data.hold_out=0.05"),
-            "too little is held out, so raise data.hold_out: the corpus has",
+            ("tiny.toml", "data.seq_len=200", "data.val_fraction=0.05"),
+            "too little is held out, so raise data.val_fraction: the corpus has",
         ),
         (("tiny.toml", "train.out=a.txt"), "the run cannot be written to 'a.txt' (File exists); choose another"),
         (("tiny.toml", "train.out=a.txt/run"), "the run cannot be written to 'a.txt/run' (Not a directory)"),
@@ -219,7 +219,7 @@ def test_a_text_that_is_shorter_than_a_row(place: Path, call: Call) -> None:
 
 def test_a_mistake_that_is_mended_is_no_other_run(place: Path, call: Call) -> None:
     mistaken(call("train", "tiny.toml", "data.path=body.jsonl"))
-    mistaken(call("train", "tiny.toml", "data.path=body.jsonl", "data.fields=body", "model.n_layers=0"))
+    mistaken(call("train", "tiny.toml", "data.path=body.jsonl", "data.columns=body", "model.n_layers=0"))
     tokenizer = place / "runs" / "tiny" / "tokenizer" / "tokenizer.json"
     made = tokenizer.stat().st_mtime_ns
     done = call("train", "tiny.toml", "data.path=a.txt", "--no-baselines", "train.steps=1", "data.vocab_size=266")

@@ -148,7 +148,7 @@ def test_labels_are_matched_by_name(names: tuple[str, ...], tok: gh.Tokenizer, t
     """A model with names may number its labels otherwise, and know more; one without counts as the corpus does."""
     items = [(f"pea {number}", ("red", "green", "blue")[number % 3]) for number in range(30)]
     (tmp_path / "a.tsv").write_text("text\tlabel\n" + "".join(f"{text}\t{label}\n" for text, label in items))
-    model = make("tiny-encoder", head={"kind": "sequence_label", "n_labels": 4, "labels": names})
+    model = make("tiny-encoder", head={"kind": "sequence_classification", "n_labels": 4, "labels": names})
     report = gh.evaluate(model, tok, tmp_path / "a.tsv", kind="labelled", batch_size=4)
     known = names or ("blue", "green", "red", "label 3")
     end = tok.special_id("eos")
@@ -171,7 +171,7 @@ def test_labels_are_matched_by_name(names: tuple[str, ...], tok: gh.Tokenizer, t
 
 def test_a_label_that_the_model_lacks_is_refused(tok: gh.Tokenizer, tmp_path: Path) -> None:
     (tmp_path / "a.tsv").write_text("text\tlabel\npea\tgreen\nplum\tblue\n")
-    model = make("tiny-encoder", head={"kind": "sequence_label", "n_labels": 2, "labels": ["green", "red"]})
+    model = make("tiny-encoder", head={"kind": "sequence_classification", "n_labels": 2, "labels": ["green", "red"]})
     with pytest.raises(InputError, match="has the label 'blue', which the model lacks; it has green, red"):
         gh.evaluate(model, tok, tmp_path / "a.tsv", kind="labelled")
 
@@ -184,7 +184,7 @@ def test_tags_are_asked_for_word_by_word(names: tuple[str, ...], tok: gh.Tokeniz
     rows = [(words, [colours[(n + at) % 3] for at in range(len(words))]) for n, words in enumerate(many)]
     lines = (json.dumps({"words": words, "tags": tags}) for words, tags in rows)
     (tmp_path / "a.jsonl").write_text("\n".join(lines))
-    model = make("tiny-encoder", head={"kind": "token_label", "n_labels": 4, "labels": names})
+    model = make("tiny-encoder", head={"kind": "token_classification", "n_labels": 4, "labels": names})
     report = gh.evaluate(model, tok, tmp_path / "a.jsonl", kind="tagged", batch_size=4, seq_len=14)
     known = names or ("blue", "green", "red", "label 3")
     end = tok.special_id("eos")
@@ -217,7 +217,7 @@ def test_tags_are_asked_for_word_by_word(names: tuple[str, ...], tok: gh.Tokeniz
 
 def test_a_tag_that_the_model_lacks_is_refused(tok: gh.Tokenizer, tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"words": ["pea", "plum"], "tags": ["green", "blue"]}')
-    model = make("tiny-encoder", head={"kind": "token_label", "n_labels": 2, "labels": ["green", "red"]})
+    model = make("tiny-encoder", head={"kind": "token_classification", "n_labels": 2, "labels": ["green", "red"]})
     with pytest.raises(InputError, match="has the label 'blue', which the model lacks; it has green, red"):
         gh.evaluate(model, tok, tmp_path / "a.jsonl", kind="tagged")
 

@@ -36,7 +36,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "windows": {"position": {"kind": "rotary"}, "windows": (4, 0), "n_kv_heads": 1},
     "all windows": {"position": {"kind": "sinusoidal"}, "windows": (6,)},
     "alibi": {"position": {"kind": "alibi"}, "qk_norm": True},
-    "relative": {"position": {"kind": "relative"}, "norm_placement": "after"},
+    "relative": {"position": {"kind": "relative"}, "norm_placement": "post"},
     "soft-cap": {"attention_softcap": 4.0, "norm_placement": "sandwich", "position": {"kind": "none"}},
     "encoder-decoder": {"start_id": 1},
     "t5": {"start_id": 0, "position": {"kind": "relative"}, "norm": {"kind": "rms"}, "n_kv_heads": 2},

@@ -40,7 +40,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "grouped": {"position": {"kind": "rotary"}, "n_kv_heads": 2, "feedforward": {"kind": "swiglu"}},
     "windows": {"position": {"kind": "rotary"}, "windows": (4, 0), "n_kv_heads": 1},
     "alibi": {"position": {"kind": "alibi"}, "windows": (6,), "qk_norm": True},
-    "relative": {"position": {"kind": "relative"}, "norm_placement": "after"},
+    "relative": {"position": {"kind": "relative"}, "norm_placement": "post"},
     "soft-cap": {"attention_softcap": 4.0, "norm_placement": "sandwich", "position": {"kind": "none"}},
     "encoder-decoder": {"start_id": 1},
     "t5": {"start_id": 0, "position": {"kind": "relative"}, "norm": {"kind": "rms"}, "n_kv_heads": 2},

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 import transformers as hf
-from hub.published import CASES, make
+from hub.hf_models import CASES, make
 from torch import Tensor, nn
 from transformers.generation import utils as searching
 from transformers.models.marian import modeling_marian

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 import transformers as hf
-from hub.published import CASES, make
+from hub.hf_models import CASES, make
 from torch import Tensor
 
 import glasshouse as gh

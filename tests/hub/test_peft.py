@@ -12,7 +12,7 @@ import peft
 import pytest
 import torch
 import transformers as hf
-from hub.published import CASES, make
+from hub.hf_models import CASES, make
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 

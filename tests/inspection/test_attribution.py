@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from hypothesis import HealthCheck, assume, given, settings
-from looked_at import IDS, Model, close, inputs, make
+from inspected_models import IDS, Model, close, inputs, make
 from spec_strategy import VOCABULARY, specs
 from torch import Tensor, nn
 
@@ -240,7 +240,7 @@ def test_neurons_add_up_to_their_layer(kind: str, norm_placement: str) -> None:
 
 def test_without_a_neuron_the_sum_lacks_its_part() -> None:
     """Where the stream ends in no norm and the layer is the last, the logit itself falls by what a neuron adds."""
-    model = tiny(norm_placement="before", final_norm=False)
+    model = tiny(norm_placement="pre", final_norm=False)
     split = attribute(model, IDS, token=2, neurons=[-1], position=3)
     (layer,) = split.neurons
     assert layer == 1
@@ -380,8 +380,8 @@ def test_tokens_may_be_given_as_text_with_a_tokenizer() -> None:
 
 def test_what_cannot_be_split_is_refused_with_a_sentence() -> None:
     model = tiny()
-    with pytest.raises(gh.InputError, match="the head is 'token_label', which gives no logits of tokens"):
-        attribute(tiny("tiny-encoder", head={"kind": "token_label", "n_labels": 3}), IDS, token=0)
+    with pytest.raises(gh.InputError, match="the head is 'token_classification', which gives no logits of tokens"):
+        attribute(tiny("tiny-encoder", head={"kind": "token_classification", "n_labels": 3}), IDS, token=0)
     with pytest.raises(gh.InputError, match="token holds 11, but it must stay within 0 and 10"):
         attribute(model, IDS, token=11)
     with pytest.raises(gh.InputError, match="against holds -1, but it must stay within 0 and 10"):

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
-from looked_at import Model, close, inputs, make
+from inspected_models import Model, close, inputs, make
 from spec_strategy import specs
 from torch import Tensor
 
@@ -342,7 +342,10 @@ def test_a_pair_of_texts_is_read_as_it_was_trained(ends: bool) -> None:
         ({"d_model": 128}, "d_head = 16, but the second 32"),
         ({"d_model": 128, "d_head": 16}, "d_model = 64, but the second 128"),
         ({"vocab_size": 12}, "vocab_size = 11, but the second 12"),
-        ({"head": {"kind": "token_label", "n_labels": 3}}, "head = next_token, but the second token_label"),
+        (
+            {"head": {"kind": "token_classification", "n_labels": 3}},
+            "head = next_token, but the second token_classification",
+        ),
     ],
 )
 def test_models_of_two_shapes_are_refused(settings_: dict[str, object], sentence: str) -> None:
@@ -356,7 +359,7 @@ def test_models_of_two_kinds_or_places_are_refused() -> None:
         compare(small(), small("tiny-encoder"), SAID)
     with pytest.raises(InputError, match="the first model is on cpu, but the second on meta"):
         compare(small(), small().to("meta"), SAID)
-    labels = [small(head={"kind": "token_label", "n_labels": number}) for number in (2, 3)]
+    labels = [small(head={"kind": "token_classification", "n_labels": number}) for number in (2, 3)]
     with pytest.raises(InputError, match="n_labels = 2, but the second 3"):
         compare(*labels, SAID)
     with pytest.raises(InputError, match="keep was given"):

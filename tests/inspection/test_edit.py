@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
-from looked_at import IDS, close, inputs, make, small
+from inspected_models import IDS, close, inputs, make, small
 from spec_strategy import specs
 from torch import Tensor
 

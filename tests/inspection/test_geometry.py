@@ -10,7 +10,7 @@ import math
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
-from looked_at import Model, close, inputs, make, small
+from inspected_models import Model, close, inputs, make, small
 from spec_strategy import specs
 from torch import Tensor
 

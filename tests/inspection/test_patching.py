@@ -12,7 +12,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from looked_at import IDS, Model, close, inputs, make, small
+from inspected_models import IDS, Model, close, inputs, make, small
 from spec_strategy import specs
 from torch import Tensor, nn
 
@@ -310,7 +310,7 @@ def test_more_than_a_pair_is_refused() -> None:
 
 def test_the_default_measure_of_labels() -> None:
     torch.manual_seed(0)
-    model = make(gh.preset("tiny-encoder", vocab_size=11, head={"kind": "sequence_label", "n_labels": 5}))
+    model = make(gh.preset("tiny-encoder", vocab_size=11, head={"kind": "sequence_classification", "n_labels": 5}))
     (a,), (b,) = disagreeing(model)
     old, new = int(model(a).argmax()), int(model(b).argmax())
     found = activation_patching(model, a, b, "resid_post")
@@ -449,7 +449,7 @@ def test_a_path_is_what_the_stream_alone_carries(order: str, read: str, head: in
 def test_a_path_in_a_decoder_that_looks_at_a_source(sender: str, receiver: str) -> None:
     """With norms before, the stream at the receiver differs by what the sender's head adds, and by no more."""
     torch.manual_seed(0)
-    model = make(gh.preset("tiny-seq2seq", vocab_size=11, norm_placement="before", position="learned"))
+    model = make(gh.preset("tiny-seq2seq", vocab_size=11, norm_placement="pre", position="learned"))
     (kind, _), (reads, layer) = sender.split("."), receiver.split(".")
     sends, d = model.decoder.blocks[0], model.spec.d_head
     attention = (sends.cross if "cross" in kind else sends.attention).layer

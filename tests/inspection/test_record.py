@@ -16,7 +16,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
-from looked_at import IDS, Model, close, inputs, make, small
+from inspected_models import IDS, Model, close, inputs, make, small
 from spec_strategy import specs
 from torch import Tensor, nn
 
@@ -77,7 +77,7 @@ def test_the_stream_is_the_sum_of_what_is_added(s: spec.Spec) -> None:
                 steps.insert(1, ("cross_attn_out", "cross_resid_mid", block.cross))
             for added, after, sublayer in steps:
                 stream = stream + seen[f"{prefix}{added}.{layer}"]
-                if s.norm_placement == "after":
+                if s.norm_placement == "post":
                     stream = sublayer.norm(stream)
                 # The same sums in the same order: equal to the last bit.
                 assert torch.equal(seen[f"{prefix}{after}.{layer}"], stream)

@@ -44,16 +44,16 @@ def test_masked_token_head_is_berts(tied: bool, bias: bool, logit_scale: bool) -
     x = x * 0.5 * (1 + torch.erf(x / 2**0.5))
     x = torch.nn.functional.layer_norm(x, (64,), norm.weight, norm.bias, 1e-12)
     x = x / 8 if logit_scale else x
-    logits = x @ (model.token.table.weight if tied else model.head.weight).T
+    logits = x @ (model.token_embedding.table.weight if tied else model.head.weight).T
     logits = logits + model.head.bias if bias else logits
     assert (model(IDS) - logits).abs().max() < 1e-11 * logits.abs().max()
 
 
 @pytest.mark.parametrize("dense", [True, False])
-@pytest.mark.parametrize("kind", ["pooled", "sequence_label"])
+@pytest.mark.parametrize("kind", ["pooled", "sequence_classification"])
 @pytest.mark.parametrize("pooling", ["first", "mean", "last"])
 def test_pooling_by_hand(pooling: str, kind: str, dense: bool) -> None:
-    labels = {"n_labels": 3} if kind == "sequence_label" else {}
+    labels = {"n_labels": 3} if kind == "sequence_classification" else {}
     model = make(head={"kind": kind, "pooling": pooling, "dense": dense, **labels})
     x = vectors(model, IDS, mask=MASK)
     picked = {
@@ -70,8 +70,8 @@ def test_pooling_by_hand(pooling: str, kind: str, dense: bool) -> None:
     assert (model(IDS, mask=MASK) - expected).abs().max() < 1e-12
 
 
-def test_token_labels_and_no_head() -> None:
-    model = make(head={"kind": "token_label", "n_labels": 3})
+def test_token_classifications_and_no_head() -> None:
+    model = make(head={"kind": "token_classification", "n_labels": 3})
     x = vectors(model, IDS)
     expected = x @ model.head.classify.weight.T + model.head.classify.bias
     assert (model(IDS) - expected).abs().max() < 1e-12
@@ -88,7 +88,7 @@ def test_what_the_first_block_receives(embed_norm: bool, embed_scale: bool, segm
     seen: list[Tensor] = []
     model.stack.blocks[0].register_forward_pre_hook(lambda _, args: seen.append(args[0]))
     model(IDS, segments=segments)
-    x = model.token.table.weight[IDS] * (8 if embed_scale else 1)
+    x = model.token_embedding.table.weight[IDS] * (8 if embed_scale else 1)
     x = x + model.segment.table.weight[torch.zeros_like(IDS) if segments is None else segments]
     x = x + model.stack.position.table.weight[:4]
     if embed_norm:

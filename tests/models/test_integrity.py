@@ -44,7 +44,7 @@ CHANGES: list[tuple[str, Callable[[Model], object]]] = [
     ("the model holds stack.blocks.2", lambda model: model.stack.blocks.append(copy.deepcopy(model.stack.blocks[0]))),
     ("the model has no module stack.blocks.1,", lambda model: model.stack.blocks.__delitem__(1)),
     (f"the model has no module {FFN}.up", lambda model: delattr(model.get_submodule(FFN), "up")),
-    (r"token.table.weight has shape \[300, 64\], but the spec asks for \[256, 64\]", grow_table),
+    (r"token_embedding.table.weight has shape \[300, 64\], but the spec asks for \[256, 64\]", grow_table),
     (f"{FFN}.up is Linear.*bias=True", add_bias),
     (f"the model lacks {FFN}.up.weight", lambda model: setattr(model.get_submodule(f"{FFN}.up"), "weight", None)),
     ("blocks.1.* and .*blocks.0.* are one parameter", lambda m: m.stack.blocks.__setitem__(1, m.stack.blocks[0])),

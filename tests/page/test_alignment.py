@@ -20,8 +20,8 @@ from glasshouse.page.trace import Traces
 
 SPECS: dict[str, dict[str, Any]] = {
     "sinusoidal, norm after": {},
-    "learned, norm before": {"position": "learned", "norm_placement": "before", "final_norm": True},
-    "relative, grouped": {"position": "relative", "n_kv_heads": 2, "norm_placement": "before", "final_norm": True},
+    "learned, norm before": {"position": "learned", "norm_placement": "pre", "final_norm": True},
+    "relative, grouped": {"position": "relative", "n_kv_heads": 2, "norm_placement": "pre", "final_norm": True},
     "rotary, sandwich": {"position": "rotary", "norm_placement": "sandwich", "final_norm": True},
     "alibi": {"position": "alibi"},
 }

@@ -30,7 +30,7 @@ SPECS: dict[str, tuple[str, dict[str, Any]]] = {
         {"position": "alibi", "n_kv_heads": 1, "attention_softcap": 2.0},
     ),
     "sandwich": ("tiny-decoder", {"norm_placement": "sandwich"}),
-    "encoder, sinusoidal, norm after": ("tiny-encoder", {"position": "sinusoidal", "norm_placement": "after"}),
+    "encoder, sinusoidal, norm after": ("tiny-encoder", {"position": "sinusoidal", "norm_placement": "post"}),
     "encoder, relative": ("tiny-encoder", {"position": "relative"}),
     "pair, relative": ("tiny-seq2seq", {"position": "relative", "n_kv_heads": 2}),
     "pair, sinusoidal": ("tiny-seq2seq", {}),

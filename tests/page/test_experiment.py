@@ -161,7 +161,7 @@ def test_a_masked_model_is_measured_where_its_mask_hides() -> None:
     assert shown["mean"] == pytest.approx(float(each[[2, 4]].mean()), abs=1e-10)
 
 
-@pytest.mark.parametrize("head", [{"kind": "none"}, {"kind": "sequence_label", "n_labels": 3}])
+@pytest.mark.parametrize("head", [{"kind": "none"}, {"kind": "sequence_classification", "n_labels": 3}])
 def test_without_tokens_to_foretell_it_is_how_far_vectors_move(head: JsonDict) -> None:
     traces = laid_open("tiny-encoder", {"head": head})
     model, (ids,) = traces.subject.at("").model.eval(), inputs(traces)

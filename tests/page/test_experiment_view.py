@@ -353,9 +353,9 @@ def test_it_fits(
     "head",
     [
         "none",
-        {"kind": "token_label", "n_labels": 3},
+        {"kind": "token_classification", "n_labels": 3},
         pytest.param("pooled", marks=pytest.mark.long),
-        pytest.param({"kind": "sequence_label", "n_labels": 3}, marks=pytest.mark.long),
+        pytest.param({"kind": "sequence_classification", "n_labels": 3}, marks=pytest.mark.long),
     ],
 )
 def test_without_tokens_to_foretell(head: object, encoder: Trained, visit: Visit, picture: Picture) -> None:

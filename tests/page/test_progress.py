@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from damaged_lines import DAMAGED
+from corrupt_journals import DAMAGED
 
 import glasshouse as gh
 from glasshouse.errors import InputError

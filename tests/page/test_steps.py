@@ -104,7 +104,7 @@ class Reference:
 
     def embedded(self, one: int, place: int) -> Iterator[Named]:
         s = self.s
-        x = self.weights["token.table.weight"][one]
+        x = self.weights["token_embedding.table.weight"][one]
         yield "embed", "embed", x
         if s.embed_scale:
             x = x * math.sqrt(s.d_model)
@@ -202,10 +202,10 @@ class Reference:
     ) -> list[list[Named]]:
         """Return the steps of each position; the last of them is the stream after the sublayer."""
         s = self.s
-        given = stream if s.norm_placement == "after" else [self.norm(f"{name}.norm", x) for x in stream]
+        given = stream if s.norm_placement == "post" else [self.norm(f"{name}.norm", x) for x in stream]
         found: list[list[Named]] = []
         for place, x in enumerate(stream):
-            here: list[Named] = [] if s.norm_placement == "after" else [(f"{part}.norm", "norm", given[place])]
+            here: list[Named] = [] if s.norm_placement == "post" else [(f"{part}.norm", "norm", given[place])]
             if part == "feedforward":
                 here += self.fed(name, given[place])
             else:
@@ -222,7 +222,7 @@ class Reference:
                 added = self.norm(f"{name}.norm_out", added)
                 here.append((f"{part}.norm_out", "norm", added))
             here.append((f"{part}.add", "add", x + added))
-            if s.norm_placement == "after":
+            if s.norm_placement == "post":
                 here.append((f"{part}.norm", "norm", self.norm(f"{name}.norm", x + added)))
             found.append(here)
         return found
@@ -282,7 +282,7 @@ EXTRAS: list[dict[str, Any]] = [
     {"position": {"kind": "rotary", "layout": "pairs", "theta": 50.0}, "qk_norm": True, "n_kv_heads": 2},
     {"position": "rotary", "qk_norm": False, "embed_norm": True, "embed_scale": True, "norm": "layer"},
     {"position": {"kind": "sinusoidal", "layout": "halves"}, "attention_softcap": 2.0, "attention_scale": 0.7},
-    {"position": {"kind": "learned", "offset": 2}, "final_norm": False, "qk_norm": True, "norm_placement": "after"},
+    {"position": {"kind": "learned", "offset": 2}, "final_norm": False, "qk_norm": True, "norm_placement": "post"},
     {"position": "none", "qkv_bias": False, "out_bias": False, "ffn_bias": False, "d_head": 6},
     {"position": "alibi", "attention_softcap": 3.0, "norm": {"kind": "layer", "bias": False}},
 ]
@@ -403,8 +403,8 @@ def test_the_head_of_an_encoder_is_shown_with_its_transform() -> None:
 @pytest.mark.parametrize(
     ("kind", "head", "last"),
     [
-        ("tiny-encoder", {"kind": "sequence_label", "n_labels": 3, "labels": ["a", "b", "c"]}, "labels"),
-        ("tiny-encoder", {"kind": "token_label", "n_labels": 3}, "labels"),
+        ("tiny-encoder", {"kind": "sequence_classification", "n_labels": 3, "labels": ["a", "b", "c"]}, "labels"),
+        ("tiny-encoder", {"kind": "token_classification", "n_labels": 3}, "labels"),
         ("tiny-encoder", {"kind": "pooled"}, "vectors"),
         ("tiny-decoder", {"kind": "none"}, "vectors"),
     ],
@@ -415,7 +415,7 @@ def test_other_heads_end_with_what_they_give(kind: str, head: dict[str, Any], la
     assert card["kind"] == last
     if last == "labels":
         logits = model(torch.tensor([[3, 1, 4, 0, 5, 9]]))[0]
-        logits = logits if head["kind"] == "sequence_label" else logits[1]
+        logits = logits if head["kind"] == "sequence_classification" else logits[1]
         assert {one["id"]: one["logit"] for one in card["top"]} == pytest.approx(
             dict(enumerate(logits.tolist())), rel=1e-5
         )

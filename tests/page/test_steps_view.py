@@ -185,7 +185,7 @@ def test_a_number_is_told_in_full(decoder: Trained, visit: Visit) -> None:
     told = page.get_by_test_id("steps-value")
     row = page.get_by_test_id("vector-x")
     ids = torch.tensor(decoder[1].encode(TEXT))
-    wanted = decoder[0].token.table.weight[ids[1]].detach()
+    wanted = decoder[0].token_embedding.table.weight[ids[1]].detach()
 
     def number() -> float:
         return float(re.sub(".* = ", "", told.inner_text()).replace("\N{MINUS SIGN}", "-"))

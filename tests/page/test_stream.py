@@ -26,7 +26,7 @@ from glasshouse.page.trace import Traces
 
 SPECS: list[tuple[str, JsonDict]] = [
     ("tiny-decoder", {}),
-    ("tiny-decoder", {"position": "learned", "norm_placement": "after"}),
+    ("tiny-decoder", {"position": "learned", "norm_placement": "post"}),
     ("tiny-decoder", {"position": "alibi", "norm_placement": "sandwich", "n_kv_heads": 2}),
     ("tiny-decoder", {"position": "sinusoidal", "norm": "layer", "feedforward": "relu"}),
     ("tiny-encoder", {}),
@@ -161,7 +161,7 @@ def test_lengths_and_angles(kind: str, choices: JsonDict) -> None:
     assert [one["position"] for one in shown["nearest"]] == order
 
 
-@pytest.mark.parametrize("head", [{"kind": "none"}, {"kind": "sequence_label", "n_labels": 3}])
+@pytest.mark.parametrize("head", [{"kind": "none"}, {"kind": "sequence_classification", "n_labels": 3}])
 def test_without_logits_there_are_lengths(head: JsonDict) -> None:
     traces = laid_open("tiny-encoder", {"head": head})
     with pytest.raises(GlasshouseError, match="a lens needs logits at every position"):
@@ -173,7 +173,9 @@ def test_without_logits_there_are_lengths(head: JsonDict) -> None:
 
 
 def test_labels_of_tokens_go_by_their_names() -> None:
-    traces = laid_open("tiny-encoder", {"head": {"kind": "token_label", "n_labels": 2, "labels": ["name", "other"]}})
+    traces = laid_open(
+        "tiny-encoder", {"head": {"kind": "token_classification", "n_labels": 2, "labels": ["name", "other"]}}
+    )
     shown = asked(traces, "lens", question=QUESTION, stop=2, top_k=2)
     assert {one["text"] for one in shown["words"].values()} == {"name", "other"}
     assert shown["true"] == [None, None]

@@ -273,7 +273,8 @@ def test_it_fits(
 
 
 @pytest.mark.parametrize(
-    "head", ["none", pytest.param("pooled", marks=pytest.mark.long), {"kind": "sequence_label", "n_labels": 3}]
+    "head",
+    ["none", pytest.param("pooled", marks=pytest.mark.long), {"kind": "sequence_classification", "n_labels": 3}],
 )
 def test_without_logits_there_is_something_to_see(
     head: object, encoder: Trained, visit: Visit, picture: Picture
@@ -292,7 +293,7 @@ def test_without_logits_there_is_something_to_see(
 
 def test_labels_of_tokens(encoder: Trained, visit: Visit, picture: Picture) -> None:
     torch.manual_seed(0)
-    head = {"kind": "token_label", "n_labels": 3, "labels": ["noun", "verb", "other"]}
+    head = {"kind": "token_classification", "n_labels": 3, "labels": ["noun", "verb", "other"]}
     model = gh.build(gh.preset("tiny-encoder", vocab_size=len(encoder[1]), head=head)).eval()
     page = visit((model, encoder[1]), view="stream", text=TEXT)
     assert set(page.locator(".lens-word").all_inner_texts()) <= {"noun", "verb", "other"}
@@ -300,7 +301,7 @@ def test_labels_of_tokens(encoder: Trained, visit: Visit, picture: Picture) -> N
     page.click("[role=radio][data-value=entropy]")
     settle(page)
     expect(page.locator("[data-testid=lens-legend]")).to_contain_text("1.10 nats")
-    picture(page, "stream-token_label")
+    picture(page, "stream-token_classification")
 
 
 def asked_on_opening(page: Page, view: str) -> set[str]:

@@ -102,9 +102,11 @@ def test_a_moment_means_nothing_where_there_is_no_run(tmp_path: Path) -> None:
     assert subject.at("step 100") is subject.at("")
 
 
-@pytest.mark.parametrize("head", [{"kind": "token_label", "n_labels": 3}, {"kind": "sequence_label", "n_labels": 3}])
+@pytest.mark.parametrize(
+    "head", [{"kind": "token_classification", "n_labels": 3}, {"kind": "sequence_classification", "n_labels": 3}]
+)
 def test_a_decoder_with_labels_says_labels(head: object) -> None:
-    if isinstance(head, dict) and head["kind"] == "sequence_label":
+    if isinstance(head, dict) and head["kind"] == "sequence_classification":
         head = {**head, "pooling": "last"}
     traces = traces_of(head=head)
     said = next_tokens(traces, Next(Question(IDS), position=1))

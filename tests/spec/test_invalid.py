@@ -48,9 +48,12 @@ import glasshouse as gh
         ),
         ({"start_id": 256}, "start_id is 256, but it must be an id below vocab_size = 256."),
         ({"end_ids": [1, -1]}, "end_ids is -1, but it must be an id below vocab_size = 256."),
-        ({"head": {"kind": "token_label", "n_labels": 0}}, "token_label.n_labels is 0, but it must be above 0."),
         (
-            {"head": {"kind": "sequence_label", "n_labels": 2}},
+            {"head": {"kind": "token_classification", "n_labels": 0}},
+            "token_classification.n_labels is 0, but it must be above 0.",
+        ),
+        (
+            {"head": {"kind": "sequence_classification", "n_labels": 2}},
             "head.pooling is 'first', but it must be last or mean: a decoder's first token sees no other.",
         ),
         ({"kind": "encoder"}, "kind is 'encoder', but a preset's kind is fixed; choose another preset."),

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from damaged_lines import DAMAGED
+from corrupt_journals import DAMAGED
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -322,7 +322,7 @@ def test_trouble_is_located() -> None:
     ids = torch.tensor([[1, 2]])
     with torch.no_grad():
         model.token_embedding.table.weight[1] = torch.inf
-    assert "token.table" in locate_nonfinite(model, gh.data.Batch(ids, ids, ids > 0))
+    assert "token_embedding.table" in locate_nonfinite(model, gh.data.Batch(ids, ids, ids > 0))
 
 
 def test_a_full_disk_keeps_the_last_good_checkpoint(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,7 +21,7 @@ def batches() -> dict[str, tuple[nn.Module, Batch]]:
     ids = torch.randint(0, 256, (2, 5))
     real = torch.arange(5) < LENGTHS[:, None]
     source = torch.randint(0, 256, (2, 4))
-    labels = gh.preset("tiny-encoder", head={"kind": "sequence_label", "n_labels": 3})
+    labels = gh.preset("tiny-encoder", head={"kind": "sequence_classification", "n_labels": 3})
     return {
         "next token": (
             gh.build(gh.preset("tiny-decoder")),

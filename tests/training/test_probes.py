@@ -292,7 +292,9 @@ def test_labels_have_no_lens(place: Path) -> None:
     result = train(Run.from_dict(begins_from(table(place, "encoder"), place / "base" / "model", **data)))
     assert_like(read(place)[-1], tools(result.model, result))
     assert list(read(place)[-1]) == ["step", "entropy", "norms"]
-    with pytest.raises(InputError, match=r"train\.probes names 'lens'.*vocabulary.*sequence_label; leave it out"):
+    with pytest.raises(
+        InputError, match=r"train\.probes names 'lens'.*vocabulary.*sequence_classification; leave it out"
+    ):
         train(Run.from_dict(begins_from(table(place, out="no", probes="lens"), place / "base" / "model", **data)))
 
 

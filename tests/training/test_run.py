@@ -71,8 +71,8 @@ def test_a_model_knows_what_kind_of_data_it_learns_from() -> None:
     for name in gh.presets():
         s = gh.preset(name)
         assert wanted_kind({"preset": name}, None) == ("pairs" if s.kind == "seq2seq" else None)
-    assert wanted_kind({"kind": "encoder", "head": {"kind": "sequence_label"}}, None) == "labelled"
-    assert wanted_kind({"preset": "tiny-encoder", "head": "token_label"}, None) == "tagged"
+    assert wanted_kind({"kind": "encoder", "head": {"kind": "sequence_classification"}}, None) == "labelled"
+    assert wanted_kind({"preset": "tiny-encoder", "head": "token_classification"}, None) == "tagged"
     assert wanted_kind({"from": "x"}, gh.build(gh.preset("tiny-seq2seq"), device="meta")) == "pairs"
 
 

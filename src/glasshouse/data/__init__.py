@@ -23,29 +23,29 @@ if TYPE_CHECKING:
     from glasshouse.data.text_datasets import CausalLMDataset as CausalLMDataset
     from glasshouse.data.text_datasets import MaskedLMDataset as MaskedLMDataset
 
-_HOME = {
+_EXPORTS = {
     "Batch": "batch",
     "Batches": "batches",
-    "Conversations": "items",
+    "CausalLMDataset": "text_datasets",
+    "ChatDataset": "item_datasets",
+    "ClassificationDataset": "item_datasets",
     "Corpus": "corpus",
-    "Labelled": "items",
-    "MaskedLMDataset": "rows",
-    "Pairs": "items",
-    "CausalLMDataset": "rows",
-    "Samples": "batches",
-    "Tagged": "items",
-    "builtin": "included",
-    "builtins": "included",
+    "Dataset": "batches",
+    "MaskedLMDataset": "text_datasets",
+    "Seq2SeqDataset": "item_datasets",
+    "TokenClassificationDataset": "item_datasets",
+    "builtin_dataset": "builtin",
+    "builtin_datasets": "builtin",
     "prepare": "preparation",
 }
 
-__all__ = [*_HOME]
+__all__ = [*_EXPORTS]
 
 
 def __getattr__(name: str) -> object:
-    if name not in _HOME:
+    if name not in _EXPORTS:
         raise AttributeError(f"module 'glasshouse.data' has no attribute {name!r}")
-    return getattr(importlib.import_module(f"glasshouse.data.{_HOME[name]}"), name)
+    return getattr(importlib.import_module(f"glasshouse.data.{_EXPORTS[name]}"), name)
 
 
 def __dir__() -> list[str]:

@@ -24,7 +24,7 @@ from glasshouse.data.shuffle import permute
 from glasshouse.errors import InputError, StoreError
 from glasshouse.text import Tokenizer
 
-FORMAT = 1
+FORMAT = 2
 MANIFEST, TOKENIZER = "manifest.json", "tokenizer"
 STRETCH = 2**22  # ids that are looked at together
 SHARD_ARRAYS = ("ids", "ends")  # what a shard is made of

@@ -15,7 +15,7 @@ from glasshouse.spec import Spec
 BASE: ConfigDict = {
     "kind": "seq2seq",
     "norm": {"kind": "layer", "eps": 1e-5},
-    "norm_placement": "after",
+    "norm_placement": "post",
     "final_norm": False,
     "init": "normal",
 }
@@ -75,7 +75,7 @@ def stack(ours: str) -> ConfigDict:
 
 
 NAMES: ConfigDict = {
-    "token.table": "model.shared",
+    "token_embedding.table": "model.shared",
     **stack("encoder"),
     **stack("decoder"),
     "decoder.blocks.*.cross.layer.query": "model.decoder.layers.*.encoder_attn.q_proj",

@@ -10,7 +10,7 @@ BASE: ConfigDict = {
     "kind": "encoder",
     "position": {"kind": "learned"},
     "norm": {"kind": "layer"},
-    "norm_placement": "after",
+    "norm_placement": "post",
     "final_norm": False,
     "embed_norm": True,
     "init": "normal",
@@ -46,7 +46,7 @@ def trunk(stem: str) -> dict[str, str]:
     """Return the names of everything below the head."""
     layer = f"{stem}.encoder.layer.*"
     return {
-        "token.table": f"{stem}.embeddings.word_embeddings",
+        "token_embedding.table": f"{stem}.embeddings.word_embeddings",
         "segment.table": f"{stem}.embeddings.token_type_embeddings",
         "stack.position.table": f"{stem}.embeddings.position_embeddings",
         "stack.embed_norm": f"{stem}.embeddings.LayerNorm",
@@ -61,7 +61,7 @@ def trunk(stem: str) -> dict[str, str]:
     }
 
 
-SEQUENCE_LABEL: ConfigDict = {"kind": "sequence_label", "pooling": "first", "dense": True}
+SEQUENCE_LABEL: ConfigDict = {"kind": "sequence_classification", "pooling": "first", "dense": True}
 MASKED_TOKEN: ConfigDict = {"kind": "masked_token", "transform": True}
 
 BERT = Family(
@@ -73,7 +73,7 @@ BERT = Family(
         "BertForPreTraining": MASKED_TOKEN,
         "BertModel": {"kind": "none"},
         "BertForSequenceClassification": SEQUENCE_LABEL,
-        "BertForTokenClassification": {"kind": "token_label"},
+        "BertForTokenClassification": {"kind": "token_classification"},
     },
     names={
         **trunk("bert"),
@@ -129,7 +129,7 @@ ROBERTA = Family(
         "RobertaForMaskedLM": MASKED_TOKEN,
         "RobertaModel": {"kind": "none"},
         "RobertaForSequenceClassification": SEQUENCE_LABEL,
-        "RobertaForTokenClassification": {"kind": "token_label"},
+        "RobertaForTokenClassification": {"kind": "token_classification"},
     },
     names={
         **trunk("roberta"),
@@ -174,10 +174,10 @@ DISTILBERT = Family(
     heads={
         "DistilBertForMaskedLM": MASKED_TOKEN,
         "DistilBertModel": {"kind": "none"},
-        "DistilBertForTokenClassification": {"kind": "token_label"},
+        "DistilBertForTokenClassification": {"kind": "token_classification"},
     },
     names={
-        "token.table": "distilbert.embeddings.word_embeddings",
+        "token_embedding.table": "distilbert.embeddings.word_embeddings",
         "stack.position.table": "distilbert.embeddings.position_embeddings",
         "stack.embed_norm": "distilbert.embeddings.LayerNorm",
         "stack.blocks.*.attention.layer.query": "distilbert.transformer.layer.*.attention.q_lin",

@@ -161,7 +161,7 @@ class Family:
             # As transformers does: a file with a matrix of its own for the head overrules what the config says.
             head["tied"] = said and self._their("head.weight") not in held
             head["bias"] = self._their("head.bias") in held
-        elif head["kind"] in ("sequence_label", "token_label"):
+        elif head["kind"] in ("sequence_classification", "token_classification"):
             names, count = keys.get("id2label"), keys.get_int("num_labels", 2)
             head |= _labels(keys.source, names) if names else {"n_labels": count}
         return head

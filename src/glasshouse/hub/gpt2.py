@@ -37,7 +37,7 @@ GPT2 = Family(
     ),
     heads={"GPT2LMHeadModel": {"kind": "next_token"}, "GPT2Model": {"kind": "none"}},
     names={
-        "token.table": "transformer.wte",
+        "token_embedding.table": "transformer.wte",
         "stack.position.table": "transformer.wpe",
         "stack.blocks.*.attention.norm": "transformer.h.*.ln_1",
         "stack.blocks.*.attention.layer.query": transposed("transformer.h.*.attn.c_attn", 0, 3),

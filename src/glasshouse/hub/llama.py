@@ -36,7 +36,7 @@ BASE: ConfigDict = {
     "init": "normal",
 }
 NAMES = {
-    "token.table": "model.embed_tokens",
+    "token_embedding.table": "model.embed_tokens",
     "stack.blocks.*.attention.norm": "model.layers.*.input_layernorm",
     "stack.blocks.*.attention.layer.query": "model.layers.*.self_attn.q_proj",
     "stack.blocks.*.attention.layer.key": "model.layers.*.self_attn.k_proj",

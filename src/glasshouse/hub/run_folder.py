@@ -14,8 +14,8 @@ from glasshouse.errors import StoreError
 from glasshouse.hub.model_folder import CONFIG
 
 RUN, MODEL, CHECKPOINTS = "run.toml", "model", "checkpoints"
-FORMAT = 1  # of a checkpoint
-TENSORS, ABOUT = "training.safetensors", "training.json"  # what a checkpoint holds besides its model
+FORMAT = 2  # of a checkpoint
+TENSORS, STATE = "training_state.safetensors", "training_state.json"  # what a checkpoint holds besides its model
 NAME = re.compile(r"step-(\d{8,})")
 
 
@@ -74,19 +74,18 @@ def saved_steps(place: Path) -> list[int]:
 def check_manifest(folder: Path, but: tuple[str, ...] = ()) -> dict[str, Any]:
     """Return what a checkpoint says about itself, if its files, `but` for these, are as they were written."""
     try:
-        table = json.loads((folder / ABOUT).read_text(encoding="utf-8"))
+        table = json.loads((folder / STATE).read_text(encoding="utf-8"))
         sound = table == with_checksum({name: value for name, value in table.items() if name != "sha256"})
-        sound = sound and {"format", "files", "about"} <= table.keys()
-        sound = sound and {"format", "files", "about"} <= table.keys()
+        sound = sound and {"format", "files", "metadata"} <= table.keys()
     except FileNotFoundError:
-        raise StoreError(f"{str(folder / ABOUT)!r} is missing, so this is no whole checkpoint.") from None
+        raise StoreError(f"{str(folder / STATE)!r} is missing, so this is no whole checkpoint.") from None
     except (ValueError, AttributeError, RecursionError):
         sound = False
     if not sound:
-        raise StoreError(f"{str(folder / ABOUT)!r} is damaged; use another checkpoint.")
+        raise StoreError(f"{str(folder / STATE)!r} is damaged; use another checkpoint.")
     if table["format"] != FORMAT:
         raise StoreError(
-            f"{str(folder / ABOUT)!r} is of format {table['format']!r}, but this version reads format {FORMAT}."
+            f"{str(folder / STATE)!r} is of format {table['format']!r}, but this version reads format {FORMAT}."
         )
     for name, expected in table["files"].items():
         if name in but:

@@ -47,7 +47,7 @@ FAMILIES = {
     for family in (GPT2, LLAMA, MISTRAL, QWEN2, QWEN3, BERT, ROBERTA, DISTILBERT, T5, BART, MARIAN)
 }
 NATIVE = "glasshouse"  # the model_type of a folder that no family can express
-FORMAT = 1
+FORMAT = 2
 MODEL_FILES = (
     r"config\.json|generation_config\.json|tokenizer\.json|tokenizer_config\.json|special_tokens_map\.json|"
     r"added_tokens\.json|vocab\.(json|txt)|merges\.txt|model(-\d+-of-\d+)?\.safetensors(\.index\.json)?|verified\.json|"
@@ -208,7 +208,7 @@ def _load_weights(
         if tensors[name].dtype not in machine.FLOATS:
             raise StoreError(f"{place!r} holds {name} as {tensors[name].dtype}; quantised weights are not supported.")
     if not isinstance(dtype, torch.dtype):
-        stored = tensors[pieces["token.table.weight"].name].dtype
+        stored = tensors[pieces["token_embedding.table.weight"].name].dtype
         slow = device.type == "cpu" and stored in (torch.bfloat16, torch.float16)
         dtype = torch.float32 if slow and dtype is None else stored
     for ours, weight in model.named_parameters():

@@ -85,7 +85,7 @@ T5 = Family(
     ),
     heads={"T5ForConditionalGeneration": {"kind": "next_token"}, "T5Model": {"kind": "none"}},
     names={
-        "token.table": "shared",
+        "token_embedding.table": "shared",
         **stack("encoder", feedforward=1),
         **stack("decoder", feedforward=2),
         "decoder.blocks.*.cross.norm": "decoder.block.*.layer.1.layer_norm",

@@ -177,7 +177,7 @@ def _check_readable(model: Model, top_k: int) -> None:
     if not has_position_logits(model):
         raise InputError(
             f"the head is {model.spec.head.kind!r}, but a lens needs logits at every position; "
-            "use a model with next_token, masked_token or token_label."
+            "use a model with next_token, masked_token or token_classification."
         )
     if top_k < 1:
         raise InputError(f"top_k is {top_k}, but at least the likeliest token is shown; give 1 or more.")

@@ -57,9 +57,9 @@ class SandwichNorm(nn.Module):
 def make_residual(s: spec.TransformerSpec, layer: nn.Module) -> PreNorm | PostNorm | SandwichNorm:
     """Wrap a sublayer as the spec's order of norms says."""
     match s.norm_placement:
-        case "before":
+        case "pre":
             return PreNorm(s, layer)
-        case "after":
+        case "post":
             return PostNorm(s, layer)
         case "sandwich":
             return SandwichNorm(s, layer)

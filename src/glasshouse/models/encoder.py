@@ -17,7 +17,7 @@ class Encoder(nn.Module):
     """Tokens and segments, a stack that looks both ways, a head.
 
     >>> import torch, glasshouse as gh
-    >>> model = gh.build(gh.preset("tiny-encoder", head={"kind": "sequence_label", "n_labels": 3}))
+    >>> model = gh.build(gh.preset("tiny-encoder", head={"kind": "sequence_classification", "n_labels": 3}))
     >>> model(torch.tensor([[1, 2, 0], [1, 2, 3]]), lengths=torch.tensor([2, 3])).shape
     torch.Size([2, 3])
     """

@@ -34,12 +34,12 @@ def with_tokenizer(model: Model, old: Tokenizer, new: Tokenizer) -> Model:
     >>> grown = with_tokenizer(model, old, new)
     >>> grown.spec.vocab_size, new.token(263), [old.token(part) for part in old.encode("be")]
     (264, 'be', ['b', 'e'])
-    >>> torch.equal(grown.token.table.weight[263], model.token.table.weight[old.encode("be")].mean(0))
+    >>> torch.equal(grown.token_embedding.table.weight[263], model.token_embedding.table.weight[old.encode("be")].mean(0))
     True
     """
     check_tokenizer(model, old, "the old tokenizer")
     parts = [_parts(number, old, new) for number in range(len(new))]
-    per_token = {"token.table.weight"}
+    per_token = {"token_embedding.table.weight"}
     if isinstance(model.head, LMHead):
         per_token |= {"head.weight", "head.bias"}
     weights = {

@@ -210,13 +210,13 @@ def facts(traces: Traces, ask: Facts) -> JsonDict:
     named = {
         "model.from" if "from" in run.model else "model.preset" if "preset" in run.model else "model.kind": begun,
         "data.path": ", ".join(data.path),
-        "data.length": f"{data.seq_len:,} tokens in a row",
+        "data.seq_len": f"{data.seq_len:,} tokens in a row",
         **({"train.steps": f"{choice.steps:,}"} if choice.steps else {"train.epochs": f"{choice.epochs:g}"}),
         "train.batch_tokens": f"{choice.batch_tokens:,} tokens in a step",
         "train.optimizer": optimizer.kind,
         "train.lr": f"{optimizer.lr:g}",
         "train.schedule": choice.schedule.kind,
-        "train.clip": f"{choice.grad_clip:g}" if choice.grad_clip else "none",
+        "train.grad_clip": f"{choice.grad_clip:g}" if choice.grad_clip else "none",
         "train.seed": str(choice.seed),
     }
     if choice.lora is not None:

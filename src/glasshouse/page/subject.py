@@ -142,7 +142,7 @@ class Subject:
         for line in [] if self.run is None else Journal(self.run / SAMPLES).lines():
             for sample in line["samples"]:
                 # What an encoder was asked has holes in it; what was wanted is the text without.
-                text = sample.get("wanted" if isinstance(sitter.model, Encoder) else "prompt", "")
+                text = sample.get("reference" if isinstance(sitter.model, Encoder) else "prompt", "")
                 if text and len(sitter.ids(text)) < sitter.model.spec.max_len:
                     return text
         if sitter.tok is None:

@@ -37,7 +37,7 @@ from glasshouse.spec.components import (
     YarnScaling,
     ZeroOutput,
 )
-from glasshouse.spec.model import DecoderSpec, EncoderSpec, NormOrder, Seq2SeqSpec, Spec, TransformerSpec
+from glasshouse.spec.model import DecoderSpec, EncoderSpec, NormPlacement, Seq2SeqSpec, Spec, TransformerSpec
 from glasshouse.spec.parameter_count import count_parameters
 
 __all__ = [
@@ -60,7 +60,7 @@ __all__ = [
     "NoPosition",
     "NoScaling",
     "Norm",
-    "NormOrder",
+    "NormPlacement",
     "Normal",
     "Pooled",
     "Pooling",

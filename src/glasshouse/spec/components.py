@@ -267,7 +267,7 @@ class MaskedToken(Settings):
 class SequenceClassification(Settings):
     """Logits over labels, one set a sequence; `dense` puts BERT's map and tanh before them."""
 
-    kind: ClassVar[str] = "sequence_label"
+    kind: ClassVar[str] = "sequence_classification"
     n_labels: int
     pooling: Pooling = "first"
     dense: bool = True
@@ -281,7 +281,7 @@ class SequenceClassification(Settings):
 class TokenClassification(Settings):
     """Logits over labels, one set a token."""
 
-    kind: ClassVar[str] = "token_label"
+    kind: ClassVar[str] = "token_classification"
     n_labels: int
     labels: tuple[str, ...] = ()  # their names, where they have any
 

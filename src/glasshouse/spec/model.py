@@ -25,7 +25,7 @@ from glasshouse.spec.components import (
     Xavier,
 )
 
-NormOrder = Literal["before", "after", "sandwich"]
+NormPlacement = Literal["pre", "post", "sandwich"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +43,7 @@ class TransformerSpec(Settings):
 
     position: Position = Learned()
     norm: Norm = LayerNorm()
-    norm_placement: NormOrder = "before"
+    norm_placement: NormPlacement = "pre"
     final_norm: bool = True
     feedforward: FeedForward = Gelu()
 

@@ -14,8 +14,8 @@ from pathlib import Path
 from glasshouse import store
 from glasshouse.errors import StoreError
 from glasshouse.hub.run_folder import (
-    ABOUT,
     FORMAT,
+    STATE,
     TENSORS,
     check_manifest,
     saved_steps,
@@ -34,8 +34,8 @@ def write(folder: Path, fill_model: Callable[[Path], None], state: CheckpointDat
         fill_model(place)
         store.write_tensors(place / TENSORS, state.tensors)
         files = {path.name: size_and_hash(path) for path in sorted(place.iterdir())}
-        table = {"format": FORMAT, "files": files, "about": state.metadata}
-        (place / ABOUT).write_text(json.dumps(with_checksum(table), indent=1) + "\n", encoding="utf-8")
+        table = {"format": FORMAT, "files": files, "metadata": state.metadata}
+        (place / STATE).write_text(json.dumps(with_checksum(table), indent=1) + "\n", encoding="utf-8")
 
     store.replace_folder(folder, fill, ".*")
 
@@ -43,7 +43,7 @@ def write(folder: Path, fill_model: Callable[[Path], None], state: CheckpointDat
 def read(folder: Path) -> CheckpointData:
     """Read the training state of a checkpoint whose files are all as they were written; else name one that is not."""
     table = check_manifest(folder)
-    return CheckpointData(store.read_tensors(folder / TENSORS), table["about"])
+    return CheckpointData(store.read_tensors(folder / TENSORS), table["metadata"])
 
 
 class Checkpoints:

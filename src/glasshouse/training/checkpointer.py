@@ -62,17 +62,17 @@ class Checkpointer:
         optimizer, chance = optimizer_state(self.update.optimizer), rng_state()
         tensors = {**optimizer.tensors, **chance.tensors}
         if self.ema is not None:
-            tensors |= {f"average.{name}": weight for name, weight in self.ema.weights.items()}
+            tensors |= {f"ema.{name}": weight for name, weight in self.ema.weights.items()}
         if self.has_lora:
             learned = ((name, weight) for name, weight in self.model.named_parameters() if weight.requires_grad)
-            tensors |= {f"trained.{name}": weight for name, weight in learned}
+            tensors |= {f"trainable.{name}": weight for name, weight in learned}
         about = {
             **optimizer.metadata,
             **chance.metadata,
-            "update": self.update.state_dict(),
-            "average": None if self.ema is None else self.ema.updates,
-            "base": self.base,
-            "place": asdict(state),
+            "grad_scaler": self.update.state_dict(),
+            "ema_updates": None if self.ema is None else self.ema.updates,
+            "base_fingerprint": self.base,
+            "trainer_state": asdict(state),
         }
         saved = CheckpointData(
             {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}, copy.deepcopy(about)
@@ -89,21 +89,21 @@ class Checkpointer:
     def restore(self, step: int, state: CheckpointData) -> TrainerState:
         """Put back what `save` wrote, and return where that was."""
         if self.has_lora:
-            if state.metadata.get("base", self.base) != self.base:  # older checkpoints do not say
+            if state.metadata["base_fingerprint"] != self.base:
                 raise StoreError(
                     "the model that this run adapts (model.from) has changed since it began; restore the old one, or "
                     "begin another run by train.out=FOLDER."
                 )
-            self.model.load_state_dict(_under("trained.", state.tensors), strict=False)
+            self.model.load_state_dict(_under("trainable.", state.tensors), strict=False)
         else:
             saved, _ = hub.load(self.checkpoints.folder(step), dtype="stored")
             self.model.load_state_dict(saved.state_dict())
         load_optimizer_state(state, self.update.optimizer)
-        self.update.load_state_dict(state.metadata["update"])
+        self.update.load_state_dict(state.metadata["grad_scaler"])
         if self.ema is not None:
-            self.ema.restore(_under("average.", state.tensors), state.metadata["average"])
+            self.ema.restore(_under("ema.", state.tensors), state.metadata["ema_updates"])
         load_rng_state(state)
-        place = TrainerState(**state.metadata["place"])
+        place = TrainerState(**state.metadata["trainer_state"])
         best = None if place.best is None else (place.best[0], place.best[1])
         return replace(place, skipped=tuple(place.skipped), best=best)
 
@@ -131,9 +131,9 @@ class Checkpointer:
         folder = self.checkpoints.folder(step)
         tensors = checkpoint.read(folder).tensors
         if self.ema is not None:
-            self.model.load_state_dict(_under("average.", tensors), strict=False)
+            self.model.load_state_dict(_under("ema.", tensors), strict=False)
         elif self.has_lora:
-            self.model.load_state_dict(_under("trained.", tensors), strict=False)
+            self.model.load_state_dict(_under("trainable.", tensors), strict=False)
         else:
             self.model.load_state_dict(hub.load(folder, dtype="stored")[0].state_dict())
 
@@ -155,7 +155,7 @@ def fingerprint(model: Model) -> str:
     >>> import glasshouse as gh
     >>> model = gh.build(gh.preset("tiny-decoder")).requires_grad_(False)
     >>> before = fingerprint(model)
-    >>> _ = torch.nn.init.zeros_(model.token.table.weight)
+    >>> _ = torch.nn.init.zeros_(model.token_embedding.table.weight)
     >>> fingerprint(model) == before
     False
     """

@@ -19,7 +19,7 @@ try:
 except ImportError:  # Windows, where nobody keeps two runs apart
     fcntl = None  # type: ignore[assignment]
 
-METRICS, ADAPTER, NONFINITE = "metrics.jsonl", "adapter", "trouble.json"
+METRICS, ADAPTER, NONFINITE = "metrics.jsonl", "adapter", "nonfinite.json"
 PROBES, SAMPLES, LOCK = "probes.jsonl", "samples.jsonl", ".lock"
 NEW_RUN = f".{RUN}.new"
 LOOKS = 10  # at a lock before it is given up: the page holds it for a moment when it asks whether a run goes on
@@ -100,7 +100,7 @@ def _check_continues(old: Run, run: Run, folder: Path, taken: int) -> None:
         raise InputError(
             f"train.steps was {before} and is {after}, but of the {taken} steps that the run in {str(folder)!r} has "
             f"taken, those from step {step + 1} on would have had other learning rates under its {schedule.kind} "
-            f"schedule (one that is constant, inverse_root, or a trapezoid before its decay can be extended); give "
+            f"schedule (one that is constant, inverse_sqrt, or a trapezoid before its decay can be extended); give "
             f"train.steps={before} to go on, or begin another run from these weights by "
             f"model.from={folder / CHECKPOINTS / step_folder_name(taken)} train.out=FOLDER."
         )

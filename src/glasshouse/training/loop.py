@@ -147,7 +147,7 @@ class Trainer:
         else:
             self.model = model_setup.resize_for_data(*base, material.tok, material.train).to(self.device)
             self.resized = self.model is not base[0]
-        check_length(self.model.spec, length, "data.length")
+        check_length(self.model.spec, length, "data.seq_len")
         model_setup.prepare_for_training(self.model, choice)
 
         rows = samples_for_tokens(material.train, choice.batch_tokens, length)
@@ -157,7 +157,7 @@ class Trainer:
         except InputError as error:
             if material.validation.folder != material.train.folder:
                 raise
-            raise InputError(f"too little is held out, so raise data.hold_out: {error}") from None
+            raise InputError(f"too little is held out, so raise data.val_fraction: {error}") from None
         spelled = isinstance(self.samples, CausalLMDataset) and material.tok.byte_level
         self.token_bytes = token_bytes(material.tok) if spelled else None
         self.batches = Batches(self.samples, rows)
@@ -321,7 +321,7 @@ class Trainer:
         if self.state.grad_accum >= rows:
             raise InputError(
                 f"the memory is too small for one row of {self.run.data.seq_len} tokens; choose a smaller model or a "
-                "smaller data.length, or try train.recompute=true."
+                "smaller data.seq_len, or try train.activation_checkpointing=true."
             )
         self.step_fn.optimizer.zero_grad(set_to_none=True)
         if self.device.type == "cuda":
@@ -339,13 +339,15 @@ class Trainer:
             self.model, batch, self.state.grad_accum, smoothing, self.autocast_dtype
         )
         origins = [self.samples.origin(sample) for sample in self.batches.sample_indices(number)]
-        found = {"step": step + 1, "batch": number, "what": str(error), "where": where, "origins": origins}
+        found = {"step": step + 1, "batch": number, "error": str(error), "location": where, "sources": origins}
         (self.folder / NONFINITE).write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
         sentence = f"at step {step + 1}, batch {number}, {error} It began in {where}."
         skipped = (*self.state.skipped, number)
         if self.run.train.on_nonfinite == "stop" or len(skipped) > MOST_SKIPPED:
             advice = (
-                "" if self.run.train.on_nonfinite == "skip" else ", or train.trouble=skip to pass such batches over"
+                ""
+                if self.run.train.on_nonfinite == "skip"
+                else ", or train.on_nonfinite=skip to pass such batches over"
             )
             raise GlasshouseError(
                 f"{sentence} No weight has changed. See {str(self.folder / NONFINITE)!r}; try a lower train.lr{advice}."
@@ -360,10 +362,10 @@ class Trainer:
         self.state = replace(self.state, skipped=skipped)
 
     def _line(self, outcome: StepMetrics) -> JsonDict:
-        rate = self.step_fn.optimizer.param_groups[0]["lr"]
+        lr = self.step_fn.optimizer.param_groups[0]["lr"]
         epoch = self.state.next_batch * self.batches.batch_size / len(self.samples)
-        values = {"epoch": epoch, "loss": outcome.loss, "rate": rate, "norm": outcome.grad_norm}
-        values |= {"targets": outcome.n_targets, "tokens_per_second": round(self.throughput.tokens_per_second, 1)}
+        values = {"epoch": epoch, "loss": outcome.loss, "lr": lr, "grad_norm": outcome.grad_norm}
+        values |= {"n_targets": outcome.n_targets, "tokens_per_second": round(self.throughput.tokens_per_second, 1)}
         return _as_json(values)
 
     def _end_step(self) -> None:

@@ -30,8 +30,8 @@ from glasshouse.training.datasets import given_tokenizer
 from glasshouse.training.run import Data, Train, recipes
 
 HEADS: dict[Kind, str] = {
-    "labelled": "sequence_label",
-    "tagged": "token_label",
+    "labelled": "sequence_classification",
+    "tagged": "token_classification",
 }  # by the kind of data that has labels
 
 
@@ -70,7 +70,7 @@ def wanted_kind(table: JsonDict, base: Model | None) -> Kind | None:
 
     >>> wanted_kind({"preset": "vaswani-base"}, None)
     'pairs'
-    >>> wanted_kind({"preset": "tiny-encoder", "head": "token_label"}, None)
+    >>> wanted_kind({"preset": "tiny-encoder", "head": "token_classification"}, None)
     'tagged'
     """
     if base is not None:

@@ -72,10 +72,10 @@ class Muon(Settings):
     The step of a matrix is multiplied by max(1, rows / columns) ** 0.5: "original" among the ways that
     `torch.optim.Muon` has to adjust the rate. Rate and decay are those of the published example.
 
-    >>> Muon(steps=0)
+    >>> Muon(ns_steps=0)
     Traceback (most recent call last):
     ...
-    glasshouse.errors.ConfigError: muon.steps is 0, but it must be above 0.
+    glasshouse.errors.ConfigError: muon.ns_steps is 0, but it must be above 0.
     """
 
     kind: ClassVar[str] = "muon"
@@ -86,7 +86,7 @@ class Muon(Settings):
     adamw: AdamW = AdamW()
 
     def check(self) -> None:
-        require_positive(self, "lr", "steps")
+        require_positive(self, "lr", "ns_steps")
         _require_share(self, "momentum")
         _require_decay(self)
 
@@ -105,7 +105,7 @@ def make_optimizer(model: nn.Module, choice: Optimizer) -> torch.optim.Optimizer
     >>> for group in make_optimizer(model, Muon()).param_groups:
     ...     print(group["kind"], group["lr"], group["weight_decay"], len(group["params"]), group["param_names"][0])
     muon 0.02 0.01 14 stack.blocks.0.attention.layer.query.weight
-    adamw 0.001 0.1 2 token.table.weight
+    adamw 0.001 0.1 2 token_embedding.table.weight
     adamw 0.001 0.0 9 stack.blocks.0.attention.norm.weight
     """
     named = [(name, weight) for name, weight in model.named_parameters() if weight.requires_grad]
@@ -116,14 +116,14 @@ def make_optimizer(model: nn.Module, choice: Optimizer) -> torch.optim.Optimizer
     match choice:
         case AdamW():
             return torch.optim.AdamW(_adamw_groups(named, choice))
-        case Muon(lr, momentum, weight_decay, steps):
+        case Muon(lr, momentum, weight_decay, ns_steps):
             inside = set(_block_matrices(model))
             matrices = [(name, weight) for name, weight in named if weight in inside]
             if not matrices:
                 raise InputError(
                     "muon moves the matrices inside the blocks, and none is to be trained; choose adamw."
                 )
-            group = {"params": matrices, "momentum": momentum, "weight_decay": weight_decay, "steps": steps}
+            group = {"params": matrices, "momentum": momentum, "weight_decay": weight_decay, "ns_steps": ns_steps}
             rest = [(name, weight) for name, weight in named if weight not in inside]
             return MuonAdamW([_with_lr(lr, kind="muon", **group), *_adamw_groups(rest, choice.adamw)])
         case _:
@@ -204,15 +204,15 @@ class MuonAdamW(torch.optim.Optimizer):
         """Move matrices of one shape."""
         for weight in weights:
             if not self.state[weight]:
-                self.state[weight]["momentum"] = torch.zeros_like(weight)
+                self.state[weight]["momentum_buffer"] = torch.zeros_like(weight)
         gradients = _gradients(weights)
-        averages = [self.state[weight]["momentum"] for weight in weights]
+        averages = [self.state[weight]["momentum_buffer"] for weight in weights]
         torch._foreach_lerp_(averages, gradients, 1 - group["momentum"])
         ahead = torch._foreach_lerp(gradients, averages, group["momentum"])  # Nesterov's: where it is going to be
 
         moves = torch.stack(ahead)
         moves = moves / torch.linalg.matrix_norm(moves, keepdim=True).clamp(min=1e-7)  # narrow types hold it then
-        moves = newton_schulz(moves.to(compute_dtype(moves.device)), group["steps"]).to(moves.dtype)
+        moves = newton_schulz(moves.to(compute_dtype(moves.device)), group["ns_steps"]).to(moves.dtype)
 
         rows, columns = weights[0].shape
         torch._foreach_mul_(weights, 1 - group["lr"] * group["weight_decay"])

@@ -71,9 +71,9 @@ def draw(journal: Journal, folder: Path) -> list[Path]:
             label = f"validation, lowest {values[lowest]:.4g} at step {steps[lowest]:,.0f}"
             loss.plot(steps, values, "o-", color=VERMILION, ms=4, lw=1.2, label=label, gid="validation")
         loss.legend(loc="upper right")  # the best place takes long to find, and a loss falls away from here
-        rate.plot(*_thinned(lines["rate"]), color=GREEN, lw=1.6, gid="rate")
+        rate.plot(*_thinned(lines["lr"]), color=GREEN, lw=1.6, gid="lr")
         rate.set_ylim(bottom=0)
-        _noisy(norm, "norm", lines["norm"], PURPLE)
+        _noisy(norm, "grad_norm", lines["grad_norm"], PURPLE)
         for axes, label in ((loss, "loss"), (rate, "learning rate"), (norm, "gradient norm")):
             axes.set_ylabel(label)
             if axes.get_yscale() == "log":
@@ -97,7 +97,7 @@ def draw(journal: Journal, folder: Path) -> list[Path]:
 
 def _read(journal: Journal) -> dict[str, Line] | None:
     """Return each line to draw, without what is missing or not finite; None where the journal has no two lines."""
-    found = {name: (array("d"), array("d")) for name in ("loss", "validation_loss", "rate", "norm")}
+    found = {name: (array("d"), array("d")) for name in ("loss", "validation_loss", "lr", "grad_norm")}
     count = 0
     for entry in journal.lines():
         count += 1

@@ -21,9 +21,16 @@ from glasshouse.training.schedule import Cosine, Schedule
 
 # What may differ when a run goes on: none of it changes what is learned, save how early a run stops.
 CHANGEABLE_ON_RESUME = {
-    *("train.out", "train.keep", "train.save_every", "train.eval_every", "train.eval_samples", "train.patience"),
-    *("train.device", "train.compile", "train.parts", "train.workers", "train.trouble", "train.wandb"),
-    *("train.probes", "train.samples", "train.history"),
+    *(
+        "train.out",
+        "train.keep_checkpoints",
+        "train.save_every",
+        "train.eval_every",
+        "train.eval_samples",
+        "train.patience",
+    ),
+    *("train.device", "train.compile", "train.grad_accum", "train.workers", "train.on_nonfinite", "train.wandb"),
+    *("train.probes", "train.sample_prompts", "train.keep_snapshots"),
 }
 DEFAULT_STEPS = 1000  # where neither steps nor epochs are given
 DEFAULT_SCHEDULE = Cosine(
@@ -49,8 +56,8 @@ class Data:
 
     def __post_init__(self) -> None:
         require(len(self.path) > 0, "data.path", self.path, "a path or the name of a built-in set")
-        require(0 < self.val_fraction < 1, "data.hold_out", self.val_fraction, "above 0 and below 1")
-        require(self.seq_len > 0, "data.length", self.seq_len, "at least 1")
+        require(0 < self.val_fraction < 1, "data.val_fraction", self.val_fraction, "above 0 and below 1")
+        require(self.seq_len > 0, "data.seq_len", self.seq_len, "at least 1")
         require(self.vocab_size > 0, "data.vocab_size", self.vocab_size, "at least 1")
 
 
@@ -101,14 +108,14 @@ class Train(Settings):
             raise ConfigError(f"train.steps is {self.steps} and train.epochs is {self.epochs:g}; give one of them.")
         if self.steps is self.epochs is None:
             object.__setattr__(self, "steps", DEFAULT_STEPS)
-        for name in ("batch_tokens", "keep"):
+        for name in ("batch_tokens", "keep_checkpoints"):
             require(getattr(self, name) > 0, f"train.{name}", getattr(self, name), "at least 1")
         require(self.steps is None or self.steps > 0, "train.steps", self.steps, "at least 1")
         require(self.epochs is None or 0 < self.epochs < math.inf, "train.epochs", self.epochs, "above 0")
-        counts = ("parts", "workers", "eval_every", "eval_samples", "patience", "save_every", "samples", "history")
-        for name in (*counts, "clip", "seed"):
+        counts = ("grad_accum", "workers", "eval_every", "eval_samples", "patience", "save_every", "sample_prompts")
+        for name in (*counts, "keep_snapshots", "grad_clip", "seed"):
             require(getattr(self, name) >= 0, f"train.{name}", getattr(self, name), "0 or more")
-        for name in ("smoothing", "average"):
+        for name in ("label_smoothing", "ema"):
             require(0 <= getattr(self, name) < 1, f"train.{name}", getattr(self, name), "at least 0 and below 1")
         require(self.lr is None or self.lr > 0, "train.lr", self.lr, "above 0")
         if self.steps is not None:
@@ -176,7 +183,7 @@ class Run:
         and takes them to be of the kind that its own are of. Where the settings ask for so few steps that the file's
         warm-up does not fit in, it keeps its share of the steps.
 
-        >>> run = Run.load("dates", "data.path=my/pairs.tsv", "data.fields=en,de")
+        >>> run = Run.load("dates", "data.path=my/pairs.tsv", "data.columns=en,de")
         >>> run.train.out, run.data.kind, run.data.fields
         ('runs/pairs', 'pairs', ('en', 'de'))
         """

@@ -54,7 +54,7 @@ def describe(trainer: Trainer) -> list[str]:
     fields = ", ".join(material.train.manifest.get("fields", ()))
     kind = material.train.kind + (f" (columns {fields})" if fields else "")
     left_out = getattr(trainer.samples, "n_too_long", 0)
-    longer = f"; {left_out:,} longer than data.length are left out" if left_out else ""
+    longer = f"; {left_out:,} longer than data.seq_len are left out" if left_out else ""
     device = str(trainer.device)
     device += f" ({torch.cuda.get_device_name(trainer.device)})" if trainer.device.type == "cuda" else ""
     device += f" ({_count(torch.get_num_threads(), 'thread')})" if trainer.device.type == "cpu" else ""

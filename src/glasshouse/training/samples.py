@@ -99,7 +99,7 @@ class SourcePrompts:
             {
                 "prompt": self.tok.decode(read, special=self.roles),
                 "text": text,
-                "wanted": self.tok.decode(wanted, special=False),
+                "reference": self.tok.decode(wanted, special=False),
             }
             for (read, wanted), text in zip(self.asked, written, strict=True)
         ]
@@ -123,7 +123,7 @@ class MaskedPrompts:
         said = clone_sharing_parameters(model).eval()(self.shown.to(device), documents=documents).argmax(-1).cpu()
         filled = self.texts.where(~self.hidden, said)
         rows = zip(self.shown, filled, self.texts, strict=True)
-        return [dict(zip(("prompt", "text", "wanted"), map(self._spell, row), strict=True)) for row in rows]
+        return [dict(zip(("prompt", "text", "reference"), map(self._spell, row), strict=True)) for row in rows]
 
     def _spell(self, ids: Tensor) -> str:
         return self.tok.decode(number for number in ids.tolist() if number in self.tok.ids)

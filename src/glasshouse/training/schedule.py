@@ -58,14 +58,14 @@ class _Ending(_Schedule):
 
     def check(self) -> None:
         super().check()
-        require(0 <= self.final_factor <= 1, f"{self.kind}.end", self.final_factor, "from 0 to 1")
+        require(0 <= self.final_factor <= 1, f"{self.kind}.final_factor", self.final_factor, "from 0 to 1")
 
 
 @dataclass(frozen=True)
 class Cosine(_Ending):
     """Half a wave down to the end.
 
-    >>> [round(Cosine(end=0.0).factor(step, 5), 3) for step in range(5)]
+    >>> [round(Cosine(final_factor=0.0).factor(step, 5), 3) for step in range(5)]
     [1.0, 0.854, 0.5, 0.146, 0.0]
     """
 
@@ -79,7 +79,7 @@ class Cosine(_Ending):
 class Linear(_Ending):
     """A straight line down to the end.
 
-    >>> [Linear(end=0.0).factor(step, 5) for step in range(5)]
+    >>> [Linear(final_factor=0.0).factor(step, 5) for step in range(5)]
     [1.0, 0.75, 0.5, 0.25, 0.0]
     """
 
@@ -93,16 +93,18 @@ class Linear(_Ending):
 class WSD(_Ending):
     """The same rate, then a straight line down over the last part of the steps.
 
-    >>> [Trapezoid(end=0.0, decay=0.5).factor(step, 9) for step in range(9)]
+    >>> [WSD(final_factor=0.0, decay_fraction=0.5).factor(step, 9) for step in range(9)]
     [1.0, 1.0, 1.0, 1.0, 1.0, 0.75, 0.5, 0.25, 0.0]
     """
 
-    kind: ClassVar[str] = "trapezoid"
+    kind: ClassVar[str] = "wsd"
     decay_fraction: float = 0.2  # the share of the way, warm-up apart, on which it falls
 
     def check(self) -> None:
         super().check()
-        require(0 < self.decay_fraction <= 1, f"{self.kind}.decay", self.decay_fraction, "above 0 and at most 1")
+        require(
+            0 < self.decay_fraction <= 1, f"{self.kind}.decay_fraction", self.decay_fraction, "above 0 and at most 1"
+        )
 
     def _after(self, step: int, steps: int) -> float:
         left = (1 - self._share(step, steps)) / self.decay_fraction
@@ -119,7 +121,7 @@ class InverseSqrt(_Schedule):
     [0.25, 1.0, 0.5, 0.25]
     """
 
-    kind: ClassVar[str] = "inverse_root"
+    kind: ClassVar[str] = "inverse_sqrt"
 
     def _after(self, step: int, steps: int) -> float:
         return math.sqrt(max(1, self.warmup) / (step + 1))

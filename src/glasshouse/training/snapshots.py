@@ -15,9 +15,9 @@ from pathlib import Path
 from glasshouse import store
 from glasshouse.hub.run_folder import saved_steps, step_folder_name
 
-SNAPSHOTS = "history"
+SNAPSHOTS = "snapshots"
 MOVED = ".moved"
-STATE = "training.*"  # what a checkpoint holds beside its model
+STATE = "training_state.*"  # what a checkpoint holds beside its model
 FULL = (errno.ENOSPC, errno.EDQUOT)
 
 

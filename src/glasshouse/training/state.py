@@ -32,7 +32,7 @@ def optimizer_state(optimizer: torch.optim.Optimizer) -> CheckpointData:
                 tensors[f"optimizer.{number}.{name}"] = value
             else:
                 plain[f"{number}.{name}"] = value
-    return CheckpointData(tensors, {"optimizer": {"groups": table["param_groups"], "plain": plain}})
+    return CheckpointData(tensors, {"optimizer": {"param_groups": table["param_groups"], "scalars": plain}})
 
 
 def load_optimizer_state(state: CheckpointData, optimizer: torch.optim.Optimizer) -> None:
@@ -42,11 +42,11 @@ def load_optimizer_state(state: CheckpointData, optimizer: torch.optim.Optimizer
     for name, value in _under("optimizer", state.tensors).items():
         number, _, key = name.partition(".")
         held.setdefault(int(number), {})[key] = value.clone()
-    for name, value in about["plain"].items():
+    for name, value in about["scalars"].items():
         number, _, key = name.partition(".")
         held.setdefault(int(number), {})[key] = value
     try:
-        optimizer.load_state_dict({"state": held, "param_groups": about["groups"]})
+        optimizer.load_state_dict({"state": held, "param_groups": about["param_groups"]})
     except (ValueError, KeyError) as error:
         reason = str(error).partition("\n")[0]
         raise StoreError(f"the optimizer's state is of another optimizer ({reason}); start a new run.") from None
@@ -54,15 +54,15 @@ def load_optimizer_state(state: CheckpointData, optimizer: torch.optim.Optimizer
 
 def rng_state() -> CheckpointData:
     """Return the state of every random generator: torch's on each device, Python's and numpy's."""
-    tensors = {"chance.cpu": torch.get_rng_state()}
+    tensors = {"rng.cpu": torch.get_rng_state()}
     if torch.cuda.is_available():
-        tensors |= {f"chance.cuda.{i}": state for i, state in enumerate(torch.cuda.get_rng_state_all())}
+        tensors |= {f"rng.cuda.{i}": state for i, state in enumerate(torch.cuda.get_rng_state_all())}
     if torch.backends.mps.is_available():
-        tensors["chance.mps"] = torch.mps.get_rng_state()
+        tensors["rng.mps"] = torch.mps.get_rng_state()
     name, keys, position, has_gauss, gauss = np.random.get_state(legacy=True)
-    tensors["chance.numpy"] = torch.from_numpy(np.asarray(keys).astype(np.int64))
+    tensors["rng.numpy"] = torch.from_numpy(np.asarray(keys).astype(np.int64))
     version, numbers, pending = random.getstate()
-    tensors["chance.python"] = torch.tensor(numbers, dtype=torch.int64)
+    tensors["rng.python"] = torch.tensor(numbers, dtype=torch.int64)
     about = {"numpy": [name, int(position), int(has_gauss), float(gauss)], "python": [version, pending]}
     return CheckpointData(tensors, {"chance": about})
 

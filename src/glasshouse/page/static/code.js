@@ -21,7 +21,7 @@ export function opening(glass) {
 /** A call that gives what the head says at the selected token, or of the whole text; where it says nothing, vectors. */
 export function answer(glass, inputs) {
   if (!glass.says) return `model(${inputs})`;
-  return `model(${inputs})[0${glass.model.head === "sequence_label" ? "" : `, ${glass.token}`}].softmax(-1)`;
+  return `model(${inputs})[0${glass.model.head === "sequence_classification" ? "" : `, ${glass.token}`}].softmax(-1)`;
 }
 
 /** The changes as `gh.edit` takes them; patches are read from `seen`. */

@@ -75,7 +75,7 @@ def _sublayer(way: Way, part: str, x: Tensor, seen: dict[str, Tensor]) -> Iterat
     residual, order = way.block.get_submodule(part), way.spec.norm_placement
     added, after = seen[ADDED[part]], seen[AFTER[part]]
     given = x
-    if order != "after":
+    if order != "post":
         given = residual.norm(x)
         yield norm_card(f"{part}.norm", residual.norm, x, given)
     inner = feedforward_steps if part == "feedforward" else attention_steps
@@ -87,7 +87,7 @@ def _sublayer(way: Way, part: str, x: Tensor, seen: dict[str, Tensor]) -> Iterat
         yield norm_card(f"{part}.norm_out", residual.norm_out, made, added, way.site(ADDED[part]))
     else:
         yield last | {"y": wire.packed(added), "site": way.site(ADDED[part])}
-    if order == "after":
+    if order == "post":
         total = x + added
         yield card(f"{part}.add", "add", x=x, added=added, y=total)
         yield norm_card(f"{part}.norm", residual.norm, total, after, way.site(AFTER[part]))

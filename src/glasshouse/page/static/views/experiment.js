@@ -17,7 +17,7 @@ export function mount(glass, root) {
   const changes = history(glass);
   const inside = [switches(glass, changes), changed(glass, changes)];
   const outcome = [said(glass), loss(glass)];
-  if (model.speaks || model.head === "token_label") outcome.push(lens(glass));
+  if (model.speaks || model.head === "token_classification") outcome.push(lens(glass));
   const second = patching(glass, changes);
   const parts = [...inside, ...outcome, second];
   const nodes = (some) => some.map((part) => part.node);

@@ -12,7 +12,7 @@ import { sum } from "glasshouse/views/stream/sum.js";
 import { table } from "glasshouse/views/stream/table.js";
 
 export function mount(glass, root) {
-  const reads = glass.model.speaks || glass.model.head === "token_label";
+  const reads = glass.model.speaks || glass.model.head === "token_classification";
   const first = table(glass, reads);
   const facts = [reads ? cell(glass) : null, lengths(glass), likeness(glass)].filter(Boolean);
   const last = glass.model.speaks ? [sum(glass)] : [];

@@ -48,7 +48,7 @@ function following(glass) {
   const write = (n) => h("button", { type: "button", class: n > 1 ? "act" : "act first", data: { testid: `write-${n}` }, on: { click: () => goOn(glass, n, written) } }, n > 1 ? `write ${n} more` : "draw one token");
   const controls = model.writes ? [settings.node, h("div", { class: "controls" }, write(1), write(20), h("span", { class: "quiet" }, "each press draws anew"))] : [];
   const node = panel(title, about, list, facts, controls, written);
-  if (!model.speaks && model.head !== "sequence_label" && model.head !== "token_label") put(list, instead(`The head of this model is ${model.head}, which says nothing of tokens; look at its attention instead.`));
+  if (!model.speaks && model.head !== "sequence_classification" && model.head !== "token_classification") put(list, instead(`The head of this model is ${model.head}, which says nothing of tokens; look at its attention instead.`));
 
   return {
     node,

@@ -62,7 +62,7 @@ function strip(selection) {
     const style = getComputedStyle(node);
     const [sheet, accent, more, quiet, compare, compareInk] = ["sheet", "accent", "more", "quiet", "compare", "compare-ink"].map((name) => style.getPropertyValue(`--${name}`).trim());
     const { data } = unpack(found.weights);
-    const size = width / data.length;
+    const size = width / data.seq_len;
     const most = Math.max(data.reduce((so, one) => Math.max(so, one), 0), 1e-9);
     const gap = size > 6 ? 2 : size > 3 ? 1 : 0;
     pen.fillStyle = sheet; // what may not be seen stays hatched
@@ -96,8 +96,8 @@ function strip(selection) {
         pen.fillText(letters.length > room ? `${letters.slice(0, room - 1).join("")}…` : one.text, (place + 0.5) * size, tall + 13);
       });
     }
-    canvas.setAttribute("aria-label", `weights of token ${query} on all ${data.length} tokens; the largest is ${short(most)}${found.seen < data.length ? "; some may not be seen" : ""}`);
-    put(axis, h("span", {}, "token 0"), h("span", {}, `a full bar is ${short(most)}`), h("span", {}, `token ${data.length - 1}`));
+    canvas.setAttribute("aria-label", `weights of token ${query} on all ${data.seq_len} tokens; the largest is ${short(most)}${found.seen < data.seq_len ? "; some may not be seen" : ""}`);
+    put(axis, h("span", {}, "token 0"), h("span", {}, `a full bar is ${short(most)}`), h("span", {}, `token ${data.seq_len - 1}`));
   }
 
   return {

@@ -49,8 +49,8 @@ function plain(name) {
 function strip(name, data, say, { share = false, label = (i) => `${plain(name)}[${i}]` } = {}) {
   const most = largest(data);
   const canvas = h("canvas", {
-    class: "ribbon", width: data.length, height: 1, tabindex: 0, role: "slider",
-    "aria-label": `${plain(name)}, all ${data.length}`, "aria-valuemin": 0, "aria-valuemax": data.length - 1,
+    class: "ribbon", width: data.seq_len, height: 1, tabindex: 0, role: "slider",
+    "aria-label": `${plain(name)}, all ${data.seq_len}`, "aria-valuemin": 0, "aria-valuemax": data.seq_len - 1,
   });
   const context = canvas.getContext("2d");
   data.forEach((value, i) => {
@@ -60,16 +60,16 @@ function strip(name, data, say, { share = false, label = (i) => `${plain(name)}[
   });
   let at = 0;
   function tell(i) {
-    at = Math.max(0, Math.min(data.length - 1, i));
+    at = Math.max(0, Math.min(data.seq_len - 1, i));
     const text = `${label(at)} = ${exact(data[at])}`;
     canvas.setAttribute("aria-valuenow", at);
     canvas.setAttribute("aria-valuetext", text);
     say(text);
   }
-  canvas.addEventListener("pointermove", (event) => tell(Math.floor((event.offsetX / canvas.clientWidth) * data.length)));
+  canvas.addEventListener("pointermove", (event) => tell(Math.floor((event.offsetX / canvas.clientWidth) * data.seq_len)));
   canvas.addEventListener("focus", () => tell(at));
   canvas.addEventListener("keydown", (event) => {
-    const to = { ArrowRight: at + 1, ArrowLeft: at - 1, Home: 0, End: data.length - 1, PageUp: at + 16, PageDown: at - 16 }[event.key];
+    const to = { ArrowRight: at + 1, ArrowLeft: at - 1, Home: 0, End: data.seq_len - 1, PageUp: at + 16, PageDown: at - 16 }[event.key];
     if (to === undefined) return;
     event.preventDefault();
     tell(to);
@@ -85,18 +85,18 @@ export function exact(value) {
 
 /** A button that counts what is not written out, and shows it as a strip in `below`. */
 function more(name, data, below, say) {
-  if (data.length <= FIRST) return null;
+  if (data.seq_len <= FIRST) return null;
   let shown = null;
   const button = h("button", { type: "button", class: "link rest", "aria-expanded": "false", data: { testid: `more-${plain(name)}` }, on: { click: () => {
     if (shown) {
       shown.remove();
       shown = null;
     } else {
-      shown = h("div", { class: "entire" }, h("span", { class: "name" }, formula(name), ` all ${data.length}`), strip(name, data, say));
+      shown = h("div", { class: "entire" }, h("span", { class: "name" }, formula(name), ` all ${data.seq_len}`), strip(name, data, say));
       below.append(shown);
     }
     button.setAttribute("aria-expanded", Boolean(shown));
-  } } }, `+ ${data.length - FIRST} more`);
+  } } }, `+ ${data.seq_len - FIRST} more`);
   return button;
 }
 
@@ -109,8 +109,8 @@ export function rows(list, say, { alike = false } = {}) {
     const data = all[i];
     return h("div", { class: "vector" },
       h("span", { class: "sign", "aria-hidden": "true" }, sign),
-      h("span", { class: "label" }, formula(`${name} [${data.length}]`)),
-      h("span", { class: "cells", role: "group", "aria-label": `${plain(name)}, the first ${Math.min(FIRST, data.length)} of ${data.length}`, data: { testid: `vector-${plain(name)}` } },
+      h("span", { class: "label" }, formula(`${name} [${data.seq_len}]`)),
+      h("span", { class: "cells", role: "group", "aria-label": `${plain(name)}, the first ${Math.min(FIRST, data.seq_len)} of ${data.seq_len}`, data: { testid: `vector-${plain(name)}` } },
         cells(data.slice(0, FIRST), alike ? common : largest(data), name), captions ? captions.slice(0, FIRST).map((text) => h("small", {}, text)) : null),
       h("span", { class: "tail" }, more(name, data, below, say)));
   });
@@ -127,8 +127,8 @@ export function product({ y, W, x, b }, card, say) {
   const made = unpack(card.y).data;
   const bias = card.bias ? unpack(card.bias).data : null;
   const column = (name, data) => h("div", { class: "upright" },
-    h("span", { class: "label" }, formula(name), h("span", { class: "shape" }, String(data.length))),
-    h("span", { class: "cells", role: "group", "aria-label": `${plain(name)}, the first ${Math.min(FIRST, data.length)} of ${data.length}`, data: { testid: `vector-${plain(name)}` } }, cells(data.slice(0, FIRST), largest(data), name)),
+    h("span", { class: "label" }, formula(name), h("span", { class: "shape" }, String(data.seq_len))),
+    h("span", { class: "cells", role: "group", "aria-label": `${plain(name)}, the first ${Math.min(FIRST, data.seq_len)} of ${data.seq_len}`, data: { testid: `vector-${plain(name)}` } }, cells(data.slice(0, FIRST), largest(data), name)),
     more(name, data, below, say) ?? h("span", { class: "rest" }));
   const grid = [];
   for (let i = 0; i < high; i += 1) {
@@ -202,8 +202,8 @@ export function weighted(value, what, most = 1) {
 
 /** All tokens as a strip, where only some are written out. */
 export function everywhere(name, data, tokens, say, { share = false, shown = 0 } = {}) {
-  if (data.length <= shown) return null;
-  return h("div", { class: "entire" }, h("span", { class: "name" }, formula(name), ` of all ${plural(data.length, "token")}`),
+  if (data.seq_len <= shown) return null;
+  return h("div", { class: "entire" }, h("span", { class: "name" }, formula(name), ` of all ${plural(data.seq_len, "token")}`),
     strip(name, data, say, { share, label: (j) => `${plain(name)}[${j}], “${tokens[j]?.text ?? j}”` }));
 }
 

@@ -1,8 +1,8 @@
 """The whole training loop beside the bare step inside it: batches, clipping, metrics and checkpoints, on the CPU.
 
-    python benchmarks/loop.py [--rounds 5] [--sizes small large]
+    python benchmarks/train_loop.py [--rounds 5] [--sizes small large]
 
-The bare step is that of benchmarks/step.py: forward, backward, AdamW, over and over on one batch that is there
+The bare step is that of benchmarks/train_step.py: forward, backward, AdamW, over and over on one batch that is there
 already. Both take turns within a round; a ratio is the median over rounds of the ratio within a round.
 """
 
@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from step import SIZES, Size, glasshouse, make_step, ratio, seconds
+from train_step import SIZES, Size, glasshouse, make_step, ratio, seconds
 
 import glasshouse as gh
 from glasshouse.training.progress import SilentReporter

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from looked_at import IDS
+from inspected_models import IDS
 from torch import Tensor
 
 import glasshouse as gh

@@ -1,6 +1,6 @@
 """Claim A11: what the heads of trained models do, found by the tools of glasshouse.inspection and not planted.
 
-    python benchmarks/heads.py [--parts recall echo library]
+    python benchmarks/attention_heads.py [--parts recall echo library]
 
 recall: the model of claim M7, one layer that finds the only capital letter: which of its heads look at it, what
         silencing each costs, and how much of the answer moves when each is patched from another text.

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 from hypothesis import HealthCheck, assume, given, settings
-from looked_at import IDS, Model, close, inputs, make
+from inspected_models import IDS, Model, close, inputs, make
 from spec_strategy import VOCABULARY, specs
 from torch import Tensor
 
@@ -113,7 +113,7 @@ def test_each_row_is_the_stream_through_norm_and_head() -> None:
 
     holds()
     assert {kind for kind, *_ in seen_kinds} == {"decoder", "encoder", "seq2seq"}
-    assert {head for _, head, *_ in seen_kinds} == {"next_token", "masked_token", "token_label"}
+    assert {head for _, head, *_ in seen_kinds} == {"next_token", "masked_token", "token_classification"}
     assert {rest for *_, order, final in seen_kinds for rest in [(order, final)]} == {
         (order, final) for order in ("before", "after", "sandwich") for final in (True, False)
     }
@@ -302,7 +302,9 @@ def test_the_drawing_has_words_and_stays_small(tmp_path: Path) -> None:
     assert "2 more texts" in drawn
     assert f">{seen.tokens[1, 0, 0, 0]}</td>" in drawn
     seen.save_html(tmp_path / "lens.html")
-    labelled = make(gh.preset("tiny-encoder", head={"kind": "token_label", "n_labels": 2, "labels": ["yes", "no"]}))
+    labelled = make(
+        gh.preset("tiny-encoder", head={"kind": "token_classification", "n_labels": 2, "labels": ["yes", "no"]})
+    )
     words = {0: "yes", 1: "no"}
     seen = lens(labelled, ids[:1, :3])
     for word in {words[number] for number in seen.tokens[..., 0].flatten().tolist()}:
@@ -314,8 +316,8 @@ def test_what_cannot_be_read_is_refused_with_a_sentence() -> None:
     for head in ("none", "pooled"):
         with pytest.raises(gh.InputError, match=f"the head is '{head}', but a lens needs logits at every position"):
             lens(tiny("tiny-encoder", head={"kind": head}), IDS)
-    with pytest.raises(gh.InputError, match="the head is 'sequence_label'"):
-        lens(tiny("tiny-encoder", head={"kind": "sequence_label", "n_labels": 3}), IDS)
+    with pytest.raises(gh.InputError, match="the head is 'sequence_classification'"):
+        lens(tiny("tiny-encoder", head={"kind": "sequence_classification", "n_labels": 3}), IDS)
     with pytest.raises(gh.InputError, match="positions holds 6, but there are 6; stay within 0 and 5"):
         lens(model, IDS, positions=[0, 6])
     with pytest.raises(gh.InputError, match="layers holds 3, but there are 3; stay within 0 and 2"):

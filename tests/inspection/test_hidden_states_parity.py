@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from hub.published import CASES, make
+from hub.hf_models import CASES, make
 from torch import Tensor
 
 import glasshouse as gh

@@ -1,4 +1,4 @@
-"""Looking inside: statement A11, on a model trained in seconds; `benchmarks/heads.py` has larger ones."""
+"""Looking inside: statement A11, on a model trained in seconds; `benchmarks/attention_heads.py` has larger ones."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ from glasshouse import store
 from glasshouse.errors import ConfigError, InputError
 from glasshouse.hub.run_folder import saved_steps, step_folder_name
 from glasshouse.training import Run, SavedCheckpoint, is_run, list_checkpoints, train
-from glasshouse.training.checkpoint import ABOUT, TENSORS, Checkpoints
+from glasshouse.training.checkpoint import STATE, TENSORS, Checkpoints
 from glasshouse.training.snapshots import Snapshots, steps_to_drop
 from glasshouse.training.state import CheckpointData
 
@@ -85,7 +85,7 @@ def test_the_weights_are_those_that_the_checkpoints_had(place: Path) -> None:
         assert_equal(weights(history / step_folder_name(step)), weights(kept / step_folder_name(step)))
         assert gh.load(history / step_folder_name(step))[1] is not None  # with its tokenizer
         files = {path.name for path in (kept / step_folder_name(step)).iterdir()}
-        assert {path.name for path in (history / step_folder_name(step)).iterdir()} == files - {TENSORS, ABOUT}
+        assert {path.name for path in (history / step_folder_name(step)).iterdir()} == files - {TENSORS, STATE}
     assert_same(place, "whole", "all")
     assert saved_steps(place / "all" / "history") == [0]
 
@@ -153,7 +153,7 @@ WRITER = """
 import sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[2])
-from test_history import save
+from test_snapshots import save
 from glasshouse.training.checkpoint import Checkpoints
 
 checkpoints = Checkpoints(Path(sys.argv[1]) / "checkpoints", 1, 3)

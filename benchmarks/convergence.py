@@ -1,6 +1,6 @@
 """What models learn, on public text and on the samples that come with the package, by the loop that everyone uses.
 
-    python benchmarks/learning.py --parts shakespeare --data FOLDER [--out runs/learning] [--seeds 1]
+    python benchmarks/convergence.py --parts shakespeare --data FOLDER [--out runs/learning] [--seeds 1]
 
 FOLDER holds shakespeare/input.txt and multi30k/{train,val,test_2016_flickr}.{de,en}; dates, langid and labels need
 none. Each part prints what it measured and how long it trained. A run that was stopped goes on.
@@ -133,7 +133,7 @@ def multi30k(data: Path, out: Path, seed: int) -> None:
             "n_layers": 4,
             "n_heads": 4,
             "d_ff": 1024,
-            "norm_placement": "before",
+            "norm_placement": "pre",
             "final_norm": True,
             "dropout": 0.3,
             "embed_dropout": 0.1,

@@ -1,6 +1,6 @@
 """One training step beside its peers: forward, backward, AdamW, on the CPU, at two sizes, eager and compiled.
 
-    python benchmarks/step.py [--rounds 9] [--sizes small large] [--modes eager compiled]
+    python benchmarks/train_step.py [--rounds 9] [--sizes small large] [--modes eager compiled]
 
 Every model has the same depth, width, heads, context and optimizer, and GELU between. Peers differ in where they put
 biases and how they reckon GELU, so each is set against the glasshouse spec that does the same arithmetic: its twin.

@@ -326,15 +326,17 @@ def test_tags_go_with_a_head_for_tokens(tagged: gh.data.Corpus, langid: gh.data.
         s = gh.preset("tiny-encoder", head={"kind": kind, "n_labels": n_labels})
         return make_dataset(s, corpus, batch_size=8, seq_len=20)
 
-    assert isinstance(make("token_label", 3, tagged), TokenClassificationDataset)
+    assert isinstance(make("token_classification", 3, tagged), TokenClassificationDataset)
     with pytest.raises(InputError, match="the model knows 2 labels, but the corpus has 3"):
-        make("token_label", 2, tagged)
+        make("token_classification", 2, tagged)
     with pytest.raises(
-        InputError, match="of kind tagged, which a model of kind encoder with the head sequence_label"
+        InputError, match="of kind tagged, which a model of kind encoder with the head sequence_classification"
     ):
-        make("sequence_label", 3, tagged)
-    with pytest.raises(InputError, match="of kind labelled, which a model of kind encoder with the head token_label"):
-        make("token_label", 64, langid)
+        make("sequence_classification", 3, tagged)
+    with pytest.raises(
+        InputError, match="of kind labelled, which a model of kind encoder with the head token_classification"
+    ):
+        make("token_classification", 64, langid)
     mean = sum(min(int(n), 18) for n in tagged.lengths[:, 0]) / len(tagged)
     assert samples_for_tokens(tagged, 1000, 20) == round(1000 / mean)
 
@@ -482,14 +484,14 @@ def test_every_kind_trains_a_model(
     """One step on each kind of sample lowers its loss: the batch says all that a trainer needs."""
     kinds = every_kind(english, dates, langid, tagged, chat)
     size = {"vocab_size": 600, "max_len": 512, "n_layers": 1}
-    label = {"kind": "sequence_label", "n_labels": len(langid.labels), "pooling": "first"}
+    label = {"kind": "sequence_classification", "n_labels": len(langid.labels), "pooling": "first"}
     presets = {
         "running": gh.preset("tiny-decoder", **size),
         "chat": gh.preset("tiny-decoder", **size),
         "masked": gh.preset("tiny-encoder", **size),
         "pairs": gh.preset("tiny-seq2seq", **size),
         "labelled": gh.preset("tiny-encoder", **size, head=label),
-        "tagged": gh.preset("tiny-encoder", **size, head={"kind": "token_label", "n_labels": 3}),
+        "tagged": gh.preset("tiny-encoder", **size, head={"kind": "token_classification", "n_labels": 3}),
     }
     for name, samples in kinds.items():
         torch.manual_seed(0)

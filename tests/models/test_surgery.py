@@ -255,7 +255,7 @@ def test_labels_keep_the_trunk(kind: str, head: dict[str, object]) -> None:
     assert labelled.tokenizer_fingerprint == model.tokenizer_fingerprint
     assert labelled.training
     pooling = "mean" if head["kind"] == "pooled" else "first"
-    assert (labelled.spec.head.kind, labelled.spec.head.pooling) == ("sequence_label", pooling)
+    assert (labelled.spec.head.kind, labelled.spec.head.pooling) == ("sequence_classification", pooling)
     # Normal with deviation 0.02, biases at 0; drawn anew, and the same from the same seed.
     assert labelled.head.classify.weight.shape == (5, 64)
     assert 0.015 < labelled.head.classify.weight.std() < 0.025
@@ -275,7 +275,7 @@ def test_labels_of_tokens_keep_the_trunk(kind: str, head: dict[str, object]) -> 
             with_classifier(model, 5, per_token=True)
         return
     tagging = with_classifier(model, 5, per_token=True)
-    assert (tagging.spec.head.kind, tagging.spec.head.n_labels) == ("token_label", 5)
+    assert (tagging.spec.head.kind, tagging.spec.head.n_labels) == ("token_classification", 5)
     ids = torch.tensor([[10, 11, 12]])
     vectors = gh.build(dataclasses.replace(model.spec, head=gh.spec.NoHead()), dtype=torch.float64)
     vectors.load_state_dict({n: w for n, w in model.state_dict().items() if not n.startswith("head.")})

@@ -153,7 +153,7 @@ SPECS = {
     "qwen2": gh.preset("llama-small", **LLAMA, windows=[5, 0], qkv_bias=True),
     "bert": gh.preset("tiny-encoder", **SMALL),
     "bert-bare": gh.preset("tiny-encoder", **SMALL, head="none"),
-    "bert-labels": gh.preset("tiny-encoder", **SMALL, head={"kind": "sequence_label", "n_labels": 3}),
+    "bert-labels": gh.preset("tiny-encoder", **SMALL, head={"kind": "sequence_classification", "n_labels": 3}),
     "t5": gh.preset("t5-small", **SMALL, d_ff=24),
     "bart": gh.preset("tiny-seq2seq", **SMALL, **BART),
 }

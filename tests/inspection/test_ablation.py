@@ -13,7 +13,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from looked_at import IDS, close, inputs, make, small
+from inspected_models import IDS, close, inputs, make, small
 from spec_strategy import specs
 from torch import Tensor
 
@@ -152,7 +152,7 @@ def test_targets_are_the_answers_of_an_encoder() -> None:
 
 def test_targets_are_the_labels_of_a_text() -> None:
     torch.manual_seed(0)
-    model = make(gh.preset("tiny-encoder", vocab_size=11, head={"kind": "sequence_label", "n_labels": 4}))
+    model = make(gh.preset("tiny-encoder", vocab_size=11, head={"kind": "sequence_classification", "n_labels": 4}))
     found = ablation_effects(model, IDS, targets=torch.tensor([3, 1]))
     assert float(found.baseline) == pytest.approx(
         loss_by_hand(model(IDS)[:, None], [(0, 0, 3), (1, 0, 1)]), rel=1e-12

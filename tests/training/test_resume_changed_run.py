@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from damaged_lines import DAMAGED
+from corrupt_journals import DAMAGED
 from test_loop import Told, assert_same, losses, table
 
 import glasshouse as gh
@@ -59,7 +59,7 @@ def test_which_steps_would_have_been_others_by_hand() -> None:
     assert Cosine(warmup=0, final_factor=1.0).first_difference(100, 200, 100) is None  # which never falls
 
 
-@pytest.mark.parametrize("schedule", [{"kind": "constant"}, {"kind": "trapezoid", "decay": 0.25, "warmup": 2}])
+@pytest.mark.parametrize("schedule", [{"kind": "constant"}, {"kind": "wsd", "decay": 0.25, "warmup": 2}])
 def test_more_steps_are_those_of_a_run_begun_with_them(schedule: dict[str, Any], place: Path) -> None:
     """A finished run where the rate stays, and one that is stopped before it falls."""
     often = {"schedule": schedule, "eval_every": 3}
@@ -91,7 +91,7 @@ def test_where_the_schedule_forbids_it_the_reason_and_the_way_are_given(place: P
     assert str(refused.value) == (
         f"train.steps was 6 and is 12, but of the 6 steps that the run in {str(place / 'run')!r} has taken, those "
         "from step 4 on would have had other learning rates under its cosine schedule (one that is constant, "
-        "inverse_root, or a trapezoid before its decay can be extended); give train.steps=6 to go on, or begin "
+        "inverse_sqrt, or a trapezoid before its decay can be extended); give train.steps=6 to go on, or begin "
         f"another run from these weights by model.from={checkpoint} train.out=FOLDER."
     )
     with pytest.raises(InputError, match=r"train\.steps is 5, but the run in .* has taken 6 steps"):
@@ -161,7 +161,7 @@ def test_adapters_go_on_only_with_the_model_they_adapt(place: Path) -> None:
     with pytest.raises(StoppedError):
         train(Run.from_dict(settings), Told(2, stop))
     model, tok = gh.load(place / "base" / "model")
-    model.state_dict()["token.table.weight"][7, 7] += 1e-3
+    model.state_dict()["token_embedding.table.weight"][7, 7] += 1e-3
     (place / "base" / "model").rename(place / "kept")
     gh.save(model, tok, place / "base" / "model")
     newest = place / "run" / "checkpoints" / "step-00000002"

@@ -32,7 +32,7 @@ def make(init: spec.Init, name: str = "gpt2") -> torch.nn.Module:
 def test_normal() -> None:
     model = make(spec.Normal(0.05))
     block = model.stack.blocks[0]
-    for weight in (model.token.table.weight, block.attention.layer.key.weight, block.attention.layer.out.weight):
+    for weight in (model.token_embedding.table.weight, block.attention.layer.key.weight, block.attention.layer.out.weight):
         assert spread(weight) == near(0.05)
 
 
@@ -63,7 +63,7 @@ def test_xavier_looks_at_the_size_of_each_map() -> None:
         bound = math.sqrt(6 / (128 + len(weight)))  # fan in and fan out of this map alone
         assert float(weight.detach().abs().max()) == pytest.approx(bound, rel=0.01)
         assert spread(weight) == near(bound / math.sqrt(3))
-    assert spread(model.token.table.weight) == near(128**-0.5)
+    assert spread(model.token_embedding.table.weight) == near(128**-0.5)
 
 
 @pytest.mark.parametrize("name", gh.presets())

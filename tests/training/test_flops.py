@@ -35,7 +35,7 @@ def make(kind: str, **choices: Any) -> tuple[gh.models.Model, Batch]:  # noqa: A
     ids = torch.randint(V, (ROWS, LENGTH))
     if kind == "seq2seq":
         return model, Batch(ids, ids, ids >= 0, source=torch.randint(V, (ROWS, SOURCE)))
-    if choices.get("head", {}).get("kind") == "sequence_label":
+    if choices.get("head", {}).get("kind") == "sequence_classification":
         labels = torch.zeros(ROWS, dtype=torch.long)
         return model, Batch(ids, labels, labels == 0)
     return model, Batch(ids, ids, ids >= 0)
@@ -83,9 +83,9 @@ def test_an_encoder_decoder_by_hand() -> None:
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "decoder": ("decoder", {}),
     "modern": ("decoder", {"feedforward": "swiglu", "n_kv_heads": 2, "qk_norm": True, "position": "rotary"}),
-    "own head": ("decoder", {"head": {"kind": "next_token", "tied": False}, "norm_placement": "after"}),
+    "own head": ("decoder", {"head": {"kind": "next_token", "tied": False}, "norm_placement": "post"}),
     "encoder": ("encoder", {"n_segments": 2}),
-    "labels": ("encoder", {"head": {"kind": "sequence_label", "n_labels": 5}}),
+    "labels": ("encoder", {"head": {"kind": "sequence_classification", "n_labels": 5}}),
     "seq2seq": ("seq2seq", {"position": "relative"}),
 }
 

@@ -45,7 +45,7 @@ def test_e1_ids_become_vectors(grow: Grow, watch: Watch) -> None:
     assert vectors.shape == (2, 5, model.spec.d_model)
     for b in range(2):
         for i in range(5):
-            assert torch.equal(vectors[b, i], model.token.table.weight[ids[b, i]])
+            assert torch.equal(vectors[b, i], model.token_embedding.table.weight[ids[b, i]])
     assert all(block[0].output.shape == vectors.shape for block in blocks)
 
 
@@ -75,7 +75,7 @@ def test_e1_row_i_stands_for_position_i_in_every_layer(grow: Grow, watch: Watch)
 def test_e2_lookup_is_one_hot_times_table(grow: Grow, agree: Agree, scaled: bool) -> None:
     """Looking ids up gives one-hot(ids) times the V x D table, in value and in the gradient of the table."""
     token = grow("decoder", embed_scale=scaled).token
-    table = token.table.weight
+    table = token_embedding.table.weight
     ids = torch.tensor([[3, 7, 3], [0, 22, 3]])
     one_hot = torch.zeros(2, 3, 23, dtype=torch.float64)
     for b in range(2):
@@ -100,7 +100,7 @@ def test_e2_untied_gradient_reaches_only_the_rows_used(grow: Grow, kind: str) ->
         head = {"kind": "masked_token" if kind == "encoder" else "next_token", "tied": tied}
         model = grow(kind, head=head)
         F.cross_entropy(run(model, ids).flatten(0, 1), ids.flatten()).backward()
-        reached = {row for row, grad in enumerate(model.token.table.weight.grad) if grad.abs().max() > 0}
+        reached = {row for row, grad in enumerate(model.token_embedding.table.weight.grad) if grad.abs().max() > 0}
         assert reached == (set(range(23)) if tied else used)
 
 
@@ -166,7 +166,7 @@ def test_e3_padding_changes_no_real_position(grow: Grow, agree: Agree, kind: str
 @pytest.mark.parametrize("pooling", ["first", "mean", "last"])
 def test_e3_padding_changes_no_pooled_result(grow: Grow, agree: Agree, pooling: str, side: str) -> None:
     """A vector made from a whole sequence is the same for the padded sequence as for it alone."""
-    model = grow("encoder", head={"kind": "sequence_label", "n_labels": 3, "pooling": pooling})
+    model = grow("encoder", head={"kind": "sequence_classification", "n_labels": 3, "pooling": pooling})
     rows = [random_ids(n) for n in (5, 2, 7)]
     ids, real = pad(rows, side)
     agree(model(ids, mask=real), torch.cat([model(row[None]) for row in rows]))
@@ -207,7 +207,7 @@ def test_p1_the_code_is_added_to_the_token_vectors(grow: Grow, watch: Watch, agr
         [[f(t * frequency(k, 16)) for k in range(8) for f in (math.sin, math.cos)] for t in range(9)],
         dtype=torch.float64,
     )
-    agree(first[0].args[0], model.token.table.weight[ids] + code)
+    agree(first[0].args[0], model.token_embedding.table.weight[ids] + code)
 
 
 @pytest.mark.parametrize("offset", [1, 5, 100, -3])
@@ -323,7 +323,7 @@ def test_p5_rows_are_added_to_the_token_vectors(grow: Grow, watch: Watch, agree:
     model(ids)
     for b in range(2):
         for i in range(9):
-            expected = model.token.table.weight[ids[b, i]] + model.stack.position.table.weight[i + offset]
+            expected = model.token_embedding.table.weight[ids[b, i]] + model.stack.position.table.weight[i + offset]
             agree(first[0].args[0][b, i], expected)
 
 

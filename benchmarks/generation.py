@@ -1,6 +1,6 @@
 """Generation beside transformers and beside the machine's own limits, with random weights, in one run.
 
-    python benchmarks/generate.py [--device cpu] [--rounds 3] [--parts decode beam] [--int8]
+    python benchmarks/generation.py [--device cpu] [--rounds 3] [--parts decode beam] [--int8]
 
 A prompt has 64 tokens and nothing ends a text, so that every contender writes as many tokens. Both read the same
 weights, from one folder. A time is that of a whole call, the reading of the prompts included. Contenders take turns
@@ -123,7 +123,7 @@ def weight_bytes(model: nn.Module) -> int:
 def held_bytes(model: nn.Module, rows: int, length: int) -> int:
     """Return what a step must read of the cache, where rows hold so many tokens on average."""
     s = model.spec
-    return 2 * s.n_layers * s.n_kv_heads * s.d_head * length * rows * model.token.table.weight.element_size()
+    return 2 * s.n_layers * s.n_kv_heads * s.d_head * length * rows * model.token_embedding.table.weight.element_size()
 
 
 # The contenders

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 import transformers as hf
-from hub.published import make
+from hub.hf_models import make
 from torch import Tensor
 
 import glasshouse as gh

@@ -11,7 +11,7 @@ import pytest
 import torch
 import transformers as hf
 from generation.test_transformers import Doubled, choose_end, draw_prompts, enliven, keep_exact
-from hub.published import make
+from hub.hf_models import make
 from hypothesis import given
 from hypothesis import strategies as st
 from transformers.generation import utils as searching

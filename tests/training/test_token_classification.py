@@ -38,7 +38,7 @@ def test_an_encoder_learns_to_tag(tmp_path: Path) -> None:
     path = write_tagged(tmp_path / "a.jsonl")
     result = train(Run.from_dict(table(tmp_path / "run", path)))
     head = result.model.spec.head
-    assert (head.kind, head.labels) == ("token_label", ("number", "word"))
+    assert (head.kind, head.labels) == ("token_classification", ("number", "word"))
     assert result.report.kind == "tagged"
     assert result.report.metrics["accuracy"] > 0.95
     assert result.report.metrics["f1"] > 0.95
@@ -61,8 +61,8 @@ def test_a_head_stays_if_it_fits_and_is_replaced_if_not(tmp_path: Path) -> None:
     labels = gh.data.prepare(tmp_path / "a.tsv", tok, tmp_path / "labels", kind="labelled")
     assert tags.labels == labels.labels
     for mine, other, kind, another in (
-        (tags, labels, "token_label", "sequence_label"),
-        (labels, tags, "sequence_label", "token_label"),
+        (tags, labels, "token_classification", "sequence_classification"),
+        (labels, tags, "sequence_classification", "token_classification"),
     ):
         head = {"kind": kind, "n_labels": 2, "labels": ["number", "word"]}
         base = gh.build(gh.preset("tiny-encoder", vocab_size=263, head=head))

@@ -50,7 +50,7 @@ def copier() -> nn.Module:
                 weight.zero_()
         token, place = torch.eye(TOKENS), torch.eye(PLACES)
         one_before = torch.diag(torch.ones(PLACES - 1), 1)  # maps a place to the one before, the first to nothing
-        set_part(names["token.table.weight"], 0, TOKEN, token)
+        set_part(names["token_embedding.table.weight"], 0, TOKEN, token)
         set_part(names["stack.position.table.weight"], 0, PLACE, place)
         set_part(names["head.weight"], 0, ANSWER, token)
         attention = model.stack.blocks[0].attention.layer

@@ -43,7 +43,7 @@ def test_v2_every_layer_has_a_prediction_and_the_last_is_the_models(
         streams = [calls[0].output for calls in (embedded, *after)]
         bias = 0 if model.head.bias is None else model.head.bias
         for stream, row in zip(streams, probabilities, strict=True):
-            odds = torch.exp(stack.norm(stream) @ model.token.table.weight.T + bias)
+            odds = torch.exp(stack.norm(stream) @ model.token_embedding.table.weight.T + bias)
             agree(row, odds / odds.sum(-1, keepdim=True))
         agree(probabilities[-1], own)
 
@@ -80,7 +80,7 @@ def test_v3_a_part_is_what_the_logit_loses_without_it(grow: Grow, watch: Watch, 
 
         def logit(x: Tensor) -> Tensor:
             normed = (x - x.mean(-1, keepdim=True)) / scale * norm.weight + norm.bias
-            return normed @ model.token.table.weight[7]
+            return normed @ model.token_embedding.table.weight[7]
 
         parts = attribute(model, ids, position=4, token=7).components()
         for layer, block in enumerate(model.stack.blocks):
