@@ -161,7 +161,7 @@ def quantize_int8(tree: nn.Module) -> None:
                 "load or convert the model so."
             )
     token = cast(TokenEmbedding, tree.token)
-    table = token_embedding.table.weight
+    table = token.table.weight
     rows = quantize_rows(table)
 
     def make(weight: Tensor, bias: Tensor | None) -> nn.Module:
