@@ -124,12 +124,12 @@ def problems(path: Path, function: str, text: str) -> Iterator[str]:
     for name in re.findall(r"(?<![\w/.])(?:gh|glasshouse)\.([a-zA-Z_][\w.]*\w)", text):
         if resolve(name) is None and not (PACKAGE / Path(*name.split("."))).exists():
             yield f"gh.{name}"
-    rooms = "|".join(gh.__all__[-15:])
-    for room, name in re.findall(rf"(?<![\w/.'])({rooms}|lora)\.([a-z_]+)\b(?=[\s,;.(])", text):
-        if room in SETTINGS or name in SUFFIXES or f"{room}.{name}" == "text.encode":  # of any str
+    packages = "|".join(gh.__all__[-15:])
+    for package, name in re.findall(rf"(?<![\w/.'])({packages}|lora)\.([a-z_]+)\b(?=[\s,;.(])", text):
+        if package in SETTINGS or name in SUFFIXES or f"{package}.{name}" == "text.encode":  # of any str
             continue
-        if resolve(f"{'layers.' if room == 'lora' else ''}{room}.{name}") is None:
-            yield f"{room}.{name}"
+        if resolve(f"{'layers.' if package == 'lora' else ''}{package}.{name}") is None:
+            yield f"{package}.{name}"
     for said in re.findall(r"(?:`|Example: |^ *)glasshouse ((?:[a-z]+\b ?)+)", text):
         if command_of(said.split()) is None:
             yield f"glasshouse {said}"

@@ -1,4 +1,4 @@
-"""The house rule: a file imports only from rows above its own, rooms on one row leave each other alone."""
+"""The architecture: a file imports only from layers above its own, and packages on one layer not from each other."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from pathlib import Path
 
 import glasshouse
 
-ROWS = [
-    ["errors", "visible"],
+LAYERS = [
+    ["errors", "escaping", "hints"],
     ["config"],
     ["spec", "device", "store"],
     ["layers", "text"],
     ["models"],
-    ["data", "hub", "inspection", "vectors"],
+    ["data", "hub", "inspection", "embeddings"],
     ["generation"],
     ["evaluation"],
     ["training"],
@@ -22,12 +22,12 @@ ROWS = [
     ["cli"],
     ["__main__"],
 ]
-ROW_OF = {room: number for number, rooms in enumerate(ROWS) for room in rooms}
-HOUSE = Path(glasshouse.__file__).parent
+LAYER_OF = {package: number for number, packages in enumerate(LAYERS) for package in packages}
+ROOT = Path(glasshouse.__file__).parent
 
 
 def imports(path: Path) -> Iterator[tuple[str, bool]]:
-    """Yield the room of each import from the package, and whether it stands inside a function."""
+    """Yield the package of each import of ours, and whether the import is inside a function."""
     tree = ast.parse(path.read_text())
     nested = {id(node) for f in ast.walk(tree) if isinstance(f, ast.FunctionDef) for node in ast.walk(f)}
     for node in ast.walk(tree):
@@ -42,19 +42,19 @@ def imports(path: Path) -> Iterator[tuple[str, bool]]:
             if name.startswith("glasshouse."):
                 yield name.split(".")[1], id(node) in nested
         if isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{path} imports by dots; write the whole name"
+            assert node.level == 0, f"{path} has a relative import; write the absolute one"
 
 
-def test_every_room_has_a_row() -> None:
-    rooms = {path.stem if path.is_file() else path.name for path in HOUSE.iterdir() if path.suffix in ("", ".py")}
-    assert rooms - {"__init__", "__pycache__"} == set(ROW_OF)
+def test_every_package_has_a_layer() -> None:
+    found = {path.stem if path.is_file() else path.name for path in ROOT.iterdir() if path.suffix in ("", ".py")}
+    assert found - {"__init__", "__pycache__"} == set(LAYER_OF)
 
 
 def test_imports_point_up() -> None:
-    for path in HOUSE.rglob("*.py"):
-        room = path.relative_to(HOUSE).parts[0].removesuffix(".py")
-        if room == "__init__":
+    for path in ROOT.rglob("*.py"):
+        package = path.relative_to(ROOT).parts[0].removesuffix(".py")
+        if package == "__init__":
             continue
         for other, nested in imports(path):
             assert not nested, f"{path} imports {other} inside a function"
-            assert other == room or ROW_OF[other] < ROW_OF[room], f"{path} ({room}) imports {other}"
+            assert other == package or LAYER_OF[other] < LAYER_OF[package], f"{path} ({package}) imports {other}"

@@ -18,6 +18,7 @@ from typing import Any, ClassVar, Literal, TypeVar, Union, get_args, get_origin,
 
 import tomli_w
 
+from glasshouse import hints
 from glasshouse.errors import ConfigError
 
 T = TypeVar("T")
@@ -162,6 +163,8 @@ def _parse(target: Any, value: Any, where: str) -> Any:  # noqa: ANN401 - types 
         return _parse_union(get_args(target), value, where)
     if origin is Literal:
         if value not in get_args(target):
+            if isinstance(value, str) and hints.DTYPES.get(value) in get_args(target):
+                raise ConfigError(f"{where} is {value!r}; {hints.renamed(value, hints.DTYPES[value])}")
             raise ConfigError(f"{where} is {value!r}, but it must be one of {_listed(get_args(target))}.")
         return value
     if origin is tuple:
@@ -211,15 +214,18 @@ def _parse_dataclass(target: Any, value: object, where: str) -> object:  # noqa:
         return value
     if not isinstance(value, Mapping):
         raise ConfigError(f"{where or 'the configuration'} is {value!r}, but it must be a table of settings.")
-    hints = _hints(target)
+    types = _hints(target)
     fields = {field.name: field for field in dataclasses.fields(target)}
     named = target.kind if is_choice(target) else target.__name__
     given = {}
     for key, part in value.items():
         path = f"{where}.{key}" if where else key
         if key in fields:
-            given[key] = _parse(hints[key], part, path)
+            given[key] = _parse(types[key], part, path)
         elif key != "kind" or not is_choice(target):
+            table = hints.RUN if where.startswith(("train", "data")) else hints.SPEC
+            if ours := table.get(key):
+                raise ConfigError(hints.renamed(path, ours))
             raise ConfigError(f"{path} is not a setting of {named!r}; {did_you_mean(key, fields)}")
     required = (f.name for f in fields.values() if f.default is f.default_factory is dataclasses.MISSING)
     missing = [name for name in required if name not in given]

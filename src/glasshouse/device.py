@@ -11,6 +11,7 @@ from pathlib import Path
 
 import torch
 
+from glasshouse import hints
 from glasshouse.errors import InputError
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
@@ -54,6 +55,8 @@ def parse_dtype(name: torch.dtype | str) -> torch.dtype:
     """
     known = {str(dtype).removeprefix("torch."): dtype for dtype in FLOATS}
     short = str(name).removeprefix("torch.")
+    if short in hints.DTYPES:
+        raise InputError(f"dtype is {short!r}; {hints.renamed(short, hints.DTYPES[short])}")
     if short not in known:
         raise InputError(f"dtype is {short!r}, but it must be one of {', '.join(known)}.")
     return known[short]

@@ -5,15 +5,48 @@ from __future__ import annotations
 import io
 import sys
 import warnings
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 import glasshouse as gh
+from glasshouse import hints
 from glasshouse.cli import data, evaluation, generation, look, model, screen, tokenizer, training
+
+
+class _Commands(TyperGroup):
+    """The commands; an option under another tool's name is an error that gives ours."""
+
+    def invoke(self, ctx: Any) -> Any:  # noqa: ANN401 - click's context, of the copy that typer brings or of another
+        try:
+            return super().invoke(ctx)
+        except Exception as error:
+            if type(error).__name__ == "NoSuchOption":
+                _name_ours(error)
+            raise
+
+
+def _name_ours(error: Any) -> None:  # noqa: ANN401 - click's error
+    """Say what an option of another tool is called here: a setting of `train`, or another option."""
+    command, name = error.ctx.info_name, error.option_name.lstrip("-").replace("-", "_")
+    if command == "train":
+        settings = {**{key: f"model.{ours}" for key, ours in hints.SPEC.items()}, **hints.RUN}
+        settings |= {ours.partition(",")[0].rpartition(".")[2]: ours for ours in settings.values()}
+        ours = settings.get(name, "").partition(",")[0]
+        ours += "=VALUE, a setting without dashes" if ours else ""
+    else:
+        ours = hints.GENERATION.get(name, "")
+        ours = f"--{ours.replace('_', '-')}"
+        known = [flag for option in error.ctx.command.params for flag in option.opts]
+        ours = ours if ours.partition(",")[0] in known else ""
+    if ours:
+        error.message, error.possibilities = hints.renamed(error.option_name, ours), None
+
 
 app = typer.Typer(
     name="glasshouse",
+    cls=_Commands,
     help="Grow transformers and see inside them.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, fields, replace
 from numbers import Integral, Real
 from typing import Any
 
+from glasshouse import hints
 from glasshouse.config import did_you_mean
 from glasshouse.errors import InputError
 
@@ -76,6 +77,8 @@ class SamplingParams:
         """Make options of settings by name; an unknown name is an error that offers the nearest one."""
         known = {one.name for one in fields(cls)}
         for name in settings:
+            if name not in known and name in hints.GENERATION:
+                raise InputError(hints.renamed(name, hints.GENERATION[name]))
             if name not in known:
                 raise InputError(f"there is no setting {name!r}; {did_you_mean(name, known)}")
         return cls(**settings)
