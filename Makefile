@@ -19,13 +19,13 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 
 setup: $(VENV)/.ready  ## make the virtual environment and install the package into it, editable
 
-demo: $(VENV)/.ready  ## train a decoder on Python's library and an encoder-decoder on dates, to look at (ten to twenty minutes)
+demo: $(VENV)/.ready  ## train a decoder on Python's library and an encoder-decoder on dates (ten to twenty minutes)
 	$(BIN)/glasshouse train stdlib train.out=build/demo/code
 	$(BIN)/glasshouse train dates train.steps=600 train.out=build/demo/dates
 	@echo
-	@echo 'Look at them:  $(BIN)/glasshouse look build/demo/code    $(BIN)/glasshouse look build/demo/dates'
+	@echo 'Open them:  $(BIN)/glasshouse look build/demo/code    $(BIN)/glasshouse look build/demo/dates'
 
-pictures: demo browser  ## draw the pictures of docs/look.md of what make demo trained
+pictures: demo browser  ## take the screenshots of docs/look.md of what make demo trained
 	$(BIN)/python docs/pictures.py --chromium $$($(BIN)/python tests/chromium.py)
 
 test: lint types browser  ## everything a change must pass; REQUIRE_BROWSER=1 makes a missing browser an error
@@ -44,10 +44,10 @@ types: $(VENV)/.ready  ## mypy, strict, on the package
 models: $(VENV)/.ready  ## 500 drawn specs; compiled = eager over specs that cover every pair of choices (about ten minutes)
 	$(BIN)/python -m pytest -n 2 -m long tests/models
 
-text: $(VENV)/.ready  ## every code point, 100,000 random byte strings, 10 MB beside tiktoken, 300 MB of one letter (three minutes)
+text: $(VENV)/.ready  ## every code point, 100,000 random byte strings, 10 MB against tiktoken, 300 MB of one letter (three minutes)
 	$(BIN)/python -m pytest -n 2 -m long tests/text tests/data
 
-gpu: $(VENV)/.ready  ## what only a CUDA machine can show
+gpu: $(VENV)/.ready  ## tests that need a CUDA device
 	$(BIN)/python -m pytest -o addopts= tests/gpu
 
 wheel: $(VENV)/.ready  ## build the wheel, install it in an empty environment and use it there
@@ -58,43 +58,43 @@ wheel: $(VENV)/.ready  ## build the wheel, install it in an empty environment an
 	build/empty/bin/pip install --quiet --constraint constraints.txt dist/*.whl
 	cd build/empty && bin/python -m doctest ../../README.md && echo 'README.md holds in an empty environment'
 
-generation: $(VENV)/.ready  ## generation beside transformers, 200 prompts for each family (half an hour)
+generation: $(VENV)/.ready  ## generation against transformers, 200 prompts for each family (half an hour)
 	$(BIN)/python -m pytest -n 2 -m long tests/generation
 
 training: $(VENV)/.ready  ## processes killed at random while they prepare and save, two in one folder fifty times (ten minutes)
 	$(TMP) $(BIN)/python -m pytest -n 2 -m long tests/training
 
-bench: $(VENV)/.ready  ## one training step beside its peers (about ten minutes; wants an idle machine)
+bench: $(VENV)/.ready  ## one training step against other implementations (about ten minutes; wants an idle machine)
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[bench]'
 	$(BIN)/python benchmarks/train_step.py
 
-bench-loop: $(VENV)/.ready  ## the training loop beside the bare step inside it (five minutes; wants an idle machine)
+bench-loop: $(VENV)/.ready  ## overhead of the training loop over its bare step (five minutes; wants an idle machine)
 	$(BIN)/python benchmarks/train_loop.py
 
-learning: $(VENV)/.ready  ## what the recipes dates and langid learn (ten minutes)
+learning: $(VENV)/.ready  ## train the recipes dates and langid and report their metrics (ten minutes)
 	$(BIN)/python benchmarks/convergence.py
 
-bench-text: $(VENV)/.ready  ## training a tokenizer and text to ids beside tokenizers and tiktoken (ten minutes)
+bench-text: $(VENV)/.ready  ## tokenizer training and encoding against tokenizers and tiktoken (ten minutes)
 	$(BIN)/python benchmarks/tokenization.py
 
-bench-generate: $(VENV)/.ready  ## tokens per second beside transformers and the memory's speed (ten minutes)
+bench-generate: $(VENV)/.ready  ## tokens per second against transformers and the memory bandwidth (ten minutes)
 	$(BIN)/python benchmarks/generation.py
 
-bench-load: $(VENV)/.ready  ## loading a model of 500 MB beside transformers (two minutes)
+bench-load: $(VENV)/.ready  ## loading a model of 500 MB against transformers (two minutes)
 	$(BIN)/python benchmarks/model_loading.py
 
-page: browser  ## every view at more sizes and in the dark; pictures in build/screens (three minutes)
+page: browser  ## every view at more sizes and in dark mode; screenshots in build/screens (three minutes)
 	$(BIN)/python -m pytest -n 2 -m long tests/page
 
-inspection: $(VENV)/.ready  ## what is seen inside beside TransformerLens, site by site (a minute)
+inspection: $(VENV)/.ready  ## activations against TransformerLens, site by site (a minute)
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[lens]'
 	$(BIN)/python -m pytest tests/inspection/test_transformer_lens_parity.py
 
-bench-inspection: $(VENV)/.ready  ## what looking inside costs, beside TransformerLens and transformers (ten minutes)
+bench-inspection: $(VENV)/.ready  ## overhead of recording, against TransformerLens and transformers (ten minutes)
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[lens]'
 	$(BIN)/python benchmarks/inspection.py
 
-bench-page: browser  ## what the page costs in a browser, beside one forward pass (two minutes; wants an idle machine)
+bench-page: browser  ## latency of the page in a browser, against one forward pass (two minutes; wants an idle machine)
 	$(BIN)/python benchmarks/page.py --chromium $$($(BIN)/python tests/chromium.py)
 
 claims: $(VENV)/.ready  ## the claims that need training (three quarters of an hour)
