@@ -1,0 +1,23 @@
+"""Shell completion installs, and completes commands and options."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+
+def test_completion_installs_and_completes(tmp_path: Path) -> None:
+    program = Path(sys.executable).with_name("glasshouse")
+    env = {**os.environ, "HOME": str(tmp_path), "PATH": f"{program.parent}:{os.environ['PATH']}"}
+    install = ["bash", "-c", "glasshouse --install-completion; true"]  # `; true` keeps bash, the shell to detect
+    done = subprocess.run(install, env=env, capture_output=True, text=True, check=True)
+    script = tmp_path / ".bash_completions" / "glasshouse.sh"
+    assert "completion installed" in done.stdout, done.stderr
+    assert str(script) in (tmp_path / ".bashrc").read_text()
+    ask = f"source {script}; COMP_WORDS=($WORDS); COMP_CWORD=$WORD; _glasshouse_completion; echo ${{COMPREPLY[@]}}"
+    for words, offered in (("glasshouse tr", "train"), ("glasshouse generate --max-n", "--max-new-tokens")):
+        asked = {**env, "WORDS": words, "WORD": str(words.count(" "))}
+        found = subprocess.run(["bash", "-c", ask], env=asked, capture_output=True, text=True, check=True)
+        assert found.stdout.split() == [offered], found.stderr
