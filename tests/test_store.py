@@ -30,8 +30,8 @@ def test_what_is_written_is_read_bit_for_bit(tmp_path: Path) -> None:
         "nan": torch.tensor([float("nan"), -0.0]),
     }
     store.write(tmp_path / "x", tensors, {"name": "größe", "deep": {"list": [1, None, True]}})
-    read, about = store.read(tmp_path / "x")
-    assert about == {"name": "größe", "deep": {"list": [1, None, True]}}
+    read, metadata = store.read(tmp_path / "x")
+    assert metadata == {"name": "größe", "deep": {"list": [1, None, True]}}
     assert read.keys() == tensors.keys()
     for name, tensor in tensors.items():
         assert read[name].dtype == tensor.dtype
@@ -100,8 +100,8 @@ def test_a_damaged_header_is_a_sentence_even_without_hashes(folder: Path) -> Non
         ("[]", "is damaged"),
         ("{}", "is damaged"),
         ('{"format": 1}', "is damaged"),
-        ('{"format": 1, "bytes": "a", "sha256": "", "about": {}}', "is damaged"),
-        ('{"format": 1, "bytes": 1, "sha256": "", "about": 5}', "is damaged"),
+        ('{"format": 2, "bytes": "a", "sha256": "", "metadata": {}}', "is damaged"),
+        ('{"format": 2, "bytes": 1, "sha256": "", "metadata": 5}', "is damaged"),
         ("[" * 200_000, "is damaged"),
         ('{"format": 99}', "is of format 99, but this version reads format 1"),
     ],
@@ -136,8 +136,8 @@ def test_a_writer_killed_at_any_moment_leaves_a_whole_folder(tmp_path: Path) -> 
         time.sleep(0.05 + rng.random() * 0.1)
         writer.kill()
         writer.join()
-        tensors, about = store.read(folder)
-        assert tensors["a"].eq(about["step"]).all()
+        tensors, metadata = store.read(folder)
+        assert tensors["a"].eq(metadata["step"]).all()
 
 
 def test_the_manifest_says_what_the_folder_holds(folder: Path) -> None:

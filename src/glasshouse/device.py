@@ -29,7 +29,7 @@ def fastest() -> torch.device:
 def resolve(name: torch.device | str, setting: str = "device") -> torch.device:
     """Return the device of this name, if this machine has it; "auto" is the fastest one.
 
-    >>> find("cpu")
+    >>> resolve("cpu")
     device(type='cpu')
     """
     counts = {"cpu": 1, "mps": int(torch.backends.mps.is_available()), "cuda": torch.cuda.device_count()}

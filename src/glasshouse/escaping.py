@@ -11,7 +11,7 @@ _TAKEN = frozenset({SPACE, NEWLINE, TAB, DOCUMENT_BREAK, REPLACED_MARK})
 def escape_control(text: str) -> str:
     r"""Return a text with its control characters spelled out; a byte that is no character is \xNN.
 
-    >>> print(clean("plain \x1b[31mred"))
+    >>> print(escape_control("plain \x1b[31mred"))
     plain \x1b[31mred
     """
     return "".join(c if c.isprintable() else _code(c) for c in text)
@@ -20,7 +20,7 @@ def escape_control(text: str) -> str:
 def show_whitespace(text: str | bytes) -> str:
     r"""Return a text in which white space can be seen, too, and each sign has one meaning.
 
-    >>> print(visible(b"to be\n\xff \\n \x1b"))
+    >>> print(show_whitespace(b"to be\n\xff \\n \x1b"))
     to␣be⏎\xff␣\\n␣\x1b
     """
     if isinstance(text, bytes):

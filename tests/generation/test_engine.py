@@ -91,7 +91,7 @@ def test_batched_cached_and_chunked_is_alone_uncached_and_whole(kind: str, slots
 
 
 def speculators(kind: str) -> Iterator[Speculator]:
-    yield PromptLookup(count=5, longest=2)
+    yield PromptLookup(n_draft_tokens=5, max_ngram=2)
     if isinstance(MODELS[kind], Decoder):
         yield DraftModel(MODELS["gpt2"], n_draft_tokens=3)  # a poor one
         yield DraftModel(MODELS[kind], n_draft_tokens=4)  # one that is always right
@@ -188,7 +188,7 @@ class EngineMachine(RuleBasedStateMachine):
     )
     def start(self, kind: str, slots: int, chunk: int, data: st.DataObject) -> None:
         self.model = MODELS[kind]
-        options = [None, PromptLookup(count=3)]
+        options = [None, PromptLookup(n_draft_tokens=3)]
         if isinstance(self.model, Decoder):
             options.append(DraftModel(MODELS["gpt2"], n_draft_tokens=2))
         self.engine = gh.Engine(
@@ -473,7 +473,7 @@ def test_engines_that_cannot_be_are_refused() -> None:
     model = MODELS["gpt2"]
     for settings_, sentence in (
         ({"slots": 0}, "slots is 0"),
-        ({"chunk": 0}, "chunk is 0"),
+        ({"prefill_chunk": 0}, "prefill_chunk is 0"),
         ({"max_len": 49}, "max_len is 49, but the model has positions for 48"),
         ({"slots": 10**9}, "1000000000 slots of 48 tokens need"),
     ):

@@ -71,7 +71,7 @@ def test_a_text_that_repeats_itself_is_guessed_right(word: list[int], length: in
 
 def test_a_text_of_one_token_comes_as_fast_as_drafts_allow() -> None:
     model = gh.build(gh.preset("tiny-decoder", max_len=32))
-    engine = gh.Engine(model, slots=1, speculator=PromptLookup(count=4))
+    engine = gh.Engine(model, slots=1, speculator=PromptLookup(n_draft_tokens=4))
     request = engine.submit([5, 5], max_new_tokens=20, logit_bias={5: 1000.0})
     steps = 1
     while engine.step():

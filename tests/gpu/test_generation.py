@@ -81,10 +81,10 @@ def test_a_graph_writes_what_the_model_would(settings: dict[str, object], compil
     engine = gh.Engine(model, slots=6, max_len=96, prefill_chunk=16, compile=compiled)
     requests = [engine.submit(prompt, max_new_tokens=5 + i % 20) for i, prompt in enumerate(prompts)]
     engine.run()
-    graphs = engine._passes._graphs
+    graphs = engine._runner._graphs
     assert graphs is not None
-    rode = any(key[0] == "ride" for key in graphs._captured)
-    assert rode == model.stack.supports_mixed_prefill(model.token_embedding.table.weight)
+    mixed = any(key[0] == "mixed" for key in graphs._captured)
+    assert mixed == model.stack.supports_mixed_prefill(model.token_embedding.table.weight)
     for prompt, request in zip(prompts, requests, strict=True):
         if not request.ids:  # ended at once
             continue

@@ -41,7 +41,7 @@ def tiny(kind: str = "tiny-decoder") -> Model:
 def randomise(model: nn.Module) -> None:
     """Move the maps up away from zero, as training does."""
     for name, tensor in lora.adapter_state_dict(model).items():
-        if name.endswith(".up"):
+        if name.endswith(".lora_b"):
             tensor.normal_(std=0.3)
 
 
@@ -141,7 +141,7 @@ def test_dropout_follows_the_mode_of_the_model() -> None:
     out = layer(x)
     torch.manual_seed(7)
     dropped = nn.functional.dropout(x, 0.5)
-    expected = layer.base(x) + dropped @ layer.down.T @ layer.up.T * 2.0  # alpha / rank = 16 / 8
+    expected = layer.base(x) + dropped @ layer.lora_a.T @ layer.lora_b.T * 2.0  # alpha / rank = 16 / 8
     assert (out - expected).abs().max() <= 1e-13 * expected.abs().max()
 
 
@@ -202,7 +202,7 @@ def test_an_adapter_that_does_not_fit_changes_nothing() -> None:
     randomise(other)
     good = lora.adapter_state_dict(model)
     before = {name: tensor.clone() for name, tensor in good.items()}
-    first = "stack.blocks.0.attention.layer.query.down"
+    first = "stack.blocks.0.attention.layer.query.lora_a"
     for tensors, sentence in (
         (lora.adapter_state_dict(other), rf"{first} has shape \[4, 16\], but the model's has \[3, 16\]"),
         ({name: good[name] for name in good if name != first}, f"the adapter lacks {first}"),

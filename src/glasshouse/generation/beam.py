@@ -105,7 +105,7 @@ class BeamSearch:
     tokens. With `keep_tree` every continuation considered is put into `tree`, parents first: at least `2 * beams` a
     step where there are as many, of which `beams` are kept.
 
-    >>> search = Search(Options(beams=2, max_new_tokens=3), end_ids=[0], vocab_size=3, n_best=2)
+    >>> search = BeamSearch(SamplingParams(beams=2, max_new_tokens=3), end_ids=[0], vocab_size=3, n_best=2)
     >>> follows = torch.tensor([[1.0, 0.0, 0.0], [0.7, 0.2, 0.1], [0.1, 0.3, 0.6]]).log()  # each token's next
     >>> last = torch.tensor([2, 2])
     >>> while not search.done:

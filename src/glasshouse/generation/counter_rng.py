@@ -31,8 +31,8 @@ def uniforms(streams: Tensor, steps: Tensor, use: DrawPurpose) -> Tensor:
 
     They are float64 with 53 random bits, or float32 with 24 where the device has no float64 (Apple's).
 
-    >>> one = uniforms(torch.tensor([stream(7)]), torch.tensor([3]), Use.CHOICE)
-    >>> many = uniforms(torch.tensor([[stream(0)], [stream(7)]]), torch.arange(5), Use.CHOICE)
+    >>> one = uniforms(torch.tensor([seed_state(7)]), torch.tensor([3]), DrawPurpose.SAMPLE)
+    >>> many = uniforms(torch.tensor([[seed_state(0)], [seed_state(7)]]), torch.arange(5), DrawPurpose.SAMPLE)
     >>> many.shape, bool(many[1, 3] == one)
     (torch.Size([2, 5]), True)
     """
@@ -47,7 +47,8 @@ def sample_categorical(weights: Tensor, numbers: Tensor) -> Tensor:
 
     Weights need not add up to 1. An id of weight 0 is never drawn; where all weigh 0, the first id is.
 
-    >>> draw(torch.tensor([[0.0, 1.0, 3.0, 0.0]]).expand(3, 4), torch.tensor([0.0, 0.25, 0.999])).tolist()
+    >>> weights = torch.tensor([[0.0, 1.0, 3.0, 0.0]]).expand(3, 4)
+    >>> sample_categorical(weights, torch.tensor([0.0, 0.25, 0.999])).tolist()
     [1, 2, 2]
     """
     sums = weights.cumsum(-1, dtype=numbers.dtype)

@@ -25,16 +25,16 @@ class Detokenizer:
     begins first counts; where that is does not depend on how the text is cut into tokens.
 
     >>> tokenizer = Tokenizer.train(texts=["to be"], vocab_size=263)  # every token is one byte
-    >>> transcript = Transcript(tokenizer, stop=["\n\n"])
-    >>> [transcript.add(token) for token in tokenizer.encode("né\no\n\nto")]
+    >>> detokenizer = Detokenizer(tokenizer, stop=["\n\n"])
+    >>> [detokenizer.add(token) for token in tokenizer.encode("né\no\n\nto")]
     ['n', '', 'é', '', '\no', '', '', '', '']
-    >>> transcript.text, transcript.stopped, transcript.kept
+    >>> detokenizer.text, detokenizer.stopped, detokenizer.n_kept
     ('né\no', True, 5)
 
     What was held back in vain comes at the end.
 
-    >>> transcript = Transcript(tokenizer, stop=["\n\n"])
-    >>> [transcript.add(token) for token in tokenizer.encode("to\n")], transcript.finish()
+    >>> detokenizer = Detokenizer(tokenizer, stop=["\n\n"])
+    >>> [detokenizer.add(token) for token in tokenizer.encode("to\n")], detokenizer.finish()
     (['t', 'o', ''], '\n')
     """
 

@@ -85,11 +85,11 @@ class Engine:
         self.spec = model.spec
         self.max_len = check_length(model.spec, max_len)
         self.source_len = check_length(model.spec, source_len, "source_len") if isinstance(model, Seq2Seq) else 0
-        self.chunk = min(check_count("chunk", prefill_chunk), self.max_len)
+        self.prefill_chunk = min(check_count("prefill_chunk", prefill_chunk), self.max_len)
         check_count("slots", slots)
         check_weights(weights)
         check_memory(model, slots, self.max_len, self.source_len, weight_copy_bytes(model, weights))
-        most = max(self.chunk, 1 if speculator is None else speculator.n_draft_tokens + 1)
+        most = max(self.prefill_chunk, 1 if speculator is None else speculator.n_draft_tokens + 1)
         # To record, every token passes the model itself, and the place of a key is its position, so that layers with
         # a window do not use their slots in turn.
         cache = self._make_cache(model, slots, self.max_len if views else most)
@@ -106,7 +106,7 @@ class Engine:
             self.slots,
             self._runner,
             self._queue,
-            chunk=self.chunk,
+            prefill_chunk=self.prefill_chunk,
             vocab_size=model.spec.vocab_size,
             speculator=speculator,
             recorder=self._recorder,
@@ -169,7 +169,7 @@ class Engine:
             )
         elif target_prefix:
             raise InputError(
-                f"begun has {len(target_prefix)} tokens, but the model has no target; put them into the prompt."
+                f"target_prefix has {len(target_prefix)} tokens, but the model has no target; put them into the prompt."
             )
         if len(ids) > self.max_len:
             raise InputError(f"the prompt has {len(ids)} tokens, but max_len is {self.max_len}; shorten it.")

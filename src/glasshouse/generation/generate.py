@@ -78,7 +78,7 @@ def generate(
     >>> len(one.ids), one.finish_reason
     (5, 'length')
     >>> one, two = gh.generate(model, None, [[1, 2, 3], [4]], max_new_tokens=5, record=("resid_post.1", "pattern.0"))
-    >>> one.seen["resid_post.1"].shape, two.seen["pattern.0"].shape, one.seen.axes("pattern.0")
+    >>> one.recording["resid_post.1"].shape, two.recording["pattern.0"].shape, one.recording.axes("pattern.0")
     (torch.Size([7, 64]), torch.Size([4, 5, 5]), ('head', 'query', 'key'))
     """
     options = SamplingParams.parse(
@@ -134,8 +134,9 @@ def generate_requests(
 
     >>> import glasshouse as gh
     >>> model = gh.build(gh.preset("tiny-decoder"))
-    >>> found = complete(model, None, [[1, 2, 3], [4]], Options(beams=3, max_new_tokens=5), n=2)
-    >>> [len(request.completions()) for request in found]
+    >>> params = SamplingParams(beams=3, max_new_tokens=5)
+    >>> requests = generate_requests(model, None, [[1, 2, 3], [4]], params, n=2)
+    >>> [len(request.completions()) for request in requests]
     [2, 2]
     """
     check_model(model)

@@ -19,7 +19,7 @@ class TokenRules:
     (beams, lengths, penalties, temperature), which may stand in the same file, is deliberately not taken: that is
     the caller's, and `Options` mean the same for every model.
 
-    >>> Rules(forbidden=(3, 5)).apply(Options(logit_bias={5: 0.5})).logit_bias
+    >>> TokenRules(suppressed=(3, 5)).apply(SamplingParams(logit_bias={5: 0.5})).logit_bias
     {3: -inf, 5: 0.5}
     """
 
@@ -40,9 +40,9 @@ def read_token_rules(model: Decoder | Seq2Seq) -> TokenRules:
 
     >>> import glasshouse as gh
     >>> model = gh.build(gh.preset("tiny-seq2seq"))
-    >>> model.beside["generation_config.json"] = {"bad_words_ids": [[3], [4, 5]], "forced_bos_token_id": 6}
+    >>> model.extra_files["generation_config.json"] = {"bad_words_ids": [[3], [4, 5]], "forced_bos_token_id": 6}
     >>> read_token_rules(model)
-    Rules(forbidden=(3,), opening=(6,))
+    TokenRules(suppressed=(3,), forced_prefix=(6,))
     """
     table = model.extra_files.get(FILE)
     if not isinstance(table, dict):

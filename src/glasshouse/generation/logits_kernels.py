@@ -49,7 +49,7 @@ if available:
 def argmax(logits: Tensor) -> Tensor:
     """Return the id of the largest of logits [..., V], the first of equals.
 
-    >>> likeliest(torch.tensor([[0.0, 3.0, 3.0], [0.0, 0.0, 0.0]]))
+    >>> argmax(torch.tensor([[0.0, 3.0, 3.0], [0.0, 0.0, 0.0]]))
     tensor([1, 0])
     """
     return _survey(logits)[0] if _takes(logits) else logits.argmax(-1)

@@ -76,10 +76,10 @@ class ModelRunner:
         """Read tokens of a prompt, which stand from `start` on, into a slot."""
         if start > 0 or isinstance(self.model, Seq2Seq):  # they see what is there already, or a source
             view = self.cache.narrow(slice(slot, slot + 1), start + len(ids))
-            self._forward(self._row(ids), view, keep=self._in_use[:0])
+            self._forward(self._row(ids), view, logits_to_keep=self._in_use[:0])
         elif self._graphs is None:
             view = self.cache.for_packed_prefill(torch.full((len(ids),), slot, device=self.next_input_ids.device))
-            self._forward(self._row(ids), view, keep=self._in_use[:0])
+            self._forward(self._row(ids), view, logits_to_keep=self._in_use[:0])
         else:
             self._read_by_graph(ids, slot)
 
@@ -91,7 +91,7 @@ class ModelRunner:
         given.copy_(torch.tensor([ids + [0] * (width - len(ids)), [slot] * width]).pin_memory(), non_blocking=True)
         length.fill_(len(ids))
         view = self.cache.for_packed_prefill(given[1])
-        self._run(("read", width), lambda: (self._forward(given[:1], view, lengths=length, keep=self._in_use[:0]),))
+        self._run(("prefill", width), lambda: (self._forward(given[:1], view, lengths=length, logits_to_keep=self._in_use[:0]),))
 
     def decode(self, n: int, longest: int, source_len: int, riders: MixedPrefill | None = None) -> StepOutput:
         """Give the first n rows a token each and read what rides along.
@@ -105,15 +105,15 @@ class ModelRunner:
         self._in_use[:n], self._in_use[n:] = 1, 0
         if riders is not None:
             self._stage_mixed_prefill(riders)
-        what, work = ("write", self._write_rows) if riders is None else ("ride", self._write_riding)
+        what, work = ("decode", self._decode_batch) if riders is None else ("mixed", self._decode_mixed)
         key = (what, width, self.sampler.metadata(width))
         return StepOutput(*(one[:n] for one in self._run(key, lambda: work(width))))
 
-    def _write_rows(self, width: int) -> StepOutput:
+    def _decode_batch(self, width: int) -> StepOutput:
         view, in_use = self.cache.narrow(slice(0, width)), self._in_use[:width]
         return self._choose(self._forward(self.next_input_ids[:width], view, lengths=in_use, step=True)[:, 0])
 
-    def _write_riding(self, width: int) -> StepOutput:
+    def _decode_mixed(self, width: int) -> StepOutput:
         """Let tokens of all rows, and those that ride, stand in one row of a call."""
         ids, slots, positions, taken = self._seats
         view = self.cache.for_mixed_batch(
@@ -121,7 +121,7 @@ class ModelRunner:
         )
         real = torch.cat([self._in_use[:width], taken]) > 0
         ids = torch.cat([self.next_input_ids[:width, 0], ids])[None]
-        return self._choose(self._forward(ids, view, mask=real[None], keep=self._numbers[:width], step=True)[0])
+        return self._choose(self._forward(ids, view, mask=real[None], logits_to_keep=self._numbers[:width], step=True)[0])
 
     def _stage_mixed_prefill(self, riders: MixedPrefill) -> None:
         """Put riders where a graph finds them."""
@@ -158,10 +158,10 @@ class ModelRunner:
         *,
         lengths: Tensor | None = None,
         mask: Tensor | None = None,
-        keep: Tensor | None = None,
+        logits_to_keep: Tensor | None = None,
         step: bool = False,  # prompts come in too many lengths to compile
     ) -> Tensor:
         run: Callable[..., Tensor] = self._compiled if step and self._compiled is not None else self.model
         if isinstance(self.model, Seq2Seq):
-            return run(None, ids, target_lengths=lengths, cache=cache, keep=keep)
-        return run(ids, lengths=lengths, mask=mask, cache=cache, keep=keep)
+            return run(None, ids, target_lengths=lengths, cache=cache, logits_to_keep=logits_to_keep)
+        return run(ids, lengths=lengths, mask=mask, cache=cache, logits_to_keep=logits_to_keep)

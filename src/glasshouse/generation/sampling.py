@@ -64,20 +64,20 @@ class Sampler:
     token at -inf is never chosen; where all are at -inf, id 0 is.
 
     >>> sampler = Sampler(slots=2, vocab_size=3, device=torch.device("cpu"))
-    >>> sampler.join(0, Options(), prompt=[1], end_ids=[2])
-    >>> sampler.join(1, Options(temperature=1.0, top_k=2, seed=5), prompt=[1], end_ids=[2])
+    >>> sampler.set_slot(0, SamplingParams(), prompt=[1], end_ids=[2])
+    >>> sampler.set_slot(1, SamplingParams(temperature=1.0, top_k=2, seed=5), prompt=[1], end_ids=[2])
     >>> logits = torch.tensor([[0.0, 1.0, 2.0], [1.0, 0.0, 1.0]])
     >>> sampler.distribution(logits)
     tensor([[0.0000, 0.0000, 1.0000],
             [0.5000, 0.0000, 0.5000]])
-    >>> sampler.choose(logits)[0]
+    >>> sampler.sample(logits)[0]
     tensor(2)
     """
 
     def __init__(self, slots: int, vocab_size: int, device: torch.device) -> None:
         self.slots, self.vocab_size, self.device = slots, vocab_size, device
         real = torch.float32 if device.type == "mps" else torch.float64
-        self._rows: list[Tensor] = []  # all that a slot has a row of; at first as VACANT asks
+        self._rows: list[Tensor] = []  # all that a slot has a row of; at first as EMPTY_SLOT asks
         # Settings lie side by side, so that a request comes, goes and moves by one copy of each kind.
         self._reals, self._wholes = self._new(real, 0, 5), self._new(torch.int64, 0, 5)
         self._temperature, self._top_p, self._min_p, self._repetition, self._frequency = self._reals.unbind(1)

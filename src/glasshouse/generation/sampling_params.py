@@ -16,9 +16,9 @@ from glasshouse.errors import InputError
 class SamplingParams:
     r"""How the next tokens are chosen, and when to stop.
 
-    >>> Options(temperature=0.8, top_p=0.9, stop="\n").stop
+    >>> SamplingParams(temperature=0.8, top_p=0.9, stop="\n").stop
     ('\n',)
-    >>> Options(top_k=0.5)
+    >>> SamplingParams(top_k=0.5)
     Traceback (most recent call last):
     ...
     glasshouse.errors.InputError: top_k is 0.5, but it must be a whole number of at least 1, or None.

@@ -39,16 +39,16 @@ class Scheduler:
     def __init__(
         self,
         slots: Slots,
-        passes: ModelRunner,
+        runner: ModelRunner,
         queue: deque[Request],
         *,
-        chunk: int,
+        prefill_chunk: int,
         vocab_size: int,
         speculator: Speculator | None,
         recorder: Recorder | None,
     ) -> None:
-        self.slots, self.runner, self.sampler = slots, passes, passes.sampler
-        self.chunk, self.vocab_size = chunk, vocab_size
+        self.slots, self.runner, self.sampler = slots, runner, runner.sampler
+        self.prefill_chunk, self.vocab_size = prefill_chunk, vocab_size
         self.speculator, self.recorder = speculator, recorder
         self._queue = queue  # of requests that wait for a slot
         self._searches: dict[Request, tuple[beam.BeamSearch, list[SequenceState]]] = {}
@@ -108,7 +108,7 @@ class Scheduler:
 
     def _prefill_waiting(self) -> None:
         """Let requests join while there are slots, and read their prompts, a chunk in all."""
-        left = self.chunk
+        left = self.prefill_chunk
         while left > 0 and (row := self._next_prefill()) is not None:
             if row.is_prefilling:
                 left -= self._prefill(row, left)
@@ -128,7 +128,7 @@ class Scheduler:
             assert row.request is not None
             if row.is_prefilling and row.request.options.beams == 1:
                 stop = min(
-                    row.n_cached + MIXED_PREFILL_TOKENS, row.n_cached + self.chunk, len(row.request.prompt) - 1
+                    row.n_cached + MIXED_PREFILL_TOKENS, row.n_cached + self.prefill_chunk, len(row.request.prompt) - 1
                 )
                 ids = row.request.prompt[row.n_cached : stop]
                 riders = MixedPrefill(row.slot, row.n_cached, ids)
@@ -139,7 +139,7 @@ class Scheduler:
                     self._start_decoding(row)  # its first step is this one: layers write keys before they look at any
                 return riders
             if row.is_prefilling:  # the beams of a search begin as copies of what is held, so it cannot ride
-                self._prefill(row, self.chunk)
+                self._prefill(row, self.prefill_chunk)
             if row.is_prefilling:
                 return None
             self._start_decoding(row)

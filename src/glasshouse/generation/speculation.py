@@ -121,7 +121,7 @@ class DraftModel:
             ids = torch.tensor([new + [0] * (width - len(new)) for new in missing], device=self._cache.lengths.device)
             lengths = torch.tensor([len(new) for new in missing], device=ids.device)
             view = self._cache.narrow(slice(0, n), max(len(row.tokens) for row in rows))
-            self._arranged(ids, lengths=lengths, cache=view, keep=lengths[:0])
+            self._arranged(ids, lengths=lengths, cache=view, logits_to_keep=lengths[:0])
             for held, new in zip(self._held, missing, strict=False):
                 held.extend(new)
 
@@ -145,7 +145,7 @@ def lookup_ngram(tokens: Sequence[int], max_ngram: int, n_draft_tokens: int) -> 
 
     >>> lookup_ngram([1, 2, 3, 4, 5, 2, 3], max_ngram=3, n_draft_tokens=2)
     [4, 5]
-    >>> continuation([1, 2, 3, 4, 5, 2, 3], longest=3, count=6)
+    >>> lookup_ngram([1, 2, 3, 4, 5, 2, 3], max_ngram=3, n_draft_tokens=6)
     [4, 5, 2, 3, 4, 5]
     """
     if n_draft_tokens < 1:

@@ -112,32 +112,32 @@ def is_supported(device: torch.device, dtype: torch.dtype, rows: int) -> bool:
 
 # Torch's compiler would hand the kernel pointers of which it does not say how they are aligned, and the kernel would
 # read at half the speed; so it does not look inside.
-@torch.library.custom_op("glasshouse::attend_held", mutates_args=())
+@torch.library.custom_op("glasshouse::decode_attention", mutates_args=())
 def decode_attention(q: Tensor, k: Tensor, v: Tensor, seen: Tensor, rows: Tensor, scale: float) -> Tensor:
     """Attend with q [N, H, Q, d] over the first `seen` [N, Q] keys of rows [N] of a cache; return [N, Q, H, d]."""
     count, heads, queries, width = q.shape
     kv_heads = k.shape[1]
     group = heads // kv_heads
     padded_rows = max(16, triton.next_power_of_2(group * queries))
-    parts = max(1, min(PROGRAMS // (count * kv_heads), -(-k.shape[2] // (2 * BLOCK))))
+    splits = max(1, min(PROGRAMS // (count * kv_heads), -(-k.shape[2] // (2 * BLOCK))))
     sizes = {
         "GROUP": group,
         "QUERIES": queries,
         "ROWS": padded_rows,
         "WIDTH": width,
         "PADDED": max(16, triton.next_power_of_2(width)),
-        "PARTS": parts,
+        "SPLITS": splits,
     }
     z = q.new_empty(count, queries, heads, width)
-    piece = z if parts == 1 else q.new_empty((count, kv_heads, parts, padded_rows, width), dtype=torch.float32)
-    top, total = q.new_empty((2, *(piece.shape[:-1] if parts > 1 else (0,))), dtype=torch.float32)
-    _attend[(count, kv_heads, parts)](
+    piece = z if splits == 1 else q.new_empty((count, kv_heads, splits, padded_rows, width), dtype=torch.float32)
+    top, total = q.new_empty((2, *(piece.shape[:-1] if splits > 1 else (0,))), dtype=torch.float32)
+    _attend[(count, kv_heads, splits)](
         q, k, v, seen, rows, piece, top, total,
         *q.stride()[:3], *k.stride()[:3], *v.stride()[:3],
         BLOCK=BLOCK, EXACT=q.dtype == torch.float32, SCALE=scale / math.log(2), **sizes,
         num_warps=WARPS, num_stages=STAGES,
     )  # fmt: skip
-    if parts > 1:
+    if splits > 1:
         _combine[(count, kv_heads)](piece, top, total, z, **sizes)
     return z
 

@@ -13,7 +13,7 @@ class Embedding(nn.Embedding):
     """A trained vector for each row. Without memory behind it none is drawn: what torch loads for that takes seconds.
 
     >>> with torch.device("meta"):
-    ...     Table(3, 2).weight.device
+    ...     Embedding(3, 2).weight.device
     device(type='meta')
     """
 

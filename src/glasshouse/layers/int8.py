@@ -160,8 +160,8 @@ def quantize_int8(tree: nn.Module) -> None:
                 f"a weight is {weight.dtype} on {weight.device}, but int8 is made from float32 on the CPU; "
                 "load or convert the model so."
             )
-    token = cast(TokenEmbedding, tree.token)
-    table = token.table.weight
+    token_embedding = cast(TokenEmbedding, tree.token_embedding)
+    table = token_embedding.table.weight
     rows = quantize_rows(table)
 
     def make(weight: Tensor, bias: Tensor | None) -> nn.Module:
@@ -169,4 +169,4 @@ def quantize_int8(tree: nn.Module) -> None:
 
     fuse_linears(tree, make)
     swap_linears(tree, make)
-    token.register_module("table", Int8Embedding(rows))
+    token_embedding.register_module("table", Int8Embedding(rows))

@@ -85,7 +85,7 @@ def attach(model: nn.Module, choice: LoRA) -> None:
     >>> model = build(preset("tiny-decoder", n_layers=1))
     >>> attach(model, LoRA(rank=2, targets=("query",)))
     >>> [(name, list(weight.shape)) for name, weight in model.named_parameters() if weight.requires_grad]
-    [('stack.blocks.0.attention.layer.query.down', [2, 64]), ('stack.blocks.0.attention.layer.query.up', [64, 2])]
+    [('stack.blocks.0.attention.layer.query.lora_a', [2, 64]), ('stack.blocks.0.attention.layer.query.lora_b', [64, 2])]
     """
     maps = block_linears(model)
     known = sorted({_last(name) for name in maps})
@@ -123,11 +123,11 @@ def adapter_state_dict(model: nn.Module) -> dict[str, Tensor]:
     >>> from glasshouse.spec import preset
     >>> model = build(preset("tiny-decoder", n_layers=1))
     >>> attach(model, LoRA(targets=("out",)))
-    >>> sorted(adapter(model))
-    ['stack.blocks.0.attention.layer.out.down', 'stack.blocks.0.attention.layer.out.up']
+    >>> sorted(adapter_state_dict(model))
+    ['stack.blocks.0.attention.layer.out.lora_a', 'stack.blocks.0.attention.layer.out.lora_b']
     """
     layers = lora_layers(model).items()
-    return {f"{name}.{end}": getattr(layer, end).detach() for name, layer in layers for end in ("down", "up")}
+    return {f"{name}.{end}": getattr(layer, end).detach() for name, layer in layers for end in ("lora_a", "lora_b")}
 
 
 def load_adapter(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
@@ -138,8 +138,8 @@ def load_adapter(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
     >>> one, two = (build(preset("tiny-decoder")) for _ in range(2))
     >>> for model in (one, two):
     ...     attach(model, LoRA())
-    >>> load_adapter(two, adapter(one))
-    >>> all(tensor.equal(adapter(two)[name]) for name, tensor in adapter(one).items())
+    >>> load_adapter(two, adapter_state_dict(one))
+    >>> all(tensor.equal(adapter_state_dict(two)[name]) for name, tensor in adapter_state_dict(one).items())
     True
     """
     _some_attached(model)

@@ -60,7 +60,7 @@ def make_mask(
 
     >>> row = Layout(torch.arange(3)[None])
     >>> make_mask(row, row, causal=True, dtype=torch.float32)
-    Mask(causal=True, dense=None, blocks=None, counts=None, rows=None)
+    Mask(causal=True, dense=None, block_mask=None, key_counts=None, cache_rows=None)
     >>> make_mask(row, row, causal=True, dtype=torch.float32, window=2).dense.long()
     tensor([[[[1, 0, 0],
               [1, 1, 0],

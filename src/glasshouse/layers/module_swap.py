@@ -46,8 +46,8 @@ def clone_sharing_parameters(tree: Tree) -> Tree:
     Hooks come along, so that what looks into a model or changes it does so in its twin.
 
     >>> model = nn.Sequential(nn.Linear(2, 3), nn.ReLU())
-    >>> twin = share(model)
-    >>> twin[0].weight is model[0].weight, twin[0] is model[0]
+    >>> clone = clone_sharing_parameters(model)
+    >>> clone[0].weight is model[0].weight, clone[0] is model[0]
     (True, False)
     """
     twin = copy.deepcopy(tree, {id(tensor): tensor for tensor in chain(tree.parameters(), tree.buffers())})

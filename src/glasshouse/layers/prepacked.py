@@ -64,13 +64,13 @@ class PrepackedLinear(nn.Module):
 def prepack_linears(tree: nn.Module, rows: int) -> None:
     """Lay out, in a second tree, each matrix that gains by it where so many rows are multiplied at once.
 
-    >>> from glasshouse.layers.module_swap import share
+    >>> from glasshouse.layers.module_swap import clone_sharing_parameters
     >>> model = nn.Sequential(nn.Linear(1024, 512), nn.ReLU(), nn.Linear(512, 2))
-    >>> twin = share(model)
-    >>> pack(twin, rows=8)
+    >>> copy = clone_sharing_parameters(model)
+    >>> prepack_linears(copy, rows=8)
     >>> with torch.no_grad():
     ...     x = torch.randn(8, 1024)
-    ...     torch.allclose(twin(x), model(x), atol=1e-5)
+    ...     torch.allclose(copy(x), model(x), atol=1e-5)
     True
     """
     make: MakeLinear
