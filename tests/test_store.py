@@ -99,11 +99,11 @@ def test_a_damaged_header_is_a_sentence_even_without_hashes(folder: Path) -> Non
         ("{", "is damaged"),
         ("[]", "is damaged"),
         ("{}", "is damaged"),
-        ('{"format": 1}', "is damaged"),
+        ('{"format": 2}', "is damaged"),
         ('{"format": 2, "bytes": "a", "sha256": "", "metadata": {}}', "is damaged"),
         ('{"format": 2, "bytes": 1, "sha256": "", "metadata": 5}', "is damaged"),
         ("[" * 200_000, "is damaged"),
-        ('{"format": 99}', "is of format 99, but this version reads format 1"),
+        ('{"format": 99}', "is of format 99, but this version reads format 2"),
     ],
 )
 def test_a_manifest_that_is_none_is_refused(folder: Path, text: str, sentence: str) -> None:

@@ -340,9 +340,9 @@ def test_window_layers_keep_a_window() -> None:
     [
         ([], {}, "the prompt is empty, and the model has no start_id"),
         ([1] * 49, {}, "the prompt has 49 tokens, but max_len is 48"),
-        ([40], {}, "the prompt holds 40, but ids are whole numbers from 0 to vocab_size - 1 = 39"),
-        ([-1], {}, "the prompt holds -1"),
-        ([1.5], {}, "the prompt holds 1.5"),
+        ([40], {}, "the prompt contains 40, but ids are whole numbers from 0 to vocab_size - 1 = 39"),
+        ([-1], {}, "the prompt contains -1"),
+        ([1.5], {}, "the prompt contains 1.5"),
         ("text", {}, "the prompt is a text, but there is no tokenizer"),
         (7, {}, "the prompt is a int, but it must be a text or a list of ids"),
         ([1], {"top_k": 0.5}, "top_k is 0.5, but it must be a whole number of at least 1"),
@@ -351,9 +351,9 @@ def test_window_layers_keep_a_window() -> None:
         ([1], {"max_new_tokens": -1}, "max_new_tokens is -1, but it must be a whole number of at least 0"),
         ([1], {"max_new_tokens": 2.5}, "max_new_tokens is 2.5"),
         ([1], {"stop": "x"}, "stop is ('x',), but there is no tokenizer"),
-        ([1], {"stop": ""}, "stop is ('',), but it must be texts, none empty"),
+        ([1], {"stop": ""}, "stop is ('',), but it must be strings, none empty"),
         ([1], {"beams": 4}, "beams is 4, but the engine has 2 slots"),
-        ([1], {"beams": 2, "temperature": 1.0}, "a search draws nothing"),
+        ([1], {"beams": 2, "temperature": 1.0}, "beam search does not sample"),
         ([1], {"n_best": 2}, "n_best is 2, but a search of 1 beams"),
         ([1], {"temprature": 1.0}, "there is no setting 'temprature'; did you mean temperature?"),
         ([1], {"logit_bias": {99: 1.0}}, "logit_bias names id 99"),
@@ -453,7 +453,7 @@ def test_a_model_that_forbids_what_settings_leave_says_so(settings_: dict[str, A
     fine = engine.submit([1], logit_bias={3: -math.inf}, max_new_tokens=3)
     engine.run()
     assert request.error is not None
-    assert request.error.startswith("no token may come next")
+    assert request.error.startswith("no next token is allowed")
     assert fine.ids == [4] * 3
     hook.remove()
 

@@ -123,7 +123,7 @@ def test_ids_are_taken_or_refused_one_by_one(values: list[object], form: type) -
         with pytest.raises(gh.InputError) as caught:
             encode_prompt(given_, None, spec)
         assert str(caught.value) == (
-            f"the prompt holds {wrong[0]!r}, but ids are whole numbers from 0 to vocab_size - 1 = 9."
+            f"the prompt contains {wrong[0]!r}, but ids are whole numbers from 0 to vocab_size - 1 = 9."
         )
     else:
         ids = encode_prompt(given_, None, spec)
@@ -163,14 +163,14 @@ def test_without_room_a_search_finds_the_empty_text_alone(model: gh.models.Decod
         ("\ud800", {}, "the text holds half a character at 0"),
         ("to be " * 40, {}, "but max_len is 64; shorten it"),
         ([1, 2, 3], {}, "prompts is a list of ids that begins with 1; put it in a list"),
-        ("to", {"n": 2}, "without a temperature or beams all samples are the same"),
+        ("to", {"n": 2}, "without a temperature or beams all samples are equal"),
         ("to", {"n": 3, "beams": 2}, "n_best is 3, but a search of 2 beams returns 1 to 2"),
         ("to", {"n": 0}, "n is 0, but it must be a whole number of at least 1"),
         ("to", {"top_k": 0}, "top_k is 0"),
-        ("to", {"stop": ["a", ""]}, "it must be texts, none empty"),
+        ("to", {"stop": ["a", ""]}, "it must be strings, none empty"),
         ("to", {"weights": "int4"}, "weights is 'int4', but it must be one of own, copy, int8."),
         ("to", {"weights": []}, "weights is [], but it must be one of own, copy, int8."),
-        ("to", {"max_len": 65}, "max_len is 65, but the model has positions for 64; ask for no more."),
+        ("to", {"max_len": 65}, "max_len is 65, but the model has positions for 64; reduce it."),
         ("to", {"beams": 10**30}, f"beams is {10**30}, but at most 300 are possible here"),
         ("to", {"logit_bias": dict.fromkeys(range(300), -math.inf)}, "logit_bias is -inf for all 300 ids"),
     ],
@@ -196,7 +196,7 @@ def test_beams_are_bounded_by_what_they_cost(model: gh.models.Decoder, monkeypat
     most = max(beams for beams in range(1, 99) if cost(beams) <= 2**20)
     assert 1 < most < 98
     assert len(gh.generate(model, None, [[1, 2]], max_new_tokens=5, beams=most)[0].ids) == 5
-    sentence = f"beams is {most + 1}, but at most {most} are possible here: no more than the 300 ids, and for each"
+    sentence = f"beams is {most + 1}, but at most {most} are possible here: there are 300 ids, and each beam needs"
     with pytest.raises(gh.InputError, match=sentence):
         gh.generate(model, None, [[1, 2]], max_new_tokens=5, beams=most + 1)
     with pytest.raises(gh.InputError, match=sentence):
@@ -218,7 +218,7 @@ def test_only_a_table_of_positions_ends_a_text(preset: str, position: str) -> No
         (one,) = gh.generate(model, None, [prompt], max_new_tokens=40)
     if position == "learned":
         said_ = (
-            f"{16 - before} of 40 new tokens were written: with the {before} before them they fill the model's 16 "
+            f"{16 - before} of 40 new tokens were generated: with the prompt of {before} they fill the model's 16 "
         )
     else:
         said_ = f"the text has {40 + before} tokens, but the model was trained on sequences of at most 16 (max_len)"
@@ -233,7 +233,7 @@ def test_only_a_table_of_positions_ends_a_text(preset: str, position: str) -> No
 
 
 def test_a_stream_that_is_cut_says_so(model: gh.models.Decoder) -> None:
-    with pytest.warns(UserWarning, match="^61 of 62 new tokens were written: with the 3 before them they fill"):
+    with pytest.warns(UserWarning, match="^61 of 62 new tokens were generated: with the prompt of 3 they fill"):
         list(gh.stream(model, TOK, [1, 2, 3], max_new_tokens=62))
 
 

@@ -20,7 +20,7 @@ SLOTS = (1, 2, 8)
 @pytest.fixture(autouse=True)
 def _everything_gains(monkeypatch: pytest.MonkeyPatch) -> None:
     """Arrange small matrices too."""
-    monkeypatch.setattr(prepacked, "LEAST_WORK", 0)
+    monkeypatch.setattr(prepacked, "MIN_WORK", 0)
 
 
 def make_model(kind: str = "llama-small", **settings: object) -> Any:  # noqa: ANN401 (any model)

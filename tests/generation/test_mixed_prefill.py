@@ -31,13 +31,13 @@ def attend_in_loops(q: Tensor, k: Tensor, v: Tensor, seen: Tensor, rows: Tensor,
 def rides(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Have prompts ride in small parts, and note the width of each such step."""
     widths: list[int] = []
-    write = model_runner.ModelRunner._write_riding
+    write = model_runner.ModelRunner._decode_mixed
     monkeypatch.setattr(decode_attention, "is_supported", lambda *_: True)
     monkeypatch.setattr(decode_attention, "attend", attend_in_loops)
     for module in (scheduler, model_runner):
         monkeypatch.setattr(module, "MIXED_PREFILL_TOKENS", 5)
     monkeypatch.setattr(
-        model_runner.ModelRunner, "_write_riding", lambda self, width: [widths.append(width), write(self, width)][1]
+        model_runner.ModelRunner, "_decode_mixed", lambda self, width: [widths.append(width), write(self, width)][1]
     )
     return widths
 

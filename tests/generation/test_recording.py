@@ -151,7 +151,7 @@ def test_every_order_of_weights(kind: str, weights: Weights, slots: int, monkeyp
 
     A rounding in it can fall to the other side, and then an activation differs by 1 / 8128 of the largest of its row.
     """
-    monkeypatch.setattr(prepacked, "LEAST_WORK", 0)
+    monkeypatch.setattr(prepacked, "MIN_WORK", 0)
     model, prompts = build(kind, torch.float32), ragged(2, 4)
     names = list(sites(model))
     done = gh.generate(model, None, prompts, max_new_tokens=6, slots=slots, weights=weights, record=names)
@@ -338,13 +338,16 @@ def test_what_is_seen_can_be_learned_from_and_holds_on_to_nothing_else() -> None
     ("settings", "message"),
     [
         ({"record": "resid_post.7"}, "the model has no site 'resid_post.7'; its layers are 0 to 1."),
-        ({"record": "resid_post.0[batch=0]"}, "asks for a batch, but requests are recorded one by one"),
-        ({"record": "z.0[position=-1]"}, "asks for a position, but requests are recorded one by one"),
+        ({"record": "resid_post.0[batch=0]"}, "selects by batch, but requests are recorded one by one"),
+        ({"record": "z.0[position=-1]"}, "selects by position, but requests are recorded one by one"),
         (
             {"record": "pattern.*[query=:3]"},
-            "asks for a query, but requests are recorded one by one",
+            "selects by query, but requests are recorded one by one",
         ),
-        ({"record": "pattern.0[key=-1]"}, "counts keys from the end, which is not known yet; count from 0."),
+        (
+            {"record": "pattern.0[key=-1]"},
+            "counts keys from the end, but the final length is not known yet; count from 0.",
+        ),
         ({"record": "scores.0[key=2:-1]"}, "counts keys from the end"),
         ({"record": "z.0[head=4]"}, "asks for head 4, but there are 4 of them"),
         ({"record": "k.0[head=2]"}, "asks for head 2, but there are 2 of them"),
@@ -352,7 +355,10 @@ def test_what_is_seen_can_be_learned_from_and_holds_on_to_nothing_else() -> None
         ({"record": "embed[width=64]"}, "asks for width 64, but there are 64 of them"),
         ({"record": "hidden.0[neuron=128]"}, "asks for neuron 128, but there are 128 of them"),
         ({"record": "final", "speculator": PromptLookup()}, "record and speculator were both given; drafts are not"),
-        ({"record": "final", "compile": True}, "record and compile were both given; what is compiled cannot be seen"),
+        (
+            {"record": "final", "compile": True},
+            "record and compile were both given; compiled code cannot be recorded",
+        ),
     ],
 )
 def test_what_cannot_be_recorded_is_refused(settings: dict[str, Any], message: str) -> None:
@@ -362,7 +368,7 @@ def test_what_cannot_be_recorded_is_refused(settings: dict[str, Any], message: s
 
 
 def test_a_search_is_not_recorded() -> None:
-    with pytest.raises(InputError, match="beams is 2, but a search cannot be recorded"):
+    with pytest.raises(InputError, match="beams is 2, but beam search cannot be recorded"):
         gh.generate(build("grouped"), None, [[1, 2, 3]], beams=2, record="final")
 
 

@@ -83,7 +83,7 @@ def test_a_text_of_one_token_comes_as_fast_as_drafts_allow() -> None:
 def test_a_draft_model_too_short_for_the_engine_is_named() -> None:
     model = gh.build(gh.preset("tiny-decoder", max_len=48, position=LEARNED))
     short = gh.build(gh.preset("tiny-decoder", max_len=32, position=LEARNED))
-    sentence = "the engine's max_len is 48, but the draft model has positions for 32; ask for no more."
+    sentence = "the engine's max_len is 48, but the draft model has positions for 32; reduce it."
     with pytest.raises(gh.InputError, match=re.escape(sentence)):
         gh.Engine(model, slots=1, speculator=DraftModel(short))
     gh.Engine(model, slots=1, max_len=32, speculator=DraftModel(short))

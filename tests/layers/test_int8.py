@@ -175,7 +175,7 @@ def test_error_is_half_a_step_of_each(
     x[:, 0] += outlier * size
     rows = quantize_rows(weight)
     result = Int8Linear(rows, bias)
-    result.product = product(rows)
+    result.matmul = product(rows)
     truth = x.double() @ weight.double().T + bias
     of_weights = rows.scale / 2 * x.abs().sum(1, keepdim=True)
     of_activations = x.abs().amax(1, keepdim=True) / PEAK / 2 * dense(rows).abs().sum(1)
@@ -206,7 +206,7 @@ def test_a_row_is_the_same_alone(product: Product, n: int, m: int, k: int, posit
     if positive:
         weight, x = 1 + torch.rand(n, k) / 4, 1 + torch.rand(m, k) / 4
     linear = Int8Linear(quantize_rows(weight), torch.randn(n))
-    linear.product = product(quantize_rows(weight))
+    linear.matmul = product(quantize_rows(weight))
     together = linear(x)
     alone = torch.cat([linear(row[None]) for row in x])
     assert together.equal(alone)
@@ -343,7 +343,7 @@ def test_a_tied_table_is_held_once_where_it_is_not_packed(monkeypatch: pytest.Mo
     monkeypatch.setattr(int8, "make_int8_matmul", WeightOnlyInt8Matmul)
     twin = clone_sharing_parameters(gh.build(gh.preset("tiny-decoder", head=spec.NextToken(tied=True))))
     quantize_int8(twin)
-    assert twin.head.product.product.values is twin.token_embedding.table.rows.values
+    assert twin.head.matmul.matmul.values is twin.token_embedding.table.quantized.values
 
 
 def test_an_int8_model_writes_with_a_cache() -> None:

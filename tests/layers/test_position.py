@@ -24,13 +24,13 @@ def make(choice: spec.Position, *, causal: bool = True, n_heads: int = 4, max_le
 def test_sinusoids_in_halves_are_marians() -> None:
     theirs = MarianSinusoidalPositionalEmbedding(512, 32)
     theirs.weight = torch.nn.Parameter(theirs.create_weight(), requires_grad=False)
-    codes = make(spec.Sinusoidal("halves")).codes(torch.arange(512)[None])[0]
+    codes = make(spec.Sinusoidal("halves")).encodings(torch.arange(512)[None])[0]
     assert (codes - theirs.weight).abs().max() < 1e-7  # they round to float32
 
 
 def test_sinusoids_in_pairs_are_the_same_numbers_interleaved() -> None:
     position = torch.tensor([[0, 3, 700]])
-    pairs, halves = (make(spec.Sinusoidal(layout)).codes(position) for layout in ("pairs", "halves"))
+    pairs, halves = (make(spec.Sinusoidal(layout)).encodings(position) for layout in ("pairs", "halves"))
     assert torch.equal(pairs[..., 0::2], halves[..., :16])
     assert torch.equal(pairs[..., 1::2], halves[..., 16:])
     for t in range(3):

@@ -26,8 +26,8 @@ packs = pytest.mark.skipif(not can_prepack(), reason="this build of torch does n
 @pytest.fixture
 def everything_gains(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pack small matrices too, and use the packed copy from one row on."""
-    monkeypatch.setattr(prepacked, "LEAST_WORK", 0)
-    monkeypatch.setattr(prepacked, "FEWEST_ROWS", 1)
+    monkeypatch.setattr(prepacked, "MIN_WORK", 0)
+    monkeypatch.setattr(prepacked, "MIN_ROWS", 1)
 
 
 @pytest.fixture
@@ -200,7 +200,7 @@ def test_a_large_head_is_packed_whether_tied_or_not(tied: bool) -> None:
     twin = clone_sharing_parameters(model)
     prepack_linears(twin, rows=8)
     assert isinstance(twin.head, SwappedUnembedding)
-    assert isinstance(twin.head.product, PrepackedLinear)
+    assert isinstance(twin.head.matmul, PrepackedLinear)
     assert not any(isinstance(module, PrepackedLinear) for module in twin.stack.modules())  # 64 x 256 is too small
     expected = run(model)
     assert (run(twin) - expected).abs().max() <= 1e-5 * expected.abs().max()
@@ -263,7 +263,7 @@ def test_swap_hands_over_every_matrix_once(kind: str) -> None:
     swap_linears(twin, note)
     expected = [(layer.weight, layer.bias) for layer in model.modules() if isinstance(layer, nn.Linear)]
     if hasattr(model.head, "unembedding"):
-        expected.append((model.head.matrix(model.token_embedding.table.weight), model.head.bias))
+        expected.append((model.head.unembedding(model.token_embedding.table.weight), model.head.bias))
     assert sorted(map(id, (w for w, _ in handed))) == sorted(map(id, (w for w, _ in expected)))
     assert {id(w): id(b) for w, b in handed} == {id(w): id(b) for w, b in expected}
     swapped = sum(type(module) is nn.Linear for module in model.modules())
