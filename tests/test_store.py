@@ -41,7 +41,7 @@ def test_what_is_written_is_read_bit_for_bit(tmp_path: Path) -> None:
 
 def test_a_folder_that_holds_anything_else_is_left_alone(folder: Path) -> None:
     (folder / "chapter-1.txt").write_text("years of work")
-    with pytest.raises(StoreError, match=r"kept' holds 'chapter-1\.txt', which would be lost"):
+    with pytest.raises(StoreError, match=r"kept' contains 'chapter-1\.txt', which would be lost"):
         store.write(folder, {"c": torch.zeros(1)}, {})
     assert (folder / "chapter-1.txt").read_text() == "years of work"
     assert store.read(folder)[1] == {"step": 1}
@@ -89,7 +89,7 @@ def test_any_flipped_bit_and_any_truncation_of_the_tensors_is_noticed(folder: Pa
 
 def test_a_damaged_header_is_a_sentence_even_without_hashes(folder: Path) -> None:
     flip(folder / "tensors.safetensors", 9)
-    with pytest.raises(StoreError, match="not a sound safetensors file"):
+    with pytest.raises(StoreError, match="not a valid safetensors file"):
         store.read(folder, verify=False)
 
 

@@ -111,7 +111,7 @@ def test_rotary_in_pairs_is_halves_with_the_coordinates_rearranged() -> None:
 
 
 def test_rotary_turns_by_the_angle() -> None:
-    rotary = RotaryPosition(2, 10_000.0, make(spec.Rotary()).turn, spec.NoScaling())
+    rotary = RotaryPosition(2, 10_000.0, make(spec.Rotary()).rotate_pairs, spec.NoScaling())
     turned = rotary.rotation(torch.tensor([[3]]), torch.float32)(torch.tensor([[[[1.0, 0.0]]]]))
     assert turned.flatten().tolist() == pytest.approx([math.cos(3), math.sin(3)])
 

@@ -35,10 +35,10 @@ def make_layout(
 ) -> Layout:
     """Return the layout of ids [B, S].
 
-    `lengths` [B] or `mask` [B, S] (True for real tokens) mark padding; `documents` [B, S] are ids of packed documents;
-    `prefix_lengths` [B] or [B, S] count leading tokens of a document with bidirectional attention; `start` [B] is
-    the number of cached tokens of each row, or [B, S] the position of each token; `side` is prefixed to these names in
-    errors.
+    `lengths` [B] or `mask` [B, S] (True for real tokens) mark padding; `documents` [B, S] are ids of packed
+    documents; `prefix_lengths` [B] or [B, S] count leading tokens of a document with bidirectional attention;
+    `start` [B] is the number of cached tokens of each row, or [B, S] the position of each token; `side` is prefixed
+    to these names in errors.
 
     >>> make_layout(torch.zeros(1, 5), documents=torch.tensor([[7, 7, 7, 3, 3]])).positions
     tensor([[0, 1, 2, 0, 1]])
