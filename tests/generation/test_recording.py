@@ -354,7 +354,7 @@ def test_what_is_seen_can_be_learned_from_and_holds_on_to_nothing_else() -> None
         ({"record": "q.0[width=16]"}, "asks for width 16, but there are 16 of them"),
         ({"record": "embed[width=64]"}, "asks for width 64, but there are 64 of them"),
         ({"record": "hidden.0[neuron=128]"}, "asks for neuron 128, but there are 128 of them"),
-        ({"record": "final", "speculator": PromptLookup()}, "record and speculator were both given; drafts are not"),
+        ({"record": "final", "speculator": PromptLookup()}, "record and speculator were both given; drafts cannot"),
         (
             {"record": "final", "compile": True},
             "record and compile were both given; compiled code cannot be recorded",

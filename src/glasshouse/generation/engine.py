@@ -50,6 +50,8 @@ class Engine:
     others a call of `step` waits until that step is over. A server gives one thread `run_forever`, submits from
     others, waits with `Request.wait` or `Request.stream`, and ends with `close`. If a step raises, the running
     requests end with finish_reason "error", and the engine remains usable.
+
+    >>> import glasshouse as gh
     >>> engine = gh.Engine(gh.build(gh.preset("tiny-decoder")), slots=2, max_len=32)
     >>> requests = [engine.submit([1, 2, 3], max_new_tokens=n) for n in (4, 5, 6)]
     >>> engine.run()
