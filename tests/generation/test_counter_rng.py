@@ -89,8 +89,8 @@ def correlation(a: Tensor, b: Tensor) -> float:
 
 
 def test_numbers_are_independent() -> None:
-    # Neighbours on all sides: along steps, along seeds, on both diagonals, across purposes, and of distant seeds. The product
-    # of two independent numbers (mean 0, variance 1/12 each) over 1/12 has variance 1.
+    # Neighbours along steps, along seeds, on both diagonals, across purposes, and of distant seeds. The product of
+    # two independent numbers (mean 0, variance 1/12 each) over 1/12 has variance 1.
     seeds = [-1, 0, 1, 2, 2**31, 2**32, 2**63 - 1, -(2**63)]
     steps = torch.arange(20_000)
     a = {

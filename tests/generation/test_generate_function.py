@@ -36,7 +36,7 @@ def test_stream_equals_generate_in_whole_characters(model: gh.models.Decoder, te
         (made,) = gh.generate(model, TOK, "to be", **settings)
         pieces = list(gh.stream(model, TOK, "to be", **settings))
         assert "".join(pieces) == made.text == TOK.decode(made.ids, special=False)
-        # A random model mostly generates invalid UTF-8: replacement characters in pieces must be those of the whole text.
+        # A random model mostly generates invalid UTF-8: pieces must have the replacement characters of the text.
         assert sum(piece.count("\ufffd") for piece in pieces) == made.text.count("\ufffd")
         assert len(made.ids) == len(made.logprobs) == 40
 

@@ -101,7 +101,7 @@ def fresh(name: str = "tiny-decoder", **settings: object) -> torch.nn.Module:
         ([[1, 2]], {"mask": [[True]]}, "mask has shape [1, 1], but with these ids it must have [1, 2]."),
         ([[1]], {"mask": [[True]], "lengths": [1]}, "lengths and mask were both given"),
         ([[1, 2]], {"documents": [0, 1]}, "documents has shape [2], but with these ids it must have [1, 2]."),
-        ([[1, 2]], {"prefix": [[1]]}, "prefix has shape [1, 1], but with these ids it must have [1, 2]."),
+        ([[1, 2]], {"prefix_lengths": [[1]]}, "prefix_lengths has shape [1, 1], but with these ids it must have [1, 2]."),
     ],
 )
 def test_a_bad_call_is_one_sentence(ids: list[object], told: dict[str, list[object]], sentence: str) -> None:
@@ -168,7 +168,7 @@ def test_calls_that_mix_what_does_not_go_together_are_refused() -> None:
 def test_a_prefix_that_goes_past_a_cached_call_is_refused() -> None:
     decoder, ids = fresh(), torch.tensor([[1, 2, 3]])
     with pytest.raises(gh.InputError, match="prefix_lengths contains 4, but with this call a row has 3 tokens in the cache"):
-        decoder(ids, prefix=torch.tensor([4]), cache=decoder.make_cache(1, 8))
+        decoder(ids, prefix_lengths=torch.tensor([4]), cache=decoder.make_cache(1, 8))
 
 
 def test_a_compiled_step_past_the_end_of_a_cache_stops_too() -> None:
