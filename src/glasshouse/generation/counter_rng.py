@@ -66,6 +66,6 @@ def _mix(x: Tensor) -> Tensor:
     return x ^ _shifted(x, 31)
 
 
-def _shifted(x: Tensor, places: int) -> Tensor:
+def _shifted(x: Tensor, bits: int) -> Tensor:
     """Shift to the right and fill with zeros; torch's >> would fill with the sign."""
-    return (x >> places) & ((1 << (64 - places)) - 1)
+    return (x >> bits) & ((1 << (64 - bits)) - 1)

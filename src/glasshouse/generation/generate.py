@@ -138,34 +138,34 @@ def generate_requests(
     [2, 2]
     """
     check_model(model)
-    rows = [encode_prompt(prompt, tok, model.spec) for prompt in as_list(prompts)]
+    prompt_ids = [encode_prompt(prompt, tok, model.spec) for prompt in as_list(prompts)]
     check_count("n", n)
     beams = options.beams
     if beams == 1 and n > 1 and options.temperature == 0:
         raise InputError(f"n is {n}, but without a temperature or beams all samples are equal; set one of them.")
-    if not rows:
+    if not prompt_ids:
         return []
-    room, source_len = required_lengths(model, rows, options)
+    length, source_len = required_lengths(model, prompt_ids, options)
     if max_len is not None:
-        room = min(room, check_length(model.spec, max_len))
-    check_beams(model, beams, room, source_len or 0)
+        length = min(length, check_length(model.spec, max_len))
+    check_beams(model, beams, length, source_len or 0)
     copies = 1 if beams > 1 else n
     if slots is None:
-        slots = max(beams, choose_slots(model, room, source_len, len(rows) * copies * beams))
-    rounds = -(-len(rows) * copies * beams // slots)
+        slots = max(beams, choose_slots(model, length, source_len, len(prompt_ids) * copies * beams))
+    rounds = -(-len(prompt_ids) * copies * beams // slots)
     engine = Engine(
         model,
         tok,
         slots=slots,
-        max_len=room,
+        max_len=length,
         source_len=source_len,
         speculator=speculator,
         weights=choose_weights(rounds * options.max_new_tokens) if weights is None else weights,
         record=record,
     )
     requests = [
-        engine.submit(row, one, n_best=n if beams > 1 else 1, keep_tree=keep_tree)
-        for row in rows
+        engine.submit(ids, one, n_best=n if beams > 1 else 1, keep_tree=keep_tree)
+        for ids in prompt_ids
         for one in options.with_seeds(copies)
     ]
     before, busy = 0, True
@@ -191,12 +191,12 @@ def stream(model: Decoder | Seq2Seq, tok: Tokenizer, prompt: Prompt, **settings:
     """
     options = SamplingParams.parse(settings)
     check_model(model)
-    row = encode_prompt(prompt, tok, model.spec)
-    max_len, source_len = required_lengths(model, [row], options)
+    ids = encode_prompt(prompt, tok, model.spec)
+    max_len, source_len = required_lengths(model, [ids], options)
     check_beams(model, options.beams, max_len, source_len or 0)
     weights = choose_weights(options.max_new_tokens)
     engine = Engine(model, tok, slots=options.beams, max_len=max_len, source_len=source_len, weights=weights)
-    request = engine.submit(row, options)
+    request = engine.submit(ids, options)
     yield from engine.stream(request)
     if message := length_warning(model.spec, request):
         warnings.warn(message, stacklevel=2)
@@ -216,10 +216,10 @@ def as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
 
 
 def required_lengths(
-    model: Decoder | Seq2Seq, rows: Sequence[Sequence[int]], options: SamplingParams
+    model: Decoder | Seq2Seq, prompt_ids: Sequence[Sequence[int]], options: SamplingParams
 ) -> tuple[int, int | None]:
     """Return the sequence length and the source length that the cache must have."""
-    longest = max(map(len, rows))
+    longest = max(map(len, prompt_ids))
     limit = model.spec.position_limit
     if isinstance(model, Seq2Seq):
         target = 1 + len(read_token_rules(model).forced_prefix) + options.max_new_tokens
@@ -243,12 +243,12 @@ def length_warning(s: Spec, request: Request) -> str | None:
     """
     before, total = len(request.prompt), len(request.prompt) + request.limit
     if request.truncated:
-        room = (
+        limit = (
             f"the model's {total} positions (max_len)" if total == s.position_limit else f"max_len, which is {total}"
         )
         return (
             f"{request.limit} of {request.options.max_new_tokens} new tokens were generated: with the prompt of "
-            f"{before} they fill {room}."
+            f"{before} they fill {limit}."
         )
     if before + len(request.ids) > s.max_len:
         return (
@@ -267,8 +267,8 @@ def choose_weights(steps: int) -> Weights:
     return "copy" if steps >= WORTH_A_COPY else "own"
 
 
-def choose_slots(model: Decoder | Seq2Seq, max_len: int, source_len: int | None, wanted: int) -> int:
-    """Return the number of slots: `wanted`, within MAX_SLOTS and the memory."""
+def choose_slots(model: Decoder | Seq2Seq, max_len: int, source_len: int | None, n_sequences: int) -> int:
+    """Return the number of slots: `n_sequences`, within MAX_SLOTS and the memory."""
     weight = model.token_embedding.table.weight
     each = cache_bytes(model.spec, 1, max_len, source_len or 0, weight.element_size())
-    return max(1, min(wanted, MAX_SLOTS, machine.memory_bytes(weight.device) // MEMORY_SHARE // each))
+    return max(1, min(n_sequences, MAX_SLOTS, machine.memory_bytes(weight.device) // MEMORY_SHARE // each))

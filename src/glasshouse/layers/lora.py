@@ -148,10 +148,10 @@ def load_adapter(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
     """
     _require_lora_layers(model)
     own = adapter_state_dict(model)
-    if odd := sorted(own.keys() ^ tensors.keys()):
-        where = "the adapter lacks" if odd[0] in own else "the model lacks"
+    if names := sorted(own.keys() ^ tensors.keys()):
+        owner = "the adapter lacks" if names[0] in own else "the model lacks"
         raise InputError(
-            f"{where} {odd[0]} ({len(odd)} differ in all); attach the layers the adapter was trained with."
+            f"{owner} {names[0]} ({len(names)} differ in all); attach the layers the adapter was trained with."
         )
     for name, weight in own.items():
         if weight.shape != tensors[name].shape:
