@@ -27,7 +27,7 @@ class _PendingStep:
     """A step launched on the device whose tokens the host has not processed yet."""
 
     seqs: list[tuple[SequenceState, Request]]
-    tokens: Tensor  # on the host once `copied` has completed
+    tokens: Tensor  # [n, T], on the host once `copied` has completed
     logprobs: Tensor  # [n, T], likewise
     counts: list[int]  # accepted tokens of each sequence
     copied: torch.cuda.Event | None = None
@@ -62,8 +62,8 @@ class Scheduler:
     @property
     def requests(self) -> set[Request]:
         """The requests that have a slot, or tokens that are not processed yet."""
-        seqs = {seq.request for seq in self.slots.running if seq.request is not None}
-        return seqs | {request for pending in self._pending for _, request in pending.seqs}
+        running = {seq.request for seq in self.slots.running if seq.request is not None}
+        return running | {request for pending in self._pending for _, request in pending.seqs}
 
     def clear(self) -> None:
         """Release all slots."""

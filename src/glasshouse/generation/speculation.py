@@ -22,8 +22,8 @@ class Drafts:
     """Draft tokens of each sequence."""
 
     tokens: Tensor  # [n, K]
-    counts: Tensor  # drafts of each sequence
-    probabilities: Tensor | None = None  # the draft distributions; None: each draft was certain
+    counts: Tensor  # [n], drafts of each sequence
+    probabilities: Tensor | None = None  # [n, K, V], the draft distributions; None: each draft was certain
 
 
 class Speculator(Protocol):
