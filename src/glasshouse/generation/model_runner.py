@@ -59,7 +59,7 @@ class ModelRunner:
         )
         self.supports_mixed_prefill = can_mix and not recording
         self._in_use = torch.zeros(slots, dtype=torch.long, device=device)  # 1 for slots that decode
-        self._numbers = torch.arange(slots, device=device)
+        self._slot_ids = torch.arange(slots, device=device)
         # The mixed prefill chunk: ids, slots, positions, and 1 for tokens in use.
         self._staged = self.next_input_ids.new_zeros(4, MIXED_PREFILL_TOKENS)
         self._prefill_inputs: dict[int, tuple[Tensor, Tensor]] = {}  # inputs of the prefill graphs, by width
@@ -119,12 +119,12 @@ class ModelRunner:
         """Run the decode tokens of all slots and the prefill tokens as one packed sequence."""
         ids, slots, positions, in_use = self._staged
         view = self.cache.for_mixed_batch(
-            torch.cat([self._numbers[:width], slots]), torch.cat([self.cache.lengths[:width], positions])
+            torch.cat([self._slot_ids[:width], slots]), torch.cat([self.cache.lengths[:width], positions])
         )
         real = torch.cat([self._in_use[:width], in_use]) > 0
         ids = torch.cat([self.next_input_ids[:width, 0], ids])[None]
         return self._sample(
-            self._forward(ids, view, mask=real[None], logits_to_keep=self._numbers[:width], step=True)[0]
+            self._forward(ids, view, mask=real[None], logits_to_keep=self._slot_ids[:width], step=True)[0]
         )
 
     def _stage_mixed_prefill(self, mixed_prefill: MixedPrefill) -> None:

@@ -35,7 +35,7 @@ class SequenceState:
 
 
 class Slots:
-    """Slots 0 to n - 1 are running, without a gap, so that no step computes an empty slot; the others are free.
+    """The slots of a KV cache: 0 to n - 1 are running, without a gap, so that no step computes an empty slot.
 
     A released slot is filled with the last sequence. Cached keys and values stay until the slot is reused, and a
     request whose prompt starts like a cached sequence, running or free, copies that prefix instead of computing it.
@@ -123,11 +123,11 @@ class Slots:
             if cached < MIN_SHARED_PREFIX or cached <= common or seq.tokens[:MIN_SHARED_PREFIX] != beginning:
                 continue
             shared = common_prefix_length(seq.tokens, prompt, cached)
-            if shared > common and self._still_there(seq, shared):
+            if shared > common and self._window_is_cached(seq, shared):
                 best, common = seq, shared
         return best, common
 
-    def _still_there(self, seq: SequenceState, count: int) -> bool:
+    def _window_is_cached(self, seq: SequenceState, count: int) -> bool:
         """Whether a ring buffer still has the window before token `count`."""
         unwrapped = all(size == self.cache.max_len for size in self.cache.ring_sizes.values())
         return unwrapped or count >= seq.max_cached - self.cache.chunk
