@@ -59,7 +59,7 @@ def test_constructor_checks_types() -> None:
 
 
 @pytest.mark.parametrize(
-    ("table", "sentence"),
+    ("table", "message"),
     [
         ({"shape": "round", "nmae": "x"}, "nmae is not a setting of 'Garden'; did you mean name?"),
         ({"shape": {"kind": "round", "q": 1}}, "shape.q is not a setting of 'round'; it has radius."),
@@ -77,10 +77,10 @@ def test_constructor_checks_types() -> None:
         (7, "the configuration is 7, but it must be a table of settings."),
     ],
 )
-def test_invalid_settings(table: object, sentence: str) -> None:
+def test_invalid_settings(table: object, message: str) -> None:
     with pytest.raises(ConfigError) as error:
         config.parse(Garden, table)
-    assert str(error.value) == sentence
+    assert str(error.value) == message
 
 
 def test_override_nested_tables() -> None:

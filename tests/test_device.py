@@ -55,10 +55,10 @@ def test_compile_obstacle(monkeypatch: object) -> None:
 @pytest.mark.parametrize("name", ["tpu", "cuda:99", "cpu:1", "", 3])
 def test_unavailable_device_raises(name: str, tmp_path: Path) -> None:
     gh.save(gh.build(gh.preset("tiny-decoder")), None, tmp_path / "model")
-    sentence = rf"^device is '{name}', but this machine has cpu.*; choose from these, or 'auto'\.$"
-    with pytest.raises(gh.InputError, match=sentence):
+    message = rf"^device is '{name}', but this machine has cpu.*; choose from these, or 'auto'\.$"
+    with pytest.raises(gh.InputError, match=message):
         gh.load(tmp_path / "model", device=name)
-    with pytest.raises(gh.InputError, match=sentence):
+    with pytest.raises(gh.InputError, match=message):
         gh.build(gh.preset("tiny-decoder"), device=name)
 
 

@@ -94,7 +94,7 @@ def test_damaged_header_raises_without_hash_check(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "sentence"),
+    ("text", "message"),
     [
         ("{", "is damaged"),
         ("[]", "is damaged"),
@@ -106,9 +106,9 @@ def test_damaged_header_raises_without_hash_check(folder: Path) -> None:
         ('{"format": 99}', "is of format 99, but this version reads format 2"),
     ],
 )
-def test_invalid_manifest_raises(folder: Path, text: str, sentence: str) -> None:
+def test_invalid_manifest_raises(folder: Path, text: str, message: str) -> None:
     (folder / "manifest.json").write_text(text)
-    with pytest.raises(StoreError, match=sentence):
+    with pytest.raises(StoreError, match=message):
         store.read(folder)
 
 

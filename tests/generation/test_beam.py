@@ -320,7 +320,7 @@ def test_results_are_paths_of_the_tree(seed: int) -> None:
         assert [node.logprob for node in nodes[: len(nodes) - stops]] == found.logprobs
 
 
-def test_no_tree_unless_requests_for() -> None:
+def test_no_tree_by_default() -> None:
     search = run(BeamSearch(SamplingParams(beams=2), [END], 3), markov(BY_HAND))
     assert search.tree == []
     assert search.results()[0].node is None
@@ -328,23 +328,23 @@ def test_no_tree_unless_requests_for() -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(seed=st.integers(0, 10**6), beams=st.integers(1, 6), vocab_size=st.integers(1, 12), bias=st.floats(-2, 1))
-def test_moves_keep_a_cache_in_step(seed: int, beams: int, vocab_size: int, bias: float) -> None:
+def test_cache_copies_keep_the_cache_consistent(seed: int, beams: int, vocab_size: int, bias: float) -> None:
     end_ids = [0]
     search = BeamSearch(SamplingParams(beams=beams, max_new_tokens=9), end_ids, vocab_size)
     model = markov(random_table(vocab_size, seed, end_ids, bias))
     cache: list[list[int]] = [[] for _ in range(beams)]
     while not search.done:
         parents, tokens = advance([search], model(cache))
-        wanted = [list(cache[parent]) for parent in parents.tolist()]
+        expected = [list(cache[parent]) for parent in parents.tolist()]
         before = [list(row) for row in cache]
-        sources = {move.source for move in search.cache_copies}
-        assert sources.isdisjoint(move.target for move in search.cache_copies)
+        sources = {copy.source for copy in search.cache_copies}
+        assert sources.isdisjoint(copy.target for copy in search.cache_copies)
         for target, source, start in random.Random(seed).sample(search.cache_copies, len(search.cache_copies)):
             assert before[target][:start] == before[source][:start]
             if vocab_size > beams:  # no row is ever idle after the first step
                 assert before[target][start] != before[source][start]
             cache[target][start:] = cache[source][start:]
-        assert cache == wanted
+        assert cache == expected
         assert len(search.cache_copies) <= beams - len(set(parents.tolist()))
         for row, token in zip(cache, tokens.tolist(), strict=True):
             row.append(token)

@@ -340,7 +340,7 @@ def test_sliding_window_layers_use_ring_buffers() -> None:
 
 
 @pytest.mark.parametrize(
-    ("prompt", "more", "sentence"),
+    ("prompt", "more", "message"),
     [
         ([], {}, "the prompt is empty, and the model has no start_id"),
         ([1] * 49, {}, "the prompt has 49 tokens, but max_len is 48"),
@@ -363,13 +363,13 @@ def test_sliding_window_layers_use_ring_buffers() -> None:
         ([1], {"logit_bias": {99: 1.0}}, "logit_bias names id 99"),
     ],
 )
-def test_invalid_requests_raise_and_the_engine_continues(prompt: object, more: dict[str, Any], sentence: str) -> None:
+def test_invalid_requests_raise_and_the_engine_continues(prompt: object, more: dict[str, Any], message: str) -> None:
     engine = gh.Engine(MODELS["gpt2"], slots=2, max_len=MAX_LEN)
     running = engine.submit([1, 2], max_new_tokens=6)
     engine.step()
     with pytest.raises(gh.InputError) as caught:
         engine.submit(prompt, **more)
-    assert sentence in str(caught.value)
+    assert message in str(caught.value)
     engine.run()
     assert running.ids == reference_generate(MODELS["gpt2"], [1, 2], SamplingParams(max_new_tokens=6), MAX_LEN)
 
@@ -473,13 +473,13 @@ def test_extreme_lengths() -> None:
 
 def test_invalid_engine_arguments() -> None:
     model = MODELS["gpt2"]
-    for settings_, sentence in (
+    for settings_, message in (
         ({"slots": 0}, "slots is 0"),
         ({"prefill_chunk": 0}, "prefill_chunk is 0"),
         ({"max_len": 49}, "max_len is 49, but the model has positions for 48"),
         ({"slots": 10**9}, "1000000000 slots of 48 tokens need"),
     ):
-        with pytest.raises(gh.InputError, match=sentence):
+        with pytest.raises(gh.InputError, match=message):
             gh.Engine(model, **settings_)
     with pytest.raises(gh.InputError, match="the model is of type Encoder, which does not generate"):
         gh.Engine(gh.build(gh.preset("tiny-encoder")))  # type: ignore[arg-type]

@@ -157,7 +157,7 @@ def test_beam_search_of_no_tokens_returns_the_empty_text(model: gh.models.Decode
 
 
 @pytest.mark.parametrize(
-    ("prompts", "settings", "sentence"),
+    ("prompts", "settings", "message"),
     [
         ("", {}, "the prompt is empty, and the model has no start_id"),
         ("\ud800", {}, "the text holds half a character at 0"),
@@ -176,11 +176,11 @@ def test_beam_search_of_no_tokens_returns_the_empty_text(model: gh.models.Decode
     ],
 )
 def test_invalid_arguments_raise(
-    model: gh.models.Decoder, prompts: object, settings: dict[str, object], sentence: str
+    model: gh.models.Decoder, prompts: object, settings: dict[str, object], message: str
 ) -> None:
     with pytest.raises(gh.InputError) as caught:
         gh.generate(model, TOK, prompts, **settings)  # type: ignore[arg-type]
-    assert sentence in str(caught.value)
+    assert message in str(caught.value)
 
 
 def test_beams_are_limited_by_memory(model: gh.models.Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -196,13 +196,13 @@ def test_beams_are_limited_by_memory(model: gh.models.Decoder, monkeypatch: pyte
     most = max(beams for beams in range(1, 99) if cost(beams) <= 2**20)
     assert 1 < most < 98
     assert len(gh.generate(model, None, [[1, 2]], max_new_tokens=5, beams=most)[0].ids) == 5
-    sentence = f"beams is {most + 1}, but at most {most} are possible here: there are 300 ids, and each beam needs"
-    with pytest.raises(gh.InputError, match=sentence):
+    message = f"beams is {most + 1}, but at most {most} are possible here: there are 300 ids, and each beam needs"
+    with pytest.raises(gh.InputError, match=message):
         gh.generate(model, None, [[1, 2]], max_new_tokens=5, beams=most + 1)
-    with pytest.raises(gh.InputError, match=sentence):
+    with pytest.raises(gh.InputError, match=message):
         list(gh.stream(model, TOK, [1, 2], max_new_tokens=5, beams=most + 1))
     engine = gh.Engine(model, slots=most + 1, max_len=7)
-    with pytest.raises(gh.InputError, match=sentence):
+    with pytest.raises(gh.InputError, match=message):
         engine.submit([1, 2], max_new_tokens=5, beams=most + 1)
 
 

@@ -85,8 +85,8 @@ def test_repeated_token_accepts_every_draft() -> None:
 def test_draft_model_with_too_few_positions_raises() -> None:
     model = gh.build(gh.preset("tiny-decoder", max_len=48, position=LEARNED))
     short = gh.build(gh.preset("tiny-decoder", max_len=32, position=LEARNED))
-    sentence = "the engine's max_len is 48, but the draft model has positions for 32; reduce it."
-    with pytest.raises(gh.InputError, match=re.escape(sentence)):
+    message = "the engine's max_len is 48, but the draft model has positions for 32; reduce it."
+    with pytest.raises(gh.InputError, match=re.escape(message)):
         gh.Engine(model, slots=1, speculator=DraftModel(short))
     gh.Engine(model, slots=1, max_len=32, speculator=DraftModel(short))
 

@@ -52,7 +52,7 @@ SEARCH_SETTINGS = [
 
 TIE = 1e-5  # alternatives that are closer than this by transformers' numbers
 # In float64 both add the same numbers below 100 in another order: thousands of roundings of 1e-14 each. In float32
-# tests/hub holds logits to 1e-5 of the largest, here below 15; a log-softmax may double what they are off.
+# tests/hub checks logits to 1e-5 of the largest, here below 15; a log-softmax may double what they are off.
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 3e-4}
 SUMMED = NEW ** (
     1 - min(search.length_penalty for search in SEARCH_SETTINGS)

@@ -221,22 +221,22 @@ def test_nan_and_infinite_rows_do_not_affect_others(matmul: Matmul) -> None:
     rows = quantize_rows(torch.randn(6, 40))
     plain = torch.randn(4, 40)
     expected = matmul(rows)(plain)
-    strange = torch.randn(8, 40)
+    unusual = torch.randn(8, 40)
     # The ARM kernel scales the sum: 127 times 40 times the largest value must be finite.
     huge = 1e38 if matmul is OneDNNInt8Matmul else 1e34
-    strange[0, 3], strange[1, 3], strange[2, 3] = math.nan, math.inf, -math.inf
-    strange[3] = 0
-    strange[4] *= 1e-42
-    strange[5] *= huge / 10
-    strange[6, 0] = 3 * huge
-    strange[7] = -0.0
-    result = matmul(rows)(torch.cat([strange, plain]))
+    unusual[0, 3], unusual[1, 3], unusual[2, 3] = math.nan, math.inf, -math.inf
+    unusual[3] = 0
+    unusual[4] *= 1e-42
+    unusual[5] *= huge / 10
+    unusual[6, 0] = 3 * huge
+    unusual[7] = -0.0
+    result = matmul(rows)(torch.cat([unusual, plain]))
     assert result[8:].equal(expected)
     assert not result[:3].isfinite().any()
     assert result[3].eq(0).all()
     assert result[7].eq(0).all()
     assert (result[4].abs() <= 40 * 4 * 1e-41).all()
-    assert (result[5].double() - strange[5].double() @ dense(rows).T).abs().max() < huge * 4 / PEAK
+    assert (result[5].double() - unusual[5].double() @ dense(rows).T).abs().max() < huge * 4 / PEAK
     assert (result[6].double() / (3 * huge * dense(rows)[:, 0]) - 1).abs().max() < 1e-3
 
 

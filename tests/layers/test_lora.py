@@ -203,12 +203,12 @@ def test_mismatched_adapter_changes_nothing() -> None:
     good = lora.adapter_state_dict(model)
     before = {name: tensor.clone() for name, tensor in good.items()}
     first = "stack.blocks.0.attention.layer.query.lora_a"
-    for tensors, sentence in (
+    for tensors, message in (
         (lora.adapter_state_dict(other), rf"{first} has shape \[4, 16\], but the model's has \[3, 16\]"),
         ({name: good[name] for name in good if name != first}, f"the adapter lacks {first}"),
         (good | {"stack.strange": torch.ones(1)}, "the model lacks stack.strange"),
     ):
-        with pytest.raises(gh.InputError, match=sentence):
+        with pytest.raises(gh.InputError, match=message):
             lora.load_adapter(model, tensors)
         assert all(tensor.equal(before[name]) for name, tensor in lora.adapter_state_dict(model).items())
 
