@@ -1,4 +1,4 @@
-"""Text to settings and back, and the sentences for what cannot be understood."""
+"""Parsing and dumping settings, and the errors for invalid ones."""
 
 from __future__ import annotations
 
@@ -37,36 +37,36 @@ class Garden(config.Settings):
     open: bool = True
 
 
-def test_a_table_becomes_a_dataclass_and_goes_back() -> None:
+def test_round_trip() -> None:
     table = {"shape": {"kind": "square", "side": 3}, "beds": [1, 2], "depth": 2}
     garden = config.parse(Garden, table)
     assert garden == Garden(Square(3), "eden", (1, 2), "clay", 2.0, True)
     assert config.parse(Garden, config.dump(garden)) == garden
 
 
-def test_a_kind_alone_may_stand_for_its_table() -> None:
+def test_kind_as_a_string() -> None:
     assert config.parse(Garden, {"shape": "round"}).shape == Round()
 
 
-def test_whole_numbers_of_numpy_are_whole_numbers() -> None:
+def test_numpy_integers() -> None:
     assert config.parse(Garden, {"shape": {"kind": "square", "side": numpy.int64(3)}}).shape == Square(3)
 
 
-def test_making_one_directly_is_held_to_the_same_types() -> None:
+def test_constructor_checks_types() -> None:
     assert Garden(shape="round", beds=[1], depth=3) == Garden(Round(), beds=(1,), depth=3.0)
     with pytest.raises(ConfigError, match="name is 3, but it must be a string"):
         Garden(Round(), name=3)
 
 
 @pytest.mark.parametrize(
-    ("table", "sentence"),
+    ("table", "message"),
     [
         ({"shape": "round", "nmae": "x"}, "nmae is not a setting of 'Garden'; did you mean name?"),
         ({"shape": {"kind": "round", "q": 1}}, "shape.q is not a setting of 'round'; it has radius."),
         ({"shape": "oval"}, "shape.kind is 'oval', but it must be one of 'round', 'square'."),
         ({"shape": {"side": 3}}, "shape.kind is None, but it must be one of 'round', 'square'."),
-        ({"shape": "square"}, "shape (square) lacks side; give a value."),
-        ({}, "'Garden' lacks shape; give a value."),
+        ({"shape": "square"}, "shape (square) lacks side; set it."),
+        ({}, "'Garden' lacks shape; set it."),
         ({"shape": "round", "beds": 3}, "beds is 3, but it must be a list."),
         ({"shape": "round", "beds": [1, "x"]}, "beds[1] is 'x', but it must be a whole number."),
         ({"shape": "round", "open": 1}, "open is 1, but it must be true or false."),
@@ -77,13 +77,13 @@ def test_making_one_directly_is_held_to_the_same_types() -> None:
         (7, "the configuration is 7, but it must be a table of settings."),
     ],
 )
-def test_a_mistake_is_one_sentence(table: object, sentence: str) -> None:
+def test_invalid_settings(table: object, message: str) -> None:
     with pytest.raises(ConfigError) as error:
         config.parse(Garden, table)
-    assert str(error.value) == sentence
+    assert str(error.value) == message
 
 
-def test_overrides_reach_into_tables_and_leave_the_original() -> None:
+def test_override_nested_tables() -> None:
     table = {"model": {"shape": "square"}}
     changed = config.override(table, ["model.shape.side=4", "name = 'x = y'", "path=a/b", "x.y.z=[1, 2]"])
     assert changed == {
@@ -96,12 +96,12 @@ def test_overrides_reach_into_tables_and_leave_the_original() -> None:
 
 
 @pytest.mark.parametrize("setting", ["steps", "=3", "a..b=3", ""])
-def test_an_override_that_is_none_is_refused(setting: str) -> None:
+def test_invalid_override(setting: str) -> None:
     with pytest.raises(ConfigError, match="write it as key=value"):
         config.override({}, [setting])
 
 
-def test_files_that_cannot_be_read_are_named(tmp_path: Path) -> None:
+def test_read_files(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"there is no file .*none\.toml"):
         config.read(tmp_path / "none.toml")
     (tmp_path / "bad.toml").write_text("a = = 3")
@@ -112,7 +112,7 @@ def test_files_that_cannot_be_read_are_named(tmp_path: Path) -> None:
 
 
 @given(st.text())
-def test_any_text_is_a_setting_or_a_sentence(text: str) -> None:
+def test_any_text_is_a_setting_or_an_error(text: str) -> None:
     with contextlib.suppress(ConfigError):
         config.override({}, [text])
 
@@ -134,7 +134,7 @@ class Lists:
         ("names=a", "names", ("a",)),
         ("names=", "names", ()),
         ("names=['a,b', 'c']", "names", ("a,b", "c")),
-        ('names="a,b"', "names", ("a,b",)),  # a string of TOML is one name
+        ('names="a,b"', "names", ("a,b",)),  # a TOML string is one name
         ("maybe=a,b", "maybe", ("a", "b")),
         ("numbers=256,0", "numbers", (256, 0)),
         ("numbers=7", "numbers", "but it must be a list"),
@@ -142,7 +142,7 @@ class Lists:
         ("one=a,b", "one", "a,b"),
     ],
 )
-def test_a_list_may_be_typed_with_commas(setting: str, field: str, value: object) -> None:
+def test_lists_with_commas(setting: str, field: str, value: object) -> None:
     table = config.override({}, [setting])
     if isinstance(value, str) and field != "one":
         with pytest.raises(ConfigError, match=value):
@@ -151,6 +151,6 @@ def test_a_list_may_be_typed_with_commas(setting: str, field: str, value: object
         assert getattr(config.parse(Lists, table), field) == value
 
 
-def test_a_string_in_a_file_is_not_taken_apart(tmp_path: Path) -> None:
+def test_toml_string_is_not_split(tmp_path: Path) -> None:
     (tmp_path / "a.toml").write_text('names = "a,b"\n')
     assert config.parse(Lists, config.read(tmp_path / "a.toml")).names == ("a,b",)

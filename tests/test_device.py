@@ -1,4 +1,4 @@
-"""What is said about this machine, as far as it can be checked anywhere."""
+"""Device selection and properties, as far as they can be checked anywhere."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ import glasshouse as gh
 from glasshouse import device
 
 
-def test_the_best_device_computes() -> None:
-    there = device.fastest()
-    x = torch.ones(4, 4, device=there, dtype=device.compute_dtype(there))
+def test_fastest_device_computes() -> None:
+    found = device.fastest()
+    x = torch.ones(4, 4, device=found, dtype=device.compute_dtype(found))
     assert (x @ x).sum().item() == 64
 
 
-def test_memory_holds_this_process_and_is_no_fantasy() -> None:
+def test_memory_is_plausible() -> None:
     assert 2**28 < device.memory_bytes(torch.device("cpu")) < 2**50
 
 
-def test_the_peak_is_measured_in_operations_a_second(monkeypatch: object) -> None:
-    """A product that takes one second of a made-up clock runs at 2 n^3 operations a second."""
+def test_peak_flops(monkeypatch: object) -> None:
+    """A matmul that takes one second of a fake clock runs at 2 n^3 FLOPS."""
     ticks = iter(range(100))
     monkeypatch.setattr(device.time, "perf_counter", lambda: float(next(ticks)))
     before = torch.get_rng_state()
     assert device.measure_peak_flops(torch.device("cpu"), torch.float32, repeats=1) == 2 * 1024**3
-    assert torch.get_rng_state().equal(before)  # how fast a machine is must not change what it learns
+    assert torch.get_rng_state().equal(before)  # measuring must not change training results
 
 
-def test_a_fast_machine_is_given_a_larger_product(monkeypatch: object) -> None:
-    """By a made-up clock on which n^3 / 2^37 seconds pass: of 1,024 that is too short, of 2,048 it is not."""
+def test_fast_machine_uses_a_larger_matmul(monkeypatch: object) -> None:
+    """With a fake clock of n^3 / 2^37 seconds: 1,024 is too short, 2,048 is not."""
     now = 0.0
 
     def product(self: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
@@ -42,10 +42,10 @@ def test_a_fast_machine_is_given_a_larger_product(monkeypatch: object) -> None:
     monkeypatch.setattr(torch.Tensor, "__matmul__", product)
     monkeypatch.setattr(device.time, "perf_counter", lambda: now)
     assert device.measure_peak_flops(torch.device("cpu"), torch.float32, repeats=3) == 2**38
-    assert now == (3 * 2**30 + (3 + 5) * 2**33) / 2**37  # three to see that it is too small, and that this is not
+    assert now == (3 * 2**30 + (3 + 5) * 2**33) / 2**37  # three to find it too short, three to accept the next size
 
 
-def test_an_obstacle_to_compiling_is_named(monkeypatch: object) -> None:
+def test_compile_obstacle(monkeypatch: object) -> None:
     monkeypatch.setattr(device.shutil, "which", lambda name: None)
     assert device.compile_obstacle(torch.device("cpu")) == "no C++ compiler was found"
     monkeypatch.setattr(device.shutil, "which", lambda name: "/usr/bin/" + name)
@@ -53,16 +53,16 @@ def test_an_obstacle_to_compiling_is_named(monkeypatch: object) -> None:
 
 
 @pytest.mark.parametrize("name", ["tpu", "cuda:99", "cpu:1", "", 3])
-def test_a_device_that_is_not_here_is_one_sentence_in_every_call(name: str, tmp_path: Path) -> None:
+def test_unavailable_device_raises(name: str, tmp_path: Path) -> None:
     gh.save(gh.build(gh.preset("tiny-decoder")), None, tmp_path / "model")
-    sentence = rf"^device is '{name}', but this machine has cpu.*; choose from these, or 'auto'\.$"
-    with pytest.raises(gh.InputError, match=sentence):
+    message = rf"^device is '{name}', but this machine has cpu.*; choose from these, or 'auto'\.$"
+    with pytest.raises(gh.InputError, match=message):
         gh.load(tmp_path / "model", device=name)
-    with pytest.raises(gh.InputError, match=sentence):
+    with pytest.raises(gh.InputError, match=message):
         gh.build(gh.preset("tiny-decoder"), device=name)
 
 
-def test_cuda_without_one_names_what_there_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_unavailable_cuda_lists_the_devices(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     with pytest.raises(gh.InputError, match=r"device is 'cuda', but this machine has cpu"):
         gh.load(tmp_path, device="cuda")
@@ -72,7 +72,7 @@ def test_cuda_without_one_names_what_there_is(monkeypatch: pytest.MonkeyPatch, t
         device.resolve("cuda:2")
 
 
-def test_a_type_by_its_name_is_that_type(tmp_path: Path) -> None:
+def test_dtype_by_name(tmp_path: Path) -> None:
     gh.save(gh.build(gh.preset("tiny-decoder")), None, tmp_path / "model")
     for name in ("bfloat16", "torch.bfloat16", torch.bfloat16):
         model, _ = gh.load(tmp_path / "model", dtype=name)

@@ -1,4 +1,4 @@
-"""The package as a user meets it: quick to import, typed, whole in its wheel."""
+"""The package: import time, public names, and the wheel."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ def test_import_and_presets_need_no_torch() -> None:
     assert out.strip() == "False"
 
 
-def test_rooms_are_there_without_being_imported() -> None:
+def test_submodules_are_imported_lazily() -> None:
     assert (
         python("import glasshouse as gh; print(gh.spec.DecoderSpec.kind, gh.config.dump(gh.spec.Relu()))").split()[0]
         == "decoder"
     )
 
 
-def test_every_public_name_is_there() -> None:
+def test_every_public_name_exists() -> None:
     for name in gh.__all__:
         assert getattr(gh, name) is not None
     assert set(gh.__all__) <= set(dir(gh))
@@ -40,21 +40,21 @@ def test_every_public_name_is_there() -> None:
         gh.no_such_name  # noqa: B018
 
 
-def test_the_wheel_holds_the_package_and_works_without_the_checkout(tmp_path: Path) -> None:
+def test_wheel_is_complete_and_works_without_the_checkout(tmp_path: Path) -> None:
     build = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(tmp_path), str(ROOT)]
     done = subprocess.run(build, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     (wheel,) = tmp_path.glob("*.whl")
     with zipfile.ZipFile(wheel) as file:
-        held = {name for name in file.namelist() if name.startswith("glasshouse/")}
-        file.extractall(tmp_path / "there")
+        packaged = {name for name in file.namelist() if name.startswith("glasshouse/")}
+        file.extractall(tmp_path / "unpacked")
     package = ROOT / "src" / "glasshouse"
     kinds = (".py", ".toml", ".typed", ".html", ".css", ".js")
     files = (path for path in package.rglob("*") if path.suffix in kinds)
     expected = {path.relative_to(package.parent).as_posix() for path in files}
-    assert held == expected
+    assert packaged == expected
     out = python(
-        f"import sys; sys.path.insert(0, {str(tmp_path / 'there')!r})\n"
+        f"import sys; sys.path.insert(0, {str(tmp_path / 'unpacked')!r})\n"
         "import torch, glasshouse as gh\n"
         "print(gh.__file__); print(gh.build(gh.preset('tiny-decoder'))(torch.tensor([[1, 2]])).shape)"
     )

@@ -1,4 +1,4 @@
-"""Folders of tensors: whole or not there, and a sentence for every kind of damage."""
+"""Folders of tensors are written atomically, and every kind of damage raises."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from glasshouse import StoreError, store
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    store.write(tmp_path / "kept", {"a": torch.arange(6.0).view(2, 3), "b": torch.ones(2).bfloat16()}, {"step": 1})
-    return tmp_path / "kept"
+    store.write(tmp_path / "saved", {"a": torch.arange(6.0).view(2, 3), "b": torch.ones(2).bfloat16()}, {"step": 1})
+    return tmp_path / "saved"
 
 
-def test_what_is_written_is_read_bit_for_bit(tmp_path: Path) -> None:
+def test_round_trip_is_bit_exact(tmp_path: Path) -> None:
     tensors = {
         "transposed": torch.randn(3, 4).t(),
         "half": torch.randn(5).half(),
@@ -30,8 +30,8 @@ def test_what_is_written_is_read_bit_for_bit(tmp_path: Path) -> None:
         "nan": torch.tensor([float("nan"), -0.0]),
     }
     store.write(tmp_path / "x", tensors, {"name": "größe", "deep": {"list": [1, None, True]}})
-    read, about = store.read(tmp_path / "x")
-    assert about == {"name": "größe", "deep": {"list": [1, None, True]}}
+    read, metadata = store.read(tmp_path / "x")
+    assert metadata == {"name": "größe", "deep": {"list": [1, None, True]}}
     assert read.keys() == tensors.keys()
     for name, tensor in tensors.items():
         assert read[name].dtype == tensor.dtype
@@ -39,31 +39,31 @@ def test_what_is_written_is_read_bit_for_bit(tmp_path: Path) -> None:
         assert read[name].contiguous().view(torch.uint8).tolist() == tensor.contiguous().view(torch.uint8).tolist()
 
 
-def test_a_folder_that_holds_anything_else_is_left_alone(folder: Path) -> None:
+def test_folder_with_other_files_is_left_alone(folder: Path) -> None:
     (folder / "chapter-1.txt").write_text("years of work")
-    with pytest.raises(StoreError, match=r"kept' holds 'chapter-1\.txt', which would be lost"):
+    with pytest.raises(StoreError, match=r"saved' contains 'chapter-1\.txt', which would be lost"):
         store.write(folder, {"c": torch.zeros(1)}, {})
     assert (folder / "chapter-1.txt").read_text() == "years of work"
     assert store.read(folder)[1] == {"step": 1}
 
 
-def test_writing_again_replaces_the_whole(folder: Path) -> None:
+def test_writing_again_replaces_the_folder(folder: Path) -> None:
     store.write(folder, {"c": torch.zeros(1)}, {})
     tensors, _ = store.read(folder)
     assert list(tensors) == ["c"]
-    assert sorted(path.name for path in folder.parent.iterdir()) == ["kept"]
+    assert sorted(path.name for path in folder.parent.iterdir()) == ["saved"]
     assert sorted(path.name for path in folder.iterdir()) == ["manifest.json", "tensors.safetensors"]
 
 
-def test_a_failure_while_writing_leaves_the_old_folder(folder: Path) -> None:
+def test_failed_write_leaves_the_old_folder(folder: Path) -> None:
     with pytest.raises(TypeError):
         store.write(folder, {"a": torch.zeros(1)}, {"not JSON": object()})
     assert store.read(folder)[1] == {"step": 1}
-    assert sorted(path.name for path in folder.parent.iterdir()) == ["kept"]
+    assert sorted(path.name for path in folder.parent.iterdir()) == ["saved"]
 
 
 def test_a_reader_between_the_two_renames_finds_the_old_folder(folder: Path) -> None:
-    folder.rename(folder.with_name(".kept.old"))
+    folder.rename(folder.with_name(".saved.old"))
     assert store.read(folder)[1] == {"step": 1}
 
 
@@ -73,7 +73,7 @@ def flip(path: Path, offset: int) -> None:
     path.write_bytes(data)
 
 
-def test_any_flipped_bit_and_any_truncation_of_the_tensors_is_noticed(folder: Path) -> None:
+def test_any_flipped_bit_and_any_truncation_is_detected(folder: Path) -> None:
     path = folder / "tensors.safetensors"
     whole = path.read_bytes()
     for offset in range(len(whole)):
@@ -87,32 +87,32 @@ def test_any_flipped_bit_and_any_truncation_of_the_tensors_is_noticed(folder: Pa
     store.read(folder)
 
 
-def test_a_damaged_header_is_a_sentence_even_without_hashes(folder: Path) -> None:
+def test_damaged_header_raises_without_hash_check(folder: Path) -> None:
     flip(folder / "tensors.safetensors", 9)
-    with pytest.raises(StoreError, match="not a sound safetensors file"):
+    with pytest.raises(StoreError, match="not a valid safetensors file"):
         store.read(folder, verify=False)
 
 
 @pytest.mark.parametrize(
-    ("text", "sentence"),
+    ("text", "message"),
     [
         ("{", "is damaged"),
         ("[]", "is damaged"),
         ("{}", "is damaged"),
-        ('{"format": 1}', "is damaged"),
-        ('{"format": 1, "bytes": "a", "sha256": "", "about": {}}', "is damaged"),
-        ('{"format": 1, "bytes": 1, "sha256": "", "about": 5}', "is damaged"),
+        ('{"format": 2}', "is damaged"),
+        ('{"format": 2, "bytes": "a", "sha256": "", "metadata": {}}', "is damaged"),
+        ('{"format": 2, "bytes": 1, "sha256": "", "metadata": 5}', "is damaged"),
         ("[" * 200_000, "is damaged"),
-        ('{"format": 99}', "is of format 99, but this version reads format 1"),
+        ('{"format": 99}', "is of format 99, but this version reads format 2"),
     ],
 )
-def test_a_manifest_that_is_none_is_refused(folder: Path, text: str, sentence: str) -> None:
+def test_invalid_manifest_raises(folder: Path, text: str, message: str) -> None:
     (folder / "manifest.json").write_text(text)
-    with pytest.raises(StoreError, match=sentence):
+    with pytest.raises(StoreError, match=message):
         store.read(folder)
 
 
-def test_what_is_missing_is_named(folder: Path, tmp_path: Path) -> None:
+def test_missing_files_are_named(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(StoreError, match=r"there is no .*nowhere.*manifest\.json"):
         store.read(tmp_path / "nowhere")
     (folder / "tensors.safetensors").unlink()
@@ -125,9 +125,9 @@ def write_forever(folder: Path) -> None:
         store.write(folder, {"a": torch.full((1000,), float(step))}, {"step": step})
 
 
-def test_a_writer_killed_at_any_moment_leaves_a_whole_folder(tmp_path: Path) -> None:
-    """Each time a whole folder is read: the tensors of one write with the words of the same."""
-    folder, rng = tmp_path / "kept", random.Random(0)
+def test_writer_killed_at_any_time_leaves_a_complete_folder(tmp_path: Path) -> None:
+    """Each time tensors and metadata of the same write are read."""
+    folder, rng = tmp_path / "saved", random.Random(0)
     store.write(folder, {"a": torch.zeros(1000)}, {"step": 0})
     spawn = multiprocessing.get_context("fork" if os.name == "posix" else "spawn")
     for _ in range(10):
@@ -136,11 +136,11 @@ def test_a_writer_killed_at_any_moment_leaves_a_whole_folder(tmp_path: Path) -> 
         time.sleep(0.05 + rng.random() * 0.1)
         writer.kill()
         writer.join()
-        tensors, about = store.read(folder)
-        assert tensors["a"].eq(about["step"]).all()
+        tensors, metadata = store.read(folder)
+        assert tensors["a"].eq(metadata["step"]).all()
 
 
-def test_the_manifest_says_what_the_folder_holds(folder: Path) -> None:
+def test_manifest_contents(folder: Path) -> None:
     manifest = json.loads((folder / "manifest.json").read_text())
     assert manifest["format"] == store.FORMAT_VERSION
     assert manifest["bytes"] == (folder / "tensors.safetensors").stat().st_size

@@ -1,7 +1,7 @@
-"""Glasshouse grows transformers and lets you see inside them.
+"""Train transformers and inspect them, with one set of modules.
 
-The names below are the public face. Each is imported when first used, so that `import glasshouse` is quick and
-needs no torch.
+The names below are the public API. Each is imported when first used, so that `import glasshouse` is fast and needs
+no torch.
 """
 
 from __future__ import annotations

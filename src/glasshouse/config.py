@@ -1,7 +1,7 @@
-"""Settings in and out: TOML and `key=value` text on one side, frozen dataclasses on the other.
+"""Settings: TOML and `key=value` text to and from frozen dataclasses.
 
-The dataclasses say everything: a field's type is what it accepts, a union of dataclasses is a choice that
-`kind` names, and a name that no field has is an error that offers the nearest one.
+The type of a field is what it accepts, a union of dataclasses is selected by `kind`, and an unknown name is an error
+that suggests the nearest one.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ JsonDict = dict[str, Any]
 
 
 def require(ok: bool, field: str, value: object, rule: str) -> None:
-    """Raise one sentence that names the field, its value and what it must be."""
+    """Raise an error that names the field, its value and the rule, unless `ok`."""
     if not ok:
         raise ConfigError(f"{field} is {value!r}, but it must be {rule}.")
 
 
 class Settings:
-    """The base of a frozen dataclass whose values are held to their types, and to `check`, when it is made."""
+    """Base class of frozen dataclasses that check their types, and `check`, on construction."""
 
     kind: ClassVar[str]
 
@@ -44,7 +44,7 @@ class Settings:
         self.check()
 
     def check(self) -> None:
-        """Refuse values that have the right type and still make no sense."""
+        """Raise for invalid values of the right type."""
 
 
 @functools.cache
@@ -64,7 +64,7 @@ def read(path: str | Path) -> JsonDict:
 
 
 def to_toml(table: Mapping[str, Any]) -> str:
-    """Write nested dictionaries as TOML text.
+    """Return nested dictionaries as TOML text.
 
     >>> print(to_toml({"d_model": 64, "position": {"kind": "rotary", "theta": 10000.0}}))
     d_model = 64
@@ -80,8 +80,8 @@ def to_toml(table: Mapping[str, Any]) -> str:
 def override(table: Mapping[str, Any], settings: Iterable[str]) -> JsonDict:
     """Return the table with `key=value` settings applied; dots in a key reach into nested tables.
 
-    A value is read as TOML where it can be, and as a bare string where it cannot; where a list is wanted, the commas
-    of a bare string separate its items.
+    A value is parsed as TOML if possible, and else is a bare string; for a list, the commas of a bare string
+    separate the items.
 
     >>> override({"model": {"d_model": 64}}, ["model.d_model=128", "model.position=alibi"])
     {'model': {'d_model': 128, 'position': 'alibi'}}
@@ -108,7 +108,7 @@ def _copy(table: Mapping[str, Any]) -> JsonDict:
 
 
 class _Bare(str):
-    """A value typed without quotes, which a string of TOML is not."""
+    """A value without quotes, unlike a TOML string."""
 
 
 def _value(text: str) -> object:
@@ -119,7 +119,7 @@ def _value(text: str) -> object:
 
 
 def dump(settings: Any) -> JsonDict:  # noqa: ANN401 - any dataclass
-    """Turn a dataclass into nested dictionaries, the inverse of `parse`; a field that is None is left out.
+    """Convert a dataclass to nested dictionaries, the inverse of `parse`; fields that are None are left out.
 
     >>> from glasshouse.spec import Rotary
     >>> dump(Rotary(theta=500_000.0))
@@ -138,12 +138,12 @@ def dump(settings: Any) -> JsonDict:  # noqa: ANN401 - any dataclass
 
 
 def is_choice(settings: Any) -> bool:  # noqa: ANN401 - any dataclass
-    """Say whether `kind` is the name of a dataclass, and not one of its fields."""
+    """Whether `kind` is the tag of a dataclass, and not one of its fields."""
     return hasattr(settings, "kind") and "kind" not in (field.name for field in dataclasses.fields(settings))
 
 
 def parse(target: type[T], value: object, where: str = "") -> T:
-    """Build a `target` (a dataclass, or a union of dataclasses told apart by `kind`) from plain values.
+    """Build a `target` (a dataclass, or a union of dataclasses selected by `kind`) from plain values.
 
     >>> from glasshouse.spec import Rotary
     >>> parse(Rotary, {"theta": 500_000})
@@ -172,7 +172,7 @@ def _parse(target: Any, value: Any, where: str) -> Any:  # noqa: ANN401 - types 
         if isinstance(value, _Bare):
             parts = [part.strip() for part in value.split(",")] if value else []
             value = parts if item is str else list(map(_value, parts))
-        elif item is str and isinstance(value, str):  # one name where several may stand
+        elif item is str and isinstance(value, str):  # a single string for a list
             value = [value]
         if not isinstance(value, list | tuple):
             raise ConfigError(f"{where} is {value!r}, but it must be a list.")
@@ -184,7 +184,7 @@ def _parse(target: Any, value: Any, where: str) -> Any:  # noqa: ANN401 - types 
 
 def _parse_plain(target: type, value: object, where: str) -> object:
     if target in (int, float) and isinstance(value, numbers.Integral) and not isinstance(value, bool):
-        return target(value)  # numpy's whole numbers too
+        return target(value)  # numpy integers too
     if isinstance(value, target) and (target is bool or not isinstance(value, bool)):
         return value
     noun = {int: "a whole number", float: "a number", bool: "true or false", str: "a string"}[target]
@@ -230,13 +230,13 @@ def _parse_dataclass(target: Any, value: object, where: str) -> object:  # noqa:
     required = (f.name for f in fields.values() if f.default is f.default_factory is dataclasses.MISSING)
     missing = [name for name in required if name not in given]
     if missing:
-        place = f"{where} ({named})" if where else repr(named)
-        raise ConfigError(f"{place} lacks {', '.join(missing)}; give a value.")
+        name = f"{where} ({named})" if where else repr(named)
+        raise ConfigError(f"{name} lacks {', '.join(missing)}; set it.")
     return target(**given)
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """Say which known name was probably meant, or list them all."""
+    """Suggest the nearest known name, or list all of them."""
     known = list(known)
     close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
     return f"did you mean {close[0]}?" if close else f"it has {', '.join(known) or 'none'}."

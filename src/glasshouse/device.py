@@ -1,4 +1,4 @@
-"""What this machine can do: where to compute, in which type, how fast at best, and whether code compiles."""
+"""Devices: selection, dtypes, memory, peak FLOPS, and support for torch.compile."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from glasshouse import hints
 from glasshouse.errors import InputError
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
-TIMED = 0.02  # seconds beside which the start of a product, and the clock, are nothing
+MIN_SECONDS = 0.02  # seconds; long enough that launch overhead and clock resolution do not matter
 
 
 def fastest() -> torch.device:
-    """Return the fastest device here: an NVIDIA GPU, then Apple's, then the CPU."""
+    """Return the fastest available device: an NVIDIA GPU, then Apple's, then the CPU."""
     if torch.cuda.is_available():
         return torch.device("cuda")
     if torch.backends.mps.is_available():
@@ -28,15 +28,15 @@ def fastest() -> torch.device:
 
 
 def resolve(name: torch.device | str, setting: str = "device") -> torch.device:
-    """Return the device of this name, if this machine has it; "auto" is the fastest one.
+    """Return the device of this name, if available; "auto" is the fastest one.
 
-    >>> find("cpu")
+    >>> resolve("cpu")
     device(type='cpu')
     """
     counts = {"cpu": 1, "mps": int(torch.backends.mps.is_available()), "cuda": torch.cuda.device_count()}
     try:
         found = fastest() if name == "auto" else torch.device(name)
-    except (RuntimeError, TypeError):  # no device that torch knows of
+    except (RuntimeError, TypeError):  # unknown to torch
         found = None
     if found is None or (found.index or 0) >= {**counts, "meta": 1}.get(found.type, 0):
         several = (f"cuda:{number}" for number in range(counts["cuda"]))
@@ -48,7 +48,7 @@ def resolve(name: torch.device | str, setting: str = "device") -> torch.device:
 
 
 def parse_dtype(name: torch.dtype | str) -> torch.dtype:
-    """Return the floating-point type of this name.
+    """Return the floating-point dtype of this name.
 
     >>> parse_dtype("bfloat16")
     torch.bfloat16
@@ -63,10 +63,10 @@ def parse_dtype(name: torch.dtype | str) -> torch.dtype:
 
 
 def compute_dtype(device: torch.device) -> torch.dtype:
-    """Return the type that matrix products should run in.
+    """Return the dtype for matmuls in mixed precision.
 
-    The CPU stays in float32 whatever it claims: without the right instructions bfloat16 is hundreds of times
-    slower, and with them the choice would make one seed give two results on two machines.
+    The CPU always uses float32: without hardware support bfloat16 is hundreds of times slower, and with it the same
+    seed would give different results on different machines.
 
     >>> compute_dtype(torch.device("cpu"))
     torch.float32
@@ -77,7 +77,7 @@ def compute_dtype(device: torch.device) -> torch.dtype:
 
 
 def memory_bytes(device: torch.device) -> int:
-    """Return how much memory the device has in all, a container's limit included."""
+    """Return the total memory of the device in bytes; for the CPU, at most a container's limit."""
     if device.type == "cuda":
         return torch.cuda.get_device_properties(device).total_memory
     total = _physical_bytes()
@@ -98,7 +98,7 @@ def _physical_bytes() -> int:
 
 
 def compile_obstacle(device: torch.device) -> str | None:
-    """Say in a few words why torch.compile cannot work here, or return None where it can."""
+    """Return why torch.compile does not work here, or None if it does."""
     if sys.version_info >= (3, 15):
         return f"torch.compile is not known to support Python {sys.version_info.major}.{sys.version_info.minor}"
     if device.type == "cpu" and not any(shutil.which(name) for name in ("g++", "clang++", "c++", "cl")):
@@ -109,24 +109,24 @@ def compile_obstacle(device: torch.device) -> str | None:
 
 
 def measure_peak_flops(device: torch.device, dtype: torch.dtype, repeats: int = 7) -> float:
-    """Measure the floating-point operations per second of a large matrix product: the ceiling of a model.
+    """Measure the peak FLOPS of a large matmul, the reference of the MFU.
 
-    A product is large that takes long enough to be timed: a slow machine does not wait for one made for a fast one.
+    The size grows until a matmul is long enough to time, so that slow machines do not wait for a huge one.
     """
     size, largest = 1024, 8192 if device.type == "cuda" else 4096
-    while size < largest and _product_seconds(size, device, dtype, 1) < TIMED:
+    while size < largest and _matmul_seconds(size, device, dtype, 1) < MIN_SECONDS:
         size *= 2
-    return 2 * size**3 / _product_seconds(size, device, dtype, repeats)
+    return 2 * size**3 / _matmul_seconds(size, device, dtype, repeats)
 
 
-def _product_seconds(size: int, device: torch.device, dtype: torch.dtype, repeats: int) -> float:
-    """Return how long a product of two square matrices takes, by the median."""
-    own = torch.Generator(device).manual_seed(0)  # measuring leaves the numbers that others draw alone
-    a, b = torch.randn(2, size, size, device=device, generator=own).to(dtype)
+def _matmul_seconds(size: int, device: torch.device, dtype: torch.dtype, repeats: int) -> float:
+    """Return the median time of a product of two square matrices."""
+    generator = torch.Generator(device).manual_seed(0)  # leaves the global random state alone
+    a, b = torch.randn(2, size, size, device=device, generator=generator).to(dtype)
     times = []
-    for _ in range(repeats + 2):  # two to warm up
+    for _ in range(repeats + 2):  # two for warm-up
         start = time.perf_counter()
         c = a @ b
-        c[0, 0].item()  # waits until the product is there
+        c[0, 0].item()  # synchronises
         times.append(time.perf_counter() - start)
     return statistics.median(times[2:])

@@ -1,4 +1,4 @@
-"""Texts to vectors: one for each, from an encoder or a decoder."""
+"""Text embeddings from an encoder or a decoder."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ def embed(
     batch_size: int = 32,
     truncate: bool = False,
 ) -> Tensor:
-    """Return one vector a text, [n, d_model]: by the model's own pooling, or else the mean over its tokens.
+    """Return one embedding per text, [n, d_model]: by the model's own pooling, or else the mean over its tokens.
 
-    Texts of like length share a batch; neither that nor padding changes a vector. One longer than max_len is refused,
-    or with `truncate` cut there.
+    Texts of similar length share a batch; neither that nor padding changes a result. A text longer than max_len is an
+    error, or truncated with `truncate`.
 
     >>> import glasshouse as gh
     >>> words = '{"type": "WordLevel", "vocab": {"a": 0, "red": 1, "pea": 2}, "unk_token": "a"}'
@@ -37,13 +37,15 @@ def embed(
     torch.Size([2, 64])
     """
     if not isinstance(model, Encoder | Decoder):
-        raise InputError(f"the model is a {type(model).__name__}, which has no one vector a text; give an encoder.")
+        raise InputError(
+            f"the model is a {type(model).__name__}, which does not embed texts; use an encoder or a decoder."
+        )
     if not isinstance(tok, Tokenizer):
-        raise InputError(f"tok is {tok!r}, but texts need the model's tokenizer; load one with Tokenizer.load.")
+        raise InputError(f"tok is {tok!r}, but texts need the model's tokenizer; load it with Tokenizer.load.")
     if batch_size < 1:
         raise InputError(f"batch_size is {batch_size}, but it must be at least 1.")
     if model.training:
-        raise InputError("the model is in training mode, where dropout changes vectors; call model.eval() first.")
+        raise InputError("the model is in training mode, where dropout changes the result; call model.eval() first.")
     check_tokenizer(model, tok)
     texts = [texts] if isinstance(texts, str) else list(texts)
     rows = tok.encode_batch(texts, max_len=model.spec.max_len if truncate else None)
@@ -54,9 +56,9 @@ def embed(
             raise InputError(
                 f"text {number} is {len(row)} tokens long, but max_len is {model.spec.max_len}; shorten it."
             )
-    pooled = _under_a_pooling(model)
-    where = model.token_embedding.table.weight.device
-    result = torch.empty(len(rows), model.spec.d_model, device=where, dtype=model.token_embedding.table.weight.dtype)
+    pooled = _with_pooling(model)
+    device = model.token_embedding.table.weight.device
+    result = torch.empty(len(rows), model.spec.d_model, device=device, dtype=model.token_embedding.table.weight.dtype)
     order = sorted(range(len(rows)), key=lambda i: len(rows[i]))
     for start in range(0, len(order), batch_size):
         chosen = order[start : start + batch_size]
@@ -64,12 +66,12 @@ def embed(
         ids = torch.zeros(len(chosen), int(lengths.max()), dtype=torch.long)
         for line, i in zip(ids, chosen, strict=True):
             line[: len(rows[i])] = torch.tensor(rows[i])
-        result[chosen] = pooled(ids.to(where), lengths=lengths.to(where))
+        result[chosen] = pooled(ids.to(device), lengths=lengths.to(device))
     return result
 
 
-def _under_a_pooling(model: Encoder | Decoder) -> Encoder | Decoder:
-    """Return the model, or the same modules with the mean in place of another head."""
+def _with_pooling(model: Encoder | Decoder) -> Encoder | Decoder:
+    """Return the model, or the same modules with a mean-pooling head."""
     if isinstance(model.spec.head, spec.Pooled):
         return model
     pooled = build(replace(model.spec, head=spec.Pooled("mean")), device="meta")

@@ -1,4 +1,4 @@
-"""The errors a user can mend: each is one sentence that names what is wrong, its value, and what to do."""
+"""Errors that a user can fix: each is one sentence that says what is wrong, the value, and what to do."""
 
 from __future__ import annotations
 
@@ -6,27 +6,27 @@ import re
 
 
 class GlasshouseError(ValueError):
-    r"""The base of them all; a command prints its sentence instead of a traceback.
+    r"""Base class of these errors; a command prints the message instead of a traceback.
 
-    What a sentence quotes may come from anyone's file, so it is made fit to print: control characters are spelled
-    out, and what is longer than a path is cut.
+    A message may quote untrusted files, so control characters are escaped, and words longer than a path are
+    truncated.
 
     >>> print(GlasshouseError("a key is \x1b[31mred, and " + "long" * 100))
     a key is \x1b[31mred, and longlonglonglonglonglonglonglonglonglonglonglonglonglonglonglong...
     """
 
-    def __init__(self, sentence: str) -> None:
-        printable = "".join(c if c.isprintable() else repr(c)[1:-1] for c in sentence)
+    def __init__(self, message: str) -> None:
+        printable = "".join(c if c.isprintable() else repr(c)[1:-1] for c in message)
         super().__init__(re.sub(r"\S{300,}", lambda long: f"{long[0][:64]}...", printable)[:2000])
 
 
 class ConfigError(GlasshouseError):
-    """A setting has an unknown name, a wrong type or a value that makes no model."""
+    """A setting has an unknown name, a wrong type or an invalid value."""
 
 
 class InputError(GlasshouseError):
-    """A call was given ids, lengths or masks that do not fit the model or each other."""
+    """The arguments of a call do not fit the model or each other."""
 
 
 class StoreError(GlasshouseError):
-    """A folder on disk is missing, damaged, or of a format this version does not read."""
+    """A folder on disk is missing, damaged, or of an unsupported format."""

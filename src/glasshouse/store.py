@@ -1,7 +1,7 @@
-"""Tensors on disk: safetensors files, and folders that are whole or not there at all.
+"""Tensors on disk: safetensors files, and folders that are written atomically.
 
-The only code that reads or writes weights. A folder is written beside its place, flushed to the disk and then
-renamed, so that a reader finds the old one or the new one and never half of either.
+The only code that reads or writes weights. A folder is written under a temporary name, flushed to disk and renamed,
+so that a reader finds the old one or the new one, never a partial one.
 """
 
 from __future__ import annotations
@@ -24,38 +24,38 @@ from glasshouse.errors import StoreError
 FORMAT_VERSION = 2
 MANIFEST = "manifest.json"
 TENSORS = "tensors.safetensors"
-HEADER_LIMIT = 8 * 2**20  # bytes; that of a model with 10,000 tensors has about one million
+HEADER_LIMIT = 8 * 2**20  # bytes; a model with 10,000 tensors has about one million
 
 
 def write(folder: str | Path, tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, Any]) -> None:
-    """Write tensors and what is to be known about them (plain JSON values) as one folder, atomically.
+    """Write tensors and metadata (plain JSON values) as one folder, atomically.
 
-    A folder written before is replaced; one that holds anything else is left alone.
+    A folder written before is replaced; one with other files is an error.
 
     >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as place:
-    ...     write(f"{place}/two", {"a": torch.ones(2)}, {"colour": "green"})
-    ...     tensors, about = read(f"{place}/two")
-    >>> tensors["a"], about
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     write(f"{folder}/two", {"a": torch.ones(2)}, {"colour": "green"})
+    ...     tensors, metadata = read(f"{folder}/two")
+    >>> tensors["a"], metadata
     (tensor([1., 1.]), {'colour': 'green'})
     """
 
-    def fill(place: Path) -> None:
-        write_tensors(place / TENSORS, tensors)
-        size = (place / TENSORS).stat().st_size
+    def fill(path: Path) -> None:
+        write_tensors(path / TENSORS, tensors)
+        size = (path / TENSORS).stat().st_size
         manifest = {
             "format": FORMAT_VERSION,
             "bytes": size,
-            "sha256": sha256(place / TENSORS),
+            "sha256": sha256(path / TENSORS),
             "metadata": dict(metadata),
         }
-        (place / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
+        (path / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
 
     replace_folder(Path(folder), fill, rf"{MANIFEST}|{TENSORS}")
 
 
 def read(folder: str | Path, *, verify: bool = True) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-    """Read what `write` wrote, as memory-mapped tensors; `verify` compares the hashes first.
+    """Load a folder of `write`, as memory-mapped tensors; `verify` checks the hash first.
 
     A wrong size, a wrong hash, an unknown format or a missing file is a `StoreError` that names the file.
     """
@@ -67,64 +67,64 @@ def read(folder: str | Path, *, verify: bool = True) -> tuple[dict[str, torch.Te
 
 
 def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
-    """Write tensors as one safetensors file, marked as torch's, as other readers expect."""
+    """Write tensors as one safetensors file, marked as PyTorch's, as other readers expect."""
     try:
         save_file({name: tensor.detach().contiguous() for name, tensor in tensors.items()}, path, {"format": "pt"})
-    except SafetensorError as error:  # a full disk, in the library's own words
+    except SafetensorError as error:  # for example a full disk
         raise OSError(f"{str(path)!r}: {error}") from None
 
 
 def read_tensors(path: Path) -> dict[str, torch.Tensor]:
-    """Map the tensors of a safetensors file into memory: none is read from the disk before it is used.
+    """Memory-map the tensors of a safetensors file; each is read from disk when first used.
 
-    Writing to one changes it in memory alone. A file that is damaged or pretends to be larger than it is, is refused.
+    Writes do not change the file. A file that is damaged, or whose header claims more than its size, is an error.
     """
     size = path.stat().st_size
     with path.open("rb") as file:
         header = int.from_bytes(file.read(8), "little")
     if header > size - 8:
         raise StoreError(
-            f"{str(path)!r} has {size} bytes and a header of {header}, so it was cut short; fetch it again."
+            f"{str(path)!r} has {size} bytes and a header of {header}, so it is truncated; fetch it again."
         )
     if header > HEADER_LIMIT:
         raise StoreError(f"{str(path)!r} has a header of {header} bytes, which no real model needs; do not use it.")
     try:
         with safe_open(path, framework="pt") as file:
             return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except (SafetensorError, TypeError) as error:  # the second for a shape that no tensor can have
+    except (SafetensorError, TypeError) as error:  # TypeError: an impossible shape
         reason = str(error).partition("\n")[0]
-        raise StoreError(f"{str(path)!r} is not a sound safetensors file ({reason}); fetch it again.") from None
+        raise StoreError(f"{str(path)!r} is not a valid safetensors file ({reason}); fetch it again.") from None
 
 
 def replace_folder(folder: Path, fill: Callable[[Path], None], ours: str) -> None:
-    """Let `fill` write into a new folder, then put that in the place of `folder`.
+    """Let `fill` write a new folder, then rename it to `folder`.
 
-    A folder that holds a file whose name the expression `ours` does not match is left alone. Between the two renames
-    the old folder stands under another name, where `standing` finds it.
+    A folder with a file whose name does not match the expression `ours` is left alone. Between the two renames the
+    old folder has another name, where `surviving_folder` finds it.
     """
-    folder = folder.resolve()  # where a link leads, so that the link itself stays
+    folder = folder.resolve()  # the target of a link, so that the link itself stays
     check_replaceable(folder, ours)
     folder.parent.mkdir(parents=True, exist_ok=True)
-    fresh, old = folder.with_name(f".{folder.name}.new"), _backup_path(folder)
-    shutil.rmtree(fresh, ignore_errors=True)  # left behind by a writer that was killed
-    fresh.mkdir()
+    new, old = folder.with_name(f".{folder.name}.new"), _backup_path(folder)
+    shutil.rmtree(new, ignore_errors=True)  # left by a process that was killed
+    new.mkdir()
     try:
-        fill(fresh)
-        for path in (*fresh.rglob("*"), fresh):
+        fill(new)
+        for path in (*new.rglob("*"), new):
             _flush(path)
     except BaseException:
-        shutil.rmtree(fresh, ignore_errors=True)
+        shutil.rmtree(new, ignore_errors=True)
         raise
     if folder.exists():
         shutil.rmtree(old, ignore_errors=True)
         folder.rename(old)
-    fresh.rename(folder)
+    new.rename(folder)
     _flush(folder.parent)
     shutil.rmtree(old, ignore_errors=True)
 
 
 def check_replaceable(folder: Path, ours: str) -> None:
-    """Refuse what `replace_folder` would refuse, for those who would rather know before hours of work.
+    """Raise what `replace_folder` would raise, before hours of work.
 
     >>> check_replaceable(Path("not there yet"), "config.json")
     """
@@ -132,11 +132,11 @@ def check_replaceable(folder: Path, ours: str) -> None:
     if folder.exists() and not folder.is_dir():
         raise StoreError(f"{str(folder)!r} is a file; choose another name for the folder.")
     if Path.cwd().is_relative_to(folder):
-        raise StoreError(f"{str(folder)!r} is the folder you stand in, which cannot be replaced; choose another.")
+        raise StoreError(f"{str(folder)!r} is the current folder, which cannot be replaced; choose another.")
     for path in folder.iterdir() if folder.is_dir() else ():
         if not re.fullmatch(ours, path.name):
             raise StoreError(
-                f"{str(folder)!r} holds {path.name!r}, which would be lost; move it away or choose another folder."
+                f"{str(folder)!r} contains {path.name!r}, which would be lost; move it away or choose another folder."
             )
 
 
@@ -145,7 +145,7 @@ def _backup_path(folder: Path) -> Path:
 
 
 def surviving_folder(folder: Path) -> Path:
-    """Return the folder, or the one set aside by a writer that was killed while replacing it."""
+    """Return the folder, or its backup if a process was killed while replacing it."""
     folder = folder.absolute()
     if not folder.exists() and _backup_path(folder).exists():
         return _backup_path(folder)
@@ -167,7 +167,7 @@ def _manifest(path: Path) -> dict[str, Any]:
     try:
         manifest = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise StoreError(f"there is no {str(path)!r}; give a folder that glasshouse wrote.") from None
+        raise StoreError(f"there is no {str(path)!r}; give a folder written by glasshouse.") from None
     except (ValueError, RecursionError):
         raise damaged from None
     if not isinstance(manifest, dict) or "format" not in manifest:
@@ -194,6 +194,6 @@ def _check_file(path: Path, manifest: Mapping[str, Any], verify: bool) -> None:
 
 
 def sha256(path: Path) -> str:
-    """Return the hash of a file's contents."""
+    """Return the SHA-256 hash of a file."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

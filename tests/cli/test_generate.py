@@ -274,7 +274,7 @@ def test_a_completion_for_which_there_is_no_room_says_so(
     house: House, call: Call, lines: Callable[..., Done]
 ) -> None:
     before = len(house.tok.encode("to be"))
-    cut = f"{16 - before} of 400 new tokens were written: with the {before} before them they fill the model's 16 "
+    cut = f"{16 - before} of 400 new tokens were generated: with the prompt of {before} they fill the model's 16 "
     done = call("generate", house["learned"], "to be", "--max-new-tokens", "400", "--json")
     assert len(objects(done.out)[0]["ids"]) == 16 - before
     assert done.err == f"warning: {cut}positions (max_len).\n"
@@ -287,11 +287,11 @@ def test_a_completion_for_which_there_is_no_room_says_so(
     assert len(objects(longer.out)[0]["ids"]) == 100
     assert longer.err == (
         f"warning: the text has {before + 100} tokens, but the model was trained on sequences of at most 64 "
-        "(max_len), and may get worse past that.\n"
+        "(max_len), so quality may drop beyond that.\n"
     )
     short = lines("generate", house["short"], "-", "--max-len", "20", stdin=b"to be\n")
     assert short.err == (
-        f"warning: {20 - before} of 64 new tokens were written: with the {before} before them they fill max_len, "
+        f"warning: {20 - before} of 64 new tokens were generated: with the prompt of {before} they fill max_len, "
         "which is 20.\n"
     )
 
@@ -303,7 +303,7 @@ def test_a_request_that_fails_is_named(house: House, call: Call, lines: Callable
     broken.token_embedding.table.weight.data[token] = torch.nan
     assert broken.head.weight is not broken.token_embedding.table.weight
     gh.save(broken, house.tok, tmp_path / "broken")
-    nan = "the model's log-probabilities are NaN: its weights, or what it computes from this prompt, are not finite"
+    nan = "the model's log-probabilities are NaN: its weights, or its activations on this prompt, are not finite"
     for more in ((), ("--json",), ("--beams", "2")):
         done = call("generate", tmp_path / "broken", "to 7", *FEW, *more)
         assert done.code == 1
@@ -392,7 +392,7 @@ def test_a_line_that_cannot_be_taken_stops_no_other(house: House, lines: Callabl
     assert (done.code, done.out) == (1, f"{as_line(first)}\n\n{as_line(last)}")
     empty, longer = done.err.splitlines()
     assert empty == (
-        "error: line 2: the prompt is empty, and the model has no start_id to begin with; give at least one token."
+        "error: line 2: the prompt is empty, and the model has no start_id; give at least one token."
     )
     assert longer.startswith(f"error: line 3: the prompt has {len(house.tok.encode(long))} tokens, but max_len is 76")
     done = lines("generate", house["short"], "-", *FEW, "--json", stdin=given)
@@ -727,7 +727,7 @@ def test_help_needs_no_torch_and_shows_defaults_units_and_an_example() -> None:
         (["decoder", "hi", "--stop", ""], "stop is ('',)"),
         (["decoder", "hi", "--draft", "small", "--lookup"], "--draft and --lookup were both given"),
         (["decoder", "hi", "--draft", "seq2seq"], "the draft model is a Seq2Seq"),
-        (["double", "hi", "--int8"], "a weight is torch.float64 on cpu, but int8 is made from float32 on the CPU"),
+        (["double", "hi", "--int8"], "a weight is torch.float64 on cpu, but int8 needs float32 on the CPU"),
         (["decoder", "hi", "--system", "x"], "--system was given, but it begins a conversation; give --chat, too."),
         (
             ["decoder", "hi", "--chat", "--n", "2", "--temperature", "1"],

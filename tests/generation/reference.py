@@ -1,4 +1,4 @@
-"""Generation as plainly as it can be written: one request, no cache, the whole text again for each token."""
+"""Reference generation: one request, no cache, the whole sequence recomputed for each token."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ from glasshouse.generation.sampling import Sampler
 from glasshouse.models import Decoder, Seq2Seq
 
 
-def write(model: Decoder | Seq2Seq, prompt: Sequence[int], options: SamplingParams, max_len: int) -> list[int]:
-    """Return the new tokens, by the sampler that the engine uses, alone in its first slot."""
+def reference_generate(
+    model: Decoder | Seq2Seq, prompt: Sequence[int], options: SamplingParams, max_len: int
+) -> list[int]:
+    """Return the new tokens, with the engine's sampler, alone in its first slot."""
     end_ids = {*model.spec.end_ids, *options.stop_token_ids}
     text = [model.spec.start_id] if isinstance(model, Seq2Seq) else list(prompt)
     sampler = Sampler(1, model.spec.vocab_size, torch.device("cpu"))

@@ -1,4 +1,4 @@
-"""Beam search against hand work, exhaustive search, transformers, and what a cache would hold."""
+"""Beam search compared with hand-computed examples, exhaustive search and transformers, and its cache copies."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Model = Callable[[list[list[int]]], Tensor]  # the new tokens of each row to its
 
 
 def markov(table: Tensor) -> Model:
-    """Give a model that looks at the last token only; row 0 of the table follows the prompt."""
+    """Return a model that depends on the last token only; row 0 of the table follows the prompt."""
     return lambda rows: table[[row[-1] if row else 0 for row in rows]]
 
 
@@ -44,7 +44,7 @@ def run(search: BeamSearch, model: Model) -> BeamSearch:
 
 
 END, A, B = 0, 1, 2
-# After A the end has 0.4, after B 0.9: the likeliest text begins with the less likely token.
+# After A the end has 0.4, after B 0.9: the most probable text begins with the less probable token.
 BY_HAND = torch.tensor([[0.1, 0.5, 0.4], [0.4, 0.3, 0.3], [0.9, 0.05, 0.05]], dtype=torch.float64).log()
 
 
@@ -79,29 +79,31 @@ OVERTAKEN = torch.tensor([[0.5, 0.4, 0.1], [0.45, 0.0, 0.55], [0.99, 0.006, 0.00
     [
         (SamplingParams(beams=2, early_stopping=True), {(): math.log(0.5), (A,): math.log(0.18) / 2}),
         (SamplingParams(beams=2), {(A, B): math.log(0.22 * 0.99) / 3, (): math.log(0.5)}),
-        # cut at the step that fills the list: the beam that runs still counts
+        # cut at the step that fills the list: the running beam still counts
         (
             SamplingParams(beams=2, early_stopping=True, max_new_tokens=2),
             {(): math.log(0.5), (A, B): math.log(0.22) / 2},
         ),
     ],
 )
-def test_overtaken_by_hand(options: SamplingParams, expected: dict[tuple[int, ...], float]) -> None:
+def test_running_beam_overtakes_finished_one_by_hand(
+    options: SamplingParams, expected: dict[tuple[int, ...], float]
+) -> None:
     results = run(BeamSearch(options, [END], 3, n_best=2), markov(OVERTAKEN)).results()
     scores = {tuple(found.ids): found.score for found in results}
     assert scores == pytest.approx(expected, abs=1e-12)
     assert list(scores) == sorted(scores, key=lambda ids: -scores[ids])
 
 
-def test_stop_ids_end_as_the_models_own() -> None:
+def test_stop_token_ids_end_like_end_ids() -> None:
     options = SamplingParams(beams=2, stop_token_ids=(END,))
     expected = run(BeamSearch(SamplingParams(beams=2), [END], 3), markov(BY_HAND)).results()
     assert expected[0].finish_reason == "stop"
     assert run(BeamSearch(options, [], 3), markov(BY_HAND)).results() == expected
 
 
-def every_text(table: Tensor, end: int, length: int) -> list[tuple[list[int], float, bool]]:
-    """List all texts with their log-probability and whether they end, those cut at the length included."""
+def all_texts(table: Tensor, end: int, length: int) -> list[tuple[list[int], float, bool]]:
+    """List all texts with their log-probability and whether they end, including those cut at the length."""
     logprobs = table.log_softmax(-1)
     alive = [token for token in range(len(table)) if token != end]
     found = []
@@ -118,13 +120,13 @@ def every_text(table: Tensor, end: int, length: int) -> list[tuple[list[int], fl
 
 @pytest.mark.parametrize("penalty", [-1.0, 0.0, 0.5, 1.0, 2.0])
 @pytest.mark.parametrize("seed", range(3))
-def test_with_beams_for_everything_the_best_is_the_best_of_all(penalty: float, seed: int) -> None:
+def test_enough_beams_equal_exhaustive_search(penalty: float, seed: int) -> None:
     length, end = 4, 2
     table = random_table(5, seed)
     options = SamplingParams(beams=4**length, max_new_tokens=length, length_penalty=penalty)
     results = run(BeamSearch(options, [end], 5, n_best=20), markov(table)).results()
     scored = sorted(
-        ((total / (len(ids) + stops) ** penalty, ids, stops) for ids, total, stops in every_text(table, end, length)),
+        ((total / (len(ids) + stops) ** penalty, ids, stops) for ids, total, stops in all_texts(table, end, length)),
         key=lambda text: text[0],
         reverse=True,
     )
@@ -135,8 +137,8 @@ def test_with_beams_for_everything_the_best_is_the_best_of_all(penalty: float, s
 VOCAB = 17
 
 
-def outside_model(family: str, seed: int, end_ids: Sequence[int], end_bias: float) -> transformers.PreTrainedModel:
-    """Build a tiny random model whose end tokens are likely."""
+def make_hf_model(family: str, seed: int, end_ids: Sequence[int], end_bias: float) -> transformers.PreTrainedModel:
+    """Build a tiny random Hugging Face model whose end tokens are likely."""
     torch.manual_seed(seed)
     if family == "gpt2":
         config: Any = transformers.GPT2Config(vocab_size=VOCAB, n_positions=32, n_embd=8, n_layer=1, n_head=2)
@@ -160,7 +162,7 @@ def outside_model(family: str, seed: int, end_ids: Sequence[int], end_bias: floa
     return model.eval().double()
 
 
-class CountsCharged(transformers.LogitsProcessor):
+class FrequencyPenaltyProcessor(transformers.LogitsProcessor):
     """The frequency penalty, which transformers does not have."""
 
     def __init__(self, penalty: float, prompt_length: int) -> None:
@@ -171,8 +173,8 @@ class CountsCharged(transformers.LogitsProcessor):
         return scores - self.penalty * counts
 
 
-class Doubled:
-    """Stands in for torch where transformers casts to float32, so that its search can be followed in float64."""
+class Float64Torch:
+    """Replaces torch where transformers casts to float32, so that its search runs in float64."""
 
     def __getattr__(self, name: str) -> object:
         return torch.float64 if name in ("float", "float32") else getattr(torch, name)
@@ -180,7 +182,7 @@ class Doubled:
 
 @pytest.fixture
 def searches_with_one_beam(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let transformers search with one beam too, where it would choose greedily."""
+    """Make transformers use beam search with one beam too, where it would be greedy."""
     config = transformers.GenerationConfig
     monkeypatch.setattr(config, "get_generation_mode", lambda *_: GenerationMode.BEAM_SEARCH)
 
@@ -188,9 +190,9 @@ def searches_with_one_beam(monkeypatch: pytest.MonkeyPatch) -> None:
 def compare(
     family: str, seed: int, options: SamplingParams, end_ids: list[int], n_best: int, tolerance: float
 ) -> None:
-    dice = random.Random(seed)
-    model = outside_model(family, seed, end_ids, end_bias=dice.uniform(0, 3))
-    source = torch.tensor([[dice.randrange(VOCAB) for _ in range(4)]])
+    rng = random.Random(seed)
+    model = make_hf_model(family, seed, end_ids, end_bias=rng.uniform(0, 3))
+    source = torch.tensor([[rng.randrange(VOCAB) for _ in range(4)]])
     prompt = [0] if family == "t5" else source[0].tolist()
 
     def last_logits(rows: list[list[int]]) -> Tensor:
@@ -212,7 +214,7 @@ def compare(
             min_new_tokens=options.min_new_tokens or None,
             repetition_penalty=float(options.repetition_penalty),
             sequence_bias=[[[token], bias] for token, bias in options.logit_bias.items()] or None,
-            logits_processor=[CountsCharged(options.frequency_penalty, len(prompt))],
+            logits_processor=[FrequencyPenaltyProcessor(options.frequency_penalty, len(prompt))],
             eos_token_id=end_ids,
             pad_token_id=end_ids[0],
             use_cache=False,
@@ -236,38 +238,38 @@ def compare(
 SETTINGS = list(itertools.product([-1.0, 0.0, 0.5, 1.0, 2.0], [False, True]))
 
 
-def drawn(seed: int) -> tuple[SamplingParams, list[int], int]:
-    """Draw options, end ids and how many hypotheses to return."""
-    dice = random.Random(seed)
+def random_options(seed: int) -> tuple[SamplingParams, list[int], int]:
+    """Return random options, end ids and n_best."""
+    rng = random.Random(seed)
     penalty, early_stopping = SETTINGS[seed % len(SETTINGS)]
-    beams = dice.randint(1, 5)
+    beams = rng.randint(1, 5)
     tokens = range(VOCAB)
-    most = dice.choice([1, 5, 9])
+    most = rng.choice([1, 5, 9])
     options = SamplingParams(
         beams=beams,
         length_penalty=penalty,
         early_stopping=early_stopping,
         max_new_tokens=most,
-        min_new_tokens=min(most, dice.choice([0, 0, 2])),
-        repetition_penalty=dice.choice([1.0, 1.0, 0.7, 1.5]),
-        frequency_penalty=dice.choice([0.0, 0.0, 0.75]),
-        logit_bias=dice.choice([{}, {dice.choice(tokens): 1.5, dice.choice(tokens): -2.0}]),
+        min_new_tokens=min(most, rng.choice([0, 0, 2])),
+        repetition_penalty=rng.choice([1.0, 1.0, 0.7, 1.5]),
+        frequency_penalty=rng.choice([0.0, 0.0, 0.75]),
+        logit_bias=rng.choice([{}, {rng.choice(tokens): 1.5, rng.choice(tokens): -2.0}]),
     )
-    return options, dice.sample(tokens, dice.randint(1, 3)), dice.randint(1, beams)
+    return options, rng.sample(tokens, rng.randint(1, 3)), rng.randint(1, beams)
 
 
 @pytest.mark.usefixtures("searches_with_one_beam")
 @pytest.mark.parametrize("family", ["gpt2", "llama", "t5"])
 @pytest.mark.parametrize("seed", range(len(SETTINGS) * 3))
-def test_as_transformers(family: str, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reference, "torch", Doubled())
-    options, end_ids, n_best = drawn(seed)
+def test_equals_transformers(family: str, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reference, "torch", Float64Torch())
+    options, end_ids, n_best = random_options(seed)
     compare(family, seed, options, end_ids, n_best, tolerance=1e-9)
 
 
 @pytest.mark.parametrize("early_stopping", [False, True])
-def test_as_transformers_untouched(early_stopping: bool) -> None:
-    """Without the stand-in: sums of 9 float32 numbers below 64 are off by at most 9 * 64 * 2**-24 < 1e-4."""
+def test_equals_unpatched_transformers(early_stopping: bool) -> None:
+    """Without the float64 patch: sums of 9 float32 numbers below 64 are off by at most 9 * 64 * 2**-24 < 1e-4."""
     compare(
         "gpt2", 3, SamplingParams(beams=3, max_new_tokens=9, early_stopping=early_stopping), [5], 3, tolerance=1e-4
     )
@@ -318,7 +320,7 @@ def test_results_are_paths_of_the_tree(seed: int) -> None:
         assert [node.logprob for node in nodes[: len(nodes) - stops]] == found.logprobs
 
 
-def test_no_tree_unless_asked_for() -> None:
+def test_no_tree_by_default() -> None:
     search = run(BeamSearch(SamplingParams(beams=2), [END], 3), markov(BY_HAND))
     assert search.tree == []
     assert search.results()[0].node is None
@@ -326,29 +328,29 @@ def test_no_tree_unless_asked_for() -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(seed=st.integers(0, 10**6), beams=st.integers(1, 6), vocab_size=st.integers(1, 12), bias=st.floats(-2, 1))
-def test_moves_keep_a_cache_in_step(seed: int, beams: int, vocab_size: int, bias: float) -> None:
+def test_cache_copies_keep_the_cache_consistent(seed: int, beams: int, vocab_size: int, bias: float) -> None:
     end_ids = [0]
     search = BeamSearch(SamplingParams(beams=beams, max_new_tokens=9), end_ids, vocab_size)
     model = markov(random_table(vocab_size, seed, end_ids, bias))
     cache: list[list[int]] = [[] for _ in range(beams)]
     while not search.done:
         parents, tokens = advance([search], model(cache))
-        wanted = [list(cache[parent]) for parent in parents.tolist()]
+        expected = [list(cache[parent]) for parent in parents.tolist()]
         before = [list(row) for row in cache]
-        sources = {move.source for move in search.cache_copies}
-        assert sources.isdisjoint(move.target for move in search.cache_copies)
+        sources = {copy.source for copy in search.cache_copies}
+        assert sources.isdisjoint(copy.target for copy in search.cache_copies)
         for target, source, start in random.Random(seed).sample(search.cache_copies, len(search.cache_copies)):
             assert before[target][:start] == before[source][:start]
             if vocab_size > beams:  # no row is ever idle after the first step
                 assert before[target][start] != before[source][start]
             cache[target][start:] = cache[source][start:]
-        assert cache == wanted
+        assert cache == expected
         assert len(search.cache_copies) <= beams - len(set(parents.tolist()))
         for row, token in zip(cache, tokens.tolist(), strict=True):
             row.append(token)
 
 
-def test_a_child_takes_the_free_row_that_shares_most() -> None:
+def test_child_takes_the_free_row_with_the_longest_common_prefix() -> None:
     search = BeamSearch(SamplingParams(beams=3, max_new_tokens=9), [], 4)
 
     def step(*logits: list[float]) -> tuple[list[int], list[int]]:
@@ -357,7 +359,7 @@ def test_a_child_takes_the_free_row_that_shares_most() -> None:
 
     ignored = [0.0] * 4
     assert step([-math.inf, 2.0, 1.0, 0.0], ignored, ignored) == ([0, 0, 0], [1, 2, 3])
-    assert search.cache_copies == []  # all rows hold the prompt
+    assert search.cache_copies == []  # all rows have the prompt
     # Row 0 (ends with 1) gets two children, row 1 (2) one: row 2 (3) is overwritten from its first token on.
     assert step([0.0, 0.1, -9.0, -9.0], [9.0, 0.0, 0.0, 0.0], ignored) == ([0, 1, 0], [1, 0, 0])
     assert search.cache_copies == [(2, 0, 0)]
@@ -367,10 +369,10 @@ def test_a_child_takes_the_free_row_that_shares_most() -> None:
 
 
 @pytest.mark.parametrize("beams", [1, 2, 4])
-def test_together_as_alone(beams: int) -> None:
+def test_batched_searches_equal_single_ones(beams: int) -> None:
     vocab_size = 9
     plain: dict[str, Any] = {"beams": beams, "max_new_tokens": 8}
-    asked: list[tuple[SamplingParams, list[int]]] = [
+    requests: list[tuple[SamplingParams, list[int]]] = [
         (SamplingParams(**plain), [0]),
         (SamplingParams(**plain, early_stopping=True, stop_token_ids=(3, 4)), [0, 1, 2]),
         (SamplingParams(**plain, repetition_penalty=1.7), [5]),
@@ -378,14 +380,16 @@ def test_together_as_alone(beams: int) -> None:
         (SamplingParams(**plain, logit_bias={3: 2.0, 4: -math.inf}, length_penalty=0.0), [7]),
         (SamplingParams(beams=beams, max_new_tokens=1), []),
     ]
-    tables = [random_table(vocab_size, seed, ends, bias=1.0) for seed, (_, ends) in enumerate(asked)]
+    tables = [random_table(vocab_size, seed, ends, bias=1.0) for seed, (_, ends) in enumerate(requests)]
 
-    def fresh() -> list[BeamSearch]:
-        return [BeamSearch(options, ends, vocab_size, beams, keep_tree=True, prompt=[8]) for options, ends in asked]
+    def make_searches() -> list[BeamSearch]:
+        return [
+            BeamSearch(options, ends, vocab_size, beams, keep_tree=True, prompt=[8]) for options, ends in requests
+        ]
 
-    alone = [run(search, markov(table)) for search, table in zip(fresh(), tables, strict=True)]
-    together = fresh()
-    last = torch.zeros(len(asked), beams, dtype=torch.int64)
+    alone = [run(search, markov(table)) for search, table in zip(make_searches(), tables, strict=True)]
+    together = make_searches()
+    last = torch.zeros(len(requests), beams, dtype=torch.int64)
     lengths = set()
     while not all(search.done for search in together):
         logits = torch.stack([table[row] for table, row in zip(tables, last, strict=True)]).flatten(0, 1)
@@ -422,11 +426,11 @@ def test_more_beams_than_continuations() -> None:
     search = BeamSearch(SamplingParams(beams=5, max_new_tokens=2), [END], 3, n_best=5, keep_tree=True)
     run(search, markov(BY_HAND))
     assert [sum(node.step == step and node.outcome == "kept" for node in search.tree) for step in (1, 2)] == [2, 4]
-    scores = sorted((total / (len(ids) + stops) for ids, total, stops in every_text(BY_HAND, END, 2)), reverse=True)
+    scores = sorted((total / (len(ids) + stops) for ids, total, stops in all_texts(BY_HAND, END, 2)), reverse=True)
     assert [found.score for found in search.results()] == pytest.approx(scores[:5], abs=1e-12)
 
 
-def test_nothing_but_ends() -> None:
+def test_only_end_tokens() -> None:
     search = BeamSearch(SamplingParams(beams=4, max_new_tokens=9), [0, 1], 2, n_best=4)
     parents, tokens = advance([search], torch.tensor([[0.75, 0.25]] * 4).log())
     assert search.done
@@ -436,26 +440,26 @@ def test_nothing_but_ends() -> None:
     assert [math.exp(found.score) for found in search.results()] == pytest.approx([0.75, 0.25])
 
 
-def test_more_ends_than_beams_leave_no_beam_without_a_continuation() -> None:
-    """The five likeliest tokens end, so that the two beams are the sixth and the seventh."""
+def test_more_end_tokens_than_beams() -> None:
+    """The five most probable tokens end, so the two beams are the sixth and the seventh."""
     search = BeamSearch(SamplingParams(beams=2, max_new_tokens=9), range(5), 8)
     _, tokens = advance([search], torch.arange(8.0, 0.0, -1.0).expand(2, 8))
     assert tokens.tolist() == [5, 6]
 
 
-def test_a_forbidden_end_is_no_result() -> None:
+def test_min_new_tokens_forbids_end_tokens() -> None:
     """Only AA can be made of A and an end that is forbidden before two tokens, whatever the beams."""
     search = BeamSearch(SamplingParams(beams=3, min_new_tokens=2, max_new_tokens=2), [END], 2, n_best=3)
     results = run(search, lambda rows: torch.zeros(len(rows), 2)).results()
     assert [(found.ids, found.finish_reason) for found in results] == [([A, A], "length")]
 
 
-def test_all_forbidden_finds_nothing() -> None:
+def test_all_tokens_forbidden_returns_no_hypothesis() -> None:
     search = BeamSearch(SamplingParams(beams=2, logit_bias={0: -math.inf, 1: -math.inf}), [], 2)
     assert run(search, lambda rows: torch.zeros(len(rows), 2)).results() == []
 
 
-def test_a_search_that_is_cut_by_its_caller_counts_running_beams() -> None:
+def test_results_before_the_end_include_running_beams() -> None:
     search = BeamSearch(SamplingParams(beams=2, length_penalty=0.0), [END], 3, n_best=2)
     advance([search], BY_HAND[[0, 0]])
     assert not search.done
@@ -463,12 +467,12 @@ def test_a_search_that_is_cut_by_its_caller_counts_running_beams() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
-def test_low_precision_is_raised(dtype: torch.dtype) -> None:
+def test_half_precision_logits_are_upcast(dtype: torch.dtype) -> None:
     logits = torch.randn(2, 50, generator=torch.Generator().manual_seed(0)).to(dtype)
     search = BeamSearch(SamplingParams(beams=2, max_new_tokens=1), [], 50)
     advance([search], logits)
     exact = logits.double().log_softmax(-1)[0].max()
-    assert search.results()[0].score == pytest.approx(float(exact), abs=1e-5)  # float32 holds 7 digits
+    assert search.results()[0].score == pytest.approx(float(exact), abs=1e-5)  # float32 has 7 digits
 
 
 @pytest.mark.parametrize(
@@ -484,13 +488,13 @@ def test_low_precision_is_raised(dtype: torch.dtype) -> None:
         ({"options": SamplingParams(beams=2, length_penalty=-1000.0)}, "length_penalty is -1000.0"),
     ],
 )
-def test_refusals(change: dict[str, Any], message: str) -> None:
+def test_invalid_arguments(change: dict[str, Any], message: str) -> None:
     given: dict[str, Any] = {"options": SamplingParams(beams=2), "end_ids": [END], "vocab_size": 3} | change
     with pytest.raises(InputError, match=message):
         BeamSearch(**given)
 
 
-def test_refuses_rows_that_do_not_fit() -> None:
+def test_invalid_shapes() -> None:
     two, three = (BeamSearch(SamplingParams(beams=beams), [END], 3) for beams in (2, 3))
     with pytest.raises(InputError, match=r"\[2, 3\] beams"):
         advance([two, three], torch.zeros(5, 3))

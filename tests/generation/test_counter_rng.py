@@ -1,4 +1,4 @@
-"""Random numbers by SplitMix64, beside its published output, Python's integers, and what statistics expect."""
+"""SplitMix64 random numbers compared with published output, Python integers and statistical tests."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ WORD = 2**64
 drawn = settings(max_examples=100, derandomize=True, deadline=None)
 SEEDS = st.integers(-(2**63), 2**63 - 1)
 
-# A standard normal variable leaves [-4.42, 4.42] once in 100,000. Seeds are fixed: what passes once passes always.
+# A standard normal variable leaves [-4.42, 4.42] once in 100,000. Seeds are fixed, so the tests are deterministic.
 Z = 4.42
 
 
@@ -33,12 +33,12 @@ def splitmix(state: int, number: int) -> int:
     return mixed((state + number * 0x9E3779B97F4A7C15) % WORD)
 
 
-def grid(seeds: range, steps: range, use: DrawPurpose = DrawPurpose.SAMPLE) -> Tensor:
-    """The numbers [seeds, steps] of one use."""
-    return uniforms(torch.tensor([[seed_state(seed)] for seed in seeds]), torch.tensor(list(steps)), use)
+def grid(seeds: range, steps: range, purpose: DrawPurpose = DrawPurpose.SAMPLE) -> Tensor:
+    """The numbers [seeds, steps] of one purpose."""
+    return uniforms(torch.tensor([[seed_state(seed)] for seed in seeds]), torch.tensor(list(steps)), purpose)
 
 
-def test_numbers_are_the_published_ones() -> None:
+def test_numbers_equal_published_output() -> None:
     # The outputs of Vigna's splitmix64.c from the state 1234567, as many implementations print them.
     published = [
         6457827717110365317,
@@ -48,22 +48,22 @@ def test_numbers_are_the_published_ones() -> None:
         16408922859458223821,
     ]
     start = torch.tensor(1234567)
-    got = [uniforms(start, torch.tensor(step), use).item() for step in (0, 1) for use in DrawPurpose]
+    got = [uniforms(start, torch.tensor(step), purpose).item() for step in (0, 1) for purpose in DrawPurpose]
     assert got[:5] == [(number >> 11) / 2**53 for number in published]
 
 
 @drawn
 @given(SEEDS, st.integers(0, 2**40), st.sampled_from(DrawPurpose))
-def test_numbers_are_those_of_unbounded_integers(seed: int, step: int, use: DrawPurpose) -> None:
+def test_numbers_equal_python_integers(seed: int, step: int, purpose: DrawPurpose) -> None:
     start = splitmix(seed, 1)
     assert seed_state(seed) % WORD == start
-    expected = splitmix(start, 3 * step + use + 1) >> 11
-    assert uniforms(torch.tensor(seed_state(seed)), torch.tensor(step), use).item() == expected / 2**53
+    expected = splitmix(start, 3 * step + purpose + 1) >> 11
+    assert uniforms(torch.tensor(seed_state(seed)), torch.tensor(step), purpose).item() == expected / 2**53
 
 
 @drawn
 @given(SEEDS, SEEDS)
-def test_seeds_have_streams_of_their_own(one: int, other: int) -> None:
+def test_each_seed_has_its_own_stream(one: int, other: int) -> None:
     assert (seed_state(one) == seed_state(other)) == (one == other)
 
 
@@ -89,33 +89,36 @@ def correlation(a: Tensor, b: Tensor) -> float:
 
 
 def test_numbers_are_independent() -> None:
-    # Neighbours on all sides: along steps, along seeds, on both diagonals, across uses, and of far seeds. The product
-    # of two independent numbers (mean 0, variance 1/12 each) over 1/12 has variance 1.
+    # Neighbours along steps, along seeds, on both diagonals, across purposes, and of distant seeds. The product of
+    # two independent numbers (mean 0, variance 1/12 each) over 1/12 has variance 1.
     seeds = [-1, 0, 1, 2, 2**31, 2**32, 2**63 - 1, -(2**63)]
     steps = torch.arange(20_000)
-    a = {use: uniforms(torch.tensor([[seed_state(seed)] for seed in seeds]), steps, use) for use in DrawPurpose}
-    choice = a[DrawPurpose.SAMPLE]
-    limit = Z / math.sqrt(choice[0].numel() - 1)
+    a = {
+        purpose: uniforms(torch.tensor([[seed_state(seed)] for seed in seeds]), steps, purpose)
+        for purpose in DrawPurpose
+    }
+    sample = a[DrawPurpose.SAMPLE]
+    limit = Z / math.sqrt(sample[0].numel() - 1)
     for row in range(len(seeds)):
         for lag in (1, 2, 3, 7):
-            assert abs(correlation(choice[row, lag:], choice[row, :-lag])) < limit
-        for use in (DrawPurpose.ACCEPT, DrawPurpose.DRAFT):
-            assert abs(correlation(choice[row], a[use][row])) < limit
+            assert abs(correlation(sample[row, lag:], sample[row, :-lag])) < limit
+        for purpose in (DrawPurpose.ACCEPT, DrawPurpose.DRAFT):
+            assert abs(correlation(sample[row], a[purpose][row])) < limit
         assert abs(correlation(a[DrawPurpose.ACCEPT][row], a[DrawPurpose.DRAFT][row])) < limit
         for other in range(row):
-            assert abs(correlation(choice[row], choice[other])) < limit
-            assert abs(correlation(choice[row, 1:], choice[other, :-1])) < limit
-            assert abs(correlation(choice[row, :-1], choice[other, 1:])) < limit
+            assert abs(correlation(sample[row], sample[other])) < limit
+            assert abs(correlation(sample[row, 1:], sample[other, :-1])) < limit
+            assert abs(correlation(sample[row, :-1], sample[other, 1:])) < limit
 
 
-def test_no_number_comes_twice() -> None:
+def test_numbers_are_distinct() -> None:
     # 2**16.2 numbers of 53 bits: one pair in 2**21.6 such tables would meet by chance. A sum of seed and step as the
     # state would repeat nearly all of them.
-    table = torch.stack([grid(range(-50, 50), range(250), use) for use in DrawPurpose])
+    table = torch.stack([grid(range(-50, 50), range(250), purpose) for purpose in DrawPurpose])
     assert table.unique().numel() == table.numel() == 75_000
 
 
-def test_a_number_does_not_hang_on_its_neighbours() -> None:
+def test_numbers_do_not_depend_on_the_batch() -> None:
     table = grid(range(3), range(5))
     for seed in range(3):
         for step in range(5):
@@ -124,7 +127,7 @@ def test_a_number_does_not_hang_on_its_neighbours() -> None:
 
 @drawn
 @given(st.lists(st.integers(0, 5), min_size=1, max_size=9).filter(any), st.integers(0, 2**20 - 1))
-def test_draw_inverts_the_sums(weights: list[int], number: int) -> None:
+def test_sample_categorical_inverts_the_cdf(weights: list[int], number: int) -> None:
     # Small whole weights and 20 bits: every sum and product is exact, so the two must agree to the last case.
     u = Fraction(number, 2**20)
     expected = next(i for i in range(len(weights)) if sum(weights[: i + 1]) > u * sum(weights))
@@ -134,7 +137,7 @@ def test_draw_inverts_the_sums(weights: list[int], number: int) -> None:
 
 @drawn
 @given(st.integers(1, 40), st.integers(0, 9), st.integers(0, 9), st.floats(1e-30, 1e30), st.sampled_from([24, 53]))
-def test_what_weighs_nothing_is_never_drawn(inner: int, before: int, after: int, weight: float, bits: int) -> None:
+def test_zero_weight_is_never_sampled(inner: int, before: int, after: int, weight: float, bits: int) -> None:
     wide = torch.float32 if bits == 24 else torch.float64
     weights = torch.zeros(before + inner + after)
     weights[before : before + inner] = weight
@@ -143,13 +146,13 @@ def test_what_weighs_nothing_is_never_drawn(inner: int, before: int, after: int,
         assert got == (before + inner - 1 if u > 0.5 else before)
 
 
-def test_a_sum_that_grows_by_rounding_draws_nothing_that_weighs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    # A GPU's sums, played here: [0, 1, 1, 2] comes out with a trace more at the third, which adds nothing.
+def test_zero_weight_is_not_sampled_when_the_cumsum_grows_by_rounding(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Simulates a GPU's cumsum: [0, 1, 1, 2] comes out slightly larger at the third entry, whose weight is 0.
     weights = torch.tensor([[0.0, 1.0, 0.0, 1.0]])
     rounded = torch.tensor([[0.0, 1.0, 1.0 + 2**-50, 2.0]], dtype=torch.float64)
     monkeypatch.setattr(torch.Tensor, "cumsum", lambda *_, **__: rounded)
     assert sample_categorical(weights, torch.tensor([0.5], dtype=torch.float64)).item() == 1
 
 
-def test_where_nothing_weighs_the_first_is_drawn() -> None:
+def test_all_weights_zero_samples_the_first_id() -> None:
     assert sample_categorical(torch.zeros(2, 4), torch.tensor([0.0, 0.9], dtype=torch.float64)).tolist() == [0, 0]

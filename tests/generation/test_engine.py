@@ -1,4 +1,4 @@
-"""The engine gives each request what it would get alone, whoever else is there, and gives everything back."""
+"""The engine gives each request what it would get alone, and frees all slots."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from generation.reference import write
+from generation.reference import reference_generate
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -23,7 +23,7 @@ from glasshouse.generation.speculation import Speculator
 from glasshouse.models import Decoder, Seq2Seq
 
 MAX_LEN = 48
-WIDE = {"kind": "normal", "std": 0.3}  # first values for which logits differ clearly
+WIDE = {"kind": "normal", "std": 0.3}  # initial weights for which logits differ clearly
 KINDS: dict[str, dict[str, Any]] = {
     "gpt2": {"position": {"kind": "learned"}},
     "llama": {
@@ -56,18 +56,18 @@ MODELS = {kind: build(kind) for kind in KINDS}
 
 
 def ragged(seed: int, count: int, shared: int = 20) -> list[list[int]]:
-    """Return prompts of all lengths, most of which begin alike."""
-    chance = random.Random(seed)
-    beginning = [chance.randrange(40) for _ in range(shared)]
+    """Return prompts of various lengths, most with a common prefix."""
+    rng = random.Random(seed)
+    beginning = [rng.randrange(40) for _ in range(shared)]
     return [
-        beginning[: chance.randint(0, shared)] + [chance.randrange(40) for _ in range(chance.randint(1, 12))]
+        beginning[: rng.randint(0, shared)] + [rng.randrange(40) for _ in range(rng.randint(1, 12))]
         for _ in range(count)
     ]
 
 
-def choices(seed: int) -> SamplingParams:
-    chance = random.Random(seed)
-    options = SamplingParams(max_new_tokens=chance.randint(1, 14), seed=seed)
+def random_options(seed: int) -> SamplingParams:
+    rng = random.Random(seed)
+    options = SamplingParams(max_new_tokens=rng.randint(1, 14), seed=seed)
     match seed % 4:
         case 0:
             return options
@@ -81,34 +81,34 @@ def choices(seed: int) -> SamplingParams:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("slots", "chunk"), [(1, 48), (3, 5), (9, 16)])
-def test_batched_cached_and_chunked_is_alone_uncached_and_whole(kind: str, slots: int, chunk: int) -> None:
+def test_batched_chunked_prefill_equals_uncached_reference(kind: str, slots: int, chunk: int) -> None:
     model, prompts = MODELS[kind], ragged(1, 9)
     engine = gh.Engine(model, slots=slots, max_len=MAX_LEN, prefill_chunk=chunk)
-    requests = [engine.submit(prompt, choices(i)) for i, prompt in enumerate(prompts)]
+    requests = [engine.submit(prompt, random_options(i)) for i, prompt in enumerate(prompts)]
     engine.run()
     for i, (prompt, request) in enumerate(zip(prompts, requests, strict=True)):
-        assert request.ids == write(model, prompt, choices(i), MAX_LEN), f"prompt {i}"
+        assert request.ids == reference_generate(model, prompt, random_options(i), MAX_LEN), f"prompt {i}"
 
 
 def speculators(kind: str) -> Iterator[Speculator]:
-    yield PromptLookup(count=5, longest=2)
+    yield PromptLookup(n_draft_tokens=5, max_ngram=2)
     if isinstance(MODELS[kind], Decoder):
         yield DraftModel(MODELS["gpt2"], n_draft_tokens=3)  # a poor one
         yield DraftModel(MODELS[kind], n_draft_tokens=4)  # one that is always right
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_speculative_greedy_is_plain_greedy(kind: str) -> None:
+def test_speculative_greedy_equals_plain_greedy(kind: str) -> None:
     model, prompts = MODELS[kind], ragged(2, 7)
     for speculator in speculators(kind):
         engine = gh.Engine(model, slots=3, max_len=MAX_LEN, prefill_chunk=9, speculator=speculator)
         requests = [engine.submit(prompt, max_new_tokens=12) for prompt in prompts]
         engine.run()
         for prompt, request in zip(prompts, requests, strict=True):
-            assert request.ids == write(model, prompt, SamplingParams(max_new_tokens=12), MAX_LEN)
+            assert request.ids == reference_generate(model, prompt, SamplingParams(max_new_tokens=12), MAX_LEN)
 
 
-def test_a_draft_that_is_always_right_saves_steps() -> None:
+def test_accepted_drafts_save_steps() -> None:
     model, steps = MODELS["llama"], {}
     for name, speculator in (("plain", None), ("draft", DraftModel(model, n_draft_tokens=4))):
         engine = gh.Engine(model, slots=1, max_len=MAX_LEN, speculator=speculator)
@@ -120,17 +120,19 @@ def test_a_draft_that_is_always_right_saves_steps() -> None:
     assert (steps["plain"], steps["draft"]) == (20, 4)
 
 
-def test_looked_up_drafts_give_the_very_tokens_of_plain_sampling() -> None:
+def test_prompt_lookup_gives_the_tokens_of_plain_sampling() -> None:
     model, prompts = MODELS["gpt2"], [[5, 6, 8] * 5, [9, 2] * 6]
     options = SamplingParams(max_new_tokens=14, temperature=0.6, seed=4)
     engine = gh.Engine(model, slots=2, max_len=MAX_LEN, speculator=PromptLookup())
     requests = [engine.submit(prompt, options) for prompt in prompts]
     engine.run()
-    assert [request.ids for request in requests] == [write(model, prompt, options, MAX_LEN) for prompt in prompts]
+    assert [request.ids for request in requests] == [
+        reference_generate(model, prompt, options, MAX_LEN) for prompt in prompts
+    ]
 
 
-def test_speculative_sampling_draws_from_the_model() -> None:
-    """Chi-square of the first two tokens, drawn with a draft model, against the model's own probabilities."""
+def test_speculative_sampling_follows_the_model_distribution() -> None:
+    """Chi-square of the first two tokens, sampled with a draft model, against the model's probabilities."""
     model, draft = MODELS["gpt2"], MODELS["alibi"]
     assert isinstance(draft, Decoder)
     options = SamplingParams(max_new_tokens=2, temperature=1.0, top_k=4, logit_bias={7: -100.0})
@@ -156,19 +158,19 @@ def test_speculative_sampling_draws_from_the_model() -> None:
             expected = len(requests) * float(first[a] * second[b])
             statistic += (counts.pop((a, b), 0) - expected) ** 2 / expected
             cells += 1
-    assert not counts, "a pair of probability 0 was drawn"
+    assert not counts, "a pair of probability 0 was sampled"
     assert cells == 16
     assert statistic < 37.7  # the 0.999 quantile of chi-square with 15 degrees of freedom
 
 
 @pytest.mark.parametrize("kind", ["gpt2", "windows", "relative", "encoder-decoder"])
-def test_beams_beside_samples_are_what_they_are_alone(kind: str) -> None:
+def test_beam_search_and_sampling_in_one_batch(kind: str) -> None:
     model, prompts = MODELS[kind], ragged(3, 6)
     alone = [gh.generate(model, None, [prompt], beams=3, n=3, max_new_tokens=9) for prompt in prompts]
     engine = gh.Engine(model, slots=8, max_len=MAX_LEN, prefill_chunk=7)
     searches, others = [], []
     for i, prompt in enumerate(prompts):
-        others.append((prompt, i, engine.submit(prompt, choices(i))))
+        others.append((prompt, i, engine.submit(prompt, random_options(i))))
         searches.append(engine.submit(prompt, beams=3, n_best=3, max_new_tokens=9, keep_tree=True))
     engine.run()
     for search, expected in zip(searches, alone, strict=True):
@@ -177,18 +179,18 @@ def test_beams_beside_samples_are_what_they_are_alone(kind: str) -> None:
         assert [one.score for one in found] == pytest.approx([one.score for one in expected], abs=1e-9)
         assert search.tree
     for prompt, i, request in others:
-        assert request.ids == write(model, prompt, choices(i), MAX_LEN)
+        assert request.ids == reference_generate(model, prompt, random_options(i), MAX_LEN)
 
 
 class EngineMachine(RuleBasedStateMachine):
-    """Requests come, are cancelled and end in any order; each gets what it would get alone, and all slots return."""
+    """Requests arrive, are cancelled and end in any order; each gets what it would get alone, and slots are freed."""
 
     @initialize(
         kind=st.sampled_from(sorted(KINDS)), slots=st.integers(1, 5), chunk=st.integers(1, 20), data=st.data()
     )
     def start(self, kind: str, slots: int, chunk: int, data: st.DataObject) -> None:
         self.model = MODELS[kind]
-        options = [None, PromptLookup(count=3)]
+        options = [None, PromptLookup(n_draft_tokens=3)]
         if isinstance(self.model, Decoder):
             options.append(DraftModel(MODELS["gpt2"], n_draft_tokens=2))
         self.engine = gh.Engine(
@@ -203,14 +205,14 @@ class EngineMachine(RuleBasedStateMachine):
 
     @rule(seed=st.integers(0, 200), which=st.integers(0, 7))
     def submit(self, seed: int, which: int) -> None:
-        prompt = ragged(which, 3)[seed % 3]  # prompts come back, so that their beginnings are found in the cache
-        options = choices(seed)
+        prompt = ragged(which, 3)[seed % 3]  # prompts repeat, so that their prefixes are found in the cache
+        options = random_options(seed)
         if seed % 7 == 0 and self.slots >= 2:
             options = SamplingParams(max_new_tokens=options.max_new_tokens, beams=2)
         if self.engine._speculator is not None and isinstance(self.engine._speculator, DraftModel):
             options = SamplingParams(
                 max_new_tokens=options.max_new_tokens, beams=options.beams
-            )  # draws differ, by design
+            )  # samples differ, by design
         self.requests.append((prompt, self.engine.submit(prompt, options)))
 
     @rule(steps=st.integers(1, 6))
@@ -229,10 +231,10 @@ class EngineMachine(RuleBasedStateMachine):
     def slots_add_up(self) -> None:
         if hasattr(self, "engine"):
             slots = self.engine.slots
-            assert [row.slot for row in (*slots.running, *slots.free)] == list(range(self.slots))
-            assert all(row.request is not None for row in slots.running)
-            assert all(row.request is None for row in slots.free)
-            assert not any(row.is_prefilling for row in slots.running[:-1])
+            assert [seq.slot for seq in (*slots.running, *slots.free)] == list(range(self.slots))
+            assert all(seq.request is not None for seq in slots.running)
+            assert all(seq.request is None for seq in slots.free)
+            assert not any(seq.is_prefilling for seq in slots.running[:-1])
 
     def teardown(self) -> None:
         if not hasattr(self, "engine"):
@@ -248,7 +250,7 @@ class EngineMachine(RuleBasedStateMachine):
                     )
                     assert request.ids == alone.ids
                 continue
-            expected = write(self.model, prompt, request.options, MAX_LEN)
+            expected = reference_generate(self.model, prompt, request.options, MAX_LEN)
             if request.finish_reason == "cancelled":
                 assert request.ids == expected[: len(request.ids)]
             else:
@@ -266,20 +268,20 @@ TestEngineMachine.settings = settings(
 )
 
 
-def test_a_thousand_requests_a_third_of_them_cancelled_give_everything_back() -> None:
-    model, chance = MODELS["llama"], random.Random(0)
+def test_a_thousand_requests_leak_no_slots_or_tensors() -> None:
+    model, rng = MODELS["llama"], random.Random(0)
     engine = gh.Engine(model, slots=16, max_len=MAX_LEN, prefill_chunk=32)
     tensors = _tensors()
     requests: list[Request] = []
     while len(requests) < 1000 or engine.step():
         if len(requests) < 1000:
-            for _ in range(chance.randint(0, 12)):
-                prompt = [chance.randrange(40) for _ in range(chance.randint(1, 30))]
-                requests.append(engine.submit(prompt, max_new_tokens=chance.randint(0, 17)))
+            for _ in range(rng.randint(0, 12)):
+                prompt = [rng.randrange(40) for _ in range(rng.randint(1, 30))]
+                requests.append(engine.submit(prompt, max_new_tokens=rng.randint(0, 17)))
             engine.step()
         waiting = [request for request in requests if not request.done]
         if waiting and sum(request.finish_reason == "cancelled" for request in requests) < len(requests) / 3:
-            engine.cancel(chance.choice(waiting))
+            engine.cancel(rng.choice(waiting))
     assert all(request.done for request in requests)
     assert sum(request.finish_reason == "cancelled" for request in requests) > 300
     assert len(engine.slots.free) == 16
@@ -289,31 +291,33 @@ def test_a_thousand_requests_a_third_of_them_cancelled_give_everything_back() ->
 
 
 def _tensors() -> tuple[int, int]:
-    """Return how many tensors there are, and how many numbers they hold."""
+    """Return the number of live tensors and of their elements."""
     gc.collect()
     there = [one for one in gc.get_objects() if type(one) is torch.Tensor]
     return len(there), sum(one.numel() for one in there)
 
 
-def test_a_shared_beginning_is_computed_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    model, read = MODELS["llama"], []
+def test_prefix_caching_computes_a_shared_prefix_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, computed = MODELS["llama"], []
     engine = gh.Engine(model, slots=4, max_len=MAX_LEN)
     forward = engine._runner._forward
     monkeypatch.setattr(
-        engine._runner, "_forward", lambda ids, *rest, **more: read.append(ids.numel()) or forward(ids, *rest, **more)
+        engine._runner,
+        "_forward",
+        lambda ids, *rest, **more: computed.append(ids.numel()) or forward(ids, *rest, **more),
     )
-    beginning = list(range(30))
-    requests = [engine.submit([*beginning, token], max_new_tokens=2) for token in (31, 32, 33)]
+    prefix = list(range(30))
+    requests = [engine.submit([*prefix, token], max_new_tokens=2) for token in (31, 32, 33)]
     engine.run()
-    assert sum(read) == 30 + 3 * 2  # the beginning, then two steps of three rows
-    read.clear()
-    later = engine.submit([*beginning, 31, *requests[0].ids, 9], max_new_tokens=1)  # as a chat goes on
+    assert sum(computed) == 30 + 3 * 2  # the prefix, then two steps of three sequences
+    computed.clear()
+    later = engine.submit([*prefix, 31, *requests[0].ids, 9], max_new_tokens=1)  # as in the next turn of a chat
     engine.run()
-    assert sum(read) == 2  # what was written last had not been read yet, and the new token
-    assert later.ids == write(model, later.prompt, later.options, MAX_LEN)
+    assert sum(computed) == 2  # the last generated token was not cached yet, and the new token
+    assert later.ids == reference_generate(model, later.prompt, later.options, MAX_LEN)
 
 
-def test_a_long_prompt_does_not_stall_the_others() -> None:
+def test_chunked_prefill_does_not_stall_decoding() -> None:
     engine = gh.Engine(MODELS["llama"], slots=2, max_len=MAX_LEN, prefill_chunk=4)
     first = engine.submit([1], max_new_tokens=30, logit_bias={7: -100.0})
     engine.step()
@@ -326,23 +330,23 @@ def test_a_long_prompt_does_not_stall_the_others() -> None:
     assert len(long.ids) == 1
 
 
-def test_window_layers_keep_a_window() -> None:
+def test_sliding_window_layers_use_ring_buffers() -> None:
     model = MODELS["windows"]
     engine = gh.Engine(model, slots=1, max_len=MAX_LEN, prefill_chunk=5)
     per_slot = 2 * model.spec.n_kv_heads * model.spec.d_head * 8  # float64
     layers = [model.spec.window(index) for index in range(model.spec.n_layers)]
-    kept = [window + 5 if window else MAX_LEN for window in layers]
-    assert engine.n_bytes == sum(slots + 1 for slots in kept) * per_slot
+    sizes = [window + 5 if window else MAX_LEN for window in layers]
+    assert engine.n_bytes == sum(slots + 1 for slots in sizes) * per_slot
 
 
 @pytest.mark.parametrize(
-    ("prompt", "more", "sentence"),
+    ("prompt", "more", "message"),
     [
         ([], {}, "the prompt is empty, and the model has no start_id"),
         ([1] * 49, {}, "the prompt has 49 tokens, but max_len is 48"),
-        ([40], {}, "the prompt holds 40, but ids are whole numbers from 0 to vocab_size - 1 = 39"),
-        ([-1], {}, "the prompt holds -1"),
-        ([1.5], {}, "the prompt holds 1.5"),
+        ([40], {}, "the prompt contains 40, but ids are whole numbers from 0 to vocab_size - 1 = 39"),
+        ([-1], {}, "the prompt contains -1"),
+        ([1.5], {}, "the prompt contains 1.5"),
         ("text", {}, "the prompt is a text, but there is no tokenizer"),
         (7, {}, "the prompt is a int, but it must be a text or a list of ids"),
         ([1], {"top_k": 0.5}, "top_k is 0.5, but it must be a whole number of at least 1"),
@@ -351,29 +355,27 @@ def test_window_layers_keep_a_window() -> None:
         ([1], {"max_new_tokens": -1}, "max_new_tokens is -1, but it must be a whole number of at least 0"),
         ([1], {"max_new_tokens": 2.5}, "max_new_tokens is 2.5"),
         ([1], {"stop": "x"}, "stop is ('x',), but there is no tokenizer"),
-        ([1], {"stop": ""}, "stop is ('',), but it must be texts, none empty"),
+        ([1], {"stop": ""}, "stop is ('',), but it must be strings, none empty"),
         ([1], {"beams": 4}, "beams is 4, but the engine has 2 slots"),
-        ([1], {"beams": 2, "temperature": 1.0}, "a search draws nothing"),
+        ([1], {"beams": 2, "temperature": 1.0}, "beam search does not sample"),
         ([1], {"n_best": 2}, "n_best is 2, but a search of 1 beams"),
         ([1], {"temprature": 1.0}, "there is no setting 'temprature'; did you mean temperature?"),
         ([1], {"logit_bias": {99: 1.0}}, "logit_bias names id 99"),
     ],
 )
-def test_what_cannot_be_done_is_refused_and_the_engine_goes_on(
-    prompt: object, more: dict[str, Any], sentence: str
-) -> None:
+def test_invalid_requests_raise_and_the_engine_continues(prompt: object, more: dict[str, Any], message: str) -> None:
     engine = gh.Engine(MODELS["gpt2"], slots=2, max_len=MAX_LEN)
     running = engine.submit([1, 2], max_new_tokens=6)
     engine.step()
     with pytest.raises(gh.InputError) as caught:
         engine.submit(prompt, **more)
-    assert sentence in str(caught.value)
+    assert message in str(caught.value)
     engine.run()
-    assert running.ids == write(MODELS["gpt2"], [1, 2], SamplingParams(max_new_tokens=6), MAX_LEN)
+    assert running.ids == reference_generate(MODELS["gpt2"], [1, 2], SamplingParams(max_new_tokens=6), MAX_LEN)
 
 
-def not_finite(kind: str) -> Decoder | Seq2Seq:
-    """Return a model that is NaN wherever it reads token 39, and otherwise as ever."""
+def nan_model(kind: str) -> Decoder | Seq2Seq:
+    """Return a model whose embedding of token 39 is NaN."""
     model = copy.deepcopy(MODELS[kind])
     model.token_embedding.register_forward_hook(
         lambda module, ids, x: x.masked_fill((ids[0] == 39)[..., None], torch.nan)
@@ -382,20 +384,20 @@ def not_finite(kind: str) -> Decoder | Seq2Seq:
 
 
 @pytest.mark.parametrize("kind", ["gpt2", "windows", "encoder-decoder"])
-def test_a_request_that_is_not_finite_fails_alone(kind: str) -> None:
-    model, chance = not_finite(kind), random.Random(1)
+def test_nan_request_does_not_affect_others(kind: str) -> None:
+    model, rng = nan_model(kind), random.Random(1)
     engine = gh.Engine(model, slots=4, max_len=MAX_LEN, prefill_chunk=16)
     failing, cancelled, others = [], [], []
     for number, some in enumerate(ragged(4, 12)):
         prompt = [token % 39 for token in some]
-        options = choices(number)
+        options = random_options(number)
         options = replace(options, logit_bias={**options.logit_bias, 39: -math.inf})
         others.append((prompt, engine.submit(prompt, options)))
         broken = [39, *prompt, *range(10)]
-        request = engine.submit(broken, max_new_tokens=chance.choice((1, 5)), beams=chance.choice((1, 2)))
-        for _ in range(chance.randrange(4)):
+        request = engine.submit(broken, max_new_tokens=rng.choice((1, 5)), beams=rng.choice((1, 2)))
+        for _ in range(rng.randrange(4)):
             engine.step()
-        if number % 3 == 0:  # most while they read their prompt
+        if number % 3 == 0:  # most during prefill
             engine.cancel(request)
         (cancelled if request.finish_reason == "cancelled" else failing).append(request)
     engine.run()
@@ -406,10 +408,10 @@ def test_a_request_that_is_not_finite_fails_alone(kind: str) -> None:
         assert request.error.startswith("the model's log-probabilities are NaN")
     for prompt, request in others:
         assert request.finish_reason in ("stop", "length")
-        assert request.ids == write(MODELS[kind], prompt, request.options, MAX_LEN)
+        assert request.ids == reference_generate(MODELS[kind], prompt, request.options, MAX_LEN)
 
 
-def test_a_model_that_is_not_finite_says_so() -> None:
+def test_nan_model_raises() -> None:
     model = copy.deepcopy(MODELS["llama"])
     model.token_embedding.table.weight.data.fill_(torch.nan)
     for settings_ in (
@@ -426,7 +428,7 @@ def test_a_model_that_is_not_finite_says_so() -> None:
 
 
 @pytest.mark.parametrize("beams", [1, 2])
-def test_settings_that_forbid_every_token_are_refused(beams: int) -> None:
+def test_forbidding_every_token_raises(beams: int) -> None:
     model, everything = MODELS["llama"], dict.fromkeys(range(40), -math.inf)
     engine = gh.Engine(model, slots=2, max_len=MAX_LEN)
     for bias in (everything, dict.fromkeys(range(40), -1e39)):  # which is no float32
@@ -442,7 +444,7 @@ def test_settings_that_forbid_every_token_are_refused(beams: int) -> None:
 
 
 @pytest.mark.parametrize("settings_", [{}, {"temperature": 1.0}, {"beams": 2}])
-def test_a_model_that_forbids_what_settings_leave_says_so(settings_: dict[str, Any]) -> None:
+def test_no_allowed_token_fails_the_request(settings_: dict[str, Any]) -> None:
     """Its own logits are -inf but for ids 3 and 4, which the bias forbids."""
     model = copy.deepcopy(MODELS["llama"])
     only = torch.full((40,), -math.inf).index_fill(0, torch.tensor([3, 4]), 0.0)
@@ -453,12 +455,12 @@ def test_a_model_that_forbids_what_settings_leave_says_so(settings_: dict[str, A
     fine = engine.submit([1], logit_bias={3: -math.inf}, max_new_tokens=3)
     engine.run()
     assert request.error is not None
-    assert request.error.startswith("no token may come next")
+    assert request.error.startswith("no next token is allowed")
     assert fine.ids == [4] * 3
     hook.remove()
 
 
-def test_odd_lengths_give_the_sensible_result() -> None:
+def test_extreme_lengths() -> None:
     engine = gh.Engine(MODELS["gpt2"], slots=2, max_len=MAX_LEN)
     nothing = engine.submit([1, 2], max_new_tokens=0)
     assert nothing.completions() == [gh.Completion("", [], [], "length")]
@@ -469,15 +471,15 @@ def test_odd_lengths_give_the_sensible_result() -> None:
     assert (len(absurd.ids), absurd.finish_reason) == (46, "length")
 
 
-def test_engines_that_cannot_be_are_refused() -> None:
+def test_invalid_engine_arguments() -> None:
     model = MODELS["gpt2"]
-    for settings_, sentence in (
+    for settings_, message in (
         ({"slots": 0}, "slots is 0"),
-        ({"chunk": 0}, "chunk is 0"),
+        ({"prefill_chunk": 0}, "prefill_chunk is 0"),
         ({"max_len": 49}, "max_len is 49, but the model has positions for 48"),
         ({"slots": 10**9}, "1000000000 slots of 48 tokens need"),
     ):
-        with pytest.raises(gh.InputError, match=sentence):
+        with pytest.raises(gh.InputError, match=message):
             gh.Engine(model, **settings_)
     with pytest.raises(gh.InputError, match="the model is of type Encoder, which does not generate"):
         gh.Engine(gh.build(gh.preset("tiny-encoder")))  # type: ignore[arg-type]
@@ -487,7 +489,7 @@ def test_engines_that_cannot_be_are_refused() -> None:
         gh.Engine(model, speculator=DraftModel(gh.build(gh.preset("tiny-decoder"))))
 
 
-def test_an_engine_leaves_the_model_as_it_was() -> None:
+def test_engine_does_not_change_the_model() -> None:
     model = gh.build(gh.preset("tiny-decoder", dropout=0.5))
     before = {name: value.clone() for name, value in model.state_dict().items()}
     one, two = (gh.generate(model, None, [[1, 2]], max_new_tokens=8)[0] for _ in range(2))
@@ -498,7 +500,7 @@ def test_an_engine_leaves_the_model_as_it_was() -> None:
 
 @given(seed=st.integers(0, 50))
 @settings(max_examples=10, deadline=None)
-def test_log_probabilities_are_of_the_raw_logits(seed: int) -> None:
+def test_logprobs_come_from_raw_logits(seed: int) -> None:
     model, (prompt,) = MODELS["llama"], ragged(seed, 1)
     (made,) = gh.generate(
         model, None, [prompt], max_new_tokens=6, temperature=2.0, top_k=5, seed=seed, repetition_penalty=1.5

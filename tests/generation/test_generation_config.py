@@ -1,4 +1,4 @@
-"""What was published beside the weights about tokens: kept as transformers keeps it, and read with suspicion."""
+"""Token rules of generation_config.json, compared with transformers; malformed entries are ignored."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 import transformers as hf
-from generation.test_transformers import Doubled, choose_end, draw_prompts, enliven, keep_exact
+from generation.test_transformers import Float64Torch, choose_end, draw_prompts, keep_exact, widen_weights
 from hub.hf_models import make
 from hypothesis import given
 from hypothesis import strategies as st
@@ -28,11 +28,11 @@ Found = list[tuple[list[int], float]]  # texts without their end, and their scor
 
 
 class Case:
-    """A model in float64, theirs and ours, and rules without which it writes something else."""
+    """A model in float64, in transformers and here, with token rules that change its output."""
 
     def __init__(self, name: str, folder: Path) -> None:
         self.theirs: Any = make(name)
-        enliven(self.theirs)
+        widen_weights(self.theirs)
         config = self.theirs.config
         self.special = {
             role: getattr(config, role)
@@ -46,28 +46,28 @@ class Case:
         self.folder = folder
         keep_exact(self.theirs.double())
         self.prompts = [prompt for prompt in draw_prompts(16, self.words) if len(prompt) > 1]
-        self.publish({})
-        self.plain = [self.ask_theirs(prompt, 1)[0][0] for prompt in self.prompts]
+        self.save_with({})
+        self.plain = [self.generate_hf(prompt, 1)[0][0] for prompt in self.prompts]
 
-    def publish(self, rules: dict[str, Any]) -> None:
-        """Save with these settings beside the weights, and load."""
+    def save_with(self, rules: dict[str, Any]) -> None:
+        """Save with these settings in generation_config.json, and load."""
         given = {"pad_token_id": 0} | self.special | {"eos_token_id": self.end}
         self.theirs.generation_config = hf.GenerationConfig(**given | rules)
         self.theirs.save_pretrained(self.folder)
         ours, _ = gh.load(self.folder)
         assert isinstance(ours, Decoder | Seq2Seq)
         self.ours = ours
-        self.opened = isinstance(ours, Seq2Seq) and "forced_bos_token_id" in rules
+        self.has_forced_prefix = isinstance(ours, Seq2Seq) and "forced_bos_token_id" in rules
 
     @property
-    def favourites(self) -> list[int]:
-        """The tokens that come up in most texts, without any rules."""
+    def common_tokens(self) -> list[int]:
+        """The most common tokens in completions without rules."""
         return [token for token, _ in Counter(token for text in self.plain for token in set(text)).most_common()]
 
-    def ask_theirs(self, prompt: list[int], beams: int) -> Found:
-        """Return what transformers writes; to it the forced token is a new one, and one more in the length of all.
+    def generate_hf(self, prompt: list[int], beams: int) -> Found:
+        """Generate with transformers, which counts the forced token as a new one and in the length.
 
-        So no text is scored by its length here. The token itself has log-probability 0 to it, and adds nothing.
+        So length_penalty is 0 here. The forced token has log-probability 0 in transformers.
         """
         ids = torch.tensor([prompt])
         out = self.theirs.generate(
@@ -77,22 +77,22 @@ class Case:
             num_beams=beams,
             num_return_sequences=beams,
             length_penalty=0.0,
-            max_new_tokens=NEW + self.opened,
+            max_new_tokens=NEW + self.has_forced_prefix,
             return_dict_in_generate=True,
             output_scores=True,
         )
-        start = 1 + self.opened if isinstance(self.ours, Seq2Seq) else len(prompt)
+        start = 1 + self.has_forced_prefix if isinstance(self.ours, Seq2Seq) else len(prompt)
         texts = [row[: row.index(self.end) if self.end in row else NEW] for row in out.sequences[:, start:].tolist()]
         return list(zip(texts, [math.nan] if beams == 1 else out.sequences_scores.tolist(), strict=True))
 
-    def ask_ours(self, beams: int, **settings: object) -> list[list[Completion]]:
+    def generate_ours(self, beams: int, **settings: object) -> list[list[Completion]]:
         engine = gh.Engine(self.ours, slots=2 * BEAMS, max_len=40, source_len=24)
-        asked = [
+        requests = [
             engine.submit(prompt, max_new_tokens=NEW, beams=beams, n_best=beams, length_penalty=0.0, **settings)
             for prompt in self.prompts
         ]
         engine.run()
-        return [request.completions() for request in asked]
+        return [request.completions() for request in requests]
 
 
 @pytest.fixture(scope="module", params=["marian", "bart", "gpt2"])
@@ -102,48 +102,50 @@ def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 @pytest.fixture(autouse=True)
 def sums_in_float64(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(searching, "torch", Doubled())
+    monkeypatch.setattr(searching, "torch", Float64Torch())
 
 
-@pytest.mark.parametrize("rule", ["bad words", "suppressed", "opening", "all"])
-def test_what_is_published_is_kept_as_in_transformers(case: Case, rule: str) -> None:
-    first, second, third, *_ = case.favourites
+@pytest.mark.parametrize("rule", ["bad words", "suppressed", "forced prefix", "all"])
+def test_token_rules_equal_transformers(case: Case, rule: str) -> None:
+    first, second, third, *_ = case.common_tokens
     rules: dict[str, Any] = {}
     if rule in ("bad words", "all"):
-        rules["bad_words_ids"] = [[first], [case.end]]  # an end is not forbidden so
+        rules["bad_words_ids"] = [[first], [case.end]]  # an end token is not suppressed this way
     if rule in ("suppressed", "all"):
         rules["suppress_tokens"] = [second]
-    if rule in ("opening", "all"):
+    if rule in ("forced prefix", "all"):
         rules["forced_bos_token_id"] = third
-    case.publish(rules)
+    case.save_with(rules)
 
-    greedy = [found[0].ids for found in case.ask_ours(1)]
-    assert greedy == [case.ask_theirs(prompt, 1)[0][0] for prompt in case.prompts]
-    if isinstance(case.ours, Decoder) and rule == "opening":  # of no meaning behind a prompt
+    greedy = [found[0].ids for found in case.generate_ours(1)]
+    assert greedy == [case.generate_hf(prompt, 1)[0][0] for prompt in case.prompts]
+    if isinstance(case.ours, Decoder) and rule == "forced prefix":  # no effect in a decoder
         assert greedy == case.plain
     else:
         assert greedy != case.plain
 
-    for prompt, found in zip(case.prompts, case.ask_ours(BEAMS), strict=True):
-        theirs = case.ask_theirs(prompt, BEAMS)
+    for prompt, found in zip(case.prompts, case.generate_ours(BEAMS), strict=True):
+        theirs = case.generate_hf(prompt, BEAMS)
         assert [one.ids for one in found] == [ids for ids, _ in theirs]
         # Sums of a dozen numbers below 100, added in float64 in the same order from logits off by 1e-12 or so.
         assert [one.score for one in found] == pytest.approx([score for _, score in theirs], rel=0, abs=1e-9)
 
 
-def test_a_bias_of_the_caller_s_own_goes_first(case: Case) -> None:
-    favourite = case.favourites[0]
-    case.publish({"bad_words_ids": [[favourite]]})
-    assert not any(favourite in one.ids for found in case.ask_ours(BEAMS) for one in found)
-    assert [one.ids for (one,) in case.ask_ours(1, logit_bias={favourite: 0.0})] == case.plain
+def test_logit_bias_overrides_token_rules(case: Case) -> None:
+    common = case.common_tokens[0]
+    case.save_with({"bad_words_ids": [[common]]})
+    assert not any(common in one.ids for found in case.generate_ours(BEAMS) for one in found)
+    assert [one.ids for (one,) in case.generate_ours(1, logit_bias={common: 0.0})] == case.plain
 
 
-def test_how_to_search_is_not_taken(case: Case) -> None:
-    case.publish({"num_beams": 3, "max_length": 5, "min_length": 4, "repetition_penalty": 2.0, "length_penalty": 3.0})
-    assert [one.ids for (one,) in case.ask_ours(1)] == case.plain
+def test_search_settings_are_ignored(case: Case) -> None:
+    case.save_with(
+        {"num_beams": 3, "max_length": 5, "min_length": 4, "repetition_penalty": 2.0, "length_penalty": 3.0}
+    )
+    assert [one.ids for (one,) in case.generate_ours(1)] == case.plain
 
 
-def test_the_opening_counts_neither_as_asked_for_nor_as_written() -> None:
+def test_forced_prefix_does_not_count_as_new_tokens() -> None:
     torch.manual_seed(2)
     model = gh.build(gh.preset("tiny-seq2seq", start_id=1, end_ids=(), max_len=16))
     assert isinstance(model, Seq2Seq)
@@ -154,7 +156,7 @@ def test_the_opening_counts_neither_as_asked_for_nor_as_written() -> None:
     assert short.prompt == [1, 5]
     assert len(short.ids) == 3
     assert long.ids[:3] == short.ids
-    assert len(long.ids) == 6  # there is room for 8
+    assert len(long.ids) == 6  # max_len is 8
 
 
 def decoder(table: object) -> Decoder:
@@ -165,7 +167,7 @@ def decoder(table: object) -> Decoder:
 
 
 @pytest.mark.parametrize(
-    ("table", "forbidden"),
+    ("table", "suppressed"),
     [
         ({}, ()),
         (None, ()),
@@ -182,18 +184,19 @@ def decoder(table: object) -> Decoder:
         ({"forced_bos_token_id": 3}, ()),
     ],
 )
-def test_odd_entries_are_left_out(table: object, forbidden: tuple[int, ...]) -> None:
-    assert read_token_rules(decoder(table)) == TokenRules(forbidden)
+def test_malformed_entries_are_ignored(table: object, suppressed: tuple[int, ...]) -> None:
+    assert read_token_rules(decoder(table)) == TokenRules(suppressed)
 
 
 @pytest.mark.parametrize(
-    ("value", "opening"), [(3, (3,)), (0, (0,)), (10, ()), (-1, ()), (None, ()), (True, ()), ("3", ()), ([3], ())]
+    ("value", "forced_prefix"),
+    [(3, (3,)), (0, (0,)), (10, ()), (-1, ()), (None, ()), (True, ()), ("3", ()), ([3], ())],
 )
-def test_an_opening_is_one_id(value: object, opening: tuple[int, ...]) -> None:
+def test_forced_prefix_is_one_id(value: object, forced_prefix: tuple[int, ...]) -> None:
     model = gh.build(gh.preset("tiny-seq2seq", vocab_size=10))
     assert isinstance(model, Seq2Seq)
     model.extra_files[FILE] = {"forced_bos_token_id": value}
-    assert read_token_rules(model) == TokenRules(forced_prefix=opening)
+    assert read_token_rules(model) == TokenRules(forced_prefix=forced_prefix)
 
 
 LEAVES = st.none() | st.booleans() | st.integers(-3, 12) | st.floats() | st.text(max_size=2)
@@ -202,7 +205,7 @@ MODEL = decoder({})
 
 
 @given(table=st.dictionaries(st.sampled_from(["bad_words_ids", "suppress_tokens", "forced_bos_token_id"]), JSON))
-def test_whatever_the_file_holds_there_are_only_ids(table: dict[str, object]) -> None:
+def test_any_json_gives_valid_ids(table: dict[str, object]) -> None:
     MODEL.extra_files[FILE] = table
     rules = read_token_rules(MODEL)
     assert all(type(token) is int and 0 <= token < 10 for token in rules.suppressed)

@@ -1,4 +1,4 @@
-"""The model as an engine runs it: the same answers, with hooks and other maps left alone, in memory that is known."""
+"""The inference copy of a model: same outputs, hooks and other layer types kept, bounded memory."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ SLOTS = (1, 2, 8)
 
 
 @pytest.fixture(autouse=True)
-def _everything_gains(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Arrange small matrices too."""
-    monkeypatch.setattr(prepacked, "LEAST_WORK", 0)
+def _prepack_small_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prepack small weights too."""
+    monkeypatch.setattr(prepacked, "MIN_WORK", 0)
 
 
 def make_model(kind: str = "llama-small", **settings: object) -> Any:  # noqa: ANN401 (any model)
@@ -29,7 +29,7 @@ def make_model(kind: str = "llama-small", **settings: object) -> Any:  # noqa: A
     return gh.build(gh.preset(kind, **(shape | settings))).eval()
 
 
-def answer(model: nn.Module, rows: int = 2) -> Tensor:
+def logits_of(model: nn.Module, rows: int = 2) -> Tensor:
     ids = torch.arange(rows * 5).view(rows, 5) % 64
     with torch.no_grad():
         return model(ids, ids) if isinstance(model, gh.models.Seq2Seq) else model(ids)
@@ -38,21 +38,21 @@ def answer(model: nn.Module, rows: int = 2) -> Tensor:
 @pytest.mark.parametrize("slots", SLOTS)
 @pytest.mark.parametrize("weights", ["own", "copy"])
 @pytest.mark.parametrize("kind", ["llama-small", "gpt2", "t5-small", "vaswani-base"])
-def test_the_answers_are_the_model_s(kind: str, weights: Any, slots: int) -> None:  # noqa: ANN401 (a literal)
+def test_outputs_equal_the_model(kind: str, weights: Any, slots: int) -> None:  # noqa: ANN401 (a literal)
     model = make_model(kind, dropout=0.5)
     tree = prepare_for_inference(model.train(), weights, slots)
     assert model.training
-    expected = answer(model.eval())
+    expected = logits_of(model.eval())
     for rows in (1, 2):
         # Sums of at most 48 numbers in another order, through two layers: some hundred roundings of 6e-8.
-        difference = (answer(tree, rows) - expected[:rows]).abs().max()
+        difference = (logits_of(tree, rows) - expected[:rows]).abs().max()
         assert difference <= 1e-5 * expected.abs().max()
     assert any(isinstance(one, FusedQKVAttention) for one in tree.modules()) == (weights == "copy" and slots != 2)
 
 
 @pytest.mark.parametrize("slots", SLOTS)
 @pytest.mark.parametrize(
-    "place",
+    "path",
     [
         "stack.blocks.0.attention",
         "stack.blocks.0.attention.layer",
@@ -66,21 +66,21 @@ def test_the_answers_are_the_model_s(kind: str, weights: Any, slots: int) -> Non
         "head",
     ],
 )
-def test_a_hook_anywhere_is_heeded(place: str, slots: int) -> None:
+def test_hooks_on_any_module_are_called(path: str, slots: int) -> None:
     model = make_model(init={"kind": "normal", "std": 0.2})
-    plain, calls = answer(prepare_for_inference(model, "copy", slots)), []
-    model.get_submodule(place).register_forward_hook(lambda _module, _args, out: calls.append(1) or -2 * out)
-    hooked = answer(prepare_for_inference(model, "copy", slots))
-    expected = answer(model)
-    assert (plain - expected).abs().max() > 0.05 * expected.abs().max()  # it matters
+    plain, calls = logits_of(prepare_for_inference(model, "copy", slots)), []
+    model.get_submodule(path).register_forward_hook(lambda _module, _args, out: calls.append(1) or -2 * out)
+    hooked = logits_of(prepare_for_inference(model, "copy", slots))
+    expected = logits_of(model)
+    assert (plain - expected).abs().max() > 0.05 * expected.abs().max()  # the hook changes the output
     assert (hooked - expected).abs().max() <= 1e-5 * expected.abs().max()
     calls.clear()
-    answer(prepare_for_inference(model, "int8", slots))
+    logits_of(prepare_for_inference(model, "int8", slots))
     assert calls == [1]
 
 
 @pytest.mark.parametrize("slots", SLOTS)
-def test_another_kind_of_map_stays_in_its_place(slots: int) -> None:
+def test_subclasses_of_linear_are_not_replaced(slots: int) -> None:
     class Twice(nn.Linear):
         def forward(self, x: Tensor) -> Tensor:
             return 2 * super().forward(x)
@@ -91,22 +91,24 @@ def test_another_kind_of_map_stays_in_its_place(slots: int) -> None:
         other = Twice(32, 32, bias=False)
         other.weight = getattr(layer, name).weight
         setattr(layer, name, other)
-    expected = answer(model)
-    assert (answer(prepare_for_inference(model, "copy", slots)) - expected).abs().max() <= 1e-5 * expected.abs().max()
+    expected = logits_of(model)
+    assert (
+        logits_of(prepare_for_inference(model, "copy", slots)) - expected
+    ).abs().max() <= 1e-5 * expected.abs().max()
 
 
 @pytest.mark.parametrize("slots", SLOTS)
 @pytest.mark.parametrize("weights", ["own", "copy", "int8"])
-def test_no_matrix_is_held_more_than_once_again(weights: Any, slots: int) -> None:  # noqa: ANN401 (a literal)
+def test_weights_are_copied_at_most_once(weights: Any, slots: int) -> None:  # noqa: ANN401 (a literal)
     model = make_model(d_model=128, vocab_size=512, d_ff=256)
-    before = held_bytes()
+    before = tensor_bytes()
     tree = prepare_for_inference(model, weights, slots)
     small = 2**16  # norms; of int8, sixteen bytes a row for scales and sums
-    assert held_bytes() - before <= weight_copy_bytes(model, weights) + small
+    assert tensor_bytes() - before <= weight_copy_bytes(model, weights) + small
     assert tree is not model
 
 
-def held_bytes() -> int:
+def tensor_bytes() -> int:
     gc.collect()
     there = [one for one in gc.get_objects() if type(one) in (Tensor, nn.Parameter)]
     opaque = sum(one.numel() * one.element_size() for one in there if one.is_mkldnn)
@@ -114,11 +116,11 @@ def held_bytes() -> int:
     return opaque + sum({one.data_ptr(): one.nbytes() for one in storages}.values())
 
 
-def test_autocast_and_other_types_go_through() -> None:
+def test_autocast_and_other_dtypes() -> None:
     model = make_model()
     with torch.autocast("cpu", torch.bfloat16):
         for slots in SLOTS:
-            assert answer(prepare_for_inference(model, "copy", slots)).isfinite().all()
+            assert logits_of(prepare_for_inference(model, "copy", slots)).isfinite().all()
     wide = make_model().double()
     for slots in SLOTS:
-        assert answer(prepare_for_inference(wide, "copy", slots)).equal(answer(wide))
+        assert logits_of(prepare_for_inference(wide, "copy", slots)).equal(logits_of(wide))

@@ -1,4 +1,4 @@
-"""Prompts that are read along with the steps of others, on the CPU, with the GPU's kernel written out in loops."""
+"""Mixed prefill on the CPU, with the GPU's decode attention written as loops."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from glasshouse.layers import decode_attention
 from glasshouse.layers.layout import make_layout
 
 
-def attend_in_loops(q: Tensor, k: Tensor, v: Tensor, seen: Tensor, rows: Tensor, scale: float) -> Tensor:
-    """One query at a time: over so many keys of its row."""
+def attend_in_loops(q: Tensor, k: Tensor, v: Tensor, key_counts: Tensor, rows: Tensor, scale: float) -> Tensor:
+    """Attend with one query at a time, over the leading keys of its cache row."""
     z = torch.empty_like(q)
     group = q.shape[1] // k.shape[1]
     for b in range(q.shape[0]):
         for i in range(q.shape[2]):
-            row, count = int(rows[0, i] if rows.dim() == 2 else rows[b]), int(seen[b, i])
+            row, count = int(rows[0, i] if rows.dim() == 2 else rows[b]), int(key_counts[b, i])
             for head in range(q.shape[1]):
                 keys, values = (kv[row, head // group, :count] for kv in (k, v))
                 z[b, head, i] = torch.softmax(keys @ q[b, head, i] * scale, 0) @ values
@@ -28,16 +28,18 @@ def attend_in_loops(q: Tensor, k: Tensor, v: Tensor, seen: Tensor, rows: Tensor,
 
 
 @pytest.fixture
-def rides(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Have prompts ride in small parts, and note the width of each such step."""
+def mixed_steps(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Use small chunks for mixed prefill, and record the width of each mixed step."""
     widths: list[int] = []
-    write = model_runner.ModelRunner._write_riding
+    decode_mixed = model_runner.ModelRunner._decode_mixed
     monkeypatch.setattr(decode_attention, "is_supported", lambda *_: True)
     monkeypatch.setattr(decode_attention, "attend", attend_in_loops)
     for module in (scheduler, model_runner):
         monkeypatch.setattr(module, "MIXED_PREFILL_TOKENS", 5)
     monkeypatch.setattr(
-        model_runner.ModelRunner, "_write_riding", lambda self, width: [widths.append(width), write(self, width)][1]
+        model_runner.ModelRunner,
+        "_decode_mixed",
+        lambda self, width: [widths.append(width), decode_mixed(self, width)][1],
     )
     return widths
 
@@ -52,7 +54,7 @@ def make_model(**settings: object) -> gh.models.Decoder:
 
 def draw_prompts(count: int, seed: int) -> list[list[int]]:
     source = random.Random(seed)
-    shared = [source.randrange(256) for _ in range(24)]  # worth taking over from a neighbour
+    shared = [source.randrange(256) for _ in range(24)]  # long enough for prefix caching
     return [
         shared * source.randint(0, 1) + [source.randrange(256) for _ in range(source.randint(1, 30))]
         for _ in range(count)
@@ -62,22 +64,22 @@ def draw_prompts(count: int, seed: int) -> list[list[int]]:
 @pytest.mark.parametrize(
     "settings", [{}, {"n_kv_heads": 1, "position": {"kind": "rotary"}}, {"position": {"kind": "learned"}}]
 )
-def test_a_prompt_that_rides_is_read_as_any_other(settings: dict[str, object], rides: list[int]) -> None:
+def test_mixed_prefill_equals_separate_prefill(settings: dict[str, object], mixed_steps: list[int]) -> None:
     model = make_model(**settings)
     prompts = draw_prompts(14, seed=1)
     choices = [{"temperature": 0.8 * (i % 2), "seed": i, "max_new_tokens": 3 + i} for i in range(len(prompts))]
     alone = [gh.generate(model, None, [prompt], **one)[0].ids for prompt, one in zip(prompts, choices, strict=True)]
-    assert not rides  # nobody is there to ride with
+    assert not mixed_steps  # no other sequence is decoding
     engine = gh.Engine(model, slots=3, max_len=96, prefill_chunk=8)
     requests = [engine.submit(prompt, **one) for prompt, one in zip(prompts, choices, strict=True)]
     engine.run()
     assert [request.ids for request in requests] == alone
-    assert len(rides) > 20
+    assert len(mixed_steps) > 20
     assert not engine.slots.running
     assert int(engine.slots.cache.lengths.max()) == 0
 
 
-def test_searches_and_cancelled_requests_beside_riders(rides: list[int]) -> None:
+def test_beam_search_and_cancellation_during_mixed_prefill(mixed_steps: list[int]) -> None:
     model = make_model()
     prompts = draw_prompts(10, seed=2)
     alone = [
@@ -87,32 +89,34 @@ def test_searches_and_cancelled_requests_beside_riders(rides: list[int]) -> None
     requests = [
         engine.submit(prompt, max_new_tokens=9, beams=1 + 2 * (i % 3 == 0)) for i, prompt in enumerate(prompts)
     ]
-    doomed = [engine.submit(prompt, max_new_tokens=60) for prompt in draw_prompts(6, seed=3)]
+    to_cancel = [engine.submit(prompt, max_new_tokens=60) for prompt in draw_prompts(6, seed=3)]
     step = 0
     while engine.step():
         step += 1
-        if step % 7 == 0 and (left := [request for request in doomed if not request.done]):
+        if step % 7 == 0 and (left := [request for request in to_cancel if not request.done]):
             engine.cancel(left[0])
     assert [request.ids for request in requests] == alone
-    assert rides
+    assert mixed_steps
     assert not engine.slots.running
 
 
 @pytest.mark.parametrize(
     "settings", [{"windows": (5, 0)}, {"attention_softcap": 5.0}, {"position": {"kind": "alibi"}}]
 )
-def test_who_sees_more_than_counts_tell_reads_alone(settings: dict[str, object], rides: list[int]) -> None:
+def test_models_without_key_count_masks_do_not_mix_prefill(
+    settings: dict[str, object], mixed_steps: list[int]
+) -> None:
     model = make_model(**settings)
     assert not model.stack.supports_mixed_prefill(model.token_embedding.table.weight)
     engine = gh.Engine(model, slots=2, max_len=96, prefill_chunk=8)
     prompts = draw_prompts(5, seed=4)
     requests = [engine.submit(prompt, max_new_tokens=6) for prompt in prompts]
     engine.run()
-    assert not rides
+    assert not mixed_steps
     assert [one.ids for one in requests] == [gh.generate(model, None, [one], 6)[0].ids for one in prompts]
 
 
-def test_a_mixed_call_of_one_token_touches_its_row_alone() -> None:
+def test_mixed_batch_of_one_token_writes_to_its_row_only() -> None:
     cache = make_model().make_cache(3, 8)
     cache.keys[0].fill_(1.0)
     view = cache.for_mixed_batch(torch.tensor([1]), torch.tensor([4]))

@@ -1,7 +1,7 @@
-"""What is recorded while an engine writes is what one plain call of the model on the whole text shows.
+"""Recordings during generation equal those of one plain forward pass over the whole sequence.
 
-In float64 rounding is about 1e-16 of the largest entry and a few dozen operations deep; 1e-9 leaves room for it, and
-in float32, where it is 6e-8, 1e-5 does.
+In float64 rounding is about 1e-16 of the largest entry and a few dozen operations deep; 1e-9 leaves margin for it,
+and in float32, where it is 6e-8, 1e-5 does.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 import torch
-from generation.reference import write
+from generation.reference import reference_generate
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from spec_strategy import VOCABULARY, specs
@@ -50,7 +50,7 @@ KINDS: dict[str, dict[str, Any]] = {
 def build(kind: str, dtype: torch.dtype = torch.float64) -> Decoder | Seq2Seq:
     torch.manual_seed(sum(map(ord, kind)))
     preset = "tiny-seq2seq" if "start_id" in KINDS[kind] else "tiny-decoder"
-    wide = {"kind": "normal", "std": 0.3}  # first values for which logits differ clearly
+    wide = {"kind": "normal", "std": 0.3}  # initial weights for which logits differ clearly
     s = gh.preset(preset, vocab_size=40, max_len=MAX_LEN, end_ids=(7,), init=wide, **KINDS[kind])
     model = gh.build(s, dtype=dtype).eval()
     assert isinstance(model, Decoder | Seq2Seq)
@@ -58,14 +58,16 @@ def build(kind: str, dtype: torch.dtype = torch.float64) -> Decoder | Seq2Seq:
 
 
 def ragged(seed: int, count: int, most: int = 21) -> list[list[int]]:
-    """Return prompts of many lengths that begin alike, so that an engine would share what it has of them."""
-    chance = random.Random(seed)
-    beginning = [chance.randrange(40) for _ in range(most)]
-    return [[*beginning[: chance.randint(0, most - 1)], chance.randrange(40)] for _ in range(count)]
+    """Return prompts of various lengths with a common prefix, which an engine would cache."""
+    rng = random.Random(seed)
+    beginning = [rng.randrange(40) for _ in range(most)]
+    return [[*beginning[: rng.randint(0, most - 1)], rng.randrange(40)] for _ in range(count)]
 
 
-def plainly(model: nn.Module, prompt: Sequence[int], ids: Sequence[int], fed: int, names: Sequence[str]) -> Recording:
-    """Record one call on the first `fed` tokens of prompt and output; a prompt that is a source is given whole."""
+def record_plain(
+    model: nn.Module, prompt: Sequence[int], ids: Sequence[int], fed: int, names: Sequence[str]
+) -> Recording:
+    """Record one forward pass over the first `fed` tokens of prompt and output; a source is given in full."""
     with torch.no_grad(), gh.record(model, *names) as seen:
         if isinstance(model, Seq2Seq):
             model(torch.tensor([prompt]), torch.tensor([[model.spec.start_id, *ids][:fed]]))
@@ -75,22 +77,22 @@ def plainly(model: nn.Module, prompt: Sequence[int], ids: Sequence[int], fed: in
 
 
 def check(model: Decoder | Seq2Seq, prompt: Sequence[int], done: gh.Completion, names: Sequence[str]) -> None:
-    """Compare what was recorded with a plain call, which has an axis more: the batch."""
+    """Compare a recording with that of a plain forward pass, which has a batch axis."""
     assert done.recording is not None
     first = 1 if isinstance(model, Seq2Seq) else len(prompt)
-    fed = first + len(done.ids) - (0 if done.finish_reason == "stop" else 1)  # all that was given to the model
-    alike(done.recording, plainly(model, prompt, done.ids, fed, names))
+    fed = first + len(done.ids) - (0 if done.finish_reason == "stop" else 1)  # all input tokens
+    assert_equal_recordings(done.recording, record_plain(model, prompt, done.ids, fed, names))
 
 
-def alike(seen: Recording, expected: Recording, tolerance: float = 0.0) -> None:
+def assert_equal_recordings(seen: Recording, expected: Recording, tolerance: float = 0.0) -> None:
     assert len(seen) > 0
     assert set(seen) == set(expected)
     for name in seen:
         assert ("batch", *seen.axes(name)) == expected.axes(name)
-        near(seen[name], expected[name][0], name, tolerance)
+        assert_near(seen[name], expected[name][0], name, tolerance)
 
 
-def near(value: Tensor, expected: Tensor, name: str = "", tolerance: float = 0.0) -> None:
+def assert_near(value: Tensor, expected: Tensor, name: str = "", tolerance: float = 0.0) -> None:
     assert value.dtype == expected.dtype
     largest = float(torch.where(expected.isfinite(), expected, 0).abs().max())
     atol = (tolerance or TOLERANCE[expected.dtype]) * max(1.0, largest)
@@ -99,8 +101,8 @@ def near(value: Tensor, expected: Tensor, name: str = "", tolerance: float = 0.0
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("slots", "chunk"), [(1, MAX_LEN), (3, 5)])
-def test_every_site_as_in_one_plain_call(kind: str, slots: int, chunk: int) -> None:
-    """Rows join, leave and move; most prompts are longer than a chunk of 5, and all windows."""
+def test_every_site_equals_a_plain_forward_pass(kind: str, slots: int, chunk: int) -> None:
+    """Sequences move between slots; most prompts are longer than a chunk of 5 and than all windows."""
     model, prompts = build(kind), ragged(1, 7)
     names = list(sites(model))
     engines = [
@@ -126,7 +128,7 @@ def test_every_site_of_any_spec() -> None:
         max_examples=40, derandomize=True, deadline=None, database=None, suppress_health_check=list(HealthCheck)
     )
     @given(specs().filter(lambda s: not isinstance(s, spec.EncoderSpec)), st.data())
-    def holds(s: spec.Spec, data: st.DataObject) -> None:
+    def check_spec(s: spec.Spec, data: st.DataObject) -> None:
         torch.manual_seed(0)
         model = gh.build(replace(s, head=spec.NextToken(), start_id=1), dtype=torch.float64).eval()
         assert isinstance(model, Decoder | Seq2Seq)
@@ -140,18 +142,18 @@ def test_every_site_of_any_spec() -> None:
         for prompt, request in zip(prompts, requests, strict=True):
             check(model, prompt, request.completions()[0], names)
 
-    holds()
+    check_spec()
 
 
 @pytest.mark.parametrize("slots", [1, 4])
 @pytest.mark.parametrize("weights", ["own", "copy", "int8"])
 @pytest.mark.parametrize("kind", ["grouped", "encoder-decoder"])
-def test_every_order_of_weights(kind: str, weights: Weights, slots: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In float32, for which a CPU has orders of its own; int8 is compared with a model of such weights.
+def test_every_weight_format(kind: str, weights: Weights, slots: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In float32, which a CPU prepacks; int8 is compared with a model of int8 weights.
 
-    A rounding in it can fall to the other side, and then an activation differs by 1 / 8128 of the largest of its row.
+    An activation can round differently, by 1 / 8128 of the largest of its row.
     """
-    monkeypatch.setattr(prepacked, "LEAST_WORK", 0)
+    monkeypatch.setattr(prepacked, "MIN_WORK", 0)
     model, prompts = build(kind, torch.float32), ragged(2, 4)
     names = list(sites(model))
     done = gh.generate(model, None, prompts, max_new_tokens=6, slots=slots, weights=weights, record=names)
@@ -159,12 +161,14 @@ def test_every_order_of_weights(kind: str, weights: Weights, slots: int, monkeyp
     for prompt, one in zip(prompts, done, strict=True):
         assert one.recording is not None
         fed = (1 if isinstance(model, Seq2Seq) else len(prompt)) + len(one.ids) - (one.finish_reason == "length")
-        alike(
-            one.recording, plainly(same, prompt, one.ids, fed, names), tolerance=1e-3 if weights == "int8" else 1e-5
+        assert_equal_recordings(
+            one.recording,
+            record_plain(same, prompt, one.ids, fed, names),
+            tolerance=1e-3 if weights == "int8" else 1e-5,
         )
 
 
-def test_thin_maps_of_lora() -> None:
+def test_lora_layers() -> None:
     model, prompts = build("grouped"), ragged(3, 3)
     attach(model, LoRA(targets=("*",)))
     for weight in model.parameters():
@@ -176,7 +180,7 @@ def test_thin_maps_of_lora() -> None:
         check(model, prompt, one, names)
 
 
-def test_samples_have_what_is_theirs() -> None:
+def test_each_sample_has_its_own_recording() -> None:
     model, prompts, names = build("windows"), ragged(4, 2), ["resid_post.*", "pattern.0"]
     done = gh.generate(model, None, prompts, max_new_tokens=6, temperature=1.5, n=3, slots=2, record=names)
     for i, one in enumerate(done):
@@ -184,10 +188,10 @@ def test_samples_have_what_is_theirs() -> None:
     assert len({tuple(one.ids) for one in done}) == 6
 
 
-def test_parts_of_sites() -> None:
-    """A part is what it is of the whole; a key that comes late, or never, is one that nobody has looked at."""
+def test_selections_of_sites() -> None:
+    """A selection equals that part of the whole; a key that comes late, or never, has no attention before."""
     model, prompts = build("grouped"), [[3, 1, 4, 1, 5, 9, 2, 6], [2, 7]]
-    parts = [
+    selections = [
         "pattern.*[head=1]",
         "pattern.0[head=1:3, key=5]",
         "scores.1[key=5]",
@@ -201,11 +205,11 @@ def test_parts_of_sites() -> None:
         "z.*[head=2]",
     ]
     wholes = ["pattern.*", "scores.*", "k.1", "q.0", "resid_post.1", "hidden.0", "z.*"]
-    one, two = gh.generate(model, None, prompts, max_new_tokens=6, stop_token_ids=(), slots=2, record=parts)
+    one, two = gh.generate(model, None, prompts, max_new_tokens=6, stop_token_ids=(), slots=2, record=selections)
     assert one.recording is not None
     for prompt, done in zip(prompts, (one, two), strict=True):
         fed = len(prompt) + len(done.ids) - (done.finish_reason == "length")
-        whole = {name: value[0] for name, value in plainly(model, prompt, done.ids, fed, wholes).items()}
+        whole = {name: value[0] for name, value in record_plain(model, prompt, done.ids, fed, wholes).items()}
         none = torch.zeros(4, fed, dtype=torch.float64)
         expected = {
             "pattern.0[head=1]": whole["pattern.0"][1],
@@ -225,14 +229,14 @@ def test_parts_of_sites() -> None:
         assert done.recording is not None
         assert set(done.recording) == set(expected)
         for name, value in expected.items():
-            near(done.recording[name], value, name)
+            assert_near(done.recording[name], value, name)
     assert one.recording.axes("pattern.0[key=30]") == ("head", "query")
     assert one.recording.axes("z.*") == ("layer", "position", "width")
     assert one.recording["z.*"].shape == (2, *one.recording["z.0"].shape)
 
 
-def test_keys_of_a_source() -> None:
-    """A source is padded to the longest beside it, and that is not shown."""
+def test_keys_of_a_source_exclude_padding() -> None:
+    """A source is padded to the longest in the batch; the padding is not recorded."""
     model, prompts = build("t5"), [[3, 1, 4, 1, 5, 9, 2], [6, 5]]
     parts, whole = ["decoder.cross_pattern.0[head=1, key=3]", "decoder.cross_scores.1[key=1:4]"], "decoder.cross_*.*"
     for prompt, done in zip(
@@ -240,29 +244,29 @@ def test_keys_of_a_source() -> None:
     ):
         assert done.recording is not None
         fed = 1 + len(done.ids) - (done.finish_reason == "length")
-        expected = plainly(model, prompt, done.ids, fed, [whole])
+        expected = record_plain(model, prompt, done.ids, fed, [whole])
         assert done.recording["decoder.cross_pattern.0[head=1,key=3]"].shape == (fed,)
         if len(prompt) > 3:
-            near(done.recording[parts[0]], expected["decoder.cross_pattern.0"][0, 1, :, 3])
+            assert_near(done.recording[parts[0]], expected["decoder.cross_pattern.0"][0, 1, :, 3])
         else:
             assert not done.recording[parts[0]].any()
-        near(done.recording[parts[1]], expected["decoder.cross_scores.1"][0, :, :, 1:4])
+        assert_near(done.recording[parts[1]], expected["decoder.cross_scores.1"][0, :, :, 1:4])
         assert done.recording["decoder.cross_k.0"].shape == (2, len(prompt), 16)
 
 
-def test_a_single_name_and_one_named_twice() -> None:
+def test_single_and_duplicate_site_names() -> None:
     model = build("learned")
     [one] = gh.generate(model, None, [[1, 2, 3]], max_new_tokens=3, record="resid_post.1")
     [two] = gh.generate(model, None, [[1, 2, 3]], max_new_tokens=3, record=["resid_post.*", "resid_post.1"])
     assert one.recording is not None
     assert two.recording is not None
     assert list(two.recording) == ["resid_post.0", "resid_post.1"]
-    assert one == two  # tokens are compared, and not what was seen
-    near(one.recording["resid_post.1"], two.recording["resid_post.1"])
+    assert one == two  # recordings are not compared
+    assert_near(one.recording["resid_post.1"], two.recording["resid_post.1"])
 
 
-def test_what_came_after_a_stop_string_is_not_shown() -> None:
-    """Letters are tokens; the second of the stop string's was chosen when its first had been read."""
+def test_tokens_after_a_stop_string_are_not_recorded() -> None:
+    """Bytes are tokens; the second one of the stop string was sampled after the first was recorded."""
     tok = gh.Tokenizer.train(texts=["abc"], vocab_size=263)
     model = gh.build(gh.preset("tiny-decoder", vocab_size=263), dtype=torch.float64).eval()
     prompt = tok.encode("hello")
@@ -276,20 +280,22 @@ def test_what_came_after_a_stop_string_is_not_shown() -> None:
     check(model, prompt, done, ["final", "v.0", "scores.1"])
 
 
-def test_what_is_cancelled_has_what_was_read() -> None:
+def test_cancelled_requests_keep_their_recording() -> None:
     model, prompt, names = build("grouped"), list(range(20, 32)), ["resid_mid.0", "k.1", "pattern.0"]
     engine = gh.Engine(model, slots=2, max_len=MAX_LEN, prefill_chunk=4, record=names)
-    writing, reading, waiting = (engine.submit(prompt, max_new_tokens=20, logit_bias={7: -100.0}) for _ in range(3))
-    for _ in range(4):  # of a prompt of 12, 4 + 4 + 3 tokens are read; the third step writes as well
+    decoding, prefilling, waiting = (
+        engine.submit(prompt, max_new_tokens=20, logit_bias={7: -100.0}) for _ in range(3)
+    )
+    for _ in range(4):  # of a prompt of 12, 4 + 4 + 3 tokens are prefilled; the third step decodes as well
         engine.step()
-    for request in (waiting, reading, writing):
+    for request in (waiting, prefilling, decoding):
         engine.cancel(request)
     assert not engine.step()
-    for request, fed in ((writing, 13), (reading, 5)):
+    for request, fed in ((decoding, 13), (prefilling, 5)):
         [done] = request.completions()
         assert done.finish_reason == "cancelled"
         assert done.recording is not None
-        alike(done.recording, plainly(model, prompt, done.ids, fed, names))
+        assert_equal_recordings(done.recording, record_plain(model, prompt, done.ids, fed, names))
         assert request.completions()[0].recording is done.recording
     assert waiting.completions()[0].recording is not None
     assert not waiting.completions()[0].recording
@@ -298,11 +304,11 @@ def test_what_is_cancelled_has_what_was_read() -> None:
     assert not nothing.recording
 
 
-def test_nothing_rides_where_it_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With a GPU's masks, which are counts, prompts would be read along with the steps of others."""
+def test_recording_disables_mixed_prefill(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a GPU's key-count masks, prompts would be prefilled within decode steps."""
 
-    def attend(q: Tensor, k: Tensor, v: Tensor, seen: Tensor, rows: Tensor, scale: float) -> Tensor:
-        mask = torch.arange(k.shape[2]) < seen[:, None, :, None]
+    def attend(q: Tensor, k: Tensor, v: Tensor, key_counts: Tensor, rows: Tensor, scale: float) -> Tensor:
+        mask = torch.arange(k.shape[2]) < key_counts[:, None, :, None]
         return F.scaled_dot_product_attention(q, k[rows], v[rows], mask, scale=scale, enable_gqa=True)
 
     monkeypatch.setattr(decode_attention, "is_supported", lambda *_: True)
@@ -316,7 +322,7 @@ def test_nothing_rides_where_it_is_recorded(monkeypatch: pytest.MonkeyPatch) -> 
         check(model, prompt, request.completions()[0], names)
 
 
-def test_what_is_seen_can_be_learned_from_and_holds_on_to_nothing_else() -> None:
+def test_recordings_allow_gradients_and_do_not_keep_the_engine_alive() -> None:
     model = build("grouped", torch.float32)
     engine = gh.Engine(model, slots=3, max_len=MAX_LEN, record=["resid_post.0", "k.0", "q.0[head=0]", "pattern.1"])
     requests = [engine.submit([1, 2, 3], max_new_tokens=4) for _ in range(3)]
@@ -325,48 +331,54 @@ def test_what_is_seen_can_be_learned_from_and_holds_on_to_nothing_else() -> None
     assert seen is not None
     probe = nn.Linear(64, 1)
     probe(seen["resid_post.0"]).sum().backward()
-    near(probe.weight.grad, seen["resid_post.0"].sum(0, keepdim=True))
+    assert_near(probe.weight.grad, seen["resid_post.0"].sum(0, keepdim=True))
     for value in seen.values():
         assert value.untyped_storage().nbytes() == value.numel() * value.element_size()
-    twin = weakref.ref(engine._runner.model)
+    inference_model = weakref.ref(engine._runner.model)
     del engine, requests
     gc.collect()
-    assert twin() is None
+    assert inference_model() is None
 
 
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
         ({"record": "resid_post.7"}, "the model has no site 'resid_post.7'; its layers are 0 to 1."),
-        ({"record": "resid_post.0[batch=0]"}, "asks for a batch, but requests are recorded one by one"),
-        ({"record": "z.0[position=-1]"}, "asks for a position, but requests are recorded one by one"),
+        ({"record": "resid_post.0[batch=0]"}, "selects by batch, but requests are recorded one by one"),
+        ({"record": "z.0[position=-1]"}, "selects by position, but requests are recorded one by one"),
         (
             {"record": "pattern.*[query=:3]"},
-            "asks for a query, but requests are recorded one by one",
+            "selects by query, but requests are recorded one by one",
         ),
-        ({"record": "pattern.0[key=-1]"}, "counts keys from the end, which is not known yet; count from 0."),
+        (
+            {"record": "pattern.0[key=-1]"},
+            "counts keys from the end, but the final length is not known yet; count from 0.",
+        ),
         ({"record": "scores.0[key=2:-1]"}, "counts keys from the end"),
         ({"record": "z.0[head=4]"}, "asks for head 4, but there are 4 of them"),
         ({"record": "k.0[head=2]"}, "asks for head 2, but there are 2 of them"),
         ({"record": "q.0[width=16]"}, "asks for width 16, but there are 16 of them"),
         ({"record": "embed[width=64]"}, "asks for width 64, but there are 64 of them"),
         ({"record": "hidden.0[neuron=128]"}, "asks for neuron 128, but there are 128 of them"),
-        ({"record": "final", "speculator": PromptLookup()}, "record and speculator were both given; drafts are not"),
-        ({"record": "final", "compile": True}, "record and compile were both given; what is compiled cannot be seen"),
+        ({"record": "final", "speculator": PromptLookup()}, "record and speculator were both given; drafts cannot"),
+        (
+            {"record": "final", "compile": True},
+            "record and compile were both given; compiled code cannot be recorded",
+        ),
     ],
 )
-def test_what_cannot_be_recorded_is_refused(settings: dict[str, Any], message: str) -> None:
+def test_invalid_recordings_raise(settings: dict[str, Any], message: str) -> None:
     """Before anything is computed."""
     with pytest.raises(InputError, match=message):
         gh.Engine(build("grouped"), **settings)
 
 
-def test_a_search_is_not_recorded() -> None:
-    with pytest.raises(InputError, match="beams is 2, but a search cannot be recorded"):
+def test_beam_search_cannot_be_recorded() -> None:
+    with pytest.raises(InputError, match="beams is 2, but beam search cannot be recorded"):
         gh.generate(build("grouped"), None, [[1, 2, 3]], beams=2, record="final")
 
 
-def test_the_end_of_widths_is_that_of_the_model() -> None:
+def test_last_valid_indices_of_each_axis() -> None:
     names = ["z.0[head=3]", "k.0[head=1]", "q.0[width=15]", "embed[width=63]", "hidden.0[neuron=127]"]
     [done] = gh.generate(build("grouped"), None, [[1, 2, 3]], max_new_tokens=2, record=names)
     assert done.recording is not None
@@ -384,14 +396,14 @@ EDITS: dict[str, Callable[[str], dict[str, Any]]] = {
 
 @pytest.mark.parametrize("edits", EDITS)
 @pytest.mark.parametrize("kind", ["grouped", "windows", "soft-cap", "encoder-decoder"])
-def test_an_edit_changes_what_is_written_as_it_would_plain_calls(kind: str, edits: str) -> None:
+def test_edits_apply_in_generation_as_in_plain_forward_passes(kind: str, edits: str) -> None:
     model, prompts = build(kind), ragged(6, 4)
     made = EDITS[edits]("decoder." if isinstance(model, Seq2Seq) else "")
     options: dict[str, Any] = {"max_new_tokens": 8, "temperature": 1.0, "seed": 3}
     before = gh.generate(model, None, prompts, **options)
     with gh.edit(model, made):
         during = gh.generate(model, None, prompts, slots=2, **options)
-        expected = [write(model, prompt, SamplingParams(**options), MAX_LEN) for prompt in prompts]
+        expected = [reference_generate(model, prompt, SamplingParams(**options), MAX_LEN) for prompt in prompts]
     after = gh.generate(model, None, prompts, **options)
     assert [one.ids for one in during] == expected
     assert [one.ids for one in during] != [one.ids for one in before]
@@ -401,7 +413,7 @@ def test_an_edit_changes_what_is_written_as_it_would_plain_calls(kind: str, edit
 
 @pytest.mark.parametrize("edits", ["head", "vector", "keys", "pattern", "several"])
 @pytest.mark.parametrize("kind", ["grouped", "encoder-decoder"])
-def test_what_is_edited_is_recorded_as_it_goes_on(kind: str, edits: str) -> None:
+def test_recordings_include_edits(kind: str, edits: str) -> None:
     model, prompts = build(kind), ragged(7, 4)
     made, names = EDITS[edits]("decoder." if isinstance(model, Seq2Seq) else ""), list(sites(model))
     with gh.edit(model, made):

@@ -1,4 +1,4 @@
-"""Choices beside plain Python, transformers, chi-square, and themselves one by one, alone and in any batch."""
+"""Sampling compared with plain Python, transformers and chi-square tests, and across batches."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def sampler_of(
     prompts: Sequence[Sequence[int]] | None = None,
     slots: int | None = None,
 ) -> Sampler:
-    """A sampler with these requests in its first slots; ids 2 and 5 end them."""
+    """Return a sampler with these requests in its first slots; ids 2 and 5 are end tokens."""
     sampler = Sampler(slots or len(rows), vocab_size, CPU)
     for slot, options in enumerate(rows):
         sampler.set_slot(slot, options, prompts[slot] if prompts else [], ENDS)
@@ -54,17 +54,17 @@ def random_logits(seed: int, *shape: int, dtype: torch.dtype = torch.float64) ->
     return (torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64) * 2).to(dtype)
 
 
-# The slow reference: one row, Python's floats, one line for each line of the documentation.
+# The slow reference: one row, Python floats.
 
 
 class TooCloseError(Exception):
-    """A sum or a weight stands so near a limit that rounding would decide."""
+    """A sum or a weight is so close to a threshold that rounding would decide."""
 
 
 def reference(
     logits: Sequence[float], options: SamplingParams, prompt: Sequence[int], output: Sequence[int]
 ) -> list[float]:
-    """The probabilities of the next token."""
+    """Return the probabilities of the next token."""
     scores = list(logits)
     for i in set(prompt) | set(output):
         r = options.repetition_penalty
@@ -118,7 +118,7 @@ HALVES = st.integers(-6, 6).map(lambda x: x / 2)  # few values, so that ties are
 
 @drawn
 @given(st.lists(st.tuples(OPTIONS, st.lists(IDS, max_size=3)), min_size=1, max_size=4), st.data())
-def test_distribution_is_the_reference(requests: list[tuple[SamplingParams, list[int]]], data: st.DataObject) -> None:
+def test_distribution_equals_reference(requests: list[tuple[SamplingParams, list[int]]], data: st.DataObject) -> None:
     rows, prompts = zip(*requests, strict=True)
     sampler = sampler_of(rows, 8, prompts)
     outputs: list[list[int]] = [[] for _ in rows]
@@ -137,8 +137,8 @@ def test_distribution_is_the_reference(requests: list[tuple[SamplingParams, list
             output.append(token)
 
 
-def test_equal_tokens_stay_together() -> None:
-    # By hand: of the logits 3, 1, 1, 1, 0 the two likeliest are the 3 and any of three 1s. Likewise, p = 0.75 wants
+def test_ties_are_kept_or_dropped_together() -> None:
+    # By hand: of the logits 3, 1, 1, 1, 0 the two largest are the 3 and any of three 1s. Likewise, p = 0.75 needs
     # the first token (e**3 of e**3 + 3e + 1, 0.69) and one of three (0.09 each).
     logits = torch.tensor([[3.0, 1.0, 1.0, 1.0, 0.0]])
     for options in (SamplingParams(temperature=1.0, top_k=2), SamplingParams(temperature=1.0, top_p=0.75)):
@@ -153,20 +153,20 @@ def test_top_p_by_hand() -> None:
         torch.testing.assert_close(got, expected / expected.sum())
 
 
-def test_top_p_that_is_met_exactly() -> None:
-    # The shares are 1/2, 1/4, 1/4, and the first alone reaches one half.
+def test_top_p_met_exactly() -> None:
+    # The probabilities are 1/2, 1/4, 1/4, and the first alone reaches one half.
     logits = torch.tensor([[0.0, -math.log(2), -math.log(2)]], dtype=torch.float64)
     assert logits.exp().tolist() == [[1, 0.5, 0.5]]  # else rounding would decide
     assert sampler_of([SamplingParams(temperature=1.0, top_p=0.5)], 3).distribution(logits).tolist() == [[1, 0, 0]]
 
 
-def test_top_p_of_1_keeps_all() -> None:
-    # The second token weighs 4e-18 of the first: the sum of both is rounded to the first alone.
+def test_top_p_of_1_keeps_every_token() -> None:
+    # The second token has 4e-18 of the first's weight: the sum of both is rounded to the first alone.
     logits = torch.tensor([[0.0, -40.0]], dtype=torch.float64)
     assert (sampler_of([SamplingParams(temperature=1.0, top_p=1.0)], 2).distribution(logits) > 0).all()
 
 
-def test_one_row_s_filters_leave_the_others_alone() -> None:
+def test_filters_of_one_row_do_not_affect_others() -> None:
     logits = random_logits(6, 20, dtype=torch.float32)
     combinations = itertools.product((None, 4, 9), (None, 0.6), (None, 0.1), (0.0, 1.0))
     rows = [SamplingParams(top_k=k, top_p=p, min_p=m, temperature=t) for k, p, m, t in combinations]
@@ -221,7 +221,7 @@ PROCESSORS: dict[str, tuple[dict[str, Any], Callable[[], list[Any]]]] = {
 
 
 @pytest.mark.parametrize("name", PROCESSORS)
-def test_distribution_is_that_of_transformers(name: str) -> None:
+def test_distribution_equals_transformers(name: str) -> None:
     changes, processors = PROCESSORS[name]
     rows = [SamplingParams(**({"temperature": 1.0} | changes))] * 32
     prompts = torch.randint(50, (32, 6), generator=torch.Generator().manual_seed(1))
@@ -233,12 +233,12 @@ def test_distribution_is_that_of_transformers(name: str) -> None:
     torch.testing.assert_close(sampler.distribution(logits), theirs, rtol=1e-12, atol=0)  # float64, 50 terms
 
 
-def test_greedy_takes_the_first_of_equals() -> None:
+def test_greedy_takes_the_first_on_ties() -> None:
     logits = torch.tensor([[0.0, 4.0, 4.0], [4.0, 4.0, 4.0]])
     for rows in (
         [SamplingParams()] * 2,
         [SamplingParams(), SamplingParams(), SamplingParams(temperature=1.0)],
-    ):  # alone, and beside one that draws
+    ):  # alone, and with a row that samples
         full = torch.cat([logits, logits[:1]])[: len(rows)]
         sampler = sampler_of(rows, 3)
         assert sampler.distribution(full)[:2].tolist() == [[0, 1, 0], [1, 0, 0]]
@@ -246,7 +246,7 @@ def test_greedy_takes_the_first_of_equals() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
-def test_types(dtype: torch.dtype) -> None:
+def test_dtypes(dtype: torch.dtype) -> None:
     rows = [
         SamplingParams(),
         SamplingParams(temperature=0.8, seed=4),
@@ -302,8 +302,8 @@ EXTREMES = st.fixed_dictionaries(
 
 @drawn
 @given(EXTREMES, st.lists(st.sampled_from([0.0, 1.0, -1.0, 6e4, -6e4, -math.inf]), min_size=6, max_size=6))
-def test_extremes_give_probabilities_all_the_same(asked: dict[str, Any], row: list[float]) -> None:
-    sampler = sampler_of([SamplingParams(**asked)], 6, [[0, 3]])
+def test_extreme_settings_give_valid_probabilities(settings_: dict[str, Any], row: list[float]) -> None:
+    sampler = sampler_of([SamplingParams(**settings_)], 6, [[0, 3]])
     logits = torch.tensor([row])
     for _ in range(3):
         got = sampler.distribution(logits)
@@ -311,11 +311,11 @@ def test_extremes_give_probabilities_all_the_same(asked: dict[str, Any], row: li
         torch.testing.assert_close(got.sum(), torch.tensor(1.0))
         chosen = sampler.sample(logits)
         assert got[0, chosen] > 0
-        assert row[int(chosen)] > -math.inf or got[0, 0] == 1  # one that the model forbids only where all are
+        assert row[int(chosen)] > -math.inf or got[0, 0] == 1  # a token at -inf only if all are
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_where_all_is_forbidden_id_0_is_chosen(temperature: float) -> None:
+def test_id_0_if_every_token_is_forbidden(temperature: float) -> None:
     filters = {"top_k": 2, "top_p": 0.5, "min_p": 0.5}
     nothing = dict.fromkeys(range(4), -math.inf)
     sampler = sampler_of([SamplingParams(temperature=temperature, logit_bias=nothing, **filters)], 4)
@@ -323,20 +323,20 @@ def test_where_all_is_forbidden_id_0_is_chosen(temperature: float) -> None:
     assert sampler.sample(torch.randn(1, 4)).tolist() == [0]
 
 
-def test_what_is_forbidden_is_never_chosen() -> None:
+def test_forbidden_tokens_are_never_sampled() -> None:
     rows = [SamplingParams(temperature=5.0, logit_bias={0: -math.inf, 3: -math.inf}, seed=i) for i in range(500)]
     chosen = sampler_of(rows, 4).sample(torch.zeros(500, 4))
     assert set(chosen.tolist()) == {1, 2}
 
 
-def test_no_bias_allows_what_the_model_forbids() -> None:
+def test_bias_does_not_allow_tokens_at_minus_infinity() -> None:
     for temperature in (0.0, 1.0):
         sampler = sampler_of([SamplingParams(temperature=temperature, logit_bias={0: 1e300})], 2)
         assert sampler.distribution(torch.tensor([[-math.inf, 0.0]])).tolist() == [[0, 1]]
 
 
-def test_no_end_before_the_minimum() -> None:
-    # The ends are by far the likeliest: they come as soon as they may.
+def test_no_end_token_before_min_new_tokens() -> None:
+    # The end tokens are by far the most probable: they come as soon as allowed.
     logits = torch.tensor([[0.0, 0.0, 9.0, 0.0, 0.0, 8.0]])
     for temperature in (0.0, 0.1):
         sampler = sampler_of([SamplingParams(min_new_tokens=3, temperature=temperature)], 6)
@@ -344,21 +344,21 @@ def test_no_end_before_the_minimum() -> None:
         assert [token in ENDS for token in chosen] == [False, False, False, True, True]
 
 
-def test_ids_without_a_logit() -> None:
+def test_ids_outside_the_vocabulary() -> None:
     sampler = Sampler(1, 4, CPU)
     with pytest.raises(InputError, match=r"logit_bias names id 4, but ids go to 3; leave it out\."):
         sampler.set_slot(0, SamplingParams(logit_bias={1: 1.0, 4: 1.0}), [], [])
-    assert sampler.sample(torch.tensor([[1.0, 0.5, 0.0, 0.0]])).item() == 0  # it did not half join
+    assert sampler.sample(torch.tensor([[1.0, 0.5, 0.0, 0.0]])).item() == 0  # the slot was not set
     assert sampler.metadata(1).idle
     sampler.set_slot(0, SamplingParams(repetition_penalty=2.0, min_new_tokens=1), prompt=[3, 9, -1], end_ids=[9, 1])
     assert sampler.sample(torch.tensor([[1.0, 5.0, 1.1, 1.9]])).item() == 2
 
 
-# Chance.
+# Random sampling.
 
 
-def crowd(options: SamplingParams, n: int, vocab_size: int, prompt: Sequence[int] = ()) -> Sampler:
-    """One request in n rows, each a hundred steps on from the last: draws that have nothing to do with each other."""
+def independent_rows(options: SamplingParams, n: int, vocab_size: int, prompt: Sequence[int] = ()) -> Sampler:
+    """Return one request in n rows, a hundred steps apart, so that their samples are independent."""
     sampler = Sampler(n, vocab_size, CPU)
     sampler.set_slot(0, options, prompt, ENDS)
     for row in range(1, n):
@@ -368,33 +368,33 @@ def crowd(options: SamplingParams, n: int, vocab_size: int, prompt: Sequence[int
 
 
 def critical(cells: int) -> float:
-    """What chi-square over so many cells exceeds once in 10,000, by Wilson and Hilferty (1% off at 3 degrees)."""
+    """The 0.9999 quantile of chi-square over `cells` cells, by Wilson and Hilferty (1% off at 3 degrees)."""
     freedom = cells - 1
     return freedom * (1 - 2 / (9 * freedom) + 3.719 * math.sqrt(2 / (9 * freedom))) ** 3
 
 
-def assert_drawn_from(probabilities: Tensor, ids: Tensor) -> None:
-    """Hold how often each id was drawn against its probability; all rare ones count as one cell."""
+def assert_sampled_from(probabilities: Tensor, ids: Tensor) -> None:
+    """Chi-square test of samples against probabilities; all rare ids count as one cell."""
     counts = torch.bincount(ids, minlength=len(probabilities)).double()
     expected = probabilities.double() * len(ids)
     rare = expected < 10
-    got, wanted = (torch.cat([x[~rare], x[rare].sum()[None]]) for x in (counts, expected))
+    got, expected_counts = (torch.cat([x[~rare], x[rare].sum()[None]]) for x in (counts, expected))
     assert counts[expected == 0].sum() == 0
     assert len(got) > 4  # else little is tested
-    if wanted[-1] < 5:  # too few for a square to mean something
+    if expected_counts[-1] < 5:  # too few for chi-square
         assert got[-1] <= 20  # 5 are expected at most; 20 come once in a million
-        got, wanted = got[:-1], wanted[:-1]
-    assert ((got - wanted) ** 2 / wanted).sum() < critical(len(got))
+        got, expected_counts = got[:-1], expected_counts[:-1]
+    assert ((got - expected_counts) ** 2 / expected_counts).sum() < critical(len(got))
 
 
-def test_chi_square_finds_a_small_fault() -> None:
-    # The test of the test: one id in twelve comes a fifth more often than it should. That adds 73 to the 11 expected.
+def test_chi_square_detects_a_small_bias() -> None:
+    # One id in twelve is sampled a fifth more often than it should be. That adds 73 to the 11 expected.
     right = torch.full((12,), 1 / 12)
     wrong = right + torch.tensor([1 / 60] + [-1 / 660] * 11)
     numbers = torch.rand(20_000, generator=torch.Generator().manual_seed(0))
-    assert_drawn_from(right, (numbers * 12).long())
+    assert_sampled_from(right, (numbers * 12).long())
     with pytest.raises(AssertionError):
-        assert_drawn_from(right, torch.searchsorted(wrong.cumsum(0), numbers, right=True).clamp(max=11))
+        assert_sampled_from(right, torch.searchsorted(wrong.cumsum(0), numbers, right=True).clamp(max=11))
 
 
 @pytest.mark.parametrize(
@@ -408,22 +408,22 @@ def test_chi_square_finds_a_small_fault() -> None:
     ],
     ids=["temperature", "top_k", "top_p", "min_p", "together"],
 )
-def test_choices_follow_the_distribution(options: SamplingParams) -> None:
+def test_samples_follow_the_distribution(options: SamplingParams) -> None:
     logits = random_logits(7, 12, dtype=torch.float32)
-    sampler = crowd(options, 20_000, 12, prompt=[1, 4])
+    sampler = independent_rows(options, 20_000, 12, prompt=[1, 4])
     probabilities = sampler.distribution(logits.expand(1, 12))[0]
-    assert_drawn_from(probabilities, sampler.sample(logits.expand(20_000, 12)))
+    assert_sampled_from(probabilities, sampler.sample(logits.expand(20_000, 12)))
 
 
 @pytest.mark.parametrize("seed", [0, -1, 2**63 - 1])
-def test_one_request_follows_the_distribution_step_by_step(seed: int) -> None:
+def test_one_request_follows_the_distribution_over_steps(seed: int) -> None:
     sampler = sampler_of([SamplingParams(temperature=1.0, seed=seed)], 12)
     logits = random_logits(7, 1, 12, dtype=torch.float32)
-    choices = torch.cat([sampler.sample(logits) for _ in range(1000)])
-    assert_drawn_from(sampler.distribution(logits)[0], choices)
+    samples = torch.cat([sampler.sample(logits) for _ in range(1000)])
+    assert_sampled_from(sampler.distribution(logits)[0], samples)
 
 
-def test_torch_s_generator_has_no_part_in_it() -> None:
+def test_sampling_does_not_use_torch_rng() -> None:
     rows = [SamplingParams(temperature=1.0, seed=seed) for seed in range(50)]
     before = torch.get_rng_state()
     one = sampler_of(rows, 12).sample(torch.zeros(50, 12))
@@ -433,21 +433,21 @@ def test_torch_s_generator_has_no_part_in_it() -> None:
     assert len(set(one.tolist())) > 6  # 50 seeds among 12 ids: far fewer would be one stream
 
 
-def test_seeds_a_step_of_the_generator_apart_are_unrelated() -> None:
-    # SplitMix64 adds 0x9E37... for each number and a token takes three: were seeds its states, one of these requests
-    # would draw what the other draws a token later.
+def test_seeds_one_generator_step_apart_are_independent() -> None:
+    # SplitMix64 adds 0x9E37... for each number and a token takes three: if seeds were its states, one of these
+    # requests would sample what the other samples a token later.
     ahead = (3 * 0x9E3779B97F4A7C15 + 2**63) % 2**64 - 2**63
     sampler = sampler_of([SamplingParams(temperature=1.0, seed=0), SamplingParams(temperature=1.0, seed=ahead)], 1000)
     one, other = torch.stack([sampler.sample(torch.zeros(2, 1000)) for _ in range(20)], 1)
     assert (one[1:] == other[:-1]).sum() <= 2  # of 19 by chance with probability 1/1000 each
 
 
-# Drafts. A model of six tokens, whose logits follow from the last token alone; the table's last row is the prompt's.
+# Drafts. A model of six tokens whose logits depend on the last token; the table's last row follows the prompt.
 
 MODEL = random_logits(21, 7, 6, dtype=torch.float32)
 DRAFTER = MODEL + random_logits(22, 7, 6, dtype=torch.float32) / 2
 ROWS = 20_000
-ASKED = {
+OPTION_SETS = {
     "plain": SamplingParams(temperature=1.2),
     "frequency": SamplingParams(temperature=1.2, frequency_penalty=1.5),
     "together": SamplingParams(temperature=1.5, top_k=4, min_p=0.02, repetition_penalty=1.7, logit_bias={1: 1.0}),
@@ -455,7 +455,7 @@ ASKED = {
 
 
 def logits_along(drafts: Tensor, n_drafts: Tensor) -> Tensor:
-    """The model's logits [n, K+1, 6] before and after the drafts [n, K]; NaN where there is none to be after."""
+    """Return the model's logits [n, K+1, 6] before and after the drafts [n, K]; NaN past the last draft."""
     last = torch.cat([torch.full((len(drafts), 1), -1), drafts], 1)
     logits = MODEL[last].clone()
     logits[torch.arange(last.shape[1]) > n_drafts[:, None]] = math.nan
@@ -467,67 +467,67 @@ def ragged(k: int) -> Tensor:
 
 
 def padded(drafts: Tensor, n_drafts: Tensor) -> Tensor:
-    """The drafts, with an id that no vocabulary has where a row has no more."""
+    """Return the drafts, padded with an invalid id."""
     return drafts.where(torch.arange(drafts.shape[1]) < n_drafts[:, None], -(10**9))
 
 
 def assert_pairs_follow(options: SamplingParams, sampler: Sampler, tokens: Tensor, kept: Tensor) -> None:
-    """Hold each row's first two tokens, of which the second may yet have to be chosen, against the reference."""
+    """Chi-square test of each row's first two tokens, of which the second may still have to be sampled."""
     chosen = sampler.sample(MODEL[tokens.gather(1, kept[:, None] - 1)[:, 0]])
     pairs = tokens[:, 0] * 6 + torch.where(kept > 1, tokens[:, 1], chosen)
     first = reference(MODEL[-1].tolist(), options, [], [])
     second = [reference(MODEL[x].tolist(), options, [], [x]) for x in range(6)]
-    assert_drawn_from((torch.tensor(first)[:, None] * torch.tensor(second)).flatten(), pairs)
+    assert_sampled_from((torch.tensor(first)[:, None] * torch.tensor(second)).flatten(), pairs)
 
 
-def assert_share(flags: Tensor, share: float) -> None:
-    """Hold how many are true against a probability: more than 4.42 deviations off come once in 100,000."""
+def assert_proportion(flags: Tensor, share: float) -> None:
+    """Check a proportion against a probability: more than 4.42 deviations occur once in 100,000."""
     assert abs(flags.double().mean().item() - share) < 4.42 * math.sqrt(share * (1 - share) / len(flags))
 
 
-@pytest.mark.parametrize("name", ASKED)
+@pytest.mark.parametrize("name", OPTION_SETS)
 @pytest.mark.parametrize("k", [pytest.param(1, marks=pytest.mark.long), 2])
-def test_certain_drafts_leave_the_distribution_as_it_was(name: str, k: int) -> None:
-    options, n_drafts = ASKED[name], ragged(k)
-    sampler = crowd(options, ROWS, 6)
+def test_certain_drafts_do_not_change_the_distribution(name: str, k: int) -> None:
+    options, n_drafts = OPTION_SETS[name], ragged(k)
+    sampler = independent_rows(options, ROWS, 6)
     first = sampler.distribution(MODEL[-1:])[0]
     likely = int(first.argmax())
-    drafts = torch.tensor([likely, likely])[:k].expand(ROWS, k)  # the second is one that penalties change
+    drafts = torch.tensor([likely, likely])[:k].expand(ROWS, k)  # penalties change the second
     tokens, kept = sampler.verify(logits_along(drafts, n_drafts), padded(drafts, n_drafts), n_drafts)
     assert (kept >= 1).all()
     assert (kept <= n_drafts + 1).all()
-    assert_share((kept > 1)[n_drafts > 0], first[likely].item())
+    assert_proportion((kept > 1)[n_drafts > 0], first[likely].item())
     assert_pairs_follow(options, sampler, tokens, kept)
 
 
-@pytest.mark.parametrize("name", ASKED)
+@pytest.mark.parametrize("name", OPTION_SETS)
 @pytest.mark.parametrize("k", [pytest.param(1, marks=pytest.mark.long), 2])
 @pytest.mark.parametrize(
     "own", [pytest.param(True, id="own"), pytest.param(False, id="shared", marks=pytest.mark.long)]
 )
-def test_drawn_drafts_leave_the_distribution_as_it_was(name: str, k: int, own: bool) -> None:
-    options, n_drafts = ASKED[name], ragged(k)
-    sampler = crowd(options, ROWS, 6)
-    drafter = crowd(options, ROWS, 6) if own else sampler
+def test_sampled_drafts_do_not_change_the_distribution(name: str, k: int, own: bool) -> None:
+    options, n_drafts = OPTION_SETS[name], ragged(k)
+    sampler = independent_rows(options, ROWS, 6)
+    drafter = independent_rows(options, ROWS, 6) if own else sampler
     drafts, probs = torch.empty(ROWS, 0, dtype=torch.int64), []
     for _ in range(k):
         last = drafts[:, -1] if probs else torch.full((ROWS,), -1)
         ids, q = drafter.sample_draft(DRAFTER[last], drafts)
         drafts = torch.cat([drafts, ids[:, None]], 1)
         probs.append(q)
-    assert_drawn_from(probs[0][0], drafts[:, 0])
+    assert_sampled_from(probs[0][0], drafts[:, 0])
     first = sampler.distribution(MODEL[-1:])[0]
     tokens, kept = sampler.verify(
         logits_along(drafts, n_drafts), padded(drafts, n_drafts), n_drafts, torch.stack(probs, 1)
     )
     assert (kept >= 1).all()
     assert (kept <= n_drafts + 1).all()
-    assert_share((kept > 1)[n_drafts > 0], first.minimum(probs[0][0]).sum().item())
+    assert_proportion((kept > 1)[n_drafts > 0], first.minimum(probs[0][0]).sum().item())
     assert_pairs_follow(options, sampler, tokens, kept)
 
 
-def test_a_drafter_that_is_the_model_is_always_believed() -> None:
-    sampler = crowd(ASKED["frequency"], 500, 6)
+def test_drafts_of_the_model_itself_are_always_accepted() -> None:
+    sampler = independent_rows(OPTION_SETS["frequency"], 500, 6)
     ids, q = sampler.sample_draft(MODEL[-1:].expand(500, 6), torch.empty(500, 0, dtype=torch.int64))
     drafts, n_drafts = ids[:, None], torch.ones(500, dtype=torch.int64)
     tokens, kept = sampler.verify(logits_along(drafts, n_drafts), drafts, n_drafts, q[:, None])
@@ -535,22 +535,22 @@ def test_a_drafter_that_is_the_model_is_always_believed() -> None:
     assert tokens[:, :1].equal(drafts)
 
 
-def test_where_the_drafter_leaves_nothing_the_model_draws() -> None:
-    # q is above p everywhere, as only rounding (or a drafter's fault) can make it: nothing is left of p - q.
-    sampler = crowd(SamplingParams(temperature=1.0, logit_bias={3: -math.inf}), 2000, 6)
+def test_empty_residual_falls_back_to_the_model() -> None:
+    # q is above p everywhere, which only rounding (or a faulty draft model) can cause: p - q is empty.
+    sampler = independent_rows(SamplingParams(temperature=1.0, logit_bias={3: -math.inf}), 2000, 6)
     one = torch.ones(2000, dtype=torch.int64)
     tokens, kept = sampler.verify(
         logits_along(one[:, None], one), one[:, None], one, torch.full((2000, 1, 6), 1e9, dtype=torch.float32)
     )
     assert (kept == 1).all()
-    assert_drawn_from(sampler.distribution(MODEL[-1:])[0], tokens[:, 0])
+    assert_sampled_from(sampler.distribution(MODEL[-1:])[0], tokens[:, 0])
 
 
 ROW = st.tuples(OPTIONS, st.lists(IDS, max_size=3))
 
 
-def written_one_by_one(rows: Sequence[tuple[SamplingParams, list[int]]], table: Tensor, length: int) -> Tensor:
-    """The tokens [n, length] that a model chooses whose logits follow from the last token."""
+def generate_one_by_one(rows: Sequence[tuple[SamplingParams, list[int]]], table: Tensor, length: int) -> Tensor:
+    """Return the tokens [n, length] of a model whose logits depend on the last token."""
     sampler = sampler_of([options for options, _ in rows], 8, [prompt for _, prompt in rows])
     last, tokens = torch.full((len(rows),), -1), []
     for _ in range(length):
@@ -559,60 +559,60 @@ def written_one_by_one(rows: Sequence[tuple[SamplingParams, list[int]]], table: 
     return torch.stack(tokens, 1)
 
 
-def written_with_drafts(
+def generate_with_drafts(
     rows: Sequence[tuple[SamplingParams, list[int]]], table: Tensor, length: int, k: int, right: Tensor, guessed: bool
 ) -> list[list[int]]:
-    """The same with drafts, of which those of `right` are what the model would say; with probabilities if guessed."""
+    """Return the same with drafts, correct where `right`; with draft probabilities if `guessed`."""
     n, places = len(rows), torch.arange(k)
     sampler = sampler_of([options for options, _ in rows], 8, [prompt for _, prompt in rows])
-    plain = written_one_by_one(rows, table, length + k)
-    written: list[list[int]] = [[] for _ in rows]
+    plain = generate_one_by_one(rows, table, length + k)
+    generated: list[list[int]] = [[] for _ in rows]
     round_ = 0
-    while any(len(tokens) < length for tokens in written):
-        done = torch.tensor([min(len(tokens), length) for tokens in written])
+    while any(len(tokens) < length for tokens in generated):
+        done = torch.tensor([min(len(tokens), length) for tokens in generated])
         drafts = plain.gather(1, done[:, None] + places)
         drafts = torch.where(right.roll(round_, 0)[:n, :k], drafts, (drafts + 1) % 8)
         n_drafts = (torch.arange(n) + round_) % (k + 1)
-        last = torch.tensor([tokens[-1] if tokens else -1 for tokens in written])
+        last = torch.tensor([tokens[-1] if tokens else -1 for tokens in generated])
         logits = table[torch.cat([last[:, None], drafts], 1)]
         q = (torch.nn.functional.one_hot(drafts, 8) + 1.0) / 9 if guessed else None
         tokens, kept = sampler.verify(logits, drafts, n_drafts, q)
         for row, (new, count) in enumerate(zip(tokens.tolist(), kept.tolist(), strict=True)):
             assert 1 <= count <= n_drafts[row] + 1
-            written[row] += new[:count]
+            generated[row] += new[:count]
         round_ += 1
-    return [tokens[:length] for tokens in written]
+    return [tokens[:length] for tokens in generated]
 
 
 @drawn
 @given(st.lists(ROW, min_size=1, max_size=4), st.integers(0, 3), st.integers(0, 2**32), st.floats(0, 1))
-def test_certain_drafts_change_no_token(
+def test_certain_drafts_do_not_change_tokens(
     rows: list[tuple[SamplingParams, list[int]]], k: int, seed: int, share: float
 ) -> None:
-    # Greedy or drawn, with all that a request may ask: every token is the one that would be there without drafts.
+    # Greedy or sampled, with any parameters: every token is the one without drafts.
     table = random_logits(seed, 9, 8, dtype=torch.float32)
     right = torch.rand(7, 3, generator=torch.Generator().manual_seed(seed)) < share
-    expected = written_one_by_one(rows, table, 10).tolist()
-    assert written_with_drafts(rows, table, 10, k, right, guessed=False) == expected
+    expected = generate_one_by_one(rows, table, 10).tolist()
+    assert generate_with_drafts(rows, table, 10, k, right, guessed=False) == expected
 
 
 @drawn
 @given(st.lists(ROW, min_size=1, max_size=4), st.integers(1, 3), st.integers(0, 2**32), st.floats(0, 1))
-def test_drawn_drafts_change_no_greedy_token(
+def test_sampled_drafts_do_not_change_greedy_tokens(
     rows: list[tuple[SamplingParams, list[int]]], k: int, seed: int, share: float
 ) -> None:
     rows = [(replace(options, temperature=0.0), prompt) for options, prompt in rows]
-    drawing = (SamplingParams(temperature=1.0), [1])  # beside which the greedy rows have to go through probabilities
+    sampling = (SamplingParams(temperature=1.0), [1])  # makes greedy rows use probabilities too
     table = random_logits(seed, 9, 8, dtype=torch.float32)
     right = torch.rand(7, 3, generator=torch.Generator().manual_seed(seed)) < share
-    expected = written_one_by_one(rows, table, 10).tolist()
-    for more in ([], [drawing]):
-        assert written_with_drafts([*rows, *more], table, 10, k, right, guessed=True)[: len(rows)] == expected
+    expected = generate_one_by_one(rows, table, 10).tolist()
+    for more in ([], [sampling]):
+        assert generate_with_drafts([*rows, *more], table, 10, k, right, guessed=True)[: len(rows)] == expected
 
 
 @drawn
 @given(OPTIONS, st.lists(IDS, max_size=3), st.lists(IDS, max_size=3), st.integers(0, 2**32))
-def test_proposals_are_drawn_as_if_the_drafts_were_written(
+def test_draft_distribution_counts_earlier_drafts(
     options: SamplingParams, prompt: list[int], drafts: list[int], seed: int
 ) -> None:
     logits = random_logits(seed, 1, 8)
@@ -624,54 +624,54 @@ def test_proposals_are_drawn_as_if_the_drafts_were_written(
     assert sampler.distribution(logits).equal(q)
 
 
-# Rows. An engine in small: requests come, share the batch, finish and leave holes that the last row fills.
+# Slots. A small engine: requests arrive, share the batch and finish, and the last row fills the gaps.
 
 
 @drawn
 @given(st.lists(ROW, min_size=1, max_size=5), st.integers(0, 2**32), st.data())
-def test_a_request_gives_the_same_tokens_in_any_batch(
+def test_tokens_do_not_depend_on_the_batch(
     rows: list[tuple[SamplingParams, list[int]]], seed: int, data: st.DataObject
 ) -> None:
     table = random_logits(seed, 9, 8, dtype=torch.float32)
-    alone = [written_one_by_one([row], table, 6)[0].tolist() for row in rows]
+    alone = [generate_one_by_one([row], table, 6)[0].tolist() for row in rows]
     sampler = Sampler(4, 8, CPU)
     waiting, running = list(range(len(rows))), []
-    written: list[list[int]] = [[] for _ in rows]
+    generated: list[list[int]] = [[] for _ in rows]
     while waiting or running:
         while waiting and len(running) < 4 and (not running or data.draw(st.booleans())):
             request = waiting.pop()
             sampler.set_slot(len(running), *rows[request], ENDS)
             running.append(request)
-        last = torch.tensor([written[request][-1] if written[request] else -1 for request in running])
+        last = torch.tensor([generated[request][-1] if generated[request] else -1 for request in running])
         for request, token in zip(running, sampler.sample(table[last]).tolist(), strict=True):
-            written[request].append(token)
+            generated[request].append(token)
         for row in reversed(range(len(running))):
-            if len(written[running[row]]) == 6:
+            if len(generated[running[row]]) == 6:
                 sampler.clear_slot(row)
                 sampler.move(len(running) - 1, row)
                 running[row] = running[-1]
                 running.pop()
-    assert written == alone
+    assert generated == alone
 
 
 @drawn
 @given(st.permutations(range(4)), st.lists(ROW, min_size=4, max_size=4), st.integers(0, 2**32))
-def test_rows_change_places(order: list[int], rows: list[tuple[SamplingParams, list[int]]], seed: int) -> None:
+def test_slots_can_be_permuted(order: list[int], rows: list[tuple[SamplingParams, list[int]]], seed: int) -> None:
     one, other = (sampler_of([row[0] for row in rows], 8, [row[1] for row in rows], slots=8) for _ in range(2))
     logits = random_logits(seed, 4, 8)
     one.sample(logits)
     other.sample(logits)
-    for place, row in enumerate(order):
-        other.copy(row, 4 + place)
-    for place in range(4):
-        other.move(4 + place, place)
+    for slot, row in enumerate(order):
+        other.copy(row, 4 + slot)
+    for slot in range(4):
+        other.move(4 + slot, slot)
     assert other.metadata(4) == one.metadata(4)
     for _ in range(3):
         assert other.distribution(logits[order]).equal(one.distribution(logits)[order])
         assert other.sample(logits[order]).equal(one.sample(logits)[order])
 
 
-def test_a_slot_forgets_its_last_request() -> None:
+def test_slot_does_not_keep_state_of_its_last_request() -> None:
     everything = SamplingParams(
         temperature=1.0,
         top_k=5,
@@ -702,7 +702,7 @@ def test_a_slot_forgets_its_last_request() -> None:
         assert used.sample(logits).equal(fresh.sample(logits))
 
 
-def test_a_fork_goes_on_as_its_source() -> None:
+def test_copied_slot_continues_like_its_source() -> None:
     options = SamplingParams(temperature=1.0, frequency_penalty=1.0, repetition_penalty=1.2, seed=3)
     sampler = sampler_of([options], 8, [[1]], slots=3)
     logits = random_logits(0, 1, 8)
@@ -714,11 +714,11 @@ def test_a_fork_goes_on_as_its_source() -> None:
         assert len(set(sampler.sample(logits.expand(3, 8)).tolist())) == 1
 
 
-def test_only_what_is_asked_for_is_done() -> None:
+def test_metadata_has_only_required_operations() -> None:
     sampler = sampler_of([SamplingParams()], 50, slots=3)
     idle = sampler.metadata(1)
     assert (idle.greedy, idle.random, idle.top, idle.needs_logits_processing) == (True, False, 0, False)
-    # What a greedy row could not notice, and limits that leave all in, ask for nothing.
+    # Filters of a greedy row, and filters that keep every token, need nothing.
     sampler.set_slot(1, SamplingParams(top_k=3, top_p=0.5, min_p=0.1), [], [])
     sampler.set_slot(2, SamplingParams(temperature=1.0, top_k=50, top_p=1.0), [], [])
     assert sampler.metadata(2) == idle
@@ -727,7 +727,7 @@ def test_only_what_is_asked_for_is_done() -> None:
         0,
         False,
     )
-    # top_k looks no further than the largest k; top_p alone looks at all.
+    # top_k needs the largest k logits; top_p alone needs all.
     sampler.set_slot(1, SamplingParams(temperature=1.0, top_k=3, top_p=0.5), [], [])
     sampler.set_slot(2, SamplingParams(temperature=1.0, top_k=8), [], [])
     assert (sampler.metadata(2).top, sampler.metadata(3).top) == (3, 8)
@@ -739,12 +739,12 @@ def test_only_what_is_asked_for_is_done() -> None:
     assert sampler.metadata(3) == idle
 
 
-class Watch(TorchDispatchMode):
-    """Notes each operation on a whole vocabulary, and lets none make the host wait."""
+class OperationRecorder(TorchDispatchMode):
+    """Records each operation over the vocabulary, and fails on one that synchronises with the host."""
 
     def __init__(self, vocab_size: int) -> None:
         super().__init__()
-        self.vocab_size, self.seen = vocab_size, list[str]()
+        self.vocab_size, self.names = vocab_size, list[str]()
 
     def __torch_dispatch__(
         self, func: OpOverload, types: object, args: tuple[object, ...] = (), kwargs: dict[str, object] | None = None
@@ -753,28 +753,28 @@ class Watch(TorchDispatchMode):
         assert name not in ("_local_scalar_dense", "nonzero"), f"{name} waits for a value"
         wide = any(isinstance(x, Tensor) and x.dim() > 1 and x.shape[-1] == self.vocab_size for x in args)
         if wide and not func.is_view:
-            self.seen.append(name)
+            self.names.append(name)
         return func(*args, **(kwargs or {}))
 
 
-def watched(rows: Sequence[SamplingParams], call: Callable[[Sampler], object]) -> list[str]:
+def recorded_operations(rows: Sequence[SamplingParams], call: Callable[[Sampler], object]) -> list[str]:
     sampler = sampler_of(rows, 1000)
-    with Watch(1000) as watch:
+    with OperationRecorder(1000) as recorder:
         call(sampler)
-    return watch.seen
+    return recorder.names
 
 
 def test_greedy_rows_cost_one_argmax() -> None:
     logits, drafts = random_logits(0, 3, 3, 1000), torch.zeros(3, 2, dtype=torch.int64)
     rows = [SamplingParams(), SamplingParams(top_p=0.5), SamplingParams(seed=4)]
-    assert watched(rows, lambda sampler: sampler.sample(logits[:, 0])) == ["argmax"]
+    assert recorded_operations(rows, lambda sampler: sampler.sample(logits[:, 0])) == ["argmax"]
     for q in (None, torch.full((3, 2, 1000), 1e-3)):
-        assert watched(rows, lambda sampler, q=q: sampler.verify(logits, drafts, torch.tensor([0, 1, 2]), q)) == [
-            "argmax"
-        ]
+        assert recorded_operations(
+            rows, lambda sampler, q=q: sampler.verify(logits, drafts, torch.tensor([0, 1, 2]), q)
+        ) == ["argmax"]
 
 
-def test_nothing_is_sorted_in_vain_and_nothing_waits() -> None:
+def test_no_unnecessary_sort_and_no_synchronisation() -> None:
     logits, drafts, n_drafts = (
         random_logits(0, 3, 3, 1000),
         torch.zeros(3, 2, dtype=torch.int64),
@@ -796,14 +796,14 @@ def test_nothing_is_sorted_in_vain_and_nothing_waits() -> None:
         min_new_tokens=2,
     )
     for call in calls:
-        plain = watched([SamplingParams(temperature=1.0)] * 3, call)
+        plain = recorded_operations([SamplingParams(temperature=1.0)] * 3, call)
         assert not {"sort", "topk"} & set(plain)
-        assert "topk" in watched([SamplingParams(), every, SamplingParams(temperature=1.0)], call)
-    # A few passes: the difference, the quotient, exp and the sums, and what finds the peak and the token.
-    assert len(watched([SamplingParams(temperature=1.0)] * 3, calls[0])) <= 10
+        assert "topk" in recorded_operations([SamplingParams(), every, SamplingParams(temperature=1.0)], call)
+    # A few operations: the difference, the quotient, exp and the sums, and those that find the maximum and the token.
+    assert len(recorded_operations([SamplingParams(temperature=1.0)] * 3, calls[0])) <= 10
 
 
-def test_rows_made_in_inference_mode_may_be_written_outside() -> None:
+def test_slots_set_in_inference_mode_can_be_used_outside() -> None:
     with torch.inference_mode():
         sampler = sampler_of([SamplingParams(frequency_penalty=1.0)], 4)
         sampler.sample(torch.zeros(1, 4))

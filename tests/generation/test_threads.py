@@ -1,4 +1,4 @@
-"""One engine, many threads: every request gets what it gets alone, and nobody waits in vain."""
+"""One engine shared by many threads: each request gets what it gets alone, and no thread waits forever."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import torch
 import glasshouse as gh
 from glasshouse.generation import Request, SamplingParams
 
-PATIENCE = 120  # seconds after which something hangs
+TIMEOUT = 120  # seconds
 THREADS = 6
 TOK = gh.Tokenizer.train(texts=["to be or not to be, that is the question"], vocab_size=270)
 
@@ -24,12 +24,12 @@ TOK = gh.Tokenizer.train(texts=["to be or not to be, that is the question"], voc
 def model() -> gh.models.Decoder:
     torch.manual_seed(3)
     spec = gh.preset("tiny-decoder", vocab_size=270, max_len=40, end_ids=(7,), init={"kind": "normal", "std": 0.3})
-    return gh.build(spec, dtype=torch.float64)  # in which the size of a batch changes no choice
+    return gh.build(spec, dtype=torch.float64)  # so that the batch size changes no sample
 
 
 @pytest.fixture(autouse=True)
 def _switching() -> Iterator[None]:
-    """Let threads take turns a thousand times as often, so that they meet in the middle of things."""
+    """Switch threads a thousand times as often."""
     before = sys.getswitchinterval()
     sys.setswitchinterval(5e-6)
     yield
@@ -37,58 +37,58 @@ def _switching() -> Iterator[None]:
 
 
 def job(number: int) -> tuple[list[int], SamplingParams]:
-    """Return a prompt and settings: greedy, drawn, with a stop string, and a search."""
-    chance = random.Random(number)
-    prompt = [1, 2, 3, *range(20, 20 + number % 19), *(chance.randrange(270) for _ in range(chance.randint(1, 5)))]
+    """Return a prompt and settings: greedy, sampled, with a stop string, or beam search."""
+    rng = random.Random(number)
+    prompt = [1, 2, 3, *range(20, 20 + number % 19), *(rng.randrange(270) for _ in range(rng.randint(1, 5)))]
     kinds: list[dict[str, Any]] = [
         {},
         {"temperature": 0.9, "top_k": 20},
         {"temperature": 1.2, "repetition_penalty": 1.3, "stop": "e"},
         {"beams": 2},
     ]
-    return prompt, SamplingParams(max_new_tokens=chance.randint(1, 6), seed=number, **kinds[number % 4])
+    return prompt, SamplingParams(max_new_tokens=rng.randint(1, 6), seed=number, **kinds[number % 4])
 
 
 def in_threads(work: Callable[[int], None]) -> None:
-    """Run work(0) to work(5) at once, and raise what any of them raises; one that hangs holds up nothing."""
+    """Run work(0) to work(5) in parallel and raise their errors; a thread that hangs blocks nothing."""
     futures = [Future[None]() for _ in range(THREADS)]
 
-    def fulfil(number: int) -> None:
+    def run(number: int) -> None:
         try:
             futures[number].set_result(work(number))
         except BaseException as error:
             futures[number].set_exception(error)
 
     for number in range(THREADS):
-        threading.Thread(target=fulfil, args=(number,), daemon=True).start()
+        threading.Thread(target=run, args=(number,), daemon=True).start()
     for future in futures:
-        future.result(PATIENCE)
+        future.result(TIMEOUT)
 
 
-def said(request: Request) -> tuple[list[int], str, str | None]:
+def output_of(request: Request) -> tuple[list[int], str, str | None]:
     return request.ids, request.text, request.finish_reason
 
 
-def together(model: gh.models.Decoder, each: int, stepped_by: str) -> None:
-    """Let each thread submit so many requests, and as many again that it cancels at some moment."""
+def run_threads(model: gh.models.Decoder, each: int, stepped_by: str) -> None:
+    """Let each thread submit `each` requests, and as many again that it cancels at some point."""
     engine = gh.Engine(model, TOK, slots=5, max_len=40, prefill_chunk=8)
     kept: dict[int, Request] = {}
     cancelled: dict[int, Request] = {}
     texts: dict[int, str] = {}
 
     def work(thread: int) -> None:
-        chance = random.Random(thread)
+        rng = random.Random(thread)
         for count in range(each):
             number = thread * each + count
             kept[number] = engine.submit(*job(number))
             cancelled[number] = engine.submit(*job(number))
             if stepped_by == "server":
-                if chance.random() < 0.5:
-                    cancelled[number].wait(chance.random() / 100)
+                if rng.random() < 0.5:
+                    cancelled[number].wait(rng.random() / 100)
                 engine.cancel(cancelled[number])
                 texts[number] = "".join(kept[number].stream())
             else:
-                for _ in range(chance.randrange(4)):
+                for _ in range(rng.randrange(4)):
                     engine.step()
                 engine.cancel(cancelled[number])
                 texts[number] = "".join(engine.stream(kept[number]))
@@ -99,7 +99,7 @@ def together(model: gh.models.Decoder, each: int, stepped_by: str) -> None:
     in_threads(work)
     if stepped_by == "server":
         engine.close()
-        server.join(PATIENCE)
+        server.join(TIMEOUT)
     else:
         engine.run()
     assert len(engine.slots.free) == 5
@@ -109,57 +109,55 @@ def together(model: gh.models.Decoder, each: int, stepped_by: str) -> None:
     for number in range(THREADS * each):
         expected = alone.submit(*job(number))
         alone.run()
-        assert said(kept[number]) == said(expected), number
+        assert output_of(kept[number]) == output_of(expected), number
         assert texts[number] == expected.text
         ended = cancelled[number]
         if ended.finish_reason == "cancelled":
             assert ended.ids == expected.ids[: len(ended.ids)]
         else:
-            assert said(ended) == said(expected)
+            assert output_of(ended) == output_of(expected)
     reasons = {request.finish_reason for request in cancelled.values()}
     assert "cancelled" in reasons
 
 
 @pytest.mark.parametrize("stepped_by", ["everyone", "server"])
-def test_six_threads_on_one_engine_get_what_each_gets_alone(model: gh.models.Decoder, stepped_by: str) -> None:
-    together(model, each=10, stepped_by=stepped_by)
+def test_threads_sharing_an_engine(model: gh.models.Decoder, stepped_by: str) -> None:
+    run_threads(model, each=10, stepped_by=stepped_by)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("stepped_by", ["everyone", "server"])
 def test_six_hundred_requests_of_six_threads(model: gh.models.Decoder, stepped_by: str) -> None:
-    together(model, each=100, stepped_by=stepped_by)
+    run_threads(model, each=100, stepped_by=stepped_by)
 
 
-def test_submitting_and_cancelling_do_not_wait_for_a_step(
-    model: gh.models.Decoder, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_submit_and_cancel_do_not_wait_for_a_step(model: gh.models.Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = gh.Engine(model, slots=2, max_len=40)
-    write, inside, resume = engine._runner.decode, threading.Event(), threading.Event()
+    decode, inside, resume = engine._runner.decode, threading.Event(), threading.Event()
 
     def slow(*given: Any, **named: Any) -> Any:  # noqa: ANN401
         inside.set()
-        assert resume.wait(PATIENCE)
-        return write(*given, **named)
+        assert resume.wait(TIMEOUT)
+        return decode(*given, **named)
 
     monkeypatch.setattr(engine._runner, "decode", slow)
     first = engine.submit([1, 2], max_new_tokens=3)
     stepping = threading.Thread(target=engine.run)
     stepping.start()
-    assert inside.wait(PATIENCE)
-    second = engine.submit([3], max_new_tokens=2)  # while the step is held up
+    assert inside.wait(TIMEOUT)
+    second = engine.submit([3], max_new_tokens=2)  # while the step is blocked
     engine.cancel(first)
     assert (first.finish_reason, first.ids) == ("cancelled", [])
     assert not second.wait(timeout=0.01)
     resume.set()
-    assert second.wait(PATIENCE)
-    stepping.join(PATIENCE)
+    assert second.wait(TIMEOUT)
+    stepping.join(TIMEOUT)
     assert (first.ids, second.ids) == ([], gh.generate(model, None, [[3]], max_new_tokens=2)[0].ids)
     assert len(engine.slots.free) == 2
 
 
 @pytest.mark.parametrize("beams", [1, 2])
-def test_a_step_that_raises_ends_its_batch_and_not_the_engine(
+def test_failed_step_ends_its_requests_but_not_the_engine(
     model: gh.models.Decoder, beams: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = gh.Engine(model, slots=2, max_len=40)
@@ -181,7 +179,7 @@ def test_a_step_that_raises_ends_its_batch_and_not_the_engine(
         assert request.ids == alone.ids
 
 
-def test_nobody_waits_for_an_engine_that_ended(model: gh.models.Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_thread_waits_for_a_closed_engine(model: gh.models.Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = gh.Engine(model, slots=1, max_len=40)
     monkeypatch.setattr(engine._runner, "decode", lambda *_: 1 / 0)
     failed, queued = (engine.submit([1, 2], max_new_tokens=3) for _ in range(2))
@@ -193,10 +191,10 @@ def test_nobody_waits_for_an_engine_that_ended(model: gh.models.Decoder, monkeyp
     with pytest.raises(gh.InputError, match="the engine is closed"):
         engine.submit([1])
     assert not engine.step()
-    engine.close()  # again does no harm
+    engine.close()  # idempotent
 
 
-def test_results_are_not_there_before_the_end(model: gh.models.Decoder) -> None:
+def test_completions_before_the_end_raise(model: gh.models.Decoder) -> None:
     request = gh.Engine(model, slots=1, max_len=40).submit([1])
     with pytest.raises(gh.InputError, match="the request is not done; step the engine until it is"):
         request.completions()

@@ -1,7 +1,7 @@
-"""What we generate beside what transformers does, for every family whose folders we read.
+"""Generation compared with transformers, for every supported family.
 
-Ours comes from one call, in which prompts join and leave a batch; theirs is generated prompt by prompt. Where the two
-differ, transformers' own numbers say whether that was a tie, which is listed, or a fault.
+Ours comes from one call with continuous batching; theirs is generated prompt by prompt. Where the two differ,
+transformers' logits decide whether that was a tie, which is listed, or a bug.
 """
 
 from __future__ import annotations
@@ -33,23 +33,30 @@ Ids = tuple[int, ...]
 LONGEST = 24  # of the prompts
 NEW = 20
 BEAMS = 4
-END = -1  # stands for whichever end token closed a text: completions leave it out
+END = -1  # any end token: completions leave it out
 
 
-class Way(NamedTuple):
-    """What a beam search is asked for."""
+class SearchSettings(NamedTuple):
+    """Settings of a beam search."""
 
     length_penalty: float
     early_stopping: bool
 
 
-WAYS = [Way(1.0, False), Way(0.3, True), Way(0.3, False), Way(1.0, True)]
+SEARCH_SETTINGS = [
+    SearchSettings(1.0, False),
+    SearchSettings(0.3, True),
+    SearchSettings(0.3, False),
+    SearchSettings(1.0, True),
+]
 
 TIE = 1e-5  # alternatives that are closer than this by transformers' numbers
 # In float64 both add the same numbers below 100 in another order: thousands of roundings of 1e-14 each. In float32
-# tests/hub holds logits to 1e-5 of the largest, here below 15; a log-softmax may double what they are off.
+# tests/hub checks logits to 1e-5 of the largest, here below 15; a log-softmax may double what they are off.
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 3e-4}
-SUMMED = NEW ** (1 - min(way.length_penalty for way in WAYS))  # how much more a score may be off: about 8 times
+SUMMED = NEW ** (
+    1 - min(search.length_penalty for search in SEARCH_SETTINGS)
+)  # how much more a score may be off: about 8 times
 
 ONE_OF_EACH = ["gpt2", "llama-llama3", "mistral-window", "qwen2-windows", "qwen3", "t5", "marian", "bart"]
 GENERATING = [name for name in CASES if "bert" not in name and "bare" not in name]
@@ -60,8 +67,8 @@ PAIRS = [
 ]
 
 
-class Doubled:
-    """Stands in for torch in a module of transformers that drops to float32, so that it stays in float64."""
+class Float64Torch:
+    """Replaces torch in a module of transformers that casts to float32, so that it stays in float64."""
 
     def __getattr__(self, name: str) -> object:
         doubles = {"float": torch.float64, "float32": torch.float64, "FloatTensor": torch.DoubleTensor}
@@ -70,12 +77,12 @@ class Doubled:
 
 @pytest.fixture(autouse=True)
 def sums_in_float64(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let transformers add log-probabilities up in float64, as we do whatever the model's type."""
-    monkeypatch.setattr(searching, "torch", Doubled())
+    """Make transformers sum log-probabilities in float64, as we do for any dtype."""
+    monkeypatch.setattr(searching, "torch", Float64Torch())
 
 
 class Text(NamedTuple):
-    """What one of the two generated."""
+    """A completion of either implementation."""
 
     ids: Ids
     logprobs: list[float]  # of all but END
@@ -88,7 +95,7 @@ class Text(NamedTuple):
 
 
 class Difference(NamedTuple):
-    """What the two decided differently, and how far apart the alternatives are by transformers."""
+    """A different decision, and how far apart the alternatives are in transformers."""
 
     story: str
     gap: float
@@ -96,7 +103,7 @@ class Difference(NamedTuple):
 
 @dataclass(frozen=True, repr=False)
 class Pair:
-    """One model, theirs and ours, and prompts for both."""
+    """One model in both implementations, and prompts."""
 
     theirs: Any
     ours: Decoder | Seq2Seq
@@ -108,19 +115,21 @@ class Pair:
         return self.theirs.generation_config.eos_token_id
 
     def start(self, prompt: Sequence[int]) -> int:
-        """Return how many tokens of transformers' stand before the new ones."""
+        """Return how many tokens of transformers' output come before the new ones."""
         return 1 if isinstance(self.ours, Seq2Seq) else len(prompt)
 
     @cached_property
     def greedy(self) -> list[Text]:
-        """What transformers writes if it always takes the likeliest token."""
-        return [text for prompt in self.prompts for text in self.ask_theirs(prompt)]
+        """Greedy completions of transformers."""
+        return [text for prompt in self.prompts for text in self.generate_hf(prompt)]
 
-    def ask_theirs(self, prompt: Sequence[int], way: Way | None = None, **settings: object) -> list[Text]:
-        """Return what transformers generates for one prompt, greedily or by a search."""
-        if way is not None:
+    def generate_hf(
+        self, prompt: Sequence[int], search: SearchSettings | None = None, **settings: object
+    ) -> list[Text]:
+        """Return transformers' completions of one prompt, greedy or by beam search."""
+        if search is not None:
             settings |= {"num_beams": BEAMS, "num_return_sequences": BEAMS}
-            settings |= {"length_penalty": way.length_penalty, "early_stopping": way.early_stopping}
+            settings |= {"length_penalty": search.length_penalty, "early_stopping": search.early_stopping}
         ids = torch.tensor([prompt])
         out = self.theirs.generate(
             ids,
@@ -131,30 +140,30 @@ class Pair:
             output_scores=True,
             **settings,
         )
-        rows = None if way is None else out.beam_indices
+        rows = None if search is None else out.beam_indices
         logprobs = self.theirs.compute_transition_scores(
-            out.sequences, out.scores, rows, normalize_logits=way is None
+            out.sequences, out.scores, rows, normalize_logits=search is None
         ).tolist()
-        scores = [None] if way is None else out.sequences_scores.tolist()
+        scores = [None] if search is None else out.sequences_scores.tolist()
         new = out.sequences[:, self.start(prompt) :].tolist()
-        return [self._read(*one) for one in zip(new, logprobs, scores, strict=True)]
+        return [self._trim(*one) for one in zip(new, logprobs, scores, strict=True)]
 
-    def _read(self, new: list[int], logprobs: list[float], score: float | None) -> Text:
-        """Cut a row at its first end token, behind which there is padding."""
-        length = next((place for place, token in enumerate(new) if token in self.ends), len(new))
+    def _trim(self, new: list[int], logprobs: list[float], score: float | None) -> Text:
+        """Cut a sequence at its first end token, which padding follows."""
+        length = next((index for index, token in enumerate(new) if token in self.ends), len(new))
         end = (END,) if length < len(new) else ()
         return Text((*new[:length], *end), logprobs[:length], score)
 
     @torch.no_grad()
     def logits_after(self, prompt: Sequence[int], new: Sequence[int]) -> Tensor:
-        """Return transformers' logits [V] for what follows some new tokens, computed from scratch."""
+        """Return transformers' logits [V] after some new tokens, computed from scratch."""
         if isinstance(self.ours, Seq2Seq):
-            begun = torch.tensor([[self.ours.spec.start_id, *new]])
-            return self.theirs(input_ids=torch.tensor([prompt]), decoder_input_ids=begun).logits[0, -1]
+            target = torch.tensor([[self.ours.spec.start_id, *new]])
+            return self.theirs(input_ids=torch.tensor([prompt]), decoder_input_ids=target).logits[0, -1]
         return self.theirs(input_ids=torch.tensor([[*prompt, *new]])).logits[0, -1]
 
-    def search_ours(self, prompts: list[list[int]], way: Way) -> list[list[Completion]]:
-        """Return what we find for each prompt, best first."""
+    def search_ours(self, prompts: list[list[int]], search: SearchSettings) -> list[list[Completion]]:
+        """Return our completions of each prompt, best first."""
         found = gh.generate(
             self.ours,
             None,
@@ -164,7 +173,7 @@ class Pair:
             n=BEAMS,
             slots=3 * BEAMS,
             keep_tree=True,
-            **way._asdict(),
+            **search._asdict(),
         )
         return [found[at : at + BEAMS] for at in range(0, len(found), BEAMS)]
 
@@ -174,10 +183,10 @@ class Pair:
     def check_score(self, ours: Text, theirs: Text) -> None:
         assert ours.score == pytest.approx(theirs.score, rel=0, abs=SUMMED * TOLERANCE[self.dtype])
 
-    def settle(self, difference: Difference) -> str:
-        """Fail over a difference, unless it is a tie: then return what to list."""
+    def check_tie(self, difference: Difference) -> str:
+        """Fail on a difference, unless it is a tie: then return a line to list."""
         story, gap = difference
-        assert gap < TIE, f"{story}; by transformers these are {gap:.2e} apart"
+        assert gap < TIE, f"{story}; in transformers these are {gap:.2e} apart"
         return f"{type(self.theirs).__name__} in {self.dtype}, {gap:.1e} apart: {story}"
 
 
@@ -185,15 +194,15 @@ class Pair:
 def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Pair:
     name, dtype, count = request.param
     theirs = make(name)
-    enliven(theirs)
+    widen_weights(theirs)
     config = theirs.config
     if config.model_type == "t5":
-        config.decoder_start_token_id = 0  # as all that are published say
+        config.decoder_start_token_id = 0  # as in all released models
     roles = ("bos_token_id", "pad_token_id", "decoder_start_token_id", "eos_token_id")
     special = {role: token for role in roles if (token := getattr(config, role, None)) in range(config.vocab_size)}
     words = sorted(set(range(config.vocab_size)) - set(special.values()))
     end = special.pop("eos_token_id", None)
-    # Ids and nothing else: the end that BART and Marian force at the length limit is not forced by us.
+    # Ids and nothing else: BART and Marian would force an end token at the length limit, which we do not.
     theirs.generation_config = hf.GenerationConfig(**{"pad_token_id": 0} | special)
     likely = choose_end(theirs, words)
     theirs.generation_config.eos_token_id = [likely] if end is None else [end, likely]
@@ -208,10 +217,10 @@ def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 
 @torch.no_grad()
-def enliven(model: nn.Module) -> None:
-    """Widen weights until what is written depends on what was read: the models of tests/hub repeat one token.
+def widen_weights(model: nn.Module) -> None:
+    """Widen weights until the output depends on the input: the models of tests/hub repeat one token.
 
-    Values and outputs stay as they are: in BART and Marian they would drown the token that was read last.
+    Values and outputs are not widened: in BART and Marian they would outweigh the last token.
     """
     for name, weight in model.named_parameters():
         if weight.dim() > 1 and weight.requires_grad and not re.search(r"\.(v_proj|out_proj)\.", name):
@@ -219,9 +228,9 @@ def enliven(model: nn.Module) -> None:
 
 
 def keep_exact(model: nn.Module) -> None:
-    """Let a model of float64 compute in it throughout: of itself it drops to float32 for norms and sinusoids.
+    """Make a float64 model compute in float64 throughout: transformers casts norms and sinusoids to float32.
 
-    It does so for rotary angles too, but there so do we, since weights were trained with that rounding.
+    Rotary angles are float32 in both, since weights were trained with that rounding.
     """
     for module in list(model.modules()):
         for name, norm in list(module.named_children()):
@@ -231,12 +240,12 @@ def keep_exact(model: nn.Module) -> None:
                 setattr(module, name, exact)
         if isinstance(module, modeling_marian.MarianSinusoidalPositionalEmbedding):
             with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(modeling_marian, "torch", Doubled())
+                patch.setattr(modeling_marian, "torch", Float64Torch())
                 module.weight.copy_(module.create_weight())
 
 
 def choose_end(model: Any, words: Sequence[int]) -> int:  # noqa: ANN401 - transformers has no types
-    """Return a token that comes up in about half of what a model writes."""
+    """Return a token that occurs in about half of a model's completions."""
     prompts = torch.tensor([random.Random(seed).choices(words, k=6) for seed in range(40)])
     out = model.generate(prompts, attention_mask=torch.ones_like(prompts), do_sample=False, max_new_tokens=NEW)
     new = out[:, 1 if model.config.is_encoder_decoder else 6 :]
@@ -244,7 +253,7 @@ def choose_end(model: Any, words: Sequence[int]) -> int:  # noqa: ANN401 - trans
 
 
 def draw_prompts(count: int, words: Sequence[int]) -> list[list[int]]:
-    """Draw prompts of every length, each third with the same beginning, which a batch need read only once."""
+    """Draw prompts of every length, each third with a common prefix."""
     rng = random.Random(count)
     common = rng.choices(words, k=18)
     prompts = [rng.choices(words, k=rng.randint(1, LONGEST)) for _ in range(count)]
@@ -253,21 +262,21 @@ def draw_prompts(count: int, words: Sequence[int]) -> list[list[int]]:
 
 
 def first_token(pair: Pair, prompt: Sequence[int], ours: Ids, theirs: Ids) -> Difference:
-    """Find the first token in which two texts differ, and how far apart its logits are."""
-    place = next(place for place, (a, b) in enumerate(zip_longest(ours, theirs)) if a != b)
-    story = f"after {prompt} and {list(theirs[:place])} we write {ours[place:]}, transformers {theirs[place:]}"
-    if place in (len(ours), len(theirs)) or ours[place] in pair.ends:  # it broke off, or did not end
+    """Find the first token that differs, and how far apart its logits are."""
+    index = next(index for index, (a, b) in enumerate(zip_longest(ours, theirs)) if a != b)
+    story = f"after {prompt} and {list(theirs[:index])} we generate {ours[index:]}, transformers {theirs[index:]}"
+    if index in (len(ours), len(theirs)) or ours[index] in pair.ends:  # one is truncated, or did not end
         return Difference(story, math.inf)
-    logits = pair.logits_after(prompt, theirs[:place])
-    one, other = (logits[pair.ends if ids[place] == END else ids[place]].max() for ids in (ours, theirs))
+    logits = pair.logits_after(prompt, theirs[:index])
+    one, other = (logits[pair.ends if ids[index] == END else ids[index]].max() for ids in (ours, theirs))
     return Difference(story, abs(float(one - other)))
 
 
-class Watcher(hf.LogitsProcessor):
-    """Notes what transformers' search chooses from: at each step, the total of every continuation of every beam."""
+class CandidateRecorder(hf.LogitsProcessor):
+    """Records the candidates of transformers' search: at each step, the total of every continuation of every beam."""
 
     def __init__(self, start: int) -> None:
-        self.start = start  # of the new tokens
+        self.start = start  # index of the first new token
         self.steps: list[dict[Ids, float]] = []
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
@@ -283,8 +292,8 @@ class Watcher(hf.LogitsProcessor):
         return scores
 
 
-def considered(tree: Sequence[Node]) -> list[list[Ids]]:
-    """Return what our search chose from, step by step, the likeliest first."""
+def candidates(tree: Sequence[Node]) -> list[list[Ids]]:
+    """Return the candidates of our search, step by step, most probable first."""
     texts: list[Ids] = []
     steps: list[list[Ids]] = []
     for node in tree:
@@ -295,27 +304,27 @@ def considered(tree: Sequence[Node]) -> list[list[Ids]]:
     return steps
 
 
-def first_choice(pair: Pair, prompt: list[int], way: Way, ours: Completion, theirs: Text) -> Difference:
-    """Find where two searches part: in the order of two continuations, in going on, or in the order of results."""
-    story = f"for {prompt}, searching with {way},"
-    watcher = Watcher(pair.start(prompt))
-    pair.ask_theirs(prompt, way, logits_processor=[watcher])
+def first_choice(pair: Pair, prompt: list[int], search: SearchSettings, ours: Completion, theirs: Text) -> Difference:
+    """Find where two searches diverge: in the order of candidates, in stopping, or in the order of results."""
+    story = f"for {prompt}, searching with {search},"
+    recorder = CandidateRecorder(pair.start(prompt))
+    pair.generate_hf(prompt, search, logits_processor=[recorder])
     assert ours.tree is not None
-    steps = considered(ours.tree)
+    steps = candidates(ours.tree)
     finished: list[float] = []
     running = math.nan
-    for step, (totals, ranked) in enumerate(zip(watcher.steps, steps, strict=False), 1):
+    for step, (totals, ranked) in enumerate(zip(recorder.steps, steps, strict=False), 1):
         right = sorted(totals, key=totals.__getitem__, reverse=True)
         for a, b in zip(ranked, right, strict=False):
             if a != b:
                 return Difference(f"{story} we rank {a} before {b}", abs(totals.get(a, -math.inf) - totals[b]))
-        length = step**way.length_penalty
+        length = step**search.length_penalty
         finished += [totals[text] / length for text in right[:BEAMS] if text[-1] in pair.ends]
         running = max(total for text, total in totals.items() if text[-1] not in pair.ends) / length
-    if len(steps) != len(watcher.steps):
-        worst = sorted(finished, reverse=True)[BEAMS - 1 : BEAMS]  # empty: nothing to be as good as
-        gap = abs(running - worst[0]) if worst and not way.early_stopping else math.inf
-        return Difference(f"{story} we take {len(steps)} steps, transformers {len(watcher.steps)}", gap)
+    if len(steps) != len(recorder.steps):
+        worst = sorted(finished, reverse=True)[BEAMS - 1 : BEAMS]  # empty if too few finished
+        gap = abs(running - worst[0]) if worst and not search.early_stopping else math.inf
+        return Difference(f"{story} we take {len(steps)} steps, transformers {len(recorder.steps)}", gap)
     assert ours.score is not None
     assert theirs.score is not None
     story += f" we place {ours.ids} at {ours.score} where transformers has {theirs.ids} at {theirs.score}"
@@ -327,8 +336,8 @@ def test_greedy(pair: Pair, record_property: Callable[[str, object], None]) -> N
     check_greedy(pair, ours, record_property)
 
 
-def test_greedy_while_prompts_are_read_in_parts(pair: Pair, record_property: Callable[[str, object], None]) -> None:
-    """Layers with a window have no room for a whole text here, but use their slots in turn."""
+def test_greedy_with_chunked_prefill(pair: Pair, record_property: Callable[[str, object], None]) -> None:
+    """Sliding-window layers use ring buffers here."""
     engine = gh.Engine(pair.ours, slots=8, max_len=LONGEST + NEW, source_len=LONGEST, prefill_chunk=5)
     requests = [engine.submit(prompt, max_new_tokens=NEW) for prompt in pair.prompts]
     engine.run()
@@ -341,20 +350,22 @@ def check_greedy(pair: Pair, ours: list[Completion], record_property: Callable[[
         if one.ids == theirs.ids:
             pair.check_logprobs(one, theirs)
         else:
-            ties.append(pair.settle(first_token(pair, prompt, one.ids, theirs.ids)))
+            ties.append(pair.check_tie(first_token(pair, prompt, one.ids, theirs.ids)))
     assert 0 < sum(END in theirs.ids for theirs in pair.greedy) < len(ours)
     report(pair, len(ours), ties, record_property)
 
 
-@pytest.mark.parametrize("turn", range(len(WAYS)), ids=[f"penalty {a}, early {b}" for a, b in WAYS])
+@pytest.mark.parametrize(
+    "turn", range(len(SEARCH_SETTINGS)), ids=[f"penalty {a}, early {b}" for a, b in SEARCH_SETTINGS]
+)
 def test_beams(pair: Pair, turn: int, record_property: Callable[[str, object], None]) -> None:
-    way, prompts = WAYS[turn], pair.prompts[turn :: len(WAYS)]
+    search, prompts = SEARCH_SETTINGS[turn], pair.prompts[turn :: len(SEARCH_SETTINGS)]
     ties = []
-    for prompt, found in zip(prompts, pair.search_ours(prompts, way), strict=True):
-        for one, other in zip(found, pair.ask_theirs(prompt, way), strict=True):
+    for prompt, found in zip(prompts, pair.search_ours(prompts, search), strict=True):
+        for one, other in zip(found, pair.generate_hf(prompt, search), strict=True):
             text = Text.of(one)
             if text.ids != other.ids:
-                ties.append(pair.settle(first_choice(pair, prompt, way, one, other)))
+                ties.append(pair.check_tie(first_choice(pair, prompt, search, one, other)))
                 break
             pair.check_logprobs(text, other)
             pair.check_score(text, other)
@@ -362,7 +373,7 @@ def test_beams(pair: Pair, turn: int, record_property: Callable[[str, object], N
 
 
 def report(pair: Pair, texts: int, ties: list[str], record_property: Callable[[str, object], None]) -> None:
-    """Leave what the summary says at the end. In float64 there are no ties."""
+    """Record the properties for the summary. In float64 there are no ties."""
     record_property("texts", texts)
     record_property("ties", ties)
     assert not ties or pair.dtype != torch.float64, ties

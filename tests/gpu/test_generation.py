@@ -1,4 +1,4 @@
-"""Generation where it runs as captured graphs, with a kernel that reads what a cache holds and no more."""
+"""Generation with CUDA graphs and the decode attention kernel."""
 
 from __future__ import annotations
 
@@ -17,39 +17,41 @@ pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a C
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(
-    ("batch", "heads", "kv_heads", "queries", "width", "room"),
+    ("batch", "heads", "kv_heads", "queries", "width", "capacity"),
     [(1, 8, 2, 1, 64, 700), (3, 4, 1, 3, 24, 70), (64, 32, 8, 1, 64, 384), (2, 4, 4, 16, 128, 130)],
 )
-def test_the_kernel_equals_attention_over_a_drawn_mask(
-    batch: int, heads: int, kv_heads: int, queries: int, width: int, room: int, dtype: torch.dtype
+def test_decode_attention_equals_attention_with_a_dense_mask(
+    batch: int, heads: int, kv_heads: int, queries: int, width: int, capacity: int, dtype: torch.dtype
 ) -> None:
     q = torch.randn(batch, heads, queries, width, device="cuda", dtype=dtype)
-    k, v = torch.randn(2, batch + 2, kv_heads, room + 1, width, device="cuda", dtype=dtype)[..., 1:, :]
+    k, v = torch.randn(2, batch + 2, kv_heads, capacity + 1, width, device="cuda", dtype=dtype)[..., 1:, :]
     rows = torch.randperm(batch + 2, device="cuda")[:batch]
-    seen = torch.randint(1, room - queries, (batch, 1), device="cuda") + torch.arange(queries, device="cuda")
-    mask = (torch.arange(room, device="cuda") < seen[..., None])[:, None]
+    key_counts = torch.randint(1, capacity - queries, (batch, 1), device="cuda") + torch.arange(
+        queries, device="cuda"
+    )
+    mask = (torch.arange(capacity, device="cuda") < key_counts[..., None])[:, None]
     exact = F.scaled_dot_product_attention(
         *(x.double() for x in (q, k[rows], v[rows])), attn_mask=mask, scale=0.2, enable_gqa=True
     )
-    result = decode_attention.attend(q, k, v, seen, rows, 0.2)
+    result = decode_attention.attend(q, k, v, key_counts, rows, 0.2)
     # A result is a mean of values. In float32 it is summed within each block and over the blocks, one rounding for
     # each; in bfloat16 weights and result are rounded to that, and sums need not be counted.
-    roundings = decode_attention.BLOCK + room // decode_attention.BLOCK if dtype == torch.float32 else 2
+    roundings = decode_attention.BLOCK + capacity // decode_attention.BLOCK if dtype == torch.float32 else 2
     assert (result - exact).abs().max() <= roundings * torch.finfo(dtype).eps / 2 * v.abs().max()
-    if queries == 1:  # the same as one row of tokens, each with a row of keys of its own
-        flat = decode_attention.attend(q.permute(2, 1, 0, 3), k, v, seen.T, rows[None], 0.2)
+    if queries == 1:  # the same as one packed row of tokens, each with its own cache row
+        flat = decode_attention.attend(q.permute(2, 1, 0, 3), k, v, key_counts.T, rows[None], 0.2)
         assert flat.permute(2, 1, 0, 3).equal(result)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_logits_read_in_parts_tell_what_torch_tells(dtype: torch.dtype) -> None:
-    logits = (3 * torch.randn(5, 12_288, device="cuda")).to(dtype)  # three whole parts
-    logits[1, 123] = logits[1, 7000] = 50.0  # the first of equals
+def test_logits_kernels_equal_torch(dtype: torch.dtype) -> None:
+    logits = (3 * torch.randn(5, 12_288, device="cuda")).to(dtype)  # three full blocks
+    logits[1, 123] = logits[1, 7000] = 50.0  # the first on ties
     logits[2] = -torch.inf
     logits[3, :5000] = -torch.inf
     best = argmax(logits)
     assert best.tolist() == [int(row.argmax()) for row in logits.cpu()]
-    assert 0 <= int(argmax(torch.full_like(logits, torch.nan)).max()) < 12_288  # any id, but one
+    assert 0 <= int(argmax(torch.full_like(logits, torch.nan)).max()) < 12_288  # any valid id
     picked = torch.tensor([0, 123, 5, 9000, 10_000], device="cuda")
     expected = logits.double().log_softmax(-1).gather(-1, picked[:, None])[:, 0]
     result = token_logprobs(logits, picked)
@@ -69,30 +71,30 @@ def test_logits_read_in_parts_tell_what_torch_tells(dtype: torch.dtype) -> None:
     ],
 )
 @pytest.mark.parametrize("compiled", [False, True])
-def test_a_graph_writes_what_the_model_would(settings: dict[str, object], compiled: bool) -> None:
+def test_cuda_graphs_generate_what_the_model_would(settings: dict[str, object], compiled: bool) -> None:
     if compiled and settings:
         pytest.skip("one is enough: compiling takes long")
     torch.manual_seed(3)
     random.seed(3)
-    # Wide first values: two logits are then rarely closer than float32 can tell.
+    # Wide initial weights: two logits are then rarely closer than float32 can tell.
     spec = gh.preset("tiny-decoder", max_len=96, init={"kind": "normal", "std": 0.3}, end_ids=(7,), **settings)
     model = gh.build(spec, device="cuda").eval()
     prompts = [[random.randrange(256) for _ in range(random.randint(1, 40))] for _ in range(24)]
     engine = gh.Engine(model, slots=6, max_len=96, prefill_chunk=16, compile=compiled)
     requests = [engine.submit(prompt, max_new_tokens=5 + i % 20) for i, prompt in enumerate(prompts)]
     engine.run()
-    graphs = engine._passes._graphs
+    graphs = engine._runner._graphs
     assert graphs is not None
-    rode = any(key[0] == "ride" for key in graphs._captured)
-    assert rode == model.stack.supports_mixed_prefill(model.token_embedding.table.weight)
+    mixed = any(key[0] == "mixed" for key in graphs._captured)
+    assert mixed == model.stack.supports_mixed_prefill(model.token_embedding.table.weight)
     for prompt, request in zip(prompts, requests, strict=True):
-        if not request.ids:  # ended at once
+        if not request.ids:  # ended at the first token
             continue
         ids = torch.tensor([prompt + request.ids], device="cuda")
         with torch.no_grad():
             logits = model(ids)[0, len(prompt) - 1 : -1].double()
         chosen = logits.gather(1, ids[0, len(prompt) :, None])[:, 0]
-        # The token that was written is the likeliest, or as likely as rounding can tell.
+        # The generated token is the most probable, or equal up to rounding.
         assert (logits.amax(1) - chosen).max() < 1e-3
         assert torch.tensor(request.logprobs).allclose(
             logits.log_softmax(-1).gather(1, ids[0, len(prompt) :, None])[:, 0].float().cpu(), atol=1e-3
@@ -100,7 +102,7 @@ def test_a_graph_writes_what_the_model_would(settings: dict[str, object], compil
         assert request.finish_reason == "stop" or len(request.ids) == request.limit
 
 
-def test_sampling_on_a_gpu_gives_the_tokens_of_the_cpu() -> None:
+def test_sampling_on_a_gpu_equals_the_cpu() -> None:
     torch.manual_seed(4)
     spec = gh.preset("tiny-decoder", init={"kind": "normal", "std": 0.2})
     model = gh.build(spec, dtype=torch.float64).eval()

@@ -1,4 +1,4 @@
-"""Looking inside on a GPU: the same figures as on a CPU, beside compiled code, block masks and captured graphs."""
+"""Inspection on a GPU: the same values as on a CPU, with compiled code, block masks and CUDA graphs."""
 
 from __future__ import annotations
 
@@ -30,23 +30,23 @@ def close(a: Tensor, b: Tensor, tolerance: float) -> None:
     assert (a - b).norm() <= tolerance * b.norm()
 
 
-@pytest.mark.parametrize("told", ["nothing", "lengths", "documents"])
+@pytest.mark.parametrize("arguments", ["nothing", "lengths", "documents"])
 @pytest.mark.parametrize("settings", [{}, {"windows": (64, 0)}, {"position": "alibi"}], ids=str)
 @torch.no_grad()
-def test_every_site_is_what_a_cpu_sees_in_float64(settings: dict[str, object], told: str) -> None:
+def test_every_site_equals_the_cpu_in_float64(settings: dict[str, object], arguments: str) -> None:
     model, ids = make(**settings), draw(2, 200)
     call = {
         "nothing": {},
         "lengths": {"lengths": torch.tensor([200, 150], device=GPU)},
         "documents": {"documents": (torch.arange(200, device=GPU) // 70).expand(2, 200)},
-    }[told]
+    }[arguments]
     with gh.record(model, "*") as seen:
         model(ids, **call)
     exact = gh.build(model.spec, dtype=torch.float64).eval()
     exact.load_state_dict(model.state_dict())
     with gh.record(exact, "*") as expected:
         exact(ids.cpu(), **{name: value.cpu() for name, value in call.items()})
-    real = slice(0, 150 if told == "lengths" else 200)
+    real = slice(0, 150 if arguments == "lengths" else 200)
     for name, value in seen.items():
         assert value.is_cuda
         at = (1, slice(None), real) if value.dim() == 4 else (1, real)
@@ -54,19 +54,19 @@ def test_every_site_is_what_a_cpu_sees_in_float64(settings: dict[str, object], t
 
 
 @torch.no_grad()
-def test_bfloat16_patterns_are_those_of_the_kernel() -> None:
+def test_bfloat16_patterns_equal_the_kernel() -> None:
     model, ids = make().bfloat16(), draw(2, 300)
     with gh.record(model, "pattern.*", "v.*", "z.*") as seen:
         model(ids)
     for layer in range(2):
         pattern, v, z = (seen[f"{name}.{layer}"] for name in ("pattern", "v", "z"))
         assert pattern.dtype == torch.float32
-        gathered = pattern @ v.repeat_interleave(2, 1).float()
-        close(gathered, z, 1e-2)  # z and the weights are rounded to eight bits
+        attended = pattern @ v.repeat_interleave(2, 1).float()
+        close(attended, z, 1e-2)  # z and the weights are rounded to eight bits
 
 
 @torch.no_grad()
-def test_a_compiled_model_is_looked_into_and_runs_on_compiled() -> None:
+def test_compiled_model_can_be_recorded_and_stays_compiled() -> None:
     torch.compiler.reset()
     model, ids = make(), draw(2, 64)
     compiled = torch.compile(model)
@@ -80,7 +80,7 @@ def test_a_compiled_model_is_looked_into_and_runs_on_compiled() -> None:
 
 
 @torch.no_grad()
-def test_block_masks_stay_in_blocks_while_someone_looks() -> None:
+def test_recording_does_not_materialise_block_masks() -> None:
     """Sixteen heads of 8,192 x 8,192 scores would be 4 GiB."""
     model = make(n_heads=16, n_kv_heads=16, d_model=256, n_layers=1, max_len=8192)
     ids, documents = draw(1, 8192), (torch.arange(8192, device=GPU) // 3000)[None]
@@ -96,7 +96,7 @@ def test_block_masks_stay_in_blocks_while_someone_looks() -> None:
 
 
 @torch.no_grad()
-def test_generation_records_and_is_edited() -> None:
+def test_generation_with_recording_and_edits() -> None:
     model = make()
     prompts = [draw(1, n)[0].tolist() for n in (3, 40, 17)]
     plain = gh.generate(model, None, prompts, max_new_tokens=12)
@@ -109,8 +109,8 @@ def test_generation_records_and_is_edited() -> None:
             close(two.recording[name], expected[name][0], 1e-4)
         assert len(one.ids) == len(two.ids)
     with gh.edit(model, {"z.1": gh.ablate_head(0, 1), "pattern.0": gh.ablate_head(2)}):
-        written = gh.generate(model, None, prompts, max_new_tokens=12)
-        for prompt, one in zip(prompts, written, strict=True):
+        edited = gh.generate(model, None, prompts, max_new_tokens=12)
+        for prompt, one in zip(prompts, edited, strict=True):
             ids = torch.tensor([prompt + one.ids[:-1]], device=GPU)
             logits = model(ids)[0, len(prompt) - 1 :].log_softmax(-1)
             chosen = logits.gather(1, torch.tensor(one.ids, device=GPU)[:, None])
@@ -120,7 +120,7 @@ def test_generation_records_and_is_edited() -> None:
 
 @pytest.mark.parametrize("name", ["z.0", "pattern.0"])
 @torch.no_grad()
-def test_recording_around_captured_graphs_is_refused_with_a_sentence(name: str) -> None:
+def test_recording_around_cuda_graphs_raises(name: str) -> None:
     model = make()
     with pytest.raises(gh.InputError, match="give its name to generate as record"), gh.record(model, name):
         gh.generate(model, None, [[1, 2, 3]], max_new_tokens=8)

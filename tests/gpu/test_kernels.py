@@ -1,4 +1,4 @@
-"""What only a GPU shows: its kernels, masks in blocks that are never drawn, a cached step captured as a graph.
+"""What only a GPU shows: its kernels, block masks, and cached decode steps as CUDA graphs.
 
 Run by `make gpu` on a machine that has one; `make test` leaves this folder out.
 """
@@ -23,7 +23,7 @@ GPU = torch.device("cuda")
 @pytest.mark.parametrize("groups", [1, 4])
 @pytest.mark.parametrize("length", [1, 5, 64, 200])
 def test_fused_equals_explicit_on_random_masks(length: int, groups: int, biased: bool, dtype: torch.dtype) -> None:
-    """Rows that see nothing are among them: 0, and no NaN in the gradients either."""
+    """Fully masked queries are among them: 0, and no NaN in the gradients either."""
     torch.manual_seed(0)
     q = torch.randn(2, 4, length, 32, device=GPU)
     k, v = torch.randn(2, 2, 4 // groups, length, 32, device=GPU)
@@ -68,13 +68,13 @@ def packed(length: int) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def results(
-    model: torch.nn.Module, run: torch.nn.Module, ids: Tensor, lengths: Tensor, **told: Tensor
+    model: torch.nn.Module, run: torch.nn.Module, ids: Tensor, lengths: Tensor, **arguments: Tensor
 ) -> list[Tensor]:
     """Return the logits of real tokens and the gradient of every parameter."""
     both = isinstance(model, Seq2Seq)
     if both:
-        told |= {f"target_{name}": value for name, value in told.items()} | {"target_lengths": lengths}
-    out = run(*([ids, ids] if both else [ids]), lengths=lengths, **told)
+        arguments |= {f"target_{name}": value for name, value in arguments.items()} | {"target_lengths": lengths}
+    out = run(*([ids, ids] if both else [ids]), lengths=lengths, **arguments)
     out = out[torch.arange(ids.shape[1], device=GPU) < lengths[:, None]]
     return [out.detach(), *torch.autograd.grad(out.square().mean(), list(model.parameters()))]
 
@@ -90,24 +90,24 @@ def results(
     ],
 )
 @pytest.mark.parametrize("length", [7, 127, 128, 700])
-def test_blocks_equal_a_drawn_mask(
+def test_block_masks_equal_dense_masks(
     monkeypatch: pytest.MonkeyPatch, name: str, windows: tuple[int, ...], documents: bool, compiled: bool, length: int
 ) -> None:
     torch.compiler.reset()
     model = make(name, length, windows=windows)
     ids, numbers, lengths = packed(length)
-    told = {"documents": numbers} if documents else {}
-    blocks = results(model, torch.compile(model, fullgraph=True) if compiled else model, ids, lengths, **told)
+    arguments = {"documents": numbers} if documents else {}
+    blocks = results(model, torch.compile(model, fullgraph=True) if compiled else model, ids, lengths, **arguments)
     monkeypatch.setattr(Stack, "supports_flex", lambda self, dtype: False)
-    dense = results(model, model, ids, lengths, **told)
+    dense = results(model, model, ids, lengths, **arguments)
     for a, b in zip(blocks, dense, strict=True):
         # float32 throughout, sums in another order over up to 700 keys and 2100 tokens.
         assert (a - b).norm() <= 1e-4 * b.norm()
 
 
 @pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
-def test_no_square_of_the_length_is_allocated(compiled: bool) -> None:
-    """At 32,768 tokens a drawn mask takes 1 GiB in its smallest form; the whole pass stays far below."""
+def test_no_quadratic_memory(compiled: bool) -> None:
+    """At 32,768 tokens a dense mask takes 1 GiB in its smallest form; the whole pass stays far below."""
     torch.compiler.reset()
     length = 32_768
     model = make("llama-small", length, windows=(256, 0))
@@ -126,7 +126,7 @@ def test_no_square_of_the_length_is_allocated(compiled: bool) -> None:
 
 @torch.no_grad()
 def test_many_models_share_one_compiled_kernel() -> None:
-    """Torch compiles a function eight times, then runs it uncompiled, scores written out: not here, for 12 models."""
+    """Torch stops recompiling a function after eight times and runs it eagerly: not here, for 12 models."""
     torch.compiler.reset()
     length = 8192
     grown = []
@@ -141,7 +141,7 @@ def test_many_models_share_one_compiled_kernel() -> None:
     assert max(grown) < 4 * length * length  # one head's scores
 
 
-def test_rows_without_anything_real_are_harmless_in_half_precision() -> None:
+def test_rows_of_padding_only_in_half_precision() -> None:
     model = make("llama-small", 64).bfloat16()
     ids = torch.randint(0, 100, (2, 40), device=GPU)
     mask = torch.ones(2, 40, dtype=torch.bool, device=GPU)
@@ -153,7 +153,7 @@ def test_rows_without_anything_real_are_harmless_in_half_precision() -> None:
 
 
 @torch.no_grad()
-def test_cached_is_uncached_when_compiled_with_graphs() -> None:
+def test_cached_equals_uncached_when_compiled_with_cuda_graphs() -> None:
     """The cache's addresses and shapes never change, so a step can be captured once and replayed."""
     torch.compiler.reset()
     model = make("llama-small", 64, windows=(8, 0)).eval()

@@ -329,7 +329,7 @@ def test_training_a_loaded_model_leaves_the_file_alone(tmp_path: Path) -> None:
 
 def test_a_folder_with_other_things_in_it_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "thesis.txt").write_text("two years of work")
-    with pytest.raises(gh.StoreError, match=r"holds 'thesis.txt', which would be lost"):
+    with pytest.raises(gh.StoreError, match=r"contains 'thesis.txt', which would be lost"):
         gh.save(tiny(), None, tmp_path)
     assert (tmp_path / "thesis.txt").read_text() == "two years of work"
 
@@ -453,7 +453,7 @@ def test_a_file_or_the_folder_one_stands_in_is_not_replaced(tmp_path: Path, monk
     assert (tmp_path / "notes").read_text() == "kept"
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
-    with pytest.raises(gh.StoreError, match="the folder you stand in"):
+    with pytest.raises(gh.StoreError, match="the current folder"):
         gh.save(tiny(), None, ".")
 
 

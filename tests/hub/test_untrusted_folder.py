@@ -387,7 +387,7 @@ EITHER = f"{CONFIG}|{WEIGHTS}"  # where the two do not fit together
 BIAS, MATRIX = "transformer.ln_f.bias", "transformer.h.0.attn.c_attn.weight"
 MASK = "transformer.h.0.attn.masked_bias"  # of old files, and read by nothing: room to fool a count of numbers
 QUERY, KEY = "model.layers.0.self_attn.q_proj.weight", "model.layers.0.self_attn.k_proj.weight"
-UNSOUND = "not a sound safetensors file"
+UNSOUND = "not a valid safetensors file"
 
 JSON = {
     "empty": (write(CONFIG, ""), "not valid JSON"),

@@ -151,7 +151,7 @@ def slowly(model: Any, call: tuple[Tensor, ...], b: int, i: int, token: int) -> 
         linear, activation, norm = model.head.transform
         x = linear(x)
         x = held(norm, x * (activation(x) / x).nan_to_num().detach())
-    logit = x @ model.head.matrix(model.token_embedding.table.weight)[token] * model.head.scale
+    logit = x @ model.head.unembedding(model.token_embedding.table.weight)[token] * model.head.scale
     if model.head.bias is not None:
         logit = logit + model.head.bias[token]
     return logit.detach(), dict(zip(factors, torch.autograd.grad(logit, list(factors.values())), strict=True))

@@ -223,7 +223,7 @@ def test_generation_refuses_edits_that_go_by_position() -> None:
     for edits in ({"resid_post.0[position=-1]": 0.0}, {"z.0": mean_ablate()}, {"z.0": gh.ablate_head(1, to="mean")}):
         with (
             gh.edit(model, edits),
-            pytest.raises(gh.InputError, match="goes by rows or positions, which come one by"),
+            pytest.raises(gh.InputError, match="depends on rows or positions, which change"),
         ):
             gh.generate(model, None, [[1, 2, 3]], max_new_tokens=2)
     with gh.edit(model, {"z.0[head=1]": 0.0}):

@@ -1,4 +1,4 @@
-"""The kernels: fused and explicit agree on any mask, and both with attention written as loops."""
+"""Fused and explicit attention agree on any mask, and with attention written as loops."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def by_hand(q: Tensor, k: Tensor, v: Tensor, seen: Tensor, scale: float, bias: T
 
 @st.composite
 def cases(draw: st.DrawFn) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Draw q, k, v with any number of groups and a mask in which rows may be empty."""
+    """Draw q, k, v with any number of groups and a mask that may hide every key of a query."""
     torch.manual_seed(draw(st.integers(0, 10_000)))
     n_kv_heads, group = draw(st.sampled_from([1, 2, 3])), draw(st.sampled_from([1, 2]))
     n_queries, n_keys = draw(st.integers(1, 9)), draw(st.integers(1, 9))
@@ -64,7 +64,7 @@ def test_fused_and_explicit_equal_loops_on_random_masks(case: tuple[Tensor, ...]
 
 @settings(max_examples=60, derandomize=True, deadline=None)
 @given(st.integers(1, 20), st.booleans(), st.sampled_from([torch.float32, torch.float64]))
-def test_kernels_agree_on_gradients_without_a_drawn_mask(length: int, causal: bool, dtype: torch.dtype) -> None:
+def test_kernels_agree_on_gradients_without_a_dense_mask(length: int, causal: bool, dtype: torch.dtype) -> None:
     torch.manual_seed(length)
     results = []
     inputs = torch.randn(3, 2, 4, length, 8, dtype=dtype)
@@ -77,7 +77,7 @@ def test_kernels_agree_on_gradients_without_a_drawn_mask(length: int, causal: bo
         assert (a - b).abs().max() <= tolerance * max(1.0, float(b.abs().max()))
 
 
-def test_explicit_takes_a_soft_cap_before_the_mask() -> None:
+def test_explicit_applies_the_soft_cap_before_the_mask() -> None:
     q, k = torch.tensor([[[[3.0]]]]), torch.tensor([[[[1.0], [-2.0], [5.0]]]])
     scores = Explicit(2.0, 0.0, softcap=4.0).scores(q, k, Mask(dense=torch.tensor([True, True, False])))
     expected = [4 * math.tanh(6 / 4), 4 * math.tanh(-12 / 4), -math.inf]
@@ -99,8 +99,8 @@ def test_dropout_drops_whole_weights_in_training_only() -> None:
 
 @settings(max_examples=200, derandomize=True, deadline=None)
 @given(st.data())
-def test_masks_say_what_the_words_say(data: st.DataObject) -> None:
-    """Causal, window, padding, documents and prefix mixed freely, against the rule in plain words, pair by pair."""
+def test_masks_equal_the_definition_pair_by_pair(data: st.DataObject) -> None:
+    """Any mix of causal mask, window, padding, documents and prefix, compared with the definition."""
     length, batch = data.draw(st.integers(1, 8)), 2
     draw_row = st.lists(st.integers(0, 1), min_size=length, max_size=length)
     causal, window = data.draw(st.booleans()), data.draw(st.sampled_from([0, 1, 2, 5]))
@@ -116,12 +116,12 @@ def test_masks_say_what_the_words_say(data: st.DataObject) -> None:
 
     layout = make_layout(torch.zeros(batch, length), mask=real, documents=documents, prefix_lengths=prefix)
     mask = make_mask(layout, layout, causal=causal, dtype=torch.float32, window=window)
-    drawn = torch.ones(length, length, dtype=torch.bool)
+    dense = torch.ones(length, length, dtype=torch.bool)
     if mask.causal:
-        drawn = drawn.tril()
+        dense = dense.tril()
     if mask.dense is not None:
-        drawn = mask.dense
-    drawn = drawn.expand(batch, 1, length, length)[:, 0]
+        dense = mask.dense
+    dense = dense.expand(batch, 1, length, length)[:, 0]
 
     for b in range(batch):
         position, count = [], {}
@@ -132,7 +132,9 @@ def test_masks_say_what_the_words_say(data: st.DataObject) -> None:
         for i in range(length):
             for j in range(length):
                 if real is not None and not (real[b, i] and real[b, j]):
-                    assert real[b, j] or not drawn[b, i, j]  # padding is never seen; what it sees is no one's concern
+                    assert (
+                        real[b, j] or not dense[b, i, j]
+                    )  # padding is never attended to; what it attends to does not matter
                     continue
                 both_in_prefix = prefix is not None and max(position[i], position[j]) < prefix[b]
                 expected = (
@@ -140,11 +142,11 @@ def test_masks_say_what_the_words_say(data: st.DataObject) -> None:
                     and (window == 0 or abs(position[i] - position[j]) < window)
                     and (documents is None or documents[b, i] == documents[b, j])
                 )
-                assert bool(drawn[b, i, j]) == expected, (b, i, j)
+                assert bool(dense[b, i, j]) == expected, (b, i, j)
 
 
-def test_plain_masks_are_not_drawn() -> None:
-    """The fast paths of the kernels are taken whenever nothing else is asked."""
+def test_simple_masks_are_not_materialised() -> None:
+    """The fast paths of the kernels are used whenever possible."""
 
     def make(queries: Layout, keys: Layout, causal: bool, window: int = 0) -> Mask:
         return make_mask(queries, keys, causal=causal, dtype=torch.float32, window=window)
@@ -159,7 +161,7 @@ def test_plain_masks_are_not_drawn() -> None:
     assert make(row, Layout(torch.arange(9)[None]), causal=True).dense is not None
 
 
-def test_a_last_query_sees_all_and_needs_no_mask() -> None:
+def test_last_query_needs_no_mask() -> None:
     def make(positions: list[int], n_keys: int, window: int = 0, bias: Tensor | None = None) -> Tensor | None:
         queries = Layout(torch.tensor(positions)[:, None])
         keys = Layout(torch.arange(n_keys)[None], ordered=True)
@@ -177,11 +179,11 @@ def test_a_last_query_sees_all_and_needs_no_mask() -> None:
     assert windowed[0, 0, 0].tolist() == [-math.inf] * 3 + [0.0, 0.0]
 
 
-def test_explicit_takes_a_mask_in_blocks_too() -> None:
+def test_explicit_supports_block_masks() -> None:
     torch.manual_seed(0)
     q, k, v = torch.randn(3, 2, 2, 10, 4, dtype=torch.float64)
     blocks = create_block_mask(lambda b, h, i, j: (j <= i) & (j >= b), 2, None, 10, 10, device="cpu")
-    place = torch.arange(10)
-    dense = (place <= place[:, None]) & (place >= torch.arange(2)[:, None, None])
+    index = torch.arange(10)
+    dense = (index <= index[:, None]) & (index >= torch.arange(2)[:, None, None])
     kernel = Explicit(0.5, 0.0)
     assert torch.equal(kernel(q, k, v, Mask(block_mask=blocks)), kernel(q, k, v, Mask(dense=dense[:, None])))

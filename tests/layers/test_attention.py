@@ -1,4 +1,4 @@
-"""What a spec adds to attention: norms on queries and keys, another scale, a soft-cap, a window a layer."""
+"""Attention settings of a spec: QK norm, scale, soft-cap, and sliding windows per layer."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from glasshouse.layers.attend import Explicit, Fused
 from glasshouse.layers.attention import Attention
 
 
-def received(**settings: object) -> tuple[Attention, Tensor, tuple[Tensor, ...]]:
-    """Run a model and return its last attention, what went in, and what its kernel received."""
+def run_attention(**settings: object) -> tuple[Attention, Tensor, tuple[Tensor, ...]]:
+    """Run a model and return its last attention layer, its input, and the inputs of its kernel."""
     torch.manual_seed(0)
     model = gh.build(
         gh.preset("tiny-decoder", init="normal", position="none", **settings), dtype=torch.float64
@@ -20,16 +20,16 @@ def received(**settings: object) -> tuple[Attention, Tensor, tuple[Tensor, ...]]
     for name, weight in model.named_parameters():
         if "norm" in name:
             torch.nn.init.normal_(weight, mean=1)
-    seen: dict[str, tuple[Tensor, ...]] = {}
+    inputs: dict[str, tuple[Tensor, ...]] = {}
     attention = model.stack.blocks[-1].attention.layer
-    attention.register_forward_pre_hook(lambda _, args: seen.update(x=args))
-    attention.attend.register_forward_pre_hook(lambda _, args: seen.update(qkv=args))
+    attention.register_forward_pre_hook(lambda _, args: inputs.update(x=args))
+    attention.attend.register_forward_pre_hook(lambda _, args: inputs.update(qkv=args))
     model(torch.randint(0, 256, (2, 6)))
-    return attention, seen["x"][0], seen["qkv"]
+    return attention, inputs["x"][0], inputs["qkv"]
 
 
-def test_queries_and_keys_are_normalised_head_by_head() -> None:
-    attention, x, (q, k, v, _) = received(qk_norm=True, norm="rms")
+def test_qk_norm_is_per_head() -> None:
+    attention, x, (q, k, v, _) = run_attention(qk_norm=True, norm="rms")
     parts = [x @ project.weight.T for project in (attention.query, attention.key, attention.value)]
     for result, part, norm in zip((q, k), parts, (attention.q_norm, attention.k_norm), strict=False):
         heads = part.view(2, 6, -1, attention.d_head).transpose(1, 2)
@@ -39,14 +39,14 @@ def test_queries_and_keys_are_normalised_head_by_head() -> None:
 
 
 @pytest.mark.parametrize(("given", "scale"), [(None, 16**-0.5), (1.0, 1.0)])
-def test_the_scale_is_the_specs(given: float | None, scale: float) -> None:
-    attention, _, _ = received(attention_scale=given)
+def test_attention_scale(given: float | None, scale: float) -> None:
+    attention, _, _ = run_attention(attention_scale=given)
     assert isinstance(attention.attend, Fused)
     assert attention.attend.scale == scale
 
 
-def test_a_soft_cap_reaches_the_kernel() -> None:
-    attention, _, _ = received(attention_softcap=3.0)
+def test_soft_cap() -> None:
+    attention, _, _ = run_attention(attention_softcap=3.0)
     assert isinstance(attention.attend, Explicit)
     assert attention.attend.softcap == 3.0
 
@@ -57,9 +57,9 @@ def test_windows_repeat_over_the_layers() -> None:
     assert [block.attention.layer.window for block in model.stack.blocks] == [3, 0, 3, 0, 3]
 
 
-def test_a_window_hides_what_is_too_far() -> None:
-    """With one layer and a window of 3, a token three back cannot be felt; through two layers it can."""
-    for n_layers, felt in ((1, 3), (2, 5)):
+def test_sliding_window_limits_the_receptive_field() -> None:
+    """With one layer and a window of 3, a change three tokens back has no effect; through two layers it has."""
+    for n_layers, reach in ((1, 3), (2, 5)):
         torch.manual_seed(0)
         s = gh.preset("tiny-decoder", init="normal", n_layers=n_layers, windows=[3])
         model = gh.build(s, dtype=torch.float64).eval()
@@ -67,4 +67,4 @@ def test_a_window_hides_what_is_too_far() -> None:
         changed = ids.clone()
         changed[0, 2] += 1
         moved = (model(changed % 256) - model(ids)).abs().amax(-1)[0] > 0
-        assert moved.tolist() == [2 <= i < 2 + felt for i in range(10)]
+        assert moved.tolist() == [2 <= i < 2 + reach for i in range(10)]

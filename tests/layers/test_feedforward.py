@@ -1,4 +1,4 @@
-"""Feed-forward layers against the formulas, number by number."""
+"""Feed-forward layers compared with their formulas, number by number."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""LoRA by hand, against torch's first values, and over specs of every kind: nothing at first, the same when folded.
+"""LoRA by hand, its initialisation, and over specs of every kind: no effect at first, the same when merged.
 
-Models run in float64: rounding is 1e-16 of the largest entry, a few dozen operations deep, and 1e-10 leaves room for
-that and nothing else.
+Models run in float64: rounding is 1e-16 of the largest entry, a few dozen operations deep, and 1e-10 leaves margin
+for that and nothing else.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from glasshouse.models import Model, Seq2Seq
 
 
 def make(s: spec.Spec) -> Model:
-    """Build a model far from its first values, so that no block is close to the identity."""
+    """Build a model with random weights, so that no block is close to the identity."""
     model = gh.build(s, dtype=torch.float64).eval()
     with torch.no_grad():
         for weight in model.parameters():
@@ -39,14 +39,14 @@ def tiny(kind: str = "tiny-decoder") -> Model:
 
 
 def randomise(model: nn.Module) -> None:
-    """Move the maps up away from zero, as training does."""
+    """Move lora_b away from zero, as training does."""
     for name, tensor in lora.adapter_state_dict(model).items():
-        if name.endswith(".up"):
+        if name.endswith(".lora_b"):
             tensor.normal_(std=0.3)
 
 
 @torch.no_grad()
-def answer(model: Model) -> Tensor:
+def logits_of(model: Model) -> Tensor:
     ids = torch.arange(14).view(2, 7) * 5 % VOCABULARY
     return model(ids, ids) if isinstance(model, Seq2Seq) else model(ids)
 
@@ -59,15 +59,15 @@ def test_by_hand() -> None:
         base.bias.copy_(torch.tensor([10.0, 20.0]))
         layer.lora_a.copy_(torch.tensor([[1.0, -1.0]]))
         layer.lora_b.copy_(torch.tensor([[2.0], [0.5]]))
-    # The frozen map gives 5 + 2 + 10 and 15 + 4 + 20; the thin one 5 - 1 = 4, times 2 and 0.5, times 3 / 1.
+    # The base layer gives 5 + 2 + 10 and 15 + 4 + 20; the adapter 5 - 1 = 4, times 2 and 0.5, times 3 / 1.
     assert layer(torch.tensor([5.0, 1.0])).tolist() == [17 + 24, 39 + 6]
-    folded = layer.merged()
-    assert folded is base
-    assert folded.weight.tolist() == [[1 + 6, 2 - 6], [3 + 1.5, 4 - 1.5]]
-    assert folded.bias.tolist() == [10, 20]
+    merged = layer.merged()
+    assert merged is base
+    assert merged.weight.tolist() == [[1 + 6, 2 - 6], [3 + 1.5, 4 - 1.5]]
+    assert merged.bias.tolist() == [10, 20]
 
 
-def test_first_values_are_those_of_a_linear_map_of_torch_and_zero() -> None:
+def test_initial_weights_are_those_of_nn_linear_and_zero() -> None:
     torch.manual_seed(5)
     expected = nn.Linear(6, 4, bias=False).weight
     base = nn.Linear(6, 3)
@@ -83,30 +83,30 @@ def test_first_values_are_those_of_a_linear_map_of_torch_and_zero() -> None:
     st.sets(st.sampled_from(["query", "key", "value", "out", "up", "down", "*"]), min_size=1),
     st.integers(1, 5),
 )
-def test_nothing_at_first_and_the_same_when_folded(s: spec.Spec, targets: set[str], rank: int) -> None:
+def test_no_effect_at_first_and_the_same_when_merged(s: spec.Spec, targets: set[str], rank: int) -> None:
     model = make(s)
     names = list(model.state_dict())
-    before = answer(model)
+    before = logits_of(model)
     lora.attach(model, LoRA(rank=rank, alpha=3.0, dropout=0.5, targets=tuple(sorted(targets))))
-    assert answer(model).equal(before)  # bit for bit
+    assert logits_of(model).equal(before)  # bit-exact
 
     stacks = [m for m in model.modules() if isinstance(m, gh.models.stack.Stack)]
     inside = [m for stack in stacks for block in stack.blocks for m in block.named_modules()]
-    wanted = {name.split(".")[-1] for name, module in inside if isinstance(module, LoRALinear)}
+    adapted = {name.split(".")[-1] for name, module in inside if isinstance(module, LoRALinear)}
     left = {name.split(".")[-1] for name, module in inside if type(module) is nn.Linear} - {"base"}
     every = {"query", "key", "value", "out", "up", "down"} | ({"gate"} if gated(s) else set())
-    assert wanted == (every if "*" in targets else targets)
-    assert left == every - wanted
+    assert adapted == (every if "*" in targets else targets)
+    assert left == every - adapted
 
     trained = {name for name, weight in model.named_parameters() if weight.requires_grad}
     assert trained == set(lora.adapter_state_dict(model))
 
     randomise(model)
-    attached = answer(model)
+    attached = logits_of(model)
     lora.merge(model)
     assert list(model.state_dict()) == names
     assert all(weight.requires_grad for weight in model.parameters())
-    assert (answer(model) - attached).abs().max() <= 1e-10 * max(1.0, float(attached.abs().max()))
+    assert (logits_of(model) - attached).abs().max() <= 1e-10 * max(1.0, float(attached.abs().max()))
 
 
 def gated(s: spec.Spec) -> bool:
@@ -114,9 +114,9 @@ def gated(s: spec.Spec) -> bool:
 
 
 @pytest.mark.parametrize("kind", ["tiny-decoder", "tiny-encoder", "tiny-seq2seq"])
-def test_a_step_of_training_moves_the_thin_maps_alone(kind: str) -> None:
+def test_training_step_changes_only_the_adapter(kind: str) -> None:
     model = tiny(kind)
-    before = answer(model)
+    before = logits_of(model)
     lora.attach(model, LoRA(rank=2, targets=("*",)))
     randomise(model)
     started = copy.deepcopy(model.state_dict())
@@ -127,93 +127,93 @@ def test_a_step_of_training_moves_the_thin_maps_alone(kind: str) -> None:
     own = lora.adapter_state_dict(model).keys()
     for name, weight in model.state_dict().items():
         assert weight.equal(started[name]) == (name not in own), name
-    assert not answer(model).equal(before)
+    assert not logits_of(model).equal(before)
 
 
 def test_dropout_follows_the_mode_of_the_model() -> None:
     model = tiny()
     lora.attach(model, LoRA(dropout=0.5))
     randomise(model)
-    assert answer(model).equal(answer(model))  # it was in eval mode, and so is what was attached
+    assert logits_of(model).equal(logits_of(model))  # adapters follow the model's eval mode
     layer = model.get_submodule("stack.blocks.0.attention.layer.query").train()
     x = torch.randn(5, 16, dtype=torch.float64)
     torch.manual_seed(7)
     out = layer(x)
     torch.manual_seed(7)
     dropped = nn.functional.dropout(x, 0.5)
-    expected = layer.base(x) + dropped @ layer.down.T @ layer.up.T * 2.0  # alpha / rank = 16 / 8
+    expected = layer.base(x) + dropped @ layer.lora_a.T @ layer.lora_b.T * 2.0  # alpha / rank = 16 / 8
     assert (out - expected).abs().max() <= 1e-13 * expected.abs().max()
 
 
-def test_hooks_see_the_whole_map_once_and_can_be_taken_off() -> None:
+def test_hooks_see_the_whole_layer_once_and_can_be_removed() -> None:
     model = tiny()
-    place = "stack.blocks.0.attention.layer.query"
+    path = "stack.blocks.0.attention.layer.query"
     seen: list[Tensor] = []
-    handle = model.get_submodule(place).register_forward_hook(lambda module, inputs, out: seen.append(out))
+    handle = model.get_submodule(path).register_forward_hook(lambda module, inputs, out: seen.append(out))
     lora.attach(model, LoRA())
     randomise(model)
-    answer(model)
+    logits_of(model)
     assert len(seen) == 1
     lora.merge(model)
-    answer(model)
+    logits_of(model)
     assert len(seen) == 2
     # One product of 16 numbers with the sum of two matrices, or two products: 1e-15 and a little.
     assert (seen[0] - seen[1]).abs().max() <= 1e-13 * seen[0].abs().max()
     handle.remove()
-    answer(model)
+    logits_of(model)
     assert len(seen) == 2
 
 
-def test_a_tree_that_shares_the_weights_is_left_alone_by_a_merge() -> None:
+def test_merge_does_not_change_a_copy_that_shares_weights() -> None:
     model = tiny()
     lora.attach(model, LoRA())
     randomise(model)
-    twin, before = clone_sharing_parameters(model), answer(model)
+    clone, before = clone_sharing_parameters(model), logits_of(model)
     lora.merge(model)
-    assert answer(twin).equal(before)
+    assert logits_of(clone).equal(before)
 
 
 @pytest.mark.parametrize("weights", ["own", "copy"])
 @pytest.mark.parametrize("slots", [1, 8])
-def test_an_engine_s_tree_answers_as_the_model_does(weights: str, slots: int) -> None:
+def test_inference_copy_equals_the_model(weights: str, slots: int) -> None:
     model = tiny().float()
     lora.attach(model, LoRA(dropout=0.5, targets=("*",)))
     randomise(model)
-    expected = answer(model)
+    expected = logits_of(model)
     # float32: sums of at most 24 numbers in another order through two layers, some hundred roundings of 6e-8.
-    difference = (answer(prepare_for_inference(model, weights, slots)) - expected).abs().max()  # type: ignore[arg-type, type-var]
+    difference = (logits_of(prepare_for_inference(model, weights, slots)) - expected).abs().max()  # type: ignore[arg-type, type-var]
     assert difference <= 1e-5 * expected.abs().max()
 
 
-def test_adapters_go_from_model_to_model() -> None:
+def test_adapter_can_be_loaded_into_another_model() -> None:
     one, two = tiny(), tiny()
     for model in (one, two):
         lora.attach(model, LoRA(rank=3))
     randomise(one)
-    assert not answer(two).equal(answer(one))
+    assert not logits_of(two).equal(logits_of(one))
     lora.load_adapter(two, lora.adapter_state_dict(one))
-    assert answer(two).equal(answer(one))
+    assert logits_of(two).equal(logits_of(one))
 
 
-def test_an_adapter_that_does_not_fit_changes_nothing() -> None:
+def test_mismatched_adapter_changes_nothing() -> None:
     model, other = tiny(), tiny()
     lora.attach(model, LoRA(rank=3))
     lora.attach(other, LoRA(rank=4))
     randomise(other)
     good = lora.adapter_state_dict(model)
     before = {name: tensor.clone() for name, tensor in good.items()}
-    first = "stack.blocks.0.attention.layer.query.down"
-    for tensors, sentence in (
+    first = "stack.blocks.0.attention.layer.query.lora_a"
+    for tensors, message in (
         (lora.adapter_state_dict(other), rf"{first} has shape \[4, 16\], but the model's has \[3, 16\]"),
         ({name: good[name] for name in good if name != first}, f"the adapter lacks {first}"),
         (good | {"stack.strange": torch.ones(1)}, "the model lacks stack.strange"),
     ):
-        with pytest.raises(gh.InputError, match=sentence):
+        with pytest.raises(gh.InputError, match=message):
             lora.load_adapter(model, tensors)
         assert all(tensor.equal(before[name]) for name, tensor in lora.adapter_state_dict(model).items())
 
 
-def test_a_target_that_is_unknown_names_the_nearest_and_freezes_nothing() -> None:
+def test_unknown_target_suggests_the_nearest_and_freezes_nothing() -> None:
     model = tiny()
     with pytest.raises(gh.InputError, match=r"targets names 'querry', but .* did you mean query\?"):
         lora.attach(model, LoRA(targets=("value", "querry")))
@@ -221,7 +221,7 @@ def test_a_target_that_is_unknown_names_the_nearest_and_freezes_nothing() -> Non
     assert not lora.lora_layers(model)
 
 
-def test_what_is_there_already_or_not_there_at_all() -> None:
+def test_attaching_twice_or_merging_without_lora_raises() -> None:
     model = tiny()
     for needs in (lora.merge, lambda model: lora.load_adapter(model, {})):
         with pytest.raises(gh.InputError, match="the model has no LoRA; attach it first"):
@@ -235,11 +235,11 @@ def test_what_is_there_already_or_not_there_at_all() -> None:
     ("field", "value"),
     [("rank", 0), ("rank", 2.5), ("alpha", 0.0), ("alpha", float("inf")), ("dropout", 1.0), ("targets", ())],
 )
-def test_settings_that_make_no_sense(field: str, value: object) -> None:
+def test_invalid_settings(field: str, value: object) -> None:
     with pytest.raises(gh.ConfigError, match=field):
         LoRA(**{field: value})  # type: ignore[arg-type]
 
 
-def test_settings_go_through_a_table() -> None:
-    choice = LoRA(rank=4, targets=("*",))
-    assert gh.config.parse(LoRA, gh.config.dump(choice)) == choice
+def test_settings_round_trip() -> None:
+    config = LoRA(rank=4, targets=("*",))
+    assert gh.config.parse(LoRA, gh.config.dump(config)) == config

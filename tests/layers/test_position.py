@@ -1,4 +1,4 @@
-"""Positions against the formulas in plain Python and against what published models use."""
+"""Position encodings compared with their formulas and with transformers."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ def make(choice: spec.Position, *, causal: bool = True, n_heads: int = 4, max_le
     return make_position(choice, d_model=32, d_head=8, n_heads=n_heads, max_len=max_len, causal=causal)
 
 
-def test_sinusoids_in_halves_are_marians() -> None:
+def test_sinusoidal_halves_equal_marian() -> None:
     theirs = MarianSinusoidalPositionalEmbedding(512, 32)
     theirs.weight = torch.nn.Parameter(theirs.create_weight(), requires_grad=False)
-    codes = make(spec.Sinusoidal("halves")).codes(torch.arange(512)[None])[0]
-    assert (codes - theirs.weight).abs().max() < 1e-7  # they round to float32
+    encodings = make(spec.Sinusoidal("halves")).encodings(torch.arange(512)[None])[0]
+    assert (encodings - theirs.weight).abs().max() < 1e-7  # they round to float32
 
 
-def test_sinusoids_in_pairs_are_the_same_numbers_interleaved() -> None:
+def test_sinusoidal_pairs_are_halves_interleaved() -> None:
     position = torch.tensor([[0, 3, 700]])
-    pairs, halves = (make(spec.Sinusoidal(layout)).codes(position) for layout in ("pairs", "halves"))
+    pairs, halves = (make(spec.Sinusoidal(layout)).encodings(position) for layout in ("pairs", "halves"))
     assert torch.equal(pairs[..., 0::2], halves[..., :16])
     assert torch.equal(pairs[..., 1::2], halves[..., 16:])
     for t in range(3):
@@ -39,7 +39,7 @@ def test_sinusoids_in_pairs_are_the_same_numbers_interleaved() -> None:
             assert pairs[0, t, 2 * k].item() == pytest.approx(math.sin(angle), abs=1e-12)
 
 
-def test_learned_positions_begin_after_the_offset_and_end() -> None:
+def test_learned_positions_offset_and_limit() -> None:
     position = make(spec.Learned(offset=2), max_len=3)
     torch.nn.init.normal_(position.table.weight)
     added = position.embed(torch.zeros(1, 3, 32), torch.arange(3)[None])
@@ -79,7 +79,7 @@ SCALINGS = [
 @pytest.mark.parametrize("d_head", [8, 64, 128])
 @pytest.mark.parametrize("theta", [10_000.0, 500_000.0])
 @pytest.mark.parametrize(("scaling", "theirs"), SCALINGS, ids=lambda value: getattr(value, "kind", ""))
-def test_rotary_and_its_scalings_are_llamas(
+def test_rotary_and_scaling_equal_llama(
     scaling: spec.NoScaling | spec.LinearScaling | spec.Llama3Scaling | spec.YarnScaling,
     theirs: dict[str, object],
     theta: float,
@@ -98,11 +98,11 @@ def test_rotary_and_its_scalings_are_llamas(
     position = make_position(spec.Rotary(theta, "halves", scaling), 4 * d_head, d_head, 4, 256, causal=True)
     rotate = position.rotation(positions, torch.float32)
     for ours, reference in zip((rotate(q), rotate(k)), expected, strict=True):
-        # Both reckon angles in float32: an angle of 255 may differ by a rounding, 255 * 2**-24 = 1.5e-5.
+        # Both compute angles in float32: an angle of 255 may differ by a rounding, 255 * 2**-24 = 1.5e-5.
         assert (ours - reference).abs().max() < 3e-5 * reference.abs().max()
 
 
-def test_rotary_in_pairs_is_halves_with_the_coordinates_rearranged() -> None:
+def test_rotary_pairs_are_halves_with_permuted_coordinates() -> None:
     x = torch.randn(1, 2, 5, 8)
     order = torch.tensor([0, 2, 4, 6, 1, 3, 5, 7])  # evens first
     positions = torch.arange(5)[None]
@@ -110,22 +110,22 @@ def test_rotary_in_pairs_is_halves_with_the_coordinates_rearranged() -> None:
     assert torch.equal(pairs(x)[..., order], halves(x[..., order]))
 
 
-def test_rotary_turns_by_the_angle() -> None:
-    rotary = RotaryPosition(2, 10_000.0, make(spec.Rotary()).turn, spec.NoScaling())
-    turned = rotary.rotation(torch.tensor([[3]]), torch.float32)(torch.tensor([[[[1.0, 0.0]]]]))
-    assert turned.flatten().tolist() == pytest.approx([math.cos(3), math.sin(3)])
+def test_rotary_rotates_by_the_angle() -> None:
+    rotary = RotaryPosition(2, 10_000.0, make(spec.Rotary()).rotate_pairs, spec.NoScaling())
+    rotated = rotary.rotation(torch.tensor([[3]]), torch.float32)(torch.tensor([[[[1.0, 0.0]]]]))
+    assert rotated.flatten().tolist() == pytest.approx([math.cos(3), math.sin(3)])
 
 
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize(("n_buckets", "max_distance"), [(32, 128), (8, 20), (5, 9)])
-def test_relative_buckets_are_t5s(causal: bool, n_buckets: int, max_distance: int) -> None:
+def test_relative_buckets_equal_t5(causal: bool, n_buckets: int, max_distance: int) -> None:
     offsets = torch.arange(-300, 301)[None]
     ours = RelativePosition(4, n_buckets, max_distance, causal).bucket(offsets)
     theirs = T5Attention._relative_position_bucket(offsets, not causal, n_buckets, max_distance)
     assert torch.equal(ours, theirs)
 
 
-def test_relative_bias_is_t5s() -> None:
+def test_relative_bias_equals_t5() -> None:
     config = T5Config(d_model=32, num_heads=4, d_kv=8, is_decoder=False)
     theirs = T5Attention(config, has_relative_attention_bias=True)
     ours = make(spec.Relative(), causal=False)
@@ -135,8 +135,8 @@ def test_relative_bias_is_t5s() -> None:
 
 
 @pytest.mark.parametrize("n_heads", [1, 2, 3, 6, 8, 12, 25])
-def test_alibi_slopes_are_blooms(n_heads: int) -> None:
-    # Bloom's tensor is slope * position, which a softmax cannot tell from slope * (position - query).
+def test_alibi_slopes_equal_bloom(n_heads: int) -> None:
+    # Bloom's tensor is slope * position, which gives the same softmax as slope * (position - query).
     theirs = build_alibi_tensor(torch.ones(1, 7), n_heads, torch.float32).view(n_heads, 7)
     slopes = alibi_slopes(n_heads, torch.device("cpu"))
     torch.testing.assert_close(slopes[:, None] * torch.arange(7), theirs)

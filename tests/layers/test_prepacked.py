@@ -1,4 +1,4 @@
-"""Packed linear maps against torch's own, and second trees against the models they are made from."""
+"""Prepacked linear layers compared with F.linear, and inference copies with their models."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from glasshouse.layers.module_swap import SwappedUnembedding, clone_sharing_para
 from glasshouse.layers.prepacked import ColumnMajorLinear, PrepackedLinear, can_prepack, prepack_linears
 from glasshouse.models import Decoder, Encoder, Seq2Seq
 
-packs = pytest.mark.skipif(not can_prepack(), reason="this build of torch does not pack")
+needs_prepacking = pytest.mark.skipif(not can_prepack(), reason="this build of torch cannot prepack")
 
 
 @pytest.fixture
-def everything_gains(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pack small matrices too, and use the packed copy from one row on."""
-    monkeypatch.setattr(prepacked, "LEAST_WORK", 0)
-    monkeypatch.setattr(prepacked, "FEWEST_ROWS", 1)
+def prepack_small_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prepack small weights too, and for inputs of a single row."""
+    monkeypatch.setattr(prepacked, "MIN_WORK", 0)
+    monkeypatch.setattr(prepacked, "MIN_ROWS", 1)
 
 
 @pytest.fixture
@@ -43,7 +43,7 @@ def run(model: nn.Module, seed: int = 0) -> Tensor:
         return model(ids, ids) if isinstance(model, Seq2Seq) else model(ids)
 
 
-@packs
+@needs_prepacking
 def test_by_hand() -> None:
     linear = PrepackedLinear(torch.tensor([[1.0, 2.0], [-3.0, 0.5], [0.0, 4.0]]), torch.tensor([10.0, 20.0, 30.0]))
     rows = {(1.0, 1.0): [13.0, 17.5, 34.0], (2.0, 0.0): [12.0, 14.0, 30.0], (0.0, -2.0): [6.0, 19.0, 22.0]}
@@ -54,17 +54,17 @@ def test_by_hand() -> None:
         assert linear(x[:1]).tolist() == [[13.0, 17.5, 34.0]]
 
 
-@packs
-@pytest.mark.parametrize("stored", ["as is", "transposed", "a part of three"])
+@needs_prepacking
+@pytest.mark.parametrize("stored", ["as is", "transposed", "a slice of three"])
 @pytest.mark.parametrize(("n", "k"), [(768, 768), (1000, 300), (257, 2048)])
 @torch.no_grad()
-def test_no_further_from_the_truth_than_a_plain_sum(n: int, k: int, stored: str) -> None:
-    """Libraries sum in orders of their own, most of them closer to the truth than one product after the other."""
+def test_error_is_at_most_that_of_a_plain_sum(n: int, k: int, stored: str) -> None:
+    """Libraries sum in different orders, most of them more accurately than one product after the other."""
     torch.manual_seed(0)
     weight, bias = torch.randn(n, k), torch.randn(n)
-    if stored == "transposed":  # as GPT-2's matrices are
+    if stored == "transposed":  # as GPT-2's weights are
         weight = weight.T.contiguous().T
-    elif stored == "a part of three":
+    elif stored == "a slice of three":
         weight = torch.cat([torch.randn(n, k), weight, torch.randn(n, k)], 1)[:, k : 2 * k]
     linear = PrepackedLinear(weight, bias)
     many = torch.randn(64, k)
@@ -73,16 +73,16 @@ def test_no_further_from_the_truth_than_a_plain_sum(n: int, k: int, stored: str)
     for x, w in zip(many.T, weight.T, strict=True):
         plain += x[:, None] * w
     furthest = (plain + bias - truth).square().mean().sqrt()
-    chance = 1 + 6 / (2 * n) ** 0.5  # a mean of n squares is off by sqrt(2 / n), its root by half of that
+    margin = 1 + 6 / (2 * n) ** 0.5  # a mean of n squares is off by sqrt(2 / n), its root by half of that
     for shape in [(1,), (4,), (8,), (33,), (2, 5), (3, 2, 2)]:
         rows = many[: torch.Size(shape).numel()]
         result = linear(rows.view(*shape, k))
         assert result.shape == (*shape, n)
-        assert (result.view(-1, n) - truth[: len(rows)]).square().mean().sqrt() <= chance * furthest
+        assert (result.view(-1, n) - truth[: len(rows)]).square().mean().sqrt() <= margin * furthest
 
 
-@packs
-def test_a_slice_of_a_larger_tensor_goes_in_too() -> None:
+@needs_prepacking
+def test_non_contiguous_inputs() -> None:
     torch.manual_seed(0)
     weight = torch.randn(16, 24)
     linear = PrepackedLinear(weight)
@@ -94,38 +94,38 @@ def test_a_slice_of_a_larger_tensor_goes_in_too() -> None:
 
 @settings(max_examples=15, deadline=None)
 @given(specs())
-def test_a_shared_tree_is_the_model_again(s: spec.Spec) -> None:
+def test_clone_sharing_parameters_equals_the_model(s: spec.Spec) -> None:
     model = gh.build(s).eval()
-    twin = clone_sharing_parameters(model)
-    assert type(twin) is type(model)
-    assert twin.spec == model.spec
-    assert [(name, type(module)) for name, module in twin.named_modules()] == [
+    clone = clone_sharing_parameters(model)
+    assert type(clone) is type(model)
+    assert clone.spec == model.spec
+    assert [(name, type(module)) for name, module in clone.named_modules()] == [
         (name, type(module)) for name, module in model.named_modules()
     ]
-    assert not set(twin.modules()) & set(model.modules())
+    assert not set(clone.modules()) & set(model.modules())
     theirs = dict(model.named_parameters(remove_duplicate=False))
-    assert {name: id(weight) for name, weight in twin.named_parameters(remove_duplicate=False)} == {
+    assert {name: id(weight) for name, weight in clone.named_parameters(remove_duplicate=False)} == {
         name: id(weight) for name, weight in theirs.items()
     }
-    assert run(twin).equal(run(model))
+    assert run(clone).equal(run(model))
 
 
-def test_hooks_come_along_and_new_ones_stay_apart() -> None:
+def test_hooks_are_cloned_and_new_ones_are_separate() -> None:
     model = gh.build(gh.preset("tiny-decoder")).eval()
     seen: list[str] = []
     model.stack.blocks[0].register_forward_hook(lambda *_: seen.append("forward"))
     model.stack.register_forward_pre_hook(lambda *_: seen.append("before"))
-    twin = clone_sharing_parameters(model)
-    run(twin)
+    clone = clone_sharing_parameters(model)
+    run(clone)
     assert seen == ["before", "forward"]
-    twin.register_forward_hook(lambda *_: seen.append("twin"))
+    clone.register_forward_hook(lambda *_: seen.append("clone"))
     seen.clear()
     run(model)
     assert seen == ["before", "forward"]
 
 
-def test_what_else_a_tree_can_hold() -> None:
-    """Buffers, a module in two places, one that is missing, an empty list; and what was compiled is left behind."""
+def test_cloning_unusual_modules() -> None:
+    """Buffers, a shared module, one that is None, an empty list; compiled code is not cloned."""
 
     class Odd(nn.Module):
         def __init__(self) -> None:
@@ -143,100 +143,100 @@ def test_what_else_a_tree_can_hold() -> None:
     model = Odd().train()
     model.one.eval()
     model._compiled_call_impl = lambda _: None
-    twin = clone_sharing_parameters(model)
-    assert twin.one is twin.other
-    assert twin.one is not model.one
-    assert (twin.training, twin.one.training) == (True, False)
-    assert twin.none is None
-    assert twin.empty is not model.empty
-    assert (twin.kept is model.kept, twin.dropped is model.dropped) == (True, True)
-    assert twin.state_dict().keys() == model.state_dict().keys()
-    assert twin(torch.ones(1, 2)).equal(model.forward(torch.ones(1, 2)))
-    twin.one = nn.Linear(2, 2)
+    clone = clone_sharing_parameters(model)
+    assert clone.one is clone.other
+    assert clone.one is not model.one
+    assert (clone.training, clone.one.training) == (True, False)
+    assert clone.none is None
+    assert clone.empty is not model.empty
+    assert (clone.kept is model.kept, clone.dropped is model.dropped) == (True, True)
+    assert clone.state_dict().keys() == model.state_dict().keys()
+    assert clone(torch.ones(1, 2)).equal(model.forward(torch.ones(1, 2)))
+    clone.one = nn.Linear(2, 2)
     assert model.one is model.other
 
 
-@packs
-@pytest.mark.usefixtures("everything_gains")
+@needs_prepacking
+@pytest.mark.usefixtures("prepack_small_weights")
 @settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(specs(), st.integers(0, 99))
-def test_packing_changes_the_second_tree_alone(s: spec.Spec, seed: int) -> None:
+def test_prepacking_changes_only_the_clone(s: spec.Spec, seed: int) -> None:
     torch.manual_seed(seed)
     model = gh.build(s).eval()
     modules, state = list(model.named_modules()), {name: t.clone() for name, t in model.state_dict().items()}
     before = run(model, seed)
-    twin = clone_sharing_parameters(model)
-    prepack_linears(twin, rows=8)
-    assert not any(type(module) is nn.Linear for module in twin.modules())
-    assert isinstance(twin.head, SwappedUnembedding) == isinstance(s.head, spec.NextToken | spec.MaskedToken)
+    clone = clone_sharing_parameters(model)
+    prepack_linears(clone, rows=8)
+    assert not any(type(module) is nn.Linear for module in clone.modules())
+    assert isinstance(clone.head, SwappedUnembedding) == isinstance(s.head, spec.NextToken | spec.MaskedToken)
     assert [(name, id(module)) for name, module in model.named_modules()] == [(n, id(m)) for n, m in modules]
     assert all(t.equal(state[name]) for name, t in model.state_dict().items())
     assert run(model, seed).equal(before)
     # Rounding at 6e-8 a sum; norms of tiny vectors and three layers make it a few hundred times as large.
-    assert (run(twin, seed) - before).abs().max() <= 1e-4 * (1 + before.abs().max())
+    assert (run(clone, seed) - before).abs().max() <= 1e-4 * (1 + before.abs().max())
 
 
-@packs
-@pytest.mark.usefixtures("everything_gains")
+@needs_prepacking
+@pytest.mark.usefixtures("prepack_small_weights")
 @pytest.mark.parametrize("head", [spec.MaskedToken(True, True, True), spec.MaskedToken(False, False, True)])
-def test_a_head_keeps_what_comes_before_its_product(head: spec.MaskedToken) -> None:
+def test_head_keeps_its_transform(head: spec.MaskedToken) -> None:
     torch.manual_seed(0)
     model = gh.build(gh.preset("tiny-encoder", head=head, logit_scale=True)).eval()
-    twin = clone_sharing_parameters(model)
-    prepack_linears(twin, rows=8)
-    assert isinstance(twin.head, SwappedUnembedding)
-    assert isinstance(twin.head.transform[0], PrepackedLinear)
+    clone = clone_sharing_parameters(model)
+    prepack_linears(clone, rows=8)
+    assert isinstance(clone.head, SwappedUnembedding)
+    assert isinstance(clone.head.transform[0], PrepackedLinear)
     expected = run(model)
-    assert (run(twin) - expected).abs().max() <= 1e-5 * expected.abs().max()
+    assert (run(clone) - expected).abs().max() <= 1e-5 * expected.abs().max()
 
 
 @pytest.mark.parametrize("tied", [True, False])
-@packs
-def test_a_large_head_is_packed_whether_tied_or_not(tied: bool) -> None:
+@needs_prepacking
+def test_large_head_is_prepacked_whether_tied_or_not(tied: bool) -> None:
     torch.manual_seed(0)
     s = gh.preset("tiny-decoder", vocab_size=2**13, logit_scale=True, head={"kind": "next_token", "tied": tied})
     model = gh.build(s).eval()
     nn.init.normal_(model.token_embedding.table.weight)
-    twin = clone_sharing_parameters(model)
-    prepack_linears(twin, rows=8)
-    assert isinstance(twin.head, SwappedUnembedding)
-    assert isinstance(twin.head.product, PrepackedLinear)
-    assert not any(isinstance(module, PrepackedLinear) for module in twin.stack.modules())  # 64 x 256 is too small
+    clone = clone_sharing_parameters(model)
+    prepack_linears(clone, rows=8)
+    assert isinstance(clone.head, SwappedUnembedding)
+    assert isinstance(clone.head.matmul, PrepackedLinear)
+    assert not any(isinstance(module, PrepackedLinear) for module in clone.stack.modules())  # 64 x 256 is too small
     expected = run(model)
-    assert (run(twin) - expected).abs().max() <= 1e-5 * expected.abs().max()
-    assert twin.make_cache(1, 4).keys[0].dtype == torch.float32
+    assert (run(clone) - expected).abs().max() <= 1e-5 * expected.abs().max()
+    assert clone.make_cache(1, 4).keys[0].dtype == torch.float32
 
 
-def test_what_does_not_gain_stays() -> None:
+def test_unsupported_layers_are_not_replaced() -> None:
     for layer in (nn.Linear(1024, 511), nn.Linear(1024, 512).double(), nn.Linear(1024, 512, device="meta")):
         tree = nn.Sequential(layer)
         prepack_linears(tree, rows=8)
         assert tree[0] is layer
 
 
-def test_a_single_row_has_its_matrices_by_columns() -> None:
+def test_single_rows_use_column_major_weights() -> None:
     torch.manual_seed(0)
     by_rows, by_columns = nn.Linear(300, 200), nn.Linear(200, 300)
     by_columns.weight = nn.Parameter(torch.randn(200, 300).T)
     tree = nn.Sequential(by_rows, by_columns)
-    twin = clone_sharing_parameters(tree)
-    prepack_linears(twin, rows=1)
-    twin[1].bias = None
+    clone = clone_sharing_parameters(tree)
+    prepack_linears(clone, rows=1)
+    clone[1].bias = None
     by_columns.register_parameter("bias", None)
     for shape in [(300,), (1, 300), (1, 1, 300), (4, 300), (2, 3, 300)]:
         x = torch.randn(shape)
-        assert twin(x).shape == tree(x).shape
-        assert (twin(x) - tree(x)).abs().max() <= 1e-5 * tree(x).abs().max()
-    assert twin(torch.randn(1, 0, 300)).shape == (1, 0, 300)
-    for layer in twin:
+        assert clone(x).shape == tree(x).shape
+        assert (clone(x) - tree(x)).abs().max() <= 1e-5 * tree(x).abs().max()
+    assert clone(torch.randn(1, 0, 300)).shape == (1, 0, 300)
+    for layer in clone:
         assert isinstance(layer, ColumnMajorLinear)
         assert layer.weight.stride(0) == 1
-    assert twin[1].weight.data_ptr() == by_columns.weight.data_ptr()  # no copy of what lies so already
+    assert clone[1].weight.data_ptr() == by_columns.weight.data_ptr()  # already column-major: no copy
     assert by_rows.weight.stride(1) == 1
 
 
 @pytest.mark.usefixtures("fresh_cache")
-def test_without_the_operators_a_tree_stays_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_prepacking_without_the_operators(monkeypatch: pytest.MonkeyPatch) -> None:
     layer = nn.Linear(1024, 512)
     monkeypatch.setattr(platform, "machine", lambda: "riscv64")
     monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_acl_supported", lambda: False)
@@ -251,21 +251,21 @@ def test_without_the_operators_a_tree_stays_as_it_is(monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize("kind", ["tiny-decoder", "tiny-encoder", "tiny-seq2seq"])
-def test_swap_hands_over_every_matrix_once(kind: str) -> None:
+def test_swap_linears_visits_every_weight_once(kind: str) -> None:
     model: Decoder | Encoder | Seq2Seq = gh.build(gh.preset(kind))
-    twin = clone_sharing_parameters(model)
-    handed: list[tuple[Tensor, Tensor | None]] = []
+    clone = clone_sharing_parameters(model)
+    visited: list[tuple[Tensor, Tensor | None]] = []
 
     def note(weight: Tensor, bias: Tensor | None) -> nn.Module | None:
-        handed.append((weight, bias))
-        return None if len(handed) % 2 else nn.Identity()
+        visited.append((weight, bias))
+        return None if len(visited) % 2 else nn.Identity()
 
-    swap_linears(twin, note)
+    swap_linears(clone, note)
     expected = [(layer.weight, layer.bias) for layer in model.modules() if isinstance(layer, nn.Linear)]
     if hasattr(model.head, "unembedding"):
-        expected.append((model.head.matrix(model.token_embedding.table.weight), model.head.bias))
-    assert sorted(map(id, (w for w, _ in handed))) == sorted(map(id, (w for w, _ in expected)))
-    assert {id(w): id(b) for w, b in handed} == {id(w): id(b) for w, b in expected}
+        expected.append((model.head.unembedding(model.token_embedding.table.weight), model.head.bias))
+    assert sorted(map(id, (w for w, _ in visited))) == sorted(map(id, (w for w, _ in expected)))
+    assert {id(w): id(b) for w, b in visited} == {id(w): id(b) for w, b in expected}
     swapped = sum(type(module) is nn.Linear for module in model.modules())
-    swapped -= sum(type(module) is nn.Linear for module in twin.modules())
-    assert swapped + isinstance(twin.head, SwappedUnembedding) == len(expected) // 2
+    swapped -= sum(type(module) is nn.Linear for module in clone.modules())
+    assert swapped + isinstance(clone.head, SwappedUnembedding) == len(expected) // 2

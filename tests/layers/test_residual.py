@@ -1,4 +1,4 @@
-"""The third way to join the stream; the other two stand in tests/claims/test_block.py."""
+"""Sandwich norm; pre-norm and post-norm are in tests/claims/test_block.py."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import glasshouse as gh
 from glasshouse.layers.residual import SandwichNorm
 
 
-def test_sandwich_normalises_what_goes_in_and_what_is_added() -> None:
+def test_sandwich_normalises_input_and_output() -> None:
     torch.manual_seed(0)
     s = gh.preset("tiny-decoder", norm={"kind": "layer", "eps": 1e-3}, norm_placement="sandwich")
     layer = torch.nn.Linear(64, 64).double()

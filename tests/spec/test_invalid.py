@@ -86,8 +86,8 @@ def fresh(name: str = "tiny-decoder", **settings: object) -> torch.nn.Module:
 @pytest.mark.parametrize(
     ("ids", "told", "sentence"),
     [
-        ([[0, 256]], {}, "ids holds 256, but it must stay within 0 and vocab_size - 1 = 255."),
-        ([[-1, 5]], {}, "ids holds -1, but it must stay within 0 and vocab_size - 1 = 255."),
+        ([[0, 256]], {}, "ids contains 256, but it must be from 0 to vocab_size - 1 = 255."),
+        ([[-1, 5]], {}, "ids contains -1, but it must be from 0 to vocab_size - 1 = 255."),
         (
             [0, 1],
             {},
@@ -95,13 +95,13 @@ def fresh(name: str = "tiny-decoder", **settings: object) -> torch.nn.Module:
         ),
         ([[0.5]], {}, "ids has shape [1, 1] and type torch.float32, but it must be"),
         ([[]], {}, "ids has shape [1, 0] and type torch.float32, but it must be"),
-        ([[1, 2]], {"lengths": [3]}, "lengths holds 3, but a row has 2 tokens"),
+        ([[1, 2]], {"lengths": [3]}, "lengths contains 3, but a row has 2 tokens"),
         ([[1, 2]], {"lengths": [1, 2]}, "lengths has shape [2], but with these ids it must have [1]."),
         ([[1, 2]], {"mask": [[1, 1]]}, "mask has type torch.int64, but it must be torch.bool"),
         ([[1, 2]], {"mask": [[True]]}, "mask has shape [1, 1], but with these ids it must have [1, 2]."),
         ([[1]], {"mask": [[True]], "lengths": [1]}, "lengths and mask were both given"),
         ([[1, 2]], {"documents": [0, 1]}, "documents has shape [2], but with these ids it must have [1, 2]."),
-        ([[1, 2]], {"prefix": [[1]]}, "prefix has shape [1, 1], but with these ids it must have [1, 2]."),
+        ([[1, 2]], {"prefix_lengths": [[1]]}, "prefix_lengths has shape [1, 1], but with these ids it must have [1, 2]."),
     ],
 )
 def test_a_bad_call_is_one_sentence(ids: list[object], told: dict[str, list[object]], sentence: str) -> None:
@@ -124,7 +124,7 @@ def test_a_cache_that_is_full_is_refused_and_keeps_what_it_holds() -> None:
     with torch.no_grad():
         model(ids[:, :3], cache=cache)
         with pytest.raises(
-            gh.InputError, match="the cache has room for max_len = 4 tokens a row, but 5 would be in it"
+            gh.InputError, match="the cache has max_len = 4 tokens per row, but 5 are needed"
         ):
             model(ids[:, 3:], cache=cache)
         torch.testing.assert_close(model(ids[:, 3:4], cache=cache), model(ids[:, :4])[:, 3:])
@@ -139,19 +139,19 @@ def test_calls_that_mix_what_does_not_go_together_are_refused() -> None:
         decoder(ids, cache=decoder.make_cache(2, 8))
     with pytest.raises(gh.InputError, match="segments were given, but the spec has n_segments = 0"):
         encoder(ids, segments=torch.zeros_like(ids))
-    with pytest.raises(gh.InputError, match="segments holds 2, but it must stay within 0 and n_segments - 1 = 1"):
+    with pytest.raises(gh.InputError, match="segments contains 2, but it must be from 0 to n_segments - 1 = 1"):
         fresh("tiny-encoder")(ids, segments=torch.full_like(ids, 2))
     with pytest.raises(gh.InputError, match="source is None, but there is no cache that remembers one"):
         seq2seq(None, ids)
     with pytest.raises(gh.InputError, match="source has 2 rows, but target has 1"):
         seq2seq(ids.expand(2, -1), ids)
-    with pytest.raises(gh.InputError, match="the source is 3 tokens long, but the cache has room for source_len = 2"):
+    with pytest.raises(gh.InputError, match="the source is 3 tokens long, but the cache has source_len = 2"):
         seq2seq(ids, ids, cache=seq2seq.make_cache(1, 8, source_len=2))
     with pytest.raises(gh.InputError, match="documents and target_documents go together"):
         seq2seq(ids, ids, documents=torch.zeros_like(ids))
-    with pytest.raises(gh.InputError, match="target holds 256, but it must stay within"):
+    with pytest.raises(gh.InputError, match="target contains 256, but it must be from"):
         seq2seq(ids, torch.tensor([[256]]))
-    with pytest.raises(gh.InputError, match="target_lengths holds 4, but a row has 3 tokens"):
+    with pytest.raises(gh.InputError, match="target_lengths contains 4, but a row has 3 tokens"):
         seq2seq(ids, ids, target_lengths=torch.tensor([4]))
     fresh_cache = seq2seq.make_cache(1, 8)
     with pytest.raises(gh.InputError, match="source is None, but there is no cache that remembers one"):
@@ -167,8 +167,8 @@ def test_calls_that_mix_what_does_not_go_together_are_refused() -> None:
 
 def test_a_prefix_that_goes_past_a_cached_call_is_refused() -> None:
     decoder, ids = fresh(), torch.tensor([[1, 2, 3]])
-    with pytest.raises(gh.InputError, match="prefix holds 4, but with this call a row has 3 tokens in the cache"):
-        decoder(ids, prefix=torch.tensor([4]), cache=decoder.make_cache(1, 8))
+    with pytest.raises(gh.InputError, match="prefix_lengths contains 4, but with this call a row has 3 tokens in the cache"):
+        decoder(ids, prefix_lengths=torch.tensor([4]), cache=decoder.make_cache(1, 8))
 
 
 def test_a_compiled_step_past_the_end_of_a_cache_stops_too() -> None:

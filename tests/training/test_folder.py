@@ -248,7 +248,7 @@ def test_what_is_in_the_way_of_the_model_is_said_before_training(place: Path) ->
     train(Run.from_dict(settings))
     (place / "run" / "model" / "notes.txt").write_text("by hand")
     before = stamps(place / "run")
-    with pytest.raises(StoreError, match=r"model' holds 'notes\.txt', which would be lost; move it away"):
+    with pytest.raises(StoreError, match=r"model' contains 'notes\.txt', which would be lost; move it away"):
         train(Run.from_dict(settings))
     assert stamps(place / "run") == before
     (place / "other" / "model").mkdir(parents=True)

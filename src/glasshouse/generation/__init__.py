@@ -1,4 +1,4 @@
-"""From logits to text: sampling, beam search, drafts, and the engine that batches every caller."""
+"""Text generation: sampling, beam search, speculative decoding, and an engine with continuous batching."""
 
 from glasshouse.generation.engine import Engine as Engine
 from glasshouse.generation.generate import MAX_SLOTS as MAX_SLOTS

@@ -1,20 +1,20 @@
-"""Beam search: several hypotheses of one text grow side by side, and the likeliest are kept.
+"""Beam search: several hypotheses are extended in parallel, and the most probable are kept.
 
 The rules are those of transformers' `generate(num_beams=k, do_sample=False)`:
 
-- A step looks at every continuation of every beam, the likeliest first. One that ends is finished if it is among the
+- A step ranks the continuations of all beams by log-probability. One that ends is finished if it is among the
   first k; the first k that do not end are the next beams.
 - A hypothesis scores its summed log-probability over its length, the end token included, to the power of
-  `length_penalty`. The best k that finished are remembered.
-- Once k have finished, a search is done at once with `early_stopping`. Without it, the search is done when the likeliest
-  beam, scored at its present length, does not beat the worst of them.
-- At `max_new_tokens` the beams that still run count as hypotheses too.
-- Biases, penalties and the ban on early ends act on log-probabilities, which are not normalised again. So does the
+  `length_penalty`. The best k finished hypotheses are kept.
+- Once k have finished, a search is done at once with `early_stopping`. Without it, the search is done when the best
+  beam, scored at its current length, does not beat the worst of them.
+- At `max_new_tokens` the running beams count as hypotheses too.
+- Biases, penalties and `min_new_tokens` act on log-probabilities, which are not normalised again. So does the
   frequency penalty, which transformers does not have.
 
-There are two differences: continuations of probability 0 are no candidates, so that a search has fewer beams or
+There are two differences: continuations of probability 0 are no candidates, so a search returns fewer beams or
 results where there are too few continuations; and no score is too low to count, where transformers stops at -1e9.
-Which of two equally likely continuations comes first is left to `torch.topk`, as it is there.
+Ties between equally likely continuations are broken by `torch.topk`, as in transformers.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from torch import Tensor
 from glasshouse.errors import InputError
 from glasshouse.generation.sampling_params import SamplingParams
 
-Fate = Literal["kept", "ended", "pruned"]
+Outcome = Literal["kept", "ended", "pruned"]
 
 _SCORE = attrgetter("score")
 _TOTAL = attrgetter("total")
@@ -39,32 +39,32 @@ _TOTAL = attrgetter("total")
 
 @dataclass(frozen=True)
 class Hypothesis:
-    """One text that a search found."""
+    """A result of beam search."""
 
     ids: list[int]  # the new tokens, without the end token
     logprobs: list[float]  # the model's own, one for each id
     score: float
     finish_reason: Literal["stop", "length"]
-    node: int | None = None  # where its last token stands in the tree, the end token included
+    node: int | None = None  # index of its last token in the tree, the end token included
 
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """One continuation that a search considered."""
+    """One candidate continuation of a search."""
 
     parent: int | None  # index of the node it continues; None for the prompt
     token: int
     logprob: float  # the model's own
-    total: float  # summed from the prompt on, with biases and penalties
+    total: float  # summed since the prompt, with biases and penalties
     score: float
     step: int  # 1 for the first new token
-    outcome: Fate
+    outcome: Outcome
 
 
 class CacheCopy(NamedTuple):
-    """What a cache has to copy: row `target` takes what row `source` holds from new token `start` on.
+    """A copy between rows of the cache: `target` takes the keys and values of `source` from new token `start` on.
 
-    The first new token is 0, so that the position in the cache is the prompt's length and `start`.
+    The first new token is 0: its position in the cache is the prompt's length plus `start`.
     """
 
     target: int
@@ -76,15 +76,15 @@ class CacheCopy(NamedTuple):
 class _Beam:
     ids: list[int]
     logprobs: list[float]
-    total: float  # -inf: the row is idle
+    total: float  # -inf: the beam is idle
     node: int | None = None
 
     @property
-    def runs(self) -> bool:
+    def is_running(self) -> bool:
         return self.total > -math.inf
 
     def idle(self) -> _Beam:
-        """Return the beam with a token that means nothing, so that all rows stay equally long."""
+        """Return the beam as idle, with a placeholder token: all beams stay equally long."""
         return _Beam([*self.ids, 0], [*self.logprobs, 0.0], -math.inf)
 
 
@@ -96,16 +96,16 @@ class _Candidate(NamedTuple):
 
 
 class BeamSearch:
-    """The beam search of one request, which takes `options.beams` rows of a batch.
+    """The beam search of one request, which takes `options.beams` rows of the batch.
 
-    The model is someone else's: `advance` takes the logits of all rows and answers which row each row continues, and
-    with which token. The first step reads row 0 alone, since all rows hold the same prompt.
+    The caller runs the model: `advance` takes the logits of all rows and returns which row each row continues, and
+    with which token. The first step uses row 0 alone, since all rows have the same prompt.
 
-    `end_ids` and `options.stop_token_ids` end a hypothesis. `prompt` is what a repetition penalty counts beside the new
-    tokens. With `keep_tree` every continuation considered is put into `tree`, parents first: at least `2 * beams` a
-    step where there are as many, of which `beams` are kept.
+    `end_ids` and `options.stop_token_ids` end a hypothesis. A repetition penalty counts the tokens of `prompt` and
+    new ones. With `keep_tree` every candidate is appended to `tree`, parents first: at least `2 * beams` a step where
+    there are as many, of which `beams` are kept.
 
-    >>> search = Search(Options(beams=2, max_new_tokens=3), end_ids=[0], vocab_size=3, n_best=2)
+    >>> search = BeamSearch(SamplingParams(beams=2, max_new_tokens=3), end_ids=[0], vocab_size=3, n_best=2)
     >>> follows = torch.tensor([[1.0, 0.0, 0.0], [0.7, 0.2, 0.1], [0.1, 0.3, 0.6]]).log()  # each token's next
     >>> last = torch.tensor([2, 2])
     >>> while not search.done:
@@ -127,7 +127,7 @@ class BeamSearch:
         self.vocab_size = vocab_size
         self.cache_copies: list[CacheCopy] = []
         self.tree: list[Node] = []
-        self.not_finite = False  # a beam's log-probabilities were NaN, so that nothing could be ranked
+        self.not_finite = False  # the log-probabilities of a beam were NaN and could not be ranked
 
         self._end_ids = frozenset((*end_ids, *options.stop_token_ids))
         self._prompt = torch.tensor(sorted(set(prompt)), dtype=torch.int64)
@@ -137,24 +137,24 @@ class BeamSearch:
 
         self._step = 0
         self._decided = False
-        nothing = _Beam([], [], -math.inf)
-        self._beams = [_Beam([], [], 0.0), *[nothing] * (options.beams - 1)]  # by row
-        self._shared = [[0] * options.beams for _ in self._beams]  # new tokens that two rows have in common
-        self._finished: list[Hypothesis] = []  # at most as many as beams, best first
+        idle = _Beam([], [], -math.inf)
+        self._beams = [_Beam([], [], 0.0), *[idle] * (options.beams - 1)]  # by row
+        self._shared = [[0] * options.beams for _ in self._beams]  # common prefix of two rows, in new tokens
+        self._finished: list[Hypothesis] = []  # best first, at most `beams`
 
     @property
     def done(self) -> bool:
-        """Whether the search is over: no continuation can count any more, or the length limit is reached."""
+        """Whether the search is over: no continuation can improve the results, or the length limit is reached."""
         return self._decided or self._step >= self.options.max_new_tokens
 
     def results(self) -> list[Hypothesis]:
         """Return the best hypotheses, best first: `n_best`, or fewer where fewer exist.
 
-        If the search was cut, by `max_new_tokens` or by the caller before it was done, running beams count too.
+        If the search was ended early, by `max_new_tokens` or by the caller, running beams count too.
         """
         found = list(self._finished)
         if not self._decided:
-            found += [self._hypothesis(beam, "length") for beam in self._beams if beam.runs]
+            found += [self._hypothesis(beam, "length") for beam in self._beams if beam.is_running]
         return sorted(found, key=_SCORE, reverse=True)[: self._n_best]
 
     def _check(self) -> None:
@@ -172,13 +172,13 @@ class BeamSearch:
                     raise InputError(f"{name} is {token}, but the vocabulary has ids 0 to {self.vocab_size - 1}.")
         if abs(self.options.length_penalty) * math.log(length) > 700:  # exp(700) is about the largest float
             raise InputError(
-                f"length_penalty is {self.options.length_penalty}, but {length} to its power is no float; "
-                "take one nearer to 0."
+                f"length_penalty is {self.options.length_penalty}, but {length} to that power overflows; "
+                "choose one closer to 0."
             )
 
     @property
     def _width(self) -> int:
-        """How many continuations of one row to look at: enough for 2 * beams, and for beams that do not end."""
+        """Candidates per row: enough for 2 * beams in all, and for `beams` that do not end."""
         return self.options.beams + max(self.options.beams, len(self._end_ids))
 
     @property
@@ -186,7 +186,7 @@ class BeamSearch:
         return self.options.changes_logits or self._step < self.options.min_new_tokens
 
     def _process_logprobs(self, logprobs: Tensor) -> None:
-        """Bias, penalise and forbid in place, in the order of transformers: logprobs of this search's rows [k, V]."""
+        """Apply bias, penalties and minimum length in place, in transformers' order, to the logprobs [k, V]."""
         options, device = self.options, logprobs.device
         if options.logit_bias:
             biased = torch.tensor(list(options.logit_bias), device=device)
@@ -197,47 +197,47 @@ class BeamSearch:
         if options.repetition_penalty != 1:
             self._prompt = self._prompt.to(device)
             seen = torch.cat((self._prompt.expand(len(new), -1), new), dim=1)
-            now = logprobs.gather(1, seen)
+            current = logprobs.gather(1, seen)
             penalty = options.repetition_penalty
-            logprobs.scatter_(1, seen, torch.where(now < 0, now * penalty, now / penalty))
+            logprobs.scatter_(1, seen, torch.where(current < 0, current * penalty, current / penalty))
         if options.frequency_penalty:
-            charge = torch.full_like(new, -options.frequency_penalty, dtype=logprobs.dtype)
-            logprobs.scatter_add_(1, new, charge)  # once for each time it came
+            penalty_per_use = torch.full_like(new, -options.frequency_penalty, dtype=logprobs.dtype)
+            logprobs.scatter_add_(1, new, penalty_per_use)  # once per occurrence
         if self._step < options.min_new_tokens:
             logprobs[:, sorted(self._end_ids)] = -math.inf
 
     def _advance(
-        self, steered: list[list[float]], logprobs: list[list[float]], tokens: list[list[int]]
+        self, processed: list[list[float]], logprobs: list[list[float]], tokens: list[list[int]]
     ) -> tuple[list[int], list[int]]:
-        """Take a step with the best continuations of each row [k, width]; return each row's parent and token."""
+        """Advance by one step from the best candidates of each row [k, width]; return each row's parent and token."""
         if self.done:
             self.cache_copies = []
             return list(range(self.options.beams)), [0] * self.options.beams
         self._step += 1
         # topk puts NaN first, and a softmax over one NaN is NaN throughout.
-        if any(beam.runs and math.isnan(row[0]) for beam, row in zip(self._beams, logprobs, strict=True)):
+        if any(beam.is_running and math.isnan(row[0]) for beam, row in zip(self._beams, logprobs, strict=True)):
             self.not_finite = self._decided = True
             self.cache_copies = []
             return list(range(self.options.beams)), [0] * self.options.beams
-        kept = self._choose(self._candidates(steered, logprobs, tokens))
+        kept = self._choose(self._candidates(processed, logprobs, tokens))
         parents = self._place(kept)
         self._decided = not self.done and self._is_decided()
         return parents, [beam.ids[-1] for beam in self._beams]
 
     def _candidates(
-        self, steered: list[list[float]], logprobs: list[list[float]], tokens: list[list[int]]
+        self, processed: list[list[float]], logprobs: list[list[float]], tokens: list[list[int]]
     ) -> list[_Candidate]:
         found = [
             _Candidate(beam.total + change, row, token, logprob)
             for row, beam in enumerate(self._beams)
-            if beam.runs
-            for change, token, logprob in zip(steered[row], tokens[row], logprobs[row], strict=True)
+            if beam.is_running
+            for change, token, logprob in zip(processed[row], tokens[row], logprobs[row], strict=True)
             if change > -math.inf
         ]
         return sorted(found, key=_TOTAL, reverse=True)
 
     def _choose(self, candidates: list[_Candidate]) -> list[tuple[int, _Beam]]:
-        """Finish what ends and return the beams that go on, each with the row that it continues."""
+        """Finish hypotheses that end and return the beams that continue, each with its parent row."""
         beams = self.options.beams
         kept: list[tuple[int, _Beam]] = []
         for rank, candidate in enumerate(candidates):
@@ -245,31 +245,31 @@ class BeamSearch:
                 break
             parent = self._beams[candidate.parent]
             if candidate.token in self._end_ids:
-                fate: Fate = "ended" if rank < beams else "pruned"
+                outcome: Outcome = "ended" if rank < beams else "pruned"
             else:
-                fate = "kept" if len(kept) < beams else "pruned"
-            node = self._record(candidate, fate) if self._keep_tree else None
-            if fate == "ended":
+                outcome = "kept" if len(kept) < beams else "pruned"
+            node = self._record(candidate, outcome) if self._keep_tree else None
+            if outcome == "ended":
                 ended = _Beam(parent.ids, parent.logprobs, candidate.total, node)
                 self._finished.append(self._hypothesis(ended, "stop"))
-            elif fate == "kept":
+            elif outcome == "kept":
                 ids, logprobs = [*parent.ids, candidate.token], [*parent.logprobs, candidate.logprob]
                 kept.append((candidate.parent, _Beam(ids, logprobs, candidate.total, node)))
         self._finished.sort(key=_SCORE, reverse=True)
         del self._finished[beams:]
         return kept
 
-    def _record(self, candidate: _Candidate, fate: Fate) -> int:
+    def _record(self, candidate: _Candidate, outcome: Outcome) -> int:
         total, row, token, logprob = candidate
         parent = self._beams[row].node
-        self.tree.append(Node(parent, token, logprob, total, self._normalised(total), self._step, fate))
+        self.tree.append(Node(parent, token, logprob, total, self._normalised(total), self._step, outcome))
         return len(self.tree) - 1
 
     def _place(self, kept: list[tuple[int, _Beam]]) -> list[int]:
-        """Give each beam a row and return each row's parent.
+        """Assign each beam to a row and return each row's parent.
 
-        The likeliest child of a row stays in it. Further children take rows that nothing continues, each the free
-        one that shares most with its parent.
+        The most probable child of a row stays in it. Further children take rows that nothing continues, each the free
+        one with the longest prefix in common with its parent.
         """
         before = self._beams
         parents = list(range(len(before)))
@@ -287,7 +287,7 @@ class BeamSearch:
             placed[row] = beam
             parents[row] = parent
 
-        cached = self._step - 1  # new tokens that a row holds so far
+        cached = self._step - 1  # new tokens in the cache of a row
         shared = self._shared
         self.cache_copies = [
             CacheCopy(row, parent, start)
@@ -314,20 +314,19 @@ class BeamSearch:
 
 
 def advance(searches: Sequence[BeamSearch], logits: Tensor) -> tuple[Tensor, Tensor]:
-    """Take a step of several searches of equally many beams, and return (parents [n], tokens [n]).
+    """Advance several searches of the same width by one step; return (parents [n], tokens [n]).
 
     logits [n, V] are the model's for the next token of each row; search i has the rows from i * beams on. New row j
     of a search continues its old row parents[j], counted from 0 within the search, with tokens[j].
 
-    A cache that follows row by row need not be reordered: each search's `moves` says what to copy. No row is both a
-    source and a target, so that the order does not matter. At the first step there is nothing to move, if all rows
-    hold the prompt. A search that is done keeps its rows in place, with tokens that mean nothing, and so does a row
-    for which there was no continuation.
+    The cache need not be reordered: the `cache_copies` of each search say what to copy. No row is both a source and a
+    target, so their order does not matter. The first step copies nothing if all rows have the prompt. A search that
+    is done keeps its rows in place, with placeholder tokens, and so does a row without a continuation.
     """
     beams = searches[0].options.beams
     if any(search.options.beams != beams for search in searches):
         raise InputError(
-            f"the searches have {[search.options.beams for search in searches]} beams; advance those of one number."
+            f"the searches have {[search.options.beams for search in searches]} beams; they must be equal."
         )
     if logits.shape != (len(searches) * beams, searches[0].vocab_size):
         raise InputError(
@@ -336,17 +335,17 @@ def advance(searches: Sequence[BeamSearch], logits: Tensor) -> tuple[Tensor, Ten
         )
     dtype, bits = (torch.float64, torch.int64) if logits.dtype == torch.float64 else (torch.float32, torch.int32)
     logprobs = torch.log_softmax(logits.detach(), dim=-1, dtype=dtype)
-    steered = logprobs
+    processed = logprobs
     if any(search._processes_logprobs for search in searches):
-        steered = logprobs.clone()
-        for search, rows in zip(searches, steered.view(len(searches), beams, -1), strict=True):
+        processed = logprobs.clone()
+        for search, rows in zip(searches, processed.view(len(searches), beams, -1), strict=True):
             if search._processes_logprobs:
                 search._process_logprobs(rows)
     width = min(max(search._width for search in searches), logits.shape[1])
-    best, ids = steered.topk(width)
+    best, ids = processed.topk(width)
     own = logprobs.gather(1, ids)
 
-    # floats travel as bits beside the ids, so that the device is waited for once
+    # floats are transferred as bits with the ids, so that the host waits for the device once
     host = torch.stack((best.view(bits), own.view(bits), ids.to(bits))).cpu().view(3, len(searches), beams, width)
     columns = host[0].view(dtype).tolist(), host[1].view(dtype).tolist(), host[2].tolist()
     steps = [search._advance(*rows) for search, *rows in zip(searches, *columns, strict=True)]

@@ -1,4 +1,4 @@
-"""Steps as CUDA graphs: the host starts hundreds of kernels by one call instead of one by one."""
+"""CUDA graphs: one host call launches all kernels of a step."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ from typing import Any
 import torch
 from torch import Tensor
 
-WARM_UPS = 2  # runs before a capture: libraries and compilers settle in the first
+WARM_UPS = 2  # runs before a capture: libraries and compilers initialise in the first
 
 
 class Graphs:
-    """Runs functions of no arguments that read and write tensors in place, each captured at its first run.
+    """Runs functions without arguments that read and write tensors in place, each captured at its first run.
 
-    A captured function sees the world through the tensors it saw at its capture, so callers keep what changes in
-    those. What it returns is overwritten by the next run of any.
+    A captured function uses the tensors of its capture, so callers update those in place. Its results are overwritten
+    by the next run of any function.
     """
 
     def __init__(self, state: Callable[[], Sequence[Tensor]]) -> None:
-        self._state = state  # what a run changes and a run too many would spoil
+        self._state = state  # tensors that a run changes, restored after warm-up
         self._captured: dict[Hashable, tuple[torch.cuda.CUDAGraph, tuple[Tensor, ...]]] = {}
-        self._pool: Any = None  # of memory, shared by all
+        self._pool: Any = None  # the memory pool of all graphs
 
     def run(self, key: Hashable, function: Callable[[], tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
-        """Run a function; `key` names it with all that its kernels depend on."""
+        """Run a function; `key` identifies it and everything its kernels depend on."""
         if key not in self._captured:
             self._captured[key] = self._capture(function)
         graph, results = self._captured[key]
@@ -49,7 +49,7 @@ class Graphs:
 
 
 def bucket(count: int) -> int:
-    """Return the size that a count is padded to, so that few sizes need a graph.
+    """Return the size that a count is padded to, so that few sizes need a graph of their own.
 
     >>> [bucket(count) for count in (1, 3, 6, 20, 65, 300, 700)]
     [1, 4, 8, 24, 72, 320, 704]

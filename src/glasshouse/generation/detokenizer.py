@@ -1,7 +1,6 @@
-"""The text of one generation, given out as its tokens come, up to a stop string.
+"""Incremental detokenization with stop strings.
 
-Text is given out once nothing that may follow can change it: whole characters, and no part of what may still become a
-stop string.
+Text is returned once no later token can change it: whole characters, and nothing that may become a stop string.
 """
 
 from __future__ import annotations
@@ -14,110 +13,112 @@ from typing import NamedTuple
 from glasshouse.text import Tokenizer
 from glasshouse.text.tokenizer_json import BYTE_FALLBACK
 
-HALF = "\ufffd"  # what stands for a character that is not complete, or never will be
-CONTEXT = 8  # tokens before a new one that are decoded with it: more bytes than a character has
+REPLACEMENT = "\ufffd"  # the replacement character: an incomplete or invalid one
+CONTEXT = 8  # tokens decoded together with a new one: more bytes than a character has
 
 
 class Detokenizer:
-    r"""Turns the ids of one generation into text, one at a time, and ends it where a stop string begins.
+    r"""Turns the ids of one generation into text, one at a time, and stops at the first stop string.
 
-    Special tokens, and ids that stand for no token, add nothing to the text. Of several stop strings the one that
-    begins first counts; where that is does not depend on how the text is cut into tokens.
+    Special tokens, and ids outside the vocabulary, add no text. Of several stop strings the one that begins first
+    counts, however the text is split into tokens.
 
     >>> tokenizer = Tokenizer.train(texts=["to be"], vocab_size=263)  # every token is one byte
-    >>> transcript = Transcript(tokenizer, stop=["\n\n"])
-    >>> [transcript.add(token) for token in tokenizer.encode("né\no\n\nto")]
+    >>> detokenizer = Detokenizer(tokenizer, stop=["\n\n"])
+    >>> [detokenizer.add(token) for token in tokenizer.encode("né\no\n\nto")]
     ['n', '', 'é', '', '\no', '', '', '', '']
-    >>> transcript.text, transcript.stopped, transcript.kept
+    >>> detokenizer.text, detokenizer.stopped, detokenizer.n_kept
     ('né\no', True, 5)
 
-    What was held back in vain comes at the end.
+    Text held back for a stop string that did not come is returned at the end.
 
-    >>> transcript = Transcript(tokenizer, stop=["\n\n"])
-    >>> [transcript.add(token) for token in tokenizer.encode("to\n")], transcript.finish()
+    >>> detokenizer = Detokenizer(tokenizer, stop=["\n\n"])
+    >>> [detokenizer.add(token) for token in tokenizer.encode("to\n")], detokenizer.finish()
     (['t', 'o', ''], '\n')
     """
 
     stopped: bool  # a stop string was found; the text ends right before it
-    n_kept: int  # tokens that lie wholly before the stop string; without one, all
+    n_kept: int  # tokens entirely before the stop string; without one, all
 
     def __init__(self, tokenizer: Tokenizer, stop: Sequence[str] = ()) -> None:
         self.stopped, self.n_kept = False, 0
         self._tokenizer = tokenizer
         self._stop = tuple(stop)
         self._longest = max(map(len, self._stop), default=0)
-        self._reader: _ByteDecoder | _WindowDecoder = (
+        self._decoder: _ByteDecoder | _WindowDecoder = (
             _ByteDecoder(tokenizer) if tokenizer.byte_level else _WindowDecoder(tokenizer)
         )
-        self._pieces: list[str] = []  # what was returned
-        self._pending = ""  # certain, but it may be part of a stop string
-        self._read = 0  # characters returned or held
-        self._ends: list[int] = []  # where the text of each token ends that has any; a shared character is the last's
-        self._places: list[int] = []  # how many tokens came before each of those
+        self._pieces: list[str] = []  # returned text
+        self._pending = ""  # final, but possibly part of a stop string
+        self._n_chars = 0  # characters returned or pending
+        self._ends: list[
+            int
+        ] = []  # where each token's text ends, if it has any; a shared character is the last token's
+        self._token_indices: list[int] = []  # how many tokens came before each of those
 
     @property
     def text(self) -> str:
-        """All that was returned so far."""
+        """All text returned so far."""
         return "".join(self._pieces)
 
     def add(self, token: int) -> str:
-        """Return the text that became certain with a token; nothing once a stop string was found."""
+        """Add a token and return the text that became final; "" once a stop string was found."""
         if self.stopped:
             return ""
         self.n_kept += 1
         if token not in self._tokenizer.ids or token in self._tokenizer.special_ids:
             return ""
-        self._places.append(self.n_kept - 1)
-        self._hold(self._reader.add(token))
+        self._token_indices.append(self.n_kept - 1)
+        self._add_pending(self._decoder.add(token))
         return self._release(self._maybe_stop())
 
     def finish(self) -> str:
-        """Return what was held back; no token comes any more."""
+        """Return the pending text; no token follows."""
         if self.stopped:
             return ""
-        self._hold(self._reader.finish())
+        self._add_pending(self._decoder.finish())
         return self._release(len(self._pending))
 
-    def _hold(self, pieces: list[_Piece]) -> None:
+    def _add_pending(self, pieces: list[_Piece]) -> None:
         for tokens, text in pieces:
-            self._read += len(text)
-            self._ends.extend([self._read] * tokens)
+            self._n_chars += len(text)
+            self._ends.extend([self._n_chars] * tokens)
         self._pending += "".join(piece.text for piece in pieces)
 
     def _maybe_stop(self) -> int:
-        """Return the first place in the held text from which on it may be the beginning of a stop string."""
+        """Return the first index in the pending text where a stop string may begin."""
         end = len(self._pending)
-        for place in range(max(0, end - self._longest + 1), end):
-            if any(stop.startswith(self._pending[place:]) for stop in self._stop):
-                return place
+        for index in range(max(0, end - self._longest + 1), end):
+            if any(stop.startswith(self._pending[index:]) for stop in self._stop):
+                return index
         return end
 
     def _release(self, end: int) -> str:
-        """Return the held text up to a place, or to a stop string that does not begin after it."""
+        """Return the pending text up to an index, or up to a stop string that begins no later."""
         found = (self._pending.find(stop) for stop in self._stop)
-        first = min((place for place in found if 0 <= place <= end), default=None)
+        first = min((index for index in found if 0 <= index <= end), default=None)
         if first is not None:
             end, self.stopped = first, True
-            self.n_kept = self._places[bisect_right(self._ends, self._read - len(self._pending) + first)]
+            self.n_kept = self._token_indices[bisect_right(self._ends, self._n_chars - len(self._pending) + first)]
         text, self._pending = self._pending[:end], self._pending[end:]
         self._pieces.append(text)
         return text
 
 
 class _Piece(NamedTuple):
-    """Text that became certain, and how many of the tokens not yet counted lie wholly in what is certain now."""
+    """Text that became final, and how many more tokens are entirely part of the final text now."""
 
     tokens: int
     text: str
 
 
 class _ByteDecoder:
-    """Reads tokens that are bytes."""
+    """Decodes byte-level tokens."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
-        self._waiting = 0  # tokens since the last that ended with a character
+        self._waiting = 0  # tokens since the last complete character
 
     def add(self, token: int) -> list[_Piece]:
         text = self._utf8.decode(self._tokenizer.decode_bytes([token]))
@@ -133,19 +134,19 @@ class _ByteDecoder:
 
 
 class _WindowDecoder:
-    """Reads tokens of any kind by their decoder, each with some of those before it.
+    """Decodes tokens of any tokenizer, each with some of the tokens before it.
 
-    What a decoder makes of a token hangs on whether it is the first, the last, or one of several that spell a
-    character. Bytes to fall back on make a run, which is text if all of it is UTF-8 and marks if not, so nothing in
-    it is certain before it ends. What was returned stands, even if a decoder looks further (a Replace after a Fuse).
+    The text of a token can depend on whether it is the first, the last, or one of several that make up a character.
+    Byte-fallback tokens form a run, which is text if all of it is UTF-8 and replacement characters if not, so nothing
+    in it is final before it ends. Returned text stands, even if a decoder looks further (a Replace after a Fuse).
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
-        self._ids: list[int] = []  # the last tokens
-        self._given = 0  # characters of their text that were returned
-        self._waiting = 0  # of them, those whose text is not whole
-        self._run = bytearray()  # the bytes to fall back on at the end
+        self._ids: list[int] = []  # the recent tokens
+        self._n_returned = 0  # characters of their text returned so far
+        self._waiting = 0  # those of them whose text is not final
+        self._run = bytearray()  # the run of byte-fallback tokens at the end
 
     def add(self, token: int) -> list[_Piece]:
         if byte := BYTE_FALLBACK.fullmatch(self._tokenizer.id_to_token(token)):
@@ -156,30 +157,30 @@ class _WindowDecoder:
         self._ids.append(token)
         self._waiting += 1
         text = self._tokenizer.decode(self._ids)
-        certain = text.removesuffix(HALF)
-        settled = self._waiting if certain == text else 0
-        pieces.append(_Piece(settled, certain[self._given :]))
+        final = text.removesuffix(REPLACEMENT)
+        settled = self._waiting if final == text else 0
+        pieces.append(_Piece(settled, final[self._n_returned :]))
         self._waiting -= settled
-        self._given = max(self._given, len(certain))
+        self._n_returned = max(self._n_returned, len(final))
         if len(self._ids) >= 2 * CONTEXT:
-            self._slide(len(text) - self._given)
+            self._slide(len(text) - self._n_returned)
         return pieces
 
     def finish(self) -> list[_Piece]:
-        text = self._tokenizer.decode(self._ids)[self._given :]
+        text = self._tokenizer.decode(self._ids)[self._n_returned :]
         if self._run.endswith(spelled := text.encode()):
-            stripped = _Piece(len(self._run) - len(spelled), "")  # as the first space of a text
+            stripped = _Piece(len(self._run) - len(spelled), "")  # such as the first space of a text
             pieces = [stripped, *(_Piece(len(character.encode()), character) for character in text)]
         else:
             pieces = [_Piece(self._waiting + len(self._run), text)]
-        self._given += len(text)
+        self._n_returned += len(text)
         self._waiting = 0
         self._run.clear()
         return pieces
 
     def _slide(self, behind: int) -> None:
-        """Forget the older tokens; the last characters of the text, as many as `behind`, were not returned yet."""
+        """Drop the older tokens; the last `behind` characters of the text were not returned yet."""
         recent = self._ids[-CONTEXT:]
-        # Without text before it, what follows could be taken for the beginning, which some decoders strip.
+        # Without text before it, the next token would be decoded as the first, which some decoders strip.
         self._ids = recent if self._tokenizer.decode(recent) else self._ids[:-CONTEXT]
-        self._given = len(self._tokenizer.decode(self._ids)) - behind
+        self._n_returned = len(self._tokenizer.decode(self._ids)) - behind

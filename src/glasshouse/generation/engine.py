@@ -1,4 +1,4 @@
-"""The engine: every generation, whoever asked for it, goes through one batch that requests join and leave."""
+"""The generation engine: all requests share one batch (continuous batching)."""
 
 from __future__ import annotations
 
@@ -37,19 +37,19 @@ from glasshouse.text import Tokenizer
 class Engine:
     """Generate for many requests at once, each as if it were alone.
 
-    Memory for `slots` sequences of `max_len` tokens is taken when the engine is made, and never more. At each step
-    waiting requests join as slots fall free, at most `chunk` tokens of their prompts are read, and every request
-    that has read its prompt gets a token. The model must stay as it is while an engine uses it: the engine holds a
-    copy of its weights, in an order in which they are read faster, unless `weights` is "own", or "int8", a byte each.
-    To `compile` takes a minute or so, and pays where an engine runs for long on a GPU with its slots in use: a
-    step there is then always one of all slots. `record` names sites, as for `gh.record`: each completion has what
-    stood there in its `seen`, as told at `gh.generate`.
+    Memory for `slots` sequences of `max_len` tokens is allocated when the engine is made, never more. At each step
+    waiting requests take free slots, at most `prefill_chunk` tokens of their prompts are prefilled, and every request
+    with a complete prompt decodes one token. The model must not change while an engine uses it: the engine has a copy
+    of its weights in a faster memory layout, unless `weights` is "own" (no copy) or "int8" (one byte per weight).
+    `compile` takes about a minute, and pays off in a long-running engine on a GPU with its slots in use: each step
+    then runs all slots. `record` names sites, as for `gh.record`: the activations are in the `recording` of each
+    completion, as described at `gh.generate`.
 
     Threads may share an engine. `submit` and `cancel` return at once, from any thread and also during a step: they
-    do nothing on the device. Any thread may call `step`, `run` or `stream`; one thread steps at a time, and for the
+    do nothing on the device. Any thread may call `step`, `run` or `stream`; one thread steps at a time, and in the
     others a call of `step` waits until that step is over. A server gives one thread `run_forever`, submits from
-    others, waits by `Request.wait` or `Request.stream`, and ends with `close`. If a step raises, the requests in the
-    batch end with finish_reason "error", and the engine can be used further.
+    others, waits with `Request.wait` or `Request.stream`, and ends with `close`. If a step raises, the running
+    requests end with finish_reason "error", and the engine remains usable.
 
     >>> import glasshouse as gh
     >>> engine = gh.Engine(gh.build(gh.preset("tiny-decoder")), slots=2, max_len=32)
@@ -76,50 +76,50 @@ class Engine:
         check_model(model)
         if tok is not None:
             check_tokenizer(model, tok)
-        views = recorded_sites(model, record)
-        if views and compile:
-            raise InputError("record and compile were both given; what is compiled cannot be seen, so leave one out.")
-        if views and speculator is not None:
-            raise InputError("record and speculator were both given; drafts are not recorded, so leave one out.")
+        sites = recorded_sites(model, record)
+        if sites and compile:
+            raise InputError("record and compile were both given; compiled code cannot be recorded; leave one out.")
+        if sites and speculator is not None:
+            raise InputError("record and speculator were both given; drafts cannot be recorded; leave one out.")
         self.tok = tok
         self.spec = model.spec
         self.max_len = check_length(model.spec, max_len)
         self.source_len = check_length(model.spec, source_len, "source_len") if isinstance(model, Seq2Seq) else 0
-        self.chunk = min(check_count("chunk", prefill_chunk), self.max_len)
+        self.prefill_chunk = min(check_count("prefill_chunk", prefill_chunk), self.max_len)
         check_count("slots", slots)
         check_weights(weights)
         check_memory(model, slots, self.max_len, self.source_len, weight_copy_bytes(model, weights))
-        most = max(self.chunk, 1 if speculator is None else speculator.n_draft_tokens + 1)
-        # To record, every token passes the model itself, and the place of a key is its position, so that layers with
-        # a window do not use their slots in turn.
-        cache = self._make_cache(model, slots, self.max_len if views else most)
-        self.slots = Slots(cache, slots, shares=isinstance(model, Decoder) and not views)
+        chunk = max(self.prefill_chunk, 1 if speculator is None else speculator.n_draft_tokens + 1)
+        # To record, the index of a key in the cache must be its position, so sliding-window layers do not use ring
+        # buffers.
+        cache = self._make_cache(model, slots, self.max_len if sites else chunk)
+        self.slots = Slots(cache, slots, prefix_caching=isinstance(model, Decoder) and not sites)
         sampler = Sampler(slots, model.spec.vocab_size, cache.lengths.device)
-        self._runner = ModelRunner(model, cache, sampler, weights=weights, compile=compile, recording=bool(views))
-        self._recorder = Recorder(self._runner.model, views) if views else None
+        self._runner = ModelRunner(model, cache, sampler, weights=weights, compile=compile, recording=bool(sites))
+        self._recorder = Recorder(self._runner.model, sites) if sites else None
         self._speculator = speculator
         if speculator is not None:
             speculator.setup(model, slots, self.max_len)
         self._rules = read_token_rules(model)
         self._queue: deque[Request] = deque()
-        self._batch = Scheduler(
+        self._scheduler = Scheduler(
             self.slots,
             self._runner,
             self._queue,
-            chunk=self.chunk,
+            prefill_chunk=self.prefill_chunk,
             vocab_size=model.spec.vocab_size,
             speculator=speculator,
             recorder=self._recorder,
         )
-        # Guards the queue and what follows; notified of a new request, and when a step is over.
-        self._turn = threading.Condition()
-        self._stepper: int | None = None  # the thread that is in a step; the batch is its own
-        self._cancelled = False  # whether a request was cancelled that may still be in the queue or the batch
+        # Guards the queue and the fields below; notified of new requests and at the end of a step.
+        self._condition = threading.Condition()
+        self._stepper: int | None = None  # the thread that runs a step and may use the scheduler
+        self._cancelled = False  # whether a cancelled request may still be queued or scheduled
         self._closed = False
 
     @property
     def n_bytes(self) -> int:
-        """How much memory the keys and values of all slots take."""
+        """Size of the KV cache in bytes."""
         return self.slots.cache.n_bytes
 
     def submit(
@@ -132,10 +132,10 @@ class Engine:
         target_prefix: Sequence[int] = (),
         **settings: object,
     ) -> Request:
-        """Put a request in the queue: a text, or ids; with `Options`, or the settings that make them.
+        """Queue a request: a text or ids, with `SamplingParams` or the settings that make them.
 
-        A beam search returns its `n_best` texts and, with `keep_tree`, all that it considered. An encoder-decoder
-        goes on after the tokens that its target has `begun` with.
+        A beam search returns its `n_best` hypotheses and, with `keep_tree`, every candidate. An encoder-decoder
+        continues a target that starts with `target_prefix`.
         """
         if options is not None and settings:
             raise InputError(f"options and {', '.join(settings)} were both given; put everything into the options.")
@@ -151,7 +151,7 @@ class Engine:
             raise InputError(f"beams is {options.beams}, but the engine has {len(self.slots)} slots; make more.")
         check_beams(self._runner.model, options.beams, self.max_len, self.source_len)
         if options.beams > 1 and self._recorder is not None:
-            raise InputError(f"beams is {options.beams}, but a search cannot be recorded; leave one of them out.")
+            raise InputError(f"beams is {options.beams}, but beam search cannot be recorded; leave one of them out.")
         if not 1 <= n_best <= options.beams:
             raise InputError(
                 f"n_best is {n_best}, but a search of {options.beams} beams returns 1 to {options.beams}."
@@ -169,7 +169,7 @@ class Engine:
             )
         elif target_prefix:
             raise InputError(
-                f"begun has {len(target_prefix)} tokens, but the model has no target; put them into the prompt."
+                f"target_prefix has {len(target_prefix)} tokens, but the model has no encoder; use the prompt."
             )
         if len(ids) > self.max_len:
             raise InputError(f"the prompt has {len(ids)} tokens, but max_len is {self.max_len}; shorten it.")
@@ -186,60 +186,60 @@ class Engine:
             recording=None if self._recorder is None else self._recorder.open(len(source)),
         )
         if options.beams > 1:
-            search = make_beam_search(request, self.spec.vocab_size)  # refuses what cannot be searched
+            search = make_beam_search(request, self.spec.vocab_size)  # raises for settings that cannot be searched
             if limit == 0:
                 request.finish_search(search.results(), search.tree if keep_tree else None)
         elif limit == 0:
             request.finish("length")
-        with self._turn:
+        with self._condition:
             if self._closed:
-                raise InputError("the engine is closed, so that it takes no more requests; make another.")
+                raise InputError("the engine is closed and takes no more requests; make a new one.")
             if not request.done:
                 self._queue.append(request)
-                self._turn.notify_all()
+                self._condition.notify_all()
         return request
 
     def cancel(self, request: Request) -> None:
-        """End a request now, whether it waits, reads its prompt or writes; what it has written stays.
+        """End a request now, whether it is waiting, in prefill or decoding; its tokens so far are kept.
 
-        Its slots are free for others from the next step on.
+        Its slots are free from the next step on.
         """
         if request.finish("cancelled"):
             self._cancelled = True
 
     def run(self) -> None:
-        """Take steps until every request is done."""
+        """Step until every request is done."""
         while self.step():
             pass
 
     def run_forever(self) -> None:
-        """Take steps whenever there is work, and wait while there is none, until another thread calls `close`.
+        """Step whenever there is work, and wait while there is none, until another thread calls `close`.
 
-        If a step raises, the engine is closed, so that nobody waits in vain, and the error is raised here.
+        If a step raises, the engine is closed, so that no thread waits forever, and the error is raised here.
         """
         try:
             while not self._closed:
-                with self._turn:
-                    self._turn.wait_for(lambda: self._closed or self._has_work())
+                with self._condition:
+                    self._condition.wait_for(lambda: self._closed or self._has_work())
                 self.step()
         finally:
             self.close()
 
     def close(self) -> None:
-        """Cancel every request that is not done and take no more; a step that has begun is waited for."""
-        with self._turn:
+        """Cancel every unfinished request and accept no more; waits for a running step."""
+        with self._condition:
             self._closed = True
-            self._turn.notify_all()
-            self._turn.wait_for(lambda: self._stepper is None)
-            for request in (*self._queue, *self._batch.requests):
+            self._condition.notify_all()
+            self._condition.wait_for(lambda: self._stepper is None)
+            for request in (*self._queue, *self._scheduler.requests):
                 request.finish("cancelled")
             self._queue.clear()
-            self._batch.clear()
+            self._scheduler.clear()
 
     def stream(self, request: Request) -> Iterator[str]:
-        """Take steps until a request is done, and yield its text as it comes, in whole characters.
+        """Step until a request is done, and yield its text as it is generated, in whole characters.
 
-        A request that failed raises its sentence after its last text.
+        A failed request raises its error after the last text.
         """
         while not request.done:
             self.step()
@@ -250,44 +250,44 @@ class Engine:
         request.raise_on_error()
 
     def step(self) -> bool:
-        """Let requests join, read a chunk of prompts, and give each row its next token; say whether work is left.
+        """Schedule requests, prefill a chunk of prompts, and decode one token each; return whether work is left.
 
-        While another thread is in a step, no second one begins: the call returns when that step is over.
+        While another thread runs a step, the call waits for its end and returns.
         """
         me = threading.get_ident()
         try:
-            with self._turn:
+            with self._condition:
                 if self._stepper is not None:
-                    self._turn.wait()
+                    self._condition.wait()
                 elif not self._closed:
                     self._stepper = me
             if self._stepper == me:
                 if self._cancelled:
                     self._drop_cancelled()
-                self._batch.step()
+                self._scheduler.step()
             return self._has_work()
         except BaseException as error:
-            if self._stepper == me:  # rows and cache may disagree now, so that none of them can go on
-                for request in self._batch.requests:
+            if self._stepper == me:  # sequences and cache may be inconsistent now
+                for request in self._scheduler.requests:
                     request.fail(f"a step of the engine raised {type(error).__name__}: {error}; submit it again.")
-                self._batch.clear()
+                self._scheduler.clear()
             raise
         finally:
             if self._stepper == me:
-                with self._turn:
+                with self._condition:
                     self._stepper = None
-                    self._turn.notify_all()
+                    self._condition.notify_all()
 
     def _has_work(self) -> bool:
-        return bool(self._queue or self._batch.busy)
+        return bool(self._queue or self._scheduler.busy)
 
     def _drop_cancelled(self) -> None:
-        """Take cancelled requests out of the queue and the batch."""
-        self._cancelled = False  # first, so that one cancelled meanwhile is found by the next step
-        with self._turn:
+        """Remove cancelled requests from the queue and the scheduler."""
+        self._cancelled = False  # first: a request cancelled meanwhile is found by the next step
+        with self._condition:
             for request in [request for request in self._queue if request.done]:
                 self._queue.remove(request)  # one by one: other threads take an empty queue for the end of all work
-        self._batch.drop_cancelled()
+        self._scheduler.drop_cancelled()
 
     def _make_cache(self, model: Decoder | Seq2Seq, slots: int, prefill_chunk: int) -> Cache:
         if isinstance(model, Seq2Seq):

@@ -1,4 +1,4 @@
-"""Prompts in, completions out: the engine for whoever has all prompts at hand."""
+"""Generation for prompts that are all known in advance: `generate` and `stream`."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ from glasshouse.text import Tokenizer
 
 Prompt = str | bytes | Sequence[int]
 
-MAX_SLOTS = 64  # rows in a batch, unless the caller knows better
-WORTH_A_COPY = 100  # steps; in fewer, a CPU does not make up for the time that copying the weights takes
-MEMORY_SHARE = 4  # of the memory, at most one part in so many goes to the cache
+MAX_SLOTS = 64  # default maximum batch size
+WORTH_A_COPY = 100  # steps; in fewer, a CPU does not regain the time of copying the weights
+MEMORY_SHARE = 4  # the cache takes at most 1 / MEMORY_SHARE of the memory
 
 
 def generate(
@@ -55,30 +55,28 @@ def generate(
     progress: Callable[[int], None] = lambda new: None,
     **settings: object,
 ) -> list[Completion]:
-    """Continue each prompt, or translate it where the model has an encoder; return `n` completions for each.
+    """Generate from each prompt, or translate it with an encoder-decoder; return `n` completions for each.
 
-    A prompt is a text or a list of ids, for which no tokenizer is needed. What comes out for a prompt does not depend
-    on the others. Samples of one prompt get seeds that count up from `seed`; a search returns its `n` best.
-    Further settings are those of `Options`; `slots`, `speculator` and `weights` are those of `Engine`, except that
-    weights are copied only where so much is to be written that it pays. `progress` is called with the number of new
+    A prompt is a text or a list of ids, which needs no tokenizer. The completion of a prompt does not depend on the
+    other prompts. Samples of one prompt get seeds that count up from `seed`; a beam search returns its `n` best.
+    Further settings are those of `SamplingParams`; `slots`, `speculator` and `weights` are those of `Engine`, except
+    that weights are copied only for generations long enough to pay off. `progress` is called with the number of new
     tokens after each step.
 
     Prompt and completion together, or the target of an encoder-decoder, have at most `max_len` tokens. Without it,
-    they have as many as are asked for, unless the model's table of learned positions ends before; where that cuts
-    completions short, or where they are longer than the model was trained for (its spec's max_len), a warning says
-    so. A model whose outputs are NaN is an error.
+    only a table of learned positions limits them; a warning is issued if that truncates completions, or if they are
+    longer than the model was trained for (its spec's max_len). NaN outputs of the model raise an error.
 
-    `record` names sites, as for `gh.record`, and each completion's `seen` has what stood there while it was written,
-    without a second pass: by position in prompt and output, with no axis for the batch. A token is seen when the one
-    after it is chosen, so the last of the output is missing unless an end token or a stop string came after it.
-
+    `record` names sites, as for `gh.record`, and each completion's `recording` has their activations during its
+    generation, without a second pass: by position in prompt and output, with no batch axis. A token is recorded when
+    the next one is sampled, so the last of the output is missing unless an end token or a stop string came after it.
     >>> import glasshouse as gh
     >>> model = gh.build(gh.preset("tiny-decoder"))
     >>> one, two = gh.generate(model, None, [[1, 2, 3], [4]], max_new_tokens=5)
     >>> len(one.ids), one.finish_reason
     (5, 'length')
     >>> one, two = gh.generate(model, None, [[1, 2, 3], [4]], max_new_tokens=5, record=("resid_post.1", "pattern.0"))
-    >>> one.seen["resid_post.1"].shape, two.seen["pattern.0"].shape, one.seen.axes("pattern.0")
+    >>> one.recording["resid_post.1"].shape, two.recording["pattern.0"].shape, one.recording.axes("pattern.0")
     (torch.Size([7, 64]), torch.Size([4, 5, 5]), ('head', 'query', 'key'))
     """
     options = SamplingParams.parse(
@@ -108,10 +106,10 @@ def generate(
         record=record,
         progress=progress,
     )
-    told = [sentence for request in requests if (sentence := length_warning(model.spec, request))]
-    if max_len is None and told:
-        more = "" if len(requests) == 1 else f"{len(told)} of {len(requests)} completions, such as this: "
-        warnings.warn(more + told[0], stacklevel=2)
+    messages = [message for request in requests if (message := length_warning(model.spec, request))]
+    if max_len is None and messages:
+        prefix = "" if len(requests) == 1 else f"{len(messages)} of {len(requests)} completions, such as this: "
+        warnings.warn(prefix + messages[0], stacklevel=2)
     return [completion for request in requests for completion in request.completions()]
 
 
@@ -130,43 +128,44 @@ def generate_requests(
     record: str | Sequence[str] = (),
     progress: Callable[[int], None] = lambda new: None,
 ) -> list[Request]:
-    """Do what `generate` does, and return the requests: one for each search, or for each of `n` samples of a prompt.
+    """Run `generate` and return its requests: one per beam search, or one for each of `n` samples of a prompt.
 
     >>> import glasshouse as gh
     >>> model = gh.build(gh.preset("tiny-decoder"))
-    >>> found = complete(model, None, [[1, 2, 3], [4]], Options(beams=3, max_new_tokens=5), n=2)
-    >>> [len(request.completions()) for request in found]
+    >>> params = SamplingParams(beams=3, max_new_tokens=5)
+    >>> requests = generate_requests(model, None, [[1, 2, 3], [4]], params, n=2)
+    >>> [len(request.completions()) for request in requests]
     [2, 2]
     """
     check_model(model)
-    rows = [encode_prompt(prompt, tok, model.spec) for prompt in as_list(prompts)]
+    prompt_ids = [encode_prompt(prompt, tok, model.spec) for prompt in as_list(prompts)]
     check_count("n", n)
     beams = options.beams
     if beams == 1 and n > 1 and options.temperature == 0:
-        raise InputError(f"n is {n}, but without a temperature or beams all samples are the same; give one of them.")
-    if not rows:
+        raise InputError(f"n is {n}, but without a temperature or beams all samples are equal; set one of them.")
+    if not prompt_ids:
         return []
-    room, source_len = required_lengths(model, rows, options)
+    length, source_len = required_lengths(model, prompt_ids, options)
     if max_len is not None:
-        room = min(room, check_length(model.spec, max_len))
-    check_beams(model, beams, room, source_len or 0)
+        length = min(length, check_length(model.spec, max_len))
+    check_beams(model, beams, length, source_len or 0)
     copies = 1 if beams > 1 else n
     if slots is None:
-        slots = max(beams, choose_slots(model, room, source_len, len(rows) * copies * beams))
-    turns = -(-len(rows) * copies * beams // slots)
+        slots = max(beams, choose_slots(model, length, source_len, len(prompt_ids) * copies * beams))
+    rounds = -(-len(prompt_ids) * copies * beams // slots)
     engine = Engine(
         model,
         tok,
         slots=slots,
-        max_len=room,
+        max_len=length,
         source_len=source_len,
         speculator=speculator,
-        weights=choose_weights(turns * options.max_new_tokens) if weights is None else weights,
+        weights=choose_weights(rounds * options.max_new_tokens) if weights is None else weights,
         record=record,
     )
     requests = [
-        engine.submit(row, one, n_best=n if beams > 1 else 1, keep_tree=keep_tree)
-        for row in rows
+        engine.submit(ids, one, n_best=n if beams > 1 else 1, keep_tree=keep_tree)
+        for ids in prompt_ids
         for one in options.with_seeds(copies)
     ]
     before, busy = 0, True
@@ -181,7 +180,7 @@ def generate_requests(
 
 
 def stream(model: Decoder | Seq2Seq, tok: Tokenizer, prompt: Prompt, **settings: object) -> Iterator[str]:
-    """Yield the text that continues one prompt as it is written, in whole characters; settings as in `generate`.
+    """Yield the completion of one prompt as it is generated, in whole characters; settings as in `generate`.
 
     >>> import glasshouse as gh
     >>> tok = gh.Tokenizer.train(texts=["to be or not to be"], vocab_size=270)
@@ -192,19 +191,19 @@ def stream(model: Decoder | Seq2Seq, tok: Tokenizer, prompt: Prompt, **settings:
     """
     options = SamplingParams.parse(settings)
     check_model(model)
-    row = encode_prompt(prompt, tok, model.spec)
-    max_len, source_len = required_lengths(model, [row], options)
+    ids = encode_prompt(prompt, tok, model.spec)
+    max_len, source_len = required_lengths(model, [ids], options)
     check_beams(model, options.beams, max_len, source_len or 0)
     weights = choose_weights(options.max_new_tokens)
     engine = Engine(model, tok, slots=options.beams, max_len=max_len, source_len=source_len, weights=weights)
-    request = engine.submit(row, options)
+    request = engine.submit(ids, options)
     yield from engine.stream(request)
-    if sentence := length_warning(model.spec, request):
-        warnings.warn(sentence, stacklevel=2)
+    if message := length_warning(model.spec, request):
+        warnings.warn(message, stacklevel=2)
 
 
 def as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    """Return the prompts one by one: a single text, or a single list of ids, is one prompt."""
+    """Return a list of prompts: a single text, or a single list of ids, is one prompt."""
     if isinstance(prompts, str | bytes):
         return [prompts]
     tolist = getattr(prompts, "tolist", None)
@@ -217,22 +216,22 @@ def as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
 
 
 def required_lengths(
-    model: Decoder | Seq2Seq, rows: Sequence[Sequence[int]], options: SamplingParams
+    model: Decoder | Seq2Seq, prompt_ids: Sequence[Sequence[int]], options: SamplingParams
 ) -> tuple[int, int | None]:
-    """Return how many tokens a sequence, and a source, must have room for."""
-    longest = max(map(len, rows))
+    """Return the sequence length and the source length that the cache must have."""
+    longest = max(map(len, prompt_ids))
     limit = model.spec.position_limit
     if isinstance(model, Seq2Seq):
         target = 1 + len(read_token_rules(model).forced_prefix) + options.max_new_tokens
         return target if limit is None else min(limit, target), longest
     if limit is not None and longest > limit:
         raise InputError(f"a prompt has {longest} tokens, but max_len is {limit}; shorten it.")
-    wanted = longest + options.max_new_tokens
-    return wanted if limit is None else min(limit, wanted), None
+    length = longest + options.max_new_tokens
+    return length if limit is None else min(limit, length), None
 
 
 def length_warning(s: Spec, request: Request) -> str | None:
-    """Say where a request that is done was cut short by the length of sequences, or outgrew what the model is for.
+    """Return a warning if a finished request was truncated at the maximum length, or exceeds the trained length.
 
     >>> import glasshouse as gh
     >>> model = gh.build(gh.preset("tiny-decoder", max_len=64, position="learned"))
@@ -240,27 +239,27 @@ def length_warning(s: Spec, request: Request) -> str | None:
     >>> request = engine.submit([1, 2, 3, 4, 5, 6], max_new_tokens=400)
     >>> engine.run()
     >>> print(length_warning(model.spec, request))
-    58 of 400 new tokens were written: with the 6 before them they fill the model's 64 positions (max_len).
+    58 of 400 new tokens were generated: with the prompt of 6 they fill the model's 64 positions (max_len).
     """
     before, total = len(request.prompt), len(request.prompt) + request.limit
     if request.truncated:
-        room = (
+        limit = (
             f"the model's {total} positions (max_len)" if total == s.position_limit else f"max_len, which is {total}"
         )
         return (
-            f"{request.limit} of {request.options.max_new_tokens} new tokens were written: with the {before} before "
-            f"them they fill {room}."
+            f"{request.limit} of {request.options.max_new_tokens} new tokens were generated: with the prompt of "
+            f"{before} they fill {limit}."
         )
     if before + len(request.ids) > s.max_len:
         return (
             f"the text has {before + len(request.ids)} tokens, but the model was trained on sequences of at most "
-            f"{s.max_len} (max_len), and may get worse past that."
+            f"{s.max_len} (max_len), so quality may drop beyond that."
         )
     return None
 
 
 def choose_weights(steps: int) -> Weights:
-    """Return how an engine that will take so many steps had better hold the weights.
+    """Return whether an engine should copy the weights for a number of steps.
 
     >>> choose_weights(8), choose_weights(256)
     ('own', 'copy')
@@ -268,8 +267,8 @@ def choose_weights(steps: int) -> Weights:
     return "copy" if steps >= WORTH_A_COPY else "own"
 
 
-def choose_slots(model: Decoder | Seq2Seq, max_len: int, source_len: int | None, wanted: int) -> int:
-    """Return how many rows to run side by side: as many as are wanted, within reason and memory."""
+def choose_slots(model: Decoder | Seq2Seq, max_len: int, source_len: int | None, n_sequences: int) -> int:
+    """Return the number of slots: `n_sequences`, within MAX_SLOTS and the memory."""
     weight = model.token_embedding.table.weight
     each = cache_bytes(model.spec, 1, max_len, source_len or 0, weight.element_size())
-    return max(1, min(wanted, MAX_SLOTS, machine.memory_bytes(weight.device) // MEMORY_SHARE // each))
+    return max(1, min(n_sequences, MAX_SLOTS, machine.memory_bytes(weight.device) // MEMORY_SHARE // each))

@@ -1,4 +1,4 @@
-"""What was published beside a model's weights about the tokens it writes, where its texts would be wrong without."""
+"""Token rules from generation_config.json."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ FILE = "generation_config.json"
 
 @dataclass(frozen=True)
 class TokenRules:
-    """Tokens that a model must not write, and those with which every target of an encoder-decoder goes on.
+    """Tokens a model must not generate, and the tokens that every target of an encoder-decoder starts with.
 
-    Such rules belong to the model: a translator writes its padding token if nobody stops it. How to search or draw
-    (beams, lengths, penalties, temperature), which may stand in the same file, is deliberately not taken: that is
-    the caller's, and `Options` mean the same for every model.
+    These belong to the model: a translation model generates its padding token if it is not suppressed. Search and
+    sampling settings in the same file (beams, lengths, penalties, temperature) are deliberately ignored: they are the
+    caller's, and `SamplingParams` mean the same for every model.
 
-    >>> Rules(forbidden=(3, 5)).apply(Options(logit_bias={5: 0.5})).logit_bias
+    >>> TokenRules(suppressed=(3, 5)).apply(SamplingParams(logit_bias={5: 0.5})).logit_bias
     {3: -inf, 5: 0.5}
     """
 
@@ -27,22 +27,22 @@ class TokenRules:
     forced_prefix: tuple[int, ...] = ()  # after the start token
 
     def apply(self, options: SamplingParams) -> SamplingParams:
-        """Return options that forbid these tokens, except those whose bias a caller has set."""
+        """Return options that suppress these tokens, except those whose bias the caller has set."""
         if not self.suppressed:
             return options
         return replace(options, logit_bias=dict.fromkeys(self.suppressed, -math.inf) | dict(options.logit_bias))
 
 
 def read_token_rules(model: Decoder | Seq2Seq) -> TokenRules:
-    """Read the rules that came with a model; what is odd in them, or no id of its vocabulary, is left out.
+    """Read the rules that came with a model; malformed entries and ids outside the vocabulary are ignored.
 
-    Of bad words only those of one token are taken, and none that ends a text, as in transformers.
+    Of bad_words_ids only single tokens are used, and never an end token, as in transformers.
 
     >>> import glasshouse as gh
     >>> model = gh.build(gh.preset("tiny-seq2seq"))
-    >>> model.beside["generation_config.json"] = {"bad_words_ids": [[3], [4, 5]], "forced_bos_token_id": 6}
+    >>> model.extra_files["generation_config.json"] = {"bad_words_ids": [[3], [4, 5]], "forced_bos_token_id": 6}
     >>> read_token_rules(model)
-    Rules(forbidden=(3,), opening=(6,))
+    TokenRules(suppressed=(3,), forced_prefix=(6,))
     """
     table = model.extra_files.get(FILE)
     if not isinstance(table, dict):
@@ -52,9 +52,9 @@ def read_token_rules(model: Decoder | Seq2Seq) -> TokenRules:
         return [value for value in values if type(value) is int and 0 <= value < model.spec.vocab_size]
 
     words = [word[0] for word in _listed(table.get("bad_words_ids")) if isinstance(word, list) and len(word) == 1]
-    forbidden = {*ids(words)} - {*model.spec.end_ids} | {*ids(_listed(table.get("suppress_tokens")))}
-    opening = ids([table.get("forced_bos_token_id")]) if isinstance(model, Seq2Seq) else []
-    return TokenRules(tuple(sorted(forbidden)), tuple(opening))
+    suppressed = {*ids(words)} - {*model.spec.end_ids} | {*ids(_listed(table.get("suppress_tokens")))}
+    forced_prefix = ids([table.get("forced_bos_token_id")]) if isinstance(model, Seq2Seq) else []
+    return TokenRules(tuple(sorted(suppressed)), tuple(forced_prefix))
 
 
 def _listed(value: object) -> list[object]:

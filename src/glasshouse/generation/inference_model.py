@@ -1,4 +1,4 @@
-"""The model as an engine runs it: the same weights in a tree of its own, arranged for the machine at hand."""
+"""Prepares a model for inference: a copy of the module tree that shares its parameters, optimised for the device."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from glasshouse.layers.module_swap import clone_sharing_parameters, replace_modu
 from glasshouse.layers.prepacked import prepack_linears
 from glasshouse.models import Decoder, Seq2Seq
 
-# Those of the model as they lie; a copy, in the order in which this machine reads it fastest; a byte each.
+# The model's own tensors; a copy in the memory layout that is fastest here; one byte per weight.
 Weights = Literal["own", "copy", "int8"]
 M = TypeVar("M", Decoder, Seq2Seq, Decoder | Seq2Seq)
 
 
 def prepare_for_inference(model: M, weights: Weights, slots: int) -> M:
-    """Return a model that writes what the given one would, which stays as it is, for so many rows at once."""
+    """Return a model with the same outputs for batches of `slots`; the given model is not changed."""
     check_weights(weights)
     tree = clone_sharing_parameters(model).eval()
     remove_dropout(tree)
@@ -36,13 +36,13 @@ def prepare_for_inference(model: M, weights: Weights, slots: int) -> M:
 
 
 def check_weights(weights: Weights) -> None:
-    """Refuse what is no way to hold the weights."""
+    """Raise if the name of the weight format is unknown."""
     if weights not in get_args(Weights):
         raise InputError(f"weights is {weights!r}, but it must be one of {', '.join(get_args(Weights))}.")
 
 
 def weight_copy_bytes(model: Decoder | Seq2Seq, weights: Weights) -> int:
-    """Return at most how many bytes `prepare` takes for matrices in an order of its own.
+    """Return an upper bound on the bytes `prepare_for_inference` allocates for weights.
 
     >>> from glasshouse.models import build
     >>> from glasshouse.spec import preset
@@ -59,11 +59,11 @@ def weight_copy_bytes(model: Decoder | Seq2Seq, weights: Weights) -> int:
         case "copy":
             return matrices * table.element_size()
         case "int8":
-            return matrices + table.numel()  # a table that is the head's matrix too is held in both orders
+            return matrices + table.numel()  # a tied table is stored in both layouts
 
 
 def remove_dropout(tree: nn.Module) -> None:
-    """Take out what does nothing here: on a CPU a call costs as much as a small layer."""
+    """Remove dropout, which does nothing here: on a CPU the call costs as much as a small layer."""
     for module in list(tree.modules()):
         for name, child in list(module.named_children()):
             if isinstance(child, nn.Dropout):
@@ -71,9 +71,9 @@ def remove_dropout(tree: nn.Module) -> None:
 
 
 def compile_decode(tree: Decoder | Seq2Seq, slots: int) -> Callable[..., Tensor]:
-    """Return the model compiled for steps of so many rows."""
-    # What goes into a matrix product is worked out once: left to itself, torch does it again for each of its rows.
+    """Return the model compiled for decode steps of `slots` sequences."""
+    # Materialise the input of each matmul: left alone, Inductor recomputes it for every row of the weight.
     options: dict[str, Any] = {"realize_opcount_threshold": 4, "realize_reads_threshold": 1}
-    if slots == 1:  # brings products to the memory's speed; with more rows it takes minutes and gains nothing
+    if slots == 1:  # reaches memory bandwidth; with more slots it takes minutes and gains nothing
         options["coordinate_descent_tuning"] = True
     return torch.compile(tree, dynamic=False if tree.token_embedding.table.weight.is_cuda else None, options=options)

@@ -1,4 +1,4 @@
-"""The likeliest token of each row, and how likely a token is: on a GPU, rows are read in parts side by side."""
+"""Triton kernels for the argmax and the log-sum-exp of logits, which split each row over several programs."""
 
 # ruff: noqa: ANN001, ANN202, N803 (Triton reads a kernel's annotations and names)
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
@@ -10,7 +10,7 @@ import importlib.util
 import torch
 from torch import Tensor
 
-PART = 4096  # logits that one program reads
+BLOCK = 4096  # logits per program
 
 available = importlib.util.find_spec("triton") is not None  # it comes with torch for CUDA
 
@@ -19,40 +19,40 @@ if available:
     import triton.language as tl
 
     @triton.jit
-    def _read(x_ptr, top_ptr, place_ptr, sum_ptr, row_stride, length, parts, PART: tl.constexpr):
-        row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
-        places = part * PART + tl.arange(0, PART)
-        x = tl.load(x_ptr + row * row_stride + places, mask=places < length, other=float("-inf")).to(tl.float32)
+    def _reduce_block(x_ptr, max_ptr, argmax_ptr, sum_ptr, row_stride, length, n_blocks, BLOCK: tl.constexpr):
+        row, block = tl.program_id(0).to(tl.int64), tl.program_id(1)
+        columns = block * BLOCK + tl.arange(0, BLOCK)
+        x = tl.load(x_ptr + row * row_stride + columns, mask=columns < length, other=float("-inf")).to(tl.float32)
         top = tl.max(x, 0)
-        place = tl.min(tl.where((x == top) & (places < length), places, length - 1), 0)  # the first of equals
-        base = tl.where(top == float("-inf"), 0.0, top)  # else a difference of infinities
-        out = row * parts + part
-        tl.store(top_ptr + out, top)
-        tl.store(place_ptr + out, place)
+        index = tl.min(tl.where((x == top) & (columns < length), columns, length - 1), 0)  # the first on ties
+        base = tl.where(top == float("-inf"), 0.0, top)  # avoids inf - inf
+        out = row * n_blocks + block
+        tl.store(max_ptr + out, top)
+        tl.store(argmax_ptr + out, index)
         tl.store(sum_ptr + out, tl.sum(tl.exp(x - base), 0))
 
     @triton.jit
-    def _gather(top_ptr, place_ptr, sum_ptr, best_ptr, total_ptr, length, parts, PADDED: tl.constexpr):
+    def _combine_blocks(max_ptr, argmax_ptr, sum_ptr, best_ptr, lse_ptr, length, n_blocks, PADDED: tl.constexpr):
         row = tl.program_id(0)
-        part = tl.arange(0, PADDED)
-        there = part < parts
-        tops = tl.load(top_ptr + row * parts + part, mask=there, other=float("-inf"))
-        places = tl.load(place_ptr + row * parts + part, mask=there, other=length)
-        sums = tl.load(sum_ptr + row * parts + part, mask=there, other=0.0)
+        block = tl.arange(0, PADDED)
+        valid = block < n_blocks
+        tops = tl.load(max_ptr + row * n_blocks + block, mask=valid, other=float("-inf"))
+        indices = tl.load(argmax_ptr + row * n_blocks + block, mask=valid, other=length)
+        sums = tl.load(sum_ptr + row * n_blocks + block, mask=valid, other=0.0)
         top = tl.max(tops, 0)
         base = tl.where(top == float("-inf"), 0.0, top)
-        best = tl.min(tl.where(tops == top, places, length - 1), 0)  # of numbers that are none, the last
+        best = tl.min(tl.where(tops == top, indices, length - 1), 0)  # for NaN, the last
         tl.store(best_ptr + row, best.to(tl.int64))
-        tl.store(total_ptr + row, base + tl.log(tl.sum(sums * tl.exp(tops - base), 0)))
+        tl.store(lse_ptr + row, base + tl.log(tl.sum(sums * tl.exp(tops - base), 0)))
 
 
 def argmax(logits: Tensor) -> Tensor:
-    """Return the id of the largest of logits [..., V], the first of equals.
+    """Return the argmax of logits [..., V], the first on ties.
 
-    >>> likeliest(torch.tensor([[0.0, 3.0, 3.0], [0.0, 0.0, 0.0]]))
+    >>> argmax(torch.tensor([[0.0, 3.0, 3.0], [0.0, 0.0, 0.0]]))
     tensor([1, 0])
     """
-    return _survey(logits)[0] if _takes(logits) else logits.argmax(-1)
+    return _argmax_and_lse(logits)[0] if _is_supported(logits) else logits.argmax(-1)
 
 
 def token_logprobs(logits: Tensor, ids: Tensor) -> Tensor:
@@ -61,24 +61,25 @@ def token_logprobs(logits: Tensor, ids: Tensor) -> Tensor:
     >>> token_logprobs(torch.tensor([[0.0, 0.0]]), torch.tensor([1])).exp()
     tensor([0.5000])
     """
-    if _takes(logits):
-        return logits.gather(-1, ids[:, None])[:, 0].float() - _survey(logits)[1]
+    if _is_supported(logits):
+        return logits.gather(-1, ids[:, None])[:, 0].float() - _argmax_and_lse(logits)[1]
     exact = logits if logits.dtype == torch.float64 else logits.float()
     return exact.log_softmax(-1).gather(-1, ids[:, None])[:, 0]
 
 
-def _takes(logits: Tensor) -> bool:
+def _is_supported(logits: Tensor) -> bool:
     return available and logits.is_cuda and logits.dtype != torch.float64 and logits.stride(-1) == 1
 
 
-def _survey(logits: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the id of the largest of logits [..., V], and the logarithm of the sum of their exponentials."""
+def _argmax_and_lse(logits: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the argmax and the log-sum-exp of logits [..., V]."""
     rows = logits.reshape(-1, logits.shape[-1])
     count, length = rows.shape
-    parts = -(-length // PART)
-    top, total_of_part = rows.new_empty((2, count, parts), dtype=torch.float32)
-    place = rows.new_empty((count, parts), dtype=torch.int32)
-    best, total = rows.new_empty(count, dtype=torch.int64), rows.new_empty(count, dtype=torch.float32)
-    _read[(count, parts)](rows, top, place, total_of_part, rows.stride(0), length, parts, PART=PART, num_warps=8)
-    _gather[(count,)](top, place, total_of_part, best, total, length, parts, PADDED=triton.next_power_of_2(parts))
-    return best.view(logits.shape[:-1]), total.view(logits.shape[:-1])
+    n_blocks = -(-length // BLOCK)
+    block_max, block_sum = rows.new_empty((2, count, n_blocks), dtype=torch.float32)
+    block_argmax = rows.new_empty((count, n_blocks), dtype=torch.int32)
+    best, lse = rows.new_empty(count, dtype=torch.int64), rows.new_empty(count, dtype=torch.float32)
+    blocks = block_max, block_argmax, block_sum
+    _reduce_block[(count, n_blocks)](rows, *blocks, rows.stride(0), length, n_blocks, BLOCK=BLOCK, num_warps=8)
+    _combine_blocks[(count,)](*blocks, best, lse, length, n_blocks, PADDED=triton.next_power_of_2(n_blocks))
+    return best.view(logits.shape[:-1]), lse.view(logits.shape[:-1])

@@ -1,4 +1,4 @@
-"""One caller's generation: what was asked, what has been written so far, and why it ended."""
+"""A generation request: its prompt and parameters, the tokens so far, and why it ended."""
 
 from __future__ import annotations
 
@@ -20,33 +20,33 @@ from glasshouse.text import Tokenizer
 FinishReason = Literal["stop", "length", "cancelled", "error"]
 
 NOT_FINITE = (
-    "the model's log-probabilities are NaN: its weights, or what it computes from this prompt, are not finite; check "
+    "the model's log-probabilities are NaN: its weights, or its activations on this prompt, are not finite; check "
     "the weights for NaN, or load float16 weights as float32."
 )
 NOTHING_ALLOWED = (
-    "no token may come next: logit_bias, min_new_tokens or the model's own logits forbid all of them; allow at least "
-    "one."
+    "no next token is allowed: logit_bias, min_new_tokens or the model's own logits forbid all of them; allow at "
+    "least one."
 )
 
 
 @dataclass(frozen=True)
 class Completion:
-    """What was generated: the new tokens alone, without the end token or stop string that ended it."""
+    """A finished generation: the new tokens only, without the end token or stop string that ended it."""
 
     text: str  # "" where there was no tokenizer
     ids: list[int]
-    logprobs: list[float]  # of each id, by the model's raw logits
+    logprobs: list[float]  # of each id, from the model's raw logits
     finish_reason: FinishReason
-    score: float | None = None  # of a beam search: the log-probability over the length to the power of its penalty
-    tree: list[Node] | None = None  # of a beam search, where asked for
-    recording: Recording | None = field(default=None, compare=False)  # what was recorded, by position
+    score: float | None = None  # of a beam search: the log-probability over the length to the power of length_penalty
+    tree: list[Node] | None = None  # of a beam search, with keep_tree
+    recording: Recording | None = field(default=None, compare=False)  # recorded activations, by position
 
 
 class Request:
-    """A generation under way. The thread that steps the engine adds to it; any thread may read it or wait for it.
+    """A running generation. The thread that steps the engine adds tokens; any thread may read it or wait for it.
 
     `ids` and `logprobs` grow while it runs. `finish_reason` is set last, once everything else is final; where it is
-    "error", `error` says why in a sentence.
+    "error", `error` has the message.
 
     >>> import threading, glasshouse as gh
     >>> engine = gh.Engine(gh.build(gh.preset("tiny-decoder")), slots=2, max_len=32)
@@ -73,10 +73,10 @@ class Request:
         recording: RequestRecording | None = None,
     ) -> None:
         self.prompt = list(prompt)
-        self.source = list(source)  # what an encoder reads
+        self.source = list(source)  # the encoder's input
         self.options = options
         self.end_ids = end_ids
-        self.limit = limit  # new tokens at most: those asked for, or as many as there is room for
+        self.limit = limit  # maximum number of new tokens: max_new_tokens, or as many as fit
         self.n_best = n_best
         self.keep_tree = keep_tree
         self.recording = recording
@@ -87,32 +87,32 @@ class Request:
         self.hypotheses: list[Hypothesis] = []  # of a beam search
         self.tree: list[Node] | None = None
         self._tok = tok
-        self._transcript = self._new_transcript()
-        self._written = 0  # ids that the transcript has
-        self._untaken: list[str] = []
-        # Tokens that are chosen only where no other is allowed; end tokens, where they come too early.
+        self._detokenizer = self._new_detokenizer()
+        self._n_decoded = 0  # ids passed to the detokenizer
+        self._new_text: list[str] = []
+        # Tokens sampled only if no other is allowed; end tokens before min_new_tokens.
         self._forbidden = {token for token, bias in options.logit_bias.items() if bias < -MAX_FLOAT32}
         self._suspects = self._forbidden | (end_ids if options.min_new_tokens else frozenset())
         self._lock = threading.RLock()  # guards all of the above
-        self._changed = threading.Condition(self._lock)  # notified of each token and the end, if anyone waits
+        self._changed = threading.Condition(self._lock)  # notified of each token and the end, if a thread waits
         self._waiting = 0
 
     @property
     def done(self) -> bool:
-        """Whether nothing more will come."""
+        """Whether the request is finished."""
         return self.finish_reason is not None
 
     @property
     def truncated(self) -> bool:
-        """Whether it ended because the sequence was full, before all tokens asked for were written."""
+        """Whether it reached the maximum length before `max_new_tokens`."""
         return self.finish_reason == "length" and self.limit < self.options.max_new_tokens
 
     def add(self, token: int, logprob: float) -> bool:
-        """Take the next token of the model; return whether it was taken, which it is not once the request is done."""
+        """Add the next token; return whether it was added, which it is not once the request is done."""
         with self._lock:
             if self.finish_reason is not None:
                 return False
-            # Not a number compares as false. It is looked at on the host, so that a GPU need not be waited for.
+            # NaN compares as false. The check is on the host, so that a GPU is not waited for.
             if (token in self._suspects or not logprob > -math.inf) and (problem := self._problem(token, logprob)):
                 self.fail(problem)
                 return False
@@ -122,8 +122,8 @@ class Request:
             self.ids.append(token)
             self.logprobs.append(logprob)
             if self.options.stop:
-                self._write()
-                if self._transcript is not None and self._transcript.stopped:
+                self._detokenize()
+                if self._detokenizer is not None and self._detokenizer.stopped:
                     self.finish("stop")
                     return True
             if len(self.ids) >= self.limit:
@@ -133,7 +133,7 @@ class Request:
             return True
 
     def finish_search(self, found: list[Hypothesis], tree: list[Node] | None) -> None:
-        """Take what a beam search found, best first."""
+        """Finish with the hypotheses of a beam search, best first."""
         with self._lock:
             if self.done:
                 return
@@ -145,23 +145,23 @@ class Request:
             self.finish(found[0].finish_reason)
 
     def fail(self, error: str) -> None:
-        """End it with a sentence that says what went wrong; what was written before stays."""
+        """Finish with an error message; the tokens so far are kept."""
         with self._lock:
             if not self.done:
                 self.error = error
                 self.finish("error")
 
     def finish(self, reason: FinishReason) -> bool:
-        """End it; return whether this call did, and not another before it."""
+        """Finish the request; return False if it already was."""
         with self._lock:
             if self.done:
                 return False
-            self._write()
-            if self._transcript is not None:
-                self._untaken.append(self._transcript.finish())
-                if self._transcript.stopped:
+            self._detokenize()
+            if self._detokenizer is not None:
+                self._new_text.append(self._detokenizer.finish())
+                if self._detokenizer.stopped:
                     reason = "stop"
-                kept = self._transcript.n_kept
+                kept = self._detokenizer.n_kept
                 self.ids, self.logprobs = self.ids[:kept], self.logprobs[:kept]
             self.finish_reason = reason
             if self._waiting:
@@ -170,33 +170,33 @@ class Request:
 
     @property
     def text(self) -> str:
-        """What has been written so far and will not change."""
+        """The text generated so far that will not change."""
         with self._lock:
-            self._write()
-            return "" if self._transcript is None else self._transcript.text
+            self._detokenize()
+            return "" if self._detokenizer is None else self._detokenizer.text
 
     def take_text(self) -> str:
-        """Return the text that came since the last call: whole characters, and nothing of a stop string."""
+        """Return the new text since the last call: whole characters, and nothing of a stop string."""
         with self._lock:
-            self._write()
-            new = "".join(self._untaken)
-            self._untaken.clear()
+            self._detokenize()
+            new = "".join(self._new_text)
+            self._new_text.clear()
             return new
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait until it is done, at most `timeout` seconds, while another thread steps the engine; return `done`."""
+        """Wait for the end, at most `timeout` seconds, while another thread steps the engine; return `done`."""
         with self._lock:
             return self._wait_for(lambda: self.done, timeout)
 
     def stream(self) -> Iterator[str]:
-        """Yield the text as it comes, in whole characters, while another thread steps the engine.
+        """Yield the text as it is generated, in whole characters, while another thread steps the engine.
 
-        A request that failed raises its sentence after its last text.
+        A failed request raises its error after the last text.
         """
         done = False
         while not done:
             with self._lock:
-                self._wait_for(lambda: self.done or len(self.ids) > self._written or any(self._untaken))
+                self._wait_for(lambda: self.done or len(self.ids) > self._n_decoded or any(self._new_text))
                 done = self.done
                 piece = self.take_text()
             if piece:
@@ -204,7 +204,7 @@ class Request:
         self.raise_on_error()
 
     def raise_on_error(self) -> None:
-        """Raise the sentence of a request that failed."""
+        """Raise the error of a failed request."""
         if self.error is not None:
             raise InputError(self.error)
 
@@ -214,40 +214,42 @@ class Request:
             if self.finish_reason is None:
                 raise InputError("the request is not done; step the engine until it is, or wait for it.")
             if not self.hypotheses:
-                seen = None if self.recording is None else self.recording.result(len(self.prompt) + len(self.ids))
-                return [Completion(self.text, self.ids, self.logprobs, self.finish_reason, recording=seen)]
+                recording = (
+                    None if self.recording is None else self.recording.result(len(self.prompt) + len(self.ids))
+                )
+                return [Completion(self.text, self.ids, self.logprobs, self.finish_reason, recording=recording)]
             return [self._completion(one) for one in self.hypotheses]
 
-    def _wait_for(self, what: Callable[[], bool], timeout: float | None = None) -> bool:
+    def _wait_for(self, condition: Callable[[], bool], timeout: float | None = None) -> bool:
         self._waiting += 1
         try:
-            return self._changed.wait_for(what, timeout)
+            return self._changed.wait_for(condition, timeout)
         finally:
             self._waiting -= 1
 
     def _problem(self, token: int, logprob: float) -> str | None:
-        """Say what is wrong with a token that should not have been chosen, as a sampler chooses one in any case."""
+        """Return the error of a token that must not be sampled: the sampler returns one even if none is allowed."""
         if math.isnan(logprob):
             return NOT_FINITE
         early = token in self.end_ids and len(self.ids) < self.options.min_new_tokens
         return NOTHING_ALLOWED if early or logprob == -math.inf or token in self._forbidden else None
 
     def _completion(self, one: Hypothesis) -> Completion:
-        transcript = self._new_transcript()
+        detokenizer = self._new_detokenizer()
         ids, logprobs, reason = one.ids, one.logprobs, one.finish_reason
-        if transcript is not None:
+        if detokenizer is not None:
             for token in ids:
-                transcript.add(token)
-            transcript.finish()
-            ids, logprobs = ids[: transcript.n_kept], logprobs[: transcript.n_kept]
-            reason = "stop" if transcript.stopped else reason
-        text = "" if transcript is None else transcript.text
+                detokenizer.add(token)
+            detokenizer.finish()
+            ids, logprobs = ids[: detokenizer.n_kept], logprobs[: detokenizer.n_kept]
+            reason = "stop" if detokenizer.stopped else reason
+        text = "" if detokenizer is None else detokenizer.text
         return Completion(text, ids, logprobs, reason, one.score, self.tree)
 
-    def _new_transcript(self) -> Detokenizer | None:
+    def _new_detokenizer(self) -> Detokenizer | None:
         return None if self._tok is None else Detokenizer(self._tok, self.options.stop)
 
-    def _write(self) -> None:
-        if self._transcript is not None:
-            self._untaken += [self._transcript.add(token) for token in self.ids[self._written :]]
-        self._written = len(self.ids)
+    def _detokenize(self) -> None:
+        if self._detokenizer is not None:
+            self._new_text += [self._detokenizer.add(token) for token in self.ids[self._n_decoded :]]
+        self._n_decoded = len(self.ids)

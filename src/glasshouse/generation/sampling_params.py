@@ -1,4 +1,4 @@
-"""What a caller may ask of one generation, checked when it is made."""
+"""Sampling and beam-search parameters of a request, validated on construction."""
 
 from __future__ import annotations
 
@@ -15,66 +15,72 @@ from glasshouse.errors import InputError
 
 @dataclass(frozen=True, kw_only=True)
 class SamplingParams:
-    r"""How the next tokens are chosen, and when to stop.
+    r"""How tokens are sampled, and when to stop.
 
-    >>> Options(temperature=0.8, top_p=0.9, stop="\n").stop
+    >>> SamplingParams(temperature=0.8, top_p=0.9, stop="\n").stop
     ('\n',)
-    >>> Options(top_k=0.5)
+    >>> SamplingParams(top_k=0.5)
     Traceback (most recent call last):
     ...
     glasshouse.errors.InputError: top_k is 0.5, but it must be a whole number of at least 1, or None.
     """
 
     max_new_tokens: int = 64
-    min_new_tokens: int = 0  # no end before these
-    temperature: float = 0.0  # 0: always the likeliest token
-    top_k: int | None = None  # only the k likeliest
-    top_p: float | None = None  # only the likeliest that together reach p
-    min_p: float | None = None  # only those at least this fraction as likely as the likeliest
-    repetition_penalty: float = 1.0  # logits of tokens in the prompt or after: divided if above 0, else multiplied
-    frequency_penalty: float = 0.0  # taken off a logit for each time the token was generated
+    min_new_tokens: int = 0  # end tokens are not sampled before
+    temperature: float = 0.0  # 0: greedy
+    top_k: int | None = None  # sample from the k most probable tokens
+    top_p: float | None = None  # nucleus sampling: the smallest set of tokens with total probability p
+    min_p: float | None = None  # tokens at least this fraction as probable as the best
+    repetition_penalty: float = 1.0  # for tokens in prompt or output: positive logits are divided, others multiplied
+    frequency_penalty: float = 0.0  # subtracted from a logit for each time the token was generated
     logit_bias: Mapping[int, float] = field(default_factory=dict)  # added to the logits of these ids
-    stop: tuple[str, ...] = ()  # texts that end it; they are not part of the result
-    stop_token_ids: tuple[int, ...] = ()  # as the model's own end tokens
+    stop: tuple[str, ...] = ()  # stop strings; not part of the result
+    stop_token_ids: tuple[int, ...] = ()  # in addition to the model's end tokens
     seed: int = 0
 
-    beams: int = 1  # hypotheses kept side by side; above 1 the likeliest text is searched, and nothing is drawn
-    length_penalty: float = 1.0  # a hypothesis scores its log-probability over its length to this power
-    early_stopping: bool = False  # end a search as soon as there are as many finished hypotheses as beams
+    beams: int = 1  # above 1: beam search, which samples nothing
+    length_penalty: float = 1.0  # the score is the log-probability over the length to this power
+    early_stopping: bool = False  # end beam search once there are `beams` finished hypotheses
 
     def __post_init__(self) -> None:
         whole = "a whole number of at least"
-        self._need("max_new_tokens", _is_whole(self.max_new_tokens, 0), f"{whole} 0")
-        self._need("min_new_tokens", _is_whole(self.min_new_tokens, 0), f"{whole} 0")
-        self._need("temperature", _is_real(self.temperature) and self.temperature >= 0, "0 or above")
-        self._need("top_k", self.top_k is None or _is_whole(self.top_k, 1), f"{whole} 1, or None")
+        self._require("max_new_tokens", _is_whole(self.max_new_tokens, 0), f"{whole} 0")
+        self._require("min_new_tokens", _is_whole(self.min_new_tokens, 0), f"{whole} 0")
+        self._require("temperature", _is_real(self.temperature) and self.temperature >= 0, "0 or above")
+        self._require("top_k", self.top_k is None or _is_whole(self.top_k, 1), f"{whole} 1, or None")
         for name in ("top_p", "min_p"):
             value = getattr(self, name)
-            self._need(name, value is None or (_is_real(value) and 0 < value <= 1), "above 0 and at most 1, or None")
-        self._need("repetition_penalty", _is_real(self.repetition_penalty) and self.repetition_penalty > 0, "above 0")
-        self._need("frequency_penalty", _is_real(self.frequency_penalty), "a number")
+            self._require(
+                name, value is None or (_is_real(value) and 0 < value <= 1), "above 0 and at most 1, or None"
+            )
+        self._require(
+            "repetition_penalty", _is_real(self.repetition_penalty) and self.repetition_penalty > 0, "above 0"
+        )
+        self._require("frequency_penalty", _is_real(self.frequency_penalty), "a number")
         legal = isinstance(self.logit_bias, Mapping) and all(
             _is_whole(token, 0) and isinstance(bias, Real) and not math.isnan(bias) and bias < math.inf
             for token, bias in self.logit_bias.items()
         )
-        self._need("logit_bias", legal, "numbers by id, of which -inf forbids a token")
+        self._require("logit_bias", legal, "a dict of numbers by id, where -inf forbids a token")
         self._set("stop", (self.stop,) if isinstance(self.stop, str) else self.stop)
-        self._need("stop", _all(self.stop, lambda text: isinstance(text, str) and text != ""), "texts, none empty")
-        self._need("stop_token_ids", _all(self.stop_token_ids, lambda token: _is_whole(token, 0)), "ids")
+        self._require(
+            "stop", _all(self.stop, lambda text: isinstance(text, str) and text != ""), "strings, none empty"
+        )
+        self._require("stop_token_ids", _all(self.stop_token_ids, lambda token: _is_whole(token, 0)), "ids")
         for name in ("stop", "stop_token_ids"):
             self._set(name, tuple(getattr(self, name)))
-        self._need("seed", _is_whole(self.seed, -(2**63)) and self.seed < 2**63, "a whole number of 64 bits")
-        self._need("beams", _is_whole(self.beams, 1), f"{whole} 1")
-        self._need("length_penalty", _is_real(self.length_penalty), "a number")
+        self._require("seed", _is_whole(self.seed, -(2**63)) and self.seed < 2**63, "a whole number of 64 bits")
+        self._require("beams", _is_whole(self.beams, 1), f"{whole} 1")
+        self._require("length_penalty", _is_real(self.length_penalty), "a number")
         if self.beams > 1 and self.temperature > 0:
             raise InputError(
-                f"beams is {self.beams} and temperature {self.temperature}; a search draws nothing, so "
+                f"beams is {self.beams} and temperature {self.temperature}; beam search does not sample, so "
                 "leave one of them out."
             )
 
     @classmethod
     def parse(cls, settings: Mapping[str, Any]) -> SamplingParams:
-        """Make options of settings by name; an unknown name is an error that offers the nearest one."""
+        """Make parameters from a dict; an unknown name is an error that suggests the nearest one."""
         known = {one.name for one in fields(cls)}
         for name in settings:
             if name not in known and name in hints.GENERATION:
@@ -85,14 +91,14 @@ class SamplingParams:
 
     @property
     def changes_logits(self) -> bool:
-        """Whether a choice depends on more than the model's own logits and the temperature's filters."""
+        """Whether penalties or biases change the model's logits."""
         return bool(self.repetition_penalty != 1 or self.frequency_penalty or self.logit_bias)
 
     def with_seeds(self, count: int) -> list[SamplingParams]:
-        """Return so many of the same but for their seeds, which count up."""
+        """Return `count` copies with consecutive seeds."""
         return [replace(self, seed=self.seed + number) for number in range(count)]
 
-    def _need(self, name: str, ok: bool, rule: str) -> None:
+    def _require(self, name: str, ok: bool, rule: str) -> None:
         if not ok:
             raise InputError(f"{name} is {getattr(self, name)!r}, but it must be {rule}.")
 

@@ -1,6 +1,6 @@
-"""The batch of an engine: requests join it as slots fall free, read their prompts, write, and leave.
+"""Continuous batching: requests take slots of the engine, prefill their prompts, decode, and release the slots.
 
-Only the thread that is in a step touches it; what other threads do is the engine's.
+Only the thread that runs a step uses it; thread safety is the engine's job.
 """
 
 from __future__ import annotations
@@ -24,225 +24,227 @@ from glasshouse.generation.speculation import Drafts, Speculator
 
 @dataclass
 class _PendingStep:
-    """A step that was given to the device, and whose tokens the host has not read yet."""
+    """A step launched on the device whose tokens the host has not processed yet."""
 
-    rows: list[tuple[SequenceState, Request]]
-    tokens: Tensor  # [n, T], on the host once `copied` has happened
+    seqs: list[tuple[SequenceState, Request]]
+    tokens: Tensor  # [n, T], on the host once `copied` has completed
     logprobs: Tensor  # [n, T], likewise
-    counts: list[int]  # how many of a row's tokens count
+    counts: list[int]  # accepted tokens of each sequence
     copied: torch.cuda.Event | None = None
 
 
 class Scheduler:
-    """The requests that have a slot, and the steps that they take together."""
+    """Schedules the prefill and decode steps of the requests that have a slot."""
 
     def __init__(
         self,
         slots: Slots,
-        passes: ModelRunner,
+        runner: ModelRunner,
         queue: deque[Request],
         *,
-        chunk: int,
+        prefill_chunk: int,
         vocab_size: int,
         speculator: Speculator | None,
         recorder: Recorder | None,
     ) -> None:
-        self.slots, self.runner, self.sampler = slots, passes, passes.sampler
-        self.chunk, self.vocab_size = chunk, vocab_size
+        self.slots, self.runner, self.sampler = slots, runner, runner.sampler
+        self.prefill_chunk, self.vocab_size = prefill_chunk, vocab_size
         self.speculator, self.recorder = speculator, recorder
-        self._queue = queue  # of requests that wait for a slot
+        self._queue = queue  # requests that wait for a slot
         self._searches: dict[Request, tuple[beam.BeamSearch, list[SequenceState]]] = {}
-        self._launched: deque[_PendingStep] = deque()
+        self._pending: deque[_PendingStep] = deque()
 
     @property
     def busy(self) -> bool:
-        """Whether some request has a slot, or tokens on their way."""
-        return bool(self.slots.running or self._launched)
+        """Whether some request has a slot, or tokens that are not processed yet."""
+        return bool(self.slots.running or self._pending)
 
     @property
     def requests(self) -> set[Request]:
-        """The requests that have a slot, or tokens on their way."""
-        rows = {row.request for row in self.slots.running if row.request is not None}
-        return rows | {request for launch in self._launched for _, request in launch.rows}
+        """The requests that have a slot, or tokens that are not processed yet."""
+        running = {seq.request for seq in self.slots.running if seq.request is not None}
+        return running | {request for pending in self._pending for _, request in pending.seqs}
 
     def clear(self) -> None:
-        """Take all slots back at once."""
+        """Release all slots."""
         self._searches.clear()
-        self._launched.clear()
+        self._pending.clear()
         for slot in range(len(self.slots)):
             self.sampler.clear_slot(slot)
         self.slots.clear()
 
     @torch.inference_mode()
     def drop_cancelled(self) -> None:
-        """Take the slots of requests back that were cancelled."""
+        """Release the slots of cancelled requests."""
         for request in [request for request in self._searches if request.done]:
             del self._searches[request]
-        ended = [row for row in self.slots.running if row.request is not None and row.request.done]
-        for row in ended:
-            if row.request is not None and not row.request.ids:  # no token has shown yet that what it holds is finite
-                self.slots.clear_slot(row)
-        self._leave(ended)
+        ended = [seq for seq in self.slots.running if seq.request is not None and seq.request.done]
+        for seq in ended:
+            if seq.request is not None and not seq.request.ids:  # no token has shown yet that its cache is finite
+                self.slots.clear_slot(seq)
+        self._release(ended)
 
     @torch.inference_mode()
     def step(self) -> None:
-        """Let requests join, read a chunk of prompts, and give each row its next token."""
-        riders = None
+        """Schedule waiting requests, prefill up to one chunk of prompts, and decode one token per sequence."""
+        mixed_prefill = None
         if self._should_mix_prefill():
-            riders = self._schedule_mixed_prefill()
+            mixed_prefill = self._schedule_mixed_prefill()
         else:
             self._prefill_waiting()
-        rows = [row for row in self.slots.running if not row.is_prefilling]
-        if rows:
-            drafts = None if self.speculator is None else self.speculator.propose(rows, self.sampler)
+        seqs = [seq for seq in self.slots.running if not seq.is_prefilling]
+        if seqs:
+            drafts = None if self.speculator is None else self.speculator.propose(seqs, self.sampler)
             if drafts is None:
-                self._decode(rows, riders)
+                self._decode(seqs, mixed_prefill)
             else:
-                self._verify_drafts(drafts, rows)
-        # A GPU works on a step while the host reads the one before it; where the next step depends on what is read,
-        # or the host does the work itself, it waits.
-        ahead = self.runner.next_input_ids.is_cuda and not self._searches and self.speculator is None and bool(rows)
-        while len(self._launched) > int(ahead):
-            self._process_output(self._launched[0])
-            self._launched.popleft()
+                self._verify_drafts(drafts, seqs)
+        # A GPU runs a step while the host processes the one before; the host waits where the next step depends on the
+        # output, or where it computes the step itself.
+        ahead = self.runner.next_input_ids.is_cuda and not self._searches and self.speculator is None and bool(seqs)
+        while len(self._pending) > int(ahead):
+            self._process_output(self._pending[0])
+            self._pending.popleft()
 
     def _prefill_waiting(self) -> None:
-        """Let requests join while there are slots, and read their prompts, a chunk in all."""
-        left = self.chunk
-        while left > 0 and (row := self._next_prefill()) is not None:
-            if row.is_prefilling:
-                left -= self._prefill(row, left)
-            if not row.is_prefilling:
-                self._start_decoding(row)
+        """Give slots to waiting requests and prefill their prompts, at most one chunk in all."""
+        left = self.prefill_chunk
+        while left > 0 and (seq := self._next_prefill()) is not None:
+            if seq.is_prefilling:
+                left -= self._prefill(seq, left)
+            if not seq.is_prefilling:
+                self._start_decoding(seq)
 
     def _should_mix_prefill(self) -> bool:
-        """Whether so many rows write that a newcomer had better read its prompt along with their steps."""
+        """Whether the batch is full enough that prompts are best prefilled within decode steps."""
         if not self.runner.supports_mixed_prefill or self.speculator is not None or not self.slots.running:
             return False
-        writing = len(self.slots.running) - int(self.slots.running[-1].is_prefilling)
-        return writing > 0 and len(self.slots.free) <= max(1, len(self.slots) // 8)
+        decoding = len(self.slots.running) - int(self.slots.running[-1].is_prefilling)
+        return decoding > 0 and len(self.slots.free) <= max(1, len(self.slots) // 8)
 
     def _schedule_mixed_prefill(self) -> MixedPrefill | None:
-        """Let requests join, up to one that has a prompt to read; return what of it is read along with this step."""
-        while (row := self._next_prefill()) is not None:
-            assert row.request is not None
-            if row.is_prefilling and row.request.options.beams == 1:
+        """Give slots to requests, up to one with a prompt to prefill; return the chunk to mix into this step."""
+        while (seq := self._next_prefill()) is not None:
+            assert seq.request is not None
+            if seq.is_prefilling and seq.request.options.beams == 1:
                 stop = min(
-                    row.n_cached + MIXED_PREFILL_TOKENS, row.n_cached + self.chunk, len(row.request.prompt) - 1
+                    seq.n_cached + MIXED_PREFILL_TOKENS,
+                    seq.n_cached + self.prefill_chunk,
+                    len(seq.request.prompt) - 1,
                 )
-                ids = row.request.prompt[row.n_cached : stop]
-                riders = MixedPrefill(row.slot, row.n_cached, ids)
-                row.n_cached += len(ids)
-                row.max_cached = max(row.max_cached, row.n_cached)
-                self.slots.cache.lengths[row.slot] = row.n_cached
-                if not row.is_prefilling:
-                    self._start_decoding(row)  # its first step is this one: layers write keys before they look at any
-                return riders
-            if row.is_prefilling:  # the beams of a search begin as copies of what is held, so it cannot ride
-                self._prefill(row, self.chunk)
-            if row.is_prefilling:
+                ids = seq.request.prompt[seq.n_cached : stop]
+                mixed_prefill = MixedPrefill(seq.slot, seq.n_cached, ids)
+                seq.n_cached += len(ids)
+                seq.max_cached = max(seq.max_cached, seq.n_cached)
+                self.slots.cache.lengths[seq.slot] = seq.n_cached
+                if not seq.is_prefilling:
+                    self._start_decoding(seq)  # it decodes in this step: layers write keys before attending
+                return mixed_prefill
+            if seq.is_prefilling:  # beams start as copies of the prefilled cache, so a search is never mixed
+                self._prefill(seq, self.prefill_chunk)
+            if seq.is_prefilling:
                 return None
-            self._start_decoding(row)
+            self._start_decoding(seq)
         return None
 
     def _next_prefill(self) -> SequenceState | None:
-        """Return the row that is reading its prompt, or else one for the first request in the queue."""
+        """Return the sequence that is being prefilled, or else one for the first request in the queue."""
         return (
             self.slots.running[-1] if self.slots.running and self.slots.running[-1].is_prefilling else self._admit()
         )
 
     def _admit(self) -> SequenceState | None:
-        """Give the first request in the queue a slot, if there are as many as it needs."""
+        """Give the first request in the queue a slot, if as many are free as it needs."""
         while self._queue and self._queue[0].done:  # cancelled while it waited
             self._queue.popleft()
         if not self._queue or len(self.slots.free) < self._queue[0].options.beams:
             return None
         request = self._queue[0]
-        row = self.slots.allocate(request)
-        self._queue.popleft()  # not before it has a row, so that it can always be found
+        seq = self.slots.allocate(request)
+        self._queue.popleft()  # only once it has a slot, so that it can always be found
         if request.source:
-            with self._watching([row], len(request.source)):
-                self.runner.encode_source(request.source, row.slot)
-        return row
+            with self._recording([seq], len(request.source)):
+                self.runner.encode_source(request.source, seq.slot)
+        return seq
 
-    def _prefill(self, row: SequenceState, most: int) -> int:
-        """Read the next tokens of a prompt into the cache, all but its last; return how many."""
-        assert row.request is not None
-        ids = row.request.prompt[row.n_cached : min(row.n_cached + most, len(row.request.prompt) - 1)]
-        with self._watching([row], len(ids)):
-            self.runner.prefill(ids, row.slot, row.n_cached)
-        row.n_cached += len(ids)
-        row.max_cached = max(row.max_cached, row.n_cached)
+    def _prefill(self, seq: SequenceState, max_tokens: int) -> int:
+        """Prefill the next tokens of a prompt, all but its last; return how many."""
+        assert seq.request is not None
+        ids = seq.request.prompt[seq.n_cached : min(seq.n_cached + max_tokens, len(seq.request.prompt) - 1)]
+        with self._recording([seq], len(ids)):
+            self.runner.prefill(ids, seq.slot, seq.n_cached)
+        seq.n_cached += len(ids)
+        seq.max_cached = max(seq.max_cached, seq.n_cached)
         return len(ids)
 
-    def _start_decoding(self, row: SequenceState) -> None:
-        """Let a row that has read its prompt write; a search gets a row for each beam."""
-        request = row.request
+    def _start_decoding(self, seq: SequenceState) -> None:
+        """Move a prefilled sequence to decoding; a beam search gets one slot per beam."""
+        request = seq.request
         assert request is not None
-        rows = [row, *(self.slots.fork(row) for _ in range(request.options.beams - 1))]
-        for one in rows:
-            options = request.options if len(rows) == 1 else EMPTY_SLOT
+        seqs = [seq, *(self.slots.fork(seq) for _ in range(request.options.beams - 1))]
+        for one in seqs:
+            options = request.options if len(seqs) == 1 else EMPTY_SLOT
             self.sampler.set_slot(one.slot, options, request.prompt, sorted(request.end_ids))
             self.runner.next_input_ids[one.slot] = request.prompt[-1]
-        if len(rows) > 1:
-            self._searches[request] = make_beam_search(request, self.vocab_size), rows
+        if len(seqs) > 1:
+            self._searches[request] = make_beam_search(request, self.vocab_size), seqs
 
-    def _decode(self, rows: list[SequenceState], riders: MixedPrefill | None) -> None:
-        """Give each row its next token, and read what rides along."""
-        with self._watching(rows, 1):
-            written = self.runner.decode(len(rows), *_lengths(rows, 1), riders)
-        self._launch(rows, written.tokens[:, None], written.logprobs[:, None], [1] * len(rows))
-        for row in rows:
-            row.n_cached += 1
-            row.n_scheduled += 1
-            row.max_cached = max(row.max_cached, row.n_cached)
-        self._advance_beams(written.logits)
-        # What such rows still have to come is on its way, so others may have their slots.
-        self._leave([row for row in rows if row.n_scheduled >= row.limit])
+    def _decode(self, seqs: list[SequenceState], mixed_prefill: MixedPrefill | None) -> None:
+        """Decode one token per sequence, and prefill the mixed chunk."""
+        with self._recording(seqs, 1):
+            output = self.runner.decode(len(seqs), *_lengths(seqs, 1), mixed_prefill)
+        self._launch(seqs, output.tokens[:, None], output.logprobs[:, None], [1] * len(seqs))
+        for seq in seqs:
+            seq.n_cached += 1
+            seq.n_scheduled += 1
+            seq.max_cached = max(seq.max_cached, seq.n_cached)
+        self._advance_beams(output.logits)
+        # Their last tokens are already on the device, so the slots can be reused.
+        self._release([seq for seq in seqs if seq.n_scheduled >= seq.limit])
 
-    def _verify_drafts(self, drafts: Drafts, rows: list[SequenceState]) -> None:
-        """Give each row its drafts as far as the model agrees, and the token after them."""
+    def _verify_drafts(self, drafts: Drafts, seqs: list[SequenceState]) -> None:
+        """Append the accepted draft tokens of each sequence, and the token after them."""
         n, k = drafts.tokens.shape
-        logits = self.runner.verify_drafts(drafts.tokens, drafts.counts, *_lengths(rows, k + 1))
+        logits = self.runner.verify_drafts(drafts.tokens, drafts.counts, *_lengths(seqs, k + 1))
         tokens, counts = self.sampler.verify(logits, drafts.tokens, drafts.counts, drafts.probabilities)
         logprobs = token_logprobs(logits.flatten(0, 1), tokens.flatten()).view(n, k + 1)
-        kept_by_row = counts.tolist()
-        self._launch(rows, tokens, logprobs, kept_by_row)
-        for row, kept, tried in zip(rows, kept_by_row, drafts.counts.tolist(), strict=True):
-            row.max_cached = max(row.max_cached, row.n_cached + tried + 1)
-            row.n_cached += kept
-            row.n_scheduled += kept
-        self.slots.cache.lengths[:n] = torch.tensor([row.n_cached for row in rows], device=logits.device)
+        kept_counts = counts.tolist()
+        self._launch(seqs, tokens, logprobs, kept_counts)
+        for seq, kept, n_drafts in zip(seqs, kept_counts, drafts.counts.tolist(), strict=True):
+            seq.max_cached = max(seq.max_cached, seq.n_cached + n_drafts + 1)
+            seq.n_cached += kept
+            seq.n_scheduled += kept
+        self.slots.cache.lengths[:n] = torch.tensor([seq.n_cached for seq in seqs], device=logits.device)
         self.runner.next_input_ids[:n] = tokens.gather(1, counts[:, None] - 1)
         self._advance_beams(logits[:, 0])
 
     def _advance_beams(self, logits: Tensor) -> None:
-        """Let each search choose the tokens of its rows, and put the rows in the order it asks for."""
+        """Advance each beam search by one step, and copy cache seqs where beams were reordered."""
         for width in sorted({search.options.beams for search, _ in self._searches.values()}):
-            group = [(search, rows) for search, rows in self._searches.values() if search.options.beams == width]
-            slots = [row.slot for _, rows in group for row in rows]
-            places = torch.tensor(slots, device=logits.device)
-            theirs = logits if slots == list(range(len(logits))) else logits[places]
-            _, self.runner.next_input_ids[places, 0] = beam.advance([search for search, _ in group], theirs)
-            for search, rows in group:
-                for move in search.cache_copies:
-                    source, target = rows[move.source], rows[move.target]
+            group = [(search, seqs) for search, seqs in self._searches.values() if search.options.beams == width]
+            slots = [seq.slot for _, seqs in group for seq in seqs]
+            index = torch.tensor(slots, device=logits.device)
+            own_logits = logits if slots == list(range(len(logits))) else logits[index]
+            _, self.runner.next_input_ids[index, 0] = beam.advance([search for search, _ in group], own_logits)
+            for search, seqs in group:
+                for copy in search.cache_copies:
+                    source, target = seqs[copy.source], seqs[copy.target]
                     assert target.request is not None
-                    shared = len(target.request.prompt) + move.start
+                    shared = len(target.request.prompt) + copy.start
                     self.slots.cache.copy_row(source.slot, target.slot, shared, source.n_cached)
-        for request, (search, rows) in list(self._searches.items()):
+        for request, (search, seqs) in list(self._searches.items()):
             if search.done:
                 if search.not_finite:
                     request.fail(NOT_FINITE)
-                    self.slots.purge(rows)
+                    self.slots.purge(seqs)
                 else:
                     request.finish_search(search.results(), search.tree if request.keep_tree else None)
                 del self._searches[request]
-                self._leave(rows)
+                self._release(seqs)
 
-    def _launch(self, rows: list[SequenceState], tokens: Tensor, logprobs: Tensor, counts: list[int]) -> None:
-        """Note who gets the tokens of a step, and have them copied to the host when the device is so far."""
-        asked = [(row, row.request) for row in rows if row.request is not None]
+    def _launch(self, seqs: list[SequenceState], tokens: Tensor, logprobs: Tensor, counts: list[int]) -> None:
+        """Queue the output of a step, and start its copy to the host."""
+        owners = [(seq, seq.request) for seq in seqs if seq.request is not None]
         copied = None
         if tokens.is_cuda:
             tokens, logprobs = (
@@ -251,33 +253,35 @@ class Scheduler:
             )
             copied = torch.cuda.Event()
             copied.record()
-        self._launched.append(_PendingStep(asked, tokens, logprobs, counts, copied))
+        self._pending.append(_PendingStep(owners, tokens, logprobs, counts, copied))
 
-    def _process_output(self, launch: _PendingStep) -> None:
-        """Hand the tokens of a step to their requests, unless they ended meanwhile."""
-        if launch.copied is not None:
-            launch.copied.synchronize()
-        tokens, logprobs = launch.tokens.tolist(), launch.logprobs.tolist()
-        for (row, request), new, values, count in zip(launch.rows, tokens, logprobs, launch.counts, strict=True):
+    def _process_output(self, pending: _PendingStep) -> None:
+        """Hand the tokens of a step to their requests, except those that ended meanwhile."""
+        if pending.copied is not None:
+            pending.copied.synchronize()
+        tokens, logprobs = pending.tokens.tolist(), pending.logprobs.tolist()
+        for (seq, request), new, values, count in zip(pending.seqs, tokens, logprobs, pending.counts, strict=True):
             if request.options.beams > 1:
                 continue
             for token, logprob in zip(new[:count], values[:count], strict=True):
                 if request.add(token, logprob):
-                    row.tokens.append(token)
+                    seq.tokens.append(token)
             if request.error is not None:
-                self.slots.purge([row])
-        self._leave([row for row, request in launch.rows if request.done and row.request is request])
+                self.slots.purge([seq])
+        self._release([seq for seq, request in pending.seqs if request.done and seq.request is request])
 
-    def _watching(self, rows: list[SequenceState], count: int) -> AbstractContextManager[None]:
-        """Record the pass inside the block, in which each row brings so many tokens."""
+    def _recording(self, seqs: list[SequenceState], count: int) -> AbstractContextManager[None]:
+        """Record the forward pass inside the block, in which each sequence has `count` new tokens."""
         if self.recorder is None:
             return nullcontext()
-        return self.recorder.recording([(_recording_of(row), row.n_cached) for row in rows], count)
+        return self.recorder.recording([(_recording_of(seq), seq.n_cached) for seq in seqs], count)
 
-    def _leave(self, rows: list[SequenceState]) -> None:
-        for row in sorted(rows, key=lambda row: -row.slot):  # from the last on, so that none moves that will leave
-            self.sampler.clear_slot(row.slot)
-            for old, new in self.slots.release(row):
+    def _release(self, seqs: list[SequenceState]) -> None:
+        for seq in sorted(
+            seqs, key=lambda seq: -seq.slot
+        ):  # from the last on, so that none is moved that will be released
+            self.sampler.clear_slot(seq.slot)
+            for old, new in self.slots.release(seq):
                 self.sampler.move(old, new)
                 self.runner.next_input_ids[new] = self.runner.next_input_ids[old]
                 if self.speculator is not None:
@@ -285,7 +289,7 @@ class Scheduler:
 
 
 def make_beam_search(request: Request, vocab_size: int) -> beam.BeamSearch:
-    """Return the beam search that a request asks for; what cannot be searched is refused."""
+    """Return the beam search of a request; raise for settings that cannot be searched."""
     return beam.BeamSearch(
         replace(request.options, max_new_tokens=request.limit),
         sorted(request.end_ids),
@@ -296,13 +300,13 @@ def make_beam_search(request: Request, vocab_size: int) -> beam.BeamSearch:
     )
 
 
-def _recording_of(row: SequenceState) -> RequestRecording:
-    assert row.request is not None
-    assert row.request.recording is not None
-    return row.request.recording
+def _recording_of(seq: SequenceState) -> RequestRecording:
+    assert seq.request is not None
+    assert seq.request.recording is not None
+    return seq.request.recording
 
 
-def _lengths(rows: list[SequenceState], new: int) -> tuple[int, int]:
-    """Return the most tokens that a row will have with so many new ones, and the most that a source has."""
-    sources = (len(row.request.source) for row in rows if row.request is not None)
-    return max(row.n_cached for row in rows) + new, max(sources, default=0)
+def _lengths(seqs: list[SequenceState], new: int) -> tuple[int, int]:
+    """Return the length of the longest sequence with `new` more tokens, and of the longest source."""
+    sources = (len(seq.request.source) for seq in seqs if seq.request is not None)
+    return max(seq.n_cached for seq in seqs) + new, max(sources, default=0)

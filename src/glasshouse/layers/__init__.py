@@ -1,1 +1,1 @@
-"""The parts of a transformer, each readable on its own: vectors in, vectors out."""
+"""The layers of a transformer."""

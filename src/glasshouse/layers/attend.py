@@ -1,4 +1,4 @@
-"""The attention kernels: softmax(q k^T) v, fused or written out. They hold no parameters and agree."""
+"""Attention kernels without parameters: softmax(q k^T) v, fused or explicit, with the same results."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from glasshouse.layers.mask import Mask
 
 
 def make_attend(scale: float, dropout: float, softcap: float | None) -> Fused | Explicit:
-    """Build the fastest kernel that can do what is asked: no fused one knows a soft-cap."""
+    """Build the fastest kernel for these settings: no fused one supports a soft-cap."""
     return Fused(scale, dropout) if softcap is None else Explicit(scale, dropout, softcap)
 
 
 class Fused(nn.Module):
-    """Torch's fused attention, or FlexAttention where the mask comes in blocks; the weights are never stored."""
+    """Torch's fused attention, or FlexAttention for block masks; attention weights are never materialised."""
 
     def __init__(self, scale: float, dropout: float) -> None:
         super().__init__()
@@ -53,7 +53,7 @@ class Fused(nn.Module):
         )
 
     def forward_folded(self, q: Tensor, k: Tensor, v: Tensor, dense: Tensor | None) -> Tensor:
-        """Attend with one query a head as if the heads of a group were so many queries: each key is read once."""
+        """Attend with one query per head, the heads of a group folded into queries: each key is loaded once."""
         folded = (q.shape[0], k.shape[1], -1, q.shape[3])
         if dense is not None and dense.shape[1] > 1:
             dense = dense.reshape(dense.shape[0], k.shape[1], -1, dense.shape[3])
@@ -72,7 +72,7 @@ class Fused(nn.Module):
 
 
 class Explicit(nn.Module):
-    """The twin of `Fused`, written out: slower, with scores and weights that can be looked at and changed."""
+    """Attention with explicit scores and weights, which can be recorded and edited; slower than `Fused`."""
 
     def __init__(self, scale: float, dropout: float, softcap: float | None = None) -> None:
         super().__init__()
@@ -86,20 +86,20 @@ class Explicit(nn.Module):
         return F.dropout(weights, self.dropout, self.training) @ repeat_kv(v, q.shape[1])
 
     def scores(self, q: Tensor, k: Tensor, mask: Mask) -> Tensor:
-        """Return what the softmax receives, [B, H, Q, K]; -inf where the mask hides a key."""
+        """Return the softmax input, [B, H, Q, K]; -inf where a key is masked."""
         scores = (q * self.scale) @ repeat_kv(k, q.shape[1]).transpose(-2, -1)
-        scores = scores.to(torch.promote_types(scores.dtype, torch.float32))  # as the fused kernels hold them
+        scores = scores.to(torch.promote_types(scores.dtype, torch.float32))  # as in the fused kernels
         if self.softcap is not None:
             scores = self.softcap * torch.tanh(scores / self.softcap)
-        seen = mask.to_dense(q.shape[2], k.shape[2], q.device)
-        if seen is None:
+        visible = mask.to_dense(q.shape[2], k.shape[2], q.device)
+        if visible is None:
             return scores
-        return scores.masked_fill(~seen, -torch.inf) if seen.dtype == torch.bool else scores + seen
+        return scores.masked_fill(~visible, -torch.inf) if visible.dtype == torch.bool else scores + visible
 
     def pattern(self, scores: Tensor) -> Tensor:
-        """Return the attention weights; a row in which everything is hidden is 0, where a softmax gives NaN."""
-        # The largest score is taken off first, as exp would overflow; a row of -inf has none to take. What is left
-        # of the largest is exp(0), so a sum below 1 can only be that of an empty row.
+        """Return the attention weights; 0 for a query whose keys are all masked, where softmax gives NaN."""
+        # The maximum is subtracted first, as exp would overflow; it is clamped for a row of -inf. exp(0) of the
+        # maximum is part of the sum, so a sum below 1 is that of a fully masked row.
         top = scores.amax(-1, keepdim=True).clamp(min=torch.finfo(scores.dtype).min)
         weights = torch.exp(scores - top.detach())
         return weights / weights.sum(-1, keepdim=True).clamp(min=1)
@@ -109,7 +109,7 @@ class Explicit(nn.Module):
 
 
 def repeat_kv(kv: Tensor, n_heads: int) -> Tensor:
-    """Repeat each key or value head [B, H_kv, K, d] for the query heads of its group, [B, H, K, d]."""
+    """Repeat key or value heads [B, H_kv, K, d] for the query heads of their groups, [B, H, K, d]."""
     return kv.repeat_interleave(n_heads // kv.shape[1], dim=1)
 
 
@@ -119,7 +119,9 @@ def _flex() -> Callable[..., Any]:
 
 @functools.cache
 def _compiled_flex() -> Callable[..., Any]:
-    # Uncompiled, it would write the scores out; so it stays compiled while someone who looks inside has the rest run
-    # uncompiled, and after eight shapes, at which torch would give up unless told otherwise.
-    patient = torch._dynamo.config.patch(recompile_limit=64)
-    return cast(Callable[..., Any], torch.compiler.set_stance("default")(patient(torch.compile(flex_attention))))
+    # Eager FlexAttention materialises the scores, so it stays compiled while hooks make the rest run eagerly, and
+    # beyond eight shapes, torch's default recompile limit.
+    more_recompiles = torch._dynamo.config.patch(recompile_limit=64)
+    return cast(
+        Callable[..., Any], torch.compiler.set_stance("default")(more_recompiles(torch.compile(flex_attention)))
+    )

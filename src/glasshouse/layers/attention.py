@@ -1,4 +1,4 @@
-"""Attention with its projections: positions look at positions. Multi-head, grouped and multi-query are one."""
+"""Attention with its projections; multi-head, grouped-query and multi-query are one module."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from glasshouse.layers.norm import make_norm
 
 
 class Attention(nn.Module):
-    """Self-attention: queries, keys and values from the same vectors."""
+    """Self-attention."""
 
     def __init__(self, s: spec.TransformerSpec, index: int) -> None:
         super().__init__()
@@ -27,12 +27,12 @@ class Attention(nn.Module):
         self.out = nn.Linear(d_query, s.d_model, bias=s.out_bias)
 
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
-        """Map x [B, S, D] to what each position gathered from those it sees, [B, S, D]."""
+        """Apply self-attention to x [B, S, D]."""
         q, k, v = (split_heads(project(x), self.d_head) for project in (self.query, self.key, self.value))
         return self.out(merge_heads(self.attend_heads(q, k, v, ctx)))
 
     def attend_heads(self, q: Tensor, k: Tensor, v: Tensor, ctx: Context) -> Tensor:
-        """Let each query [B, H, S, d] gather from the positions it sees, those in a cache included."""
+        """Normalise and rotate q and k, update the cache, and attend; q is [B, H, S, d]."""
         q, k = ctx.rotate(self.q_norm(q)), ctx.rotate(self.k_norm(k))
         if ctx.cache is not None:
             k, v = ctx.cache.update(self.index, ctx.slot_mapping[self.window], k, v)
@@ -40,7 +40,7 @@ class Attention(nn.Module):
 
 
 class CrossAttention(nn.Module):
-    """Queries from the decoder's vectors, keys and values from the encoder's output."""
+    """Cross-attention: queries from the decoder, keys and values from the encoder's output."""
 
     def __init__(self, s: spec.TransformerSpec, index: int) -> None:
         super().__init__()
@@ -55,14 +55,14 @@ class CrossAttention(nn.Module):
         self.out = nn.Linear(d_query, s.d_model, bias=s.out_bias)
 
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
-        """Map x [B, T, D] to what each position gathered from the source, [B, T, D]."""
+        """Apply cross-attention to x [B, T, D]."""
         q = self.q_norm(split_heads(self.query(x), self.d_head))
         k, v = self.source_kv(ctx)
         z = self.attend(q, k, v, ctx.memory_mask)
         return self.out(merge_heads(z))
 
     def source_kv(self, ctx: Context) -> tuple[Tensor, Tensor]:
-        """Return the source's keys and values: those a cache remembers, or else those of the encoder's output."""
+        """Return the keys and values of the source: those in the cache, or else from the encoder's output."""
         if ctx.memory is not None:
             return self.project_source(ctx.memory)
         assert ctx.cache is not None
@@ -85,12 +85,12 @@ def merge_heads(z: Tensor) -> Tensor:
 
 
 def scale_of(s: spec.TransformerSpec) -> float:
-    """Return what scores are multiplied by."""
+    """Return the scale of the attention scores."""
     return s.d_head**-0.5 if s.attention_scale is None else s.attention_scale
 
 
 def make_qk_norms(s: spec.TransformerSpec) -> tuple[nn.Module, nn.Module]:
-    """Return a norm for each head's queries and one for its keys, or nothing twice."""
+    """Return the norms of queries and keys per head, or two identities."""
     if s.qk_norm:
         return make_norm(s.norm, s.d_head), make_norm(s.norm, s.d_head)
     return nn.Identity(), nn.Identity()

@@ -1,4 +1,4 @@
-"""A block: what a transformer is a stack of."""
+"""Transformer blocks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from glasshouse.layers.residual import make_residual
 
 
 class Block(nn.Module):
-    """Attention, then feed-forward."""
+    """Self-attention, then feed-forward."""
 
     def __init__(self, s: spec.TransformerSpec, index: int) -> None:
         super().__init__()
@@ -20,12 +20,12 @@ class Block(nn.Module):
         self.feedforward = make_residual(s, make_feedforward(s))
 
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
-        """Pass the stream x [B, S, D] on."""
+        """Apply the block to the residual stream x [B, S, D]."""
         return self.feedforward(self.attention(x, ctx), ctx)
 
 
 class CrossBlock(nn.Module):
-    """Attention, then a look at the encoder's output, then feed-forward."""
+    """Self-attention, then cross-attention, then feed-forward."""
 
     def __init__(self, s: spec.TransformerSpec, index: int) -> None:
         super().__init__()
@@ -34,5 +34,5 @@ class CrossBlock(nn.Module):
         self.feedforward = make_residual(s, make_feedforward(s))
 
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
-        """Pass the stream x [B, T, D] on."""
+        """Apply the block to the residual stream x [B, T, D]."""
         return self.feedforward(self.cross(self.attention(x, ctx), ctx), ctx)

@@ -1,4 +1,4 @@
-"""What the layers of one call need to know beyond their input."""
+"""What the layers of a forward pass need in addition to their input."""
 
 from __future__ import annotations
 
@@ -14,13 +14,11 @@ from glasshouse.layers.position import Rotate
 
 @dataclass(frozen=True)
 class Context:
-    """Made anew for each pass through a stack, owned by the stack, read by every layer."""
+    """Made for each forward pass by the stack, and read by every layer."""
 
-    rotate: Rotate  # what positions do to queries and keys
+    rotate: Rotate  # the rotary embedding of queries and keys
     masks: Mapping[int, Mask]  # by the layer's window
     cache: Cache | None = None
-    slot_mapping: Mapping[int, Tensor | int] = field(
-        default_factory=dict
-    )  # by window: where in the cache the tokens go
-    memory: Tensor | None = None  # [B, source, D], the encoder's output; None where the cache remembers it
+    slot_mapping: Mapping[int, Tensor | int] = field(default_factory=dict)  # by window: cache slot of each token
+    memory: Tensor | None = None  # [B, source, D], the encoder's output; None if it is cached
     memory_mask: Mask | None = None

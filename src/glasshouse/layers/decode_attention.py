@@ -1,7 +1,7 @@
-"""Attention of a few queries a row over a cache, on a GPU: reads no more of the cache than each row holds.
+"""Decode attention over the KV cache on a GPU: loads only the cached keys of each sequence.
 
-Torch's fused kernels read all that a cache has room for and hide the rest with a mask; when one token is written at
-a time, reading the cache is most of the work.
+Torch's fused kernels load the whole allocated cache and mask the rest; in decoding, loading the cache is most of
+the work.
 """
 
 # ruff: noqa: ANN001, ANN202, N803 (Triton reads a kernel's annotations and names)
@@ -15,9 +15,9 @@ import math
 import torch
 from torch import Tensor
 
-BLOCK = 64  # keys read at a time
-MOST_ROWS = 64  # queries of a group of heads that one program works on
-PROGRAMS = 264  # two for each multiprocessor of a large GPU: fewer programs leave it idle
+BLOCK = 64  # keys per iteration
+MAX_ROWS = 64  # queries times heads of a group, per program
+PROGRAMS = 264  # two per multiprocessor of a large GPU: fewer leave it idle
 WARPS, STAGES = 2, 3
 
 available = importlib.util.find_spec("triton") is not None  # it comes with torch for CUDA
@@ -28,36 +28,36 @@ if available:
 
     @triton.jit
     def _attend(
-        q_ptr, k_ptr, v_ptr, seen_ptr, row_ptr, z_ptr, top_ptr, sum_ptr,
-        q_batch, q_head, q_place, k_batch, k_head, k_place, v_batch, v_head, v_place,
+        q_ptr, k_ptr, v_ptr, count_ptr, cache_row_ptr, z_ptr, top_ptr, sum_ptr,
+        q_batch, q_head, q_seq, k_batch, k_head, k_seq, v_batch, v_head, v_seq,
         GROUP: tl.constexpr, QUERIES: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr, PADDED: tl.constexpr,
         BLOCK: tl.constexpr, SPLITS: tl.constexpr, EXACT: tl.constexpr, SCALE: tl.constexpr,
     ):  # fmt: skip
-        batch, head, part = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+        batch, head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
         heads = tl.num_programs(1)
         rows, columns = tl.arange(0, ROWS), tl.arange(0, PADDED)
-        place, member = rows // GROUP, rows % GROUP  # all queries of the heads that share these keys
+        query, member = rows // GROUP, rows % GROUP  # all queries of the heads that share these keys
         real, inside = rows < GROUP * QUERIES, columns < WIDTH
-        seen = tl.load(seen_ptr + batch * QUERIES + place, mask=real, other=0)  # keys that each query sees
-        q_at = batch * q_batch + (head * GROUP + member) * q_head + place * q_place
+        counts = tl.load(count_ptr + batch * QUERIES + query, mask=real, other=0)  # keys of each query
+        q_at = batch * q_batch + (head * GROUP + member) * q_head + query * q_seq
         q = tl.load(q_ptr + q_at[:, None] + columns[None, :], mask=real[:, None] & inside[None, :], other=0.0)
 
-        longest = tl.max(seen, 0)
+        longest = tl.max(counts, 0)
         share = tl.cdiv(tl.cdiv(longest, BLOCK), SPLITS) * BLOCK
-        start, stop = part * share, tl.minimum((part + 1) * share, longest)
+        start, stop = split * share, tl.minimum((split + 1) * share, longest)
         top = tl.full([ROWS], -1e30, tl.float32)
         total = tl.zeros([ROWS], tl.float32)
         z = tl.zeros([ROWS, PADDED], tl.float32)
-        held = tl.load(row_ptr + batch).to(tl.int64)  # the row of the cache that these queries look at
-        k_base = k_ptr + held * k_batch + head * k_head
-        v_base = v_ptr + held * v_batch + head * v_head
+        cache_row = tl.load(cache_row_ptr + batch).to(tl.int64)  # the row that these queries attend to
+        k_base = k_ptr + cache_row * k_batch + head * k_head
+        v_base = v_ptr + cache_row * v_batch + head * v_head
         for first in range(start, stop, BLOCK):
             keys = first + tl.arange(0, BLOCK)
             there = (keys < stop)[:, None] & inside[None, :]
-            k = tl.load(k_base + keys[:, None] * k_place + columns[None, :], mask=there, other=0.0)
-            v = tl.load(v_base + keys[:, None] * v_place + columns[None, :], mask=there, other=0.0)
-            scores = tl.dot(q, tl.trans(k), input_precision="ieee" if EXACT else "tf32") * SCALE  # in powers of two
-            scores = tl.where((keys[None, :] < seen[:, None]) & (keys < stop)[None, :], scores, -1e30)
+            k = tl.load(k_base + keys[:, None] * k_seq + columns[None, :], mask=there, other=0.0)
+            v = tl.load(v_base + keys[:, None] * v_seq + columns[None, :], mask=there, other=0.0)
+            scores = tl.dot(q, tl.trans(k), input_precision="ieee" if EXACT else "tf32") * SCALE  # base-2 exponents
+            scores = tl.where((keys[None, :] < counts[:, None]) & (keys < stop)[None, :], scores, -1e30)
             higher = tl.maximum(top, tl.max(scores, 1))
             shrink = tl.exp2(top - higher)
             weights = tl.exp2(scores - higher[:, None])
@@ -68,9 +68,9 @@ if available:
 
         if SPLITS == 1:
             z = z / tl.maximum(total, 1e-30)[:, None]
-            out = (batch * QUERIES + place) * heads * GROUP + head * GROUP + member
+            out = (batch * QUERIES + query) * heads * GROUP + head * GROUP + member
         else:
-            out = ((batch * heads + head) * SPLITS + part) * ROWS + rows
+            out = ((batch * heads + head) * SPLITS + split) * ROWS + rows
             tl.store(top_ptr + out, top, mask=real)
             tl.store(sum_ptr + out, total, mask=real)
         there = real[:, None] & inside[None, :]
@@ -78,83 +78,83 @@ if available:
 
     @triton.jit
     def _combine(
-        part_ptr, top_ptr, sum_ptr, z_ptr,
+        split_ptr, top_ptr, sum_ptr, z_ptr,
         GROUP: tl.constexpr, QUERIES: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr, PADDED: tl.constexpr,
         SPLITS: tl.constexpr,
     ):  # fmt: skip
-        """Weigh what each part of the keys gave: each has its own largest score."""
+        """Combine the splits of the keys, each with its own maximum score."""
         batch, head, heads = tl.program_id(0), tl.program_id(1), tl.num_programs(1)
         rows, columns = tl.arange(0, ROWS), tl.arange(0, PADDED)
-        place, member = rows // GROUP, rows % GROUP
+        query, member = rows // GROUP, rows % GROUP
         real, inside = rows < GROUP * QUERIES, columns < WIDTH
         there = real[:, None] & inside[None, :]
         top = tl.full([ROWS], -1e30, tl.float32)
         total = tl.zeros([ROWS], tl.float32)
         z = tl.zeros([ROWS, PADDED], tl.float32)
-        for part in range(SPLITS):
-            at = ((batch * heads + head) * SPLITS + part) * ROWS + rows
-            part_top = tl.load(top_ptr + at, mask=real, other=-1e30)
-            higher = tl.maximum(top, part_top)
-            shrink, share = tl.exp2(top - higher), tl.exp2(part_top - higher)
+        for split in range(SPLITS):
+            at = ((batch * heads + head) * SPLITS + split) * ROWS + rows
+            split_top = tl.load(top_ptr + at, mask=real, other=-1e30)
+            higher = tl.maximum(top, split_top)
+            shrink, share = tl.exp2(top - higher), tl.exp2(split_top - higher)
             total = total * shrink + tl.load(sum_ptr + at, mask=real, other=0.0) * share
-            part_z = tl.load(part_ptr + at[:, None] * WIDTH + columns[None, :], mask=there, other=0.0)
-            z = z * shrink[:, None] + part_z * share[:, None]
+            split_z = tl.load(split_ptr + at[:, None] * WIDTH + columns[None, :], mask=there, other=0.0)
+            z = z * shrink[:, None] + split_z * share[:, None]
             top = higher
         z = z / tl.maximum(total, 1e-30)[:, None]
-        out = (batch * QUERIES + place) * heads * GROUP + head * GROUP + member
+        out = (batch * QUERIES + query) * heads * GROUP + head * GROUP + member
         tl.store(z_ptr + out[:, None] * WIDTH + columns[None, :], z.to(z_ptr.dtype.element_ty), mask=there)
 
 
 def is_supported(device: torch.device, dtype: torch.dtype, rows: int) -> bool:
-    """Whether there is a kernel for so many queries, those of all heads of a group together."""
-    return available and device.type == "cuda" and dtype != torch.float64 and rows <= MOST_ROWS
+    """Whether the kernel supports `rows` queries times heads of a group."""
+    return available and device.type == "cuda" and dtype != torch.float64 and rows <= MAX_ROWS
 
 
-# Torch's compiler would hand the kernel pointers of which it does not say how they are aligned, and the kernel would
-# read at half the speed; so it does not look inside.
-@torch.library.custom_op("glasshouse::attend_held", mutates_args=())
-def decode_attention(q: Tensor, k: Tensor, v: Tensor, seen: Tensor, rows: Tensor, scale: float) -> Tensor:
-    """Attend with q [N, H, Q, d] over the first `seen` [N, Q] keys of rows [N] of a cache; return [N, Q, H, d]."""
+# A custom op: torch.compile would pass pointers without their alignment, which halves the speed of the loads, so it
+# must not trace the kernel.
+@torch.library.custom_op("glasshouse::decode_attention", mutates_args=())
+def decode_attention(q: Tensor, k: Tensor, v: Tensor, key_counts: Tensor, rows: Tensor, scale: float) -> Tensor:
+    """Attend with q [N, H, Q, d] over the first `key_counts` [N, Q] keys of cache rows [N]; return [N, Q, H, d]."""
     count, heads, queries, width = q.shape
     kv_heads = k.shape[1]
     group = heads // kv_heads
     padded_rows = max(16, triton.next_power_of_2(group * queries))
-    parts = max(1, min(PROGRAMS // (count * kv_heads), -(-k.shape[2] // (2 * BLOCK))))
+    splits = max(1, min(PROGRAMS // (count * kv_heads), -(-k.shape[2] // (2 * BLOCK))))
     sizes = {
         "GROUP": group,
         "QUERIES": queries,
         "ROWS": padded_rows,
         "WIDTH": width,
         "PADDED": max(16, triton.next_power_of_2(width)),
-        "PARTS": parts,
+        "SPLITS": splits,
     }
     z = q.new_empty(count, queries, heads, width)
-    piece = z if parts == 1 else q.new_empty((count, kv_heads, parts, padded_rows, width), dtype=torch.float32)
-    top, total = q.new_empty((2, *(piece.shape[:-1] if parts > 1 else (0,))), dtype=torch.float32)
-    _attend[(count, kv_heads, parts)](
-        q, k, v, seen, rows, piece, top, total,
+    piece = z if splits == 1 else q.new_empty((count, kv_heads, splits, padded_rows, width), dtype=torch.float32)
+    top, total = q.new_empty((2, *(piece.shape[:-1] if splits > 1 else (0,))), dtype=torch.float32)
+    _attend[(count, kv_heads, splits)](
+        q, k, v, key_counts, rows, piece, top, total,
         *q.stride()[:3], *k.stride()[:3], *v.stride()[:3],
         BLOCK=BLOCK, EXACT=q.dtype == torch.float32, SCALE=scale / math.log(2), **sizes,
         num_warps=WARPS, num_stages=STAGES,
     )  # fmt: skip
-    if parts > 1:
+    if splits > 1:
         _combine[(count, kv_heads)](piece, top, total, z, **sizes)
     return z
 
 
 @decode_attention.register_fake
-def _(q: Tensor, k: Tensor, v: Tensor, seen: Tensor, rows: Tensor, scale: float) -> Tensor:
+def _(q: Tensor, k: Tensor, v: Tensor, key_counts: Tensor, rows: Tensor, scale: float) -> Tensor:
     count, heads, queries, width = q.shape
     return q.new_empty(count, queries, heads, width)
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, seen: Tensor, rows: Tensor, scale: float) -> Tensor:
-    """Attend with q [B, H, Q, d] over the first `seen` [B, Q] keys and values of rows of k and v [*, H_kv, K, d].
+def attend(q: Tensor, k: Tensor, v: Tensor, key_counts: Tensor, rows: Tensor, scale: float) -> Tensor:
+    """Attend with q [B, H, Q, d] over the first `key_counts` [B, Q] keys of rows of k and v [*, H_kv, K, d].
 
-    `rows` [B] names the row that each row of queries looks at; or, [1, Q] where B is 1, that of each query.
+    `rows` [B] is the row of k and v that each row of queries attends to; or, [1, Q] with B = 1, that of each query.
     """
     if rows.dim() == 2:
-        z: Tensor = decode_attention(q.permute(2, 1, 0, 3), k, v, seen.T.contiguous(), rows[0], scale)
+        z: Tensor = decode_attention(q.permute(2, 1, 0, 3), k, v, key_counts.T.contiguous(), rows[0], scale)
         return z.permute(1, 2, 0, 3)
-    z = decode_attention(q, k, v, seen.contiguous(), rows, scale)
+    z = decode_attention(q, k, v, key_counts.contiguous(), rows, scale)
     return z.transpose(1, 2)

@@ -1,4 +1,4 @@
-"""Ids to vectors."""
+"""Token and segment embeddings."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from glasshouse.errors import InputError
 
 
 class Embedding(nn.Embedding):
-    """A trained vector for each row. Without memory behind it none is drawn: what torch loads for that takes seconds.
+    """nn.Embedding that is not initialised on the meta device, for which torch would import modules for seconds.
 
     >>> with torch.device("meta"):
-    ...     Table(3, 2).weight.device
+    ...     Embedding(3, 2).weight.device
     device(type='meta')
     """
 
@@ -23,7 +23,7 @@ class Embedding(nn.Embedding):
 
 
 class TokenEmbedding(nn.Module):
-    """One trained vector a token; where the spec says so, times the root of their width."""
+    """Token embedding, scaled by sqrt(d_model) if the spec says so."""
 
     def __init__(self, s: spec.TransformerSpec) -> None:
         super().__init__()
@@ -31,21 +31,21 @@ class TokenEmbedding(nn.Module):
         self.scale = s.d_model**0.5 if s.embed_scale else 1.0
 
     def forward(self, ids: Tensor, name: str = "ids") -> Tensor:
-        """Look ids [B, S] up as vectors [B, S, D]; errors call them by their name."""
+        """Map ids [B, S] to vectors [B, S, D]; `name` is used in errors."""
         check_ids(ids, self.table.num_embeddings, name, "vocab_size")
         vectors: Tensor = self.table(ids)
         return vectors if self.scale == 1.0 else vectors * self.scale
 
 
 class SegmentEmbedding(nn.Module):
-    """One trained vector a kind of segment, added to the token vectors (BERT's sentence A and B)."""
+    """Segment (token type) embedding, added to the token embeddings (BERT's sentence A and B)."""
 
     def __init__(self, n_segments: int, d_model: int) -> None:
         super().__init__()
         self.table = Embedding(n_segments, d_model)
 
     def forward(self, x: Tensor, segments: Tensor | None) -> Tensor:
-        """Add the vector of each token's segment; without segments, that of segment 0."""
+        """Add the embedding of each token's segment; segment 0 if none are given."""
         if segments is None:
             return x + self.table.weight[0]
         if segments.shape != x.shape[:2]:
@@ -58,19 +58,19 @@ class SegmentEmbedding(nn.Module):
 
 
 class NoSegments(nn.Module):
-    """The twin of `SegmentEmbedding` in models without segments."""
+    """Takes the place of `SegmentEmbedding` in models without segments."""
 
     def forward(self, x: Tensor, segments: Tensor | None) -> Tensor:
-        """Return x; refuse segments, which would have no effect."""
+        """Return x; raise if segments are given, which would have no effect."""
         if segments is not None:
             raise InputError("segments were given, but the spec has n_segments = 0; leave them out.")
         return x
 
 
 def check_ids(ids: Tensor, count: int, name: str, limit: str) -> None:
-    """Refuse ids that are not a [B, S] batch of whole numbers below `count`.
+    """Raise unless ids are a [B, S] tensor of integers from 0 to `count` - 1.
 
-    Values are looked at on the CPU alone: on a GPU that would make the host wait for the device at every call.
+    Values are checked on the CPU only: on a GPU that would synchronise host and device at every call.
     """
     if not isinstance(ids, Tensor):
         raise InputError(f"{name} is a {type(ids).__name__}, but it must be a tensor of shape [batch, length].")
@@ -83,4 +83,4 @@ def check_ids(ids: Tensor, count: int, name: str, limit: str) -> None:
         low, high = (int(value) for value in ids.aminmax())
         if low < 0 or high >= count:
             wrong = low if low < 0 else high
-            raise InputError(f"{name} holds {wrong}, but it must stay within 0 and {limit} - 1 = {count - 1}.")
+            raise InputError(f"{name} contains {wrong}, but it must be from 0 to {limit} - 1 = {count - 1}.")

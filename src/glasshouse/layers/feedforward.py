@@ -1,4 +1,4 @@
-"""The feed-forward layer: up to d_ff, through an activation, and back, at each position on its own."""
+"""The feed-forward layer (MLP), applied at each position."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from glasshouse.layers.context import Context
 
 
 class FeedForward(nn.Module):
-    """Two linear maps with an activation between."""
+    """Two linear layers with an activation between."""
 
     def __init__(self, d_model: int, d_ff: int, activation: nn.Module, bias: bool) -> None:
         super().__init__()
@@ -26,7 +26,7 @@ class FeedForward(nn.Module):
 
 
 class GatedFeedForward(nn.Module):
-    """Of two maps up, one passes the activation and gates the other."""
+    """A gated linear unit: act(gate(x)) * up(x), projected down."""
 
     def __init__(self, d_model: int, d_ff: int, activation: nn.Module, bias: bool) -> None:
         super().__init__()
@@ -41,10 +41,10 @@ class GatedFeedForward(nn.Module):
 
 
 class SquaredReLU(nn.Module):
-    """max(x, 0) squared."""
+    """Squared ReLU: max(x, 0) ** 2."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """Apply it to every number."""
+        """Apply it elementwise."""
         return F.relu(x).square()
 
 
@@ -64,7 +64,7 @@ def make_activation(choice: spec.FeedForward) -> nn.Module:
 
 
 def make_feedforward(s: spec.TransformerSpec) -> FeedForward | GatedFeedForward:
-    """Build the feed-forward layer a spec asks for."""
+    """Build the feed-forward layer of a spec."""
     gated = isinstance(s.feedforward, spec.SwiGLU | spec.GeGLU)
     kind = GatedFeedForward if gated else FeedForward
     return kind(s.d_model, s.d_ff, make_activation(s.feedforward), s.ffn_bias)

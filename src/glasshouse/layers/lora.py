@@ -1,4 +1,4 @@
-"""LoRA: beside each frozen linear map a thin one that is trained, and folded into it in the end."""
+"""LoRA: low-rank adapters on frozen linear layers, merged into them in the end."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ EVERY = "*"
 
 @dataclass(frozen=True)
 class LoRA(Settings):
-    """Which linear maps of the blocks get a thin one beside them, and how thin.
+    """Which linear layers of the blocks get a LoRA adapter, and its rank.
 
     >>> LoRA(rank=4, targets=("query", "key", "value")).scale
     4.0
@@ -29,13 +29,16 @@ class LoRA(Settings):
 
     kind: ClassVar[str] = "lora"
     rank: int = 8
-    alpha: float = 16.0  # what the thin map gives is multiplied by alpha / rank
-    dropout: float = 0.0  # of what goes into the thin map
-    targets: tuple[str, ...] = ("query", "value")  # the last part of a map's name; "*": every map of the blocks
+    alpha: float = 16.0  # the adapter's output is scaled by alpha / rank
+    dropout: float = 0.0  # of the adapter's input
+    targets: tuple[str, ...] = (
+        "query",
+        "value",
+    )  # last component of a layer's name; "*": every linear layer of the blocks
 
     @property
     def scale(self) -> float:
-        """What the output of a thin map is multiplied by."""
+        """The scale of the adapter's output."""
         return self.alpha / self.rank
 
     def check(self) -> None:
@@ -46,62 +49,63 @@ class LoRA(Settings):
 
 
 class LoRALinear(nn.Module):
-    """A frozen linear map plus a thin trained one, which gives zero at first."""
+    """A frozen linear layer plus a trained low-rank update, which is zero at first."""
 
-    def __init__(self, base: nn.Linear, choice: LoRA) -> None:
+    def __init__(self, base: nn.Linear, config: LoRA) -> None:
         super().__init__()
-        self.config = choice
+        self.config = config
         self.base = base.requires_grad_(False)
-        self.drop = nn.Dropout(choice.dropout)
-        self.lora_a = nn.Parameter(base.weight.new_empty(choice.rank, base.in_features))
-        self.lora_b = nn.Parameter(base.weight.new_zeros(base.out_features, choice.rank))
-        nn.init.kaiming_uniform_(self.lora_a, a=math.sqrt(5))  # as torch draws a linear map, and as PEFT does
+        self.drop = nn.Dropout(config.dropout)
+        self.lora_a = nn.Parameter(base.weight.new_empty(config.rank, base.in_features))
+        self.lora_b = nn.Parameter(base.weight.new_zeros(base.out_features, config.rank))
+        nn.init.kaiming_uniform_(self.lora_a, a=math.sqrt(5))  # as nn.Linear and PEFT do
         self.train(base.training)
 
     def forward(self, x: Tensor) -> Tensor:
         """Map x [..., in] to [..., out]."""
-        thin = F.linear(F.linear(self.drop(x), self.lora_a), self.lora_b)
-        return self.base(x) + thin * self.config.scale
+        update = F.linear(F.linear(self.drop(x), self.lora_a), self.lora_b)
+        return self.base(x) + update * self.config.scale
 
     @torch.no_grad()
     def merged(self) -> nn.Linear:
-        """Return the map as it was, with the sum of both matrices in it.
+        """Return the linear layer with the update added to its weight.
 
-        The old matrix stays as it is, for an engine that shares it and adds the thin map itself.
+        The old weight tensor is not changed, as an engine may share it and add the update itself.
         """
         weight = torch.addmm(self.base.weight, self.lora_b, self.lora_a, alpha=self.config.scale)
         self.base.weight = nn.Parameter(weight)
         return self.base
 
 
-def attach(model: nn.Module, choice: LoRA) -> None:
-    """Freeze a model and put thin maps, the only thing trained from now on, beside those that `choice` names.
+def attach(model: nn.Module, config: LoRA) -> None:
+    """Freeze a model and attach trainable adapters to the layers that `config` names.
 
-    Right after it the model gives what it gave before. Whatever is to be trained as well, such as a new head for
-    labels, is for the caller to thaw.
+    The output of the model does not change until they are trained. Other parameters to train, such as a new
+    classification head, are for the caller to unfreeze.
 
     >>> from glasshouse.models import build
     >>> from glasshouse.spec import preset
     >>> model = build(preset("tiny-decoder", n_layers=1))
     >>> attach(model, LoRA(rank=2, targets=("query",)))
-    >>> [(name, list(weight.shape)) for name, weight in model.named_parameters() if weight.requires_grad]
-    [('stack.blocks.0.attention.layer.query.down', [2, 64]), ('stack.blocks.0.attention.layer.query.up', [64, 2])]
+    >>> trained = [(name, list(weight.shape)) for name, weight in model.named_parameters() if weight.requires_grad]
+    >>> [(name.removeprefix("stack.blocks.0.attention.layer."), shape) for name, shape in trained]
+    [('query.lora_a', [2, 64]), ('query.lora_b', [64, 2])]
     """
-    maps = block_linears(model)
-    known = sorted({_last(name) for name in maps})
-    for target in choice.targets:
+    linears = block_linears(model)
+    known = sorted({_last(name) for name in linears})
+    for target in config.targets:
         if target not in (EVERY, *known):
             raise InputError(
-                f"targets names {target!r}, but the blocks have no such map; {did_you_mean(target, known)}"
+                f"targets names {target!r}, but the blocks have no such layer; {did_you_mean(target, known)}"
             )
     model.requires_grad_(False)
-    for name, base in maps.items():
-        if EVERY in choice.targets or _last(name) in choice.targets:
-            _exchange(model, name, LoRALinear(base, choice))
+    for name, base in linears.items():
+        if EVERY in config.targets or _last(name) in config.targets:
+            _replace(model, name, LoRALinear(base, config))
 
 
 def merge(model: nn.Module) -> None:
-    """Fold every thin map into the one it stands beside, and let all parameters be trained again.
+    """Merge every adapter into its linear layer, and make all parameters trainable again.
 
     >>> from glasshouse.models import build
     >>> from glasshouse.spec import preset
@@ -111,59 +115,61 @@ def merge(model: nn.Module) -> None:
     >>> type(model.stack.blocks[0].attention.layer.query).__name__
     'Linear'
     """
-    for name, layer in _some_attached(model).items():
-        _exchange(model, name, layer.merged())
+    for name, layer in _require_lora_layers(model).items():
+        _replace(model, name, layer.merged())
     model.requires_grad_(True)
 
 
 def adapter_state_dict(model: nn.Module) -> dict[str, Tensor]:
-    """Return the thin maps, by their names in the model: all that LoRA has trained.
+    """Return the adapter's tensors, by treplacement names in the model: all that LoRA trains.
 
     >>> from glasshouse.models import build
     >>> from glasshouse.spec import preset
     >>> model = build(preset("tiny-decoder", n_layers=1))
     >>> attach(model, LoRA(targets=("out",)))
-    >>> sorted(adapter(model))
-    ['stack.blocks.0.attention.layer.out.down', 'stack.blocks.0.attention.layer.out.up']
+    >>> sorted(adapter_state_dict(model))
+    ['stack.blocks.0.attention.layer.out.lora_a', 'stack.blocks.0.attention.layer.out.lora_b']
     """
     layers = lora_layers(model).items()
-    return {f"{name}.{end}": getattr(layer, end).detach() for name, layer in layers for end in ("down", "up")}
+    return {f"{name}.{end}": getattr(layer, end).detach() for name, layer in layers for end in ("lora_a", "lora_b")}
 
 
 def load_adapter(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
-    """Copy what `adapter` returned into a model with the same maps attached; one that differs is left as it was.
+    """Copy an adapter's tensors into a model with the same layers attached; on a mismatch nothing is copied.
 
     >>> from glasshouse.models import build
     >>> from glasshouse.spec import preset
     >>> one, two = (build(preset("tiny-decoder")) for _ in range(2))
     >>> for model in (one, two):
     ...     attach(model, LoRA())
-    >>> load_adapter(two, adapter(one))
-    >>> all(tensor.equal(adapter(two)[name]) for name, tensor in adapter(one).items())
+    >>> load_adapter(two, adapter_state_dict(one))
+    >>> all(tensor.equal(adapter_state_dict(two)[name]) for name, tensor in adapter_state_dict(one).items())
     True
     """
-    _some_attached(model)
+    _require_lora_layers(model)
     own = adapter_state_dict(model)
-    if odd := sorted(own.keys() ^ tensors.keys()):
-        where = "the adapter lacks" if odd[0] in own else "the model lacks"
-        raise InputError(f"{where} {odd[0]} ({len(odd)} differ in all); attach what the adapter was trained with.")
+    if names := sorted(own.keys() ^ tensors.keys()):
+        owner = "the adapter lacks" if names[0] in own else "the model lacks"
+        raise InputError(
+            f"{owner} {names[0]} ({len(names)} differ in all); attach the layers the adapter was trained with."
+        )
     for name, weight in own.items():
         if weight.shape != tensors[name].shape:
             raise InputError(
                 f"{name} has shape {list(tensors[name].shape)}, but the model's has {list(weight.shape)}; "
-                "attach what the adapter was trained with."
+                "attach the layers the adapter was trained with."
             )
     for name, weight in own.items():
         weight.copy_(tensors[name])
 
 
 def lora_layers(model: nn.Module) -> dict[str, LoRALinear]:
-    """Return the maps of a model that have a thin one beside them, by name."""
+    """Return the LoRA layers of a model, by name."""
     return {name: module for name, module in model.named_modules() if isinstance(module, LoRALinear)}
 
 
 def block_linears(model: nn.Module) -> dict[str, nn.Linear]:
-    """Return the linear maps in the blocks of a model without LoRA, by name: those that can get it."""
+    """Return the linear layers in the blocks of a model without LoRA, by name: those that can get an adapter."""
     if lora_layers(model):
         raise InputError("the model has LoRA attached already; merge it first.")
     return {
@@ -175,7 +181,7 @@ def block_linears(model: nn.Module) -> dict[str, nn.Linear]:
     }
 
 
-def _some_attached(model: nn.Module) -> dict[str, LoRALinear]:
+def _require_lora_layers(model: nn.Module) -> dict[str, LoRALinear]:
     layers = lora_layers(model)
     if not layers:
         raise InputError("the model has no LoRA; attach it first.")
@@ -186,12 +192,12 @@ def _last(name: str) -> str:
     return name.rpartition(".")[2]
 
 
-def _exchange(model: nn.Module, name: str, heir: nn.Module) -> None:
-    """Put a module in the place of another, which hands its hooks over: the dictionaries, where handles find them."""
+def _replace(model: nn.Module, name: str, replacement: nn.Module) -> None:
+    """Replace a module and move its hook dictionaries to the new one, where their handles find them."""
     above, _, last = name.rpartition(".")
-    former = model.get_submodule(name)
+    original = model.get_submodule(name)
     for hooks in HOOK_ATTRIBUTES:
-        handed, other = getattr(former, hooks), getattr(heir, hooks)
-        setattr(heir, hooks, handed)
-        setattr(former, hooks, other)
-    setattr(model.get_submodule(above), last, heir)
+        hooks_of_original, other = getattr(original, hooks), getattr(replacement, hooks)
+        setattr(replacement, hooks, hooks_of_original)
+        setattr(original, hooks, other)
+    setattr(model.get_submodule(above), last, replacement)

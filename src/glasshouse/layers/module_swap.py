@@ -1,6 +1,6 @@
-"""A second tree of modules around the parameters of a model, in which others may take their place.
+"""Copies of a module tree that share the parameters, in which modules can be replaced.
 
-An engine holds its matrices in an order of its own; the model itself never notices.
+An engine stores its weights in its own memory layout; the model itself does not change.
 """
 
 from __future__ import annotations
@@ -13,51 +13,49 @@ from typing import Any, TypeVar, cast
 from torch import Tensor, nn
 
 Tree = TypeVar("Tree", bound=nn.Module)
-HOOK_ATTRIBUTES = (  # what torch keeps of those that are called around a module's forward pass
+HOOK_ATTRIBUTES = (  # where torch stores the forward hooks of a module
     "_forward_hooks",
     "_forward_hooks_with_kwargs",
     "_forward_hooks_always_called",
     "_forward_pre_hooks",
     "_forward_pre_hooks_with_kwargs",
 )
-MakeLinear = Callable[
-    [Tensor, Tensor | None], nn.Module | None
-]  # a linear map of a weight and a bias; None: leave it
+MakeLinear = Callable[[Tensor, Tensor | None], nn.Module | None]  # weight and bias -> a linear layer; None: keep it
 
 
 class SwappedUnembedding(nn.Module):
-    """The head over a vocabulary in a second tree: its matrix product is a module of its own."""
+    """A language-model head whose matmul is a module of its own."""
 
-    def __init__(self, transform: nn.Module, scale: float, product: nn.Module) -> None:
+    def __init__(self, transform: nn.Module, scale: float, matmul: nn.Module) -> None:
         super().__init__()
         self.transform = transform
         self.scale = scale
-        self.product = product
+        self.matmul = matmul
 
     def forward(self, x: Tensor, layout: object, table: Tensor) -> Tensor:
-        """Map vectors x [B, S, D] to logits [B, S, V]; the token table at hand is not read."""
+        """Map vectors x [B, S, D] to logits [B, S, V]; the token table is not used."""
         x = self.transform(x)
-        return self.product(x if self.scale == 1.0 else x * self.scale)
+        return self.matmul(x if self.scale == 1.0 else x * self.scale)
 
 
 def clone_sharing_parameters(tree: Tree) -> Tree:
-    """Return a second tree of the same modules around the same parameters, to put other modules in.
+    """Return a copy of a module tree that shares its parameters and buffers.
 
-    Hooks come along, so that what looks into a model or changes it does so in its twin.
+    Hooks are copied too, so that recordings and edits of a model apply to its copy.
 
     >>> model = nn.Sequential(nn.Linear(2, 3), nn.ReLU())
-    >>> twin = share(model)
-    >>> twin[0].weight is model[0].weight, twin[0] is model[0]
+    >>> clone = clone_sharing_parameters(model)
+    >>> clone[0].weight is model[0].weight, clone[0] is model[0]
     (True, False)
     """
-    twin = copy.deepcopy(tree, {id(tensor): tensor for tensor in chain(tree.parameters(), tree.buffers())})
-    for module in twin.modules():
-        module._compiled_call_impl = None  # what was compiled is the other's
-    return twin
+    clone = copy.deepcopy(tree, {id(tensor): tensor for tensor in chain(tree.parameters(), tree.buffers())})
+    for module in clone.modules():
+        module._compiled_call_impl = None  # the compiled code is the original's
+    return clone
 
 
 def swap_linears(tree: nn.Module, make: MakeLinear) -> None:
-    """Put what `make` returns for a weight and a bias in the place of each linear map and of the head's product."""
+    """Replace each linear layer, and the matmul of the head, by what `make` returns for its weight and bias."""
     for module in list(tree.modules()):
         for name, child in list(module.named_children()):
             if type(child) is nn.Linear and (made := make(child.weight, child.bias)) is not None:
@@ -71,14 +69,14 @@ def swap_linears(tree: nn.Module, make: MakeLinear) -> None:
         replace_module(tree, "head", SwappedUnembedding(head.transform, head.scale, made))
 
 
-def replace_module(module: nn.Module, name: str, heir: nn.Module) -> None:
-    """Put a module that takes and gives the same in the place of a child, hooks and all."""
+def replace_module(module: nn.Module, name: str, replacement: nn.Module) -> None:
+    """Replace a child by a module of the same signature, and copy its hooks."""
     child = module.get_submodule(name)
     for hooks in HOOK_ATTRIBUTES:
-        getattr(heir, hooks).update(getattr(child, hooks))
-    setattr(module, name, heir)
+        getattr(replacement, hooks).update(getattr(child, hooks))
+    setattr(module, name, replacement)
 
 
 def has_hooks(module: nn.Module) -> bool:
-    """Whether someone has put a hook on a module."""
+    """Whether a module has forward hooks."""
     return any(getattr(module, hooks) for hooks in HOOK_ATTRIBUTES)

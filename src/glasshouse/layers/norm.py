@@ -1,4 +1,4 @@
-"""Normalise each vector on its own. Torch has both kinds, fused; here the spec's choice becomes a module."""
+"""Layer normalisation and RMS normalisation."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from glasshouse import spec
 
 
 def make_norm(choice: spec.Norm, width: int) -> nn.Module:
-    """Build the norm a spec asks for, over the last axis of the given width.
+    """Build the norm of a spec over the last axis of size `width`.
 
     >>> make_norm(spec.RMSNorm(), 64)
     RMSNorm((64,), eps=1e-06, elementwise_affine=True)

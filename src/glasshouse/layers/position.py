@@ -1,6 +1,6 @@
-"""Where a token stands, made felt in one of three places: its vector, its queries and keys, or the scores.
+"""Position encodings: added to the embeddings, applied to queries and keys, or added to the attention scores.
 
-Every kind of position is a module with the same three methods; each overrides the one place where it acts.
+Every kind is a module with the same three methods, of which it overrides the one it needs.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ Rotate = Callable[[Tensor], Tensor]
 
 
 class Position(nn.Module):
-    """No position: each method leaves things as they are."""
+    """No position encoding: each method does nothing."""
 
     def embed(self, x: Tensor, positions: Tensor) -> Tensor:
-        """Add to the token vectors x [B, S, D] what their positions [B, S] say."""
+        """Add position embeddings to x [B, S, D] at positions [B, S]."""
         return x
 
     def rotation(self, positions: Tensor, dtype: torch.dtype) -> Rotate:
-        """Return the map of queries or keys [B, H, S, d] at these positions [B, S]."""
+        """Return the rotation of queries or keys [B, H, S, d] at positions [B, S]."""
         return _unchanged
 
     def bias(self, queries: Tensor, keys: Tensor) -> Tensor | None:
-        """Return what to add to the scores, [B, H, Q, K], for positions [B, Q] and [B, K]."""
+        """Return the bias of the attention scores, [B, H, Q, K], for positions [B, Q] and [B, K]."""
         return None
 
 
@@ -43,7 +43,7 @@ def _unchanged(x: Tensor) -> Tensor:
 def make_position(
     choice: spec.Position, d_model: int, d_head: int, n_heads: int, max_len: int, causal: bool
 ) -> Position:
-    """Build the position a spec asks for."""
+    """Build the position encoding of a spec."""
     match choice:
         case spec.NoPosition():
             return Position()
@@ -52,8 +52,8 @@ def make_position(
         case spec.Learned(offset):
             return LearnedPosition(max_len, d_model, offset)
         case spec.Rotary(theta, layout, scaling):
-            turn = rotate_halves if layout == "halves" else rotate_interleaved
-            return RotaryPosition(d_head, theta, turn, scaling)
+            rotate_pairs = rotate_halves if layout == "halves" else rotate_interleaved
+            return RotaryPosition(d_head, theta, rotate_pairs, scaling)
         case spec.Relative(n_buckets, max_distance):
             return RelativePosition(n_heads, n_buckets, max_distance, causal)
         case spec.Alibi():
@@ -63,7 +63,7 @@ def make_position(
 
 
 class SinusoidalPosition(Position):
-    """Fixed sines and cosines of geometrically growing wavelength, added to the token vectors."""
+    """Sinusoidal position embeddings."""
 
     def __init__(self, d_model: int, interleaved: bool) -> None:
         super().__init__()
@@ -71,12 +71,12 @@ class SinusoidalPosition(Position):
         self.interleaved = interleaved
 
     def embed(self, x: Tensor, positions: Tensor) -> Tensor:
-        """Add the code of each position."""
-        return x + self.codes(positions).to(x.dtype)
+        """Add the embedding of each position."""
+        return x + self.encodings(positions).to(x.dtype)
 
-    def codes(self, positions: Tensor) -> Tensor:
-        """Return the codes [B, S, D] of positions [B, S]; any position has one."""
-        # In float32 an angle of a thousand turns would be off in the fourth digit; Apple's GPUs have no float64.
+    def encodings(self, positions: Tensor) -> Tensor:
+        """Return the embeddings [B, S, D] of positions [B, S]; any position has one."""
+        # In float32 an angle of a thousand periods is off in the fourth digit; Apple's GPUs have no float64.
         exact = torch.float32 if positions.device.type == "mps" else torch.float64
         pairs = torch.arange(0, self.d_model, 2, device=positions.device, dtype=exact)
         angles = positions[..., None] * 10_000.0 ** (-pairs / self.d_model)
@@ -85,7 +85,7 @@ class SinusoidalPosition(Position):
 
 
 class LearnedPosition(Position):
-    """One trained vector a position, added to the token vectors."""
+    """Learned position embeddings."""
 
     def __init__(self, max_len: int, d_model: int, offset: int) -> None:
         super().__init__()
@@ -94,7 +94,7 @@ class LearnedPosition(Position):
         self.table = Embedding(max_len + offset, d_model)
 
     def embed(self, x: Tensor, positions: Tensor) -> Tensor:
-        """Add the vector of each position; refuse one the table does not have."""
+        """Add the embedding of each position; raise beyond the table."""
         if positions.is_cpu and not torch.compiler.is_compiling():
             longest = int(positions.max()) + 1
             if longest > self.max_len:
@@ -104,7 +104,7 @@ class LearnedPosition(Position):
 
 
 class RotaryPosition(Position):
-    """Pairs of coordinates of queries and keys, turned by an angle proportional to the position."""
+    """Rotary position embeddings (RoPE): pairs of coordinates rotated by an angle proportional to the position."""
 
     def __init__(
         self,
@@ -120,8 +120,8 @@ class RotaryPosition(Position):
         self.rescale, self.attention_factor = make_scaling(scaling, d_head, theta)
 
     def rotation(self, positions: Tensor, dtype: torch.dtype) -> Rotate:
-        """Return the turn that belongs to these positions."""
-        # Angles stay in float32 in every model: published weights were trained with that rounding.
+        """Return the rotation at these positions."""
+        # Angles stay in float32 in every model: pretrained weights expect that rounding.
         pairs = torch.arange(0, self.d_head, 2, device=positions.device, dtype=torch.float32)
         frequencies = self.rescale(1.0 / self.theta ** (pairs / self.d_head))
         angles = positions[:, None, :, None].float() * frequencies  # [B, 1, S, d / 2]
@@ -130,13 +130,13 @@ class RotaryPosition(Position):
 
 
 def rotate_halves(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Turn the pairs (k, k + d/2): the layout of published Llama weights."""
+    """Rotate the pairs (k, k + d/2), as in Hugging Face's Llama weights."""
     a, b = x.chunk(2, dim=-1)
     return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1).to(x.dtype)
 
 
 def rotate_interleaved(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Turn the pairs (2k, 2k + 1): the layout of the paper."""
+    """Rotate the pairs (2k, 2k + 1), as in the RoPE paper."""
     a, b = x[..., 0::2], x[..., 1::2]
     return torch.stack((a * cos - b * sin, b * cos + a * sin), dim=-1).flatten(-2).to(x.dtype)
 
@@ -144,7 +144,7 @@ def rotate_interleaved(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 def make_scaling(
     choice: spec.NoScaling | spec.LinearScaling | spec.Llama3Scaling | spec.YarnScaling, d_head: int, theta: float
 ) -> tuple[Callable[[Tensor], Tensor], float]:
-    """Return how the frequencies [d / 2] change for longer texts, and what the turned vectors are multiplied by."""
+    """Return the scaling of the frequencies [d / 2] for longer contexts, and the scale of the rotated vectors."""
     match choice:
         case spec.NoScaling():
             return _unchanged, 1.0
@@ -154,39 +154,39 @@ def make_scaling(
             return functools.partial(llama3_scaling, factor=factor, low=low, high=high, original=original), 1.0
         case spec.YarnScaling(factor, original, fast, slow, attention_factor):
 
-            def pair_with(turns: float) -> float:  # over the trained length
-                return d_head * math.log(original / (turns * 2 * math.pi)) / (2 * math.log(theta))
+            def pair_with(rotations: float) -> float:  # over the original length
+                return d_head * math.log(original / (rotations * 2 * math.pi)) / (2 * math.log(theta))
 
             first = max(math.floor(pair_with(fast)), 0)
             last = min(math.ceil(pair_with(slow)), d_head - 1)
-            published = 0.1 * math.log(factor) + 1.0 if factor > 1 else 1.0
+            default = 0.1 * math.log(factor) + 1.0 if factor > 1 else 1.0
             rescale = functools.partial(yarn_scaling, factor=factor, first=first, last=last)
-            return rescale, published if attention_factor is None else attention_factor
+            return rescale, default if attention_factor is None else attention_factor
         case _:
             assert_never(choice)
 
 
 def linear_scaling(frequencies: Tensor, factor: float) -> Tensor:
-    """Slow every pair down."""
+    """Divide every frequency by the factor."""
     return frequencies / factor
 
 
 def llama3_scaling(frequencies: Tensor, factor: float, low: float, high: float, original: int) -> Tensor:
-    """Slow down pairs of few full turns over the original length, keep those of many, and blend between."""
-    turns = original * frequencies / (2 * math.pi)
-    keep = ((turns - low) / (high - low)).clamp(0, 1)
+    """Divide frequencies of few rotations over the original length, keep those of many, and interpolate between."""
+    rotations = original * frequencies / (2 * math.pi)
+    keep = ((rotations - low) / (high - low)).clamp(0, 1)
     return frequencies * keep + frequencies / factor * (1 - keep)
 
 
 def yarn_scaling(frequencies: Tensor, factor: float, first: int, last: int) -> Tensor:
-    """Keep pairs up to the first, slow down those from the last on, and blend between."""
+    """Keep frequencies up to pair `first`, divide those from `last` on, and interpolate between."""
     index = torch.arange(len(frequencies), device=frequencies.device, dtype=torch.float32)
     keep = 1 - ((index - first) / max(last - first, 0.001)).clamp(0, 1)
     return frequencies * keep + frequencies / factor * (1 - keep)
 
 
 class RelativePosition(Position):
-    """A learned number per head and bucket of distance, exact when near and logarithmic when far (T5)."""
+    """T5's relative position bias: a learned value per head and bucket of distances, logarithmic for far ones."""
 
     def __init__(self, n_heads: int, n_buckets: int, max_distance: int, causal: bool) -> None:
         super().__init__()
@@ -195,7 +195,7 @@ class RelativePosition(Position):
         self.causal = causal
 
     def bias(self, queries: Tensor, keys: Tensor) -> Tensor:
-        """Look the distance of every query and key up."""
+        """Look up the bias of every query-key distance."""
         return self.table(self.bucket(keys[:, None, :] - queries[:, :, None])).permute(0, 3, 1, 2)
 
     def bucket(self, offset: Tensor) -> Tensor:
@@ -204,7 +204,7 @@ class RelativePosition(Position):
         if self.causal:
             side: Tensor | int = 0
             distance = (-offset).clamp(min=0)
-        else:  # half the buckets look back, half ahead
+        else:  # half the buckets for earlier keys, half for later ones
             n_buckets //= 2
             side = (offset > 0).long() * n_buckets
             distance = offset.abs()
@@ -215,20 +215,20 @@ class RelativePosition(Position):
 
 
 class AlibiPosition(Position):
-    """Scores lowered by slope times distance, with slopes that halve in steps from head to head."""
+    """ALiBi: a penalty of slope times distance, with a geometric sequence of slopes over the heads."""
 
     def __init__(self, n_heads: int) -> None:
         super().__init__()
         self.n_heads = n_heads
 
     def bias(self, queries: Tensor, keys: Tensor) -> Tensor:
-        """Return minus slope times distance."""
+        """Return the negative slope times the distance."""
         distance = (queries[:, None, :, None] - keys[:, None, None, :]).abs()
         return -distance * alibi_slopes(self.n_heads, keys.device)[:, None, None]
 
 
 def alibi_slopes(n_heads: int, device: torch.device) -> Tensor:
-    """Return 2 ** (-8 / n), its square, its cube, ...; for a number of heads that is no power of two, as published.
+    """Return the slopes 2 ** (-8 / n), its square, its cube, ...; as in the paper where n is no power of two.
 
     >>> alibi_slopes(4, torch.device("cpu"))
     tensor([0.2500, 0.0625, 0.0156, 0.0039])

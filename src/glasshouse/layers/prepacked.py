@@ -1,7 +1,6 @@
-"""Linear maps with their matrices laid out for a CPU.
+"""Linear layers with weights in a memory layout for CPU inference.
 
-A CPU that writes spends its time on reading matrices, and in which order it reads them fastest depends on how many
-rows it multiplies at once.
+Decoding on a CPU is bound by loading weights, and the fastest layout depends on the batch size.
 """
 
 from __future__ import annotations
@@ -16,15 +15,15 @@ from torch.nn import functional as F
 from glasshouse.layers.fused_linear import fuse_linears
 from glasshouse.layers.module_swap import MakeLinear, swap_linears
 
-FEWEST_ROWS = 4  # with fewer the plain product is faster
-LEAST_WORK = 2**22  # products of two numbers; with fewer the call costs more than it saves
+MIN_ROWS = 4  # with fewer F.linear is faster
+MIN_WORK = 2**22  # multiplications; with fewer the call costs more than it saves
 
 
 class ColumnMajorLinear(nn.Module):
-    """A linear map that holds its matrix column by column, for products of a single row.
+    """A linear layer with a column-major weight, for inputs of a single row.
 
-    Such a product is then the sum of the columns, each times a number of the row, and no sum crosses a register.
-    A matrix that lies so already, as some of GPT-2's do, is not copied.
+    The product is then a sum of scaled columns, without a reduction across a register. A weight that is column-major
+    already, as some of GPT-2's are, is not copied.
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
@@ -37,15 +36,15 @@ class ColumnMajorLinear(nn.Module):
         """Map x [..., K] to [..., N]."""
         if x.numel() != x.shape[-1] or x.dtype != self.weight.dtype:
             return F.linear(x, self.weight, self.bias)
-        row = x.reshape(-1)  # torch multiplies a vector faster than a matrix of one row
+        row = x.reshape(-1)  # faster than a matrix of one row
         y = self.weight.mv(row) if self.bias is None else torch.addmv(self.bias, self.weight, row)
         return y.view(*x.shape[:-1], -1)
 
 
 class PrepackedLinear(nn.Module):
-    """A linear map that holds its matrix in oneDNN's order, for products of four rows and more, without gradients.
+    """A linear layer with a weight prepacked by oneDNN, for inputs of four rows and more, without gradients.
 
-    `can_prepack` says whether this build of torch has what it needs.
+    Needs `can_prepack`.
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
@@ -62,23 +61,23 @@ class PrepackedLinear(nn.Module):
 
 
 def prepack_linears(tree: nn.Module, rows: int) -> None:
-    """Lay out, in a second tree, each matrix that gains by it where so many rows are multiplied at once.
+    """Replace linear layers of an inference copy by prepacked ones, where they are faster for inputs of `rows` rows.
 
-    >>> from glasshouse.layers.module_swap import share
+    >>> from glasshouse.layers.module_swap import clone_sharing_parameters
     >>> model = nn.Sequential(nn.Linear(1024, 512), nn.ReLU(), nn.Linear(512, 2))
-    >>> twin = share(model)
-    >>> pack(twin, rows=8)
+    >>> copy = clone_sharing_parameters(model)
+    >>> prepack_linears(copy, rows=8)
     >>> with torch.no_grad():
     ...     x = torch.randn(8, 1024)
-    ...     torch.allclose(twin(x), model(x), atol=1e-5)
+    ...     torch.allclose(copy(x), model(x), atol=1e-5)
     True
     """
     make: MakeLinear
     if rows == 1:
         make = lambda weight, bias: ColumnMajorLinear(weight, bias) if fits(weight) else None  # noqa: E731
-    elif rows >= FEWEST_ROWS and can_prepack():
-        least = LEAST_WORK // rows
-        make = lambda weight, bias: PrepackedLinear(weight, bias) if fits(weight, least) else None  # noqa: E731
+    elif rows >= MIN_ROWS and can_prepack():
+        min_size = MIN_WORK // rows
+        make = lambda weight, bias: PrepackedLinear(weight, bias) if fits(weight, min_size) else None  # noqa: E731
     else:
         return
     if all(fits(one) for one in tree.parameters()):
@@ -86,20 +85,20 @@ def prepack_linears(tree: nn.Module, rows: int) -> None:
     swap_linears(tree, make)
 
 
-def fits(weight: Tensor, least: int = 0) -> bool:
-    """Whether a matrix is of the kind that gains by its order, and large enough."""
-    return weight.is_cpu and weight.dtype == torch.float32 and weight.numel() >= least
+def fits(weight: Tensor, min_size: int = 0) -> bool:
+    """Whether a weight is float32 on the CPU, and large enough."""
+    return weight.is_cpu and weight.dtype == torch.float32 and weight.numel() >= min_size
 
 
 @functools.cache
 def can_prepack() -> bool:
-    """Whether this build of torch packs matrices, tried once on a small one."""
+    """Whether this build of torch can prepack weights, tested once on a small one."""
     try:
-        # Elsewhere the operators may be there with no more than a reference behind them, unless ARM's library is too.
+        # Elsewhere the operators may be slow references, unless the Arm Compute Library is there too.
         if platform.machine() not in ("x86_64", "AMD64") and not torch.ops.mkldnn._is_mkldnn_acl_supported():
             return False
-        x, weight = torch.eye(FEWEST_ROWS, 16), torch.arange(256.0).view(16, 16)
+        x, weight = torch.eye(MIN_ROWS, 16), torch.arange(256.0).view(16, 16)
         with torch.no_grad():
-            return PrepackedLinear(weight)(x).equal(weight.T[:FEWEST_ROWS])
+            return PrepackedLinear(weight)(x).equal(weight.T[:MIN_ROWS])
     except (AttributeError, RuntimeError):
         return False

@@ -1,4 +1,4 @@
-"""How a sublayer joins the residual stream: with its norm before, after, or on both sides."""
+"""Residual connections with pre-norm, post-norm or sandwich norm."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from glasshouse.layers.norm import make_norm
 
 
 class PreNorm(nn.Module):
-    """Norm before the layer: the stream itself is never normalised."""
+    """Pre-norm: the residual stream itself is not normalised."""
 
     def __init__(self, s: spec.TransformerSpec, layer: nn.Module) -> None:
         super().__init__()
@@ -21,12 +21,12 @@ class PreNorm(nn.Module):
         self.drop = nn.Dropout(s.dropout)
 
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
-        """Add the layer's output to the stream x [B, S, D]."""
+        """Add the layer's output to the residual stream x [B, S, D]."""
         return x + self.drop(self.layer(self.norm(x), ctx))
 
 
 class PostNorm(nn.Module):
-    """Norm after the sum, as in the original."""
+    """Post-norm, as in the original transformer: norm after the sum."""
 
     def __init__(self, s: spec.TransformerSpec, layer: nn.Module) -> None:
         super().__init__()
@@ -35,12 +35,12 @@ class PostNorm(nn.Module):
         self.norm = make_norm(s.norm, s.d_model)
 
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
-        """Add the layer's output to the stream x [B, S, D], then normalise."""
+        """Add the layer's output to the residual stream x [B, S, D], then normalise."""
         return self.norm(x + self.drop(self.layer(x, ctx)))
 
 
 class SandwichNorm(nn.Module):
-    """Norm before the layer and on what it adds."""
+    """Sandwich norm: norm before the layer and on its output."""
 
     def __init__(self, s: spec.TransformerSpec, layer: nn.Module) -> None:
         super().__init__()
@@ -50,12 +50,12 @@ class SandwichNorm(nn.Module):
         self.drop = nn.Dropout(s.dropout)
 
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
-        """Add the layer's normalised output to the stream x [B, S, D]."""
+        """Add the layer's normalised output to the residual stream x [B, S, D]."""
         return x + self.drop(self.norm_out(self.layer(self.norm(x), ctx)))
 
 
 def make_residual(s: spec.TransformerSpec, layer: nn.Module) -> PreNorm | PostNorm | SandwichNorm:
-    """Wrap a sublayer as the spec's order of norms says."""
+    """Wrap a sublayer in the residual connection of the spec's norm_placement."""
     match s.norm_placement:
         case "pre":
             return PreNorm(s, layer)

@@ -33,7 +33,10 @@ def embedding_steps(way: Way) -> list[JsonDict]:
             row = int(way.place) + position.offset
             told: JsonDict = {"row": row, "added": position.table.weight[row]}
         else:
-            told = {"layout": "pairs" if position.interleaved else "halves", "added": position.codes(way.place)[0, 0]}
+            told = {
+                "layout": "pairs" if position.interleaved else "halves",
+                "added": position.encodings(way.place)[0, 0],
+            }
         cards.append(card("embed", "position", x=before, y=x, how=way.spec.position.kind, **told))
     if not isinstance(way.stack.embed_norm, nn.Identity):
         cards.append(norm_card("embed", way.stack.embed_norm, x))
