@@ -164,24 +164,24 @@ def test_the_line_is_one_line_at_any_width(width: int, monkeypatch: pytest.Monke
 # In Python
 
 
-def test_train_shows_the_same_unless_told_not_to(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    train(Run.from_dict(table(place, steps=2)))
+def test_train_shows_the_same_unless_told_not_to(data_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    train(Run.from_dict(table(data_folder, steps=2)))
     shown = capsys.readouterr()
     assert shown.out == ""
     for begin in ("folder ", "data ", "stop ", "model ", "tokens ", "device ", "steps ", "step 1 of 2 ", "measuring"):
         assert re.search(rf"^{begin}", shown.err, re.MULTILINE), begin
-    train(Run.from_dict(table(place, out="quiet", steps=2)), progress=False)
+    train(Run.from_dict(table(data_folder, out="quiet", steps=2)), progress=False)
     assert capsys.readouterr() == ("", "")
 
 
-def test_train_takes_a_recipe_or_a_file_by_its_name(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(place)
-    (place / "mine.toml").write_text(
+def test_train_takes_a_recipe_or_a_file_by_its_name(data_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(data_folder)
+    (data_folder / "mine.toml").write_text(
         '[model]\npreset = "tiny-decoder"\nn_layers = 1\n'
         '[data]\npath = "a.txt"\nlength = 16\nvocab_size = 270\n[train]\nsteps = 1\nbatch_tokens = 32\n'
     )
     assert train("mine.toml", progress=False).folder == Path("runs/mine")
-    assert train(place / "runs" / "mine", progress=False).steps == 1  # whose run.toml says it all
+    assert train(data_folder / "runs" / "mine", progress=False).steps == 1  # whose run.toml says it all
     with pytest.raises(ConfigError, match="there is no recipe 'stdlb', nor such a file; did you mean stdlib"):
         train("stdlb")
     with pytest.raises(
@@ -190,15 +190,17 @@ def test_train_takes_a_recipe_or_a_file_by_its_name(place: Path, monkeypatch: py
         train({"model": 3})  # type: ignore[arg-type]
 
 
-def test_the_header_names_what_is_read_and_what_is_skipped(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (place / "folder").mkdir()
+def test_the_header_names_what_is_read_and_what_is_skipped(
+    data_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (data_folder / "folder").mkdir()
     for name in ("one.txt", "two.md", "three.png", "four", ".hidden.txt"):
-        (place / "folder" / name).write_text((place / "a.txt").read_text())
-    settings = table(place, steps=1)
-    settings["data"]["path"] = str(place / "folder")
+        (data_folder / "folder" / name).write_text((data_folder / "a.txt").read_text())
+    settings = table(data_folder, steps=1)
+    settings["data"]["path"] = str(data_folder / "folder")
     train(Run.from_dict(settings))
     said = capsys.readouterr().err
-    size = 2 * (place / "a.txt").stat().st_size
+    size = 2 * (data_folder / "a.txt").stat().st_size
     assert f"data     2 files, {size / 1000:.1f} kB; 2 skipped, as of no known kind of text (" in said
     assert "no suffix" in said
     assert ".png" in said

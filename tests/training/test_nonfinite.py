@@ -1,4 +1,4 @@
-"""Each place where a number can stop being one, planted and found."""
+"""Each data_folder where a number can stop being one, planted and found."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ class MetricSums:
     def metrics(self) -> dict[str, float]:
         """Return the means by name.
 
-        >>> Tally(loss=2.772588722239781, right=1, asked=2, bytes=4).figures()
+        >>> MetricSums(loss=2.772588722239781, n_correct=1, n_targets=2, bytes=4).metrics()
         {'loss': 1.3862943611198906, 'perplexity': 4.0, 'accuracy': 0.5, 'bits_per_byte': 1.0}
         """
         if not self.n_targets:

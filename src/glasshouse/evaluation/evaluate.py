@@ -57,7 +57,7 @@ class Example:
 
     `n_best` has the texts of a beam search by their scores, the best of which is what it said.
 
-    >>> Example(read="yes", expected="ja", said="nein").said
+    >>> Example(input="yes", reference="ja", prediction="nein").prediction
     'nein'
     """
 
@@ -77,7 +77,7 @@ class Report:
     Of `items` in the data `measured` were read, and to `written` of those the model wrote an answer: exact_match,
     bleu and chrf are over these, all other figures over what was read.
 
-    >>> Report("labelled", {"accuracy": 0.75}, asked=4, examples=[]).figures["accuracy"]
+    >>> Report("labelled", {"accuracy": 0.75}, n_targets=4, examples=[]).metrics["accuracy"]
     0.75
     """
 
@@ -125,18 +125,18 @@ def evaluate(
     >>> model = gh.build(gh.preset("tiny-decoder", vocab_size=263, max_len=64))
     >>> _ = torch.nn.init.zeros_(model.head.weight)
     >>> report = gh.evaluate(model, tok, "stdlib", limit=8)
-    >>> round(report.figures["perplexity"], 2), report.asked
+    >>> round(report.metrics["perplexity"], 2), report.n_targets
     (263.0, 512)
     """
     if not isinstance(tok, Tokenizer):
         raise InputError(f"tok is {tok!r}, but data are measured as its tokens; give the model's tokenizer.")
     check_tokenizer(model, tok)
-    seq_len = check_length(model.spec, seq_len, "length")
-    check_count("rows", batch_size)
+    seq_len = check_length(model.spec, seq_len, "seq_len")
+    check_count("batch_size", batch_size)
     if limit is not None:
         check_count("limit", limit)
     if generate:
-        check_count("written", generate)
+        check_count("generate", generate)
     check_count("beams", beams)
     if check_count("n", n) > beams:
         raise InputError(f"n is {n}, but a search of {beams} beams finds no more than these; raise beams.")
@@ -342,11 +342,11 @@ class _Job:
 
         def before() -> None:
             nonlocal done
-            self.progress("measuring", done, self.count)
+            self.progress("evaluating", done, self.count)
             done += self.rows
 
         total = evaluate_samples(self.model, samples, self.rows, limit=self.count, token_bytes=sizes, on_batch=before)
-        self.progress("measuring", self.count, self.count)
+        self.progress("evaluating", self.count, self.count)
         return total
 
     def _write(self, turns: Sequence[Turn], limit: int, *, end: int, roles: bool = False) -> list[Example]:
@@ -359,13 +359,13 @@ class _Job:
         def on_tokens(new: int) -> None:
             nonlocal done
             done += new
-            self.progress("writing", done, total)
+            self.progress("generating", done, total)
 
         writer = cast("Decoder | Seq2Seq", self.model)
         reads = [read for read, _ in turns]
         options = SamplingParams(max_new_tokens=limit, beams=self.beams, stop_token_ids=tuple(sorted(ends)))
         found = generate_requests(writer, self.tok, reads, options, n=self.n, max_len=self.room, progress=on_tokens)
-        self.progress("writing", total, total)
+        self.progress("generating", total, total)
         return [
             self._example(self.tok.decode(read, special=roles), self.tok.decode(wanted, special=False), request)
             for (read, wanted), request in zip(turns, found, strict=True)

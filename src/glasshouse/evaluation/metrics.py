@@ -49,7 +49,7 @@ def accuracy(predictions: Sequence[Hashable], references: Sequence[Hashable]) ->
     >>> accuracy([1, 2, 2, 3], [1, 2, 3, 3])
     0.75
     """
-    _check_pairs(predictions, references, "predicted", "expected")
+    _check_pairs(predictions, references, "predictions", "references")
     return sum(p == e for p, e in zip(predictions, references, strict=True)) / len(references)
 
 
@@ -61,8 +61,8 @@ def exact_match(predictions: Sequence[str], references: Sequence[str]) -> float:
     >>> exact_match([" Paris\n", "paris"], ["Paris", "Paris"])
     0.5
     """
-    _check_pairs(predictions, references, "texts", "references")
-    for name, given in (("texts", predictions), ("references", references)):
+    _check_pairs(predictions, references, "predictions", "references")
+    for name, given in (("predictions", predictions), ("references", references)):
         if isinstance(given, str):
             raise InputError(f"{name} is one text, but it must be a list of texts; pass [text].")
     return accuracy([text.strip() for text in predictions], [reference.strip() for reference in references])
@@ -82,7 +82,7 @@ def f1(predictions: Sequence[Hashable], references: Sequence[Hashable], average:
     >>> f1(["a", "b", "b", "c"], ["a", "a", "b", "c"], average="micro")
     0.75
     """
-    _check_pairs(predictions, references, "predicted", "expected")
+    _check_pairs(predictions, references, "predictions", "references")
     if average not in ("macro", "micro"):
         raise InputError(f"average is {average!r}, but it must be 'macro' or 'micro'.")
     right = Counter(p for p, e in zip(predictions, references, strict=True) if p == e)

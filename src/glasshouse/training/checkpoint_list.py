@@ -14,7 +14,7 @@ from glasshouse.training.snapshots import SNAPSHOTS
 class SavedCheckpoint:
     """Weights, after so many steps, that `gh.load` reads from their folder.
 
-    >>> Moment(100, "step 100", Path("runs/mine/history/step-00000100")).name
+    >>> SavedCheckpoint(100, "step 100", Path("runs/mine/snapshots/step-00000100")).name
     'step 100'
     """
 

@@ -62,7 +62,7 @@ class Display(ProgressReporter):
         """Print a line that stays."""
         self._print(escape_control(text))
 
-    def step(self, step: int, steps: int, outcome: StepMetrics, speed: Throughput) -> None:
+    def on_step_end(self, step: int, steps: int, outcome: StepMetrics, speed: Throughput) -> None:
         """Show where the run is."""
         now = self._clock()
         if self._first is None:

@@ -20,11 +20,11 @@ class EMA:
     >>> model = nn.Linear(1, 1, bias=False)
     >>> nn.init.zeros_(model.weight).item()
     0.0
-    >>> average = Average(model, decay=0.5)
+    >>> ema = EMA(model, decay=0.5)
     >>> for value in (4.0, 8.0):
     ...     _ = nn.init.constant_(model.weight, value)
-    ...     average.update()
-    >>> with average.applied():
+    ...     ema.update()
+    >>> with ema.applied():
     ...     print(round(model.weight.item(), 3))
     6.818
     >>> model.weight.item()

@@ -12,7 +12,7 @@ from typing import Any
 from glasshouse.training.folder import METRICS, PROBES, SAMPLES
 
 LAST_STEP = 2**53  # beyond which a browser rounds whole numbers
-PER_HEAD, PER_LAYER = ("entropy", "induction", "previous"), ("lens", "norms")  # probes: [layer][head] and [layer]
+PER_HEAD, PER_LAYER = ("entropy", "induction", "previous_token"), ("logit_lens", "resid_norms")  # probes: [layer][head] and [layer]
 
 
 def _is_number(value: object) -> bool:
@@ -73,7 +73,7 @@ class Journal:
     >>> journal = Journal(Path(tempfile.mkdtemp(), "metrics.jsonl"))
     >>> for step in range(4):
     ...     journal.write(step, loss=5.0 - step)
-    >>> journal.cut(2)  # going on from a checkpoint after steps 0 and 1
+    >>> journal.truncate(2)  # going on from a checkpoint after steps 0 and 1
     >>> journal.write(2, loss=2.5)
     >>> [line["loss"] for line in journal.lines()]
     [5.0, 4.0, 2.5]

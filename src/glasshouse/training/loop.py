@@ -74,10 +74,10 @@ def train(run: Run | str | Path, progress: ProgressReporter | bool = True) -> Re
     >>> _ = Path(f"{place}/a.txt").write_text("to be or not to be, that is the question. " * 50)
     >>> table = {
     ...     "model": {"preset": "tiny-decoder"},
-    ...     "data": {"path": f"{place}/a.txt", "length": 16, "vocab_size": 270},
+    ...     "data": {"path": f"{place}/a.txt", "seq_len": 16, "vocab_size": 270},
     ...     "train": {"steps": 3, "batch_tokens": 64, "out": f"{place}/run"},
     ... }
-    >>> result = train(Run.parse(table), watch=False)
+    >>> result = train(Run.from_dict(table), progress=False)
     >>> {"checkpoints", "metrics.jsonl", "model", "samples.jsonl"} <= {path.name for path in result.folder.iterdir()}
     True
     """

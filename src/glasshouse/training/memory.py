@@ -16,7 +16,7 @@ LOGITS = 4  # numbers a token and entry of the vocabulary: logits, in float32, t
 def estimate_grad_accum(s: spec.Spec, batch_size: int, length: int, device: torch.device) -> int:
     """Return in how many parts a batch of so many rows should fit, by arithmetic.
 
-    >>> estimate_grad_accum(spec.preset("tiny-decoder"), rows=8, length=64, device=torch.device("cpu"))
+    >>> estimate_grad_accum(spec.preset("tiny-decoder"), batch_size=8, length=64, device=torch.device("cpu"))
     1
     """
     layers = s.n_layers + (s.n_encoder_layers if isinstance(s, spec.Seq2SeqSpec) else 0)
@@ -30,7 +30,7 @@ def estimate_grad_accum(s: spec.Spec, batch_size: int, length: int, device: torc
 def is_out_of_memory(error: Exception) -> bool:
     """Say whether an error means that there was no memory left.
 
-    >>> exhausted(torch.OutOfMemoryError("CUDA out of memory")), exhausted(RuntimeError("shapes differ"))
+    >>> is_out_of_memory(torch.OutOfMemoryError("CUDA out of memory")), is_out_of_memory(RuntimeError("shapes differ"))
     (True, False)
     """
     if isinstance(error, torch.OutOfMemoryError | MemoryError):

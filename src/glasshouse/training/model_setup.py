@@ -166,7 +166,7 @@ def freeze(model: nn.Module, patterns: Iterable[str]) -> None:
 
     >>> import glasshouse as gh
     >>> model = gh.build(gh.preset("tiny-decoder"))
-    >>> freeze(model, ["token", "stack.blocks.0"])
+    >>> freeze(model, ["token_embedding", "stack.blocks.0"])
     >>> [name for name, weight in model.named_parameters() if weight.requires_grad][0]
     'stack.blocks.1.attention.norm.weight'
     """

@@ -22,12 +22,12 @@ def locate_nonfinite(model: nn.Module, batch: Batch, smoothing: float = 0.0) -> 
     >>> import glasshouse as gh
     >>> model = gh.build(gh.preset("tiny-decoder"))
     >>> ids = torch.tensor([[1, 2, 3]])
-    >>> batch = Batch(ids, targets=ids, loss=ids > 0)
-    >>> locate(model, batch)
+    >>> batch = Batch(ids, targets=ids, loss_mask=ids > 0)
+    >>> locate_nonfinite(model, batch)
     'nowhere: all weights, activations and gradients are finite'
     >>> with torch.no_grad():
     ...     _ = model.stack.blocks[1].feedforward.layer.up.weight.fill_(torch.inf)
-    >>> locate(model, batch)
+    >>> locate_nonfinite(model, batch)
     'the weight stack.blocks.1.feedforward.layer.up.weight'
     """
     for name, weight in model.named_parameters():

@@ -20,7 +20,7 @@ def compute_loss(model: nn.Module, batch: Batch, smoothing: float = 0.0) -> Tens
     >>> ids = torch.tensor([[1, 2, 3]])
     >>> nn.init.zeros_(model.head.weight)[0, 0].item()  # then every token is as likely as any other
     0.0
-    >>> batch = Batch(ids, targets=ids + 1, loss=torch.tensor([[True, True, False]]))
+    >>> batch = Batch(ids, targets=ids + 1, loss_mask=torch.tensor([[True, True, False]]))
     >>> torch.isclose(compute_loss(model, batch).exp(), torch.tensor(256.0**2))
     tensor(True)
     """

@@ -250,7 +250,7 @@ def newton_schulz(x: Tensor, steps: int) -> Tensor:
     Five steps take what is above about 0.002 to between 0.68 and 1.21; 0 stays 0. They come no closer
     to 1 with more, and training gains nothing by it.
 
-    >>> after = torch.linalg.svdvals(orthogonalise(torch.diag(torch.tensor([0.9, 0.01, 0.0]))[None], 5))[0]
+    >>> after = torch.linalg.svdvals(newton_schulz(torch.diag(torch.tensor([0.9, 0.01, 0.0]))[None], 5))[0]
     >>> bool(0.68 < after[1] < after[0] < 1.21), after[2].item()
     (True, 0.0)
     """

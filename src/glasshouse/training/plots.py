@@ -48,7 +48,7 @@ def draw(journal: Journal, folder: Path) -> list[Path]:
     >>> folder = Path(tempfile.mkdtemp())
     >>> journal = Journal(folder / "metrics.jsonl")
     >>> for step in range(3):
-    ...     journal.write(step, loss=5.0 - step, rate=0.001, norm=0.9)
+    ...     journal.write(step, loss=5.0 - step, lr=0.001, grad_norm=0.9)
     >>> [path.name for path in draw(journal, folder)]
     ['plots.png', 'plots.svg']
     """

@@ -29,16 +29,16 @@ DIGITS = 6
 class Probes:
     """Looks into a model: at some texts it never learns from, and at random tokens said twice.
 
-    "entropy" is how widely each head looks, in nats, and "induction" and "previous" how much weight it puts on what
-    followed the same token before, and on the token just before, [layer][head]. "norms" is the mean length of the
-    stream's vectors and "lens" the loss of what is read off them, embedded and after each layer, [layer + 1].
+    "entropy" is how widely each head looks, in nats, and "induction" and "previous_token" how much weight it puts on what
+    followed the same token before, and on the token just before, [layer][head]. "resid_norms" is the mean length of the
+    stream's vectors and "logit_lens" the loss of what is read off them, embedded and after each layer, [layer + 1].
 
     >>> import glasshouse as gh
     >>> model = gh.build(gh.preset("tiny-decoder"))
     >>> ids = torch.tensor([[1, 2, 3, 4]])
-    >>> figures = Probes(model, Batch(ids, targets=ids + 1, loss=ids > 0)).take(model)
+    >>> figures = Probes(model, Batch(ids, targets=ids + 1, loss_mask=ids > 0)).take(model)
     >>> {name: len(values) for name, values in figures.items()}
-    {'entropy': 2, 'induction': 2, 'previous': 2, 'norms': 3, 'lens': 3}
+    {'entropy': 2, 'induction': 2, 'previous_token': 2, 'resid_norms': 3, 'logit_lens': 3}
     """
 
     def __init__(
@@ -74,15 +74,15 @@ class Probes:
         with autocast(self.device, self.compute):
             if "entropy" in self.names:
                 found["entropy"] = head_scores(model, *inputs, **call).entropy
-            if {"induction", "previous"} & set(self.names):
+            if {"induction", "previous_token"} & set(self.names):
                 scores = head_scores(model, self.twice)
-                found |= {"induction": scores.induction, "previous": scores.previous}
-            if "norms" in self.names:
+                found |= {"induction": scores.induction, "previous_token": scores.previous}
+            if "resid_norms" in self.names:
                 real = make_stack_input(model, inputs, call).real
-                found["norms"] = residual_norms(model, *inputs, **call)[:, real].mean(1)
-            if "lens" in self.names:
+                found["resid_norms"] = residual_norms(model, *inputs, **call)[:, real].mean(1)
+            if "logit_lens" in self.names:
                 read = lens(model, *inputs, targets=batch.targets, top_k=1, **call)
-                found["lens"] = read.loss[:, batch.loss_mask].mean(1)
+                found["logit_lens"] = read.loss[:, batch.loss_mask].mean(1)
         return {name: _rounded(found[name].tolist()) for name in self.names}
 
 
@@ -100,9 +100,9 @@ def _unfit(model: Model) -> dict[str, str]:
     unfit: dict[str, str] = {}
     if not isinstance(model, Decoder):
         why = f"that is of decoders, and the model is of kind {model.spec.kind}"
-        unfit |= {"induction": why, "previous": why}
+        unfit |= {"induction": why, "previous_token": why}
     if not isinstance(model.head, LMHead):
-        unfit["lens"] = f"that is of heads with a vocabulary, and the model's is {model.spec.head.kind}"
+        unfit["logit_lens"] = f"that is of heads with a vocabulary, and the model's is {model.spec.head.kind}"
     return unfit
 
 

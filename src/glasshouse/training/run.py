@@ -36,7 +36,7 @@ DEFAULT_STEPS = 1000  # where neither steps nor epochs are given
 DEFAULT_SCHEDULE = Cosine(
     warmup=100
 )  # the schedule where none is given; a short run warms up for a tenth of its steps
-PROBE_NAMES = ("entropy", "induction", "previous", "norms", "lens")  # in training/probes.py
+PROBE_NAMES = ("entropy", "induction", "previous_token", "resid_norms", "logit_lens")  # in training/probes.py
 
 
 @dataclass(frozen=True)
@@ -138,7 +138,7 @@ class Train(Settings):
         A warm-up longer than the whole run becomes a tenth of it.
 
         >>> Train(epochs=2.5).planned(samples=1000, batch_size=32)
-        (79, Cosine(warmup=7, end=0.1))
+        (79, Cosine(warmup=7, final_factor=0.1))
         """
         if self.epochs is None:
             return self.steps or DEFAULT_STEPS, self.schedule
@@ -184,7 +184,7 @@ class Run:
         warm-up does not fit in, it keeps its share of the steps.
 
         >>> run = Run.load("dates", "data.path=my/pairs.tsv", "data.columns=en,de")
-        >>> run.train.out, run.data.kind, run.data.fields
+        >>> run.train.out, run.data.kind, run.data.columns
         ('runs/pairs', 'pairs', ('en', 'de'))
         """
         path = Path(source)

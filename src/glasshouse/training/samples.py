@@ -39,7 +39,7 @@ def make_prompts(held: Dataset, tok: Tokenizer, length: int, count: int) -> Prom
     >>> tok = gh.Tokenizer.train(texts=["to be or not to be"], vocab_size=263)
     >>> place = tempfile.mkdtemp()
     >>> _ = Path(f"{place}/a.txt").write_text("to be or not to be, that is the question")
-    >>> held = CausalLMDataset(gh.data.prepare(f"{place}/a.txt", tok, f"{place}/ids"), length=16)
+    >>> held = CausalLMDataset(gh.data.prepare(f"{place}/a.txt", tok, f"{place}/ids"), seq_len=16)
     >>> prompts = make_prompts(held, tok, length=16, count=2)
     >>> [sample["prompt"] for sample in prompts.take(gh.build(gh.preset("tiny-decoder", vocab_size=263)))]
     ['to be or']

@@ -27,7 +27,7 @@ class _Schedule(Settings):
 
         >>> Cosine(warmup=10).first_difference(100, 200, taken=10), Cosine(warmup=10).first_difference(100, 200, 50)
         (None, 11)
-        >>> Trapezoid(decay=0.2).first_difference(100, 200, taken=80)
+        >>> WSD(decay_fraction=0.2).first_difference(100, 200, taken=80)
         """
         if steps == other:
             return None

@@ -26,7 +26,7 @@ def steps_to_drop(steps: Sequence[int], limit: int) -> list[int]:
 
     The oldest and the newest stay, or if it is one, the newest.
 
-    >>> spare([0, 100, 110, 200, 300], most=4)
+    >>> steps_to_drop([0, 100, 110, 200, 300], limit=4)
     [110]
     """
     kept, given_up = list(steps), []

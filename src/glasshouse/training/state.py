@@ -64,12 +64,12 @@ def rng_state() -> CheckpointData:
     version, numbers, pending = random.getstate()
     tensors["rng.python"] = torch.tensor(numbers, dtype=torch.int64)
     about = {"numpy": [name, int(position), int(has_gauss), float(gauss)], "python": [version, pending]}
-    return CheckpointData(tensors, {"chance": about})
+    return CheckpointData(tensors, {"rng": about})
 
 
 def load_rng_state(state: CheckpointData) -> None:
     """Set every random generator to where `rng_state` found it; devices that are not here are passed over."""
-    tensors, about = _under("chance", state.tensors), state.metadata["chance"]
+    tensors, about = _under("rng", state.tensors), state.metadata["rng"]
     torch.set_rng_state(tensors["cpu"].clone())
     if torch.cuda.is_available():
         for i in range(torch.cuda.device_count()):

@@ -31,7 +31,7 @@ class FlopEstimator:
     >>> model = gh.build(gh.preset("gpt2", n_layers=2, d_model=64, n_heads=4, vocab_size=100))
     >>> ids = torch.zeros(3, 32, dtype=torch.long)
     >>> matrices = 2 * 12 * 64**2 + 100 * 64
-    >>> Work(model)(Batch(ids, ids, ids == 0)) == 3 * 32 * (6 * matrices + 12 * 2 * 64 * 32)
+    >>> FlopEstimator(model)(Batch(ids, ids, ids == 0)) == 3 * 32 * (6 * matrices + 12 * 2 * 64 * 32)
     True
     """
 
