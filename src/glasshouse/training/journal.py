@@ -12,7 +12,10 @@ from typing import Any
 from glasshouse.training.folder import METRICS, PROBES, SAMPLES
 
 LAST_STEP = 2**53  # beyond which a browser rounds whole numbers
-PER_HEAD, PER_LAYER = ("entropy", "induction", "previous_token"), ("logit_lens", "resid_norms")  # probes: [layer][head] and [layer]
+PER_HEAD, PER_LAYER = (
+    ("entropy", "induction", "previous_token"),
+    ("logit_lens", "resid_norms"),
+)  # probes: [layer][head] and [layer]
 
 
 def _is_number(value: object) -> bool:
