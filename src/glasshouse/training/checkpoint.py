@@ -1,6 +1,6 @@
 """Checkpoints: model folders that load on their own, plus the training state needed to resume exactly.
 
-A checkpoint is written under a temporary name, flushed and renamed, and only then are older ones removed. Its manifest
+A checkpoint is written under a temporary name, flushed and renamed; only then are older ones removed. Its manifest
 has the size and hash of each file; a checkpoint that does not match is skipped for the one before it.
 """
 

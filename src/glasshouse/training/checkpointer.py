@@ -93,8 +93,8 @@ class Checkpointer:
         if self.has_lora:
             if state.metadata["base_fingerprint"] != self.base:
                 raise StoreError(
-                    "the base model of this run (model.from) has changed since the run began; restore the old one, or "
-                    "start a new run by train.out=FOLDER."
+                    "the base model of this run (model.from) has changed since the run began; restore the old one, "
+                    "or start a new run by train.out=FOLDER."
                 )
             self.model.load_state_dict(_under("trainable.", state.tensors), strict=False)
         else:

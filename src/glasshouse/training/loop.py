@@ -101,7 +101,7 @@ def _train(run: Run, folder: Path, reporter: ProgressReporter) -> Result:
     if "from" in run.model:
         reporter.stage("loading the model to start from", 0, 0)
     base = model_setup.load_base(run.model, run.data)
-    choice = with_kind(run.data, model_setup.wanted_kind(run.model, base[0] if base else None))
+    choice = with_kind(run.data, model_setup.data_kind(run.model, base[0] if base else None))
     datasets = prepare_datasets(choice, folder, base[1] if base else None, reporter.stage)
     with Signals() as signals:
         reporter.stage("building the model", 0, 0)
@@ -319,8 +319,8 @@ class Trainer:
     def _raise_grad_accum(self, batch_size: int) -> None:
         if self.state.grad_accum >= batch_size:
             raise InputError(
-                f"out of memory with one sequence of {self.run.data.seq_len} tokens; choose a smaller model or a smaller "
-                "data.seq_len, or try train.activation_checkpointing=true."
+                f"out of memory with one sequence of {self.run.data.seq_len} tokens; choose a smaller model or a "
+                "smaller data.seq_len, or try train.activation_checkpointing=true."
             )
         self.step_fn.optimizer.zero_grad(set_to_none=True)
         if self.device.type == "cuda":
@@ -348,7 +348,8 @@ class Trainer:
                 "" if self.run.train.on_nonfinite == "skip" else ", or train.on_nonfinite=skip to skip such batches"
             )
             raise GlasshouseError(
-                f"{sentence} No weight was updated. See {str(self.folder / NONFINITE)!r}; try a lower train.lr{advice}."
+                f"{sentence} No weight was updated. See {str(self.folder / NONFINITE)!r}; try a lower "
+                f"train.lr{advice}."
             )
         self.reporter.log(f"{sentence} The batch is skipped.")
         self.step_fn.optimizer.zero_grad(set_to_none=True)

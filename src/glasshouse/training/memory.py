@@ -32,8 +32,10 @@ def estimate_grad_accum(s: spec.Spec, batch_size: int, length: int, device: torc
 def is_out_of_memory(error: Exception) -> bool:
     """Tell whether an error means out of memory.
 
-    >>> is_out_of_memory(torch.OutOfMemoryError("CUDA out of memory")), is_out_of_memory(RuntimeError("shapes differ"))
-    (True, False)
+    >>> is_out_of_memory(torch.OutOfMemoryError("CUDA out of memory"))
+    True
+    >>> is_out_of_memory(RuntimeError("shapes differ"))
+    False
     """
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True

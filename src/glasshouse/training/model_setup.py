@@ -58,19 +58,19 @@ def load_base(table: JsonDict, data: Data) -> tuple[Model, Tokenizer] | None:
         tok = given_tokenizer(data)
         if tok is None:
             raise InputError(
-                f"there is no tokenizer in {source!r}, and its embeddings do not fit a new one; give the tokenizer that "
-                "the model was trained with by data.tokenizer=FOLDER."
+                f"there is no tokenizer in {source!r}, and its embeddings do not fit a new one; give the tokenizer "
+                "that the model was trained with by data.tokenizer=FOLDER."
             )
         check_tokenizer(model, tok)
     return model, tok
 
 
-def wanted_kind(table: JsonDict, base: Model | None) -> Kind | None:
+def data_kind(table: JsonDict, base: Model | None) -> Kind | None:
     """Return the kind of data that the model is trained on; None if several kinds fit.
 
-    >>> wanted_kind({"preset": "vaswani-base"}, None)
+    >>> data_kind({"preset": "vaswani-base"}, None)
     'pairs'
-    >>> wanted_kind({"preset": "tiny-encoder", "head": "token_classification"}, None)
+    >>> data_kind({"preset": "tiny-encoder", "head": "token_classification"}, None)
     'tagged'
     """
     if base is not None:
@@ -129,7 +129,7 @@ def make_spec(table: JsonDict, tok: Tokenizer, corpus: Corpus, length: int) -> s
 
 
 def resize_for_data(base: Model, known: Tokenizer, tok: Tokenizer, corpus: Corpus) -> Model:
-    """Fit a pretrained model to other data: resize its embeddings to the tokenizer, and add a classifier for labels."""
+    """Fit a pretrained model to other data: embeddings for its tokenizer, and a classifier for its labels."""
     if known.fingerprint != tok.fingerprint:
         base = with_tokenizer(base, known, tok)
     known_labels = base.spec.head.kind, getattr(base.spec.head, "labels", ())

@@ -38,15 +38,15 @@ class FlopEstimator:
     def __init__(self, model: Model) -> None:
         s = model.spec
         width = s.n_heads * s.d_head
-        self.encoder, self.decoder, self.head = _StackFlops(width), _StackFlops(width), _StackFlops(width)
+        self.source_stack, self.stack, self.head = _StackFlops(width), _StackFlops(width), _StackFlops(width)
         embedded = _is_trained(model.token_embedding)
         if isinstance(model, Seq2Seq):
-            memory = self.encoder.add(model.encoder, embedded)
-            vectors = self.decoder.add(model.decoder, embedded, memory)
+            memory = self.source_stack.add(model.encoder, embedded)
+            vectors = self.stack.add(model.decoder, embedded, memory)
         else:
             if isinstance(model, Encoder):
                 embedded = embedded or _is_trained(model.segment)
-            vectors = self.decoder.add(model.stack, embedded)
+            vectors = self.stack.add(model.stack, embedded)
         vectors = self.head.add(model.head, vectors)
         if getattr(s.head, "tied", False):
             self.head.maps += _product(model.token_embedding.table.weight, vectors)
@@ -56,11 +56,11 @@ class FlopEstimator:
         """Return the FLOPs of a batch, padding included."""
         (batch_size, length), source = batch.ids.shape, 0 if batch.source is None else batch.source.shape[1]
         count = (
-            batch_size
-            * length
-            * (self.decoder.maps + self.decoder.scores * length + self.decoder.cross_scores * source)
+            batch_size * length * (self.stack.maps + self.stack.scores * length + self.stack.cross_scores * source)
         )
-        count += batch_size * source * (self.decoder.cross_maps + self.encoder.maps + self.encoder.scores * source)
+        count += (
+            batch_size * source * (self.stack.cross_maps + self.source_stack.maps + self.source_stack.scores * source)
+        )
         return count + batch_size * (1 if self.pools else length) * self.head.maps
 
 
