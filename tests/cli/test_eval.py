@@ -170,9 +170,9 @@ def test_progress_is_for_terminals_alone(place: Path, call: Call) -> None:
     plain = call("eval", place / "alone", place / "validation.txt")
     drawn = at_terminal("eval", place / "alone", place / "validation.txt", COLUMNS="100")
     assert plain.err == ""
-    assert "measuring" in drawn
+    assert "evaluating" in drawn
     assert "perplexity" in drawn
-    assert "measuring" not in plain.out
+    assert "evaluating" not in plain.out
 
 
 @pytest.mark.parametrize(

@@ -347,6 +347,6 @@ def test_a_folder_that_holds_only_what_a_killed_start_left_is_taken(data_folder:
     (data_folder / "other").mkdir()
     (data_folder / "other" / ".run.toml.new").touch()
     (data_folder / "other" / "thesis.txt").touch()
-    with pytest.raises(InputError, match="no run"):
+    with pytest.raises(InputError, match="not a run folder"):
         train(Run.from_dict(table(data_folder, out="other")))
     assert not (data_folder / "other" / ".lock").exists()

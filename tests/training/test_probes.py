@@ -319,9 +319,9 @@ def test_some_can_be_chosen_and_others_later(data_folder: Path) -> None:
 def test_names_that_are_wrong_are_refused(data_folder: Path) -> None:
     with pytest.raises(ConfigError) as error:
         Run.from_dict(table(data_folder, probes=["entrpy"]))
-    assert str(error.value) == "train.probes names 'entrpy', which is unknown; did you mean entropy?"
+    assert str(error.value) == "train.probes has 'entrpy', which is unknown; did you mean entropy?"
     for kind in ("encoder", "seq2seq"):
-        message = rf"train\.probes names 'induction', but that is of decoders, and the model is of kind {kind}"
+        message = rf"train\.probes has 'induction', but it needs a decoder, and the model is of kind {kind}"
         with pytest.raises(InputError, match=message):
             train(Run.from_dict(table(data_folder, kind, probes=["resid_norms", "induction"])))
     for choice in ({}, {"probes": []}, {"probes": ["logit_lens"]}):
@@ -408,7 +408,7 @@ def test_a_run_that_goes_back_has_a_line_a_step(data_folder: Path, monkeypatch: 
         Run.from_dict(table(data_folder, grad_accum=1, on_nonfinite="skip", eval_every=100, keep_checkpoints=100)),
         told,
     )
-    assert "back to step 3" in told.said
+    assert "rolled back to step 3" in told.said
     assert steps(data_folder) == [0, 3, 6, 9, 12]
 
 
@@ -425,7 +425,7 @@ def test_where_one_fails_training_goes_on(data_folder: Path, monkeypatch: pytest
     told = Told()
     train(Run.from_dict(table(data_folder, eval_every=100)), told)
     assert [text for text in told.said if text.startswith("no probes")] == [
-        "no probes at step 3 (OutOfMemoryError: CUDA out of memory); training goes on"
+        "no probes at step 3 (OutOfMemoryError: CUDA out of memory); training continues"
     ]
     assert steps(data_folder) == [0, 6, 9, 12]
     monkeypatch.undo()

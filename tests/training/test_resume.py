@@ -1,4 +1,4 @@
-"""Checkpoints: going on is bit-equal to never having stopped, and damage of any kind is found and passed over."""
+"""Checkpoints: resuming is bit-equal to an uninterrupted run, and damaged checkpoints are detected and skipped."""
 
 from __future__ import annotations
 
@@ -260,7 +260,7 @@ def test_a_folder_of_another_format_is_refused(tmp_path: Path, monkeypatch: pyte
 def test_the_state_of_another_optimizer_is_refused() -> None:
     model = nn.Linear(2, 2)
     state = optimizer_state(torch.optim.AdamW(model.parameters()))
-    with pytest.raises(StoreError, match="is of another optimizer"):
+    with pytest.raises(StoreError, match="does not fit this optimizer"):
         load_optimizer_state(state, torch.optim.AdamW([model.weight]))
 
 

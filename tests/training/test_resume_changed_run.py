@@ -72,8 +72,10 @@ def test_more_steps_are_those_of_a_run_begun_with_them(schedule: dict[str, Any],
             train(Run.from_dict(bare(data_folder, steps=9, **often)), Told(6, stop))
     told = Told()
     result = train(Run.from_dict(bare(data_folder, steps=12, **often)), told)
-    assert any("goes on after step 6 of 12" in text for text in told.said)
-    assert any("stays as it is until the last step" in text for text in told.said) == (schedule["kind"] == "constant")
+    assert any("resuming from step 6 of 12" in text for text in told.said)
+    assert any("is not replaced until the last step" in text for text in told.said) == (
+        schedule["kind"] == "constant"
+    )
     assert result.steps == 12
     assert lines(data_folder) == lines(data_folder, "whole")
     assert_same(data_folder, "whole", "run")
@@ -91,7 +93,7 @@ def test_where_the_schedule_forbids_it_the_reason_and_the_way_are_given(data_fol
     assert str(refused.value) == (
         f"train.steps was 6 and is 12, but of the 6 steps that the run in {str(data_folder / 'run')!r} has taken, those "
         "from step 4 on would have had other learning rates under its cosine schedule (one that is constant, "
-        "inverse_sqrt, or a trapezoid before its decay can be extended); give train.steps=6 to go on, or begin "
+        "inverse_sqrt, and wsd before its decay can be extended); give train.steps=6 to resume, or start "
         f"another run from these weights by model.from={checkpoint} train.out=FOLDER."
     )
     with pytest.raises(InputError, match=r"train\.steps is 5, but the run in .* has taken 6 steps"):

@@ -55,7 +55,7 @@ def test_a_file_names_its_run_whatever_its_data(tmp_path: Path) -> None:
         ("dates", "mt.tsv", "pairs"),
         ("vaswani-base", "mt.tsv", "pairs"),
         ("finetune-chat", "chat.jsonl", "chat"),
-        ("finetune-labels", "reviews.csv", "labelled"),
+        ("finetune-classifier", "reviews.csv", "labelled"),
         ("langid", "reviews.csv", "labelled"),
         ("stdlib", "books", None),  # as its columns tell
         ("dates", "langid", None),  # a set of its own kind

@@ -270,7 +270,7 @@ def test_where_they_fail_it_is_said_once_and_training_goes_on(
     told = Told()
     result: Result = train(Run.from_dict(table(data_folder)), told)
     assert [text for text in told.said if text.startswith("no samples")] == [
-        "no samples at step 0 (OutOfMemoryError: CUDA out of memory); training goes on"
+        "no samples at step 0 (OutOfMemoryError: CUDA out of memory); training continues"
     ]
     assert result.steps == 12
     assert len((data_folder / "run" / "probes.jsonl").read_text().splitlines()) == 7

@@ -123,7 +123,7 @@ class Train(Settings):
         for name in self.probes or ():
             if name not in PROBE_NAMES:
                 raise ConfigError(
-                    f"train.probes names {name!r}, which is unknown; {config.did_you_mean(name, PROBE_NAMES)}"
+                    f"train.probes has {name!r}, which is unknown; {config.did_you_mean(name, PROBE_NAMES)}"
                 )
 
     def _check_warmup(self, steps: int) -> None:
