@@ -102,7 +102,7 @@ def evaluate(
         raise gh.InputError(f"{model!r} has no tokenizer, so it reads no text; put its tokenizer.json there.")
     named = {"tokenizing": "items"} if data and len(data) == 1 and texts.is_builtin(data[0]) else {}
     with (
-        screen.progress(**named, evaluating="samples", generating="tokens at most") as progress,
+        screen.progress(**named, measuring="rows", writing="tokens at most") as progress,
         gh.evaluation.opened(
             source,
             tok,
@@ -127,7 +127,7 @@ def evaluate(
             limit=limit,
             generate=written,
             beams=beams,
-            n_best=n,
+            n=n,
             progress=progress,
         )
     if as_json:

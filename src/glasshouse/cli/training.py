@@ -28,8 +28,8 @@ def train(
         str,
         typer.Argument(
             metavar="[RUN]",
-            help="A TOML file, the folder of a run, or a recipe: stdlib, dates, langid, masked-lm, finetune-chat, "
-            "finetune-classifier or vaswani-base.",
+            help="A TOML file, the folder of a run, or a recipe: stdlib, dates, langid, masked, finetune-chat, "
+            "finetune-labels or vaswani-base.",
         ),
     ] = "stdlib",
     settings: Annotated[

@@ -98,7 +98,7 @@ def evaluate(
     path: Source,
     *,
     kind: Kind | None = None,
-    fields: str | Iterable[str] = (),
+    columns: str | Iterable[str] = (),
     split: str = "validation",
     errors: Errors = "strict",
     seq_len: int | None = None,
@@ -112,8 +112,8 @@ def evaluate(
 ) -> Report:
     """Evaluate a model on files, folders, globs, a built-in dataset's `split`, or a corpus or its folder.
 
-    `kind`, `fields` and `errors` are those of `data.prepare`; without a kind it is inferred from the model and the
-    columns. Samples have up to `seq_len` tokens, by default the model's max_len, in batches of `batch_size`; `limit`
+    `kind`, `columns` and `errors` are those of `data.prepare`; without a kind it is inferred from the model and the
+    columns of the data. Samples have up to `seq_len` tokens, by default the model's max_len, in batches of `batch_size`; `limit`
     takes a fixed random subset. For pairs and conversations the model also generates answers, to all items or to
     `generate` of them: greedily, or by a beam search of width `beams`, whose `n_best` are in the examples. With a
     `device` the model moves there.
@@ -148,7 +148,7 @@ def evaluate(
     model.eval()
     try:
         with opened(
-            path, tok, model.spec, kind=kind, fields=fields, split=split, errors=errors, progress=progress
+            path, tok, model.spec, kind=kind, columns=columns, split=split, errors=errors, progress=progress
         ) as corpus:
             samples = make_dataset(model.spec, corpus, batch_size=1, seq_len=seq_len)
             count = len(samples) if limit is None else min(limit, len(samples))
@@ -173,7 +173,7 @@ def opened(
     s: Spec | None = None,
     *,
     kind: Kind | None = None,
-    fields: str | Iterable[str] = (),
+    columns: str | Iterable[str] = (),
     split: str = "validation",
     errors: Errors = "strict",
     progress: ProgressCallback = no_progress,
@@ -202,7 +202,7 @@ def opened(
     if kind is None and s is not None and not is_builtin(paths):
         kind = required_kind(s)
     with tempfile.TemporaryDirectory() as folder:
-        yield prepare(paths, tok, folder, kind=kind, fields=fields, split=split, errors=errors, progress=progress)
+        yield prepare(paths, tok, folder, kind=kind, columns=columns, split=split, errors=errors, progress=progress)
 
 
 def _of_kind(corpus: Corpus, kind: Kind | None) -> Corpus:

@@ -51,8 +51,8 @@ def describe(trainer: Trainer) -> list[str]:
     trainable = sum(weight.numel() for weight in weights if weight.requires_grad)
     of_which = "" if trainable == total else f", {trainable:,} of them trainable"
     source = f", from {run.model['from']}" if "from" in run.model else ""
-    fields = ", ".join(datasets.train.manifest.get("fields", ()))
-    kind = datasets.train.kind + (f" (columns {fields})" if fields else "")
+    columns = ", ".join(datasets.train.manifest.get("columns", ()))
+    kind = datasets.train.kind + (f" (columns {columns})" if columns else "")
     too_long = getattr(trainer.samples, "n_too_long", 0)
     longer = f"; {too_long:,} items longer than data.seq_len dropped" if too_long else ""
     device = str(trainer.device)

@@ -70,7 +70,7 @@ class TextPrompts:
         """Return the prompts and their continuations."""
         generated = _generate(model, self.tok, self.prompts, NEW_TOKENS, TEMPERATURE, {self.end})
         return [
-            {"prompt": self.tok.decode(prompt, special=False), "text": text}
+            {"prompt": self.tok.decode(prompt, skip_special_tokens=True), "text": text}
             for prompt, text in zip(self.prompts, generated, strict=True)
         ]
 
@@ -101,9 +101,9 @@ class SourcePrompts:
         )
         return [
             {
-                "prompt": self.tok.decode(prompt, special=self.show_special),
+                "prompt": self.tok.decode(prompt, skip_special_tokens=not self.show_special),
                 "text": text,
-                "reference": self.tok.decode(reference, special=False),
+                "reference": self.tok.decode(reference, skip_special_tokens=True),
             }
             for (prompt, reference), text in zip(self.pairs, generated, strict=True)
         ]
