@@ -186,7 +186,7 @@ def test_train_takes_a_recipe_or_a_file_by_its_name(data_folder: Path, monkeypat
     monkeypatch.chdir(data_folder)
     (data_folder / "mine.toml").write_text(
         '[model]\npreset = "tiny-decoder"\nn_layers = 1\n'
-        '[data]\npath = "a.txt"\nlength = 16\nvocab_size = 270\n[train]\nsteps = 1\nbatch_tokens = 32\n'
+        '[data]\npath = "a.txt"\nseq_len = 16\nvocab_size = 270\n[train]\nsteps = 1\nbatch_tokens = 32\n'
     )
     assert train("mine.toml", progress=False).folder == Path("runs/mine")
     assert train(data_folder / "runs" / "mine", progress=False).steps == 1  # whose run.toml says it all

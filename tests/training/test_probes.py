@@ -1,4 +1,4 @@
-"""Probes: known on paper and beside the tools they come from, and a run that has them is a run that has none."""
+"""Probes: by hand and against the inspection tools, without an effect on training."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ NAMES = {
     "encoder": ["entropy", "resid_norms", "logit_lens"],
     "seq2seq": ["entropy", "resid_norms", "logit_lens"],
 }
-LENGTH = 16  # of a row in `table`
+LENGTH = 16  # of a sequence in `table`
 
 
 def read(data_folder: Path, out: str = "run") -> list[dict[str, Any]]:
@@ -59,7 +59,7 @@ def flat(values: Any) -> list[float]:  # noqa: ANN401 - numbers in lists, in lis
 
 
 def tools(model: gh.models.Model, result: Result) -> dict[str, Any]:
-    """The same figures by the tools themselves, one sequence at a time where there is padding."""
+    """The same metrics by the inspection tools, one sequence at a time if there is padding."""
     batch = make_dataset(model.spec, result.datasets.validation, batch_size=1, seq_len=LENGTH).batch(range(4))
     model = model.eval()
     rows = range(len(batch))
@@ -91,18 +91,18 @@ def tools(model: gh.models.Model, result: Result) -> dict[str, Any]:
     return {name: value.tolist() for name, value in found.items()}
 
 
-def assert_like(figures: dict[str, Any], expected: dict[str, Any], digits: float = 1e-5) -> None:
-    """By default for six digits, which are half a unit off at most, and a few roundings of float32."""
-    assert figures.keys() - {"step"} == expected.keys()
+def assert_like(metrics: dict[str, Any], expected: dict[str, Any], digits: float = 1e-5) -> None:
+    """By default for six digits, with an error of half a unit at most, and a few roundings of float32."""
+    assert metrics.keys() - {"step"} == expected.keys()
     for name, values in expected.items():
-        assert flat(figures[name]) == pytest.approx(flat(values), rel=digits, abs=1e-6), name
+        assert flat(metrics[name]) == pytest.approx(flat(values), rel=digits, abs=1e-6), name
 
 
-# On paper
+# By hand
 
 
-def even(**choices: object) -> Decoder:
-    """A decoder whose heads look at all they see alike, and whose layers add nothing to the stream."""
+def uniform_decoder(**choices: object) -> Decoder:
+    """A decoder with uniform attention whose layers add nothing to the residual stream."""
     model = gh.build(gh.preset("tiny-decoder", vocab_size=8, head={"kind": "next_token", "tied": False}, **choices))
     with torch.no_grad():
         for name, weight in model.named_parameters():
@@ -114,15 +114,13 @@ def even(**choices: object) -> Decoder:
     return model
 
 
-def test_known_on_paper() -> None:
+def test_probes_by_hand() -> None:
     ids = torch.tensor([[1, 2, 3], [4, 5, 7]])  # the last is padding
     texts = Batch(ids, targets=ids, loss_mask=ids < 5, lengths=torch.tensor([3, 2]))
-    model = even()
+    model = uniform_decoder()
     found = Probes(model, texts, length=6).take(model)
-    entropy = (2 * math.log(1) + 2 * math.log(2) + math.log(3)) / 5  # the query at data_folder i sees i + 1 keys
-    previous = (
-        sum(1 / (data_folder + 1) for data_folder in range(1, 6)) / 5
-    )  # of six tokens, the first has none before it
+    entropy = (2 * math.log(1) + 2 * math.log(2) + math.log(3)) / 5  # the query at position i sees i + 1 keys
+    previous = sum(1 / (position + 1) for position in range(1, 6)) / 5  # of six tokens, the first has no previous one
     for name, value in (("entropy", entropy), ("previous_token", previous)):
         assert flat(found[name]) == pytest.approx([value] * 8, rel=1e-5)
         assert [len(layer) for layer in found[name]] == [4, 4]
@@ -130,31 +128,31 @@ def test_known_on_paper() -> None:
     assert found["logit_lens"] == pytest.approx([math.log(8)] * 3, rel=1e-5)  # every logit is 0
 
 
-def test_documents_on_paper() -> None:
+def test_documents_by_hand() -> None:
     ids = torch.tensor([[1, 2, 3, 4]])
-    model = even()
+    model = uniform_decoder()
     texts = Batch(ids, ids, ids > 0, documents=torch.tensor([[0, 0, 1, 1]]))
     found = Probes(model, texts).take(model)
     assert flat(found["entropy"]) == pytest.approx([math.log(2) / 2] * 8, rel=1e-5)  # one key, two, one, two
 
 
-def test_induction_on_paper() -> None:
-    model = even()
+def test_induction_by_hand() -> None:
+    model = uniform_decoder()
     found = Probes(model, Batch(torch.tensor([[1]]), torch.tensor([[1]]), torch.tensor([[True]])), length=6).take(
         model
     )
     weights = []
     for row in repeated_tokens(8, 3).tolist():
-        for data_folder, token in enumerate(row):
-            if token in row[:data_folder]:
-                after = sum(row[earlier] == token for earlier in range(data_folder))
-                weights.append(after / (data_folder + 1))
+        for position, token in enumerate(row):
+            if token in row[:position]:
+                after = sum(row[earlier] == token for earlier in range(position))
+                weights.append(after / (position + 1))
     assert flat(found["induction"]) == pytest.approx([sum(weights) / len(weights)] * 8, rel=1e-5)
 
 
-def test_six_digits_and_nothing_where_a_text_says_nothing() -> None:
+def test_six_digits_and_none_where_not_finite() -> None:
     ids = torch.tensor([[1, 2]])
-    model = even()
+    model = uniform_decoder()
     with torch.no_grad():
         model.token_embedding.table.weight[2] = 1 / 3
     found = Probes(model, Batch(ids, ids, loss_mask=ids > 5), length=1).take(
@@ -186,7 +184,7 @@ class Rows:
         return str(number)
 
 
-def test_the_first_texts_are_the_first_and_short() -> None:
+def test_first_texts_are_truncated() -> None:
     batch = first_texts(Rows(9, pairs=True))
     for rows, sign in ((batch.ids, 1), (batch.targets, 1), (batch.source, -1)):
         assert rows is not None
@@ -204,12 +202,12 @@ def test_the_first_texts_are_the_first_and_short() -> None:
     assert few.targets.tolist() == [0, 1]
 
 
-# What they leave alone
+# No side effects
 
 
-@pytest.mark.parametrize("compute", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("autocast_dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("kind", ["tiny-decoder", "tiny-encoder", "tiny-seq2seq"])
-def test_a_model_is_left_as_it_was(kind: str, compute: torch.dtype) -> None:
+def test_the_model_is_unchanged(kind: str, autocast_dtype: torch.dtype) -> None:
     head = {"head": "masked_token"} if kind == "tiny-encoder" else {}
     torch.manual_seed(0)
     model = gh.build(gh.preset(kind, dropout=0.3, attention_dropout=0.3, **head)).train()
@@ -219,7 +217,7 @@ def test_a_model_is_left_as_it_was(kind: str, compute: torch.dtype) -> None:
     sides = {"source": ids, "source_lengths": torch.tensor([12, 3, 7, 5])} if kind == "tiny-seq2seq" else {}
     lengths = torch.tensor([5, 12, 9, 4])
     texts = Batch(ids, ids, torch.arange(12) < lengths[:, None], lengths=lengths, **sides)
-    watched = Probes(model, texts, length=12, compute=compute)
+    watched = Probes(model, texts, length=12, autocast_dtype=autocast_dtype)
 
     def state() -> list[Any]:
         return [
@@ -239,13 +237,17 @@ def test_a_model_is_left_as_it_was(kind: str, compute: torch.dtype) -> None:
     exact = Probes(model, texts, length=12).take(model)
     # A bfloat16 is off by 2**-9 of itself at most; two layers are some dozen roundings deep, softmax included.
     for name, values in exact.items():
-        assert flat(found[name]) == pytest.approx(flat(values), rel=2**-4 if compute == torch.bfloat16 else 0), name
-    assert (found == exact) == (compute == torch.float32)
+        assert flat(found[name]) == pytest.approx(
+            flat(values), rel=2**-4 if autocast_dtype == torch.bfloat16 else 0
+        ), name
+    assert (found == exact) == (autocast_dtype == torch.float32)
 
 
-@pytest.mark.parametrize("choices", [{}, {"activation_checkpointing": True, "ema": 0.9}], ids=["plain", "recompute"])
+@pytest.mark.parametrize(
+    "choices", [{}, {"activation_checkpointing": True, "ema": 0.9}], ids=["plain", "checkpointing"]
+)
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_run_learns_the_same_with_and_without(kind: str, choices: dict[str, Any], data_folder: Path) -> None:
+def test_training_is_the_same_with_and_without_probes(kind: str, choices: dict[str, Any], data_folder: Path) -> None:
     train(Run.from_dict(table(data_folder, kind, keep_checkpoints=100, **choices)))
     train(Run.from_dict(table(data_folder, kind, "without", probes=[], **choices)))
     assert_same(data_folder, "run", "without")
@@ -254,14 +256,12 @@ def test_a_run_learns_the_same_with_and_without(kind: str, choices: dict[str, An
     assert all(list(line) == ["step", *NAMES[kind]] for line in read(data_folder))
 
 
-# What they show
+# Content
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_they_are_what_the_tools_say_of_the_checkpoints(kind: str, data_folder: Path) -> None:
-    settings = table(
-        data_folder, kind, keep_checkpoints=100, ema=0.9
-    )  # the weights that learn are shown, not their average
+def test_probes_equal_the_inspection_tools_on_checkpoints(kind: str, data_folder: Path) -> None:
+    settings = table(data_folder, kind, keep_checkpoints=100, ema=0.9)  # probes use the weights, not their EMA
     result = train(Run.from_dict(settings))
     lines = {line["step"]: line for line in read(data_folder)}
     for step in (3, 12):
@@ -272,7 +272,7 @@ def test_they_are_what_the_tools_say_of_the_checkpoints(kind: str, data_folder: 
     assert lines[0] != lines[3] != lines[12]
 
 
-def test_the_last_of_the_lens_is_the_loss_of_an_evaluation(data_folder: Path) -> None:
+def test_last_logit_lens_loss_is_the_validation_loss(data_folder: Path) -> None:
     result = train(Run.from_dict(table(data_folder)))
     batch = make_dataset(result.model.spec, result.datasets.validation, batch_size=1, seq_len=LENGTH).batch(range(4))
     assert read(data_folder)[-1]["logit_lens"][-1] == pytest.approx(
@@ -280,7 +280,7 @@ def test_the_last_of_the_lens_is_the_loss_of_an_evaluation(data_folder: Path) ->
     )
 
 
-def test_adapters_are_part_of_what_is_shown(data_folder: Path) -> None:
+def test_lora_is_included(data_folder: Path) -> None:
     base = train(Run.from_dict(table(data_folder, out="base")))
     settings = begins_from(
         table(data_folder, lora={"rank": 2, "dropout": 0.2}, lr=0.05), data_folder / "base" / "model"
@@ -292,14 +292,15 @@ def test_adapters_are_part_of_what_is_shown(data_folder: Path) -> None:
     assert read(data_folder)[0]["entropy"] != read(data_folder)[-1]["entropy"]
 
 
-def test_labels_have_no_lens(data_folder: Path) -> None:
+def test_classifiers_have_no_logit_lens(data_folder: Path) -> None:
     train(Run.from_dict(table(data_folder, "encoder", out="base", steps=1)))
     data = {"path": str(data_folder / "labels.tsv"), "kind": "labelled"}
     result = train(Run.from_dict(begins_from(table(data_folder, "encoder"), data_folder / "base" / "model", **data)))
     assert_like(read(data_folder)[-1], tools(result.model, result))
     assert list(read(data_folder)[-1]) == ["step", "entropy", "resid_norms"]
     with pytest.raises(
-        InputError, match=r"train\.probes names 'lens'.*vocabulary.*sequence_classification; leave it out"
+        InputError,
+        match=r"train\.probes has 'logit_lens'.*language-model head.*sequence_classification; leave it out",
     ):
         train(
             Run.from_dict(
@@ -308,15 +309,15 @@ def test_labels_have_no_lens(data_folder: Path) -> None:
         )
 
 
-def test_some_can_be_chosen_and_others_later(data_folder: Path) -> None:
+def test_probes_can_be_chosen_and_changed_on_resume(data_folder: Path) -> None:
     train(Run.from_dict(table(data_folder, probes=["resid_norms", "induction"], steps=3)))
     assert [list(line) for line in read(data_folder)] == [["step", "resid_norms", "induction"]] * 2
     before = read(data_folder)
-    train(Run.from_dict(table(data_folder, probes=["logit_lens"], steps=3)))  # nothing that is learned
+    train(Run.from_dict(table(data_folder, probes=["logit_lens"], steps=3)))  # does not change training
     assert read(data_folder) == before
 
 
-def test_names_that_are_wrong_are_refused(data_folder: Path) -> None:
+def test_unknown_names_are_refused(data_folder: Path) -> None:
     with pytest.raises(ConfigError) as error:
         Run.from_dict(table(data_folder, probes=["entrpy"]))
     assert str(error.value) == "train.probes has 'entrpy', which is unknown; did you mean entropy?"
@@ -388,7 +389,7 @@ def test_stopped_before_the_first_step(data_folder: Path, monkeypatch: pytest.Mo
     assert (data_folder / "run" / "probes.jsonl").read_bytes() == unbroken
 
 
-def test_a_run_that_goes_back_has_a_line_a_step(data_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_that_rolls_back_has_one_line_per_step(data_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real, calls = training_step.compute_loss, []
 
     def compute_loss(*arguments: Any) -> torch.Tensor:  # noqa: ANN401
@@ -397,9 +398,9 @@ def test_a_run_that_goes_back_has_a_line_a_step(data_folder: Path, monkeypatch: 
         if len(calls) != 8:
             return loss
         damaged = data_folder / "run" / "checkpoints" / "step-00000006" / "model.safetensors"
-        while not damaged.is_file():  # it is written while training goes on
+        while not damaged.is_file():  # written in the background
             time.sleep(0.01)
-        damaged.write_bytes(b"")  # so that it has to go back beyond a line that it wrote
+        damaged.write_bytes(b"")  # so that it rolls back past a line that it wrote
         return loss * torch.nan
 
     monkeypatch.setattr(training_step, "compute_loss", compute_loss)
@@ -412,7 +413,7 @@ def test_a_run_that_goes_back_has_a_line_a_step(data_folder: Path, monkeypatch: 
     assert steps(data_folder) == [0, 3, 6, 9, 12]
 
 
-def test_where_one_fails_training_goes_on(data_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_is_logged_and_training_continues(data_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real, calls = probes.residual_norms, []
 
     def fails(*arguments: Any, **call: Any) -> torch.Tensor:  # noqa: ANN401

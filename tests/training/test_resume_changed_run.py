@@ -91,10 +91,10 @@ def test_where_the_schedule_forbids_it_the_reason_and_the_way_are_given(data_fol
     checkpoint = data_folder / "run" / "checkpoints" / "step-00000006"
     # The warm-up of 2 and the step after it are those of any length; the next is the fourth.
     assert str(refused.value) == (
-        f"train.steps was 6 and is 12, but of the 6 steps that the run in {str(data_folder / 'run')!r} has taken, those "
-        "from step 4 on would have had other learning rates under its cosine schedule (one that is constant, "
+        f"train.steps was 6 and is 12, but of the 6 steps that the run in {str(data_folder / 'run')!r} has taken, "
+        "those from step 4 on would have had other learning rates under its cosine schedule (constant, "
         "inverse_sqrt, and wsd before its decay can be extended); give train.steps=6 to resume, or start "
-        f"another run from these weights by model.from={checkpoint} train.out=FOLDER."
+        f"a new run from these weights by model.from={checkpoint} train.out=FOLDER."
     )
     with pytest.raises(InputError, match=r"train\.steps is 5, but the run in .* has taken 6 steps"):
         train(Run.from_dict(bare(data_folder, steps=5)))

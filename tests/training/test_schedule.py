@@ -24,7 +24,7 @@ ENDING = [Cosine, Linear, WSD]
 def test_a_factor_is_between_0_and_1_and_falls_after_the_warm_up(
     kind: type[Schedule], warmup: int, steps: int, end: float
 ) -> None:
-    schedule = kind(warmup=warmup, end=end) if kind in ENDING else kind(warmup=warmup)
+    schedule = kind(warmup=warmup, final_factor=end) if kind in ENDING else kind(warmup=warmup)
     factors = [schedule.factor(step, steps) for step in range(max(steps, warmup + 2))]
     assert all(0 <= factor <= 1 for factor in factors)
     assert factors[:warmup] == [(step + 1) / warmup for step in range(warmup)]
@@ -55,7 +55,7 @@ def test_the_rate_of_the_original_transformer(step: int) -> None:
 def test_what_makes_no_sense_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"cosine\.warmup is -1, but it must be 0 or more\."):
         Cosine(warmup=-1)
-    with pytest.raises(ConfigError, match=r"linear\.end is 1\.5, but it must be from 0 to 1\."):
+    with pytest.raises(ConfigError, match=r"linear\.final_factor is 1\.5, but it must be from 0 to 1\."):
         Linear(final_factor=1.5)
     with pytest.raises(ConfigError, match=r"wsd\.decay_fraction is 0\.0, but it must be above 0 and at most 1\."):
         WSD(decay_fraction=0.0)

@@ -113,7 +113,7 @@ def evaluate(
     """Evaluate a model on files, folders, globs, a built-in dataset's `split`, or a corpus or its folder.
 
     `kind`, `columns` and `errors` are those of `data.prepare`; without a kind it is inferred from the model and the
-    columns of the data. Samples have up to `seq_len` tokens, by default the model's max_len, in batches of `batch_size`; `limit`
+    columns. Samples have up to `seq_len` tokens, by default the model's max_len, in batches of `batch_size`; `limit`
     takes a fixed random subset. For pairs and conversations the model also generates answers, to all items or to
     `generate` of them: greedily, or by a beam search of width `beams`, whose `n_best` are in the examples. With a
     `device` the model moves there.
@@ -380,7 +380,9 @@ class _Job:
         self.progress("generating", total, total)
         return [
             self._example(
-                self.tok.decode(prompt, special=show_special), self.tok.decode(reference, special=False), request
+                self.tok.decode(prompt, skip_special_tokens=not show_special),
+                self.tok.decode(reference, skip_special_tokens=True),
+                request,
             )
             for (prompt, reference), request in zip(pairs, found, strict=True)
         ]
