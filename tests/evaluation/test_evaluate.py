@@ -60,7 +60,7 @@ def check(report: gh.evaluation.Report, costs: Sequence[tuple[float, bool]]) -> 
 # Running text.
 
 
-def test_text_is_measured_as_if_token_by_token(tok: gh.Tokenizer, tmp_path: Path) -> None:
+def test_text_loss_equals_a_loop_over_tokens(tok: gh.Tokenizer, tmp_path: Path) -> None:
     texts = ["to be or not to be", "that is the question", "é"]  # 18 + 20 + 2 bytes and 3 ends: 43 tokens
     for number, text in enumerate(texts):
         (tmp_path / f"{number}.txt").write_text(text)
@@ -96,7 +96,7 @@ def test_bits_per_byte_by_hand(tmp_path: Path) -> None:
     assert report.metrics["bits_per_byte"] == pytest.approx(20 * math.log2(264) / 38, rel=CLOSE)
 
 
-def test_bytes_are_not_counted_where_tokens_are_words(tmp_path: Path) -> None:
+def test_no_bits_per_byte_without_byte_level_tokens(tmp_path: Path) -> None:
     """What a word spells depends on whether another stands before it."""
     words = {"type": "WordLevel", "vocab": {"[SEP]": 0, "to": 1, "be": 2}, "unk_token": "[SEP]"}
     file = {"version": "1.0", "pre_tokenizer": {"type": "Whitespace"}, "model": words}
@@ -108,7 +108,7 @@ def test_bytes_are_not_counted_where_tokens_are_words(tmp_path: Path) -> None:
     assert set(report.metrics) == {"loss", "perplexity", "accuracy"}
 
 
-def test_hidden_tokens_are_measured_one_by_one(tok: gh.Tokenizer, tmp_path: Path) -> None:
+def test_masked_loss_equals_a_loop_over_tokens(tok: gh.Tokenizer, tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("to be or not to be, that is the question")
     model = make("tiny-encoder", dropout=0.5)
     corpus = gh.data.prepare(tmp_path / "a.txt", tok, tmp_path / "ids")
@@ -177,7 +177,7 @@ def test_a_label_that_the_model_lacks_is_refused(tok: gh.Tokenizer, tmp_path: Pa
 
 
 @pytest.mark.parametrize("names", [(), ("green", "sour", "red", "blue")])
-def test_tags_are_asked_for_word_by_word(names: tuple[str, ...], tok: gh.Tokenizer, tmp_path: Path) -> None:
+def test_tags_are_evaluated_per_word(names: tuple[str, ...], tok: gh.Tokenizer, tmp_path: Path) -> None:
     """Rows have one word to six, and the longest are cut: what is cut off is not asked for."""
     many = [[str(number * at * 7 % 100) for at in range(1, number % 6 + 2)] for number in range(13)]
     colours = ("red", "green", "blue")
@@ -252,7 +252,7 @@ def translator(tok: gh.Tokenizer, tmp_path_factory: pytest.TempPathFactory) -> A
     return model.eval()
 
 
-def test_pairs_that_were_learned_by_heart(translator: Any, tok: gh.Tokenizer, tmp_path: Path) -> None:  # noqa: ANN401
+def test_memorized_pairs(translator: Any, tok: gh.Tokenizer, tmp_path: Path) -> None:  # noqa: ANN401
     path = write_pairs(tmp_path / "a.tsv", PAIRS)
     report = gh.evaluate(translator, tok, path, kind="pairs", batch_size=4)
     end = tok.special_id("eos")
@@ -290,7 +290,7 @@ def test_one_of_six_wrong_is_one_of_six(translator: Any, tok: gh.Tokenizer, tmp_
     assert none.examples == []
 
 
-def test_all_items_count_unless_told(translator: Any, tok: gh.Tokenizer, tmp_path: Path) -> None:  # noqa: ANN401
+def test_all_items_are_evaluated_by_default(translator: Any, tok: gh.Tokenizer, tmp_path: Path) -> None:  # noqa: ANN401
     """The last item of 201 is the only one that is wrong."""
     many = [*PAIRS.items()] * 33 + [("yes", "ja"), ("no", "nein"), ("and", "oder")]
     path = tmp_path / "a.tsv"
@@ -308,7 +308,7 @@ def test_all_items_count_unless_told(translator: Any, tok: gh.Tokenizer, tmp_pat
     assert (few.n_items, few.n_evaluated, few.n_generated, few.n_targets) == (201, 201, 3, whole.n_targets)
 
 
-def test_answers_by_a_search(translator: Any, tok: gh.Tokenizer, tmp_path: Path) -> None:  # noqa: ANN401
+def test_answers_by_beam_search(translator: Any, tok: gh.Tokenizer, tmp_path: Path) -> None:  # noqa: ANN401
     report = gh.evaluate(translator, tok, write_pairs(tmp_path / "a.tsv", PAIRS), kind="pairs", beams=3, n_best=2)
     end = tok.special_id("eos")
     for example in report.examples:
@@ -377,7 +377,7 @@ def test_the_last_answer_of_a_conversation(tok: gh.Tokenizer, tmp_path: Path) ->
     ("runs", "expected"),
     [([2, 2], (2, 4)), ([1, 1, 1, 1], (3, 4)), ([1, 2, 1], (1, 3)), ([0, 1, 2, 1], (3, 4)), ([1, 2, 0, 1], (1, 4))],
 )
-def test_where_the_last_answer_lies(runs: list[int], expected: tuple[int, int]) -> None:
+def test_position_of_the_last_answer(runs: list[int], expected: tuple[int, int]) -> None:
     """Runs are context, answer, and so on; what follows the last answer is left out, and a cut answer is one."""
     ids = torch.arange(10, 14).numpy()
     start, stop = expected
@@ -387,7 +387,7 @@ def test_where_the_last_answer_lies(runs: list[int], expected: tuple[int, int]) 
 # What is measured.
 
 
-def test_it_does_not_matter_how_data_are_named(
+def test_all_forms_of_data_give_the_same_report(
     tok: gh.Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "a.txt"
@@ -406,7 +406,7 @@ def test_it_does_not_matter_how_data_are_named(
     assert all(done <= total for _, done, total in stages)
 
 
-def test_a_part_of_a_builtin_set(tok: gh.Tokenizer) -> None:
+def test_limit_on_a_builtin_dataset(tok: gh.Tokenizer) -> None:
     model = make("tiny-seq2seq", start_id=0)
     some = [gh.evaluate(model, tok, "dates", split=split, limit=5, generate=0) for split in ("validation", "test")]
     assert some[0].metrics != some[1].metrics
@@ -430,7 +430,7 @@ def test_a_part_of_a_builtin_set(tok: gh.Tokenizer) -> None:
         ),
     ],
 )
-def test_settings_that_do_not_fit(settings: dict[str, Any], said: str, tok: gh.Tokenizer, tmp_path: Path) -> None:
+def test_invalid_arguments_are_named(settings: dict[str, Any], said: str, tok: gh.Tokenizer, tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("to be or not to be")
     corpus = gh.data.prepare(tmp_path / "a.txt", tok, tmp_path / "ids")
     with pytest.raises(InputError, match=said):

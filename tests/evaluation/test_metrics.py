@@ -58,7 +58,7 @@ def test_exact_match_by_hand() -> None:
 
 
 @given(pairs)
-def test_f1_beside_precision_and_recall(drawn: list[tuple[str, str]]) -> None:
+def test_f1_against_precision_and_recall(drawn: list[tuple[str, str]]) -> None:
     predicted, expected = [p for p, _ in drawn], [e for _, e in drawn]
     labels = sorted({*predicted, *expected})
     # A quotient a label, their sum and its quotient: four labels at most, six roundings of 2**-53.
@@ -80,7 +80,7 @@ def test_the_order_of_items_does_not_matter(drawn: list[tuple[str, str]], random
         assert one == other
 
 
-def test_what_cannot_be_is_one_sentence() -> None:
+def test_invalid_arguments_are_refused() -> None:
     for measure in (
         accuracy,
         lambda p, e: f1(p, e, average="macro"),

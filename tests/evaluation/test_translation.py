@@ -42,7 +42,7 @@ def test_chrf_by_hand() -> None:
     assert score.signature == f"nrefs:1|case:mixed|eff:yes|nc:6|nw:0|space:no|version:{VERSION}"
 
 
-def test_a_second_translator_can_only_be_right_too() -> None:
+def test_a_second_reference_can_only_raise_the_score() -> None:
     given = ["on the mat sat the cat", "a cat sat there all day"]
     first, second = ["the cat sat on the mat", "a cat sat there all day"], ["on the mat sat the cat", "no such thing"]
     for measure in (bleu, chrf):
@@ -53,7 +53,7 @@ def test_a_second_translator_can_only_be_right_too() -> None:
 
 
 @given(cases)
-def test_beside_sacrebleu(drawn: list[tuple[str, str, str]]) -> None:
+def test_equals_sacrebleu(drawn: list[tuple[str, str, str]]) -> None:
     given, first, second = (list(column) for column in zip(*drawn, strict=True))
     for ours, theirs in ((bleu, sacrebleu.corpus_bleu), (chrf, sacrebleu.corpus_chrf)):
         assert ours(given, first) == ours(given, [first])
@@ -62,7 +62,7 @@ def test_beside_sacrebleu(drawn: list[tuple[str, str, str]]) -> None:
 
 
 @pytest.mark.parametrize("measure", [bleu, chrf])
-def test_what_cannot_be_is_one_sentence(measure: object) -> None:
+def test_invalid_arguments_are_refused(measure: object) -> None:
     assert callable(measure)
     with pytest.raises(InputError, match="predictions are empty; pass at least one"):
         measure([], [])
@@ -81,7 +81,7 @@ def test_what_cannot_be_is_one_sentence(measure: object) -> None:
 
 
 @pytest.mark.parametrize("measure", [bleu, chrf])
-def test_without_sacrebleu_one_sentence_says_what_to_install(
+def test_without_sacrebleu_the_error_says_what_to_install(
     measure: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert callable(measure)

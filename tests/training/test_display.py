@@ -47,7 +47,7 @@ def step(display: Display, number: int, of: int = 100) -> None:
 # Off a terminal
 
 
-def test_a_phase_has_a_line_when_it_begins_and_one_each_minute(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_phase_prints_a_line_at_its_start_and_every_minute(capsys: pytest.CaptureFixture[str]) -> None:
     clock = Clock()
     display = Display({"tokenizing": "items"}, clock=clock)
     display.stage("reading", 500, 2000)
@@ -68,7 +68,7 @@ def test_a_phase_has_a_line_when_it_begins_and_one_each_minute(capsys: pytest.Ca
     assert [line[-12:] for line in lines(capsys)] == ["2:00 elapsed", "3:00 elapsed", "4:00 elapsed"]
 
 
-def test_a_phase_that_comes_again_has_no_line_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_repeated_phase_prints_no_new_line(capsys: pytest.CaptureFixture[str]) -> None:
     display = Display(clock=Clock())
     for number in (1, 2, 3):
         display.stage("validating", 0, 10)
@@ -76,7 +76,7 @@ def test_a_phase_that_comes_again_has_no_line_of_its_own(capsys: pytest.CaptureF
     assert [line[:12] for line in lines(capsys)] == ["validating ·", "step 1 of 10"]
 
 
-def test_steps_have_a_line_now_and_then_and_a_long_one_is_not_silent(capsys: pytest.CaptureFixture[str]) -> None:
+def test_steps_print_a_line_at_intervals_and_during_a_long_step(capsys: pytest.CaptureFixture[str]) -> None:
     clock = Clock()
     display = Display(clock=clock)
     for number in range(1, 7):
@@ -88,7 +88,7 @@ def test_steps_have_a_line_now_and_then_and_a_long_one_is_not_silent(capsys: pyt
     assert lines(capsys) == ["step 5 of 100 · loss 5.1496 · 12,346 tokens/s · 7:55 left · 377.7 MB · MFU 46%"]
 
 
-def test_while_it_is_open_somebody_looks_at_the_clock(capsys: pytest.CaptureFixture[str]) -> None:
+def test_ticks_while_open(capsys: pytest.CaptureFixture[str]) -> None:
     ticked = threading.Event()
 
     class Ticked(Display):
@@ -128,7 +128,7 @@ def at_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("at_terminal")
-def test_a_phase_that_tells_nothing_still_moves(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_spinner_moves_without_progress(monkeypatch: pytest.MonkeyPatch) -> None:
     terminal = Terminal(frames=5)
     monkeypatch.setattr(sys, "stderr", terminal)
     with Display().open() as display:
@@ -141,7 +141,7 @@ def test_a_phase_that_tells_nothing_still_moves(monkeypatch: pytest.MonkeyPatch)
 
 @pytest.mark.usefixtures("at_terminal")
 @pytest.mark.parametrize("width", [120, 50])
-def test_the_line_is_one_line_at_any_width(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_line_fits_any_width(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", str(width))
     monkeypatch.setattr(module, "QUICK", 0)
     terminal = Terminal()
@@ -162,7 +162,7 @@ def test_the_line_is_one_line_at_any_width(width: int, monkeypatch: pytest.Monke
 # In Python
 
 
-def test_train_shows_the_same_unless_told_not_to(data_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_train_shows_progress_unless_false(data_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     train(Run.from_dict(table(data_folder, steps=2)))
     shown = capsys.readouterr()
     assert shown.out == ""
@@ -182,7 +182,7 @@ def test_train_shows_the_same_unless_told_not_to(data_folder: Path, capsys: pyte
     assert capsys.readouterr() == ("", "")
 
 
-def test_train_takes_a_recipe_or_a_file_by_its_name(data_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_train_takes_a_recipe_or_a_file(data_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(data_folder)
     (data_folder / "mine.toml").write_text(
         '[model]\npreset = "tiny-decoder"\nn_layers = 1\n'
@@ -198,7 +198,7 @@ def test_train_takes_a_recipe_or_a_file_by_its_name(data_folder: Path, monkeypat
         train({"model": 3})  # type: ignore[arg-type]
 
 
-def test_the_header_names_what_is_read_and_what_is_skipped(
+def test_the_summary_names_files_and_skipped_files(
     data_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (data_folder / "folder").mkdir()

@@ -95,7 +95,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
 @pytest.mark.long
 @pytest.mark.parametrize("frozen", FROZEN)
 @pytest.mark.parametrize("name", MODELS)
-def test_matrix_products_are_those_that_torch_counts(name: str, frozen: str) -> None:
+def test_flops_equal_torchs_count(name: str, frozen: str) -> None:
     kind, choices = MODELS[name]
     model, batch = make(kind, **choices)
     names = [name for name, _ in model.named_modules()]
@@ -106,7 +106,7 @@ def test_matrix_products_are_those_that_torch_counts(name: str, frozen: str) -> 
 @pytest.mark.long
 @pytest.mark.parametrize("targets", [("query", "value"), ("down",), ("*",)])
 @pytest.mark.parametrize("name", MODELS)
-def test_adapters_are_counted_as_torch_counts_them(name: str, targets: tuple[str, ...]) -> None:
+def test_lora_flops_equal_torchs_count(name: str, targets: tuple[str, ...]) -> None:
     kind, choices = MODELS[name]
     model, batch = make(kind, **choices)
     lora.attach(model, lora.LoRA(rank=2, targets=targets))

@@ -219,16 +219,16 @@ def check_races(forks: Forks, rounds: int) -> None:
         assert config.read(forks.data_folder / out / "run.toml")["data"]["vocab_size"] == sizes[winner]
 
 
-def test_two_processes_at_random_moments(forks: Forks) -> None:
+def test_two_processes_at_random_times(forks: Forks) -> None:
     check_races(forks, 5)
 
 
 @pytest.mark.long
-def test_two_processes_at_fifty_random_moments(forks: Forks) -> None:
+def test_two_processes_at_fifty_random_times(forks: Forks) -> None:
     check_races(forks, 50)
 
 
-def test_a_lock_held_for_a_moment_is_waited_for(tmp_path: Path) -> None:
+def test_waits_for_a_short_lock(tmp_path: Path) -> None:
     """As the page holds it when it asks whether a run is under way."""
     with lock_folder(tmp_path):
         entered = threading.Event()
@@ -244,13 +244,13 @@ def test_a_lock_held_for_a_moment_is_waited_for(tmp_path: Path) -> None:
     assert entered.is_set()
 
 
-def test_a_lock_that_is_a_folder_is_one_sentence(data_folder: Path) -> None:
+def test_a_lock_that_is_a_folder_is_an_error(data_folder: Path) -> None:
     (data_folder / "run" / ".lock").mkdir(parents=True)
     with pytest.raises(StoreError, match=r"\.lock' is a folder, but must be a file"):
         train(Run.from_dict(table(data_folder)))
 
 
-def test_what_is_in_the_way_of_the_model_is_said_before_training(data_folder: Path) -> None:
+def test_files_that_would_be_lost_are_an_error_before_training(data_folder: Path) -> None:
     settings = table(data_folder, steps=1)
     train(Run.from_dict(settings))
     (data_folder / "run" / "model" / "notes.txt").write_text("by hand")
@@ -292,17 +292,17 @@ def check_deaths(forks: Forks, how: str, moments: int | None = None) -> None:
 
 
 @pytest.mark.parametrize(("how", "moments"), [("kill", 2), ("alarm", 1), ("full disk", 1)])
-def test_killed_or_out_of_disk_while_it_prepares(how: str, moments: int, forks: Forks) -> None:
+def test_killed_or_disk_full_during_preparation(how: str, moments: int, forks: Forks) -> None:
     check_deaths(forks, how, moments)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("how", ["kill", "alarm", "full disk"])
-def test_killed_or_out_of_disk_at_every_write_while_it_prepares(how: str, forks: Forks) -> None:
+def test_killed_or_disk_full_at_every_write_during_preparation(how: str, forks: Forks) -> None:
     check_deaths(forks, how)
 
 
-def test_half_a_tokenizer_is_made_again(data_folder: Path) -> None:
+def test_an_incomplete_tokenizer_is_trained_again(data_folder: Path) -> None:
     """As earlier versions left it where they were killed while they wrote it."""
     settings = table(data_folder, steps=1)
     train(Run.from_dict(settings))
@@ -316,7 +316,7 @@ def test_half_a_tokenizer_is_made_again(data_folder: Path) -> None:
     assert contents(data_folder / "run" / "tokenizer") == expected
 
 
-def test_killed_while_it_forgets_what_other_settings_made(data_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_killed_while_deleting_the_data_of_other_settings(data_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Before the first checkpoint a run may begin anew, and is given its old settings again after all."""
     settings = table(data_folder, steps=1)
     train(Run.from_dict(settings))
@@ -339,7 +339,7 @@ def test_killed_while_it_forgets_what_other_settings_made(data_folder: Path, mon
     assert len(gh.Tokenizer.load(data_folder / "run" / "tokenizer")) == 270
 
 
-def test_a_folder_that_holds_only_what_a_killed_start_left_is_taken(data_folder: Path) -> None:
+def test_a_folder_with_only_leftovers_of_a_killed_start_is_used(data_folder: Path) -> None:
     (data_folder / "run").mkdir()
     (data_folder / "run" / ".lock").touch()
     (data_folder / "run" / ".run.toml.new").write_text("[mod")

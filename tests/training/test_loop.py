@@ -126,7 +126,7 @@ def killed(settings: dict[str, Any]) -> None:
     [("decoder", 0), ("decoder", 1), ("encoder", 1), ("seq2seq", 1)]
     + [pytest.param(kind, 0, marks=pytest.mark.long) for kind in ("encoder", "seq2seq")],
 )
-def test_killed_and_resumed_is_never_killed(kind: str, workers: int, data_folder: Path) -> None:
+def test_killed_and_resumed_equals_uninterrupted(kind: str, workers: int, data_folder: Path) -> None:
     train(Run.from_dict(table(data_folder, kind, "whole", workers=workers)))
     settings = table(data_folder, kind, workers=workers)
     killed(settings)
@@ -151,7 +151,7 @@ def test_a_signal_saves_and_stops(number: signal.Signals, data_folder: Path) -> 
     assert_same(data_folder, "whole", "run")
 
 
-def test_a_signal_in_the_middle_of_a_step_takes_the_step_back(
+def test_a_signal_during_a_step_undoes_the_step(
     data_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     train(Run.from_dict(table(data_folder, out="whole")))
@@ -172,7 +172,7 @@ def test_a_signal_in_the_middle_of_a_step_takes_the_step_back(
     assert_same(data_folder, "whole", "run")
 
 
-def test_a_second_ctrl_c_leaves_at_once(data_folder: Path) -> None:
+def test_a_second_ctrl_c_exits_at_once(data_folder: Path) -> None:
     program = KILLED.replace(
         "os.kill(os.getpid(), signal.SIGKILL)", "[os.kill(os.getpid(), signal.SIGINT) for _ in 'ab']"
     )
@@ -197,7 +197,7 @@ def test_a_changed_setting_is_refused_with_the_difference(data_folder: Path) -> 
     assert any("resuming from step 12 of 12" in text for text in told.said)
 
 
-def test_a_folder_that_is_no_run_is_left_alone(data_folder: Path) -> None:
+def test_a_folder_that_is_not_a_run_is_not_touched(data_folder: Path) -> None:
     (data_folder / "run").mkdir()
     (data_folder / "run" / "thesis.txt").write_text("years of work")
     with pytest.raises(InputError, match="not a run folder"):
@@ -205,7 +205,7 @@ def test_a_folder_that_is_no_run_is_left_alone(data_folder: Path) -> None:
     assert [path.name for path in (data_folder / "run").iterdir()] == ["thesis.txt"]
 
 
-def test_damage_to_the_newest_checkpoint_is_named_and_passed_over(data_folder: Path) -> None:
+def test_a_damaged_newest_checkpoint_is_named_and_skipped(data_folder: Path) -> None:
     train(Run.from_dict(table(data_folder, out="whole")))
     settings = table(data_folder)
     killed(settings)
@@ -217,7 +217,7 @@ def test_damage_to_the_newest_checkpoint_is_named_and_passed_over(data_folder: P
     assert_same(data_folder, "whole", "run")
 
 
-def test_out_of_memory_halves_the_parts_and_learns_the_same(
+def test_out_of_memory_raises_grad_accum_and_trains_the_same(
     data_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = table(data_folder, out="whole", grad_accum=1)
@@ -243,7 +243,7 @@ def test_out_of_memory_halves_the_parts_and_learns_the_same(
         assert other[step] == pytest.approx(loss, rel=1e-4)
 
 
-def test_what_was_drawn_before_memory_ran_out_is_drawn_again(
+def test_rng_is_restored_after_out_of_memory(
     data_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     train(Run.from_dict(table(data_folder, out="whole", grad_accum=2)))
@@ -260,7 +260,7 @@ def test_what_was_drawn_before_memory_ran_out_is_drawn_again(
     assert_same(data_folder, "whole", "run")
 
 
-def test_no_memory_for_the_optimizer_is_an_error(data_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_out_of_memory_in_the_optimizer_is_an_error(data_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def step(*_: object, **__: object) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
@@ -269,7 +269,7 @@ def test_no_memory_for_the_optimizer_is_an_error(data_folder: Path, monkeypatch:
         train(Run.from_dict(table(data_folder)))
 
 
-def test_what_does_not_fit_in_any_part_is_an_error(data_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_out_of_memory_with_one_sequence_is_an_error(data_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def compute_loss(*_: object) -> torch.Tensor:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
@@ -295,7 +295,7 @@ def batch_of(run: Run, data_folder: Path, number: int) -> torch.Tensor:
     return gh.data.Batches(samples, 6).at(number).ids
 
 
-def test_a_loss_that_is_no_number_stops_before_the_update(data_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nan_loss_stops_before_the_update(data_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = Run.from_dict(table(data_folder, grad_accum=1))
     poison(monkeypatch, batch_of(run, data_folder, 4))
     with pytest.raises(GlasshouseError, match=r"at step 5, batch 4, the loss is nan.*No weight was updated"):
@@ -307,7 +307,7 @@ def test_a_loss_that_is_no_number_stops_before_the_update(data_folder: Path, mon
     assert max(losses(data_folder)) == 4
 
 
-def test_by_choice_it_goes_back_and_passes_the_batch_over(data_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_on_nonfinite_skip_rolls_back_and_skips_the_batch(data_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = Run.from_dict(table(data_folder, grad_accum=1, on_nonfinite="skip", eval_every=100))
     poison(monkeypatch, batch_of(run, data_folder, 4))
     seen: list[int] = []
@@ -329,7 +329,7 @@ def test_by_choice_it_goes_back_and_passes_the_batch_over(data_folder: Path, mon
     assert all(weight.isfinite().all() for weight in weights(data_folder).values())
 
 
-def test_trouble_is_located() -> None:
+def test_nonfinite_embedding_is_located() -> None:
     model = gh.build(gh.preset("tiny-decoder"))
     ids = torch.tensor([[1, 2]])
     with torch.no_grad():
@@ -337,7 +337,7 @@ def test_trouble_is_located() -> None:
     assert "token_embedding.table" in locate_nonfinite(model, gh.data.Batch(ids, ids, ids > 0))
 
 
-def test_a_full_disk_keeps_the_last_good_checkpoint(data_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_keeps_the_last_intact_checkpoint(data_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real, saves = store.replace_folder, []
 
     def replace_folder(folder: Path, *rest: Any) -> None:  # noqa: ANN401
@@ -358,7 +358,7 @@ def test_a_full_disk_keeps_the_last_good_checkpoint(data_folder: Path, monkeypat
     assert_same(data_folder, "whole", "run")
 
 
-def test_a_disk_that_is_really_full_is_one_sentence_too(data_folder: Path) -> None:
+def test_a_file_size_limit_is_reported_as_one_error(data_folder: Path) -> None:
     program = """
 import json, resource, signal, sys
 from glasshouse.training import Run, train
@@ -387,7 +387,7 @@ def test_two_runs_do_not_share_a_folder(data_folder: Path) -> None:
     assert sorted(losses(data_folder)) == list(range(1, 13))
 
 
-def test_evaluation_takes_fewer_rows_where_memory_is_short(
+def test_validation_uses_smaller_batches_when_out_of_memory(
     data_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = loop.evaluate_samples
@@ -403,7 +403,7 @@ def test_evaluation_takes_fewer_rows_where_memory_is_short(
     assert any("6 micro-batches of 1 sequences" in text for text in told.said)
 
 
-def test_a_run_ends_when_it_gets_no_better_and_keeps_the_best(data_folder: Path) -> None:
+def test_early_stopping_keeps_the_best(data_folder: Path) -> None:
     settings = table(data_folder, steps=60, patience=2, eval_every=2, lr=1.0, save_every=1000)
     told = Told()
     result = train(Run.from_dict(settings), told)
@@ -417,7 +417,7 @@ def test_a_run_ends_when_it_gets_no_better_and_keeps_the_best(data_folder: Path)
         assert weight.equal(saved[name])
 
 
-def test_the_average_is_what_is_tried_and_kept(data_folder: Path) -> None:
+def test_the_ema_is_validated_and_saved(data_folder: Path) -> None:
     train(Run.from_dict(table(data_folder, out="plain")))
     run = Run.from_dict(table(data_folder, ema=0.9))
     train(run)
@@ -433,7 +433,7 @@ def test_the_average_is_what_is_tried_and_kept(data_folder: Path) -> None:
     assert_same(data_folder, "run", "resumed")
 
 
-def test_adapters_alone_learn_and_go_on(data_folder: Path) -> None:
+def test_lora_trains_adapters_only_and_resumes(data_folder: Path) -> None:
     train(Run.from_dict(table(data_folder, out="base")))
     settings = table(data_folder, out="whole", lora={"rank": 2}, lr=0.05)
     settings["model"] = {"from": str(data_folder / "base" / "model")}
@@ -452,7 +452,7 @@ def test_adapters_alone_learn_and_go_on(data_folder: Path) -> None:
     assert_same(data_folder, "whole", "run")
 
 
-def test_an_averaged_adapter_is_that_of_the_model(data_folder: Path) -> None:
+def test_the_ema_of_an_adapter_is_that_of_the_model(data_folder: Path) -> None:
     train(Run.from_dict(table(data_folder, out="base")))
     for out, more in (("mean", {"ema": 0.9}), ("best", {"ema": 0.9, "patience": 1, "eval_every": 1})):
         settings = table(data_folder, out=out, lora={"rank": 2}, lr=0.5, **more)
@@ -469,7 +469,7 @@ def test_an_averaged_adapter_is_that_of_the_model(data_folder: Path) -> None:
         train(Run.from_dict(table(data_folder, out="none", lora={"rank": 2})))
 
 
-def test_a_new_head_is_no_adapter(data_folder: Path) -> None:
+def test_a_new_head_saves_no_adapter(data_folder: Path) -> None:
     train(Run.from_dict(table(data_folder, "encoder", out="base")))
     settings = table(data_folder, "encoder", lora={"rank": 2})
     settings["model"] = {"from": str(data_folder / "base" / "model")}
@@ -485,7 +485,7 @@ def test_a_new_head_is_no_adapter(data_folder: Path) -> None:
     assert changed == {name for name in base.state_dict() if ".query.weight" in name or ".value.weight" in name}
 
 
-def test_what_is_frozen_stays(data_folder: Path) -> None:
+def test_frozen_modules_are_unchanged(data_folder: Path) -> None:
     train(Run.from_dict(table(data_folder, out="base", steps=1)))
     settings = table(data_folder, freeze=["token_embedding", "stack.blocks.*.attention"])
     settings["model"] = {"from": str(data_folder / "base" / "model")}
@@ -498,13 +498,13 @@ def test_what_is_frozen_stays(data_folder: Path) -> None:
         train(Run.from_dict(settings))
 
 
-def test_blocks_that_compute_again_learn_the_same(data_folder: Path) -> None:
+def test_activation_checkpointing_trains_the_same(data_folder: Path) -> None:
     train(Run.from_dict(table(data_folder, out="whole")))
     train(Run.from_dict(table(data_folder, activation_checkpointing=True)))
     assert_same(data_folder, "whole", "run")
 
 
-def test_where_compiling_fails_it_says_why_and_goes_on(data_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_compile_error_falls_back_to_eager(data_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from torch._dynamo.exc import BackendCompilerFailed
 
     class Broken(nn.Module):
@@ -520,7 +520,7 @@ def test_where_compiling_fails_it_says_why_and_goes_on(data_folder: Path, monkey
     assert losses(data_folder) == losses(data_folder, "whole")
 
 
-def test_labels_get_a_head_and_a_new_tokenizer_keeps_known_vectors(data_folder: Path) -> None:
+def test_labels_get_a_classifier_and_a_new_tokenizer_keeps_known_embeddings(data_folder: Path) -> None:
     train(Run.from_dict(table(data_folder, "encoder", out="base")))
     settings = table(data_folder, "encoder")
     settings["model"] = {"from": str(data_folder / "base" / "model")}
@@ -566,7 +566,7 @@ def test_a_model_without_a_tokenizer_never_gets_a_new_one(data_folder: Path) -> 
     assert train(Run.from_dict(prepared)).datasets.tok.fingerprint == result.datasets.tok.fingerprint
 
 
-def test_the_recipes_are_whole() -> None:
+def test_recipes_load() -> None:
     wanted = {"stdlib", "dates", "langid", "masked-lm", "finetune-chat", "finetune-classifier", "vaswani-base"}
     assert set(recipes()) == wanted
     for name in recipes():
@@ -575,7 +575,7 @@ def test_the_recipes_are_whole() -> None:
         assert Run.from_dict(run.to_dict()) == run
 
 
-def test_a_run_says_what_was_changed_in_reading_it(data_folder: Path) -> None:
+def test_adjusted_settings_are_logged(data_folder: Path) -> None:
     settings = table(data_folder)
     (data_folder / "a.toml").write_text(config.to_toml(settings))
     told = Told()
@@ -586,7 +586,7 @@ def test_a_run_says_what_was_changed_in_reading_it(data_folder: Path) -> None:
     assert not any("warm-up" in text for text in again.said)
 
 
-def test_a_run_file_says_what_is_wrong(tmp_path: Path) -> None:
+def test_mistakes_in_a_run_file_are_named(tmp_path: Path) -> None:
     for settings, message in (
         (["train.stepz=3"], "train.stepz is not a setting of 'Train'; did you mean steps?"),
         (["data.path=[]"], "data.path is"),

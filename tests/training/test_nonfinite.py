@@ -31,7 +31,7 @@ class Spoiled(nn.Module):
 
 
 @pytest.mark.parametrize("kind", ["tiny-decoder", "tiny-seq2seq"])
-def test_what_is_planted_is_found(kind: str) -> None:
+def test_planted_nonfinite_values_are_located(kind: str) -> None:
     model = gh.build(gh.preset(kind, dropout=0.0))
     given = batch() if kind == "tiny-seq2seq" else Batch(batch().ids, batch().targets, batch().loss_mask)
     stack, name = (model.decoder, "decoder") if kind == "tiny-seq2seq" else (model.stack, "stack")
@@ -50,7 +50,7 @@ def test_what_is_planted_is_found(kind: str) -> None:
     assert locate_nonfinite(model, given) == f"the weight {name}.blocks.0.attention.norm.weight"
 
 
-def test_no_hook_is_left() -> None:
+def test_hooks_are_removed() -> None:
     model = gh.build(gh.preset("tiny-decoder"))
     locate_nonfinite(model, Batch(batch().ids, batch().targets, batch().loss_mask))
     assert not any(module._forward_hooks for module in model.modules())

@@ -69,7 +69,7 @@ def test_every_kind_of_batch(kind: str, smoothing: float) -> None:
         assert counted.loss == pytest.approx(loss, rel=1e-12)
 
 
-def test_what_does_not_count_does_not_matter() -> None:
+def test_masked_positions_do_not_affect_the_loss() -> None:
     model, batch = batches()["next token"]
     other = Batch(
         batch.ids, torch.where(batch.loss_mask, batch.targets, 7), batch.loss_mask, documents=batch.documents
@@ -82,7 +82,7 @@ def test_half_precision_is_summed_in_float32() -> None:
     assert compute_loss(model.bfloat16(), batch).dtype == torch.float32
 
 
-def test_tallies_add_up() -> None:
+def test_metric_sums_add_up() -> None:
     assert MetricSums(1.5, 1, 2) + MetricSums(0.5, 0, 3) == MetricSums(2.0, 1, 5)
     model, batch = batches()["pairs"]
     model = model.eval().double()

@@ -42,7 +42,7 @@ def points(folder: Path, name: str) -> list[tuple[float, float]]:
     return [(float(x), float(y)) for path in paths for x, y in re.findall(r"[ML] (\S+) (\S+)", path.get("d", ""))]
 
 
-def test_the_page_says_what_it_shows(tmp_path: Path) -> None:
+def test_plots_are_labelled(tmp_path: Path) -> None:
     entries: list[dict[str, Any]] = [
         {"step": s, "loss": 5.0 - s / 10, "lr": 0.001, "grad_norm": 0.9} for s in range(30)
     ]
@@ -57,7 +57,7 @@ def test_the_page_says_what_it_shows(tmp_path: Path) -> None:
     assert struct.unpack(">II", head[16:24]) == (1200, 1275)  # 8 by 8.5 inches at 150 to the inch
 
 
-def test_points_stand_in_proportion(tmp_path: Path) -> None:
+def test_points_are_in_proportion(tmp_path: Path) -> None:
     losses = [4.0, 3.0, 3.5, 2.0]
     steps = [0, 1, 2, 10]
     draw(journal_of(tmp_path, [{"step": s, "loss": v} for s, v in zip(steps, losses, strict=True)]), tmp_path)
@@ -69,7 +69,7 @@ def test_points_stand_in_proportion(tmp_path: Path) -> None:
         assert (y - top) / (bottom - top) == pytest.approx((4.0 - loss) / 2.0, abs=1e-6)
 
 
-def test_what_is_no_number_is_left_out(tmp_path: Path) -> None:
+def test_non_numbers_are_left_out(tmp_path: Path) -> None:
     entries: list[dict[str, Any]] = [{"step": s, "loss": 3.0, "lr": 0.1, "grad_norm": 1.0} for s in range(9)]
     entries[2]["loss"], entries[3]["loss"], entries[4]["loss"] = math.inf, math.nan, None
     del entries[5]["grad_norm"]
@@ -84,7 +84,7 @@ def test_what_is_no_number_is_left_out(tmp_path: Path) -> None:
     }
 
 
-def test_a_long_run_is_thinned_and_keeps_its_spikes(tmp_path: Path) -> None:
+def test_a_long_run_is_downsampled_and_keeps_its_spikes(tmp_path: Path) -> None:
     entries = [{"step": s, "loss": 2.0 + s % 2, "lr": 0.1, "grad_norm": 1.0} for s in range(30_000)]
     entries[17_777]["loss"] = 9.0
     draw(journal_of(tmp_path, entries), tmp_path)
@@ -99,7 +99,7 @@ def test_a_long_run_is_thinned_and_keeps_its_spikes(tmp_path: Path) -> None:
     assert (highest[0] - left) / (right - left) == pytest.approx(17_777 / 29_999, abs=60 / 29_999)
 
 
-def test_powers_of_ten_where_values_lie_far_apart(tmp_path: Path) -> None:
+def test_log_scale_for_a_wide_range(tmp_path: Path) -> None:
     entries = [{"step": s, "loss": 10.0**s, "lr": 0.1, "grad_norm": 5.0 + s} for s in range(4)]
     draw(journal_of(tmp_path, entries), tmp_path)
     heights = [y for _, y in points(tmp_path, "training")]
@@ -109,7 +109,7 @@ def test_powers_of_ten_where_values_lie_far_apart(tmp_path: Path) -> None:
 
 
 @given(values=st.lists(st.floats(-1e6, 1e6), max_size=200), twice=st.booleans())
-def test_smoothing_beside_a_slow_reference(values: list[float], twice: bool) -> None:
+def test_smoothing_against_a_slow_reference(values: list[float], twice: bool) -> None:
     values = values * 2 if twice else values
     steps, smooth = _smoothed((np.arange(len(values)) * 3.0, np.array(values)))
     radius = max(1, len(values) // 50)
@@ -123,7 +123,7 @@ def test_smoothing_beside_a_slow_reference(values: list[float], twice: bool) -> 
 
 
 @given(count=st.integers(0, 9000), seed=st.integers(0, 99))
-def test_thinning_keeps_order_and_extremes(count: int, seed: int) -> None:
+def test_downsampling_keeps_order_and_extremes(count: int, seed: int) -> None:
     steps, values = np.arange(count) * 2.0, np.random.default_rng(seed).normal(size=count)
     kept, course = _thinned((steps, values))
     assert len(kept) <= 2000
@@ -158,7 +158,7 @@ def test_the_same_journal_gives_the_same_bytes_and_settings_stay(tmp_path: Path)
     assert dict(matplotlib.rcParams) == before
 
 
-def test_a_page_that_fails_leaves_the_last_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_plot_keeps_the_previous_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     journal = journal_of(tmp_path, [{"step": s, "loss": 3.0} for s in range(5)])
     before = [path.read_bytes() for path in draw(journal, tmp_path)]
 
@@ -172,7 +172,7 @@ def test_a_page_that_fails_leaves_the_last_one(tmp_path: Path, monkeypatch: pyte
     assert [(tmp_path / f"plots.{kind}").read_bytes() for kind in ("png", "svg")] == before
 
 
-def test_pyplot_is_left_alone(tmp_path: Path) -> None:
+def test_pyplot_is_not_touched(tmp_path: Path) -> None:
     """In a process of its own, since another test may have imported it."""
     code = f"""
 import sys

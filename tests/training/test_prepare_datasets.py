@@ -67,7 +67,7 @@ def text_of(corpus: Corpus, tok: Tokenizer) -> str:
 
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("kind", ["text", "pairs", "labelled", "tagged", "chat"])
-def test_the_tokenizer_is_trained_on_what_is_learned_alone(
+def test_the_tokenizer_is_trained_on_the_training_set_only(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     kind: Any,  # noqa: ANN401
@@ -85,7 +85,7 @@ def test_the_tokenizer_is_trained_on_what_is_learned_alone(
     assert [text_of(corpus, material.tok) for corpus in again] == [learned, held]
 
 
-def test_with_data_to_be_tried_on_the_tokenizer_sees_all_the_rest(
+def test_with_validation_data_the_tokenizer_uses_all_training_data(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (path,) = make(tmp_path, "text")
@@ -96,7 +96,7 @@ def test_with_data_to_be_tried_on_the_tokenizer_sees_all_the_rest(
     assert "something" not in seen
 
 
-def test_a_letter_at_the_cut_is_not_torn(tmp_path: Path) -> None:
+def test_a_character_at_the_split_is_not_cut(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("ü" * 1000 + "a")
     for share in (0.3, 0.301):  # one of which falls within a letter of two bytes
         choice = Data(path=(str(tmp_path / "a.txt"),), val_fraction=share, vocab_size=263)

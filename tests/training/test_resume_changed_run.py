@@ -44,7 +44,7 @@ def steps_of(taken: int, other: int, schedule: Schedule) -> int | None:
     return schedule.first_difference(100, other, taken)
 
 
-def test_which_steps_would_have_been_others_by_hand() -> None:
+def test_first_difference_by_hand() -> None:
     """From the warm-up of 10 to the last of 100 steps it is 89; the last fifth of them is from step 81.2 on."""
     for schedule in (Constant(warmup=10), InverseSqrt(warmup=10)):
         assert steps_of(100, 200, schedule) is None
@@ -60,7 +60,7 @@ def test_which_steps_would_have_been_others_by_hand() -> None:
 
 
 @pytest.mark.parametrize("schedule", [{"kind": "constant"}, {"kind": "wsd", "decay_fraction": 0.25, "warmup": 2}])
-def test_more_steps_are_those_of_a_run_begun_with_them(schedule: dict[str, Any], data_folder: Path) -> None:
+def test_raising_steps_equals_a_run_started_with_them(schedule: dict[str, Any], data_folder: Path) -> None:
     """A finished run where the rate stays, and one that is stopped before it falls."""
     often = {"schedule": schedule, "eval_every": 3}
     train(Run.from_dict(bare(data_folder, out="whole", steps=12, **often)))
@@ -83,7 +83,7 @@ def test_more_steps_are_those_of_a_run_begun_with_them(schedule: dict[str, Any],
     assert lines(data_folder) == lines(data_folder, "whole")
 
 
-def test_where_the_schedule_forbids_it_the_reason_and_the_way_are_given(data_folder: Path) -> None:
+def test_a_schedule_that_cannot_be_extended_is_explained(data_folder: Path) -> None:
     train(Run.from_dict(bare(data_folder, steps=6)))
     before = (data_folder / "run" / "run.toml").read_bytes()
     with pytest.raises(InputError) as refused:
@@ -106,7 +106,7 @@ def test_where_the_schedule_forbids_it_the_reason_and_the_way_are_given(data_fol
     )
 
 
-def test_what_derives_from_the_steps_is_as_the_run_began(data_folder: Path) -> None:
+def test_default_intervals_follow_the_initial_steps(data_folder: Path) -> None:
     """Else its evaluations would be of other samples from there on, and patience of other lengths."""
     choices = {"schedule": {"kind": "constant"}, "eval_every": 0, "save_every": 0, "eval_samples": 0}
     train(Run.from_dict(bare(data_folder, steps=10, **choices)))
@@ -129,7 +129,7 @@ def test_what_derives_from_the_steps_is_as_the_run_began(data_folder: Path) -> N
 
 
 @pytest.mark.parametrize("at", [1, 3])
-def test_an_evaluation_that_was_cut_off_is_made_up(
+def test_an_interrupted_validation_is_repeated(
     at: int, data_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also that of the last step: lines, the best and the count of patience are those of a run never stopped."""
@@ -170,7 +170,7 @@ def test_an_evaluation_that_was_cut_off_is_made_up(
 # What a run stands on
 
 
-def test_adapters_go_on_only_with_the_model_they_adapt(data_folder: Path) -> None:
+def test_lora_resumes_only_with_its_base_model(data_folder: Path) -> None:
     train(Run.from_dict(bare(data_folder, out="base", steps=1)))
     settings = bare(data_folder, lora={"rank": 2})
     settings["model"] = {"from": str(data_folder / "base" / "model")}
@@ -190,7 +190,7 @@ def test_adapters_go_on_only_with_the_model_they_adapt(data_folder: Path) -> Non
     assert train(Run.from_dict(settings)).steps == 12
 
 
-def test_damaged_journals_do_not_stop_a_run_that_goes_on(data_folder: Path) -> None:
+def test_damaged_journals_do_not_prevent_a_resume(data_folder: Path) -> None:
     choices = {"sample_prompts": 1, "probes": None, "steps": 4, "save_every": 2}
     train(Run.from_dict(bare(data_folder, out="whole", **choices)))
     with pytest.raises(StoppedError):
@@ -229,7 +229,7 @@ def test_a_hangup_that_is_ignored_stays_ignored(data_folder: Path) -> None:
 
 
 @pytest.mark.long
-def test_a_terminal_that_is_closed_costs_nothing(data_folder: Path) -> None:
+def test_a_closed_terminal_loses_nothing(data_folder: Path) -> None:
     """What the command prints from there on fails, and must not keep it from saving."""
     (data_folder / "run.toml").write_text(
         config.to_toml(bare(data_folder, steps=100_000, save_every=100_000, eval_every=100_000))

@@ -33,7 +33,7 @@ from glasshouse.training.model_setup import wanted_kind
         (("data.path=books", "train.out=mine"), "mine"),
     ],
 )
-def test_own_data_name_their_run(
+def test_a_run_is_named_after_its_data(
     settings: tuple[str, ...], out: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "here" / "folder.v2").mkdir(parents=True)
@@ -41,7 +41,7 @@ def test_own_data_name_their_run(
     assert Run.load("stdlib", *settings).train.out == out
 
 
-def test_a_file_names_its_run_whatever_its_data(tmp_path: Path) -> None:
+def test_a_toml_file_names_its_run(tmp_path: Path) -> None:
     (tmp_path / "mine.toml").write_text('[model]\npreset = "tiny-decoder"\n[data]\npath = "a.txt"\n')
     assert Run.load(tmp_path / "mine.toml", "data.path=b.txt").train.out == "runs/mine"
 
@@ -62,12 +62,12 @@ def test_a_file_names_its_run_whatever_its_data(tmp_path: Path) -> None:
         ("finetune-chat", "chat", None),
     ],
 )
-def test_a_recipe_knows_what_kind_of_data_it_is_for(recipe: str, path: str, kind: str | None) -> None:
+def test_a_recipe_sets_the_kind_of_data(recipe: str, path: str, kind: str | None) -> None:
     assert Run.load(recipe, f"data.path={path}").data.kind == kind
     assert Run.load(recipe, f"data.path={path}", "data.kind=text").data.kind == "text"
 
 
-def test_a_model_knows_what_kind_of_data_it_learns_from() -> None:
+def test_a_model_sets_the_kind_of_data() -> None:
     for name in gh.presets():
         s = gh.preset(name)
         assert wanted_kind({"preset": name}, None) == ("pairs" if s.kind == "seq2seq" else None)
@@ -76,7 +76,7 @@ def test_a_model_knows_what_kind_of_data_it_learns_from() -> None:
     assert wanted_kind({"from": "x"}, gh.build(gh.preset("tiny-seq2seq"), device="meta")) == "pairs"
 
 
-def test_an_encoder_decoder_learns_from_two_columns_of_any_name(
+def test_an_encoder_decoder_trains_on_two_columns_of_any_name(
     data_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     rows = (data_folder / "a.tsv").read_text().splitlines()[1:]
@@ -103,7 +103,7 @@ def test_an_encoder_decoder_learns_from_two_columns_of_any_name(
 # What it reads
 
 
-def test_bytes_that_are_not_utf8_have_a_way_out_that_works(data_folder: Path) -> None:
+def test_invalid_utf8_can_be_replaced(data_folder: Path) -> None:
     (data_folder / "a.txt").write_bytes(b"caf\xe9 au lait, to be or not to be. " * 60)
     settings = table(data_folder, steps=1)
     with pytest.raises(InputError, match=r"is not UTF-8 at byte 3; .*data\.errors\) to 'replace'"):
@@ -116,7 +116,7 @@ def test_bytes_that_are_not_utf8_have_a_way_out_that_works(data_folder: Path) ->
 # Its folder as a model
 
 
-def test_the_folder_of_a_run_is_its_model_or_its_newest_checkpoint(
+def test_a_run_folder_loads_its_model_or_newest_checkpoint(
     data_folder: Path, monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder
 ) -> None:
     folder = data_folder / "run"
@@ -152,7 +152,7 @@ def test_the_folder_of_a_run_is_its_model_or_its_newest_checkpoint(
         gh.load(data_folder)
 
 
-def test_a_run_starts_from_the_folder_of_a_run(data_folder: Path) -> None:
+def test_a_run_starts_from_a_run_folder(data_folder: Path) -> None:
     first = train(Run.from_dict(table(data_folder)), progress=False)
     settings = table(data_folder, out="tuned", steps=1)
     settings["model"] = {"from": str(first.folder)}

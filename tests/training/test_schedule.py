@@ -21,7 +21,7 @@ ENDING = [Cosine, Linear, WSD]
 
 
 @given(st.sampled_from([Constant, *ENDING, InverseSqrt]), st.integers(0, 50), st.integers(1, 200), st.floats(0, 1))
-def test_a_factor_is_between_0_and_1_and_falls_after_the_warm_up(
+def test_factors_are_in_0_to_1_and_decrease_after_warmup(
     kind: type[Schedule], warmup: int, steps: int, end: float
 ) -> None:
     schedule = kind(warmup=warmup, final_factor=end) if kind in ENDING else kind(warmup=warmup)
@@ -45,7 +45,7 @@ def test_halfway() -> None:
 
 
 @pytest.mark.parametrize("step", [0, 1, 3998, 3999, 4000, 99_999])
-def test_the_rate_of_the_original_transformer(step: int) -> None:
+def test_the_learning_rate_of_the_original_transformer(step: int) -> None:
     d_model, warmup, number = 512, 4000, step + 1
     published = d_model**-0.5 * min(number**-0.5, number * warmup**-1.5)
     peak = d_model**-0.5 * warmup**-0.5
@@ -61,7 +61,7 @@ def test_what_makes_no_sense_is_refused() -> None:
         WSD(decay_fraction=0.0)
 
 
-def test_a_warm_up_longer_than_the_run_is_refused(tmp_path: Path) -> None:
+def test_a_warmup_longer_than_the_run_is_refused(tmp_path: Path) -> None:
     sentence = r"train\.schedule\.warmup is 80, but it must be at most train\.steps = 50\."
     given: dict[str, Any] = {"steps": 50, "schedule": {"kind": "linear", "warmup": 80}}
     with pytest.raises(ConfigError, match=sentence):
@@ -76,13 +76,13 @@ def test_a_warm_up_longer_than_the_run_is_refused(tmp_path: Path) -> None:
     assert Run.load("stdlib", "train.steps=50", "train.schedule.warmup=50").train.schedule.warmup == 50
 
 
-def test_the_usual_warm_up_follows_the_steps() -> None:
+def test_the_default_warmup_follows_the_steps() -> None:
     for steps, warmup in ((1, 0), (50, 5), (999, 99), (1000, 100), (100_000, 100)):
         assert Train(steps=steps).schedule == Cosine(warmup=warmup)
 
 
 @pytest.mark.parametrize("name", recipes())
-def test_few_steps_are_no_wall(name: str) -> None:
+def test_recipes_run_with_few_steps(name: str) -> None:
     whole = Run.load(name).train
     for steps in (1, 3, whole.schedule.warmup - 1, whole.schedule.warmup, whole.steps):
         run = Run.load(name, f"train.steps={steps}")

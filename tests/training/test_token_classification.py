@@ -34,7 +34,7 @@ def table(data_folder: Path, path: str, **model: Any) -> dict[str, Any]:  # noqa
     }
 
 
-def test_an_encoder_learns_to_tag(tmp_path: Path) -> None:
+def test_an_encoder_is_trained_to_tag(tmp_path: Path) -> None:
     path = write_tagged(tmp_path / "a.jsonl")
     result = train(Run.from_dict(table(tmp_path / "run", path)))
     head = result.model.spec.head
@@ -54,7 +54,7 @@ def test_an_encoder_learns_to_tag(tmp_path: Path) -> None:
     assert result.report.metrics["accuracy"] > 0.95
 
 
-def test_a_head_stays_if_it_fits_and_is_replaced_if_not(tmp_path: Path) -> None:
+def test_a_head_is_kept_if_it_fits_and_replaced_if_not(tmp_path: Path) -> None:
     tok = gh.Tokenizer.train(texts=["x"], vocab_size=263)
     tags = gh.data.prepare(write_tagged(tmp_path / "a.jsonl"), tok, tmp_path / "tags", kind="tagged")
     (tmp_path / "a.tsv").write_text("text\tlabel\none\tword\n1\tnumber\n")

@@ -56,7 +56,7 @@ def wandb(monkeypatch: pytest.MonkeyPatch) -> Wandb:
     return module
 
 
-def test_tensorboard_has_the_numbers_by_their_names(tmp_path: Path) -> None:
+def test_tensorboard_has_the_metrics_by_name(tmp_path: Path) -> None:
     trackers = Trackers(tmp_path, name="tiny")
     # these are exact in the 32 bits that TensorBoard keeps
     trackers.write(0, {"loss": 5.5, "n_targets": 4096, "note": "begun", "averaged": True, "parts": [1], "best": None})
@@ -71,7 +71,7 @@ def test_tensorboard_has_the_numbers_by_their_names(tmp_path: Path) -> None:
     }
 
 
-def test_what_is_written_is_there_before_the_end(tmp_path: Path) -> None:
+def test_metrics_are_flushed_before_close(tmp_path: Path) -> None:
     """As it is for a run that is killed."""
     trackers = Trackers(tmp_path, name="tiny")
     for step in range(3):
@@ -80,7 +80,7 @@ def test_what_is_written_is_there_before_the_end(tmp_path: Path) -> None:
     trackers.close()
 
 
-def test_infinite_is_a_number_too(tmp_path: Path) -> None:
+def test_infinity_is_written(tmp_path: Path) -> None:
     trackers = Trackers(tmp_path, name="tiny")
     trackers.write(0, {"grad_norm": math.inf})
     trackers.close()
@@ -88,7 +88,7 @@ def test_infinite_is_a_number_too(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("start", [0, 3, 5])
-def test_going_on_shows_each_step_once(start: int, tmp_path: Path) -> None:
+def test_a_resumed_run_shows_each_step_once(start: int, tmp_path: Path) -> None:
     first = Trackers(tmp_path, name="tiny")
     for step in range(5):
         first.write(step, {"loss": float(step)})
@@ -101,7 +101,7 @@ def test_going_on_shows_each_step_once(start: int, tmp_path: Path) -> None:
     assert shown(tmp_path) == {"loss": [(s, float(s) if s < start else 100.0 + s) for s in range(7)]}
 
 
-def test_wandb_has_the_numbers_where_asked_for(tmp_path: Path, wandb: Wandb) -> None:
+def test_wandb_has_the_metrics_on_request(tmp_path: Path, wandb: Wandb) -> None:
     trackers = Trackers(tmp_path, wandb=True, name="tiny")
     trackers.write(7, {"loss": 5.1, "validation_loss": 5.2, "note": "x"})
     trackers.close()
@@ -113,7 +113,7 @@ def test_wandb_has_the_numbers_where_asked_for(tmp_path: Path, wandb: Wandb) -> 
     assert shown(tmp_path).keys() == {"loss", "validation/loss"}
 
 
-def test_a_run_that_goes_on_is_the_same_run_to_wandb(tmp_path: Path, wandb: Wandb) -> None:
+def test_a_resumed_run_keeps_its_wandb_id(tmp_path: Path, wandb: Wandb) -> None:
     (tmp_path / "other").mkdir()
     for folder, start in ((tmp_path, 1), (tmp_path, 5), (tmp_path / "other", 1)):
         Trackers(folder, wandb=True, name="tiny", start=start).close()
@@ -122,7 +122,7 @@ def test_a_run_that_goes_on_is_the_same_run_to_wandb(tmp_path: Path, wandb: Wand
     assert {begun["resume"] for begun in wandb.begun} == {"allow"}
 
 
-def test_wandb_is_left_alone_where_not_asked_for(tmp_path: Path, wandb: Wandb) -> None:
+def test_wandb_is_not_used_by_default(tmp_path: Path, wandb: Wandb) -> None:
     trackers = Trackers(tmp_path, name="tiny")
     trackers.write(0, {"loss": 1.0})
     trackers.close()
@@ -130,7 +130,7 @@ def test_wandb_is_left_alone_where_not_asked_for(tmp_path: Path, wandb: Wandb) -
     assert [path.name for path in tmp_path.iterdir()] == ["tensorboard"]
 
 
-def test_wandb_asked_for_and_not_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wandb_requested_but_not_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "wandb", None)
     with pytest.raises(InputError, match=r"not installed; run pip install 'glasshouse\[wandb\]'"):
         Trackers(tmp_path, wandb=True, name="tiny")
@@ -145,7 +145,7 @@ def test_without_tensorboard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert list(tmp_path.iterdir()) == []
 
 
-def test_one_that_fails_is_warned_of_once_and_the_other_goes_on(tmp_path: Path, wandb: Wandb) -> None:
+def test_a_failing_tracker_warns_once_and_the_other_continues(tmp_path: Path, wandb: Wandb) -> None:
     trackers = Trackers(tmp_path, wandb=True, name="tiny")
     trackers.write(0, {"loss": 1.0})
     wandb.broken = True
@@ -172,7 +172,7 @@ def test_tensorboard_that_cannot_open_its_folder(tmp_path: Path, wandb: Wandb) -
     assert wandb.logged == [(0, {"loss": 1.0})]
 
 
-def test_one_that_cannot_begin_or_end(tmp_path: Path, wandb: Wandb, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tracker_that_fails_to_open_or_close(tmp_path: Path, wandb: Wandb, monkeypatch: pytest.MonkeyPatch) -> None:
     trackers = Trackers(tmp_path, wandb=True, name="tiny")
     wandb.broken = True
     with pytest.warns(UserWarning, match="wandb failed"):

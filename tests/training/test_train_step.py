@@ -33,7 +33,7 @@ def gradients(model: nn.Module) -> list[Tensor]:
 
 
 @pytest.mark.parametrize("parts", [2, 3, 8])
-def test_a_step_is_the_same_in_any_number_of_parts(parts: int) -> None:
+def test_gradient_accumulation_equals_one_batch(parts: int) -> None:
     torch.manual_seed(0)
     models = [gh.build(gh.preset("tiny-decoder", dropout=0.0)) for _ in range(1)]
     models.append(copy.deepcopy(models[0]))
@@ -78,7 +78,7 @@ def test_a_step_by_hand() -> None:
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-def test_what_is_no_number_changes_no_weight(bad: float) -> None:
+def test_nan_or_infinity_changes_no_weight(bad: float) -> None:
     model = gh.build(gh.preset("tiny-decoder"))
     update = make(model)
     with torch.no_grad():
@@ -89,14 +89,14 @@ def test_what_is_no_number_changes_no_weight(bad: float) -> None:
     assert all(one.equal(before[name]) or name == "stack.norm.weight" for name, one in model.state_dict().items())
 
 
-def test_a_batch_in_which_nothing_counts() -> None:
+def test_an_empty_loss_mask_is_refused() -> None:
     batch = ragged(4)
     empty = Batch(batch.ids, batch.targets, torch.zeros_like(batch.loss_mask), lengths=batch.lengths)
     with pytest.raises(InputError, match="no data_folder of the batch counts"):
         make(gh.build(gh.preset("tiny-decoder")))(empty)
 
 
-def test_two_processes_learn_as_one() -> None:
+def test_two_processes_train_as_one() -> None:
     """Each has half of the batch, and gradients are summed between backward and update, as sharding will do."""
     torch.manual_seed(0)
     alone = gh.build(gh.preset("tiny-decoder", dropout=0.0), dtype=torch.float64)
@@ -114,7 +114,7 @@ def test_two_processes_learn_as_one() -> None:
         assert (one - (a + b)).abs().max() <= 1e-12
 
 
-def test_bfloat16_under_autocast_learns() -> None:
+def test_bfloat16_autocast_trains() -> None:
     torch.manual_seed(0)
     model = gh.build(gh.preset("tiny-decoder", dropout=0.0))
     update = TrainStep(model, torch.optim.AdamW(model.parameters(), 1e-2), autocast_dtype=torch.bfloat16)
@@ -124,7 +124,7 @@ def test_bfloat16_under_autocast_learns() -> None:
     assert all(one.dtype == torch.float32 for one in model.parameters())
 
 
-def test_float16_leaves_out_a_step_that_overflows_and_goes_on() -> None:
+def test_float16_skips_a_step_that_overflows() -> None:
     torch.manual_seed(0)
     model = gh.build(gh.preset("tiny-decoder", dropout=0.0))
     update = TrainStep(model, torch.optim.AdamW(model.parameters(), 1e-2), autocast_dtype=torch.float16)
@@ -139,7 +139,7 @@ def test_float16_leaves_out_a_step_that_overflows_and_goes_on() -> None:
     assert losses[-1] < losses[0] - 1
 
 
-def test_float16_stops_where_scaling_less_does_not_help() -> None:
+def test_float16_stops_when_the_scale_cannot_go_lower() -> None:
     model = gh.build(gh.preset("tiny-decoder", dropout=0.0))
     update = TrainStep(model, torch.optim.AdamW(model.parameters(), 1e-2), autocast_dtype=torch.float16)
     with torch.no_grad():
