@@ -1,4 +1,4 @@
-"""Baselines: worked by hand, and beside counting in fractions, one byte at a time."""
+"""Baselines: by hand, and against counting in exact fractions, one byte at a time."""
 
 from __future__ import annotations
 
@@ -123,12 +123,12 @@ def test_equals_exact_fractions(order: int, texts: list[bytes], data: bytes, blo
 @given(order=orders, texts=texts, after=few | st.binary(max_size=12))
 def test_probabilities_are_positive_and_sum_to_1(order: int, texts: list[bytes], after: bytes) -> None:
     model, slow = trained(order, texts), Slow(order, texts)
-    places = [after, b"", *(text[:at] for text in texts for at in range(len(text) + 1))]
-    for place in places:
-        chances = model.probabilities(after=place)
-        assert chances.shape == (256,)
-        assert (chances > 0).all()
-        assert math.fsum(chances) == pytest.approx(1, abs=CLOSE)
+    contexts = [after, b"", *(text[:at] for text in texts for at in range(len(text) + 1))]
+    for context in contexts:
+        probabilities = model.probabilities(after=context)
+        assert probabilities.shape == (256,)
+        assert (probabilities > 0).all()
+        assert math.fsum(probabilities) == pytest.approx(1, abs=CLOSE)
     exact = [slow.probability(byte, after) for byte in range(256)]
     assert sum(exact) == 1
     np.testing.assert_allclose(model.probabilities(after=after), [float(chance) for chance in exact], rtol=CLOSE)
@@ -137,7 +137,7 @@ def test_probabilities_are_positive_and_sum_to_1(order: int, texts: list[bytes],
 @given(order=orders, texts=texts, more=texts)
 def test_training_is_incremental(order: int, texts: list[bytes], more: list[bytes]) -> None:
     model = trained(order, texts)
-    model.bits(b"ab")  # whatever it reckoned from the first texts must not stay
+    model.bits(b"ab")  # the tables built from the first texts must not stay
     model.train(iter(more))
     assert model.bits(b"abba") == trained(order, texts + more).bits(b"abba")
 

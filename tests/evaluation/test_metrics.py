@@ -1,4 +1,4 @@
-"""Measures: worked by hand, and F1 beside precision and recall taken one label at a time."""
+"""Metrics: by hand, and F1 against precision and recall of each label."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Translations: BLEU and chrF by hand, and beside sacrebleu's own functions."""
+"""BLEU and chrF: by hand, and against sacrebleu's own functions."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_bleu_of_a_short_text_by_hand() -> None:
 
 
 def test_chrf_by_hand() -> None:
-    # One letter: "a" is right, of 1 given and 2 wanted. Longer runs, which one side or both lack, do not count.
+    # One letter: "a" is right, of 1 predicted and 2 in the reference. Longer n-grams, missing on a side, do not count.
     # F2 of precision 1 and recall 1/2 is (1 + 4) * 1/2 / (4 * 1 + 1/2) = 5/9.
     score = chrf(["a"], ["ab"])
     assert score.value == pytest.approx(100 * 5 / 9, rel=CLOSE, abs=0)
@@ -66,8 +66,10 @@ def test_invalid_arguments_are_refused(measure: object) -> None:
     assert callable(measure)
     with pytest.raises(InputError, match="predictions are empty; pass at least one"):
         measure([], [])
-    for references, where, held in (([], 1, 0), (["a"], 1, 1), ([["a", "b"], ["a"]], 2, 1), (["a", "b", "c"], 1, 3)):
-        with pytest.raises(InputError, match=f"list {where} of the references holds {held} for 2 texts, but each"):
+    for references, where, count in (([], 1, 0), (["a"], 1, 1), ([["a", "b"], ["a"]], 2, 1), (["a", "b", "c"], 1, 3)):
+        with pytest.raises(
+            InputError, match=f"list {where} of the references has {count} texts for 2 predictions, but"
+        ):
             measure(["a", "b"], references)
     for references in ("ab", ["a", ["b"]], [["a"], "b"]):
         with pytest.raises(InputError, match="pass one list of texts or several"):
@@ -81,9 +83,7 @@ def test_invalid_arguments_are_refused(measure: object) -> None:
 
 
 @pytest.mark.parametrize("measure", [bleu, chrf])
-def test_without_sacrebleu_the_error_says_what_to_install(
-    measure: object, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_sacrebleu_the_error_says_what_to_install(measure: object, monkeypatch: pytest.MonkeyPatch) -> None:
     assert callable(measure)
     monkeypatch.setitem(sys.modules, "sacrebleu.metrics", None)
     with pytest.raises(InputError, match=r"not installed; run pip install 'glasshouse\[translation\]'\."):

@@ -1,4 +1,4 @@
-"""What is seen of a run: by a made-up clock, off a terminal and on one."""
+"""The progress display, with a fake clock, off a terminal and on one."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from glasshouse.training import Display, Run, train
 from glasshouse.training import display as module
 from glasshouse.training.display import OFTEN, SILENCE
 
-PATIENCE = 60  # seconds after which a thread that draws nothing has failed
+PATIENCE = 60  # seconds to wait for a thread
 
 
 class Clock:
-    """A time that passes when it is told to."""
+    """A clock set by the test."""
 
     now = 0.0
 
@@ -62,7 +62,7 @@ def test_a_phase_prints_a_line_at_its_start_and_every_minute(capsys: pytest.Capt
     clock.now += 1
     display.tick()
     assert lines(capsys) == ["tokenizing · 25% · 100 of 400 items · 1:00 elapsed"]
-    for _ in range(3):  # a phase that tells nothing is not silent either
+    for _ in range(3):  # a phase without progress prints too
         clock.now += SILENCE
         display.tick()
     assert [line[-12:] for line in lines(capsys)] == ["2:00 elapsed", "3:00 elapsed", "4:00 elapsed"]
@@ -104,7 +104,7 @@ def test_ticks_while_open(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 class Terminal(io.StringIO):
-    """A terminal that tells when it was drawn on so many times."""
+    """A terminal that sets an event after `frames` writes."""
 
     def __init__(self, frames: int = 0) -> None:
         super().__init__()
@@ -132,7 +132,7 @@ def test_the_spinner_moves_without_progress(monkeypatch: pytest.MonkeyPatch) -> 
     terminal = Terminal(frames=5)
     monkeypatch.setattr(sys, "stderr", terminal)
     with Display().open() as display:
-        display.stage("reading", 10, 10)  # what is done does not stop the next
+        display.stage("reading", 10, 10)  # a finished phase does not stop the next
         display.stage("waiting", 0, 0)
         assert terminal.drawn.wait(PATIENCE)
     spinners = set(re.findall(r"([⠀-⣿])\x1b\[0m", terminal.getvalue()))
@@ -156,7 +156,7 @@ def test_the_line_fits_any_width(width: int, monkeypatch: pytest.MonkeyPatch) ->
     assert all(len(frame) <= width for frame in shown)
     assert any(frame.partition(" step ")[2].startswith("3 of 3 · loss") for frame in shown), shown
     assert "step 3: validation bits per byte 2.5000\n" in drawn
-    assert "\x1b[?25l" not in drawn  # one that is killed leaves a cursor behind
+    assert "\x1b[?25l" not in drawn  # a killed process could not show the cursor again
 
 
 # In Python
@@ -189,7 +189,7 @@ def test_train_takes_a_recipe_or_a_file(data_folder: Path, monkeypatch: pytest.M
         '[data]\npath = "a.txt"\nseq_len = 16\nvocab_size = 270\n[train]\nsteps = 1\nbatch_tokens = 32\n'
     )
     assert train("mine.toml", progress=False).folder == Path("runs/mine")
-    assert train(data_folder / "runs" / "mine", progress=False).steps == 1  # whose run.toml says it all
+    assert train(data_folder / "runs" / "mine", progress=False).steps == 1  # by its run.toml
     with pytest.raises(ConfigError, match="there is no recipe or file 'stdlb'; did you mean stdlib"):
         train("stdlb")
     with pytest.raises(
@@ -198,9 +198,7 @@ def test_train_takes_a_recipe_or_a_file(data_folder: Path, monkeypatch: pytest.M
         train({"model": 3})  # type: ignore[arg-type]
 
 
-def test_the_summary_names_files_and_skipped_files(
-    data_folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_summary_names_files_and_skipped_files(data_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (data_folder / "folder").mkdir()
     for name in ("one.txt", "two.md", "three.png", "four", ".hidden.txt"):
         (data_folder / "folder" / name).write_text((data_folder / "a.txt").read_text())

@@ -1,4 +1,4 @@
-"""The running average against the recursion in plain numbers."""
+"""The EMA against its recursion in plain numbers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The operations of a step: derived by hand, and as torch counts them in a real one."""
+"""FLOPs of a step: derived by hand, and as torch counts them."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_flops_equal_torchs_count(name: str, frozen: str) -> None:
     model, batch = make(kind, **choices)
     names = [name for name, _ in model.named_modules()]
     freeze(model, [one for one in FROZEN[frozen] if any(fnmatchcase(name, one) for name in names)])
-    _agree(model, batch)
+    _assert_equals_torch(model, batch)
 
 
 @pytest.mark.long
@@ -110,10 +110,10 @@ def test_lora_flops_equal_torchs_count(name: str, targets: tuple[str, ...]) -> N
     kind, choices = MODELS[name]
     model, batch = make(kind, **choices)
     lora.attach(model, lora.LoRA(rank=2, targets=targets))
-    _agree(model, batch)
+    _assert_equals_torch(model, batch)
 
 
-def _agree(model: gh.models.Model, batch: Batch) -> None:
+def _assert_equals_torch(model: gh.models.Model, batch: Batch) -> None:
     """Compare with a real step, less attention's own products, which torch does not count on a CPU."""
     with FlopCounterMode(display=False) as counter:
         loss = compute_loss(model, batch)

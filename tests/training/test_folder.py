@@ -1,4 +1,4 @@
-"""A run's folder: one process at a time, everything in it whole, and a death while it is prepared costs nothing."""
+"""The run folder: one process at a time, complete files, and a killed preparation can be repeated."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_loop import Told, losses, table, write_data
+from test_loop import RecordingReporter, losses, table, write_data
 
 import glasshouse as gh
 from glasshouse import config
@@ -38,7 +38,8 @@ from glasshouse import device
 from glasshouse.training import Run, plots, trackers, train
 from glasshouse.training.progress import SilentReporter
 
-device.measure_peak_flops, plots.draw, trackers.Trackers._open = (lambda *_, **__: 1e12), (lambda *_: []), (lambda *_: None)
+device.measure_peak_flops, plots.draw = (lambda *_, **__: 1e12), (lambda *_: [])
+trackers.Trackers._open = lambda *_: None
 WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT
 
 
@@ -87,9 +88,9 @@ def work(settings, delay, event, how, others):
         train(Run.from_dict(settings), Waits())
         return {"code": 0, "events": events.count, "took": events.took}
     except (ValueError, OSError) as error:
-        return {"code": 1, "said": str(error), "type": type(error).__name__}
+        return {"code": 1, "message": str(error), "type": type(error).__name__}
     except BaseException:
-        return {"code": 2, "said": traceback.format_exc()}
+        return {"code": 2, "message": traceback.format_exc()}
 
 
 for number, line in enumerate(sys.stdin):
@@ -134,17 +135,17 @@ class Forks:
         return self((brief(self.data_folder, out, vocab_size), 0.0, event, how))[0]
 
     def made(self, out: str) -> tuple[dict[str, bytes], dict[int, float]]:
-        """Return what a run has made: its files, and its losses."""
+        """Return the files of a run, and its losses."""
         return contents(self.data_folder / out), losses(self.data_folder, out)
 
     @cached_property
     def counted(self) -> dict[int, dict[str, Any]]:
-        """How runs go that nothing disturbs, by the size of their vocabulary."""
+        """Results of undisturbed runs, by vocabulary size."""
         return {size: self.train(f"alone-{size}", size) for size in (270, 275)}
 
     @cached_property
     def alone(self) -> dict[int, tuple[dict[str, bytes], dict[int, float]]]:
-        """What they make."""
+        """Their files and losses."""
         return {size: self.made(f"alone-{size}") for size in self.counted}
 
 
@@ -164,7 +165,7 @@ def brief(data_folder: Path, out: str, vocab_size: int = 270, **choices: Any) ->
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    """All that a run has made, but for what says when and where, and what a death leaves that nobody reads."""
+    """The files of a run, except those that depend on time and path, or are leftovers."""
     unlike = (
         "run.toml",
         "metrics.jsonl",
@@ -186,7 +187,7 @@ def stamps(folder: Path) -> dict[str, tuple[int, bytes]]:
 
 
 def test_a_second_process_changes_nothing(data_folder: Path) -> None:
-    """With other settings and before the first checkpoint, when a folder could still be begun anew."""
+    """With other settings and before the first checkpoint, when a folder could still be started anew."""
     other = table(data_folder)
     other["data"]["vocab_size"] = 300
 
@@ -197,24 +198,24 @@ def test_a_second_process_changes_nothing(data_folder: Path) -> None:
                 train(Run.from_dict(settings))
         assert stamps(data_folder / "run") == before
 
-    train(Run.from_dict(table(data_folder, keep_snapshots=0, steps=2)), Told(1, again))
+    train(Run.from_dict(table(data_folder, keep_snapshots=0, steps=2)), RecordingReporter(1, again))
     assert sorted(losses(data_folder)) == [1, 2]
     assert len(gh.Tokenizer.load(data_folder / "run" / "tokenizer")) == 270
 
 
 def check_races(forks: Forks, rounds: int) -> None:
-    """Two processes at random moments in one folder: one trains as if alone, the other leaves with a sentence."""
-    chance = random.Random(rounds)
+    """Two processes at random times in one folder: one trains as if alone, the other stops with an error."""
+    rng = random.Random(rounds)
     for number in range(rounds):
         out = f"run-{rounds}-{number}"
-        sizes = chance.choice([(270, 270), (270, 275), (275, 270)])
-        delays = chance.choice([(0.0, 0.0), (0.0, chance.uniform(0, 0.1)), (0.0, chance.uniform(0, 1.0))])
+        sizes = rng.choice([(270, 270), (270, 275), (275, 270)])
+        delays = rng.choice([(0.0, 0.0), (0.0, rng.uniform(0, 0.1)), (0.0, rng.uniform(0, 1.0))])
         two = zip(sizes, delays, strict=True)
         results = forks(*((brief(forks.data_folder, out, size), delay, None, "") for size, delay in two))
         assert sorted(one["code"] for one in results) == [0, 1], results
         winner = [one["code"] for one in results].index(0)
-        said = f"another process is training in {str(forks.data_folder / out)!r}; wait for it."
-        assert results[1 - winner] == {"code": 1, "said": said, "type": "StoreError"}
+        message = f"another process is training in {str(forks.data_folder / out)!r}; wait for it."
+        assert results[1 - winner] == {"code": 1, "message": message, "type": "StoreError"}
         assert forks.made(out) == forks.alone[sizes[winner]]
         assert config.read(forks.data_folder / out / "run.toml")["data"]["vocab_size"] == sizes[winner]
 
@@ -229,7 +230,7 @@ def test_two_processes_at_fifty_random_times(forks: Forks) -> None:
 
 
 def test_waits_for_a_short_lock(tmp_path: Path) -> None:
-    """As the page holds it when it asks whether a run is under way."""
+    """As the page locks it to see whether a run is active."""
     with lock_folder(tmp_path):
         entered = threading.Event()
 
@@ -267,24 +268,24 @@ def test_files_that_would_be_lost_are_an_error_before_training(data_folder: Path
         train(Run.from_dict(settings))
 
 
-# Deaths while it is prepared
+# Killed during preparation
 
 
-def check_deaths(forks: Forks, how: str, moments: int | None = None) -> None:
-    """Die while the folder, the tokenizer and the ids are made: the same command ends as if it had not.
+def check_kills(forks: Forks, how: str, moments: int | None = None) -> None:
+    """Kill a run while it prepares its folder, tokenizer and ids: the same command then gives the same result.
 
-    At every write or some of them, or at so many moments that are no particular ones.
+    At every write or some of them, or at random times.
     """
     counted = forks.counted[270]
     assert counted["events"] > 30
-    chance, events = random.Random(0), list(range(counted["events"]))
+    rng, events = random.Random(0), list(range(counted["events"]))
     if how == "alarm":
-        events = [chance.uniform(0, counted["took"]) for _ in range(moments or 50)]
-    for event in events if moments is None else chance.sample(events, moments):
+        events = [rng.uniform(0, counted["took"]) for _ in range(moments or 50)]
+    for event in events if moments is None else rng.sample(events, moments):
         out = f"{how}-{event}-{moments}"
         died = forks.train(out, event=event, how=how)
-        # A history is given up for want of room, and training goes on; an alarm, and the last of the writes, which a
-        # thread makes, may come when the first step is taken.
+        # On a full disk snapshots are dropped and training continues; an alarm, and the last writes, made by a
+        # thread, may come after the first step.
         assert died["code"] in {"kill": [-signal.SIGKILL, 0], "alarm": [-signal.SIGALRM, 0], "full disk": [0, 1]}[how]
         result = forks.train(out)
         assert result["code"] == 0, (event, result)
@@ -293,17 +294,17 @@ def check_deaths(forks: Forks, how: str, moments: int | None = None) -> None:
 
 @pytest.mark.parametrize(("how", "moments"), [("kill", 2), ("alarm", 1), ("full disk", 1)])
 def test_killed_or_disk_full_during_preparation(how: str, moments: int, forks: Forks) -> None:
-    check_deaths(forks, how, moments)
+    check_kills(forks, how, moments)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("how", ["kill", "alarm", "full disk"])
 def test_killed_or_disk_full_at_every_write_during_preparation(how: str, forks: Forks) -> None:
-    check_deaths(forks, how)
+    check_kills(forks, how)
 
 
 def test_an_incomplete_tokenizer_is_trained_again(data_folder: Path) -> None:
-    """As earlier versions left it where they were killed while they wrote it."""
+    """As earlier versions left it when killed."""
     settings = table(data_folder, steps=1)
     train(Run.from_dict(settings))
     expected = contents(data_folder / "run" / "tokenizer")
@@ -317,7 +318,7 @@ def test_an_incomplete_tokenizer_is_trained_again(data_folder: Path) -> None:
 
 
 def test_killed_while_deleting_the_data_of_other_settings(data_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Before the first checkpoint a run may begin anew, and is given its old settings again after all."""
+    """Before the first checkpoint a run may start anew, and then get its old settings again."""
     settings = table(data_folder, steps=1)
     train(Run.from_dict(settings))
     (data_folder / "run" / "checkpoints").rename(data_folder / "checkpoints")

@@ -1,4 +1,4 @@
-"""A journal has one line for each step, whatever happened on the way."""
+"""A journal has one line per step, also after kills and resumes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from glasshouse.training.journal import Journal
 
 @given(stops=st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9), st.booleans()), max_size=5))
 def test_stopped_anywhere_and_resumed(stops: list[tuple[int, int, bool]], tmp_path_factory: object) -> None:
-    """A run that dies after `ahead` steps past its checkpoint, maybe within a line, and goes on from there."""
+    """A run that dies after `ahead` steps past its checkpoint, maybe within a line, and resumes."""
     journal = Journal(tmp_path_factory.mktemp("run") / "metrics.jsonl")  # type: ignore[attr-defined]
     step = 0
     for forward, ahead, torn in stops:

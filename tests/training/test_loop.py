@@ -1,4 +1,4 @@
-"""The loop: killed, stopped, starved, poisoned or out of disk, it loses nothing and ends where it would have."""
+"""The training loop: killed, stopped, out of memory or disk, or with NaN losses, it resumes exactly."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def table(data_folder: Path, kind: str = "decoder", out: str = "run", **choices:
 def losses(data_folder: Path, out: str = "run") -> dict[int, float]:
     lines = [json.loads(line) for line in (data_folder / out / "metrics.jsonl").read_text().splitlines()]
     found = {line["step"]: line["loss"] for line in lines}
-    assert len(found) == len(lines)  # never two for a step
+    assert len(found) == len(lines)  # one line per step
     return found
 
 
@@ -78,23 +78,23 @@ def assert_same(data_folder: Path, one: str, other: str) -> None:
         assert left[name].equal(right[name]), name
 
 
-class Told:
-    """Remembers what a run said, and does something at a step."""
+class RecordingReporter:
+    """Records the messages of a run, and acts at a step."""
 
     def __init__(self, at: int = -1, act: Callable[[], None] = lambda: None) -> None:
-        self.said: list[str] = []
+        self.messages: list[str] = []
         self.at, self.act = at, act
 
     def stage(self, name: str, done: int, total: int) -> None: ...
 
     def log(self, text: str) -> None:
-        self.said.append(text)
+        self.messages.append(text)
 
     def on_step_end(self, step: int, *_: object) -> None:
         if step == self.at:
             self.act()
 
-    def on_validation_end(self, step: int, figures: dict[str, float]) -> None: ...
+    def on_validation_end(self, step: int, metrics: dict[str, float]) -> None: ...
 
 
 KILLED = """
@@ -131,9 +131,9 @@ def test_killed_and_resumed_equals_uninterrupted(kind: str, workers: int, data_f
     settings = table(data_folder, kind, workers=workers)
     killed(settings)
     assert max(losses(data_folder)) < 12
-    told = Told()
-    train(Run.from_dict(settings), told)
-    assert any("resuming from step" in text for text in told.said)
+    reporter = RecordingReporter()
+    train(Run.from_dict(settings), reporter)
+    assert any("resuming from step" in text for text in reporter.messages)
     assert_same(data_folder, "whole", "run")
 
 
@@ -143,7 +143,7 @@ def test_a_signal_saves_and_stops(number: signal.Signals, data_folder: Path) -> 
     run = Run.from_dict(table(data_folder))
     before = signal.getsignal(number)
     with pytest.raises(StoppedError, match=rf"{number.name} after step 5") as stopped:
-        train(run, Told(5, lambda: os.kill(os.getpid(), number)))
+        train(run, RecordingReporter(5, lambda: os.kill(os.getpid(), number)))
     assert stopped.value.number == number
     assert signal.getsignal(number) is before
     assert (data_folder / "run" / "checkpoints" / "step-00000005").is_dir()
@@ -151,15 +151,13 @@ def test_a_signal_saves_and_stops(number: signal.Signals, data_folder: Path) -> 
     assert_same(data_folder, "whole", "run")
 
 
-def test_a_signal_during_a_step_undoes_the_step(
-    data_folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_signal_during_a_step_undoes_the_step(data_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     train(Run.from_dict(table(data_folder, out="whole")))
     real, calls = training_step.compute_loss, []
 
     def compute_loss(*arguments: Any) -> torch.Tensor:  # noqa: ANN401
         calls.append(1)
-        if len(calls) == 5:  # the second part of the second step
+        if len(calls) == 5:  # the second micro-batch of the second step
             os.kill(os.getpid(), signal.SIGTERM)
         return real(*arguments)
 
@@ -190,11 +188,9 @@ def test_a_changed_setting_is_refused_with_the_difference(data_folder: Path) -> 
     settings["model"]["n_layers"] = 2
     with pytest.raises(InputError, match=r"model\.n_layers was 1 and is 2"):
         train(Run.from_dict(settings))
-    told = Told()
-    train(
-        Run.from_dict(table(data_folder, keep_checkpoints=5, workers=0)), told
-    )  # which change nothing that is learned
-    assert any("resuming from step 12 of 12" in text for text in told.said)
+    reporter = RecordingReporter()
+    train(Run.from_dict(table(data_folder, keep_checkpoints=5, workers=0)), reporter)  # which do not change training
+    assert any("resuming from step 12 of 12" in text for text in reporter.messages)
 
 
 def test_a_folder_that_is_not_a_run_is_not_touched(data_folder: Path) -> None:
@@ -211,9 +207,9 @@ def test_a_damaged_newest_checkpoint_is_named_and_skipped(data_folder: Path) -> 
     killed(settings)
     newest = max((data_folder / "run" / "checkpoints").glob("step-*"))
     (newest / "model.safetensors").write_bytes(b"")
-    told = Told()
-    train(Run.from_dict(settings), told)
-    assert any("model.safetensors" in text and "skipped a damaged checkpoint" in text for text in told.said)
+    reporter = RecordingReporter()
+    train(Run.from_dict(settings), reporter)
+    assert any("model.safetensors" in text and "skipped a damaged checkpoint" in text for text in reporter.messages)
     assert_same(data_folder, "whole", "run")
 
 
@@ -231,26 +227,24 @@ def test_out_of_memory_raises_grad_accum_and_trains_the_same(
         return real(model, batch, *rest)
 
     monkeypatch.setattr(training_step, "compute_loss", compute_loss)
-    told = Told()
+    reporter = RecordingReporter()
     settings["train"]["out"] = str(data_folder / "run")
-    train(Run.from_dict(settings), told)
-    assert [text for text in told.said if text.startswith("out of memory")] == [
+    train(Run.from_dict(settings), reporter)
+    assert [text for text in reporter.messages if text.startswith("out of memory")] == [
         "out of memory: gradient accumulation raised to 2 micro-batches of 3 sequences",
         "out of memory: gradient accumulation raised to 4 micro-batches of 2 sequences",
     ]
     one, other = losses(data_folder, "whole"), losses(data_folder)
-    for step, loss in one.items():  # sums in another order: some float32 roundings, which 12 steps may multiply
+    for step, loss in one.items():  # another order of summation: float32 rounding, amplified over 12 steps
         assert other[step] == pytest.approx(loss, rel=1e-4)
 
 
-def test_rng_is_restored_after_out_of_memory(
-    data_folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rng_is_restored_after_out_of_memory(data_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     train(Run.from_dict(table(data_folder, out="whole", grad_accum=2)))
     real = training_step.compute_loss
 
     def compute_loss(model: nn.Module, batch: Any, *rest: Any) -> torch.Tensor:  # noqa: ANN401
-        loss = real(model, batch, *rest)  # dropout draws
+        loss = real(model, batch, *rest)  # dropout uses random numbers
         if len(batch) > 3:
             raise torch.OutOfMemoryError("CUDA out of memory")
         return loss
@@ -278,8 +272,8 @@ def test_out_of_memory_with_one_sequence_is_an_error(data_folder: Path, monkeypa
         train(Run.from_dict(table(data_folder)))
 
 
-def poison(monkeypatch: pytest.MonkeyPatch, bad: torch.Tensor) -> None:
-    """Let one batch give a loss that is no number."""
+def inject_nan(monkeypatch: pytest.MonkeyPatch, bad: torch.Tensor) -> None:
+    """Make the loss of one batch NaN."""
     real = training_step.compute_loss
 
     def compute_loss(model: nn.Module, batch: Any, *rest: Any) -> torch.Tensor:  # noqa: ANN401
@@ -297,7 +291,7 @@ def batch_of(run: Run, data_folder: Path, number: int) -> torch.Tensor:
 
 def test_nan_loss_stops_before_the_update(data_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = Run.from_dict(table(data_folder, grad_accum=1))
-    poison(monkeypatch, batch_of(run, data_folder, 4))
+    inject_nan(monkeypatch, batch_of(run, data_folder, 4))
     with pytest.raises(GlasshouseError, match=r"at step 5, batch 4, the loss is nan.*No weight was updated"):
         train(run)
     found = json.loads((data_folder / "run" / "nonfinite.json").read_text())
@@ -309,22 +303,22 @@ def test_nan_loss_stops_before_the_update(data_folder: Path, monkeypatch: pytest
 
 def test_on_nonfinite_skip_rolls_back_and_skips_the_batch(data_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = Run.from_dict(table(data_folder, grad_accum=1, on_nonfinite="skip", eval_every=100))
-    poison(monkeypatch, batch_of(run, data_folder, 4))
+    inject_nan(monkeypatch, batch_of(run, data_folder, 4))
     seen: list[int] = []
     real = loop.Trainer._train_step
 
-    def teach(self: loop.Trainer, batch: Any) -> Any:  # noqa: ANN401
+    def train_step(self: loop.Trainer, batch: Any) -> Any:  # noqa: ANN401
         number = self.state.next_batch
         outcome = real(self, batch)
         if outcome is not None:
             seen.append(number)
         return outcome
 
-    monkeypatch.setattr(loop.Trainer, "_train_step", teach)
-    told = Told()
-    train(run, told)
-    assert seen == [0, 1, 2, 3, 3, 5, 6, 7, 8, 9, 10, 11, 12]  # back to the checkpoint of step 3, then on
-    assert "rolled back to step 3" in told.said
+    monkeypatch.setattr(loop.Trainer, "_train_step", train_step)
+    reporter = RecordingReporter()
+    train(run, reporter)
+    assert seen == [0, 1, 2, 3, 3, 5, 6, 7, 8, 9, 10, 11, 12]  # back to the checkpoint of step 3, then forward
+    assert "rolled back to step 3" in reporter.messages
     assert sorted(losses(data_folder)) == list(range(1, 13))
     assert all(weight.isfinite().all() for weight in weights(data_folder).values())
 
@@ -383,7 +377,7 @@ def test_two_runs_do_not_share_a_folder(data_folder: Path) -> None:
         with pytest.raises(StoreError, match="another process is training"):
             train(Run.from_dict(table(data_folder)))
 
-    train(Run.from_dict(table(data_folder)), Told(2, again))
+    train(Run.from_dict(table(data_folder)), RecordingReporter(2, again))
     assert sorted(losses(data_folder)) == list(range(1, 13))
 
 
@@ -392,26 +386,26 @@ def test_validation_uses_smaller_batches_when_out_of_memory(
 ) -> None:
     real = loop.evaluate_samples
 
-    def evaluate_samples(model: nn.Module, samples: Any, rows: int, **rest: Any) -> Any:  # noqa: ANN401
-        if rows > 1:
+    def evaluate_samples(model: nn.Module, samples: Any, batch_size: int, **rest: Any) -> Any:  # noqa: ANN401
+        if batch_size > 1:
             raise torch.OutOfMemoryError("CUDA out of memory")
-        return real(model, samples, rows, **rest)
+        return real(model, samples, batch_size, **rest)
 
     monkeypatch.setattr(loop, "evaluate_samples", evaluate_samples)
-    told = Told()
-    train(Run.from_dict(table(data_folder)), told)
-    assert any("6 micro-batches of 1 sequences" in text for text in told.said)
+    reporter = RecordingReporter()
+    train(Run.from_dict(table(data_folder)), reporter)
+    assert any("6 micro-batches of 1 sequences" in text for text in reporter.messages)
 
 
 def test_early_stopping_keeps_the_best(data_folder: Path) -> None:
     settings = table(data_folder, steps=60, patience=2, eval_every=2, lr=1.0, save_every=1000)
-    told = Told()
-    result = train(Run.from_dict(settings), told)
+    reporter = RecordingReporter()
+    result = train(Run.from_dict(settings), reporter)
     lines = [json.loads(line) for line in (data_folder / "run" / "metrics.jsonl").read_text().splitlines()]
     tried = {line["step"]: line["validation_loss"] for line in lines if "validation_loss" in line}
     best = min(tried, key=lambda step: tried[step])
     assert max(tried) == best + 4 == result.steps < 60
-    assert any("early stopping" in text for text in told.said)
+    assert any("early stopping" in text for text in reporter.messages)
     saved = gh.load(data_folder / "run" / "checkpoints" / f"step-{best:08}")[0].state_dict()
     for name, weight in weights(data_folder).items():
         assert weight.equal(saved[name])
@@ -421,7 +415,7 @@ def test_the_ema_is_validated_and_saved(data_folder: Path) -> None:
     train(Run.from_dict(table(data_folder, out="plain")))
     run = Run.from_dict(table(data_folder, ema=0.9))
     train(run)
-    assert losses(data_folder) == losses(data_folder, "plain")  # learning goes on with the weights themselves
+    assert losses(data_folder) == losses(data_folder, "plain")  # training uses the weights themselves
     last = gh.load(data_folder / "run" / "checkpoints" / "step-00000012")[0].state_dict()
     for name, weight in weights(data_folder).items():
         assert weight.equal(last[name]) == (
@@ -474,9 +468,9 @@ def test_a_new_head_saves_no_adapter(data_folder: Path) -> None:
     settings = table(data_folder, "encoder", lora={"rank": 2})
     settings["model"] = {"from": str(data_folder / "base" / "model")}
     settings["data"] |= {"path": str(data_folder / "labels.tsv"), "kind": "labelled"}
-    told = Told()
-    model = train(Run.from_dict(settings), told).model
-    assert any("no adapter files" in text for text in told.said)
+    reporter = RecordingReporter()
+    model = train(Run.from_dict(settings), reporter).model
+    assert any("no adapter files" in text for text in reporter.messages)
     assert not (data_folder / "run" / "adapter").exists()
     base, _ = gh.load(data_folder / "base" / "model")
     changed = {name for name, weight in model.state_dict().items() if not name.startswith("head.")} & {
@@ -514,9 +508,9 @@ def test_a_compile_error_falls_back_to_eager(data_folder: Path, monkeypatch: pyt
     train(Run.from_dict(table(data_folder, out="whole")))
     monkeypatch.setattr(torch, "compile", lambda model: Broken())
     monkeypatch.setattr("glasshouse.device.compile_obstacle", lambda device: None)
-    told = Told()
-    train(Run.from_dict(table(data_folder, compile="yes")), told)
-    assert any("not compiled" in text and "no such instruction" in text for text in told.said)
+    reporter = RecordingReporter()
+    train(Run.from_dict(table(data_folder, compile="yes")), reporter)
+    assert any("not compiled" in text and "no such instruction" in text for text in reporter.messages)
     assert losses(data_folder) == losses(data_folder, "whole")
 
 
@@ -547,7 +541,7 @@ def test_a_model_without_a_tokenizer_never_gets_a_new_one(data_folder: Path) -> 
     settings["model"] = {"from": str(data_folder / "bare")}
     with pytest.raises(InputError, match=r"no tokenizer in '.*bare'.*data\.tokenizer=FOLDER"):
         train(Run.from_dict(settings))
-    assert not (data_folder / "run" / "data").exists()  # said before anything is read
+    assert not (data_folder / "run" / "data").exists()  # an error before the data are prepared
     for vocab_size, sentence in (
         (280, "has 280 tokens, but vocab_size is 270"),
         (269, "is not the one that the model"),
@@ -567,8 +561,8 @@ def test_a_model_without_a_tokenizer_never_gets_a_new_one(data_folder: Path) -> 
 
 
 def test_recipes_load() -> None:
-    wanted = {"stdlib", "dates", "langid", "masked-lm", "finetune-chat", "finetune-classifier", "vaswani-base"}
-    assert set(recipes()) == wanted
+    expected = {"stdlib", "dates", "langid", "masked-lm", "finetune-chat", "finetune-classifier", "vaswani-base"}
+    assert set(recipes()) == expected
     for name in recipes():
         run = Run.load(name)
         assert run.train.out == f"runs/{name}"
@@ -578,12 +572,12 @@ def test_recipes_load() -> None:
 def test_adjusted_settings_are_logged(data_folder: Path) -> None:
     settings = table(data_folder)
     (data_folder / "a.toml").write_text(config.to_toml(settings))
-    told = Told()
-    train(Run.load(data_folder / "a.toml", "train.steps=1"), told)
-    assert told.said[0] == "the warm-up is shortened from 2 steps to 0, as train.steps is 1 instead of 12"
-    again = Told()
-    train(Run.load(data_folder / "run" / "run.toml"), again)  # what is written down is what was done
-    assert not any("warm-up" in text for text in again.said)
+    reporter = RecordingReporter()
+    train(Run.load(data_folder / "a.toml", "train.steps=1"), reporter)
+    assert reporter.messages[0] == "the warm-up is shortened from 2 steps to 0, as train.steps is 1 instead of 12"
+    again = RecordingReporter()
+    train(Run.load(data_folder / "run" / "run.toml"), again)  # run.toml has the adjusted settings
+    assert not any("warm-up" in text for text in again.messages)
 
 
 def test_mistakes_in_a_run_file_are_named(tmp_path: Path) -> None:

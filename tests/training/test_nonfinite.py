@@ -1,4 +1,4 @@
-"""Each data_folder where a number can stop being one, planted and found."""
+"""NaN and infinity planted in weights, activations and gradients are located."""
 
 from __future__ import annotations
 

@@ -193,7 +193,7 @@ def written_out(start: float, gradients: list[float], rates: list[float], decay:
 @pytest.mark.parametrize("fused", [True, None])
 @pytest.mark.parametrize("around", [lambda choice: choice, lambda choice: Muon(adamw=choice)], ids=["adamw", "muon"])
 def test_adamw_equals_its_formula(around: Callable[[AdamW], Optimizer], fused: bool | None) -> None:
-    """Alone, and as what moves all the rest beside Muon: one number after another, in Python."""
+    """Alone, and for the other parameters with Muon: element by element, in Python."""
     choice = AdamW(lr=0.1, beta1=0.8, beta2=0.9, eps=1e-3, weight_decay=0.3)
     model = grow(dtype=torch.float64, head={"kind": "next_token", "bias": True})
     nn.init.normal_(model.head.bias)
@@ -300,7 +300,7 @@ def test_singular_values_end_in_the_expected_range(drawn: tuple[Tensor, int], sc
     assert bool((s[:rank] < 1.2024 + within).all())
     assert bool((s[rank:] < within).all())
     assert torch.allclose(move, by_svd(matrix * scale), rtol=0, atol=within)
-    # The same vectors: held against the polar factor U V', each singular value is off by its own distance to 1.
+    # The same vectors: compared with the polar factor U V', each singular value is off by its own distance to 1.
     if rank == min(matrix.shape):
         u, _, v = torch.linalg.svd(matrix, full_matrices=False)
         assert torch.linalg.matrix_norm(move - u @ v, 2) < 1 - 0.6818 + within
@@ -409,8 +409,8 @@ def test_muon_equals_its_formula(
     for name, weight in weights.items():
         assert torch.allclose(weight.detach().double(), expected[name], rtol=0, atol=atol), name
         # Sums of four products of numbers below 4.
-        held = optimizer.state[weight]["momentum"].double()
-        assert torch.allclose(held, average[name], rtol=0, atol=32 * unit)
+        buffer = optimizer.state[weight]["momentum_buffer"].double()
+        assert torch.allclose(buffer, average[name], rtol=0, atol=32 * unit)
 
 
 @pytest.mark.parametrize("shape", [(6, 6), (5, 8), (9, 3)])

@@ -1,4 +1,4 @@
-"""What is drawn is what the journal says, read back from the files."""
+"""Plots show the values of the journal, parsed from the files."""
 
 from __future__ import annotations
 
@@ -48,9 +48,9 @@ def test_plots_are_labelled(tmp_path: Path) -> None:
     ]
     entries[10]["validation_loss"], entries[20]["validation_loss"], entries[29]["validation_loss"] = 4.2, 3.25, 3.5
     assert draw(journal_of(tmp_path, entries), tmp_path) == [tmp_path / "plots.png", tmp_path / "plots.svg"]
-    said = texts(tmp_path)
-    assert {"loss", "learning rate", "gradient norm", "step", "training", "training, smoothed"} < set(said)
-    assert "validation, lowest 3.25 at step 20" in said
+    labels = texts(tmp_path)
+    assert {"loss", "learning rate", "gradient norm", "step", "training", "training, smoothed"} < set(labels)
+    assert "validation, lowest 3.25 at step 20" in labels
     assert sorted(path.name for path in tmp_path.iterdir()) == ["metrics.jsonl", "plots.png", "plots.svg"]
     head = (tmp_path / "plots.png").read_bytes()[:24]
     assert head[:8] == b"\x89PNG\r\n\x1a\n"
@@ -77,7 +77,7 @@ def test_non_numbers_are_left_out(tmp_path: Path) -> None:
     entries[1]["validation_loss"], entries[7]["validation_loss"] = 3.0, -math.inf
     draw(journal_of(tmp_path, entries), tmp_path)
     assert {name: len(points(tmp_path, name)) for name in ("training", "lr", "grad_norm", "validation")} == {
-        "training": 5,  # the line whose rate is a word is damaged, and left out whole
+        "training": 5,  # the line with a word as lr is damaged and skipped
         "lr": 8,
         "grad_norm": 7,
         "validation": 1,

@@ -1,4 +1,4 @@
-"""What a run works on: its tokenizer knows nothing of what is held out."""
+"""Datasets of a run: its tokenizer never sees the validation set."""
 
 from __future__ import annotations
 
@@ -56,8 +56,8 @@ def seen_by_training(monkeypatch: pytest.MonkeyPatch, choice: Data, folder: Path
         return real(texts=given, **rest)
 
     monkeypatch.setattr(Tokenizer, "train", train)
-    material = prepare_datasets(choice, folder, None, no_progress)
-    return "\n".join(seen), material
+    datasets = prepare_datasets(choice, folder, None, no_progress)
+    return "\n".join(seen), datasets
 
 
 def text_of(corpus: Corpus, tok: Tokenizer) -> str:
@@ -74,15 +74,15 @@ def test_the_tokenizer_is_trained_on_the_training_set_only(
     packed: bool,
 ) -> None:
     choice = Data(path=make(tmp_path, kind, packed), kind=kind, val_fraction=0.2, vocab_size=300)
-    seen, material = seen_by_training(monkeypatch, choice, tmp_path / "run")
-    learned, held = (text_of(corpus, material.tok) for corpus in (material.train, material.validation))
-    there = {word for word in WORDS if word in held}
+    seen, datasets = seen_by_training(monkeypatch, choice, tmp_path / "run")
+    train_text, val_text = (text_of(corpus, datasets.tok) for corpus in (datasets.train, datasets.validation))
+    there = {word for word in WORDS if word in val_text}
     assert 55 <= len(there) <= 60  # a fifth of 300; of text, the word at the cut may lie on both sides
     assert not [word for word in there if word in seen]
-    missing = [word for word in WORDS if word in learned and word not in seen]
-    assert len(missing) <= 1  # the token that lies across the cut is learned, and was seen in part
+    missing = [word for word in WORDS if word in train_text and word not in seen]
+    assert len(missing) <= 1  # the token across the split is in the training set, and was seen in part
     again = open_datasets(choice, tmp_path / "run")
-    assert [text_of(corpus, material.tok) for corpus in again] == [learned, held]
+    assert [text_of(corpus, datasets.tok) for corpus in again] == [train_text, val_text]
 
 
 def test_with_validation_data_the_tokenizer_uses_all_training_data(
@@ -100,5 +100,5 @@ def test_a_character_at_the_split_is_not_cut(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("ü" * 1000 + "a")
     for share in (0.3, 0.301):  # one of which falls within a letter of two bytes
         choice = Data(path=(str(tmp_path / "a.txt"),), val_fraction=share, vocab_size=263)
-        material = prepare_datasets(choice, tmp_path / f"run-{share}", None, no_progress)
-        assert isinstance(material.tok, gh.Tokenizer)
+        datasets = prepare_datasets(choice, tmp_path / f"run-{share}", None, no_progress)
+        assert isinstance(datasets.tok, gh.Tokenizer)

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from test_loop import KINDS, Told, assert_same, killed, losses, table, write_data
+from test_loop import KINDS, RecordingReporter, assert_same, killed, losses, table, write_data
 
 import glasshouse as gh
 from glasshouse.data import Batch
@@ -80,11 +80,11 @@ def tools(model: gh.models.Model, result: Result) -> dict[str, Any]:
         "resid_norms": torch.cat(lengths, 1).mean(1),
     }
     if hasattr(model.spec.head, "tied"):
-        asked = []
+        losses_per_layer = []
         for row, (inputs, call) in enumerate(given):
             targets, counts = (one[row : row + 1, : inputs[-1].shape[1]] for one in (batch.targets, batch.loss_mask))
-            asked.append(lens(model, *inputs, targets=targets, **call).loss[:, counts])
-        found["logit_lens"] = torch.cat(asked, 1).mean(1)
+            losses_per_layer.append(lens(model, *inputs, targets=targets, **call).loss[:, counts])
+        found["logit_lens"] = torch.cat(losses_per_layer, 1).mean(1)
     if isinstance(model, Decoder):
         scores = head_scores(model, repeated_tokens(model.spec.vocab_size, LENGTH // 2))
         found |= {"induction": scores.induction, "previous_token": scores.previous}
@@ -155,9 +155,7 @@ def test_six_digits_and_none_where_not_finite() -> None:
     model = uniform_decoder()
     with torch.no_grad():
         model.token_embedding.table.weight[2] = 1 / 3
-    found = Probes(model, Batch(ids, ids, loss_mask=ids > 5), length=1).take(
-        model
-    )  # nothing is asked, none is before
+    found = Probes(model, Batch(ids, ids, loss_mask=ids > 5), length=1).take(model)  # no target, no previous token
     assert found["logit_lens"] == [None] * 3
     assert flat(found["previous_token"]) == [None] * 8
     assert found["resid_norms"] == [5.33333] * 3  # (8 + 8/3) / 2
@@ -368,7 +366,7 @@ def test_killed_before_its_first_checkpoint(data_folder: Path, unbroken: bytes) 
 def test_stopped_by_a_signal_it_has_the_same_lines(at: int, data_folder: Path, unbroken: bytes) -> None:
     run = Run.from_dict(table(data_folder))
     with pytest.raises(StoppedError):
-        train(run, Told(at, lambda: os.kill(os.getpid(), signal.SIGTERM)))
+        train(run, RecordingReporter(at, lambda: os.kill(os.getpid(), signal.SIGTERM)))
     train(run)
     assert (data_folder / "run" / "probes.jsonl").read_bytes() == unbroken
 
@@ -404,12 +402,12 @@ def test_a_run_that_rolls_back_has_one_line_per_step(data_folder: Path, monkeypa
         return loss * torch.nan
 
     monkeypatch.setattr(training_step, "compute_loss", compute_loss)
-    told = Told()
+    reporter = RecordingReporter()
     train(
         Run.from_dict(table(data_folder, grad_accum=1, on_nonfinite="skip", eval_every=100, keep_checkpoints=100)),
-        told,
+        reporter,
     )
-    assert "rolled back to step 3" in told.said
+    assert "rolled back to step 3" in reporter.messages
     assert steps(data_folder) == [0, 3, 6, 9, 12]
 
 
@@ -423,9 +421,9 @@ def test_an_error_is_logged_and_training_continues(data_folder: Path, monkeypatc
         return real(*arguments, **call)
 
     monkeypatch.setattr(probes, "residual_norms", fails)
-    told = Told()
-    train(Run.from_dict(table(data_folder, eval_every=100)), told)
-    assert [text for text in told.said if text.startswith("no probes")] == [
+    reporter = RecordingReporter()
+    train(Run.from_dict(table(data_folder, eval_every=100)), reporter)
+    assert [text for text in reporter.messages if text.startswith("no probes")] == [
         "no probes at step 3 (OutOfMemoryError: CUDA out of memory); training continues"
     ]
     assert steps(data_folder) == [0, 6, 9, 12]

@@ -1,4 +1,4 @@
-"""Going on with other steps, after a cut-off evaluation, over damaged journals: as if it had always been so."""
+"""Resuming with more steps, after an interrupted validation or with damaged journals equals an uninterrupted run."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from corrupt_journals import DAMAGED
-from test_loop import Told, assert_same, losses, table
+from test_loop import RecordingReporter, assert_same, losses, table
 
 import glasshouse as gh
 from glasshouse import config
@@ -69,17 +69,17 @@ def test_raising_steps_equals_a_run_started_with_them(schedule: dict[str, Any], 
         assert (data_folder / "run" / "model").is_dir()
     else:
         with pytest.raises(StoppedError):
-            train(Run.from_dict(bare(data_folder, steps=9, **often)), Told(6, stop))
-    told = Told()
-    result = train(Run.from_dict(bare(data_folder, steps=12, **often)), told)
-    assert any("resuming from step 6 of 12" in text for text in told.said)
-    assert any("is not replaced until the last step" in text for text in told.said) == (
+            train(Run.from_dict(bare(data_folder, steps=9, **often)), RecordingReporter(6, stop))
+    reporter = RecordingReporter()
+    result = train(Run.from_dict(bare(data_folder, steps=12, **often)), reporter)
+    assert any("resuming from step 6 of 12" in text for text in reporter.messages)
+    assert any("is not replaced until the last step" in text for text in reporter.messages) == (
         schedule["kind"] == "constant"
     )
     assert result.steps == 12
     assert lines(data_folder) == lines(data_folder, "whole")
     assert_same(data_folder, "whole", "run")
-    train(Run.from_dict(bare(data_folder, steps=12, **often)))  # and the same command again is what it was
+    train(Run.from_dict(bare(data_folder, steps=12, **often)))  # and again, with the same result
     assert lines(data_folder) == lines(data_folder, "whole")
 
 
@@ -110,11 +110,11 @@ def test_default_intervals_follow_the_initial_steps(data_folder: Path) -> None:
     """Else its evaluations would be of other samples from there on, and patience of other lengths."""
     choices = {"schedule": {"kind": "constant"}, "eval_every": 0, "save_every": 0, "eval_samples": 0}
     train(Run.from_dict(bare(data_folder, steps=10, **choices)))
-    held: list[int] = []
+    seen: list[int] = []
 
     class Counts(loop.Trainer):
         def _validate(self) -> dict[str, float]:
-            held.append(self.state.initial_steps)
+            seen.append(self.state.initial_steps)
             return super()._validate()
 
     with pytest.MonkeyPatch.context() as patch:
@@ -122,16 +122,14 @@ def test_default_intervals_follow_the_initial_steps(data_folder: Path) -> None:
         train(Run.from_dict(bare(data_folder, steps=20, **choices)))
     tried = [line["step"] for line in lines(data_folder) if "validation_loss" in line]
     assert tried == list(range(1, 21))  # of 20 from the start it would be every second
-    assert set(held) == {10}
+    assert set(seen) == {10}
 
 
 # Evaluations that were cut off
 
 
 @pytest.mark.parametrize("at", [1, 3])
-def test_an_interrupted_validation_is_repeated(
-    at: int, data_folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_interrupted_validation_is_repeated(at: int, data_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also that of the last step: lines, the best and the count of patience are those of a run never stopped."""
     choices = {
         "steps": 6,
@@ -154,7 +152,7 @@ def test_an_interrupted_validation_is_repeated(
     monkeypatch.setattr(loop, "evaluate_samples", evaluate_samples)
     with pytest.raises(StoppedError, match=f"after step {2 * at}"):
         train(Run.from_dict(bare(data_folder, **choices)))
-    assert max(losses(data_folder)) == 2 * at  # it is noted, if without its evaluation
+    assert max(losses(data_folder)) == 2 * at  # logged, without its validation
     assert "validation_loss" not in lines(data_folder)[-1]
     train(Run.from_dict(bare(data_folder, **choices)))
     assert lines(data_folder) == lines(data_folder, "whole")
@@ -175,7 +173,7 @@ def test_lora_resumes_only_with_its_base_model(data_folder: Path) -> None:
     settings = bare(data_folder, lora={"rank": 2})
     settings["model"] = {"from": str(data_folder / "base" / "model")}
     with pytest.raises(StoppedError):
-        train(Run.from_dict(settings), Told(2, stop))
+        train(Run.from_dict(settings), RecordingReporter(2, stop))
     model, tok = gh.load(data_folder / "base" / "model")
     model.state_dict()["token_embedding.table.weight"][7, 7] += 1e-3
     (data_folder / "base" / "model").rename(data_folder / "kept")
@@ -194,7 +192,7 @@ def test_damaged_journals_do_not_prevent_a_resume(data_folder: Path) -> None:
     choices = {"sample_prompts": 1, "probes": None, "steps": 4, "save_every": 2}
     train(Run.from_dict(bare(data_folder, out="whole", **choices)))
     with pytest.raises(StoppedError):
-        train(Run.from_dict(bare(data_folder, **choices)), Told(2, stop))
+        train(Run.from_dict(bare(data_folder, **choices)), RecordingReporter(2, stop))
     for name, damaged in DAMAGED.items():
         path = data_folder / "run" / name
         path.write_text("".join(f"{line}\n" for line in damaged) + path.read_text() + damaged[0])
@@ -210,7 +208,7 @@ def test_damaged_journals_do_not_prevent_a_resume(data_folder: Path) -> None:
 def test_a_hangup_saves_and_stops(data_folder: Path) -> None:
     before = signal.getsignal(signal.SIGHUP)
     with pytest.raises(StoppedError, match="SIGHUP after step 5"):
-        train(Run.from_dict(bare(data_folder)), Told(5, lambda: os.kill(os.getpid(), signal.SIGHUP)))
+        train(Run.from_dict(bare(data_folder)), RecordingReporter(5, lambda: os.kill(os.getpid(), signal.SIGHUP)))
     assert signal.getsignal(signal.SIGHUP) is before
     assert (data_folder / "run" / "checkpoints" / "step-00000005").is_dir()
 
@@ -220,7 +218,8 @@ def test_a_hangup_that_is_ignored_stays_ignored(data_folder: Path) -> None:
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         result = train(
-            Run.from_dict(bare(data_folder, steps=6)), Told(5, lambda: os.kill(os.getpid(), signal.SIGHUP))
+            Run.from_dict(bare(data_folder, steps=6)),
+            RecordingReporter(5, lambda: os.kill(os.getpid(), signal.SIGHUP)),
         )
         assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
     finally:

@@ -1,4 +1,4 @@
-"""A run as it is written down: by name or file, on own data, with lists as people type them."""
+"""Settings of a run: recipes, files, overrides and data of one's own."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def test_a_run_folder_loads_its_model_or_newest_checkpoint(
     for name, weight in weights(data_folder).items():
         assert weight.equal(same[name])
     assert gh.load(folder / "model")[1].fingerprint == gh.load(folder)[1].fingerprint
-    # As if it had been stopped before its end.
+    # As if it had been stopped early.
     (folder / "model").rename(data_folder / "elsewhere")
     with pytest.warns(UserWarning, match="has not finished, so its newest checkpoint is loaded, that of step 12"):
         gh.load(folder)
@@ -137,7 +137,7 @@ def test_a_run_folder_loads_its_model_or_newest_checkpoint(
     with pytest.warns(UserWarning, match=r"that of step 9 \(passed over: .*step-00000012.* is not what was written"):
         older = gh.load(folder)[0].state_dict()
     assert not all(weight.equal(older[name]) for name, weight in same.items())
-    # What training alone needs is not asked for.
+    # The training state is not needed.
     (folder / "checkpoints" / "step-00000009" / "training.safetensors").write_bytes(b"")
     with pytest.warns(UserWarning, match="that of step 9"):
         gh.load(folder)
@@ -158,6 +158,6 @@ def test_a_run_starts_from_a_run_folder(data_folder: Path) -> None:
     settings["model"] = {"from": str(first.folder)}
     tuned = train(Run.from_dict(settings), progress=False)
     assert tuned.datasets.tok.fingerprint == first.datasets.tok.fingerprint
-    begun = json.loads((tuned.folder / "metrics.jsonl").read_text().splitlines()[0])["loss"]
-    learned = json.loads((first.folder / "metrics.jsonl").read_text().splitlines()[0])["loss"]
-    assert begun < learned
+    fine_tuned = json.loads((tuned.folder / "metrics.jsonl").read_text().splitlines()[0])["loss"]
+    from_scratch = json.loads((first.folder / "metrics.jsonl").read_text().splitlines()[0])["loss"]
+    assert fine_tuned < from_scratch

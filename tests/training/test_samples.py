@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from test_loop import KINDS, SAYING, Told, assert_same, killed, losses, table
+from test_loop import KINDS, SAYING, RecordingReporter, assert_same, killed, losses, table
 
 import glasshouse as gh
 from glasshouse.data.dataset import make_dataset
@@ -48,8 +48,12 @@ def chats(data_folder: Path, **choices: Any) -> dict[str, Any]:  # noqa: ANN401
 
 
 def greedy(
-    model: Any, prompt: list[int], ends: set[int], max_new_tokens: int, source: list[int] | None = None
-) -> list[int]:  # noqa: ANN401
+    model: Any,  # noqa: ANN401
+    prompt: list[int],
+    ends: set[int],
+    max_new_tokens: int,
+    source: list[int] | None = None,
+) -> list[int]:
     """Greedy decoding without a KV cache."""
     ids = list(prompt)
     while len(ids) < len(prompt) + max_new_tokens and len(ids) < model.spec.max_len:
@@ -112,11 +116,13 @@ def test_the_first_turn_of_a_conversation_is_answered(data_folder: Path) -> None
     assert end is not None
     for sample in read(data_folder)[-1]["samples"]:
         number = sample["reference"].removesuffix("!")
-        asked = tok.encode_chat([{"role": "user", "content": f"{number}?"}], add_generation_prompt=True).ids
-        assert sample["prompt"] == f"<|user|>{number}?<|end|><|assistant|>" == tok.decode(asked)
-        most = 2 * len([*tok.encode(f"{number}!"), end]) + 1
+        prompt = tok.encode_chat([{"role": "user", "content": f"{number}?"}], add_generation_prompt=True).ids
+        assert sample["prompt"] == f"<|user|>{number}?<|end|><|assistant|>" == tok.decode(prompt)
+        max_new_tokens = 2 * len([*tok.encode(f"{number}!"), end]) + 1
         ends = {end, *result.model.spec.end_ids}
-        assert sample["text"] == tok.decode(greedy(model, list(asked), ends, most), skip_special_tokens=True)
+        assert sample["text"] == tok.decode(
+            greedy(model, list(prompt), ends, max_new_tokens), skip_special_tokens=True
+        )
 
 
 def test_masked_tokens_are_predicted(data_folder: Path) -> None:
@@ -203,18 +209,18 @@ def test_the_model_is_unchanged(kind: str, form: type, data_folder: Path) -> Non
 def test_an_engine_captures_no_graph_and_copies_no_weights(
     data_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked: list[dict[str, Any]] = []
+    calls: list[dict[str, Any]] = []
     real = engine.ModelRunner
 
     def passes(*arguments: Any, **choices: Any) -> Any:  # noqa: ANN401
-        asked.append(choices)
+        calls.append(choices)
         return real(*arguments, **choices)
 
     monkeypatch.setattr(engine, "ModelRunner", passes)
     for kind in ("decoder", "seq2seq"):
         model, prompts = prompts_for(kind, data_folder)
         prompts.take(model)
-    assert asked == [{"weights": "own", "compile": False, "recording": True}] * 2
+    assert calls == [{"weights": "own", "compile": False, "recording": True}] * 2
 
 
 @pytest.mark.parametrize(
@@ -265,9 +271,9 @@ def test_an_error_is_logged_once_and_training_continues(data_folder: Path, monke
         raise torch.OutOfMemoryError("CUDA out of memory\nand a page about it")
 
     monkeypatch.setattr(samples, "generate", fails)
-    told = Told()
-    result: Result = train(Run.from_dict(table(data_folder)), told)
-    assert [text for text in told.said if text.startswith("no samples")] == [
+    reporter = RecordingReporter()
+    result: Result = train(Run.from_dict(table(data_folder)), reporter)
+    assert [text for text in reporter.messages if text.startswith("no samples")] == [
         "no samples at step 0 (OutOfMemoryError: CUDA out of memory); training continues"
     ]
     assert result.steps == 12

@@ -33,7 +33,7 @@ def test_factors_are_in_0_to_1_and_decrease_after_warmup(
     if kind in ENDING and steps > warmup + 1:
         assert after[0] == pytest.approx(1)
         assert factors[steps - 1] == pytest.approx(end)
-        assert schedule.factor(10 * steps, steps) == pytest.approx(end)  # a step too many stays there
+        assert schedule.factor(10 * steps, steps) == pytest.approx(end)  # later steps stay there
 
 
 def test_halfway() -> None:
@@ -90,7 +90,7 @@ def test_recipes_run_with_few_steps(name: str) -> None:
         expected = whole.schedule.warmup if fits else whole.schedule.warmup * steps // whole.steps
         assert run.train.schedule == replace(whole.schedule, warmup=expected)
         assert (run.notes == ()) == fits
-        assert Run.from_dict(run.to_dict()) == run  # so that it goes on
+        assert Run.from_dict(run.to_dict()) == run  # so that it can resume
     (note,) = Run.load(name, "train.steps=1").notes
     assert note == (
         f"the warm-up is shortened from {whole.schedule.warmup} steps to 0, as train.steps is 1 instead of "

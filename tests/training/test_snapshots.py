@@ -16,7 +16,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from test_loop import Told, assert_same, killed, table
+from test_loop import RecordingReporter, assert_same, killed, table
 
 import glasshouse as gh
 from glasshouse import store
@@ -332,7 +332,10 @@ def test_list_checkpoints_of_a_run(data_folder: Path) -> None:
 
 def test_list_checkpoints_during_training(data_folder: Path) -> None:
     listed: list[SavedCheckpoint] = []
-    train(Run.from_dict(many(data_folder)), Told(8, lambda: listed.extend(list_checkpoints(data_folder / "run"))))
+    train(
+        Run.from_dict(many(data_folder)),
+        RecordingReporter(8, lambda: listed.extend(list_checkpoints(data_folder / "run"))),
+    )
     assert [checkpoint.step for checkpoint in listed] in (
         [*range(7)],
         [*range(8)],

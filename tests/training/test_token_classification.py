@@ -1,4 +1,4 @@
-"""Tags from end to end: a run file, words on disk, an encoder that learns which of them are numbers."""
+"""Token classification end to end: a run file, words on disk, an encoder trained to tag numbers."""
 
 from __future__ import annotations
 

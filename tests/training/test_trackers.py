@@ -1,4 +1,4 @@
-"""What the trackers received, by TensorBoard's own reader and by a stand-in for wandb."""
+"""Trackers, checked with TensorBoard's reader and a fake wandb."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ def shown(folder: Path) -> dict[str, list[tuple[int, float]]]:
 
 
 class Wandb(ModuleType):
-    """Takes down what it is told; it holds one run, as real wandb holds one for an id."""
+    """Records its calls; it keeps one run, as wandb does for an id."""
 
     def __init__(self) -> None:
         super().__init__("wandb")
-        self.begun: list[dict[str, Any]] = []
+        self.inits: list[dict[str, Any]] = []
         self.logged: list[tuple[int, dict[str, float]]] = []
         self.finished = 0
         self.broken = False
 
-    def init(self, **settings: Any) -> SimpleNamespace:  # noqa: ANN401 (whatever it is told)
-        self.begun.append(settings)
+    def init(self, **settings: Any) -> SimpleNamespace:  # noqa: ANN401 (whatever it is reporter)
+        self.inits.append(settings)
         return SimpleNamespace(log=self._log, finish=self._finish)
 
     def _log(self, numbers: dict[str, float], step: int) -> None:
@@ -59,7 +59,9 @@ def wandb(monkeypatch: pytest.MonkeyPatch) -> Wandb:
 def test_tensorboard_has_the_metrics_by_name(tmp_path: Path) -> None:
     trackers = Trackers(tmp_path, name="tiny")
     # these are exact in the 32 bits that TensorBoard keeps
-    trackers.write(0, {"loss": 5.5, "n_targets": 4096, "note": "begun", "averaged": True, "parts": [1], "best": None})
+    trackers.write(
+        0, {"loss": 5.5, "n_targets": 4096, "note": "started", "averaged": True, "parts": [1], "best": None}
+    )
     trackers.write(3, {"loss": 4.25, "validation_loss": 4.5, "validation_bits_per_byte": 1.5, "lost_validation_": 2})
     trackers.close()
     assert shown(tmp_path) == {
@@ -93,7 +95,7 @@ def test_a_resumed_run_shows_each_step_once(start: int, tmp_path: Path) -> None:
     for step in range(5):
         first.write(step, {"loss": float(step)})
     first.close()
-    time.sleep(1.1)  # TensorBoard reads the files of a folder in the order of the second each was begun in
+    time.sleep(1.1)  # TensorBoard orders files by the second they were created in
     second = Trackers(tmp_path, name="tiny", start=start)
     for step in range(start, 7):
         second.write(step, {"loss": 100.0 + step})
@@ -108,8 +110,8 @@ def test_wandb_has_the_metrics_on_request(tmp_path: Path, wandb: Wandb) -> None:
     trackers.write(8, {"loss": 5.0})  # after the end it goes nowhere
     assert wandb.logged == [(7, {"loss": 5.1, "validation/loss": 5.2})]
     assert wandb.finished == 1
-    assert [(begun["dir"], begun["name"]) for begun in wandb.begun] == [(tmp_path, "tiny")]
-    assert "mode" not in wandb.begun[0]  # that is left to wandb's own environment
+    assert [(one["dir"], one["name"]) for one in wandb.inits] == [(tmp_path, "tiny")]
+    assert "mode" not in wandb.inits[0]  # left to wandb's environment variables
     assert shown(tmp_path).keys() == {"loss", "validation/loss"}
 
 
@@ -117,16 +119,16 @@ def test_a_resumed_run_keeps_its_wandb_id(tmp_path: Path, wandb: Wandb) -> None:
     (tmp_path / "other").mkdir()
     for folder, start in ((tmp_path, 1), (tmp_path, 5), (tmp_path / "other", 1)):
         Trackers(folder, wandb=True, name="tiny", start=start).close()
-    first, second, other = (begun["id"] for begun in wandb.begun)
+    first, second, other = (one["id"] for one in wandb.inits)
     assert first == second != other
-    assert {begun["resume"] for begun in wandb.begun} == {"allow"}
+    assert {one["resume"] for one in wandb.inits} == {"allow"}
 
 
 def test_wandb_is_not_used_by_default(tmp_path: Path, wandb: Wandb) -> None:
     trackers = Trackers(tmp_path, name="tiny")
     trackers.write(0, {"loss": 1.0})
     trackers.close()
-    assert wandb.begun == []
+    assert wandb.inits == []
     assert [path.name for path in tmp_path.iterdir()] == ["tensorboard"]
 
 

@@ -1,4 +1,4 @@
-"""A step of training: the same in any number of parts, clipped by hand, and none at all where a number is none."""
+"""The training step: gradient accumulation, clipping by hand, and no update on NaN or infinity."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from glasshouse.training.step import NonFiniteError, StepMetrics, TrainStep
 
 
 def ragged(seed: int, rows: int = 8, length: int = 12) -> Batch:
-    """Rows of very different lengths, so that parts of the batch differ in how many targets they have."""
+    """Sequences of very different lengths, so that micro-batches differ in their number of targets."""
     source = torch.Generator().manual_seed(seed)
     ids = torch.randint(0, 256, (rows, length), generator=source)
     lengths = torch.randint(1, length + 1, (rows,), generator=source)
@@ -32,28 +32,28 @@ def gradients(model: nn.Module) -> list[Tensor]:
     return [one.grad for one in model.parameters() if one.grad is not None]
 
 
-@pytest.mark.parametrize("parts", [2, 3, 8])
-def test_gradient_accumulation_equals_one_batch(parts: int) -> None:
+@pytest.mark.parametrize("grad_accum", [2, 3, 8])
+def test_gradient_accumulation_equals_one_batch(grad_accum: int) -> None:
     torch.manual_seed(0)
     models = [gh.build(gh.preset("tiny-decoder", dropout=0.0)) for _ in range(1)]
     models.append(copy.deepcopy(models[0]))
     batch = ragged(1)
-    whole, cut = (make(model, clip=None)(batch, n) for model, n in zip(models, (1, parts), strict=True))
+    whole, cut = (make(model, clip=None)(batch, n) for model, n in zip(models, (1, grad_accum), strict=True))
     assert whole.n_targets == cut.n_targets == int(batch.loss_mask.sum())
     assert cut.loss == pytest.approx(whole.loss, abs=1e-6)
     for one, other in zip(*map(gradients, models), strict=True):
         assert (one - other).abs().max() <= 1e-6
 
 
-@pytest.mark.parametrize("parts", [2, 8])
-def test_twenty_steps_in_float64(parts: int) -> None:
+@pytest.mark.parametrize("grad_accum", [2, 8])
+def test_twenty_steps_in_float64(grad_accum: int) -> None:
     torch.manual_seed(0)
     one = gh.build(gh.preset("tiny-decoder", dropout=0.0), dtype=torch.float64)
     other = copy.deepcopy(one)
     updates = [TrainStep(model, torch.optim.AdamW(model.parameters(), 1e-2)) for model in (one, other)]
     for step in range(20):
         batch = ragged(step)
-        whole, cut = (update(batch, n) for update, n in zip(updates, (1, parts), strict=True))
+        whole, cut = (update(batch, n) for update, n in zip(updates, (1, grad_accum), strict=True))
         assert cut.loss == pytest.approx(whole.loss, abs=1e-9)
     for a, b in zip(one.parameters(), other.parameters(), strict=True):
         assert (a - b).abs().max() <= 1e-9
