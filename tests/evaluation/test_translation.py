@@ -35,7 +35,7 @@ def test_bleu_of_a_short_text_by_hand() -> None:
 
 
 def test_chrf_by_hand() -> None:
-    # One letter: "a" is right, of 1 predicted and 2 in the reference. Longer n-grams, missing on a side, do not count.
+    # One letter: "a" is right, of 1 predicted and 2 in the reference. Longer n-grams do not count.
     # F2 of precision 1 and recall 1/2 is (1 + 4) * 1/2 / (4 * 1 + 1/2) = 5/9.
     score = chrf(["a"], ["ab"])
     assert score.value == pytest.approx(100 * 5 / 9, rel=CLOSE, abs=0)
