@@ -54,9 +54,7 @@ class Checkpointer:
     ) -> None:
         self.model, self.step_fn, self.ema, self.tok = model, step_fn, ema, tok
         self.checkpoints = checkpoints
-        self.has_lora = bool(
-            lora.lora_layers(model)
-        )  # the saved model is merged, so LoRA weights are saved separately
+        self.has_lora = bool(lora.lora_layers(model))  # then the saved model is merged, and LoRA is saved apart
         self.base = fingerprint(model) if self.has_lora else None
 
     def save(self, state: TrainerState) -> None:

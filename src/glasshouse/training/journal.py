@@ -99,9 +99,7 @@ class Journal:
         >>> Journal(Path("metrics.jsonl")).entry('{"step": 3, "loss": "low"}')
         """
         try:
-            found = json.loads(
-                line, parse_constant=lambda _: None
-            )  # NaN and Infinity become null, as in our own lines
+            found = json.loads(line, parse_constant=lambda _: None)  # NaN and Infinity become null, as we write them
         except (ValueError, RecursionError):
             return None
         if not isinstance(found, dict) or type(step := found.get("step")) is not int or not 0 <= step < LAST_STEP:

@@ -68,12 +68,12 @@ def train(run: Run | str | Path, progress: ProgressReporter | bool = True) -> Re
     `ProgressReporter`; `progress=False` shows nothing. Ctrl-C, SIGTERM and SIGHUP save and raise `StoppedError`.
 
     >>> import tempfile, glasshouse as gh
-    >>> place = tempfile.mkdtemp()
-    >>> _ = Path(f"{place}/a.txt").write_text("to be or not to be, that is the question. " * 50)
+    >>> folder = tempfile.mkdtemp()
+    >>> _ = Path(f"{folder}/a.txt").write_text("to be or not to be, that is the question. " * 50)
     >>> table = {
     ...     "model": {"preset": "tiny-decoder"},
-    ...     "data": {"path": f"{place}/a.txt", "seq_len": 16, "vocab_size": 270},
-    ...     "train": {"steps": 3, "batch_tokens": 64, "out": f"{place}/run"},
+    ...     "data": {"path": f"{folder}/a.txt", "seq_len": 16, "vocab_size": 270},
+    ...     "train": {"steps": 3, "batch_tokens": 64, "out": f"{folder}/run"},
     ... }
     >>> result = train(Run.from_dict(table), progress=False)
     >>> {"checkpoints", "metrics.jsonl", "model", "samples.jsonl"} <= {path.name for path in result.folder.iterdir()}
@@ -207,9 +207,9 @@ class Trainer:
     def resume(self) -> None:
         """Load the newest intact checkpoint, if there is one."""
         if found := self.checkpointer.checkpoints.newest():
-            step, state, wrong = found
-            for sentence in wrong:
-                self.reporter.log(f"skipped a damaged checkpoint: {sentence}")
+            step, state, errors = found
+            for error in errors:
+                self.reporter.log(f"skipped a damaged checkpoint: {error}")
             self._restore(step, state)
             folder = self.checkpointer.checkpoints.folder(step)
             self.reporter.log(f"resuming from step {step} of {self.steps}, from {folder}")
@@ -224,11 +224,8 @@ class Trainer:
 
     def _restore(self, step: int, state: CheckpointData) -> None:
         self.state = self.checkpointer.restore(step, state)
-        grad_accum, initial_steps = (
-            self.run.train.grad_accum or self.state.grad_accum,
-            self.state.initial_steps or self.steps,
-        )
-        self.state = replace(self.state, grad_accum=grad_accum, initial_steps=initial_steps)
+        grad_accum = self.run.train.grad_accum or self.state.grad_accum
+        self.state = replace(self.state, grad_accum=grad_accum, initial_steps=self.state.initial_steps or self.steps)
 
     # Training
 

@@ -19,18 +19,11 @@ from glasshouse.layers.lora import LoRA
 from glasshouse.training.optimizer import AdamW, Optimizer
 from glasshouse.training.schedule import Cosine, Schedule
 
-# Settings that may change on resume: none changes the training trajectory, except when it stops early.
+# Settings that may change on resume: none changes the result of a step; train.patience only when the run stops.
 CHANGEABLE_ON_RESUME = {
-    *(
-        "train.out",
-        "train.keep_checkpoints",
-        "train.save_every",
-        "train.eval_every",
-        "train.eval_samples",
-        "train.patience",
-    ),
+    *("train.out", "train.keep_checkpoints", "train.save_every", "train.eval_every", "train.eval_samples"),
+    *("train.patience", "train.probes", "train.sample_prompts", "train.keep_snapshots"),
     *("train.device", "train.compile", "train.grad_accum", "train.workers", "train.on_nonfinite", "train.wandb"),
-    *("train.probes", "train.sample_prompts", "train.keep_snapshots"),
 }
 DEFAULT_STEPS = 1000  # if neither steps nor epochs are given
 DEFAULT_SCHEDULE = Cosine(warmup=100)  # a run of fewer steps warms up for a tenth of them
@@ -42,13 +35,9 @@ class Data:
     """Training and validation data."""
 
     path: tuple[str, ...] = ("stdlib",)  # files, folders, globs, a prepared folder or a built-in dataset
-    validation: tuple[
-        str, ...
-    ] = ()  # likewise; empty: a built-in dataset's own validation split, or a part of `path`
+    validation: tuple[str, ...] = ()  # likewise; empty: the built-in validation split, or a part of `path`
     val_fraction: float = 0.05  # of `path`, if it is split
-    kind: Literal["text", "pairs", "labelled", "tagged", "chat"] | None = (
-        None  # None: inferred from the model and the columns
-    )
+    kind: Literal["text", "pairs", "labelled", "tagged", "chat"] | None = None  # None: from the model and the columns
     columns: tuple[str, ...] = ()  # of jsonl, csv, tsv and parquet files
     separator: str | None = None  # between documents in a plain text file
     errors: Literal["strict", "replace"] = "strict"  # on invalid UTF-8: stop, or decode to U+FFFD
@@ -67,9 +56,7 @@ class Data:
 class Train(Settings):
     """Optimization, precision, evaluation and checkpoint settings."""
 
-    steps: int | None = (
-        None  # None: 1,000, or from `epochs`; can be raised on resume if no past learning rate changes
-    )
+    steps: int | None = None  # None: 1,000, or from `epochs`; can be raised on resume if no past lr changes
     epochs: float | None = None  # passes over the training data, instead of `steps`
     batch_tokens: int = 8192  # per step, over all micro-batches
     grad_accum: int = 0  # micro-batches per step (gradient accumulation); 0: as many as memory requires
@@ -97,9 +84,7 @@ class Train(Settings):
     probes: tuple[str, ...] | None = None  # computed at each checkpoint; None: all that apply to the model
     sample_prompts: int = 3  # validation prompts to sample from at each checkpoint; 0: none
     keep_snapshots: int = 12  # weights-only snapshots of deleted checkpoints, spread evenly over the run; 0: none
-    on_nonfinite: Literal["stop", "skip"] = (
-        "stop"  # on a NaN or infinite loss: stop, or roll back to the last checkpoint and skip the batch
-    )
+    on_nonfinite: Literal["stop", "skip"] = "stop"  # on a NaN or infinite loss: stop, or roll back and skip the batch
     wandb: bool = False
     out: str = ""  # run folder; "": runs/NAME
 
