@@ -86,15 +86,15 @@ def test_invalid_arguments_are_refused() -> None:
         lambda p, e: f1(p, e, average="macro"),
         lambda p, e: f1(p, e, average="micro"),
     ):
-        with pytest.raises(InputError, match="predicted and expected are empty"):
+        with pytest.raises(InputError, match="predictions and references are empty"):
             measure([], [])
-        with pytest.raises(InputError, match="predicted has 2 items and expected 1, but each"):
+        with pytest.raises(InputError, match="predictions has 2 items and references 1, but"):
             measure(["a", "b"], ["a"])
-        with pytest.raises(InputError, match=r"expected is a Tensor, but it must be a list; \.tolist\(\)"):
+        with pytest.raises(InputError, match=r"references is a Tensor, but it must be a list; call \.tolist\(\)"):
             measure([1, 2], torch.tensor([1, 2]))
-    with pytest.raises(InputError, match="texts and references are empty"):
+    with pytest.raises(InputError, match="predictions and references are empty"):
         exact_match([], [])
-    with pytest.raises(InputError, match="texts has 1 items and references 2"):
+    with pytest.raises(InputError, match="predictions has 1 items and references 2"):
         exact_match(["a"], ["a", "b"])
     with pytest.raises(InputError, match=r"references is one text, but it must be a list of texts; pass \[text\]"):
         exact_match(["y", "e", "s"], "yes")

@@ -75,7 +75,7 @@ def test_invalid_arguments_are_refused(measure: object) -> None:
         with pytest.raises(InputError, match="pass one list of texts or several"):
             measure(["a", "b"], references)
     for texts in ("ab", ["a", None]):
-        with pytest.raises(InputError, match="texts must be a list of texts, but is"):
+        with pytest.raises(InputError, match="predictions must be a list of texts, but is"):
             measure(texts, ["a", "b"])
     for translations in (["a", 7], None):
         with pytest.raises(InputError, match="list 2 of the references must be a list of texts"):

@@ -43,5 +43,5 @@ def test_weights_are_restored_after_an_exception() -> None:
 
 @pytest.mark.parametrize("decay", [-0.1, 1.0, float("nan")])
 def test_an_invalid_decay_is_refused(decay: float) -> None:
-    with pytest.raises(InputError, match="must be from 0 to below 1"):
+    with pytest.raises(InputError, match="must be at least 0 and below 1"):
         EMA(nn.Linear(1, 1), decay)

@@ -179,7 +179,7 @@ def test_lora_resumes_only_with_its_base_model(data_folder: Path) -> None:
     (data_folder / "base" / "model").rename(data_folder / "kept")
     gh.save(model, tok, data_folder / "base" / "model")
     newest = data_folder / "run" / "checkpoints" / "step-00000002"
-    with pytest.raises(StoreError, match=r"model\.from\) has changed since it began; restore the old one"):
+    with pytest.raises(StoreError, match=r"model\.from\) has changed since the run began; restore the old one"):
         train(Run.from_dict(settings))
     assert read(newest)
     (data_folder / "base").rename(data_folder / "changed")

@@ -11,7 +11,7 @@ from test_loop import table, weights
 import glasshouse as gh
 from glasshouse.errors import InputError, StoreError
 from glasshouse.training import Run, train
-from glasshouse.training.model_setup import wanted_kind
+from glasshouse.training.model_setup import data_kind
 
 # Where it writes
 
@@ -70,10 +70,10 @@ def test_a_recipe_sets_the_kind_of_data(recipe: str, path: str, kind: str | None
 def test_a_model_sets_the_kind_of_data() -> None:
     for name in gh.presets():
         s = gh.preset(name)
-        assert wanted_kind({"preset": name}, None) == ("pairs" if s.kind == "seq2seq" else None)
-    assert wanted_kind({"kind": "encoder", "head": {"kind": "sequence_classification"}}, None) == "labelled"
-    assert wanted_kind({"preset": "tiny-encoder", "head": "token_classification"}, None) == "tagged"
-    assert wanted_kind({"from": "x"}, gh.build(gh.preset("tiny-seq2seq"), device="meta")) == "pairs"
+        assert data_kind({"preset": name}, None) == ("pairs" if s.kind == "seq2seq" else None)
+    assert data_kind({"kind": "encoder", "head": {"kind": "sequence_classification"}}, None) == "labelled"
+    assert data_kind({"preset": "tiny-encoder", "head": "token_classification"}, None) == "tagged"
+    assert data_kind({"from": "x"}, gh.build(gh.preset("tiny-seq2seq"), device="meta")) == "pairs"
 
 
 def test_an_encoder_decoder_trains_on_two_columns_of_any_name(
