@@ -50,7 +50,7 @@ def test_the_split_of_text_is_the_same_whatever_the_tokenizer(texts: Texts, monk
     for size in (263, 400, 600):
         tok = gh.Tokenizer.train(texts=[ENGLISH[:50_000]], vocab_size=size)
         parts = texts(*sources, name=f"by-{size}", tokenizer=tok).split(0.3)
-        first, second = (tok.decode(part.read(0, part.n_tokens), special=False).encode() for part in parts)
+        first, second = (tok.decode(part.read(0, part.n_tokens), skip_special_tokens=True).encode() for part in parts)
         assert first + second == everything
         last = tok.decode_bytes(parts[0].read(parts[0].n_tokens - 1, parts[0].n_tokens))
         assert len(first) - len(last) < wanted <= len(first)

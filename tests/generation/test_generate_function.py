@@ -35,7 +35,7 @@ def test_streamed_is_returned_and_each_piece_is_whole(model: gh.models.Decoder, 
         settings = {"max_new_tokens": 40, "temperature": temperature, "seed": seed}
         (made,) = gh.generate(model, TOK, "to be", **settings)
         pieces = list(gh.stream(model, TOK, "to be", **settings))
-        assert "".join(pieces) == made.text == TOK.decode(made.ids, special=False)
+        assert "".join(pieces) == made.text == TOK.decode(made.ids, skip_special_tokens=True)
         # The bytes of a random model are mostly no UTF-8: a mark in a piece must be one of the whole text's.
         assert sum(piece.count("\ufffd") for piece in pieces) == made.text.count("\ufffd")
         assert len(made.ids) == len(made.logprobs) == 40

@@ -62,7 +62,7 @@ def seen_by_training(monkeypatch: pytest.MonkeyPatch, choice: Data, folder: Path
 
 def text_of(corpus: Corpus, tok: Tokenizer) -> str:
     items = (corpus.item(number)[: 1 if corpus.kind != "pairs" else 2] for number in range(len(corpus)))
-    return "\n".join(tok.decode(part, special=False) for item in items for part in item)
+    return "\n".join(tok.decode(part, skip_special_tokens=True) for item in items for part in item)
 
 
 @pytest.mark.parametrize("packed", [False, True])

@@ -97,7 +97,7 @@ def test_sources_are_answered(place: Path) -> None:
     longest = max(len(target) for _, target in pairs)
     for (source, target), sample in zip(pairs, found, strict=True):
         written = slowly(model, [end], {end}, 2 * longest + 1, [*source, end])
-        text = tok.decode(written, special=False)
+        text = tok.decode(written, skip_special_tokens=True)
         assert sample == {"prompt": tok.decode(source), "text": text, "wanted": tok.decode(target)}
         assert " ".join(sample["prompt"]) == sample["wanted"]  # as the pairs are made
 
@@ -114,7 +114,7 @@ def test_the_first_turn_of_a_conversation_is_answered(place: Path) -> None:
         assert sample["prompt"] == f"<|user|>{number}?<|end|><|assistant|>" == tok.decode(asked)
         most = 2 * len([*tok.encode(f"{number}!"), end]) + 1
         ends = {end, *result.model.spec.end_ids}
-        assert sample["text"] == tok.decode(slowly(model, list(asked), ends, most), special=False)
+        assert sample["text"] == tok.decode(slowly(model, list(asked), ends, most), skip_special_tokens=True)
 
 
 def test_what_is_hidden_is_filled_in(place: Path) -> None:

@@ -114,7 +114,7 @@ def evaluate(
             progress=progress,
         ) as corpus,
     ):
-        if kind is None and data and corpus.manifest.get("fields"):
+        if kind is None and data and corpus.manifest.get("columns"):
             print(f"the data are of kind {described(corpus)}", file=sys.stderr)
         itself = learned is not None and corpus is not tried and corpus.folder.resolve() == learned.folder.resolve()
         beside = gh.evaluation.baseline_bits(corpus, None if itself else learned) if baselines else {}
@@ -149,7 +149,7 @@ def _corpora(model: str) -> tuple[gh.data.Corpus, gh.data.Corpus] | tuple[None, 
 
 def described(corpus: gh.data.Corpus) -> str:
     """Return the kind of a corpus, and the columns that it was read from."""
-    fields = corpus.manifest.get("fields")
+    fields = corpus.manifest.get("columns")
     return f"{corpus.kind}, in the columns {escape_control(', '.join(fields))}" if fields else corpus.kind
 
 

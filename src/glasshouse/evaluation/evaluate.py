@@ -98,7 +98,7 @@ def evaluate(
     path: Source,
     *,
     kind: Kind | None = None,
-    fields: str | Iterable[str] = (),
+    columns: str | Iterable[str] = (),
     split: str = "validation",
     errors: Errors = "strict",
     seq_len: int | None = None,
@@ -146,7 +146,7 @@ def evaluate(
     model.eval()
     try:
         with opened(
-            path, tok, model.spec, kind=kind, fields=fields, split=split, errors=errors, progress=progress
+            path, tok, model.spec, kind=kind, columns=columns, split=split, errors=errors, progress=progress
         ) as corpus:
             samples = make_dataset(model.spec, corpus, batch_size=1, seq_len=seq_len)
             count = len(samples) if limit is None else min(limit, len(samples))
@@ -171,7 +171,7 @@ def opened(
     s: Spec | None = None,
     *,
     kind: Kind | None = None,
-    fields: str | Iterable[str] = (),
+    columns: str | Iterable[str] = (),
     split: str = "validation",
     errors: Errors = "strict",
     progress: ProgressCallback = no_progress,
@@ -200,7 +200,7 @@ def opened(
     if kind is None and s is not None and not is_builtin(paths):
         kind = required_kind(s)
     with tempfile.TemporaryDirectory() as folder:
-        yield prepare(paths, tok, folder, kind=kind, fields=fields, split=split, errors=errors, progress=progress)
+        yield prepare(paths, tok, folder, kind=kind, columns=columns, split=split, errors=errors, progress=progress)
 
 
 def _of_kind(corpus: Corpus, kind: Kind | None) -> Corpus:
@@ -367,7 +367,11 @@ class _Job:
         found = generate_requests(writer, self.tok, reads, options, n=self.n, max_len=self.room, progress=on_tokens)
         self.progress("writing", total, total)
         return [
-            self._example(self.tok.decode(read, special=roles), self.tok.decode(wanted, special=False), request)
+            self._example(
+                self.tok.decode(read, skip_special_tokens=not roles),
+                self.tok.decode(wanted, skip_special_tokens=True),
+                request,
+            )
             for (read, wanted), request in zip(turns, found, strict=True)
         ]
 

@@ -1,10 +1,10 @@
 """Limits on how much a tokenizer.json can expand a text, checked before any text is encoded.
 
 Three replacements of one character by a thousand others turn nine letters into gigabytes, and running out of memory
-in Rust ends the process. So every step gets a rate, the most characters that one character can become, and a constant,
-what it adds to a text of any length; both are upper bounds. Unicode normalization itself (at most 18 characters for
-one, by NFKD, however many such steps there are) is not counted; text from the file is therefore counted in its longest
-form, NFKD.
+in Rust ends the process. So every step gets a rate, the most characters that one character can become, and a
+constant, what it adds to a text of any length; both are upper bounds. Unicode normalization itself (at most 18
+characters for one, by NFKD, however many such steps there are) is not counted; text from the file is therefore
+counted in its longest form, NFKD.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 r"""Protection against regular expression denial of service (ReDoS) in a tokenizer.json.
 
 The tokenizers library runs a file's expressions in Oniguruma, which backtracks: `(a+)+$` takes exponential time on
-forty letters. So an expression is parsed first, and its steps on a text of a hundred characters are bounded from above.
-An unbounded quantifier may apply only to what matches in one way and counts as a hundred; two of them that fail
-together reach the limit. A search, which starts at every character, is then quadratic at worst.
+forty letters. So an expression is parsed first, and its steps on a text of a hundred characters are bounded from
+above. An unbounded quantifier may apply only to what matches in one way and counts as a hundred; two of them that
+fail together reach the limit. A search, which starts at every character, is then quadratic at worst.
 
 What cannot be bounded (back references, calls, conditions), and what Oniguruma might parse differently than this file
 does (comments, `(?x)`, a lone `]`), is refused.
@@ -52,7 +52,7 @@ def check_regex(expression: str) -> None:
     >>> check_regex("(a+)+$")
     Traceback (most recent call last):
     ...
-    glasshouse.errors.StoreError: the pattern '(a+)+$' repeats without limit what matches in several ways; find another.
+    glasshouse.errors.StoreError: the pattern '(a+)+$' repeats without end what matches in several ways; find another.
     """
     _read(expression)
 
@@ -173,7 +173,7 @@ class _Reader:
         empty = cost.empty or low == 0 or more == 1
         if high is None:
             if cost.ways > 1:
-                _refuse(self.expression, "repeats without limit what matches in several ways")
+                _refuse(self.expression, "repeats without end what matches in several ways")
             return _Cost(UNBOUNDED + low, 1 if cost.character else 1 + low, low == 0, empty=empty)
         if cost.character:
             return _Cost(min(UNBOUNDED, high - low + 1 + more), 1, low == 0, empty=empty)

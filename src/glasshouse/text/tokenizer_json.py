@@ -126,7 +126,7 @@ def hide_special_tokens(tokenizer_json: JsonDict, special: set[str]) -> JsonDict
     model, added = dict(tokenizer_json["model"]), tokenizer_json.get("added_tokens") or []
     vocab = model["vocab"]
     pieces = vocab if isinstance(vocab, dict) else {piece for piece, _ in vocab}
-    # A single character, or a byte-fallback token, cannot be encoded otherwise: hidden, it would be lost from the text.
+    # A single character, or a byte-fallback token, cannot be encoded otherwise: hidden, it would be lost.
     hidden = {
         token for token in special.intersection(pieces) if len(token) > 1 and not BYTE_FALLBACK.fullmatch(token)
     }

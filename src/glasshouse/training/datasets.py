@@ -103,7 +103,7 @@ def _tokenizer(choice: Data, folder: Path, known: Tokenizer | None, progress: Pr
 def _texts(choice: Data, progress: ProgressCallback) -> Iterator[str | bytes]:
     """Yield all that will be learned from, as text."""
     feed = open_reader(
-        choice.path, kind=choice.kind, fields=choice.columns, separator=choice.separator, errors=choice.errors
+        choice.path, kind=choice.kind, columns=choice.columns, separator=choice.separator, errors=choice.errors
     )
     for entry in _learned(feed, choice, progress):
         if isinstance(entry, Chunk):
@@ -165,7 +165,7 @@ def _corpus(
         tok,
         folder,
         kind=choice.kind,
-        fields=choice.columns,
+        columns=choice.columns,
         split=split,
         separator=choice.separator,
         errors=choice.errors,

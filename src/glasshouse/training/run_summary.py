@@ -51,7 +51,7 @@ def describe(trainer: Trainer) -> list[str]:
     learning = sum(weight.numel() for weight in weights if weight.requires_grad)
     parts = "" if learning == total else f", of which {learning:,} are trained"
     source = f", from {run.model['from']}" if "from" in run.model else ""
-    fields = ", ".join(material.train.manifest.get("fields", ()))
+    fields = ", ".join(material.train.manifest.get("columns", ()))
     kind = material.train.kind + (f" (columns {fields})" if fields else "")
     left_out = getattr(trainer.samples, "n_too_long", 0)
     longer = f"; {left_out:,} longer than data.seq_len are left out" if left_out else ""

@@ -70,7 +70,7 @@ class TextPrompts:
         """Return the beginnings, and how each goes on."""
         written = _write(model, self.tok, self.prompts, NEW, TEMPERATURE, {self.end})
         return [
-            {"prompt": self.tok.decode(prompt, special=False), "text": text}
+            {"prompt": self.tok.decode(prompt, skip_special_tokens=True), "text": text}
             for prompt, text in zip(self.prompts, written, strict=True)
         ]
 
@@ -97,9 +97,9 @@ class SourcePrompts:
         written = _write(model, self.tok, [read for read, _ in self.asked], self.most, 0.0, self.ends)
         return [
             {
-                "prompt": self.tok.decode(read, special=self.roles),
+                "prompt": self.tok.decode(read, skip_special_tokens=not self.roles),
                 "text": text,
-                "reference": self.tok.decode(wanted, special=False),
+                "reference": self.tok.decode(wanted, skip_special_tokens=True),
             }
             for (read, wanted), text in zip(self.asked, written, strict=True)
         ]

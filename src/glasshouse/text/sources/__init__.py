@@ -1,6 +1,6 @@
 """Streams documents from text files, with one chunk of one document in memory at a time.
 
-Plain text, JSON Lines, CSV, TSV and Parquet, all but the last also compressed with gzip or zstd; files, folders, globs.
+Plain text, JSON Lines, CSV, TSV and Parquet, all but the last also compressed with gzip or zstd.
 """
 
 from __future__ import annotations
