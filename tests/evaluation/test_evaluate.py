@@ -309,7 +309,7 @@ def test_all_items_count_unless_told(translator: Any, tok: gh.Tokenizer, tmp_pat
 
 
 def test_answers_by_a_search(translator: Any, tok: gh.Tokenizer, tmp_path: Path) -> None:  # noqa: ANN401
-    report = gh.evaluate(translator, tok, write_pairs(tmp_path / "a.tsv", PAIRS), kind="pairs", beams=3, n=2)
+    report = gh.evaluate(translator, tok, write_pairs(tmp_path / "a.tsv", PAIRS), kind="pairs", beams=3, n_best=2)
     end = tok.special_id("eos")
     for example in report.examples:
         source = [*tok.encode(example.input), end]

@@ -16,7 +16,7 @@ class Dataset(Protocol):
     """A map-style dataset: sample k is a pure function of the seed and k."""
 
     def __len__(self) -> int:
-        """Number of samples in an epoch."""
+        """Return the number of samples in an epoch."""
         ...
 
     def batch(self, indices: Sequence[int]) -> Batch:

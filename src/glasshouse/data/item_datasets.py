@@ -50,7 +50,7 @@ class _BucketedDataset(ABC):
         self.pad = 0 if pad is None else pad  # padding is masked by lengths, so any id will do
 
     def __len__(self) -> int:
-        """Number of samples in an epoch."""
+        """Return the number of samples in an epoch."""
         return self.order.n
 
     def items(self, indices: Sequence[int]) -> list[int]:

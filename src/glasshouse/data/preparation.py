@@ -145,8 +145,8 @@ def _rejoin_chunks(
                 yield previous
             elif len(previous.text) + len(entry.text) > MAX_CHUNK_BYTES:
                 warnings.warn(
-                    f"a text in {names[entry.file_index]!r} is longer than the chunk limit of {MAX_CHUNK_BYTES} bytes: "
-                    "tokens at chunk boundaries may differ from those of the whole; split it with a separator.",
+                    f"a text in {names[entry.file_index]!r} is longer than the limit of {MAX_CHUNK_BYTES} bytes per "
+                    "chunk: tokens at chunk boundaries may differ from the whole text's; split it with a separator.",
                     stacklevel=2,
                 )
                 yield previous

@@ -56,7 +56,7 @@ class CausalLMDataset:
         self.order = Shuffled(corpus.n_tokens // seq_len, seed)
 
     def __len__(self) -> int:
-        """Number of samples in an epoch."""
+        """Return the number of samples in an epoch."""
         return self.order.n
 
     def offsets(self, indices: Sequence[int]) -> list[int]:
@@ -127,7 +127,7 @@ class MaskedLMDataset:
         self.ordinary = np.array(sorted(set(corpus.tokenizer.ids) - corpus.tokenizer.special_ids), np.int64)
 
     def __len__(self) -> int:
-        """Number of samples in an epoch."""
+        """Return the number of samples in an epoch."""
         return len(self.text)
 
     def batch(self, indices: Sequence[int]) -> Batch:

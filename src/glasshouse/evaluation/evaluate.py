@@ -106,7 +106,7 @@ def evaluate(
     limit: int | None = None,
     generate: int | None = None,
     beams: int = 1,
-    n: int = 1,
+    n_best: int = 1,
     device: torch.device | str | None = None,
     progress: ProgressCallback = no_progress,
 ) -> Report:
@@ -138,8 +138,8 @@ def evaluate(
     if generate:
         check_count("written", generate)
     check_count("beams", beams)
-    if check_count("n", n) > beams:
-        raise InputError(f"n is {n}, but a search of {beams} beams finds no more than these; raise beams.")
+    if check_count("n_best", n_best) > beams:
+        raise InputError(f"n_best is {n_best}, but a search of {beams} beams finds no more than these; raise beams.")
     if device is not None:
         model.to(machine.resolve(device))
     was_training = model.training
@@ -151,7 +151,7 @@ def evaluate(
             samples = make_dataset(model.spec, corpus, batch_size=1, seq_len=seq_len)
             count = len(samples) if limit is None else min(limit, len(samples))
             answers = count if generate is None else min(generate, count)
-            job = _Job(model, tok, corpus, seq_len, batch_size, count, answers, beams, n, progress)
+            job = _Job(model, tok, corpus, seq_len, batch_size, count, answers, beams, n_best, progress)
             report = job.ask(samples)
             return replace(
                 report,
