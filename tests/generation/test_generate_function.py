@@ -160,7 +160,7 @@ def test_without_room_a_search_finds_the_empty_text_alone(model: gh.models.Decod
     ("prompts", "settings", "sentence"),
     [
         ("", {}, "the prompt is empty, and the model has no start_id"),
-        ("\ud800", {}, "the text holds half a character at 0"),
+        ("\ud800", {}, "the text has a lone surrogate at index 0"),
         ("to be " * 40, {}, "but max_len is 64; shorten it"),
         ([1, 2, 3], {}, "prompts is a list of ids that begins with 1; put it in a list"),
         ("to", {"n": 2}, "without a temperature or beams all samples are the same"),

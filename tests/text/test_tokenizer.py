@@ -395,7 +395,7 @@ def test_ids_that_are_none_are_refused(ids: Any) -> None:  # noqa: ANN401
         (None, "the text is of type NoneType"),
         (["a"], "the text is of type list"),
         (b"ab\xff", "not UTF-8 at byte 2"),
-        ("ab\ud800", "half a character at 2"),
+        ("ab\ud800", "a lone surrogate at index 2"),
     ],
 )
 def test_texts_that_are_none_are_refused(text: Any, sentence: str) -> None:  # noqa: ANN401
