@@ -168,7 +168,7 @@ def test_memory_has_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(baselines, "MOST", 3)
     model = trained(1, [b"aaaa" * 100, b"ab"])  # begin-a, aa, ab
     before = model.bits(b"ab")
-    with pytest.raises(InputError, match="more than 3 different runs of 2 bytes; train on less"):
+    with pytest.raises(InputError, match="more than 3 distinct runs of 2 bytes; train on less"):
         model.train([b"ac"])
     assert model.bits(b"ab") == before
 
@@ -186,5 +186,5 @@ def test_what_cannot_be_is_one_sentence() -> None:
         ByteModel(1).bits(b"")
     with pytest.raises(InputError, match="type str, but it must be bytes"):
         ByteModel(1).bits("text")  # type: ignore[arg-type]
-    with pytest.raises(InputError, match=r"texts is one bytes, but it must be several texts; pass \[text\]"):
+    with pytest.raises(InputError, match=r"texts is one bytes, but it must be a list of texts; pass \[text\]"):
         ByteModel(1).train(b"text")  # type: ignore[arg-type]

@@ -402,7 +402,7 @@ def test_it_does_not_matter_how_data_are_named(
     assert all(report == reports[0] for report in reports)
     assert model.training
     assert list((tmp_path / "scratch").iterdir()) == []
-    assert {stage for stage, _, _ in stages} == {"tokenizing", "measuring", "writing"}
+    assert {stage for stage, _, _ in stages} == {"tokenizing", "evaluating", "generating"}
     assert all(done <= total for _, done, total in stages)
 
 
@@ -418,13 +418,16 @@ def test_a_part_of_a_builtin_set(tok: gh.Tokenizer) -> None:
     ("settings", "said"),
     [
         ({"kind": "pairs"}, "kind is 'pairs', but the corpus is of kind text"),
-        ({"length": 100}, "length is 100, but the model has positions for 64"),
-        ({"length": 60}, "the corpus has 19 tokens"),
-        ({"rows": 0, "length": 8}, "rows is 0"),
-        ({"limit": 0, "length": 8}, "limit is 0"),
-        ({"written": -1, "length": 8}, "written is -1"),
-        ({"beams": 0, "length": 8}, "beams is 0"),
-        ({"beams": 2, "n": 3, "length": 8}, "n is 3, but a search of 2 beams finds no more than these; raise beams"),
+        ({"seq_len": 100}, "seq_len is 100, but the model has positions for 64"),
+        ({"seq_len": 60}, "the corpus has 19 tokens"),
+        ({"batch_size": 0, "seq_len": 8}, "batch_size is 0"),
+        ({"limit": 0, "seq_len": 8}, "limit is 0"),
+        ({"generate": -1, "seq_len": 8}, "generate is -1"),
+        ({"beams": 0, "seq_len": 8}, "beams is 0"),
+        (
+            {"beams": 2, "n_best": 3, "seq_len": 8},
+            "n_best is 3, but a beam search of width 2 finds no more than 2; raise beams",
+        ),
     ],
 )
 def test_settings_that_do_not_fit(settings: dict[str, Any], said: str, tok: gh.Tokenizer, tmp_path: Path) -> None:
@@ -441,7 +444,7 @@ def test_data_and_models_that_do_not_fit(tok: gh.Tokenizer, tmp_path: Path) -> N
     with pytest.raises(InputError, match="264 tokens, but vocab_size is 263"):
         gh.evaluate(decoder, other, corpus)
     bigger = make("tiny-decoder", vocab_size=264)
-    with pytest.raises(InputError, match="made by another tokenizer"):
+    with pytest.raises(InputError, match="tokenized by another tokenizer"):
         gh.evaluate(bigger, other, corpus)
     with pytest.raises(StoreError, match="made by another tokenizer"):
         gh.evaluate(bigger, other, tmp_path / "ids")
@@ -452,7 +455,7 @@ def test_data_and_models_that_do_not_fit(tok: gh.Tokenizer, tmp_path: Path) -> N
     stages = []
     with pytest.raises(InputError, match="no start_id"):
         gh.evaluate(make("tiny-seq2seq"), tok, "dates", limit=2, progress=lambda stage, *_: stages.append(stage))
-    assert "measuring" not in stages  # which would have been in vain
+    assert "evaluating" not in stages  # which would have been in vain
 
 
 # Baselines.

@@ -104,5 +104,5 @@ def test_what_cannot_be_is_one_sentence() -> None:
         perplexity(-0.5)
     with pytest.raises(InputError, match=r"total_loss_in_nats is -0\.5, but"):
         bits_per_byte(-0.5, n_bytes=1)
-    with pytest.raises(InputError, match="n_bytes is 0, but bits a byte need a byte"):
+    with pytest.raises(InputError, match="n_bytes is 0, but bits per byte need at least one byte"):
         bits_per_byte(1.0, n_bytes=0)

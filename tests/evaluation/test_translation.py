@@ -64,7 +64,7 @@ def test_beside_sacrebleu(drawn: list[tuple[str, str, str]]) -> None:
 @pytest.mark.parametrize("measure", [bleu, chrf])
 def test_what_cannot_be_is_one_sentence(measure: object) -> None:
     assert callable(measure)
-    with pytest.raises(InputError, match="texts are empty, and there is nothing to measure"):
+    with pytest.raises(InputError, match="predictions are empty; pass at least one"):
         measure([], [])
     for references, where, held in (([], 1, 0), (["a"], 1, 1), ([["a", "b"], ["a"]], 2, 1), (["a", "b", "c"], 1, 3)):
         with pytest.raises(InputError, match=f"list {where} of the references holds {held} for 2 texts, but each"):

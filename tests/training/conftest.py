@@ -12,7 +12,7 @@ from glasshouse.training import plots
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Path:
+def data_folder(tmp_path: Path) -> Path:
     """A folder with data."""
     write_data(tmp_path)
     return tmp_path

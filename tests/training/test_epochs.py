@@ -16,10 +16,10 @@ from glasshouse.training import Run
 MODEL = {"preset": "tiny-decoder", "n_layers": 1}
 
 
-def table(place: Path, **train: object) -> dict[str, object]:
-    (place / "a.txt").write_text("to be or not to be, that is the question whether it is nobler. " * 60)
-    data = {"path": [str(place / "a.txt")], "vocab_size": 280, "length": 16}
-    return {"model": MODEL, "data": data, "train": {"batch_tokens": 64, "out": str(place / "run"), **train}}
+def table(data_folder: Path, **train: object) -> dict[str, object]:
+    (data_folder / "a.txt").write_text("to be or not to be, that is the question whether it is nobler. " * 60)
+    data = {"path": [str(data_folder / "a.txt")], "vocab_size": 280, "seq_len": 16}
+    return {"model": MODEL, "data": data, "train": {"batch_tokens": 64, "out": str(data_folder / "run"), **train}}
 
 
 def test_epochs_are_counted_over_the_training_data(tmp_path: Path) -> None:
@@ -41,11 +41,11 @@ def test_epochs_are_counted_over_the_training_data(tmp_path: Path) -> None:
 
 def test_a_warmup_longer_than_the_epochs_becomes_a_tenth(tmp_path: Path) -> None:
     train = Run.from_dict(table(tmp_path, epochs=3, schedule={"kind": "cosine", "warmup": 5000})).train
-    steps, schedule = train.planned(samples=100, batch_size=10)
+    steps, schedule = train.planned(sample_prompts=100, batch_size=10)
     assert (steps, schedule.warmup) == (30, 3)
     assert Run.from_dict(table(tmp_path, epochs=100)).train.planned(100, 4)[1].warmup == 100
     kept = Run.from_dict(table(tmp_path, epochs=3, schedule={"kind": "cosine", "warmup": 20})).train
-    assert kept.planned(samples=100, batch_size=10)[1].warmup == 20
+    assert kept.planned(sample_prompts=100, batch_size=10)[1].warmup == 20
 
 
 def test_one_of_steps_and_epochs_replaces_the_other() -> None:

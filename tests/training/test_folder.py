@@ -36,7 +36,7 @@ with suppress(ImportError):
 torch.set_num_threads(1)
 from glasshouse import device
 from glasshouse.training import Run, plots, trackers, train
-from glasshouse.training.progress import Silent
+from glasshouse.training.progress import SilentReporter
 
 device.measure_peak_flops, plots.draw, trackers.Trackers._open = (lambda *_, **__: 1e12), (lambda *_: []), (lambda *_: None)
 WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT
@@ -75,8 +75,8 @@ def work(settings, delay, event, how, others):
         event = None
     events, began = Events(settings["train"]["out"], event, how), time.monotonic()
 
-    class Waits(Silent):
-        def step(self, step, *_):
+    class Waits(SilentReporter):
+        def on_step_end(self, step, *_):
             if step == 1:
                 events.on, events.took = False, time.monotonic() - began
                 end = time.monotonic() + 60
@@ -84,7 +84,7 @@ def work(settings, delay, event, how, others):
                     time.sleep(0.01)
 
     try:
-        train(Run.parse(settings), Waits())
+        train(Run.from_dict(settings), Waits())
         return {"code": 0, "events": events.count, "took": events.took}
     except (ValueError, OSError) as error:
         return {"code": 1, "said": str(error), "type": type(error).__name__}
@@ -114,11 +114,11 @@ Process = tuple[dict[str, Any], float, float | None, str]
 class Forks:
     """Runs rounds of processes, one round after another."""
 
-    def __init__(self, place: Path) -> None:
-        self.place = place
-        write_data(place)
-        (place / "marks").mkdir()
-        command = [sys.executable, "-c", FORKS, str(place / "marks")]
+    def __init__(self, data_folder: Path) -> None:
+        self.data_folder = data_folder
+        write_data(data_folder)
+        (data_folder / "marks").mkdir()
+        command = [sys.executable, "-c", FORKS, str(data_folder / "marks")]
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
     def __call__(self, *processes: Process) -> list[dict[str, Any]]:
@@ -131,11 +131,11 @@ class Forks:
 
     def train(self, out: str, vocab_size: int = 270, event: float | None = None, how: str = "kill") -> dict[str, Any]:
         """Train in a process of its own."""
-        return self((brief(self.place, out, vocab_size), 0.0, event, how))[0]
+        return self((brief(self.data_folder, out, vocab_size), 0.0, event, how))[0]
 
     def made(self, out: str) -> tuple[dict[str, bytes], dict[int, float]]:
         """Return what a run has made: its files, and its losses."""
-        return contents(self.place / out), losses(self.place, out)
+        return contents(self.data_folder / out), losses(self.data_folder, out)
 
     @cached_property
     def counted(self) -> dict[int, dict[str, Any]]:
@@ -156,16 +156,23 @@ def forks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forks]:
     forks.process.wait()
 
 
-def brief(place: Path, out: str, vocab_size: int = 270, **choices: Any) -> dict[str, Any]:  # noqa: ANN401
-    few = {"steps": 3, "save_every": 1, "eval_every": 3, "probes": [], "samples": 0, "history": 1}
-    settings = table(place, out=out, **few, **choices)
+def brief(data_folder: Path, out: str, vocab_size: int = 270, **choices: Any) -> dict[str, Any]:  # noqa: ANN401
+    few = {"steps": 3, "save_every": 1, "eval_every": 3, "probes": [], "sample_prompts": 0, "keep_snapshots": 1}
+    settings = table(data_folder, out=out, **few, **choices)
     settings["data"]["vocab_size"] = vocab_size
     return settings
 
 
 def contents(folder: Path) -> dict[str, bytes]:
     """All that a run has made, but for what says when and where, and what a death leaves that nobody reads."""
-    unlike = ("run.toml", "metrics.jsonl", "training.json", "training.safetensors", ".lock", "progress.json")
+    unlike = (
+        "run.toml",
+        "metrics.jsonl",
+        "training_state.json",
+        "training_state.safetensors",
+        ".lock",
+        "progress.json",
+    )
     paths = (path for path in sorted(folder.rglob("*")) if path.is_file() and path.name not in unlike)
     return {str(path.relative_to(folder)): path.read_bytes() for path in paths}
 
@@ -178,21 +185,21 @@ def stamps(folder: Path) -> dict[str, tuple[int, bytes]]:
 # One process at a time
 
 
-def test_a_second_process_changes_nothing(place: Path) -> None:
+def test_a_second_process_changes_nothing(data_folder: Path) -> None:
     """With other settings and before the first checkpoint, when a folder could still be begun anew."""
-    other = table(place)
+    other = table(data_folder)
     other["data"]["vocab_size"] = 300
 
     def again() -> None:
-        before = stamps(place / "run")
-        for settings in (table(place), other):
+        before = stamps(data_folder / "run")
+        for settings in (table(data_folder), other):
             with pytest.raises(StoreError, match="another process is training in"):
                 train(Run.from_dict(settings))
-        assert stamps(place / "run") == before
+        assert stamps(data_folder / "run") == before
 
-    train(Run.from_dict(table(place, history=0, steps=2)), Told(1, again))
-    assert sorted(losses(place)) == [1, 2]
-    assert len(gh.Tokenizer.load(place / "run" / "tokenizer")) == 270
+    train(Run.from_dict(table(data_folder, keep_snapshots=0, steps=2)), Told(1, again))
+    assert sorted(losses(data_folder)) == [1, 2]
+    assert len(gh.Tokenizer.load(data_folder / "run" / "tokenizer")) == 270
 
 
 def check_races(forks: Forks, rounds: int) -> None:
@@ -203,13 +210,13 @@ def check_races(forks: Forks, rounds: int) -> None:
         sizes = chance.choice([(270, 270), (270, 275), (275, 270)])
         delays = chance.choice([(0.0, 0.0), (0.0, chance.uniform(0, 0.1)), (0.0, chance.uniform(0, 1.0))])
         two = zip(sizes, delays, strict=True)
-        results = forks(*((brief(forks.place, out, size), delay, None, "") for size, delay in two))
+        results = forks(*((brief(forks.data_folder, out, size), delay, None, "") for size, delay in two))
         assert sorted(one["code"] for one in results) == [0, 1], results
         winner = [one["code"] for one in results].index(0)
-        said = f"another process is training in {str(forks.place / out)!r}; wait for it."
+        said = f"another process is training in {str(forks.data_folder / out)!r}; wait for it."
         assert results[1 - winner] == {"code": 1, "said": said, "type": "StoreError"}
         assert forks.made(out) == forks.alone[sizes[winner]]
-        assert config.read(forks.place / out / "run.toml")["data"]["vocab_size"] == sizes[winner]
+        assert config.read(forks.data_folder / out / "run.toml")["data"]["vocab_size"] == sizes[winner]
 
 
 def test_two_processes_at_random_moments(forks: Forks) -> None:
@@ -237,25 +244,25 @@ def test_a_lock_held_for_a_moment_is_waited_for(tmp_path: Path) -> None:
     assert entered.is_set()
 
 
-def test_a_lock_that_is_a_folder_is_one_sentence(place: Path) -> None:
-    (place / "run" / ".lock").mkdir(parents=True)
+def test_a_lock_that_is_a_folder_is_one_sentence(data_folder: Path) -> None:
+    (data_folder / "run" / ".lock").mkdir(parents=True)
     with pytest.raises(StoreError, match=r"\.lock' is a folder, but must be a file"):
-        train(Run.from_dict(table(place)))
+        train(Run.from_dict(table(data_folder)))
 
 
-def test_what_is_in_the_way_of_the_model_is_said_before_training(place: Path) -> None:
-    settings = table(place, steps=1)
+def test_what_is_in_the_way_of_the_model_is_said_before_training(data_folder: Path) -> None:
+    settings = table(data_folder, steps=1)
     train(Run.from_dict(settings))
-    (place / "run" / "model" / "notes.txt").write_text("by hand")
-    before = stamps(place / "run")
+    (data_folder / "run" / "model" / "notes.txt").write_text("by hand")
+    before = stamps(data_folder / "run")
     with pytest.raises(StoreError, match=r"model' holds 'notes\.txt', which would be lost; move it away"):
         train(Run.from_dict(settings))
-    assert stamps(place / "run") == before
-    (place / "other" / "model").mkdir(parents=True)
-    (place / "other" / "run.toml").write_bytes((place / "run" / "run.toml").read_bytes())
-    (place / "other" / "adapter").write_text("a file")
-    settings = table(place, steps=1, out="other", lora={"rank": 1})
-    settings["model"] = {"from": str(place / "run" / "checkpoints" / "step-00000001")}
+    assert stamps(data_folder / "run") == before
+    (data_folder / "other" / "model").mkdir(parents=True)
+    (data_folder / "other" / "run.toml").write_bytes((data_folder / "run" / "run.toml").read_bytes())
+    (data_folder / "other" / "adapter").write_text("a file")
+    settings = table(data_folder, steps=1, out="other", lora={"rank": 1})
+    settings["model"] = {"from": str(data_folder / "run" / "checkpoints" / "step-00000001")}
     with pytest.raises(StoreError, match="adapter' is a file"):
         train(Run.from_dict(settings))
 
@@ -295,23 +302,25 @@ def test_killed_or_out_of_disk_at_every_write_while_it_prepares(how: str, forks:
     check_deaths(forks, how)
 
 
-def test_half_a_tokenizer_is_made_again(place: Path) -> None:
+def test_half_a_tokenizer_is_made_again(data_folder: Path) -> None:
     """As earlier versions left it where they were killed while they wrote it."""
-    settings = table(place, steps=1)
+    settings = table(data_folder, steps=1)
     train(Run.from_dict(settings))
-    expected = contents(place / "run" / "tokenizer")
-    for name in ("checkpoints", "data", "history", "model"):
-        (place / "run" / name).rename(place / name)
-    (place / "run" / "tokenizer" / "tokenizer.json").rename(place / "run" / "tokenizer" / ".tokenizer.json.new")
+    expected = contents(data_folder / "run" / "tokenizer")
+    for name in ("checkpoints", "data", "snapshots", "model"):
+        (data_folder / "run" / name).rename(data_folder / name)
+    (data_folder / "run" / "tokenizer" / "tokenizer.json").rename(
+        data_folder / "run" / "tokenizer" / ".tokenizer.json.new"
+    )
     train(Run.from_dict(settings))
-    assert contents(place / "run" / "tokenizer") == expected
+    assert contents(data_folder / "run" / "tokenizer") == expected
 
 
-def test_killed_while_it_forgets_what_other_settings_made(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_killed_while_it_forgets_what_other_settings_made(data_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Before the first checkpoint a run may begin anew, and is given its old settings again after all."""
-    settings = table(place, steps=1)
+    settings = table(data_folder, steps=1)
     train(Run.from_dict(settings))
-    (place / "run" / "checkpoints").rename(place / "checkpoints")
+    (data_folder / "run" / "checkpoints").rename(data_folder / "checkpoints")
     real = shutil.rmtree
 
     def rmtree(path: Path, **rest: Any) -> None:  # noqa: ANN401
@@ -321,23 +330,23 @@ def test_killed_while_it_forgets_what_other_settings_made(place: Path, monkeypat
         real(path, **rest)
 
     monkeypatch.setattr(shutil, "rmtree", rmtree)
-    other = table(place, steps=1)
+    other = table(data_folder, steps=1)
     other["data"]["vocab_size"] = 275
     with pytest.raises(KeyboardInterrupt):
         train(Run.from_dict(other))
     monkeypatch.undo()
     train(Run.from_dict(settings))
-    assert len(gh.Tokenizer.load(place / "run" / "tokenizer")) == 270
+    assert len(gh.Tokenizer.load(data_folder / "run" / "tokenizer")) == 270
 
 
-def test_a_folder_that_holds_only_what_a_killed_start_left_is_taken(place: Path) -> None:
-    (place / "run").mkdir()
-    (place / "run" / ".lock").touch()
-    (place / "run" / ".run.toml.new").write_text("[mod")
-    train(Run.from_dict(table(place, steps=1)))
-    (place / "other").mkdir()
-    (place / "other" / ".run.toml.new").touch()
-    (place / "other" / "thesis.txt").touch()
-    with pytest.raises(InputError, match="no run"):
-        train(Run.from_dict(table(place, out="other")))
-    assert not (place / "other" / ".lock").exists()
+def test_a_folder_that_holds_only_what_a_killed_start_left_is_taken(data_folder: Path) -> None:
+    (data_folder / "run").mkdir()
+    (data_folder / "run" / ".lock").touch()
+    (data_folder / "run" / ".run.toml.new").write_text("[mod")
+    train(Run.from_dict(table(data_folder, steps=1)))
+    (data_folder / "other").mkdir()
+    (data_folder / "other" / ".run.toml.new").touch()
+    (data_folder / "other" / "thesis.txt").touch()
+    with pytest.raises(InputError, match="not a run folder"):
+        train(Run.from_dict(table(data_folder, out="other")))
+    assert not (data_folder / "other" / ".lock").exists()

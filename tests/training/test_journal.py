@@ -40,9 +40,11 @@ def test_a_journal_that_is_not_there_yet(tmp_path: Path) -> None:
 
 
 SOUND: dict[str, dict[str, Any]] = {
-    "metrics.jsonl": {"loss": 2.5, "norm": None, "targets": 96},
-    "probes.jsonl": {"entropy": [[0.5, None], [1, 2.0]], "lens": [4.0, None, 3]},
-    "samples.jsonl": {"samples": [{"prompt": "to\ud800", "text": "é\n"}, {"prompt": "", "text": "", "wanted": "be"}]},
+    "metrics.jsonl": {"loss": 2.5, "grad_norm": None, "n_targets": 96},
+    "probes.jsonl": {"entropy": [[0.5, None], [1, 2.0]], "logit_lens": [4.0, None, 3]},
+    "samples.jsonl": {
+        "samples": [{"prompt": "to\ud800", "text": "é\n"}, {"prompt": "", "text": "", "reference": "be"}]
+    },
 }
 
 

@@ -1,4 +1,4 @@
-"""Each place where a number can stop being one, planted and found."""
+"""Each data_folder where a number can stop being one, planted and found."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_what_is_planted_is_found(kind: str) -> None:
     whole = block.feedforward.layer
 
     block.feedforward.layer = Spoiled(whole, forwards=True)
-    assert locate_nonfinite(model, given) == f"what the module {name}.blocks.1.feedforward.layer gives"
+    assert locate_nonfinite(model, given) == f"the output of module {name}.blocks.1.feedforward.layer"
     block.feedforward.layer = Spoiled(whole, forwards=False)
     assert locate_nonfinite(model, given).startswith(f"the gradient of {name}.blocks.1.feedforward.layer.layer.down.")
     block.feedforward.layer = whole

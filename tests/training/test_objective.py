@@ -1,4 +1,4 @@
-"""The objective against cross-entropies written out, place by place, for every kind of batch."""
+"""The objective against cross-entropies written out, data_folder by data_folder, for every kind of batch."""
 
 from __future__ import annotations
 

@@ -272,7 +272,7 @@ def matrices(draw: st.DrawFn) -> tuple[Tensor, int]:
 def move_of(gradient: Tensor) -> Tensor:
     """Return what a first step of Muon takes away from a matrix of zeros, at a rate of 1, before its scale."""
     weight = nn.Parameter(torch.zeros_like(gradient))
-    group = {"params": [weight], "kind": "muon", "lr": 1.0, "momentum": 0.95, "weight_decay": 0.0, "steps": 5}
+    group = {"params": [weight], "kind": "muon", "lr": 1.0, "momentum": 0.95, "weight_decay": 0.0, "ns_steps": 5}
     weight.grad = gradient
     MuonAdamW([group]).step()
     rows, columns = gradient.shape
@@ -422,7 +422,7 @@ def test_muon_is_torchs(monkeypatch: pytest.MonkeyPatch, shape: tuple[int, int])
     ours, theirs = nn.Parameter(torch.randn(shape, dtype=torch.float64)), nn.Parameter(torch.empty(0))
     theirs.data = ours.detach().clone()
     settings = {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.3}
-    one = MuonAdamW([{"params": [ours], "kind": "muon", "steps": 5, **settings}])
+    one = MuonAdamW([{"params": [ours], "kind": "muon", "ns_steps": 5, **settings}])
     two = torch.optim.Muon([theirs], **settings, adjust_lr_fn="original")
     for _ in range(5):
         ours.grad = torch.randn(shape, dtype=torch.float64)
@@ -540,8 +540,8 @@ def test_a_small_problem_is_learned(choice: Optimizer) -> None:
         *[(Muon, "momentum", bad) for bad in (-0.1, 1.0, math.nan)],
         *[(kind, "weight_decay", bad) for kind in (AdamW, Muon) for bad in (-0.1, math.inf, math.nan)],
         *[(Muon, "lr", bad) for bad in (0.0, -1.0, math.inf, math.nan)],
-        *[(Muon, "steps", bad) for bad in (0, -1, 2.5)],
-        (Muon, "rest", "sgd"),
+        *[(Muon, "ns_steps", bad) for bad in (0, -1, 2.5)],
+        (Muon, "adamw", "sgd"),
     ],
 )
 def test_settings_that_make_no_sense(choice: type[AdamW | Muon], field: str, bad: object) -> None:

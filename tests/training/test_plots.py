@@ -43,7 +43,9 @@ def points(folder: Path, name: str) -> list[tuple[float, float]]:
 
 
 def test_the_page_says_what_it_shows(tmp_path: Path) -> None:
-    entries: list[dict[str, Any]] = [{"step": s, "loss": 5.0 - s / 10, "rate": 0.001, "norm": 0.9} for s in range(30)]
+    entries: list[dict[str, Any]] = [
+        {"step": s, "loss": 5.0 - s / 10, "lr": 0.001, "grad_norm": 0.9} for s in range(30)
+    ]
     entries[10]["validation_loss"], entries[20]["validation_loss"], entries[29]["validation_loss"] = 4.2, 3.25, 3.5
     assert draw(journal_of(tmp_path, entries), tmp_path) == [tmp_path / "plots.png", tmp_path / "plots.svg"]
     said = texts(tmp_path)
@@ -68,22 +70,22 @@ def test_points_stand_in_proportion(tmp_path: Path) -> None:
 
 
 def test_what_is_no_number_is_left_out(tmp_path: Path) -> None:
-    entries: list[dict[str, Any]] = [{"step": s, "loss": 3.0, "rate": 0.1, "norm": 1.0} for s in range(9)]
+    entries: list[dict[str, Any]] = [{"step": s, "loss": 3.0, "lr": 0.1, "grad_norm": 1.0} for s in range(9)]
     entries[2]["loss"], entries[3]["loss"], entries[4]["loss"] = math.inf, math.nan, None
-    del entries[5]["norm"]
-    entries[6]["rate"] = "fast"
+    del entries[5]["grad_norm"]
+    entries[6]["lr"] = "fast"
     entries[1]["validation_loss"], entries[7]["validation_loss"] = 3.0, -math.inf
     draw(journal_of(tmp_path, entries), tmp_path)
-    assert {name: len(points(tmp_path, name)) for name in ("training", "rate", "norm", "validation")} == {
+    assert {name: len(points(tmp_path, name)) for name in ("training", "lr", "grad_norm", "validation")} == {
         "training": 5,  # the line whose rate is a word is damaged, and left out whole
-        "rate": 8,
-        "norm": 7,
+        "lr": 8,
+        "grad_norm": 7,
         "validation": 1,
     }
 
 
 def test_a_long_run_is_thinned_and_keeps_its_spikes(tmp_path: Path) -> None:
-    entries = [{"step": s, "loss": 2.0 + s % 2, "rate": 0.1, "norm": 1.0} for s in range(30_000)]
+    entries = [{"step": s, "loss": 2.0 + s % 2, "lr": 0.1, "grad_norm": 1.0} for s in range(30_000)]
     entries[17_777]["loss"] = 9.0
     draw(journal_of(tmp_path, entries), tmp_path)
     drawn = points(tmp_path, "training")
@@ -98,11 +100,11 @@ def test_a_long_run_is_thinned_and_keeps_its_spikes(tmp_path: Path) -> None:
 
 
 def test_powers_of_ten_where_values_lie_far_apart(tmp_path: Path) -> None:
-    entries = [{"step": s, "loss": 10.0**s, "rate": 0.1, "norm": 5.0 + s} for s in range(4)]
+    entries = [{"step": s, "loss": 10.0**s, "lr": 0.1, "grad_norm": 5.0 + s} for s in range(4)]
     draw(journal_of(tmp_path, entries), tmp_path)
     heights = [y for _, y in points(tmp_path, "training")]
     assert np.diff(heights) == pytest.approx([heights[1] - heights[0]] * 3, abs=1e-4)
-    norms = [y for _, y in points(tmp_path, "norm")]
+    norms = [y for _, y in points(tmp_path, "grad_norm")]
     assert np.diff(norms) == pytest.approx([norms[1] - norms[0]] * 3, abs=1e-4)
 
 
@@ -149,7 +151,7 @@ def test_without_matplotlib(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_the_same_journal_gives_the_same_bytes_and_settings_stay(tmp_path: Path) -> None:
-    journal = journal_of(tmp_path, [{"step": s, "loss": 3.0, "rate": 0.1, "norm": 1.0} for s in range(5)])
+    journal = journal_of(tmp_path, [{"step": s, "loss": 3.0, "lr": 0.1, "grad_norm": 1.0} for s in range(5)])
     before = dict(matplotlib.rcParams)
     first = [path.read_bytes() for path in draw(journal, tmp_path)]
     assert [path.read_bytes() for path in draw(journal, tmp_path)] == first

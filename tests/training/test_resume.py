@@ -1,4 +1,4 @@
-"""Checkpoints: going on is bit-equal to never having stopped, and damage of any kind is found and passed over."""
+"""Checkpoints: resuming is bit-equal to an uninterrupted run, and damaged checkpoints are detected and skipped."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def make(kind: str, choice: Optimizer = PLAIN) -> tuple[nn.Module, TrainStep]:
 def train(kind: str, update: TrainStep, steps: range) -> list[float]:
     losses = []
     for step in steps:
-        losses.append(update(draw(kind, step), parts=3).loss)
+        losses.append(update(draw(kind, step), grad_accum=3).loss)
         random.random()
         np.random.rand()
     return losses
@@ -134,9 +134,13 @@ def test_damage_anywhere_is_found_and_the_one_before_is_used(two: Checkpoints, t
     for case in range(100):
         name = files[case % len(files)]
         data = (sound / name).read_bytes()
-        place = source.randrange(len(data))
+        data_folder = source.randrange(len(data))
         bit = 1 << source.randrange(8)
-        damaged = data[:place] if case % 2 else data[:place] + bytes([data[place] ^ bit]) + data[place + 1 :]
+        damaged = (
+            data[:data_folder]
+            if case % 2
+            else data[:data_folder] + bytes([data[data_folder] ^ bit]) + data[data_folder + 1 :]
+        )
         (newest / name).write_bytes(damaged)
         found = two.newest()
         assert found is not None
@@ -173,7 +177,7 @@ def test_when_nothing_is_intact_it_says_so(two: Checkpoints) -> None:
         (two.folder(step) / checkpoint.TENSORS).write_bytes(b"")
     with pytest.raises(StoreError, match=r"no checkpoint in .* is intact"):
         two.newest()
-    assert Checkpoints(two.place / "elsewhere").newest() is None
+    assert Checkpoints(two.data_folder / "elsewhere").newest() is None
 
 
 WRITES: list[tuple[Any, str]] = [
@@ -226,7 +230,7 @@ def test_a_write_that_fails_costs_nothing_that_was_there(
 
 
 def test_a_failure_is_told_at_the_next_chance(two: Checkpoints) -> None:
-    def fill(place: Path) -> None:
+    def fill(data_folder: Path) -> None:
         raise OSError(errno.ENOSPC, "no room")
 
     two.save(3, fill, CheckpointData())
@@ -237,9 +241,9 @@ def test_a_failure_is_told_at_the_next_chance(two: Checkpoints) -> None:
 
 
 def test_the_last_few_and_the_best_are_kept(tmp_path: Path) -> None:
-    checkpoints = Checkpoints(tmp_path, keep=2)
+    checkpoints = Checkpoints(tmp_path, keep_checkpoints=2)
     for step in range(1, 7):
-        checkpoints.save(step, lambda place: None, CheckpointData({"a": torch.ones(1)}, {"n": step}), best=2)
+        checkpoints.save(step, lambda data_folder: None, CheckpointData({"a": torch.ones(1)}, {"n": step}), best=2)
     checkpoints.wait()
     assert checkpoints.steps() == [6, 5, 2]
     assert read(checkpoints.folder(2)).metadata == {"n": 2}
@@ -247,7 +251,7 @@ def test_the_last_few_and_the_best_are_kept(tmp_path: Path) -> None:
 
 def test_a_folder_of_another_format_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checkpoint, "FORMAT_VERSION", 7)
-    write(tmp_path / "one", lambda place: None, CheckpointData())
+    write(tmp_path / "one", lambda data_folder: None, CheckpointData())
     monkeypatch.undo()
     with pytest.raises(StoreError, match="is of format 7, but this version reads format 1"):
         read(tmp_path / "one")
@@ -256,7 +260,7 @@ def test_a_folder_of_another_format_is_refused(tmp_path: Path, monkeypatch: pyte
 def test_the_state_of_another_optimizer_is_refused() -> None:
     model = nn.Linear(2, 2)
     state = optimizer_state(torch.optim.AdamW(model.parameters()))
-    with pytest.raises(StoreError, match="is of another optimizer"):
+    with pytest.raises(StoreError, match="does not fit this optimizer"):
         load_optimizer_state(state, torch.optim.AdamW([model.weight]))
 
 
@@ -269,7 +273,7 @@ from glasshouse.training.state import State
 checkpoints = Checkpoints(Path(sys.argv[1]))
 tensor = torch.arange(200_000.0)
 for step in range(1, 100_000):
-    checkpoints.save(step, lambda place: (place / "config.json").write_text(str(step)), State({"a": tensor + step}))
+    checkpoints.save(step, lambda data_folder: (data_folder / "config.json").write_text(str(step)), State({"a": tensor + step}))
     checkpoints.wait()
     print(step, flush=True)
 """
@@ -279,21 +283,23 @@ def check_kills(folder: Path, kills: int) -> None:
     """Kill a process that does nothing but save, at random moments: what it said was saved can be read."""
     source = random.Random(0)
     for number in range(kills):
-        place = folder / str(number)
-        process = subprocess.Popen([sys.executable, "-c", WRITER, str(place)], stdout=subprocess.PIPE, text=True)
+        data_folder = folder / str(number)
+        process = subprocess.Popen(
+            [sys.executable, "-c", WRITER, str(data_folder)], stdout=subprocess.PIPE, text=True
+        )
         assert process.stdout is not None
         assert process.stdout.readline() == "1\n"
         time.sleep(source.uniform(0, 0.3))
         process.kill()
         said = [1, *(int(line) for line in process.stdout)]
         process.wait()
-        found = Checkpoints(place).newest()
+        found = Checkpoints(data_folder).newest()
         assert found is not None
         step, state, wrong = found
         assert wrong == []
         assert step in (said[-1], said[-1] + 1)
         assert state.tensors["a"].equal(torch.arange(200_000.0) + step)
-        assert (place / f"step-{step:08d}" / "config.json").read_text() == str(step)
+        assert (data_folder / f"step-{step:08d}" / "config.json").read_text() == str(step)
 
 
 def test_killed_while_it_saves(tmp_path: Path) -> None:
@@ -323,7 +329,7 @@ def test_the_generator_of_an_apple_gpu_is_saved_with_the_others(
     assert some() == first
     saved = rng_state()
     second = some()
-    write(tmp_path / "step", lambda place: None, saved)
+    write(tmp_path / "step", lambda data_folder: None, saved)
     load_rng_state(read(tmp_path / "step"))
     assert some() == second
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)

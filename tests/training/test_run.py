@@ -55,7 +55,7 @@ def test_a_file_names_its_run_whatever_its_data(tmp_path: Path) -> None:
         ("dates", "mt.tsv", "pairs"),
         ("vaswani-base", "mt.tsv", "pairs"),
         ("finetune-chat", "chat.jsonl", "chat"),
-        ("finetune-labels", "reviews.csv", "labelled"),
+        ("finetune-classifier", "reviews.csv", "labelled"),
         ("langid", "reviews.csv", "labelled"),
         ("stdlib", "books", None),  # as its columns tell
         ("dates", "langid", None),  # a set of its own kind
@@ -77,25 +77,25 @@ def test_a_model_knows_what_kind_of_data_it_learns_from() -> None:
 
 
 def test_an_encoder_decoder_learns_from_two_columns_of_any_name(
-    place: Path, capsys: pytest.CaptureFixture[str]
+    data_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    rows = (place / "a.tsv").read_text().splitlines()[1:]
-    (place / "mt.tsv").write_text("\n".join(["en\tde", *rows]) + "\n")
-    settings = table(place, "seq2seq", steps=1)
-    settings["data"] |= {"path": str(place / "mt.tsv")}
+    rows = (data_folder / "a.tsv").read_text().splitlines()[1:]
+    (data_folder / "mt.tsv").write_text("\n".join(["en\tde", *rows]) + "\n")
+    settings = table(data_folder, "seq2seq", steps=1)
+    settings["data"] |= {"path": str(data_folder / "mt.tsv")}
     del settings["data"]["kind"]
     result = train(Run.from_dict(settings))
     assert result.datasets.train.kind == "pairs"
     assert "tokens   pairs (columns en, de): " in capsys.readouterr().err
     # Both ways of giving them by name are the same.
-    (place / "three.tsv").write_text("\n".join(["id\ten\tde", *(f"{row[0]}\t{row}" for row in rows)]) + "\n")
-    settings["data"] |= {"path": str(place / "three.tsv")}
-    settings["train"]["out"] = str(place / "three")
+    (data_folder / "three.tsv").write_text("\n".join(["id\ten\tde", *(f"{row[0]}\t{row}" for row in rows)]) + "\n")
+    settings["data"] |= {"path": str(data_folder / "three.tsv")}
+    settings["train"]["out"] = str(data_folder / "three")
     with pytest.raises(
         InputError, match="has the columns id, en, de, of which pairs take two, by their names source"
     ):
         train(Run.from_dict(settings), progress=False)
-    settings["data"]["fields"] = ["en", "de"]
+    settings["data"]["columns"] = ["en", "de"]
     again = train(Run.from_dict(settings), progress=False)
     assert again.report.metrics["loss"] == result.report.metrics["loss"]
 
@@ -103,9 +103,9 @@ def test_an_encoder_decoder_learns_from_two_columns_of_any_name(
 # What it reads
 
 
-def test_bytes_that_are_not_utf8_have_a_way_out_that_works(place: Path) -> None:
-    (place / "a.txt").write_bytes(b"caf\xe9 au lait, to be or not to be. " * 60)
-    settings = table(place, steps=1)
+def test_bytes_that_are_not_utf8_have_a_way_out_that_works(data_folder: Path) -> None:
+    (data_folder / "a.txt").write_bytes(b"caf\xe9 au lait, to be or not to be. " * 60)
+    settings = table(data_folder, steps=1)
     with pytest.raises(InputError, match=r"is not UTF-8 at byte 3; .*data\.errors\) to 'replace'"):
         train(Run.from_dict(settings), progress=False)
     settings["data"]["errors"] = "replace"
@@ -117,18 +117,18 @@ def test_bytes_that_are_not_utf8_have_a_way_out_that_works(place: Path) -> None:
 
 
 def test_the_folder_of_a_run_is_its_model_or_its_newest_checkpoint(
-    place: Path, monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder
+    data_folder: Path, monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder
 ) -> None:
-    folder = place / "run"
-    train(Run.from_dict(table(place)), progress=False)
+    folder = data_folder / "run"
+    train(Run.from_dict(table(data_folder)), progress=False)
     recwarn.clear()
     same = gh.load(folder)[0].state_dict()
     assert not recwarn
-    for name, weight in weights(place).items():
+    for name, weight in weights(data_folder).items():
         assert weight.equal(same[name])
     assert gh.load(folder / "model")[1].fingerprint == gh.load(folder)[1].fingerprint
     # As if it had been stopped before its end.
-    (folder / "model").rename(place / "elsewhere")
+    (folder / "model").rename(data_folder / "elsewhere")
     with pytest.warns(UserWarning, match="has not finished, so its newest checkpoint is loaded, that of step 12"):
         gh.load(folder)
     with (folder / "checkpoints" / "step-00000012" / "model.safetensors").open("r+b") as file:
@@ -145,16 +145,16 @@ def test_the_folder_of_a_run_is_its_model_or_its_newest_checkpoint(
     with pytest.raises(StoreError, match=r"^the run in '.*run' has no checkpoint that is intact: .*step-00000012"):
         gh.load(folder)
     for checkpoint in (folder / "checkpoints").iterdir():
-        checkpoint.rename(place / checkpoint.name)
+        checkpoint.rename(data_folder / checkpoint.name)
     with pytest.raises(StoreError, match=r"^the run in '.*run' has saved no model and no checkpoint yet; wait"):
         gh.load(folder)
     with pytest.raises(StoreError, match=r"there is no .*config.json'; give the folder of a model or of a run"):
-        gh.load(place)
+        gh.load(data_folder)
 
 
-def test_a_run_starts_from_the_folder_of_a_run(place: Path) -> None:
-    first = train(Run.from_dict(table(place)), progress=False)
-    settings = table(place, out="tuned", steps=1)
+def test_a_run_starts_from_the_folder_of_a_run(data_folder: Path) -> None:
+    first = train(Run.from_dict(table(data_folder)), progress=False)
+    settings = table(data_folder, out="tuned", steps=1)
     settings["model"] = {"from": str(first.folder)}
     tuned = train(Run.from_dict(settings), progress=False)
     assert tuned.datasets.tok.fingerprint == first.datasets.tok.fingerprint

@@ -40,8 +40,8 @@ def test_halfway() -> None:
     assert Cosine(final_factor=0.2).factor(50, 101) == pytest.approx(0.6)
     assert Cosine(final_factor=0.0, warmup=20).factor(40, 101) == pytest.approx((1 + math.cos(math.pi / 4)) / 2)
     assert Linear(final_factor=0.2).factor(50, 101) == pytest.approx(0.6)
-    trapezoid = WSD(final_factor=0.2, decay_fraction=0.4)
-    assert [trapezoid.factor(step, 101) for step in (0, 60, 80, 100)] == pytest.approx([1, 1, 0.6, 0.2])
+    wsd = WSD(final_factor=0.2, decay_fraction=0.4)
+    assert [wsd.factor(step, 101) for step in (0, 60, 80, 100)] == pytest.approx([1, 1, 0.6, 0.2])
 
 
 @pytest.mark.parametrize("step", [0, 1, 3998, 3999, 4000, 99_999])
@@ -57,7 +57,7 @@ def test_what_makes_no_sense_is_refused() -> None:
         Cosine(warmup=-1)
     with pytest.raises(ConfigError, match=r"linear\.end is 1\.5, but it must be from 0 to 1\."):
         Linear(final_factor=1.5)
-    with pytest.raises(ConfigError, match=r"trapezoid\.decay is 0\.0, but it must be above 0 and at most 1\."):
+    with pytest.raises(ConfigError, match=r"wsd\.decay_fraction is 0\.0, but it must be above 0 and at most 1\."):
         WSD(decay_fraction=0.0)
 
 

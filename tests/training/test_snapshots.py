@@ -28,9 +28,9 @@ from glasshouse.training.snapshots import Snapshots, steps_to_drop
 from glasshouse.training.state import CheckpointData
 
 
-def many(place: Path, out: str = "run", **choices: Any) -> dict[str, Any]:  # noqa: ANN401
+def many(data_folder: Path, out: str = "run", **choices: Any) -> dict[str, Any]:  # noqa: ANN401
     """A run of 12 checkpoints, of which one stays."""
-    return table(place, out=out, save_every=1, eval_every=100, keep=1, **choices)
+    return table(data_folder, out=out, save_every=1, eval_every=100, keep_checkpoints=1, **choices)
 
 
 def weights(folder: Path) -> dict[str, torch.Tensor]:
@@ -72,12 +72,12 @@ def test_one_is_given_up_for_the_evenest_gaps_there_are(found: set[int]) -> None
 # A run
 
 
-def test_the_weights_are_those_that_the_checkpoints_had(place: Path) -> None:
-    train(Run.from_dict(many(place, "whole")))
-    settings = many(place, "all")
-    settings["train"]["keep"] = 100
+def test_the_weights_are_those_that_the_checkpoints_had(data_folder: Path) -> None:
+    train(Run.from_dict(many(data_folder, "whole")))
+    settings = many(data_folder, "all")
+    settings["train"]["keep_checkpoints"] = 100
     result = train(Run.from_dict(settings))
-    history, kept = place / "whole" / "history", place / "all" / "checkpoints"
+    history, kept = data_folder / "whole" / "snapshots", data_folder / "all" / "checkpoints"
     assert saved_steps(history) == list(range(12))  # the last is still a checkpoint
     torch.manual_seed(0)
     assert_equal(weights(history / step_folder_name(0)), dict(gh.build(result.model.spec).state_dict()))
@@ -86,43 +86,43 @@ def test_the_weights_are_those_that_the_checkpoints_had(place: Path) -> None:
         assert gh.load(history / step_folder_name(step))[1] is not None  # with its tokenizer
         files = {path.name for path in (kept / step_folder_name(step)).iterdir()}
         assert {path.name for path in (history / step_folder_name(step)).iterdir()} == files - {TENSORS, STATE}
-    assert_same(place, "whole", "all")
-    assert saved_steps(place / "all" / "history") == [0]
+    assert_same(data_folder, "whole", "all")
+    assert saved_steps(data_folder / "all" / "snapshots") == [0]
 
 
-def test_there_are_no_more_than_asked_for_and_none_changes_what_is_learned(place: Path) -> None:
+def test_there_are_no_more_than_asked_for_and_none_changes_what_is_learned(data_folder: Path) -> None:
     for out, most in (("few", 4), ("none", 0)):
-        train(Run.from_dict(many(place, out, history=most)))
-    there = saved_steps(place / "few" / "history")
+        train(Run.from_dict(many(data_folder, out, history=most)))
+    there = saved_steps(data_folder / "few" / "snapshots")
     assert len(there) == 4
     assert (there[0], there[-1]) == (0, 11)
-    assert not (place / "none" / "history").exists()
-    assert_same(place, "few", "none")
-    train(Run.from_dict(many(place, "few", history=9)))  # which is nothing that is learned
-    assert saved_steps(place / "few" / "history") == there
+    assert not (data_folder / "none" / "snapshots").exists()
+    assert_same(data_folder, "few", "none")
+    train(Run.from_dict(many(data_folder, "few", keep_snapshots=9)))  # which is nothing that is learned
+    assert saved_steps(data_folder / "few" / "snapshots") == there
     with pytest.raises(ConfigError, match=r"train\.history is -1, but it must be 0 or more"):
-        Run.from_dict(many(place, history=-1))
+        Run.from_dict(many(data_folder, history=-1))
 
 
-def test_killed_and_resumed_it_has_the_same_history(place: Path) -> None:
-    choices = {"save_every": 2, "eval_every": 100, "keep": 1, "history": 3}
-    train(Run.from_dict(table(place, out="whole", **choices)))
-    settings = table(place, **choices)
+def test_killed_and_resumed_it_has_the_same_history(data_folder: Path) -> None:
+    choices = {"save_every": 2, "eval_every": 100, "keep_checkpoints": 1, "keep_snapshots": 3}
+    train(Run.from_dict(table(data_folder, out="whole", **choices)))
+    settings = table(data_folder, **choices)
     killed(settings)
     train(Run.from_dict(settings))
-    assert_same(place, "whole", "run")
-    one, other = (place / out / "history" for out in ("whole", "run"))
+    assert_same(data_folder, "whole", "run")
+    one, other = (data_folder / out / "snapshots" for out in ("whole", "run"))
     assert saved_steps(one) == saved_steps(other) == [0, 4, 10]  # by hand: 0 2 4, 0 4 6, 0 4 8, 0 4 10
     for step in saved_steps(one):
         assert_equal(weights(one / step_folder_name(step)), weights(other / step_folder_name(step)))
 
 
-def test_adapters_are_folded_in(place: Path) -> None:
-    base = train(Run.from_dict(table(place, out="base", steps=2)))
-    settings = many(place, lora={"rank": 2}, lr=0.05)
-    settings["model"] = {"from": str(place / "base" / "model")}
+def test_adapters_are_folded_in(data_folder: Path) -> None:
+    base = train(Run.from_dict(table(data_folder, out="base", steps=2)))
+    settings = many(data_folder, lora={"rank": 2}, lr=0.05)
+    settings["model"] = {"from": str(data_folder / "base" / "model")}
     train(Run.from_dict(settings))
-    first, last = (weights(place / "run" / "history" / step_folder_name(step)) for step in (0, 11))
+    first, last = (weights(data_folder / "run" / "snapshots" / step_folder_name(step)) for step in (0, 11))
     for name, weight in base.model.state_dict().items():
         assert weight.equal(first[name]), name
         assert last[name].shape == weight.shape
@@ -142,8 +142,8 @@ def save(checkpoints: Checkpoints, step: int) -> None:
     checkpoints.wait()
 
 
-def assert_sound(place: Path) -> None:
-    history = place / "history"
+def assert_sound(data_folder: Path) -> None:
+    history = data_folder / "snapshots"
     for step in saved_steps(history):
         assert {path.name for path in (history / step_folder_name(step)).iterdir()} == {"config.json"}
         assert (history / step_folder_name(step) / "config.json").read_text() == str(step)
@@ -166,8 +166,8 @@ for step in range(1, 100_000):
 def test_killed_while_it_moves(tmp_path: Path) -> None:
     source = random.Random(0)
     for number in range(2):
-        place = tmp_path / str(number)
-        command = [sys.executable, "-c", WRITER, str(place), str(Path(__file__).parent)]
+        data_folder = tmp_path / str(number)
+        command = [sys.executable, "-c", WRITER, str(data_folder), str(Path(__file__).parent)]
         process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         assert process.stdout is not None
         assert process.stdout.readline() == "1\n"
@@ -175,18 +175,18 @@ def test_killed_while_it_moves(tmp_path: Path) -> None:
         process.kill()
         said = [1, *(int(line) for line in process.stdout)]
         process.wait()
-        checkpoints = Checkpoints(place / "checkpoints", 1, 3)
+        checkpoints = Checkpoints(data_folder / "checkpoints", 1, 3)
         found = checkpoints.newest()
         assert found is not None
         assert found[0] in (said[-1], said[-1] + 1)
         assert found[2] == []
-        assert_sound(place)
+        assert_sound(data_folder)
         assert len(checkpoints.history.steps()) <= 4  # one may wait to be removed
         checkpoints.history.truncate(found[0] + 1)
-        assert not list((place / "history").glob(".*"))
+        assert not list((data_folder / "snapshots").glob(".*"))
         save(checkpoints, found[0] + 1)
         assert len(checkpoints.history.steps()) <= 3
-        assert_sound(place)
+        assert_sound(data_folder)
 
 
 @pytest.mark.parametrize("name", ["rename", "unlink", "mkdir"])
@@ -198,8 +198,8 @@ def test_killed_at_each_call(name: str, tmp_path: Path, monkeypatch: pytest.Monk
 
     original: Any = getattr(Path, name)
     for fatal in range(100):
-        place = tmp_path / str(fatal)
-        checkpoints = Checkpoints(place / "checkpoints", 1, 2)
+        data_folder = tmp_path / str(fatal)
+        checkpoints = Checkpoints(data_folder / "checkpoints", 1, 2)
         for step in range(1, 5):
             save(checkpoints, step)
         assert checkpoints.history.steps() == [1, 3]
@@ -219,27 +219,27 @@ def test_killed_at_each_call(name: str, tmp_path: Path, monkeypatch: pytest.Monk
                 survived = True
             except KilledError:
                 survived = False
-        assert_sound(place)
-        found = Checkpoints(place / "checkpoints").newest()
+        assert_sound(data_folder)
+        found = Checkpoints(data_folder / "checkpoints").newest()
         assert found is not None
         assert found[0] in (4, 5)
         assert found[2] == []
-        again = Checkpoints(place / "checkpoints", 1, 2)
+        again = Checkpoints(data_folder / "checkpoints", 1, 2)
         again.history.truncate(found[0] + 1)
-        assert not list((place / "history").glob(".*"))
+        assert not list((data_folder / "snapshots").glob(".*"))
         for step in range(found[0] + 1, 8):
             save(again, step)
         assert again.steps() == [7]
         assert again.history.steps()[-1] == 6
         assert len(again.history.steps()) == 2
-        assert_sound(place)
+        assert_sound(data_folder)
         if survived:
             break
     assert fatal > 0
 
 
 def test_where_one_cannot_be_moved_it_leaves_all_the_same(tmp_path: Path) -> None:
-    (tmp_path / "history").write_text("a file where a folder should be")
+    (tmp_path / "snapshots").write_text("a file where a folder should be")
     checkpoints = Checkpoints(tmp_path / "checkpoints", 1, 2)
     for step in (1, 2, 3):
         save(checkpoints, step)
@@ -284,7 +284,7 @@ def test_what_else_is_wrong_is_told_and_costs_what_it_must(number: int, tmp_path
 
 
 def test_a_run_that_goes_back_forgets_what_came_after(tmp_path: Path) -> None:
-    history = Snapshots(tmp_path / "history", 8)
+    history = Snapshots(tmp_path / "snapshots", 8)
     checkpoints = Checkpoints(tmp_path / "checkpoints", 1, 8)
     for step in range(1, 6):
         save(checkpoints, step)
@@ -297,11 +297,11 @@ def test_what_a_killed_run_left_is_finished_or_removed(tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path / "checkpoints", 1, 8)
     for step in (1, 2):
         save(checkpoints, step)
-    (tmp_path / "checkpoints" / step_folder_name(2)).rename(tmp_path / "history" / f".{step_folder_name(2)}.moved")
+    (tmp_path / "checkpoints" / step_folder_name(2)).rename(tmp_path / "snapshots" / f".{step_folder_name(2)}.moved")
     for name in (".step-00000000.new", ".step-00000003.gone"):
-        (tmp_path / "history" / name).mkdir()
+        (tmp_path / "snapshots" / name).mkdir()
     checkpoints.history.truncate(3)
-    assert sorted(path.name for path in (tmp_path / "history").iterdir()) == [
+    assert sorted(path.name for path in (tmp_path / "snapshots").iterdir()) == [
         step_folder_name(1),
         step_folder_name(2),
     ]
@@ -311,15 +311,15 @@ def test_what_a_killed_run_left_is_finished_or_removed(tmp_path: Path) -> None:
 # Moments
 
 
-def test_moments_of_a_run(place: Path) -> None:
-    assert not is_run(place / "run")
-    assert list_checkpoints(place / "run") == []
-    train(Run.from_dict(many(place, history=4, average=0.9)))
-    folder = place / "run"
+def test_moments_of_a_run(data_folder: Path) -> None:
+    assert not is_run(data_folder / "run")
+    assert list_checkpoints(data_folder / "run") == []
+    train(Run.from_dict(many(data_folder, keep_snapshots=4, ema=0.9)))
+    folder = data_folder / "run"
     assert is_run(folder)
     assert not is_run(folder / "model")
     found = list_checkpoints(str(folder))
-    there = saved_steps(folder / "history")
+    there = saved_steps(folder / "snapshots")
     assert [moment.step for moment in found] == [*there, 12, 12]
     assert [moment.name for moment in found] == [*(f"step {step}" for step in there), "step 12", "final"]
     for moment in found:
@@ -330,13 +330,13 @@ def test_moments_of_a_run(place: Path) -> None:
     assert any(not weight.equal(weights(final.folder)[name]) for name, weight in weights(last.folder).items())
 
 
-def test_moments_while_it_learns(place: Path) -> None:
+def test_moments_while_it_learns(data_folder: Path) -> None:
     listed: list[SavedCheckpoint] = []
-    train(Run.from_dict(many(place)), Told(8, lambda: listed.extend(list_checkpoints(place / "run"))))
+    train(Run.from_dict(many(data_folder)), Told(8, lambda: listed.extend(list_checkpoints(data_folder / "run"))))
     assert [moment.step for moment in listed] in ([*range(7)], [*range(8)])  # that of step 7 is perhaps on its way
     assert {moment.name for moment in listed} == {f"step {moment.step}" for moment in listed}
     for moment in listed:
-        if moment.folder.parent.name == "history":
+        if moment.folder.parent.name == "snapshots":
             gh.load(moment.folder)
         else:  # it has moved since
             with pytest.raises(InputError, match="there is no folder"):
@@ -344,14 +344,14 @@ def test_moments_while_it_learns(place: Path) -> None:
 
 
 def test_a_step_that_is_in_two_places_is_one_moment(tmp_path: Path) -> None:
-    for part in ("checkpoints", "history"):
-        for step in (0, 5 if part == "history" else 7):
+    for part in ("checkpoints", "snapshots"):
+        for step in (0, 5 if part == "snapshots" else 7):
             (tmp_path / part / step_folder_name(step)).mkdir(parents=True)
     (tmp_path / "checkpoints" / ".step-00000009.new").mkdir()
-    (tmp_path / "history" / ".step-00000003.moved").mkdir()
+    (tmp_path / "snapshots" / ".step-00000003.moved").mkdir()
     (tmp_path / "model").mkdir()  # which has no model yet
     assert [(moment.step, moment.folder.parent.name) for moment in list_checkpoints(tmp_path)] == [
-        (0, "history"),
-        (5, "history"),
+        (0, "snapshots"),
+        (5, "snapshots"),
         (7, "checkpoints"),
     ]

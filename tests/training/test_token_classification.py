@@ -25,12 +25,12 @@ def write_tagged(path: Path, yes: str = "number", no: str = "word") -> str:
     return str(path)
 
 
-def table(place: Path, path: str, **model: Any) -> dict[str, Any]:  # noqa: ANN401
+def table(data_folder: Path, path: str, **model: Any) -> dict[str, Any]:  # noqa: ANN401
     return {
         "model": model or {"preset": "tiny-encoder", "n_layers": 1},
-        "data": {"path": path, "kind": "tagged", "length": 32, "vocab_size": 300, "hold_out": 0.1},
+        "data": {"path": path, "kind": "tagged", "seq_len": 32, "vocab_size": 300, "val_fraction": 0.1},
         "train": {"steps": 60, "batch_tokens": 512, "lr": 0.01, "schedule": {"kind": "cosine", "warmup": 5}}
-        | {"out": str(place), "parts": 1},
+        | {"out": str(data_folder), "grad_accum": 1},
     }
 
 

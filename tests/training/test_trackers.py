@@ -59,12 +59,12 @@ def wandb(monkeypatch: pytest.MonkeyPatch) -> Wandb:
 def test_tensorboard_has_the_numbers_by_their_names(tmp_path: Path) -> None:
     trackers = Trackers(tmp_path, name="tiny")
     # these are exact in the 32 bits that TensorBoard keeps
-    trackers.write(0, {"loss": 5.5, "targets": 4096, "note": "begun", "averaged": True, "parts": [1], "best": None})
+    trackers.write(0, {"loss": 5.5, "n_targets": 4096, "note": "begun", "averaged": True, "parts": [1], "best": None})
     trackers.write(3, {"loss": 4.25, "validation_loss": 4.5, "validation_bits_per_byte": 1.5, "lost_validation_": 2})
     trackers.close()
     assert shown(tmp_path) == {
         "loss": [(0, 5.5), (3, 4.25)],
-        "targets": [(0, 4096.0)],
+        "n_targets": [(0, 4096.0)],
         "validation/loss": [(3, 4.5)],
         "validation/bits_per_byte": [(3, 1.5)],
         "lost_validation_": [(3, 2.0)],
@@ -82,9 +82,9 @@ def test_what_is_written_is_there_before_the_end(tmp_path: Path) -> None:
 
 def test_infinite_is_a_number_too(tmp_path: Path) -> None:
     trackers = Trackers(tmp_path, name="tiny")
-    trackers.write(0, {"norm": math.inf})
+    trackers.write(0, {"grad_norm": math.inf})
     trackers.close()
-    assert shown(tmp_path) == {"norm": [(0, math.inf)]}
+    assert shown(tmp_path) == {"grad_norm": [(0, math.inf)]}
 
 
 @pytest.mark.parametrize("start", [0, 3, 5])

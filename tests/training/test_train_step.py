@@ -92,7 +92,7 @@ def test_what_is_no_number_changes_no_weight(bad: float) -> None:
 def test_a_batch_in_which_nothing_counts() -> None:
     batch = ragged(4)
     empty = Batch(batch.ids, batch.targets, torch.zeros_like(batch.loss_mask), lengths=batch.lengths)
-    with pytest.raises(InputError, match="no place of the batch counts"):
+    with pytest.raises(InputError, match="no data_folder of the batch counts"):
         make(gh.build(gh.preset("tiny-decoder")))(empty)
 
 
