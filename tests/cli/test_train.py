@@ -98,9 +98,18 @@ def test_it_trains_says_how_it_went_and_what_to_try_and_that_works(place: Path, 
     places = [re.search(rf"^{phase}\b", done.err, re.MULTILINE) for phase in phases]
     assert all(places)
     assert [place.start() for place in places] == sorted(place.start() for place in places)  # type: ignore[union-attr]
-    assert "on what was held out, after 4 steps:\n\nloss " in done.out
+    assert "on the validation set, after 4 steps:\n\nloss " in done.out
     assert (place / "my runs" / "first" / "plots.png").is_file()
-    for name in ("perplexity", "accuracy", "bits per byte", "gzip", "xz", "byte 5-gram", "asked for", "said"):
+    for name in (
+        "perplexity",
+        "accuracy",
+        "bits per byte",
+        "gzip",
+        "xz",
+        "byte 5-gram",
+        "evaluated on",
+        "prediction",
+    ):
         assert re.search(rf"^{name} +\S", done.out, re.MULTILINE), name
     tries = [shlex.split(line) for line in done.out.partition("try:\n")[2].splitlines()]
     assert [one[1] for one in tries] == ["generate", "eval", "look"]
@@ -125,7 +134,7 @@ def test_one_step_is_a_run(place: Path, call: Call) -> None:
     assert done.code == 0
     assert "the warm-up is shortened from 2 steps to 0, as train.steps is 1 instead of 4\n" in done.err
     assert re.match(
-        r"on all \d+ samples that were held out \(evaluations while training read 4\), after 1 step:\n\nloss ",
+        r"on the whole validation set of \d+ samples \(validation during training used 4\), after 1 step:\n\nloss ",
         done.out,
     )
     assert done.out.endswith("glasshouse look runs/tiny\n")
@@ -135,7 +144,7 @@ def test_a_run_that_ended_early_stays_as_it_is(place: Path, call: Call) -> None:
     words = ("train", "tiny.toml", "train.steps=40", "train.patience=1", "train.eval_every=1", "train.lr=3.0")
     first = call(*words)
     assert "early stopping" in first.err
-    assert re.match(r"on what was held out, after \d+ steps, the model of step \d+, which was the best:\n", first.out)
+    assert re.match(r"on the validation set, after \d+ steps, the best model, of step \d+:\n", first.out)
     journal = (place / "runs" / "tiny" / "metrics.jsonl").read_text()
     assert call(*words).out == first.out
     assert (place / "runs" / "tiny" / "metrics.jsonl").read_text() == journal
@@ -187,10 +196,10 @@ def test_settings_alone_are_those_of_the_first_recipe(
         (("tiny.toml", "train.device=cuda:99"), "train.device is 'cuda:99', but this machine has cpu"),
         (("tiny.toml", "model.from=3", "model.preset=a"), "model.from is given, so model.preset is not a choice"),
         (("tiny.toml", "data.path=absent"), "there is no 'absent'"),
-        (("tiny.toml", "data.path=empty.txt"), "'empty.txt' (1 in all) holds no text"),
+        (("tiny.toml", "data.path=empty.txt"), "'empty.txt' (1 in all) contains no text"),
         (("tiny.toml", "data.tokenizer=absent"), "there is no 'absent/tokenizer.json'"),
         (("tiny.toml", "model.n_layers=0"), "n_layers is 0, but it must be at least 1."),
-        (("tiny.toml", "data.path=body.jsonl"), "line 1 of 'body.jsonl' has no field 'text'; it has body."),
+        (("tiny.toml", "data.path=body.jsonl"), "line 1 of 'body.jsonl' has no column 'text'; it has body."),
         (
             ("tiny.toml", "data.path=one.csv", "data.kind=labelled", "model.preset=tiny-encoder"),
             "all labels are 'x', so there is nothing to classify",
@@ -267,7 +276,7 @@ def test_a_signal_saves_and_the_same_command_goes_on(number: signal.Signals, pla
     out, err = process.communicate(timeout=PATIENCE)
     assert (process.returncode, out) == (128 + number, "")
     said = re.fullmatch(
-        r"saved after step ([\d,]+); the same command goes on from there\.\n", err.splitlines(True)[-1]
+        r"saved after step ([\d,]+); the same command resumes from there\.\n", err.splitlines(True)[-1]
     )
     assert said
     assert "Traceback" not in err
@@ -292,7 +301,7 @@ def test_a_run_at_a_terminal_leaves_it_clean(place: Path) -> None:
     assert "folder   runs/tiny" in lines
     assert any(line.startswith("step 4: validation ") for line in lines)
     assert any(re.match(r"\S loading torch|\S ━+ starting", line) for line in [drawn.lstrip("\x1b[?25l"), *lines])
-    assert "tokens to choose among" in drawn
+    assert "per token" in drawn
     during = drawn.partition("folder   runs/tiny")[2]
     assert "\x1b[?25l" not in during  # one that is killed leaves a cursor behind
     assert not re.findall(r"\x1b\[[\d;]*[1-9][\d;]*m", drawn)  # no colour

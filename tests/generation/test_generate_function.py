@@ -35,7 +35,7 @@ def test_streamed_is_returned_and_each_piece_is_whole(model: gh.models.Decoder, 
         settings = {"max_new_tokens": 40, "temperature": temperature, "seed": seed}
         (made,) = gh.generate(model, TOK, "to be", **settings)
         pieces = list(gh.stream(model, TOK, "to be", **settings))
-        assert "".join(pieces) == made.text == TOK.decode(made.ids, special=False)
+        assert "".join(pieces) == made.text == TOK.decode(made.ids, skip_special_tokens=True)
         # The bytes of a random model are mostly no UTF-8: a mark in a piece must be one of the whole text's.
         assert sum(piece.count("\ufffd") for piece in pieces) == made.text.count("\ufffd")
         assert len(made.ids) == len(made.logprobs) == 40
@@ -160,7 +160,7 @@ def test_without_room_a_search_finds_the_empty_text_alone(model: gh.models.Decod
     ("prompts", "settings", "sentence"),
     [
         ("", {}, "the prompt is empty, and the model has no start_id"),
-        ("\ud800", {}, "the text holds half a character at 0"),
+        ("\ud800", {}, "the text has a lone surrogate at index 0"),
         ("to be " * 40, {}, "but max_len is 64; shorten it"),
         ([1, 2, 3], {}, "prompts is a list of ids that begins with 1; put it in a list"),
         ("to", {"n": 2}, "without a temperature or beams all samples are the same"),
