@@ -92,7 +92,7 @@ def test_an_encoder_decoder_trains_on_two_columns_of_any_name(
     settings["data"] |= {"path": str(data_folder / "three.tsv")}
     settings["train"]["out"] = str(data_folder / "three")
     with pytest.raises(
-        InputError, match="has the columns id, en, de, of which pairs take two, by their names source"
+        InputError, match="has the columns id, en, de, but pairs needs two, by default source"
     ):
         train(Run.from_dict(settings), progress=False)
     settings["data"]["columns"] = ["en", "de"]
