@@ -19,7 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from glasshouse.training.journal import Journal
-from glasshouse.training.plots import _smoothed, _thinned, draw
+from glasshouse.training.plots import _smoothed, _downsampled, draw
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -125,7 +125,7 @@ def test_smoothing_against_a_slow_reference(values: list[float], twice: bool) ->
 @given(count=st.integers(0, 9000), seed=st.integers(0, 99))
 def test_downsampling_keeps_order_and_extremes(count: int, seed: int) -> None:
     steps, values = np.arange(count) * 2.0, np.random.default_rng(seed).normal(size=count)
-    kept, course = _thinned((steps, values))
+    kept, course = _downsampled((steps, values))
     assert len(kept) <= 2000
     assert (np.diff(kept) > 0).all()
     assert (values[(kept / 2).astype(int)] == course).all()
