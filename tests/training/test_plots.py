@@ -19,7 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from glasshouse.training.journal import Journal
-from glasshouse.training.plots import _smoothed, _downsampled, draw
+from glasshouse.training.plots import _downsampled, _smoothed, draw
 
 SVG = "{http://www.w3.org/2000/svg}"
 

@@ -91,9 +91,7 @@ def test_an_encoder_decoder_trains_on_two_columns_of_any_name(
     (data_folder / "three.tsv").write_text("\n".join(["id\ten\tde", *(f"{row[0]}\t{row}" for row in rows)]) + "\n")
     settings["data"] |= {"path": str(data_folder / "three.tsv")}
     settings["train"]["out"] = str(data_folder / "three")
-    with pytest.raises(
-        InputError, match="has the columns id, en, de, but pairs needs two, by default source"
-    ):
+    with pytest.raises(InputError, match="has the columns id, en, de, but pairs needs two, by default source"):
         train(Run.from_dict(settings), progress=False)
     settings["data"]["columns"] = ["en", "de"]
     again = train(Run.from_dict(settings), progress=False)
