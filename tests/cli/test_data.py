@@ -12,10 +12,10 @@ import glasshouse as gh
 from cli.runner import Call, Done, at_terminal
 from glasshouse.escaping import show_whitespace
 
-ASKED = "[x] a token the model is asked for"
-TEXTS = f"{ASKED}; ¶ another text begins, which does not see the one before"
-MASKS = f"{ASKED}; [x←y] it reads x and is asked for y; ¶ another text begins, which does not see the one before"
-LABELS = "[x] the label the model is asked for"
+TARGETS = "[x] token in the loss"
+TEXTS = f"{TARGETS}; ¶ next document, which does not attend to the one before"
+MASKS = f"{TARGETS}; [x←y] input x, target y; ¶ next document, which does not attend to the one before"
+LABELS = "[x] label in the loss"
 
 
 @pytest.fixture(autouse=True)
@@ -58,21 +58,21 @@ def test_prepare_says_what_it_wrote_and_that_it_was_there(prepare, tok: Path) ->
     ]
     assert lines[4][1].split() == ["per", "item", "2.5"]
     assert lines[5][1].split() == ["disk", f"{size / 1000:.1f}", "kB"]
-    assert lines[6] == ["engine", f"tokenizers, as {reason}" if reason else "gigatoken"]
-    assert lines[7][0] == "speed"
+    assert lines[6] == ["backend", f"tokenizers, as {reason}" if reason else "gigatoken"]
+    assert lines[7][0] == "throughput"
     again = prepare("a.txt", "b.txt")
     assert again.out.splitlines()[0].split(maxsplit=1) == ["folder", "corpus, already complete"]
-    assert "speed" not in again.out
-    assert "engine" in again.out
+    assert "throughput" not in again.out
+    assert "backend" in again.out
     other = prepare("a.txt")
     assert other.code == 1
-    assert "was begun with another" in other.err
+    assert "was started with different" in other.err
 
 
 def test_fields_are_typed_with_commas_or_one_by_one(prepare) -> None:  # noqa: ANN001
     name = write("a.jsonl", {"id": 1, "en": "yes", "de": "ja"})
-    assert prepare(name, "--kind", "pairs", "--field", "en,de", out="one").code == 0
-    assert prepare(name, "--kind", "pairs", "--field", "en", "--field", "de", out="two").code == 0
+    assert prepare(name, "--kind", "pairs", "--column", "en,de", out="one").code == 0
+    assert prepare(name, "--kind", "pairs", "--column", "en", "--column", "de", out="two").code == 0
     one, two = (gh.data.Corpus.open(place) for place in ("one", "two"))
     assert [part.tolist() for part in one.item(0)] == [part.tolist() for part in two.item(0)]
     told = prepare(write("chat.jsonl", {"prompt": "?", "completion": "!"}), out="chat")
@@ -91,7 +91,7 @@ def test_prepare_hands_its_options_on(prepare) -> None:  # noqa: ANN001
     assert prepare("left", "right", "--kind", "pairs", out="pairs").code == 0
     assert len(gh.data.Corpus.open("pairs")) == 2
     write("rows.jsonl", {"en": "a", "de": "b"})
-    assert prepare("rows.jsonl", "--kind", "pairs", "--field", "de", "--field", "en", out="rows").code == 0
+    assert prepare("rows.jsonl", "--kind", "pairs", "--column", "de", "--column", "en", out="rows").code == 0
     corpus = gh.data.Corpus.open("rows")
     assert [corpus.tokenizer.decode(part) for part in corpus.item(0)] == ["b", "a"]
     sizes = prepare("dates", "--split", "test", out="dates").out
@@ -100,7 +100,7 @@ def test_prepare_hands_its_options_on(prepare) -> None:  # noqa: ANN001
     assert prepare("dates", "--split", "tset", out="never").code == 2
 
 
-def test_prepare_names_the_engine_that_was_left(prepare, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: ANN001
+def test_prepare_reports_the_backend_fallback(prepare, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: ANN001
     if gh.text.corpus_encoder.gigatoken is None:
         pytest.skip("gigatoken is not installed")
     monkeypatch.setattr(
@@ -108,31 +108,31 @@ def test_prepare_names_the_engine_that_was_left(prepare, monkeypatch: pytest.Mon
     )
     Path("a.txt").write_text("ab")
     done = prepare("a.txt")
-    assert done.err == "warning: gigatoken gives other ids for this text, so tokenizers is used.\n"
-    assert "engine           tokenizers, as gigatoken gives other ids for this text\n" in done.out
+    assert done.err == "warning: gigatoken gives different ids for this text, so tokenizers is used.\n"
+    assert "backend          tokenizers, as gigatoken gives different ids for this text\n" in done.out
 
 
-def test_show_running_text(prepare, call: Call) -> None:  # noqa: ANN001
+def test_show_text(prepare, call: Call) -> None:  # noqa: ANN001
     Path("a.txt").write_text("ab")
     Path("b.txt").write_text("c")
     prepare("a.txt", "b.txt")
-    assert shown(call, "--length", "4", "--batch-size", "1") == (
+    assert shown(call, "--seq-len", "4", "--batch-size", "1") == (
         "Corpus(text, 2 items, 5 tokens), step 0: samples 0 to 0\n"
         f"{TEXTS}\n"
         "sample 0, epoch 0, texts 0 to 1, ids 0 to 3\n"
         "  tokens: a [b] ¶ [<|endoftext|>] [c] [<|endoftext|>]\n"
-        "4 tokens, 100.0% carry loss, 0.0% padding\n"
+        "4 tokens, 100.0% in the loss, 0.0% padding\n"
     )
 
 
-def test_show_takes_any_step_process_and_seed(prepare, call: Call) -> None:  # noqa: ANN001
+def test_show_takes_any_step_rank_and_seed(prepare, call: Call) -> None:  # noqa: ANN001
     Path("a.txt").write_text("".join(map(chr, range(0x21, 0x7F))))
     prepare("a.txt")
     corpus = gh.data.Corpus.open("corpus")
-    words = ("--length", "4", "--batch-size", "4", "--step", "7", "--seed", "5", "--rank", "1", "--ranks", "2")
+    words = ("--seq-len", "4", "--batch-size", "4", "--step", "7", "--seed", "5", "--rank", "1", "--world-size", "2")
     out = shown(call, *words)
     lines = out.splitlines()
-    assert lines[0] == "Corpus(text, 1 item, 95 tokens), step 7, process 1 of 2: samples 30 to 31"
+    assert lines[0] == "Corpus(text, 1 item, 95 tokens), step 7, rank 1 of 2: samples 30 to 31"
     batch = gh.data.CausalLMDataset(corpus, 4, seed=5).batch([30, 31])
     for row, number in enumerate((30, 31)):
         origin = gh.data.CausalLMDataset(corpus, 4, seed=5).origin(number)
@@ -143,7 +143,7 @@ def test_show_takes_any_step_process_and_seed(prepare, call: Call) -> None:  # n
         assert all(words_[at + 1] == "[<|endoftext|>]" for at in borders)
         first, *rest = [word for word in words_ if word != "¶"]
         assert [first, *(word[1:-1] for word in rest)] == [one.replace("\\", r"\\") for one in text]
-    few = shown(call, *words, "--rows", "1").splitlines()
+    few = shown(call, *words, "--limit", "1").splitlines()
     assert few == [*lines[:4], lines[-1]]
 
 
@@ -152,47 +152,52 @@ def test_show_masked_text(prepare, call: Call) -> None:  # noqa: ANN001
     Path("b.txt").write_text("def")
     prepare("a.txt", "b.txt")
     corpus = gh.data.Corpus.open("corpus")
-    fates = set()
+    outcomes = set()
     for seed in range(80):
         batch = gh.data.MaskedLMDataset(corpus, 8, seed=seed).batch([0])
         words = []
-        for number, target, asked in zip(
+        for number, target, in_loss in zip(
             *(one[0].tolist() for one in (batch.ids, batch.targets, batch.loss_mask)), strict=True
         ):
-            read, wanted = show_whitespace(corpus.tokenizer.decode_bytes([number])), corpus.tokenizer.decode([target])
-            if asked:
-                fates.add("masked" if read == "<|mask|>" else "changed" if read != wanted else "kept")
-                words.append(f"[{read}←{wanted}]" if read != wanted else f"[{read}]")
+            shown_token, original = (
+                show_whitespace(corpus.tokenizer.decode_bytes([number])),
+                corpus.tokenizer.decode([target]),
+            )
+            if in_loss:
+                outcomes.add(
+                    "masked" if shown_token == "<|mask|>" else "random" if shown_token != original else "kept"
+                )
+                words.append(f"[{shown_token}←{original}]" if shown_token != original else f"[{shown_token}]")
             else:
-                words.append("\\[" if read == "[" else read)
+                words.append("\\[" if shown_token == "[" else shown_token)
         words.insert(4, "¶")
-        assert shown(call, "--length", "8", "--batch-size", "1", "--masked", "--seed", str(seed)) == (
+        assert shown(call, "--seq-len", "8", "--batch-size", "1", "--masked", "--seed", str(seed)) == (
             "Corpus(text, 2 items, 9 tokens), step 0: samples 0 to 0\n"
             f"{MASKS}\n"
             "sample 0, epoch 0, texts 0 to 1, ids 0 to 7\n"
             f"  tokens: {' '.join(words)}\n"
-            f"8 tokens, {batch.loss_mask.sum() / 8:.1%} carry loss, 0.0% padding\n"
+            f"8 tokens, {batch.loss_mask.sum() / 8:.1%} in the loss, 0.0% padding\n"
         )
-    assert fates == {"masked", "changed", "kept"}
+    assert outcomes == {"masked", "random", "kept"}
 
 
 def test_show_pairs(prepare, call: Call) -> None:  # noqa: ANN001
     write("pairs.jsonl", {"source": "abc", "target": "x"}, {"source": "d", "target": "yz"})
     prepare("pairs.jsonl", "--kind", "pairs")
-    # 6 ids of sources and 5 of targets are real, in 2 x 4 and 2 x 3 places.
+    # 6 ids of sources and 5 of targets are real, in 2 x 4 and 2 x 3 positions.
     assert shown(call, "--batch-size", "2") == (
         "Corpus(pairs, 2 items, 7 tokens), step 0: samples 0 to 1\n"
-        f"{ASKED}\n"
+        f"{TARGETS}\n"
         "sample 0, epoch 0, item 1 of pairs.jsonl\n"
         "  source (2 padding): d <|endoftext|>\n"
         "  target: <|endoftext|> [y] [z] [<|endoftext|>]\n"
         "sample 1, epoch 0, item 0 of pairs.jsonl\n"
         "  source: a b c <|endoftext|>\n"
         "  target (1 padding): <|endoftext|> [x] [<|endoftext|>]\n"
-        "11 tokens, 45.5% carry loss, 21.4% padding\n"
+        "11 tokens, 45.5% in the loss, 21.4% padding\n"
     )
-    short = shown(call, "--batch-size", "1", "--length", "3").splitlines()
-    assert short[-1] == "1 of 2 items are longer than 3 tokens and never seen"
+    short = shown(call, "--batch-size", "1", "--seq-len", "3").splitlines()
+    assert short[-1] == "1 of 2 items are longer than 3 tokens and skipped"
     assert "item 1 of" in short[2]
 
 
@@ -209,22 +214,22 @@ def test_show_labelled(prepare, call: Call) -> None:  # noqa: ANN001
         "sample 1, epoch 0, item 0 of reviews.jsonl\n"
         "  text: <|endoftext|> a b <|endoftext|>\n"
         "  label: [good \\x1b[1m]\n"
-        "7 tokens, 2 labels carry loss, 12.5% padding\n"
+        "7 tokens, 2 labels in the loss, 12.5% padding\n"
     )
 
 
 def test_show_tagged(prepare, call: Call) -> None:  # noqa: ANN001
     write("a.jsonl", {"words": ["ab", "["], "tags": ["x", "y\x1b[1m"]}, {"words": ["c"], "tags": ["x"]})
     assert prepare("a.jsonl", "--kind", "tagged").code == 0
-    # Texts of 4 ids and 1, each between two more: 9 in 2 x 6 places, 3 of them asked for.
+    # Texts of 4 ids and 1, each between two more: 9 in 2 x 6 positions, 3 of them in the loss.
     assert shown(call, "--batch-size", "2") == (
         "Corpus(tagged, 2 items, 5 tokens), step 0: samples 0 to 1\n"
-        "[x/y] a token and the tag it is asked for\n"
+        "[x/y] token and its tag in the loss\n"
         "sample 0, epoch 0, item 1 of a.jsonl\n"
         "  words (3 padding): <|endoftext|> [c/x] <|endoftext|>\n"
         "sample 1, epoch 0, item 0 of a.jsonl\n"
         "  words: <|endoftext|> [a/x] b [␣/y\\x1b[1m] \\[ <|endoftext|>\n"
-        "9 tokens, 33.3% carry loss, 25.0% padding\n"
+        "9 tokens, 33.3% in the loss, 25.0% padding\n"
     )
 
 
@@ -237,30 +242,30 @@ def test_show_conversations(prepare, call: Call) -> None:  # noqa: ANN001
     corpus = repr(gh.data.Corpus.open("corpus"))
     assert shown(call, "--batch-size", "2") == (
         f"{corpus}, step 0: samples 0 to 1\n"
-        f"{ASKED}\n"
+        f"{TARGETS}\n"
         "sample 0, epoch 0, item 1 of chat.jsonl\n"
         "  tokens (9 padding): <|user|> a <|end|> <|assistant|> [b] [<|end|>]\n"
         "sample 1, epoch 0, item 0 of chat.jsonl\n"
         "  tokens: <|user|> a ␣ ⏎ <|end|> <|assistant|> [b] [c] [<|end|>] "
         "<|user|> a <|end|> <|assistant|> [b] [<|end|>]\n"
-        "19 tokens, 36.8% carry loss, 32.1% padding\n"
+        "19 tokens, 36.8% in the loss, 32.1% padding\n"
     )
 
 
-def test_show_at_a_terminal_marks_by_colours_and_never_by_the_text(prepare) -> None:  # noqa: ANN001
+def test_show_on_a_terminal_uses_colours_and_escapes_the_text(prepare) -> None:  # noqa: ANN001
     Path("a.txt").write_text("a[b]\x1b[2J")
     prepare("a.txt")
-    drawn = at_terminal("data", "show", "corpus", "--length", "4", "--batch-size", "2", "--masked", COLUMNS="100")
+    drawn = at_terminal("data", "show", "corpus", "--seq-len", "4", "--batch-size", "2", "--masked", COLUMNS="100")
     assert "\x1b[30;43mmasked\x1b[0m" in drawn
     assert "\x1b[2J" not in drawn
-    row = at_terminal("data", "show", "corpus", "--length", "8", "--batch-size", "1", "--rows", "1")
+    row = at_terminal("data", "show", "corpus", "--seq-len", "8", "--batch-size", "1", "--limit", "1")
     assert "\x1b[2ma\x1b[0m\x1b[92m[\x1b[0m\x1b[32mb\x1b[0m\x1b[92m]\x1b[0m\x1b[32m\\x1b\x1b[0m" in row
-    plain = at_terminal("data", "show", "corpus", "--length", "8", "--batch-size", "1", NO_COLOR="1")
+    plain = at_terminal("data", "show", "corpus", "--seq-len", "8", "--batch-size", "1", NO_COLOR="1")
     assert "  tokens: a [[] [b] []] [\\x1b] [[] [2] [J] [<|endoftext|>]\n" in plain
     assert "\x1b" not in plain
 
 
-def test_list_names_what_there_is(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_list_builtin_datasets(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = {line.split()[0]: line.split()[1:5] for line in call("data", "list").out.splitlines()}
     assert list(rows) == ["name", *gh.data.builtin_datasets()]
     for name in gh.data.builtin_datasets():
@@ -276,11 +281,11 @@ def test_list_names_what_there_is(call: Call, monkeypatch: pytest.MonkeyPatch) -
     assert out[5:] == ["- dates need Babel; install it."]
 
 
-def test_verify_says_ok_or_what_is_damaged(prepare, call: Call) -> None:  # noqa: ANN001
+def test_verify_reports_ok_or_corruption(prepare, call: Call) -> None:  # noqa: ANN001
     Path("a.txt").write_text("ab")
     prepare("a.txt")
     assert call("data", "verify", "corpus") == Done(
-        0, "ok: Corpus(text, 1 item, 3 tokens), 1 shard, made by Tokenizer(BPE, 263 tokens)\n", ""
+        0, "ok: Corpus(text, 1 item, 3 tokens), 1 shard, encoded with Tokenizer(BPE, 263 tokens)\n", ""
     )
     (ids,) = Path("corpus").glob("*.ids.npy")
     whole = ids.read_bytes()
@@ -289,30 +294,30 @@ def test_verify_says_ok_or_what_is_damaged(prepare, call: Call) -> None:  # noqa
         done = call("data", command, "corpus")
         assert (done.code, done.out) == (1, "")
         assert done.err == "error: 'corpus/" + ids.name + (
-            "' does not match its hash, so it is damaged; prepare the text again.\n"
+            "' does not match its hash, so it is corrupt; prepare the text again.\n"
         )
     ids.write_bytes(whole)
     gh.Tokenizer.train(texts=["other words"], vocab_size=265).save("corpus/tokenizer")
     for command in ("verify", "show"):
-        done = call("data", command, "corpus", *(["--length", "2"] if command == "show" else []))
+        done = call("data", command, "corpus", *(["--seq-len", "2"] if command == "show" else []))
         assert (done.code, done.out) == (1, "")
-        assert "is not the one that made the ids" in done.err
+        assert "is not the one that encoded the corpus" in done.err
     Path("corpus/manifest.json").write_text("{")
-    assert "is damaged" in call("data", "verify", "corpus").err
+    assert "is corrupt" in call("data", "verify", "corpus").err
 
 
 @pytest.mark.parametrize(
-    ("words", "sentence"),
+    ("args", "message"),
     [
-        (("--masked",), "is of kind pairs, but rows are cut from text"),
+        (("--masked",), "is of kind pairs, not text"),
         (("--batch-size", "9"), "batch_size is 9, but 1 items"),
-        (("--rank", "2", "--ranks", "2"), "rank is 2"),
-        (("--batch-size", "1", "--ranks", "2"), "need a multiple of 2"),
+        (("--rank", "2", "--world-size", "2"), "rank is 2"),
+        (("--batch-size", "1", "--world-size", "2"), "need a multiple of 2"),
     ],
 )
-def test_what_cannot_be_shown_is_one_sentence(words: tuple[str, ...], sentence: str, prepare, call: Call) -> None:  # noqa: ANN001
+def test_show_errors_are_one_line(args: tuple[str, ...], message: str, prepare, call: Call) -> None:  # noqa: ANN001
     write("pairs.jsonl", {"source": "abc", "target": "x"})
     prepare("pairs.jsonl", "--kind", "pairs")
-    done = call("data", "show", "corpus", *(words if "--batch-size" in words else ("--batch-size", "1", *words)))
+    done = call("data", "show", "corpus", *(args if "--batch-size" in args else ("--batch-size", "1", *args)))
     assert (done.code, done.out, done.err.count("\n")) == (1, "", 1)
-    assert sentence in done.err
+    assert message in done.err

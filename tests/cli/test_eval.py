@@ -51,48 +51,51 @@ def test_figures_are_those_of_the_library(place: Path, call: Call) -> None:
     model, tok = gh.load(place / "alone")
     assert tok is not None
     report = gh.evaluate(model, tok, place / "validation.txt", seq_len=16, limit=3)
-    words = ("eval", place / "alone", place / "validation.txt", "--length", "16", "--limit", "3", "--device", "cpu")
-    figures = report.metrics
+    words = ("eval", place / "alone", place / "validation.txt", "--seq-len", "16", "--limit", "3", "--device", "cpu")
+    metrics = report.metrics
     assert rows(call(*words)) == {
-        "loss": f"{figures['loss']:.4f}",
-        "perplexity": f"{figures['perplexity']:.2f}",
-        "accuracy": f"{figures['accuracy']:.2%}",
-        "bits per byte": f"{figures['bits_per_byte']:.4f}",
-        "asked for": "48",
+        "loss": f"{metrics['loss']:.4f}",
+        "perplexity": f"{metrics['perplexity']:.2f}",
+        "accuracy": f"{metrics['accuracy']:.2%}",
+        "bits per byte": f"{metrics['bits_per_byte']:.4f}",
+        "evaluated on": "48",
     }
     done = call(*words, "--json")
     assert done.out.count("\n") == 1
-    told = json.loads(done.out)
-    assert told == {
+    found = json.loads(done.out)
+    assert found == {
         "kind": "text",
-        "asked": 48,
-        "left_out": 0,
-        "figures": figures,
-        "items": report.n_items,
-        "measured": 3,
-        "written": 0,
+        "n_targets": 48,
+        "n_too_long": 0,
+        "metrics": metrics,
+        "n_items": report.n_items,
+        "n_evaluated": 3,
+        "n_generated": 0,
         "signatures": {},
         "examples": [
-            {"read": one.input, "expected": one.reference, "said": one.prediction, "n_best": []}
+            {"input": one.input, "reference": one.reference, "prediction": one.prediction, "n_best": []}
             for one in report.examples
         ],
     }
-    assert f"tokens, in 3 of {report.n_items} rows\n" in call(*words).out
+    assert f"tokens, in 3 of {report.n_items} sequences\n" in call(*words).out
 
 
-def test_the_model_and_the_columns_tell_what_is_measured(place: Path, call: Call) -> None:
-    translator, words = place / "translator", ("--kind", "pairs", "--field", "en", "--field", "de", "--written", "0")
-    told = call("eval", translator, place / "pairs.tsv", *words)
-    itself = call("eval", translator, place / "pairs.tsv", "--written", "0")
-    assert (itself.code, itself.out) == (0, told.out)
-    assert (told.err, itself.err) == ("", "the data are of kind pairs, in the columns en, de\n")
-    assert call("eval", translator, place / "pairs.tsv", "--field", "en,de", "--written", "0").out == told.out
+def test_kind_is_inferred_from_the_model_and_the_columns(place: Path, call: Call) -> None:
+    translator, words = (
+        place / "translator",
+        ("--kind", "pairs", "--column", "en", "--column", "de", "--generate", "0"),
+    )
+    found = call("eval", translator, place / "pairs.tsv", *words)
+    itself = call("eval", translator, place / "pairs.tsv", "--generate", "0")
+    assert (itself.code, itself.out) == (0, found.out)
+    assert (found.err, itself.err) == ("", "the data are of kind pairs, in the columns en, de\n")
+    assert call("eval", translator, place / "pairs.tsv", "--column", "en,de", "--generate", "0").out == found.out
     model, tok = gh.load(translator)
     assert tok is not None
     assert gh.evaluate(model, tok, place / "pairs.tsv", generate=0).kind == "pairs"
 
 
-def test_bytes_that_are_not_utf8_have_a_way_out(place: Path, call: Call) -> None:
+def test_errors_replace_accepts_invalid_utf8(place: Path, call: Call) -> None:
     (place / "latin.txt").write_bytes(b"caf\xe9 " * 50)
     assert "errors (of a run, data.errors) to 'replace'" in call("eval", place / "alone", place / "latin.txt").err
     assert call("eval", place / "alone", place / "latin.txt", "--errors", "replace").code == 0
@@ -102,7 +105,9 @@ def test_the_folder_of_a_run_is_its_model(place: Path, call: Call) -> None:
     assert call("eval", place / "run").out == call("eval", place / "run" / "model").out != ""
 
 
-def test_a_run_knows_what_it_was_tried_on(place: Path, call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_default_data_is_the_validation_set_of_the_run(
+    place: Path, call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
     by_name = call("eval", place / "run" / "model", place / "run" / "data" / "validation")
     assert call("eval", place / "run" / "model") == by_name
     assert by_name.code == 0
@@ -110,7 +115,7 @@ def test_a_run_knows_what_it_was_tried_on(place: Path, call: Call, monkeypatch: 
     assert call("eval", ".") == by_name
 
 
-def test_baselines_stand_beside_the_model(place: Path, call: Call) -> None:
+def test_baselines(place: Path, call: Call) -> None:
     counts = gh.evaluation.ByteModel(5)
     counts.train([TRAIN.encode()])
     bits = {name: gh.evaluation.compressed_bits(HELD.encode(), by=name) for name in ("gzip", "xz")}
@@ -119,13 +124,13 @@ def test_baselines_stand_beside_the_model(place: Path, call: Call) -> None:
     shown = rows(call("eval", place / "run" / "model", "--baselines"))
     bits["byte 5-gram"] = counts.bits(HELD.encode())
     assert {name: shown[name] for name in bits} == {name: f"{value:.4f}" for name, value in bits.items()}
-    # What the run learned from is not set beside counts of itself.
+    # The training set is not compared with counts of itself.
     itself = ("eval", place / "run" / "model", place / "run" / "data" / "train", "--baselines", "--json")
     assert set(json.loads(call(*itself).out)["baselines"]) == {"gzip", "xz"}
 
 
 def test_pairs_by_their_columns(place: Path, call: Call) -> None:
-    words = ("eval", place / "translator", place / "pairs.tsv", "--kind", "pairs", "--field", "en", "--field", "de")
+    words = ("eval", place / "translator", place / "pairs.tsv", "--kind", "pairs", "--column", "en", "--column", "de")
     done = call(*words)
     assert set(rows(done)) == {
         "loss",
@@ -134,51 +139,51 @@ def test_pairs_by_their_columns(place: Path, call: Call) -> None:
         "exact match",
         "BLEU",
         "chrF",
-        "asked for",
-        "left out",
+        "evaluated on",
+        "skipped",
     }
-    assert rows(done)["left out"] == "1"
-    assert "example 2\nread      no\nexpected  nein\\x1b[31m\nsaid" in done.out
+    assert rows(done)["skipped"] == "1"
+    assert "example 2\ninput       no\nreference   nein\\x1b[31m\nprediction" in done.out
     assert "\x1b" not in done.out
     signature = gh.evaluation.bleu(["a"], ["a"]).signature
     assert re.search(rf"^BLEU +[\d.]+  0 to 100, over 2 texts, {re.escape(signature)}$", done.out, re.MULTILINE)
     assert re.search(r"^exact match +[\d.]+%  of 2 texts$", done.out, re.MULTILINE)
-    for option in ("--written", "--limit"):
+    for option in ("--generate", "--limit"):
         said = call(*words, option, "1").out
         assert re.search(r"^exact match +[\d.]+%  of 1 of 2 texts$", said, re.MULTILINE), said
         assert "0 to 100, over 1 of 2 texts, nrefs:1|" in said
-    told = json.loads(call(*words, "--beams", "3", "--n", "2", "--json").out)
-    assert set(told["signatures"]) == {"bleu", "chrf"}
-    (first, _), (second, _) = told["examples"][0]["n_best"]
+    found = json.loads(call(*words, "--beams", "3", "--n-best", "2", "--json").out)
+    assert set(found["signatures"]) == {"bleu", "chrf"}
+    (first, _), (second, _) = found["examples"][0]["n_best"]
     assert first >= second
-    lines = call(*words, "--beams", "3", "--n", "2").out.splitlines()
+    lines = call(*words, "--beams", "3", "--n-best", "2").out.splitlines()
     best = [line for line in lines if line.startswith("best ")]
     assert len(best) == 4
-    assert best[0].startswith(f"best 1    {first:.4f}  ")
-    few = rows(call(*words, "--written", "0"))
-    assert set(few) == {"loss", "perplexity", "accuracy", "asked for", "left out"}
+    assert best[0].startswith(f"best 1      {first:.4f}  ")
+    few = rows(call(*words, "--generate", "0"))
+    assert set(few) == {"loss", "perplexity", "accuracy", "evaluated on", "skipped"}
 
 
-def test_a_builtin_set(place: Path, call: Call) -> None:
-    words = ("eval", place / "translator", "dates", "--limit", "4", "--written", "0", "--json")
+def test_builtin_dataset(place: Path, call: Call) -> None:
+    words = ("eval", place / "translator", "dates", "--limit", "4", "--generate", "0", "--json")
     found = [json.loads(call(*words, "--split", split).out) for split in ("validation", "test")]
     assert json.loads(call(*words).out) == found[0]
     assert found[0] != found[1]
 
 
-def test_progress_is_for_terminals_alone(place: Path, call: Call) -> None:
+def test_progress_is_shown_only_on_terminals(place: Path, call: Call) -> None:
     plain = call("eval", place / "alone", place / "validation.txt")
     drawn = at_terminal("eval", place / "alone", place / "validation.txt", COLUMNS="100")
     assert plain.err == ""
-    assert "measuring" in drawn
+    assert "evaluating" in drawn
     assert "perplexity" in drawn
-    assert "measuring" not in plain.out
+    assert "evaluating" not in plain.out
 
 
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("alone",), "there is no data to measure on"),
+        (("alone",), "there is no data to evaluate on"),
         (("absent", "dates"), "absent"),
         (("wordless", "validation.txt"), "has no tokenizer"),
         (("alone", "absent.txt"), "absent.txt"),
@@ -189,7 +194,7 @@ def test_progress_is_for_terminals_alone(place: Path, call: Call) -> None:
         (("alone", "validation.txt", "--device", "mps"), "--device is 'mps'"),
     ],
 )
-def test_a_mistake_is_one_sentence(
+def test_errors_are_one_line(
     words: tuple[str, ...], said: str, place: Path, call: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(place)
@@ -201,34 +206,34 @@ def test_a_mistake_is_one_sentence(
     assert done.err.count("\n") == 1
 
 
-def test_a_run_that_held_out_a_part_is_measured_on_that(place: Path, tmp_path: Path, call: Call) -> None:
+def test_run_with_val_fraction_is_evaluated_on_the_split(place: Path, tmp_path: Path, call: Call) -> None:
     shutil.copytree(place / "run", tmp_path / "run")
     shutil.rmtree(tmp_path / "run" / "data" / "validation")
-    run = '[model]\npreset = "tiny-decoder"\n[data]\nhold_out = 0.25\n'
+    run = '[model]\npreset = "tiny-decoder"\n[data]\nval_fraction = 0.25\n'
     (tmp_path / "run" / "run.toml").write_text(run)
-    told = json.loads(call("eval", tmp_path / "run" / "model", "--json", "--baselines").out)
+    found = json.loads(call("eval", tmp_path / "run" / "model", "--json", "--baselines").out)
     learned, held = gh.data.Corpus.open(place / "run" / "data" / "train").split(0.25)
     model, tok = gh.load(place / "run" / "model")
     assert tok is not None
-    assert told["figures"]["loss"] == pytest.approx(gh.evaluate(model, tok, held).metrics["loss"])
-    assert told["baselines"] == gh.evaluation.baseline_bits(held, learned)
+    assert found["metrics"]["loss"] == pytest.approx(gh.evaluate(model, tok, held).metrics["loss"])
+    assert found["baselines"] == gh.evaluation.baseline_bits(held, learned)
     (tmp_path / "run" / "run.toml").unlink()
-    assert "there is no data to measure on" in call("eval", tmp_path / "run" / "model").err
+    assert "there is no data to evaluate on" in call("eval", tmp_path / "run" / "model").err
 
 
-def test_json_has_no_word_for_infinity(place: Path, call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
-    figures = {"loss": 800.0, "perplexity": math.inf, "accuracy": math.nan}
-    report = gh.evaluation.Report("text", figures, 1, [])
+def test_json_has_null_for_nan_and_infinity(place: Path, call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    metrics = {"loss": 800.0, "perplexity": math.inf, "accuracy": math.nan}
+    report = gh.evaluation.Report("text", metrics, 1, [])
 
     def measured(*_: Any, **__: Any) -> gh.evaluation.Report:  # noqa: ANN401
         return report
 
     monkeypatch.setattr(gh, "evaluate", measured, raising=False)
-    told = json.loads(call("eval", place / "run" / "model", "--json").out, parse_constant=pytest.fail)
-    assert told["figures"] == {"loss": 800.0, "perplexity": None, "accuracy": None}
+    found = json.loads(call("eval", place / "run" / "model", "--json").out, parse_constant=pytest.fail)
+    assert found["metrics"] == {"loss": 800.0, "perplexity": None, "accuracy": None}
 
 
-def test_a_long_text_shows_both_of_its_ends() -> None:
+def test_long_text_is_shortened_in_the_middle() -> None:
     assert command._shorten("a b") == "a␣b"
     assert command._shorten("a" * 160) == "a" * 160
     assert command._shorten("a" * 100 + "b" * 100) == "a" * 80 + " … " + "b" * 80

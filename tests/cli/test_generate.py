@@ -208,7 +208,7 @@ def test_stop_takes_escapes_and_may_be_given_again(house: House, call: Call) -> 
 
 @pytest.mark.parametrize(
     ("words", "drafter"),
-    [(["--lookup"], gh.generation.PromptLookup), (["--draft", "small"], gh.generation.DraftModel)],
+    [(["--prompt-lookup"], gh.generation.PromptLookup), (["--draft-model", "small"], gh.generation.DraftModel)],
 )
 def test_drafts_change_nothing_but_the_speed(
     words: list[str],
@@ -279,7 +279,7 @@ def test_a_completion_for_which_there_is_no_room_says_so(
     assert len(objects(done.out)[0]["ids"]) == 16 - before
     assert done.err == f"warning: {cut}positions (max_len).\n"
     many = lines("generate", house["learned"], "-", "--max-new-tokens", "400", stdin=b"to be\nto be\nto be or not\n")
-    assert many.err == f"warning: 3 of 3 completions, such as this: {cut}positions (max_len).\n"
+    assert many.err == f"warning: 3 of 3 completions, the first: {cut}positions (max_len).\n"
     chat = ("generate", house["learned"], "--chat", "--max-new-tokens", "400")
     assert "of 400 new tokens were written" in call(*chat, stdin=b"to\n").err
     assert call("generate", house["learned"], "to be", "--max-new-tokens", "2").err == ""
@@ -589,8 +589,9 @@ def test_a_conversation_that_outgrows_its_room_forgets_its_beginning(house: Hous
             continue
         if gone := len(history) + 1 - len(kept):
             err.append(
-                f"warning: the conversation has outgrown its 64 tokens, so its oldest {gone} messages are forgotten; "
-                "--max-len makes more room."
+                "warning: the conversation is longer than max_len (64 tokens), so its oldest "
+                f"{gone} messages were dropped; "
+                "raise --max-len."
             )
         out += answers(house, "short", [text], kept[:-1])
         history = [*kept, {"role": "assistant", "content": out[-1]}]
@@ -658,7 +659,7 @@ def test_a_conversation_at_a_terminal(house: House, start: Start) -> None:
     there.type("half of")
     there.until("half of")
     # Python misses a signal that comes just before it waits for the next key.
-    there.until("Ctrl-D ends the conversation\n> ", key="\x03")
+    there.until("Ctrl-D ends the chat\n> ", key="\x03")
     there.type("or not\n")
     there.until("or not\n..")
     there.type("\x03")
@@ -721,22 +722,28 @@ def test_help_needs_no_torch_and_shows_defaults_units_and_an_example() -> None:
     [
         (["decoder"], "there is no prompt; give one, or - to read them from stdin, or --chat."),
         (["decoder", "hi", "--temperature", "-1"], "temperature is -1.0, but it must be 0 or above."),
-        (["decoder", "hi", "--n", "2"], "n is 2, but without --temperature or --beams all are the same"),
-        (["decoder", "hi", "--n", "3", "--beams", "2"], "n is 3, but a search of 2 beams finds no more than these"),
+        (["decoder", "hi", "--n", "2"], "n is 2, but without --temperature or --beams all completions are the same"),
+        (
+            ["decoder", "hi", "--n", "3", "--beams", "2"],
+            "n is 3, but a search with 2 beams returns at most that many",
+        ),
         (["decoder", "hi", "--beams", "3", "--slots", "2"], "beams is 3, but the engine has 2 slots"),
         (["decoder", "hi", "--stop", ""], "stop is ('',)"),
-        (["decoder", "hi", "--draft", "small", "--lookup"], "--draft and --lookup were both given"),
-        (["decoder", "hi", "--draft", "seq2seq"], "the draft model is a Seq2Seq"),
+        (
+            ["decoder", "hi", "--draft-model", "small", "--prompt-lookup"],
+            "--draft-model and --prompt-lookup were both given",
+        ),
+        (["decoder", "hi", "--draft-model", "seq2seq"], "the draft model is a Seq2Seq"),
         (["double", "hi", "--int8"], "a weight is torch.float64 on cpu, but int8 needs float32 on the CPU"),
-        (["decoder", "hi", "--system", "x"], "--system was given, but it begins a conversation; give --chat, too."),
+        (["decoder", "hi", "--system", "x"], "--system was given without --chat; add --chat."),
         (
             ["decoder", "hi", "--chat", "--n", "2", "--temperature", "1"],
-            "n is 2, but a conversation goes on from one",
+            "n is 2, but a chat has one reply per message",
         ),
-        (["plain", "hi", "--chat"], "has no chat template, so it holds no conversation; leave out --chat."),
-        (["seq2seq", "hi", "--chat"], "is an encoder-decoder, so it holds no conversation; leave out --chat."),
+        (["plain", "hi", "--chat"], "has no chat template, so it cannot chat; leave out --chat."),
+        (["seq2seq", "hi", "--chat"], "is an encoder-decoder, so it cannot chat; leave out --chat."),
         (["encoder", "hi"], "the model is of type Encoder"),
-        (["wordless", "hi"], "has no tokenizer, so it reads no text; put its tokenizer.json there."),
+        (["wordless", "hi"], "has no tokenizer; add its tokenizer.json to the folder."),
         (["learned", "to be " * 20], "tokens, but max_len is 16"),
         (["short", ""], "the prompt is empty, and the model has no start_id"),
         (["absent/model", "hi"], "there is no folder"),

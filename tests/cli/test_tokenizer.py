@@ -37,14 +37,14 @@ def test_train_says_what_it_made(call: Call, tmp_path: Path) -> None:
     )
 
 
-def test_train_takes_what_the_library_takes(call: Call, tmp_path: Path) -> None:
+def test_train_options(call: Call, tmp_path: Path) -> None:
     (tmp_path / "rows.jsonl").write_bytes(b'{"body": "one 1234 \xff two"}\n' * 3)
     words = (
         "--vocab-size",
         "280",
         "--pattern",
         "gpt4",
-        "--field",
+        "--column",
         "body",
         "--errors",
         "replace",
@@ -53,10 +53,10 @@ def test_train_takes_what_the_library_takes(call: Call, tmp_path: Path) -> None:
     )
     assert call("tokenizer", "train", tmp_path / "rows.jsonl", "--out", tmp_path / "out", *words).code == 0
     same = gh.Tokenizer.train(
-        tmp_path / "rows.jsonl", vocab_size=280, pattern="gpt4", field="body", errors="replace", max_words=300
+        tmp_path / "rows.jsonl", vocab_size=280, pattern="gpt4", column="body", errors="replace", max_words=300
     )
     assert gh.Tokenizer.load(tmp_path / "out").fingerprint == same.fingerprint
-    strict = call("tokenizer", "train", tmp_path / "rows.jsonl", "--out", tmp_path / "never", "--field", "body")
+    strict = call("tokenizer", "train", tmp_path / "rows.jsonl", "--out", tmp_path / "never", "--column", "body")
     assert strict.code == 1
     assert "set errors (of a run, data.errors) to 'replace'" in strict.err
     few = call("tokenizer", "train", tmp_path / "rows.jsonl", "--out", tmp_path / "never", *words[:-1], "255")
@@ -72,7 +72,7 @@ def test_train_takes_what_the_library_takes(call: Call, tmp_path: Path) -> None:
         ("chat", lambda item: [message["content"] for message in item]),
     ],
 )
-def test_a_built_in_set_is_a_source(name: str, texts, call: Call, tmp_path: Path, monkeypatch) -> None:  # noqa: ANN001
+def test_builtin_dataset_is_a_source(name: str, texts, call: Call, tmp_path: Path, monkeypatch) -> None:  # noqa: ANN001
     monkeypatch.chdir(tmp_path)
     found = gh.data.builtin_dataset(name)
     few = type(found)(found.name, found.kind, found.description, lambda split: 20, found.item, found.labels)
@@ -94,8 +94,8 @@ def test_encode_prints_the_ids_of_the_library(call: Call, tmp_path: Path) -> Non
     assert call("tokenizer", "encode", folder, text).out == ids
     assert call("tokenizer", "encode", folder, "--file", tmp_path / "in.txt").out == ids
     assert call("tokenizer", "encode", folder, stdin=text.encode()).out == ids
-    trusted = call("tokenizer", "encode", folder, text, "--trusted").out
-    assert trusted == " ".join(map(str, tok.encode(text, parse_special_tokens=True))) + "\n" != ids
+    parsed = call("tokenizer", "encode", folder, text, "--allow-special").out
+    assert parsed == " ".join(map(str, tok.encode(text, parse_special_tokens=True))) + "\n" != ids
     assert call("tokenizer", "encode", folder, "").out == "\n"
     assert call("tokenizer", "decode", folder, *ids.split()).out == text
     assert call("tokenizer", "decode", folder, stdin=b"").out == ""
@@ -116,7 +116,7 @@ def test_decode_undoes_encode_on_any_bytes_through_real_pipes(call: Call, tmp_pa
     assert (first.returncode, second.returncode) == (0, 0)
 
 
-def test_encode_at_a_terminal_shows_tokens(call: Call, tmp_path: Path) -> None:
+def test_encode_shows_tokens_on_a_terminal(call: Call, tmp_path: Path) -> None:
     folder = train(call, tmp_path, HUGS, 266)
     text = "hugs [red]\x1b[2J\nhug"
     ids = " ".join(map(str, gh.Tokenizer.load(folder).encode(text)))
@@ -134,23 +134,23 @@ def test_encode_at_a_terminal_shows_tokens(call: Call, tmp_path: Path) -> None:
 
 SHOWN = """\
 {folder}: Tokenizer(BPE, 266 tokens)
-fingerprint  {fingerprint}
-for corpora  {engine}
-special      0 <|endoftext|> bos eos
-special      1 <|pad|> pad
-special      2 <|mask|> mask
-special      3 <|system|>
-special      4 <|user|>
-special      5 <|assistant|>
-special      6 <|end|>
+fingerprint     {fingerprint}
+corpus backend  {backend}
+special         0 <|endoftext|> bos eos
+special         1 <|pad|> pad
+special         2 <|mask|> mask
+special         3 <|system|>
+special         4 <|user|>
+special         5 <|assistant|>
+special         6 <|end|>
 """
 
 
 def shown(folder: Path) -> str:
     tok = gh.Tokenizer.load(folder)
     reason = tok.corpus_encoder().reason
-    engine = f"tokenizers, as {reason}" if reason else "gigatoken"
-    return SHOWN.format(folder=folder, fingerprint=tok.fingerprint[:12], engine=engine)
+    backend = f"tokenizers, as {reason}" if reason else "gigatoken"
+    return SHOWN.format(folder=folder, fingerprint=tok.fingerprint[:12], backend=backend)
 
 
 def test_show_merges_a_word_step_by_step(call: Call, tmp_path: Path) -> None:
@@ -208,7 +208,7 @@ def test_show_measures_on_a_text(call: Call, tmp_path: Path) -> None:
     assert longest.split()[:4] == ["longest", "␣hug", "hug", "ug"]
 
 
-def test_show_reads_the_start_of_a_text_unless_all_is_asked_for(
+def test_show_uses_the_start_of_a_text_without_all(
     call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = train(call, tmp_path, HUGS, 266)
@@ -229,7 +229,7 @@ def test_show_compares_two(call: Call, tmp_path: Path, tok: Path) -> None:
     assert done.out.endswith(f"\n{folder}: hug ␣hug ␣hug s ␣ p ug\n{tok}: h u g ␣ h u g ␣ h u g s ␣ p u g\n")
 
 
-def test_show_knows_other_kinds(call: Call, tmp_path: Path) -> None:
+def test_show_other_kinds(call: Call, tmp_path: Path) -> None:
     words = {"type": "WordLevel", "vocab": {"[UNK]": 0, "hello": 1, "world": 9}, "unk_token": "[UNK]"}
     table = {"version": "1.0", "pre_tokenizer": {"type": "Whitespace"}, "model": words}
     gh.Tokenizer.from_json(json.dumps(table)).save(tmp_path / "words")
@@ -245,8 +245,8 @@ def test_show_knows_other_kinds(call: Call, tmp_path: Path) -> None:
 
 def test_watch_shows_each_merge(call: Call, tmp_path: Path) -> None:
     (tmp_path / "text.txt").write_text("ab ab ac")
-    words = ("tokenizer", "watch", tmp_path / "text.txt", "--rivals", "2")
-    # Of pairs that are equally frequent the one with smaller ids is merged, and ␣ is a late letter of the alphabet.
+    words = ("tokenizer", "watch", tmp_path / "text.txt", "--runners-up", "2")
+    # Of pairs that are equally frequent the one with smaller ids is merged, and ␣ is late in the initial alphabet.
     assert call(*words, "--merges", "2").out == (
         "8 bytes, 3 words, 3 of them distinct\n"
         "\nmerge 1: a + b = ab, 2 times\n"
@@ -261,18 +261,16 @@ def test_watch_shows_each_merge(call: Call, tmp_path: Path) -> None:
     other = call(*words, "--merges", "99", "--sample", "cab").out
     assert "  before  c a b\n  after   c [ab]\n" in other
     assert "merge 2: a + c = ac, 1 time\n" in other
-    assert "  sample  does not hold it\n" in other
-    assert other.endswith("\nthere are no more pairs to merge after 4\n")
+    assert "  sample  does not contain it\n" in other
+    assert other.endswith("\nno pairs are left to merge after 4\n")
 
 
-def test_watch_keeps_the_most_frequent_words_and_says_so(
-    call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_watch_uses_only_the_most_frequent_words(call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(commands.merges, "MOST", 1)
     (tmp_path / "text.txt").write_text("xy ab ab ab")
     out = call("tokenizer", "watch", tmp_path / "text.txt", "--merges", "9").out
     assert "only the 1 most frequent words are used, 75.0% of all" in out
-    assert out.endswith("there are no more pairs to merge after 2\n")
+    assert out.endswith("no pairs are left to merge after 2\n")
 
 
 def test_watch_reads_the_start(call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

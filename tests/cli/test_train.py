@@ -84,23 +84,32 @@ def test_it_trains_says_how_it_went_and_what_to_try_and_that_works(place: Path, 
     for line in (
         r"folder   my runs/first",
         r"data     1 file, 2\.5 kB",
-        r"stop     Ctrl-C saves a checkpoint and stops; run it again to resume",
+        r"stop     Ctrl-C saves a checkpoint and stops; run the same command again to resume",
         r"model    decoder, 1 layer, d_model 64, 4 heads: [\d,]+ parameters",
-        r"tokens   text: [\d,]+ in 1 item to learn from, [\d,]+ held out",
+        r"tokens   text: [\d,]+ in 1 item for training, [\d,]+ for validation",
         r"device   cpu \(\d+ threads?\), float32",
-        r"steps    4 of about 96 tokens in 6 rows: [\d.]+ epochs",
-        r"step 1 of 4 · loss \d\.\d{4} · [\d,]+ tokens/s · [\d.]+ MB · \d+% of the matmul peak",
-        r"step 4: held out, loss \S+, perplexity \S+, accuracy \S+, bits per byte \S+",
+        r"steps    4 of about 96 tokens in 6 sequences: [\d.]+ epochs",
+        r"step 1 of 4 · loss \d\.\d{4} · [\d,]+ tokens/s · [\d.]+ MB · MFU \d+%",
+        r"step 4: validation loss \S+, perplexity \S+, accuracy \S+, bits per byte \S+",
     ):
         assert re.search(rf"^{line}$", done.err, re.MULTILINE), line
     phases = ("reading", "merging", "tokenizing", "building the model", "probing and sampling", "first step")
-    phases += ("evaluating", "saving the model", "drawing plots", "measuring", "writing", "comparing with gzip")
+    phases += ("validating", "saving the model", "drawing plots", "evaluating", "generating", "comparing with gzip")
     places = [re.search(rf"^{phase}\b", done.err, re.MULTILINE) for phase in phases]
     assert all(places)
     assert [place.start() for place in places] == sorted(place.start() for place in places)  # type: ignore[union-attr]
-    assert "on what was held out, after 4 steps:\n\nloss " in done.out
+    assert "on the validation set, after 4 steps:\n\nloss " in done.out
     assert (place / "my runs" / "first" / "plots.png").is_file()
-    for name in ("perplexity", "accuracy", "bits per byte", "gzip", "xz", "byte 5-gram", "asked for", "said"):
+    for name in (
+        "perplexity",
+        "accuracy",
+        "bits per byte",
+        "gzip",
+        "xz",
+        "byte 5-gram",
+        "evaluated on",
+        "prediction",
+    ):
         assert re.search(rf"^{name} +\S", done.out, re.MULTILINE), name
     tries = [shlex.split(line) for line in done.out.partition("try:\n")[2].splitlines()]
     assert [one[1] for one in tries] == ["generate", "eval", "look"]
@@ -115,7 +124,7 @@ def test_it_trains_says_how_it_went_and_what_to_try_and_that_works(place: Path, 
 
     again = call(*words, "--no-baselines")
     assert again.code == 0
-    assert "\ngoes on after step 4 of 4, from my runs/first/checkpoints/step-00000004\n" in again.err
+    assert "\nresuming from step 4 of 4, from my runs/first/checkpoints/step-00000004\n" in again.err
     assert measured in again.out
     assert "gzip" not in again.out
 
@@ -125,7 +134,7 @@ def test_one_step_is_a_run(place: Path, call: Call) -> None:
     assert done.code == 0
     assert "the warm-up is shortened from 2 steps to 0, as train.steps is 1 instead of 4\n" in done.err
     assert re.match(
-        r"on all \d+ samples that were held out \(evaluations while training read 4\), after 1 step:\n\nloss ",
+        r"on the whole validation set of \d+ samples \(validation during training used 4\), after 1 step:\n\nloss ",
         done.out,
     )
     assert done.out.endswith("glasshouse look runs/tiny\n")
@@ -134,8 +143,8 @@ def test_one_step_is_a_run(place: Path, call: Call) -> None:
 def test_a_run_that_ended_early_stays_as_it_is(place: Path, call: Call) -> None:
     words = ("train", "tiny.toml", "train.steps=40", "train.patience=1", "train.eval_every=1", "train.lr=3.0")
     first = call(*words)
-    assert "stops early" in first.err
-    assert re.match(r"on what was held out, after \d+ steps, the model of step \d+, which was the best:\n", first.out)
+    assert "early stopping" in first.err
+    assert re.match(r"on the validation set, after \d+ steps, the best model, of step \d+:\n", first.out)
     journal = (place / "runs" / "tiny" / "metrics.jsonl").read_text()
     assert call(*words).out == first.out
     assert (place / "runs" / "tiny" / "metrics.jsonl").read_text() == journal
@@ -149,7 +158,7 @@ def test_from_a_model(trained: Path, place: Path, call: Call) -> None:
     learned = [json.loads(line)["loss"] for line in (trained / "metrics.jsonl").read_text().splitlines()]
     assert losses[0] < learned[0] - 0.1  # it begins where the other ended
     lost = call("train", "tiny.toml", "train.out=other", "model.n_layers=2", "--from", trained / "model")
-    assert "model.from is given, so model.n_layers is not a choice any more" in mistaken(lost)
+    assert "model.from is given, so model.n_layers cannot be set" in mistaken(lost)
     assert not (place / "other").exists()
 
 
@@ -175,10 +184,10 @@ def test_settings_alone_are_those_of_the_first_recipe(
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("stdlb",), "there is no recipe 'stdlb', nor such a file; did you mean stdlib?"),
+        (("stdlb",), "there is no recipe or file 'stdlb'; did you mean stdlib?"),
         (("absent.toml",), "there is no file 'absent.toml'"),
-        (("a.txt",), "'a.txt' is no TOML file, which a run is; to learn from it, give data.path=a.txt."),
-        ((".",), "'.' is no TOML file"),
+        (("a.txt",), "'a.txt' is not a TOML file with the settings of a run; to train on it, give data.path=a.txt."),
+        ((".",), "'.' is not a TOML file"),
         (("train.stepz=3",), "train.stepz is not a setting of 'Train'; did you mean steps?"),
         (("train.steps=many",), "train.steps is 'many', but it must be a whole number."),
         (("train.steps=0",), "train.steps is 0, but it must be at least 1."),
@@ -187,22 +196,25 @@ def test_settings_alone_are_those_of_the_first_recipe(
         (("tiny.toml", "train.device=cuda:99"), "train.device is 'cuda:99', but this machine has cpu"),
         (("tiny.toml", "model.from=3", "model.preset=a"), "model.from is given, so model.preset is not a choice"),
         (("tiny.toml", "data.path=absent"), "there is no 'absent'"),
-        (("tiny.toml", "data.path=empty.txt"), "'empty.txt' (1 in all) holds no text"),
+        (("tiny.toml", "data.path=empty.txt"), "'empty.txt' (1 in all) contains no text"),
         (("tiny.toml", "data.tokenizer=absent"), "there is no 'absent/tokenizer.json'"),
         (("tiny.toml", "model.n_layers=0"), "n_layers is 0, but it must be at least 1."),
-        (("tiny.toml", "data.path=body.jsonl"), "line 1 of 'body.jsonl' has no field 'text'; it has body."),
+        (("tiny.toml", "data.path=body.jsonl"), "line 1 of 'body.jsonl' has no column 'text'; it has body."),
         (
             ("tiny.toml", "data.path=one.csv", "data.kind=labelled", "model.preset=tiny-encoder"),
-            "all labels are 'x', so there is nothing to tell apart",
+            "all labels are 'x', so there is nothing to classify",
         ),
         (
             ("tiny.toml", "data.seq_len=200", "data.val_fraction=0.05"),
-            "too little is held out, so raise data.val_fraction: the corpus has",
+            "the validation set is too small, so raise data.val_fraction: the corpus has",
         ),
         (("tiny.toml", "train.out=a.txt"), "the run cannot be written to 'a.txt' (File exists); choose another"),
         (("tiny.toml", "train.out=a.txt/run"), "the run cannot be written to 'a.txt/run' (Not a directory)"),
         (("finetune-chat",), "no model in 'runs/stdlib/model' to start from; run `glasshouse train` first"),
-        (("finetune-labels",), "no model in 'runs/masked/model' to start from; run `glasshouse train masked` first"),
+        (
+            ("finetune-classifier",),
+            "no model in 'runs/masked-lm/model' to start from; run `glasshouse train masked-lm` first",
+        ),
         (("finetune-chat", "--from", "absent/models/x"), "there is no folder 'absent/models/x'; give the folder of"),
         (("finetune-chat", "model.from=3"), "model.from is 3, but it must be the folder or the hub id of a model."),
     ],
@@ -264,7 +276,7 @@ def test_a_signal_saves_and_the_same_command_goes_on(number: signal.Signals, pla
     out, err = process.communicate(timeout=PATIENCE)
     assert (process.returncode, out) == (128 + number, "")
     said = re.fullmatch(
-        r"saved after step ([\d,]+); the same command goes on from there\.\n", err.splitlines(True)[-1]
+        r"saved after step ([\d,]+); the same command resumes from there\.\n", err.splitlines(True)[-1]
     )
     assert said
     assert "Traceback" not in err
@@ -272,7 +284,7 @@ def test_a_signal_saves_and_the_same_command_goes_on(number: signal.Signals, pla
     assert 1 <= step < 400
     done = call(*words)
     assert done.code == 0
-    assert f"\ngoes on after step {step} of 400, from " in done.err
+    assert f"\nresuming from step {step} of 400, from " in done.err
     assert "after 400 steps:" in done.out
     steps = [
         json.loads(line)["step"] for line in (place / "runs" / "tiny" / "metrics.jsonl").read_text().splitlines()
@@ -287,9 +299,9 @@ def test_a_run_at_a_terminal_leaves_it_clean(place: Path) -> None:
     drawn = at_terminal("train", "tiny.toml", "train.eval_every=4", COLUMNS="120", NO_COLOR="1")
     lines = re.findall(r"\x1b\[2K([^\r\n\x1b]+)", drawn)
     assert "folder   runs/tiny" in lines
-    assert any(line.startswith("step 4: held out, ") for line in lines)
+    assert any(line.startswith("step 4: validation ") for line in lines)
     assert any(re.match(r"\S loading torch|\S ━+ starting", line) for line in [drawn.lstrip("\x1b[?25l"), *lines])
-    assert "tokens to choose among" in drawn
+    assert "per token" in drawn
     during = drawn.partition("folder   runs/tiny")[2]
     assert "\x1b[?25l" not in during  # one that is killed leaves a cursor behind
     assert not re.findall(r"\x1b\[[\d;]*[1-9][\d;]*m", drawn)  # no colour

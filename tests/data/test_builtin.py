@@ -250,7 +250,7 @@ def test_the_library_of_this_interpreter() -> None:
     ],
 )
 def test_dates_by_hand(locale: str, date: str, written: str) -> None:
-    assert written in [form.write(datetime.date.fromisoformat(date)) for form in dates.forms()[locale]]
+    assert written in [form.write(datetime.date.fromisoformat(date)) for form in dates.formats()[locale]]
 
 
 YEAR_FIRST = {"sv", "af", "lt", "hu", "eu", "fa", "ko", "ja", "zh", "zh-Hant"}
@@ -270,7 +270,7 @@ def read_numbers(source: str) -> str | None:
 
 def test_numeric_dates_by_an_independent_reader() -> None:
     read = Counter()
-    for locale, forms in dates.forms().items():
+    for locale, forms in dates.formats().items():
         for form, date in itertools.product(forms, YEAR):
             if (iso := read_numbers(form.write(date))) is not None:
                 read[locale] += 1
@@ -281,7 +281,7 @@ def test_numeric_dates_by_an_independent_reader() -> None:
 def test_no_text_means_two_dates_in_a_leap_year() -> None:
     # The year is the one number of four digits, so what holds in one year holds in all.
     meaning: dict[str, datetime.date] = {}
-    for form in itertools.chain.from_iterable(dates.forms().values()):
+    for form in itertools.chain.from_iterable(dates.formats().values()):
         for date in YEAR:
             source = form.write(date)
             assert re.findall(r"\d{3,}", source) == ["2024"]
@@ -329,7 +329,7 @@ def test_dates_are_as_babel_writes_them() -> None:
 
 def test_every_locale_has_names_and_numbers() -> None:
     assert len(dates.LOCALES) == len(set(dates.LOCALES)) == 60
-    for locale, forms in dates.forms().items():
+    for locale, forms in dates.formats().items():
         tagged = [len(form.ambiguous_months) == 12 for form in forms]
         assert any(tagged), locale
         assert not all(tagged), locale

@@ -476,7 +476,7 @@ def test_killed_it_goes_on_to_the_same_files(tmp_path: Path, tok: gh.Tokenizer) 
             if done > limit:
                 os.kill(os.getpid(), signal.SIGKILL)
         tok = gh.Tokenizer.load("tok")
-        gh.data.dataset_reader.PIECE = 5_000
+        gh.data.dataset_reader.CHUNK_BYTES = 5_000
         gh.data.prepare("*.txt", tok, folder, shard=20_000, progress=progress)
     """)
 
@@ -808,7 +808,7 @@ def test_fields_as_one_name_and_as_an_iterator(tmp_path: Path, tok: gh.Tokenizer
     for number, fields in enumerate(("body", iter(["body"]))):
         corpus = gh.data.prepare(tmp_path / "a.jsonl", tok, tmp_path / str(number), fields=fields)
         assert tok.decode(corpus.item(0)[0]) == "x<|endoftext|>"
-        assert corpus.manifest["job"]["fields"] == ["body"]
+        assert corpus.manifest["job"]["columns"] == ["body"]
 
 
 def test_a_name_that_is_not_utf8(tmp_path: Path, tok: gh.Tokenizer) -> None:
@@ -845,7 +845,7 @@ def test_items_and_ids_that_are_not_there(texts: Texts) -> None:
 
 MANIFESTS = {
     "labels": [None, 5, [1]],
-    "start": [10**30, "x", [], -1, True],
+    "start_id": [10**30, "x", [], -1, True],
     "sources": [[], [1], [{"name": "a", "items": -1}], [{"name": "a", "items": 7}]],
     "shards": [[], [1], {}],
     "kind": ["letters", None],
@@ -865,8 +865,11 @@ def test_a_hostile_manifest_is_one_sentence(texts: Texts, tmp_path: Path, key: s
 
 @pytest.mark.parametrize(
     "state",
-    [None, 5, {}, {"place": [0, 1]}, {"place": [0, 1], "inside": False, "sources": [5]}]
-    + [{"place": place, "inside": False, "sources": [{"items": 1}]} for place in ([7, 0], [-1, 0], [0, -1], [0])],
+    [None, 5, {}, {"cursor": [0, 1]}, {"cursor": [0, 1], "mid_document": False, "sources": [5]}]
+    + [
+        {"cursor": place, "mid_document": False, "sources": [{"items": 1}]}
+        for place in ([7, 0], [-1, 0], [0, -1], [0])
+    ],
 )
 def test_a_state_that_does_not_fit_its_shards_is_one_sentence(
     texts: Texts, tok: gh.Tokenizer, tmp_path: Path, state: object

@@ -551,7 +551,7 @@ def test_a_decoder_begins_as_its_spec_says(dates: gh.data.Corpus) -> None:
     batch = make_dataset(s, dates, batch_size=4, seq_len=64).batch(range(4))
     assert batch.ids[:, 0].tolist() == [7] * 4
     plain = make_dataset(gh.preset("tiny-seq2seq", vocab_size=600), dates, batch_size=4, seq_len=64).batch(range(4))
-    assert plain.ids[:, 0].tolist() == [dates.manifest["end"]] * 4
+    assert plain.ids[:, 0].tolist() == [dates.manifest["end_id"]] * 4
     assert plain.targets.equal(batch.targets)
 
 

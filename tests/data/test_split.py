@@ -25,7 +25,7 @@ def test_the_end_of_running_text_is_held_out(texts: Texts, tok: gh.Tokenizer, sh
     corpus = texts(*(ENGLISH[at : at + 300] for at in range(0, 3000, 300)))
     everything = corpus.read(0, corpus.n_tokens)
     first, second = corpus.split(share)
-    size = len(tok.decode_bytes(everything)) - 10 * len(tok.id_to_token(corpus.manifest["end"]))
+    size = len(tok.decode_bytes(everything)) - 10 * len(tok.id_to_token(corpus.manifest["end_id"]))
     held = sum(len(tok.decode_bytes([one])) for one in second.read(0, second.n_tokens) if one not in tok.special_ids)
     assert 0 <= round(share * size) - held < max(len(tok.decode_bytes([one])) for one in tok.ids)
     both = np.concatenate([first.read(0, first.n_tokens), second.read(0, second.n_tokens)])
@@ -43,14 +43,14 @@ def test_the_end_of_running_text_is_held_out(texts: Texts, tok: gh.Tokenizer, sh
 
 def test_the_split_of_text_is_the_same_whatever_the_tokenizer(texts: Texts, monkeypatch: pytest.MonkeyPatch) -> None:
     """Up to the token that lies across: by bytes, found in stretches, it comes after so many of them."""
-    monkeypatch.setattr(corpus_module, "STRETCH", 64)
+    monkeypatch.setattr(corpus_module, "BLOCK_IDS", 64)
     sources = [ENGLISH[at : at + 300] for at in range(0, 3000, 300)]
     everything = "".join(sources).encode()
     wanted = len(everything) - round(0.3 * len(everything))
     for size in (263, 400, 600):
         tok = gh.Tokenizer.train(texts=[ENGLISH[:50_000]], vocab_size=size)
         parts = texts(*sources, name=f"by-{size}", tokenizer=tok).split(0.3)
-        first, second = (tok.decode(part.read(0, part.n_tokens), special=False).encode() for part in parts)
+        first, second = (tok.decode(part.read(0, part.n_tokens), skip_special_tokens=True).encode() for part in parts)
         assert first + second == everything
         last = tok.decode_bytes(parts[0].read(parts[0].n_tokens - 1, parts[0].n_tokens))
         assert len(first) - len(last) < wanted <= len(first)
@@ -128,7 +128,7 @@ def test_rows_make_about_the_tokens_that_are_asked_for(pairs: gh.data.Corpus, te
 def test_rows_of_one_document_come_without_a_mask(texts: Texts) -> None:
     corpus = texts(ENGLISH[:4000], ENGLISH[4000:8000])
     samples = gh.data.CausalLMDataset(corpus, 16)
-    end = corpus.manifest["end"]
+    end = corpus.manifest["end_id"]
     for number in range(len(samples)):
         batch = samples.batch([number])
         assert (batch.documents is None) == (end not in batch.ids[0, 1:].tolist())

@@ -1,4 +1,4 @@
-"""Baselines: worked by hand, and beside counting in fractions, one byte at a time."""
+"""Baselines: by hand, and against counting in exact fractions, one byte at a time."""
 
 from __future__ import annotations
 
@@ -67,12 +67,12 @@ def test_one_byte_compressed_by_hand() -> None:
     assert compressed_bits(b"a", by="xz") == 8 * (12 + 12 + 8 + 8 + 8 + 12)
 
 
-def test_weaker_levels_of_gzip_need_more() -> None:
+def test_lower_levels_of_gzip_need_more_bits() -> None:
     ours = compressed_bits(ENGLISH, by="gzip")
     assert all(ours < 8 * len(gzip.compress(ENGLISH, level)) / len(ENGLISH) for level in range(6))
 
 
-def test_xz_looks_as_far_back_as_it_can() -> None:
+def test_xz_uses_its_largest_dictionary() -> None:
     # The second half repeats the first over 9 MB, where levels up to 6 remember 8 MiB and would hold 200,000 bytes.
     # The 9 MB of zeros between cost little.
     random = np.random.default_rng(0).bytes(100_000)
@@ -81,7 +81,7 @@ def test_xz_looks_as_far_back_as_it_can() -> None:
 
 
 @pytest.mark.skipif(shutil.which("xz") is None, reason="xz is not installed")
-def test_xz_is_the_command_at_its_strongest() -> None:
+def test_xz_equals_the_command_at_its_highest_level() -> None:
     done = subprocess.run(["xz", "-9", "--extreme", "-T1", "-c"], input=ENGLISH, capture_output=True, check=True)
     assert compressed_bits(ENGLISH, by="xz") == 8 * len(done.stdout) / len(ENGLISH)
 
@@ -113,7 +113,7 @@ def test_order_1_by_hand() -> None:
 
 
 @given(order=orders, texts=texts, data=few.filter(len) | st.binary(min_size=1, max_size=12), block=st.integers(1, 30))
-def test_the_same_as_in_fractions(order: int, texts: list[bytes], data: bytes, block: int) -> None:
+def test_equals_exact_fractions(order: int, texts: list[bytes], data: bytes, block: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(baselines, "BLOCK", block)
         model = trained(order, texts)
@@ -121,23 +121,23 @@ def test_the_same_as_in_fractions(order: int, texts: list[bytes], data: bytes, b
 
 
 @given(order=orders, texts=texts, after=few | st.binary(max_size=12))
-def test_every_byte_has_a_probability_and_they_sum_to_1(order: int, texts: list[bytes], after: bytes) -> None:
+def test_probabilities_are_positive_and_sum_to_1(order: int, texts: list[bytes], after: bytes) -> None:
     model, slow = trained(order, texts), Slow(order, texts)
-    places = [after, b"", *(text[:at] for text in texts for at in range(len(text) + 1))]
-    for place in places:
-        chances = model.probabilities(after=place)
-        assert chances.shape == (256,)
-        assert (chances > 0).all()
-        assert math.fsum(chances) == pytest.approx(1, abs=CLOSE)
+    contexts = [after, b"", *(text[:at] for text in texts for at in range(len(text) + 1))]
+    for context in contexts:
+        probabilities = model.probabilities(after=context)
+        assert probabilities.shape == (256,)
+        assert (probabilities > 0).all()
+        assert math.fsum(probabilities) == pytest.approx(1, abs=CLOSE)
     exact = [slow.probability(byte, after) for byte in range(256)]
     assert sum(exact) == 1
     np.testing.assert_allclose(model.probabilities(after=after), [float(chance) for chance in exact], rtol=CLOSE)
 
 
 @given(order=orders, texts=texts, more=texts)
-def test_training_goes_on(order: int, texts: list[bytes], more: list[bytes]) -> None:
+def test_training_is_incremental(order: int, texts: list[bytes], more: list[bytes]) -> None:
     model = trained(order, texts)
-    model.bits(b"ab")  # whatever it reckoned from the first texts must not stay
+    model.bits(b"ab")  # the tables built from the first texts must not stay
     model.train(iter(more))
     assert model.bits(b"abba") == trained(order, texts + more).bits(b"abba")
 
@@ -153,7 +153,7 @@ def test_more_context_helps_on_english() -> None:
 
 
 @pytest.mark.parametrize("wrong", ["text", None, 7])
-def test_a_wrong_text_leaves_the_model_as_it_was(wrong: object, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_invalid_text_leaves_the_model_unchanged(wrong: object, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(baselines, "BLOCK", 4)  # so that blocks have been counted before
     model = trained(2, [b"abcabc"])
     before = model.bits(b"abd")
@@ -164,16 +164,16 @@ def test_a_wrong_text_leaves_the_model_as_it_was(wrong: object, monkeypatch: pyt
     assert model.bits(b"abd") == trained(2, [b"abcabc", b"abe"]).bits(b"abd")
 
 
-def test_memory_has_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_number_of_ngrams_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(baselines, "MOST", 3)
     model = trained(1, [b"aaaa" * 100, b"ab"])  # begin-a, aa, ab
     before = model.bits(b"ab")
-    with pytest.raises(InputError, match="more than 3 different runs of 2 bytes; train on less"):
+    with pytest.raises(InputError, match="more than 3 distinct runs of 2 bytes; train on less"):
         model.train([b"ac"])
     assert model.bits(b"ab") == before
 
 
-def test_what_cannot_be_is_one_sentence() -> None:
+def test_invalid_arguments_are_refused() -> None:
     for by in ("gzip", "xz"):
         with pytest.raises(InputError, match="data is empty"):
             compressed_bits(b"", by=by)  # type: ignore[arg-type]
@@ -186,5 +186,5 @@ def test_what_cannot_be_is_one_sentence() -> None:
         ByteModel(1).bits(b"")
     with pytest.raises(InputError, match="type str, but it must be bytes"):
         ByteModel(1).bits("text")  # type: ignore[arg-type]
-    with pytest.raises(InputError, match=r"texts is one bytes, but it must be several texts; pass \[text\]"):
+    with pytest.raises(InputError, match=r"texts is one bytes, but it must be a list of texts; pass \[text\]"):
         ByteModel(1).train(b"text")  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Models on data: figures against plain loops, token by token; models that know their answers; what is refused."""
+"""Evaluation: metrics against plain loops over tokens, models with memorized answers, and invalid input."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def make(preset: str, **settings: Any) -> Any:  # noqa: ANN401
 
 @torch.no_grad()
 def cost(model: Any, *read: list[int], answer: int) -> tuple[float, bool]:  # noqa: ANN401
-    """Return the loss of an answer at the last place that was read, and whether it is the likeliest."""
+    """Return the loss of a target at the last position, and whether it is the most likely token."""
     logits = model(*(torch.tensor([row]) for row in read)).reshape(-1, model.spec.vocab_size)[-1]
     return F.cross_entropy(logits[None], torch.tensor([answer])).item(), int(logits.argmax()) == answer
 
@@ -60,7 +60,7 @@ def check(report: gh.evaluation.Report, costs: Sequence[tuple[float, bool]]) -> 
 # Running text.
 
 
-def test_text_is_measured_as_if_token_by_token(tok: gh.Tokenizer, tmp_path: Path) -> None:
+def test_text_loss_equals_a_loop_over_tokens(tok: gh.Tokenizer, tmp_path: Path) -> None:
     texts = ["to be or not to be", "that is the question", "é"]  # 18 + 20 + 2 bytes and 3 ends: 43 tokens
     for number, text in enumerate(texts):
         (tmp_path / f"{number}.txt").write_text(text)
@@ -70,18 +70,18 @@ def test_text_is_measured_as_if_token_by_token(tok: gh.Tokenizer, tmp_path: Path
     ids = [token for text in texts for token in [*tok.encode(text), end]]
     costs, n_bytes = [], 0
     for start in range(0, 40, 8):
-        for place in range(start, start + 8):
+        for position in range(start, start + 8):
             # An end begins the text after it, which sees nothing of what was before.
-            first = max([start, *(k for k in range(start, place + 1) if ids[k] == end)])
-            costs.append(cost(model, ids[first : place + 1], answer=ids[place + 1]))
-            n_bytes += ids[place + 1] != end
+            first = max([start, *(k for k in range(start, position + 1) if ids[k] == end)])
+            costs.append(cost(model, ids[first : position + 1], answer=ids[position + 1]))
+            n_bytes += ids[position + 1] != end
     check(report, costs)
     total = sum(one for one, _ in costs)
     assert report.metrics["bits_per_byte"] == pytest.approx(total / math.log(2) / n_bytes, rel=CLOSE)
     assert (report.kind, report.n_too_long) == ("text", 0)
     assert (report.examples[0].input, report.examples[0].reference) == ("to b", "e or")
-    said = gh.generate(model, tok, [[end, *tok.encode("to b")]], max_new_tokens=32, stop_token_ids=(end,))
-    assert report.examples[0].prediction == said[0].text
+    predictions = gh.generate(model, tok, [[end, *tok.encode("to b")]], max_new_tokens=32, stop_token_ids=(end,))
+    assert report.examples[0].prediction == predictions[0].text
 
 
 def test_bits_per_byte_by_hand(tmp_path: Path) -> None:
@@ -96,7 +96,7 @@ def test_bits_per_byte_by_hand(tmp_path: Path) -> None:
     assert report.metrics["bits_per_byte"] == pytest.approx(20 * math.log2(264) / 38, rel=CLOSE)
 
 
-def test_bytes_are_not_counted_where_tokens_are_words(tmp_path: Path) -> None:
+def test_no_bits_per_byte_without_byte_level_tokens(tmp_path: Path) -> None:
     """What a word spells depends on whether another stands before it."""
     words = {"type": "WordLevel", "vocab": {"[SEP]": 0, "to": 1, "be": 2}, "unk_token": "[SEP]"}
     file = {"version": "1.0", "pre_tokenizer": {"type": "Whitespace"}, "model": words}
@@ -108,7 +108,7 @@ def test_bytes_are_not_counted_where_tokens_are_words(tmp_path: Path) -> None:
     assert set(report.metrics) == {"loss", "perplexity", "accuracy"}
 
 
-def test_hidden_tokens_are_measured_one_by_one(tok: gh.Tokenizer, tmp_path: Path) -> None:
+def test_masked_loss_equals_a_loop_over_tokens(tok: gh.Tokenizer, tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("to be or not to be, that is the question")
     model = make("tiny-encoder", dropout=0.5)
     corpus = gh.data.prepare(tmp_path / "a.txt", tok, tmp_path / "ids")
@@ -119,11 +119,11 @@ def test_hidden_tokens_are_measured_one_by_one(tok: gh.Tokenizer, tmp_path: Path
         batch = samples.batch([number])
         with torch.no_grad():
             logits = model(batch.ids)[0]
-        for place in range(10):
-            if batch.loss_mask[0, place]:
-                answer = int(batch.targets[0, place])
-                loss = F.cross_entropy(logits[place][None], torch.tensor([answer])).item()
-                costs.append((loss, int(logits[place].argmax()) == answer))
+        for position in range(10):
+            if batch.loss_mask[0, position]:
+                answer = int(batch.targets[0, position])
+                loss = F.cross_entropy(logits[position][None], torch.tensor([answer])).item()
+                costs.append((loss, int(logits[position].argmax()) == answer))
     check(report, costs)
     assert set(report.metrics) == {"loss", "perplexity", "accuracy"}
     shown = samples.batch([0])
@@ -133,11 +133,11 @@ def test_hidden_tokens_are_measured_one_by_one(tok: gh.Tokenizer, tmp_path: Path
 # Labels.
 
 
-def slow_f1(said: list[str], expected: list[str]) -> float:
+def slow_f1(predictions: list[str], expected: list[str]) -> float:
     scores = []
-    for label in {*said, *expected}:
-        both = sum(s == e == label for s, e in zip(said, expected, strict=True))
-        precision = both / said.count(label) if label in said else 0
+    for label in {*predictions, *expected}:
+        both = sum(s == e == label for s, e in zip(predictions, expected, strict=True))
+        precision = both / predictions.count(label) if label in predictions else 0
         recall = both / expected.count(label) if label in expected else 0
         scores.append(2 * precision * recall / (precision + recall) if both else 0)
     return sum(scores) / len(scores)
@@ -152,18 +152,18 @@ def test_labels_are_matched_by_name(names: tuple[str, ...], tok: gh.Tokenizer, t
     report = gh.evaluate(model, tok, tmp_path / "a.tsv", kind="labelled", batch_size=4)
     known = names or ("blue", "green", "red", "label 3")
     end = tok.special_id("eos")
-    said, losses = [], []
+    predictions, losses = [], []
     for text, label in items:
         with torch.no_grad():
             logits = model(torch.tensor([[end, *tok.encode(text), end]]))[0]
-        said.append(known[int(logits.argmax())])
+        predictions.append(known[int(logits.argmax())])
         losses.append(F.cross_entropy(logits, torch.tensor(known.index(label))).item())
     expected = [label for _, label in items]
-    assert len({*said}) > 1  # or the order of labels would not show
-    check(report, [(loss, s == e) for loss, s, e in zip(losses, said, expected, strict=True)])
-    assert report.metrics["f1"] == pytest.approx(slow_f1(said, expected))
+    assert len({*predictions}) > 1  # or the order of labels would not show
+    check(report, [(loss, s == e) for loss, s, e in zip(losses, predictions, expected, strict=True)])
+    assert report.metrics["f1"] == pytest.approx(slow_f1(predictions, expected))
     assert set(report.metrics) == {"loss", "accuracy", "f1"}
-    answers = dict(zip((text for text, _ in items), zip(expected, said, strict=True), strict=True))
+    answers = dict(zip((text for text, _ in items), zip(expected, predictions, strict=True), strict=True))
     assert [(one.reference, one.prediction) for one in report.examples] == [
         answers[one.input] for one in report.examples
     ]
@@ -177,8 +177,8 @@ def test_a_label_that_the_model_lacks_is_refused(tok: gh.Tokenizer, tmp_path: Pa
 
 
 @pytest.mark.parametrize("names", [(), ("green", "sour", "red", "blue")])
-def test_tags_are_asked_for_word_by_word(names: tuple[str, ...], tok: gh.Tokenizer, tmp_path: Path) -> None:
-    """Rows have one word to six, and the longest are cut: what is cut off is not asked for."""
+def test_tags_are_evaluated_per_word(names: tuple[str, ...], tok: gh.Tokenizer, tmp_path: Path) -> None:
+    """Items have one to six words, and the longest are truncated: truncated words have no targets."""
     many = [[str(number * at * 7 % 100) for at in range(1, number % 6 + 2)] for number in range(13)]
     colours = ("red", "green", "blue")
     rows = [(words, [colours[(n + at) % 3] for at in range(len(words))]) for n, words in enumerate(many)]
@@ -188,26 +188,26 @@ def test_tags_are_asked_for_word_by_word(names: tuple[str, ...], tok: gh.Tokeniz
     report = gh.evaluate(model, tok, tmp_path / "a.jsonl", kind="tagged", batch_size=4, seq_len=14)
     known = names or ("blue", "green", "red", "label 3")
     end = tok.special_id("eos")
-    said, expected, costs, shown = [], [], [], {}
+    predictions, expected, costs, shown = [], [], [], {}
     for words, tags in rows:
         text = " ".join(words)[:12]
         with torch.no_grad():
             logits = model(torch.tensor([[end, *tok.encode(text), end]]))[0]
-        place, answers = 0, []
+        position, answers = 0, []
         for at, (word, tag) in enumerate(zip(words, tags, strict=True)):
-            if place < len(text):
-                own = text[place : place + len(word) + (at > 0)].strip()  # with the space before it
-                answers.append((own, tag, known[int(logits[place + 1].argmax())]))
-                loss = F.cross_entropy(logits[place + 1], torch.tensor(known.index(tag))).item()
+            if position < len(text):
+                own = text[position : position + len(word) + (at > 0)].strip()  # with the space before it
+                answers.append((own, tag, known[int(logits[position + 1].argmax())]))
+                loss = F.cross_entropy(logits[position + 1], torch.tensor(known.index(tag))).item()
                 costs.append((loss, answers[-1][2] == tag))
-            place += len(word) + (at > 0)
+            position += len(word) + (at > 0)
         expected += [tag for _, tag, _ in answers]
-        said += [tag for *_, tag in answers]
+        predictions += [tag for *_, tag in answers]
         shown[text] = tuple(" ".join(f"{one[0]}/{one[n]}" for one in answers) for n in (1, 2))
     assert len(expected) < sum(map(len, many))  # some are cut off
-    assert len({*said}) > 1
+    assert len({*predictions}) > 1
     check(report, costs)
-    assert report.metrics["f1"] == pytest.approx(slow_f1(said, expected))
+    assert report.metrics["f1"] == pytest.approx(slow_f1(predictions, expected))
     assert set(report.metrics) == {"loss", "accuracy", "f1"}
     assert len(report.examples) == 3
     assert [(one.reference, one.prediction) for one in report.examples] == [
@@ -244,15 +244,15 @@ def write_pairs(path: Path, pairs: dict[str, str]) -> Path:
 
 @pytest.fixture(scope="module")
 def translator(tok: gh.Tokenizer, tmp_path_factory: pytest.TempPathFactory) -> Any:  # noqa: ANN401
-    place = tmp_path_factory.mktemp("pairs")
+    folder = tmp_path_factory.mktemp("pairs")
     torch.manual_seed(0)
     model = gh.build(gh.preset("tiny-seq2seq", **SIZE, start_id=tok.special_id("eos")))
-    corpus = gh.data.prepare(write_pairs(place / "a.tsv", PAIRS), tok, place / "ids", kind="pairs")
+    corpus = gh.data.prepare(write_pairs(folder / "a.tsv", PAIRS), tok, folder / "ids", kind="pairs")
     learn(model, gh.data.Seq2SeqDataset(corpus, len(PAIRS), max_len=64))
     return model.eval()
 
 
-def test_pairs_that_were_learned_by_heart(translator: Any, tok: gh.Tokenizer, tmp_path: Path) -> None:  # noqa: ANN401
+def test_memorized_pairs(translator: Any, tok: gh.Tokenizer, tmp_path: Path) -> None:  # noqa: ANN401
     path = write_pairs(tmp_path / "a.tsv", PAIRS)
     report = gh.evaluate(translator, tok, path, kind="pairs", batch_size=4)
     end = tok.special_id("eos")
@@ -273,10 +273,10 @@ def test_pairs_that_were_learned_by_heart(translator: Any, tok: gh.Tokenizer, tm
 
 def test_one_of_six_wrong_is_one_of_six(translator: Any, tok: gh.Tokenizer, tmp_path: Path) -> None:  # noqa: ANN401
     path = write_pairs(tmp_path / "a.tsv", PAIRS | {"no": "niemals"})
-    figures = gh.evaluate(translator, tok, path, kind="pairs").metrics
-    assert figures["exact_match"] == pytest.approx(5 / 6)
-    wanted = [*(PAIRS | {"no": "niemals"}).values()]
-    assert figures["chrf"] == gh.evaluation.chrf([*PAIRS.values()], wanted).value
+    metrics = gh.evaluate(translator, tok, path, kind="pairs").metrics
+    assert metrics["exact_match"] == pytest.approx(5 / 6)
+    references = [*(PAIRS | {"no": "niemals"}).values()]
+    assert metrics["chrf"] == gh.evaluation.chrf([*PAIRS.values()], references).value
     only = gh.evaluate(translator, tok, path, kind="pairs", generate=2)
     assert (only.n_generated, len(only.examples)) == (2, 2)
     assert only.metrics["exact_match"] == sum(one.prediction == one.reference for one in only.examples) / 2
@@ -290,26 +290,29 @@ def test_one_of_six_wrong_is_one_of_six(translator: Any, tok: gh.Tokenizer, tmp_
     assert none.examples == []
 
 
-def test_all_items_count_unless_told(translator: Any, tok: gh.Tokenizer, tmp_path: Path) -> None:  # noqa: ANN401
+def test_all_items_are_evaluated_by_default(translator: Any, tok: gh.Tokenizer, tmp_path: Path) -> None:  # noqa: ANN401
     """The last item of 201 is the only one that is wrong."""
     many = [*PAIRS.items()] * 33 + [("yes", "ja"), ("no", "nein"), ("and", "oder")]
     path = tmp_path / "a.tsv"
     path.write_text("source\ttarget\n" + "".join(f"{a}\t{b}\n" for a, b in many))
-    said, wanted = [PAIRS[source] for source, _ in many], [target for _, target in many]
+    predictions, references = [PAIRS[source] for source, _ in many], [target for _, target in many]
     whole = gh.evaluate(translator, tok, path, kind="pairs")
     assert (whole.n_items, whole.n_evaluated, whole.n_generated) == (201, 201, 201)
     assert whole.metrics["exact_match"] == 200 / 201
-    for name, score in (("bleu", gh.evaluation.bleu(said, wanted)), ("chrf", gh.evaluation.chrf(said, wanted))):
+    for name, score in (
+        ("bleu", gh.evaluation.bleu(predictions, references)),
+        ("chrf", gh.evaluation.chrf(predictions, references)),
+    ):
         assert (whole.metrics[name], whole.signatures[name]) == (score.value, score.signature)
     part = gh.evaluate(translator, tok, path, kind="pairs", limit=12)
     assert (part.n_items, part.n_evaluated, part.n_generated) == (201, 12, 12)
-    assert whole.n_targets == sum(len(target) + 1 for target in wanted)
+    assert whole.n_targets == sum(len(target) + 1 for target in references)
     few = gh.evaluate(translator, tok, path, kind="pairs", generate=3)
     assert (few.n_items, few.n_evaluated, few.n_generated, few.n_targets) == (201, 201, 3, whole.n_targets)
 
 
-def test_answers_by_a_search(translator: Any, tok: gh.Tokenizer, tmp_path: Path) -> None:  # noqa: ANN401
-    report = gh.evaluate(translator, tok, write_pairs(tmp_path / "a.tsv", PAIRS), kind="pairs", beams=3, n=2)
+def test_answers_by_beam_search(translator: Any, tok: gh.Tokenizer, tmp_path: Path) -> None:  # noqa: ANN401
+    report = gh.evaluate(translator, tok, write_pairs(tmp_path / "a.tsv", PAIRS), kind="pairs", beams=3, n_best=2)
     end = tok.special_id("eos")
     for example in report.examples:
         source = [*tok.encode(example.input), end]
@@ -346,7 +349,7 @@ def test_the_last_answer_of_a_conversation(tok: gh.Tokenizer, tmp_path: Path) ->
     for number, word in enumerate(("pea", "plum", "fig", "rye")):
         turns = [f"{number}?", f"{word}.", "again", word.upper()]
         roles = ("user", "assistant") * 2
-        chats.append([{"role": role, "content": said} for role, said in zip(roles, turns, strict=True)])
+        chats.append([{"role": role, "content": content} for role, content in zip(roles, turns, strict=True)])
 
     def write(name: str) -> Path:
         lines = (json.dumps({"messages": messages}) for messages in chats)
@@ -377,8 +380,8 @@ def test_the_last_answer_of_a_conversation(tok: gh.Tokenizer, tmp_path: Path) ->
     ("runs", "expected"),
     [([2, 2], (2, 4)), ([1, 1, 1, 1], (3, 4)), ([1, 2, 1], (1, 3)), ([0, 1, 2, 1], (3, 4)), ([1, 2, 0, 1], (1, 4))],
 )
-def test_where_the_last_answer_lies(runs: list[int], expected: tuple[int, int]) -> None:
-    """Runs are context, answer, and so on; what follows the last answer is left out, and a cut answer is one."""
+def test_position_of_the_last_answer(runs: list[int], expected: tuple[int, int]) -> None:
+    """Runs are context, answer, and so on; what follows the last answer is dropped, and a truncated answer counts."""
     ids = torch.arange(10, 14).numpy()
     start, stop = expected
     assert _last_answer(ids, torch.tensor(runs).numpy()) == (ids[:start].tolist(), ids[start:stop].tolist())
@@ -387,7 +390,7 @@ def test_where_the_last_answer_lies(runs: list[int], expected: tuple[int, int]) 
 # What is measured.
 
 
-def test_it_does_not_matter_how_data_are_named(
+def test_all_forms_of_data_give_the_same_report(
     tok: gh.Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "a.txt"
@@ -398,15 +401,15 @@ def test_it_does_not_matter_how_data_are_named(
     model = make("tiny-decoder", dropout=0.5).train()
     named = [path, str(path), [path], str(tmp_path / "*.txt"), tmp_path / "ids", str(tmp_path / "ids"), corpus]
     stages = []
-    reports = [gh.evaluate(model, tok, one, progress=lambda *told: stages.append(told)) for one in named]
+    reports = [gh.evaluate(model, tok, one, progress=lambda *call: stages.append(call)) for one in named]
     assert all(report == reports[0] for report in reports)
     assert model.training
     assert list((tmp_path / "scratch").iterdir()) == []
-    assert {stage for stage, _, _ in stages} == {"tokenizing", "measuring", "writing"}
+    assert {stage for stage, _, _ in stages} == {"tokenizing", "evaluating", "generating"}
     assert all(done <= total for _, done, total in stages)
 
 
-def test_a_part_of_a_builtin_set(tok: gh.Tokenizer) -> None:
+def test_limit_on_a_builtin_dataset(tok: gh.Tokenizer) -> None:
     model = make("tiny-seq2seq", start_id=0)
     some = [gh.evaluate(model, tok, "dates", split=split, limit=5, generate=0) for split in ("validation", "test")]
     assert some[0].metrics != some[1].metrics
@@ -415,22 +418,27 @@ def test_a_part_of_a_builtin_set(tok: gh.Tokenizer) -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "said"),
+    ("settings", "message"),
     [
         ({"kind": "pairs"}, "kind is 'pairs', but the corpus is of kind text"),
-        ({"length": 100}, "length is 100, but the model has positions for 64"),
-        ({"length": 60}, "the corpus has 19 tokens"),
-        ({"rows": 0, "length": 8}, "rows is 0"),
-        ({"limit": 0, "length": 8}, "limit is 0"),
-        ({"written": -1, "length": 8}, "written is -1"),
-        ({"beams": 0, "length": 8}, "beams is 0"),
-        ({"beams": 2, "n": 3, "length": 8}, "n is 3, but a search of 2 beams finds no more than these; raise beams"),
+        ({"seq_len": 100}, "seq_len is 100, but the model has positions for 64"),
+        ({"seq_len": 60}, "the corpus has 19 tokens"),
+        ({"batch_size": 0, "seq_len": 8}, "batch_size is 0"),
+        ({"limit": 0, "seq_len": 8}, "limit is 0"),
+        ({"generate": -1, "seq_len": 8}, "generate is -1"),
+        ({"beams": 0, "seq_len": 8}, "beams is 0"),
+        (
+            {"beams": 2, "n_best": 3, "seq_len": 8},
+            "n_best is 3, but a beam search of width 2 finds no more than 2; raise beams",
+        ),
     ],
 )
-def test_settings_that_do_not_fit(settings: dict[str, Any], said: str, tok: gh.Tokenizer, tmp_path: Path) -> None:
+def test_invalid_arguments_are_named(
+    settings: dict[str, Any], message: str, tok: gh.Tokenizer, tmp_path: Path
+) -> None:
     (tmp_path / "a.txt").write_text("to be or not to be")
     corpus = gh.data.prepare(tmp_path / "a.txt", tok, tmp_path / "ids")
-    with pytest.raises(InputError, match=said):
+    with pytest.raises(InputError, match=message):
         gh.evaluate(make("tiny-decoder", position="learned"), tok, corpus, **settings)
 
 
@@ -441,18 +449,18 @@ def test_data_and_models_that_do_not_fit(tok: gh.Tokenizer, tmp_path: Path) -> N
     with pytest.raises(InputError, match="264 tokens, but vocab_size is 263"):
         gh.evaluate(decoder, other, corpus)
     bigger = make("tiny-decoder", vocab_size=264)
-    with pytest.raises(InputError, match="made by another tokenizer"):
+    with pytest.raises(InputError, match="tokenized by another tokenizer"):
         gh.evaluate(bigger, other, corpus)
-    with pytest.raises(StoreError, match="made by another tokenizer"):
+    with pytest.raises(StoreError, match="encoded with another tokenizer"):
         gh.evaluate(bigger, other, tmp_path / "ids")
     with pytest.raises(InputError, match="tok is None"):
         gh.evaluate(decoder, None, corpus)  # type: ignore[arg-type]
-    with pytest.raises(InputError, match="does not learn from"):
+    with pytest.raises(InputError, match="cannot be trained"):
         gh.evaluate(make("tiny-seq2seq"), tok, corpus)
     stages = []
     with pytest.raises(InputError, match="no start_id"):
         gh.evaluate(make("tiny-seq2seq"), tok, "dates", limit=2, progress=lambda stage, *_: stages.append(stage))
-    assert "measuring" not in stages  # which would have been in vain
+    assert "evaluating" not in stages  # fails before the evaluation
 
 
 # Baselines.

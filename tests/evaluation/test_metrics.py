@@ -1,4 +1,4 @@
-"""Measures: worked by hand, and F1 beside precision and recall taken one label at a time."""
+"""Metrics: by hand, and F1 against precision and recall of each label."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_exact_match_by_hand() -> None:
 
 
 @given(pairs)
-def test_f1_beside_precision_and_recall(drawn: list[tuple[str, str]]) -> None:
+def test_f1_against_precision_and_recall(drawn: list[tuple[str, str]]) -> None:
     predicted, expected = [p for p, _ in drawn], [e for _, e in drawn]
     labels = sorted({*predicted, *expected})
     # A quotient a label, their sum and its quotient: four labels at most, six roundings of 2**-53.
@@ -80,21 +80,21 @@ def test_the_order_of_items_does_not_matter(drawn: list[tuple[str, str]], random
         assert one == other
 
 
-def test_what_cannot_be_is_one_sentence() -> None:
+def test_invalid_arguments_are_refused() -> None:
     for measure in (
         accuracy,
         lambda p, e: f1(p, e, average="macro"),
         lambda p, e: f1(p, e, average="micro"),
     ):
-        with pytest.raises(InputError, match="predicted and expected are empty"):
+        with pytest.raises(InputError, match="predictions and references are empty"):
             measure([], [])
-        with pytest.raises(InputError, match="predicted has 2 items and expected 1, but each"):
+        with pytest.raises(InputError, match="predictions has 2 items and references 1, but"):
             measure(["a", "b"], ["a"])
-        with pytest.raises(InputError, match=r"expected is a Tensor, but it must be a list; \.tolist\(\)"):
+        with pytest.raises(InputError, match=r"references is a Tensor, but it must be a list; call \.tolist\(\)"):
             measure([1, 2], torch.tensor([1, 2]))
-    with pytest.raises(InputError, match="texts and references are empty"):
+    with pytest.raises(InputError, match="predictions and references are empty"):
         exact_match([], [])
-    with pytest.raises(InputError, match="texts has 1 items and references 2"):
+    with pytest.raises(InputError, match="predictions has 1 items and references 2"):
         exact_match(["a"], ["a", "b"])
     with pytest.raises(InputError, match=r"references is one text, but it must be a list of texts; pass \[text\]"):
         exact_match(["y", "e", "s"], "yes")
@@ -104,5 +104,5 @@ def test_what_cannot_be_is_one_sentence() -> None:
         perplexity(-0.5)
     with pytest.raises(InputError, match=r"total_loss_in_nats is -0\.5, but"):
         bits_per_byte(-0.5, n_bytes=1)
-    with pytest.raises(InputError, match="n_bytes is 0, but bits a byte need a byte"):
+    with pytest.raises(InputError, match="n_bytes is 0, but bits per byte need at least one byte"):
         bits_per_byte(1.0, n_bytes=0)

@@ -1,4 +1,4 @@
-"""Translations: BLEU and chrF by hand, and beside sacrebleu's own functions."""
+"""BLEU and chrF: by hand, and against sacrebleu's own functions."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ def test_bleu_of_a_short_text_by_hand() -> None:
 
 
 def test_chrf_by_hand() -> None:
-    # One letter: "a" is right, of 1 given and 2 wanted. Longer runs, which one side or both lack, do not count.
+    # One letter: "a" is right, of 1 predicted and 2 in the reference. Longer n-grams do not count.
     # F2 of precision 1 and recall 1/2 is (1 + 4) * 1/2 / (4 * 1 + 1/2) = 5/9.
     score = chrf(["a"], ["ab"])
     assert score.value == pytest.approx(100 * 5 / 9, rel=CLOSE, abs=0)
     assert score.signature == f"nrefs:1|case:mixed|eff:yes|nc:6|nw:0|space:no|version:{VERSION}"
 
 
-def test_a_second_translator_can_only_be_right_too() -> None:
+def test_a_second_reference_can_only_raise_the_score() -> None:
     given = ["on the mat sat the cat", "a cat sat there all day"]
     first, second = ["the cat sat on the mat", "a cat sat there all day"], ["on the mat sat the cat", "no such thing"]
     for measure in (bleu, chrf):
@@ -53,7 +53,7 @@ def test_a_second_translator_can_only_be_right_too() -> None:
 
 
 @given(cases)
-def test_beside_sacrebleu(drawn: list[tuple[str, str, str]]) -> None:
+def test_equals_sacrebleu(drawn: list[tuple[str, str, str]]) -> None:
     given, first, second = (list(column) for column in zip(*drawn, strict=True))
     for ours, theirs in ((bleu, sacrebleu.corpus_bleu), (chrf, sacrebleu.corpus_chrf)):
         assert ours(given, first) == ours(given, [first])
@@ -62,18 +62,20 @@ def test_beside_sacrebleu(drawn: list[tuple[str, str, str]]) -> None:
 
 
 @pytest.mark.parametrize("measure", [bleu, chrf])
-def test_what_cannot_be_is_one_sentence(measure: object) -> None:
+def test_invalid_arguments_are_refused(measure: object) -> None:
     assert callable(measure)
-    with pytest.raises(InputError, match="texts are empty, and there is nothing to measure"):
+    with pytest.raises(InputError, match="predictions are empty; pass at least one"):
         measure([], [])
-    for references, where, held in (([], 1, 0), (["a"], 1, 1), ([["a", "b"], ["a"]], 2, 1), (["a", "b", "c"], 1, 3)):
-        with pytest.raises(InputError, match=f"list {where} of the references holds {held} for 2 texts, but each"):
+    for references, where, count in (([], 1, 0), (["a"], 1, 1), ([["a", "b"], ["a"]], 2, 1), (["a", "b", "c"], 1, 3)):
+        with pytest.raises(
+            InputError, match=f"list {where} of the references has {count} texts for 2 predictions, but"
+        ):
             measure(["a", "b"], references)
     for references in ("ab", ["a", ["b"]], [["a"], "b"]):
         with pytest.raises(InputError, match="pass one list of texts or several"):
             measure(["a", "b"], references)
     for texts in ("ab", ["a", None]):
-        with pytest.raises(InputError, match="texts must be a list of texts, but is"):
+        with pytest.raises(InputError, match="predictions must be a list of texts, but is"):
             measure(texts, ["a", "b"])
     for translations in (["a", 7], None):
         with pytest.raises(InputError, match="list 2 of the references must be a list of texts"):
@@ -81,9 +83,7 @@ def test_what_cannot_be_is_one_sentence(measure: object) -> None:
 
 
 @pytest.mark.parametrize("measure", [bleu, chrf])
-def test_without_sacrebleu_one_sentence_says_what_to_install(
-    measure: object, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_sacrebleu_the_error_says_what_to_install(measure: object, monkeypatch: pytest.MonkeyPatch) -> None:
     assert callable(measure)
     monkeypatch.setitem(sys.modules, "sacrebleu.metrics", None)
     with pytest.raises(InputError, match=r"not installed; run pip install 'glasshouse\[translation\]'\."):

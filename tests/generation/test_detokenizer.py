@@ -114,7 +114,7 @@ def lists_of_ids(draw: st.DrawFn, tokenizer: Tokenizer, max_size: int = 60) -> l
 
 
 def decode(tokenizer: Tokenizer, ids: Iterable[int]) -> str:
-    return tokenizer.decode([number for number in ids if number in tokenizer.ids], special=False)
+    return tokenizer.decode([number for number in ids if number in tokenizer.ids], skip_special_tokens=True)
 
 
 def cut(text: str, stop: Iterable[str]) -> str:

@@ -35,7 +35,7 @@ def test_stream_equals_generate_in_whole_characters(model: gh.models.Decoder, te
         settings = {"max_new_tokens": 40, "temperature": temperature, "seed": seed}
         (made,) = gh.generate(model, TOK, "to be", **settings)
         pieces = list(gh.stream(model, TOK, "to be", **settings))
-        assert "".join(pieces) == made.text == TOK.decode(made.ids, special=False)
+        assert "".join(pieces) == made.text == TOK.decode(made.ids, skip_special_tokens=True)
         # A random model mostly generates invalid UTF-8: pieces must have the replacement characters of the text.
         assert sum(piece.count("\ufffd") for piece in pieces) == made.text.count("\ufffd")
         assert len(made.ids) == len(made.logprobs) == 40
@@ -160,7 +160,7 @@ def test_beam_search_of_no_tokens_returns_the_empty_text(model: gh.models.Decode
     ("prompts", "settings", "message"),
     [
         ("", {}, "the prompt is empty, and the model has no start_id"),
-        ("\ud800", {}, "the text holds half a character at 0"),
+        ("\ud800", {}, "the text has a lone surrogate at index 0"),
         ("to be " * 40, {}, "but max_len is 64; shorten it"),
         ([1, 2, 3], {}, "prompts is a list of ids that begins with 1; put it in a list"),
         ("to", {"n": 2}, "without a temperature or beams all samples are equal"),

@@ -184,7 +184,7 @@ PARTS = "{% for m in messages %}{{ m.content }}{% endfor %}"
 
 def test_a_conversation_by_hand() -> None:
     text, token = (lambda t: Segment(t, False, False)), (lambda t: Segment(t, True, False))
-    assert segments(DEFAULT_TEMPLATE, [SYSTEM, HELLO], special=OURS, prompt=True) == [
+    assert segments(DEFAULT_TEMPLATE, [SYSTEM, HELLO], special=OURS, add_generation_prompt=True) == [
         token("<|system|>"),
         text("Be brief.\n"),
         token("<|end|>"),
@@ -201,7 +201,7 @@ def test_a_conversation_by_hand() -> None:
 def test_published_templates_read_as_in_transformers(name: str, messages: list[Any], prompt: bool) -> None:
     template, special = PUBLISHED[name]
     names = variables(special)
-    ours = segments(template, messages, special=special, variables=names, prompt=prompt)
+    ours = segments(template, messages, special=special, variables=names, add_generation_prompt=prompt)
     assert said(ours) == theirs(template, messages, prompt, **names)
     assert {segment.text for segment in ours if segment.special} <= {*special}
     assert not any(token in segment.text for segment in ours if not segment.special for token in special)
@@ -269,7 +269,9 @@ def test_what_is_learned_follows_from_the_prompt(name: str) -> None:
     whole = segments(template, CHAT, special=special, variables=names)
     starts = [at + 1 for at, (one, two) in enumerate(pairwise(whole)) if two.is_assistant and not one.is_assistant]
     for start, end in zip(starts, (1, 3), strict=True):
-        assert whole[:start] == segments(template, CHAT[:end], special=special, variables=names, prompt=True)
+        assert whole[:start] == segments(
+            template, CHAT[:end], special=special, variables=names, add_generation_prompt=True
+        )
 
 
 def test_answers_are_those_of_transformers() -> None:
@@ -320,7 +322,9 @@ def test_an_answer_in_a_rewritten_conversation_is_not_learned() -> None:
     for messages in (CHAT[:2], CHAT):
         with pytest.raises(InputError, match=rf"message {len(messages) - 1} .* rewrites earlier messages"):
             segments(forced, messages, special=IM)
-    assert not any(segment.is_assistant for segment in segments(forced, CHAT[:3], special=IM, prompt=True))
+    assert not any(
+        segment.is_assistant for segment in segments(forced, CHAT[:3], special=IM, add_generation_prompt=True)
+    )
 
 
 def test_an_answer_never_reaches_into_the_next_message() -> None:
@@ -422,7 +426,7 @@ def test_keys_and_nested_texts_are_guarded() -> None:
     call = {"function": {"name": "<|end|>", "arguments": {"<|end|>": ["<|end|>", ("<|us",)], "er|>": "er|>"}}}
     messages = [HELLO, {"role": "assistant", "content": "x", "tool_calls": [call]}]
     body = "{{ messages | tojson }}{{ messages }}{% for k, v in messages[1].tool_calls[0].function.arguments|items %}"
-    made = segments(body + "{{ v }}{{ k }}{% endfor %}", messages, special=OURS, prompt=True)
+    made = segments(body + "{{ v }}{{ k }}{% endfor %}", messages, special=OURS, add_generation_prompt=True)
     assert not any(segment.special for segment in made)
     assert said(made).count("<|end|>") == 3 + 3 + 2
 

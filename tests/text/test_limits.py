@@ -95,7 +95,7 @@ def test_words_of_megabytes_are_not_all_held(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(pretokenizer, "BATCH", 1)
     long = [bytes([letter]) * 5_000 for letter in b"abcdefgh"]
     counted = pretokenizer.count([*[b" often"] * 3, *long], limit=256)
-    assert sum(map(len, counted.counts)) <= 256 * pretokenizer.LENGTH
+    assert sum(map(len, counted.counts)) <= 256 * pretokenizer.MEAN_WORD_BYTES
     assert counted.counts[b" often"] == 3
     assert counted.total == 3 + 8
     assert counted.dropped > 0
@@ -164,7 +164,7 @@ def test_a_value_that_is_written_once_is_read_once(tmp_path: Path) -> None:
 
 def test_an_error_looks_at_a_hundred_fields(tmp_path: Path) -> None:
     (tmp_path / "x.jsonl").write_text(json.dumps(dict.fromkeys(map(str, range(10**4)), 0)))
-    with pytest.raises(InputError, match=r"line 1 of '.*' has no field 'text'; it has 0, 1, 2, .*, 99\.$"):
+    with pytest.raises(InputError, match=r"line 1 of '.*' has no column 'text'; it has 0, 1, 2, .*, 99\.$"):
         list(read_chunks([tmp_path / "x.jsonl"]))
 
 

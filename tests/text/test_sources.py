@@ -178,7 +178,7 @@ def test_a_folder_that_cannot_be_read_is_not_left_out(tree: Path) -> None:
     ("path", "sentence"),
     [
         ("missing.txt", r"there is no '.*missing.txt'; give a file, a folder or a pattern"),
-        ("*.rtf", r"the pattern '.*\*.rtf' matches no file; mend it."),
+        ("*.rtf", r"the glob '.*\*.rtf' matches no file; fix it."),
         ("missing/**/*.txt", r"matches no file"),
         ("a**/x", r"is not a pattern"),
         ("only", r"'.*only' holds no file of a known kind \(.txt, .jsonl, ...\); name files, or give a pattern."),
@@ -288,9 +288,9 @@ def test_cuts_do_not_depend_on_how_the_text_came(text: str, piece: int, places: 
 
 def test_a_text_without_a_place_is_searched_a_few_times() -> None:
     path = written("x.txt", b"a" * 2**16)
-    with reading(64), mock.patch.object(chunking, "_place", wraps=chunking._place) as place:
+    with reading(64), mock.patch.object(chunking, "_chunk_end", wraps=chunking._chunk_end) as chunk_end:
         assert [len(one.text) for one in read_chunks([path], chunk_bytes=8)] == [2**16]
-    assert place.call_count < 20  # twice as much each time: 16 doublings, not 1024 blocks
+    assert chunk_end.call_count < 20  # twice as much each time: 16 doublings, not 1024 blocks
 
 
 def test_memory_stays_flat() -> None:
@@ -343,7 +343,7 @@ def test_bad_bytes_are_those_that_python_finds(data: bytes, read: int) -> None:
         try:
             text = data.decode()
         except UnicodeDecodeError as error:
-            sentence = rf"'.*' is not UTF-8 at byte {error.start}; mend it, or set errors \(.*\) to 'replace'"
+            sentence = rf"'.*' is not UTF-8 at byte {error.start}; fix it, or set errors \(.*\) to 'replace'"
             with pytest.raises(InputError, match=sentence):
                 list(read_chunks([path]))
         else:
@@ -406,18 +406,16 @@ def test_json_lines_worked_by_hand() -> None:
 def test_half_characters_in_json() -> None:
     line = r'{"other": ["\ud800\uD83D\uDE00"], "text": "a\uDC00b \\\ud800 \\ud800 \ud800\ud800\udc00"}'
     path = written("x.ndjson", '{"text": "", "other": ""}\n' + line)
-    with pytest.raises(
-        InputError, match=r"line 2 of '.*' holds half a character \(a surrogate\); .*errors .*'replace'"
-    ):
+    with pytest.raises(InputError, match=r"line 2 of '.*' has a lone surrogate; .*errors .*'replace'"):
         list(read_chunks([path]))
     (_, record) = read_records([path], ["other", "text"], errors="replace")
     assert record.values == (["\ufffd😀"], "a\ufffdb \\\ufffd \\ud800 \ufffd\U00010000")
     for line in (r'{"text": "\ud800"}', r'{"text": "\uDfff"}'):
-        with pytest.raises(InputError, match="half a character"):
+        with pytest.raises(InputError, match="lone surrogate"):
             list(read_chunks([written("x.jsonl", line)]))
         assert documents(read_chunks([written("x.jsonl", line)], errors="replace")) == ["\ufffd".encode()]
     bad = written("x.jsonl", r'{"text": "\ud8zz"}')
-    with pytest.raises(InputError, match=r"line 1 of .* is not sound JSON"):
+    with pytest.raises(InputError, match=r"line 1 of .* is not valid JSON"):
         list(read_chunks([bad], errors="replace"))
 
 
@@ -428,7 +426,7 @@ def test_json_lines_are_those_of_the_whole_file(texts: list[str], read: int, pla
     path = written(f"x.jsonl{packing}", packed(data, packing))
     with reading(read):
         assert [one.values for one in read_records([path], ["body", "id"])] == [(text, 1) for text in texts]
-        found = [one.text.decode() for one in read_chunks([path], field="body", chunk_bytes=9)] if any(texts) else []
+        found = [one.text.decode() for one in read_chunks([path], column="body", chunk_bytes=9)] if any(texts) else []
     assert found == [part for text in texts for part in slow_cuts(text, 9)]
 
 
@@ -483,7 +481,7 @@ def test_parquet_worked_by_hand() -> None:
     data = parquet(pyarrow.table(columns), row_group_size=70)
     path = written("x.parquet", data)
     for column in ("text", "large", "view", "few"):
-        assert documents(read_chunks([path], field=column)) == [b"one two", "漢".encode()] * 50
+        assert documents(read_chunks([path], column=column)) == [b"one two", "漢".encode()] * 50
     assert [one.text for one in read_chunks([path], chunk_bytes=3)][:3] == [b"one", b" two", "漢".encode()]
     found = list(read_records([path], ["label", "talk", "text"]))
     assert [one.values for one in found] == list(zip([*range(149), None], talk, texts, strict=True))
@@ -497,7 +495,7 @@ def test_parquet_worked_by_hand() -> None:
     with pytest.raises(
         InputError, match=r"row 1 of '.*' has a value of type int in 'label', but it must be a string"
     ):
-        list(read_chunks([path], field="label"))
+        list(read_chunks([path], column="label"))
 
 
 def test_parquet_strings_are_checked() -> None:
@@ -514,14 +512,14 @@ def test_parquet_strings_are_checked() -> None:
     few = written("z.parquet", parquet(pyarrow.table({"text": bad.dictionary_encode()})))
     assert list(read_records([few], ["text"], errors="replace"))[-1].values == ("a\ufffd",)
     nested = pyarrow.ListArray.from_arrays([0, 1], bad[-1:])
-    with pytest.raises(InputError, match="is not a sound Parquet file"):
+    with pytest.raises(InputError, match="is not a valid Parquet file"):
         list(read_records([written("y.parquet", parquet(pyarrow.table({"text": nested})))], ["text"]))
 
 
 def test_parquet_without_rows() -> None:
     data = parquet(pyarrow.table({"text": pyarrow.array([], pyarrow.string())}))
     read: list[int] = []
-    with pytest.raises(InputError, match="holds no text"):
+    with pytest.raises(InputError, match="contains no text"):
         list(read_chunks([written("x.parquet", data)], on_bytes=read.append))
     assert sum(read) == len(data)
 
@@ -552,7 +550,7 @@ def test_parallel_files_of_different_length(left: int, right: int) -> None:
 
 
 def test_parallel_files_without_a_line() -> None:
-    with pytest.raises(InputError, match=r"'.*l' to '.*r' .*holds no text"):
+    with pytest.raises(InputError, match=r"'.*l' to '.*r' .*contains no text"):
         list(read_parallel(written("l", ""), written("r", "")))
 
 
@@ -627,21 +625,21 @@ DEEP = b'{"text": ' + b"[" * 100_000
         ("x.json", b"[]", r"'.*x.json' is one JSON value; write it as jsonl, one object a line."),
         ("x.json.gz", b"", r"write it as jsonl"),
         ("x.parquet.zst", b"", r"'.*' is Parquet, which is packed in itself; unpack it."),
-        ("x.txt.gz", zipped(b"text" * 100)[:-9], r"'.*x.txt.gz' was cut short; fetch it again."),
+        ("x.txt.gz", zipped(b"text" * 100)[:-9], r"'.*x.txt.gz' was cut short; download it again."),
         ("x.txt.gz", zipped(b"text")[:-8] + b"\0" * 8, r"is damaged \(.*incorrect data check\)"),
         ("x.txt.gz", b"not gzip at all", r"is damaged"),
         ("x.gz", zipped(b"text") + b"more", r"is damaged"),
-        ("x.zst", packed(b"text" * 100, ".zst")[:-3], r"was cut short; fetch it again."),
-        ("x.zst", b"not zstd at all", r"'.*x.zst' is damaged \(.*\); fetch it again."),
-        ("x.jsonl", b'{"text": ""}\n\n{"text": "a}', r"line 3 of '.*' is not sound JSON \(Unterminated .*column 10"),
-        ("x.jsonl", b'{"text": "a"}\n["text"]', r"line 2 of '.*' is not an object with fields in {}; mend it."),
+        ("x.zst", packed(b"text" * 100, ".zst")[:-3], r"was cut short; download it again."),
+        ("x.zst", b"not zstd at all", r"'.*x.zst' is damaged \(.*\); download it again."),
+        ("x.jsonl", b'{"text": ""}\n\n{"text": "a}', r"line 3 of '.*' is not valid JSON \(Unterminated .*column 10"),
+        ("x.jsonl", b'{"text": "a"}\n["text"]', r"line 2 of '.*' is not a JSON object in {}; fix it."),
         (
             "x.jsonl",
             b'{"texts": 1, "id": 2}',
-            r"line 1 of '.*' has no field 'text' \(it has texts, id\); did you mean texts\?",
+            r"line 1 of '.*' has no column 'text' \(it has texts, id\); did you mean texts\?",
         ),
-        ("x.jsonl", b'{"a": 1, "id": 2}', r"line 1 of '.*' has no field 'text'; it has a, id."),
-        ("x.jsonl", b"{}", r"line 1 of '.*' has no field 'text'; it has none."),
+        ("x.jsonl", b'{"a": 1, "id": 2}', r"line 1 of '.*' has no column 'text'; it has a, id."),
+        ("x.jsonl", b"{}", r"line 1 of '.*' has no column 'text'; it has none."),
         (
             "x.jsonl",
             b'{"text": 5}',
@@ -649,34 +647,34 @@ DEEP = b'{"text": ' + b"[" * 100_000
         ),
         ("x.jsonl", b'{"text": null}', r"of type null"),
         ("x.jsonl", DEEP, r"line 1 of '.*' is nested too deeply to be read; take it out."),
-        ("x.jsonl", b'{"text": ' + b"1" * 5000 + b"}", r"line 1 of '.*' is not sound JSON \(.*digits"),
-        ("x.jsonl", b'{"text": "\xff"}', r"is not UTF-8 at byte 10; mend it"),
-        ("x.csv", b"texts,n\na,1\n", r"'.*x.csv' has no field 'text' \(it has texts, n\); did you mean texts\?"),
+        ("x.jsonl", b'{"text": ' + b"1" * 5000 + b"}", r"line 1 of '.*' is not valid JSON \(.*digits"),
+        ("x.jsonl", b'{"text": "\xff"}', r"is not UTF-8 at byte 10; fix it"),
+        ("x.csv", b"texts,n\na,1\n", r"'.*x.csv' has no column 'text' \(it has texts, n\); did you mean texts\?"),
         (
             "x.csv",
             b"\ntext,n,text\na,1,b\n",
             r"line 2 of '.*x\.csv' names the column 'text' 2 times; rename those that",
         ),
-        ("x.csv", b"a,b\n", r"'.*x.csv' has no field 'text'; it has a, b."),
-        ("x.csv", b'text,n\n"a\nb",1\nc\n', r"line 4 of '.*' has 1 cells, but the header has 2; mend it."),
+        ("x.csv", b"a,b\n", r"'.*x.csv' has no column 'text'; it has a, b."),
+        ("x.csv", b'text,n\n"a\nb",1\nc\n', r"line 4 of '.*' has 1 cells, but the header has 2; fix it."),
         ("x.tsv", b"text\tn\na\tb\tc", r"line 2 of '.*' has 3 cells"),
         ("x.csv", b"text\na\0b", r"line 2 of '.*' holds a NUL byte, as no text does; write it as UTF-8."),
-        ("x.csv", b'text\na\n"b\nc\n', r"line 3 of '.*' is not sound csv \(unexpected end of data\); mend it."),
-        ("x.csv", b'text\n"b"c\n', r"line 2 of '.*' is not sound csv"),
-        ("x.csv", b"text\ra\rb\r", r"line 1 of '.*' is not sound csv \(new-line character seen in unquoted field\)"),
-        ("x.csv", b"text\n\xff", r"'.*x.csv' is not UTF-8 at byte 5; mend it"),
-        ("x.parquet", b"not parquet", r"'.*x.parquet' is not a sound Parquet file \(.*\); fetch it again."),
-        ("x.parquet", b"", r"is not a sound Parquet file"),
+        ("x.csv", b'text\na\n"b\nc\n', r"line 3 of '.*' is not valid csv \(unexpected end of data\); fix it."),
+        ("x.csv", b'text\n"b"c\n', r"line 2 of '.*' is not valid csv"),
+        ("x.csv", b"text\ra\rb\r", r"line 1 of '.*' is not valid csv \(new-line character seen in unquoted field\)"),
+        ("x.csv", b"text\n\xff", r"'.*x.csv' is not UTF-8 at byte 5; fix it"),
+        ("x.parquet", b"not parquet", r"'.*x.parquet' is not a valid Parquet file \(.*\); download it again."),
+        ("x.parquet", b"", r"is not a valid Parquet file"),
         (
             "x.parquet",
             parquet(pyarrow.table({"txt": ["a"]})),
-            r"^'[^']*' has no field 'text' \(it has txt\); did you mean txt\?",
+            r"^'[^']*' has no column 'text' \(it has txt\); did you mean txt\?",
         ),
-        ("x.txt", b"", r"'.*x.txt' \(1 in all\) holds no text; give files with some in them."),
-        ("x.txt.gz", zipped(b""), r"holds no text"),
-        ("x.jsonl", b"\n \n", r"holds no text"),
-        ("x.jsonl", b'{"text": ""}', r"holds no text"),
-        ("x.csv", b"text\n", r"holds no text"),
+        ("x.txt", b"", r"'.*x.txt' \(1 in all\) contains no text; give files that are not empty."),
+        ("x.txt.gz", zipped(b""), r"contains no text"),
+        ("x.jsonl", b"\n \n", r"contains no text"),
+        ("x.jsonl", b'{"text": ""}', r"contains no text"),
+        ("x.csv", b"text\n", r"contains no text"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
@@ -695,11 +693,11 @@ def test_what_can_be_refused_is_refused_before_anything_is_read(mixed: list[Path
 
 def test_all_files_are_empty() -> None:
     paths = [written("a.txt", ""), written("b.csv", ""), written("c.txt", "<>" * 3)]
-    with pytest.raises(InputError, match=r"'.*a.txt' to '.*c.txt' \(3 in all\) holds no text"):
+    with pytest.raises(InputError, match=r"'.*a.txt' to '.*c.txt' \(3 in all\) contains no text"):
         list(read_chunks(paths, separator="<>"))
-    with pytest.raises(InputError, match=r"an empty list \(0 in all\) holds no text"):
+    with pytest.raises(InputError, match=r"an empty list \(0 in all\) contains no text"):
         list(read_chunks([]))
-    with pytest.raises(InputError, match=r"'.*b.csv' \(1 in all\) holds no records"):
+    with pytest.raises(InputError, match=r"'.*b.csv' \(1 in all\) contains no records"):
         list(read_records(paths[1:2], ["text"]))
 
 
@@ -714,7 +712,9 @@ def test_settings_that_make_no_sense(mixed: list[Path]) -> None:
 )
 def test_an_extra_that_is_not_installed(name: str, module: str, extra: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, module, None)
-    with pytest.raises(InputError, match=rf"files need {module}; install it by pip install 'glasshouse\[{extra}\]'."):
+    with pytest.raises(
+        InputError, match=rf"files need {module}; install it with pip install 'glasshouse\[{extra}\]'."
+    ):
         list(read_chunks([Path(name)]))
 
 

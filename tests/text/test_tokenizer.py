@@ -121,7 +121,7 @@ def test_ids_and_texts_are_the_libraries_own(make: Callable[[], str], text: str,
     assert ours.encode(text.encode(), special) == ids
     assert ours.encode_batch([text, "the", text.encode()], special) == [ids, ours.encode("the", special), ids]
     assert ours.decode(ids) == theirs.decode(ids, skip_special_tokens=False)
-    assert ours.decode(ids, special=False) == theirs.decode(ids)
+    assert ours.decode(ids, skip_special_tokens=True) == theirs.decode(ids)
 
 
 BERT = {"tokenizer_class": "BertTokenizer", "do_lower_case": True, "cls_token": "[CLS]", "sep_token": "[SEP]"}
@@ -220,7 +220,7 @@ def test_a_token_with_a_role_is_special_whatever_the_file_says(beside: str, in_m
     tokenizer = Tokenizer.from_json(text, **{beside: {"bos_token": {"content": "<s>"}}})
     assert tokenizer.encode("<s>") == [0, 1, 2]
     assert tokenizer.special_ids == {3}
-    assert tokenizer.decode([3, 1], special=False) == "s"
+    assert tokenizer.decode([3, 1], skip_special_tokens=True) == "s"
 
 
 def test_a_token_outside_the_model_is_spelled_by_it() -> None:
@@ -395,7 +395,7 @@ def test_ids_that_are_none_are_refused(ids: Any) -> None:  # noqa: ANN401
         (None, "the text is of type NoneType"),
         (["a"], "the text is of type list"),
         (b"ab\xff", "not UTF-8 at byte 2"),
-        ("ab\ud800", "half a character at 2"),
+        ("ab\ud800", "a lone surrogate at index 2"),
     ],
 )
 def test_texts_that_are_none_are_refused(text: Any, sentence: str) -> None:  # noqa: ANN401

@@ -235,7 +235,7 @@ def test_files_of_every_kind_train_the_same_tokenizer(tmp_path: Path) -> None:
     assert gh.Tokenizer.train(tmp_path / "plain", vocab_size=280).fingerprint == expected
     assert gh.Tokenizer.train(f"{tmp_path}/plain/*.txt", vocab_size=280).fingerprint == expected
     for name in ("rows.jsonl", "rows.jsonl.gz"):
-        assert gh.Tokenizer.train([tmp_path / name], vocab_size=280, field="body").fingerprint == expected
+        assert gh.Tokenizer.train([tmp_path / name], vocab_size=280, column="body").fingerprint == expected
 
 
 def test_training_reads_a_stream_and_says_how_far_it_is(tmp_path: Path) -> None:
@@ -319,7 +319,7 @@ def test_bulk_falls_back_with_a_word(monkeypatch: pytest.MonkeyPatch) -> None:
     assert right.reason == ""
     other, _ = gh.Tokenizer.train(texts=[ENGLISH], vocab_size=3000)._fast
     wrong = gh.text.corpus_encoder.CorpusEncoder(other, lambda texts: tok.encode_batch(texts), "")
-    with pytest.warns(UserWarning, match="gigatoken gives other ids for this text"):
+    with pytest.warns(UserWarning, match="gigatoken gives different ids for this text"):
         assert wrong.encode([b"to be or not to be"])[0].tolist() == tok.encode("to be or not to be")
     assert "other ids" in wrong.reason
     monkeypatch.setattr(gh.text.bulk, "gigatoken", None)

@@ -1,4 +1,4 @@
-"""Runs of a few steps, without what would take longer than they do."""
+"""Short runs, without the slow parts."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from glasshouse.training import plots
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Path:
+def data_folder(tmp_path: Path) -> Path:
     """A folder with data."""
     write_data(tmp_path)
     return tmp_path
 
 
 @pytest.fixture(autouse=True)
-def _brief(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Measure no peak and draw no plots: what they are is tried by themselves, that they are made in tests/cli."""
+def _skip_peak_and_plots(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Skip the matmul peak and the plots: they have tests of their own, and tests/cli runs them in full."""
     monkeypatch.setattr(device, "measure_peak_flops", lambda *_, **__: 1e12)
     monkeypatch.setattr(plots, "draw", lambda *_: [])

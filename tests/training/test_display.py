@@ -1,4 +1,4 @@
-"""What is seen of a run: by a made-up clock, off a terminal and on one."""
+"""The progress display, with a fake clock, off a terminal and on one."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from glasshouse.training import Display, Run, train
 from glasshouse.training import display as module
 from glasshouse.training.display import OFTEN, SILENCE
 
-PATIENCE = 60  # seconds after which a thread that draws nothing has failed
+PATIENCE = 60  # seconds to wait for a thread
 
 
 class Clock:
-    """A time that passes when it is told to."""
+    """A clock set by the test."""
 
     now = 0.0
 
@@ -28,11 +28,11 @@ class Clock:
         return self.now
 
 
-class Speed:
-    tokens_per_second, memory, share = 12345.6, 377_700_000, 0.456
+class FakeThroughput:
+    tokens_per_second, peak_memory, mfu = 12345.6, 377_700_000, 0.456
 
 
-class Outcome:
+class FakeMetrics:
     loss = 5.14961
 
 
@@ -41,13 +41,13 @@ def lines(capsys: pytest.CaptureFixture[str]) -> list[str]:
 
 
 def step(display: Display, number: int, of: int = 100) -> None:
-    display.step(number, of, Outcome(), Speed())  # type: ignore[arg-type]
+    display.on_step_end(number, of, FakeMetrics(), FakeThroughput())  # type: ignore[arg-type]
 
 
 # Off a terminal
 
 
-def test_a_phase_has_a_line_when_it_begins_and_one_each_minute(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_phase_prints_a_line_at_its_start_and_every_minute(capsys: pytest.CaptureFixture[str]) -> None:
     clock = Clock()
     display = Display({"tokenizing": "items"}, clock=clock)
     display.stage("reading", 500, 2000)
@@ -62,21 +62,21 @@ def test_a_phase_has_a_line_when_it_begins_and_one_each_minute(capsys: pytest.Ca
     clock.now += 1
     display.tick()
     assert lines(capsys) == ["tokenizing · 25% · 100 of 400 items · 1:00 elapsed"]
-    for _ in range(3):  # a phase that tells nothing is not silent either
+    for _ in range(3):  # a phase without progress prints too
         clock.now += SILENCE
         display.tick()
     assert [line[-12:] for line in lines(capsys)] == ["2:00 elapsed", "3:00 elapsed", "4:00 elapsed"]
 
 
-def test_a_phase_that_comes_again_has_no_line_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_repeated_phase_prints_no_new_line(capsys: pytest.CaptureFixture[str]) -> None:
     display = Display(clock=Clock())
     for number in (1, 2, 3):
-        display.stage("evaluating", 0, 10)
+        display.stage("validating", 0, 10)
         step(display, number)
-    assert [line[:12] for line in lines(capsys)] == ["evaluating ·", "step 1 of 10"]
+    assert [line[:12] for line in lines(capsys)] == ["validating ·", "step 1 of 10"]
 
 
-def test_steps_have_a_line_now_and_then_and_a_long_one_is_not_silent(capsys: pytest.CaptureFixture[str]) -> None:
+def test_steps_print_a_line_at_intervals_and_during_a_long_step(capsys: pytest.CaptureFixture[str]) -> None:
     clock = Clock()
     display = Display(clock=clock)
     for number in range(1, 7):
@@ -85,12 +85,10 @@ def test_steps_have_a_line_now_and_then_and_a_long_one_is_not_silent(capsys: pyt
     assert [line[:6] for line in lines(capsys)] == ["step 1", "step 3", "step 5"]
     clock.now += SILENCE
     display.tick()
-    assert lines(capsys) == [
-        "step 5 of 100 · loss 5.1496 · 12,346 tokens/s · 7:55 left · 377.7 MB · 46% of the matmul peak"
-    ]
+    assert lines(capsys) == ["step 5 of 100 · loss 5.1496 · 12,346 tokens/s · 7:55 left · 377.7 MB · MFU 46%"]
 
 
-def test_while_it_is_open_somebody_looks_at_the_clock(capsys: pytest.CaptureFixture[str]) -> None:
+def test_ticks_while_open(capsys: pytest.CaptureFixture[str]) -> None:
     ticked = threading.Event()
 
     class Ticked(Display):
@@ -106,7 +104,7 @@ def test_while_it_is_open_somebody_looks_at_the_clock(capsys: pytest.CaptureFixt
 
 
 class Terminal(io.StringIO):
-    """A terminal that tells when it was drawn on so many times."""
+    """A terminal that sets an event after `frames` writes."""
 
     def __init__(self, frames: int = 0) -> None:
         super().__init__()
@@ -130,11 +128,11 @@ def at_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("at_terminal")
-def test_a_phase_that_tells_nothing_still_moves(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_spinner_moves_without_progress(monkeypatch: pytest.MonkeyPatch) -> None:
     terminal = Terminal(frames=5)
     monkeypatch.setattr(sys, "stderr", terminal)
     with Display().open() as display:
-        display.stage("reading", 10, 10)  # what is done does not stop the next
+        display.stage("reading", 10, 10)  # a finished phase does not stop the next
         display.stage("waiting", 0, 0)
         assert terminal.drawn.wait(PATIENCE)
     spinners = set(re.findall(r"([⠀-⣿])\x1b\[0m", terminal.getvalue()))
@@ -143,7 +141,7 @@ def test_a_phase_that_tells_nothing_still_moves(monkeypatch: pytest.MonkeyPatch)
 
 @pytest.mark.usefixtures("at_terminal")
 @pytest.mark.parametrize("width", [120, 50])
-def test_the_line_is_one_line_at_any_width(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_line_fits_any_width(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", str(width))
     monkeypatch.setattr(module, "QUICK", 0)
     terminal = Terminal()
@@ -157,32 +155,42 @@ def test_the_line_is_one_line_at_any_width(width: int, monkeypatch: pytest.Monke
     shown = [frame for frame in re.split(r"\r|\x1b\[2K|\n|\x1b\[1A", drawn) if frame.strip()]
     assert all(len(frame) <= width for frame in shown)
     assert any(frame.partition(" step ")[2].startswith("3 of 3 · loss") for frame in shown), shown
-    assert "step 3: held out, bits per byte 2.5000\n" in drawn
-    assert "\x1b[?25l" not in drawn  # one that is killed leaves a cursor behind
+    assert "step 3: validation bits per byte 2.5000\n" in drawn
+    assert "\x1b[?25l" not in drawn  # a killed process could not show the cursor again
 
 
 # In Python
 
 
-def test_train_shows_the_same_unless_told_not_to(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    train(Run.from_dict(table(place, steps=2)))
+def test_train_shows_progress_unless_false(data_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    train(Run.from_dict(table(data_folder, steps=2)))
     shown = capsys.readouterr()
     assert shown.out == ""
-    for begin in ("folder ", "data ", "stop ", "model ", "tokens ", "device ", "steps ", "step 1 of 2 ", "measuring"):
+    for begin in (
+        "folder ",
+        "data ",
+        "stop ",
+        "model ",
+        "tokens ",
+        "device ",
+        "steps ",
+        "step 1 of 2 ",
+        "evaluating",
+    ):
         assert re.search(rf"^{begin}", shown.err, re.MULTILINE), begin
-    train(Run.from_dict(table(place, out="quiet", steps=2)), progress=False)
+    train(Run.from_dict(table(data_folder, out="quiet", steps=2)), progress=False)
     assert capsys.readouterr() == ("", "")
 
 
-def test_train_takes_a_recipe_or_a_file_by_its_name(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(place)
-    (place / "mine.toml").write_text(
+def test_train_takes_a_recipe_or_a_file(data_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(data_folder)
+    (data_folder / "mine.toml").write_text(
         '[model]\npreset = "tiny-decoder"\nn_layers = 1\n'
-        '[data]\npath = "a.txt"\nlength = 16\nvocab_size = 270\n[train]\nsteps = 1\nbatch_tokens = 32\n'
+        '[data]\npath = "a.txt"\nseq_len = 16\nvocab_size = 270\n[train]\nsteps = 1\nbatch_tokens = 32\n'
     )
     assert train("mine.toml", progress=False).folder == Path("runs/mine")
-    assert train(place / "runs" / "mine", progress=False).steps == 1  # whose run.toml says it all
-    with pytest.raises(ConfigError, match="there is no recipe 'stdlb', nor such a file; did you mean stdlib"):
+    assert train(data_folder / "runs" / "mine", progress=False).steps == 1  # by its run.toml
+    with pytest.raises(ConfigError, match="there is no recipe or file 'stdlb'; did you mean stdlib"):
         train("stdlb")
     with pytest.raises(
         InputError, match=r"run is \{'model': 3\}, but it must be a Run, the name of a recipe or the path"
@@ -190,16 +198,16 @@ def test_train_takes_a_recipe_or_a_file_by_its_name(place: Path, monkeypatch: py
         train({"model": 3})  # type: ignore[arg-type]
 
 
-def test_the_header_names_what_is_read_and_what_is_skipped(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (place / "folder").mkdir()
+def test_the_summary_names_files_and_skipped_files(data_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (data_folder / "folder").mkdir()
     for name in ("one.txt", "two.md", "three.png", "four", ".hidden.txt"):
-        (place / "folder" / name).write_text((place / "a.txt").read_text())
-    settings = table(place, steps=1)
-    settings["data"]["path"] = str(place / "folder")
+        (data_folder / "folder" / name).write_text((data_folder / "a.txt").read_text())
+    settings = table(data_folder, steps=1)
+    settings["data"]["path"] = str(data_folder / "folder")
     train(Run.from_dict(settings))
-    said = capsys.readouterr().err
-    size = 2 * (place / "a.txt").stat().st_size
-    assert f"data     2 files, {size / 1000:.1f} kB; 2 skipped, as of no known kind of text (" in said
-    assert "no suffix" in said
-    assert ".png" in said
-    assert "1 item to learn" in said or "2 items to learn" in said
+    shown = capsys.readouterr().err
+    size = 2 * (data_folder / "a.txt").stat().st_size
+    assert f"data     2 files, {size / 1000:.1f} kB; 2 skipped: unknown file type (" in shown
+    assert "no suffix" in shown
+    assert ".png" in shown
+    assert "1 item for training" in shown or "2 items for training" in shown

@@ -1,4 +1,4 @@
-"""The running average against the recursion in plain numbers."""
+"""The EMA against its recursion in plain numbers."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_by_hand() -> None:
         assert weight.equal(now[name])
 
 
-def test_the_weights_come_back_after_a_mistake() -> None:
+def test_weights_are_restored_after_an_exception() -> None:
     model = nn.Linear(2, 2)
     average = EMA(model, 0.5)
     with torch.no_grad():
@@ -42,6 +42,6 @@ def test_the_weights_come_back_after_a_mistake() -> None:
 
 
 @pytest.mark.parametrize("decay", [-0.1, 1.0, float("nan")])
-def test_a_decay_that_makes_no_average(decay: float) -> None:
-    with pytest.raises(InputError, match="must be from 0 to below 1"):
+def test_an_invalid_decay_is_refused(decay: float) -> None:
+    with pytest.raises(InputError, match="must be at least 0 and below 1"):
         EMA(nn.Linear(1, 1), decay)

@@ -16,10 +16,10 @@ from glasshouse.training import Run
 MODEL = {"preset": "tiny-decoder", "n_layers": 1}
 
 
-def table(place: Path, **train: object) -> dict[str, object]:
-    (place / "a.txt").write_text("to be or not to be, that is the question whether it is nobler. " * 60)
-    data = {"path": [str(place / "a.txt")], "vocab_size": 280, "length": 16}
-    return {"model": MODEL, "data": data, "train": {"batch_tokens": 64, "out": str(place / "run"), **train}}
+def table(data_folder: Path, **train: object) -> dict[str, object]:
+    (data_folder / "a.txt").write_text("to be or not to be, that is the question whether it is nobler. " * 60)
+    data = {"path": [str(data_folder / "a.txt")], "vocab_size": 280, "seq_len": 16}
+    return {"model": MODEL, "data": data, "train": {"batch_tokens": 64, "out": str(data_folder / "run"), **train}}
 
 
 def test_epochs_are_counted_over_the_training_data(tmp_path: Path) -> None:

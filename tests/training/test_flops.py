@@ -1,4 +1,4 @@
-"""The operations of a step: derived by hand, and as torch counts them in a real one."""
+"""FLOPs of a step: derived by hand, and as torch counts them."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from glasshouse.training.throughput import FlopEstimator
 D, V, LENGTH, ROWS, SOURCE = 32, 50, 12, 3, 7
 FROZEN: dict[str, tuple[str, ...]] = {
     "nothing": (),
-    "token": ("token",),
-    "below": ("token", "stack.position", "stack.blocks.0"),
+    "embedding": ("token_embedding",),
+    "below": ("token_embedding", "stack.position", "stack.blocks.0"),
     "blocks": ("stack.blocks.*",),
-    "all but the head": ("token", "segment", "stack"),
-    "norms alone learn": ("token", "*.layer", "head"),
-    "encoder": ("token", "encoder"),
+    "all but the head": ("token_embedding", "segment", "stack"),
+    "norms alone learn": ("token_embedding", "*.layer", "head"),
+    "encoder": ("token_embedding", "encoder"),
     "decoder": ("decoder",),
 }
 
@@ -49,7 +49,7 @@ def test_frozen_matrices_by_hand() -> None:
 
     # The first block and the embeddings are frozen: forward alone there. Behind the first trained norm all is as
     # ever, but the head, which is the frozen table, has no gradient of its own.
-    freeze(model, ["token", "stack.position", "stack.blocks.0"])
+    freeze(model, ["token_embedding", "stack.position", "stack.blocks.0"])
     below, above = 2 * block + scores, 6 * block + 3 * scores
     assert FlopEstimator(model)(batch) == tokens * (below + above + 4 * table)
 
@@ -74,7 +74,9 @@ def test_an_encoder_decoder_by_hand() -> None:
     decoder = writes * (6 * 14 * D**2 + 3 * scores + 6 * table)
     encoder = reads * (6 * 12 * D**2 + 3 * 4 * D * SOURCE)
     assert FlopEstimator(model)(batch) == decoder + encoder + reads * 6 * 2 * D**2
-    freeze(model, ["encoder", "token"])  # nothing below the encoder's output is trained, so no gradient reaches it
+    freeze(
+        model, ["encoder", "token_embedding"]
+    )  # nothing below the encoder's output is trained, so no gradient reaches it
     decoder = writes * (6 * 14 * D**2 + 3 * scores + 4 * table)
     encoder = reads * (2 * 12 * D**2 + 4 * D * SOURCE)
     assert FlopEstimator(model)(batch) == decoder + encoder + reads * 4 * 2 * D**2
@@ -93,25 +95,25 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
 @pytest.mark.long
 @pytest.mark.parametrize("frozen", FROZEN)
 @pytest.mark.parametrize("name", MODELS)
-def test_matrix_products_are_those_that_torch_counts(name: str, frozen: str) -> None:
+def test_flops_equal_torchs_count(name: str, frozen: str) -> None:
     kind, choices = MODELS[name]
     model, batch = make(kind, **choices)
     names = [name for name, _ in model.named_modules()]
     freeze(model, [one for one in FROZEN[frozen] if any(fnmatchcase(name, one) for name in names)])
-    _agree(model, batch)
+    _assert_equals_torch(model, batch)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("targets", [("query", "value"), ("down",), ("*",)])
 @pytest.mark.parametrize("name", MODELS)
-def test_adapters_are_counted_as_torch_counts_them(name: str, targets: tuple[str, ...]) -> None:
+def test_lora_flops_equal_torchs_count(name: str, targets: tuple[str, ...]) -> None:
     kind, choices = MODELS[name]
     model, batch = make(kind, **choices)
     lora.attach(model, lora.LoRA(rank=2, targets=targets))
-    _agree(model, batch)
+    _assert_equals_torch(model, batch)
 
 
-def _agree(model: gh.models.Model, batch: Batch) -> None:
+def _assert_equals_torch(model: gh.models.Model, batch: Batch) -> None:
     """Compare with a real step, less attention's own products, which torch does not count on a CPU."""
     with FlopCounterMode(display=False) as counter:
         loss = compute_loss(model, batch)
@@ -119,6 +121,6 @@ def _agree(model: gh.models.Model, batch: Batch) -> None:
             loss.backward()
     counts = counter.get_flop_counts()["Global"]
     counted = sum(number for op, number in counts.items() if "bmm" not in str(op) and "mm" in str(op))
-    work = FlopEstimator(model)
-    work.writes.scores = work.writes.cross_scores = work.reads.scores = 0
-    assert work(batch) == counted
+    flops = FlopEstimator(model)
+    flops.stack.scores = flops.stack.cross_scores = flops.source_stack.scores = 0
+    assert flops(batch) == counted

@@ -1,4 +1,4 @@
-"""A run's folder: one process at a time, everything in it whole, and a death while it is prepared costs nothing."""
+"""The run folder: one process at a time, complete files, and a killed preparation can be repeated."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_loop import Told, losses, table, write_data
+from test_loop import RecordingReporter, losses, table, write_data
 
 import glasshouse as gh
 from glasshouse import config
@@ -36,9 +36,10 @@ with suppress(ImportError):
 torch.set_num_threads(1)
 from glasshouse import device
 from glasshouse.training import Run, plots, trackers, train
-from glasshouse.training.progress import Silent
+from glasshouse.training.progress import SilentReporter
 
-device.measure_peak_flops, plots.draw, trackers.Trackers._open = (lambda *_, **__: 1e12), (lambda *_: []), (lambda *_: None)
+device.measure_peak_flops, plots.draw = (lambda *_, **__: 1e12), (lambda *_: [])
+trackers.Trackers._open = lambda *_: None
 WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT
 
 
@@ -75,8 +76,8 @@ def work(settings, delay, event, how, others):
         event = None
     events, began = Events(settings["train"]["out"], event, how), time.monotonic()
 
-    class Waits(Silent):
-        def step(self, step, *_):
+    class Waits(SilentReporter):
+        def on_step_end(self, step, *_):
             if step == 1:
                 events.on, events.took = False, time.monotonic() - began
                 end = time.monotonic() + 60
@@ -84,12 +85,12 @@ def work(settings, delay, event, how, others):
                     time.sleep(0.01)
 
     try:
-        train(Run.parse(settings), Waits())
+        train(Run.from_dict(settings), Waits())
         return {"code": 0, "events": events.count, "took": events.took}
     except (ValueError, OSError) as error:
-        return {"code": 1, "said": str(error), "type": type(error).__name__}
+        return {"code": 1, "message": str(error), "type": type(error).__name__}
     except BaseException:
-        return {"code": 2, "said": traceback.format_exc()}
+        return {"code": 2, "message": traceback.format_exc()}
 
 
 for number, line in enumerate(sys.stdin):
@@ -114,11 +115,11 @@ Process = tuple[dict[str, Any], float, float | None, str]
 class Forks:
     """Runs rounds of processes, one round after another."""
 
-    def __init__(self, place: Path) -> None:
-        self.place = place
-        write_data(place)
-        (place / "marks").mkdir()
-        command = [sys.executable, "-c", FORKS, str(place / "marks")]
+    def __init__(self, data_folder: Path) -> None:
+        self.data_folder = data_folder
+        write_data(data_folder)
+        (data_folder / "marks").mkdir()
+        command = [sys.executable, "-c", FORKS, str(data_folder / "marks")]
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
     def __call__(self, *processes: Process) -> list[dict[str, Any]]:
@@ -131,20 +132,20 @@ class Forks:
 
     def train(self, out: str, vocab_size: int = 270, event: float | None = None, how: str = "kill") -> dict[str, Any]:
         """Train in a process of its own."""
-        return self((brief(self.place, out, vocab_size), 0.0, event, how))[0]
+        return self((brief(self.data_folder, out, vocab_size), 0.0, event, how))[0]
 
     def made(self, out: str) -> tuple[dict[str, bytes], dict[int, float]]:
-        """Return what a run has made: its files, and its losses."""
-        return contents(self.place / out), losses(self.place, out)
+        """Return the files of a run, and its losses."""
+        return contents(self.data_folder / out), losses(self.data_folder, out)
 
     @cached_property
     def counted(self) -> dict[int, dict[str, Any]]:
-        """How runs go that nothing disturbs, by the size of their vocabulary."""
+        """Results of undisturbed runs, by vocabulary size."""
         return {size: self.train(f"alone-{size}", size) for size in (270, 275)}
 
     @cached_property
     def alone(self) -> dict[int, tuple[dict[str, bytes], dict[int, float]]]:
-        """What they make."""
+        """Their files and losses."""
         return {size: self.made(f"alone-{size}") for size in self.counted}
 
 
@@ -156,16 +157,23 @@ def forks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forks]:
     forks.process.wait()
 
 
-def brief(place: Path, out: str, vocab_size: int = 270, **choices: Any) -> dict[str, Any]:  # noqa: ANN401
-    few = {"steps": 3, "save_every": 1, "eval_every": 3, "probes": [], "samples": 0, "history": 1}
-    settings = table(place, out=out, **few, **choices)
+def brief(data_folder: Path, out: str, vocab_size: int = 270, **choices: Any) -> dict[str, Any]:  # noqa: ANN401
+    few = {"steps": 3, "save_every": 1, "eval_every": 3, "probes": [], "sample_prompts": 0, "keep_snapshots": 1}
+    settings = table(data_folder, out=out, **few, **choices)
     settings["data"]["vocab_size"] = vocab_size
     return settings
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    """All that a run has made, but for what says when and where, and what a death leaves that nobody reads."""
-    unlike = ("run.toml", "metrics.jsonl", "training.json", "training.safetensors", ".lock", "progress.json")
+    """The files of a run, except those that depend on time and path, or are leftovers."""
+    unlike = (
+        "run.toml",
+        "metrics.jsonl",
+        "training_state.json",
+        "training_state.safetensors",
+        ".lock",
+        "progress.json",
+    )
     paths = (path for path in sorted(folder.rglob("*")) if path.is_file() and path.name not in unlike)
     return {str(path.relative_to(folder)): path.read_bytes() for path in paths}
 
@@ -178,51 +186,51 @@ def stamps(folder: Path) -> dict[str, tuple[int, bytes]]:
 # One process at a time
 
 
-def test_a_second_process_changes_nothing(place: Path) -> None:
-    """With other settings and before the first checkpoint, when a folder could still be begun anew."""
-    other = table(place)
+def test_a_second_process_changes_nothing(data_folder: Path) -> None:
+    """With other settings and before the first checkpoint, when a folder could still be started anew."""
+    other = table(data_folder)
     other["data"]["vocab_size"] = 300
 
     def again() -> None:
-        before = stamps(place / "run")
-        for settings in (table(place), other):
+        before = stamps(data_folder / "run")
+        for settings in (table(data_folder), other):
             with pytest.raises(StoreError, match="another process is training in"):
                 train(Run.from_dict(settings))
-        assert stamps(place / "run") == before
+        assert stamps(data_folder / "run") == before
 
-    train(Run.from_dict(table(place, history=0, steps=2)), Told(1, again))
-    assert sorted(losses(place)) == [1, 2]
-    assert len(gh.Tokenizer.load(place / "run" / "tokenizer")) == 270
+    train(Run.from_dict(table(data_folder, keep_snapshots=0, steps=2)), RecordingReporter(1, again))
+    assert sorted(losses(data_folder)) == [1, 2]
+    assert len(gh.Tokenizer.load(data_folder / "run" / "tokenizer")) == 270
 
 
 def check_races(forks: Forks, rounds: int) -> None:
-    """Two processes at random moments in one folder: one trains as if alone, the other leaves with a sentence."""
-    chance = random.Random(rounds)
+    """Two processes at random times in one folder: one trains as if alone, the other stops with an error."""
+    rng = random.Random(rounds)
     for number in range(rounds):
         out = f"run-{rounds}-{number}"
-        sizes = chance.choice([(270, 270), (270, 275), (275, 270)])
-        delays = chance.choice([(0.0, 0.0), (0.0, chance.uniform(0, 0.1)), (0.0, chance.uniform(0, 1.0))])
+        sizes = rng.choice([(270, 270), (270, 275), (275, 270)])
+        delays = rng.choice([(0.0, 0.0), (0.0, rng.uniform(0, 0.1)), (0.0, rng.uniform(0, 1.0))])
         two = zip(sizes, delays, strict=True)
-        results = forks(*((brief(forks.place, out, size), delay, None, "") for size, delay in two))
+        results = forks(*((brief(forks.data_folder, out, size), delay, None, "") for size, delay in two))
         assert sorted(one["code"] for one in results) == [0, 1], results
         winner = [one["code"] for one in results].index(0)
-        said = f"another process is training in {str(forks.place / out)!r}; wait for it."
-        assert results[1 - winner] == {"code": 1, "said": said, "type": "StoreError"}
+        message = f"another process is training in {str(forks.data_folder / out)!r}; wait for it."
+        assert results[1 - winner] == {"code": 1, "message": message, "type": "StoreError"}
         assert forks.made(out) == forks.alone[sizes[winner]]
-        assert config.read(forks.place / out / "run.toml")["data"]["vocab_size"] == sizes[winner]
+        assert config.read(forks.data_folder / out / "run.toml")["data"]["vocab_size"] == sizes[winner]
 
 
-def test_two_processes_at_random_moments(forks: Forks) -> None:
+def test_two_processes_at_random_times(forks: Forks) -> None:
     check_races(forks, 5)
 
 
 @pytest.mark.long
-def test_two_processes_at_fifty_random_moments(forks: Forks) -> None:
+def test_two_processes_at_fifty_random_times(forks: Forks) -> None:
     check_races(forks, 50)
 
 
-def test_a_lock_held_for_a_moment_is_waited_for(tmp_path: Path) -> None:
-    """As the page holds it when it asks whether a run is under way."""
+def test_waits_for_a_short_lock(tmp_path: Path) -> None:
+    """As the page locks it to see whether a run is active."""
     with lock_folder(tmp_path):
         entered = threading.Event()
 
@@ -237,47 +245,47 @@ def test_a_lock_held_for_a_moment_is_waited_for(tmp_path: Path) -> None:
     assert entered.is_set()
 
 
-def test_a_lock_that_is_a_folder_is_one_sentence(place: Path) -> None:
-    (place / "run" / ".lock").mkdir(parents=True)
+def test_a_lock_that_is_a_folder_is_an_error(data_folder: Path) -> None:
+    (data_folder / "run" / ".lock").mkdir(parents=True)
     with pytest.raises(StoreError, match=r"\.lock' is a folder, but must be a file"):
-        train(Run.from_dict(table(place)))
+        train(Run.from_dict(table(data_folder)))
 
 
-def test_what_is_in_the_way_of_the_model_is_said_before_training(place: Path) -> None:
-    settings = table(place, steps=1)
+def test_files_that_would_be_lost_are_an_error_before_training(data_folder: Path) -> None:
+    settings = table(data_folder, steps=1)
     train(Run.from_dict(settings))
-    (place / "run" / "model" / "notes.txt").write_text("by hand")
-    before = stamps(place / "run")
+    (data_folder / "run" / "model" / "notes.txt").write_text("by hand")
+    before = stamps(data_folder / "run")
     with pytest.raises(StoreError, match=r"model' contains 'notes\.txt', which would be lost; move it away"):
         train(Run.from_dict(settings))
-    assert stamps(place / "run") == before
-    (place / "other" / "model").mkdir(parents=True)
-    (place / "other" / "run.toml").write_bytes((place / "run" / "run.toml").read_bytes())
-    (place / "other" / "adapter").write_text("a file")
-    settings = table(place, steps=1, out="other", lora={"rank": 1})
-    settings["model"] = {"from": str(place / "run" / "checkpoints" / "step-00000001")}
+    assert stamps(data_folder / "run") == before
+    (data_folder / "other" / "model").mkdir(parents=True)
+    (data_folder / "other" / "run.toml").write_bytes((data_folder / "run" / "run.toml").read_bytes())
+    (data_folder / "other" / "adapter").write_text("a file")
+    settings = table(data_folder, steps=1, out="other", lora={"rank": 1})
+    settings["model"] = {"from": str(data_folder / "run" / "checkpoints" / "step-00000001")}
     with pytest.raises(StoreError, match="adapter' is a file"):
         train(Run.from_dict(settings))
 
 
-# Deaths while it is prepared
+# Killed during preparation
 
 
-def check_deaths(forks: Forks, how: str, moments: int | None = None) -> None:
-    """Die while the folder, the tokenizer and the ids are made: the same command ends as if it had not.
+def check_kills(forks: Forks, how: str, moments: int | None = None) -> None:
+    """Kill a run while it prepares its folder, tokenizer and ids: the same command then gives the same result.
 
-    At every write or some of them, or at so many moments that are no particular ones.
+    At every write or some of them, or at random times.
     """
     counted = forks.counted[270]
     assert counted["events"] > 30
-    chance, events = random.Random(0), list(range(counted["events"]))
+    rng, events = random.Random(0), list(range(counted["events"]))
     if how == "alarm":
-        events = [chance.uniform(0, counted["took"]) for _ in range(moments or 50)]
-    for event in events if moments is None else chance.sample(events, moments):
+        events = [rng.uniform(0, counted["took"]) for _ in range(moments or 50)]
+    for event in events if moments is None else rng.sample(events, moments):
         out = f"{how}-{event}-{moments}"
         died = forks.train(out, event=event, how=how)
-        # A history is given up for want of room, and training goes on; an alarm, and the last of the writes, which a
-        # thread makes, may come when the first step is taken.
+        # On a full disk snapshots are dropped and training continues; an alarm, and the last writes, made by a
+        # thread, may come after the first step.
         assert died["code"] in {"kill": [-signal.SIGKILL, 0], "alarm": [-signal.SIGALRM, 0], "full disk": [0, 1]}[how]
         result = forks.train(out)
         assert result["code"] == 0, (event, result)
@@ -285,33 +293,35 @@ def check_deaths(forks: Forks, how: str, moments: int | None = None) -> None:
 
 
 @pytest.mark.parametrize(("how", "moments"), [("kill", 2), ("alarm", 1), ("full disk", 1)])
-def test_killed_or_out_of_disk_while_it_prepares(how: str, moments: int, forks: Forks) -> None:
-    check_deaths(forks, how, moments)
+def test_killed_or_disk_full_during_preparation(how: str, moments: int, forks: Forks) -> None:
+    check_kills(forks, how, moments)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("how", ["kill", "alarm", "full disk"])
-def test_killed_or_out_of_disk_at_every_write_while_it_prepares(how: str, forks: Forks) -> None:
-    check_deaths(forks, how)
+def test_killed_or_disk_full_at_every_write_during_preparation(how: str, forks: Forks) -> None:
+    check_kills(forks, how)
 
 
-def test_half_a_tokenizer_is_made_again(place: Path) -> None:
-    """As earlier versions left it where they were killed while they wrote it."""
-    settings = table(place, steps=1)
+def test_an_incomplete_tokenizer_is_trained_again(data_folder: Path) -> None:
+    """As earlier versions left it when killed."""
+    settings = table(data_folder, steps=1)
     train(Run.from_dict(settings))
-    expected = contents(place / "run" / "tokenizer")
-    for name in ("checkpoints", "data", "history", "model"):
-        (place / "run" / name).rename(place / name)
-    (place / "run" / "tokenizer" / "tokenizer.json").rename(place / "run" / "tokenizer" / ".tokenizer.json.new")
+    expected = contents(data_folder / "run" / "tokenizer")
+    for name in ("checkpoints", "data", "snapshots", "model"):
+        (data_folder / "run" / name).rename(data_folder / name)
+    (data_folder / "run" / "tokenizer" / "tokenizer.json").rename(
+        data_folder / "run" / "tokenizer" / ".tokenizer.json.new"
+    )
     train(Run.from_dict(settings))
-    assert contents(place / "run" / "tokenizer") == expected
+    assert contents(data_folder / "run" / "tokenizer") == expected
 
 
-def test_killed_while_it_forgets_what_other_settings_made(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Before the first checkpoint a run may begin anew, and is given its old settings again after all."""
-    settings = table(place, steps=1)
+def test_killed_while_deleting_the_data_of_other_settings(data_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before the first checkpoint a run may start anew, and then get its old settings again."""
+    settings = table(data_folder, steps=1)
     train(Run.from_dict(settings))
-    (place / "run" / "checkpoints").rename(place / "checkpoints")
+    (data_folder / "run" / "checkpoints").rename(data_folder / "checkpoints")
     real = shutil.rmtree
 
     def rmtree(path: Path, **rest: Any) -> None:  # noqa: ANN401
@@ -321,23 +331,23 @@ def test_killed_while_it_forgets_what_other_settings_made(place: Path, monkeypat
         real(path, **rest)
 
     monkeypatch.setattr(shutil, "rmtree", rmtree)
-    other = table(place, steps=1)
+    other = table(data_folder, steps=1)
     other["data"]["vocab_size"] = 275
     with pytest.raises(KeyboardInterrupt):
         train(Run.from_dict(other))
     monkeypatch.undo()
     train(Run.from_dict(settings))
-    assert len(gh.Tokenizer.load(place / "run" / "tokenizer")) == 270
+    assert len(gh.Tokenizer.load(data_folder / "run" / "tokenizer")) == 270
 
 
-def test_a_folder_that_holds_only_what_a_killed_start_left_is_taken(place: Path) -> None:
-    (place / "run").mkdir()
-    (place / "run" / ".lock").touch()
-    (place / "run" / ".run.toml.new").write_text("[mod")
-    train(Run.from_dict(table(place, steps=1)))
-    (place / "other").mkdir()
-    (place / "other" / ".run.toml.new").touch()
-    (place / "other" / "thesis.txt").touch()
-    with pytest.raises(InputError, match="no run"):
-        train(Run.from_dict(table(place, out="other")))
-    assert not (place / "other" / ".lock").exists()
+def test_a_folder_with_only_leftovers_of_a_killed_start_is_used(data_folder: Path) -> None:
+    (data_folder / "run").mkdir()
+    (data_folder / "run" / ".lock").touch()
+    (data_folder / "run" / ".run.toml.new").write_text("[mod")
+    train(Run.from_dict(table(data_folder, steps=1)))
+    (data_folder / "other").mkdir()
+    (data_folder / "other" / ".run.toml.new").touch()
+    (data_folder / "other" / "thesis.txt").touch()
+    with pytest.raises(InputError, match="not a run folder"):
+        train(Run.from_dict(table(data_folder, out="other")))
+    assert not (data_folder / "other" / ".lock").exists()

@@ -1,4 +1,4 @@
-"""A journal has one line for each step, whatever happened on the way."""
+"""A journal has one line per step, also after kills and resumes."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from glasshouse.training.journal import Journal
 
 
 @given(stops=st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9), st.booleans()), max_size=5))
-def test_stopped_anywhere_and_gone_on(stops: list[tuple[int, int, bool]], tmp_path_factory: object) -> None:
-    """A run that dies after `ahead` steps past its checkpoint, maybe within a line, and goes on from there."""
+def test_stopped_anywhere_and_resumed(stops: list[tuple[int, int, bool]], tmp_path_factory: object) -> None:
+    """A run that dies after `ahead` steps past its checkpoint, maybe within a line, and resumes."""
     journal = Journal(tmp_path_factory.mktemp("run") / "metrics.jsonl")  # type: ignore[attr-defined]
     step = 0
     for forward, ahead, torn in stops:
@@ -31,7 +31,7 @@ def test_stopped_anywhere_and_gone_on(stops: list[tuple[int, int, bool]], tmp_pa
     assert [(line["step"], line["loss"]) for line in journal.lines()] == [(i, float(i)) for i in range(step)]
 
 
-def test_a_journal_that_is_not_there_yet(tmp_path: Path) -> None:
+def test_a_missing_journal_is_empty(tmp_path: Path) -> None:
     journal = Journal(tmp_path / "metrics.jsonl")
     assert list(journal.lines()) == []
     journal.truncate(0)
@@ -40,14 +40,16 @@ def test_a_journal_that_is_not_there_yet(tmp_path: Path) -> None:
 
 
 SOUND: dict[str, dict[str, Any]] = {
-    "metrics.jsonl": {"loss": 2.5, "norm": None, "targets": 96},
-    "probes.jsonl": {"entropy": [[0.5, None], [1, 2.0]], "lens": [4.0, None, 3]},
-    "samples.jsonl": {"samples": [{"prompt": "to\ud800", "text": "é\n"}, {"prompt": "", "text": "", "wanted": "be"}]},
+    "metrics.jsonl": {"loss": 2.5, "grad_norm": None, "n_targets": 96},
+    "probes.jsonl": {"entropy": [[0.5, None], [1, 2.0]], "logit_lens": [4.0, None, 3]},
+    "samples.jsonl": {
+        "samples": [{"prompt": "to\ud800", "text": "é\n"}, {"prompt": "", "text": "", "reference": "be"}]
+    },
 }
 
 
 @pytest.mark.parametrize("name", DAMAGED)
-def test_a_line_of_the_wrong_shape_is_skipped(name: str, tmp_path: Path) -> None:
+def test_an_invalid_line_is_skipped(name: str, tmp_path: Path) -> None:
     """JSON or not, a line that was not written here is as one that was cut off; the others stay."""
     journal = Journal(tmp_path / name)
     for step, line in enumerate(DAMAGED[name]):

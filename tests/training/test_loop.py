@@ -1,4 +1,4 @@
-"""The loop: killed, stopped, starved, poisoned or out of disk, it loses nothing and ends where it would have."""
+"""The training loop: killed, stopped, out of memory or disk, or with NaN losses, it resumes exactly."""
 
 from __future__ import annotations
 
@@ -33,78 +33,82 @@ KINDS = {
 }
 
 
-def write_data(place: Path) -> None:
-    (place / "a.txt").write_text(SAYING * 40)
+def write_data(data_folder: Path) -> None:
+    (data_folder / "a.txt").write_text(SAYING * 40)
     rows = (f"{number}\t{' '.join(str(number))}" for number in range(10, 210, 3))
-    (place / "a.tsv").write_text("source\ttarget\n" + "\n".join(rows) + "\n")
+    (data_folder / "a.tsv").write_text("source\ttarget\n" + "\n".join(rows) + "\n")
     labelled = (f"{number} is{'' if number % 2 else ' not'} odd\t{number % 2}" for number in range(100))
-    (place / "labels.tsv").write_text("text\tlabel\n" + "\n".join(labelled) + "\n")
+    (data_folder / "labels.tsv").write_text("text\tlabel\n" + "\n".join(labelled) + "\n")
 
 
-def table(place: Path, kind: str = "decoder", out: str = "run", **choices: Any) -> dict[str, Any]:  # noqa: ANN401
-    source = {"path": str(place / "a.tsv"), "kind": "pairs"} if kind == "seq2seq" else {"path": str(place / "a.txt")}
+def table(data_folder: Path, kind: str = "decoder", out: str = "run", **choices: Any) -> dict[str, Any]:  # noqa: ANN401
+    source = (
+        {"path": str(data_folder / "a.tsv"), "kind": "pairs"}
+        if kind == "seq2seq"
+        else {"path": str(data_folder / "a.txt")}
+    )
     return {
         "model": {**KINDS[kind], "dropout": 0.2},
-        "data": {**source, "length": 16, "vocab_size": 270, "hold_out": 0.1},
-        "train": {"steps": 12, "batch_tokens": 96, "save_every": 3, "eval_every": 4, "parts": 3, "lr": 0.01}
+        "data": {**source, "seq_len": 16, "vocab_size": 270, "val_fraction": 0.1},
+        "train": {"steps": 12, "batch_tokens": 96, "save_every": 3, "eval_every": 4, "grad_accum": 3, "lr": 0.01}
         | {
             "schedule": {"kind": "cosine", "warmup": min(2, choices.get("steps", 2))},
-            "out": str(place / out),
+            "out": str(data_folder / out),
             **choices,
         },
     }
 
 
-def losses(place: Path, out: str = "run") -> dict[int, float]:
-    lines = [json.loads(line) for line in (place / out / "metrics.jsonl").read_text().splitlines()]
+def losses(data_folder: Path, out: str = "run") -> dict[int, float]:
+    lines = [json.loads(line) for line in (data_folder / out / "metrics.jsonl").read_text().splitlines()]
     found = {line["step"]: line["loss"] for line in lines}
-    assert len(found) == len(lines)  # never two for a step
+    assert len(found) == len(lines)  # one line per step
     return found
 
 
-def weights(place: Path, out: str = "run") -> dict[str, torch.Tensor]:
-    return dict(gh.load(place / out / "model")[0].state_dict())
+def weights(data_folder: Path, out: str = "run") -> dict[str, torch.Tensor]:
+    return dict(gh.load(data_folder / out / "model")[0].state_dict())
 
 
-def assert_same(place: Path, one: str, other: str) -> None:
-    assert losses(place, one) == losses(place, other)
-    left, right = weights(place, one), weights(place, other)
+def assert_same(data_folder: Path, one: str, other: str) -> None:
+    assert losses(data_folder, one) == losses(data_folder, other)
+    left, right = weights(data_folder, one), weights(data_folder, other)
     assert left.keys() == right.keys()
     for name in left:
         assert left[name].equal(right[name]), name
 
 
-class Told:
-    """Remembers what a run said, and does something at a step."""
+class RecordingReporter:
+    """Records the messages of a run, and acts at a step."""
 
     def __init__(self, at: int = -1, act: Callable[[], None] = lambda: None) -> None:
-        self.said: list[str] = []
+        self.messages: list[str] = []
         self.at, self.act = at, act
 
     def stage(self, name: str, done: int, total: int) -> None: ...
 
-    def say(self, text: str) -> None:
-        self.said.append(text)
+    def log(self, text: str) -> None:
+        self.messages.append(text)
 
-    def step(self, step: int, *_: object) -> None:
+    def on_step_end(self, step: int, *_: object) -> None:
         if step == self.at:
             self.act()
 
-    def evaluated(self, step: int, figures: dict[str, float]) -> None: ...
+    def on_validation_end(self, step: int, metrics: dict[str, float]) -> None: ...
 
 
 KILLED = """
 import json, os, signal, sys, torch
 torch.set_num_threads(int(sys.argv[2]))
 from glasshouse.training import Run, train
-from glasshouse.training.progress import Silent
+from glasshouse.training.progress import SilentReporter
 
-class Killer(Silent):
-    def step(self, step, *_):
+class Killer(SilentReporter):
+    def on_step_end(self, step, *_):
         if step == 8:
             os.kill(os.getpid(), signal.SIGKILL)
 
-train(Run.parse(json.loads(sys.argv[1])), Killer())
+train(Run.from_dict(json.loads(sys.argv[1])), Killer())
 """
 
 
@@ -122,95 +126,97 @@ def killed(settings: dict[str, Any]) -> None:
     [("decoder", 0), ("decoder", 1), ("encoder", 1), ("seq2seq", 1)]
     + [pytest.param(kind, 0, marks=pytest.mark.long) for kind in ("encoder", "seq2seq")],
 )
-def test_killed_and_resumed_is_never_killed(kind: str, workers: int, place: Path) -> None:
-    train(Run.from_dict(table(place, kind, "whole", workers=workers)))
-    settings = table(place, kind, workers=workers)
+def test_killed_and_resumed_equals_uninterrupted(kind: str, workers: int, data_folder: Path) -> None:
+    train(Run.from_dict(table(data_folder, kind, "whole", workers=workers)))
+    settings = table(data_folder, kind, workers=workers)
     killed(settings)
-    assert max(losses(place)) < 12
-    told = Told()
-    train(Run.from_dict(settings), told)
-    assert any("goes on after step" in text for text in told.said)
-    assert_same(place, "whole", "run")
+    assert max(losses(data_folder)) < 12
+    reporter = RecordingReporter()
+    train(Run.from_dict(settings), reporter)
+    assert any("resuming from step" in text for text in reporter.messages)
+    assert_same(data_folder, "whole", "run")
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_saves_and_stops(number: signal.Signals, place: Path) -> None:
-    train(Run.from_dict(table(place, out="whole")))
-    run = Run.from_dict(table(place))
+def test_a_signal_saves_and_stops(number: signal.Signals, data_folder: Path) -> None:
+    train(Run.from_dict(table(data_folder, out="whole")))
+    run = Run.from_dict(table(data_folder))
     before = signal.getsignal(number)
     with pytest.raises(StoppedError, match=rf"{number.name} after step 5") as stopped:
-        train(run, Told(5, lambda: os.kill(os.getpid(), number)))
+        train(run, RecordingReporter(5, lambda: os.kill(os.getpid(), number)))
     assert stopped.value.number == number
     assert signal.getsignal(number) is before
-    assert (place / "run" / "checkpoints" / "step-00000005").is_dir()
+    assert (data_folder / "run" / "checkpoints" / "step-00000005").is_dir()
     train(run)
-    assert_same(place, "whole", "run")
+    assert_same(data_folder, "whole", "run")
 
 
-def test_a_signal_in_the_middle_of_a_step_takes_the_step_back(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    train(Run.from_dict(table(place, out="whole")))
+def test_a_signal_during_a_step_undoes_the_step(data_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    train(Run.from_dict(table(data_folder, out="whole")))
     real, calls = training_step.compute_loss, []
 
     def compute_loss(*arguments: Any) -> torch.Tensor:  # noqa: ANN401
         calls.append(1)
-        if len(calls) == 5:  # the second part of the second step
+        if len(calls) == 5:  # the second micro-batch of the second step
             os.kill(os.getpid(), signal.SIGTERM)
         return real(*arguments)
 
     monkeypatch.setattr(training_step, "compute_loss", compute_loss)
     with pytest.raises(StoppedError, match="after step 1"):
-        train(Run.from_dict(table(place)))
+        train(Run.from_dict(table(data_folder)))
     assert len(calls) == 5
     monkeypatch.undo()
-    train(Run.from_dict(table(place)))
-    assert_same(place, "whole", "run")
+    train(Run.from_dict(table(data_folder)))
+    assert_same(data_folder, "whole", "run")
 
 
-def test_a_second_ctrl_c_leaves_at_once(place: Path) -> None:
+def test_a_second_ctrl_c_exits_at_once(data_folder: Path) -> None:
     program = KILLED.replace(
         "os.kill(os.getpid(), signal.SIGKILL)", "[os.kill(os.getpid(), signal.SIGINT) for _ in 'ab']"
     )
-    command = [sys.executable, "-c", program, json.dumps(table(place, save_every=100)), "1"]
+    command = [sys.executable, "-c", program, json.dumps(table(data_folder, save_every=100)), "1"]
     done = subprocess.run(command, capture_output=True, timeout=120)
     assert done.returncode == -signal.SIGINT
-    assert not (place / "run" / "checkpoints" / "step-00000008").exists()
+    assert not (data_folder / "run" / "checkpoints" / "step-00000008").exists()
 
 
-def test_a_changed_setting_is_refused_with_the_difference(place: Path) -> None:
-    train(Run.from_dict(table(place)))
+def test_a_changed_setting_is_refused_with_the_difference(data_folder: Path) -> None:
+    train(Run.from_dict(table(data_folder)))
     with pytest.raises(InputError, match=r"train\.lr was 0\.01 and is 0\.02; .*train\.out=FOLDER"):
-        train(Run.from_dict(table(place, lr=0.02)))
-    settings = table(place)
+        train(Run.from_dict(table(data_folder, lr=0.02)))
+    settings = table(data_folder)
     settings["model"]["n_layers"] = 2
     with pytest.raises(InputError, match=r"model\.n_layers was 1 and is 2"):
         train(Run.from_dict(settings))
-    told = Told()
-    train(Run.from_dict(table(place, keep=5, workers=0)), told)  # which change nothing that is learned
-    assert any("goes on after step 12 of 12" in text for text in told.said)
+    reporter = RecordingReporter()
+    train(Run.from_dict(table(data_folder, keep_checkpoints=5, workers=0)), reporter)  # which do not change training
+    assert any("resuming from step 12 of 12" in text for text in reporter.messages)
 
 
-def test_a_folder_that_is_no_run_is_left_alone(place: Path) -> None:
-    (place / "run").mkdir()
-    (place / "run" / "thesis.txt").write_text("years of work")
-    with pytest.raises(InputError, match="no run"):
-        train(Run.from_dict(table(place)))
-    assert [path.name for path in (place / "run").iterdir()] == ["thesis.txt"]
+def test_a_folder_that_is_not_a_run_is_not_touched(data_folder: Path) -> None:
+    (data_folder / "run").mkdir()
+    (data_folder / "run" / "thesis.txt").write_text("years of work")
+    with pytest.raises(InputError, match="not a run folder"):
+        train(Run.from_dict(table(data_folder)))
+    assert [path.name for path in (data_folder / "run").iterdir()] == ["thesis.txt"]
 
 
-def test_damage_to_the_newest_checkpoint_is_named_and_passed_over(place: Path) -> None:
-    train(Run.from_dict(table(place, out="whole")))
-    settings = table(place)
+def test_a_damaged_newest_checkpoint_is_named_and_skipped(data_folder: Path) -> None:
+    train(Run.from_dict(table(data_folder, out="whole")))
+    settings = table(data_folder)
     killed(settings)
-    newest = max((place / "run" / "checkpoints").glob("step-*"))
+    newest = max((data_folder / "run" / "checkpoints").glob("step-*"))
     (newest / "model.safetensors").write_bytes(b"")
-    told = Told()
-    train(Run.from_dict(settings), told)
-    assert any("model.safetensors" in text and "passed over" in text for text in told.said)
-    assert_same(place, "whole", "run")
+    reporter = RecordingReporter()
+    train(Run.from_dict(settings), reporter)
+    assert any("model.safetensors" in text and "skipped a damaged checkpoint" in text for text in reporter.messages)
+    assert_same(data_folder, "whole", "run")
 
 
-def test_out_of_memory_halves_the_parts_and_learns_the_same(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    settings = table(place, out="whole", parts=1)
+def test_out_of_memory_raises_grad_accum_and_trains_the_same(
+    data_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = table(data_folder, out="whole", grad_accum=1)
     settings["model"]["dropout"] = 0.0
     train(Run.from_dict(settings))
     real = training_step.compute_loss
@@ -221,53 +227,53 @@ def test_out_of_memory_halves_the_parts_and_learns_the_same(place: Path, monkeyp
         return real(model, batch, *rest)
 
     monkeypatch.setattr(training_step, "compute_loss", compute_loss)
-    told = Told()
-    settings["train"]["out"] = str(place / "run")
-    train(Run.from_dict(settings), told)
-    assert [text for text in told.said if text.startswith("out of memory")] == [
-        "out of memory: a step is now computed in 2 parts of 3 rows",
-        "out of memory: a step is now computed in 4 parts of 2 rows",
+    reporter = RecordingReporter()
+    settings["train"]["out"] = str(data_folder / "run")
+    train(Run.from_dict(settings), reporter)
+    assert [text for text in reporter.messages if text.startswith("out of memory")] == [
+        "out of memory: gradient accumulation raised to 2 micro-batches of 3 sequences",
+        "out of memory: gradient accumulation raised to 4 micro-batches of 2 sequences",
     ]
-    one, other = losses(place, "whole"), losses(place)
-    for step, loss in one.items():  # sums in another order: some float32 roundings, which 12 steps may multiply
+    one, other = losses(data_folder, "whole"), losses(data_folder)
+    for step, loss in one.items():  # another order of summation: float32 rounding, amplified over 12 steps
         assert other[step] == pytest.approx(loss, rel=1e-4)
 
 
-def test_what_was_drawn_before_memory_ran_out_is_drawn_again(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    train(Run.from_dict(table(place, out="whole", parts=2)))
+def test_rng_is_restored_after_out_of_memory(data_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    train(Run.from_dict(table(data_folder, out="whole", grad_accum=2)))
     real = training_step.compute_loss
 
     def compute_loss(model: nn.Module, batch: Any, *rest: Any) -> torch.Tensor:  # noqa: ANN401
-        loss = real(model, batch, *rest)  # dropout draws
+        loss = real(model, batch, *rest)  # dropout uses random numbers
         if len(batch) > 3:
             raise torch.OutOfMemoryError("CUDA out of memory")
         return loss
 
     monkeypatch.setattr(training_step, "compute_loss", compute_loss)
-    train(Run.from_dict(table(place, parts=1)))
-    assert_same(place, "whole", "run")
+    train(Run.from_dict(table(data_folder, grad_accum=1)))
+    assert_same(data_folder, "whole", "run")
 
 
-def test_no_memory_for_the_optimizer_is_an_error(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_out_of_memory_in_the_optimizer_is_an_error(data_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def step(*_: object, **__: object) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     monkeypatch.setattr(torch.optim.AdamW, "step", step)
-    with pytest.raises(InputError, match="what the optimizer keeps"):
-        train(Run.from_dict(table(place)))
+    with pytest.raises(InputError, match="out of memory for the optimizer's state"):
+        train(Run.from_dict(table(data_folder)))
 
 
-def test_what_does_not_fit_in_any_part_is_an_error(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_out_of_memory_with_one_sequence_is_an_error(data_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def compute_loss(*_: object) -> torch.Tensor:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     monkeypatch.setattr(training_step, "compute_loss", compute_loss)
-    with pytest.raises(InputError, match=r"one row of 16 tokens.*data\.length"):
-        train(Run.from_dict(table(place)))
+    with pytest.raises(InputError, match=r"one sequence of 16 tokens.*data\.seq_len"):
+        train(Run.from_dict(table(data_folder)))
 
 
-def poison(monkeypatch: pytest.MonkeyPatch, bad: torch.Tensor) -> None:
-    """Let one batch give a loss that is no number."""
+def inject_nan(monkeypatch: pytest.MonkeyPatch, bad: torch.Tensor) -> None:
+    """Make the loss of one batch NaN."""
     real = training_step.compute_loss
 
     def compute_loss(model: nn.Module, batch: Any, *rest: Any) -> torch.Tensor:  # noqa: ANN401
@@ -277,47 +283,47 @@ def poison(monkeypatch: pytest.MonkeyPatch, bad: torch.Tensor) -> None:
     monkeypatch.setattr(training_step, "compute_loss", compute_loss)
 
 
-def batch_of(run: Run, place: Path, number: int) -> torch.Tensor:
-    train(Run.from_dict(table(place, out="scout", steps=1)))
-    samples = gh.data.CausalLMDataset(gh.data.Corpus.open(place / "scout" / "data" / "train").split(0.1)[0], 16)
+def batch_of(run: Run, data_folder: Path, number: int) -> torch.Tensor:
+    train(Run.from_dict(table(data_folder, out="scout", steps=1)))
+    samples = gh.data.CausalLMDataset(gh.data.Corpus.open(data_folder / "scout" / "data" / "train").split(0.1)[0], 16)
     return gh.data.Batches(samples, 6).at(number).ids
 
 
-def test_a_loss_that_is_no_number_stops_before_the_update(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run = Run.from_dict(table(place, parts=1))
-    poison(monkeypatch, batch_of(run, place, 4))
-    with pytest.raises(GlasshouseError, match=r"at step 5, batch 4, the loss is nan.*No weight has changed"):
+def test_nan_loss_stops_before_the_update(data_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Run.from_dict(table(data_folder, grad_accum=1))
+    inject_nan(monkeypatch, batch_of(run, data_folder, 4))
+    with pytest.raises(GlasshouseError, match=r"at step 5, batch 4, the loss is nan.*No weight was updated"):
         train(run)
-    found = json.loads((place / "run" / "trouble.json").read_text())
+    found = json.loads((data_folder / "run" / "nonfinite.json").read_text())
     assert found["batch"] == 4
-    assert len(found["origins"]) == 6
-    assert found["origins"][0].startswith("text 0, ids ")
-    assert max(losses(place)) == 4
+    assert len(found["sources"]) == 6
+    assert found["sources"][0].startswith("text 0, ids ")
+    assert max(losses(data_folder)) == 4
 
 
-def test_by_choice_it_goes_back_and_passes_the_batch_over(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run = Run.from_dict(table(place, parts=1, trouble="skip", eval_every=100))
-    poison(monkeypatch, batch_of(run, place, 4))
+def test_on_nonfinite_skip_rolls_back_and_skips_the_batch(data_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Run.from_dict(table(data_folder, grad_accum=1, on_nonfinite="skip", eval_every=100))
+    inject_nan(monkeypatch, batch_of(run, data_folder, 4))
     seen: list[int] = []
     real = loop.Trainer._train_step
 
-    def teach(self: loop.Trainer, batch: Any) -> Any:  # noqa: ANN401
+    def train_step(self: loop.Trainer, batch: Any) -> Any:  # noqa: ANN401
         number = self.state.next_batch
         outcome = real(self, batch)
         if outcome is not None:
             seen.append(number)
         return outcome
 
-    monkeypatch.setattr(loop.Trainer, "_train_step", teach)
-    told = Told()
-    train(run, told)
-    assert seen == [0, 1, 2, 3, 3, 5, 6, 7, 8, 9, 10, 11, 12]  # back to the checkpoint of step 3, then on
-    assert "back to step 3" in told.said
-    assert sorted(losses(place)) == list(range(1, 13))
-    assert all(weight.isfinite().all() for weight in weights(place).values())
+    monkeypatch.setattr(loop.Trainer, "_train_step", train_step)
+    reporter = RecordingReporter()
+    train(run, reporter)
+    assert seen == [0, 1, 2, 3, 3, 5, 6, 7, 8, 9, 10, 11, 12]  # back to the checkpoint of step 3, then forward
+    assert "rolled back to step 3" in reporter.messages
+    assert sorted(losses(data_folder)) == list(range(1, 13))
+    assert all(weight.isfinite().all() for weight in weights(data_folder).values())
 
 
-def test_trouble_is_located() -> None:
+def test_nonfinite_embedding_is_located() -> None:
     model = gh.build(gh.preset("tiny-decoder"))
     ids = torch.tensor([[1, 2]])
     with torch.no_grad():
@@ -325,7 +331,7 @@ def test_trouble_is_located() -> None:
     assert "token_embedding.table" in locate_nonfinite(model, gh.data.Batch(ids, ids, ids > 0))
 
 
-def test_a_full_disk_keeps_the_last_good_checkpoint(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_keeps_the_last_intact_checkpoint(data_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real, saves = store.replace_folder, []
 
     def replace_folder(folder: Path, *rest: Any) -> None:  # noqa: ANN401
@@ -336,256 +342,258 @@ def test_a_full_disk_keeps_the_last_good_checkpoint(place: Path, monkeypatch: py
 
     monkeypatch.setattr(store, "replace_folder", replace_folder)
     with pytest.raises(
-        StoreError, match=r"No space left on device.*last good checkpoint is that of step 3.*make room"
+        StoreError, match=r"No space left on device.*last intact checkpoint is step 3.*free disk space"
     ):
-        train(Run.from_dict(table(place)))
+        train(Run.from_dict(table(data_folder)))
     monkeypatch.undo()
-    gh.load(place / "run" / "checkpoints" / "step-00000003")
-    train(Run.from_dict(table(place)))
-    train(Run.from_dict(table(place, out="whole")))
-    assert_same(place, "whole", "run")
+    gh.load(data_folder / "run" / "checkpoints" / "step-00000003")
+    train(Run.from_dict(table(data_folder)))
+    train(Run.from_dict(table(data_folder, out="whole")))
+    assert_same(data_folder, "whole", "run")
 
 
-def test_a_disk_that_is_really_full_is_one_sentence_too(place: Path) -> None:
+def test_a_file_size_limit_is_reported_as_one_error(data_folder: Path) -> None:
     program = """
 import json, resource, signal, sys
 from glasshouse.training import Run, train
-from glasshouse.training.progress import Silent
+from glasshouse.training.progress import SilentReporter
 
-class Full(Silent):
-    def step(self, step, *_):
+class Full(SilentReporter):
+    def on_step_end(self, step, *_):
         if step == 2:
             signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
             resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
 
-train(Run.parse(json.loads(sys.argv[1])), Full())
+train(Run.from_dict(json.loads(sys.argv[1])), Full())
 """
-    settings = json.dumps(table(place, eval_every=100))
+    settings = json.dumps(table(data_folder, eval_every=100))
     done = subprocess.run([sys.executable, "-c", program, settings], capture_output=True, text=True, timeout=120)
     assert "StoreError: the run could not be saved" in done.stderr.splitlines()[-1]
-    assert "there is no checkpoint yet: make room" in done.stderr
+    assert "there is no checkpoint yet: free disk space" in done.stderr
 
 
-def test_two_runs_do_not_share_a_folder(place: Path) -> None:
+def test_two_runs_do_not_share_a_folder(data_folder: Path) -> None:
     def again() -> None:
         with pytest.raises(StoreError, match="another process is training"):
-            train(Run.from_dict(table(place)))
+            train(Run.from_dict(table(data_folder)))
 
-    train(Run.from_dict(table(place)), Told(2, again))
-    assert sorted(losses(place)) == list(range(1, 13))
+    train(Run.from_dict(table(data_folder)), RecordingReporter(2, again))
+    assert sorted(losses(data_folder)) == list(range(1, 13))
 
 
-def test_evaluation_takes_fewer_rows_where_memory_is_short(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_validation_uses_smaller_batches_when_out_of_memory(
+    data_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     real = loop.evaluate_samples
 
-    def evaluate_samples(model: nn.Module, samples: Any, rows: int, **rest: Any) -> Any:  # noqa: ANN401
-        if rows > 1:
+    def evaluate_samples(model: nn.Module, samples: Any, batch_size: int, **rest: Any) -> Any:  # noqa: ANN401
+        if batch_size > 1:
             raise torch.OutOfMemoryError("CUDA out of memory")
-        return real(model, samples, rows, **rest)
+        return real(model, samples, batch_size, **rest)
 
     monkeypatch.setattr(loop, "evaluate_samples", evaluate_samples)
-    told = Told()
-    train(Run.from_dict(table(place)), told)
-    assert any("6 parts of 1 rows" in text for text in told.said)
+    reporter = RecordingReporter()
+    train(Run.from_dict(table(data_folder)), reporter)
+    assert any("6 micro-batches of 1 sequences" in text for text in reporter.messages)
 
 
-def test_a_run_ends_when_it_gets_no_better_and_keeps_the_best(place: Path) -> None:
-    settings = table(place, steps=60, patience=2, eval_every=2, lr=1.0, save_every=1000)
-    told = Told()
-    result = train(Run.from_dict(settings), told)
-    lines = [json.loads(line) for line in (place / "run" / "metrics.jsonl").read_text().splitlines()]
+def test_early_stopping_keeps_the_best(data_folder: Path) -> None:
+    settings = table(data_folder, steps=60, patience=2, eval_every=2, lr=1.0, save_every=1000)
+    reporter = RecordingReporter()
+    result = train(Run.from_dict(settings), reporter)
+    lines = [json.loads(line) for line in (data_folder / "run" / "metrics.jsonl").read_text().splitlines()]
     tried = {line["step"]: line["validation_loss"] for line in lines if "validation_loss" in line}
     best = min(tried, key=lambda step: tried[step])
     assert max(tried) == best + 4 == result.steps < 60
-    assert any("stops early" in text for text in told.said)
-    saved = gh.load(place / "run" / "checkpoints" / f"step-{best:08}")[0].state_dict()
-    for name, weight in weights(place).items():
+    assert any("early stopping" in text for text in reporter.messages)
+    saved = gh.load(data_folder / "run" / "checkpoints" / f"step-{best:08}")[0].state_dict()
+    for name, weight in weights(data_folder).items():
         assert weight.equal(saved[name])
 
 
-def test_the_average_is_what_is_tried_and_kept(place: Path) -> None:
-    train(Run.from_dict(table(place, out="plain")))
-    run = Run.from_dict(table(place, average=0.9))
+def test_the_ema_is_validated_and_saved(data_folder: Path) -> None:
+    train(Run.from_dict(table(data_folder, out="plain")))
+    run = Run.from_dict(table(data_folder, ema=0.9))
     train(run)
-    assert losses(place) == losses(place, "plain")  # learning goes on with the weights themselves
-    last = gh.load(place / "run" / "checkpoints" / "step-00000012")[0].state_dict()
-    for name, weight in weights(place).items():
+    assert losses(data_folder) == losses(data_folder, "plain")  # training uses the weights themselves
+    last = gh.load(data_folder / "run" / "checkpoints" / "step-00000012")[0].state_dict()
+    for name, weight in weights(data_folder).items():
         assert weight.equal(last[name]) == (
-            not weight.is_floating_point() or weight.equal(weights(place, "plain")[name])
+            not weight.is_floating_point() or weight.equal(weights(data_folder, "plain")[name])
         )
-    settings = table(place, out="resumed", average=0.9)
+    settings = table(data_folder, out="resumed", ema=0.9)
     killed(settings)
     train(Run.from_dict(settings))
-    assert_same(place, "run", "resumed")
+    assert_same(data_folder, "run", "resumed")
 
 
-def test_adapters_alone_learn_and_go_on(place: Path) -> None:
-    train(Run.from_dict(table(place, out="base")))
-    settings = table(place, out="whole", lora={"rank": 2}, lr=0.05)
-    settings["model"] = {"from": str(place / "base" / "model")}
+def test_lora_trains_adapters_only_and_resumes(data_folder: Path) -> None:
+    train(Run.from_dict(table(data_folder, out="base")))
+    settings = table(data_folder, out="whole", lora={"rank": 2}, lr=0.05)
+    settings["model"] = {"from": str(data_folder / "base" / "model")}
     train(Run.from_dict(settings))
-    base, tuned = weights(place, "base"), weights(place, "whole")
+    base, tuned = weights(data_folder, "base"), weights(data_folder, "whole")
     changed = {name for name, weight in tuned.items() if not weight.equal(base[name])}
     assert changed == {name for name in base if ".query." in name or ".value." in name}
-    alone, _ = gh.load(place / "base" / "model")
-    gh.hub.load_adapter(alone, place / "whole" / "adapter")
+    alone, _ = gh.load(data_folder / "base" / "model")
+    gh.hub.load_adapter(alone, data_folder / "whole" / "adapter")
     lora.merge(alone)
     for name, weight in alone.state_dict().items():
         assert weight.equal(tuned[name]), name
-    settings["train"]["out"] = str(place / "run")
+    settings["train"]["out"] = str(data_folder / "run")
     killed(settings)
     train(Run.from_dict(settings))
-    assert_same(place, "whole", "run")
+    assert_same(data_folder, "whole", "run")
 
 
-def test_an_averaged_adapter_is_that_of_the_model(place: Path) -> None:
-    train(Run.from_dict(table(place, out="base")))
-    for out, more in (("mean", {"average": 0.9}), ("best", {"average": 0.9, "patience": 1, "eval_every": 1})):
-        settings = table(place, out=out, lora={"rank": 2}, lr=0.5, **more)
-        settings["model"] = {"from": str(place / "base" / "model")}
+def test_the_ema_of_an_adapter_is_that_of_the_model(data_folder: Path) -> None:
+    train(Run.from_dict(table(data_folder, out="base")))
+    for out, more in (("mean", {"ema": 0.9}), ("best", {"ema": 0.9, "patience": 1, "eval_every": 1})):
+        settings = table(data_folder, out=out, lora={"rank": 2}, lr=0.5, **more)
+        settings["model"] = {"from": str(data_folder / "base" / "model")}
         result = train(Run.from_dict(settings))
-        alone, _ = gh.load(place / "base" / "model")
-        gh.hub.load_adapter(alone, place / out / "adapter")
+        alone, _ = gh.load(data_folder / "base" / "model")
+        gh.hub.load_adapter(alone, data_folder / out / "adapter")
         lora.merge(alone)
         for name, weight in alone.state_dict().items():
-            assert weight.equal(weights(place, out)[name]), (out, name)
-    lines = [json.loads(line) for line in (place / "best" / "metrics.jsonl").read_text().splitlines()]
+            assert weight.equal(weights(data_folder, out)[name]), (out, name)
+    lines = [json.loads(line) for line in (data_folder / "best" / "metrics.jsonl").read_text().splitlines()]
     assert result.report.metrics["loss"] == pytest.approx(min(line["validation_loss"] for line in lines), rel=1e-5)
-    with pytest.raises(ConfigError, match=r"name one by model\.from"):
-        train(Run.from_dict(table(place, out="none", lora={"rank": 2})))
+    with pytest.raises(ConfigError, match=r"give one by model\.from"):
+        train(Run.from_dict(table(data_folder, out="none", lora={"rank": 2})))
 
 
-def test_a_new_head_is_no_adapter(place: Path) -> None:
-    train(Run.from_dict(table(place, "encoder", out="base")))
-    settings = table(place, "encoder", lora={"rank": 2})
-    settings["model"] = {"from": str(place / "base" / "model")}
-    settings["data"] |= {"path": str(place / "labels.tsv"), "kind": "labelled"}
-    told = Told()
-    model = train(Run.from_dict(settings), told).model
-    assert any("no adapter files" in text for text in told.said)
-    assert not (place / "run" / "adapter").exists()
-    base, _ = gh.load(place / "base" / "model")
+def test_a_new_head_saves_no_adapter(data_folder: Path) -> None:
+    train(Run.from_dict(table(data_folder, "encoder", out="base")))
+    settings = table(data_folder, "encoder", lora={"rank": 2})
+    settings["model"] = {"from": str(data_folder / "base" / "model")}
+    settings["data"] |= {"path": str(data_folder / "labels.tsv"), "kind": "labelled"}
+    reporter = RecordingReporter()
+    model = train(Run.from_dict(settings), reporter).model
+    assert any("no adapter files" in text for text in reporter.messages)
+    assert not (data_folder / "run" / "adapter").exists()
+    base, _ = gh.load(data_folder / "base" / "model")
     changed = {name for name, weight in model.state_dict().items() if not name.startswith("head.")} & {
         name for name, weight in base.state_dict().items() if not weight.equal(model.state_dict().get(name, weight))
     }
     assert changed == {name for name in base.state_dict() if ".query.weight" in name or ".value.weight" in name}
 
 
-def test_what_is_frozen_stays(place: Path) -> None:
-    train(Run.from_dict(table(place, out="base", steps=1)))
-    settings = table(place, freeze=["token", "stack.blocks.*.attention"])
-    settings["model"] = {"from": str(place / "base" / "model")}
+def test_frozen_modules_are_unchanged(data_folder: Path) -> None:
+    train(Run.from_dict(table(data_folder, out="base", steps=1)))
+    settings = table(data_folder, freeze=["token_embedding", "stack.blocks.*.attention"])
+    settings["model"] = {"from": str(data_folder / "base" / "model")}
     train(Run.from_dict(settings))
-    before, after = weights(place, "base"), weights(place)
+    before, after = weights(data_folder, "base"), weights(data_folder)
     for name, weight in after.items():
-        assert weight.equal(before[name]) == (name.startswith("token.") or ".attention." in name), name
-    settings["train"] |= {"freeze": ["tokn"], "out": str(place / "other")}
-    with pytest.raises(InputError, match=r"'tokn'.*did you mean token\?"):
+        assert weight.equal(before[name]) == (name.startswith("token_embedding.") or ".attention." in name), name
+    settings["train"] |= {"freeze": ["tokn_embedding"], "out": str(data_folder / "other")}
+    with pytest.raises(InputError, match=r"'tokn_embedding'.*did you mean token_embedding\?"):
         train(Run.from_dict(settings))
 
 
-def test_blocks_that_compute_again_learn_the_same(place: Path) -> None:
-    train(Run.from_dict(table(place, out="whole")))
-    train(Run.from_dict(table(place, recompute=True)))
-    assert_same(place, "whole", "run")
+def test_activation_checkpointing_trains_the_same(data_folder: Path) -> None:
+    train(Run.from_dict(table(data_folder, out="whole")))
+    train(Run.from_dict(table(data_folder, activation_checkpointing=True)))
+    assert_same(data_folder, "whole", "run")
 
 
-def test_where_compiling_fails_it_says_why_and_goes_on(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_compile_error_falls_back_to_eager(data_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from torch._dynamo.exc import BackendCompilerFailed
 
     class Broken(nn.Module):
         def forward(self, *_: object, **__: object) -> torch.Tensor:
             raise BackendCompilerFailed(torch.compile, RuntimeError("no such instruction"), None)
 
-    train(Run.from_dict(table(place, out="whole")))
+    train(Run.from_dict(table(data_folder, out="whole")))
     monkeypatch.setattr(torch, "compile", lambda model: Broken())
     monkeypatch.setattr("glasshouse.device.compile_obstacle", lambda device: None)
-    told = Told()
-    train(Run.from_dict(table(place, compile="yes")), told)
-    assert any("not compiled" in text and "no such instruction" in text for text in told.said)
-    assert losses(place) == losses(place, "whole")
+    reporter = RecordingReporter()
+    train(Run.from_dict(table(data_folder, compile="yes")), reporter)
+    assert any("not compiled" in text and "no such instruction" in text for text in reporter.messages)
+    assert losses(data_folder) == losses(data_folder, "whole")
 
 
-def test_labels_get_a_head_and_a_new_tokenizer_keeps_known_vectors(place: Path) -> None:
-    train(Run.from_dict(table(place, "encoder", out="base")))
-    settings = table(place, "encoder")
-    settings["model"] = {"from": str(place / "base" / "model")}
-    settings["data"] |= {"path": str(place / "labels.tsv"), "kind": "labelled", "length": 24}
-    with pytest.raises(InputError, match=r"data\.length is 24, but the model has positions for 16"):
+def test_labels_get_a_classifier_and_a_new_tokenizer_keeps_known_embeddings(data_folder: Path) -> None:
+    train(Run.from_dict(table(data_folder, "encoder", out="base")))
+    settings = table(data_folder, "encoder")
+    settings["model"] = {"from": str(data_folder / "base" / "model")}
+    settings["data"] |= {"path": str(data_folder / "labels.tsv"), "kind": "labelled", "seq_len": 24}
+    with pytest.raises(InputError, match=r"data\.seq_len is 24, but the model has positions for 16"):
         train(Run.from_dict(settings))
-    settings["data"]["length"] = 16
+    settings["data"]["seq_len"] = 16
     result = train(Run.from_dict(settings))
     assert result.model.spec.head.n_labels == 2
     assert "accuracy" in result.report.metrics
     other = gh.Tokenizer.train(texts=[SAYING], vocab_size=280)
-    other.save(place / "tok")
-    settings["data"]["tokenizer"] = str(place / "tok")
-    settings["train"]["out"] = str(place / "other")
+    other.save(data_folder / "tok")
+    settings["data"]["tokenizer"] = str(data_folder / "tok")
+    settings["train"]["out"] = str(data_folder / "other")
     assert train(Run.from_dict(settings)).model.spec.vocab_size == 280
 
 
-def test_a_model_without_a_tokenizer_never_gets_a_new_one(place: Path) -> None:
-    train(Run.from_dict(table(place, out="base", steps=1)))
-    shutil.copytree(place / "base" / "model", place / "bare")
+def test_a_model_without_a_tokenizer_never_gets_a_new_one(data_folder: Path) -> None:
+    train(Run.from_dict(table(data_folder, out="base", steps=1)))
+    shutil.copytree(data_folder / "base" / "model", data_folder / "bare")
     for name in ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja"):
-        (place / "bare" / name).unlink()
-    settings = table(place, lr=1e-9)
-    settings["model"] = {"from": str(place / "bare")}
+        (data_folder / "bare" / name).unlink()
+    settings = table(data_folder, lr=1e-9)
+    settings["model"] = {"from": str(data_folder / "bare")}
     with pytest.raises(InputError, match=r"no tokenizer in '.*bare'.*data\.tokenizer=FOLDER"):
         train(Run.from_dict(settings))
-    assert not (place / "run" / "data").exists()  # said before anything is read
+    assert not (data_folder / "run" / "data").exists()  # an error before the data are prepared
     for vocab_size, sentence in (
         (280, "has 280 tokens, but vocab_size is 270"),
         (269, "is not the one that the model"),
     ):
-        gh.Tokenizer.train(texts=[SAYING], vocab_size=vocab_size).save(place / f"tok-{vocab_size}")
-        settings["data"]["tokenizer"] = str(place / f"tok-{vocab_size}")
+        gh.Tokenizer.train(texts=[SAYING], vocab_size=vocab_size).save(data_folder / f"tok-{vocab_size}")
+        settings["data"]["tokenizer"] = str(data_folder / f"tok-{vocab_size}")
         with pytest.raises(InputError, match=sentence):
             train(Run.from_dict(settings))
-    settings["data"]["tokenizer"] = str(place / "base" / "model")
+    settings["data"]["tokenizer"] = str(data_folder / "base" / "model")
     result = train(Run.from_dict(settings))
-    assert result.datasets.tok.fingerprint == gh.load(place / "base" / "model")[1].fingerprint
-    prepared = table(place, out="prepared", steps=1)
+    assert result.datasets.tok.fingerprint == gh.load(data_folder / "base" / "model")[1].fingerprint
+    prepared = table(data_folder, out="prepared", steps=1)
     prepared["model"] = settings["model"]
-    gh.data.prepare(place / "a.txt", result.datasets.tok, place / "ids")
-    prepared["data"]["path"] = str(place / "ids")
+    gh.data.prepare(data_folder / "a.txt", result.datasets.tok, data_folder / "ids")
+    prepared["data"]["path"] = str(data_folder / "ids")
     assert train(Run.from_dict(prepared)).datasets.tok.fingerprint == result.datasets.tok.fingerprint
 
 
-def test_the_recipes_are_whole() -> None:
-    wanted = {"stdlib", "dates", "langid", "masked", "finetune-chat", "finetune-labels", "vaswani-base"}
-    assert set(recipes()) == wanted
+def test_recipes_load() -> None:
+    expected = {"stdlib", "dates", "langid", "masked-lm", "finetune-chat", "finetune-classifier", "vaswani-base"}
+    assert set(recipes()) == expected
     for name in recipes():
         run = Run.load(name)
         assert run.train.out == f"runs/{name}"
         assert Run.from_dict(run.to_dict()) == run
 
 
-def test_a_run_says_what_was_changed_in_reading_it(place: Path) -> None:
-    settings = table(place)
-    (place / "a.toml").write_text(config.to_toml(settings))
-    told = Told()
-    train(Run.load(place / "a.toml", "train.steps=1"), told)
-    assert told.said[0] == "the warm-up is shortened from 2 steps to 0, as train.steps is 1 instead of 12"
-    again = Told()
-    train(Run.load(place / "run" / "run.toml"), again)  # what is written down is what was done
-    assert not any("warm-up" in text for text in again.said)
+def test_adjusted_settings_are_logged(data_folder: Path) -> None:
+    settings = table(data_folder)
+    (data_folder / "a.toml").write_text(config.to_toml(settings))
+    reporter = RecordingReporter()
+    train(Run.load(data_folder / "a.toml", "train.steps=1"), reporter)
+    assert reporter.messages[0] == "the warm-up is shortened from 2 steps to 0, as train.steps is 1 instead of 12"
+    again = RecordingReporter()
+    train(Run.load(data_folder / "run" / "run.toml"), again)  # run.toml has the adjusted settings
+    assert not any("warm-up" in text for text in again.messages)
 
 
-def test_a_run_file_says_what_is_wrong(tmp_path: Path) -> None:
+def test_mistakes_in_a_run_file_are_named(tmp_path: Path) -> None:
     for settings, message in (
         (["train.stepz=3"], "train.stepz is not a setting of 'Train'; did you mean steps?"),
         (["data.path=[]"], "data.path is"),
-        (["trian.steps=3"], "trian is no part of a run; did you mean train?"),
+        (["trian.steps=3"], "trian is not a table of a run; did you mean train?"),
         (["train.steps=0"], "train.steps is 0, but it must be at least 1."),
         (["train=3"], "train is 3, but it must be a table of settings."),
     ):
         with pytest.raises(ConfigError) as error:
             Run.load("stdlib", *settings)
         assert message in str(error.value)
-    with pytest.raises(ConfigError, match=r"there is no recipe 'stdlb'.*did you mean stdlib"):
+    with pytest.raises(ConfigError, match=r"there is no recipe or file 'stdlb'.*did you mean stdlib"):
         Run.load("stdlb")
     with pytest.raises(ConfigError, match=r"there is no file .*none\.toml"):
         Run.load(tmp_path / "none.toml")
-    with pytest.raises(ConfigError, match="neither preset nor from"):
+    with pytest.raises(ConfigError, match="neither preset, nor from"):
         Run.from_dict({"train": {"steps": 3}})

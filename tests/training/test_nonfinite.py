@@ -1,4 +1,4 @@
-"""Each place where a number can stop being one, planted and found."""
+"""NaN and infinity planted in weights, activations and gradients are located."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Spoiled(nn.Module):
 
 
 @pytest.mark.parametrize("kind", ["tiny-decoder", "tiny-seq2seq"])
-def test_what_is_planted_is_found(kind: str) -> None:
+def test_planted_nonfinite_values_are_located(kind: str) -> None:
     model = gh.build(gh.preset(kind, dropout=0.0))
     given = batch() if kind == "tiny-seq2seq" else Batch(batch().ids, batch().targets, batch().loss_mask)
     stack, name = (model.decoder, "decoder") if kind == "tiny-seq2seq" else (model.stack, "stack")
@@ -40,7 +40,7 @@ def test_what_is_planted_is_found(kind: str) -> None:
     whole = block.feedforward.layer
 
     block.feedforward.layer = Spoiled(whole, forwards=True)
-    assert locate_nonfinite(model, given) == f"what the module {name}.blocks.1.feedforward.layer gives"
+    assert locate_nonfinite(model, given) == f"the output of module {name}.blocks.1.feedforward.layer"
     block.feedforward.layer = Spoiled(whole, forwards=False)
     assert locate_nonfinite(model, given).startswith(f"the gradient of {name}.blocks.1.feedforward.layer.layer.down.")
     block.feedforward.layer = whole
@@ -50,7 +50,7 @@ def test_what_is_planted_is_found(kind: str) -> None:
     assert locate_nonfinite(model, given) == f"the weight {name}.blocks.0.attention.norm.weight"
 
 
-def test_no_hook_is_left() -> None:
+def test_hooks_are_removed() -> None:
     model = gh.build(gh.preset("tiny-decoder"))
     locate_nonfinite(model, Batch(batch().ids, batch().targets, batch().loss_mask))
     assert not any(module._forward_hooks for module in model.modules())

@@ -1,4 +1,4 @@
-"""The objective against cross-entropies written out, place by place, for every kind of batch."""
+"""The loss against cross-entropies computed position by position, for every kind of batch."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def batches() -> dict[str, tuple[nn.Module, Batch]]:
 
 
 def by_hand(logits: Tensor, batch: Batch, smoothing: float) -> tuple[float, int, int]:
-    loss, right, asked = 0.0, 0, 0
+    loss, n_correct, n_targets = 0.0, 0, 0
     rows = logits.flatten(0, -2).tolist()
     for row, target, counts in zip(
         rows, batch.targets.flatten().tolist(), batch.loss_mask.flatten().tolist(), strict=True
@@ -50,9 +50,9 @@ def by_hand(logits: Tensor, batch: Batch, smoothing: float) -> tuple[float, int,
         total = math.log(sum(math.exp(value) for value in row))
         nats = [total - value for value in row]
         loss += (1 - smoothing) * nats[target] + smoothing * sum(nats) / len(nats)
-        right += row.index(max(row)) == target
-        asked += 1
-    return loss, right, asked
+        n_correct += row.index(max(row)) == target
+        n_targets += 1
+    return loss, n_correct, n_targets
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
@@ -60,16 +60,16 @@ def by_hand(logits: Tensor, batch: Batch, smoothing: float) -> tuple[float, int,
 def test_every_kind_of_batch(kind: str, smoothing: float) -> None:
     model, batch = batches()[kind]
     model = model.eval().double()
-    loss, right, asked = by_hand(batch.forward(model), batch, smoothing)
-    assert asked > 0
+    loss, n_correct, n_targets = by_hand(batch.forward(model), batch, smoothing)
+    assert n_targets > 0
     assert float(compute_loss(model, batch, smoothing).detach()) == pytest.approx(loss, rel=1e-12)
     if not smoothing:
         counted = evaluate_batch(model, batch)
-        assert (counted.n_correct, counted.n_targets) == (right, asked)
+        assert (counted.n_correct, counted.n_targets) == (n_correct, n_targets)
         assert counted.loss == pytest.approx(loss, rel=1e-12)
 
 
-def test_what_does_not_count_does_not_matter() -> None:
+def test_masked_positions_do_not_affect_the_loss() -> None:
     model, batch = batches()["next token"]
     other = Batch(
         batch.ids, torch.where(batch.loss_mask, batch.targets, 7), batch.loss_mask, documents=batch.documents
@@ -82,7 +82,7 @@ def test_half_precision_is_summed_in_float32() -> None:
     assert compute_loss(model.bfloat16(), batch).dtype == torch.float32
 
 
-def test_tallies_add_up() -> None:
+def test_metric_sums_add_up() -> None:
     assert MetricSums(1.5, 1, 2) + MetricSums(0.5, 0, 3) == MetricSums(2.0, 1, 5)
     model, batch = batches()["pairs"]
     model = model.eval().double()

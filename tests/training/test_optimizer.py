@@ -83,7 +83,7 @@ def muon_part(optimizer: torch.optim.Optimizer) -> set[str]:
 @pytest.mark.parametrize("choice", CHOICES)
 @pytest.mark.parametrize("position", ["learned", "relative"])
 @pytest.mark.parametrize("kind", ["decoder", "encoder", "seq2seq"])
-def test_every_weight_is_there_once_and_matrices_alone_decay(kind: str, position: str, choice: Optimizer) -> None:
+def test_every_parameter_appears_once_and_only_matrices_decay(kind: str, position: str, choice: Optimizer) -> None:
     head = {"kind": "masked_token", "tied": True} if kind == "encoder" else {"kind": "next_token", "bias": True}
     model = grow(kind, head=head, position=position, qk_norm=True, norm="layer")
     groups = make_optimizer(model, choice).param_groups
@@ -106,7 +106,7 @@ def test_muon_takes_the_matrices_inside_the_blocks() -> None:
     assert inside == encoder | decoder
 
 
-def test_a_tied_matrix_moves_once() -> None:
+def test_a_tied_matrix_is_updated_once() -> None:
     """A table that is named twice, with a gradient of 1 everywhere, goes down by the rate, not by twice as much."""
     model = nn.Sequential(nn.Embedding(5, 4), nn.Linear(4, 5, bias=False))
     model[1].weight = model[0].weight
@@ -120,7 +120,7 @@ def test_a_tied_matrix_moves_once() -> None:
 
 
 @pytest.mark.parametrize("choice", CHOICES)
-def test_what_is_frozen_stays_out(choice: Optimizer) -> None:
+def test_frozen_parameters_are_left_out(choice: Optimizer) -> None:
     model = grow()
     for name, weight in model.named_parameters():
         weight.requires_grad_(".0." in name)
@@ -136,7 +136,7 @@ def test_nothing_to_train(choice: Optimizer) -> None:
         make_optimizer(nn.ReLU(), choice)
 
 
-def test_muon_without_a_matrix_to_move() -> None:
+def test_muon_without_a_trainable_matrix() -> None:
     model = grow()
     model.stack.blocks.requires_grad_(False)
     with pytest.raises(InputError, match="choose adamw"):
@@ -144,7 +144,7 @@ def test_muon_without_a_matrix_to_move() -> None:
 
 
 @pytest.mark.parametrize("choice", CHOICES)
-def test_without_a_gradient_a_weight_stays_and_has_no_state(choice: Optimizer) -> None:
+def test_a_parameter_without_a_gradient_is_unchanged_and_has_no_state(choice: Optimizer) -> None:
     model = grow()
     optimizer = make_optimizer(model, choice)
     before = copy.deepcopy(model.state_dict())
@@ -158,7 +158,7 @@ def test_without_a_gradient_a_weight_stays_and_has_no_state(choice: Optimizer) -
 # Rates ------------------------------------------------------------------------------------------------------
 
 
-def test_the_rate_of_every_group_is_a_multiple_of_its_own() -> None:
+def test_set_lr_scales_the_initial_lr_of_every_group() -> None:
     optimizer = make_optimizer(grow(), Muon(lr=0.5, adamw=AdamW(lr=0.25)))
     for factor in (0.5, 0.0, 1.0, 0.125):  # from the first rate every time, not from the last
         set_lr(optimizer, factor)
@@ -166,7 +166,7 @@ def test_the_rate_of_every_group_is_a_multiple_of_its_own() -> None:
 
 
 @pytest.mark.parametrize("choice", CHOICES)
-def test_at_a_rate_of_zero_nothing_moves(choice: Optimizer) -> None:
+def test_at_lr_zero_nothing_changes(choice: Optimizer) -> None:
     model = grow()
     optimizer = make_optimizer(model, choice)
     before = copy.deepcopy(model.state_dict())
@@ -192,8 +192,8 @@ def written_out(start: float, gradients: list[float], rates: list[float], decay:
 
 @pytest.mark.parametrize("fused", [True, None])
 @pytest.mark.parametrize("around", [lambda choice: choice, lambda choice: Muon(adamw=choice)], ids=["adamw", "muon"])
-def test_adamw_is_its_formula(around: Callable[[AdamW], Optimizer], fused: bool | None) -> None:
-    """Alone, and as what moves all the rest beside Muon: one number after another, in Python."""
+def test_adamw_equals_its_formula(around: Callable[[AdamW], Optimizer], fused: bool | None) -> None:
+    """Alone, and for the other parameters with Muon: element by element, in Python."""
     choice = AdamW(lr=0.1, beta1=0.8, beta2=0.9, eps=1e-3, weight_decay=0.3)
     model = grow(dtype=torch.float64, head={"kind": "next_token", "bias": True})
     nn.init.normal_(model.head.bias)
@@ -227,7 +227,7 @@ def test_adamw_is_its_formula(around: Callable[[AdamW], Optimizer], fused: bool 
     assert checked > 4
 
 
-def test_adamw_is_torchs() -> None:
+def test_adamw_equals_torch() -> None:
     model, twin = grow(), grow()
     ours = make_optimizer(model, Muon(adamw=AdamW(lr=0.01, weight_decay=0.2)))
     rest = [weight for name, weight in twin.named_parameters() if name not in muon_part(ours)]
@@ -272,7 +272,7 @@ def matrices(draw: st.DrawFn) -> tuple[Tensor, int]:
 def move_of(gradient: Tensor) -> Tensor:
     """Return what a first step of Muon takes away from a matrix of zeros, at a rate of 1, before its scale."""
     weight = nn.Parameter(torch.zeros_like(gradient))
-    group = {"params": [weight], "kind": "muon", "lr": 1.0, "momentum": 0.95, "weight_decay": 0.0, "steps": 5}
+    group = {"params": [weight], "kind": "muon", "lr": 1.0, "momentum": 0.95, "weight_decay": 0.0, "ns_steps": 5}
     weight.grad = gradient
     MuonAdamW([group]).step()
     rows, columns = gradient.shape
@@ -281,7 +281,7 @@ def move_of(gradient: Tensor) -> Tensor:
 
 @settings(max_examples=150, deadline=None)
 @given(matrices(), st.sampled_from([1e-4, 1.0, 1e4]))
-def test_singular_values_come_into_the_band(drawn: tuple[Tensor, int], scale: float) -> None:
+def test_singular_values_end_in_the_expected_range(drawn: tuple[Tensor, int], scale: float) -> None:
     """The step has singular values between 0.6818 and 1.2024, as many as the gradient has, and its vectors.
 
     By hand: p(s) = 3.4445 s - 4.775 s^3 + 2.0315 s^5 has p' = 0 where s^2 = (14.325 -+ 8.078) / 20.315, that is at
@@ -300,7 +300,7 @@ def test_singular_values_come_into_the_band(drawn: tuple[Tensor, int], scale: fl
     assert bool((s[:rank] < 1.2024 + within).all())
     assert bool((s[rank:] < within).all())
     assert torch.allclose(move, by_svd(matrix * scale), rtol=0, atol=within)
-    # The same vectors: held against the polar factor U V', each singular value is off by its own distance to 1.
+    # The same vectors: compared with the polar factor U V', each singular value is off by its own distance to 1.
     if rank == min(matrix.shape):
         u, _, v = torch.linalg.svd(matrix, full_matrices=False)
         assert torch.linalg.matrix_norm(move - u @ v, 2) < 1 - 0.6818 + within
@@ -308,7 +308,7 @@ def test_singular_values_come_into_the_band(drawn: tuple[Tensor, int], scale: fl
 
 @settings(max_examples=100, deadline=None)
 @given(matrices(), st.integers(1, 6))
-def test_products_of_matrices_do_what_the_singular_values_say(drawn: tuple[Tensor, int], steps: int) -> None:
+def test_newton_schulz_equals_the_polynomial_of_singular_values(drawn: tuple[Tensor, int], steps: int) -> None:
     matrix, _ = drawn
     unit = matrix / matrix.norm().clamp(min=1e-7)
     # off_by counts five steps; a sixth makes an error at most 3.9 times as large.
@@ -317,12 +317,12 @@ def test_products_of_matrices_do_what_the_singular_values_say(drawn: tuple[Tenso
 
 
 @pytest.mark.parametrize("shape", [(3, 3), (2, 5), (5, 2), (1, 1)])
-def test_a_gradient_of_zero_moves_nothing(shape: tuple[int, int]) -> None:
+def test_a_zero_gradient_changes_nothing(shape: tuple[int, int]) -> None:
     assert move_of(torch.zeros(shape)).eq(0).all()
 
 
 @pytest.mark.parametrize("shape", [(6, 6), (4, 9), (9, 4)])
-def test_one_product_for_many_matrices_does_what_many_would(shape: tuple[int, int]) -> None:
+def test_batched_products_equal_single_ones(shape: tuple[int, int]) -> None:
     """Each matrix is divided by its own norm and meets none of the others."""
     torch.manual_seed(0)
     many = torch.randn(7, *shape, dtype=torch.float64)
@@ -361,7 +361,7 @@ def test_stacks_of_any_size_give_the_same_model(monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.parametrize("narrow", [torch.bfloat16, torch.float16])
-def test_products_run_in_the_type_of_the_device(monkeypatch: pytest.MonkeyPatch, narrow: torch.dtype) -> None:
+def test_products_use_the_compute_dtype_of_the_device(monkeypatch: pytest.MonkeyPatch, narrow: torch.dtype) -> None:
     """And a gradient far too small for a narrow type gives, bit for bit, the step of the same one times 2^20."""
     seen: list[torch.dtype] = []
     monkeypatch.setattr(module, "newton_schulz", lambda x, steps: seen.append(x.dtype) or newton_schulz(x, steps))
@@ -381,7 +381,7 @@ def test_products_run_in_the_type_of_the_device(monkeypatch: pytest.MonkeyPatch,
 
 @pytest.mark.parametrize(("dtype", "unit"), [(torch.float32, COARSE), (torch.float64, FINE)])
 @pytest.mark.parametrize(("momentum", "decay", "steps"), [(0.95, 0.5, 5), (0.0, 0.0, 5), (0.6, 2.0, 3)])
-def test_muon_is_its_formula(
+def test_muon_equals_its_formula(
     monkeypatch: pytest.MonkeyPatch, momentum: float, decay: float, steps: int, dtype: torch.dtype, unit: float
 ) -> None:
     """Momentum, where it leads, singular values one by one, decay and scale: in float64, matrix after matrix."""
@@ -409,12 +409,12 @@ def test_muon_is_its_formula(
     for name, weight in weights.items():
         assert torch.allclose(weight.detach().double(), expected[name], rtol=0, atol=atol), name
         # Sums of four products of numbers below 4.
-        held = optimizer.state[weight]["momentum"].double()
-        assert torch.allclose(held, average[name], rtol=0, atol=32 * unit)
+        buffer = optimizer.state[weight]["momentum_buffer"].double()
+        assert torch.allclose(buffer, average[name], rtol=0, atol=32 * unit)
 
 
 @pytest.mark.parametrize("shape", [(6, 6), (5, 8), (9, 3)])
-def test_muon_is_torchs(monkeypatch: pytest.MonkeyPatch, shape: tuple[int, int]) -> None:
+def test_muon_equals_torch(monkeypatch: pytest.MonkeyPatch, shape: tuple[int, int]) -> None:
     """With its bfloat16, and our float32, replaced by float64 all that is left between them is rounding."""
     monkeypatch.setattr(torch.Tensor, "bfloat16", torch.Tensor.clone)
     monkeypatch.setattr(module, "compute_dtype", lambda device: torch.float64)
@@ -422,7 +422,7 @@ def test_muon_is_torchs(monkeypatch: pytest.MonkeyPatch, shape: tuple[int, int])
     ours, theirs = nn.Parameter(torch.randn(shape, dtype=torch.float64)), nn.Parameter(torch.empty(0))
     theirs.data = ours.detach().clone()
     settings = {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.3}
-    one = MuonAdamW([{"params": [ours], "kind": "muon", "steps": 5, **settings}])
+    one = MuonAdamW([{"params": [ours], "kind": "muon", "ns_steps": 5, **settings}])
     two = torch.optim.Muon([theirs], **settings, adjust_lr_fn="original")
     for _ in range(5):
         ours.grad = torch.randn(shape, dtype=torch.float64)
@@ -434,7 +434,7 @@ def test_muon_is_torchs(monkeypatch: pytest.MonkeyPatch, shape: tuple[int, int])
 
 
 @pytest.mark.parametrize("shape", [(5, 7), (7, 5), (8, 8), (16, 32)])
-def test_muon_is_torchs_in_bfloat16(shape: tuple[int, int]) -> None:
+def test_muon_equals_torch_in_bfloat16(shape: tuple[int, int]) -> None:
     """As it comes, torch's works in bfloat16: off by its roundings, which can be followed where all s are one."""
     a, b, c = NS_COEFFICIENTS
     rank, unit = min(shape), 2**-9
@@ -461,7 +461,7 @@ def test_muon_is_torchs_in_bfloat16(shape: tuple[int, int]) -> None:
 
 
 @pytest.mark.parametrize("choice", CHOICES)
-def test_state_goes_through_safetensors_and_json_and_on_to_the_same_bits(choice: Optimizer) -> None:
+def test_state_survives_safetensors_and_json_bit_for_bit(choice: Optimizer) -> None:
     model = grow()
     optimizer = make_optimizer(model, choice)
     for seed in range(3):
@@ -493,7 +493,7 @@ def test_state_goes_through_safetensors_and_json_and_on_to_the_same_bits(choice:
         assert all(value.equal(again.state[other][key]) for key, value in optimizer.state[weight].items())
 
 
-def test_state_goes_through_torch_save() -> None:
+def test_state_survives_torch_save() -> None:
     model = grow()
     optimizer = make_optimizer(model, Muon())
     give_gradients(model, 0)
@@ -540,15 +540,15 @@ def test_a_small_problem_is_learned(choice: Optimizer) -> None:
         *[(Muon, "momentum", bad) for bad in (-0.1, 1.0, math.nan)],
         *[(kind, "weight_decay", bad) for kind in (AdamW, Muon) for bad in (-0.1, math.inf, math.nan)],
         *[(Muon, "lr", bad) for bad in (0.0, -1.0, math.inf, math.nan)],
-        *[(Muon, "steps", bad) for bad in (0, -1, 2.5)],
-        (Muon, "rest", "sgd"),
+        *[(Muon, "ns_steps", bad) for bad in (0, -1, 2.5)],
+        (Muon, "adamw", "sgd"),
     ],
 )
-def test_settings_that_make_no_sense(choice: type[AdamW | Muon], field: str, bad: object) -> None:
+def test_invalid_settings_are_refused(choice: type[AdamW | Muon], field: str, bad: object) -> None:
     with pytest.raises(ConfigError, match=rf"{field} is "):
         choice(**{field: bad})
 
 
 @pytest.mark.parametrize("choice", [AdamW(lr=0.5), Muon(ns_steps=3, adamw=AdamW(eps=0.1))])
-def test_settings_come_back_from_a_table(choice: Optimizer) -> None:
+def test_settings_round_trip(choice: Optimizer) -> None:
     assert parse(Optimizer, dump(choice)) == choice  # type: ignore[arg-type]

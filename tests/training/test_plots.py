@@ -1,4 +1,4 @@
-"""What is drawn is what the journal says, read back from the files."""
+"""Plots show the values of the journal, parsed from the files."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from glasshouse.training.journal import Journal
-from glasshouse.training.plots import _smoothed, _thinned, draw
+from glasshouse.training.plots import _downsampled, _smoothed, draw
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -42,20 +42,22 @@ def points(folder: Path, name: str) -> list[tuple[float, float]]:
     return [(float(x), float(y)) for path in paths for x, y in re.findall(r"[ML] (\S+) (\S+)", path.get("d", ""))]
 
 
-def test_the_page_says_what_it_shows(tmp_path: Path) -> None:
-    entries: list[dict[str, Any]] = [{"step": s, "loss": 5.0 - s / 10, "rate": 0.001, "norm": 0.9} for s in range(30)]
+def test_plots_are_labelled(tmp_path: Path) -> None:
+    entries: list[dict[str, Any]] = [
+        {"step": s, "loss": 5.0 - s / 10, "lr": 0.001, "grad_norm": 0.9} for s in range(30)
+    ]
     entries[10]["validation_loss"], entries[20]["validation_loss"], entries[29]["validation_loss"] = 4.2, 3.25, 3.5
     assert draw(journal_of(tmp_path, entries), tmp_path) == [tmp_path / "plots.png", tmp_path / "plots.svg"]
-    said = texts(tmp_path)
-    assert {"loss", "learning rate", "gradient norm", "step", "training", "training, smoothed"} < set(said)
-    assert "validation, lowest 3.25 at step 20" in said
+    labels = texts(tmp_path)
+    assert {"loss", "learning rate", "gradient norm", "step", "training", "training, smoothed"} < set(labels)
+    assert "validation, lowest 3.25 at step 20" in labels
     assert sorted(path.name for path in tmp_path.iterdir()) == ["metrics.jsonl", "plots.png", "plots.svg"]
     head = (tmp_path / "plots.png").read_bytes()[:24]
     assert head[:8] == b"\x89PNG\r\n\x1a\n"
     assert struct.unpack(">II", head[16:24]) == (1200, 1275)  # 8 by 8.5 inches at 150 to the inch
 
 
-def test_points_stand_in_proportion(tmp_path: Path) -> None:
+def test_points_are_in_proportion(tmp_path: Path) -> None:
     losses = [4.0, 3.0, 3.5, 2.0]
     steps = [0, 1, 2, 10]
     draw(journal_of(tmp_path, [{"step": s, "loss": v} for s, v in zip(steps, losses, strict=True)]), tmp_path)
@@ -67,23 +69,23 @@ def test_points_stand_in_proportion(tmp_path: Path) -> None:
         assert (y - top) / (bottom - top) == pytest.approx((4.0 - loss) / 2.0, abs=1e-6)
 
 
-def test_what_is_no_number_is_left_out(tmp_path: Path) -> None:
-    entries: list[dict[str, Any]] = [{"step": s, "loss": 3.0, "rate": 0.1, "norm": 1.0} for s in range(9)]
+def test_non_numbers_are_left_out(tmp_path: Path) -> None:
+    entries: list[dict[str, Any]] = [{"step": s, "loss": 3.0, "lr": 0.1, "grad_norm": 1.0} for s in range(9)]
     entries[2]["loss"], entries[3]["loss"], entries[4]["loss"] = math.inf, math.nan, None
-    del entries[5]["norm"]
-    entries[6]["rate"] = "fast"
+    del entries[5]["grad_norm"]
+    entries[6]["lr"] = "fast"
     entries[1]["validation_loss"], entries[7]["validation_loss"] = 3.0, -math.inf
     draw(journal_of(tmp_path, entries), tmp_path)
-    assert {name: len(points(tmp_path, name)) for name in ("training", "rate", "norm", "validation")} == {
-        "training": 5,  # the line whose rate is a word is damaged, and left out whole
-        "rate": 8,
-        "norm": 7,
+    assert {name: len(points(tmp_path, name)) for name in ("training", "lr", "grad_norm", "validation")} == {
+        "training": 5,  # the line with a word as lr is damaged and skipped
+        "lr": 8,
+        "grad_norm": 7,
         "validation": 1,
     }
 
 
-def test_a_long_run_is_thinned_and_keeps_its_spikes(tmp_path: Path) -> None:
-    entries = [{"step": s, "loss": 2.0 + s % 2, "rate": 0.1, "norm": 1.0} for s in range(30_000)]
+def test_a_long_run_is_downsampled_and_keeps_its_spikes(tmp_path: Path) -> None:
+    entries = [{"step": s, "loss": 2.0 + s % 2, "lr": 0.1, "grad_norm": 1.0} for s in range(30_000)]
     entries[17_777]["loss"] = 9.0
     draw(journal_of(tmp_path, entries), tmp_path)
     drawn = points(tmp_path, "training")
@@ -97,17 +99,17 @@ def test_a_long_run_is_thinned_and_keeps_its_spikes(tmp_path: Path) -> None:
     assert (highest[0] - left) / (right - left) == pytest.approx(17_777 / 29_999, abs=60 / 29_999)
 
 
-def test_powers_of_ten_where_values_lie_far_apart(tmp_path: Path) -> None:
-    entries = [{"step": s, "loss": 10.0**s, "rate": 0.1, "norm": 5.0 + s} for s in range(4)]
+def test_log_scale_for_a_wide_range(tmp_path: Path) -> None:
+    entries = [{"step": s, "loss": 10.0**s, "lr": 0.1, "grad_norm": 5.0 + s} for s in range(4)]
     draw(journal_of(tmp_path, entries), tmp_path)
     heights = [y for _, y in points(tmp_path, "training")]
     assert np.diff(heights) == pytest.approx([heights[1] - heights[0]] * 3, abs=1e-4)
-    norms = [y for _, y in points(tmp_path, "norm")]
+    norms = [y for _, y in points(tmp_path, "grad_norm")]
     assert np.diff(norms) == pytest.approx([norms[1] - norms[0]] * 3, abs=1e-4)
 
 
 @given(values=st.lists(st.floats(-1e6, 1e6), max_size=200), twice=st.booleans())
-def test_smoothing_beside_a_slow_reference(values: list[float], twice: bool) -> None:
+def test_smoothing_against_a_slow_reference(values: list[float], twice: bool) -> None:
     values = values * 2 if twice else values
     steps, smooth = _smoothed((np.arange(len(values)) * 3.0, np.array(values)))
     radius = max(1, len(values) // 50)
@@ -121,9 +123,9 @@ def test_smoothing_beside_a_slow_reference(values: list[float], twice: bool) -> 
 
 
 @given(count=st.integers(0, 9000), seed=st.integers(0, 99))
-def test_thinning_keeps_order_and_extremes(count: int, seed: int) -> None:
+def test_downsampling_keeps_order_and_extremes(count: int, seed: int) -> None:
     steps, values = np.arange(count) * 2.0, np.random.default_rng(seed).normal(size=count)
-    kept, course = _thinned((steps, values))
+    kept, course = _downsampled((steps, values))
     assert len(kept) <= 2000
     assert (np.diff(kept) > 0).all()
     assert (values[(kept / 2).astype(int)] == course).all()
@@ -149,14 +151,14 @@ def test_without_matplotlib(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_the_same_journal_gives_the_same_bytes_and_settings_stay(tmp_path: Path) -> None:
-    journal = journal_of(tmp_path, [{"step": s, "loss": 3.0, "rate": 0.1, "norm": 1.0} for s in range(5)])
+    journal = journal_of(tmp_path, [{"step": s, "loss": 3.0, "lr": 0.1, "grad_norm": 1.0} for s in range(5)])
     before = dict(matplotlib.rcParams)
     first = [path.read_bytes() for path in draw(journal, tmp_path)]
     assert [path.read_bytes() for path in draw(journal, tmp_path)] == first
     assert dict(matplotlib.rcParams) == before
 
 
-def test_a_page_that_fails_leaves_the_last_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_plot_keeps_the_previous_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     journal = journal_of(tmp_path, [{"step": s, "loss": 3.0} for s in range(5)])
     before = [path.read_bytes() for path in draw(journal, tmp_path)]
 
@@ -170,7 +172,7 @@ def test_a_page_that_fails_leaves_the_last_one(tmp_path: Path, monkeypatch: pyte
     assert [(tmp_path / f"plots.{kind}").read_bytes() for kind in ("png", "svg")] == before
 
 
-def test_pyplot_is_left_alone(tmp_path: Path) -> None:
+def test_pyplot_is_not_touched(tmp_path: Path) -> None:
     """In a process of its own, since another test may have imported it."""
     code = f"""
 import sys

@@ -1,4 +1,4 @@
-"""What a run works on: its tokenizer knows nothing of what is held out."""
+"""Datasets of a run: its tokenizer never sees the validation set."""
 
 from __future__ import annotations
 
@@ -56,36 +56,36 @@ def seen_by_training(monkeypatch: pytest.MonkeyPatch, choice: Data, folder: Path
         return real(texts=given, **rest)
 
     monkeypatch.setattr(Tokenizer, "train", train)
-    material = prepare_datasets(choice, folder, None, no_progress)
-    return "\n".join(seen), material
+    datasets = prepare_datasets(choice, folder, None, no_progress)
+    return "\n".join(seen), datasets
 
 
 def text_of(corpus: Corpus, tok: Tokenizer) -> str:
     items = (corpus.item(number)[: 1 if corpus.kind != "pairs" else 2] for number in range(len(corpus)))
-    return "\n".join(tok.decode(part, special=False) for item in items for part in item)
+    return "\n".join(tok.decode(part, skip_special_tokens=True) for item in items for part in item)
 
 
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("kind", ["text", "pairs", "labelled", "tagged", "chat"])
-def test_the_tokenizer_is_trained_on_what_is_learned_alone(
+def test_the_tokenizer_is_trained_on_the_training_set_only(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     kind: Any,  # noqa: ANN401
     packed: bool,
 ) -> None:
     choice = Data(path=make(tmp_path, kind, packed), kind=kind, val_fraction=0.2, vocab_size=300)
-    seen, material = seen_by_training(monkeypatch, choice, tmp_path / "run")
-    learned, held = (text_of(corpus, material.tok) for corpus in (material.train, material.validation))
-    there = {word for word in WORDS if word in held}
+    seen, datasets = seen_by_training(monkeypatch, choice, tmp_path / "run")
+    train_text, val_text = (text_of(corpus, datasets.tok) for corpus in (datasets.train, datasets.validation))
+    there = {word for word in WORDS if word in val_text}
     assert 55 <= len(there) <= 60  # a fifth of 300; of text, the word at the cut may lie on both sides
     assert not [word for word in there if word in seen]
-    missing = [word for word in WORDS if word in learned and word not in seen]
-    assert len(missing) <= 1  # the token that lies across the cut is learned, and was seen in part
+    missing = [word for word in WORDS if word in train_text and word not in seen]
+    assert len(missing) <= 1  # the token across the split is in the training set, and was seen in part
     again = open_datasets(choice, tmp_path / "run")
-    assert [text_of(corpus, material.tok) for corpus in again] == [learned, held]
+    assert [text_of(corpus, datasets.tok) for corpus in again] == [train_text, val_text]
 
 
-def test_with_data_to_be_tried_on_the_tokenizer_sees_all_the_rest(
+def test_with_validation_data_the_tokenizer_uses_all_training_data(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (path,) = make(tmp_path, "text")
@@ -96,9 +96,9 @@ def test_with_data_to_be_tried_on_the_tokenizer_sees_all_the_rest(
     assert "something" not in seen
 
 
-def test_a_letter_at_the_cut_is_not_torn(tmp_path: Path) -> None:
+def test_a_character_at_the_split_is_not_cut(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("ü" * 1000 + "a")
     for share in (0.3, 0.301):  # one of which falls within a letter of two bytes
         choice = Data(path=(str(tmp_path / "a.txt"),), val_fraction=share, vocab_size=263)
-        material = prepare_datasets(choice, tmp_path / f"run-{share}", None, no_progress)
-        assert isinstance(material.tok, gh.Tokenizer)
+        datasets = prepare_datasets(choice, tmp_path / f"run-{share}", None, no_progress)
+        assert isinstance(datasets.tok, gh.Tokenizer)

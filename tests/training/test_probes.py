@@ -1,4 +1,4 @@
-"""Probes: known on paper and beside the tools they come from, and a run that has them is a run that has none."""
+"""Probes: by hand and against the inspection tools, without an effect on training."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from test_loop import KINDS, Told, assert_same, killed, losses, table, write_data
+from test_loop import KINDS, RecordingReporter, assert_same, killed, losses, table, write_data
 
 import glasshouse as gh
 from glasshouse.data import Batch
@@ -31,23 +31,23 @@ from glasshouse.training.loop import Result
 from glasshouse.training.probes import Probes, first_texts
 
 NAMES = {
-    "decoder": ["entropy", "induction", "previous", "norms", "lens"],
-    "encoder": ["entropy", "norms", "lens"],
-    "seq2seq": ["entropy", "norms", "lens"],
+    "decoder": ["entropy", "induction", "previous_token", "resid_norms", "logit_lens"],
+    "encoder": ["entropy", "resid_norms", "logit_lens"],
+    "seq2seq": ["entropy", "resid_norms", "logit_lens"],
 }
-LENGTH = 16  # of a row in `table`
+LENGTH = 16  # of a sequence in `table`
 
 
-def read(place: Path, out: str = "run") -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (place / out / "probes.jsonl").read_text().splitlines()]
+def read(data_folder: Path, out: str = "run") -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (data_folder / out / "probes.jsonl").read_text().splitlines()]
 
 
-def steps(place: Path, out: str = "run") -> list[int]:
-    return [line["step"] for line in read(place, out)]
+def steps(data_folder: Path, out: str = "run") -> list[int]:
+    return [line["step"] for line in read(data_folder, out)]
 
 
-def checkpoints(place: Path, out: str = "run") -> list[int]:
-    return sorted(int(path.name.removeprefix("step-")) for path in (place / out / "checkpoints").glob("step-*"))
+def checkpoints(data_folder: Path, out: str = "run") -> list[int]:
+    return sorted(int(path.name.removeprefix("step-")) for path in (data_folder / out / "checkpoints").glob("step-*"))
 
 
 def begins_from(settings: dict[str, Any], model: Path, **data: Any) -> dict[str, Any]:  # noqa: ANN401
@@ -59,7 +59,7 @@ def flat(values: Any) -> list[float]:  # noqa: ANN401 - numbers in lists, in lis
 
 
 def tools(model: gh.models.Model, result: Result) -> dict[str, Any]:
-    """The same figures by the tools themselves, one sequence at a time where there is padding."""
+    """The same metrics by the inspection tools, one sequence at a time if there is padding."""
     batch = make_dataset(model.spec, result.datasets.validation, batch_size=1, seq_len=LENGTH).batch(range(4))
     model = model.eval()
     rows = range(len(batch))
@@ -77,32 +77,32 @@ def tools(model: gh.models.Model, result: Result) -> dict[str, Any]:
     lengths = [residual_norms(model, *inputs, **call)[:, 0] for inputs, call in given]
     found = {
         "entropy": torch.einsum("b,blh->lh", sizes, entropies) / sizes.sum(),
-        "norms": torch.cat(lengths, 1).mean(1),
+        "resid_norms": torch.cat(lengths, 1).mean(1),
     }
     if hasattr(model.spec.head, "tied"):
-        asked = []
+        losses_per_layer = []
         for row, (inputs, call) in enumerate(given):
             targets, counts = (one[row : row + 1, : inputs[-1].shape[1]] for one in (batch.targets, batch.loss_mask))
-            asked.append(lens(model, *inputs, targets=targets, **call).loss[:, counts])
-        found["lens"] = torch.cat(asked, 1).mean(1)
+            losses_per_layer.append(lens(model, *inputs, targets=targets, **call).loss[:, counts])
+        found["logit_lens"] = torch.cat(losses_per_layer, 1).mean(1)
     if isinstance(model, Decoder):
         scores = head_scores(model, repeated_tokens(model.spec.vocab_size, LENGTH // 2))
-        found |= {"induction": scores.induction, "previous": scores.previous}
+        found |= {"induction": scores.induction, "previous_token": scores.previous}
     return {name: value.tolist() for name, value in found.items()}
 
 
-def assert_like(figures: dict[str, Any], expected: dict[str, Any], digits: float = 1e-5) -> None:
-    """By default for six digits, which are half a unit off at most, and a few roundings of float32."""
-    assert figures.keys() - {"step"} == expected.keys()
+def assert_like(metrics: dict[str, Any], expected: dict[str, Any], digits: float = 1e-5) -> None:
+    """By default for six digits, with an error of half a unit at most, and a few roundings of float32."""
+    assert metrics.keys() - {"step"} == expected.keys()
     for name, values in expected.items():
-        assert flat(figures[name]) == pytest.approx(flat(values), rel=digits, abs=1e-6), name
+        assert flat(metrics[name]) == pytest.approx(flat(values), rel=digits, abs=1e-6), name
 
 
-# On paper
+# By hand
 
 
-def even(**choices: object) -> Decoder:
-    """A decoder whose heads look at all they see alike, and whose layers add nothing to the stream."""
+def uniform_decoder(**choices: object) -> Decoder:
+    """A decoder with uniform attention whose layers add nothing to the residual stream."""
     model = gh.build(gh.preset("tiny-decoder", vocab_size=8, head={"kind": "next_token", "tied": False}, **choices))
     with torch.no_grad():
         for name, weight in model.named_parameters():
@@ -114,53 +114,51 @@ def even(**choices: object) -> Decoder:
     return model
 
 
-def test_known_on_paper() -> None:
+def test_probes_by_hand() -> None:
     ids = torch.tensor([[1, 2, 3], [4, 5, 7]])  # the last is padding
     texts = Batch(ids, targets=ids, loss_mask=ids < 5, lengths=torch.tensor([3, 2]))
-    model = even()
+    model = uniform_decoder()
     found = Probes(model, texts, length=6).take(model)
-    entropy = (2 * math.log(1) + 2 * math.log(2) + math.log(3)) / 5  # the query at place i sees i + 1 keys
-    previous = sum(1 / (place + 1) for place in range(1, 6)) / 5  # of six tokens, the first has none before it
-    for name, value in (("entropy", entropy), ("previous", previous)):
+    entropy = (2 * math.log(1) + 2 * math.log(2) + math.log(3)) / 5  # the query at position i sees i + 1 keys
+    previous = sum(1 / (position + 1) for position in range(1, 6)) / 5  # of six tokens, the first has no previous one
+    for name, value in (("entropy", entropy), ("previous_token", previous)):
         assert flat(found[name]) == pytest.approx([value] * 8, rel=1e-5)
         assert [len(layer) for layer in found[name]] == [4, 4]
-    assert found["norms"] == pytest.approx([8 * (1 + 2 + 3 + 4 + 5) / 5] * 3, rel=1e-5)
-    assert found["lens"] == pytest.approx([math.log(8)] * 3, rel=1e-5)  # every logit is 0
+    assert found["resid_norms"] == pytest.approx([8 * (1 + 2 + 3 + 4 + 5) / 5] * 3, rel=1e-5)
+    assert found["logit_lens"] == pytest.approx([math.log(8)] * 3, rel=1e-5)  # every logit is 0
 
 
-def test_documents_on_paper() -> None:
+def test_documents_by_hand() -> None:
     ids = torch.tensor([[1, 2, 3, 4]])
-    model = even()
+    model = uniform_decoder()
     texts = Batch(ids, ids, ids > 0, documents=torch.tensor([[0, 0, 1, 1]]))
     found = Probes(model, texts).take(model)
     assert flat(found["entropy"]) == pytest.approx([math.log(2) / 2] * 8, rel=1e-5)  # one key, two, one, two
 
 
-def test_induction_on_paper() -> None:
-    model = even()
+def test_induction_by_hand() -> None:
+    model = uniform_decoder()
     found = Probes(model, Batch(torch.tensor([[1]]), torch.tensor([[1]]), torch.tensor([[True]])), length=6).take(
         model
     )
     weights = []
     for row in repeated_tokens(8, 3).tolist():
-        for place, token in enumerate(row):
-            if token in row[:place]:
-                after = sum(row[earlier] == token for earlier in range(place))
-                weights.append(after / (place + 1))
+        for position, token in enumerate(row):
+            if token in row[:position]:
+                after = sum(row[earlier] == token for earlier in range(position))
+                weights.append(after / (position + 1))
     assert flat(found["induction"]) == pytest.approx([sum(weights) / len(weights)] * 8, rel=1e-5)
 
 
-def test_six_digits_and_nothing_where_a_text_says_nothing() -> None:
+def test_six_digits_and_none_where_not_finite() -> None:
     ids = torch.tensor([[1, 2]])
-    model = even()
+    model = uniform_decoder()
     with torch.no_grad():
         model.token_embedding.table.weight[2] = 1 / 3
-    found = Probes(model, Batch(ids, ids, loss_mask=ids > 5), length=1).take(
-        model
-    )  # nothing is asked, none is before
-    assert found["lens"] == [None] * 3
-    assert flat(found["previous"]) == [None] * 8
-    assert found["norms"] == [5.33333] * 3  # (8 + 8/3) / 2
+    found = Probes(model, Batch(ids, ids, loss_mask=ids > 5), length=1).take(model)  # no target, no previous token
+    assert found["logit_lens"] == [None] * 3
+    assert flat(found["previous_token"]) == [None] * 8
+    assert found["resid_norms"] == [5.33333] * 3  # (8 + 8/3) / 2
     json.loads(json.dumps(found, allow_nan=False))
 
 
@@ -184,7 +182,7 @@ class Rows:
         return str(number)
 
 
-def test_the_first_texts_are_the_first_and_short() -> None:
+def test_first_texts_are_truncated() -> None:
     batch = first_texts(Rows(9, pairs=True))
     for rows, sign in ((batch.ids, 1), (batch.targets, 1), (batch.source, -1)):
         assert rows is not None
@@ -202,12 +200,12 @@ def test_the_first_texts_are_the_first_and_short() -> None:
     assert few.targets.tolist() == [0, 1]
 
 
-# What they leave alone
+# No side effects
 
 
-@pytest.mark.parametrize("compute", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("autocast_dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("kind", ["tiny-decoder", "tiny-encoder", "tiny-seq2seq"])
-def test_a_model_is_left_as_it_was(kind: str, compute: torch.dtype) -> None:
+def test_the_model_is_unchanged(kind: str, autocast_dtype: torch.dtype) -> None:
     head = {"head": "masked_token"} if kind == "tiny-encoder" else {}
     torch.manual_seed(0)
     model = gh.build(gh.preset(kind, dropout=0.3, attention_dropout=0.3, **head)).train()
@@ -217,7 +215,7 @@ def test_a_model_is_left_as_it_was(kind: str, compute: torch.dtype) -> None:
     sides = {"source": ids, "source_lengths": torch.tensor([12, 3, 7, 5])} if kind == "tiny-seq2seq" else {}
     lengths = torch.tensor([5, 12, 9, 4])
     texts = Batch(ids, ids, torch.arange(12) < lengths[:, None], lengths=lengths, **sides)
-    watched = Probes(model, texts, length=12, compute=compute)
+    watched = Probes(model, texts, length=12, autocast_dtype=autocast_dtype)
 
     def state() -> list[Any]:
         return [
@@ -237,85 +235,96 @@ def test_a_model_is_left_as_it_was(kind: str, compute: torch.dtype) -> None:
     exact = Probes(model, texts, length=12).take(model)
     # A bfloat16 is off by 2**-9 of itself at most; two layers are some dozen roundings deep, softmax included.
     for name, values in exact.items():
-        assert flat(found[name]) == pytest.approx(flat(values), rel=2**-4 if compute == torch.bfloat16 else 0), name
-    assert (found == exact) == (compute == torch.float32)
+        assert flat(found[name]) == pytest.approx(
+            flat(values), rel=2**-4 if autocast_dtype == torch.bfloat16 else 0
+        ), name
+    assert (found == exact) == (autocast_dtype == torch.float32)
 
 
-@pytest.mark.parametrize("choices", [{}, {"recompute": True, "average": 0.9}], ids=["plain", "recompute"])
+@pytest.mark.parametrize(
+    "choices", [{}, {"activation_checkpointing": True, "ema": 0.9}], ids=["plain", "checkpointing"]
+)
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_run_learns_the_same_with_and_without(kind: str, choices: dict[str, Any], place: Path) -> None:
-    train(Run.from_dict(table(place, kind, keep=100, **choices)))
-    train(Run.from_dict(table(place, kind, "without", probes=[], **choices)))
-    assert_same(place, "run", "without")
-    assert not (place / "without" / "probes.jsonl").exists()
-    assert steps(place) == [0, *checkpoints(place)]
-    assert all(list(line) == ["step", *NAMES[kind]] for line in read(place))
+def test_training_is_the_same_with_and_without_probes(kind: str, choices: dict[str, Any], data_folder: Path) -> None:
+    train(Run.from_dict(table(data_folder, kind, keep_checkpoints=100, **choices)))
+    train(Run.from_dict(table(data_folder, kind, "without", probes=[], **choices)))
+    assert_same(data_folder, "run", "without")
+    assert not (data_folder / "without" / "probes.jsonl").exists()
+    assert steps(data_folder) == [0, *checkpoints(data_folder)]
+    assert all(list(line) == ["step", *NAMES[kind]] for line in read(data_folder))
 
 
-# What they show
+# Content
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_they_are_what_the_tools_say_of_the_checkpoints(kind: str, place: Path) -> None:
-    settings = table(place, kind, keep=100, average=0.9)  # the weights that learn are shown, not their average
+def test_probes_equal_the_inspection_tools_on_checkpoints(kind: str, data_folder: Path) -> None:
+    settings = table(data_folder, kind, keep_checkpoints=100, ema=0.9)  # probes use the weights, not their EMA
     result = train(Run.from_dict(settings))
-    lines = {line["step"]: line for line in read(place)}
+    lines = {line["step"]: line for line in read(data_folder)}
     for step in (3, 12):
-        model, _ = gh.load(place / "run" / "checkpoints" / f"step-{step:08}")
+        model, _ = gh.load(data_folder / "run" / "checkpoints" / f"step-{step:08}")
         assert_like(lines[step], tools(model, result))
     torch.manual_seed(0)
     assert_like(lines[0], tools(gh.build(result.model.spec), result))
     assert lines[0] != lines[3] != lines[12]
 
 
-def test_the_last_of_the_lens_is_the_loss_of_an_evaluation(place: Path) -> None:
-    result = train(Run.from_dict(table(place)))
+def test_last_logit_lens_loss_is_the_validation_loss(data_folder: Path) -> None:
+    result = train(Run.from_dict(table(data_folder)))
     batch = make_dataset(result.model.spec, result.datasets.validation, batch_size=1, seq_len=LENGTH).batch(range(4))
-    assert read(place)[-1]["lens"][-1] == pytest.approx(
+    assert read(data_folder)[-1]["logit_lens"][-1] == pytest.approx(
         evaluate_batch(result.model, batch).metrics()["loss"], rel=1e-5
     )
 
 
-def test_adapters_are_part_of_what_is_shown(place: Path) -> None:
-    base = train(Run.from_dict(table(place, out="base")))
-    settings = begins_from(table(place, lora={"rank": 2, "dropout": 0.2}, lr=0.05), place / "base" / "model")
+def test_lora_is_included(data_folder: Path) -> None:
+    base = train(Run.from_dict(table(data_folder, out="base")))
+    settings = begins_from(
+        table(data_folder, lora={"rank": 2, "dropout": 0.2}, lr=0.05), data_folder / "base" / "model"
+    )
     result = train(Run.from_dict(settings))
-    assert_like(read(place)[0], tools(base.model, base))
+    assert_like(read(data_folder)[0], tools(base.model, base))
     # Merged, W + BA is rounded once more than Wx + BAx is, and softmax and norms pass that on a few times.
-    assert_like(read(place)[-1], tools(gh.load(place / "run" / "model")[0], result), digits=1e-4)
-    assert read(place)[0]["entropy"] != read(place)[-1]["entropy"]
+    assert_like(read(data_folder)[-1], tools(gh.load(data_folder / "run" / "model")[0], result), digits=1e-4)
+    assert read(data_folder)[0]["entropy"] != read(data_folder)[-1]["entropy"]
 
 
-def test_labels_have_no_lens(place: Path) -> None:
-    train(Run.from_dict(table(place, "encoder", out="base", steps=1)))
-    data = {"path": str(place / "labels.tsv"), "kind": "labelled"}
-    result = train(Run.from_dict(begins_from(table(place, "encoder"), place / "base" / "model", **data)))
-    assert_like(read(place)[-1], tools(result.model, result))
-    assert list(read(place)[-1]) == ["step", "entropy", "norms"]
+def test_classifiers_have_no_logit_lens(data_folder: Path) -> None:
+    train(Run.from_dict(table(data_folder, "encoder", out="base", steps=1)))
+    data = {"path": str(data_folder / "labels.tsv"), "kind": "labelled"}
+    result = train(Run.from_dict(begins_from(table(data_folder, "encoder"), data_folder / "base" / "model", **data)))
+    assert_like(read(data_folder)[-1], tools(result.model, result))
+    assert list(read(data_folder)[-1]) == ["step", "entropy", "resid_norms"]
     with pytest.raises(
-        InputError, match=r"train\.probes names 'lens'.*vocabulary.*sequence_classification; leave it out"
+        InputError,
+        match=r"train\.probes has 'logit_lens'.*language-model head.*sequence_classification; leave it out",
     ):
-        train(Run.from_dict(begins_from(table(place, out="no", probes="lens"), place / "base" / "model", **data)))
+        train(
+            Run.from_dict(
+                begins_from(table(data_folder, out="no", probes="logit_lens"), data_folder / "base" / "model", **data)
+            )
+        )
 
 
-def test_some_can_be_chosen_and_others_later(place: Path) -> None:
-    train(Run.from_dict(table(place, probes=["norms", "induction"], steps=3)))
-    assert [list(line) for line in read(place)] == [["step", "norms", "induction"]] * 2
-    before = read(place)
-    train(Run.from_dict(table(place, probes=["lens"], steps=3)))  # nothing that is learned
-    assert read(place) == before
+def test_probes_can_be_chosen_and_changed_on_resume(data_folder: Path) -> None:
+    train(Run.from_dict(table(data_folder, probes=["resid_norms", "induction"], steps=3)))
+    assert [list(line) for line in read(data_folder)] == [["step", "resid_norms", "induction"]] * 2
+    before = read(data_folder)
+    train(Run.from_dict(table(data_folder, probes=["logit_lens"], steps=3)))  # does not change training
+    assert read(data_folder) == before
 
 
-def test_names_that_are_wrong_are_refused(place: Path) -> None:
+def test_unknown_names_are_refused(data_folder: Path) -> None:
     with pytest.raises(ConfigError) as error:
-        Run.from_dict(table(place, probes=["entrpy"]))
-    assert str(error.value) == "train.probes names 'entrpy', which is unknown; did you mean entropy?"
+        Run.from_dict(table(data_folder, probes=["entrpy"]))
+    assert str(error.value) == "train.probes has 'entrpy', which is unknown; did you mean entropy?"
     for kind in ("encoder", "seq2seq"):
-        message = rf"train\.probes names 'induction', but that is of decoders, and the model is of kind {kind}"
+        message = rf"train\.probes has 'induction', but it needs a decoder, and the model is of kind {kind}"
         with pytest.raises(InputError, match=message):
-            train(Run.from_dict(table(place, kind, probes=["norms", "induction"])))
-    for choice in ({}, {"probes": []}, {"probes": ["lens"]}):
-        run = Run.from_dict(table(place, **choice))
+            train(Run.from_dict(table(data_folder, kind, probes=["resid_norms", "induction"])))
+    for choice in ({}, {"probes": []}, {"probes": ["logit_lens"]}):
+        run = Run.from_dict(table(data_folder, **choice))
         assert Run.from_dict(run.to_dict()) == run
 
 
@@ -325,42 +334,44 @@ def test_names_that_are_wrong_are_refused(place: Path) -> None:
 @pytest.fixture(scope="module")
 def unbroken(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     """The lines of a run that nothing happens to."""
-    place = tmp_path_factory.mktemp("unbroken")
-    write_data(place)
-    train(Run.from_dict(table(place)))
-    assert steps(place) == sorted(set(steps(place)))
-    return (place / "run" / "probes.jsonl").read_bytes()
+    data_folder = tmp_path_factory.mktemp("unbroken")
+    write_data(data_folder)
+    train(Run.from_dict(table(data_folder)))
+    assert steps(data_folder) == sorted(set(steps(data_folder)))
+    return (data_folder / "run" / "probes.jsonl").read_bytes()
 
 
-def test_killed_and_resumed_it_has_the_same_lines(place: Path, unbroken: bytes) -> None:
-    settings = table(place)
+def test_killed_and_resumed_it_has_the_same_lines(data_folder: Path, unbroken: bytes) -> None:
+    settings = table(data_folder)
     killed(settings)
-    assert steps(place)[-1] < 12
-    newest = checkpoints(place)[-1]
-    (place / "run" / "checkpoints" / f"step-{newest:08}" / "model.safetensors").write_bytes(b"")  # its line is there
+    assert steps(data_folder)[-1] < 12
+    newest = checkpoints(data_folder)[-1]
+    (data_folder / "run" / "checkpoints" / f"step-{newest:08}" / "model.safetensors").write_bytes(
+        b""
+    )  # its line is there
     train(Run.from_dict(settings))
-    assert (place / "run" / "probes.jsonl").read_bytes() == unbroken
+    assert (data_folder / "run" / "probes.jsonl").read_bytes() == unbroken
 
 
-def test_killed_before_its_first_checkpoint(place: Path, unbroken: bytes) -> None:
-    settings = table(place, save_every=100, eval_every=100)
+def test_killed_before_its_first_checkpoint(data_folder: Path, unbroken: bytes) -> None:
+    settings = table(data_folder, save_every=100, eval_every=100)
     killed(settings)
-    assert steps(place) == [0]
+    assert steps(data_folder) == [0]
     train(Run.from_dict(settings))
-    assert steps(place) == [0, 12]
-    assert read(place) == [json.loads(line) for line in (unbroken.splitlines()[0], unbroken.splitlines()[-1])]
+    assert steps(data_folder) == [0, 12]
+    assert read(data_folder) == [json.loads(line) for line in (unbroken.splitlines()[0], unbroken.splitlines()[-1])]
 
 
 @pytest.mark.parametrize("at", [1, 5])
-def test_stopped_by_a_signal_it_has_the_same_lines(at: int, place: Path, unbroken: bytes) -> None:
-    run = Run.from_dict(table(place))
+def test_stopped_by_a_signal_it_has_the_same_lines(at: int, data_folder: Path, unbroken: bytes) -> None:
+    run = Run.from_dict(table(data_folder))
     with pytest.raises(StoppedError):
-        train(run, Told(at, lambda: os.kill(os.getpid(), signal.SIGTERM)))
+        train(run, RecordingReporter(at, lambda: os.kill(os.getpid(), signal.SIGTERM)))
     train(run)
-    assert (place / "run" / "probes.jsonl").read_bytes() == unbroken
+    assert (data_folder / "run" / "probes.jsonl").read_bytes() == unbroken
 
 
-def test_stopped_before_the_first_step(place: Path, monkeypatch: pytest.MonkeyPatch, unbroken: bytes) -> None:
+def test_stopped_before_the_first_step(data_folder: Path, monkeypatch: pytest.MonkeyPatch, unbroken: bytes) -> None:
     real = Probes.take
 
     def take(self: Probes, model: gh.models.Model) -> dict[str, Any]:
@@ -369,14 +380,14 @@ def test_stopped_before_the_first_step(place: Path, monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(Probes, "take", take)
     with pytest.raises(StoppedError, match="after step 0"):
-        train(Run.from_dict(table(place)))
+        train(Run.from_dict(table(data_folder)))
     monkeypatch.undo()
-    assert checkpoints(place) == [0]
-    train(Run.from_dict(table(place)))
-    assert (place / "run" / "probes.jsonl").read_bytes() == unbroken
+    assert checkpoints(data_folder) == [0]
+    train(Run.from_dict(table(data_folder)))
+    assert (data_folder / "run" / "probes.jsonl").read_bytes() == unbroken
 
 
-def test_a_run_that_goes_back_has_a_line_a_step(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_that_rolls_back_has_one_line_per_step(data_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real, calls = training_step.compute_loss, []
 
     def compute_loss(*arguments: Any) -> torch.Tensor:  # noqa: ANN401
@@ -384,20 +395,23 @@ def test_a_run_that_goes_back_has_a_line_a_step(place: Path, monkeypatch: pytest
         loss = real(*arguments)
         if len(calls) != 8:
             return loss
-        damaged = place / "run" / "checkpoints" / "step-00000006" / "model.safetensors"
-        while not damaged.is_file():  # it is written while training goes on
+        damaged = data_folder / "run" / "checkpoints" / "step-00000006" / "model.safetensors"
+        while not damaged.is_file():  # written in the background
             time.sleep(0.01)
-        damaged.write_bytes(b"")  # so that it has to go back beyond a line that it wrote
+        damaged.write_bytes(b"")  # so that it rolls back past a line that it wrote
         return loss * torch.nan
 
     monkeypatch.setattr(training_step, "compute_loss", compute_loss)
-    told = Told()
-    train(Run.from_dict(table(place, parts=1, trouble="skip", eval_every=100, keep=100)), told)
-    assert "back to step 3" in told.said
-    assert steps(place) == [0, 3, 6, 9, 12]
+    reporter = RecordingReporter()
+    train(
+        Run.from_dict(table(data_folder, grad_accum=1, on_nonfinite="skip", eval_every=100, keep_checkpoints=100)),
+        reporter,
+    )
+    assert "rolled back to step 3" in reporter.messages
+    assert steps(data_folder) == [0, 3, 6, 9, 12]
 
 
-def test_where_one_fails_training_goes_on(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_is_logged_and_training_continues(data_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real, calls = probes.residual_norms, []
 
     def fails(*arguments: Any, **call: Any) -> torch.Tensor:  # noqa: ANN401
@@ -407,13 +421,13 @@ def test_where_one_fails_training_goes_on(place: Path, monkeypatch: pytest.Monke
         return real(*arguments, **call)
 
     monkeypatch.setattr(probes, "residual_norms", fails)
-    told = Told()
-    train(Run.from_dict(table(place, eval_every=100)), told)
-    assert [text for text in told.said if text.startswith("no probes")] == [
-        "no probes at step 3 (OutOfMemoryError: CUDA out of memory); training goes on"
+    reporter = RecordingReporter()
+    train(Run.from_dict(table(data_folder, eval_every=100)), reporter)
+    assert [text for text in reporter.messages if text.startswith("no probes")] == [
+        "no probes at step 3 (OutOfMemoryError: CUDA out of memory); training continues"
     ]
-    assert steps(place) == [0, 6, 9, 12]
+    assert steps(data_folder) == [0, 6, 9, 12]
     monkeypatch.undo()
-    train(Run.from_dict(table(place, out="whole", eval_every=100)))
-    assert losses(place) == losses(place, "whole")
-    assert_same(place, "run", "whole")
+    train(Run.from_dict(table(data_folder, out="whole", eval_every=100)))
+    assert losses(data_folder) == losses(data_folder, "whole")
+    assert_same(data_folder, "run", "whole")

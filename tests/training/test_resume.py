@@ -1,4 +1,4 @@
-"""Checkpoints: going on is bit-equal to never having stopped, and damage of any kind is found and passed over."""
+"""Checkpoints: resuming is bit-equal to an uninterrupted run, and damaged checkpoints are detected and skipped."""
 
 from __future__ import annotations
 
@@ -44,11 +44,11 @@ PLAIN = AdamW(lr=1e-2)
 KINDS = ("tiny-decoder", "tiny-encoder", "tiny-seq2seq")
 
 
-SEALED_EMPTY = json.dumps({"sha256": hashlib.sha256(b"{}").hexdigest()})  # sound, and says nothing
+EMPTY_WITH_CHECKSUM = json.dumps({"sha256": hashlib.sha256(b"{}").hexdigest()})  # a valid checksum, and no content
 
 
 def draw(kind: str, step: int) -> Batch:
-    """The batch of a step, by its number alone."""
+    """The batch of a step, a function of its number."""
     source = torch.Generator().manual_seed(step)
     ids = torch.randint(0, 256, (6, 7), generator=source)
     lengths = torch.randint(1, 8, (6,), generator=source)
@@ -64,15 +64,15 @@ def make(kind: str, choice: Optimizer = PLAIN) -> tuple[nn.Module, TrainStep]:
 def train(kind: str, update: TrainStep, steps: range) -> list[float]:
     losses = []
     for step in steps:
-        losses.append(update(draw(kind, step), parts=3).loss)
+        losses.append(update(draw(kind, step), grad_accum=3).loss)
         random.random()
         np.random.rand()
     return losses
 
 
 def state_of(update: TrainStep) -> CheckpointData:
-    optimizer, chance = optimizer_state(update.optimizer), rng_state()
-    return CheckpointData(optimizer.tensors | chance.tensors, optimizer.metadata | chance.metadata)
+    optimizer, rng = optimizer_state(update.optimizer), rng_state()
+    return CheckpointData(optimizer.tensors | rng.tensors, optimizer.metadata | rng.metadata)
 
 
 def save(checkpoints: Checkpoints, step: int, model: Any, update: TrainStep, **more: Any) -> None:  # noqa: ANN401
@@ -85,7 +85,7 @@ def save(checkpoints: Checkpoints, step: int, model: Any, update: TrainStep, **m
 
 @pytest.mark.parametrize("choice", [PLAIN, Muon()], ids=["adamw", "muon"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_going_on_is_never_having_stopped(kind: str, choice: Optimizer, tmp_path: Path) -> None:
+def test_resumed_equals_uninterrupted(kind: str, choice: Optimizer, tmp_path: Path) -> None:
     torch.manual_seed(1)
     random.seed(1)
     np.random.seed(1)
@@ -100,8 +100,8 @@ def test_going_on_is_never_having_stopped(kind: str, choice: Optimizer, tmp_path
     torch.manual_seed(99)  # another process
     found = checkpoints.newest()
     assert found is not None
-    step, state, wrong = found
-    assert (step, wrong) == (4, [])
+    step, state, errors = found
+    assert (step, errors) == (4, [])
     loaded, _ = gh.load(checkpoints.folder(4))
     other, again = make(kind, choice)
     other.load_state_dict(loaded.state_dict())
@@ -114,7 +114,7 @@ def test_going_on_is_never_having_stopped(kind: str, choice: Optimizer, tmp_path
 
 
 @pytest.fixture
-def two(tmp_path: Path) -> Checkpoints:
+def two_checkpoints(tmp_path: Path) -> Checkpoints:
     """Two checkpoints, of steps 1 and 2."""
     model, update = make("tiny-decoder")
     checkpoints = Checkpoints(tmp_path / "run")
@@ -125,55 +125,58 @@ def two(tmp_path: Path) -> Checkpoints:
     return checkpoints
 
 
-def test_damage_anywhere_is_found_and_the_one_before_is_used(two: Checkpoints, tmp_path: Path) -> None:
-    newest = two.folder(2)
-    sound = tmp_path / "sound"
-    shutil.copytree(newest, sound)
+def test_damage_is_detected_and_the_previous_checkpoint_is_used(two_checkpoints: Checkpoints, tmp_path: Path) -> None:
+    newest = two_checkpoints.folder(2)
+    intact = tmp_path / "intact"
+    shutil.copytree(newest, intact)
     files = sorted(path.name for path in newest.iterdir())
     source = random.Random(0)
     for case in range(100):
         name = files[case % len(files)]
-        data = (sound / name).read_bytes()
-        place = source.randrange(len(data))
+        data = (intact / name).read_bytes()
+        position = source.randrange(len(data))
         bit = 1 << source.randrange(8)
-        damaged = data[:place] if case % 2 else data[:place] + bytes([data[place] ^ bit]) + data[place + 1 :]
+        flipped = data[:position] + bytes([data[position] ^ bit]) + data[position + 1 :]
+        damaged = data[:position] if case % 2 else flipped
         (newest / name).write_bytes(damaged)
-        found = two.newest()
+        found = two_checkpoints.newest()
         assert found is not None
-        step, _, wrong = found
-        if step == 2:  # white space in JSON may change and nothing with it
-            assert name == checkpoint.ABOUT
+        step, _, errors = found
+        if step == 2:  # changed whitespace in JSON is harmless
+            assert name == checkpoint.STATE
             assert damaged.split() == data.split()
         else:
             assert step == 1
-            assert len(wrong) == 1
-            assert name in wrong[0]
+            assert len(errors) == 1
+            assert name in errors[0]
         (newest / name).write_bytes(data)
-    assert two.newest()[0] == 2  # type: ignore[index]
+    assert two_checkpoints.newest()[0] == 2  # type: ignore[index]
 
 
-@pytest.mark.parametrize("name", ["model.safetensors", "config.json", checkpoint.TENSORS, checkpoint.ABOUT])
-def test_a_missing_file_is_named(two: Checkpoints, name: str) -> None:
-    (two.folder(2) / name).unlink()
+@pytest.mark.parametrize("name", ["model.safetensors", "config.json", checkpoint.TENSORS, checkpoint.STATE])
+def test_a_missing_file_is_named(two_checkpoints: Checkpoints, name: str) -> None:
+    (two_checkpoints.folder(2) / name).unlink()
     with pytest.raises(StoreError, match=f"{name}.* is missing"):
-        read(two.folder(2))
-    assert two.newest()[0] == 1  # type: ignore[index]
+        read(two_checkpoints.folder(2))
+    assert two_checkpoints.newest()[0] == 1  # type: ignore[index]
 
 
-@pytest.mark.parametrize("text", ["[" * 200_000, "5", "null", "[]", "{}", '"a"', SEALED_EMPTY])
-def test_a_state_of_the_wrong_shape_is_damaged(two: Checkpoints, text: str) -> None:
-    (two.folder(2) / checkpoint.ABOUT).write_text(text)
-    step, _, wrong = two.newest()  # type: ignore[misc]
+@pytest.mark.parametrize("text", ["[" * 200_000, "5", "null", "[]", "{}", '"a"', EMPTY_WITH_CHECKSUM])
+def test_invalid_training_state_is_damaged(two_checkpoints: Checkpoints, text: str) -> None:
+    (two_checkpoints.folder(2) / checkpoint.STATE).write_text(text)
+    step, _, errors = two_checkpoints.newest()  # type: ignore[misc]
     assert step == 1
-    assert [sentence.endswith("training.json' is damaged; use another checkpoint.") for sentence in wrong] == [True]
+    assert [sentence.endswith("training_state.json' is damaged; use another checkpoint.") for sentence in errors] == [
+        True
+    ]
 
 
-def test_when_nothing_is_intact_it_says_so(two: Checkpoints) -> None:
+def test_no_intact_checkpoint_is_an_error(two_checkpoints: Checkpoints) -> None:
     for step in (1, 2):
-        (two.folder(step) / checkpoint.TENSORS).write_bytes(b"")
+        (two_checkpoints.folder(step) / checkpoint.TENSORS).write_bytes(b"")
     with pytest.raises(StoreError, match=r"no checkpoint in .* is intact"):
-        two.newest()
-    assert Checkpoints(two.place / "elsewhere").newest() is None
+        two_checkpoints.newest()
+    assert Checkpoints(two_checkpoints.root / "elsewhere").newest() is None
 
 
 WRITES: list[tuple[Any, str]] = [
@@ -188,16 +191,16 @@ WRITES: list[tuple[Any, str]] = [
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO, errno.EACCES])
 @pytest.mark.parametrize(("owner", "name"), WRITES, ids=[name for _, name in WRITES])
-def test_a_write_that_fails_costs_nothing_that_was_there(
+def test_a_failed_write_keeps_existing_checkpoints(
     owner: Any,  # noqa: ANN401 (a class or a module)
     name: str,
     number: int,
-    two: Checkpoints,
+    two_checkpoints: Checkpoints,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Every call of every function that writes fails once: the save says so, and the last checkpoint loads."""
+    """Every call of every function that writes fails once: the save raises, and the last checkpoint loads."""
     model, update = make("tiny-decoder")
-    before = {path: path.read_bytes() for path in two.folder(2).iterdir()}
+    before = {path: path.read_bytes() for path in two_checkpoints.folder(2).iterdir()}
     original: Callable[..., Any] = getattr(owner, name)
     for fails_at in range(1000):
         calls = 0
@@ -211,52 +214,52 @@ def test_a_write_that_fails_costs_nothing_that_was_there(
 
         with monkeypatch.context() as patch:
             patch.setattr(owner, name, broken)
-            save(two, 3, model, update)
+            save(two_checkpoints, 3, model, update)
             try:
-                two.wait()
+                two_checkpoints.wait()
             except OSError as error:
                 assert error.errno == number  # noqa: PT017 (the last round must not raise)
-                assert two.newest()[0] == (2 if 3 not in two.steps() else 3)  # type: ignore[index]
-                assert {path: path.read_bytes() for path in two.folder(2).iterdir()} == before
+                assert two_checkpoints.newest()[0] == (2 if 3 not in two_checkpoints.steps() else 3)  # type: ignore[index]
+                assert {path: path.read_bytes() for path in two_checkpoints.folder(2).iterdir()} == before
             else:
                 assert fails_at >= 1
                 break
-        shutil.rmtree(two.folder(3), ignore_errors=True)
-    assert read(two.folder(3))
+        shutil.rmtree(two_checkpoints.folder(3), ignore_errors=True)
+    assert read(two_checkpoints.folder(3))
 
 
-def test_a_failure_is_told_at_the_next_chance(two: Checkpoints) -> None:
-    def fill(place: Path) -> None:
+def test_a_background_error_is_raised_at_the_next_call(two_checkpoints: Checkpoints) -> None:
+    def fill(folder: Path) -> None:
         raise OSError(errno.ENOSPC, "no room")
 
-    two.save(3, fill, CheckpointData())
+    two_checkpoints.save(3, fill, CheckpointData())
     with pytest.raises(OSError, match="no room"):
-        two.wait()
-    two.check()  # told once
-    assert two.steps() == [2, 1]
+        two_checkpoints.wait()
+    two_checkpoints.check()  # raised once
+    assert two_checkpoints.steps() == [2, 1]
 
 
-def test_the_last_few_and_the_best_are_kept(tmp_path: Path) -> None:
+def test_latest_and_best_are_kept(tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path, keep=2)
     for step in range(1, 7):
-        checkpoints.save(step, lambda place: None, CheckpointData({"a": torch.ones(1)}, {"n": step}), best=2)
+        checkpoints.save(step, lambda folder: None, CheckpointData({"a": torch.ones(1)}, {"n": step}), best=2)
     checkpoints.wait()
     assert checkpoints.steps() == [6, 5, 2]
     assert read(checkpoints.folder(2)).metadata == {"n": 2}
 
 
 def test_a_folder_of_another_format_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checkpoint, "FORMAT_VERSION", 7)
-    write(tmp_path / "one", lambda place: None, CheckpointData())
+    monkeypatch.setattr(checkpoint, "FORMAT", 7)
+    write(tmp_path / "one", lambda folder: None, CheckpointData())
     monkeypatch.undo()
-    with pytest.raises(StoreError, match="is of format 7, but this version reads format 1"):
+    with pytest.raises(StoreError, match="has format 7, but this version reads format 2"):
         read(tmp_path / "one")
 
 
 def test_the_state_of_another_optimizer_is_refused() -> None:
     model = nn.Linear(2, 2)
     state = optimizer_state(torch.optim.AdamW(model.parameters()))
-    with pytest.raises(StoreError, match="is of another optimizer"):
+    with pytest.raises(StoreError, match="does not fit this optimizer"):
         load_optimizer_state(state, torch.optim.AdamW([model.weight]))
 
 
@@ -264,51 +267,50 @@ WRITER = """
 import sys, torch
 from pathlib import Path
 from glasshouse.training.checkpoint import Checkpoints
-from glasshouse.training.state import State
+from glasshouse.training.state import CheckpointData
 
 checkpoints = Checkpoints(Path(sys.argv[1]))
 tensor = torch.arange(200_000.0)
 for step in range(1, 100_000):
-    checkpoints.save(step, lambda place: (place / "config.json").write_text(str(step)), State({"a": tensor + step}))
+    state = CheckpointData({"a": tensor + step})
+    checkpoints.save(step, lambda folder: (folder / "config.json").write_text(str(step)), state)
     checkpoints.wait()
     print(step, flush=True)
 """
 
 
 def check_kills(folder: Path, kills: int) -> None:
-    """Kill a process that does nothing but save, at random moments: what it said was saved can be read."""
+    """Kill a process that only saves, at random times: every checkpoint it reported can be loaded."""
     source = random.Random(0)
     for number in range(kills):
-        place = folder / str(number)
-        process = subprocess.Popen([sys.executable, "-c", WRITER, str(place)], stdout=subprocess.PIPE, text=True)
+        root = folder / str(number)
+        process = subprocess.Popen([sys.executable, "-c", WRITER, str(root)], stdout=subprocess.PIPE, text=True)
         assert process.stdout is not None
         assert process.stdout.readline() == "1\n"
         time.sleep(source.uniform(0, 0.3))
         process.kill()
-        said = [1, *(int(line) for line in process.stdout)]
+        reported = [1, *(int(line) for line in process.stdout)]
         process.wait()
-        found = Checkpoints(place).newest()
+        found = Checkpoints(root).newest()
         assert found is not None
-        step, state, wrong = found
-        assert wrong == []
-        assert step in (said[-1], said[-1] + 1)
+        step, state, errors = found
+        assert errors == []
+        assert step in (reported[-1], reported[-1] + 1)
         assert state.tensors["a"].equal(torch.arange(200_000.0) + step)
-        assert (place / f"step-{step:08d}" / "config.json").read_text() == str(step)
+        assert (root / f"step-{step:08d}" / "config.json").read_text() == str(step)
 
 
-def test_killed_while_it_saves(tmp_path: Path) -> None:
+def test_killed_while_saving(tmp_path: Path) -> None:
     check_kills(tmp_path, 5)
 
 
 @pytest.mark.long
-def test_killed_fifty_times_while_it_saves(tmp_path: Path) -> None:
+def test_killed_fifty_times_while_saving(tmp_path: Path) -> None:
     check_kills(tmp_path, 50)
 
 
-def test_the_generator_of_an_apple_gpu_is_saved_with_the_others(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    apple = torch.Generator().manual_seed(3)  # stands for the one of a machine that is not here
+def test_mps_rng_state_is_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    apple = torch.Generator().manual_seed(3)  # stands in for a device that this machine lacks
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
     monkeypatch.setattr(torch.mps, "get_rng_state", apple.get_state)
     monkeypatch.setattr(torch.mps, "set_rng_state", apple.set_state)
@@ -323,7 +325,7 @@ def test_the_generator_of_an_apple_gpu_is_saved_with_the_others(
     assert some() == first
     saved = rng_state()
     second = some()
-    write(tmp_path / "step", lambda place: None, saved)
+    write(tmp_path / "step", lambda folder: None, saved)
     load_rng_state(read(tmp_path / "step"))
     assert some() == second
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)

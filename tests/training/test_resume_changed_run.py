@@ -1,4 +1,4 @@
-"""Going on with other steps, after a cut-off evaluation, over damaged journals: as if it had always been so."""
+"""Resuming with more steps, after an interrupted validation or with damaged journals equals an uninterrupted run."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from corrupt_journals import DAMAGED
-from test_loop import Told, assert_same, losses, table
+from test_loop import RecordingReporter, assert_same, losses, table
 
 import glasshouse as gh
 from glasshouse import config
@@ -22,14 +22,14 @@ from glasshouse.training.checkpoint import read
 from glasshouse.training.schedule import WSD, Constant, Cosine, InverseSqrt, Linear, Schedule
 
 
-def bare(place: Path, out: str = "run", **choices: Any) -> dict[str, Any]:  # noqa: ANN401
+def bare(data_folder: Path, out: str = "run", **choices: Any) -> dict[str, Any]:  # noqa: ANN401
     """A run that writes no more than it must."""
-    return table(place, out=out, **{"probes": [], "samples": 0, "history": 0, **choices})
+    return table(data_folder, out=out, **{"probes": [], "sample_prompts": 0, "keep_snapshots": 0, **choices})
 
 
-def lines(place: Path, out: str = "run", name: str = "metrics.jsonl") -> list[dict[str, Any]]:
+def lines(data_folder: Path, out: str = "run", name: str = "metrics.jsonl") -> list[dict[str, Any]]:
     """The lines of a journal, but for how fast it went."""
-    found = [json.loads(line) for line in (place / out / name).read_text().splitlines()]
+    found = [json.loads(line) for line in (data_folder / out / name).read_text().splitlines()]
     return [{name: value for name, value in line.items() if name != "tokens_per_second"} for line in found]
 
 
@@ -44,7 +44,7 @@ def steps_of(taken: int, other: int, schedule: Schedule) -> int | None:
     return schedule.first_difference(100, other, taken)
 
 
-def test_which_steps_would_have_been_others_by_hand() -> None:
+def test_first_difference_by_hand() -> None:
     """From the warm-up of 10 to the last of 100 steps it is 89; the last fifth of them is from step 81.2 on."""
     for schedule in (Constant(warmup=10), InverseSqrt(warmup=10)):
         assert steps_of(100, 200, schedule) is None
@@ -59,76 +59,87 @@ def test_which_steps_would_have_been_others_by_hand() -> None:
     assert Cosine(warmup=0, final_factor=1.0).first_difference(100, 200, 100) is None  # which never falls
 
 
-@pytest.mark.parametrize("schedule", [{"kind": "constant"}, {"kind": "wsd", "decay": 0.25, "warmup": 2}])
-def test_more_steps_are_those_of_a_run_begun_with_them(schedule: dict[str, Any], place: Path) -> None:
+@pytest.mark.parametrize("schedule", [{"kind": "constant"}, {"kind": "wsd", "decay_fraction": 0.25, "warmup": 2}])
+def test_raising_steps_equals_a_run_started_with_them(schedule: dict[str, Any], data_folder: Path) -> None:
     """A finished run where the rate stays, and one that is stopped before it falls."""
     often = {"schedule": schedule, "eval_every": 3}
-    train(Run.from_dict(bare(place, out="whole", steps=12, **often)))
+    train(Run.from_dict(bare(data_folder, out="whole", steps=12, **often)))
     if schedule["kind"] == "constant":
-        train(Run.from_dict(bare(place, steps=6, **often)))
-        assert (place / "run" / "model").is_dir()
+        train(Run.from_dict(bare(data_folder, steps=6, **often)))
+        assert (data_folder / "run" / "model").is_dir()
     else:
         with pytest.raises(StoppedError):
-            train(Run.from_dict(bare(place, steps=9, **often)), Told(6, stop))
-    told = Told()
-    result = train(Run.from_dict(bare(place, steps=12, **often)), told)
-    assert any("goes on after step 6 of 12" in text for text in told.said)
-    assert any("stays as it is until the last step" in text for text in told.said) == (schedule["kind"] == "constant")
+            train(Run.from_dict(bare(data_folder, steps=9, **often)), RecordingReporter(6, stop))
+    reporter = RecordingReporter()
+    result = train(Run.from_dict(bare(data_folder, steps=12, **often)), reporter)
+    assert any("resuming from step 6 of 12" in text for text in reporter.messages)
+    assert any("is not replaced until the last step" in text for text in reporter.messages) == (
+        schedule["kind"] == "constant"
+    )
     assert result.steps == 12
-    assert lines(place) == lines(place, "whole")
-    assert_same(place, "whole", "run")
-    train(Run.from_dict(bare(place, steps=12, **often)))  # and the same command again is what it was
-    assert lines(place) == lines(place, "whole")
+    assert lines(data_folder) == lines(data_folder, "whole")
+    assert_same(data_folder, "whole", "run")
+    train(Run.from_dict(bare(data_folder, steps=12, **often)))  # and again, with the same result
+    assert lines(data_folder) == lines(data_folder, "whole")
 
 
-def test_where_the_schedule_forbids_it_the_reason_and_the_way_are_given(place: Path) -> None:
-    train(Run.from_dict(bare(place, steps=6)))
-    before = (place / "run" / "run.toml").read_bytes()
+def test_a_schedule_that_cannot_be_extended_is_explained(data_folder: Path) -> None:
+    train(Run.from_dict(bare(data_folder, steps=6)))
+    before = (data_folder / "run" / "run.toml").read_bytes()
     with pytest.raises(InputError) as refused:
-        train(Run.from_dict(bare(place, steps=12)))
-    checkpoint = place / "run" / "checkpoints" / "step-00000006"
+        train(Run.from_dict(bare(data_folder, steps=12)))
+    checkpoint = data_folder / "run" / "checkpoints" / "step-00000006"
     # The warm-up of 2 and the step after it are those of any length; the next is the fourth.
     assert str(refused.value) == (
-        f"train.steps was 6 and is 12, but of the 6 steps that the run in {str(place / 'run')!r} has taken, those "
-        "from step 4 on would have had other learning rates under its cosine schedule (one that is constant, "
-        "inverse_sqrt, or a trapezoid before its decay can be extended); give train.steps=6 to go on, or begin "
-        f"another run from these weights by model.from={checkpoint} train.out=FOLDER."
+        f"train.steps was 6 and is 12, but of the 6 steps that the run in {str(data_folder / 'run')!r} has taken, "
+        "those from step 4 on would have had other learning rates under its cosine schedule (constant, "
+        "inverse_sqrt, and wsd before its decay can be extended); give train.steps=6 to resume, or start "
+        f"a new run from these weights by model.from={checkpoint} train.out=FOLDER."
     )
     with pytest.raises(InputError, match=r"train\.steps is 5, but the run in .* has taken 6 steps"):
-        train(Run.from_dict(bare(place, steps=5)))
+        train(Run.from_dict(bare(data_folder, steps=5)))
     with pytest.raises(InputError, match=r"train\.steps was 6 and is 12; train\.lr was 0\.01 and is 1\.0"):
-        train(Run.from_dict(bare(place, steps=12, lr=1.0)))
-    assert (place / "run" / "run.toml").read_bytes() == before
-    train(Run.load(place / "run" / "run.toml", f"model.from={checkpoint}", f"train.out={place / 'other'}"))
+        train(Run.from_dict(bare(data_folder, steps=12, lr=1.0)))
+    assert (data_folder / "run" / "run.toml").read_bytes() == before
+    train(
+        Run.load(data_folder / "run" / "run.toml", f"model.from={checkpoint}", f"train.out={data_folder / 'other'}")
+    )
 
 
-def test_what_derives_from_the_steps_is_as_the_run_began(place: Path) -> None:
+def test_default_intervals_follow_the_initial_steps(data_folder: Path) -> None:
     """Else its evaluations would be of other samples from there on, and patience of other lengths."""
     choices = {"schedule": {"kind": "constant"}, "eval_every": 0, "save_every": 0, "eval_samples": 0}
-    train(Run.from_dict(bare(place, steps=10, **choices)))
-    held: list[int] = []
+    train(Run.from_dict(bare(data_folder, steps=10, **choices)))
+    seen: list[int] = []
 
     class Counts(loop.Trainer):
         def _validate(self) -> dict[str, float]:
-            held.append(self.state.initial_steps)
+            seen.append(self.state.initial_steps)
             return super()._validate()
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(loop, "Trainer", Counts)
-        train(Run.from_dict(bare(place, steps=20, **choices)))
-    tried = [line["step"] for line in lines(place) if "validation_loss" in line]
+        train(Run.from_dict(bare(data_folder, steps=20, **choices)))
+    tried = [line["step"] for line in lines(data_folder) if "validation_loss" in line]
     assert tried == list(range(1, 21))  # of 20 from the start it would be every second
-    assert set(held) == {10}
+    assert set(seen) == {10}
 
 
 # Evaluations that were cut off
 
 
 @pytest.mark.parametrize("at", [1, 3])
-def test_an_evaluation_that_was_cut_off_is_made_up(at: int, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_validation_is_repeated(at: int, data_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also that of the last step: lines, the best and the count of patience are those of a run never stopped."""
-    choices = {"steps": 6, "eval_every": 2, "save_every": 4, "patience": 9, "samples": 1, "keep": 9}
-    train(Run.from_dict(bare(place, out="whole", **choices)))
+    choices = {
+        "steps": 6,
+        "eval_every": 2,
+        "save_every": 4,
+        "patience": 9,
+        "sample_prompts": 1,
+        "keep_checkpoints": 9,
+    }
+    train(Run.from_dict(bare(data_folder, out="whole", **choices)))
     real, calls = loop.evaluate_samples, []
 
     def evaluate_samples(*arguments: Any, before: Any, **rest: Any) -> Any:  # noqa: ANN401
@@ -140,70 +151,76 @@ def test_an_evaluation_that_was_cut_off_is_made_up(at: int, place: Path, monkeyp
 
     monkeypatch.setattr(loop, "evaluate_samples", evaluate_samples)
     with pytest.raises(StoppedError, match=f"after step {2 * at}"):
-        train(Run.from_dict(bare(place, **choices)))
-    assert max(losses(place)) == 2 * at  # it is noted, if without its evaluation
-    assert "validation_loss" not in lines(place)[-1]
-    train(Run.from_dict(bare(place, **choices)))
-    assert lines(place) == lines(place, "whole")
-    assert lines(place, name="samples.jsonl") == lines(place, "whole", "samples.jsonl")
-    states = [read(place / out / "checkpoints" / "step-00000006").metadata["place"] for out in ("run", "whole")]
+        train(Run.from_dict(bare(data_folder, **choices)))
+    assert max(losses(data_folder)) == 2 * at  # logged, without its validation
+    assert "validation_loss" not in lines(data_folder)[-1]
+    train(Run.from_dict(bare(data_folder, **choices)))
+    assert lines(data_folder) == lines(data_folder, "whole")
+    assert lines(data_folder, name="samples.jsonl") == lines(data_folder, "whole", "samples.jsonl")
+    states = [
+        read(data_folder / out / "checkpoints" / "step-00000006").metadata["trainer_state"]
+        for out in ("run", "whole")
+    ]
     assert states[0] == states[1]
-    assert_same(place, "whole", "run")
+    assert_same(data_folder, "whole", "run")
 
 
 # What a run stands on
 
 
-def test_adapters_go_on_only_with_the_model_they_adapt(place: Path) -> None:
-    train(Run.from_dict(bare(place, out="base", steps=1)))
-    settings = bare(place, lora={"rank": 2})
-    settings["model"] = {"from": str(place / "base" / "model")}
+def test_lora_resumes_only_with_its_base_model(data_folder: Path) -> None:
+    train(Run.from_dict(bare(data_folder, out="base", steps=1)))
+    settings = bare(data_folder, lora={"rank": 2})
+    settings["model"] = {"from": str(data_folder / "base" / "model")}
     with pytest.raises(StoppedError):
-        train(Run.from_dict(settings), Told(2, stop))
-    model, tok = gh.load(place / "base" / "model")
+        train(Run.from_dict(settings), RecordingReporter(2, stop))
+    model, tok = gh.load(data_folder / "base" / "model")
     model.state_dict()["token_embedding.table.weight"][7, 7] += 1e-3
-    (place / "base" / "model").rename(place / "kept")
-    gh.save(model, tok, place / "base" / "model")
-    newest = place / "run" / "checkpoints" / "step-00000002"
-    with pytest.raises(StoreError, match=r"model\.from\) has changed since it began; restore the old one"):
+    (data_folder / "base" / "model").rename(data_folder / "kept")
+    gh.save(model, tok, data_folder / "base" / "model")
+    newest = data_folder / "run" / "checkpoints" / "step-00000002"
+    with pytest.raises(StoreError, match=r"model\.from\) has changed since the run began; restore the old one"):
         train(Run.from_dict(settings))
     assert read(newest)
-    (place / "base").rename(place / "changed")
-    (place / "base").mkdir()
-    (place / "kept").rename(place / "base" / "model")
+    (data_folder / "base").rename(data_folder / "changed")
+    (data_folder / "base").mkdir()
+    (data_folder / "kept").rename(data_folder / "base" / "model")
     assert train(Run.from_dict(settings)).steps == 12
 
 
-def test_damaged_journals_do_not_stop_a_run_that_goes_on(place: Path) -> None:
-    choices = {"samples": 1, "probes": None, "steps": 4, "save_every": 2}
-    train(Run.from_dict(bare(place, out="whole", **choices)))
+def test_damaged_journals_do_not_prevent_a_resume(data_folder: Path) -> None:
+    choices = {"sample_prompts": 1, "probes": None, "steps": 4, "save_every": 2}
+    train(Run.from_dict(bare(data_folder, out="whole", **choices)))
     with pytest.raises(StoppedError):
-        train(Run.from_dict(bare(place, **choices)), Told(2, stop))
+        train(Run.from_dict(bare(data_folder, **choices)), RecordingReporter(2, stop))
     for name, damaged in DAMAGED.items():
-        path = place / "run" / name
+        path = data_folder / "run" / name
         path.write_text("".join(f"{line}\n" for line in damaged) + path.read_text() + damaged[0])
-    train(Run.from_dict(bare(place, **choices)))
+    train(Run.from_dict(bare(data_folder, **choices)))
     for name in DAMAGED:
-        assert lines(place, name=name) == lines(place, "whole", name)
-    assert_same(place, "whole", "run")
+        assert lines(data_folder, name=name) == lines(data_folder, "whole", name)
+    assert_same(data_folder, "whole", "run")
 
 
 # A terminal that is closed
 
 
-def test_a_hangup_saves_and_stops(place: Path) -> None:
+def test_a_hangup_saves_and_stops(data_folder: Path) -> None:
     before = signal.getsignal(signal.SIGHUP)
     with pytest.raises(StoppedError, match="SIGHUP after step 5"):
-        train(Run.from_dict(bare(place)), Told(5, lambda: os.kill(os.getpid(), signal.SIGHUP)))
+        train(Run.from_dict(bare(data_folder)), RecordingReporter(5, lambda: os.kill(os.getpid(), signal.SIGHUP)))
     assert signal.getsignal(signal.SIGHUP) is before
-    assert (place / "run" / "checkpoints" / "step-00000005").is_dir()
+    assert (data_folder / "run" / "checkpoints" / "step-00000005").is_dir()
 
 
-def test_a_hangup_that_is_ignored_stays_ignored(place: Path) -> None:
+def test_a_hangup_that_is_ignored_stays_ignored(data_folder: Path) -> None:
     """As `nohup` asks for."""
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
-        result = train(Run.from_dict(bare(place, steps=6)), Told(5, lambda: os.kill(os.getpid(), signal.SIGHUP)))
+        result = train(
+            Run.from_dict(bare(data_folder, steps=6)),
+            RecordingReporter(5, lambda: os.kill(os.getpid(), signal.SIGHUP)),
+        )
         assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
     finally:
         signal.signal(signal.SIGHUP, before)
@@ -211,19 +228,19 @@ def test_a_hangup_that_is_ignored_stays_ignored(place: Path) -> None:
 
 
 @pytest.mark.long
-def test_a_terminal_that_is_closed_costs_nothing(place: Path) -> None:
+def test_a_closed_terminal_loses_nothing(data_folder: Path) -> None:
     """What the command prints from there on fails, and must not keep it from saving."""
-    (place / "run.toml").write_text(
-        config.to_toml(bare(place, steps=100_000, save_every=100_000, eval_every=100_000))
+    (data_folder / "run.toml").write_text(
+        config.to_toml(bare(data_folder, steps=100_000, save_every=100_000, eval_every=100_000))
     )
     pid, terminal = pty.fork()
     if not pid:
         program = "from glasshouse.cli import main; main()"
-        os.execv(sys.executable, [sys.executable, "-c", program, "train", str(place / "run.toml")])
+        os.execv(sys.executable, [sys.executable, "-c", program, "train", str(data_folder / "run.toml")])
     seen = b""
     while b"step 5 of" not in seen:
         seen += os.read(terminal, 4096)
     os.close(terminal)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 128 + signal.SIGHUP
-    (checkpoint,) = (place / "run" / "checkpoints").iterdir()
-    assert checkpoint.name == f"step-{max(losses(place)):08}"
+    (checkpoint,) = (data_folder / "run" / "checkpoints").iterdir()
+    assert checkpoint.name == f"step-{max(losses(data_folder)):08}"

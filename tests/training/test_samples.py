@@ -1,4 +1,4 @@
-"""Samples: what the model of each checkpoint writes, and a run that has them is a run that has none."""
+"""Samples: text generated at each checkpoint, without an effect on training."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from test_loop import KINDS, SAYING, Told, assert_same, killed, losses, table
+from test_loop import KINDS, SAYING, RecordingReporter, assert_same, killed, losses, table
 
 import glasshouse as gh
 from glasshouse.data.dataset import make_dataset
@@ -20,16 +20,16 @@ from glasshouse.training import Run, samples, train
 from glasshouse.training.loop import Result
 from glasshouse.training.samples import MaskedPrompts, SourcePrompts, TextPrompts, make_prompts
 
-LENGTH = 16  # of a row in `table`
+LENGTH = 16  # of a sequence in `table`
 
 
-def read(place: Path, out: str = "run") -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (place / out / "samples.jsonl").read_text().splitlines()]
+def read(data_folder: Path, out: str = "run") -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (data_folder / out / "samples.jsonl").read_text().splitlines()]
 
 
-def chats(place: Path, **choices: Any) -> dict[str, Any]:  # noqa: ANN401
-    """A run on conversations, of which each says a number twice."""
-    said = (
+def chats(data_folder: Path, **choices: Any) -> dict[str, Any]:  # noqa: ANN401
+    """A run on conversations that each repeat a number."""
+    conversations = (
         [
             {"role": "user", "content": f"{number}?"},
             {"role": "assistant", "content": f"{number}!"},
@@ -38,19 +38,25 @@ def chats(place: Path, **choices: Any) -> dict[str, Any]:  # noqa: ANN401
         ]
         for number in range(10, 60)
     )
-    (place / "chats.jsonl").write_text("".join(json.dumps({"messages": one}) + "\n" for one in said))
-    settings = table(place, **choices)
-    settings["data"] |= {"path": str(place / "chats.jsonl"), "kind": "chat", "length": 48}
+    (data_folder / "chats.jsonl").write_text("".join(json.dumps({"messages": one}) + "\n" for one in conversations))
+    settings = table(data_folder, **choices)
+    settings["data"] |= {"path": str(data_folder / "chats.jsonl"), "kind": "chat", "seq_len": 48}
     return settings
 
 
-# What they show
+# Content
 
 
-def slowly(model: Any, prompt: list[int], ends: set[int], most: int, source: list[int] | None = None) -> list[int]:  # noqa: ANN401
-    """Greedy, by the whole sequence at each token."""
+def greedy(
+    model: Any,  # noqa: ANN401
+    prompt: list[int],
+    ends: set[int],
+    max_new_tokens: int,
+    source: list[int] | None = None,
+) -> list[int]:
+    """Greedy decoding without a KV cache."""
     ids = list(prompt)
-    while len(ids) < len(prompt) + most and len(ids) < model.spec.max_len:
+    while len(ids) < len(prompt) + max_new_tokens and len(ids) < model.spec.max_len:
         given = [torch.tensor([one]) for one in ([source, ids] if source is not None else [ids])]
         with torch.no_grad():
             ids.append(int(model(*given)[0, -1].argmax()))
@@ -59,91 +65,93 @@ def slowly(model: Any, prompt: list[int], ends: set[int], most: int, source: lis
     return ids[len(prompt) :]
 
 
-def test_texts_are_begun_and_go_on(place: Path) -> None:
+def test_text_prompts_are_continued(data_folder: Path) -> None:
     for number in range(8):
-        (place / f"{number}.txt").write_text(f"{number} {SAYING}" * 3)
-    settings = table(place, keep=100, average=0.9, steps=6)  # the weights that learn are shown, not their average
-    settings["data"] |= {"path": str(place / "[0-9].txt"), "hold_out": 0.3}
+        (data_folder / f"{number}.txt").write_text(f"{number} {SAYING}" * 3)
+    settings = table(data_folder, keep_checkpoints=100, ema=0.9, steps=6)  # samples use the weights, not their EMA
+    settings["data"] |= {"path": str(data_folder / "[0-9].txt"), "val_fraction": 0.3}
     result = train(Run.from_dict(settings))
-    tok, held = result.datasets.tok, result.datasets.validation
+    tok, validation = result.datasets.tok, result.datasets.validation
     end = tok.special_id("eos")
     assert end is not None
-    lines = read(place)
+    lines = read(data_folder)
     assert [line["step"] for line in lines] == [0, 3, 4, 6]  # 4: the best so far
     for line in lines[1:]:
-        model, _ = gh.load(place / "run" / "checkpoints" / f"step-{line['step']:08}")
-        assert len(line["samples"]) == len(held) == 3
+        model, _ = gh.load(data_folder / "run" / "checkpoints" / f"step-{line['step']:08}")
+        assert len(line["samples"]) == len(validation) == 3
         for number, sample in enumerate(line["samples"]):
-            begun = held.item(number)[0][: LENGTH // 2].tolist()  # 12 are too many for rows of 16
-            assert sample["prompt"] == tok.decode(begun)
-            (expected,) = gh.generate(model, tok, [[end, *begun]], 48, temperature=0.8, max_len=LENGTH)
-            assert sample == {"prompt": tok.decode(begun), "text": expected.text}
+            prompt = validation.item(number)[0][: LENGTH // 2].tolist()  # 12 are too many for sequences of 16
+            assert sample["prompt"] == tok.decode(prompt)
+            (expected,) = gh.generate(model, tok, [[end, *prompt]], 48, temperature=0.8, max_len=LENGTH)
+            assert sample == {"prompt": tok.decode(prompt), "text": expected.text}
     torch.manual_seed(0)
     new = gh.build(result.model.spec)
-    (expected,) = gh.generate(new, tok, [[end, *held.item(0)[0][:8].tolist()]], 48, temperature=0.8, max_len=16)
+    (expected,) = gh.generate(new, tok, [[end, *validation.item(0)[0][:8].tolist()]], 48, temperature=0.8, max_len=16)
     assert lines[0]["samples"][0]["text"] == expected.text
     assert lines[0] != lines[-1]
 
 
-def test_sources_are_answered(place: Path) -> None:
-    result = train(Run.from_dict(table(place, "seq2seq", steps=6)))
-    tok, held = result.datasets.tok, result.datasets.validation
+def test_sources_are_translated(data_folder: Path) -> None:
+    result = train(Run.from_dict(table(data_folder, "seq2seq", steps=6)))
+    tok, validation = result.datasets.tok, result.datasets.validation
     end = tok.special_id("eos")
     assert end is not None
-    model, _ = gh.load(place / "run" / "checkpoints" / "step-00000006")
-    found = read(place)[-1]["samples"]
+    model, _ = gh.load(data_folder / "run" / "checkpoints" / "step-00000006")
+    found = read(data_folder)[-1]["samples"]
     assert len(found) == 3
-    pairs = [[part.tolist() for part in held.item(number)] for number in range(3)]
+    pairs = [[part.tolist() for part in validation.item(number)] for number in range(3)]
     longest = max(len(target) for _, target in pairs)
     for (source, target), sample in zip(pairs, found, strict=True):
-        written = slowly(model, [end], {end}, 2 * longest + 1, [*source, end])
-        text = tok.decode(written, special=False)
-        assert sample == {"prompt": tok.decode(source), "text": text, "wanted": tok.decode(target)}
-        assert " ".join(sample["prompt"]) == sample["wanted"]  # as the pairs are made
+        generated = greedy(model, [end], {end}, 2 * longest + 1, [*source, end])
+        text = tok.decode(generated, skip_special_tokens=True)
+        assert sample == {"prompt": tok.decode(source), "text": text, "reference": tok.decode(target)}
+        assert " ".join(sample["prompt"]) == sample["reference"]  # as the pairs are made
 
 
-def test_the_first_turn_of_a_conversation_is_answered(place: Path) -> None:
-    result = train(Run.from_dict(chats(place, steps=6)))
+def test_the_first_turn_of_a_conversation_is_answered(data_folder: Path) -> None:
+    result = train(Run.from_dict(chats(data_folder, steps=6)))
     tok = result.datasets.tok
-    model, _ = gh.load(place / "run" / "checkpoints" / "step-00000006")
+    model, _ = gh.load(data_folder / "run" / "checkpoints" / "step-00000006")
     end = tok.token_to_id("<|end|>")
     assert end is not None
-    for sample in read(place)[-1]["samples"]:
-        number = sample["wanted"].removesuffix("!")
-        asked = tok.encode_chat([{"role": "user", "content": f"{number}?"}], add_generation_prompt=True).ids
-        assert sample["prompt"] == f"<|user|>{number}?<|end|><|assistant|>" == tok.decode(asked)
-        most = 2 * len([*tok.encode(f"{number}!"), end]) + 1
+    for sample in read(data_folder)[-1]["samples"]:
+        number = sample["reference"].removesuffix("!")
+        prompt = tok.encode_chat([{"role": "user", "content": f"{number}?"}], add_generation_prompt=True).ids
+        assert sample["prompt"] == f"<|user|>{number}?<|end|><|assistant|>" == tok.decode(prompt)
+        max_new_tokens = 2 * len([*tok.encode(f"{number}!"), end]) + 1
         ends = {end, *result.model.spec.end_ids}
-        assert sample["text"] == tok.decode(slowly(model, list(asked), ends, most), special=False)
+        assert sample["text"] == tok.decode(
+            greedy(model, list(prompt), ends, max_new_tokens), skip_special_tokens=True
+        )
 
 
-def test_what_is_hidden_is_filled_in(place: Path) -> None:
-    result = train(Run.from_dict(table(place, "encoder", steps=6)))
+def test_masked_tokens_are_predicted(data_folder: Path) -> None:
+    result = train(Run.from_dict(table(data_folder, "encoder", steps=6)))
     tok = result.datasets.tok
     mask = tok.special_id("mask")
     assert mask is not None
-    model, _ = gh.load(place / "run" / "checkpoints" / "step-00000006")
-    held = make_dataset(model.spec, result.datasets.validation, batch_size=1, seq_len=LENGTH)
-    for row, sample in enumerate(read(place)[-1]["samples"]):
-        batch = held.batch([row])
-        assert sample["wanted"] == tok.decode(batch.targets[0])
-        targets, hidden = batch.targets[0].tolist(), batch.loss_mask[0].tolist()
-        shown = [mask if hides else token for token, hides in zip(targets, hidden, strict=True)]
-        assert sample["prompt"] == tok.decode(shown)
-        assert mask in shown
+    model, _ = gh.load(data_folder / "run" / "checkpoints" / "step-00000006")
+    val_samples = make_dataset(model.spec, result.datasets.validation, batch_size=1, seq_len=LENGTH)
+    for row, sample in enumerate(read(data_folder)[-1]["samples"]):
+        batch = val_samples.batch([row])
+        assert sample["reference"] == tok.decode(batch.targets[0])
+        targets, masked = batch.targets[0].tolist(), batch.loss_mask[0].tolist()
+        inputs = [mask if hides else token for token, hides in zip(targets, masked, strict=True)]
+        assert sample["prompt"] == tok.decode(inputs)
+        assert mask in inputs
         with torch.no_grad():
-            said = model(torch.tensor([shown]), documents=batch.documents)[0].argmax(-1).tolist()
-        filled = [said[at] if token == mask else token for at, token in enumerate(shown)]
+            predicted = model(torch.tensor([inputs]), documents=batch.documents)[0].argmax(-1).tolist()
+        filled = [predicted[at] if token == mask else token for at, token in enumerate(inputs)]
         assert sample["text"] == tok.decode(filled)
 
 
-def test_labels_are_not_written(place: Path) -> None:
-    settings = table(place, "encoder", steps=2)
+def test_classification_has_no_samples(data_folder: Path) -> None:
+    settings = table(data_folder, "encoder", steps=2)
     settings["model"].pop("head")
-    settings["data"] |= {"path": str(place / "labels.tsv"), "kind": "labelled"}
+    settings["data"] |= {"path": str(data_folder / "labels.tsv"), "kind": "labelled"}
     train(Run.from_dict(settings))
-    assert (place / "run" / "probes.jsonl").exists()
-    assert not (place / "run" / "samples.jsonl").exists()
+    assert (data_folder / "run" / "probes.jsonl").exists()
+    assert not (data_folder / "run" / "samples.jsonl").exists()
 
 
 def test_few_short_and_empty_texts(tmp_path: Path) -> None:
@@ -151,22 +159,22 @@ def test_few_short_and_empty_texts(tmp_path: Path) -> None:
     for name, text in (("a", ""), ("b", "be"), ("c", "to be, or not to be")):
         (tmp_path / f"{name}.txt").write_text(text)
     corpus = gh.data.prepare(str(tmp_path / "*.txt"), tok, tmp_path / "ids")
-    held = gh.data.CausalLMDataset(corpus, 8)
+    val_samples = gh.data.CausalLMDataset(corpus, 8)
     model = gh.build(gh.preset("tiny-decoder", vocab_size=263))
-    prompts = make_prompts(held, tok, length=256, count=5)
+    prompts = make_prompts(val_samples, tok, length=256, count=5)
     assert isinstance(prompts, TextPrompts)
     assert [sample["prompt"] for sample in prompts.take(model)] == ["b", "to be, or "]
-    assert make_prompts(held, tok, length=256, count=0) is None
+    assert make_prompts(val_samples, tok, length=256, count=0) is None
 
 
-# What they leave alone
+# No side effects
 
 
-def prompts_for(kind: str, place: Path) -> tuple[gh.models.Model, Any]:
-    """A model with dropout and adapters, that learns, and prompts for it."""
+def prompts_for(kind: str, data_folder: Path) -> tuple[gh.models.Model, Any]:
+    """A model in training mode with dropout and LoRA, and prompts for it."""
     tok = gh.Tokenizer.train(texts=[SAYING], vocab_size=270)
     form, path = ("pairs", "a.tsv") if kind == "seq2seq" else ("text", "a.txt")
-    corpus = gh.data.prepare(place / path, tok, place / f"{kind}-ids", kind=form)  # type: ignore[arg-type]
+    corpus = gh.data.prepare(data_folder / path, tok, data_folder / f"{kind}-ids", kind=form)  # type: ignore[arg-type]
     end = tok.special_id("eos")
     settings = {**KINDS[kind], "vocab_size": len(tok), "start_id": end, "end_ids": [end], "dropout": 0.3}
     model = gh.build(gh.preset(str(settings.pop("preset")), **settings)).train()
@@ -178,8 +186,8 @@ def prompts_for(kind: str, place: Path) -> tuple[gh.models.Model, Any]:
 @pytest.mark.parametrize(
     ("kind", "form"), [("decoder", TextPrompts), ("seq2seq", SourcePrompts), ("encoder", MaskedPrompts)]
 )
-def test_a_model_is_left_as_it_was(kind: str, form: type, place: Path) -> None:
-    model, prompts = prompts_for(kind, place)
+def test_the_model_is_unchanged(kind: str, form: type, data_folder: Path) -> None:
+    model, prompts = prompts_for(kind, data_folder)
     assert isinstance(prompts, form)
 
     def state() -> list[Any]:
@@ -198,70 +206,78 @@ def test_a_model_is_left_as_it_was(kind: str, form: type, place: Path) -> None:
     assert json.loads(json.dumps(found)) == found
 
 
-def test_an_engine_captures_no_graph_and_copies_no_weights(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[dict[str, Any]] = []
+def test_an_engine_captures_no_graph_and_copies_no_weights(
+    data_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[dict[str, Any]] = []
     real = engine.ModelRunner
 
     def passes(*arguments: Any, **choices: Any) -> Any:  # noqa: ANN401
-        asked.append(choices)
+        calls.append(choices)
         return real(*arguments, **choices)
 
     monkeypatch.setattr(engine, "ModelRunner", passes)
     for kind in ("decoder", "seq2seq"):
-        model, prompts = prompts_for(kind, place)
+        model, prompts = prompts_for(kind, data_folder)
         prompts.take(model)
-    assert asked == [{"weights": "own", "compile": False, "watched": True}] * 2
+    assert calls == [{"weights": "own", "compile": False, "recording": True}] * 2
 
 
 @pytest.mark.parametrize(
     ("kind", "choices"),
-    [("decoder", {"recompute": True, "average": 0.9}), ("encoder", {}), ("seq2seq", {"recompute": True})],
+    [
+        ("decoder", {"activation_checkpointing": True, "ema": 0.9}),
+        ("encoder", {}),
+        ("seq2seq", {"activation_checkpointing": True}),
+    ],
 )
-def test_a_run_learns_the_same_with_and_without(kind: str, choices: dict[str, Any], place: Path) -> None:
-    train(Run.from_dict(table(place, kind, **choices)))
-    train(Run.from_dict(table(place, kind, "without", samples=0, **choices)))
-    assert_same(place, "run", "without")
-    assert not (place / "without" / "samples.jsonl").exists()
-    assert [line["step"] for line in read(place)] == [0, 3, 4, 6, 8, 9, 12]
+def test_training_is_the_same_with_and_without_samples(kind: str, choices: dict[str, Any], data_folder: Path) -> None:
+    train(Run.from_dict(table(data_folder, kind, **choices)))
+    train(Run.from_dict(table(data_folder, kind, "without", sample_prompts=0, **choices)))
+    assert_same(data_folder, "run", "without")
+    assert not (data_folder / "without" / "samples.jsonl").exists()
+    assert [line["step"] for line in read(data_folder)] == [0, 3, 4, 6, 8, 9, 12]
 
 
-def test_how_many_may_change_when_a_run_goes_on(place: Path) -> None:
-    train(Run.from_dict(table(place, "seq2seq", steps=3, samples=1)))
-    before = read(place)
+def test_sample_prompts_may_change_on_resume(data_folder: Path) -> None:
+    train(Run.from_dict(table(data_folder, "seq2seq", steps=3, sample_prompts=1)))
+    before = read(data_folder)
     assert [len(line["samples"]) for line in before] == [1, 1]
-    train(Run.from_dict(table(place, "seq2seq", steps=3, samples=2)))
-    assert read(place) == before
-    with pytest.raises(ConfigError, match=r"train\.samples is -1, but it must be 0 or more"):
-        Run.from_dict(table(place, samples=-1))
+    train(Run.from_dict(table(data_folder, "seq2seq", steps=3, sample_prompts=2)))
+    assert read(data_folder) == before
+    with pytest.raises(ConfigError, match=r"train\.sample_prompts is -1, but it must be 0 or more"):
+        Run.from_dict(table(data_folder, sample_prompts=-1))
 
 
-# Whatever happens
+# Failures
 
 
-def test_killed_and_resumed_it_has_the_same_lines(place: Path) -> None:
-    train(Run.from_dict(table(place, out="whole")))
-    settings = table(place)
+def test_killed_and_resumed_has_the_same_lines(data_folder: Path) -> None:
+    train(Run.from_dict(table(data_folder, out="whole")))
+    settings = table(data_folder)
     killed(settings)
-    assert read(place)[-1]["step"] < 12
-    newest = max((place / "run" / "checkpoints").glob("step-*"))
+    assert read(data_folder)[-1]["step"] < 12
+    newest = max((data_folder / "run" / "checkpoints").glob("step-*"))
     (newest / "model.safetensors").write_bytes(b"")  # its line is there
     train(Run.from_dict(settings))
-    assert_same(place, "whole", "run")
-    assert (place / "run" / "samples.jsonl").read_bytes() == (place / "whole" / "samples.jsonl").read_bytes()
+    assert_same(data_folder, "whole", "run")
+    assert (data_folder / "run" / "samples.jsonl").read_bytes() == (
+        data_folder / "whole" / "samples.jsonl"
+    ).read_bytes()
 
 
-def test_where_they_fail_it_is_said_once_and_training_goes_on(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_is_logged_once_and_training_continues(data_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(*_: Any, **__: Any) -> Any:  # noqa: ANN401
         raise torch.OutOfMemoryError("CUDA out of memory\nand a page about it")
 
     monkeypatch.setattr(samples, "generate", fails)
-    told = Told()
-    result: Result = train(Run.from_dict(table(place)), told)
-    assert [text for text in told.said if text.startswith("no samples")] == [
-        "no samples at step 0 (OutOfMemoryError: CUDA out of memory); training goes on"
+    reporter = RecordingReporter()
+    result: Result = train(Run.from_dict(table(data_folder)), reporter)
+    assert [text for text in reporter.messages if text.startswith("no samples")] == [
+        "no samples at step 0 (OutOfMemoryError: CUDA out of memory); training continues"
     ]
     assert result.steps == 12
-    assert len((place / "run" / "probes.jsonl").read_text().splitlines()) == 7
+    assert len((data_folder / "run" / "probes.jsonl").read_text().splitlines()) == 7
     monkeypatch.undo()
-    train(Run.from_dict(table(place, out="whole")))
-    assert losses(place) == losses(place, "whole")
+    train(Run.from_dict(table(data_folder, out="whole")))
+    assert losses(data_folder) == losses(data_folder, "whole")

@@ -1,4 +1,4 @@
-"""History and moments: weights of the whole run stay, evenly spread, whatever happens while they are moved."""
+"""Snapshots and the list of checkpoints: evenly spaced over the run, and complete after any failure."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from test_loop import Told, assert_same, killed, table
+from test_loop import RecordingReporter, assert_same, killed, table
 
 import glasshouse as gh
 from glasshouse import store
@@ -28,9 +28,9 @@ from glasshouse.training.snapshots import Snapshots, steps_to_drop
 from glasshouse.training.state import CheckpointData
 
 
-def many(place: Path, out: str = "run", **choices: Any) -> dict[str, Any]:  # noqa: ANN401
-    """A run of 12 checkpoints, of which one stays."""
-    return table(place, out=out, save_every=1, eval_every=100, keep=1, **choices)
+def many(data_folder: Path, out: str = "run", **choices: Any) -> dict[str, Any]:  # noqa: ANN401
+    """A run of 12 checkpoints, of which one is kept."""
+    return table(data_folder, out=out, save_every=1, eval_every=100, keep_checkpoints=1, **choices)
 
 
 def weights(folder: Path) -> dict[str, torch.Tensor]:
@@ -43,10 +43,10 @@ def assert_equal(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -
         assert weight.equal(other[name]), name
 
 
-# Which stay
+# Which are kept
 
 
-def test_by_hand() -> None:
+def test_steps_to_drop_by_hand() -> None:
     assert steps_to_drop([0, 1, 2, 3, 4], limit=5) == []
     assert steps_to_drop([0, 1, 2, 4], limit=3) == [1]  # gaps 2, 2 instead of 1, 3
     assert steps_to_drop([0, 10, 11, 20], limit=3) == [11]  # gaps 10, 10 instead of 11, 9
@@ -57,7 +57,7 @@ def test_by_hand() -> None:
 
 
 @given(st.sets(st.integers(0, 1000), min_size=3, max_size=9))
-def test_one_is_given_up_for_the_evenest_gaps_there_are(found: set[int]) -> None:
+def test_dropping_one_step_leaves_the_most_even_gaps(found: set[int]) -> None:
     steps = sorted(found)
     (gone,) = steps_to_drop(steps, len(steps) - 1)
     left = tuple(step for step in steps if step != gone)
@@ -72,68 +72,68 @@ def test_one_is_given_up_for_the_evenest_gaps_there_are(found: set[int]) -> None
 # A run
 
 
-def test_the_weights_are_those_that_the_checkpoints_had(place: Path) -> None:
-    train(Run.from_dict(many(place, "whole")))
-    settings = many(place, "all")
-    settings["train"]["keep"] = 100
+def test_snapshots_have_the_weights_of_the_checkpoints(data_folder: Path) -> None:
+    train(Run.from_dict(many(data_folder, "whole")))
+    settings = many(data_folder, "all")
+    settings["train"]["keep_checkpoints"] = 100
     result = train(Run.from_dict(settings))
-    history, kept = place / "whole" / "history", place / "all" / "checkpoints"
-    assert saved_steps(history) == list(range(12))  # the last is still a checkpoint
+    snapshots, kept = data_folder / "whole" / "snapshots", data_folder / "all" / "checkpoints"
+    assert saved_steps(snapshots) == list(range(12))  # the last is still a checkpoint
     torch.manual_seed(0)
-    assert_equal(weights(history / step_folder_name(0)), dict(gh.build(result.model.spec).state_dict()))
+    assert_equal(weights(snapshots / step_folder_name(0)), dict(gh.build(result.model.spec).state_dict()))
     for step in range(1, 12):
-        assert_equal(weights(history / step_folder_name(step)), weights(kept / step_folder_name(step)))
-        assert gh.load(history / step_folder_name(step))[1] is not None  # with its tokenizer
+        assert_equal(weights(snapshots / step_folder_name(step)), weights(kept / step_folder_name(step)))
+        assert gh.load(snapshots / step_folder_name(step))[1] is not None  # with its tokenizer
         files = {path.name for path in (kept / step_folder_name(step)).iterdir()}
-        assert {path.name for path in (history / step_folder_name(step)).iterdir()} == files - {TENSORS, STATE}
-    assert_same(place, "whole", "all")
-    assert saved_steps(place / "all" / "history") == [0]
+        assert {path.name for path in (snapshots / step_folder_name(step)).iterdir()} == files - {TENSORS, STATE}
+    assert_same(data_folder, "whole", "all")
+    assert saved_steps(data_folder / "all" / "snapshots") == [0]
 
 
-def test_there_are_no_more_than_asked_for_and_none_changes_what_is_learned(place: Path) -> None:
-    for out, most in (("few", 4), ("none", 0)):
-        train(Run.from_dict(many(place, out, history=most)))
-    there = saved_steps(place / "few" / "history")
+def test_keep_snapshots_limits_their_number_and_does_not_change_training(data_folder: Path) -> None:
+    for out, limit in (("few", 4), ("none", 0)):
+        train(Run.from_dict(many(data_folder, out, keep_snapshots=limit)))
+    there = saved_steps(data_folder / "few" / "snapshots")
     assert len(there) == 4
     assert (there[0], there[-1]) == (0, 11)
-    assert not (place / "none" / "history").exists()
-    assert_same(place, "few", "none")
-    train(Run.from_dict(many(place, "few", history=9)))  # which is nothing that is learned
-    assert saved_steps(place / "few" / "history") == there
-    with pytest.raises(ConfigError, match=r"train\.history is -1, but it must be 0 or more"):
-        Run.from_dict(many(place, history=-1))
+    assert not (data_folder / "none" / "snapshots").exists()
+    assert_same(data_folder, "few", "none")
+    train(Run.from_dict(many(data_folder, "few", keep_snapshots=9)))  # which does not change training
+    assert saved_steps(data_folder / "few" / "snapshots") == there
+    with pytest.raises(ConfigError, match=r"train\.keep_snapshots is -1, but it must be 0 or more"):
+        Run.from_dict(many(data_folder, keep_snapshots=-1))
 
 
-def test_killed_and_resumed_it_has_the_same_history(place: Path) -> None:
-    choices = {"save_every": 2, "eval_every": 100, "keep": 1, "history": 3}
-    train(Run.from_dict(table(place, out="whole", **choices)))
-    settings = table(place, **choices)
+def test_killed_and_resumed_has_the_same_snapshots(data_folder: Path) -> None:
+    choices = {"save_every": 2, "eval_every": 100, "keep_checkpoints": 1, "keep_snapshots": 3}
+    train(Run.from_dict(table(data_folder, out="whole", **choices)))
+    settings = table(data_folder, **choices)
     killed(settings)
     train(Run.from_dict(settings))
-    assert_same(place, "whole", "run")
-    one, other = (place / out / "history" for out in ("whole", "run"))
+    assert_same(data_folder, "whole", "run")
+    one, other = (data_folder / out / "snapshots" for out in ("whole", "run"))
     assert saved_steps(one) == saved_steps(other) == [0, 4, 10]  # by hand: 0 2 4, 0 4 6, 0 4 8, 0 4 10
     for step in saved_steps(one):
         assert_equal(weights(one / step_folder_name(step)), weights(other / step_folder_name(step)))
 
 
-def test_adapters_are_folded_in(place: Path) -> None:
-    base = train(Run.from_dict(table(place, out="base", steps=2)))
-    settings = many(place, lora={"rank": 2}, lr=0.05)
-    settings["model"] = {"from": str(place / "base" / "model")}
+def test_lora_is_merged(data_folder: Path) -> None:
+    base = train(Run.from_dict(table(data_folder, out="base", steps=2)))
+    settings = many(data_folder, lora={"rank": 2}, lr=0.05)
+    settings["model"] = {"from": str(data_folder / "base" / "model")}
     train(Run.from_dict(settings))
-    first, last = (weights(place / "run" / "history" / step_folder_name(step)) for step in (0, 11))
+    first, last = (weights(data_folder / "run" / "snapshots" / step_folder_name(step)) for step in (0, 11))
     for name, weight in base.model.state_dict().items():
         assert weight.equal(first[name]), name
         assert last[name].shape == weight.shape
         assert last[name].equal(weight) == (".query.weight" not in name and ".value.weight" not in name), name
 
 
-# Whatever happens
+# Failures
 
 
 def save(checkpoints: Checkpoints, step: int) -> None:
-    """Write a checkpoint whose model is one file that says its step."""
+    """Write a checkpoint whose model is one file with its step."""
 
     def fill(folder: Path) -> None:
         (folder / "config.json").write_text(str(step))
@@ -142,11 +142,11 @@ def save(checkpoints: Checkpoints, step: int) -> None:
     checkpoints.wait()
 
 
-def assert_sound(place: Path) -> None:
-    history = place / "history"
-    for step in saved_steps(history):
-        assert {path.name for path in (history / step_folder_name(step)).iterdir()} == {"config.json"}
-        assert (history / step_folder_name(step) / "config.json").read_text() == str(step)
+def assert_intact(data_folder: Path) -> None:
+    snapshots = data_folder / "snapshots"
+    for step in saved_steps(snapshots):
+        assert {path.name for path in (snapshots / step_folder_name(step)).iterdir()} == {"config.json"}
+        assert (snapshots / step_folder_name(step) / "config.json").read_text() == str(step)
 
 
 WRITER = """
@@ -163,46 +163,46 @@ for step in range(1, 100_000):
 """
 
 
-def test_killed_while_it_moves(tmp_path: Path) -> None:
+def test_killed_while_moving(tmp_path: Path) -> None:
     source = random.Random(0)
     for number in range(2):
-        place = tmp_path / str(number)
-        command = [sys.executable, "-c", WRITER, str(place), str(Path(__file__).parent)]
+        data_folder = tmp_path / str(number)
+        command = [sys.executable, "-c", WRITER, str(data_folder), str(Path(__file__).parent)]
         process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         assert process.stdout is not None
         assert process.stdout.readline() == "1\n"
         time.sleep(source.uniform(0, 0.2))
         process.kill()
-        said = [1, *(int(line) for line in process.stdout)]
+        reported = [1, *(int(line) for line in process.stdout)]
         process.wait()
-        checkpoints = Checkpoints(place / "checkpoints", 1, 3)
+        checkpoints = Checkpoints(data_folder / "checkpoints", 1, 3)
         found = checkpoints.newest()
         assert found is not None
-        assert found[0] in (said[-1], said[-1] + 1)
+        assert found[0] in (reported[-1], reported[-1] + 1)
         assert found[2] == []
-        assert_sound(place)
-        assert len(checkpoints.history.steps()) <= 4  # one may wait to be removed
-        checkpoints.history.truncate(found[0] + 1)
-        assert not list((place / "history").glob(".*"))
+        assert_intact(data_folder)
+        assert len(checkpoints.snapshots.steps()) <= 4  # one may not be deleted yet
+        checkpoints.snapshots.truncate(found[0] + 1)
+        assert not list((data_folder / "snapshots").glob(".*"))
         save(checkpoints, found[0] + 1)
-        assert len(checkpoints.history.steps()) <= 3
-        assert_sound(place)
+        assert len(checkpoints.snapshots.steps()) <= 3
+        assert_intact(data_folder)
 
 
 @pytest.mark.parametrize("name", ["rename", "unlink", "mkdir"])
 def test_killed_at_each_call(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What stands in the history is whole after every call of what moves, and what was left behind is removed."""
+    """Snapshots are complete after every call that moves files, and leftovers are deleted."""
 
     class KilledError(BaseException):
         pass
 
     original: Any = getattr(Path, name)
     for fatal in range(100):
-        place = tmp_path / str(fatal)
-        checkpoints = Checkpoints(place / "checkpoints", 1, 2)
+        data_folder = tmp_path / str(fatal)
+        checkpoints = Checkpoints(data_folder / "checkpoints", 1, 2)
         for step in range(1, 5):
             save(checkpoints, step)
-        assert checkpoints.history.steps() == [1, 3]
+        assert checkpoints.snapshots.steps() == [1, 3]
         calls = 0
 
         def dies(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
@@ -219,56 +219,56 @@ def test_killed_at_each_call(name: str, tmp_path: Path, monkeypatch: pytest.Monk
                 survived = True
             except KilledError:
                 survived = False
-        assert_sound(place)
-        found = Checkpoints(place / "checkpoints").newest()
+        assert_intact(data_folder)
+        found = Checkpoints(data_folder / "checkpoints").newest()
         assert found is not None
         assert found[0] in (4, 5)
         assert found[2] == []
-        again = Checkpoints(place / "checkpoints", 1, 2)
-        again.history.truncate(found[0] + 1)
-        assert not list((place / "history").glob(".*"))
+        again = Checkpoints(data_folder / "checkpoints", 1, 2)
+        again.snapshots.truncate(found[0] + 1)
+        assert not list((data_folder / "snapshots").glob(".*"))
         for step in range(found[0] + 1, 8):
             save(again, step)
         assert again.steps() == [7]
-        assert again.history.steps()[-1] == 6
-        assert len(again.history.steps()) == 2
-        assert_sound(place)
+        assert again.snapshots.steps()[-1] == 6
+        assert len(again.snapshots.steps()) == 2
+        assert_intact(data_folder)
         if survived:
             break
     assert fatal > 0
 
 
-def test_where_one_cannot_be_moved_it_leaves_all_the_same(tmp_path: Path) -> None:
-    (tmp_path / "history").write_text("a file where a folder should be")
+def test_a_checkpoint_that_cannot_be_moved_is_deleted(tmp_path: Path) -> None:
+    (tmp_path / "snapshots").write_text("a file where a folder should be")
     checkpoints = Checkpoints(tmp_path / "checkpoints", 1, 2)
     for step in (1, 2, 3):
         save(checkpoints, step)
     assert checkpoints.steps() == [3]
 
 
-def test_a_full_disk_is_the_history_s_to_give_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_snapshots_are_deleted_when_the_disk_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     checkpoints = Checkpoints(tmp_path / "checkpoints", 1, 8)
     for step in range(1, 8):
         save(checkpoints, step)
-    assert checkpoints.history.steps() == [1, 2, 3, 4, 5, 6]
+    assert checkpoints.snapshots.steps() == [1, 2, 3, 4, 5, 6]
     real = store.save_file
 
     def save_file(*arguments: Any) -> None:  # noqa: ANN401
-        """A disk with room for a checkpoint and two models."""
-        if len(checkpoints.history.steps()) > 2:
+        """A disk with space for a checkpoint and two models."""
+        if len(checkpoints.snapshots.steps()) > 2:
             raise store.SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
         real(*arguments)
 
     monkeypatch.setattr(store, "save_file", save_file)
     save(checkpoints, 8)  # six are too many, and so are three
     assert checkpoints.steps() == [8]
-    assert len(checkpoints.history.steps()) == 2
-    assert checkpoints.history.steps()[-1] == 7
-    assert_sound(tmp_path)
+    assert len(checkpoints.snapshots.steps()) == 2
+    assert checkpoints.snapshots.steps()[-1] == 7
+    assert_intact(tmp_path)
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO])
-def test_what_else_is_wrong_is_told_and_costs_what_it_must(number: int, tmp_path: Path) -> None:
+def test_other_errors_are_raised(number: int, tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path / "checkpoints", 1, 8)
     for step in (1, 2, 3):
         save(checkpoints, step)
@@ -280,78 +280,84 @@ def test_what_else_is_wrong_is_told_and_costs_what_it_must(number: int, tmp_path
     with pytest.raises(OSError, match=os.strerror(number)):
         checkpoints.wait()
     assert checkpoints.steps() == [3]
-    assert checkpoints.history.steps() == ([] if number == errno.ENOSPC else [1, 2])
+    assert checkpoints.snapshots.steps() == ([] if number == errno.ENOSPC else [1, 2])
 
 
-def test_a_run_that_goes_back_forgets_what_came_after(tmp_path: Path) -> None:
-    history = Snapshots(tmp_path / "history", 8)
+def test_truncate_drops_later_snapshots(tmp_path: Path) -> None:
+    snapshots = Snapshots(tmp_path / "snapshots", 8)
     checkpoints = Checkpoints(tmp_path / "checkpoints", 1, 8)
     for step in range(1, 6):
         save(checkpoints, step)
-    history.truncate(3)
-    assert history.steps() == [1, 2]
+    snapshots.truncate(3)
+    assert snapshots.steps() == [1, 2]
     Snapshots(tmp_path / "nowhere", 8).truncate(0)
 
 
-def test_what_a_killed_run_left_is_finished_or_removed(tmp_path: Path) -> None:
+def test_leftovers_of_a_killed_run_are_finished_or_deleted(tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path / "checkpoints", 1, 8)
     for step in (1, 2):
         save(checkpoints, step)
-    (tmp_path / "checkpoints" / step_folder_name(2)).rename(tmp_path / "history" / f".{step_folder_name(2)}.moved")
+    (tmp_path / "checkpoints" / step_folder_name(2)).rename(tmp_path / "snapshots" / f".{step_folder_name(2)}.moved")
     for name in (".step-00000000.new", ".step-00000003.gone"):
-        (tmp_path / "history" / name).mkdir()
-    checkpoints.history.truncate(3)
-    assert sorted(path.name for path in (tmp_path / "history").iterdir()) == [
+        (tmp_path / "snapshots" / name).mkdir()
+    checkpoints.snapshots.truncate(3)
+    assert sorted(path.name for path in (tmp_path / "snapshots").iterdir()) == [
         step_folder_name(1),
         step_folder_name(2),
     ]
-    assert_sound(tmp_path)
+    assert_intact(tmp_path)
 
 
-# Moments
+# The list of checkpoints
 
 
-def test_moments_of_a_run(place: Path) -> None:
-    assert not is_run(place / "run")
-    assert list_checkpoints(place / "run") == []
-    train(Run.from_dict(many(place, history=4, average=0.9)))
-    folder = place / "run"
+def test_list_checkpoints_of_a_run(data_folder: Path) -> None:
+    assert not is_run(data_folder / "run")
+    assert list_checkpoints(data_folder / "run") == []
+    train(Run.from_dict(many(data_folder, keep_snapshots=4, ema=0.9)))
+    folder = data_folder / "run"
     assert is_run(folder)
     assert not is_run(folder / "model")
     found = list_checkpoints(str(folder))
-    there = saved_steps(folder / "history")
-    assert [moment.step for moment in found] == [*there, 12, 12]
-    assert [moment.name for moment in found] == [*(f"step {step}" for step in there), "step 12", "final"]
-    for moment in found:
-        assert gh.load(moment.folder)[0].spec == gh.load(folder / "model")[0].spec
+    there = saved_steps(folder / "snapshots")
+    assert [checkpoint.step for checkpoint in found] == [*there, 12, 12]
+    assert [checkpoint.name for checkpoint in found] == [*(f"step {step}" for step in there), "step 12", "final"]
+    for checkpoint in found:
+        assert gh.load(checkpoint.folder)[0].spec == gh.load(folder / "model")[0].spec
     last, final = found[-2:]
     assert last.folder == folder / "checkpoints" / step_folder_name(12)
     assert final == SavedCheckpoint(12, "final", folder / "model")
     assert any(not weight.equal(weights(final.folder)[name]) for name, weight in weights(last.folder).items())
 
 
-def test_moments_while_it_learns(place: Path) -> None:
+def test_list_checkpoints_during_training(data_folder: Path) -> None:
     listed: list[SavedCheckpoint] = []
-    train(Run.from_dict(many(place)), Told(8, lambda: listed.extend(list_checkpoints(place / "run"))))
-    assert [moment.step for moment in listed] in ([*range(7)], [*range(8)])  # that of step 7 is perhaps on its way
-    assert {moment.name for moment in listed} == {f"step {moment.step}" for moment in listed}
-    for moment in listed:
-        if moment.folder.parent.name == "history":
-            gh.load(moment.folder)
+    train(
+        Run.from_dict(many(data_folder)),
+        RecordingReporter(8, lambda: listed.extend(list_checkpoints(data_folder / "run"))),
+    )
+    assert [checkpoint.step for checkpoint in listed] in (
+        [*range(7)],
+        [*range(8)],
+    )  # step 7 may still be being written
+    assert {checkpoint.name for checkpoint in listed} == {f"step {checkpoint.step}" for checkpoint in listed}
+    for checkpoint in listed:
+        if checkpoint.folder.parent.name == "snapshots":
+            gh.load(checkpoint.folder)
         else:  # it has moved since
             with pytest.raises(InputError, match="there is no folder"):
-                gh.load(moment.folder)
+                gh.load(checkpoint.folder)
 
 
-def test_a_step_that_is_in_two_places_is_one_moment(tmp_path: Path) -> None:
-    for part in ("checkpoints", "history"):
-        for step in (0, 5 if part == "history" else 7):
+def test_a_step_in_both_folders_is_listed_once(tmp_path: Path) -> None:
+    for part in ("checkpoints", "snapshots"):
+        for step in (0, 5 if part == "snapshots" else 7):
             (tmp_path / part / step_folder_name(step)).mkdir(parents=True)
     (tmp_path / "checkpoints" / ".step-00000009.new").mkdir()
-    (tmp_path / "history" / ".step-00000003.moved").mkdir()
+    (tmp_path / "snapshots" / ".step-00000003.moved").mkdir()
     (tmp_path / "model").mkdir()  # which has no model yet
-    assert [(moment.step, moment.folder.parent.name) for moment in list_checkpoints(tmp_path)] == [
-        (0, "history"),
-        (5, "history"),
+    assert [(checkpoint.step, checkpoint.folder.parent.name) for checkpoint in list_checkpoints(tmp_path)] == [
+        (0, "snapshots"),
+        (5, "snapshots"),
         (7, "checkpoints"),
     ]

@@ -1,4 +1,4 @@
-"""Tags from end to end: a run file, words on disk, an encoder that learns which of them are numbers."""
+"""Token classification end to end: a run file, words on disk, an encoder trained to tag numbers."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ def write_tagged(path: Path, yes: str = "number", no: str = "word") -> str:
     return str(path)
 
 
-def table(place: Path, path: str, **model: Any) -> dict[str, Any]:  # noqa: ANN401
+def table(data_folder: Path, path: str, **model: Any) -> dict[str, Any]:  # noqa: ANN401
     return {
         "model": model or {"preset": "tiny-encoder", "n_layers": 1},
-        "data": {"path": path, "kind": "tagged", "length": 32, "vocab_size": 300, "hold_out": 0.1},
+        "data": {"path": path, "kind": "tagged", "seq_len": 32, "vocab_size": 300, "val_fraction": 0.1},
         "train": {"steps": 60, "batch_tokens": 512, "lr": 0.01, "schedule": {"kind": "cosine", "warmup": 5}}
-        | {"out": str(place), "parts": 1},
+        | {"out": str(data_folder), "grad_accum": 1},
     }
 
 
-def test_an_encoder_learns_to_tag(tmp_path: Path) -> None:
+def test_an_encoder_is_trained_to_tag(tmp_path: Path) -> None:
     path = write_tagged(tmp_path / "a.jsonl")
     result = train(Run.from_dict(table(tmp_path / "run", path)))
     head = result.model.spec.head
@@ -54,7 +54,7 @@ def test_an_encoder_learns_to_tag(tmp_path: Path) -> None:
     assert result.report.metrics["accuracy"] > 0.95
 
 
-def test_a_head_stays_if_it_fits_and_is_replaced_if_not(tmp_path: Path) -> None:
+def test_a_head_is_kept_if_it_fits_and_replaced_if_not(tmp_path: Path) -> None:
     tok = gh.Tokenizer.train(texts=["x"], vocab_size=263)
     tags = gh.data.prepare(write_tagged(tmp_path / "a.jsonl"), tok, tmp_path / "tags", kind="tagged")
     (tmp_path / "a.tsv").write_text("text\tlabel\none\tword\n1\tnumber\n")

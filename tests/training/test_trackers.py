@@ -1,4 +1,4 @@
-"""What the trackers received, by TensorBoard's own reader and by a stand-in for wandb."""
+"""Trackers, checked with TensorBoard's reader and a fake wandb."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ def shown(folder: Path) -> dict[str, list[tuple[int, float]]]:
 
 
 class Wandb(ModuleType):
-    """Takes down what it is told; it holds one run, as real wandb holds one for an id."""
+    """Records its calls; it keeps one run, as wandb does for an id."""
 
     def __init__(self) -> None:
         super().__init__("wandb")
-        self.begun: list[dict[str, Any]] = []
+        self.inits: list[dict[str, Any]] = []
         self.logged: list[tuple[int, dict[str, float]]] = []
         self.finished = 0
         self.broken = False
 
-    def init(self, **settings: Any) -> SimpleNamespace:  # noqa: ANN401 (whatever it is told)
-        self.begun.append(settings)
+    def init(self, **settings: Any) -> SimpleNamespace:  # noqa: ANN401 (whatever it is reporter)
+        self.inits.append(settings)
         return SimpleNamespace(log=self._log, finish=self._finish)
 
     def _log(self, numbers: dict[str, float], step: int) -> None:
@@ -56,22 +56,24 @@ def wandb(monkeypatch: pytest.MonkeyPatch) -> Wandb:
     return module
 
 
-def test_tensorboard_has_the_numbers_by_their_names(tmp_path: Path) -> None:
+def test_tensorboard_has_the_metrics_by_name(tmp_path: Path) -> None:
     trackers = Trackers(tmp_path, name="tiny")
     # these are exact in the 32 bits that TensorBoard keeps
-    trackers.write(0, {"loss": 5.5, "targets": 4096, "note": "begun", "averaged": True, "parts": [1], "best": None})
+    trackers.write(
+        0, {"loss": 5.5, "n_targets": 4096, "note": "started", "averaged": True, "parts": [1], "best": None}
+    )
     trackers.write(3, {"loss": 4.25, "validation_loss": 4.5, "validation_bits_per_byte": 1.5, "lost_validation_": 2})
     trackers.close()
     assert shown(tmp_path) == {
         "loss": [(0, 5.5), (3, 4.25)],
-        "targets": [(0, 4096.0)],
+        "n_targets": [(0, 4096.0)],
         "validation/loss": [(3, 4.5)],
         "validation/bits_per_byte": [(3, 1.5)],
         "lost_validation_": [(3, 2.0)],
     }
 
 
-def test_what_is_written_is_there_before_the_end(tmp_path: Path) -> None:
+def test_metrics_are_flushed_before_close(tmp_path: Path) -> None:
     """As it is for a run that is killed."""
     trackers = Trackers(tmp_path, name="tiny")
     for step in range(3):
@@ -80,20 +82,20 @@ def test_what_is_written_is_there_before_the_end(tmp_path: Path) -> None:
     trackers.close()
 
 
-def test_infinite_is_a_number_too(tmp_path: Path) -> None:
+def test_infinity_is_written(tmp_path: Path) -> None:
     trackers = Trackers(tmp_path, name="tiny")
-    trackers.write(0, {"norm": math.inf})
+    trackers.write(0, {"grad_norm": math.inf})
     trackers.close()
-    assert shown(tmp_path) == {"norm": [(0, math.inf)]}
+    assert shown(tmp_path) == {"grad_norm": [(0, math.inf)]}
 
 
 @pytest.mark.parametrize("start", [0, 3, 5])
-def test_going_on_shows_each_step_once(start: int, tmp_path: Path) -> None:
+def test_a_resumed_run_shows_each_step_once(start: int, tmp_path: Path) -> None:
     first = Trackers(tmp_path, name="tiny")
     for step in range(5):
         first.write(step, {"loss": float(step)})
     first.close()
-    time.sleep(1.1)  # TensorBoard reads the files of a folder in the order of the second each was begun in
+    time.sleep(1.1)  # TensorBoard orders files by the second they were created in
     second = Trackers(tmp_path, name="tiny", start=start)
     for step in range(start, 7):
         second.write(step, {"loss": 100.0 + step})
@@ -101,36 +103,36 @@ def test_going_on_shows_each_step_once(start: int, tmp_path: Path) -> None:
     assert shown(tmp_path) == {"loss": [(s, float(s) if s < start else 100.0 + s) for s in range(7)]}
 
 
-def test_wandb_has_the_numbers_where_asked_for(tmp_path: Path, wandb: Wandb) -> None:
+def test_wandb_has_the_metrics_on_request(tmp_path: Path, wandb: Wandb) -> None:
     trackers = Trackers(tmp_path, wandb=True, name="tiny")
     trackers.write(7, {"loss": 5.1, "validation_loss": 5.2, "note": "x"})
     trackers.close()
     trackers.write(8, {"loss": 5.0})  # after the end it goes nowhere
     assert wandb.logged == [(7, {"loss": 5.1, "validation/loss": 5.2})]
     assert wandb.finished == 1
-    assert [(begun["dir"], begun["name"]) for begun in wandb.begun] == [(tmp_path, "tiny")]
-    assert "mode" not in wandb.begun[0]  # that is left to wandb's own environment
+    assert [(one["dir"], one["name"]) for one in wandb.inits] == [(tmp_path, "tiny")]
+    assert "mode" not in wandb.inits[0]  # left to wandb's environment variables
     assert shown(tmp_path).keys() == {"loss", "validation/loss"}
 
 
-def test_a_run_that_goes_on_is_the_same_run_to_wandb(tmp_path: Path, wandb: Wandb) -> None:
+def test_a_resumed_run_keeps_its_wandb_id(tmp_path: Path, wandb: Wandb) -> None:
     (tmp_path / "other").mkdir()
     for folder, start in ((tmp_path, 1), (tmp_path, 5), (tmp_path / "other", 1)):
         Trackers(folder, wandb=True, name="tiny", start=start).close()
-    first, second, other = (begun["id"] for begun in wandb.begun)
+    first, second, other = (one["id"] for one in wandb.inits)
     assert first == second != other
-    assert {begun["resume"] for begun in wandb.begun} == {"allow"}
+    assert {one["resume"] for one in wandb.inits} == {"allow"}
 
 
-def test_wandb_is_left_alone_where_not_asked_for(tmp_path: Path, wandb: Wandb) -> None:
+def test_wandb_is_not_used_by_default(tmp_path: Path, wandb: Wandb) -> None:
     trackers = Trackers(tmp_path, name="tiny")
     trackers.write(0, {"loss": 1.0})
     trackers.close()
-    assert wandb.begun == []
+    assert wandb.inits == []
     assert [path.name for path in tmp_path.iterdir()] == ["tensorboard"]
 
 
-def test_wandb_asked_for_and_not_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wandb_requested_but_not_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "wandb", None)
     with pytest.raises(InputError, match=r"not installed; run pip install 'glasshouse\[wandb\]'"):
         Trackers(tmp_path, wandb=True, name="tiny")
@@ -145,7 +147,7 @@ def test_without_tensorboard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert list(tmp_path.iterdir()) == []
 
 
-def test_one_that_fails_is_warned_of_once_and_the_other_goes_on(tmp_path: Path, wandb: Wandb) -> None:
+def test_a_failing_tracker_warns_once_and_the_other_continues(tmp_path: Path, wandb: Wandb) -> None:
     trackers = Trackers(tmp_path, wandb=True, name="tiny")
     trackers.write(0, {"loss": 1.0})
     wandb.broken = True
@@ -172,7 +174,7 @@ def test_tensorboard_that_cannot_open_its_folder(tmp_path: Path, wandb: Wandb) -
     assert wandb.logged == [(0, {"loss": 1.0})]
 
 
-def test_one_that_cannot_begin_or_end(tmp_path: Path, wandb: Wandb, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tracker_that_fails_to_open_or_close(tmp_path: Path, wandb: Wandb, monkeypatch: pytest.MonkeyPatch) -> None:
     trackers = Trackers(tmp_path, wandb=True, name="tiny")
     wandb.broken = True
     with pytest.warns(UserWarning, match="wandb failed"):

@@ -1,4 +1,4 @@
-"""The command line: arguments in, one call, an answer that people and scripts can read. Torch loads when needed."""
+"""The command line. Torch is imported lazily, so that --help is fast."""
 
 from __future__ import annotations
 
@@ -61,8 +61,8 @@ app.add_typer(look.app)
 app.add_typer(model.app)
 
 
-def _version(wanted: bool) -> None:
-    if wanted:
+def _version(value: bool) -> None:
+    if value:
         print(gh.__version__)
         raise typer.Exit
 
@@ -70,18 +70,18 @@ def _version(wanted: bool) -> None:
 @app.callback()
 def _top(
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and stop.")
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
     """Grow transformers and see inside them."""
 
 
 def main() -> None:
-    """Run a command; what is wrong with the input is one sentence and exit code 1."""
+    """Run a command; an input error is printed as one line, with exit code 1."""
     warnings.showwarning = screen.warn
     sys.stdout, sys.stderr = map(screen.outlive_terminal, (sys.stdout, sys.stderr))
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")  # an ASCII terminal shows signs as codes, not a traceback
+        sys.stdout.reconfigure(errors="backslashreplace")  # on an ASCII terminal, print escapes instead of failing
     try:
         app()
     except (gh.GlasshouseError, OSError) as error:

@@ -1,4 +1,4 @@
-"""A conversation: messages from a terminal or a pipe, and answers that remember what was said."""
+"""Chat session: messages from a terminal or a pipe, and replies with the conversation as context."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Message = dict[str, str]
 
 @dataclass
 class _Conversation:
-    """What was said so far, and an engine that still has the keys and values of it."""
+    """The messages so far, and an engine whose KV cache has them."""
 
     engine: gh.Engine
     tok: gh.Tokenizer
@@ -29,16 +29,16 @@ class _Conversation:
     as_json: bool
     history: list[Message] = field(default_factory=list)
 
-    def answer(self, text: str, caught: list[int]) -> None:
-        """Print the answer to a message, and remember both."""
+    def reply(self, text: str, caught: list[int]) -> None:
+        """Print the reply to a message, and add both to the history."""
         began = time.perf_counter()
-        said = [*self.history, {"role": "user", "content": text}]
-        ids, kept = self._within_room(said)
+        messages = [*self.history, {"role": "user", "content": text}]
+        ids, kept = self._fit(messages)
         request = self.engine.submit(ids, self.options)
-        if forgotten := len(said) - len(kept):
+        if dropped := len(messages) - len(kept):
             screen.warn(
-                f"the conversation has outgrown its {self.engine.max_len:,} tokens, so its oldest {forgotten} "
-                "messages are forgotten; --max-len makes more room."
+                f"the conversation is longer than max_len ({self.engine.max_len:,} tokens), so its oldest {dropped} "
+                "messages were dropped; raise --max-len."
             )
         pieces = streaming.pieces(self.engine, request, caught)
         if self.as_json:
@@ -52,14 +52,14 @@ class _Conversation:
         self.history = [*kept, {"role": "assistant", "content": request.text}]
         streaming.report(len(request.ids), began, str(request.finish_reason))
 
-    def _within_room(self, said: list[Message]) -> tuple[list[int], list[Message]]:
-        """Return the ids of messages, and those of them that leave room for an answer: the oldest turns go first."""
-        room = self.engine.max_len - min(self.options.max_new_tokens, self.engine.max_len // 2)
+    def _fit(self, messages: list[Message]) -> tuple[list[int], list[Message]]:
+        """Drop the oldest turns until a reply fits into max_len; return the ids and the remaining messages."""
+        limit = self.engine.max_len - min(self.options.max_new_tokens, self.engine.max_len // 2)
         while True:
-            ids = self.tok.encode_chat([*self.opening, *said], add_generation_prompt=True).ids
-            if len(ids) <= room or len(said) == 1:
-                return ids, said
-            said = said[2:]
+            ids = self.tok.encode_chat([*self.opening, *messages], add_generation_prompt=True).ids
+            if len(ids) <= limit or len(messages) == 1:
+                return ids, messages
+            messages = messages[2:]
 
 
 def chat(
@@ -70,15 +70,15 @@ def chat(
     first: str | None,
     as_json: bool,
 ) -> None:
-    """Answer the messages of a user until there are no more; one that cannot be answered ends nothing."""
+    """Reply to messages until there are no more; an error in one does not end the session."""
     opening = [] if system is None else [{"role": "system", "content": system}]
-    options = replace(options, stop_token_ids=_closing(tok, opening))
+    options = replace(options, stop_token_ids=_end_of_turn(tok, opening))
     conversation = _Conversation(engine, tok, options, opening, as_json)
     failed = False
     for text in _messages(first):
         with streaming.interrupts() as caught:
             try:
-                conversation.answer(text, caught)
+                conversation.reply(text, caught)
             except gh.GlasshouseError as error:
                 print(f"error: {error}", file=sys.stderr)
                 failed = True
@@ -88,22 +88,20 @@ def chat(
         raise typer.Exit(1)
 
 
-def _closing(tok: gh.Tokenizer, opening: list[Message]) -> tuple[int, ...]:
-    """Return the token with which the template closes an answer: not every model names it among its end tokens."""
-    asked: list[Message] = [*opening, {"role": "user", "content": "?"}]
-    tok.encode_chat(
-        asked, add_generation_prompt=True
-    )  # a template that takes no system message says so before anyone types
+def _end_of_turn(tok: gh.Tokenizer, opening: list[Message]) -> tuple[int, ...]:
+    """Return the end-of-turn token of the chat template: not every model lists it among its end tokens."""
+    messages: list[Message] = [*opening, {"role": "user", "content": "?"}]
+    tok.encode_chat(messages, add_generation_prompt=True)  # fails early if the template takes no system message
     try:
-        ids, answer = tok.encode_chat([*asked, {"role": "assistant", "content": "!"}])
-    except gh.GlasshouseError:  # some templates rewrite an answer
+        ids, assistant_mask = tok.encode_chat([*messages, {"role": "assistant", "content": "!"}])
+    except gh.GlasshouseError:  # some templates rewrite a reply
         return ()
-    written = [token for token, mine in zip(ids, answer, strict=True) if mine]
-    return tuple(token for token in written[-1:] if token in tok.special_ids)
+    reply = [token for token, in_reply in zip(ids, assistant_mask, strict=True) if in_reply]
+    return tuple(token for token in reply[-1:] if token in tok.special_ids)
 
 
 def _messages(first: str | None) -> Iterator[str]:
-    """Yield what the user says: the first message, then each line that is not blank."""
+    """Yield the user's messages: the first one, then each line that is not blank."""
     if first is not None:
         yield first
     if isinstance(sys.stdin, io.TextIOWrapper):
@@ -112,12 +110,12 @@ def _messages(first: str | None) -> Iterator[str]:
         yield from (text for line in sys.stdin if (text := line.rstrip("\n")).strip())
         return
     with suppress(ImportError):
-        import readline  # noqa: F401 - gives input() the arrow keys, where there is one
+        import readline  # noqa: F401 - gives input() line editing, if available
     while True:
         try:
             text = input("> " if sys.stdout.isatty() else "")
         except KeyboardInterrupt:
-            print("\nCtrl-D ends the conversation", file=sys.stderr)
+            print("\nCtrl-D ends the chat", file=sys.stderr)
         except EOFError:
             print(file=sys.stderr)
             return

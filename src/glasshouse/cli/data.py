@@ -1,4 +1,4 @@
-"""Commands for data: text to ids on disk, and what a model would see of them at any step."""
+"""`glasshouse data`: tokenize datasets to disk, and show the batches that training sees."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ import glasshouse as gh
 from glasshouse.cli import batch_view, screen, texts
 from glasshouse.escaping import escape_control
 
-app = typer.Typer(help="Turn texts into ids on disk, and look at what a model sees of them.", no_args_is_help=True)
+app = typer.Typer(help="Tokenize datasets to disk, and inspect the batches of a run.", no_args_is_help=True)
 
 CorpusArgument = Annotated[
-    Path, typer.Argument(metavar="CORPUS", help="A folder that `glasshouse data prepare` wrote.")
+    Path, typer.Argument(metavar="CORPUS", help="A folder written by `glasshouse data prepare`.")
 ]
 Kind = Literal["text", "pairs", "labelled", "tagged", "chat"]
 Split = Literal["train", "validation", "test"]
 
-MANIFEST = "manifest.json"  # is written last
-LARGEST = 10**12  # steps and seeds beyond that are slips of the hand
+MANIFEST = "manifest.json"  # written last
+LARGEST = 10**12  # larger steps and seeds are typing errors
 
 
 @app.command(epilog="Example: glasshouse data prepare 'books/**/*.txt' --tokenizer runs/tok --out runs/books")
@@ -31,27 +31,30 @@ def prepare(
         list[str],
         typer.Argument(
             metavar="SOURCE",
-            help="Files, folders, quoted patterns such as 'data/**/*.txt', or one built-in set; two plain files of "
-            "kind pairs belong together line by line.",
+            help="Files, folders, quoted globs such as 'data/**/*.txt', or one built-in dataset; for kind pairs, two "
+            "plain text files are aligned line by line.",
         ),
     ],
-    tokenizer: Annotated[str, typer.Option(help="A folder that holds a tokenizer.json.")],
-    out: Annotated[Path, typer.Option(help="The folder to write; one that was begun with the same is finished.")],
-    kind: Annotated[Kind | None, typer.Option(help="What an item is.", show_default="as the columns tell")] = None,
-    field: Annotated[
+    tokenizer: Annotated[str, typer.Option(help="A folder with a tokenizer.json.")],
+    out: Annotated[Path, typer.Option(help="The folder to write; an interrupted job in it resumes.")],
+    kind: Annotated[
+        Kind | None, typer.Option(help="The kind of data.", show_default="inferred from the columns")
+    ] = None,
+    column: Annotated[
         list[str] | None,
         typer.Option(
-            help="The columns of jsonl, csv, tsv and parquet files, as a,b; or one each time it is given.",
+            help="Columns of jsonl, csv, tsv and parquet files, as a,b; can be repeated.",
             show_default="text; source,target; text,label; words,tags; messages",
         ),
     ] = None,
-    split: Annotated[Split, typer.Option(help="Which part of a built-in set.")] = "train",
+    split: Annotated[Split, typer.Option(help="The split of a built-in dataset.")] = "train",
     separator: Annotated[
-        str | None, typer.Option(help="What stands between texts in one plain file.", show_default="a file is a text")
+        str | None,
+        typer.Option(help="Separator between documents in a plain text file.", show_default="one document per file"),
     ] = None,
     errors: texts.Errors = "strict",
 ) -> None:
-    """Turn texts into ids on disk; called again, it goes on where it was stopped."""
+    """Tokenize a dataset to disk; run again, it resumes where it stopped."""
     tok = gh.Tokenizer.load(tokenizer)
     before = (out / MANIFEST).exists()
     named = len(source) == 1 and texts.is_builtin(source[0])
@@ -69,7 +72,7 @@ def prepare(
             tok,
             out,
             kind=kind,
-            fields=texts.listed(field),
+            columns=texts.listed(column),
             split=split,
             separator=separator,
             errors=errors,
@@ -86,15 +89,15 @@ def prepare(
             ("items", f"{len(corpus):,}"),
             ("tokens per item", f"{corpus.n_tokens / max(1, len(corpus)):.1f}"),
             ("on disk", filesize.decimal(size)),
-            ("engine", corpus.manifest["engine"]),
-            *([] if before else [("speed", speed)]),
+            ("backend", corpus.manifest["backend"]),
+            *([] if before else [("throughput", speed)]),
         ]
     )
 
 
 @app.command("list", epilog="Example: glasshouse data list")
 def list_() -> None:
-    """List the built-in sets, which need no download."""
+    """List the built-in datasets, which need no download."""
     hints: dict[str, None] = {}
     found = []
     for name in gh.data.builtin_datasets():
@@ -105,50 +108,50 @@ def list_() -> None:
             sizes = ["-"] * 3
             hints[str(error)] = None
         found.append((name, one.kind, *sizes, one.description))
-    screen.table(found, header=("name", "kind", "train", "validation", "test", "what it is"), right=(2, 3, 4))
+    screen.table(found, header=("name", "kind", "train", "validation", "test", "description"), right=(2, 3, 4))
     for hint in hints:
         print(f"- {hint}")
 
 
-@app.command(epilog="Example: glasshouse data show runs/books --step 1000 --length 64 --rows 2")
+@app.command(epilog="Example: glasshouse data show runs/books --step 1000 --seq-len 64 --limit 2")
 def show(
     corpus: CorpusArgument,
-    step: Annotated[int, typer.Option(min=0, max=LARGEST, help="Which step of a run.")] = 0,
-    batch_size: Annotated[int, typer.Option(min=1, help="Rows in a step, over all processes.")] = 8,
-    length: Annotated[int, typer.Option(min=1, help="Tokens in a row; for items, at most.")] = 128,
+    step: Annotated[int, typer.Option(min=0, max=LARGEST, help="The training step, from 0.")] = 0,
+    batch_size: Annotated[int, typer.Option(min=1, help="Sequences per step, over all processes.")] = 8,
+    seq_len: Annotated[
+        int, typer.Option(min=1, help="Tokens per sequence of text; maximum for other kinds of data.")
+    ] = 128,
     seed: Annotated[int, typer.Option(min=0, max=LARGEST, help="The seed of the run.")] = 0,
-    masked: Annotated[bool, typer.Option("--masked", help="Hide some tokens, as an encoder is trained.")] = False,
-    rank: Annotated[int, typer.Option(min=0, help="Which process of several.")] = 0,
-    ranks: Annotated[int, typer.Option(min=1, help="How many processes.")] = 1,
-    rows_: Annotated[
-        int | None, typer.Option("--rows", min=0, help="Rows to print.", show_default="all of the batch")
-    ] = None,
+    masked: Annotated[bool, typer.Option("--masked", help="Mask tokens, as in masked language modelling.")] = False,
+    rank: Annotated[int, typer.Option(min=0, help="The rank of the process, from 0.")] = 0,
+    world_size: Annotated[int, typer.Option(min=1, help="The number of processes.")] = 1,
+    limit: Annotated[int | None, typer.Option(min=0, help="Sequences to print.", show_default="all")] = None,
 ) -> None:
-    """Print what the model sees at a step: each row's sample, where it comes from, its tokens, and what is asked."""
+    """Print the batch of a training step: each sequence's sample, origin, tokens and loss mask."""
     opened = _open(corpus)
-    samples = _samples(opened, batch_size, length, seed, masked)
-    batches = gh.data.Batches(samples, batch_size, rank=rank, world_size=ranks)
-    numbers, batch = batches.sample_indices(step), batches.at(step)
-    process = f", process {rank} of {ranks}" if ranks > 1 else ""
-    print(f"{opened!r}, step {step}{process}: samples {numbers[0]} to {numbers[-1]}")
-    there = screen.console()
-    there.print(batch_view.legend(opened.kind, masked))
-    for row, number in list(enumerate(numbers))[:rows_]:
-        print(f"sample {number}, epoch {number // len(samples)}, {escape_control(samples.origin(number))}")
-        batch_view.draw(batch_view.lines(batch, row, opened, masked), there.print)
+    dataset = _make_dataset(opened, batch_size, seq_len, seed, masked)
+    batches = gh.data.Batches(dataset, batch_size, rank=rank, world_size=world_size)
+    indices, batch = batches.sample_indices(step), batches.at(step)
+    process = f", rank {rank} of {world_size}" if world_size > 1 else ""
+    print(f"{opened!r}, step {step}{process}: samples {indices[0]} to {indices[-1]}")
+    console = screen.console()
+    console.print(batch_view.legend(opened.kind, masked))
+    for row, index in list(enumerate(indices))[:limit]:
+        print(f"sample {index}, epoch {index // len(dataset)}, {escape_control(dataset.origin(index))}")
+        batch_view.draw(batch_view.lines(batch, row, opened, masked), console.print)
     print(batch_view.summary(batch))
-    if left_out := getattr(samples, "n_too_long", 0):
-        print(f"{left_out:,} of {len(opened):,} items are longer than {length} tokens and never seen")
+    if too_long := getattr(dataset, "n_too_long", 0):
+        print(f"{too_long:,} of {len(opened):,} items are longer than {seq_len} tokens and skipped")
 
 
 def _open(folder: Path) -> gh.data.Corpus:
-    """Open a corpus and its tokenizer, which is compared with what made the ids, before anything is printed."""
+    """Open a corpus and check its tokenizer, before anything is printed."""
     corpus = gh.data.Corpus.open(folder)
     _ = corpus.tokenizer
     return corpus
 
 
-def _samples(corpus: gh.data.Corpus, batch_size: int, length: int, seed: int, masked: bool) -> gh.data.Dataset:
+def _make_dataset(corpus: gh.data.Corpus, batch_size: int, length: int, seed: int, masked: bool) -> gh.data.Dataset:
     if masked:
         return gh.data.MaskedLMDataset(corpus, length, seed=seed)
     match corpus.kind:
@@ -166,7 +169,7 @@ def _samples(corpus: gh.data.Corpus, batch_size: int, length: int, seed: int, ma
 
 @app.command(epilog="Example: glasshouse data verify runs/books")
 def verify(corpus: CorpusArgument) -> None:
-    """Compare a corpus with its hashes; exit 1 and one sentence if it is damaged."""
+    """Verify the checksums of a corpus; exit with 1 if it is corrupt."""
     opened = _open(corpus)
     shards = len(opened.manifest["shards"])
-    print(f"ok: {opened!r}, {shards} {'shard' if shards == 1 else 'shards'}, made by {opened.tokenizer!r}")
+    print(f"ok: {opened!r}, {shards} {'shard' if shards == 1 else 'shards'}, encoded with {opened.tokenizer!r}")

@@ -1,4 +1,4 @@
-"""The command that measures a model on data, beside what compressing and counting give."""
+"""`glasshouse eval`: evaluate a model on data, with compression baselines."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from glasshouse.escaping import escape_control, show_whitespace
 
 app = typer.Typer()
 
-LONGEST = 160  # characters of a text that are shown
+LONGEST = 160  # characters of a text to print
 
 FORMATS = {
-    "loss": ("loss", "{:.4f}", "nats a {unit}"),
-    "perplexity": ("perplexity", "{:,.2f}", "{unit}s to choose among"),
+    "loss": ("loss", "{:.4f}", "nats per {unit}"),
+    "perplexity": ("perplexity", "{:,.2f}", "per {unit}"),
     "accuracy": ("accuracy", "{:.2%}", "of {unit}s"),
     "bits_per_byte": ("bits per byte", "{:.4f}", ""),
     "exact_match": ("exact match", "{:.2%}", "of {texts}"),
-    "f1": ("F1", "{:.4f}", "mean over labels, 0 to 1"),
+    "f1": ("F1", "{:.4f}", "macro average, 0 to 1"),
     "bleu": ("BLEU", "{:.2f}", "0 to 100, over {texts}, {signature}"),
     "chrf": ("chrF", "{:.2f}", "0 to 100, over {texts}, {signature}"),
 }
@@ -41,106 +41,114 @@ def evaluate(
         list[str] | None,
         typer.Argument(
             metavar="DATA",
-            help="Files, folders, quoted patterns such as 'data/**/*.txt', a built-in set, or a folder that "
-            "`glasshouse data prepare` wrote.",
-            show_default="what the model's run was tried on",
+            help="Files, folders, quoted globs such as 'data/**/*.txt', a built-in dataset, or a folder written by "
+            "`glasshouse data prepare`.",
+            show_default="the validation set of the model's run",
         ),
     ] = None,
     kind: Annotated[
-        Kind | None, typer.Option(help="What an item is.", show_default="as the model and the columns tell")
+        Kind | None, typer.Option(help="The kind of data.", show_default="inferred from the model and the columns")
     ] = None,
-    field: Annotated[
+    column: Annotated[
         list[str] | None,
         typer.Option(
-            help="The columns of jsonl, csv, tsv and parquet files, as a,b; or one each time it is given.",
+            help="Columns of jsonl, csv, tsv and parquet files, as a,b; can be repeated.",
             show_default="text; source,target; text,label; words,tags; messages",
         ),
     ] = None,
-    split: Annotated[Split, typer.Option(help="Which part of a built-in set.")] = "validation",
+    split: Annotated[Split, typer.Option(help="The split of a built-in dataset.")] = "validation",
     errors: texts.Errors = "strict",
-    length: Annotated[
+    seq_len: Annotated[
         int | None,
-        typer.Option(min=1, help="Tokens in a row; for items, at most.", show_default="the model's max_len"),
+        typer.Option(
+            min=1,
+            help="Tokens per sequence of text; maximum for other kinds of data.",
+            show_default="the model's max_len",
+        ),
     ] = None,
-    rows: Annotated[int, typer.Option(min=1, help="Rows that are read at a time.")] = 32,
+    batch_size: Annotated[int, typer.Option(min=1, help="Sequences per forward pass.")] = 32,
     limit: Annotated[
-        int | None, typer.Option(min=1, help="Rows or items to use, a fixed random sample.", show_default="all")
+        int | None, typer.Option(min=1, help="Samples to evaluate, a fixed random subset.", show_default="all")
     ] = None,
-    written: Annotated[
+    generate: Annotated[
         int | None,
         typer.Option(
             min=0,
-            help="Of pairs and chat, answers to write for exact match, BLEU and chrF; 0 leaves these out.",
+            help="Texts to generate for exact match, BLEU and chrF, with pairs and chat; 0 skips these metrics.",
             show_default="all",
         ),
     ] = None,
-    beams: Annotated[int, typer.Option(min=1, help="Write answers by a beam search of this width.")] = 1,
-    n: Annotated[
-        int, typer.Option("--n", min=1, help="Show so many of the best texts of a search in each example.")
-    ] = 1,
+    beams: Annotated[int, typer.Option(min=1, help="Beam width of generation; 1 is greedy.")] = 1,
+    n_best: Annotated[int, typer.Option(min=1, help="Beam search hypotheses to print in each example.")] = 1,
     baselines: Annotated[
         bool,
         typer.Option(
-            "--baselines", help="Add what gzip, xz and counts of the run's own bytes need for the whole text."
+            "--baselines", help="Add bits per byte of gzip, xz and n-gram counts from the run's training set."
         ),
     ] = False,
     as_json: Annotated[
         bool,
-        typer.Option("--json", help="Print one object: figures, signatures, items, measured, written, examples ..."),
+        typer.Option(
+            "--json", help="Print one JSON object: metrics, signatures, n_targets, n_items, n_evaluated, examples ..."
+        ),
     ] = False,
     device: Device = "auto",
     revision: Revision = None,
     ignore: Ignore = None,
 ) -> None:
-    """Measure how well a model does on data: what its tokens or labels cost, and how many it gets right."""
-    learned, tried = _corpora(model)
-    source = data or tried
+    """Evaluate a model on data: loss, perplexity, accuracy, bits per byte, and scores of generated text."""
+    train_corpus, val_corpus = _corpora(model)
+    source = data or val_corpus
     if source is None:
-        raise gh.InputError("there is no data to measure on; name files, a prepared corpus or a built-in set.")
+        raise gh.InputError("there is no data to evaluate on; name files, a prepared corpus or a built-in dataset.")
     loaded, tok = gh.load(model, revision=revision, device=find_device(device), ignore=texts.listed(ignore))
     if tok is None:
-        raise gh.InputError(f"{model!r} has no tokenizer, so it reads no text; put its tokenizer.json there.")
-    named = {"tokenizing": "items"} if data and len(data) == 1 and texts.is_builtin(data[0]) else {}
+        raise gh.InputError(f"{model!r} has no tokenizer; add its tokenizer.json to the folder.")
+    units = {"tokenizing": "items"} if data and len(data) == 1 and texts.is_builtin(data[0]) else {}
     with (
-        screen.progress(**named, measuring="rows", writing="tokens at most") as progress,
+        screen.progress(**units, evaluating="samples", generating="tokens at most") as progress,
         gh.evaluation.opened(
             source,
             tok,
             loaded.spec,
             kind=kind,
-            fields=texts.listed(field),
+            columns=texts.listed(column),
             split=split,
             errors=errors,
             progress=progress,
         ) as corpus,
     ):
-        if kind is None and data and corpus.manifest.get("fields"):
+        if kind is None and data and corpus.manifest.get("columns"):
             print(f"the data are of kind {described(corpus)}", file=sys.stderr)
-        itself = learned is not None and corpus is not tried and corpus.folder.resolve() == learned.folder.resolve()
-        beside = gh.evaluation.baseline_bits(corpus, None if itself else learned) if baselines else {}
+        on_train = (
+            train_corpus is not None
+            and corpus is not val_corpus
+            and corpus.folder.resolve() == train_corpus.folder.resolve()
+        )
+        bits = gh.evaluation.baseline_bits(corpus, None if on_train else train_corpus) if baselines else {}
         report = gh.evaluate(
             loaded,
             tok,
             corpus,
-            seq_len=length,
-            batch_size=rows,
+            seq_len=seq_len,
+            batch_size=batch_size,
             limit=limit,
-            generate=written,
+            generate=generate,
             beams=beams,
-            n=n,
+            n_best=n_best,
             progress=progress,
         )
     if as_json:
-        table = asdict(report) | {"figures": _finite(report.metrics)}
-        print(json.dumps(table | ({"baselines": beside} if baselines else {}), ensure_ascii=False))
+        table = asdict(report) | {"metrics": _finite(report.metrics)}
+        print(json.dumps(table | ({"baselines": bits} if baselines else {}), ensure_ascii=False))
     else:
-        show(report, beside)
+        show(report, bits)
 
 
 def _corpora(model: str) -> tuple[gh.data.Corpus, gh.data.Corpus] | tuple[None, None]:
-    """Return what the run that a model lies in learned from, and what it was tried on; nothing if it lies in none."""
+    """Return the training and validation sets of the run that a model is in; None if it is in none."""
     here = Path(model).expanduser().resolve()
-    folder = next((place for place in (here, *here.parents[:2]) if gh.training.is_run(place)), None)
+    folder = next((path for path in (here, *here.parents[:2]) if gh.training.is_run(path)), None)
     if folder is None:
         return None, None
     run = gh.Run.load(folder / "run.toml")
@@ -148,39 +156,39 @@ def _corpora(model: str) -> tuple[gh.data.Corpus, gh.data.Corpus] | tuple[None, 
 
 
 def described(corpus: gh.data.Corpus) -> str:
-    """Return the kind of a corpus, and the columns that it was read from."""
-    fields = corpus.manifest.get("fields")
-    return f"{corpus.kind}, in the columns {escape_control(', '.join(fields))}" if fields else corpus.kind
+    """Return the kind of a corpus, and its columns."""
+    columns = corpus.manifest.get("columns")
+    return f"{corpus.kind}, in the columns {escape_control(', '.join(columns))}" if columns else corpus.kind
 
 
-def _finite(figures: Mapping[str, float]) -> dict[str, float | None]:
-    """Return figures as JSON can say them, which knows neither infinity nor what is no number."""
-    return {name: value if math.isfinite(value) else None for name, value in figures.items()}
+def _finite(metrics: Mapping[str, float]) -> dict[str, float | None]:
+    """Replace NaN and infinity, which JSON lacks, by None."""
+    return {name: value if math.isfinite(value) else None for name, value in metrics.items()}
 
 
-def show(report: gh.evaluation.Report, beside: Mapping[str, float]) -> None:
-    """Print figures and examples."""
+def show(report: gh.evaluation.Report, baseline_bits: Mapping[str, float]) -> None:
+    """Print metrics, baselines and examples."""
     unit = "label" if report.kind in ("labelled", "tagged") else "token"
     texts = f"{report.n_generated:,} texts"
     if report.n_generated < report.n_items:
         texts = f"{report.n_generated:,} of {report.n_items:,} texts"
     rows = []
     for name, value in report.metrics.items():
-        shown, form, of = FORMATS[name]
-        told = of.format(unit=unit, texts=texts, signature=report.signatures.get(name, ""))
-        rows.append((shown, form.format(value), told))
+        label, form, note = FORMATS[name]
+        note = note.format(unit=unit, texts=texts, signature=report.signatures.get(name, ""))
+        rows.append((label, form.format(value), note))
     if report.kind == "pairs" and report.n_generated and "bleu" not in report.metrics:
-        rows.append(("BLEU", "-", "is computed by sacrebleu: pip install 'glasshouse[translation]'"))
-    rows += [(name, f"{value:.4f}", "bits per byte") for name, value in beside.items()]
-    part = "rows" if report.kind == "text" else "items"
-    among = f", in {report.n_evaluated:,} of {report.n_items:,} {part}" * (report.n_evaluated < report.n_items)
-    rows.append(("asked for", f"{report.n_targets:,}", f"{unit}s{among}"))
+        rows.append(("BLEU", "-", "needs sacrebleu: pip install 'glasshouse[translation]'"))
+    rows += [(name, f"{value:.4f}", "bits per byte") for name, value in baseline_bits.items()]
+    kind = "sequences" if report.kind == "text" else "items"
+    among = f", in {report.n_evaluated:,} of {report.n_items:,} {kind}" * (report.n_evaluated < report.n_items)
+    rows.append(("evaluated on", f"{report.n_targets:,}", f"{unit}s{among}"))
     if report.n_too_long:
-        rows.append(("left out", f"{report.n_too_long:,}", "items that are longer than a row"))
+        rows.append(("skipped", f"{report.n_too_long:,}", "items longer than seq_len"))
     screen.table(rows, right=(1,))
     for number, example in enumerate(report.examples, 1):
         print(f"\nexample {number}")
-        lines = [(name, _shorten(getattr(example, name))) for name in ("read", "expected", "said")]
+        lines = [(name, _shorten(getattr(example, name))) for name in ("input", "reference", "prediction")]
         lines += [
             (f"best {rank}", f"{score:.4f}  {_shorten(text)}") for rank, (score, text) in enumerate(example.n_best, 1)
         ]
@@ -188,7 +196,7 @@ def show(report: gh.evaluation.Report, beside: Mapping[str, float]) -> None:
 
 
 def _shorten(text: str) -> str:
-    """Return a text as it can be shown, both its ends if it is long."""
+    """Return a printable form of a text; of a long one, its start and end."""
     half = LONGEST // 2
     parts = [text] if len(text) <= LONGEST else [text[:half], text[-half:]]
     return " … ".join(map(show_whitespace, parts))

@@ -1,4 +1,4 @@
-"""The command that generates: one prompt as it is written, prompts by lines, or a conversation."""
+"""`glasshouse generate`: one streamed completion, prompts from stdin, or a chat session."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from glasshouse.cli.model import Device, Ignore, ModelArgument, Revision, find_d
 
 app = typer.Typer()
 
-LINES = "-"  # the prompt that stands for those on standard input
-ROOM = 4096  # tokens that a line or a chat may have unless more are asked for: memory is taken for all of them
+LINES = "-"  # prompts are read from standard input
+ROOM = 4096  # default limit on max_len for stdin prompts and chat: the KV cache is allocated for it
 ESCAPES = {r"\n": "\n", r"\t": "\t", r"\r": "\r", r"\\": "\\"}
 
 
@@ -26,78 +26,84 @@ def generate(
     model: ModelArgument,
     prompt: Annotated[
         str | None,
-        typer.Argument(help="The text to continue or translate; - for one a line of stdin; a chat's first message."),
+        typer.Argument(
+            help="The text to continue or translate; - reads one per line from stdin; first message of a chat."
+        ),
     ] = None,
-    max_new_tokens: Annotated[int, typer.Option(help="Tokens to generate at most.")] = 64,
-    min_new_tokens: Annotated[int, typer.Option(help="Tokens to write at least.")] = 0,
-    temperature: Annotated[float, typer.Option(help="0 takes the likeliest token; above, tokens are drawn.")] = 0.0,
-    top_k: Annotated[int | None, typer.Option(help="Draw from so many tokens.", show_default="all")] = None,
+    max_new_tokens: Annotated[int, typer.Option(help="Maximum number of tokens to generate.")] = 64,
+    min_new_tokens: Annotated[int, typer.Option(help="Minimum number of tokens to generate.")] = 0,
+    temperature: Annotated[float, typer.Option(help="Sampling temperature; 0 is greedy decoding.")] = 0.0,
+    top_k: Annotated[
+        int | None, typer.Option(help="Sample from the k most probable tokens.", show_default="all")
+    ] = None,
     top_p: Annotated[
         float | None,
-        typer.Option(help="Draw from the likeliest tokens that together reach this probability.", show_default="all"),
+        typer.Option(
+            help="Sample from the most probable tokens whose probabilities add up to p (nucleus sampling).",
+            show_default="all",
+        ),
     ] = None,
     min_p: Annotated[
         float | None,
-        typer.Option(help="Draw from tokens at least this share as likely as the likeliest.", show_default="all"),
+        typer.Option(help="Sample from tokens with at least p times the highest probability.", show_default="all"),
     ] = None,
     repetition_penalty: Annotated[
-        float, typer.Option(help="Above 1, tokens that were there before become less likely.")
+        float, typer.Option(help="Above 1, tokens of the prompt and the completion become less likely.")
     ] = 1.0,
     frequency_penalty: Annotated[
-        float, typer.Option(help="Taken off a token's logit for each time it was written.")
+        float, typer.Option(help="Subtracted from a token's logit for each time it was generated.")
     ] = 0.0,
     stop: Annotated[
         list[str] | None,
-        typer.Option(help=r"A text that ends it, not written; \n, \t, \r and \\ are escapes. May be given again."),
+        typer.Option(help=r"Stop string, not printed; \n, \t, \r and \\ are escapes. Can be repeated."),
     ] = None,
-    seed: Annotated[
-        int, typer.Option(help="What is drawn depends on it alone; a further sample takes the next.")
-    ] = 0,
-    n: Annotated[
-        int, typer.Option("--n", min=1, help="Completions of each prompt; needs a temperature or beams.")
-    ] = 1,
-    beams: Annotated[int, typer.Option(help="Texts searched side by side for the likeliest.")] = 1,
+    seed: Annotated[int, typer.Option(help="Random seed of the first sample; each further one adds 1.")] = 0,
+    n: Annotated[int, typer.Option("--n", min=1, help="Completions per prompt; needs --temperature or --beams.")] = 1,
+    beams: Annotated[int, typer.Option(help="Beam width of beam search; 1 is no search.")] = 1,
     length_penalty: Annotated[
-        float, typer.Option(help="A searched text scores its log-probability over its length to this power.")
+        float, typer.Option(help="Beam search scores are log-probability / length ** length_penalty.")
     ] = 1.0,
     slots: Annotated[
         int | None,
-        typer.Option(min=1, help="Sequences that run side by side.", show_default="as memory allows, at most 64"),
+        typer.Option(min=1, help="Sequences generated at once.", show_default="as memory allows, at most 64"),
     ] = None,
     max_len: Annotated[
         int | None,
         typer.Option(
             min=1,
-            help="Tokens of prompt and completion at most; of an encoder-decoder, of either.",
-            show_default=f"as needed; for - and --chat what the model was made for, up to {ROOM}",
+            help="Maximum tokens of prompt and completion together; of each, for an encoder-decoder.",
+            show_default=f"as needed; with - and --chat the model's max_len, up to {ROOM}",
         ),
     ] = None,
-    draft: Annotated[
-        str | None, typer.Option(metavar="MODEL", help="A small model of the same vocabulary that writes ahead.")
+    draft_model: Annotated[
+        str | None,
+        typer.Option(metavar="MODEL", help="Draft model for speculative decoding; needs the same vocabulary."),
     ] = None,
-    lookup: Annotated[
-        bool, typer.Option("--lookup", help="Write ahead what followed the last tokens before.")
+    prompt_lookup: Annotated[
+        bool, typer.Option("--prompt-lookup", help="Speculative decoding with drafts from the text so far.")
     ] = False,
     int8: Annotated[
         bool,
-        typer.Option("--int8", help="Hold the weights in a byte each, on the CPU: less memory, a little less exact."),
+        typer.Option("--int8", help="Quantize the weights to 8 bits, on the CPU: less memory, slightly less exact."),
     ] = False,
     chat: Annotated[
-        bool, typer.Option("--chat", help="Hold a conversation: a message a line, until Ctrl-D or the end of stdin.")
+        bool, typer.Option("--chat", help="Start a chat: one message per line, until Ctrl-D or the end of stdin.")
     ] = False,
-    system: Annotated[str | None, typer.Option(help="What the system says before a conversation.")] = None,
+    system: Annotated[str | None, typer.Option(help="System message of a chat.")] = None,
     as_json: Annotated[
         bool,
-        typer.Option("--json", help="Print an object a line: prompt, text, ids, logprobs, finish_reason, score."),
+        typer.Option(
+            "--json", help="Print one JSON object per line: prompt, text, ids, logprobs, finish_reason, score."
+        ),
     ] = False,
     device: Device = "auto",
     revision: Revision = None,
     ignore: Ignore = None,
 ) -> None:
-    r"""Continue a prompt, or translate it, and write the completion alone, as it comes.
+    r"""Generate a completion or a translation of a prompt, and stream it to stdout.
 
-    With - each line of stdin is a prompt; completions come in the order of the lines, one a line, a line break in one
-    as \n. A prompt that cannot be taken is named on stderr and leaves its line empty; the exit code is then 1.
+    With - each line of stdin is a prompt; completions are printed in the same order, one per line, line breaks as \n.
+    A prompt that is refused is reported on stderr and leaves its line empty; the exit code is then 1.
     """
     options = gh.SamplingParams(
         max_new_tokens=max_new_tokens,
@@ -117,27 +123,27 @@ def generate(
     if prompt is None and not chat:
         raise gh.InputError(f"there is no prompt; give one, or {LINES} to read them from stdin, or --chat.")
     if chat and n > 1:
-        raise gh.InputError(f"n is {n}, but a conversation goes on from one answer; leave out --n.")
+        raise gh.InputError(f"n is {n}, but a chat has one reply per message; leave out --n.")
     if system is not None and not chat:
-        raise gh.InputError("--system was given, but it begins a conversation; give --chat, too.")
-    if draft is not None and lookup:
-        raise gh.InputError("--draft and --lookup were both given; give one of them.")
-    where = "cpu" if int8 and device == "auto" else find_device(device)  # int8 has no other place
+        raise gh.InputError("--system was given without --chat; add --chat.")
+    if draft_model is not None and prompt_lookup:
+        raise gh.InputError("--draft-model and --prompt-lookup were both given; give one of them.")
+    where = "cpu" if int8 and device == "auto" else find_device(device)  # int8 runs on the CPU only
     found, tok = _load(model, revision, ignore, where)
-    speculator = _speculator(draft, lookup, where)
+    speculator = _speculator(draft_model, prompt_lookup, where)
     translates = isinstance(found, gh.models.Seq2Seq)
     if chat and (translates or tok.chat_template is None):
         kind = "is an encoder-decoder" if translates else "has no chat template"
-        raise gh.InputError(f"{model!r} {kind}, so it holds no conversation; leave out --chat.")
-    said = b"" if prompt is None else os.fsencode(prompt)  # as it was typed, whatever the bytes
-    lasts = chat or prompt == LINES
-    if lasts:
+        raise gh.InputError(f"{model!r} {kind}, so it cannot chat; leave out --chat.")
+    prompt_bytes = b"" if prompt is None else os.fsencode(prompt)  # as typed, also if not UTF-8
+    many = chat or prompt == LINES
+    if many:
         sequences = 1 if chat else gh.generation.MAX_SLOTS
         limit = found.spec.position_limit
         length = max_len or min(found.spec.max_len + options.max_new_tokens if limit is None else limit, ROOM)
         source = length if translates else 0
     else:
-        ids = gh.generation.validation.encode_prompt(said, tok, found.spec)
+        ids = gh.generation.validation.encode_prompt(prompt_bytes, tok, found.spec)
         sequences = n if beams == 1 else 1
         length = max_len or gh.generation.required_lengths(found, [ids], options)[0]
         source = len(ids) if translates else 0
@@ -150,20 +156,20 @@ def generate(
         max_len=length,
         source_len=source,
         speculator=speculator,
-        weights="int8" if int8 else "copy" if lasts else gh.generation.choose_weights(options.max_new_tokens),
+        weights="int8" if int8 else "copy" if many else gh.generation.choose_weights(options.max_new_tokens),
     )
-    del found  # an int8 engine holds none of its matrices, so their memory is free from here on
+    del found  # an int8 engine keeps none of its matrices, so this frees their memory
     if chat:
-        first = None if prompt in (None, LINES) else said.decode(errors="replace")
+        first = None if prompt in (None, LINES) else prompt_bytes.decode(errors="replace")
         chat_session.chat(engine, tok, options, system, first, as_json)
     elif prompt == LINES:
         stdin_prompts.generate_lines(engine, options, n, as_json)
     else:
-        _answer(engine, said, options, n, as_json)
+        _complete(engine, prompt_bytes, options, n, as_json)
 
 
 def _unescaped(text: str) -> str:
-    r"""Return a text with its escapes read, which a shell cannot type.
+    r"""Replace the escapes of control characters, which are hard to type in a shell.
 
     >>> _unescaped(r"one\ntwo, \\n and \boxed")
     'one\ntwo, \\n and \\boxed'
@@ -173,32 +179,36 @@ def _unescaped(text: str) -> str:
 
 def _check_count(n: int, options: gh.SamplingParams) -> None:
     if options.beams == 1 and n > 1 and options.temperature == 0:
-        raise gh.InputError(f"n is {n}, but without --temperature or --beams all are the same; give one of them.")
+        raise gh.InputError(
+            f"n is {n}, but without --temperature or --beams all completions are the same; give one of them."
+        )
     if 1 < options.beams < n:
         raise gh.InputError(
-            f"n is {n}, but a search of {options.beams} beams finds no more than these; raise --beams."
+            f"n is {n}, but a search with {options.beams} beams returns at most that many; raise --beams."
         )
 
 
 def _load(
-    place: str, revision: str | None, ignore: Sequence[str] | None, device: str
+    path_or_repo_id: str, revision: str | None, ignore: Sequence[str] | None, device: str
 ) -> tuple[gh.models.Decoder | gh.models.Seq2Seq, gh.Tokenizer]:
-    model, tok = gh.load(place, revision=revision, device=device, ignore=texts.listed(ignore))
+    model, tok = gh.load(path_or_repo_id, revision=revision, device=device, ignore=texts.listed(ignore))
     gh.generation.validation.check_model(model)
     if tok is None:
-        raise gh.InputError(f"{place!r} has no tokenizer, so it reads no text; put its tokenizer.json there.")
+        raise gh.InputError(f"{path_or_repo_id!r} has no tokenizer; add its tokenizer.json to the folder.")
     return cast("gh.models.Decoder | gh.models.Seq2Seq", model), tok
 
 
-def _speculator(draft: str | None, lookup: bool, device: str) -> gh.generation.speculation.Speculator | None:
-    if draft is not None:
-        small, _ = gh.load(draft, device=device)
-        return gh.generation.DraftModel(cast("gh.models.Decoder", small))  # which refuses another kind itself
-    return gh.generation.PromptLookup() if lookup else None
+def _speculator(
+    draft_model: str | None, prompt_lookup: bool, device: str
+) -> gh.generation.speculation.Speculator | None:
+    if draft_model is not None:
+        model, _ = gh.load(draft_model, device=device)
+        return gh.generation.DraftModel(cast("gh.models.Decoder", model))  # refuses other kinds itself
+    return gh.generation.PromptLookup() if prompt_lookup else None
 
 
-def _answer(engine: gh.Engine, prompt: bytes, options: gh.SamplingParams, n: int, as_json: bool) -> None:
-    """Print what continues one prompt: samples as they are written; in JSON, or from a search, at the end."""
+def _complete(engine: gh.Engine, prompt: bytes, options: gh.SamplingParams, n: int, as_json: bool) -> None:
+    """Print the completions of one prompt: samples are streamed; JSON and beam search are printed at the end."""
     began = time.perf_counter()
     requests = streaming.submit(engine, prompt, options, n)
     interrupted = False
@@ -218,14 +228,14 @@ def _answer(engine: gh.Engine, prompt: bytes, options: gh.SamplingParams, n: int
     lengths = streaming.LengthWarnings(engine)
     for request in requests:
         request.raise_on_error()
-        lengths.look(request)
-    lengths.tell()
+        lengths.add(request)
+    lengths.show()
     if interrupted:
         raise typer.Exit(streaming.INTERRUPTED)
 
 
 def _stream(engine: gh.Engine, requests: Sequence[gh.generation.Request]) -> bool:
-    """Print one sample after the other, though all are written at once; say whether Ctrl-C ended it."""
+    """Print one sample after the other, though all are generated at once; return whether Ctrl-C interrupted."""
     with streaming.interrupts() as caught:
         for number, request in enumerate(requests, 1):
             if not caught:
@@ -235,17 +245,17 @@ def _stream(engine: gh.Engine, requests: Sequence[gh.generation.Request]) -> boo
 
 
 def _head(number: int, count: int, score: float | None = None) -> None:
-    """Print the line between two completions; those of a search have one each, with the score."""
+    """Print the line between two completions; with beam search, one before each, with the score."""
     if score is not None and count > 1:
         print(f"--- {number} of {count}, score {score:.4f}")
     elif number > 1:
         print(f"--- {number} of {count}")
 
 
-def _wait(engine: gh.Engine, most: int) -> None:
-    """Let all requests end, with a bar."""
+def _wait(engine: gh.Engine, steps: int) -> None:
+    """Run all requests to the end, with a progress bar."""
     with screen.progress(generating="steps") as progress:
         done = 0
         while engine.step():
-            done = min(done + 1, most)  # steps that read the prompt come on top
-            progress("generating", done, most)
+            done = min(done + 1, steps)  # prefill steps come on top
+            progress("generating", done, steps)

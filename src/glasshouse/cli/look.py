@@ -1,4 +1,4 @@
-"""The command that opens a page on a model."""
+"""`glasshouse look`: open the page of a model."""
 
 from __future__ import annotations
 
@@ -16,24 +16,20 @@ app = typer.Typer()
 
 @app.command(epilog="Example: glasshouse look runs/stdlib --text 'def main(' --port 8000")
 def look(
-    model: Annotated[
-        str, typer.Argument(metavar="MODEL", help="The folder of a model or of a run, or an id on the hub.")
-    ],
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="A model or run folder, or a Hugging Face hub id.")],
     text: Annotated[
-        str, typer.Option(help="The text to look at first.", show_default="one that the run was tried on")
+        str, typer.Option(help="The text to show first.", show_default="one from the run's validation set")
     ] = "",
     view: Annotated[
         str, typer.Option(help="The view to open: text, attention, stream, experiment, steps, alignment, run.")
     ] = "text",
-    save: Annotated[
-        Path | None, typer.Option(help="Write the page to this file, which needs no server, and stop.")
-    ] = None,
-    host: Annotated[str, typer.Option(help="The address to serve at; others than this machine's are a risk.")] = (
-        "127.0.0.1"
-    ),
-    port: Annotated[int, typer.Option(help="The port; 0 takes one that is free.", min=0, max=65535)] = 0,
+    save: Annotated[Path | None, typer.Option(help="Write the page to a standalone HTML file and exit.")] = None,
+    host: Annotated[
+        str, typer.Option(help="The address to bind; other than 127.0.0.1 exposes the page to the network.")
+    ] = ("127.0.0.1"),
+    port: Annotated[int, typer.Option(help="The port; 0 picks a free one.", min=0, max=65535)] = 0,
     browser: Annotated[bool, typer.Option(help="Open a browser.")] = True,
-    memory: Annotated[float, typer.Option(help="GiB that may be kept of what was seen in texts.", min=0.01)] = 2.0,
+    memory: Annotated[float, typer.Option(help="Cache of recorded activations, in GiB.", min=0.01)] = 2.0,
     revision: Revision = None,
     device: Device = "auto",
 ) -> None:
@@ -48,10 +44,10 @@ def look(
         return
     server = gh.page.Server(traces, host, port)
     if not server.is_local:
-        print(f"warning: whoever reaches {host} and has the address can see the page and use the model")
+        print(f"warning: anyone who can reach {host} and has the address can see the page and use the model")
 
     def started() -> None:
-        print("The page is open until you press Ctrl-C; its address is for you alone:")
+        print("Serving the page until Ctrl-C; its address is secret:")
         print(server.address + seen.fragment, flush=True)
         if browser:
             server.show(seen.fragment)

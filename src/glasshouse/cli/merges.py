@@ -1,4 +1,4 @@
-"""Byte-pair encoding as it happens: a word merged step by step, and merges learned one by one."""
+"""Prints byte-pair encoding step by step: the merges of a word, and the training of merges."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from glasshouse.escaping import show_whitespace
 
 Pair = tuple[bytes, bytes]
 
-MOST = 20_000  # distinct words; learning in the plain way takes minutes with many more
+MOST = 20_000  # distinct words; the reference implementation takes minutes with many more
 
 
 def draw_word(tok: gh.Tokenizer, text: str, words: Iterable[bytes]) -> None:
-    """Print how a tokenizer's merges put the words of a text together, and the tree of each token."""
+    """Print how a tokenizer merges the words of a text, and the merge tree of each token."""
     final: list[bytes] = []
     for word in words:
         print(f"\nword {show_whitespace(word)}")
@@ -27,9 +27,9 @@ def draw_word(tok: gh.Tokenizer, text: str, words: Iterable[bytes]) -> None:
         for token in states[-1]:
             print("\n".join(gh.text.bpe.merge_tree(token, tok.merge_ranks, show_whitespace)))
         final += states[-1]
-    # Some take a word that is a token as it stands, and some change the text before they split it.
+    # Some tokenizers take a whole word as a token, and some normalize the text before pre-tokenization.
     if (made := [tok.decode_bytes([number]) for number in tok.encode(text, add_special_tokens=False)]) != final:
-        print(f"\nthe tokenizer goes another way here, and makes: {' '.join(map(show_whitespace, made))}")
+        print(f"\nthe tokenizer encodes this text differently: {' '.join(map(show_whitespace, made))}")
 
 
 def _steps(states: list[list[bytes]], ranks: Mapping[Pair, int]) -> Iterator[tuple[str, str, str]]:
@@ -43,18 +43,18 @@ def _steps(states: list[list[bytes]], ranks: Mapping[Pair, int]) -> Iterator[tup
         )
 
 
-def draw_learning(texts: Iterable[bytes], merges: int, rivals: int, pattern: str, sample: str | None) -> None:
-    """Print the first merges that a text gives, what came next, and what they do to a sample of it."""
+def draw_training(texts: Iterable[bytes], merges: int, runners_up: int, pattern: str, sample: str | None) -> None:
+    """Print the first merges that BPE learns from a text, the runners-up, and the effect on a sample."""
     texts = list(texts)
     counted = gh.text.pretokenizer.count(texts, pattern)
     if not counted.counts:
-        raise gh.InputError("there is no text to learn from; give files that are not empty.")
+        raise gh.InputError("there is no text to train on; give files that are not empty.")
     counts = counted.counts
     kept = nsmallest(MOST, counts, key=lambda word: (-counts[word], word))
     print(f"{counted.n_bytes:,} bytes, {counted.total:,} words, {len(counts):,} of them distinct")
     if len(kept) < len(counts):
         share = sum(counts[word] for word in kept) / counted.total
-        print(f"only the {MOST:,} most frequent words are used, {share:.1%} of all, so that you need not wait")
+        print(f"only the {MOST:,} most frequent words are used, {share:.1%} of all, to save time")
     if sample is None:
         sample = texts[0].decode()[:60]
     now = [
@@ -62,23 +62,22 @@ def draw_learning(texts: Iterable[bytes], merges: int, rivals: int, pattern: str
         for word in gh.text.pretokenizer.split(sample, pattern)
     ]
     number = 0
-    learned = gh.text.bpe.learn({word: counts[word] for word in kept}, 256 + merges, rivals)
+    learned = gh.text.bpe.learn({word: counts[word] for word in kept}, 256 + merges, runners_up)
     for number, merge in enumerate(learned, 1):
         token = merge.pair[0] + merge.pair[1]
         after = [gh.text.bpe.merge_pair(word, merge.pair, token) for word in now]
-        print(
-            f"\nmerge {number}: {_pair(merge.pair)} = {show_whitespace(token)}, {merge.count:,} time{'s' * (merge.count > 1)}"
-        )
+        times = f"{merge.count:,} time{'s' * (merge.count > 1)}"
+        print(f"\nmerge {number}: {_pair(merge.pair)} = {show_whitespace(token)}, {times}")
         if merge.runners_up:
             print(f"  next    {', '.join(f'{_pair(pair)} {count:,}' for pair, count in merge.runners_up)}")
         if after == now:
-            print("  sample  does not hold it")
+            print("  sample  does not contain it")
         else:
             screen.console().print(_sample("  before  ", now), soft_wrap=True)
             screen.console().print(_sample("  after   ", after, token), soft_wrap=True)
         now = after
     if number < merges:
-        print(f"\nthere are no more pairs to merge after {number:,}")
+        print(f"\nno pairs are left to merge after {number:,}")
 
 
 def _pair(pair: Pair) -> str:
@@ -86,7 +85,7 @@ def _pair(pair: Pair) -> str:
 
 
 def _sample(title: str, words: list[list[bytes]], new: bytes | None = None) -> Text:
-    """Return the tokens of a sample; the new one stands in brackets, or in colour."""
+    """Return the tokens of a sample; the new one in brackets, or in colour."""
     text = Text(title)
     for token in (token for word in words for token in word):
         if token != new:

@@ -1,4 +1,4 @@
-"""Commands for models: to transformers and back, and whether all ways of running one agree."""
+"""`glasshouse export` and `verify`: conversion to transformers, and numerical checks."""
 
 from __future__ import annotations
 
@@ -13,32 +13,32 @@ from glasshouse.cli import screen, texts
 app = typer.Typer()
 
 ModelArgument = Annotated[
-    str, typer.Argument(metavar="MODEL", help="The folder of a model or of a run, or an id on the Hugging Face hub.")
+    str, typer.Argument(metavar="MODEL", help="A model or run folder, or a Hugging Face hub id.")
 ]
 Ignore = Annotated[
-    list[str] | None, typer.Option(help="Keys of config.json to take as harmless, as a,b; may be given again.")
+    list[str] | None, typer.Option(help="Unknown keys of config.json to ignore, as a,b; can be repeated.")
 ]
-Revision = Annotated[str | None, typer.Option(help="A branch, tag or commit of a hub repository.")]
+Revision = Annotated[str | None, typer.Option(help="Branch, tag or commit of a hub repository.")]
 
 
 Device = Annotated[
-    Literal["auto", "cpu", "cuda", "mps"], typer.Option(help="Where to compute; auto takes the fastest.")
+    Literal["auto", "cpu", "cuda", "mps"], typer.Option(help="The device to run on; auto picks the fastest.")
 ]
 
 
 def find_device(name: str) -> str:
-    """Return the device that an option names, if this machine has it."""
+    """Return the device of --device, if this machine has it."""
     return gh.device.resolve(name, "--device").type
 
 
 @app.command(epilog="Example: glasshouse export runs/first published")
 def export(
     model: ModelArgument,
-    folder: Annotated[Path, typer.Argument(help="The folder to write; one written before is replaced.")],
+    folder: Annotated[Path, typer.Argument(help="The folder to write; an earlier export in it is replaced.")],
     revision: Revision = None,
     ignore: Ignore = None,
 ) -> None:
-    """Write a folder that transformers loads, or say which field of the spec stands in the way."""
+    """Export a model to a folder that transformers loads, or report which field of the spec it lacks."""
     loaded, tok = gh.load(model, revision=revision, dtype="stored", ignore=texts.listed(ignore))
     kind = gh.hub.export(loaded, tok, folder)
     print(f"{folder}: a model of type {kind}, {'with' if tok else 'without'} a tokenizer")
@@ -46,7 +46,7 @@ def export(
 
 @app.command(epilog="Example: glasshouse verify runs/first")
 def verify(model: ModelArgument, revision: Revision = None, ignore: Ignore = None) -> None:
-    """Run a model in every way there is, compare, and write verified.json beside its weights; exit 1 on a failure."""
+    """Run a model on all kernels and code paths, compare the results, and write verified.json; exit 1 on failure."""
     checks = gh.evaluation.verify(model, revision=revision, ignore=texts.listed(ignore))
     rows = [
         (check.name, "not compared", "", check.reason)

@@ -1,6 +1,6 @@
-"""What commands draw with: signs for what cannot be seen, tables, a progress bar; plain off a terminal.
+"""Terminal output: tables, progress bars, warnings; plain text if the output is not a terminal.
 
-Texts come from anyone, so no control character of theirs reaches the terminal, and none of their brackets is markup.
+Texts are untrusted, so their control characters are escaped and their brackets are not parsed as markup.
 """
 
 from __future__ import annotations
@@ -21,30 +21,30 @@ from rich.text import Text
 import glasshouse as gh
 from glasshouse.escaping import NEWLINE, escape_control, show_whitespace
 
-_WIDE = 100_000  # characters in a line, for those who are not a terminal
+_WIDE = 100_000  # line width if the output is not a terminal
 
 
 def speller(tok: gh.Tokenizer) -> Callable[[int], str]:
-    """Return what shows the token of an id: its bytes where tokens are bytes, else as the vocabulary writes it."""
+    """Return a function that shows the token of an id: its bytes if byte-level, else its spelling."""
     if tok.byte_level:
         return lambda number: show_whitespace(tok.decode_bytes([number]))
     return lambda number: show_whitespace(tok.id_to_token(number))
 
 
 def console() -> Console:
-    """Return a console on stdout that takes texts as they are, and never breaks a line off a terminal."""
+    """Return a console on stdout without markup, which wraps lines only on a terminal."""
     width = None if sys.stdout.isatty() else _WIDE
     return Console(markup=False, emoji=False, highlight=False, width=width)
 
 
 def in_colour() -> bool:
-    """Say whether colours can carry a meaning: at a terminal that has them, unless NO_COLOR is set."""
-    there = console()
-    return sys.stdout.isatty() and there.color_system is not None and not there.no_color
+    """Return whether output is coloured: on a terminal with colours, unless NO_COLOR is set."""
+    stdout = console()
+    return sys.stdout.isatty() and stdout.color_system is not None and not stdout.no_color
 
 
 def table(rows: Iterable[Sequence[str]], header: Sequence[str] = (), right: Iterable[int] = ()) -> None:
-    """Print rows in columns; those numbered in `right` stand at the right."""
+    """Print rows in columns; the columns in `right` are right-aligned."""
     drawn = Table(box=None, pad_edge=False, show_header=bool(header))
     rows, right = list(rows), set(right)
     for number in range(max(map(len, [header, *rows]))):
@@ -53,17 +53,17 @@ def table(rows: Iterable[Sequence[str]], header: Sequence[str] = (), right: Iter
         )
     for row in rows:
         drawn.add_row(*map(Text, row))
-    there = console()
+    stdout = console()
     if sys.stdout.isatty():
-        there.print(drawn)
+        stdout.print(drawn)
         return
-    with there.capture() as captured:
-        there.print(drawn)
+    with stdout.capture() as captured:
+        stdout.print(drawn)
     print("\n".join(line.rstrip() for line in captured.get().splitlines()))
 
 
 def alternate(tokens: Iterable[str]) -> str | Text:
-    """Return tokens that can be told apart: by colours where there are any, else by spaces."""
+    """Return tokens separated by alternating colours, or else by spaces."""
     if not in_colour():
         return " ".join(tokens)
     text = Text(overflow="fold")
@@ -74,7 +74,7 @@ def alternate(tokens: Iterable[str]) -> str | Text:
 
 @contextmanager
 def progress(**units: str) -> Iterator[Callable[[str, int, int], None]]:
-    """Draw a bar for each stage on stderr, if that is a terminal; `units` names those that do not count bytes."""
+    """Show a progress bar per stage on stderr, if it is a terminal; `units` are the units of stages, else bytes."""
     if not sys.stderr.isatty():
         yield gh.text.tokenizer_training.no_progress
         return
@@ -102,13 +102,13 @@ def progress(**units: str) -> Iterator[Callable[[str, int, int], None]]:
 
 @contextmanager
 def waiting(why: str) -> Iterator[None]:
-    """Show at a terminal that something is going on that cannot be counted."""
+    """Show a spinner on a terminal."""
     with Console(stderr=True).status(why) if sys.stderr.isatty() else nullcontext():
         yield
 
 
 class _Terminal(io.FileIO):
-    """A terminal that may be closed while a command runs: then what is printed is lost, and nothing else."""
+    """A terminal that may be closed while a command runs: further output is discarded."""
 
     def write(self, data: Any, /) -> int:  # noqa: ANN401 - any buffer
         try:
@@ -120,7 +120,7 @@ class _Terminal(io.FileIO):
 
 
 def outlive_terminal(stream: TextIO) -> TextIO:
-    """Return a stream to the same terminal that does not mind that it is closed; one to a file stays as it is."""
+    """Return a stream to the same terminal that survives closing it; a stream to a file is returned unchanged."""
     if not stream.isatty():
         return stream
     raw = io.BufferedWriter(_Terminal(stream.fileno(), "w", closefd=False))
@@ -128,5 +128,5 @@ def outlive_terminal(stream: TextIO) -> TextIO:
 
 
 def warn(message: Warning | str, *_: object, **__: object) -> None:
-    """Show a warning as one line, without the place in the code that it comes from."""
+    """Print a warning as one line, without its location in the code."""
     print(f"warning: {escape_control(' '.join(str(message).split()))}", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""A prompt on each line of standard input: read ahead, answered side by side, written in order."""
+"""Prompts from standard input, one per line: prefetched, batched, and printed in order."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ import glasshouse as gh
 from glasshouse.cli import screen, streaming
 
 STDIN = 0
-WINDOW = 8  # lines in memory for each slot: those behind a slow one are finished while it is waited for
+WINDOW = 8  # lines in memory per slot: those after a slow one complete while it runs
 
 
 class _Lines:
-    """The lines of stdin, which a thread reads ahead, so that whoever writes them slowly holds up no completion."""
+    """The lines of stdin, prefetched by a thread, so that a slow writer delays no completion."""
 
-    def __init__(self, most: int) -> None:
-        self.n_bytes = os.fstat(STDIN).st_size  # of a file; what comes through a pipe is counted as it is read
-        self._queue: Queue[bytes | OSError | None] = Queue(most)
+    def __init__(self, limit: int) -> None:
+        self.n_bytes = os.fstat(STDIN).st_size  # of a file; bytes from a pipe are counted as they are read
+        self._queue: Queue[bytes | OSError | None] = Queue(limit)
         self._ended = False
         self._error: OSError | None = None
         Thread(target=self._read, daemon=True).start()
@@ -35,7 +35,7 @@ class _Lines:
     def _read(self) -> None:
         end, read = None, 0
         try:
-            # A file of its own: a program that ends waits for the lock of sys.stdin.
+            # Its own file object: at exit, the interpreter waits for the lock of sys.stdin.
             with os.fdopen(STDIN, "rb", closefd=False) as file:
                 for line in file:
                     read += len(line)
@@ -46,7 +46,7 @@ class _Lines:
         self._queue.put(end)
 
     def take(self, *, wait: bool) -> bytes | None:
-        """Return the next line; None at the end, or where none is there yet and it is not to be waited for."""
+        """Return the next line; None at the end, or if none is available yet and not `wait`."""
         if not self._ended:
             try:
                 line = self._queue.get(block=wait)
@@ -62,15 +62,15 @@ class _Lines:
 
 @dataclass
 class _Line:
-    """A prompt on stdin, and what became of it."""
+    """A prompt from stdin, and its requests."""
 
-    size: int  # bytes with its end
+    size: int  # bytes, line ending included
     prompt: bytes
     requests: list[gh.generation.Request] = field(default_factory=list)
-    error: str = ""  # why it could not be taken
+    error: str = ""  # why it was refused
 
     def output(self, n: int, as_json: bool) -> list[str]:
-        """Return its lines of output: in JSON one for each completion, else `n`, whatever there is."""
+        """Return the lines of output: one per completion in JSON, else always `n`."""
         if as_json and self.error:
             return [json.dumps({"prompt": streaming.readable(self.prompt), "error": self.error})]
         found = [one for request in self.requests for one in request.completions()] if not self.error else []
@@ -81,9 +81,9 @@ class _Line:
 
 
 def generate_lines(engine: gh.Engine, options: gh.SamplingParams, n: int, as_json: bool) -> None:
-    """Print what continues each line of stdin, in their order; a line that cannot be taken stops no other."""
+    """Print the completions of each line of stdin, in order; an error in one line does not stop the others."""
     began = time.perf_counter()
-    out = sys.stdout  # while there is a bar, sys.stdout is its
+    out = sys.stdout  # a progress bar replaces sys.stdout
     lines = _Lines(WINDOW * len(engine.slots))
     count = failed = done = tokens = 0
     lengths = streaming.LengthWarnings(engine)
@@ -98,20 +98,20 @@ def generate_lines(engine: gh.Engine, options: gh.SamplingParams, n: int, as_jso
             done += line.size
             tokens += sum(len(request.ids) for request in line.requests)
             for request in line.requests:
-                lengths.look(request)
+                lengths.add(request)
             progress("generating", done, lines.n_bytes)
     streaming.report(tokens, began, f"{count:,} lines", *([f"{failed:,} of them refused"] if failed else []))
-    lengths.tell()
+    lengths.show()
     if failed:
         raise typer.Exit(1)
 
 
 def _in_order(engine: gh.Engine, prompts: _Lines, options: gh.SamplingParams, n: int) -> Iterator[_Line]:
-    """Yield each line once it and all before it are done; only a window of them is in memory."""
+    """Yield each line once it and all before it are done, with a bounded window in memory."""
     window: deque[_Line] = deque()
-    most = WINDOW * len(engine.slots)
+    limit = WINDOW * len(engine.slots)
     while True:
-        while len(window) < most and (text := prompts.take(wait=not window)) is not None:
+        while len(window) < limit and (text := prompts.take(wait=not window)) is not None:
             line = _Line(len(text), text.removesuffix(b"\n").removesuffix(b"\r"))
             try:
                 line.requests = streaming.submit(engine, line.prompt, options, n)

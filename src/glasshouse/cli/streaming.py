@@ -1,4 +1,4 @@
-"""What every way to generate needs: requests to an engine, their text as it comes, Ctrl-C, and how it went."""
+"""Shared by all modes of `generate`: requests to the engine, streamed output, Ctrl-C, and throughput."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ import glasshouse as gh
 from glasshouse.cli import screen
 from glasshouse.escaping import escape_control
 
-INTERRUPTED = 130  # what shells call the end by Ctrl-C
+INTERRUPTED = 130  # exit code after Ctrl-C
 
 
 def submit(engine: gh.Engine, prompt: bytes, options: gh.SamplingParams, n: int) -> list[gh.generation.Request]:
-    """Ask for `n` completions of a prompt: a sample is a request of its own, a search is one for all."""
+    """Submit requests for `n` completions of a prompt: one per sample, or one for beam search."""
     if options.beams > 1:
         return [engine.submit(prompt, options, n_best=n)]
     return [engine.submit(prompt, one) for one in options.with_seeds(n)]
 
 
 def write(text: Iterable[str]) -> None:
-    """Print a text as it comes, and a newline whatever happens."""
+    """Stream a text to stdout, ended by a newline even on an error."""
     try:
         for piece in text:
             print(fit(piece), end="", flush=True)
@@ -36,7 +36,7 @@ def write(text: Iterable[str]) -> None:
 
 
 def pieces(engine: gh.Engine, request: gh.generation.Request, caught: list[int]) -> Iterator[str]:
-    """Yield the text of a request as it comes; Ctrl-C cancels it after a step, so that the engine can go on."""
+    """Yield the text of a request as it is generated; Ctrl-C cancels it after a step, so the engine stays usable."""
     while not request.done:
         engine.step()
         if caught:
@@ -46,30 +46,30 @@ def pieces(engine: gh.Engine, request: gh.generation.Request, caught: list[int])
 
 
 class LengthWarnings:
-    """Collects which completions were cut short, or outgrew the model, and says so in one line."""
+    """Collects completions that were truncated, or exceed the model's max_len, for one warning."""
 
     def __init__(self, engine: gh.Engine) -> None:
         self._spec = engine.spec
         self._first = ""
-        self._count = self._of = 0
+        self._count = self._total = 0
 
-    def look(self, request: gh.generation.Request) -> None:
-        """Count a request that is done."""
-        sentence = gh.generation.length_warning(self._spec, request)
-        self._first = self._first or sentence or ""
-        self._count += sentence is not None
-        self._of += 1
+    def add(self, request: gh.generation.Request) -> None:
+        """Add a finished request."""
+        message = gh.generation.length_warning(self._spec, request)
+        self._first = self._first or message or ""
+        self._count += message is not None
+        self._total += 1
 
-    def tell(self) -> None:
-        """Print the line, if there is anything to say."""
+    def show(self) -> None:
+        """Print the warning, if there is one."""
         if self._first:
-            more = "" if self._of == 1 else f"{self._count:,} of {self._of:,} completions, such as this: "
+            more = "" if self._total == 1 else f"{self._count:,} of {self._total:,} completions, the first: "
             screen.warn(more + self._first)
 
 
 @contextmanager
 def interrupts() -> Iterator[list[int]]:
-    """Collect Ctrl-C instead of stopping at once; a second one does stop, and one that is ignored stays so."""
+    """Collect Ctrl-C instead of stopping; a second one stops. SIGINT stays ignored if it was."""
     caught: list[int] = []
 
     def catch(number: int, frame: object) -> None:
@@ -87,14 +87,14 @@ def interrupts() -> Iterator[list[int]]:
 
 
 def fit(text: str) -> str:
-    """Return a text as stdout may have it: a terminal gets no control characters but line breaks and tabs."""
+    """Escape control characters except newlines and tabs, if stdout is a terminal."""
     if not sys.stdout.isatty():
         return text
     return "".join(c if c in "\n\t" or unicodedata.category(c) != "Cc" else escape_control(c) for c in text)
 
 
 def as_json(prompt: bytes, one: gh.Completion) -> str:
-    """Return a completion as a line of JSON; a score is there if a search gave one."""
+    """Return a completion as a line of JSON, with a score if it is from beam search."""
     table = {
         "prompt": readable(prompt),
         "text": one.text,
@@ -106,7 +106,7 @@ def as_json(prompt: bytes, one: gh.Completion) -> str:
 
 
 def readable(prompt: bytes) -> str:
-    r"""Return a prompt as a text, a byte that is no character as \xNN.
+    r"""Decode a prompt, with invalid bytes as \xNN.
 
     >>> print(readable(b"caf\xe9"))
     caf\xe9
@@ -115,10 +115,10 @@ def readable(prompt: bytes) -> str:
 
 
 def report(tokens: int, began: float, *more: str) -> None:
-    """Say at a terminal how much was written, how fast, and what else there is to say."""
+    """Print the number of tokens, the throughput and more, on a terminal."""
     if not sys.stderr.isatty():
         return
     speed = tokens / (time.perf_counter() - began)
     line = ", ".join((f"{tokens:,} {'token' if tokens == 1 else 'tokens'}", f"{speed:,.1f} tokens/s", *more))
-    there = Console(stderr=True, highlight=False)
-    there.print(line, style="" if there.no_color else "dim")
+    stderr = Console(stderr=True, highlight=False)
+    stderr.print(line, style="" if stderr.no_color else "dim")

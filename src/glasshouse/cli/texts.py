@@ -1,4 +1,4 @@
-"""Texts that a command is given: files, folders, patterns, or a built-in set by its name."""
+"""Text arguments of commands: files, folders, globs, or a built-in dataset."""
 
 from __future__ import annotations
 
@@ -15,17 +15,15 @@ Progress = Callable[[str, int, int], None]
 Paths = Annotated[
     list[str],
     typer.Argument(
-        metavar="PATHS", help="Files, folders, quoted patterns such as 'data/**/*.txt', or a built-in set."
+        metavar="PATHS", help="Files, folders, quoted globs such as 'data/**/*.txt', or a built-in dataset."
     ),
 ]
-Field = Annotated[str, typer.Option(help="Where the text stands in jsonl, csv, tsv and parquet files.")]
-Errors = Annotated[
-    Literal["strict", "replace"], typer.Option(help="Stop at bytes that are not UTF-8, or put a mark in their place.")
-]
+Column = Annotated[str, typer.Option(help="The text column of jsonl, csv, tsv and parquet files.")]
+Errors = Annotated[Literal["strict", "replace"], typer.Option(help="Stop at invalid UTF-8, or replace it by U+FFFD.")]
 
 
 def listed(names: Iterable[str] | None) -> tuple[str, ...]:
-    """Return the names that an option was given, each alone or several with commas between.
+    """Return the names given to an option, repeated or separated by commas.
 
     >>> listed(["en,de", "id"]), listed(None)
     (('en', 'de', 'id'), ())
@@ -34,18 +32,18 @@ def listed(names: Iterable[str] | None) -> tuple[str, ...]:
 
 
 def is_builtin(path: str) -> bool:
-    """Say whether this is the name of a built-in set, and no file's."""
+    """Return whether this is the name of a built-in dataset, and not of a file."""
     return path in gh.data.builtin_datasets() and not Path(path).exists()
 
 
 def read(
-    paths: Iterable[str], field: str, errors: Literal["strict", "replace"], progress: Progress
+    paths: Iterable[str], column: str, errors: Literal["strict", "replace"], progress: Progress
 ) -> Iterator[bytes]:
-    """Yield the texts of files first, then those that built-in sets give for training."""
+    """Yield the texts of files, then those of the training splits of built-in datasets."""
     paths = list(paths)
     names = [path for path in paths if is_builtin(path)]
     if files := [path for path in paths if path not in names]:
-        yield from gh.text.tokenizer_training.read_texts(files, field, errors, progress)
+        yield from gh.text.tokenizer_training.read_texts(files, column, errors, progress)
     for name in names:
         yield from _builtin(name, progress)
 
@@ -66,5 +64,5 @@ def _builtin(name: str, progress: Progress) -> Iterator[bytes]:
 
 
 def units(paths: Iterable[str]) -> dict[str, str]:
-    """Return what the stages of reading count that do not count bytes."""
+    """Return the units of the reading stages that do not count bytes."""
     return {f"reading {path}": "items" for path in paths if is_builtin(path)}

@@ -1,4 +1,4 @@
-"""Commands for tokenizers: learn one, use one, and look into one."""
+"""`glasshouse tokenizer`: train, use and inspect tokenizers."""
 
 from __future__ import annotations
 
@@ -14,34 +14,38 @@ import glasshouse as gh
 from glasshouse.cli import merges, screen, texts, tokenizer_stats
 from glasshouse.escaping import escape_control, show_whitespace
 
-app = typer.Typer(help="Learn a tokenizer, use one, look into one.", no_args_is_help=True)
+app = typer.Typer(help="Train, use and inspect tokenizers.", no_args_is_help=True)
 
 TokenizerArgument = Annotated[
-    str, typer.Argument(metavar="TOKENIZER", help="A folder that holds a tokenizer.json, such as a model's.")
+    str, typer.Argument(metavar="TOKENIZER", help="A folder with a tokenizer.json, such as a model's.")
 ]
-Pattern = Annotated[Literal["gpt2", "gpt4"], typer.Option(help="How text is split into words before merging.")]
+Pattern = Annotated[
+    Literal["gpt2", "gpt4"], typer.Option(help="Pre-tokenization: how text is split into words before BPE.")
+]
 
-START = 10**6  # bytes of the training text on which a new tokenizer is measured
-MEASURED = 10**7  # bytes of a text on which one is measured unless all is asked for
-WATCHED = 5 * 10**6  # bytes of a text that learning is watched on
+START = 10**6  # bytes of the training text for the statistics of a new tokenizer
+MEASURED = 10**7  # bytes of a text for statistics, without --all
+WATCHED = 5 * 10**6  # bytes of a text for `watch`
 
 
 @app.command(epilog="Example: glasshouse tokenizer train 'books/**/*.txt' --vocab-size 16384 --out runs/tok")
 def train(
     paths: texts.Paths,
     out: Annotated[Path, typer.Option(help="The folder to write.")],
-    vocab_size: Annotated[int, typer.Option(help="Tokens in the vocabulary, with bytes and special tokens.")] = 8192,
+    vocab_size: Annotated[
+        int, typer.Option(help="Tokens in the vocabulary, bytes and special tokens included.")
+    ] = 8192,
     pattern: Pattern = "gpt2",
-    field: texts.Field = "text",
+    column: texts.Column = "text",
     errors: texts.Errors = "strict",
     max_words: Annotated[
-        int, typer.Option(help="Distinct words held in memory; beyond that the rarest are left out.")
+        int, typer.Option(help="Distinct words kept in memory; beyond that the rarest are dropped.")
     ] = 750_000,
 ) -> None:
-    """Learn a byte-level BPE from text, and say how many characters its tokens stand for."""
+    """Train a byte-level BPE tokenizer, and print its compression in characters per token."""
     start: list[bytes] = []
     with screen.progress(merging="tokens", **texts.units(paths)) as progress:
-        stream = texts.read(paths, field, errors, progress)
+        stream = texts.read(paths, column, errors, progress)
         tok = gh.Tokenizer.train(
             texts=_keeping(stream, start),
             vocab_size=vocab_size,
@@ -61,46 +65,48 @@ def train(
 
 
 def _keeping(stream: Iterable[bytes], start: list[bytes]) -> Iterator[bytes]:
-    """Pass texts on and keep the start of them: a pipe cannot be read twice."""
-    wanted = START
+    """Pass texts on and keep their start: a pipe cannot be read twice."""
+    left = START
     for text in stream:
-        if wanted > 0:
-            start += gh.text.pretokenizer.take_bytes([text], wanted)
-            wanted -= len(text)
+        if left > 0:
+            start += gh.text.pretokenizer.take_bytes([text], left)
+            left -= len(text)
         yield text
 
 
 @app.command(epilog="Example: glasshouse tokenizer encode runs/tok 'to be or not to be'")
 def encode(
     tokenizer: TokenizerArgument,
-    text: Annotated[str | None, typer.Argument(help="The text; stdin, where neither it nor --file is given.")] = None,
-    file: Annotated[Path | None, typer.Option(help="A file to encode, as it is.")] = None,
-    trusted: Annotated[bool, typer.Option("--trusted", help="Take special tokens in the text for tokens.")] = False,
-    ids: Annotated[bool, typer.Option("--ids", help="Print the ids alone, as off a terminal.")] = False,
+    text: Annotated[str | None, typer.Argument(help="The text; stdin if neither it nor --file is given.")] = None,
+    file: Annotated[Path | None, typer.Option(help="A file to encode.")] = None,
+    allow_special: Annotated[
+        bool, typer.Option("--allow-special", help="Parse special tokens in the text; only for trusted text.")
+    ] = False,
+    ids: Annotated[bool, typer.Option("--ids", help="Print only the ids, also on a terminal.")] = False,
 ) -> None:
-    """Turn text into ids: tokens in colours at a terminal, else one line of ids for `decode` and scripts."""
+    """Encode text: coloured tokens on a terminal, else one line of ids for `decode` and scripts."""
     if text is not None and file is not None:
         raise gh.InputError("a text and --file were both given; give one of them.")
     tok = gh.Tokenizer.load(tokenizer)
     data = os.fsencode(text) if text is not None else file.read_bytes() if file else sys.stdin.buffer.read()
-    numbers = tok.encode(data, parse_special_tokens=trusted)
+    numbers = tok.encode(data, parse_special_tokens=allow_special)
     if ids or not sys.stdout.isatty():
         print(*numbers)
         return
-    there = screen.console()
-    there.print(screen.alternate(map(screen.speller(tok), numbers)))
-    there.print(f"ids: {' '.join(map(str, numbers))}")
+    console = screen.console()
+    console.print(screen.alternate(map(screen.speller(tok), numbers)))
+    console.print(f"ids: {' '.join(map(str, numbers))}")
     characters = len(data.decode(errors="replace"))
-    share = f", {characters / len(numbers):.2f} characters per token" if numbers else ""
-    there.print(f"{len(numbers):,} tokens, {characters:,} characters, {len(data):,} bytes{share}")
+    ratio = f", {characters / len(numbers):.2f} characters per token" if numbers else ""
+    console.print(f"{len(numbers):,} tokens, {characters:,} characters, {len(data):,} bytes{ratio}")
 
 
 @app.command(epilog="Example: glasshouse tokenizer encode runs/tok < in.txt | glasshouse tokenizer decode runs/tok")
 def decode(
     tokenizer: TokenizerArgument,
-    ids: Annotated[list[str] | None, typer.Argument(help="The ids; stdin, where none are given.")] = None,
+    ids: Annotated[list[str] | None, typer.Argument(help="The ids; stdin if none are given.")] = None,
 ) -> None:
-    """Write the bytes that ids stand for, and nothing else."""
+    """Decode ids to bytes on stdout."""
     tok = gh.Tokenizer.load(tokenizer)
     words = ids or sys.stdin.buffer.read().decode(errors="replace").split()
     for word in words:
@@ -116,26 +122,24 @@ def decode(
 def show(
     tokenizer: TokenizerArgument,
     word: Annotated[str | None, typer.Option(help="A word or text to merge step by step (byte-level BPE).")] = None,
-    text: Annotated[str | None, typer.Option(help="A file, folder, pattern or built-in set to measure on.")] = None,
-    compare: Annotated[str | None, typer.Option(help="Another tokenizer's folder, measured on the text too.")] = None,
-    everything: Annotated[
-        bool, typer.Option("--all", help="Measure on all of the text, not the first 10 MB.")
-    ] = False,
-    field: texts.Field = "text",
+    text: Annotated[str | None, typer.Option(help="A file, folder, glob or built-in dataset for statistics.")] = None,
+    compare: Annotated[str | None, typer.Option(help="The folder of another tokenizer; needs --text.")] = None,
+    everything: Annotated[bool, typer.Option("--all", help="Use all of the text, not only the first 10 MB.")] = False,
+    column: texts.Column = "text",
     errors: texts.Errors = "strict",
 ) -> None:
-    """Say what a tokenizer is, how it puts a word together, and how well it fits a text."""
+    """Describe a tokenizer: its special tokens, the merges of a word, and statistics on a text."""
     if compare is not None and text is None:
-        raise gh.InputError("two tokenizers are compared on a text; give one by --text.")
+        raise gh.InputError("--compare needs a text; give one with --text.")
     names = [tokenizer] if compare is None else [tokenizer, compare]
     toks = [gh.Tokenizer.load(name) for name in names]
-    # All that can fail comes before anything is printed.
+    # Whatever can fail runs before anything is printed.
     split = [] if word is None else toks[0].pretokenize(word)
     measured = []
     if text is not None:
         for tok in toks:
             with screen.progress(**texts.units([text])) as progress:
-                stream: Iterable[bytes] = texts.read([text], field, errors, progress)
+                stream: Iterable[bytes] = texts.read([text], column, errors, progress)
                 if not everything:
                     stream = gh.text.pretokenizer.take_bytes(stream, MEASURED)
                 measured.append(tokenizer_stats.measure(tok, stream))
@@ -159,7 +163,7 @@ def _describe(name: str, tok: gh.Tokenizer) -> None:
     screen.table(
         [
             ("fingerprint", tok.fingerprint[:12]),
-            ("for corpora", tok.corpus_encoder().backend),
+            ("corpus backend", tok.corpus_encoder().backend),
             *(
                 ("special", f"{number} {show_whitespace(tok.id_to_token(number))} {' '.join(roles[number])}")
                 for number in sorted(tok.special_ids)
@@ -171,16 +175,16 @@ def _describe(name: str, tok: gh.Tokenizer) -> None:
 @app.command(epilog="Example: glasshouse tokenizer watch books --merges 50 --sample 'the theatre'")
 def watch(
     paths: texts.Paths,
-    merges_: Annotated[int, typer.Option("--merges", min=1, help="Merges to learn.")] = 20,
-    rivals: Annotated[int, typer.Option(min=0, help="Pairs to name that came next.")] = 3,
+    merges_: Annotated[int, typer.Option("--merges", min=1, help="The number of merges.")] = 20,
+    runners_up: Annotated[int, typer.Option(min=0, help="Next most frequent pairs to print per merge.")] = 3,
     pattern: Pattern = "gpt2",
     sample: Annotated[
-        str | None, typer.Option(help="A text to merge along.", show_default="the first 60 characters")
+        str | None, typer.Option(help="A text to apply the merges to.", show_default="the first 60 characters")
     ] = None,
-    field: texts.Field = "text",
+    column: texts.Column = "text",
     errors: texts.Errors = "strict",
 ) -> None:
-    """Watch byte-pair encoding learn from the first 5 MB of a text: each merge, what came next, what it does."""
+    """Train byte-pair encoding step by step on the first 5 MB of a text, and print each merge."""
     with screen.progress(**texts.units(paths)) as progress:
-        start = gh.text.pretokenizer.take_bytes(texts.read(paths, field, errors, progress), WATCHED)
-    merges.draw_learning(start, merges_, rivals, pattern, sample)
+        start = gh.text.pretokenizer.take_bytes(texts.read(paths, column, errors, progress), WATCHED)
+    merges.draw_training(start, merges_, runners_up, pattern, sample)

@@ -1,4 +1,4 @@
-"""`glasshouse train`: a run from a recipe or a file, its progress, and at the end what it came to."""
+"""`glasshouse train`: train from a recipe or a run file, with progress and a final evaluation."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer()
 
-PROMPT = 40  # characters of a text to go on with
+PROMPT = 40  # characters of a suggested prompt
 
 
 @app.command(epilog="Example: glasshouse train stdlib train.steps=2000 model.n_layers=6 train.out=runs/longer")
@@ -28,29 +28,27 @@ def train(
         str,
         typer.Argument(
             metavar="[RUN]",
-            help="A TOML file, the folder of a run, or a recipe: stdlib, dates, langid, masked, finetune-chat, "
-            "finetune-labels or vaswani-base.",
+            help="A TOML file, a run folder, or a recipe: stdlib, dates, langid, masked-lm, finetune-chat, "
+            "finetune-classifier or vaswani-base.",
         ),
     ] = "stdlib",
     settings: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[KEY=VALUE]...", help="Settings on top, such as train.steps=2000."),
+        typer.Argument(metavar="[KEY=VALUE]...", help="Settings to override, such as train.steps=2000."),
     ] = None,
     start: Annotated[
         str | None,
-        typer.Option(
-            "--from", metavar="MODEL", help="A model to start from, fine-tuning: a folder, a run or a hub id."
-        ),
+        typer.Option("--from", metavar="MODEL", help="A model to fine-tune: a model or run folder, or a hub id."),
     ] = None,
     baselines: Annotated[
-        bool, typer.Option(help="At the end, compare with gzip, xz and counts of bytes on the same text.")
+        bool, typer.Option(help="At the end, compare with gzip, xz and byte n-gram counts on the same text.")
     ] = True,
 ) -> None:
-    """Train a model; the same command again goes on where it was stopped.
+    """Train a model; the same command resumes an interrupted run.
 
-    Without an argument it trains a small decoder on Python's own library, about five minutes on two cores.
+    Without an argument it trains a small decoder on Python's standard library, in about five minutes on two cores.
 
-    Ctrl-C saves and stops, twice stops at once.
+    Ctrl-C saves a checkpoint and stops; a second Ctrl-C stops at once.
     """
     given = [*(settings or [])]
     if "=" in run and not Path(run).exists():  # settings alone
@@ -66,11 +64,11 @@ def train(
             bits = _baselines(result, display) if baselines else {}
         except gh.training.StoppedError as error:
             stopped = error
-        except KeyboardInterrupt:  # while the text was read: what is there is found again
-            display.log("stopped before the first step; the same command goes on with what is prepared.")
+        except KeyboardInterrupt:  # while preparing the data, which is not lost
+            display.log("stopped before the first step; the same command resumes preparing the data.")
             raise typer.Exit(130) from None
     if stopped is not None:
-        print(f"saved after step {stopped.step:,}; the same command goes on from there.", file=sys.stderr)
+        print(f"saved after step {stopped.step:,}; the same command resumes from there.", file=sys.stderr)
         raise typer.Exit(128 + stopped.number)
     report(result, bits)
 
@@ -78,12 +76,12 @@ def train(
 def _baselines(result: Result, display: gh.training.Display) -> dict[str, float]:
     if "bits_per_byte" not in result.report.metrics:
         return {}
-    display.stage("comparing with gzip, xz and counts of bytes", 0, 0)
+    display.stage("comparing with gzip, xz and byte n-gram counts", 0, 0)
     return gh.evaluation.baseline_bits(result.datasets.validation, result.datasets.train)
 
 
 def report(result: Result, bits: Mapping[str, float]) -> None:
-    """Print what a run came to, beside the baselines' bits a byte, something the model says, and what to try next."""
+    """Print the final metrics, the baselines in bits per byte, examples, and commands to try next."""
     print(f"{_heading(result)}:\n")
     evaluation.show(result.report, bits)
     print(f"\nthe run is in {result.folder}, the model in {result.folder / 'model'}; try:")
@@ -92,26 +90,28 @@ def report(result: Result, bits: Mapping[str, float]) -> None:
 
 
 def _heading(result: Result) -> str:
-    """Say what the closing figures are of, and why those of the last evaluation differ."""
+    """Describe what the final metrics are of, and why those of the last validation differ."""
     steps = f"after {result.steps:,} step{'s' * (result.steps != 1)}"
     if result.saved_step != result.steps:
-        steps += f", the model of step {result.saved_step:,}, which was the best"
-    read, there = result.val_coverage
-    if read == there:
-        return f"on what was held out, {steps}"
-    return f"on all {there:,} samples that were held out (evaluations while training read {read:,}), {steps}"
+        steps += f", the best model, of step {result.saved_step:,}"
+    evaluated, total = result.val_coverage
+    if evaluated == total:
+        return f"on the validation set, {steps}"
+    return (
+        f"on the whole validation set of {total:,} samples (validation during training used {evaluated:,}), {steps}"
+    )
 
 
 def _next(result: Result) -> Iterator[str]:
-    place = shlex.quote(str(result.folder))
+    folder = shlex.quote(str(result.folder))
     lines = (line for example in result.report.examples for line in example.input.splitlines())
-    read = next(filter(str.strip, lines), "")
+    prompt = next(filter(str.strip, lines), "")
     match result.datasets.train.kind:
         case "text" if isinstance(result.model, gh.models.Decoder):
-            yield f"glasshouse generate {place} {shlex.quote(read[:PROMPT])}"
+            yield f"glasshouse generate {folder} {shlex.quote(prompt[:PROMPT])}"
         case "chat":
-            yield f"glasshouse generate {place} --chat"
+            yield f"glasshouse generate {folder} --chat"
         case "pairs":
-            yield f"glasshouse generate {place} {shlex.quote(read)}"
-    yield f"glasshouse eval {place}"
-    yield f"glasshouse look {place}"
+            yield f"glasshouse generate {folder} {shlex.quote(prompt)}"
+    yield f"glasshouse eval {folder}"
+    yield f"glasshouse look {folder}"

@@ -1,6 +1,6 @@
-"""Files to ids on disk to batches; a global sample counter names every batch.
+"""Datasets: files to ids on disk to batches, which a global sample counter identifies.
 
-Each name is imported when first used: text becomes ids without torch, which only batches need.
+Names are imported lazily: preparing a corpus does not need torch, only batches do.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The batches of a run: the samples k * batch_size to (k + 1) * batch_size - 1 are those of step k, whoever asks."""
+"""Data loader: step k always gets samples k * batch_size to (k + 1) * batch_size - 1."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from glasshouse.errors import InputError
 
 
 class Dataset(Protocol):
-    """What batches are made of: sample k is a pure function of the seed and k."""
+    """A map-style dataset: sample k is a pure function of the seed and k."""
 
     def __len__(self) -> int:
-        """How many samples there are in an epoch."""
+        """Return the number of samples in an epoch."""
         ...
 
     def batch(self, indices: Sequence[int]) -> Batch:
-        """Return the samples with these numbers."""
+        """Return the samples with these indices."""
         ...
 
-    def origin(self, number: int) -> str:
-        """Say where in the corpus a sample comes from."""
+    def origin(self, index: int) -> str:
+        """Describe where in the corpus a sample comes from."""
         ...
 
 
@@ -32,9 +32,9 @@ class Batches:
     """The batches of one process: its share of each global batch.
 
     >>> class Squares:
-    ...     def batch(self, numbers):
-    ...         return [number**2 for number in numbers]
-    >>> [Batches(Squares(), 4, rank=rank, ranks=2).at(step=1) for rank in (0, 1)]
+    ...     def batch(self, indices):
+    ...         return [index**2 for index in indices]
+    >>> [Batches(Squares(), 4, rank=rank, world_size=2).at(step=1) for rank in (0, 1)]
     [[16, 25], [36, 49]]
     """
 
@@ -49,34 +49,39 @@ class Batches:
             )
         if (sorted_for := getattr(samples, "batch_size", batch_size)) != batch_size:
             raise InputError(
-                f"batch_size is {batch_size}, but the samples were put in order for {sorted_for}; give both the same."
+                f"batch_size is {batch_size}, but the dataset was bucketed for {sorted_for}; give both the same."
             )
-        self.samples, self.batch_size, self.rank, self.ranks = samples, operator.index(batch_size), rank, world_size
+        self.samples, self.batch_size = samples, operator.index(batch_size)
+        self.rank, self.world_size = rank, world_size
 
     def sample_indices(self, step: int) -> range:
-        """Return the samples of a step that this process sees."""
+        """Return the sample indices of a step for this process."""
         if not 0 <= step < 2**62 // self.batch_size:
-            raise InputError(f"step is {step}, but steps count from 0 and end where samples have no number.")
-        share = self.batch_size // self.ranks
-        first = step * self.batch_size + self.rank * share
-        return range(first, first + share)
+            raise InputError(
+                f"step is {step}, but it must be from 0 to {2**62 // self.batch_size - 1}: sample indices end there."
+            )
+        count = self.batch_size // self.world_size
+        first = step * self.batch_size + self.rank * count
+        return range(first, first + count)
 
     def at(self, step: int) -> Batch:
         """Return the batch of a step."""
         return self.samples.batch(self.sample_indices(step))
 
     def iterate(self, step: int = 0, *, workers: int = 1, prefetch_factor: int = 2) -> Generator[Batch]:
-        """Yield the batches from a step on, without end, each made `ahead` of time by one of some threads."""
+        """Yield the batches from a step on, without end; threads prefetch `workers * prefetch_factor` of them."""
         if workers < 1 or prefetch_factor < 1:
-            raise InputError(f"workers is {workers} and ahead is {prefetch_factor}, but both must be at least 1.")
+            raise InputError(
+                f"workers is {workers} and prefetch_factor is {prefetch_factor}, but both must be at least 1."
+            )
         with ThreadPoolExecutor(workers, thread_name_prefix="batches") as pool:
-            waiting: deque[Future[Batch]] = deque()
+            pending: deque[Future[Batch]] = deque()
             try:
                 while True:
-                    while len(waiting) < workers * prefetch_factor:
-                        waiting.append(pool.submit(self.at, step + len(waiting)))
-                    yield waiting.popleft().result()
+                    while len(pending) < workers * prefetch_factor:
+                        pending.append(pool.submit(self.at, step + len(pending)))
+                    yield pending.popleft().result()
                     step += 1
             finally:
-                for future in waiting:
+                for future in pending:
                     future.cancel()

@@ -1,4 +1,4 @@
-"""Which samples a model learns from: its head says what is asked of it, the corpus what there is to ask."""
+"""Chooses the dataset for a model from its spec and the kind of the corpus."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from glasshouse.errors import InputError
 
 
 def make_dataset(s: spec.Spec, corpus: Corpus, *, batch_size: int, seq_len: int, seed: int = 0) -> Dataset:
-    """Return the samples of a corpus for a model: rows of `length` ids, or items with no more than so many.
+    """Return the dataset of a corpus for a model: sequences of `seq_len` ids, or items of at most that length.
 
     >>> import tempfile, glasshouse as gh
     >>> from pathlib import Path
     >>> tok = gh.Tokenizer.train(texts=["to be"], vocab_size=263)
-    >>> place = tempfile.mkdtemp()
-    >>> _ = Path(f"{place}/hamlet.txt").write_text("to be or not to be")
-    >>> corpus = gh.data.prepare(f"{place}/hamlet.txt", tok, f"{place}/corpus")
+    >>> folder = tempfile.mkdtemp()
+    >>> _ = Path(f"{folder}/hamlet.txt").write_text("to be or not to be")
+    >>> corpus = gh.data.prepare(f"{folder}/hamlet.txt", tok, f"{folder}/corpus")
     >>> for name in ("tiny-decoder", "tiny-encoder"):
-    ...     print(type(make_dataset(gh.preset(name), corpus, batch_size=1, length=8)).__name__)
+    ...     print(type(make_dataset(gh.preset(name), corpus, batch_size=1, seq_len=8)).__name__)
     CausalLMDataset
     MaskedLMDataset
     """
@@ -48,16 +48,16 @@ def make_dataset(s: spec.Spec, corpus: Corpus, *, batch_size: int, seq_len: int,
             spec.TokenClassification(n_labels),
             "tagged",
         ):
-            raise InputError(f"the model knows {n_labels} labels, but the corpus has {len(corpus.labels)}.")
+            raise InputError(f"the model has {n_labels} labels, but the corpus has {len(corpus.labels)}.")
     raise InputError(
-        f"the corpus is of kind {corpus.kind}, which a model of kind {s.kind} with the head {s.head.kind} does not "
-        "learn from: next tokens go with text and chat, masked tokens with text, an encoder-decoder with "
-        "pairs, labels of sequences with labelled and labels of tokens with tagged."
+        f"the corpus is of kind {corpus.kind}, on which a model of kind {s.kind} with the head {s.head.kind} cannot "
+        "be trained: causal language models take text and chat, masked language models text, encoder-decoders "
+        "pairs, sequence classification labelled and token classification tagged."
     )
 
 
 def required_kind(s: spec.Spec) -> Kind | None:
-    """Return the one kind of data that a model learns from; None where its data may be of several.
+    """Return the one kind of data that a model can be trained on; None if there are several.
 
     >>> required_kind(spec.preset("tiny-seq2seq")), required_kind(spec.preset("tiny-decoder"))
     ('pairs', None)
@@ -73,15 +73,14 @@ def required_kind(s: spec.Spec) -> Kind | None:
 
 
 def samples_for_tokens(corpus: Corpus, tokens: int, seq_len: int) -> int:
-    """Return how many samples make about so many tokens, all in all; at most as many as there are."""
+    """Return how many samples have about `tokens` tokens in total; at most as many as there are."""
     if corpus.kind == "text":
         return max(1, tokens // seq_len)
     lengths = corpus.lengths[:, : TOKEN_ARRAYS_PER_ITEM[corpus.kind]]
     if corpus.kind in ("labelled", "tagged"):
-        lengths = lengths.clip(max=seq_len - 2)  # they are cut
-    around = (
-        sum(map(len, source_prefix_suffix(corpus))) if corpus.kind == "pairs" else 1
-    )  # tokens that start or end a row
-    fitting = lengths[(lengths <= seq_len - around).all(1)]
+        lengths = lengths.clip(max=seq_len - 2)  # they are truncated
+    # Special tokens of a sequence.
+    extra = sum(map(len, source_prefix_suffix(corpus))) if corpus.kind == "pairs" else 1
+    fitting = lengths[(lengths <= seq_len - extra).all(1)]
     mean = float(fitting.sum(1).mean()) if len(fitting) else 1.0
     return max(1, min(round(tokens / max(mean, 1.0)), len(fitting)))

@@ -1,4 +1,4 @@
-"""Samples that are items of their own: pairs, labels, tags, conversations; those of like length share a batch."""
+"""Datasets whose samples are whole items: pairs, labels, tags, conversations; batches are bucketed by length."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from glasshouse.errors import InputError
 
 class _BucketedDataset(ABC):
     kind: ClassVar[Kind]
-    min_len: ClassVar[int] = 1  # that a row can be
+    min_len: ClassVar[int] = 1  # smallest max_len that makes sense
 
     def __init__(
         self, corpus: Corpus, batch_size: int, *, max_len: int, seed: int = 0, start: int | None = None
@@ -30,12 +30,12 @@ class _BucketedDataset(ABC):
             raise InputError(f"the corpus is of kind {corpus.kind}, not {self.kind}; prepare it as {self.kind}.")
         batch_size, max_len = operator.index(batch_size), operator.index(max_len)
         if max_len < self.min_len:
-            raise InputError(f"max_len is {max_len}, but a row has at least {self.min_len} ids.")
+            raise InputError(f"max_len is {max_len}, but a sequence has at least {self.min_len} ids.")
         self.corpus, self.max_len, self.batch_size = corpus, max_len, batch_size
-        self.end = corpus.manifest["end"]
+        self.end = corpus.manifest["end_id"]
         if self.end is None:
-            raise InputError("the tokenizer has no token that ends a text (eos or sep); choose one that has.")
-        starts = (start, corpus.manifest["start"], self.end)
+            raise InputError("the tokenizer has no end token (eos or sep); choose one that has.")
+        starts = (start, corpus.manifest["start_id"], self.end)
         self.start = next(one for one in starts if one is not None)
         lengths = self._lengths(corpus.lengths)
         self.item_indices = np.flatnonzero((lengths <= max_len).all(1))
@@ -47,28 +47,28 @@ class _BucketedDataset(ABC):
         self.n_too_long = len(corpus) - len(self.item_indices)  # items longer than max_len
         self.order = Bucketed(lengths[self.item_indices], batch_size, seed)
         pad = corpus.tokenizer.special_id("pad")
-        self.pad = 0 if pad is None else pad  # lengths say what is padding, so any id will do
+        self.pad = 0 if pad is None else pad  # padding is masked by lengths, so any id will do
 
     def __len__(self) -> int:
-        """How many samples there are in an epoch."""
+        """Return the number of samples in an epoch."""
         return self.order.n
 
-    def items(self, numbers: Sequence[int]) -> list[int]:
-        """Return which item of the corpus each sample is."""
-        return self.item_indices[self.order(np.asarray(numbers, np.int64))[1]].tolist()
+    def items(self, indices: Sequence[int]) -> list[int]:
+        """Return the item of the corpus that each sample is."""
+        return self.item_indices[self.order(np.asarray(indices, np.int64))[1]].tolist()
 
-    def batch(self, numbers: Sequence[int]) -> Batch:
-        """Return the samples with these numbers, padded at the end to the longest."""
-        return self._batch(self.items(numbers))
+    def batch(self, indices: Sequence[int]) -> Batch:
+        """Return the samples with these indices, padded on the right to the longest."""
+        return self._batch(self.items(indices))
 
-    def origin(self, number: int) -> str:
-        """Say where in the corpus a sample comes from."""
-        (item,) = self.items([number])
+    def origin(self, index: int) -> str:
+        """Describe where in the corpus a sample comes from."""
+        (item,) = self.items([index])
         return f"item {item} of {self.corpus.source_name(item)}"
 
     @abstractmethod
     def _lengths(self, lengths: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return how many ids the rows of each item have, [items, rows], from those of its parts."""
+        """Return the sequence lengths of each item, [items, sequences], from the lengths of its arrays."""
 
     @abstractmethod
     def _batch(self, items: list[int]) -> Batch:
@@ -77,7 +77,7 @@ class _BucketedDataset(ABC):
     def _pad(
         self, ids: IdArray, lengths: IdArray, before: Sequence[int] = (), after: Sequence[int] = ()
     ) -> tuple[Tensor, Tensor]:
-        """Put ids that stand one after the other in rows, each between some before and some after; return lengths."""
+        """Pad concatenated ids to one width, with ids added before and after each; return them and their lengths."""
         first, more = len(before), len(before) + len(after)
         padded = np.full((len(lengths), lengths.max() + more), self.pad, np.int64)
         inside = padded[:, first:]
@@ -87,33 +87,34 @@ class _BucketedDataset(ABC):
         return torch.from_numpy(padded), torch.from_numpy(lengths + more)
 
 
-def _real(lengths: Tensor, width: int) -> Tensor:
+def _length_mask(lengths: Tensor, width: int) -> Tensor:
     return torch.arange(width) < lengths[:, None]
 
 
 class Seq2SeqDataset(_BucketedDataset):
-    r"""Sources and targets for an encoder-decoder, whose decoder reads a start token and the target.
+    r"""Sources and targets for an encoder-decoder; the decoder's input is a start token and the target.
 
     >>> import tempfile, glasshouse as gh
     >>> from pathlib import Path
-    >>> place = tempfile.mkdtemp()
-    >>> _ = Path(place, "a.tsv").write_text("source\ttarget\n1\tone\n2\ttwo\n")
+    >>> folder = tempfile.mkdtemp()
+    >>> _ = Path(folder, "a.tsv").write_text("source\ttarget\n1\tone\n2\ttwo\n")
     >>> tok = gh.Tokenizer.train(texts=["one two"], vocab_size=263)
-    >>> samples = Pairs(gh.data.prepare(f"{place}/a.tsv", tok, f"{place}/ids", kind="pairs"), 2, max_len=8)
-    >>> sorted(tok.decode(row) for row in samples.batch([0, 1]).ids)
+    >>> corpus = gh.data.prepare(f"{folder}/a.tsv", tok, f"{folder}/ids", kind="pairs")
+    >>> dataset = Seq2SeqDataset(corpus, 2, max_len=8)
+    >>> sorted(tok.decode(ids) for ids in dataset.batch([0, 1]).ids)
     ['<|endoftext|>one', '<|endoftext|>two']
     """
 
     kind = "pairs"
 
     def source(self, ids: Sequence[int]) -> list[int]:
-        """Return the ids of a text as the encoder reads them: as `tokenizer.encode` gives them, and ended."""
+        """Return the encoder's input for a text: as `tokenizer.encode` gives it, with an end token."""
         before, after = source_prefix_suffix(self.corpus)
         return [*before, *ids, *after]
 
     @cached_property
     def _opening(self) -> list[int]:
-        """What a target begins with, after the start: published decoders also write what a tokenizer puts there."""
+        """The prefix of a target after the start token: pretrained decoders also generate the tokenizer's prefix."""
         before, _ = source_prefix_suffix(self.corpus)
         return [] if before == [self.start] else before
 
@@ -125,19 +126,19 @@ class Seq2SeqDataset(_BucketedDataset):
         source, source_lengths = self._pad(*self.corpus.gather(items, 0), *source_prefix_suffix(self.corpus))
         ids, lengths = self._pad(*target, before=[self.start, *self._opening])
         targets, _ = self._pad(*target, before=self._opening, after=[self.end])
-        loss = _real(lengths, ids.shape[1])
-        return Batch(ids, targets, loss, lengths=lengths, source=source, source_lengths=source_lengths)
+        loss_mask = _length_mask(lengths, ids.shape[1])
+        return Batch(ids, targets, loss_mask, lengths=lengths, source=source, source_lengths=source_lengths)
 
 
 def source_prefix_suffix(corpus: Corpus) -> tuple[list[int], list[int]]:
-    """Return the ids before and after each source of a corpus: those of its tokenizer, and the end if it has none."""
+    """Return the ids before and after each source: those of the tokenizer, and an end token if it adds none."""
     before, after = corpus.tokenizer.prefix_suffix_ids
-    end = corpus.manifest["end"]
+    end = corpus.manifest["end_id"]
     return before, after if end in after[-1:] else [*after, end]
 
 
 class ClassificationDataset(_BucketedDataset):
-    """Texts between a start token and an end token, and the numbers of their labels; long ones are cut."""
+    """Sequence classification: texts between a start and an end token, and label ids; long texts are truncated."""
 
     kind = "labelled"
     min_len = 2
@@ -146,23 +147,24 @@ class ClassificationDataset(_BucketedDataset):
         return np.minimum(lengths[:, :1] + 2, self.max_len)
 
     def _batch(self, items: list[int]) -> Batch:
-        texts = self.corpus.gather(items, 0, most=self.max_len - 2)
+        texts = self.corpus.gather(items, 0, max_len=self.max_len - 2)
         ids, lengths = self._pad(*texts, before=[self.start], after=[self.end])
         targets = torch.from_numpy(self.corpus.gather(items, 1)[0])
         return Batch(ids, targets, torch.ones_like(targets, dtype=torch.bool), lengths=lengths)
 
 
 class TokenClassificationDataset(_BucketedDataset):
-    """Words between a start token and an end token, asked for a tag at the first id of each; long ones are cut.
+    """Token classification: words between a start and an end token, tagged at the first id of each; truncated.
 
     >>> import tempfile, glasshouse as gh
     >>> from pathlib import Path
-    >>> place = tempfile.mkdtemp()
-    >>> _ = Path(place, "a.jsonl").write_text('{"words": ["I", "do"], "tags": ["who", "what"]}')
+    >>> folder = tempfile.mkdtemp()
+    >>> _ = Path(folder, "a.jsonl").write_text('{"words": ["I", "do"], "tags": ["who", "what"]}')
     >>> tok = gh.Tokenizer.train(texts=["x"], vocab_size=263)
-    >>> corpus = gh.data.prepare(f"{place}/a.jsonl", tok, f"{place}/ids", kind="tagged")
-    >>> batch = Tagged(corpus, 1, max_len=8).batch([0])
-    >>> [corpus.labels[tag] for tag in batch.targets[batch.loss]], tok.decode(batch.ids[batch.loss])
+    >>> corpus = gh.data.prepare(f"{folder}/a.jsonl", tok, f"{folder}/ids", kind="tagged")
+    >>> batch = TokenClassificationDataset(corpus, 1, max_len=8).batch([0])
+    >>> mask = batch.loss_mask
+    >>> [corpus.labels[tag] for tag in batch.targets[mask]], tok.decode(batch.ids[mask])
     (['who', 'what'], 'I ')
     """
 
@@ -173,15 +175,15 @@ class TokenClassificationDataset(_BucketedDataset):
         return np.minimum(lengths[:, :1] + 2, self.max_len)
 
     def _batch(self, items: list[int]) -> Batch:
-        words, tags = (self.corpus.gather(items, part, most=self.max_len - 2) for part in (0, 1))
+        words, tags = (self.corpus.gather(items, array, max_len=self.max_len - 2) for array in (0, 1))
         ids, lengths = self._pad(*words, before=[self.start], after=[self.end])
-        numbers, _ = self._pad(*tags, before=[0], after=[0])
-        loss = (numbers > 0) & _real(lengths, ids.shape[1])
-        return Batch(ids, torch.where(loss, numbers - 1, 0), loss, lengths=lengths)
+        tag_ids, _ = self._pad(*tags, before=[0], after=[0])
+        loss_mask = (tag_ids > 0) & _length_mask(lengths, ids.shape[1])
+        return Batch(ids, torch.where(loss_mask, tag_ids - 1, 0), loss_mask, lengths=lengths)
 
 
 class ChatDataset(_BucketedDataset):
-    """Conversations, or prompts and their completions; only what the assistant wrote carries loss."""
+    """Conversations, or prompts and completions; the loss is computed on assistant turns only."""
 
     kind = "chat"
 
@@ -189,11 +191,11 @@ class ChatDataset(_BucketedDataset):
         return lengths[:, :1] - 1
 
     def _batch(self, items: list[int]) -> Batch:
-        both = self.corpus.gather(items, 0)
+        gathered = self.corpus.gather(items, 0)
         runs, counts = self.corpus.gather(items, 1)
-        place = np.arange(len(runs)) - np.repeat(np.cumsum(counts) - counts, counts)  # of a run in its item
-        rows, lengths = self._pad(*both)
-        answers, _ = self._pad(np.repeat(place % 2, runs), both[1])
-        real = _real(lengths - 1, rows.shape[1] - 1)
-        ids, targets = (side.where(real, torch.tensor(self.pad)) for side in (rows[:, :-1], rows[:, 1:]))
-        return Batch(ids, targets, answers[:, 1:].bool() & real, lengths=lengths - 1)
+        run_index = np.arange(len(runs)) - np.repeat(np.cumsum(counts) - counts, counts)  # within its item
+        tokens, lengths = self._pad(*gathered)
+        assistant_mask, _ = self._pad(np.repeat(run_index % 2, runs), gathered[1])
+        mask = _length_mask(lengths - 1, tokens.shape[1] - 1)
+        ids, targets = (side.where(mask, torch.tensor(self.pad)) for side in (tokens[:, :-1], tokens[:, 1:]))
+        return Batch(ids, targets, assistant_mask[:, 1:].bool() & mask, lengths=lengths - 1)

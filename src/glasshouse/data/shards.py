@@ -1,4 +1,4 @@
-"""Ids and where parts end, written a shard at a time, so that a writer that was killed goes on at the next."""
+"""Writes a corpus shard by shard, so that an interrupted writer resumes after the last complete shard."""
 
 from __future__ import annotations
 
@@ -27,37 +27,41 @@ SHARD_TOKENS = 2**24  # ids
 
 
 def _temporary_name(name: str) -> str:
-    """Return the name under which a file is written before it takes the place of the old one."""
+    """Return the name under which a file is written before it replaces the old one."""
     return f".{name}.new"
 
 
-EARLY = {LOCK, _temporary_name(PROGRESS)}  # what there is before the first progress is written
+EARLY = {LOCK, _temporary_name(PROGRESS)}  # files that exist before the first progress.json
 
 
 @contextmanager
 def write_errors(folder: Path) -> Iterator[None]:
-    """Turn what the system says about a folder that cannot be written to into one sentence that names it."""
+    """Convert an OSError into a StoreError that names the folder."""
     try:
         yield
     except GlasshouseError:
         raise
-    except (OSError, ValueError) as error:  # the latter for a name that holds a zero
+    except (OSError, ValueError) as error:  # the latter for a name with a NUL character
         reason = getattr(error, "strerror", None) or error
         raise StoreError(
-            f"{str(folder)!r} cannot be written to ({reason}); make room there or choose another "
-            "folder; the same call goes on after the last shard that is whole."
+            f"{str(folder)!r} cannot be written to ({reason}); free disk space or choose another folder; the same "
+            "call resumes after the last complete shard."
         ) from None
 
 
 class ShardWriter:
-    """Writes the shards of one job into a folder; `state` is what the job needs to know to go on."""
+    """Writes the shards of one job into a folder; `state` is what the job needs to resume."""
 
     def __init__(
-        self, folder: Path, job: dict[str, Any], dtype: type[np.unsignedinteger[Any]], shard: int = SHARD_TOKENS
+        self,
+        folder: Path,
+        job: dict[str, Any],
+        dtype: type[np.unsignedinteger[Any]],
+        shard_tokens: int = SHARD_TOKENS,
     ) -> None:
-        if shard < 1:
-            raise InputError(f"shard is {shard}, but one holds at least 1 id.")
-        self.folder, self.job, self.dtype, self.size = folder, job, dtype, shard
+        if shard_tokens < 1:
+            raise InputError(f"shard_tokens is {shard_tokens}, but it must be at least 1.")
+        self.folder, self.job, self.dtype, self.shard_tokens = folder, job, dtype, shard_tokens
         self.shards: list[dict[str, Any]] = []
         self.state: dict[str, Any] = {}
         self._ids: list[Ids] = []
@@ -67,7 +71,7 @@ class ShardWriter:
             self.complete = (folder / MANIFEST).exists()
 
     def __enter__(self) -> ShardWriter:
-        """Take the folder, and over what is finished in it."""
+        """Lock the folder, and resume from the shards in it."""
         folder = self.folder
         with write_errors(folder):
             folder.mkdir(parents=True, exist_ok=True)
@@ -75,12 +79,12 @@ class ShardWriter:
             self._resume(folder / MANIFEST)
             return self
         if not (folder / PROGRESS).exists() and {path.name for path in folder.iterdir()} - EARLY:
-            raise StoreError(f"{str(folder)!r} holds other files; choose a folder that is new or empty.")
+            raise StoreError(f"{str(folder)!r} contains other files; choose a folder that is new or empty.")
         with write_errors(folder):
             self._lock = (folder / LOCK).open("w")
         if fcntl is not None:
             try:
-                fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # which a process that is killed lets go
+                fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # released when a process is killed
             except OSError:
                 raise StoreError(f"another process is writing into {str(folder)!r}; wait for it.") from None
         if (folder / PROGRESS).exists():
@@ -94,20 +98,20 @@ class ShardWriter:
             self._lock.close()
 
     def _resume(self, path: Path) -> None:
-        """Take over the shards that stand in a file, if they are of this job and as they were written."""
+        """Take over the shards listed in a file, if they belong to this job and match their hashes."""
         found = read_json(path)
         match found:
             case {"job": dict(job), "shards": list(shards)} if is_list_of_shards(shards):
                 state = found.get("state")
             case _:
-                raise StoreError(f"{str(path)!r} is damaged; delete the folder and prepare the text again.")
+                raise StoreError(f"{str(path)!r} is corrupt; delete the folder and prepare the text again.")
         if not shards:
-            return  # nothing is lost by starting again, with whatever was mended
+            return  # nothing is lost by starting over
         for key in sorted({*job, *self.job}):
             if job.get(key) != self.job.get(key):
                 raise StoreError(
-                    f"{str(self.folder)!r} was begun with another {key} than this, or with what has changed since; "
-                    "choose another folder, or delete it."
+                    f"{str(self.folder)!r} was started with different {key}, or {key} changed since; choose another "
+                    "folder, or delete it."
                 )
         if not self.complete:
             for entry in (shard[part] for shard in shards for part in ("ids", "ends")):
@@ -115,13 +119,13 @@ class ShardWriter:
         self.shards, self.state = shards, state if isinstance(state, dict) else {}
 
     def add(self, ids: Ids, ends: NDArray[np.int64], state: Callable[[], dict[str, Any]]) -> None:
-        """Take the ids of some parts, and where those that are complete end; `state` is what is then to be known."""
+        """Add ids and the end offsets of complete arrays; `state` returns the state to resume from after them."""
         if len(ids) and int(ids.max()) > np.iinfo(self.dtype).max:
             raise StoreError(f"the number {int(ids.max())} is too large for {np.dtype(self.dtype)}; report this.")
         self._ids.append(ids.astype(self.dtype, copy=False))
         self._ends.append(ends + self._length)
         self._length += len(ids)
-        if self._length >= self.size:
+        if self._length >= self.shard_tokens:
             self._flush(state())
 
     def _flush(self, state: dict[str, Any]) -> None:
@@ -133,11 +137,11 @@ class ShardWriter:
         self.state = state
         self._put_progress()
 
-    def finish(self, state: dict[str, Any], about: dict[str, Any]) -> None:
-        """Write what is left, and the manifest, after which the corpus is whole."""
+    def finish(self, state: dict[str, Any], manifest: dict[str, Any]) -> None:
+        """Write the last shard and the manifest, which completes the corpus."""
         if self._length or not self.shards:
             self._flush(state)
-        self._put(MANIFEST, {**about, "job": self.job, "shards": self.shards})
+        self._put(MANIFEST, {**manifest, "job": self.job, "shards": self.shards})
         (self.folder / PROGRESS).unlink(missing_ok=True)
 
     def _write(self, name: str, arrays: list[Any], dtype: type[np.integer[Any]]) -> dict[str, Any]:
@@ -161,11 +165,11 @@ class ShardWriter:
         self._put(PROGRESS, {"job": self.job, "shards": self.shards, "state": self.state})
 
     def _put(self, name: str, table: dict[str, Any]) -> None:
-        fresh = self.folder / _temporary_name(name)
-        with write_errors(self.folder), fresh.open("w", encoding="utf-8") as file:
-            # One line a key: readable, and a hundred times as fast as json's own indentation of many sources.
+        temporary = self.folder / _temporary_name(name)
+        with write_errors(self.folder), temporary.open("w", encoding="utf-8") as file:
+            # One line per key: readable, and with many sources a hundred times faster than json's indentation.
             lines = (f"{json.dumps(key)}: {json.dumps(value, ensure_ascii=False)}" for key, value in table.items())
             file.write("{\n" + ",\n".join(lines) + "\n}\n")
             file.flush()
             os.fsync(file.fileno())
-        fresh.replace(self.folder / name)
+        temporary.replace(self.folder / name)

@@ -1,7 +1,7 @@
-"""Which item is seen when: sample k of a run is a pure function of the seed and k, found in constant time.
+"""Stateless shuffling: sample k of a run is a pure function of the seed and k, computed in constant time.
 
-So a run is resumed by going on at another k, and neither workers nor processes nor accumulation can change what is
-seen. A shuffle that has to be drawn and kept would do neither.
+So a run resumes from any k, and the order does not depend on workers, processes or gradient accumulation. A stored
+permutation would need memory and state for that.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ Indices = NDArray[np.int64]
 ROUNDS = 6
 
 
-def permute(numbers: Indices, n: int, seed: int, epoch: int) -> Indices:
-    """Map numbers below `n` to others below `n`, one to one, by an order drawn from the seed and the epoch.
+def permute(indices: Indices, n: int, seed: int, epoch: int) -> Indices:
+    """Apply a pseudorandom permutation of range(n), determined by the seed and the epoch.
 
-    A Feistel network shuffles the numbers below the next power of four; one that lands at `n` or above goes through
-    it again until it does not.
+    A Feistel network permutes the numbers below the next power of four; a result of `n` or above is permuted again
+    until it is below (cycle walking).
 
     >>> sorted(permute(np.arange(10), 10, seed=0, epoch=0).tolist()) == list(range(10))
     True
@@ -30,14 +30,14 @@ def permute(numbers: Indices, n: int, seed: int, epoch: int) -> Indices:
     half = np.uint64(max(1, ((n - 1).bit_length() + 1) // 2))
     mask = np.uint64((1 << int(half)) - 1)
     keys = _keys(seed, epoch)
-    result = numbers.astype(np.uint64)
-    astray = np.ones(len(result), bool)
-    while astray.any():
-        left, right = result[astray] >> half, result[astray] & mask
+    result = indices.astype(np.uint64)
+    outside = np.ones(len(result), bool)
+    while outside.any():
+        left, right = result[outside] >> half, result[outside] & mask
         for key in keys:
             left, right = right, left ^ (_mix(right + key) & mask)
-        result[astray] = left << half | right
-        astray = result >= n
+        result[outside] = left << half | right
+        outside = result >= n
     return result.astype(np.int64)
 
 
@@ -47,7 +47,7 @@ def _keys(seed: int, epoch: int) -> NDArray[np.uint64]:
 
 
 def _mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """Spread each bit over all others (the finalizer of splitmix64)."""
+    """Mix all bits (the finalizer of splitmix64)."""
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return x ^ (x >> np.uint64(31))
@@ -65,22 +65,22 @@ class Shuffled:
     def __init__(self, n: int, seed: int) -> None:
         self.n, self.seed = n, checked_seed(seed)
 
-    def __call__(self, numbers: Indices) -> tuple[Indices, Indices]:
+    def __call__(self, indices: Indices) -> tuple[Indices, Indices]:
         """Return the epoch and the item of each sample."""
-        epochs, places = np.divmod(numbers, self.n)
-        items = np.empty_like(places)
+        epochs, positions = np.divmod(indices, self.n)
+        items = np.empty_like(positions)
         for epoch in np.unique(epochs).tolist():
             here = epochs == epoch
-            items[here] = permute(places[here], self.n, self.seed, epoch)
+            items[here] = permute(positions[here], self.n, self.seed, epoch)
         return epochs, items
 
 
 class Bucketed:
-    """Items of like length beside each other, so that batches need little padding, in a new order each epoch.
+    """Length bucketing: batches of items of similar length, which need little padding, in a new order each epoch.
 
-    Items stand sorted by length. Batches are cut from that order at a place that is drawn anew each epoch, and come
-    in an order that is; items of equal length change places. An epoch leaves out what fills no batch, at most
-    `batch_size` - 1 items, others each time.
+    Items are sorted by length and split into batches at a random offset; the batches are shuffled each epoch, as are
+    items of equal length. An epoch skips the items that do not fill a batch, at most `batch_size` - 1, different
+    ones each time.
 
     >>> order = Bucketed(np.array([[5], [2], [5], [2]]), batch_size=2, seed=0)
     >>> [sorted(order(np.arange(k, k + 2))[1].tolist()) for k in (0, 2)] in ([[1, 3], [0, 2]], [[0, 2], [1, 3]])
@@ -89,20 +89,20 @@ class Bucketed:
 
     def __init__(self, lengths: Indices, batch_size: int, seed: int) -> None:
         self.batch_size, self.seed = batch_size, checked_seed(seed)
-        # By the first length, then by the last: up and down in turns, as the next length goes on where this one ends.
+        # By the first length, then by the last, alternately ascending and descending, so that neighbours are similar.
         turns = np.where(lengths[:, 0] % 2, -lengths[:, -1], lengths[:, -1])
         self.sorted = np.lexsort((turns, lengths[:, 0]))
         changes = np.any(np.diff(lengths[self.sorted], axis=0), axis=1)
         self.starts = np.concatenate(([0], np.flatnonzero(changes) + 1, [len(lengths)]))  # of runs of equal length
         self.n = len(lengths) // batch_size * batch_size
 
-    def __call__(self, numbers: Indices) -> tuple[Indices, Indices]:
+    def __call__(self, indices: Indices) -> tuple[Indices, Indices]:
         """Return the epoch and the item of each sample."""
-        epochs, places = np.divmod(numbers, self.n)
-        items = np.empty_like(places)
+        epochs, positions = np.divmod(indices, self.n)
+        items = np.empty_like(positions)
         for epoch in np.unique(epochs).tolist():
             here = epochs == epoch
-            batches, rows = np.divmod(places[here], self.batch_size)
+            batches, rows = np.divmod(positions[here], self.batch_size)
             batches = permute(batches, self.n // self.batch_size, self.seed, epoch)
             spare = len(self.sorted) - self.n
             items[here] = self._at(
@@ -110,23 +110,23 @@ class Bucketed:
             )
         return epochs, items
 
-    def _at(self, places: Indices, epoch: int) -> Indices:
-        runs = np.searchsorted(self.starts, places, side="right") - 1
-        moved = np.empty_like(places)
+    def _at(self, positions: Indices, epoch: int) -> Indices:
+        runs = np.searchsorted(self.starts, positions, side="right") - 1
+        moved = np.empty_like(positions)
         for run in np.unique(runs).tolist():
             here, start, end = runs == run, self.starts[run], self.starts[run + 1]
-            # Each run has an order of its own: that of another seed.
-            moved[here] = start + permute(places[here] - start, int(end - start), self.seed + 1 + run, epoch)
+            # Each run is shuffled with its own seed.
+            moved[here] = start + permute(positions[here] - start, int(end - start), self.seed + 1 + run, epoch)
         return self.sorted[moved]
 
 
 def checked_seed(seed: int) -> int:
-    """Return a seed that every generator takes."""
+    """Return the seed if every generator accepts it."""
     if not 0 <= (seed := operator.index(seed)) < 2**63:
         raise InputError(f"seed is {seed}, but it must be 0 or above, and below 2**63.")
     return seed
 
 
 def random_below(n: int, seed: int, epoch: int) -> int:
-    """Draw a number below `n` for an epoch."""
+    """Return a random number below `n` for an epoch."""
     return int(_keys(seed, epoch)[0] % np.uint64(n))

@@ -1,8 +1,8 @@
-"""Samples of running text: rows of one length, cut from all texts as they stand one after another.
+"""Datasets of packed text: sequences of one length, cut from the concatenated documents (sequence packing).
 
-Each epoch cuts at other places. Texts that share a row do not see each other: a token that starts a text starts a new
-document in its row. Where one token both ends a text and starts the next, it is counted to the next: the model learns
-to say it after a text, and from it alone how a text begins.
+Each epoch cuts at other offsets. Documents in one sequence do not attend to each other: a start token starts a new
+document. A token that both ends a document and starts the next belongs to the next: the model learns to predict it
+after a document, and from it alone how a document begins.
 """
 
 from __future__ import annotations
@@ -19,92 +19,92 @@ from glasshouse.data.corpus import Corpus
 from glasshouse.data.shuffle import Shuffled, checked_seed, random_below
 from glasshouse.errors import InputError
 
-MLM_PROBABILITY = 0.15  # of all tokens are asked for;
-MASK_REPLACE_PROB, RANDOM_REPLACE_PROB = (
-    0.8,
-    0.1,
-)  # of those, so many are a mask and another token; the rest stay as they are
+MLM_PROBABILITY = 0.15  # fraction of tokens to predict
+MASK_REPLACE_PROB, RANDOM_REPLACE_PROB = 0.8, 0.1  # of those, replaced by the mask or a random token; others stay
 
 
 class CausalLMDataset:
-    """Rows of `length` ids, each id with the one after it as its target; `isolate` numbers the documents of a row.
+    """Causal language modelling: sequences of `seq_len` ids, whose targets are the next ids.
+
+    With `mask_documents`, documents packed into one sequence do not attend to each other.
 
     >>> import tempfile, glasshouse as gh
     >>> from pathlib import Path
     >>> tok = gh.Tokenizer.train(texts=["to be or not to be"], vocab_size=263)
-    >>> place = tempfile.mkdtemp()
+    >>> folder = tempfile.mkdtemp()
     >>> for name in ("one", "two"):
-    ...     _ = Path(f"{place}/{name}.txt").write_text("to be or not")
-    >>> samples = CausalLMDataset(gh.data.prepare(place, tok, f"{place}/corpus"), length=13)
-    >>> samples.batch([0]).documents.tolist()
+    ...     _ = Path(f"{folder}/{name}.txt").write_text("to be or not")
+    >>> dataset = CausalLMDataset(gh.data.prepare(folder, tok, f"{folder}/corpus"), seq_len=13)
+    >>> dataset.batch([0]).documents.tolist()
     [[0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1]]
     """
 
     def __init__(self, corpus: Corpus, seq_len: int, *, seed: int = 0, mask_documents: bool = True) -> None:
         if corpus.kind != "text":
-            raise InputError(f"the corpus is of kind {corpus.kind}, but rows are cut from text; prepare it as text.")
+            raise InputError(f"the corpus is of kind {corpus.kind}, not text; prepare it as text.")
         if (seq_len := operator.index(seq_len)) < 1:
-            raise InputError(f"length is {seq_len}, but a row has at least 1 id.")
+            raise InputError(f"seq_len is {seq_len}, but it must be at least 1.")
         if corpus.n_tokens <= seq_len:
             raise InputError(
-                f"the corpus has {corpus.n_tokens} tokens, but a row of {seq_len} and the token after it need "
-                f"{seq_len + 1}; add text, or choose shorter rows."
+                f"the corpus has {corpus.n_tokens} tokens, but a sequence of {seq_len} and its last target need "
+                f"{seq_len + 1}; add text, or lower seq_len."
             )
-        self.corpus, self.length, self.seed, self.isolate = corpus, seq_len, checked_seed(seed), mask_documents
-        self.start, self.end = corpus.manifest["start"], corpus.manifest["end"]
-        self.border = self.end if self.start is None else self.start
+        self.corpus, self.seq_len, self.seed = corpus, seq_len, checked_seed(seed)
+        self.mask_documents = mask_documents
+        self.start, self.end = corpus.manifest["start_id"], corpus.manifest["end_id"]
+        self.boundary = self.end if self.start is None else self.start
         self.order = Shuffled(corpus.n_tokens // seq_len, seed)
 
     def __len__(self) -> int:
-        """How many samples there are in an epoch."""
+        """Return the number of samples in an epoch."""
         return self.order.n
 
-    def offsets(self, numbers: Sequence[int]) -> list[int]:
-        """Return where in the corpus each sample begins."""
-        epochs, items = self.order(np.asarray(numbers, np.int64))
-        shifts = [random_below(self.length, self.seed, epoch) if epoch else 0 for epoch in epochs.tolist()]
+    def offsets(self, indices: Sequence[int]) -> list[int]:
+        """Return the offset of each sample in the corpus."""
+        epochs, items = self.order(np.asarray(indices, np.int64))
+        shifts = [random_below(self.seq_len, self.seed, epoch) if epoch else 0 for epoch in epochs.tolist()]
         return [
-            (item * self.length + shift) % self.corpus.n_tokens
+            (item * self.seq_len + shift) % self.corpus.n_tokens
             for item, shift in zip(items.tolist(), shifts, strict=True)
         ]
 
-    def token_blocks(self, numbers: Sequence[int]) -> NDArray[np.int64]:
-        """Return the ids of samples, and one more of each, [n, length + 1]; after the last text comes the first."""
-        wanted, tokens = self.length + 1, self.corpus.n_tokens
-        rows = np.empty((len(numbers), wanted), np.int64)
-        for row, place in zip(rows, self.offsets(numbers), strict=True):
-            before_the_end = self.corpus.read(place, min(place + wanted, tokens))
-            row[: len(before_the_end)] = before_the_end
-            row[len(before_the_end) :] = self.corpus.read(0, wanted - len(before_the_end))
-        return rows
+    def token_blocks(self, indices: Sequence[int]) -> NDArray[np.int64]:
+        """Return the ids of samples with the last target, [n, seq_len + 1]; the corpus wraps around."""
+        width, tokens = self.seq_len + 1, self.corpus.n_tokens
+        blocks = np.empty((len(indices), width), np.int64)
+        for block, offset in zip(blocks, self.offsets(indices), strict=True):
+            before_the_end = self.corpus.read(offset, min(offset + width, tokens))
+            block[: len(before_the_end)] = before_the_end
+            block[len(before_the_end) :] = self.corpus.read(0, width - len(before_the_end))
+        return blocks
 
-    def batch(self, numbers: Sequence[int]) -> Batch:
-        """Return the samples with these numbers."""
-        rows = torch.from_numpy(self.token_blocks(numbers))
-        ids, targets = rows[:, :-1].contiguous(), rows[:, 1:].contiguous()
-        loss = torch.ones_like(targets, dtype=torch.bool)
-        if self.isolate and self.start not in (None, self.end):
-            loss = targets != self.start  # no text says how the next begins
-        return Batch(ids, targets, loss, self._documents(ids))
+    def batch(self, indices: Sequence[int]) -> Batch:
+        """Return the samples with these indices."""
+        blocks = torch.from_numpy(self.token_blocks(indices))
+        ids, targets = blocks[:, :-1].contiguous(), blocks[:, 1:].contiguous()
+        loss_mask = torch.ones_like(targets, dtype=torch.bool)
+        if self.mask_documents and self.start not in (None, self.end):
+            loss_mask = targets != self.start  # a document does not predict how the next begins
+        return Batch(ids, targets, loss_mask, self._documents(ids))
 
     def _documents(self, ids: torch.Tensor) -> torch.Tensor | None:
-        borders = ids == self.border
-        # Rows of one document each need no mask to keep documents apart, and attention without one is faster.
-        return borders.cumsum(1) if self.isolate and borders[:, 1:].any() else None
+        starts = ids == self.boundary
+        # Sequences of one document each need no document mask, and attention without one is faster.
+        return starts.cumsum(1) if self.mask_documents and starts[:, 1:].any() else None
 
-    def origin(self, number: int) -> str:
-        """Say where in the corpus a sample comes from."""
-        (place,) = self.offsets([number])
-        first, last = (self.corpus.item_at(at % self.corpus.n_tokens) for at in (place, place + self.length - 1))
+    def origin(self, index: int) -> str:
+        """Describe where in the corpus a sample comes from."""
+        (offset,) = self.offsets([index])
+        first, last = (self.corpus.item_at(at % self.corpus.n_tokens) for at in (offset, offset + self.seq_len - 1))
         texts = f"text {first}" if first == last else f"texts {first} to {last}"
-        return f"{texts}, ids {place:,} to {(place + self.length - 1) % self.corpus.n_tokens:,}"
+        return f"{texts}, ids {offset:,} to {(offset + self.seq_len - 1) % self.corpus.n_tokens:,}"
 
 
 class MaskedLMDataset:
-    """Rows of text of which some ids are hidden and asked for, drawn from the seed and the sample's number.
+    """Masked language modelling: some ids are masked and predicted, chosen by the seed and the sample index.
 
-    Of all ids but the special ones, 15% are asked for in expectation, and at least one in each row; of those 80% are
-    shown as the mask, 10% as another id, and the rest as they are.
+    Of all ids but special ones, 15% on average are predicted, and at least one per sequence; of those, 80% are
+    replaced by the mask token, 10% by a random id, and the rest are unchanged.
     """
 
     def __init__(
@@ -120,39 +120,39 @@ class MaskedLMDataset:
         if mask is None:
             raise InputError("the tokenizer has no mask token; train one with the special token 'mask'.")
         if not 0 < mlm_probability <= 1:
-            raise InputError(f"rate is {mlm_probability}, but it must be above 0 and at most 1.")
+            raise InputError(f"mlm_probability is {mlm_probability}, but it must be above 0 and at most 1.")
         self.text = CausalLMDataset(corpus, seq_len, seed=seed, mask_documents=mask_documents)
-        self.mask, self.rate, self.seed = mask, mlm_probability, self.text.seed
+        self.mask, self.mlm_probability, self.seed = mask, mlm_probability, self.text.seed
         self.special = np.array(sorted(corpus.tokenizer.special_ids), np.int64)
         self.ordinary = np.array(sorted(set(corpus.tokenizer.ids) - corpus.tokenizer.special_ids), np.int64)
 
     def __len__(self) -> int:
-        """How many samples there are in an epoch."""
+        """Return the number of samples in an epoch."""
         return len(self.text)
 
-    def batch(self, numbers: Sequence[int]) -> Batch:
-        """Return the samples with these numbers."""
-        targets = self.text.token_blocks(numbers)[:, :-1]
-        ids, asked = targets.copy(), np.zeros(targets.shape, bool)
-        for row, where, number in zip(ids, asked, numbers, strict=True):
-            draws = np.random.Generator(np.random.Philox(key=[self.seed, number]))
-            candidates = np.flatnonzero(~np.isin(row, self.special))
+    def batch(self, indices: Sequence[int]) -> Batch:
+        """Return the samples with these indices."""
+        targets = self.text.token_blocks(indices)[:, :-1]
+        ids, loss_mask = targets.copy(), np.zeros(targets.shape, bool)
+        for sequence, mask, index in zip(ids, loss_mask, indices, strict=True):
+            rng = np.random.Generator(np.random.Philox(key=[self.seed, index]))
+            candidates = np.flatnonzero(~np.isin(sequence, self.special))
             if not len(candidates):
                 continue
-            # Rounded up as often as the fraction says, so that the mean is the rate at every length.
-            count = max(1, int(self.rate * len(candidates) + draws.random()))
-            chosen = draws.permutation(candidates)[:count]
-            fate = draws.random(len(chosen))
-            others = draws.choice(self.ordinary, len(chosen))
-            row[chosen] = np.where(
-                fate < MASK_REPLACE_PROB,
+            # Stochastic rounding, so that the mean is mlm_probability at every length.
+            count = max(1, int(self.mlm_probability * len(candidates) + rng.random()))
+            chosen = rng.permutation(candidates)[:count]
+            draw = rng.random(len(chosen))
+            others = rng.choice(self.ordinary, len(chosen))
+            sequence[chosen] = np.where(
+                draw < MASK_REPLACE_PROB,
                 self.mask,
-                np.where(fate < MASK_REPLACE_PROB + RANDOM_REPLACE_PROB, others, row[chosen]),
+                np.where(draw < MASK_REPLACE_PROB + RANDOM_REPLACE_PROB, others, sequence[chosen]),
             )
-            where[chosen] = True
+            mask[chosen] = True
         original = torch.from_numpy(targets.copy())
-        return Batch(torch.from_numpy(ids), original, torch.from_numpy(asked), self.text._documents(original))
+        return Batch(torch.from_numpy(ids), original, torch.from_numpy(loss_mask), self.text._documents(original))
 
-    def origin(self, number: int) -> str:
-        """Say where in the corpus a sample comes from."""
-        return self.text.origin(number)
+    def origin(self, index: int) -> str:
+        """Describe where in the corpus a sample comes from."""
+        return self.text.origin(index)

@@ -1,4 +1,4 @@
-"""How good a model is, and whether it is what it claims to be."""
+"""Evaluation: metrics on data, compression and n-gram baselines, and consistency checks."""
 
 from glasshouse.evaluation.baselines import ByteModel, baseline_bits, compressed_bits, text_of
 from glasshouse.evaluation.evaluate import Example, Report, evaluate, opened

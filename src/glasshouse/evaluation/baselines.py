@@ -1,6 +1,6 @@
-"""What a model of text has to beat: two compressors, and counts of which byte follows which.
+"""Baselines for language models in bits per byte: two compressors and a byte n-gram model.
 
-A model that needs more bits a byte than these has learned less than counting does.
+A model that needs more bits per byte than these has learned less than counting does.
 """
 
 from __future__ import annotations
@@ -17,27 +17,27 @@ from glasshouse.errors import ConfigError, InputError
 
 Integers = NDArray[np.int64]
 
-# A run of bytes is one number, its last byte the lowest digit: runs that differ in that byte alone are neighbours.
-START = 256  # stands before the first byte of every text
+# An n-gram is one integer with its last byte as the lowest digit: n-grams that differ only in that byte are adjacent.
+START = 256  # symbol before the first byte of every text
 BASE = 257
-HIGHEST = 6  # the largest order whose runs are numbers of 64 bits: 257**7 < 2**63 < 257**8
+HIGHEST = 6  # the largest order whose n-grams fit in 64 bits: 257**7 < 2**63 < 257**8
 
-ORDER = 5  # of the counts that models are set beside: about a word, and a few megabytes of text hold enough of them
-IDS = 1 << 20  # turned into text at once
+ORDER = 5  # of the n-gram baseline: about a word, and a few megabytes of text suffice
+IDS = 1 << 20  # decoded at once
 
 BLOCK = 1 << 22  # bytes counted at once
-MOST = 1 << 24  # distinct runs a model may hold: 16 bytes each, for each order at most
+MOST = 1 << 24  # distinct n-grams of a model: 16 bytes each, for each order at most
 
 
 def baseline_bits(corpus: Corpus, train: Corpus | None = None) -> dict[str, float]:
-    """Return the bits a byte of running text by each baseline; counts are of `train`, and left out without it.
+    """Return the bits per byte of running text by each baseline; n-grams are counted in `train`, if given.
 
     >>> import tempfile, glasshouse as gh
     >>> from pathlib import Path
-    >>> place = tempfile.mkdtemp()
-    >>> _ = Path(f"{place}/roses.txt").write_text("a rose is " * 1000)
+    >>> folder = tempfile.mkdtemp()
+    >>> _ = Path(f"{folder}/roses.txt").write_text("a rose is " * 1000)
     >>> tok = gh.Tokenizer.train(texts=["a rose"], vocab_size=263)
-    >>> corpus = gh.data.prepare(f"{place}/roses.txt", tok, f"{place}/corpus")
+    >>> corpus = gh.data.prepare(f"{folder}/roses.txt", tok, f"{folder}/corpus")
     >>> sorted(baseline_bits(corpus)), sorted(baseline_bits(corpus, train=corpus))
     (['gzip', 'xz'], ['byte 5-gram', 'gzip', 'xz'])
     """
@@ -51,31 +51,31 @@ def baseline_bits(corpus: Corpus, train: Corpus | None = None) -> dict[str, floa
 
 
 def text_of(corpus: Corpus) -> bytes:
-    """Return the bytes that running text is made of, one text after the other, without special tokens.
+    """Return the bytes of running text, concatenated, without special tokens.
 
     >>> import tempfile, glasshouse as gh
     >>> from pathlib import Path
     >>> tok = gh.Tokenizer.train(texts=["to be"], vocab_size=263)
-    >>> place = tempfile.mkdtemp()
-    >>> _ = Path(f"{place}/hamlet.txt").write_text("to be or not to be")
-    >>> text_of(gh.data.prepare(f"{place}/hamlet.txt", tok, f"{place}/corpus"))
+    >>> folder = tempfile.mkdtemp()
+    >>> _ = Path(f"{folder}/hamlet.txt").write_text("to be or not to be")
+    >>> text_of(gh.data.prepare(f"{folder}/hamlet.txt", tok, f"{folder}/corpus"))
     b'to be or not to be'
     """
     if corpus.kind != "text":
-        raise InputError(f"the corpus is of kind {corpus.kind}, but bytes are counted in running text; give text.")
+        raise InputError(f"the corpus is of kind {corpus.kind}, but the baselines need running text; give text.")
     tok = corpus.tokenizer
-    if not tok.byte_level:  # what a token spells depends on those before it
+    if not tok.byte_level:  # the bytes of a token depend on those before it
         texts = (corpus.item(number)[0].tolist() for number in range(len(corpus)))
         return b"".join(tok.decode_bytes(one for one in ids if one not in tok.special_ids) for ids in texts)
-    spelled = {number: b"" if number in tok.special_ids else tok.decode_bytes([number]) for number in tok.ids}
+    token_bytes = {number: b"" if number in tok.special_ids else tok.decode_bytes([number]) for number in tok.ids}
     blocks = (corpus.read(at, min(at + IDS, corpus.n_tokens)).tolist() for at in range(0, corpus.n_tokens, IDS))
-    return b"".join(spelled[number] for ids in blocks for number in ids)
+    return b"".join(token_bytes[number] for ids in blocks for number in ids)
 
 
 def compressed_bits(data: bytes, by: Literal["gzip", "xz"]) -> float:
-    """Return the bits a byte of `gzip -9` or `xz -9 --extreme`, header and checksum included.
+    """Return the bits per byte of `gzip -9` or `xz -9 --extreme`, header and checksum included.
 
-    One byte becomes 21 by gzip: 10 of header, 3 that hold it (3 bits to begin, 8 for the byte, 7 to end), 8 to check.
+    gzip turns one byte into 21: 10 of header, 3 of data (3 bits to start, 8 for the byte, 7 to end), 8 of trailer.
 
     >>> compressed_bits(b"a", by="gzip")
     168.0
@@ -83,7 +83,7 @@ def compressed_bits(data: bytes, by: Literal["gzip", "xz"]) -> float:
     True
     """
     if not data:
-        raise InputError("data is empty, and bits a byte need a byte; pass the text that is measured.")
+        raise InputError("data is empty, and bits per byte need at least one byte; pass the text to measure.")
     if by == "gzip":
         size = len(gzip.compress(data, compresslevel=9))
     elif by == "xz":
@@ -96,12 +96,12 @@ def compressed_bits(data: bytes, by: Literal["gzip", "xz"]) -> float:
 
 
 class ByteModel:
-    """Counts which byte follows the `order` bytes before it, and so how many bits other text would take.
+    """A byte n-gram model: predicts each byte from the `order` bytes before it.
 
-    Every byte has a probability, by interpolated Witten-Bell smoothing: where `n` bytes followed a context, of
-    `kinds` different values, p(byte) = (count + kinds * shorter) / (n + kinds), `shorter` being its probability after
-    the context less its first byte. After a context never seen it is `shorter` itself, and below order 0 it is 1/256.
-    The beginning of a text is a context too.
+    Interpolated Witten-Bell smoothing: if `n` bytes of `kinds` distinct values followed a context, then
+    p(byte) = (count + kinds * shorter) / (n + kinds), where `shorter` is its probability after the context without
+    its first byte. After an unseen context it is `shorter`, and below order 0 it is 1/256. The start of a text is a
+    context too.
 
     Training on a, b: p(a) = (1 + 2/256) / (2 + 2).
 
@@ -119,30 +119,30 @@ class ByteModel:
         if not 0 <= order <= HIGHEST:
             raise ConfigError(f"order is {order}, but it must be a number of bytes from 0 to {HIGHEST}.")
         self.order = order
-        self._runs = _none(), _none()  # those of order + 1 bytes in rising order, and how often each was read
-        self._tables: list[tuple[Integers, Integers]] = []  # by order; made from the runs when first asked
+        self._ngrams = _empty(), _empty()  # n-grams of order + 1 bytes, sorted, and their counts
+        self._tables: list[tuple[Integers, Integers]] = []  # by order; built from the n-grams on first use
 
     def train(self, texts: Iterable[bytes]) -> None:
-        """Count the bytes of the texts, in addition to what was counted before.
+        """Add the n-grams of the texts to the counts.
 
-        Memory grows with the distinct runs of order + 1 bytes, never with the length of the texts. Whatever is wrong
-        with a text, the model stays as it was.
+        Memory grows with the number of distinct n-grams, not with the length of the texts. On an error the model is
+        unchanged.
         """
-        runs, counts = self._runs
+        runs, counts = self._ngrams
         for block in _blocks(texts, self.order):
             found, often = _count(block, self.order)
             runs, counts = _add_up(np.concatenate([runs, found]), np.concatenate([counts, often]))
             if len(runs) > MOST:
                 raise InputError(
-                    f"the texts hold more than {MOST} different runs of {self.order + 1} bytes; "
-                    "train on less text or take a lower order."
+                    f"the texts have more than {MOST} distinct runs of {self.order + 1} bytes; "
+                    "train on less text or use a lower order."
                 )
-        self._runs, self._tables = (runs, counts), []
+        self._ngrams, self._tables = (runs, counts), []
 
     def bits(self, data: bytes) -> float:
-        """Return the bits a byte of another text, from its beginning."""
+        """Return the bits per byte of a text."""
         if isinstance(data, bytes) and not data:
-            raise InputError("data is empty, and bits a byte need a byte; pass the text that is measured.")
+            raise InputError("data is empty, and bits per byte need at least one byte; pass the text to measure.")
         total = 0.0
         for block in _blocks([data], self.order):
             runs, counts = _count(block, self.order)
@@ -150,56 +150,54 @@ class ByteModel:
         return total / len(data)
 
     def probabilities(self, after: bytes) -> NDArray[np.float64]:
-        """Return the probability of each of the 256 bytes as the next of a text that begins with `after`."""
+        """Return the probability of each of the 256 bytes after the start `after` of a text."""
         context = 0
         for symbol in [*[START] * self.order, *after][len(after) :]:
             context = context * BASE + symbol
         return self._look_up(context * BASE + np.arange(256))
 
     def _look_up(self, runs: Integers) -> NDArray[np.float64]:
-        """Return the probability of the last byte of each run after those before it."""
+        """Return the probability of the last byte of each n-gram given the bytes before it."""
         if not self._tables:
-            self._tables = _every_order(*self._runs, self.order)
-        chance = np.full(len(runs), 1 / 256)
+            self._tables = _every_order(*self._ngrams, self.order)
+        probability = np.full(len(runs), 1 / 256)
         for order, (known, before) in enumerate(self._tables):
             run = runs % BASE ** (order + 1)
             context = run - run % BASE
             first, last = np.searchsorted(known, context), np.searchsorted(known, context + BASE)
             kinds, n = last - first, before[last] - before[first]
             count = before[np.searchsorted(known, run, side="right")] - before[np.searchsorted(known, run)]
-            np.divide(count + kinds * chance, n + kinds, out=chance, where=kinds > 0)
-        return chance
+            np.divide(count + kinds * probability, n + kinds, out=probability, where=kinds > 0)
+        return probability
 
 
-def _none() -> Integers:
+def _empty() -> Integers:
     return np.zeros(0, np.int64)
 
 
 def _blocks(texts: Iterable[bytes], order: int) -> Iterator[NDArray[np.uint16]]:
-    """Yield the texts with their beginnings marked, in blocks that each repeat the last `order` of the one before."""
+    """Yield the texts, each after start symbols, in blocks that overlap by `order` symbols."""
     if isinstance(texts, (bytes, str)):
-        raise InputError(f"texts is one {type(texts).__name__}, but it must be several texts; pass [text].")
-    begin = np.full(order, START, np.uint16)
-    held, size = [], 0
+        raise InputError(f"texts is one {type(texts).__name__}, but it must be a list of texts; pass [text].")
+    start = np.full(order, START, np.uint16)
+    chunks, size = [], 0
     for text in texts:
         if not isinstance(text, bytes):
-            raise InputError(
-                f"a text is of type {type(text).__name__}, but it must be bytes; text.encode() gives them."
-            )
-        held.append(begin)
+            raise InputError(f"a text is of type {type(text).__name__}, but it must be bytes; call text.encode().")
+        chunks.append(start)
         for at in range(0, len(text), BLOCK):
-            held.append(np.frombuffer(text[at : at + BLOCK], np.uint8).astype(np.uint16))
-            size += order + len(held[-1])
+            chunks.append(np.frombuffer(text[at : at + BLOCK], np.uint8).astype(np.uint16))
+            size += order + len(chunks[-1])
             if size >= BLOCK:
-                block = np.concatenate(held)
+                block = np.concatenate(chunks)
                 yield block
-                held, size = [block[len(block) - order :]], 0
+                chunks, size = [block[len(block) - order :]], 0
     if size:
-        yield np.concatenate(held)
+        yield np.concatenate(chunks)
 
 
 def _count(block: NDArray[np.uint16], order: int) -> tuple[Integers, Integers]:
-    """Return the distinct runs of order + 1 bytes in rising order, and how often each occurs."""
+    """Return the distinct n-grams of order + 1 bytes, sorted, and their counts."""
     ends = block[order:]
     runs = np.zeros(len(ends), np.int64)
     for i in range(order + 1):
@@ -208,15 +206,15 @@ def _count(block: NDArray[np.uint16], order: int) -> tuple[Integers, Integers]:
 
 
 def _add_up(runs: Integers, counts: Integers) -> tuple[Integers, Integers]:
-    """Return each run once, in rising order, with all of its counts."""
-    rising = np.argsort(runs, kind="stable")  # which takes two sorted halves in one pass
-    runs = runs[rising]
+    """Return the distinct n-grams, sorted, with the sums of their counts."""
+    order = np.argsort(runs, kind="stable")  # merges two sorted halves in one pass
+    runs = runs[order]
     first = np.flatnonzero(np.diff(runs, prepend=-1))
-    return runs[first], np.add.reduceat(counts[rising], first)
+    return runs[first], np.add.reduceat(counts[order], first)
 
 
 def _every_order(runs: Integers, counts: Integers, order: int) -> list[tuple[Integers, Integers]]:
-    """Return for orders from 0 up the distinct runs, and how much was counted before each and after the last."""
+    """Return for each order from 0 the distinct n-grams and the cumulative counts before each and after the last."""
     tables = []
     for n in range(order, -1, -1):
         runs, counts = _add_up(runs % BASE ** (n + 1), counts)

@@ -1,4 +1,4 @@
-"""How a model's answers fare, summed over the places of batches that count."""
+"""Cross-entropy and accuracy, summed over the positions of the loss mask of batches."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from glasshouse.errors import InputError
 from glasshouse.evaluation.metrics import bits_per_byte, perplexity
 from glasshouse.text import Tokenizer
 
-IGNORED = -100  # what cross_entropy takes for a place that does not count
+IGNORED = -100  # ignore_index of cross_entropy
 
 
 @dataclass(frozen=True)
 class MetricSums:
-    """Sums over places: what the answers cost, how many were right, how many were asked for, of how many bytes."""
+    """Sums over targets: loss, correct predictions, targets and their bytes."""
 
     loss: float = 0.0  # in nats
     n_correct: int = 0
     n_targets: int = 0
-    bytes: int = 0  # that the right answers spell; 0 where answers are no text
+    bytes: int = 0  # of the target tokens; 0 if targets are not text
 
     def __add__(self, other: MetricSums) -> MetricSums:
         return MetricSums(
@@ -38,21 +38,20 @@ class MetricSums:
     def metrics(self) -> dict[str, float]:
         """Return the means by name.
 
-        >>> Tally(loss=2.772588722239781, right=1, asked=2, bytes=4).figures()
+        >>> MetricSums(loss=2.772588722239781, n_correct=1, n_targets=2, bytes=4).metrics()
         {'loss': 1.3862943611198906, 'perplexity': 4.0, 'accuracy': 0.5, 'bits_per_byte': 1.0}
         """
         if not self.n_targets:
-            raise InputError("nothing was asked of the model, so there is no figure; give more text.")
+            raise InputError("there are no targets to evaluate on; give more text.")
         loss = self.loss / self.n_targets
         found = {"loss": loss, "perplexity": perplexity(loss), "accuracy": self.n_correct / self.n_targets}
         return found | ({"bits_per_byte": bits_per_byte(self.loss, self.bytes)} if self.bytes else {})
 
 
 def cross_entropy(logits: Tensor, batch: Batch, smoothing: float = 0.0) -> Tensor:
-    """Return the sum of the cross-entropies, in nats, over the places of a batch that count."""
-    targets = batch.targets.masked_fill(
-        ~batch.loss_mask, IGNORED
-    )  # picked out, they would make the host wait for a GPU
+    """Return the cross-entropy in nats, summed over the positions of the loss mask."""
+    # Boolean indexing instead would make the host wait for a GPU.
+    targets = batch.targets.masked_fill(~batch.loss_mask, IGNORED)
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     return F.cross_entropy(
         logits.flatten(0, -2), targets.flatten(), ignore_index=IGNORED, reduction="sum", label_smoothing=smoothing
@@ -61,18 +60,18 @@ def cross_entropy(logits: Tensor, batch: Batch, smoothing: float = 0.0) -> Tenso
 
 @torch.no_grad()
 def evaluate_batch(model: nn.Module, batch: Batch, token_bytes: Tensor | None = None) -> MetricSums:
-    """Ask a model without teaching it; `sizes` says how many bytes each id spells."""
+    """Evaluate one batch without gradients; `token_bytes` is the number of bytes of each token id."""
     logits = batch.forward(model)
-    right = (logits.argmax(-1) == batch.targets) & batch.loss_mask
-    spelled = 0 if token_bytes is None else int(token_bytes[batch.targets[batch.loss_mask]].sum())
-    return MetricSums(float(cross_entropy(logits, batch)), int(right.sum()), int(batch.loss_mask.sum()), spelled)
+    correct = (logits.argmax(-1) == batch.targets) & batch.loss_mask
+    n_bytes = 0 if token_bytes is None else int(token_bytes[batch.targets[batch.loss_mask]].sum())
+    return MetricSums(float(cross_entropy(logits, batch)), int(correct.sum()), int(batch.loss_mask.sum()), n_bytes)
 
 
 def token_bytes(tok: Tokenizer) -> Tensor:
-    """Return how many bytes each id of a tokenizer spells, [V]; special tokens spell none."""
-    spelled = {number: b"" if number in tok.special_ids else tok.decode_bytes([number]) for number in tok.ids}
-    sizes = torch.zeros(max(spelled) + 1, dtype=torch.long)
-    for number, text in spelled.items():
+    """Return the number of bytes of each token id, [V]; 0 for special tokens."""
+    decoded = {number: b"" if number in tok.special_ids else tok.decode_bytes([number]) for number in tok.ids}
+    sizes = torch.zeros(max(decoded) + 1, dtype=torch.long)
+    for number, text in decoded.items():
         sizes[number] = len(text)
     return sizes
 
@@ -87,9 +86,9 @@ def evaluate_samples(
     autocast_dtype: torch.dtype = torch.float32,
     on_batch: Callable[[], None] = lambda: None,
 ) -> MetricSums:
-    """Ask a model about each sample of an epoch, or the first `most`, so many `rows` at a time.
+    """Evaluate a model on all samples, or the first `limit`, in batches of `batch_size`.
 
-    `before` is called before each batch. The model is in the mode it was in, afterwards.
+    `on_batch` is called before each batch. The model is in its previous mode afterwards.
     """
     device = next(model.parameters()).device
     token_bytes = None if token_bytes is None else token_bytes.to(device)
@@ -109,5 +108,5 @@ def evaluate_samples(
 
 
 def autocast(device: torch.device, autocast_dtype: torch.dtype) -> AbstractContextManager[object]:
-    """Return a context in which float32 weights are multiplied in another type."""
+    """Return a context of mixed precision: float32 weights, matrix products in `autocast_dtype`."""
     return nullcontext() if autocast_dtype == torch.float32 else torch.autocast(device.type, autocast_dtype)

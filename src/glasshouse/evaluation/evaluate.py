@@ -1,4 +1,4 @@
-"""How good a model is on data: what its head is asked for, and what it writes where it writes."""
+"""Evaluates a model on data: loss and accuracy of its head, and metrics of the text it generates."""
 
 from __future__ import annotations
 
@@ -48,16 +48,16 @@ from glasshouse.text.tokenizer_training import ProgressCallback, no_progress
 Source = str | Path | Iterable[str | Path] | Corpus
 
 SHOWN = 3  # examples in a report
-GLIMPSE = 64  # tokens of running text in an example: half are read, half are to be written
+EXAMPLE_TOKENS = 64  # of running text: half prompt, half reference
 
 
 @dataclass(frozen=True)
 class Example:
-    """One thing that was asked: what the model read, what it should have said, and what it said.
+    """One example: the input, the reference and the model's prediction.
 
-    `n_best` has the texts of a beam search by their scores, the best of which is what it said.
+    `n_best` has the texts of a beam search with their scores, best first; the best is the prediction.
 
-    >>> Example(read="yes", expected="ja", said="nein").said
+    >>> Example(input="yes", reference="ja", prediction="nein").prediction
     'nein'
     """
 
@@ -69,15 +69,15 @@ class Example:
 
 @dataclass(frozen=True)
 class Report:
-    """What was measured: figures by name, over so many places that counted, and a few examples.
+    """Metrics of an evaluation over `n_targets` tokens or labels, and a few examples.
 
-    `loss` is in nats a place; `accuracy`, `exact_match` and `f1` (macro) are shares from 0 to 1, `bleu` and `chrf`
-    scores from 0 to 100, of which `signatures` has sacrebleu's line of how they were computed.
+    `loss` is in nats per target; `accuracy`, `exact_match` and `f1` (macro) are from 0 to 1, `bleu` and `chrf` from
+    0 to 100, with sacrebleu's `signatures`.
 
-    Of `items` in the data `measured` were read, and to `written` of those the model wrote an answer: exact_match,
-    bleu and chrf are over these, all other figures over what was read.
+    Of `n_items` in the data `n_evaluated` were evaluated on, and for `n_generated` of those an answer was generated:
+    exact_match, bleu and chrf cover these, all other metrics every evaluated item.
 
-    >>> Report("labelled", {"accuracy": 0.75}, asked=4, examples=[]).figures["accuracy"]
+    >>> Report("labelled", {"accuracy": 0.75}, n_targets=4, examples=[]).metrics["accuracy"]
     0.75
     """
 
@@ -85,8 +85,8 @@ class Report:
     metrics: dict[str, float]
     n_targets: int
     examples: list[Example]
-    n_too_long: int = 0  # items that are too long to be asked about
-    n_items: int = 0  # rows of running text, or pairs, texts and conversations; those left out are not counted
+    n_too_long: int = 0  # items dropped because they are too long
+    n_items: int = 0  # sequences of running text, or pairs, texts and conversations, without those too long
     n_evaluated: int = 0
     n_generated: int = 0
     signatures: dict[str, str] = field(default_factory=dict)
@@ -98,7 +98,7 @@ def evaluate(
     path: Source,
     *,
     kind: Kind | None = None,
-    fields: str | Iterable[str] = (),
+    columns: str | Iterable[str] = (),
     split: str = "validation",
     errors: Errors = "strict",
     seq_len: int | None = None,
@@ -106,53 +106,55 @@ def evaluate(
     limit: int | None = None,
     generate: int | None = None,
     beams: int = 1,
-    n: int = 1,
+    n_best: int = 1,
     device: torch.device | str | None = None,
     progress: ProgressCallback = no_progress,
 ) -> Report:
-    """Measure a model on files, folders, globs, a built-in set's `split`, or a corpus: open, or the folder of one.
+    """Evaluate a model on files, folders, globs, a built-in dataset's `split`, or a corpus or its folder.
 
-    `kind`, `fields` and `errors` are those of `data.prepare`; without a kind, the model and the columns tell it.
-    Samples have up to `length` tokens, the model's max_len unless told, and run so many `rows` at a time; `limit`
-    takes a sample of so many instead of all, the same each time. Of pairs and conversations the model also writes the
-    answers, all of them unless `written` says to how many: the likeliest token each time, or by a search of so many
-    `beams`, whose `n` best are in the examples. With a `device` the model moves there.
+    `kind`, `columns` and `errors` are those of `data.prepare`; without a kind it is inferred from the model and the
+    columns. Samples have up to `seq_len` tokens, by default the model's max_len, in batches of `batch_size`; `limit`
+    takes a fixed random subset. For pairs and conversations the model also generates answers, to all items or to
+    `generate` of them: greedily, or by a beam search of width `beams`, whose `n_best` are in the examples. With a
+    `device` the model moves there.
 
-    A model whose head is all zeros takes every token for as likely as any other.
+    A model whose head is all zeros predicts every token with the same probability.
 
     >>> import glasshouse as gh
     >>> tok = gh.Tokenizer.train(texts=["to be or not to be"], vocab_size=263)
     >>> model = gh.build(gh.preset("tiny-decoder", vocab_size=263, max_len=64))
     >>> _ = torch.nn.init.zeros_(model.head.weight)
     >>> report = gh.evaluate(model, tok, "stdlib", limit=8)
-    >>> round(report.figures["perplexity"], 2), report.asked
+    >>> round(report.metrics["perplexity"], 2), report.n_targets
     (263.0, 512)
     """
     if not isinstance(tok, Tokenizer):
-        raise InputError(f"tok is {tok!r}, but data are measured as its tokens; give the model's tokenizer.")
+        raise InputError(f"tok is {tok!r}, but a tokenizer is needed to evaluate; give the model's.")
     check_tokenizer(model, tok)
-    seq_len = check_length(model.spec, seq_len, "length")
-    check_count("rows", batch_size)
+    seq_len = check_length(model.spec, seq_len, "seq_len")
+    check_count("batch_size", batch_size)
     if limit is not None:
         check_count("limit", limit)
     if generate:
-        check_count("written", generate)
+        check_count("generate", generate)
     check_count("beams", beams)
-    if check_count("n", n) > beams:
-        raise InputError(f"n is {n}, but a search of {beams} beams finds no more than these; raise beams.")
+    if check_count("n_best", n_best) > beams:
+        raise InputError(
+            f"n_best is {n_best}, but a beam search of width {beams} finds no more than {beams}; raise beams."
+        )
     if device is not None:
         model.to(machine.resolve(device))
     was_training = model.training
     model.eval()
     try:
         with opened(
-            path, tok, model.spec, kind=kind, fields=fields, split=split, errors=errors, progress=progress
+            path, tok, model.spec, kind=kind, columns=columns, split=split, errors=errors, progress=progress
         ) as corpus:
             samples = make_dataset(model.spec, corpus, batch_size=1, seq_len=seq_len)
             count = len(samples) if limit is None else min(limit, len(samples))
-            answers = count if generate is None else min(generate, count)
-            job = _Job(model, tok, corpus, seq_len, batch_size, count, answers, beams, n, progress)
-            report = job.ask(samples)
+            n_generate = count if generate is None else min(generate, count)
+            job = _Job(model, tok, corpus, seq_len, batch_size, count, n_generate, beams, n_best, progress)
+            report = job.evaluate(samples)
             return replace(
                 report,
                 examples=report.examples[:SHOWN],
@@ -171,14 +173,14 @@ def opened(
     s: Spec | None = None,
     *,
     kind: Kind | None = None,
-    fields: str | Iterable[str] = (),
+    columns: str | Iterable[str] = (),
     split: str = "validation",
     errors: Errors = "strict",
     progress: ProgressCallback = no_progress,
 ) -> Iterator[Corpus]:
-    """Open what `evaluate` takes as a corpus of this tokenizer; what is not yet prepared is, until the end.
+    """Open the data of `evaluate` as a corpus of this tokenizer; files are prepared in a temporary folder.
 
-    Files are of the kind that the model of the spec `s` learns from, if it is one alone and no other is given.
+    Without a `kind`, files are of the kind that a model of spec `s` needs, if there is only one.
 
     >>> import glasshouse as gh
     >>> with opened("dates", gh.Tokenizer.train(texts=["May"], vocab_size=263)) as corpus:
@@ -188,7 +190,7 @@ def opened(
     if isinstance(path, Corpus):
         if path.manifest["tokenizer"] != tok.fingerprint:
             raise InputError(
-                f"the corpus was made by another tokenizer ({path.manifest['tokenizer'][:12]}, not "
+                f"the corpus was tokenized by another tokenizer ({path.manifest['tokenizer'][:12]}, not "
                 f"{tok.fingerprint[:12]}); prepare its text with the model's."
             )
         yield _of_kind(path, kind)
@@ -200,7 +202,7 @@ def opened(
     if kind is None and s is not None and not is_builtin(paths):
         kind = required_kind(s)
     with tempfile.TemporaryDirectory() as folder:
-        yield prepare(paths, tok, folder, kind=kind, fields=fields, split=split, errors=errors, progress=progress)
+        yield prepare(paths, tok, folder, kind=kind, columns=columns, split=split, errors=errors, progress=progress)
 
 
 def _of_kind(corpus: Corpus, kind: Kind | None) -> Corpus:
@@ -209,7 +211,7 @@ def _of_kind(corpus: Corpus, kind: Kind | None) -> Corpus:
     return corpus
 
 
-Turn = tuple[list[int], list[int]]  # what is read, and what should be written
+Pair = tuple[list[int], list[int]]  # prompt and reference
 
 
 @dataclass(frozen=True)
@@ -217,168 +219,182 @@ class _Job:
     model: Model
     tok: Tokenizer
     corpus: Corpus
-    length: int
-    rows: int
-    count: int  # samples to read
-    written: int  # items to answer
+    seq_len: int
+    batch_size: int
+    count: int  # samples to evaluate on
+    n_generate: int  # items to generate answers for
     beams: int
-    n: int
+    n_best: int
     progress: ProgressCallback
 
     @property
-    def room(self) -> int:
-        """How many tokens of prompt and answer there is room for."""
-        return max(self.length, self.model.spec.max_len)
+    def max_len(self) -> int:
+        """Maximum length of prompt and answer."""
+        return max(self.seq_len, self.model.spec.max_len)
 
-    def ask(self, samples: Dataset) -> Report:
+    def evaluate(self, samples: Dataset) -> Report:
         match samples:
             case CausalLMDataset():
-                return self._running(samples)
+                return self._causal_lm(samples)
             case MaskedLMDataset():
-                return self._masked(samples)
+                return self._masked_lm(samples)
             case ClassificationDataset():
-                return self._labelled(samples)
+                return self._classification(samples)
             case TokenClassificationDataset():
-                return self._tagged(samples)
+                return self._token_classification(samples)
             case Seq2SeqDataset() | ChatDataset():
-                return self._answered(samples)
-        raise AssertionError(f"{samples} are no samples of a corpus")
+                return self._generation(samples)
+        raise AssertionError(f"{samples} is not a dataset of a corpus")
 
-    def _running(self, samples: CausalLMDataset) -> Report:
-        # Where tokens are no rows of bytes, what one spells depends on its neighbours, so it has no size of its own.
-        total = self._measure(samples, token_bytes(self.tok) if self.tok.byte_level else None)
-        begin = [samples.end] if samples.start in (None, samples.end) else []  # other texts bring their start along
-        turns = []
-        for number in range(min(SHOWN, self.written, len(self.corpus))):
-            text = self.corpus.item(number)[0][:GLIMPSE].tolist()
-            half = min(len(text), self.length) // 2
+    def _causal_lm(self, samples: CausalLMDataset) -> Report:
+        # Unless it is byte-level, the bytes of a token depend on its neighbours, so bits per byte are undefined.
+        total = self._evaluate_samples(samples, token_bytes(self.tok) if self.tok.byte_level else None)
+        begin = [samples.end] if samples.start in (None, samples.end) else []  # else texts include their start token
+        pairs = []
+        for number in range(min(SHOWN, self.n_generate, len(self.corpus))):
+            text = self.corpus.item(number)[0][:EXAMPLE_TOKENS].tolist()
+            half = min(len(text), self.seq_len) // 2
             if half:
-                turns.append((begin + text[:half], text[half : 2 * half]))
-        return self._report(total, total.metrics(), self._write(turns, GLIMPSE // 2, end=samples.end))
+                pairs.append((begin + text[:half], text[half : 2 * half]))
+        return self._report(total, total.metrics(), self._generate(pairs, EXAMPLE_TOKENS // 2, end=samples.end))
 
-    def _masked(self, samples: MaskedLMDataset) -> Report:
-        total = self._measure(samples)
+    def _masked_lm(self, samples: MaskedLMDataset) -> Report:
+        total = self._evaluate_samples(samples)
         batch = samples.batch(range(min(SHOWN, self.count)))
         with torch.no_grad():
-            said = batch.to(next(self.model.parameters()).device).forward(self.model).argmax(-1).cpu()
+            predicted = batch.to(next(self.model.parameters()).device).forward(self.model).argmax(-1).cpu()
 
-        def spell(ids: Tensor) -> str:
+        def decode(ids: Tensor) -> str:
             return " | ".join(self.tok.decode([number]) for number in ids.tolist() if number in self.tok.ids)
 
         examples = [
-            Example(self.tok.decode(ids), spell(targets[asked]), spell(answers[asked]))
-            for ids, targets, answers, asked in zip(batch.ids, batch.targets, said, batch.loss_mask, strict=True)
+            Example(self.tok.decode(ids), decode(targets[masked]), decode(predictions[masked]))
+            for ids, targets, predictions, masked in zip(
+                batch.ids, batch.targets, predicted, batch.loss_mask, strict=True
+            )
         ]
         return self._report(total, total.metrics(), examples)
 
-    def _labelled(self, samples: ClassificationDataset) -> Report:
-        total, names, answers = self._choices(samples)
+    def _classification(self, samples: ClassificationDataset) -> Report:
+        total, names, predicted = self._predict_labels(samples)
         items = [self.corpus.item(item) for item in samples.items(range(self.count))]
-        expected = [self.corpus.labels[int(label[0])] for _, label in items]
-        said = [names[int(number)] for number in answers]
+        references = [self.corpus.labels[int(label[0])] for _, label in items]
+        predictions = [names[int(number)] for number in predicted]
         texts = [self.tok.decode(text) for text, _ in items[:SHOWN]]
-        return self._report(total, _label_figures(total, said, expected), list(map(Example, texts, expected, said)))
+        return self._report(
+            total, _label_metrics(total, predictions, references), list(map(Example, texts, references, predictions))
+        )
 
-    def _tagged(self, samples: TokenClassificationDataset) -> Report:
-        total, names, answers = self._choices(samples)
-        expected: list[str] = []
-        said: list[str] = []
+    def _token_classification(self, samples: TokenClassificationDataset) -> Report:
+        total, names, predicted = self._predict_labels(samples)
+        references: list[str] = []
+        predictions: list[str] = []
         examples: list[Example] = []
-        for item, answer in zip(samples.items(range(self.count)), answers, strict=True):
+        for item, labels in zip(samples.items(range(self.count)), predicted, strict=True):
             ids, tags = (part[: samples.max_len - 2] for part in self.corpus.item(item))
-            asked = np.flatnonzero(tags)
-            right = [self.corpus.labels[number - 1] for number in tags[asked].tolist()]
-            given = [names[number] for number in answer[asked + 1].tolist()]  # after the token that starts a row
-            expected += right
-            said += given
+            starts = np.flatnonzero(tags)
+            expected = [self.corpus.labels[number - 1] for number in tags[starts].tolist()]
+            found = [names[number] for number in labels[starts + 1].tolist()]  # after the start token
+            references += expected
+            predictions += found
             if len(examples) < SHOWN:
-                words = [self.tok.decode(word).strip() for word in np.split(ids, asked)[1:]]
-                wanted, named = (" ".join(map("/".join, zip(words, one, strict=True))) for one in (right, given))
-                examples.append(Example(self.tok.decode(ids), wanted, named))
-        return self._report(total, _label_figures(total, said, expected), examples)
+                words = [self.tok.decode(word).strip() for word in np.split(ids, starts)[1:]]
+                reference, prediction = (
+                    " ".join(map("/".join, zip(words, one, strict=True))) for one in (expected, found)
+                )
+                examples.append(Example(self.tok.decode(ids), reference, prediction))
+        return self._report(total, _label_metrics(total, predictions, references), examples)
 
-    def _choices(
+    def _predict_labels(
         self, samples: ClassificationDataset | TokenClassificationDataset
     ) -> tuple[MetricSums, Sequence[str], list[Tensor]]:
-        """Measure, and return also the names of the model's labels and, for each sample, the numbers it chose."""
+        """Evaluate; return the sums, the model's label names and the predicted label ids of each sample."""
         names, numbers = _match_labels(self.model, self.corpus)
-        answers: list[Tensor] = []
-        hook = self.model.register_forward_hook(lambda *run: answers.extend(run[-1].argmax(-1).cpu()))
+        predicted: list[Tensor] = []
+        hook = self.model.register_forward_hook(lambda *run: predicted.extend(run[-1].argmax(-1).cpu()))
         try:
-            total = self._measure(_Renumbered(samples, numbers))
+            total = self._evaluate_samples(_RelabelledDataset(samples, numbers))
         finally:
             hook.remove()
-        return total, names, answers
+        return total, names, predicted
 
-    def _answered(self, samples: Seq2SeqDataset | ChatDataset) -> Report:
-        if self.written:
-            check_model(self.model)  # one that cannot write had better say so before it is measured
-        total = self._measure(samples)
-        items = [self.corpus.item(item) for item in sorted(samples.items(range(self.written)))]
+    def _generation(self, samples: Seq2SeqDataset | ChatDataset) -> Report:
+        if self.n_generate:
+            check_model(self.model)  # fail before the evaluation
+        total = self._evaluate_samples(samples)
+        items = [self.corpus.item(item) for item in sorted(samples.items(range(self.n_generate)))]
         if isinstance(samples, Seq2SeqDataset):
-            turns = [(samples.source(source.tolist()), target.tolist()) for source, target in items]
+            pairs = [(samples.source(source.tolist()), target.tolist()) for source, target in items]
         else:
-            turns = [_last_answer(*item) for item in items]
-            turns = [turn for turn in turns if 0 < len(turn[0]) <= self.room]
-        # An answer twice as long as the longest is wrong, however it goes on.
-        limit = min(self.length, 2 * max((len(wanted) for _, wanted in turns), default=0) + 1)
-        examples = self._write(turns, limit, end=samples.end, roles=isinstance(samples, ChatDataset))
-        figures = total.metrics()
+            pairs = [_last_answer(*item) for item in items]
+            pairs = [pair for pair in pairs if 0 < len(pair[0]) <= self.max_len]
+        # An answer longer than twice the longest reference is wrong anyway.
+        limit = min(self.seq_len, 2 * max((len(reference) for _, reference in pairs), default=0) + 1)
+        examples = self._generate(pairs, limit, end=samples.end, show_special=isinstance(samples, ChatDataset))
+        metrics = total.metrics()
         scores: dict[str, Score] = {}
         if examples:
-            said, expected = [one.prediction for one in examples], [one.reference for one in examples]
-            figures["exact_match"] = exact_match(said, expected)
+            predictions, references = [one.prediction for one in examples], [one.reference for one in examples]
+            metrics["exact_match"] = exact_match(predictions, references)
             if isinstance(samples, Seq2SeqDataset) and importlib.util.find_spec("sacrebleu") is not None:
-                scores = {"bleu": bleu(said, expected), "chrf": chrf(said, expected)}
-        figures |= {name: score.value for name, score in scores.items()}
+                scores = {"bleu": bleu(predictions, references), "chrf": chrf(predictions, references)}
+        metrics |= {name: score.value for name, score in scores.items()}
         signatures = {name: score.signature for name, score in scores.items()}
-        return replace(self._report(total, figures, examples), n_generated=len(examples), signatures=signatures)
+        return replace(self._report(total, metrics, examples), n_generated=len(examples), signatures=signatures)
 
-    def _report(self, total: MetricSums, figures: dict[str, float], examples: list[Example]) -> Report:
-        return Report(self.corpus.kind, figures, total.n_targets, examples)
+    def _report(self, total: MetricSums, metrics: dict[str, float], examples: list[Example]) -> Report:
+        return Report(self.corpus.kind, metrics, total.n_targets, examples)
 
-    def _measure(self, samples: Dataset, sizes: Tensor | None = None) -> MetricSums:
+    def _evaluate_samples(self, samples: Dataset, token_bytes: Tensor | None = None) -> MetricSums:
         done = 0
 
-        def before() -> None:
+        def on_batch() -> None:
             nonlocal done
-            self.progress("measuring", done, self.count)
-            done += self.rows
+            self.progress("evaluating", done, self.count)
+            done += self.batch_size
 
-        total = evaluate_samples(self.model, samples, self.rows, limit=self.count, token_bytes=sizes, on_batch=before)
-        self.progress("measuring", self.count, self.count)
+        total = evaluate_samples(
+            self.model, samples, self.batch_size, limit=self.count, token_bytes=token_bytes, on_batch=on_batch
+        )
+        self.progress("evaluating", self.count, self.count)
         return total
 
-    def _write(self, turns: Sequence[Turn], limit: int, *, end: int, roles: bool = False) -> list[Example]:
-        """Let the model write up to `limit` tokens; `roles` shows the special tokens that say who speaks."""
-        if not turns:
+    def _generate(self, pairs: Sequence[Pair], limit: int, *, end: int, show_special: bool = False) -> list[Example]:
+        """Generate up to `limit` tokens after each prompt; `show_special` keeps the role tokens of a chat."""
+        if not pairs:
             return []
-        ends = {wanted[-1] for _, wanted in turns if wanted} & self.tok.special_ids | {end}
-        done, total = 0, limit * len(turns)
+        ends = {reference[-1] for _, reference in pairs if reference} & self.tok.special_ids | {end}
+        done, total = 0, limit * len(pairs)
 
         def on_tokens(new: int) -> None:
             nonlocal done
             done += new
-            self.progress("writing", done, total)
+            self.progress("generating", done, total)
 
-        writer = cast("Decoder | Seq2Seq", self.model)
-        reads = [read for read, _ in turns]
-        options = SamplingParams(max_new_tokens=limit, beams=self.beams, stop_token_ids=tuple(sorted(ends)))
-        found = generate_requests(writer, self.tok, reads, options, n=self.n, max_len=self.room, progress=on_tokens)
-        self.progress("writing", total, total)
+        model = cast("Decoder | Seq2Seq", self.model)
+        prompts = [prompt for prompt, _ in pairs]
+        params = SamplingParams(max_new_tokens=limit, beams=self.beams, stop_token_ids=tuple(sorted(ends)))
+        found = generate_requests(
+            model, self.tok, prompts, params, n=self.n_best, max_len=self.max_len, progress=on_tokens
+        )
+        self.progress("generating", total, total)
         return [
-            self._example(self.tok.decode(read, special=roles), self.tok.decode(wanted, special=False), request)
-            for (read, wanted), request in zip(turns, found, strict=True)
+            self._example(
+                self.tok.decode(prompt, skip_special_tokens=not show_special),
+                self.tok.decode(reference, skip_special_tokens=True),
+                request,
+            )
+            for (prompt, reference), request in zip(pairs, found, strict=True)
         ]
 
-    def _example(self, read: str, expected: str, request: Request) -> Example:
+    def _example(self, prompt: str, reference: str, request: Request) -> Example:
         best = request.completions()
-        listed = tuple((one.score, one.text) for one in best if one.score is not None) if self.n > 1 else ()
-        return Example(read, expected, best[0].text, listed)
+        listed = tuple((one.score, one.text) for one in best if one.score is not None) if self.n_best > 1 else ()
+        return Example(prompt, reference, best[0].text, listed)
 
 
-def _last_answer(ids: NDArray[np.int64], runs: NDArray[np.int64]) -> Turn:
-    """Return a conversation up to the last answer, and that answer.
+def _last_answer(ids: NDArray[np.int64], runs: NDArray[np.int64]) -> Pair:
+    """Return a conversation up to its last answer, and that answer.
 
     >>> _last_answer(np.array([5, 6, 7, 8, 9]), np.array([1, 1, 1, 2]))
     ([5, 6, 7], [8, 9])
@@ -389,15 +405,15 @@ def _last_answer(ids: NDArray[np.int64], runs: NDArray[np.int64]) -> Turn:
     return ids[:start].tolist(), ids[start:stop].tolist()
 
 
-def _label_figures(total: MetricSums, said: Sequence[str], expected: Sequence[str]) -> dict[str, float]:
-    figures = {name: value for name, value in total.metrics().items() if name != "perplexity"}
-    return figures | {"f1": f1(said, expected, average="macro")}
+def _label_metrics(total: MetricSums, predictions: Sequence[str], references: Sequence[str]) -> dict[str, float]:
+    metrics = {name: value for name, value in total.metrics().items() if name != "perplexity"}
+    return metrics | {"f1": f1(predictions, references, average="macro")}
 
 
 def _match_labels(model: Model, corpus: Corpus) -> tuple[Sequence[str], Tensor]:
-    """Return the names of a model's labels, and the number it has for each of a corpus.
+    """Return the label names of a model, and its label id for each label of the corpus.
 
-    A model without names is taken to number labels as the corpus does.
+    A model without label names is assumed to use the label ids of the corpus.
     """
     head = model.spec.head
     assert isinstance(head, SequenceClassification | TokenClassification)
@@ -413,11 +429,11 @@ def _match_labels(model: Model, corpus: Corpus) -> tuple[Sequence[str], Tensor]:
 
 
 @dataclass(frozen=True)
-class _Renumbered:
-    """Labelled or tagged samples, with the numbers that a model has for their labels."""
+class _RelabelledDataset:
+    """Labelled or tagged samples with the label ids of a model."""
 
     samples: ClassificationDataset | TokenClassificationDataset
-    numbers: Tensor  # by those of the corpus
+    numbers: Tensor  # by label id of the corpus
 
     def __len__(self) -> int:
         return len(self.samples)

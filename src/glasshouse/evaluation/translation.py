@@ -1,4 +1,4 @@
-"""How near translations come to those of people: BLEU and chrF as sacrebleu reckons them, so that numbers compare."""
+"""BLEU and chrF, computed by sacrebleu so that scores are comparable."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ References = Sequence[str] | Sequence[Sequence[str]]
 
 @dataclass(frozen=True)
 class Score:
-    """A score from 0 to 100, and sacrebleu's line of what it was reckoned by; publish both.
+    """A score from 0 to 100 and sacrebleu's signature; report both.
 
     >>> Score(31.4, "nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp|version:2.6.0").value
     31.4
@@ -22,20 +22,20 @@ class Score:
     signature: str
 
 
-def bleu(texts: Sequence[str], references: References) -> Score:
-    """Return BLEU over all texts together, words cut by sacrebleu's rule 13a.
+def bleu(predictions: Sequence[str], references: References) -> Score:
+    """Return corpus BLEU with sacrebleu's tokenizer 13a.
 
-    References are a list as long as that of the texts, or several such lists, each by another translator.
+    References are one list as long as the predictions, or several such lists, each by another translator.
 
     >>> score = bleu(["The cat sat on the mat."], ["The cat sat on the mat."])
     >>> round(score.value, 6), score.signature.split("|")[:3]
     (100.0, ['nrefs:1', 'case:mixed', 'eff:no'])
     """
-    return _score("BLEU", texts, references)
+    return _score("BLEU", predictions, references)
 
 
-def chrf(texts: Sequence[str], references: References) -> Score:
-    """Return chrF2 over all texts together: runs of one to six letters, missing ones weighing twice; no words needed.
+def chrf(predictions: Sequence[str], references: References) -> Score:
+    """Return corpus chrF2: character n-grams up to 6, recall weighted twice.
 
     References are as for `bleu`.
 
@@ -43,30 +43,30 @@ def chrf(texts: Sequence[str], references: References) -> Score:
     >>> round(score.value, 6), score.signature.split("|")[:1]
     (100.0, ['nrefs:2'])
     """
-    return _score("CHRF", texts, references)
+    return _score("CHRF", predictions, references)
 
 
-def _score(name: str, texts: Sequence[str], references: References) -> Score:
-    _check_texts("texts", texts)
-    if not texts:
-        raise InputError("texts are empty, and there is nothing to measure; pass at least one.")
+def _score(name: str, predictions: Sequence[str], references: References) -> Score:
+    _check_texts("predictions", predictions)
+    if not predictions:
+        raise InputError("predictions are empty; pass at least one.")
     lists = _as_lists(references)
     for number, translations in enumerate(lists, start=1):
         _check_texts(f"list {number} of the references", translations)
-        if len(translations) != len(texts):  # sacrebleu would measure as many as have both, and say nothing
+        if len(translations) != len(predictions):  # sacrebleu would silently score the common part
             raise InputError(
-                f"list {number} of the references holds {len(translations)} for {len(texts)} texts, "
-                "but each text needs its own."
+                f"list {number} of the references has {len(translations)} texts for {len(predictions)} predictions, "
+                "but they must have the same length."
             )
     try:
         from sacrebleu.metrics import METRICS
     except ImportError:
         raise InputError(
-            "BLEU and chrF are reckoned by sacrebleu, which is not installed; "
+            "BLEU and chrF are computed by sacrebleu, which is not installed; "
             "run pip install 'glasshouse[translation]'."
         ) from None
     metric = METRICS[name]()
-    return Score(metric.corpus_score(texts, lists).score, str(metric.get_signature()))
+    return Score(metric.corpus_score(predictions, lists).score, str(metric.get_signature()))
 
 
 def _as_lists(references: References) -> Sequence[Sequence[str]]:

@@ -1,4 +1,4 @@
-"""Text to ids and back: tokenizers that are trained here, and those of published models as they are."""
+"""Tokenizers: byte-level BPE trained here, and any published tokenizer.json."""
 
 from glasshouse.text.tokenizer import Tokenizer as Tokenizer
 

@@ -1,9 +1,9 @@
-"""A conversation to segments of text and special tokens, by a Jinja chat template.
+"""Renders a conversation with a Jinja chat template into segments of text and special tokens.
 
-What a message says may come from anyone, so it is marked wherever it could read as a special token, and only what
-the template writes itself becomes one. A template may come from anyone too, so it runs in a sandbox that counts its
-work. One limit stands: a template that takes characters out of a message, or puts others in their place, can make
-a special token of what is left; that is its publisher's doing and not a user's.
+Message content is untrusted: it is marked wherever it could be parsed as a special token, and only what the template
+itself writes becomes one. Templates are untrusted too and run in a sandbox with a work limit. One limitation: a
+template that removes or replaces characters of a message can produce a special token from the rest; that is up to
+the template's publisher, not to a user.
 """
 
 from __future__ import annotations
@@ -27,26 +27,26 @@ MESSAGE_ROLES = ("system", "user", "assistant", "tool", "developer")
 DEFAULT_TEMPLATE = """\
 {% for message in messages %}
 {% if message.role not in ["system", "user", "assistant"] or message.content is not string %}
-{{ raise_exception("it writes messages of text by system, user and assistant, and no other") }}
+{{ raise_exception("it supports only text messages from system, user and assistant") }}
 {% endif %}
 {{ "<|" + message.role + "|>" + message.content + "<|end|>" }}
 {%- endfor %}
 {% if add_generation_prompt %}{{ "<|assistant|>" }}{% endif %}"""
 
-TYPES = ("text", "function", "image", "image_url", "audio", "video")  # compared by templates, so left as they are
+TYPES = ("text", "function", "image", "image_url", "audio", "video")  # templates compare them, so they are not marked
 
-# A mark is a rare ideograph and no private character: those are spelled out where a template prints a list.
+# A mark is a rare ideograph, not a private-use character, which is escaped when a template prints a list.
 _RARE = range(0x30000, 0x3134B)
 _IS_RARE = re.compile(f"[{chr(_RARE[0])}-{chr(_RARE[-1])}]")
 
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """A stretch of a conversation that is encoded by itself."""
+    """A part of a rendered conversation that is encoded on its own."""
 
     text: str
-    special: bool  # the text is one special token, to become its id
-    is_assistant: bool  # written by the assistant: this is what fine-tuning learns
+    special: bool  # the text is one special token
+    is_assistant: bool  # from an assistant message: fine-tuning trains on it
 
 
 def segments(
@@ -55,69 +55,69 @@ def segments(
     *,
     special: Collection[str],
     variables: Mapping[str, str] = {},
-    prompt: bool = False,
+    add_generation_prompt: bool = False,
 ) -> list[Segment]:
-    """Write a conversation by a template; with `prompt` the list ends where the assistant is to write.
+    """Render a conversation; `add_generation_prompt` ends it where the assistant's reply begins.
 
-    `special` has the texts of all special tokens, `variables` what else the template may name (`bos_token`).
+    `special` has the texts of all special tokens, `variables` the other template variables (`bos_token`).
 
-    An answer begins where the prompt for it ends, so a model learns just what it will be asked for, and goes on to
-    the special token that closes it. Some templates write an earlier answer differently, or another beginning to
-    it, once more messages follow. Such an answer is not marked: no prompt leads to it. To learn from it, give the
-    conversation up to there.
+    An assistant turn starts where the generation prompt for it ends, so a model is trained on exactly what it will
+    generate, and includes the special token that closes the turn. Some templates render an earlier turn differently
+    once more messages follow. Such a turn is not marked, as no generation prompt leads to it; to train on it, pass
+    the conversation up to that turn.
 
     >>> chat = [{"role": "user", "content": "Say <|end|>!"}, {"role": "assistant", "content": "No."}]
-    >>> for segment in segments(DEFAULT, chat, special=["<|user|>", "<|assistant|>", "<|end|>"]):
+    >>> for segment in segments(DEFAULT_TEMPLATE, chat, special=["<|user|>", "<|assistant|>", "<|end|>"]):
     ...     print(segment)
-    Segment(text='<|user|>', special=True, answer=False)
-    Segment(text='Say <|end|>!', special=False, answer=False)
-    Segment(text='<|end|>', special=True, answer=False)
-    Segment(text='<|assistant|>', special=True, answer=False)
-    Segment(text='No.', special=False, answer=True)
-    Segment(text='<|end|>', special=True, answer=True)
-    >>> segments(DEFAULT, [{"role": "users", "content": "Hello"}], special=[])
+    Segment(text='<|user|>', special=True, is_assistant=False)
+    Segment(text='Say <|end|>!', special=False, is_assistant=False)
+    Segment(text='<|end|>', special=True, is_assistant=False)
+    Segment(text='<|assistant|>', special=True, is_assistant=False)
+    Segment(text='No.', special=False, is_assistant=True)
+    Segment(text='<|end|>', special=True, is_assistant=True)
+    >>> segments(DEFAULT_TEMPLATE, [{"role": "users", "content": "Hello"}], special=[])
     Traceback (most recent call last):
     ...
     glasshouse.errors.InputError: message 0 has the role 'users', which is not known; did you mean user?
     """
     known = _special(frozenset(special))
     writer = _Writer.of(template, messages, known, variables)
-    written = writer.write(len(messages), prompt)
+    rendered = writer.write(len(messages), add_generation_prompt)
     result: list[Segment] = []
     at = 0
     for index, message in enumerate(messages):
         if message["role"] != "assistant":
             continue
-        if span := _answer(writer, written, index, known.find):
-            start, end = max(span[0], at), max(span[1], at)  # an answer of white space can lie in the one before
-            result += writer.split(written[at:start], known.find, answer=False)
-            result += writer.split(written[start:end], known.find, answer=True)
+        if span := _assistant_span(writer, rendered, index, known.find):
+            start, end = max(span[0], at), max(span[1], at)  # a turn of white space can lie within the previous one
+            result += writer.split(rendered[at:start], known.find, is_assistant=False)
+            result += writer.split(rendered[start:end], known.find, is_assistant=True)
             at = end
-        elif index == len(messages) - 1 and not prompt:
+        elif index == len(messages) - 1 and not add_generation_prompt:
             raise InputError(
-                f"message {index} does not follow from the template's prompt for it, since the template rewrites "
-                "earlier messages or the beginning of an answer; choose another template."
+                f"message {index} does not continue the template's generation prompt, since the template rewrites "
+                "earlier messages or the start of the reply; choose another template."
             )
-    return result + writer.split(written[at:], known.find, answer=False)
+    return result + writer.split(rendered[at:], known.find, is_assistant=False)
 
 
-def _answer(writer: _Writer, written: str, index: int, find: re.Pattern[str]) -> tuple[int, int] | None:
+def _assistant_span(writer: _Writer, rendered: str, index: int, find: re.Pattern[str]) -> tuple[int, int] | None:
     try:
-        before = writer.write(index, prompt=True)
-    except InputError:  # many templates refuse a conversation that the assistant begins
+        before = writer.write(index, add_generation_prompt=True)
+    except InputError:  # many templates refuse a conversation that starts with the assistant
         return None
-    if not written.startswith(before):
+    if not rendered.startswith(before):
         return None
     start, message = len(before), writer.messages[index]
     content = message["content"].strip() if isinstance(message.get("content"), str) else ""
     if content and message.keys() == {"role", "content"}:
-        begun = len(written) - len(written[start:].lstrip())
-        close = find.search(written, begun + len(content))
-        if written.startswith(content, begun) and close and not written[begun + len(content) : close.start()].strip():
+        at = len(rendered) - len(rendered[start:].lstrip())
+        close = find.search(rendered, at + len(content))
+        if rendered.startswith(content, at) and close and not rendered[at + len(content) : close.start()].strip():
             return start, close.end()
-    # What else an answer holds, and what a template makes of it, is bounded by the conversation up to there.
-    whole = writer.write(index + 1, prompt=False)
-    if not written.startswith(whole):
+    # Anything else in the turn is bounded by rendering the conversation up to it.
+    whole = writer.write(index + 1, add_generation_prompt=False)
+    if not rendered.startswith(whole):
         return None
     ends = [match.end() for match in find.finditer(whole, start)]
     return start, ends[-1] if ends else len(whole)
@@ -125,12 +125,12 @@ def _answer(writer: _Writer, written: str, index: int, find: re.Pattern[str]) ->
 
 @dataclass(frozen=True, slots=True)
 class _Writer:
-    """Writes the beginnings of one conversation, its messages marked."""
+    """Renders the first messages of one conversation, with their content marked."""
 
     template: jinja2.Template
     messages: list[JsonDict]
     variables: Mapping[str, str]
-    marks: Mapping[str, str]  # what each stands for: nothing, or a special token of one character
+    marks: Mapping[str, str]  # mark -> what it replaces: nothing, or a single-character special token
     now: datetime
     characters: int
 
@@ -138,7 +138,7 @@ class _Writer:
     def of(
         cls, template: str, messages: Sequence[Message], special: _Special, variables: Mapping[str, str]
     ) -> _Writer:
-        """Check the messages, and mark them with characters that nothing else holds."""
+        """Check the messages, and mark them with characters that occur nowhere else."""
         if isinstance(messages, str) or not isinstance(messages, Sequence) or not messages:
             raise InputError(f"messages is {reprlib.repr(messages)}, but it must be a list of at least one message.")
         texts = [template, *variables.values(), special.joined]
@@ -147,39 +147,47 @@ class _Writer:
         free = (rare for rare in map(chr, _RARE) if rare not in used)
         marks = dict(zip(free, ("", *special.single), strict=False))
         if len(marks) <= len(special.single):
-            raise InputError(f"the messages hold every character from U+{_RARE[0]:X} to U+{_RARE[-1]:X}; remove one.")
+            raise InputError(
+                f"the messages contain every character from U+{_RARE[0]:X} to U+{_RARE[-1]:X}; remove one."
+            )
         mark = _Mark(next(iter(marks)), special, {ord(one): rare for rare, one in marks.items() if one})
         marked = [{**_mapped(message, mark), "role": message["role"]} for message in plain]
         return cls(compiled(template), marked, variables, marks, datetime.now(), sum(map(len, texts)))
 
-    def write(self, count: int, prompt: bool) -> str:
-        """Return the text, marks and all, of the first messages."""
-        given = {"messages": self.messages[:count], "tools": None, "documents": None, "add_generation_prompt": prompt}
+    def write(self, count: int, add_generation_prompt: bool) -> str:
+        """Render the first `count` messages, marks included."""
+        variables = {
+            **self.variables,
+            "messages": self.messages[:count],
+            "tools": None,
+            "documents": None,
+            "add_generation_prompt": add_generation_prompt,
+        }
         try:
-            return render(self.template, {**self.variables, **given}, self.marks, self.now, self.characters)
+            return render(self.template, variables, self.marks, self.now, self.characters)
         except Exception as error:
             reason = " ".join(self.unmarked(str(error)).split()).rstrip(".")
             raise InputError(f"the chat template refuses these messages: {reason or type(error).__name__}.") from None
 
     def unmarked(self, text: str) -> str:
-        """Return the text as it was given."""
-        for mark, meant in self.marks.items():
-            text = text.replace(mark, meant)
+        """Return the text without marks."""
+        for mark, original in self.marks.items():
+            text = text.replace(mark, original)
         return text
 
-    def split(self, text: str, find: re.Pattern[str], answer: bool) -> list[Segment]:
-        """Return the special tokens in a stretch of what was written, and what stands between them."""
+    def split(self, text: str, find: re.Pattern[str], is_assistant: bool) -> list[Segment]:
+        """Split rendered text into its special tokens and the text between them."""
         result, at = [], 0
         for match in find.finditer(text):
-            result += [Segment(self.unmarked(text[at : match.start()]), False, answer)]
-            result += [Segment(match[0], True, answer)]
+            result += [Segment(self.unmarked(text[at : match.start()]), False, is_assistant)]
+            result += [Segment(match[0], True, is_assistant)]
             at = match.end()
-        result += [Segment(self.unmarked(text[at:]), False, answer)]
+        result += [Segment(self.unmarked(text[at:]), False, is_assistant)]
         return [segment for segment in result if segment.text]
 
 
 def _plain(index: int, message: object, texts: list[str]) -> JsonDict:
-    """Return a checked copy of a message in JSON's types, and add all its texts to a list."""
+    """Return a checked copy of a message in JSON types, and append all its texts to `texts`."""
     if not isinstance(message, Mapping):
         raise InputError(
             f"message {index} is {reprlib.repr(message)}, but it must be a dictionary with a role and content."
@@ -203,10 +211,12 @@ def _plain(index: int, message: object, texts: list[str]) -> JsonDict:
     except RecursionError:
         raise InputError(f"message {index} is nested too deep; give one of at most {DEEPEST} levels.") from None
     except TypeError as error:
-        raise InputError(f"message {index} holds {error}; give strings, numbers, lists and dictionaries.") from None
+        raise InputError(
+            f"message {index} contains {error}; give strings, numbers, lists and dictionaries."
+        ) from None
 
 
-def _mapped(value: object, change: Callable[[str, bool], str]) -> Any:  # noqa: ANN401 - whatever JSON holds
+def _mapped(value: object, change: Callable[[str, bool], str]) -> Any:  # noqa: ANN401 - any JSON value
     if isinstance(value, str):
         return change(str(value), False)
     if value is None or isinstance(value, bool | int | float):
@@ -218,16 +228,16 @@ def _mapped(value: object, change: Callable[[str, bool], str]) -> Any:  # noqa: 
             change(key, True): item if key == "type" and item in TYPES else _mapped(item, change)
             for key, item in value.items()
         }
-    raise TypeError(f"a {type(value).__name__}" + " with keys that are no strings" * isinstance(value, Mapping))
+    raise TypeError(f"a {type(value).__name__}" + " with keys that are not strings" * isinstance(value, Mapping))
 
 
 class _Special(NamedTuple):
-    """The special tokens, as they are searched for."""
+    """The special tokens, compiled for searching."""
 
     find: re.Pattern[str]
-    first: re.Pattern[str]  # the first character of one, read either way and in any case
-    heads: frozenset[str]  # with what a text must begin to end one that something else began
-    tails: frozenset[str]
+    first: re.Pattern[str]  # the first character of one, in either direction and any case
+    heads: frozenset[str]  # proper suffixes of tokens: a text that starts with one can complete a token
+    tails: frozenset[str]  # proper prefixes: a text that ends with one can begin a token
     joined: str
     longest: int
     single: tuple[str, ...]
@@ -236,8 +246,8 @@ class _Special(NamedTuple):
 @lru_cache(maxsize=16)
 def _special(texts: frozenset[str]) -> _Special:
     longest_first = sorted(filter(None, texts), key=lambda text: (-len(text), text))
-    # A template may turn a message round or write it in capitals. The smaller part of a token read backwards does
-    # not count: a text often ends in ">", and the other part is marked.
+    # A template may reverse a message or uppercase it. A single character of a reversed token does not count: a text
+    # often ends in ">", and the other part is marked.
     forms = [(text, 1) for text in longest_first]
     forms += [(text[::-1], 2 if len(text) > 2 else 1) for text in longest_first]
     after: dict[str, list[str]] = {}
@@ -259,7 +269,7 @@ def _special(texts: frozenset[str]) -> _Special:
 
 @dataclass(frozen=True, slots=True)
 class _Mark:
-    """Puts a mark wherever a text could be read as a special token, or as a part of one; other texts stay."""
+    """Inserts a mark wherever a text could be parsed as a special token or a part of one."""
 
     mark: str
     special: _Special
@@ -268,15 +278,15 @@ class _Mark:
     def __call__(self, text: str, key: bool) -> str:
         mark, special = self.mark, self.special
         if not text or (key and text.isidentifier() and not special.find.search(text)):
-            return text  # a template looks such a key up
+            return text  # templates look such keys up
         core = text.strip() or text
-        lead, _, trail = text.partition(core)  # what a template may trim stays outside the marks
+        lead, _, trail = text.partition(core)  # white space that a template may trim stays outside the marks
         inside = len(core) <= special.longest and core.casefold() in special.joined
         text = mark * self._begins(lead) + lead + mark * (inside or self._begins(core)) + core
         text += mark * self._ends(core) + trail + mark * self._ends(trail)
         text = special.first.sub(lambda first: first[0] + mark, text)
         if not text.isascii() and special.first.search(text.upper()):
-            text = mark.join(text)  # one letter can be two capitals
+            text = mark.join(text)  # one letter can become two in upper case
         return text.translate(self.single) if self.single else text
 
     def _begins(self, text: str) -> bool:

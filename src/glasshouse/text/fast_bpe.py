@@ -1,10 +1,10 @@
-"""Byte-pair merges of a whole corpus: what `bpe.learn` does, exactly, mostly in array operations.
+"""BPE training on a whole corpus: the same result as `bpe.learn`, mostly in array operations.
 
-All words stand in one array of symbols, a gap after each, and links lead from a symbol to its neighbours. Two things
-keep it quick. A pair comes into being when the younger of its symbols does, and from then on only becomes rarer: so
-the places where it occurs are written down once, and a heap finds the most frequent one. And only frequent pairs are
-looked at: when those are used up, the symbols that are left are counted again, which happens a few times in all.
-Most pairs stand in a handful of places, which a loop goes through sooner than arrays would be set up.
+All words are stored in one array of symbols, with a gap after each, as a doubly linked list. Two things make it fast.
+A pair appears when the newer of its symbols does, and from then on its count only falls: so its positions are stored
+once, and a heap finds the most frequent pair. And only frequent pairs are tracked: when those are used up, the
+remaining symbols are counted again, which happens a few times in all. Most pairs have a handful of positions, for
+which a loop is faster than setting up arrays.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from glasshouse.text.bpe import Pair
 from glasshouse.text.byte_level import INITIAL_ALPHABET
 
 Array = NDArray[np.int32]
-GAP, GONE = -1, -2  # what stands between words, and where a symbol was that is now part of the one before
-FREQUENT = 3000  # pairs looked at at a time
-FEW = 32  # places up to which one after another is quicker than all at once
-SHIFT = 32  # a pair is kept as one number, left << SHIFT | right, which orders pairs by their ids
+GAP, GONE = -1, -2  # between words, and where a symbol was merged into the one before
+FREQUENT = 3000  # pairs tracked at a time
+FEW = 32  # positions up to which a loop is faster than array operations
+SHIFT = 32  # a pair is stored as one integer, left << SHIFT | right, which orders pairs by their ids
 
 
 def learn(words: Mapping[bytes, int], vocab_size: int) -> Iterator[tuple[Pair, int]]:
-    """Yield the pairs to merge and how often each occurs; the same as `bpe.learn`.
+    """Yield the pairs to merge and their counts; the same as `bpe.learn`.
 
     >>> list(learn({b"hug": 10, b"pug": 5, b"pun": 12, b"hugs": 5}, 258))
     [((b'u', b'g'), 20), ((b'h', b'ug'), 15)]
@@ -44,7 +44,7 @@ def learn(words: Mapping[bytes, int], vocab_size: int) -> Iterator[tuple[Pair, i
 
 
 class _SymbolArrays:
-    """The words as linked symbols, and the frequent pairs with their counts and places."""
+    """The words as linked symbols, and the frequent pairs with their counts and positions."""
 
     def __init__(self, words: Mapping[bytes, int]) -> None:
         long = [word for word, count in words.items() if len(word) > 1 and count > 0]
@@ -55,19 +55,19 @@ class _SymbolArrays:
         body[lengths.cumsum() - 1] = GAP
         self.symbols: Array = np.concatenate((np.array([GAP], np.int32), body))
         counts = np.array([0, *(words[word] for word in long)], np.int64)
-        self.weights = np.repeat(counts, np.concatenate(([1], lengths)))  # how often the word around each occurs
+        self.weights = np.repeat(counts, np.concatenate(([1], lengths)))  # count of the word that each symbol is in
 
     def count(self) -> bool:
-        """Count all pairs, and keep the frequent ones with their places; False where none is left."""
+        """Count all pairs, and store the frequent ones with their positions; return False if none is left."""
         kept = self.symbols != GONE
         self.symbols, self.weights = self.symbols[kept], self.weights[kept]
         self.next: Array = np.arange(1, len(self.symbols) + 1, dtype=np.int32)
         self.previous: Array = self.next - 2
-        # Through a view, one element is read and written twice as fast.
+        # Access to single elements is twice as fast through a memoryview.
         arrays: list[Any] = [self.symbols, self.next, self.previous, self.weights]
         self.views: list[Any] = [memoryview(array) for array in arrays]
         self.counts: dict[int, int] = {}
-        self.places: dict[int, Array | list[int]] = {}
+        self.positions: dict[int, Array | list[int]] = {}
         self.heap: list[tuple[int, int]] = []
         at = np.flatnonzero((self.symbols[:-1] >= 0) & (self.symbols[1:] >= 0)).astype(np.int32)
         if not len(at):
@@ -81,7 +81,7 @@ class _SymbolArrays:
         return True
 
     def most_frequent(self) -> tuple[int, int, int] | None:
-        """Return the pair to merge and its count, or None where no pair is known to be frequent."""
+        """Return the pair to merge and its count, or None if no tracked pair is left."""
         while self.heap:
             count, pair = heappop(self.heap)
             if self.counts[pair] == -count:
@@ -91,10 +91,10 @@ class _SymbolArrays:
         return None
 
     def merge(self, left: int, right: int, new: int) -> None:
-        """Put the symbol `new` wherever `left` and `right` stand beside each other."""
+        """Replace each adjacent `left` and `right` by the symbol `new`."""
         pair = left << SHIFT | right
         del self.counts[pair]
-        at = self.places.pop(pair)
+        at = self.positions.pop(pair)
         if len(at) < FEW:
             self._merge_few(sorted(at if isinstance(at, list) else at.tolist()), left, right, new)
         else:
@@ -103,28 +103,28 @@ class _SymbolArrays:
     def _merge_few(self, at: list[int], left: int, right: int, new: int) -> None:
         symbols, next_, previous, weights = self.views
         changes: dict[int, int] = defaultdict(int)
-        places: dict[int, list[int]] = defaultdict(list)
-        for place in at:
-            second = next_[place]
-            if symbols[place] != left or symbols[second] != right:
-                continue  # another merge has taken it since
-            before, after, weight = previous[place], next_[second], weights[place]
-            symbols[place], symbols[second] = new, GONE
-            next_[place], previous[after] = after, place
+        positions: dict[int, list[int]] = defaultdict(list)
+        for first in at:
+            second = next_[first]
+            if symbols[first] != left or symbols[second] != right:
+                continue  # merged with another neighbour since
+            before, after, weight = previous[first], next_[second], weights[first]
+            symbols[first], symbols[second] = new, GONE
+            next_[first], previous[after] = after, first
             x, y = symbols[before], symbols[after]
             if x >= 0:
                 changes[x << SHIFT | left] -= weight
                 changes[x << SHIFT | new] += weight
-                places[x << SHIFT | new].append(before)
+                positions[x << SHIFT | new].append(before)
             if y >= 0:
                 changes[right << SHIFT | y] -= weight
                 changes[new << SHIFT | y] += weight
-                places[new << SHIFT | y].append(place)
+                positions[new << SHIFT | y].append(first)
         for pair, change in changes.items():
             if pair in self.counts:
                 self.counts[pair] += change
             elif change >= self.floor:
-                self._add(pair, change, places[pair])
+                self._add(pair, change, positions[pair])
 
     def _merge_many(self, at: Array, left: int, right: int, new: int) -> None:
         symbols, next_, previous = self.symbols, self.next, self.previous
@@ -162,7 +162,7 @@ class _SymbolArrays:
             self._add_all(come, totals, np.concatenate((before, at))[real], starts)
 
     def _every_other(self, at: Array) -> Array:
-        """Of places that overlap, as in "aaaa", keep those that a merge from left to right takes."""
+        """Of overlapping positions, as in "aaaa", keep those that a merge from left to right uses."""
         at = np.sort(at)
         first = np.append(True, at[1:] != self.next[at[:-1]])
         since = np.arange(len(at)) - np.maximum.accumulate(np.where(first, np.arange(len(at)), 0))
@@ -176,20 +176,20 @@ class _SymbolArrays:
     def _add_all(
         self, pairs: NDArray[np.int64], totals: NDArray[np.int64], at: Array, starts: NDArray[np.int64]
     ) -> None:
-        """Add the frequent ones of new pairs; the places of each stand together, from where it starts."""
+        """Add the frequent ones of new pairs; the positions of pair i are at[starts[i]:starts[i + 1]]."""
         ends = np.append(starts[1:], len(at))
         frequent = totals >= self.floor
         columns = (array[frequent].tolist() for array in (pairs, totals, starts, ends))
         for pair, total, start, end in zip(*columns, strict=True):
             self._add(pair, total, at[start:end])
 
-    def _add(self, pair: int, total: int, places: Array | list[int]) -> None:
-        self.counts[pair], self.places[pair] = total, places
+    def _add(self, pair: int, total: int, positions: Array | list[int]) -> None:
+        self.counts[pair], self.positions[pair] = total, positions
         heappush(self.heap, (-total, pair))
 
 
 def _runs(values: NDArray[np.signedinteger]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the order that puts equal values together, and where in it each run of them starts."""
+    """Return the sorting order, and where each run of equal values starts in it."""
     order = values.argsort()
     ordered = values.take(order)
     borders = (ordered[1:] != ordered[:-1]).nonzero()[0]

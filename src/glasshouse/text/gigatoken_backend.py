@@ -1,4 +1,4 @@
-"""gigatoken, where it is installed: kept off the terminal, and known to be without its threads in a forked child."""
+"""Optional import of gigatoken; suppresses its stderr output and detects forked children, which lack its threads."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 import threading
 from typing import Any
 
-# A child that was forked has none of gigatoken's threads, and would wait for them for ever.
+# A forked child has none of gigatoken's threads and would wait for them forever.
 in_forked_child = threading.Event()
 
 gigatoken: Any
@@ -18,21 +18,21 @@ except ImportError:
 
 
 class _Quiet:
-    """Keeps what gigatoken's Rust prints for its own developers off the terminal."""
+    """Redirects file descriptor 2 to /dev/null while gigatoken's Rust code prints debug output."""
 
     lock = threading.Lock()
 
     def __enter__(self) -> None:
         self.lock.acquire()
         sys.stderr.flush()
-        self.kept = os.dup(2)
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, 2)
-        os.close(nowhere)
+        self.stderr = os.dup(2)
+        devnull = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(devnull, 2)
+        os.close(devnull)
 
     def __exit__(self, *_: object) -> None:
-        os.dup2(self.kept, 2)
-        os.close(self.kept)
+        os.dup2(self.stderr, 2)
+        os.close(self.stderr)
         self.lock.release()
 
 

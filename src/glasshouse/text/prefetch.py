@@ -1,4 +1,4 @@
-"""Two things at once: work on one item while the next is being made."""
+"""Prefetching: process one item in a thread while the next is being read."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ Result = TypeVar("Result")
 
 
 def prefetch_map(work: Callable[[Item], Result], items: Iterator[Item]) -> Iterator[tuple[Item, Result]]:
-    """Yield each item and what a thread made of it, while the items are read one ahead.
+    """Yield each item with its result, computed in a thread, reading one item ahead.
 
-    >>> list(ahead(str.upper, iter("ab")))
+    >>> list(prefetch_map(str.upper, iter("ab")))
     [('a', 'A'), ('b', 'B')]
     """
     with ThreadPoolExecutor(1) as pool:
-        waiting: tuple[Item, Future[Result]] | None = None
+        pending: tuple[Item, Future[Result]] | None = None
         for item in items:
-            begun = item, pool.submit(work, item)
-            if waiting is not None:
-                yield waiting[0], waiting[1].result()
-            waiting = begun
-        if waiting is not None:
-            yield waiting[0], waiting[1].result()
+            submitted = item, pool.submit(work, item)
+            if pending is not None:
+                yield pending[0], pending[1].result()
+            pending = submitted
+        if pending is not None:
+            yield pending[0], pending[1].result()

@@ -1,4 +1,4 @@
-"""Text to words and how often each occurs, which is all that training a tokenizer needs to know of a corpus."""
+"""Pre-tokenization: split text into words and count them, which is all that BPE training needs from a corpus."""
 
 from __future__ import annotations
 
@@ -16,36 +16,36 @@ from glasshouse.errors import InputError
 from glasshouse.text.gigatoken_backend import gigatoken, in_forked_child, suppress_stderr
 from glasshouse.text.prefetch import prefetch_map
 
-# How a text is split into words before bytes are merged: a merge never crosses the border of a word.
+# How text is split into words before BPE; a merge never crosses a word boundary.
 PATTERNS: Mapping[str, str] = {
     "gpt2": r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+",
     "gpt4": r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
     r"|\s*[\r\n]+|\s+(?!\S)|\s+",
 }
 BATCH = 2**24  # bytes counted at a time
-CHECK_BYTES = 2**18  # bytes on which the fast counter has to agree with the slow one
-MAX_WORDS = 750_000  # distinct words held, each of which takes about a kilobyte in all
-LENGTH = 64  # bytes that those have on average at most: a text without a space is one word of megabytes
+CHECK_BYTES = 2**18  # bytes on which the fast backend must agree with the slow one
+MAX_WORDS = 750_000  # distinct words kept in memory, about 1 kB each
+MEAN_WORD_BYTES = 64  # maximum mean length of a kept word: text without spaces is one word of megabytes
 
 Counts = Mapping[bytes, int]
 
 
 @dataclass(frozen=True)
 class WordCounts:
-    """The words of a corpus, and what of it had to be left out to hold no more than the limit."""
+    """The word counts of a corpus, and how much was dropped to stay within the limit."""
 
     counts: Counts
     n_bytes: int
-    dropped: int  # occurrences of words too rare to be held
+    dropped: int  # occurrences of words dropped because they are too rare
 
     @property
     def total(self) -> int:
-        """How many words the corpus has, with those left out."""
+        """Number of words in the corpus, dropped ones included."""
         return sum(self.counts.values()) + self.dropped
 
 
 def split(text: str, pattern: str) -> list[str]:
-    """Split a text into words by a pattern's name.
+    """Split a text into words with a named pattern.
 
     >>> split("It's 12345 o'clock", "gpt2")
     ['It', "'s", ' 12345', ' o', "'", 'clock']
@@ -56,16 +56,16 @@ def split(text: str, pattern: str) -> list[str]:
 
 
 def expression(pattern: str) -> str:
-    """Return the regular expression of a pattern's name."""
+    """Return the regular expression of a named pattern."""
     if pattern not in PATTERNS:
-        raise InputError(f"pattern is {pattern!r}, which is no pattern; {did_you_mean(pattern, PATTERNS)}")
+        raise InputError(f"pattern is {pattern!r}, which does not exist; {did_you_mean(pattern, PATTERNS)}")
     return PATTERNS[pattern]
 
 
 def count(texts: Iterable[bytes], pattern: str = "gpt2", limit: int = MAX_WORDS) -> WordCounts:
-    """Count the words of texts in UTF-8, holding at most `limit` distinct ones: beyond that the rarer half goes.
+    """Count the words of UTF-8 texts, keeping at most `limit` distinct ones; beyond that the rarer half is dropped.
 
-    So it does beyond `LENGTH` times `limit` bytes, which ordinary text does not reach.
+    The same happens beyond `limit * MEAN_WORD_BYTES` bytes of words, which ordinary text does not reach.
 
     >>> sorted(count([b"to be or not", b" to be"]).counts.items())
     [(b' be', 2), (b' not', 1), (b' or', 1), (b' to', 1), (b'to', 1)]
@@ -73,13 +73,13 @@ def count(texts: Iterable[bytes], pattern: str = "gpt2", limit: int = MAX_WORDS)
     if limit < 256:
         raise InputError(f"the limit on distinct words is {limit}, but it must be at least 256.")
     counts: Counter[bytes] = Counter()
-    size = left_out = held = 0
-    engine: list[_Engine] = []
+    size = dropped = kept_bytes = 0
+    counter: list[_WordCounter] = []
 
     def work(batch: list[bytes]) -> Iterable[tuple[bytes, int]]:
-        if not engine:
-            engine.append(_choose(batch, pattern))
-        return engine[0](batch)
+        if not counter:
+            counter.append(_choose(batch, pattern))
+        return counter[0](batch)
 
     for batch, found in prefetch_map(work, batches(texts, BATCH)):
         size += sum(map(len, batch))
@@ -87,31 +87,31 @@ def count(texts: Iterable[bytes], pattern: str = "gpt2", limit: int = MAX_WORDS)
         while some := list(islice(words, limit // 8)):
             for word, number in some:
                 if word not in counts:
-                    held += len(word)
+                    kept_bytes += len(word)
                 counts[word] += number
-            if len(counts) > limit or held > limit * LENGTH:
+            if len(counts) > limit or kept_bytes > limit * MEAN_WORD_BYTES:
                 rare = _rare(counts, limit // 2)
-                held -= sum(map(len, rare))
-                left_out += sum(map(counts.pop, rare))
-    return WordCounts(counts, size, left_out)
+                kept_bytes -= sum(map(len, rare))
+                dropped += sum(map(counts.pop, rare))
+    return WordCounts(counts, size, dropped)
 
 
-def _rare(counts: Counts, most: int) -> list[bytes]:
-    """Return what is not among the `most` frequent words that together have no more bytes than so many may."""
-    rare, room = [], most * LENGTH
-    for place, word in enumerate(sorted(counts, key=lambda word: (-counts[word], word))):
-        if place < most and len(word) <= room:
-            room -= len(word)
+def _rare(counts: Counts, limit: int) -> list[bytes]:
+    """Return all words but the `limit` most frequent, which are also limited to `MEAN_WORD_BYTES` on average."""
+    rare, bytes_left = [], limit * MEAN_WORD_BYTES
+    for rank, word in enumerate(sorted(counts, key=lambda word: (-counts[word], word))):
+        if rank < limit and len(word) <= bytes_left:
+            bytes_left -= len(word)
         else:
             rare.append(word)
     return rare
 
 
-_Engine = Callable[[list[bytes]], Iterable[tuple[bytes, int]]]
+_WordCounter = Callable[[list[bytes]], Iterable[tuple[bytes, int]]]
 
 
-def batches(texts: Iterable[bytes], enough: int) -> Iterator[list[bytes]]:
-    """Put texts together until there are enough bytes.
+def batches(texts: Iterable[bytes], min_bytes: int) -> Iterator[list[bytes]]:
+    """Group texts into batches of at least `min_bytes` bytes; the last may be smaller.
 
     >>> list(batches([b"to", b"be", b"or"], 3))
     [[b'to', b'be'], [b'or']]
@@ -120,15 +120,15 @@ def batches(texts: Iterable[bytes], enough: int) -> Iterator[list[bytes]]:
     for text in texts:
         batch.append(text)
         size += len(text)
-        if size >= enough:
+        if size >= min_bytes:
             yield batch
             batch, size = [], 0
     if batch:
         yield batch
 
 
-def _choose(batch: list[bytes], pattern: str) -> _Engine:
-    """Return the fast counter where it is there, knows the pattern, and proves right on the start of the corpus."""
+def _choose(batch: list[bytes], pattern: str) -> _WordCounter:
+    """Return the fast counter if it is installed, knows the pattern, and agrees on the start of the corpus."""
     compiled = regex.compile(expression(pattern))
 
     def slow(texts: list[bytes]) -> Iterable[tuple[bytes, int]]:
@@ -139,23 +139,23 @@ def _choose(batch: list[bytes], pattern: str) -> _Engine:
         return slow
     sample = take_bytes(batch, CHECK_BYTES)
     if dict(_fast(sample)) != dict(slow(sample)):
-        warnings.warn("gigatoken splits this text in another way, so words are counted without it.", stacklevel=4)
+        warnings.warn("gigatoken splits this text differently, so words are counted without it.", stacklevel=4)
         return slow
     return _fast
 
 
 def _fast(texts: list[bytes]) -> Iterable[tuple[bytes, int]]:
-    border = secrets.token_bytes(16).hex().encode()  # in no text but by a chance of 2^-128
+    separator = secrets.token_bytes(16).hex().encode()  # occurs in a text with probability 2^-128
     with suppress_stderr:
-        return gigatoken.pretokenized_counts(border.join(texts), border)
+        return gigatoken.pretokenized_counts(separator.join(texts), separator)
 
 
 def take_bytes(texts: Iterable[bytes], size: int) -> list[bytes]:
     r"""Return the first `size` bytes of texts, whole characters only.
 
-    >>> start(["über".encode(), b"alles"], 5)
+    >>> take_bytes(["über".encode(), b"alles"], 5)
     [b'\xc3\xbcber']
-    >>> start(["über".encode(), b"alles"], 1)
+    >>> take_bytes(["über".encode(), b"alles"], 1)
     []
     """
     taken = []

@@ -1,12 +1,12 @@
-r"""Regular expressions from files: which of them may be run.
+r"""Protection against regular expression denial of service (ReDoS) in a tokenizer.json.
 
-The tokenizers library hands a file's expressions to Oniguruma, which backtracks: `(a+)+$` takes longer than anyone
-waits on forty letters. So an expression is read first, and its steps are counted from above, as they would be on a
-text of a hundred characters. An endless repeat may stand only on what matches in one way and counts as a hundred;
-two of them that fail together reach the limit. A search, which begins at every character, is then quadratic at worst.
+The tokenizers library runs a file's expressions in Oniguruma, which backtracks: `(a+)+$` takes exponential time on
+forty letters. So an expression is parsed first, and its steps on a text of a hundred characters are bounded from
+above. An unbounded quantifier may apply only to what matches in one way and counts as a hundred; two of them that
+fail together reach the limit. A search, which starts at every character, is then quadratic at worst.
 
-Whatever escapes the counting (back references, calls, conditions), and whatever Oniguruma might read in another way
-than this file does (comments, `(?x)`, a `]` alone), is refused.
+What cannot be bounded (back references, calls, conditions), and what Oniguruma might parse differently than this file
+does (comments, `(?x)`, a lone `]`), is refused.
 """
 
 from __future__ import annotations
@@ -38,18 +38,18 @@ _IGNORE_CASE = re.compile(r"\(\?m*i")
 
 
 class _Cost(NamedTuple):
-    ways: int = 1  # in how many ways it can match from one place, which is what a failure further on makes it try
-    first: int = 1  # how many steps it takes to its first match, or to fail
-    certain: bool = False  # it cannot fail, so that nothing before it is tried again
-    character: bool = False  # it takes exactly one character
-    empty: bool = False  # it can match without taking a character
+    ways: int = 1  # in how many ways it can match at one position; backtracking may try them all
+    first: int = 1  # steps to its first match, or to failure
+    certain: bool = False  # it cannot fail, so nothing before it is retried
+    character: bool = False  # it matches exactly one character
+    empty: bool = False  # it can match the empty string
 
 
 def check_regex(expression: str) -> None:
-    r"""Refuse an expression that could make a search take more than quadratic time, or that is not understood.
+    r"""Raise StoreError for an expression whose search could take more than quadratic time, or is not supported.
 
-    >>> check(r" ?\p{L}+|\s+(?!\S)")
-    >>> check("(a+)+$")
+    >>> check_regex(r" ?\p{L}+|\s+(?!\S)")
+    >>> check_regex("(a+)+$")
     Traceback (most recent call last):
     ...
     glasshouse.errors.StoreError: the pattern '(a+)+$' repeats without end what matches in several ways; find another.
@@ -58,7 +58,7 @@ def check_regex(expression: str) -> None:
 
 
 def may_be_empty(expression: str) -> bool:
-    r"""Say whether an expression that `check` lets pass can match without taking a character.
+    r"""Return whether an expression that passes `check_regex` can match the empty string.
 
     >>> may_be_empty(r"\s+"), may_be_empty(r"\s*"), may_be_empty("(?=a)")
     (False, True, True)
@@ -84,12 +84,12 @@ def _refuse(expression: str, reason: str) -> NoReturn:
 
 
 def _parts(expression: str) -> Iterator[tuple[str, str]]:
-    """Yield the kind and the text of each part; a class, with all that is nested in it, is one character."""
+    """Yield the kind and the text of each token; a character class, with all nested in it, is one."""
     at = depth = 0
     while at < len(expression):
         match = (_INSIDE if depth else _OUTSIDE).match(expression, at)
         if not match:
-            _refuse(expression, f"is not understood at character {at + 1} ({expression[at]!r})")
+            _refuse(expression, f"is not supported at character {at + 1} ({expression[at]!r})")
         kind, at = match.lastgroup, match.end()
         depth += (kind == "class") - (kind == "close")
         if kind == "close" and not depth:
@@ -104,7 +104,7 @@ def _parts(expression: str) -> Iterator[tuple[str, str]]:
 
 
 class _Reader:
-    """Counts the cost of an expression; `kind` and `text` are the part it stands at."""
+    """Computes the cost of an expression; `kind` and `text` are the current token."""
 
     def __init__(self, expression: str) -> None:
         self.expression, self.depth, self.ignore_case, self.parts = expression, 0, False, _parts(expression)
@@ -140,7 +140,7 @@ class _Reader:
         if kind == "group":
             cost = self.group(text)
         elif self.ignore_case and kind == "character" and text[0] in "[\\":
-            cost = _Cost(ways=2)  # such a class also takes the letters of a ligature it holds: (?i:[ﬀ]) takes ff
+            cost = _Cost(ways=2)  # such a class also matches the letters of a ligature in it: (?i:[ﬀ]) matches ff
         else:
             cost = _Cost(character=kind == "character", empty=kind == "anchor")
         while self.kind == "repeat":
@@ -155,20 +155,20 @@ class _Reader:
         cost = self.alternatives()
         self.ignore_case = outside
         self.depth -= 1
-        if opening.endswith(")"):  # (?i) reaches to the end of the group it stands in, alternatives and all
+        if opening.endswith(")"):  # (?i) applies to the end of its group, alternatives included
             return cost
         if self.kind != "end":
             _refuse(self.expression, "opens a bracket that is not closed")
         self.step()
         if opening in ("(?=", "(?!"):
             return _Cost(cost.ways, cost.ways, empty=True)
-        if opening in ("(?<=", "(?<!"):  # tried from every place where it could have begun
+        if opening in ("(?<=", "(?<!"):  # tried from every position where it could start
             return _Cost(cost.ways**2, cost.ways**2, empty=True)
         return cost
 
     def repeat(self, cost: _Cost, text: str) -> _Cost:
         low, high = _bounds(text)
-        # To Oniguruma a{2}? is (?:a{2})?, one way more, and a{1,3}+ is (?:a{1,3})+, which comes here again.
+        # To Oniguruma a{2}? is (?:a{2})?, one way more, and a{1,3}+ is (?:a{1,3})+, handled by the next call.
         more = int(text.endswith("}?"))
         empty = cost.empty or low == 0 or more == 1
         if high is None:

@@ -1,7 +1,7 @@
-"""Chat templates, which may come from anyone, run so that they can neither reach out nor run away.
+"""Sandbox for untrusted chat templates: no access to the interpreter, and a limit on work.
 
-Every value that a template makes or looks at is charged for; when a rendering has used up its work, it is refused. No
-clock is asked, so that what is refused on one machine is refused on all.
+Every value that a template creates or accesses is charged to a budget; a rendering that exceeds it is refused. The
+budget counts steps, not time, so the result is the same on every machine.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from jinja2.visitor import NodeTransformer
 from glasshouse.errors import InputError
 
 LONGEST = 100_000  # characters of a template
-DEEPEST = 100  # lists in lists
-WORK, SHARE = 20_000_000, 500  # a rendering's budget, and what each character given adds to it
-_STEP = 100  # what looking at a value costs
-_QUICK = ("count", "d", "default", "first", "last", "length")  # filters that do not look at all of a value
+DEEPEST = 100  # levels of nested lists
+WORK, SHARE = 20_000_000, 500  # budget of a rendering, and what each input character adds to it
+_STEP = 100  # cost of accessing a value
+_QUICK = ("count", "d", "default", "first", "last", "length")  # filters that do not traverse the value
 _FILTERS = """abs capitalize dictsort e escape float indent int items join list lower map max min reject rejectattr
     replace reverse round safe select selectattr sort string title trim truncate unique upper wordcount"""
 _METHODS = """capitalize casefold changed copy count cycle endswith find get index isalnum isalpha isascii isdecimal
     isdigit islower isnumeric isspace istitle isupper items join keys lower lstrip partition removeprefix removesuffix
     replace rfind rindex rpartition rsplit rstrip split splitlines startswith strip swapcase title upper values"""
 _MANY: Any = (list, tuple, dict, range, type({}.keys()), type({}.values()), type({}.items()))
-_BARE = {  # where a value is only passed on the way to a part of it
+_BARE = {  # nodes whose inner value is only an intermediate result
     nodes.Getattr: "node",
     nodes.Getitem: "node",
     nodes.Call: "node",
@@ -48,50 +48,50 @@ _BARE = {  # where a value is only passed on the way to a part of it
 
 @lru_cache(maxsize=32)
 def compiled(template: str) -> jinja2.Template:
-    """Read a template and make it ready to be rendered; what cannot be read is one sentence.
+    """Compile a template; raise InputError if it cannot be parsed.
 
     >>> render(compiled("{{ greeting | upper }}!"), {"greeting": "hello"}, {}, datetime.now(), characters=5)
     'HELLO!'
     """
     if len(template) > LONGEST:
-        raise InputError(f"the chat template has {len(template)} characters, but at most {LONGEST} are read.")
+        raise InputError(f"the chat template has {len(template)} characters, but at most {LONGEST} are allowed.")
     try:
         return _sandbox().from_string(cast(nodes.Template, _Meter().visit(_sandbox().parse(template))))
     except jinja2.TemplateSyntaxError as error:
         reason = str(error.message).rstrip(".")
-        raise InputError(f"line {error.lineno} of the chat template cannot be read: {reason}.") from None
+        raise InputError(f"line {error.lineno} of the chat template cannot be parsed: {reason}.") from None
     except Exception as error:
         raise InputError(f"the chat template cannot be compiled: {' '.join(str(error).split())}.") from None
 
 
 def render(
-    template: jinja2.Template, given: Mapping[str, Any], marks: Mapping[str, str], now: datetime, characters: int
+    template: jinja2.Template, variables: Mapping[str, Any], marks: Mapping[str, str], now: datetime, characters: int
 ) -> str:
-    """Render a template; `marks` are characters that stay as they are, `characters` how many it was given in all."""
-    context = cast(_Context, template.new_context(dict(given)))
+    """Render a template; `marks` are characters that are never escaped, `characters` the size of the input."""
+    context = cast(_Context, template.new_context(dict(variables)))
     context.left, context.now, context.marks = WORK + SHARE * characters, now, marks
     return "".join(template.root_render_func(context))
 
 
 class _Context(Context):
-    left = 0  # steps of work; one that `render` did not make has none
+    left = 0  # remaining work; a context that `render` did not create has none
     now: datetime
     marks: Mapping[str, str]
 
     def spend(self, work: int) -> None:
         self.left -= work
         if self.left < 0:
-            raise SecurityError("it asks for too much work")
+            raise SecurityError("it needs too much work")
 
     def grow(self, value: object, *others: object) -> None:
-        """Charge for all that a value can become when each part of it takes up another value."""
+        """Charge for the largest result of an operation that can repeat a value as often as `others` say."""
         self.spend(_size(value) * max(map(_count, others), default=1))
 
 
 def _size(value: object) -> int:
-    """Return what a value costs to look at, with lists in lists counted as often as they are seen.
+    """Return the cost of accessing a value; nested lists count as often as they occur.
 
-    That cannot run away: the parts of a value were charged for, each as often, when it was put together.
+    This is bounded: the elements were charged for, just as often, when the value was created.
     """
     size = 0
     level: list[Any] = [value]
@@ -108,7 +108,7 @@ def _size(value: object) -> int:
 
 
 def _count(value: object) -> int:
-    """Return how large a value can make another: a number can be a width or a number of copies."""
+    """Return by what factor a value can enlarge another: a number can be a width or a repeat count."""
     if isinstance(value, int | str):
         return max(1, len(value) if isinstance(value, str) else abs(value))
     return _size(value)
@@ -116,12 +116,12 @@ def _count(value: object) -> int:
 
 @jinja2.pass_context
 def _metered(context: _Context, value: object) -> object:
-    """Charge for a value; everything that a template makes or looks at comes through here."""
+    """Charge for a value; every value that a template creates or accesses passes through here."""
     if type(value) is str:
         context.spend(_STEP + len(value))
         return value
     if isinstance(value, int) and value.bit_length() > 1024:
-        raise SecurityError("it makes too large a number")
+        raise SecurityError("it creates too large a number")
     if isinstance(value, Iterator) and not isinstance(value, LoopContext):
         value = list(value)
     context.spend(_size(value))
@@ -153,7 +153,7 @@ def _tojson(
 ) -> str:
     context.grow(value, indent, separators)
     text = json.dumps(value, ensure_ascii=False, indent=indent, separators=separators, sort_keys=sort_keys)
-    if ensure_ascii:  # a mark has to stay one
+    if ensure_ascii:  # marks must not be escaped
         text = re.sub("[^\0-\x7f]", lambda c: c[0] if c[0] in context.marks else json.dumps(c[0])[1:-1], text)
     return text
 
@@ -164,17 +164,17 @@ def _raise_exception(message: object) -> None:
 
 @jinja2.pass_context
 def _strftime_now(context: _Context, form: str) -> str:
-    context.spend(256 * len(form))  # to which Python lets it grow, as by %200Y
+    context.spend(256 * len(form))  # the most that Python allows, as with %200Y
     return context.now.strftime(form)
 
 
 class _Namespace(Namespace):
-    def __repr__(self) -> str:  # not what is in it, which can be itself
+    def __repr__(self) -> str:  # without its content, which can be recursive
         return "<Namespace>"
 
 
 class _Meter(NodeTransformer):
-    """Has every value in a template charged for."""
+    """Wraps every expression in a template in the `metered` filter."""
 
     def generic_visit(self, node: nodes.Node, *args: object, **kwargs: object) -> nodes.Node:
         super().generic_visit(node, *args, **kwargs)
@@ -188,7 +188,7 @@ class _Meter(NodeTransformer):
 
 
 class _Generation(Extension):
-    """The tags that transformers has around answers; we find those ourselves."""
+    """The {% generation %} tags of transformers, ignored: assistant turns are found by `segments`."""
 
     tags = {"generation"}  # noqa: RUF012 - jinja2's own declaration
 
@@ -203,7 +203,7 @@ class _Sandbox(ImmutableSandboxedEnvironment):
     _methods = frozenset(_METHODS.split())
 
     def __init__(self) -> None:
-        # Unoptimised: nothing is to be worked out while a template is compiled, where nothing counts.
+        # Unoptimised: constant folding at compile time would not be metered.
         added = (_Generation, loopcontrols)
         super().__init__(trim_blocks=True, lstrip_blocks=True, optimized=False, extensions=added)
         self.filters = {name: _filter(name) for name in (*_QUICK, *_FILTERS.split())}
@@ -215,7 +215,7 @@ class _Sandbox(ImmutableSandboxedEnvironment):
         return super().is_safe_attribute(obj, attr, value) and (not callable(value) or attr in self._methods)
 
     def wrap_str_format(self, value: object) -> None:
-        """Leave `format` to the rule above: a format can ask for any width."""
+        """Let `is_safe_attribute` refuse `format`: a format can ask for any width."""
 
     def call(self, context: Context, function: Any, /, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
         if isinstance(owner := getattr(function, "__self__", None), str):

@@ -1,4 +1,4 @@
-"""What a caller gives as text: a string, or bytes, which need not be UTF-8."""
+"""Validation of text input: strings, or bytes, which need not be valid UTF-8."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import TypeGuard
 
 from glasshouse.errors import InputError
 
-_STRAY = re.compile("([\udc80-\udcff])")  # a byte that is no UTF-8, as Python's surrogateescape writes it
+_INVALID = re.compile("([\udc80-\udcff])")  # an invalid byte, as Python's surrogateescape decodes it
 
 
 def checked_text(text: str | bytes) -> str:
-    """Return a text as a string, or say why it is none."""
+    """Return the text as a string; raise InputError if it is not valid."""
     if not isinstance(text, str | bytes):
         raise InputError(f"the text is of type {type(text).__name__}, but it must be a string or bytes.")
     try:
@@ -19,14 +19,16 @@ def checked_text(text: str | bytes) -> str:
             return text.decode()
         text.encode()
     except UnicodeDecodeError as error:
-        raise InputError(f"the text is not UTF-8 at byte {error.start}; give the text that the bytes mean.") from None
+        raise InputError(
+            f"the text is not UTF-8 at byte {error.start}; decode the bytes with their own encoding first."
+        ) from None
     except UnicodeEncodeError as error:
-        raise InputError(f"the text holds half a character at {error.start} (a surrogate); replace it.") from None
+        raise InputError(f"the text has a lone surrogate at index {error.start}; replace it.") from None
     return text
 
 
 def is_invalid_utf8(text: str | bytes) -> TypeGuard[bytes]:
-    r"""Say whether these are bytes that are no UTF-8.
+    r"""Return whether these are bytes that are not valid UTF-8.
 
     >>> is_invalid_utf8(b"caf\xe9"), is_invalid_utf8("café".encode())
     (True, False)
@@ -41,9 +43,9 @@ def is_invalid_utf8(text: str | bytes) -> TypeGuard[bytes]:
 
 
 def split_invalid_utf8(text: bytes) -> list[str]:
-    r"""Return the stretches of text and, between them, each stray byte as Python's surrogateescape writes it.
+    r"""Split at invalid bytes: valid text at even indices, each invalid byte (surrogateescape) at odd ones.
 
     >>> split_invalid_utf8(b"caf\xe9!")
     ['caf', '\udce9', '!']
     """
-    return _STRAY.split(text.decode(errors="surrogateescape"))
+    return _INVALID.split(text.decode(errors="surrogateescape"))

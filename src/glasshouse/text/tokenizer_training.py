@@ -1,4 +1,4 @@
-"""Training a tokenizer: a corpus and a size in, the tables of a tokenizer.json out."""
+"""Trains a byte-level BPE tokenizer and builds its tokenizer.json."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from glasshouse.errors import InputError
 from glasshouse.text import fast_bpe, pretokenizer, sources
 from glasshouse.text.byte_level import INITIAL_ALPHABET, bytes_to_unicode
 
-# Every objective finds its tokens in a vocabulary that was trained without a word about them. A key that is one of
-# transformers' roles becomes that; `<|endoftext|>` ends a document and starts the next.
+# The defaults cover every objective. A key that is one of transformers' roles gets that role; `<|endoftext|>` ends a
+# document and starts the next.
 DEFAULT_SPECIAL_TOKENS: Mapping[str, str] = {
     "bos": "<|endoftext|>",
     "eos": "<|endoftext|>",
@@ -25,22 +25,22 @@ DEFAULT_SPECIAL_TOKENS: Mapping[str, str] = {
     "end": "<|end|>",
 }
 
-CHAT_TOKENS = ("system", "user", "assistant", "end")  # what our chat template is written with
+CHAT_TOKENS = ("system", "user", "assistant", "end")  # used by chat_template.DEFAULT_TEMPLATE
 
-ProgressCallback = Callable[[str, int, int], None]  # what is being done, how far it is, how far it goes
+ProgressCallback = Callable[[str, int, int], None]  # stage, done, total
 
 
 def no_progress(stage: str, done: int, total: int) -> None:
-    """Show no progress."""
+    """Ignore progress."""
 
 
 def read_texts(
     paths: str | Path | Iterable[str | Path],
-    field: str,
+    column: str,
     errors: Literal["strict", "replace"],
     progress: ProgressCallback,
 ) -> Iterator[bytes]:
-    """Read the texts of files, folders and globs."""
+    """Yield the texts of files, folders and globs."""
     found = sources.find_files(paths)
     total, done = sum(map(sources.file_size, found)), 0
 
@@ -49,46 +49,47 @@ def read_texts(
         done += number
         progress("reading", done, total)
 
-    return (piece.text for piece in sources.read_chunks(found, field=field, errors=errors, on_bytes=on_bytes))
+    return (chunk.text for chunk in sources.read_chunks(found, column=column, errors=errors, on_bytes=on_bytes))
 
 
 def train(
     texts: Iterable[bytes],
     vocab_size: int,
     pattern: str,
-    special: Mapping[str, str],
-    limit: int,
+    special_tokens: Mapping[str, str],
+    max_words: int,
     progress: ProgressCallback = no_progress,
 ) -> JsonDict:
-    """Learn merges from texts, and return the tokenizer.json with special tokens first, then bytes, then merges."""
-    controls = list(dict.fromkeys(special.values()))
-    least = len(controls) + len(INITIAL_ALPHABET)
-    if vocab_size < least:
+    """Train BPE on texts, and return a tokenizer.json: special tokens first, then bytes, then merges."""
+    controls = list(dict.fromkeys(special_tokens.values()))
+    smallest = len(controls) + len(INITIAL_ALPHABET)
+    if vocab_size < smallest:
         raise InputError(
-            f"vocab_size is {vocab_size}, but {len(INITIAL_ALPHABET)} bytes and {len(controls)} special tokens need {least}."
+            f"vocab_size is {vocab_size}, but {len(INITIAL_ALPHABET)} bytes and {len(controls)} special tokens need "
+            f"{smallest}."
         )
     for token in controls:
-        # No merge crosses the border of a word: a token of several words can never be made from text.
+        # No merge crosses a word boundary: a token of several words can never be produced from text.
         if len(pretokenizer.split(token, pattern)) < 2:
             raise InputError(
-                f"the special token {token!r} is a word that texts can hold; put it in brackets, as in '<|end|>'."
+                f"the special token {token!r} is a word that texts can contain; put it in brackets, as in '<|end|>'."
             )
-    counted = pretokenizer.count(texts, pattern, limit)
+    counted = pretokenizer.count(texts, pattern, max_words)
     if not counted.counts:
-        raise InputError("there is no text to learn from; give files or texts that are not empty.")
+        raise InputError("there is no text to train on; give files or texts that are not empty.")
     if counted.dropped:
         share = counted.dropped / counted.total
         warnings.warn(
-            f"words too rare to be held, {share:.2%} of all, were left out, so that merges are not exact; "
-            f"raise the limit of {limit} distinct words to count them.",
+            f"the rarest words, {share:.2%} of all, were dropped to save memory, so that merges are not exact; "
+            f"raise max_words ({max_words} distinct words) to count them.",
             stacklevel=3,
         )
     vocab = {token: number for number, token in enumerate(controls)}
     vocab |= {bytes_to_unicode(bytes([byte])): len(vocab) + number for number, byte in enumerate(INITIAL_ALPHABET)}
     spelling = {bytes([byte]): bytes_to_unicode(bytes([byte])) for byte in INITIAL_ALPHABET}
-    learned = []
+    merges = []
     for (left, right), _ in fast_bpe.learn(counted.counts, vocab_size - len(controls)):
-        learned.append([spelling[left], spelling[right]])
+        merges.append([spelling[left], spelling[right]])
         spelling[left + right] = spelling[left] + spelling[right]
         vocab[spelling[left + right]] = len(vocab)
         progress("merging", len(vocab), vocab_size)
@@ -97,20 +98,20 @@ def train(
             f"the text has no more pairs to merge, so the vocabulary has {len(vocab)} tokens, not {vocab_size}.",
             stacklevel=3,
         )
-    return build_tokenizer_json(vocab, learned, pattern, controls)
+    return build_tokenizer_json(vocab, merges, pattern, controls)
 
 
 def build_tokenizer_json(
-    vocab: Mapping[str, int], learned: list[list[str]], pattern: str, controls: list[str]
+    vocab: Mapping[str, int], merges: list[list[str]], pattern: str, controls: list[str]
 ) -> JsonDict:
-    """Return a tokenizer.json of byte-level BPE, as the tokenizers library writes it."""
+    """Return the tokenizer.json of a byte-level BPE, in the tokenizers library's format."""
     byte_level = {
         "type": "ByteLevel",
         "add_prefix_space": False,
         "trim_offsets": True,
         "use_regex": pattern == "gpt2",
     }
-    before: JsonDict = byte_level  # whose own expression is GPT-2's
+    before: JsonDict = byte_level  # its built-in regex is GPT-2's
     if pattern != "gpt2":
         split = {
             "type": "Split",
@@ -139,6 +140,6 @@ def build_tokenizer_json(
             "byte_fallback": False,
             "ignore_merges": False,
             "vocab": dict(vocab),
-            "merges": learned,
+            "merges": merges,
         },
     }

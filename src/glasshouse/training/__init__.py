@@ -1,4 +1,4 @@
-"""From a spec and data to a trained model: one step that can be trusted, and a loop around it that loses nothing."""
+"""Training: run settings, datasets, the training step, the loop, checkpoints and resuming."""
 
 from glasshouse.hub.run_folder import is_run
 from glasshouse.training.checkpoint_list import SavedCheckpoint, list_checkpoints

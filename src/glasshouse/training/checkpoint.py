@@ -1,7 +1,7 @@
-"""Checkpoints: model folders that load by themselves, with all that training needs to go on as if never stopped.
+"""Checkpoints: model folders that load on their own, plus the training state needed to resume exactly.
 
-A checkpoint is written beside its place, flushed and renamed, and only then are older ones removed. It lists the size
-and hash of each of its files, and one that does not match is passed over for the one before it.
+A checkpoint is written under a temporary name, flushed and renamed; only then are older ones removed. Its manifest
+has the size and hash of each file; a checkpoint that does not match is skipped for the one before it.
 """
 
 from __future__ import annotations
@@ -28,81 +28,81 @@ from glasshouse.training.state import CheckpointData
 
 
 def write(folder: Path, fill_model: Callable[[Path], None], state: CheckpointData) -> None:
-    """Write a checkpoint whole or not at all."""
+    """Write a checkpoint atomically."""
 
-    def fill(place: Path) -> None:
-        fill_model(place)
-        store.write_tensors(place / TENSORS, state.tensors)
-        files = {path.name: size_and_hash(path) for path in sorted(place.iterdir())}
-        table = {"format": FORMAT, "files": files, "metadata": state.metadata}
-        (place / STATE).write_text(json.dumps(with_checksum(table), indent=1) + "\n", encoding="utf-8")
+    def fill(temporary: Path) -> None:
+        fill_model(temporary)
+        store.write_tensors(temporary / TENSORS, state.tensors)
+        files = {path.name: size_and_hash(path) for path in sorted(temporary.iterdir())}
+        manifest = {"format": FORMAT, "files": files, "metadata": state.metadata}
+        (temporary / STATE).write_text(json.dumps(with_checksum(manifest), indent=1) + "\n", encoding="utf-8")
 
     store.replace_folder(folder, fill, ".*")
 
 
 def read(folder: Path) -> CheckpointData:
-    """Read the training state of a checkpoint whose files are all as they were written; else name one that is not."""
-    table = check_manifest(folder)
-    return CheckpointData(store.read_tensors(folder / TENSORS), table["metadata"])
+    """Load the training state of a checkpoint; a file that is damaged or missing is an error that names it."""
+    manifest = check_manifest(folder)
+    return CheckpointData(store.read_tensors(folder / TENSORS), manifest["metadata"])
 
 
 class Checkpoints:
-    """The checkpoints of a run: the last few, and the best; the models of others become its history."""
+    """The checkpoints of a run: the latest and the best; others become weights-only snapshots."""
 
-    def __init__(self, place: Path, keep: int = 2, history: int = 0) -> None:
-        self.place, self.keep = place, keep
-        self.history = Snapshots(place.with_name(SNAPSHOTS), history)
+    def __init__(self, root: Path, keep: int = 2, keep_snapshots: int = 0) -> None:
+        self.root, self.keep = root, keep
+        self.snapshots = Snapshots(root.with_name(SNAPSHOTS), keep_snapshots)
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="checkpoints")
         self._writing: Future[None] | None = None
 
     def steps(self) -> list[int]:
-        """Return the steps that have a checkpoint, the newest first."""
-        return saved_steps(self.place)[::-1]
+        """Return the steps with a checkpoint, newest first."""
+        return saved_steps(self.root)[::-1]
 
     def folder(self, step: int) -> Path:
-        """Return where the checkpoint of a step is."""
-        return self.place / step_folder_name(step)
+        """Return the folder of a checkpoint."""
+        return self.root / step_folder_name(step)
 
     def newest(self) -> tuple[int, CheckpointData, list[str]] | None:
-        """Return the newest checkpoint that is intact: its step, its state, and what is wrong with newer ones."""
-        wrong: list[str] = []
+        """Return the newest intact checkpoint: its step, its state, and the errors of newer ones."""
+        errors: list[str] = []
         for step in self.steps():
             try:
-                return step, read(self.folder(step)), wrong
+                return step, read(self.folder(step)), errors
             except StoreError as error:
-                wrong.append(str(error))
-        if wrong:
-            raise StoreError(f"no checkpoint in {str(self.place)!r} is intact: {wrong[0]}")
+                errors.append(str(error))
+        if errors:
+            raise StoreError(f"no checkpoint in {str(self.root)!r} is intact: {errors[0]}")
         return None
 
     def save(
         self, step: int, fill_model: Callable[[Path], None], state: CheckpointData, best: int | None = None
     ) -> None:
-        """Write the checkpoint of a step while training goes on; what is given must not change meanwhile.
+        """Write a checkpoint in the background; the arguments must not change meanwhile.
 
-        A failure of the one before is raised here. `best` is a step whose checkpoint is kept, whatever comes.
+        An error of the previous write is raised here. The checkpoint of step `best` is always kept.
         """
         self.wait()
         self._writing = self._pool.submit(self._save, step, fill_model, state, best)
 
-    def begin(self, fill_model: Callable[[Path], None]) -> None:
-        """Write the model that the history begins with, likewise while training goes on."""
+    def save_initial(self, fill_model: Callable[[Path], None]) -> None:
+        """Write the initial model as a snapshot, in the background."""
         self.wait()
-        self._writing = self._pool.submit(self.history.save_initial, fill_model)
+        self._writing = self._pool.submit(self.snapshots.save_initial, fill_model)
 
     def check(self) -> None:
-        """Raise what went wrong with a checkpoint that was being written, if it is known by now."""
+        """Raise the error of a background write that has ended."""
         if self._writing is not None and self._writing.done():
             self.wait()
 
     def wait(self) -> None:
-        """Wait until what is being written is there."""
+        """Wait for the background write."""
         writing, self._writing = self._writing, None
         if writing is not None:
             writing.result()
 
     def _save(self, step: int, fill_model: Callable[[Path], None], state: CheckpointData, best: int | None) -> None:
-        self.history.make_room(lambda: write(self.folder(step), fill_model, state))
+        self.snapshots.make_room(lambda: write(self.folder(step), fill_model, state))
         for old in reversed(self.steps()[self.keep :]):
             if old not in (step, best):
-                self.history.archive(self.folder(old))
+                self.snapshots.archive(self.folder(old))

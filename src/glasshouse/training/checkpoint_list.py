@@ -1,4 +1,4 @@
-"""The moments of a run: every set of weights that its folder holds, also while it is still learning."""
+"""All saved weights in a run folder: checkpoints, snapshots and the final model, also during training."""
 
 from __future__ import annotations
 
@@ -12,26 +12,28 @@ from glasshouse.training.snapshots import SNAPSHOTS
 
 @dataclass(frozen=True)
 class SavedCheckpoint:
-    """Weights, after so many steps, that `gh.load` reads from their folder.
+    """Weights saved after a step, in a folder for `gh.load`.
 
-    >>> Moment(100, "step 100", Path("runs/mine/history/step-00000100")).name
+    >>> SavedCheckpoint(100, "step 100", Path("runs/mine/snapshots/step-00000100")).name
     'step 100'
     """
 
     step: int
-    name: str  # "step 100", or "final": the model that came of the run, which may be its best or an average
+    name: str  # "step 100", or "final": the final model, which may be the best or the EMA
     folder: Path
 
 
 def list_checkpoints(folder: str | Path) -> list[SavedCheckpoint]:
-    """Return the moments of a run, the earliest first; none where it has no weights yet.
+    """Return the saved checkpoints of a run, oldest first; empty if it has no weights yet.
 
-    While the run goes on, one may be gone, or have moved, when it is to be loaded: then list them again.
+    During training a folder may move or be deleted before it is loaded: list them again then.
     """
     folder = Path(folder).expanduser()
-    # What moves from one place to the other while they are listed is found in the first, or in both.
-    places = {step: folder / place for place in (CHECKPOINTS, SNAPSHOTS) for step in saved_steps(folder / place)}
-    found = [SavedCheckpoint(step, f"step {step}", places[step] / step_folder_name(step)) for step in sorted(places)]
+    # A checkpoint that becomes a snapshot meanwhile is found in the first folder, or in both.
+    parents = {step: folder / name for name in (CHECKPOINTS, SNAPSHOTS) for step in saved_steps(folder / name)}
+    found = [
+        SavedCheckpoint(step, f"step {step}", parents[step] / step_folder_name(step)) for step in sorted(parents)
+    ]
     if (folder / MODEL / CONFIG).is_file():
-        found.append(SavedCheckpoint(max(places, default=0), "final", folder / MODEL))
+        found.append(SavedCheckpoint(max(parents, default=0), "final", folder / MODEL))
     return found

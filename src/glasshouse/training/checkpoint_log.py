@@ -1,4 +1,4 @@
-"""What is written down of a model at each checkpoint: figures of its inside, and what it writes."""
+"""Writes probes.jsonl and samples.jsonl at each checkpoint."""
 
 from __future__ import annotations
 
@@ -19,10 +19,9 @@ from glasshouse.training.samples import make_prompts
 
 
 class CheckpointLog:
-    """Takes probes and samples; where one cannot be worked out, it says why, once for each reason, and goes on.
+    """Computes probes and samples; an error is logged once per reason, and training continues.
 
-    Both are of the weights that learn, also where it is their average that is tried out and kept: what is wanted here
-    is how they learn.
+    Both use the trained weights, even if their EMA is validated and saved: they show how training proceeds.
     """
 
     def __init__(
@@ -30,15 +29,17 @@ class CheckpointLog:
         run: Run,
         folder: Path,
         model: Model,
-        held: Dataset,
+        val_samples: Dataset,
         tok: Tokenizer,
-        compute: torch.dtype,
-        say: Callable[[str], None],
+        autocast_dtype: torch.dtype,
+        log: Callable[[str], None],
     ) -> None:
         length, choice = run.data.seq_len, run.train
-        probes = Probes(model, first_texts(held), names=choice.probes, length=length, compute=compute)
-        prompts = make_prompts(held, tok, length, choice.sample_prompts)
-        self._say, self._said = say, set[str]()
+        probes = Probes(
+            model, first_texts(val_samples), names=choice.probes, length=length, autocast_dtype=autocast_dtype
+        )
+        prompts = make_prompts(val_samples, tok, length, choice.sample_prompts)
+        self._log, self._logged = log, set[str]()
         self._journals = {"probes": Journal(folder / PROBES), "samples": Journal(folder / SAMPLES)}
         self._takes: dict[str, Callable[[Model], JsonDict]] = {}
         if probes.names:
@@ -47,19 +48,19 @@ class CheckpointLog:
             self._takes["samples"] = lambda model: {"samples": prompts.take(model)}
 
     def write(self, step: int, model: Model) -> None:
-        """Write down what there is to say of a model after a step."""
+        """Write the probes and samples of a model after a step."""
         for name, take in self._takes.items():
             try:
                 found = take(model)
             except Exception as error:
                 reason = f"{type(error).__name__}: {error}".partition("\n")[0]
-                if reason not in self._said:
-                    self._say(f"no {name} at step {step} ({reason}); training goes on")
-                self._said.add(reason)
+                if reason not in self._logged:
+                    self._log(f"no {name} at step {step} ({reason}); training continues")
+                self._logged.add(reason)
             else:
                 self._journals[name].write(step, **found)
 
     def truncate(self, step: int) -> None:
-        """Forget what was written down of a step and all after it."""
+        """Drop the lines from a step on."""
         for journal in self._journals.values():
             journal.truncate(step)

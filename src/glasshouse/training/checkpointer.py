@@ -1,4 +1,4 @@
-"""What a run keeps, so that it can go on as if never stopped: the one place where its state is put together."""
+"""Saves and restores everything a run needs to resume exactly: model, optimizer, EMA, RNG and loop state."""
 
 from __future__ import annotations
 
@@ -29,105 +29,105 @@ from glasshouse.training.step import TrainStep
 
 @dataclass(frozen=True)
 class TrainerState:
-    """Where in a run one is."""
+    """Position of the training loop."""
 
-    step: int = 0  # updates made
-    next_batch: int = 0  # of the next batch
-    skipped: tuple[int, ...] = field(default=())  # batches that are passed over
-    best: tuple[int, float] | None = None  # the step and the loss of the best evaluation
-    evals_since_best: int = 0  # evaluations since
-    grad_accum: int = 1  # that a step is computed in
-    initial_steps: int = 0  # train.steps when the run began: intervals that derive from it stay when it is raised
-    pending_metrics: JsonDict | None = None  # of a step that is taken and not yet evaluated, for the journal
+    step: int = 0  # updates done
+    next_batch: int = 0  # index of the next batch
+    skipped: tuple[int, ...] = field(default=())  # indices of skipped batches
+    best: tuple[int, float] | None = None  # step and loss of the best evaluation
+    evals_since_best: int = 0  # the patience counter
+    grad_accum: int = 1  # micro-batches per step
+    initial_steps: int = 0  # train.steps at the start: default intervals stay the same when it is raised
+    pending_metrics: JsonDict | None = None  # of a step not yet validated and logged
 
     @property
     def unwritten(self) -> int:
-        """The first step that the journals must not have yet."""
+        """The first step that the journals must not contain yet."""
         return self.step + (self.pending_metrics is None)
 
 
 class Checkpointer:
-    """Saves a model and all that its training carries along, and puts both back."""
+    """Saves and restores a model and its training state."""
 
     def __init__(
-        self, model: Model, update: TrainStep, average: EMA | None, tok: Tokenizer, checkpoints: Checkpoints
+        self, model: Model, step_fn: TrainStep, ema: EMA | None, tok: Tokenizer, checkpoints: Checkpoints
     ) -> None:
-        self.model, self.update, self.ema, self.tok = model, update, average, tok
+        self.model, self.step_fn, self.ema, self.tok = model, step_fn, ema, tok
         self.checkpoints = checkpoints
-        self.has_lora = bool(lora.lora_layers(model))  # then what is written is merged, and cannot be gone on with
+        self.has_lora = bool(lora.lora_layers(model))  # then the saved model is merged, and LoRA is saved apart
         self.base = fingerprint(model) if self.has_lora else None
 
     def save(self, state: TrainerState) -> None:
-        """Write a checkpoint while training goes on."""
-        optimizer, chance = optimizer_state(self.update.optimizer), rng_state()
-        tensors = {**optimizer.tensors, **chance.tensors}
+        """Write a checkpoint in the background."""
+        optimizer, rng = optimizer_state(self.step_fn.optimizer), rng_state()
+        tensors = {**optimizer.tensors, **rng.tensors}
         if self.ema is not None:
             tensors |= {f"ema.{name}": weight for name, weight in self.ema.weights.items()}
         if self.has_lora:
-            learned = ((name, weight) for name, weight in self.model.named_parameters() if weight.requires_grad)
-            tensors |= {f"trainable.{name}": weight for name, weight in learned}
-        about = {
+            trainable = ((name, weight) for name, weight in self.model.named_parameters() if weight.requires_grad)
+            tensors |= {f"trainable.{name}": weight for name, weight in trainable}
+        metadata = {
             **optimizer.metadata,
-            **chance.metadata,
-            "grad_scaler": self.update.state_dict(),
+            **rng.metadata,
+            "grad_scaler": self.step_fn.state_dict(),
             "ema_updates": None if self.ema is None else self.ema.updates,
             "base_fingerprint": self.base,
             "trainer_state": asdict(state),
         }
         saved = CheckpointData(
-            {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}, copy.deepcopy(about)
+            {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}, copy.deepcopy(metadata)
         )
         write, best = folder_writer(self.snapshot(), self.tok), None if state.best is None else state.best[0]
         self.report_write_errors(lambda: self.checkpoints.save(state.step, write, saved, best))
 
-    def begin(self) -> None:
-        """Let the history of the run begin with the model as it is now."""
-        if self.checkpoints.history.limit:
+    def save_initial(self) -> None:
+        """Save the initial model as the first snapshot."""
+        if self.checkpoints.snapshots.limit:
             write = folder_writer(self.snapshot(), self.tok)
-            self.report_write_errors(lambda: self.checkpoints.begin(write))
+            self.report_write_errors(lambda: self.checkpoints.save_initial(write))
 
     def restore(self, step: int, state: CheckpointData) -> TrainerState:
-        """Put back what `save` wrote, and return where that was."""
+        """Restore what `save` wrote, and return the state of the loop."""
         if self.has_lora:
             if state.metadata["base_fingerprint"] != self.base:
                 raise StoreError(
-                    "the model that this run adapts (model.from) has changed since it began; restore the old one, or "
-                    "begin another run by train.out=FOLDER."
+                    "the base model of this run (model.from) has changed since the run began; restore the old one, "
+                    "or start a new run by train.out=FOLDER."
                 )
             self.model.load_state_dict(_under("trainable.", state.tensors), strict=False)
         else:
             saved, _ = hub.load(self.checkpoints.folder(step), dtype="stored")
             self.model.load_state_dict(saved.state_dict())
-        load_optimizer_state(state, self.update.optimizer)
-        self.update.load_state_dict(state.metadata["grad_scaler"])
+        load_optimizer_state(state, self.step_fn.optimizer)
+        self.step_fn.load_state_dict(state.metadata["grad_scaler"])
         if self.ema is not None:
             self.ema.restore(_under("ema.", state.tensors), state.metadata["ema_updates"])
         load_rng_state(state)
-        place = TrainerState(**state.metadata["trainer_state"])
-        best = None if place.best is None else (place.best[0], place.best[1])
-        return replace(place, skipped=tuple(place.skipped), best=best)
+        restored = TrainerState(**state.metadata["trainer_state"])
+        best = None if restored.best is None else (restored.best[0], restored.best[1])
+        return replace(restored, skipped=tuple(restored.skipped), best=best)
 
     def snapshot(self) -> Model:
-        """Return the model as it is now, adapters folded in, on the CPU: while it is written it must not change."""
+        """Return a copy of the model on the CPU, LoRA merged, which can be written while training continues."""
         if self.has_lora:
             merged = copy.deepcopy(self.model).to("cpu")
             lora.merge(merged)
             return merged
         with torch.device("meta"):
-            twin = instantiate(self.model.spec)
+            copied = instantiate(self.model.spec)
         weights = {name: weight.detach().to("cpu", copy=True) for name, weight in self.model.state_dict().items()}
-        twin.load_state_dict(weights, assign=True)
-        twin.tokenizer_fingerprint, twin.extra_files = self.model.tokenizer_fingerprint, self.model.extra_files
-        return twin
+        copied.load_state_dict(weights, assign=True)
+        copied.tokenizer_fingerprint, copied.extra_files = self.model.tokenizer_fingerprint, self.model.extra_files
+        return copied
 
     def save_model(self, folder: Path) -> Model:
-        """Write the model as it is now to a folder, and return it, on the CPU."""
-        model, history = self.snapshot(), self.checkpoints.history
-        self.report_write_errors(lambda: history.make_room(lambda: hub.save(model, self.tok, folder)))
+        """Save the current model to a folder, and return a copy on the CPU."""
+        model, snapshots = self.snapshot(), self.checkpoints.snapshots
+        self.report_write_errors(lambda: snapshots.make_room(lambda: hub.save(model, self.tok, folder)))
         return model
 
     def load_weights(self, step: int) -> None:
-        """Let the model be as it was tried out at a checkpoint: averaged, if there is an average."""
+        """Load the weights that were validated at a checkpoint: the EMA, if there is one."""
         folder = self.checkpoints.folder(step)
         tensors = checkpoint.read(folder).tensors
         if self.ema is not None:
@@ -138,19 +138,19 @@ class Checkpointer:
             self.model.load_state_dict(hub.load(folder, dtype="stored")[0].state_dict())
 
     def report_write_errors(self, work: Callable[[], object]) -> None:
-        """Say what it means when the folder of a run cannot be written to."""
+        """Turn an OSError into a sentence that names the last checkpoint."""
         try:
             work()
         except OSError as error:
-            there = self.checkpoints.steps()
-            last = f"the last good checkpoint is that of step {there[0]}" if there else "there is no checkpoint yet"
+            steps = self.checkpoints.steps()
+            last = f"the last intact checkpoint is step {steps[0]}" if steps else "there is no checkpoint yet"
             raise StoreError(
-                f"the run could not be saved ({error}); {last}: make room and run the same command again."
+                f"the run could not be saved ({error}); {last}: free disk space and run the same command again."
             ) from None
 
 
 def fingerprint(model: Model) -> str:
-    """Return the SHA-256, in hexadecimal, of what a model is apart from the parameters that learn.
+    """Return the SHA-256, in hexadecimal, of the spec and the frozen tensors of a model.
 
     >>> import glasshouse as gh
     >>> model = gh.build(gh.preset("tiny-decoder")).requires_grad_(False)
@@ -160,9 +160,9 @@ def fingerprint(model: Model) -> str:
     False
     """
     digest = hashlib.sha256(json.dumps(config.dump(model.spec), sort_keys=True).encode())
-    learned = {name for name, weight in model.named_parameters() if weight.requires_grad}
+    trainable = {name for name, weight in model.named_parameters() if weight.requires_grad}
     for name, tensor in sorted(model.state_dict().items()):
-        if name not in learned:
+        if name not in trainable:
             plain = tensor.detach().to("cpu").contiguous()
             digest.update(f"{name} {plain.dtype} {list(plain.shape)}".encode())
             digest.update(plain.view(-1).view(torch.uint8).numpy())

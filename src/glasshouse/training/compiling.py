@@ -1,4 +1,4 @@
-"""Compiled where it can be; where it cannot, it says why and goes on without."""
+"""torch.compile with a fallback to eager mode."""
 
 from __future__ import annotations
 
@@ -12,28 +12,28 @@ from glasshouse import device as machine
 from glasshouse.training.step import TrainStep
 
 T = TypeVar("T")
-LONGEST = 200  # characters of the compiler's own words; pages may follow
+LONGEST = 200  # characters of the compiler's message, which can be very long
 
 
 class Compiled:
-    """A model, compiled unless something stands in the way; "auto" does not on a CPU, where it takes a minute."""
+    """A model, compiled if possible; "auto" compiles on CUDA only, as it takes a minute on a CPU."""
 
     def __init__(
-        self, model: nn.Module, wanted: Literal["auto", "yes", "no"], device: torch.device, say: Callable[[str], None]
+        self, model: nn.Module, mode: Literal["auto", "yes", "no"], device: torch.device, log: Callable[[str], None]
     ) -> None:
-        self.plain, self.say = model, say
+        self.eager, self.log = model, log
         obstacle = machine.compile_obstacle(device)
-        self.on = wanted == "yes" or (wanted == "auto" and device.type == "cuda")
+        self.on = mode == "yes" or (mode == "auto" and device.type == "cuda")
         if self.on and obstacle is not None:
             self._give_up(obstacle)
         self.model: Any = torch.compile(model) if self.on else model
 
     def _give_up(self, why: str) -> None:
         self.on = False
-        self.say(f"not compiled: {why}")
+        self.log(f"not compiled: {why}")
 
-    def run_or_fall_back(self, step: Callable[[], T], update: TrainStep) -> T:
-        """Take a step; if compiling fails, take it again without, as all steps to come."""
+    def run_or_fall_back(self, step: Callable[[], T], step_fn: TrainStep) -> T:
+        """Run a step; if compilation fails, rerun it and all later steps in eager mode."""
         if not self.on:
             return step()
         from torch._dynamo.exc import TorchDynamoException
@@ -43,5 +43,5 @@ class Compiled:
             return step()
         except (TorchDynamoException, InductorError) as error:
             self._give_up(" ".join(str(error).split())[:LONGEST])
-            update.model = self.model = self.plain
+            step_fn.model = self.model = self.eager
             return step()

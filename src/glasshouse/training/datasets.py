@@ -1,4 +1,4 @@
-"""What a run works on: a tokenizer, ids to learn from and ids to be tried on, made once and kept in its folder."""
+"""The tokenizer and the tokenized training and validation sets of a run, prepared once and kept in its folder."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TOKENIZER_FILES = r"\.?(tokenizer(_config)?\.json|special_tokens_map\.json|chat_
 
 @dataclass(frozen=True)
 class Datasets:
-    """A tokenizer and two corpora of its ids."""
+    """A tokenizer, the training set and the validation set."""
 
     tok: Tokenizer
     train: Corpus
@@ -29,48 +29,48 @@ class Datasets:
 
 
 def prepare_datasets(choice: Data, folder: Path, known: Tokenizer | None, progress: ProgressCallback) -> Datasets:
-    """Make, or find in the folder, what a run needs; `known` is the tokenizer of the model that it starts from."""
+    """Prepare the datasets of a run, or find them in its folder; `known` is the tokenizer of the base model."""
     tok = _tokenizer(choice, folder / "tokenizer", known, progress)
-    whole = _corpus(choice, choice.path, "train", tok, folder / "data" / "train", progress)
+    train = _corpus(choice, choice.path, "train", tok, folder / "data" / "train", progress)
     if choice.validation:
-        held = _corpus(choice, choice.validation, "validation", tok, folder / "data" / "validation", progress)
+        validation = _corpus(choice, choice.validation, "validation", tok, folder / "data" / "validation", progress)
     elif is_builtin(choice.path):
-        held = _corpus(choice, choice.path, "validation", tok, folder / "data" / "validation", progress)
+        validation = _corpus(choice, choice.path, "validation", tok, folder / "data" / "validation", progress)
     else:
-        whole, held = whole.split(choice.val_fraction)
-    if held.labels != whole.labels:
+        train, validation = train.split(choice.val_fraction)
+    if validation.labels != train.labels:
         raise InputError(
-            f"the labels to learn are {', '.join(whole.labels)}, but those to be tried on are "
-            f"{', '.join(held.labels)}; leave data.validation out, or give both sets the same labels."
+            f"the labels of the training set are {', '.join(train.labels)}, but those of the validation set are "
+            f"{', '.join(validation.labels)}; leave data.validation out, or give both sets the same labels."
         )
-    if whole.kind == "labelled" and len(whole.labels) == 1:
+    if train.kind == "labelled" and len(train.labels) == 1:
         raise InputError(
-            f"all labels are {whole.labels[0]!r}, so there is nothing to tell apart; give data with two or more."
+            f"all labels are {train.labels[0]!r}, so there is nothing to classify; give data with two or more labels."
         )
-    return Datasets(tok, whole, held)
+    return Datasets(tok, train, validation)
 
 
 def open_datasets(choice: Data, folder: Path) -> tuple[Corpus, Corpus]:
-    """Open what a run learned from and what it was tried on, from its folder alone."""
-    places = []
+    """Open the training and validation sets of a run from its folder."""
+    folders = []
     for name, path in (("train", choice.path), ("validation", choice.validation)):
-        places.append(Path(path[0]) if _is_prepared(path) else folder / "data" / name)
-    train, held = places
-    if (held / MANIFEST).is_file():
-        return Corpus.open(train), Corpus.open(held)
+        folders.append(Path(path[0]) if _is_prepared(path) else folder / "data" / name)
+    train, validation = folders
+    if (validation / MANIFEST).is_file():
+        return Corpus.open(train), Corpus.open(validation)
     return Corpus.open(train).split(choice.val_fraction)
 
 
 def units_of(choice: Data) -> dict[str, str]:
-    """Return what preparing the data counts where it does not count bytes."""
+    """Return the units of progress in data preparation, where they are not bytes."""
     return dict.fromkeys(("reading", "tokenizing"), "items") if is_builtin(choice.path) else {}
 
 
-def with_kind(choice: Data, wanted: Kind | None) -> Data:
-    """Return the choice of data with the kind that the model learns from, where it is left open."""
-    if wanted is None or choice.kind is not None or is_builtin(choice.path) or _is_prepared(choice.path):
+def with_kind(choice: Data, kind: Kind | None) -> Data:
+    """Return the data settings with the kind that the model needs, if none is set."""
+    if kind is None or choice.kind is not None or is_builtin(choice.path) or _is_prepared(choice.path):
         return choice
-    return replace(choice, kind=wanted)
+    return replace(choice, kind=kind)
 
 
 def _is_prepared(path: tuple[str, ...]) -> bool:
@@ -78,7 +78,7 @@ def _is_prepared(path: tuple[str, ...]) -> bool:
 
 
 def given_tokenizer(choice: Data) -> Tokenizer | None:
-    """Load the tokenizer that the settings of the data name: its folder, or else that of a prepared corpus.
+    """Load the tokenizer of the data settings: data.tokenizer, or that of a prepared corpus.
 
     >>> given_tokenizer(Data(path=("stdlib",))) is None
     True
@@ -93,7 +93,7 @@ def _tokenizer(choice: Data, folder: Path, known: Tokenizer | None, progress: Pr
         return known
     if given := given_tokenizer(choice):
         return given
-    if (folder / TOKENIZER).is_file():  # not just the folder: earlier versions may have left half of one
+    if (folder / TOKENIZER).is_file():  # the folder alone may be incomplete, left by an earlier version
         return Tokenizer.load(folder)
     tok = Tokenizer.train(texts=_texts(choice, progress), vocab_size=choice.vocab_size, progress=progress)
     store.replace_folder(folder, tok.save, TOKENIZER_FILES)
@@ -101,23 +101,23 @@ def _tokenizer(choice: Data, folder: Path, known: Tokenizer | None, progress: Pr
 
 
 def _texts(choice: Data, progress: ProgressCallback) -> Iterator[str | bytes]:
-    """Yield all that will be learned from, as text."""
-    feed = open_reader(
-        choice.path, kind=choice.kind, fields=choice.columns, separator=choice.separator, errors=choice.errors
+    """Yield the text of the training set."""
+    reader = open_reader(
+        choice.path, kind=choice.kind, columns=choice.columns, separator=choice.separator, errors=choice.errors
     )
-    for entry in _learned(feed, choice, progress):
+    for entry in _training_part(reader, choice, progress):
         if isinstance(entry, Chunk):
             yield entry.text
-        elif feed.kind == "tagged":
+        elif reader.kind == "tagged":
             yield " ".join(entry.values[0])
         else:
-            values = entry.values[:1] if feed.kind == "labelled" else entry.values
+            values = entry.values[:1] if reader.kind == "labelled" else entry.values
             for value in values:
-                yield from _written(value)
+                yield from _texts_in(value)
 
 
-def _learned(feed: DatasetReader, choice: Data, progress: ProgressCallback) -> Iterator[Chunk | Record]:
-    """Yield what `Corpus.split` will not hold out, found by counting first: bytes of text, or items."""
+def _training_part(reader: DatasetReader, choice: Data, progress: ProgressCallback) -> Iterator[Chunk | Record]:
+    """Yield what `Corpus.split` puts in the training set, after a first pass that counts bytes of text, or items."""
 
     def read(stage: str) -> Iterator[Chunk | Record]:
         done = 0
@@ -125,21 +125,21 @@ def _learned(feed: DatasetReader, choice: Data, progress: ProgressCallback) -> I
         def on_bytes(number: int) -> None:
             nonlocal done
             done += number
-            progress(stage, done, feed.size)
+            progress(stage, done, reader.size)
 
-        return feed.read((0, 0), on_bytes, lambda number, size, sha256: None)
+        return reader.read((0, 0), on_bytes, lambda number, size, sha256: None)
 
     if choice.validation or is_builtin(choice.path):
         yield from read("reading")
         return
     count = sum(len(entry.text) if isinstance(entry, Chunk) else 1 for entry in read("counting"))
-    left, held = (
+    left, in_validation = (
         train_size(count, choice.val_fraction),
-        validation_mask(0 if feed.kind == "text" else count, choice.val_fraction),
+        validation_mask(0 if reader.kind == "text" else count, choice.val_fraction),
     )
     for number, entry in enumerate(read("reading")):
         if not isinstance(entry, Chunk):
-            if not held[number]:
+            if not in_validation[number]:
                 yield entry
         elif left > 0:
             text = entry.text if len(entry.text) <= left else entry.text[:left].decode(errors="ignore").encode()
@@ -147,8 +147,8 @@ def _learned(feed: DatasetReader, choice: Data, progress: ProgressCallback) -> I
             yield replace(entry, text=text)
 
 
-def _written(value: object) -> Iterator[str]:
-    """Yield the texts of a field: itself, or what the messages of a conversation say."""
+def _texts_in(value: object) -> Iterator[str]:
+    """Yield the texts of a field: itself, or the contents of its chat messages."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, list):
@@ -165,7 +165,7 @@ def _corpus(
         tok,
         folder,
         kind=choice.kind,
-        fields=choice.columns,
+        columns=choice.columns,
         split=split,
         separator=choice.separator,
         errors=choice.errors,

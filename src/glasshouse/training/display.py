@@ -1,4 +1,4 @@
-"""A run on stderr: at a terminal one line that always moves, elsewhere a line for each phase and one every minute."""
+"""Progress on stderr: a live line at a terminal, elsewhere a line for each phase and one every minute."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from glasshouse.training.progress import ProgressReporter
 from glasshouse.training.step import StepMetrics
 from glasshouse.training.throughput import Throughput
 
-UNITS = {"merging": "tokens", "evaluating": "rows", "measuring": "rows", "writing": "tokens at most"}
-STEPS = "training"  # the phase of steps
-QUICK = 0.1  # seconds between changes of the line at a terminal
-OFTEN = 10.0  # seconds between lines about steps elsewhere
-SILENCE = 60.0  # seconds without a line elsewhere, at most
+UNITS = {"merging": "tokens", "validating": "samples", "evaluating": "samples", "generating": "tokens at most"}
+STEPS = "training"  # the phase of training steps
+QUICK = 0.1  # seconds between updates at a terminal
+OFTEN = 10.0  # seconds between step lines elsewhere
+SILENCE = 60.0  # maximum seconds without a line elsewhere
 
 
 class Display(ProgressReporter):
     """Shows the phases, the steps and the messages of a run.
 
-    >>> with Display().open() as display:  # which writes to stderr
+    >>> with Display().open() as display:  # writes to stderr
     ...     display.stage("tokenizing", 512, 1024)
     >>> display.line()
     'tokenizing · 50% · 512 bytes of 1.0 kB'
@@ -43,57 +43,57 @@ class Display(ProgressReporter):
         self._console = _Console(stderr=True, highlight=False)
         self._progress: Progress | None = None
         self._phase, self._done, self._total = "starting", 0, 0
-        self._steps = ""  # what is known of the last step
-        self._seen: set[str] = set()  # phases that had their line
-        self._began = self._spoke = clock()
-        self._first: tuple[int, float] | None = None  # the first step, and when it was over
+        self._steps = ""  # summary of the last step
+        self._seen: set[str] = set()  # phases already printed
+        self._began = self._printed = clock()
+        self._first: tuple[int, float] | None = None  # the first step, and its end time
 
     def stage(self, name: str, done: int, total: int) -> None:
-        """Show how far a phase is; a total of 0 is one that is not known."""
+        """Show the progress of a phase; a total of 0 means unknown."""
         if name != self._phase:
             self._phase, self._began = name, self._clock()
         self._done, self._total = done, total
         self._update()
         if name not in self._seen:
             self._seen.add(name)
-            self._speak()
+            self._print_line()
 
     def log(self, text: str) -> None:
-        """Print a line that stays."""
+        """Print a permanent line."""
         self._print(escape_control(text))
 
-    def step(self, step: int, steps: int, outcome: StepMetrics, speed: Throughput) -> None:
-        """Show where the run is."""
+    def on_step_end(self, step: int, steps: int, metrics: StepMetrics, throughput: Throughput) -> None:
+        """Show the metrics of a step."""
         now = self._clock()
         if self._first is None:
             self._first = step, now
-        elif step < steps and self._phase == STEPS and now - self._spoke < (QUICK if self.live else OFTEN):
+        elif step < steps and self._phase == STEPS and now - self._printed < (QUICK if self.live else OFTEN):
             return
         first, began = self._first
         left = (now - began) / max(1, step - first) * (steps - step)
         parts = [
             f"step {step:,} of {steps:,}",
-            f"loss {outcome.loss:.4f}",
-            f"{speed.tokens_per_second:,.0f} tokens/s",
+            f"loss {metrics.loss:.4f}",
+            f"{throughput.tokens_per_second:,.0f} tokens/s",
             f"{_time(left)} left" if step > first else "",
-            filesize.decimal(speed.peak_memory),
-            f"{speed.mfu:.0%} of the matmul peak",
+            filesize.decimal(throughput.peak_memory),
+            f"MFU {throughput.mfu:.0%}",
         ]
         self._phase, self._done, self._total = STEPS, step, steps
         self._steps = " · ".join(filter(None, parts))
         self._update()
         if self.live:
-            self._spoke = now
-        elif now - self._spoke >= OFTEN or step in (first, steps):
-            self._speak()
+            self._printed = now
+        elif now - self._printed >= OFTEN or step in (first, steps):
+            self._print_line()
 
-    def on_validation_end(self, step: int, figures: dict[str, float]) -> None:
-        """Print how the model fares on what is held out."""
-        shown = ", ".join(f"{name.replace('_', ' ')} {value:.4f}" for name, value in figures.items())
-        self.log(f"step {step:,}: held out, {shown}")
+    def on_validation_end(self, step: int, metrics: dict[str, float]) -> None:
+        """Print the validation metrics."""
+        shown = ", ".join(f"{name.replace('_', ' ')} {value:.4f}" for name, value in metrics.items())
+        self.log(f"step {step:,}: validation {shown}")
 
     def line(self) -> str:
-        """Return what is going on."""
+        """Return the current line."""
         if self._phase == STEPS:
             return self._steps
         parts = [self._phase]
@@ -107,13 +107,13 @@ class Display(ProgressReporter):
         return " · ".join([*parts, f"{_time(elapsed)} elapsed"] if elapsed >= 1 else parts)
 
     def tick(self) -> None:
-        """Print a line if there was none for too long."""
-        if not self.live and self._clock() - self._spoke >= SILENCE:
-            self._speak()
+        """Print a line if there was none for `SILENCE` seconds."""
+        if not self.live and self._clock() - self._printed >= SILENCE:
+            self._print_line()
 
     @contextmanager
     def open(self) -> Iterator[Display]:
-        """Keep the line moving, and at the end leave the terminal as it was."""
+        """Update the line in the background, and restore the terminal at the end."""
         with ExitStack() as stack:
             if self.live:
                 columns = (SpinnerColumn(), BarColumn(bar_width=20), _Line(self.line))
@@ -124,7 +124,7 @@ class Display(ProgressReporter):
                 stack.enter_context(self._progress)
             else:
                 closed = threading.Event()
-                ticker = threading.Thread(target=self._keep_talking, args=(closed,), name="display", daemon=True)
+                ticker = threading.Thread(target=self._tick_until, args=(closed,), name="display", daemon=True)
                 ticker.start()
                 stack.callback(ticker.join)
                 stack.callback(closed.set)
@@ -133,21 +133,21 @@ class Display(ProgressReporter):
             finally:
                 self._progress = None
 
-    def _keep_talking(self, closed: threading.Event) -> None:
+    def _tick_until(self, closed: threading.Event) -> None:
         while not closed.wait(1.0):
             self.tick()
 
     def _update(self) -> None:
         if self._progress is not None:
-            (task,) = self._progress.tasks  # set here, as its `update` could not make a total unknown again
+            (task,) = self._progress.tasks  # set directly: `update` cannot reset a total to unknown
             task.completed, task.total = self._done, self._total or None
 
-    def _speak(self) -> None:
+    def _print_line(self) -> None:
         if not self.live:
             self._print(self.line())
 
     def _print(self, text: str) -> None:
-        self._spoke = self._clock()
+        self._printed = self._clock()
         if self._progress is not None:
             self._progress.console.print(text, markup=False, emoji=False, soft_wrap=True)
         else:
@@ -155,14 +155,14 @@ class Display(ProgressReporter):
 
 
 class _Console(Console):
-    """A console whose cursor stays where it can be seen: a process that is killed could not bring it back."""
+    """A console that never hides the cursor: a killed process could not restore it."""
 
     def show_cursor(self, show: bool = True) -> bool:
         return False
 
 
 class _Line(ProgressColumn):
-    """A text that is made anew each time it is drawn, and cut where the terminal ends."""
+    """Text rendered on each refresh, and truncated to the width of the terminal."""
 
     max_refresh = None
 

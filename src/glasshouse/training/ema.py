@@ -1,4 +1,4 @@
-"""A running average of the weights, which is often better than where they stand."""
+"""Exponential moving average (EMA) of the weights."""
 
 from __future__ import annotations
 
@@ -12,19 +12,18 @@ from glasshouse.errors import InputError
 
 
 class EMA:
-    """The exponential average of a model's weights: after each update, so much of the old and the rest of the new.
+    """Exponential moving average of a model's weights, updated after each step.
 
-    At first it forgets faster, as if the weights at the start had never been: after n updates it keeps at most
-    (1 + n) / (10 + n).
+    The decay is at most (1 + n) / (10 + n) after n updates, so that the initial weights are forgotten quickly.
 
     >>> model = nn.Linear(1, 1, bias=False)
     >>> nn.init.zeros_(model.weight).item()
     0.0
-    >>> average = Average(model, decay=0.5)
+    >>> ema = EMA(model, decay=0.5)
     >>> for value in (4.0, 8.0):
     ...     _ = nn.init.constant_(model.weight, value)
-    ...     average.update()
-    >>> with average.applied():
+    ...     ema.update()
+    >>> with ema.applied():
     ...     print(round(model.weight.item(), 3))
     6.818
     >>> model.weight.item()
@@ -33,35 +32,37 @@ class EMA:
 
     def __init__(self, model: nn.Module, decay: float) -> None:
         if not 0 <= decay < 1:
-            raise InputError(f"the decay of the average is {decay}, but it must be from 0 to below 1.")
+            raise InputError(f"the decay of the EMA is {decay}, but it must be at least 0 and below 1.")
         self.model, self.decay, self.updates = model, decay, 0
         self.weights = {name: weight.detach().clone() for name, weight in model.named_parameters()}
 
     @torch.no_grad()
     def update(self) -> None:
-        """Take the weights as they are now into account."""
+        """Update the average with the current weights."""
         self.updates += 1
-        kept = min(self.decay, (1 + self.updates) / (10 + self.updates))
-        now = dict(self.model.named_parameters())
-        torch._foreach_lerp_(list(self.weights.values()), [now[name].detach() for name in self.weights], 1 - kept)
+        decay = min(self.decay, (1 + self.updates) / (10 + self.updates))
+        current = dict(self.model.named_parameters())
+        torch._foreach_lerp_(
+            list(self.weights.values()), [current[name].detach() for name in self.weights], 1 - decay
+        )
 
     def restore(self, weights: dict[str, Tensor], updates: int) -> None:
-        """Go on with weights that were averaged before."""
+        """Restore a saved average."""
         self.updates = updates
         for name, weight in self.weights.items():
             weight.copy_(weights[name])
 
     @contextmanager
     def applied(self) -> Iterator[None]:
-        """Let the model have the average for a while."""
+        """Swap the average into the model while the context is open."""
         own = {name: weight.detach().clone() for name, weight in self.model.named_parameters()}
-        self._put(self.weights)
+        self._copy_to_model(self.weights)
         try:
             yield
         finally:
-            self._put(own)
+            self._copy_to_model(own)
 
     @torch.no_grad()
-    def _put(self, weights: dict[str, Tensor]) -> None:
+    def _copy_to_model(self, weights: dict[str, Tensor]) -> None:
         for name, weight in self.model.named_parameters():
             weight.copy_(weights[name])

@@ -1,4 +1,4 @@
-"""The folder of a run: what lies in it, and whose it is."""
+"""The folder of a run: file names, lock, and the settings a run may resume with."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from glasshouse.training.run import Run
 
 try:
     import fcntl
-except ImportError:  # Windows, where nobody keeps two runs apart
+except ImportError:  # Windows, where runs are not locked
     fcntl = None  # type: ignore[assignment]
 
 METRICS, ADAPTER, NONFINITE = "metrics.jsonl", "adapter", "nonfinite.json"
 PROBES, SAMPLES, LOCK = "probes.jsonl", "samples.jsonl", ".lock"
 NEW_RUN = f".{RUN}.new"
-LOOKS = 10  # at a lock before it is given up: the page holds it for a moment when it asks whether a run goes on
+LOCK_ATTEMPTS = 10  # the page locks the folder briefly to see whether a run is active
 
 
 @contextmanager
 def lock_run(run: Run) -> Iterator[Path]:
-    """Hold the folder of a run, new or this run's, while it trains; nothing is written to one that is refused."""
+    """Lock the folder of a run, new or its own, during training; nothing is written to a folder that is refused."""
     folder = Path(run.train.out).expanduser()
     _check_own(folder)
     try:
@@ -35,7 +35,7 @@ def lock_run(run: Run) -> Iterator[Path]:
     except OSError as error:
         raise _unwritable(folder, error) from None
     with lock_folder(folder):
-        _check_own(folder)  # again: before it was held, another process may have filled it
+        _check_own(folder)  # again: another process may have filled it before the lock
         store.check_replaceable(folder / MODEL, serialization.MODEL_FILES)
         if run.train.lora is not None:
             store.check_replaceable(folder / ADAPTER, peft.ADAPTER_FILES)
@@ -44,24 +44,24 @@ def lock_run(run: Run) -> Iterator[Path]:
 
 
 def _check_own(folder: Path) -> None:
-    """Refuse a folder that holds something and is no run's."""
-    # Listed before the look for run.toml: a run that begins meanwhile writes that first.
+    """Refuse a folder that is not empty and not a run folder."""
+    # Listed before checking for run.toml: a run that starts meanwhile writes that file first.
     found = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
     if found - {LOCK, NEW_RUN} and not is_run(folder):
-        raise InputError(f"{str(folder)!r} holds something that is no run; choose another folder by train.out.")
+        raise InputError(f"{str(folder)!r} is not empty and not a run folder; choose another folder by train.out.")
 
 
 def _adopt(run: Run, folder: Path) -> None:
-    """Write down the settings of a run in its folder, if what was learned there before can go on with them."""
+    """Write run.toml, if the checkpoints in the folder can be resumed with these settings."""
     path = folder / RUN
     if path.is_file():
         old = Run.from_dict(config.read(path))
         if steps := saved_steps(folder / CHECKPOINTS):
-            _check_continues(old, run, folder, steps[-1])
-        elif any(not difference.startswith("train.") for difference in old.differences(run)):  # nothing learned yet
+            _check_resumable(old, run, folder, steps[-1])
+        elif any(not difference.startswith("train.") for difference in old.differences(run)):  # no checkpoint yet
             for made in ("tokenizer", "data/train", "data/validation"):
                 _drop(folder / made)
-    new = folder / NEW_RUN  # a disk that is full must not cost the old one
+    new = folder / NEW_RUN  # keep the old one if the disk is full
     try:
         new.write_text(config.to_toml(run.to_dict()), encoding="utf-8")
         new.replace(path)
@@ -72,7 +72,7 @@ def _adopt(run: Run, folder: Path) -> None:
 
 
 def _drop(folder: Path) -> None:
-    """Remove a folder, of which a process that is killed meanwhile must not leave half."""
+    """Delete a folder atomically."""
     gone = folder.with_name(f".{folder.name}.gone")
     shutil.rmtree(gone, ignore_errors=True)
     with suppress(FileNotFoundError):
@@ -80,28 +80,28 @@ def _drop(folder: Path) -> None:
     shutil.rmtree(gone, ignore_errors=True)
 
 
-def _check_continues(old: Run, run: Run, folder: Path, taken: int) -> None:
-    """Refuse settings under which the steps that were taken would have been others."""
+def _check_resumable(old: Run, run: Run, folder: Path, taken: int) -> None:
+    """Refuse settings that would have changed the steps already taken."""
     before, after, schedule = old.train.steps, run.train.steps, old.train.schedule
     differences = old.differences(run)
     if any(not difference.startswith("train.steps ") for difference in differences):
         raise InputError(
-            f"the run in {str(folder)!r} was begun with other settings: {'; '.join(differences)}; "
-            "give it the old ones to go on, or train.out=FOLDER to begin another."
+            f"the run in {str(folder)!r} was started with other settings: {'; '.join(differences)}; "
+            "give the old ones to resume, or train.out=FOLDER to start a new run."
         )
-    if before is None or after is None:  # counted in epochs, which are the same
+    if before is None or after is None:  # given as epochs, which are the same
         return
     if after < taken:
         raise InputError(
             f"train.steps is {after}, but the run in {str(folder)!r} has taken {taken} steps; give at least as many, "
-            "or train.out=FOLDER to begin another run."
+            "or train.out=FOLDER to start a new run."
         )
     if (step := schedule.first_difference(before, after, taken)) is not None:
         raise InputError(
             f"train.steps was {before} and is {after}, but of the {taken} steps that the run in {str(folder)!r} has "
             f"taken, those from step {step + 1} on would have had other learning rates under its {schedule.kind} "
-            f"schedule (one that is constant, inverse_sqrt, or a trapezoid before its decay can be extended); give "
-            f"train.steps={before} to go on, or begin another run from these weights by "
+            f"schedule (constant, inverse_sqrt, and wsd before its decay can be extended); give "
+            f"train.steps={before} to resume, or start a new run from these weights by "
             f"model.from={folder / CHECKPOINTS / step_folder_name(taken)} train.out=FOLDER."
         )
 
@@ -114,22 +114,22 @@ def _unwritable(folder: Path, error: OSError) -> StoreError:
 
 @contextmanager
 def lock_folder(folder: Path) -> Iterator[None]:
-    """Keep other processes out of a run's folder; one that is killed lets go."""
+    """Lock a run folder against other processes; the lock of a killed process is released."""
     path = folder / LOCK
     try:
-        lock = path.open("a")  # which changes nothing about a file that another process holds
+        lock = path.open("a")  # leaves the lock file of another process unchanged
     except IsADirectoryError:
         raise StoreError(f"{str(path)!r} is a folder, but must be a file to lock; remove it.") from None
     except OSError as error:
         raise _unwritable(folder, error) from None
     with lock:
         if fcntl is not None:
-            for patience in reversed(range(LOOKS)):
+            for attempts_left in reversed(range(LOCK_ATTEMPTS)):
                 try:
                     fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                     break
                 except BlockingIOError:
-                    if not patience:
+                    if not attempts_left:
                         raise StoreError(f"another process is training in {str(folder)!r}; wait for it.") from None
                     time.sleep(0.02)
                 except OSError as error:

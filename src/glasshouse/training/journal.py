@@ -1,4 +1,4 @@
-"""A record of a run: one JSON object a line, never two of a step, also after a run that was stopped has gone on."""
+"""JSON Lines logs of a run: one object per line, one line per step, also after a resume."""
 
 from __future__ import annotations
 
@@ -11,23 +11,26 @@ from typing import Any
 
 from glasshouse.training.folder import METRICS, PROBES, SAMPLES
 
-LAST_STEP = 2**53  # beyond which a browser rounds whole numbers
-PER_HEAD, PER_LAYER = ("entropy", "induction", "previous"), ("lens", "norms")  # probes: [layer][head] and [layer]
+LAST_STEP = 2**53  # larger integers are not exact in a browser
+PER_HEAD, PER_LAYER = (
+    ("entropy", "induction", "previous_token"),
+    ("logit_lens", "resid_norms"),
+)  # shapes of probes: [layer][head] and [layer]
 
 
 def _is_number(value: object) -> bool:
-    """Say whether this is a finite number, or the null that is written for one that is not."""
+    """Tell whether this is a finite number, or the null written for NaN and infinity."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return value is None
-    return abs(value) <= sys.float_info.max  # false for NaN; whole numbers that no float holds exist in JSON too
+    return abs(value) <= sys.float_info.max  # false for NaN; JSON integers can exceed every float
 
 
-def _is_row(value: object) -> bool:
+def _is_vector(value: object) -> bool:
     return isinstance(value, list) and all(map(_is_number, value))
 
 
-def _is_grid(value: object) -> bool:
-    return isinstance(value, list) and all(map(_is_row, value))
+def _is_matrix(value: object) -> bool:
+    return isinstance(value, list) and all(map(_is_vector, value))
 
 
 def _is_metrics(values: dict[str, Any]) -> bool:
@@ -36,7 +39,7 @@ def _is_metrics(values: dict[str, Any]) -> bool:
 
 def _is_probes(values: dict[str, Any]) -> bool:
     return all(
-        _is_grid(value) if name in PER_HEAD else _is_row(value) if name in PER_LAYER else _is_number(value)
+        _is_matrix(value) if name in PER_HEAD else _is_vector(value) if name in PER_LAYER else _is_number(value)
         for name, value in values.items()
     )
 
@@ -67,13 +70,13 @@ SHAPES: dict[str, Callable[[dict[str, Any]], bool]] = {
 
 
 class Journal:
-    """Appends to a file of metrics, of probes or of samples.
+    """Appends to metrics.jsonl, probes.jsonl or samples.jsonl.
 
     >>> import tempfile
     >>> journal = Journal(Path(tempfile.mkdtemp(), "metrics.jsonl"))
     >>> for step in range(4):
     ...     journal.write(step, loss=5.0 - step)
-    >>> journal.cut(2)  # going on from a checkpoint after steps 0 and 1
+    >>> journal.truncate(2)  # resuming from a checkpoint after steps 0 and 1
     >>> journal.write(2, loss=2.5)
     >>> [line["loss"] for line in journal.lines()]
     [5.0, 4.0, 2.5]
@@ -81,30 +84,30 @@ class Journal:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._fits = SHAPES.get(path.name, _is_anything)
+        self._is_valid = SHAPES.get(path.name, _is_anything)
 
     def write(self, step: int, **values: Any) -> None:  # noqa: ANN401 (what JSON takes)
-        """Add a line; it is there for others to read when this returns."""
+        """Append a line; other processes can read it when this returns."""
         with self.path.open("a", encoding="utf-8") as file:
             file.write(json.dumps({"step": step, **values}) + "\n")
 
     def entry(self, line: str | bytes) -> dict[str, Any] | None:
-        """Parse a line; None if it is damaged: not JSON, or not of the shape that a file of this name has.
+        """Parse a line; None if it is damaged: not JSON, or not in the format of this file.
 
         >>> Journal(Path("metrics.jsonl")).entry('{"step": 3, "loss": 2.5}')
         {'step': 3, 'loss': 2.5}
         >>> Journal(Path("metrics.jsonl")).entry('{"step": 3, "loss": "low"}')
         """
         try:
-            found = json.loads(line, parse_constant=lambda _: None)  # NaN and Infinity are null, as a run writes them
+            found = json.loads(line, parse_constant=lambda _: None)  # NaN and Infinity become null, as we write them
         except (ValueError, RecursionError):
             return None
         if not isinstance(found, dict) or type(step := found.get("step")) is not int or not 0 <= step < LAST_STEP:
             return None
-        return found if self._fits({name: value for name, value in found.items() if name != "step"}) else None
+        return found if self._is_valid({name: value for name, value in found.items() if name != "step"}) else None
 
     def lines(self) -> Iterator[dict[str, Any]]:
-        """Yield what was written; lines that are damaged, as the last of a process that was killed, are skipped."""
+        """Yield the lines; damaged ones, such as the last of a killed process, are skipped."""
         if not self.path.is_file():
             return
         with self.path.open(encoding="utf-8", errors="replace") as file:
@@ -113,7 +116,7 @@ class Journal:
                     yield found
 
     def truncate(self, step: int) -> None:
-        """Forget the lines of a step and all after it, whole or not at all."""
+        """Drop the lines from a step on, atomically."""
         if not self.path.is_file():
             return
         kept = [line for line in self.lines() if line["step"] < step]

@@ -1,4 +1,4 @@
-"""The loop: batches by their number, one update each, evaluations, checkpoints; it goes on where it was stopped."""
+"""The training loop: batches by index, one update each, validation, checkpoints and resuming."""
 
 from __future__ import annotations
 
@@ -44,40 +44,38 @@ from glasshouse.training.step import NonFiniteError, StepMetrics, TrainStep
 from glasshouse.training.throughput import FlopEstimator, Throughput
 from glasshouse.training.trackers import Trackers
 
-MOST_SKIPPED = 10  # batches; more than that is not bad luck
-ANSWERS = 200  # that the closing report has the model write, of pairs and conversations; to write takes long
+MOST_SKIPPED = 10  # batches with a NaN or infinite loss before the run stops
+ANSWERS = 200  # generated for the final report on pairs and conversations; generation is slow
 
 
 @dataclass(frozen=True)
 class Result:
-    """What a run came to."""
+    """The outcome of a run."""
 
     folder: Path
-    model: Model  # in eval mode, as it was saved in `folder / "model"`
+    model: Model  # in eval mode, as saved in `folder / "model"`
     datasets: Datasets
     steps: int
-    report: Report  # on all that was held out
-    saved_step: int  # the step whose model was saved: the last, or with patience the best
-    val_coverage: tuple[
-        int, int
-    ]  # how many held-out samples each evaluation while training read, and how many there are
+    report: Report  # on the whole validation set
+    saved_step: int  # step of the saved model: the last, or with patience the best
+    val_coverage: tuple[int, int]  # samples of an evaluation during training, and of the whole validation set
 
 
 def train(run: Run | str | Path, progress: ProgressReporter | bool = True) -> Result:
-    """Train a model as a run says, or go on with it where it was stopped, and write it to the run's folder.
+    """Train a model, or resume its training, and save it to the run folder.
 
-    The run may be the name of a recipe or the path of a TOML file. Its progress is shown on stderr, or told to a
-    `watch` of one's own; `watch=False` shows nothing. Ctrl-C, SIGTERM and SIGHUP save and raise `StoppedError`.
+    The run may be the name of a recipe or the path of a TOML file. Progress is shown on stderr, or passed to your own
+    `ProgressReporter`; `progress=False` shows nothing. Ctrl-C, SIGTERM and SIGHUP save and raise `StoppedError`.
 
     >>> import tempfile, glasshouse as gh
-    >>> place = tempfile.mkdtemp()
-    >>> _ = Path(f"{place}/a.txt").write_text("to be or not to be, that is the question. " * 50)
+    >>> folder = tempfile.mkdtemp()
+    >>> _ = Path(f"{folder}/a.txt").write_text("to be or not to be, that is the question. " * 50)
     >>> table = {
     ...     "model": {"preset": "tiny-decoder"},
-    ...     "data": {"path": f"{place}/a.txt", "length": 16, "vocab_size": 270},
-    ...     "train": {"steps": 3, "batch_tokens": 64, "out": f"{place}/run"},
+    ...     "data": {"path": f"{folder}/a.txt", "seq_len": 16, "vocab_size": 270},
+    ...     "train": {"steps": 3, "batch_tokens": 64, "out": f"{folder}/run"},
     ... }
-    >>> result = train(Run.parse(table), watch=False)
+    >>> result = train(Run.from_dict(table), progress=False)
     >>> {"checkpoints", "metrics.jsonl", "model", "samples.jsonl"} <= {path.name for path in result.folder.iterdir()}
     True
     """
@@ -90,7 +88,7 @@ def train(run: Run | str | Path, progress: ProgressReporter | bool = True) -> Re
     if isinstance(progress, bool):
         with Display(units_of(run.data)).open() if progress else nullcontext(SilentReporter()) as shown:
             return train(run, shown)
-    model_setup.find_device(run.train.device)  # what is not there is said before hours are spent on reading
+    model_setup.find_device(run.train.device)  # fail before the data are prepared
     with lock_run(run) as folder:
         for note in run.notes:
             progress.log(note)
@@ -103,11 +101,11 @@ def _train(run: Run, folder: Path, reporter: ProgressReporter) -> Result:
     if "from" in run.model:
         reporter.stage("loading the model to start from", 0, 0)
     base = model_setup.load_base(run.model, run.data)
-    choice = with_kind(run.data, model_setup.wanted_kind(run.model, base[0] if base else None))
-    material = prepare_datasets(choice, folder, base[1] if base else None, reporter.stage)
+    choice = with_kind(run.data, model_setup.data_kind(run.model, base[0] if base else None))
+    datasets = prepare_datasets(choice, folder, base[1] if base else None, reporter.stage)
     with Signals() as signals:
         reporter.stage("building the model", 0, 0)
-        trainer = Trainer(run, folder, material, base, reporter, signals)
+        trainer = Trainer(run, folder, datasets, base, reporter, signals)
         try:
             for line in run_summary.describe(trainer):
                 reporter.log(line)
@@ -121,47 +119,47 @@ def _train(run: Run, folder: Path, reporter: ProgressReporter) -> Result:
 
 
 class Trainer:
-    """A run while it lasts."""
+    """The state and the loop of one run."""
 
     def __init__(
         self,
         run: Run,
         folder: Path,
-        material: Datasets,
+        datasets: Datasets,
         base: tuple[Model, Tokenizer] | None,
         reporter: ProgressReporter,
         signals: Signals,
     ) -> None:
         choice = run.train
-        self.run, self.folder, self.datasets, self.reporter, self.signals = run, folder, material, reporter, signals
+        self.run, self.folder, self.datasets, self.reporter, self.signals = run, folder, datasets, reporter, signals
         self.device = model_setup.find_device(choice.device)
         self.autocast_dtype = model_setup.resolve_precision(choice.precision, self.device)
         torch.manual_seed(choice.seed)
         length = run.data.seq_len
         if base is None and choice.lora is not None:
-            raise ConfigError("train.lora adapts a model that was trained before; name one by model.from.")
-        self.resized = False  # whether it got another head or vocabulary
+            raise ConfigError("train.lora needs a pretrained model; give one by model.from.")
+        self.resized = False  # whether the head or the vocabulary was replaced
         if base is None:
-            s = model_setup.make_spec(run.model, material.tok, material.train, length)
-            self.model = model_setup.make_model(s, material.tok, self.device)
+            s = model_setup.make_spec(run.model, datasets.tok, datasets.train, length)
+            self.model = model_setup.make_model(s, datasets.tok, self.device)
         else:
-            self.model = model_setup.resize_for_data(*base, material.tok, material.train).to(self.device)
+            self.model = model_setup.resize_for_data(*base, datasets.tok, datasets.train).to(self.device)
             self.resized = self.model is not base[0]
         check_length(self.model.spec, length, "data.seq_len")
         model_setup.prepare_for_training(self.model, choice)
 
-        rows = samples_for_tokens(material.train, choice.batch_tokens, length)
-        self.samples = self._make_dataset(material.train, rows)
+        batch_size = samples_for_tokens(datasets.train, choice.batch_tokens, length)
+        self.samples = self._make_dataset(datasets.train, batch_size)
         try:
-            self.val_samples = self._make_dataset(material.validation, 1)
+            self.val_samples = self._make_dataset(datasets.validation, 1)
         except InputError as error:
-            if material.validation.folder != material.train.folder:
+            if datasets.validation.folder != datasets.train.folder:
                 raise
-            raise InputError(f"too little is held out, so raise data.val_fraction: {error}") from None
-        spelled = isinstance(self.samples, CausalLMDataset) and material.tok.byte_level
-        self.token_bytes = token_bytes(material.tok) if spelled else None
-        self.batches = Batches(self.samples, rows)
-        self.steps, self.schedule = choice.planned(len(self.samples), rows)
+            raise InputError(f"the validation set is too small, so raise data.val_fraction: {error}") from None
+        has_bytes = isinstance(self.samples, CausalLMDataset) and datasets.tok.byte_level
+        self.token_bytes = token_bytes(datasets.tok) if has_bytes else None
+        self.batches = Batches(self.samples, batch_size)
+        self.steps, self.schedule = choice.planned(len(self.samples), batch_size)
         optimizer = make_optimizer(self.model, choice.chosen_optimizer())
         self.step_fn = TrainStep(
             self.model,
@@ -175,95 +173,93 @@ class Trainer:
         self.step_fn.model = self.compiled.model
         self.ema = EMA(self.model, choice.ema) if choice.ema else None
         checkpoints = Checkpoints(folder / CHECKPOINTS, choice.keep_checkpoints, choice.keep_snapshots)
-        self.checkpointer = Checkpointer(self.model, self.step_fn, self.ema, material.tok, checkpoints)
-        parts = choice.grad_accum or estimate_grad_accum(self.model.spec, rows, length, self.device)
-        self.state = TrainerState(grad_accum=parts, initial_steps=self.steps)
+        self.checkpointer = Checkpointer(self.model, self.step_fn, self.ema, datasets.tok, checkpoints)
+        grad_accum = choice.grad_accum or estimate_grad_accum(self.model.spec, batch_size, length, self.device)
+        self.state = TrainerState(grad_accum=grad_accum, initial_steps=self.steps)
         self.journal = Journal(folder / METRICS)
         self.checkpoint_log = CheckpointLog(
-            run, folder, self.model, self.val_samples, material.tok, self.autocast_dtype, reporter.log
+            run, folder, self.model, self.val_samples, datasets.tok, self.autocast_dtype, reporter.log
         )
         self.throughput, self.flops = Throughput(self.device, self.autocast_dtype), FlopEstimator(self.model)
         self.trackers: Trackers | None = None
 
     @property
     def micro_batch_size(self) -> int:
-        """How many rows are computed at once."""
+        """Sequences per forward pass."""
         return -(-self.batches.batch_size // self.state.grad_accum)
 
     @property
     def out_of_patience(self) -> bool:
-        """Whether the model has not got better for as long as patience goes."""
+        """Whether validation loss has not improved for `patience` evaluations."""
         return 0 < self.run.train.patience <= self.state.evals_since_best
 
     @property
     def eval_samples(self) -> int:
-        """How many samples of what is held out an evaluation reads while training."""
-        most = self.run.train.eval_samples or self.batches.batch_size * max(4, self.state.initial_steps // 100)
-        return min(most, len(self.val_samples))
+        """Validation samples per evaluation during training."""
+        limit = self.run.train.eval_samples or self.batches.batch_size * max(4, self.state.initial_steps // 100)
+        return min(limit, len(self.val_samples))
 
-    def _make_dataset(self, corpus: Corpus, rows: int) -> Dataset:
+    def _make_dataset(self, corpus: Corpus, batch_size: int) -> Dataset:
         return make_dataset(
-            self.model.spec, corpus, batch_size=rows, seq_len=self.run.data.seq_len, seed=self.run.train.seed
+            self.model.spec, corpus, batch_size=batch_size, seq_len=self.run.data.seq_len, seed=self.run.train.seed
         )
 
     def resume(self) -> None:
-        """Take up the newest intact checkpoint, if there is one."""
+        """Load the newest intact checkpoint, if there is one."""
         if found := self.checkpointer.checkpoints.newest():
-            step, state, wrong = found
-            for sentence in wrong:
-                self.reporter.log(f"passed over: {sentence}")
+            step, state, errors = found
+            for error in errors:
+                self.reporter.log(f"skipped a damaged checkpoint: {error}")
             self._restore(step, state)
             folder = self.checkpointer.checkpoints.folder(step)
-            self.reporter.log(f"goes on after step {step} of {self.steps}, from {folder}")
+            self.reporter.log(f"resuming from step {step} of {self.steps}, from {folder}")
             if (self.folder / MODEL).exists() and step < self.steps:
-                self.reporter.log(f"{self.folder / MODEL} stays as it is until the last step is taken")
+                self.reporter.log(f"{self.folder / MODEL} is not replaced until the last step")
         self._truncate(self.state.unwritten)
 
     def _truncate(self, step: int) -> None:
         self.journal.truncate(step)
         self.checkpoint_log.truncate(step)
-        self.checkpointer.checkpoints.history.truncate(step)
+        self.checkpointer.checkpoints.snapshots.truncate(step)
 
     def _restore(self, step: int, state: CheckpointData) -> None:
         self.state = self.checkpointer.restore(step, state)
-        grad_accum, initial_steps = (
-            self.run.train.grad_accum or self.state.grad_accum,
-            self.state.initial_steps or self.steps,
-        )
-        self.state = replace(self.state, grad_accum=grad_accum, initial_steps=initial_steps)
+        grad_accum = self.run.train.grad_accum or self.state.grad_accum
+        self.state = replace(self.state, grad_accum=grad_accum, initial_steps=self.state.initial_steps or self.steps)
 
-    # Learning
+    # Training
 
     def fit(self) -> None:
-        """Take the steps that are left."""
+        """Run the remaining steps."""
         choice = self.run.train
         self.model.train()
         self.trackers = Trackers(self.folder, choice.wandb, self.folder.name, start=self.state.unwritten)
         if self.state.step == 0:
-            self.checkpointer.report_write_errors(
-                lambda: self._truncate(0)
-            )  # if killed before its first checkpoint, it has a line
+            # A run that was killed before its first checkpoint has left lines.
+            self.checkpointer.report_write_errors(lambda: self._truncate(0))
             self._log_checkpoint()
-            self.checkpointer.begin()
+            self.checkpointer.save_initial()
         self.reporter.stage("compiling for the first step" if self.compiled.on else "first step", 0, 0)
         batches = self._stream()
         try:
             while self.state.pending_metrics is not None or (
                 self.state.step < self.steps and not self.out_of_patience
             ):
-                if self.state.pending_metrics is None:  # else the evaluation of the last step was cut off
+                if self.state.pending_metrics is None:  # else validation of the last step was interrupted
                     self.checkpointer.report_write_errors(self.checkpointer.checkpoints.check)
                     self.signals.check()
                     outcome = self._train_step(next(batches))
-                    if outcome is None:  # the batch was passed over
+                    if outcome is None:  # the batch was skipped
                         batches.close()
                         batches = self._stream()
                         continue
-                    self.state = replace(self.state, pending_metrics=self._line(outcome))
+                    self.state = replace(self.state, pending_metrics=self._step_metrics(outcome))
                 self._end_step()
             if self.out_of_patience:
-                self.reporter.log(f"stops early: no better loss in {self.state.evals_since_best} evaluations")
-        except StoppedError:  # no look inside: when it goes on, its lines are those of a run never stopped
+                self.reporter.log(
+                    f"early stopping: no better validation loss in {self.state.evals_since_best} evaluations"
+                )
+        except StoppedError:  # no probes or samples: the resumed run writes the lines of an uninterrupted one
             if self.state.pending_metrics is not None:
                 self._write_metrics(self.state.pending_metrics)
             self.checkpointer.save(self.state)
@@ -273,25 +269,25 @@ class Trainer:
             self.checkpointer.report_write_errors(self.checkpointer.checkpoints.wait)
 
     def _stream(self) -> Generator[Batch]:
-        """Yield the batches from the next one on, but for those that are passed over."""
-        ahead = self._ahead()
+        """Yield the batches from the next one on, except those to skip."""
+        batches = self._prefetched()
         try:
-            for number, batch in enumerate(ahead, self.state.next_batch):
+            for number, batch in enumerate(batches, self.state.next_batch):
                 if number not in self.state.skipped:
                     self.state = replace(self.state, next_batch=number)
                     yield batch
         finally:
-            ahead.close()
+            batches.close()
 
-    def _ahead(self) -> Generator[Batch]:
+    def _prefetched(self) -> Generator[Batch]:
         if self.run.train.workers:
             return self.batches.iterate(self.state.next_batch, workers=self.run.train.workers)
         return (self.batches.at(number) for number in itertools.count(self.state.next_batch))
 
     def _train_step(self, batch: Batch) -> StepMetrics | None:
-        """Take one step, in as many parts as the memory asks for; return None if the batch is to be passed over."""
+        """Run one step, with more gradient accumulation when out of memory; return None if the batch is skipped."""
         set_lr(self.step_fn.optimizer, self.schedule.factor(self.state.step, self.steps))
-        chance = device_rng_state(self.device)
+        rng = device_rng_state(self.device)
         while True:
             try:
                 outcome = self.compiled.run_or_fall_back(
@@ -299,16 +295,16 @@ class Trainer:
                 )
                 break
             except StoppedError:
-                load_device_rng_state(chance, self.device)  # nothing was learned, so nothing was drawn
+                load_device_rng_state(rng, self.device)  # no update, so no random numbers used
                 raise
             except NonFiniteError as error:
-                load_device_rng_state(chance, self.device)
+                load_device_rng_state(rng, self.device)
                 self._handle_nonfinite(error, batch)
                 return None
             except (RuntimeError, MemoryError) as error:
                 if not is_out_of_memory(error):
                     raise
-            load_device_rng_state(chance, self.device)
+            load_device_rng_state(rng, self.device)
             self._raise_grad_accum(len(batch))
         if self.ema is not None:
             self.ema.update()
@@ -317,22 +313,23 @@ class Trainer:
         self.reporter.on_step_end(self.state.step, self.steps, outcome, self.throughput)
         return outcome
 
-    def _raise_grad_accum(self, rows: int) -> None:
-        if self.state.grad_accum >= rows:
+    def _raise_grad_accum(self, batch_size: int) -> None:
+        if self.state.grad_accum >= batch_size:
             raise InputError(
-                f"the memory is too small for one row of {self.run.data.seq_len} tokens; choose a smaller model or a "
+                f"out of memory with one sequence of {self.run.data.seq_len} tokens; choose a smaller model or a "
                 "smaller data.seq_len, or try train.activation_checkpointing=true."
             )
         self.step_fn.optimizer.zero_grad(set_to_none=True)
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
-        self.state = replace(self.state, grad_accum=min(rows, self.state.grad_accum * 2))
+        self.state = replace(self.state, grad_accum=min(batch_size, self.state.grad_accum * 2))
         self.reporter.log(
-            f"out of memory: a step is now computed in {self.state.grad_accum} parts of {self.micro_batch_size} rows"
+            f"out of memory: gradient accumulation raised to {self.state.grad_accum} micro-batches of "
+            f"{self.micro_batch_size} sequences"
         )
 
     def _handle_nonfinite(self, error: NonFiniteError, batch: Batch) -> None:
-        """Write down where a number stopped being one; then stop, or go back and pass the batch over."""
+        """Write nonfinite.json; then stop, or roll back to the last checkpoint and skip the batch."""
         step, number = self.state.step, self.state.next_batch
         batch, smoothing = batch.to(self.device), self.run.train.label_smoothing
         where = nonfinite.locate_in_micro_batches(
@@ -341,27 +338,26 @@ class Trainer:
         origins = [self.samples.origin(sample) for sample in self.batches.sample_indices(number)]
         found = {"step": step + 1, "batch": number, "error": str(error), "location": where, "sources": origins}
         (self.folder / NONFINITE).write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-        sentence = f"at step {step + 1}, batch {number}, {error} It began in {where}."
+        sentence = f"at step {step + 1}, batch {number}, {error} First NaN or infinity: {where}."
         skipped = (*self.state.skipped, number)
         if self.run.train.on_nonfinite == "stop" or len(skipped) > MOST_SKIPPED:
             advice = (
-                ""
-                if self.run.train.on_nonfinite == "skip"
-                else ", or train.on_nonfinite=skip to pass such batches over"
+                "" if self.run.train.on_nonfinite == "skip" else ", or train.on_nonfinite=skip to skip such batches"
             )
             raise GlasshouseError(
-                f"{sentence} No weight has changed. See {str(self.folder / NONFINITE)!r}; try a lower train.lr{advice}."
+                f"{sentence} No weight was updated. See {str(self.folder / NONFINITE)!r}; try a lower "
+                f"train.lr{advice}."
             )
-        self.reporter.log(f"{sentence} The batch is passed over.")
+        self.reporter.log(f"{sentence} The batch is skipped.")
         self.step_fn.optimizer.zero_grad(set_to_none=True)
         self.checkpointer.report_write_errors(self.checkpointer.checkpoints.wait)
         if newest := self.checkpointer.checkpoints.newest():
             self._restore(newest[0], newest[1])
             self._truncate(self.state.unwritten)
-            self.reporter.log(f"back to step {newest[0]}")
+            self.reporter.log(f"rolled back to step {newest[0]}")
         self.state = replace(self.state, skipped=skipped)
 
-    def _line(self, outcome: StepMetrics) -> JsonDict:
+    def _step_metrics(self, outcome: StepMetrics) -> JsonDict:
         lr = self.step_fn.optimizer.param_groups[0]["lr"]
         epoch = self.state.next_batch * self.batches.batch_size / len(self.samples)
         values = {"epoch": epoch, "loss": outcome.loss, "lr": lr, "grad_norm": outcome.grad_norm}
@@ -369,14 +365,14 @@ class Trainer:
         return _as_json(values)
 
     def _end_step(self) -> None:
-        """Evaluate the step that was taken, note it and save it, where that is due."""
-        choice, step, line = self.run.train, self.state.step, self.state.pending_metrics or {}
+        """Validate, log and save a checkpoint, where due."""
+        choice, step, metrics = self.run.train, self.state.step, self.state.pending_metrics or {}
         last = step == self.steps
         if step % choice.interval(choice.eval_every, self.state.initial_steps) == 0 or last:
-            figures = self._validate()
-            line = line | _as_json({f"validation_{name}": value for name, value in figures.items()})
+            found = self._validate()
+            metrics = metrics | _as_json({f"validation_{name}": value for name, value in found.items()})
         self.state = replace(self.state, pending_metrics=None)
-        self._write_metrics(line)
+        self._write_metrics(metrics)
         is_best = self.state.best is not None and self.state.best[0] == step
         if (
             step % choice.interval(choice.save_every, self.state.initial_steps) == 0
@@ -384,7 +380,7 @@ class Trainer:
             or is_best
             or self.out_of_patience
         ):
-            self._log_checkpoint()  # before it is saved: one that goes on from there need not do it again
+            self._log_checkpoint()  # before saving: a run resumed from there does not repeat it
             self.checkpointer.save(self.state)
             self.throughput.exclude_elapsed()
 
@@ -393,42 +389,42 @@ class Trainer:
         if self.trackers is not None:
             self.trackers.write(self.state.step, values)
 
-    # Trying out
+    # Validation
 
     def _validate(self) -> dict[str, float]:
-        """Ask the model about what is held out, or the beginning of it, and remember whether it was never better."""
+        """Evaluate on the validation set, or the start of it, and update the best step."""
         done = 0
 
-        def before() -> None:
+        def on_batch() -> None:
             nonlocal done
             self.signals.check()
-            self.reporter.stage("evaluating", done, self.eval_samples)
+            self.reporter.stage("validating", done, self.eval_samples)
             done += self.micro_batch_size
 
         try:
             with self._with_ema():
-                figures = evaluate_samples(
+                metrics = evaluate_samples(
                     self.model,
                     self.val_samples,
                     self.micro_batch_size,
                     limit=self.eval_samples,
                     token_bytes=self.token_bytes,
                     autocast_dtype=self.autocast_dtype,
-                    on_batch=before,
+                    on_batch=on_batch,
                 ).metrics()
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
             self._raise_grad_accum(self.batches.batch_size)
             return self._validate()
-        self.reporter.on_validation_end(self.state.step, figures)
+        self.reporter.on_validation_end(self.state.step, metrics)
         self.throughput.exclude_elapsed()
-        loss = figures["loss"]
+        loss = metrics["loss"]
         if math.isfinite(loss) and (self.state.best is None or loss < self.state.best[1]):
             self.state = replace(self.state, best=(self.state.step, loss), evals_since_best=0)
         else:
             self.state = replace(self.state, evals_since_best=self.state.evals_since_best + 1)
-        return figures
+        return metrics
 
     def _log_checkpoint(self) -> None:
         self.reporter.stage("probing and sampling", 0, 0)
@@ -439,19 +435,19 @@ class Trainer:
         return nullcontext() if self.ema is None else self.ema.applied()
 
     def finish(self) -> Result:
-        """Write the model: the best where patience asks for it, else the last; averaged where that is asked for."""
+        """Save the final model (the best if patience is set, else the last; its EMA if set) and evaluate it."""
         self.reporter.stage("saving the model", 0, 0)
-        best, keeper, kept = self.state.best, self.checkpointer, self.state.step
-        is_last = not self.run.train.patience or best is None or best[0] not in keeper.checkpoints.steps()
+        best, checkpointer, saved_step = self.state.best, self.checkpointer, self.state.step
+        is_last = not self.run.train.patience or best is None or best[0] not in checkpointer.checkpoints.steps()
         if best is not None and not is_last:
-            kept = best[0]
-            keeper.load_weights(kept)
+            saved_step = best[0]
+            checkpointer.load_weights(saved_step)
         with self._with_ema() if is_last else nullcontext():
-            model = keeper.save_model(self.folder / MODEL)
+            model = checkpointer.save_model(self.folder / MODEL)
             if self.run.train.lora is not None:
                 self._save_adapter(self.run.train.lora)
         self.reporter.stage("drawing plots", 0, 0)
-        keeper.report_write_errors(lambda: plots.draw(self.journal, self.folder))
+        checkpointer.report_write_errors(lambda: plots.draw(self.journal, self.folder))
         model = model.to(self.device).eval()
 
         def progress(stage: str, done: int, total: int) -> None:
@@ -468,16 +464,14 @@ class Trainer:
             generate=ANSWERS,
             progress=progress,
         )
-        tried = self.eval_samples, len(self.val_samples)
-        return Result(self.folder, model, self.datasets, self.state.step, report, kept, tried)
+        coverage = self.eval_samples, len(self.val_samples)
+        return Result(self.folder, model, self.datasets, self.state.step, report, saved_step, coverage)
 
     def _save_adapter(self, choice: lora.LoRA) -> None:
-        """Write what was learned apart from the model it belongs to, as PEFT does."""
+        """Save the LoRA weights alone, in PEFT's format."""
         base = str(self.run.model.get("from", ""))
         if self.resized:
-            self.reporter.log(
-                "no adapter files: the model has another head or vocabulary than the one it started from"
-            )
+            self.reporter.log("no adapter files: the head or the vocabulary differs from the base model's")
             return
         try:
             self.checkpointer.report_write_errors(
@@ -487,7 +481,7 @@ class Trainer:
             self.reporter.log(f"no adapter files: {error}")
 
     def close(self) -> None:
-        """Let go of what is open."""
+        """Close the trackers."""
         if self.trackers is not None:
             self.trackers.close()
 

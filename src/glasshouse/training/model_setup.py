@@ -1,4 +1,4 @@
-"""The model that a run begins with: a new one, or one that was trained before and is now to learn something else."""
+"""The initial model of a run: a new one, or a pretrained one to fine-tune."""
 
 from __future__ import annotations
 
@@ -32,45 +32,45 @@ from glasshouse.training.run import Data, Train, recipes
 HEADS: dict[Kind, str] = {
     "labelled": "sequence_classification",
     "tagged": "token_classification",
-}  # by the kind of data that has labels
+}  # by the kind of labelled data
 
 
 def load_base(table: JsonDict, data: Data) -> tuple[Model, Tokenizer] | None:
-    """Load the model that a run starts from, if its table names one.
+    """Load the pretrained model of `model.from`, if given.
 
-    One that was saved without a tokenizer takes the one that the data name, and never a new one, whose ids its
-    embeddings were not trained on.
+    A model saved without a tokenizer uses the one of the data settings, and never a new one: its embeddings were not
+    trained on those ids.
     """
     if "from" not in table:
         return None
-    place = table["from"]
-    if not isinstance(place, str):
-        raise ConfigError(f"model.from is {place!r}, but it must be the folder or the hub id of a model.")
-    match Path(place).parts:
-        case ["runs", name, "model"] if name in recipes() and not Path(place).exists():  # as recipes name theirs
+    source = table["from"]
+    if not isinstance(source, str):
+        raise ConfigError(f"model.from is {source!r}, but it must be the folder or the hub id of a model.")
+    match Path(source).parts:
+        case ["runs", name, "model"] if name in recipes() and not Path(source).exists():  # the output of a recipe
             command = "glasshouse train" if name == "stdlib" else f"glasshouse train {name}"
             raise InputError(
-                f"there is no model in {place!r} to start from; run `{command}` first, which makes it, or "
-                "name another by model.from."
+                f"there is no model in {source!r} to start from; run `{command}` first, which trains it, or "
+                "give another by model.from."
             )
-    model, tok = hub.load(place, dtype=torch.float32)
+    model, tok = hub.load(source, dtype=torch.float32)
     if tok is None:
         tok = given_tokenizer(data)
         if tok is None:
             raise InputError(
-                f"there is no tokenizer in {place!r}, and its embeddings know no ids of a new one; give the one that "
-                "the model was trained with by data.tokenizer=FOLDER."
+                f"there is no tokenizer in {source!r}, and its embeddings do not fit a new one; give the tokenizer "
+                "that the model was trained with by data.tokenizer=FOLDER."
             )
         check_tokenizer(model, tok)
     return model, tok
 
 
-def wanted_kind(table: JsonDict, base: Model | None) -> Kind | None:
-    """Return the one kind of data that the model of a run learns from; None where its data may be of several.
+def data_kind(table: JsonDict, base: Model | None) -> Kind | None:
+    """Return the kind of data that the model is trained on; None if several kinds fit.
 
-    >>> wanted_kind({"preset": "vaswani-base"}, None)
+    >>> data_kind({"preset": "vaswani-base"}, None)
     'pairs'
-    >>> wanted_kind({"preset": "tiny-encoder", "head": "token_classification"}, None)
+    >>> data_kind({"preset": "tiny-encoder", "head": "token_classification"}, None)
     'tagged'
     """
     if base is not None:
@@ -84,7 +84,7 @@ def wanted_kind(table: JsonDict, base: Model | None) -> Kind | None:
 
 
 def find_device(name: str) -> torch.device:
-    """Return where a run computes, if this machine has that.
+    """Return the device of a run, if this machine has it.
 
     >>> find_device("cpu")
     device(type='cpu')
@@ -93,7 +93,7 @@ def find_device(name: str) -> torch.device:
 
 
 def resolve_precision(name: str, device: torch.device) -> torch.dtype:
-    """Return the type of number that a run multiplies in.
+    """Return the dtype of mixed precision: what matrix products are computed in.
 
     >>> resolve_precision("bfloat16", torch.device("cpu"))
     torch.bfloat16
@@ -102,14 +102,14 @@ def resolve_precision(name: str, device: torch.device) -> torch.dtype:
 
 
 def make_spec(table: JsonDict, tok: Tokenizer, corpus: Corpus, length: int) -> spec.Spec:
-    """Return the spec of a new model; the vocabulary, special ids and labels are those of the data.
+    """Return the spec of a new model; vocabulary, special token ids and labels come from the data.
 
     >>> import tempfile, glasshouse as gh
     >>> from pathlib import Path
     >>> tok = gh.Tokenizer.train(texts=["to be"], vocab_size=263)
-    >>> place = tempfile.mkdtemp()
-    >>> _ = Path(f"{place}/a.txt").write_text("to be or not to be")
-    >>> corpus = gh.data.prepare(f"{place}/a.txt", tok, f"{place}/ids")
+    >>> folder = tempfile.mkdtemp()
+    >>> _ = Path(f"{folder}/a.txt").write_text("to be or not to be")
+    >>> corpus = gh.data.prepare(f"{folder}/a.txt", tok, f"{folder}/ids")
     >>> s = make_spec({"preset": "tiny-decoder", "n_layers": 1}, tok, corpus, length=8)
     >>> s.vocab_size, s.n_layers, s.max_len
     (263, 1, 8)
@@ -129,7 +129,7 @@ def make_spec(table: JsonDict, tok: Tokenizer, corpus: Corpus, length: int) -> s
 
 
 def resize_for_data(base: Model, known: Tokenizer, tok: Tokenizer, corpus: Corpus) -> Model:
-    """Fit a trained model to other data: its vocabulary grows or changes, and labels get a head."""
+    """Fit a pretrained model to other data: embeddings for its tokenizer, and a classifier for its labels."""
     if known.fingerprint != tok.fingerprint:
         base = with_tokenizer(base, known, tok)
     known_labels = base.spec.head.kind, getattr(base.spec.head, "labels", ())
@@ -141,17 +141,17 @@ def resize_for_data(base: Model, known: Tokenizer, tok: Tokenizer, corpus: Corpu
 
 
 def make_model(s: spec.Spec, tok: Tokenizer, device: torch.device) -> Model:
-    """Build a new model that knows its tokenizer."""
+    """Build a new model with the fingerprint of its tokenizer."""
     model = build(s, device=device)
     model.tokenizer_fingerprint = tok.fingerprint
     return model
 
 
 def prepare_for_training(model: Model, choice: Train) -> None:
-    """Freeze what is not to learn, put adapters in, and let blocks compute again where that is asked for."""
+    """Attach LoRA, freeze modules and set activation checkpointing, as the settings say."""
     if choice.lora is not None:
         lora.attach(model, choice.lora)
-        if isinstance(model.head, Classifier):  # which knows nothing yet
+        if isinstance(model.head, Classifier):  # which is new
             model.head.requires_grad_(True)
     freeze(model, choice.freeze)
     if choice.activation_checkpointing:
@@ -162,26 +162,26 @@ def prepare_for_training(model: Model, choice: Train) -> None:
 
 
 def freeze(model: nn.Module, patterns: Iterable[str]) -> None:
-    """Let the parameters of modules with these names be.
+    """Freeze the parameters of modules whose names match.
 
     >>> import glasshouse as gh
     >>> model = gh.build(gh.preset("tiny-decoder"))
-    >>> freeze(model, ["token", "stack.blocks.0"])
+    >>> freeze(model, ["token_embedding", "stack.blocks.0"])
     >>> [name for name, weight in model.named_parameters() if weight.requires_grad][0]
     'stack.blocks.1.attention.norm.weight'
     """
     modules = {name: module for name, module in model.named_modules() if name}
     for pattern in patterns:
-        chosen = [module for name, module in modules.items() if fnmatchcase(name, pattern)]
-        if not chosen:
+        matched = [module for name, module in modules.items() if fnmatchcase(name, pattern)]
+        if not matched:
             raise InputError(
-                f"train.freeze names {pattern!r}, which no module is; {config.did_you_mean(pattern, modules)}"
+                f"train.freeze has {pattern!r}, which matches no module; {config.did_you_mean(pattern, modules)}"
             )
-        for module in chosen:
+        for module in matched:
             module.requires_grad_(False)
 
 
 def checkpoint_activations(block: nn.Module) -> None:
-    """Let a module keep its input alone for the way back."""
+    """Store only the input of a module, and recompute its activations in the backward pass."""
     forward: Any = block.forward
     block.forward = functools.partial(checkpoint, forward, use_reentrant=False)

@@ -1,4 +1,4 @@
-"""Where a number stopped being one: the first module whose answer, or weight whose gradient, is not finite."""
+"""Locates the first NaN or infinite weight, activation or gradient."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from glasshouse.training.objective import compute_loss
 
 
 def locate_nonfinite(model: nn.Module, batch: Batch, smoothing: float = 0.0) -> str:
-    """Say in a few words where infinity or not-a-number first appears when a model is taught a batch.
+    """Locate the first NaN or infinity in the forward and backward pass of a batch, in a few words.
 
-    Weights are looked at first, then what each module makes of finite input, in the order in which they run, then
-    gradients from the last weight to the first. The model is left as it was, gradients apart.
+    Weights are checked first, then the output of each module in the order of execution, then gradients from the last
+    weight to the first. The model is unchanged, except for its gradients.
 
     >>> import glasshouse as gh
     >>> model = gh.build(gh.preset("tiny-decoder"))
     >>> ids = torch.tensor([[1, 2, 3]])
-    >>> batch = Batch(ids, targets=ids, loss=ids > 0)
-    >>> locate(model, batch)
+    >>> batch = Batch(ids, targets=ids, loss_mask=ids > 0)
+    >>> locate_nonfinite(model, batch)
     'nowhere: all weights, activations and gradients are finite'
     >>> with torch.no_grad():
     ...     _ = model.stack.blocks[1].feedforward.layer.up.weight.fill_(torch.inf)
-    >>> locate(model, batch)
+    >>> locate_nonfinite(model, batch)
     'the weight stack.blocks.1.feedforward.layer.up.weight'
     """
     for name, weight in model.named_parameters():
@@ -35,12 +35,12 @@ def locate_nonfinite(model: nn.Module, batch: Batch, smoothing: float = 0.0) -> 
             return f"the weight {name}"
     found: list[str] = []
 
-    def look(name: str, output: object) -> None:
+    def check(name: str, output: object) -> None:
         if not found and not all(_is_finite(one) for one in _tensors(output)):
             found.append(name)
 
     handles = [
-        module.register_forward_hook(lambda _module, _inputs, output, name=name: look(name, output))
+        module.register_forward_hook(lambda _module, _inputs, output, name=name: check(name, output))
         for name, module in model.named_modules()
         if name
     ]
@@ -50,9 +50,9 @@ def locate_nonfinite(model: nn.Module, batch: Batch, smoothing: float = 0.0) -> 
         for handle in handles:
             handle.remove()
     if found:
-        return f"what the module {found[0]} gives"
+        return f"the output of module {found[0]}"
     if not _is_finite(loss):
-        return "the loss, of finite logits"
+        return "the loss, with finite logits"
     model.zero_grad(set_to_none=True)
     loss.backward()
     for name, weight in reversed(list(model.named_parameters())):
@@ -62,18 +62,18 @@ def locate_nonfinite(model: nn.Module, batch: Batch, smoothing: float = 0.0) -> 
 
 
 def locate_in_micro_batches(
-    model: nn.Module, batch: Batch, parts: int, smoothing: float, compute: torch.dtype
+    model: nn.Module, batch: Batch, grad_accum: int, smoothing: float, autocast_dtype: torch.dtype
 ) -> str:
-    """Say where, as `locate` does, with the batch in parts, as a step computes it."""
+    """Locate as `locate_nonfinite` does, with the micro-batches and the precision of a training step."""
     where = ""
-    for part in batch.microbatches(parts):
+    for micro_batch in batch.microbatches(grad_accum):
         try:
-            with autocast(batch.ids.device, compute):
-                where = locate_nonfinite(model, part, smoothing)
+            with autocast(batch.ids.device, autocast_dtype):
+                where = locate_nonfinite(model, micro_batch, smoothing)
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
-            return "a place that there was no memory to look for"
+            return "not located, out of memory"
         if not where.startswith("nowhere"):
             break
     return where

@@ -1,6 +1,6 @@
-"""How a gradient moves the weights: AdamW for all of them, or Muon for the matrices inside the blocks.
+"""Optimizers: AdamW for all parameters, or Muon for the weight matrices of the blocks and AdamW for the rest.
 
-Either way it is one `torch.optim.Optimizer` with one state, all tensors, and groups that carry their settings.
+Either is one `torch.optim.Optimizer` whose state is all tensors and whose param groups hold the settings.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from glasshouse.errors import InputError
 from glasshouse.models.stack import Stack
 from glasshouse.spec.components import require_positive
 
-NS_COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # a, b, c of a x + b x^3 + c x^5, as published: steep at 0, rough at 1
-STACKED = 2**26  # numbers in one batched product; larger ones gain no speed and cost memory
+NS_COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # a, b, c of a x + b x^3 + c x^5, as published: steep at 0, inexact at 1
+STACKED = 2**26  # elements of one batched product; larger ones gain no speed and cost memory
 
 Named = list[tuple[str, nn.Parameter]]
 Group = dict[str, Any]
 
 
-# Choices ----------------------------------------------------------------------------------------------------
+# Settings ---------------------------------------------------------------------------------------------------
 
 
-def _require_share(choice: Settings, *fields: str) -> None:
+def _require_fraction(choice: Settings, *fields: str) -> None:
     for field in fields:
         value = getattr(choice, field)
         require(0 <= value < 1, f"{choice.kind}.{field}", value, "at least 0 and below 1")
@@ -44,7 +44,7 @@ def _require_decay(choice: AdamW | Muon) -> None:
 
 @dataclass(frozen=True)
 class AdamW(Settings):
-    """Each weight by its own average gradient over its own average size; decay apart from both.
+    """Adam with decoupled weight decay.
 
     >>> AdamW(beta2=1.0)
     Traceback (most recent call last):
@@ -57,20 +57,20 @@ class AdamW(Settings):
     beta1: float = 0.9
     beta2: float = 0.95
     eps: float = 1e-8
-    weight_decay: float = 0.1  # of matrices; norms and biases have none
+    weight_decay: float = 0.1  # of matrices; not applied to norms and biases
 
     def check(self) -> None:
         require_positive(self, "lr", "eps")
-        _require_share(self, "beta1", "beta2")
+        _require_fraction(self, "beta1", "beta2")
         _require_decay(self)
 
 
 @dataclass(frozen=True)
 class Muon(Settings):
-    """The matrices inside the blocks by an orthogonal step, whatever the gradient's scale; `rest` by AdamW.
+    """Orthogonalized momentum for the weight matrices of the blocks; `adamw` for all other parameters.
 
-    The step of a matrix is multiplied by max(1, rows / columns) ** 0.5: "original" among the ways that
-    `torch.optim.Muon` has to adjust the rate. Rate and decay are those of the published example.
+    The update of a matrix is scaled by max(1, rows / columns) ** 0.5, which is `adjust_lr_fn="original"` of
+    `torch.optim.Muon`. Learning rate and weight decay are those of the published example.
 
     >>> Muon(ns_steps=0)
     Traceback (most recent call last):
@@ -82,23 +82,23 @@ class Muon(Settings):
     lr: float = 0.02
     momentum: float = 0.95
     weight_decay: float = 0.01
-    ns_steps: int = 5  # of the iteration that makes a matrix orthogonal
+    ns_steps: int = 5  # Newton-Schulz iterations
     adamw: AdamW = AdamW()
 
     def check(self) -> None:
         require_positive(self, "lr", "ns_steps")
-        _require_share(self, "momentum")
+        _require_fraction(self, "momentum")
         _require_decay(self)
 
 
 Optimizer = AdamW | Muon
 
 
-# Groups -----------------------------------------------------------------------------------------------------
+# Parameter groups -------------------------------------------------------------------------------------------
 
 
 def make_optimizer(model: nn.Module, choice: Optimizer) -> torch.optim.Optimizer:
-    """Build the optimizer of all that a model has to train; what two modules share is there once.
+    """Build the optimizer of the trainable parameters of a model; shared parameters appear once.
 
     >>> import glasshouse as gh
     >>> model = gh.build(gh.preset("tiny-decoder"))
@@ -111,7 +111,7 @@ def make_optimizer(model: nn.Module, choice: Optimizer) -> torch.optim.Optimizer
     named = [(name, weight) for name, weight in model.named_parameters() if weight.requires_grad]
     if not named:
         raise InputError(
-            "no parameter of the model asks for a gradient, so there is nothing to train; unfreeze some."
+            "no parameter of the model requires a gradient, so there is nothing to train; unfreeze some."
         )
     match choice:
         case AdamW():
@@ -120,9 +120,7 @@ def make_optimizer(model: nn.Module, choice: Optimizer) -> torch.optim.Optimizer
             inside = set(_block_matrices(model))
             matrices = [(name, weight) for name, weight in named if weight in inside]
             if not matrices:
-                raise InputError(
-                    "muon moves the matrices inside the blocks, and none is to be trained; choose adamw."
-                )
+                raise InputError("muon updates the matrices inside the blocks, and none is trainable; choose adamw.")
             group = {"params": matrices, "momentum": momentum, "weight_decay": weight_decay, "ns_steps": ns_steps}
             rest = [(name, weight) for name, weight in named if weight not in inside]
             return MuonAdamW([_with_lr(lr, kind="muon", **group), *_adamw_groups(rest, choice.adamw)])
@@ -131,7 +129,7 @@ def make_optimizer(model: nn.Module, choice: Optimizer) -> torch.optim.Optimizer
 
 
 def set_lr(optimizer: torch.optim.Optimizer, factor: float) -> None:
-    """Set the learning rate of every group to a multiple of the one it was made with.
+    """Set the learning rate of every param group to `factor` times its initial one.
 
     >>> optimizer = make_optimizer(nn.Linear(2, 3), AdamW(lr=0.5))
     >>> set_lr(optimizer, 0.5)
@@ -149,12 +147,12 @@ def _block_matrices(model: nn.Module) -> Iterator[nn.Parameter]:
 
 
 def _adamw_groups(named: Named, choice: AdamW) -> list[Group]:
-    """Split weights into those that decay, which are matrices, and those that do not."""
+    """Split parameters into matrices, with weight decay, and others, without."""
     groups = []
     for weight_decay, matrices in ((choice.weight_decay, True), (0.0, False)):
         part = [(name, weight) for name, weight in named if (weight.dim() >= 2) == matrices]
         if part:
-            fused = all(weight.device.type in ("cuda", "cpu") for _, weight in part) or None  # None: as torch likes
+            fused = all(weight.device.type in ("cuda", "cpu") for _, weight in part) or None  # None: torch decides
             group = {"params": part, "betas": (choice.beta1, choice.beta2), "eps": choice.eps, "fused": fused}
             groups.append(_with_lr(choice.lr, kind="adamw", weight_decay=weight_decay, **group))
     return groups
@@ -168,7 +166,7 @@ def _with_lr(lr: float, **group: object) -> Group:
 
 
 class MuonAdamW(torch.optim.Optimizer):
-    """Moves each group by the rule it names, with one state for all; made by `make_optimizer`.
+    """Updates each param group by Muon or AdamW, with one state; made by `make_optimizer`.
 
     >>> import glasshouse as gh
     >>> type(make_optimizer(gh.build(gh.preset("tiny-encoder")), Muon())).__name__
@@ -186,7 +184,7 @@ class MuonAdamW(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:
-        """Move every weight that has a gradient."""
+        """Update every parameter that has a gradient."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -201,25 +199,25 @@ class MuonAdamW(torch.optim.Optimizer):
         return loss
 
     def _muon(self, group: Group, weights: list[Tensor]) -> None:
-        """Move matrices of one shape."""
+        """Update matrices of one shape."""
         for weight in weights:
             if not self.state[weight]:
                 self.state[weight]["momentum_buffer"] = torch.zeros_like(weight)
         gradients = _gradients(weights)
-        averages = [self.state[weight]["momentum_buffer"] for weight in weights]
-        torch._foreach_lerp_(averages, gradients, 1 - group["momentum"])
-        ahead = torch._foreach_lerp(gradients, averages, group["momentum"])  # Nesterov's: where it is going to be
+        buffers = [self.state[weight]["momentum_buffer"] for weight in weights]
+        torch._foreach_lerp_(buffers, gradients, 1 - group["momentum"])
+        nesterov = torch._foreach_lerp(gradients, buffers, group["momentum"])
 
-        moves = torch.stack(ahead)
-        moves = moves / torch.linalg.matrix_norm(moves, keepdim=True).clamp(min=1e-7)  # narrow types hold it then
-        moves = newton_schulz(moves.to(compute_dtype(moves.device)), group["ns_steps"]).to(moves.dtype)
+        updates = torch.stack(nesterov)
+        updates = updates / torch.linalg.matrix_norm(updates, keepdim=True).clamp(min=1e-7)  # no overflow in float16
+        updates = newton_schulz(updates.to(compute_dtype(updates.device)), group["ns_steps"]).to(updates.dtype)
 
         rows, columns = weights[0].shape
         torch._foreach_mul_(weights, 1 - group["lr"] * group["weight_decay"])
-        torch._foreach_add_(weights, moves.unbind(), alpha=-group["lr"] * max(1, rows / columns) ** 0.5)
+        torch._foreach_add_(weights, updates.unbind(), alpha=-group["lr"] * max(1, rows / columns) ** 0.5)
 
     def _adamw(self, group: Group, weights: list[Tensor]) -> None:
-        """Move weights as `torch.optim.AdamW` does, and keep the state it keeps."""
+        """Update parameters as `torch.optim.AdamW` does, with the same state."""
         for weight in weights:
             if not self.state[weight]:
                 where = weight.device if group["fused"] else "cpu"
@@ -245,18 +243,18 @@ class MuonAdamW(torch.optim.Optimizer):
 
 
 def newton_schulz(x: Tensor, steps: int) -> Tensor:
-    """Bring the singular values of matrices x [N, rows, columns], none above 1, near 1, by Newton and Schulz.
+    """Orthogonalize matrices x [N, rows, columns], whose singular values are at most 1, by Newton-Schulz iteration.
 
-    Five steps take what is above about 0.002 to between 0.68 and 1.21; 0 stays 0. They come no closer
-    to 1 with more, and training gains nothing by it.
+    Five steps bring singular values above about 0.002 to between 0.68 and 1.21; 0 stays 0. More steps bring them no
+    closer to 1, and training gains nothing from it.
 
-    >>> after = torch.linalg.svdvals(orthogonalise(torch.diag(torch.tensor([0.9, 0.01, 0.0]))[None], 5))[0]
+    >>> after = torch.linalg.svdvals(newton_schulz(torch.diag(torch.tensor([0.9, 0.01, 0.0]))[None], 5))[0]
     >>> bool(0.68 < after[1] < after[0] < 1.21), after[2].item()
     (True, 0.0)
     """
     a, b, c = NS_COEFFICIENTS
     tall = x.shape[1] > x.shape[2]
-    x = x.mT if tall else x  # the products of rows are then the smaller ones
+    x = x.mT if tall else x  # x @ x.mT is then the smaller product
     for _ in range(steps):
         products = x @ x.mT
         x = torch.baddbmm(x, torch.baddbmm(products, products, products, beta=b, alpha=c), x, beta=a)
@@ -264,14 +262,14 @@ def newton_schulz(x: Tensor, steps: int) -> Tensor:
 
 
 def _stacks(weights: list[Tensor]) -> Iterator[list[Tensor]]:
-    """Put matrices together that one batched product can take: much faster than one by one where they are small."""
+    """Group matrices for one batched product, which is much faster for small ones."""
     alike = defaultdict(list)
     for weight in weights:
         alike[weight.shape, weight.dtype, weight.device].append(weight)
     for stack in alike.values():
-        most = max(1, STACKED // stack[0].numel())
-        for start in range(0, len(stack), most):
-            yield stack[start : start + most]
+        size = max(1, STACKED // stack[0].numel())
+        for start in range(0, len(stack), size):
+            yield stack[start : start + size]
 
 
 def _gradients(weights: list[Tensor]) -> list[Tensor]:

@@ -1,4 +1,4 @@
-"""Who looks on while a run goes."""
+"""The interface that reports the progress of a run."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ if TYPE_CHECKING:
 
 
 class ProgressReporter(Protocol):
-    """What a run tells."""
+    """Receives the progress of a run."""
 
     def stage(self, name: str, done: int, total: int) -> None:
-        """Say how far a phase is; a total of 0 is one that is not known."""
+        """Report the progress of a phase; a total of 0 means unknown."""
         return
 
     def log(self, text: str) -> None:
-        """Say something once."""
+        """Report a message."""
         return
 
-    def on_step_end(self, step: int, steps: int, outcome: StepMetrics, speed: Throughput) -> None:
-        """Say how a step went."""
+    def on_step_end(self, step: int, steps: int, metrics: StepMetrics, throughput: Throughput) -> None:
+        """Report the metrics of a step."""
         return
 
-    def on_validation_end(self, step: int, figures: dict[str, float]) -> None:
-        """Say how the model fares on what is held out."""
+    def on_validation_end(self, step: int, metrics: dict[str, float]) -> None:
+        """Report the validation metrics."""
         return
 
 
 class SilentReporter(ProgressReporter):
-    """Keeps it all to itself."""
+    """Reports nothing."""

@@ -1,4 +1,4 @@
-"""A run, written down: which model, which data, how it is trained. All that a run does follows from this."""
+"""Settings of a training run: the model, the data and how it is trained, from TOML and `key=value` overrides."""
 
 from __future__ import annotations
 
@@ -19,43 +19,34 @@ from glasshouse.layers.lora import LoRA
 from glasshouse.training.optimizer import AdamW, Optimizer
 from glasshouse.training.schedule import Cosine, Schedule
 
-# What may differ when a run goes on: none of it changes what is learned, save how early a run stops.
+# Settings that may change on resume: none changes the result of a step; train.patience only when the run stops.
 CHANGEABLE_ON_RESUME = {
-    *(
-        "train.out",
-        "train.keep_checkpoints",
-        "train.save_every",
-        "train.eval_every",
-        "train.eval_samples",
-        "train.patience",
-    ),
+    *("train.out", "train.keep_checkpoints", "train.save_every", "train.eval_every", "train.eval_samples"),
+    *("train.patience", "train.probes", "train.sample_prompts", "train.keep_snapshots"),
     *("train.device", "train.compile", "train.grad_accum", "train.workers", "train.on_nonfinite", "train.wandb"),
-    *("train.probes", "train.sample_prompts", "train.keep_snapshots"),
 }
-DEFAULT_STEPS = 1000  # where neither steps nor epochs are given
-DEFAULT_SCHEDULE = Cosine(
-    warmup=100
-)  # the schedule where none is given; a short run warms up for a tenth of its steps
-PROBE_NAMES = ("entropy", "induction", "previous", "norms", "lens")  # in training/probes.py
+DEFAULT_STEPS = 1000  # if neither steps nor epochs are given
+DEFAULT_SCHEDULE = Cosine(warmup=100)  # a run of fewer steps warms up for a tenth of them
+PROBE_NAMES = ("entropy", "induction", "previous_token", "resid_norms", "logit_lens")  # in training/probes.py
 
 
 @dataclass(frozen=True)
 class Data:
-    """What a run learns from, and what it is tried on."""
+    """Training and validation data."""
 
-    path: tuple[str, ...] = ("stdlib",)  # files, folders, globs, a prepared folder or a built-in set
-    validation: tuple[str, ...] = ()  # the same; none: a built-in set's own, or a part of `path` that is held out
-    val_fraction: float = 0.05
-    kind: Literal["text", "pairs", "labelled", "tagged", "chat"] | None = None  # None: as model and columns tell
-    columns: tuple[str, ...] = ()  # the columns of jsonl, csv, tsv and parquet files
-    separator: str | None = None  # what stands between texts in one plain file
-    errors: Literal["strict", "replace"] = "strict"  # at bytes that are not UTF-8: stop, or put a mark in their place
-    tokenizer: str | None = None  # a folder; None: that of the model it starts from, or a new one of vocab_size
+    path: tuple[str, ...] = ("stdlib",)  # files, folders, globs, a prepared folder or a built-in dataset
+    validation: tuple[str, ...] = ()  # likewise; empty: the built-in validation split, or a part of `path`
+    val_fraction: float = 0.05  # of `path`, if it is split
+    kind: Literal["text", "pairs", "labelled", "tagged", "chat"] | None = None  # None: from the model and the columns
+    columns: tuple[str, ...] = ()  # of jsonl, csv, tsv and parquet files
+    separator: str | None = None  # between documents in a plain text file
+    errors: Literal["strict", "replace"] = "strict"  # on invalid UTF-8: stop, or decode to U+FFFD
+    tokenizer: str | None = None  # a folder; None: the base model's, or train a new one of vocab_size
     vocab_size: int = 4096
-    seq_len: int = 256  # tokens in a row of text; items that are longer are left out, or cut where they have a label
+    seq_len: int = 256  # tokens in a sequence; longer items are dropped, or truncated if labelled
 
     def __post_init__(self) -> None:
-        require(len(self.path) > 0, "data.path", self.path, "a path or the name of a built-in set")
+        require(len(self.path) > 0, "data.path", self.path, "a path or the name of a built-in dataset")
         require(0 < self.val_fraction < 1, "data.val_fraction", self.val_fraction, "above 0 and below 1")
         require(self.seq_len > 0, "data.seq_len", self.seq_len, "at least 1")
         require(self.vocab_size > 0, "data.vocab_size", self.vocab_size, "at least 1")
@@ -63,45 +54,39 @@ class Data:
 
 @dataclass(frozen=True)
 class Train(Settings):
-    """How a run learns, and what it leaves behind."""
+    """Optimization, precision, evaluation and checkpoint settings."""
 
-    steps: int | None = None  # None: 1,000, or by `epochs`; may be raised on resume if no past learning rate changes
-    epochs: float | None = None  # passes over the training data, in place of `steps`
-    batch_tokens: int = 8192  # in a step, whatever the parts it is computed in
-    grad_accum: int = 0  # passes that a step is computed in; 0: as many as the memory asks for
+    steps: int | None = None  # None: 1,000, or from `epochs`; can be raised on resume if no past lr changes
+    epochs: float | None = None  # passes over the training data, instead of `steps`
+    batch_tokens: int = 8192  # per step, over all micro-batches
+    grad_accum: int = 0  # micro-batches per step (gradient accumulation); 0: as many as memory requires
     optimizer: Optimizer = AdamW()
-    lr: float | None = None  # the optimizer's, if another
+    lr: float | None = None  # overrides the optimizer's
     schedule: Schedule = DEFAULT_SCHEDULE
-    grad_clip: float = 1.0  # the longest gradient; 0: any
-    label_smoothing: float = 0.0  # how much of each target is spread over all classes
-    ema: float = 0.0  # how much of the average of weights stays at each step; 0: no average
+    grad_clip: float = 1.0  # maximum gradient norm; 0: no clipping
+    label_smoothing: float = 0.0  # probability mass spread evenly over all classes
+    ema: float = 0.0  # decay of the exponential moving average of the weights; 0: no EMA
     lora: LoRA | None = None
-    freeze: tuple[str, ...] = ()  # names of modules that do not learn, with * for any part of a name
-    activation_checkpointing: bool = (
-        False  # blocks compute again on the way back what they do not keep: less memory, more work
-    )
+    freeze: tuple[str, ...] = ()  # module names to freeze; * matches any part of a name
+    activation_checkpointing: bool = False  # recompute activations in the backward pass: less memory, more compute
     seed: int = 0
 
     device: str = "auto"
     precision: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     compile: Literal["auto", "yes", "no"] = "auto"
-    workers: int = 1  # threads that make batches ahead of time; 0: none
+    workers: int = 1  # threads that prefetch batches; 0: none
 
-    eval_every: int = 0  # steps; 0: ten times in a run (in as many steps as it began with, should they be raised)
-    eval_samples: int = 0  # at most, while training; 0: as many as a hundredth of the steps (likewise) see
-    patience: int = 0  # evaluations without a better loss after which a run ends; 0: it does not
-    save_every: int = 0  # steps; 0: ten times in a run (likewise)
-    keep_checkpoints: int = 2  # checkpoints, besides the best
-    probes: tuple[str, ...] | None = None  # figures of the inside at each checkpoint; None: all that fit the model
-    sample_prompts: int = 3  # texts that the model begins, answers or fills in at each checkpoint; 0: none
-    keep_snapshots: int = (
-        12  # of checkpoints that are not kept, the weights of so many stay, spread over the run; 0: none
-    )
-    on_nonfinite: Literal["stop", "skip"] = (
-        "stop"  # at a loss that is no number: stop, or go back and pass the batch over
-    )
+    eval_every: int = 0  # steps; 0: ten times per run (of the initial number of steps, if it is raised)
+    eval_samples: int = 0  # at most, during training; 0: as many as 1% of the steps (likewise) process
+    patience: int = 0  # evaluations without improvement before early stopping; 0: never
+    save_every: int = 0  # steps; 0: ten times per run (likewise)
+    keep_checkpoints: int = 2  # latest checkpoints kept, in addition to the best
+    probes: tuple[str, ...] | None = None  # computed at each checkpoint; None: all that apply to the model
+    sample_prompts: int = 3  # validation prompts to sample from at each checkpoint; 0: none
+    keep_snapshots: int = 12  # weights-only snapshots of deleted checkpoints, spread evenly over the run; 0: none
+    on_nonfinite: Literal["stop", "skip"] = "stop"  # on a NaN or infinite loss: stop, or roll back and skip the batch
     wandb: bool = False
-    out: str = ""  # the folder of the run; "": runs/ and its name
+    out: str = ""  # run folder; "": runs/NAME
 
     def check(self) -> None:
         if self.steps is not None and self.epochs is not None:
@@ -123,7 +108,7 @@ class Train(Settings):
         for name in self.probes or ():
             if name not in PROBE_NAMES:
                 raise ConfigError(
-                    f"train.probes names {name!r}, which is unknown; {config.did_you_mean(name, PROBE_NAMES)}"
+                    f"train.probes has {name!r}, which is unknown; {config.did_you_mean(name, PROBE_NAMES)}"
                 )
 
     def _check_warmup(self, steps: int) -> None:
@@ -133,12 +118,12 @@ class Train(Settings):
         require(self.schedule.warmup <= steps, "train.schedule.warmup", self.schedule.warmup, rule)
 
     def planned(self, samples: int, batch_size: int) -> tuple[int, Schedule]:
-        """Return the number of steps and the schedule, `epochs` counted over so many samples.
+        """Return the number of steps and the schedule; `epochs` are converted with the number of samples.
 
-        A warm-up longer than the whole run becomes a tenth of it.
+        A warm-up longer than the run is shortened to a tenth of it.
 
         >>> Train(epochs=2.5).planned(samples=1000, batch_size=32)
-        (79, Cosine(warmup=7, end=0.1))
+        (79, Cosine(warmup=7, final_factor=0.1))
         """
         if self.epochs is None:
             return self.steps or DEFAULT_STEPS, self.schedule
@@ -148,18 +133,18 @@ class Train(Settings):
         return steps, replace(self.schedule, warmup=warmup)
 
     def chosen_optimizer(self) -> Optimizer:
-        """Return the optimizer, at the rate that was asked for."""
+        """Return the optimizer with `lr` applied."""
         return self.optimizer if self.lr is None else replace(self.optimizer, lr=self.lr)
 
     @staticmethod
     def interval(every: int, steps: int) -> int:
-        """Return every how many steps something is done that by default happens ten times in so many."""
+        """Return an interval in steps; by default ten times in `steps`."""
         return every or max(1, steps // 10)
 
 
 @dataclass(frozen=True)
 class Run:
-    """A whole run.
+    """Settings of a run.
 
     >>> run = Run.load("stdlib", "train.steps=100", "model.n_layers=2")
     >>> run.train.steps, run.model["n_layers"], run.train.out
@@ -170,21 +155,21 @@ class Run:
     glasshouse.errors.ConfigError: train.step is not a setting of 'Train'; did you mean steps?
     """
 
-    model: JsonDict  # a preset and what is different, a whole spec, or the folder of a model to start `from`
+    model: JsonDict  # a preset with overrides, a full spec, or the folder of a base model as `from`
     data: Data = Data()
     train: Train = Train()
-    notes: tuple[str, ...] = field(default=(), compare=False)  # what was changed in reading it; the run says so
+    notes: tuple[str, ...] = field(default=(), compare=False)  # adjustments made while loading; logged at the start
 
     @classmethod
     def load(cls, source: str | Path, *settings: str) -> Run:
-        """Read a recipe by its name, a TOML file, or that in a run's folder, with `key=value` settings on top.
+        """Load a recipe by name, a TOML file or a run folder, with `key=value` overrides.
 
-        A recipe on other data than its own writes to `runs/` and the name of the data, unless train.out says where,
-        and takes them to be of the kind that its own are of. Where the settings ask for so few steps that the file's
-        warm-up does not fit in, it keeps its share of the steps.
+        A recipe with other data than its own writes to `runs/` and the name of that data, unless train.out is given,
+        and keeps its own kind of data. If train.steps is overridden with fewer steps than the file's warm-up, the
+        warm-up is shortened in proportion.
 
         >>> run = Run.load("dates", "data.path=my/pairs.tsv", "data.columns=en,de")
-        >>> run.train.out, run.data.kind, run.data.fields
+        >>> run.train.out, run.data.kind, run.data.columns
         ('runs/pairs', 'pairs', ('en', 'de'))
         """
         path = Path(source)
@@ -198,10 +183,12 @@ class Run:
             table, name = config.read(path), path.stem
             given = config.override(table, settings)
         elif path.exists():
-            raise ConfigError(f"{name!r} is no TOML file, which a run is; to learn from it, give data.path={name}.")
+            raise ConfigError(
+                f"{name!r} is not a TOML file with the settings of a run; to train on it, give data.path={name}."
+            )
         else:
-            raise ConfigError(f"there is no recipe {name!r}, nor such a file; {config.did_you_mean(name, recipes())}")
-        if "from" in given.get("model", {}) and "from" not in table.get("model", {}):  # in place of the file's model
+            raise ConfigError(f"there is no recipe or file {name!r}; {config.did_you_mean(name, recipes())}")
+        if "from" in given.get("model", {}) and "from" not in table.get("model", {}):  # replaces the file's model
             old = table.get("model", {})
             given["model"] = {key: value for key, value in given["model"].items() if value != old.get(key)}
         _choose_length(table, given)
@@ -211,31 +198,29 @@ class Run:
 
     @classmethod
     def from_dict(cls, table: Mapping[str, Any], name: str = "run") -> Run:
-        """Make a run of nested dictionaries."""
+        """Build a run from nested dictionaries."""
         for key, part in table.items():
             if key not in ("model", "data", "train"):
                 raise ConfigError(
-                    f"{key} is no part of a run; {config.did_you_mean(key, ('model', 'data', 'train'))}"
+                    f"{key} is not a table of a run; {config.did_you_mean(key, ('model', 'data', 'train'))}"
                 )
             if not isinstance(part, Mapping):
                 raise ConfigError(f"{key} is {part!r}, but it must be a table of settings.")
         model = dict(table.get("model", {}))
         if not {"preset", "kind", "from"} & model.keys():
-            raise ConfigError("model says neither preset nor from, nor the kind of a whole spec; give one of them.")
+            raise ConfigError("model has neither preset, nor from, nor the kind of a full spec; give one of them.")
         if "from" in model and (more := sorted(model.keys() - {"from"})):
-            raise ConfigError(
-                f"model.from is given, so model.{more[0]} is not a choice any more; leave one of them out."
-            )
+            raise ConfigError(f"model.from is given, so model.{more[0]} cannot be set; remove one of them.")
         data = config.parse(Data, table.get("data", {}), "data")
         train = config.parse(Train, table.get("train", {}), "train")
         return cls(model, data, train if train.out else replace(train, out=f"runs/{name}"))
 
     def to_dict(self) -> JsonDict:
-        """Return the run as nested dictionaries, which `parse` reads."""
+        """Return the run as nested dictionaries, which `from_dict` loads."""
         return {"model": self.model, "data": config.dump(self.data), "train": config.dump(self.train)}
 
     def differences(self, other: Run) -> list[str]:
-        """Say what of another run is different, of all that changes what is learned."""
+        """Describe the settings of another run that differ and that may not change on resume."""
         mine, theirs = (dict(_flat(one.to_dict())) for one in (self, other))
         keys = [
             key for key in {**mine, **theirs} if key not in CHANGEABLE_ON_RESUME and mine.get(key) != theirs.get(key)
@@ -244,7 +229,7 @@ class Run:
 
 
 def _choose_length(file: JsonDict, given: JsonDict) -> None:
-    """Let `train.steps` or `train.epochs`, given on top of a file, replace the other one of the file."""
+    """Let an override of `train.steps` or `train.epochs` replace the other one in the file."""
     before, after = file.get("train", {}), given.get("train", {})
     for one, other in (("steps", "epochs"), ("epochs", "steps")):
         if one in after and one not in before and other in before and after.get(other) == before[other]:
@@ -252,7 +237,7 @@ def _choose_length(file: JsonDict, given: JsonDict) -> None:
 
 
 def _fit_warmup(file: JsonDict, given: JsonDict) -> str:
-    """Shorten the warm-up of a file for the fewer steps of `given`, which names no other; say so, if it was."""
+    """Shorten the file's warm-up if `given` has fewer steps and the same schedule; return a note if it was."""
     match file.get("train"), given.get("train"):
         case {"schedule": {"warmup": int(warmup)} as schedule, **rest}, {"schedule": same, "steps": int(steps)}:
             usual = rest.get("steps", DEFAULT_STEPS)
@@ -266,7 +251,7 @@ def _fit_warmup(file: JsonDict, given: JsonDict) -> str:
 
 
 def recipes() -> list[str]:
-    """List the runs that come with the package.
+    """List the built-in recipes.
 
     >>> "stdlib" in recipes()
     True
@@ -280,7 +265,7 @@ def _recipe(name: str) -> Path:
 
 
 def _named(recipe: str, table: JsonDict, given: JsonDict) -> tuple[JsonDict, str]:
-    """Return a recipe as it was changed, and the name of its run: that of its data, if they are others."""
+    """Return a recipe with its overrides, and the name of its run: that of its data, if not the recipe's own."""
     chosen, own = config.parse(Data, given.get("data", {}), "data"), config.parse(Data, table["data"], "data")
     if chosen.path == own.path:
         return given, recipe

@@ -1,4 +1,4 @@
-"""Samples: what a model writes while it learns, always after the same few prompts."""
+"""Samples: text generated during training, always from the same few prompts."""
 
 from __future__ import annotations
 
@@ -14,134 +14,140 @@ from glasshouse.layers.module_swap import clone_sharing_parameters
 from glasshouse.models import Decoder, Model, Seq2Seq
 from glasshouse.text import Tokenizer
 
-BEGINNING, NEW = 12, 48  # tokens of running text that are given, and that are written
-ANSWER = 96  # tokens of an answer at most
-HIDDEN_IN = 64  # tokens of a text in which some are hidden
-TEMPERATURE = 0.8  # of running text; the likeliest answer is what is learned
+PROMPT_TOKENS, NEW_TOKENS = 12, 48  # for running text
+MAX_ANSWER_TOKENS = 96
+MASKED_TOKENS = 64  # length of a text with masked tokens
+TEMPERATURE = 0.8  # for running text; answers are decoded greedily
 
 
 class Prompts(Protocol):
-    """A few things to ask of a model."""
+    """A few prompts for a model."""
 
     def take(self, model: Model) -> list[JsonDict]:
-        """Return what was asked and what the model says to it, as JSON has it; the model is left as it was."""
+        """Return prompts and generated texts, as JSON values; the model is unchanged."""
         ...
 
 
-def make_prompts(held: Dataset, tok: Tokenizer, length: int, count: int) -> Prompts | None:
-    """Return the first of what is held out as prompts; None where a model does not write, but chooses labels.
+def make_prompts(val_samples: Dataset, tok: Tokenizer, length: int, count: int) -> Prompts | None:
+    """Return prompts from the start of the validation set; None for classification.
 
-    Running text is begun and goes on, in rows of up to `length` tokens; sources and what users say are answered;
-    what is hidden in a text is filled in.
+    The start of a running text is continued, in sequences of up to `length` tokens; sources and chat messages are
+    answered; masked tokens are predicted.
 
     >>> import tempfile, glasshouse as gh
     >>> from pathlib import Path
     >>> tok = gh.Tokenizer.train(texts=["to be or not to be"], vocab_size=263)
-    >>> place = tempfile.mkdtemp()
-    >>> _ = Path(f"{place}/a.txt").write_text("to be or not to be, that is the question")
-    >>> held = CausalLMDataset(gh.data.prepare(f"{place}/a.txt", tok, f"{place}/ids"), length=16)
-    >>> prompts = make_prompts(held, tok, length=16, count=2)
+    >>> folder = tempfile.mkdtemp()
+    >>> _ = Path(f"{folder}/a.txt").write_text("to be or not to be, that is the question")
+    >>> val_samples = CausalLMDataset(gh.data.prepare(f"{folder}/a.txt", tok, f"{folder}/ids"), seq_len=16)
+    >>> prompts = make_prompts(val_samples, tok, length=16, count=2)
     >>> [sample["prompt"] for sample in prompts.take(gh.build(gh.preset("tiny-decoder", vocab_size=263)))]
     ['to be or']
     """
     if count == 0:
         return None
-    match held:
+    match val_samples:
         case CausalLMDataset():
-            return TextPrompts(held, tok, length, count)
+            return TextPrompts(val_samples, tok, length, count)
         case Seq2SeqDataset() | ChatDataset():
-            return SourcePrompts(held, tok, count)
+            return SourcePrompts(val_samples, tok, count)
         case MaskedLMDataset():
-            return MaskedPrompts(held, tok, count)
+            return MaskedPrompts(val_samples, tok, count)
     return None
 
 
 class TextPrompts:
-    """The beginnings of texts, which the model goes on with."""
+    """The first tokens of texts, which the model continues."""
 
-    def __init__(self, held: CausalLMDataset, tok: Tokenizer, length: int, count: int) -> None:
-        self.tok, self.end = tok, held.end
-        begin = [held.end] if held.start in (None, held.end) else []  # other texts bring their start along
-        texts = [held.corpus.item(number)[0].tolist() for number in range(min(count, len(held.corpus)))]
-        beginnings = [text[: min(BEGINNING, length // 2, len(text) // 2)] for text in texts]
+    def __init__(self, samples: CausalLMDataset, tok: Tokenizer, length: int, count: int) -> None:
+        self.tok, self.end = tok, samples.end
+        begin = [samples.end] if samples.start in (None, samples.end) else []  # else texts include their start token
+        texts = [samples.corpus.item(number)[0].tolist() for number in range(min(count, len(samples.corpus)))]
+        beginnings = [text[: min(PROMPT_TOKENS, length // 2, len(text) // 2)] for text in texts]
         self.prompts = [begin + one for one in beginnings if one]
 
     def take(self, model: Model) -> list[JsonDict]:
-        """Return the beginnings, and how each goes on."""
-        written = _write(model, self.tok, self.prompts, NEW, TEMPERATURE, {self.end})
+        """Return the prompts and their continuations."""
+        generated = _generate(model, self.tok, self.prompts, NEW_TOKENS, TEMPERATURE, {self.end})
         return [
-            {"prompt": self.tok.decode(prompt, special=False), "text": text}
-            for prompt, text in zip(self.prompts, written, strict=True)
+            {"prompt": self.tok.decode(prompt, skip_special_tokens=True), "text": text}
+            for prompt, text in zip(self.prompts, generated, strict=True)
         ]
 
 
 class SourcePrompts:
-    """Sources, or what is said first in conversations, with the answers that are wanted."""
+    """Sources, or the first messages of conversations, with reference answers."""
 
-    def __init__(self, held: Seq2SeqDataset | ChatDataset, tok: Tokenizer, count: int) -> None:
+    def __init__(self, samples: Seq2SeqDataset | ChatDataset, tok: Tokenizer, count: int) -> None:
         self.tok = tok
-        self.asked: list[tuple[list[int], list[int]]] = []
-        for item in held.item_indices[:count].tolist():
-            first, second = (part.tolist() for part in held.corpus.item(item))
-            if isinstance(held, Seq2SeqDataset):
-                self.asked.append((held.source(first), second))
-            elif len(second) > 1 and second[0]:  # so many ids are context, and so many the answer to it
-                self.asked.append((first[: second[0]], first[second[0] : second[0] + second[1]]))
-        self.roles = isinstance(held, ChatDataset)  # are said by special tokens
-        self.ends = {wanted[-1] for _, wanted in self.asked if wanted} & tok.special_ids | {held.end}
-        # An answer twice as long as the longest is wrong, however it goes on.
-        self.most = min(ANSWER, 2 * max((len(wanted) for _, wanted in self.asked), default=0) + 1)
+        self.pairs: list[tuple[list[int], list[int]]] = []
+        for item in samples.item_indices[:count].tolist():
+            first, second = (part.tolist() for part in samples.corpus.item(item))
+            if isinstance(samples, Seq2SeqDataset):
+                self.pairs.append((samples.source(first), second))
+            elif len(second) > 1 and second[0]:  # lengths of the context and of the answer to it
+                self.pairs.append((first[: second[0]], first[second[0] : second[0] + second[1]]))
+        self.show_special = isinstance(samples, ChatDataset)  # they mark the roles
+        self.ends = {reference[-1] for _, reference in self.pairs if reference} & tok.special_ids | {samples.end}
+        # An answer longer than twice the longest reference is wrong anyway.
+        self.max_new_tokens = min(
+            MAX_ANSWER_TOKENS, 2 * max((len(reference) for _, reference in self.pairs), default=0) + 1
+        )
 
     def take(self, model: Model) -> list[JsonDict]:
-        """Return the questions, what the model answers, and what is wanted."""
-        written = _write(model, self.tok, [read for read, _ in self.asked], self.most, 0.0, self.ends)
+        """Return the prompts, the generated answers and the references."""
+        generated = _generate(
+            model, self.tok, [prompt for prompt, _ in self.pairs], self.max_new_tokens, 0.0, self.ends
+        )
         return [
             {
-                "prompt": self.tok.decode(read, special=self.roles),
+                "prompt": self.tok.decode(prompt, skip_special_tokens=not self.show_special),
                 "text": text,
-                "reference": self.tok.decode(wanted, special=False),
+                "reference": self.tok.decode(reference, skip_special_tokens=True),
             }
-            for (read, wanted), text in zip(self.asked, written, strict=True)
+            for (prompt, reference), text in zip(self.pairs, generated, strict=True)
         ]
 
 
 class MaskedPrompts:
-    """Texts in which some tokens are hidden."""
+    """Texts with some tokens masked."""
 
-    def __init__(self, held: MaskedLMDataset, tok: Tokenizer, count: int) -> None:
+    def __init__(self, samples: MaskedLMDataset, tok: Tokenizer, count: int) -> None:
         self.tok = tok
-        batch = held.batch(range(min(count, len(held))))
-        self.texts, self.hidden = batch.targets[:, :HIDDEN_IN], batch.loss_mask[:, :HIDDEN_IN]
-        self.documents = None if batch.documents is None else batch.documents[:, :HIDDEN_IN]
-        self.shown = self.texts.masked_fill(self.hidden, held.mask)
+        batch = samples.batch(range(min(count, len(samples))))
+        self.texts, self.masked = batch.targets[:, :MASKED_TOKENS], batch.loss_mask[:, :MASKED_TOKENS]
+        self.documents = None if batch.documents is None else batch.documents[:, :MASKED_TOKENS]
+        self.inputs = self.texts.masked_fill(self.masked, samples.mask)
 
     @torch.no_grad()
     def take(self, model: Model) -> list[JsonDict]:
-        """Return the texts with what is hidden shown as the mask, as the model fills it in, and as it was."""
+        """Return the texts with mask tokens, with the predicted tokens, and the originals."""
         device = model.token_embedding.table.weight.device
         documents = None if self.documents is None else self.documents.to(device)
-        said = clone_sharing_parameters(model).eval()(self.shown.to(device), documents=documents).argmax(-1).cpu()
-        filled = self.texts.where(~self.hidden, said)
-        rows = zip(self.shown, filled, self.texts, strict=True)
-        return [dict(zip(("prompt", "text", "reference"), map(self._spell, row), strict=True)) for row in rows]
+        predicted = (
+            clone_sharing_parameters(model).eval()(self.inputs.to(device), documents=documents).argmax(-1).cpu()
+        )
+        filled = self.texts.where(~self.masked, predicted)
+        rows = zip(self.inputs, filled, self.texts, strict=True)
+        return [dict(zip(("prompt", "text", "reference"), map(self._decode, row), strict=True)) for row in rows]
 
-    def _spell(self, ids: Tensor) -> str:
+    def _decode(self, ids: Tensor) -> str:
         return self.tok.decode(number for number in ids.tolist() if number in self.tok.ids)
 
 
-def _write(
-    model: Model, tok: Tokenizer, prompts: list[list[int]], most: int, temperature: float, ends: set[int]
+def _generate(
+    model: Model, tok: Tokenizer, prompts: list[list[int]], max_new_tokens: int, temperature: float, ends: set[int]
 ) -> list[str]:
-    """Return what the model writes after each prompt, drawn from a seed of its own."""
+    """Generate after each prompt, with a fixed seed."""
     found = generate(
         cast("Decoder | Seq2Seq", model),
         tok,
         prompts,
-        most,
+        max_new_tokens,
         temperature,
         stop_token_ids=tuple(sorted(ends)),
-        max_len=model.spec.max_len,  # no longer than it is trained for
+        max_len=model.spec.max_len,  # no longer than in training
         weights="own",
-        record="*embed[width=0]",  # to be recorded, passes are run one by one: so few do not pay for a graph on a GPU
+        record="*embed[width=0]",  # recording disables CUDA graphs, which do not pay off for so few tokens
     )
     return [one.text for one in found]

@@ -1,4 +1,4 @@
-"""How the learning rate runs: a factor for each step, a pure function of the step."""
+"""Learning-rate schedules: a factor for each step, a pure function of the step."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from glasshouse.config import Settings, require
 
 @dataclass(frozen=True)
 class _Schedule(Settings):
-    warmup: int = 0  # steps over which the rate rises in a straight line
+    warmup: int = 0  # steps over which the learning rate rises linearly
 
     def check(self) -> None:
         require(self.warmup >= 0, f"{self.kind}.warmup", self.warmup, "0 or more")
 
     def factor(self, step: int, steps: int) -> float:
-        """Return what the rate is multiplied by at a step, counted from 0, of so many."""
+        """Return the factor of the learning rate at a step, counted from 0, of `steps`."""
         if step < self.warmup:
             return (step + 1) / self.warmup
         return self._after(step, steps)
 
     def first_difference(self, steps: int, other: int, taken: int) -> int | None:
-        """Return the first of the steps taken whose factor would be another in a run of another length, if any.
+        """Return the first of the steps `taken` whose factor would differ in a run of `other` steps, if any.
 
         >>> Cosine(warmup=10).first_difference(100, 200, taken=10), Cosine(warmup=10).first_difference(100, 200, 50)
         (None, 11)
-        >>> Trapezoid(decay=0.2).first_difference(100, 200, taken=80)
+        >>> WSD(decay_fraction=0.2).first_difference(100, 200, taken=80)
         """
         if steps == other:
             return None
@@ -36,14 +36,14 @@ class _Schedule(Settings):
     def _after(self, step: int, steps: int) -> float:
         return 1.0
 
-    def _share(self, step: int, steps: int) -> float:
-        """Return how much of the way from the warm-up to the last step is done, 0 to 1."""
+    def _progress(self, step: int, steps: int) -> float:
+        """Return the progress from the end of the warm-up to the last step, 0 to 1."""
         return min(1.0, (step - self.warmup) / max(1, steps - 1 - self.warmup))
 
 
 @dataclass(frozen=True)
 class Constant(_Schedule):
-    """The same rate throughout.
+    """A constant learning rate after the warm-up.
 
     >>> [Constant(warmup=2).factor(step, 4) for step in range(4)]
     [0.5, 1.0, 1.0, 1.0]
@@ -53,7 +53,7 @@ class Constant(_Schedule):
 
 
 @dataclass(frozen=True)
-class _Ending(_Schedule):
+class _Decaying(_Schedule):
     final_factor: float = 0.1  # the factor at the last step
 
     def check(self) -> None:
@@ -62,8 +62,8 @@ class _Ending(_Schedule):
 
 
 @dataclass(frozen=True)
-class Cosine(_Ending):
-    """Half a wave down to the end.
+class Cosine(_Decaying):
+    """Cosine decay to `final_factor`.
 
     >>> [round(Cosine(final_factor=0.0).factor(step, 5), 3) for step in range(5)]
     [1.0, 0.854, 0.5, 0.146, 0.0]
@@ -72,12 +72,12 @@ class Cosine(_Ending):
     kind: ClassVar[str] = "cosine"
 
     def _after(self, step: int, steps: int) -> float:
-        return self.final_factor + (1 - self.final_factor) * (1 + math.cos(math.pi * self._share(step, steps))) / 2
+        return self.final_factor + (1 - self.final_factor) * (1 + math.cos(math.pi * self._progress(step, steps))) / 2
 
 
 @dataclass(frozen=True)
-class Linear(_Ending):
-    """A straight line down to the end.
+class Linear(_Decaying):
+    """Linear decay to `final_factor`.
 
     >>> [Linear(final_factor=0.0).factor(step, 5) for step in range(5)]
     [1.0, 0.75, 0.5, 0.25, 0.0]
@@ -86,19 +86,19 @@ class Linear(_Ending):
     kind: ClassVar[str] = "linear"
 
     def _after(self, step: int, steps: int) -> float:
-        return 1 - (1 - self.final_factor) * self._share(step, steps)
+        return 1 - (1 - self.final_factor) * self._progress(step, steps)
 
 
 @dataclass(frozen=True)
-class WSD(_Ending):
-    """The same rate, then a straight line down over the last part of the steps.
+class WSD(_Decaying):
+    """Warmup-stable-decay: constant, then a linear decay over the last part of the steps.
 
     >>> [WSD(final_factor=0.0, decay_fraction=0.5).factor(step, 9) for step in range(9)]
     [1.0, 1.0, 1.0, 1.0, 1.0, 0.75, 0.5, 0.25, 0.0]
     """
 
     kind: ClassVar[str] = "wsd"
-    decay_fraction: float = 0.2  # the share of the way, warm-up apart, on which it falls
+    decay_fraction: float = 0.2  # of the steps after the warm-up
 
     def check(self) -> None:
         super().check()
@@ -107,15 +107,15 @@ class WSD(_Ending):
         )
 
     def _after(self, step: int, steps: int) -> float:
-        left = (1 - self._share(step, steps)) / self.decay_fraction
+        left = (1 - self._progress(step, steps)) / self.decay_fraction
         return self.final_factor + (1 - self.final_factor) * min(1.0, left)
 
 
 @dataclass(frozen=True)
 class InverseSqrt(_Schedule):
-    """The rate of the original transformer: it falls as one over the root of the step.
+    """The schedule of the original transformer: the inverse square root of the step.
 
-    With a rate of d_model^-0.5 * warmup^-0.5 it is that of the paper, step for step.
+    With a learning rate of d_model^-0.5 * warmup^-0.5 it equals the paper's at every step.
 
     >>> [round(InverseSqrt(warmup=4).factor(step, 100), 3) for step in (0, 3, 15, 63)]
     [0.25, 1.0, 0.5, 0.25]

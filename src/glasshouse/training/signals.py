@@ -1,4 +1,4 @@
-"""Being asked to stop: Ctrl-C, SIGTERM and SIGHUP are heard at the next good moment, a second Ctrl-C at once."""
+"""Graceful shutdown: Ctrl-C, SIGTERM and SIGHUP take effect at the next safe point, a second Ctrl-C at once."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from typing import Any
 
 
 class StoppedError(Exception):
-    """A run was asked to stop, and has saved what it had."""
+    """A run was stopped by a signal and has saved a checkpoint."""
 
     def __init__(self, number: int, step: int = 0) -> None:
         super().__init__(f"stopped by {signal.Signals(number).name} after step {step}")
         self.number, self.step = number, step
 
 
-def _heard() -> list[int]:
-    """Return the signals to listen to; SIGHUP, of a terminal that is closed, unless `nohup` has it ignored."""
+def _handled_signals() -> list[int]:
+    """Return the signals to handle; SIGHUP, of a closed terminal, unless `nohup` ignores it."""
     numbers: list[int] = [signal.SIGINT, signal.SIGTERM]
     if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # Windows has none
         numbers.append(signal.SIGHUP)
@@ -26,27 +26,27 @@ def _heard() -> list[int]:
 
 
 class Signals:
-    """Listens while it is open; elsewhere than in the main thread, where Python hears no signals, it does nothing."""
+    """Handles signals while open; does nothing outside the main thread, where Python delivers no signals."""
 
     def __init__(self) -> None:
-        self.heard: int | None = None
+        self.received: int | None = None
         self._before: dict[int, Any] = {}
 
     def check(self) -> None:
-        """Raise `StoppedError` if a signal was heard."""
-        if self.heard is not None:
-            raise StoppedError(self.heard)
+        """Raise `StoppedError` if a signal was received."""
+        if self.received is not None:
+            raise StoppedError(self.received)
 
-    def _hear(self, number: int, frame: FrameType | None) -> None:
-        if self.heard is not None and number == signal.SIGINT:
-            signal.signal(number, signal.SIG_DFL)  # as if nobody had listened: no thread is waited for
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if self.received is not None and number == signal.SIGINT:
+            signal.signal(number, signal.SIG_DFL)  # the default action: exit without waiting for threads
             os.kill(os.getpid(), number)
-        self.heard = number
+        self.received = number
 
     def __enter__(self) -> Signals:
         if threading.current_thread() is threading.main_thread():
-            for number in _heard():
-                self._before[number] = signal.signal(number, self._hear)
+            for number in _handled_signals():
+                self._before[number] = signal.signal(number, self._handle)
         return self
 
     def __exit__(

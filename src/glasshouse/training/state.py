@@ -1,4 +1,4 @@
-"""What training carries from one step to the next besides the weights, as tensors and plain JSON values."""
+"""Optimizer and random-number-generator state, as named tensors and JSON values."""
 
 from __future__ import annotations
 
@@ -16,44 +16,46 @@ from glasshouse.errors import StoreError
 
 @dataclass(frozen=True)
 class CheckpointData:
-    """Named tensors, and JSON values about them."""
+    """Named tensors and JSON metadata of a checkpoint."""
 
     tensors: dict[str, Tensor] = field(default_factory=dict)
     metadata: dict[str, Any] = field(default_factory=dict)
 
 
 def optimizer_state(optimizer: torch.optim.Optimizer) -> CheckpointData:
-    """Return an optimizer's state: tensors by the number of their parameter, settings as they are."""
-    table = optimizer.state_dict()
-    tensors, plain = {}, {}
-    for number, values in table["state"].items():
+    """Return an optimizer's state: tensors by parameter index, and its param groups."""
+    state_dict = optimizer.state_dict()
+    tensors, scalars = {}, {}
+    for number, values in state_dict["state"].items():
         for name, value in values.items():
             if isinstance(value, Tensor):
                 tensors[f"optimizer.{number}.{name}"] = value
             else:
-                plain[f"{number}.{name}"] = value
-    return CheckpointData(tensors, {"optimizer": {"param_groups": table["param_groups"], "scalars": plain}})
+                scalars[f"{number}.{name}"] = value
+    return CheckpointData(tensors, {"optimizer": {"param_groups": state_dict["param_groups"], "scalars": scalars}})
 
 
 def load_optimizer_state(state: CheckpointData, optimizer: torch.optim.Optimizer) -> None:
-    """Let an optimizer of the same parameters go on where `optimizer_state` left off."""
-    about = state.metadata["optimizer"]
-    held: dict[int, dict[str, Any]] = {}
+    """Load what `optimizer_state` returned into an optimizer of the same parameters."""
+    metadata = state.metadata["optimizer"]
+    restored: dict[int, dict[str, Any]] = {}
     for name, value in _under("optimizer", state.tensors).items():
         number, _, key = name.partition(".")
-        held.setdefault(int(number), {})[key] = value.clone()
-    for name, value in about["scalars"].items():
+        restored.setdefault(int(number), {})[key] = value.clone()
+    for name, value in metadata["scalars"].items():
         number, _, key = name.partition(".")
-        held.setdefault(int(number), {})[key] = value
+        restored.setdefault(int(number), {})[key] = value
     try:
-        optimizer.load_state_dict({"state": held, "param_groups": about["param_groups"]})
+        optimizer.load_state_dict({"state": restored, "param_groups": metadata["param_groups"]})
     except (ValueError, KeyError) as error:
         reason = str(error).partition("\n")[0]
-        raise StoreError(f"the optimizer's state is of another optimizer ({reason}); start a new run.") from None
+        raise StoreError(
+            f"the checkpoint's optimizer state does not fit this optimizer ({reason}); start a new run."
+        ) from None
 
 
 def rng_state() -> CheckpointData:
-    """Return the state of every random generator: torch's on each device, Python's and numpy's."""
+    """Return the state of every random number generator: torch's on each device, Python's and numpy's."""
     tensors = {"rng.cpu": torch.get_rng_state()}
     if torch.cuda.is_available():
         tensors |= {f"rng.cuda.{i}": state for i, state in enumerate(torch.cuda.get_rng_state_all())}
@@ -63,13 +65,13 @@ def rng_state() -> CheckpointData:
     tensors["rng.numpy"] = torch.from_numpy(np.asarray(keys).astype(np.int64))
     version, numbers, pending = random.getstate()
     tensors["rng.python"] = torch.tensor(numbers, dtype=torch.int64)
-    about = {"numpy": [name, int(position), int(has_gauss), float(gauss)], "python": [version, pending]}
-    return CheckpointData(tensors, {"chance": about})
+    metadata = {"numpy": [name, int(position), int(has_gauss), float(gauss)], "python": [version, pending]}
+    return CheckpointData(tensors, {"rng": metadata})
 
 
 def load_rng_state(state: CheckpointData) -> None:
-    """Set every random generator to where `rng_state` found it; devices that are not here are passed over."""
-    tensors, about = _under("chance", state.tensors), state.metadata["chance"]
+    """Restore every random number generator; devices that this machine lacks are skipped."""
+    tensors, metadata = _under("rng", state.tensors), state.metadata["rng"]
     torch.set_rng_state(tensors["cpu"].clone())
     if torch.cuda.is_available():
         for i in range(torch.cuda.device_count()):
@@ -77,14 +79,14 @@ def load_rng_state(state: CheckpointData) -> None:
                 torch.cuda.set_rng_state(tensors[f"cuda.{i}"].clone(), i)
     if torch.backends.mps.is_available() and "mps" in tensors:
         torch.mps.set_rng_state(tensors["mps"].clone())
-    name, position, has_gauss, gauss = about["numpy"]
+    name, position, has_gauss, gauss = metadata["numpy"]
     np.random.set_state((name, tensors["numpy"].numpy().astype(np.uint32), position, has_gauss, gauss))
-    version, pending = about["python"]
+    version, pending = metadata["python"]
     random.setstate((version, tuple(tensors["python"].tolist()), pending))
 
 
 def device_rng_state(device: torch.device) -> tuple[Tensor, Tensor | None]:
-    """Return where torch's generators are, for a step that may have to be taken again."""
+    """Return the state of torch's generators on the CPU and the device, to retry a step."""
     match device.type:
         case "cuda":
             return torch.get_rng_state(), torch.cuda.get_rng_state(device)
@@ -94,7 +96,7 @@ def device_rng_state(device: torch.device) -> tuple[Tensor, Tensor | None]:
 
 
 def load_device_rng_state(rng: tuple[Tensor, Tensor | None], device: torch.device) -> None:
-    """Set torch's generators to where `draws` found them."""
+    """Restore what `device_rng_state` returned."""
     torch.set_rng_state(rng[0])
     if rng[1] is not None and device.type == "mps":
         torch.mps.set_rng_state(rng[1])

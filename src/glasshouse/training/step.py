@@ -1,4 +1,4 @@
-"""One step of training: the gradient of a whole batch, in whatever parts, and one update of the weights."""
+"""One training step: forward and backward with gradient accumulation, gradient clipping, and one optimizer step."""
 
 from __future__ import annotations
 
@@ -18,29 +18,29 @@ from glasshouse.training.objective import compute_loss
 
 
 class NonFiniteError(ArithmeticError):
-    """A loss or a gradient is infinite or not a number, and no weight has changed."""
+    """The loss or a gradient is NaN or infinite; no weight was updated."""
 
 
 @dataclass(frozen=True)
 class StepMetrics:
-    """What a step came to."""
+    """Metrics of one step."""
 
-    loss: float  # nats for each target
+    loss: float  # mean over targets, in nats
     n_targets: int
-    grad_norm: float  # of the whole gradient, before it is clipped
+    grad_norm: float  # before clipping
 
 
-def alone(total: Tensor) -> Tensor:
-    """Return a sum over all processes, where there is only one."""
+def single_process(total: Tensor) -> Tensor:
+    """Reduce over a single process: the identity."""
     return total
 
 
 class TrainStep:
-    """Teaches a model one batch at a time.
+    """Updates a model, one batch at a time.
 
-    Each target counts the same, whichever part of the batch, or process, it is in: the loss is the sum over all of
-    them over their number. `reduce` sums a number over processes, the one place where they meet before gradients do.
-    `before` is called before each part of a batch; what it raises leaves the weights as they were.
+    Every target has the same weight, in any micro-batch or process: the loss is the sum over all targets divided by
+    their number. `reduce` sums a tensor over processes, before gradients are reduced. `on_micro_batch` is called
+    before each micro-batch; if it raises, the weights are unchanged.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class TrainStep:
         grad_clip: float | None = 1.0,
         label_smoothing: float = 0.0,
         autocast_dtype: torch.dtype = torch.float32,
-        reduce: Callable[[Tensor], Tensor] = alone,
+        reduce: Callable[[Tensor], Tensor] = single_process,
         on_micro_batch: Callable[[], None] = lambda: None,
     ) -> None:
         self.model, self.optimizer = model, optimizer
@@ -64,21 +64,21 @@ class TrainStep:
         self.on_micro_batch = on_micro_batch
         self._weights = [one for group in optimizer.param_groups for one in group["params"]]
         self._device = self._weights[0].device
-        # Gradients in float16 vanish unless they are made larger on the way; in the wider types this does nothing.
+        # float16 gradients underflow without loss scaling; other types need none.
         self._scaler = torch.amp.GradScaler(self._device.type, enabled=autocast_dtype == torch.float16)
 
     def __call__(self, batch: Batch, grad_accum: int = 1) -> StepMetrics:
-        """Take a step by a batch that is computed in so many parts; gradients and loss are those of the whole."""
+        """Run a step with `grad_accum` micro-batches; loss and gradients are those of the whole batch."""
         total = self.reduce(batch.loss_mask.sum())
         if int(total) == 0:
-            raise InputError("no place of the batch counts, so there is nothing to learn from it; leave it out.")
+            raise InputError("the loss mask of the batch is empty, so it has no target; leave it out.")
         self.optimizer.zero_grad(set_to_none=True)
         loss = torch.zeros((), device=self._device)
-        for part in batch.microbatches(grad_accum):
+        for micro_batch in batch.microbatches(grad_accum):
             self.on_micro_batch()
-            part = part.to(self._device)
+            micro_batch = micro_batch.to(self._device)
             with autocast(self._device, self.autocast_dtype):
-                mean = compute_loss(self.model, part, self.label_smoothing) / total
+                mean = compute_loss(self.model, micro_batch, self.label_smoothing) / total
             self._scaler.scale(mean).backward()
             loss = loss + mean.detach()
         try:
@@ -86,23 +86,23 @@ class TrainStep:
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
-            raise InputError(  # weights may have moved already, so this step cannot be taken again in smaller parts
-                "the memory is too small for what the optimizer keeps; choose a smaller model, or train.lora."
+            raise InputError(  # weights may be partly updated, so the step cannot be retried with more micro-batches
+                "out of memory for the optimizer's state; choose a smaller model, or train.lora."
             ) from None
 
     def _apply(self, loss: Tensor, targets: int) -> StepMetrics:
-        """Let the gradients meet the weights, unless one of them is no number."""
+        """Clip the gradients and update the weights, unless the loss or a gradient is NaN or infinite."""
         self._scaler.unscale_(self.optimizer)
         limit = torch.inf if self.grad_clip is None else self.grad_clip
         norm = nn.utils.clip_grad_norm_(self._weights, limit)
         outcome = StepMetrics(float(loss), targets, float(norm))
-        finite = outcome.loss < float("inf") and outcome.grad_norm < float("inf")  # false of what is no number, too
-        # With float16 a gradient that overflowed is an ordinary thing, until scaling it less does not help.
+        finite = outcome.loss < float("inf") and outcome.grad_norm < float("inf")  # false for NaN, too
+        # With float16, gradients overflow now and then; it is an error once the loss scale cannot go lower.
         if not finite and not (self._scaler.is_enabled() and math.isfinite(outcome.loss) and self._scale() > 1):
             if self._scaler.is_enabled():
-                self._scaler.update()  # which makes ready for the next step
-            raise NonFiniteError(f"the loss is {outcome.loss} and the gradient's norm {outcome.grad_norm}.")
-        self._scaler.step(self.optimizer)  # with float16, a step that overflowed is left out and the next scaled less
+                self._scaler.update()  # resets it for the next step
+            raise NonFiniteError(f"the loss is {outcome.loss} and the gradient norm {outcome.grad_norm}.")
+        self._scaler.step(self.optimizer)  # with float16, skips a step that overflowed and lowers the scale
         self._scaler.update()
         return outcome
 
@@ -110,10 +110,10 @@ class TrainStep:
         return float(self._scaler.get_scale())
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what is carried from step to step, for JSON."""
+        """Return the state of the gradient scaler, as JSON values."""
         return self._scaler.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on with what `state` returned."""
+        """Restore what `state_dict` returned."""
         if state_dict:
             self._scaler.load_state_dict(state_dict)

@@ -1,4 +1,4 @@
-"""What a run shows of itself elsewhere: TensorBoard where it is installed, and wandb where it is asked for."""
+"""Experiment trackers: TensorBoard if installed, and wandb on request."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from glasshouse.errors import InputError
 
 
 class Trackers:
-    """Sends the numbers of each step to the trackers; one that fails is warned of once and left out from there on.
+    """Sends the metrics of each step to the trackers; one that fails is disabled with a warning.
 
-    `start` is the first step that will be written: what TensorBoard had of it and of later steps is no longer shown.
+    `start` is the first step to be written: TensorBoard purges earlier values from that step on.
 
     >>> import tempfile
     >>> trackers = Trackers(Path(tempfile.mkdtemp()), name="tiny")
@@ -31,44 +31,44 @@ class Trackers:
                 module = importlib.import_module("wandb")
             except ImportError:
                 raise InputError(
-                    "wandb is asked for and not installed; run pip install 'glasshouse[wandb]', or do without it."
+                    "train.wandb is set, but wandb is not installed; run pip install 'glasshouse[wandb]' or unset it."
                 ) from None
             self._open("wandb", lambda: _Wandb(module, folder, name))
         if importlib.util.find_spec("tensorboard"):
             self._open("TensorBoard", lambda: _TensorBoard(folder / "tensorboard", start))
 
     def write(self, step: int, values: dict[str, Any]) -> None:
-        """Send what is a number, with validation_loss as validation/loss, so that its kind stands together."""
+        """Send the numbers; validation_loss becomes validation/loss, which groups validation metrics."""
         numbers = {
             name.replace("validation_", "validation/", 1) if name.startswith("validation_") else name: value
             for name, value in values.items()
             if isinstance(value, (int, float)) and not isinstance(value, bool)
         }
-        for which, tracker in list(self._trackers.items()):
+        for name, tracker in list(self._trackers.items()):
             try:
                 tracker.write(step, numbers)
             except Exception as error:
-                self._drop(which, error)
+                self._drop(name, error)
 
     def close(self) -> None:
-        """Send what is still on its way; later writes go nowhere."""
-        for which, tracker in list(self._trackers.items()):
+        """Flush and close; later writes are ignored."""
+        for name, tracker in list(self._trackers.items()):
             try:
                 tracker.close()
             except Exception as error:
-                self._drop(which, error)
+                self._drop(name, error)
         self._trackers.clear()
 
-    def _open(self, which: str, tracker: Callable[[], _Tracker]) -> None:
+    def _open(self, name: str, tracker: Callable[[], _Tracker]) -> None:
         try:
-            self._trackers[which] = tracker()
+            self._trackers[name] = tracker()
         except Exception as error:
-            self._drop(which, error)
+            self._drop(name, error)
 
-    def _drop(self, which: str, error: Exception) -> None:
-        self._trackers.pop(which, None)  # first, since a warning may be made an error
+    def _drop(self, name: str, error: Exception) -> None:
+        self._trackers.pop(name, None)  # first, since a warning may be turned into an error
         warnings.warn(
-            f"{which} failed ({type(error).__name__}: {error}) and is left out from here on; training goes on.",
+            f"{name} failed ({type(error).__name__}: {error}) and is disabled; training continues.",
             stacklevel=3,
         )
 
@@ -88,7 +88,7 @@ class _TensorBoard:
     def write(self, step: int, numbers: dict[str, float]) -> None:
         for name, value in numbers.items():
             self._writer.add_scalar(name, value, step)
-        self._writer.flush()  # a run that is killed has shown all it did, as in its journal
+        self._writer.flush()  # a killed run has logged every step, as in metrics.jsonl
 
     def close(self) -> None:
         self._writer.close()
@@ -96,7 +96,7 @@ class _TensorBoard:
 
 class _Wandb:
     def __init__(self, wandb: ModuleType, folder: Path, name: str) -> None:
-        known = folder / "wandb.id"  # a run that goes on is the same run there; the steps it does again are kept once
+        known = folder / "wandb.id"  # a resumed run keeps its id; repeated steps are logged once
         if not known.is_file():
             known.write_text(secrets.token_hex(8), encoding="utf-8")
         self._run: Any = wandb.init(dir=folder, name=name, id=known.read_text(encoding="utf-8"), resume="allow")

@@ -1,4 +1,4 @@
-"""Data sets that need no download: each item is a function of its split and number, the same on every run."""
+"""Built-in datasets, which need no download: each item is a function of its split and index."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Kind = Literal["text", "pairs", "labelled", "chat"]
 
 @dataclass(frozen=True)
 class BuiltinDataset:
-    """A data set: what it is, how large, and how to read it."""
+    """A built-in dataset."""
 
     name: str
     kind: Kind
@@ -31,18 +31,18 @@ class BuiltinDataset:
     def sizes(self) -> Mapping[str, int]:
         """Count the items of each split.
 
-        >>> builtin("dates").sizes()
+        >>> builtin_dataset("dates").sizes()
         {'train': 50000, 'validation': 2000, 'test': 2000}
         """
         return {split: self.count(split) for split in SPLITS}
 
     def items(self, split: str = "train", start: int = 0) -> Iterator[Any]:
-        """Yield the items of a split from number `start` on, without making those before it.
+        """Yield the items of a split from index `start` on, without generating those before it.
 
         An item of kind text is (name, text), of pairs (source, target), of labelled (text, label), of chat a list of
         {"role": ..., "content": ...}.
 
-        >>> next(builtin("dates").items("train", start=9))
+        >>> next(builtin_dataset("dates").items("train", start=9))
         ('tisdag 24 oktober 2023', '2023-10-24')
         """
         if split not in SPLITS:
@@ -60,14 +60,14 @@ _BUILTINS = {
         BuiltinDataset(
             "stdlib",
             "text",
-            "The Python standard library of this interpreter, one file a document.",
+            "The Python standard library of this interpreter, one document per file.",
             stdlib.count,
             stdlib.item,
         ),
         BuiltinDataset(
             "dates",
             "pairs",
-            "Dates as they are written in sixty languages and countries, to ISO dates.",
+            "Dates as written in sixty languages and countries, to ISO dates.",
             _GENERATED.__getitem__,
             dates.item,
         ),
@@ -82,7 +82,7 @@ _BUILTINS = {
         BuiltinDataset(
             "chat",
             "chat",
-            "Short conversations about words, lists, languages and dates, with right answers.",
+            "Short conversations about words, lists, languages and dates, with correct answers.",
             _GENERATED.__getitem__,
             chat.item,
         ),
@@ -91,33 +91,33 @@ _BUILTINS = {
 
 
 def builtin_datasets() -> tuple[str, ...]:
-    """List the names that `builtin` takes.
+    """List the names that `builtin_dataset` takes.
 
-    >>> builtins()
+    >>> builtin_datasets()
     ('stdlib', 'dates', 'langid', 'chat')
     """
     return tuple(_BUILTINS)
 
 
 def builtin_dataset(name: str, **sizes: int) -> BuiltinDataset:
-    """Return a data set by name; a generated one in other sizes, if they are given.
+    """Return a dataset by name; `sizes` changes the sizes of a generated one.
 
-    A larger set begins with the items of a smaller one.
+    A larger dataset starts with the items of a smaller one.
 
-    >>> builtin("langid", train=200_000).sizes()["train"]
+    >>> builtin_dataset("langid", train=200_000).sizes()["train"]
     200000
-    >>> builtin("date")
+    >>> builtin_dataset("date")
     Traceback (most recent call last):
     ...
-    glasshouse.errors.InputError: there is no built-in data set 'date'; did you mean dates?
+    glasshouse.errors.InputError: there is no built-in dataset 'date'; did you mean dates?
     """
     if name not in _BUILTINS:
-        raise InputError(f"there is no built-in data set {name!r}; {did_you_mean(name, _BUILTINS)}")
+        raise InputError(f"there is no built-in dataset {name!r}; {did_you_mean(name, _BUILTINS)}")
     found = _BUILTINS[name]
     if not sizes:
         return found
     if found.count is stdlib.count:
-        raise InputError("stdlib is as large as the library is; give no sizes for it.")
+        raise InputError("stdlib has a fixed size; give no sizes for it.")
     for split, size in sizes.items():
         if split not in SPLITS:
             raise InputError(f"there is no split {split!r} of {name}; {did_you_mean(split, SPLITS)}")

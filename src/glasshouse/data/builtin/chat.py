@@ -1,8 +1,8 @@
-"""Conversations with right answers: small questions about a word, a list of words, a language or a date.
+"""Conversations with correct answers: small questions about a word, a list of words, a language or a date.
 
-An answer is a sentence, unless a system message asks for the result alone. A later turn may come back to the word or
-the list of the one before. Words are those of the English CLDR and of Python's help texts, so they follow the
-versions of both; words, names and dates of one split are in no other.
+An answer is a sentence, unless a system message asks for the result alone. A later turn may refer to the word or list
+of the one before. Words are from the English CLDR and Python's help texts, so they depend on the versions of both;
+words, names and dates of one split occur in no other.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _TERSE_SYSTEM = ("Answer with the result alone.", "Give only the answer, with no
 
 @dataclass(frozen=True)
 class Task:
-    """A question in several wordings, first about something new and then about the same again, and its answer."""
+    """A question in several wordings, for a new subject and for the same subject again, and its answer."""
 
     first: tuple[str, ...]
     again: tuple[str, ...]
@@ -123,32 +123,32 @@ def item(split: str, index: int) -> list[Message]:
     >>> [message["role"] for message in item("train", 4)]
     ['user', 'assistant', 'user', 'assistant']
     """
-    dice = item_rng("chat", split, index)
-    system = dice.choice(_NO_SYSTEM + _PLAIN_SYSTEM + _TERSE_SYSTEM)
+    rng = item_rng("chat", split, index)
+    system = rng.choice(_NO_SYSTEM + _PLAIN_SYSTEM + _TERSE_SYSTEM)
     messages = [{"role": "system", "content": system}] if system else []
     left: list[Task] = []
-    for _ in range(*dice.choices((1, 2, 3), weights=(5, 3, 2))):
-        again = bool(left) and dice.random() < 0.5
+    for _ in range(*rng.choices((1, 2, 3), weights=(5, 3, 2))):
+        again = bool(left) and rng.random() < 0.5
         if not again:
-            tasks, draw = dice.choices(_TOPICS, weights=_WEIGHTS)[0]
-            shown, known = draw(dice, split)
+            tasks, draw = rng.choices(_TOPICS, weights=_WEIGHTS)[0]
+            shown, known = draw(rng, split)
             left = list(tasks)
-        task = left.pop(dice.randrange(len(left)))
-        question = dice.choice(task.again if again else task.first).format(shown=shown)
+        task = left.pop(rng.randrange(len(left)))
+        question = rng.choice(task.again if again else task.first).format(shown=shown)
         answer = task.solve(known)
         reply = answer if system in _TERSE_SYSTEM else task.sentence.format(answer=answer)
         messages += [{"role": "user", "content": question}, {"role": "assistant", "content": reply}]
     return messages
 
 
-def _draw_word(dice: random.Random, split: str) -> tuple[str, str]:
-    word = dice.choice(words()[split])
+def _draw_word(rng: random.Random, split: str) -> tuple[str, str]:
+    word = rng.choice(words()[split])
     return word, word
 
 
-def _draw_list(dice: random.Random, split: str) -> tuple[str, str]:
+def _draw_list(rng: random.Random, split: str) -> tuple[str, str]:
     while True:
-        drawn = dice.sample(words()[split], dice.randint(3, 7))
+        drawn = rng.sample(words()[split], rng.randint(3, 7))
         shorter, longest = sorted(map(len, drawn))[-2:]
         if shorter < longest:  # so that there is a longest word
             return ", ".join(drawn), ", ".join(drawn)
@@ -171,14 +171,14 @@ def words() -> Mapping[str, tuple[str, ...]]:
     >>> "statement" in words()[split_of("word:statement")]
     True
     """
-    from pydoc_data.topics import topics  # a megabyte, so not before it is needed
+    from pydoc_data.topics import topics  # a megabyte, so imported lazily
 
     found: dict[str, list[str]] = {split: [] for split in SPLITS}
     for name in dict.fromkeys(cldr.names("en").values()):
         if _is_word(name):
             found[langid.split_by_name()[name.lower()]].append(name)
     taken = {name.lower() for names in found.values() for name in names}
-    # Twice in running text, and not beside a dot or a quote: most names of variables fall out.
+    # Twice in running text, and not next to a dot or a quote: this excludes most variable names.
     prose = Counter(word for text in topics.values() for word in re.findall(_IN_PROSE, text))
     for word in sorted(prose):
         if prose[word] > 1 and _is_word(word) and word not in taken:

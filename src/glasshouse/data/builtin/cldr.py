@@ -1,6 +1,6 @@
-"""The names and patterns of the Unicode CLDR, as the installed Babel has them.
+"""Names and patterns of the Unicode CLDR, from the installed Babel.
 
-What they say follows Babel's version: a new CLDR may rename a country or move a comma.
+They depend on Babel's version: a new CLDR may rename a country or move a comma.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from glasshouse.errors import InputError
 if TYPE_CHECKING:
     from babel import Locale
 
-# Marks that only steer the display of right-to-left text are dropped, since a model would have to learn where each
-# pattern happens to have one; joiners stay, as they are spelling. All spaces become the one that people type.
+# Direction marks of right-to-left text are dropped, since a model would have to learn where each pattern has one;
+# joiners stay, as they are spelling. All spaces become U+0020.
 _PLAIN = {ord(mark): None for mark in "\u200e\u200f\u061c"} | {ord(space): " " for space in "\u00a0\u202f\u2009"}
 
 
@@ -31,7 +31,7 @@ def locale(code: str) -> Locale:
         from babel import Locale
     except ImportError:
         raise InputError(
-            "this data set is made from Babel's names and dates, and Babel is not installed; "
+            "this dataset is generated from Babel's names and dates, and Babel is not installed; "
             "run pip install 'glasshouse[cldr]'."
         ) from None
     return Locale.parse(code, sep="-")
@@ -47,10 +47,10 @@ def plain(text: str) -> str:
 
 
 def names(code: str) -> Mapping[str, str]:
-    """Return a language's own names of places, languages, scripts and currencies.
+    """Return a language's names of places, languages, scripts and currencies.
 
-    Left out are those that are but a code, those with numbers (years of a currency) and those with commas, which
-    separate names in our lists.
+    Excluded are names that are only a code, names with digits (years of a currency) and names with commas, which
+    separate names in lists.
 
     >>> names("fr")["territory:DE"], names("de")["currency:DKK"]
     ('Allemagne', 'Dänische Krone')

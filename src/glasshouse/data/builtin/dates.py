@@ -1,12 +1,12 @@
 """Dates as people write them in sixty languages and countries, and the same dates in ISO form.
 
-Every answer is determined by its text. All years have four digits and are of the Gregorian calendar, also where
-another is in daily use (Thai, Persian). Where the text alone would leave a doubt, the locale stands in front of it:
+Every answer is determined by its text. All years have four digits and are Gregorian, also where another calendar is
+in daily use (Thai, Persian). Where the text alone is ambiguous, it is prefixed with the locale:
 
-- a month given as a number, `en-US: 3/4/2021`, since others put the day first;
-- a month whose name means another one elsewhere: `listopada` is October in Croatian and November in Polish.
+- a numeric month, `en-US: 3/4/2021`, since other locales put the day first;
+- a month name with another meaning elsewhere: `listopada` is October in Croatian and November in Polish.
 
-Digits are 0 to 9 in every script, as Babel writes them.
+Digits are 0 to 9 in every script, as in Babel.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _SKELETONS = ("yMd", "yMEd", "yMMMd", "yMMMEd", "yMMMMd", "yMMMMEd")
 
 @dataclass(frozen=True)
 class DateFormat:
-    """One way to write a date: a locale and a pattern, with the names that the pattern asks for."""
+    """A date format: a locale and a pattern, with the names that the pattern needs."""
 
     locale: str
     pattern: str
@@ -45,7 +45,7 @@ class DateFormat:
     ambiguous_months: frozenset[int]
 
     def write(self, date: datetime.date) -> str:
-        """Write a date, with the locale in front where it would be in doubt without."""
+        """Format a date, prefixed with the locale if it is ambiguous without."""
         numbers = {"y": str(date.year), "d": str(date.day), "dd": f"{date.day:02}"}
         text = self.pattern % {**numbers, **self.months[date.month - 1], **self.weekdays[date.weekday()]}
         return f"{self.locale}: {text}" if date.month in self.ambiguous_months else text
@@ -60,21 +60,21 @@ def item(split: str, index: int) -> tuple[str, str]:
     return draw(item_rng("dates", split, index), split)
 
 
-def draw(dice: random.Random, split: str) -> tuple[str, str]:
-    """Draw a date of a split, and a way to write it."""
-    date = datetime.date.fromordinal(dice.choice(_days()[split]))
-    return dice.choice(forms()[dice.choice(LOCALES)]).write(date), date.isoformat()
+def draw(rng: random.Random, split: str) -> tuple[str, str]:
+    """Draw a date of a split and a format; return the text and the ISO date."""
+    date = datetime.date.fromordinal(rng.choice(_days()[split]))
+    return rng.choice(formats()[rng.choice(LOCALES)]).write(date), date.isoformat()
 
 
 @functools.cache
-def forms() -> Mapping[str, tuple[DateFormat, ...]]:
-    """Return every form, by locale.
+def formats() -> Mapping[str, tuple[DateFormat, ...]]:
+    """Return all formats, by locale.
 
-    >>> [form.write(datetime.date(2021, 3, 4)) for form in forms()["de"]][:3]
+    >>> [one.write(datetime.date(2021, 3, 4)) for one in formats()["de"]][:3]
     ['de: 04.03.2021', '4. März 2021', 'Donnerstag, 4. März 2021']
     """
-    doubtful = _doubtful_names()
-    return {code: tuple(_form(code, pattern, doubtful) for pattern in _patterns(code)) for code in LOCALES}
+    ambiguous = _ambiguous_names()
+    return {code: tuple(_format(code, pattern, ambiguous) for pattern in _patterns(code)) for code in LOCALES}
 
 
 def _patterns(code: str) -> list[str]:
@@ -82,7 +82,7 @@ def _patterns(code: str) -> list[str]:
     known = [own.date_formats[style] for style in _STYLES]
     known += [own.datetime_skeletons[key] for key in _SKELETONS if key in own.datetime_skeletons]
     patterns = dict.fromkeys(re.sub(r"%\(y+\)s", "%(y)s", cldr.plain(pattern.format)) for pattern in known)
-    # A locale may contradict itself: Kannada's is d/M/y on its own and M/d/y after a weekday. The first one counts.
+    # A locale may contradict itself: Kannada has d/M/y alone and M/d/y after a weekday. The first one counts.
     orders = {pattern: pattern.index("%(d") < pattern.index("%(M") for pattern in patterns if _is_numeric(pattern)}
     first = next(iter(orders.values()), True)
     return [pattern for pattern in patterns if orders.get(pattern, first) == first]
@@ -92,7 +92,7 @@ def _is_numeric(pattern: str) -> bool:
     return re.search(r"%\(MM?\)s(?!月)", pattern) is not None
 
 
-def _form(code: str, pattern: str, doubtful: frozenset[str]) -> DateFormat:
+def _format(code: str, pattern: str, ambiguous: frozenset[str]) -> DateFormat:
     from babel.dates import DateTimeFormat
 
     fields = [field for field in re.findall(r"%\((\w+)\)s", pattern) if field[0] not in "yd"]
@@ -103,15 +103,15 @@ def _form(code: str, pattern: str, doubtful: frozenset[str]) -> DateFormat:
 
     months = tuple(named(datetime.date(2001, month, 1), weekday=False) for month in range(1, 13))
     weekdays = tuple(named(datetime.date(2001, 1, day), weekday=True) for day in range(1, 8))  # the 1st is a Monday
-    tagged = frozenset(
+    ambiguous_months = frozenset(
         month
         for month, texts in enumerate(months, start=1)
-        if _is_numeric(pattern) or any(_bare(text) in doubtful for text in texts.values())
+        if _is_numeric(pattern) or any(_bare(text) in ambiguous for text in texts.values())
     )
-    return DateFormat(code, pattern, months, weekdays, tagged)
+    return DateFormat(code, pattern, months, weekdays, ambiguous_months)
 
 
-def _doubtful_names() -> frozenset[str]:
+def _ambiguous_names() -> frozenset[str]:
     meanings = defaultdict(set)
     for code in LOCALES:
         for widths in cldr.locale(code).months.values():

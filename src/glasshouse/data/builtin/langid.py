@@ -1,8 +1,8 @@
-"""Which language is this: five names of places, languages, scripts or currencies, as one language writes them.
+"""Language identification: five names of places, languages, scripts or currencies, to the language they are in.
 
-One name is often spelled alike in several languages, so a sample has five, drawn until no other language here has
-them all. Names that English shares with another language are left out of both: they tell nothing, and some are only
-there because nobody has translated them. A name that train shows is in no other split, in any language.
+A name is often spelled alike in several languages, so a sample has five, drawn until no other language has them all.
+Names that English shares with another language are excluded from both: they carry no information, and some are just
+not translated. A name in the training split is in no other split, in any language.
 """
 
 from __future__ import annotations
@@ -34,29 +34,29 @@ def item(split: str, index: int) -> tuple[str, str]:
     return draw(item_rng("langid", split, index), split)
 
 
-def draw(dice: random.Random, split: str) -> tuple[str, str]:
-    """Draw a language, and five names of a split that no other language shares."""
-    language = dice.choice(LANGUAGES)
+def draw(rng: random.Random, split: str) -> tuple[str, str]:
+    """Draw a language and five names of a split that no other language has together."""
+    language = rng.choice(LANGUAGES)
     while True:
-        sample = dice.sample(names()[split][language], _IN_A_SAMPLE)
-        if len(frozenset.intersection(*(_writers()[name] for name in sample))) == 1:
+        sample = rng.sample(names()[split][language], _IN_A_SAMPLE)
+        if len(frozenset.intersection(*(_languages_by_name()[name] for name in sample))) == 1:
             return ", ".join(sample), language
 
 
 def bayes_accuracy(split: str) -> float:
-    """Return how often the best guesser is right who is shown one name alone, and knows who writes what.
+    """Return the accuracy of the Bayes-optimal classifier on single names.
 
-    For five names as they are drawn here that is always, since no other language has them all. For one it is less:
-    many are written alike in several languages. A language is drawn evenly, then one of its names, so a name is most
-    likely to come from the language with the fewest names of all that write it.
+    With five names as drawn here it is 1, since no other language has them all. With one it is lower: many names are
+    spelled alike in several languages. A language is drawn uniformly, then one of its names, so a name most likely
+    comes from the language with the fewest names among those that have it.
 
-    >>> 0.5 < ceiling("test") < 1
+    >>> 0.5 < bayes_accuracy("test") < 1
     True
     """
     known = names()[split]
     guess: dict[str, str] = {}
     for language in sorted(known, key=lambda code: len(known[code]), reverse=True):
-        guess |= dict.fromkeys(known[language], language)  # the fewest names come last, and stay
+        guess |= dict.fromkeys(known[language], language)  # the language with the fewest names comes last and wins
     right = Counter(guess.values())
     return sum(right[code] / len(every) for code, every in known.items()) / len(known)
 
@@ -71,7 +71,7 @@ def names() -> Mapping[str, Mapping[str, tuple[str, ...]]]:
     found: dict[str, dict[str, dict[str, None]]] = {split: {code: {} for code in LANGUAGES} for split in SPLITS}
     for language, known in _known().items():
         for key, name in known.items():
-            shared_with_english = "en" in _writers()[name] and len(_writers()[name]) > 1
+            shared_with_english = "en" in _languages_by_name()[name] and len(_languages_by_name()[name]) > 1
             if split_by_name()[name.casefold()] == split_of(key) and not shared_with_english:
                 found[split_of(key)][language][name] = None
     return {split: {code: tuple(every) for code, every in by.items()} for split, by in found.items()}
@@ -79,9 +79,9 @@ def names() -> Mapping[str, Mapping[str, tuple[str, ...]]]:
 
 @functools.cache
 def split_by_name() -> Mapping[str, str]:
-    """Return the split of every name in small letters; one with two meanings has that of the first.
+    """Return the split of every lowercase name; one with two meanings has the split of the first.
 
-    >>> home()["arabic"] == split_of("language:ar")  # a script has the same name
+    >>> split_by_name()["arabic"] == split_of("language:ar")  # a script has the same name
     True
     """
     found: dict[str, str] = {}
@@ -97,9 +97,9 @@ def _known() -> Mapping[str, Mapping[str, str]]:
 
 
 @functools.cache
-def _writers() -> Mapping[str, frozenset[str]]:
-    writers = defaultdict(set)
+def _languages_by_name() -> Mapping[str, frozenset[str]]:
+    found = defaultdict(set)
     for language, known in _known().items():
         for name in known.values():
-            writers[name].add(language)
-    return {name: frozenset(languages) for name, languages in writers.items()}
+            found[name].add(language)
+    return {name: frozenset(languages) for name, languages in found.items()}

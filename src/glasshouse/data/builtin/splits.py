@@ -1,4 +1,4 @@
-"""What all built-in sets share: the names of the splits, what belongs to which, and chance without state."""
+"""Shared by all built-in datasets: the split names, the assignment to splits, and stateless random numbers."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ SPLITS = ("train", "validation", "test")
 
 
 def split_of(key: str) -> str:
-    """Say which split a thing belongs to: one in twenty to validation, one in twenty to test.
+    """Return the split of a key: one in twenty is in validation, one in twenty in test.
 
-    It depends on the thing's own name alone, so that nothing can be in two splits and new things move no old ones.
+    It depends on the key alone, so that nothing is in two splits and new keys do not move old ones.
 
     >>> split_of("territory:FR"), split_of("1999-12-31")
     ('train', 'train')
@@ -21,9 +21,9 @@ def split_of(key: str) -> str:
 
 
 def item_rng(name: str, split: str, index: int) -> random.Random:
-    """Return the dice that make one item; a string seeds them alike in every process.
+    """Return the random generator of one item; a string seed gives the same in every process.
 
-    >>> chance("dates", "train", 7).random() == chance("dates", "train", 7).random()
+    >>> item_rng("dates", "train", 7).random() == item_rng("dates", "train", 7).random()
     True
     """
     return random.Random(f"{name}/{split}/{index}")

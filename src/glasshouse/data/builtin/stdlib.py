@@ -1,4 +1,4 @@
-"""The Python standard library as text: a few hundred to a few thousand documents that every machine has."""
+"""The Python standard library as text: a few hundred to a few thousand documents on every machine."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def count(split: str) -> int:
 
 
 def item(split: str, index: int) -> tuple[str, str]:
-    """Return a document: its path within the library, and its text, with newlines as they are on Unix.
+    """Return a document: its path within the library, and its text, with Unix newlines.
 
     >>> name, text = item("train", 0)
     >>> name
@@ -51,15 +51,15 @@ def _files() -> Mapping[str, tuple[str, ...]]:
         try:
             text = _read(library / path)
         except (SyntaxError, UnicodeDecodeError, OSError):
-            continue  # the library's tests hold files that nobody can decode; a link may lead nowhere
+            continue  # the library's tests include undecodable files; a link may be broken
         digest = hashlib.sha256(text.encode()).digest()
-        if text.strip() and digest not in seen:  # a copy might land in another split
+        if text.strip() and digest not in seen:  # a copy could be in another split
             seen.add(digest)
             files[split_of(path)].append(path)
     if len(seen) < _FEWEST:
         raise InputError(
             f"the standard library in {str(library)!r} has {len(seen)} Python files, too few for a corpus; "
-            "use a Python that comes with its sources, or another data set."
+            "use a Python that comes with its sources, or another dataset."
         )
     return {split: tuple(paths) for split, paths in files.items()}
 
@@ -75,5 +75,5 @@ def _python_files(library: Path) -> Iterator[str]:
 def _read(path: Path) -> str:
     with tokenize.open(path) as file:
         if codecs.lookup(file.encoding).name not in ("utf-8", "utf-8-sig"):
-            raise SyntaxError(f"{path} is written in {file.encoding}")
+            raise SyntaxError(f"{path} is encoded as {file.encoding}")
         return file.read()

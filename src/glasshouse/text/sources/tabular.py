@@ -1,4 +1,4 @@
-"""Rows of JSON lines, CSV, TSV and Parquet files: the values of the fields that are asked for."""
+"""Rows of JSON Lines, CSV, TSV and Parquet files: the values of the requested columns."""
 
 from __future__ import annotations
 
@@ -15,39 +15,41 @@ from glasshouse.errors import GlasshouseError, InputError
 from glasshouse.text.sources.file import BLOCK, SourceFile, extra_module, not_utf8, read_errors, too_long
 
 TABULAR_SUFFIXES = (".jsonl", ".ndjson", ".csv", ".tsv", ".parquet")
-_ROW = 2**26  # bytes of a row that is a document, which is then cut; JSON and CSV are only read whole
-_NAMES = 100  # of fields that an error looks at
-_ROWS = 64  # of a Parquet file, decoded at a time
-# Escapes in JSON, one after the other: a pair of surrogates, a lone one (the group), any other.
+_ROW = 2**26  # bytes of a row that is a document, which is then chunked; JSON and CSV rows are parsed whole
+_NAMES = 100  # column names that an error compares
+_ROWS = 64  # rows of a Parquet file decoded at a time
+# JSON escapes: a surrogate pair, a lone surrogate (the group), or any other.
 _LONE = re.compile(r"(?as)\\(?:u(?i:d[89ab][\da-f]{2})\\u(?i:d[c-f][\da-f]{2})|(u(?i:d[89a-f][\da-f]{2}))|.)")
 
 
-def texts(file: SourceFile, field: str) -> Iterator[tuple[bytes, bool]]:
-    """Yield the text of each row as a document that ends."""
-    for number, (value,) in rows(file, [field], _ROW):
+def texts(file: SourceFile, column: str) -> Iterator[tuple[bytes, bool]]:
+    """Yield the text of each row as a whole document."""
+    for number, (value,) in rows(file, [column], _ROW):
         if not isinstance(value, str):
             kind = "null" if value is None else type(value).__name__
             raise InputError(
-                f"{_where(file, number)} has a value of type {kind} in {field!r}, but it must be a string; mend it "
-                "or name another field."
+                f"{_where(file, number)} has a value of type {kind} in {column!r}, but it must be a string; fix it "
+                "or name another column."
             )
         yield value.encode(), True
 
 
-def rows(file: SourceFile, fields: Sequence[str], longest: int) -> Iterator[tuple[int, tuple[Any, ...]]]:
-    """Yield the values of the fields, with the number of the line or row for errors to name.
+def rows(file: SourceFile, columns: Sequence[str], max_bytes: int) -> Iterator[tuple[int, tuple[Any, ...]]]:
+    """Yield the line or row number, for error messages, and the values of the columns.
 
-    A row (a value, in Parquet) beyond `longest` bytes is refused.
+    A row (in Parquet, a value) longer than `max_bytes` is refused.
     """
     if file.kind == ".parquet":
-        return _parquet_rows(file, fields, longest)
-    return _csv_rows(file, fields, longest) if file.kind in (".csv", ".tsv") else _json_rows(file, fields, longest)
+        return _parquet_rows(file, columns, max_bytes)
+    if file.kind in (".csv", ".tsv"):
+        return _csv_rows(file, columns, max_bytes)
+    return _json_rows(file, columns, max_bytes)
 
 
 def columns(file: SourceFile) -> list[str]:
-    """Return the names of a table's columns: those of its header or schema, or the fields of its first object.
+    """Return the column names: from the header, the schema, or the first JSON object.
 
-    Where they cannot be read there are none: reading the rows says what is wrong.
+    Empty if they cannot be read; reading the rows then raises the error.
     """
     try:
         if file.kind == ".parquet":
@@ -59,7 +61,7 @@ def columns(file: SourceFile) -> list[str]:
         line = next((line for line in file.lines(_ROW) if line.strip()), b"{}")
         first = json.loads(line)
         return list(first) if isinstance(first, dict) else []
-    except Exception:  # of many libraries
+    except Exception:  # from several libraries
         return []
 
 
@@ -67,130 +69,129 @@ def _where(file: SourceFile, number: int) -> str:
     return f"{'row' if file.kind == '.parquet' else 'line'} {number} of {str(file.path)!r}"
 
 
-def _json_rows(file: SourceFile, fields: Sequence[str], longest: int) -> Iterator[tuple[int, tuple[Any, ...]]]:
-    for number, line in enumerate(file.lines(longest), 1):
+def _json_rows(file: SourceFile, columns: Sequence[str], max_bytes: int) -> Iterator[tuple[int, tuple[Any, ...]]]:
+    for number, line in enumerate(file.lines(max_bytes), 1):
         if not line.strip():
             continue
         value = _json_value(file, number, line.decode())
         if not isinstance(value, dict):
-            raise InputError(f"{_where(file, number)} is not an object with fields in {{}}; mend it.")
-        _require_all(fields, value, _where(file, number))
-        yield number, tuple(value[field] for field in fields)
+            raise InputError(f"{_where(file, number)} is not a JSON object in {{}}; fix it.")
+        _require_all(columns, value, _where(file, number))
+        yield number, tuple(value[column] for column in columns)
 
 
-def _json_value(file: SourceFile, number: int, line: str) -> Any:  # noqa: ANN401 - whatever JSON can say
-    # Only an escape can spell half a character: the bytes themselves were checked.
+def _json_value(file: SourceFile, number: int, line: str) -> Any:  # noqa: ANN401 - any JSON value
+    # Only an escape can give a lone surrogate: the bytes themselves were validated.
     if "\\ud" in line or "\\uD" in line:
         if file.errors == "strict" and any(match[1] for match in _LONE.finditer(line)):
             raise InputError(
-                f"{_where(file, number)} holds half a character (a surrogate); mend it, or set errors (of a "
-                "run, data.errors) to 'replace'."
+                f"{_where(file, number)} has a lone surrogate; fix it, or set errors (of a run, data.errors) to "
+                "'replace'."
             )
         line = _LONE.sub(lambda match: r"\ufffd" if match[1] else match[0], line)
     try:
         return json.loads(line)
     except RecursionError:
-        raise InputError(f"{_where(file, number)} is nested too deeply to be read; take it out.") from None
-    except ValueError as error:  # the plain kind for a number of thousands of digits
+        raise InputError(f"{_where(file, number)} is nested too deeply to be parsed; remove it.") from None
+    except ValueError as error:  # a number with thousands of digits raises a plain ValueError
         reason = str(error).replace("line 1 column", "column")
-        raise InputError(f"{_where(file, number)} is not sound JSON ({reason}); mend it.") from None
+        raise InputError(f"{_where(file, number)} is not valid JSON ({reason}); fix it.") from None
 
 
-def _csv_rows(file: SourceFile, fields: Sequence[str], longest: int) -> Iterator[tuple[int, tuple[str, ...]]]:
-    csv.field_size_limit(2**31 - 1)  # the most that every machine takes; Python itself stops at 128 KiB
+def _csv_rows(file: SourceFile, columns: Sequence[str], max_bytes: int) -> Iterator[tuple[int, tuple[str, ...]]]:
+    csv.field_size_limit(2**31 - 1)  # the most that every platform accepts; Python's default is 128 KiB
     delimiter = "\t" if file.kind == ".tsv" else ","
-    lines = _CsvLines(file, longest)
+    lines = _CsvLines(file, max_bytes)
     reader = csv.reader(lines, delimiter=delimiter, strict=True)
-    number, header, places = 1, list[str](), list[int]()
+    number, header, indices = 1, list[str](), list[int]()
     try:
         for row in reader:
             if row and not header:
-                _require_all(fields, row, repr(str(file.path)))
-                for field in fields:
-                    if (times := row.count(field)) > 1:
+                _require_all(columns, row, repr(str(file.path)))
+                for column in columns:
+                    if (times := row.count(column)) > 1:
                         raise InputError(
-                            f"{_where(file, number)} names the column {field!r} {times} times; rename those that are "
-                            "not meant."
+                            f"{_where(file, number)} names the column {column!r} {times} times; rename the others."
                         )
-                header, places = row, [row.index(field) for field in fields]
+                header, indices = row, [row.index(column) for column in columns]
             elif row and len(row) != len(header):
                 cells = f"{len(row)} cells, but the header has {len(header)}"
-                raise InputError(f"{_where(file, number)} has {cells}; mend it.")
+                raise InputError(f"{_where(file, number)} has {cells}; fix it.")
             elif row:
-                yield number, tuple(row[place] for place in places)
+                yield number, tuple(row[index] for index in indices)
             number, lines.size = reader.line_num + 1, 0
     except csv.Error as error:
         reason = str(error).partition(" - ")[0]
-        raise InputError(f"{_where(file, number)} is not sound {file.kind[1:]} ({reason}); mend it.") from None
+        raise InputError(f"{_where(file, number)} is not valid {file.kind[1:]} ({reason}); fix it.") from None
 
 
 class _CsvLines:
-    """The lines of a file; `size` counts the bytes of a row, which may have several."""
+    """The lines of a file; `size` counts the bytes of the current row, which may span several lines."""
 
-    def __init__(self, file: SourceFile, longest: int) -> None:
-        self.file, self.longest, self.size = file, longest, 0
+    def __init__(self, file: SourceFile, max_bytes: int) -> None:
+        self.file, self.max_bytes, self.size = file, max_bytes, 0
 
     def __iter__(self) -> Iterator[str]:
-        for number, line in enumerate(self.file.lines(self.longest), 1):
+        for number, line in enumerate(self.file.lines(self.max_bytes), 1):
             if b"\0" in line:
-                raise InputError(f"{_where(self.file, number)} holds a NUL byte, as no text does; write it as UTF-8.")
+                raise InputError(f"{_where(self.file, number)} has a NUL byte; save the file as UTF-8.")
             self.size += len(line) + 1
-            if self.size > self.longest:
-                raise too_long(f"the row that ends after {_where(self.file, number)}", self.longest)
+            if self.size > self.max_bytes:
+                raise too_long(f"the row that ends after {_where(self.file, number)}", self.max_bytes)
             yield line.decode() + "\n"
 
 
-def _parquet_rows(file: SourceFile, fields: Sequence[str], longest: int) -> Iterator[tuple[int, tuple[Any, ...]]]:
+def _parquet_rows(file: SourceFile, columns: Sequence[str], max_bytes: int) -> Iterator[tuple[int, tuple[Any, ...]]]:
     with read_errors(file.path):
-        size, told, number = file.path.stat().st_size, 0, 0
-    for columns, share in _parquet_columns(file, fields, longest):
-        for values in zip(*columns, strict=True):
+        size, reported, number = file.path.stat().st_size, 0, 0
+    for batch, share in _parquet_columns(file, columns, max_bytes):
+        for values in zip(*batch, strict=True):
             number += 1
             yield number, values
         if file.on_bytes:
-            file.on_bytes(int(share * size) - told)
-        told = int(share * size)
-    if file.on_bytes and told < size:
-        file.on_bytes(size - told)  # there were no rows
+            file.on_bytes(int(share * size) - reported)
+        reported = int(share * size)
+    if file.on_bytes and reported < size:
+        file.on_bytes(size - reported)  # there were no rows
     if file.on_hash:
         with read_errors(file.path), file.path.open("rb") as opened:
-            file.on_hash(file.source, size, hashlib.file_digest(opened, "sha256").hexdigest())
+            file.on_hash(file.index, size, hashlib.file_digest(opened, "sha256").hexdigest())
 
 
 def _parquet_columns(
-    file: SourceFile, fields: Sequence[str], longest: int
+    file: SourceFile, columns: Sequence[str], max_bytes: int
 ) -> Iterator[tuple[list[list[Any]], float]]:
-    """Yield the columns of a few rows at a time, and what share of the rows has been read with them."""
+    """Yield the columns of a few rows at a time, and the fraction of rows read so far."""
     done = 0
     try:
         with extra_module("pyarrow.parquet", "parquet").ParquetFile(file.path, buffer_size=BLOCK) as opened:
-            _require_all(fields, opened.schema_arrow.names, repr(str(file.path)))
+            _require_all(columns, opened.schema_arrow.names, repr(str(file.path)))
             for group in range(opened.num_row_groups):
-                about = opened.metadata.row_group(group)
-                count = max(1, min(_ROWS, _ROW * about.num_rows // max(1, about.total_byte_size)))
-                for batch in opened.iter_batches(count, row_groups=[group], columns=list(fields)):
-                    columns = [_parquet_values(file, batch.column(field), done, longest) for field in fields]
+                metadata = opened.metadata.row_group(group)
+                count = max(1, min(_ROWS, _ROW * metadata.num_rows // max(1, metadata.total_byte_size)))
+                for batch in opened.iter_batches(count, row_groups=[group], columns=list(columns)):
+                    values = [_parquet_values(file, batch.column(column), done, max_bytes) for column in columns]
                     done += batch.num_rows
-                    yield columns, done / opened.metadata.num_rows
+                    yield values, done / opened.metadata.num_rows
     except GlasshouseError:
         raise
-    except Exception as error:  # of a damaged file pyarrow says so by many types
-        if isinstance(error, OSError) and error.errno:  # and this is what the system says
+    except Exception as error:  # pyarrow raises many types for a corrupt file
+        if isinstance(error, OSError) and error.errno:  # from the operating system
             with read_errors(file.path):
                 raise
         reason = str(error).partition("\n")[0]
-        raise InputError(f"{str(file.path)!r} is not a sound Parquet file ({reason}); fetch it again.") from None
+        raise InputError(f"{str(file.path)!r} is not a valid Parquet file ({reason}); download it again.") from None
 
 
-def _parquet_values(file: SourceFile, column: Any, done: int, longest: int) -> list[Any]:  # noqa: ANN401 - an array of pyarrow's
+def _parquet_values(file: SourceFile, column: Any, done: int, max_bytes: int) -> list[Any]:  # noqa: ANN401 - a pyarrow array
     if str(column.type).startswith("dictionary"):
-        return _parquet_words(file, column, done, longest)
+        return _dictionary_values(file, column, done, max_bytes)
     if str(column.type) not in ("string", "large_string", "string_view"):
         return column.to_pylist()
-    values = column.cast("large_binary").to_pylist()  # as nobody has checked yet that they are UTF-8
+    values = column.cast("large_binary").to_pylist()  # pyarrow has not validated them as UTF-8
     for at, value in enumerate(values):
-        if value is not None and len(value) > longest:
-            raise too_long(_where(file, done + at + 1), longest)
+        if value is not None and len(value) > max_bytes:
+            raise too_long(_where(file, done + at + 1), max_bytes)
         try:
             values[at] = value if value is None else value.decode(errors=file.errors)
         except UnicodeDecodeError as error:
@@ -198,20 +199,20 @@ def _parquet_values(file: SourceFile, column: Any, done: int, longest: int) -> l
     return values
 
 
-def _parquet_words(file: SourceFile, column: Any, done: int, longest: int) -> list[Any]:  # noqa: ANN401
-    """Return values that are written once each, by their numbers; spelled out, one of megabytes would be many."""
-    words: dict[int | None, Any] = {None: None}
-    numbers = column.indices.to_pylist()
-    for at, number in enumerate(numbers):
-        if number not in words:
-            (words[number],) = _parquet_values(file, column.dictionary[number : number + 1], done + at, longest)
-    return [words[number] for number in numbers]
+def _dictionary_values(file: SourceFile, column: Any, done: int, max_bytes: int) -> list[Any]:  # noqa: ANN401
+    """Decode a dictionary-encoded column, each distinct value once: a repeated value of megabytes shares memory."""
+    decoded: dict[int | None, Any] = {None: None}
+    indices = column.indices.to_pylist()
+    for at, index in enumerate(indices):
+        if index not in decoded:
+            (decoded[index],) = _parquet_values(file, column.dictionary[index : index + 1], done + at, max_bytes)
+    return [decoded[index] for index in indices]
 
 
-def _require_all(fields: Iterable[str], known: Collection[str], where: str) -> None:
-    for field in fields:
-        if field not in known:
-            some = [*islice(known, _NAMES)]  # to compare with millions would take hours
-            advice = did_you_mean(field, some)
+def _require_all(columns: Iterable[str], known: Collection[str], where: str) -> None:
+    for column in columns:
+        if column not in known:
+            some = [*islice(known, _NAMES)]  # comparing with millions would take hours
+            advice = did_you_mean(column, some)
             listed = f" (it has {', '.join(some)})" if advice.startswith("did") else ""
-            raise InputError(f"{where} has no field {field!r}{listed}; {advice}")
+            raise InputError(f"{where} has no column {column!r}{listed}; {advice}")
