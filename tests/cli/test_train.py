@@ -211,7 +211,10 @@ def test_settings_alone_are_those_of_the_first_recipe(
         (("tiny.toml", "train.out=a.txt"), "the run cannot be written to 'a.txt' (File exists); choose another"),
         (("tiny.toml", "train.out=a.txt/run"), "the run cannot be written to 'a.txt/run' (Not a directory)"),
         (("finetune-chat",), "no model in 'runs/stdlib/model' to start from; run `glasshouse train` first"),
-        (("finetune-classifier",), "no model in 'runs/masked-lm/model' to start from; run `glasshouse train masked-lm` first"),
+        (
+            ("finetune-classifier",),
+            "no model in 'runs/masked-lm/model' to start from; run `glasshouse train masked-lm` first",
+        ),
         (("finetune-chat", "--from", "absent/models/x"), "there is no folder 'absent/models/x'; give the folder of"),
         (("finetune-chat", "model.from=3"), "model.from is 3, but it must be the folder or the hub id of a model."),
     ],
