@@ -852,7 +852,7 @@ MANIFESTS = {
     "shards": [[], [1], {}],
     "kind": ["letters", None],
     "vocab_size": ["x", None, 3],
-    "format": [2, None, "1"],
+    "format": [1, None, "1"],
 }
 
 
