@@ -104,12 +104,12 @@ def test_a_larger_set_begins_with_the_smaller() -> None:
 @pytest.mark.parametrize(
     ("call", "says"),
     [
-        (lambda: builtin_dataset("lang_id"), "no built-in data set 'lang_id'; did you mean langid?"),
+        (lambda: builtin_dataset("lang_id"), "no built-in dataset 'lang_id'; did you mean langid?"),
         (lambda: builtin_dataset("dates").items("tests"), "no split 'tests' of dates; did you mean test?"),
         (lambda: builtin_dataset("dates").items(start=-1), "start is -1, but it must be 0 or more."),
         (lambda: builtin_dataset("dates", trian=5), "no split 'trian' of dates; did you mean train?"),
         (lambda: builtin_dataset("dates", train=-5), "train is -5, but a size must be 0 or more."),
-        (lambda: builtin_dataset("stdlib", train=5), "stdlib is as large as the library is"),
+        (lambda: builtin_dataset("stdlib", train=5), "stdlib has a fixed size"),
     ],
 )
 def test_mistakes_are_one_sentence(call: functools.partial[object], says: str) -> None:

@@ -135,7 +135,7 @@ def test_a_text_too_long_to_be_encoded_as_one_is_cut_with_a_word(
     }
     tok = gh.Tokenizer.from_json(json.dumps(document), {"eos_token": "</s>"})
     (tmp_path / "a.txt").write_text("abc\n" * 10)
-    with pytest.warns(UserWarning, match=r"a.txt' is longer than the 16 bytes that are encoded as one: .* separator"):
+    with pytest.warns(UserWarning, match=r"a.txt' is longer than the limit of 16 bytes per chunk: .* separator"):
         corpus = gh.data.prepare(tmp_path / "a.txt", tok, tmp_path / "corpus")
     assert len(corpus) == 1
     assert corpus.item(0)[0].tolist() == [*tok.encode("abc\n" * 4) * 2, *tok.encode("abc\n" * 2), 1]
@@ -222,7 +222,7 @@ def test_labels_are_numbered_by_name(tmp_path: Path, tok: gh.Tokenizer) -> None:
 def test_what_is_no_label_is_refused_by_file_and_line(tmp_path: Path, tok: gh.Tokenizer, label: str) -> None:
     path = tmp_path / "a.jsonl"
     path.write_text(f'{{"text": "x", "label": "good"}}\n\n{{"text": "y", "label": {label}}}\n')
-    with pytest.raises(InputError, match=r"line 3 of '.*a\.jsonl' has the label .*; correct it, or leave"):
+    with pytest.raises(InputError, match=r"line 3 of '.*a\.jsonl' has the label .*; fix it, or remove"):
         gh.data.prepare(path, tok, tmp_path / "corpus", kind="labelled")
     assert not (tmp_path / "corpus").exists()
 
@@ -233,7 +233,9 @@ def test_labels_that_differ_in_type_alone_are_refused(
 ) -> None:
     for name, label in (("a.jsonl", one), ("b.jsonl", other)):
         (tmp_path / name).write_text(f'{{"text": "x", "label": "else"}}\n{{"text": "x", "label": {label}}}\n')
-    sentence = r"line 2 of '.*b\.jsonl' has the label .*, and line 2 of '.*a\.jsonl' has .*; write all labels alike\."
+    sentence = (
+        r"line 2 of '.*b\.jsonl' has the label .*, and line 2 of '.*a\.jsonl' has .*; use one type for all labels\."
+    )
     with pytest.raises(InputError, match=sentence):
         gh.data.prepare([tmp_path / "a.jsonl", tmp_path / "b.jsonl"], tok, tmp_path / "corpus", kind="labelled")
 
@@ -263,7 +265,7 @@ def test_tags_stand_at_the_first_id_of_each_word(tmp_path: Path) -> None:
     ]
     assert repr(corpus) == "Corpus(tagged, 2 items, 10 tokens)"
     (tmp_path / "b.jsonl").write_text('{"form": ["ab"], "pos": ["x"]}')
-    other = gh.data.prepare(tmp_path / "b.jsonl", tok, tmp_path / "b", kind="tagged", fields=["form", "pos"])
+    other = gh.data.prepare(tmp_path / "b.jsonl", tok, tmp_path / "b", kind="tagged", columns=["form", "pos"])
     assert [part.tolist() for part in other.item(0)] == [tok.encode("ab"), [1, 0]]
 
 
@@ -339,8 +341,8 @@ def test_words_are_spaced_as_the_tokenizer_spaces_a_text(tmp_path: Path, name: s
     ids, tags = gh.data.prepare(path, tok, tmp_path / "corpus", kind="tagged").item(0)
     assert ids.tolist() == tok.encode("b ba b ab", add_special_tokens=False)
     assert tags.sum() == 4
-    begun = [tok.decode(word).strip() for word in np.split(ids, np.flatnonzero(tags))[1:]]
-    assert begun == words
+    found = [tok.decode(word).strip() for word in np.split(ids, np.flatnonzero(tags))[1:]]
+    assert found == words
 
 
 def test_a_word_that_a_tokenizer_drops_is_not_asked_about(tmp_path: Path) -> None:
@@ -378,10 +380,10 @@ def test_conversations_say_what_the_assistant_wrote(tmp_path: Path, tok: gh.Toke
 
 def test_prompts_and_completions(tmp_path: Path, tok: gh.Tokenizer) -> None:
     (tmp_path / "a.jsonl").write_text(json.dumps({"ask": "2 + 2?", "say": "4"}) + "\n")
-    corpus = gh.data.prepare(tmp_path / "a.jsonl", tok, tmp_path / "chat", kind="chat", fields=("ask", "say"))
+    corpus = gh.data.prepare(tmp_path / "a.jsonl", tok, tmp_path / "chat", kind="chat", columns=("ask", "say"))
     assert tok.decode(corpus.item(0)[0]) == "<|user|>2 + 2?<|end|><|assistant|>4<|end|>"
     plain = gh.Tokenizer.train(texts=["to be"], vocab_size=257, special_tokens={"eos": "<|end|>"})
-    corpus = gh.data.prepare(tmp_path / "a.jsonl", plain, tmp_path / "plain", kind="chat", fields=("ask", "say"))
+    corpus = gh.data.prepare(tmp_path / "a.jsonl", plain, tmp_path / "plain", kind="chat", columns=("ask", "say"))
     ids, runs = corpus.item(0)
     assert plain.decode(ids) == "2 + 2?4<|end|>"
     assert runs.tolist() == [6, 2]
@@ -445,7 +447,7 @@ def test_stopped_anywhere_it_goes_on_to_the_same_files(
             dataset_reader, "builtin_dataset", lambda name: gh.data.builtin_dataset(name, validation=60)
         )
         source = [{"pairs": "dates", "labelled": "langid", "chat": "chat"}[kind]]
-    settings = {"shard": 250, "split": "validation", "kind": kind}
+    settings = {"shard_tokens": 250, "split": "validation", "kind": kind}
     gh.data.prepare(source, tok, tmp_path / "whole", **settings)
     expected = contents(tmp_path / "whole")
     n_shards = sum(name.endswith(".ids.npy") for name in expected)
@@ -477,7 +479,7 @@ def test_killed_it_goes_on_to_the_same_files(tmp_path: Path, tok: gh.Tokenizer) 
                 os.kill(os.getpid(), signal.SIGKILL)
         tok = gh.Tokenizer.load("tok")
         gh.data.dataset_reader.CHUNK_BYTES = 5_000
-        gh.data.prepare("*.txt", tok, folder, shard=20_000, progress=progress)
+        gh.data.prepare("*.txt", tok, folder, shard_tokens=20_000, progress=progress)
     """)
 
     def run(folder: str, limit: int) -> int:
@@ -524,14 +526,14 @@ def test_prepared_twice_is_prepared_once(texts: Texts, tok: gh.Tokenizer, tmp_pa
 def test_another_job_does_not_go_on(texts: Texts, tok: gh.Tokenizer, tmp_path: Path) -> None:
     texts("to be")
     other = gh.Tokenizer.train(texts=["to be"], vocab_size=264)
-    with pytest.raises(StoreError, match="was begun with another tokenizer"):
+    with pytest.raises(StoreError, match="was started with different tokenizer"):
         gh.data.prepare(tmp_path / "corpus-texts", other, tmp_path / "corpus")
     (tmp_path / "corpus-texts" / "more.txt").write_text("more")
-    with pytest.raises(StoreError, match="was begun with another sources"):
+    with pytest.raises(StoreError, match="was started with different sources"):
         gh.data.prepare(tmp_path / "corpus-texts", tok, tmp_path / "corpus")
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.txt").write_text("years of work")
-    with pytest.raises(StoreError, match="holds other files"):
+    with pytest.raises(StoreError, match="contains other files"):
         gh.data.prepare(tmp_path / "corpus-texts", tok, tmp_path / "mine")
     assert (tmp_path / "mine" / "thesis.txt").read_text() == "years of work"
 
@@ -554,19 +556,19 @@ DAMAGES = {
         "does not match its hash",
     ),
     "a shard that is gone": (lambda folder: (folder / "00000.ids.npy").unlink(), "is missing"),
-    "a manifest cut short": (damage("manifest.json", lambda data: data[:40]), "is damaged"),
-    "a manifest of nothing": (damage("manifest.json", lambda _: b"[]"), "no manifest that this version reads"),
+    "a manifest cut short": (damage("manifest.json", lambda data: data[:40]), "is corrupt"),
+    "a manifest of nothing": (damage("manifest.json", lambda _: b"[]"), "not a manifest that this version supports"),
     "a manifest of the future": (
-        damage("manifest.json", lambda d: d.replace(b'"format": 1', b'"format": 9')),
-        "no manifest that this version reads",
+        damage("manifest.json", lambda d: d.replace(b'"format": 2', b'"format": 9')),
+        "not a manifest that this version supports",
     ),
     "a manifest without shards": (
         damage("manifest.json", lambda d: d.replace(b'"shards"', b'"shreds"')),
-        "no manifest that this version reads",
+        "not a manifest that this version supports",
     ),
     "a manifest that leads elsewhere": (
         damage("manifest.json", lambda d: d.replace(b"00000.ids.npy", b"../../../ids.npy")),
-        "no manifest that this version reads",
+        "not a manifest that this version supports",
     ),
     "no manifest": (lambda folder: (folder / "manifest.json").unlink(), "there is no .*manifest.json"),
 }
@@ -584,35 +586,35 @@ def test_damage_is_one_sentence(texts: Texts, tmp_path: Path, name: str) -> None
 def test_a_corpus_of_another_tokenizer_is_refused(texts: Texts, tmp_path: Path) -> None:
     texts("to be")
     other = gh.Tokenizer.train(texts=["not to be"], vocab_size=264)
-    with pytest.raises(StoreError, match="were made by another tokenizer"):
+    with pytest.raises(StoreError, match="was encoded with another tokenizer"):
         gh.data.Corpus.open(tmp_path / "corpus", tokenizer=other)
     other.save(tmp_path / "corpus" / "tokenizer")
-    with pytest.raises(StoreError, match="is not the one that made the ids"):
+    with pytest.raises(StoreError, match="is not the one that encoded the corpus"):
         _ = gh.data.Corpus.open(tmp_path / "corpus").tokenizer
 
 
 def test_a_tokenizer_without_an_end_is_refused(texts: Texts) -> None:
     tok = gh.Tokenizer.train(texts=["to be"], vocab_size=257, special_tokens={"pad": "<pad>"})
-    with pytest.raises(InputError, match="no token that ends a text"):
+    with pytest.raises(InputError, match="no end token"):
         texts("to be", tokenizer=tok)
 
 
 BAD = {
     "not UTF-8": ("a.txt", b"caf\xe9", {}, r"not UTF-8.*byte 3.*errors"),
-    "empty": ("a.txt", b"", {}, "holds no text"),
+    "empty": ("a.txt", b"", {}, "contains no text"),
     "no column": ("a.csv", b"body,title\nx,y\n", {}, "text.*body"),
-    "no field": ("a.jsonl", b'{"body": "x"}\n', {}, "text.*body"),
+    "no key": ("a.jsonl", b'{"body": "x"}\n', {}, "text.*body"),
     "a number for a text": (
         "a.jsonl",
         b'{"source": 1, "target": "x"}\n',
         {"kind": "pairs"},
-        "record 1 of .* holds 1",
+        "record 1 of .* has 1, but",
     ),
     "no answer": (
         "a.jsonl",
         b'{"messages": [{"role": "user", "content": "x"}]}\n',
         {"kind": "chat"},
-        "record 1 of .*no answer",
+        "record 1 of .*no assistant message",
     ),
     "no role": ("a.jsonl", b'{"messages": [{"content": "x"}]}\n', {"kind": "chat"}, "record 1 of .*role"),
     "fewer tags than words": (
@@ -625,13 +627,13 @@ BAD = {
         "a.jsonl",
         b'{"words": "x y", "tags": ["y", "z"]}\n',
         {"kind": "tagged"},
-        r"^record 1 of '.*a\.jsonl' holds 'x y' in 'words', where a list of strings",
+        r"^record 1 of '.*a\.jsonl' has 'x y' in 'words', but it must be a list of non-empty strings",
     ),
     "a number for a tag": (
         "a.jsonl",
         b'{"words": ["x"], "tags": ["y"]}\n{"words": ["x"], "tags": [1]}\n',
         {"kind": "tagged"},
-        r"^record 2 of '.*a\.jsonl' holds \[1\] in 'tags', where a list of strings",
+        r"^record 2 of '.*a\.jsonl' has \[1\] in 'tags', but it must be a list of non-empty strings",
     ),
     "an empty word": (
         "a.jsonl",
@@ -643,7 +645,7 @@ BAD = {
         "a.jsonl",
         b'{"words": [], "tags": []}',
         {"kind": "tagged"},
-        r"record 1 of .* holds \[\] in 'words'",
+        r"record 1 of .* has \[\] in 'words'",
     ),
     "tags in a table of cells": (
         "a.tsv",
@@ -651,12 +653,12 @@ BAD = {
         {"kind": "tagged"},
         "record 1 of .*'x y' in 'words'",
     ),
-    "one field for tagged": ("a.jsonl", b"{}", {"kind": "tagged", "fields": ["x"]}, "tagged has two"),
+    "one column for tagged": ("a.jsonl", b"{}", {"kind": "tagged", "columns": ["x"]}, "tagged has two"),
     "no kind": ("a.txt", b"x", {"kind": "texts"}, "kind is 'texts'.*text"),
     "plain text for pairs": ("a.txt", b"x", {"kind": "pairs"}, "jsonl, csv, tsv or parquet"),
     "no split": ("a.txt", b"x", {"source": "dates", "split": "tset"}, "no split 'tset' of dates.*test"),
-    "one field for pairs": ("a.jsonl", b"{}", {"kind": "pairs", "fields": ["x"]}, "pairs has two"),
-    "two fields for text": ("a.jsonl", b"{}", {"fields": ["x", "y"]}, "running text has one"),
+    "one column for pairs": ("a.jsonl", b"{}", {"kind": "pairs", "columns": ["x"]}, "pairs has two"),
+    "two columns for text": ("a.jsonl", b"{}", {"columns": ["x", "y"]}, "text has one"),
 }
 
 
@@ -696,7 +698,7 @@ def test_a_disk_that_is_full_is_a_sentence_and_loses_nothing(
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", full)
         with pytest.raises(
-            StoreError, match=r"'.*corpus' cannot be written to \(No space left on device\); make room"
+            StoreError, match=r"'.*corpus' cannot be written to \(No space left on device\); free disk space"
         ):
             gh.data.prepare(tmp_path / "a.txt", tok, tmp_path / "corpus", shard_tokens=500)
     again = gh.data.prepare(tmp_path / "a.txt", tok, tmp_path / "corpus", shard_tokens=500)
@@ -755,7 +757,7 @@ def test_an_input_that_changed_is_not_gone_on_with(
             assert not finished
     source.write_text("new line\n" * 500)  # of the same size
     os.utime(source, ns=(1, 1))
-    with pytest.raises(StoreError, match="another sources than this, or with what has changed since"):
+    with pytest.raises(StoreError, match="different sources, or sources changed since"):
         gh.data.prepare(source, tok, tmp_path / "corpus", shard_tokens=50)
 
 
@@ -763,10 +765,10 @@ def test_another_template_or_end_is_another_job(tmp_path: Path, tok: gh.Tokenize
     (tmp_path / "a.jsonl").write_text(json.dumps({"ask": "2 + 2?", "say": "4"}) + "\n")
     other = gh.Tokenizer.train(texts=[ENGLISH[:300_000]], vocab_size=600)
     assert other.fingerprint == tok.fingerprint
-    settings = {"kind": "chat", "fields": ("ask", "say")}
+    settings = {"kind": "chat", "columns": ("ask", "say")}
     gh.data.prepare(tmp_path / "a.jsonl", tok, tmp_path / "corpus", **settings)
     other.chat_template = str(tok.chat_template) + " "
-    with pytest.raises(StoreError, match="another template"):
+    with pytest.raises(StoreError, match="different chat_template"):
         gh.data.prepare(tmp_path / "a.jsonl", other, tmp_path / "corpus", **settings)
 
 
@@ -806,7 +808,7 @@ def test_two_at_once_do_not_write_into_one_folder(tmp_path: Path) -> None:
 def test_fields_as_one_name_and_as_an_iterator(tmp_path: Path, tok: gh.Tokenizer) -> None:
     (tmp_path / "a.jsonl").write_text(json.dumps({"body": "x", "other": "y"}) + "\n")
     for number, fields in enumerate(("body", iter(["body"]))):
-        corpus = gh.data.prepare(tmp_path / "a.jsonl", tok, tmp_path / str(number), fields=fields)
+        corpus = gh.data.prepare(tmp_path / "a.jsonl", tok, tmp_path / str(number), columns=fields)
         assert tok.decode(corpus.item(0)[0]) == "x<|endoftext|>"
         assert corpus.manifest["job"]["columns"] == ["body"]
 
@@ -825,7 +827,7 @@ def test_a_name_that_is_not_utf8(tmp_path: Path, tok: gh.Tokenizer) -> None:
 def test_a_link_that_leads_nowhere(tmp_path: Path, tok: gh.Tokenizer) -> None:
     (tmp_path / "texts").mkdir()
     (tmp_path / "texts" / "a.txt").symlink_to(tmp_path / "nothing")
-    with pytest.raises(InputError, match="a link that leads nowhere"):
+    with pytest.raises(InputError, match="is a broken link"):
         gh.data.prepare(tmp_path / "texts", tok, tmp_path / "corpus")
     with pytest.raises(InputError, match="no paths were given"):
         gh.data.prepare("", tok, tmp_path / "corpus")
@@ -839,7 +841,7 @@ def test_items_and_ids_that_are_not_there(texts: Texts) -> None:
         lambda: corpus.source_name(1),
         lambda: corpus.read(-5, 3),
     ):
-        with pytest.raises(InputError, match="asked for, but there are"):
+        with pytest.raises(InputError, match="requested, but there are"):
             ask()
 
 
@@ -850,7 +852,7 @@ MANIFESTS = {
     "shards": [[], [1], {}],
     "kind": ["letters", None],
     "vocab_size": ["x", None, 3],
-    "format": [2, None, "1"],
+    "format": [1, None, "1"],
 }
 
 
@@ -880,7 +882,7 @@ def test_a_state_that_does_not_fit_its_shards_is_one_sentence(
     (tmp_path / "corpus" / "manifest.json").unlink()
     progress = {"job": manifest["job"], "shards": manifest["shards"], "state": state}
     (tmp_path / "corpus" / "progress.json").write_text(json.dumps(progress))
-    with pytest.raises(StoreError, match=r"progress\.json' is damaged; delete the folder"):
+    with pytest.raises(StoreError, match=r"progress\.json' is corrupt; delete the folder"):
         gh.data.prepare(tmp_path / "corpus-texts", tok, tmp_path / "corpus")
 
 
@@ -891,14 +893,14 @@ def test_killed_before_its_first_progress_it_begins_again(texts: Texts, tok: gh.
     gh.data.prepare(tmp_path / "corpus-texts", tok, tmp_path / "again")
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "thesis.txt").touch()
-    with pytest.raises(StoreError, match="holds other files"):
+    with pytest.raises(StoreError, match="contains other files"):
         gh.data.prepare(tmp_path / "corpus-texts", tok, tmp_path / "other")
 
 
 def test_a_manifest_of_brackets_is_one_sentence(texts: Texts, tmp_path: Path) -> None:
     texts("to be")
     (tmp_path / "corpus" / "manifest.json").write_text("[" * 200_000)
-    with pytest.raises(StoreError, match="is damaged"):
+    with pytest.raises(StoreError, match="is corrupt"):
         gh.data.Corpus.open(tmp_path / "corpus")
 
 
@@ -935,5 +937,5 @@ def test_a_hostile_progress_is_one_sentence(texts: Texts, tok: gh.Tokenizer, tmp
     texts("to be")
     (tmp_path / "corpus" / "manifest.json").unlink()
     (tmp_path / "corpus" / "progress.json").write_text(text)
-    with pytest.raises(StoreError, match="is damaged"):
+    with pytest.raises(StoreError, match="is corrupt"):
         gh.data.prepare(tmp_path / "corpus-texts", tok, tmp_path / "corpus")

@@ -45,7 +45,7 @@ def test_the_columns_tell_the_kind_and_the_fields(
 
             pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path)
     feed = open_reader(path, kind=given)  # type: ignore[arg-type]
-    assert (feed.kind, feed.fields) == (kind, fields)
+    assert (feed.kind, feed.columns) == (kind, fields)
     assert sources.columns(path) == columns
 
 
@@ -55,7 +55,7 @@ def test_the_columns_tell_the_kind_and_the_fields(
 def test_fields_that_are_named_tell_the_kind(fields: tuple[str, ...], kind: str, tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     path.write_text(json.dumps(dict.fromkeys(("source", "target", "prompt", "completion", "body"), "x")) + "\n")
-    assert open_reader(path, fields=fields).kind == kind
+    assert open_reader(path, columns=fields).kind == kind
 
 
 def test_messages_are_a_chat_and_words_with_tags_are_tagged(tmp_path: Path) -> None:
@@ -74,15 +74,15 @@ def test_messages_are_a_chat_and_words_with_tags_are_tagged(tmp_path: Path) -> N
             "a.txt",
             b"text",
             "pairs",
-            "is plain text, which is of kind text, but pairs are wanted: .*or two plain",
+            "is plain text, which is of kind text, not pairs: .*or two plain",
         ),
-        ("a.txt", b"text", "chat", "is plain text, which is of kind text, but chat are wanted: .*parquet file\\.$"),
-        ("a.tsv", b"a\tb\tc\n1\t2\t3\n", "pairs", "has the columns a, b, c, of which pairs take two"),
+        ("a.txt", b"text", "chat", "is plain text, which is of kind text, not chat: .*parquet file\\.$"),
+        ("a.tsv", b"a\tb\tc\n1\t2\t3\n", "pairs", "has the columns a, b, c, but pairs needs two"),
         ("a.jsonl", b"[" * 100_000, "text", "nested too deeply"),
         ("a.jsonl", b"\xff\xfe", "pairs", "not UTF-8"),
-        ("a.parquet", b"PAR1", "pairs", "not a sound Parquet file"),
-        ("a.csv", b'"a\n', "pairs", "not sound csv"),
-        ("a.jsonl", b"", "pairs", "holds no records"),
+        ("a.parquet", b"PAR1", "pairs", "not a valid Parquet file"),
+        ("a.csv", b'"a\n', "pairs", "not valid csv"),
+        ("a.jsonl", b"", "pairs", "contains no records"),
     ],
 )
 def test_what_cannot_be_told_or_read_is_one_sentence(

@@ -124,11 +124,13 @@ def test_each_epoch_cuts_at_other_places(english: gh.data.Corpus) -> None:
 
 def test_what_has_no_row_is_one_sentence(texts: Texts, dates: gh.data.Corpus) -> None:
     corpus = texts("a")
-    with pytest.raises(InputError, match="the corpus has 2 tokens, but a row of 128 and the token after it need 129"):
+    with pytest.raises(
+        InputError, match="the corpus has 2 tokens, but a sequence of 128 and its last target need 129"
+    ):
         CausalLMDataset(corpus, 128)
-    with pytest.raises(InputError, match="length is 0"):
+    with pytest.raises(InputError, match="seq_len is 0"):
         CausalLMDataset(corpus, 0)
-    with pytest.raises(InputError, match="of kind pairs, but rows are cut from text"):
+    with pytest.raises(InputError, match="of kind pairs, not text"):
         CausalLMDataset(dates, 8)
     with pytest.raises(InputError, match="of kind text, not pairs"):
         Seq2SeqDataset(corpus, 1, max_len=8)
@@ -297,7 +299,7 @@ def test_tags_by_hand(tmp_path: Path) -> None:
     row = cut.items([0, 1]).index(0)
     assert tok.decode(batch.ids[row]) == "<|b|>ab<|e|>"
     assert (batch.loss_mask[row].tolist(), batch.targets[row, 1]) == ([False, True, False, False], 1)
-    with pytest.raises(InputError, match="max_len is 2, but a row has at least 3"):
+    with pytest.raises(InputError, match="max_len is 2, but a sequence has at least 3"):
         TokenClassificationDataset(corpus, 2, max_len=2)
 
 
@@ -327,14 +329,14 @@ def test_tags_go_with_a_head_for_tokens(tagged: gh.data.Corpus, langid: gh.data.
         return make_dataset(s, corpus, batch_size=8, seq_len=20)
 
     assert isinstance(make("token_classification", 3, tagged), TokenClassificationDataset)
-    with pytest.raises(InputError, match="the model knows 2 labels, but the corpus has 3"):
+    with pytest.raises(InputError, match="the model has 2 labels, but the corpus has 3"):
         make("token_classification", 2, tagged)
     with pytest.raises(
-        InputError, match="of kind tagged, which a model of kind encoder with the head sequence_classification"
+        InputError, match="of kind tagged, on which a model of kind encoder with the head sequence_classification"
     ):
         make("sequence_classification", 3, tagged)
     with pytest.raises(
-        InputError, match="of kind labelled, which a model of kind encoder with the head token_classification"
+        InputError, match="of kind labelled, on which a model of kind encoder with the head token_classification"
     ):
         make("token_classification", 64, langid)
     mean = sum(min(int(n), 18) for n in tagged.lengths[:, 0]) / len(tagged)
@@ -522,15 +524,15 @@ def test_numpy_numbers_are_numbers(english: gh.data.Corpus, langid: gh.data.Corp
 
 
 def test_numbers_that_make_no_batch(langid: gh.data.Corpus, english: gh.data.Corpus) -> None:
-    with pytest.raises(InputError, match="max_len is 1, but a row has at least 2"):
+    with pytest.raises(InputError, match="max_len is 1, but a sequence has at least 2"):
         ClassificationDataset(langid, 8, max_len=1)
-    with pytest.raises(InputError, match="batch_size is 64, but the samples were put in order for 8"):
+    with pytest.raises(InputError, match="batch_size is 64, but the dataset was bucketed for 8"):
         Batches(ClassificationDataset(langid, 8, max_len=40), 64)
     batches = Batches(CausalLMDataset(english, 8), 4)
     for step in (-1, 2**62):
         with pytest.raises(InputError, match=f"step is {step}"):
             batches.at(step)
-    with pytest.raises(InputError, match="parts is 0"):
+    with pytest.raises(InputError, match="count is 0"):
         batches.at(0).microbatches(0)
 
 

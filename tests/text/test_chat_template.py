@@ -557,8 +557,7 @@ def test_answers_hold_what_was_answered(contents: list[str], name: str) -> None:
 
 CONTENT = "as its content; give a string or a list of parts."
 JSON = "give strings, numbers, lists and dictionaries."
-OTHER = "the chat template refuses these messages: it writes messages of text by system, user and assistant, and no "
-OTHER += "other."
+OTHER = "the chat template refuses these messages: it supports only text messages from system, user and assistant."
 
 
 @pytest.mark.parametrize(
@@ -577,8 +576,11 @@ OTHER += "other."
         ([{"role": "assistant", "content": None}], f"message 0 has None {CONTENT}"),
         ([{"role": "user", "content": None, "tool_calls": [1]}], f"message 0 has None {CONTENT}"),
         ([{"role": "user", "content": 5}], f"message 0 has 5 {CONTENT}"),
-        ([{"role": "user", "content": [b"x"]}], f"message 0 holds a bytes; {JSON}"),
-        ([{"role": "user", "content": [{1: 2}]}], f"message 0 holds a dict with keys that are no strings; {JSON}"),
+        ([{"role": "user", "content": [b"x"]}], f"message 0 contains a bytes; {JSON}"),
+        (
+            [{"role": "user", "content": [{1: 2}]}],
+            f"message 0 contains a dict with keys that are not strings; {JSON}",
+        ),
         ([{"role": "tool", "content": "x"}], OTHER),
         ([{"role": "user", "content": ["x"]}], OTHER),
     ],
@@ -604,12 +606,12 @@ def test_messages_in_messages_have_an_end() -> None:
     ("template", "problem"),
     [
         ("{{ raise_exception('Only ' + messages[0].content) }}", "refuses these messages: Only <|end|>."),
-        ("a\n{% if %}", "line 2 of the chat template cannot be read: Expected an expression, got 'end of"),
+        ("a\n{% if %}", "line 2 of the chat template cannot be parsed: Expected an expression, got 'end of"),
         ("{{ messages[0].x.y }}", "refuses these messages: 'dict object' has no attribute 'x'."),
         ("{{ 1 + 'a' }}", "refuses these messages: unsupported operand type(s) for +: 'int' and 'str'."),
         ("{{ 1 / 0 }}", "refuses these messages: division by zero."),
         ("{{ nothing() }}", "refuses these messages: 'nothing' is undefined."),
-        ("x" * 100_001, "the chat template has 100001 characters, but at most 100000 are read."),
+        ("x" * 100_001, "the chat template has 100001 characters, but at most 100000 are allowed."),
     ],
 )  # fmt: skip
 def test_what_a_template_refuses_is_one_sentence(template: str, problem: str) -> None:

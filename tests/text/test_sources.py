@@ -177,11 +177,11 @@ def test_a_folder_that_cannot_be_read_is_not_left_out(tree: Path) -> None:
 @pytest.mark.parametrize(
     ("path", "sentence"),
     [
-        ("missing.txt", r"there is no '.*missing.txt'; give a file, a folder or a pattern"),
+        ("missing.txt", r"there is no '.*missing.txt'; give a file, a folder or a glob"),
         ("*.rtf", r"the glob '.*\*.rtf' matches no file; fix it."),
         ("missing/**/*.txt", r"matches no file"),
-        ("a**/x", r"is not a pattern"),
-        ("only", r"'.*only' holds no file of a known kind \(.txt, .jsonl, ...\); name files, or give a pattern."),
+        ("a**/x", r"is not a valid glob"),
+        ("only", r"'.*only' has no file of a known kind \(.txt, .jsonl, ...\); name files, or give a glob."),
     ],
 )
 def test_what_matches_nothing_is_an_error(tree: Path, path: str, sentence: str) -> None:
@@ -624,13 +624,13 @@ DEEP = b'{"text": ' + b"[" * 100_000
     [
         ("x.json", b"[]", r"'.*x.json' is one JSON value; write it as jsonl, one object a line."),
         ("x.json.gz", b"", r"write it as jsonl"),
-        ("x.parquet.zst", b"", r"'.*' is Parquet, which is packed in itself; unpack it."),
-        ("x.txt.gz", zipped(b"text" * 100)[:-9], r"'.*x.txt.gz' was cut short; download it again."),
-        ("x.txt.gz", zipped(b"text")[:-8] + b"\0" * 8, r"is damaged \(.*incorrect data check\)"),
-        ("x.txt.gz", b"not gzip at all", r"is damaged"),
-        ("x.gz", zipped(b"text") + b"more", r"is damaged"),
-        ("x.zst", packed(b"text" * 100, ".zst")[:-3], r"was cut short; download it again."),
-        ("x.zst", b"not zstd at all", r"'.*x.zst' is damaged \(.*\); download it again."),
+        ("x.parquet.zst", b"", r"'.*' is Parquet, which has its own compression; decompress it."),
+        ("x.txt.gz", zipped(b"text" * 100)[:-9], r"'.*x.txt.gz' is truncated; download it again."),
+        ("x.txt.gz", zipped(b"text")[:-8] + b"\0" * 8, r"is corrupt \(.*incorrect data check\)"),
+        ("x.txt.gz", b"not gzip at all", r"is corrupt"),
+        ("x.gz", zipped(b"text") + b"more", r"is corrupt"),
+        ("x.zst", packed(b"text" * 100, ".zst")[:-3], r"is truncated; download it again."),
+        ("x.zst", b"not zstd at all", r"'.*x.zst' is corrupt \(.*\); download it again."),
         ("x.jsonl", b'{"text": ""}\n\n{"text": "a}', r"line 3 of '.*' is not valid JSON \(Unterminated .*column 10"),
         ("x.jsonl", b'{"text": "a"}\n["text"]', r"line 2 of '.*' is not a JSON object in {}; fix it."),
         (
@@ -643,22 +643,22 @@ DEEP = b'{"text": ' + b"[" * 100_000
         (
             "x.jsonl",
             b'{"text": 5}',
-            r"line 1 of '.*' has a value of type int in 'text', but it must be a string; mend",
+            r"line 1 of '.*' has a value of type int in 'text', but it must be a string; fix",
         ),
         ("x.jsonl", b'{"text": null}', r"of type null"),
-        ("x.jsonl", DEEP, r"line 1 of '.*' is nested too deeply to be read; take it out."),
+        ("x.jsonl", DEEP, r"line 1 of '.*' is nested too deeply to be parsed; remove it."),
         ("x.jsonl", b'{"text": ' + b"1" * 5000 + b"}", r"line 1 of '.*' is not valid JSON \(.*digits"),
         ("x.jsonl", b'{"text": "\xff"}', r"is not UTF-8 at byte 10; fix it"),
         ("x.csv", b"texts,n\na,1\n", r"'.*x.csv' has no column 'text' \(it has texts, n\); did you mean texts\?"),
         (
             "x.csv",
             b"\ntext,n,text\na,1,b\n",
-            r"line 2 of '.*x\.csv' names the column 'text' 2 times; rename those that",
+            r"line 2 of '.*x\.csv' names the column 'text' 2 times; rename the others",
         ),
         ("x.csv", b"a,b\n", r"'.*x.csv' has no column 'text'; it has a, b."),
         ("x.csv", b'text,n\n"a\nb",1\nc\n', r"line 4 of '.*' has 1 cells, but the header has 2; fix it."),
         ("x.tsv", b"text\tn\na\tb\tc", r"line 2 of '.*' has 3 cells"),
-        ("x.csv", b"text\na\0b", r"line 2 of '.*' holds a NUL byte, as no text does; write it as UTF-8."),
+        ("x.csv", b"text\na\0b", r"line 2 of '.*' has a NUL byte; save the file as UTF-8."),
         ("x.csv", b'text\na\n"b\nc\n', r"line 3 of '.*' is not valid csv \(unexpected end of data\); fix it."),
         ("x.csv", b'text\n"b"c\n', r"line 2 of '.*' is not valid csv"),
         ("x.csv", b"text\ra\rb\r", r"line 1 of '.*' is not valid csv \(new-line character seen in unquoted field\)"),
@@ -702,7 +702,7 @@ def test_all_files_are_empty() -> None:
 
 
 def test_settings_that_make_no_sense(mixed: list[Path]) -> None:
-    for wrong in ({"piece": 0}, {"piece": 2**31}, {"separator": ""}, {"errors": "ignore"}):
+    for wrong in ({"chunk_bytes": 0}, {"chunk_bytes": 2**31}, {"separator": ""}, {"errors": "ignore"}):
         with pytest.raises(ConfigError, match=f"{next(iter(wrong))} is"):
             list(read_chunks(mixed, **wrong))
 

@@ -210,14 +210,14 @@ def test_a_word_that_is_a_special_token_is_unknown() -> None:
     assert tokenizer.token_to_id("[SEP]") == 2
 
 
-@pytest.mark.parametrize("beside", ["config", "special"])
+@pytest.mark.parametrize("source", ["config", "special_tokens_map"])
 @pytest.mark.parametrize(("in_model", "in_list"), [(True, False), (False, True), (True, True)])
-def test_a_token_with_a_role_is_special_whatever_the_file_says(beside: str, in_model: bool, in_list: bool) -> None:
+def test_a_token_with_a_role_is_special_whatever_the_file_says(source: str, in_model: bool, in_list: bool) -> None:
     vocab = {"<": 0, "s": 1, ">": 2} | ({"<s>": 3} if in_model else {})
     model = {"type": "BPE", "vocab": vocab, "merges": [], "ignore_merges": True}
     text = small(model, *([added(3, "<s>", special=False)] if in_list else []))
     assert Tokenizer.from_json(text).encode("<s>") == [3]
-    tokenizer = Tokenizer.from_json(text, **{beside: {"bos_token": {"content": "<s>"}}})
+    tokenizer = Tokenizer.from_json(text, **{source: {"bos_token": {"content": "<s>"}}})
     assert tokenizer.encode("<s>") == [0, 1, 2]
     assert tokenizer.special_ids == {3}
     assert tokenizer.decode([3, 1], skip_special_tokens=True) == "s"
@@ -373,7 +373,7 @@ def test_the_length_reaches_over_holes() -> None:
     tokenizer = Tokenizer.from_json(small(WORDS | {"vocab": {"[UNK]": 0, "b": 7}}))
     assert len(tokenizer) == 8
     assert tokenizer.id_to_token(7) == "b"
-    with pytest.raises(InputError, match=r"^id 3 stands for no token; give ids below 8, the vocabulary's size\.$"):
+    with pytest.raises(InputError, match=r"^id 3 is not in the vocabulary; give ids below 8, the vocabulary size\.$"):
         tokenizer.decode([7, 3])
 
 
@@ -384,7 +384,9 @@ def test_the_length_reaches_over_holes() -> None:
 def test_ids_that_are_none_are_refused(ids: Any) -> None:  # noqa: ANN401
     tokenizer = Tokenizer.from_json(small(WORDS))
     for decode in (tokenizer.decode, tokenizer.decode_bytes):
-        with pytest.raises(InputError, match=r"^(id -?\d+ stands for no token|ids is .* a list of whole numbers)"):
+        with pytest.raises(
+            InputError, match=r"^(id -?\d+ is not in the vocabulary|ids is .* a list of whole numbers)"
+        ):
             decode(ids)
 
 
@@ -437,12 +439,12 @@ HOSTILE = {
     "a number too long": ('{"version": ' + "1" * 10_000 + "}", "is not JSON"),
     "too deep": ("[" * 200_000, "is nested too deep"),
     "deep": (small(WORDS, normalizer=json.loads("[" * 500 + "]" * 500)), "cannot be used: .*recursion limit"),
-    "a list": ("[]", "holds list instead of a JSON object"),
-    "a string": ('"x"', "holds str instead"),
-    "no version": ("{}", "is of version None, but only '1.0' is read"),
+    "a list": ("[]", "contains list instead of a JSON object"),
+    "a string": ('"x"', "contains str instead"),
+    "no version": ("{}", "is of version None, but only '1.0' is supported"),
     "another version": ('{"version": "2.0"}', "is of version '2.0'"),
-    "no model": ('{"version": "1.0"}', "holds no model"),
-    "a list for a model": (small([]), "holds no model"),  # type: ignore[arg-type]
+    "no model": ('{"version": "1.0"}', "contains no model"),
+    "a list for a model": (small([]), "contains no model"),  # type: ignore[arg-type]
     "an unknown model": (small({"type": "Magic", "vocab": {}}), "cannot be used"),
     "a number for a vocabulary": (small(WORDS | {"vocab": 5}), "cannot be used"),
     "an id too large": (small(WORDS | {"vocab": {"a": 2**40}}), "gives a token the id"),
@@ -458,7 +460,7 @@ HOSTILE = {
         "cannot be used: Precompiled",
     ),
     "a panic at the first text": (small(WORDS, post_processor=template(1, known=False)), "cannot be used"),
-    "an id of no token": (small(WORDS, post_processor=template(99)), "puts id 99 around every text"),
+    "an id of no token": (small(WORDS, post_processor=template(99)), "adds id 99 to every text"),
     # The library would cut é in half, and end the process as it tries to say so.
     "an end of the process": (
         small(
@@ -469,7 +471,7 @@ HOSTILE = {
                 "continuing_subword_prefix": "x",
             }
         ),
-        r"merges \['a', 'é'\], but 'x' must begin the second part",
+        r"merges \['a', 'é'\], but the second part must start with 'x'",
     ),
     "a slow split": (small(WORDS, pre_tokenizer=split("(a+)+$")), r"refused: the pattern '\(a\+\)\+\$' repeats"),
     "a slow normalizer": (small(WORDS, normalizer={"type": "Sequence", "normalizers": [SLOW]}), "refused: the pat"),
@@ -499,33 +501,33 @@ def test_a_folder_that_asks_to_run_code_is_refused(value: object, tmp_path: Path
     (tmp_path / "tokenizer.json").write_text(small(WORDS))
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"auto_map": value}))
     with pytest.raises(
-        StoreError, match=r"tokenizer.json' asks to run code by 'auto_map'; choose one that needs none"
+        StoreError, match=r"tokenizer.json' asks to run code with 'auto_map'; choose one that needs none"
     ):
         Tokenizer.load(tmp_path)
 
 
 @pytest.mark.parametrize("value", [5, ["<s>"], {"text": "<s>"}, {"content": 5}, True])
 def test_a_special_token_must_be_a_string(value: object) -> None:
-    with pytest.raises(StoreError, match=r"^the eos_token beside 'tokenizer.json' is .*, but it must be a string"):
+    with pytest.raises(StoreError, match=r"^the eos_token of 'tokenizer.json' is .*, but it must be a string"):
         Tokenizer.from_json(small(WORDS), {"eos_token": value})
 
 
 @pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"])
 def test_files_that_cannot_be_read_are_named(name: str, tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text(small(WORDS))
-    for content, sentence in ((b"\xff", "not UTF-8 at byte 0"), (b"{", "is not JSON"), (b"[]", "holds list")):
+    for content, sentence in ((b"\xff", "not UTF-8 at byte 0"), (b"{", "is not JSON"), (b"[]", "contains list")):
         (tmp_path / name).write_bytes(content)
         with pytest.raises(StoreError, match=f"{name}' .*{sentence}|{name}' {sentence}"):
             Tokenizer.load(tmp_path)
     with (tmp_path / name).open("wb") as file:
         file.truncate(200_000_001)  # a hole, which takes no room on the disk
-    with pytest.raises(StoreError, match=f"{name}' has 200000001 bytes, but at most 200000000 are read"):
+    with pytest.raises(StoreError, match=f"{name}' has 200000001 bytes, but at most 200000000 are allowed"):
         Tokenizer.load(tmp_path)
 
 
 def test_a_folder_without_a_tokenizer_is_named(tmp_path: Path) -> None:
     for folder in (tmp_path, tmp_path / "nowhere"):
-        with pytest.raises(StoreError, match=r"^there is no '.*tokenizer.json'; give a folder that holds"):
+        with pytest.raises(StoreError, match=r"^there is no '.*tokenizer.json'; give a folder with"):
             Tokenizer.load(folder)
 
 
