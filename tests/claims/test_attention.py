@@ -36,7 +36,7 @@ def randn(*shape: int) -> Tensor:
 
 
 def no_padding(*shape: int) -> Tensor:
-    """Return an all-True padding mask, with which a model builds a dense causal mask and does not use the kernel's."""
+    """Return an all-True padding mask, which makes a model build a dense causal mask and not use the kernel's."""
     return torch.ones(shape, dtype=torch.bool)
 
 
