@@ -1,9 +1,9 @@
-"""What models learn, on public text and on the samples that come with the package, by the loop that everyone uses.
+"""Convergence of training runs on public datasets and on the built-in ones, with `gh.train`.
 
     python benchmarks/convergence.py --parts shakespeare --data FOLDER [--out runs/learning] [--seeds 1]
 
-FOLDER holds shakespeare/input.txt and multi30k/{train,val,test_2016_flickr}.{de,en}; dates, langid and labels need
-none. Each part prints what it measured and how long it trained. A run that was stopped goes on.
+FOLDER holds shakespeare/input.txt and multi30k/{train,val,test_2016_flickr}.{de,en}; dates and langid need
+none. Each part prints its metrics and training time. An interrupted run resumes.
 """
 
 from __future__ import annotations
@@ -22,101 +22,106 @@ from glasshouse.training import Result
 from glasshouse.training.progress import SilentReporter
 from glasshouse.training.step import StepMetrics
 
-Table = dict[str, Any]
+Settings = dict[str, Any]
 
 
-class Clock(SilentReporter):
-    """Times the steps, without the evaluations between them, and says how they go now and then."""
+class Timer(SilentReporter):
+    """Times a run, and logs its progress now and then."""
 
     def __init__(self, name: str) -> None:
         self.name, self.began, self.first = name, time.perf_counter(), 0.0
 
-    def say(self, text: str) -> None:
+    def log(self, text: str) -> None:
         print(f"  {self.name}: {text}", file=sys.stderr, flush=True)
 
-    def step(self, step: int, steps: int, outcome: StepMetrics, speed: Any) -> None:  # noqa: ANN401
+    def on_step_end(self, step: int, steps: int, outcome: StepMetrics, speed: Any) -> None:  # noqa: ANN401
         self.first = self.first or time.perf_counter()
         if step % max(1, steps // 5) == 0:
-            self.say(
+            self.log(
                 f"step {step}, loss {outcome.loss:.4f}, {speed.tokens_per_second:,.0f} tokens/s, {self.seconds:.0f} s"
             )
 
-    def evaluated(self, step: int, figures: dict[str, float]) -> None:
-        self.say(f"step {step}, held out {', '.join(f'{name} {value:.4f}' for name, value in figures.items())}")
+    def on_validation_end(self, step: int, metrics: dict[str, float]) -> None:
+        self.log(f"step {step}, validation {', '.join(f'{name} {value:.4f}' for name, value in metrics.items())}")
 
     @property
     def seconds(self) -> float:
         return time.perf_counter() - self.began
 
 
-def run(name: str, table: Table, out: Path) -> tuple[Result, float]:
-    """Train, and return the result with the seconds it took, preparation and evaluations included."""
-    table["train"]["out"] = str(out / name)
-    clock = Clock(name)
-    result = gh.train(gh.Run.from_dict(table), clock)
-    return result, clock.seconds
+def run(name: str, settings: Settings, out: Path) -> tuple[Result, float]:
+    """Train, and return the result and the seconds, data preparation and evaluation included."""
+    settings["train"]["out"] = str(out / name)
+    timer = Timer(name)
+    result = gh.train(gh.Run.from_dict(settings), timer)
+    return result, timer.seconds
 
 
-def show(name: str, **figures: object) -> None:
-    print(f"{name}: {', '.join(f'{key} {value}' for key, value in figures.items())}", flush=True)
+def show(name: str, **metrics: object) -> None:
+    print(f"{name}: {', '.join(f'{key} {value}' for key, value in metrics.items())}", flush=True)
 
 
 def parameters(model: torch.nn.Module) -> int:
     return sum(weight.numel() for weight in model.parameters())
 
 
-# Shakespeare, character by character
+# Shakespeare, character level
 
 
-NO_BIAS: Table = {"qkv_bias": False, "out_bias": False, "ffn_bias": False}
-CHARACTERS: Table = {
+NO_BIAS: Settings = {"qkv_bias": False, "out_bias": False, "ffn_bias": False}
+CHARACTERS: Settings = {
     "vocab_size": 263,
-    "length": 256,
-    "hold_out": 0.1,
-}  # bytes, all of them ASCII, and special tokens
+    "seq_len": 256,
+    "val_fraction": 0.1,
+}  # ASCII bytes and special tokens
 
 
 def shakespeare(data: Path, out: Path, seed: int) -> None:
-    """Train as nanoGPT's train_shakespeare_char does: the same shape, batch, rates, dropout and steps."""
+    """Train as nanoGPT's train_shakespeare_char does: the same model, batch size, dropout, learning rate, steps."""
     drop = {"dropout": 0.2, "attention_dropout": 0.2, "embed_dropout": 0.2}
     shape = {"n_layers": 6, "d_model": 384, "n_heads": 6, "norm": {"kind": "layer", "bias": False}}
-    table = {
+    settings = {
         "model": {"preset": "gpt2", **shape, **drop, **NO_BIAS},
         "data": {"path": str(data / "shakespeare" / "input.txt"), **CHARACTERS},
         "train": {
             "steps": 5000,
             "batch_tokens": 64 * 256,
             "optimizer": {"kind": "adamw", "lr": 1e-3, "beta2": 0.99, "weight_decay": 0.1},
-            "schedule": {"kind": "cosine", "warmup": 100, "end": 0.1},
+            "schedule": {"kind": "cosine", "warmup": 100, "final_factor": 0.1},
             "eval_every": 250,
             "eval_samples": 10**6,
-            "patience": 1000,  # to keep the best
+            "patience": 1000,  # keeps the best checkpoint
             "seed": seed,
         },
     }
-    result, seconds = run(f"shakespeare-{seed}", table, out)
+    result, seconds = run(f"shakespeare-{seed}", settings, out)
     show("shakespeare", loss=f"{result.report.metrics['loss']:.4f}", steps=5000, seconds=f"{seconds:.0f}")
 
 
 def shakespeare_best(data: Path, out: Path, seed: int) -> None:
-    """Train a model of the same width and depth as we would today, in half the steps."""
+    """Train a modern architecture of the same width and depth (rotary, SwiGLU, Muon, EMA), in half the steps."""
     drop = {"dropout": 0.2, "attention_dropout": 0.2, "embed_dropout": 0.2}
-    table = {
+    settings = {
         "model": {"preset": "modern-small", "n_kv_heads": 6, **drop},
         "data": {"path": str(data / "shakespeare" / "input.txt"), **CHARACTERS},
         "train": {
             "steps": 2500,
             "batch_tokens": 64 * 256,
-            "optimizer": {"kind": "muon", "lr": 0.02, "weight_decay": 0.1, "rest": {"lr": 2e-3, "weight_decay": 0.1}},
-            "schedule": {"kind": "linear", "warmup": 50, "end": 0.0},
-            "average": 0.99,
+            "optimizer": {
+                "kind": "muon",
+                "lr": 0.02,
+                "weight_decay": 0.1,
+                "adamw": {"lr": 2e-3, "weight_decay": 0.1},
+            },
+            "schedule": {"kind": "linear", "warmup": 50, "final_factor": 0.0},
+            "ema": 0.99,
             "eval_every": 250,
             "eval_samples": 10**6,
             "patience": 1000,
             "seed": seed,
         },
     }
-    result, seconds = run(f"shakespeare-best-{seed}", table, out)
+    result, seconds = run(f"shakespeare-best-{seed}", settings, out)
     show("shakespeare-best", loss=f"{result.report.metrics['loss']:.4f}", steps=2500, seconds=f"{seconds:.0f}")
 
 
@@ -124,9 +129,9 @@ def shakespeare_best(data: Path, out: Path, seed: int) -> None:
 
 
 def multi30k(data: Path, out: Path, seed: int) -> None:
-    """Train an encoder-decoder on 29,000 captions, and translate the test set by beams."""
-    place = data / "multi30k"
-    table = {
+    """Train an encoder-decoder on 29,000 captions, and translate the test set with beam search."""
+    folder = data / "multi30k"
+    settings = {
         "model": {
             "preset": "vaswani-base",
             "d_model": 256,
@@ -140,51 +145,53 @@ def multi30k(data: Path, out: Path, seed: int) -> None:
             "attention_dropout": 0.1,
         },
         "data": {
-            "path": [str(place / "train.de"), str(place / "train.en")],
-            "validation": [str(place / "val.de"), str(place / "val.en")],
+            "path": [str(folder / "train.de"), str(folder / "train.en")],
+            "validation": [str(folder / "val.de"), str(folder / "val.en")],
             "kind": "pairs",
             "vocab_size": 8000,
-            "length": 128,
+            "seq_len": 128,
         },
         "train": {
             "steps": 2200,
             "batch_tokens": 12_000,
-            "smoothing": 0.1,
+            "label_smoothing": 0.1,
             "optimizer": {"kind": "adamw", "lr": 2e-3, "beta2": 0.98, "weight_decay": 0.01},
-            "schedule": {"kind": "linear", "warmup": 400, "end": 0.0},
-            "average": 0.998,
+            "schedule": {"kind": "linear", "warmup": 400, "final_factor": 0.0},
+            "ema": 0.998,
             "eval_every": 500,
             "seed": seed,
         },
     }
-    result, seconds = run(f"multi30k-{seed}", table, out)
-    sources, references = ((place / f"test_2016_flickr.{side}").read_text().splitlines() for side in ("de", "en"))
+    result, seconds = run(f"multi30k-{seed}", settings, out)
+    sources, references = ((folder / f"test_2016_flickr.{side}").read_text().splitlines() for side in ("de", "en"))
     tok = result.datasets.tok
-    begun = time.perf_counter()
-    said = [completion.text for completion in gh.generate(result.model, tok, sources, max_new_tokens=80, beams=5)]
+    start = time.perf_counter()
+    predictions = [
+        completion.text for completion in gh.generate(result.model, tok, sources, max_new_tokens=80, beams=5)
+    ]
     show(
         "multi30k",
-        bleu=f"{gh.evaluation.bleu(said, references).value:.2f}",
-        chrf=f"{gh.evaluation.chrf(said, references).value:.2f}",
+        bleu=f"{gh.evaluation.bleu(predictions, references).value:.2f}",
+        chrf=f"{gh.evaluation.chrf(predictions, references).value:.2f}",
         parameters=f"{parameters(result.model):,}",
         training=f"{seconds:.0f} s",
-        writing=f"{time.perf_counter() - begun:.0f} s",
+        generation=f"{time.perf_counter() - start:.0f} s",
         steps=2200,
     )
 
 
-# The samples that come with the package
+# Built-in datasets
 
 
 def dates(data: Path, out: Path, seed: int) -> None:
-    """Train the recipe, and count which of the test set's dates are right to the letter."""
+    """Train the recipe, and measure exact match on the test set."""
     result, seconds = run(f"dates-{seed}", gh.Run.load("dates", f"train.seed={seed}").to_dict(), out)
     found = gh.evaluate(result.model, result.datasets.tok, "dates", split="test", generate=2000)
     show("dates", exact_match=f"{found.metrics['exact_match']:.4f}", seconds=f"{seconds:.0f}")
 
 
 def langid(data: Path, out: Path, seed: int) -> None:
-    """Train the recipe, and count right languages in the test set."""
+    """Train the recipe, and measure accuracy on the test set."""
     from glasshouse.data.builtin.langid import LANGUAGES, bayes_accuracy
 
     result, seconds = run(f"langid-{seed}", gh.Run.load("langid", f"train.seed={seed}").to_dict(), out)
@@ -194,7 +201,7 @@ def langid(data: Path, out: Path, seed: int) -> None:
         accuracy=f"{found.metrics['accuracy']:.4f}",
         f1=f"{found.metrics['f1']:.4f}",
         languages=len(LANGUAGES),
-        ceiling_of_one_name=f"{bayes_accuracy('test'):.4f}",
+        bayes_accuracy_of_one_name=f"{bayes_accuracy('test'):.4f}",
         seconds=f"{seconds:.0f}",
     )
 
@@ -210,16 +217,22 @@ PARTS: dict[str, Callable[[Path, Path, int], None]] = {
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--parts", nargs="+", choices=PARTS, default=["dates", "langid"])
-    parser.add_argument("--data", type=Path, default=Path("data"), help="where shakespeare and multi30k are")
-    parser.add_argument("--out", type=Path, default=Path("runs/learning"))
-    parser.add_argument("--seeds", type=int, default=1)
-    choice = parser.parse_args()
+    parser.add_argument(
+        "--parts", nargs="+", choices=PARTS, default=["dates", "langid"], help="(default: dates langid)"
+    )
+    parser.add_argument(
+        "--data", type=Path, default=Path("data"), help="folder of shakespeare and multi30k (default data)"
+    )
+    parser.add_argument(
+        "--out", type=Path, default=Path("runs/learning"), help="folder of the runs (default runs/learning)"
+    )
+    parser.add_argument("--seeds", type=int, default=1, help="runs per part, with seeds from 0 (default 1)")
+    args = parser.parse_args()
     device = gh.device.fastest()
     print(f"torch {torch.__version__}, {torch.cuda.get_device_name() if device.type == 'cuda' else device}")
-    for part in choice.parts:
-        for seed in range(choice.seeds):
-            PARTS[part](choice.data, choice.out, seed)
+    for part in args.parts:
+        for seed in range(args.seeds):
+            PARTS[part](args.data, args.out, seed)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""Loading a published model of about 500 MB, beside transformers: seconds and memory, each in a process of its own.
+"""Time and memory to load a model of about 500 MB, compared with transformers, each in its own process.
 
-Run by `make bench-load`. Every figure is a median over repeats that alternate between the two, with the spread beside
-it. The first answer is timed too: what is mapped into memory is read from the disk only then. Files are in the disk
+Run by `make bench-load`. Every number is a median over repeats that alternate between the two, with half the range.
+The first forward pass is timed too: memory-mapped weights are read from the disk only then. Files are in the page
 cache for both, as they are right after a download.
 """
 
@@ -19,17 +19,17 @@ from pathlib import Path
 
 REPEATS = 7
 MODELS = ("gpt2", "llama")
-TYPES = ("float32", "bfloat16")
+DTYPES = ("float32", "bfloat16")
 
 
 def status_bytes(name: str) -> int:
-    """Return one entry of Linux's account of this process: RssAnon, backed by no file, or VmHWM, the most at once."""
+    """Return one entry of /proc/self/status: RssAnon, memory without a file behind it, or VmHWM, peak resident."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(name))
 
 
-class Peak(threading.Thread):
-    """Watches how far anonymous memory grows."""
+class PeakMemory(threading.Thread):
+    """Samples anonymous memory and tracks its peak."""
 
     def __init__(self) -> None:
         super().__init__(daemon=True)
@@ -47,20 +47,20 @@ class Peak(threading.Thread):
         return self.highest - self.start_bytes
 
 
-def measure(who: str, folder: str, dtype_name: str) -> None:
-    """Load one model once, in this process, and print what it took."""
+def measure(library: str, folder: str, dtype_name: str) -> None:
+    """Load one model once, in this process, and print time and memory."""
     import torch
 
     dtype = getattr(torch, dtype_name)
     ids = torch.arange(16)[None]
-    if who == "ours":
+    if library == "ours":
         import glasshouse as gh
         import glasshouse.hub
 
         def load() -> torch.nn.Module:
             return gh.load(folder, dtype=dtype)[0]
 
-        load_small = gh.build(gh.preset("tiny-decoder"))  # torch's own first-use costs are neither's
+        load_small = gh.build(gh.preset("tiny-decoder"))  # exclude torch's own first-use costs
     else:
         import transformers
 
@@ -73,7 +73,7 @@ def measure(who: str, folder: str, dtype_name: str) -> None:
         load_small = transformers.GPT2LMHeadModel(small)
     with torch.no_grad():
         load_small(torch.zeros(1, 2, dtype=torch.long))
-        peak = Peak()
+        peak = PeakMemory()
         peak.start()
         begin = time.perf_counter()
         model = load()
@@ -81,14 +81,14 @@ def measure(who: str, folder: str, dtype_name: str) -> None:
         grown = peak.stop()
         resident = status_bytes("VmHWM") / 1e6
         model(ids)
-        answered = time.perf_counter()
+        first_output = time.perf_counter()
     size = sum(weight.numel() * weight.element_size() for weight in model.parameters())
-    found = {"load": loaded - begin, "answer": answered - begin, "anonymous": grown / size, "resident": resident}
+    found = {"load": loaded - begin, "forward": first_output - begin, "anonymous": grown / size, "resident": resident}
     print(json.dumps(found | {"bytes": size}))
 
 
-def make(name: str, folder: Path) -> None:
-    """Write a random model of transformers' with 124 million parameters, or as many in the shape of Llama."""
+def save_random_model(name: str, folder: Path) -> None:
+    """Save a randomly initialised transformers model: GPT-2 small, or a Llama of about as many parameters."""
     import transformers
 
     transformers.logging.disable_progress_bar()
@@ -108,39 +108,41 @@ def make(name: str, folder: Path) -> None:
     model.save_pretrained(folder)
 
 
-def run(who: str, folder: Path, dtype: str) -> dict[str, float]:
-    command = [sys.executable, __file__, "--measure", who, str(folder), dtype]
+def run(library: str, folder: Path, dtype: str) -> dict[str, float]:
+    command = [sys.executable, __file__, "--measure", library, str(folder), dtype]
     return json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()[-1])
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--measure", nargs=3, help=argparse.SUPPRESS)
-    parser.add_argument("--repeats", type=int, default=REPEATS)
+    parser.add_argument(
+        "--repeats", type=int, default=REPEATS, help=f"processes per model and library (default {REPEATS})"
+    )
     options = parser.parse_args()
     if options.measure:
         measure(*options.measure)
         return
-    print(f"{'model':7}{'type':10}{'MB':>6}   {'':24}{'ours':>16}{'transformers':>18}{'ratio':>8}")
-    with tempfile.TemporaryDirectory() as place:
+    print(f"{'model':7}{'dtype':10}{'MB':>6}   {'':26}{'ours':>16}{'transformers':>18}{'ratio':>8}")
+    with tempfile.TemporaryDirectory() as temporary:
         for name in MODELS:
-            folder = Path(place) / name
-            make(name, folder)
-            for dtype in TYPES:
+            folder = Path(temporary) / name
+            save_random_model(name, folder)
+            for dtype in DTYPES:
                 found: dict[str, list[dict[str, float]]] = {"ours": [], "transformers": []}
                 for _ in range(options.repeats):
-                    for who, results in found.items():
-                        results.append(run(who, folder, dtype))
+                    for library, results in found.items():
+                        results.append(run(library, folder, dtype))
                 size = found["ours"][0]["bytes"] / 1e6
                 for key, label in (
                     ("load", "load, s"),
-                    ("answer", "load and answer, s"),
+                    ("forward", "load and first forward, s"),
                     ("anonymous", "peak anonymous / size"),
-                    ("resident", "peak of the process, MB"),
+                    ("resident", "peak resident, MB"),
                 ):
-                    ours, theirs = ([r[key] for r in found[who]] for who in ("ours", "transformers"))
+                    ours, theirs = ([r[key] for r in found[library]] for library in ("ours", "transformers"))
                     ratio = statistics.median(ours) / statistics.median(theirs)
-                    print(f"{name:7}{dtype:10}{size:6.0f}   {label:24}{cell(ours):>16}{cell(theirs):>18}{ratio:8.2f}")
+                    print(f"{name:7}{dtype:10}{size:6.0f}   {label:26}{cell(ours):>16}{cell(theirs):>18}{ratio:8.2f}")
 
 
 def cell(values: list[float]) -> str:

@@ -1,7 +1,7 @@
-"""Training a tokenizer and turning text into ids on disk, beside tokenizers and tiktoken, in one run.
+"""BPE training and corpus encoding throughput, compared with tokenizers and tiktoken.
 
 Run by `make bench-text`. The text is this machine's own Python files; the peers get it in memory and write nothing.
-Each measurement is a process of its own; figures are medians over repeats that take turns, with half the range.
+Each measurement runs in its own process; numbers are medians over alternating repeats, with half the range.
 """
 
 from __future__ import annotations
@@ -19,38 +19,38 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-VOCABULARY = 32_768
+VOCAB_SIZE = 32_768
 SIZES = (40, 80, 160)  # megabytes
 SIZE = 80
 FEW_WORDS = 100_000
 LONG = 1_000_000  # characters
 END = "<|endoftext|>"
 
-Figures = dict[str, Any]
+Metrics = dict[str, Any]
 
 
-def assemble(folder: Path, megabytes: int) -> None:
-    """Copy this machine's Python files, those of the standard library first, until there are enough."""
+def make_corpus(folder: Path, megabytes: int) -> None:
+    """Copy this machine's Python files, the standard library first, up to a total size."""
     folder.mkdir()
-    wanted = megabytes * 1_000_000
+    remaining = megabytes * 1_000_000
     roots = (sysconfig.get_path("stdlib"), sysconfig.get_path("purelib"))
     found = dict.fromkeys(path for root in roots for path in sorted(Path(root).rglob("*.py")))
     for number, path in enumerate(found):
-        data = path.read_bytes()[:wanted]
+        data = path.read_bytes()[:remaining]
         text = data.decode(errors="ignore")
         (folder / f"{number:06}.py").write_text(text, encoding="utf-8", newline="")
-        wanted -= len(text.encode())
-        if wanted <= 0:
+        remaining -= len(text.encode())
+        if remaining <= 0:
             return
-    raise SystemExit(f"this machine has too few Python files: {wanted} bytes of {megabytes} MB are missing.")
+    raise SystemExit(f"this machine has too few Python files: {remaining} bytes of {megabytes} MB are missing.")
 
 
 def documents(folder: str) -> list[str]:
     return [path.read_bytes().decode("utf-8-sig") for path in sorted(Path(folder).iterdir())]
 
 
-def peak() -> float:
-    """Return the most memory this process has held at once, in megabytes."""
+def peak_memory() -> float:
+    """Return the peak resident memory of this process, in megabytes."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) / 1000 for line in lines if line.startswith("VmHWM"))
 
@@ -61,26 +61,26 @@ def timed(work: Callable[[], object]) -> tuple[float, Any]:
     return time.perf_counter() - begin, result
 
 
-# Each of these runs in a process of its own and returns what it found.
+# Each of these runs in its own process.
 
 
-def train_ours(folder: str, pattern: str, max_words: int) -> Figures:
+def train_ours(folder: str, pattern: str, max_words: int) -> Metrics:
     import glasshouse as gh
 
-    _ = gh.Tokenizer  # imports are nobody's speed
+    _ = gh.Tokenizer  # import time is excluded
     seconds, tok = timed(
         lambda: gh.Tokenizer.train(
-            folder, vocab_size=VOCABULARY, pattern=pattern, special_tokens={"eos": END}, max_words=max_words
+            folder, vocab_size=VOCAB_SIZE, pattern=pattern, special_tokens={"eos": END}, max_words=max_words
         )
     )
-    place = Path(folder).with_name("tokenizer")
-    if max_words > FEW_WORDS and pattern == "gpt2" and not place.exists():
-        tok.save(place)
-    merges = [[left.hex(), right.hex()] for left, right in tok.merges]
-    return {"seconds": seconds, "memory": peak(), "merges": merges if max_words > FEW_WORDS else None}
+    tokenizer_folder = Path(folder).with_name("tokenizer")
+    if max_words > FEW_WORDS and pattern == "gpt2" and not tokenizer_folder.exists():
+        tok.save(tokenizer_folder)
+    merges = [[left.hex(), right.hex()] for left, right in tok.merge_ranks]
+    return {"seconds": seconds, "memory": peak_memory(), "merges": merges if max_words > FEW_WORDS else None}
 
 
-def train_tokenizers(folder: str, pattern: str, max_words: int) -> Figures:
+def train_tokenizers(folder: str, pattern: str, max_words: int) -> Metrics:
     import tokenizers
 
     from glasshouse.text.byte_level import unicode_to_bytes
@@ -97,41 +97,41 @@ def train_tokenizers(folder: str, pattern: str, max_words: int) -> Figures:
             [split, byte_level(add_prefix_space=False, use_regex=False)]
         )
     trainer = tokenizers.trainers.BpeTrainer(
-        vocab_size=VOCABULARY, special_tokens=[END], initial_alphabet=byte_level.alphabet(), show_progress=False
+        vocab_size=VOCAB_SIZE, special_tokens=[END], initial_alphabet=byte_level.alphabet(), show_progress=False
     )
     seconds, _ = timed(lambda: tok.train_from_iterator(texts, trainer, len(texts)))
     merges = [
         [unicode_to_bytes(left).hex(), unicode_to_bytes(right).hex()]
         for left, right in json.loads(tok.to_str())["model"]["merges"]
     ]
-    return {"seconds": seconds, "memory": peak(), "merges": merges}
+    return {"seconds": seconds, "memory": peak_memory(), "merges": merges}
 
 
-def shards_ours(folder: str) -> Figures:
+def shards_ours(folder: str) -> Metrics:
     import glasshouse as gh
     import glasshouse.data.preparation
 
     tok = gh.Tokenizer.load(Path(folder).with_name("tokenizer"))
-    tok.corpus_encoder().encode([b"imports are nobody's speed"])
-    _ = tok.fingerprint  # nor is what belongs to the tokenizer
-    with tempfile.TemporaryDirectory(dir=Path(folder).parent) as place:
-        seconds, corpus = timed(lambda: gh.data.prepare(folder, tok, f"{place}/corpus"))
-        return {"seconds": seconds, "memory": peak(), "tokens": corpus.tokens - len(corpus)}
+    tok.corpus_encoder().encode([b"import time is excluded"])
+    _ = tok.fingerprint  # so is the set-up of the tokenizer
+    with tempfile.TemporaryDirectory(dir=Path(folder).parent) as temporary:
+        seconds, corpus = timed(lambda: gh.data.prepare(folder, tok, f"{temporary}/corpus"))
+        return {"seconds": seconds, "memory": peak_memory(), "tokens": corpus.n_tokens - len(corpus)}
 
 
-def encode_tokenizers(folder: str) -> Figures:
+def encode_tokenizers(folder: str) -> Metrics:
     import tokenizers
 
     tok = tokenizers.Tokenizer.from_file(str(Path(folder).with_name("tokenizer") / "tokenizer.json"))
-    tok.encode_special_tokens = True  # what is spelled out in a file is text to all three
+    tok.encode_special_tokens = True  # special tokens in a file are plain text to all three
     texts = documents(folder)
     batches = [texts[at : at + 500] for at in range(0, len(texts), 500)]
     tok.encode_batch(["warm"])
     seconds, tokens = timed(lambda: sum(len(one) for batch in batches for one in tok.encode_batch(batch)))
-    return {"seconds": seconds, "memory": peak(), "tokens": tokens}
+    return {"seconds": seconds, "memory": peak_memory(), "tokens": tokens}
 
 
-def encode_tiktoken(folder: str) -> Figures:
+def encode_tiktoken(folder: str) -> Metrics:
     import os
 
     import tiktoken
@@ -148,15 +148,15 @@ def encode_tiktoken(folder: str) -> Figures:
     encoding.encode_ordinary("warm")
     threads = os.cpu_count() or 1
     seconds, tokens = timed(lambda: sum(map(len, encoding.encode_ordinary_batch(texts, num_threads=threads))))
-    return {"seconds": seconds, "memory": peak(), "tokens": tokens}
+    return {"seconds": seconds, "memory": peak_memory(), "tokens": tokens}
 
 
-def long_runs(folder: str) -> Figures:
-    """Time texts of equal characters and noise, and texts twice as long."""
+def encode_long(folder: str) -> Metrics:
+    """Time long texts of one repeated character and of random bytes, and texts twice as long."""
     import glasshouse as gh
 
     tok = gh.Tokenizer.load(Path(folder).with_name("tokenizer"))
-    tok.encode("word " * LONG)  # whatever is made at the first long text
+    tok.encode("word " * LONG)  # exclude what is set up at the first long text
     noise = random.Random(0).randbytes(2 * LONG)
     kinds: dict[str, Callable[[int], str | bytes]] = {
         "letters": lambda n: "a" * n,
@@ -177,14 +177,14 @@ def long_runs(folder: str) -> Figures:
     return found
 
 
-WORK = {
-    work.__name__: work
-    for work in (train_ours, train_tokenizers, shards_ours, encode_tokenizers, encode_tiktoken, long_runs)
+TASKS = {
+    task.__name__: task
+    for task in (train_ours, train_tokenizers, shards_ours, encode_tokenizers, encode_tiktoken, encode_long)
 }
 
 
-def run(work: Callable[..., Figures], *arguments: object) -> Figures:
-    command = [sys.executable, __file__, "--work", work.__name__, *map(str, arguments)]
+def run(task: Callable[..., Metrics], *arguments: object) -> Metrics:
+    command = [sys.executable, __file__, "--task", task.__name__, *map(str, arguments)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         raise SystemExit(done.stderr)
@@ -195,45 +195,45 @@ def cell(values: list[float], digits: int = 2) -> str:
     return f"{statistics.median(values):.{digits}f} ±{(max(values) - min(values)) / 2:.{digits}f}"
 
 
-def race(label: str, works: dict[str, Callable[[], Figures]], repeats: int) -> dict[str, list[Figures]]:
-    found: dict[str, list[Figures]] = {name: [] for name in works}
+def compare(label: str, tasks: dict[str, Callable[[], Metrics]], repeats: int) -> dict[str, list[Metrics]]:
+    found: dict[str, list[Metrics]] = {name: [] for name in tasks}
     for _ in range(repeats):
-        for name, work in works.items():
-            found[name].append(work())
+        for name, task in tasks.items():
+            found[name].append(task())
     ours = statistics.median(one["seconds"] for one in found["ours"])
     for name, results in found.items():
         seconds = [one["seconds"] for one in results]
         ratio = statistics.median(seconds) / ours
         memory = max(one["memory"] for one in results)
         print(f"{label:24}{name:12}{cell(seconds):>16} s{SIZE / statistics.median(seconds):9.1f} MB/s", end="")
-        print(f"{memory:9.0f} MB" + (f"   ours is {ratio:.1f}x as fast" if name != "ours" else ""))
+        print(f"{memory:9.0f} MB" + (f"   ours {ratio:.1f}x as fast" if name != "ours" else ""))
     return found
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--work", nargs="+", help=argparse.SUPPRESS)
-    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--task", nargs="+", help=argparse.SUPPRESS)
+    parser.add_argument("--repeats", type=int, default=3, help="runs of each measurement (default 3)")
     options = parser.parse_args()
-    if options.work:
-        name, *arguments = options.work
-        print(json.dumps(WORK[name](*(int(one) if one.isdigit() else one for one in arguments))))
+    if options.task:
+        name, *arguments = options.task
+        print(json.dumps(TASKS[name](*(int(one) if one.isdigit() else one for one in arguments))))
         return
-    with tempfile.TemporaryDirectory() as place:
-        folders = {size: str(Path(place) / str(size)) for size in SIZES}
+    with tempfile.TemporaryDirectory() as temporary:
+        folders = {size: str(Path(temporary) / str(size)) for size in SIZES}
         for size, folder in folders.items():
-            assemble(Path(folder), size)
+            make_corpus(Path(folder), size)
         folder = folders[SIZE]
-        print(f"{SIZE} MB in {len(list(Path(folder).iterdir())):,} files, a vocabulary of {VOCABULARY:,}\n")
+        print(f"{SIZE} MB in {len(list(Path(folder).iterdir())):,} files, vocab_size {VOCAB_SIZE:,}\n")
         for pattern in ("gpt2", "gpt4"):
-            works = {
+            tasks = {
                 "ours": lambda pattern=pattern: run(train_ours, folder, pattern, 750_000),
                 "tokenizers": lambda pattern=pattern: run(train_tokenizers, folder, pattern, 0),
             }
-            found = race(f"train, {pattern}", works, options.repeats if pattern == "gpt2" else 1)
+            found = compare(f"train, {pattern}", tasks, options.repeats if pattern == "gpt2" else 1)
             equal = found["ours"][0]["merges"] == found["tokenizers"][0]["merges"]
             print(f"{'':24}merges are {'equal' if equal else 'DIFFERENT'}")
-        found = race(
+        found = compare(
             "text to ids",
             {
                 "ours": lambda: run(shards_ours, folder),
@@ -242,27 +242,27 @@ def main() -> None:
             },
             options.repeats,
         )
-        one = Path(place) / "one"
+        one = Path(temporary) / "one"
         one.mkdir()
         (one / "all.py").write_text("".join(documents(folder)), encoding="utf-8", newline="")
         whole = [run(shards_ours, one)["seconds"] for _ in range(options.repeats)]
         ratio = statistics.median(result["seconds"] for result in found["tokenizers"]) / statistics.median(whole)
-        print(f"{'the same as one file':24}{'ours':12}{cell(whole):>16} s{'':43}{ratio:.1f}x tokenizers")
+        print(f"{'same text, one file':24}{'ours':12}{cell(whole):>16} s{'':43}{ratio:.1f}x tokenizers")
         tokens = {results[0]["tokens"] for results in found.values()}
-        print(f"{'':24}{'as many' if len(tokens) == 1 else 'NOT AS MANY'} tokens by all")
+        print(f"{'':24}token counts are {'equal' if len(tokens) == 1 else 'DIFFERENT'}")
 
         print("\npeak memory of the process, MB")
-        for label, work in {
+        for label, task in {
             "train": lambda folder: run(train_ours, folder, "gpt2", 750_000),
             f"train, {FEW_WORDS:,} words": lambda folder: run(train_ours, folder, "gpt2", FEW_WORDS),
             "files to shards": lambda folder: run(shards_ours, folder),
         }.items():
-            cells = (f"{size} MB: {work(folder)['memory']:.0f}" for size, folder in folders.items())
+            cells = (f"{size} MB: {task(folder)['memory']:.0f}" for size, folder in folders.items())
             print(f"{label:24}{'   '.join(cells)}")
 
         print(f"\nencode, {LONG:,} characters of one kind, and twice as many")
-        for name, figures in run(long_runs, folder).items():
-            print(f"{name:24}{cell(figures['seconds'], 3):>16} s   t(2n)/t(n) {cell(figures['ratio']):>14}")
+        for name, metrics in run(encode_long, folder).items():
+            print(f"{name:24}{cell(metrics['seconds'], 3):>16} s   t(2n)/t(n) {cell(metrics['ratio']):>14}")
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
-"""The whole training loop beside the bare step inside it: batches, clipping, metrics and checkpoints, on the CPU.
+"""Overhead of the training loop over a bare training step: batches, gradient clipping, metrics, checkpoints; CPU.
 
     python benchmarks/train_loop.py [--rounds 5] [--sizes small large]
 
-The bare step is that of benchmarks/train_step.py: forward, backward, AdamW, over and over on one batch that is there
-already. Both take turns within a round; a ratio is the median over rounds of the ratio within a round.
+The bare step is that of benchmarks/train_step.py: forward, backward, AdamW, repeated on one preloaded batch. Both
+take turns within a round; a ratio is the median over rounds of the ratio within a round.
 """
 
 from __future__ import annotations
@@ -24,58 +24,57 @@ import glasshouse as gh
 from glasshouse.training.progress import SilentReporter
 from glasshouse.training.step import StepMetrics
 
-STEPS = {"small": (300, 100), "large": (16, 8)}  # of a run, and after how many it saves
-SKIPPED = 2  # steps at the start, in which threads and memory are found
+STEPS = {"small": (300, 100), "large": (16, 8)}  # steps of a run, and save_every
+WARMUP_STEPS = 2  # not timed: threads start and memory is allocated
 
 
-class Clock(SilentReporter):
-    """Notes when steps end."""
+class StepTimer(SilentReporter):
+    """Records when steps end."""
 
     def __init__(self) -> None:
         self.ends: list[float] = []
 
-    def step(self, step: int, steps: int, outcome: StepMetrics, speed: Any) -> None:  # noqa: ANN401
+    def on_step_end(self, step: int, steps: int, outcome: StepMetrics, speed: Any) -> None:  # noqa: ANN401
         self.ends.append(time.perf_counter())
 
 
-def loop(size: Size, steps: int, save_every: int, place: Path, number: int) -> float:
-    """Return the seconds a step of a whole run takes, checkpoints included, evaluation left out."""
+def time_loop(size: Size, steps: int, save_every: int, folder: Path, number: int) -> float:
+    """Return the seconds per step of a whole run, checkpoints included, evaluation excluded."""
     shape = {"n_layers": size.n_layers, "d_model": size.d_model, "n_heads": size.n_heads}
     drop = {"dropout": 0.0, "attention_dropout": 0.0, "embed_dropout": 0.0}
     run = {
         "model": {"preset": "gpt2", "feedforward": "gelu", **shape, **drop},
-        "data": {"path": str(place / "text.txt"), "vocab_size": 263, "length": size.context},
+        "data": {"path": str(folder / "text.txt"), "vocab_size": 263, "seq_len": size.context},
         "train": {"steps": steps, "batch_tokens": size.tokens, "eval_every": 10**6, "eval_samples": 1}
         | {"save_every": save_every}
-        | {"schedule": "constant", "lr": 1e-4, "out": str(place / f"run-{number}"), "compile": "no"},
+        | {"schedule": "constant", "lr": 1e-4, "out": str(folder / f"run-{number}"), "compile": "no"},
     }
-    clock = Clock()
-    gh.train(gh.Run.from_dict(run), clock)
-    return (clock.ends[-1] - clock.ends[SKIPPED - 1]) / (len(clock.ends) - SKIPPED)
+    timer = StepTimer()
+    gh.train(gh.Run.from_dict(run), timer)
+    return (timer.ends[-1] - timer.ends[WARMUP_STEPS - 1]) / (len(timer.ends) - WARMUP_STEPS)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--sizes", nargs="+", choices=SIZES, default=list(SIZES))
-    choice = parser.parse_args()
+    parser.add_argument("--rounds", type=int, default=5, help="rounds, one run of each per round (default 5)")
+    parser.add_argument("--sizes", nargs="+", choices=SIZES, default=list(SIZES), help="model sizes (default: all)")
+    args = parser.parse_args()
     print(f"torch {torch.__version__}, {torch.get_num_threads()} threads")
-    for name in choice.sizes:
+    for name in args.sizes:
         size, (steps, save_every) = SIZES[name], STEPS[name]
         bare = make_step(glasshouse(size, feedforward="gelu", vocab_size=263), size, compiled=False)
-        whole, alone = [], []
-        with tempfile.TemporaryDirectory() as folder:
-            place = Path(folder)
+        loop_times, step_times = [], []
+        with tempfile.TemporaryDirectory() as temporary:
+            folder = Path(temporary)
             letters = random.Random(0).choices(string.ascii_letters + " ", k=2**20)
-            (place / "text.txt").write_text("".join(letters))
-            for number in range(choice.rounds):
-                seconds(bare, SKIPPED)
+            (folder / "text.txt").write_text("".join(letters))
+            for number in range(args.rounds):
+                seconds(bare, WARMUP_STEPS)
                 before = seconds(bare, steps // 2)
-                whole.append(loop(size, steps, save_every, place, number))
-                alone.append(statistics.mean((before, seconds(bare, steps // 2))))
-        print(
-            f"{name}: {size.tokens / statistics.median(whole):,.0f} tokens/s, {ratio(alone, whole)} of the bare step"
-        )
+                loop_times.append(time_loop(size, steps, save_every, folder, number))
+                step_times.append(statistics.mean((before, seconds(bare, steps // 2))))
+        speed = size.tokens / statistics.median(loop_times)
+        print(f"{name}: {speed:,.0f} tokens/s, {ratio(step_times, loop_times)} of the bare step")
 
 
 if __name__ == "__main__":

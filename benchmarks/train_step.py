@@ -1,11 +1,11 @@
-"""One training step beside its peers: forward, backward, AdamW, on the CPU, at two sizes, eager and compiled.
+"""Training step throughput compared with peers: forward, backward, AdamW, on the CPU, two sizes, eager and compiled.
 
     python benchmarks/train_step.py [--rounds 9] [--sizes small large] [--modes eager compiled]
 
-Every model has the same depth, width, heads, context and optimizer, and GELU between. Peers differ in where they put
-biases and how they reckon GELU, so each is set against the glasshouse spec that does the same arithmetic: its twin.
-All take turns within a round, the matmul peak too, so that a busy machine slows them alike; a ratio is the median
-over rounds of the ratio within a round.
+Every model has the same depth, width, heads, context length, optimizer and GELU. Peers differ in which layers have
+biases and in how they compute GELU, so each is compared with the glasshouse spec that does the same arithmetic. All
+take turns within a round, the matmul peak too, so that a busy machine slows them alike; a ratio is the median over
+rounds of the ratio within a round.
 """
 
 from __future__ import annotations
@@ -23,12 +23,15 @@ from torch.nn import functional as F
 import glasshouse as gh
 from glasshouse import device as machine
 
-VOCABULARY = 65
+VOCAB_SIZE = 65
+
+
+MODES = ("eager", "compiled")
 
 
 @dataclass(frozen=True)
 class Size:
-    """The shape of every contender, and of the batch it is trained on."""
+    """Sizes of every model and of the training batch."""
 
     n_layers: int
     d_model: int
@@ -43,8 +46,8 @@ class Size:
 
     @property
     def flops(self) -> int:
-        """Of a step: 6 for each matrix entry and token, and the two products of attention with theirs in reverse."""
-        matrices = self.n_layers * 12 * self.d_model**2 + VOCABULARY * self.d_model
+        """FLOPs of a step: 6 per matrix parameter and token, plus attention's two matmuls, forward and backward."""
+        matrices = self.n_layers * 12 * self.d_model**2 + VOCAB_SIZE * self.d_model
         return self.tokens * (6 * matrices + 12 * self.n_layers * self.d_model * self.context)
 
 
@@ -54,7 +57,7 @@ SIZES = {
 }
 
 
-def glasshouse(size: Size, vocab_size: int = VOCABULARY, **choices: object) -> nn.Module:
+def glasshouse(size: Size, vocab_size: int = VOCAB_SIZE, **choices: object) -> nn.Module:
     no_dropout = {"dropout": 0.0, "attention_dropout": 0.0, "embed_dropout": 0.0}
     shape = {"n_layers": size.n_layers, "d_model": size.d_model, "n_heads": size.n_heads, "max_len": size.context}
     return gh.build(gh.preset("gpt2", vocab_size=vocab_size, **shape, **no_dropout, **choices))
@@ -78,7 +81,7 @@ def hf_gpt2(size: Size) -> nn.Module:
     from transformers import GPT2Config, GPT2LMHeadModel
 
     config = GPT2Config(
-        vocab_size=VOCABULARY,
+        vocab_size=VOCAB_SIZE,
         n_layer=size.n_layers,
         n_embd=size.d_model,
         n_head=size.n_heads,
@@ -112,7 +115,7 @@ def x_transformers(size: Size) -> nn.Module:
         attn_flash=True,
         attn_dim_head=size.d_model // size.n_heads,
     )
-    return TransformerWrapper(num_tokens=VOCABULARY, max_seq_len=size.context, attn_layers=layers)
+    return TransformerWrapper(num_tokens=VOCAB_SIZE, max_seq_len=size.context, attn_layers=layers)
 
 
 def torch_encoder(size: Size) -> nn.Module:
@@ -122,12 +125,12 @@ def torch_encoder(size: Size) -> nn.Module:
             layer = nn.TransformerEncoderLayer(
                 size.d_model, size.n_heads, 4 * size.d_model, 0.0, F.gelu, batch_first=True, norm_first=True
             )
-            self.token = nn.Embedding(VOCABULARY, size.d_model)
+            self.token = nn.Embedding(VOCAB_SIZE, size.d_model)
             self.position = nn.Embedding(size.context, size.d_model)
             self.stack = nn.TransformerEncoder(
                 layer, size.n_layers, nn.LayerNorm(size.d_model), enable_nested_tensor=False
             )
-            self.head = nn.Linear(size.d_model, VOCABULARY, bias=False)
+            self.head = nn.Linear(size.d_model, VOCAB_SIZE, bias=False)
             self.register_buffer("mask", nn.Transformer.generate_square_subsequent_mask(size.context))
 
         def forward(self, ids: Tensor) -> Tensor:
@@ -137,7 +140,7 @@ def torch_encoder(size: Size) -> nn.Module:
     return Model()
 
 
-CONTENDERS: dict[str, Callable[[Size], nn.Module]] = {
+MODELS: dict[str, Callable[[Size], nn.Module]] = {
     "ours, all biases": all_biases,
     "ours, ffn biases": ffn_biases,
     "ours, no biases": no_biases,
@@ -147,7 +150,7 @@ CONTENDERS: dict[str, Callable[[Size], nn.Module]] = {
 }
 
 
-TWINS = {  # the glasshouse spec with the same arithmetic
+EQUIVALENT = {  # the glasshouse spec with the same arithmetic
     "HF GPT2LMHeadModel": "ours, all biases",
     "x-transformers": "ours, ffn biases",
     "nn.TransformerEncoder": "ours, all biases",
@@ -156,7 +159,7 @@ TWINS = {  # the glasshouse spec with the same arithmetic
 
 def make_step(model: nn.Module, size: Size, compiled: bool) -> Callable[[], None]:
     generator = torch.Generator().manual_seed(0)
-    ids = torch.randint(0, VOCABULARY, (size.batch, size.context + 1), generator=generator)
+    ids = torch.randint(0, VOCAB_SIZE, (size.batch, size.context + 1), generator=generator)
     inputs, targets = ids[:, :-1].contiguous(), ids[:, 1:].flatten()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
     run = torch.compile(model) if compiled else model
@@ -177,10 +180,10 @@ def seconds(work: Callable[[], None], times: int) -> float:
     return (time.perf_counter() - start) / times
 
 
-def race(size: Size, compiled: bool, rounds: int) -> tuple[dict[str, list[float]], list[float]]:
-    """Return each contender's seconds a step and the seconds a step would take at the matmul peak, by round."""
+def measure(size: Size, compiled: bool, rounds: int) -> tuple[dict[str, list[float]], list[float]]:
+    """Return each model's seconds per step and the seconds a step would take at the matmul peak, by round."""
     torch.manual_seed(0)
-    steps = {name: make_step(build(size), size, compiled) for name, build in CONTENDERS.items()}
+    steps = {name: make_step(build(size), size, compiled) for name, build in MODELS.items()}
     for step in steps.values():
         seconds(step, 3)  # compile, warm up
     results: dict[str, list[float]] = {name: [] for name in steps}
@@ -193,33 +196,33 @@ def race(size: Size, compiled: bool, rounds: int) -> tuple[dict[str, list[float]
 
 
 def ratio(slower: list[float], faster: list[float]) -> str:
-    """Show the median and quartiles of how many times faster."""
+    """Format the median and quartiles of the speed-up."""
     low, middle, high = statistics.quantiles(
         [a / b for a, b in zip(slower, faster, strict=True)], n=4, method="inclusive"
     )
     return f"{middle:.3f} [{low:.3f} - {high:.3f}]"
 
 
-def report(name: str, size: Size, mode: str, rounds: int) -> None:
-    results, ideal = race(size, mode == "compiled", rounds)
-    print(f"\n{name}, {mode}: {size.n_layers} layers x {size.d_model}, context {size.context}, batch {size.batch}")
+def report(label: str, size: Size, mode: str, rounds: int) -> None:
+    results, ideal = measure(size, mode == "compiled", rounds)
+    print(f"\n{label}, {mode}: {size.n_layers} layers x {size.d_model}, context {size.context}, batch {size.batch}")
     peak = size.flops / statistics.median(ideal)
     print(f"one step is {size.flops / 1e9:.2f} GFLOP; matmul peak {peak / 1e9:.1f} GFLOP/s")
-    print(f"{'':24}{'tokens/s':>9}  {'share of peak':24}  {'times as fast as its twin'}")
-    for contender, times in results.items():
+    print(f"{'':24}{'tokens/s':>9}  {'MFU':24}  {'speed-up over the peer'}")
+    for name, times in results.items():
         speed = size.tokens / statistics.median(times)
-        against = "" if contender not in TWINS else f"ours is {ratio(times, results[TWINS[contender]])}"
-        print(f"{contender:24}{speed:9,.0f}  {ratio(ideal, times):24}  {against}")
-    mine = results.keys() - TWINS.keys()
-    ours, best = (min(names, key=lambda n: statistics.median(results[n])) for names in (mine, TWINS))
+        speedup = "" if name not in EQUIVALENT else f"ours {ratio(times, results[EQUIVALENT[name]])}"
+        print(f"{name:24}{speed:9,.0f}  {ratio(ideal, times):24}  {speedup}")
+    own = results.keys() - EQUIVALENT.keys()
+    ours, best = (min(names, key=lambda n: statistics.median(results[n])) for names in (own, EQUIVALENT))
     print(f"our fastest ({ours}) / best peer ({best}): {ratio(results[best], results[ours])}", flush=True)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=9, help="rounds, each contender once a round (default 9)")
-    parser.add_argument("--sizes", nargs="+", choices=SIZES, default=list(SIZES))
-    parser.add_argument("--modes", nargs="+", choices=("eager", "compiled"), default=["eager", "compiled"])
+    parser.add_argument("--rounds", type=int, default=9, help="rounds, one run of each model per round (default 9)")
+    parser.add_argument("--sizes", nargs="+", choices=SIZES, default=list(SIZES), help="model sizes (default: all)")
+    parser.add_argument("--modes", nargs="+", choices=MODES, default=list(MODES), help="(default: both)")
     args = parser.parse_args()
     print(f"torch {torch.__version__}, {torch.get_num_threads()} threads")
     for name in args.sizes:

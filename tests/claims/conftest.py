@@ -1,4 +1,4 @@
-"""What every claim starts from: a fixed seed, a small model in float64, and a way to watch its modules."""
+"""Fixtures: a fixed seed, a small float64 model, recorded module calls, and a tolerance."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ SIZES = {"vocab_size": 23, "d_model": 16, "n_layers": 2, "n_heads": 4, "d_ff": 2
 
 
 class Call(NamedTuple):
-    """One call of a watched module."""
+    """One recorded call of a module."""
 
     args: tuple[Any, ...]
     output: Any
 
 
 @pytest.fixture(autouse=True)
-def _same_every_time() -> None:
+def _fixed_seed() -> None:
     """Fix the seed."""
     torch.manual_seed(0)
 
 
 @pytest.fixture
-def grow() -> Callable[..., nn.Module]:
-    """Build a small float64 model of a kind, in eval mode, with all of its parameters random.
+def build_model() -> Callable[..., nn.Module]:
+    """Build a small float64 model of a kind, in eval mode, with all parameters random.
 
-    As built, biases are 0, norms are 1 and attention is nearly even, which would hide what is left out.
+    As initialised, biases are 0, norms are 1 and attention is nearly uniform, which would hide missing terms.
     """
 
     def build(kind: str, **choices: object) -> nn.Module:
@@ -47,8 +47,8 @@ def grow() -> Callable[..., nn.Module]:
 
 
 @pytest.fixture
-def watch() -> Iterator[Callable[[nn.Module], list[Call]]]:
-    """Return a list that fills with the calls of a module while the test runs."""
+def record_calls() -> Iterator[Callable[[nn.Module], list[Call]]]:
+    """Register a forward hook on a module and return the list of its calls."""
     handles = []
 
     def start(module: nn.Module) -> list[Call]:
@@ -62,8 +62,8 @@ def watch() -> Iterator[Callable[[nn.Module], list[Call]]]:
 
 
 @pytest.fixture
-def agree() -> Callable[..., None]:
-    """Hold two tensors to differ by no more than `within` of the second's largest entry."""
+def assert_close() -> Callable[..., None]:
+    """Assert that two tensors differ by at most `within` of the second's largest entry."""
 
     def check(actual: Tensor, expected: Tensor, within: float = 1e-12) -> None:
         largest = expected.detach().abs().max().item()

@@ -1,4 +1,4 @@
-"""What docs/claims.md says, for tests that hold it to what they measure."""
+"""Reads docs/claims.md, for tests that compare it with what they measure."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ DOCUMENT = Path(__file__).parents[2] / "docs" / "claims.md"
 
 
 def documented_rows(heading: str) -> list[list[str]]:
-    """Return the cells of the table whose heading begins like this, row by row."""
+    """Return the cells of the table whose heading starts with this, row by row."""
     lines = DOCUMENT.read_text(encoding="utf-8").splitlines()
     first = next(number for number, line in enumerate(lines) if line.startswith(heading)) + 2
     rows = []

@@ -1,4 +1,4 @@
-"""Looking inside by patching: statement V4."""
+"""Activation patching: statement V4."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ import glasshouse as gh
 from glasshouse.inspection.patching import activation_patching, patch
 from glasshouse.spec import DecoderSpec, Learned, NextToken, RMSNorm
 
-TOKENS, PLACES, HEADS = 7, 5, 3
-TOKEN, PLACE, ANSWER = 0, TOKENS, TOKENS + PLACES  # where each part of a vector begins
-WIDTH = TOKENS + PLACES + TOKENS
-BEFORE, ITSELF, EVERYWHERE = range(HEADS)
+TOKENS, POSITIONS, HEADS = 7, 5, 3
+TOKEN, POSITION, OUTPUT = 0, TOKENS, TOKENS + POSITIONS  # where each subspace of a vector begins
+WIDTH = TOKENS + POSITIONS + TOKENS
+PREVIOUS, CURRENT, UNIFORM = range(HEADS)
 
 
-def set_part(weight: Tensor, row: int, column: int, part: Tensor) -> None:
-    weight[row : row + part.shape[0], column : column + part.shape[1]] = part
+def set_block(weight: Tensor, row: int, column: int, block: Tensor) -> None:
+    weight[row : row + block.shape[0], column : column + block.shape[1]] = block
 
 
 @pytest.fixture
-def copier() -> nn.Module:
-    """Make a model whose every weight is set by hand: it answers with the token before.
+def copy_model() -> nn.Module:
+    """Return a model with hand-set weights that predicts the previous token.
 
-    A vector has room for a token, a place and an answer, each one-hot. Head 0 looks at the place before and copies
-    its token to the answer. Head 1 looks at its own place and copies the token as well, at half the strength. Head 2
-    looks everywhere alike and copies to the room of the tokens, which nothing reads again.
+    A vector has one-hot subspaces for token, position and output. Head 0 attends to the previous position and copies
+    its token to the output. Head 1 attends to its own position and copies the token at half the strength. Head 2
+    attends uniformly and copies to the token subspace, which nothing reads again.
     """
     spec = DecoderSpec(
         vocab_size=TOKENS,
@@ -35,7 +35,7 @@ def copier() -> nn.Module:
         n_heads=HEADS,
         d_head=TOKENS,
         d_ff=1,
-        max_len=PLACES,
+        max_len=POSITIONS,
         position=Learned(),
         norm=RMSNorm(eps=1e-6),
         final_norm=False,
@@ -46,63 +46,65 @@ def copier() -> nn.Module:
     names = dict(model.named_parameters())
     with torch.no_grad():
         for name, weight in names.items():
-            if "norm" not in name:  # those stay at 1: all vectors are of one length, so a norm only scales
+            if "norm" not in name:  # those stay at 1: all vectors have the same norm, so normalising only scales
                 weight.zero_()
-        token, place = torch.eye(TOKENS), torch.eye(PLACES)
-        one_before = torch.diag(torch.ones(PLACES - 1), 1)  # maps a place to the one before, the first to nothing
-        set_part(names["token_embedding.table.weight"], 0, TOKEN, token)
-        set_part(names["stack.position.table.weight"], 0, PLACE, place)
-        set_part(names["head.weight"], 0, ANSWER, token)
+        token, position = torch.eye(TOKENS), torch.eye(POSITIONS)
+        previous = torch.diag(torch.ones(POSITIONS - 1), 1)  # maps a position to the one before, the first to none
+        set_block(names["token_embedding.table.weight"], 0, TOKEN, token)
+        set_block(names["stack.position.table.weight"], 0, POSITION, position)
+        set_block(names["head.weight"], 0, OUTPUT, token)
         attention = model.stack.blocks[0].attention.layer
-        for head, looks_at in ((BEFORE, one_before), (ITSELF, place)):
-            # Scores of 1000 and more apart leave weights of 1 and 0: exp(-1000) is 0 in float64.
-            set_part(attention.query.weight, head * TOKENS, PLACE, 1000 * looks_at)
-            set_part(attention.key.weight, head * TOKENS, PLACE, place)
-        for head, room, strength in ((BEFORE, ANSWER, 1.0), (ITSELF, ANSWER, 0.5), (EVERYWHERE, TOKEN, 1.0)):
-            set_part(attention.value.weight, head * TOKENS, TOKEN, token)
-            set_part(attention.out.weight, room, head * TOKENS, strength * token)
+        for head, attends_to in ((PREVIOUS, previous), (CURRENT, position)):
+            # A difference of 1000 or more between scores gives weights of 1 and 0: exp(-1000) is 0 in float64.
+            set_block(attention.query.weight, head * TOKENS, POSITION, 1000 * attends_to)
+            set_block(attention.key.weight, head * TOKENS, POSITION, position)
+        for head, target, strength in ((PREVIOUS, OUTPUT, 1.0), (CURRENT, OUTPUT, 0.5), (UNIFORM, TOKEN, 1.0)):
+            set_block(attention.value.weight, head * TOKENS, TOKEN, token)
+            set_block(attention.out.weight, target, head * TOKENS, strength * token)
     return model
 
 
-HERE = torch.tensor([[2, 5, 1, 4, 3]])
-THERE = torch.tensor([[2, 5, 1, 6, 3]])
+CORRUPTED = torch.tensor([[2, 5, 1, 4, 3]])
+CLEAN = torch.tensor([[2, 5, 1, 6, 3]])
 CHANGED, LAST = 3, 4
 
 
-def test_v4_the_copier_answers_with_the_token_before(copier: nn.Module) -> None:
-    """What the other tests here start from: the answers, and where the head looks, at any text."""
-    ids = torch.randint(TOKENS, (20, PLACES))
-    with gh.record(copier, "pattern.0") as seen:
-        logits = copier(ids)
+def test_v4_copy_model_predicts_the_previous_token(copy_model: nn.Module) -> None:
+    """The model's predictions and the pattern of head 0, on random text."""
+    ids = torch.randint(TOKENS, (20, POSITIONS))
+    with gh.record(copy_model, "pattern.0") as recording:
+        logits = copy_model(ids)
     assert torch.equal(logits[:, 1:].argmax(-1), ids[:, :-1])
-    looks = seen["pattern.0"][:, BEFORE, 1:]
-    assert torch.equal(looks, torch.eye(PLACES, dtype=torch.float64)[:-1].expand_as(looks))
+    pattern = recording["pattern.0"][:, PREVIOUS, 1:]
+    assert torch.equal(pattern, torch.eye(POSITIONS, dtype=torch.float64)[:-1].expand_as(pattern))
 
 
-def test_v4_patching_shows_which_head_moved_the_token(copier: nn.Module) -> None:
-    """Of all heads, the one that copies alone takes the answer with it, and takes all of it."""
-    found = activation_patching(copier, HERE, THERE, "z")
+def test_v4_patching_identifies_the_head(copy_model: nn.Module) -> None:
+    """Patching the copying head alone restores the prediction, and restores all of it."""
+    found = activation_patching(copy_model, CORRUPTED, CLEAN, "z")
     assert found.effect.tolist() == [[1.0, 0.0, 0.0]]
-    answer = patch(copier, HERE, THERE, f"z.0[head={BEFORE}]")[0, LAST]
-    assert answer.argmax() == THERE[0, CHANGED]
-    assert torch.equal(answer, copier(THERE)[0, LAST])
+    logits = patch(copy_model, CORRUPTED, CLEAN, f"z.0[head={PREVIOUS}]")[0, LAST]
+    assert logits.argmax() == CLEAN[0, CHANGED]
+    assert torch.equal(logits, copy_model(CLEAN)[0, LAST])
 
 
-def test_v4_patching_shows_from_which_token_to_which(copier: nn.Module) -> None:
-    """The head reads the change at the token before, and writes it at the last; nowhere else does it matter."""
-    read, written = (activation_patching(copier, HERE, THERE, site, axis="position").effect[0] for site in ("v", "z"))
-    assert read.tolist() == [float(i == CHANGED) for i in range(PLACES)]
-    assert written.tolist() == [float(i == LAST) for i in range(PLACES)]
-    plain = copier(HERE)
-    patched = patch(copier, HERE, THERE, f"v.0[head={BEFORE}, position={CHANGED}]")
-    moved = (patched != plain).any(-1)[0]
-    assert moved.tolist() == [i == LAST for i in range(PLACES)]
+def test_v4_patching_identifies_source_and_destination_positions(copy_model: nn.Module) -> None:
+    """The head reads the changed token at the previous position and writes it at the last; no other matters."""
+    source, destination = (
+        activation_patching(copy_model, CORRUPTED, CLEAN, site, axis="position").effect[0] for site in ("v", "z")
+    )
+    assert source.tolist() == [float(i == CHANGED) for i in range(POSITIONS)]
+    assert destination.tolist() == [float(i == LAST) for i in range(POSITIONS)]
+    baseline = copy_model(CORRUPTED)
+    patched = patch(copy_model, CORRUPTED, CLEAN, f"v.0[head={PREVIOUS}, position={CHANGED}]")
+    changed = (patched != baseline).any(-1)[0]
+    assert changed.tolist() == [i == LAST for i in range(POSITIONS)]
 
 
-def test_v4_without_the_head_nothing_is_moved(copier: nn.Module) -> None:
-    """With that head silenced, the changed token reaches the last position in no other way."""
-    last = [patch(copier, HERE, THERE, f"embed[position={CHANGED}]")[0, LAST], copier(THERE)[0, LAST]]
+def test_v4_ablating_the_head_stops_the_copy(copy_model: nn.Module) -> None:
+    """With that head ablated, the changed token does not reach the last position."""
+    last = [patch(copy_model, CORRUPTED, CLEAN, f"embed[position={CHANGED}]")[0, LAST], copy_model(CLEAN)[0, LAST]]
     assert torch.equal(*last)
-    with gh.edit(copier, {"z.0": gh.ablate_head(BEFORE)}):
-        silenced = copier(HERE)[0, LAST]
-        assert torch.equal(patch(copier, HERE, THERE, f"embed[position={CHANGED}]")[0, LAST], silenced)
+    with gh.edit(copy_model, {"z.0": gh.ablate_head(PREVIOUS)}):
+        ablated = copy_model(CORRUPTED)[0, LAST]
+        assert torch.equal(patch(copy_model, CORRUPTED, CLEAN, f"embed[position={CHANGED}]")[0, LAST], ablated)

@@ -1,4 +1,4 @@
-"""Text to ids: T1 to T5."""
+"""Tokenization: statements T1 to T5."""
 
 from __future__ import annotations
 
@@ -19,33 +19,31 @@ from glasshouse.text.byte_level import INITIAL_ALPHABET
 
 # The manual of Python: English prose with some code, about 600 kB; every tenth topic is held out.
 TOPICS = [str(text) for _, text in sorted(pydoc_data.topics.topics.items())]
-SEEN = "\n".join(text for number, text in enumerate(TOPICS) if number % 10)
+TRAIN = "\n".join(text for number, text in enumerate(TOPICS) if number % 10)
 HELD_OUT = "\n".join(TOPICS[::10])
 
 
 @pytest.fixture(scope="module")
 def tok() -> gh.Tokenizer:
-    return gh.Tokenizer.train(texts=[SEEN], vocab_size=2048)
+    return gh.Tokenizer.train(texts=[TRAIN], vocab_size=2048)
 
 
-def test_t1_ids_are_below_v_and_come_back_as_the_same_bytes(tok: gh.Tokenizer) -> None:
-    draw = random.Random(0)
+def test_t1_ids_are_below_vocab_size_and_decode_to_the_same_bytes(tok: gh.Tokenizer) -> None:
+    rng = random.Random(0)
     texts = [HELD_OUT.encode(), "naïve 中文 😀\r\n".encode(), b"\x00\xff\xfe", b""]
-    texts += [draw.randbytes(draw.randrange(200)) for _ in range(200)]
+    texts += [rng.randbytes(rng.randrange(200)) for _ in range(200)]
     for text in texts:
         ids = tok.encode(text)
         assert all(0 <= number < len(tok) for number in ids)
         assert tok.decode_bytes(ids) == text
-    # The other way round, too: every token has bytes of its own.
+    # The inverse, too: every token has distinct bytes.
     ordinary = [number for number in range(len(tok)) if number not in tok.special_ids]
     assert len({tok.decode_bytes([number]) for number in ordinary}) == len(ordinary)
 
 
-def test_t2_a_tokenizer_is_trained_without_any_model_and_another_is_refused(
-    tok: gh.Tokenizer, tmp_path: Path
-) -> None:
+def test_t2_tokenizer_is_trained_without_a_model_and_another_is_rejected(tok: gh.Tokenizer, tmp_path: Path) -> None:
     other = gh.Tokenizer.train(texts=[HELD_OUT], vocab_size=2048)
-    assert len(other) == len(tok)  # nothing but the fingerprint tells them apart
+    assert len(other) == len(tok)  # only the fingerprint distinguishes them
     assert other.encode("the manual") != tok.encode("the manual")
     torch.manual_seed(0)
     gh.save(gh.build(gh.preset("tiny-encoder", vocab_size=2048)), tok, tmp_path / "model")
@@ -53,41 +51,43 @@ def test_t2_a_tokenizer_is_trained_without_any_model_and_another_is_refused(
     assert own is not None
     assert own.fingerprint == model.tokenizer_fingerprint == tok.fingerprint
     assert gh.embed(model, tok, ["the manual"]).shape == (1, 64)
-    refusals = (
+    calls = (
         lambda: gh.embed(model, other, ["the manual"]),
         lambda: gh.save(model, other, tmp_path / "again"),
         lambda: gh.embed(copy.deepcopy(model), other, ["the manual"]),
     )
-    for use in refusals:
+    for call in calls:
         with pytest.raises(InputError, match="is not the one that the model was trained with"):
-            use()
+            call()
     assert not (tmp_path / "again").exists()
-    other.save(tmp_path / "model")  # as a careless copy would
+    other.save(tmp_path / "model")  # as if copied by mistake
     with pytest.raises(InputError, match=r"tokenizer\.json.*is not the one that the model was trained with"):
         gh.load(tmp_path / "model")
 
 
-def test_t3_smaller_tokens_make_longer_texts_and_know_every_word(tok: gh.Tokenizer) -> None:
-    def unseen(tokens: list[object], vocabulary: set[object]) -> float:
+def test_t3_smaller_tokens_give_longer_sequences_and_no_unknown_words(tok: gh.Tokenizer) -> None:
+    def unknown(tokens: list[object], vocabulary: set[object]) -> float:
         return sum(token not in vocabulary for token in tokens) / len(tokens)
 
-    split = {
+    tokenizations = {
         "bytes": (set(range(256)), list(HELD_OUT.encode())),
         "BPE": (set(range(len(tok))), tok.encode(HELD_OUT)),
-        "words": (set(SEEN.split()), HELD_OUT.split()),
+        "words": (set(TRAIN.split()), HELD_OUT.split()),
     }
-    table = {name: (len(known), len(tokens), unseen(tokens, known)) for name, (known, tokens) in split.items()}
-    for name, (vocabulary, length, share) in table.items():
-        print(f"T3 {name}: vocabulary {vocabulary:,}, {length:,} tokens, {share:.1%} of words unseen")
-    sizes, lengths, shares = zip(*table.values(), strict=True)
+    table = {
+        name: (len(known), len(tokens), unknown(tokens, known)) for name, (known, tokens) in tokenizations.items()
+    }
+    for name, (vocabulary, length, fraction) in table.items():
+        print(f"T3 {name}: vocabulary {vocabulary:,}, {length:,} tokens, {fraction:.1%} unknown words")
+    sizes, lengths, fractions = zip(*table.values(), strict=True)
     assert sizes[0] < sizes[1] < sizes[2]
     assert lengths[0] > lengths[1] > lengths[2]
-    assert shares[0] == shares[1] == 0 < shares[2]
+    assert fractions[0] == fractions[1] == 0 < fractions[2]
 
 
-def test_t4_merges_are_those_of_the_obvious_way() -> None:
-    """Start from bytes; count all pairs; merge the most frequent; again, until the vocabulary is full."""
-    counts = dict(Counter(pretokenizer.count([SEEN.encode()]).counts).most_common(400))
+def test_t4_merges_equal_naive_bpe() -> None:
+    """Start from bytes; count all pairs; merge the most frequent; repeat until the vocabulary is full."""
+    counts = dict(Counter(pretokenizer.count([TRAIN.encode()]).counts).most_common(400))
     texts = [([bytes([byte]) for byte in word], number) for word, number in counts.items()]
     vocabulary = [bytes([byte]) for byte in INITIAL_ALPHABET]
     expected = []
@@ -106,18 +106,18 @@ def test_t4_merges_are_those_of_the_obvious_way() -> None:
     assert list(fast_bpe.learn(counts, 500)) == expected
 
 
-def test_t5_characters_per_token_grow_with_the_vocabulary() -> None:
-    """About four characters a token on English, which the manual is nearly: code, names and signs are shorter."""
-    counts = pretokenizer.count([SEEN.encode()]).counts
+def test_t5_characters_per_token_grow_with_vocab_size() -> None:
+    """About four characters per token on English; the manual has some code and names, whose tokens are shorter."""
+    counts = pretokenizer.count([TRAIN.encode()]).counts
     assert sum(counts.values()) > 50_000
     curve = {}
     for size in (263, 512, 1024, 2048, 4096, 8192):
-        trained = gh.Tokenizer.train(texts=[SEEN], vocab_size=size)
+        trained = gh.Tokenizer.train(texts=[TRAIN], vocab_size=size)
         curve[size] = len(HELD_OUT) / len(trained.encode(HELD_OUT))
-        print(f"T5 vocabulary {size}: {curve[size]:.2f} characters a token")
+        print(f"T5 vocabulary {size}: {curve[size]:.2f} characters per token")
     assert sorted(curve.values()) == list(curve.values())
-    assert curve[263] == pytest.approx(1, abs=0.01)  # bytes alone, in a text that is nearly ASCII
+    assert curve[263] == pytest.approx(1, abs=0.01)  # bytes only, in a nearly ASCII text
     assert 3.5 < curve[8192] < 4.5
-    # Each doubling is worth less than the one before.
+    # Each doubling gains less than the one before.
     gains = [b - a for a, b in pairwise(list(curve.values())[1:])]
     assert gains == sorted(gains, reverse=True)
