@@ -13,7 +13,7 @@ from urllib.parse import urlencode
 
 from playwright.sync_api import sync_playwright
 
-from glasshouse.page import Server, Subject, Traces
+from glasshouse.page import Server, ModelLoader, TraceCache
 
 CODE = "def area(width, height):\n    return width * height\n\ndef volume(width, height, depth):\n    return width *"
 DATE = "Mittwoch, 23. März 2033"
@@ -40,7 +40,7 @@ def main() -> None:
     given = parser.parse_args()
     out = Path(__file__).parent / "pictures"
     out.mkdir(exist_ok=True)
-    servers = {name: Server(Traces(Subject(given.demo / name))) for name in {run for run, _ in PICTURES.values()}}
+    servers = {name: Server(TraceCache(ModelLoader(given.demo / name))) for name in {run for run, _ in PICTURES.values()}}
     for server in servers.values():
         server.start()
     with sync_playwright() as playwright:

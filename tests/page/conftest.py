@@ -14,8 +14,8 @@ from playwright.sync_api import Browser, ConsoleMessage, Page, sync_playwright
 
 import glasshouse as gh
 from glasshouse.page.server import Server
-from glasshouse.page.subject import Subject
-from glasshouse.page.trace import Traces
+from glasshouse.page.model_loader import ModelLoader
+from glasshouse.page.trace import TraceCache
 from glasshouse.training import plots
 
 SCREENS = Path(__file__).parents[2] / "build" / "screens"
@@ -132,11 +132,11 @@ def visit(browser: Browser) -> Iterator[Visit]:
         height: int = 900,
         dark: bool = False,
         wait: bool = True,
-        traces: Traces | None = None,
+        traces: TraceCache | None = None,
         **state: object,
     ) -> Page:
         if traces is None:
-            traces = Traces(Subject.of(*what) if isinstance(what, tuple) else Subject(what))
+            traces = TraceCache(ModelLoader.from_model(*what) if isinstance(what, tuple) else ModelLoader(what))
         server = Server(traces)
         server.start()
         context = browser.new_context(

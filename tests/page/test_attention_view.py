@@ -17,11 +17,11 @@ from torch import Tensor
 
 import glasshouse as gh
 from glasshouse.page import attention
-from glasshouse.page.address import filled, question_of
-from glasshouse.page.question import Text
-from glasshouse.page.saving import key_of
-from glasshouse.page.subject import Subject
-from glasshouse.page.trace import Traces
+from glasshouse.page.url_state import filled, forward_pass_of
+from glasshouse.page.forward_pass import Prompt
+from glasshouse.page.html_export import request_key
+from glasshouse.page.model_loader import ModelLoader
+from glasshouse.page.trace import TraceCache
 
 TEXT = "the cat sat on the mat and the bird flew to the tree"
 SOURCE, TARGET = "one five two", "eins fünf zwei"
@@ -49,7 +49,7 @@ class Seen:
 
     def __init__(self, trained: Trained, site: str, layer: int = LAYER, head: int = HEAD) -> None:
         self.model, self.tok = trained
-        self.inputs = Subject.of(*trained).at("").inputs(Text(**texts(trained)))
+        self.inputs = ModelLoader.from_model(*trained).at("").inputs(Prompt(**texts(trained)))
         names = {
             name: f"{site.replace('pattern', name)}.{layer}" for name in ("pattern", "scores", "z", "q", "k", "v")
         }
@@ -67,7 +67,7 @@ def texts(trained: Trained) -> dict[str, str]:
     return {"text": SOURCE, "target": TARGET} if trained[0].spec.kind == "seq2seq" else {"text": TEXT}
 
 
-def state_of(page: Page) -> dict[str, Any]:
+def run_status(page: Page) -> dict[str, Any]:
     """Return the state that stands in the address."""
     state: dict[str, Any] = {}
     for name, (value,) in parse_qs(urlsplit(page.url).fragment).items():
@@ -149,7 +149,7 @@ def test_a_small_map_is_selected_by_mouse_and_keys(decoder: Trained, visit: Visi
     page = visit(decoder, view="attention", text=TEXT)
     page.get_by_test_id("head-1-2").click()
     settle(page)
-    assert (state_of(page)["layer"], state_of(page)["head"]) == (1, 2)
+    assert (run_status(page)["layer"], run_status(page)["head"]) == (1, 2)
     expect(page.get_by_test_id("head-title")).to_have_text("Layer 1, head 2")
     expect(page.get_by_test_id("head-1-2")).to_have_attribute("aria-pressed", "true")
     for press, layer, head in (("ArrowRight", 1, 3), ("ArrowRight", 1, 3), ("ArrowUp", 0, 3), ("ArrowLeft", 0, 2)):
@@ -179,7 +179,7 @@ def test_small_maps_show_the_weights(decoder: Trained, visit: Visit, request: py
         light = pixels[..., 1][seen.scores > -torch.inf]
         weights = seen.weights[seen.scores > -torch.inf]
         assert (light[weights.argsort()].diff() <= 1).all()
-    assert state_of(page)["attentionScale"] == "root"
+    assert run_status(page)["attentionScale"] == "root"
 
 
 @each_attention
@@ -199,7 +199,7 @@ def test_the_map_is_read_out_and_selected(kind: str, site: str, request: pytest.
     settle(page)
     names = {"decoder.pattern": ("token", "attentionKey"), "encoder.pattern": ("attentionQuery", "key")}
     first, second = names.get(site, ("token", "key"))
-    assert (state_of(page)[first], state_of(page)[second]) == (3, 1)
+    assert (run_status(page)[first], run_status(page)[second]) == (3, 1)
     assert value(page.get_by_test_id("pair-weight")) == pytest.approx(float(seen.weights[3, 1]), **CLOSE)
 
 
@@ -214,7 +214,7 @@ def test_the_map_is_walked_by_keys(request: pytest.FixtureRequest, visit: Visit)
     assert value(cell) == pytest.approx(float(seen.weights[6, 2]), **CLOSE)
     page.keyboard.press("Enter")
     settle(page)
-    assert (state_of(page)["token"], state_of(page)["key"]) == (6, 2)
+    assert (run_status(page)["token"], run_status(page)["key"]) == (6, 2)
 
 
 def test_the_map_is_zoomed(request: pytest.FixtureRequest, visit: Visit) -> None:
@@ -329,14 +329,14 @@ def test_the_row_lists_its_largest_weights(
     top.nth(1).locator("button").click()
     settle(page)
     name = "attentionKey" if site == "decoder.pattern" else "key"
-    assert state_of(page).get(name, 0) == shown[1]
+    assert run_status(page).get(name, 0) == shown[1]
     # The strip has a bar for each key: the one that is clicked is chosen.
     strip = page.get_by_test_id("row").locator("canvas")
     box = strip.bounding_box()
     assert box is not None
     strip.click(position={"x": box["width"] * 2.5 / seen.weights.shape[1], "y": 20})
     settle(page)
-    assert state_of(page)[name] == 2
+    assert run_status(page)[name] == 2
 
 
 def test_what_may_not_be_seen_is_said(request: pytest.FixtureRequest, visit: Visit) -> None:
@@ -473,16 +473,16 @@ def test_a_saved_page_knows_what_the_view_asks(
 ) -> None:
     trained: Trained = request.getfixturevalue(kind)
     given = {"attention": site, "layer": 1, "head": 9, "token": 2, "key": 1, **texts(trained)}
-    traces = Traces(Subject.of(*trained))
+    traces = TraceCache(ModelLoader.from_model(*trained))
     state = filled(traces, {"view": "attention", **given})
-    question = question_of(traces.subject.at(""), state)
-    known = {key_of(*one) for one in attention.opening(traces, question, state)}
+    forward_pass = forward_pass_of(traces.loader.get(""), state)
+    known = {request_key(*one) for one in attention.opening(traces, forward_pass, state)}
     asked: set[str] = set()
 
     def look(one: Request) -> None:
         name = urlsplit(one.url).path.removeprefix("/api/")
         if name in ("pair", "tile", "scores", "maps"):
-            asked.add(key_of(name, json.loads(one.post_data or "")))
+            asked.add(request_key(name, json.loads(one.post_data or "")))
 
     page = visit(trained, view="text", **given)
     page.on("request", look)
@@ -512,8 +512,8 @@ def test_a_long_text_in_a_saved_page_is_coarse(browser: Browser, tmp_path: Path)
 
 def test_two_moments_stand_side_by_side(run_folder: Path, visit: Visit, picture: Picture) -> None:
     page = visit(run_folder, view="attention", text=TEXT)
-    moments = page.locator("[data-testid=beside] option").all_inner_texts()
-    page.get_by_test_id("beside").select_option(moments[1])
+    checkpoints = page.locator("[data-testid=beside] option").all_inner_texts()
+    page.get_by_test_id("beside").select_option(checkpoints[1])
     settle(page)
     expect(page.get_by_test_id("map")).to_have_count(2)
     picture(page, "attention-beside")

@@ -12,13 +12,13 @@ import pytest
 
 import glasshouse as gh
 from glasshouse.page.server import Server
-from glasshouse.page.subject import Subject
-from glasshouse.page.trace import Traces
+from glasshouse.page.model_loader import ModelLoader
+from glasshouse.page.trace import TraceCache
 
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
-    made = Server(Traces(Subject.of(gh.build(gh.preset("tiny-decoder")).eval(), None)))
+    made = Server(TraceCache(ModelLoader.from_model(gh.build(gh.preset("tiny-decoder")).eval(), None)))
     made.start()
     yield made
     made.close()
@@ -131,18 +131,18 @@ def test_no_file_but_those_of_the_page_is_given(server: Server, path: str) -> No
         ("next", b"[1]", 400, "must be an object"),
         ("next", b"[" * 100_000, 400, "no JSON"),
         ("next", b'{"positon": 1}', 400, "did you mean position?"),
-        ("next", b'{"question": {"asked": {"text": "1 2 x"}}}', 400, "no tokenizer"),
-        ("next", b'{"question": {"asked": {"text": "1 2 999"}}}', 400, "999"),
-        ("next", b'{"question": {"asked": {"text": "1 2 3", "added": [-1]}}}', 400, "-1"),
-        ("next", b'{"question": {"asked": {"text": "1 2 3"}}, "position": 3}', 400, "within 0 and 2"),
-        ("next", b'{"question": {"asked": {"text": "1"}, "edits": [{"kind": "scale", "site": "z.9"}]}}', 400, "z.9"),
+        ("next", b'{"forward_pass": {"asked": {"text": "1 2 x"}}}', 400, "no tokenizer"),
+        ("next", b'{"forward_pass": {"asked": {"text": "1 2 999"}}}', 400, "999"),
+        ("next", b'{"forward_pass": {"asked": {"text": "1 2 3", "added": [-1]}}}', 400, "-1"),
+        ("next", b'{"forward_pass": {"asked": {"text": "1 2 3"}}, "position": 3}', 400, "within 0 and 2"),
+        ("next", b'{"forward_pass": {"asked": {"text": "1"}, "edits": [{"kind": "scale", "site": "z.9"}]}}', 400, "z.9"),
         (
             "next",
-            b'{"question": {"asked": {"text": "1"}, "edits": [{"kind": "patch", "site": "z.0"}]}}',
+            b'{"forward_pass": {"asked": {"text": "1"}, "edits": [{"kind": "patch", "site": "z.0"}]}}',
             400,
             "other",
         ),
-        ("tokens", b'{"question": {"asked": {"text": ""}}}', 400, "no start_id"),
+        ("tokens", b'{"forward_pass": {"asked": {"text": ""}}}', 400, "no start_id"),
         ("tokens", b" " * (5 * 2**20), 413, "larger"),
     ],
 )
@@ -164,8 +164,8 @@ def test_another_port_has_another_cookie_and_token(server: Server) -> None:
         other.close()
 
 
-def server_traces(server: Server) -> Traces:
-    return Traces(Subject.of(gh.build(gh.preset("tiny-decoder")).eval(), None))
+def server_traces(server: Server) -> TraceCache:
+    return TraceCache(ModelLoader.from_model(gh.build(gh.preset("tiny-decoder")).eval(), None))
 
 
 def test_a_port_that_is_taken_is_said(server: Server) -> None:

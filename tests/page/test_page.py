@@ -9,7 +9,7 @@ import pytest
 from conftest import Trained, Visit, settle
 from playwright.sync_api import Page, Route, expect
 
-from glasshouse.page.address import DEFAULTS
+from glasshouse.page.url_state import DEFAULTS
 
 TEXTS = {
     "decoder": "the cat sat on the mat and the bird",
@@ -55,12 +55,12 @@ def test_a_run_has_a_slider_over_its_moments(
 ) -> None:
     page = visit(run_folder, text=TEXTS["decoder"])
     first = page.locator("[data-testid=next] .figure").first.get_attribute("data-value")
-    slider = page.get_by_label("moment", exact=True)
+    slider = page.get_by_label("checkpoint", exact=True)
     slider.focus()
     slider.press("Home")
-    page.wait_for_url(lambda url: "moment=step" in url)
+    page.wait_for_url(lambda url: "checkpoint=step" in url)
     settle(page)
-    expect(page.get_by_test_id("moments")).to_contain_text("step 0")
+    expect(page.get_by_test_id("checkpoints")).to_contain_text("step 0")
     untrained = page.locator("[data-testid=next] .figure").first.get_attribute("data-value")
     assert float(untrained or 1) < float(first or 0)
     page.get_by_test_id("beside").select_option("final")
@@ -74,7 +74,7 @@ def test_a_run_has_a_slider_over_its_moments(
 def test_two_moments_stand_beside_each_other_in_every_view(
     view: str, run_folder: Path, visit: Visit, picture: Callable[[Page, str], Path]
 ) -> None:
-    page = visit(run_folder, text=TEXTS["decoder"], view=view, moment="step 0", beside="final")
+    page = visit(run_folder, text=TEXTS["decoder"], view=view, checkpoint="step 0", beside="final")
     assert page.locator(".pane").count() == 2
     assert not page.locator(".pane > .trouble").first.is_visible()
     assert page.evaluate("document.documentElement.scrollWidth") <= 1280

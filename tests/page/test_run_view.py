@@ -1,4 +1,4 @@
-"""A run in a browser: its curves while they grow, its samples and heads, and the way to any moment of it."""
+"""A run in a browser: its curves while they grow, its samples and heads, and the way to any checkpoint of it."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from playwright.sync_api import Browser, Page, expect
 
 import glasshouse as gh
 from glasshouse.page import Look
-from glasshouse.page.subject import Subject
-from glasshouse.page.trace import Traces
+from glasshouse.page.model_loader import ModelLoader
+from glasshouse.page.trace import TraceCache
 from glasshouse.training import list_checkpoints
 from glasshouse.training.folder import lock_folder
 from glasshouse.training.journal import Journal
@@ -106,7 +106,7 @@ def test_the_way_to_a_moment(run_folder: Path, visit: Visit) -> None:
     expect(button).to_have_text("look at the model at step 20, the nearest that is kept")
     button.click()
     settle(page)
-    assert state(page)["moment"] == "step 20"
+    assert state(page)["checkpoint"] == "step 20"
     expect(page.get_by_test_id("look-at")).to_have_text("all views show the model at step 20")
     page.locator("#tab-text").click()
     settle(page)
@@ -153,8 +153,8 @@ def test_curves_grow_and_are_cut(copied: Path, visit: Visit) -> None:
     journal.truncate(31)
     with lock_folder(copied):
         page = visit(copied, view="run", text=TEXT)
-        state_of, far = page.get_by_test_id("run-state"), page.get_by_test_id("run-far")
-        expect(state_of).to_have_text("running")
+        run_status, far = page.get_by_test_id("run-state"), page.get_by_test_id("run-far")
+        expect(run_status).to_have_text("running")
         expect(far).to_contain_text("step 30 of 60")
         page.get_by_text("the values as a table").click()
         steps = page.locator("[data-testid=run-values] tbody th")
@@ -164,7 +164,7 @@ def test_curves_grow_and_are_cut(copied: Path, visit: Visit) -> None:
         assert value(page, "at-loss") == 1.25
         assert value(page, "now-loss") == 1.25
         expect(steps).to_have_text([str(step) for step in range(1, 32)])  # old ones stay, new ones join
-    expect(state_of).to_have_text("stopped")
+    expect(run_status).to_have_text("stopped")
     journal.truncate(21)
     with lock_folder(copied):
         journal.write(21, loss=2.5, rate=0.001, norm=1.0)
@@ -172,7 +172,7 @@ def test_curves_grow_and_are_cut(copied: Path, visit: Visit) -> None:
         assert value(page, "at-loss") == 2.5
         expect(steps).to_have_text([str(step) for step in range(1, 22)])
     shutil.move(copied / "later", copied / "model")
-    expect(state_of).to_have_text("finished")
+    expect(run_status).to_have_text("finished")
 
 
 def test_new_samples_and_figures_come(copied: Path, visit: Visit) -> None:
@@ -240,7 +240,7 @@ def test_samples_over_time(run_folder: Path, visit: Visit) -> None:
     expect(page.get_by_test_id("samples-0")).to_have_attribute("data-step", str(written[1]["step"]))
     page.get_by_test_id("look-at-sample-0").click()
     settle(page)
-    assert state(page)["moment"] == f"step {written[1]['step']}"
+    assert state(page)["checkpoint"] == f"step {written[1]['step']}"
     expect(page.get_by_test_id("samples-0")).to_have_attribute("data-step", str(written[1]["step"]))  # stays
 
 
@@ -273,7 +273,7 @@ def test_two_moments(run_folder: Path, visit: Visit, picture: Callable[[Page, st
     page.get_by_test_id("compare").click()
     settle(page)
     picture(page, "run-compared")
-    assert (state(page)["moment"], state(page)["beside"]) == ("step 0", "final")
+    assert (state(page)["checkpoint"], state(page)["beside"]) == ("step 0", "final")
     folders = {one.name: one.folder for one in list_checkpoints(run_folder)}
     (one, tok), (other, _) = gh.load(folders["step 0"]), gh.load(folders["final"])
     seen = gh.compare(one, other, TEXT, tok=tok)
@@ -332,8 +332,8 @@ def test_only_for_runs(decoder: Trained, visit: Visit) -> None:
 
 
 def test_a_saved_page_shows_the_run(run_folder: Path, browser: Browser, tmp_path: Path) -> None:
-    given = {"text": TEXT, "view": "run", "moment": "step 0", "beside": "final"}
-    Look(Traces(Subject(run_folder)), given).save(tmp_path / "page.html")
+    given = {"text": TEXT, "view": "run", "checkpoint": "step 0", "beside": "final"}
+    Look(TraceCache(ModelLoader(run_folder)), given).save(tmp_path / "page.html")
     context = browser.new_context(offline=True)
     page = context.new_page()
     troubles: list[str] = []

@@ -23,8 +23,11 @@ def look(
         str, typer.Option(help="The text to look at first.", show_default="one that the run was tried on")
     ] = "",
     view: Annotated[
-        str, typer.Option(help="The view to open: text, attention, stream, experiment, steps, alignment, run.")
-    ] = "text",
+        str,
+        typer.Option(
+            help="The view to open: tokens, attention, residual, interventions, walkthrough, alignment, run."
+        ),
+    ] = "tokens",
     save: Annotated[
         Path | None, typer.Option(help="Write the page to this file, which needs no server, and stop.")
     ] = None,
@@ -38,10 +41,10 @@ def look(
     device: Device = "auto",
 ) -> None:
     """Open a page on this machine that shows a model at work: tokens, attention, stream, experiments, training."""
-    subject = gh.page.Subject(model, revision=revision, device=find_device(device))
-    subject.at("")  # what cannot be loaded is said before there is a page
-    traces = gh.page.Traces(subject, int(memory * 2**30))
-    seen = gh.page.Look(traces, gh.page.checked(traces, {"text": text, "view": view}))
+    loader = gh.page.ModelLoader(model, revision=revision, device=find_device(device))
+    loader.get("")  # what cannot be loaded is said before there is a page
+    traces = gh.page.TraceCache(loader, int(memory * 2**30))
+    seen = gh.page.Look(traces, gh.page.validate_state(traces, {"text": text, "view": view}))
     if save is not None:
         seen.save(save)
         print(f"{escape_control(str(save))}: {save.stat().st_size:,} bytes; open it in any browser")

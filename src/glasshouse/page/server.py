@@ -12,24 +12,24 @@ import uvicorn
 from glasshouse.errors import InputError
 from glasshouse.page.app import make_app
 from glasshouse.page.guard import Guard, new_token, policy
-from glasshouse.page.saving import STATIC
-from glasshouse.page.trace import Traces
+from glasshouse.page.html_export import STATIC
+from glasshouse.page.trace import TraceCache
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
 class Server:
-    """The page of a subject, ready to be called at an address that only this process knows.
+    """The page of a loader, ready to be called at an address that only this process knows.
 
     >>> import glasshouse as gh
-    >>> from glasshouse.page.subject import Subject
-    >>> server = Server(Traces(Subject.of(gh.build(gh.preset("tiny-decoder")).eval(), None)))
+    >>> from glasshouse.page.model_loader import ModelLoader
+    >>> server = Server(TraceCache(ModelLoader.from_model(gh.build(gh.preset("tiny-decoder")).eval(), None)))
     >>> server.address.startswith("http://127.0.0.1:"), "token=" in server.address
     (True, True)
     >>> server.close()
     """
 
-    def __init__(self, traces: Traces, host: str = "127.0.0.1", port: int = 0) -> None:
+    def __init__(self, traces: TraceCache, host: str = "127.0.0.1", port: int = 0) -> None:
         if host in ("0.0.0.0", "::", ""):
             raise InputError(f"host is {host!r}, which is every address there is; name the one to be called by.")
         try:

@@ -14,49 +14,51 @@ from glasshouse.inspection import AttentionMap, capture_attention, edit, mean_ab
 from glasshouse.inspection.editing import AblationEdit
 from glasshouse.inspection.forward_pass import eval_mode, final_stack
 from glasshouse.inspection.sites import select
-from glasshouse.page.question import Edit, Mean, Patch, Question, Scale, Text
-from glasshouse.page.subject import Sitter, Subject
+from glasshouse.page.forward_pass import Edit, Mean, Patch, ForwardPass, Scale, Prompt
+from glasshouse.page.model_loader import LoadedModel, ModelLoader
 
 T = TypeVar("T")
 
-MEMORY = 2 * 2**30  # bytes that are kept of all questions together
+MEMORY = 2 * 2**30  # bytes that are kept of all forward_passes together
 TEXTS = 16  # whose ids are remembered
-SHARE = 0.75  # of that, at most, for the usual sites of one question; what would take more is recorded when asked for
+SHARE = (
+    0.75  # of that, at most, for the usual sites of one forward_pass; what would take more is recorded when asked for
+)
 
 
-class Traces:
-    """The traces of recent questions to one subject."""
+class TraceCache:
+    """The traces of recent forward_passes to one loader."""
 
-    def __init__(self, subject: Subject, memory: int = MEMORY) -> None:
-        self.subject, self.memory = subject, memory
+    def __init__(self, loader: ModelLoader, memory: int = MEMORY) -> None:
+        self.loader, self.memory = loader, memory
         self.lock = threading.RLock()  # one pass at a time: two would only share the same cores
-        self._read: OrderedDict[tuple[Text, str], tuple[Tensor, ...]] = OrderedDict()
-        self._versions: dict[str, tuple[Sitter, int]] = {}  # by moment
-        self._kept: OrderedDict[tuple[Question, str], Tensor | AttentionMap] = OrderedDict()
+        self._read: OrderedDict[tuple[Prompt, str], tuple[Tensor, ...]] = OrderedDict()
+        self._versions: dict[str, tuple[LoadedModel, int]] = {}  # by checkpoint
+        self._kept: OrderedDict[tuple[ForwardPass, str], Tensor | AttentionMap] = OrderedDict()
 
-    def of(self, question: Question) -> Trace:
+    def trace(self, forward_pass: ForwardPass) -> Trace:
         """Return the trace of a question."""
-        sitter = self.subject.at(question.moment)
+        loaded = self.loader.get(forward_pass.checkpoint)
         with self.lock:
-            self._forget(question.moment, sitter)
-            known = (question.asked, question.moment)
+            self._forget(forward_pass.checkpoint, loaded)
+            known = (forward_pass.prompt, forward_pass.checkpoint)
             if known not in self._read:  # a long text is read once, not for each tile of a map
-                self._read[known] = sitter.inputs(question.asked)
+                self._read[known] = loaded.inputs(forward_pass.prompt)
             self._read.move_to_end(known)
             while len(self._read) > TEXTS:
                 self._read.popitem(last=False)
-            return Trace(self, sitter, question, self._read[known])
+            return Trace(self, loaded, forward_pass, self._read[known])
 
-    def _forget(self, moment: str, sitter: Sitter) -> None:
+    def _forget(self, checkpoint: str, loaded: LoadedModel) -> None:
         """Let go of what was seen of models that are gone, which maps would keep alive, or have learned since."""
-        version = (sitter, sum(weight._version for weight in sitter.model.parameters()))
-        if self._versions.setdefault(moment, version) != version:
-            self._versions[moment] = version
-            for kept in [one for one in self._kept if one[0].moment == moment]:
+        version = (loaded, sum(weight._version for weight in loaded.model.parameters()))
+        if self._versions.setdefault(checkpoint, version) != version:
+            self._versions[checkpoint] = version
+            for kept in [one for one in self._kept if one[0].checkpoint == checkpoint]:
                 del self._kept[kept]
-        for gone in [one for one in self._versions if not self.subject.holds(one)]:
+        for gone in [one for one in self._versions if not self.loader.is_loaded(one)]:
             del self._versions[gone]
-        for kept in [one for one in self._kept if not self.subject.holds(one[0].moment)]:
+        for kept in [one for one in self._kept if not self.loader.is_loaded(one[0].checkpoint)]:
             del self._kept[kept]
 
     @property
@@ -64,29 +66,31 @@ class Traces:
         """How much is kept now."""
         return sum(size_of(one) for one in self._kept.values())
 
-    def get(self, question: Question, name: str) -> Tensor | AttentionMap | None:
+    def get(self, forward_pass: ForwardPass, name: str) -> Tensor | AttentionMap | None:
         """Return what is kept of a question under a name."""
         with self.lock:
-            if (question, name) not in self._kept:
+            if (forward_pass, name) not in self._kept:
                 return None
-            self._kept.move_to_end((question, name))
-            return self._kept[question, name]
+            self._kept.move_to_end((forward_pass, name))
+            return self._kept[forward_pass, name]
 
-    def put(self, question: Question, name: str, value: Tensor | AttentionMap) -> None:
+    def put(self, forward_pass: ForwardPass, name: str, value: Tensor | AttentionMap) -> None:
         """Keep something; what was not looked at for longest goes."""
         with self.lock:
-            self._kept[question, name] = value
-            self._kept.move_to_end((question, name))
+            self._kept[forward_pass, name] = value
+            self._kept.move_to_end((forward_pass, name))
             while self.n_bytes > self.memory and len(self._kept) > 1:
                 self._kept.popitem(last=False)
 
 
 class Trace:
-    """One question and what is known of it: sites are recorded when first asked for, most of them in one pass."""
+    """One forward_pass and what is known of it: sites are recorded when first asked for, most of them in one pass."""
 
-    def __init__(self, traces: Traces, sitter: Sitter, question: Question, inputs: tuple[Tensor, ...]) -> None:
-        self.traces, self.sitter, self.question, self.inputs = traces, sitter, question, inputs
-        self.model, self.tok = sitter.model, sitter.tok
+    def __init__(
+        self, traces: TraceCache, loaded: LoadedModel, forward_pass: ForwardPass, inputs: tuple[Tensor, ...]
+    ) -> None:
+        self.traces, self.loaded, self.forward_pass, self.inputs = traces, loaded, forward_pass, inputs
+        self.model, self.tok = loaded.model, loaded.tok
         self.prefix, self.stack = final_stack(self.model)
 
     @property
@@ -94,19 +98,19 @@ class Trace:
         """What the stack reads that the head reads from: the text, or the target."""
         return self.inputs[-1][0].tolist()
 
-    def site(self, name: str) -> Tensor:
+    def activation(self, name: str) -> Tensor:
         """Return what stood at a site, without the batch: one row is all there is."""
         value = self._see(name)
         assert isinstance(value, Tensor)
         return value[0]
 
-    def map(self, name: str) -> AttentionMap:
+    def attention_map(self, name: str) -> AttentionMap:
         """Return the attention map of a name such as pattern.3."""
         value = self._see(name)
         assert isinstance(value, AttentionMap)
         return value
 
-    def stream(self) -> list[str]:
+    def residual_sites(self) -> list[str]:
         """Return the sites of the stream that the head reads: embedded, and after each layer."""
         depth = len(self.stack.blocks)
         return [f"{self.prefix}embed", *(f"{self.prefix}resid_post.{layer}" for layer in range(depth))]
@@ -119,7 +123,7 @@ class Trace:
     def edits(self) -> dict[str, list[Callable[[Tensor], Tensor] | AblationEdit]]:
         """Return the changes as `edit` takes them."""
         made: dict[str, list[Callable[[Tensor], Tensor] | AblationEdit]] = {}
-        for one in self.question.edits:
+        for one in self.forward_pass.edits:
             for place in select(self.model, one.site):
                 if place.site.hook_point in ("scores", "pattern"):
                     raise InputError(
@@ -130,30 +134,30 @@ class Trace:
 
     def _edit(self, one: Edit) -> Callable[[Tensor], Tensor] | AblationEdit:
         match one:
-            case Scale(by=factor):
+            case Scale(factor=factor):
                 return scale(factor)
             case Mean():
                 return mean_ablate()
             case Patch(site=site):
                 there = self._elsewhere(site)
-                return lambda old: alike(site, there, old)
+                return lambda old: check_patch_shape(site, there, old)
 
     def _elsewhere(self, site: str) -> Tensor:
         """Return what stood at a site, or a part of one, on the other text."""
-        if self.question.other is None:
+        if self.forward_pass.patch_from is None:
             raise InputError(f"{site} is to be patched, but there is no other text; write one.")
-        other = self.traces.of(self.question.source)
+        other = self.traces.trace(self.forward_pass.patch_pass)
         with eval_mode(other.model), record(other.model, site, stop=True) as seen:
             other.model(*other.inputs)
         return seen[site]
 
     def _see(self, name: str) -> Tensor | AttentionMap:
         with self.traces.lock:
-            if (known := self.traces.get(self.question, name)) is not None:
+            if (known := self.traces.get(self.forward_pass, name)) is not None:
                 return known
             found = self._pass(self._usual() | {name})
             for each, value in found.items():
-                self.traces.put(self.question, each, value)
+                self.traces.put(self.forward_pass, each, value)
             return found[name]
 
     def _usual(self) -> set[str]:
@@ -194,7 +198,7 @@ def size_of(value: Tensor | AttentionMap) -> int:
     return value.n_bytes if isinstance(value, AttentionMap) else value.numel() * value.element_size()
 
 
-def alike(site: str, there: Tensor, old: Tensor) -> Tensor:
+def check_patch_shape(site: str, there: Tensor, old: Tensor) -> Tensor:
     """Return what stood at a site on the other text, if it fits where it is put."""
     if there.shape != old.shape:
         raise InputError(

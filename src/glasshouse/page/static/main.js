@@ -1,26 +1,26 @@
 // The page itself: the model's name, the text and its tokens, the selection, and the views on them.
 
-import { ask, askedAbout, dropOthers, isSaved, Outdated, Refused, savedFragment, SILENT } from "glasshouse/asking.js";
+import { request, requestsFor, abortOthers, isSaved, Superseded, ApiError, savedFragment, SILENT } from "glasshouse/api.js";
 import { turnTheme } from "glasshouse/colour.js";
 import { h, put } from "glasshouse/dom.js";
-import { Glass } from "glasshouse/glass.js";
+import { ViewContext } from "glasshouse/view_context.js";
 import { count, plural } from "glasshouse/number.js";
-import { stepper } from "glasshouse/parts.js";
+import { stepper } from "glasshouse/widgets.js";
 import { Prompt } from "glasshouse/prompt.js";
 import { State } from "glasshouse/state.js";
-import { Times } from "glasshouse/times.js";
+import { CheckpointPicker } from "glasshouse/checkpoint_picker.js";
 
 const VIEWS = [
-  { name: "text", title: "Text" },
+  { name: "tokens", title: "Tokens" },
   { name: "attention", title: "Attention" },
-  { name: "stream", title: "Residual stream" },
-  { name: "experiment", title: "Experiment" },
-  { name: "steps", title: "Step through" },
+  { name: "residual", title: "Residual stream" },
+  { name: "interventions", title: "Interventions" },
+  { name: "walkthrough", title: "Step through" },
   { name: "alignment", title: "Source and target", fits: (model) => model.kind === "seq2seq" },
   { name: "run", title: "Run", fits: (model) => model.run },
 ];
 const LATER = 1000; // milliseconds after which views that nobody has opened are fetched, too
-const ASKED = new Set(["text", "target", "added", "hidden"]); // what decides the tokens
+const PROMPT_KEYS = new Set(["text", "target", "appended", "masked"]); // what decides the tokens
 const PATIENCE = 250; // milliseconds after which someone who waits is told so
 
 const KEYS = [
@@ -48,7 +48,7 @@ class Page {
     try {
       const view = VIEWS.find((one) => one.name === this.state.values.view) ?? VIEWS[0];
       this.load(view).catch(() => {}); // it comes while the server answers; what is wrong is said when it is drawn
-      this.model = await ask("model");
+      this.model = await request("model");
       this.furnish();
       await this.begin();
       setTimeout(() => this.views.forEach((view) => this.load(view).catch(() => {})), LATER);
@@ -61,12 +61,12 @@ class Page {
 
   async begin() {
     this.state.follow((changed) => this.changed(changed));
-    const { text: given, added } = this.state.values;
-    if (!given && !added.length && this.model.example) this.state.begin({ text: this.model.example });
+    const { text: given, appended } = this.state.values;
+    if (!given && !appended.length && this.model.example) this.state.begin({ text: this.model.example });
     else this.state.begin({});
-    await this.changed(new Set(["text", "view", "moment"]), true);
-    const { target, added: chosen } = this.state.values;
-    if (this.model.kind === "seq2seq" && this.model.writes && !target && !chosen.length && !isSaved) await this.prompt.write();
+    await this.changed(new Set(["text", "view", "checkpoint"]), true);
+    const { target, appended: chosen } = this.state.values;
+    if (this.model.kind === "seq2seq" && this.model.generates && !target && !chosen.length && !isSaved) await this.prompt.write();
   }
 
   // What stands on the page whatever the model is
@@ -108,8 +108,8 @@ class Page {
     const shared = model.n_kv_heads === model.n_heads ? "" : ` (${model.n_kv_heads} key-value)`;
     put(this.facts, [kind, layers, `${plural(model.n_heads, "head")}${shared}`, `d_model ${model.d_model}`, `${count(model.parameters)} parameters`, `${model.position} positions`].join(" · "));
     this.prompt = new Prompt(this);
-    this.times = new Times(this);
-    put(this.front, this.prompt.node, this.times.node);
+    this.checkpointPicker = new CheckpointPicker(this);
+    put(this.front, this.prompt.node, this.checkpointPicker.node);
     this.views = VIEWS.filter((view) => view.fits?.(model) ?? true);
     put(this.tabs, this.views.map((view, number) =>
       h("button", { type: "button", role: "tab", id: `tab-${view.name}`, "aria-controls": "main", data: { view: view.name }, title: `key ${number + 1}`, on: { click: () => this.choose(view.name) } }, view.title)));
@@ -126,7 +126,7 @@ class Page {
     try {
       view.mount ??= (await import(`glasshouse/views/${view.name}.js`)).mount;
     } catch (error) {
-      throw error instanceof TypeError ? new Refused(SILENT) : error; // a module that cannot be fetched is a TypeError
+      throw error instanceof TypeError ? new ApiError(SILENT) : error; // a module that cannot be fetched is a TypeError
     }
   }
 
@@ -153,13 +153,13 @@ class Page {
     for (const name of now) this.due.add(name); // also of changes that another came after before they were drawn
     this.wait(1);
     try {
-      if (first || [...this.due].some((name) => ASKED.has(name))) { // again, where the last attempt failed
+      if (first || [...this.due].some((name) => PROMPT_KEYS.has(name))) { // again, where the last attempt failed
         await this.read();
         this.due.add("tokens");
       }
       if (!this.view.mount) await this.load(this.view);
     } catch (error) {
-      if (!(error instanceof Outdated)) this.say(error.message, true);
+      if (!(error instanceof Superseded)) this.say(error.message, true);
       return;
     } finally {
       this.wait(-1);
@@ -169,37 +169,37 @@ class Page {
     this.due = new Set();
     this.say("");
     this.prompt.draw(changed);
-    this.times.draw(changed);
+    this.checkpointPicker.draw(changed);
     this.drawSelection();
-    if (first || changed.has("view") || changed.has("beside") || changed.has("moment")) this.mount();
+    if (first || changed.has("view") || changed.has("compare_with") || changed.has("checkpoint")) this.mount();
     else for (const pane of this.panes) this.draw(pane, changed);
-    dropOthers(this.questions());
+    abortOthers(this.forwardPasses());
   }
 
   /** What is asked about now, in all panes, with the changes and without, and about the text that patches come from. */
-  questions() {
-    const asked = this.panes.flatMap(({ glass }) => [glass.question(), glass.question({ plain: true }), ...(glass.state.other ? [glass.otherQuestion] : [])]);
-    return new Set(asked.map((one) => JSON.stringify(one)));
+  forwardPasses() {
+    const passes = this.panes.flatMap(({ context }) => [context.forwardPass(), context.forwardPass({ unedited: true }), ...(context.state.patch_from ? [context.patchPass] : [])]);
+    return new Set(passes.map((one) => JSON.stringify(one)));
   }
 
   async read() {
     const turn = (this.reading = (this.reading ?? 0) + 1);
-    const glass = new Glass(this, this.moments()[0]);
-    const tokens = await ask("tokens", { question: glass.question({ plain: true }) });
-    if (turn !== this.reading) throw new Outdated();
+    const context = new ViewContext(this, this.checkpoints()[0]);
+    const tokens = await request("tokenize", { forward_pass: context.forwardPass({ unedited: true }) });
+    if (turn !== this.reading) throw new Superseded();
     this.tokens = tokens;
   }
 
-  moments() {
-    const { moment, beside } = this.state.values;
-    const first = moment || this.model.moments.at(-1) || "";
-    return beside ? [first, beside] : [first];
+  checkpoints() {
+    const { checkpoint, compare_with: compareWith } = this.state.values;
+    const first = checkpoint || this.model.checkpoints.at(-1) || "";
+    return compareWith ? [first, compareWith] : [first];
   }
 
   drawSelection() {
     const { layer, head } = this.state.values;
-    const glass = new Glass(this, "");
-    this.steppers.token.show(glass.token, glass.row.length - 1);
+    const context = new ViewContext(this, "");
+    this.steppers.token.show(context.token, context.row.length - 1);
     this.steppers.layer.show(Math.min(layer, this.layers - 1), this.layers - 1);
     this.steppers.head.show(Math.min(head, this.model.n_heads - 1), this.model.n_heads - 1);
     for (const tab of this.tabs.children) {
@@ -213,37 +213,37 @@ class Page {
 
   mount() {
     for (const pane of this.panes) pane.mounted.close?.();
-    const moments = this.moments();
-    this.panes = moments.map((moment) => {
-      const glass = new Glass(this, moment);
+    const checkpoints = this.checkpoints();
+    this.panes = checkpoints.map((checkpoint) => {
+      const context = new ViewContext(this, checkpoint);
       const root = h("div", { class: "view" });
       const trouble = h("p", { class: "trouble", role: "alert", hidden: true });
-      const title = moments.length > 1 ? h("h2", { class: "moment" }, moment) : null;
-      const node = h("div", { class: "pane", data: { moment } }, title, trouble, root);
-      return { glass, node, trouble, mounted: this.view.mount(glass, root) };
+      const title = checkpoints.length > 1 ? h("h2", { class: "checkpoint" }, checkpoint) : null;
+      const node = h("div", { class: "pane", data: { checkpoint } }, title, trouble, root);
+      return { context, node, trouble, mounted: this.view.mount(context, root) };
     });
     put(this.main, this.panes.map((pane) => pane.node));
-    this.main.classList.toggle("beside", this.panes.length > 1);
+    this.main.classList.toggle("comparing", this.panes.length > 1);
     for (const pane of this.panes) this.draw(pane, new Set([...Object.keys(this.state.values), "tokens"]));
   }
 
   async draw(pane, changed) {
-    pane.glass.turn += 1;
-    const { turn } = pane.glass;
+    pane.context.turn += 1;
+    const { turn } = pane.context;
     const patience = setTimeout(() => pane.node.setAttribute("aria-busy", "true"), PATIENCE);
     this.wait(1);
     try {
       await pane.mounted.draw(changed);
-      if (turn === pane.glass.turn) pane.trouble.hidden = true;
+      if (turn === pane.context.turn) pane.trouble.hidden = true;
     } catch (error) {
-      if (error instanceof Outdated) return;
+      if (error instanceof Superseded) return;
       put(pane.trouble, error.message);
       pane.trouble.hidden = false;
-      if (!(error instanceof Refused)) console.error(error); // a mistake of ours
+      if (!(error instanceof ApiError)) console.error(error); // a mistake of ours
     } finally {
       clearTimeout(patience);
       this.wait(-1);
-      if (turn === pane.glass.turn) pane.node.setAttribute("aria-busy", "false");
+      if (turn === pane.context.turn) pane.node.setAttribute("aria-busy", "false");
     }
   }
 
@@ -265,7 +265,7 @@ class Page {
   async saveFile() {
     this.save.disabled = true;
     try {
-      const { html } = await ask("save", { fragment: this.state.fragmentOf({ moment: this.moments()[0] }), ...askedAbout(this.questions()) }, { fresh: true });
+      const { html } = await request("save", { fragment: this.state.fragmentOf({ checkpoint: this.checkpoints()[0] }), ...requestsFor(this.forwardPasses()) }, { fresh: true });
       const link = h("a", { href: URL.createObjectURL(new Blob([html], { type: "text/html" })), download: "glasshouse.html" });
       link.click();
       URL.revokeObjectURL(link.href);

@@ -1,26 +1,26 @@
 // What is looked at: kept in the address after #, so that it can be shared, and is never sent to a server.
 
 const DEFAULTS = {
-  view: "text",
+  view: "tokens",
   text: "", // what is read; of an encoder-decoder, the source
   target: "", // of an encoder-decoder, what is written
-  added: [], // ids chosen one by one, after the text or the target
-  hidden: [], // places that an encoder does not get to see
+  appended: [], // ids chosen one by one, after the text or the target
+  masked: [], // places that an encoder does not get to see
   token: -1, // the selection: a token (-1: the last), what it is compared with, a layer, a head
   key: 0,
   layer: 0,
   head: 0,
   attention: "", // which of several kinds of attention: the name of its pattern
   edits: [], // changes made inside
-  other: "", // the text that patches come from
-  moment: "", // of a run: which checkpoint ("": the latest)
-  beside: "", // a second one, shown beside it
+  patch_from: "", // the text that patches come from
+  checkpoint: "", // of a run: which checkpoint ("": the latest)
+  compare_with: "", // a second one, shown beside it
   temperature: 1,
   top_k: 0, // 0: all
   top_p: 1,
   seed: 0,
 };
-const PAGES = new Set(["view", "text", "target", "added", "hidden", "edits", "other", "beside"]); // steps for Back
+const PAGES = new Set(["view", "text", "target", "appended", "masked", "edits", "patch_from", "compare_with"]); // steps for Back
 
 function parse(fragment) {
   const state = { ...DEFAULTS };

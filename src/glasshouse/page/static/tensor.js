@@ -9,7 +9,7 @@ function bytes(text) {
 }
 
 /** Return {shape, data}: `data` a Float32Array or Uint8Array in the order of the last axis first to change. */
-export function unpack(packed) {
+export function decodeTensor(packed) {
   if (packed.data) return packed;
   const data = "u8" in packed ? bytes(packed.u8) : new Float32Array(bytes(packed.f32).buffer);
   return { shape: packed.shape, data };

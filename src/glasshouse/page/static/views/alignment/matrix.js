@@ -3,12 +3,12 @@
 import { ink, onTheme, shade } from "glasshouse/colour.js";
 import { h, put } from "glasshouse/dom.js";
 import { percent } from "glasshouse/number.js";
-import { token } from "glasshouse/parts.js";
-import { chosen } from "glasshouse/views/alignment/chosen.js";
+import { token } from "glasshouse/widgets.js";
+import { selection } from "glasshouse/views/alignment/selection.js";
 
 const NUMBERED = 14; // columns up to which each cell says its number
 
-export function matrix(glass) {
+export function matrix(context) {
   let weights = null; // [target, source]
   let from = null; // the first tokens of both sides
   const box = h("div", { class: "scroll al-matrix", data: { testid: "alignment-matrix" } });
@@ -17,11 +17,11 @@ export function matrix(glass) {
 
   function fill() {
     const [high, wide] = weights.shape;
-    const { target: selected, source: key } = chosen(glass);
+    const { target: selected, source: key } = selection(context);
     const isNumbered = wide <= NUMBERED;
     const most = Math.max(1e-9, ...weights.data);
-    const source = glass.tokens.source.slice(from.source, from.source + wide);
-    const target = glass.tokens.target.slice(from.target, from.target + high);
+    const source = context.tokens.source.slice(from.source, from.source + wide);
+    const target = context.tokens.target.slice(from.target, from.target + high);
     const isShown = selected >= from.target && selected < from.target + high && key >= from.source && key < from.source + wide;
     const cell = (t, k) => {
       const value = weights.data[t * wide + k];
@@ -43,7 +43,7 @@ export function matrix(glass) {
 
   function pick(event) {
     const cell = event.target.closest("td[data-t]");
-    if (cell) glass.set({ token: Number(cell.dataset.t), key: Number(cell.dataset.k) });
+    if (cell) context.set({ token: Number(cell.dataset.t), key: Number(cell.dataset.k) });
   }
 
   function walk(event) {
@@ -52,7 +52,7 @@ export function matrix(glass) {
     if (!by || !cell) return;
     event.preventDefault();
     const [t, k] = [Number(cell.dataset.t) + by[0], Number(cell.dataset.k) + by[1]];
-    if (t >= 0 && k >= 0 && t < glass.tokens.target.length && k < glass.tokens.source.length) glass.set({ token: t, key: k });
+    if (t >= 0 && k >= 0 && t < context.tokens.target.length && k < context.tokens.source.length) context.set({ token: t, key: k });
   }
 
   return {

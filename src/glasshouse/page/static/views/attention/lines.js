@@ -1,19 +1,19 @@
 // One head as lines over the text.
 
-import { isSaved } from "glasshouse/asking.js";
+import { isSaved } from "glasshouse/api.js";
 import { h, put, s } from "glasshouse/dom.js";
-import { TILE } from "glasshouse/heat/tiles.js";
+import { TILE } from "glasshouse/heatmap/tiles.js";
 import { percent, short } from "glasshouse/number.js";
-import { choice, panel, token } from "glasshouse/parts.js";
-import { unpack } from "glasshouse/tensor.js";
+import { choice, panel, token } from "glasshouse/widgets.js";
+import { decodeTensor } from "glasshouse/tensor.js";
 
 const HIGH = 24; // pixels of a token
 const WINDOW = 60; // tokens between which lines are drawn
 const FAINT = 0.02; // share of the strongest line below which none is drawn
 
 export function lines(selection) {
-  const { glass } = selection;
-  const which = choice("lines", [["one", "from the selected token"], ["all", "from all"]], (one) => glass.set({ attentionLines: one === "one" ? undefined : one }));
+  const { context } = selection;
+  const which = choice("lines", [["one", "from the selected token"], ["all", "from all"]], (one) => context.set({ attention_lines: one === "one" ? undefined : one }));
   which.dataset.testid = "lines-of";
   const left = h("div", { class: "side looking", role: "group", "aria-label": "tokens that look" });
   const right = h("div", { class: "side looked", role: "group", "aria-label": "tokens that are looked at" });
@@ -29,12 +29,12 @@ export function lines(selection) {
       token(one, { tag: "button", type: "button", class: start + i === chosen ? name : "", data: { place: start + i }, "aria-pressed": start + i === chosen, "aria-label": `${one.text}, token ${start + i}`, on: { click: () => choose(start + i) } }));
 
   async function weights(all, rows, columns, found) {
-    const row = unpack(found.weights).data;
+    const row = decodeTensor(found.weights).data;
     if (!all) return [[selection.query, (key) => row[key]]];
     const tiles = new Map();
     const wanted = [];
     for (let r = Math.floor(rows[0] / TILE); r * TILE < rows[1]; r += 1) {
-      for (let c = Math.floor(columns[0] / TILE); c * TILE < columns[1]; c += 1) wanted.push(selection.askTile(0, r, c).then((tile) => tiles.set(`${r} ${c}`, tile)));
+      for (let c = Math.floor(columns[0] / TILE); c * TILE < columns[1]; c += 1) wanted.push(selection.requestTile(0, r, c).then((tile) => tiles.set(`${r} ${c}`, tile)));
     }
     await Promise.all(wanted);
     const at = (query, key) => {
@@ -49,16 +49,16 @@ export function lines(selection) {
     async draw() {
       const { queries, keys, query, key } = selection;
       const held = !isSaved || (queries.length <= TILE && keys.length <= TILE); // a saved page has the map as one tile
-      const all = held && glass.state.attentionLines === "all";
+      const all = held && context.state.attention_lines === "all";
       which.show(all ? "all" : "one");
       which.hidden = !held;
-      const found = await selection.askPair();
+      const found = await selection.requestQueryKey();
       const rows = span(query, queries.length);
       // Both sides show the same part of the text, if most weight goes there; else the right one shows where it goes.
       const peak = found.top[0]?.key ?? key;
       const columns = queries === keys && peak >= rows[0] && peak < rows[1] ? rows : span(peak, keys.length);
       const many = await weights(all, rows, columns, found);
-      const row = unpack(found.weights).data;
+      const row = decodeTensor(found.weights).data;
       const most = all ? 1 : (found.top[0]?.weight ?? 1);
       const moved = drawn.queries !== queries || drawn.query !== query;
       drawn = { queries, query };

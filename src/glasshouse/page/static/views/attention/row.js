@@ -3,8 +3,8 @@
 import { onTheme } from "glasshouse/colour.js";
 import { h, put } from "glasshouse/dom.js";
 import { count, short } from "glasshouse/number.js";
-import { bars, token } from "glasshouse/parts.js";
-import { unpack } from "glasshouse/tensor.js";
+import { bars, token } from "glasshouse/widgets.js";
+import { decodeTensor } from "glasshouse/tensor.js";
 
 export function row(selection) {
   const title = h("h2", {});
@@ -15,7 +15,7 @@ export function row(selection) {
     node,
     async draw() {
       const { queries, keys, query, key } = selection;
-      const found = await selection.askPair();
+      const found = await selection.requestQueryKey();
       put(title, "Where ", token(queries[query], { class: "selected" }), ` token ${query} looks`);
       bits.draw(found);
       const most = found.top[0]?.weight || 1;
@@ -61,8 +61,8 @@ function strip(selection) {
     pen.setTransform(fine, 0, 0, fine, 0, 0);
     const style = getComputedStyle(node);
     const [sheet, accent, more, quiet, compare, compareInk] = ["sheet", "accent", "more", "quiet", "compare", "compare-ink"].map((name) => style.getPropertyValue(`--${name}`).trim());
-    const { data } = unpack(found.weights);
-    const size = width / data.seq_len;
+    const { data } = decodeTensor(found.weights);
+    const size = width / data.length;
     const most = Math.max(data.reduce((so, one) => Math.max(so, one), 0), 1e-9);
     const gap = size > 6 ? 2 : size > 3 ? 1 : 0;
     pen.fillStyle = sheet; // what may not be seen stays hatched
@@ -96,8 +96,8 @@ function strip(selection) {
         pen.fillText(letters.length > room ? `${letters.slice(0, room - 1).join("")}…` : one.text, (place + 0.5) * size, tall + 13);
       });
     }
-    canvas.setAttribute("aria-label", `weights of token ${query} on all ${data.seq_len} tokens; the largest is ${short(most)}${found.seen < data.seq_len ? "; some may not be seen" : ""}`);
-    put(axis, h("span", {}, "token 0"), h("span", {}, `a full bar is ${short(most)}`), h("span", {}, `token ${data.seq_len - 1}`));
+    canvas.setAttribute("aria-label", `weights of token ${query} on all ${data.length} tokens; the largest is ${short(most)}${found.seen < data.length ? "; some may not be seen" : ""}`);
+    put(axis, h("span", {}, "token 0"), h("span", {}, `a full bar is ${short(most)}`), h("span", {}, `token ${data.length - 1}`));
   }
 
   return {

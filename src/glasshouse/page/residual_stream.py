@@ -1,0 +1,253 @@
+"""Answers about the stream: what would be said after each layer, what adds up to a logit, how vectors lie."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from glasshouse.config import JsonDict, Settings, require
+from glasshouse.inspection import attribution, record
+from glasshouse.inspection.forward_pass import eval_mode, layout_of, resolve_indices
+from glasshouse.inspection.logit_lens import LensOutput, apply_lens, has_position_logits, n_logits, target_tokens
+from glasshouse.models import Encoder
+from glasshouse.models.heads import LMHead
+from glasshouse.page import serialization
+from glasshouse.page.next_token import describe_outputs
+from glasshouse.page.forward_pass import ForwardPass
+from glasshouse.page.trace import Trace, TraceCache
+
+MOST_POSITIONS = 64  # in one answer
+MOST_TOKENS = 20  # of one vector
+WINDOW = 64  # positions around one whose parts are kept along with it
+# As in static/views/stream/: positions and layers of a tile of the table, tokens a sum may be of, tokens alike.
+COLUMNS, ROWS, CANDIDATES, NEAREST = 16, 12, 12, 6
+BESIDE = 4  # tiles that a saved page holds on either side of the selected one
+
+
+@dataclass(frozen=True)
+class Lens(Settings):
+    """What would be said after some layers (0: the embedding), at the positions from start to before stop?"""
+
+    forward_pass: ForwardPass = field(default_factory=ForwardPass)
+    layers: tuple[int, ...] | None = None
+    start: int = 0
+    stop: int = 1
+    top_k: int = 1
+
+
+def lens(traces: TraceCache, params: Lens) -> JsonDict:
+    """Read the stream off, only where it is looked at."""
+    require(1 <= params.top_k <= MOST_TOKENS, "top_k", params.top_k, f"within 1 and {MOST_TOKENS}")
+    trace = traces.trace(params.forward_pass)
+    layers, places = _window(trace, params.layers, params.start, params.stop)
+    targets = targets_of(trace)
+    with traces.lock, eval_mode(trace.model):  # in the order in which every pass takes them
+        vectors = torch.stack([_as_read(trace, layer)[places] for layer in layers])
+        off = logit_lens_at(trace, vectors, targets[places].expand(vectors.shape[:2]), params.top_k)
+    shown = sorted({*off.tokens.flatten().tolist(), *(one for one in targets[places].tolist() if one >= 0)})
+    return {
+        "layers": layers,
+        "outputs": n_logits(trace.model),
+        "tokens": off.tokens.tolist(),
+        "targets": [one if one >= 0 else None for one in targets[places].tolist()],
+        "token_info": dict(zip(map(str, shown), describe_outputs(trace, shown), strict=True)),
+        "probability": serialization.encode_tensor(off.probabilities),
+        "entropy": serialization.encode_tensor(off.entropy),
+        "rank": serialization.encode_tensor(off.rank),
+        "loss": serialization.encode_tensor(off.loss),
+    }
+
+
+def logit_lens_at(trace: Trace, vectors: Tensor, targets: Tensor, top_k: int = 1) -> LensOutput:
+    """Read off vectors [..., D] that the head could be given."""
+    return apply_lens(trace.model, vectors, targets, layout_of(trace.model, trace.inputs[-1], {}), top_k)
+
+
+def targets_of(trace: Trace) -> Tensor:
+    """Return the targets token at each position [S], -1 where there is none: under a mask token, the one it hides."""
+    model, ids = trace.model, trace.inputs[-1]
+    masked = trace.forward_pass.prompt.masked
+    if masked and isinstance(model, Encoder):
+        (ids,) = trace.loaded.inputs(replace(trace.forward_pass.prompt, masked=()))
+    return target_tokens(model, ids, layout_of(model, ids, {}))[0]
+
+
+@dataclass(frozen=True)
+class Norms(Settings):
+    """How long are the vectors after some layers (0: the embedding), at the positions from start to before stop?"""
+
+    forward_pass: ForwardPass = field(default_factory=ForwardPass)
+    layers: tuple[int, ...] | None = None
+    start: int = 0
+    stop: int = 1
+
+
+def norms(traces: TraceCache, params: Norms) -> JsonDict:
+    """Return the lengths of the stream's vectors."""
+    trace = traces.trace(params.forward_pass)
+    layers, places = _window(trace, params.layers, params.start, params.stop)
+    sites = trace.residual_sites()
+    lengths = [torch.linalg.vector_norm(_exact(trace.activation(sites[layer])[places]), dim=-1) for layer in layers]
+    return {"layers": layers, "norms": serialization.encode_tensor(torch.stack(lengths))}
+
+
+@dataclass(frozen=True)
+class CosineSimilarity(Settings):
+    """Which positions hold a vector that points the same way, after a layer (0: the embedding)?"""
+
+    forward_pass: ForwardPass = field(default_factory=ForwardPass)
+    layer: int = 0
+    position: int = 0
+    show: int = 8
+
+
+def cosine_similarity(traces: TraceCache, params: CosineSimilarity) -> JsonDict:
+    """Return the cosine of one position's vector with those of all others, and the nearest of them."""
+    trace = traces.trace(params.forward_pass)
+    sites, ids = trace.residual_sites(), trace.ids
+    require(0 <= params.layer < len(sites), "layer", params.layer, f"within 0 and {len(sites) - 1}")
+    _check_position(trace, params.position)
+    vectors = F.normalize(_exact(trace.activation(sites[params.layer])), dim=-1)
+    cosine = vectors @ vectors[params.position]
+    others = cosine.clone()
+    others[params.position] = -torch.inf
+    nearest = others.topk(min(max(0, params.show), len(ids) - 1)).indices.tolist()
+    tokens = serialization.describe_tokens((ids[one] for one in nearest), trace.tok)
+    return {
+        "cosine": serialization.encode_tensor(cosine),
+        "nearest": [
+            {**token, "position": one, "cosine": float(cosine[one])}
+            for one, token in zip(nearest, tokens, strict=True)
+        ],
+    }
+
+
+@dataclass(frozen=True)
+class LogitAttribution(Settings):
+    """What adds up to the logit of a token at a position (the likeliest, if none is describe_outputs), or to a difference?"""
+
+    forward_pass: ForwardPass = field(default_factory=ForwardPass)
+    position: int = 0
+    token: int | None = None
+    incorrect_token: int | None = None
+
+
+def logit_attribution(traces: TraceCache, params: LogitAttribution) -> JsonDict:
+    """Split a logit into what the embedding, every head, every feed-forward layer and the biases add."""
+    trace = traces.trace(params.forward_pass)
+    model, ids = trace.model, trace.inputs[-1]
+    attribution.check_tokens(model)
+    _check_position(trace, params.position)
+    size = model.spec.vocab_size
+    for name, given in (("token", params.token), ("incorrect_token", params.incorrect_token)):
+        require(given is None or 0 <= given < size, name, given, f"within 0 and {size - 1}")
+    seen = _summands(trace, params.position)
+
+    def at(site: str) -> Tensor:
+        stem, _, layer = site.rpartition(".")
+        value = seen[f"{stem}.*"][int(layer)] if f"{stem}.*" in seen else seen[site]
+        return value.select(-2, params.position % WINDOW)
+
+    with traces.lock, eval_mode(model):
+        token = params.token
+        if token is None:
+            nothing = torch.full((1,), -1, device=ids.device)
+            token = int(
+                logit_lens_at(trace, trace.activation(f"{trace.prefix}final")[params.position][None], nothing).tokens
+            )
+        one, other = (None if given is None else ids.new_tensor([given]) for given in (token, params.incorrect_token))
+        assert one is not None
+        place = ids.new_tensor([params.position])
+        split = attribution.attribute_logit(model, at, layout_of(model, ids, {}), place, one, other)
+    return {
+        "token": describe_outputs(trace, [token])[0],
+        "incorrect_token": None
+        if params.incorrect_token is None
+        else describe_outputs(trace, [params.incorrect_token])[0],
+        "logit": float(split.logit),
+        "embedding": float(split.embedding),
+        "bias": float(split.bias),
+        "heads": serialization.encode_tensor(split.heads[0]),
+        "cross_heads": None if split.cross_heads is None else serialization.encode_tensor(split.cross_heads[0]),
+        "feedforward": serialization.encode_tensor(split.feedforward[0]),
+    }
+
+
+def initial_requests(traces: TraceCache, forward_pass: ForwardPass, state: JsonDict) -> list[tuple[str, JsonDict]]:
+    """Return what the view asks when it opens: of the table, what a wide screen shows around the selected token."""
+    trace = traces.trace(forward_pass)
+    model, place, length = trace.model, state["token"], len(trace.ids)
+    depth = len(trace.stack.blocks) + 1
+    row = 0 if state.get("residual_embed") else min(state["layer"], depth - 2) + 1
+    here: JsonDict = {"forward_pass": forward_pass.to_json()}
+    one: JsonDict = {**here, "start": place, "stop": place + 1}
+    reads = has_position_logits(model)
+    asks: list[tuple[str, JsonDict]] = [
+        ("norms", one),
+        ("cosine_similarity", {**here, "layer": row, "position": place, "show": NEAREST}),
+    ]
+    first = max(0, place // COLUMNS - BESIDE) * COLUMNS
+    for start in range(first, min(length, (place // COLUMNS + BESIDE + 1) * COLUMNS), COLUMNS):
+        for top in range(depth, 0, -ROWS):
+            layers = list(range(top - 1, max(0, top - ROWS) - 1, -1))
+            tile = {**here, "layers": layers, "start": start, "stop": min(length, start + COLUMNS)}
+            asks.append(("lens" if reads else "norms", tile))
+    if reads:
+        asks.append(("lens", {**one, "layers": [row], "top_k": 5}))
+    if isinstance(model.head, LMHead):
+        chosen = {"token": state.get("residual_token"), "incorrect_token": state.get("residual_incorrect_token")}
+        given = {name: value for name, value in chosen.items() if value is not None}
+        asks.append(("next", {**here, "position": place, "show": CANDIDATES}))
+        asks.append(("logit_attribution", {**here, "position": place, **given}))
+    return asks
+
+
+def _summands(trace: Trace, position: int) -> dict[str, Tensor]:
+    """Return what a logit is split by, at the positions around one: the next look there needs no pass."""
+    start = position - position % WINDOW
+    part = f"[position={start}:{min(start + WINDOW, len(trace.ids))}]"
+    wanted = {name: f"{trace.prefix}{name}{part}" for name in attribution.attribution_sites(trace.model)}
+    kept = {name: trace.traces.get(trace.forward_pass, full) for name, full in wanted.items()}
+    found = {name: one for name, one in kept.items() if isinstance(one, Tensor)}
+    if len(found) == len(wanted):
+        return found
+
+    def work() -> dict[str, Tensor]:
+        with record(trace.model, *wanted.values(), stop=True) as seen:
+            trace.model(*trace.inputs)
+        return {name: seen[full] for name, full in wanted.items()}
+
+    found = trace.run(work)
+    for name, value in found.items():
+        trace.traces.put(trace.forward_pass, wanted[name], value)
+    return found
+
+
+def _as_read(trace: Trace, layer: int) -> Tensor:
+    """Return the stream after a layer as the head would be given it, [S, D]."""
+    sites = trace.residual_sites()
+    if layer == len(sites) - 1:
+        return trace.activation(f"{trace.prefix}final")
+    return trace.stack.norm.forward(trace.activation(sites[layer]))
+
+
+def _window(trace: Trace, layers: tuple[int, ...] | None, start: int, stop: int) -> tuple[list[int], slice]:
+    """Return the layers and positions that are looked at."""
+    length = len(trace.ids)
+    require(0 <= start < length, "start", start, f"within 0 and {length - 1}")
+    require(start < stop <= start + MOST_POSITIONS, "stop", stop, f"within {start + 1} and {start + MOST_POSITIONS}")
+    shown = resolve_indices(layers, len(trace.stack.blocks) + 1, "layers")
+    require(bool(shown), "layers", layers, "one at least")
+    return shown, slice(start, min(stop, length))
+
+
+def _check_position(trace: Trace, position: int) -> None:
+    length = len(trace.ids)
+    require(0 <= position < length, "position", position, f"within 0 and {length - 1}")
+
+
+def _exact(vectors: Tensor) -> Tensor:
+    return vectors.to(torch.promote_types(vectors.dtype, torch.float32))

@@ -1,0 +1,13 @@
+// What is chosen: whose weights they are, one head's, the mean of a layer, or of all; and a token on each side.
+
+export function selection(context) {
+  const of = ["head", "layer"].includes(context.state.alignment_scope) ? context.state.alignment_scope : "all";
+  const within = (value, size) => Math.max(0, Math.min(size - 1, value));
+  return {
+    of,
+    layer: within(context.state.layer, context.model.n_layers),
+    head: within(context.state.head, context.model.n_heads),
+    target: context.token,
+    source: Math.min(context.state.key, context.tokens.source.length - 1),
+  };
+}

@@ -1,0 +1,189 @@
+// Steps of one head, and how all heads are joined.
+
+import { h } from "glasshouse/dom.js";
+import { count, percent, plural, short } from "glasshouse/number.js";
+import { decodeTensor } from "glasshouse/tensor.js";
+import { addend, given, linear, partOf } from "glasshouse/views/walkthrough/card.js";
+import { bracketed, dials, everywhere, FIRST, groups, heads, keyed, largest, rows, single, small, weighted } from "glasshouse/views/walkthrough/figures.js";
+
+export const attention = {
+  query: (card, c) => linear(card, c, {
+    name: "Query: what the token looks for",
+    letters: { y: "q", W: "W_Q", x: given(c), b: "b_Q" },
+    why: `Head ${c.found.head} of layer ${c.found.layer} asks a forwardPass with these ${c.model.d_head} numbers; they will be held against the key of each token.`,
+  }),
+
+  key(card, c) {
+    const { n_heads: all, n_kv_heads: shared } = c.model;
+    const made = linear(card, c, {
+      name: "Key: what a token is found by",
+      letters: { y: keyName(card, c, "k"), W: "W_K", x: readName(card, c), b: "b_K" },
+      why: `${whose(card, c)} ${sharing(all, shared, c.found.head, card.kv)}`,
+    });
+    return { ...made, figure: () => [made.figure(), groups(all, shared, c.found.head)] };
+  },
+
+  value: (card, c) => linear(card, c, {
+    name: "Value: what a token hands over",
+    letters: { y: keyName(card, c, "v"), W: "W_V", x: readName(card, c), b: "b_V" },
+    why: "Who looks at this token receives these numbers, more or less of them as the weights say.",
+  }),
+
+  rotate: (card, c) => ({
+    name: "Turn query and key by the position",
+    formula: `(q_${card.layout === "pairs" ? "{2i}" : "i"}, q_{${card.layout === "pairs" ? "2i+1" : `i+${c.model.d_head / 2}`}}) turned by θ_i = ${card.place} · ${count(card.theta)}^{-2i/${c.model.d_head}}`,
+    legend: [["θ_i", `the angle of pair i: the position, ${card.place}, times a speed that falls from pair to pair${card.scaling === "none" ? "" : `, changed for long texts (${card.scaling})`}`]],
+    why: "Two coordinates are one hand of a clock. After the turn, query times key depends on how far apart two tokens are, not on where they stand.",
+    figure: () => [dials(card), rows([{ name: "q", value: card.x }, { sign: "→", name: "q'", value: card.y }, { name: "k", value: card.x_key }, { sign: "→", name: "k'", value: card.y_key }], c.say)],
+  }),
+
+  scores(card, c) {
+    const tokens = c.keys(card);
+    const made = decodeTensor(card.y).data;
+    const keys = decodeTensor(card.rows);
+    const most = largest(keys.data);
+    const q = decodeTensor(card.q).data;
+    const last = card.first + keys.shape[0] - 1;
+    const own = partOf(card) === "cross" ? last : Math.min(c.found.position, last);
+    const k = keys.data.subarray((own - card.first) * keys.shape[1], (own - card.first + 1) * keys.shape[1]);
+    return {
+      name: "Score each token: query times key",
+      formula: `s_j = ${short(card.by)} · (q [${q.length}] · k_j [${q.length}])`,
+      legend: [["j", `each of ${plural(made.length, "token")}`], [short(card.by), card.by === c.model.d_head ** -0.5 ? "1 / √d_head" : "a scale that the model sets itself"], ["q · k", "coordinates multiplied and summed"]],
+      why: "Where query and key point the same way, the score is high. The scale keeps scores from growing with d_head.",
+      figure: () => [
+        rows([{ name: "q", value: card.q }], c.say),
+        keyed("keys and scores", tokens, card.first, keys.shape[0], [
+          { title: `key, first ${Math.min(FIRST, keys.shape[1])}`, of: (j) => small(keys.data.subarray((j - card.first) * keys.shape[1], (j - card.first + 1) * keys.shape[1]), most, `k_${j}`) },
+          { title: "score", of: (j) => single(made[j], largest(made), `s[${j}]`) },
+        ], c.here(card)),
+        h("p", { class: "worked" }, `token ${own}: ${short(card.by)} · (${bracketed(q[0])}·${bracketed(k[0])} + ${bracketed(q[1])}·${bracketed(k[1])} + … ${q.length - 2} more) = `, h("b", {}, short(made[own]))),
+        everywhere("s", made, tokens, c.say, { shown: keys.shape[0] }),
+      ],
+    };
+  },
+
+  softcap: (card, c) => change(card, c, {
+    name: "Keep scores within bounds",
+    formula: `s'_j = ${short(card.cap)} · tanh(s_j / ${short(card.cap)})`,
+    legend: [["tanh", "bends large numbers towards 1 and −1"]],
+    why: `No score leaves −${short(card.cap)} to ${short(card.cap)}, so no single token can take all attention by a large number alone.`,
+    before: "score", after: "bounded",
+  }),
+
+  bias: (card, c) => change(card, c, {
+    name: card.how === "alibi" ? "Lower the score with the distance" : "Add what the distance is worth",
+    formula: card.how === "alibi" ? `s'_j = s_j - ${short(card.slope)} · |${c.found.position} - j|` : `s'_j = s_j + B_{bucket(j - ${c.found.position})}`,
+    legend: card.how === "alibi" ? [[short(card.slope), `the slope of head ${c.found.head}`], ["j", "the place of the other token"]] : [["B", `learned numbers of head ${c.found.head}, one for each distance; far ones share`]],
+    why: "This is how the model knows where tokens stand: by how far they are from each other.",
+    before: "score", after: "sum", added: card.how === "alibi" ? "for distance" : "B",
+  }),
+
+  mask(card, c) {
+    const seen = decodeTensor(card.seen).data;
+    const near = card.window ? ` and nothing ${card.window} or more away` : "";
+    const causal = c.model.kind !== "encoder" && c.side !== "source";
+    return change(card, c, {
+      name: causal ? "Hide what comes later" : "Hide what must not be seen",
+      formula: `s'_j = s_j,  -∞ where j ${causal ? `> ${c.found.position}` : "is hidden"}`,
+      legend: [["-∞", "a score whose weight will be 0"]],
+      why: `${causal ? `The model learns to say what comes next, so it must not look ahead: token ${c.found.position} sees itself and what stands before it${near}` : `This layer sees nothing ${card.window} or more away`}, ${plural(card.n_seen, "token")} of ${count(card.n_keys)}.`,
+      before: "score", after: "as seen", gone: (j) => !seen[j],
+    });
+  },
+
+  softmax(card, c) {
+    const tokens = c.keys(card);
+    const [scores, weights] = [decodeTensor(card.x).data, decodeTensor(card.y).data];
+    const shown = Math.min(12, weights.length);
+    const top = card.largest;
+    const most = weights[top] || 1;
+    const sum = weights.subarray(card.first, card.first + shown).reduce((a, b) => a + b, 0);
+    return {
+      name: "Turn scores into weights",
+      formula: "w_j = exp(s_j) / Σ_i exp(s_i)",
+      legend: [["exp", "makes every score positive, large ones much larger"], ["Σ_i", "the sum over all tokens: weights add up to 1"]],
+      why: `Attention is shared out: all weights are positive and add up to 1. Most goes to token ${top}, “${tokens[top]?.text ?? top}”: ${percent(weights[top])}.`,
+      figure: () => [
+        keyed("scores and weights", tokens, card.first, shown, [
+          { title: "score", of: (j) => single(scores[j], largest(scores), `s[${j}]`) },
+          { title: "weight", class: "wide", of: (j) => weighted(weights[j], `w[${j}]`, most) },
+        ], c.here(card)),
+        weights.length > shown ? h("p", { class: "quiet" }, `The ${shown} tokens here hold ${percent(sum)} of the weight.`) : null,
+        everywhere("w", weights, tokens, c.say, { share: true, shown }),
+      ],
+    };
+  },
+
+  gather(card, c) {
+    const tokens = c.keys(card);
+    const weights = decodeTensor(card.weights).data;
+    const values = decodeTensor(card.rows);
+    const [high, wide] = values.shape;
+    const most = largest(values.data);
+    return {
+      name: "Gather the values",
+      formula: `z [${wide}] = Σ_j w_j v_j [${wide}]`,
+      legend: [["w_j", "the weight of token j"], ["v_j", "its value"]],
+      why: "Each token hands over its value as far as it is looked at. What was elsewhere in the text is now here.",
+      figure: () => [
+        keyed("weights and values", tokens, card.first, high, [
+          { title: "weight", class: "wide", of: (j) => weighted(weights[j], `w[${j}]`, Math.max(...weights) || 1) },
+          { title: `value, first ${Math.min(FIRST, wide)}`, of: (j) => small(values.data.subarray((j - card.first) * wide, (j - card.first + 1) * wide), most, `v_${j}`) },
+        ], c.here(card)),
+        weights.length > high ? h("p", { class: "quiet" }, `+ ${plural(weights.length - high, "more token")}, each with its weight`) : null,
+        rows([{ sign: "=", name: "z", value: card.y }], c.say),
+      ],
+    };
+  },
+
+  join: (card, c) => ({
+    name: "Join the heads",
+    formula: `Z [${c.model.n_heads * c.model.d_head}] = (${c.model.n_heads > 4 ? `z_0, z_1, …, z_{${c.model.n_heads - 1}}` : Array.from({ length: c.model.n_heads }, (_, i) => `z_${i}`).join(", ")})`,
+    legend: [["z_i", `what head i gathered, ${plural(c.model.d_head, "number")}`]],
+    why: `All ${plural(c.model.n_heads, "head")} did the same with weights of their own, at the same time. Side by side they are one vector.`,
+    figure: () => [heads(card.heads, c.found.head, c.say), rows([{ sign: "=", name: "Z", value: card.y }], c.say)],
+  }),
+
+  out: (card, c) => linear(card, c, {
+    name: "Mix the heads",
+    letters: { y: addend(card), W: "W_O", x: "Z", b: "b_O" },
+    why: "What the heads found is put into the coordinates of the stream, so that it can be added there.",
+  }),
+};
+
+/** Scores before and after a change. */
+function change(card, c, { name, formula, legend, why, before, after, added, gone = () => false }) {
+  const tokens = c.keys(card);
+  const [x, y] = [decodeTensor(card.x).data, decodeTensor(card.y).data];
+  const plus = card.added ? decodeTensor(card.added).data : null;
+  const most = largest(x, y);
+  const shown = Math.min(12, x.length);
+  return {
+    name, formula, legend, why,
+    figure: () => [
+      keyed(name, tokens, card.first, shown, [
+        { title: before, of: (j) => single(x[j], most, `s[${j}]`) },
+        ...(plus ? [{ title: added, of: (j) => single(plus[j], most, `${added}[${j}]`) }] : []),
+        { title: after, of: (j) => [single(y[j], most, `s'[${j}]`), gone(j) ? h("span", { class: "quiet" }, " hidden") : null] },
+      ], c.here(card)),
+      everywhere("s'", y, tokens, c.say, { shown }),
+    ],
+  };
+}
+
+const keyName = (card, c, letter) => (partOf(card) === "cross" ? `${letter}_{${card.of}}` : letter);
+const readName = (card, c) => (partOf(card) === "cross" ? `e_{${card.of}}` : given(c));
+
+function whose(card, c) {
+  const text = c.keys(card)[card.of]?.text ?? card.of;
+  return partOf(card) === "cross"
+    ? `Keys and values come from the encoder; this is the key of source token ${card.of}, “${text}”, which is looked at most.`
+    : "Every token has a key by which others may find it; this is the selected token’s own.";
+}
+
+function sharing(all, shared, head, kv) {
+  if (shared === all) return "";
+  if (shared === 1) return `All ${all} heads share one head of keys and values (multi-query).`;
+  return `Heads share keys and values in groups of ${all / shared}: head ${head} uses number ${kv}.`;
+}

@@ -1,0 +1,72 @@
+// Steps of the feed-forward layer.
+
+import { h } from "glasshouse/dom.js";
+import { count, short } from "glasshouse/number.js";
+import { bars } from "glasshouse/widgets.js";
+import { decodeTensor } from "glasshouse/tensor.js";
+import { given, linear } from "glasshouse/views/walkthrough/card.js";
+import { curve, rows } from "glasshouse/views/walkthrough/figures.js";
+
+export const feedforward = {
+  gate: (card, c) => linear(card, c, {
+    name: "The gate of each neuron",
+    letters: { y: "g", W: "W_{gate}", x: given(c), b: "b_{gate}" },
+    why: "For each neuron a number that will open or close it.",
+  }),
+
+  up: (card, c) => linear(card, c, {
+    name: `Up to ${count(c.model.d_ff)} neurons`,
+    letters: { y: "u", W: "W_{up}", x: given(c), b: "b_{up}" },
+    why: "Each neuron compares the vector with a direction of its own. From here on the token is on its own: nothing comes from other tokens.",
+  }),
+
+  activate(card, c) {
+    const [name, act] = activation(card.how);
+    const y = decodeTensor(card.y).data;
+    const bent = decodeTensor(card.gate ?? card.x).data;
+    const gated = Boolean(card.gate);
+    const most = Math.abs(y[card.strongest[0]]) || 1;
+    const still = y.reduce((sum, value) => sum + (Math.abs(value) < 0.01 * most ? 1 : 0), 0);
+    return {
+      name: "Which neurons fire",
+      formula: gated ? `m [${count(y.length)}] = ${name}(g) ⊙ u` : `m [${count(y.length)}] = ${name}(u)`,
+      legend: [[name, NOTES[name]], ...(gated ? [["⊙", "coordinate by coordinate"]] : [])],
+      why: `${gated ? "The gate lets a neuron through or holds it back." : "The bend makes a neuron more than a linear map: below 0 it is (nearly) silent."} ${count(still)} of ${count(y.length)} are silent here: below 1% of the strongest.`,
+      figure: () => [
+        h("div", { class: "pairing" }, curve(act, name, card.strongest.map((i) => bent[i])),
+          bars(card.strongest.map((i) => ({ name: `neuron ${i}`, share: Math.abs(y[i]) / most, value: y[i], text: short(y[i]), title: `neuron ${i}: ${short(bent[i])} becomes ${short(y[i])}`, class: y[i] < 0 ? "less" : "", data: { neuron: i } })), { label: "the strongest neurons" })),
+        rows([...(gated ? [{ name: "g", value: card.gate }] : []), { name: "u", value: card.x }, { sign: "→", name: "m", value: card.y }], c.say),
+      ],
+    };
+  },
+
+  down: (card, c) => linear(card, c, {
+    name: `Back to ${count(c.model.d_model)} numbers`,
+    letters: { y: "f", W: "W_{down}", x: "m", b: "b_{down}" },
+    why: "Each neuron that fires writes its own direction, as strongly as it fires.",
+  }),
+};
+
+const ACTIVATIONS = {
+  relu: ["ReLU", (x) => Math.max(x, 0)],
+  relu2: ["ReLU²", (x) => Math.max(x, 0) ** 2],
+  gelu: ["GELU", (x) => x * normal(x)],
+  silu: ["SiLU", (x) => x / (1 + Math.exp(-x))],
+  swiglu: ["SiLU", (x) => x / (1 + Math.exp(-x))],
+  geglu: ["GELU", (x) => x * normal(x)],
+};
+
+const NOTES = {
+  ReLU: "x where it is above 0, else 0",
+  "ReLU²": "the square of x where it is above 0, else 0",
+  GELU: "x times the share of a bell curve below x",
+  SiLU: "x times 1 / (1 + exp(−x))",
+};
+
+/** P(X < x) of the normal distribution, near enough for a curve; the numbers come from the model. */
+function normal(x) {
+  return 0.5 * (1 + Math.tanh(Math.sqrt(2 / Math.PI) * (x + 0.044715 * x ** 3)));
+}
+
+/** What a kind of neuron is called, and its bend. */
+export const activation = (how) => ACTIVATIONS[how.replace("_tanh", "")];
