@@ -13,7 +13,7 @@ from urllib.parse import urlencode
 
 from playwright.sync_api import sync_playwright
 
-from glasshouse.page import Server, ModelLoader, TraceCache
+from glasshouse.page import ModelLoader, Server, TraceCache
 
 CODE = "def area(width, height):\n    return width * height\n\ndef volume(width, height, depth):\n    return width *"
 DATE = "Mittwoch, 23. März 2033"

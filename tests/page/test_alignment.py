@@ -14,7 +14,7 @@ import glasshouse as gh
 from glasshouse.errors import ConfigError, GlasshouseError, InputError
 from glasshouse.page import alignment
 from glasshouse.page.alignment import Alignment, Beams
-from glasshouse.page.forward_pass import ForwardPass, Scale, Prompt
+from glasshouse.page.forward_pass import ForwardPass, Prompt, Scale
 from glasshouse.page.model_loader import ModelLoader
 from glasshouse.page.trace import TraceCache
 
@@ -116,25 +116,25 @@ def test_a_search_is_that_of_generate(beams: int, penalty: float) -> None:
     settings: dict[str, Any] = {"beams": beams, "n": beams, "length_penalty": penalty, "keep_tree": True}
     source = trace.inputs[0][0].tolist()
     found = gh.generate(trace.model, None, [source], max_new_tokens=9, **settings)
-    assert [(one["ids"], one["score"]) for one in told["found"]] == [(one.ids, one.score) for one in found]
+    assert [(one["ids"], one["score"]) for one in told["hypotheses"]] == [(one.ids, one.score) for one in found]
     tree = found[0].tree or []
-    for name in ("parent", "logprob", "total", "score", "step", "fate"):
+    for name in ("parent", "logprob", "total", "score", "step", "outcome"):
         assert [one[name] for one in told["nodes"]] == [getattr(node, name) for node in tree]
     assert [one["id"] for one in told["nodes"]] == [node.token for node in tree]
-    assert {"kept", "pruned"} <= {one["fate"] for one in told["nodes"]}
-    for one in told["found"]:
+    assert {"kept", "pruned"} <= {one["outcome"] for one in told["nodes"]}
+    for one in told["hypotheses"]:
         nodes = [told["nodes"][at] for at in one["path"]]
         assert [node["id"] for node in nodes][: len(one["ids"])] == one["ids"]
         assert [node["parent"] for node in nodes] == [None, *one["path"][:-1]]
         assert nodes[-1]["score"] == one["score"]
-        assert (nodes[-1]["fate"] == "ended") == (one["finish_reason"] == "stop") == (len(nodes) > len(one["ids"]))
+        assert (nodes[-1]["outcome"] == "ended") == (one["finish_reason"] == "stop") == (len(nodes) > len(one["ids"]))
 
 
 def test_some_end_and_some_do_not() -> None:
     reasons = set()
     for first in range(5, 12):
         told = alignment.beams(made(), Beams(ForwardPass(Prompt(f"{first} 7")), 4, max_new_tokens=9))
-        reasons |= {one["finish_reason"] for one in told["found"]}
+        reasons |= {one["finish_reason"] for one in told["hypotheses"]}
     assert reasons == {"stop", "length"}  # or the test above says little
 
 
@@ -143,7 +143,8 @@ def test_a_search_begins_at_the_start_whatever_stands_in_the_target() -> None:
     plain = alignment.beams(traces, Beams(ForwardPass(Prompt("5 7 11 13 17"))))
     assert plain == alignment.beams(traces, Beams(FORWARD_PASS))
     assert (
-        alignment.beams(traces, Beams(ForwardPass(Prompt("5 7 11 13 17", added=tuple(plain["found"][1]["ids"]))))) == plain
+        alignment.beams(traces, Beams(ForwardPass(Prompt("5 7 11 13 17", appended=tuple(plain["hypotheses"][1]["ids"])))))
+        == plain
     )
 
 

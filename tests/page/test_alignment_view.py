@@ -67,9 +67,9 @@ def test_means_and_single_heads(pair: Trained, visit: Visit, picture: Callable[[
     page.keyboard.press(".")
     page.keyboard.press(".")
     settle(page)
-    expect(page.get_by_test_id("alignment-of")).to_contain_text("layer 1, head 2")
+    expect(page.get_by_test_id("alignment-scope")).to_contain_text("layer 1, head 2")
     torch.testing.assert_close(matrix(page), wanted[1, 2], rtol=0, atol=CLOSE)
-    assert (state(page)["layer"], state(page)["head"], state(page)["alignment_of"]) == ("1", "2", "head")
+    assert (state(page)["layer"], state(page)["head"], state(page)["alignment_scope"]) == ("1", "2", "head")
 
 
 def test_a_target_token_says_its_weights(pair: Trained, visit: Visit) -> None:
@@ -112,8 +112,8 @@ def test_the_matrix_selects(pair: Trained, visit: Visit) -> None:
 
 
 def test_edits_are_seen(pair: Trained, visit: Visit) -> None:
-    edits = [{"kind": "scale", "site": "decoder.cross_z.0[head=0]", "by": -2.0}]
-    page = visit(pair, view="alignment", text=SOURCE, alignment_of="head", layer=1, edits=edits)
+    edits = [{"kind": "scale", "site": "decoder.cross_z.0[head=0]", "factor": -2.0}]
+    page = visit(pair, view="alignment", text=SOURCE, alignment_scope="head", layer=1, edits=edits)
     plain = patterns(page, pair[0])
     with gh.edit(pair[0], {"decoder.cross_z.0[head=0]": gh.inspection.scale(-2.0)}):
         wanted = patterns(page, pair[0])
@@ -123,7 +123,7 @@ def test_edits_are_seen(pair: Trained, visit: Visit) -> None:
 
 def test_a_long_source_is_shown_in_parts(pair: Trained, visit: Visit, picture: Callable[[Page, str], Path]) -> None:
     page = visit(
-        pair, view="alignment", text=" ".join(["one two three four five six"] * 10), added=[70, 71], width=700
+        pair, view="alignment", text=" ".join(["one two three four five six"] * 10), appended=[70, 71], width=700
     )
     picture(page, "alignment-long")
     length = len(ids_of(page, "source"))
@@ -153,7 +153,7 @@ def check_search(page: Page, found: list[gh.Completion]) -> None:
     for i, one in enumerate(found):
         expect(page.get_by_test_id(f"label-{i}")).to_contain_text(one.text)
     tree = found[0].tree or []
-    page.get_by_test_id("dropped").check()
+    page.get_by_test_id("pruned").check()
     settle(page)
     for at, node in enumerate(tree):
         drawn = page.get_by_test_id(f"node-{at}")
@@ -177,14 +177,14 @@ def test_beams_and_penalty(pair: Trained, visit: Visit) -> None:
     check_search(page, found_by(*pair, 2, 1.0))
     page.get_by_test_id("penalty").locator("input").press("ArrowRight")
     settle(page)
-    assert state(page)["alignment_penalty"] == "1.1"
+    assert state(page)["alignment_length_penalty"] == "1.1"
     check_search(page, found_by(*pair, 2, 1.1))
 
 
 def test_what_was_dropped_can_be_hidden(pair: Trained, visit: Visit) -> None:
-    page = visit(pair, view="alignment", text=SOURCE, alignment_dropped=1)
+    page = visit(pair, view="alignment", text=SOURCE, alignment_pruned=1)
     assert page.locator("[data-fate=pruned]").count() > 0
-    page.get_by_test_id("dropped").uncheck()
+    page.get_by_test_id("pruned").uncheck()
     settle(page)
     assert page.locator("[data-fate=pruned]").count() == 0
     assert page.locator("[data-fate=kept]").count() > 0
@@ -196,7 +196,7 @@ def test_choosing_a_text_shows_it_everywhere(pair: Trained, visit: Visit, way: s
     second = found_by(*pair, 4, 1.0)[1]
     page.get_by_test_id("choose-1" if way == "button" else "label-1").click()
     settle(page)
-    assert json.loads(state(page)["added"]) == second.ids
+    assert json.loads(state(page)["appended"]) == second.ids
     assert ids_of(page, "target")[-len(second.ids) :] == second.ids
     expect(page.get_by_test_id("shown-1")).to_be_visible()
     torch.testing.assert_close(matrix(page), patterns(page, pair[0]).mean((0, 1)), rtol=0, atol=CLOSE)

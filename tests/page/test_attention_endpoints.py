@@ -17,8 +17,8 @@ from glasshouse.errors import ConfigError, InputError
 from glasshouse.inspection import attention_maps as kept_maps
 from glasshouse.models import Seq2Seq
 from glasshouse.page import attention
-from glasshouse.page.attention import KINDS, TILE, Maps, Pair, Scores, Tile
-from glasshouse.page.forward_pass import ForwardPass, Scale, Prompt
+from glasshouse.page.attention import SCORE_FIELDS, TILE, Maps, QueryKey, Scores, Tile
+from glasshouse.page.forward_pass import ForwardPass, Prompt, Scale
 from glasshouse.page.model_loader import ModelLoader
 from glasshouse.page.trace import Trace, TraceCache
 
@@ -102,7 +102,7 @@ def test_a_short_map_is_the_pattern_in_both_sizes(name: str) -> None:
         weights, scores, _ = recorded(trace, f"{site}.{layer}")
         seen = torch.where(scores == -torch.inf, -1.0, weights)
         small = attention.maps(traces, Maps(SHORT, site, layer))
-        assert (small["covers"], small["stride"]) == ([1, 1], 1)
+        assert (small["pool_size"], small["stride"]) == ([1, 1], 1)
         shades = unpacked(small["maps"]).float()
         assert torch.equal(shades == 0, seen < 0)
         # A step of the root of a weight is 1/254, half of which is lost; that of a weight is at most twice that.
@@ -144,7 +144,7 @@ def test_small_maps_of_a_text_that_is_not_short() -> None:
     traces, forward_pass = built("tiny-encoder", max_len=500), long(130)
     weights, _, _ = recorded(traces.trace(forward_pass), "pattern.0")
     told = attention.maps(traces, Maps(forward_pass))
-    assert (told["covers"], told["stride"]) == ([4, 4], 1)
+    assert (told["pool_size"], told["stride"]) == ([4, 4], 1)
     known = torch.stack([largest(one, 4, 4) for one in weights])
     assert torch.equal(unpacked(told["maps"]), (1 + (254 * known.sqrt()).round()).to(torch.uint8))
 
@@ -154,7 +154,7 @@ def test_small_maps_of_a_long_text_come_from_some_queries(position: str, monkeyp
     monkeypatch.setattr(attention, "STRIP", 130 * 50)  # every third query
     traces, forward_pass = built("tiny-decoder", position=position), long(130)
     told = attention.maps(traces, Maps(forward_pass, layer=1))
-    assert (told["covers"], told["stride"]) == ([4, 4], 3)
+    assert (told["pool_size"], told["stride"]) == ([4, 4], 3)
     weights, scores, _ = recorded(traces.trace(forward_pass), "pattern.1")
     seen = torch.where(scores == -torch.inf, -1.0, weights)
     seen[:, [place for place in range(130) if place % 3]] = -1.0  # not looked at
@@ -171,7 +171,7 @@ def test_a_pair_adds_up(name: str) -> None:
     for site, head in product(sites_of(trace), range(4)):
         weights, scores, z = recorded(trace, f"{site}.1")
         for query, key in ((4, 2), (2, 4), (0, 0)):
-            told = attention.pair(traces, Pair(SHORT, site, 1, head, query, key))
+            told = attention.query_key(traces, QueryKey(SHORT, site, 1, head, query, key))
             score, weight = scores[head, query, key], weights[head, query, key]
             assert told["weight"] == pytest.approx(float(weight), abs=4e-7)
             assert told["kv_head"] == head * trace.model.spec.n_kv_heads // 4
@@ -198,7 +198,7 @@ def test_a_pair_adds_up(name: str) -> None:
             same(row.clamp(min=0), weights[head, query])
             v = trace.attention_map(f"{site}.1").kernel.v[0, told["kv_head"]]
             torch.testing.assert_close(unpacked(told["v"]), v[key])
-            torch.testing.assert_close(unpacked(told["carried"]), float(weight) * v[key], rtol=1e-5, atol=1e-6)
+            torch.testing.assert_close(unpacked(told["weighted_value"]), float(weight) * v[key], rtol=1e-5, atol=1e-6)
             torch.testing.assert_close(unpacked(told["z"]), z[head, query], rtol=1e-5, atol=1e-5)
             order = sorted((k for k in range(len(row)) if row[k] >= 0), key=lambda k: -float(row[k]))[:8]
             assert [one["key"] for one in told["top"]] == order
@@ -222,17 +222,17 @@ def test_scores_are_those_of_head_scores(name: str) -> None:
             stack = site.partition(".")[0] if isinstance(trace.model, Seq2Seq) else None
             found = gh.head_scores(trace.model, *trace.inputs, stack=stack)
             known, even, names = (
-                {each: getattr(found, each) for each in KINDS},
-                found.uniform_baseline,
+                {each: getattr(found, field) for each, field in SCORE_FIELDS.items()},
+                {each: found.uniform_baseline[field] for each, field in SCORE_FIELDS.items()},
                 found.head_types,
             )
         for layer, head in product(range(2), range(4)):
             one = told["heads"][layer][head]
             for each, value in known.items():
                 assert one[each] == pytest.approx(float(value[layer, head]), abs=1e-6)
-            assert one["called"] == (names[layer][head] or None)
+            assert one["label"] == (names[layer][head] or None)
             for each in known:
-                assert told["even"][layer][each] == pytest.approx(float(even[each][layer]), abs=1e-6)
+                assert told["uniform"][layer][each] == pytest.approx(float(even[each][layer]), abs=1e-6)
 
 
 def test_what_a_head_is_called() -> None:
@@ -241,7 +241,7 @@ def test_what_a_head_is_called() -> None:
 
     def called(text: str) -> tuple[str | None, dict[str, float | None]]:
         ((one,),) = attention.scores(traces, Scores(ForwardPass(Prompt(text))))["heads"]
-        return one["called"], one
+        return one["label"], one
 
     with torch.no_grad():
         attend.query.weight.zero_()
@@ -253,7 +253,7 @@ def test_what_a_head_is_called() -> None:
     assert called("5 7")[1]["previous"] == 0.5
     # A single token has nothing else to look at, so that nothing can be said of the head.
     name, scores = called("5")
-    assert name is scores["previous"] is scores["self"] is scores["broad"] is None
+    assert name is scores["previous"] is scores["current_token"] is scores["broad"] is None
     # Without positions, queries and keys that are the same large vectors find themselves.
     traces = built("tiny-decoder", n_layers=1, n_heads=1, n_kv_heads=1, position="none", qk_norm=False)
     attend = traces.loader.get("").model.stack.blocks[0].attention.layer
@@ -262,8 +262,8 @@ def test_what_a_head_is_called() -> None:
         attend.key.weight.copy_(10 * torch.eye(64))
     for text in ("5 7", "5 7 11", "5 7 11 13"):
         name, scores = called(text)
-        assert scores["self"] == pytest.approx(1, abs=1e-3)
-        assert name == "self"
+        assert scores["current_token"] == pytest.approx(1, abs=1e-3)
+        assert name == "current_token"
 
 
 def test_a_long_text_is_scored_by_its_beginning(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -283,7 +283,7 @@ def test_a_long_text_is_scored_by_its_beginning(monkeypatch: pytest.MonkeyPatch)
 
 def test_changes_inside_are_seen() -> None:
     traces = built("tiny-decoder")
-    changed = ForwardPass(SHORT.asked, edits=(Scale("z.0[head=1]", 0.0),))
+    changed = ForwardPass(SHORT.prompt, edits=(Scale("z.0[head=1]", 0.0),))
     trace = traces.trace(changed)
     with gh.edit(trace.model, {"z.0[head=1]": 0.0}):
         weights, _, _ = recorded(trace, "pattern.1")
@@ -301,14 +301,14 @@ def test_one_pass_serves_every_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     for layer, head in product(range(2), range(4)):
         attention.maps(traces, Maps(SHORT, layer=layer))
         attention.tile(traces, Tile(SHORT, layer=layer, head=head))
-        attention.pair(traces, Pair(SHORT, layer=layer, head=head, query=3, key=1))
+        attention.query_key(traces, QueryKey(SHORT, layer=layer, head=head, query=3, key=1))
     assert len(passes) <= 1  # one that stops early is not even counted
 
 
 def test_a_long_map_is_never_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     n, sizes = 1100, []
     traces, forward_pass = built("tiny-decoder", position="rotary"), long(n)
-    traces.trace(forward_pass).map("pattern.1")
+    traces.trace(forward_pass).attention_map("pattern.1")
     recompute_attention = kept_maps.recompute_attention
 
     def watched(*given: Any) -> Tensor:  # noqa: ANN401
@@ -321,7 +321,7 @@ def test_a_long_map_is_never_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     for level in range(attention.levels(n, n)):
         attention.tile(traces, Tile(forward_pass, level=level))
     attention.maps(traces, Maps(forward_pass))
-    attention.pair(traces, Pair(forward_pass, query=n - 1))
+    attention.query_key(traces, QueryKey(forward_pass, query=n - 1))
     assert max(sizes) <= 2**17 + 128 * n  # a strip, or one row of tiles
 
 
@@ -345,6 +345,6 @@ def test_what_is_not_there_is_refused(ask: Tile, sentence: str) -> None:
 def test_a_pair_outside_the_text_is_refused() -> None:
     traces = built("tiny-decoder")
     with pytest.raises(ConfigError, match="query is 10, but it must be within 0 and 9"):
-        attention.pair(traces, Pair(SHORT, query=10))
+        attention.query_key(traces, QueryKey(SHORT, query=10))
     with pytest.raises(ConfigError, match="key is -1, but it must be within 0 and 9"):
-        attention.pair(traces, Pair(SHORT, key=-1))
+        attention.query_key(traces, QueryKey(SHORT, key=-1))

@@ -11,8 +11,8 @@ from queue import Queue
 import pytest
 
 import glasshouse as gh
-from glasshouse.page.server import Server
 from glasshouse.page.model_loader import ModelLoader
+from glasshouse.page.server import Server
 from glasshouse.page.trace import TraceCache
 
 
@@ -131,18 +131,23 @@ def test_no_file_but_those_of_the_page_is_given(server: Server, path: str) -> No
         ("next", b"[1]", 400, "must be an object"),
         ("next", b"[" * 100_000, 400, "no JSON"),
         ("next", b'{"positon": 1}', 400, "did you mean position?"),
-        ("next", b'{"forward_pass": {"asked": {"text": "1 2 x"}}}', 400, "no tokenizer"),
-        ("next", b'{"forward_pass": {"asked": {"text": "1 2 999"}}}', 400, "999"),
-        ("next", b'{"forward_pass": {"asked": {"text": "1 2 3", "added": [-1]}}}', 400, "-1"),
-        ("next", b'{"forward_pass": {"asked": {"text": "1 2 3"}}, "position": 3}', 400, "within 0 and 2"),
-        ("next", b'{"forward_pass": {"asked": {"text": "1"}, "edits": [{"kind": "scale", "site": "z.9"}]}}', 400, "z.9"),
+        ("next", b'{"forward_pass": {"prompt": {"text": "1 2 x"}}}', 400, "no tokenizer"),
+        ("next", b'{"forward_pass": {"prompt": {"text": "1 2 999"}}}', 400, "999"),
+        ("next", b'{"forward_pass": {"prompt": {"text": "1 2 3", "appended": [-1]}}}', 400, "-1"),
+        ("next", b'{"forward_pass": {"prompt": {"text": "1 2 3"}}, "position": 3}', 400, "within 0 and 2"),
         (
             "next",
-            b'{"forward_pass": {"asked": {"text": "1"}, "edits": [{"kind": "patch", "site": "z.0"}]}}',
+            b'{"forward_pass": {"prompt": {"text": "1"}, "edits": [{"kind": "scale", "site": "z.9"}]}}',
+            400,
+            "z.9",
+        ),
+        (
+            "next",
+            b'{"forward_pass": {"prompt": {"text": "1"}, "edits": [{"kind": "patch", "site": "z.0"}]}}',
             400,
             "other",
         ),
-        ("tokens", b'{"forward_pass": {"asked": {"text": ""}}}', 400, "no start_id"),
+        ("tokens", b'{"forward_pass": {"prompt": {"text": ""}}}', 400, "no start_id"),
         ("tokens", b" " * (5 * 2**20), 413, "larger"),
     ],
 )

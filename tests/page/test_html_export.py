@@ -13,14 +13,14 @@ from conftest import Trained, Visit, settle
 from playwright.sync_api import Browser, Page
 
 import glasshouse as gh
-from glasshouse.page.url_state import VIEW_STATE_KEYS
 from glasshouse.page.html_export import request_key
+from glasshouse.page.url_state import VIEW_STATE_KEYS
 
 TEXT = "the cat sat on the mat"
 VIEWS = {
-    "decoder": ["text", "attention", "stream", "experiment", "steps"],
-    "encoder": ["text", "attention", "stream", "experiment", "steps"],
-    "pair": ["text", "attention", "stream", "experiment", "steps", "alignment"],
+    "decoder": ["tokens", "attention", "residual", "interventions", "walkthrough"],
+    "encoder": ["tokens", "attention", "residual", "interventions", "walkthrough"],
+    "pair": ["tokens", "attention", "residual", "interventions", "walkthrough", "alignment"],
 }
 
 
@@ -114,7 +114,7 @@ def test_a_hostile_text_does_not_leave_its_place(decoder: Trained, browser: Brow
 
 def test_a_notebook_shows_the_page_in_a_frame(decoder: Trained, browser: Browser) -> None:
     model, tok = decoder
-    drawn = gh.look(model, tok, TEXT, view="stream")._repr_html_()
+    drawn = gh.look(model, tok, TEXT, view="residual")._repr_html_()
     context = browser.new_context(offline=True)
     page = context.new_page()
     troubles: list[str] = []
@@ -123,7 +123,7 @@ def test_a_notebook_shows_the_page_in_a_frame(decoder: Trained, browser: Browser
     frame = page.frame_locator("iframe")
     frame.locator("body[data-busy=false] .view").first.wait_for()
     assert frame.locator("[data-testid=strip-text] .token").count() == len(tok.encode(TEXT))
-    assert frame.locator("#tab-stream").get_attribute("aria-selected") == "true"
+    assert frame.locator("#tab-residual").get_attribute("aria-selected") == "true"
     assert not troubles
     context.close()
 
@@ -140,9 +140,9 @@ def test_what_the_page_does_not_have_is_said(decoder: Trained) -> None:
         gh.look(*decoder, TEXT, view="atention")
     with pytest.raises(gh.InputError, match="nothing called 'laier'; did you mean layer"):
         gh.look(*decoder, TEXT, laier=3)
-    gh.look(*decoder, TEXT, attentionScale="log")  # what a view keeps for itself
-    with pytest.raises(gh.InputError, match="nothing called 'attentionscale'; did you mean attentionScale"):
-        gh.look(*decoder, TEXT, attentionscale="log")
+    gh.look(*decoder, TEXT, attention_scale="log")  # what a view keeps for itself
+    with pytest.raises(gh.InputError, match="nothing called 'attention_scal'; did you mean attention_scale"):
+        gh.look(*decoder, TEXT, attention_scal="log")
 
 
 SELECTIONS: list[tuple[dict[str, object], str]] = [
@@ -194,7 +194,7 @@ def test_the_names_that_views_keep_are_those_in_their_files() -> None:
 
 
 def test_the_page_is_served_from_python(decoder: Trained, browser: Browser) -> None:
-    server = gh.look(*decoder, TEXT, view="text").open(browser=False)
+    server = gh.look(*decoder, TEXT, view="tokens").open(browser=False)
     try:
         page = browser.new_context().new_page()
         page.goto(server.address + "#text=the+dog")
@@ -209,8 +209,8 @@ def test_the_page_is_served_from_python(decoder: Trained, browser: Browser) -> N
     ("body", "wanted"),
     [
         ({"b": 1.0, "a": 0.5}, '{"a":0.5,"b":1}'),
-        ({"forward_pass": {"asked": {"text": 'é"\u2028\n'}}}, None),
-        ({"added": [3, 1], "edits": [{"kind": "scale", "by": 0.0, "site": "z.0"}]}, None),
+        ({"forward_pass": {"prompt": {"text": 'é"\u2028\n'}}}, None),
+        ({"appended": [3, 1], "edits": [{"kind": "scale", "factor": 0.0, "site": "z.0"}]}, None),
     ],
 )
 def test_python_and_the_browser_agree_on_what_was_asked(

@@ -9,7 +9,7 @@ import math
 
 import pytest
 import torch
-from test_stream import FORWARD_PASS, SPECS, asked, inputs, laid_open, near, unpacked
+from test_residual_stream import FORWARD_PASS, SPECS, asked, inputs, laid_open, near, unpacked
 from torch.nn import functional as F
 
 import glasshouse as gh
@@ -17,11 +17,11 @@ from glasshouse.config import JsonDict
 from glasshouse.errors import GlasshouseError
 from glasshouse.inspection import ablation_effects, activation_patching, mean_ablate, record
 from glasshouse.models import Encoder, Seq2Seq
-from glasshouse.page.forward_pass import Mean, Patch, ForwardPass, Scale, Prompt
+from glasshouse.page.forward_pass import ForwardPass, Mean, Patch, Prompt, Scale
 from glasshouse.page.model_loader import ModelLoader
 from glasshouse.page.trace import TraceCache
 
-OTHER = Prompt("3 1 4 2 5 8 2 7", added=(7, 11))
+OTHER = Prompt("3 1 4 2 5 8 2 7", appended=(7, 11))
 
 
 def cross_entropy(logits: torch.Tensor, ids: torch.Tensor, encoder: bool) -> torch.Tensor:
@@ -59,8 +59,8 @@ def test_each_head_alone(kind: str, choices: JsonDict) -> None:
         for layer in range(2):
             heads = [f"[head={head}]" for head in range(4)] if site != "ffn_out" else [""]
             sites = [f"{prefix}{site}.{layer}{head}" for head in heads]
-            shown = asked(traces, "without", forward_pass=FORWARD_PASS, sites=sites)
-            assert shown["growth"] == pytest.approx(found.metric_increase[layer].tolist(), abs=1e-10)
+            shown = asked(traces, "ablate_each", forward_pass=FORWARD_PASS, sites=sites)
+            assert shown["loss_increase"] == pytest.approx(found.metric_increase[layer].tolist(), abs=1e-10)
             assert shown["before"] == pytest.approx(float(found.baseline), abs=1e-10)
 
 
@@ -71,8 +71,10 @@ def test_one_more_is_taken_away_on_top_of_the_edits() -> None:
         asked(traces, "loss", forward_pass=ForwardPass(FORWARD_PASS.prompt, edits=edits))["mean"]
         for edits in ((first, second), (first,))
     )
-    shown = asked(traces, "without", forward_pass=ForwardPass(FORWARD_PASS.prompt, edits=(first,)), sites=[second.site])
-    assert shown["growth"] == pytest.approx([both - one], abs=1e-12)
+    shown = asked(
+        traces, "ablate_each", forward_pass=ForwardPass(FORWARD_PASS.prompt, edits=(first,)), sites=[second.site]
+    )
+    assert shown["loss_increase"] == pytest.approx([both - one], abs=1e-12)
 
 
 @pytest.mark.parametrize("site", ["resid_post.0[position=3]", "z.1[head=2]", "attn_out.0", "ffn_out.1[position=5]"])
@@ -80,7 +82,9 @@ def test_a_patch_from_another_text(site: str) -> None:
     traces = laid_open("tiny-decoder", {})
     model, (here,), (there,) = traces.loader.get("").model, inputs(traces), inputs(traces, ForwardPass(OTHER))
     after = cross_entropy(gh.patch(model, here, there, site), here, encoder=False)
-    shown = asked(traces, "loss", forward_pass=ForwardPass(FORWARD_PASS.prompt, edits=(Patch(site),), other=OTHER))
+    shown = asked(
+        traces, "loss", forward_pass=ForwardPass(FORWARD_PASS.prompt, edits=(Patch(site),), patch_from=OTHER)
+    )
     near(unpacked(shown["values"])[:-1], after)
 
 
@@ -93,7 +97,13 @@ def test_what_is_said_before_and_after(kind: str, choices: JsonDict) -> None:
         before = model(*given)[0, 1].softmax(-1)
         with gh.edit(model, {site: 0.0}):
             after = model(*given)[0, 1].softmax(-1)
-    shown = asked(traces, "changed", forward_pass=ForwardPass(FORWARD_PASS.prompt, edits=(Scale(site),)), position=1, show=3)
+    shown = asked(
+        traces,
+        "compare_predictions",
+        forward_pass=ForwardPass(FORWARD_PASS.prompt, edits=(Scale(site),)),
+        position=1,
+        show=3,
+    )
     ids = [one["id"] for one in shown["candidates"]]
     assert ids[:3] == before.topk(3).indices.tolist()
     assert set(ids) == {*ids[:3], *after.topk(3).indices.tolist()}
@@ -112,13 +122,13 @@ def test_each_place_patched_alone(kind: str, choices: JsonDict) -> None:
     def answer(text: Prompt) -> int:
         return int(model(*inputs(traces, ForwardPass(text)))[0, -1].argmax())
 
-    others = (Prompt(OTHER.text, added=(7, end)) for end in range(40))
+    others = (Prompt(OTHER.text, appended=(7, end)) for end in range(40))
     other = next(one for one in others if answer(one) != answer(FORWARD_PASS.prompt))
-    forward_pass, clean = ForwardPass(FORWARD_PASS.prompt, other=other), inputs(traces, ForwardPass(other))
+    forward_pass, clean = ForwardPass(FORWARD_PASS.prompt, patch_from=other), inputs(traces, ForwardPass(other))
     found = activation_patching(model, (*into, ids), clean, f"{prefix}resid_post")
     for layer in range(2):
         sites = [f"{prefix}resid_post.{layer}[position={place}]" for place in range(found.effect.shape[1])]
-        shown = asked(traces, "patched", forward_pass=forward_pass, sites=sites, position=ids.shape[1] - 1)
+        shown = asked(traces, "patch_each", forward_pass=forward_pass, sites=sites, position=ids.shape[1] - 1)
         assert shown["effect"] == pytest.approx(found.effect[layer].tolist(), abs=1e-9)
         assert (shown["before"], shown["after"]) == pytest.approx(
             (float(found.corrupted_baseline), float(found.clean_baseline)), abs=1e-12
@@ -128,20 +138,25 @@ def test_each_place_patched_alone(kind: str, choices: JsonDict) -> None:
 def test_patches_to_be_tried_need_another_answer() -> None:
     traces = laid_open("tiny-decoder", {})
     with pytest.raises(GlasshouseError, match="no other text"):
-        asked(traces, "patched", forward_pass=FORWARD_PASS, sites=["resid_post.0"])
+        asked(traces, "patch_each", forward_pass=FORWARD_PASS, sites=["resid_post.0"])
     with pytest.raises(GlasshouseError, match="on both texts"):
-        asked(traces, "patched", forward_pass=ForwardPass(FORWARD_PASS.prompt, other=FORWARD_PASS.prompt), sites=["resid_post.0"])
+        asked(
+            traces,
+            "patch_each",
+            forward_pass=ForwardPass(FORWARD_PASS.prompt, patch_from=FORWARD_PASS.prompt),
+            sites=["resid_post.0"],
+        )
 
 
 def test_texts_of_other_lengths_share_single_positions() -> None:
     traces = laid_open("tiny-decoder", {})
     short = Prompt("3 1 4 2 5")
-    whole = ForwardPass(FORWARD_PASS.prompt, edits=(Patch("resid_post.0"),), other=short)
+    whole = ForwardPass(FORWARD_PASS.prompt, edits=(Patch("resid_post.0"),), patch_from=short)
     with pytest.raises(GlasshouseError, match="give texts of the same length, or patch single positions"):
         asked(traces, "loss", forward_pass=whole)
-    single = ForwardPass(FORWARD_PASS.prompt, edits=(Patch("resid_post.0[position=3]"),), other=short)
+    single = ForwardPass(FORWARD_PASS.prompt, edits=(Patch("resid_post.0[position=3]"),), patch_from=short)
     assert math.isfinite(asked(traces, "loss", forward_pass=single)["mean"])
-    beyond = ForwardPass(FORWARD_PASS.prompt, edits=(Patch("resid_post.0[position=5]"),), other=short)
+    beyond = ForwardPass(FORWARD_PASS.prompt, edits=(Patch("resid_post.0[position=5]"),), patch_from=short)
     with pytest.raises(GlasshouseError, match="asks for position 5"):
         asked(traces, "loss", forward_pass=beyond)
 
@@ -152,12 +167,12 @@ def test_a_masked_model_is_measured_where_its_mask_hides() -> None:
     torch.manual_seed(0)
     model = gh.build(gh.preset("tiny-encoder", vocab_size=len(tok), init="normal")).double()
     traces = TraceCache(ModelLoader.from_model(model, tok))
-    plain, hiding = (traces.trace(ForwardPass(Prompt(text, hidden=hidden))).inputs[0] for hidden in ((), (2, 4)))
+    plain, hiding = (traces.trace(ForwardPass(Prompt(text, masked=hidden))).inputs[0] for hidden in ((), (2, 4)))
     with torch.no_grad():
         each = F.cross_entropy(model.eval()(hiding)[0], plain[0], reduction="none")
-    shown = asked(traces, "loss", forward_pass={"asked": {"text": text, "hidden": [2, 4]}})
+    shown = asked(traces, "loss", forward_pass={"prompt": {"text": text, "masked": [2, 4]}})
     near(unpacked(shown["values"]), each)
-    assert (shown["counted"], shown["count"]) == ("hidden", 2)
+    assert (shown["counted"], shown["count"]) == ("masked", 2)
     assert shown["mean"] == pytest.approx(float(each[[2, 4]].mean()), abs=1e-10)
 
 
@@ -177,15 +192,15 @@ def test_without_tokens_to_foretell_it_is_how_far_vectors_move(head: JsonDict) -
     moved = (after - before).square().sum(-1).sqrt() / before.square().sum(-1).sqrt()
     edited = ForwardPass(FORWARD_PASS.prompt, edits=(Scale("z.0[head=1]"),))
     shown = asked(traces, "loss", forward_pass=edited)
-    assert shown["measure"] == "moved"
+    assert shown["measure"] == "relative_change"
     near(unpacked(shown["values"]), moved)
     assert asked(traces, "loss", forward_pass=FORWARD_PASS)["mean"] == 0
-    alone = asked(traces, "without", forward_pass=FORWARD_PASS, sites=["z.0[head=1]"])
-    assert alone["growth"] == pytest.approx([float(moved.mean())], abs=1e-12)
+    alone = asked(traces, "ablate_each", forward_pass=FORWARD_PASS, sites=["z.0[head=1]"])
+    assert alone["loss_increase"] == pytest.approx([float(moved.mean())], abs=1e-12)
 
 
 def test_one_token_has_no_loss() -> None:
-    shown = asked(laid_open("tiny-decoder", {}), "loss", forward_pass={"asked": {"text": "3"}})
+    shown = asked(laid_open("tiny-decoder", {}), "loss", forward_pass={"prompt": {"text": "3"}})
     assert (shown["count"], shown["mean"]) == (0, None)
 
 
@@ -194,4 +209,4 @@ def test_one_token_has_no_loss() -> None:
 )
 def test_what_cannot_be_asked(sites: list[str], said: str) -> None:
     with pytest.raises(GlasshouseError, match=said):
-        asked(laid_open("tiny-decoder", {}), "without", forward_pass=FORWARD_PASS, sites=sites)
+        asked(laid_open("tiny-decoder", {}), "ablate_each", forward_pass=FORWARD_PASS, sites=sites)

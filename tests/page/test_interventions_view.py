@@ -13,17 +13,17 @@ import pytest
 import torch
 from conftest import ONE_KIND, Trained, Visit, settle
 from playwright.sync_api import Page, expect
-from test_stream_view import KINDS, SOURCE, TEXT, Picture, asked_on_opening, near, run_status
+from test_residual_stream_view import KINDS, SOURCE, TEXT, Picture, asked_on_opening, near, state_of
 from torch.nn import functional as F
 
 import glasshouse as gh
 from glasshouse.inspection import ablation_effects, activation_patching
 from glasshouse.page import interventions
-from glasshouse.page.url_state import filled, forward_pass_of
 from glasshouse.page.forward_pass import ForwardPass, Prompt
 from glasshouse.page.html_export import request_key
 from glasshouse.page.model_loader import ModelLoader
 from glasshouse.page.trace import TraceCache
+from glasshouse.page.url_state import with_defaults, forward_pass_of
 
 OTHER = "the dog sat on the mat and the bird"  # as many tokens as TEXT
 STACK = {"decoder": "", "encoder": "", "pair": "decoder."}
@@ -36,13 +36,13 @@ def opened(
     trained: Trained = request.getfixturevalue(kind)
     text = SOURCE if kind == "pair" else TEXT
     if kind == "pair":
-        state["added"] = gh.generate(*trained, SOURCE)[0].ids
+        state["appended"] = gh.generate(*trained, SOURCE)[0].ids
     page = visit(trained, **({"view": "experiment", "text": text} | state))
-    return page, trained[0], inputs_of(trained, Prompt(text, added=tuple(state.get("added", ()))))  # type: ignore[arg-type]
+    return page, trained[0], inputs_of(trained, Prompt(text, appended=tuple(state.get("appended", ()))))  # type: ignore[arg-type]
 
 
 def inputs_of(trained: Trained, text: Prompt) -> tuple[torch.Tensor, ...]:
-    return TraceCache(ModelLoader.from_model(*trained)).of(ForwardPass(text)).inputs
+    return TraceCache(ModelLoader.from_model(*trained)).trace(ForwardPass(text)).inputs
 
 
 def losses(model: gh.models.Model, given: tuple[torch.Tensor, ...], kind: str) -> torch.Tensor:
@@ -73,7 +73,7 @@ def check(
                 gh.lens(model, *given),
                 losses(model, given, kind),
             )
-    rows = page.eval_on_selector_all("[data-testid=changed] .twin", "all => all.map(one => ({...one.dataset}))")
+    rows = page.eval_on_selector_all("[data-testid=predictions] .twin", "all => all.map(one => ({...one.dataset}))")
     ids = [int(row["id"]) for row in rows]
     assert {int(before.argmax()), int(after.argmax())} <= set(ids)
     for row, one in zip(rows, ids, strict=True):
@@ -82,7 +82,7 @@ def check(
     assert value(page, "loss-before") == near(float(loss.mean()))
     if edits:
         assert value(page, "loss-after") == near(float(loss_after.mean()))
-        assert value(page, "loss-grown") == near(float(loss_after.mean() - loss.mean()))
+        assert value(page, "loss-increase") == near(float(loss_after.mean() - loss.mean()))
     tokens = page.eval_on_selector_all("[data-testid=loss-text] .token", "all => all.map(one => one.dataset.value)")
     shown = [float(one) for one in (tokens if kind == "encoder" else tokens[1:])]
     assert shown == [near(one) for one in loss_after.tolist()]
@@ -111,10 +111,10 @@ def test_switches(kind: str, request: pytest.FixtureRequest, visit: Visit, pictu
     page.click("[role=radio][data-value=scale]")
     press(page, f"{stack}attn_out.0")
     check(page, kind, model, given, both | {f"{stack}attn_out.0": gh.inspection.scale(0.5)})
-    assert run_status(page)["edits"] == [
-        {"kind": "scale", "site": f"{stack}z.0[head=1]", "by": 0},
+    assert state_of(page)["edits"] == [
+        {"kind": "scale", "site": f"{stack}z.0[head=1]", "factor": 0},
         {"kind": "mean", "site": f"{stack}ffn_out.1"},
-        {"kind": "scale", "site": f"{stack}attn_out.0", "by": 0.5},
+        {"kind": "scale", "site": f"{stack}attn_out.0", "factor": 0.5},
     ]
     picture(page, f"experiment-{kind}")
     slider = page.locator(f"[data-testid=edits] [data-site='{stack}attn_out.0'] input")
@@ -144,7 +144,7 @@ def test_undo_redo_and_reset(request: pytest.FixtureRequest, visit: Visit) -> No
 
     def sites() -> list[str]:
         settle(page)
-        edits = run_status(page).get("edits", [])
+        edits = state_of(page).get("edits", [])
         assert isinstance(edits, list)
         return [one["site"] for one in edits]
 
@@ -166,9 +166,9 @@ def test_undo_redo_and_reset(request: pytest.FixtureRequest, visit: Visit) -> No
     assert sites() == []
     page.keyboard.press("Control+z")
     assert sites() == ["z.0[head=0]", "z.1[head=3]"]
-    page.click("[data-view=text]")  # what was done is kept while another view is looked at
+    page.click("[data-view=tokens]")  # what was done is kept while another view is looked at
     settle(page)
-    page.click("[data-view=experiment]")
+    page.click("[data-view=interventions]")
     settle(page)
     page.locator("[data-testid=undo]").click()
     assert sites() == ["z.0[head=0]"]
@@ -193,7 +193,7 @@ def test_a_slider_is_undone_at_once(request: pytest.FixtureRequest, visit: Visit
 def test_the_address_is_the_experiment(request: pytest.FixtureRequest, visit: Visit) -> None:
     page, model, given = opened(visit, request, "decoder")
     press(page, "z.0[head=2]")
-    state = run_status(page)
+    state = state_of(page)
     again = visit(request.getfixturevalue("decoder"), **state)
     check(again, "decoder", model, given, {"z.0[head=2]": 0.0})
     expect(again.locator(".part[data-site='z.0[head=2]']")).to_have_attribute("aria-pressed", "true")
@@ -205,11 +205,11 @@ def test_switches_by_keys(request: pytest.FixtureRequest, visit: Visit) -> None:
     for key in ("ArrowRight", "ArrowDown", "Space"):
         page.keyboard.press(key)
     settle(page)
-    assert run_status(page)["edits"] == [{"kind": "scale", "site": "z.0[head=1]", "by": 0}]
+    assert state_of(page)["edits"] == [{"kind": "scale", "site": "z.0[head=1]", "factor": 0}]
     page.keyboard.press("ArrowUp")
     page.keyboard.press("Enter")
     settle(page)
-    assert [one["site"] for one in run_status(page)["edits"]] == ["z.0[head=1]", "z.1[head=1]"]  # type: ignore[index]
+    assert [one["site"] for one in state_of(page)["edits"]] == ["z.0[head=1]", "z.1[head=1]"]  # type: ignore[index]
 
 
 @pytest.mark.parametrize("kind", ["decoder", "pair"])
@@ -242,7 +242,7 @@ def test_each_part_alone(kind: str, request: pytest.FixtureRequest, visit: Visit
 
 
 def test_a_sweep_is_stopped(decoder: Trained, visit: Visit) -> None:
-    page = visit(decoder, view="experiment", text="the cat saw the dog. " * 170)  # more than one request a layer
+    page = visit(decoder, view="interventions", text="the cat saw the dog. " * 170)  # more than one request a layer
     page.click("[data-testid=sweep]")
     page.wait_for_selector(".parts .part[data-value]")
     page.click("[data-testid=sweep]")
@@ -256,7 +256,7 @@ def test_patches(request: pytest.FixtureRequest, visit: Visit, picture: Picture)
     page, model, given = opened(visit, request, "decoder")
     trained = request.getfixturevalue("decoder")
     other = inputs_of(trained, Prompt(OTHER))
-    page.fill("[data-testid=other]", OTHER)
+    page.fill("[data-testid=patch-from]", OTHER)
     page.wait_for_selector("[data-testid=patches]")
     settle(page)
     expect(page.locator("[data-testid=patch-note]")).to_contain_text("Both have")
@@ -280,11 +280,11 @@ def test_patches(request: pytest.FixtureRequest, visit: Visit, picture: Picture)
         picture(page, f"experiment-patch-{kind}")
         page.click(f".patches .part[data-site='{site}']")
         settle(page)
-        assert "edits" not in run_status(page)
+        assert "edits" not in state_of(page)
 
 
 def test_patches_into_the_encoder(request: pytest.FixtureRequest, visit: Visit) -> None:
-    page, model, given = opened(visit, request, "pair", other="one six two")
+    page, model, given = opened(visit, request, "pair", patch_from="one six two")
     site = "encoder.resid_post.1[position=1]"
     other = inputs_of(request.getfixturevalue("pair"), Prompt("one six two"))[0]
     page.click(f".patches .part[data-site='{site}']")
@@ -306,7 +306,7 @@ def test_patches_into_the_encoder(request: pytest.FixtureRequest, visit: Visit) 
 
 def test_each_place_patched_alone(request: pytest.FixtureRequest, visit: Visit, picture: Picture) -> None:
     text, other = "the dog and the cat sat", "the dog and the cat saw"
-    page, model, _ = opened(visit, request, "decoder", text=text, other=other)
+    page, model, _ = opened(visit, request, "decoder", text=text, patch_from=other)
     trained = request.getfixturevalue("decoder")
     into, clean = (inputs_of(trained, Prompt(one)) for one in (text, other))
     found = activation_patching(model, into, clean, "resid_post")
@@ -322,14 +322,14 @@ def test_each_place_patched_alone(request: pytest.FixtureRequest, visit: Visit, 
 
 
 def test_texts_of_other_lengths(request: pytest.FixtureRequest, visit: Visit) -> None:
-    page, _, _ = opened(visit, request, "decoder", other="the dog sat")
+    page, _, _ = opened(visit, request, "decoder", patch_from="the dog sat")
     expect(page.locator("[data-testid=patch-note]")).to_contain_text("only single places that both have, 0 to 2")
     enabled = page.locator(".patches .part:not(:disabled)")
     assert enabled.count() == 2 * 3
     enabled.first.click()
     settle(page)
     expect(page.locator("[data-testid=edits] li")).to_have_count(1)
-    page.fill("[data-testid=other]", "")
+    page.fill("[data-testid=patch-from]", "")
     expect(page.locator("[data-testid=edits] li")).to_have_count(0)  # nothing is left to patch from
 
 
@@ -340,11 +340,11 @@ def test_it_fits(
     kind: str, width: int, dark: bool, request: pytest.FixtureRequest, visit: Visit, picture: Picture
 ) -> None:
     edits = [
-        {"kind": "scale", "site": f"{STACK[kind]}z.0[head=1]", "by": 0},
+        {"kind": "scale", "site": f"{STACK[kind]}z.0[head=1]", "factor": 0},
         {"kind": "mean", "site": f"{STACK[kind]}ffn_out.1"},
     ]
     other = "one six two" if kind == "pair" else OTHER
-    page, _, _ = opened(visit, request, kind, width=width, dark=dark, edits=edits, other=other)
+    page, _, _ = opened(visit, request, kind, width=width, dark=dark, edits=edits, patch_from=other)
     assert page.evaluate("document.documentElement.scrollWidth") <= width
     picture(page, f"experiment-{kind}-{width}{'-dark' if dark else ''}")
 
@@ -361,7 +361,7 @@ def test_it_fits(
 def test_without_tokens_to_foretell(head: object, encoder: Trained, visit: Visit, picture: Picture) -> None:
     torch.manual_seed(0)
     model = gh.build(gh.preset("tiny-encoder", vocab_size=len(encoder[1]), head=head)).eval()
-    page = visit((model, encoder[1]), view="experiment", text=TEXT)
+    page = visit((model, encoder[1]), view="interventions", text=TEXT)
     press(page, "z.0[head=1]")
     ids = torch.tensor([encoder[1].encode(TEXT)])
     with torch.no_grad(), gh.record(model, "final") as seen:
@@ -378,7 +378,7 @@ def test_without_tokens_to_foretell(head: object, encoder: Trained, visit: Visit
             one: near(float(probabilities[one])) for one in range(3)
         }
     else:
-        expect(page.locator(".instead")).to_contain_text("says nothing of tokens")
+        expect(page.locator(".placeholder")).to_contain_text("says nothing of tokens")
     page.click("[data-testid=sweep]")
     expect(page.locator("[data-testid=sweep-progress]")).to_contain_text("matters most")
     picture(page, f"experiment-{model.spec.head.kind}")
@@ -394,17 +394,20 @@ def test_a_saved_page_holds_what_it_asks(
     given = {
         "text": SOURCE if kind == "pair" else TEXT,
         "other": "one six two" if kind == "pair" else OTHER,
-        "edits": [{"kind": "scale", "site": f"{STACK[kind]}z.0[head=1]", "by": 0.5}],
+        "edits": [{"kind": "scale", "site": f"{STACK[kind]}z.0[head=1]", "factor": 0.5}],
         "token": 1,
-        "added": gh.generate(*trained, SOURCE)[0].ids if kind == "pair" else [],
+        "appended": gh.generate(*trained, SOURCE)[0].ids if kind == "pair" else [],
     }
     if patched:
         site = "encoder.resid_post.0[position=1]" if kind == "pair" else "resid_post.0[position=1]"
         given["edits"] = [{"kind": "patch", "site": site}]
     traces = TraceCache(ModelLoader.from_model(*trained))
-    state = filled(traces, given)
-    known = {request_key(*one) for one in interventions.opening(traces, forward_pass_of(traces.loader.get(""), state), state)}
-    page = visit(trained, view="text", **given)
+    state = with_defaults(traces, given)
+    known = {
+        request_key(*one)
+        for one in interventions.initial_requests(traces, forward_pass_of(traces.loader.get(""), state), state)
+    }
+    page = visit(trained, view="tokens", **given)
     assert asked_on_opening(page, "experiment") == known
 
 
@@ -414,12 +417,12 @@ def test_the_same_in_python(kind: str, request: pytest.FixtureRequest, visit: Vi
     stack = STACK[kind]
     patched = "encoder.resid_post.0[position=1]" if kind == "pair" else "resid_post.0[position=1]"
     edits = [
-        {"kind": "scale", "site": f"{stack}z.0[head=1]", "by": 0},
+        {"kind": "scale", "site": f"{stack}z.0[head=1]", "factor": 0},
         {"kind": "mean", "site": f"{stack}ffn_out.1"},
         {"kind": "patch", "site": patched},
     ]
     other = "one six two" if kind == "pair" else OTHER
-    page, model, _ = opened(visit, request, kind, edits=edits, other=other)
+    page, model, _ = opened(visit, request, kind, edits=edits, patch_from=other)
     page.click(".python summary")
     code = page.locator(".python code").inner_text()
     names: dict[str, Any] = {"model": model, "tok": request.getfixturevalue(kind)[1]}
@@ -428,4 +431,4 @@ def test_the_same_in_python(kind: str, request: pytest.FixtureRequest, visit: Vi
     for row in rows:
         for name in ("before", "after"):
             assert float(row[name]) == near(float(names[name].detach()[int(row["id"])]))
-    assert json.dumps(run_status(page)["edits"]) == json.dumps(edits)
+    assert json.dumps(state_of(page)["edits"]) == json.dumps(edits)

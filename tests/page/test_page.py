@@ -16,8 +16,8 @@ TEXTS = {
     "encoder": "the dog sat on the mat",
     "pair": "one five two",
 }
-VIEWS = ["text", "attention", "stream", "experiment", "steps"]
-REST = ["text", "stream", "experiment"]
+VIEWS = ["tokens", "attention", "residual", "interventions", "walkthrough"]
+REST = ["tokens", "residual", "interventions"]
 SEEN = [(kind, view) for kind in TEXTS for view in VIEWS] + [("pair", "alignment"), ("run_folder", "run")]
 LARGE = [(kind, view, 1280, False) for kind, view in SEEN]
 SMALL = [(kind, view, 400, True) for kind, view in SEEN if kind in ("decoder", "run_folder") or view == "alignment"]
@@ -63,18 +63,20 @@ def test_a_run_has_a_slider_over_its_moments(
     expect(page.get_by_test_id("checkpoints")).to_contain_text("step 0")
     untrained = page.locator("[data-testid=next] .figure").first.get_attribute("data-value")
     assert float(untrained or 1) < float(first or 0)
-    page.get_by_test_id("beside").select_option("final")
+    page.get_by_test_id("compare-with").select_option("final")
     settle(page)
     shown = [pane.locator(".figure").first.get_attribute("data-value") for pane in page.locator(".pane").all()]
     assert shown == [untrained, first]
     picture(page, "beside")
 
 
-@pytest.mark.parametrize("view", ["attention", "steps", *(pytest.param(one, marks=pytest.mark.long) for one in REST)])
+@pytest.mark.parametrize(
+    "view", ["attention", "walkthrough", *(pytest.param(one, marks=pytest.mark.long) for one in REST)]
+)
 def test_two_moments_stand_beside_each_other_in_every_view(
     view: str, run_folder: Path, visit: Visit, picture: Callable[[Page, str], Path]
 ) -> None:
-    page = visit(run_folder, text=TEXTS["decoder"], view=view, checkpoint="step 0", beside="final")
+    page = visit(run_folder, text=TEXTS["decoder"], view=view, checkpoint="step 0", compare_with="final")
     assert page.locator(".pane").count() == 2
     assert not page.locator(".pane > .trouble").first.is_visible()
     assert page.evaluate("document.documentElement.scrollWidth") <= 1280
@@ -109,8 +111,8 @@ def test_a_server_that_was_stopped_is_said(decoder: Trained, visit: Visit) -> No
     [
         ("static/views/attention.js", None),
         ("static/views/attention/map.js", 400),
-        ("api/pair", None),
-        ("api/pair", 400),
+        ("api/query_key", None),
+        ("api/query_key", 400),
     ],
 )
 def test_a_view_that_could_not_be_fetched_is_opened_again(
@@ -150,7 +152,7 @@ def test_a_text_that_could_not_be_read_is_read_again(decoder: Trained, visit: Vi
     box.fill("the dog")
     expect(page.locator(".status.trouble")).to_contain_text("does not answer")
     page.context.set_offline(False)
-    page.locator("#tab-stream").click()
+    page.locator("#tab-residual").click()
     expect(page.locator(".status.trouble")).to_have_count(0)
     settle(page)
     assert page.locator("[data-testid=strip-text] .token").count() == len(decoder[1].encode("the dog"))

@@ -20,7 +20,7 @@ from glasshouse.inspection.hooks import hook_manager_of
 from glasshouse.models import Encoder, Model, Seq2Seq
 from glasshouse.page import residual_stream
 from glasshouse.page.endpoints import ENDPOINTS
-from glasshouse.page.forward_pass import ForwardPass, Scale, Prompt
+from glasshouse.page.forward_pass import ForwardPass, Prompt, Scale
 from glasshouse.page.model_loader import ModelLoader
 from glasshouse.page.trace import TraceCache
 
@@ -34,7 +34,7 @@ SPECS: list[tuple[str, JsonDict]] = [
     ("tiny-seq2seq", {}),
     ("tiny-seq2seq", {"position": "relative", "n_kv_heads": 1}),
 ]
-FORWARD_PASS = ForwardPass(Prompt("3 1 4 1 5 9 2 6", added=(7, 3)))
+FORWARD_PASS = ForwardPass(Prompt("3 1 4 1 5 9 2 6", appended=(7, 3)))
 EDITED = ForwardPass(FORWARD_PASS.prompt, edits=(Scale("z.1[head=1]", 0.0), Scale("ffn_out.0", 0.5)))
 
 
@@ -53,8 +53,8 @@ def laid_open(kind: str, choices: JsonDict) -> TraceCache:
 
 
 def asked(traces: TraceCache, name: str, **body: object) -> JsonDict:
-    answer = ENDPOINTS[name]
-    return answer.give(traces, parse(answer.ask, body))
+    endpoint = ENDPOINTS[name]
+    return endpoint.handler(traces, parse(endpoint.params, body))
 
 
 def unpacked(packed: JsonDict) -> Tensor:
@@ -77,8 +77,10 @@ def test_a_window_of_the_lens(kind: str, choices: JsonDict, forward_pass: Forwar
     model, given = traces.loader.get("").model, inputs(traces)
     if isinstance(model, Seq2Seq):
         sites = {one.site: f"decoder.{one.site}" for one in forward_pass.edits}
-        forward_pass = ForwardPass(forward_pass.prompt, edits=tuple(Scale(sites[one.site], one.by) for one in forward_pass.edits))
-    edits = {one.site: gh.inspection.scale(one.by) for one in forward_pass.edits}
+        forward_pass = ForwardPass(
+            forward_pass.prompt, edits=tuple(Scale(sites[one.site], one.factor) for one in forward_pass.edits)
+        )
+    edits = {one.site: gh.inspection.scale(one.factor) for one in forward_pass.edits}
     stop = min(3, given[-1].shape[1])
     with gh.edit(model, edits):
         lens = gh.lens(model, *given, top_k=5, layers=[0, 2], positions=range(1, stop))
@@ -91,9 +93,9 @@ def test_a_window_of_the_lens(kind: str, choices: JsonDict, forward_pass: Forwar
     near(unpacked(shown["loss"]), lens.loss[:, 0])
     ids = given[-1][0].tolist()
     right = ids if isinstance(model, Encoder) else [*ids[1:], None]
-    assert shown["true"] == right[1:stop]
+    assert shown["targets"] == right[1:stop]
     told = {str(one) for one in [*lens.tokens.flatten().tolist(), *right[1:stop]] if one is not None}
-    assert shown["words"].keys() == told
+    assert shown["token_info"].keys() == told
 
 
 def test_the_last_layer_is_what_the_model_says() -> None:
@@ -101,7 +103,7 @@ def test_the_last_layer_is_what_the_model_says() -> None:
     lens = asked(traces, "lens", forward_pass=FORWARD_PASS, layers=[2], start=9, stop=10, top_k=3)
     following = asked(traces, "next", forward_pass=FORWARD_PASS, position=9)
     assert lens["tokens"][0][0] == [one["id"] for one in following["candidates"][:3]]
-    assert lens["true"] == [None]
+    assert lens["targets"] == [None]
     assert unpacked(lens["loss"]).isnan().all()
 
 
@@ -111,10 +113,10 @@ def test_a_masked_model_is_held_to_what_its_mask_hides() -> None:
     torch.manual_seed(0)
     model = gh.build(gh.preset("tiny-encoder", vocab_size=len(tok), init="normal")).double()
     traces = TraceCache(ModelLoader.from_model(model, tok))
-    plain, hiding = (traces.trace(ForwardPass(Prompt(texts[0], hidden=hidden))).inputs[0] for hidden in ((), (2, 4)))
+    plain, hiding = (traces.trace(ForwardPass(Prompt(texts[0], masked=hidden))).inputs[0] for hidden in ((), (2, 4)))
     assert int(hiding[0, 2]) == tok.special_id("mask") != int(plain[0, 2])
-    shown = asked(traces, "lens", forward_pass={"asked": {"text": texts[0], "hidden": [2, 4]}}, start=0, stop=6)
-    assert shown["true"] == plain[0, :6].tolist()
+    shown = asked(traces, "lens", forward_pass={"prompt": {"text": texts[0], "masked": [2, 4]}}, start=0, stop=6)
+    assert shown["targets"] == plain[0, :6].tolist()
     near(unpacked(shown["loss"]), gh.lens(model, hiding, targets=plain, positions=range(6)).loss[:, 0])
 
 
@@ -124,8 +126,10 @@ def test_the_parts_of_a_logit(kind: str, choices: JsonDict, against: int | None)
     traces = laid_open(kind, choices)
     model, given = traces.loader.get("").model, inputs(traces)
     split = gh.attribute(model, *given, token=11, incorrect_token=against, position=1)
-    shown = asked(traces, "parts", forward_pass=FORWARD_PASS, position=1, token=11, against=against)
-    assert (shown["token"]["id"], (shown["against"] or {}).get("id")) == (11, against)
+    shown = asked(
+        traces, "logit_attribution", forward_pass=FORWARD_PASS, position=1, token=11, incorrect_token=against
+    )
+    assert (shown["token"]["id"], (shown["incorrect_token"] or {}).get("id")) == (11, against)
     near(unpacked(shown["heads"]), split.heads[0])
     near(unpacked(shown["feedforward"]), split.feedforward[0])
     assert (shown["cross_heads"] is not None) == isinstance(model, Seq2Seq)
@@ -142,7 +146,7 @@ def test_the_parts_of_a_logit(kind: str, choices: JsonDict, against: int | None)
 def test_the_parts_of_the_likeliest_token() -> None:
     traces = laid_open("tiny-decoder", {})
     likeliest = asked(traces, "next", forward_pass=FORWARD_PASS, position=4)["candidates"][0]
-    shown = asked(traces, "parts", forward_pass=FORWARD_PASS, position=4)
+    shown = asked(traces, "logit_attribution", forward_pass=FORWARD_PASS, position=4)
     assert shown["token"]["id"] == likeliest["id"]
     assert shown["logit"] == pytest.approx(likeliest["logit"], abs=1e-12)
 
@@ -155,7 +159,7 @@ def test_lengths_and_angles(kind: str, choices: JsonDict) -> None:
     near(unpacked(shown["norms"]), residual_norms(model, *given)[:, 0, :3])
     prefix = "decoder." if isinstance(model, Seq2Seq) else ""
     cosine = position_similarity(model, *given, site=f"{prefix}resid_post.0")[0, 1]
-    shown = asked(traces, "alike", forward_pass=FORWARD_PASS, layer=1, position=1, show=2)
+    shown = asked(traces, "cosine_similarity", forward_pass=FORWARD_PASS, layer=1, position=1, show=2)
     near(unpacked(shown["cosine"]), cosine)
     order = [one for one in cosine.argsort(descending=True).tolist() if one != 1][:2]
     assert [one["position"] for one in shown["nearest"]] == order
@@ -167,9 +171,9 @@ def test_without_logits_there_are_lengths(head: JsonDict) -> None:
     with pytest.raises(GlasshouseError, match="a lens needs logits at every position"):
         asked(traces, "lens", forward_pass=FORWARD_PASS)
     with pytest.raises(GlasshouseError, match="gives no logits of tokens"):
-        asked(traces, "parts", forward_pass=FORWARD_PASS)
+        asked(traces, "logit_attribution", forward_pass=FORWARD_PASS)
     assert asked(traces, "norms", forward_pass=FORWARD_PASS)["norms"]["shape"] == [3, 1]
-    assert asked(traces, "alike", forward_pass=FORWARD_PASS)["cosine"]["shape"] == [10]
+    assert asked(traces, "cosine_similarity", forward_pass=FORWARD_PASS)["cosine"]["shape"] == [10]
 
 
 def test_labels_of_tokens_go_by_their_names() -> None:
@@ -177,22 +181,22 @@ def test_labels_of_tokens_go_by_their_names() -> None:
         "tiny-encoder", {"head": {"kind": "token_classification", "n_labels": 2, "labels": ["name", "other"]}}
     )
     shown = asked(traces, "lens", forward_pass=FORWARD_PASS, stop=2, top_k=2)
-    assert {one["text"] for one in shown["words"].values()} == {"name", "other"}
-    assert shown["true"] == [None, None]
+    assert {one["text"] for one in shown["token_info"].values()} == {"name", "other"}
+    assert shown["targets"] == [None, None]
 
 
 def test_a_second_look_needs_no_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     traces = laid_open("tiny-decoder", {})
     asked(traces, "next", forward_pass=FORWARD_PASS)
-    asked(traces, "parts", forward_pass=FORWARD_PASS, position=0)
+    asked(traces, "logit_attribution", forward_pass=FORWARD_PASS, position=0)
     monkeypatch.setattr(traces.loader.get("").model, "forward", None)  # whoever calls it now fails
     asked(traces, "lens", forward_pass=FORWARD_PASS, start=0, stop=10, top_k=5)
     asked(traces, "norms", forward_pass=FORWARD_PASS, start=0, stop=10)
-    asked(traces, "alike", forward_pass=FORWARD_PASS, position=3)
-    asked(traces, "parts", forward_pass=FORWARD_PASS, position=7, token=3, against=8)
+    asked(traces, "cosine_similarity", forward_pass=FORWARD_PASS, position=3)
+    asked(traces, "logit_attribution", forward_pass=FORWARD_PASS, position=7, token=3, incorrect_token=8)
 
 
-@pytest.mark.parametrize("name", ["lens", "parts"])
+@pytest.mark.parametrize("name", ["lens", "logit_attribution"])
 def test_locks_are_taken_in_one_order(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever holds the model and then wants the traces would wait for a pass that holds them and wants the model."""
     traces = TraceCache(ModelLoader.from_model(gh.build(gh.preset("tiny-decoder")).eval(), None))
@@ -208,7 +212,7 @@ def test_locks_are_taken_in_one_order(name: str, monkeypatch: pytest.MonkeyPatch
             lock.release()
 
     monkeypatch.setattr(traces, "lock", Watched())
-    asked(traces, name, forward_pass={"asked": {"text": "5 7 11"}})
+    asked(traces, name, forward_pass={"prompt": {"text": "5 7 11"}})
     assert in_order
     assert all(in_order)
 
@@ -231,13 +235,13 @@ def test_no_more_than_a_few_logits_exist_at_a_time(monkeypatch: pytest.MonkeyPat
     [
         ("lens", {"start": 10, "stop": 11}, "start is 10"),
         ("lens", {"start": 2, "stop": 2}, "stop is 2"),
-        ("lens", {"stop": residual_stream.MOST_POSITIONS + 1}, "stop is 65"),
+        ("lens", {"stop": residual_stream.MAX_POSITIONS + 1}, "stop is 65"),
         ("lens", {"layers": [3]}, "layers holds 3"),
         ("lens", {"layers": []}, "layers is"),
         ("lens", {"top_k": 0}, "top_k is 0"),
-        ("parts", {"position": 10}, "position is 10"),
-        ("parts", {"token": 40}, "token is 40"),
-        ("alike", {"layer": 3}, "layer is 3"),
+        ("logit_attribution", {"position": 10}, "position is 10"),
+        ("logit_attribution", {"token": 40}, "token is 40"),
+        ("cosine_similarity", {"layer": 3}, "layer is 3"),
     ],
 )
 def test_what_cannot_be_asked(name: str, body: JsonDict, said: str) -> None:

@@ -20,11 +20,11 @@ from playwright.sync_api import Page, Request, expect
 import glasshouse as gh
 from glasshouse.inspection import position_similarity, residual_norms
 from glasshouse.page import residual_stream
-from glasshouse.page.url_state import filled, forward_pass_of
 from glasshouse.page.forward_pass import ForwardPass, Prompt
 from glasshouse.page.html_export import request_key
 from glasshouse.page.model_loader import ModelLoader
 from glasshouse.page.trace import TraceCache
+from glasshouse.page.url_state import with_defaults, forward_pass_of
 
 TEXT = "the cat sat on the mat and the bird"
 SOURCE = "one five two"
@@ -36,7 +36,7 @@ def near(value: float) -> object:
     return pytest.approx(value, rel=1e-4, abs=1e-5)
 
 
-def run_status(page: Page) -> dict[str, object]:
+def state_of(page: Page) -> dict[str, object]:
     """Return the state that stands in the address."""
     found = {name: value for name, (value,) in parse_qs(urlsplit(page.url).fragment).items()}
     return {name: json.loads(one) if one[:1] in "-[{0123456789" else one for name, one in found.items()}
@@ -49,11 +49,11 @@ def opened(
     trained: Trained = request.getfixturevalue(kind)
     text = SOURCE if kind == "pair" else TEXT
     if kind == "pair":  # what the page writes by itself
-        state["added"] = gh.generate(*trained, SOURCE)[0].ids
-    page = visit(trained, view="stream", text=text, **state)
-    added, hidden = (tuple(state.get(name, ())) for name in ("added", "hidden"))  # type: ignore[arg-type]
+        state["appended"] = gh.generate(*trained, SOURCE)[0].ids
+    page = visit(trained, view="residual", text=text, **state)
+    appended, masked = (tuple(state.get(name, ())) for name in ("appended", "masked"))  # type: ignore[arg-type]
     traces = TraceCache(ModelLoader.from_model(*trained))
-    return page, trained[0], traces.trace(ForwardPass(Prompt(text, added=added, hidden=hidden))).inputs
+    return page, trained[0], traces.trace(ForwardPass(Prompt(text, appended=appended, masked=masked))).inputs
 
 
 def cells(page: Page) -> dict[tuple[int, int], dict[str, float]]:
@@ -80,7 +80,7 @@ def test_the_table_is_the_lens(kind: str, request: pytest.FixtureRequest, visit:
 
 
 def test_under_a_mask_the_true_token_is_the_hidden_one(request: pytest.FixtureRequest, visit: Visit) -> None:
-    page, model, given = opened(visit, request, "encoder", hidden=[2], token=2)
+    page, model, given = opened(visit, request, "encoder", masked=[2], token=2)
     tok = request.getfixturevalue("encoder")[1]
     targets = torch.tensor([tok.encode(TEXT)])
     assert not torch.equal(targets, given[0])
@@ -109,7 +109,7 @@ def test_cells_are_chosen_by_mouse_and_keys(request: pytest.FixtureRequest, visi
 
     page.click(".lens-cell[data-row='2'][data-place='3']")
     holds(2, 3)
-    assert (run_status(page)["token"], run_status(page)["layer"]) == (3, 1)
+    assert (state_of(page)["token"], state_of(page)["layer"]) == (3, 1)
     page.focus("[data-testid=lens]")
     for key, at in (("ArrowLeft", (2, 2)), ("ArrowDown", (1, 2)), ("ArrowDown", (0, 2)), ("ArrowDown", (0, 2))):
         page.keyboard.press(key)
@@ -146,7 +146,7 @@ def test_colours(request: pytest.FixtureRequest, visit: Visit) -> None:
         where = values[:, 0, :-1]  # the last has no true token
         most, least = (divmod(int(one), where.shape[1]) for one in (where.argmax(), where.argmin()))
         assert light(shades()[most]) < light(shades()[least]), name
-        assert run_status(page).get("streamColour", "probability") == name
+        assert state_of(page).get("residual_color", "probability") == name
     assert page.locator(".lens-cell[data-row='2'][data-place='0'] .lens-figure").inner_text() == str(
         int(lens.rank[2, 0, 0])
     )
@@ -174,13 +174,13 @@ def test_parts_add_up_to_the_logit(kind: str, request: pytest.FixtureRequest, vi
 
     likeliest, second = gh.lens(model, *given, positions=[1]).tokens[-1, 0, 0, :2].tolist()
     check(likeliest, None)
-    page.select_option("[data-testid=parts-token]", str(second))
+    page.select_option("[data-testid=attributed-token]", str(second))
     settle(page)
     check(second, None)
-    page.select_option("[data-testid=parts-against]", str(likeliest))
+    page.select_option("[data-testid=incorrect-token]", str(likeliest))
     settle(page)
     check(second, likeliest)
-    assert (run_status(page)["streamToken"], run_status(page)["streamAgainst"]) == (second, likeliest)
+    assert (state_of(page)["residual_token"], state_of(page)["residual_incorrect_token"]) == (second, likeliest)
 
 
 def test_a_head_of_the_sum_is_chosen(request: pytest.FixtureRequest, visit: Visit) -> None:
@@ -188,19 +188,22 @@ def test_a_head_of_the_sum_is_chosen(request: pytest.FixtureRequest, visit: Visi
     segment = page.locator(".segment[data-part='head 1.2']")
     segment.dispatch_event("click")  # it may be a pixel wide
     settle(page)
-    assert (run_status(page)["layer"], run_status(page)["head"]) == (1, 2)
+    assert (state_of(page)["layer"], state_of(page)["head"]) == (1, 2)
     token = int(gh.lens(model, *given, positions=[-1]).tokens[-1, 0, 0, 0])
     split = gh.attribute(model, *given, token=token)
-    shown = [float(one.get_attribute("data-value") or "") for one in page.locator("[data-testid=sum-chosen] b").all()]
+    shown = [
+        float(one.get_attribute("data-value") or "")
+        for one in page.locator("[data-testid=attribution-chosen] b").all()
+    ]
     assert shown == [near(float(split.heads[0, 1, 2])), near(float(split.feedforward[0, 1]))]
-    page.focus("[data-testid=sum]")
+    page.focus("[data-testid=attribution]")
     page.keyboard.press("ArrowRight")
     page.keyboard.press("ArrowDown")
     settle(page)
-    assert (run_status(page).get("layer", 0), run_status(page)["head"]) == (0, 3)
+    assert (state_of(page).get("layer", 0), state_of(page)["head"]) == (0, 3)
     page.click("[data-testid=largest] [data-part='ffn 1'] button")
     settle(page)
-    assert run_status(page)["layer"] == 1
+    assert state_of(page)["layer"] == 1
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -212,7 +215,7 @@ def test_lengths_and_angles(kind: str, request: pytest.FixtureRequest, visit: Vi
         assert float(shown) == near(found[int(row.get_attribute("data-row") or "")])
     site = "decoder.resid_post.1" if kind == "pair" else "resid_post.1"
     cosine = position_similarity(model, *given, site=site)[0, 1]
-    rows = page.locator("[data-testid=alike] [role=listitem]").all()
+    rows = page.locator("[data-testid=similarity] [role=listitem]").all()
     shown = {
         int(row.get_attribute("data-place") or ""): row.locator(".figure").get_attribute("data-value") for row in rows
     }
@@ -223,11 +226,11 @@ def test_lengths_and_angles(kind: str, request: pytest.FixtureRequest, visit: Vi
     assert max(float(one or "") for one in shown.values()) == near(best)
     rows[0].locator("button").click()
     settle(page)
-    assert run_status(page).get("token") == next(iter(shown))
+    assert state_of(page).get("token") == next(iter(shown))
 
 
 def test_changes_inside_change_the_table(request: pytest.FixtureRequest, visit: Visit) -> None:
-    edits = [{"kind": "scale", "site": "ffn_out.0", "by": 0}]
+    edits = [{"kind": "scale", "site": "ffn_out.0", "factor": 0}]
     page, model, given = opened(visit, request, "decoder", edits=edits)
     plain = gh.lens(model, *given)
     with gh.edit(model, {"ffn_out.0": 0.0}):
@@ -238,7 +241,7 @@ def test_changes_inside_change_the_table(request: pytest.FixtureRequest, visit: 
 
 
 def test_a_long_text_is_read_where_it_is_looked_at(decoder: Trained, visit: Visit, picture: Picture) -> None:
-    page = visit(decoder, view="stream", text="the cat saw the dog. " * 170, token=5, wait=False)
+    page = visit(decoder, view="residual", text="the cat saw the dog. " * 170, token=5, wait=False)
     asked: list[dict[str, int]] = []
     page.on("request", lambda one: asked.append(json.loads(one.post_data or "")) if "/api/lens" in one.url else None)
     settle(page)
@@ -281,13 +284,13 @@ def test_without_logits_there_is_something_to_see(
 ) -> None:
     torch.manual_seed(0)
     model = gh.build(gh.preset("tiny-encoder", vocab_size=len(encoder[1]), head=head)).eval()
-    page = visit((model, encoder[1]), view="stream", text=TEXT, token=2)
+    page = visit((model, encoder[1]), view="residual", text=TEXT, token=2)
     expect(page.locator(".about").first).to_contain_text("cannot be shown")
     found = residual_norms(model, torch.tensor([encoder[1].encode(TEXT)]))[:, 0]
     shown = cells(page)
     assert len(shown) == found.numel()
     assert all(one["norm"] == near(float(found[at])) for at, one in shown.items())
-    assert page.locator("[data-testid=alike] [role=listitem]").count() == 6
+    assert page.locator("[data-testid=similarity] [role=listitem]").count() == 6
     picture(page, f"stream-{model.spec.head.kind}")
 
 
@@ -295,9 +298,9 @@ def test_labels_of_tokens(encoder: Trained, visit: Visit, picture: Picture) -> N
     torch.manual_seed(0)
     head = {"kind": "token_classification", "n_labels": 3, "labels": ["noun", "verb", "other"]}
     model = gh.build(gh.preset("tiny-encoder", vocab_size=len(encoder[1]), head=head)).eval()
-    page = visit((model, encoder[1]), view="stream", text=TEXT)
+    page = visit((model, encoder[1]), view="residual", text=TEXT)
     assert set(page.locator(".lens-word").all_inner_texts()) <= {"noun", "verb", "other"}
-    expect(page.locator("[data-testid=sum]")).to_have_count(0)
+    expect(page.locator("[data-testid=attribution]")).to_have_count(0)
     page.click("[role=radio][data-value=entropy]")
     settle(page)
     expect(page.locator("[data-testid=lens-legend]")).to_contain_text("1.10 nats")
@@ -310,7 +313,7 @@ def asked_on_opening(page: Page, view: str) -> set[str]:
 
     def look(one: Request) -> None:
         path = urlsplit(one.url).path
-        if path.startswith("/api/") and path != "/api/tokens":  # which all views need
+        if path.startswith("/api/") and path != "/api/tokenize":  # which all views need
             asked.add(request_key(path.removeprefix("/api/"), json.loads(one.post_data or "{}")))
 
     page.reload()  # to forget what it knows
@@ -333,12 +336,15 @@ def test_a_saved_page_holds_what_it_asks(kind: str, request: pytest.FixtureReque
         "edits": [{"kind": "patch", "site": f"{stack}resid_post.0[position=1]"}],
         "token": 1,
         "layer": 1,
-        "streamToken": 7,
-        "added": gh.generate(*trained, SOURCE)[0].ids if kind == "pair" else [],
+        "residual_token": 7,
+        "appended": gh.generate(*trained, SOURCE)[0].ids if kind == "pair" else [],
     }
     traces = TraceCache(ModelLoader.from_model(*trained))
-    state = filled(traces, given)
-    known = {request_key(*one) for one in residual_stream.opening(traces, forward_pass_of(traces.loader.get(""), state), state)}
+    state = with_defaults(traces, given)
+    known = {
+        request_key(*one)
+        for one in residual_stream.initial_requests(traces, forward_pass_of(traces.loader.get(""), state), state)
+    }
     page = visit(trained, view="alignment" if kind == "pair" else "attention", **given)
     assert asked_on_opening(page, "stream") == known
 
@@ -346,7 +352,7 @@ def test_a_saved_page_holds_what_it_asks(kind: str, request: pytest.FixtureReque
 @pytest.mark.parametrize("kind", ONE_KIND)
 def test_the_same_in_python(kind: str, request: pytest.FixtureRequest, visit: Visit) -> None:
     """The code on the page runs, and gives what the page shows."""
-    edits = [{"kind": "scale", "site": "decoder.z.0[head=1]" if kind == "pair" else "z.0[head=1]", "by": 0.5}]
+    edits = [{"kind": "scale", "site": "decoder.z.0[head=1]" if kind == "pair" else "z.0[head=1]", "factor": 0.5}]
     page, model, _ = opened(visit, request, kind, token=1, edits=edits)
     page.click(".python summary")
     code = page.locator(".python code").inner_text()
@@ -364,7 +370,7 @@ def test_the_same_in_python(kind: str, request: pytest.FixtureRequest, visit: Vi
 
 
 def test_in_python_too_the_true_token_is_the_hidden_one(request: pytest.FixtureRequest, visit: Visit) -> None:
-    page, model, _ = opened(visit, request, "encoder", hidden=[2, 4], token=2)
+    page, model, _ = opened(visit, request, "encoder", masked=[2, 4], token=2)
     names: dict[str, Any] = {"model": model, "tok": request.getfixturevalue("encoder")[1]}
     exec(page.locator(".python code").text_content() or "", names)
     lens = names["lens"]

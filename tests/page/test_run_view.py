@@ -57,7 +57,7 @@ def test_values_are_the_journal(run_folder: Path, visit: Visit, picture: Callabl
         assert value(page, f"now-{name}") == last[name], name
     expect(page.get_by_test_id("run-state")).to_have_text("finished")
     expect(page.get_by_test_id("run-far")).to_contain_text("step 60 of 60")
-    expect(page.get_by_test_id("run-facts")).to_contain_text("tiny-decoder")
+    expect(page.get_by_test_id("run-settings")).to_contain_text("tiny-decoder")
 
 
 def test_keys_walk_along_the_steps(run_folder: Path, visit: Visit) -> None:
@@ -158,7 +158,7 @@ def test_curves_grow_and_are_cut(copied: Path, visit: Visit) -> None:
         expect(far).to_contain_text("step 30 of 60")
         page.get_by_text("the values as a table").click()
         steps = page.locator("[data-testid=run-values] tbody th")
-        journal.write(31, loss=1.25, rate=0.001, norm=1.0, targets=700, tokens_per_second=768.0)
+        journal.write(31, loss=1.25, lr=0.001, grad_norm=1.0, n_targets=700, tokens_per_second=768.0)
         expect(far).to_contain_text("step 31 of 60")
         expect(far).to_contain_text("about 29 s left")  # 29 steps of 768 tokens
         assert value(page, "at-loss") == 1.25
@@ -167,7 +167,7 @@ def test_curves_grow_and_are_cut(copied: Path, visit: Visit) -> None:
     expect(run_status).to_have_text("stopped")
     journal.truncate(21)
     with lock_folder(copied):
-        journal.write(21, loss=2.5, rate=0.001, norm=1.0)
+        journal.write(21, loss=2.5, lr=0.001, grad_norm=1.0)
         expect(far).to_contain_text("step 21 of 60")
         assert value(page, "at-loss") == 2.5
         expect(steps).to_have_text([str(step) for step in range(1, 22)])
@@ -312,7 +312,7 @@ def test_other_kinds(kind: str, tmp_path: Path, visit: Visit, picture: Callable[
         tmp_path,
         {
             "model": {"preset": "tiny-seq2seq" if kind == "pair" else "tiny-encoder"},
-            "data": {**data, "length": 24, "vocab_size": 280},
+            "data": {**data, "seq_len": 24, "vocab_size": 280},
             "train": {"steps": 12, "batch_tokens": 384, "lr": 5e-3},
         },
     )

@@ -21,7 +21,7 @@ TEXT = "the cat sat on the mat and the bird"
 SOURCE = "one five two"
 
 
-def run_status(page: Page) -> dict[str, object]:
+def state_of(page: Page) -> dict[str, object]:
     """Return the state that stands in the address."""
     found = parse_qs(urlsplit(page.url).fragment)
     state: dict[str, object] = {}
@@ -75,11 +75,11 @@ def test_a_token_is_chosen_by_click_and_by_key(decoder: Trained, visit: Visit) -
     wanted = model(torch.tensor([ids]))[0].softmax(-1)
     page.locator("[data-testid=strip-text] .token").nth(2).click()
     settle(page)
-    assert run_status(page)["token"] == 2
+    assert state_of(page)["token"] == 2
     assert candidates(page)[int(wanted[2].argmax())] == pytest.approx(float(wanted[2].max()), rel=1e-4)
     page.locator("[data-testid=strip-text]").press("ArrowRight")
     settle(page)
-    assert run_status(page)["token"] == 3
+    assert state_of(page)["token"] == 3
     expect(page.locator("[data-testid=strip-text] .selected")).to_have_attribute("data-place", "3")
     assert candidates(page)[int(wanted[3].argmax())] == pytest.approx(float(wanted[3].max()), rel=1e-4)
     following = page.locator("[data-testid=next] .true")
@@ -106,7 +106,7 @@ def test_a_candidate_branches_the_text_at_the_selected_token(decoder: Trained, v
     second = list(candidates(page))[1]
     page.locator(f"[data-testid=next] [data-id='{second}'] button").click()
     settle(page)
-    assert run_status(page)["added"] == [second]
+    assert state_of(page)["appended"] == [second]
     assert page.locator("[data-testid=strip-text] .token").count() == len(ids) + 1
     page.get_by_test_id("take-back").click()
     settle(page)
@@ -115,7 +115,7 @@ def test_a_candidate_branches_the_text_at_the_selected_token(decoder: Trained, v
     third = list(candidates(page))[2]
     page.locator(f"[data-testid=next] [data-id='{third}'] button").click()
     settle(page)
-    assert run_status(page)["added"] == [*ids[:2], third]
+    assert state_of(page)["appended"] == [*ids[:2], third]
     shown = [int(one.get_attribute("data-id") or "") for one in page.locator("[data-testid=strip-text] .token").all()]
     assert shown == [*ids[:2], third]
 
@@ -130,12 +130,12 @@ def test_it_goes_on_as_generate_does(kind: str, request: pytest.FixtureRequest, 
     else:
         (whole,) = gh.generate(model, tok, SOURCE, max_new_tokens=20)
         begun = whole.ids[:1]
-        page = visit((model, tok), text=SOURCE, added=begun, temperature=0)
+        page = visit((model, tok), text=SOURCE, appended=begun, temperature=0)
         wanted = whole
-    page.get_by_test_id("write-20").click()
+    page.get_by_test_id("generate-20").click()
     page.wait_for_url(lambda url: "seed=1" in url)
     settle(page)
-    assert run_status(page)["added"] == wanted.ids
+    assert state_of(page)["appended"] == wanted.ids
 
 
 def test_drawing_depends_on_temperature_and_filters(
@@ -160,9 +160,9 @@ def test_drawing_depends_on_temperature_and_filters(
     settle(page)
     likeliest = page.locator("[data-testid=next] [role=listitem]").first
     assert float(likeliest.get_attribute("data-drawn") or "") == 1.0
-    page.get_by_test_id("write-1").click()
+    page.get_by_test_id("generate-1").click()
     page.wait_for_url(lambda url: "seed=1" in url)
-    assert run_status(page)["added"] == [int(logits.argmax())]
+    assert state_of(page)["appended"] == [int(logits.argmax())]
 
 
 def test_what_is_hidden_is_guessed(encoder: Trained, visit: Visit, picture: Callable[[Page, str], Path]) -> None:
@@ -177,7 +177,7 @@ def test_what_is_hidden_is_guessed(encoder: Trained, visit: Visit, picture: Call
     picture(page, "text-hidden")
     page.get_by_test_id("hide").click()
     settle(page)
-    assert "hidden" not in run_status(page)
+    assert "masked" not in state_of(page)
 
 
 def test_the_merge_tree_of_a_word(decoder: Trained, visit: Visit) -> None:
@@ -279,10 +279,10 @@ def test_keys_walk_through_layers_heads_and_views(decoder: Trained, visit: Visit
     page.locator("body").press(".")
     page.locator("body").press(",")
     settle(page)
-    assert {name: run_status(page)[name] for name in ("layer", "head")} == {"layer": 1, "head": 1}
+    assert {name: state_of(page)[name] for name in ("layer", "head")} == {"layer": 1, "head": 1}
     page.locator("body").press("2")
     settle(page)
-    assert run_status(page)["view"] == "attention"
+    assert state_of(page)["view"] == "attention"
     page.locator("body").press("?")
     expect(page.locator("dialog")).to_be_visible()
 
@@ -290,7 +290,7 @@ def test_keys_walk_through_layers_heads_and_views(decoder: Trained, visit: Visit
 def test_the_address_has_no_token_and_the_state_alone(decoder: Trained, visit: Visit) -> None:
     page = visit(decoder, text=TEXT, layer=1)
     assert "token=" not in urlsplit(page.url).query
-    assert run_status(page) == {"text": TEXT, "layer": 1}
+    assert state_of(page) == {"text": TEXT, "layer": 1}
 
 
 @pytest.mark.parametrize("kind", ONE_KIND)
@@ -298,12 +298,12 @@ def test_the_same_in_python(kind: str, request: pytest.FixtureRequest, visit: Vi
     """The code on the page runs, and gives what the page shows, also of a long text or with something hidden."""
     model, tok = request.getfixturevalue(kind)
     asked: dict[str, dict[str, object]] = {
-        "decoder": {"text": f"{TEXT}. " * 40, "added": [7]},
-        "encoder": {"text": TEXT, "hidden": [2, 4], "token": 2},
+        "decoder": {"text": f"{TEXT}. " * 40, "appended": [7]},
+        "encoder": {"text": TEXT, "masked": [2, 4], "token": 2},
         "pair": {"text": SOURCE, "target": "eins fünf"},
     }
     site = "decoder.z.0[head=1]" if kind == "pair" else "z.0[head=1]"
-    page = visit((model, tok), edits=[{"kind": "scale", "site": site, "by": 0.5}], **asked[kind])
+    page = visit((model, tok), edits=[{"kind": "scale", "site": site, "factor": 0.5}], **asked[kind])
     names: dict[str, Any] = {"model": model, "tok": tok}
     exec(page.locator(".python code").text_content() or "", names)
     for token, probability in candidates(page).items():

@@ -13,11 +13,11 @@ import torch
 
 import glasshouse as gh
 from glasshouse.page import serialization
-from glasshouse.page.model_info import ModelInfo, Checkpoints, about, checkpoints
 from glasshouse.page.endpoints import ENDPOINTS
-from glasshouse.page.next_token import Next, next_tokens
-from glasshouse.page.forward_pass import ForwardPass, Scale, Prompt
+from glasshouse.page.forward_pass import ForwardPass, Prompt, Scale
+from glasshouse.page.model_info import Checkpoints, ModelInfo, checkpoints, model_info
 from glasshouse.page.model_loader import LONGEST, ModelLoader
+from glasshouse.page.next_token import Next, next_tokens
 from glasshouse.page.trace import TraceCache
 
 IDS = Prompt("5 7 11 3 5 7")
@@ -69,7 +69,7 @@ def test_models_of_moments_that_are_not_looked_at_are_let_go(run_folder: Path) -
     assert len(names) > 3
     models = []
     for name in names:
-        traces.trace(ForwardPass(Prompt("the cat"), checkpoint=name)).map("pattern.0")
+        traces.trace(ForwardPass(Prompt("the cat"), checkpoint=name)).attention_map("pattern.0")
         models.append(weakref.ref(traces.loader.get(name).model))
     gc.collect()
     assert sum(one() is not None for one in models) <= 2
@@ -111,17 +111,17 @@ def test_a_decoder_with_labels_says_labels(head: object) -> None:
     traces = traces_of(head=head)
     said = next_tokens(traces, Next(ForwardPass(IDS), position=1))
     assert len(said["candidates"]) == 3
-    assert said["following"] is None
+    assert said["actual_next"] is None
 
 
 def test_a_run_that_diverged_is_shown_all_the_same() -> None:
     traces = traces_of()
     with torch.no_grad():
         traces.loader.get("").model.token_embedding.table.weight.fill_(torch.nan)
-    forward_pass = {"asked": {"text": IDS.text}}
-    for name, body in [("next", {}), ("loss", {}), ("lens", {"start": 0, "stop": 4}), ("parts", {"position": 2})]:
-        answer = ENDPOINTS[name]
-        given = answer.give(traces, gh.config.parse(answer.ask, {"forward_pass": forward_pass, **body}))
+    forward_pass = {"prompt": {"text": IDS.text}}
+    for name, body in [("next", {}), ("loss", {}), ("lens", {"start": 0, "stop": 4}), ("logit_attribution", {"position": 2})]:
+        endpoint = ENDPOINTS[name]
+        given = endpoint.handler(traces, gh.config.parse(endpoint.params, {"forward_pass": forward_pass, **body}))
         assert "NaN" not in serialization.to_json(given).decode()
         json.loads(serialization.to_json(given))
 
@@ -135,10 +135,10 @@ def test_what_is_too_long_is_refused_before_it_is_computed() -> None:
 @pytest.mark.parametrize("site", ["pattern.0", "scores.1", "pattern.*[head=1]"])
 def test_maps_cannot_be_changed(site: str) -> None:
     with pytest.raises(gh.InputError, match="change z instead"):
-        traces_of().of(ForwardPass(IDS, edits=(Scale(site),))).site("final")
+        traces_of().trace(ForwardPass(IDS, edits=(Scale(site),))).activation("final")
 
 
 def test_a_small_vocabulary_has_an_example_it_can_read() -> None:
     traces = traces_of(vocab_size=4)
-    text = about(traces, ModelInfo())["example"]
+    text = model_info(traces, ModelInfo())["example"]
     assert traces.trace(ForwardPass(Prompt(text))).ids

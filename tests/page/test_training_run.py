@@ -16,10 +16,18 @@ from corrupt_journals import DAMAGED
 import glasshouse as gh
 from glasshouse.errors import InputError
 from glasshouse.page import training_run
-from glasshouse.page.training_run import CHECKPOINTS, POINTS, Curves, Difference, Facts, Inside, Metrics
 from glasshouse.page.forward_pass import ForwardPass, Prompt
 from glasshouse.page.model_loader import ModelLoader
 from glasshouse.page.trace import TraceCache
+from glasshouse.page.training_run import (
+    CHECKPOINTS,
+    POINTS,
+    CheckpointLog,
+    CompareCheckpoints,
+    Curves,
+    Metrics,
+    RunSettings,
+)
 from glasshouse.training import Run, list_checkpoints, train
 from glasshouse.training.folder import lock_folder
 from glasshouse.training.journal import Journal
@@ -42,7 +50,7 @@ def trained(place: Path, kind: str = "decoder", **choices: Any) -> Path:  # noqa
     data = {"path": str(place / "a.tsv"), "kind": "pairs"} if kind == "seq2seq" else {"path": str(place / "a.txt")}
     table = {
         "model": KINDS[kind],
-        "data": {**data, "length": 16, "vocab_size": 270, "hold_out": 0.1},
+        "data": {**data, "seq_len": 16, "vocab_size": 270, "val_fraction": 0.1},
         "train": {"steps": 12, "batch_tokens": 96, "save_every": 3, "eval_every": 4, "lr": 0.01}
         | {"out": str(place / "run"), **choices},
     }
@@ -66,15 +74,15 @@ def lines(path: Path) -> list[dict[str, Any]]:
 def follow(curves: Curves, held: dict[str, Any]) -> None:
     """Do as the page does: ask for what is new, and put it in the place of what it replaces."""
     curves.read_new()
-    since = held.get("last", 0) if held.get("mark") == curves.mark else 0
+    since = held.get("last", 0) if held.get("version") == curves.version else 0
     told = curves.since(since)
-    since = since // curves.width * curves.width
+    since = since // curves.steps_per_point * curves.steps_per_point
     old = held.get("curves", {})
     held["curves"] = {}
     for name, new in told.items():
         kept = [at for at, step in enumerate(old.get(name, {"step": []})["step"]) if step < since]
         held["curves"][name] = {part: [old[name][part][at] for at in kept] + new[part] for part in new}
-    held["mark"], held["last"] = curves.mark, curves.last
+    held["version"], held["last"] = curves.version, curves.last
 
 
 # Curves
@@ -83,9 +91,9 @@ def follow(curves: Curves, held: dict[str, Any]) -> None:
 def test_short_curves_are_the_journal(traces: TraceCache, folder: Path) -> None:
     told = training_run.metrics(traces, Metrics())
     journal = lines(folder / "metrics.jsonl")
-    assert told["width"] == 1
+    assert told["steps_per_point"] == 1
     assert told["step"] == told["steps"] == 12
-    for name in ("loss", "rate", "norm", "tokens_per_second", "validation_loss", "validation_bits_per_byte"):
+    for name in ("loss", "lr", "grad_norm", "tokens_per_second", "validation_loss", "validation_bits_per_byte"):
         having = [line for line in journal if name in line]
         assert having
         assert told["curves"][name] == {
@@ -98,10 +106,10 @@ def test_short_curves_are_the_journal(traces: TraceCache, folder: Path) -> None:
 
 def test_only_what_is_new_is_told(traces: TraceCache) -> None:
     first = training_run.metrics(traces, Metrics())
-    later = training_run.metrics(traces, Metrics(since=10, mark=first["mark"]))
+    later = training_run.metrics(traces, Metrics(since=10, version=first["version"]))
     assert later["since"] == 10
     assert later["curves"]["loss"]["step"] == [10, 11, 12]
-    assert training_run.metrics(traces, Metrics(since=10, mark="of another time"))["since"] == 0
+    assert training_run.metrics(traces, Metrics(since=10, version="of another time"))["since"] == 0
 
 
 def test_long_curves_by_hand(tmp_path: Path) -> None:
@@ -112,7 +120,7 @@ def test_long_curves_by_hand(tmp_path: Path) -> None:
     curves = Curves(tmp_path / "metrics.jsonl")
     curves.read_new()
     loss = curves.since(0)["loss"]
-    assert curves.width == 4
+    assert curves.steps_per_point == 4
     assert [loss[part][0] for part in ("step", "mean", "low", "high")] == [3, 2.0, 1.0, 3.0]  # steps 1, 2, 3
     assert [loss[part][1] for part in ("step", "mean", "low", "high")] == [7, 5.5, 4.0, 7.0]  # steps 4 to 7
     assert [loss[part][-1] for part in ("step", "mean")] == [2500, 2500.0]
@@ -132,7 +140,7 @@ def test_a_page_that_follows_has_what_one_that_comes_late_gets(tmp_path: Path, s
             journal.truncate(step + 1)
         for _ in range(chance.choice([0, 1, 30, 300])):
             step += 1
-            values = {"loss": chance.random(), "norm": chance.choice([None, 2.0])}
+            values = {"loss": chance.random(), "grad_norm": chance.choice([None, 2.0])}
             journal.write(step, **values | ({"validation_loss": chance.random()} if step % 50 == 0 else {}))
         half = chance.random() < 0.3
         if half:  # a line that is being written
@@ -145,7 +153,7 @@ def test_a_page_that_follows_has_what_one_that_comes_late_gets(tmp_path: Path, s
         for name, curve in fresh["curves"].items():
             having = [line for line in journal.lines() if line.get(name) is not None]
             assert len(curve["step"]) <= POINTS + 1
-            if curves.width == 1:
+            if curves.steps_per_point == 1:
                 assert list(zip(curve["step"], curve["mean"], strict=True)) == [(e["step"], e[name]) for e in having]
             else:
                 assert min(curve["low"]) == min(line[name] for line in having)
@@ -177,7 +185,7 @@ def test_a_line_that_is_being_written_is_waited_for(tmp_path: Path) -> None:
             file.write(part)
         curves.read_new()
     assert curves.since(0)["loss"] == {"step": [1, 2], "mean": [3.0, 2.5]}
-    assert curves.cuts == 0
+    assert curves.truncations == 0
 
 
 def test_what_is_no_number_is_left_out(tmp_path: Path) -> None:
@@ -202,7 +210,7 @@ def test_lines_of_the_wrong_shape_are_left_out(folder: Path, tmp_path: Path) -> 
 
     def told() -> list[object]:
         curves = training_run.metrics(traces, Metrics())
-        inside = [training_run.probes(traces, Inside()), training_run.samples(traces, Inside())]
+        inside = [training_run.probes(traces, CheckpointLog()), training_run.samples(traces, CheckpointLog())]
         return [curves["curves"], curves["step"], *inside, traces.loader.example()]
 
     before = told()
@@ -212,7 +220,7 @@ def test_lines_of_the_wrong_shape_are_left_out(folder: Path, tmp_path: Path) -> 
     assert told() == before
     (folder / ".lock").unlink()
     (folder / ".lock").mkdir()  # which nobody can hold
-    assert training_run.metrics(traces, Metrics())["state"] == "finished"
+    assert training_run.metrics(traces, Metrics())["status"] == "finished"
 
 
 # How it stands
@@ -223,7 +231,7 @@ def test_running_finished_stopped(tmp_path: Path) -> None:
     traces = TraceCache(ModelLoader(folder))
 
     def state() -> str:
-        return training_run.metrics(traces, Metrics())["state"]
+        return training_run.metrics(traces, Metrics())["status"]
 
     assert state() == "finished"
     with lock_folder(folder):
@@ -242,7 +250,7 @@ def test_running_finished_stopped(tmp_path: Path) -> None:
 def test_moments_and_facts(traces: TraceCache, folder: Path) -> None:
     told = training_run.metrics(traces, Metrics())
     assert told["checkpoints"] == [{"name": one.name, "step": one.step} for one in list_checkpoints(folder)]
-    facts = {one["name"]: one["value"] for one in training_run.facts(traces, Facts())["facts"]}
+    facts = {one["name"]: one["value"] for one in training_run.run_settings(traces, RunSettings())["settings"]}
     assert facts["model.preset"] == "tiny-decoder"
     assert facts["train.steps"] == "12"
     assert facts["train.lr"] == "0.01"
@@ -262,13 +270,13 @@ def test_probes_and_samples_are_as_written(tmp_path: Path, kind: str) -> None:
     folder = trained(tmp_path, kind)
     traces = TraceCache(ModelLoader(folder))
     written = lines(folder / "probes.jsonl")
-    told = training_run.probes(traces, Inside())
+    told = training_run.probes(traces, CheckpointLog())
     assert told["steps"] == [line["step"] for line in written]
     assert told["steps"][0] == 0
     for name, values in {**told["heads"], **told["layers"]}.items():
         assert values == [line[name] for line in written]
     assert ("induction" in told["heads"]) == (kind == "decoder")
-    said = training_run.samples(traces, Inside())
+    said = training_run.samples(traces, CheckpointLog())
     written = lines(folder / "samples.jsonl")
     assert said["steps"] == [line["step"] for line in written]
     for mine, line in zip(said["samples"], written, strict=True):
@@ -281,7 +289,7 @@ def test_many_checkpoints_are_spread(tmp_path: Path) -> None:
     journal = Journal(folder / "samples.jsonl")
     for step in range(13, 1000):
         journal.write(step, samples=[{"prompt": "a", "text": "b\x1b[31m\n\tc\u202e"}])
-    told = training_run.samples(TraceCache(ModelLoader(folder)), Inside())
+    told = training_run.samples(TraceCache(ModelLoader(folder)), CheckpointLog())
     assert len(told["steps"]) == CHECKPOINTS
     assert (told["steps"][0], told["steps"][-1]) == (0, 999)
     assert told["left_out"] == len(lines(folder / "samples.jsonl")) - CHECKPOINTS
@@ -298,17 +306,19 @@ def test_difference_is_that_of_compare(tmp_path: Path, kind: str) -> None:
     text = {"decoder": "to be or", "encoder": "to be or", "seq2seq": "31"}[kind]
     asked = Prompt(text=text, target="3 1" if kind == "seq2seq" else "")
     first, last = loader.checkpoints()[0], "final"
-    told = training_run.difference(TraceCache(loader), Difference(ForwardPass(asked, checkpoint=first), beside=last))
+    told = training_run.compare_checkpoints(
+        TraceCache(loader), CompareCheckpoints(ForwardPass(asked, checkpoint=first), compare_with=last)
+    )
     one, other = (gh.load({m.name: m.folder for m in list_checkpoints(folder)}[name])[0] for name in (first, last))
     seen = gh.compare(one, other, *loader.get(first).inputs(asked))
     for name, value in (
-        ("heads", seen.pattern_distance),
-        ("writes", seen.z_distance),
-        ("ffn", seen.ffn_out_distance),
-        ("stream", seen.residual_distance[:, 0]),
+        ("pattern_distance", seen.pattern_distance),
+        ("z_distance", seen.z_distance),
+        ("ffn_out_distance", seen.ffn_out_distance),
+        ("residual_distance", seen.residual_distance[:, 0]),
     ):
         assert told[name] == training_run.serialization.encode_tensor(value), name
-    assert told["divergence"] == training_run.serialization.encode_tensor(seen.kl_divergence[0])
+    assert told["kl_divergence"] == training_run.serialization.encode_tensor(seen.kl_divergence[0])
     assert seen.pattern_distance.max() > 0
     if kind == "encoder":
         assert told["losses"] == [None, None]

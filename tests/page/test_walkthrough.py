@@ -23,10 +23,10 @@ from glasshouse.errors import GlasshouseError
 from glasshouse.inspection import scale
 from glasshouse.page import serialization
 from glasshouse.page.endpoints import ENDPOINTS
-from glasshouse.page.forward_pass import ForwardPass, Scale, Prompt
-from glasshouse.page.walkthrough import Steps, opening, steps
+from glasshouse.page.forward_pass import ForwardPass, Prompt, Scale
 from glasshouse.page.model_loader import ModelLoader
 from glasshouse.page.trace import TraceCache
+from glasshouse.page.walkthrough import Walkthrough, initial_requests, walkthrough
 
 TEXT = Prompt("3 1 4 0 5 9", "2 6 7")
 Named = tuple[str, str, Tensor]  # node, kind, what comes out
@@ -57,9 +57,11 @@ def close(a: Tensor, b: Tensor, tolerance: float = 1e-6) -> None:
     assert (a - b)[finite].abs().max() <= tolerance * max(1.0, float(b[finite].abs().max()))
 
 
-def answer(model: gh.models.Model, text: Prompt = TEXT, forward_pass: ForwardPass | None = None, **ask: Any) -> dict[str, Any]:  # noqa: ANN401 - as it is asked
+def answer(
+    model: gh.models.Model, text: Prompt = TEXT, forward_pass: ForwardPass | None = None, **ask: Any
+) -> dict[str, Any]:
     """Ask as the page does: through JSON, both ways."""
-    given = steps(TraceCache(ModelLoader.from_model(model, None)), Steps(forward_pass or ForwardPass(text), **ask))
+    given = walkthrough(TraceCache(ModelLoader.from_model(model, None)), Walkthrough(forward_pass or ForwardPass(text), **ask))
     found: dict[str, Any] = json.loads(serialization.to_json(given))
     return found
 
@@ -257,7 +259,7 @@ def check(found: dict[str, Any], wanted: list[Named]) -> None:
         close(unpacked(card["y"]), y, 4e-6)
 
 
-ORDERS, GROUPS = ("before", "after", "sandwich"), (4, 2, 1)
+ORDERS, GROUPS = ("pre", "post", "sandwich"), (4, 2, 1)
 POSITIONS = ("sinusoidal", "learned", "rotary", "alibi", "relative")
 FEEDS, NORMS = ("relu", "gelu", "swiglu"), ("layer", "rms")
 
@@ -301,7 +303,7 @@ def test_every_step_of_rarer_choices_is_what_its_formula_gives(kind: str, settin
 @pytest.mark.parametrize("order", ORDERS)
 def test_every_step_of_an_encoder_decoder_is_what_its_formula_gives(position: str, order: str) -> None:
     settings: dict[str, Any] = {"n_layers": 2, "n_encoder_layers": 3, "start_id": 1, "n_kv_heads": 2}
-    model = make("tiny-seq2seq", position=position, norm_placement=order, final_norm=order != "after", **settings)
+    model = make("tiny-seq2seq", position=position, norm_placement=order, final_norm=order != "post", **settings)
     text = Prompt("3 1 4 0 5", "2 6 7")
     source, memory = Reference(model, "encoder").way([3, 1, 4, 0, 5], 3, 1, 2, 3)
     check(answer(model, text, position=3, layer=1, head=2, side="source"), source)
@@ -433,7 +435,7 @@ def test_another_layer_or_head_of_a_text_that_was_traced_costs_no_pass(kind: str
     for block in trace.stack.blocks:
         block.register_forward_pre_hook(lambda *_: blocks.append(1))
     for layer, head in ((0, 0), (2, 1), (2, 3)):
-        steps(traces, Steps(ForwardPass(TEXT), layer=layer, head=head))
+        walkthrough(traces, Walkthrough(ForwardPass(TEXT), layer=layer, head=head))
     assert (len(passes), len(blocks)) == (0, 2)
 
 
@@ -471,9 +473,9 @@ def test_what_there_is_not_is_refused(ask: dict[str, Any], said: str) -> None:
 @pytest.mark.parametrize("kind", ["tiny-decoder", "tiny-seq2seq"])
 def test_a_saved_page_holds_what_the_view_asks_when_it_opens(kind: str) -> None:
     traces = TraceCache(ModelLoader.from_model(make(kind), None))
-    state = {"token": 3, "key": 9, "layer": 7, "head": 9, "stepsSide": "source"}
-    (name, body) = opening(traces, ForwardPass(TEXT), state)[0]
+    state = {"token": 3, "key": 9, "layer": 7, "head": 9, "walkthrough_side": "source"}
+    (name, body) = initial_requests(traces, ForwardPass(TEXT), state)[0]
     source = {"side": "source", "position": 5} if kind == "tiny-seq2seq" else {"position": 3}
-    assert name == "steps"
+    assert name == "walkthrough"
     assert body == {"forward_pass": ForwardPass(TEXT).table(), "layer": 1, "head": 3, **source}
     ENDPOINTS[name].give(traces, config.parse(ENDPOINTS[name].ask, body))

@@ -16,9 +16,9 @@ import glasshouse as gh
 from glasshouse.inspection import scale
 from glasshouse.page.forward_pass import ForwardPass, Prompt
 from glasshouse.page.html_export import request_key
-from glasshouse.page.walkthrough import opening
 from glasshouse.page.model_loader import ModelLoader
 from glasshouse.page.trace import TraceCache
+from glasshouse.page.walkthrough import initial_requests
 
 TEXT = "the cat sat on the mat and the bird"
 Picture = Callable[[Page, str], Path]
@@ -70,22 +70,22 @@ def test_it_opens(
     kind: str, width: int, dark: bool, request: pytest.FixtureRequest, visit: Visit, picture: Picture
 ) -> None:
     trained: Trained = request.getfixturevalue(kind)
-    page = visit(trained, **asked(kind), view="steps", layer=1, head=1, width=width, dark=dark)
+    page = visit(trained, **asked(kind), view="walkthrough", layer=1, head=1, width=width, dark=dark)
     tone = "dark" if dark else "light"
-    picture(page, f"steps-{kind}-{width}-{tone}")
-    page.get_by_test_id("steps-all").click()
+    picture(page, f"walkthrough-{kind}-{width}-{tone}")
+    page.get_by_test_id("walkthrough-all").click()
     settle(page)
     folded = page.locator(".step .head[aria-expanded=false]")
     expect(folded).to_have_count(0)
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
-    picture(page, f"steps-{kind}-all-{width}-{tone}")
+    picture(page, f"walkthrough-{kind}-all-{width}-{tone}")
 
 
 @pytest.mark.parametrize("kind", ["decoder", "encoder", "pair"])
 def test_numbers_are_those_of_record(kind: str, request: pytest.FixtureRequest, visit: Visit) -> None:
     trained: Trained = request.getfixturevalue(kind)
     model = trained[0]
-    page = visit(trained, **asked(kind), view="steps", layer=1, head=2, token=2, stepsAll=1)
+    page = visit(trained, **asked(kind), view="walkthrough", layer=1, head=2, token=2, walkthrough_all=1)
     prefix = "decoder." if kind == "pair" else ""
     here = {"resid_pre.1": "layers:arrive", "attn_out.1": "attention:out", "ffn_out.1": "feedforward:down"}
     names = {"layers:arrive": "x", "attention:out": "a", "feedforward:down": "f"}
@@ -119,8 +119,8 @@ def test_numbers_are_those_of_record(kind: str, request: pytest.FixtureRequest, 
 
 
 def test_next_and_previous_walk_through_every_card(decoder: Trained, visit: Visit) -> None:
-    page = visit(decoder, text=TEXT, view="steps", layer=1)
-    back, onward, at = (page.get_by_test_id(f"steps-{one}") for one in ("back", "next", "at"))
+    page = visit(decoder, text=TEXT, view="walkthrough", layer=1)
+    back, onward, at = (page.get_by_test_id(f"walkthrough-{one}") for one in ("back", "next", "at"))
     count = page.locator(".step").count()
     expect(back).to_be_disabled()
     for number in range(1, count + 1):
@@ -138,13 +138,13 @@ def test_next_and_previous_walk_through_every_card(decoder: Trained, visit: Visi
 
 
 def test_arrow_keys_walk_and_the_address_remembers(decoder: Trained, visit: Visit) -> None:
-    page = visit(decoder, text=TEXT, view="steps", layer=1)
+    page = visit(decoder, text=TEXT, view="walkthrough", layer=1)
     for _ in range(3):
         page.keyboard.press("ArrowRight")
     page.keyboard.press("ArrowLeft")
     settle(page)
     expect(page.locator(".step.present .number")).to_have_text("3")
-    assert "stepsCard=attention.norm%3Anorm" in page.url
+    assert "walkthrough_card=attention.norm%3Anorm" in page.url
     page.reload()
     settle(page)
     expect(page.locator(".step.present .number")).to_have_text("3")
@@ -152,13 +152,13 @@ def test_arrow_keys_walk_and_the_address_remembers(decoder: Trained, visit: Visi
     page.keyboard.press("ArrowLeft")  # among tokens, arrows choose tokens
     settle(page)
     before_last = len(decoder[1].encode(TEXT)) - 2
-    expect(page.get_by_test_id("steps-title")).to_contain_text(f"token {before_last},")
+    expect(page.get_by_test_id("walkthrough-title")).to_contain_text(f"token {before_last},")
     expect(page.locator(".step.present .number")).to_have_text("3")
 
 
 def test_show_all_opens_everything_and_folds_again(decoder: Trained, visit: Visit) -> None:
-    page = visit(decoder, text=TEXT, view="steps")
-    every = page.get_by_test_id("steps-all")
+    page = visit(decoder, text=TEXT, view="walkthrough")
+    every = page.get_by_test_id("walkthrough-all")
     every.click()
     expect(every).to_have_attribute("aria-pressed", "true")
     expect(page.locator(".step .inside:visible")).to_have_count(page.locator(".step").count())
@@ -168,7 +168,7 @@ def test_show_all_opens_everything_and_folds_again(decoder: Trained, visit: Visi
 
 @pytest.mark.parametrize("width", [1280, 400])
 def test_the_path_leads_to_its_part(width: int, pair: Trained, visit: Visit) -> None:
-    page = visit(pair, **asked("pair"), view="steps", layer=1, width=width)
+    page = visit(pair, **asked("pair"), view="walkthrough", layer=1, width=width)
     labels = page.locator(".place text").all_text_contents()
     block = ["attention", "+", "norm", "cross-attention", "+", "norm", "feed-forward", "+", "norm"]
     assert labels == ["embed", "layer 0", *block, "unembed"]
@@ -181,8 +181,8 @@ def test_the_path_leads_to_its_part(width: int, pair: Trained, visit: Visit) -> 
 
 
 def test_a_number_is_told_in_full(decoder: Trained, visit: Visit) -> None:
-    page = visit(decoder, text=TEXT, view="steps", token=1)
-    told = page.get_by_test_id("steps-value")
+    page = visit(decoder, text=TEXT, view="walkthrough", token=1)
+    told = page.get_by_test_id("walkthrough-value")
     row = page.get_by_test_id("vector-x")
     ids = torch.tensor(decoder[1].encode(TEXT))
     wanted = decoder[0].token_embedding.table.weight[ids[1]].detach()
@@ -209,21 +209,21 @@ def test_a_number_is_told_in_full(decoder: Trained, visit: Visit) -> None:
 
 
 def test_the_selection_is_that_of_the_page(decoder: Trained, visit: Visit) -> None:
-    page = visit(decoder, text=TEXT, view="steps", stepsCard="attention:query")
+    page = visit(decoder, text=TEXT, view="walkthrough", walkthrough_card="attention:query")
     before = vector(page, "attention:query", "q")
     page.keyboard.press("]")
     settle(page)
-    expect(page.get_by_test_id("steps-title")).to_contain_text("layer 1, head 0")
+    expect(page.get_by_test_id("walkthrough-title")).to_contain_text("layer 1, head 0")
     expect(page.locator(".step.present")).to_have_attribute("data-key", "attention:query")
     deeper = vector(page, "attention:query", "q")
     page.keyboard.press(".")
     settle(page)
-    expect(page.get_by_test_id("steps-title")).to_contain_text("layer 1, head 1")
+    expect(page.get_by_test_id("walkthrough-title")).to_contain_text("layer 1, head 1")
     assert len({tuple(before), tuple(deeper), tuple(vector(page, "attention:query", "q"))}) == 3
 
 
 def test_what_is_hidden_is_seen_to_be(decoder: Trained, visit: Visit) -> None:
-    page = visit(decoder, text=TEXT, view="steps", token=3, stepsCard="attention:mask")
+    page = visit(decoder, text=TEXT, view="walkthrough", token=3, walkthrough_card="attention:mask")
     rows = card(page, "attention:mask").locator("tbody tr")
     length = len(decoder[1].encode(TEXT))
     expect(rows).to_have_count(min(12, length))
@@ -232,12 +232,12 @@ def test_what_is_hidden_is_seen_to_be(decoder: Trained, visit: Visit) -> None:
 
 
 def test_an_encoder_decoder_shows_both_ways(pair: Trained, visit: Visit, picture: Picture) -> None:
-    page = visit(pair, **asked("pair"), view="steps", key=1, stepsAll=1)
+    page = visit(pair, **asked("pair"), view="walkthrough", key=1, walkthrough_all=1)
     source = page.get_by_test_id("strip-source").locator(".token").count()
     expect(card(page, "cross:softmax").locator("tbody tr")).to_have_count(source)
     page.get_by_role("radio", name="source, through the encoder").click()
     settle(page)
-    expect(page.get_by_test_id("steps-title")).to_contain_text("token 1,")
+    expect(page.get_by_test_id("walkthrough-title")).to_contain_text("token 1,")
     expect(page.locator(".step").last).to_have_attribute("data-key", "memory:memory")
     inputs = inputs_of(pair, page)
     with torch.no_grad(), gh.record(pair[0], "encoder.final") as seen:
@@ -245,12 +245,14 @@ def test_an_encoder_decoder_shows_both_ways(pair: Trained, visit: Visit, picture
     assert vector(page, "memory:memory", "e1") == pytest.approx(
         shown(seen["encoder.final"][0, 1]), rel=1e-5, abs=1e-6
     )
-    picture(page, "steps-source")
+    picture(page, "walkthrough-source")
 
 
 def test_what_an_experiment_changes_is_said(decoder: Trained, visit: Visit) -> None:
-    edits = [{"kind": "scale", "site": "z.0[head=1]", "by": 0.5}]
-    page = visit(decoder, text=TEXT, view="steps", head=1, token=2, edits=edits, stepsCard="attention:gather")
+    edits = [{"kind": "scale", "site": "z.0[head=1]", "factor": 0.5}]
+    page = visit(
+        decoder, text=TEXT, view="walkthrough", head=1, token=2, edits=edits, walkthrough_card="attention:gather"
+    )
     expect(card(page, "attention:gather").locator(".changed")).to_contain_text(
         "An experiment changes what stands at z.0"
     )
@@ -263,7 +265,7 @@ def test_what_an_experiment_changes_is_said(decoder: Trained, visit: Visit) -> N
 @pytest.mark.parametrize("kind", ONE_KIND)
 def test_the_same_in_python_gives_the_same(kind: str, request: pytest.FixtureRequest, visit: Visit) -> None:
     trained: Trained = request.getfixturevalue(kind)
-    page = visit(trained, **asked(kind), view="steps", layer=1, token=1, stepsCard="attention:out")
+    page = visit(trained, **asked(kind), view="walkthrough", layer=1, token=1, walkthrough_card="attention:out")
     code = page.locator(".python code").text_content() or ""
     told: dict[str, Any] = {"model": trained[0], "tok": trained[1]}
     exec(re.sub(r"model, tok = .*\n", "", code).replace("print(site,", "(site,"), told)
@@ -274,8 +276,8 @@ def test_the_same_in_python_gives_the_same(kind: str, request: pytest.FixtureReq
 
 def test_in_python_too_what_is_hidden_or_patched_is_so(encoder: Trained, visit: Visit) -> None:
     edits = [{"kind": "patch", "site": "resid_post.0[position=1]"}]
-    state = {"hidden": [2], "edits": edits, "other": "a dog ran to the tree"}
-    page = visit(encoder, text=TEXT, view="steps", layer=1, token=1, stepsCard="attention:out", **state)
+    state = {"masked": [2], "edits": edits, "other": "a dog ran to the tree"}
+    page = visit(encoder, text=TEXT, view="walkthrough", layer=1, token=1, walkthrough_card="attention:out", **state)
     told: dict[str, Any] = {"model": encoder[0], "tok": encoder[1]}
     exec((page.locator(".python code").text_content() or "").replace("print(site,", "(site,"), told)
     wanted = shown(told["seen"]["attn_out.1[position=1]"][0])
@@ -285,27 +287,27 @@ def test_in_python_too_what_is_hidden_or_patched_is_so(encoder: Trained, visit: 
 @pytest.mark.long  # test_saving.py opens every view of a saved page
 @pytest.mark.parametrize("side", ["", "source"])
 def test_what_it_asks_is_what_a_saved_page_holds(side: str, pair: Trained, visit: Visit) -> None:
-    state = {"layer": 1, "head": 2, "key": 1, "target": "eins", **({"stepsSide": side} if side else {})}
+    state = {"layer": 1, "head": 2, "key": 1, "target": "eins", **({"walkthrough_side": side} if side else {})}
     sent: list[str] = []
-    page = visit(pair, wait=False, text="one two", view="steps", **state)
+    page = visit(pair, wait=False, text="one two", view="walkthrough", **state)
     page.on("request", lambda one: sent.append(one.post_data or "") if one.url.endswith("/api/steps") else None)
     page.reload()
     settle(page)
     place = len(page.get_by_test_id("strip-target").locator(".token").all()) - 1
     forward_pass = ForwardPass(Prompt("one two", "eins"))
-    ((name, body),) = opening(TraceCache(ModelLoader.from_model(*pair)), forward_pass, {**state, "token": place})
+    ((name, body),) = initial_requests(TraceCache(ModelLoader.from_model(*pair)), forward_pass, {**state, "token": place})
     assert {f"{name} {one}" for one in sent} == {request_key(name, body)}
 
 
 def test_hostile_text_breaks_nothing(decoder: Trained, visit: Visit) -> None:
     text = "<img src=x onerror=alert(1)> \u202e\u200b \x07" + "x" * 400
-    page = visit(decoder, text=text, view="steps", width=400, token=3, stepsAll=1)
+    page = visit(decoder, text=text, view="walkthrough", width=400, token=3, walkthrough_all=1)
     expect(page.locator(".step img")).to_have_count(0)
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
 
 
 def test_a_new_theme_is_drawn_at_once(decoder: Trained, visit: Visit) -> None:
-    page = visit(decoder, text=TEXT, view="steps", stepsCard="attention:query")
+    page = visit(decoder, text=TEXT, view="walkthrough", walkthrough_card="attention:query")
     cell = card(page, "attention:query").get_by_test_id("vector-q").locator(".cell").first
     before = cell.evaluate("one => one.style.backgroundColor")
     page.get_by_label("light or dark").click()

@@ -1,8 +1,8 @@
 """The page: a model looked into in a browser, served from this machine to this machine."""
 
-from glasshouse.page.viewer import Look, validate_state, look
-from glasshouse.page.server import Server
 from glasshouse.page.model_loader import ModelLoader
+from glasshouse.page.server import Server
 from glasshouse.page.trace import TraceCache
+from glasshouse.page.viewer import Look, look, validate_state
 
-__all__ = ["Look", "Server", "ModelLoader", "TraceCache", "validate_state", "look"]
+__all__ = ["Look", "ModelLoader", "Server", "TraceCache", "look", "validate_state"]

@@ -30,7 +30,12 @@ LISTED = 8  # keys of a row that are listed
 KEPT_FROM = 2  # the level from which tiles beside the one that was asked for are kept: they are small then
 MASKED = -1.0  # stands where a query may not look: no weight is below 0
 
-SCORE_NAMES = ("broad", "entropy", "self", "previous", "first", "duplicate", "induction")
+# The scores that are sent, by head type, and their fields in `HeadScores`.
+SCORE_FIELDS = {
+    "broad": "normalized_entropy",
+    **{name: name for name in ("entropy", "current_token", "previous", "first", "duplicate", "induction")},
+}
+SCORE_NAMES = tuple(SCORE_FIELDS)
 
 
 @dataclass(frozen=True)
@@ -182,8 +187,8 @@ def _scored(traces: TraceCache, params: Scores, length: int) -> tuple[list[Tenso
     inputs[side] = inputs[side][:, :SCORED]
     found = trace.run(partial(head_scores, trace.model, *inputs, stack=stack))
     return (
-        [getattr(found, name) for name in SCORE_NAMES],
-        [found.uniform_baseline[name] for name in SCORE_NAMES],
+        [getattr(found, field) for field in SCORE_FIELDS.values()],
+        [found.uniform_baseline[field] for field in SCORE_FIELDS.values()],
         found.head_types,
     )
 

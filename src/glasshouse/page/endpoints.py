@@ -7,15 +7,15 @@ from typing import Any, NamedTuple
 
 from glasshouse.config import JsonDict
 from glasshouse.page import (
-    model_info,
     alignment,
     attention,
     interventions,
+    model_info,
     next_token,
-    training_run,
-    walkthrough,
     residual_stream,
     tokenization,
+    training_run,
+    walkthrough,
 )
 from glasshouse.page.trace import TraceCache
 

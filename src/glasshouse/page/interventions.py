@@ -17,11 +17,11 @@ from glasshouse.inspection.logit_lens import has_position_logits
 from glasshouse.models import Encoder
 from glasshouse.models.heads import LMHead, NoHead, Pooler
 from glasshouse.page import residual_stream, serialization
-from glasshouse.page.next_token import logits_at, describe_outputs
 from glasshouse.page.forward_pass import ForwardPass
+from glasshouse.page.next_token import describe_outputs, logits_at
 from glasshouse.page.trace import Trace, TraceCache, check_patch_shape
 
-MOST_SITES = 128  # in one answer
+MAX_SITES = 128  # in one answer
 SHOWN = 8  # candidates, as in static/views/experiment/said.js
 
 
@@ -59,7 +59,7 @@ class AblateEach(Settings):
 
 def ablate_each(traces: TraceCache, params: AblateEach) -> JsonDict:
     """Return how much the mean loss grows when each site alone is set to 0, besides the changes there are."""
-    require(0 < len(params.sites) <= MOST_SITES, "sites", len(params.sites), f"1 to {MOST_SITES} of them")
+    require(0 < len(params.sites) <= MAX_SITES, "sites", len(params.sites), f"1 to {MAX_SITES} of them")
     trace = traces.trace(params.forward_pass)
     measure, counts, final = _measure(trace), _counts(trace), f"{trace.prefix}final"
     before = measure(_final(trace))[counts].mean()
@@ -118,7 +118,7 @@ def patch_each(traces: TraceCache, params: PatchEach) -> JsonDict:
 
     It is measured in the logit of what the other text finds likeliest there, less that of what this one does.
     """
-    require(0 < len(params.sites) <= MOST_SITES, "sites", len(params.sites), f"1 to {MOST_SITES} of them")
+    require(0 < len(params.sites) <= MAX_SITES, "sites", len(params.sites), f"1 to {MAX_SITES} of them")
     if params.forward_pass.patch_from is None:
         raise InputError("there is no other text to patch from; write one.")
     here, there = traces.trace(params.forward_pass.without_patches()), traces.trace(params.forward_pass.patch_pass)

@@ -15,12 +15,12 @@ from glasshouse.inspection.logit_lens import LensOutput, apply_lens, has_positio
 from glasshouse.models import Encoder
 from glasshouse.models.heads import LMHead
 from glasshouse.page import serialization
-from glasshouse.page.next_token import describe_outputs
 from glasshouse.page.forward_pass import ForwardPass
+from glasshouse.page.next_token import describe_outputs
 from glasshouse.page.trace import Trace, TraceCache
 
-MOST_POSITIONS = 64  # in one answer
-MOST_TOKENS = 20  # of one vector
+MAX_POSITIONS = 64  # in one answer
+MAX_TOKENS = 20  # of one vector
 WINDOW = 64  # positions around one whose parts are kept along with it
 # As in static/views/stream/: positions and layers of a tile of the table, tokens a sum may be of, tokens alike.
 COLUMNS, ROWS, CANDIDATES, NEAREST = 16, 12, 12, 6
@@ -40,7 +40,7 @@ class Lens(Settings):
 
 def lens(traces: TraceCache, params: Lens) -> JsonDict:
     """Read the stream off, only where it is looked at."""
-    require(1 <= params.top_k <= MOST_TOKENS, "top_k", params.top_k, f"within 1 and {MOST_TOKENS}")
+    require(1 <= params.top_k <= MAX_TOKENS, "top_k", params.top_k, f"within 1 and {MAX_TOKENS}")
     trace = traces.trace(params.forward_pass)
     layers, places = _window(trace, params.layers, params.start, params.stop)
     targets = targets_of(trace)
@@ -238,7 +238,7 @@ def _window(trace: Trace, layers: tuple[int, ...] | None, start: int, stop: int)
     """Return the layers and positions that are looked at."""
     length = len(trace.ids)
     require(0 <= start < length, "start", start, f"within 0 and {length - 1}")
-    require(start < stop <= start + MOST_POSITIONS, "stop", stop, f"within {start + 1} and {start + MOST_POSITIONS}")
+    require(start < stop <= start + MAX_POSITIONS, "stop", stop, f"within {start + 1} and {start + MAX_POSITIONS}")
     shown = resolve_indices(layers, len(trace.stack.blocks) + 1, "layers")
     require(bool(shown), "layers", layers, "one at least")
     return shown, slice(start, min(stop, length))

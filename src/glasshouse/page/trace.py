@@ -14,7 +14,7 @@ from glasshouse.inspection import AttentionMap, capture_attention, edit, mean_ab
 from glasshouse.inspection.editing import AblationEdit
 from glasshouse.inspection.forward_pass import eval_mode, final_stack
 from glasshouse.inspection.sites import select
-from glasshouse.page.forward_pass import Edit, Mean, Patch, ForwardPass, Scale, Prompt
+from glasshouse.page.forward_pass import Edit, ForwardPass, Mean, Patch, Prompt, Scale
 from glasshouse.page.model_loader import LoadedModel, ModelLoader
 
 T = TypeVar("T")

@@ -10,9 +10,9 @@ from urllib.parse import urlencode
 from glasshouse import config
 from glasshouse.config import JsonDict
 from glasshouse.models import Seq2Seq
-from glasshouse.page.next_token import Generate, generate_text
 from glasshouse.page.forward_pass import ForwardPass, Prompt
 from glasshouse.page.model_loader import LoadedModel
+from glasshouse.page.next_token import Generate, generate_text
 from glasshouse.page.trace import TraceCache
 
 MAX_TARGET_TOKENS = 48  # tokens that a target is given at first

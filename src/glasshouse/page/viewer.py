@@ -16,18 +16,18 @@ from glasshouse.models.seq2seq import Seq2Seq
 from glasshouse.page import (
     alignment,
     attention,
-    interventions,
-    training_run,
     html_export,
-    walkthrough,
+    interventions,
     residual_stream,
     tokenization,
+    training_run,
+    walkthrough,
 )
-from glasshouse.page.url_state import DEFAULTS, VIEW_STATE_KEYS, with_defaults, fragment, forward_pass_of
 from glasshouse.page.forward_pass import ForwardPass, Prompt
-from glasshouse.page.server import Server
 from glasshouse.page.model_loader import ModelLoader
+from glasshouse.page.server import Server
 from glasshouse.page.trace import TraceCache
+from glasshouse.page.url_state import DEFAULTS, VIEW_STATE_KEYS, forward_pass_of, fragment, with_defaults
 from glasshouse.text import Tokenizer
 
 InitialRequests = Callable[[TraceCache, ForwardPass, JsonDict], list[tuple[str, JsonDict]]]

@@ -1,9 +1,9 @@
-// Questions to the server, each asked once; or, in a saved page, looked up among the answers that it holds.
+// Requests to the server with a cache; in a saved page, lookups in the responses stored in the file.
 
-const MAX_CACHED = 200; // answers kept
-export const SILENT = "The server does not answer; was it stopped? Start it again with “glasshouse look”.";
+const MAX_CACHED = 200; // responses
+export const SILENT = "The server does not respond; if it was stopped, restart it with “glasshouse look”.";
 
-/** The state moved on while an answer was under way: whoever waited for it need not draw. */
+/** The state changed while a request was in flight: its response need not be drawn. */
 export class Superseded extends Error {}
 
 export class ApiError extends Error {}
@@ -11,9 +11,9 @@ export class ApiError extends Error {}
 const saved = document.getElementById("saved");
 const snapshot = saved ? JSON.parse(saved.textContent) : null;
 
-const PERMANENT = /^(model|tokenize) /; // what every page needs
+const PERMANENT = /^(model|tokenize) /; // never evicted: every page needs them
 const cache = new Map();
-const topics = new Map(); // of each key, the forwardPass it is about
+const topics = new Map(); // by cache key: the forward pass of the request
 const inFlight = new Map();
 
 function ordered(value) {
@@ -26,7 +26,7 @@ function ordered(value) {
 export const isSaved = snapshot !== null;
 export const savedFragment = snapshot?.fragment ?? "";
 
-/** Ask by name. With `fresh` the answer is not remembered. */
+/** Send a request to an endpoint. With `fresh` the response is not cached. */
 export function request(name, body = {}, { fresh = false, topic = "" } = {}) {
   const text = JSON.stringify(ordered(body));
   const key = `${name} ${text}`;
@@ -34,7 +34,7 @@ export function request(name, body = {}, { fresh = false, topic = "" } = {}) {
   if (!fresh && cache.has(key)) {
     const promise = cache.get(key);
     cache.delete(key);
-    cache.set(key, promise); // the latest used stands last
+    cache.set(key, promise); // most recently used last
     return promise;
   }
   const control = new AbortController();
@@ -51,7 +51,7 @@ export function request(name, body = {}, { fresh = false, topic = "" } = {}) {
 
 async function lookUp(name, key) {
   if (key in snapshot.answers) return snapshot.answers[key];
-  throw new ApiError("This saved page does not hold that; open the model with “glasshouse look” to see it.");
+  throw new ApiError("This saved page does not include that; open the model with “glasshouse look” to see it.");
 }
 
 async function send(name, text, signal) {
@@ -67,26 +67,26 @@ async function send(name, text, signal) {
     if (error.name === "AbortError") throw new Superseded();
     throw new ApiError(SILENT);
   }
-  if (answer.status === 401) throw new ApiError("The server was started anew; open the address that it printed.");
+  if (answer.status === 401) throw new ApiError("The server was restarted; open the address that it printed.");
   let given;
   try {
     given = await answer.json();
   } catch (error) {
     if (error.name === "AbortError") throw new Superseded();
-    throw new ApiError(`The server answered with status ${answer.status}.`);
+    throw new ApiError(`The server responded with status ${answer.status}.`);
   }
-  if (!answer.ok) throw new ApiError(given.error ?? `The server answered with status ${answer.status}.`);
+  if (!answer.ok) throw new ApiError(given.error ?? `The server responded with status ${answer.status}.`);
   return given;
 }
 
-/** Let go of what was asked about anything but these topics. */
+/** Abort requests about any other topic. */
 export function abortOthers(topics) {
   for (const { control, topic } of inFlight.values()) if (topic && !topics.has(topic)) control.abort();
 }
 
 /**
- * What was asked about some forwardPasses, or about none, and answered: what a saved page needs, as
- * {forwardPasses, asked: ["name number body"]}, in which a forwardPass stands once, however long its text is.
+ * Completed requests for some forward passes, or for none: what a saved page needs, as
+ * {forward_passes, requests: ["name index body"]}, in which each forward pass is listed once.
  */
 export function requestsFor(forwardPasses) {
   const listed = [...forwardPasses];

@@ -1,10 +1,10 @@
-// The checkpoints of a run: a slider over its checkpoints, and a second one beside it.
+// Checkpoint selection of a run: a slider, and a second checkpoint to compare with.
 
 import { request, isSaved } from "glasshouse/api.js";
 import { h, put } from "glasshouse/dom.js";
 import { slider } from "glasshouse/widgets.js";
 
-const OFTEN = 5000; // milliseconds between looks for new checkpoints
+const OFTEN = 5000; // milliseconds between polls for new checkpoints
 
 export class CheckpointPicker {
   constructor(page) {
@@ -34,7 +34,7 @@ export class CheckpointPicker {
     this.compareWith.value = state.values.compare_with;
   }
 
-  /** A run that trains has new checkpoints now and then. */
+  /** Poll for new checkpoints of a running training. */
   async look() {
     if (document.hidden) return;
     try {
@@ -44,7 +44,7 @@ export class CheckpointPicker {
       this.page.model.checkpoints = checkpoints;
       this.page.changed(new Set(latest ? ["checkpoint"] : []));
     } catch {
-      // the next look may find it
+      // retried at the next poll
     }
   }
 }

@@ -1,8 +1,8 @@
-// Python that gives what the page shows: the model, what it reads, and the changes made inside.
+// Python code that reproduces the page: model, inputs and edits.
 
 import { quoted } from "glasshouse/widgets.js";
 
-/** Lines that load the model and say what it reads; `inputs` is how a call is then written. */
+/** Lines that load the model and define its inputs; `inputs` are the call arguments. */
 export function preamble(context) {
   const { text, appended, masked } = context.state;
   const lines = ["import torch, glasshouse as gh", "", context.loading];
@@ -18,13 +18,13 @@ export function preamble(context) {
   return { lines, inputs: "masked" };
 }
 
-/** A call that gives what the head says at the selected token, or of the whole text; where it says nothing, vectors. */
+/** A call that returns the probabilities at the selected token or of the text, or vectors where the head has none. */
 export function answer(context, inputs) {
   if (!context.hasProbabilities) return `model(${inputs})`;
   return `model(${inputs})[0${context.model.head === "sequence_classification" ? "" : `, ${context.token}`}].softmax(-1)`;
 }
 
-/** The changes as `gh.edit` takes them; patches are read from `seen`. */
+/** The edits as `gh.edit` takes them; patches come from `seen`. */
 function changes(edits) {
   const bySite = new Map();
   for (const one of edits) bySite.set(one.site, [...(bySite.get(one.site) ?? []), valueOf(one)]);
@@ -37,7 +37,7 @@ function valueOf(edit) {
   return edit.factor ? `gh.inspection.scale(${edit.factor})` : "0.0";
 }
 
-/** Lines that record on the other text what patches put here. */
+/** Lines that record the patched activations on the other text. */
 async function patches(context) {
   const sites = context.state.edits.filter((one) => one.kind === "patch").map((one) => quoted(one.site));
   if (!sites.length || !context.state.patch_from) return [];
@@ -47,7 +47,7 @@ async function patches(context) {
   return [`other = torch.tensor([[${ids.join(", ")}]])`, `with gh.record(model, ${sites.join(", ")}) as seen:`, `    model(${call})`];
 }
 
-/** Lines of work, inside the changes where there are any. */
+/** Lines of code, within the edits if there are any. */
 export async function within(context, work) {
   const { edits } = context.state;
   if (!edits.length) return work;

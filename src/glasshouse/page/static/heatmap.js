@@ -1,4 +1,4 @@
-// A map of any size on a canvas, to be moved over, zoomed and pointed at.
+// A heatmap of any size on a canvas, with scrolling, zoom and selection.
 
 import { onTheme } from "glasshouse/colour.js";
 import { h } from "glasshouse/dom.js";
@@ -7,12 +7,12 @@ import { TILE, Tiles } from "glasshouse/heatmap/tiles.js";
 
 const WIDEST = 72; // pixels of a cell
 const TALLEST = 640; // pixels of the whole
-const CLOSE = 30; // pixels of a cell that is looked at closely
+const CLOSE = 30; // pixels of a cell in close-up
 const STEP = 2; // of one zoom
 
 /**
  * Options: label; read(cell), called with the cell {row, column, side, value} that is pointed at, or null;
- * pick(row, column), called when it is chosen. A value below 0 is a cell that cannot be: it stays hatched.
+ * pick(row, column), called on selection. A value below 0 is a masked cell, drawn hatched.
  */
 export class Heatmap {
   constructor({ label, read, pick }) {
@@ -53,8 +53,8 @@ export class Heatmap {
 
   /**
    * Show a map: {name, fetch(level, row, column) (null where there is no such tile), rows, columns (their tokens), row,
-   * column (those selected), scale (a name), normalize(value) (its colour, 0 to 1), isEmpty(row, column) (whether nothing
-   * can be there, nor further up, nor further to the right)}. Resolves when all that is in view is there.
+   * column (those selected), scale (a name), normalize(value) (its colour, 0 to 1), isEmpty(row, column) (whether the cell and
+   * all above and right of it are masked)}. Resolves when everything in view is loaded.
    */
   async show(map) {
     const old = this.map;
@@ -173,7 +173,7 @@ export class Heatmap {
     return Math.min(this.tiles.last, Math.ceil(Math.log2(1 / this.cell) - 1e-9));
   }
 
-  // What is in view
+  // Visible tiles
 
   /** The tiles in view, [row, column], those in the middle first. */
   inView() {
@@ -183,19 +183,19 @@ export class Heatmap {
     const [top, bottom] = span(node.scrollTop, node.clientHeight - this.top, map.rows.length);
     const [left, right] = span(node.scrollLeft, node.clientWidth - this.left, map.columns.length);
     const found = [];
-    for (let row = top; row < bottom; row += 1) for (let column = left; column < right; column += 1) if (!this.cannotBe(level, row, column)) found.push([row, column]);
+    for (let row = top; row < bottom; row += 1) for (let column = left; column < right; column += 1) if (!this.isMasked(level, row, column)) found.push([row, column]);
     const far = ([row, column]) => Math.abs(row - (top + bottom - 1) / 2) + Math.abs(column - (left + right - 1) / 2);
     return found.sort((a, b) => far(a) - far(b));
   }
 
-  cannotBe(level, row, column) {
+  isMasked(level, row, column) {
     const side = TILE * 2 ** level;
     return this.map.isEmpty?.((row + 1) * side - 1, column * side) ?? false;
   }
 
   async load() {
     const isThere = await this.tiles.load(() => ({ level: this.level, places: this.inView() }));
-    if (!isThere) this.moved(); // something else was selected, but the map may be the same
+    if (!isThere) this.moved(); // the selection changed, but the map may be the same
   }
 
   /** What is known of a cell: {row, column, side, value}, the value that of a square, or undefined as yet. */
@@ -205,7 +205,7 @@ export class Heatmap {
     const { tile, up } = this.tiles.known(level, ...place) ?? { up: 0 };
     const side = 2 ** (level + up);
     const [r, c] = [Math.floor(row / side), Math.floor(column / side)];
-    const value = tile ? tile.data[(r % TILE) * tile.shape[1] + (c % TILE)] : this.cannotBe(level, ...place) ? -1 : undefined;
+    const value = tile ? tile.data[(r % TILE) * tile.shape[1] + (c % TILE)] : this.isMasked(level, ...place) ? -1 : undefined;
     return { row: r * side, column: c * side, side, value };
   }
 
@@ -221,7 +221,7 @@ export class Heatmap {
     this.frame = requestAnimationFrame(() => draw(this));
   }
 
-  // Pointing and choosing
+  // Pointer and keyboard
 
   under(event) {
     if (!this.map) return null;
@@ -264,8 +264,8 @@ export class Heatmap {
     const by = { ArrowUp: [-side, 0], ArrowDown: [side, 0], ArrowLeft: [0, -side], ArrowRight: [0, side] }[event.key];
     if (by) {
       const from = this.cursor ?? this.map;
-      const held = (value, size) => Math.max(0, Math.min(size - 1, value));
-      this.cursor = { row: held(from.row + by[0], this.map.rows.length), column: held(from.column + by[1], this.map.columns.length) };
+      const clamp = (value, size) => Math.max(0, Math.min(size - 1, value));
+      this.cursor = { row: clamp(from.row + by[0], this.map.rows.length), column: clamp(from.column + by[1], this.map.columns.length) };
       this.reveal(this.cursor.row, this.cursor.column);
       this.paint();
       this.read(this.at(this.cursor.row, this.cursor.column));

@@ -1,4 +1,4 @@
-// The page itself: the model's name, the text and its tokens, the selection, and the views on them.
+// The page: the model's name, the prompt and its tokens, the selection, and the views.
 
 import { request, requestsFor, abortOthers, isSaved, Superseded, ApiError, savedFragment, SILENT } from "glasshouse/api.js";
 import { turnTheme } from "glasshouse/colour.js";
@@ -19,16 +19,16 @@ const VIEWS = [
   { name: "alignment", title: "Source and target", fits: (model) => model.kind === "seq2seq" },
   { name: "run", title: "Run", fits: (model) => model.run },
 ];
-const LATER = 1000; // milliseconds after which views that nobody has opened are fetched, too
-const PROMPT_KEYS = new Set(["text", "target", "appended", "masked"]); // what decides the tokens
-const PATIENCE = 250; // milliseconds after which someone who waits is told so
+const LATER = 1000; // milliseconds before the views that are not open are prefetched
+const PROMPT_KEYS = new Set(["text", "target", "appended", "masked"]); // state keys that change the tokens
+const PATIENCE = 250; // milliseconds before the progress bar shows
 
 const KEYS = [
-  ["← →", "in a row of tokens, a grid or a map: to the next one"],
-  ["[ and ]", "a layer down, a layer up"],
-  [", and .", "a head back, a head on"],
-  ["1 to 7", "the views"],
-  ["?", "these keys"],
+  ["← →", "next token, cell or map position"],
+  ["[ and ]", "previous, next layer"],
+  [", and .", "previous, next head"],
+  ["1 to 7", "open a view"],
+  ["?", "show keyboard shortcuts"],
 ];
 
 class Page {
@@ -38,7 +38,7 @@ class Page {
     this.model = null;
     this.tokens = { text: [] };
     this.panes = [];
-    this.due = new Set(); // what has changed and is not drawn yet
+    this.due = new Set(); // state keys that changed and are not drawn yet
     this.busy = 0;
   }
 
@@ -47,7 +47,7 @@ class Page {
     this.wait(1);
     try {
       const view = VIEWS.find((one) => one.name === this.state.values.view) ?? VIEWS[0];
-      this.load(view).catch(() => {}); // it comes while the server answers; what is wrong is said when it is drawn
+      this.load(view).catch(() => {}); // loads in parallel with the request; errors are reported when it is drawn
       this.model = await request("model");
       this.furnish();
       await this.begin();
@@ -66,14 +66,14 @@ class Page {
     else this.state.begin({});
     await this.changed(new Set(["text", "view", "checkpoint"]), true);
     const { target, appended: chosen } = this.state.values;
-    if (this.model.kind === "seq2seq" && this.model.generates && !target && !chosen.length && !isSaved) await this.prompt.write();
+    if (this.model.kind === "seq2seq" && this.model.generates && !target && !chosen.length && !isSaved) await this.prompt.generate();
   }
 
-  // What stands on the page whatever the model is
+  // Independent of the model
 
   build() {
-    const theme = h("button", { type: "button", class: "tool", on: { click: turnTheme }, "aria-label": "light or dark" }, "◐");
-    const keys = h("button", { type: "button", class: "tool", on: { click: () => this.showKeys() }, "aria-label": "keys" }, "?");
+    const theme = h("button", { type: "button", class: "tool", on: { click: turnTheme }, "aria-label": "light or dark theme" }, "◐");
+    const keys = h("button", { type: "button", class: "tool", on: { click: () => this.showKeys() }, "aria-label": "keyboard shortcuts" }, "?");
     this.save = h("button", { type: "button", class: "tool", on: { click: () => this.saveFile() } }, "Save");
     this.name = h("h1", {}, "Glasshouse");
     this.facts = h("p", { class: "facts quiet" });
@@ -97,7 +97,7 @@ class Page {
     addEventListener("keydown", (event) => this.key(event));
   }
 
-  // What the model decides
+  // Depends on the model
 
   furnish() {
     const { model } = this;
@@ -121,7 +121,7 @@ class Page {
     put(this.selection, Object.values(this.steppers));
   }
 
-  /** What a view is made of is fetched when it is first opened. */
+  /** Import a view's module when it is first opened. */
   async load(view) {
     try {
       view.mount ??= (await import(`glasshouse/views/${view.name}.js`)).mount;
@@ -134,26 +134,26 @@ class Page {
     return this.views.find((one) => one.name === this.state.values.view) ?? this.views[0];
   }
 
-  /** Open a view; the one that is chosen already is tried again if it could not be fetched or drawn. */
+  /** Open a view; retry the current one if it could not be fetched or drawn. */
   choose(name) {
     const failed = this.due.size > 0 || this.panes.some((pane) => !pane.trouble.hidden);
     if (name === this.state.values.view && failed) this.changed(new Set(["view"]));
     else this.state.set({ view: name });
   }
 
-  /** The layers of the attention that is looked at: in an encoder-decoder there are two stacks. */
+  /** The number of layers of the selected attention: an encoder-decoder has two stacks. */
   get layers() {
     const { attentions } = this.model;
     return (attentions.find((one) => one.site === this.state.values.attention) ?? attentions[0]).layers;
   }
 
-  // What changes
+  // State changes
 
   async changed(now, first = false) {
-    for (const name of now) this.due.add(name); // also of changes that another came after before they were drawn
+    for (const name of now) this.due.add(name); // includes changes that were superseded before they were drawn
     this.wait(1);
     try {
-      if (first || [...this.due].some((name) => PROMPT_KEYS.has(name))) { // again, where the last attempt failed
+      if (first || [...this.due].some((name) => PROMPT_KEYS.has(name))) { // also retries a failed attempt
         await this.read();
         this.due.add("tokens");
       }
@@ -164,7 +164,7 @@ class Page {
     } finally {
       this.wait(-1);
     }
-    if (!this.view.mount) return; // another one was chosen meanwhile: it draws itself when it is there
+    if (!this.view.mount) return; // another view was selected meanwhile; it draws itself once loaded
     const changed = this.due;
     this.due = new Set();
     this.say("");
@@ -176,7 +176,7 @@ class Page {
     abortOthers(this.forwardPasses());
   }
 
-  /** What is asked about now, in all panes, with the changes and without, and about the text that patches come from. */
+  /** The forward passes that are shown: of all panes, with and without edits, and of the patch source. */
   forwardPasses() {
     const passes = this.panes.flatMap(({ context }) => [context.forwardPass(), context.forwardPass({ unedited: true }), ...(context.state.patch_from ? [context.patchPass] : [])]);
     return new Set(passes.map((one) => JSON.stringify(one)));
@@ -239,7 +239,7 @@ class Page {
       if (error instanceof Superseded) return;
       put(pane.trouble, error.message);
       pane.trouble.hidden = false;
-      if (!(error instanceof ApiError)) console.error(error); // a mistake of ours
+      if (!(error instanceof ApiError)) console.error(error); // a bug in the page
     } finally {
       clearTimeout(patience);
       this.wait(-1);
@@ -269,7 +269,7 @@ class Page {
       const link = h("a", { href: URL.createObjectURL(new Blob([html], { type: "text/html" })), download: "glasshouse.html" });
       link.click();
       URL.revokeObjectURL(link.href);
-      this.say("Saved as glasshouse.html: a page that needs no server.");
+      this.say("Saved as glasshouse.html, a standalone file.");
     } catch (error) {
       this.say(error.message, true);
     } finally {
@@ -279,7 +279,7 @@ class Page {
 
   keyHelp() {
     const close = h("button", { type: "button", class: "tool", on: { click: () => this.keys.close() } }, "Close");
-    return h("dialog", { class: "keys", "aria-label": "keys" }, h("h2", {}, "Keys"), h("dl", {}, KEYS.map(([key, what]) => [h("dt", {}, key), h("dd", {}, what)])), close);
+    return h("dialog", { class: "keys", "aria-label": "keyboard shortcuts" }, h("h2", {}, "Keyboard shortcuts"), h("dl", {}, KEYS.map(([key, what]) => [h("dt", {}, key), h("dd", {}, what)])), close);
   }
 
   showKeys() {

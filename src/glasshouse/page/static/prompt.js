@@ -1,4 +1,4 @@
-// The text that is looked at, and its tokens: the row along which everything is selected.
+// The prompt and its tokens, along which everything is selected.
 
 import { request } from "glasshouse/api.js";
 import { h, put } from "glasshouse/dom.js";
@@ -6,9 +6,9 @@ import { ViewContext } from "glasshouse/view_context.js";
 import { plural } from "glasshouse/number.js";
 import { token } from "glasshouse/widgets.js";
 
-const PAUSE = 300; // milliseconds without a key after which what is typed counts
-const CHUNK = 256; // tokens that are laid out together: those out of sight cost nothing
-const WRITTEN = 48; // tokens that a target is given at first
+const PAUSE = 300; // milliseconds without a key press before typed text is applied
+const CHUNK = 256; // tokens per layout chunk; off-screen chunks are not rendered
+const MAX_TARGET_TOKENS = 48; // generated for an empty target
 
 export class Prompt {
   constructor(page) {
@@ -16,8 +16,8 @@ export class Prompt {
     const isSeq2Seq = page.model.kind === "seq2seq";
     this.isSeq2Seq = isSeq2Seq;
     this.boxes = isSeq2Seq
-      ? [this.box("text", "Source", "What is to be translated"), this.box("target", "Target", "What is written so far, if you want to begin it yourself")]
-      : [this.box("text", "Text", page.model.tokenizer ? "Type or paste a text" : "Numbers of tokens, such as 5 7 11")];
+      ? [this.box("text", "Source", "Source text"), this.box("target", "Target", "Target prefix (optional)")]
+      : [this.box("text", "Text", page.model.tokenizer ? "Type or paste text" : "Token ids, such as 5 7 11")];
     this.rows = isSeq2Seq ? [this.strip("source", "tokens of the source"), this.strip("target", "tokens of the target")] : [this.strip("text", "tokens")];
     this.count = h("span", { class: "quiet" });
     this.more = h("span", { class: "more" });
@@ -45,7 +45,7 @@ export class Prompt {
     if (place !== undefined) this.choose(side, Number(place));
   }
 
-  /** In a source it is a key that is chosen: what the target's token looks at. */
+  /** A source token is selected as the key, a target or text token as the query. */
   choose(side, place) {
     this.page.state.set(side === "source" ? { key: place } : { token: place });
   }
@@ -82,7 +82,7 @@ export class Prompt {
     this.marked = [];
   }
 
-  /** Mark what is selected. */
+  /** Highlight the selection. */
   mark() {
     for (const one of this.marked ?? []) {
       one.classList.remove("selected", "compared");
@@ -112,21 +112,21 @@ export class Prompt {
     const isMasked = masked.includes(at);
     put(
       this.more,
-      appended.length ? button("take back the last token", () => state.set({ appended: appended.slice(0, -1), token: -1 }), "take-back") : null,
-      appended.length > 1 ? button(`take back all ${appended.length}`, () => state.set({ appended: [], token: -1 }), "take-back-all") : null,
-      this.isSeq2Seq && model.generates ? button(appended.length ? "write the target anew" : "write the target", () => this.write(), "write-target") : null,
-      model.has_mask_token ? button(isMasked ? "show this token" : "hide this token", () => state.set({ masked: isMasked ? masked.filter((one) => one !== at) : [...masked, at].sort((a, b) => a - b) }), "hide") : null,
+      appended.length ? button("remove last token", () => state.set({ appended: appended.slice(0, -1), token: -1 }), "remove-last") : null,
+      appended.length > 1 ? button(`remove all ${appended.length}`, () => state.set({ appended: [], token: -1 }), "remove-all") : null,
+      this.isSeq2Seq && model.generates ? button(appended.length ? "regenerate target" : "generate target", () => this.generate(), "generate-target") : null,
+      model.has_mask_token ? button(isMasked ? "unmask this token" : "mask this token", () => state.set({ masked: isMasked ? masked.filter((one) => one !== at) : [...masked, at].sort((a, b) => a - b) }), "mask") : null,
     );
   }
 
-  /** Let an encoder-decoder write its target. */
-  async write() {
+  /** Generate the target of an encoder-decoder. */
+  async generate() {
     const { page } = this;
     page.wait(1);
     try {
       const forwardPass = { ...new ViewContext(page, page.checkpoints()[0]).forwardPass({ unedited: true }) };
       forwardPass.prompt = { text: forwardPass.prompt.text };
-      const made = await request("generate", { forward_pass: forwardPass, max_new_tokens: WRITTEN });
+      const made = await request("generate", { forward_pass: forwardPass, max_new_tokens: MAX_TARGET_TOKENS });
       page.state.set({ target: "", appended: made.tokens.map((one) => one.id), token: -1 });
     } catch (error) {
       page.say(error.message, true);

@@ -1,14 +1,14 @@
-// What a view gets: the model, the state, the tokens, and a way to ask.
+// What each view gets: the model, the state, the tokens, and requests to the server.
 
 import { request, Superseded } from "glasshouse/api.js";
 import { quoted } from "glasshouse/widgets.js";
 
-/** One pane of the page: a view on the model at one checkpoint. */
+/** Context of one pane: a view of the model at one checkpoint. */
 export class ViewContext {
   constructor(page, checkpoint) {
     this.page = page;
     this.checkpoint = checkpoint;
-    this.turn = 0; // counts what is drawn, so that answers that come late are known
+    this.turn = 0; // draw counter, to discard late responses
   }
 
   get model() {
@@ -19,31 +19,31 @@ export class ViewContext {
     return this.page.state.values;
   }
 
-  /** The tokens of what is prompt about: {text}, or {source, target}. */
+  /** The tokens of the prompt: {text}, or {source, target}. */
   get tokens() {
     return this.page.tokens;
   }
 
-  /** The row of tokens that the selection walks along: the text, or the target. */
+  /** The tokens that are selected from: the text, or the target. */
   get row() {
     return this.tokens.text ?? this.tokens.target;
   }
 
-  /** The place of the selected token. */
+  /** The position of the selected token. */
   get token() {
     const length = this.row.length;
     const { token } = this.state;
     return token < 0 || token >= length ? length - 1 : token;
   }
 
-  /** Whether the model says anything that has a probability: a token or a label. */
+  /** Whether the model predicts tokens or labels. */
   get hasProbabilities() {
     return this.model.predicts_tokens || this.model.head.endsWith("label");
   }
 
-  /** How Python gets the model that is shown. */
+  /** Python code that loads the model. */
   get loading() {
-    if (this.model.in_memory) return "# model and tok are those that were given to gh.look";
+    if (this.model.in_memory) return "# model and tok as passed to gh.look";
     return `model, tok = gh.load(${quoted(this.model.folders[this.checkpoint] ?? this.model.name)})`;
   }
 
@@ -51,7 +51,7 @@ export class ViewContext {
     this.page.state.set(changes);
   }
 
-  /** The forwardPass as it stands: text, checkpoint and changes; `plain` leaves the changes out. */
+  /** The current forward pass: prompt, checkpoint and edits; with `unedited`, without edits. */
   forwardPass({ unedited = false } = {}) {
     const { text, target, appended, masked, edits, patch_from: patchFrom } = this.state;
     const prompt = { text };
@@ -67,19 +67,19 @@ export class ViewContext {
     return forwardPass;
   }
 
-  /** The text that patches come from; in an encoder-decoder it is another source, and the target is the same. */
+  /** The prompt that patches come from; in an encoder-decoder, another source with the same target. */
   get patchPrompt() {
     const { prompt } = this.forwardPass({ unedited: true });
     const text = this.state.patch_from;
     return this.tokens.target ? { ...prompt, text } : { text };
   }
 
-  /** The forwardPass about that text alone. */
+  /** The forward pass of that prompt. */
   get patchPass() {
     return { ...this.forwardPass({ unedited: true }), prompt: this.patchPrompt };
   }
 
-  /** Ask the server; throws Superseded if the view was drawn anew meanwhile. */
+  /** Send a request; throws Superseded if the view was redrawn meanwhile. */
   async request(name, body = {}, options = {}) {
     const { turn } = this;
     const topic = body.forward_pass ? JSON.stringify(body.forward_pass) : "";

@@ -1,22 +1,22 @@
-// Small parts that views are put together from.
+// Widgets shared by the views.
 
 import { h, put } from "glasshouse/dom.js";
 import { short } from "glasshouse/number.js";
 
-/** A part of a view with a title, and a sentence that says what one sees. */
+/** A section with a title and a description. */
 export function panel(title, sentence, ...children) {
   const about = sentence ? h("p", { class: "about" }, sentence) : null;
   return h("section", { class: "panel" }, h("h2", {}, title), about, ...children);
 }
 
-/** A token as it stands in texts: spaces made visible, special ones and bare bytes told apart. */
+/** A token with visible whitespace; special tokens and raw bytes are styled differently. */
 export function token(one, { tag = "span", title, ...properties } = {}) {
   const kinds = ["token", one.kind ?? "", one.masked ? "masked" : "", properties.class ?? ""].filter(Boolean);
   const said = one.kind === "bytes" ? `bytes ${one.text}` : one.kind === "special" ? `special token ${one.text}` : null;
   return h(tag, { ...properties, class: kinds.join(" "), dir: "ltr", "aria-label": properties["aria-label"] ?? said, title: title ?? `${one.text} · id ${one.id}` }, one.text);
 }
 
-/** A number, rounded for the eye; what it is exactly stands beside it. */
+/** A rounded number; the exact value is in data-value. */
 export function numberLabel(value, testid) {
   return h("span", { class: "figure", data: { value: value ?? "", ...(testid ? { testid } : {}) } }, short(value));
 }
@@ -45,7 +45,7 @@ export function stepper(label, onchange) {
   return node;
 }
 
-/** A slider with its value beside it. Returns an element with `show(value)`. */
+/** A slider with its value. Returns an element with `show(value)`. */
 export function slider(label, { min, max, step, shown = String, oninput }) {
   const value = h("output", {});
   const input = h("input", { type: "range", min, max, step, "aria-label": label, on: { input: () => { put(value, shown(Number(input.value))); oninput(Number(input.value)); } } });
@@ -94,18 +94,18 @@ export function bars(rows, { label }) {
   }));
 }
 
-/** The same in Python: code that gives the numbers on the screen. */
+/** Python code that computes the numbers on the screen. */
 export function python(code) {
   return h("details", { class: "python" }, h("summary", {}, "the same in Python"), h("pre", { tabindex: "0" }, h("code", {}, code)));
 }
 
-/** A text as Python writes it. */
+/** A Python string literal. */
 export function quoted(text) {
   const code = (one) => (one.length > 1 ? `\\U${one.codePointAt(0).toString(16).padStart(8, "0")}` : `\\u${one.charCodeAt(0).toString(16).padStart(4, "0")}`);
   return JSON.stringify(text).replace(/[^\x20-\x7e]/gu, code);
 }
 
-/** A sentence for what cannot be shown. */
+/** A message in place of content that is not available. */
 export function placeholder(sentence) {
   return h("p", { class: "placeholder" }, sentence);
 }

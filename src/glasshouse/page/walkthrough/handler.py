@@ -11,11 +11,11 @@ from glasshouse.errors import InputError
 from glasshouse.models import Seq2Seq
 from glasshouse.page import serialization
 from glasshouse.page.forward_pass import ForwardPass
+from glasshouse.page.trace import Trace, TraceCache
 from glasshouse.page.walkthrough.block import block_steps
 from glasshouse.page.walkthrough.embedding import embedding_steps
-from glasshouse.page.walkthrough.unembedding import unembedding_steps
 from glasshouse.page.walkthrough.token_path import TokenPath
-from glasshouse.page.trace import Trace, TraceCache
+from glasshouse.page.walkthrough.unembedding import unembedding_steps
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from glasshouse.config import JsonDict
 from glasshouse.layers.lora import LoRALinear
 from glasshouse.models.heads import Classifier, LMHead, Pooler
 from glasshouse.page import serialization
-from glasshouse.page.next_token import logits_at, describe_outputs
+from glasshouse.page.next_token import describe_outputs, logits_at
 from glasshouse.page.walkthrough.card import CORNER, card, linear_card, norm_card
 from glasshouse.page.walkthrough.token_path import TokenPath, memory_of
 

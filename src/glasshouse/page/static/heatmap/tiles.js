@@ -1,4 +1,4 @@
-// The tiles of maps: fetched as they come into view, and only so many are kept.
+// Tiles of a heatmap, fetched as they scroll into view, in an LRU cache.
 
 import { Superseded } from "glasshouse/api.js";
 
@@ -11,7 +11,7 @@ export class Tiles {
   constructor(arrived) {
     this.arrived = arrived;
     this.kept = new Map(); // the latest used stands last
-    this.underway = new Set();
+    this.inFlight = new Set();
     this.numbers = new Map(); // of maps: their names hold whole texts
     this.map = null;
   }
@@ -61,7 +61,7 @@ export class Tiles {
       let up = 0;
       while (level + up < last && this.get(level + up, row >> up, column >> up) === null) up += 1;
       const place = [level + up, row >> up, column >> up];
-      if (this.get(...place) === undefined && !this.underway.has(this.keyOf(...place))) return place;
+      if (this.get(...place) === undefined && !this.inFlight.has(this.keyOf(...place))) return place;
     }
     return null;
   }
@@ -75,14 +75,14 @@ export class Tiles {
         const next = this.missing(view());
         if (!next) return;
         const key = this.keyOf(...next);
-        this.underway.add(key);
+        this.inFlight.add(key);
         try {
           this.keep(key, await this.map.fetch(...next));
         } catch (error) {
           if (!(error instanceof Superseded)) throw error;
           isSuperseded = true;
         } finally {
-          this.underway.delete(key);
+          this.inFlight.delete(key);
         }
         this.arrived();
       }

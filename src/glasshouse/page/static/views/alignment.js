@@ -1,4 +1,4 @@
-// Encoder-decoder: where in the source each target token looks, and the tree of a beam search.
+// Encoder-decoder: cross-attention between source and target, and the tree of a beam search.
 
 import { preamble, within } from "glasshouse/code.js";
 import { h, put } from "glasshouse/dom.js";

@@ -1,4 +1,4 @@
-// Attention: all heads small, one head large, as a map and as lines over the text, and one query with one key.
+// Attention: small maps of all heads, one head as a heatmap and as lines, and one query-key pair.
 
 import { preamble, within } from "glasshouse/code.js";
 import { h, put } from "glasshouse/dom.js";
@@ -10,15 +10,15 @@ import { queryKey } from "glasshouse/views/attention/query_key.js";
 import { row } from "glasshouse/views/attention/row.js";
 import { Selection } from "glasshouse/views/attention/selection.js";
 
-const MANY = 8; // heads that fit beside a map
+const MANY = 8; // heads that fit next to a map
 
 export function mount(context, root) {
   const selection = new Selection(context);
   const [all, large, over, one, two] = [heads, map, lines, row, queryKey].map((part) => part(selection));
-  const parts = [large, one, two, over, all]; // what is looked at is asked for before the small maps of all heads
+  const parts = [large, one, two, over, all]; // the selected head is requested before the small maps
   const code = h("div", { class: "code" });
   const column = (...some) => h("div", { class: "column" }, some.map((part) => part.node));
-  // Many heads want the whole width.
+  // Many heads take the full width.
   const many = context.model.n_heads > MANY;
   const columns = many ? [column(over, one), column(large)] : [column(all, over), column(large, one)];
   root.append(h("div", { class: many ? "attention many" : "attention" }, many ? all.node : null, h("div", { class: "side-by-side" }, columns), two.node, code));
@@ -38,6 +38,6 @@ async function inPython(selection) {
   const { lines: said, inputs } = preamble(context);
   const work = [`with gh.record(model, ${["q", "k", "v", "scores", "pattern", "z"].map(site).join(", ")}) as seen:`, `    model(${inputs})`, `weight = seen[${site("pattern")}][0, ${head}, ${query}, ${key}]`];
   const stack = kind.site.startsWith("encoder.") ? `, stack="encoder"` : "";
-  if (!kind.site.includes("cross_")) work.push(`scores = gh.head_scores(model, ${inputs}${stack})  # self, previous, first, duplicate, induction, broad; names`);
+  if (!kind.site.includes("cross_")) work.push(`scores = gh.head_scores(model, ${inputs}${stack})  # current_token, previous, first, duplicate, induction, normalized_entropy; head_types`);
   return [...said, ...(await within(context, work))].join("\n");
 }

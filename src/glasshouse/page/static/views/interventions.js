@@ -1,4 +1,4 @@
-// Experiment: parts of the model switched off, scaled or patched, and what it says before and after.
+// Interventions: ablation, scaling and activation patching, with predictions before and after.
 
 import { answer, preamble, within } from "glasshouse/code.js";
 import { onTheme } from "glasshouse/colour.js";

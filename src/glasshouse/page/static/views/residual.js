@@ -1,4 +1,4 @@
-// Residual stream: what would be said after each layer, what adds up to a logit, and how the vectors lie.
+// Residual stream: logit lens, direct logit attribution, norms and cosine similarity.
 
 import { preamble, within } from "glasshouse/code.js";
 import { onTheme } from "glasshouse/colour.js";
@@ -47,9 +47,9 @@ async function inPython(context, reads) {
   const work = [];
   if (reads) work.push(`lens = gh.lens(model, ${inputs}, positions=[${place}]${predicts_tokens && masked.length ? ", targets=ids" : ""}, tok=tok)`);
   if (predicts_tokens) {
-    const said = Number.isInteger(residual_token) ? residual_token : "int(lens.tokens[-1, 0, 0, 0])";
+    const token = Number.isInteger(residual_token) ? residual_token : "int(lens.tokens[-1, 0, 0, 0])";
     const incorrect = Number.isInteger(residual_incorrect_token) ? `, incorrect_token=${residual_incorrect_token}` : "";
-    work.push(`components = gh.attribute(model, ${inputs}, position=${place}, token=${said}${incorrect}).components()`);
+    work.push(`components = gh.attribute(model, ${inputs}, position=${place}, token=${token}${incorrect}).components()`);
   }
   const site = `${kind === "seq2seq" ? "decoder." : ""}${row ? `resid_post.${row - 1}` : "embed"}`;
   work.push(`norms = gh.inspection.residual_norms(model, ${inputs})[:, 0, ${place}]`, `cosine = gh.inspection.position_similarity(model, ${inputs}, site="${site}")[0, ${place}]`);

@@ -1,4 +1,4 @@
-// Run: the curves of a training run while they grow, what the model wrote on the way, its heads, and two checkpoints.
+// Run: live metrics of a training run, samples, head scores, and a comparison of two checkpoints.
 
 import { isSaved } from "glasshouse/api.js";
 import { h, put } from "glasshouse/dom.js";
@@ -11,11 +11,11 @@ import { comparison } from "glasshouse/views/run/comparison.js";
 import { samples } from "glasshouse/views/run/samples.js";
 import { status } from "glasshouse/views/run/status.js";
 
-const OFTEN = 2000; // milliseconds between looks at a run that is not finished
+const OFTEN = 2000; // milliseconds between polls of an unfinished run
 
 export function mount(context, root) {
   const { checkpoint, compare_with: compareWith } = context.state;
-  // Beside another checkpoint the page mounts a view twice, but the run is one.
+  // With two checkpoints the page mounts each view twice, but there is one run.
   if (compareWith && context.checkpoint === compareWith && compareWith !== (checkpoint || context.model.checkpoints.at(-1))) return { draw() {} };
   const parts = [status, curves, samples, heads, layers, comparison].map((part) => part(context));
   const [first, second, third, fourth, fifth, sixth] = parts.map((part) => part.node);
@@ -28,7 +28,7 @@ export function mount(context, root) {
       await follow();
       await Promise.all(parts.map((part) => part.grow?.()));
     } catch {
-      // the next look may find it
+      // retried at the next poll
     }
   }
   const timer = isSaved ? null : setInterval(look, OFTEN);

@@ -1,4 +1,4 @@
-// Text: the tokens, how a word is merged from bytes, what comes next, and byte pairs learned from the text.
+// Tokens: next-token probabilities, sampling, the BPE merges of a word, and BPE training on the text.
 
 import { answer, preamble, within } from "glasshouse/code.js";
 import { h, put, s } from "glasshouse/dom.js";
@@ -6,7 +6,7 @@ import { count, percent, plural, short } from "glasshouse/number.js";
 import { bars, placeholder, panel, python, slider, token } from "glasshouse/widgets.js";
 
 const SHOWN = 12; // candidates
-const MERGES = 200; // that are replayed at most
+const MERGES = 200; // replayed at most
 const BEAT = 500; // milliseconds between merges when they play
 
 export function mount(context, root) {
@@ -18,7 +18,7 @@ export function mount(context, root) {
   return {
     async draw(changed) {
       const [first, ...others] = parts;
-      await first.draw(changed); // what comes next is what one waits for
+      await first.draw(changed); // the probabilities first
       await Promise.all(others.map((part) => part.draw(changed)));
       put(code, python(await inPython(context)));
     },
@@ -29,26 +29,26 @@ export function mount(context, root) {
 /** The same in Python. */
 async function inPython(context) {
   const { lines, inputs } = preamble(context);
-  return [...lines, ...(await within(context, [`said = ${answer(context, inputs)}`]))].join("\n");
+  return [...lines, ...(await within(context, [`probabilities = ${answer(context, inputs)}`]))].join("\n");
 }
 
-// What comes next
+// Next-token probabilities
 
 function nextToken(context) {
   const { model } = context;
-  const title = { next_token: "What comes next", masked_token: "What stands here" }[model.head] ?? "What the model says";
+  const title = { next_token: "Next-token probabilities", masked_token: "Masked-token predictions" }[model.head] ?? "Label probabilities";
   const about = {
-    next_token: "After the selected token, every token of the vocabulary has a probability. These are the likeliest. Choose one, and the text goes on with it.",
-    masked_token: "For the selected token the model says what could stand there. Hide the token, and it has to guess from the others.",
-  }[model.head] ?? "How likely each label is.";
+    next_token: "The most likely tokens after the selected one. Click a token to append it there.",
+    masked_token: "The most likely tokens at the selected position. Mask the token to predict it from the others.",
+  }[model.head] ?? "The probability of each label.";
   const list = h("div", { data: { testid: "next" } });
   const facts = h("p", { class: "quiet", role: "status", data: { testid: "next-facts" } });
   const written = h("p", { class: "written quiet" });
   const settings = model.generates ? sampling(context) : null;
-  const write = (n) => h("button", { type: "button", class: n > 1 ? "act" : "act first", data: { testid: `generate-${n}` }, on: { click: () => generate(context, n, written) } }, n > 1 ? `write ${n} more` : "draw one token");
-  const controls = model.generates ? [settings.node, h("div", { class: "controls" }, write(1), write(20), h("span", { class: "quiet" }, "each press draws anew"))] : [];
+  const write = (n) => h("button", { type: "button", class: n > 1 ? "act" : "act first", data: { testid: `generate-${n}` }, on: { click: () => generate(context, n, written) } }, n > 1 ? `generate ${n} tokens` : "sample one token");
+  const controls = model.generates ? [settings.node, h("div", { class: "controls" }, write(1), write(20), h("span", { class: "quiet" }, "each click uses a new seed"))] : [];
   const node = panel(title, about, list, facts, controls, written);
-  if (!model.predicts_tokens && model.head !== "sequence_classification" && model.head !== "token_classification") put(list, placeholder(`The head of this model is ${model.head}, which says nothing of tokens; look at its attention instead.`));
+  if (!model.predicts_tokens && model.head !== "sequence_classification" && model.head !== "token_classification") put(list, placeholder(`The head of this model is ${model.head}, which predicts no tokens; open its attention instead.`));
 
   return {
     node,
@@ -71,13 +71,13 @@ function nextToken(context) {
         second: plain ? undefined : one.probability / top,
         value: one.probability,
         text: percent(plain ? one.probability : one.sampling_probability),
-        title: `${one.text}: probability ${percent(one.probability)}, logit ${short(one.logit)}${plain ? "" : `, drawn with ${percent(one.sampling_probability)}`}`,
+        title: `${one.text}: probability ${percent(one.probability)}, logit ${short(one.logit)}${plain ? "" : `, sampled with ${percent(one.sampling_probability)}`}`,
         class: one.id === found.actual_next ? "true" : "",
         data: { id: one.id, sampling: one.sampling_probability, logit: one.logit },
         onclick: model.generates ? () => branch(context, one.id) : undefined,
       })), { label: title }));
       const nats = `entropy ${short(found.entropy)} nats`;
-      put(facts, plain ? nats : `${nats}, ${short(found.sampling_entropy)} of what is drawn from: ${plural(found.n_candidates, "token")}. Pale: the model’s own probability.`);
+      put(facts, plain ? nats : `${nats}, ${short(found.sampling_entropy)} after temperature, top-k and top-p (${plural(found.n_candidates, "candidate")}). Pale: before.`);
     },
   };
 }
@@ -97,7 +97,7 @@ function sampling(context) {
   };
 }
 
-/** Let the text go on with a token: after the selected one, whatever stood there. */
+/** Append a token after the selected one; what followed is dropped. */
 function branch(context, id) {
   const { token: place, row, tokens } = context;
   if (place === row.length - 1) {
@@ -117,7 +117,7 @@ async function generate(context, n, written) {
   context.page.wait(1);
   try {
     const made = await context.request("generate", body);
-    put(written, made.tokens.length ? "" : "The model ends the text here.");
+    put(written, made.tokens.length ? "" : "The model generated the end-of-text token.");
     context.set({ appended: [...appended, ...made.tokens.map((one) => one.id)], token: -1, seed: seed + 1 });
   } catch (error) {
     put(written, error.message);
@@ -126,13 +126,13 @@ async function generate(context, n, written) {
   }
 }
 
-// How a word is made
+// BPE merges of a word
 
 function wordMerges(context) {
   const title = h("h3", {});
   const tree = h("div", { class: "tree", tabindex: "0", role: "group", "aria-label": "merge tree", data: { testid: "tree" } });
   const table = h("div", { class: "scroll" });
-  const node = panel("How the word is made", "A word starts as bytes. Of all pairs that stand side by side, the one that was learned first is merged, again and again. The number is the rank of the merge.", title, tree, table);
+  const node = panel("BPE merges of this word", "A word starts as bytes; the adjacent pair with the lowest merge rank is merged until none is left. Numbers are merge ranks.", title, tree, table);
   return {
     node,
     async draw(changed) {
@@ -142,7 +142,7 @@ function wordMerges(context) {
       const found = await context.request("word_merges", body);
       put(title, "word ", token({ text: found.word, id: "" }, { title: found.word }));
       if (!found.steps.length) {
-        put(tree, placeholder("A special token is no word: it was never merged."));
+        put(tree, placeholder("A special token has no merges."));
         put(table);
         return;
       }
@@ -193,7 +193,7 @@ function said(tree) {
   return tree.parts.length ? `${tree.text} from ${tree.parts.map(said).join(" and ")}` : tree.text;
 }
 
-// Byte pairs learned from the text
+// BPE training
 
 function trainBpe(context) {
   let steps = [];
@@ -205,7 +205,7 @@ function trainBpe(context) {
   const what = h("p", { role: "status", data: { testid: "merge" } });
   const runnersUp = h("p", { class: "quiet runners-up" });
   const words = h("div", { class: "words", tabindex: "0", role: "group", "aria-label": "the text in tokens", data: { testid: "learned" } });
-  const node = panel("Byte pairs learned from this text", "Training a tokenizer, on your text alone: the most frequent pair of neighbours becomes a token, and so on.", h("div", { class: "controls" }, play, progress), what, runnersUp, words);
+  const node = panel("Train BPE on this text", "Byte-pair encoding trained on this text alone: each merge turns the most frequent adjacent pair into a token.", h("div", { class: "controls" }, play, progress), what, runnersUp, words);
   node.classList.add("learning");
 
   function show(value) {
@@ -218,12 +218,12 @@ function trainBpe(context) {
     const size = now.reduce((sum, word) => sum + word.length, 0);
     if (!at) {
       put(what, `Before the first merge: ${plural(size, "byte")}.`);
-      put(runnersUp, steps.length ? "" : "There is no pair to merge: write more.");
+      put(runnersUp, steps.length ? "" : "No pair occurs often enough; enter more text.");
       return;
     }
     const step = steps[at - 1];
-    put(what, "Merge ", String(at), ": ", ...pair(step.merge), ` stands ${plural(step.count, "time")} in the text; ${plural(size, "token")} are left.`);
-    const pairs = step.runners_up.map((one, i) => [i ? ", " : "Next: ", ...pair(one.merge), ` (${one.count})`]);
+    put(what, "Merge ", String(at), ": ", ...pair(step.merge), ` occurs ${plural(step.count, "time")}; ${plural(size, "token")} remain.`);
+    const pairs = step.runners_up.map((one, i) => [i ? ", " : "Runners-up: ", ...pair(one.merge), ` (${one.count})`]);
     put(runnersUp, pairs);
   }
   function start() {

@@ -1,4 +1,4 @@
-// Step through: the whole way of one token, as cards with formulas and the numbers of this very text.
+// Step through: the forward pass of one token, as cards with formulas and the actual numbers.
 
 import { preamble, within } from "glasshouse/code.js";
 import { onTheme } from "glasshouse/colour.js";
@@ -11,7 +11,7 @@ import { formula } from "glasshouse/views/walkthrough/formula.js";
 import { draw as drawPath } from "glasshouse/views/walkthrough/diagram.js";
 
 const NARROW = matchMedia("(max-width: 760px)");
-const BUSY = "input, textarea, select, dialog, pre, [role=listbox], [role=tab], [role=radio], [role=slider], .cell, .scroll"; // arrows are theirs
+const BUSY = "input, textarea, select, dialog, pre, [role=listbox], [role=tab], [role=radio], [role=slider], .cell, .scroll"; // elements with their own arrow keys
 
 export function mount(context, root) {
   const walk = new Walk(context, root);
@@ -25,7 +25,7 @@ class Walk {
     this.cards = [];
     this.written = ""; // the same in Python
     this.side = context.model.kind === "seq2seq"
-      ? choice("whose way", [["target", "target, through the decoder"], ["source", "source, through the encoder"]], (side) => context.set({ walkthrough_side: side === "source" ? side : undefined, walkthrough_card: undefined }))
+      ? choice("stack", [["target", "decoder (target)"], ["source", "encoder (source)"]], (side) => context.set({ walkthrough_side: side === "source" ? side : undefined, walkthrough_card: undefined }))
       : null;
     this.title = h("p", { class: "whose", data: { testid: "walkthrough-title" } });
     this.path = h("nav", { class: "trail", "aria-label": "where in the model", data: { testid: "walkthrough-path" } });
@@ -34,13 +34,13 @@ class Walk {
     this.next = h("button", { type: "button", class: "act first", data: { testid: "walkthrough-next" }, on: { click: () => this.move(1) } }, "Next ›");
     this.where = h("span", { class: "at", role: "status", data: { testid: "walkthrough-at" } });
     this.all = h("button", { type: "button", class: "tool", "aria-pressed": "false", data: { testid: "walkthrough-all" }, on: { click: () => context.set({ walkthrough_all: context.state.walkthrough_all ? undefined : 1 }) } }, "Show all");
-    this.told = h("output", { class: "told", "aria-live": "polite", data: { testid: "walkthrough-value" } }, "point at a number to read all its digits");
+    this.told = h("output", { class: "told", "aria-live": "polite", data: { testid: "walkthrough-value" } }, "point at a number for all its digits");
     this.code = h("div", {});
     const bar = h("div", { class: "walk", role: "group", "aria-label": "steps" }, this.back, this.next, this.where, this.told, this.all);
     root.classList.add("walkthrough");
     root.append(
-      panel("The way of one token", "From its number to what the model says, one step after the other, with the real numbers of this text. Choose token, layer and head above; walk with the arrow keys.", this.side, this.title,
-        h("p", { class: "legend" }, h("span", {}, h("i", { class: "plus" }), "above 0"), h("span", {}, h("i", { class: "minus" }), "below 0"), h("span", {}, "full colour: the largest of its vector or matrix; each number is told in full when you point at it or reach it by Tab"))),
+      panel("Forward pass of one token", "From the token id to the output, step by step, with the actual numbers. Select token, layer and head above; step with the arrow keys.", this.side, this.title,
+        h("p", { class: "legend" }, h("span", {}, h("i", { class: "plus" }), "above 0"), h("span", {}, h("i", { class: "minus" }), "below 0"), h("span", {}, "full colour: the largest magnitude of the vector or matrix; point at a number or reach it by Tab for all digits"))),
       h("div", { class: "course" }, this.path, this.list), bar, this.code);
     root.addEventListener("pointerover", (event) => this.point(event));
     root.addEventListener("focusin", (event) => this.point(event));
@@ -63,7 +63,7 @@ class Walk {
     return this.side !== null && this.context.state.walkthrough_side === "source";
   }
 
-  // What is asked
+  // Request
 
   body() {
     const { context } = this;
@@ -83,12 +83,12 @@ class Walk {
     }
     this.open(changed.has("walkthrough_card") && this.context.state.walkthrough_card !== undefined);
     const code = await this.inPython();
-    if (code === this.written) return; // who reads it while walking on finds it open
+    if (code === this.written) return; // keep it expanded while stepping
     this.written = code;
     put(this.code, python(code));
   }
 
-  // What is drawn
+  // Drawing
 
   build() {
     if (!this.found) return;
@@ -127,21 +127,21 @@ class Walk {
     const node = h("li", { class: "step", data: { key, node: card.node, kind: card.kind } }, h("h3", {}, head), body);
     const fill = () => {
       const legend = told.legend.length ? h("p", { class: "symbols quiet" }, told.legend.map(([symbol, text]) => h("span", {}, formula(symbol), ` ${text}`))) : null;
-      const changed = card.changed ? h("p", { class: "changed", role: "note" }, `An experiment changes what stands at ${card.site.replace(/\[.*/, "")}: the numbers are those after the change, so the formula does not give them.`) : null;
+      const changed = card.changed ? h("p", { class: "changed", role: "note" }, `${card.site.replace(/\[.*/, "")} is edited: the numbers are those after the edit, so the formula does not give them.`) : null;
       const site = card.site ? h("p", { class: "site quiet" }, "site ", h("code", {}, card.site)) : null;
       put(body, h("div", { class: "words" }, h("p", { class: "why" }, told.why), legend, changed, site), h("div", { class: "figure-box" }, told.figure()));
     };
     return { key, card, node, head, body, told, fill, filled: false };
   }
 
-  /** The card that is looked at. */
+  /** The index of the current card. */
   get at() {
     const { walkthrough_card } = this.context.state;
     const at = this.cards.findIndex((one) => one.key === walkthrough_card);
     return at < 0 ? 0 : at;
   }
 
-  /** Open the present card, fold the others. */
+  /** Expand the current card, collapse the others. */
   open(scroll) {
     if (!this.cards.length) return;
     const { at } = this;
@@ -185,7 +185,7 @@ class Walk {
     this.light();
   }
 
-  /** Light the present part of the path. */
+  /** Highlight the current node of the diagram. */
   light() {
     const node = this.cards[this.at]?.card.node;
     for (const place of this.path.querySelectorAll(".place")) {
@@ -197,7 +197,7 @@ class Walk {
     }
   }
 
-  // What is chosen
+  // Selection
 
   choose(key) {
     this.context.set({ walkthrough_card: key });
@@ -233,9 +233,9 @@ class Walk {
   }
 
   point(event) {
-    const held = event.target.closest?.("[data-value]");
-    if (!held || !held.dataset.what) return;
-    put(this.told, `${held.dataset.what} = ${exact(Number(held.dataset.value))}`);
+    const cell = event.target.closest?.("[data-value]");
+    if (!cell || !cell.dataset.what) return;
+    put(this.told, `${cell.dataset.what} = ${exact(Number(cell.dataset.value))}`);
   }
 
   /** The same in Python. */

@@ -1,4 +1,4 @@
-// Where the target looks: lines between both rows of tokens, and the weights of one target token.
+// Cross-attention: lines between source and target tokens, and the weights of one target token.
 
 import { h, put, s } from "glasshouse/dom.js";
 import { percent, plural } from "glasshouse/number.js";
@@ -8,7 +8,7 @@ import { selection } from "glasshouse/views/alignment/selection.js";
 import { matrix } from "glasshouse/views/alignment/matrix.js";
 
 const WINDOW = 32; // tokens of each side that are shown at once
-const FAINT = 0.03; // weights below are not drawn as lines, unless a token has none that is much above
+const FAINT = 0.03; // smaller weights are not drawn, unless a token has no larger ones
 const LINES = 500; // that are drawn at most
 const LISTED = 12; // source tokens whose weights are listed
 
@@ -26,8 +26,8 @@ export function crossAttention(context) {
   const listed = h("h3", {});
   const table = matrix(context);
   const node = panel(
-    "Where the target looks",
-    "While it chooses the next token, each target token looks back at the source. The thicker the line, the more of its attention goes there. Point at a target token, or choose it, to see its weights.",
+    "Cross-attention",
+    "Attention of each target token to the source tokens; line width is the weight. Point at or click a target token to see its weights.",
     h("div", { class: "controls" }, of, what),
     drawing,
     h("div", { class: "controls" }, pagers.source.node, pagers.target.node),
@@ -113,7 +113,7 @@ export function crossAttention(context) {
 
   function drawLines(at) {
     const [high, wide] = weights.shape;
-    // In a line where both rows fit, else one column beside the other.
+    // Horizontal where both rows fit, otherwise two columns.
     drawing.classList.remove("tall");
     const room = drawing.clientWidth;
     const isTall = rows.source.scrollWidth > room || rows.target.scrollWidth > room;
@@ -143,14 +143,14 @@ export function crossAttention(context) {
   }
 
   function drawList(at, own) {
-    put(listed, "What ", token(context.tokens.target[at]), ` (target token ${at}) looks at`);
+    put(listed, "Weights of ", token(context.tokens.target[at]), ` (target token ${at})`);
     const { source } = selection(context);
     const order = Array.from(own, (value, i) => [value, from.source + i]).sort((a, b) => b[0] - a[0]).slice(0, LISTED).sort((a, b) => a[1] - b[1]);
     const most = Math.max(1e-9, ...own);
     put(
       list,
       bars(order.map(([value, place]) => ({ name: token(context.tokens.source[place]), share: value / most, value, text: percent(value), title: `source token ${place}`, data: { place }, class: place === source ? "al-key" : "" })), { label: `weights of target token ${at}` }),
-      own.length > LISTED || own.length < context.tokens.source.length ? h("p", { class: "quiet" }, `These ${order.length} have ${percent(order.reduce((sum, one) => sum + one[0], 0))} of the attention; the others share the rest.`) : null,
+      own.length > LISTED || own.length < context.tokens.source.length ? h("p", { class: "quiet" }, `These ${order.length} have ${percent(order.reduce((sum, one) => sum + one[0], 0))} of the attention weight.`) : null,
     );
   }
 
@@ -161,7 +161,7 @@ export function crossAttention(context) {
     async draw(changed) {
       const { of: which, layer, head, target, source } = selection(context);
       of.show(which);
-      put(what, { head: `layer ${layer}, head ${head}: choose others above, or with [ ] and , .`, layer: `all ${context.model.n_heads} heads of layer ${layer}`, all: `all ${context.model.n_heads} heads of ${plural(context.model.n_layers, "layer")}` }[which]);
+      put(what, { head: `layer ${layer}, head ${head}: select above, or with [ ] and , .`, layer: `all ${context.model.n_heads} heads of layer ${layer}`, all: `all ${context.model.n_heads} heads of ${plural(context.model.n_layers, "layer")}` }[which]);
       const old = from;
       from = { source: Math.floor(source / WINDOW) * WINDOW, target: Math.floor(target / WINDOW) * WINDOW };
       const body = { forward_pass: context.forwardPass() };

@@ -1,4 +1,4 @@
-// All weights between the tokens that are shown, as a table.
+// Cross-attention weights as a table.
 
 import { ink, onTheme, shade } from "glasshouse/colour.js";
 import { h, put } from "glasshouse/dom.js";
@@ -13,7 +13,7 @@ export function matrix(context) {
   let from = null; // the first tokens of both sides
   const box = h("div", { class: "scroll al-matrix", data: { testid: "alignment-matrix" } });
   const legend = h("p", { class: "legend" });
-  const node = h("div", { class: "al-part" }, h("h3", {}, "All of them, as a table"), box, legend);
+  const node = h("div", { class: "al-part" }, h("h3", {}, "Attention matrix"), box, legend);
 
   function fill() {
     const [high, wide] = weights.shape;
@@ -28,7 +28,7 @@ export function matrix(context) {
       const [y, x] = [from.target + t, from.source + k];
       const on = y === selected && x === key;
       const style = { background: shade(value / most), color: ink(value / most) };
-      return h("td", { role: "gridcell", tabindex: on || (t === 0 && k === 0 && !isShown) ? "0" : "-1", class: on ? "on" : "", style, "aria-label": `${target[t].text} looks at ${source[k].text}: ${percent(value)}`, title: `${target[t].text} → ${source[k].text}: ${percent(value)}`, data: { t: y, k: x, value, testid: `weight-${y}-${x}` } }, isNumbered ? (value * 100).toFixed(0) : "");
+      return h("td", { role: "gridcell", tabindex: on || (t === 0 && k === 0 && !isShown) ? "0" : "-1", class: on ? "on" : "", style, "aria-label": `${target[t].text} attends to ${source[k].text}: ${percent(value)}`, title: `${target[t].text} → ${source[k].text}: ${percent(value)}`, data: { t: y, k: x, value, testid: `weight-${y}-${x}` } }, isNumbered ? (value * 100).toFixed(0) : "");
     };
     const hasFocus = box.contains(document.activeElement);
     put(
@@ -38,7 +38,7 @@ export function matrix(context) {
         h("tbody", {}, target.map((one, t) => h("tr", {}, h("th", { scope: "row", class: from.target + t === selected ? "on" : "" }, token(one)), source.map((_, k) => cell(t, k)))))),
     );
     if (hasFocus) box.querySelector('td[tabindex="0"]')?.focus({ preventScroll: true });
-    put(legend, h("i", { style: { background: shade(0.02), outline: "1px solid var(--line)" } }), "0%", h("i", { style: { background: shade(0.5) } }), percent(most / 2), h("i", { style: { background: shade(1) } }), percent(most), h("span", {}, `of a target token’s attention${isNumbered ? "; numbers are percent" : ""}`));
+    put(legend, h("i", { style: { background: shade(0.02), outline: "1px solid var(--line)" } }), "0%", h("i", { style: { background: shade(0.5) } }), percent(most / 2), h("i", { style: { background: shade(1) } }), percent(most), h("span", {}, `of the attention of a target token${isNumbered ? "; numbers are percent" : ""}`));
   }
 
   function pick(event) {

@@ -1,4 +1,4 @@
-// What is chosen: whose weights they are, one head's, the mean of a layer, or of all; and a token on each side.
+// The selection: weights of one head, the mean of a layer or of all layers, and a token on each side.
 
 export function selection(context) {
   const of = ["head", "layer"].includes(context.state.alignment_scope) ? context.state.alignment_scope : "all";

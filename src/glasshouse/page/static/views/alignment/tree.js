@@ -1,13 +1,13 @@
-// The tree of a beam search, from left to right: each line is one way to its end, the likeliest on top.
+// The tree of a beam search, from left to right, the most likely path on top.
 
 import { s } from "glasshouse/dom.js";
 import { percent, short } from "glasshouse/number.js";
 
 const STEP = 124; // pixels from one token to the next
 const LINE = 30; // and from one line to the next
-export const OUTCOMES = { kept: "kept", ended: "the text ends", pruned: "pruned" };
+export const OUTCOMES = { kept: "kept", ended: "end of text", pruned: "pruned" };
 
-/** Draw it; a text that was hypotheses is handed to `choose`. */
+/** Draw the tree; a selected hypothesis is passed to `choose`. */
 export function drawTree({ nodes, hypotheses }, withPruned, choose) {
   const best = new Set(hypotheses[0].path);
   const useful = new Set(hypotheses.flatMap((one) => one.path));
@@ -58,7 +58,7 @@ export function drawTree({ nodes, hypotheses }, withPruned, choose) {
     const act = () => choose(one.ids);
     return [
       s("line", { class: "al-lead", x1: from + 3, x2: right - 6, y1: y, y2: y }),
-      s("g", { class: i ? "al-label" : "al-label best", role: "button", tabindex: "0", "aria-label": `look at text ${i + 1}: ${text}, score ${short(one.score)}`, data: { testid: `label-${i}` }, on: { click: act, keydown: (event) => { if (event.key === "Enter" || event.key === " ") { event.preventDefault(); act(); } } } }, s("text", { x: right, y }, `${i + 1}. `, s("tspan", { class: "al-score" }, short(one.score)), `  ${said}`)),
+      s("g", { class: i ? "al-label" : "al-label best", role: "button", tabindex: "0", "aria-label": `use hypothesis ${i + 1} as target: ${text}, score ${short(one.score)}`, data: { testid: `label-${i}` }, on: { click: act, keydown: (event) => { if (event.key === "Enter" || event.key === " ") { event.preventDefault(); act(); } } } }, s("text", { x: right, y }, `${i + 1}. `, s("tspan", { class: "al-score" }, short(one.score)), `  ${said}`)),
     ];
   });
   const start = s("g", { class: "al-node best" }, s("rect", { x: 8, y: Y(null) - 11, width: 54, height: 22, rx: 5 }), s("text", { x: 14, y: Y(null) }, "start"));

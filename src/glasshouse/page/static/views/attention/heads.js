@@ -1,4 +1,4 @@
-// All heads of all layers, small, each named after where its weight goes.
+// Small attention maps of all heads of all layers, each with its head type.
 
 import { Superseded } from "glasshouse/api.js";
 import { onTheme, ramp } from "glasshouse/colour.js";
@@ -6,7 +6,7 @@ import { h, put } from "glasshouse/dom.js";
 import { count, short } from "glasshouse/number.js";
 import { choice, panel } from "glasshouse/widgets.js";
 import { decodeTensor } from "glasshouse/tensor.js";
-import { SCORES, SCALES } from "glasshouse/views/attention/selection.js";
+import { SCALES, SCORES, typeName } from "glasshouse/views/attention/selection.js";
 
 const NAMELESS = "–";
 
@@ -18,11 +18,11 @@ export function heads(selection) {
     : null;
   const scale = choice("colour", Object.entries(SCALES).map(([name, { title }]) => [name, title]), (one) => context.set({ attention_scale: one }));
   const legend = h("div", { class: "scale-legend" });
-  const grid = h("div", { class: "heads", role: "group", "aria-label": "all heads; arrow keys move", data: { testid: "heads" }, on: { scroll: () => look(), keydown: walk } });
+  const grid = h("div", { class: "heads", role: "group", "aria-label": "all heads; move with the arrow keys", data: { testid: "heads" }, on: { scroll: () => look(), keydown: walk } });
   const named = h("p", { class: "quiet named", data: { testid: "named" } });
   const note = h("p", { class: "quiet named", data: { testid: "heads-note" } });
   const controls = h("div", { class: "controls" }, kinds, h("span", { class: "labelled" }, h("span", { class: "name" }, "colour"), scale), legend);
-  const node = panel("All heads", "In every layer each head decides for itself where each token looks. A row of a map is a token that looks, a column a token that is looked at; the stronger the colour, the more. Choose a head to see it large.", controls, grid, named, note);
+  const node = panel("All heads", "Attention patterns of all heads: rows are queries, columns are keys, colour is the attention weight. Click a head to enlarge it.", controls, grid, named, note);
   node.classList.add("all");
   if (kinds) kinds.dataset.testid = "kinds";
   scale.dataset.testid = "scale";
@@ -30,7 +30,7 @@ export function heads(selection) {
   let built = "";
   let pooling = null;
   let marked = null; // the button of the selected head
-  let scores; // of all heads, as they are shown; null: not known yet
+  let scores; // head scores as shown; null: not loaded
   const stopTheme = onTheme(() => rows.forEach(paint));
 
   function build() {
@@ -91,7 +91,7 @@ export function heads(selection) {
       const image = pen.createImageData(wide, tall);
       for (let i = 0; i < tall * wide; i += 1) {
         const byte = small.data[head * tall * wide + i];
-        if (!byte) continue; // may not be looked at
+        if (!byte) continue; // masked
         const at = 3 * Math.round(255 * shares[byte]);
         image.data.set([colours[at], colours[at + 1], colours[at + 2], 255], 4 * i);
       }
@@ -101,7 +101,7 @@ export function heads(selection) {
 
   const topic = () => JSON.stringify([context.forwardPass(), selection.kind.site]);
 
-  /** Fetch the layers that are in view, one by one, so that whatever else is asked need not wait for all. */
+  /** Fetch the visible layers one by one, so that other requests need not wait for all of them. */
   async function fetchRows() {
     const now = topic();
     for (;;) {
@@ -130,9 +130,9 @@ export function heads(selection) {
       for (const { button, label, layer, head } of cells) {
         const one = found?.heads[layer][head];
         const value = one?.[one.label];
-        put(label, one ? (one.label ? [h("span", {}, one.label), h("b", {}, value.toFixed(2))] : NAMELESS) : "");
+        put(label, one ? (one.label ? [h("span", {}, typeName(one.label)), h("b", {}, value.toFixed(2))] : NAMELESS) : "");
         Object.assign(button.dataset, { label: one?.label ?? "", value: value ?? "" });
-        button.setAttribute("aria-label", `layer ${layer}, head ${head}${one ? `: ${one.label ? `${one.label} ${short(value)}` : "nothing stands out"}` : ""}`);
+        button.setAttribute("aria-label", `layer ${layer}, head ${head}${one ? `: ${one.label ? `${one.label} ${short(value)}` : "no label"}` : ""}`);
       }
     }
   }
@@ -140,8 +140,8 @@ export function heads(selection) {
   function explain(found) {
     const used = new Set(found.heads.flat().map((one) => one.label));
     const said = Object.entries(SCORES).filter(([kind]) => used.has(kind));
-    if (used.has(null)) said.push([NAMELESS, "nothing stands out"]);
-    put(named, "Named after where its weight goes, on average, if that stands out from a head that looks at everything alike: ", said.map(([kind, what], i) => [i ? "; " : "", h("b", {}, kind), ` ${what}`]), ".");
+    if (used.has(null)) said.push([NAMELESS, "none"]);
+    put(named, "Labelled by the head score that most exceeds uniform attention: ", said.map(([kind, what], i) => [i ? "; " : "", h("b", {}, typeName(kind)), ` ${what}`]), ".");
   }
 
   return {
@@ -161,13 +161,13 @@ export function heads(selection) {
         found = await context.request("scores", { forward_pass: context.forwardPass(), attention: selection.kind.site });
       } catch (error) {
         if (error instanceof Superseded) throw error;
-        put(named, `The heads have no names here: ${error.message}`);
+        put(named, `No head types here: ${error.message}`);
       }
       if (found) name(found);
       const said = [];
-      if (pooling && Math.max(...pooling.pool_size) > 1) said.push(`A cell is the largest weight among ${pooling.pool_size[0]} × ${pooling.pool_size[1]} tokens.`);
-      if (pooling?.stride > 1) said.push(`Of so long a text, only every ${ordinal(pooling.stride)} token that looks is drawn here; the large map has them all.`);
-      if (found && found.scored < found.of) said.push(`The names come from the first ${count(found.scored)} of ${count(found.of)} tokens.`);
+      if (pooling && Math.max(...pooling.pool_size) > 1) said.push(`Each cell is the maximum over ${pooling.pool_size[0]} × ${pooling.pool_size[1]} tokens.`);
+      if (pooling?.stride > 1) said.push(`Only every ${ordinal(pooling.stride)} query is drawn here; the large map has all.`);
+      if (found && found.scored < found.of) said.push(`Head scores are computed on the first ${count(found.scored)} of ${count(found.of)} tokens.`);
       put(note, said.join(" "));
       note.hidden = !said.length;
     },
@@ -180,10 +180,10 @@ function ordinal(n) {
   return `${n}${end}`;
 }
 
-/** How colours stand for weights: the colours stay, the numbers move. */
+/** Colour legend: the colours stay, the ticks move. */
 function scaleLegend(selection) {
   const { ticks: weights, normalize } = SCALES[selection.scale];
   const ticks = weights.map((weight) => h("span", { style: { left: `${100 * normalize(weight)}%` } }, String(weight)));
-  const hidden = selection.kind.causal ? h("span", { class: "cannot" }, h("i", {}), "may not be seen: it comes later") : null;
+  const hidden = selection.kind.causal ? h("span", { class: "cannot" }, h("i", {}), "causal mask") : null;
   return [h("span", { class: "labelled" }, h("span", { class: "name" }, "weight"), h("span", { class: "ramp", role: "img", "aria-label": "colours from no weight to all of it" }, h("span", { class: "ticks", "aria-hidden": "true" }, ticks))), hidden];
 }

@@ -1,11 +1,11 @@
-// One head large, as a map.
+// The attention map of one head.
 
 import { isSaved, Superseded } from "glasshouse/api.js";
 import { h, put } from "glasshouse/dom.js";
 import { Heatmap } from "glasshouse/heatmap.js";
 import { short } from "glasshouse/number.js";
 import { numberLabel, token } from "glasshouse/widgets.js";
-import { SCORES } from "glasshouse/views/attention/selection.js";
+import { SCORES, typeName } from "glasshouse/views/attention/selection.js";
 
 export function map(selection) {
   const { context } = selection;
@@ -27,14 +27,14 @@ export function map(selection) {
       cell = { row: selection.query, column: selection.key, side: 1, value: known };
     }
     const { row, column, side, value } = cell;
-    const hides = value < 0;
-    Object.assign(status.dataset, { query: row, key: column, side, value: value === undefined || hides ? "" : value });
+    const isMasked = value < 0;
+    Object.assign(status.dataset, { query: row, key: column, side, value: value === undefined || isMasked ? "" : value });
     if (side > 1) {
       const to = (start, tokens) => Math.min(start + side, tokens.length) - 1;
-      put(status, `tokens ${row}–${to(row, queries)} on ${column}–${to(column, keys)}: `, value === undefined ? "…" : hides ? "may not be seen" : ["at most ", h("b", {}, short(value))]);
+      put(status, `tokens ${row}–${to(row, queries)} on ${column}–${to(column, keys)}: `, value === undefined ? "…" : isMasked ? "masked" : ["at most ", h("b", {}, short(value))]);
       return;
     }
-    put(status, token(queries[row], { class: "selected" }), ` ${row} looks at `, token(keys[column], { class: "compared" }), ` ${column}: `, value === undefined ? "…" : hides ? "may not, it comes later" : ["weight ", h("b", {}, short(value))]);
+    put(status, token(queries[row], { class: "selected" }), ` ${row} attends to `, token(keys[column], { class: "compared" }), ` ${column}: `, value === undefined ? "…" : isMasked ? "masked" : ["weight ", h("b", {}, short(value))]);
   }
 
   return {
@@ -42,7 +42,7 @@ export function map(selection) {
     async draw() {
       const { kind, layer, head, query, key, queries, keys } = selection;
       put(title, `Layer ${layer}, head ${head}`);
-      put(about, `Each row is a token that looks, and its weights add up to 1. ${kind.causal ? "It sees itself and what came before." : kind.queries === kind.keys ? "It sees the whole text, on both sides." : "It is one of the target, and sees the whole source."} Click a cell to follow it below.`);
+      put(about, `Rows are queries, columns are keys; each row sums to 1. ${kind.causal ? "Causal: a query attends to itself and earlier tokens." : kind.queries === kind.keys ? "Bidirectional: a query attends to all tokens." : "Target queries attend to all source keys."} Click a cell for details below.`);
       const name = JSON.stringify(selection.place);
       known = null;
       show(heatmap.cursor && document.activeElement === heatmap.node ? heatmap.at(query, key) : null);
@@ -68,13 +68,13 @@ export function map(selection) {
       known = found.bias === null ? -1 : found.weight;
       show(null);
       const one = scores?.heads[layer][head] ?? {};
-      put(facts, [...Object.keys(SCORES), "entropy"].filter((each) => one[each] !== undefined).map((each) => h("span", { class: each === one.label ? "chosen" : "", title: `a head that looks everywhere alike: ${short(scores.uniform[layer][each])}` }, `${each} `, numberLabel(one[each], `score-${each}`), each === "entropy" ? " nats" : "")));
+      put(facts, [...Object.keys(SCORES), "entropy"].filter((each) => one[each] !== undefined).map((each) => h("span", { class: each === one.label ? "chosen" : "", title: `uniform attention: ${short(scores.uniform[layer][each])}` }, `${typeName(each)} `, numberLabel(one[each], `score-${each}`), each === "entropy" ? " nats" : "")));
     },
     close: () => heatmap.close(),
   };
 }
 
-/** A saved page has some tiles: without the others the map is coarser. */
+/** A saved page has only some tiles; the map is coarser without the others. */
 function absent(error) {
   if (isSaved && !(error instanceof Superseded)) return null;
   throw error;

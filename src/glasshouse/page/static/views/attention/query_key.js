@@ -1,4 +1,4 @@
-// One query and one key: how a weight comes about, number by number, and what it carries.
+// One query-key pair: score, softmax weight and weighted value, number by number.
 
 import { balance, balanceInk } from "glasshouse/colour.js";
 import { h, put } from "glasshouse/dom.js";
@@ -10,22 +10,22 @@ export function queryKey(selection) {
   const { context } = selection;
   const who = h("p", { class: "who", data: { testid: "pair" } });
   const shares = h("p", { class: "quiet", data: { testid: "pair-shares" } });
-  const vectors = h("div", { class: "scroll", tabindex: "0", role: "group", "aria-label": "query, key and their product, number by number" });
+  const vectors = h("div", { class: "scroll", tabindex: "0", role: "group", "aria-label": "query, key and their products" });
   const score = h("div", { class: "equation" });
   const softmax = h("div", { class: "equation" });
-  const hiding = h("p", { class: "about", data: { testid: "pair-masked" } }, "This key comes after the query, so it may not be seen: it gets no weight, whatever q and k are.");
+  const maskNote = h("p", { class: "about", data: { testid: "pair-masked" } }, "This key is masked: it comes after the query, so its weight is 0.");
   const weighted = h("div", { class: "scroll", tabindex: "0", role: "group", "aria-label": "value, what is weighted, and what the head gathers, number by number" });
   const stage = (number, title, about, ...children) => h("div", { class: "stage" }, h("h3", {}, h("span", { class: "nth" }, number), title), h("p", { class: "about" }, about), children);
-  const turned = context.model.position === "rotary" ? " Both are already turned by their positions." : "";
+  const turned = context.model.position === "rotary" ? " Both are shown after the rotary position embedding." : "";
   const node = panel(
-    "How one token looks at another",
+    "One query, one key",
     null,
     who,
     shares,
-    stage("1", "The score: how well query and key fit", `The token that looks has a query q, the one that is looked at a key k: ${context.model.d_head} numbers each.${turned} They are multiplied number by number, and added up.`, vectors, score),
-    stage("2", "The softmax: a share of the weight", "Scores become weights that add up to 1: e to the power of the score, divided by the sum of that over the whole row. The largest score is taken off first, which changes nothing but keeps the numbers small.", softmax, hiding),
-    stage("3", "What it carries: weight times value", "The token that is looked at offers a value v. Its weight says how much of that goes over. What comes from all tokens together is z, which the head hands on.", weighted),
-    h("p", { class: "legend" }, h("span", {}, h("i", { class: "more-than" }), "above 0"), h("span", {}, h("i", { class: "less-than" }), "below 0"), h("span", {}, "the stronger the colour, the larger the number")),
+    stage("1", "Score: scaled dot product", `The dot product of the query q and the key k, ${context.model.d_head} numbers each, times the scale.${turned}`, vectors, score),
+    stage("2", "Softmax over keys", "The exponential of the score, divided by the sum over all keys. The largest score is subtracted first for numerical stability.", softmax, maskNote),
+    stage("3", "Weighted value", "The weight times the value v of the key. The sum over all keys is z, the output of the head.", weighted),
+    h("p", { class: "legend" }, h("span", {}, h("i", { class: "more-than" }), "above 0"), h("span", {}, h("i", { class: "less-than" }), "below 0"), h("span", {}, "colour: magnitude")),
   );
   node.classList.add("pair");
 
@@ -36,15 +36,15 @@ export function queryKey(selection) {
       const { queries, keys, query, key, kind, head } = selection;
       const [from, to] = [token(queries[query], { class: "selected" }), token(keys[key], { class: "compared" })];
       const place = (number, side) => ` token ${number}${side === "text" ? "" : ` of the ${side}`}`;
-      put(who, from, `${place(query, kind.queries)}, the query, looks at `, to, `${place(key, kind.keys)}, the key.`);
+      put(who, from, `${place(query, kind.queries)}, the query, attends to `, to, `${place(key, kind.keys)}, the key.`);
       const group = Array.from({ length: found.group }, (_, i) => found.kv_head * found.group + i);
-      put(shares, `Heads ${group.slice(0, -1).join(", ")} and ${group.at(-1)} share one key and one value, those of key-value head ${found.kv_head}; head ${head} has a query of its own.`);
+      put(shares, `Heads ${group.slice(0, -1).join(", ")} and ${group.at(-1)} share the keys and values of key-value head ${found.kv_head}; head ${head} has its own queries.`);
       shares.hidden = found.group === 1;
       const [q, k, products, v, moved, z] = ["q", "k", "products", "v", "weighted_value", "z"].map((name) => decodeTensor(found[name]).data);
       put(vectors, elements([["q", "q", q, largest(q)], ["k", "k", k, largest(k)], ["q × k", "products", products, largest(products)]]));
       put(score, scoreTerms(found));
       put(softmax, softmaxTerms(found));
-      hiding.hidden = found.bias !== null;
+      maskNote.hidden = found.bias !== null;
       put(weighted, elements([["v", "v", v, largest(v)], ["weight × v", "weighted_value", moved, largest(v)], ["z", "z", z, largest(v)]]));
     },
   };
@@ -77,9 +77,9 @@ const sign = (text) => h("span", { class: "sign" }, text);
 function scoreTerms(found) {
   const terms = [term(found.sum, "sum of q × k", "pair-sum"), sign("×"), term(found.scale, "scale", "pair-scale")];
   const scaled = found.sum * found.scale;
-  if (found.softcap !== null) terms.push(sign("→"), term(found.softcap * Math.tanh(scaled / found.softcap), `held within ±${short(found.softcap)}`, "pair-capped"));
-  if (found.bias === null) return [...terms, sign("→"), h("span", { class: "term" }, h("span", { class: "figure", data: { testid: "pair-score", value: "" } }, "−∞"), h("span", { class: "quiet" }, "score: hidden"))];
-  if (found.bias !== 0) terms.push(sign("+"), term(found.bias, "for the distance", "pair-bias"));
+  if (found.softcap !== null) terms.push(sign("→"), term(found.softcap * Math.tanh(scaled / found.softcap), `softcap ±${short(found.softcap)}`, "pair-capped"));
+  if (found.bias === null) return [...terms, sign("→"), h("span", { class: "term" }, h("span", { class: "figure", data: { testid: "pair-score", value: "" } }, "−∞"), h("span", { class: "quiet" }, "score: masked"))];
+  if (found.bias !== 0) terms.push(sign("+"), term(found.bias, "position bias", "pair-bias"));
   return [...terms, sign("="), term(found.score, "score", "pair-score")];
 }
 
@@ -88,6 +88,6 @@ function softmaxTerms(found) {
   if (found.bias === null) return [term(found.weight, "weight", "pair-weight")];
   return [
     sign("exp ("), term(found.score, "score"), sign("−"), term(found.largest, "largest score", "pair-largest"), sign(")"), sign("="),
-    term(Math.exp(found.score - found.largest), "its part"), sign("÷"), term(found.total, "sum of all parts", "pair-total"), sign("="), term(found.weight, "weight", "pair-weight"),
+    term(Math.exp(found.score - found.largest), "exp"), sign("÷"), term(found.total, "sum of exp", "pair-total"), sign("="), term(found.weight, "weight", "pair-weight"),
   ];
 }

@@ -1,23 +1,26 @@
-// What is selected, in the words of attention, and how weights become colours.
+// The attention selection and the colour scales of weights.
 
 import { decodeTensor } from "glasshouse/tensor.js";
 
-const LONG = 512; // tokens of a text in which hardly a weight is large
+const LONG = 512; // tokens from which the logarithmic scale is the default
 export const SCALES = {
   linear: { title: "linear", ticks: [0, 0.25, 0.5, 0.75, 1], normalize: (weight) => weight },
   root: { title: "square root", ticks: [0, 0.05, 0.25, 0.5, 1], normalize: Math.sqrt },
   log: { title: "logarithm", ticks: [0.0001, 0.01, 0.1, 1], normalize: (weight) => Math.max(0, 1 + Math.log10(weight) / 4) },
 };
 export const SCORES = {
-  self: "the token itself",
-  previous: "the token just before",
-  first: "the first token",
-  duplicate: "other places of the same token",
-  induction: "what followed other places of the same token",
-  broad: "spread over most of what it may see: 1 is the same weight on all",
+  current_token: "weight on the token itself",
+  previous: "weight on the previous token",
+  first: "weight on the first token",
+  duplicate: "weight on earlier occurrences of the same token",
+  induction: "weight on tokens that followed them",
+  broad: "normalized entropy near 1 (uniform attention)",
 };
 
-/** Which kind of attention, layer, head, query and key. */
+/** The short name of a head type. */
+export const typeName = (name) => name.replace("_token", "");
+
+/** The selected attention, layer, head, query and key. */
 export class Selection {
   constructor(context) {
     this.context = context;
@@ -44,8 +47,8 @@ export class Selection {
     return this.context.tokens[this.kind.keys];
   }
 
-  // On the page, the token of an encoder-decoder is one of the target and the key one of the source. Where a source
-  // looks at itself, or a target, the other one is kept apart.
+  // In an encoder-decoder, `token` is a target position and `key` a source position. Self-attention of the encoder
+  // keeps its query apart, and self-attention of the decoder its key.
 
   get query() {
     const { state } = this.context;
@@ -64,7 +67,7 @@ export class Selection {
     this.context.set(changes);
   }
 
-  /** How colours stand for weights: by themselves linear, or in a long text, where all weights are small, logarithmic. */
+  /** The colour scale: linear by default, logarithmic for long texts, where all weights are small. */
   get scale() {
     const { attention_scale } = this.context.state;
     return attention_scale in SCALES ? attention_scale : this.keys.length > LONG ? "log" : "linear";
@@ -74,7 +77,7 @@ export class Selection {
     return SCALES[this.scale].normalize;
   }
 
-  /** Which map this is, whatever is selected in it. */
+  /** The selected map, without query and key. */
   get place() {
     return { forward_pass: this.context.forwardPass(), attention: this.kind.site, layer: this.layer, head: this.head };
   }

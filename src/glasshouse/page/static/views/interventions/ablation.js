@@ -1,4 +1,4 @@
-// Switches: every part of the model, to be changed by a press, or switched off one by one to see which matter.
+// Ablation grid: edit a head or layer by click, or ablate each component in turn.
 
 import { balance } from "glasshouse/colour.js";
 import { h, put } from "glasshouse/dom.js";
@@ -6,11 +6,11 @@ import { plural } from "glasshouse/number.js";
 import { choice, panel } from "glasshouse/widgets.js";
 import { show, tight, walk } from "glasshouse/views/interventions/grid_cell.js";
 import { named } from "glasshouse/views/interventions/site.js";
-import { pieces, sweep } from "glasshouse/views/interventions/sweep.js";
+import { chunks, sweep } from "glasshouse/views/interventions/sweep.js";
 
-const FIRST = 0.5; // what a part is scaled by at first
+const FIRST = 0.5; // initial scale factor
 
-/** The stacks of a model: what can be switched off in them. */
+/** The stacks of a model and their components. */
 function stacksOf(model) {
   const own = { z: "z", all: "attn_out", title: "heads", short: "" };
   if (model.kind !== "seq2seq") return [{ prefix: "", title: "", layers: model.n_layers, groups: [own] }];
@@ -25,26 +25,26 @@ export function ablation(context, changes) {
   const { model } = context;
   const cells = new Map(); // by site: {button, at, name}
   const lines = []; // of the grids: {name, sites}
-  const how = choice("a press makes a part", [["off", "off"], ["mean", "its mean"], ["scale", "scaled"]], (value) => context.set({ interventions_edit: value === "off" ? undefined : value }));
+  const how = choice("on click", [["off", "zero ablation"], ["mean", "mean ablation"], ["scale", "scale"]], (value) => context.set({ interventions_edit: value === "off" ? undefined : value }));
   const progress = h("p", { class: "quiet", role: "status", data: { testid: "sweep-progress" } });
-  const alone = sweep(context, "switch off each part alone", tryEach, {
+  const alone = sweep(context, "ablate each component", tryEach, {
     failed: (message) => put(progress, message),
-    stopped: () => put(progress, `Stopped after ${plural(swept.values.size, "part")}.`),
+    stopped: () => put(progress, `Stopped after ${plural(swept.values.size, "component")}.`),
   });
   alone.dataset.testid = "sweep";
   const legend = h("div", { class: "legend" });
   const node = panel(
-    "Switches",
-    "Every part of the model that adds to the stream, the last layer on top. Press one to change it, press again to put it back. Try each one alone to find out which ones matter for this text.",
-    h("div", { class: "controls" }, h("span", { class: "quiet" }, "a press makes a part"), how, alone),
+    "Ablate heads and layers",
+    "Every component that writes to the residual stream, the last layer on top. Click to edit, click again to undo. “Ablate each component” measures the effect of each one on this text.",
+    h("div", { class: "controls" }, h("span", { class: "quiet" }, "on click"), how, alone),
     progress,
     stacksOf(model).map(grid),
     legend,
   );
-  let swept = null; // {about, edits, values}: how much the loss grows without each site, besides some edits
+  let swept = null; // {about, edits, values}: loss increase by ablated site, on top of some edits
   const words = model.predicts_tokens
-    ? { grows: "how much the mean loss grows", helps: "without it the loss grows: it helps", hinders: "the loss falls: it hinders", figure: (value) => tight(value, "+") }
-    : { grows: "how much further the last vectors move", helps: "without it the vectors move further", hinders: "they move less far", figure: (value) => `${value < 0 ? "−" : "+"}${tight(100 * Math.abs(value))}%` };
+    ? { increase: "the increase in mean loss", helps: "loss increases when ablated", hinders: "loss decreases when ablated", figure: (value) => tight(value, "+") }
+    : { increase: "the relative change of the final hidden states", helps: "change increases when ablated", hinders: "change decreases when ablated", figure: (value) => `${value < 0 ? "−" : "+"}${tight(100 * Math.abs(value))}%` };
 
   function grid({ prefix, title, layers, groups }) {
     const heads = Array.from({ length: model.n_heads }, (_, head) => head);
@@ -72,7 +72,7 @@ export function ablation(context, changes) {
       rows.push(h("div", { role: "row" }, h("span", { role: "rowheader" }, `layer ${layer}`), row));
     }
     const columns = `3.8em ${groups.map(() => `repeat(${model.n_heads}, minmax(32px, 58px)) minmax(38px, 58px)`).join(" ")} minmax(78px, 84px)`;
-    const table = h("div", { class: layers > 8 ? "parts many" : "parts", role: "grid", "aria-label": `switches${title ? ` of the ${title.toLowerCase()}` : ""}`, style: { "--columns": columns }, data: { testid: `ablation-${prefix || "stack"}` }, on: { keydown: walk } }, over, top, rows);
+    const table = h("div", { class: layers > 8 ? "parts many" : "parts", role: "grid", "aria-label": `components${title ? ` of the ${title.toLowerCase()}` : ""}`, style: { "--columns": columns }, data: { testid: `ablation-${prefix || "stack"}` }, on: { keydown: walk } }, over, top, rows);
     table.querySelector(".part").tabIndex = 0;
     return h("div", {}, title ? h("h3", {}, title) : null, h("div", { class: "scroll parts-box" }, table));
   }
@@ -92,8 +92,8 @@ export function ablation(context, changes) {
     const { length } = context.row;
     swept = { about: about(), edits: context.state.edits.length, values: new Map() };
     for (const { name, sites } of lines) {
-      for (const some of pieces(sites, length)) {
-        put(progress, `Trying ${name} …`);
+      for (const some of chunks(sites, length)) {
+        put(progress, `Ablating ${name} …`);
         const { loss_increase: increase } = await request("ablate_each", { forward_pass: forwardPass, sites: some });
         some.forEach((site, i) => swept.values.set(site, increase[i]));
         colour();
@@ -104,15 +104,15 @@ export function ablation(context, changes) {
 
   function summary() {
     const order = [...swept.values].filter(([, value]) => Number.isFinite(value)).sort((a, b) => b[1] - a[1]);
-    if (!order.length) return "There is nothing to measure: write more.";
+    if (!order.length) return "There is nothing to measure; enter more text.";
     const [site, value] = order.find(([one]) => one.includes("[head="));
-    const basis = swept.edits ? `, besides ${plural(swept.edits, "change")}` : "";
-    return `Each number is ${words.grows} without that part${basis}. Of the heads, ${named(site)} matters most (${words.figure(value)}).`;
+    const basis = swept.edits ? `, on top of ${plural(swept.edits, "edit")}` : "";
+    return `Each number is ${words.increase} when the component is ablated${basis}. Most important head: ${named(site)} (${words.figure(value)}).`;
   }
 
   function colour() {
     const values = swept ? [...swept.values.values()].filter(Number.isFinite).map(Math.abs).sort((a, b) => a - b) : [];
-    const most = values[Math.floor(0.9 * (values.length - 1))] || values.at(-1) || 1; // one part that is everything would make all others pale
+    const most = values[Math.floor(0.9 * (values.length - 1))] || values.at(-1) || 1; // a single dominant component would make all others pale
     const edits = new Map(context.state.edits.map((one) => [one.site, one]));
     const { layer, head } = context.state;
     for (const [site, { button, at, name }] of cells) {
@@ -120,12 +120,12 @@ export function ablation(context, changes) {
       const value = swept?.values.get(site);
       const state = !edit ? "" : edit.kind === "scale" ? (edit.factor ? `×${edit.factor}` : "off") : edit.kind;
       const text = Number.isFinite(value) ? words.figure(value) : "";
-      show(button, { label: `${name}: ${state || "on"}${text ? `, without it ${text}` : ""}`, state, value, text, share: value / most });
+      show(button, { label: `${name}: ${state || "on"}${text ? `, ablated ${text}` : ""}`, state, value, text, share: value / most });
       button.classList.toggle("chosen", at.layer === layer && at.head === head);
     }
     put(legend,
       h("span", {}, h("i", { class: "part-on" }), "on"),
-      h("span", {}, h("i", { class: "part-edited" }), "changed"),
+      h("span", {}, h("i", { class: "part-edited" }), "edited"),
       swept?.values.size ? [h("span", {}, h("i", { style: { background: balance(1) } }), words.helps), h("span", {}, h("i", { style: { background: balance(-1) } }), words.hinders)] : null);
   }
 

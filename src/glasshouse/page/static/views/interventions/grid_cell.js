@@ -1,4 +1,4 @@
-// What the cells of both grids share, that of switches and that of patches: keys, numbers, colours.
+// Cells shared by the ablation and patching grids: keyboard, numbers, colours.
 
 import { balance, balanceInk } from "glasshouse/colour.js";
 import { put } from "glasshouse/dom.js";
@@ -18,7 +18,7 @@ export function walk(event) {
   next.focus();
 }
 
-/** Show what a cell is changed to, or else what was measured: `value` as `text` ("": nothing), coloured by its share. */
+/** Show the edit of a cell, or the measured `value` as `text` ("": none), coloured by its share. */
 export function show(button, { label, state, value, text, share }) {
   put(button, state || text);
   button.classList.toggle("edited", Boolean(state));
@@ -30,7 +30,7 @@ export function show(button, { label, state, value, text, share }) {
   button.style.color = state || !text ? "" : balanceInk(share);
 }
 
-/** A number that fits a cell; what is above 0 begins with `plus`. */
+/** A number that fits a cell; positive numbers start with `plus`. */
 export function tight(value, plus = "") {
   const size = Math.abs(value);
   if (size < 0.005) return "0";

@@ -1,6 +1,6 @@
-// The changes: made, undone and made again.
+// Edits with undo and redo.
 
-const kept = { past: [], future: [] }; // for as long as the page is open, whatever view is looked at
+const kept = { past: [], future: [] }; // kept across views while the page is open
 
 export function history(context) {
   const now = () => ({ edits: context.state.edits, patch_from: context.state.patch_from });
@@ -13,14 +13,14 @@ export function history(context) {
     context.set(next);
   }
   const made = {
-    /** Make a change; several in a row of one `kind`, such as the movements of a slider, are undone at once. */
+    /** Apply changes; consecutive ones of one `kind`, such as slider movements, are undone together. */
     make(changes, kind = "") {
       if (!kind || kind !== latest) kept.past.push(now());
       latest = kind;
       kept.future.length = 0;
       context.set(changes);
     },
-    /** Put an edit in place of what is done at a site; without one, take that away. */
+    /** Set the edit of a site; null removes it. */
     put(site, edit, more = {}, kind = "") {
       const { edits } = context.state;
       const at = edits.findIndex((one) => one.site === site);

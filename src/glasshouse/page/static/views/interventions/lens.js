@@ -1,4 +1,4 @@
-// What the model would say after each layer, at the selected token, before and after.
+// The logit lens at the selected token, before and after the edits.
 
 import { h, put } from "glasshouse/dom.js";
 import { percent } from "glasshouse/number.js";
@@ -6,8 +6,8 @@ import { panel, token } from "glasshouse/widgets.js";
 import { decodeTensor } from "glasshouse/tensor.js";
 
 export function lens(context) {
-  const column = h("div", { class: "scroll column-box", tabindex: "0", role: "group", "aria-label": "the lens before and after", data: { testid: "column" } });
-  const node = panel("What it would say after each layer", "The lens at the selected token, before and after.", column);
+  const column = h("div", { class: "scroll column-box", tabindex: "0", role: "group", "aria-label": "logit lens before and after", data: { testid: "column" } });
+  const node = panel("Logit lens before and after", "Top prediction after each layer at the selected token.", column);
 
   return {
     node,

@@ -1,4 +1,4 @@
-// Patches from a second text: at each layer and token, to be put in by a press, or one by one to see their effect.
+// Activation patching from a second text: patch a layer and position by click, or measure the effect of each.
 
 import { balance } from "glasshouse/colour.js";
 import { h, put } from "glasshouse/dom.js";
@@ -6,21 +6,21 @@ import { plural, short } from "glasshouse/number.js";
 import { choice, panel, token } from "glasshouse/widgets.js";
 import { show, tight, walk } from "glasshouse/views/interventions/grid_cell.js";
 import { named } from "glasshouse/views/interventions/site.js";
-import { pieces, sweep } from "glasshouse/views/interventions/sweep.js";
+import { chunks, sweep } from "glasshouse/views/interventions/sweep.js";
 
 const PLACES = 20; // positions of the grid at once
-const PAUSE = 300; // milliseconds without a key after which what is typed counts
-const SITES = [["resid_post", "the stream after a layer"], ["attn_out", "what attention adds"], ["ffn_out", "what feed-forward adds"], ["z", "one head"]];
+const PAUSE = 300; // milliseconds without a key press before typed text is applied
+const SITES = [["resid_post", "residual stream"], ["attn_out", "attention output"], ["ffn_out", "feed-forward output"], ["z", "head output (z)"]];
 
 export function patching(context, changes) {
   const { model } = context;
   const isSeq2Seq = model.kind === "seq2seq";
-  const area = h("textarea", { rows: 2, placeholder: model.tokenizer ? "For example the same text with one word changed" : "Numbers of tokens, such as 5 7 11", spellcheck: "false", autocomplete: "off", data: { testid: "patch-from" }, on: { input: typed } });
-  const box = h("label", { class: "box" }, h("span", { class: "name" }, isSeq2Seq ? "Second source" : "Second text"), area);
-  const site = h("select", { "aria-label": "what is patched", data: { testid: "patch-site" }, on: { change: () => context.set({ interventions_site: site.value === "resid_post" ? undefined : site.value }) } }, SITES.map(([value, text]) => h("option", { value }, text)));
+  const area = h("textarea", { rows: 2, placeholder: model.tokenizer ? "For example the same text with one word changed" : "Token ids, such as 5 7 11", spellcheck: "false", autocomplete: "off", data: { testid: "patch-from" }, on: { input: typed } });
+  const box = h("label", { class: "box" }, h("span", { class: "name" }, isSeq2Seq ? "Patch from (source)" : "Patch from"), area);
+  const site = h("select", { "aria-label": "patched site", data: { testid: "patch-site" }, on: { change: () => context.set({ interventions_site: site.value === "resid_post" ? undefined : site.value }) } }, SITES.map(([value, text]) => h("option", { value }, text)));
   const side = isSeq2Seq ? choice("stack", [["encoder", "encoder"], ["decoder", "decoder"]], (value) => context.set({ interventions_stack: value === "encoder" ? undefined : value })) : null;
   const note = h("p", { class: "quiet", role: "status", data: { testid: "patch-note" } });
-  const alone = sweep(context, "patch each place alone", tryEach, {
+  const alone = sweep(context, "patch each position", tryEach, {
     failed(message) {
       traced = null;
       put(note, message);
@@ -34,8 +34,8 @@ export function patching(context, changes) {
   const table = h("div", { class: "scroll" });
   const controls = h("div", { class: "controls" }, h("label", {}, "patch ", site), side, alone, pages);
   const node = panel(
-    "Patch from a second text",
-    "Press a place, and the model holds there what it held on the second text. If its answer turns into that of the second text, the difference between the two passed through this place.",
+    "Activation patching",
+    "Click a cell to replace that activation with the one from the second text. If the prediction becomes that of the second text, the difference between the texts passes through this site.",
     box, note, controls, table, legend,
   );
   let pause = null;
@@ -69,7 +69,7 @@ export function patching(context, changes) {
   };
   const about = () => JSON.stringify([context.forwardPass({ unedited: true }), context.state.patch_from, stack(), kind(), kind() === "z" ? context.state.head : 0, context.token]);
   const inView = (length) => Array.from({ length: Math.max(0, Math.min(PLACES, length - from)) }, (_, i) => from + i);
-  const shared = () => Math.min(row().length, other.length); // places that both texts have
+  const shared = () => Math.min(row().length, other.length); // positions that both texts have
 
   function press(layer, place) {
     const where = name(layer, place);
@@ -84,7 +84,7 @@ export function patching(context, changes) {
     const lines = layers().map((layer) => inView(shared()).map((place) => name(layer, place)));
     traced = { about: about(), effects: new Map() };
     for (const line of lines) {
-      for (const sites of pieces(line, length)) {
+      for (const sites of chunks(line, length)) {
         const { effect, here, there } = await request("patch_each", { forward_pass: forwardPass, sites, position });
         sites.forEach((one, i) => traced.effects.set(one, effect[i]));
         Object.assign(traced, { here, there });
@@ -109,7 +109,7 @@ export function patching(context, changes) {
     const first = lines[0].querySelector(".part:not(:disabled)");
     if (first) first.tabIndex = 0;
     const [above, below] = stack() === "decoder" ? ["target", "target"] : ["this text", "second text"];
-    put(table, h("div", { class: "patches", role: "grid", "aria-label": "places to patch: rows are layers, columns are tokens", style: { "--columns": `6.4em repeat(${places.length}, minmax(42px, 84px)) 62px` }, data: { testid: "patches" }, on: { keydown: walk } },
+    put(table, h("div", { class: "patches", role: "grid", "aria-label": "sites to patch: rows are layers, columns are tokens", style: { "--columns": `6.4em repeat(${places.length}, minmax(42px, 84px)) 62px` }, data: { testid: "patches" }, on: { keydown: walk } },
       lines, head(row(), above, h("span", { class: "quiet" }, "all")), head(other, below, "")));
     colour();
   }
@@ -124,7 +124,7 @@ export function patching(context, changes) {
       const text = Number.isFinite(effect) ? tight(effect) : "";
       show(button, { label: `${named(where)}${state ? ", patched" : ""}${text ? `, effect ${short(effect)}` : ""}`, state, value: effect, text, share: effect });
     }
-    put(legend, h("span", {}, h("i", { class: "part-on" }), "as it is"), h("span", {}, h("i", { class: "part-edited" }), "patched"), effects.size ? [h("span", {}, h("i", { style: { background: balance(1) } }), `1: at token ${context.token} the answer becomes `, token(traced.there)), h("span", {}, h("i", { class: "ringed", style: { background: balance(0) } }), "0: it stays ", token(traced.here))] : null);
+    put(legend, h("span", {}, h("i", { class: "part-on" }), "unpatched"), h("span", {}, h("i", { class: "part-edited" }), "patched"), effects.size ? [h("span", {}, h("i", { style: { background: balance(1) } }), `1: the prediction at token ${context.token} becomes `, token(traced.there)), h("span", {}, h("i", { class: "ringed", style: { background: balance(0) } }), "0: it stays ", token(traced.here))] : null);
   }
 
   return {
@@ -137,14 +137,14 @@ export function patching(context, changes) {
       controls.hidden = table.hidden = legend.hidden = !ready;
       if (!ready) {
         alone.stop();
-        put(note, "Write a second text, best one that has as many tokens as the first, and leads elsewhere.");
+        put(note, "Enter a second text, preferably with the same number of tokens and a different prediction.");
         return;
       }
       const tokens = await context.request("tokenize", { forward_pass: context.patchPass });
       other = isSeq2Seq ? tokens[stack() === "encoder" ? "source" : "target"] : tokens.text;
       if (traced && traced.about !== about()) alone.stop();
       const [a, b] = [row().length, other.length];
-      put(note, a === b ? `Both have ${plural(a, "token")}.` : `The texts have ${a} and ${b} tokens: only single places that both have, 0 to ${Math.min(a, b) - 1}, can be patched. A whole layer takes texts of the same length.`);
+      put(note, a === b ? `Both have ${plural(a, "token")}.` : `The texts have ${a} and ${b} tokens: only single positions that both have, 0 to ${Math.min(a, b) - 1}, can be patched. Patching a whole layer needs texts of the same length.`);
       fill();
     },
     colour: () => table.firstChild && colour(),

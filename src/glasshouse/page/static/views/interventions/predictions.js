@@ -1,4 +1,4 @@
-// What the model says at the selected token, before and after.
+// Predictions at the selected token, before and after the edits.
 
 import { h, put } from "glasshouse/dom.js";
 import { percent, short } from "glasshouse/number.js";
@@ -8,12 +8,12 @@ const SHOWN = 8; // candidates before, and after
 
 export function predictions(context) {
   const { model } = context;
-  const title = { next_token: "What comes next", masked_token: "What stands here" }[model.head] ?? "What the model says";
+  const title = { next_token: "Next-token probabilities", masked_token: "Masked-token predictions" }[model.head] ?? "Label probabilities";
   const list = h("div", { class: "twins", role: "list", "aria-label": "probabilities before and after", data: { testid: "predictions" } });
   const apart = h("p", { class: "quiet", data: { testid: "divergence" } });
   const key = h("div", { class: "legend" }, h("span", {}, h("i", { class: "twin-before" }), "before"), h("span", {}, h("i", { class: "twin-after" }), "after"));
-  const nothing = () => placeholder(`${model.head === "none" ? "This model has no head" : `The head of this model is ${model.head}`}, so it says nothing of tokens: see how far its vectors move.`);
-  const node = panel(title, "At the selected token, before and after the changes.", context.hasProbabilities ? [key, list, apart] : nothing());
+  const nothing = () => placeholder(`${model.head === "none" ? "This model has no head" : `The head of this model is ${model.head}`}, so it predicts no tokens: see the change in its final hidden states.`);
+  const node = panel(title, "At the selected token, before and after the edits.", context.hasProbabilities ? [key, list, apart] : nothing());
 
   return {
     node,
@@ -29,7 +29,7 @@ export function predictions(context) {
         h("span", { class: "figure quiet" }, percent(one.before)),
         h("span", { class: "twin-arrow quiet" }, "→"),
         h("span", { class: "figure" }, percent(one.after)))));
-      put(apart, context.state.edits.length ? h("span", { data: { value: divergence } }, `The two are ${short(Math.abs(divergence))} nats apart (Kullback-Leibler divergence).`) : "Nothing is changed yet, so both are the same.");
+      put(apart, context.state.edits.length ? h("span", { data: { value: divergence } }, `KL divergence: ${short(Math.abs(divergence))} nats.`) : "No edits: both are the same.");
     },
   };
 }

@@ -1,12 +1,12 @@
-// A button that measures many sites, each alone, and stops that when it is pressed again.
+// A button that measures many sites one at a time, and stops when clicked again.
 
 import { request, Superseded } from "glasshouse/api.js";
 import { h, put } from "glasshouse/dom.js";
 
-const WORK = 4096; // tokens that one request passes through the model, about
+const WORK = 4096; // approximate tokens per request
 
 /**
- * `work` gets a way to ask that throws Superseded once it was stopped; `stopped` is called where a press did that.
+ * `work` gets a request function that throws Superseded once stopped; `stopped` is called when a click stops it.
  * Returns a button with `stop()`.
  */
 export function sweep(context, title, work, { failed, stopped = () => {} }) {
@@ -45,8 +45,8 @@ export function sweep(context, title, work, { failed, stopped = () => {} }) {
   return button;
 }
 
-/** Sites in pieces, one for each request, where the text has `length` tokens. */
-export function* pieces(sites, length) {
+/** Chunks of sites, one per request, for a text of `length` tokens. */
+export function* chunks(sites, length) {
   const each = Math.max(1, Math.floor(WORK / length));
   for (let from = 0; from < sites.length; from += each) yield sites.slice(from, from + each);
 }

@@ -1,4 +1,4 @@
-// One cell of the table: what the model would say there, and how the true token stands.
+// The selected cell of the table: top predictions, and the rank and loss of the target token.
 
 import { h, put } from "glasshouse/dom.js";
 import { percent, short } from "glasshouse/number.js";
@@ -20,7 +20,7 @@ export function cell(context) {
       const probability = decodeTensor(found.probability).data;
       const [[ids]] = found.tokens;
       const [right] = found.targets;
-      put(title, number ? `After layer ${number - 1}, at ` : "Of the embedding alone, at ", token(context.row[place]));
+      put(title, number ? `After layer ${number - 1}, at ` : "Embedding, at ", token(context.row[place]));
       put(list, bars(ids.map((id, i) => ({
         name: context.model.predicts_tokens ? token(found.token_info[id]) : found.token_info[id].text,
         share: probability[i],
@@ -29,11 +29,11 @@ export function cell(context) {
         title: found.token_info[id].text,
         class: id === right ? "true" : "",
         data: { id },
-      })), { label: "likeliest" }));
+      })), { label: "top predictions" }));
       const [entropy, rank, loss] = ["entropy", "rank", "loss"].map((name) => decodeTensor(found[name]).data[0]);
       const said = [h("span", { data: { testid: "cell-entropy", value: entropy } }, `entropy ${short(entropy)} nats`)];
-      if (right === null) said.push(context.model.predicts_tokens ? "; after the last token nothing stands in the text to compare with" : "");
-      else said.push("; the true token ", token(found.token_info[right]), h("span", { data: { testid: "cell-rank", value: rank } }, rank ? ` has ${rank.toLocaleString("en")} likelier ones above it` : " is the likeliest"), h("span", { data: { testid: "cell-loss", value: loss } }, `, loss ${short(loss)} nats`));
+      if (right === null) said.push(context.model.predicts_tokens ? "; the last token has no target" : "");
+      else said.push("; the target token ", token(found.token_info[right]), h("span", { data: { testid: "cell-rank", value: rank } }, rank ? ` has rank ${rank.toLocaleString("en")}` : " is the top prediction"), h("span", { data: { testid: "cell-loss", value: loss } }, `, loss ${short(loss)} nats`));
       put(facts, said);
     },
   };

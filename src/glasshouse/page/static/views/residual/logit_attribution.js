@@ -1,4 +1,4 @@
-// What adds up to the logit of a token: layer by layer, and the largest parts.
+// Direct logit attribution: contributions to a logit by layer, and the largest of them.
 
 import { h, put } from "glasshouse/dom.js";
 import { percent, short } from "glasshouse/number.js";
@@ -10,19 +10,19 @@ const LARGEST = 10;
 
 export function logitAttribution(context) {
   const said = chooser("token", "attributed-token", (residual_token) => context.set({ residual_token }));
-  const incorrect = chooser("less the logit of", "incorrect-token", (residual_incorrect_token) => context.set({ residual_incorrect_token }));
-  const chart = h("div", { class: "sum", tabindex: "0", role: "group", "aria-label": "what each layer adds; arrow keys go from head to head", data: { testid: "attribution" }, on: { keydown: walk } });
+  const incorrect = chooser("minus logit of", "incorrect-token", (residual_incorrect_token) => context.set({ residual_incorrect_token }));
+  const chart = h("div", { class: "sum", tabindex: "0", role: "group", "aria-label": "contributions by layer; move between heads with the arrow keys", data: { testid: "attribution" }, on: { keydown: walk } });
   const chosen = h("p", { class: "quiet", role: "status", data: { testid: "attribution-chosen" } });
   const list = h("div", { data: { testid: "largest" } });
   const swatch = (kind, text) => h("span", {}, h("i", { class: `sum-${kind}` }), text);
-  const cross = context.model.kind === "seq2seq" ? swatch("cross", "one segment a head of cross-attention") : null;
-  const legend = h("div", { class: "legend" }, swatch("heads", "one segment a head"), cross, swatch("ffn", "feed-forward"), swatch("start", "embedding and biases"), h("span", {}, "right of the line: for the token; left: against it"));
+  const cross = context.model.kind === "seq2seq" ? swatch("cross", "cross-attention head") : null;
+  const legend = h("div", { class: "legend" }, swatch("heads", "head"), cross, swatch("ffn", "feed-forward"), swatch("start", "embedding and biases"), h("span", {}, "right of the line: positive; left: negative"));
   const node = panel(
-    "What adds up to its logit",
-    "A logit is a sum: what the embedding gives, what every head and every feed-forward layer adds, and biases. (Norms are held as they were.)",
-    h("div", { class: "controls" }, h("label", {}, "logit of ", said), h("label", {}, "less that of ", incorrect)),
+    "Direct logit attribution",
+    "Contribution of the embedding, every head, every feed-forward layer and the biases to this logit (normalization scales frozen).",
+    h("div", { class: "controls" }, h("label", {}, "logit of ", said), h("label", {}, "minus logit of ", incorrect)),
     legend,
-    h("div", { class: "sum-both" }, h("div", {}, chart, chosen), h("div", {}, h("h3", {}, "The largest parts"), h("p", { class: "quiet sum-names" }, "Head 1.3 is head 3 of layer 1; ffn is feed-forward."), list)),
+    h("div", { class: "sum-both" }, h("div", {}, chart, chosen), h("div", {}, h("h3", {}, "Largest contributions"), h("p", { class: "quiet sum-names" }, "Head 1.3 is head 3 of layer 1; ffn is feed-forward."), list)),
   );
 
   function walk(event) {
@@ -30,9 +30,9 @@ export function logitAttribution(context) {
     const to = { ArrowLeft: { head: head - 1 }, ArrowRight: { head: head + 1 }, ArrowUp: { layer: layer + 1 }, ArrowDown: { layer: layer - 1 } }[event.key];
     if (!to) return;
     event.preventDefault();
-    const held = (value, most) => Math.max(0, Math.min(most, value));
-    if ("head" in to) context.set({ head: held(to.head, context.model.n_heads - 1) });
-    else context.set({ layer: held(to.layer, context.model.n_layers - 1) });
+    const clamp = (value, most) => Math.max(0, Math.min(most, value));
+    if ("head" in to) context.set({ head: clamp(to.head, context.model.n_heads - 1) });
+    else context.set({ layer: clamp(to.layer, context.model.n_layers - 1) });
   }
 
   return {
@@ -44,8 +44,8 @@ export function logitAttribution(context) {
       if (Number.isInteger(residual_token)) body.token = residual_token;
       if (Number.isInteger(residual_incorrect_token)) body.incorrect_token = residual_incorrect_token;
       const [{ candidates }, found] = await Promise.all([context.request("next", { ...here, show: CANDIDATES }), context.request("logit_attribution", body)]);
-      said.show(candidates, residual_token, `the likeliest: ${candidates[0].text}`);
-      incorrect.show(candidates, residual_incorrect_token, "nothing");
+      said.show(candidates, residual_token, `top prediction: ${candidates[0].text}`);
+      incorrect.show(candidates, residual_incorrect_token, "none");
       const groups = layersOf(found);
       const parts = groups.flatMap((one) => one.parts);
       chart.classList.toggle("few", groups.length <= 7);
@@ -64,12 +64,12 @@ export function logitAttribution(context) {
         title: one.name,
         onclick: one.layer === undefined ? undefined : () => choose(context, one),
         data: { part: one.name },
-      })), { label: "the largest parts" }));
+      })), { label: "largest contributions" }));
     },
   };
 }
 
-/** One of the tokens that could come, or none. `show(rows, id, none)` says which there are, and which it is. */
+/** A select of candidate tokens, or none. `show(rows, id, none)` sets the options and the selection. */
 function chooser(label, testid, onchange) {
   const node = h("select", { "aria-label": label, data: { testid }, on: { change: () => onchange(node.value === "" ? undefined : Number(node.value)) } });
   node.show = (rows, id, none) => {
@@ -93,7 +93,7 @@ function choose(context, { layer, head }) {
   context.set(head === undefined ? { layer } : { layer, head });
 }
 
-/** The rows of the sum, the lowest first: what it starts from, then each layer. */
+/** Contributions by row, the lowest first: embedding and biases, then each layer. */
 function layersOf(found) {
   const heads = decodeTensor(found.heads);
   const cross = found.cross_heads ? decodeTensor(found.cross_heads) : null;
@@ -108,7 +108,7 @@ function layersOf(found) {
   return [{ name: "start", parts: start, adds: adding(start) }, ...layers.map((parts, layer) => ({ name: `layer ${layer}`, layer, parts, adds: adding(parts) }))];
 }
 
-/** The sum as a chart, the last layer on top: what each adds, part by part, and how much it is so far. */
+/** Stacked bar chart, the last layer on top: contributions of each layer and the running sum. */
 function drawn(context, groups, found) {
   const reach = (side) => Math.max(...groups.map(({ parts }) => parts.reduce((total, one) => total + Math.max(0, side * one.value), 0)));
   const [near, far] = [reach(-1), reach(1)];
@@ -127,12 +127,12 @@ function drawn(context, groups, found) {
       h("span", { class: "sum-so-far", "aria-hidden": "true" }, h("i", { style: { left: `${100 * from}%`, width: `${(100 * Math.abs(sums[i])) / whole}%` } })),
       h("span", { class: "figure quiet", data: { value: sums[i] } }, short(sums[i])));
   });
-  const total = h("div", { class: "sum-row sum-total" }, h("span", { class: "sum-name" }, "total"), h("span", { class: "sum-said" }, "logit of ", token(found.token), found.incorrect_token ? [" less that of ", token(found.incorrect_token)] : null), h("span", {}), h("span", {}), h("b", { class: "figure", data: { testid: "logit", value: found.logit } }, short(found.logit)));
+  const total = h("div", { class: "sum-row sum-total" }, h("span", { class: "sum-name" }, "total"), h("span", { class: "sum-said" }, "logit of ", token(found.token), found.incorrect_token ? [" minus logit of ", token(found.incorrect_token)] : null), h("span", {}), h("span", {}), h("b", { class: "figure", data: { testid: "logit", value: found.logit } }, short(found.logit)));
   const top = h("div", { class: "sum-row sum-top quiet" }, h("span", {}), h("span", {}), h("span", { class: "figure" }, "adds"), h("span", {}), h("span", { class: "figure" }, "so far"));
   return [top, total, lines.reverse()];
 }
 
-/** The parts of one layer, side by side: what is for the token goes right from zero, what is against it left. */
+/** Contributions of one layer: positive ones to the right of zero, negative ones to the left. */
 function segments(context, parts, zero, span) {
   let right = zero;
   let left = zero;

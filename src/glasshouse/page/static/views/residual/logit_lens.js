@@ -1,4 +1,4 @@
-// What the table holds where a head can read each vector: the likeliest token, how sure the model is, and the true one.
+// Logit-lens content of the table: top prediction, probability, entropy and target rank.
 
 import { h } from "glasshouse/dom.js";
 import { percent, short } from "glasshouse/number.js";
@@ -10,23 +10,23 @@ const COLOURS = {
     text: "probability",
     share: (one) => one.probability,
     figure: (one) => percent(one.probability),
-    legend: () => ["0%", "100% sure of this token"],
+    legend: () => ["0%", "100%"],
   },
   entropy: {
     text: "entropy",
     share: (one, outputs) => one.entropy / Math.log(outputs),
     figure: (one) => short(one.entropy),
-    legend: (outputs) => ["0 nats: sure", `${short(Math.log(outputs))} nats: anything could come`],
+    legend: (outputs) => ["0 nats", `${short(Math.log(outputs))} nats: uniform`],
   },
   rank: {
-    text: "rank of the true token",
+    text: "rank of the target token",
     share: (one, outputs) => (one.rank < 0 ? 0 : 1 - Math.log1p(one.rank) / Math.log(outputs)),
     figure: (one) => (one.rank < 0 ? "–" : one.rank.toLocaleString("en")),
-    legend: () => ["far down", "0: no other is likelier"],
+    legend: () => ["high rank", "0: the top prediction"],
   },
 };
 
-/** What the table asks for, shows and is coloured by; `rescaled` is called when colours mean something else than before. */
+/** The endpoint, cells and colours of the table; `rescaled` is called when the colour scale changes. */
 export function logitLens(context, rescaled) {
   const kinds = Object.entries(COLOURS).filter(([name]) => name !== "rank" || context.model.predicts_tokens);
   const colours = choice("colour by", kinds.map(([name, one]) => [name, one.text]), (value) => context.set({ residual_color: value === "probability" ? undefined : value }));
@@ -34,8 +34,8 @@ export function logitLens(context, rescaled) {
   const chosen = () => (context.state.residual_color in COLOURS ? context.state.residual_color : "probability");
 
   return {
-    title: "What the model would say after each layer",
-    about: "Read it from the bottom up: each token enters as a vector, every layer adds to it, and the top row is what the model says. In between, the same head reads the unfinished vector: this is what would be said if the model stopped there.",
+    title: "Logit lens",
+    about: "The residual stream after each layer, passed through the final norm and the unembedding: the top prediction at every layer and position. Bottom row: the embedding; top row: the model’s output.",
     endpoint: "lens",
     controls: [h("span", { class: "quiet" }, "colour by"), colours],
     draw: () => colours.show(chosen()),
@@ -52,7 +52,7 @@ export function logitLens(context, rescaled) {
       return found.tokens.map((line, i) => line.map(([id], j) => {
         const at = i * width + j;
         const [word, probability, entropy, rank] = [found.token_info[id].text, probabilities[at], entropies[at], ranks[at]];
-        const said = `${word}, ${percent(probability)}, entropy ${short(entropy)} nats${rank < 0 ? "" : `, rank of the true token ${rank}`}`;
+        const said = `${word}, ${percent(probability)}, entropy ${short(entropy)} nats${rank < 0 ? "" : `, rank of the target token ${rank}`}`;
         return { word, said, data: { id, probability, entropy, rank } };
       }));
     },

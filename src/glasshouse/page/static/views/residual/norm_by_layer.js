@@ -1,4 +1,4 @@
-// How long the vector of the selected token is after each layer.
+// The residual norm of the selected token after each layer.
 
 import { h, put } from "glasshouse/dom.js";
 import { short } from "glasshouse/number.js";
@@ -8,7 +8,7 @@ import { chosenRow, rowName, select } from "glasshouse/views/residual/selection.
 
 export function normByLayer(context) {
   const list = h("div", { class: "norm-by-layer", data: { testid: "norms" } });
-  const node = panel("How long its vector is", "The length of the selected token’s vector after each layer, the last on top.", list);
+  const node = panel("Residual norm by layer", "Norm of the residual stream at the selected token, the last layer on top.", list);
   return {
     node,
     async draw() {
@@ -25,7 +25,7 @@ export function normByLayer(context) {
         onclick: () => select(context, place, layer),
         data: { row: layer },
       }));
-      put(list, bars(rows.reverse(), { label: "length of the vector after each layer" }));
+      put(list, bars(rows.reverse(), { label: "residual norm after each layer" }));
     },
   };
 }

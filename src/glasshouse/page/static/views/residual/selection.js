@@ -1,4 +1,4 @@
-// What is selected: a token, and a row of the table, of which the embedding is the first and each layer one more.
+// The selection: a token and a row of the table (row 0: the embedding).
 
 /** How many rows the table has. */
 export function depth(context) {

@@ -1,4 +1,4 @@
-// Which tokens have vectors that point the way of the selected one's.
+// Positions with the most similar residual vectors.
 
 import { h, put } from "glasshouse/dom.js";
 import { short } from "glasshouse/number.js";
@@ -9,7 +9,7 @@ const SHOWN = 6;
 
 export function similarity(context) {
   const list = h("div", { data: { testid: "similarity" } });
-  const node = panel("Which tokens are like it", "Vectors that point the same way, after the selected layer: cosine 1 is the same direction, 0 is none in common.", list);
+  const node = panel("Cosine similarity to other positions", "Cosine similarity of residual vectors after the selected layer.", list);
   return {
     node,
     async draw() {
@@ -27,7 +27,7 @@ export function similarity(context) {
         title: `token ${one.position}`,
         onclick: () => select(context, one.position),
         data: { place: one.position },
-      })), { label: "tokens whose vectors are most alike" }));
+      })), { label: "most similar positions" }));
     },
   };
 }

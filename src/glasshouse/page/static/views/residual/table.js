@@ -1,4 +1,4 @@
-// The table: rows are layers, columns are tokens. It is read in tiles, those in view alone.
+// The table: rows are layers, columns are tokens. Only visible tiles are requested.
 
 import { Superseded } from "glasshouse/api.js";
 import { ink, ramp, shade } from "glasshouse/colour.js";
@@ -28,7 +28,7 @@ export function table(context, reads) {
   const controls = h("div", { class: "controls" }, content.controls, legend);
   const node = panel(content.title, content.about, controls, box);
   const tiles = new Map();
-  let shown = ""; // the forwardPass that the tiles answer
+  let shown = ""; // the forward pass of the tiles
   let width = NARROW;
 
   function lay() {
@@ -41,11 +41,11 @@ export function table(context, reads) {
     box.setAttribute("aria-colcount", length);
     const labels = Array.from({ length: rows }, (_, i) => h("span", {}, rowName(rows - 1 - i)));
     const end = (text) => h("span", { class: "lens-end" }, text);
-    put(names, context.model.predicts_tokens ? end(context.model.kind === "encoder" ? "true" : "true next") : null, labels, end("token"));
+    put(names, context.model.predicts_tokens ? end(context.model.kind === "encoder" ? "target" : "next") : null, labels, end("token"));
   }
 
   /** The tiles in view, by name: the first row from the top and the first column. */
-  function wanted() {
+  function visibleTiles() {
     const left = Math.max(0, Math.floor(box.scrollLeft / width));
     const right = Math.min(context.row.length, Math.ceil((box.scrollLeft + box.clientWidth - SIDE) / width) + 1);
     const top = Math.max(0, Math.floor(box.scrollTop / HIGH) - 1);
@@ -71,7 +71,7 @@ export function table(context, reads) {
       shown = key;
       content.forget?.();
     }
-    const inView = wanted();
+    const inView = visibleTiles();
     [...tiles.keys()].filter((name) => !inView.has(name)).forEach(remove);
     await Promise.all([...inView].filter(([name]) => !tiles.has(name)).map(([name, [r, c]]) => load(forwardPass, name, r, c)));
     mark();
@@ -93,7 +93,7 @@ export function table(context, reads) {
     ends(found, c, stop);
   }
 
-  /** What stands above and below the columns of a tile. */
+  /** Target tokens above and input tokens below the columns of a tile. */
   function ends(found, start, stop) {
     if (below.querySelector(`[data-start="${start}"]`)) return;
     const strip = (tokens, kind) => h("div", { class: "lens-strip", data: { start }, style: { left: `${start * width}px` } }, tokens.map((one, i) => h("span", { class: kind, style: { width: `${width}px` }, data: { place: start + i } }, one ? token(one) : "")));

@@ -1,4 +1,4 @@
-// Two checkpoints of the run: where they part on the text.
+// Comparison of two checkpoints on the text.
 
 import { ink, shade } from "glasshouse/colour.js";
 import { h, put } from "glasshouse/dom.js";
@@ -8,12 +8,12 @@ import { row, decodeTensor } from "glasshouse/tensor.js";
 import { store } from "glasshouse/views/run/metrics_store.js";
 
 export function comparison(context) {
-  const one = h("select", { "aria-label": "one checkpoint", data: { testid: "compare-one" } });
-  const other = h("select", { "aria-label": "another checkpoint", data: { testid: "compare-other" } });
+  const one = h("select", { "aria-label": "first checkpoint", data: { testid: "compare-one" } });
+  const other = h("select", { "aria-label": "second checkpoint", data: { testid: "compare-other" } });
   const go = h("button", { type: "button", class: "act first", data: { testid: "compare" }, on: { click: () => context.set({ checkpoint: one.value, compare_with: other.value }) } }, "compare");
   const stop = h("button", { type: "button", class: "act", data: { testid: "compare-stop" }, on: { click: () => context.set({ compare_with: "" }) } }, "stop comparing");
   const found = h("div", { class: "view", data: { testid: "comparison" } });
-  const node = panel("Two checkpoints side by side", "Choose two checkpoints of the run: here are the places where they part on your text, and every other view then shows both, side by side.", h("div", { class: "controls" }, h("label", {}, "from ", one), h("label", {}, "to ", other), go, stop), found);
+  const node = panel("Compare two checkpoints", "Differences between two checkpoints on your text; the other views show both side by side.", h("div", { class: "controls" }, h("label", {}, "from ", one), h("label", {}, "to ", other), go, stop), found);
   return {
     node,
     async draw() {
@@ -26,7 +26,7 @@ export function comparison(context) {
         select.value = value;
       }
       if (!compareWith) {
-        put(found, names.length < 2 ? placeholder("There is but one checkpoint yet; more come with each checkpoint.") : null);
+        put(found, names.length < 2 ? placeholder("There is only one checkpoint so far.") : null);
         return;
       }
       if (compareWith === context.checkpoint) {
@@ -41,15 +41,15 @@ export function comparison(context) {
 
 const coloured = (share) => ({ background: shade(share), color: ink(share) });
 
-/** What the text costs at either checkpoint. */
+/** The mean loss at both checkpoints. */
 function losses(one, other, told) {
   const [before, after] = told.losses;
-  if (before === null) return h("p", {}, "The two checkpoints are compared on the text above.");
+  if (before === null) return h("p", {}, "Compared on the text above.");
   const figure = (name, value) => h("b", { data: { testid: name, value } }, short(value));
-  return h("p", {}, "On the text above, each token costs ", figure("loss-one", before), ` nats at ${one} and `, figure("loss-other", after), ` nats at ${other}.`);
+  return h("p", {}, "On the text above, the mean loss per token is ", figure("loss-one", before), ` nats at ${one} and `, figure("loss-other", after), ` nats at ${other}.`);
 }
 
-/** After which tokens the answers part; nothing where the model gives none at each token. */
+/** KL divergence per token; empty where the model has no per-position logits. */
 function words(told) {
   const divergence = decodeTensor(told.kl_divergence).data;
   const real = divergence.filter(Number.isFinite);
@@ -61,13 +61,13 @@ function words(told) {
     return h("span", { class: "run-worded" }, node, h("small", { class: "quiet" }, short(divergence[i])));
   };
   return [
-    h("h3", {}, "After which tokens the answers part"),
+    h("h3", {}, "KL divergence per token"),
     h("p", { class: "run-words", data: { testid: "divergence" } }, told.tokens.map(word)),
-    h("p", { class: "legend" }, "Divergence of the second’s predictions from the first’s, in nats: 0 is the same answer."),
+    h("p", { class: "legend" }, "KL divergence of the second checkpoint’s predictions from the first’s, in nats."),
   ];
 }
 
-/** How far heads and stream are apart, layer by layer. */
+/** Attention and residual distances by layer. */
 function apart(told) {
   const stream = decodeTensor(told.residual_distance);
   const heads = decodeTensor(told.pattern_distance);
@@ -78,10 +78,10 @@ function apart(told) {
     const cells = Array.from(row(heads, layer), (value) => h("td", { data: { value }, style: coloured(value) }, percent(value)));
     return h("tr", {}, h("th", { scope: "row" }, `layer ${layer}`), cells, h("td", { class: "number", data: { value: mean } }, short(mean)));
   });
-  const top = h("tr", {}, h("th", {}), Array.from({ length: across }, (_, head) => h("th", { scope: "col" }, `head ${head}`)), h("th", { scope: "col" }, "stream"));
+  const top = h("tr", {}, h("th", {}), Array.from({ length: across }, (_, head) => h("th", { scope: "col" }, `head ${head}`)), h("th", { scope: "col" }, "residual"));
   return [
-    h("h3", {}, "Which heads look elsewhere"),
-    h("div", { class: "scroll", tabindex: "0", role: "group", "aria-label": "heads that look elsewhere" }, h("table", { class: "run-apart", data: { testid: "apart" } }, h("thead", {}, top), h("tbody", {}, lines.reverse()))),
-    h("p", { class: "legend" }, "Of a head: how much of its attention moved to other tokens, 0% to 100%. Stream: how far the vectors are apart after a layer, where 1 is as far as from zero."),
+    h("h3", {}, "Change in attention per head"),
+    h("div", { class: "scroll", tabindex: "0", role: "group", "aria-label": "change in attention per head" }, h("table", { class: "run-apart", data: { testid: "apart" } }, h("thead", {}, top), h("tbody", {}, lines.reverse()))),
+    h("p", { class: "legend" }, "Heads: total variation distance of the attention weights, 0% to 100%. Residual: relative distance of the residual stream after each layer."),
   ];
 }

@@ -1,15 +1,15 @@
-// The curves of the run: loss, learning rate, speed and so on over the steps, one of which is marked.
+// Metrics of the run over its steps, with a cursor at one step.
 
 import { chart, nearest } from "glasshouse/chart.js";
 import { h, put } from "glasshouse/dom.js";
 import { short } from "glasshouse/number.js";
 import { choice, panel, slider } from "glasshouse/widgets.js";
 import { store } from "glasshouse/views/run/metrics_store.js";
-import { lookAt, whole } from "glasshouse/views/run/step.js";
+import { openCheckpoint, whole } from "glasshouse/views/run/step.js";
 
-const PINNED = 300; // milliseconds without a key after which a step counts as chosen
+const PINNED = 300; // milliseconds without a key press before a step is pinned
 const ROWS = 40; // of the table of values
-const CALM = 0.6; // smoothing at first
+const CALM = 0.6; // default smoothing
 
 const CHARTS = [
   { name: "loss", title: "Loss", unit: "nats", height: 260, curves: [["loss", "training", "--series-1", true], ["validation_loss", "validation", "--series-2", false]], scales: true },
@@ -17,7 +17,7 @@ const CHARTS = [
   { name: "accuracy", title: "Accuracy", unit: "validation", curves: [["validation_accuracy", "accuracy", "--series-2", false]] },
   { name: "lr", title: "Learning rate", curves: [["lr", "learning rate", "--series-3", false]], zero: true },
   { name: "grad_norm", title: "Gradient norm", unit: "unclipped", curves: [["grad_norm", "gradient norm", "--series-4", true]], scales: true },
-  { name: "speed", title: "Speed", unit: "tokens per second", curves: [["tokens_per_second", "tokens per second", "--series-1", true]], zero: true },
+  { name: "throughput", title: "Throughput", unit: "tokens per second", curves: [["tokens_per_second", "tokens per second", "--series-1", true]], zero: true },
 ];
 
 export function curves(context) {
@@ -34,7 +34,7 @@ export function curves(context) {
   }));
   const [main, ...small] = drawn;
   const few = h("div", { class: "run-small" }, small.map((one) => one.chart));
-  const node = panel("Curves", "Each step the model reads some text, is told how wrong it was (the loss), and changes a little. The pale line is each step, the strong one its running mean. Point at a step, or walk with the arrow keys; click to keep it.", h("div", { class: "controls" }, smooth, scale), main.chart, readout, go, few, table);
+  const node = panel("Metrics", "Pale: each step; solid: exponential moving average. Point at a step or use the arrow keys; click to pin it.", h("div", { class: "controls" }, smooth, scale), main.chart, readout, go, few, table);
 
   function moved(step, isKey = false) {
     passing = step;
@@ -70,7 +70,7 @@ export function curves(context) {
     });
     readout.hidden = go.hidden = !store.curves.loss;
     put(readout, h("strong", { data: { testid: "at-step", value: shown } }, said), values);
-    put(go, step === null ? h("span", { class: "quiet" }, "The latest step is shown; choose another in a chart.") : lookAt(context, step, "look-at"));
+    put(go, step === null ? h("span", { class: "quiet" }, "Latest step; select another in a chart.") : openCheckpoint(context, step, "look-at"));
   }
   function show() {
     const { steps, step, status } = store.latest;
@@ -88,7 +88,7 @@ export function curves(context) {
     mark();
     fill();
   }
-  /** The values as text, for those who do not see the lines: some steps from the first to the last. */
+  /** The values as a table, for screen readers: a sample of steps from first to last. */
   function fill() {
     if (!table.open) return;
     const columns = written();

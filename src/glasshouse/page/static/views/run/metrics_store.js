@@ -1,12 +1,12 @@
-// What is known of the run, however often the view is opened.
+// Metrics and checkpoint logs of the run, kept while the page is open.
 
 import { request, isSaved } from "glasshouse/api.js";
 
-const cached = {}; // what was written down at the checkpoints, by name
+const cached = {}; // checkpoint logs by name
 export const store = { latest: null, curves: {} };
 let underway = null;
 
-/** Ask for what is new. */
+/** Fetch new metrics. */
 export function follow() {
   underway ??= read().finally(() => {
     underway = null;
@@ -16,7 +16,7 @@ export function follow() {
 
 async function read() {
   if (isSaved && store.latest) return;
-  // The first forwardPass is remembered, so that a page that is saved holds its answer.
+  // The first request is cached, so that a saved page includes its response.
   const told = store.latest ? await request("metrics", { since: store.latest.step, version: store.latest.version }, { fresh: true }) : await request("metrics");
   const fresh = {};
   for (const [name, curve] of Object.entries(told.curves)) {
@@ -29,7 +29,7 @@ async function read() {
   store.latest = told;
 }
 
-/** What was written down at the checkpoints, asked for again when there is more of it. */
+/** A checkpoint log, fetched again when it has grown. */
 export function checkpointLog(name) {
   const version = store.latest.checkpoint_log_version;
   if (cached[name]?.version !== version) {

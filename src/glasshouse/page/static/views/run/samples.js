@@ -1,15 +1,15 @@
-// What the model wrote at two of its checkpoints, side by side.
+// Samples at two checkpoints, side by side.
 
 import { h, put } from "glasshouse/dom.js";
 import { plural } from "glasshouse/number.js";
 import { placeholder, panel, slider } from "glasshouse/widgets.js";
 import { checkpointLog } from "glasshouse/views/run/metrics_store.js";
-import { lookAt, whole } from "glasshouse/views/run/step.js";
+import { openCheckpoint, whole } from "glasshouse/views/run/step.js";
 
 const ABOUT = {
-  decoder: "At each checkpoint the model goes on with the same held-out beginnings: on the left early, on the right late. Drag to see it learn.",
-  encoder: "In the same held-out texts some tokens are hidden at each checkpoint, and the model fills them in.",
-  seq2seq: "The model answers the same held-out sources at each checkpoint: on the left early, on the right late.",
+  decoder: "Completions of the same validation prompts at two checkpoints.",
+  encoder: "Predictions for masked tokens of the same validation texts at two checkpoints.",
+  seq2seq: "Predictions for the same validation sources at two checkpoints.",
 };
 
 export function samples(context) {
@@ -23,7 +23,7 @@ export function samples(context) {
   });
   const body = h("div", { class: "columns" }, sides.map((side) => side.node));
   const note = h("p", { class: "quiet" });
-  const node = panel("What the model wrote", ABOUT[context.model.kind], body, note);
+  const node = panel("Samples", ABOUT[context.model.kind], body, note);
 
   function show(side, i) {
     const { steps, text, go } = sides[side];
@@ -31,12 +31,12 @@ export function samples(context) {
     steps.show(i);
     put(text, told.samples[i].map((one) => written(one, context.model.kind)));
     text.dataset.step = told.steps[i];
-    put(go, lookAt(context, told.steps[i], `look-at-sample-${side}`));
+    put(go, openCheckpoint(context, told.steps[i], `look-at-sample-${side}`));
   }
   async function draw() {
     told = await checkpointLog("samples");
     if (!told.steps.length) {
-      put(body, placeholder(context.model.predicts_tokens ? "No sample is written down yet; the first comes with the first checkpoint." : "This model writes no text, so there are no samples."));
+      put(body, placeholder(context.model.predicts_tokens ? "No samples yet; they are logged with each checkpoint." : "This model generates no text, so there are no samples."));
       return;
     }
     if (!body.contains(sides[0].node)) put(body, sides.map((side) => side.node));
@@ -45,12 +45,12 @@ export function samples(context) {
       const chosen = told.steps.indexOf(context.state[name]);
       show(side, chosen >= 0 ? chosen : side ? last : 0);
     });
-    put(note, told.left_out ? `${plural(told.left_out, "checkpoint")} in between are left out.` : "");
+    put(note, told.left_out ? `${plural(told.left_out, "checkpoint")} in between are omitted.` : "");
   }
   return { node, draw, grow: draw };
 }
 
-/** What was asked and what the model wrote. */
+/** Input, prediction and reference. */
 function written(one, kind) {
   if (kind === "decoder" && one.reference === undefined) return h("p", { class: "run-sample", dir: "auto" }, h("span", { class: "quiet" }, one.prompt), one.text || h("span", { class: "quiet" }, " (nothing)"));
   const line = (name, text, isOwn) => h("div", {}, h("dt", {}, name), h("dd", { class: isOwn ? "own" : "", dir: "auto" }, text || "(nothing)"));

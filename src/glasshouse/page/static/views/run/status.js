@@ -1,4 +1,4 @@
-// How the run stands: how far it is, and what it was started with.
+// Status of the run: progress and main settings.
 
 import { request } from "glasshouse/api.js";
 import { h, put } from "glasshouse/dom.js";
@@ -11,9 +11,9 @@ export function status() {
   const badge = h("span", { class: "run-state", data: { testid: "run-state" } });
   const far = h("span", { data: { testid: "run-far" } });
   const filled = h("span", { class: "filled" });
-  const track = h("div", { class: "run-track", role: "progressbar", "aria-label": "steps taken", "aria-valuemin": 0 }, filled);
+  const track = h("div", { class: "run-track", role: "progressbar", "aria-label": "training progress", "aria-valuemin": 0 }, filled);
   const settings = h("dl", { class: "run-settings", data: { testid: "run-settings" } });
-  const node = panel("The run", null, h("p", { class: "run-line" }, badge, far), track, settings);
+  const node = panel("Training run", null, h("p", { class: "run-line" }, badge, far), track, settings);
   let told = null;
   async function show() {
     const { status: state, step, steps, best } = store.latest;
@@ -22,8 +22,8 @@ export function status() {
     badge.dataset.state = state;
     const speed = store.curves.tokens_per_second?.mean.at(-1);
     const left = state === "running" && speed && step < steps ? ` · about ${duration(((steps - step) * told.batch_tokens) / speed)} left` : "";
-    const lowest = best ? ` · lowest held-out loss ${short(best.value)} nats at step ${whole(best.step)}` : "";
-    const again = state === "stopped" ? " · the same command goes on with it" : "";
+    const lowest = best ? ` · best validation loss ${short(best.value)} nats at step ${whole(best.step)}` : "";
+    const again = state === "stopped" ? " · rerun the same command to resume" : "";
     put(far, `step ${whole(step)}${steps ? ` of ${whole(steps)}` : ""}${lowest}${left}${again}`);
     far.dataset.step = step;
     filled.style.width = `${(100 * step) / Math.max(1, steps ?? 0)}%`;

@@ -1,4 +1,4 @@
-// Steps of one head, and how all heads are joined.
+// Steps of one attention head and of the output projection.
 
 import { h } from "glasshouse/dom.js";
 import { count, percent, plural, short } from "glasshouse/number.js";
@@ -8,7 +8,7 @@ import { bracketed, dials, everywhere, FIRST, groups, heads, keyed, largest, row
 
 export const attention = {
   query: (card, c) => linear(card, c, {
-    name: "Query: what the token looks for",
+    name: "Query projection",
     letters: { y: "q", W: "W_Q", x: given(c), b: "b_Q" },
     why: `Head ${c.found.head} of layer ${c.found.layer} asks a forwardPass with these ${c.model.d_head} numbers; they will be held against the key of each token.`,
   }),
@@ -16,7 +16,7 @@ export const attention = {
   key(card, c) {
     const { n_heads: all, n_kv_heads: shared } = c.model;
     const made = linear(card, c, {
-      name: "Key: what a token is found by",
+      name: "Key projection",
       letters: { y: keyName(card, c, "k"), W: "W_K", x: readName(card, c), b: "b_K" },
       why: `${whose(card, c)} ${sharing(all, shared, c.found.head, card.kv)}`,
     });
@@ -24,16 +24,16 @@ export const attention = {
   },
 
   value: (card, c) => linear(card, c, {
-    name: "Value: what a token hands over",
+    name: "Value projection",
     letters: { y: keyName(card, c, "v"), W: "W_V", x: readName(card, c), b: "b_V" },
-    why: "Who looks at this token receives these numbers, more or less of them as the weights say.",
+    why: "Queries that attend to this token receive this vector, scaled by the attention weight.",
   }),
 
   rotate: (card, c) => ({
-    name: "Turn query and key by the position",
-    formula: `(q_${card.layout === "pairs" ? "{2i}" : "i"}, q_{${card.layout === "pairs" ? "2i+1" : `i+${c.model.d_head / 2}`}}) turned by θ_i = ${card.place} · ${count(card.theta)}^{-2i/${c.model.d_head}}`,
-    legend: [["θ_i", `the angle of pair i: the position, ${card.place}, times a speed that falls from pair to pair${card.scaling === "none" ? "" : `, changed for long texts (${card.scaling})`}`]],
-    why: "Two coordinates are one hand of a clock. After the turn, query times key depends on how far apart two tokens are, not on where they stand.",
+    name: "Rotary position embedding (RoPE)",
+    formula: `(q_${card.layout === "pairs" ? "{2i}" : "i"}, q_{${card.layout === "pairs" ? "2i+1" : `i+${c.model.d_head / 2}`}}) rotated by θ_i = ${card.place} · ${count(card.theta)}^{-2i/${c.model.d_head}}`,
+    legend: [["θ_i", `the angle of pair i: the position, ${card.place}, times a frequency that decreases with i${card.scaling === "none" ? "" : `, rescaled for long contexts (${card.scaling})`}`]],
+    why: "Each pair of coordinates is rotated by an angle proportional to the position, so q · k depends on the relative distance only.",
     figure: () => [dials(card), rows([{ name: "q", value: card.x }, { sign: "→", name: "q'", value: card.y }, { name: "k", value: card.x_key }, { sign: "→", name: "k'", value: card.y_key }], c.say)],
   }),
 
@@ -47,10 +47,10 @@ export const attention = {
     const own = partOf(card) === "cross" ? last : Math.min(c.found.position, last);
     const k = keys.data.subarray((own - card.first) * keys.shape[1], (own - card.first + 1) * keys.shape[1]);
     return {
-      name: "Score each token: query times key",
+      name: "Attention scores: q · k",
       formula: `s_j = ${short(card.by)} · (q [${q.length}] · k_j [${q.length}])`,
-      legend: [["j", `each of ${plural(made.length, "token")}`], [short(card.by), card.by === c.model.d_head ** -0.5 ? "1 / √d_head" : "a scale that the model sets itself"], ["q · k", "coordinates multiplied and summed"]],
-      why: "Where query and key point the same way, the score is high. The scale keeps scores from growing with d_head.",
+      legend: [["j", `each of ${plural(made.length, "token")}`], [short(card.by), card.by === c.model.d_head ** -0.5 ? "1 / √d_head" : "the attention scale of this model"], ["q · k", "dot product"]],
+      why: "Scaled dot product of query and key. The scale keeps scores from growing with d_head.",
       figure: () => [
         rows([{ name: "q", value: card.q }], c.say),
         keyed("keys and scores", tokens, card.first, keys.shape[0], [
@@ -64,31 +64,31 @@ export const attention = {
   },
 
   softcap: (card, c) => change(card, c, {
-    name: "Keep scores within bounds",
+    name: "Softcap",
     formula: `s'_j = ${short(card.cap)} · tanh(s_j / ${short(card.cap)})`,
-    legend: [["tanh", "bends large numbers towards 1 and −1"]],
-    why: `No score leaves −${short(card.cap)} to ${short(card.cap)}, so no single token can take all attention by a large number alone.`,
-    before: "score", after: "bounded",
+    legend: [["tanh", "saturates at 1 and −1"]],
+    why: `Limits scores to the range −${short(card.cap)} to ${short(card.cap)}.`,
+    before: "score", after: "capped",
   }),
 
   bias: (card, c) => change(card, c, {
-    name: card.how === "alibi" ? "Lower the score with the distance" : "Add what the distance is worth",
+    name: card.how === "alibi" ? "ALiBi bias" : "Relative position bias",
     formula: card.how === "alibi" ? `s'_j = s_j - ${short(card.slope)} · |${c.found.position} - j|` : `s'_j = s_j + B_{bucket(j - ${c.found.position})}`,
-    legend: card.how === "alibi" ? [[short(card.slope), `the slope of head ${c.found.head}`], ["j", "the place of the other token"]] : [["B", `learned numbers of head ${c.found.head}, one for each distance; far ones share`]],
-    why: "This is how the model knows where tokens stand: by how far they are from each other.",
-    before: "score", after: "sum", added: card.how === "alibi" ? "for distance" : "B",
+    legend: card.how === "alibi" ? [[short(card.slope), `the slope of head ${c.found.head}`], ["j", "the key position"]] : [["B", `learned biases of head ${c.found.head}, one per distance bucket`]],
+    why: "Encodes relative positions: the bias depends on the distance between query and key.",
+    before: "score", after: "sum", added: card.how === "alibi" ? "bias" : "B",
   }),
 
   mask(card, c) {
     const seen = decodeTensor(card.seen).data;
-    const near = card.window ? ` and nothing ${card.window} or more away` : "";
+    const near = card.window ? `, within a window of ${card.window}` : "";
     const causal = c.model.kind !== "encoder" && c.side !== "source";
     return change(card, c, {
-      name: causal ? "Hide what comes later" : "Hide what must not be seen",
-      formula: `s'_j = s_j,  -∞ where j ${causal ? `> ${c.found.position}` : "is hidden"}`,
-      legend: [["-∞", "a score whose weight will be 0"]],
-      why: `${causal ? `The model learns to say what comes next, so it must not look ahead: token ${c.found.position} sees itself and what stands before it${near}` : `This layer sees nothing ${card.window} or more away`}, ${plural(card.n_seen, "token")} of ${count(card.n_keys)}.`,
-      before: "score", after: "as seen", gone: (j) => !seen[j],
+      name: causal ? "Causal mask" : "Attention mask",
+      formula: `s'_j = s_j,  -∞ where j ${causal ? `> ${c.found.position}` : "is masked"}`,
+      legend: [["-∞", "softmax weight 0"]],
+      why: `${causal ? `Token ${c.found.position} attends to itself and earlier tokens${near}` : `Sliding window of ${card.window}`}, ${plural(card.n_seen, "token")} of ${count(card.n_keys)}.`,
+      before: "score", after: "masked score", gone: (j) => !seen[j],
     });
   },
 
@@ -100,16 +100,16 @@ export const attention = {
     const most = weights[top] || 1;
     const sum = weights.subarray(card.first, card.first + shown).reduce((a, b) => a + b, 0);
     return {
-      name: "Turn scores into weights",
+      name: "Softmax",
       formula: "w_j = exp(s_j) / Σ_i exp(s_i)",
-      legend: [["exp", "makes every score positive, large ones much larger"], ["Σ_i", "the sum over all tokens: weights add up to 1"]],
-      why: `Attention is shared out: all weights are positive and add up to 1. Most goes to token ${top}, “${tokens[top]?.text ?? top}”: ${percent(weights[top])}.`,
+      legend: [["exp", "exponential function"], ["Σ_i", "the sum over all keys: weights sum to 1"]],
+      why: `Attention weights are positive and sum to 1. The largest is on token ${top}, “${tokens[top]?.text ?? top}”: ${percent(weights[top])}.`,
       figure: () => [
         keyed("scores and weights", tokens, card.first, shown, [
           { title: "score", of: (j) => single(scores[j], largest(scores), `s[${j}]`) },
           { title: "weight", class: "wide", of: (j) => weighted(weights[j], `w[${j}]`, most) },
         ], c.here(card)),
-        weights.length > shown ? h("p", { class: "quiet" }, `The ${shown} tokens here hold ${percent(sum)} of the weight.`) : null,
+        weights.length > shown ? h("p", { class: "quiet" }, `The ${shown} tokens here have ${percent(sum)} of the weight.`) : null,
         everywhere("w", weights, tokens, c.say, { share: true, shown }),
       ],
     };
@@ -122,10 +122,10 @@ export const attention = {
     const [high, wide] = values.shape;
     const most = largest(values.data);
     return {
-      name: "Gather the values",
+      name: "Weighted sum of values",
       formula: `z [${wide}] = Σ_j w_j v_j [${wide}]`,
       legend: [["w_j", "the weight of token j"], ["v_j", "its value"]],
-      why: "Each token hands over its value as far as it is looked at. What was elsewhere in the text is now here.",
+      why: "The head output: information from other positions moves to this one.",
       figure: () => [
         keyed("weights and values", tokens, card.first, high, [
           { title: "weight", class: "wide", of: (j) => weighted(weights[j], `w[${j}]`, Math.max(...weights) || 1) },
@@ -138,17 +138,17 @@ export const attention = {
   },
 
   join: (card, c) => ({
-    name: "Join the heads",
+    name: "Concatenate heads",
     formula: `Z [${c.model.n_heads * c.model.d_head}] = (${c.model.n_heads > 4 ? `z_0, z_1, …, z_{${c.model.n_heads - 1}}` : Array.from({ length: c.model.n_heads }, (_, i) => `z_${i}`).join(", ")})`,
-    legend: [["z_i", `what head i gathered, ${plural(c.model.d_head, "number")}`]],
-    why: `All ${plural(c.model.n_heads, "head")} did the same with weights of their own, at the same time. Side by side they are one vector.`,
+    legend: [["z_i", `output of head i, ${plural(c.model.d_head, "number")}`]],
+    why: `All ${plural(c.model.n_heads, "head")} run in parallel with their own weights; their outputs are concatenated.`,
     figure: () => [heads(card.heads, c.found.head, c.say), rows([{ sign: "=", name: "Z", value: card.y }], c.say)],
   }),
 
   out: (card, c) => linear(card, c, {
-    name: "Mix the heads",
+    name: "Output projection",
     letters: { y: addend(card), W: "W_O", x: "Z", b: "b_O" },
-    why: "What the heads found is put into the coordinates of the stream, so that it can be added there.",
+    why: "Maps the concatenated head outputs to the residual stream.",
   }),
 };
 
@@ -165,7 +165,7 @@ function change(card, c, { name, formula, legend, why, before, after, added, gon
       keyed(name, tokens, card.first, shown, [
         { title: before, of: (j) => single(x[j], most, `s[${j}]`) },
         ...(plus ? [{ title: added, of: (j) => single(plus[j], most, `${added}[${j}]`) }] : []),
-        { title: after, of: (j) => [single(y[j], most, `s'[${j}]`), gone(j) ? h("span", { class: "quiet" }, " hidden") : null] },
+        { title: after, of: (j) => [single(y[j], most, `s'[${j}]`), gone(j) ? h("span", { class: "quiet" }, " masked") : null] },
       ], c.here(card)),
       everywhere("s'", y, tokens, c.say, { shown }),
     ],
@@ -178,12 +178,12 @@ const readName = (card, c) => (partOf(card) === "cross" ? `e_{${card.of}}` : giv
 function whose(card, c) {
   const text = c.keys(card)[card.of]?.text ?? card.of;
   return partOf(card) === "cross"
-    ? `Keys and values come from the encoder; this is the key of source token ${card.of}, “${text}”, which is looked at most.`
-    : "Every token has a key by which others may find it; this is the selected token’s own.";
+    ? `Keys and values come from the encoder; this is the key of source token ${card.of}, “${text}”, which has the largest weight.`
+    : "The key of the selected token; every token has one.";
 }
 
 function sharing(all, shared, head, kv) {
   if (shared === all) return "";
-  if (shared === 1) return `All ${all} heads share one head of keys and values (multi-query).`;
-  return `Heads share keys and values in groups of ${all / shared}: head ${head} uses number ${kv}.`;
+  if (shared === 1) return `All ${all} heads share one key-value head (multi-query attention).`;
+  return `Grouped-query attention: groups of ${all / shared} heads share a key-value head; head ${head} uses ${kv}.`;
 }

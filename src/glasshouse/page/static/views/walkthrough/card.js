@@ -1,9 +1,9 @@
-// A step: where in the model it belongs, and what steps of many kinds share.
+// Helpers shared by the cards.
 
 import { count } from "glasshouse/number.js";
 import { product } from "glasshouse/views/walkthrough/figures.js";
 
-const PARTS = { attention: "attention", cross: "cross-attention", feedforward: "feed-forward", embed: "embedding", head: "reading" };
+const PARTS = { attention: "attention", cross: "cross-attention", feedforward: "feed-forward", embed: "embedding", head: "unembedding" };
 
 /** The part of the model that a step belongs to. */
 export function partOf(card) {
@@ -14,18 +14,18 @@ export function partName(card) {
   return PARTS[partOf(card)] ?? "";
 }
 
-/** What tells a step from all others of the same token. */
+/** The unique key of a card. */
 export function keyOf(card) {
   return [card.node, card.kind, card.what].filter(Boolean).join(":");
 }
 
-/** What a sublayer reads: the stream, or the norm of it. */
+/** The symbol of a sublayer's input: the residual stream, or its norm. */
 export const given = (c) => (c.model.norm_placement === "post" ? "x" : "h");
 
-/** The letter of what is added to the stream. */
+/** The symbol of a sublayer's output. */
 export const addend = (card) => ({ attention: "a", cross: "c", feedforward: "f" })[partOf(card)];
 
-const READ = { x: "the stream", h: "the stream, normalised", e: "what the encoder made of a source token", Z: "the heads, joined", m: "the neurons", y: "the last vector" };
+const READ = { x: "the residual stream", h: "the normalized residual stream", e: "the encoder output of a source token", Z: "the concatenated heads", m: "the neuron activations", y: "the final vector" };
 
 /** A linear map: one figure for all of them. */
 export function linear(card, c, { name, letters, why }) {

@@ -1,4 +1,4 @@
-// What each step is called, its formula, its numbers and why it is there.
+// Name, formula, numbers and explanation of each card.
 
 import { attention } from "glasshouse/views/walkthrough/attention.js";
 import { embedding } from "glasshouse/views/walkthrough/embedding.js";

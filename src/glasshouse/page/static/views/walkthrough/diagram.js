@@ -1,11 +1,11 @@
-// Where in the model a step is: the stream as a line, what is added to it beside it, drawn from the steps there are.
+// Diagram of the block: the residual stream as a line, with the sublayers that write to it.
 
 import { s } from "glasshouse/dom.js";
 import { partOf } from "glasshouse/views/walkthrough/card.js";
 
-const WORDS = { embed: "embed", attention: "attention", cross: "cross-attention", feedforward: "feed-forward", final: "norm", head: "unembed", memory: "to the decoder" };
+const WORDS = { embed: "embed", attention: "attention", cross: "cross-attention", feedforward: "feed-forward", final: "norm", head: "unembed", memory: "to decoder" };
 
-/** The places of the path in order: {node, label, kind}. Kind: on (the stream), off (beside it), plus. */
+/** The nodes of the diagram in order: {node, label, kind}. Kind: on (the stream), off (a branch), plus. */
 function places(found, model) {
   const list = [];
   for (const card of found.cards) {
@@ -101,7 +101,7 @@ function lying(list, wide, last, found, go) {
   return s("svg", { viewBox: `0 0 ${wide} 98`, width: wide, height: 98, class: "path", role: "group", "aria-label": "where in the model" }, shapes);
 }
 
-/** What stands beside the stream between two places on it, with the sum it ends in. */
+/** Branches off the stream, each with the sum it ends in. */
 function branches(list) {
   const runs = [];
   let run = [];

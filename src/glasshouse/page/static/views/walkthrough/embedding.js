@@ -1,4 +1,4 @@
-// Steps from a token to the first layer.
+// Embedding steps.
 
 import { h } from "glasshouse/dom.js";
 import { count, short } from "glasshouse/number.js";
@@ -10,10 +10,10 @@ export const embedding = {
     const [rowsOf, wide] = card.shape;
     const table = decodeTensor(card.rows);
     return {
-      name: "Look the token up",
+      name: "Token embedding",
       formula: `x [${wide}] = onehot(${card.id}) [${count(rowsOf)}] · E [${count(rowsOf)}×${wide}]`,
-      legend: [["E", "the embedding table, a learned row for each token"], ["onehot", `0 everywhere, 1 at ${card.id}`]],
-      why: `A model reads numbers, not letters: token ${card.id} picks row ${card.id} of a table, and that row is where its meaning starts.${WHERE[c.model.position] ?? ""}`,
+      legend: [["E", "the embedding matrix, one learned row per token"], ["onehot", `0 everywhere, 1 at ${card.id}`]],
+      why: `Token ${card.id} selects row ${card.id} of the embedding matrix.${WHERE[c.model.position] ?? ""}`,
       figure: () => {
         const most = largest(table.data);
         const high = table.shape[0];
@@ -29,18 +29,18 @@ export const embedding = {
   },
 
   scale: (card, c) => ({
-    name: "Lengthen the vector",
+    name: "Scale by √d_model",
     formula: `x' = √d · x = ${short(card.by)} · x`,
     legend: [["d", `d_model = ${c.model.d_model}`]],
-    why: "Rows of the table are short; times the root of their width they are as long as the positions that are added next.",
+    why: "Brings the embedding to the scale of the position encoding.",
     figure: () => rows([{ name: "x", value: card.x }, { sign: "→", name: "x'", value: card.y }], c.say),
   }),
 
   segment: (card, c) => ({
-    name: "Add the segment",
+    name: "Add segment embedding",
     formula: `x' [${c.model.d_model}] = x + s_0`,
     legend: [["s_0", "a learned vector for the first segment of the text"]],
-    why: "Where a text has two parts, this tells them apart; here all of it is the first.",
+    why: "Distinguishes the two segments of an input; here everything is segment 0.",
     figure: () => rows([{ name: "x", value: card.x }, { sign: "+", name: "s_0", value: card.added }, { sign: "=", name: "x'", value: card.y }], c.say, { alike: true }),
   }),
 
@@ -54,17 +54,17 @@ export const embedding = {
     });
     const places = card.layout === "pairs" ? ["2i", "2i+1"] : ["i", "i+d/2"];
     return {
-      name: "Add where the token stands",
+      name: "Add position embedding",
       formula: learned ? `x' [${d}] = x + P_{${card.row}}` : `x' = x + p,  p_{${places[0]}} = sin(${c.found.position} / 10000^{2i/${d}}),  p_{${places[1]}} = cos(…)`,
-      legend: learned ? [["P", `a learned table of positions; row ${card.row} is this one’s`]] : [["p", "sines and cosines of the position, fast ones first"]],
-      why: learned ? "Attention alone does not know the order of tokens; a learned vector for each position tells it." : "Attention alone does not know the order of tokens; waves of many lengths give each position a pattern of its own.",
+      legend: learned ? [["P", `the learned position embeddings; row ${card.row} belongs to this position`]] : [["p", "sines and cosines of the position, highest frequency first"]],
+      why: learned ? "Attention is order-invariant; a learned vector for each position encodes the order." : "Attention is order-invariant; sinusoids of many frequencies encode the position.",
       figure: () => rows([{ name: "x", value: card.x }, { sign: "+", name: learned ? `P_{${card.row}}` : "p", value: card.added, captions: learned ? null : waves }, { sign: "=", name: "x'", value: card.y }], c.say, { alike: true }),
     };
   },
 };
 
 const WHERE = {
-  rotary: " Where the token stands comes in later, when queries and keys are turned.",
-  alibi: " Where the token stands comes in later, at the scores.",
-  relative: " Where the token stands comes in later, at the scores.",
+  rotary: " Positions enter later, through the rotation of queries and keys.",
+  alibi: " Positions enter later, at the attention scores.",
+  relative: " Positions enter later, at the attention scores.",
 };

@@ -9,15 +9,15 @@ import { curve, rows } from "glasshouse/views/walkthrough/figures.js";
 
 export const feedforward = {
   gate: (card, c) => linear(card, c, {
-    name: "The gate of each neuron",
+    name: "Gate projection",
     letters: { y: "g", W: "W_{gate}", x: given(c), b: "b_{gate}" },
-    why: "For each neuron a number that will open or close it.",
+    why: "One gate value per neuron.",
   }),
 
   up: (card, c) => linear(card, c, {
-    name: `Up to ${count(c.model.d_ff)} neurons`,
+    name: `Up projection to ${count(c.model.d_ff)}`,
     letters: { y: "u", W: "W_{up}", x: given(c), b: "b_{up}" },
-    why: "Each neuron compares the vector with a direction of its own. From here on the token is on its own: nothing comes from other tokens.",
+    why: "One pre-activation per neuron. The feed-forward layer acts on each position independently.",
   }),
 
   activate(card, c) {
@@ -28,10 +28,10 @@ export const feedforward = {
     const most = Math.abs(y[card.strongest[0]]) || 1;
     const still = y.reduce((sum, value) => sum + (Math.abs(value) < 0.01 * most ? 1 : 0), 0);
     return {
-      name: "Which neurons fire",
+      name: "Activation function",
       formula: gated ? `m [${count(y.length)}] = ${name}(g) ⊙ u` : `m [${count(y.length)}] = ${name}(u)`,
       legend: [[name, NOTES[name]], ...(gated ? [["⊙", "coordinate by coordinate"]] : [])],
-      why: `${gated ? "The gate lets a neuron through or holds it back." : "The bend makes a neuron more than a linear map: below 0 it is (nearly) silent."} ${count(still)} of ${count(y.length)} are silent here: below 1% of the strongest.`,
+      why: `${gated ? "The activated gate multiplies the up projection." : "The nonlinearity of the layer."} ${count(still)} of ${count(y.length)} neurons are below 1% of the strongest.`,
       figure: () => [
         h("div", { class: "pairing" }, curve(act, name, card.strongest.map((i) => bent[i])),
           bars(card.strongest.map((i) => ({ name: `neuron ${i}`, share: Math.abs(y[i]) / most, value: y[i], text: short(y[i]), title: `neuron ${i}: ${short(bent[i])} becomes ${short(y[i])}`, class: y[i] < 0 ? "less" : "", data: { neuron: i } })), { label: "the strongest neurons" })),
@@ -41,9 +41,9 @@ export const feedforward = {
   },
 
   down: (card, c) => linear(card, c, {
-    name: `Back to ${count(c.model.d_model)} numbers`,
+    name: `Down projection to ${count(c.model.d_model)}`,
     letters: { y: "f", W: "W_{down}", x: "m", b: "b_{down}" },
-    why: "Each neuron that fires writes its own direction, as strongly as it fires.",
+    why: "Each neuron adds its output direction, scaled by its activation.",
   }),
 };
 
@@ -59,7 +59,7 @@ const ACTIVATIONS = {
 const NOTES = {
   ReLU: "x where it is above 0, else 0",
   "ReLU²": "the square of x where it is above 0, else 0",
-  GELU: "x times the share of a bell curve below x",
+  GELU: "x times the normal CDF at x",
   SiLU: "x times 1 / (1 + exp(−x))",
 };
 
@@ -68,5 +68,5 @@ function normal(x) {
   return 0.5 * (1 + Math.tanh(Math.sqrt(2 / Math.PI) * (x + 0.044715 * x ** 3)));
 }
 
-/** What a kind of neuron is called, and its bend. */
+/** Name and function of an activation. */
 export const activation = (how) => ACTIVATIONS[how.replace("_tanh", "")];

@@ -219,13 +219,13 @@ export function groups(heads, shared, head) {
   const lines = Array.from({ length: heads }, (_, i) => s("line", { x1: x(i), y1: 22 + size, x2: below(Math.floor((i * shared) / heads)), y2: 84 - size, class: i === head ? "lit" : "" }));
   const top = Array.from({ length: heads }, (_, i) => [s("circle", { cx: x(i), cy: 22, r: size, class: i === head ? "lit" : "" }), numbers ? s("text", { x: x(i), y: 22, class: i === head ? "lit" : "" }, String(i)) : null]);
   const bottom = Array.from({ length: shared }, (_, i) => [s("rect", { x: below(i) - size, y: 84 - size, width: 2 * size, height: 2 * size, rx: 4, class: i === kv ? "lit" : "" }), numbers ? s("text", { x: below(i), y: 84, class: i === kv ? "lit" : "" }, String(i)) : null]);
-  const said = shared === heads ? `each of the ${heads} heads has keys and values of its own` : `${heads} heads share ${shared} heads of keys and values; head ${head} uses number ${kv}`;
+  const said = shared === heads ? `each of the ${heads} heads has its own keys and values` : `${heads} heads share ${shared} key-value heads; head ${head} uses ${kv}`;
   return h("div", { class: "scroll" }, h("div", { class: "grouping" },
     h("div", { class: "sides quiet", "aria-hidden": "true" }, h("span", {}, "queries"), h("span", {}, "keys, values")),
     s("svg", { viewBox: `0 0 ${wide} 106`, width: wide, height: 106, role: "img", "aria-label": said, class: "groups" }, lines, top.flat().filter(Boolean), bottom.flat().filter(Boolean))));
 }
 
-/** Pairs of coordinates as hands of a clock: pale before they are turned, full afterwards. */
+/** Pairs of coordinates as vectors: pale before the rotation, solid after it. */
 export function dials(card) {
   const [angles, x, y, xk, yk] = ["angles", "x", "y", "x_key", "y_key"].map((name) => decodeTensor(card[name]).data);
   const half = angles.length;
@@ -237,7 +237,7 @@ export function dials(card) {
     const names = card.layout === "pairs" ? [2 * i, 2 * i + 1] : [i, i + half];
     const turn = (angles[i] * 180) / Math.PI;
     const what = `angle of coordinates ${names.join(" and ")}, radians`;
-    return h("figure", { tabindex: 0, data: { value: angles[i], what, testid: "dial" }, "aria-label": `coordinates ${names.join(" and ")} turned by ${short(turn)} degrees` },
+    return h("figure", { tabindex: 0, data: { value: angles[i], what, testid: "dial" }, "aria-label": `coordinates ${names.join(" and ")} rotated by ${short(turn)} degrees` },
       s("svg", { viewBox: "-50 -50 100 100", width: 96, height: 96, "aria-hidden": "true" },
         s("circle", { r: 46, class: "rim" }), s("line", { x1: -46, x2: 46, y1: 0, y2: 0, class: "cross-hair" }), s("line", { y1: -46, y2: 46, x1: 0, x2: 0, class: "cross-hair" }),
         hands.map(([data, name]) => {
@@ -246,9 +246,9 @@ export function dials(card) {
         })),
       h("figcaption", {}, h("span", { class: "quiet" }, names.join(", ")), ` ${short(turn)}°`));
   });
-  const rest = half > shown ? h("p", { class: "quiet" }, `+ ${plural(half - shown, "more pair")}: each turns more slowly than the one before.`) : null;
+  const rest = half > shown ? h("p", { class: "quiet" }, `+ ${plural(half - shown, "more pair")}: with lower frequencies.`) : null;
   return h("div", { class: "figures" }, h("div", { class: "dials" }, made),
-    h("p", { class: "legend" }, h("span", {}, h("i", { class: "q" }), "query"), h("span", {}, h("i", { class: "k" }), "key"), h("span", {}, "pale: before the turn")), rest);
+    h("p", { class: "legend" }, h("span", {}, h("i", { class: "q" }), "query"), h("span", {}, h("i", { class: "k" }), "key"), h("span", {}, "pale: before the rotation")), rest);
 }
 
 /** The activation as a curve, with the neurons of this token on it. */
@@ -267,7 +267,7 @@ export function curve(act, name, inputs) {
     s("text", { x: 12, y: 118 }, `−${reach}`), s("text", { x: 248, y: 118, class: "end" }, String(reach)), s("text", { x: 136, y: 16 }, `${name}(x)`));
 }
 
-/** What each head gathered, as strips below each other: joined, they are one vector. */
+/** The outputs of all heads as strips; concatenated, they are one vector. */
 export function heads(packed, head, say) {
   const { shape: [count, wide], data } = decodeTensor(packed);
   const lines = Array.from({ length: count }, (_, i) =>

@@ -1,4 +1,4 @@
-// Steps from the last layer to what the model says.
+// Steps from the last layer to the output.
 
 import { h } from "glasshouse/dom.js";
 import { count, percent, plural, short } from "glasshouse/number.js";
@@ -12,9 +12,9 @@ export const unembedding = {
   transform(card, c) {
     const [name] = activation(card.how);
     const made = linear(card, c, {
-      name: "Prepare to read it",
+      name: "Head transform",
       letters: { y: "t", W: "W_T", x: "y", b: "b_T" },
-      why: `A map and a bend of the head’s own, before vectors are compared with tokens: ${name}(t) goes on.`,
+      why: `A linear layer and ${name} in the head, before the unembedding.`,
     });
     return { ...made, formula: `t' = ${name}(t),  ${made.formula}`, figure: () => [made.figure(), rows([{ name: "t", value: card.y }, { sign: "→", name: "t'", value: card.bent }], c.say)] };
   },
@@ -27,10 +27,10 @@ export const unembedding = {
     const highest = largest(card.top.map((one) => one.logit));
     const scaled = card.by === 1 ? "" : `${short(card.by)} · `;
     return {
-      name: "Compare with every token",
+      name: "Unembedding: logits",
       formula: `l [${count(all)}] = ${scaled}${matrix} [${count(all)}×${wide}] y [${wide}]${card.bias ? " + b" : ""}`,
-      legend: [[matrix, card.tied ? "the embedding table once more, now read the other way" : "the unembedding, a learned row for each token"], ["l", "a logit for each token"], ...(card.by === 1 ? [] : [[short(card.by), "1 / √d_model"]])],
-      why: `Each of ${count(all)} tokens has a direction; the further the vector points that way, the higher that token’s logit.`,
+      legend: [[matrix, card.tied ? "the embedding matrix (tied)" : "the unembedding matrix, one learned row per token"], ["l", "a logit for each token"], ...(card.by === 1 ? [] : [[short(card.by), "1 / √d_model"]])],
+      why: `One logit for each of ${count(all)} tokens: the dot product with its row.`,
       figure: () => [
         rows([{ name: "y", value: card.x }], c.say),
         h("div", { class: "scroll" }, h("table", { class: "keyed", "aria-label": "the highest logits" },
@@ -43,25 +43,25 @@ export const unembedding = {
   },
 
   probabilities: (card, c) => ({
-    name: "Turn logits into probabilities",
+    name: "Softmax over the vocabulary",
     formula: "p_i = exp(l_i) / Σ_j exp(l_j)",
     legend: [["Σ_j", `the sum over ${plural(card.count, "token")}, here e^${short(card.total)}`]],
-    why: c.model.head === "next_token" ? `This is what the model says: how likely each token is to follow “${c.found.token.text}”.` : "This is what the model says: how likely each token is to stand here.",
+    why: c.model.head === "next_token" ? `The probability of each token after “${c.found.token.text}”.` : "The probability of each token at this position.",
     figure: () => chances(card, c, (one) => token(one)),
   }),
 
   labels: (card, c) => ({
-    name: "Compare with every label",
+    name: "Classifier logits",
     formula: `l [${card.count}] = W [${card.count}×${c.model.d_model}] y + b`,
-    legend: [["l", "a logit for each label; exp and a sum make them probabilities"]],
-    why: card.pooled ? "The vectors of all tokens are pooled to one first: the label is the whole text’s, not this token’s." : "The label of this token.",
+    legend: [["l", "one logit per label; softmax gives probabilities"]],
+    why: card.pooled ? "The vectors of all tokens are pooled first: the label is of the whole text." : "The label of this token.",
     figure: () => [rows([{ name: "y", value: card.x }], c.say), chances(card, c, (one) => one.text)],
   }),
 
   vectors: (card, c) => ({
-    name: "The vector is the answer",
+    name: "Output vector",
     formula: `y [${c.model.d_model}]`,
-    legend: [["y", card.pooled ? "this token’s part of what is pooled to one vector" : "what the model gives for this token"]],
+    legend: [["y", card.pooled ? "this token’s contribution to the pooled vector" : "the output for this token"]],
     why: "This model has no head that predicts_tokens of tokens or labels: its vectors are what is used, to compare texts for example.",
     figure: () => rows([{ name: "y", value: card.y }], c.say),
   }),
@@ -71,7 +71,7 @@ function chances(card, c, name) {
   const most = Math.max(...card.top.map((one) => one.probability)) || 1;
   const rest = 1 - card.top.reduce((sum, one) => sum + one.probability, 0);
   return [
-    bars(card.top.map((one) => ({ name: name(one), share: one.probability / most, value: one.probability, text: percent(one.probability), title: `logit ${short(one.logit)}`, data: { id: one.id, logit: one.logit } })), { label: "the likeliest" }),
+    bars(card.top.map((one) => ({ name: name(one), share: one.probability / most, value: one.probability, text: percent(one.probability), title: `logit ${short(one.logit)}`, data: { id: one.id, logit: one.logit } })), { label: "most likely" }),
     card.count > card.top.length ? h("p", { class: "quiet" }, `${plural(card.count - card.top.length, "other")} share ${percent(Math.max(0, rest))}.`) : null,
   ];
 }
