@@ -57,43 +57,43 @@ def test_means_and_single_heads(pair: Trained, visit: Visit, picture: Callable[[
     model, _ = pair
     page = visit(pair, view="alignment", text=SOURCE)
     picture(page, "alignment")
-    wanted = patterns(page, model)
-    torch.testing.assert_close(matrix(page), wanted.mean((0, 1)), rtol=0, atol=CLOSE)
+    expected = patterns(page, model)
+    torch.testing.assert_close(matrix(page), expected.mean((0, 1)), rtol=0, atol=CLOSE)
     page.get_by_role("radio", name="mean of the layer").click()
     settle(page)
-    torch.testing.assert_close(matrix(page), wanted[0].mean(0), rtol=0, atol=CLOSE)
+    torch.testing.assert_close(matrix(page), expected[0].mean(0), rtol=0, atol=CLOSE)
     page.get_by_role("radio", name="one head").click()
     page.keyboard.press("]")
     page.keyboard.press(".")
     page.keyboard.press(".")
     settle(page)
     expect(page.get_by_test_id("alignment-scope")).to_contain_text("layer 1, head 2")
-    torch.testing.assert_close(matrix(page), wanted[1, 2], rtol=0, atol=CLOSE)
+    torch.testing.assert_close(matrix(page), expected[1, 2], rtol=0, atol=CLOSE)
     assert (state(page)["layer"], state(page)["head"], state(page)["alignment_scope"]) == ("1", "2", "head")
 
 
 def test_a_target_token_says_its_weights(pair: Trained, visit: Visit) -> None:
     page = visit(pair, view="alignment", text=SOURCE)
-    wanted = patterns(page, pair[0]).mean((0, 1))
+    expected = patterns(page, pair[0]).mean((0, 1))
 
     def shares() -> list[float]:
-        return [value(page, f"share-{k}") for k in range(wanted.shape[1])]
+        return [value(page, f"share-{k}") for k in range(expected.shape[1])]
 
-    assert shares() == pytest.approx(wanted[-1].tolist(), abs=CLOSE)  # the last is selected
+    assert shares() == pytest.approx(expected[-1].tolist(), abs=CLOSE)  # the last is selected
     page.get_by_test_id("target-token-1").hover()
-    assert shares() == pytest.approx(wanted[1].tolist(), abs=CLOSE)
+    assert shares() == pytest.approx(expected[1].tolist(), abs=CLOSE)
     page.get_by_test_id("source-token-0").hover()
-    assert shares() == pytest.approx(wanted[-1].tolist(), abs=CLOSE)
+    assert shares() == pytest.approx(expected[-1].tolist(), abs=CLOSE)
     page.get_by_test_id("target-token-0").focus()
-    assert shares() == pytest.approx(wanted[0].tolist(), abs=CLOSE)
+    assert shares() == pytest.approx(expected[0].tolist(), abs=CLOSE)
     page.keyboard.press("ArrowRight")
     settle(page)
     assert state(page)["token"] == "1"
     listed = page.locator("[data-testid=alignment-list] .figure")
     found = [float(one.get_attribute("data-value") or "") for one in listed.all()]
-    assert found == pytest.approx(wanted[1].tolist(), abs=CLOSE)
+    assert found == pytest.approx(expected[1].tolist(), abs=CLOSE)
     strong = page.locator(".al-lines path.own")
-    assert strong.count() == int((wanted[1] >= min(0.03, wanted[1].max().item() / 4)).sum())
+    assert strong.count() == int((expected[1] >= min(0.03, expected[1].max().item() / 4)).sum())
 
 
 def test_the_matrix_selects(pair: Trained, visit: Visit) -> None:
@@ -116,9 +116,9 @@ def test_edits_are_seen(pair: Trained, visit: Visit) -> None:
     page = visit(pair, view="alignment", text=SOURCE, alignment_scope="head", layer=1, edits=edits)
     plain = patterns(page, pair[0])
     with gh.edit(pair[0], {"decoder.cross_z.0[head=0]": gh.inspection.scale(-2.0)}):
-        wanted = patterns(page, pair[0])
-    assert (plain[1, 0] - wanted[1, 0]).abs().max() > 0.01
-    torch.testing.assert_close(matrix(page), wanted[1, 0], rtol=0, atol=CLOSE)
+        expected = patterns(page, pair[0])
+    assert (plain[1, 0] - expected[1, 0]).abs().max() > 0.01
+    torch.testing.assert_close(matrix(page), expected[1, 0], rtol=0, atol=CLOSE)
 
 
 def test_a_long_source_is_shown_in_parts(pair: Trained, visit: Visit, picture: Callable[[Page, str], Path]) -> None:
@@ -128,15 +128,15 @@ def test_a_long_source_is_shown_in_parts(pair: Trained, visit: Visit, picture: C
     picture(page, "alignment-long")
     length = len(ids_of(page, "source"))
     assert length > 80
-    wanted = patterns(page, pair[0]).mean((0, 1))
-    torch.testing.assert_close(matrix(page), wanted[:, :32], rtol=0, atol=CLOSE)
+    expected = patterns(page, pair[0]).mean((0, 1))
+    torch.testing.assert_close(matrix(page), expected[:, :32], rtol=0, atol=CLOSE)
     page.get_by_role("button", name="later source").click()
     settle(page)
     expect(page.get_by_test_id("pager-source")).to_contain_text(f"source tokens 32 to 63 of {length}")
-    torch.testing.assert_close(matrix(page), wanted[:, 32:64], rtol=0, atol=CLOSE)
+    torch.testing.assert_close(matrix(page), expected[:, 32:64], rtol=0, atol=CLOSE)
     page.get_by_role("button", name="earlier source").click()
     settle(page)
-    torch.testing.assert_close(matrix(page), wanted[:, :32], rtol=0, atol=CLOSE)
+    torch.testing.assert_close(matrix(page), expected[:, :32], rtol=0, atol=CLOSE)
 
 
 # The search

@@ -192,7 +192,7 @@ def test_the_map_is_read_out_and_selected(kind: str, site: str, request: pytest.
         expect(cell).to_have_attribute("data-key", str(key))
         if seen.scores[query, key] == -torch.inf:
             expect(cell).to_have_attribute("data-value", "")
-            expect(cell).to_contain_text("may not")
+            expect(cell).to_contain_text("masked")
         else:
             assert value(cell) == pytest.approx(float(seen.weights[query, key]), **CLOSE)
     heat.click(position=point(page, 3, 1))
@@ -344,7 +344,7 @@ def test_what_may_not_be_seen_is_said(request: pytest.FixtureRequest, visit: Vis
     expect(page.get_by_test_id("pair-masked")).to_be_visible()
     expect(page.get_by_test_id("pair-score")).to_have_text("\N{MINUS SIGN}∞")
     assert value(page.get_by_test_id("pair-weight")) == 0
-    expect(page.get_by_test_id("cell")).to_contain_text("may not")
+    expect(page.get_by_test_id("cell")).to_contain_text("masked")
     page.get_by_test_id("map").click(position=point(page, 6, 2))
     settle(page)
     expect(page.get_by_test_id("pair-masked")).to_be_hidden()
@@ -398,7 +398,7 @@ def test_a_long_map_is_fetched_as_it_comes_into_view(visit: Visit, picture: Pict
     page.on("response", lambda one: sizes.append(int(one.headers["content-length"])) if "/api/" in one.url else None)
     page.get_by_test_id("box-text").fill(text)
     expect(page.get_by_test_id("head-facts")).to_contain_text("entropy")
-    expect(page.get_by_test_id("heads-note")).to_contain_text("The names come from the first 512 of 1,500 tokens.")
+    expect(page.get_by_test_id("heads-note")).to_contain_text("Head scores are computed on the first 512 of 1,500 tokens.")
     settle(page)
     picture(page, "attention-long")
     assert 0 < len(asked) <= 3  # 2 x 2 tiles, less the one above the diagonal

@@ -127,9 +127,9 @@ def test_no_file_but_those_of_the_page_is_given(server: Server, path: str) -> No
     ("name", "body", "status", "said"),
     [
         ("nxt", b"{}", 404, "did you mean next?"),
-        ("next", b"{", 400, "no JSON"),
-        ("next", b"[1]", 400, "must be an object"),
-        ("next", b"[" * 100_000, 400, "no JSON"),
+        ("next", b"{", 400, "not valid JSON"),
+        ("next", b"[1]", 400, "must be a JSON object"),
+        ("next", b"[" * 100_000, 400, "not valid JSON"),
         ("next", b'{"positon": 1}', 400, "did you mean position?"),
         ("next", b'{"forward_pass": {"prompt": {"text": "1 2 x"}}}', 400, "no tokenizer"),
         ("next", b'{"forward_pass": {"prompt": {"text": "1 2 999"}}}', 400, "999"),
@@ -145,10 +145,10 @@ def test_no_file_but_those_of_the_page_is_given(server: Server, path: str) -> No
             "next",
             b'{"forward_pass": {"prompt": {"text": "1"}, "edits": [{"kind": "patch", "site": "z.0"}]}}',
             400,
-            "other",
+            "second text",
         ),
-        ("tokens", b'{"forward_pass": {"prompt": {"text": ""}}}', 400, "no start_id"),
-        ("tokens", b" " * (5 * 2**20), 413, "larger"),
+        ("tokenize", b'{"forward_pass": {"prompt": {"text": ""}}}', 400, "no start_id"),
+        ("tokenize", b" " * (5 * 2**20), 413, "larger"),
     ],
 )
 def test_what_is_wrong_is_one_sentence(server: Server, name: str, body: bytes, status: int, said: str) -> None:

@@ -69,9 +69,9 @@ def test_other_tokens_and_heads_of_a_short_text_are_there_too(
     page = opened(browser, tmp_path / "page.html", troubles)
     page.locator("[data-testid=strip-text] .token").nth(2).click()
     settle(page)
-    wanted = model(torch.tensor([tok.encode(TEXT)]))[0, 2].softmax(-1).detach()
+    expected = model(torch.tensor([tok.encode(TEXT)]))[0, 2].softmax(-1).detach()
     first = page.locator("[data-testid=next] .figure").first
-    assert float(first.get_attribute("data-value") or "") == pytest.approx(float(wanted.max()), rel=1e-4)
+    assert float(first.get_attribute("data-value") or "") == pytest.approx(float(expected.max()), rel=1e-4)
     page.locator("#tab-attention").click()
     settle(page)
     page.locator("body").press("]")
@@ -79,7 +79,7 @@ def test_other_tokens_and_heads_of_a_short_text_are_there_too(
     settle(page)
     assert not page.locator(".pane > .trouble").is_visible()
     page.get_by_test_id("box-text").fill("something new")
-    page.get_by_text("This saved page does not hold that").first.wait_for()
+    page.get_by_text("This saved page does not include that").first.wait_for()
     assert not troubles
     page.context.close()
 
@@ -138,10 +138,10 @@ def test_a_page_is_one_file_that_names_no_other(decoder: Trained) -> None:
 def test_what_the_page_does_not_have_is_said(decoder: Trained) -> None:
     with pytest.raises(gh.InputError, match="did you mean attention"):
         gh.look(*decoder, TEXT, view="atention")
-    with pytest.raises(gh.InputError, match="nothing called 'laier'; did you mean layer"):
+    with pytest.raises(gh.InputError, match="no state key 'laier'; did you mean layer"):
         gh.look(*decoder, TEXT, laier=3)
     gh.look(*decoder, TEXT, attention_scale="log")  # what a view keeps for itself
-    with pytest.raises(gh.InputError, match="nothing called 'attention_scal'; did you mean attention_scale"):
+    with pytest.raises(gh.InputError, match="no state key 'attention_scal'; did you mean attention_scale"):
         gh.look(*decoder, TEXT, attention_scal="log")
 
 
@@ -156,8 +156,8 @@ SELECTIONS: list[tuple[dict[str, object], str]] = [
     ({"temperature": "hot"}, "temperature is 'hot', but it must be a number"),
     ({"attention": "patern"}, "attention is 'patern', which is unknown; did you mean pattern"),
     ({"edits": [{"kind": "scale", "site": "z.9"}]}, "the model has no site 'z.9'; its layers are 0 to 1"),
-    ({"view": "alignment"}, "the view 'alignment' is not for this model; choose one of text, attention,"),
-    ({"view": "run"}, "the view 'run' is not for this model"),
+    ({"view": "alignment"}, "the view 'alignment' does not apply to this model; choose one of tokens, attention,"),
+    ({"view": "run"}, "the view 'run' does not apply to this model"),
     ({"checkpoint": "step 5"}, "checkpoint is 'step 5', but there is no such checkpoint; leave it out"),
 ]
 
@@ -188,8 +188,9 @@ def test_the_ends_of_what_the_model_has_are_taken(decoder: Trained, pair: Traine
 
 def test_the_names_that_views_keep_are_those_in_their_files() -> None:
     files = Path(gh.page.__file__).parent.joinpath("static").rglob("*.js")
-    form = r"\b(?:alignment|run)_[a-z]+\b|\b(?:attention|experiment|steps|stream)[A-Z][A-Za-z]*\b"
+    form = r"\b(?:alignment|attention|interventions|residual|run|walkthrough)_[a-z_]+\b"
     found = {name for path in files for name in re.findall(form, path.read_text())}
+    found -= {"residual_distance", "residual_norms", "run_settings"}  # a JSON key, a function, an endpoint
     assert found == set(VIEW_STATE_KEYS)
 
 
@@ -206,7 +207,7 @@ def test_the_page_is_served_from_python(decoder: Trained, browser: Browser) -> N
 
 
 @pytest.mark.parametrize(
-    ("body", "wanted"),
+    ("body", "expected"),
     [
         ({"b": 1.0, "a": 0.5}, '{"a":0.5,"b":1}'),
         ({"forward_pass": {"prompt": {"text": 'é"\u2028\n'}}}, None),
@@ -214,7 +215,7 @@ def test_the_page_is_served_from_python(decoder: Trained, browser: Browser) -> N
     ],
 )
 def test_python_and_the_browser_agree_on_what_was_asked(
-    body: dict[str, object], wanted: str | None, browser: Browser
+    body: dict[str, object], expected: str | None, browser: Browser
 ) -> None:
     page = browser.new_context().new_page()
     order = """(body) => {
@@ -225,7 +226,7 @@ def test_python_and_the_browser_agree_on_what_was_asked(
     in_browser = page.evaluate(order, json.loads(json.dumps(body)))
     page.context.close()
     assert request_key("x", body) == f"x {in_browser}"
-    assert wanted is None or in_browser == wanted
+    assert expected is None or in_browser == expected
 
 
 def test_the_frame_is_closed_to_what_the_text_says(decoder: Trained) -> None:

@@ -137,9 +137,9 @@ def test_each_place_patched_alone(kind: str, choices: JsonDict) -> None:
 
 def test_patches_to_be_tried_need_another_answer() -> None:
     traces = laid_open("tiny-decoder", {})
-    with pytest.raises(GlasshouseError, match="no other text"):
+    with pytest.raises(GlasshouseError, match="no second text"):
         asked(traces, "patch_each", forward_pass=FORWARD_PASS, sites=["resid_post.0"])
-    with pytest.raises(GlasshouseError, match="on both texts"):
+    with pytest.raises(GlasshouseError, match="both texts predict"):
         asked(
             traces,
             "patch_each",
@@ -157,7 +157,7 @@ def test_texts_of_other_lengths_share_single_positions() -> None:
     single = ForwardPass(FORWARD_PASS.prompt, edits=(Patch("resid_post.0[position=3]"),), patch_from=short)
     assert math.isfinite(asked(traces, "loss", forward_pass=single)["mean"])
     beyond = ForwardPass(FORWARD_PASS.prompt, edits=(Patch("resid_post.0[position=5]"),), patch_from=short)
-    with pytest.raises(GlasshouseError, match="asks for position 5"):
+    with pytest.raises(GlasshouseError, match="position index 5"):
         asked(traces, "loss", forward_pass=beyond)
 
 
@@ -205,7 +205,7 @@ def test_one_token_has_no_loss() -> None:
 
 
 @pytest.mark.parametrize(
-    ("sites", "said"), [([], "sites is 0"), (["z.9"], "layers are 0 to 1"), (["z.0[head=9]"], "head 9")]
+    ("sites", "said"), [([], "sites is 0"), (["z.9"], "layers are 0 to 1"), (["z.0[head=9]"], "head index 9")]
 )
 def test_what_cannot_be_asked(sites: list[str], said: str) -> None:
     with pytest.raises(GlasshouseError, match=said):

@@ -217,7 +217,7 @@ def test_each_part_alone(kind: str, request: pytest.FixtureRequest, visit: Visit
     page, model, given = opened(visit, request, kind)
     stack = STACK[kind]
     page.click("[data-testid=sweep]")
-    expect(page.locator("[data-testid=sweep-progress]")).to_contain_text("matters most")
+    expect(page.locator("[data-testid=sweep-progress]")).to_contain_text("Most important head")
     settle(page)
     found = page.eval_on_selector_all(".parts .part", "all => all.map(one => [one.dataset.site, one.dataset.value])")
     shown = {site: float(one) for site, one in found}
@@ -249,7 +249,7 @@ def test_a_sweep_is_stopped(decoder: Trained, visit: Visit) -> None:
     expect(page.locator("[data-testid=sweep-progress]")).to_contain_text("Stopped after")
     settle(page)
     assert page.locator(".parts .part[data-value]").count() < page.locator(".parts .part").count()
-    expect(page.locator("[data-testid=sweep]")).to_have_text("switch off each part alone")
+    expect(page.locator("[data-testid=sweep]")).to_have_text("ablate each component")
 
 
 def test_patches(request: pytest.FixtureRequest, visit: Visit, picture: Picture) -> None:
@@ -323,7 +323,7 @@ def test_each_place_patched_alone(request: pytest.FixtureRequest, visit: Visit, 
 
 def test_texts_of_other_lengths(request: pytest.FixtureRequest, visit: Visit) -> None:
     page, _, _ = opened(visit, request, "decoder", patch_from="the dog sat")
-    expect(page.locator("[data-testid=patch-note]")).to_contain_text("only single places that both have, 0 to 2")
+    expect(page.locator("[data-testid=patch-note]")).to_contain_text("only single positions that both have, 0 to 2")
     enabled = page.locator(".patches .part:not(:disabled)")
     assert enabled.count() == 2 * 3
     enabled.first.click()
@@ -378,9 +378,9 @@ def test_without_tokens_to_foretell(head: object, encoder: Trained, visit: Visit
             one: near(float(probabilities[one])) for one in range(3)
         }
     else:
-        expect(page.locator(".placeholder")).to_contain_text("says nothing of tokens")
+        expect(page.locator(".placeholder")).to_contain_text("predicts no tokens")
     page.click("[data-testid=sweep]")
-    expect(page.locator("[data-testid=sweep-progress]")).to_contain_text("matters most")
+    expect(page.locator("[data-testid=sweep-progress]")).to_contain_text("Most important head")
     picture(page, f"experiment-{model.spec.head.kind}")
 
 

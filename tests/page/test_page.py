@@ -103,7 +103,7 @@ def test_a_server_that_was_stopped_is_said(decoder: Trained, visit: Visit) -> No
     page = visit(decoder, text=TEXTS["decoder"])
     page.context.set_offline(True)
     page.locator("[data-testid=strip-text] .token").nth(1).click()
-    expect(page.locator(".pane > .trouble")).to_contain_text("does not answer")
+    expect(page.locator(".pane > .trouble")).to_contain_text("does not respond")
 
 
 @pytest.mark.parametrize(
@@ -150,7 +150,7 @@ def test_a_text_that_could_not_be_read_is_read_again(decoder: Trained, visit: Vi
     page.context.set_offline(True)
     box = page.get_by_role("textbox", name="Text")
     box.fill("the dog")
-    expect(page.locator(".status.trouble")).to_contain_text("does not answer")
+    expect(page.locator(".status.trouble")).to_contain_text("does not respond")
     page.context.set_offline(False)
     page.locator("#tab-residual").click()
     expect(page.locator(".status.trouble")).to_have_count(0)

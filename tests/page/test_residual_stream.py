@@ -168,9 +168,9 @@ def test_lengths_and_angles(kind: str, choices: JsonDict) -> None:
 @pytest.mark.parametrize("head", [{"kind": "none"}, {"kind": "sequence_classification", "n_labels": 3}])
 def test_without_logits_there_are_lengths(head: JsonDict) -> None:
     traces = laid_open("tiny-encoder", {"head": head})
-    with pytest.raises(GlasshouseError, match="a lens needs logits at every position"):
+    with pytest.raises(GlasshouseError, match="the lens needs logits at every position"):
         asked(traces, "lens", forward_pass=FORWARD_PASS)
-    with pytest.raises(GlasshouseError, match="gives no logits of tokens"):
+    with pytest.raises(GlasshouseError, match="has no logits over the vocabulary"):
         asked(traces, "logit_attribution", forward_pass=FORWARD_PASS)
     assert asked(traces, "norms", forward_pass=FORWARD_PASS)["norms"]["shape"] == [3, 1]
     assert asked(traces, "cosine_similarity", forward_pass=FORWARD_PASS)["cosine"]["shape"] == [10]
@@ -220,7 +220,7 @@ def test_locks_are_taken_in_one_order(name: str, monkeypatch: pytest.MonkeyPatch
 def test_no_more_than_a_few_logits_exist_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     traces = laid_open("tiny-decoder", {})
     whole = asked(traces, "lens", forward_pass=FORWARD_PASS, start=0, stop=10)
-    monkeypatch.setattr("glasshouse.inspection.logit_lens.LOGITS", 80)  # those of two vectors
+    monkeypatch.setattr("glasshouse.inspection.logit_lens.MAX_LOGITS", 80)  # those of two vectors
     head, most = traces.loader.get("").model.head, []
     plain = head.forward
     monkeypatch.setattr(head, "forward", lambda x, *rest: (most.append(len(x)), plain(x, *rest))[1])
@@ -236,7 +236,7 @@ def test_no_more_than_a_few_logits_exist_at_a_time(monkeypatch: pytest.MonkeyPat
         ("lens", {"start": 10, "stop": 11}, "start is 10"),
         ("lens", {"start": 2, "stop": 2}, "stop is 2"),
         ("lens", {"stop": residual_stream.MAX_POSITIONS + 1}, "stop is 65"),
-        ("lens", {"layers": [3]}, "layers holds 3"),
+        ("lens", {"layers": [3]}, "layers contains 3"),
         ("lens", {"layers": []}, "layers is"),
         ("lens", {"top_k": 0}, "top_k is 0"),
         ("logit_attribution", {"position": 10}, "position is 10"),

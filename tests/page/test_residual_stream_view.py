@@ -150,7 +150,7 @@ def test_colours(request: pytest.FixtureRequest, visit: Visit) -> None:
     assert page.locator(".lens-cell[data-row='2'][data-place='0'] .lens-figure").inner_text() == str(
         int(lens.rank[2, 0, 0])
     )
-    expect(page.locator("[data-testid=lens-legend]")).to_contain_text("no other is likelier")
+    expect(page.locator("[data-testid=lens-legend]")).to_contain_text("0: the top prediction")
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -285,7 +285,7 @@ def test_without_logits_there_is_something_to_see(
     torch.manual_seed(0)
     model = gh.build(gh.preset("tiny-encoder", vocab_size=len(encoder[1]), head=head)).eval()
     page = visit((model, encoder[1]), view="residual", text=TEXT, token=2)
-    expect(page.locator(".about").first).to_contain_text("cannot be shown")
+    expect(page.locator(".about").first).to_contain_text("no logit lens")
     found = residual_norms(model, torch.tensor([encoder[1].encode(TEXT)]))[:, 0]
     shown = cells(page)
     assert len(shown) == found.numel()

@@ -103,18 +103,18 @@ def test_a_pointer_reads_and_a_click_keeps(run_folder: Path, visit: Visit) -> No
 def test_the_way_to_a_moment(run_folder: Path, visit: Visit) -> None:
     page = visit(run_folder, view="run", text=TEXT, run_step=23)
     button = page.get_by_test_id("look-at")
-    expect(button).to_have_text("look at the model at step 20, the nearest that is kept")
+    expect(button).to_have_text("open checkpoint step 20 (nearest saved)")
     button.click()
     settle(page)
     assert state(page)["checkpoint"] == "step 20"
-    expect(page.get_by_test_id("look-at")).to_have_text("all views show the model at step 20")
+    expect(page.get_by_test_id("look-at")).to_have_text("all views show checkpoint step 20")
     page.locator("#tab-text").click()
     settle(page)
     model, tok = gh.load(next(one.folder for one in list_checkpoints(run_folder) if one.name == "step 20"))
     assert tok is not None
-    wanted = model(torch.tensor([tok.encode(TEXT)]))[0, -1].softmax(-1).max()
+    expected = model(torch.tensor([tok.encode(TEXT)]))[0, -1].softmax(-1).max()
     first = page.locator("[data-testid=next] .figure").first
-    assert float(first.get_attribute("data-value") or "") == pytest.approx(wanted.item(), rel=1e-4)
+    assert float(first.get_attribute("data-value") or "") == pytest.approx(expected.item(), rel=1e-4)
 
 
 def test_scale_and_smoothing(run_folder: Path, visit: Visit) -> None:
@@ -199,8 +199,8 @@ def test_a_run_that_has_only_begun(copied: Path, visit: Visit, picture: Callable
         page = visit(copied, view="run", text=TEXT)
         picture(page, "run-begun")
         expect(page.get_by_test_id("run-far")).to_contain_text("step 0 of 60")
-        expect(page.get_by_text("No sample is written down yet")).to_be_visible()
-        expect(page.get_by_text("No figures of heads are written down yet")).to_be_visible()
+        expect(page.get_by_text("No samples yet")).to_be_visible()
+        expect(page.get_by_text("No head scores yet")).to_be_visible()
 
 
 def test_a_long_run(copied: Path, visit: Visit, picture: Callable[[Page, str], Path]) -> None:
@@ -247,7 +247,7 @@ def test_samples_over_time(run_folder: Path, visit: Visit) -> None:
 def test_heads_over_time(run_folder: Path, visit: Visit) -> None:
     page = visit(run_folder, view="run", text=TEXT)
     written = lines(run_folder / "probes.jsonl")
-    for title, name in (("looks widely", "entropy"), ("looks back", "previous"), ("looks for", "induction")):
+    for title, name in (("entropy", "entropy"), ("previous token", "previous_token"), ("induction", "induction")):
         page.get_by_role("radio", name=title).click()
         settle(page)
         for layer in range(2):
@@ -319,7 +319,7 @@ def test_other_kinds(kind: str, tmp_path: Path, visit: Visit, picture: Callable[
     page = visit(folder, view="run", text="31" if kind == "pair" else TEXT)
     picture(page, f"run-{kind}")
     last = lines(folder / "samples.jsonl")[-1]["samples"]
-    for number, name in enumerate(["prompt", "text", "wanted"]):
+    for number, name in enumerate(["prompt", "text", "reference"]):
         shown = page.get_by_test_id("samples-1").locator("dd").nth(number)
         assert " ".join(shown.inner_text().split()) == " ".join((last[0][name] or "(nothing)").split())
     cell = page.get_by_test_id("cell-0-1").get_attribute("data-value")

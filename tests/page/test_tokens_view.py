@@ -61,27 +61,27 @@ def test_tokens_and_probabilities_are_those_of_the_model(
             for one in page.locator(f"[data-testid=strip-{side}] .token").all()
         ]
         assert shown == ids
-    wanted = logits[0, -1].softmax(-1).detach()
+    expected = logits[0, -1].softmax(-1).detach()
     found = candidates(page)
-    assert list(found)[:3] == wanted.topk(3).indices.tolist()
+    assert list(found)[:3] == expected.topk(3).indices.tolist()
     for token, probability in found.items():
-        assert probability == pytest.approx(float(wanted[token]), rel=1e-4, abs=1e-7)
+        assert probability == pytest.approx(float(expected[token]), rel=1e-4, abs=1e-7)
 
 
 def test_a_token_is_chosen_by_click_and_by_key(decoder: Trained, visit: Visit) -> None:
     model, tok = decoder
     page = visit(decoder, text=TEXT)
     ids = tok.encode(TEXT)
-    wanted = model(torch.tensor([ids]))[0].softmax(-1)
+    expected = model(torch.tensor([ids]))[0].softmax(-1)
     page.locator("[data-testid=strip-text] .token").nth(2).click()
     settle(page)
     assert state_of(page)["token"] == 2
-    assert candidates(page)[int(wanted[2].argmax())] == pytest.approx(float(wanted[2].max()), rel=1e-4)
+    assert candidates(page)[int(expected[2].argmax())] == pytest.approx(float(expected[2].max()), rel=1e-4)
     page.locator("[data-testid=strip-text]").press("ArrowRight")
     settle(page)
     assert state_of(page)["token"] == 3
     expect(page.locator("[data-testid=strip-text] .selected")).to_have_attribute("data-place", "3")
-    assert candidates(page)[int(wanted[3].argmax())] == pytest.approx(float(wanted[3].max()), rel=1e-4)
+    assert candidates(page)[int(expected[3].argmax())] == pytest.approx(float(expected[3].max()), rel=1e-4)
     following = page.locator("[data-testid=next] .true")
     expect(following).to_have_attribute("data-id", str(ids[4]))
 
@@ -108,7 +108,7 @@ def test_a_candidate_branches_the_text_at_the_selected_token(decoder: Trained, v
     settle(page)
     assert state_of(page)["appended"] == [second]
     assert page.locator("[data-testid=strip-text] .token").count() == len(ids) + 1
-    page.get_by_test_id("take-back").click()
+    page.get_by_test_id("remove-last").click()
     settle(page)
     page.locator("[data-testid=strip-text] .token").nth(1).click()
     settle(page)
@@ -125,17 +125,17 @@ def test_it_goes_on_as_generate_does(kind: str, request: pytest.FixtureRequest, 
     model, tok = request.getfixturevalue(kind)
     if kind == "decoder":
         page = visit((model, tok), text=TEXT, temperature=0)
-        (wanted,) = gh.generate(model, tok, TEXT, max_new_tokens=20)
+        (expected,) = gh.generate(model, tok, TEXT, max_new_tokens=20)
         begun: list[int] = []
     else:
         (whole,) = gh.generate(model, tok, SOURCE, max_new_tokens=20)
         begun = whole.ids[:1]
         page = visit((model, tok), text=SOURCE, appended=begun, temperature=0)
-        wanted = whole
+        expected = whole
     page.get_by_test_id("generate-20").click()
     page.wait_for_url(lambda url: "seed=1" in url)
     settle(page)
-    assert state_of(page)["appended"] == wanted.ids
+    assert state_of(page)["appended"] == expected.ids
 
 
 def test_drawing_depends_on_temperature_and_filters(
@@ -150,16 +150,16 @@ def test_drawing_depends_on_temperature_and_filters(
     kept = hot[order] / hot[order].sum()
     inside = (kept.cumsum(0) - kept) < 0.9  # the likeliest that together reach it
     kept = kept * inside / (kept * inside).sum()
-    for token, wanted in zip(order.tolist(), kept.tolist(), strict=True):
+    for token, expected in zip(order.tolist(), kept.tolist(), strict=True):
         row = page.locator(f"[data-testid=next] [data-id='{token}']")
-        assert float(row.get_attribute("data-drawn") or "") == pytest.approx(wanted, abs=1e-5)
-    expect(page.get_by_test_id("next-facts")).to_contain_text(f"{int(inside.sum())} token")
+        assert float(row.get_attribute("data-sampling") or "") == pytest.approx(expected, abs=1e-5)
+    expect(page.get_by_test_id("next-facts")).to_contain_text(f"{int(inside.sum())} candidate")
     slider = page.get_by_label("temperature")
     slider.focus()
     slider.press("Home")
     settle(page)
     likeliest = page.locator("[data-testid=next] [role=listitem]").first
-    assert float(likeliest.get_attribute("data-drawn") or "") == 1.0
+    assert float(likeliest.get_attribute("data-sampling") or "") == 1.0
     page.get_by_test_id("generate-1").click()
     page.wait_for_url(lambda url: "seed=1" in url)
     assert state_of(page)["appended"] == [int(logits.argmax())]
@@ -168,14 +168,14 @@ def test_drawing_depends_on_temperature_and_filters(
 def test_what_is_hidden_is_guessed(encoder: Trained, visit: Visit, picture: Callable[[Page, str], Path]) -> None:
     model, tok = encoder
     page = visit(encoder, text=TEXT, token=3)
-    page.get_by_test_id("hide").click()
+    page.get_by_test_id("mask").click()
     settle(page)
     ids = tok.encode(TEXT)
     ids[3] = tok.special_id("mask") or 0
-    wanted = model(torch.tensor([ids]))[0, 3].softmax(-1)
-    assert candidates(page)[int(wanted.argmax())] == pytest.approx(float(wanted.max()), rel=1e-4)
-    picture(page, "text-hidden")
-    page.get_by_test_id("hide").click()
+    expected = model(torch.tensor([ids]))[0, 3].softmax(-1)
+    assert candidates(page)[int(expected.argmax())] == pytest.approx(float(expected.max()), rel=1e-4)
+    picture(page, "tokens-masked")
+    page.get_by_test_id("mask").click()
     settle(page)
     assert "masked" not in state_of(page)
 

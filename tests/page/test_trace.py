@@ -58,9 +58,9 @@ def test_a_model_that_learns_on_is_looked_at_anew() -> None:
     with torch.no_grad():
         for weight in model.parameters():
             weight.mul_(1.5)
-    wanted = model(torch.tensor([[5, 7, 11, 3, 5, 7]]))[0, -1].softmax(-1)
+    expected = model(torch.tensor([[5, 7, 11, 3, 5, 7]]))[0, -1].softmax(-1)
     (first, *_) = next_tokens(traces, ask)["candidates"]
-    assert first["probability"] == pytest.approx(float(wanted.max()), rel=1e-5)
+    assert first["probability"] == pytest.approx(float(expected.max()), rel=1e-5)
 
 
 def test_models_of_moments_that_are_not_looked_at_are_let_go(run_folder: Path) -> None:
@@ -86,8 +86,8 @@ def test_other_weights_under_the_same_name_are_loaded(tmp_path: Path) -> None:
     os.utime(folder, ns=(1, 1))  # file systems that count whole seconds
     after = next_tokens(traces, Next(ForwardPass(IDS)))
     assert before != after
-    wanted = other(torch.tensor([[5, 7, 11, 3, 5, 7]]))[0, -1].softmax(-1)
-    assert after["candidates"][0]["probability"] == pytest.approx(float(wanted.max()), rel=1e-5)
+    expected = other(torch.tensor([[5, 7, 11, 3, 5, 7]]))[0, -1].softmax(-1)
+    assert after["candidates"][0]["probability"] == pytest.approx(float(expected.max()), rel=1e-5)
 
 
 def test_asking_for_moments_loads_nothing(run_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -258,7 +258,7 @@ def test_moments_and_facts(traces: TraceCache, folder: Path) -> None:
 
 def test_no_run() -> None:
     traces = TraceCache(ModelLoader.from_model(gh.build(gh.preset("tiny-decoder")).eval(), None))
-    with pytest.raises(InputError, match="no run"):
+    with pytest.raises(InputError, match="not a run"):
         training_run.metrics(traces, Metrics())
 
 

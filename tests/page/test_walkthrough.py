@@ -251,11 +251,11 @@ class Reference:
         return taken, stream
 
 
-def check(found: dict[str, Any], wanted: list[Named]) -> None:
+def check(found: dict[str, Any], expected: list[Named]) -> None:
     """Hold the steps to those worked out by hand: the same ones in the same order, with the same numbers."""
     cards = [card for card in found["cards"] if card["node"] not in ("head", "memory")]
-    assert [(card["node"], card["kind"]) for card in cards] == [(node, kind) for node, kind, _ in wanted]
-    for card, (_, _, y) in zip(cards, wanted, strict=True):
+    assert [(card["node"], card["kind"]) for card in cards] == [(node, kind) for node, kind, _ in expected]
+    for card, (_, _, y) in zip(cards, expected, strict=True):
         close(unpacked(card["y"]), y, 4e-6)
 
 
@@ -276,8 +276,8 @@ def test_every_step_of_a_decoder_is_what_its_formula_gives(position: str, order:
         }
         model = make(n_layers=2, qk_norm=False, **settings)
         place, layer, head = (5, 0, 3)[number % 3], number % 2, number % 4
-        wanted, _ = Reference(model).way([3, 1, 4, 0, 5, 9], place, layer, head, 2)
-        check(answer(model, position=place, layer=layer, head=head), wanted)
+        expected, _ = Reference(model).way([3, 1, 4, 0, 5, 9], place, layer, head, 2)
+        check(answer(model, position=place, layer=layer, head=head), expected)
 
 
 EXTRAS: list[dict[str, Any]] = [
@@ -295,8 +295,8 @@ EXTRAS: list[dict[str, Any]] = [
 def test_every_step_of_rarer_choices_is_what_its_formula_gives(kind: str, settings: dict[str, Any]) -> None:
     feed = {"feedforward": "gelu"} if kind == "tiny-encoder" else {}
     model = make(kind, n_layers=2, **feed, **settings)
-    wanted, _ = Reference(model).way([3, 1, 4, 0, 5, 9], 2, 1, 3, 2)
-    check(answer(model, position=2, layer=1, head=3), wanted)
+    expected, _ = Reference(model).way([3, 1, 4, 0, 5, 9], 2, 1, 3, 2)
+    check(answer(model, position=2, layer=1, head=3), expected)
 
 
 @pytest.mark.parametrize("position", POSITIONS)
@@ -477,5 +477,5 @@ def test_a_saved_page_holds_what_the_view_asks_when_it_opens(kind: str) -> None:
     (name, body) = initial_requests(traces, ForwardPass(TEXT), state)[0]
     source = {"side": "source", "position": 5} if kind == "tiny-seq2seq" else {"position": 3}
     assert name == "walkthrough"
-    assert body == {"forward_pass": ForwardPass(TEXT).table(), "layer": 1, "head": 3, **source}
-    ENDPOINTS[name].give(traces, config.parse(ENDPOINTS[name].ask, body))
+    assert body == {"forward_pass": ForwardPass(TEXT).to_json(), "layer": 1, "head": 3, **source}
+    ENDPOINTS[name].handler(traces, config.parse(ENDPOINTS[name].params, body))

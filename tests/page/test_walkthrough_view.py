@@ -185,25 +185,25 @@ def test_a_number_is_told_in_full(decoder: Trained, visit: Visit) -> None:
     told = page.get_by_test_id("walkthrough-value")
     row = page.get_by_test_id("vector-x")
     ids = torch.tensor(decoder[1].encode(TEXT))
-    wanted = decoder[0].token_embedding.table.weight[ids[1]].detach()
+    expected = decoder[0].token_embedding.table.weight[ids[1]].detach()
 
     def number() -> float:
         return float(re.sub(".* = ", "", told.inner_text()).replace("\N{MINUS SIGN}", "-"))
 
     row.locator(".cell").nth(5).hover()
     expect(told).to_contain_text("x[5] = ")
-    assert number() == pytest.approx(float(wanted[5]), rel=1e-6)
+    assert number() == pytest.approx(float(expected[5]), rel=1e-6)
     row.locator(".cell").first.focus()
     page.keyboard.press("ArrowRight")
     expect(told).to_contain_text("x[1] = ")
-    assert number() == pytest.approx(float(wanted[1]), rel=1e-6)
+    assert number() == pytest.approx(float(expected[1]), rel=1e-6)
     expect(page.locator(".step.present .number")).to_have_text("1")  # the arrow stayed within the numbers
     page.get_by_test_id("more-x").click()
     strip = page.get_by_role("slider", name="x, all 64")
     strip.focus()
     page.keyboard.press("End")
     expect(told).to_contain_text("x[63] = ")
-    assert number() == pytest.approx(float(wanted[63]), rel=1e-6)
+    assert number() == pytest.approx(float(expected[63]), rel=1e-6)
     page.get_by_test_id("more-x").click()
     expect(strip).to_have_count(0)
 
@@ -227,7 +227,7 @@ def test_what_is_hidden_is_seen_to_be(decoder: Trained, visit: Visit) -> None:
     rows = card(page, "attention:mask").locator("tbody tr")
     length = len(decoder[1].encode(TEXT))
     expect(rows).to_have_count(min(12, length))
-    expect(card(page, "attention:mask").get_by_text("hidden", exact=True)).to_have_count(length - 4)
+    expect(card(page, "attention:mask").get_by_text("masked", exact=True)).to_have_count(length - 4)
     expect(rows.nth(3)).to_have_class("own")
 
 
@@ -270,8 +270,8 @@ def test_the_same_in_python_gives_the_same(kind: str, request: pytest.FixtureReq
     told: dict[str, Any] = {"model": trained[0], "tok": trained[1]}
     exec(re.sub(r"model, tok = .*\n", "", code).replace("print(site,", "(site,"), told)
     prefix = "decoder." if kind == "pair" else ""
-    wanted = shown(told["seen"][f"{prefix}attn_out.1[position=1]"][0])
-    assert vector(page, "attention:out", "a") == pytest.approx(wanted, rel=1e-5, abs=1e-6)
+    expected = shown(told["seen"][f"{prefix}attn_out.1[position=1]"][0])
+    assert vector(page, "attention:out", "a") == pytest.approx(expected, rel=1e-5, abs=1e-6)
 
 
 def test_in_python_too_what_is_hidden_or_patched_is_so(encoder: Trained, visit: Visit) -> None:
@@ -280,8 +280,8 @@ def test_in_python_too_what_is_hidden_or_patched_is_so(encoder: Trained, visit: 
     page = visit(encoder, text=TEXT, view="walkthrough", layer=1, token=1, walkthrough_card="attention:out", **state)
     told: dict[str, Any] = {"model": encoder[0], "tok": encoder[1]}
     exec((page.locator(".python code").text_content() or "").replace("print(site,", "(site,"), told)
-    wanted = shown(told["seen"]["attn_out.1[position=1]"][0])
-    assert vector(page, "attention:out", "a") == pytest.approx(wanted, rel=1e-5, abs=1e-6)
+    expected = shown(told["seen"]["attn_out.1[position=1]"][0])
+    assert vector(page, "attention:out", "a") == pytest.approx(expected, rel=1e-5, abs=1e-6)
 
 
 @pytest.mark.long  # test_saving.py opens every view of a saved page

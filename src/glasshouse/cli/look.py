@@ -1,4 +1,4 @@
-"""The command that opens a page on a model."""
+"""The `look` command: open a page that shows the inside of a model."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ app = typer.Typer()
 @app.command(epilog="Example: glasshouse look runs/stdlib --text 'def main(' --port 8000")
 def look(
     model: Annotated[
-        str, typer.Argument(metavar="MODEL", help="The folder of a model or of a run, or an id on the hub.")
+        str, typer.Argument(metavar="MODEL", help="A model folder, a run folder or a hub id.")
     ],
     text: Annotated[
-        str, typer.Option(help="The text to look at first.", show_default="one that the run was tried on")
+        str, typer.Option(help="The prompt to start with.", show_default="a sample prompt of the run")
     ] = "",
     view: Annotated[
         str,
@@ -29,20 +29,20 @@ def look(
         ),
     ] = "tokens",
     save: Annotated[
-        Path | None, typer.Option(help="Write the page to this file, which needs no server, and stop.")
+        Path | None, typer.Option(help="Write the page to a standalone HTML file and exit.")
     ] = None,
-    host: Annotated[str, typer.Option(help="The address to serve at; others than this machine's are a risk.")] = (
+    host: Annotated[str, typer.Option(help="The address to listen on; anything but loopback exposes the page.")] = (
         "127.0.0.1"
     ),
-    port: Annotated[int, typer.Option(help="The port; 0 takes one that is free.", min=0, max=65535)] = 0,
+    port: Annotated[int, typer.Option(help="The port; 0 picks a free one.", min=0, max=65535)] = 0,
     browser: Annotated[bool, typer.Option(help="Open a browser.")] = True,
-    memory: Annotated[float, typer.Option(help="GiB that may be kept of what was seen in texts.", min=0.01)] = 2.0,
+    memory: Annotated[float, typer.Option(help="Size of the activation cache in GiB.", min=0.01)] = 2.0,
     revision: Revision = None,
     device: Device = "auto",
 ) -> None:
-    """Open a page on this machine that shows a model at work: tokens, attention, stream, experiments, training."""
+    """Open a local page that shows a model at work: tokens, attention, residual stream, interventions, training."""
     loader = gh.page.ModelLoader(model, revision=revision, device=find_device(device))
-    loader.get("")  # what cannot be loaded is said before there is a page
+    loader.get("")  # report loading errors before the server starts
     traces = gh.page.TraceCache(loader, int(memory * 2**30))
     seen = gh.page.Look(traces, gh.page.validate_state(traces, {"text": text, "view": view}))
     if save is not None:
@@ -51,10 +51,10 @@ def look(
         return
     server = gh.page.Server(traces, host, port)
     if not server.is_local:
-        print(f"warning: whoever reaches {host} and has the address can see the page and use the model")
+        print(f"warning: everyone who can reach {host} and has the address can see the page and use the model")
 
     def started() -> None:
-        print("The page is open until you press Ctrl-C; its address is for you alone:")
+        print("Serving until Ctrl-C; the address contains a secret token:")
         print(server.address + seen.fragment, flush=True)
         if browser:
             server.show(seen.fragment)

@@ -1,4 +1,4 @@
-"""The page: a model looked into in a browser, served from this machine to this machine."""
+"""Web page for looking inside a model, served locally."""
 
 from glasshouse.page.model_loader import ModelLoader
 from glasshouse.page.server import Server

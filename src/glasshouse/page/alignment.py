@@ -1,4 +1,4 @@
-"""Answers about an encoder-decoder: where in the source each target token looks, and how a beam search went."""
+"""Endpoints for encoder-decoders: cross-attention weights and beam search."""
 
 from __future__ import annotations
 
@@ -19,36 +19,36 @@ from glasshouse.page import serialization
 from glasshouse.page.forward_pass import ForwardPass, Prompt
 from glasshouse.page.trace import Trace, TraceCache
 
-WINDOW = 32  # tokens of source and of target that the page shows at once
-MAX_TOKENS = 256  # of source and of target that are answered at once
-MAX_BEAMS, MAX_SEARCH_TOKENS = 8, 128  # beams, and tokens of a search
+WINDOW = 32  # source and target tokens shown at once
+MAX_TOKENS = 256  # source and target tokens per request
+MAX_BEAMS, MAX_SEARCH_TOKENS = 8, 128  # per request
 
 
 @dataclass(frozen=True)
 class Alignment(Settings):
-    """How much does each target token look at each source token?"""
+    """Parameters: forward pass, layer and head, and the ranges of source and target tokens."""
 
     forward_pass: ForwardPass = field(default_factory=ForwardPass)
-    layer: int | None = None  # None: the mean of all
-    head: int | None = None  # None: the mean of a layer's heads
-    source: tuple[int, ...] = (0, MAX_TOKENS)  # from which token to before which
+    layer: int | None = None  # None: the mean over layers
+    head: int | None = None  # None: the mean over heads
+    source: tuple[int, ...] = (0, MAX_TOKENS)  # start and stop position
     target: tuple[int, ...] = (0, MAX_TOKENS)
 
     def check(self) -> None:
         for name in ("source", "target"):
             span = getattr(self, name)
             ok = len(span) == 2 and 0 <= span[0] < span[1] <= span[0] + MAX_TOKENS
-            require(ok, name, list(span), f"two places, at most {MAX_TOKENS} apart")
+            require(ok, name, list(span), f"start and stop, at most {MAX_TOKENS} apart")
 
 
 def alignment(traces: TraceCache, params: Alignment) -> JsonDict:
-    """Return cross-attention weights [target, source] of one head, or their mean over heads and layers."""
+    """Return cross-attention weights [target, source] of one head, or the mean over heads and layers."""
     trace = _require_seq2seq(traces, params.forward_pass)
     s = trace.model.spec
     for name, value, size in (("layer", params.layer, s.n_layers), ("head", params.head, s.n_heads)):
         require(value is None or 0 <= value < size, name, value, f"within 0 and {size - 1}, or null for the mean")
     if params.layer is None and params.head is not None:
-        raise InputError(f"head is {params.head}, but no layer is given; name the layer it is of.")
+        raise InputError(f"head is {params.head}, but no layer is given; set layer too.")
     sizes = [row.shape[1] for row in trace.inputs]
     (s0, s1), (t0, t1) = params.source, params.target
     queries, keys = slice(t0, min(t1, sizes[1])), slice(s0, min(s1, sizes[0]))
@@ -63,7 +63,7 @@ def alignment(traces: TraceCache, params: Alignment) -> JsonDict:
 
 
 def mean_weights(trace: Trace, layers: Sequence[int], head: int | None, queries: slice, keys: slice) -> Tensor:
-    """Return the mean of some layers' cross-attention [query, key]: of one head, or of all."""
+    """Return the mean cross-attention [query, key] over layers, of one head or of all."""
     heads = slice(None) if head is None else slice(head, head + 1)
     maps = (trace.attention_map(f"decoder.cross_pattern.{layer}") for layer in layers)
     total = sum(one.weights(heads, queries, keys)[0].mean(0) for one in maps)
@@ -73,11 +73,11 @@ def mean_weights(trace: Trace, layers: Sequence[int], head: int | None, queries:
 
 @dataclass(frozen=True)
 class Beams(Settings):
-    """Which texts does a search consider, and which does it find?"""
+    """Parameters of a beam search."""
 
     forward_pass: ForwardPass = field(
         default_factory=ForwardPass
-    )  # its target says nothing here: a search begins at the start
+    )  # its target is ignored: the search starts from an empty one
     beams: int = 4
     length_penalty: float = 1.0
     max_new_tokens: int = 48
@@ -89,7 +89,7 @@ class Beams(Settings):
 
 
 def beams(traces: TraceCache, params: Beams) -> JsonDict:
-    """Return the tree of a search, parents first, and what it found, best first."""
+    """Return the tree of a beam search, parents first, and its hypotheses, best first."""
     trace = _require_seq2seq(traces, params.forward_pass)
     model, tok = trace.model, trace.tok
     assert isinstance(model, Seq2Seq)
@@ -139,7 +139,7 @@ def _hypothesis(one: Completion, tree: list[Node], trace: Trace) -> JsonDict:
 
 
 def node_path(one: Completion, tree: list[Node]) -> list[int]:
-    """Return the nodes that a text that was found came by, its end included where it has one."""
+    """Return the nodes of a hypothesis, including the end-of-text node if it has one."""
     children = {(node.parent, node.token): at for at, node in enumerate(tree)}
     path: list[int] = []
     for token in one.ids:
@@ -161,7 +161,7 @@ def _require_seq2seq(traces: TraceCache, forward_pass: ForwardPass) -> Trace:
 
 
 def initial_requests(traces: TraceCache, forward_pass: ForwardPass, state: JsonDict) -> list[tuple[str, JsonDict]]:
-    """Return what the view asks when it opens, and when the other means are chosen."""
+    """Return the requests that the view sends when opened, and those of the other averages."""
     trace = _require_seq2seq(traces, forward_pass)
     s = trace.model.spec
     layer, head = min(state["layer"], s.n_layers - 1), min(state["head"], s.n_heads - 1)

@@ -1,4 +1,4 @@
-"""The page over HTTP: its files, and what it asks, one answer after the other."""
+"""The page over HTTP: static files and API requests."""
 
 from __future__ import annotations
 
@@ -24,55 +24,55 @@ from glasshouse.page.trace import TraceCache
 
 ROUTES = ENDPOINTS | {"save": Endpoint(html_export.Save, html_export.save)}
 MEDIA_TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript"}
-MAX_BODY = 4 * 2**20  # bytes of a question
+MAX_BODY = 4 * 2**20  # bytes per request
 
 
 class Api:
-    """Takes what the page asks and has it respond; what needs the model waits for its turn."""
+    """Handles API requests; those that need the model run one at a time."""
 
     def __init__(self, traces: TraceCache) -> None:
         self.traces = traces
-        self.model_lock = asyncio.Lock()  # those who wait are served in the order they came
+        self.model_lock = asyncio.Lock()  # waiting requests are served in order
 
     async def handle(self, request: Request) -> Response:
-        """Endpoint one forward_pass by its name."""
+        """Handle a request by endpoint name."""
         name = request.path_params["name"]
         if name not in ROUTES:
-            return _error_response(f"the page has no answer {name!r}; {config.did_you_mean(name, ROUTES)}", 404)
+            return _error_response(f"there is no endpoint {name!r}; {config.did_you_mean(name, ROUTES)}", 404)
         try:
             body = await _body(request)
         except ClientDisconnect:
             return Response(status_code=499)
         if body is None:
-            return _error_response(f"what was asked is larger than {MAX_BODY // 2**20} MiB; give less.", 413)
+            return _error_response(f"the request is larger than {MAX_BODY // 2**20} MiB; send less.", 413)
         endpoint = ROUTES[name]
         if not endpoint.needs_model:
             return await run_in_threadpool(respond, self.traces, endpoint, body)
         async with self.model_lock:
-            if await request.is_disconnected():  # it asked for something else meanwhile
+            if await request.is_disconnected():  # the client has moved on
                 return Response(status_code=499)
             return await run_in_threadpool(respond, self.traces, endpoint, body)
 
 
 def respond(traces: TraceCache, endpoint: Endpoint, body: bytes) -> Response:
-    """Return an answer as a response: what is wrong with a question is one sentence."""
+    """Return the response of an endpoint; an error is reported in one sentence."""
     try:
         given = endpoint.handler(traces, config.parse(endpoint.params, _table(body)))
         return Response(serialization.to_json(given), media_type="application/json")
     except GlasshouseError as error:
         return _error_response(str(error), 400)
-    except Exception as error:  # a mistake of ours: the page says so and goes on
+    except Exception as error:  # a bug: report it and keep serving
         traceback.print_exc(file=sys.stderr)
         return _error_response(
-            f"something is wrong here, not with what you did ({type(error).__name__}: {error})", 500
+            f"internal error ({type(error).__name__}: {error})", 500
         )
 
 
 def make_app(traces: TraceCache) -> Starlette:
-    """Return the page of a loader, open to everyone: a guard belongs in front of it."""
+    """Return the app without access control; put a guard in front of it."""
     api = Api(traces)
     files = {path.relative_to(STATIC).as_posix(): path.read_bytes() for path in STATIC.rglob("*.*")}
-    # What every view needs is fetched at once; else each module would wait for the one that names it.
+    # Preload the modules that every view needs; otherwise each waits for the one that imports it.
     needed = [name for name in files if name.endswith(".js") and "/" not in name]
     scripts = "".join(f'<link rel="modulepreload" href="/static/{name}">\n' for name in needed)
     page = files["index.html"].decode().replace("</head>", f"{scripts}</head>")
@@ -96,7 +96,7 @@ def make_app(traces: TraceCache) -> Starlette:
 
 
 async def _body(request: Request) -> bytes | None:
-    """Return what was sent; None where it is too much, of which no more is taken in."""
+    """Return the request body; None if it exceeds MAX_BODY."""
     parts, size = [], 0
     async for part in request.stream():
         parts.append(part)
@@ -110,9 +110,9 @@ def _table(body: bytes) -> Mapping[str, object]:
     try:
         table = json.loads(body or b"{}")
     except (ValueError, RecursionError) as error:
-        raise GlasshouseError(f"what was asked is no JSON: {error}.") from None
+        raise GlasshouseError(f"the request is not valid JSON: {error}.") from None
     if not isinstance(table, dict):
-        raise GlasshouseError(f"what was asked is a {type(table).__name__}, but it must be an object.")
+        raise GlasshouseError(f"the request is a {type(table).__name__}, but it must be a JSON object.")
     return table
 
 

@@ -1,4 +1,4 @@
-"""Answers about attention: all heads of a layer small, one head large tile by tile, and one query with one key."""
+"""Endpoints for attention: small maps of all heads, tiles of one head's map, head scores, and one query-key pair."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from glasshouse.page.forward_pass import ForwardPass
 from glasshouse.page.trace import Trace, TraceCache
 
 EVERY = slice(None)
-TILE = 256  # cells of a tile, a side
-SMALL = 40  # cells of a small map, a side, at most
-STRIP = 2**20  # weights that are held at once
-SCORED = 512  # tokens that heads are scored on
-LISTED = 8  # keys of a row that are listed
-KEPT_FROM = 2  # the level from which tiles beside the one that was asked for are kept: they are small then
-MASKED = -1.0  # stands where a query may not look: no weight is below 0
+TILE = 256  # cells per side of a tile
+SMALL = 40  # maximum cells per side of a small map
+STRIP = 2**20  # weights in memory at once
+SCORED = 512  # tokens that head scores are computed on
+LISTED = 8  # keys listed per query
+KEPT_FROM = 2  # level from which a whole row of tiles is cached, as tiles are small there
+MASKED = -1.0  # marks masked positions: no weight is negative
 
-# The scores that are sent, by head type, and their fields in `HeadScores`.
+# Scores sent to the page, by head type, and their fields in `HeadScores`.
 SCORE_FIELDS = {
     "broad": "normalized_entropy",
     **{name: name for name in ("entropy", "current_token", "previous", "first", "duplicate", "induction")},
@@ -40,7 +40,7 @@ SCORE_NAMES = tuple(SCORE_FIELDS)
 
 @dataclass(frozen=True)
 class Maps(Settings):
-    """What do all heads of a layer look like, small?"""
+    """Parameters of the small maps of a layer."""
 
     forward_pass: ForwardPass = field(default_factory=ForwardPass)
     attention: str = "pattern"
@@ -48,17 +48,17 @@ class Maps(Settings):
 
 
 def maps(traces: TraceCache, params: Maps) -> JsonDict:
-    """Return a small map of each head, [head, row, column]: a cell is the largest weight among those it covers.
+    """Return a max-pooled map of each head, [head, row, column].
 
-    A byte is 0 where no query may look, else 1 + 254 times the root of the weight, which keeps small weights apart.
-    Of long texts only some queries are worked out, evenly spaced: `stride` says every how many.
+    A byte is 0 where masked, else 1 + 254 times the square root of the weight, which resolves small weights. For long
+    texts only every `stride`-th query is computed.
     """
     found = _map(traces.trace(params.forward_pass), params.attention, params.layer)
     _, heads, queries, keys = found.shape
     tall, wide = -(-queries // SMALL), -(-keys // SMALL)
     stride = min(tall, max(1, math.ceil(queries * keys / STRIP)))
     places = range(0, queries, stride)
-    some = found if stride == 1 else _thinned(found, places)
+    some = found if stride == 1 else _subset(found, places)
     rows = torch.tensor([place // tall for place in places], device=found.kernel.q.device)
     made = torch.zeros((heads, -(-queries // tall), -(-keys // wide)), dtype=torch.uint8)
     for head in range(heads):
@@ -72,7 +72,7 @@ def maps(traces: TraceCache, params: Maps) -> JsonDict:
 
 @dataclass(frozen=True)
 class Tile(Settings):
-    """What is the weight of these queries on these keys, or the largest in each square of them?"""
+    """Parameters of one tile of a head's map."""
 
     forward_pass: ForwardPass = field(default_factory=ForwardPass)
     attention: str = "pattern"
@@ -84,7 +84,7 @@ class Tile(Settings):
 
 
 def tile(traces: TraceCache, params: Tile) -> JsonDict:
-    """Return a tile of one head's map, a cell being the largest weight in a square of 2 ** level; -1 is unseen."""
+    """Return a tile of one head's map, max-pooled over squares of side 2 ** level; -1 is masked."""
     found = _map(traces.trace(params.forward_pass), params.attention, params.layer, params.head)
     queries, keys = found.shape[2:]
     top = levels(queries, keys) - 1
@@ -95,21 +95,21 @@ def tile(traces: TraceCache, params: Tile) -> JsonDict:
     if params.level < KEPT_FROM:
         cells = _pooled(found, params, slice(params.column * span, min((params.column + 1) * span, keys)))
     else:
-        # A weight is known only once its whole row is, so that one tile costs as much as all those beside it.
+        # A weight needs the softmax over its whole row, so one tile costs as much as the whole row of tiles.
         name = f"{found.site.name}.tiles.{params.head}.{params.level}.{params.row}"
-        beside = traces.get(params.forward_pass, name)
-        if not isinstance(beside, Tensor):
-            beside = _pooled(found, params, EVERY)
-            traces.put(params.forward_pass, name, beside)
-        cells = beside[:, params.column * TILE : (params.column + 1) * TILE]
+        row = traces.get(params.forward_pass, name)
+        if not isinstance(row, Tensor):
+            row = _pooled(found, params, EVERY)
+            traces.put(params.forward_pass, name, row)
+        cells = row[:, params.column * TILE : (params.column + 1) * TILE]
     return {"cells": serialization.encode_tensor(cells)}
 
 
 def _pooled(found: AttentionMap, params: Tile, keys: slice) -> Tensor:
-    """Return the cells of a tile's rows, over some keys: worked out a strip at a time."""
+    """Return the cells of a row of tiles over some keys, computed strip by strip."""
     side = 2**params.level
     first, last = params.row * TILE * side, min((params.row + 1) * TILE * side, found.shape[2])
-    step = max(1, STRIP // (found.shape[3] * side)) * side  # whole squares, so that each lies in one strip
+    step = max(1, STRIP // (found.shape[3] * side)) * side  # a multiple of the pooling size
     strips = []
     for start in range(first, last, step):
         seen = _seen(found, params.head, slice(start, min(start + step, last)), keys)
@@ -118,7 +118,7 @@ def _pooled(found: AttentionMap, params: Tile, keys: slice) -> Tensor:
 
 
 def levels(queries: int, keys: int) -> int:
-    """Return how many levels a map has: at the last one it is a single tile.
+    """Return the number of zoom levels of a map: the last one is a single tile.
 
     >>> levels(256, 30), levels(257, 30), levels(8192, 8192)
     (1, 2, 6)
@@ -128,18 +128,17 @@ def levels(queries: int, keys: int) -> int:
 
 @dataclass(frozen=True)
 class Scores(Settings):
-    """What does each head do?"""
+    """Parameters of the head scores."""
 
     forward_pass: ForwardPass = field(default_factory=ForwardPass)
     attention: str = "pattern"
 
 
 def scores(traces: TraceCache, params: Scores) -> JsonDict:
-    """Return the scores of every head, [layer][head], and its name; of long texts, of the beginning.
+    """Return head scores [layer][head] with head types; long texts are scored on their first tokens.
 
-    A head is `called` after the score that stands out from that of a head that looks everywhere alike, which is told
-    as `even`, [layer]; None where nothing stands out. Attention across has neither a token before nor the same token,
-    so that its heads are told by their breadth alone.
+    `label` is the head type, None where no score exceeds the baseline of uniform attention, which is sent as `uniform`
+    [layer]. Cross-attention has no previous or same token, so only its entropy is scored.
     """
     trace = traces.trace(params.forward_pass)
     first = _map(trace, params.attention, 0)
@@ -148,11 +147,11 @@ def scores(traces: TraceCache, params: Scores) -> JsonDict:
     kept = traces.get(params.forward_pass, name)
     if not isinstance(kept, Tensor):
         crosses = params.attention.rpartition(".")[2].startswith("cross_")
-        kept = _kept(*(_breadth(trace, params.attention) if crosses else _scored(traces, params, length)))
+        kept = _cacheable(*(_entropy_scores(trace, params.attention) if crosses else _scored(traces, params, length)))
         traces.put(params.forward_pass, name, kept)
     count = len(kept) // 2
     each, even = (
-        [[_told(head) for head in layer] for layer in some.permute(1, 2, 0).tolist()]
+        [[_score_dict(head) for head in layer] for layer in some.permute(1, 2, 0).tolist()]
         for some in (kept[:count], kept[count:-1])
     )
     heads = [
@@ -165,20 +164,20 @@ def scores(traces: TraceCache, params: Scores) -> JsonDict:
     return {"heads": heads, "uniform": [layer[0] for layer in even], "scored": min(length, SCORED), "of": length}
 
 
-def _told(values: list[float]) -> JsonDict:
+def _score_dict(values: list[float]) -> JsonDict:
     return {name: serialization.finite_or_none(one) for name, one in zip(SCORE_NAMES, values, strict=False)}
 
 
-def _kept(scores: list[Tensor], even: list[Tensor], names: list[list[str]]) -> Tensor:
-    """Return one tensor to keep: scores [layer, head] in the order of SCORE_NAMES, those of an even head, and the names."""
+def _cacheable(scores: list[Tensor], even: list[Tensor], names: list[list[str]]) -> Tensor:
+    """Return one tensor to cache: scores [layer, head] by SCORE_NAMES, the uniform baseline, and head types."""
     numbers = torch.tensor([[SCORE_NAMES.index(name) if name else -1 for name in layer] for layer in names])
     return torch.stack([*scores, *(one[:, None].expand_as(scores[0]) for one in even), numbers.to(scores[0])])
 
 
 def _scored(traces: TraceCache, params: Scores, length: int) -> tuple[list[Tensor], list[Tensor], list[list[str]]]:
-    """Return what `head_scores` says: the scores, those of an even head, and the names."""
+    """Return the results of `head_scores`: scores, uniform baseline and head types."""
     cut = length > SCORED
-    # What belongs to another text, or to a place, has none in a part of this one.
+    # Patches and position edits do not apply to a truncated text.
     trace = traces.trace(params.forward_pass.without_position_edits() if cut else params.forward_pass)
     inputs, stack, side = list(trace.inputs), None, -1
     if isinstance(trace.model, Seq2Seq):
@@ -193,8 +192,8 @@ def _scored(traces: TraceCache, params: Scores, length: int) -> tuple[list[Tenso
     )
 
 
-def _breadth(trace: Trace, attention: str) -> tuple[list[Tensor], list[Tensor], list[list[str]]]:
-    """Return the same of heads that see all keys, of which only the breadth is known."""
+def _entropy_scores(trace: Trace, attention: str) -> tuple[list[Tensor], list[Tensor], list[list[str]]]:
+    """Return the same for cross-attention, which only has an entropy."""
     entropies = []
     for layer in range(_layers(trace, attention)):
         found = _map(trace, attention, layer)
@@ -210,7 +209,7 @@ def _breadth(trace: Trace, attention: str) -> tuple[list[Tensor], list[Tensor], 
 
 @dataclass(frozen=True)
 class QueryKey(Settings):
-    """How does one query come to look at one key, and what does it gather?"""
+    """Parameters of one query-key pair."""
 
     forward_pass: ForwardPass = field(default_factory=ForwardPass)
     attention: str = "pattern"
@@ -221,7 +220,7 @@ class QueryKey(Settings):
 
 
 def query_key(traces: TraceCache, params: QueryKey) -> JsonDict:
-    """Return every number between one query and one key, the query's whole row, and what the head gathers there."""
+    """Return every number of one query-key pair, the attention weights of the query, and the head output z."""
     found = _map(traces.trace(params.forward_pass), params.attention, params.layer, params.head)
     _, heads, queries, keys = found.shape
     require(0 <= params.query < queries, "query", params.query, f"within 0 and {queries - 1}")
@@ -244,7 +243,7 @@ def query_key(traces: TraceCache, params: QueryKey) -> JsonDict:
         "sum": serialization.finite_or_none((q * k).sum()),
         "scale": float(kernel.attend.scale),
         "softcap": softcap_of(kernel.attend),
-        "bias": serialization.finite_or_none(bias),  # None: hidden
+        "bias": serialization.finite_or_none(bias),  # None: masked
         "score": serialization.finite_or_none(row[params.key]),
         "largest": serialization.finite_or_none(largest),
         "total": serialization.finite_or_none((row - largest).exp().sum()),
@@ -261,7 +260,7 @@ def query_key(traces: TraceCache, params: QueryKey) -> JsonDict:
 
 
 def initial_requests(traces: TraceCache, forward_pass: ForwardPass, state: JsonDict) -> list[tuple[str, JsonDict]]:
-    """Return what the view asks when it opens on a state: of a map, the level at which it is a single tile."""
+    """Return the requests that the view sends when opened; the map is requested as a single tile."""
     trace = traces.trace(forward_pass)
     pair = isinstance(trace.model, Seq2Seq)
     kinds = _kinds(trace)
@@ -269,7 +268,7 @@ def initial_requests(traces: TraceCache, forward_pass: ForwardPass, state: JsonD
     source, text = trace.inputs[0].shape[1], trace.inputs[-1].shape[1]
     queries = source if kind.startswith("encoder.") else text
     keys = text if kind == "decoder.pattern" else source
-    # Of an encoder-decoder, the token is one of the target and the key one of the source.
+    # In an encoder-decoder, `token` is a target position and `key` a source position.
     query = state.get("attention_query", -1) if kind.startswith("encoder.") else state["token"]
     key = state.get("attention_key", 0) if kind == "decoder.pattern" else state["key"]
     layer = max(0, min(state["layer"], kinds.count(kind) - 1))
@@ -289,12 +288,12 @@ def _within(place: int, length: int) -> int:
 
 
 def _kinds(trace: Trace) -> list[str]:
-    """Return the name of the attention in every layer that has one: each as often as it has layers."""
+    """Return the attention site of every layer, without its layer number."""
     return [name.rpartition(".")[0] for name, site in sites(trace.model).items() if site.hook_point == "pattern"]
 
 
 def _layers(trace: Trace, attention: str) -> int:
-    """Return how many layers have an attention of that name."""
+    """Return the number of layers with this attention."""
     kinds = _kinds(trace)
     if attention not in kinds:
         raise InputError(f"the model has no attention {attention!r}; {did_you_mean(attention, dict.fromkeys(kinds))}")
@@ -302,15 +301,15 @@ def _layers(trace: Trace, attention: str) -> int:
 
 
 def _map(trace: Trace, attention: str, layer: int, head: int = 0) -> AttentionMap:
-    """Return the map of a layer, if there is such a head."""
+    """Return the attention map of a layer after checking layer and head."""
     depth, heads = _layers(trace, attention), trace.model.spec.n_heads
     require(0 <= layer < depth, "layer", layer, f"within 0 and {depth - 1}")
     require(0 <= head < heads, "head", head, f"within 0 and {heads - 1}")
     return trace.attention_map(f"{attention}.{layer}")
 
 
-def _thinned(found: AttentionMap, places: range) -> AttentionMap:
-    """Return the map of some of the queries alone."""
+def _subset(found: AttentionMap, places: range) -> AttentionMap:
+    """Return the map of a subset of queries."""
     kernel = found.kernel
     queries, keys = found.shape[2:]
     rows = [kernel.mask.to_dense(queries, keys, kernel.q.device, slice(place, place + 1)) for place in places]
@@ -322,7 +321,7 @@ def _thinned(found: AttentionMap, places: range) -> AttentionMap:
 
 
 def _seen(found: AttentionMap, head: int, queries: slice, keys: slice = EVERY) -> Tensor:
-    """Return the weights of some queries of a head on some keys [queries, keys], MASKED where they may not look."""
+    """Return the weights of some queries of a head on some keys [queries, keys], MASKED where masked."""
     weights = found.weights(head, queries, keys)[0]
     mask = _mask(found, head, queries)
     if mask is None:
@@ -332,7 +331,7 @@ def _seen(found: AttentionMap, head: int, queries: slice, keys: slice = EVERY) -
 
 
 def _added(found: AttentionMap, head: int, query: int, key: int) -> float:
-    """Return what the mask and the position add to one score."""
+    """Return the mask and position bias of one score."""
     mask = _mask(found, head, slice(query, query + 1))
     if mask is None:
         return 0.0
@@ -341,7 +340,7 @@ def _added(found: AttentionMap, head: int, query: int, key: int) -> float:
 
 
 def _mask(found: AttentionMap, head: int, queries: slice) -> Tensor | None:
-    """Return which keys some queries of a head see, or what is added, in a shape that spreads to [queries, keys]."""
+    """Return the mask or bias of some queries of a head, broadcastable to [queries, keys]."""
     drawn = found.kernel.mask.to_dense(*found.shape[2:], found.kernel.q.device, queries)
     if drawn is None:
         return None

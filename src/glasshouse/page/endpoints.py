@@ -1,4 +1,4 @@
-"""All that the page can ask, by name."""
+"""API endpoints by name."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from glasshouse.page.trace import TraceCache
 
 
 class Endpoint(NamedTuple):
-    """What a question must look like, and what answers it."""
+    """An endpoint: its parameters and its handler."""
 
     params: type
     handler: Callable[[TraceCache, Any], JsonDict]
-    needs_model: bool = True  # for its turn with the model
+    needs_model: bool = True  # takes the model lock
 
 
 ENDPOINTS = {

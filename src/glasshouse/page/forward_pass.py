@@ -1,4 +1,4 @@
-"""What the page asks about: a text put to a model at a checkpoint of its training, with changes made inside."""
+"""A forward pass: prompt, checkpoint and edits."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from glasshouse.config import JsonDict, Settings
 
 @dataclass(frozen=True)
 class Scale(Settings):
-    """What stands at a site, multiplied: by 0 it is switched off."""
+    """Multiply an activation by a factor; 0 is zero ablation."""
 
     kind: ClassVar[str] = "scale"
     site: str
@@ -19,7 +19,7 @@ class Scale(Settings):
 
 @dataclass(frozen=True)
 class Mean(Settings):
-    """What stands at a site, replaced by its mean over all positions."""
+    """Replace an activation by its mean over positions (mean ablation)."""
 
     kind: ClassVar[str] = "mean"
     site: str
@@ -27,7 +27,7 @@ class Mean(Settings):
 
 @dataclass(frozen=True)
 class Patch(Settings):
-    """What stands at a site, replaced by what stood there on the other text."""
+    """Replace an activation by the one from another prompt (activation patching)."""
 
     kind: ClassVar[str] = "patch"
     site: str
@@ -38,44 +38,44 @@ Edit = Scale | Mean | Patch
 
 @dataclass(frozen=True)
 class Prompt(Settings):
-    """A text as the page holds it."""
+    """The input of a model."""
 
-    text: str = ""  # what a decoder or an encoder reads; of an encoder-decoder, the source
-    target: str = ""  # of an encoder-decoder: what its decoder has written so far
-    appended: tuple[int, ...] = ()  # tokens chosen one by one, after the text or the target
-    masked: tuple[int, ...] = ()  # places where an encoder reads its mask token instead
+    text: str = ""  # for an encoder-decoder, the source
+    target: str = ""  # target prefix of an encoder-decoder
+    appended: tuple[int, ...] = ()  # token ids after the text or the target
+    masked: tuple[int, ...] = ()  # positions replaced by the mask token (encoders)
 
 
 @dataclass(frozen=True)
 class ForwardPass(Settings):
-    """A text, the checkpoint of the model it is put to, and what is changed inside meanwhile."""
+    """A prompt, the checkpoint of the model, and edits of its activations."""
 
     prompt: Prompt = field(default_factory=Prompt)
     checkpoint: str = ""  # "": the latest
     edits: tuple[Edit, ...] = ()
-    patch_from: Prompt | None = None  # where patches come from
+    patch_from: Prompt | None = None  # prompt that patches come from
 
     @property
     def unedited(self) -> ForwardPass:
-        """The same without changes."""
+        """The same forward pass without edits."""
         return ForwardPass(self.prompt, self.checkpoint)
 
     @property
     def patch_pass(self) -> ForwardPass:
-        """The text that patches come from, put to the same model."""
+        """The forward pass that patches come from."""
         return ForwardPass(self.patch_from or Prompt(), self.checkpoint)
 
     def without_patches(self) -> ForwardPass:
-        """Return the question without what belongs to another text."""
+        """Return the forward pass without patches."""
         return replace(self, edits=tuple(one for one in self.edits if not isinstance(one, Patch)), patch_from=None)
 
     def without_position_edits(self) -> ForwardPass:
-        """Return the question without what belongs to another text or to a single place."""
+        """Return the forward pass without patches and position-specific edits."""
         kept = self.without_patches()
         return replace(kept, edits=tuple(one for one in kept.edits if "position" not in one.site))
 
     def to_json(self) -> JsonDict:
-        """Return the question as the page sends it: what is as always is left out.
+        """Return the JSON that the page sends; defaults are omitted.
 
         >>> ForwardPass(Prompt("to be", appended=(5,)), edits=(Scale("z.0[head=1]"),)).to_json()
         {'prompt': {'text': 'to be', 'appended': [5]}, 'edits': [{'kind': 'scale', 'site': 'z.0[head=1]', 'factor': 0.0}]}

@@ -1,4 +1,4 @@
-"""The page as one file: its scripts and styles, and the answers it needs, so that it opens without a server."""
+"""Export of the page as one HTML file with its scripts, styles and responses."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ STATIC = Path(__file__).parent / "static"
 LARGEST, ROOM = (
     64 * 2**20,
     8 * 2**20,
-)  # bytes of answers in one file: at most, and with those that may be requests next
-# A file has no server to say what it may do, so it says so itself: nothing is fetched, from nowhere.
+)  # bytes of responses: the limit, and the limit with prefetched ones
+# A standalone file sets its own policy: nothing may be fetched.
 POLICY = (
     "default-src 'none'; script-src 'unsafe-inline' data:; style-src 'unsafe-inline'; img-src data: blob:; "
     "base-uri 'none'; form-action 'none'"
@@ -30,10 +30,10 @@ POLICY = (
 
 @dataclass(frozen=True)
 class Save(Settings):
-    """Which page is to be kept: its address after the #, and what it has requests.
+    """Parameters of an export: the URL fragment and the requests of the page.
 
-    That is "name number body", where the number is that of the question that belongs into the body, or "-": a long
-    text comes once, however many tiles were requests for.
+    A request is "name index body", where the index refers to `forward_passes`, or is "-": a long text is sent once,
+    however many tiles were requested.
     """
 
     fragment: str = ""
@@ -42,7 +42,7 @@ class Save(Settings):
 
 
 def save(traces: TraceCache, params: Save) -> JsonDict:
-    """Return what the page shows now as one HTML file."""
+    """Return the current page as one HTML file."""
     forward_passes = [_parsed(one) for one in params.forward_passes]
     requests = []
     for one in params.requests:
@@ -58,58 +58,58 @@ def export_html(
     requests: Iterable[tuple[str, JsonDict]],
     more: Iterable[tuple[str, JsonDict]] = (),
 ) -> str:
-    """Return a page that holds the answers to some forward_passes, by name and body, and opens at a state.
+    """Return a page with the responses to some requests that opens at a state.
 
-    Of those that may be requests next it holds as many as there is room for.
+    Responses to `more` requests are added while there is room.
     """
-    answers: dict[str, object] = {}
+    responses: dict[str, object] = {}
     size = 0
 
-    def hold(name: str, body: JsonDict) -> None:
+    def add(name: str, body: JsonDict) -> None:
         nonlocal size
         key = request_key(name, body)
-        if name not in ENDPOINTS or key in answers:
+        if name not in ENDPOINTS or key in responses:
             return
         try:
             given = serialization.to_json(ENDPOINTS[name].handler(traces, config.parse(ENDPOINTS[name].params, body)))
-        except GlasshouseError:  # the page that requests has been told
+        except GlasshouseError:  # already reported to the page
             return
         size += len(given)
-        answers[key] = json.loads(given)
+        responses[key] = json.loads(given)
 
     for name, body in requests:
-        hold(name, body)
+        add(name, body)
         if size > LARGEST:
             raise InputError(
-                f"the page would hold more than {LARGEST // 2**20} MiB; reload it at the view you want, then save."
+                f"the page would exceed {LARGEST // 2**20} MiB; reload it at the view you want, then save."
             )
     for name, body in more:
         if size > ROOM:
             break
-        hold(name, body)
-    return assemble({"fragment": fragment, "answers": answers})
+        add(name, body)
+    return assemble({"fragment": fragment, "responses": responses})
 
 
 def request_key(name: str, body: JsonDict) -> str:
-    """Return the name under which the page looks for an answer: the same text that it would have sent.
+    """Return the key under which the page looks up a response: the request as it would send it.
 
     >>> request_key("next", {"position": 3.0, "requests": {"text": "é", "added": [1]}})
     'next {"requests":{"added":[1],"text":"é"},"position":3}'
     """
-    return f"{name} {json.dumps(_whole(body), sort_keys=True, separators=(',', ':'), ensure_ascii=False)}"
+    return f"{name} {json.dumps(_js_numbers(body), sort_keys=True, separators=(',', ':'), ensure_ascii=False)}"
 
 
-def _whole(value: object) -> object:
-    """Write numbers as JavaScript does, which knows no 1.0."""
+def _js_numbers(value: object) -> object:
+    """Format numbers as JavaScript does: 1.0 is 1."""
     if isinstance(value, dict):
-        return {name: _whole(one) for name, one in value.items()}
+        return {name: _js_numbers(one) for name, one in value.items()}
     if isinstance(value, list | tuple):
-        return [_whole(one) for one in value]
+        return [_js_numbers(one) for one in value]
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def assemble(saved: JsonDict) -> str:
-    """Put the page's files and what it holds into one HTML file."""
+    """Combine the page's files and its data into one HTML file."""
     page = (STATIC / "index.html").read_text(encoding="utf-8")
     styles = re.findall(r'<link rel="stylesheet" href="/static/([^"]+)">', page)
     css = "\n".join((STATIC / name).read_text(encoding="utf-8") for name in styles)
@@ -124,7 +124,7 @@ def assemble(saved: JsonDict) -> str:
         page,
     )
     head = f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">\n<style>\n{css}</style>\n'
-    # What a text says must not end the script it stands in.
+    # Text must not close the script element that contains it.
     held = serialization.to_json(saved).decode().replace("<", "\\u003c")
     foot = f'<script type="application/json" id="saved">{held}</script>\n'
     foot += '<script type="module">import "glasshouse/main.js";</script>\n'
@@ -139,5 +139,5 @@ def _parsed(body: str) -> JsonDict:
     try:
         table = json.loads(body)
     except (ValueError, RecursionError) as error:
-        raise InputError(f"what the page requests is no JSON: {error}.") from None
+        raise InputError(f"the request is not valid JSON: {error}.") from None
     return table if isinstance(table, dict) else {}

@@ -1,4 +1,4 @@
-"""Answers about an experiment: what the changes made inside cost, and what each part alone would cost."""
+"""Endpoints for interventions: loss under edits, ablation of each component, and activation patching."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ from glasshouse.page.forward_pass import ForwardPass
 from glasshouse.page.next_token import describe_outputs, logits_at
 from glasshouse.page.trace import Trace, TraceCache, check_patch_shape
 
-MAX_SITES = 128  # in one answer
-SHOWN = 8  # candidates, as in static/views/experiment/said.js
+MAX_SITES = 128  # per request
+SHOWN = 8  # candidates, as in static/views/interventions/predictions.js
 
 
 @dataclass(frozen=True)
 class Loss(Settings):
-    """How well does the model foretell this text?"""
+    """Parameters of the loss per token."""
 
     forward_pass: ForwardPass = field(default_factory=ForwardPass)
 
 
 def loss(traces: TraceCache, params: Loss) -> JsonDict:
-    """Return the loss at each position in nats, NaN where no token is foretold, and its mean.
+    """Return the loss at each position in nats, NaN where there is no target, and its mean.
 
-    Of a head that foretells no tokens there is none: then it is how far the last vectors have moved.
+    For heads that predict no tokens it is the relative change of the final hidden states instead.
     """
     trace = traces.trace(params.forward_pass)
     values = _measure(trace)(_final(trace))
@@ -51,14 +51,14 @@ def loss(traces: TraceCache, params: Loss) -> JsonDict:
 
 @dataclass(frozen=True)
 class AblateEach(Settings):
-    """What would be lost without each of some parts, such as z.3[head=5], one at a time?"""
+    """Parameters of an ablation sweep over sites such as z.3[head=5]."""
 
     forward_pass: ForwardPass = field(default_factory=ForwardPass)
     sites: tuple[str, ...] = ()
 
 
 def ablate_each(traces: TraceCache, params: AblateEach) -> JsonDict:
-    """Return how much the mean loss grows when each site alone is set to 0, besides the changes there are."""
+    """Return the increase in mean loss when each site is zero-ablated, on top of the current edits."""
     require(0 < len(params.sites) <= MAX_SITES, "sites", len(params.sites), f"1 to {MAX_SITES} of them")
     trace = traces.trace(params.forward_pass)
     measure, counts, final = _measure(trace), _counts(trace), f"{trace.prefix}final"
@@ -77,7 +77,7 @@ def ablate_each(traces: TraceCache, params: AblateEach) -> JsonDict:
 
 @dataclass(frozen=True)
 class ComparePredictions(Settings):
-    """What is said at a position before and after the changes?"""
+    """Parameters of a comparison of predictions before and after the edits."""
 
     forward_pass: ForwardPass = field(default_factory=ForwardPass)
     position: int = 0
@@ -85,7 +85,7 @@ class ComparePredictions(Settings):
 
 
 def compare_predictions(traces: TraceCache, params: ComparePredictions) -> JsonDict:
-    """Return what is likeliest before or after, with both probabilities, and how far they are apart."""
+    """Return the most likely outputs before and after, with both probabilities and the KL divergence."""
     trace = traces.trace(params.forward_pass)
     length = len(trace.ids)
     require(0 <= params.position < length, "position", params.position, f"within 0 and {length - 1}")
@@ -100,13 +100,13 @@ def compare_predictions(traces: TraceCache, params: ComparePredictions) -> JsonD
         ],
         "divergence": serialization.finite_or_none(
             (before.exp() * (before - after)).sum()
-        ),  # of before from after, in nats
+        ),  # KL(before || after) in nats
     }
 
 
 @dataclass(frozen=True)
 class PatchEach(Settings):
-    """What would be said at a position, were each of some sites alone as on the other text?"""
+    """Parameters of a patching sweep over sites."""
 
     forward_pass: ForwardPass = field(default_factory=ForwardPass)
     sites: tuple[str, ...] = ()
@@ -114,28 +114,28 @@ class PatchEach(Settings):
 
 
 def patch_each(traces: TraceCache, params: PatchEach) -> JsonDict:
-    """Return how much of the way to the other text's answer each patch goes: 0 is none, 1 is all of it.
+    """Return the normalized effect of patching each site: 0 is the unpatched run, 1 the other prompt.
 
-    It is measured in the logit of what the other text finds likeliest there, less that of what this one does.
+    The metric is the logit difference between the top predictions of the other and of this prompt.
     """
     require(0 < len(params.sites) <= MAX_SITES, "sites", len(params.sites), f"1 to {MAX_SITES} of them")
     if params.forward_pass.patch_from is None:
-        raise InputError("there is no other text to patch from; write one.")
+        raise InputError("there is no second text to patch from; enter one.")
     here, there = traces.trace(params.forward_pass.without_patches()), traces.trace(params.forward_pass.patch_pass)
     length = min(len(here.ids), len(there.ids))
     require(
         0 <= params.position < length,
         "position",
         params.position,
-        f"within 0 and {length - 1}, as both texts have it",
+        f"within 0 and {length - 1}, the positions of both texts",
     )
     logits = [logits_at(one, params.position) for one in (here, there)]
     old, new = (int(one.argmax()) for one in logits)
     if old == new:
         (said,) = describe_outputs(here, [old])
         raise InputError(
-            f"on both texts {said['text']!r} is the likeliest there; choose another token, or write a text that "
-            "leads elsewhere."
+            f"both texts predict {said['text']!r} there; choose another position, or a text with "
+            "another prediction."
         )
     before, after = (float(one[new] - one[old]) for one in logits)
 
@@ -163,7 +163,7 @@ def patch_each(traces: TraceCache, params: PatchEach) -> JsonDict:
 
 
 def initial_requests(traces: TraceCache, forward_pass: ForwardPass, state: JsonDict) -> list[tuple[str, JsonDict]]:
-    """Return what the view asks when it opens."""
+    """Return the requests that the view sends when opened."""
     trace, place = traces.trace(forward_pass), state["token"]
     both = [forward_pass.unedited.to_json()] + ([forward_pass.to_json()] if forward_pass.edits else [])
     asks: list[tuple[str, JsonDict]] = [("loss", {"forward_pass": each}) for each in both]
@@ -185,7 +185,7 @@ def _final(trace: Trace) -> Tensor:
 
 
 def _predicts_tokens(trace: Trace) -> bool:
-    """Whether what is right is known: the tokens of a text are, labels are not."""
+    """Whether the head predicts tokens, so that targets are known."""
     return isinstance(trace.model.head, LMHead)
 
 
@@ -194,7 +194,7 @@ def _has_masked_tokens(trace: Trace) -> bool:
 
 
 def _measure(trace: Trace) -> Callable[[Tensor], Tensor]:
-    """Return what makes one number for each position [S] of the last vectors [S, D]."""
+    """Return a function from final hidden states [S, D] to one number per position [S]."""
     if not _predicts_tokens(trace):
         before = _final(trace.traces.trace(trace.forward_pass.unedited))
         return lambda final: (final - before).norm(dim=-1) / before.norm(dim=-1)
@@ -208,7 +208,7 @@ def _measure(trace: Trace) -> Callable[[Tensor], Tensor]:
 
 
 def _counts(trace: Trace) -> Tensor:
-    """Return which positions the mean is taken over [S]: those that hide a token, or where none does, all."""
+    """Return which positions count in the mean [S]: the masked ones, or all if none is masked."""
     targets = residual_stream.targets_of(trace)
     counts = targets >= 0 if _predicts_tokens(trace) else torch.ones_like(targets, dtype=torch.bool)
     if _has_masked_tokens(trace):

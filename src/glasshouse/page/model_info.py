@@ -1,4 +1,4 @@
-"""What the model is that the page shows, in the words of its spec."""
+"""Endpoint with the properties of the model."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from glasshouse.page.trace import TraceCache
 
 @dataclass(frozen=True)
 class ModelInfo(Settings):
-    """Which model is this?"""
+    """Parameters of the model endpoint."""
 
     checkpoint: str = ""
 
 
 def model_info(traces: TraceCache, params: ModelInfo) -> JsonDict:
-    """Say what the model is, in the words of its spec, and which checkpoints of it there are."""
+    """Return the spec of the model, its capabilities and its checkpoints."""
     loader = traces.loader
     loaded = loader.get(params.checkpoint)
     model = loaded.model
@@ -54,16 +54,16 @@ def model_info(traces: TraceCache, params: ModelInfo) -> JsonDict:
 
 @dataclass(frozen=True)
 class Checkpoints(Settings):
-    """Which checkpoints of the run are there by now?"""
+    """Parameters of the checkpoint list."""
 
 
 def checkpoints(traces: TraceCache, params: Checkpoints) -> JsonDict:
-    """Name the checkpoints that have weights, without loading any."""
+    """List the saved checkpoints without loading any."""
     return {"checkpoints": traces.loader.checkpoints()}
 
 
 def _attentions(model: Model) -> list[JsonDict]:
-    """Name each kind of attention there is: its site, its layers, and what its queries and keys are."""
+    """Describe each kind of attention: site, layers, queries and keys."""
 
     def kind(site: str, title: str, layers: int, queries: str, keys: str, causal: bool) -> JsonDict:
         return {"site": site, "title": title, "layers": layers, "queries": queries, "keys": keys, "causal": causal}

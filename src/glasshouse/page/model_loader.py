@@ -1,4 +1,4 @@
-"""What the page looks at: a model and its tokenizer, or those of every checkpoint that a run has kept."""
+"""Loading of models: a folder, a hub id, a run with its checkpoints, or a model in memory."""
 
 from __future__ import annotations
 
@@ -24,47 +24,47 @@ from glasshouse.training.folder import SAMPLES
 from glasshouse.training.journal import Journal
 
 EXAMPLE = "When Mary and John went to the store, John gave a drink to"
-NUMBERS = "3 1 4 1 5 9 2 6 3 1 4 1 5"  # where there is no tokenizer
-LONGEST = 32_768  # tokens
-MAX_LOADED = 2  # models in memory at once: two checkpoints may stand side by side
+NUMBERS = "3 1 4 1 5 9 2 6 3 1 4 1 5"  # example without a tokenizer
+LONGEST = 32_768  # maximum tokens without learned positions
+MAX_LOADED = 2  # models in memory at once: two checkpoints can be compared
 
 
 @dataclass(frozen=True, eq=False)
 class LoadedModel:
-    """A model at one checkpoint, and the tokenizer it reads with."""
+    """A model at one checkpoint and its tokenizer."""
 
     model: Model
     tok: Tokenizer | None
 
     @property
     def device(self) -> torch.device:
-        """Where the model computes."""
+        """The device of the model."""
         return self.model.token_embedding.table.weight.device
 
     def ids(self, text: str) -> list[int]:
-        """Return the ids of a text: by the tokenizer, or where there is none the numbers in it."""
+        """Return the token ids of a text; without a tokenizer, the ids written in it."""
         if self.tok is not None:
             return self.tok.encode(text)
         try:
             ids = [int(word) for word in text.split()]
         except ValueError:
             raise InputError(
-                "this model has no tokenizer, so a text is numbers with spaces between; give ids such as 5 7 11."
+                "this model has no tokenizer; enter token ids separated by spaces, such as 5 7 11."
             ) from None
         for one in ids:
             if not 0 <= one < self.model.spec.vocab_size:
                 raise InputError(
-                    f"the text holds {one}, but ids go to vocab_size - 1 = {self.model.spec.vocab_size - 1}."
+                    f"the text contains {one}, but the largest id is vocab_size - 1 = {self.model.spec.vocab_size - 1}."
                 )
         return ids
 
     def inputs(self, prompt: Prompt) -> tuple[Tensor, ...]:
-        """Return what the model is called with, one row: ids, or source and target."""
+        """Return the model inputs with batch size 1: ids, or source and target."""
         s, model = self.model.spec, self.model
         appended = [int(one) for one in prompt.appended]
         for one in appended:
             if not 0 <= one < s.vocab_size:
-                raise InputError(f"a token appended is {one}, but ids go to vocab_size - 1 = {s.vocab_size - 1}.")
+                raise InputError(f"an appended token is {one}, but the largest id is vocab_size - 1 = {s.vocab_size - 1}.")
         match model:
             case Seq2Seq():
                 source = encode_prompt(self.ids(prompt.text) if self.tok is None else prompt.text, self.tok, s)
@@ -73,21 +73,21 @@ class LoadedModel:
             case Decoder():
                 given = (
                     self.ids(prompt.text) if prompt.text or not appended else []
-                )  # what was appended may be all there is
+                )  # the prompt may consist of appended tokens only
                 rows = [encode_prompt([*given, *appended], None, s)]
             case Encoder():
                 rows = [self._mask_tokens([*self.ids(prompt.text), *appended], prompt.masked)]
         for row in rows:
             if not row:
-                raise InputError("the text has no tokens; write something.")
-            # Only a learned table ends somewhere, but nobody waits for a pass over a whole book.
+                raise InputError("the text has no tokens; enter some text.")
+            # Only learned positions have a hard limit; the other one keeps requests fast.
             most = s.max_len if isinstance(s.position, Learned) else max(s.max_len, LONGEST)
             if len(row) > most:
-                raise InputError(f"the text has {len(row):,} tokens, but the page takes {most:,}; shorten it.")
+                raise InputError(f"the text has {len(row):,} tokens, but the limit is {most:,}; shorten it.")
         return tuple(torch.tensor([row], device=self.device) for row in rows)
 
     def start(self) -> list[int]:
-        """Return the tokens with which every target of an encoder-decoder begins."""
+        """Return the forced prefix of the target of an encoder-decoder."""
         model = self.model
         if not isinstance(model, Seq2Seq) or model.spec.start_id is None:
             return []
@@ -97,16 +97,16 @@ class LoadedModel:
         return self.ids(text) if self.tok is None else self.tok.encode(text, add_special_tokens=False)
 
     def _mask_tokens(self, ids: list[int], masked: tuple[int, ...]) -> list[int]:
-        """Put the mask token in some places."""
+        """Replace some tokens by the mask token."""
         mask = None if self.tok is None else self.tok.special_id("mask")
         if masked and mask is None:
-            raise InputError("tokens are to be masked, but the tokenizer has no mask token; show them again.")
+            raise InputError("the tokenizer has no mask token; unmask all tokens.")
         gone = set(masked)
         return [mask if place in gone and mask is not None else one for place, one in enumerate(ids)]
 
 
 class ModelLoader:
-    """What was named on the command line, or handed over in Python.
+    """Loads the model given on the command line or in Python, at any of its checkpoints.
 
     >>> import glasshouse as gh
     >>> loader = ModelLoader.from_model(gh.build(gh.preset("tiny-decoder")).eval(), None)
@@ -120,7 +120,7 @@ class ModelLoader:
         *,
         revision: str | None = None,
         device: str = "cpu",
-        given: LoadedModel | None = None,  # a model that is at hand; then the place is but its name
+        given: LoadedModel | None = None,  # a model in memory; then `path` is only its name
     ) -> None:
         self.path, self.revision, self.device = path, revision, device
         self.run = Path(path).expanduser() if given is None and is_run(path) else None
@@ -131,19 +131,19 @@ class ModelLoader:
 
     @classmethod
     def from_model(cls, model: Model, tok: Tokenizer | None, name: str = "model") -> ModelLoader:
-        """Return a model that is at hand as what is looked at."""
+        """Wrap a model that is in memory."""
         return cls(name, given=LoadedModel(model, tok))
 
     def checkpoints(self) -> list[str]:
-        """Return the names of the checkpoints there are, the earliest first; none where there is but one model."""
+        """Return the names of the checkpoints of a run, the earliest first; empty without a run."""
         return [] if self.run is None else [one.name for one in list_checkpoints(self.run)]
 
     def example(self) -> str:
-        """Return a text to begin with: the first that a run was sampled with, or one with something in it to see."""
+        """Return a default prompt: the first sample prompt of the run, or an example."""
         loaded = self.get("")
         for line in [] if self.run is None else Journal(self.run / SAMPLES).lines():
             for sample in line["samples"]:
-                # What an encoder was prompt has holes in it; what was wanted is the text without.
+                # The prompt of an encoder sample is masked; its reference is the full text.
                 text = sample.get("reference" if isinstance(loaded.model, Encoder) else "prompt", "")
                 if text and len(loaded.ids(text)) < loaded.model.spec.max_len:
                     return text
@@ -152,11 +152,11 @@ class ModelLoader:
         return EXAMPLE
 
     def latest(self) -> str:
-        """Return the name of the checkpoint that is looked at unless another is prompt for."""
+        """Return the name of the latest checkpoint."""
         return (self.checkpoints() or [""])[-1]
 
     def get(self, checkpoint: str) -> LoadedModel:
-        """Return the model at a checkpoint, loaded when first prompt for, and again when other weights lie there."""
+        """Return the model at a checkpoint, loaded on first use and reloaded when its weights change."""
         if self._given is not None:
             return self._given
         with self._lock:
@@ -166,7 +166,7 @@ class ModelLoader:
             except (GlasshouseError, OSError):
                 if self.run is None:
                     raise
-                return self._load(checkpoint)  # a checkpoint may have moved while it was looked for
+                return self._load(checkpoint)  # the checkpoint may have been moved meanwhile
 
     def _load(self, checkpoint: str) -> LoadedModel:
         folder = self.folder(checkpoint)
@@ -190,22 +190,22 @@ class ModelLoader:
 
     @property
     def in_memory(self) -> bool:
-        """Whether the model was handed over, and stands in no folder."""
+        """Whether the model was passed in and has no folder."""
         return self._given is not None
 
     def folder(self, checkpoint: str) -> str | Path:
-        """Return where the weights of a checkpoint are."""
+        """Return the folder of a checkpoint."""
         if self.run is None:
             return self.path
         there = {one.name: one.folder for one in list_checkpoints(self.run)}
         if not there:
             raise InputError(f"the run in {str(self.run)!r} has saved no model yet; wait for its first checkpoint.")
         if checkpoint not in there:
-            raise InputError(f"the run has no weights of {checkpoint!r} any more; choose another checkpoint.")
+            raise InputError(f"the run has no checkpoint {checkpoint!r} any more; choose another one.")
         return there[checkpoint]
 
 
 def _stamp(folder: str | Path) -> int:
-    """Return what changes when other weights come to lie in a folder; a hub id is what it is."""
+    """Return a value that changes when the weights in a folder change; constant for a hub id."""
     path = Path(folder).expanduser()
     return path.stat().st_mtime_ns if path.is_dir() else 1

@@ -1,4 +1,4 @@
-"""Answers about what follows: the next token at any position, how it is sampling, and the text that the model writes."""
+"""Endpoints for next-token probabilities, sampling and generation."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from glasshouse.page import serialization
 from glasshouse.page.forward_pass import ForwardPass
 from glasshouse.page.trace import Trace, TraceCache
 
-MAX_NEW_TOKENS = 256  # tokens at once
+MAX_NEW_TOKENS = 256  # per request
 
 
 @dataclass(frozen=True)
 class Next(Settings):
-    """What comes after, or stands at, a position?"""
+    """Parameters of the predictions at a position."""
 
     forward_pass: ForwardPass = field(default_factory=ForwardPass)
     position: int = -1
@@ -37,7 +37,7 @@ class Next(Settings):
 
 
 def next_tokens(traces: TraceCache, params: Next) -> JsonDict:
-    """Return the likeliest tokens or labels: the model's own probabilities, and those that are sampling from."""
+    """Return the most likely tokens or labels, with model probabilities and sampling probabilities."""
     trace = traces.trace(params.forward_pass)
     ids = trace.ids
     require(-len(ids) <= params.position < len(ids), "position", params.position, f"within 0 and {len(ids) - 1}")
@@ -70,20 +70,20 @@ def next_tokens(traces: TraceCache, params: Next) -> JsonDict:
 
 
 def sampling_distribution(logits: Tensor, temperature: float, top_k: int | None, top_p: float | None) -> Tensor:
-    """Return the probabilities by which generation draws from logits [V]."""
+    """Return the distribution [V] that is sampled from, after temperature, top-k and top-p."""
     sampler = Sampler(1, len(logits), logits.device)
     sampler.set_slot(0, SamplingParams(temperature=temperature, top_k=top_k, top_p=top_p), prompt=[0], end_ids=[])
     return sampler.distribution(logits[None])[0]
 
 
 def logits_at(trace: Trace, position: int, final: Tensor | None = None) -> Tensor:
-    """Return the logits at a position [V], or of the whole text where the head pools it.
+    """Return the logits at a position [V], or of the whole text if the head pools it.
 
-    They are read off the last vectors `final` [S, D]: the trace's own, unless others are given.
+    They are computed from the final hidden states `final` [S, D], by default those of the trace.
     """
     head = trace.model.head
     if isinstance(head, NoHead | Pooler):
-        raise InputError(f"the head is {trace.model.spec.head.kind!r}, which says nothing of tokens or labels.")
+        raise InputError(f"the head is {trace.model.spec.head.kind!r}, which predicts no tokens or labels.")
     final = trace.activation(f"{trace.prefix}final") if final is None else final
     pooled = isinstance(head, Classifier) and isinstance(head.pool, Pooler)
     vectors = (final if pooled else final[position : position + 1])[None]
@@ -96,7 +96,7 @@ def logits_at(trace: Trace, position: int, final: Tensor | None = None) -> Tenso
 
 
 def describe_outputs(trace: Trace, numbers: Iterable[int]) -> list[JsonDict]:
-    """Return what the page shows of some outputs: tokens, or labels by their names."""
+    """Describe outputs for the page: tokens, or labels by name."""
     if not isinstance(trace.model.head, Classifier):
         return serialization.describe_tokens(numbers, trace.tok)
     labels: tuple[str, ...] = getattr(trace.model.spec.head, "labels", ())
@@ -107,7 +107,7 @@ def describe_outputs(trace: Trace, numbers: Iterable[int]) -> list[JsonDict]:
 
 @dataclass(frozen=True)
 class Generate(Settings):
-    """How would the model go on?"""
+    """Parameters of generation."""
 
     forward_pass: ForwardPass = field(default_factory=ForwardPass)
     max_new_tokens: int = 20
@@ -118,14 +118,14 @@ class Generate(Settings):
 
 
 def generate_text(traces: TraceCache, params: Generate) -> JsonDict:
-    """Let the model go on with the text, and return what it adds."""
+    """Generate a continuation of the prompt."""
     require(
         0 < params.max_new_tokens <= MAX_NEW_TOKENS, "max_new_tokens", params.max_new_tokens, f"1 to {MAX_NEW_TOKENS}"
     )
     trace = traces.trace(params.forward_pass)
     model = trace.model
     if not isinstance(model, Decoder | Seq2Seq):
-        raise InputError("the model is an encoder, which does not write.")
+        raise InputError("the model is an encoder, which does not generate.")
     options = SamplingParams(
         max_new_tokens=params.max_new_tokens,
         temperature=params.temperature,
@@ -137,7 +137,7 @@ def generate_text(traces: TraceCache, params: Generate) -> JsonDict:
     opening = len(trace.loaded.start()) if pair else 0
     source = trace.inputs[0][0].tolist()
 
-    # Only a learned table of positions ends somewhere.
+    # Only learned positions have a hard limit.
     room = model.spec.max_len if isinstance(model.spec.position, spec.Learned) else len(ids) + params.max_new_tokens
 
     def work() -> JsonDict:

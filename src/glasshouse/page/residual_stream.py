@@ -1,4 +1,4 @@
-"""Answers about the stream: what would be said after each layer, what adds up to a logit, how vectors lie."""
+"""Endpoints for the residual stream: logit lens, direct logit attribution, norms and cosine similarity."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from glasshouse.page.forward_pass import ForwardPass
 from glasshouse.page.next_token import describe_outputs
 from glasshouse.page.trace import Trace, TraceCache
 
-MAX_POSITIONS = 64  # in one answer
-MAX_TOKENS = 20  # of one vector
-WINDOW = 64  # positions around one whose parts are kept along with it
-# As in static/views/stream/: positions and layers of a tile of the table, tokens a sum may be of, tokens alike.
+MAX_POSITIONS = 64  # per request
+MAX_TOKENS = 20  # top-k limit
+WINDOW = 64  # positions whose attribution inputs are cached together
+# As in static/views/residual/: positions and layers per tile, candidate tokens, similar positions.
 COLUMNS, ROWS, CANDIDATES, NEAREST = 16, 12, 12, 6
-BESIDE = 4  # tiles that a saved page holds on either side of the selected one
+BESIDE = 4  # tiles included in a saved page on either side of the selected one
 
 
 @dataclass(frozen=True)
 class Lens(Settings):
-    """What would be said after some layers (0: the embedding), at the positions from start to before stop?"""
+    """Parameters of the logit lens: layers (0: the embedding) and positions from start to stop."""
 
     forward_pass: ForwardPass = field(default_factory=ForwardPass)
     layers: tuple[int, ...] | None = None
@@ -39,12 +39,12 @@ class Lens(Settings):
 
 
 def lens(traces: TraceCache, params: Lens) -> JsonDict:
-    """Read the stream off, only where it is looked at."""
+    """Apply the logit lens to the requested layers and positions."""
     require(1 <= params.top_k <= MAX_TOKENS, "top_k", params.top_k, f"within 1 and {MAX_TOKENS}")
     trace = traces.trace(params.forward_pass)
     layers, places = _window(trace, params.layers, params.start, params.stop)
     targets = targets_of(trace)
-    with traces.lock, eval_mode(trace.model):  # in the order in which every pass takes them
+    with traces.lock, eval_mode(trace.model):  # same lock order as every forward pass
         vectors = torch.stack([_as_read(trace, layer)[places] for layer in layers])
         off = logit_lens_at(trace, vectors, targets[places].expand(vectors.shape[:2]), params.top_k)
     shown = sorted({*off.tokens.flatten().tolist(), *(one for one in targets[places].tolist() if one >= 0)})
@@ -62,12 +62,12 @@ def lens(traces: TraceCache, params: Lens) -> JsonDict:
 
 
 def logit_lens_at(trace: Trace, vectors: Tensor, targets: Tensor, top_k: int = 1) -> LensOutput:
-    """Read off vectors [..., D] that the head could be given."""
+    """Apply the unembedding to normalized vectors [..., D]."""
     return apply_lens(trace.model, vectors, targets, layout_of(trace.model, trace.inputs[-1], {}), top_k)
 
 
 def targets_of(trace: Trace) -> Tensor:
-    """Return the targets token at each position [S], -1 where there is none: under a mask token, the one it hides."""
+    """Return the target token at each position [S], -1 where there is none; for a mask token, the masked one."""
     model, ids = trace.model, trace.inputs[-1]
     masked = trace.forward_pass.prompt.masked
     if masked and isinstance(model, Encoder):
@@ -77,7 +77,7 @@ def targets_of(trace: Trace) -> Tensor:
 
 @dataclass(frozen=True)
 class Norms(Settings):
-    """How long are the vectors after some layers (0: the embedding), at the positions from start to before stop?"""
+    """Parameters of the norms: layers (0: the embedding) and positions from start to stop."""
 
     forward_pass: ForwardPass = field(default_factory=ForwardPass)
     layers: tuple[int, ...] | None = None
@@ -86,7 +86,7 @@ class Norms(Settings):
 
 
 def norms(traces: TraceCache, params: Norms) -> JsonDict:
-    """Return the lengths of the stream's vectors."""
+    """Return the norms of the residual stream."""
     trace = traces.trace(params.forward_pass)
     layers, places = _window(trace, params.layers, params.start, params.stop)
     sites = trace.residual_sites()
@@ -96,7 +96,7 @@ def norms(traces: TraceCache, params: Norms) -> JsonDict:
 
 @dataclass(frozen=True)
 class CosineSimilarity(Settings):
-    """Which positions hold a vector that points the same way, after a layer (0: the embedding)?"""
+    """Parameters of the cosine similarity after a layer (0: the embedding)."""
 
     forward_pass: ForwardPass = field(default_factory=ForwardPass)
     layer: int = 0
@@ -105,7 +105,7 @@ class CosineSimilarity(Settings):
 
 
 def cosine_similarity(traces: TraceCache, params: CosineSimilarity) -> JsonDict:
-    """Return the cosine of one position's vector with those of all others, and the nearest of them."""
+    """Return the cosine similarity of one position to all others, and the nearest of them."""
     trace = traces.trace(params.forward_pass)
     sites, ids = trace.residual_sites(), trace.ids
     require(0 <= params.layer < len(sites), "layer", params.layer, f"within 0 and {len(sites) - 1}")
@@ -127,7 +127,7 @@ def cosine_similarity(traces: TraceCache, params: CosineSimilarity) -> JsonDict:
 
 @dataclass(frozen=True)
 class LogitAttribution(Settings):
-    """What adds up to the logit of a token at a position (the likeliest, if none is describe_outputs), or to a difference?"""
+    """Parameters of the attribution of a logit (default: the most likely token), or of a logit difference."""
 
     forward_pass: ForwardPass = field(default_factory=ForwardPass)
     position: int = 0
@@ -136,7 +136,7 @@ class LogitAttribution(Settings):
 
 
 def logit_attribution(traces: TraceCache, params: LogitAttribution) -> JsonDict:
-    """Split a logit into what the embedding, every head, every feed-forward layer and the biases add."""
+    """Split a logit into contributions of the embedding, every head, every feed-forward layer and the biases."""
     trace = traces.trace(params.forward_pass)
     model, ids = trace.model, trace.inputs[-1]
     attribution.check_tokens(model)
@@ -177,7 +177,7 @@ def logit_attribution(traces: TraceCache, params: LogitAttribution) -> JsonDict:
 
 
 def initial_requests(traces: TraceCache, forward_pass: ForwardPass, state: JsonDict) -> list[tuple[str, JsonDict]]:
-    """Return what the view asks when it opens: of the table, what a wide screen shows around the selected token."""
+    """Return the requests that the view sends when opened: the table around the selected token."""
     trace = traces.trace(forward_pass)
     model, place, length = trace.model, state["token"], len(trace.ids)
     depth = len(trace.stack.blocks) + 1
@@ -206,7 +206,7 @@ def initial_requests(traces: TraceCache, forward_pass: ForwardPass, state: JsonD
 
 
 def _summands(trace: Trace, position: int) -> dict[str, Tensor]:
-    """Return what a logit is split by, at the positions around one: the next look there needs no pass."""
+    """Return the attribution inputs at the positions around one, so that neighbours need no forward pass."""
     start = position - position % WINDOW
     part = f"[position={start}:{min(start + WINDOW, len(trace.ids))}]"
     wanted = {name: f"{trace.prefix}{name}{part}" for name in attribution.attribution_sites(trace.model)}
@@ -227,7 +227,7 @@ def _summands(trace: Trace, position: int) -> dict[str, Tensor]:
 
 
 def _as_read(trace: Trace, layer: int) -> Tensor:
-    """Return the stream after a layer as the head would be given it, [S, D]."""
+    """Return the residual stream after a layer with the final norm applied, [S, D]."""
     sites = trace.residual_sites()
     if layer == len(sites) - 1:
         return trace.activation(f"{trace.prefix}final")
@@ -235,7 +235,7 @@ def _as_read(trace: Trace, layer: int) -> Tensor:
 
 
 def _window(trace: Trace, layers: tuple[int, ...] | None, start: int, stop: int) -> tuple[list[int], slice]:
-    """Return the layers and positions that are looked at."""
+    """Return the requested layers and positions."""
     length = len(trace.ids)
     require(0 <= start < length, "start", start, f"within 0 and {length - 1}")
     require(start < stop <= start + MAX_POSITIONS, "stop", stop, f"within {start + 1} and {start + MAX_POSITIONS}")

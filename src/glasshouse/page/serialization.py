@@ -1,4 +1,4 @@
-"""What goes to the page: numbers and tensors as JSON, and tokens as text in which nothing acts and nothing hides."""
+"""JSON for the page: tensors, numbers and tokens with control characters escaped."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from glasshouse.config import JsonDict
 from glasshouse.escaping import show_whitespace
 from glasshouse.text import Tokenizer
 
-LONGEST = 200  # characters of a token that are shown
+LONGEST = 200  # characters shown of a token
 
 
 def encode_tensor(tensor: Tensor) -> JsonDict:
-    """Return a tensor as the page reads it: its shape, and its numbers as bytes (small whole ones as one each).
+    """Return a tensor as JSON: its shape and base64 data, float32 or uint8.
 
     >>> encode_tensor(torch.tensor([[1.0, 2.0]]))
     {'shape': [1, 2], 'f32': 'AACAPwAAAEA='}
@@ -29,13 +29,13 @@ def encode_tensor(tensor: Tensor) -> JsonDict:
 
 
 def finite_or_none(value: Tensor | float) -> float | None:
-    """Return a number as JSON has it: None where it is none."""
+    """Return a float, None if it is NaN or infinite."""
     plain = float(value)
     return plain if math.isfinite(plain) else None
 
 
 def describe_tokens(ids: Iterable[int], tok: Tokenizer | None) -> list[JsonDict]:
-    """Return what the page shows of each id: its text made visible, and whether it is special or mere bytes.
+    """Describe tokens for the page: id, visible text, and whether they are special or partial bytes.
 
     >>> describe_tokens([7], None)
     [{'id': 7, 'text': '7'}]
@@ -44,7 +44,7 @@ def describe_tokens(ids: Iterable[int], tok: Tokenizer | None) -> list[JsonDict]
 
 
 def _token(one: int, tok: Tokenizer | None) -> JsonDict:
-    if tok is None or one not in tok.ids:  # a model may have rows to spare, which no token names
+    if tok is None or one not in tok.ids:  # the vocabulary may be padded beyond the tokenizer
         return {"id": one, "text": str(one)}
     raw = tok.decode_bytes([one])
     text = show_whitespace(raw) if tok.byte_level else show_whitespace(tok.id_to_token(one))
@@ -59,7 +59,7 @@ def _token(one: int, tok: Tokenizer | None) -> JsonDict:
 
 
 def to_json(answer: object) -> bytes:
-    """Return an answer as JSON; a number that JSON does not know, as of a run that diverged, becomes null.
+    """Encode a response as JSON; NaN and infinity become null.
 
     >>> to_json({"loss": [1.5, float("nan")]})
     b'{"loss":[1.5,null]}'

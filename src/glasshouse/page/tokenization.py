@@ -1,4 +1,4 @@
-"""Answers about a text: its tokens, and how they came about."""
+"""Endpoints for tokenization: tokens, the BPE merges of a word, and BPE training."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from glasshouse.page.model_loader import LoadedModel
 from glasshouse.page.trace import TraceCache
 from glasshouse.text import bpe, pretokenizer
 
-MAX_MERGES = 400  # that are replayed
-MAX_TRAINING_CHARS = 20_000  # characters of a text that merges are learned from
+MAX_MERGES = 400  # replayed
+MAX_TRAINING_CHARS = 20_000  # characters of the training text
 RUNNERS_UP = 4
-LONGEST = 100  # bytes of a word that is shown whole; of a longer one, the token
-SHOWN, REPLAYED = 12, 200  # candidates and merges that the page asks for
+LONGEST = 100  # bytes of the longest word shown; of a longer one, only the token
+SHOWN, REPLAYED = 12, 200  # candidates and merges that the page requests
 
 
 @dataclass(frozen=True)
 class Tokenize(Settings):
-    """Which tokens is this text?"""
+    """Parameters of tokenization."""
 
     forward_pass: ForwardPass = field(default_factory=ForwardPass)
 
 
 def tokenize(traces: TraceCache, params: Tokenize) -> JsonDict:
-    """Return the tokens of a text, without a pass through the model."""
+    """Return the tokens of a prompt, without a forward pass."""
     loaded = traces.loader.get(params.forward_pass.checkpoint)
     inputs = loaded.inputs(params.forward_pass.prompt)
     rows = [serialization.describe_tokens(row[0].tolist(), loaded.tok) for row in inputs]
@@ -44,7 +44,7 @@ def tokenize(traces: TraceCache, params: Tokenize) -> JsonDict:
 
 @dataclass(frozen=True)
 class WordMerges(Settings):
-    """How did this token, and the word it stands in, come about?"""
+    """Parameters of the BPE merges of a word."""
 
     forward_pass: ForwardPass = field(default_factory=ForwardPass)
     side: str = "text"  # or source, target
@@ -52,11 +52,11 @@ class WordMerges(Settings):
 
 
 def word_merges(traces: TraceCache, params: WordMerges) -> JsonDict:
-    """Return the merges that make the word a token stands in, one by one, and the tree of each of its tokens."""
+    """Return the merges of the word that contains a token, and the merge tree of each of its tokens."""
     loaded = traces.loader.get(params.forward_pass.checkpoint)
     tok = loaded.tok
     if tok is None or not tok.merge_ranks:
-        raise InputError("the tokenizer is no byte-level BPE, so it has no merges to show.")
+        raise InputError("the tokenizer is not byte-level BPE, so it has no merges.")
     ids = _row(loaded, params.forward_pass, params.side)
     require(0 <= params.position < len(ids), "position", params.position, f"within 0 and {len(ids) - 1}")
     found = _word_at(loaded, ids, params.position)
@@ -94,7 +94,7 @@ def _row(loaded: LoadedModel, forward_pass: ForwardPass, side: str) -> list[int]
 
 
 def _word_at(loaded: LoadedModel, ids: list[int], position: int) -> bytes | None:
-    """Return the word that a token stands in; None for special tokens, and where words do not fit the tokens."""
+    """Return the word that contains a token; None for special tokens and where words and tokens do not align."""
     tok = loaded.tok
     assert tok is not None
     if ids[position] in tok.special_ids:
@@ -115,14 +115,14 @@ def _word_at(loaded: LoadedModel, ids: list[int], position: int) -> bytes | None
 
 @dataclass(frozen=True)
 class TrainBpe(Settings):
-    """Which merges would be learned from this text alone?"""
+    """Parameters of BPE training on a text."""
 
     text: str = ""
     merges: int = 50
 
 
 def train_bpe(traces: TraceCache, params: TrainBpe) -> JsonDict:
-    """Replay byte-pair training on a text: each merge, how often it occurs, its rivals, and the text after it."""
+    """Replay BPE training on a text: each merge, its count, the runners-up, and the resulting tokens."""
     require(0 < params.merges <= MAX_MERGES, "merges", params.merges, f"within 1 and {MAX_MERGES}")
     text = params.text[:MAX_TRAINING_CHARS]
     split = [one.encode(errors="surrogatepass") for one in pretokenizer.split(text, "gpt2")]
@@ -153,7 +153,7 @@ def train_bpe(traces: TraceCache, params: TrainBpe) -> JsonDict:
 
 
 def initial_requests(traces: TraceCache, forward_pass: ForwardPass, state: JsonDict) -> list[tuple[str, JsonDict]]:
-    """Return what the view asks when it opens."""
+    """Return the requests that the view sends when opened."""
     loaded = traces.loader.get(forward_pass.checkpoint)
     asked, plain = forward_pass.to_json(), forward_pass.unedited.to_json()
     here: JsonDict = {"forward_pass": asked, "position": state["token"], "show": SHOWN}

@@ -1,4 +1,4 @@
-"""What was seen while a model answered a question: kept for the next look, within a limit of memory."""
+"""Activations of forward passes, in an LRU cache with a memory limit."""
 
 from __future__ import annotations
 
@@ -19,30 +19,30 @@ from glasshouse.page.model_loader import LoadedModel, ModelLoader
 
 T = TypeVar("T")
 
-MEMORY = 2 * 2**30  # bytes that are kept of all forward_passes together
-TEXTS = 16  # whose ids are remembered
+MEMORY = 2 * 2**30  # bytes of the cache
+TEXTS = 16  # prompts whose ids are cached
 SHARE = (
-    0.75  # of that, at most, for the usual sites of one forward_pass; what would take more is recorded when asked for
+    0.75  # maximum share for the default sites of one forward pass; beyond it, sites are recorded on request
 )
 
 
 class TraceCache:
-    """The traces of recent forward_passes to one loader."""
+    """LRU cache of the traces of one model."""
 
     def __init__(self, loader: ModelLoader, memory: int = MEMORY) -> None:
         self.loader, self.memory = loader, memory
-        self.lock = threading.RLock()  # one pass at a time: two would only share the same cores
+        self.lock = threading.RLock()  # one forward pass at a time: two would compete for the same cores
         self._read: OrderedDict[tuple[Prompt, str], tuple[Tensor, ...]] = OrderedDict()
         self._versions: dict[str, tuple[LoadedModel, int]] = {}  # by checkpoint
         self._kept: OrderedDict[tuple[ForwardPass, str], Tensor | AttentionMap] = OrderedDict()
 
     def trace(self, forward_pass: ForwardPass) -> Trace:
-        """Return the trace of a question."""
+        """Return the trace of a forward pass."""
         loaded = self.loader.get(forward_pass.checkpoint)
         with self.lock:
             self._forget(forward_pass.checkpoint, loaded)
             known = (forward_pass.prompt, forward_pass.checkpoint)
-            if known not in self._read:  # a long text is read once, not for each tile of a map
+            if known not in self._read:  # a long text is tokenized once, not for each tile of a map
                 self._read[known] = loaded.inputs(forward_pass.prompt)
             self._read.move_to_end(known)
             while len(self._read) > TEXTS:
@@ -50,7 +50,7 @@ class TraceCache:
             return Trace(self, loaded, forward_pass, self._read[known])
 
     def _forget(self, checkpoint: str, loaded: LoadedModel) -> None:
-        """Let go of what was seen of models that are gone, which maps would keep alive, or have learned since."""
+        """Evict entries of models that are unloaded, which maps would keep alive, or whose weights have changed."""
         version = (loaded, sum(weight._version for weight in loaded.model.parameters()))
         if self._versions.setdefault(checkpoint, version) != version:
             self._versions[checkpoint] = version
@@ -63,11 +63,11 @@ class TraceCache:
 
     @property
     def n_bytes(self) -> int:
-        """How much is kept now."""
+        """Bytes in the cache."""
         return sum(size_of(one) for one in self._kept.values())
 
     def get(self, forward_pass: ForwardPass, name: str) -> Tensor | AttentionMap | None:
-        """Return what is kept of a question under a name."""
+        """Return a cached value of a forward pass."""
         with self.lock:
             if (forward_pass, name) not in self._kept:
                 return None
@@ -75,7 +75,7 @@ class TraceCache:
             return self._kept[forward_pass, name]
 
     def put(self, forward_pass: ForwardPass, name: str, value: Tensor | AttentionMap) -> None:
-        """Keep something; what was not looked at for longest goes."""
+        """Cache a value; the least recently used ones are evicted."""
         with self.lock:
             self._kept[forward_pass, name] = value
             self._kept.move_to_end((forward_pass, name))
@@ -84,7 +84,7 @@ class TraceCache:
 
 
 class Trace:
-    """One forward_pass and what is known of it: sites are recorded when first asked for, most of them in one pass."""
+    """One forward pass: sites are recorded on first use, most of them in one pass."""
 
     def __init__(
         self, traces: TraceCache, loaded: LoadedModel, forward_pass: ForwardPass, inputs: tuple[Tensor, ...]
@@ -95,39 +95,39 @@ class Trace:
 
     @property
     def ids(self) -> list[int]:
-        """What the stack reads that the head reads from: the text, or the target."""
+        """The input ids of the stack that the head is on: the text, or the target."""
         return self.inputs[-1][0].tolist()
 
     def activation(self, name: str) -> Tensor:
-        """Return what stood at a site, without the batch: one row is all there is."""
+        """Return the activation at a site, without the batch axis."""
         value = self._see(name)
         assert isinstance(value, Tensor)
         return value[0]
 
     def attention_map(self, name: str) -> AttentionMap:
-        """Return the attention map of a name such as pattern.3."""
+        """Return the attention map of a site such as pattern.3."""
         value = self._see(name)
         assert isinstance(value, AttentionMap)
         return value
 
     def residual_sites(self) -> list[str]:
-        """Return the sites of the stream that the head reads: embedded, and after each layer."""
+        """Return the residual-stream sites of that stack: the embedding, and after each layer."""
         depth = len(self.stack.blocks)
         return [f"{self.prefix}embed", *(f"{self.prefix}resid_post.{layer}" for layer in range(depth))]
 
     def run(self, work: Callable[[], T]) -> T:
-        """Do some work on the model while it is changed as the question says."""
+        """Run a function on the model with the edits applied."""
         with self.traces.lock, eval_mode(self.model), edit(self.model, self.edits()):
             return work()
 
     def edits(self) -> dict[str, list[Callable[[Tensor], Tensor] | AblationEdit]]:
-        """Return the changes as `edit` takes them."""
+        """Return the edits as `edit` takes them."""
         made: dict[str, list[Callable[[Tensor], Tensor] | AblationEdit]] = {}
         for one in self.forward_pass.edits:
             for place in select(self.model, one.site):
                 if place.site.hook_point in ("scores", "pattern"):
                     raise InputError(
-                        f"{one.site} is to be changed, of which the page keeps no map; change z instead."
+                        f"{one.site} cannot be edited on the page; edit z instead."
                     )
             made.setdefault(one.site, []).append(self._edit(one))
         return made
@@ -143,9 +143,9 @@ class Trace:
                 return lambda old: check_patch_shape(site, there, old)
 
     def _elsewhere(self, site: str) -> Tensor:
-        """Return what stood at a site, or a part of one, on the other text."""
+        """Return the activation at a site on the other prompt."""
         if self.forward_pass.patch_from is None:
-            raise InputError(f"{site} is to be patched, but there is no other text; write one.")
+            raise InputError(f"{site} is patched, but there is no second text; enter one.")
         other = self.traces.trace(self.forward_pass.patch_pass)
         with eval_mode(other.model), record(other.model, site, stop=True) as seen:
             other.model(*other.inputs)
@@ -161,28 +161,28 @@ class Trace:
             return found[name]
 
     def _usual(self) -> set[str]:
-        """Return what is recorded along with anything, as a second pass would cost more: if there is room for it."""
+        """Return the sites that are always recorded if memory allows, as a second pass would cost more."""
         kinds = {"resid_post", "pattern", "cross_pattern"}
         usual = {name for name in sites(self.model) if name.rpartition(".")[0].rpartition(".")[2] in kinds}
         usual |= {f"{self.prefix}embed", f"{self.prefix}final"}
         return usual if sum(map(self._size, usual)) <= SHARE * self.traces.memory else set()
 
     def _size(self, name: str) -> int:
-        """Return about how many bytes are kept of a site: of a map, its queries, keys and values."""
+        """Estimate the bytes of a site; of a map, its queries, keys and values."""
         s = self.model.spec
         width = (s.n_heads + 2 * s.n_kv_heads) * s.d_head if "pattern" in name else s.d_model
         length = max(one.shape[1] for one in self.inputs)
         return length * width * self.model.token_embedding.table.weight.element_size()
 
     def _pass(self, names: set[str]) -> dict[str, Tensor | AttentionMap]:
-        """Call the model once and return what stood at these sites; it is computed no further than to the last."""
+        """Run the model up to the last of these sites and return their activations."""
         known = sites(self.model)
         order = [name for name in known if name in names]
         maps = [name for name in order if known[name].hook_point == "pattern"]
-        # A map is seen when its kernel has run; what the layer adds to the stream comes right after.
+        # A map is captured when its kernel has run; the attention output comes right after.
         last = order[-1].replace("pattern", "attn_out") if order[-1] in maps else order[-1]
         recorded = [name for name in dict.fromkeys([*order, last]) if name not in maps]
-        edits = self.edits()  # before, as patches call the model themselves
+        edits = self.edits()  # first, as patches run the model themselves
         with (
             eval_mode(self.model),
             edit(self.model, edits),
@@ -194,12 +194,12 @@ class Trace:
 
 
 def size_of(value: Tensor | AttentionMap) -> int:
-    """Return the bytes that a value holds."""
+    """Return the size of a value in bytes."""
     return value.n_bytes if isinstance(value, AttentionMap) else value.numel() * value.element_size()
 
 
 def check_patch_shape(site: str, there: Tensor, old: Tensor) -> Tensor:
-    """Return what stood at a site on the other text, if it fits where it is put."""
+    """Return the activation from the other prompt if its shape matches."""
     if there.shape != old.shape:
         raise InputError(
             f"{site} has shape {list(there.shape)} on the other text, but {list(old.shape)} here; give texts of the "

@@ -1,4 +1,4 @@
-"""Answers about a training run: its curves as they grow, what is seen inside on the way, and two checkpoints of it."""
+"""Endpoints for a training run: metrics, checkpoint logs, and a comparison of two checkpoints."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ from glasshouse.training.run import Run
 
 try:
     import fcntl
-except ImportError:  # Windows, where nobody can tell whether a run is under way
+except ImportError:  # Windows, where locks cannot be checked
     fcntl = None  # type: ignore[assignment]
 
-POINTS = 1000  # of a curve at most, and at least half as many where there are so many steps
-CHECKPOINTS = 120  # whose series and samples are sent
+POINTS = 1000  # maximum points of a curve; at least half as many for long runs
+CHECKPOINTS = 120  # maximum checkpoints whose logs are sent
 
 
 class Curves:
-    """The series of a journal by name, read on as it grows and from the start when it was cut."""
+    """Metrics of a journal by name, read incrementally, and from the start when it was truncated."""
 
     def __init__(self, path: Path) -> None:
         self.path, self.lock = path, threading.Lock()
@@ -48,12 +48,12 @@ class Curves:
         self._forget()
 
     def _forget(self) -> None:
-        self.last = 0  # step
-        self.series: dict[str, tuple[array[int], array[float]]] = {}  # steps and values, without what is no number
-        self._file, self._end, self._line = 0, 0, b""  # how far it was read, and the line that ended there
+        self.last = 0  # last step
+        self.series: dict[str, tuple[array[int], array[float]]] = {}  # steps and values, without NaN
+        self._file, self._end, self._line = 0, 0, b""  # read position, and the line that ended there
 
     def read_new(self) -> None:
-        """Read what came since the last time."""
+        """Read the lines appended since the last call."""
         try:
             with self.path.open("rb") as file:
                 number = os.fstat(file.fileno()).st_ino
@@ -64,18 +64,18 @@ class Curves:
                     file.seek(0)
                 self._file = number
                 for line in file:
-                    if not line.endswith(b"\n"):  # it is being written
+                    if not line.endswith(b"\n"):  # still being written
                         break
                     self._end, self._line = self._end + len(line), line
                     self._take(line)
-        except OSError:  # not there yet, or not any more
+        except OSError:  # not created yet, or deleted
             if self._end:
                 self.truncations += 1
                 self._forget()
 
     def _take(self, line: bytes) -> None:
         entry = self.journal.entry(line)
-        if entry is None:  # damaged, or cut off by a kill
+        if entry is None:  # damaged or truncated
             return
         self.last = step = entry.pop("step")
         for name, value in entry.items():
@@ -86,27 +86,27 @@ class Curves:
 
     @property
     def steps_per_point(self) -> int:
-        """How many steps make one point: a power of two, so that old points stay as they are while new ones come."""
+        """Steps per point: a power of two, so that old points stay valid as new ones arrive."""
         return 1 << (self.last // POINTS).bit_length()
 
     @property
     def version(self) -> str:
-        """What must be the same for old points to be good still."""
+        """Changes when points already sent are no longer valid."""
         return f"{self.truncations}.{self.steps_per_point}"
 
     def since(self, step: int) -> JsonDict:
-        """Return each curve from the point on that holds a step."""
+        """Return each curve from the point that contains a step."""
         return {name: _points(*series, step, self.steps_per_point) for name, series in self.series.items()}
 
     def steps_in(self, epochs: float | None) -> int | None:
-        """Return how many steps so many epochs take, once a step tells how much of an epoch it is."""
+        """Return the number of steps in so many epochs; None until a step logs its epoch."""
         if epochs is None or "epoch" not in self.series:
             return None
         steps, values = self.series["epoch"]
         return math.ceil(round(epochs * steps[-1] / values[-1], 6))
 
     def lowest(self, name: str) -> JsonDict | None:
-        """Return where a figure was lowest."""
+        """Return the step with the lowest value of a metric."""
         if name not in self.series:
             return None
         steps, values = self.series[name]
@@ -115,7 +115,7 @@ class Curves:
 
 
 def _points(steps: array[int], values: array[float], since: int, steps_per_point: int) -> JsonDict:
-    """Return a curve, a point for so many steps: the last of the steps, and the mean, lowest and highest value."""
+    """Return a curve with its steps, means, minima and maxima, one point per `steps_per_point` steps."""
     begin = bisect_left(steps, since // steps_per_point * steps_per_point)
     x, y = np.array(steps[begin:]), np.array(values[begin:])
     if steps_per_point == 1:
@@ -134,20 +134,20 @@ def _points(steps: array[int], values: array[float], since: int, steps_per_point
 
 @lru_cache(maxsize=4)
 def curves_of(run: Path) -> Curves:
-    """Return the curves of a run, which remember how far they were read."""
+    """Return the curves of a run, which keep their read position."""
     return Curves(run / METRICS)
 
 
 @dataclass(frozen=True)
 class Metrics(Settings):
-    """How far is the run, and what came since a step?"""
+    """Parameters of the metrics: those since a step."""
 
     since: int = 0
-    version: str = ""  # of the answer that told the steps before; where it is another by now, all is told again
+    version: str = ""  # version of the previous response; if outdated, everything is sent again
 
 
 def metrics(traces: TraceCache, params: Metrics) -> JsonDict:
-    """Return the curves of a run from a step on, and how it stands."""
+    """Return the metrics of a run from a step on, and its status."""
     run = _run(traces)
     curves = curves_of(run)
     with curves.lock:
@@ -163,7 +163,7 @@ def metrics(traces: TraceCache, params: Metrics) -> JsonDict:
         }
     there, choice = list_checkpoints(run), Run.from_dict(config.read(run / RUN)).train
     taken = max([curves.last, *(one.step for one in there)])
-    # One that had ended and goes on with more steps has a model of before; one that patience ended has less than all.
+    # A resumed run still has its earlier final model; early stopping ends before the planned steps.
     planned = choice.steps or curves.steps_in(choice.epochs)
     ended = taken == 0 or planned is None or taken >= planned or choice.patience > 0
     return {
@@ -176,14 +176,14 @@ def metrics(traces: TraceCache, params: Metrics) -> JsonDict:
 
 
 def run_status(run: Path, done: bool) -> Literal["running", "finished", "stopped"]:
-    """Say how a run stands: someone holds its folder, or there is the model that came of it, or neither."""
+    """Return the status of a run: its folder is locked, its final model exists, or neither."""
     if is_locked(run):
         return "running"
     return "finished" if done else "stopped"
 
 
 def is_locked(run: Path) -> bool:
-    """Say whether a process trains in a folder, without keeping others out for longer than a look takes."""
+    """Whether a process is training in a folder."""
     if fcntl is None:
         return False
     try:
@@ -191,28 +191,28 @@ def is_locked(run: Path) -> bool:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
-    except OSError:  # no lock, or nothing that can be one
+    except OSError:  # no lock file
         return False
     return False
 
 
 @dataclass(frozen=True)
 class RunSettings(Settings):
-    """What was the run told to do?"""
+    """Parameters of the run settings."""
 
 
 def run_settings(traces: TraceCache, params: RunSettings) -> JsonDict:
-    """Return the settings of a run that one asks for first, by their names."""
+    """Return the main settings of a run by name."""
     run = Run.from_dict(config.read(_run(traces) / RUN))
     data, choice = run.data, run.train
     optimizer = choice.chosen_optimizer()
-    begun = run.model.get("from") or run.model.get("preset") or run.model.get("kind")
+    start = run.model.get("from") or run.model.get("preset") or run.model.get("kind")
     named = {
-        "model.from" if "from" in run.model else "model.preset" if "preset" in run.model else "model.kind": begun,
+        "model.from" if "from" in run.model else "model.preset" if "preset" in run.model else "model.kind": start,
         "data.path": ", ".join(data.path),
-        "data.seq_len": f"{data.seq_len:,} tokens in a row",
+        "data.seq_len": f"{data.seq_len:,} tokens per sequence",
         **({"train.steps": f"{choice.steps:,}"} if choice.steps else {"train.epochs": f"{choice.epochs:g}"}),
-        "train.batch_tokens": f"{choice.batch_tokens:,} tokens in a step",
+        "train.batch_tokens": f"{choice.batch_tokens:,} tokens per step",
         "train.optimizer": optimizer.kind,
         "train.lr": f"{optimizer.lr:g}",
         "train.schedule": choice.schedule.kind,
@@ -229,11 +229,11 @@ def run_settings(traces: TraceCache, params: RunSettings) -> JsonDict:
 
 @dataclass(frozen=True)
 class CheckpointLog(Settings):
-    """What was written down at the checkpoints?"""
+    """Parameters of the checkpoint logs."""
 
 
 def probes(traces: TraceCache, params: CheckpointLog) -> JsonDict:
-    """Return the series of the inside by checkpoint: of heads [checkpoint][layer][head], of layers [][layer]."""
+    """Return the probes by checkpoint: per head [checkpoint][layer][head], per layer [checkpoint][layer]."""
     lines, left_out = _spread(list(Journal(_run(traces) / PROBES).lines()))
 
     def found(names: Sequence[str]) -> JsonDict:
@@ -248,7 +248,7 @@ def probes(traces: TraceCache, params: CheckpointLog) -> JsonDict:
 
 
 def samples(traces: TraceCache, params: CheckpointLog) -> JsonDict:
-    """Return what the model wrote at each checkpoint, control characters spelled out."""
+    """Return the samples at each checkpoint, control characters escaped."""
     lines, left_out = _spread(list(Journal(_run(traces) / SAMPLES).lines()))
     return {
         "steps": [line["step"] for line in lines],
@@ -260,7 +260,7 @@ def samples(traces: TraceCache, params: CheckpointLog) -> JsonDict:
 
 
 def _spread(lines: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], int]:
-    """Return the lines, or some of them from the first to the last, and how many were left out."""
+    """Return at most CHECKPOINTS lines, evenly spaced, and how many were omitted."""
     if len(lines) <= CHECKPOINTS:
         return lines, 0
     kept = np.linspace(0, len(lines) - 1, CHECKPOINTS).round().astype(int).tolist()
@@ -273,14 +273,14 @@ def _spelled(text: str) -> str:
 
 @dataclass(frozen=True)
 class CompareCheckpoints(Settings):
-    """Where do two checkpoints of the run part ways on a text?"""
+    """Parameters of a comparison of two checkpoints."""
 
     forward_pass: ForwardPass = field(default_factory=ForwardPass)
     compare_with: str = ""
 
 
 def compare_checkpoints(traces: TraceCache, params: CompareCheckpoints) -> JsonDict:
-    """Set the model at the question's checkpoint compare_with another, both as they are."""
+    """Compare two checkpoints on a prompt, both without edits."""
     _run(traces)
     one, other = (
         traces.loader.get(checkpoint) for checkpoint in (params.forward_pass.checkpoint, params.compare_with)
@@ -301,25 +301,25 @@ def compare_checkpoints(traces: TraceCache, params: CompareCheckpoints) -> JsonD
 
 
 def _mean(losses: list[float]) -> float | None:
-    """Return the mean of what is a number; None where nothing is."""
+    """Return the mean of the finite values; None if there are none."""
     real = [one for one in losses if math.isfinite(one)]
     return sum(real) / len(real) if real else None
 
 
 def _run(traces: TraceCache) -> Path:
     if traces.loader.run is None:
-        raise InputError(f"{traces.loader.name!r} is no run, so it has no curves; open the folder of a run.")
+        raise InputError(f"{traces.loader.name!r} is not a run, so it has no metrics; open a run folder.")
     return traces.loader.run
 
 
 def _checkpoint_log_version(run: Path) -> str:
-    """Return what changes when anything was written down inside."""
+    """Return a value that changes when the checkpoint logs grow."""
     sizes = [path.stat().st_size if path.is_file() else 0 for path in (run / PROBES, run / SAMPLES)]
     return ".".join(map(str, sizes))
 
 
 def initial_requests(traces: TraceCache, forward_pass: ForwardPass, state: JsonDict) -> list[tuple[str, JsonDict]]:
-    """Return what the view asks when it opens."""
+    """Return the requests that the view sends when opened."""
     asks: list[tuple[str, JsonDict]] = [(name, {}) for name in ("metrics", "run_settings", "samples", "probes")]
     if state["compare_with"] and state["compare_with"] != forward_pass.checkpoint:
         asks.append(

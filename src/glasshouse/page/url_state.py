@@ -1,4 +1,4 @@
-"""What the page shows, as it stands in its address after the #: a state, and the question that it asks."""
+"""The page state in the URL fragment, and its forward pass."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from glasshouse.page.model_loader import LoadedModel
 from glasshouse.page.next_token import Generate, generate_text
 from glasshouse.page.trace import TraceCache
 
-MAX_TARGET_TOKENS = 48  # tokens that a target is given at first
-# As in static/state.js, where a comment says what each is.
+MAX_TARGET_TOKENS = 48  # generated for an empty target
+# Documented in static/state.js.
 DEFAULTS: JsonDict = {
     "view": "tokens",
     "text": "",
@@ -49,7 +49,7 @@ VIEW_STATE_KEYS = (
 
 
 def fragment(state: Mapping[str, object]) -> str:
-    """Return a state as it stands in an address; what is as always is left out.
+    """Return the URL fragment of a state; defaults are omitted.
 
     >>> fragment({"text": "to be", "layer": 3, "head": 0})
     '#text=to+be&layer=3'
@@ -62,18 +62,18 @@ def fragment(state: Mapping[str, object]) -> str:
 
 
 def forward_pass_of(loaded: LoadedModel, state: Mapping[str, Any]) -> ForwardPass:
-    """Return what a state asks of a model."""
+    """Return the forward pass of a state."""
     prompt = {name: state[name] for name in ("text", "target", "appended", "masked")}
     table: JsonDict = {"prompt": prompt, "checkpoint": state["checkpoint"], "edits": state["edits"]}
     if state["patch_from"] and any(one["kind"] == "patch" for one in state["edits"]):
-        # In an encoder-decoder it is another source; the target is the same.
+        # In an encoder-decoder, another source with the same target.
         pair = isinstance(loaded.model, Seq2Seq)
         table["patch_from"] = {**prompt, "text": state["patch_from"]} if pair else {"text": state["patch_from"]}
     return config.parse(ForwardPass, table)
 
 
 def with_defaults(traces: TraceCache, given: Mapping[str, object]) -> JsonDict:
-    """Return a whole state: what was not given is as the page itself would begin."""
+    """Return a complete state with the defaults of the page."""
     state: JsonDict = {**DEFAULTS, **given}
     state["checkpoint"] = state["checkpoint"] or traces.loader.latest()
     loaded = traces.loader.get(state["checkpoint"])
@@ -87,5 +87,5 @@ def with_defaults(traces: TraceCache, given: Mapping[str, object]) -> JsonDict:
         state["appended"] = [one["id"] for one in made["tokens"]]
     row = loaded.inputs(forward_pass_of(loaded, state).prompt)[-1]
     last = row.shape[1] - 1
-    state["token"] = state["token"] if 0 <= state["token"] <= last else last  # as the page has it
+    state["token"] = state["token"] if 0 <= state["token"] <= last else last  # as on the page
     return state

@@ -1,4 +1,4 @@
-"""Looking at a model: in a notebook, in a file, or in a browser."""
+"""Viewing a model in a notebook, in a file or in a browser."""
 
 from __future__ import annotations
 
@@ -41,17 +41,17 @@ INITIAL_REQUESTS: dict[str, InitialRequests] = {
     "alignment": alignment.initial_requests,
     "run": training_run.initial_requests,
 }
-MOST = 128  # selections of tokens and heads, beside the one that was prompt for, that a file holds
+MOST = 128  # further selections of tokens and heads that a saved file includes
 
 
 class Look:
-    """A model and a text that it is looked at with: it shows itself in a notebook."""
+    """A model and a page state, displayed by notebooks."""
 
     def __init__(self, traces: TraceCache, given: JsonDict) -> None:
         self.traces, self.given = traces, given
 
     def html(self) -> str:
-        """Return the page as one HTML file that needs no server: what is not selected is there while it is little."""
+        """Return the page as a standalone HTML file, with nearby selections if they fit."""
         state = with_defaults(self.traces, self.given)
         first, *others = self._states(state)
         loaded = self.traces.loader.get(state["checkpoint"])
@@ -69,7 +69,7 @@ class Look:
         Path(path).write_text(self.html(), encoding="utf-8")
 
     def open(self, *, port: int = 0, browser: bool = True) -> Server:
-        """Serve the whole page, which can do all that a file cannot, in the background; `close` what it returns."""
+        """Serve the full page in the background; `close` the returned server."""
         server = Server(self.traces, port=port)
         server.start()
         if browser:
@@ -79,7 +79,7 @@ class Look:
 
     @property
     def fragment(self) -> str:
-        """What comes after the address: the state that was prompt for."""
+        """The URL fragment of the state."""
         return fragment(self.given)
 
     def _repr_html_(self) -> str:
@@ -87,7 +87,7 @@ class Look:
         return f'<iframe {frame} srcdoc="{escape(self.html())}"></iframe>'
 
     def _requests(self, state: JsonDict) -> Iterator[tuple[str, JsonDict]]:
-        """Yield what all views ask when they open on a state, and the tokens of the text that patches come from."""
+        """Yield the requests that all views send when opened, and the tokens of the patch source."""
         loaded = self.traces.loader.get(state["checkpoint"])
         if state["patch_from"]:
             patched = forward_pass_of(loaded, {**state, "edits": [{"kind": "patch", "site": ""}]})
@@ -110,9 +110,9 @@ class Look:
 
 
 def look(model: Model, tok: Tokenizer | None = None, text: str = "", **state: object) -> Look:
-    """Look at a model with a text: in a notebook the page shows itself; `save` writes it, `open` serves it.
+    """View a model on a text: a notebook displays the page, `save` writes it, `open` serves it.
 
-    Further names are those of the page's address: `view="attention"`, `layer=3`, `head=5`, `token=7`.
+    Further keyword arguments are keys of the URL state: `view="attention"`, `layer=3`, `head=5`, `token=7`.
 
     >>> import glasshouse as gh
     >>> tok = gh.Tokenizer.train(texts=["to be or not to be"], vocab_size=263)
@@ -129,25 +129,25 @@ def look(model: Model, tok: Tokenizer | None = None, text: str = "", **state: ob
 
 
 def available_views(loader: ModelLoader) -> list[str]:
-    """Return the views that there are of what is looked at."""
+    """Return the names of the views that apply to the model."""
     left_out = set() if isinstance(loader.get("").model, Seq2Seq) else {"alignment"}
     left_out |= set() if loader.run is not None else {"run"}
     return [name for name in INITIAL_REQUESTS if name not in left_out]
 
 
 def validate_state(traces: TraceCache, given: JsonDict) -> JsonDict:
-    """Return a state, if the page knows all the names and the model has what they select."""
+    """Return a state after checking its keys, and its values against the model."""
     for name in given:
         if name not in DEFAULTS and name not in VIEW_STATE_KEYS:
             raise InputError(
-                f"the page has nothing called {name!r}; {did_you_mean(name, [*DEFAULTS, *VIEW_STATE_KEYS])}"
+                f"the page has no state key {name!r}; {did_you_mean(name, [*DEFAULTS, *VIEW_STATE_KEYS])}"
             )
     state: JsonDict = {name: _typed(name, value) for name, value in given.items()}
     if (view := state.get("view", "tokens")) not in INITIAL_REQUESTS:
         raise InputError(f"there is no view {view!r}; {did_you_mean(view, INITIAL_REQUESTS)}")
     loader = traces.loader
     if view not in (fitting := available_views(loader)):
-        raise InputError(f"the view {view!r} is not for this model; choose one of {', '.join(fitting)}.")
+        raise InputError(f"the view {view!r} does not apply to this model; choose one of {', '.join(fitting)}.")
     for name in ("checkpoint", "compare_with"):
         if (checkpoint := state.get(name)) and checkpoint not in (known := loader.checkpoints()):
             advice = did_you_mean(checkpoint, known) if known else "leave it out: only a run has several."
@@ -157,13 +157,13 @@ def validate_state(traces: TraceCache, given: JsonDict) -> JsonDict:
 
 
 def _typed(name: str, value: object) -> object:
-    """Return a value, if it is of the type that stands in the page's address; what it selects is not looked at."""
+    """Return a value after checking its type."""
     kind = float if name in ("temperature", "top_p") else type(DEFAULTS.get(name))
     return config.parse(kind, value, name) if kind in (int, float, str) else value
 
 
 def _check_selection(traces: TraceCache, state: JsonDict, places: Collection[str]) -> None:
-    """Refuse a layer, a head, an attention or a change of a site that the model does not have, and tokens beyond."""
+    """Check that layer, head, attention, sites and tokens exist in the model."""
     loaded = traces.loader.get(state["checkpoint"])
     s = loaded.model.spec
     forward_pass = forward_pass_of(loaded, state)
@@ -177,7 +177,7 @@ def _check_selection(traces: TraceCache, state: JsonDict, places: Collection[str
             f"attention is {state['attention']!r}, which is unknown; {did_you_mean(state['attention'], kinds)}"
         )
     sizes = {"layer": max(s.n_layers, getattr(s, "n_encoder_layers", 0)), "head": s.n_heads}
-    if places and not isinstance(loaded.model, Seq2Seq):  # whose target may be written later
+    if places and not isinstance(loaded.model, Seq2Seq):  # whose target may be generated later
         prompt = forward_pass.prompt if state["text"] or state["appended"] else Prompt(traces.loader.example())
         sizes |= dict.fromkeys(places, loaded.inputs(prompt)[-1].shape[1])
     for name, size in sizes.items():

@@ -50,7 +50,7 @@ export function request(name, body = {}, { fresh = false, topic = "" } = {}) {
 }
 
 async function lookUp(name, key) {
-  if (key in snapshot.answers) return snapshot.answers[key];
+  if (key in snapshot.responses) return snapshot.responses[key];
   throw new ApiError("This saved page does not include that; open the model with “glasshouse look” to see it.");
 }
 

@@ -1,4 +1,4 @@
-"""The way of one token through the model, step by step, with the numbers that the modules computed themselves."""
+"""The forward pass of one token step by step, with the numbers of the modules themselves."""
 
 from glasshouse.page.walkthrough.handler import Walkthrough, initial_requests, walkthrough
 

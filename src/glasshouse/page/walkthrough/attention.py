@@ -1,4 +1,4 @@
-"""One head: from query, key and value to what it gathers, and how all heads are joined."""
+"""Steps of one attention head and of the output projection."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from glasshouse.page import serialization
 from glasshouse.page.walkthrough.card import card, linear_card, norm_card
 from glasshouse.page.walkthrough.token_path import TokenPath, memory_of
 
-SHOWN = 12  # keys whose vectors are sent; the scores and weights of all are
+SHOWN = 12  # keys whose vectors are sent; scores and weights are sent for all
 
 
 def attention_steps(path: TokenPath, part: str, x: Tensor, seen: dict[str, Tensor]) -> Iterator[JsonDict]:
-    """Yield the steps of one head, then how all heads are joined."""
+    """Yield the steps of one head, then of the output projection."""
     layer, mark = path.block.get_submodule(part).layer, mark_of(part)
     attention = path.trace.attention_map(f"{path.prefix}{mark}pattern.{path.layer}")
     weights = attention.weights(head=path.head, query=path.position)[0]
-    # Of a source, the token that is looked at most shows how keys and values come about.
+    # In cross-attention, keys and values are shown for the source token with the largest weight.
     of = int(weights.argmax()) if part == "cross" else path.position
     yield from _vectors(path, part, x, memory_of(path.trace)[of] if part == "cross" else x, of, attention)
     first = max(0, min(of - (SHOWN // 2 if part == "cross" else SHOWN - 3), len(weights) - SHOWN))
@@ -44,7 +44,7 @@ def attention_steps(path: TokenPath, part: str, x: Tensor, seen: dict[str, Tenso
 def _vectors(
     path: TokenPath, part: str, x: Tensor, source: Tensor, of: int, attention: AttentionMap
 ) -> Iterator[JsonDict]:
-    """Yield the query of the token, and the key and value of the token `of`, up to what the kernel was given."""
+    """Yield the query of the token, and the key and value of token `of`, as the kernel receives them."""
     layer, mark, s = path.block.get_submodule(part).layer, mark_of(part), path.spec
     kernel, shared = attention.kernel, path.head * s.n_kv_heads // s.n_heads
     position = path.stack.position
@@ -55,7 +55,7 @@ def _vectors(
     }
     q, k = last["q"], last["k"]
     told: JsonDict = {"of": of, "kv": shared}
-    plain = not (s.qk_norm or turns)  # what the linear maps give is then what the kernel takes
+    plain = not (s.qk_norm or turns)  # then the projections are the kernel inputs
     if not plain:
         q = split_heads(layer.query(x[None, None]), s.d_head)[0, path.head, 0]
         k = split_heads(layer.key(source[None, None]), s.d_head)[0, shared, 0]
@@ -73,7 +73,7 @@ def _vectors(
 
 
 def _turn(path: TokenPath, position: RotaryPosition) -> JsonDict:
-    """Return by which angle each pair is turned at the position, and which coordinates are pairs."""
+    """Return the rotation angle of each pair at the position, and the pair layout."""
     choice = path.spec.position
     assert isinstance(choice, spec.Rotary)
     pairs = torch.arange(0, position.d_head, 2, device=path.ids.device, dtype=torch.float32)
@@ -88,7 +88,7 @@ def _turn(path: TokenPath, position: RotaryPosition) -> JsonDict:
 
 
 def _scores(path: TokenPath, part: str, attention: AttentionMap, first: int) -> Iterator[JsonDict]:
-    """Yield what the products of query and keys become on their path to weights: the last is what the softmax gets."""
+    """Yield the steps from q · k to the attention weights."""
     kernel, mark = attention.kernel, mark_of(part)
     n_keys = kernel.k.shape[2]
     shared = path.head * kernel.k.shape[1] // path.spec.n_heads
@@ -122,5 +122,5 @@ def _scores(path: TokenPath, part: str, attention: AttentionMap, first: int) -> 
 
 
 def mark_of(part: str) -> str:
-    """Return what the names of a part's sites begin with."""
+    """Return the prefix of the site names of a sublayer."""
     return "cross_" if part == "cross" else ""

@@ -1,4 +1,4 @@
-"""One layer: its sublayers in order, each with its norms and its sum with the stream."""
+"""Steps of one layer: its sublayers with norms and residual connections."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from glasshouse.page.walkthrough.card import card, linear_card, norm_card
 from glasshouse.page.walkthrough.token_path import TokenPath, memory_of
 
 STRONGEST = 12  # neurons
-# What each sublayer adds to the stream, and the stream after it.
+# The output site of each sublayer, and the residual stream after it.
 ADDED = {"attention": "attn_out", "cross": "cross_attn_out", "feedforward": "ffn_out"}
 AFTER = {"attention": "resid_mid", "cross": "cross_resid_mid", "feedforward": "resid_post"}
 
 
 def block_steps(path: TokenPath) -> Iterator[JsonDict]:
-    """Yield the steps of the layer that is looked at."""
+    """Yield the steps of the selected layer."""
     seen = _inside(path)
     x = seen["resid_pre"]
     if path.layer > 0:
@@ -37,7 +37,7 @@ def block_steps(path: TokenPath) -> Iterator[JsonDict]:
 
 
 def _inside(path: TokenPath) -> dict[str, Tensor]:
-    """Return what stands within the layer at the position: its block is called once more on what it was given."""
+    """Return the activations of the layer at the position; its block is run again on its input."""
     trace, cross = path.trace, hasattr(path.block, "cross")
     wanted = ["resid_pre", "z", "attn_out", "resid_mid", "hidden", "ffn_out", "resid_post"]
     wanted += ["cross_z", "cross_attn_out", "cross_resid_mid"] if cross else []
@@ -60,7 +60,7 @@ def _inside(path: TokenPath) -> dict[str, Tensor]:
 
 
 def _context(path: TokenPath, dtype: torch.dtype) -> Context:
-    """Return what the layers of the stack are told beside the stream, as the stack itself does."""
+    """Return the context of the layers, as the stack itself makes it."""
     layout = make_layout(path.ids)
     rotate, masks = path.stack.position.rotation(layout.positions, dtype), path.stack.masks(layout, None, dtype)
     if not hasattr(path.block, "cross"):
@@ -71,7 +71,7 @@ def _context(path: TokenPath, dtype: torch.dtype) -> Context:
 
 
 def _sublayer(path: TokenPath, part: str, x: Tensor, seen: dict[str, Tensor]) -> Iterator[JsonDict]:
-    """Yield the steps of a sublayer, its norms where they stand, and the sum with the stream."""
+    """Yield the steps of a sublayer, its norms, and the residual connection."""
     residual, order = path.block.get_submodule(part), path.spec.norm_placement
     added, after = seen[ADDED[part]], seen[AFTER[part]]
     given = x
@@ -81,7 +81,7 @@ def _sublayer(path: TokenPath, part: str, x: Tensor, seen: dict[str, Tensor]) ->
     inner = feedforward_steps if part == "feedforward" else attention_steps
     *most, last = inner(path, part, given, seen)
     yield from most
-    if order == "sandwich":  # what the layer gives, the norm takes
+    if order == "sandwich":  # the output norm follows the layer
         yield last
         made = _raw(residual.layer, part, seen)
         yield norm_card(f"{part}.norm_out", residual.norm_out, made, added, path.site(ADDED[part]))
@@ -96,7 +96,7 @@ def _sublayer(path: TokenPath, part: str, x: Tensor, seen: dict[str, Tensor]) ->
 
 
 def _raw(layer: Any, part: str, seen: dict[str, Tensor]) -> Tensor:  # noqa: ANN401
-    """Return what a layer gives, before anything is done to it."""
+    """Return the output of a layer before its norm."""
     made: Tensor = (
         layer.down(seen["hidden"]) if part == "feedforward" else layer.out(seen[f"{mark_of(part)}z"].flatten())
     )

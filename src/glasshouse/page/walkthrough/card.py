@@ -1,4 +1,4 @@
-"""Cards: one step each, with what goes in, what comes out and the weights between."""
+"""Cards: one step each, with its inputs, outputs and weights."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ CORNER = 8  # rows and columns of a weight matrix
 
 
 def card(node: str, kind: str, site: str = "", **held: object) -> JsonDict:
-    """Return a step: where in the model it belongs, what kind it is, the site its output stands at, its numbers."""
+    """Return a card: its node in the diagram, its kind, the site of its output, and its numbers."""
     return {"node": node, "kind": kind, "site": site, **{name: _sent(one) for name, one in held.items()}}
 
 
@@ -30,7 +30,7 @@ def _sent(value: object) -> object:
 
 
 def norm_card(node: str, norm: Any, x: Tensor, y: Tensor | None = None, site: str = "") -> JsonDict:  # noqa: ANN401
-    """Return a norm with what it measures of a vector."""
+    """Return the card of a norm with its statistics."""
     wide = x.to(torch.promote_types(x.dtype, torch.float32))
     numbers: JsonDict = {"eps": float(norm.eps or torch.finfo(x.dtype).eps)}
     if isinstance(norm, nn.LayerNorm):
@@ -45,7 +45,7 @@ def norm_card(node: str, norm: Any, x: Tensor, y: Tensor | None = None, site: st
 def linear_card(
     node: str, kind: str, linear: nn.Linear | LoRALinear, x: Tensor, y: Tensor, first: int = 0, **held: int
 ) -> JsonDict:
-    """Return a linear map, of which `y` is the rows from `first` on: a corner of its matrix, its bias."""
+    """Return the card of a linear map whose rows from `first` on give `y`, with a corner of its matrix."""
     base = linear.base if isinstance(linear, LoRALinear) else linear
     weight = base.weight[first : first + len(y), :]
     if isinstance(linear, LoRALinear):

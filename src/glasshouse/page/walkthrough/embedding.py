@@ -1,4 +1,4 @@
-"""From the token to the first layer: its row of the table, and where it stands."""
+"""Steps from the token id to the first layer."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from glasshouse.page.walkthrough.token_path import TokenPath
 
 
 def embedding_steps(path: TokenPath) -> list[JsonDict]:
-    """Return what a token becomes before the first layer."""
+    """Return the embedding steps of a token."""
     model, position = path.trace.model, path.stack.position
     one = int(path.ids[0, path.position])
     table = model.token_embedding.table.weight
@@ -35,7 +35,7 @@ def embedding_steps(path: TokenPath) -> list[JsonDict]:
         else:
             told = {
                 "layout": "pairs" if position.interleaved else "halves",
-                "added": position.codes(path.position_ids)[0, 0],
+                "added": position.encodings(path.position_ids)[0, 0],
             }
         cards.append(card("embed", "position", x=before, y=x, how=path.spec.position.kind, **told))
     if not isinstance(path.stack.embed_norm, nn.Identity):

@@ -1,4 +1,4 @@
-"""The whole way of one token, in order."""
+"""Endpoint of the walkthrough."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from glasshouse.page.walkthrough.unembedding import unembedding_steps
 
 @dataclass(frozen=True)
 class Walkthrough(Settings):
-    """What happens to one token on its path through the model, in one layer and one head?"""
+    """Parameters of the walkthrough of one token in one layer and head."""
 
     forward_pass: ForwardPass = field(default_factory=ForwardPass)
     position: int = -1
     layer: int = 0
     head: int = 0
-    side: str = ""  # source: the path through the encoder of an encoder-decoder
+    side: str = ""  # source: the encoder of an encoder-decoder
 
 
 def walkthrough(traces: TraceCache, params: Walkthrough) -> JsonDict:
-    """Return the steps of a token in order: each with what goes in, what comes out and the weights between."""
+    """Return the steps of a token in order, each with its inputs, outputs and weights."""
     trace = traces.trace(params.forward_pass)
     path = _way(trace, params)
     with torch.no_grad():
@@ -68,7 +68,7 @@ def _way(trace: Trace, params: Walkthrough) -> TokenPath:
 
 
 def initial_requests(traces: TraceCache, forward_pass: ForwardPass, state: JsonDict) -> list[tuple[str, JsonDict]]:
-    """Return what the view asks when it opens."""
+    """Return the requests that the view sends when opened."""
     model = traces.loader.get(forward_pass.checkpoint).model
     source = isinstance(model, Seq2Seq) and state.get("walkthrough_side") == "source"
     depth = model.spec.n_encoder_layers if source else model.spec.n_layers  # type: ignore[union-attr]

@@ -1,4 +1,4 @@
-"""Where a token goes: the stack it passes, the place it stands at, the layer and head that are looked at."""
+"""The selected token, layer and head within a stack."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from glasshouse.page.trace import Trace
 
 @dataclass(frozen=True)
 class TokenPath:
-    """The stack a token passes, where it stands there, and the layer and head that are looked at."""
+    """The stack, and the selected position, layer and head."""
 
     trace: Trace
     prefix: str
@@ -28,32 +28,32 @@ class TokenPath:
 
     @property
     def spec(self) -> spec.Spec:
-        """What the model is."""
+        """The model's spec."""
         return self.trace.model.spec
 
     @property
     def block(self) -> Any:  # noqa: ANN401 - torch types what a module holds as tensor or module
-        """The layer."""
+        """The selected layer."""
         return self.stack.blocks[self.layer]
 
     @property
     def position_ids(self) -> Tensor:
-        """The position as the model counts it, [1, 1]."""
+        """The position id, [1, 1]."""
         return make_layout(self.ids).positions[:, self.position : self.position + 1]
 
     def site(self, name: str, *axes: str) -> str:
-        """Return the name of a site of the layer, with the part that is looked at."""
+        """Return the name of a site of the layer, indexed by the selection."""
         here = {"head": self.head, "position": self.position, "query": self.position}
         part = ", ".join(f"{axis}={here[axis]}" for axis in axes or ("position",))
         return f"{self.prefix}{name}.{self.layer}[{part}]"
 
     def residual(self, layer: int) -> Tensor:
-        """Return the stream after a layer, [S, D]; before the first where that is -1."""
+        """Return the residual stream after a layer, [S, D]; -1 is the embedding."""
         return self.trace.activation(f"{self.prefix}embed" if layer < 0 else f"{self.prefix}resid_post.{layer}")
 
 
 def memory_of(trace: Trace) -> Tensor:
-    """Return what the encoder hands to the decoder, [S, D]."""
+    """Return the encoder output, [S, D]."""
     assert isinstance(trace.model, Seq2Seq)
     encoder = trace.model.encoder
     last = trace.activation(f"encoder.resid_post.{len(encoder.blocks) - 1}")[None]

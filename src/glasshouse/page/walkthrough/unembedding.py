@@ -1,4 +1,4 @@
-"""From the last layer to what the model says."""
+"""Steps from the last layer to the output."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TOP = 8  # tokens or labels
 
 
 def unembedding_steps(path: TokenPath) -> Iterator[JsonDict]:
-    """Yield what is made of the stream after the last layer: logits, labels, vectors, or what a decoder looks at."""
+    """Yield the steps after the last layer: logits, labels, vectors, or the encoder output."""
     depth, trace = len(path.stack.blocks), path.trace
     x = path.residual(depth - 1)[path.position]
     here = f"[position={path.position}]"
@@ -64,7 +64,7 @@ def _vocabulary(path: TokenPath, head: LMHead, x: Tensor) -> Iterator[JsonDict]:
 
 
 def _top(path: TokenPath, logits: Tensor, count: int) -> list[JsonDict]:
-    """Return the likeliest tokens or labels, with their logits and probabilities."""
+    """Return the most likely tokens or labels, with logits and probabilities."""
     chances = logits.softmax(-1)
     best = chances.topk(min(count, len(logits))).indices.tolist()
     return [

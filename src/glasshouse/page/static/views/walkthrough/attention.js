@@ -10,7 +10,7 @@ export const attention = {
   query: (card, c) => linear(card, c, {
     name: "Query projection",
     letters: { y: "q", W: "W_Q", x: given(c), b: "b_Q" },
-    why: `Head ${c.found.head} of layer ${c.found.layer} asks a forwardPass with these ${c.model.d_head} numbers; they will be held against the key of each token.`,
+    why: `The query of head ${c.found.head} in layer ${c.found.layer}, ${c.model.d_head} numbers; it is compared with the key of every token.`,
   }),
 
   key(card, c) {

@@ -62,7 +62,7 @@ export const unembedding = {
     name: "Output vector",
     formula: `y [${c.model.d_model}]`,
     legend: [["y", card.pooled ? "this token’s contribution to the pooled vector" : "the output for this token"]],
-    why: "This model has no head that predicts_tokens of tokens or labels: its vectors are what is used, to compare texts for example.",
+    why: "This model has no token or label head: its vectors are the output, for example as embeddings.",
     figure: () => rows([{ name: "y", value: card.y }], c.say),
   }),
 };
