@@ -246,7 +246,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as directory, sync_playwright() as playwright:
         folder = Path(directory) / "gpt2-small"
         make_model(folder)
-        browser = playwright.chromium.launch(executable_path=arguments.chromium, args=["--no-sandbox", "--disable-gpu"])
+        browser = playwright.chromium.launch(
+            executable_path=arguments.chromium, args=["--no-sandbox", "--disable-gpu"]
+        )
         with served(folder, arguments.threads) as (address, pid):
             bench = Bench(folder, address, pid, browser, arguments.rounds, arguments.long)
             for part in arguments.parts:

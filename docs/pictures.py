@@ -46,7 +46,9 @@ def main() -> None:
     arguments = parser.parse_args()
     out = Path(__file__).parent / "pictures"
     out.mkdir(exist_ok=True)
-    servers = {name: Server(TraceCache(ModelLoader(arguments.demo / name))) for name in {run for run, _ in PICTURES.values()}}
+    servers = {
+        name: Server(TraceCache(ModelLoader(arguments.demo / name))) for name in {run for run, _ in PICTURES.values()}
+    }
     for server in servers.values():
         server.start()
     with sync_playwright() as playwright:

@@ -143,7 +143,9 @@ def test_a_search_begins_at_the_start_whatever_stands_in_the_target() -> None:
     plain = alignment.beams(traces, Beams(ForwardPass(Prompt("5 7 11 13 17"))))
     assert plain == alignment.beams(traces, Beams(FORWARD_PASS))
     assert (
-        alignment.beams(traces, Beams(ForwardPass(Prompt("5 7 11 13 17", appended=tuple(plain["hypotheses"][1]["ids"])))))
+        alignment.beams(
+            traces, Beams(ForwardPass(Prompt("5 7 11 13 17", appended=tuple(plain["hypotheses"][1]["ids"]))))
+        )
         == plain
     )
 

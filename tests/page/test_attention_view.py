@@ -21,7 +21,7 @@ from glasshouse.page.forward_pass import Prompt
 from glasshouse.page.html_export import request_key
 from glasshouse.page.model_loader import ModelLoader
 from glasshouse.page.trace import TraceCache
-from glasshouse.page.url_state import with_defaults, forward_pass_of
+from glasshouse.page.url_state import forward_pass_of, with_defaults
 
 TEXT = "the cat sat on the mat and the bird flew to the tree"
 SOURCE, TARGET = "one five two", "eins fünf zwei"
@@ -398,7 +398,9 @@ def test_a_long_map_is_fetched_as_it_comes_into_view(visit: Visit, picture: Pict
     page.on("response", lambda one: sizes.append(int(one.headers["content-length"])) if "/api/" in one.url else None)
     page.get_by_test_id("box-text").fill(text)
     expect(page.get_by_test_id("head-facts")).to_contain_text("entropy")
-    expect(page.get_by_test_id("heads-note")).to_contain_text("Head scores are computed on the first 512 of 1,500 tokens.")
+    expect(page.get_by_test_id("heads-note")).to_contain_text(
+        "Head scores are computed on the first 512 of 1,500 tokens."
+    )
     settle(page)
     picture(page, "attention-long")
     assert 0 < len(asked) <= 3  # 2 x 2 tiles, less the one above the diagonal

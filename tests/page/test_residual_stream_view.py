@@ -24,7 +24,7 @@ from glasshouse.page.forward_pass import ForwardPass, Prompt
 from glasshouse.page.html_export import request_key
 from glasshouse.page.model_loader import ModelLoader
 from glasshouse.page.trace import TraceCache
-from glasshouse.page.url_state import with_defaults, forward_pass_of
+from glasshouse.page.url_state import forward_pass_of, with_defaults
 
 TEXT = "the cat sat on the mat and the bird"
 SOURCE = "one five two"

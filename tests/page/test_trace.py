@@ -119,7 +119,12 @@ def test_a_run_that_diverged_is_shown_all_the_same() -> None:
     with torch.no_grad():
         traces.loader.get("").model.token_embedding.table.weight.fill_(torch.nan)
     forward_pass = {"prompt": {"text": IDS.text}}
-    for name, body in [("next", {}), ("loss", {}), ("lens", {"start": 0, "stop": 4}), ("logit_attribution", {"position": 2})]:
+    for name, body in [
+        ("next", {}),
+        ("loss", {}),
+        ("lens", {"start": 0, "stop": 4}),
+        ("logit_attribution", {"position": 2}),
+    ]:
         endpoint = ENDPOINTS[name]
         given = endpoint.handler(traces, gh.config.parse(endpoint.params, {"forward_pass": forward_pass, **body}))
         assert "NaN" not in serialization.to_json(given).decode()

@@ -61,7 +61,9 @@ def answer(
     model: gh.models.Model, text: Prompt = TEXT, forward_pass: ForwardPass | None = None, **ask: Any
 ) -> dict[str, Any]:
     """Ask as the page does: through JSON, both ways."""
-    given = walkthrough(TraceCache(ModelLoader.from_model(model, None)), Walkthrough(forward_pass or ForwardPass(text), **ask))
+    given = walkthrough(
+        TraceCache(ModelLoader.from_model(model, None)), Walkthrough(forward_pass or ForwardPass(text), **ask)
+    )
     found: dict[str, Any] = json.loads(serialization.to_json(given))
     return found
 

@@ -295,7 +295,9 @@ def test_what_it_asks_is_what_a_saved_page_holds(side: str, pair: Trained, visit
     settle(page)
     place = len(page.get_by_test_id("strip-target").locator(".token").all()) - 1
     forward_pass = ForwardPass(Prompt("one two", "eins"))
-    ((name, body),) = initial_requests(TraceCache(ModelLoader.from_model(*pair)), forward_pass, {**state, "token": place})
+    ((name, body),) = initial_requests(
+        TraceCache(ModelLoader.from_model(*pair)), forward_pass, {**state, "token": place}
+    )
     assert {f"{name} {one}" for one in sent} == {request_key(name, body)}
 
 

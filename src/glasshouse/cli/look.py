@@ -16,9 +16,7 @@ app = typer.Typer()
 
 @app.command(epilog="Example: glasshouse look runs/stdlib --text 'def main(' --port 8000")
 def look(
-    model: Annotated[
-        str, typer.Argument(metavar="MODEL", help="A model folder, a run folder or a hub id.")
-    ],
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="A model folder, a run folder or a hub id.")],
     text: Annotated[
         str, typer.Option(help="The prompt to start with.", show_default="a sample prompt of the run")
     ] = "",
@@ -28,9 +26,7 @@ def look(
             help="The view to open: tokens, attention, residual, interventions, walkthrough, alignment, run."
         ),
     ] = "tokens",
-    save: Annotated[
-        Path | None, typer.Option(help="Write the page to a standalone HTML file and exit.")
-    ] = None,
+    save: Annotated[Path | None, typer.Option(help="Write the page to a standalone HTML file and exit.")] = None,
     host: Annotated[str, typer.Option(help="The address to listen on; anything but loopback exposes the page.")] = (
         "127.0.0.1"
     ),

@@ -172,7 +172,10 @@ def initial_requests(traces: TraceCache, forward_pass: ForwardPass, state: JsonD
     asks = [("alignment", shown | part) for part in ({}, {"layer": layer}, {"layer": layer, "head": head})]
     if isinstance(s.head, spec.NextToken):
         given = replace(forward_pass, prompt=Prompt(forward_pass.prompt.text))
-        chosen = {"beams": state.get("alignment_beams", 4), "length_penalty": state.get("alignment_length_penalty", 1)}
+        chosen = {
+            "beams": state.get("alignment_beams", 4),
+            "length_penalty": state.get("alignment_length_penalty", 1),
+        }
         different = {name: one for name, one in chosen.items() if one != getattr(Beams, name)}
         asks.append(("beams", {"forward_pass": given.to_json(), **different}))
     return asks

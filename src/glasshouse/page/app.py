@@ -63,9 +63,7 @@ def respond(traces: TraceCache, endpoint: Endpoint, body: bytes) -> Response:
         return _error_response(str(error), 400)
     except Exception as error:  # a bug: report it and keep serving
         traceback.print_exc(file=sys.stderr)
-        return _error_response(
-            f"internal error ({type(error).__name__}: {error})", 500
-        )
+        return _error_response(f"internal error ({type(error).__name__}: {error})", 500)
 
 
 def make_app(traces: TraceCache) -> Starlette:

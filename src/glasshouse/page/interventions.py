@@ -134,8 +134,7 @@ def patch_each(traces: TraceCache, params: PatchEach) -> JsonDict:
     if old == new:
         (said,) = describe_outputs(here, [old])
         raise InputError(
-            f"both texts predict {said['text']!r} there; choose another position, or a text with "
-            "another prediction."
+            f"both texts predict {said['text']!r} there; choose another position, or a text with another prediction."
         )
     before, after = (float(one[new] - one[old]) for one in logits)
 

@@ -64,7 +64,9 @@ class LoadedModel:
         appended = [int(one) for one in prompt.appended]
         for one in appended:
             if not 0 <= one < s.vocab_size:
-                raise InputError(f"an appended token is {one}, but the largest id is vocab_size - 1 = {s.vocab_size - 1}.")
+                raise InputError(
+                    f"an appended token is {one}, but the largest id is vocab_size - 1 = {s.vocab_size - 1}."
+                )
         match model:
             case Seq2Seq():
                 source = encode_prompt(self.ids(prompt.text) if self.tok is None else prompt.text, self.tok, s)

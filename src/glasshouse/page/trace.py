@@ -21,9 +21,7 @@ T = TypeVar("T")
 
 MEMORY = 2 * 2**30  # bytes of the cache
 TEXTS = 16  # prompts whose ids are cached
-SHARE = (
-    0.75  # maximum share for the default sites of one forward pass; beyond it, sites are recorded on request
-)
+SHARE = 0.75  # maximum share for the default sites of one forward pass; beyond it, sites are recorded on request
 
 
 class TraceCache:
@@ -126,9 +124,7 @@ class Trace:
         for one in self.forward_pass.edits:
             for place in select(self.model, one.site):
                 if place.site.hook_point in ("scores", "pattern"):
-                    raise InputError(
-                        f"{one.site} cannot be edited on the page; edit z instead."
-                    )
+                    raise InputError(f"{one.site} cannot be edited on the page; edit z instead.")
             made.setdefault(one.site, []).append(self._edit(one))
         return made
 
