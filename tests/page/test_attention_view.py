@@ -269,7 +269,7 @@ def test_lines_carry_the_weights(kind: str, site: str, request: pytest.FixtureRe
     for place, weight in known.items():
         assert drawn[place] == pytest.approx((weight, weight / most), rel=1e-4, abs=1e-4)
     seeing = [float(weight) for weight, score in zip(row, seen.scores[3], strict=True) if score > -torch.inf]
-    assert values(lines.locator(".looked .figure:not([data-value=''])")) == pytest.approx(seeing, **CLOSE)
+    assert values(lines.locator(".key-side .figure:not([data-value=''])")) == pytest.approx(seeing, **CLOSE)
     page.get_by_test_id("lines-of").locator("[data-value=all]").click()
     settle(page)
     known = {
@@ -282,8 +282,8 @@ def test_lines_carry_the_weights(kind: str, site: str, request: pytest.FixtureRe
     assert drawn.keys() == known.keys()
     for place, weight in known.items():
         assert drawn[place] == pytest.approx((weight, weight), rel=1e-4, abs=1e-4)
-    lines.locator(".looking .token").nth(2).click()
-    lines.locator(".looked .token").nth(1).click()
+    lines.locator(".query-side .token").nth(2).click()
+    lines.locator(".key-side .token").nth(1).click()
     settle(page)
     assert value(page.get_by_test_id("pair-weight")) == pytest.approx(float(seen.weights[2, 1]), **CLOSE)
 
@@ -433,9 +433,9 @@ def test_a_long_text_has_lines_round_the_selection(visit: Visit) -> None:
     trained, text = long_model()
     page = visit(trained, view="attention", text=text, token=900)
     lines = page.get_by_test_id("lines")
-    expect(lines.locator(".looking .token")).to_have_count(60)
-    expect(lines.locator(".looking .token.selected")).to_have_attribute("data-place", "900")
-    shown = values(lines.locator(".looked .figure:not([data-value=''])"))
+    expect(lines.locator(".query-side .token")).to_have_count(60)
+    expect(lines.locator(".query-side .token.selected")).to_have_attribute("data-place", "900")
+    shown = values(lines.locator(".key-side .figure:not([data-value=''])"))
     expect(page.get_by_test_id("lines-note")).to_contain_text("before or after these 60")
     assert sum(shown) <= 1
 

@@ -1,7 +1,7 @@
 """The steps of a token: its numbers are those the model computes, and the formulas shown give them.
 
-The reference works with raw weights, one token, head and key at a time, in float64; what is compared crossed the serialization
-as float32, half a unit of which is 6e-8 of a number, and angles of rotary positions are float32 in the model as well.
+The reference works with raw weights, one token, head and key at a time, in float64; the compared numbers
+were serialized as float32, half a unit of which is 6e-8 of a number, and rotary angles are float32 in the model too.
 """
 
 from __future__ import annotations
@@ -58,11 +58,14 @@ def close(a: Tensor, b: Tensor, tolerance: float = 1e-6) -> None:
 
 
 def answer(
-    model: gh.models.Model, text: Prompt = TEXT, forward_pass: ForwardPass | None = None, **ask: Any
+    model: gh.models.Model,
+    text: Prompt = TEXT,
+    forward_pass: ForwardPass | None = None,
+    **params: Any,  # noqa: ANN401 - any parameter
 ) -> dict[str, Any]:
-    """Ask as the page does: through JSON, both ways."""
+    """Send a request as the page does, with the response through JSON."""
     given = walkthrough(
-        TraceCache(ModelLoader.from_model(model, None)), Walkthrough(forward_pass or ForwardPass(text), **ask)
+        TraceCache(ModelLoader.from_model(model, None)), Walkthrough(forward_pass or ForwardPass(text), **params)
     )
     found: dict[str, Any] = json.loads(serialization.to_json(given))
     return found

@@ -77,8 +77,8 @@ class ForwardPass(Settings):
     def to_json(self) -> JsonDict:
         """Return the JSON that the page sends; defaults are omitted.
 
-        >>> ForwardPass(Prompt("to be", appended=(5,)), edits=(Scale("z.0[head=1]"),)).to_json()
-        {'prompt': {'text': 'to be', 'appended': [5]}, 'edits': [{'kind': 'scale', 'site': 'z.0[head=1]', 'factor': 0.0}]}
+        >>> ForwardPass(Prompt("to be", appended=(5,)), edits=(Scale("z.0"),)).to_json()
+        {'prompt': {'text': 'to be', 'appended': [5]}, 'edits': [{'kind': 'scale', 'site': 'z.0', 'factor': 0.0}]}
         """
         table: JsonDict = {"prompt": _given(self.prompt)}
         if self.checkpoint:

@@ -21,9 +21,9 @@ FOREIGN = "Requests from other hosts or origins are not accepted.\n"
 class Guard:
     """ASGI middleware that checks host, origin and token and sets the security headers.
 
-    The token in the printed address becomes an HttpOnly cookie, and the address is replaced by one without it. A browser
-    that is started for the user gets a one-time token instead, as command lines are visible to all users of the machine.
-    `hosts` are the accepted values of the Host header.
+    The token in the printed address becomes an HttpOnly cookie, and the address is replaced by one without it. A
+    browser that is started for the user gets a one-time token, as command lines are visible to all users of the
+    machine. `hosts` are the accepted values of the Host header.
     """
 
     def __init__(self, app: ASGIApp, hosts: Collection[str], token: str, policy: str) -> None:

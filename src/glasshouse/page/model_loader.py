@@ -54,7 +54,7 @@ class LoadedModel:
         for one in ids:
             if not 0 <= one < self.model.spec.vocab_size:
                 raise InputError(
-                    f"the text contains {one}, but the largest id is vocab_size - 1 = {self.model.spec.vocab_size - 1}."
+                    f"the text contains {one}, but ids end at vocab_size - 1 = {self.model.spec.vocab_size - 1}."
                 )
         return ids
 

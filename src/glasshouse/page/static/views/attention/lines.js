@@ -15,8 +15,8 @@ export function lines(selection) {
   const { context } = selection;
   const which = choice("lines", [["one", "from the selected token"], ["all", "from all"]], (one) => context.set({ attention_lines: one === "one" ? undefined : one }));
   which.dataset.testid = "lines-of";
-  const left = h("div", { class: "side queries", role: "group", "aria-label": "queries" });
-  const right = h("div", { class: "side keys", role: "group", "aria-label": "keys" });
+  const left = h("div", { class: "side query-side", role: "group", "aria-label": "queries" });
+  const right = h("div", { class: "side key-side", role: "group", "aria-label": "keys" });
   const web = s("svg", { class: "web", role: "img", "aria-label": "lines from queries to keys", preserveAspectRatio: "none" });
   const frame = h("div", { class: "frame", data: { testid: "lines" } }, left, web, right);
   const note = h("p", { class: "quiet", data: { testid: "lines-note" } });
