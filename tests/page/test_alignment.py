@@ -94,12 +94,12 @@ def test_edits_reach_the_weights() -> None:
         ({"target": (0,)}, "target"),
     ],
 )
-def test_refused(ask: dict[str, Any], what: str) -> None:
+def test_invalid_parameters_are_rejected(ask: dict[str, Any], what: str) -> None:
     with pytest.raises(GlasshouseError, match=what):
         alignment.alignment(made(), Alignment(FORWARD_PASS, **ask))
 
 
-def test_no_source() -> None:
+def test_only_encoder_decoders_have_cross_attention() -> None:
     traces = TraceCache(ModelLoader.from_model(gh.build(gh.preset("tiny-decoder")).eval(), None))
     with pytest.raises(InputError, match="no source"):
         alignment.beams(traces, Beams(ForwardPass(Prompt("1 2"))))
@@ -109,7 +109,7 @@ def test_no_source() -> None:
 
 
 @pytest.mark.parametrize(("beams", "penalty"), [(2, 1.0), (4, 0.0), (8, 2.0), (3, -1.0)])
-def test_a_search_is_that_of_generate(beams: int, penalty: float) -> None:
+def test_beam_search_matches_generate(beams: int, penalty: float) -> None:
     traces = made()
     told = alignment.beams(traces, Beams(FORWARD_PASS, beams, penalty, max_new_tokens=9))
     trace = traces.trace(FORWARD_PASS)
@@ -130,7 +130,7 @@ def test_a_search_is_that_of_generate(beams: int, penalty: float) -> None:
         assert (nodes[-1]["outcome"] == "ended") == (one["finish_reason"] == "stop") == (len(nodes) > len(one["ids"]))
 
 
-def test_some_end_and_some_do_not() -> None:
+def test_finish_reasons_of_hypotheses() -> None:
     reasons = set()
     for first in range(5, 12):
         told = alignment.beams(made(), Beams(ForwardPass(Prompt(f"{first} 7")), 4, max_new_tokens=9))
@@ -138,7 +138,7 @@ def test_some_end_and_some_do_not() -> None:
     assert reasons == {"stop", "length"}  # or the test above says little
 
 
-def test_a_search_begins_at_the_start_whatever_stands_in_the_target() -> None:
+def test_beam_search_ignores_the_target() -> None:
     traces = made()
     plain = alignment.beams(traces, Beams(ForwardPass(Prompt("5 7 11 13 17"))))
     assert plain == alignment.beams(traces, Beams(FORWARD_PASS))
@@ -150,7 +150,7 @@ def test_a_search_begins_at_the_start_whatever_stands_in_the_target() -> None:
     )
 
 
-def test_a_search_goes_by_the_edits() -> None:
+def test_beam_search_applies_the_edits() -> None:
     traces = made()
     changed = ForwardPass(FORWARD_PASS.prompt, edits=(Scale("decoder.ffn_out.1", 0.0),))
     assert alignment.beams(traces, Beams(changed)) != alignment.beams(traces, Beams(FORWARD_PASS))

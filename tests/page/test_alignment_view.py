@@ -72,7 +72,7 @@ def test_means_and_single_heads(pair: Trained, visit: Visit, picture: Callable[[
     assert (state(page)["layer"], state(page)["head"], state(page)["alignment_scope"]) == ("1", "2", "head")
 
 
-def test_a_target_token_says_its_weights(pair: Trained, visit: Visit) -> None:
+def test_a_target_token_shows_its_weights(pair: Trained, visit: Visit) -> None:
     page = visit(pair, view="alignment", text=SOURCE)
     expected = patterns(page, pair[0]).mean((0, 1))
 
@@ -111,7 +111,7 @@ def test_the_matrix_selects(pair: Trained, visit: Visit) -> None:
     expect(page.locator("#target-2")).to_have_class("token added selected")
 
 
-def test_edits_are_seen(pair: Trained, visit: Visit) -> None:
+def test_edits_change_the_weights(pair: Trained, visit: Visit) -> None:
     edits = [{"kind": "scale", "site": "decoder.cross_z.0[head=0]", "factor": -2.0}]
     page = visit(pair, view="alignment", text=SOURCE, alignment_scope="head", layer=1, edits=edits)
     plain = patterns(page, pair[0])
@@ -121,7 +121,7 @@ def test_edits_are_seen(pair: Trained, visit: Visit) -> None:
     torch.testing.assert_close(matrix(page), expected[1, 0], rtol=0, atol=CLOSE)
 
 
-def test_a_long_source_is_shown_in_parts(pair: Trained, visit: Visit, picture: Callable[[Page, str], Path]) -> None:
+def test_a_long_source_is_paged(pair: Trained, visit: Visit, picture: Callable[[Page, str], Path]) -> None:
     page = visit(
         pair, view="alignment", text=" ".join(["one two three four five six"] * 10), appended=[70, 71], width=700
     )
@@ -161,7 +161,7 @@ def check_search(page: Page, found: list[gh.Completion]) -> None:
         assert float(drawn.get_attribute("data-value") or "") == node.logprob
 
 
-def test_a_search_is_that_of_generate(pair: Trained, visit: Visit) -> None:
+def test_beam_search_matches_generate(pair: Trained, visit: Visit) -> None:
     page = visit(pair, view="alignment", text=SOURCE)
     check_search(page, found_by(*pair, 4, 1.0))
     best = page.locator(".al-node.best")
@@ -181,7 +181,7 @@ def test_beams_and_penalty(pair: Trained, visit: Visit) -> None:
     check_search(page, found_by(*pair, 2, 1.1))
 
 
-def test_what_was_dropped_can_be_hidden(pair: Trained, visit: Visit) -> None:
+def test_pruned_beams_can_be_hidden(pair: Trained, visit: Visit) -> None:
     page = visit(pair, view="alignment", text=SOURCE, alignment_pruned=1)
     assert page.locator("[data-fate=pruned]").count() > 0
     page.get_by_test_id("pruned").uncheck()
@@ -191,7 +191,7 @@ def test_what_was_dropped_can_be_hidden(pair: Trained, visit: Visit) -> None:
 
 
 @pytest.mark.parametrize("way", ["button", "tree"])
-def test_choosing_a_text_shows_it_everywhere(pair: Trained, visit: Visit, way: str) -> None:
+def test_a_hypothesis_becomes_the_target(pair: Trained, visit: Visit, way: str) -> None:
     page = visit(pair, view="alignment", text=SOURCE)
     second = found_by(*pair, 4, 1.0)[1]
     page.get_by_test_id("choose-1" if way == "button" else "label-1").click()
@@ -213,7 +213,7 @@ def test_the_search_as_a_table(pair: Trained, visit: Visit) -> None:
     assert found == [tree[0].logprob, tree[0].total, tree[0].score]
 
 
-def test_only_where_there_is_a_source(decoder: Trained, visit: Visit) -> None:
+def test_only_for_encoder_decoders(decoder: Trained, visit: Visit) -> None:
     page = visit(decoder, view="alignment", text="the cat")
     assert page.locator("#tab-alignment").count() == 0
 

@@ -114,9 +114,7 @@ def test_a_short_map_is_the_pattern_in_both_sizes(name: str) -> None:
 
 
 @pytest.mark.parametrize(("preset", "kept_from"), [("tiny-decoder", 0), ("tiny-encoder", 9)])
-def test_tiles_hold_the_largest_weight_of_each_square(
-    preset: str, kept_from: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_tiles_are_max_pooled(preset: str, kept_from: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(attention, "KEPT_FROM", kept_from)
     n = 600
     traces, forward_pass = built(preset, position="alibi" if preset == "tiny-decoder" else "rotary"), long(n)
@@ -165,7 +163,7 @@ def test_small_maps_of_a_long_text_come_from_some_queries(position: str, monkeyp
 
 
 @pytest.mark.parametrize("name", SPECS)
-def test_a_pair_adds_up(name: str) -> None:
+def test_a_query_key_pair_adds_up(name: str) -> None:
     traces = made(name)
     trace = traces.trace(SHORT)
     for site, head in product(sites_of(trace), range(4)):
@@ -235,7 +233,7 @@ def test_scores_are_those_of_head_scores(name: str) -> None:
                 assert told["uniform"][layer][each] == pytest.approx(float(even[each][layer]), abs=1e-6)
 
 
-def test_what_a_head_is_called() -> None:
+def test_head_types() -> None:
     traces = built("tiny-decoder", n_layers=1, n_heads=1, n_kv_heads=1)
     attend = traces.loader.get("").model.stack.blocks[0].attention.layer
 
@@ -266,7 +264,7 @@ def test_what_a_head_is_called() -> None:
         assert name == "current_token"
 
 
-def test_a_long_text_is_scored_by_its_beginning(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_long_texts_are_scored_on_their_first_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(attention, "SCORED", 20)
     for preset, site in (("tiny-decoder", "pattern"), ("tiny-seq2seq", "encoder.pattern")):
         traces, forward_pass = built(preset), long(30)
@@ -281,7 +279,7 @@ def test_a_long_text_is_scored_by_its_beginning(monkeypatch: pytest.MonkeyPatch)
         torch.testing.assert_close(torch.tensor(previous), found.previous)
 
 
-def test_changes_inside_are_seen() -> None:
+def test_edits_change_the_maps() -> None:
     traces = built("tiny-decoder")
     changed = ForwardPass(SHORT.prompt, edits=(Scale("z.0[head=1]", 0.0),))
     trace = traces.trace(changed)
@@ -294,7 +292,7 @@ def test_changes_inside_are_seen() -> None:
     assert told != attention.scores(traces, Scores(SHORT))
 
 
-def test_one_pass_serves_every_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_forward_pass_serves_all_endpoints(monkeypatch: pytest.MonkeyPatch) -> None:
     traces = built("tiny-decoder")
     passes = []
     traces.loader.get("").model.register_forward_hook(lambda *_: passes.append(1))
@@ -305,7 +303,7 @@ def test_one_pass_serves_every_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(passes) <= 1  # one that stops early is not even counted
 
 
-def test_a_long_map_is_never_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_map_is_never_materialized(monkeypatch: pytest.MonkeyPatch) -> None:
     n, sizes = 1100, []
     traces, forward_pass = built("tiny-decoder", position="rotary"), long(n)
     traces.trace(forward_pass).attention_map("pattern.1")
@@ -337,12 +335,12 @@ def test_a_long_map_is_never_whole(monkeypatch: pytest.MonkeyPatch) -> None:
         (Tile(SHORT, attention="scores"), "no attention 'scores'"),
     ],
 )
-def test_what_is_not_there_is_refused(ask: Tile, sentence: str) -> None:
+def test_invalid_tiles_are_rejected(ask: Tile, sentence: str) -> None:
     with pytest.raises((ConfigError, InputError), match=sentence):
         attention.tile(built("tiny-decoder"), ask)
 
 
-def test_a_pair_outside_the_text_is_refused() -> None:
+def test_a_pair_outside_the_text_is_rejected() -> None:
     traces = built("tiny-decoder")
     with pytest.raises(ConfigError, match="query is 10, but it must be within 0 and 9"):
         attention.query_key(traces, QueryKey(SHORT, query=10))

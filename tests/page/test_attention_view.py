@@ -117,7 +117,9 @@ def test_it_opens(
 
 
 @two_attentions
-def test_heads_are_named_by_their_scores(kind: str, site: str, request: pytest.FixtureRequest, visit: Visit) -> None:
+def test_heads_are_labelled_by_their_scores(
+    kind: str, site: str, request: pytest.FixtureRequest, visit: Visit
+) -> None:
     page, seen = opened(request, visit, kind, site)
     if "cross" in site:
         other = [[Seen((seen.model, seen.tok), site, layer, head).weights for head in range(4)] for layer in range(2)]
@@ -339,7 +341,7 @@ def test_the_row_lists_its_largest_weights(
     assert state_of(page)[name] == 2
 
 
-def test_what_may_not_be_seen_is_said(request: pytest.FixtureRequest, visit: Visit) -> None:
+def test_masked_pairs_are_marked(request: pytest.FixtureRequest, visit: Visit) -> None:
     page, _ = opened(request, visit, "decoder", "pattern", token=2, key=6)
     expect(page.get_by_test_id("pair-masked")).to_be_visible()
     expect(page.get_by_test_id("pair-score")).to_have_text("\N{MINUS SIGN}∞")
@@ -361,7 +363,7 @@ def test_attentions_of_an_encoder_decoder_are_chosen(pair: Trained, visit: Visit
         assert value(page.get_by_test_id("cell")) == pytest.approx(float(seen.weights[2, 2]), **CLOSE)
 
 
-def test_changes_inside_are_seen(decoder: Trained, visit: Visit) -> None:
+def test_edits_change_the_maps(decoder: Trained, visit: Visit) -> None:
     edits = [{"kind": "scale", "site": "z.0[head=1]", "factor": 0}]
     page = visit(decoder, view="attention", text=TEXT, layer=1, head=0, token=5, key=2, edits=edits)
     model, tok = decoder
@@ -429,7 +431,7 @@ def test_a_long_map_is_fetched_as_it_comes_into_view(visit: Visit, picture: Pict
     picture(page, "attention-long-close")
 
 
-def test_a_long_text_has_lines_round_the_selection(visit: Visit) -> None:
+def test_a_long_text_has_lines_around_the_selection(visit: Visit) -> None:
     trained, text = long_model()
     page = visit(trained, view="attention", text=text, token=900)
     lines = page.get_by_test_id("lines")
@@ -470,7 +472,7 @@ def test_hostile_tokens_are_text(decoder: Trained, visit: Visit, picture: Pictur
 
 @pytest.mark.long  # test_saving.py opens every view of a saved page
 @each_attention
-def test_a_saved_page_knows_what_the_view_asks(
+def test_a_saved_page_includes_the_requests_of_the_view(
     kind: str, site: str, request: pytest.FixtureRequest, visit: Visit
 ) -> None:
     trained: Trained = request.getfixturevalue(kind)
@@ -512,7 +514,7 @@ def test_a_long_text_in_a_saved_page_is_coarse(browser: Browser, tmp_path: Path)
     assert not troubles
 
 
-def test_two_moments_stand_side_by_side(run_folder: Path, visit: Visit, picture: Picture) -> None:
+def test_two_checkpoints_side_by_side(run_folder: Path, visit: Visit, picture: Picture) -> None:
     page = visit(run_folder, view="attention", text=TEXT)
     checkpoints = page.locator("[data-testid=compare-with] option").all_inner_texts()
     page.get_by_test_id("compare-with").select_option(checkpoints[1])

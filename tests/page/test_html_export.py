@@ -60,9 +60,7 @@ def test_a_saved_page_shows_every_view_without_a_server(
     page.context.close()
 
 
-def test_other_tokens_and_heads_of_a_short_text_are_there_too(
-    decoder: Trained, browser: Browser, tmp_path: Path
-) -> None:
+def test_a_saved_page_includes_other_tokens_and_heads(decoder: Trained, browser: Browser, tmp_path: Path) -> None:
     model, tok = decoder
     gh.look(model, tok, TEXT).save(tmp_path / "page.html")
     troubles: list[str] = []
@@ -84,7 +82,7 @@ def test_other_tokens_and_heads_of_a_short_text_are_there_too(
     page.context.close()
 
 
-def test_the_save_button_gives_what_is_on_the_screen(
+def test_the_save_button_saves_the_current_view(
     decoder: Trained, visit: Visit, browser: Browser, tmp_path: Path
 ) -> None:
     page = visit(decoder, text=TEXT, view="attention", layer=1, head=3)
@@ -99,7 +97,7 @@ def test_the_save_button_gives_what_is_on_the_screen(
     saved.context.close()
 
 
-def test_a_hostile_text_does_not_leave_its_place(decoder: Trained, browser: Browser, tmp_path: Path) -> None:
+def test_a_hostile_text_is_escaped(decoder: Trained, browser: Browser, tmp_path: Path) -> None:
     model, tok = decoder
     text = "</script><script>document.title='acted'</script><!-- \u2028 ' \" \\ "
     look = gh.look(model, tok, text)
@@ -128,14 +126,14 @@ def test_a_notebook_shows_the_page_in_a_frame(decoder: Trained, browser: Browser
     context.close()
 
 
-def test_a_page_is_one_file_that_names_no_other(decoder: Trained) -> None:
+def test_a_saved_page_is_standalone(decoder: Trained) -> None:
     page = gh.look(*decoder, TEXT).html()
     outside = re.findall(r"""(?:src|href)=["'](?!data:)([^"']+)""", page)
     assert outside == []
     assert "Content-Security-Policy" in page
 
 
-def test_what_the_page_does_not_have_is_said(decoder: Trained) -> None:
+def test_unknown_views_and_keys_are_rejected(decoder: Trained) -> None:
     with pytest.raises(gh.InputError, match="did you mean attention"):
         gh.look(*decoder, TEXT, view="atention")
     with pytest.raises(gh.InputError, match="no state key 'laier'; did you mean layer"):
@@ -163,21 +161,19 @@ SELECTIONS: list[tuple[dict[str, object], str]] = [
 
 
 @pytest.mark.parametrize(("state", "sentence"), SELECTIONS, ids=[" ".join(state) for state, _ in SELECTIONS])
-def test_what_the_model_does_not_have_is_refused_at_once(
-    state: dict[str, object], sentence: str, decoder: Trained
-) -> None:
+def test_invalid_selections_are_rejected(state: dict[str, object], sentence: str, decoder: Trained) -> None:
     with pytest.raises(gh.GlasshouseError, match=sentence):
         gh.look(*decoder, **{"text": TEXT, **state})
 
 
-def test_what_is_no_model_or_tokenizer_is_refused(decoder: Trained) -> None:
+def test_wrong_types_are_rejected(decoder: Trained) -> None:
     with pytest.raises(gh.InputError, match="the model is a str, but it must be one that gh"):
         gh.look("runs/mine/model")
     with pytest.raises(gh.InputError, match="the tokenizer is a str, but it must be a gh"):
         gh.look(decoder[0], TEXT)
 
 
-def test_the_ends_of_what_the_model_has_are_taken(decoder: Trained, pair: Trained) -> None:
+def test_boundary_selections_are_accepted(decoder: Trained, pair: Trained) -> None:
     length = len(decoder[1].encode(TEXT))
     for token in (-1, 0, length - 1):
         gh.look(*decoder, TEXT, layer=1, head=3, token=token, key=length - 1)
@@ -186,7 +182,7 @@ def test_the_ends_of_what_the_model_has_are_taken(decoder: Trained, pair: Traine
     gh.look(*pair, "one five two", view="alignment", attention="encoder.pattern", layer=deepest)
 
 
-def test_the_names_that_views_keep_are_those_in_their_files() -> None:
+def test_view_state_keys_match_the_scripts() -> None:
     files = Path(gh.page.__file__).parent.joinpath("static").rglob("*.js")
     form = r"\b(?:alignment|attention|interventions|residual|run|walkthrough)_[a-z_]+\b"
     found = {name for path in files for name in re.findall(form, path.read_text())}
@@ -214,7 +210,7 @@ def test_the_page_is_served_from_python(decoder: Trained, browser: Browser) -> N
         ({"appended": [3, 1], "edits": [{"kind": "scale", "factor": 0.0, "site": "z.0"}]}, None),
     ],
 )
-def test_python_and_the_browser_agree_on_what_was_asked(
+def test_python_and_the_browser_agree_on_request_keys(
     body: dict[str, object], expected: str | None, browser: Browser
 ) -> None:
     page = browser.new_context().new_page()
@@ -229,7 +225,7 @@ def test_python_and_the_browser_agree_on_what_was_asked(
     assert expected is None or in_browser == expected
 
 
-def test_the_frame_is_closed_to_what_the_text_says(decoder: Trained) -> None:
+def test_the_iframe_escapes_the_text(decoder: Trained) -> None:
     drawn = gh.look(*decoder, '"><b>')._repr_html_()
     inside = re.fullmatch(r'<iframe [^>]*srcdoc="([^"]*)"></iframe>', drawn)
     assert inside is not None

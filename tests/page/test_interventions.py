@@ -49,7 +49,7 @@ def test_the_loss_under_edits(kind: str, choices: JsonDict) -> None:
 
 
 @pytest.mark.parametrize(("kind", "choices"), [one for one in SPECS if one[0] != "tiny-encoder"])
-def test_each_head_alone(kind: str, choices: JsonDict) -> None:
+def test_ablation_of_each_component(kind: str, choices: JsonDict) -> None:
     traces = laid_open(kind, choices)
     model, given = traces.loader.get("").model, inputs(traces)
     parts = {"z": "head", "ffn_out": "feedforward"} | ({"cross_z": "cross_head"} if kind == "tiny-seq2seq" else {})
@@ -64,7 +64,7 @@ def test_each_head_alone(kind: str, choices: JsonDict) -> None:
             assert shown["before"] == pytest.approx(float(found.baseline), abs=1e-10)
 
 
-def test_one_more_is_taken_away_on_top_of_the_edits() -> None:
+def test_ablation_on_top_of_edits() -> None:
     traces = laid_open("tiny-decoder", {})
     first, second = (Scale(f"z.{layer}[head=1]", 0.0) for layer in (0, 1))
     both, one = (
@@ -89,7 +89,7 @@ def test_a_patch_from_another_text(site: str) -> None:
 
 
 @pytest.mark.parametrize(("kind", "choices"), SPECS)
-def test_what_is_said_before_and_after(kind: str, choices: JsonDict) -> None:
+def test_predictions_before_and_after(kind: str, choices: JsonDict) -> None:
     traces = laid_open(kind, choices)
     model, given = traces.loader.get("").model.eval(), inputs(traces)
     site = "decoder.z.0[head=3]" if kind == "tiny-seq2seq" else "z.0[head=3]"
@@ -113,7 +113,7 @@ def test_what_is_said_before_and_after(kind: str, choices: JsonDict) -> None:
 
 
 @pytest.mark.parametrize(("kind", "choices"), SPECS)
-def test_each_place_patched_alone(kind: str, choices: JsonDict) -> None:
+def test_patching_of_each_position(kind: str, choices: JsonDict) -> None:
     """The sweep of the tools reads the end of the text, so the page is asked about the end."""
     traces = laid_open(kind, choices)
     prefix = "encoder." if kind == "tiny-seq2seq" else ""
@@ -135,7 +135,7 @@ def test_each_place_patched_alone(kind: str, choices: JsonDict) -> None:
         )
 
 
-def test_patches_to_be_tried_need_another_answer() -> None:
+def test_patching_needs_different_predictions() -> None:
     traces = laid_open("tiny-decoder", {})
     with pytest.raises(GlasshouseError, match="no second text"):
         asked(traces, "patch_each", forward_pass=FORWARD_PASS, sites=["resid_post.0"])
@@ -148,7 +148,7 @@ def test_patches_to_be_tried_need_another_answer() -> None:
         )
 
 
-def test_texts_of_other_lengths_share_single_positions() -> None:
+def test_patching_between_texts_of_different_length() -> None:
     traces = laid_open("tiny-decoder", {})
     short = Prompt("3 1 4 2 5")
     whole = ForwardPass(FORWARD_PASS.prompt, edits=(Patch("resid_post.0"),), patch_from=short)
@@ -161,7 +161,7 @@ def test_texts_of_other_lengths_share_single_positions() -> None:
         asked(traces, "loss", forward_pass=beyond)
 
 
-def test_a_masked_model_is_measured_where_its_mask_hides() -> None:
+def test_the_loss_of_masked_tokens() -> None:
     text = "the cat sat on the mat and the dog sat on the rug"
     tok = gh.Tokenizer.train(texts=[text] * 2, vocab_size=280)
     torch.manual_seed(0)
@@ -177,7 +177,7 @@ def test_a_masked_model_is_measured_where_its_mask_hides() -> None:
 
 
 @pytest.mark.parametrize("head", [{"kind": "none"}, {"kind": "sequence_classification", "n_labels": 3}])
-def test_without_tokens_to_foretell_it_is_how_far_vectors_move(head: JsonDict) -> None:
+def test_without_token_predictions_it_is_the_relative_change(head: JsonDict) -> None:
     traces = laid_open("tiny-encoder", {"head": head})
     model, (ids,) = traces.loader.get("").model.eval(), inputs(traces)
 
@@ -207,6 +207,6 @@ def test_one_token_has_no_loss() -> None:
 @pytest.mark.parametrize(
     ("sites", "said"), [([], "sites is 0"), (["z.9"], "layers are 0 to 1"), (["z.0[head=9]"], "head index 9")]
 )
-def test_what_cannot_be_asked(sites: list[str], said: str) -> None:
+def test_invalid_parameters_are_rejected(sites: list[str], said: str) -> None:
     with pytest.raises(GlasshouseError, match=said):
         asked(laid_open("tiny-decoder", {}), "ablate_each", forward_pass=FORWARD_PASS, sites=sites)

@@ -97,7 +97,7 @@ def check(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_switches(kind: str, request: pytest.FixtureRequest, visit: Visit, picture: Picture) -> None:
+def test_ablation_by_click(kind: str, request: pytest.FixtureRequest, visit: Visit, picture: Picture) -> None:
     page, model, given = opened(visit, request, kind)
     stack = STACK[kind]
     expect(page.locator("[data-testid=no-edits]")).to_be_visible()
@@ -129,7 +129,7 @@ def test_switches(kind: str, request: pytest.FixtureRequest, visit: Visit, pictu
     check(page, kind, model, given, {f"{stack}z.0[head=1]": 0.0})
 
 
-def test_cross_attention_and_the_encoder_have_switches(request: pytest.FixtureRequest, visit: Visit) -> None:
+def test_ablation_of_cross_attention_and_encoder(request: pytest.FixtureRequest, visit: Visit) -> None:
     page, model, given = opened(visit, request, "pair")
     for site in ("decoder.cross_z.1[head=0]", "decoder.cross_attn_out.0", "encoder.z.0[head=3]", "encoder.ffn_out.1"):
         press(page, site)
@@ -179,7 +179,7 @@ def test_undo_redo_and_reset(request: pytest.FixtureRequest, visit: Visit) -> No
     assert sites() == ["z.0[head=0]", "z.1[head=3]"]
 
 
-def test_a_slider_is_undone_at_once(request: pytest.FixtureRequest, visit: Visit) -> None:
+def test_slider_movements_are_undone_together(request: pytest.FixtureRequest, visit: Visit) -> None:
     page, _, _ = opened(visit, request, "decoder")
     press(page, "z.0[head=0]")
     slider = page.locator("[data-testid=edits] input")
@@ -190,7 +190,7 @@ def test_a_slider_is_undone_at_once(request: pytest.FixtureRequest, visit: Visit
     expect(page.locator(".part[data-site='z.0[head=0]']")).to_have_text("off")
 
 
-def test_the_address_is_the_experiment(request: pytest.FixtureRequest, visit: Visit) -> None:
+def test_edits_are_part_of_the_url(request: pytest.FixtureRequest, visit: Visit) -> None:
     page, model, given = opened(visit, request, "decoder")
     press(page, "z.0[head=2]")
     state = state_of(page)
@@ -199,7 +199,7 @@ def test_the_address_is_the_experiment(request: pytest.FixtureRequest, visit: Vi
     expect(again.locator(".part[data-site='z.0[head=2]']")).to_have_attribute("aria-pressed", "true")
 
 
-def test_switches_by_keys(request: pytest.FixtureRequest, visit: Visit) -> None:
+def test_ablation_by_keyboard(request: pytest.FixtureRequest, visit: Visit) -> None:
     page, _, _ = opened(visit, request, "decoder")
     page.focus(".parts .part[tabindex='0']")
     for key in ("ArrowRight", "ArrowDown", "Space"):
@@ -213,7 +213,7 @@ def test_switches_by_keys(request: pytest.FixtureRequest, visit: Visit) -> None:
 
 
 @pytest.mark.parametrize("kind", ["decoder", "pair"])
-def test_each_part_alone(kind: str, request: pytest.FixtureRequest, visit: Visit, picture: Picture) -> None:
+def test_ablation_sweep(kind: str, request: pytest.FixtureRequest, visit: Visit, picture: Picture) -> None:
     page, model, given = opened(visit, request, kind)
     stack = STACK[kind]
     page.click("[data-testid=sweep]")
@@ -304,7 +304,7 @@ def test_patches_into_the_encoder(request: pytest.FixtureRequest, visit: Visit) 
     check(page, "pair", model, given, {site: seen[site]})
 
 
-def test_each_place_patched_alone(request: pytest.FixtureRequest, visit: Visit, picture: Picture) -> None:
+def test_patching_of_each_position(request: pytest.FixtureRequest, visit: Visit, picture: Picture) -> None:
     text, other = "the dog and the cat sat", "the dog and the cat saw"
     page, model, _ = opened(visit, request, "decoder", text=text, patch_from=other)
     trained = request.getfixturevalue("decoder")
@@ -321,7 +321,7 @@ def test_each_place_patched_alone(request: pytest.FixtureRequest, visit: Visit, 
             assert effect == pytest.approx(float(found.effect[layer, place]), abs=1e-3)
 
 
-def test_texts_of_other_lengths(request: pytest.FixtureRequest, visit: Visit) -> None:
+def test_texts_of_different_length(request: pytest.FixtureRequest, visit: Visit) -> None:
     page, _, _ = opened(visit, request, "decoder", patch_from="the dog sat")
     expect(page.locator("[data-testid=patch-note]")).to_contain_text("only single positions that both have, 0 to 2")
     enabled = page.locator(".patches .part:not(:disabled)")
@@ -358,7 +358,7 @@ def test_it_fits(
         pytest.param({"kind": "sequence_classification", "n_labels": 3}, marks=pytest.mark.long),
     ],
 )
-def test_without_tokens_to_foretell(head: object, encoder: Trained, visit: Visit, picture: Picture) -> None:
+def test_without_token_predictions(head: object, encoder: Trained, visit: Visit, picture: Picture) -> None:
     torch.manual_seed(0)
     model = gh.build(gh.preset("tiny-encoder", vocab_size=len(encoder[1]), head=head)).eval()
     page = visit((model, encoder[1]), view="interventions", text=TEXT)
@@ -387,7 +387,7 @@ def test_without_tokens_to_foretell(head: object, encoder: Trained, visit: Visit
 @pytest.mark.long  # test_saving.py opens every view of a saved page
 @pytest.mark.parametrize("patched", [False, True])
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_saved_page_holds_what_it_asks(
+def test_a_saved_page_includes_the_requests_of_the_view(
     kind: str, patched: bool, request: pytest.FixtureRequest, visit: Visit
 ) -> None:
     trained: Trained = request.getfixturevalue(kind)

@@ -50,9 +50,7 @@ def test_a_view_opens_and_fits(
     assert page.evaluate(NAMELESS, CONTROLS) == []
 
 
-def test_a_run_has_a_slider_over_its_moments(
-    run_folder: Path, visit: Visit, picture: Callable[[Page, str], Path]
-) -> None:
+def test_a_run_has_a_checkpoint_slider(run_folder: Path, visit: Visit, picture: Callable[[Page, str], Path]) -> None:
     page = visit(run_folder, text=TEXTS["decoder"])
     first = page.locator("[data-testid=next] .figure").first.get_attribute("data-value")
     slider = page.get_by_label("checkpoint", exact=True)
@@ -73,7 +71,7 @@ def test_a_run_has_a_slider_over_its_moments(
 @pytest.mark.parametrize(
     "view", ["attention", "walkthrough", *(pytest.param(one, marks=pytest.mark.long) for one in REST)]
 )
-def test_two_moments_stand_beside_each_other_in_every_view(
+def test_two_checkpoints_side_by_side_in_every_view(
     view: str, run_folder: Path, visit: Visit, picture: Callable[[Page, str], Path]
 ) -> None:
     page = visit(run_folder, text=TEXTS["decoder"], view=view, checkpoint="step 0", compare_with="final")
@@ -83,12 +81,12 @@ def test_two_moments_stand_beside_each_other_in_every_view(
     picture(page, f"beside-{view}")
 
 
-def test_python_knows_what_the_page_begins_with(decoder: Trained, visit: Visit) -> None:
+def test_python_and_javascript_defaults_agree(decoder: Trained, visit: Visit) -> None:
     page = visit(decoder, text=TEXTS["decoder"])
     assert page.evaluate("import('glasshouse/state.js').then(({ State }) => new State('').values)") == DEFAULTS
 
 
-def test_light_turns_dark(decoder: Trained, visit: Visit) -> None:
+def test_dark_theme(decoder: Trained, visit: Visit) -> None:
     page = visit(decoder, text=TEXTS["decoder"])
     ground = "getComputedStyle(document.documentElement).backgroundColor"
     light = page.evaluate(ground)
@@ -99,7 +97,7 @@ def test_light_turns_dark(decoder: Trained, visit: Visit) -> None:
     assert page.evaluate(ground) != light  # it is remembered
 
 
-def test_a_server_that_was_stopped_is_said(decoder: Trained, visit: Visit) -> None:
+def test_a_stopped_server_is_reported(decoder: Trained, visit: Visit) -> None:
     page = visit(decoder, text=TEXTS["decoder"])
     page.context.set_offline(True)
     page.locator("[data-testid=strip-text] .token").nth(1).click()
@@ -115,9 +113,7 @@ def test_a_server_that_was_stopped_is_said(decoder: Trained, visit: Visit) -> No
         ("api/query_key", 400),
     ],
 )
-def test_a_view_that_could_not_be_fetched_is_opened_again(
-    path: str, status: int | None, decoder: Trained, visit: Visit
-) -> None:
+def test_a_view_that_failed_to_load_is_retried(path: str, status: int | None, decoder: Trained, visit: Visit) -> None:
     page = visit(decoder, text=TEXTS["decoder"])
     fails = True
 
@@ -145,7 +141,7 @@ def test_a_view_that_could_not_be_fetched_is_opened_again(
     assert float(page.get_by_test_id("cell").get_attribute("data-value") or "nan") > 0
 
 
-def test_a_text_that_could_not_be_read_is_read_again(decoder: Trained, visit: Visit) -> None:
+def test_a_text_that_failed_to_load_is_retried(decoder: Trained, visit: Visit) -> None:
     page = visit(decoder, text=TEXTS["decoder"])
     page.context.set_offline(True)
     box = page.get_by_role("textbox", name="Text")
@@ -158,7 +154,7 @@ def test_a_text_that_could_not_be_read_is_read_again(decoder: Trained, visit: Vi
     assert page.locator("[data-testid=strip-text] .token").count() == len(decoder[1].encode("the dog"))
 
 
-def test_a_long_text_is_selected_along_without_drawing_it_anew(decoder: Trained, visit: Visit) -> None:
+def test_selection_does_not_redraw_a_long_text(decoder: Trained, visit: Visit) -> None:
     page = visit(decoder, text="the cat sat on the mat. " * 150)
     strip = page.get_by_test_id("strip-text")
     assert strip.locator(".token").count() > 1000

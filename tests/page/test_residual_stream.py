@@ -72,7 +72,7 @@ def inputs(traces: TraceCache, forward_pass: ForwardPass = FORWARD_PASS) -> tupl
 
 @pytest.mark.parametrize(("kind", "choices"), SPECS)
 @pytest.mark.parametrize("forward_pass", [FORWARD_PASS, EDITED])
-def test_a_window_of_the_lens(kind: str, choices: JsonDict, forward_pass: ForwardPass) -> None:
+def test_a_window_of_the_logit_lens(kind: str, choices: JsonDict, forward_pass: ForwardPass) -> None:
     traces = laid_open(kind, choices)
     model, given = traces.loader.get("").model, inputs(traces)
     if isinstance(model, Seq2Seq):
@@ -98,7 +98,7 @@ def test_a_window_of_the_lens(kind: str, choices: JsonDict, forward_pass: Forwar
     assert shown["token_info"].keys() == told
 
 
-def test_the_last_layer_is_what_the_model_says() -> None:
+def test_the_last_layer_matches_the_model_output() -> None:
     traces = laid_open("tiny-decoder", {})
     lens = asked(traces, "lens", forward_pass=FORWARD_PASS, layers=[2], start=9, stop=10, top_k=3)
     following = asked(traces, "next", forward_pass=FORWARD_PASS, position=9)
@@ -107,7 +107,7 @@ def test_the_last_layer_is_what_the_model_says() -> None:
     assert unpacked(lens["loss"]).isnan().all()
 
 
-def test_a_masked_model_is_held_to_what_its_mask_hides() -> None:
+def test_targets_of_masked_tokens() -> None:
     texts = ["the cat sat on the mat and the dog sat on the rug"] * 2
     tok = gh.Tokenizer.train(texts=texts, vocab_size=280)
     torch.manual_seed(0)
@@ -122,7 +122,7 @@ def test_a_masked_model_is_held_to_what_its_mask_hides() -> None:
 
 @pytest.mark.parametrize(("kind", "choices"), SPECS)
 @pytest.mark.parametrize("against", [None, 5])
-def test_the_parts_of_a_logit(kind: str, choices: JsonDict, against: int | None) -> None:
+def test_logit_attribution(kind: str, choices: JsonDict, against: int | None) -> None:
     traces = laid_open(kind, choices)
     model, given = traces.loader.get("").model, inputs(traces)
     split = gh.attribute(model, *given, token=11, incorrect_token=against, position=1)
@@ -143,7 +143,7 @@ def test_the_parts_of_a_logit(kind: str, choices: JsonDict, against: int | None)
     assert total == pytest.approx(shown["logit"], abs=1e-5)
 
 
-def test_the_parts_of_the_likeliest_token() -> None:
+def test_logit_attribution_of_the_top_prediction() -> None:
     traces = laid_open("tiny-decoder", {})
     likeliest = asked(traces, "next", forward_pass=FORWARD_PASS, position=4)["candidates"][0]
     shown = asked(traces, "logit_attribution", forward_pass=FORWARD_PASS, position=4)
@@ -152,7 +152,7 @@ def test_the_parts_of_the_likeliest_token() -> None:
 
 
 @pytest.mark.parametrize(("kind", "choices"), SPECS)
-def test_lengths_and_angles(kind: str, choices: JsonDict) -> None:
+def test_norms_and_cosine_similarity(kind: str, choices: JsonDict) -> None:
     traces = laid_open(kind, choices)
     model, given = traces.loader.get("").model, inputs(traces)
     shown = asked(traces, "norms", forward_pass=FORWARD_PASS, start=0, stop=3)
@@ -166,7 +166,7 @@ def test_lengths_and_angles(kind: str, choices: JsonDict) -> None:
 
 
 @pytest.mark.parametrize("head", [{"kind": "none"}, {"kind": "sequence_classification", "n_labels": 3}])
-def test_without_logits_there_are_lengths(head: JsonDict) -> None:
+def test_without_logits_there_are_norms(head: JsonDict) -> None:
     traces = laid_open("tiny-encoder", {"head": head})
     with pytest.raises(GlasshouseError, match="the lens needs logits at every position"):
         asked(traces, "lens", forward_pass=FORWARD_PASS)
@@ -176,7 +176,7 @@ def test_without_logits_there_are_lengths(head: JsonDict) -> None:
     assert asked(traces, "cosine_similarity", forward_pass=FORWARD_PASS)["cosine"]["shape"] == [10]
 
 
-def test_labels_of_tokens_go_by_their_names() -> None:
+def test_token_labels_have_names() -> None:
     traces = laid_open(
         "tiny-encoder", {"head": {"kind": "token_classification", "n_labels": 2, "labels": ["name", "other"]}}
     )
@@ -185,7 +185,7 @@ def test_labels_of_tokens_go_by_their_names() -> None:
     assert shown["targets"] == [None, None]
 
 
-def test_a_second_look_needs_no_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cached_activations_need_no_forward_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     traces = laid_open("tiny-decoder", {})
     asked(traces, "next", forward_pass=FORWARD_PASS)
     asked(traces, "logit_attribution", forward_pass=FORWARD_PASS, position=0)
@@ -197,7 +197,7 @@ def test_a_second_look_needs_no_pass(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("name", ["lens", "logit_attribution"])
-def test_locks_are_taken_in_one_order(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lock_order(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever holds the model and then wants the traces would wait for a pass that holds them and wants the model."""
     traces = TraceCache(ModelLoader.from_model(gh.build(gh.preset("tiny-decoder")).eval(), None))
     lock, model_lock = traces.lock, hook_manager_of(traces.loader.get("").model).lock
@@ -217,7 +217,7 @@ def test_locks_are_taken_in_one_order(name: str, monkeypatch: pytest.MonkeyPatch
     assert all(in_order)
 
 
-def test_no_more_than_a_few_logits_exist_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_logits_are_computed_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     traces = laid_open("tiny-decoder", {})
     whole = asked(traces, "lens", forward_pass=FORWARD_PASS, start=0, stop=10)
     monkeypatch.setattr("glasshouse.inspection.logit_lens.MAX_LOGITS", 80)  # those of two vectors
@@ -244,6 +244,6 @@ def test_no_more_than_a_few_logits_exist_at_a_time(monkeypatch: pytest.MonkeyPat
         ("cosine_similarity", {"layer": 3}, "layer is 3"),
     ],
 )
-def test_what_cannot_be_asked(name: str, body: JsonDict, said: str) -> None:
+def test_invalid_parameters_are_rejected(name: str, body: JsonDict, said: str) -> None:
     with pytest.raises(GlasshouseError, match=said):
         asked(laid_open("tiny-decoder", {}), name, forward_pass=FORWARD_PASS, **body)

@@ -65,7 +65,9 @@ def cells(page: Page) -> dict[tuple[int, int], dict[str, float]]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_table_is_the_lens(kind: str, request: pytest.FixtureRequest, visit: Visit, picture: Picture) -> None:
+def test_the_table_is_the_logit_lens(
+    kind: str, request: pytest.FixtureRequest, visit: Visit, picture: Picture
+) -> None:
     page, model, given = opened(visit, request, kind)
     picture(page, f"stream-{kind}")
     lens = gh.lens(model, *given)
@@ -79,7 +81,7 @@ def test_the_table_is_the_lens(kind: str, request: pytest.FixtureRequest, visit:
         assert one["id"] == float(lens.tokens[at][0])
 
 
-def test_under_a_mask_the_true_token_is_the_hidden_one(request: pytest.FixtureRequest, visit: Visit) -> None:
+def test_the_target_of_a_mask_is_the_masked_token(request: pytest.FixtureRequest, visit: Visit) -> None:
     page, model, given = opened(visit, request, "encoder", masked=[2], token=2)
     tok = request.getfixturevalue("encoder")[1]
     targets = torch.tensor([tok.encode(TEXT)])
@@ -154,7 +156,7 @@ def test_colours(request: pytest.FixtureRequest, visit: Visit) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_parts_add_up_to_the_logit(kind: str, request: pytest.FixtureRequest, visit: Visit) -> None:
+def test_contributions_add_up_to_the_logit(kind: str, request: pytest.FixtureRequest, visit: Visit) -> None:
     page, model, given = opened(visit, request, kind, token=1)
 
     def check(token: int, against: int | None) -> None:
@@ -183,7 +185,7 @@ def test_parts_add_up_to_the_logit(kind: str, request: pytest.FixtureRequest, vi
     assert (state_of(page)["residual_token"], state_of(page)["residual_incorrect_token"]) == (second, likeliest)
 
 
-def test_a_head_of_the_sum_is_chosen(request: pytest.FixtureRequest, visit: Visit) -> None:
+def test_a_head_is_selected_in_the_attribution(request: pytest.FixtureRequest, visit: Visit) -> None:
     page, model, given = opened(visit, request, "decoder")
     segment = page.locator(".segment[data-part='head 1.2']")
     segment.dispatch_event("click")  # it may be a pixel wide
@@ -207,7 +209,7 @@ def test_a_head_of_the_sum_is_chosen(request: pytest.FixtureRequest, visit: Visi
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_lengths_and_angles(kind: str, request: pytest.FixtureRequest, visit: Visit) -> None:
+def test_norms_and_cosine_similarity(kind: str, request: pytest.FixtureRequest, visit: Visit) -> None:
     page, model, given = opened(visit, request, kind, token=1, layer=1)
     found = residual_norms(model, *given)[:, 0, 1].tolist()
     for row in page.locator("[data-testid=norms] [role=listitem]").all():
@@ -229,7 +231,7 @@ def test_lengths_and_angles(kind: str, request: pytest.FixtureRequest, visit: Vi
     assert state_of(page).get("token") == next(iter(shown))
 
 
-def test_changes_inside_change_the_table(request: pytest.FixtureRequest, visit: Visit) -> None:
+def test_edits_change_the_table(request: pytest.FixtureRequest, visit: Visit) -> None:
     edits = [{"kind": "scale", "site": "ffn_out.0", "factor": 0}]
     page, model, given = opened(visit, request, "decoder", edits=edits)
     plain = gh.lens(model, *given)
@@ -240,7 +242,7 @@ def test_changes_inside_change_the_table(request: pytest.FixtureRequest, visit: 
         assert one["entropy"] == near(float(lens.entropy[row, 0, place]))
 
 
-def test_a_long_text_is_read_where_it_is_looked_at(decoder: Trained, visit: Visit, picture: Picture) -> None:
+def test_a_long_text_is_requested_in_tiles(decoder: Trained, visit: Visit, picture: Picture) -> None:
     page = visit(decoder, view="residual", text="the cat saw the dog. " * 170, token=5, wait=False)
     asked: list[dict[str, int]] = []
     page.on("request", lambda one: asked.append(json.loads(one.post_data or "")) if "/api/lens" in one.url else None)
@@ -327,7 +329,9 @@ def asked_on_opening(page: Page, view: str) -> set[str]:
 
 @pytest.mark.long  # test_saving.py opens every view of a saved page
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_saved_page_holds_what_it_asks(kind: str, request: pytest.FixtureRequest, visit: Visit) -> None:
+def test_a_saved_page_includes_the_requests_of_the_view(
+    kind: str, request: pytest.FixtureRequest, visit: Visit
+) -> None:
     trained: Trained = request.getfixturevalue(kind)
     stack = "encoder." if kind == "pair" else ""
     given = {
@@ -369,7 +373,7 @@ def test_the_same_in_python(kind: str, request: pytest.FixtureRequest, visit: Vi
     assert sum(segments) == pytest.approx(sum(float(one) for one in parts.values()), abs=1e-4)
 
 
-def test_in_python_too_the_true_token_is_the_hidden_one(request: pytest.FixtureRequest, visit: Visit) -> None:
+def test_python_code_has_the_masked_targets(request: pytest.FixtureRequest, visit: Visit) -> None:
     page, model, _ = opened(visit, request, "encoder", masked=[2, 4], token=2)
     names: dict[str, Any] = {"model": model, "tok": request.getfixturevalue("encoder")[1]}
     exec(page.locator(".python code").text_content() or "", names)

@@ -60,7 +60,7 @@ def test_values_are_the_journal(run_folder: Path, visit: Visit, picture: Callabl
     expect(page.get_by_test_id("run-settings")).to_contain_text("tiny-decoder")
 
 
-def test_keys_walk_along_the_steps(run_folder: Path, visit: Visit) -> None:
+def test_arrow_keys_move_along_the_steps(run_folder: Path, visit: Visit) -> None:
     page = visit(run_folder, view="run", text=TEXT)
     journal = {line["step"]: line for line in lines(run_folder / "metrics.jsonl")}
     chart = page.get_by_test_id("chart-loss").get_by_role("slider")
@@ -79,7 +79,7 @@ def test_keys_walk_along_the_steps(run_folder: Path, visit: Visit) -> None:
     assert value(page, "at-step") == 60
 
 
-def test_a_pointer_reads_and_a_click_keeps(run_folder: Path, visit: Visit) -> None:
+def test_pointer_shows_and_click_pins_a_step(run_folder: Path, visit: Visit) -> None:
     page = visit(run_folder, view="run", text=TEXT)
     journal = {line["step"]: line for line in lines(run_folder / "metrics.jsonl")}
     area = page.get_by_test_id("chart-loss").locator("svg")
@@ -100,7 +100,7 @@ def test_a_pointer_reads_and_a_click_keeps(run_folder: Path, visit: Visit) -> No
     assert state(page)["run_step"] == "20"
 
 
-def test_the_way_to_a_moment(run_folder: Path, visit: Visit) -> None:
+def test_open_the_nearest_checkpoint(run_folder: Path, visit: Visit) -> None:
     page = visit(run_folder, view="run", text=TEXT, run_step=23)
     button = page.get_by_test_id("look-at")
     expect(button).to_have_text("open checkpoint step 20 (nearest saved)")
@@ -146,7 +146,7 @@ def test_the_values_as_a_table(run_folder: Path, visit: Visit) -> None:
 # While it trains
 
 
-def test_curves_grow_and_are_cut(copied: Path, visit: Visit) -> None:
+def test_curves_grow_and_are_truncated(copied: Path, visit: Visit) -> None:
     """As a run does: it trains, is killed, goes on from an earlier step, and ends."""
     shutil.move(copied / "model", copied / "later")
     journal = Journal(copied / "metrics.jsonl")
@@ -175,7 +175,7 @@ def test_curves_grow_and_are_cut(copied: Path, visit: Visit) -> None:
     expect(run_status).to_have_text("finished")
 
 
-def test_new_samples_and_figures_come(copied: Path, visit: Visit) -> None:
+def test_new_samples_and_head_scores_appear(copied: Path, visit: Visit) -> None:
     shutil.move(copied / "model", copied / "later")
     page = visit(copied, view="run", text=TEXT)
     assert page.get_by_test_id("samples-1").get_attribute("data-step") == "60"
@@ -190,7 +190,7 @@ def test_new_samples_and_figures_come(copied: Path, visit: Visit) -> None:
     expect(page.get_by_test_id("cell-1-2")).to_have_attribute("data-value", "0.5")
 
 
-def test_a_run_that_has_only_begun(copied: Path, visit: Visit, picture: Callable[[Page, str], Path]) -> None:
+def test_a_run_without_checkpoints(copied: Path, visit: Visit, picture: Callable[[Page, str], Path]) -> None:
     for name in ("metrics.jsonl", "samples.jsonl", "probes.jsonl"):
         (copied / name).unlink()
     for name in ("model", "checkpoints"):
@@ -266,7 +266,7 @@ def test_layers_over_time(run_folder: Path, visit: Visit) -> None:
     assert [value(page, f"lens-{layer}") for layer in range(3)] == last["lens"]
 
 
-def test_two_moments(run_folder: Path, visit: Visit, picture: Callable[[Page, str], Path]) -> None:
+def test_comparison_of_two_checkpoints(run_folder: Path, visit: Visit, picture: Callable[[Page, str], Path]) -> None:
     page = visit(run_folder, view="run", text=TEXT)
     page.get_by_test_id("compare-one").select_option("step 0")
     page.get_by_test_id("compare-other").select_option("final")

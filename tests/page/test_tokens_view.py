@@ -86,7 +86,7 @@ def test_a_token_is_chosen_by_click_and_by_key(decoder: Trained, visit: Visit) -
     expect(following).to_have_attribute("data-id", str(ids[4]))
 
 
-def test_typing_reads_the_text_anew(decoder: Trained, visit: Visit) -> None:
+def test_typing_tokenizes_the_text(decoder: Trained, visit: Visit) -> None:
     _, tok = decoder
     page = visit(decoder, text=TEXT)
     page.get_by_test_id("box-text").fill("the dog ran")
@@ -121,7 +121,7 @@ def test_a_candidate_branches_the_text_at_the_selected_token(decoder: Trained, v
 
 
 @pytest.mark.parametrize("kind", ["decoder", "pair"])
-def test_it_goes_on_as_generate_does(kind: str, request: pytest.FixtureRequest, visit: Visit) -> None:
+def test_generation_matches_generate(kind: str, request: pytest.FixtureRequest, visit: Visit) -> None:
     model, tok = request.getfixturevalue(kind)
     if kind == "decoder":
         page = visit((model, tok), text=TEXT, temperature=0)
@@ -138,7 +138,7 @@ def test_it_goes_on_as_generate_does(kind: str, request: pytest.FixtureRequest, 
     assert state_of(page)["appended"] == expected.ids
 
 
-def test_drawing_depends_on_temperature_and_filters(
+def test_sampling_depends_on_temperature_top_k_and_top_p(
     decoder: Trained, visit: Visit, picture: Callable[[Page, str], Path]
 ) -> None:
     model, tok = decoder
@@ -165,7 +165,7 @@ def test_drawing_depends_on_temperature_and_filters(
     assert state_of(page)["appended"] == [int(logits.argmax())]
 
 
-def test_what_is_hidden_is_guessed(encoder: Trained, visit: Visit, picture: Callable[[Page, str], Path]) -> None:
+def test_masked_tokens_are_predicted(encoder: Trained, visit: Visit, picture: Callable[[Page, str], Path]) -> None:
     model, tok = encoder
     page = visit(encoder, text=TEXT, token=3)
     page.get_by_test_id("mask").click()
@@ -193,7 +193,7 @@ def test_the_merge_tree_of_a_word(decoder: Trained, visit: Visit) -> None:
     assert page.locator("[data-testid=tree] rect").count() == 2 * len(word) - len(states[-1])  # of binary trees
 
 
-def test_byte_pairs_are_learned_from_the_text(decoder: Trained, visit: Visit) -> None:
+def test_bpe_training_on_the_text(decoder: Trained, visit: Visit) -> None:
     text = "low lower lowest low low"
     page = visit(decoder, text=text)
     counts: dict[bytes, int] = {}
@@ -264,7 +264,7 @@ def test_it_fits_small_screens_and_the_dark(
     picture(page, f"text-{width}-{'dark' if dark else 'light'}")
 
 
-def test_a_model_without_a_tokenizer_reads_numbers(visit: Visit) -> None:
+def test_a_model_without_a_tokenizer_takes_ids(visit: Visit) -> None:
     model = gh.build(gh.preset("tiny-decoder")).eval()
     page = visit((model, None))
     assert page.locator("[data-testid=strip-text] .token").all_inner_texts() == NUMBERS.split()
@@ -287,7 +287,7 @@ def test_keys_walk_through_layers_heads_and_views(decoder: Trained, visit: Visit
     expect(page.locator("dialog")).to_be_visible()
 
 
-def test_the_address_has_no_token_and_the_state_alone(decoder: Trained, visit: Visit) -> None:
+def test_the_url_has_the_state_but_no_access_token(decoder: Trained, visit: Visit) -> None:
     page = visit(decoder, text=TEXT, layer=1)
     assert "token=" not in urlsplit(page.url).query
     assert state_of(page) == {"text": TEXT, "layer": 1}

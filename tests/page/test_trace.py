@@ -28,7 +28,7 @@ def traces_of(memory: int = 2**30, **changes: object) -> TraceCache:
     return TraceCache(ModelLoader.from_model(model, None), memory)
 
 
-def test_a_site_is_what_record_gives_with_the_changes_asked_for() -> None:
+def test_activations_match_record_with_edits() -> None:
     traces = traces_of()
     model = traces.loader.get("").model
     ids = torch.tensor([[5, 7, 11, 3, 5, 7]])
@@ -40,7 +40,7 @@ def test_a_site_is_what_record_gives_with_the_changes_asked_for() -> None:
     assert torch.equal(trace.attention_map("pattern.1").weights(), seen["pattern.1"])
 
 
-def test_memory_is_bounded_and_what_was_dropped_is_asked_for_again() -> None:
+def test_memory_is_bounded_and_evicted_sites_are_recorded_again() -> None:
     traces = traces_of(memory=40_000)
     for number in range(20):
         trace = traces.trace(ForwardPass(Prompt(f"5 7 11 {number}")))
@@ -50,7 +50,7 @@ def test_memory_is_bounded_and_what_was_dropped_is_asked_for_again() -> None:
         assert torch.equal(trace.activation("resid_post.1"), before)
 
 
-def test_a_model_that_learns_on_is_looked_at_anew() -> None:
+def test_changed_weights_invalidate_the_cache() -> None:
     traces = traces_of()
     model = traces.loader.get("").model
     ask = Next(ForwardPass(IDS))
@@ -63,7 +63,7 @@ def test_a_model_that_learns_on_is_looked_at_anew() -> None:
     assert first["probability"] == pytest.approx(float(expected.max()), rel=1e-5)
 
 
-def test_models_of_moments_that_are_not_looked_at_are_let_go(run_folder: Path) -> None:
+def test_models_of_unused_checkpoints_are_freed(run_folder: Path) -> None:
     traces = TraceCache(ModelLoader(run_folder))
     names = traces.loader.checkpoints()
     assert len(names) > 3
@@ -90,13 +90,13 @@ def test_other_weights_under_the_same_name_are_loaded(tmp_path: Path) -> None:
     assert after["candidates"][0]["probability"] == pytest.approx(float(expected.max()), rel=1e-5)
 
 
-def test_asking_for_moments_loads_nothing(run_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_listing_checkpoints_loads_nothing(run_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     traces = TraceCache(ModelLoader(run_folder))
     monkeypatch.setattr(gh.hub, "load", lambda *_, **__: pytest.fail("a model was loaded"))
     assert checkpoints(traces, Checkpoints())["checkpoints"][-1] == "final"
 
 
-def test_a_moment_means_nothing_where_there_is_no_run(tmp_path: Path) -> None:
+def test_checkpoint_is_ignored_without_a_run(tmp_path: Path) -> None:
     gh.save(gh.build(gh.preset("tiny-decoder")), None, tmp_path / "model")
     loader = ModelLoader(tmp_path / "model")
     assert loader.get("step 100") is loader.get("")
@@ -105,7 +105,7 @@ def test_a_moment_means_nothing_where_there_is_no_run(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "head", [{"kind": "token_classification", "n_labels": 3}, {"kind": "sequence_classification", "n_labels": 3}]
 )
-def test_a_decoder_with_labels_says_labels(head: object) -> None:
+def test_a_decoder_with_labels_predicts_labels(head: object) -> None:
     if isinstance(head, dict) and head["kind"] == "sequence_classification":
         head = {**head, "pooling": "last"}
     traces = traces_of(head=head)
@@ -114,7 +114,7 @@ def test_a_decoder_with_labels_says_labels(head: object) -> None:
     assert said["actual_next"] is None
 
 
-def test_a_run_that_diverged_is_shown_all_the_same() -> None:
+def test_nan_weights_give_valid_json() -> None:
     traces = traces_of()
     with torch.no_grad():
         traces.loader.get("").model.token_embedding.table.weight.fill_(torch.nan)
@@ -131,19 +131,19 @@ def test_a_run_that_diverged_is_shown_all_the_same() -> None:
         json.loads(serialization.to_json(given))
 
 
-def test_what_is_too_long_is_refused_before_it_is_computed() -> None:
+def test_long_texts_are_rejected_before_the_forward_pass() -> None:
     traces = traces_of()
     with pytest.raises(gh.InputError, match="shorten it"):
         traces.trace(ForwardPass(Prompt("1 " * (LONGEST + 1))))
 
 
 @pytest.mark.parametrize("site", ["pattern.0", "scores.1", "pattern.*[head=1]"])
-def test_maps_cannot_be_changed(site: str) -> None:
+def test_patterns_cannot_be_edited(site: str) -> None:
     with pytest.raises(gh.InputError, match="change z instead"):
         traces_of().trace(ForwardPass(IDS, edits=(Scale(site),))).activation("final")
 
 
-def test_a_small_vocabulary_has_an_example_it_can_read() -> None:
+def test_the_example_fits_a_small_vocabulary() -> None:
     traces = traces_of(vocab_size=4)
     text = model_info(traces, ModelInfo())["example"]
     assert traces.trace(ForwardPass(Prompt(text))).ids

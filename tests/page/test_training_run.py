@@ -104,7 +104,7 @@ def test_short_curves_are_the_journal(traces: TraceCache, folder: Path) -> None:
     assert told["best"] == {"step": best["step"], "value": best["validation_loss"]}
 
 
-def test_only_what_is_new_is_told(traces: TraceCache) -> None:
+def test_only_new_metrics_are_sent(traces: TraceCache) -> None:
     first = training_run.metrics(traces, Metrics())
     later = training_run.metrics(traces, Metrics(since=10, version=first["version"]))
     assert later["since"] == 10
@@ -128,7 +128,7 @@ def test_long_curves_by_hand(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_a_page_that_follows_has_what_one_that_comes_late_gets(tmp_path: Path, seed: int) -> None:
+def test_incremental_updates_match_a_full_read(tmp_path: Path, seed: int) -> None:
     """Growth, half-written lines, cuts and widths that double: what was put together is what is told at once."""
     chance = random.Random(seed)
     path = tmp_path / "metrics.jsonl"
@@ -162,7 +162,7 @@ def test_a_page_that_follows_has_what_one_that_comes_late_gets(tmp_path: Path, s
             journal.truncate(step + 1)
 
 
-def test_a_journal_that_is_rewritten_in_place_is_read_anew(tmp_path: Path) -> None:
+def test_a_rewritten_journal_is_read_from_the_start(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     curves = Curves(path)
     curves.read_new()  # not there yet
@@ -177,7 +177,7 @@ def test_a_journal_that_is_rewritten_in_place_is_read_anew(tmp_path: Path) -> No
     assert curves.since(0) == {}
 
 
-def test_a_line_that_is_being_written_is_waited_for(tmp_path: Path) -> None:
+def test_incomplete_lines_are_not_read(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     curves = Curves(path)
     for part in ('{"step": 1, "loss": 3.0}\n{"step": 2, "lo', 'ss": 2.5', "}\n"):
@@ -188,7 +188,7 @@ def test_a_line_that_is_being_written_is_waited_for(tmp_path: Path) -> None:
     assert curves.truncations == 0
 
 
-def test_what_is_no_number_is_left_out(tmp_path: Path) -> None:
+def test_nan_values_are_skipped(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     path.write_text(
         '{"step": 1, "loss": null}\nnonsense\n[1]\n7\n{"loss": 1}\n{"step": 2, "loss": NaN, "note": "x"}\n'
@@ -203,7 +203,7 @@ def test_what_is_no_number_is_left_out(tmp_path: Path) -> None:
     assert curves.since(0)["lr"] == {"step": [3], "mean": [0.5]}  # a number that is none costs no other
 
 
-def test_lines_of_the_wrong_shape_are_left_out(folder: Path, tmp_path: Path) -> None:
+def test_malformed_lines_are_skipped(folder: Path, tmp_path: Path) -> None:
     """What was written by no run is not shown, and the page says all else as if it were not there."""
     folder = shutil.copytree(folder, tmp_path / "run")
     traces = TraceCache(ModelLoader(folder))
@@ -247,7 +247,7 @@ def test_running_finished_stopped(tmp_path: Path) -> None:
         pass
 
 
-def test_moments_and_facts(traces: TraceCache, folder: Path) -> None:
+def test_checkpoints_and_run_settings(traces: TraceCache, folder: Path) -> None:
     told = training_run.metrics(traces, Metrics())
     assert told["checkpoints"] == [{"name": one.name, "step": one.step} for one in list_checkpoints(folder)]
     facts = {one["name"]: one["value"] for one in training_run.run_settings(traces, RunSettings())["settings"]}
@@ -266,7 +266,7 @@ def test_no_run() -> None:
 
 
 @pytest.mark.parametrize("kind", FIRST)
-def test_probes_and_samples_are_as_written(tmp_path: Path, kind: str) -> None:
+def test_probes_and_samples_match_their_journals(tmp_path: Path, kind: str) -> None:
     folder = trained(tmp_path, kind)
     traces = TraceCache(ModelLoader(folder))
     written = lines(folder / "probes.jsonl")
@@ -284,7 +284,7 @@ def test_probes_and_samples_are_as_written(tmp_path: Path, kind: str) -> None:
         assert [one["prompt"] for one in mine] == [one["prompt"] for one in line["samples"]]
 
 
-def test_many_checkpoints_are_spread(tmp_path: Path) -> None:
+def test_many_checkpoints_are_subsampled(tmp_path: Path) -> None:
     folder = trained(tmp_path)
     journal = Journal(folder / "samples.jsonl")
     for step in range(13, 1000):
@@ -300,7 +300,7 @@ def test_many_checkpoints_are_spread(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", FIRST)
-def test_difference_is_that_of_compare(tmp_path: Path, kind: str) -> None:
+def test_compare_checkpoints_matches_compare(tmp_path: Path, kind: str) -> None:
     folder = trained(tmp_path, kind)
     loader = ModelLoader(folder)
     text = {"decoder": "to be or", "encoder": "to be or", "seq2seq": "31"}[kind]

@@ -270,7 +270,7 @@ FEEDS, NORMS = ("relu", "gelu", "swiglu"), ("layer", "rms")
 
 
 @pytest.mark.parametrize(("position", "order"), list(itertools.product(POSITIONS, ORDERS)))
-def test_every_step_of_a_decoder_is_what_its_formula_gives(position: str, order: str) -> None:
+def test_steps_of_a_decoder_match_their_formulas(position: str, order: str) -> None:
     for number, (shared, feed, norm) in enumerate(itertools.product(GROUPS, FEEDS, NORMS)):
         settings = {
             "n_kv_heads": shared,
@@ -297,7 +297,7 @@ EXTRAS: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("settings", EXTRAS)
 @pytest.mark.parametrize("kind", ["tiny-decoder", "tiny-encoder"])
-def test_every_step_of_rarer_choices_is_what_its_formula_gives(kind: str, settings: dict[str, Any]) -> None:
+def test_steps_of_rarer_variants_match_their_formulas(kind: str, settings: dict[str, Any]) -> None:
     feed = {"feedforward": "gelu"} if kind == "tiny-encoder" else {}
     model = make(kind, n_layers=2, **feed, **settings)
     expected, _ = Reference(model).way([3, 1, 4, 0, 5, 9], 2, 1, 3, 2)
@@ -306,7 +306,7 @@ def test_every_step_of_rarer_choices_is_what_its_formula_gives(kind: str, settin
 
 @pytest.mark.parametrize("position", POSITIONS)
 @pytest.mark.parametrize("order", ORDERS)
-def test_every_step_of_an_encoder_decoder_is_what_its_formula_gives(position: str, order: str) -> None:
+def test_steps_of_an_encoder_decoder_match_their_formulas(position: str, order: str) -> None:
     settings: dict[str, Any] = {"n_layers": 2, "n_encoder_layers": 3, "start_id": 1, "n_kv_heads": 2}
     model = make("tiny-seq2seq", position=position, norm_placement=order, final_norm=order != "post", **settings)
     text = Prompt("3 1 4 0 5", "2 6 7")
@@ -316,7 +316,7 @@ def test_every_step_of_an_encoder_decoder_is_what_its_formula_gives(position: st
     check(answer(model, text, position=2, layer=1, head=3), target)
 
 
-def test_what_lies_between_is_what_the_formula_says() -> None:
+def test_intermediate_values_match_the_formulas() -> None:
     model = make(n_layers=1, position="alibi", norm="layer", n_kv_heads=2, qk_norm=False, embed_scale=True)
     cards = {(card["node"], card["kind"]): card for card in answer(model, position=4, head=3)["cards"]}
     table = model.token_embedding.table.weight
@@ -341,7 +341,7 @@ def test_what_lies_between_is_what_the_formula_says() -> None:
     assert unpacked(cards["attention", "scores"]["rows"]).shape == (6, 4)
 
 
-def test_angles_are_those_by_which_queries_are_turned() -> None:
+def test_rotary_angles() -> None:
     model = make(position={"kind": "rotary", "theta": 100.0, "layout": "pairs"}, n_layers=1)
     (card,) = (card for card in answer(model, position=3)["cards"] if card["kind"] == "rotate")
     angles, x, y = (unpacked(card[name]) for name in ("angles", "x", "y"))
@@ -356,7 +356,7 @@ KINDS = [("tiny-decoder", ""), ("tiny-encoder", ""), ("tiny-seq2seq", ""), ("tin
 
 @pytest.mark.parametrize(("kind", "side"), KINDS)
 @pytest.mark.parametrize("edited", [False, True])
-def test_what_stands_at_a_site_is_what_record_gives(kind: str, side: str, edited: bool) -> None:
+def test_sites_match_record(kind: str, side: str, edited: bool) -> None:
     model = make(kind, n_layers=2)
     prefix = {"": "decoder." if kind == "tiny-seq2seq" else "", "source": "encoder."}[side]
     changed = [f"{prefix}z.1[head=2]", f"{prefix}hidden.1[position=2]"] if edited else []
@@ -416,7 +416,7 @@ def test_the_head_of_an_encoder_is_shown_with_its_transform() -> None:
         ("tiny-decoder", {"kind": "none"}, "vectors"),
     ],
 )
-def test_other_heads_end_with_what_they_give(kind: str, head: dict[str, Any], last: str) -> None:
+def test_outputs_of_other_heads(kind: str, head: dict[str, Any], last: str) -> None:
     model = make(kind, head=head)
     card = answer(model, position=1)["cards"][-1]
     assert card["kind"] == last
@@ -429,7 +429,7 @@ def test_other_heads_end_with_what_they_give(kind: str, head: dict[str, Any], la
 
 
 @pytest.mark.parametrize("kind", ["tiny-decoder", "tiny-encoder", "tiny-seq2seq"])
-def test_another_layer_or_head_of_a_text_that_was_traced_costs_no_pass(kind: str) -> None:
+def test_another_layer_or_head_needs_no_forward_pass(kind: str) -> None:
     model = make(kind, n_layers=3)
     traces = TraceCache(ModelLoader.from_model(model, None))
     trace = traces.trace(ForwardPass(TEXT))
@@ -469,14 +469,14 @@ def test_of_many_keys_a_few_are_shown_around_the_token() -> None:
         ({"side": "left"}, "side is 'left', but it must be 'source' or left out."),
     ],
 )
-def test_what_there_is_not_is_refused(ask: dict[str, Any], said: str) -> None:
+def test_invalid_selections_are_rejected(ask: dict[str, Any], said: str) -> None:
     with pytest.raises(GlasshouseError) as error:
         answer(make(n_layers=2), **ask)
     assert str(error.value) == said
 
 
 @pytest.mark.parametrize("kind", ["tiny-decoder", "tiny-seq2seq"])
-def test_a_saved_page_holds_what_the_view_asks_when_it_opens(kind: str) -> None:
+def test_a_saved_page_includes_the_initial_requests(kind: str) -> None:
     traces = TraceCache(ModelLoader.from_model(make(kind), None))
     state = {"token": 3, "key": 9, "layer": 7, "head": 9, "walkthrough_side": "source"}
     (name, body) = initial_requests(traces, ForwardPass(TEXT), state)[0]

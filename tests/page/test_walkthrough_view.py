@@ -118,7 +118,7 @@ def test_numbers_are_those_of_record(kind: str, request: pytest.FixtureRequest, 
     assert found == pytest.approx(chances.topk(8).values.tolist(), rel=1e-4)
 
 
-def test_next_and_previous_walk_through_every_card(decoder: Trained, visit: Visit) -> None:
+def test_next_and_previous_step_through_every_card(decoder: Trained, visit: Visit) -> None:
     page = visit(decoder, text=TEXT, view="walkthrough", layer=1)
     back, onward, at = (page.get_by_test_id(f"walkthrough-{one}") for one in ("back", "next", "at"))
     count = page.locator(".step").count()
@@ -137,7 +137,7 @@ def test_next_and_previous_walk_through_every_card(decoder: Trained, visit: Visi
     expect(at).to_contain_text(f"{count - 1} of {count}")
 
 
-def test_arrow_keys_walk_and_the_address_remembers(decoder: Trained, visit: Visit) -> None:
+def test_arrow_keys_step_and_update_the_url(decoder: Trained, visit: Visit) -> None:
     page = visit(decoder, text=TEXT, view="walkthrough", layer=1)
     for _ in range(3):
         page.keyboard.press("ArrowRight")
@@ -156,7 +156,7 @@ def test_arrow_keys_walk_and_the_address_remembers(decoder: Trained, visit: Visi
     expect(page.locator(".step.present .number")).to_have_text("3")
 
 
-def test_show_all_opens_everything_and_folds_again(decoder: Trained, visit: Visit) -> None:
+def test_show_all_expands_and_collapses(decoder: Trained, visit: Visit) -> None:
     page = visit(decoder, text=TEXT, view="walkthrough")
     every = page.get_by_test_id("walkthrough-all")
     every.click()
@@ -167,7 +167,7 @@ def test_show_all_opens_everything_and_folds_again(decoder: Trained, visit: Visi
 
 
 @pytest.mark.parametrize("width", [1280, 400])
-def test_the_path_leads_to_its_part(width: int, pair: Trained, visit: Visit) -> None:
+def test_the_diagram_selects_cards(width: int, pair: Trained, visit: Visit) -> None:
     page = visit(pair, **asked("pair"), view="walkthrough", layer=1, width=width)
     labels = page.locator(".place text").all_text_contents()
     block = ["attention", "+", "norm", "cross-attention", "+", "norm", "feed-forward", "+", "norm"]
@@ -180,7 +180,7 @@ def test_the_path_leads_to_its_part(width: int, pair: Trained, visit: Visit) -> 
     expect(page.locator('.place[aria-current="step"]')).to_have_attribute("data-node", "feedforward.add")
 
 
-def test_a_number_is_told_in_full(decoder: Trained, visit: Visit) -> None:
+def test_numbers_show_all_digits(decoder: Trained, visit: Visit) -> None:
     page = visit(decoder, text=TEXT, view="walkthrough", token=1)
     told = page.get_by_test_id("walkthrough-value")
     row = page.get_by_test_id("vector-x")
@@ -222,7 +222,7 @@ def test_the_selection_is_that_of_the_page(decoder: Trained, visit: Visit) -> No
     assert len({tuple(before), tuple(deeper), tuple(vector(page, "attention:query", "q"))}) == 3
 
 
-def test_what_is_hidden_is_seen_to_be(decoder: Trained, visit: Visit) -> None:
+def test_masked_scores_are_marked(decoder: Trained, visit: Visit) -> None:
     page = visit(decoder, text=TEXT, view="walkthrough", token=3, walkthrough_card="attention:mask")
     rows = card(page, "attention:mask").locator("tbody tr")
     length = len(decoder[1].encode(TEXT))
@@ -231,7 +231,7 @@ def test_what_is_hidden_is_seen_to_be(decoder: Trained, visit: Visit) -> None:
     expect(rows.nth(3)).to_have_class("own")
 
 
-def test_an_encoder_decoder_shows_both_ways(pair: Trained, visit: Visit, picture: Picture) -> None:
+def test_an_encoder_decoder_shows_both_stacks(pair: Trained, visit: Visit, picture: Picture) -> None:
     page = visit(pair, **asked("pair"), view="walkthrough", key=1, walkthrough_all=1)
     source = page.get_by_test_id("strip-source").locator(".token").count()
     expect(card(page, "cross:softmax").locator("tbody tr")).to_have_count(source)
@@ -248,7 +248,7 @@ def test_an_encoder_decoder_shows_both_ways(pair: Trained, visit: Visit, picture
     picture(page, "walkthrough-source")
 
 
-def test_what_an_experiment_changes_is_said(decoder: Trained, visit: Visit) -> None:
+def test_edited_sites_are_marked(decoder: Trained, visit: Visit) -> None:
     edits = [{"kind": "scale", "site": "z.0[head=1]", "factor": 0.5}]
     page = visit(
         decoder, text=TEXT, view="walkthrough", head=1, token=2, edits=edits, walkthrough_card="attention:gather"
@@ -274,7 +274,7 @@ def test_the_same_in_python_gives_the_same(kind: str, request: pytest.FixtureReq
     assert vector(page, "attention:out", "a") == pytest.approx(expected, rel=1e-5, abs=1e-6)
 
 
-def test_in_python_too_what_is_hidden_or_patched_is_so(encoder: Trained, visit: Visit) -> None:
+def test_python_code_has_masks_and_patches(encoder: Trained, visit: Visit) -> None:
     edits = [{"kind": "patch", "site": "resid_post.0[position=1]"}]
     state = {"masked": [2], "edits": edits, "other": "a dog ran to the tree"}
     page = visit(encoder, text=TEXT, view="walkthrough", layer=1, token=1, walkthrough_card="attention:out", **state)
@@ -286,7 +286,7 @@ def test_in_python_too_what_is_hidden_or_patched_is_so(encoder: Trained, visit: 
 
 @pytest.mark.long  # test_saving.py opens every view of a saved page
 @pytest.mark.parametrize("side", ["", "source"])
-def test_what_it_asks_is_what_a_saved_page_holds(side: str, pair: Trained, visit: Visit) -> None:
+def test_a_saved_page_includes_the_requests_of_the_view(side: str, pair: Trained, visit: Visit) -> None:
     state = {"layer": 1, "head": 2, "key": 1, "target": "eins", **({"walkthrough_side": side} if side else {})}
     sent: list[str] = []
     page = visit(pair, wait=False, text="one two", view="walkthrough", **state)
@@ -308,7 +308,7 @@ def test_hostile_text_breaks_nothing(decoder: Trained, visit: Visit) -> None:
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
 
 
-def test_a_new_theme_is_drawn_at_once(decoder: Trained, visit: Visit) -> None:
+def test_theme_change_redraws(decoder: Trained, visit: Visit) -> None:
     page = visit(decoder, text=TEXT, view="walkthrough", walkthrough_card="attention:query")
     cell = card(page, "attention:query").get_by_test_id("vector-q").locator(".cell").first
     before = cell.evaluate("one => one.style.backgroundColor")

@@ -169,7 +169,7 @@ def initial_requests(traces: TraceCache, forward_pass: ForwardPass, state: JsonD
     for name, place, row in zip(("source", "target"), (state["key"], state["token"]), trace.inputs, strict=True):
         start = min(place, row.shape[1] - 1) // WINDOW * WINDOW
         shown[name] = [start, start + WINDOW]
-    asks = [("alignment", shown | part) for part in ({}, {"layer": layer}, {"layer": layer, "head": head})]
+    requests = [("alignment", shown | part) for part in ({}, {"layer": layer}, {"layer": layer, "head": head})]
     if isinstance(s.head, spec.NextToken):
         given = replace(forward_pass, prompt=Prompt(forward_pass.prompt.text))
         chosen = {
@@ -177,5 +177,5 @@ def initial_requests(traces: TraceCache, forward_pass: ForwardPass, state: JsonD
             "length_penalty": state.get("alignment_length_penalty", 1),
         }
         different = {name: one for name, one in chosen.items() if one != getattr(Beams, name)}
-        asks.append(("beams", {"forward_pass": given.to_json(), **different}))
-    return asks
+        requests.append(("beams", {"forward_pass": given.to_json(), **different}))
+    return requests

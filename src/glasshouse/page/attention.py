@@ -137,8 +137,8 @@ class Scores(Settings):
 def scores(traces: TraceCache, params: Scores) -> JsonDict:
     """Return head scores [layer][head] with head types; long texts are scored on their first tokens.
 
-    `label` is the head type, None where no score exceeds the baseline of uniform attention, sent as `uniform` [layer].
-    Cross-attention has no previous or same token, so only its entropy is scored.
+    `label` is the head type, None where no score exceeds the baseline of uniform attention, sent as `uniform`
+    [layer]. Cross-attention has no previous or same token, so only its entropy is scored.
     """
     trace = traces.trace(params.forward_pass)
     first = _map(trace, params.attention, 0)

@@ -165,14 +165,14 @@ def initial_requests(traces: TraceCache, forward_pass: ForwardPass, state: JsonD
     """Return the requests that the view sends when opened."""
     trace, place = traces.trace(forward_pass), state["token"]
     both = [forward_pass.unedited.to_json()] + ([forward_pass.to_json()] if forward_pass.edits else [])
-    asks: list[tuple[str, JsonDict]] = [("loss", {"forward_pass": each}) for each in both]
+    requests: list[tuple[str, JsonDict]] = [("loss", {"forward_pass": each}) for each in both]
     if not isinstance(trace.model.head, NoHead | Pooler):
-        asks.append(
+        requests.append(
             ("compare_predictions", {"forward_pass": forward_pass.to_json(), "position": place, "show": SHOWN})
         )
     if has_position_logits(trace.model):
-        asks += [("lens", {"forward_pass": each, "start": place, "stop": place + 1}) for each in both]
-    return asks
+        requests += [("lens", {"forward_pass": each, "start": place, "stop": place + 1}) for each in both]
+    return requests
 
 
 def _logs(trace: Trace, position: int) -> Tensor:

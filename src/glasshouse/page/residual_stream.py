@@ -185,7 +185,7 @@ def initial_requests(traces: TraceCache, forward_pass: ForwardPass, state: JsonD
     here: JsonDict = {"forward_pass": forward_pass.to_json()}
     one: JsonDict = {**here, "start": place, "stop": place + 1}
     reads = has_position_logits(model)
-    asks: list[tuple[str, JsonDict]] = [
+    requests: list[tuple[str, JsonDict]] = [
         ("norms", one),
         ("cosine_similarity", {**here, "layer": row, "position": place, "show": NEAREST}),
     ]
@@ -194,15 +194,15 @@ def initial_requests(traces: TraceCache, forward_pass: ForwardPass, state: JsonD
         for top in range(depth, 0, -ROWS):
             layers = list(range(top - 1, max(0, top - ROWS) - 1, -1))
             tile = {**here, "layers": layers, "start": start, "stop": min(length, start + COLUMNS)}
-            asks.append(("lens" if reads else "norms", tile))
+            requests.append(("lens" if reads else "norms", tile))
     if reads:
-        asks.append(("lens", {**one, "layers": [row], "top_k": 5}))
+        requests.append(("lens", {**one, "layers": [row], "top_k": 5}))
     if isinstance(model.head, LMHead):
         chosen = {"token": state.get("residual_token"), "incorrect_token": state.get("residual_incorrect_token")}
         given = {name: value for name, value in chosen.items() if value is not None}
-        asks.append(("next", {**here, "position": place, "show": CANDIDATES}))
-        asks.append(("logit_attribution", {**here, "position": place, **given}))
-    return asks
+        requests.append(("next", {**here, "position": place, "show": CANDIDATES}))
+        requests.append(("logit_attribution", {**here, "position": place, **given}))
+    return requests
 
 
 def _summands(trace: Trace, position: int) -> dict[str, Tensor]:

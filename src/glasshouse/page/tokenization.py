@@ -157,14 +157,14 @@ def initial_requests(traces: TraceCache, forward_pass: ForwardPass, state: JsonD
     loaded = traces.loader.get(forward_pass.checkpoint)
     asked, plain = forward_pass.to_json(), forward_pass.unedited.to_json()
     here: JsonDict = {"forward_pass": asked, "position": state["token"], "show": SHOWN}
-    asks = [("next", here)]
+    requests = [("next", here)]
     if loaded.tok is not None and loaded.tok.merge_ranks:
         side = {"side": "target"} if isinstance(loaded.model, Seq2Seq) else {}
-        asks.append(("word_merges", {"forward_pass": plain, "position": state["token"], **side}))
+        requests.append(("word_merges", {"forward_pass": plain, "position": state["token"], **side}))
     if loaded.tok is not None:
         row = loaded.inputs(forward_pass.prompt)[-1][0].tolist()
         text = forward_pass.prompt.text or "".join(
             one["text"] for one in serialization.describe_tokens(row, loaded.tok)
         )
-        asks.append(("train_bpe", {"text": text, "merges": REPLAYED}))
-    return asks
+        requests.append(("train_bpe", {"text": text, "merges": REPLAYED}))
+    return requests

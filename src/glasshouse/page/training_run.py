@@ -320,12 +320,12 @@ def _checkpoint_log_version(run: Path) -> str:
 
 def initial_requests(traces: TraceCache, forward_pass: ForwardPass, state: JsonDict) -> list[tuple[str, JsonDict]]:
     """Return the requests that the view sends when opened."""
-    asks: list[tuple[str, JsonDict]] = [(name, {}) for name in ("metrics", "run_settings", "samples", "probes")]
+    requests: list[tuple[str, JsonDict]] = [(name, {}) for name in ("metrics", "run_settings", "samples", "probes")]
     if state["compare_with"] and state["compare_with"] != forward_pass.checkpoint:
-        asks.append(
+        requests.append(
             (
                 "compare_checkpoints",
                 {"forward_pass": forward_pass.unedited.to_json(), "compare_with": state["compare_with"]},
             )
         )
-    return asks
+    return requests
