@@ -3,7 +3,7 @@
 import { h, put, s } from "glasshouse/dom.js";
 import { short } from "glasshouse/number.js";
 
-const LEFT = 52; // pixels for the numbers beside and below
+const LEFT = 52; // pixels for axis labels
 const BELOW = 22;
 const ABOVE = 8;
 const RIGHT = 12;
@@ -58,7 +58,7 @@ export function nearest(numbers, one) {
 }
 
 /**
- * A chart. `show({series, log, from, to, zero})` draws: a series is {name, colour, x, y} with, if wanted, {low, high}
+ * A chart. `show({series, log, from, to, zero})` draws: a series is {name, colour, x, y} with optional {low, high}
  * for a band, `smooth` (0 to 1) for a smoothed line over a pale one, and `testid`. `mark(step)` moves the cursor to a
  * step and shows its values; null removes it. `onmove(step)` is called on pointer or key movement (null: the pointer
  * left), `onpick(step)` on selection.

@@ -1,12 +1,12 @@
-// A map on its canvas: cells, numbers where there is room, what is selected, and the tokens along the sides.
+// Drawing of a heatmap: cells, numbers, the selection and token labels.
 
 import { ink, ramp } from "glasshouse/colour.js";
 import { TILE } from "glasshouse/heatmap/tiles.js";
 
-export const LABELLED = 13; // pixels from which a cell has its token beside it
+export const LABELLED = 13; // minimum cell size in pixels for token labels
 export const LETTER = 7.3; // pixels of a letter of a name
 const LINE = 12; // and of its height
-const WRITTEN = 34; // pixels from which a cell has its number in it
+const WRITTEN = 34; // minimum cell size in pixels for numbers
 const NAMES = "12px ui-monospace, SFMono-Regular, Menlo, Consolas, 'DejaVu Sans Mono', monospace";
 const COLOURS = ["ink", "quiet", "line", "sheet", "mark", "mark-ink", "compare", "compare-ink", "accent"];
 
@@ -101,7 +101,7 @@ function drawTiles(heatmap, pen) {
     const y = heatmap.top + row * TILE * size - node.scrollTop;
     const known = heatmap.tiles.known(level, row, column);
     if (!known) continue;
-    // Until a tile is there, its place is shown from further away.
+    // Until a tile is loaded, a coarser one is shown.
     const { tile, up } = known;
     const part = TILE / 2 ** up;
     const [left, above] = [(column % 2 ** up) * part, (row % 2 ** up) * part];
@@ -164,7 +164,7 @@ function drawNames(heatmap, pen, width, height) {
   pen.textBaseline = "middle";
   pen.direction = "ltr";
   if (heatmap.isLabelled) drawTokens(heatmap, pen, width, height);
-  else drawPlaces(heatmap, pen, width, height);
+  else drawPositions(heatmap, pen, width, height);
 }
 
 function drawTokens(heatmap, pen, width, height) {
@@ -190,7 +190,7 @@ function drawTokens(heatmap, pen, width, height) {
   pen.rect(heatmap.left - 4, 0, width - heatmap.left + 4, heatmap.top);
   pen.clip();
   pen.textAlign = "left";
-  // The closer the columns, the steeper their names, so that none lies on the next.
+  // The closer the columns, the steeper their labels, so that they do not overlap.
   const slant = Math.max(Math.PI / 4, Math.asin(Math.min(1, LINE / cell)));
   const fits = Math.floor((heatmap.top - 14) / (LETTER * Math.sin(slant)));
   for (let column = Math.floor(node.scrollLeft / cell); column < map.columns.length; column += 1) {
@@ -215,8 +215,8 @@ function drawTag(pen, x, y, width, colour) {
   pen.fill();
 }
 
-/** Places by their number, where there is no room for tokens. */
-function drawPlaces(heatmap, pen, width, height) {
+/** Position numbers, where there is no room for tokens. */
+function drawPositions(heatmap, pen, width, height) {
   const { map, node, cell } = heatmap;
   const every = [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000].find((one) => one * cell >= 46) ?? 10000;
   pen.fillStyle = paletteOf(heatmap).quiet;

@@ -10,13 +10,13 @@ export class Tiles {
   /** `arrived` is called whenever there is something new to draw. */
   constructor(arrived) {
     this.arrived = arrived;
-    this.kept = new Map(); // the latest used stands last
+    this.kept = new Map(); // most recently used last
     this.inFlight = new Set();
     this.numbers = new Map(); // of maps: their names hold whole texts
     this.map = null;
   }
 
-  /** Turn to a map, of which some tiles may still be here; null: to none. */
+  /** Switch to a map, some tiles of which may be cached; null: to none. */
   open(map) {
     this.map = map;
     if (!map) return;
@@ -34,7 +34,7 @@ export class Tiles {
     return `${this.number} ${level} ${row} ${column}`;
   }
 
-  /** A tile that is kept; null where there is none to be had. */
+  /** A cached tile; null if it does not exist. */
   get(level, row, column) {
     const key = this.keyOf(level, row, column);
     const found = this.kept.get(key);
@@ -45,7 +45,7 @@ export class Tiles {
     return found;
   }
 
-  /** The finest tile at hand of a place, and how many levels above the one that is asked for it is. */
+  /** The finest cached tile of a position, and how many levels above the requested one it is. */
   known(level, row, column) {
     for (let up = 0; level + up <= this.last; up += 1) {
       const tile = this.get(level + up, row >> up, column >> up);
@@ -54,7 +54,7 @@ export class Tiles {
     return null;
   }
 
-  /** The next tile to fetch, [level, row, column]: one in view, or where it cannot be had the one above it. */
+  /** The next tile to fetch, [level, row, column]: a visible one, or its parent if it does not exist. */
   missing({ level, places }) {
     const { last } = this;
     for (const [row, column] of places) {
@@ -66,7 +66,7 @@ export class Tiles {
     return null;
   }
 
-  /** Fetch what is in view, as `view()` says anew each time, and not at hand; tells whether all of it came. */
+  /** Fetch the missing tiles of `view()`, which is called again for each; returns whether all were loaded. */
   async load(view) {
     const { name } = this.map;
     let isSuperseded = false;

@@ -14,11 +14,11 @@ const NARROW = matchMedia("(max-width: 760px)");
 const BUSY = "input, textarea, select, dialog, pre, [role=listbox], [role=tab], [role=radio], [role=slider], .cell, .scroll"; // elements with their own arrow keys
 
 export function mount(context, root) {
-  const walk = new Walk(context, root);
-  return { draw: (changed) => walk.draw(changed), close: () => walk.close() };
+  const view = new Walkthrough(context, root);
+  return { draw: (changed) => view.draw(changed), close: () => view.close() };
 }
 
-class Walk {
+class Walkthrough {
   constructor(context, root) {
     this.context = context;
     this.found = null;

@@ -35,7 +35,7 @@ function kind(card, before, step, inBlock) {
 const UNIT = 38; // from place to place, downwards
 const CHARACTER = 7.2;
 
-/** Draw the path, downwards or (`flat`) from left to right. `go` is told which place was chosen. */
+/** Draw the path, downwards or (`flat`) from left to right. `go` is called with the selected node. */
 export function draw(found, model, flat, go) {
   const list = places(found, model);
   let along = flat ? 10 : 8;

@@ -16,7 +16,7 @@ export function largest(...many) {
   return most || 1;
 }
 
-/** One number, shaded. `what` names it where its exact value is told. */
+/** One number, shaded. `what` is its name in the readout. */
 function cell(value, most, what, { bare = false, mark = false, share = false } = {}) {
   const part = Number.isFinite(value) ? value / most : 0;
   const colour = share ? shade(part) : balance(part);
@@ -27,7 +27,7 @@ function cell(value, most, what, { bare = false, mark = false, share = false } =
   }, bare ? "" : brief(value, most));
 }
 
-/** A number that fits a cell: next to nothing beside the others is written so. */
+/** A number that fits a cell; negligible ones are shown as ≈0. */
 function brief(value, most) {
   if (value === 0 || Math.abs(value) >= 1e-3 || most < 0.01) return short(value);
   return Math.abs(value) < 5e-4 ? "≈0" : value.toFixed(3).replace("-", "−");
@@ -160,7 +160,7 @@ function worked(y, corner, x, bias, made) {
   return h("p", { class: "worked" }, formula(first), ` = ${terms.join(" + ")}${rest}${added} = `, h("b", {}, short(made[0])));
 }
 
-/** A number as it stands within a sum. */
+/** A number in a sum, in parentheses if negative. */
 export function bracketed(value) {
   const text = short(value);
   return text.startsWith("−") ? `(${text})` : text;
@@ -182,7 +182,7 @@ export function keyed(label, tokens, first, count, columns, here) {
     h("tbody", {}, Array.from({ length: count }, (_, i) => line(first + i)))));
 }
 
-/** A row of a matrix in colours alone; the exact numbers are told one by one. */
+/** A row of a matrix as colours; exact numbers are shown on focus. */
 export function small(data, most, name) {
   return h("span", { class: "cells small", role: "group", "aria-label": plain(name) }, cells(data.slice(0, FIRST), most, name, { bare: true }));
 }
