@@ -183,8 +183,8 @@ def test_masked_tokens_are_predicted(encoder: Trained, visit: Visit, picture: Ca
 def test_the_merge_tree_of_a_word(decoder: Trained, visit: Visit) -> None:
     _, tok = decoder
     page = visit(decoder, text=TEXT)
-    word = tok.words(TEXT)[-1]
-    states = list(bpe.merge_steps(word, tok.merges))
+    word = tok.pretokenize(TEXT)[-1]
+    states = list(bpe.merge_steps(word, tok.merge_ranks))
     rows = page.locator("[data-testid=merges] tbody tr")
     assert rows.count() == len(states)
     for row, state in zip(rows.all(), states, strict=True):
