@@ -37,7 +37,7 @@ def opened(
     text = SOURCE if kind == "pair" else TEXT
     if kind == "pair":
         state["appended"] = gh.generate(*trained, SOURCE)[0].ids
-    page = visit(trained, **({"view": "experiment", "text": text} | state))
+    page = visit(trained, **({"view": "interventions", "text": text} | state))
     return page, trained[0], inputs_of(trained, Prompt(text, appended=tuple(state.get("appended", ()))))  # type: ignore[arg-type]
 
 
@@ -116,7 +116,7 @@ def test_ablation_by_click(kind: str, request: pytest.FixtureRequest, visit: Vis
         {"kind": "mean", "site": f"{stack}ffn_out.1"},
         {"kind": "scale", "site": f"{stack}attn_out.0", "factor": 0.5},
     ]
-    picture(page, f"experiment-{kind}")
+    picture(page, f"interventions-{kind}")
     slider = page.locator(f"[data-testid=edits] [data-site='{stack}attn_out.0'] input")
     slider.fill("2")
     expect(page.locator(f".part[data-site='{stack}attn_out.0']")).to_have_text("\u00d72")
@@ -232,7 +232,7 @@ def test_ablation_sweep(kind: str, request: pytest.FixtureRequest, visit: Visit,
                 assert shown[f"{prefix}{site}.{layer}[head={head}]"] == near(float(growth[layer, head]))
     growth = ablation_effects(model, *given, component="feedforward").metric_increase[:, 0]
     assert [shown[f"{stack}ffn_out.{layer}"] for layer in range(2)] == [near(one) for one in growth.tolist()]
-    picture(page, f"experiment-sweep-{kind}")
+    picture(page, f"interventions-sweep-{kind}")
     press(page, f"{stack}z.0[head=0]")  # what was found stays beside a change
     expect(page.locator(f".part[data-site='{stack}z.0[head=1]']")).to_have_attribute(
         "data-value", str(shown[f"{stack}z.0[head=1]"])
@@ -277,7 +277,7 @@ def test_patches(request: pytest.FixtureRequest, visit: Visit, picture: Picture)
         with gh.record(model, site) as seen, torch.no_grad():
             model(*other)
         check(page, "decoder", model, given, {site: seen[site]})
-        picture(page, f"experiment-patch-{kind}")
+        picture(page, f"interventions-patch-{kind}")
         page.click(f".patches .part[data-site='{site}']")
         settle(page)
         assert "edits" not in state_of(page)
@@ -346,7 +346,7 @@ def test_it_fits(
     other = "one six two" if kind == "pair" else OTHER
     page, _, _ = opened(visit, request, kind, width=width, dark=dark, edits=edits, patch_from=other)
     assert page.evaluate("document.documentElement.scrollWidth") <= width
-    picture(page, f"experiment-{kind}-{width}{'-dark' if dark else ''}")
+    picture(page, f"interventions-{kind}-{width}{'-dark' if dark else ''}")
 
 
 @pytest.mark.parametrize(
@@ -381,7 +381,7 @@ def test_without_token_predictions(head: object, encoder: Trained, visit: Visit,
         expect(page.locator(".placeholder")).to_contain_text("predicts no tokens")
     page.click("[data-testid=sweep]")
     expect(page.locator("[data-testid=sweep-progress]")).to_contain_text("Most important head")
-    picture(page, f"experiment-{model.spec.head.kind}")
+    picture(page, f"interventions-{model.spec.head.kind}")
 
 
 @pytest.mark.long  # test_saving.py opens every view of a saved page
@@ -408,7 +408,7 @@ def test_a_saved_page_includes_the_requests_of_the_view(
         for one in interventions.initial_requests(traces, forward_pass_of(traces.loader.get(""), state), state)
     }
     page = visit(trained, view="tokens", **given)
-    assert asked_on_opening(page, "experiment") == known
+    assert asked_on_opening(page, "interventions") == known
 
 
 @pytest.mark.parametrize("kind", ONE_KIND)

@@ -350,7 +350,7 @@ def test_a_saved_page_includes_the_requests_of_the_view(
         for one in residual_stream.initial_requests(traces, forward_pass_of(traces.loader.get(""), state), state)
     }
     page = visit(trained, view="alignment" if kind == "pair" else "attention", **given)
-    assert asked_on_opening(page, "stream") == known
+    assert asked_on_opening(page, "residual") == known
 
 
 @pytest.mark.parametrize("kind", ONE_KIND)
