@@ -313,7 +313,7 @@ def test_patching_of_each_position(request: pytest.FixtureRequest, visit: Visit,
     page.click("[data-testid=trace]")
     page.wait_for_selector(".patches .part[data-value]")
     settle(page)
-    picture(page, "experiment-trace")
+    picture(page, "interventions-trace")
     for layer in range(2):
         for place in range(into[0].shape[1]):
             shown = page.locator(f".patches .part[data-site='resid_post.{layer}[position={place}]']")

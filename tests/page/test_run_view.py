@@ -52,7 +52,7 @@ def test_values_are_the_journal(run_folder: Path, visit: Visit, picture: Callabl
     picture(page, "run")
     last = lines(run_folder / "metrics.jsonl")[-1]
     assert value(page, "at-step") == last["step"] == 60
-    for name in ("loss", "rate", "norm", "tokens_per_second", "validation_loss", "validation_bits_per_byte"):
+    for name in ("loss", "lr", "grad_norm", "tokens_per_second", "validation_loss", "validation_bits_per_byte"):
         assert value(page, f"at-{name}") == last[name], name
         assert value(page, f"now-{name}") == last[name], name
     expect(page.get_by_test_id("run-state")).to_have_text("finished")
@@ -90,7 +90,7 @@ def test_pointer_shows_and_click_pins_a_step(run_folder: Path, visit: Visit) -> 
     area.hover(position=at)
     assert value(page, "at-step") == 20
     assert value(page, "at-validation_loss") == journal[20]["validation_loss"]
-    assert value(page, "now-norm") == journal[20]["norm"]  # all charts are marked
+    assert value(page, "now-grad_norm") == journal[20]["grad_norm"]  # all charts are marked
     page.mouse.move(2, 2)
     assert value(page, "at-step") == 60
     area.click(position=at)
@@ -208,7 +208,7 @@ def test_a_long_run(copied: Path, visit: Visit, picture: Callable[[Page, str], P
         for step in range(1, 30_001):
             spike = 9.0 if step == 12_345 else 0.0
             entry = {"step": step, "loss": 6 / (1 + step / 900) + (step * 7919 % 101) / 300 + spike}
-            entry |= {"rate": 1e-3 * (1 - step / 30_000), "norm": 1 + (step * 104_729 % 997) / 900}
+            entry |= {"lr": 1e-3 * (1 - step / 30_000), "grad_norm": 1 + (step * 104_729 % 997) / 900}
             if step % 1500 == 0:
                 entry["validation_loss"] = 6 / (1 + step / 900) + 0.2
             file.write(json.dumps(entry) + "\n")
@@ -263,7 +263,7 @@ def test_heads_over_time(run_folder: Path, visit: Visit) -> None:
 def test_layers_over_time(run_folder: Path, visit: Visit) -> None:
     page = visit(run_folder, view="run", text=TEXT)
     last = lines(run_folder / "probes.jsonl")[-1]
-    assert [value(page, f"lens-{layer}") for layer in range(3)] == last["lens"]
+    assert [value(page, f"lens-{layer}") for layer in range(3)] == last["logit_lens"]
 
 
 def test_comparison_of_two_checkpoints(run_folder: Path, visit: Visit, picture: Callable[[Page, str], Path]) -> None:

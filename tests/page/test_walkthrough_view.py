@@ -253,9 +253,7 @@ def test_edited_sites_are_marked(decoder: Trained, visit: Visit) -> None:
     page = visit(
         decoder, text=TEXT, view="walkthrough", head=1, token=2, edits=edits, walkthrough_card="attention:gather"
     )
-    expect(card(page, "attention:gather").locator(".changed")).to_contain_text(
-        "An experiment changes what stands at z.0"
-    )
+    expect(card(page, "attention:gather").locator(".changed")).to_contain_text("z.0 is edited")
     ids = torch.tensor([decoder[1].encode(TEXT)])
     with torch.no_grad(), gh.edit(decoder[0], {"z.0[head=1]": scale(0.5)}), gh.record(decoder[0], "z.0") as seen:
         decoder[0](ids)
