@@ -157,7 +157,7 @@ def check_search(page: Page, found: list[gh.Completion]) -> None:
     settle(page)
     for at, node in enumerate(tree):
         drawn = page.get_by_test_id(f"node-{at}")
-        assert drawn.get_attribute("data-fate") == node.outcome
+        assert drawn.get_attribute("data-outcome") == node.outcome
         assert float(drawn.get_attribute("data-value") or "") == node.logprob
 
 
@@ -183,11 +183,11 @@ def test_beams_and_penalty(pair: Trained, visit: Visit) -> None:
 
 def test_pruned_beams_can_be_hidden(pair: Trained, visit: Visit) -> None:
     page = visit(pair, view="alignment", text=SOURCE, alignment_pruned=1)
-    assert page.locator("[data-fate=pruned]").count() > 0
+    assert page.locator("[data-outcome=pruned]").count() > 0
     page.get_by_test_id("pruned").uncheck()
     settle(page)
-    assert page.locator("[data-fate=pruned]").count() == 0
-    assert page.locator("[data-fate=kept]").count() > 0
+    assert page.locator("[data-outcome=pruned]").count() == 0
+    assert page.locator("[data-outcome=kept]").count() > 0
 
 
 @pytest.mark.parametrize("way", ["button", "tree"])
