@@ -1,4 +1,4 @@
-"""The pictures of look.md, taken in Chromium of the models that `make demo` trains.
+"""Screenshots for look.md, taken in Chromium with the models that `make demo` trains.
 
 python docs/pictures.py [--demo build/demo] [--chromium PATH]
 """
@@ -13,38 +13,46 @@ from urllib.parse import urlencode
 
 from playwright.sync_api import sync_playwright
 
-from glasshouse.page import Server, Subject, Traces
+from glasshouse.page import ModelLoader, Server, TraceCache
 
 CODE = "def area(width, height):\n    return width * height\n\ndef volume(width, height, depth):\n    return width *"
 DATE = "Mittwoch, 23. März 2033"
 EDITS = [
-    {"kind": "scale", "site": "z.1[head=1]", "by": 0},
-    {"kind": "scale", "site": "ffn_out.2", "by": 0.5},
+    {"kind": "scale", "site": "z.1[head=1]", "factor": 0},
+    {"kind": "scale", "site": "ffn_out.2", "factor": 0.5},
 ]
 PICTURES = {
-    "text": ("code", {"text": CODE}),
+    "tokens": ("code", {"text": CODE}),
     "attention": ("code", {"text": CODE, "view": "attention", "layer": 2, "head": 1}),
-    "stream": ("code", {"text": CODE, "view": "stream"}),
-    "experiment": ("code", {"text": CODE, "view": "experiment", "layer": 1, "head": 1, "edits": json.dumps(EDITS)}),
-    "steps": ("code", {"text": CODE, "view": "steps", "layer": 1, "stepsCard": "attention:scores"}),
+    "residual": ("code", {"text": CODE, "view": "residual"}),
+    "interventions": (
+        "code",
+        {"text": CODE, "view": "interventions", "layer": 1, "head": 1, "edits": json.dumps(EDITS)},
+    ),
+    "walkthrough": (
+        "code",
+        {"text": CODE, "view": "walkthrough", "layer": 1, "walkthrough_card": "attention:scores"},
+    ),
     "alignment": ("dates", {"text": DATE, "view": "alignment"}),
     "run": ("code", {"text": CODE, "view": "run"}),
 }
 
 
 def main() -> None:
-    """Take all pictures."""
+    """Take all screenshots."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--demo", type=Path, default=Path("build/demo"))
     parser.add_argument("--chromium", default=shutil.which("chromium"))
-    given = parser.parse_args()
+    arguments = parser.parse_args()
     out = Path(__file__).parent / "pictures"
     out.mkdir(exist_ok=True)
-    servers = {name: Server(Traces(Subject(given.demo / name))) for name in {run for run, _ in PICTURES.values()}}
+    servers = {
+        name: Server(TraceCache(ModelLoader(arguments.demo / name))) for name in {run for run, _ in PICTURES.values()}
+    }
     for server in servers.values():
         server.start()
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=given.chromium, args=["--no-sandbox"])
+        browser = playwright.chromium.launch(executable_path=arguments.chromium, args=["--no-sandbox"])
         for name, (run, state) in PICTURES.items():
             page = browser.new_context(viewport={"width": 1180, "height": 1180}).new_page()
             page.goto(f"{servers[run].address}#{urlencode(state)}")

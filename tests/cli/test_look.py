@@ -58,7 +58,7 @@ def test_a_page_is_written_to_a_file(folder: Path, call: Call, tmp_path: Path) -
     [
         (["nowhere/at/all"], "there is no folder 'nowhere/at/all'"),
         (["{folder}", "--view", "atention"], "did you mean attention?"),
-        (["{folder}", "--host", "300.1.1.1"], "cannot be served at 300.1.1.1"),
+        (["{folder}", "--host", "300.1.1.1"], "cannot listen on 300.1.1.1"),
         (["{folder}", "--save", "{folder}/none/page.html"], "none/page.html"),
     ],
 )

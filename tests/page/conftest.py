@@ -13,9 +13,9 @@ import pytest
 from playwright.sync_api import Browser, ConsoleMessage, Page, sync_playwright
 
 import glasshouse as gh
+from glasshouse.page.model_loader import ModelLoader
 from glasshouse.page.server import Server
-from glasshouse.page.subject import Subject
-from glasshouse.page.trace import Traces
+from glasshouse.page.trace import TraceCache
 from glasshouse.training import plots
 
 SCREENS = Path(__file__).parents[2] / "build" / "screens"
@@ -48,7 +48,7 @@ def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         folder,
         {
             "model": {"preset": "tiny-decoder"},
-            "data": {"path": str(folder / "text.txt"), "length": 48, "vocab_size": 300},
+            "data": {"path": str(folder / "text.txt"), "seq_len": 48, "vocab_size": 300},
             "train": {"steps": 60, "batch_tokens": 768, "lr": 5e-3, "save_every": 20, "eval_every": 20},
         },
     )
@@ -69,8 +69,15 @@ def encoder(tmp_path_factory: pytest.TempPathFactory) -> Trained:
             folder,
             {
                 "model": {"preset": "tiny-encoder"},
-                "data": {"path": str(folder / "text.txt"), "length": 48, "vocab_size": 300},
-                "train": {"steps": 60, "batch_tokens": 768, "lr": 5e-3, "probes": [], "samples": 0, "history": 0},
+                "data": {"path": str(folder / "text.txt"), "seq_len": 48, "vocab_size": 300},
+                "train": {
+                    "steps": 60,
+                    "batch_tokens": 768,
+                    "lr": 5e-3,
+                    "probes": [],
+                    "sample_prompts": 0,
+                    "keep_snapshots": 0,
+                },
             },
         )
     )
@@ -95,8 +102,15 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Trained:
             folder,
             {
                 "model": {"preset": "tiny-seq2seq"},
-                "data": {"path": str(folder / "pairs.tsv"), "kind": "pairs", "length": 24, "vocab_size": 300},
-                "train": {"steps": 80, "batch_tokens": 1024, "lr": 5e-3, "probes": [], "samples": 0, "history": 0},
+                "data": {"path": str(folder / "pairs.tsv"), "kind": "pairs", "seq_len": 24, "vocab_size": 300},
+                "train": {
+                    "steps": 80,
+                    "batch_tokens": 1024,
+                    "lr": 5e-3,
+                    "probes": [],
+                    "sample_prompts": 0,
+                    "keep_snapshots": 0,
+                },
             },
         )
     )
@@ -132,11 +146,11 @@ def visit(browser: Browser) -> Iterator[Visit]:
         height: int = 900,
         dark: bool = False,
         wait: bool = True,
-        traces: Traces | None = None,
+        traces: TraceCache | None = None,
         **state: object,
     ) -> Page:
         if traces is None:
-            traces = Traces(Subject.of(*what) if isinstance(what, tuple) else Subject(what))
+            traces = TraceCache(ModelLoader.from_model(*what) if isinstance(what, tuple) else ModelLoader(what))
         server = Server(traces)
         server.start()
         context = browser.new_context(

@@ -14,9 +14,9 @@ import glasshouse as gh
 from glasshouse.errors import ConfigError, GlasshouseError, InputError
 from glasshouse.page import alignment
 from glasshouse.page.alignment import Alignment, Beams
-from glasshouse.page.question import Question, Scale, Text
-from glasshouse.page.subject import Subject
-from glasshouse.page.trace import Traces
+from glasshouse.page.forward_pass import ForwardPass, Prompt, Scale
+from glasshouse.page.model_loader import ModelLoader
+from glasshouse.page.trace import TraceCache
 
 SPECS: dict[str, dict[str, Any]] = {
     "sinusoidal, norm after": {},
@@ -27,14 +27,14 @@ SPECS: dict[str, dict[str, Any]] = {
 }
 
 
-def made(**changes: Any) -> Traces:  # noqa: ANN401
+def made(**changes: Any) -> TraceCache:  # noqa: ANN401
     torch.manual_seed(0)
     s = gh.preset("tiny-seq2seq", vocab_size=40, n_layers=3, start_id=1, end_ids=(2,), **changes)
     model = gh.build(s).eval()
     for weight in model.parameters():
         if weight.dim() > 1:
             torch.nn.init.normal_(weight, std=0.3)  # heads that differ, and a search that has to choose
-    return Traces(Subject.of(model, None))
+    return TraceCache(ModelLoader.from_model(model, None))
 
 
 def unpacked(packed: dict[str, Any]) -> torch.Tensor:
@@ -42,44 +42,44 @@ def unpacked(packed: dict[str, Any]) -> torch.Tensor:
     return torch.tensor(data).reshape(packed["shape"])
 
 
-QUESTION = Question(Text("5 7 11 13 17", target="8 9 10"))
+FORWARD_PASS = ForwardPass(Prompt("5 7 11 13 17", target="8 9 10"))
 
 
 @pytest.mark.parametrize("name", SPECS)
 def test_weights_are_the_patterns(name: str) -> None:
     traces = made(**SPECS[name])
-    trace = traces.of(QUESTION)
+    trace = traces.trace(FORWARD_PASS)
     with gh.record(trace.model, "decoder.cross_pattern.*") as seen, torch.no_grad():
         trace.model(*trace.inputs)
     patterns = seen["decoder.cross_pattern.*"][:, 0]  # [layer, head, target, source]
     assert patterns.shape == (3, 4, 4, 5)  # the target has its start token
     close = {"rtol": 0, "atol": 4e-7}  # a few roundings of numbers below 1
     for layer, head in product(range(3), range(4)):
-        told = alignment.alignment(traces, Alignment(QUESTION, layer, head))
+        told = alignment.alignment(traces, Alignment(FORWARD_PASS, layer, head))
         torch.testing.assert_close(unpacked(told["weights"]), patterns[layer, head], **close)
-    told = alignment.alignment(traces, Alignment(QUESTION, 1))
+    told = alignment.alignment(traces, Alignment(FORWARD_PASS, 1))
     torch.testing.assert_close(unpacked(told["weights"]), patterns[1].mean(0), **close)
-    told = alignment.alignment(traces, Alignment(QUESTION))
+    told = alignment.alignment(traces, Alignment(FORWARD_PASS))
     torch.testing.assert_close(unpacked(told["weights"]), patterns.mean((0, 1)), **close)
-    part = alignment.alignment(traces, Alignment(QUESTION, 2, 3, source=(1, 3), target=(2, 90)))
+    part = alignment.alignment(traces, Alignment(FORWARD_PASS, 2, 3, source=(1, 3), target=(2, 90)))
     torch.testing.assert_close(unpacked(part["weights"]), patterns[2, 3, 2:4, 1:3], **close)
     assert (part["source"], part["target"]) == ([1, 3, 5], [2, 4, 4])
 
 
 def test_all_costs_one_pass() -> None:
     traces = made()
-    model = traces.subject.at("").model
+    model = traces.loader.get("").model
     calls = []
     model.register_forward_pre_hook(lambda *_: calls.append(1))
     for layer, head in ((None, None), (0, None), (2, 1)):
-        alignment.alignment(traces, Alignment(QUESTION, layer, head))
+        alignment.alignment(traces, Alignment(FORWARD_PASS, layer, head))
     assert len(calls) == 1
 
 
 def test_edits_reach_the_weights() -> None:
     traces = made()
-    changed = Question(QUESTION.asked, edits=(Scale("decoder.resid_pre.2", -1.0),))
-    one, other = (unpacked(alignment.alignment(traces, Alignment(q, 2))["weights"]) for q in (QUESTION, changed))
+    changed = ForwardPass(FORWARD_PASS.prompt, edits=(Scale("decoder.resid_pre.2", -1.0),))
+    one, other = (unpacked(alignment.alignment(traces, Alignment(q, 2))["weights"]) for q in (FORWARD_PASS, changed))
     assert (one - other).abs().max() > 1e-3
 
 
@@ -94,66 +94,69 @@ def test_edits_reach_the_weights() -> None:
         ({"target": (0,)}, "target"),
     ],
 )
-def test_refused(ask: dict[str, Any], what: str) -> None:
+def test_invalid_parameters_are_rejected(ask: dict[str, Any], what: str) -> None:
     with pytest.raises(GlasshouseError, match=what):
-        alignment.alignment(made(), Alignment(QUESTION, **ask))
+        alignment.alignment(made(), Alignment(FORWARD_PASS, **ask))
 
 
-def test_no_source() -> None:
-    traces = Traces(Subject.of(gh.build(gh.preset("tiny-decoder")).eval(), None))
+def test_only_encoder_decoders_have_cross_attention() -> None:
+    traces = TraceCache(ModelLoader.from_model(gh.build(gh.preset("tiny-decoder")).eval(), None))
     with pytest.raises(InputError, match="no source"):
-        alignment.beams(traces, Beams(Question(Text("1 2"))))
+        alignment.beams(traces, Beams(ForwardPass(Prompt("1 2"))))
 
 
 # Searches
 
 
 @pytest.mark.parametrize(("beams", "penalty"), [(2, 1.0), (4, 0.0), (8, 2.0), (3, -1.0)])
-def test_a_search_is_that_of_generate(beams: int, penalty: float) -> None:
+def test_beam_search_matches_generate(beams: int, penalty: float) -> None:
     traces = made()
-    told = alignment.beams(traces, Beams(QUESTION, beams, penalty, max_new_tokens=9))
-    trace = traces.of(QUESTION)
+    told = alignment.beams(traces, Beams(FORWARD_PASS, beams, penalty, max_new_tokens=9))
+    trace = traces.trace(FORWARD_PASS)
     settings: dict[str, Any] = {"beams": beams, "n": beams, "length_penalty": penalty, "keep_tree": True}
     source = trace.inputs[0][0].tolist()
     found = gh.generate(trace.model, None, [source], max_new_tokens=9, **settings)
-    assert [(one["ids"], one["score"]) for one in told["found"]] == [(one.ids, one.score) for one in found]
+    assert [(one["ids"], one["score"]) for one in told["hypotheses"]] == [(one.ids, one.score) for one in found]
     tree = found[0].tree or []
-    for name in ("parent", "logprob", "total", "score", "step", "fate"):
+    for name in ("parent", "logprob", "total", "score", "step", "outcome"):
         assert [one[name] for one in told["nodes"]] == [getattr(node, name) for node in tree]
     assert [one["id"] for one in told["nodes"]] == [node.token for node in tree]
-    assert {"kept", "pruned"} <= {one["fate"] for one in told["nodes"]}
-    for one in told["found"]:
+    assert {"kept", "pruned"} <= {one["outcome"] for one in told["nodes"]}
+    for one in told["hypotheses"]:
         nodes = [told["nodes"][at] for at in one["path"]]
         assert [node["id"] for node in nodes][: len(one["ids"])] == one["ids"]
         assert [node["parent"] for node in nodes] == [None, *one["path"][:-1]]
         assert nodes[-1]["score"] == one["score"]
-        assert (nodes[-1]["fate"] == "ended") == (one["finish_reason"] == "stop") == (len(nodes) > len(one["ids"]))
+        assert (nodes[-1]["outcome"] == "ended") == (one["finish_reason"] == "stop") == (len(nodes) > len(one["ids"]))
 
 
-def test_some_end_and_some_do_not() -> None:
+def test_finish_reasons_of_hypotheses() -> None:
     reasons = set()
     for first in range(5, 12):
-        told = alignment.beams(made(), Beams(Question(Text(f"{first} 7")), 4, max_new_tokens=9))
-        reasons |= {one["finish_reason"] for one in told["found"]}
+        told = alignment.beams(made(), Beams(ForwardPass(Prompt(f"{first} 7")), 4, max_new_tokens=9))
+        reasons |= {one["finish_reason"] for one in told["hypotheses"]}
     assert reasons == {"stop", "length"}  # or the test above says little
 
 
-def test_a_search_begins_at_the_start_whatever_stands_in_the_target() -> None:
+def test_beam_search_ignores_the_target() -> None:
     traces = made()
-    plain = alignment.beams(traces, Beams(Question(Text("5 7 11 13 17"))))
-    assert plain == alignment.beams(traces, Beams(QUESTION))
+    plain = alignment.beams(traces, Beams(ForwardPass(Prompt("5 7 11 13 17"))))
+    assert plain == alignment.beams(traces, Beams(FORWARD_PASS))
     assert (
-        alignment.beams(traces, Beams(Question(Text("5 7 11 13 17", added=tuple(plain["found"][1]["ids"]))))) == plain
+        alignment.beams(
+            traces, Beams(ForwardPass(Prompt("5 7 11 13 17", appended=tuple(plain["hypotheses"][1]["ids"]))))
+        )
+        == plain
     )
 
 
-def test_a_search_goes_by_the_edits() -> None:
+def test_beam_search_applies_the_edits() -> None:
     traces = made()
-    changed = Question(QUESTION.asked, edits=(Scale("decoder.ffn_out.1", 0.0),))
-    assert alignment.beams(traces, Beams(changed)) != alignment.beams(traces, Beams(QUESTION))
+    changed = ForwardPass(FORWARD_PASS.prompt, edits=(Scale("decoder.ffn_out.1", 0.0),))
+    assert alignment.beams(traces, Beams(changed)) != alignment.beams(traces, Beams(FORWARD_PASS))
 
 
 @pytest.mark.parametrize("beams", [1, 9])
 def test_too_few_or_many_beams(beams: int) -> None:
     with pytest.raises(ConfigError, match="beams is"):
-        Beams(QUESTION, beams)
+        Beams(FORWARD_PASS, beams)

@@ -57,43 +57,43 @@ def test_means_and_single_heads(pair: Trained, visit: Visit, picture: Callable[[
     model, _ = pair
     page = visit(pair, view="alignment", text=SOURCE)
     picture(page, "alignment")
-    wanted = patterns(page, model)
-    torch.testing.assert_close(matrix(page), wanted.mean((0, 1)), rtol=0, atol=CLOSE)
+    expected = patterns(page, model)
+    torch.testing.assert_close(matrix(page), expected.mean((0, 1)), rtol=0, atol=CLOSE)
     page.get_by_role("radio", name="mean of the layer").click()
     settle(page)
-    torch.testing.assert_close(matrix(page), wanted[0].mean(0), rtol=0, atol=CLOSE)
+    torch.testing.assert_close(matrix(page), expected[0].mean(0), rtol=0, atol=CLOSE)
     page.get_by_role("radio", name="one head").click()
     page.keyboard.press("]")
     page.keyboard.press(".")
     page.keyboard.press(".")
     settle(page)
-    expect(page.get_by_test_id("alignment-of")).to_contain_text("layer 1, head 2")
-    torch.testing.assert_close(matrix(page), wanted[1, 2], rtol=0, atol=CLOSE)
-    assert (state(page)["layer"], state(page)["head"], state(page)["alignment_of"]) == ("1", "2", "head")
+    expect(page.get_by_test_id("alignment-scope")).to_contain_text("layer 1, head 2")
+    torch.testing.assert_close(matrix(page), expected[1, 2], rtol=0, atol=CLOSE)
+    assert (state(page)["layer"], state(page)["head"], state(page)["alignment_scope"]) == ("1", "2", "head")
 
 
-def test_a_target_token_says_its_weights(pair: Trained, visit: Visit) -> None:
+def test_a_target_token_shows_its_weights(pair: Trained, visit: Visit) -> None:
     page = visit(pair, view="alignment", text=SOURCE)
-    wanted = patterns(page, pair[0]).mean((0, 1))
+    expected = patterns(page, pair[0]).mean((0, 1))
 
     def shares() -> list[float]:
-        return [value(page, f"share-{k}") for k in range(wanted.shape[1])]
+        return [value(page, f"share-{k}") for k in range(expected.shape[1])]
 
-    assert shares() == pytest.approx(wanted[-1].tolist(), abs=CLOSE)  # the last is selected
+    assert shares() == pytest.approx(expected[-1].tolist(), abs=CLOSE)  # the last is selected
     page.get_by_test_id("target-token-1").hover()
-    assert shares() == pytest.approx(wanted[1].tolist(), abs=CLOSE)
+    assert shares() == pytest.approx(expected[1].tolist(), abs=CLOSE)
     page.get_by_test_id("source-token-0").hover()
-    assert shares() == pytest.approx(wanted[-1].tolist(), abs=CLOSE)
+    assert shares() == pytest.approx(expected[-1].tolist(), abs=CLOSE)
     page.get_by_test_id("target-token-0").focus()
-    assert shares() == pytest.approx(wanted[0].tolist(), abs=CLOSE)
+    assert shares() == pytest.approx(expected[0].tolist(), abs=CLOSE)
     page.keyboard.press("ArrowRight")
     settle(page)
     assert state(page)["token"] == "1"
     listed = page.locator("[data-testid=alignment-list] .figure")
     found = [float(one.get_attribute("data-value") or "") for one in listed.all()]
-    assert found == pytest.approx(wanted[1].tolist(), abs=CLOSE)
+    assert found == pytest.approx(expected[1].tolist(), abs=CLOSE)
     strong = page.locator(".al-lines path.own")
-    assert strong.count() == int((wanted[1] >= min(0.03, wanted[1].max().item() / 4)).sum())
+    assert strong.count() == int((expected[1] >= min(0.03, expected[1].max().item() / 4)).sum())
 
 
 def test_the_matrix_selects(pair: Trained, visit: Visit) -> None:
@@ -111,32 +111,32 @@ def test_the_matrix_selects(pair: Trained, visit: Visit) -> None:
     expect(page.locator("#target-2")).to_have_class("token added selected")
 
 
-def test_edits_are_seen(pair: Trained, visit: Visit) -> None:
-    edits = [{"kind": "scale", "site": "decoder.cross_z.0[head=0]", "by": -2.0}]
-    page = visit(pair, view="alignment", text=SOURCE, alignment_of="head", layer=1, edits=edits)
+def test_edits_change_the_weights(pair: Trained, visit: Visit) -> None:
+    edits = [{"kind": "scale", "site": "decoder.cross_z.0[head=0]", "factor": -2.0}]
+    page = visit(pair, view="alignment", text=SOURCE, alignment_scope="head", layer=1, edits=edits)
     plain = patterns(page, pair[0])
     with gh.edit(pair[0], {"decoder.cross_z.0[head=0]": gh.inspection.scale(-2.0)}):
-        wanted = patterns(page, pair[0])
-    assert (plain[1, 0] - wanted[1, 0]).abs().max() > 0.01
-    torch.testing.assert_close(matrix(page), wanted[1, 0], rtol=0, atol=CLOSE)
+        expected = patterns(page, pair[0])
+    assert (plain[1, 0] - expected[1, 0]).abs().max() > 0.01
+    torch.testing.assert_close(matrix(page), expected[1, 0], rtol=0, atol=CLOSE)
 
 
-def test_a_long_source_is_shown_in_parts(pair: Trained, visit: Visit, picture: Callable[[Page, str], Path]) -> None:
+def test_a_long_source_is_paged(pair: Trained, visit: Visit, picture: Callable[[Page, str], Path]) -> None:
     page = visit(
-        pair, view="alignment", text=" ".join(["one two three four five six"] * 10), added=[70, 71], width=700
+        pair, view="alignment", text=" ".join(["one two three four five six"] * 10), appended=[70, 71], width=700
     )
     picture(page, "alignment-long")
     length = len(ids_of(page, "source"))
     assert length > 80
-    wanted = patterns(page, pair[0]).mean((0, 1))
-    torch.testing.assert_close(matrix(page), wanted[:, :32], rtol=0, atol=CLOSE)
+    expected = patterns(page, pair[0]).mean((0, 1))
+    torch.testing.assert_close(matrix(page), expected[:, :32], rtol=0, atol=CLOSE)
     page.get_by_role("button", name="later source").click()
     settle(page)
     expect(page.get_by_test_id("pager-source")).to_contain_text(f"source tokens 32 to 63 of {length}")
-    torch.testing.assert_close(matrix(page), wanted[:, 32:64], rtol=0, atol=CLOSE)
+    torch.testing.assert_close(matrix(page), expected[:, 32:64], rtol=0, atol=CLOSE)
     page.get_by_role("button", name="earlier source").click()
     settle(page)
-    torch.testing.assert_close(matrix(page), wanted[:, :32], rtol=0, atol=CLOSE)
+    torch.testing.assert_close(matrix(page), expected[:, :32], rtol=0, atol=CLOSE)
 
 
 # The search
@@ -153,15 +153,15 @@ def check_search(page: Page, found: list[gh.Completion]) -> None:
     for i, one in enumerate(found):
         expect(page.get_by_test_id(f"label-{i}")).to_contain_text(one.text)
     tree = found[0].tree or []
-    page.get_by_test_id("dropped").check()
+    page.get_by_test_id("pruned").check()
     settle(page)
     for at, node in enumerate(tree):
         drawn = page.get_by_test_id(f"node-{at}")
-        assert drawn.get_attribute("data-fate") == node.outcome
+        assert drawn.get_attribute("data-outcome") == node.outcome
         assert float(drawn.get_attribute("data-value") or "") == node.logprob
 
 
-def test_a_search_is_that_of_generate(pair: Trained, visit: Visit) -> None:
+def test_beam_search_matches_generate(pair: Trained, visit: Visit) -> None:
     page = visit(pair, view="alignment", text=SOURCE)
     check_search(page, found_by(*pair, 4, 1.0))
     best = page.locator(".al-node.best")
@@ -177,26 +177,26 @@ def test_beams_and_penalty(pair: Trained, visit: Visit) -> None:
     check_search(page, found_by(*pair, 2, 1.0))
     page.get_by_test_id("penalty").locator("input").press("ArrowRight")
     settle(page)
-    assert state(page)["alignment_penalty"] == "1.1"
+    assert state(page)["alignment_length_penalty"] == "1.1"
     check_search(page, found_by(*pair, 2, 1.1))
 
 
-def test_what_was_dropped_can_be_hidden(pair: Trained, visit: Visit) -> None:
-    page = visit(pair, view="alignment", text=SOURCE, alignment_dropped=1)
-    assert page.locator("[data-fate=pruned]").count() > 0
-    page.get_by_test_id("dropped").uncheck()
+def test_pruned_beams_can_be_hidden(pair: Trained, visit: Visit) -> None:
+    page = visit(pair, view="alignment", text=SOURCE, alignment_pruned=1)
+    assert page.locator("[data-outcome=pruned]").count() > 0
+    page.get_by_test_id("pruned").uncheck()
     settle(page)
-    assert page.locator("[data-fate=pruned]").count() == 0
-    assert page.locator("[data-fate=kept]").count() > 0
+    assert page.locator("[data-outcome=pruned]").count() == 0
+    assert page.locator("[data-outcome=kept]").count() > 0
 
 
 @pytest.mark.parametrize("way", ["button", "tree"])
-def test_choosing_a_text_shows_it_everywhere(pair: Trained, visit: Visit, way: str) -> None:
+def test_a_hypothesis_becomes_the_target(pair: Trained, visit: Visit, way: str) -> None:
     page = visit(pair, view="alignment", text=SOURCE)
     second = found_by(*pair, 4, 1.0)[1]
     page.get_by_test_id("choose-1" if way == "button" else "label-1").click()
     settle(page)
-    assert json.loads(state(page)["added"]) == second.ids
+    assert json.loads(state(page)["appended"]) == second.ids
     assert ids_of(page, "target")[-len(second.ids) :] == second.ids
     expect(page.get_by_test_id("shown-1")).to_be_visible()
     torch.testing.assert_close(matrix(page), patterns(page, pair[0]).mean((0, 1)), rtol=0, atol=CLOSE)
@@ -213,7 +213,7 @@ def test_the_search_as_a_table(pair: Trained, visit: Visit) -> None:
     assert found == [tree[0].logprob, tree[0].total, tree[0].score]
 
 
-def test_only_where_there_is_a_source(decoder: Trained, visit: Visit) -> None:
+def test_only_for_encoder_decoders(decoder: Trained, visit: Visit) -> None:
     page = visit(decoder, view="alignment", text="the cat")
     assert page.locator("#tab-alignment").count() == 0
 

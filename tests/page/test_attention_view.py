@@ -17,11 +17,11 @@ from torch import Tensor
 
 import glasshouse as gh
 from glasshouse.page import attention
-from glasshouse.page.address import filled, question_of
-from glasshouse.page.question import Text
-from glasshouse.page.saving import key_of
-from glasshouse.page.subject import Subject
-from glasshouse.page.trace import Traces
+from glasshouse.page.forward_pass import Prompt
+from glasshouse.page.html_export import request_key
+from glasshouse.page.model_loader import ModelLoader
+from glasshouse.page.trace import TraceCache
+from glasshouse.page.url_state import forward_pass_of, with_defaults
 
 TEXT = "the cat sat on the mat and the bird flew to the tree"
 SOURCE, TARGET = "one five two", "eins fünf zwei"
@@ -49,7 +49,7 @@ class Seen:
 
     def __init__(self, trained: Trained, site: str, layer: int = LAYER, head: int = HEAD) -> None:
         self.model, self.tok = trained
-        self.inputs = Subject.of(*trained).at("").inputs(Text(**texts(trained)))
+        self.inputs = ModelLoader.from_model(*trained).get("").inputs(Prompt(**texts(trained)))
         names = {
             name: f"{site.replace('pattern', name)}.{layer}" for name in ("pattern", "scores", "z", "q", "k", "v")
         }
@@ -117,7 +117,9 @@ def test_it_opens(
 
 
 @two_attentions
-def test_heads_are_named_by_their_scores(kind: str, site: str, request: pytest.FixtureRequest, visit: Visit) -> None:
+def test_heads_are_labelled_by_their_scores(
+    kind: str, site: str, request: pytest.FixtureRequest, visit: Visit
+) -> None:
     page, seen = opened(request, visit, kind, site)
     if "cross" in site:
         other = [[Seen((seen.model, seen.tok), site, layer, head).weights for head in range(4)] for layer in range(2)]
@@ -128,17 +130,17 @@ def test_heads_are_named_by_their_scores(kind: str, site: str, request: pytest.F
     else:
         stack = site.partition(".")[0] if kind == "pair" else None
         found = gh.head_scores(seen.model, *seen.inputs, stack=stack)
-        kinds = ("self", "previous", "first", "duplicate", "induction", "broad")
-        scores, names = {name: getattr(found, name) for name in kinds}, found.head_types
+        scores = {name: getattr(found, field) for name, field in attention.SCORE_FIELDS.items() if name != "entropy"}
+        names = found.head_types
     for layer in range(2):
         for head in range(4):
             small = page.get_by_test_id(f"head-{layer}-{head}")
             called = names[layer][head]
-            expect(small).to_have_attribute("data-called", called)
+            expect(small).to_have_attribute("data-label", called)
             if called:
                 assert value(small) == pytest.approx(float(scores[called][layer, head]), **CLOSE)
             label = small.get_attribute("aria-label") or ""
-            assert label.startswith(f"layer {layer}, head {head}: {called or 'nothing stands out'}")
+            assert label.startswith(f"layer {layer}, head {head}: {called or 'no label'}")
     for name, known in scores.items():
         assert value(page.get_by_test_id(f"score-{name}")) == pytest.approx(
             float(known[LAYER, HEAD]), nan_ok=True, **CLOSE
@@ -179,7 +181,7 @@ def test_small_maps_show_the_weights(decoder: Trained, visit: Visit, request: py
         light = pixels[..., 1][seen.scores > -torch.inf]
         weights = seen.weights[seen.scores > -torch.inf]
         assert (light[weights.argsort()].diff() <= 1).all()
-    assert state_of(page)["attentionScale"] == "root"
+    assert state_of(page)["attention_scale"] == "root"
 
 
 @each_attention
@@ -192,12 +194,12 @@ def test_the_map_is_read_out_and_selected(kind: str, site: str, request: pytest.
         expect(cell).to_have_attribute("data-key", str(key))
         if seen.scores[query, key] == -torch.inf:
             expect(cell).to_have_attribute("data-value", "")
-            expect(cell).to_contain_text("may not")
+            expect(cell).to_contain_text("masked")
         else:
             assert value(cell) == pytest.approx(float(seen.weights[query, key]), **CLOSE)
     heat.click(position=point(page, 3, 1))
     settle(page)
-    names = {"decoder.pattern": ("token", "attentionKey"), "encoder.pattern": ("attentionQuery", "key")}
+    names = {"decoder.pattern": ("token", "attention_key"), "encoder.pattern": ("attention_query", "key")}
     first, second = names.get(site, ("token", "key"))
     assert (state_of(page)[first], state_of(page)[second]) == (3, 1)
     assert value(page.get_by_test_id("pair-weight")) == pytest.approx(float(seen.weights[3, 1]), **CLOSE)
@@ -251,7 +253,7 @@ def test_the_map_is_zoomed(request: pytest.FixtureRequest, visit: Visit) -> None
 
 @two_attentions
 def test_lines_carry_the_weights(kind: str, site: str, request: pytest.FixtureRequest, visit: Visit) -> None:
-    page, seen = opened(request, visit, kind, site, token=3, attentionQuery=3)
+    page, seen = opened(request, visit, kind, site, token=3, attention_query=3)
     lines = page.get_by_test_id("lines")
 
     def strands() -> dict[tuple[int, int], tuple[float, float]]:
@@ -269,7 +271,7 @@ def test_lines_carry_the_weights(kind: str, site: str, request: pytest.FixtureRe
     for place, weight in known.items():
         assert drawn[place] == pytest.approx((weight, weight / most), rel=1e-4, abs=1e-4)
     seeing = [float(weight) for weight, score in zip(row, seen.scores[3], strict=True) if score > -torch.inf]
-    assert values(lines.locator(".looked .figure:not([data-value=''])")) == pytest.approx(seeing, **CLOSE)
+    assert values(lines.locator(".key-side .figure:not([data-value=''])")) == pytest.approx(seeing, **CLOSE)
     page.get_by_test_id("lines-of").locator("[data-value=all]").click()
     settle(page)
     known = {
@@ -282,20 +284,20 @@ def test_lines_carry_the_weights(kind: str, site: str, request: pytest.FixtureRe
     assert drawn.keys() == known.keys()
     for place, weight in known.items():
         assert drawn[place] == pytest.approx((weight, weight), rel=1e-4, abs=1e-4)
-    lines.locator(".looking .token").nth(2).click()
-    lines.locator(".looked .token").nth(1).click()
+    lines.locator(".query-side .token").nth(2).click()
+    lines.locator(".key-side .token").nth(1).click()
     settle(page)
     assert value(page.get_by_test_id("pair-weight")) == pytest.approx(float(seen.weights[2, 1]), **CLOSE)
 
 
 @each_attention
 def test_a_pair_is_told_number_by_number(kind: str, site: str, request: pytest.FixtureRequest, visit: Visit) -> None:
-    where = {"token": 3, "attentionQuery": 3, "key": 1, "attentionKey": 1}
+    where = {"token": 3, "attention_query": 3, "key": 1, "attention_key": 1}
     page, seen = opened(request, visit, kind, site, **where)
     q, k, v, z = seen.q[3], seen.k[1], seen.v[1], seen.z[3]
     weight, score = float(seen.weights[3, 1]), float(seen.scores[3, 1])
-    carried = weight * v
-    for name, known in (("q", q), ("k", k), ("products", q * k), ("v", v), ("carried", carried), ("z", z)):
+    weighted = weight * v
+    for name, known in (("q", q), ("k", k), ("products", q * k), ("v", v), ("weighted_value", weighted), ("z", z)):
         cells = page.get_by_test_id(f"pair-{name}").locator("td")
         assert values(cells) == pytest.approx(known.tolist(), rel=1e-4, abs=1e-5)
     numbers = {
@@ -319,7 +321,7 @@ def test_a_pair_is_told_number_by_number(kind: str, site: str, request: pytest.F
 def test_the_row_lists_its_largest_weights(
     kind: str, site: str, request: pytest.FixtureRequest, visit: Visit
 ) -> None:
-    page, seen = opened(request, visit, kind, site, token=3, attentionQuery=3)
+    page, seen = opened(request, visit, kind, site, token=3, attention_query=3)
     top = page.get_by_test_id("row-top").locator("[role=listitem]")
     shown = [int(one.get_attribute("data-key") or "") for one in top.all()]
     there = [key for key in range(seen.weights.shape[1]) if seen.scores[3, key] > -torch.inf]
@@ -328,7 +330,7 @@ def test_the_row_lists_its_largest_weights(
     assert values(top.locator(".figure")) == pytest.approx(largest, **CLOSE)
     top.nth(1).locator("button").click()
     settle(page)
-    name = "attentionKey" if site == "decoder.pattern" else "key"
+    name = "attention_key" if site == "decoder.pattern" else "key"
     assert state_of(page).get(name, 0) == shown[1]
     # The strip has a bar for each key: the one that is clicked is chosen.
     strip = page.get_by_test_id("row").locator("canvas")
@@ -339,15 +341,15 @@ def test_the_row_lists_its_largest_weights(
     assert state_of(page)[name] == 2
 
 
-def test_what_may_not_be_seen_is_said(request: pytest.FixtureRequest, visit: Visit) -> None:
+def test_masked_pairs_are_marked(request: pytest.FixtureRequest, visit: Visit) -> None:
     page, _ = opened(request, visit, "decoder", "pattern", token=2, key=6)
-    expect(page.get_by_test_id("pair-hidden")).to_be_visible()
+    expect(page.get_by_test_id("pair-masked")).to_be_visible()
     expect(page.get_by_test_id("pair-score")).to_have_text("\N{MINUS SIGN}∞")
     assert value(page.get_by_test_id("pair-weight")) == 0
-    expect(page.get_by_test_id("cell")).to_contain_text("may not")
+    expect(page.get_by_test_id("cell")).to_contain_text("masked")
     page.get_by_test_id("map").click(position=point(page, 6, 2))
     settle(page)
-    expect(page.get_by_test_id("pair-hidden")).to_be_hidden()
+    expect(page.get_by_test_id("pair-masked")).to_be_hidden()
 
 
 def test_attentions_of_an_encoder_decoder_are_chosen(pair: Trained, visit: Visit, picture: Picture) -> None:
@@ -361,8 +363,8 @@ def test_attentions_of_an_encoder_decoder_are_chosen(pair: Trained, visit: Visit
         assert value(page.get_by_test_id("cell")) == pytest.approx(float(seen.weights[2, 2]), **CLOSE)
 
 
-def test_changes_inside_are_seen(decoder: Trained, visit: Visit) -> None:
-    edits = [{"kind": "scale", "site": "z.0[head=1]", "by": 0}]
+def test_edits_change_the_maps(decoder: Trained, visit: Visit) -> None:
+    edits = [{"kind": "scale", "site": "z.0[head=1]", "factor": 0}]
     page = visit(decoder, view="attention", text=TEXT, layer=1, head=0, token=5, key=2, edits=edits)
     model, tok = decoder
     with gh.edit(model, {"z.0[head=1]": 0.0}), gh.record(model, "pattern.1") as seen, torch.no_grad():
@@ -398,7 +400,9 @@ def test_a_long_map_is_fetched_as_it_comes_into_view(visit: Visit, picture: Pict
     page.on("response", lambda one: sizes.append(int(one.headers["content-length"])) if "/api/" in one.url else None)
     page.get_by_test_id("box-text").fill(text)
     expect(page.get_by_test_id("head-facts")).to_contain_text("entropy")
-    expect(page.get_by_test_id("heads-note")).to_contain_text("The names come from the first 512 of 1,500 tokens.")
+    expect(page.get_by_test_id("heads-note")).to_contain_text(
+        "Head scores are computed on the first 512 of 1,500 tokens."
+    )
     settle(page)
     picture(page, "attention-long")
     assert 0 < len(asked) <= 3  # 2 x 2 tiles, less the one above the diagonal
@@ -427,13 +431,13 @@ def test_a_long_map_is_fetched_as_it_comes_into_view(visit: Visit, picture: Pict
     picture(page, "attention-long-close")
 
 
-def test_a_long_text_has_lines_round_the_selection(visit: Visit) -> None:
+def test_a_long_text_has_lines_around_the_selection(visit: Visit) -> None:
     trained, text = long_model()
     page = visit(trained, view="attention", text=text, token=900)
     lines = page.get_by_test_id("lines")
-    expect(lines.locator(".looking .token")).to_have_count(60)
-    expect(lines.locator(".looking .token.selected")).to_have_attribute("data-place", "900")
-    shown = values(lines.locator(".looked .figure:not([data-value=''])"))
+    expect(lines.locator(".query-side .token")).to_have_count(60)
+    expect(lines.locator(".query-side .token.selected")).to_have_attribute("data-place", "900")
+    shown = values(lines.locator(".key-side .figure:not([data-value=''])"))
     expect(page.get_by_test_id("lines-note")).to_contain_text("before or after these 60")
     assert sum(shown) <= 1
 
@@ -442,7 +446,7 @@ def test_many_heads_have_the_whole_width(visit: Visit, picture: Picture) -> None
     torch.manual_seed(0)
     model = gh.build(gh.preset("tiny-decoder", vocab_size=60, n_layers=12, d_model=192, n_heads=12, n_kv_heads=12))
     asked: list[str] = []
-    page = visit((model.eval(), None), view="text", text="5 7 11 5 7 13")
+    page = visit((model.eval(), None), view="tokens", text="5 7 11 5 7 13")
     page.on("request", lambda one: asked.append(one.post_data or "") if one.url.endswith("/api/maps") else None)
     page.locator("#tab-attention").click()
     settle(page)
@@ -468,23 +472,23 @@ def test_hostile_tokens_are_text(decoder: Trained, visit: Visit, picture: Pictur
 
 @pytest.mark.long  # test_saving.py opens every view of a saved page
 @each_attention
-def test_a_saved_page_knows_what_the_view_asks(
+def test_a_saved_page_includes_the_requests_of_the_view(
     kind: str, site: str, request: pytest.FixtureRequest, visit: Visit
 ) -> None:
     trained: Trained = request.getfixturevalue(kind)
     given = {"attention": site, "layer": 1, "head": 9, "token": 2, "key": 1, **texts(trained)}
-    traces = Traces(Subject.of(*trained))
-    state = filled(traces, {"view": "attention", **given})
-    question = question_of(traces.subject.at(""), state)
-    known = {key_of(*one) for one in attention.opening(traces, question, state)}
+    traces = TraceCache(ModelLoader.from_model(*trained))
+    state = with_defaults(traces, {"view": "attention", **given})
+    forward_pass = forward_pass_of(traces.loader.get(""), state)
+    known = {request_key(*one) for one in attention.initial_requests(traces, forward_pass, state)}
     asked: set[str] = set()
 
     def look(one: Request) -> None:
         name = urlsplit(one.url).path.removeprefix("/api/")
         if name in ("pair", "tile", "scores", "maps"):
-            asked.add(key_of(name, json.loads(one.post_data or "")))
+            asked.add(request_key(name, json.loads(one.post_data or "")))
 
-    page = visit(trained, view="text", **given)
+    page = visit(trained, view="tokens", **given)
     page.on("request", look)
     page.locator("#tab-attention").click()
     settle(page)
@@ -510,10 +514,10 @@ def test_a_long_text_in_a_saved_page_is_coarse(browser: Browser, tmp_path: Path)
     assert not troubles
 
 
-def test_two_moments_stand_side_by_side(run_folder: Path, visit: Visit, picture: Picture) -> None:
+def test_two_checkpoints_side_by_side(run_folder: Path, visit: Visit, picture: Picture) -> None:
     page = visit(run_folder, view="attention", text=TEXT)
-    moments = page.locator("[data-testid=beside] option").all_inner_texts()
-    page.get_by_test_id("beside").select_option(moments[1])
+    checkpoints = page.locator("[data-testid=compare-with] option").all_inner_texts()
+    page.get_by_test_id("compare-with").select_option(checkpoints[1])
     settle(page)
     expect(page.get_by_test_id("map")).to_have_count(2)
     picture(page, "attention-beside")

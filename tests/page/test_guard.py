@@ -11,14 +11,14 @@ from queue import Queue
 import pytest
 
 import glasshouse as gh
+from glasshouse.page.model_loader import ModelLoader
 from glasshouse.page.server import Server
-from glasshouse.page.subject import Subject
-from glasshouse.page.trace import Traces
+from glasshouse.page.trace import TraceCache
 
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
-    made = Server(Traces(Subject.of(gh.build(gh.preset("tiny-decoder")).eval(), None)))
+    made = Server(TraceCache(ModelLoader.from_model(gh.build(gh.preset("tiny-decoder")).eval(), None)))
     made.start()
     yield made
     made.close()
@@ -58,13 +58,13 @@ def test_the_token_becomes_a_cookie_and_leaves_the_address(server: Server) -> No
 
 @pytest.mark.parametrize("path", ["/", "/static/main.js", "/api/model", "/nowhere"])
 @pytest.mark.parametrize("given", ["", "glasshouse-1=x", "{name}=wrong", "{name}="])
-def test_without_the_token_there_is_nothing(server: Server, path: str, given: str) -> None:
+def test_requests_without_the_token_are_rejected(server: Server, path: str, given: str) -> None:
     name = cookie(server).partition("=")[0]
     assert ask(server, path, Cookie=given.format(name=name))[0] == 401
     assert ask(server, path, "POST", b"{}", Cookie=given.format(name=name))[0] == 401
 
 
-def test_a_browser_is_given_what_opens_the_page_once(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_opened_browser_gets_a_one_time_token(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     opened: Queue[str] = Queue()
     monkeypatch.setattr(webbrowser, "open", opened.put)
     server.show("#layer=1")
@@ -78,27 +78,27 @@ def test_a_browser_is_given_what_opens_the_page_once(server: Server, monkeypatch
     assert ask(server, path)[0] == 401
 
 
-def test_a_wrong_token_is_none(server: Server) -> None:
+def test_a_wrong_token_is_rejected(server: Server) -> None:
     for wrong in ("x", server.token[:-1], server.token + "x", "%ff"):
         assert ask(server, f"/?token={wrong}")[0] == 401
     assert ask(server, f"/api/model?token={server.token}", "POST", b"{}")[0] == 401  # only the front door takes it
 
 
 @pytest.mark.parametrize("host", ["evil.example", "evil.example:{port}", "127.0.0.1", "127.0.0.1:1", "localhost"])
-def test_a_foreign_host_is_refused_even_with_the_token(server: Server, host: str) -> None:
+def test_a_foreign_host_is_rejected_even_with_the_token(server: Server, host: str) -> None:
     given = host.format(port=server.port)
     for path in ("/", f"/?token={server.token}", "/static/main.js"):
         assert ask(server, path, Host=given, Cookie=cookie(server))[0] == 403
 
 
 @pytest.mark.parametrize("origin", ["http://evil.example", "null", "https://127.0.0.1:{port}", "http://127.0.0.1:1"])
-def test_a_foreign_origin_is_refused_even_with_the_token(server: Server, origin: str) -> None:
+def test_a_foreign_origin_is_rejected_even_with_the_token(server: Server, origin: str) -> None:
     given = origin.format(port=server.port)
     assert ask(server, "/api/model", "POST", b"{}", Origin=given, Cookie=cookie(server))[0] == 403
 
 
 @pytest.mark.parametrize("name", ["127.0.0.1", "localhost"])
-def test_its_own_names_are_answered(server: Server, name: str) -> None:
+def test_own_host_names_are_accepted(server: Server, name: str) -> None:
     own = f"{name}:{server.port}"
     status, _, body = ask(
         server, "/api/model", "POST", b"{}", Host=own, Origin=f"http://{own}", Cookie=cookie(server)
@@ -106,7 +106,7 @@ def test_its_own_names_are_answered(server: Server, name: str) -> None:
     assert (status, json.loads(body)["kind"]) == (200, "decoder")
 
 
-def test_every_answer_says_what_the_page_may_load(server: Server) -> None:
+def test_every_response_has_the_security_headers(server: Server) -> None:
     held = cookie(server)
     for path in ("/", "/static/main.js", "/static/none.js", "/?token=x"):
         _, headers, _ = ask(server, path, Cookie=held if path != "/?token=x" else "")
@@ -119,7 +119,7 @@ def test_every_answer_says_what_the_page_may_load(server: Server) -> None:
 
 
 @pytest.mark.parametrize("path", ["/static/../app.py", "/static/%2e%2e/app.py", "/static//etc/passwd", "/static/"])
-def test_no_file_but_those_of_the_page_is_given(server: Server, path: str) -> None:
+def test_only_files_of_the_page_are_served(server: Server, path: str) -> None:
     assert ask(server, path, Cookie=cookie(server))[0] in (404, 405)
 
 
@@ -127,26 +127,31 @@ def test_no_file_but_those_of_the_page_is_given(server: Server, path: str) -> No
     ("name", "body", "status", "said"),
     [
         ("nxt", b"{}", 404, "did you mean next?"),
-        ("next", b"{", 400, "no JSON"),
-        ("next", b"[1]", 400, "must be an object"),
-        ("next", b"[" * 100_000, 400, "no JSON"),
+        ("next", b"{", 400, "not valid JSON"),
+        ("next", b"[1]", 400, "must be a JSON object"),
+        ("next", b"[" * 100_000, 400, "not valid JSON"),
         ("next", b'{"positon": 1}', 400, "did you mean position?"),
-        ("next", b'{"question": {"asked": {"text": "1 2 x"}}}', 400, "no tokenizer"),
-        ("next", b'{"question": {"asked": {"text": "1 2 999"}}}', 400, "999"),
-        ("next", b'{"question": {"asked": {"text": "1 2 3", "added": [-1]}}}', 400, "-1"),
-        ("next", b'{"question": {"asked": {"text": "1 2 3"}}, "position": 3}', 400, "within 0 and 2"),
-        ("next", b'{"question": {"asked": {"text": "1"}, "edits": [{"kind": "scale", "site": "z.9"}]}}', 400, "z.9"),
+        ("next", b'{"forward_pass": {"prompt": {"text": "1 2 x"}}}', 400, "no tokenizer"),
+        ("next", b'{"forward_pass": {"prompt": {"text": "1 2 999"}}}', 400, "999"),
+        ("next", b'{"forward_pass": {"prompt": {"text": "1 2 3", "appended": [-1]}}}', 400, "-1"),
+        ("next", b'{"forward_pass": {"prompt": {"text": "1 2 3"}}, "position": 3}', 400, "within 0 and 2"),
         (
             "next",
-            b'{"question": {"asked": {"text": "1"}, "edits": [{"kind": "patch", "site": "z.0"}]}}',
+            b'{"forward_pass": {"prompt": {"text": "1"}, "edits": [{"kind": "scale", "site": "z.9"}]}}',
             400,
-            "other",
+            "z.9",
         ),
-        ("tokens", b'{"question": {"asked": {"text": ""}}}', 400, "no start_id"),
-        ("tokens", b" " * (5 * 2**20), 413, "larger"),
+        (
+            "next",
+            b'{"forward_pass": {"prompt": {"text": "1"}, "edits": [{"kind": "patch", "site": "z.0"}]}}',
+            400,
+            "second text",
+        ),
+        ("tokenize", b'{"forward_pass": {"prompt": {"text": ""}}}', 400, "no start_id"),
+        ("tokenize", b" " * (5 * 2**20), 413, "larger"),
     ],
 )
-def test_what_is_wrong_is_one_sentence(server: Server, name: str, body: bytes, status: int, said: str) -> None:
+def test_errors_are_one_sentence(server: Server, name: str, body: bytes, status: int, said: str) -> None:
     found, _, answer = ask(server, f"/api/{name}", "POST", body, Cookie=cookie(server))
     assert found == status
     assert said in answer.decode()
@@ -164,10 +169,10 @@ def test_another_port_has_another_cookie_and_token(server: Server) -> None:
         other.close()
 
 
-def server_traces(server: Server) -> Traces:
-    return Traces(Subject.of(gh.build(gh.preset("tiny-decoder")).eval(), None))
+def server_traces(server: Server) -> TraceCache:
+    return TraceCache(ModelLoader.from_model(gh.build(gh.preset("tiny-decoder")).eval(), None))
 
 
-def test_a_port_that_is_taken_is_said(server: Server) -> None:
+def test_a_port_in_use_is_an_error(server: Server) -> None:
     with pytest.raises(gh.InputError, match=f"port {server.port}"):
         Server(server_traces(server), port=server.port)

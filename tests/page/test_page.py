@@ -9,15 +9,15 @@ import pytest
 from conftest import Trained, Visit, settle
 from playwright.sync_api import Page, Route, expect
 
-from glasshouse.page.address import DEFAULTS
+from glasshouse.page.url_state import DEFAULTS
 
 TEXTS = {
     "decoder": "the cat sat on the mat and the bird",
     "encoder": "the dog sat on the mat",
     "pair": "one five two",
 }
-VIEWS = ["text", "attention", "stream", "experiment", "steps"]
-REST = ["text", "stream", "experiment"]
+VIEWS = ["tokens", "attention", "residual", "interventions", "walkthrough"]
+REST = ["tokens", "residual", "interventions"]
 SEEN = [(kind, view) for kind in TEXTS for view in VIEWS] + [("pair", "alignment"), ("run_folder", "run")]
 LARGE = [(kind, view, 1280, False) for kind, view in SEEN]
 SMALL = [(kind, view, 400, True) for kind, view in SEEN if kind in ("decoder", "run_folder") or view == "alignment"]
@@ -50,43 +50,43 @@ def test_a_view_opens_and_fits(
     assert page.evaluate(NAMELESS, CONTROLS) == []
 
 
-def test_a_run_has_a_slider_over_its_moments(
-    run_folder: Path, visit: Visit, picture: Callable[[Page, str], Path]
-) -> None:
+def test_a_run_has_a_checkpoint_slider(run_folder: Path, visit: Visit, picture: Callable[[Page, str], Path]) -> None:
     page = visit(run_folder, text=TEXTS["decoder"])
     first = page.locator("[data-testid=next] .figure").first.get_attribute("data-value")
-    slider = page.get_by_label("moment", exact=True)
+    slider = page.get_by_label("checkpoint", exact=True)
     slider.focus()
     slider.press("Home")
-    page.wait_for_url(lambda url: "moment=step" in url)
+    page.wait_for_url(lambda url: "checkpoint=step" in url)
     settle(page)
-    expect(page.get_by_test_id("moments")).to_contain_text("step 0")
+    expect(page.get_by_test_id("checkpoints")).to_contain_text("step 0")
     untrained = page.locator("[data-testid=next] .figure").first.get_attribute("data-value")
     assert float(untrained or 1) < float(first or 0)
-    page.get_by_test_id("beside").select_option("final")
+    page.get_by_test_id("compare-with").select_option("final")
     settle(page)
     shown = [pane.locator(".figure").first.get_attribute("data-value") for pane in page.locator(".pane").all()]
     assert shown == [untrained, first]
     picture(page, "beside")
 
 
-@pytest.mark.parametrize("view", ["attention", "steps", *(pytest.param(one, marks=pytest.mark.long) for one in REST)])
-def test_two_moments_stand_beside_each_other_in_every_view(
+@pytest.mark.parametrize(
+    "view", ["attention", "walkthrough", *(pytest.param(one, marks=pytest.mark.long) for one in REST)]
+)
+def test_two_checkpoints_side_by_side_in_every_view(
     view: str, run_folder: Path, visit: Visit, picture: Callable[[Page, str], Path]
 ) -> None:
-    page = visit(run_folder, text=TEXTS["decoder"], view=view, moment="step 0", beside="final")
+    page = visit(run_folder, text=TEXTS["decoder"], view=view, checkpoint="step 0", compare_with="final")
     assert page.locator(".pane").count() == 2
     assert not page.locator(".pane > .trouble").first.is_visible()
     assert page.evaluate("document.documentElement.scrollWidth") <= 1280
     picture(page, f"beside-{view}")
 
 
-def test_python_knows_what_the_page_begins_with(decoder: Trained, visit: Visit) -> None:
+def test_python_and_javascript_defaults_agree(decoder: Trained, visit: Visit) -> None:
     page = visit(decoder, text=TEXTS["decoder"])
     assert page.evaluate("import('glasshouse/state.js').then(({ State }) => new State('').values)") == DEFAULTS
 
 
-def test_light_turns_dark(decoder: Trained, visit: Visit) -> None:
+def test_dark_theme(decoder: Trained, visit: Visit) -> None:
     page = visit(decoder, text=TEXTS["decoder"])
     ground = "getComputedStyle(document.documentElement).backgroundColor"
     light = page.evaluate(ground)
@@ -97,11 +97,11 @@ def test_light_turns_dark(decoder: Trained, visit: Visit) -> None:
     assert page.evaluate(ground) != light  # it is remembered
 
 
-def test_a_server_that_was_stopped_is_said(decoder: Trained, visit: Visit) -> None:
+def test_a_stopped_server_is_reported(decoder: Trained, visit: Visit) -> None:
     page = visit(decoder, text=TEXTS["decoder"])
     page.context.set_offline(True)
     page.locator("[data-testid=strip-text] .token").nth(1).click()
-    expect(page.locator(".pane > .trouble")).to_contain_text("does not answer")
+    expect(page.locator(".pane > .trouble")).to_contain_text("does not respond")
 
 
 @pytest.mark.parametrize(
@@ -109,13 +109,11 @@ def test_a_server_that_was_stopped_is_said(decoder: Trained, visit: Visit) -> No
     [
         ("static/views/attention.js", None),
         ("static/views/attention/map.js", 400),
-        ("api/pair", None),
-        ("api/pair", 400),
+        ("api/query_key", None),
+        ("api/query_key", 400),
     ],
 )
-def test_a_view_that_could_not_be_fetched_is_opened_again(
-    path: str, status: int | None, decoder: Trained, visit: Visit
-) -> None:
+def test_a_view_that_failed_to_load_is_retried(path: str, status: int | None, decoder: Trained, visit: Visit) -> None:
     page = visit(decoder, text=TEXTS["decoder"])
     fails = True
 
@@ -143,20 +141,20 @@ def test_a_view_that_could_not_be_fetched_is_opened_again(
     assert float(page.get_by_test_id("cell").get_attribute("data-value") or "nan") > 0
 
 
-def test_a_text_that_could_not_be_read_is_read_again(decoder: Trained, visit: Visit) -> None:
+def test_a_text_that_failed_to_load_is_retried(decoder: Trained, visit: Visit) -> None:
     page = visit(decoder, text=TEXTS["decoder"])
     page.context.set_offline(True)
     box = page.get_by_role("textbox", name="Text")
     box.fill("the dog")
-    expect(page.locator(".status.trouble")).to_contain_text("does not answer")
+    expect(page.locator(".status.trouble")).to_contain_text("does not respond")
     page.context.set_offline(False)
-    page.locator("#tab-stream").click()
+    page.locator("#tab-residual").click()
     expect(page.locator(".status.trouble")).to_have_count(0)
     settle(page)
     assert page.locator("[data-testid=strip-text] .token").count() == len(decoder[1].encode("the dog"))
 
 
-def test_a_long_text_is_selected_along_without_drawing_it_anew(decoder: Trained, visit: Visit) -> None:
+def test_selection_does_not_redraw_a_long_text(decoder: Trained, visit: Visit) -> None:
     page = visit(decoder, text="the cat sat on the mat. " * 150)
     strip = page.get_by_test_id("strip-text")
     assert strip.locator(".token").count() > 1000

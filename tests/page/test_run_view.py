@@ -1,4 +1,4 @@
-"""A run in a browser: its curves while they grow, its samples and heads, and the way to any moment of it."""
+"""A run in a browser: its curves while they grow, its samples and heads, and the way to any checkpoint of it."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from playwright.sync_api import Browser, Page, expect
 
 import glasshouse as gh
 from glasshouse.page import Look
-from glasshouse.page.subject import Subject
-from glasshouse.page.trace import Traces
+from glasshouse.page.model_loader import ModelLoader
+from glasshouse.page.trace import TraceCache
 from glasshouse.training import list_checkpoints
 from glasshouse.training.folder import lock_folder
 from glasshouse.training.journal import Journal
@@ -52,15 +52,15 @@ def test_values_are_the_journal(run_folder: Path, visit: Visit, picture: Callabl
     picture(page, "run")
     last = lines(run_folder / "metrics.jsonl")[-1]
     assert value(page, "at-step") == last["step"] == 60
-    for name in ("loss", "rate", "norm", "tokens_per_second", "validation_loss", "validation_bits_per_byte"):
+    for name in ("loss", "lr", "grad_norm", "tokens_per_second", "validation_loss", "validation_bits_per_byte"):
         assert value(page, f"at-{name}") == last[name], name
         assert value(page, f"now-{name}") == last[name], name
     expect(page.get_by_test_id("run-state")).to_have_text("finished")
     expect(page.get_by_test_id("run-far")).to_contain_text("step 60 of 60")
-    expect(page.get_by_test_id("run-facts")).to_contain_text("tiny-decoder")
+    expect(page.get_by_test_id("run-settings")).to_contain_text("tiny-decoder")
 
 
-def test_keys_walk_along_the_steps(run_folder: Path, visit: Visit) -> None:
+def test_arrow_keys_move_along_the_steps(run_folder: Path, visit: Visit) -> None:
     page = visit(run_folder, view="run", text=TEXT)
     journal = {line["step"]: line for line in lines(run_folder / "metrics.jsonl")}
     chart = page.get_by_test_id("chart-loss").get_by_role("slider")
@@ -79,7 +79,7 @@ def test_keys_walk_along_the_steps(run_folder: Path, visit: Visit) -> None:
     assert value(page, "at-step") == 60
 
 
-def test_a_pointer_reads_and_a_click_keeps(run_folder: Path, visit: Visit) -> None:
+def test_pointer_shows_and_click_pins_a_step(run_folder: Path, visit: Visit) -> None:
     page = visit(run_folder, view="run", text=TEXT)
     journal = {line["step"]: line for line in lines(run_folder / "metrics.jsonl")}
     area = page.get_by_test_id("chart-loss").locator("svg")
@@ -90,7 +90,7 @@ def test_a_pointer_reads_and_a_click_keeps(run_folder: Path, visit: Visit) -> No
     area.hover(position=at)
     assert value(page, "at-step") == 20
     assert value(page, "at-validation_loss") == journal[20]["validation_loss"]
-    assert value(page, "now-norm") == journal[20]["norm"]  # all charts are marked
+    assert value(page, "now-grad_norm") == journal[20]["grad_norm"]  # all charts are marked
     page.mouse.move(2, 2)
     assert value(page, "at-step") == 60
     area.click(position=at)
@@ -100,21 +100,21 @@ def test_a_pointer_reads_and_a_click_keeps(run_folder: Path, visit: Visit) -> No
     assert state(page)["run_step"] == "20"
 
 
-def test_the_way_to_a_moment(run_folder: Path, visit: Visit) -> None:
+def test_open_the_nearest_checkpoint(run_folder: Path, visit: Visit) -> None:
     page = visit(run_folder, view="run", text=TEXT, run_step=23)
     button = page.get_by_test_id("look-at")
-    expect(button).to_have_text("look at the model at step 20, the nearest that is kept")
+    expect(button).to_have_text("open checkpoint step 20 (nearest saved)")
     button.click()
     settle(page)
-    assert state(page)["moment"] == "step 20"
-    expect(page.get_by_test_id("look-at")).to_have_text("all views show the model at step 20")
+    assert state(page)["checkpoint"] == "step 20"
+    expect(page.get_by_test_id("look-at")).to_have_text("all views show checkpoint step 20")
     page.locator("#tab-text").click()
     settle(page)
     model, tok = gh.load(next(one.folder for one in list_checkpoints(run_folder) if one.name == "step 20"))
     assert tok is not None
-    wanted = model(torch.tensor([tok.encode(TEXT)]))[0, -1].softmax(-1).max()
+    expected = model(torch.tensor([tok.encode(TEXT)]))[0, -1].softmax(-1).max()
     first = page.locator("[data-testid=next] .figure").first
-    assert float(first.get_attribute("data-value") or "") == pytest.approx(wanted.item(), rel=1e-4)
+    assert float(first.get_attribute("data-value") or "") == pytest.approx(expected.item(), rel=1e-4)
 
 
 def test_scale_and_smoothing(run_folder: Path, visit: Visit) -> None:
@@ -146,36 +146,36 @@ def test_the_values_as_a_table(run_folder: Path, visit: Visit) -> None:
 # While it trains
 
 
-def test_curves_grow_and_are_cut(copied: Path, visit: Visit) -> None:
+def test_curves_grow_and_are_truncated(copied: Path, visit: Visit) -> None:
     """As a run does: it trains, is killed, goes on from an earlier step, and ends."""
     shutil.move(copied / "model", copied / "later")
     journal = Journal(copied / "metrics.jsonl")
     journal.truncate(31)
     with lock_folder(copied):
         page = visit(copied, view="run", text=TEXT)
-        state_of, far = page.get_by_test_id("run-state"), page.get_by_test_id("run-far")
-        expect(state_of).to_have_text("running")
+        run_status, far = page.get_by_test_id("run-state"), page.get_by_test_id("run-far")
+        expect(run_status).to_have_text("running")
         expect(far).to_contain_text("step 30 of 60")
         page.get_by_text("the values as a table").click()
         steps = page.locator("[data-testid=run-values] tbody th")
-        journal.write(31, loss=1.25, rate=0.001, norm=1.0, targets=700, tokens_per_second=768.0)
+        journal.write(31, loss=1.25, lr=0.001, grad_norm=1.0, n_targets=700, tokens_per_second=768.0)
         expect(far).to_contain_text("step 31 of 60")
         expect(far).to_contain_text("about 29 s left")  # 29 steps of 768 tokens
         assert value(page, "at-loss") == 1.25
         assert value(page, "now-loss") == 1.25
         expect(steps).to_have_text([str(step) for step in range(1, 32)])  # old ones stay, new ones join
-    expect(state_of).to_have_text("stopped")
+    expect(run_status).to_have_text("stopped")
     journal.truncate(21)
     with lock_folder(copied):
-        journal.write(21, loss=2.5, rate=0.001, norm=1.0)
+        journal.write(21, loss=2.5, lr=0.001, grad_norm=1.0)
         expect(far).to_contain_text("step 21 of 60")
         assert value(page, "at-loss") == 2.5
         expect(steps).to_have_text([str(step) for step in range(1, 22)])
     shutil.move(copied / "later", copied / "model")
-    expect(state_of).to_have_text("finished")
+    expect(run_status).to_have_text("finished")
 
 
-def test_new_samples_and_figures_come(copied: Path, visit: Visit) -> None:
+def test_new_samples_and_head_scores_appear(copied: Path, visit: Visit) -> None:
     shutil.move(copied / "model", copied / "later")
     page = visit(copied, view="run", text=TEXT)
     assert page.get_by_test_id("samples-1").get_attribute("data-step") == "60"
@@ -190,7 +190,7 @@ def test_new_samples_and_figures_come(copied: Path, visit: Visit) -> None:
     expect(page.get_by_test_id("cell-1-2")).to_have_attribute("data-value", "0.5")
 
 
-def test_a_run_that_has_only_begun(copied: Path, visit: Visit, picture: Callable[[Page, str], Path]) -> None:
+def test_a_run_without_checkpoints(copied: Path, visit: Visit, picture: Callable[[Page, str], Path]) -> None:
     for name in ("metrics.jsonl", "samples.jsonl", "probes.jsonl"):
         (copied / name).unlink()
     for name in ("model", "checkpoints"):
@@ -199,8 +199,8 @@ def test_a_run_that_has_only_begun(copied: Path, visit: Visit, picture: Callable
         page = visit(copied, view="run", text=TEXT)
         picture(page, "run-begun")
         expect(page.get_by_test_id("run-far")).to_contain_text("step 0 of 60")
-        expect(page.get_by_text("No sample is written down yet")).to_be_visible()
-        expect(page.get_by_text("No figures of heads are written down yet")).to_be_visible()
+        expect(page.get_by_text("No samples yet")).to_be_visible()
+        expect(page.get_by_text("No head scores yet")).to_be_visible()
 
 
 def test_a_long_run(copied: Path, visit: Visit, picture: Callable[[Page, str], Path]) -> None:
@@ -208,7 +208,7 @@ def test_a_long_run(copied: Path, visit: Visit, picture: Callable[[Page, str], P
         for step in range(1, 30_001):
             spike = 9.0 if step == 12_345 else 0.0
             entry = {"step": step, "loss": 6 / (1 + step / 900) + (step * 7919 % 101) / 300 + spike}
-            entry |= {"rate": 1e-3 * (1 - step / 30_000), "norm": 1 + (step * 104_729 % 997) / 900}
+            entry |= {"lr": 1e-3 * (1 - step / 30_000), "grad_norm": 1 + (step * 104_729 % 997) / 900}
             if step % 1500 == 0:
                 entry["validation_loss"] = 6 / (1 + step / 900) + 0.2
             file.write(json.dumps(entry) + "\n")
@@ -240,14 +240,14 @@ def test_samples_over_time(run_folder: Path, visit: Visit) -> None:
     expect(page.get_by_test_id("samples-0")).to_have_attribute("data-step", str(written[1]["step"]))
     page.get_by_test_id("look-at-sample-0").click()
     settle(page)
-    assert state(page)["moment"] == f"step {written[1]['step']}"
+    assert state(page)["checkpoint"] == f"step {written[1]['step']}"
     expect(page.get_by_test_id("samples-0")).to_have_attribute("data-step", str(written[1]["step"]))  # stays
 
 
 def test_heads_over_time(run_folder: Path, visit: Visit) -> None:
     page = visit(run_folder, view="run", text=TEXT)
     written = lines(run_folder / "probes.jsonl")
-    for title, name in (("looks widely", "entropy"), ("looks back", "previous"), ("looks for", "induction")):
+    for title, name in (("entropy", "entropy"), ("previous token", "previous_token"), ("induction", "induction")):
         page.get_by_role("radio", name=title).click()
         settle(page)
         for layer in range(2):
@@ -263,17 +263,17 @@ def test_heads_over_time(run_folder: Path, visit: Visit) -> None:
 def test_layers_over_time(run_folder: Path, visit: Visit) -> None:
     page = visit(run_folder, view="run", text=TEXT)
     last = lines(run_folder / "probes.jsonl")[-1]
-    assert [value(page, f"lens-{layer}") for layer in range(3)] == last["lens"]
+    assert [value(page, f"lens-{layer}") for layer in range(3)] == last["logit_lens"]
 
 
-def test_two_moments(run_folder: Path, visit: Visit, picture: Callable[[Page, str], Path]) -> None:
+def test_comparison_of_two_checkpoints(run_folder: Path, visit: Visit, picture: Callable[[Page, str], Path]) -> None:
     page = visit(run_folder, view="run", text=TEXT)
     page.get_by_test_id("compare-one").select_option("step 0")
     page.get_by_test_id("compare-other").select_option("final")
     page.get_by_test_id("compare").click()
     settle(page)
     picture(page, "run-compared")
-    assert (state(page)["moment"], state(page)["beside"]) == ("step 0", "final")
+    assert (state(page)["checkpoint"], state(page)["beside"]) == ("step 0", "final")
     folders = {one.name: one.folder for one in list_checkpoints(run_folder)}
     (one, tok), (other, _) = gh.load(folders["step 0"]), gh.load(folders["final"])
     seen = gh.compare(one, other, TEXT, tok=tok)
@@ -312,14 +312,14 @@ def test_other_kinds(kind: str, tmp_path: Path, visit: Visit, picture: Callable[
         tmp_path,
         {
             "model": {"preset": "tiny-seq2seq" if kind == "pair" else "tiny-encoder"},
-            "data": {**data, "length": 24, "vocab_size": 280},
+            "data": {**data, "seq_len": 24, "vocab_size": 280},
             "train": {"steps": 12, "batch_tokens": 384, "lr": 5e-3},
         },
     )
     page = visit(folder, view="run", text="31" if kind == "pair" else TEXT)
     picture(page, f"run-{kind}")
     last = lines(folder / "samples.jsonl")[-1]["samples"]
-    for number, name in enumerate(["prompt", "text", "wanted"]):
+    for number, name in enumerate(["prompt", "text", "reference"]):
         shown = page.get_by_test_id("samples-1").locator("dd").nth(number)
         assert " ".join(shown.inner_text().split()) == " ".join((last[0][name] or "(nothing)").split())
     cell = page.get_by_test_id("cell-0-1").get_attribute("data-value")
@@ -332,8 +332,8 @@ def test_only_for_runs(decoder: Trained, visit: Visit) -> None:
 
 
 def test_a_saved_page_shows_the_run(run_folder: Path, browser: Browser, tmp_path: Path) -> None:
-    given = {"text": TEXT, "view": "run", "moment": "step 0", "beside": "final"}
-    Look(Traces(Subject(run_folder)), given).save(tmp_path / "page.html")
+    given = {"text": TEXT, "view": "run", "checkpoint": "step 0", "beside": "final"}
+    Look(TraceCache(ModelLoader(run_folder)), given).save(tmp_path / "page.html")
     context = browser.new_context(offline=True)
     page = context.new_page()
     troubles: list[str] = []

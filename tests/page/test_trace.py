@@ -1,4 +1,4 @@
-"""What is kept of questions: within limits, and never of weights that are gone."""
+"""What is kept of forward_passes: within limits, and never of weights that are gone."""
 
 from __future__ import annotations
 
@@ -12,65 +12,65 @@ import pytest
 import torch
 
 import glasshouse as gh
-from glasshouse.page import wire
-from glasshouse.page.about import About, Moments, about, moments
-from glasshouse.page.answers import ANSWERS
-from glasshouse.page.following import Next, next_tokens
-from glasshouse.page.question import Question, Scale, Text
-from glasshouse.page.subject import LONGEST, Subject
-from glasshouse.page.trace import Traces
+from glasshouse.page import serialization
+from glasshouse.page.endpoints import ENDPOINTS
+from glasshouse.page.forward_pass import ForwardPass, Prompt, Scale
+from glasshouse.page.model_info import Checkpoints, ModelInfo, checkpoints, model_info
+from glasshouse.page.model_loader import LONGEST, ModelLoader
+from glasshouse.page.next_token import Next, next_tokens
+from glasshouse.page.trace import TraceCache
 
-IDS = Text("5 7 11 3 5 7")
+IDS = Prompt("5 7 11 3 5 7")
 
 
-def traces_of(memory: int = 2**30, **changes: object) -> Traces:
+def traces_of(memory: int = 2**30, **changes: object) -> TraceCache:
     model = gh.build(gh.preset("tiny-decoder", init="normal", **changes)).eval()
-    return Traces(Subject.of(model, None), memory)
+    return TraceCache(ModelLoader.from_model(model, None), memory)
 
 
-def test_a_site_is_what_record_gives_with_the_changes_asked_for() -> None:
+def test_activations_match_record_with_edits() -> None:
     traces = traces_of()
-    model = traces.subject.at("").model
+    model = traces.loader.get("").model
     ids = torch.tensor([[5, 7, 11, 3, 5, 7]])
     with gh.edit(model, {"z.0[head=1]": 0.0}), gh.record(model, "resid_post.1", "pattern.1", "final") as seen:
         model(ids)
-    trace = traces.of(Question(IDS, edits=(Scale("z.0[head=1]"),)))
-    assert torch.equal(trace.site("resid_post.1"), seen["resid_post.1"][0])
-    assert torch.equal(trace.site("final"), seen["final"][0])
-    assert torch.equal(trace.map("pattern.1").weights(), seen["pattern.1"])
+    trace = traces.trace(ForwardPass(IDS, edits=(Scale("z.0[head=1]"),)))
+    assert torch.equal(trace.activation("resid_post.1"), seen["resid_post.1"][0])
+    assert torch.equal(trace.activation("final"), seen["final"][0])
+    assert torch.equal(trace.attention_map("pattern.1").weights(), seen["pattern.1"])
 
 
-def test_memory_is_bounded_and_what_was_dropped_is_asked_for_again() -> None:
+def test_memory_is_bounded_and_evicted_sites_are_recorded_again() -> None:
     traces = traces_of(memory=40_000)
     for number in range(20):
-        trace = traces.of(Question(Text(f"5 7 11 {number}")))
-        before = trace.site("resid_post.1")
-        trace.map("pattern.0")
+        trace = traces.trace(ForwardPass(Prompt(f"5 7 11 {number}")))
+        before = trace.activation("resid_post.1")
+        trace.attention_map("pattern.0")
         assert traces.n_bytes <= 40_000
-        assert torch.equal(trace.site("resid_post.1"), before)
+        assert torch.equal(trace.activation("resid_post.1"), before)
 
 
-def test_a_model_that_learns_on_is_looked_at_anew() -> None:
+def test_changed_weights_invalidate_the_cache() -> None:
     traces = traces_of()
-    model = traces.subject.at("").model
-    ask = Next(Question(IDS))
+    model = traces.loader.get("").model
+    ask = Next(ForwardPass(IDS))
     next_tokens(traces, ask)
     with torch.no_grad():
         for weight in model.parameters():
             weight.mul_(1.5)
-    wanted = model(torch.tensor([[5, 7, 11, 3, 5, 7]]))[0, -1].softmax(-1)
+    expected = model(torch.tensor([[5, 7, 11, 3, 5, 7]]))[0, -1].softmax(-1)
     (first, *_) = next_tokens(traces, ask)["candidates"]
-    assert first["probability"] == pytest.approx(float(wanted.max()), rel=1e-5)
+    assert first["probability"] == pytest.approx(float(expected.max()), rel=1e-5)
 
 
-def test_models_of_moments_that_are_not_looked_at_are_let_go(run_folder: Path) -> None:
-    traces = Traces(Subject(run_folder))
-    names = traces.subject.moments()
+def test_models_of_unused_checkpoints_are_freed(run_folder: Path) -> None:
+    traces = TraceCache(ModelLoader(run_folder))
+    names = traces.loader.checkpoints()
     assert len(names) > 3
     models = []
     for name in names:
-        traces.of(Question(Text("the cat"), moment=name)).map("pattern.0")
-        models.append(weakref.ref(traces.subject.at(name).model))
+        traces.trace(ForwardPass(Prompt("the cat"), checkpoint=name)).attention_map("pattern.0")
+        models.append(weakref.ref(traces.loader.get(name).model))
     gc.collect()
     assert sum(one() is not None for one in models) <= 2
 
@@ -78,67 +78,72 @@ def test_models_of_moments_that_are_not_looked_at_are_let_go(run_folder: Path) -
 def test_other_weights_under_the_same_name_are_loaded(tmp_path: Path) -> None:
     folder = tmp_path / "model"
     gh.save(gh.build(gh.preset("tiny-decoder", init="normal")), None, folder)
-    traces = Traces(Subject(folder))
-    before = next_tokens(traces, Next(Question(IDS)))
+    traces = TraceCache(ModelLoader(folder))
+    before = next_tokens(traces, Next(ForwardPass(IDS)))
     torch.manual_seed(1)
     other = gh.build(gh.preset("tiny-decoder", init="normal")).eval()
     gh.save(other, None, folder)
     os.utime(folder, ns=(1, 1))  # file systems that count whole seconds
-    after = next_tokens(traces, Next(Question(IDS)))
+    after = next_tokens(traces, Next(ForwardPass(IDS)))
     assert before != after
-    wanted = other(torch.tensor([[5, 7, 11, 3, 5, 7]]))[0, -1].softmax(-1)
-    assert after["candidates"][0]["probability"] == pytest.approx(float(wanted.max()), rel=1e-5)
+    expected = other(torch.tensor([[5, 7, 11, 3, 5, 7]]))[0, -1].softmax(-1)
+    assert after["candidates"][0]["probability"] == pytest.approx(float(expected.max()), rel=1e-5)
 
 
-def test_asking_for_moments_loads_nothing(run_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    traces = Traces(Subject(run_folder))
+def test_listing_checkpoints_loads_nothing(run_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    traces = TraceCache(ModelLoader(run_folder))
     monkeypatch.setattr(gh.hub, "load", lambda *_, **__: pytest.fail("a model was loaded"))
-    assert moments(traces, Moments())["moments"][-1] == "final"
+    assert checkpoints(traces, Checkpoints())["checkpoints"][-1] == "final"
 
 
-def test_a_moment_means_nothing_where_there_is_no_run(tmp_path: Path) -> None:
+def test_checkpoint_is_ignored_without_a_run(tmp_path: Path) -> None:
     gh.save(gh.build(gh.preset("tiny-decoder")), None, tmp_path / "model")
-    subject = Subject(tmp_path / "model")
-    assert subject.at("step 100") is subject.at("")
+    loader = ModelLoader(tmp_path / "model")
+    assert loader.get("step 100") is loader.get("")
 
 
 @pytest.mark.parametrize(
     "head", [{"kind": "token_classification", "n_labels": 3}, {"kind": "sequence_classification", "n_labels": 3}]
 )
-def test_a_decoder_with_labels_says_labels(head: object) -> None:
+def test_a_decoder_with_labels_predicts_labels(head: object) -> None:
     if isinstance(head, dict) and head["kind"] == "sequence_classification":
         head = {**head, "pooling": "last"}
     traces = traces_of(head=head)
-    said = next_tokens(traces, Next(Question(IDS), position=1))
+    said = next_tokens(traces, Next(ForwardPass(IDS), position=1))
     assert len(said["candidates"]) == 3
-    assert said["following"] is None
+    assert said["actual_next"] is None
 
 
-def test_a_run_that_diverged_is_shown_all_the_same() -> None:
+def test_nan_weights_give_valid_json() -> None:
     traces = traces_of()
     with torch.no_grad():
-        traces.subject.at("").model.token_embedding.table.weight.fill_(torch.nan)
-    question = {"asked": {"text": IDS.text}}
-    for name, body in [("next", {}), ("loss", {}), ("lens", {"start": 0, "stop": 4}), ("parts", {"position": 2})]:
-        answer = ANSWERS[name]
-        given = answer.give(traces, gh.config.parse(answer.ask, {"question": question, **body}))
-        assert "NaN" not in wire.encoded(given).decode()
-        json.loads(wire.encoded(given))
+        traces.loader.get("").model.token_embedding.table.weight.fill_(torch.nan)
+    forward_pass = {"prompt": {"text": IDS.text}}
+    for name, body in [
+        ("next", {}),
+        ("loss", {}),
+        ("lens", {"start": 0, "stop": 4}),
+        ("logit_attribution", {"position": 2}),
+    ]:
+        endpoint = ENDPOINTS[name]
+        given = endpoint.handler(traces, gh.config.parse(endpoint.params, {"forward_pass": forward_pass, **body}))
+        assert "NaN" not in serialization.to_json(given).decode()
+        json.loads(serialization.to_json(given))
 
 
-def test_what_is_too_long_is_refused_before_it_is_computed() -> None:
+def test_long_texts_are_rejected_before_the_forward_pass() -> None:
     traces = traces_of()
     with pytest.raises(gh.InputError, match="shorten it"):
-        traces.of(Question(Text("1 " * (LONGEST + 1))))
+        traces.trace(ForwardPass(Prompt("1 " * (LONGEST + 1))))
 
 
 @pytest.mark.parametrize("site", ["pattern.0", "scores.1", "pattern.*[head=1]"])
-def test_maps_cannot_be_changed(site: str) -> None:
+def test_patterns_cannot_be_edited(site: str) -> None:
     with pytest.raises(gh.InputError, match="change z instead"):
-        traces_of().of(Question(IDS, edits=(Scale(site),))).site("final")
+        traces_of().trace(ForwardPass(IDS, edits=(Scale(site),))).activation("final")
 
 
-def test_a_small_vocabulary_has_an_example_it_can_read() -> None:
+def test_the_example_fits_a_small_vocabulary() -> None:
     traces = traces_of(vocab_size=4)
-    text = about(traces, About())["example"]
-    assert traces.of(Question(Text(text))).ids
+    text = model_info(traces, ModelInfo())["example"]
+    assert traces.trace(ForwardPass(Prompt(text))).ids

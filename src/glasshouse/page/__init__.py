@@ -1,8 +1,8 @@
-"""The page: a model looked into in a browser, served from this machine to this machine."""
+"""Web page for looking inside a model, served locally."""
 
-from glasshouse.page.looking import Look, checked, look
+from glasshouse.page.model_loader import ModelLoader
 from glasshouse.page.server import Server
-from glasshouse.page.subject import Subject
-from glasshouse.page.trace import Traces
+from glasshouse.page.trace import TraceCache
+from glasshouse.page.viewer import Look, look, validate_state
 
-__all__ = ["Look", "Server", "Subject", "Traces", "checked", "look"]
+__all__ = ["Look", "ModelLoader", "Server", "TraceCache", "look", "validate_state"]

@@ -1,4 +1,4 @@
-"""The page over HTTP: its files, and what it asks, one answer after the other."""
+"""The page over HTTP: static files and API requests."""
 
 from __future__ import annotations
 
@@ -17,60 +17,60 @@ from starlette.routing import Route
 
 from glasshouse import config
 from glasshouse.errors import GlasshouseError
-from glasshouse.page import saving, wire
-from glasshouse.page.answers import ANSWERS, Answer
-from glasshouse.page.saving import STATIC
-from glasshouse.page.trace import Traces
+from glasshouse.page import html_export, serialization
+from glasshouse.page.endpoints import ENDPOINTS, Endpoint
+from glasshouse.page.html_export import STATIC
+from glasshouse.page.trace import TraceCache
 
-ASKS = ANSWERS | {"save": Answer(saving.Save, saving.save)}
-KINDS = {".html": "text/html", ".css": "text/css", ".js": "text/javascript"}
-LARGEST = 4 * 2**20  # bytes of a question
+ROUTES = ENDPOINTS | {"save": Endpoint(html_export.Save, html_export.save)}
+MEDIA_TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript"}
+MAX_BODY = 4 * 2**20  # bytes per request
 
 
-class Desk:
-    """Takes what the page asks and has it answered; what needs the model waits for its turn."""
+class Api:
+    """Handles API requests; those that need the model run one at a time."""
 
-    def __init__(self, traces: Traces) -> None:
+    def __init__(self, traces: TraceCache) -> None:
         self.traces = traces
-        self.turn = asyncio.Lock()  # those who wait are served in the order they came
+        self.model_lock = asyncio.Lock()  # waiting requests are served in order
 
-    async def ask(self, request: Request) -> Response:
-        """Answer one question by its name."""
+    async def handle(self, request: Request) -> Response:
+        """Handle a request by endpoint name."""
         name = request.path_params["name"]
-        if name not in ASKS:
-            return _said(f"the page has no answer {name!r}; {config.did_you_mean(name, ASKS)}", 404)
+        if name not in ROUTES:
+            return _error_response(f"there is no endpoint {name!r}; {config.did_you_mean(name, ROUTES)}", 404)
         try:
             body = await _body(request)
         except ClientDisconnect:
             return Response(status_code=499)
         if body is None:
-            return _said(f"what was asked is larger than {LARGEST // 2**20} MiB; give less.", 413)
-        answer = ASKS[name]
-        if not answer.waits:
-            return await run_in_threadpool(answered, self.traces, answer, body)
-        async with self.turn:
-            if await request.is_disconnected():  # it asked for something else meanwhile
+            return _error_response(f"the request is larger than {MAX_BODY // 2**20} MiB; send less.", 413)
+        endpoint = ROUTES[name]
+        if not endpoint.needs_model:
+            return await run_in_threadpool(respond, self.traces, endpoint, body)
+        async with self.model_lock:
+            if await request.is_disconnected():  # the client has moved on
                 return Response(status_code=499)
-            return await run_in_threadpool(answered, self.traces, answer, body)
+            return await run_in_threadpool(respond, self.traces, endpoint, body)
 
 
-def answered(traces: Traces, answer: Answer, body: bytes) -> Response:
-    """Return an answer as a response: what is wrong with a question is one sentence."""
+def respond(traces: TraceCache, endpoint: Endpoint, body: bytes) -> Response:
+    """Return the response of an endpoint; an error is reported in one sentence."""
     try:
-        given = answer.give(traces, config.parse(answer.ask, _table(body)))
-        return Response(wire.encoded(given), media_type="application/json")
+        given = endpoint.handler(traces, config.parse(endpoint.params, _table(body)))
+        return Response(serialization.to_json(given), media_type="application/json")
     except GlasshouseError as error:
-        return _said(str(error), 400)
-    except Exception as error:  # a mistake of ours: the page says so and goes on
+        return _error_response(str(error), 400)
+    except Exception as error:  # a bug: report it and keep serving
         traceback.print_exc(file=sys.stderr)
-        return _said(f"something is wrong here, not with what you did ({type(error).__name__}: {error})", 500)
+        return _error_response(f"internal error ({type(error).__name__}: {error})", 500)
 
 
-def make_app(traces: Traces) -> Starlette:
-    """Return the page of a subject, open to everyone: a guard belongs in front of it."""
-    desk = Desk(traces)
+def make_app(traces: TraceCache) -> Starlette:
+    """Return the app without access control; put a guard in front of it."""
+    api = Api(traces)
     files = {path.relative_to(STATIC).as_posix(): path.read_bytes() for path in STATIC.rglob("*.*")}
-    # What every view needs is fetched at once; else each module would wait for the one that names it.
+    # Preload the modules that every view needs; otherwise each waits for the one that imports it.
     needed = [name for name in files if name.endswith(".js") and "/" not in name]
     scripts = "".join(f'<link rel="modulepreload" href="/static/{name}">\n' for name in needed)
     page = files["index.html"].decode().replace("</head>", f"{scripts}</head>")
@@ -82,24 +82,24 @@ def make_app(traces: Traces) -> Starlette:
         name = request.path_params["name"]
         if name not in files:
             return Response("there is no such file\n", 404, media_type="text/plain")
-        return Response(files[name], media_type=KINDS[Path(name).suffix])
+        return Response(files[name], media_type=MEDIA_TYPES[Path(name).suffix])
 
     return Starlette(
         routes=[
             Route("/", front),
-            Route("/api/{name:path}", desk.ask, methods=["POST"]),
+            Route("/api/{name:path}", api.handle, methods=["POST"]),
             Route("/static/{name:path}", file),
         ]
     )
 
 
 async def _body(request: Request) -> bytes | None:
-    """Return what was sent; None where it is too much, of which no more is taken in."""
+    """Return the request body; None if it exceeds MAX_BODY."""
     parts, size = [], 0
     async for part in request.stream():
         parts.append(part)
         size += len(part)
-        if size > LARGEST:
+        if size > MAX_BODY:
             return None
     return b"".join(parts)
 
@@ -108,11 +108,11 @@ def _table(body: bytes) -> Mapping[str, object]:
     try:
         table = json.loads(body or b"{}")
     except (ValueError, RecursionError) as error:
-        raise GlasshouseError(f"what was asked is no JSON: {error}.") from None
+        raise GlasshouseError(f"the request is not valid JSON: {error}.") from None
     if not isinstance(table, dict):
-        raise GlasshouseError(f"what was asked is a {type(table).__name__}, but it must be an object.")
+        raise GlasshouseError(f"the request is a {type(table).__name__}, but it must be a JSON object.")
     return table
 
 
-def _said(sentence: str, status: int) -> Response:
-    return Response(wire.encoded({"error": sentence}), status, media_type="application/json")
+def _error_response(sentence: str, status: int) -> Response:
+    return Response(serialization.to_json({"error": sentence}), status, media_type="application/json")

@@ -1,4 +1,4 @@
-"""Who may see the page: only someone on this machine who was given its address, and no other site on their behalf."""
+"""Access control: local clients that have the token, and no cross-origin requests."""
 
 from __future__ import annotations
 
@@ -14,17 +14,16 @@ from starlette.requests import cookie_parser
 from starlette.responses import PlainTextResponse, RedirectResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-CLOSED = "This page wants the address that was printed when it was started, with its token.\n"
-FOREIGN = "This page answers only to its own address on this machine.\n"
+CLOSED = "Open the address that was printed at start-up; it contains the access token.\n"
+FOREIGN = "Requests from other hosts or origins are not accepted.\n"
 
 
 class Guard:
-    """Stands before an app: checks the host, the origin and the token, and says what the page may load.
+    """ASGI middleware that checks host, origin and token and sets the security headers.
 
-    The token comes in the printed address; it becomes a cookie that scripts cannot read, and the address is
-    replaced by one without it. A ticket, which opens the door once, goes to a browser that is started for the user:
-    what a program is started with is there for everyone on the machine to read. `hosts` are the names with their port
-    by which the page may be called.
+    The token in the printed address becomes an HttpOnly cookie, and the address is replaced by one without it. A
+    browser that is started for the user gets a one-time token, as command lines are visible to all users of the
+    machine. `hosts` are the accepted values of the Host header.
     """
 
     def __init__(self, app: ASGIApp, hosts: Collection[str], token: str, policy: str) -> None:
@@ -32,11 +31,11 @@ class Guard:
         self.tickets: set[str] = set()
         self.hosts = frozenset(hosts)
         self.origins = frozenset(f"http://{host}" for host in hosts)
-        # Cookies do not tell ports apart, so the name has to.
+        # Cookies are shared between ports, so the name contains the port.
         self.cookie = "glasshouse-" + re.sub(r"\D", "", min(hosts).rpartition(":")[2])
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":  # there is no other way in, and the server's own start and stop
+        if scope["type"] != "http":  # only HTTP and lifespan are accepted
             if scope["type"] == "lifespan":
                 await self.app(scope, receive, send)
             return
@@ -51,7 +50,7 @@ class Guard:
         await (answer or self.app)(scope, receive, sealed)
 
     def _refuse(self, headers: Headers, scope: Scope) -> ASGIApp | None:
-        """Return what a request gets instead of the page; None where it may see it."""
+        """Return the response that rejects or redirects a request; None if it may pass."""
         if headers.get("host", "").lower() not in self.hosts:
             return PlainTextResponse(FOREIGN, 403)
         if headers.get("origin", next(iter(self.origins))).lower() not in self.origins:
@@ -59,7 +58,7 @@ class Guard:
         given = parse_qs(scope["query_string"].decode("latin-1")).get("token", [""])[-1]
         if given and scope["path"] == "/" and (self._is_token(given) or self._takes(given)):
             entered = RedirectResponse("/", 303)
-            # Lax, not strict: the printed address may be a link on another page, such as that of a web terminal.
+            # Lax, not strict: the printed address may be a link on another page, such as a web terminal.
             entered.set_cookie(self.cookie, self.token, httponly=True, samesite="lax")
             return entered
         if not self._is_token(cookie_parser(headers.get("cookie", "")).get(self.cookie, "")):
@@ -67,13 +66,13 @@ class Guard:
         return None
 
     def ticket(self) -> str:
-        """Return what opens the page once, in place of the token."""
+        """Return a token that is valid once."""
         made = new_token()
         self.tickets.add(made)
         return made
 
     def _takes(self, given: str) -> bool:
-        """Take a ticket, if it is one."""
+        """Consume a one-time token."""
         try:
             self.tickets.remove(given)
         except KeyError:
@@ -93,12 +92,12 @@ class Guard:
 
 
 def new_token() -> str:
-    """Return what nobody can guess."""
+    """Return a random token."""
     return secrets.token_urlsafe(32)
 
 
 def policy(page: str) -> str:
-    """Return what a page may load: its own files, and the scripts that stand in it, by their fingerprints.
+    """Return the Content-Security-Policy of a page: its own files, and its inline scripts by hash.
 
     >>> policy('<script type="importmap">{}</script>').split("; ")[1]
     "script-src 'self' 'sha256-RBNvo1WzZ4oRRq0W9+hknpT7T8If536DEMBg9hyq/4o='"

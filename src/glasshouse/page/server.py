@@ -1,4 +1,4 @@
-"""A server for the page on this machine: an address is opened, printed and, if wanted, shown in a browser."""
+"""Local web server of the page."""
 
 from __future__ import annotations
 
@@ -12,41 +12,41 @@ import uvicorn
 from glasshouse.errors import InputError
 from glasshouse.page.app import make_app
 from glasshouse.page.guard import Guard, new_token, policy
-from glasshouse.page.saving import STATIC
-from glasshouse.page.trace import Traces
+from glasshouse.page.html_export import STATIC
+from glasshouse.page.trace import TraceCache
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
 class Server:
-    """The page of a subject, ready to be called at an address that only this process knows.
+    """The page of a model, served at an address with a random token.
 
     >>> import glasshouse as gh
-    >>> from glasshouse.page.subject import Subject
-    >>> server = Server(Traces(Subject.of(gh.build(gh.preset("tiny-decoder")).eval(), None)))
+    >>> from glasshouse.page.model_loader import ModelLoader
+    >>> server = Server(TraceCache(ModelLoader.from_model(gh.build(gh.preset("tiny-decoder")).eval(), None)))
     >>> server.address.startswith("http://127.0.0.1:"), "token=" in server.address
     (True, True)
     >>> server.close()
     """
 
-    def __init__(self, traces: Traces, host: str = "127.0.0.1", port: int = 0) -> None:
+    def __init__(self, traces: TraceCache, host: str = "127.0.0.1", port: int = 0) -> None:
         if host in ("0.0.0.0", "::", ""):
-            raise InputError(f"host is {host!r}, which is every address there is; name the one to be called by.")
+            raise InputError(f"host is {host!r}, which means all interfaces; give one address.")
         try:
             family = socket.AF_INET6 if ":" in host else socket.AF_INET
-            # By its protocol asyncio tells which sockets must not hold small answers back, 40 ms each.
+            # asyncio sets TCP_NODELAY by protocol; without it small responses are delayed by 40 ms.
             self.socket = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
             self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             self.socket.bind((host, port))
         except (OSError, OverflowError, UnicodeError) as error:
             raise InputError(
-                f"the page cannot be served at {host}, port {port} ({error}); give another port, or 0 for any."
+                f"cannot listen on {host}, port {port} ({error}); use another port, or 0 for a free one."
             ) from None
         self.port = self.socket.getsockname()[1]
         self.token = new_token()
         named = (f"[{host}]" if ":" in host else host).lower()
         names = {f"{name}:{self.port}" for name in ("127.0.0.1", "localhost", "[::1]", named)}
-        names |= {name.removesuffix(":80") for name in names}  # which browsers leave out
+        names |= {name.removesuffix(":80") for name in names}  # browsers omit the default port
         page = (STATIC / "index.html").read_text(encoding="utf-8")
         self._guard = Guard(make_app(traces), names, self.token, policy(page))
         self._door = f"http://{named}:{self.port}/?token="
@@ -59,8 +59,8 @@ class Server:
         self._thread: threading.Thread | None = None
 
     def run(self, started: Callable[[], None] = lambda: None) -> None:
-        """Serve until Ctrl-C; `started` is called when the address answers."""
-        self.socket.listen()  # from here on who calls is kept waiting, not turned away
+        """Serve until Ctrl-C; `started` is called once the server accepts connections."""
+        self.socket.listen()  # from here on connections are queued
         started()
         try:
             self._uvicorn.run(sockets=[self.socket])
@@ -70,13 +70,13 @@ class Server:
             self.socket.close()
 
     def start(self) -> None:
-        """Serve in a thread, until `close`."""
+        """Serve in a background thread until `close`."""
         self.socket.listen()
         self._thread = threading.Thread(target=self._uvicorn.run, kwargs={"sockets": [self.socket]}, daemon=True)
         self._thread.start()
 
     def show(self, fragment: str = "") -> None:
-        """Open the page at a state in a browser, if there is one, which may stay until it is closed."""
+        """Open the page at a state in a browser, if there is one."""
         address = self._door + self._guard.ticket() + fragment
         threading.Thread(target=webbrowser.open, args=[address], daemon=True).start()
 

@@ -1,4 +1,4 @@
-"""What was seen while a model answered a question: kept for the next look, within a limit of memory."""
+"""Activations of forward passes, in an LRU cache with a memory limit."""
 
 from __future__ import annotations
 
@@ -14,171 +14,171 @@ from glasshouse.inspection import AttentionMap, capture_attention, edit, mean_ab
 from glasshouse.inspection.editing import AblationEdit
 from glasshouse.inspection.forward_pass import eval_mode, final_stack
 from glasshouse.inspection.sites import select
-from glasshouse.page.question import Edit, Mean, Patch, Question, Scale, Text
-from glasshouse.page.subject import Sitter, Subject
+from glasshouse.page.forward_pass import Edit, ForwardPass, Mean, Patch, Prompt, Scale
+from glasshouse.page.model_loader import LoadedModel, ModelLoader
 
 T = TypeVar("T")
 
-MEMORY = 2 * 2**30  # bytes that are kept of all questions together
-TEXTS = 16  # whose ids are remembered
-SHARE = 0.75  # of that, at most, for the usual sites of one question; what would take more is recorded when asked for
+MEMORY = 2 * 2**30  # bytes of the cache
+TEXTS = 16  # prompts whose ids are cached
+SHARE = 0.75  # maximum share for the default sites of one forward pass; beyond it, sites are recorded on request
 
 
-class Traces:
-    """The traces of recent questions to one subject."""
+class TraceCache:
+    """LRU cache of the traces of one model."""
 
-    def __init__(self, subject: Subject, memory: int = MEMORY) -> None:
-        self.subject, self.memory = subject, memory
-        self.lock = threading.RLock()  # one pass at a time: two would only share the same cores
-        self._read: OrderedDict[tuple[Text, str], tuple[Tensor, ...]] = OrderedDict()
-        self._versions: dict[str, tuple[Sitter, int]] = {}  # by moment
-        self._kept: OrderedDict[tuple[Question, str], Tensor | AttentionMap] = OrderedDict()
+    def __init__(self, loader: ModelLoader, memory: int = MEMORY) -> None:
+        self.loader, self.memory = loader, memory
+        self.lock = threading.RLock()  # one forward pass at a time: two would compete for the same cores
+        self._read: OrderedDict[tuple[Prompt, str], tuple[Tensor, ...]] = OrderedDict()
+        self._versions: dict[str, tuple[LoadedModel, int]] = {}  # by checkpoint
+        self._kept: OrderedDict[tuple[ForwardPass, str], Tensor | AttentionMap] = OrderedDict()
 
-    def of(self, question: Question) -> Trace:
-        """Return the trace of a question."""
-        sitter = self.subject.at(question.moment)
+    def trace(self, forward_pass: ForwardPass) -> Trace:
+        """Return the trace of a forward pass."""
+        loaded = self.loader.get(forward_pass.checkpoint)
         with self.lock:
-            self._forget(question.moment, sitter)
-            known = (question.asked, question.moment)
-            if known not in self._read:  # a long text is read once, not for each tile of a map
-                self._read[known] = sitter.inputs(question.asked)
+            self._forget(forward_pass.checkpoint, loaded)
+            known = (forward_pass.prompt, forward_pass.checkpoint)
+            if known not in self._read:  # a long text is tokenized once, not for each tile of a map
+                self._read[known] = loaded.inputs(forward_pass.prompt)
             self._read.move_to_end(known)
             while len(self._read) > TEXTS:
                 self._read.popitem(last=False)
-            return Trace(self, sitter, question, self._read[known])
+            return Trace(self, loaded, forward_pass, self._read[known])
 
-    def _forget(self, moment: str, sitter: Sitter) -> None:
-        """Let go of what was seen of models that are gone, which maps would keep alive, or have learned since."""
-        version = (sitter, sum(weight._version for weight in sitter.model.parameters()))
-        if self._versions.setdefault(moment, version) != version:
-            self._versions[moment] = version
-            for kept in [one for one in self._kept if one[0].moment == moment]:
+    def _forget(self, checkpoint: str, loaded: LoadedModel) -> None:
+        """Evict entries of models that are unloaded, which maps would keep alive, or whose weights have changed."""
+        version = (loaded, sum(weight._version for weight in loaded.model.parameters()))
+        if self._versions.setdefault(checkpoint, version) != version:
+            self._versions[checkpoint] = version
+            for kept in [one for one in self._kept if one[0].checkpoint == checkpoint]:
                 del self._kept[kept]
-        for gone in [one for one in self._versions if not self.subject.holds(one)]:
+        for gone in [one for one in self._versions if not self.loader.is_loaded(one)]:
             del self._versions[gone]
-        for kept in [one for one in self._kept if not self.subject.holds(one[0].moment)]:
+        for kept in [one for one in self._kept if not self.loader.is_loaded(one[0].checkpoint)]:
             del self._kept[kept]
 
     @property
     def n_bytes(self) -> int:
-        """How much is kept now."""
+        """Bytes in the cache."""
         return sum(size_of(one) for one in self._kept.values())
 
-    def get(self, question: Question, name: str) -> Tensor | AttentionMap | None:
-        """Return what is kept of a question under a name."""
+    def get(self, forward_pass: ForwardPass, name: str) -> Tensor | AttentionMap | None:
+        """Return a cached value of a forward pass."""
         with self.lock:
-            if (question, name) not in self._kept:
+            if (forward_pass, name) not in self._kept:
                 return None
-            self._kept.move_to_end((question, name))
-            return self._kept[question, name]
+            self._kept.move_to_end((forward_pass, name))
+            return self._kept[forward_pass, name]
 
-    def put(self, question: Question, name: str, value: Tensor | AttentionMap) -> None:
-        """Keep something; what was not looked at for longest goes."""
+    def put(self, forward_pass: ForwardPass, name: str, value: Tensor | AttentionMap) -> None:
+        """Cache a value; the least recently used ones are evicted."""
         with self.lock:
-            self._kept[question, name] = value
-            self._kept.move_to_end((question, name))
+            self._kept[forward_pass, name] = value
+            self._kept.move_to_end((forward_pass, name))
             while self.n_bytes > self.memory and len(self._kept) > 1:
                 self._kept.popitem(last=False)
 
 
 class Trace:
-    """One question and what is known of it: sites are recorded when first asked for, most of them in one pass."""
+    """One forward pass: sites are recorded on first use, most of them in one pass."""
 
-    def __init__(self, traces: Traces, sitter: Sitter, question: Question, inputs: tuple[Tensor, ...]) -> None:
-        self.traces, self.sitter, self.question, self.inputs = traces, sitter, question, inputs
-        self.model, self.tok = sitter.model, sitter.tok
+    def __init__(
+        self, traces: TraceCache, loaded: LoadedModel, forward_pass: ForwardPass, inputs: tuple[Tensor, ...]
+    ) -> None:
+        self.traces, self.loaded, self.forward_pass, self.inputs = traces, loaded, forward_pass, inputs
+        self.model, self.tok = loaded.model, loaded.tok
         self.prefix, self.stack = final_stack(self.model)
 
     @property
     def ids(self) -> list[int]:
-        """What the stack reads that the head reads from: the text, or the target."""
+        """The input ids of the stack that the head is on: the text, or the target."""
         return self.inputs[-1][0].tolist()
 
-    def site(self, name: str) -> Tensor:
-        """Return what stood at a site, without the batch: one row is all there is."""
+    def activation(self, name: str) -> Tensor:
+        """Return the activation at a site, without the batch axis."""
         value = self._see(name)
         assert isinstance(value, Tensor)
         return value[0]
 
-    def map(self, name: str) -> AttentionMap:
-        """Return the attention map of a name such as pattern.3."""
+    def attention_map(self, name: str) -> AttentionMap:
+        """Return the attention map of a site such as pattern.3."""
         value = self._see(name)
         assert isinstance(value, AttentionMap)
         return value
 
-    def stream(self) -> list[str]:
-        """Return the sites of the stream that the head reads: embedded, and after each layer."""
+    def residual_sites(self) -> list[str]:
+        """Return the residual-stream sites of that stack: the embedding, and after each layer."""
         depth = len(self.stack.blocks)
         return [f"{self.prefix}embed", *(f"{self.prefix}resid_post.{layer}" for layer in range(depth))]
 
     def run(self, work: Callable[[], T]) -> T:
-        """Do some work on the model while it is changed as the question says."""
+        """Run a function on the model with the edits applied."""
         with self.traces.lock, eval_mode(self.model), edit(self.model, self.edits()):
             return work()
 
     def edits(self) -> dict[str, list[Callable[[Tensor], Tensor] | AblationEdit]]:
-        """Return the changes as `edit` takes them."""
+        """Return the edits as `edit` takes them."""
         made: dict[str, list[Callable[[Tensor], Tensor] | AblationEdit]] = {}
-        for one in self.question.edits:
+        for one in self.forward_pass.edits:
             for place in select(self.model, one.site):
                 if place.site.hook_point in ("scores", "pattern"):
-                    raise InputError(
-                        f"{one.site} is to be changed, of which the page keeps no map; change z instead."
-                    )
+                    raise InputError(f"{one.site} cannot be edited on the page; edit z instead.")
             made.setdefault(one.site, []).append(self._edit(one))
         return made
 
     def _edit(self, one: Edit) -> Callable[[Tensor], Tensor] | AblationEdit:
         match one:
-            case Scale(by=factor):
+            case Scale(factor=factor):
                 return scale(factor)
             case Mean():
                 return mean_ablate()
             case Patch(site=site):
                 there = self._elsewhere(site)
-                return lambda old: alike(site, there, old)
+                return lambda old: check_patch_shape(site, there, old)
 
     def _elsewhere(self, site: str) -> Tensor:
-        """Return what stood at a site, or a part of one, on the other text."""
-        if self.question.other is None:
-            raise InputError(f"{site} is to be patched, but there is no other text; write one.")
-        other = self.traces.of(self.question.source)
+        """Return the activation at a site on the other prompt."""
+        if self.forward_pass.patch_from is None:
+            raise InputError(f"{site} is patched, but there is no second text; enter one.")
+        other = self.traces.trace(self.forward_pass.patch_pass)
         with eval_mode(other.model), record(other.model, site, stop=True) as seen:
             other.model(*other.inputs)
         return seen[site]
 
     def _see(self, name: str) -> Tensor | AttentionMap:
         with self.traces.lock:
-            if (known := self.traces.get(self.question, name)) is not None:
+            if (known := self.traces.get(self.forward_pass, name)) is not None:
                 return known
             found = self._pass(self._usual() | {name})
             for each, value in found.items():
-                self.traces.put(self.question, each, value)
+                self.traces.put(self.forward_pass, each, value)
             return found[name]
 
     def _usual(self) -> set[str]:
-        """Return what is recorded along with anything, as a second pass would cost more: if there is room for it."""
+        """Return the sites that are always recorded if memory allows, as a second pass would cost more."""
         kinds = {"resid_post", "pattern", "cross_pattern"}
         usual = {name for name in sites(self.model) if name.rpartition(".")[0].rpartition(".")[2] in kinds}
         usual |= {f"{self.prefix}embed", f"{self.prefix}final"}
         return usual if sum(map(self._size, usual)) <= SHARE * self.traces.memory else set()
 
     def _size(self, name: str) -> int:
-        """Return about how many bytes are kept of a site: of a map, its queries, keys and values."""
+        """Estimate the bytes of a site; of a map, its queries, keys and values."""
         s = self.model.spec
         width = (s.n_heads + 2 * s.n_kv_heads) * s.d_head if "pattern" in name else s.d_model
         length = max(one.shape[1] for one in self.inputs)
         return length * width * self.model.token_embedding.table.weight.element_size()
 
     def _pass(self, names: set[str]) -> dict[str, Tensor | AttentionMap]:
-        """Call the model once and return what stood at these sites; it is computed no further than to the last."""
+        """Run the model up to the last of these sites and return their activations."""
         known = sites(self.model)
         order = [name for name in known if name in names]
         maps = [name for name in order if known[name].hook_point == "pattern"]
-        # A map is seen when its kernel has run; what the layer adds to the stream comes right after.
+        # A map is captured when its kernel has run; the attention output comes right after.
         last = order[-1].replace("pattern", "attn_out") if order[-1] in maps else order[-1]
         recorded = [name for name in dict.fromkeys([*order, last]) if name not in maps]
-        edits = self.edits()  # before, as patches call the model themselves
+        edits = self.edits()  # first, as patches run the model themselves
         with (
             eval_mode(self.model),
             edit(self.model, edits),
@@ -190,12 +190,12 @@ class Trace:
 
 
 def size_of(value: Tensor | AttentionMap) -> int:
-    """Return the bytes that a value holds."""
+    """Return the size of a value in bytes."""
     return value.n_bytes if isinstance(value, AttentionMap) else value.numel() * value.element_size()
 
 
-def alike(site: str, there: Tensor, old: Tensor) -> Tensor:
-    """Return what stood at a site on the other text, if it fits where it is put."""
+def check_patch_shape(site: str, there: Tensor, old: Tensor) -> Tensor:
+    """Return the activation from the other prompt if its shape matches."""
     if there.shape != old.shape:
         raise InputError(
             f"{site} has shape {list(there.shape)} on the other text, but {list(old.shape)} here; give texts of the "

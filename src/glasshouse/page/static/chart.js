@@ -1,9 +1,9 @@
-// Lines over steps: axes with round numbers, a legend that reads the values off, and a mark at one step.
+// Line charts over training steps: axes, a legend with values, and a cursor at one step.
 
 import { h, put, s } from "glasshouse/dom.js";
 import { short } from "glasshouse/number.js";
 
-const LEFT = 52; // pixels for the numbers beside and below
+const LEFT = 52; // pixels for axis labels
 const BELOW = 22;
 const ABOVE = 8;
 const RIGHT = 12;
@@ -33,7 +33,7 @@ function powers(low, high) {
   return found.length > 1 ? found : ticks(low, high, 3);
 }
 
-/** A running mean that forgets: 0 keeps each value, near 1 is slow. It begins at the first value. */
+/** Bias-corrected exponential moving average: 0 is no smoothing, near 1 is strong. */
 function smoothed(values, weight) {
   if (!weight) return values;
   let sum = 0;
@@ -45,7 +45,7 @@ function smoothed(values, weight) {
   });
 }
 
-/** The place in rising numbers that is nearest to one. */
+/** The index of the nearest value in a sorted array. */
 export function nearest(numbers, one) {
   let low = 0;
   let high = numbers.length - 1;
@@ -58,10 +58,10 @@ export function nearest(numbers, one) {
 }
 
 /**
- * A chart. `show({series, log, from, to, zero})` draws: a series is {name, colour, x, y} with, if wanted, {low, high}
- * for a band, `smooth` (0 to 1) for a second, calm line over a pale one, and `testid`. `mark(step)` marks a step and
- * reads the values there off; null takes the mark away. `onmove(step)` is called as a pointer passes or keys walk,
- * `onpick(step)` when a step is chosen; with null the pointer left.
+ * A chart. `show({series, log, from, to, zero})` draws: a series is {name, colour, x, y} with optional {low, high}
+ * for a band, `smooth` (0 to 1) for a smoothed line over a pale one, and `testid`. `mark(step)` moves the cursor to a
+ * step and shows its values; null removes it. `onmove(step)` is called on pointer or key movement (null: the pointer
+ * left), `onpick(step)` on selection.
  */
 export function chart({ title, unit = "", height = 190, onmove, onpick, isMain = false, testid }) {
   const legend = h("figcaption", { class: "chart-legend" });
@@ -88,7 +88,7 @@ export function chart({ title, unit = "", height = 190, onmove, onpick, isMain =
     const every = drawn.flatMap((one) => [...one.y, ...(one.low ?? []), ...(one.high ?? [])]).filter((value) => !log || value > 0);
     area.style.setProperty("height", every.length ? `${height}px` : "auto");
     if (!every.length) {
-      put(area, h("p", { class: "chart-none" }, "nothing is written down yet"));
+      put(area, h("p", { class: "chart-none" }, "no data yet"));
       put(legend, h("strong", {}, title));
       return;
     }
@@ -119,7 +119,7 @@ export function chart({ title, unit = "", height = 190, onmove, onpick, isMain =
     ];
     const role = isMain
       ? { tabindex: "0", role: "slider", "aria-label": `${title}: step`, "aria-valuemin": from, "aria-valuemax": to }
-      : { role: "img", "aria-label": said(drawn) };
+      : { role: "img", "aria-label": describe(drawn) };
     const listen = onmove ? { pointermove: passed, pointerdown: passed, pointerleave: () => onmove(null), click: (event) => onpick?.(stepAt(event)), keydown: isMain ? walked : () => {} } : {};
     const old = area.querySelector("svg");
     const focused = old && document.activeElement === old;
@@ -129,7 +129,7 @@ export function chart({ title, unit = "", height = 190, onmove, onpick, isMain =
     mark(at);
   }
 
-  function said(drawn) {
+  function describe(drawn) {
     const ends = drawn.map((one) => `${one.name} from ${short(one.y[0])} at step ${one.x[0]} to ${short(one.y.at(-1))} at step ${one.x.at(-1)}`);
     return `${title}${unit ? ` in ${unit}` : ""}: ${ends.join("; ")}`;
   }
@@ -172,7 +172,7 @@ export function chart({ title, unit = "", height = 190, onmove, onpick, isMain =
       legend,
       h("strong", {}, title),
       unit ? h("span", { class: "quiet" }, unit) : null,
-      values.map(({ one, i }) => h("span", { class: "chart-value", data: { testid: one.testid, value: one.y[i], step: one.x[i] } }, h("i", { style: { background: one.colour } }), drawn.length > 1 ? `${one.name} ` : "", h("b", {}, figure(one.y[i])), step !== null && one.x[i] !== step ? h("span", { class: "quiet" }, ` at ${one.x[i].toLocaleString("en")}`) : null)),
+      values.map(({ one, i }) => h("span", { class: "chart-value", data: { testid: one.testid, value: one.y[i], step: one.x[i] } }, h("i", { style: { background: one.colour } }), drawn.length > 1 ? `${one.name} ` : "", h("b", {}, formatValue(one.y[i])), step !== null && one.x[i] !== step ? h("span", { class: "quiet" }, ` at ${one.x[i].toLocaleString("en")}`) : null)),
     );
     const svg = area.querySelector("svg[role=slider]");
     if (svg) {
@@ -191,8 +191,8 @@ export function chart({ title, unit = "", height = 190, onmove, onpick, isMain =
   return node;
 }
 
-/** A value in three digits, or in whole thousands. */
-function figure(value) {
+/** A value in three digits, or as an integer from 1,000. */
+function formatValue(value) {
   return Math.abs(value) >= 1000 ? Math.round(value).toLocaleString("en") : tick(Number(value.toPrecision(3)));
 }
 

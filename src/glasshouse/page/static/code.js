@@ -1,30 +1,30 @@
-// Python that gives what the page shows: the model, what it reads, and the changes made inside.
+// Python code that reproduces the page: model, inputs and edits.
 
-import { quoted } from "glasshouse/parts.js";
+import { quoted } from "glasshouse/widgets.js";
 
-/** Lines that load the model and say what it reads; `inputs` is how a call is then written. */
-export function opening(glass) {
-  const { text, added, hidden } = glass.state;
-  const lines = ["import torch, glasshouse as gh", "", glass.loading];
+/** Lines that load the model and define its inputs; `inputs` are the call arguments. */
+export function preamble(context) {
+  const { text, appended, masked } = context.state;
+  const lines = ["import torch, glasshouse as gh", "", context.loading];
   const listed = (row) => `torch.tensor([[${row.map((one) => one.id).join(", ")}]])`;
-  if (glass.model.kind === "seq2seq") {
-    lines.push(`source = ${listed(glass.tokens.source)}`, `target = ${listed(glass.tokens.target)}`);
+  if (context.model.kind === "seq2seq") {
+    lines.push(`source = ${listed(context.tokens.source)}`, `target = ${listed(context.tokens.target)}`);
     return { lines, inputs: "source, target" };
   }
-  const more = added.length ? ` + [${added.join(", ")}]` : "";
-  lines.push(`ids = ${glass.model.tokenizer && text ? `torch.tensor([tok.encode(${quoted(text)})${more}])` : listed(glass.row)}`);
-  if (!hidden.length) return { lines, inputs: "ids" };
-  lines.push("masked = ids.clone()", `masked[0, [${hidden.join(", ")}]] = tok.special_id("mask")`);
+  const more = appended.length ? ` + [${appended.join(", ")}]` : "";
+  lines.push(`ids = ${context.model.tokenizer && text ? `torch.tensor([tok.encode(${quoted(text)})${more}])` : listed(context.row)}`);
+  if (!masked.length) return { lines, inputs: "ids" };
+  lines.push("masked = ids.clone()", `masked[0, [${masked.join(", ")}]] = tok.special_id("mask")`);
   return { lines, inputs: "masked" };
 }
 
-/** A call that gives what the head says at the selected token, or of the whole text; where it says nothing, vectors. */
-export function answer(glass, inputs) {
-  if (!glass.says) return `model(${inputs})`;
-  return `model(${inputs})[0${glass.model.head === "sequence_classification" ? "" : `, ${glass.token}`}].softmax(-1)`;
+/** A call that returns the probabilities at the selected token or of the text, or vectors where the head has none. */
+export function answer(context, inputs) {
+  if (!context.hasProbabilities) return `model(${inputs})`;
+  return `model(${inputs})[0${context.model.head === "sequence_classification" ? "" : `, ${context.token}`}].softmax(-1)`;
 }
 
-/** The changes as `gh.edit` takes them; patches are read from `seen`. */
+/** The edits as `gh.edit` takes them; patches come from `seen`. */
 function changes(edits) {
   const bySite = new Map();
   for (const one of edits) bySite.set(one.site, [...(bySite.get(one.site) ?? []), valueOf(one)]);
@@ -32,24 +32,24 @@ function changes(edits) {
 }
 
 function valueOf(edit) {
-  if (edit.kind === "mean") return "gh.inspection.mean()";
+  if (edit.kind === "mean") return "gh.inspection.mean_ablate()";
   if (edit.kind === "patch") return `seen[${quoted(edit.site)}]`;
-  return edit.by ? `gh.inspection.scale(${edit.by})` : "0.0";
+  return edit.factor ? `gh.inspection.scale(${edit.factor})` : "0.0";
 }
 
-/** Lines that record on the other text what patches put here. */
-async function patches(glass) {
-  const sites = glass.state.edits.filter((one) => one.kind === "patch").map((one) => quoted(one.site));
-  if (!sites.length || !glass.state.other) return [];
-  const tokens = await glass.ask("tokens", { question: glass.otherQuestion });
+/** Lines that record the patched activations on the other text. */
+async function patches(context) {
+  const sites = context.state.edits.filter((one) => one.kind === "patch").map((one) => quoted(one.site));
+  if (!sites.length || !context.state.patch_from) return [];
+  const tokens = await context.request("tokenize", { forward_pass: context.patchPass });
   const ids = (tokens.source ?? tokens.text).map((one) => one.id);
   const call = tokens.source ? "other, target" : "other";
   return [`other = torch.tensor([[${ids.join(", ")}]])`, `with gh.record(model, ${sites.join(", ")}) as seen:`, `    model(${call})`];
 }
 
-/** Lines of work, inside the changes where there are any. */
-export async function within(glass, work) {
-  const { edits } = glass.state;
+/** Lines of code, within the edits if there are any. */
+export async function within(context, work) {
+  const { edits } = context.state;
   if (!edits.length) return work;
-  return [...(await patches(glass)), "edits = {", ...changes(edits), "}", "with gh.edit(model, edits):", ...work.map((line) => `    ${line}`)];
+  return [...(await patches(context)), "edits = {", ...changes(edits), "}", "with gh.edit(model, edits):", ...work.map((line) => `    ${line}`)];
 }

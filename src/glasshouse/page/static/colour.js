@@ -1,4 +1,4 @@
-// Light and dark, and the colours of values: one scale for how much there is, one for more and less.
+// Theme and colour scales: one sequential, one diverging.
 
 const system = matchMedia("(prefers-color-scheme: dark)");
 const followers = new Set();
@@ -81,7 +81,7 @@ export function turnTheme() {
   try {
     localStorage.setItem("glasshouse-theme", chosen);
   } catch {
-    // then it is forgotten
+    // not persisted
   }
   showTheme();
 }
@@ -90,7 +90,7 @@ function remembered() {
   try {
     return localStorage.getItem("glasshouse-theme");
   } catch {
-    return null; // a page that was saved, or one inside another, may keep nothing
+    return null; // saved or embedded pages may have no storage
   }
 }
 

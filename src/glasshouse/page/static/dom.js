@@ -1,4 +1,4 @@
-// Elements made of plain text: nothing that a model or a user writes is ever read as HTML.
+// Elements from plain text: nothing from a model or a user is ever parsed as HTML.
 
 const SVG = "http://www.w3.org/2000/svg";
 
@@ -7,7 +7,7 @@ export function h(tag, properties = {}, ...children) {
   return fill(document.createElement(tag), properties, children);
 }
 
-/** Make an element of a drawing. */
+/** Make an SVG element. */
 export function s(tag, properties = {}, ...children) {
   return fill(document.createElementNS(SVG, tag), properties, children);
 }
@@ -26,7 +26,7 @@ function fill(node, properties, children) {
   return node;
 }
 
-/** Put children into an element in place of what stood there. */
+/** Replace the children of an element. */
 export function put(node, ...children) {
   node.replaceChildren(...children.flat(Infinity).filter((child) => child !== null && child !== undefined));
   return node;

@@ -1,34 +1,34 @@
-// The page itself: the model's name, the text and its tokens, the selection, and the views on them.
+// The page: the model's name, the prompt and its tokens, the selection, and the views.
 
-import { ask, askedAbout, dropOthers, isSaved, Outdated, Refused, savedFragment, SILENT } from "glasshouse/asking.js";
+import { request, requestsFor, abortOthers, isSaved, Superseded, ApiError, savedFragment, SILENT } from "glasshouse/api.js";
 import { turnTheme } from "glasshouse/colour.js";
 import { h, put } from "glasshouse/dom.js";
-import { Glass } from "glasshouse/glass.js";
+import { ViewContext } from "glasshouse/view_context.js";
 import { count, plural } from "glasshouse/number.js";
-import { stepper } from "glasshouse/parts.js";
+import { stepper } from "glasshouse/widgets.js";
 import { Prompt } from "glasshouse/prompt.js";
 import { State } from "glasshouse/state.js";
-import { Times } from "glasshouse/times.js";
+import { CheckpointPicker } from "glasshouse/checkpoint_picker.js";
 
 const VIEWS = [
-  { name: "text", title: "Text" },
+  { name: "tokens", title: "Tokens" },
   { name: "attention", title: "Attention" },
-  { name: "stream", title: "Residual stream" },
-  { name: "experiment", title: "Experiment" },
-  { name: "steps", title: "Step through" },
+  { name: "residual", title: "Residual stream" },
+  { name: "interventions", title: "Interventions" },
+  { name: "walkthrough", title: "Step through" },
   { name: "alignment", title: "Source and target", fits: (model) => model.kind === "seq2seq" },
   { name: "run", title: "Run", fits: (model) => model.run },
 ];
-const LATER = 1000; // milliseconds after which views that nobody has opened are fetched, too
-const ASKED = new Set(["text", "target", "added", "hidden"]); // what decides the tokens
-const PATIENCE = 250; // milliseconds after which someone who waits is told so
+const LATER = 1000; // milliseconds before the views that are not open are prefetched
+const PROMPT_KEYS = new Set(["text", "target", "appended", "masked"]); // state keys that change the tokens
+const PATIENCE = 250; // milliseconds before the progress bar shows
 
 const KEYS = [
-  ["← →", "in a row of tokens, a grid or a map: to the next one"],
-  ["[ and ]", "a layer down, a layer up"],
-  [", and .", "a head back, a head on"],
-  ["1 to 7", "the views"],
-  ["?", "these keys"],
+  ["← →", "next token, cell or map position"],
+  ["[ and ]", "previous, next layer"],
+  [", and .", "previous, next head"],
+  ["1 to 7", "open a view"],
+  ["?", "show keyboard shortcuts"],
 ];
 
 class Page {
@@ -38,7 +38,7 @@ class Page {
     this.model = null;
     this.tokens = { text: [] };
     this.panes = [];
-    this.due = new Set(); // what has changed and is not drawn yet
+    this.due = new Set(); // state keys that changed and are not drawn yet
     this.busy = 0;
   }
 
@@ -47,8 +47,8 @@ class Page {
     this.wait(1);
     try {
       const view = VIEWS.find((one) => one.name === this.state.values.view) ?? VIEWS[0];
-      this.load(view).catch(() => {}); // it comes while the server answers; what is wrong is said when it is drawn
-      this.model = await ask("model");
+      this.load(view).catch(() => {}); // loads in parallel with the request; errors are reported when it is drawn
+      this.model = await request("model");
       this.furnish();
       await this.begin();
       setTimeout(() => this.views.forEach((view) => this.load(view).catch(() => {})), LATER);
@@ -61,19 +61,19 @@ class Page {
 
   async begin() {
     this.state.follow((changed) => this.changed(changed));
-    const { text: given, added } = this.state.values;
-    if (!given && !added.length && this.model.example) this.state.begin({ text: this.model.example });
+    const { text: given, appended } = this.state.values;
+    if (!given && !appended.length && this.model.example) this.state.begin({ text: this.model.example });
     else this.state.begin({});
-    await this.changed(new Set(["text", "view", "moment"]), true);
-    const { target, added: chosen } = this.state.values;
-    if (this.model.kind === "seq2seq" && this.model.writes && !target && !chosen.length && !isSaved) await this.prompt.write();
+    await this.changed(new Set(["text", "view", "checkpoint"]), true);
+    const { target, appended: chosen } = this.state.values;
+    if (this.model.kind === "seq2seq" && this.model.generates && !target && !chosen.length && !isSaved) await this.prompt.generate();
   }
 
-  // What stands on the page whatever the model is
+  // Independent of the model
 
   build() {
-    const theme = h("button", { type: "button", class: "tool", on: { click: turnTheme }, "aria-label": "light or dark" }, "◐");
-    const keys = h("button", { type: "button", class: "tool", on: { click: () => this.showKeys() }, "aria-label": "keys" }, "?");
+    const theme = h("button", { type: "button", class: "tool", on: { click: turnTheme }, "aria-label": "light or dark theme" }, "◐");
+    const keys = h("button", { type: "button", class: "tool", on: { click: () => this.showKeys() }, "aria-label": "keyboard shortcuts" }, "?");
     this.save = h("button", { type: "button", class: "tool", on: { click: () => this.saveFile() } }, "Save");
     this.name = h("h1", {}, "Glasshouse");
     this.facts = h("p", { class: "facts quiet" });
@@ -97,7 +97,7 @@ class Page {
     addEventListener("keydown", (event) => this.key(event));
   }
 
-  // What the model decides
+  // Depends on the model
 
   furnish() {
     const { model } = this;
@@ -108,8 +108,8 @@ class Page {
     const shared = model.n_kv_heads === model.n_heads ? "" : ` (${model.n_kv_heads} key-value)`;
     put(this.facts, [kind, layers, `${plural(model.n_heads, "head")}${shared}`, `d_model ${model.d_model}`, `${count(model.parameters)} parameters`, `${model.position} positions`].join(" · "));
     this.prompt = new Prompt(this);
-    this.times = new Times(this);
-    put(this.front, this.prompt.node, this.times.node);
+    this.checkpointPicker = new CheckpointPicker(this);
+    put(this.front, this.prompt.node, this.checkpointPicker.node);
     this.views = VIEWS.filter((view) => view.fits?.(model) ?? true);
     put(this.tabs, this.views.map((view, number) =>
       h("button", { type: "button", role: "tab", id: `tab-${view.name}`, "aria-controls": "main", data: { view: view.name }, title: `key ${number + 1}`, on: { click: () => this.choose(view.name) } }, view.title)));
@@ -121,12 +121,12 @@ class Page {
     put(this.selection, Object.values(this.steppers));
   }
 
-  /** What a view is made of is fetched when it is first opened. */
+  /** Import a view's module when it is first opened. */
   async load(view) {
     try {
       view.mount ??= (await import(`glasshouse/views/${view.name}.js`)).mount;
     } catch (error) {
-      throw error instanceof TypeError ? new Refused(SILENT) : error; // a module that cannot be fetched is a TypeError
+      throw error instanceof TypeError ? new ApiError(SILENT) : error; // a module that cannot be fetched is a TypeError
     }
   }
 
@@ -134,72 +134,72 @@ class Page {
     return this.views.find((one) => one.name === this.state.values.view) ?? this.views[0];
   }
 
-  /** Open a view; the one that is chosen already is tried again if it could not be fetched or drawn. */
+  /** Open a view; retry the current one if it could not be fetched or drawn. */
   choose(name) {
     const failed = this.due.size > 0 || this.panes.some((pane) => !pane.trouble.hidden);
     if (name === this.state.values.view && failed) this.changed(new Set(["view"]));
     else this.state.set({ view: name });
   }
 
-  /** The layers of the attention that is looked at: in an encoder-decoder there are two stacks. */
+  /** The number of layers of the selected attention: an encoder-decoder has two stacks. */
   get layers() {
     const { attentions } = this.model;
     return (attentions.find((one) => one.site === this.state.values.attention) ?? attentions[0]).layers;
   }
 
-  // What changes
+  // State changes
 
   async changed(now, first = false) {
-    for (const name of now) this.due.add(name); // also of changes that another came after before they were drawn
+    for (const name of now) this.due.add(name); // includes changes that were superseded before they were drawn
     this.wait(1);
     try {
-      if (first || [...this.due].some((name) => ASKED.has(name))) { // again, where the last attempt failed
+      if (first || [...this.due].some((name) => PROMPT_KEYS.has(name))) { // also retries a failed attempt
         await this.read();
         this.due.add("tokens");
       }
       if (!this.view.mount) await this.load(this.view);
     } catch (error) {
-      if (!(error instanceof Outdated)) this.say(error.message, true);
+      if (!(error instanceof Superseded)) this.say(error.message, true);
       return;
     } finally {
       this.wait(-1);
     }
-    if (!this.view.mount) return; // another one was chosen meanwhile: it draws itself when it is there
+    if (!this.view.mount) return; // another view was selected meanwhile; it draws itself once loaded
     const changed = this.due;
     this.due = new Set();
     this.say("");
     this.prompt.draw(changed);
-    this.times.draw(changed);
+    this.checkpointPicker.draw(changed);
     this.drawSelection();
-    if (first || changed.has("view") || changed.has("beside") || changed.has("moment")) this.mount();
+    if (first || changed.has("view") || changed.has("compare_with") || changed.has("checkpoint")) this.mount();
     else for (const pane of this.panes) this.draw(pane, changed);
-    dropOthers(this.questions());
+    abortOthers(this.forwardPasses());
   }
 
-  /** What is asked about now, in all panes, with the changes and without, and about the text that patches come from. */
-  questions() {
-    const asked = this.panes.flatMap(({ glass }) => [glass.question(), glass.question({ plain: true }), ...(glass.state.other ? [glass.otherQuestion] : [])]);
-    return new Set(asked.map((one) => JSON.stringify(one)));
+  /** The forward passes that are shown: of all panes, with and without edits, and of the patch source. */
+  forwardPasses() {
+    const passes = this.panes.flatMap(({ context }) => [context.forwardPass(), context.forwardPass({ unedited: true }), ...(context.state.patch_from ? [context.patchPass] : [])]);
+    return new Set(passes.map((one) => JSON.stringify(one)));
   }
 
   async read() {
     const turn = (this.reading = (this.reading ?? 0) + 1);
-    const glass = new Glass(this, this.moments()[0]);
-    const tokens = await ask("tokens", { question: glass.question({ plain: true }) });
-    if (turn !== this.reading) throw new Outdated();
+    const context = new ViewContext(this, this.checkpoints()[0]);
+    const tokens = await request("tokenize", { forward_pass: context.forwardPass({ unedited: true }) });
+    if (turn !== this.reading) throw new Superseded();
     this.tokens = tokens;
   }
 
-  moments() {
-    const { moment, beside } = this.state.values;
-    const first = moment || this.model.moments.at(-1) || "";
-    return beside ? [first, beside] : [first];
+  checkpoints() {
+    const { checkpoint, compare_with: compareWith } = this.state.values;
+    const first = checkpoint || this.model.checkpoints.at(-1) || "";
+    return compareWith ? [first, compareWith] : [first];
   }
 
   drawSelection() {
     const { layer, head } = this.state.values;
-    const glass = new Glass(this, "");
-    this.steppers.token.show(glass.token, glass.row.length - 1);
+    const context = new ViewContext(this, "");
+    this.steppers.token.show(context.token, context.row.length - 1);
     this.steppers.layer.show(Math.min(layer, this.layers - 1), this.layers - 1);
     this.steppers.head.show(Math.min(head, this.model.n_heads - 1), this.model.n_heads - 1);
     for (const tab of this.tabs.children) {
@@ -213,37 +213,37 @@ class Page {
 
   mount() {
     for (const pane of this.panes) pane.mounted.close?.();
-    const moments = this.moments();
-    this.panes = moments.map((moment) => {
-      const glass = new Glass(this, moment);
+    const checkpoints = this.checkpoints();
+    this.panes = checkpoints.map((checkpoint) => {
+      const context = new ViewContext(this, checkpoint);
       const root = h("div", { class: "view" });
       const trouble = h("p", { class: "trouble", role: "alert", hidden: true });
-      const title = moments.length > 1 ? h("h2", { class: "moment" }, moment) : null;
-      const node = h("div", { class: "pane", data: { moment } }, title, trouble, root);
-      return { glass, node, trouble, mounted: this.view.mount(glass, root) };
+      const title = checkpoints.length > 1 ? h("h2", { class: "checkpoint" }, checkpoint) : null;
+      const node = h("div", { class: "pane", data: { checkpoint } }, title, trouble, root);
+      return { context, node, trouble, mounted: this.view.mount(context, root) };
     });
     put(this.main, this.panes.map((pane) => pane.node));
-    this.main.classList.toggle("beside", this.panes.length > 1);
+    this.main.classList.toggle("comparing", this.panes.length > 1);
     for (const pane of this.panes) this.draw(pane, new Set([...Object.keys(this.state.values), "tokens"]));
   }
 
   async draw(pane, changed) {
-    pane.glass.turn += 1;
-    const { turn } = pane.glass;
+    pane.context.turn += 1;
+    const { turn } = pane.context;
     const patience = setTimeout(() => pane.node.setAttribute("aria-busy", "true"), PATIENCE);
     this.wait(1);
     try {
       await pane.mounted.draw(changed);
-      if (turn === pane.glass.turn) pane.trouble.hidden = true;
+      if (turn === pane.context.turn) pane.trouble.hidden = true;
     } catch (error) {
-      if (error instanceof Outdated) return;
+      if (error instanceof Superseded) return;
       put(pane.trouble, error.message);
       pane.trouble.hidden = false;
-      if (!(error instanceof Refused)) console.error(error); // a mistake of ours
+      if (!(error instanceof ApiError)) console.error(error); // a bug in the page
     } finally {
       clearTimeout(patience);
       this.wait(-1);
-      if (turn === pane.glass.turn) pane.node.setAttribute("aria-busy", "false");
+      if (turn === pane.context.turn) pane.node.setAttribute("aria-busy", "false");
     }
   }
 
@@ -265,11 +265,11 @@ class Page {
   async saveFile() {
     this.save.disabled = true;
     try {
-      const { html } = await ask("save", { fragment: this.state.fragmentOf({ moment: this.moments()[0] }), ...askedAbout(this.questions()) }, { fresh: true });
+      const { html } = await request("save", { fragment: this.state.fragmentOf({ checkpoint: this.checkpoints()[0] }), ...requestsFor(this.forwardPasses()) }, { fresh: true });
       const link = h("a", { href: URL.createObjectURL(new Blob([html], { type: "text/html" })), download: "glasshouse.html" });
       link.click();
       URL.revokeObjectURL(link.href);
-      this.say("Saved as glasshouse.html: a page that needs no server.");
+      this.say("Saved as glasshouse.html, a standalone file.");
     } catch (error) {
       this.say(error.message, true);
     } finally {
@@ -279,7 +279,7 @@ class Page {
 
   keyHelp() {
     const close = h("button", { type: "button", class: "tool", on: { click: () => this.keys.close() } }, "Close");
-    return h("dialog", { class: "keys", "aria-label": "keys" }, h("h2", {}, "Keys"), h("dl", {}, KEYS.map(([key, what]) => [h("dt", {}, key), h("dd", {}, what)])), close);
+    return h("dialog", { class: "keys", "aria-label": "keyboard shortcuts" }, h("h2", {}, "Keyboard shortcuts"), h("dl", {}, KEYS.map(([key, what]) => [h("dt", {}, key), h("dd", {}, what)])), close);
   }
 
   showKeys() {

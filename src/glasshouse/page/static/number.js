@@ -1,4 +1,4 @@
-// Numbers for people: few digits on the screen, all of them in data-value.
+// Number formatting: few digits on the screen, all of them in data-value.
 
 /** A number in about three digits. */
 export function short(value) {

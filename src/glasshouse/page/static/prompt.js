@@ -1,24 +1,24 @@
-// The text that is looked at, and its tokens: the row along which everything is selected.
+// The prompt and its tokens, along which everything is selected.
 
-import { ask } from "glasshouse/asking.js";
+import { request } from "glasshouse/api.js";
 import { h, put } from "glasshouse/dom.js";
-import { Glass } from "glasshouse/glass.js";
+import { ViewContext } from "glasshouse/view_context.js";
 import { plural } from "glasshouse/number.js";
-import { token } from "glasshouse/parts.js";
+import { token } from "glasshouse/widgets.js";
 
-const PAUSE = 300; // milliseconds without a key after which what is typed counts
-const CHUNK = 256; // tokens that are laid out together: those out of sight cost nothing
-const WRITTEN = 48; // tokens that a target is given at first
+const PAUSE = 300; // milliseconds without a key press before typed text is applied
+const CHUNK = 256; // tokens per layout chunk; off-screen chunks are not rendered
+const MAX_TARGET_TOKENS = 48; // generated for an empty target
 
 export class Prompt {
   constructor(page) {
     this.page = page;
-    const pair = page.model.kind === "seq2seq";
-    this.isPair = pair;
-    this.boxes = pair
-      ? [this.box("text", "Source", "What is to be translated"), this.box("target", "Target", "What is written so far, if you want to begin it yourself")]
-      : [this.box("text", "Text", page.model.tokenizer ? "Type or paste a text" : "Numbers of tokens, such as 5 7 11")];
-    this.rows = pair ? [this.strip("source", "tokens of the source"), this.strip("target", "tokens of the target")] : [this.strip("text", "tokens")];
+    const isSeq2Seq = page.model.kind === "seq2seq";
+    this.isSeq2Seq = isSeq2Seq;
+    this.boxes = isSeq2Seq
+      ? [this.box("text", "Source", "Source text"), this.box("target", "Target", "Target prefix (optional)")]
+      : [this.box("text", "Text", page.model.tokenizer ? "Type or paste text" : "Token ids, such as 5 7 11")];
+    this.rows = isSeq2Seq ? [this.strip("source", "tokens of the source"), this.strip("target", "tokens of the target")] : [this.strip("text", "tokens")];
     this.count = h("span", { class: "quiet" });
     this.more = h("span", { class: "more" });
     this.node = h("section", { class: "prompt", "aria-label": "text" }, h("div", { class: "boxes" }, this.boxes.map((one) => one.node)), this.rows.map((one) => one.node), h("p", { class: "below" }, this.count, this.more));
@@ -32,7 +32,7 @@ export class Prompt {
   typed() {
     clearTimeout(this.pause);
     const written = () => Object.fromEntries(this.boxes.map(({ name, area }) => [name, area.value]));
-    this.pause = setTimeout(() => this.page.state.set({ ...written(), added: [], hidden: [], token: -1, key: 0 }), PAUSE);
+    this.pause = setTimeout(() => this.page.state.set({ ...written(), appended: [], masked: [], token: -1, key: 0 }), PAUSE);
   }
 
   strip(side, label) {
@@ -45,14 +45,14 @@ export class Prompt {
     if (place !== undefined) this.choose(side, Number(place));
   }
 
-  /** In a source it is a key that is chosen: what the target's token looks at. */
+  /** A source token is selected as the key, a target or text token as the query. */
   choose(side, place) {
     this.page.state.set(side === "source" ? { key: place } : { token: place });
   }
 
   walked(side, event) {
     const length = this.page.tokens[side].length;
-    const now = side === "source" ? this.page.state.values.key : new Glass(this.page, "").token;
+    const now = side === "source" ? this.page.state.values.key : new ViewContext(this.page, "").token;
     const to = { ArrowRight: now + 1, ArrowLeft: now - 1, Home: 0, End: length - 1 }[event.key];
     if (to === undefined) return;
     event.preventDefault();
@@ -70,29 +70,29 @@ export class Prompt {
   }
 
   fill(side, node, row) {
-    const { added } = this.page.state.values;
-    const from = side === "source" ? row.length : row.length - added.length;
+    const { appended } = this.page.state.values;
+    const from = side === "source" ? row.length : row.length - appended.length;
     const chunks = [];
     for (let start = 0; start < row.length; start += CHUNK) {
       const some = row.slice(start, start + CHUNK).map((one, i) =>
-        token(one, { role: "option", id: `${side}-${start + i}`, class: start + i >= from ? "added" : "", data: { place: start + i, id: one.id }, "aria-label": `${one.text}, token ${start + i}, id ${one.id}` }));
+        token(one, { role: "option", id: `${side}-${start + i}`, class: start + i >= from ? "appended" : "", data: { place: start + i, id: one.id }, "aria-label": `${one.text}, token ${start + i}, id ${one.id}` }));
       chunks.push(h("span", { class: "chunk", role: "presentation" }, some));
     }
     put(node, chunks);
     this.marked = [];
   }
 
-  /** Mark what is selected. */
+  /** Highlight the selection. */
   mark() {
     for (const one of this.marked ?? []) {
       one.classList.remove("selected", "compared");
       one.removeAttribute("aria-selected");
     }
     const { key } = this.page.state.values;
-    const at = new Glass(this.page, "").token;
-    const row = this.isPair ? "target" : "text";
+    const at = new ViewContext(this.page, "").token;
+    const row = this.isSeq2Seq ? "target" : "text";
     const chosen = document.getElementById(`${row}-${at}`);
-    const other = document.getElementById(`${this.isPair ? "source" : "text"}-${key}`);
+    const other = document.getElementById(`${this.isSeq2Seq ? "source" : "text"}-${key}`);
     other?.classList.add("compared");
     chosen?.classList.add("selected");
     chosen?.setAttribute("aria-selected", "true");
@@ -106,28 +106,28 @@ export class Prompt {
 
   drawMore() {
     const { model, state } = this.page;
-    const { added, hidden } = state.values;
-    const at = new Glass(this.page, "").token;
+    const { appended, masked } = state.values;
+    const at = new ViewContext(this.page, "").token;
     const button = (text, act, testid) => h("button", { type: "button", class: "link", data: { testid }, on: { click: act } }, text);
-    const isHidden = hidden.includes(at);
+    const isMasked = masked.includes(at);
     put(
       this.more,
-      added.length ? button("take back the last token", () => state.set({ added: added.slice(0, -1), token: -1 }), "take-back") : null,
-      added.length > 1 ? button(`take back all ${added.length}`, () => state.set({ added: [], token: -1 }), "take-back-all") : null,
-      this.isPair && model.writes ? button(added.length ? "write the target anew" : "write the target", () => this.write(), "write-target") : null,
-      model.hides ? button(isHidden ? "show this token" : "hide this token", () => state.set({ hidden: isHidden ? hidden.filter((one) => one !== at) : [...hidden, at].sort((a, b) => a - b) }), "hide") : null,
+      appended.length ? button("remove last token", () => state.set({ appended: appended.slice(0, -1), token: -1 }), "remove-last") : null,
+      appended.length > 1 ? button(`remove all ${appended.length}`, () => state.set({ appended: [], token: -1 }), "remove-all") : null,
+      this.isSeq2Seq && model.generates ? button(appended.length ? "regenerate target" : "generate target", () => this.generate(), "generate-target") : null,
+      model.has_mask_token ? button(isMasked ? "unmask this token" : "mask this token", () => state.set({ masked: isMasked ? masked.filter((one) => one !== at) : [...masked, at].sort((a, b) => a - b) }), "mask") : null,
     );
   }
 
-  /** Let an encoder-decoder write its target. */
-  async write() {
+  /** Generate the target of an encoder-decoder. */
+  async generate() {
     const { page } = this;
     page.wait(1);
     try {
-      const question = { ...new Glass(page, page.moments()[0]).question({ plain: true }) };
-      question.asked = { text: question.asked.text };
-      const made = await ask("write", { question, max_new_tokens: WRITTEN });
-      page.state.set({ target: "", added: made.tokens.map((one) => one.id), token: -1 });
+      const forwardPass = { ...new ViewContext(page, page.checkpoints()[0]).forwardPass({ unedited: true }) };
+      forwardPass.prompt = { text: forwardPass.prompt.text };
+      const made = await request("generate", { forward_pass: forwardPass, max_new_tokens: MAX_TARGET_TOKENS });
+      page.state.set({ target: "", appended: made.tokens.map((one) => one.id), token: -1 });
     } catch (error) {
       page.say(error.message, true);
     } finally {

@@ -1,26 +1,26 @@
-// What is looked at: kept in the address after #, so that it can be shared, and is never sent to a server.
+// The page state, kept in the URL fragment: it can be shared and is never sent to a server.
 
 const DEFAULTS = {
-  view: "text",
-  text: "", // what is read; of an encoder-decoder, the source
-  target: "", // of an encoder-decoder, what is written
-  added: [], // ids chosen one by one, after the text or the target
-  hidden: [], // places that an encoder does not get to see
-  token: -1, // the selection: a token (-1: the last), what it is compared with, a layer, a head
+  view: "tokens",
+  text: "", // input text; for an encoder-decoder, the source
+  target: "", // target prefix of an encoder-decoder
+  appended: [], // token ids after the text or the target
+  masked: [], // positions replaced by the mask token (encoders)
+  token: -1, // the selection: query token (-1: the last), key token, layer, head
   key: 0,
   layer: 0,
   head: 0,
-  attention: "", // which of several kinds of attention: the name of its pattern
-  edits: [], // changes made inside
-  other: "", // the text that patches come from
-  moment: "", // of a run: which checkpoint ("": the latest)
-  beside: "", // a second one, shown beside it
+  attention: "", // site of the attention pattern, where a model has several
+  edits: [], // scale, mean and patch edits
+  patch_from: "", // text that patches come from
+  checkpoint: "", // of a run ("": the latest)
+  compare_with: "", // second checkpoint, shown side by side
   temperature: 1,
   top_k: 0, // 0: all
   top_p: 1,
   seed: 0,
 };
-const PAGES = new Set(["view", "text", "target", "added", "hidden", "edits", "other", "beside"]); // steps for Back
+const PAGES = new Set(["view", "text", "target", "appended", "masked", "edits", "patch_from", "compare_with"]); // changes that add a history entry
 
 function parse(fragment) {
   const state = { ...DEFAULTS };
@@ -59,7 +59,7 @@ function isJSON(text) {
   }
 }
 
-/** The state of the page, and those who follow it. */
+/** The page state and its observers. */
 export class State {
   constructor(fragment) {
     this.values = parse(fragment);
@@ -67,7 +67,7 @@ export class State {
     addEventListener("popstate", () => this.#become(parse(location.hash)));
   }
 
-  /** Change some values: the address says so, and everyone who follows is told which. */
+  /** Change values, update the URL and notify observers. */
   set(changes) {
     const values = { ...this.values, ...changes };
     const changed = difference(this.values, values);
@@ -76,7 +76,7 @@ export class State {
     try {
       history[step ? "pushState" : "replaceState"](null, "", write(values));
     } catch {
-      // a page inside another may not change its address
+      // an embedded page may not change its URL
     }
     this.#become(values);
   }
@@ -91,7 +91,7 @@ export class State {
     for (const act of this.followers) act(changed);
   }
 
-  /** Change some values as if they had always been so: Back does not lead before them. */
+  /** Set initial values without a history entry. */
   begin(changes) {
     this.values = { ...this.values, ...changes };
     try {
@@ -101,7 +101,7 @@ export class State {
     }
   }
 
-  /** The fragment that leads here, or near. */
+  /** The URL fragment of the state with some changes. */
   fragmentOf(changes) {
     return write({ ...this.values, ...changes });
   }

@@ -1,4 +1,4 @@
-// Tensors as the server packs them: a shape, and numbers as bytes.
+// Decoding of tensors from the server: a shape and base64 data.
 
 function bytes(text) {
   if (Uint8Array.fromBase64) return Uint8Array.fromBase64(text); // browsers since 2025
@@ -8,8 +8,8 @@ function bytes(text) {
   return made;
 }
 
-/** Return {shape, data}: `data` a Float32Array or Uint8Array in the order of the last axis first to change. */
-export function unpack(packed) {
+/** Return {shape, data}: `data` is a Float32Array or Uint8Array in row-major order. */
+export function decodeTensor(packed) {
   if (packed.data) return packed;
   const data = "u8" in packed ? bytes(packed.u8) : new Float32Array(bytes(packed.f32).buffer);
   return { shape: packed.shape, data };

@@ -1,27 +1,27 @@
-// Attention: all heads small, one head large, as a map and as lines over the text, and one query with one key.
+// Attention: small maps of all heads, one head as a heatmap and as lines, and one query-key pair.
 
-import { opening, within } from "glasshouse/code.js";
+import { preamble, within } from "glasshouse/code.js";
 import { h, put } from "glasshouse/dom.js";
-import { python } from "glasshouse/parts.js";
+import { python } from "glasshouse/widgets.js";
 import { heads } from "glasshouse/views/attention/heads.js";
 import { lines } from "glasshouse/views/attention/lines.js";
 import { map } from "glasshouse/views/attention/map.js";
-import { pair } from "glasshouse/views/attention/pair.js";
+import { queryKey } from "glasshouse/views/attention/query_key.js";
 import { row } from "glasshouse/views/attention/row.js";
 import { Selection } from "glasshouse/views/attention/selection.js";
 
-const MANY = 8; // heads that fit beside a map
+const MANY = 8; // heads that fit next to a map
 
-export function mount(glass, root) {
-  const selection = new Selection(glass);
-  const [all, large, over, one, two] = [heads, map, lines, row, pair].map((part) => part(selection));
-  const parts = [large, one, two, over, all]; // what is looked at is asked for before the small maps of all heads
+export function mount(context, root) {
+  const selection = new Selection(context);
+  const [all, large, over, one, two] = [heads, map, lines, row, queryKey].map((part) => part(selection));
+  const parts = [large, one, two, over, all]; // the selected head is requested before the small maps
   const code = h("div", { class: "code" });
   const column = (...some) => h("div", { class: "column" }, some.map((part) => part.node));
-  // Many heads want the whole width.
-  const many = glass.model.n_heads > MANY;
+  // Many heads take the full width.
+  const many = context.model.n_heads > MANY;
   const columns = many ? [column(over, one), column(large)] : [column(all, over), column(large, one)];
-  root.append(h("div", { class: many ? "attention many" : "attention" }, many ? all.node : null, h("div", { class: "beside-each-other" }, columns), two.node, code));
+  root.append(h("div", { class: many ? "attention many" : "attention" }, many ? all.node : null, h("div", { class: "side-by-side" }, columns), two.node, code));
   return {
     async draw(changed) {
       await Promise.all(parts.map((part) => part.draw(changed)));
@@ -33,11 +33,11 @@ export function mount(glass, root) {
 
 /** The same in Python. */
 async function inPython(selection) {
-  const { glass, kind, layer, head, query, key } = selection;
+  const { context, kind, layer, head, query, key } = selection;
   const site = (name) => `"${kind.site.replace("pattern", name)}.${layer}"`;
-  const { lines: said, inputs } = opening(glass);
+  const { lines: said, inputs } = preamble(context);
   const work = [`with gh.record(model, ${["q", "k", "v", "scores", "pattern", "z"].map(site).join(", ")}) as seen:`, `    model(${inputs})`, `weight = seen[${site("pattern")}][0, ${head}, ${query}, ${key}]`];
   const stack = kind.site.startsWith("encoder.") ? `, stack="encoder"` : "";
-  if (!kind.site.includes("cross_")) work.push(`scores = gh.head_scores(model, ${inputs}${stack})  # self, previous, first, duplicate, induction, broad; names`);
-  return [...said, ...(await within(glass, work))].join("\n");
+  if (!kind.site.includes("cross_")) work.push(`scores = gh.head_scores(model, ${inputs}${stack})  # current_token, previous, first, duplicate, induction, normalized_entropy; head_types`);
+  return [...said, ...(await within(context, work))].join("\n");
 }

@@ -1,34 +1,34 @@
-// All weights between the tokens that are shown, as a table.
+// Cross-attention weights as a table.
 
 import { ink, onTheme, shade } from "glasshouse/colour.js";
 import { h, put } from "glasshouse/dom.js";
 import { percent } from "glasshouse/number.js";
-import { token } from "glasshouse/parts.js";
-import { chosen } from "glasshouse/views/alignment/chosen.js";
+import { token } from "glasshouse/widgets.js";
+import { selection } from "glasshouse/views/alignment/selection.js";
 
 const NUMBERED = 14; // columns up to which each cell says its number
 
-export function matrix(glass) {
+export function matrix(context) {
   let weights = null; // [target, source]
   let from = null; // the first tokens of both sides
   const box = h("div", { class: "scroll al-matrix", data: { testid: "alignment-matrix" } });
   const legend = h("p", { class: "legend" });
-  const node = h("div", { class: "al-part" }, h("h3", {}, "All of them, as a table"), box, legend);
+  const node = h("div", { class: "al-part" }, h("h3", {}, "Attention matrix"), box, legend);
 
   function fill() {
     const [high, wide] = weights.shape;
-    const { target: selected, source: key } = chosen(glass);
+    const { target: selected, source: key } = selection(context);
     const isNumbered = wide <= NUMBERED;
     const most = Math.max(1e-9, ...weights.data);
-    const source = glass.tokens.source.slice(from.source, from.source + wide);
-    const target = glass.tokens.target.slice(from.target, from.target + high);
+    const source = context.tokens.source.slice(from.source, from.source + wide);
+    const target = context.tokens.target.slice(from.target, from.target + high);
     const isShown = selected >= from.target && selected < from.target + high && key >= from.source && key < from.source + wide;
     const cell = (t, k) => {
       const value = weights.data[t * wide + k];
       const [y, x] = [from.target + t, from.source + k];
       const on = y === selected && x === key;
       const style = { background: shade(value / most), color: ink(value / most) };
-      return h("td", { role: "gridcell", tabindex: on || (t === 0 && k === 0 && !isShown) ? "0" : "-1", class: on ? "on" : "", style, "aria-label": `${target[t].text} looks at ${source[k].text}: ${percent(value)}`, title: `${target[t].text} → ${source[k].text}: ${percent(value)}`, data: { t: y, k: x, value, testid: `weight-${y}-${x}` } }, isNumbered ? (value * 100).toFixed(0) : "");
+      return h("td", { role: "gridcell", tabindex: on || (t === 0 && k === 0 && !isShown) ? "0" : "-1", class: on ? "on" : "", style, "aria-label": `${target[t].text} attends to ${source[k].text}: ${percent(value)}`, title: `${target[t].text} → ${source[k].text}: ${percent(value)}`, data: { t: y, k: x, value, testid: `weight-${y}-${x}` } }, isNumbered ? (value * 100).toFixed(0) : "");
     };
     const hasFocus = box.contains(document.activeElement);
     put(
@@ -38,12 +38,12 @@ export function matrix(glass) {
         h("tbody", {}, target.map((one, t) => h("tr", {}, h("th", { scope: "row", class: from.target + t === selected ? "on" : "" }, token(one)), source.map((_, k) => cell(t, k)))))),
     );
     if (hasFocus) box.querySelector('td[tabindex="0"]')?.focus({ preventScroll: true });
-    put(legend, h("i", { style: { background: shade(0.02), outline: "1px solid var(--line)" } }), "0%", h("i", { style: { background: shade(0.5) } }), percent(most / 2), h("i", { style: { background: shade(1) } }), percent(most), h("span", {}, `of a target token’s attention${isNumbered ? "; numbers are percent" : ""}`));
+    put(legend, h("i", { style: { background: shade(0.02), outline: "1px solid var(--line)" } }), "0%", h("i", { style: { background: shade(0.5) } }), percent(most / 2), h("i", { style: { background: shade(1) } }), percent(most), h("span", {}, `of the attention of a target token${isNumbered ? "; numbers are percent" : ""}`));
   }
 
   function pick(event) {
     const cell = event.target.closest("td[data-t]");
-    if (cell) glass.set({ token: Number(cell.dataset.t), key: Number(cell.dataset.k) });
+    if (cell) context.set({ token: Number(cell.dataset.t), key: Number(cell.dataset.k) });
   }
 
   function walk(event) {
@@ -52,7 +52,7 @@ export function matrix(glass) {
     if (!by || !cell) return;
     event.preventDefault();
     const [t, k] = [Number(cell.dataset.t) + by[0], Number(cell.dataset.k) + by[1]];
-    if (t >= 0 && k >= 0 && t < glass.tokens.target.length && k < glass.tokens.source.length) glass.set({ token: t, key: k });
+    if (t >= 0 && k >= 0 && t < context.tokens.target.length && k < context.tokens.source.length) context.set({ token: t, key: k });
   }
 
   return {

@@ -1,19 +1,19 @@
-// The tree of a beam search, from left to right: each line is one way to its end, the likeliest on top.
+// The tree of a beam search, from left to right, the most likely path on top.
 
 import { s } from "glasshouse/dom.js";
 import { percent, short } from "glasshouse/number.js";
 
 const STEP = 124; // pixels from one token to the next
 const LINE = 30; // and from one line to the next
-export const FATES = { kept: "kept", ended: "the text ends", pruned: "dropped" };
+export const OUTCOMES = { kept: "kept", ended: "end of text", pruned: "pruned" };
 
-/** Draw it; a text that was found is handed to `choose`. */
-export function drawTree({ nodes, found }, withDropped, choose) {
-  const best = new Set(found[0].path);
-  const useful = new Set(found.flatMap((one) => one.path));
+/** Draw the tree; a selected hypothesis is passed to `choose`. */
+export function drawTree({ nodes, hypotheses }, withPruned, choose) {
+  const best = new Set(hypotheses[0].path);
+  const useful = new Set(hypotheses.flatMap((one) => one.path));
   const children = new Map();
   nodes.forEach((one, i) => {
-    if (!withDropped && one.fate === "pruned") return;
+    if (!withPruned && one.outcome === "pruned") return;
     if (!children.has(one.parent)) children.set(one.parent, []);
     children.get(one.parent).push(i);
   });
@@ -39,16 +39,16 @@ export function drawTree({ nodes, found }, withDropped, choose) {
   for (const at of spots.keys()) {
     if (at === null) continue;
     const one = nodes[at];
-    const kind = best.has(at) ? "best" : one.fate === "pruned" ? "dropped" : useful.has(at) ? "kept" : "kept lost";
+    const kind = best.has(at) ? "best" : one.outcome === "pruned" ? "pruned" : useful.has(at) ? "kept" : "kept lost";
     const [x, y] = [X(one.step), Y(at)];
     const before = one.parent === null ? [62, Y(null)] : [X(nodes[one.parent].step) + wide, Y(one.parent)];
     const d = `M${before[0]} ${before[1]}C${(before[0] + x) / 2} ${before[1]} ${(before[0] + x) / 2} ${y} ${x} ${y}`;
-    shapes.push([kind === "best" ? 2 : kind === "dropped" ? 0 : 1, s("path", { class: `al-edge ${kind}`, d })]);
-    const text = one.fate === "ended" ? "■ end" : [...one.text].length > 7 ? `${[...one.text].slice(0, 6).join("")}…` : one.text;
-    boxes.push(s("g", { class: `al-node ${kind} ${one.fate}`, data: { testid: `node-${at}`, value: one.logprob, fate: one.fate } }, s("title", {}, `${one.text}: ${percent(Math.exp(one.logprob))}, score ${short(one.score)}, ${FATES[one.fate]}`), s("rect", { x, y: y - 11, width: wide, height: 22, rx: 5 }), s("text", { x: x + 6, y }, text), s("text", { class: "al-percent", x: x + wide - 5, y }, brief(Math.exp(one.logprob)))));
+    shapes.push([kind === "best" ? 2 : kind === "pruned" ? 0 : 1, s("path", { class: `al-edge ${kind}`, d })]);
+    const text = one.outcome === "ended" ? "■ end" : [...one.text].length > 7 ? `${[...one.text].slice(0, 6).join("")}…` : one.text;
+    boxes.push(s("g", { class: `al-node ${kind} ${one.outcome}`, data: { testid: `node-${at}`, value: one.logprob, outcome: one.outcome } }, s("title", {}, `${one.text}: ${percent(Math.exp(one.logprob))}, score ${short(one.score)}, ${OUTCOMES[one.outcome]}`), s("rect", { x, y: y - 11, width: wide, height: 22, rx: 5 }), s("text", { x: x + 6, y }, text), s("text", { class: "al-percent", x: x + wide - 5, y }, brief(Math.exp(one.logprob)))));
   }
   const right = X(last) + wide + 26;
-  const labels = found.map((one, i) => {
+  const labels = hypotheses.map((one, i) => {
     const end = one.path.at(-1);
     if (end === undefined) return null;
     const y = Y(end);
@@ -58,7 +58,7 @@ export function drawTree({ nodes, found }, withDropped, choose) {
     const act = () => choose(one.ids);
     return [
       s("line", { class: "al-lead", x1: from + 3, x2: right - 6, y1: y, y2: y }),
-      s("g", { class: i ? "al-label" : "al-label best", role: "button", tabindex: "0", "aria-label": `look at text ${i + 1}: ${text}, score ${short(one.score)}`, data: { testid: `label-${i}` }, on: { click: act, keydown: (event) => { if (event.key === "Enter" || event.key === " ") { event.preventDefault(); act(); } } } }, s("text", { x: right, y }, `${i + 1}. `, s("tspan", { class: "al-score" }, short(one.score)), `  ${said}`)),
+      s("g", { class: i ? "al-label" : "al-label best", role: "button", tabindex: "0", "aria-label": `use hypothesis ${i + 1} as target: ${text}, score ${short(one.score)}`, data: { testid: `label-${i}` }, on: { click: act, keydown: (event) => { if (event.key === "Enter" || event.key === " ") { event.preventDefault(); act(); } } } }, s("text", { x: right, y }, `${i + 1}. `, s("tspan", { class: "al-score" }, short(one.score)), `  ${said}`)),
     ];
   });
   const start = s("g", { class: "al-node best" }, s("rect", { x: 8, y: Y(null) - 11, width: 54, height: 22, rx: 5 }), s("text", { x: 14, y: Y(null) }, "start"));

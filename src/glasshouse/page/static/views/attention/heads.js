@@ -1,36 +1,36 @@
-// All heads of all layers, small, each named after where its weight goes.
+// Small attention maps of all heads of all layers, each with its head type.
 
-import { Outdated } from "glasshouse/asking.js";
+import { Superseded } from "glasshouse/api.js";
 import { onTheme, ramp } from "glasshouse/colour.js";
 import { h, put } from "glasshouse/dom.js";
 import { count, short } from "glasshouse/number.js";
-import { choice, panel } from "glasshouse/parts.js";
-import { unpack } from "glasshouse/tensor.js";
-import { KINDS, SCALES } from "glasshouse/views/attention/selection.js";
+import { choice, panel } from "glasshouse/widgets.js";
+import { decodeTensor } from "glasshouse/tensor.js";
+import { SCALES, SCORES, typeName } from "glasshouse/views/attention/selection.js";
 
 const NAMELESS = "–";
 
 export function heads(selection) {
-  const { glass } = selection;
-  const { model } = glass;
+  const { context } = selection;
+  const { model } = context;
   const kinds = model.attentions.length > 1
-    ? choice("which attention", model.attentions.map((one) => [one.site, one.title]), (attention) => glass.set({ attention }))
+    ? choice("which attention", model.attentions.map((one) => [one.site, one.title]), (attention) => context.set({ attention }))
     : null;
-  const scale = choice("colour", Object.entries(SCALES).map(([name, { title }]) => [name, title]), (one) => glass.set({ attentionScale: one }));
+  const scale = choice("colour", Object.entries(SCALES).map(([name, { title }]) => [name, title]), (one) => context.set({ attention_scale: one }));
   const legend = h("div", { class: "scale-legend" });
-  const grid = h("div", { class: "heads", role: "group", "aria-label": "all heads; arrow keys move", data: { testid: "heads" }, on: { scroll: () => look(), keydown: walk } });
+  const grid = h("div", { class: "heads", role: "group", "aria-label": "all heads; move with the arrow keys", data: { testid: "heads" }, on: { scroll: () => look(), keydown: walk } });
   const named = h("p", { class: "quiet named", data: { testid: "named" } });
   const note = h("p", { class: "quiet named", data: { testid: "heads-note" } });
   const controls = h("div", { class: "controls" }, kinds, h("span", { class: "labelled" }, h("span", { class: "name" }, "colour"), scale), legend);
-  const node = panel("All heads", "In every layer each head decides for itself where each token looks. A row of a map is a token that looks, a column a token that is looked at; the stronger the colour, the more. Choose a head to see it large.", controls, grid, named, note);
+  const node = panel("All heads", "Attention patterns of all heads: rows are queries, columns are keys, colour is the attention weight. Click a head to enlarge it.", controls, grid, named, note);
   node.classList.add("all");
   if (kinds) kinds.dataset.testid = "kinds";
   scale.dataset.testid = "scale";
   let rows = [];
   let built = "";
-  let covers = null;
+  let pooling = null;
   let marked = null; // the button of the selected head
-  let scores; // of all heads, as they are shown; null: not known yet
+  let scores; // head scores as shown; null: not loaded
   const stopTheme = onTheme(() => rows.forEach(paint));
 
   function build() {
@@ -42,12 +42,12 @@ export function heads(selection) {
     rows = Array.from({ length: layers }, (_, layer) => {
       const cells = Array.from({ length: model.n_heads }, (__, head) => {
         const canvas = h("canvas", { width: 1, height: 1, "aria-hidden": "true" });
-        const called = h("span", { class: "called" });
-        const button = h("button", { type: "button", class: "small-map", "aria-pressed": "false", tabindex: "-1", data: { testid: `head-${layer}-${head}`, layer, head }, on: { click: () => glass.set({ layer, head }) } }, canvas, called);
-        return { button, canvas, called, layer, head };
+        const label = h("span", { class: "label" });
+        const button = h("button", { type: "button", class: "small-map", "aria-pressed": "false", tabindex: "-1", data: { testid: `head-${layer}-${head}`, layer, head }, on: { click: () => context.set({ layer, head }) } }, canvas, label);
+        return { button, canvas, label, layer, head };
       });
       const line = h("div", { class: "layer", style: { "--heads": model.n_heads } }, h("span", { class: "name" }, h("span", { class: "word" }, "layer "), String(layer)), cells.map((one) => one.button));
-      return { line, cells, layer, held: "", small: null };
+      return { line, cells, layer, loaded: "", small: null };
     });
     const top = h("div", { class: "layer top", "aria-hidden": "true", style: { "--heads": model.n_heads } }, h("span", {}), Array.from({ length: model.n_heads }, (_, head) => h("span", { class: "name" }, head ? String(head) : "head 0")));
     put(grid, top, rows.map((row) => row.line));
@@ -76,22 +76,22 @@ export function heads(selection) {
     const layer = Math.max(0, Math.min(rows.length - 1, Number(from.dataset.layer) + by[0]));
     const head = Math.max(0, Math.min(model.n_heads - 1, Number(from.dataset.head) + by[1]));
     rows[layer].cells[head].button.focus();
-    glass.set({ layer, head });
+    context.set({ layer, head });
   }
 
   function paint({ small, cells }) {
     if (!small) return;
     const [, tall, wide] = small.shape;
     const colours = ramp();
-    const { shareOf } = selection;
-    const shares = Array.from({ length: 256 }, (_, byte) => shareOf(((byte - 1) / 254) ** 2)); // bytes are roots
+    const { normalize } = selection;
+    const shares = Array.from({ length: 256 }, (_, byte) => normalize(((byte - 1) / 254) ** 2)); // bytes are roots
     for (const { canvas, head } of cells) {
       if (canvas.width !== wide || canvas.height !== tall) Object.assign(canvas, { width: wide, height: tall });
       const pen = canvas.getContext("2d");
       const image = pen.createImageData(wide, tall);
       for (let i = 0; i < tall * wide; i += 1) {
         const byte = small.data[head * tall * wide + i];
-        if (!byte) continue; // may not be looked at
+        if (!byte) continue; // masked
         const at = 3 * Math.round(255 * shares[byte]);
         image.data.set([colours[at], colours[at + 1], colours[at + 2], 255], 4 * i);
       }
@@ -99,27 +99,27 @@ export function heads(selection) {
     }
   }
 
-  const topic = () => JSON.stringify([glass.question(), selection.kind.site]);
+  const topic = () => JSON.stringify([context.forwardPass(), selection.kind.site]);
 
-  /** Fetch the layers that are in view, one by one, so that whatever else is asked need not wait for all. */
+  /** Fetch the visible layers one by one, so that other requests need not wait for all of them. */
   async function fetchRows() {
     const now = topic();
     for (;;) {
       const [top, bottom] = [grid.scrollTop, grid.scrollTop + grid.clientHeight];
-      const next = rows.find(({ line, held }) => held !== now && line.offsetTop < bottom && line.offsetTop + line.offsetHeight > top);
+      const next = rows.find(({ line, loaded }) => loaded !== now && line.offsetTop < bottom && line.offsetTop + line.offsetHeight > top);
       if (!next) return;
-      const found = await glass.ask("maps", { question: glass.question(), attention: selection.kind.site, layer: next.layer });
+      const found = await context.request("maps", { forward_pass: context.forwardPass(), attention: selection.kind.site, layer: next.layer });
       if (topic() !== now) return;
-      next.held = now;
-      next.small = unpack(found.maps);
-      covers = found;
+      next.loaded = now;
+      next.small = decodeTensor(found.maps);
+      pooling = found;
       paint(next);
     }
   }
 
   function look() {
-    glass.page.wait(1);
-    fetchRows().catch(() => {}).finally(() => glass.page.wait(-1));
+    context.page.wait(1);
+    fetchRows().catch(() => {}).finally(() => context.page.wait(-1));
   }
 
   function name(found) {
@@ -127,21 +127,21 @@ export function heads(selection) {
     scores = found;
     if (found) explain(found);
     for (const { cells } of rows) {
-      for (const { button, called, layer, head } of cells) {
+      for (const { button, label, layer, head } of cells) {
         const one = found?.heads[layer][head];
-        const value = one?.[one.called];
-        put(called, one ? (one.called ? [h("span", {}, one.called), h("b", {}, value.toFixed(2))] : NAMELESS) : "");
-        Object.assign(button.dataset, { called: one?.called ?? "", value: value ?? "" });
-        button.setAttribute("aria-label", `layer ${layer}, head ${head}${one ? `: ${one.called ? `${one.called} ${short(value)}` : "nothing stands out"}` : ""}`);
+        const value = one?.[one.label];
+        put(label, one ? (one.label ? [h("span", {}, typeName(one.label)), h("b", {}, value.toFixed(2))] : NAMELESS) : "");
+        Object.assign(button.dataset, { label: one?.label ?? "", value: value ?? "" });
+        button.setAttribute("aria-label", `layer ${layer}, head ${head}${one ? `: ${one.label ? `${one.label} ${short(value)}` : "no label"}` : ""}`);
       }
     }
   }
 
   function explain(found) {
-    const used = new Set(found.heads.flat().map((one) => one.called));
-    const said = Object.entries(KINDS).filter(([kind]) => used.has(kind));
-    if (used.has(null)) said.push([NAMELESS, "nothing stands out"]);
-    put(named, "Named after where its weight goes, on average, if that stands out from a head that looks at everything alike: ", said.map(([kind, what], i) => [i ? "; " : "", h("b", {}, kind), ` ${what}`]), ".");
+    const used = new Set(found.heads.flat().map((one) => one.label));
+    const said = Object.entries(SCORES).filter(([kind]) => used.has(kind));
+    if (used.has(null)) said.push([NAMELESS, "none"]);
+    put(named, "Labelled by the head score that most exceeds uniform attention: ", said.map(([kind, what], i) => [i ? "; " : "", h("b", {}, typeName(kind)), ` ${what}`]), ".");
   }
 
   return {
@@ -152,22 +152,22 @@ export function heads(selection) {
       scale.show(selection.scale);
       put(legend, scaleLegend(selection));
       mark();
-      if (changed.has("attentionScale") || changed.has("tokens")) rows.forEach(paint);
+      if (changed.has("attention_scale") || changed.has("tokens")) rows.forEach(paint);
       const now = topic();
-      if (rows.every((row) => row.held !== now)) name(null);
+      if (rows.every((row) => row.loaded !== now)) name(null);
       await fetchRows();
       let found;
       try {
-        found = await glass.ask("scores", { question: glass.question(), attention: selection.kind.site });
+        found = await context.request("scores", { forward_pass: context.forwardPass(), attention: selection.kind.site });
       } catch (error) {
-        if (error instanceof Outdated) throw error;
-        put(named, `The heads have no names here: ${error.message}`);
+        if (error instanceof Superseded) throw error;
+        put(named, `No head types here: ${error.message}`);
       }
       if (found) name(found);
       const said = [];
-      if (covers && Math.max(...covers.covers) > 1) said.push(`A cell is the largest weight among ${covers.covers[0]} × ${covers.covers[1]} tokens.`);
-      if (covers?.stride > 1) said.push(`Of so long a text, only every ${ordinal(covers.stride)} token that looks is drawn here; the large map has them all.`);
-      if (found && found.scored < found.of) said.push(`The names come from the first ${count(found.scored)} of ${count(found.of)} tokens.`);
+      if (pooling && Math.max(...pooling.pool_size) > 1) said.push(`Each cell is the maximum over ${pooling.pool_size[0]} × ${pooling.pool_size[1]} tokens.`);
+      if (pooling?.stride > 1) said.push(`Only every ${ordinal(pooling.stride)} query is drawn here; the large map has all.`);
+      if (found && found.scored < found.of) said.push(`Head scores are computed on the first ${count(found.scored)} of ${count(found.of)} tokens.`);
       put(note, said.join(" "));
       note.hidden = !said.length;
     },
@@ -180,10 +180,10 @@ function ordinal(n) {
   return `${n}${end}`;
 }
 
-/** How colours stand for weights: the colours stay, the numbers move. */
+/** Colour legend: the colours stay, the ticks move. */
 function scaleLegend(selection) {
-  const { ticks: weights, shareOf } = SCALES[selection.scale];
-  const ticks = weights.map((weight) => h("span", { style: { left: `${100 * shareOf(weight)}%` } }, String(weight)));
-  const hidden = selection.kind.causal ? h("span", { class: "cannot" }, h("i", {}), "may not be seen: it comes later") : null;
+  const { ticks: weights, normalize } = SCALES[selection.scale];
+  const ticks = weights.map((weight) => h("span", { style: { left: `${100 * normalize(weight)}%` } }, String(weight)));
+  const hidden = selection.kind.causal ? h("span", { class: "cannot" }, h("i", {}), "causal mask") : null;
   return [h("span", { class: "labelled" }, h("span", { class: "name" }, "weight"), h("span", { class: "ramp", role: "img", "aria-label": "colours from no weight to all of it" }, h("span", { class: "ticks", "aria-hidden": "true" }, ticks))), hidden];
 }

@@ -1,26 +1,26 @@
-// One head as lines over the text.
+// One head as lines between queries and keys.
 
-import { isSaved } from "glasshouse/asking.js";
+import { isSaved } from "glasshouse/api.js";
 import { h, put, s } from "glasshouse/dom.js";
-import { TILE } from "glasshouse/heat/tiles.js";
+import { TILE } from "glasshouse/heatmap/tiles.js";
 import { percent, short } from "glasshouse/number.js";
-import { choice, panel, token } from "glasshouse/parts.js";
-import { unpack } from "glasshouse/tensor.js";
+import { choice, panel, token } from "glasshouse/widgets.js";
+import { decodeTensor } from "glasshouse/tensor.js";
 
 const HIGH = 24; // pixels of a token
 const WINDOW = 60; // tokens between which lines are drawn
 const FAINT = 0.02; // share of the strongest line below which none is drawn
 
 export function lines(selection) {
-  const { glass } = selection;
-  const which = choice("lines", [["one", "from the selected token"], ["all", "from all"]], (one) => glass.set({ attentionLines: one === "one" ? undefined : one }));
+  const { context } = selection;
+  const which = choice("lines", [["one", "from the selected token"], ["all", "from all"]], (one) => context.set({ attention_lines: one === "one" ? undefined : one }));
   which.dataset.testid = "lines-of";
-  const left = h("div", { class: "side looking", role: "group", "aria-label": "tokens that look" });
-  const right = h("div", { class: "side looked", role: "group", "aria-label": "tokens that are looked at" });
-  const web = s("svg", { class: "web", role: "img", "aria-label": "lines from tokens that look to those they look at", preserveAspectRatio: "none" });
+  const left = h("div", { class: "side query-side", role: "group", "aria-label": "queries" });
+  const right = h("div", { class: "side key-side", role: "group", "aria-label": "keys" });
+  const web = s("svg", { class: "web", role: "img", "aria-label": "lines from queries to keys", preserveAspectRatio: "none" });
   const frame = h("div", { class: "frame", data: { testid: "lines" } }, left, web, right);
   const note = h("p", { class: "quiet", data: { testid: "lines-note" } });
-  const node = panel("Over the text", "On the left the tokens that look, on the right those they look at: a line is the stronger, the more weight it carries.", h("div", { class: "controls" }, which), frame, note);
+  const node = panel("Attention lines", "Queries on the left, keys on the right; opacity is the attention weight.", h("div", { class: "controls" }, which), frame, note);
   node.classList.add("over");
   let drawn = {};
 
@@ -29,14 +29,14 @@ export function lines(selection) {
       token(one, { tag: "button", type: "button", class: start + i === chosen ? name : "", data: { place: start + i }, "aria-pressed": start + i === chosen, "aria-label": `${one.text}, token ${start + i}`, on: { click: () => choose(start + i) } }));
 
   async function weights(all, rows, columns, found) {
-    const row = unpack(found.weights).data;
+    const row = decodeTensor(found.weights).data;
     if (!all) return [[selection.query, (key) => row[key]]];
     const tiles = new Map();
-    const wanted = [];
+    const requests = [];
     for (let r = Math.floor(rows[0] / TILE); r * TILE < rows[1]; r += 1) {
-      for (let c = Math.floor(columns[0] / TILE); c * TILE < columns[1]; c += 1) wanted.push(selection.askTile(0, r, c).then((tile) => tiles.set(`${r} ${c}`, tile)));
+      for (let c = Math.floor(columns[0] / TILE); c * TILE < columns[1]; c += 1) requests.push(selection.requestTile(0, r, c).then((tile) => tiles.set(`${r} ${c}`, tile)));
     }
-    await Promise.all(wanted);
+    await Promise.all(requests);
     const at = (query, key) => {
       const tile = tiles.get(`${Math.floor(query / TILE)} ${Math.floor(key / TILE)}`);
       return tile.data[(query % TILE) * tile.shape[1] + (key % TILE)];
@@ -48,17 +48,17 @@ export function lines(selection) {
     node,
     async draw() {
       const { queries, keys, query, key } = selection;
-      const held = !isSaved || (queries.length <= TILE && keys.length <= TILE); // a saved page has the map as one tile
-      const all = held && glass.state.attentionLines === "all";
+      const isComplete = !isSaved || (queries.length <= TILE && keys.length <= TILE); // a saved page has the map as one tile
+      const all = isComplete && context.state.attention_lines === "all";
       which.show(all ? "all" : "one");
-      which.hidden = !held;
-      const found = await selection.askPair();
+      which.hidden = !isComplete;
+      const found = await selection.requestQueryKey();
       const rows = span(query, queries.length);
-      // Both sides show the same part of the text, if most weight goes there; else the right one shows where it goes.
+      // Both sides show the same window if the largest weight lies there; otherwise the keys are centred on it.
       const peak = found.top[0]?.key ?? key;
       const columns = queries === keys && peak >= rows[0] && peak < rows[1] ? rows : span(peak, keys.length);
       const many = await weights(all, rows, columns, found);
-      const row = unpack(found.weights).data;
+      const row = decodeTensor(found.weights).data;
       const most = all ? 1 : (found.top[0]?.weight ?? 1);
       const moved = drawn.queries !== queries || drawn.query !== query;
       drawn = { queries, query };
@@ -91,7 +91,7 @@ export function lines(selection) {
   };
 }
 
-/** The window of a row of tokens round one of them. */
+/** The window of tokens around one position. */
 function span(place, length) {
   const start = Math.max(0, Math.min(place - Math.floor((2 * WINDOW) / 3), length - WINDOW));
   return [start, Math.min(length, start + WINDOW)];

@@ -1,40 +1,40 @@
-// One head large, as a map.
+// The attention map of one head.
 
-import { isSaved, Outdated } from "glasshouse/asking.js";
+import { isSaved, Superseded } from "glasshouse/api.js";
 import { h, put } from "glasshouse/dom.js";
-import { Heat } from "glasshouse/heat.js";
+import { Heatmap } from "glasshouse/heatmap.js";
 import { short } from "glasshouse/number.js";
-import { figure, token } from "glasshouse/parts.js";
-import { KINDS } from "glasshouse/views/attention/selection.js";
+import { numberLabel, token } from "glasshouse/widgets.js";
+import { SCORES, typeName } from "glasshouse/views/attention/selection.js";
 
 export function map(selection) {
-  const { glass } = selection;
+  const { context } = selection;
   const title = h("h2", { data: { testid: "head-title" } });
   const facts = h("p", { class: "quiet facts", data: { testid: "head-facts" } });
   const status = h("p", { class: "readout", role: "status", "aria-live": "polite", data: { testid: "cell" } });
-  const heat = new Heat({ label: "map of one head; arrow keys move, Enter selects, plus and minus zoom", read: show, pick: (query, key) => selection.choose({ query, key }) });
-  heat.node.dataset.testid = "map";
+  const heatmap = new Heatmap({ label: "map of one head; arrow keys move, Enter selects, plus and minus zoom", read: show, pick: (query, key) => selection.choose({ query, key }) });
+  heatmap.node.dataset.testid = "map";
   const button = (text, label, act) => h("button", { type: "button", class: "tool", "aria-label": label, data: { testid: label.replace(" ", "-") }, on: { click: act } }, text);
-  const tools = h("span", { class: "zoom" }, button("−", "zoom out", () => heat.step(-1)), button("+", "zoom in", () => heat.step(1)), button("close up", "close up", () => heat.closeUp()), button("whole", "whole map", () => heat.fit()));
+  const tools = h("span", { class: "zoom" }, button("−", "zoom out", () => heatmap.step(-1)), button("+", "zoom in", () => heatmap.step(1)), button("close up", "close up", () => heatmap.closeUp()), button("whole", "whole map", () => heatmap.fit()));
   const about = h("p", { class: "about" });
-  const node = h("section", { class: "panel large" }, h("div", { class: "headline" }, title, tools), about, facts, heat.node, status);
-  let held = null; // the weight of the selected pair
+  const node = h("section", { class: "panel large" }, h("div", { class: "headline" }, title, tools), about, facts, heatmap.node, status);
+  let known = null; // the weight of the selected pair
 
   function show(cell) {
     const { queries, keys } = selection;
     if (!cell) {
-      if (held === null) return;
-      cell = { row: selection.query, column: selection.key, side: 1, value: held };
+      if (known === null) return;
+      cell = { row: selection.query, column: selection.key, side: 1, value: known };
     }
     const { row, column, side, value } = cell;
-    const hides = value < 0;
-    Object.assign(status.dataset, { query: row, key: column, side, value: value === undefined || hides ? "" : value });
+    const isMasked = value < 0;
+    Object.assign(status.dataset, { query: row, key: column, side, value: value === undefined || isMasked ? "" : value });
     if (side > 1) {
       const to = (start, tokens) => Math.min(start + side, tokens.length) - 1;
-      put(status, `tokens ${row}–${to(row, queries)} on ${column}–${to(column, keys)}: `, value === undefined ? "…" : hides ? "may not be seen" : ["at most ", h("b", {}, short(value))]);
+      put(status, `tokens ${row}–${to(row, queries)} on ${column}–${to(column, keys)}: `, value === undefined ? "…" : isMasked ? "masked" : ["at most ", h("b", {}, short(value))]);
       return;
     }
-    put(status, token(queries[row], { class: "selected" }), ` ${row} looks at `, token(keys[column], { class: "compared" }), ` ${column}: `, value === undefined ? "…" : hides ? "may not, it comes later" : ["weight ", h("b", {}, short(value))]);
+    put(status, token(queries[row], { class: "selected" }), ` ${row} attends to `, token(keys[column], { class: "compared" }), ` ${column}: `, value === undefined ? "…" : isMasked ? "masked" : ["weight ", h("b", {}, short(value))]);
   }
 
   return {
@@ -42,40 +42,40 @@ export function map(selection) {
     async draw() {
       const { kind, layer, head, query, key, queries, keys } = selection;
       put(title, `Layer ${layer}, head ${head}`);
-      put(about, `Each row is a token that looks, and its weights add up to 1. ${kind.causal ? "It sees itself and what came before." : kind.queries === kind.keys ? "It sees the whole text, on both sides." : "It is one of the target, and sees the whole source."} Click a cell to follow it below.`);
+      put(about, `Rows are queries, columns are keys; each row sums to 1. ${kind.causal ? "Causal: a query attends to itself and earlier tokens." : kind.queries === kind.keys ? "Bidirectional: a query attends to all tokens." : "Target queries attend to all source keys."} Click a cell for details below.`);
       const name = JSON.stringify(selection.place);
-      held = null;
-      show(heat.cursor && document.activeElement === heat.node ? heat.at(query, key) : null);
-      const shown = heat.show({
+      known = null;
+      show(heatmap.cursor && document.activeElement === heatmap.node ? heatmap.at(query, key) : null);
+      const shown = heatmap.show({
         name,
         rows: queries,
         columns: keys,
         row: query,
         column: key,
         scale: selection.scale,
-        shareOf: selection.shareOf,
-        fetch: (level, row, column) => selection.askTile(level, row, column).catch(absent),
+        normalize: selection.normalize,
+        fetch: (level, row, column) => selection.requestTile(level, row, column).catch(absent),
         isEmpty: kind.causal ? (row, column) => column > row : undefined,
       });
       const [found, scores] = await Promise.all([
-        selection.askPair(),
-        glass.ask("scores", { question: glass.question(), attention: kind.site }).catch((error) => {
-          if (error instanceof Outdated) throw error;
+        selection.requestQueryKey(),
+        context.request("scores", { forward_pass: context.forwardPass(), attention: kind.site }).catch((error) => {
+          if (error instanceof Superseded) throw error;
           return null;
         }),
         shown,
       ]);
-      held = found.bias === null ? -1 : found.weight;
+      known = found.bias === null ? -1 : found.weight;
       show(null);
       const one = scores?.heads[layer][head] ?? {};
-      put(facts, [...Object.keys(KINDS), "entropy"].filter((each) => one[each] !== undefined).map((each) => h("span", { class: each === one.called ? "chosen" : "", title: `a head that looks everywhere alike: ${short(scores.even[layer][each])}` }, `${each} `, figure(one[each], `score-${each}`), each === "entropy" ? " nats" : "")));
+      put(facts, [...Object.keys(SCORES), "entropy"].filter((each) => one[each] !== undefined).map((each) => h("span", { class: each === one.label ? "chosen" : "", title: `uniform attention: ${short(scores.uniform[layer][each])}` }, `${typeName(each)} `, numberLabel(one[each], `score-${each}`), each === "entropy" ? " nats" : "")));
     },
-    close: () => heat.close(),
+    close: () => heatmap.close(),
   };
 }
 
-/** A saved page has some tiles: without the others the map is coarser. */
+/** A saved page has only some tiles; the map is coarser without the others. */
 function absent(error) {
-  if (isSaved && !(error instanceof Outdated)) return null;
+  if (isSaved && !(error instanceof Superseded)) return null;
   throw error;
 }

@@ -1,25 +1,25 @@
-// All weights of one query: side by side, and the largest of them.
+// The attention weights of one query, and the largest of them.
 
 import { onTheme } from "glasshouse/colour.js";
 import { h, put } from "glasshouse/dom.js";
 import { count, short } from "glasshouse/number.js";
-import { bars, token } from "glasshouse/parts.js";
-import { unpack } from "glasshouse/tensor.js";
+import { bars, token } from "glasshouse/widgets.js";
+import { decodeTensor } from "glasshouse/tensor.js";
 
 export function row(selection) {
   const title = h("h2", {});
   const bits = strip(selection);
   const top = h("div", { data: { testid: "row-top" } });
-  const node = h("section", { class: "panel whole" }, title, h("p", { class: "about" }, "All its weights side by side, and the largest of them. Choose one to see how it comes about."), bits.node, top);
+  const node = h("section", { class: "panel whole" }, title, h("p", { class: "about" }, "Attention weights of the selected query on all keys. Click a key to see how its weight is computed."), bits.node, top);
   return {
     node,
     async draw() {
       const { queries, keys, query, key } = selection;
-      const found = await selection.askPair();
-      put(title, "Where ", token(queries[query], { class: "selected" }), ` token ${query} looks`);
+      const found = await selection.requestQueryKey();
+      put(title, "Weights of query ", token(queries[query], { class: "selected" }), ` (token ${query})`);
       bits.draw(found);
       const most = found.top[0]?.weight || 1;
-      put(top, h("h4", {}, found.top.length < found.seen ? `The ${found.top.length} largest of ${count(found.seen)}` : "From the largest down"), bars(found.top.map((one) => ({
+      put(top, h("h4", {}, found.top.length < found.seen ? `The ${found.top.length} largest of ${count(found.seen)}` : "Sorted by weight"), bars(found.top.map((one) => ({
         name: [token(keys[one.key], { class: one.key === key ? "compared" : "" }), h("span", { class: "quiet" }, ` ${one.key}`)],
         share: one.weight / most,
         value: one.weight,
@@ -36,7 +36,7 @@ export function row(selection) {
 
 /** The weights of one query on all keys, as a strip of bars. */
 function strip(selection) {
-  const [tall, below] = [96, 22]; // pixels of bars, and of what stands below them
+  const [tall, below] = [96, 22]; // pixels of the bars and of the labels below
   const canvas = h("canvas", { role: "img", on: { click: (event) => pick(event) } });
   const axis = h("p", { class: "axis quiet", "aria-hidden": "true" });
   const node = h("div", { class: "row-strip", data: { testid: "row" } }, canvas, axis);
@@ -61,11 +61,11 @@ function strip(selection) {
     pen.setTransform(fine, 0, 0, fine, 0, 0);
     const style = getComputedStyle(node);
     const [sheet, accent, more, quiet, compare, compareInk] = ["sheet", "accent", "more", "quiet", "compare", "compare-ink"].map((name) => style.getPropertyValue(`--${name}`).trim());
-    const { data } = unpack(found.weights);
-    const size = width / data.seq_len;
+    const { data } = decodeTensor(found.weights);
+    const size = width / data.length;
     const most = Math.max(data.reduce((so, one) => Math.max(so, one), 0), 1e-9);
     const gap = size > 6 ? 2 : size > 3 ? 1 : 0;
-    pen.fillStyle = sheet; // what may not be seen stays hatched
+    pen.fillStyle = sheet; // masked keys stay hatched
     pen.fillRect(0, tall, width, below);
     data.forEach((weight, place) => weight >= 0 && pen.fillRect(place * size, 0, size + 0.5, tall));
     data.forEach((weight, place) => {
@@ -96,8 +96,8 @@ function strip(selection) {
         pen.fillText(letters.length > room ? `${letters.slice(0, room - 1).join("")}…` : one.text, (place + 0.5) * size, tall + 13);
       });
     }
-    canvas.setAttribute("aria-label", `weights of token ${query} on all ${data.seq_len} tokens; the largest is ${short(most)}${found.seen < data.seq_len ? "; some may not be seen" : ""}`);
-    put(axis, h("span", {}, "token 0"), h("span", {}, `a full bar is ${short(most)}`), h("span", {}, `token ${data.seq_len - 1}`));
+    canvas.setAttribute("aria-label", `weights of token ${query} on all ${data.length} tokens; the largest is ${short(most)}${found.seen < data.length ? "; some keys are masked" : ""}`);
+    put(axis, h("span", {}, "token 0"), h("span", {}, `a full bar is ${short(most)}`), h("span", {}, `token ${data.length - 1}`));
   }
 
   return {

@@ -1,90 +1,93 @@
-// What is selected, in the words of attention, and how weights become colours.
+// The attention selection and the colour scales of weights.
 
-import { unpack } from "glasshouse/tensor.js";
+import { decodeTensor } from "glasshouse/tensor.js";
 
-const LONG = 512; // tokens of a text in which hardly a weight is large
+const LONG = 512; // tokens from which the logarithmic scale is the default
 export const SCALES = {
-  linear: { title: "linear", ticks: [0, 0.25, 0.5, 0.75, 1], shareOf: (weight) => weight },
-  root: { title: "square root", ticks: [0, 0.05, 0.25, 0.5, 1], shareOf: Math.sqrt },
-  log: { title: "logarithm", ticks: [0.0001, 0.01, 0.1, 1], shareOf: (weight) => Math.max(0, 1 + Math.log10(weight) / 4) },
+  linear: { title: "linear", ticks: [0, 0.25, 0.5, 0.75, 1], normalize: (weight) => weight },
+  root: { title: "square root", ticks: [0, 0.05, 0.25, 0.5, 1], normalize: Math.sqrt },
+  log: { title: "logarithm", ticks: [0.0001, 0.01, 0.1, 1], normalize: (weight) => Math.max(0, 1 + Math.log10(weight) / 4) },
 };
-export const KINDS = {
-  self: "the token itself",
-  previous: "the token just before",
-  first: "the first token",
-  duplicate: "other places of the same token",
-  induction: "what followed other places of the same token",
-  broad: "spread over most of what it may see: 1 is the same weight on all",
+export const SCORES = {
+  current_token: "weight on the token itself",
+  previous: "weight on the previous token",
+  first: "weight on the first token",
+  duplicate: "weight on earlier occurrences of the same token",
+  induction: "weight on tokens that followed them",
+  broad: "normalized entropy near 1 (uniform attention)",
 };
 
-/** Which kind of attention, layer, head, query and key. */
+/** The short name of a head type. */
+export const typeName = (name) => name.replace("_token", "");
+
+/** The selected attention, layer, head, query and key. */
 export class Selection {
-  constructor(glass) {
-    this.glass = glass;
+  constructor(context) {
+    this.context = context;
   }
 
   get kind() {
-    const { attentions } = this.glass.model;
-    return attentions.find((one) => one.site === this.glass.state.attention) ?? attentions[0];
+    const { attentions } = this.context.model;
+    return attentions.find((one) => one.site === this.context.state.attention) ?? attentions[0];
   }
 
   get layer() {
-    return Math.max(0, Math.min(this.glass.state.layer, this.kind.layers - 1));
+    return Math.max(0, Math.min(this.context.state.layer, this.kind.layers - 1));
   }
 
   get head() {
-    return Math.max(0, Math.min(this.glass.state.head, this.glass.model.n_heads - 1));
+    return Math.max(0, Math.min(this.context.state.head, this.context.model.n_heads - 1));
   }
 
   get queries() {
-    return this.glass.tokens[this.kind.queries];
+    return this.context.tokens[this.kind.queries];
   }
 
   get keys() {
-    return this.glass.tokens[this.kind.keys];
+    return this.context.tokens[this.kind.keys];
   }
 
-  // On the page, the token of an encoder-decoder is one of the target and the key one of the source. Where a source
-  // looks at itself, or a target, the other one is kept apart.
+  // In an encoder-decoder, `token` is a target position and `key` a source position. Self-attention of the encoder
+  // keeps its query apart, and self-attention of the decoder its key.
 
   get query() {
-    const { state } = this.glass;
-    return this.kind.queries === "source" ? within(state.attentionQuery ?? -1, this.queries) : this.glass.token;
+    const { state } = this.context;
+    return this.kind.queries === "source" ? within(state.attention_query ?? -1, this.queries) : this.context.token;
   }
 
   get key() {
-    const { state } = this.glass;
-    return within(this.kind.keys === "target" ? (state.attentionKey ?? 0) : state.key, this.keys);
+    const { state } = this.context;
+    return within(this.kind.keys === "target" ? (state.attention_key ?? 0) : state.key, this.keys);
   }
 
   choose({ query, key }) {
     const changes = {};
-    if (query !== undefined) changes[this.kind.queries === "source" ? "attentionQuery" : "token"] = query;
-    if (key !== undefined) changes[this.kind.keys === "target" ? "attentionKey" : "key"] = key;
-    this.glass.set(changes);
+    if (query !== undefined) changes[this.kind.queries === "source" ? "attention_query" : "token"] = query;
+    if (key !== undefined) changes[this.kind.keys === "target" ? "attention_key" : "key"] = key;
+    this.context.set(changes);
   }
 
-  /** How colours stand for weights: by themselves linear, or in a long text, where all weights are small, logarithmic. */
+  /** The colour scale: linear by default, logarithmic for long texts, where all weights are small. */
   get scale() {
-    const { attentionScale } = this.glass.state;
-    return attentionScale in SCALES ? attentionScale : this.keys.length > LONG ? "log" : "linear";
+    const { attention_scale } = this.context.state;
+    return attention_scale in SCALES ? attention_scale : this.keys.length > LONG ? "log" : "linear";
   }
 
-  get shareOf() {
-    return SCALES[this.scale].shareOf;
+  get normalize() {
+    return SCALES[this.scale].normalize;
   }
 
-  /** Which map this is, whatever is selected in it. */
+  /** The selected map, without query and key. */
   get place() {
-    return { question: this.glass.question(), attention: this.kind.site, layer: this.layer, head: this.head };
+    return { forward_pass: this.context.forwardPass(), attention: this.kind.site, layer: this.layer, head: this.head };
   }
 
-  askPair() {
-    return this.glass.ask("pair", { ...this.place, query: this.query, key: this.key });
+  requestQueryKey() {
+    return this.context.request("query_key", { ...this.place, query: this.query, key: this.key });
   }
 
-  async askTile(level, row, column) {
-    return unpack((await this.glass.ask("tile", { ...this.place, level, row, column })).cells);
+  async requestTile(level, row, column) {
+    return decodeTensor((await this.context.request("tile", { ...this.place, level, row, column })).cells);
   }
 }
 

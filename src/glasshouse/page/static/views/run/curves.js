@@ -1,31 +1,31 @@
-// The curves of the run: loss, learning rate, speed and so on over the steps, one of which is marked.
+// Metrics of the run over its steps, with a cursor at one step.
 
 import { chart, nearest } from "glasshouse/chart.js";
 import { h, put } from "glasshouse/dom.js";
 import { short } from "glasshouse/number.js";
-import { choice, panel, slider } from "glasshouse/parts.js";
-import { log } from "glasshouse/views/run/log.js";
-import { lookAt, whole } from "glasshouse/views/run/step.js";
+import { choice, panel, slider } from "glasshouse/widgets.js";
+import { store } from "glasshouse/views/run/metrics_store.js";
+import { openCheckpoint, whole } from "glasshouse/views/run/step.js";
 
-const PINNED = 300; // milliseconds without a key after which a step counts as chosen
+const PINNED = 300; // milliseconds without a key press before a step is pinned
 const ROWS = 40; // of the table of values
-const CALM = 0.6; // smoothing at first
+const CALM = 0.6; // default smoothing
 
 const CHARTS = [
-  { name: "loss", title: "Loss", unit: "nats", height: 260, curves: [["loss", "training", "--series-1", true], ["validation_loss", "held out", "--series-2", false]], scales: true },
-  { name: "bits", title: "Bits per byte", unit: "held out", curves: [["validation_bits_per_byte", "bits per byte", "--series-2", false]], scales: true },
-  { name: "accuracy", title: "Accuracy", unit: "held out", curves: [["validation_accuracy", "accuracy", "--series-2", false]] },
-  { name: "rate", title: "Learning rate", curves: [["rate", "learning rate", "--series-3", false]], zero: true },
-  { name: "norm", title: "Gradient norm", unit: "unclipped", curves: [["norm", "gradient norm", "--series-4", true]], scales: true },
-  { name: "speed", title: "Speed", unit: "tokens per second", curves: [["tokens_per_second", "tokens per second", "--series-1", true]], zero: true },
+  { name: "loss", title: "Loss", unit: "nats", height: 260, curves: [["loss", "training", "--series-1", true], ["validation_loss", "validation", "--series-2", false]], scales: true },
+  { name: "bits", title: "Bits per byte", unit: "validation", curves: [["validation_bits_per_byte", "bits per byte", "--series-2", false]], scales: true },
+  { name: "accuracy", title: "Accuracy", unit: "validation", curves: [["validation_accuracy", "accuracy", "--series-2", false]] },
+  { name: "lr", title: "Learning rate", curves: [["lr", "learning rate", "--series-3", false]], zero: true },
+  { name: "grad_norm", title: "Gradient norm", unit: "unclipped", curves: [["grad_norm", "gradient norm", "--series-4", true]], scales: true },
+  { name: "throughput", title: "Throughput", unit: "tokens per second", curves: [["tokens_per_second", "tokens per second", "--series-1", true]], zero: true },
 ];
 
-export function curves(glass) {
+export function curves(context) {
   let passing = null; // the step under the pointer
   let timer = null;
-  const smooth = slider("smoothing", { min: 0, max: 0.99, step: 0.01, shown: (value) => value.toFixed(2), oninput: (value) => glass.set({ run_smooth: value }) });
-  const scale = choice("scale", [["linear", "linear"], ["log", "logarithmic"]], (value) => glass.set({ run_scale: value }));
-  const status = h("p", { class: "run-status", role: "status", data: { testid: "run-status" } });
+  const smooth = slider("smoothing", { min: 0, max: 0.99, step: 0.01, shown: (value) => value.toFixed(2), oninput: (value) => context.set({ run_smoothing: value }) });
+  const scale = choice("scale", [["linear", "linear"], ["log", "logarithmic"]], (value) => context.set({ run_scale: value }));
+  const readout = h("p", { class: "run-status", role: "status", data: { testid: "run-status" } });
   const go = h("p", { class: "controls" });
   const table = h("details", { class: "as-table", on: { toggle: () => fill() } }, h("summary", {}, "the values as a table"), h("div", { class: "scroll", tabindex: "0", role: "group", "aria-label": "values by step" }));
   const drawn = CHARTS.map((one) => ({
@@ -34,7 +34,7 @@ export function curves(glass) {
   }));
   const [main, ...small] = drawn;
   const few = h("div", { class: "run-small" }, small.map((one) => one.chart));
-  const node = panel("Curves", "Each step the model reads some text, is told how wrong it was (the loss), and changes a little. The pale line is each step, the strong one its running mean. Point at a step, or walk with the arrow keys; click to keep it.", h("div", { class: "controls" }, smooth, scale), main.chart, status, go, few, table);
+  const node = panel("Metrics", "Pale: each step; solid: exponential moving average. Point at a step or use the arrow keys; click to pin it.", h("div", { class: "controls" }, smooth, scale), main.chart, readout, go, few, table);
 
   function moved(step, isKey = false) {
     passing = step;
@@ -47,39 +47,39 @@ export function curves(glass) {
   function pin(step) {
     clearTimeout(timer);
     passing = null;
-    if (glass.state.run_step === step) mark();
-    else glass.set({ run_step: step });
+    if (context.state.run_step === step) mark();
+    else context.set({ run_step: step });
   }
   function at() {
-    const pinned = glass.state.run_step;
-    return passing ?? (typeof pinned === "number" && pinned <= log.told.step ? pinned : null);
+    const pinned = context.state.run_step;
+    return passing ?? (typeof pinned === "number" && pinned <= store.latest.step ? pinned : null);
   }
   function mark() {
     const step = at();
     for (const one of drawn) one.chart.mark(step);
-    const shown = step ?? log.told.step;
-    const { width } = log.told;
+    const shown = step ?? store.latest.step;
+    const { steps_per_point: width } = store.latest;
     const begin = Math.max(1, Math.floor(shown / width) * width);
     const said = width > 1 && begin < shown ? `steps ${whole(begin)} to ${whole(shown)}` : `step ${whole(shown)}`;
     const values = written().map(([name, title]) => {
-      const { mean, low, high } = log.curves[name];
+      const { mean, low, high } = store.curves[name];
       const i = placeOf(name, shown);
       if (i < 0) return null;
       const range = low && low[i] !== high[i] ? ` (${short(low[i])} to ${short(high[i])})` : "";
       return h("span", { data: { testid: `at-${name}`, value: mean[i] } }, `${title} ${precise(mean[i])}${range}`);
     });
-    status.hidden = go.hidden = !log.curves.loss;
-    put(status, h("strong", { data: { testid: "at-step", value: shown } }, said), values);
-    put(go, step === null ? h("span", { class: "quiet" }, "The latest step is shown; choose another in a chart.") : lookAt(glass, step, "look-at"));
+    readout.hidden = go.hidden = !store.curves.loss;
+    put(readout, h("strong", { data: { testid: "at-step", value: shown } }, said), values);
+    put(go, step === null ? h("span", { class: "quiet" }, "Latest step; select another in a chart.") : openCheckpoint(context, step, "look-at"));
   }
   function show() {
-    const { steps, step, state } = log.told;
-    const isLog = glass.state.run_scale === "log";
-    const calm = glass.state.run_smooth ?? CALM;
-    const to = Math.max(1, state === "finished" ? step : Math.max(step, Math.min(steps ?? step, step * 4)));
+    const { steps, step, status } = store.latest;
+    const isLog = context.state.run_scale === "log";
+    const calm = context.state.run_smoothing ?? CALM;
+    const to = Math.max(1, status === "finished" ? step : Math.max(step, Math.min(steps ?? step, step * 4)));
     for (const one of drawn) {
       const series = one.curves.filter(([name]) => isWritten(name)).map(([name, title, colour, isNoisy]) => {
-        const { step: x, mean: y, low, high } = log.curves[name];
+        const { step: x, mean: y, low, high } = store.curves[name];
         return { name: title, testid: `now-${name}`, colour: `var(${colour})`, x, y, low, high, smooth: isNoisy ? calm : 0, dots: !isNoisy && name.startsWith("validation") };
       });
       one.chart.hidden = !series.length && one.name !== "loss";
@@ -88,14 +88,14 @@ export function curves(glass) {
     mark();
     fill();
   }
-  /** The values as text, for those who do not see the lines: some steps from the first to the last. */
+  /** The values as a table, for screen readers: a sample of steps from first to last. */
   function fill() {
     if (!table.open) return;
     const columns = written();
-    const steps = [...new Set(columns.flatMap(([name]) => log.curves[name].step))].sort((a, b) => a - b);
+    const steps = [...new Set(columns.flatMap(([name]) => store.curves[name].step))].sort((a, b) => a - b);
     const some = steps.length <= ROWS ? steps : Array.from({ length: ROWS }, (_, i) => steps[Math.round((i * (steps.length - 1)) / (ROWS - 1))]);
     const cell = (name, step) => {
-      const value = log.curves[name].mean[placeOf(name, step)];
+      const value = store.curves[name].mean[placeOf(name, step)];
       return value === undefined ? h("td", { class: "number" }) : h("td", { class: "number", data: { value } }, precise(value));
     };
     put(
@@ -106,8 +106,8 @@ export function curves(glass) {
   return {
     node,
     draw() {
-      smooth.show(glass.state.run_smooth ?? CALM);
-      scale.show(glass.state.run_scale ?? "linear");
+      smooth.show(context.state.run_smoothing ?? CALM);
+      scale.show(context.state.run_scale ?? "linear");
       show();
     },
     grow: show,
@@ -119,7 +119,7 @@ export function curves(glass) {
 }
 
 function isWritten(name) {
-  return log.curves[name]?.step.length > 0;
+  return store.curves[name]?.step.length > 0;
 }
 
 /** The curves that have values, as [name, title]. */
@@ -130,7 +130,7 @@ function written() {
 
 /** Where a curve has the value of a step; -1 where it has none. */
 function placeOf(name, step) {
-  const steps = log.curves[name].step;
+  const steps = store.curves[name].step;
   const i = nearest(steps, step);
   return steps[i] === step ? i : -1;
 }

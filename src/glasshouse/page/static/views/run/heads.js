@@ -1,66 +1,66 @@
-// What the heads learn: one figure of each, over the steps.
+// Head scores during training.
 
 import { h, put, s } from "glasshouse/dom.js";
 import { short } from "glasshouse/number.js";
-import { choice, instead, panel } from "glasshouse/parts.js";
-import { inside } from "glasshouse/views/run/log.js";
+import { choice, placeholder, panel } from "glasshouse/widgets.js";
+import { checkpointLog } from "glasshouse/views/run/metrics_store.js";
 import { whole } from "glasshouse/views/run/step.js";
 
-const FIGURES = {
-  entropy: { title: "looks widely", about: "How widely each head looks, as the entropy of its weights: 0 is one token, more is many.", unit: "nats" },
-  previous: { title: "looks back by one", about: "How much weight each head puts on the token just before.", unit: "share of the weight" },
-  induction: { title: "looks for repetition", about: "How much weight each head puts on what followed the same token before: such heads can copy.", unit: "share of the weight" },
+const SCORES = {
+  entropy: { title: "entropy", about: "Entropy of the attention weights: 0 is a single key, higher is broader.", unit: "nats" },
+  previous_token: { title: "previous token", about: "Attention weight on the previous token.", unit: "attention weight" },
+  induction: { title: "induction", about: "Attention weight on the token after an earlier occurrence of the current token.", unit: "attention weight" },
 };
 
-export function heads(glass) {
+export function heads(context) {
   const pick = h("div", {});
   const about = h("p", { class: "about" });
-  const grid = h("div", { class: "run-heads scroll", tabindex: "0", role: "group", "aria-label": "heads over time", data: { testid: "run-heads" } });
+  const grid = h("div", { class: "run-heads scroll", tabindex: "0", role: "group", "aria-label": "head scores over steps", data: { testid: "run-heads" } });
   const legend = h("p", { class: "legend" });
-  const node = panel("What the heads learn", null, pick, about, grid, legend);
+  const node = panel("Head scores during training", null, pick, about, grid, legend);
   let buttons = null;
   let offered = 0;
   async function draw() {
-    const { heads: figures, steps } = await inside("probes");
-    const names = Object.keys(FIGURES).filter((name) => name in figures);
+    const { heads: scores, steps } = await checkpointLog("probes");
+    const names = Object.keys(SCORES).filter((name) => name in scores);
     if (!names.length) {
-      put(grid, instead("No figures of heads are written down yet; the first come with the first checkpoint."));
+      put(grid, placeholder("No head scores yet; they are logged with each checkpoint."));
       return;
     }
     if (offered !== names.length) {
-      buttons = choice("figure", names.map((name) => [name, FIGURES[name].title]), (name) => glass.set({ run_figure: name }));
+      buttons = choice("score", names.map((name) => [name, SCORES[name].title]), (name) => context.set({ run_score: name }));
       offered = names.length;
       put(pick, buttons);
     }
-    const name = [glass.state.run_figure, "induction"].find((one) => names.includes(one)) ?? names[0];
+    const name = [context.state.run_score, "induction"].find((one) => names.includes(one)) ?? names[0];
     buttons.show(name);
-    put(about, FIGURES[name].about);
-    const lines = figures[name];
+    put(about, SCORES[name].about);
+    const lines = scores[name];
     const depth = lines.reduce((most, one) => Math.max(most, one?.length ?? 0), 0);
-    const n = glass.model.n_heads;
+    const n = context.model.n_heads;
     const most = Math.max(1e-9, ...lines.filter(Boolean).flat(2).filter((value) => value !== null));
     const cells = [];
     for (let layer = depth - 1; layer >= 0; layer -= 1) {
       cells.push(h("span", { class: "run-layer quiet" }, `layer ${layer}`));
-      for (let head = 0; head < n; head += 1) cells.push(cell(glass, name, layer, head, lines.map((line) => line?.[layer]?.[head] ?? null), steps, most));
+      for (let head = 0; head < n; head += 1) cells.push(cell(context, name, layer, head, lines.map((line) => line?.[layer]?.[head] ?? null), steps, most));
     }
     put(grid, h("div", { class: "run-grid", style: { "grid-template-columns": `max-content repeat(${n}, minmax(58px, 1fr))` } }, cells));
-    put(legend, `Each box is a head over the steps ${whole(steps[0])} to ${whole(steps.at(-1))}, from 0 at the bottom to ${short(most)} at the top (${FIGURES[name].unit}); the number is the latest. Choose one, and all views show that head.`);
+    put(legend, `Each box is one head over steps ${whole(steps[0])} to ${whole(steps.at(-1))}, from 0 to ${short(most)} (${SCORES[name].unit}), with the latest value. Click to select the head in all views.`);
   }
   return { node, draw, grow: draw };
 }
 
-/** One head: its figure over the steps as a small line, and the latest as a number. */
-function cell(glass, name, layer, head, values, steps, most) {
+/** One head: its score over the steps as a sparkline, and the latest value. */
+function cell(context, name, layer, head, values, steps, most) {
   const span = Math.max(1, steps.at(-1) - steps[0]);
   const points = values.map((value, i) => (value === null ? null : [2 + (56 * (steps[i] - steps[0])) / span, 29 - (26 * value) / most])).filter(Boolean);
   const line = points.map(([x, y]) => `${x.toFixed(1)} ${y.toFixed(1)}`).join("L");
   const last = values.findLast((value) => value !== null) ?? null;
   const first = values.find((value) => value !== null) ?? null;
-  const on = glass.state.layer === layer && glass.state.head === head;
+  const on = context.state.layer === layer && context.state.head === head;
   return h(
     "button",
-    { type: "button", class: on ? "run-cell on" : "run-cell", "aria-pressed": String(on), "aria-label": `layer ${layer}, head ${head}: ${name} ${short(first)} at step ${steps[0]}, ${short(last)} at step ${steps.at(-1)}`, data: { testid: `cell-${layer}-${head}`, value: last ?? "", values: JSON.stringify(values) }, on: { click: () => glass.set({ layer, head, attention: "" }) } },
+    { type: "button", class: on ? "run-cell on" : "run-cell", "aria-pressed": String(on), "aria-label": `layer ${layer}, head ${head}: ${name} ${short(first)} at step ${steps[0]}, ${short(last)} at step ${steps.at(-1)}`, data: { testid: `cell-${layer}-${head}`, value: last ?? "", values: JSON.stringify(values) }, on: { click: () => context.set({ layer, head, attention: "" }) } },
     s("svg", { viewBox: "0 0 60 32", preserveAspectRatio: "none", "aria-hidden": "true" }, points.length ? [s("path", { class: "run-fill", d: `M${points[0][0].toFixed(1)} 30L${line}L${points.at(-1)[0].toFixed(1)} 30Z` }), s("path", { class: "run-spark", d: `M${line}` })] : []),
     h("span", { class: "run-number" }, short(last)),
   );

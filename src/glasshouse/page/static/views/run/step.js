@@ -1,25 +1,25 @@
-// A step of the run: how it is written, and the way to the model as it was then.
+// Steps of the run and links to their checkpoints.
 
 import { h } from "glasshouse/dom.js";
-import { log } from "glasshouse/views/run/log.js";
+import { store } from "glasshouse/views/run/metrics_store.js";
 
 /** All digits of a step. */
 export function whole(step) {
   return step.toLocaleString("en");
 }
 
-/** A button that lets all views show the model as it was at a step, as nearly as it was kept. */
-export function lookAt(glass, step, testid) {
-  const near = kept(step);
-  if (!near) return h("span", { class: "quiet" }, "no weights are kept yet");
-  const named = near.name === "final" ? "the end" : near.name;
-  if (near.name === glass.moment) return h("span", { class: "quiet", data: { testid, moment: near.name } }, `all views show the model at ${named}`);
-  const away = near.step === step ? "" : ", the nearest that is kept";
-  return h("button", { type: "button", class: "act", data: { testid, moment: near.name }, on: { click: () => glass.set({ moment: near.name }) } }, `look at the model at ${named}${away}`);
+/** A button that opens the saved checkpoint nearest to a step in all views. */
+export function openCheckpoint(context, step, testid) {
+  const near = nearestSaved(step);
+  if (!near) return h("span", { class: "quiet" }, "no checkpoint saved yet");
+  const named = near.name;
+  if (near.name === context.checkpoint) return h("span", { class: "quiet", data: { testid, checkpoint: near.name } }, `all views show checkpoint ${named}`);
+  const away = near.step === step ? "" : " (nearest saved)";
+  return h("button", { type: "button", class: "act", data: { testid, checkpoint: near.name }, on: { click: () => context.set({ checkpoint: near.name }) } }, `open checkpoint ${named}${away}`);
 }
 
-/** The weights that are kept nearest to a step. */
-function kept(step) {
-  const there = log.told?.moments ?? [];
+/** The saved checkpoint nearest to a step. */
+function nearestSaved(step) {
+  const there = store.latest?.checkpoints ?? [];
   return there.reduce((best, one) => (best === null || Math.abs(one.step - step) < Math.abs(best.step - step) ? one : best), null);
 }

@@ -1,0 +1,143 @@
+"""Export of the page as one HTML file with its scripts, styles and responses."""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from glasshouse import config
+from glasshouse.config import JsonDict, Settings
+from glasshouse.errors import GlasshouseError, InputError
+from glasshouse.page import serialization
+from glasshouse.page.endpoints import ENDPOINTS
+from glasshouse.page.trace import TraceCache
+
+STATIC = Path(__file__).parent / "static"
+LARGEST, ROOM = (
+    64 * 2**20,
+    8 * 2**20,
+)  # bytes of responses: the limit, and the limit with prefetched ones
+# A standalone file sets its own policy: nothing may be fetched.
+POLICY = (
+    "default-src 'none'; script-src 'unsafe-inline' data:; style-src 'unsafe-inline'; img-src data: blob:; "
+    "base-uri 'none'; form-action 'none'"
+)
+
+
+@dataclass(frozen=True)
+class Save(Settings):
+    """Parameters of an export: the URL fragment and the requests of the page.
+
+    A request is "name index body", where the index refers to `forward_passes`, or is "-": a long text is sent once,
+    however many tiles were requested.
+    """
+
+    fragment: str = ""
+    forward_passes: tuple[str, ...] = ()
+    requests: tuple[str, ...] = ()
+
+
+def save(traces: TraceCache, params: Save) -> JsonDict:
+    """Return the current page as one HTML file."""
+    forward_passes = [_parsed(one) for one in params.forward_passes]
+    requests = []
+    for one in params.requests:
+        name, number, body = (*one.split(" ", 2), "", "")[:3]
+        known = number.isdigit() and int(number) < len(forward_passes)
+        requests.append((name, _parsed(body) | ({"forward_pass": forward_passes[int(number)]} if known else {})))
+    return {"html": export_html(traces, params.fragment, requests)}
+
+
+def export_html(
+    traces: TraceCache,
+    fragment: str,
+    requests: Iterable[tuple[str, JsonDict]],
+    more: Iterable[tuple[str, JsonDict]] = (),
+) -> str:
+    """Return a page with the responses to some requests that opens at a state.
+
+    Responses to `more` requests are added while there is room.
+    """
+    responses: dict[str, object] = {}
+    size = 0
+
+    def add(name: str, body: JsonDict) -> None:
+        nonlocal size
+        key = request_key(name, body)
+        if name not in ENDPOINTS or key in responses:
+            return
+        try:
+            given = serialization.to_json(ENDPOINTS[name].handler(traces, config.parse(ENDPOINTS[name].params, body)))
+        except GlasshouseError:  # already reported to the page
+            return
+        size += len(given)
+        responses[key] = json.loads(given)
+
+    for name, body in requests:
+        add(name, body)
+        if size > LARGEST:
+            raise InputError(
+                f"the page would exceed {LARGEST // 2**20} MiB; reload it at the view you want, then save."
+            )
+    for name, body in more:
+        if size > ROOM:
+            break
+        add(name, body)
+    return assemble({"fragment": fragment, "responses": responses})
+
+
+def request_key(name: str, body: JsonDict) -> str:
+    """Return the key under which the page looks up a response: the request as it would send it.
+
+    >>> request_key("next", {"position": 3.0, "requests": {"text": "é", "added": [1]}})
+    'next {"requests":{"added":[1],"text":"é"},"position":3}'
+    """
+    return f"{name} {json.dumps(_js_numbers(body), sort_keys=True, separators=(',', ':'), ensure_ascii=False)}"
+
+
+def _js_numbers(value: object) -> object:
+    """Format numbers as JavaScript does: 1.0 is 1."""
+    if isinstance(value, dict):
+        return {name: _js_numbers(one) for name, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_js_numbers(one) for one in value]
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def assemble(saved: JsonDict) -> str:
+    """Combine the page's files and its data into one HTML file."""
+    page = (STATIC / "index.html").read_text(encoding="utf-8")
+    styles = re.findall(r'<link rel="stylesheet" href="/static/([^"]+)">', page)
+    css = "\n".join((STATIC / name).read_text(encoding="utf-8") for name in styles)
+    scripts = {
+        f"glasshouse/{path.relative_to(STATIC).as_posix()}": _script(path) for path in sorted(STATIC.rglob("*.js"))
+    }
+    page = re.sub(r'<link rel="stylesheet"[^>]*>\n', "", page)
+    page = page.replace('<script type="module" src="/static/main.js"></script>\n', "")
+    page = re.sub(
+        r'<script type="importmap">.*?</script>',
+        lambda _: f'<script type="importmap">{json.dumps({"imports": scripts})}</script>',
+        page,
+    )
+    head = f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">\n<style>\n{css}</style>\n'
+    # Text must not close the script element that contains it.
+    held = serialization.to_json(saved).decode().replace("<", "\\u003c")
+    foot = f'<script type="application/json" id="saved">{held}</script>\n'
+    foot += '<script type="module">import "glasshouse/main.js";</script>\n'
+    return page.replace("</head>", f"{head}</head>").replace("</body>", f"{foot}</body>")
+
+
+def _script(path: Path) -> str:
+    return f"data:text/javascript;base64,{base64.b64encode(path.read_bytes()).decode()}"
+
+
+def _parsed(body: str) -> JsonDict:
+    try:
+        table = json.loads(body)
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"the request is not valid JSON: {error}.") from None
+    return table if isinstance(table, dict) else {}

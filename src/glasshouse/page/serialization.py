@@ -1,0 +1,79 @@
+"""JSON for the page: tensors, numbers and tokens with control characters escaped."""
+
+from __future__ import annotations
+
+import base64
+import json
+import math
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+from glasshouse.config import JsonDict
+from glasshouse.escaping import show_whitespace
+from glasshouse.text import Tokenizer
+
+LONGEST = 200  # characters shown of a token
+
+
+def encode_tensor(tensor: Tensor) -> JsonDict:
+    """Return a tensor as JSON: its shape and base64 data, float32 or uint8.
+
+    >>> encode_tensor(torch.tensor([[1.0, 2.0]]))
+    {'shape': [1, 2], 'f32': 'AACAPwAAAEA='}
+    """
+    kind, held = ("u8", tensor) if tensor.dtype == torch.uint8 else ("f32", tensor.float())
+    data = held.detach().cpu().contiguous().numpy().tobytes()
+    return {"shape": list(tensor.shape), kind: base64.b64encode(data).decode()}
+
+
+def finite_or_none(value: Tensor | float) -> float | None:
+    """Return a float, None if it is NaN or infinite."""
+    plain = float(value)
+    return plain if math.isfinite(plain) else None
+
+
+def describe_tokens(ids: Iterable[int], tok: Tokenizer | None) -> list[JsonDict]:
+    """Describe tokens for the page: id, visible text, and whether they are special or partial bytes.
+
+    >>> describe_tokens([7], None)
+    [{'id': 7, 'text': '7'}]
+    """
+    return [_token(one, tok) for one in ids]
+
+
+def _token(one: int, tok: Tokenizer | None) -> JsonDict:
+    if tok is None or one not in tok.ids:  # the vocabulary may be padded beyond the tokenizer
+        return {"id": one, "text": str(one)}
+    raw = tok.decode_bytes([one])
+    text = show_whitespace(raw) if tok.byte_level else show_whitespace(tok.id_to_token(one))
+    shown: JsonDict = {"id": one, "text": text if len(text) <= LONGEST else f"{text[:LONGEST]}… ({len(text):,})"}
+    if one in tok.special_ids:
+        return shown | {"kind": "special"}
+    try:
+        raw.decode()
+    except UnicodeDecodeError:
+        return shown | {"kind": "bytes"}
+    return shown
+
+
+def to_json(answer: object) -> bytes:
+    """Encode a response as JSON; NaN and infinity become null.
+
+    >>> to_json({"loss": [1.5, float("nan")]})
+    b'{"loss":[1.5,null]}'
+    """
+    try:
+        text = json.dumps(answer, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    except ValueError:
+        text = json.dumps(_finite(answer), ensure_ascii=False, separators=(",", ":"))
+    return text.encode(errors="backslashreplace")
+
+
+def _finite(value: object) -> object:
+    if isinstance(value, dict):
+        return {name: _finite(one) for name, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(one) for one in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,0 +1,50 @@
+// Checkpoint selection of a run: a slider, and a second checkpoint to compare with.
+
+import { request, isSaved } from "glasshouse/api.js";
+import { h, put } from "glasshouse/dom.js";
+import { slider } from "glasshouse/widgets.js";
+
+const OFTEN = 5000; // milliseconds between polls for new checkpoints
+
+export class CheckpointPicker {
+  constructor(page) {
+    this.page = page;
+    this.slider = slider("checkpoint", { min: 0, max: 0, step: 1, shown: (at) => page.model.checkpoints[at] ?? "", oninput: (at) => this.go(at) });
+    this.slider.dataset.testid = "checkpoints";
+    this.compareWith = h("select", { "aria-label": "compare with", data: { testid: "compare-with" }, on: { change: () => page.state.set({ compare_with: this.compareWith.value }) } });
+    this.node = h("section", { class: "checkpoint-picker", "aria-label": "checkpoints" }, this.slider, h("label", { class: "slider" }, h("span", { class: "name" }, "compare with"), this.compareWith));
+    this.node.hidden = page.model.checkpoints.length < 2;
+    if (page.model.run && !isSaved) setInterval(() => this.look(), OFTEN);
+  }
+
+  go(at) {
+    clearTimeout(this.pause);
+    const { checkpoints } = this.page.model;
+    this.pause = setTimeout(() => this.page.state.set({ checkpoint: at === checkpoints.length - 1 ? "" : checkpoints[at] }), 150);
+  }
+
+  draw() {
+    const { model, state } = this.page;
+    this.node.hidden = model.checkpoints.length < 2;
+    const at = model.checkpoints.indexOf(state.values.checkpoint);
+    this.slider.limit(Math.max(0, model.checkpoints.length - 1));
+    this.slider.show(at < 0 ? model.checkpoints.length - 1 : at);
+    const options = ["", ...model.checkpoints].map((name) => h("option", { value: name }, name || "none"));
+    put(this.compareWith, options);
+    this.compareWith.value = state.values.compare_with;
+  }
+
+  /** Poll for new checkpoints of a running training. */
+  async look() {
+    if (document.hidden) return;
+    try {
+      const { checkpoints } = await request("checkpoints", {}, { fresh: true });
+      if (JSON.stringify(checkpoints) === JSON.stringify(this.page.model.checkpoints)) return;
+      const latest = !this.page.state.values.checkpoint;
+      this.page.model.checkpoints = checkpoints;
+      this.page.changed(new Set(latest ? ["checkpoint"] : []));
+    } catch {
+      // retried at the next poll
+    }
+  }
+}

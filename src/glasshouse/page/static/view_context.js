@@ -1,0 +1,90 @@
+// What each view gets: the model, the state, the tokens, and requests to the server.
+
+import { request, Superseded } from "glasshouse/api.js";
+import { quoted } from "glasshouse/widgets.js";
+
+/** Context of one pane: a view of the model at one checkpoint. */
+export class ViewContext {
+  constructor(page, checkpoint) {
+    this.page = page;
+    this.checkpoint = checkpoint;
+    this.turn = 0; // draw counter, to discard late responses
+  }
+
+  get model() {
+    return this.page.model;
+  }
+
+  get state() {
+    return this.page.state.values;
+  }
+
+  /** The tokens of the prompt: {text}, or {source, target}. */
+  get tokens() {
+    return this.page.tokens;
+  }
+
+  /** The tokens that are selected from: the text, or the target. */
+  get row() {
+    return this.tokens.text ?? this.tokens.target;
+  }
+
+  /** The position of the selected token. */
+  get token() {
+    const length = this.row.length;
+    const { token } = this.state;
+    return token < 0 || token >= length ? length - 1 : token;
+  }
+
+  /** Whether the model predicts tokens or labels. */
+  get hasProbabilities() {
+    return this.model.predicts_tokens || this.model.head.endsWith("label");
+  }
+
+  /** Python code that loads the model. */
+  get loading() {
+    if (this.model.in_memory) return "# model and tok as passed to gh.look";
+    return `model, tok = gh.load(${quoted(this.model.folders[this.checkpoint] ?? this.model.name)})`;
+  }
+
+  set(changes) {
+    this.page.state.set(changes);
+  }
+
+  /** The current forward pass: prompt, checkpoint and edits; with `unedited`, without edits. */
+  forwardPass({ unedited = false } = {}) {
+    const { text, target, appended, masked, edits, patch_from: patchFrom } = this.state;
+    const prompt = { text };
+    if (target) prompt.target = target;
+    if (appended.length) prompt.appended = appended;
+    if (masked.length) prompt.masked = masked;
+    const forwardPass = { prompt };
+    if (this.checkpoint) forwardPass.checkpoint = this.checkpoint;
+    if (!unedited && edits.length) {
+      forwardPass.edits = edits;
+      if (patchFrom && edits.some((one) => one.kind === "patch")) forwardPass.patch_from = this.patchPrompt;
+    }
+    return forwardPass;
+  }
+
+  /** The prompt that patches come from; in an encoder-decoder, another source with the same target. */
+  get patchPrompt() {
+    const { prompt } = this.forwardPass({ unedited: true });
+    const text = this.state.patch_from;
+    return this.tokens.target ? { ...prompt, text } : { text };
+  }
+
+  /** The forward pass of that prompt. */
+  get patchPass() {
+    return { ...this.forwardPass({ unedited: true }), prompt: this.patchPrompt };
+  }
+
+  /** Send a request; throws Superseded if the view was redrawn meanwhile. */
+  async request(name, body = {}, options = {}) {
+    const { turn } = this;
+    const topic = body.forward_pass ? JSON.stringify(body.forward_pass) : "";
+    const answer = await request(name, body, { topic, ...options });
+    if (turn !== this.turn) throw new Superseded();
+    return answer;
+  }
+}

@@ -1,0 +1,184 @@
+// Cross-attention: lines between source and target tokens, and the weights of one target token.
+
+import { h, put, s } from "glasshouse/dom.js";
+import { percent, plural } from "glasshouse/number.js";
+import { bars, choice, panel, token } from "glasshouse/widgets.js";
+import { row, decodeTensor } from "glasshouse/tensor.js";
+import { selection } from "glasshouse/views/alignment/selection.js";
+import { matrix } from "glasshouse/views/alignment/matrix.js";
+
+const WINDOW = 32; // tokens of each side that are shown at once
+const FAINT = 0.03; // smaller weights are not drawn, unless a token has no larger ones
+const LINES = 500; // that are drawn at most
+const LISTED = 12; // source tokens whose weights are listed
+
+export function crossAttention(context) {
+  let weights = null; // [target, source] of the part that is shown
+  let from = { source: 0, target: 0 };
+  let passing = null; // the target token under the pointer or with the focus
+  const of = choice("weights of", [["head", "one head"], ["layer", "mean of the layer"], ["all", "mean of all layers"]], (value) => context.set({ alignment_scope: value }));
+  const what = h("span", { class: "quiet", data: { testid: "alignment-scope" } });
+  const rows = { source: h("div", { class: "al-row source", role: "group", "aria-label": "source tokens" }), target: h("div", { class: "al-row target", role: "group", "aria-label": "target tokens" }) };
+  const lines = s("svg", { class: "al-lines", "aria-hidden": "true" });
+  const drawing = h("div", { class: "al-drawing", data: { testid: "alignment" } }, rows.source, lines, rows.target);
+  const pagers = { source: pager("source"), target: pager("target") };
+  const list = h("div", { data: { testid: "alignment-list" } });
+  const listed = h("h3", {});
+  const table = matrix(context);
+  const node = panel(
+    "Cross-attention",
+    "Attention of each target token to the source tokens; line width is the weight. Point at or click a target token to see its weights.",
+    h("div", { class: "controls" }, of, what),
+    drawing,
+    h("div", { class: "controls" }, pagers.source.node, pagers.target.node),
+    h("div", { class: "columns" }, h("div", { class: "al-part" }, listed, list), table.node),
+  );
+
+  function pager(side) {
+    const less = h("button", { type: "button", class: "tool", on: { click: () => go(-1) } }, `‹ earlier ${side}`);
+    const more = h("button", { type: "button", class: "tool", on: { click: () => go(1) } }, `later ${side} ›`);
+    const where = h("span", { class: "quiet" });
+    const go = (by) => context.set({ [side === "source" ? "key" : "token"]: from[side] + by * WINDOW });
+    const line = h("span", { class: "controls", data: { testid: `pager-${side}` } }, less, where, more);
+    return {
+      node: line,
+      show() {
+        const length = context.tokens[side].length;
+        line.hidden = length <= WINDOW;
+        less.disabled = from[side] === 0;
+        more.disabled = from[side] + WINDOW >= length;
+        put(where, `${side} tokens ${from[side]} to ${Math.min(length, from[side] + WINDOW) - 1} of ${length}`);
+      },
+    };
+  }
+
+  function build() {
+    for (const side of ["source", "target"]) {
+      const some = context.tokens[side].slice(from[side], from[side] + WINDOW);
+      put(rows[side], some.map((one, i) => {
+        const at = from[side] + i;
+        const pass = side === "target" ? { pointerenter: () => pointed(at), pointerleave: () => pointed(null), focus: () => pointed(at), blur: () => pointed(null) } : {};
+        const button = token(one, { tag: "button", type: "button", class: "al-token", data: { place: at, testid: `${side}-token-${at}` }, "aria-label": `${side} token ${at}: ${one.text}`, on: { ...pass, click: () => context.set(side === "source" ? { key: at } : { token: at }), keydown: (event) => walk(event, side, at) } });
+        return h("span", { class: "al-spot" }, side === "source" ? h("span", { class: "al-share", data: { testid: `share-${at}` } }) : null, button);
+      }));
+    }
+  }
+
+  function walk(event, side, at) {
+    const by = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1 }[event.key];
+    if (!by) return;
+    event.preventDefault();
+    const next = rows[side].querySelector(`[data-place="${at + by}"]`);
+    next?.focus();
+    next?.click();
+  }
+
+  function pointed(at) {
+    passing = at;
+    connect();
+  }
+
+  /** The target token whose weights are read: the one pointed at, or the selected one if it is shown. */
+  function active() {
+    const at = passing ?? context.token;
+    return at >= from.target && at < from.target + weights.shape[0] ? at : from.target;
+  }
+
+  function connect() {
+    if (!weights) return;
+    const at = active();
+    const own = row(weights, at - from.target);
+    mark(at, own);
+    drawLines(at);
+    drawList(at, own);
+  }
+
+  function mark(at, own) {
+    const { target, source } = selection(context);
+    for (const one of rows.target.querySelectorAll(".al-token")) {
+      const here = Number(one.dataset.place);
+      one.classList.toggle("selected", here === target);
+      one.classList.toggle("passing", here === at && here !== target);
+    }
+    for (const one of rows.source.querySelectorAll(".al-token")) {
+      const here = Number(one.dataset.place);
+      const share = own[here - from.source];
+      const label = one.parentElement.firstElementChild;
+      one.classList.toggle("compared", here === source);
+      put(label, percent(share));
+      label.dataset.value = share;
+      label.classList.toggle("faint", share < FAINT);
+    }
+  }
+
+  function drawLines(at) {
+    const [high, wide] = weights.shape;
+    // Horizontal where both rows fit, otherwise two columns.
+    drawing.classList.remove("tall");
+    const room = drawing.clientWidth;
+    const isTall = rows.source.scrollWidth > room || rows.target.scrollWidth > room;
+    drawing.classList.toggle("tall", isTall);
+    const box = lines.getBoundingClientRect();
+    const spot = (side, i) => {
+      const r = rows[side].children[i].querySelector(".al-token").getBoundingClientRect();
+      return isTall ? r.top + r.height / 2 - box.top : r.left + r.width / 2 - box.left;
+    };
+    const spots = { source: Array.from({ length: wide }, (_, i) => spot("source", i)), target: Array.from({ length: high }, (_, i) => spot("target", i)) };
+    const pairs = [];
+    for (let t = 0; t < high; t += 1) {
+      const values = row(weights, t);
+      const least = Math.min(FAINT, 0.25 * Math.max(...values));
+      values.forEach((value, k) => value >= least && pairs.push([value, t, k]));
+    }
+    pairs.sort((a, b) => b[0] - a[0]);
+    const isOwn = ([, t]) => t === at - from.target;
+    const shown = pairs.filter((one, i) => i < LINES || isOwn(one)).sort((a, b) => isOwn(a) - isOwn(b) || a[0] - b[0]);
+    const long = isTall ? box.width : box.height;
+    put(lines, shown.map((one) => {
+      const [value, t, k] = one;
+      const [a, b] = [spots.source[k], spots.target[t]];
+      const d = isTall ? `M0 ${a}C${long / 2} ${a} ${long / 2} ${b} ${long} ${b}` : `M${a} 0C${a} ${long / 2} ${b} ${long / 2} ${b} ${long}`;
+      return s("path", { d, class: isOwn(one) ? "own" : "", "stroke-width": (0.6 + 7 * value).toFixed(2), "stroke-opacity": (isOwn(one) ? 0.35 + 0.65 * value : 0.08 + 0.4 * value).toFixed(3) });
+    }));
+  }
+
+  function drawList(at, own) {
+    put(listed, "Weights of ", token(context.tokens.target[at]), ` (target token ${at})`);
+    const { source } = selection(context);
+    const order = Array.from(own, (value, i) => [value, from.source + i]).sort((a, b) => b[0] - a[0]).slice(0, LISTED).sort((a, b) => a[1] - b[1]);
+    const most = Math.max(1e-9, ...own);
+    put(
+      list,
+      bars(order.map(([value, place]) => ({ name: token(context.tokens.source[place]), share: value / most, value, text: percent(value), title: `source token ${place}`, data: { place }, class: place === source ? "al-key" : "" })), { label: `weights of target token ${at}` }),
+      own.length > LISTED || own.length < context.tokens.source.length ? h("p", { class: "quiet" }, `These ${order.length} have ${percent(order.reduce((sum, one) => sum + one[0], 0))} of the attention weight.`) : null,
+    );
+  }
+
+  const follow = new ResizeObserver(() => connect());
+  follow.observe(drawing);
+  return {
+    node,
+    async draw(changed) {
+      const { of: which, layer, head, target, source } = selection(context);
+      of.show(which);
+      put(what, { head: `layer ${layer}, head ${head}: select above, or with [ ] and , .`, layer: `all ${context.model.n_heads} heads of layer ${layer}`, all: `all ${context.model.n_heads} heads of ${plural(context.model.n_layers, "layer")}` }[which]);
+      const old = from;
+      from = { source: Math.floor(source / WINDOW) * WINDOW, target: Math.floor(target / WINDOW) * WINDOW };
+      const body = { forward_pass: context.forwardPass() };
+      if (which !== "all") body.layer = layer;
+      if (which === "head") body.head = head;
+      for (const side of ["source", "target"]) body[side] = [from[side], from[side] + WINDOW];
+      const told = await context.request("alignment", body);
+      weights = decodeTensor(told.weights);
+      if (changed.has("tokens") || !rows.target.children.length || old.source !== from.source || old.target !== from.target) build();
+      pagers.source.show();
+      pagers.target.show();
+      connect();
+      table.draw(weights, from);
+    },
+    close() {
+      follow.disconnect();
+      table.close();
+    },
+  };
+}

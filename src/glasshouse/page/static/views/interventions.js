@@ -1,0 +1,48 @@
+// Interventions: ablation, scaling and activation patching, with predictions before and after.
+
+import { answer, preamble, within } from "glasshouse/code.js";
+import { onTheme } from "glasshouse/colour.js";
+import { h, put } from "glasshouse/dom.js";
+import { python } from "glasshouse/widgets.js";
+import { editList } from "glasshouse/views/interventions/edit_list.js";
+import { history } from "glasshouse/views/interventions/history.js";
+import { lens } from "glasshouse/views/interventions/lens.js";
+import { loss } from "glasshouse/views/interventions/loss.js";
+import { patching } from "glasshouse/views/interventions/patching.js";
+import { predictions } from "glasshouse/views/interventions/predictions.js";
+import { ablation } from "glasshouse/views/interventions/ablation.js";
+
+export function mount(context, root) {
+  const { model } = context;
+  const changes = history(context);
+  const inside = [ablation(context, changes), editList(context, changes)];
+  const outcome = [predictions(context), loss(context)];
+  if (model.predicts_tokens || model.head === "token_classification") outcome.push(lens(context));
+  const second = patching(context, changes);
+  const parts = [...inside, ...outcome, second];
+  const nodes = (some) => some.map((part) => part.node);
+  const code = h("div", {});
+  root.classList.add("interventions");
+  root.append(h("div", { class: "interventions-top" }, nodes(inside)), h("div", { class: "columns outcome" }, nodes(outcome)), second.node, code);
+  const undo = (event) => changes.key(event);
+  addEventListener("keydown", undo);
+  const stop = onTheme(() => parts.forEach((part) => part.colour?.()));
+  return {
+    async draw() {
+      const [lines] = await Promise.all([inPython(context), ...parts.map((part) => part.draw())]);
+      put(code, python(lines));
+    },
+    close: () => {
+      removeEventListener("keydown", undo);
+      stop();
+      parts.forEach((part) => part.close?.());
+    },
+  };
+}
+
+/** The same in Python. */
+async function inPython(context) {
+  const { lines, inputs } = preamble(context);
+  const call = answer(context, inputs);
+  return [...lines, "model.eval()", `before = ${call}`, ...(await within(context, [`after = ${call}`]))].join("\n");
+}

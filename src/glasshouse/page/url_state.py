@@ -1,0 +1,91 @@
+"""The page state in the URL fragment, and its forward pass."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import urlencode
+
+from glasshouse import config
+from glasshouse.config import JsonDict
+from glasshouse.models import Seq2Seq
+from glasshouse.page.forward_pass import ForwardPass, Prompt
+from glasshouse.page.model_loader import LoadedModel
+from glasshouse.page.next_token import Generate, generate_text
+from glasshouse.page.trace import TraceCache
+
+MAX_TARGET_TOKENS = 48  # generated for an empty target
+# Documented in static/state.js.
+DEFAULTS: JsonDict = {
+    "view": "tokens",
+    "text": "",
+    "target": "",
+    "appended": [],
+    "masked": [],
+    "token": -1,
+    "key": 0,
+    "layer": 0,
+    "head": 0,
+    "attention": "",
+    "edits": [],
+    "patch_from": "",
+    "checkpoint": "",
+    "compare_with": "",
+    "temperature": 1,
+    "top_k": 0,
+    "top_p": 1,
+    "seed": 0,
+}
+# Keys that belong to one view, each prefixed with its name.
+VIEW_STATE_KEYS = (
+    *(f"alignment_{name}" for name in ("beams", "length_penalty", "pruned", "scope")),
+    *(f"attention_{name}" for name in ("key", "lines", "query", "scale")),
+    *(f"interventions_{name}" for name in ("edit", "site", "stack")),
+    *(f"residual_{name}" for name in ("color", "embed", "incorrect_token", "token")),
+    *(f"run_{name}" for name in ("left", "right", "scale", "score", "smoothing", "step")),
+    *(f"walkthrough_{name}" for name in ("all", "card", "side")),
+)
+
+
+def fragment(state: Mapping[str, object]) -> str:
+    """Return the URL fragment of a state; defaults are omitted.
+
+    >>> fragment({"text": "to be", "layer": 3, "head": 0})
+    '#text=to+be&layer=3'
+    """
+    given = {name: one for name, one in state.items() if one != DEFAULTS.get(name)}
+    said = {
+        name: one if isinstance(one, str) else json.dumps(one, separators=(",", ":")) for name, one in given.items()
+    }
+    return f"#{urlencode(said, errors='surrogateescape')}" if said else ""
+
+
+def forward_pass_of(loaded: LoadedModel, state: Mapping[str, Any]) -> ForwardPass:
+    """Return the forward pass of a state."""
+    prompt = {name: state[name] for name in ("text", "target", "appended", "masked")}
+    table: JsonDict = {"prompt": prompt, "checkpoint": state["checkpoint"], "edits": state["edits"]}
+    if state["patch_from"] and any(one["kind"] == "patch" for one in state["edits"]):
+        # In an encoder-decoder, another source with the same target.
+        pair = isinstance(loaded.model, Seq2Seq)
+        table["patch_from"] = {**prompt, "text": state["patch_from"]} if pair else {"text": state["patch_from"]}
+    return config.parse(ForwardPass, table)
+
+
+def with_defaults(traces: TraceCache, given: Mapping[str, object]) -> JsonDict:
+    """Return a complete state with the defaults of the page."""
+    state: JsonDict = {**DEFAULTS, **given}
+    state["checkpoint"] = state["checkpoint"] or traces.loader.latest()
+    loaded = traces.loader.get(state["checkpoint"])
+    if not state["text"] and not state["appended"]:
+        state["text"] = traces.loader.example()
+    pair = isinstance(loaded.model, Seq2Seq)
+    state["attention"] = state["attention"] or ("decoder.cross_pattern" if pair else "pattern")
+    if pair and not state["target"] and not state["appended"]:
+        forward_pass = ForwardPass(Prompt(state["text"]), state["checkpoint"])
+        made = generate_text(traces, Generate(forward_pass, max_new_tokens=MAX_TARGET_TOKENS))
+        state["appended"] = [one["id"] for one in made["tokens"]]
+    row = loaded.inputs(forward_pass_of(loaded, state).prompt)[-1]
+    last = row.shape[1] - 1
+    state["token"] = state["token"] if 0 <= state["token"] <= last else last  # as on the page
+    return state

@@ -1,0 +1,185 @@
+"""Viewing a model in a notebook, in a file or in a browser."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator
+from html import escape
+from pathlib import Path
+
+from glasshouse import config
+from glasshouse.config import JsonDict, did_you_mean, require
+from glasshouse.errors import InputError
+from glasshouse.inspection import sites
+from glasshouse.inspection.sites import select, unwrap_model
+from glasshouse.models import Model, check_tokenizer
+from glasshouse.models.seq2seq import Seq2Seq
+from glasshouse.page import (
+    alignment,
+    attention,
+    html_export,
+    interventions,
+    residual_stream,
+    tokenization,
+    training_run,
+    walkthrough,
+)
+from glasshouse.page.forward_pass import ForwardPass, Prompt
+from glasshouse.page.model_loader import ModelLoader
+from glasshouse.page.server import Server
+from glasshouse.page.trace import TraceCache
+from glasshouse.page.url_state import DEFAULTS, VIEW_STATE_KEYS, forward_pass_of, fragment, with_defaults
+from glasshouse.text import Tokenizer
+
+InitialRequests = Callable[[TraceCache, ForwardPass, JsonDict], list[tuple[str, JsonDict]]]
+
+INITIAL_REQUESTS: dict[str, InitialRequests] = {
+    "tokens": tokenization.initial_requests,
+    "attention": attention.initial_requests,
+    "residual": residual_stream.initial_requests,
+    "interventions": interventions.initial_requests,
+    "walkthrough": walkthrough.initial_requests,
+    "alignment": alignment.initial_requests,
+    "run": training_run.initial_requests,
+}
+MOST = 128  # further selections of tokens and heads that a saved file includes
+
+
+class Look:
+    """A model and a page state, displayed by notebooks."""
+
+    def __init__(self, traces: TraceCache, given: JsonDict) -> None:
+        self.traces, self.given = traces, given
+
+    def html(self) -> str:
+        """Return the page as a standalone HTML file, with nearby selections if they fit."""
+        state = with_defaults(self.traces, self.given)
+        first, *others = self._states(state)
+        loaded = self.traces.loader.get(state["checkpoint"])
+        needed: list[tuple[str, JsonDict]] = [
+            ("model", {}),
+            ("tokenize", {"forward_pass": forward_pass_of(loaded, state).unedited.to_json()}),
+            *self._requests(first),
+        ]
+        more = (ask for other in others for ask in self._requests(other))
+        shown = self.given | {"appended": state["appended"], "checkpoint": state["checkpoint"]}
+        return html_export.export_html(self.traces, fragment(shown), needed, more)
+
+    def save(self, path: str | Path) -> None:
+        """Write the page to a file."""
+        Path(path).write_text(self.html(), encoding="utf-8")
+
+    def open(self, *, port: int = 0, browser: bool = True) -> Server:
+        """Serve the full page in the background; `close` the returned server."""
+        server = Server(self.traces, port=port)
+        server.start()
+        if browser:
+            server.show(self.fragment)
+        print(server.address + self.fragment)
+        return server
+
+    @property
+    def fragment(self) -> str:
+        """The URL fragment of the state."""
+        return fragment(self.given)
+
+    def _repr_html_(self) -> str:
+        frame = 'width="100%" height="860" style="border:0" sandbox="allow-scripts" title="Glasshouse"'
+        return f'<iframe {frame} srcdoc="{escape(self.html())}"></iframe>'
+
+    def _requests(self, state: JsonDict) -> Iterator[tuple[str, JsonDict]]:
+        """Yield the requests that all views send when opened, and the tokens of the patch source."""
+        loaded = self.traces.loader.get(state["checkpoint"])
+        if state["patch_from"]:
+            patched = forward_pass_of(loaded, {**state, "edits": [{"kind": "patch", "site": ""}]})
+            yield "tokenize", {"forward_pass": patched.patch_pass.to_json()}
+        forward_pass = forward_pass_of(loaded, state)
+        for name in available_views(self.traces.loader):
+            yield from INITIAL_REQUESTS[name](self.traces, forward_pass, state)
+
+    def _states(self, state: JsonDict) -> Iterator[JsonDict]:
+        yield state
+        loaded = self.traces.loader.get(state["checkpoint"])
+        s = loaded.model.spec
+        length = loaded.inputs(forward_pass_of(loaded, state).prompt)[-1].shape[1]
+        tokens = [{"token": token} for token in range(length)]
+        heads = [{"layer": layer, "head": head} for layer in range(s.n_layers) for head in range(s.n_heads)]
+        if len(tokens) * len(heads) <= MOST:
+            yield from (state | token | head for token in tokens for head in heads)
+        else:
+            yield from (state | one for some in (tokens, heads) if len(some) <= MOST for one in some)
+
+
+def look(model: Model, tok: Tokenizer | None = None, text: str = "", **state: object) -> Look:
+    """View a model on a text: a notebook displays the page, `save` writes it, `open` serves it.
+
+    Further keyword arguments are keys of the URL state: `view="attention"`, `layer=3`, `head=5`, `token=7`.
+
+    >>> import glasshouse as gh
+    >>> tok = gh.Tokenizer.train(texts=["to be or not to be"], vocab_size=263)
+    >>> model = gh.build(gh.preset("tiny-decoder", vocab_size=263)).eval()
+    >>> seen = gh.look(model, tok, "to be or", view="attention", layer=1)
+    >>> seen.html().startswith("<!doctype html>")
+    True
+    """
+    model = unwrap_model(model)
+    if tok is not None:
+        check_tokenizer(model, tok)
+    traces = TraceCache(ModelLoader.from_model(model, tok))
+    return Look(traces, validate_state(traces, {"text": text, **state}))
+
+
+def available_views(loader: ModelLoader) -> list[str]:
+    """Return the names of the views that apply to the model."""
+    left_out = set() if isinstance(loader.get("").model, Seq2Seq) else {"alignment"}
+    left_out |= set() if loader.run is not None else {"run"}
+    return [name for name in INITIAL_REQUESTS if name not in left_out]
+
+
+def validate_state(traces: TraceCache, given: JsonDict) -> JsonDict:
+    """Return a state after checking its keys, and its values against the model."""
+    for name in given:
+        if name not in DEFAULTS and name not in VIEW_STATE_KEYS:
+            raise InputError(
+                f"the page has no state key {name!r}; {did_you_mean(name, [*DEFAULTS, *VIEW_STATE_KEYS])}"
+            )
+    state: JsonDict = {name: _typed(name, value) for name, value in given.items()}
+    if (view := state.get("view", "tokens")) not in INITIAL_REQUESTS:
+        raise InputError(f"there is no view {view!r}; {did_you_mean(view, INITIAL_REQUESTS)}")
+    loader = traces.loader
+    if view not in (fitting := available_views(loader)):
+        raise InputError(f"the view {view!r} does not apply to this model; choose one of {', '.join(fitting)}.")
+    for name in ("checkpoint", "compare_with"):
+        if (checkpoint := state.get(name)) and checkpoint not in (known := loader.checkpoints()):
+            advice = did_you_mean(checkpoint, known) if known else "leave it out: only a run has several."
+            raise InputError(f"{name} is {checkpoint!r}, but there is no such checkpoint; {advice}")
+    _check_selection(traces, DEFAULTS | state, state.keys() & {"token", "key"})
+    return state
+
+
+def _typed(name: str, value: object) -> object:
+    """Return a value after checking its type."""
+    kind = float if name in ("temperature", "top_p") else type(DEFAULTS.get(name))
+    return config.parse(kind, value, name) if kind in (int, float, str) else value
+
+
+def _check_selection(traces: TraceCache, state: JsonDict, places: Collection[str]) -> None:
+    """Check that layer, head, attention, sites and tokens exist in the model."""
+    loaded = traces.loader.get(state["checkpoint"])
+    s = loaded.model.spec
+    forward_pass = forward_pass_of(loaded, state)
+    for edit in forward_pass.edits:
+        select(loaded.model, edit.site)
+    kinds = {
+        name.rpartition(".")[0]: None for name, site in sites(loaded.model).items() if site.hook_point == "pattern"
+    }
+    if state["attention"] and state["attention"] not in kinds:
+        raise InputError(
+            f"attention is {state['attention']!r}, which is unknown; {did_you_mean(state['attention'], kinds)}"
+        )
+    sizes = {"layer": max(s.n_layers, getattr(s, "n_encoder_layers", 0)), "head": s.n_heads}
+    if places and not isinstance(loaded.model, Seq2Seq):  # whose target may be generated later
+        prompt = forward_pass.prompt if state["text"] or state["appended"] else Prompt(traces.loader.example())
+        sizes |= dict.fromkeys(places, loaded.inputs(prompt)[-1].shape[1])
+    for name, size in sizes.items():
+        least = -1 if name == "token" else 0  # -1 is the last
+        require(least <= state[name] < size, name, state[name], f"within {least} and {size - 1}")
