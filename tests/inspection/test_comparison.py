@@ -252,7 +252,7 @@ def test_tiles_change_nothing_and_no_whole_pattern_is_held(monkeypatch: pytest.M
     monkeypatch.setattr(hooks, "recompute_attention", watched)
     monkeypatch.setattr(comparison, "recompute_attention", watched)
     monkeypatch.setattr(stack_input, "TILE", 1)
-    monkeypatch.setattr(comparison, "LOGITS", 1)
+    monkeypatch.setattr(comparison, "MAX_LOGITS", 1)
     tiled = compare(one, other, SAID)
     for name in TENSORS:
         close(getattr(tiled, name), getattr(whole, name))

@@ -210,8 +210,8 @@ def test_chosen_layers_and_positions_are_those_of_the_whole(kind: str, monkeypat
     model = tiny(kind, n_layers=3)
     whole = lens(model, *inputs(model))
     length = whole.ids.shape[1]
-    for logits in (logit_lens.LOGITS, 1, 2 * VOCABULARY, 7 * VOCABULARY + 3):
-        monkeypatch.setattr(logit_lens, "LOGITS", logits)
+    for logits in (logit_lens.MAX_LOGITS, 1, 2 * VOCABULARY, 7 * VOCABULARY + 3):
+        monkeypatch.setattr(logit_lens, "MAX_LOGITS", logits)
         some = lens(model, *inputs(model), layers=[-1, 0, 2], positions=(3, -1, 1))
         places, layers = [3, length - 1, 1], [3, 0, 2]
         assert some.positions == tuple(places)
@@ -227,7 +227,7 @@ def test_chosen_layers_and_positions_are_those_of_the_whole(kind: str, monkeypat
 def test_only_the_logits_in_view_are_made(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two layers, two texts and three positions are 12 rows, made five at a time; later layers are not run."""
     model = tiny(n_layers=4)
-    monkeypatch.setattr(logit_lens, "LOGITS", 5 * VOCABULARY)
+    monkeypatch.setattr(logit_lens, "MAX_LOGITS", 5 * VOCABULARY)
     sizes, last = [], []
     forward = model.head.forward
 

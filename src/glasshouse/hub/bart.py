@@ -19,7 +19,7 @@ BASE: ConfigDict = {
     "final_norm": False,
     "init": "normal",
 }
-ROWS = (
+KEY_MAPPINGS = (
     KeyMapping("vocab_size", "vocab_size", 50_265),
     KeyMapping("d_model", "d_model", 1024),
     KeyMapping("encoder_layers", "n_encoder_layers", 12),
@@ -113,7 +113,7 @@ like_bart = functools.partial(
 BART = like_bart(
     model_type="bart",
     base={**BASE, "position": {"kind": "learned", "offset": 2}, "embed_norm": True},
-    key_mappings=ROWS,
+    key_mappings=KEY_MAPPINGS,
     heads={"BartForConditionalGeneration": {"kind": "next_token"}, "BartModel": {"kind": "none"}},
     ignored_tensors=r"model\.(en|de)coder\.version",
     adjust=functools.partial(adjust, marian=False),
@@ -121,7 +121,7 @@ BART = like_bart(
 MARIAN = like_bart(
     model_type="marian",
     base={**BASE, "position": {"kind": "sinusoidal", "layout": "halves"}},
-    key_mappings=(ROWS[0]._replace(default=58_101), *ROWS[1:]),
+    key_mappings=(KEY_MAPPINGS[0]._replace(default=58_101), *KEY_MAPPINGS[1:]),
     heads={"MarianMTModel": {"kind": "next_token"}, "MarianModel": {"kind": "none"}},
     ignored_tensors=r"model\.(en|de)coder\.embed_positions\.weight",  # the sinusoids, saved by old versions
     adjust=functools.partial(adjust, marian=True),

@@ -15,7 +15,7 @@ BASE: ConfigDict = {
     "embed_norm": True,
     "init": "normal",
 }
-ROWS = (
+KEY_MAPPINGS = (
     KeyMapping("vocab_size", "vocab_size", 30_522),
     KeyMapping("hidden_size", "d_model", 768),
     KeyMapping("num_hidden_layers", "n_layers", 12),
@@ -61,18 +61,18 @@ def trunk(stem: str) -> dict[str, str]:
     }
 
 
-SEQUENCE_LABEL: ConfigDict = {"kind": "sequence_classification", "pooling": "first", "dense": True}
+SEQUENCE_CLASSIFICATION: ConfigDict = {"kind": "sequence_classification", "pooling": "first", "dense": True}
 MASKED_TOKEN: ConfigDict = {"kind": "masked_token", "transform": True}
 
 BERT = Family(
     model_type="bert",
     base=BASE,
-    key_mappings=ROWS,
+    key_mappings=KEY_MAPPINGS,
     heads={
         "BertForMaskedLM": MASKED_TOKEN,
         "BertForPreTraining": MASKED_TOKEN,
         "BertModel": {"kind": "none"},
-        "BertForSequenceClassification": SEQUENCE_LABEL,
+        "BertForSequenceClassification": SEQUENCE_CLASSIFICATION,
         "BertForTokenClassification": {"kind": "token_classification"},
     },
     names={
@@ -82,7 +82,7 @@ BERT = Family(
         "head.weight": "cls.predictions.decoder.weight",
         "head.bias": "cls.predictions.decoder.bias",
         "head.pool.dense.0": "bert.pooler.dense",
-        "head.classify": "classifier",
+        "head.classifier": "classifier",
     },
     prefix="bert.",
     tied_tensors={
@@ -124,11 +124,11 @@ def extra_roberta(spec: Spec) -> ConfigDict:
 ROBERTA = Family(
     model_type="roberta",
     base={**BASE, "position": {"kind": "learned", "offset": OFFSET}},
-    key_mappings=(ROWS[0]._replace(default=50_265), *ROWS[1:]),
+    key_mappings=(KEY_MAPPINGS[0]._replace(default=50_265), *KEY_MAPPINGS[1:]),
     heads={
         "RobertaForMaskedLM": MASKED_TOKEN,
         "RobertaModel": {"kind": "none"},
-        "RobertaForSequenceClassification": SEQUENCE_LABEL,
+        "RobertaForSequenceClassification": SEQUENCE_CLASSIFICATION,
         "RobertaForTokenClassification": {"kind": "token_classification"},
     },
     names={
@@ -138,7 +138,7 @@ ROBERTA = Family(
         "head.weight": "lm_head.decoder.weight",
         "head.bias": "lm_head.decoder.bias",
         "head.pool.dense.0": "classifier.dense",
-        "head.classify": "classifier.out_proj",
+        "head.classifier": "classifier.out_proj",
     },
     prefix="roberta.",
     tied_tensors={
@@ -192,7 +192,7 @@ DISTILBERT = Family(
         "head.transform.2": "vocab_layer_norm",
         "head.weight": "vocab_projector.weight",
         "head.bias": "vocab_projector.bias",
-        "head.classify": "classifier",
+        "head.classifier": "classifier",
     },
     prefix="distilbert.",
     tied_tensors={"distilbert.embeddings.word_embeddings.weight": ("vocab_projector.weight",)},

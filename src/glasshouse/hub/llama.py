@@ -13,7 +13,7 @@ from glasshouse.hub.config_reader import ConfigReader
 from glasshouse.hub.family import GATED, ConfigDict, Family, KeyMapping
 from glasshouse.spec import Rotary, Spec, TransformerSpec
 
-ROWS = (
+KEY_MAPPINGS = (
     KeyMapping("vocab_size", "vocab_size", 32_000),
     KeyMapping("hidden_size", "d_model", 4096),
     KeyMapping("intermediate_size", "d_ff", 11_008),
@@ -190,7 +190,7 @@ def extra_qwen(spec: TransformerSpec, biased: bool) -> ConfigDict:
 llama = functools.partial(
     Family,
     base=BASE,
-    key_mappings=ROWS,
+    key_mappings=KEY_MAPPINGS,
     names=NAMES,
     prefix="model.",
     tied_tensors={"model.embed_tokens.weight": ("lm_head.weight",)},
@@ -202,7 +202,7 @@ llama = functools.partial(
 
 def with_defaults(**defaults: int) -> tuple[KeyMapping, ...]:
     """Return the rows with defaults of the family's own."""
-    return tuple(row._replace(default=defaults.get(row.hf_key, row.default)) for row in ROWS)
+    return tuple(row._replace(default=defaults.get(row.hf_key, row.default)) for row in KEY_MAPPINGS)
 
 
 def heads(name: str) -> ConfigDict:

@@ -96,7 +96,7 @@ def load(
     if formerly := {key: table[key] for key in sorted(config_reader.GENERATION_KEYS & table.keys())}:
         model.extra_files.setdefault(GENERATION_CONFIG, formerly)
     tok = _load_tokenizer(folder)
-    model.tokenizer_fingerprint = _own(table).get("tokenizer")
+    model.tokenizer_fingerprint = _own(table).get("tokenizer_fingerprint")
     if tok is not None:
         check_tokenizer(model, tok, repr(str(folder.path / TOKENIZER)))
         model.tokenizer_fingerprint = tok.fingerprint
@@ -320,7 +320,7 @@ def _filler(
     s = without_pooling(model.spec)
     table = {"model_type": NATIVE} if family is None else family.config_from_spec(s)
     dtype = str(model.token_embedding.table.weight.dtype).removeprefix("torch.")
-    own = {"format": FORMAT, "spec": config.dump(model.spec)} | ({"tokenizer": fingerprint} if fingerprint else {})
+    own = {"format": FORMAT, "spec": config.dump(model.spec)} | ({"tokenizer_fingerprint": fingerprint} if fingerprint else {})
     table |= {"dtype": dtype, NATIVE: own}
     bare = family is not None and s.head.kind == "none"
     shared: dict[str, list[tuple[TensorMapping, Tensor]]] = defaultdict(list)

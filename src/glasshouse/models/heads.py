@@ -50,7 +50,7 @@ class UntiedLMHead(LMHead):
         super().__init__(s, transform, bias)
         self.weight = nn.Parameter(torch.empty(s.vocab_size, s.d_model))
 
-    def matrix(self, table: Tensor) -> Tensor:
+    def unembedding(self, table: Tensor) -> Tensor:
         """Return the unembedding [V, D]."""
         return self.weight
 
