@@ -112,9 +112,9 @@ def attribute(
     tok: Tokenizer | None = None,
     **model_kwargs: Any,  # noqa: ANN401 - whatever the model takes
 ) -> Attribution:
-    """Decompose a token's logit at a position into the contributions of heads, feed-forward layers, embedding, biases.
+    """Decompose a logit into the contributions of attention heads, feed-forward layers, embedding and biases.
 
-    With `incorrect_token` it is the logit difference to that token. `token`, `incorrect_token` and `position` may be
+    The logit is that of `token` at `position`; with `incorrect_token`, minus that token's. Each of the three may be
     one for the batch or one per sequence, [B]; with `tok`, a token may be given as text, such as " the". `neurons`
     lists the layers whose neurons are attributed one by one.
 
@@ -288,7 +288,7 @@ class _Backward:
 
 
 def _through_frozen_norm(norm: nn.Module, x: Tensor, direction: Tensor) -> tuple[Tensor, Tensor | float]:
-    """Return a direction after a norm as one before it, and the constant, with statistics frozen at those of x [B, D]."""
+    """Return a direction after a norm as one before it, and a constant, with the norm frozen as for x [B, D]."""
     x, norm = x.to(direction), unwrap_compiled(norm)
     match norm:
         case nn.LayerNorm():

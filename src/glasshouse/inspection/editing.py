@@ -130,7 +130,7 @@ def _is_position_dependent(selection: Selection, edit: Edit) -> bool:
 def ablate_head(*heads: int, to: AblationValue = "zero") -> AblationEdit:
     """Return an edit that ablates attention heads: to zero, to their mean, or to a given value.
 
-    The mean is over the batch and positions of the call, padding included; a tensor must broadcast to [B, heads, S, d].
+    The mean is over the batch and positions, padding included; a tensor must broadcast to [B, heads, S, d].
 
     >>> import glasshouse as gh
     >>> model = gh.build(gh.preset("tiny-decoder"))

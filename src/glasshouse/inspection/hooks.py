@@ -54,10 +54,10 @@ class CallListener(Protocol):
         """Whether everything requested of this forward pass has been recorded."""
 
     def begin(self) -> None:
-        """Called when a forward pass begins."""
+        """Handle the beginning of a forward pass."""
 
     def end(self, whole: bool) -> None:
-        """Called when it ends; `whole` is False if it raised an error or was stopped early."""
+        """Handle its end; `whole` is False if it raised an error or was stopped early."""
 
 
 class HookManager:
@@ -122,7 +122,7 @@ class HookManager:
             self._hook_model(next(iter(by_site)).model)
 
     def _hook_model(self, model: nn.Module) -> None:
-        """Hook the forward pass of the whole model, to notify the listeners."""
+        """Register hooks on the whole model that notify the listeners."""
 
         def before_forward(module: nn.Module, args: tuple[Any, ...]) -> None:
             for one in self.listeners if threading.get_ident() == self.owner else ():
@@ -136,7 +136,7 @@ class HookManager:
         self.undo.callback(model.register_forward_hook(after_forward, always_call=True).remove)
 
     def _hook_module(self, site: Site, hooks: list[Hook]) -> None:
-        """Hook the input or output of a module."""
+        """Register a hook on the input or output of a module."""
 
         def on_input(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
             assert isinstance(site.hook_point, int)
@@ -201,7 +201,7 @@ class HookManager:
         return value
 
     def _active(self, hooks: list[Hook]) -> list[Hook]:
-        """Return the hooks still registered for this thread: a copy of the model, such as an engine's, may keep them."""
+        """Return the hooks registered for this thread; a copy of the model, such as an engine's, may keep others."""
         return [hook for hook in hooks if hook in self.hooks] if threading.get_ident() == self.owner else []
 
 
@@ -245,7 +245,7 @@ class HookedExplicit(Explicit):
 
 
 def _check_not_captured(hooks: list[Hook], value: Tensor) -> None:
-    """Raise InputError while a CUDA graph is captured: the hook would run now and never when the graph is replayed."""
+    """Raise InputError while a CUDA graph is captured: the hook would not run when the graph is replayed."""
     name = next((hook.selection.name for hook in hooks if hook.read is not None), None)
     if name is not None and value.is_cuda and torch.cuda.is_current_stream_capturing():
         raise InputError(f"{name} is recorded around an engine; pass its name to generate as record.")

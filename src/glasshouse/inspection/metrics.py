@@ -59,8 +59,8 @@ def logit_diff_metrics(
     right = last_clean(clean_output).argmax(-1, keepdim=True)
     if torch.equal(wrong, right):
         raise InputError(
-            f"the top prediction is {int(wrong[0])} on both prompts, so there is no logit difference; give a metric or "
-            "other prompts."
+            f"the top prediction is {int(wrong[0])} on both prompts, so there is no logit difference; give a metric "
+            "or other prompts."
         )
 
     def logit_diff(last_logits: Callable[[Tensor], Tensor], output: Tensor) -> Tensor:

@@ -205,12 +205,12 @@ def path_patching(
 ) -> PathEffect:
     """Patch one path: from a head, directly through the residual stream, into queries, keys or values of a later one.
 
-    `sender` is a head's output such as `z.1[head=3]`, `receiver` an input of a later head, such as `q.4[head=2]`; keys
-    and values are indexed by KV head. The receiver's activation is computed with the sender patched from `clean` and
-    all other heads and feed-forward layers between them frozen as on `corrupted`; then the receiver alone is patched
-    into a run on `corrupted`. Norms on the path are not frozen. With post-norm the residual stream itself passes a
-    norm after every layer, so the path includes what the sender does to the scale of the rest. `metric` is that of
-    `activation_patching`, `model_kwargs` are those of `patch`.
+    `sender` is a head's output such as `z.1[head=3]`, `receiver` an input of a later head, such as `q.4[head=2]`;
+    keys and values are indexed by KV head. The receiver's activation is computed with the sender patched from `clean`
+    and all other heads and feed-forward layers between them frozen as on `corrupted`; then the receiver alone is
+    patched into a run on `corrupted`. Norms on the path are not frozen. With post-norm the residual stream itself
+    passes a norm after every layer, so the path includes what the sender does to the scale of the rest. `metric` is
+    that of `activation_patching`, `model_kwargs` are those of `patch`.
 
     >>> import glasshouse as gh
     >>> model = gh.build(gh.preset("tiny-decoder", init="normal"))
@@ -344,7 +344,7 @@ def _ends(model: nn.Module, sender: str, receiver: str) -> tuple[Selection, Sele
 def _token_labels(
     site: str, axis: str, here: tuple[Tensor, ...], there: tuple[Tensor, ...], tok: Tokenizer | None
 ) -> tuple[str, ...]:
-    """Return the tokens along an axis, both where the prompts differ; none if it is not a token axis of one sequence."""
+    """Return the tokens along an axis, both where the prompts differ; none for other axes or for a batch."""
     if axis not in ("position", "query", "key") or len(here[-1]) > 1:
         return ()
     of_source = site.startswith("encoder.") or site.endswith(("cross_k", "cross_v"))

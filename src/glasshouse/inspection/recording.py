@@ -176,7 +176,7 @@ def record(model: nn.Module, *names: str, grad: bool = False, stop: bool = False
         raise InputError("record was given no site; name at least one, such as resid_post.*")
     if grad and (part := next((one for one in selections if not one.whole), None)) is not None:
         raise InputError(
-            f"{part.name} is a slice, which is not in the autograd graph; record {part.site.name} and index the result."
+            f"{part.name} is a slice, which is not in the autograd graph; record {part.site.name} and index that."
         )
     seen = Recording(selections)
 
