@@ -1,4 +1,4 @@
-"""BERT, RoBERTa and DistilBERT: encoders with norms after, learned positions and a norm on the embedding."""
+"""BERT, RoBERTa and DistilBERT: post-norm encoders with learned positions and an embedding norm."""
 
 from __future__ import annotations
 
@@ -32,18 +32,18 @@ IGNORED_KEYS = ("classifier_dropout", "initializer_range")
 
 
 def adjust_bert(keys: ConfigReader, table: ConfigDict) -> None:
-    """Use one dropout for embeddings and sublayers; refuse the relative positions that some variants try."""
+    """Use one dropout for embeddings and sublayers; refuse the relative positions of some variants."""
     table["embed_dropout"] = table["dropout"]
     keys.expect("position_embedding_type", "absolute")
 
 
 def extra_bert(spec: Spec) -> ConfigDict:
-    """Write at least one kind of segment: transformers cannot do without."""
+    """Return at least one segment type, which transformers requires."""
     return {"type_vocab_size": max(1, getattr(spec, "n_segments", 0))}
 
 
 def trunk(stem: str) -> dict[str, str]:
-    """Return the names of everything below the head."""
+    """Return the tensor names of everything below the head."""
     layer = f"{stem}.encoder.layer.*"
     return {
         "token_embedding.table": f"{stem}.embeddings.word_embeddings",
@@ -87,12 +87,12 @@ BERT = Family(
     prefix="bert.",
     tied_tensors={
         "bert.embeddings.word_embeddings.weight": ("cls.predictions.decoder.weight",),
-        "cls.predictions.decoder.bias": ("cls.predictions.bias",),  # which an untied head does not read
+        "cls.predictions.decoder.bias": ("cls.predictions.bias",),  # unused by an untied head
     },
     ignored_tensors=r"bert\.embeddings\.position_ids|bert\.pooler\..*|cls\.seq_relationship\..*|cls\.predictions\.bias",
     ignored_keys=(
         *IGNORED_KEYS,
-        "directionality",  # of the first checkpoints, as are the next five
+        "directionality",  # in the first checkpoints only, like the next five
         "pooler_fc_size",
         "pooler_num_attention_heads",
         "pooler_num_fc_layers",
@@ -104,19 +104,19 @@ BERT = Family(
 )
 
 
-# RoBERTa counts positions from 2: the first two rows of its table belong to padding.
+# RoBERTa's positions start at 2: the first two rows of its table are for padding.
 OFFSET = 2
 
 
 def adjust_roberta(keys: ConfigReader, table: ConfigDict) -> None:
-    """Take the unused rows off the length."""
+    """Subtract the unused positions from max_len."""
     adjust_bert(keys, table)
     keys.expect("pad_token_id", OFFSET - 1, None)
     table["max_len"] -= OFFSET
 
 
 def extra_roberta(spec: Spec) -> ConfigDict:
-    """Put them back; positions follow the padding id, so it is fixed."""
+    """Add them back; the offset follows from pad_token_id, which is therefore fixed."""
     fixed = {"max_position_embeddings": spec.max_len + OFFSET, "pad_token_id": OFFSET - 1}
     return extra_bert(spec) | fixed
 
@@ -197,7 +197,7 @@ DISTILBERT = Family(
     prefix="distilbert.",
     tied_tensors={"distilbert.embeddings.word_embeddings.weight": ("vocab_projector.weight",)},
     ignored_tensors=r"distilbert\.embeddings\.position_ids",
-    # Sinusoids, where a model began with them, stand in the table of positions like trained ones.
+    # Sinusoidal positions are stored in the position table like learned ones.
     ignored_keys=("initializer_range", "qa_dropout", "seq_classif_dropout", "sinusoidal_pos_embds", "tie_weights_"),
     adjust=adjust_distilbert,
 )

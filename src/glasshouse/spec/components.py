@@ -122,7 +122,7 @@ class Rotary(Settings):
 
 @dataclass(frozen=True)
 class Relative(Settings):
-    """T5's relative position bias: learned per head and distance bucket, added to the scores, shared by all layers."""
+    """T5's relative position bias on the scores: learned per head and distance bucket, shared by all layers."""
 
     kind: ClassVar[str] = "relative"
     n_buckets: int = 32
