@@ -69,7 +69,7 @@ def specs(draw: st.DrawFn) -> spec.Spec:
         "max_len": 16,
         "position": draw(positions),
         "norm": draw(norms),
-        "norm_placement": draw(st.sampled_from(["before", "after", "sandwich"])),
+        "norm_placement": draw(st.sampled_from(["pre", "post", "sandwich"])),
         "final_norm": draw(st.booleans()),
         "feedforward": draw(feedforwards),
         "embed_norm": draw(st.booleans()),

@@ -247,11 +247,11 @@ def test_names_are_short_where_that_says_enough(tmp_path: Path) -> None:
         ({"modules_to_save": ["lm_head"]}, "modules_to_save"),
         ({"init_lora_weights": "pissa"}, "init_lora_weights = 'pissa'"),
         ({"strange": 3}, "strange = 3"),
-        ({"r": 5}, r"a rank of 5 ask for \[5, 48\] and \[48, 5\]"),
-        ({"r": "many"}, "r = 'many', but it must be a whole number"),
-        ({"rank_pattern": {"(a+)+": 3}}, "rank_pattern that is not a table of modules' names"),
-        ({"lora_alpha": -1.0}, "describes no LoRA: lora.alpha is -1.0"),
-        ({"lora_dropout": 1.5}, "describes no LoRA: lora.dropout is 1.5"),
+        ({"r": 5}, r"a rank of 5 need \[5, 48\] and \[48, 5\]"),
+        ({"r": "many"}, "r = 'many', but it must be an integer"),
+        ({"rank_pattern": {"(a+)+": 3}}, "rank_pattern whose keys are not all module names"),
+        ({"lora_alpha": -1.0}, "is not a valid LoRA config: lora.alpha is -1.0"),
+        ({"lora_dropout": 1.5}, "is not a valid LoRA config: lora.dropout is 1.5"),
     ],
     ids=str,
 )
@@ -269,11 +269,11 @@ STEM = "base_model.model.model.layers.0.self_attn.q_proj"
     [
         ({f"{STEM}.lora_B.weight": None}, f"lacks {STEM}.lora_B.weight"),
         ({f"{STEM}.lora_A.weight": torch.ones(3, 7)}, r"shapes \[3, 7\] and \[48, 3\]"),
-        ({f"{STEM}.lora_A.weight": torch.ones(3, 48, dtype=torch.int8)}, "a matrix of floating-point numbers"),
-        ({f"{STEM}.lora_magnitude_vector": torch.ones(48)}, "lora_magnitude_vector, which is no LoRA"),
+        ({f"{STEM}.lora_A.weight": torch.ones(3, 48, dtype=torch.int8)}, "not a floating-point matrix"),
+        ({f"{STEM}.lora_magnitude_vector": torch.ones(48)}, "lora_magnitude_vector, which is not a LoRA weight"),
         (
             {f"base_model.model.lm_head.lora_{end}.weight": torch.ones(3, 3) for end in "AB"},
-            "a LoRA of lm_head, which is no map in the blocks of this model",
+            "LoRA weights of lm_head, which is not a linear layer in this model's blocks",
         ),
     ],
     ids=["half", "shape", "type", "dora", "head"],
@@ -310,13 +310,13 @@ def test_what_cannot_be_saved(tmp_path: Path) -> None:
     with pytest.raises(gh.InputError, match="no LoRA to save"):
         hub.save_adapter(model, LoRA(), tmp_path / "adapter", base="b")
     lora.attach(model, LoRA())
-    with pytest.raises(gh.InputError, match=r"choice is LoRA\(rank=4.* but LoRA\(rank=8.* is attached"):
+    with pytest.raises(gh.InputError, match=r"config is LoRA\(rank=4.* but LoRA\(rank=8.* is attached"):
         hub.save_adapter(model, LoRA(rank=4), tmp_path / "adapter", base="b")
     with pytest.raises(gh.InputError, match="merge it first"):
         hub.load_adapter(model, tmp_path / "adapter")
     strange = gh.build(gh.preset("tiny-decoder", norm_placement="sandwich"))
     lora.attach(strange, LoRA())
-    with pytest.raises(gh.ConfigError, match="no published family"):
+    with pytest.raises(gh.ConfigError, match="no transformers family"):
         hub.save_adapter(strange, LoRA(), tmp_path / "adapter", base="b")
     assert not list(tmp_path.iterdir())
 

@@ -128,7 +128,7 @@ def test_a_mean_leaves_padding_out() -> None:
 
 def test_a_cache_is_refused() -> None:
     model = small()
-    with pytest.raises(gh.InputError, match="cache was given, but a whole text is looked at"):
+    with pytest.raises(gh.InputError, match="cache was given, but whole sequences are inspected"):
         ablation_effects(model, IDS, cache=model.make_cache(2, 8))
     with pytest.raises(gh.InputError, match="cache was given"):
         gh.patch(model, IDS, IDS, "z.0", cache=model.make_cache(2, 8))
@@ -137,8 +137,8 @@ def test_a_cache_is_refused() -> None:
 def test_only_the_places_kept_count() -> None:
     model, keep = small(), torch.tensor([1, 4])
     asked = [(row, i, int(IDS[row, place + 1])) for row in range(2) for i, place in enumerate((1, 4))]
-    found = ablation_effects(model, IDS, keep=keep)
-    assert float(found.baseline) == pytest.approx(loss_by_hand(model(IDS, keep=keep), asked), rel=1e-12)
+    found = ablation_effects(model, IDS, logits_to_keep=keep)
+    assert float(found.baseline) == pytest.approx(loss_by_hand(model(IDS, logits_to_keep=keep), asked), rel=1e-12)
 
 
 def test_targets_are_the_answers_of_an_encoder() -> None:
@@ -167,7 +167,7 @@ def test_the_stacks_and_attentions_of_an_encoder_decoder() -> None:
     plain = loss_by_hand(model(source, target), asked)
     for told, site in (
         ({}, "decoder.z"),
-        ({"by": "cross_head"}, "decoder.cross_z"),
+        ({"component": "cross_head"}, "decoder.cross_z"),
         ({"stack": "encoder"}, "encoder.z"),
     ):
         found = ablation_effects(model, source, target, **told)
@@ -224,21 +224,21 @@ def test_what_cannot_be_silenced_is_said() -> None:
     model, encoder = small(), make(gh.preset("tiny-encoder", vocab_size=11))
     for options, sentence in (
         ({"to": "noise"}, "to is 'noise', which is unknown; it has zero, mean"),
-        ({"by": "layer"}, "by is 'layer', which is unknown"),
-        ({"by": "cross_head"}, "the layers have no site 'cross_z'"),
-        ({"targets": IDS[:, :3]}, r"targets has shape \[2, 3\], but the answers have \[2, 6\]; give one for each"),
+        ({"component": "layer"}, "component is 'layer', which is unknown"),
+        ({"component": "cross_head"}, "the layers have no site 'cross_z'"),
+        ({"targets": IDS[:, :3]}, r"targets has shape \[2, 3\], but the logits have \[2, 6\]; give one for each"),
         (
             {"targets": torch.full_like(IDS, -100)},
-            "there is no token whose right answer is known; give a longer text",
+            "no token has a target; give a longer text",
         ),
     ):
         with pytest.raises(InputError, match=sentence):
             ablation_effects(model, IDS, **options)
-    with pytest.raises(InputError, match="there is no token whose right answer is known"):
+    with pytest.raises(InputError, match="no token has a target"):
         ablation_effects(model, IDS[:, :1])
-    with pytest.raises(InputError, match=r"the model does not foretell next tokens, .*; give targets"):
+    with pytest.raises(InputError, match=r"the model does not predict next tokens, .*; give targets"):
         ablation_effects(encoder, IDS)
-    with pytest.raises(InputError, match="the model gives vectors and no logits"):
+    with pytest.raises(InputError, match="the model outputs vectors, not logits"):
         ablation_effects(small(head="none"), IDS)
 
 

@@ -151,7 +151,7 @@ def slowly(model: Any, call: tuple[Tensor, ...], b: int, i: int, token: int) -> 
         linear, activation, norm = model.head.transform
         x = linear(x)
         x = held(norm, x * (activation(x) / x).nan_to_num().detach())
-    logit = x @ model.head.matrix(model.token_embedding.table.weight)[token] * model.head.scale
+    logit = x @ model.head.unembedding(model.token_embedding.table.weight)[token] * model.head.scale
     if model.head.bias is not None:
         logit = logit + model.head.bias[token]
     return logit.detach(), dict(zip(factors, torch.autograd.grad(logit, list(factors.values())), strict=True))
@@ -163,7 +163,7 @@ def check_sum(split: Attribution, within: float) -> None:
     assert ((parts.sum(0) - split.logit).abs() <= room).all()
 
 
-@pytest.mark.parametrize("norm_placement", ["before", "after", "sandwich"])
+@pytest.mark.parametrize("norm_placement", ["pre", "post", "sandwich"])
 @pytest.mark.parametrize("kind", ["decoder", "encoder", "seq2seq"])
 def test_parts_are_those_of_the_slow_pass_and_add_up(kind: str, norm_placement: str) -> None:
     norms = set()
@@ -227,7 +227,7 @@ def test_an_activation_that_was_given_nothing_adds_nothing() -> None:
     check_sum(attribute(model, IDS, token=1), 1e-9)
 
 
-@pytest.mark.parametrize("norm_placement", ["before", "after", "sandwich"])
+@pytest.mark.parametrize("norm_placement", ["pre", "post", "sandwich"])
 @pytest.mark.parametrize("kind", ["tiny-decoder", "tiny-encoder", "tiny-seq2seq"])
 def test_neurons_add_up_to_their_layer(kind: str, norm_placement: str) -> None:
     model = tiny(kind, n_layers=3, norm_placement=norm_placement)
@@ -297,7 +297,7 @@ def test_only_the_positions_are_recorded(monkeypatch: pytest.MonkeyPatch) -> Non
     assert lengths == {3}
 
 
-@pytest.mark.parametrize("norm_placement", ["before", "after", "sandwich"])
+@pytest.mark.parametrize("norm_placement", ["pre", "post", "sandwich"])
 def test_lora_is_part_of_its_map(norm_placement: str) -> None:
     model = tiny(norm_placement=norm_placement)
     lora.attach(model, lora.LoRA(rank=2, targets=("*",)))
@@ -353,7 +353,7 @@ def test_the_drawing_shows_the_largest_and_sums_up_the_rest() -> None:
     assert f"<td>{rest:.2f}</td>" in first.split("<th>other</th>")[1]
     assert drawn.count("<table>") == 4
     assert "2 more texts not drawn" in drawn
-    assert "the logit of token 1 less that of 2" in first
+    assert "the logit of token 1 minus that of 2" in first
     small = attribute(tiny(n_layers=1), IDS, token=1)._repr_html_()
     assert "other" not in small
     assert small.count("<tr>") == 2 * (1 + 2 + 1 + 1)
@@ -368,9 +368,9 @@ def test_tokens_may_be_given_as_text_with_a_tokenizer() -> None:
     assert (by_text.token == the).all()
     assert (by_text.incorrect_token == 5).all()
     assert by_text.logit.equal(by_id.logit)
-    with pytest.raises(gh.InputError, match=r"token is ' the', a text; give its id, tok.encode\(' the'\)\[0\], or"):
+    with pytest.raises(gh.InputError, match=r"token is the text ' the'; give its id, tok.encode\(' the'\)\[0\], or"):
         attribute(model, IDS, token=" the")
-    with pytest.raises(gh.InputError, match="against is ' the', a text"):
+    with pytest.raises(gh.InputError, match="incorrect_token is the text ' the'"):
         attribute(model, IDS, token=the, incorrect_token=" the")
     with pytest.raises(gh.InputError, match=r"token is 'q the', but that is 2 tokens \('q', .*the'\); give one"):
         attribute(model, IDS, token="q the", tok=tok)
@@ -380,29 +380,29 @@ def test_tokens_may_be_given_as_text_with_a_tokenizer() -> None:
 
 def test_what_cannot_be_split_is_refused_with_a_sentence() -> None:
     model = tiny()
-    with pytest.raises(gh.InputError, match="the head is 'token_classification', which gives no logits of tokens"):
+    with pytest.raises(gh.InputError, match="the head is 'token_classification', which has no logits over the vocabulary"):
         attribute(tiny("tiny-encoder", head={"kind": "token_classification", "n_labels": 3}), IDS, token=0)
-    with pytest.raises(gh.InputError, match="token holds 11, but it must stay within 0 and 10"):
+    with pytest.raises(gh.InputError, match="token contains 11, but it must be from 0 to 10"):
         attribute(model, IDS, token=11)
-    with pytest.raises(gh.InputError, match="against holds -1, but it must stay within 0 and 10"):
+    with pytest.raises(gh.InputError, match="incorrect_token contains -1, but it must be from 0 to 10"):
         attribute(model, IDS, token=1, incorrect_token=torch.tensor([3, -1]))
-    with pytest.raises(gh.InputError, match="position holds 6, but it must stay within -6 and 5"):
+    with pytest.raises(gh.InputError, match="position contains 6, but it must be from -6 to 5"):
         attribute(model, IDS, token=1, position=6)
-    with pytest.raises(gh.InputError, match=r"position has shape \[3\] .* one for each of 2 rows"):
+    with pytest.raises(gh.InputError, match=r"position has shape \[3\] .* one for each of 2 sequences"):
         attribute(model, IDS, token=1, position=torch.tensor([1, 2, 3]))
     with pytest.raises(gh.InputError, match=r"token has shape \[\] and type torch.float32"):
         attribute(model, IDS, token=1.5)
-    with pytest.raises(gh.InputError, match="token is None, but it must be one whole number, or one for each"):
+    with pytest.raises(gh.InputError, match="token is None, but it must be one integer, or one for each"):
         attribute(tiny(), IDS, token=None)
-    with pytest.raises(gh.InputError, match="position is 'last', but it must be one whole number"):
+    with pytest.raises(gh.InputError, match="position is 'last', but it must be one integer"):
         attribute(tiny(), IDS, token=1, position="last")
-    with pytest.raises(gh.InputError, match=r"neurons is \('a',\), but it must be a list of numbers"):
+    with pytest.raises(gh.InputError, match=r"neurons is \('a',\), but it must be a list of integers"):
         attribute(tiny(), IDS, token=1, neurons=("a",))
-    with pytest.raises(gh.InputError, match="neurons holds 2, but there are 2"):
+    with pytest.raises(gh.InputError, match="neurons contains 2, but there are 2"):
         attribute(model, IDS, token=1, neurons=[2])
 
 
-@pytest.mark.parametrize("order", ["before", "after"])
+@pytest.mark.parametrize("order", ["pre", "post"])
 def test_parts_add_up_where_torch_has_wrapped_modules(order: str) -> None:
     torch.compiler.reset()
     model = tiny(norm_placement=order, final_norm=True)

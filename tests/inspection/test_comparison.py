@@ -30,7 +30,7 @@ from glasshouse.layers import lora
 from glasshouse.models import Seq2Seq
 
 many = settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
-TENSORS = ("stream", "heads", "writes", "ffn", "divergence", "loss_a", "loss_b")
+TENSORS = ("residual_distance", "pattern_distance", "z_distance", "ffn_out_distance", "kl_divergence", "loss_a", "loss_b")
 SAID = torch.tensor([[5, 6, 5, 7, 5]])
 
 
@@ -88,20 +88,20 @@ def slow(one: Model, other: Model) -> dict[str, Tensor]:
         return sum(pairs) / len(pairs)
 
     found = {
-        "stream": [
+        "residual_distance": [
             [[far(a, b) for a, b in zip(*rows, strict=True)] for rows in zip(x.tolist(), y.tolist(), strict=True)]
             for x, y in zip([embed, *after], [embed2, *after2], strict=True)
         ],
-        "heads": [[variation(layer, head) for head in range(heads)] for layer in range(depth)],
-        "writes": [
+        "pattern_distance": [[variation(layer, head) for head in range(heads)] for layer in range(depth)],
+        "z_distance": [
             [
                 far(z[layer, :, head].flatten().tolist(), z2[layer, :, head].flatten().tolist())
                 for head in range(heads)
             ]
             for layer in range(depth)
         ],
-        "ffn": [far(a.flatten().tolist(), b.flatten().tolist()) for a, b in zip(ffn, ffn2, strict=True)],
-        "divergence": divergence,
+        "ffn_out_distance": [far(a.flatten().tolist(), b.flatten().tolist()) for a, b in zip(ffn, ffn2, strict=True)],
+        "kl_divergence": divergence,
         "loss_a": losses[0],
         "loss_b": losses[1],
     }
@@ -123,7 +123,7 @@ def test_a_model_is_no_distance_from_itself(s: spec.Spec) -> None:
     model = make(s)
     for other in (model, copy.deepcopy(model)):
         seen = compare(model, other, *inputs(model))
-        assert all((getattr(seen, name) == 0).all() for name in ("stream", "heads", "writes", "ffn"))
+        assert all((getattr(seen, name) == 0).all() for name in ("residual_distance", "pattern_distance", "z_distance", "ffn_out_distance"))
         assert (seen.kl_divergence.nan_to_num() == 0).all()
         assert torch.equal(seen.loss_a.nan_to_num(), seen.loss_b.nan_to_num())
 
@@ -209,9 +209,9 @@ def test_padding_changes_nothing(kind: str) -> None:
     inside = torch.tensor([[1, 5, 6, 2, 5, 7, 5, 3]])
     mask = torch.tensor([[False, True, True, False, True, True, True, False]])
     padded = compare(one, other, inside, mask=mask)
-    for name in ("heads", "writes", "ffn"):
+    for name in ("pattern_distance", "z_distance", "ffn_out_distance"):
         close(getattr(padded, name), getattr(alone, name))
-    for name in ("stream", "divergence", "loss_a", "loss_b"):
+    for name in ("residual_distance", "kl_divergence", "loss_a", "loss_b"):
         assert getattr(padded, name)[..., ~mask[0]].isnan().all()
         close(getattr(padded, name)[..., mask[0]], getattr(alone, name))
 
@@ -222,11 +222,11 @@ def test_documents_have_no_next_token_in_each_other() -> None:
     alone = compare(one, other, torch.tensor([[5, 6]]))
     assert packed.loss_a[0].isnan().tolist() == [False, True, False, True]
     close(packed.loss_a[:, 2:], alone.loss_a)
-    for name in ("heads", "writes", "ffn"):
+    for name in ("pattern_distance", "z_distance", "ffn_out_distance"):
         close(getattr(packed, name), getattr(alone, name))
 
 
-@pytest.mark.parametrize("told", [{}, {"prefix": torch.tensor([3])}])
+@pytest.mark.parametrize("told", [{}, {"prefix_lengths": torch.tensor([3])}])
 @pytest.mark.parametrize("position", ["relative", "alibi", "rotary"])
 def test_each_model_hides_and_leans_in_its_own_way(position: str, told: dict[str, Tensor]) -> None:
     """Windows, soft-caps and what is added to scores may differ in models of one shape."""
@@ -282,7 +282,7 @@ def test_a_tuned_model_beside_the_one_it_was() -> None:
     lora.attach(other, lora.LoRA(targets=("*",)))
     assert (compare(one, other, SAID).residual_distance == 0).all()
     with torch.no_grad():
-        other.stack.blocks[1].feedforward.layer.down.up.normal_()
+        other.stack.blocks[1].feedforward.layer.down.lora_b.normal_()
     seen = compare(one, other, SAID)
     assert seen.ffn_out_distance[0] == 0
     assert seen.ffn_out_distance[1] > 0
@@ -362,8 +362,8 @@ def test_models_of_two_kinds_or_places_are_refused() -> None:
     labels = [small(head={"kind": "token_classification", "n_labels": number}) for number in (2, 3)]
     with pytest.raises(InputError, match="n_labels = 2, but the second 3"):
         compare(*labels, SAID)
-    with pytest.raises(InputError, match="keep was given"):
-        compare(small(), small(), SAID, keep=torch.tensor([0]))
+    with pytest.raises(InputError, match="logits_to_keep was given"):
+        compare(small(), small(), SAID, logits_to_keep=torch.tensor([0]))
 
 
 def test_the_drawing_is_small_and_safe(tmp_path: Path) -> None:

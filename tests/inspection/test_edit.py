@@ -257,15 +257,15 @@ def test_a_wrong_way_to_silence_is_refused_at_once() -> None:
 @pytest.mark.parametrize(
     ("edits", "sentence"),
     [
-        ({"z.0": lambda value: None}, "the edit of z.0 gave a NoneType; give a tensor like the one it gets."),
-        ({"z.0": torch.zeros(3)}, "the edit of z.0 gave shape [3], but the value there has [2, 4, 6, 16]"),
-        ({"z.0[head=9]": 0.0}, "z.0[head=9] asks for head 9, but there are 4 of them; stay within 0 and 3."),
-        ({"z.0": gh.ablate_head(4)}, "head 4 is to be silenced, but there are 4; stay within 0 and 3."),
+        ({"z.0": lambda value: None}, "the edit of z.0 returned a NoneType; return a tensor of the shape it is given."),
+        ({"z.0": torch.zeros(3)}, "the edit of z.0 gave shape [3], but the activation has [2, 4, 6, 16]"),
+        ({"z.0[head=9]": 0.0}, "z.0[head=9] has head index 9, but that axis has size 4; use 0 to 3."),
+        ({"z.0": gh.ablate_head(4)}, "head 4 is to be ablated, but there are 4; use 0 to 3."),
         ({"zed.0": 0.0}, "the model has no site 'zed.0'"),
-        ({"resid_post.0": gh.ablate_head(1)}, "resid_post.0 has no heads to silence; take z."),
-        ({"pattern.0": gh.ablate_head(1, to="mean")}, "pattern.0 has no mean that keeps to what each query may see"),
-        ({"z.0": gh.ablate_head(1, to=torch.zeros(3))}, "to become a tensor of shape [3], which does not fit"),
-        ("z.0", "edits is a str, but it must say by site what to do"),
+        ({"resid_post.0": gh.ablate_head(1)}, "resid_post.0 has no head axis to ablate; use z."),
+        ({"pattern.0": gh.ablate_head(1, to="mean")}, "pattern.0 has no mean that respects the attention mask"),
+        ({"z.0": gh.ablate_head(1, to=torch.zeros(3))}, "to be ablated to a tensor of shape [3], which does not broadcast"),
+        ("z.0", "edits is a str, but it must map sites to edits"),
     ],
 )
 def test_a_wrong_edit_is_refused_with_a_sentence(edits: dict[str, object], sentence: str) -> None:

@@ -181,7 +181,7 @@ def test_what_makes_no_sense_is_refused() -> None:
         with pytest.raises(InputError, match="residual is"):
             attention_rollout(model, ONE, residual=residual)
     for site in ("q.0", "resid_post.*", "resid_post.0[position=1]", "resid_post.0[width=1]"):
-        with pytest.raises(InputError, match="one vector a position"):
+        with pytest.raises(InputError, match="one vector per position"):
             position_similarity(model, ONE, site=site)
     with pytest.raises(InputError, match=r"no site 'resid_post\.9'"):
         position_similarity(model, ONE, site="resid_post.9")

@@ -55,7 +55,7 @@ def slow(
                 after = [k + 1 for k in others if k + 1 < len(text)]
                 seen = [k for k in range(len(text)) if (not causal or k <= q) and (not window or abs(q - k) < window)]
                 if q > 0 or (not causal and len(text) > 1):
-                    found["self"].append(weight[q])
+                    found["current_token"].append(weight[q])
                 if q > 0:
                     found["previous"].append(weight[q - 1])
                     found["first"].append(weight[0])
@@ -69,7 +69,7 @@ def slow(
                 found["entropy"].append(entropy)
                 found["distance"].append(sum(w * abs(q - k) for k, w in enumerate(weight)))
                 if len(seen) > 1:
-                    found["broad"].append(entropy / math.log(len(seen)))
+                    found["normalized_entropy"].append(entropy / math.log(len(seen)))
                     found["lacking"].append(math.log(len(seen)) - entropy)
     return {name: means(*values) if values else math.nan for name, values in found.items()}
 
@@ -95,7 +95,7 @@ def evenly(rows: list[list[bool]], documents: list[list[int]], causal: bool, win
 
 def named(own: dict[str, float], even: dict[str, float]) -> str:
     """Name a head as docs/inspection.md says."""
-    on_keys = ("self", "previous", "first", "duplicate", "induction", "marked")
+    on_keys = ("current_token", "previous", "first", "duplicate", "induction", "marked")
     ways = {name: (own[name] - even[name]) / (1 - even[name]) for name in on_keys if even[name] <= 0.5}
     furthest = max(ways, key=ways.__getitem__, default="")
     if ways.get(furthest, 0) > 0.5:
@@ -182,7 +182,7 @@ def test_a_head_that_looks_one_back() -> None:
     back[0, 0] = 1
     # 5 6 5 7 5: the second and third 5 look at what followed the 5 before them.
     assert of_one_head(looking(back)) == {
-        "self": 0.0,
+        "current_token": 0.0,
         "previous": 1.0,
         "first": 0.25,
         "duplicate": 0.0,
@@ -190,7 +190,7 @@ def test_a_head_that_looks_one_back() -> None:
         "marked": 0.6,  # places 0, 2 and 4, seen from 0, 1 and 3
         "entropy": 0.0,
         "distance": 0.8,
-        "broad": 0.0,
+        "normalized_entropy": 0.0,
     }
 
 
@@ -198,7 +198,7 @@ def test_a_head_that_looks_at_the_first() -> None:
     first = torch.zeros(5, 5)
     first[:, 0] = 1
     assert of_one_head(looking(first)) == {
-        "self": 0.0,
+        "current_token": 0.0,
         "previous": 0.25,
         "first": 1.0,
         "duplicate": 1.0,  # the first token is the one that is said again
@@ -206,14 +206,14 @@ def test_a_head_that_looks_at_the_first() -> None:
         "marked": 1.0,
         "entropy": 0.0,
         "distance": 2.0,
-        "broad": 0.0,
+        "normalized_entropy": 0.0,
     }
 
 
 def test_a_head_that_looks_everywhere() -> None:
     even = torch.ones(5, 5).tril() / torch.arange(1, 6)[:, None]
     expected = {
-        "self": means(1 / 2, 1 / 3, 1 / 4, 1 / 5),
+        "current_token": means(1 / 2, 1 / 3, 1 / 4, 1 / 5),
         "previous": means(1 / 2, 1 / 3, 1 / 4, 1 / 5),
         "first": means(1 / 2, 1 / 3, 1 / 4, 1 / 5),
         "duplicate": means(1 / 3, 2 / 5),
@@ -221,7 +221,7 @@ def test_a_head_that_looks_everywhere() -> None:
         "marked": means(1, 1 / 2, 2 / 3, 1 / 2, 3 / 5),
         "entropy": means(0, math.log(2), math.log(3), math.log(4), math.log(5)),
         "distance": means(0, 1 / 2, 2 / 2, 3 / 2, 4 / 2),
-        "broad": 1.0,
+        "normalized_entropy": 1.0,
     }
     # The pattern is made in float32, of which one rounding is 6e-8.
     scores = looking(even)
@@ -240,7 +240,7 @@ def test_a_pure_head_is_named_and_an_even_one_is_broad_at_every_length(kind: str
         seen = seen.tril() if kind == "tiny-decoder" else seen
         before, first = torch.diag(torch.ones(length - 1), -1), torch.zeros(length, length)
         before[0, 0] = first[:, 0] = 1
-        patterns = {"self": torch.eye(length), "previous": before, "first": first, "broad": seen}
+        patterns = {"current_token": torch.eye(length), "previous": before, "first": first, "broad": seen}
         for name, pattern in patterns.items():
             found = looking(pattern / pattern.sum(-1, keepdim=True), kind, ids).head_types[1][2]
             # Of two tokens, the first is the one before.
@@ -250,7 +250,7 @@ def test_a_pure_head_is_named_and_an_even_one_is_broad_at_every_length(kind: str
 def test_names_need_more_than_half_of_the_way_and_more_than_half_of_the_keys() -> None:
     ids = torch.arange(64)[None] % 11
     even = torch.ones(64, 64).tril() / torch.arange(1, 65)[:, None]
-    for share, name in ((0.0, "broad"), (0.2, "broad"), (0.45, ""), (0.55, "self"), (1.0, "self")):
+    for share, name in ((0.0, "broad"), (0.2, "broad"), (0.45, ""), (0.55, "current_token"), (1.0, "current_token")):
         mixed = (1 - share) * even + share * torch.eye(64)
         assert looking(mixed, ids=ids).head_types[1][2] == name
     # Three of eight keys are not broad, five are.
@@ -276,7 +276,7 @@ def test_an_encoder_looks_both_ways() -> None:
     even = torch.full((3, 3), 1 / 3)
     scores = of_one_head(looking(even, "tiny-encoder", torch.tensor([[5, 6, 5]])))
     # Nothing follows the last 5, so the first has nothing to be led to; the last is led to the 6.
-    expected = {"previous": 1 / 3, "first": 1 / 3, "duplicate": 1 / 3, "induction": 1 / 3, "broad": 1.0}
+    expected = {"previous": 1 / 3, "first": 1 / 3, "duplicate": 1 / 3, "induction": 1 / 3, "normalized_entropy": 1.0}
     assert {name: scores[name] for name in expected} == pytest.approx(expected, abs=1e-6)
     weight = torch.tensor([[0.0, 0.0, 1.0], [1.0, 0.0, 0.0], [0.0, 1.0, 0.0]])
     scores = of_one_head(looking(weight, "tiny-encoder", torch.tensor([[5, 6, 5]])))
@@ -353,7 +353,7 @@ def test_what_nobody_is_asked_is_no_number() -> None:
     assert scores.induction.isnan().all()
     assert scores.previous.isfinite().all()
     alone = head_scores(small(), torch.tensor([[1]]))
-    for name in ("self", "previous", "first", "broad"):
+    for name in ("current_token", "previous", "first", "broad"):
         assert getattr(alone, name).isnan().all()
     assert alone.head_types == [[""] * 4] * 2
     assert (alone.entropy == 0).all()
@@ -388,9 +388,9 @@ def test_half_the_digits_give_the_same_scores() -> None:
 
 def test_what_makes_no_sense_is_refused() -> None:
     model = small()
-    with pytest.raises(InputError, match="stack is 'encoder', but it can only be"):
+    with pytest.raises(InputError, match="stack is 'encoder', but it must be"):
         head_scores(model, SAID, stack="encoder")
-    with pytest.raises(InputError, match="cache was given, but a whole text"):
+    with pytest.raises(InputError, match="cache was given, but whole sequences"):
         head_scores(model, SAID, cache=model.make_cache(1, 8))
     with pytest.raises(InputError, match="inputs"):
         head_scores(model)

@@ -115,7 +115,7 @@ def test_each_row_is_the_stream_through_norm_and_head() -> None:
     assert {kind for kind, *_ in seen_kinds} == {"decoder", "encoder", "seq2seq"}
     assert {head for _, head, *_ in seen_kinds} == {"next_token", "masked_token", "token_classification"}
     assert {rest for *_, order, final in seen_kinds for rest in [(order, final)]} == {
-        (order, final) for order in ("before", "after", "sandwich") for final in (True, False)
+        (order, final) for order in ("pre", "post", "sandwich") for final in (True, False)
     }
 
 
@@ -314,13 +314,13 @@ def test_the_drawing_has_words_and_stays_small(tmp_path: Path) -> None:
 def test_what_cannot_be_read_is_refused_with_a_sentence() -> None:
     model = tiny()
     for head in ("none", "pooled"):
-        with pytest.raises(gh.InputError, match=f"the head is '{head}', but a lens needs logits at every position"):
+        with pytest.raises(gh.InputError, match=f"the head is '{head}', but the lens needs logits at every position"):
             lens(tiny("tiny-encoder", head={"kind": head}), IDS)
     with pytest.raises(gh.InputError, match="the head is 'sequence_classification'"):
         lens(tiny("tiny-encoder", head={"kind": "sequence_classification", "n_labels": 3}), IDS)
-    with pytest.raises(gh.InputError, match="positions holds 6, but there are 6; stay within 0 and 5"):
+    with pytest.raises(gh.InputError, match="positions contains 6, but there are 6; use 0 to 5"):
         lens(model, IDS, positions=[0, 6])
-    with pytest.raises(gh.InputError, match="layers holds 3, but there are 3; stay within 0 and 2"):
+    with pytest.raises(gh.InputError, match="layers contains 3, but there are 3; use 0 to 2"):
         lens(model, IDS, layers=[3])
     with pytest.raises(gh.InputError, match="layers is empty"):
         lens(model, IDS, layers=[])
@@ -330,11 +330,11 @@ def test_what_cannot_be_read_is_refused_with_a_sentence() -> None:
         lens(model, IDS, top_k=0)
     with pytest.raises(gh.InputError, match=r"targets has shape \[2, 3\]"):
         lens(model, IDS, targets=IDS[:, :3])
-    with pytest.raises(gh.InputError, match="targets holds 11, but the head gives 11 logits"):
+    with pytest.raises(gh.InputError, match="targets contains 11, but the head has 11 logits"):
         lens(model, IDS, targets=IDS + 1)
-    with pytest.raises(gh.InputError, match="without a name is 0, but this model takes 1; give ids right after it"):
+    with pytest.raises(gh.InputError, match="positional inputs is 0, but this model takes 1; give ids right after it"):
         lens(model, ids=IDS)
-    with pytest.raises(gh.InputError, match="without a name is 1, but this model takes 2; give source and target"):
+    with pytest.raises(gh.InputError, match="positional inputs is 1, but this model takes 2; give source and target"):
         lens(tiny("tiny-seq2seq"), IDS)
     with pytest.raises(gh.InputError, match="another model's"):
         lens(model, IDS, tok=gh.Tokenizer.train(texts=["to be"], vocab_size=263))

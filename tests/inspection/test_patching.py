@@ -127,12 +127,12 @@ def test_the_model_is_quiet_meanwhile_and_left_as_it_was() -> None:
 
 def test_prompts_must_agree_where_they_are_patched() -> None:
     model = small()
-    sentence = r"resid_post.0 has shape \[2, 4, 64\] on clean, but \[2, 6, 64\] on into; give prompts"
+    sentence = r"resid_post.0 has shape \[2, 4, 64\] on clean, but \[2, 6, 64\] on corrupted; give prompts"
     with pytest.raises(InputError, match=sentence):
         patch(model, IDS, OTHER[:, :4], "resid_post.0")
     with pytest.raises(InputError, match=sentence):
         activation_patching(model, IDS, OTHER[:, :4], "resid_post", metric=lambda output: output.sum())
-    with pytest.raises(InputError, match=r"but .* on into"):  # edit would spread one row over all
+    with pytest.raises(InputError, match=r"but .* on corrupted"):  # edit would spread one row over all
         patch(model, IDS, OTHER[:1], "resid_post.0")
     cut = "resid_post.0[position=-1]"
     assert patch(model, IDS, OTHER[:, :4], cut).shape == model(IDS).shape  # the part agrees
@@ -258,7 +258,7 @@ def test_the_default_measure_is_taken_at_the_last_real_token(padding: str) -> No
     told = {"lengths": lengths} if padding == "lengths" else {"mask": torch.arange(6) < lengths[:, None]}
     together = activation_patching(model, here, there, "z", **told)
     alone = [activation_patching(model, *pair, "z") for pair in (long, short)]
-    for field in ("before", "after", "values"):
+    for field in ("corrupted_baseline", "clean_baseline", "metric_values"):
         one, two = (getattr(found, field) for found in alone)
         close(getattr(together, field), (one + two) / 2)
 
@@ -340,23 +340,23 @@ def test_what_cannot_be_swept_is_said() -> None:
     model = small()
     with pytest.raises(InputError, match=r"the layers have no site 'resid_pots', .*; did you mean resid_post\?"):
         activation_patching(model, IDS, OTHER, "resid_pots")
-    with pytest.raises(InputError, match=r"the layers have no site 'z\.1', named without a number; "):
+    with pytest.raises(InputError, match=r"the layers have no site 'z\.1', named without the layer; "):
         activation_patching(model, IDS, OTHER, "z.1")
     with pytest.raises(InputError, match="the layers have no site 'final'"):
         activation_patching(model, IDS, OTHER, "final")
-    with pytest.raises(InputError, match="resid_post has no 'head' to sweep over; it has position, width"):
+    with pytest.raises(InputError, match="resid_post has no axis 'head' to patch along; it has position, width"):
         activation_patching(model, IDS, OTHER, "resid_post", axis="head")
-    with pytest.raises(InputError, match="z has no 'batch' to sweep over"):
+    with pytest.raises(InputError, match="z has no axis 'batch' to patch along"):
         activation_patching(model, IDS, OTHER, "z", axis="batch")
-    with pytest.raises(InputError, match=r"on both prompts \d+ is the likeliest answer, so there is nothing to meas"):
+    with pytest.raises(InputError, match=r"the top prediction is \d+ on both prompts, so there is no logit difference"):
         activation_patching(model, IDS, IDS, "z")
-    with pytest.raises(InputError, match="the measure is 1 on into and 1 on clean, so there is no difference"):
+    with pytest.raises(InputError, match="the metric is 1 on corrupted and 1 on clean, so there is no difference"):
         activation_patching(model, IDS, OTHER, "z", metric=lambda output: 1.0)
-    with pytest.raises(InputError, match="the measure is nan on into and nan on clean"):
+    with pytest.raises(InputError, match="the metric is nan on corrupted and nan on clean"):
         activation_patching(model, IDS, OTHER, "z", metric=lambda output: float("nan"))
-    with pytest.raises(InputError, match=r"the measure gave shape \[2, 6\], but it must give one number"):
+    with pytest.raises(InputError, match=r"the metric gave shape \[2, 6\], but it must be a scalar"):
         activation_patching(model, IDS, OTHER, "z", metric=lambda output: output[..., 0])
-    with pytest.raises(InputError, match="the model gives vectors and no logits; say by a measure"):
+    with pytest.raises(InputError, match="the model outputs vectors, not logits; give a metric"):
         activation_patching(small(head="none"), IDS, OTHER, "z")
 
 
@@ -410,16 +410,16 @@ def stream_by_hand(model: Model, embed: Tensor, z: list[Tensor], ffn_out: list[T
         attention = block.attention
         gathered = attention.layer.out(merge_heads(heads))
         match model.spec.norm_placement:
-            case "before":
+            case "pre":
                 x = x + gathered + added
             case "sandwich":
                 x = x + attention.norm_out(gathered) + added
-            case "after":
+            case "post":
                 x = block.feedforward.norm(attention.norm(x + gathered) + added)
     return x
 
 
-@pytest.mark.parametrize("order", ["before", "after", "sandwich"])
+@pytest.mark.parametrize("order", ["pre", "post", "sandwich"])
 @pytest.mark.parametrize(("read", "head"), [("q", 3), ("k", 1), ("v", 0)])
 def test_a_path_is_what_the_stream_alone_carries(order: str, read: str, head: int) -> None:
     """Two layers further on, past heads and feed-forward layers that would answer to the change."""
@@ -433,7 +433,7 @@ def test_a_path_is_what_the_stream_alone_carries(order: str, read: str, head: in
     x = stream_by_hand(model, here["embed"], z[:3], ffn_out[:3])
     attention = model.stack.blocks[3].attention
     maps = {"q": attention.layer.query, "k": attention.layer.key, "v": attention.layer.value}
-    expected = split_heads(maps[read](x if order == "after" else attention.norm(x)), attention.layer.d_head)
+    expected = split_heads(maps[read](x if order == "post" else attention.norm(x)), attention.layer.d_head)
     changed = here[f"{read}.3"].clone()
     changed[:, head] = expected[:, head]
     with gh.edit(model, {f"{read}.3": changed}):
@@ -474,7 +474,7 @@ def test_a_path_in_a_decoder_that_looks_at_a_source(sender: str, receiver: str) 
 
 
 @pytest.fixture
-def straight() -> Model:
+def linear_model() -> Model:
     """Make a model that is linear: no norms, no feed-forward, and even attention, whatever the ids."""
     model = small(
         n_layers=3, d_model=12, n_heads=2, n_kv_heads=2, d_head=4, d_ff=5, position="none", final_norm=False,
@@ -495,32 +495,32 @@ def even(length: int) -> Tensor:
     return torch.tril(1 / torch.arange(1, length + 1, dtype=torch.float64)[:, None].expand(length, length))
 
 
-def test_a_path_through_a_linear_model_is_a_product_of_matrices(straight: Model) -> None:
+def test_a_path_through_a_linear_model_is_a_product_of_matrices(linear_model: Model) -> None:
     """Averaging, values out, values in, averaging again, out: what one path adds, matrix by matrix."""
-    first, last = straight.stack.blocks[0].attention.layer, straight.stack.blocks[2].attention.layer
+    first, last = linear_model.stack.blocks[0].attention.layer, linear_model.stack.blocks[2].attention.layer
     a, b = 1, 0  # the heads
-    embedding, unembedding = straight.token_embedding.table.weight.double(), straight.head.weight
+    embedding, unembedding = linear_model.token_embedding.table.weight.double(), linear_model.head.weight
     apart = embedding[OTHER] - embedding[IDS]  # [B, S, D]
     z = even(6) @ apart @ first.value.weight[4 * a : 4 * a + 4].T
     value = z @ first.out.weight[:, 4 * a : 4 * a + 4].T @ last.value.weight[4 * b : 4 * b + 4].T
     added = even(6) @ value @ last.out.weight[:, 4 * b : 4 * b + 4].T
-    expected = straight(IDS) + added @ unembedding.T
-    found = path_patching(straight, IDS, OTHER, f"z.0[head={a}]", f"v.2[head={b}]", metric=some_number)
-    assert not torch.allclose(expected, straight(IDS))
+    expected = linear_model(IDS) + added @ unembedding.T
+    found = path_patching(linear_model, IDS, OTHER, f"z.0[head={a}]", f"v.2[head={b}]", metric=some_number)
+    assert not torch.allclose(expected, linear_model(IDS))
     close(found.output, expected)
 
 
-def test_no_effect_where_the_receiver_does_not_read_what_the_sender_writes(straight: Model) -> None:
-    first, last = straight.stack.blocks[0].attention.layer, straight.stack.blocks[2].attention.layer
+def test_no_effect_where_the_receiver_does_not_read_what_the_sender_writes(linear_model: Model) -> None:
+    first, last = linear_model.stack.blocks[0].attention.layer, linear_model.stack.blocks[2].attention.layer
     written, _ = torch.linalg.qr(first.out.weight[:, 4:])  # what head 1 writes, as 4 directions of 12
     last.value.weight[:4] -= last.value.weight[:4] @ written @ written.T
-    found = path_patching(straight, IDS, OTHER, "z.0[head=1]", "v.2[head=0]", metric=some_number)
-    close(found.output, straight(IDS))
+    found = path_patching(linear_model, IDS, OTHER, "z.0[head=1]", "v.2[head=0]", metric=some_number)
+    close(found.output, linear_model(IDS))
     close(found.effect, torch.zeros((), dtype=torch.float64))
-    other_ways = patch(straight, IDS, OTHER, "z.0[head=1]")
-    assert not torch.allclose(other_ways, straight(IDS))
-    read = path_patching(straight, IDS, OTHER, "z.0[head=1]", "v.2[head=1]", metric=some_number)
-    assert not torch.allclose(read.output, straight(IDS))
+    other_ways = patch(linear_model, IDS, OTHER, "z.0[head=1]")
+    assert not torch.allclose(other_ways, linear_model(IDS))
+    read = path_patching(linear_model, IDS, OTHER, "z.0[head=1]", "v.2[head=1]", metric=some_number)
+    assert not torch.allclose(read.output, linear_model(IDS))
 
 
 @pytest.mark.parametrize(
@@ -529,9 +529,9 @@ def test_no_effect_where_the_receiver_does_not_read_what_the_sender_writes(strai
         (
             "z.1[head=0]",
             "q.1[head=0]",
-            r"nothing leads .* from z.1\[head=0\] to q.1\[head=0\]; take a sender from an",
+            r"there is no path .* from z.1\[head=0\] to q.1\[head=0\]; give a sender in an",
         ),
-        ("z.1[head=0]", "v.0", "nothing leads along the stream from z.1"),
+        ("z.1[head=0]", "v.0", "there is no path through the residual stream from z.1"),
         (
             "resid_post.0",
             "q.1",
@@ -549,7 +549,7 @@ def test_what_is_no_path_is_said(sender: str, receiver: str, sentence: str) -> N
 @pytest.mark.parametrize(
     ("sender", "receiver", "sentence"),
     [
-        ("encoder.z.0", "decoder.q.1", "nothing leads along the stream from encoder.z.0 to decoder.q.1"),
+        ("encoder.z.0", "decoder.q.1", "there is no path through the residual stream from encoder.z.0 to decoder.q.1"),
         ("decoder.z.0", "decoder.cross_k.1", "the receiver is 'decoder.cross_k.1', but"),
     ],
 )

@@ -189,7 +189,7 @@ def test_parts_of_one_site_are_told_apart() -> None:
         model(IDS)
     assert torch.equal(both["pattern.0"][:, 1], both["pattern.0[head=1]"])
     assert set(dict(both)) == {"pattern.0", "pattern.0[head=1]"}
-    with pytest.raises(gh.InputError, match=r"could be pattern\.0\[head=0\] or pattern\.0\[head=1\]; say which"):
+    with pytest.raises(gh.InputError, match=r"is ambiguous: pattern\.0\[head=0\] or pattern\.0\[head=1\]; give"):
         seen["pattern.0"]
 
 
@@ -199,7 +199,7 @@ def test_layers_come_in_their_order_whatever_was_asked_first() -> None:
         model(IDS)
     assert torch.equal(seen["z.*"], torch.stack([seen["z.0"], seen["z.1"], seen["z.2"]]))
     for name in ("*", "*.1"):
-        with pytest.raises(gh.InputError, match="could be"):
+        with pytest.raises(gh.InputError, match="is ambiguous"):
             seen[name]
 
 
@@ -214,7 +214,7 @@ def test_what_was_seen_is_a_mapping() -> None:
     assert list(seen) == ["pattern.0[head=2, query=-1]", "z.0"]
     with pytest.raises(KeyError):
         seen["nothing"]
-    with pytest.raises(gh.InputError, match="0 is no name of a site"):
+    with pytest.raises(gh.InputError, match="0 is not the name of a site"):
         seen[0]
 
 
@@ -284,7 +284,7 @@ def test_a_call_that_fails_midway_leaves_nothing(error: type[BaseException]) -> 
     with contextlib.suppress(error), gh.record(model, "resid_post.*") as nothing:
         model(IDS)
     assert len(nothing) == 0
-    with pytest.raises(gh.InputError, match=r"resid_post.0 has not been seen"):
+    with pytest.raises(gh.InputError, match=r"resid_post.0 has not been recorded yet"):
         nothing["resid_post.*"]
     # Inside the block, too, and a call after it is seen whole.
     with gh.record(model, "resid_post.*") as seen:
@@ -357,7 +357,7 @@ def test_derivatives_by_what_was_seen_are_those_of_a_change() -> None:
 
 def test_a_part_has_no_derivatives_and_says_so() -> None:
     with (
-        pytest.raises(gh.InputError, match=r"resid_post\.0\[position=1\] is a part.*record resid_post\.0"),
+        pytest.raises(gh.InputError, match=r"resid_post\.0\[position=1\] is a slice.*record resid_post\.0"),
         gh.record(small(), "resid_post.0[position=1]", grad=True),
     ):
         pass
@@ -403,7 +403,7 @@ def test_errors_leave_the_model_as_it_was() -> None:
     ):
         model(IDS)
     assert state(model) == tree
-    with pytest.raises(gh.InputError, match="asks for head 7, but there are 4"), gh.record(model, "q.0[head=7]"):
+    with pytest.raises(gh.InputError, match="has head index 7, but that axis has size 4"), gh.record(model, "q.0[head=7]"):
         model(IDS)
     assert state(model) == tree
     with pytest.raises(gh.InputError, match="no site"), gh.record(model, "resid_post.0", "resid_poster.0"):
@@ -526,12 +526,12 @@ def model_alone(ids: Tensor) -> Tensor:
 def test_asking_for_what_is_not_there_says_what_is() -> None:
     model = small()
     with gh.record(model, "resid_post.*") as seen:
-        with pytest.raises(gh.InputError, match=r"resid_post\.0 has not been seen; call the model"):
+        with pytest.raises(gh.InputError, match=r"resid_post\.0 has not been recorded yet; call the model"):
             seen["resid_post.0"]
         model(IDS)
-    with pytest.raises(gh.InputError, match=r"'resid_pre\.0' is not among what is recorded; did you mean"):
+    with pytest.raises(gh.InputError, match=r"'resid_pre\.0' is not recorded; did you mean"):
         seen["resid_pre.0"]
     with pytest.raises(gh.InputError, match="record was given no site"), gh.record(model):
         pass
-    assert repr(seen) == "Seen(resid_post.0 [2, 6, 64], resid_post.1 [2, 6, 64])"
+    assert repr(seen) == "Recording(resid_post.0 [2, 6, 64], resid_post.1 [2, 6, 64])"
     assert seen["resid_post.*"].shape == (2, 2, 6, 64)

@@ -48,12 +48,12 @@ def test_an_index_is_written_in_one_way() -> None:
         ("pattern.0[hed=1]", "no axis 'hed'; did you mean head?"),
         ("pattern.0[position=1]", "no axis 'position'"),
         ("resid_pre.0[head=1]", "no axis 'head'"),
-        ("pattern.0[head=one]", "head = 'one', but that is no number and no a:b"),
-        ("pattern.0[head=1:2:3]", "no number and no a:b"),
-        ("pattern.0[head]", "head = '', but that is no number"),
-        ("pattern.0[head=1, head=2]", "pattern.0 is asked for head twice"),
-        ("pattern.0[head=1", "is not a name with an index"),
-        ("", "is not a name with an index"),
+        ("pattern.0[head=one]", "head = 'one', which is neither an integer nor a:b"),
+        ("pattern.0[head=1:2:3]", "neither an integer nor a:b"),
+        ("pattern.0[head]", "head = '', which is neither an integer"),
+        ("pattern.0[head=1, head=2]", "pattern.0 is indexed by head twice"),
+        ("pattern.0[head=1", "is not a name and an index"),
+        ("", "is not a name and an index"),
     ],
 )
 def test_a_wrong_name_is_refused_with_a_sentence(name: str, sentence: str) -> None:

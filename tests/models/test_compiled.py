@@ -26,7 +26,7 @@ CHOICES: dict[str, list[object]] = {
     ],
     "feedforward": [spec.Relu(), spec.ReluSquared(), spec.Gelu(), spec.Silu(), spec.SwiGLU(), spec.GeGLU(tanh=True)],
     "norm": [spec.LayerNorm(), spec.RMSNorm()],
-    "norm_placement": ["before", "after", "sandwich"],
+    "norm_placement": ["pre", "post", "sandwich"],
     "n_kv_heads": [1, 2, 4],
     "windows": [(0,), (3, 0)],
     "attention_softcap": [None, 5.0],

@@ -66,14 +66,14 @@ def test_pooling_by_hand(pooling: str, kind: str, dense: bool) -> None:
     if dense:
         expected = torch.tanh(expected @ pool.dense[0].weight.T + pool.dense[0].bias)
     if labels:
-        expected = expected @ model.head.classify.weight.T + model.head.classify.bias
+        expected = expected @ model.head.classifier.weight.T + model.head.classifier.bias
     assert (model(IDS, mask=MASK) - expected).abs().max() < 1e-12
 
 
 def test_token_classifications_and_no_head() -> None:
     model = make(head={"kind": "token_classification", "n_labels": 3})
     x = vectors(model, IDS)
-    expected = x @ model.head.classify.weight.T + model.head.classify.bias
+    expected = x @ model.head.classifier.weight.T + model.head.classifier.bias
     assert (model(IDS) - expected).abs().max() < 1e-12
     model = make(head="none")
     assert torch.equal(model(IDS), vectors(model, IDS))
@@ -97,7 +97,7 @@ def test_what_the_first_block_receives(embed_norm: bool, embed_scale: bool, segm
     assert (seen[0] - x).abs().max() < 1e-12
 
 
-@pytest.mark.parametrize("norm_placement", ["before", "after", "sandwich"])
+@pytest.mark.parametrize("norm_placement", ["pre", "post", "sandwich"])
 @pytest.mark.parametrize("final_norm", [True, False])
 def test_the_final_norm_is_a_choice_in_any_order(norm_placement: str, final_norm: bool) -> None:
     model = make("tiny-decoder", norm_placement=norm_placement, final_norm=final_norm)

@@ -115,7 +115,7 @@ def check_packed_is_separate(model: Model) -> None:
         (1, slice(8, 9)),
     ]
     real = torch.tensor([[1, 1, 1, 1, 1, 1, 0, 1, 1], [1] * 8 + [0]], dtype=torch.bool)
-    prefix = {"prefix": torch.tensor([2, 3])} if isinstance(model, Decoder) else {}
+    prefix = {"prefix_lengths": torch.tensor([2, 3])} if isinstance(model, Decoder) else {}
     for told in ({}, {"mask": real}, prefix, {"mask": real, **prefix}):
         packed = vectors(model, x, documents=documents, **told)
         for b, place in places:
@@ -164,7 +164,7 @@ def check_cached_is_uncached(model: Decoder | Seq2Seq) -> None:
     close(chunks([1] * 8), expected)
     close(chunks([3, 1, 4]), expected)
     if isinstance(model, Decoder):
-        prefix = {"prefix": torch.tensor([3, 1])}
+        prefix = {"prefix_lengths": torch.tensor([3, 1])}
         close(chunks([4, 1, 3], **prefix), whole(**prefix))
     check_ragged_cache(model, x, source, heard, expected)
     model.head = head

@@ -241,7 +241,7 @@ def test_a_grafted_model_is_saved_and_trains(tmp_path: Path) -> None:
 def test_labels_keep_the_trunk(kind: str, head: dict[str, object]) -> None:
     model = make(kind, head=head).train()
     if kind != "encoder":
-        with pytest.raises(InputError, match=f"the model is a {kind}, but labels need an encoder; begin with one"):
+        with pytest.raises(InputError, match=f"the model is a {kind}, but a classifier needs an encoder; start from one"):
             with_classifier(model, 5)
         return
     torch.manual_seed(7)
@@ -257,21 +257,21 @@ def test_labels_keep_the_trunk(kind: str, head: dict[str, object]) -> None:
     pooling = "mean" if head["kind"] == "pooled" else "first"
     assert (labelled.spec.head.kind, labelled.spec.head.pooling) == ("sequence_classification", pooling)
     # Normal with deviation 0.02, biases at 0; drawn anew, and the same from the same seed.
-    assert labelled.head.classify.weight.shape == (5, 64)
-    assert 0.015 < labelled.head.classify.weight.std() < 0.025
-    assert not labelled.head.classify.bias.any()
+    assert labelled.head.classifier.weight.shape == (5, 64)
+    assert 0.015 < labelled.head.classifier.weight.std() < 0.025
+    assert not labelled.head.classifier.bias.any()
     again = with_classifier(model, 5)
-    assert not torch.equal(again.head.classify.weight, labelled.head.classify.weight)
+    assert not torch.equal(again.head.classifier.weight, labelled.head.classifier.weight)
     torch.manual_seed(7)
     again = with_classifier(model, 5)
-    assert torch.equal(again.head.classify.weight, labelled.head.classify.weight)
+    assert torch.equal(again.head.classifier.weight, labelled.head.classifier.weight)
 
 
 @every_head
 def test_labels_of_tokens_keep_the_trunk(kind: str, head: dict[str, object]) -> None:
     model = make(kind, head=head)
     if kind != "encoder":
-        with pytest.raises(InputError, match="labels need an encoder"):
+        with pytest.raises(InputError, match="a classifier needs an encoder"):
             with_classifier(model, 5, per_token=True)
         return
     tagging = with_classifier(model, 5, per_token=True)
@@ -279,7 +279,7 @@ def test_labels_of_tokens_keep_the_trunk(kind: str, head: dict[str, object]) -> 
     ids = torch.tensor([[10, 11, 12]])
     vectors = gh.build(dataclasses.replace(model.spec, head=gh.spec.NoHead()), dtype=torch.float64)
     vectors.load_state_dict({n: w for n, w in model.state_dict().items() if not n.startswith("head.")})
-    expected = vectors.eval()(ids) @ tagging.head.classify.weight.T + tagging.head.classify.bias
+    expected = vectors.eval()(ids) @ tagging.head.classifier.weight.T + tagging.head.classifier.bias
     assert torch.allclose(tagging.eval()(ids), expected)
 
 
@@ -307,5 +307,5 @@ def test_what_is_refused() -> None:
     with pytest.raises(InputError, match=r"the old tokenizer .* is not the one that the model was trained with"):
         with_tokenizer(model, other, LARGE)
     lora.attach(model, lora.LoRA(rank=2))
-    with pytest.raises(InputError, match=r"query is LoRALinear, but the spec builds Linear\(.*LoRA: by lora.merge"):
+    with pytest.raises(InputError, match=r"query is LoRALinear, but the spec has Linear\(.*LoRA: by lora.merge"):
         with_tokenizer(model, SMALL, LARGE)

@@ -48,7 +48,7 @@ def in_our_names(ours: nn.Module, theirs: dict[str, Tensor], cross: bool) -> dic
 
 def torch_stack(order: str, bias: bool, n_layers: int, final_norm: bool, cross: bool) -> nn.Module:
     kind = nn.TransformerDecoderLayer if cross else nn.TransformerEncoderLayer
-    layer = kind(D_MODEL, N_HEADS, D_FF, 0.0, batch_first=True, norm_first=order == "before", bias=bias)
+    layer = kind(D_MODEL, N_HEADS, D_FF, 0.0, batch_first=True, norm_first=order == "pre", bias=bias)
     norm = nn.LayerNorm(D_MODEL, bias=bias) if final_norm else None
     if cross:
         return nn.TransformerDecoder(layer, n_layers, norm)
@@ -124,7 +124,7 @@ class Case:
         return result | {"memory": memory.grad} if self.cross else result
 
 
-@pytest.mark.parametrize("order", ["before", "after"])
+@pytest.mark.parametrize("order", ["pre", "post"])
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize(("n_layers", "final_norm"), [(1, False), (4, True)], ids=["layer", "stack"])
 @pytest.mark.parametrize(
@@ -150,12 +150,12 @@ def test_equals_torch(order: str, bias: bool, n_layers: int, final_norm: bool, c
     assert error <= 2 * their_error
 
 
-@pytest.mark.parametrize("order", ["before", "after"])
+@pytest.mark.parametrize("order", ["pre", "post"])
 def test_a_whole_encoder_decoder_equals_nn_transformer(order: str) -> None:
     """nn.Transformer puts a final norm on both stacks in either order."""
     torch.manual_seed(0)
     theirs = nn.Transformer(
-        D_MODEL, N_HEADS, 3, 2, D_FF, 0.0, batch_first=True, norm_first=order == "before"
+        D_MODEL, N_HEADS, 3, 2, D_FF, 0.0, batch_first=True, norm_first=order == "pre"
     ).double()
     encoder = our_stack(order, True, 3, True, causal=False, cross=False).double()
     decoder = our_stack(order, True, 2, True, causal=True, cross=True).double()

@@ -52,7 +52,7 @@ class ModelFolder:
             raise StoreError(f"{str(path)!r} is a broken symlink; replace it with the file itself.") from None
         if not any(real.is_relative_to(root) for root in self.roots):
             raise StoreError(
-                f"{str(path)!r} is a symlink out of its folder to {str(real)!r}; replace it with the file itself."
+                f"{str(path)!r} resolves to {str(real)!r}, outside its folder; replace it with the file itself."
             )
         if not real.is_file():
             raise StoreError(f"{str(path)!r} is not a file; restore it or download the folder again.")

@@ -30,7 +30,7 @@ class _Entry(NamedTuple):
     """What `Recording` needs of a selection, without the site, which would keep the model alive."""
 
     site: str
-    index: frozenset[str]  # {"head=2", "query=-1"}
+    indices: frozenset[str]  # {"head=2", "query=-1"}
     axes: tuple[str, ...]
     layer: int
     is_pattern: bool
@@ -111,11 +111,11 @@ class Recording(HtmlDisplay, Mapping[str, Tensor]):
         found = {
             known: one
             for known, one in self._entries.items()
-            if fnmatchcase(one.site, stem) and index in (one.index, frozenset())
+            if fnmatchcase(one.site, stem) and index in (one.indices, frozenset())
         }
         if not found:
             raise NotRecordedError(f"{name!r} is not recorded; {did_you_mean(name, self._entries)}")
-        kinds = {(one.site.rpartition(".")[0], one.index) for one in found.values()}
+        kinds = {(one.site.rpartition(".")[0], one.indices) for one in found.values()}
         if len(kinds) > 1 or ("*" not in name and len(found) > 1):
             raise NotRecordedError(f"{name!r} is ambiguous: {' or '.join(found)}; give the full name.")
         return sorted(found, key=lambda known: found[known].layer)
