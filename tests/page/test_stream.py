@@ -164,9 +164,9 @@ def test_lengths_and_angles(kind: str, choices: JsonDict) -> None:
 @pytest.mark.parametrize("head", [{"kind": "none"}, {"kind": "sequence_classification", "n_labels": 3}])
 def test_without_logits_there_are_lengths(head: JsonDict) -> None:
     traces = laid_open("tiny-encoder", {"head": head})
-    with pytest.raises(GlasshouseError, match="a lens needs logits at every position"):
+    with pytest.raises(GlasshouseError, match="the lens needs logits at every position"):
         asked(traces, "lens", question=QUESTION)
-    with pytest.raises(GlasshouseError, match="gives no logits of tokens"):
+    with pytest.raises(GlasshouseError, match="has no logits over the vocabulary"):
         asked(traces, "parts", question=QUESTION)
     assert asked(traces, "norms", question=QUESTION)["norms"]["shape"] == [3, 1]
     assert asked(traces, "alike", question=QUESTION)["cosine"]["shape"] == [10]

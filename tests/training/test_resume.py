@@ -249,7 +249,7 @@ def test_a_folder_of_another_format_is_refused(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(checkpoint, "FORMAT_VERSION", 7)
     write(tmp_path / "one", lambda place: None, CheckpointData())
     monkeypatch.undo()
-    with pytest.raises(StoreError, match="is of format 7, but this version reads format 1"):
+    with pytest.raises(StoreError, match="has format 7, but this version reads format 2"):
         read(tmp_path / "one")
 
 
