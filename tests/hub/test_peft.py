@@ -170,7 +170,7 @@ def test_ours_in_peft(name: str, targets: tuple[str, ...], tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(("name", "settings"), IN, ids=ident)
-def test_peft_s_in_ours(name: str, settings: dict[str, Any], tmp_path: Path) -> None:
+def test_peft_adapters_in_ours(name: str, settings: dict[str, Any], tmp_path: Path) -> None:
     base = make(name).double()
     base.save_pretrained(tmp_path / "base")
     theirs = peft.get_peft_model(base, peft.LoraConfig(**{"r": 4, "lora_alpha": 6, **settings})).eval()
@@ -189,7 +189,7 @@ def test_peft_s_in_ours(name: str, settings: dict[str, Any], tmp_path: Path) -> 
     assert_close(run_ours(ours, IDS), run_theirs(theirs.merge_and_unload(), IDS, ours), tolerance(name))
 
 
-def test_a_joined_matrix_by_hand(tmp_path: Path) -> None:
+def test_a_fused_matrix_by_hand(tmp_path: Path) -> None:
     """Of GPT-2's three the first and the last: two maps down above each other, two maps up on a diagonal."""
     ours, _ = adapted("gpt2", ATTENTION, tmp_path)
     tensors, own = load_file(tmp_path / "adapter" / "adapter_model.safetensors"), lora.adapter_state_dict(ours)
@@ -208,7 +208,7 @@ def test_a_joined_matrix_by_hand(tmp_path: Path) -> None:
     assert table["rank_pattern"] == table["alpha_pattern"] == {}
 
 
-def test_a_joined_matrix_that_was_never_trained(tmp_path: Path) -> None:
+def test_a_fused_matrix_that_was_never_trained(tmp_path: Path) -> None:
     """All zero on the way up, it is nobody's: each of the three gets the whole map down, to go on from."""
     base = make("gpt2")
     base.save_pretrained(tmp_path / "base")
@@ -224,7 +224,7 @@ def test_a_joined_matrix_that_was_never_trained(tmp_path: Path) -> None:
         assert lora.adapter_state_dict(ours)[f"stack.blocks.2.attention.layer.{name}.down"].equal(expected)
 
 
-def test_names_are_short_where_that_says_enough(tmp_path: Path) -> None:
+def test_module_names_are_short_if_unambiguous(tmp_path: Path) -> None:
     def targets(name: str, *ours: str) -> object:
         place = tmp_path / "-".join((name, *ours))
         adapted(name, ours, place)

@@ -55,7 +55,7 @@ def test_every_preset_is_saved_and_comes_back(name: str, tmp_path: Path) -> None
         ({"d_head": 12, "ffn_bias": False}, "gpt2", "ffn_bias, d_head"),
     ],
 )
-def test_export_says_which_field_stands_in_the_way(
+def test_export_names_the_unsupported_fields(
     settings: dict[str, object], family: str, fields: str, tmp_path: Path
 ) -> None:
     model = tiny(**settings)
@@ -68,7 +68,7 @@ def test_export_says_which_field_stands_in_the_way(
     assert same_weights(model, gh.load(tmp_path / "saved")[0])
 
 
-def test_training_settings_survive_where_the_family_cannot_say_them(tmp_path: Path) -> None:
+def test_training_settings_survive_if_the_family_cannot_express_them(tmp_path: Path) -> None:
     spec = gh.preset("llama-small", **SIZE, n_kv_heads=1, dropout=0.25, embed_dropout=0.5, init="zero_output")
     gh.save(gh.build(spec), None, tmp_path / "model")
     assert json.loads((tmp_path / "model" / "config.json").read_text())["model_type"] == "llama"
@@ -116,7 +116,7 @@ def test_older_names_mean_the_same(name: str, change: dict[str, str], tmp_path: 
     assert same_weights(before, after)
 
 
-def test_tensors_that_nothing_reads_are_left_out(tmp_path: Path) -> None:
+def test_unused_tensors_are_ignored(tmp_path: Path) -> None:
     make("gpt2").save_pretrained(tmp_path)
     tensors = load_file(tmp_path / "model.safetensors")
     tensors["transformer.h.0.attn.bias"] = torch.ones(1, 1, 48, 48)
@@ -126,7 +126,7 @@ def test_tensors_that_nothing_reads_are_left_out(tmp_path: Path) -> None:
     assert model.spec.head == gh.spec.NextToken(tied=True)
 
 
-def test_a_head_of_its_own_overrules_the_config_as_in_transformers(tmp_path: Path) -> None:
+def test_a_stored_head_overrides_the_config_as_in_transformers(tmp_path: Path) -> None:
     theirs = make("gpt2")
     theirs.lm_head.weight = torch.nn.Parameter(torch.randn(61, 40))
     theirs.save_pretrained(tmp_path)
@@ -200,7 +200,7 @@ def test_older_rotary_settings_mean_the_same(tmp_path: Path) -> None:
         ("gpt2", "model_type", "gpt3"),
     ],
 )
-def test_a_setting_that_is_not_understood_is_named(name: str, key: str, value: object, tmp_path: Path) -> None:
+def test_unsupported_settings_are_named(name: str, key: str, value: object, tmp_path: Path) -> None:
     make(name).save_pretrained(tmp_path)
     path = tmp_path / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {key: value}))
@@ -211,7 +211,7 @@ def test_a_setting_that_is_not_understood_is_named(name: str, key: str, value: o
     assert "config.json" in str(error.value)
 
 
-def test_a_key_may_be_declared_harmless(tmp_path: Path) -> None:
+def test_a_key_may_be_ignored(tmp_path: Path) -> None:
     make("llama").save_pretrained(tmp_path)
     path = tmp_path / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"colour": "green"}))
@@ -434,7 +434,7 @@ def test_what_the_hub_refuses_is_one_sentence(kind: str, said: str, monkeypatch:
     assert "Client Error" not in str(caught.value)
 
 
-def test_a_place_that_is_no_model_is_one_sentence(tmp_path: Path) -> None:
+def test_a_folder_without_a_model_is_refused_in_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(gh.StoreError, match=r"there is no .*config\.json"):
         gh.load(tmp_path)
     with pytest.raises(gh.InputError, match="there is no folder"):
@@ -443,7 +443,7 @@ def test_a_place_that_is_no_model_is_one_sentence(tmp_path: Path) -> None:
         gh.load(tmp_path, revision="main")
 
 
-def test_a_file_or_the_folder_one_stands_in_is_not_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_or_the_working_directory_is_not_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "notes").write_text("kept")
     with pytest.raises(gh.StoreError, match="is a file"):
         gh.save(tiny(), None, tmp_path / "notes")
@@ -454,7 +454,7 @@ def test_a_file_or_the_folder_one_stands_in_is_not_replaced(tmp_path: Path, monk
         gh.save(tiny(), None, ".")
 
 
-def test_a_link_to_a_folder_stays_a_link_and_home_is_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_symlink_to_a_folder_is_kept_and_home_is_expanded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "disk").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "disk")
     for _ in range(2):
@@ -490,7 +490,7 @@ def test_a_model_generates_the_same_after_a_round_trip(tmp_path: Path) -> None:
         assert (back.generation_config.num_beams, back.generation_config.forced_bos_token_id) == (3, 7)
 
 
-def test_end_tokens_that_were_changed_win_over_those_published(tmp_path: Path) -> None:
+def test_changed_end_tokens_override_the_generation_config(tmp_path: Path) -> None:
     make("llama").save_pretrained(tmp_path / "theirs")
     (tmp_path / "theirs" / "generation_config.json").write_text('{"eos_token_id": 2, "temperature": 0.7}')
     model, _ = gh.load(tmp_path / "theirs")

@@ -199,7 +199,7 @@ def shard(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("name", [*SPECS, "ours", "sharded", "worded"])
-def test_what_is_sound_is_read_and_nothing_else_is(valid_checkpoints: Path, name: str) -> None:
+def test_valid_checkpoints_are_loaded_and_nothing_else_is_read(valid_checkpoints: Path, name: str) -> None:
     with watched(valid_checkpoints / name) as forbidden:
         model, tok = gh.load(valid_checkpoints / name)
     assert forbidden == []
@@ -780,14 +780,14 @@ CASES = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_refused_by_a_sentence(valid_checkpoints: Path, outside: Path, tmp_path: Path, name: str) -> None:
+def test_refused_in_one_sentence(valid_checkpoints: Path, outside: Path, tmp_path: Path, name: str) -> None:
     case = CASES[name]
     shutil.copytree(valid_checkpoints / case.base, tmp_path / "model")
     case.damage(tmp_path / "model")
     refuse(tmp_path / "model", case.file, case.reason)
 
 
-def test_the_outside_that_links_lead_to_is_sound(outside: Path) -> None:
+def test_the_target_of_outside_links_is_valid(outside: Path) -> None:
     _, tok = gh.load(outside)
     assert tok is not None
 
@@ -816,7 +816,7 @@ def test_a_flipped_bit_in_the_header_is_refused_or_changes_nothing(model: Path) 
     assert refused > 100
 
 
-def test_a_table_as_deep_as_json_reads_is_refused_by_a_sentence(model: Path) -> None:
+def test_json_as_deep_as_the_parser_allows_is_refused_in_one_sentence(model: Path) -> None:
     limit = sys.getrecursionlimit()
     for depth in range(limit - 250, limit):
         write(CONFIG, f'{{"model_type": "gpt2", "n_layer": 2, "colour": {nested(depth)}}}')(model)
@@ -838,7 +838,7 @@ class Bomb:
 
 
 @pytest.mark.parametrize("file", ["pytorch_model.bin", "pytorch_model-00001-of-00002.bin", "model.pt", "model.ckpt"])
-def test_a_pickle_is_left_alone_and_the_way_out_is_told(model: Path, file: str) -> None:
+def test_a_pickle_is_not_opened_and_the_error_says_how_to_convert_it(model: Path, file: str) -> None:
     bomb = pickle.dumps(Bomb(str(model.parent / "gone-off")))
     (model / WEIGHTS).unlink()
     (model / file).write_bytes(bomb)
@@ -850,7 +850,7 @@ def test_a_pickle_is_left_alone_and_the_way_out_is_told(model: Path, file: str) 
 
 
 @pytest.mark.parametrize("ignored", [(), ("auto_map",)], ids=["plain", "with-the-key-ignored"])
-def test_code_beside_the_weights_is_never_opened(model: Path, ignored: tuple[str, ...]) -> None:
+def test_code_next_to_the_weights_is_never_opened(model: Path, ignored: tuple[str, ...]) -> None:
     (model / "hostile.py").write_text(f"import pathlib; pathlib.Path({str(model.parent / 'ran')!r}).touch()")
     (model / "chat_template.jinja").write_text("{{ cycler.__init__.__globals__.os.system('id') }}")
     config(auto_map={"AutoModelForCausalLM": "hostile.Model"})(model)
@@ -862,7 +862,7 @@ def test_code_beside_the_weights_is_never_opened(model: Path, ignored: tuple[str
     assert not (model.parent / "ran").exists()
 
 
-def test_a_key_inside_the_angles_can_be_ignored_as_the_sentence_says(valid_checkpoints: Path, tmp_path: Path) -> None:
+def test_a_key_of_the_rope_settings_can_be_ignored_as_the_error_says(valid_checkpoints: Path, tmp_path: Path) -> None:
     shutil.copytree(valid_checkpoints / "llama", tmp_path / "model")
     rope(rope_type="default", colour=1)(tmp_path / "model")
     refuse(tmp_path / "model", CONFIG, r"ignore=\['colour'\]")
@@ -946,7 +946,7 @@ def test_only_a_snapshot_may_link_and_only_to_blobs(valid_checkpoints: Path, tmp
     ["nowhere/at/all", "model/model.safetensors", "~nobody-of-this-name/model", LONG, "a\0b"],
     ids=["nowhere", "a-file", "home-of-nobody", "long", "zero-byte"],
 )
-def test_a_place_that_is_no_folder_is_a_sentence(model: Path, monkeypatch: pytest.MonkeyPatch, place: str) -> None:
+def test_a_path_that_is_no_folder_is_refused_in_one_sentence(model: Path, monkeypatch: pytest.MonkeyPatch, place: str) -> None:
     monkeypatch.chdir(model.parent)
     for given in (place, Path(place)):
         with watched(model) as forbidden, pytest.raises(gh.GlasshouseError, match="no folder|not a folder") as caught:
@@ -982,7 +982,7 @@ def of_these_weights(model: Path, text: str) -> str:
 
 
 @pytest.mark.parametrize("name", VERIFICATIONS)
-def test_damaged_results_of_verify_stop_nothing_and_say_so(
+def test_damaged_results_of_verify_are_reported_without_an_error(
     model: Path, capsys: pytest.CaptureFixture[str], name: str
 ) -> None:
     write(VERIFIED, of_these_weights(model, VERIFICATIONS[name]))(model)
@@ -996,7 +996,7 @@ def test_damaged_results_of_verify_stop_nothing_and_say_so(
     assert "2026" not in line
 
 
-def test_sound_results_of_verify_are_shown(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_valid_results_of_verify_are_shown(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write(VERIFIED, of_these_weights(model, json.dumps(SEEN)))(model)
     gh.load(model)
     assert "verified 2026-11-15, largest differences: cached 2.0e-07" in capsys.readouterr().err
@@ -1029,7 +1029,7 @@ PROVOKED: dict[str, tuple[str, Callable[[Path], object]]] = {
 
 
 @pytest.mark.parametrize("name", PROVOKED)
-def test_the_watch_sees(model: Path, name: str) -> None:
+def test_the_audit_hook_sees_forbidden_events(model: Path, name: str) -> None:
     (model / "hostile.py").write_text("1")
     (model.parent / "secret.json").write_text("{}")
     (model / "link.json").symlink_to("../secret.json")
@@ -1039,7 +1039,7 @@ def test_the_watch_sees(model: Path, name: str) -> None:
     assert any(line.startswith(f"{event} ") for line in forbidden), forbidden
 
 
-def test_the_watch_sees_a_hang(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_audit_hook_sees_a_hang(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     os.mkfifo(model / "pipe.json")
     monkeypatch.setattr(signal, "alarm", lambda seconds: signal.setitimer(signal.ITIMER_REAL, seconds / 50))
     with pytest.raises(pytest.fail.Exception, match="not done"), watched(model):

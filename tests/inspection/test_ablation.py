@@ -52,7 +52,7 @@ def loss_by_hand(logits: Tensor, asked: list[tuple[int, int, int]]) -> float:
 @given(
     specs(), st.sampled_from(["head", "feedforward"]), st.sampled_from(["zero", "mean"]), st.sampled_from([1, 2**25])
 )
-def test_ablation_is_a_loop_over_edits(
+def test_ablation_equals_a_loop_over_edits(
     s: spec.Spec, by: Literal["head", "feedforward"], to: Literal["zero", "mean"], most: int
 ) -> None:
     """Of any model, at whatever number of copies in a pass."""
@@ -80,7 +80,7 @@ def test_ablation_is_a_loop_over_edits(
     assert told[-1] == (expected.numel(), expected.numel())
 
 
-def test_the_loss_of_next_tokens_by_hand() -> None:
+def test_next_token_loss_by_hand() -> None:
     model = small()
     asked = [(row, i, int(IDS[row, i + 1])) for row in range(2) for i in range(5)]
     found = ablation_effects(model, IDS)
@@ -104,7 +104,7 @@ def test_the_loss_of_next_tokens_by_hand() -> None:
         ),
     ],
 )
-def test_padding_and_the_ends_of_texts_do_not_count(told: dict[str, Any], counted: list[tuple[int, int]]) -> None:
+def test_padding_and_document_ends_are_ignored(told: dict[str, Any], counted: list[tuple[int, int]]) -> None:
     model = small()
     call = {name: torch.tensor(value) for name, value in told.items()}
     real = call.get("mask", torch.ones_like(IDS))
@@ -117,7 +117,7 @@ def test_padding_and_the_ends_of_texts_do_not_count(told: dict[str, Any], counte
     assert float(found.baseline + found.metric_increase[0, 2]) == pytest.approx(silent, rel=1e-12)
 
 
-def test_a_mean_leaves_padding_out() -> None:
+def test_mean_ablation_ignores_padding() -> None:
     model, text = small(), IDS[:1, :4]
     alone = ablation_effects(model, text, to="mean")
     for filler in (0, 7):
@@ -134,14 +134,14 @@ def test_a_cache_is_refused() -> None:
         gh.patch(model, IDS, IDS, "z.0", cache=model.make_cache(2, 8))
 
 
-def test_only_the_places_kept_count() -> None:
+def test_only_logits_to_keep_count() -> None:
     model, keep = small(), torch.tensor([1, 4])
     asked = [(row, i, int(IDS[row, place + 1])) for row in range(2) for i, place in enumerate((1, 4))]
     found = ablation_effects(model, IDS, logits_to_keep=keep)
     assert float(found.baseline) == pytest.approx(loss_by_hand(model(IDS, logits_to_keep=keep), asked), rel=1e-12)
 
 
-def test_targets_are_the_answers_of_an_encoder() -> None:
+def test_targets_of_a_masked_language_model() -> None:
     torch.manual_seed(0)
     model = make(gh.preset("tiny-encoder", vocab_size=11))
     targets = torch.full_like(IDS, -100)
@@ -150,7 +150,7 @@ def test_targets_are_the_answers_of_an_encoder() -> None:
     assert float(found.baseline) == pytest.approx(loss_by_hand(model(IDS), [(0, 2, 7), (1, 5, 3)]), rel=1e-12)
 
 
-def test_targets_are_the_labels_of_a_text() -> None:
+def test_targets_of_a_sequence_classifier() -> None:
     torch.manual_seed(0)
     model = make(gh.preset("tiny-encoder", vocab_size=11, head={"kind": "sequence_classification", "n_labels": 4}))
     found = ablation_effects(model, IDS, targets=torch.tensor([3, 1]))
@@ -159,7 +159,7 @@ def test_targets_are_the_labels_of_a_text() -> None:
     )
 
 
-def test_the_stacks_and_attentions_of_an_encoder_decoder() -> None:
+def test_stacks_and_cross_attention_of_an_encoder_decoder() -> None:
     torch.manual_seed(0)
     model = make(gh.preset("tiny-seq2seq", vocab_size=11))
     source, target = inputs(model)
@@ -190,7 +190,7 @@ def test_the_stacks_and_attentions_of_an_encoder_decoder() -> None:
         ),
     ],
 )
-def test_the_padding_and_the_texts_of_a_target(told: dict[str, Any], counted: list[tuple[int, int]]) -> None:
+def test_padding_and_documents_of_a_target(told: dict[str, Any], counted: list[tuple[int, int]]) -> None:
     torch.manual_seed(0)
     model = make(gh.preset("tiny-seq2seq", vocab_size=11))
     source, target = inputs(model)
@@ -203,7 +203,7 @@ def test_the_padding_and_the_texts_of_a_target(told: dict[str, Any], counted: li
     assert float(found.baseline + found.metric_increase[0, 1]) == pytest.approx(silent, rel=1e-12)
 
 
-def test_what_is_put_in_meanwhile_stays_as_it_is() -> None:
+def test_a_tensor_given_to_edit_is_not_modified() -> None:
     model, held = small(), torch.randn(2, 4, 6, 16, dtype=torch.float64)
     before = held.clone()
     with pytest.MonkeyPatch.context() as patched, gh.edit(model, {"z.0": held}):
@@ -212,7 +212,7 @@ def test_what_is_put_in_meanwhile_stays_as_it_is() -> None:
     assert torch.equal(held, before)
 
 
-def test_a_head_that_writes_nothing_costs_nothing() -> None:
+def test_a_head_without_output_has_no_effect() -> None:
     model = small()
     model.stack.blocks[1].attention.layer.out.weight[:, 16:32] = 0.0  # head 1 of width 16
     growth = ablation_effects(model, IDS).metric_increase
@@ -220,7 +220,7 @@ def test_a_head_that_writes_nothing_costs_nothing() -> None:
     assert (growth.flatten()[[0, 1, 2, 3, 4, 6, 7]].abs() > 1e-6).all()
 
 
-def test_what_cannot_be_silenced_is_said() -> None:
+def test_invalid_ablations_are_refused() -> None:
     model, encoder = small(), make(gh.preset("tiny-encoder", vocab_size=11))
     for options, sentence in (
         ({"to": "noise"}, "to is 'noise', which is unknown; it has zero, mean"),
@@ -242,7 +242,7 @@ def test_what_cannot_be_silenced_is_said() -> None:
         ablation_effects(small(head="none"), IDS)
 
 
-def test_an_ablation_draws_itself() -> None:
+def test_ablation_html() -> None:
     found = ablation_effects(small(), IDS)
     html = found._repr_html_()
     assert html.count("<td") == found.metric_increase.numel()

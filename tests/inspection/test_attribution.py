@@ -91,7 +91,7 @@ def test_by_hand() -> None:
     )
 
 
-def test_the_other_tokens_direction_by_hand() -> None:
+def test_logit_difference_by_hand() -> None:
     """Norms do not matter to a difference of tokens with one vector: it is that of their biases."""
     model = tiny(head={"kind": "next_token", "tied": False, "bias": True})
     with torch.no_grad():
@@ -165,7 +165,7 @@ def check_sum(split: Attribution, within: float) -> None:
 
 @pytest.mark.parametrize("norm_placement", ["pre", "post", "sandwich"])
 @pytest.mark.parametrize("kind", ["decoder", "encoder", "seq2seq"])
-def test_parts_are_those_of_the_slow_pass_and_add_up(kind: str, norm_placement: str) -> None:
+def test_contributions_equal_a_reference_and_sum_to_the_logit(kind: str, norm_placement: str) -> None:
     norms = set()
 
     @settings(fast, max_examples=8)
@@ -200,7 +200,7 @@ def test_parts_are_those_of_the_slow_pass_and_add_up(kind: str, norm_placement: 
     assert norms == {"layer", "rms"}
 
 
-def test_parts_add_up_in_float32_and_with_padding() -> None:
+def test_contributions_sum_in_float32_and_with_padding() -> None:
     @fast
     @given(specs())
     def holds(s: spec.Spec) -> None:
@@ -219,7 +219,7 @@ def test_parts_add_up_in_float32_and_with_padding() -> None:
     holds()
 
 
-def test_an_activation_that_was_given_nothing_adds_nothing() -> None:
+def test_zero_preactivations_contribute_nothing() -> None:
     """0 / 0 is no ratio: where the map ahead of it gives 0, and so does the activation."""
     model = tiny("tiny-encoder", head={"kind": "masked_token"})
     with torch.no_grad():
@@ -229,7 +229,7 @@ def test_an_activation_that_was_given_nothing_adds_nothing() -> None:
 
 @pytest.mark.parametrize("norm_placement", ["pre", "post", "sandwich"])
 @pytest.mark.parametrize("kind", ["tiny-decoder", "tiny-encoder", "tiny-seq2seq"])
-def test_neurons_add_up_to_their_layer(kind: str, norm_placement: str) -> None:
+def test_neurons_sum_to_their_layer(kind: str, norm_placement: str) -> None:
     model = tiny(kind, n_layers=3, norm_placement=norm_placement)
     split = attribute(model, *inputs(model), token=2, neurons=[0, 2])
     assert list(split.neurons) == [0, 2]
@@ -238,7 +238,7 @@ def test_neurons_add_up_to_their_layer(kind: str, norm_placement: str) -> None:
         close(neurons.sum(-1), split.feedforward[:, layer])
 
 
-def test_without_a_neuron_the_sum_lacks_its_part() -> None:
+def test_ablating_a_neuron_removes_its_contribution() -> None:
     """Where the stream ends in no norm and the layer is the last, the logit itself falls by what a neuron adds."""
     model = tiny(norm_placement="pre", final_norm=False)
     split = attribute(model, IDS, token=2, neurons=[-1], position=3)
@@ -259,7 +259,7 @@ def kept(model: Model) -> Tensor:
     return seen["ffn_out.1"]
 
 
-def test_positions_and_tokens_of_a_batch_are_those_of_its_rows() -> None:
+def test_a_batch_equals_its_sequences() -> None:
     model = tiny("tiny-seq2seq")
     call = inputs(model)
     position, token = torch.tensor([4, 0]), torch.tensor([1, 9])
@@ -278,7 +278,7 @@ def test_positions_and_tokens_of_a_batch_are_those_of_its_rows() -> None:
             close(part, both.components()[name][b : b + 1])
 
 
-def test_only_the_positions_are_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_the_requested_positions_are_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     lengths = set()
     put = Recording.put
 
@@ -298,7 +298,7 @@ def test_only_the_positions_are_recorded(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @pytest.mark.parametrize("norm_placement", ["pre", "post", "sandwich"])
-def test_lora_is_part_of_its_map(norm_placement: str) -> None:
+def test_lora_is_attributed_with_its_linear_layer(norm_placement: str) -> None:
     model = tiny(norm_placement=norm_placement)
     lora.attach(model, lora.LoRA(rank=2, targets=("*",)))
     with torch.no_grad():
@@ -312,7 +312,7 @@ def test_lora_is_part_of_its_map(norm_placement: str) -> None:
         close(part, merged.components()[name])
 
 
-def test_a_model_in_training_is_split_without_dropout_and_put_back() -> None:
+def test_train_mode_is_restored_and_dropout_off() -> None:
     model = tiny(dropout=0.5, embed_dropout=0.5, attention_dropout=0.5)
     quietly = attribute(model, IDS, token=1)
     split = attribute(model.train(), IDS, token=1)
@@ -322,14 +322,14 @@ def test_a_model_in_training_is_split_without_dropout_and_put_back() -> None:
         assert torch.equal(part, quietly.components()[name])
 
 
-def test_half_precision_is_split_in_float32() -> None:
+def test_half_precision_is_attributed_in_float32() -> None:
     """The parts add up to within a few roundings of bfloat16, each 2**-8 of the largest."""
     split = attribute(tiny().to(torch.bfloat16), IDS, token=1)
     assert split.heads.dtype == split.bias.dtype == split.logit.dtype == torch.float32
     check_sum(split, 8 * 2**-8)
 
 
-def test_an_edit_of_a_head_is_felt() -> None:
+def test_edits_of_heads_apply() -> None:
     model = tiny()
     with gh.edit(model, {"z.0": gh.ablate_head(1)}):
         split = attribute(model, IDS, token=1)
@@ -338,7 +338,7 @@ def test_an_edit_of_a_head_is_felt() -> None:
     check_sum(split, 1e-9)
 
 
-def test_the_drawing_shows_the_largest_and_sums_up_the_rest() -> None:
+def test_html_shows_the_largest_and_sums_the_rest() -> None:
     model = tiny(n_layers=12)
     split = attribute(model, IDS.repeat(3, 1), token=1, incorrect_token=2)
     drawn = split._repr_html_()
@@ -378,7 +378,7 @@ def test_tokens_may_be_given_as_text_with_a_tokenizer() -> None:
         attribute(tiny(), IDS, token=1, tok=tok)
 
 
-def test_what_cannot_be_split_is_refused_with_a_sentence() -> None:
+def test_invalid_attributions_are_refused() -> None:
     model = tiny()
     with pytest.raises(gh.InputError, match="the head is 'token_classification', which has no logits over the vocabulary"):
         attribute(tiny("tiny-encoder", head={"kind": "token_classification", "n_labels": 3}), IDS, token=0)
@@ -403,7 +403,7 @@ def test_what_cannot_be_split_is_refused_with_a_sentence() -> None:
 
 
 @pytest.mark.parametrize("order", ["pre", "post"])
-def test_parts_add_up_where_torch_has_wrapped_modules(order: str) -> None:
+def test_contributions_sum_with_compiled_modules(order: str) -> None:
     torch.compiler.reset()
     model = tiny(norm_placement=order, final_norm=True)
     block = model.stack.blocks[0]

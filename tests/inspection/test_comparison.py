@@ -110,7 +110,7 @@ def slow(one: Model, other: Model) -> dict[str, Tensor]:
 
 @many
 @given(specs())
-def test_distances_are_those_of_plain_loops(s: spec.Spec) -> None:
+def test_distances_equal_plain_loops(s: spec.Spec) -> None:
     one, other = make(s), make(s)
     seen = compare(one, other, *inputs(one))
     for name, expected in slow(one, other).items():
@@ -119,7 +119,7 @@ def test_distances_are_those_of_plain_loops(s: spec.Spec) -> None:
 
 @many
 @given(specs())
-def test_a_model_is_no_distance_from_itself(s: spec.Spec) -> None:
+def test_a_model_has_distance_0_from_itself(s: spec.Spec) -> None:
     model = make(s)
     for other in (model, copy.deepcopy(model)):
         seen = compare(model, other, *inputs(model))
@@ -128,7 +128,7 @@ def test_a_model_is_no_distance_from_itself(s: spec.Spec) -> None:
         assert torch.equal(seen.loss_a.nan_to_num(), seen.loss_b.nan_to_num())
 
 
-def test_a_changed_head_is_where_they_part() -> None:
+def test_a_changed_head_is_located() -> None:
     one = small(n_layers=3)
     other = copy.deepcopy(one)
     with torch.no_grad():
@@ -145,7 +145,7 @@ def test_a_changed_head_is_where_they_part() -> None:
     assert (seen.ffn_out_distance[1:] > 0).all()
 
 
-def test_distances_on_paper() -> None:
+def test_distances_by_hand() -> None:
     one = small()
     other = copy.deepcopy(one)
     with gh.edit(other, {"z.0[head=3]": scale(3.0), "ffn_out.1": scale(-1.0), "resid_post.1[position=2]": 0.0}):
@@ -158,7 +158,7 @@ def test_distances_on_paper() -> None:
     assert (seen.residual_distance[:2] == 0).all()
 
 
-def test_nothing_is_as_far_from_nothing_as_equals_are() -> None:
+def test_two_zero_activations_have_distance_0() -> None:
     one, other = small(), small(seed=1)
     silent = {"ffn_out.0": 0.0, "z.0[head=1]": 0.0}
     with gh.edit(one, silent), gh.edit(other, silent):
@@ -169,7 +169,7 @@ def test_nothing_is_as_far_from_nothing_as_equals_are() -> None:
         assert compare(one, other, SAID).ffn_out_distance[0] == math.inf
 
 
-def test_total_variation_on_paper_whichever_model_was_changed() -> None:
+def test_total_variation_by_hand_with_edits_of_either_model() -> None:
     one = small()
     other = copy.deepcopy(one)
     back = torch.diag(torch.ones(4), -1).double()
@@ -186,7 +186,7 @@ def test_total_variation_on_paper_whichever_model_was_changed() -> None:
         )  # a softmax does not feel what is added to all
 
 
-def test_answers_on_paper() -> None:
+def test_kl_divergence_and_loss_by_hand() -> None:
     """Of two logits 0 and ln 3 the probabilities are 1/4 and 3/4; of two zeros, halves."""
     one = make(gh.preset("tiny-decoder", vocab_size=2, head={"kind": "next_token", "tied": False, "bias": True}))
     other = copy.deepcopy(one)
@@ -216,7 +216,7 @@ def test_padding_changes_nothing(kind: str) -> None:
         close(getattr(padded, name)[..., mask[0]], getattr(alone, name))
 
 
-def test_documents_have_no_next_token_in_each_other() -> None:
+def test_documents_have_no_next_token_across_their_border() -> None:
     one, other = small(), small(seed=1)
     packed = compare(one, other, torch.tensor([[5, 6, 5, 6]]), documents=torch.tensor([[3, 3, 8, 8]]))
     alone = compare(one, other, torch.tensor([[5, 6]]))
@@ -228,7 +228,7 @@ def test_documents_have_no_next_token_in_each_other() -> None:
 
 @pytest.mark.parametrize("told", [{}, {"prefix_lengths": torch.tensor([3])}])
 @pytest.mark.parametrize("position", ["relative", "alibi", "rotary"])
-def test_each_model_hides_and_leans_in_its_own_way(position: str, told: dict[str, Tensor]) -> None:
+def test_masks_and_score_biases_may_differ(position: str, told: dict[str, Tensor]) -> None:
     """Windows, soft-caps and what is added to scores may differ in models of one shape."""
     one = small(position=position, windows=(2, 0), attention_softcap=5.0)
     other = small(position="learned", seed=1)
@@ -240,7 +240,7 @@ def test_each_model_hides_and_leans_in_its_own_way(position: str, told: dict[str
     close(seen.pattern_distance, ((patterns_[0] - patterns_[1]).abs().sum(-1) / 2).mean((1, 3)))
 
 
-def test_tiles_change_nothing_and_no_whole_pattern_is_held(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tiling_is_exact_and_never_materializes_a_pattern(monkeypatch: pytest.MonkeyPatch) -> None:
     one, other = small(), small(seed=1)
     whole = compare(one, other, SAID)
     made, recompute_attention = [], attention_recompute.recompute_attention
@@ -260,7 +260,7 @@ def test_tiles_change_nothing_and_no_whole_pattern_is_held(monkeypatch: pytest.M
     assert len(made) == 2 * 2 * 5  # models, layers, queries
 
 
-def test_each_model_is_called_once_and_left_as_it_was() -> None:
+def test_each_model_runs_once_and_is_unchanged() -> None:
     one, other = small(dropout=0.5), small(seed=1, dropout=0.5)
     expected = compare(one, other, SAID)
     calls = []
@@ -276,7 +276,7 @@ def test_each_model_is_called_once_and_left_as_it_was() -> None:
     assert other.training
 
 
-def test_a_tuned_model_beside_the_one_it_was() -> None:
+def test_a_model_with_lora_compared_with_its_base() -> None:
     one = small()
     other = copy.deepcopy(one)
     lora.attach(other, lora.LoRA(targets=("*",)))
@@ -289,7 +289,7 @@ def test_a_tuned_model_beside_the_one_it_was() -> None:
     assert (seen.kl_divergence > 0).all()
 
 
-def test_two_precisions_meet_in_the_finer() -> None:
+def test_two_dtypes_are_compared_in_the_wider() -> None:
     one = small()
     other = copy.deepcopy(one).float()
     seen = compare(one, other, SAID)
@@ -300,7 +300,7 @@ def test_two_precisions_meet_in_the_finer() -> None:
 WORDS = "a rose is a rose, a pea is a pea"
 
 
-def test_a_text_is_read_by_its_tokenizer() -> None:
+def test_a_text_is_encoded_by_its_tokenizer() -> None:
     tok = gh.Tokenizer.train(texts=[WORDS], vocab_size=270)
     one, other = (make(gh.preset("tiny-decoder", vocab_size=len(tok))) for _ in range(2))
     seen, expected = (compare(one, other, text, tok=tok) for text in (WORDS, torch.tensor([tok.encode(WORDS)])))
@@ -314,7 +314,7 @@ def test_a_text_is_read_by_its_tokenizer() -> None:
 
 
 @pytest.mark.parametrize("ends", [True, False])
-def test_a_pair_of_texts_is_read_as_it_was_trained(ends: bool) -> None:
+def test_a_text_pair_is_encoded_as_in_training(ends: bool) -> None:
     """A source ends with the token that ends texts, whoever puts it there; a target begins with its own."""
     model = {"type": "WordLevel", "vocab": {"a": 0, "rose": 1, "pea": 2, "</s>": 3}, "unk_token": "a"}
     whole: dict[str, object] = {"version": "1.0", "model": model, "pre_tokenizer": {"type": "Whitespace"}}
@@ -354,7 +354,7 @@ def test_models_of_two_shapes_are_refused(settings_: dict[str, object], sentence
         compare(one, other, SAID)
 
 
-def test_models_of_two_kinds_or_places_are_refused() -> None:
+def test_models_of_two_kinds_or_devices_are_refused() -> None:
     with pytest.raises(InputError, match="kind = decoder, but the second encoder"):
         compare(small(), small("tiny-encoder"), SAID)
     with pytest.raises(InputError, match="the first model is on cpu, but the second on meta"):
@@ -366,7 +366,7 @@ def test_models_of_two_kinds_or_places_are_refused() -> None:
         compare(small(), small(), SAID, logits_to_keep=torch.tensor([0]))
 
 
-def test_the_drawing_is_small_and_safe(tmp_path: Path) -> None:
+def test_html_is_small_and_escaped(tmp_path: Path) -> None:
     tok = gh.Tokenizer.train(texts=["<script>"], vocab_size=266)
     one, other = (make(gh.preset("tiny-decoder", vocab_size=len(tok), max_len=512)) for _ in range(2))
     long = compare(one, other, "<script> " * 100, tok=tok)
@@ -386,7 +386,7 @@ def test_the_drawing_is_small_and_safe(tmp_path: Path) -> None:
     assert "text 0, " not in alike
 
 
-def test_a_drawing_says_how_many_texts_it_leaves_out() -> None:
+def test_html_notes_how_many_texts_are_not_drawn() -> None:
     one, other = small(), small(seed=1)
     drawn = compare(one, other, torch.arange(6)[:, None].expand(6, 3).contiguous())._repr_html_()
     assert drawn.count("(2 more texts not drawn)") == 2 * 4

@@ -50,7 +50,7 @@ def stacks(model: Model) -> dict[str | None, str]:
 
 @many
 @given(specs())
-def test_all_three_are_those_of_plain_loops(s: spec.Spec) -> None:
+def test_all_three_equal_plain_loops(s: spec.Spec) -> None:
     model = make(s)
     for stack, prefix in stacks(model).items():
         names = [prefix + name for name in ("pattern.*", "embed", "resid_post.*", "final")]
@@ -78,7 +78,7 @@ def test_all_three_are_those_of_plain_loops(s: spec.Spec) -> None:
                 close(position_similarity(model, *inputs(model)), cosines)
 
 
-def test_rollout_of_heads_that_look_one_back() -> None:
+def test_rollout_of_previous_token_heads() -> None:
     model = small()
     back = torch.diag(torch.ones(3), -1)
     back[0, 0] = 1
@@ -93,7 +93,7 @@ def test_rollout_of_heads_that_look_one_back() -> None:
         assert torch.equal(attention_rollout(model, ONE, residual=1.0), torch.eye(4).double().expand(2, 1, 4, 4))
 
 
-def test_rollout_normalises_what_someone_made_of_a_pattern() -> None:
+def test_rollout_normalizes_edited_patterns() -> None:
     model = small()
     plain = attention_rollout(model, ONE, residual=0.0)
     with gh.edit(model, {"pattern.*": lambda pattern: 3 * pattern}):
@@ -101,7 +101,7 @@ def test_rollout_normalises_what_someone_made_of_a_pattern() -> None:
         assert attention_rollout(model, ONE).sum(-1).allclose(torch.ones(2, 1, 4).double(), atol=1e-12)
 
 
-def test_padding_that_sees_nothing_stays_a_number() -> None:
+def test_fully_masked_queries_are_not_nan() -> None:
     """In a row without a token every key is hidden from every query."""
     two, lengths = ONE.repeat(2, 1), torch.tensor([4, 0])
     model = small("tiny-encoder")
@@ -111,7 +111,7 @@ def test_padding_that_sees_nothing_stays_a_number() -> None:
     assert torch.equal(attention_rollout(model, two, lengths=lengths)[:, 1], torch.eye(4).double().expand(2, 4, 4))
 
 
-def test_lengths_and_angles_on_paper() -> None:
+def test_norms_and_similarities_by_hand() -> None:
     model = small(n_layers=1)
     vectors = torch.zeros(1, 4, 64, dtype=torch.float64)
     vectors[0, 0, 0], vectors[0, 1, 0], vectors[0, 2, 1] = 3, -2, 5
@@ -138,7 +138,7 @@ def test_padding_changes_nothing(kind: str) -> None:
     close(position_similarity(model, padded, **told)[:, :4, :4], position_similarity(model, ONE))
 
 
-def test_tiles_change_nothing_and_no_whole_pattern_is_held(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tiling_is_exact_and_never_materializes_a_pattern(monkeypatch: pytest.MonkeyPatch) -> None:
     model = small()
     whole = attention_rollout(model, ONE)
     made, recompute_attention = [], attention_recompute.recompute_attention
@@ -153,7 +153,7 @@ def test_tiles_change_nothing_and_no_whole_pattern_is_held(monkeypatch: pytest.M
     assert {one.shape[2] for one in made} == {1}
 
 
-def test_nothing_is_computed_beyond_what_is_asked() -> None:
+def test_the_forward_pass_stops_at_the_last_site_needed() -> None:
     model = small()
     calls = []
     for module in (model.stack, model.stack.blocks[1], model.head):
@@ -165,7 +165,7 @@ def test_nothing_is_computed_beyond_what_is_asked() -> None:
     assert calls == [model.stack, *[model.stack, model.stack.blocks[1]] * 2]
 
 
-def test_dropout_is_silent_and_there_is_no_graph() -> None:
+def test_dropout_is_off_and_there_is_no_autograd_graph() -> None:
     model = small(dropout=0.5, attention_dropout=0.5, embed_dropout=0.5)
     expected = [tool(model, ONE) for tool in (attention_rollout, position_similarity, residual_norms)]
     model.train()
@@ -175,7 +175,7 @@ def test_dropout_is_silent_and_there_is_no_graph() -> None:
     assert model.training
 
 
-def test_what_makes_no_sense_is_refused() -> None:
+def test_invalid_arguments_are_refused() -> None:
     model = small()
     for residual in (-0.1, 1.1, math.nan):
         with pytest.raises(InputError, match="residual is"):

@@ -140,7 +140,7 @@ def check(model: Model, stack: str | None = None, **told: Tensor) -> None:
 
 @many
 @given(specs())
-def test_scores_are_those_of_plain_loops(s: spec.Spec) -> None:
+def test_scores_equal_plain_loops(s: spec.Spec) -> None:
     model = make(s)
     holes = torch.tensor([[True, True, False, True, True, True], [False, True, True, True, True, False]])
     documents = torch.tensor([[0, 0, 0, 4, 4, 4], [1, 2, 2, 2, 2, 2]])
@@ -150,7 +150,7 @@ def test_scores_are_those_of_plain_loops(s: spec.Spec) -> None:
             check(model, "encoder", **told)
 
 
-def test_tokens_said_again_are_found_by_the_loops_too() -> None:
+def test_scores_of_repeated_tokens_equal_plain_loops() -> None:
     """The ids that the drawn specs read hardly repeat; these do."""
     for kind in ("tiny-decoder", "tiny-encoder"):
         model = small(kind)
@@ -177,7 +177,7 @@ def of_one_head(scores: HeadScores) -> dict[str, float]:
     return {name: float(getattr(scores, name)[1, 2]) for name in NAMES}
 
 
-def test_a_head_that_looks_one_back() -> None:
+def test_a_previous_token_head() -> None:
     back = torch.diag(torch.ones(4), -1)
     back[0, 0] = 1
     # 5 6 5 7 5: the second and third 5 look at what followed the 5 before them.
@@ -194,7 +194,7 @@ def test_a_head_that_looks_one_back() -> None:
     }
 
 
-def test_a_head_that_looks_at_the_first() -> None:
+def test_a_first_token_head() -> None:
     first = torch.zeros(5, 5)
     first[:, 0] = 1
     assert of_one_head(looking(first)) == {
@@ -210,7 +210,7 @@ def test_a_head_that_looks_at_the_first() -> None:
     }
 
 
-def test_a_head_that_looks_everywhere() -> None:
+def test_a_uniform_head() -> None:
     even = torch.ones(5, 5).tril() / torch.arange(1, 6)[:, None]
     expected = {
         "current_token": means(1 / 2, 1 / 3, 1 / 4, 1 / 5),
@@ -232,7 +232,7 @@ def test_a_head_that_looks_everywhere() -> None:
 
 
 @pytest.mark.parametrize("kind", ["tiny-decoder", "tiny-encoder"])
-def test_a_pure_head_is_named_and_an_even_one_is_broad_at_every_length(kind: str) -> None:
+def test_head_types_at_every_length(kind: str) -> None:
     """What an even head scores is 1/2 on a text of two tokens and little on a long one; the names are the same."""
     for length in (2, 3, 4, 5, 8, 40):
         ids = torch.arange(length)[None] % 11 if length < 11 else torch.randint(11, (1, length))
@@ -247,7 +247,7 @@ def test_a_pure_head_is_named_and_an_even_one_is_broad_at_every_length(kind: str
             assert found == ("previous" if length == 2 and name == "first" else name)
 
 
-def test_names_need_more_than_half_of_the_way_and_more_than_half_of_the_keys() -> None:
+def test_head_type_thresholds() -> None:
     ids = torch.arange(64)[None] % 11
     even = torch.ones(64, 64).tril() / torch.arange(1, 65)[:, None]
     for share, name in ((0.0, "broad"), (0.2, "broad"), (0.45, ""), (0.55, "current_token"), (1.0, "current_token")):
@@ -262,7 +262,7 @@ def test_names_need_more_than_half_of_the_way_and_more_than_half_of_the_keys() -
         assert looking(pattern, "tiny-encoder", ids).head_types[1][2] == name
 
 
-def test_a_score_that_an_even_head_has_most_of_names_nothing() -> None:
+def test_a_score_with_a_high_baseline_gives_no_head_type() -> None:
     """Where every token is the same, nearly all that is seen is its like."""
     pattern = torch.ones(9, 9).tril(-1)
     pattern[0, 0] = 1
@@ -272,7 +272,7 @@ def test_a_score_that_an_even_head_has_most_of_names_nothing() -> None:
     assert scores.head_types[1][2] == "broad"
 
 
-def test_an_encoder_looks_both_ways() -> None:
+def test_an_encoder_attends_both_ways() -> None:
     even = torch.full((3, 3), 1 / 3)
     scores = of_one_head(looking(even, "tiny-encoder", torch.tensor([[5, 6, 5]])))
     # Nothing follows the last 5, so the first has nothing to be led to; the last is led to the 6.
@@ -284,7 +284,7 @@ def test_an_encoder_looks_both_ways() -> None:
     assert scores["induction"] == 1.0
 
 
-def test_only_the_head_that_was_changed_scores_otherwise() -> None:
+def test_only_the_edited_heads_scores_change() -> None:
     plain = head_scores(small(), SAID)
     changed = looking(torch.eye(5))
     differ = plain.entropy != changed.entropy
@@ -303,7 +303,7 @@ def test_padding_changes_nothing(kind: str) -> None:
     same(head_scores(model, nothing, lengths=torch.tensor([5, 0])), alone)
 
 
-def test_documents_are_texts_of_their_own() -> None:
+def test_packed_documents_equal_separate_ones() -> None:
     model = small()
     one, two = torch.tensor([[3, 4, 3, 4]]), torch.tensor([[4, 3, 3, 4]])
     packed = head_scores(model, torch.cat([one, two], 1), documents=torch.tensor([[0] * 4 + [1] * 4]))
@@ -311,7 +311,7 @@ def test_documents_are_texts_of_their_own() -> None:
 
 
 @pytest.mark.parametrize("kind", ["tiny-decoder", "tiny-encoder", "tiny-seq2seq"])
-def test_tiles_change_nothing_and_no_whole_pattern_is_held(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tiling_is_exact_and_never_materializes_a_pattern(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model = small(kind)
     whole = head_scores(model, *inputs(model))
     made, recompute_attention = [], attention_recompute.recompute_attention
@@ -330,7 +330,7 @@ def test_tiles_change_nothing_and_no_whole_pattern_is_held(kind: str, monkeypatc
         assert sum(one.shape[-2] for one in made if one.dim() == 4) == 2 * queries  # each query once a layer
 
 
-def test_one_pass_is_made_and_only_as_far_as_needed() -> None:
+def test_one_forward_pass_stops_after_the_last_attention() -> None:
     model = small()
     calls = []
     for module in (model.stack, model.stack.blocks[1].feedforward, model.head):
@@ -339,7 +339,7 @@ def test_one_pass_is_made_and_only_as_far_as_needed() -> None:
     assert calls == [model.stack]
 
 
-def test_who_looks_already_changes_nothing() -> None:
+def test_an_active_recording_changes_nothing() -> None:
     model = small()
     alone = head_scores(model, SAID)
     with gh.record(model, "pattern.*", "scores.1") as seen:  # its hooks come first
@@ -347,7 +347,7 @@ def test_who_looks_already_changes_nothing() -> None:
     assert len(seen) == 3
 
 
-def test_what_nobody_is_asked_is_no_number() -> None:
+def test_scores_without_queries_are_nan() -> None:
     scores = head_scores(small(), torch.tensor([[1, 2, 3]]))
     assert scores.duplicate.isnan().all()
     assert scores.induction.isnan().all()
@@ -359,7 +359,7 @@ def test_what_nobody_is_asked_is_no_number() -> None:
     assert (alone.entropy == 0).all()
 
 
-def test_dropout_is_silent_and_the_mode_stays() -> None:
+def test_dropout_is_off_and_the_mode_is_restored() -> None:
     model = small(dropout=0.5, attention_dropout=0.5, embed_dropout=0.5)
     expected = head_scores(model, SAID)
     model.train()
@@ -370,13 +370,13 @@ def test_dropout_is_silent_and_the_mode_stays() -> None:
     assert not model.stack.blocks[0].training
 
 
-def test_thin_maps_are_looked_through() -> None:
+def test_lora_is_included() -> None:
     model, thin = small(n_kv_heads=2), small(n_kv_heads=2)
     lora.attach(thin, lora.LoRA(targets=("*",)))
     same(head_scores(thin, SAID), head_scores(model, SAID))
 
 
-def test_half_the_digits_give_the_same_scores() -> None:
+def test_half_precision_gives_the_same_scores() -> None:
     model = small()
     # Some dozen operations of float32, each good to 6e-8, on scores of order 10.
     expected = head_scores(model, SAID, marked=SAID < MARK)
@@ -386,7 +386,7 @@ def test_half_the_digits_give_the_same_scores() -> None:
         assert torch.allclose(getattr(single, name).double(), getattr(expected, name), atol=1e-4)
 
 
-def test_what_makes_no_sense_is_refused() -> None:
+def test_invalid_arguments_are_refused() -> None:
     model = small()
     with pytest.raises(InputError, match="stack is 'encoder', but it must be"):
         head_scores(model, SAID, stack="encoder")
@@ -398,7 +398,7 @@ def test_what_makes_no_sense_is_refused() -> None:
         head_scores(small("tiny-seq2seq"), SAID, SAID, stack="both")
 
 
-def test_repeated_is_said_twice_and_the_same_again() -> None:
+def test_repeated_tokens_repeat_and_are_seeded() -> None:
     ids = repeated_tokens(50, 7, rows=3)
     assert ids.shape == (3, 14)
     assert torch.equal(ids[:, :7], ids[:, 7:])
@@ -411,7 +411,7 @@ def test_repeated_is_said_twice_and_the_same_again() -> None:
         repeated_tokens(50, 0)
 
 
-def test_the_drawing_has_a_table_a_score() -> None:
+def test_html_has_a_table_per_score() -> None:
     drawn = head_scores(small(), SAID, marked=SAID < MARK)._repr_html_()
     assert drawn.count("<table>") == len(NAMES)
     assert all(f"<caption>{name}</caption>" in drawn for name in NAMES)

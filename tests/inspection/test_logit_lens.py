@@ -86,7 +86,7 @@ def test_by_hand() -> None:
 
 
 @torch.no_grad()
-def test_each_row_is_the_stream_through_norm_and_head() -> None:
+def test_each_layer_is_the_residual_stream_through_norm_and_head() -> None:
     seen_kinds = set()
 
     @fast
@@ -205,7 +205,7 @@ def test_the_next_token_is_the_next_real_one_of_the_document(kind: str) -> None:
 
 @torch.no_grad()
 @pytest.mark.parametrize("kind", ["tiny-decoder", "tiny-encoder", "tiny-seq2seq"])
-def test_chosen_layers_and_positions_are_those_of_the_whole(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_chosen_layers_and_positions_equal_those_of_the_full_lens(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """And so they are where one row of logits is made at a time."""
     model = tiny(kind, n_layers=3)
     whole = lens(model, *inputs(model))
@@ -224,7 +224,7 @@ def test_chosen_layers_and_positions_are_those_of_the_whole(kind: str, monkeypat
 
 
 @torch.no_grad()
-def test_only_the_logits_in_view_are_made(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_the_requested_logits_are_computed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two layers, two texts and three positions are 12 rows, made five at a time; later layers are not run."""
     model = tiny(n_layers=4)
     monkeypatch.setattr(logit_lens, "MAX_LOGITS", 5 * VOCABULARY)
@@ -243,7 +243,7 @@ def test_only_the_logits_in_view_are_made(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @torch.no_grad()
-def test_a_model_in_training_is_read_without_dropout_and_put_back() -> None:
+def test_train_mode_is_restored_and_dropout_off() -> None:
     model = tiny(dropout=0.5, embed_dropout=0.5, attention_dropout=0.5)
     quietly = lens(model, IDS)
     model.train()
@@ -257,7 +257,7 @@ def test_a_model_in_training_is_read_without_dropout_and_put_back() -> None:
 
 
 @torch.no_grad()
-def test_half_precision_is_read_in_float32() -> None:
+def test_half_precision_is_computed_in_float32() -> None:
     model = tiny().to(torch.bfloat16)
     seen = lens(model, IDS, top_k=VOCABULARY)
     assert seen.probabilities.dtype == seen.loss.dtype == torch.float32
@@ -265,7 +265,7 @@ def test_half_precision_is_read_in_float32() -> None:
 
 
 @torch.no_grad()
-def test_an_edit_is_felt_and_a_record_is_not_disturbed() -> None:
+def test_edits_apply_and_recordings_are_not_disturbed() -> None:
     model = tiny()
     with gh.edit(model, {"resid_post.0": 0.0, "final[position=-1]": 1.0}), gh.record(model, "final") as seen:
         changed = lens(model, IDS, top_k=VOCABULARY)
@@ -276,7 +276,7 @@ def test_an_edit_is_felt_and_a_record_is_not_disturbed() -> None:
 
 
 @torch.no_grad()
-def test_lora_is_part_of_the_model() -> None:
+def test_lora_is_included() -> None:
     model = tiny()
     lora.attach(model, lora.LoRA(rank=2, targets=("*",)))
     for tensor in lora.adapter_state_dict(model).values():
@@ -287,7 +287,7 @@ def test_lora_is_part_of_the_model() -> None:
 
 
 @torch.no_grad()
-def test_the_drawing_has_words_and_stays_small(tmp_path: Path) -> None:
+def test_html_has_tokens_and_stays_small(tmp_path: Path) -> None:
     tok = gh.Tokenizer.train(texts=["<b>to be</b> or not"], vocab_size=263)
     model = make(gh.preset("tiny-decoder", vocab_size=263, max_len=512))
     ids = torch.tensor([tok.encode("<b>") * 100, tok.encode("to ") * 100])[:, :300]
@@ -311,7 +311,7 @@ def test_the_drawing_has_words_and_stays_small(tmp_path: Path) -> None:
         assert f">{word}</td>" in seen._repr_html_()
 
 
-def test_what_cannot_be_read_is_refused_with_a_sentence() -> None:
+def test_invalid_arguments_are_refused() -> None:
     model = tiny()
     for head in ("none", "pooled"):
         with pytest.raises(gh.InputError, match=f"the head is '{head}', but the lens needs logits at every position"):

@@ -78,7 +78,7 @@ def test_the_same_prompt_changes_nothing(s: spec.Spec, data: st.DataObject) -> N
 
 @many
 @given(specs())
-def test_whoever_takes_over_a_whole_layer_takes_over_the_answer(s: spec.Spec) -> None:
+def test_patching_a_whole_layer_gives_the_clean_output(s: spec.Spec) -> None:
     model = make(s)
     here, there = prompts(model)
     for names in ends(model):
@@ -111,7 +111,7 @@ def test_many_sites_are_patched_together() -> None:
     close(patch(model, IDS, OTHER, *names), expected)
 
 
-def test_the_model_is_quiet_meanwhile_and_left_as_it_was() -> None:
+def test_patching_runs_in_eval_mode_and_restores_the_model() -> None:
     model = small(dropout=0.5, attention_dropout=0.5).train()
     model.stack.blocks[0].eval()
     modes = [module.training for module in model.modules()]
@@ -164,7 +164,7 @@ def swept_slowly(model: Model, site: str, axis: int, call: dict[str, Any]) -> Te
 
 @many
 @given(specs(), st.data(), st.sampled_from([1, 2000, batched_edits.MAX_ELEMENTS]))
-def test_a_sweep_is_a_loop_over_edits(s: spec.Spec, data: st.DataObject, most: int) -> None:
+def test_activation_patching_equals_a_loop_over_edits(s: spec.Spec, data: st.DataObject, most: int) -> None:
     """At whatever number of copies in a pass, from one at a time on."""
     model = make(s)
     layered = {name.rpartition(".")[0]: site.axes for name, site in sites(model).items() if name[-1].isdigit()}
@@ -199,7 +199,7 @@ def test_a_sweep_is_a_loop_over_edits(s: spec.Spec, data: st.DataObject, most: i
         ("pattern", 11, 5, 1, [1, 1, 1, 1]),
     ],
 )
-def test_copies_run_together_as_far_as_they_fit(
+def test_edits_are_batched_up_to_max_elements(
     site: str, vocab_size: int, d_ff: int, most: int, passes: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(batched_edits, "MAX_ELEMENTS", most)
@@ -210,7 +210,7 @@ def test_copies_run_together_as_far_as_they_fit(
     assert rows == [1, 1, 1, *passes]  # both prompts and what is put in, then the patches
 
 
-def test_the_default_measure_makes_logits_for_the_last_position_alone() -> None:
+def test_the_default_metric_computes_only_the_last_logits() -> None:
     model = small()
     here, there = disagreeing(model)
     made: list[tuple[int, ...]] = []
@@ -219,7 +219,7 @@ def test_the_default_measure_makes_logits_for_the_last_position_alone() -> None:
     assert {shape[1:] for shape in made} == {(1, 11)}
 
 
-def test_heads_where_there_are_heads_else_positions() -> None:
+def test_the_default_axis_is_head_or_else_position() -> None:
     model = small(n_layers=3, n_heads=4, n_kv_heads=2)
     shapes = {"resid_post": (3, 6), "z": (3, 4), "k": (3, 2), "pattern": (3, 4), "ffn_out": (3, 6), "hidden": (3, 6)}
     for site, shape in shapes.items():
@@ -228,7 +228,7 @@ def test_heads_where_there_are_heads_else_positions() -> None:
 
 
 @pytest.mark.parametrize("kind", ["tiny-decoder", "tiny-seq2seq"])
-def test_the_default_measure_by_hand(kind: str) -> None:
+def test_the_default_metric_by_hand(kind: str) -> None:
     torch.manual_seed(0)
     model = make(gh.preset(kind, vocab_size=11))
     here, there = disagreeing(model)
@@ -247,7 +247,7 @@ def test_the_default_measure_by_hand(kind: str) -> None:
 
 
 @pytest.mark.parametrize("padding", ["lengths", "mask"])
-def test_the_default_measure_is_taken_at_the_last_real_token(padding: str) -> None:
+def test_the_default_metric_is_at_the_last_token_that_is_not_padding(padding: str) -> None:
     """Padded rows give the mean of what the rows give alone."""
     model = small()
     long, short = disagreeing(model, 6), disagreeing(model, 4)
@@ -264,7 +264,7 @@ def test_the_default_measure_is_taken_at_the_last_real_token(padding: str) -> No
 
 
 @pytest.mark.parametrize("padding", ["lengths", "mask"])
-def test_each_prompt_has_padding_of_its_own(padding: str) -> None:
+def test_each_prompt_has_its_own_padding(padding: str) -> None:
     """What is told as a pair is of either prompt, so that both give what they give without padding."""
     of_into, of_out_of = torch.tensor([4]), torch.tensor([6])
     pair = (of_into, of_out_of)
@@ -308,7 +308,7 @@ def test_more_than_a_pair_is_refused() -> None:
             tool(small(), IDS, OTHER, "z.0" if tool is patch else "z", lengths=(lengths, lengths, lengths))
 
 
-def test_the_default_measure_of_labels() -> None:
+def test_the_default_metric_of_a_classifier() -> None:
     torch.manual_seed(0)
     model = make(gh.preset("tiny-encoder", vocab_size=11, head={"kind": "sequence_classification", "n_labels": 5}))
     (a,), (b,) = disagreeing(model)
@@ -318,7 +318,7 @@ def test_the_default_measure_of_labels() -> None:
     close(found.corrupted_baseline, model(a)[0, new] - model(a)[0, old])
 
 
-def test_a_sweep_of_a_model_with_lora_attached() -> None:
+def test_activation_patching_with_lora_attached() -> None:
     torch.manual_seed(0)
     model = small()
     attach(model, LoRA(rank=2, targets=("*",)))
@@ -329,14 +329,14 @@ def test_a_sweep_of_a_model_with_lora_attached() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_narrower_numbers_are_measured_in_float32(dtype: torch.dtype) -> None:
+def test_half_precision_metrics_are_float32(dtype: torch.dtype) -> None:
     model = small().to(dtype)
     found = activation_patching(model, IDS, OTHER, "resid_post", metric=lambda output: output[0, -1, 3])
     assert found.effect.dtype == torch.float32
     assert found.effect[-1].tolist() == [0.0] * 5 + [1.0]
 
 
-def test_what_cannot_be_swept_is_said() -> None:
+def test_invalid_activation_patching_is_refused() -> None:
     model = small()
     with pytest.raises(InputError, match=r"the layers have no site 'resid_pots', .*; did you mean resid_post\?"):
         activation_patching(model, IDS, OTHER, "resid_pots")
@@ -360,7 +360,7 @@ def test_what_cannot_be_swept_is_said() -> None:
         activation_patching(small(head="none"), IDS, OTHER, "z")
 
 
-def test_a_sweep_draws_its_tokens() -> None:
+def test_activation_patching_html_has_tokens() -> None:
     tok = gh.Tokenizer.train(texts=["<b> or not <b>"], vocab_size=263)
     here, there = (torch.tensor([tok.encode(text, add_special_tokens=False)]) for text in ("<b>a", "<b>c"))
     model = make(gh.preset("tiny-decoder", vocab_size=263))
@@ -374,7 +374,7 @@ def test_a_sweep_draws_its_tokens() -> None:
     assert set(found.axes) == {name for name, value in vars(found).items() if isinstance(value, Tensor)}
 
 
-def test_the_keys_of_a_source_are_called_by_its_tokens() -> None:
+def test_source_keys_are_labelled_by_their_tokens() -> None:
     torch.manual_seed(0)
     model = make(gh.preset("tiny-seq2seq", vocab_size=11))
     here, there = (
@@ -393,7 +393,7 @@ def test_the_keys_of_a_source_are_called_by_its_tokens() -> None:
         assert activation_patching(model, here, there, site, axis=by, metric=some_number).axis_labels == names
 
 
-def test_a_long_sweep_stays_small() -> None:
+def test_html_of_many_positions_stays_small() -> None:
     wide = torch.rand(3, 1000)
     html = ActivationPatching(wide, wide, wide[0, 0], wide[0, 1], "z", "position", ("word",) * 1000)._repr_html_()
     assert "936 more positions are not shown" in html
@@ -421,7 +421,7 @@ def stream_by_hand(model: Model, embed: Tensor, z: list[Tensor], ffn_out: list[T
 
 @pytest.mark.parametrize("order", ["pre", "post", "sandwich"])
 @pytest.mark.parametrize(("read", "head"), [("q", 3), ("k", 1), ("v", 0)])
-def test_a_path_is_what_the_stream_alone_carries(order: str, read: str, head: int) -> None:
+def test_a_path_is_through_the_residual_stream_alone(order: str, read: str, head: int) -> None:
     """Two layers further on, past heads and feed-forward layers that would answer to the change."""
     model = small(n_layers=4, n_heads=4, n_kv_heads=2, norm_placement=order, position="learned", qk_norm=False)
     with gh.record(model, "embed", "z.*", "ffn_out.*", f"{read}.3") as here:
@@ -446,7 +446,7 @@ def test_a_path_is_what_the_stream_alone_carries(order: str, read: str, head: in
 
 
 @pytest.mark.parametrize(("sender", "receiver"), [("z.0", "cross_q.0"), ("cross_z.0", "v.1"), ("z.0", "cross_q.1")])
-def test_a_path_in_a_decoder_that_looks_at_a_source(sender: str, receiver: str) -> None:
+def test_a_path_in_a_decoder_with_cross_attention(sender: str, receiver: str) -> None:
     """With norms before, the stream at the receiver differs by what the sender's head adds, and by no more."""
     torch.manual_seed(0)
     model = make(gh.preset("tiny-seq2seq", vocab_size=11, norm_placement="pre", position="learned"))
@@ -510,7 +510,7 @@ def test_a_path_through_a_linear_model_is_a_product_of_matrices(linear_model: Mo
     close(found.output, expected)
 
 
-def test_no_effect_where_the_receiver_does_not_read_what_the_sender_writes(linear_model: Model) -> None:
+def test_no_effect_on_a_receiver_orthogonal_to_the_sender(linear_model: Model) -> None:
     first, last = linear_model.stack.blocks[0].attention.layer, linear_model.stack.blocks[2].attention.layer
     written, _ = torch.linalg.qr(first.out.weight[:, 4:])  # what head 1 writes, as 4 directions of 12
     last.value.weight[:4] -= last.value.weight[:4] @ written @ written.T
@@ -541,7 +541,7 @@ def test_no_effect_where_the_receiver_does_not_read_what_the_sender_writes(linea
         ("z.0", "z.1", "the receiver is 'z.1', but it must be one site of q, k, v, cross_q; name its layer"),
     ],
 )
-def test_what_is_no_path_is_said(sender: str, receiver: str, sentence: str) -> None:
+def test_invalid_paths_are_refused(sender: str, receiver: str, sentence: str) -> None:
     with pytest.raises(InputError, match=sentence):
         path_patching(small(), IDS, OTHER, sender, receiver)
 
@@ -560,7 +560,7 @@ def test_a_path_stays_in_its_stack(sender: str, receiver: str, sentence: str) ->
         path_patching(model, here, there, sender, receiver)
 
 
-def test_a_path_draws_itself() -> None:
+def test_path_patching_html() -> None:
     found = path_patching(small(), IDS, OTHER, "z.0[head=1]", "q.1[head=2]", metric=some_number)
     html = found._repr_html_()
     assert f"z.0[head=1] through q.1[head=2]: effect {found.effect:.3f}" in html

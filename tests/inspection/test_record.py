@@ -64,7 +64,7 @@ def test_recording_everything_changes_nothing(s: spec.Spec) -> None:
 
 @many
 @given(specs())
-def test_the_stream_is_the_sum_of_what_is_added(s: spec.Spec) -> None:
+def test_the_residual_stream_is_the_sum_of_sublayer_outputs(s: spec.Spec) -> None:
     model = make(s)
     with gh.record(model, "*") as seen:
         model(*inputs(model))
@@ -86,7 +86,7 @@ def test_the_stream_is_the_sum_of_what_is_added(s: spec.Spec) -> None:
 
 @many
 @given(specs())
-def test_patterns_are_the_softmax_and_give_what_the_kernel_gave(s: spec.Spec) -> None:
+def test_patterns_are_the_softmax_and_reproduce_the_kernel(s: spec.Spec) -> None:
     model = make(s)
     with gh.record(model, "*") as seen:
         model(*inputs(model))
@@ -107,7 +107,7 @@ def test_patterns_are_the_softmax_and_give_what_the_kernel_gave(s: spec.Spec) ->
 
 @many
 @given(specs())
-def test_what_is_hidden_weighs_nothing(s: spec.Spec) -> None:
+def test_masked_keys_have_weight_0(s: spec.Spec) -> None:
     """The mask, written down from its meaning: order, window and padding."""
     model = make(s)
     lengths = torch.tensor([6, 4])
@@ -141,7 +141,7 @@ PARTS = [
 
 @pytest.mark.parametrize("tile", [1, 50, 2**20])
 @pytest.mark.parametrize(("name", "cut"), PARTS)
-def test_a_part_is_the_part_of_the_whole(
+def test_a_slice_equals_the_slice_of_the_whole(
     name: str, cut: Callable[[Tensor], Tensor], tile: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = small(n_layers=2, windows=(3, 0), position="alibi")
@@ -158,14 +158,14 @@ def test_a_part_is_the_part_of_the_whole(
         assert len(part.axes(name)) == expected.dim() + 1  # with all layers in one
 
 
-def test_a_part_keeps_no_more_than_itself_alive() -> None:
+def test_a_slice_does_not_keep_the_whole_tensor_alive() -> None:
     model = small()
     with gh.record(model, "resid_post.0[position=-1]") as seen:
         model(IDS)
     assert seen["resid_post.0"].untyped_storage().nbytes() == seen["resid_post.0"].numel() * 8
 
 
-def test_only_the_rows_asked_for_are_worked_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_the_requested_queries_are_recomputed(monkeypatch: pytest.MonkeyPatch) -> None:
     sizes: list[int] = []
     multiply = torch.bmm
 
@@ -180,7 +180,7 @@ def test_only_the_rows_asked_for_are_worked_out(monkeypatch: pytest.MonkeyPatch)
     assert sizes == [6]
 
 
-def test_parts_of_one_site_are_told_apart() -> None:
+def test_slices_of_one_site_are_distinguished() -> None:
     model = small()
     with gh.record(model, "pattern.0[head=0]", "pattern.0[head=1]") as seen:
         model(IDS)
@@ -193,7 +193,7 @@ def test_parts_of_one_site_are_told_apart() -> None:
         seen["pattern.0"]
 
 
-def test_layers_come_in_their_order_whatever_was_asked_first() -> None:
+def test_layers_are_stacked_in_order() -> None:
     model = small(n_layers=3)
     with gh.record(model, "z.2", "z.0", "z.1", "resid_post.1") as seen:
         model(IDS)
@@ -203,7 +203,7 @@ def test_layers_come_in_their_order_whatever_was_asked_first() -> None:
             seen[name]
 
 
-def test_what_was_seen_is_a_mapping() -> None:
+def test_a_recording_is_a_mapping() -> None:
     model = small()
     with gh.record(model, "pattern.0[head=2, query=-1]", "z.0") as seen:
         model(IDS)
@@ -218,7 +218,7 @@ def test_what_was_seen_is_a_mapping() -> None:
         seen[0]
 
 
-def test_what_was_seen_keeps_no_model() -> None:
+def test_a_recording_does_not_keep_the_model_alive() -> None:
     model = small()
     with gh.record(model, "z.0[head=1]") as seen:
         model(IDS)
@@ -229,7 +229,7 @@ def test_what_was_seen_keeps_no_model() -> None:
     assert len(pickle.dumps(seen)) < 3000 + seen["z.0"].numel() * 8
 
 
-def test_a_part_of_none_is_empty() -> None:
+def test_an_empty_slice_is_empty() -> None:
     model = small()
     with gh.record(model, "pattern.0[head=1:1]", "z.0[position=3:3]") as seen:
         model(IDS)
@@ -238,7 +238,7 @@ def test_a_part_of_none_is_empty() -> None:
     assert seen._repr_html_()
 
 
-def test_hooks_put_or_taken_while_a_kernel_is_open_stay_so() -> None:
+def test_hooks_changed_while_a_kernel_is_replaced_persist() -> None:
     model = small()
     calls: list[str] = []
     attention = model.stack.blocks[0].attention.layer
@@ -251,7 +251,7 @@ def test_hooks_put_or_taken_while_a_kernel_is_open_stay_so() -> None:
     assert calls == ["new", "new"]
 
 
-def test_the_latest_call_is_what_was_seen() -> None:
+def test_a_recording_has_the_latest_call() -> None:
     model = small()
     with gh.record(model, "resid_post.1") as seen:
         model(IDS)
@@ -297,7 +297,7 @@ def test_a_call_that_fails_midway_leaves_nothing(error: type[BaseException]) -> 
     handle.remove()
 
 
-def test_a_call_cut_short_by_another_record_leaves_nothing() -> None:
+def test_a_call_stopped_by_another_record_leaves_nothing() -> None:
     model = small()
     with gh.record(model, "resid_post.*") as outer:
         model(IDS)
@@ -307,7 +307,7 @@ def test_a_call_cut_short_by_another_record_leaves_nothing() -> None:
         assert all(outer[name] is value for name, value in before.items())
 
 
-def test_a_change_may_read_what_the_same_call_has_passed() -> None:
+def test_an_edit_may_read_activations_of_the_same_call() -> None:
     model = small()
     with gh.record(model, "resid_post.*") as seen:
         model(IDS.flip(1))
@@ -319,7 +319,7 @@ def test_a_change_may_read_what_the_same_call_has_passed() -> None:
         assert model(IDS).equal(edited)
 
 
-def test_a_part_of_the_model_that_is_called_alone_is_seen() -> None:
+def test_a_submodule_called_alone_is_recorded() -> None:
     model = small()
     with gh.record(model, "final") as seen:
         model.stack.norm(torch.ones(1, 2, 64, dtype=torch.float64))
@@ -337,7 +337,7 @@ def test_keys_recorded_from_a_cache_stay_as_they_were() -> None:
     assert torch.equal(held, before)
 
 
-def test_derivatives_by_what_was_seen_are_those_of_a_change() -> None:
+def test_gradients_equal_those_of_an_edit() -> None:
     model = small(windows=(3, 0))
     names = ["embed", "q.0", "v.1", "scores.0", "pattern.1", "z.0", "hidden.1", "resid_mid.0", "final"]
     with gh.record(model, *names, grad=True) as seen:
@@ -355,7 +355,7 @@ def test_derivatives_by_what_was_seen_are_those_of_a_change() -> None:
         close((at(step) - at(-step)) / (2 * step), (slope * away).sum(), 1e-6)
 
 
-def test_a_part_has_no_derivatives_and_says_so() -> None:
+def test_grad_of_a_slice_is_refused() -> None:
     with (
         pytest.raises(gh.InputError, match=r"resid_post\.0\[position=1\] is a slice.*record resid_post\.0"),
         gh.record(small(), "resid_post.0[position=1]", grad=True),
@@ -411,7 +411,7 @@ def test_errors_leave_the_model_as_it_was() -> None:
     assert state(model) == tree
 
 
-def test_a_row_that_sees_nothing_has_no_weights() -> None:
+def test_a_fully_masked_query_has_no_weights() -> None:
     model = make(gh.preset("tiny-encoder", vocab_size=11))
     with gh.record(model, "pattern.0") as seen:
         model(IDS, lengths=torch.tensor([6, 0]))
@@ -419,14 +419,14 @@ def test_a_row_that_sees_nothing_has_no_weights() -> None:
     assert not seen["pattern.0"][1].any()
 
 
-def test_a_mode_set_meanwhile_stays() -> None:
+def test_train_mode_set_inside_the_block_persists() -> None:
     model = small(attention_dropout=0.5).train()
     with gh.edit(model, {"pattern.0": lambda value: value}):
         model.eval()
     assert not any(module.training for module in model.modules())
 
 
-def test_hooks_of_others_stay_and_run() -> None:
+def test_other_hooks_stay_and_run() -> None:
     model = small()
     calls: list[str] = []
     attend = model.stack.blocks[0].attention.layer.attend
@@ -438,7 +438,7 @@ def test_hooks_of_others_stay_and_run() -> None:
 
 
 @pytest.mark.parametrize("name", ["pattern.0", "z.0"])
-def test_other_threads_neither_see_nor_are_seen(name: str) -> None:
+def test_other_threads_are_not_recorded(name: str) -> None:
     model = small()
     with torch.no_grad():
         plain = model(IDS)
@@ -458,7 +458,7 @@ def test_other_threads_neither_see_nor_are_seen(name: str) -> None:
     assert not torch.equal(changed, plain)
 
 
-def test_who_wants_the_same_model_waits() -> None:
+def test_a_second_record_of_the_same_model_waits() -> None:
     model = small()
     order: list[str] = []
     inside = threading.Event()
@@ -478,7 +478,7 @@ def test_who_wants_the_same_model_waits() -> None:
     assert order == ["first", "other"]
 
 
-def test_a_compiled_model_is_looked_into_and_stays_compiled() -> None:
+def test_a_compiled_model_is_recorded_and_stays_compiled() -> None:
     torch.compiler.reset()
     model = small().float()
     made = 0
@@ -502,7 +502,7 @@ def test_a_compiled_model_is_looked_into_and_stays_compiled() -> None:
     assert made == graphs
 
 
-def test_a_copy_made_meanwhile_is_changed_as_long_as_the_model_is() -> None:
+def test_a_copy_made_inside_the_block_is_edited_as_long_as_the_model_is() -> None:
     """An engine runs such a copy."""
     model = small()
     with torch.no_grad():
@@ -523,7 +523,7 @@ def model_alone(ids: Tensor) -> Tensor:
     return small()(ids)
 
 
-def test_asking_for_what_is_not_there_says_what_is() -> None:
+def test_missing_sites_are_refused_with_the_nearest_name() -> None:
     model = small()
     with gh.record(model, "resid_post.*") as seen:
         with pytest.raises(gh.InputError, match=r"resid_post\.0 has not been recorded yet; call the model"):

@@ -28,12 +28,12 @@ def test_an_encoder_decoder_has_the_sites_of_both_stacks() -> None:
     assert {name for name in decoder if name.startswith("cross_")} == {f"cross_{name}.0" for name in cross}
 
 
-def test_a_compiled_model_has_the_sites_of_the_model_within() -> None:
+def test_a_compiled_model_has_the_sites_of_the_wrapped_model() -> None:
     model = gh.build(gh.preset("tiny-decoder"))
     assert sites(torch.compile(model)) == sites(model)
 
 
-def test_an_index_is_written_in_one_way() -> None:
+def test_an_index_is_normalized() -> None:
     (one,) = select(gh.build(gh.preset("tiny-decoder")), " pattern.0 [ query = 1: ,head=-1,key=:3]")
     assert one.name == "pattern.0[head=-1, query=1:, key=:3]"
     assert one.index == (slice(None), -1, slice(1, None), slice(None, 3))
@@ -56,17 +56,17 @@ def test_an_index_is_written_in_one_way() -> None:
         ("", "is not a name and an index"),
     ],
 )
-def test_a_wrong_name_is_refused_with_a_sentence(name: str, sentence: str) -> None:
+def test_invalid_names_are_refused_in_one_sentence(name: str, sentence: str) -> None:
     with pytest.raises(gh.InputError) as caught:
         names("tiny-decoder", name)
     assert sentence in str(caught.value)
 
 
-def test_a_name_without_its_stack_is_refused_with_both() -> None:
+def test_a_name_without_its_stack_suggests_both() -> None:
     with pytest.raises(gh.InputError, match=r"did you mean encoder\.pattern\.0 or decoder\.pattern\.0\?"):
         names("tiny-seq2seq", "pattern.0")
 
 
-def test_what_is_no_model_is_refused() -> None:
+def test_other_modules_are_refused() -> None:
     with pytest.raises(gh.InputError, match="is a Linear, but it must be one that gh"):
         sites(torch.nn.Linear(2, 2))

@@ -82,7 +82,7 @@ def test_token_classifications_and_no_head() -> None:
 @pytest.mark.parametrize("segments", [None, torch.tensor([[0, 0, 1, 1], [0, 1, 1, 1]])])
 @pytest.mark.parametrize("embed_scale", [True, False])
 @pytest.mark.parametrize("embed_norm", [True, False])
-def test_what_the_first_block_receives(embed_norm: bool, embed_scale: bool, segments: Tensor | None) -> None:
+def test_the_input_of_the_first_block(embed_norm: bool, embed_scale: bool, segments: Tensor | None) -> None:
     """Token vectors, scaled; then segments and positions added; then a norm."""
     model = make(embed_norm=embed_norm, embed_scale=embed_scale)
     seen: list[Tensor] = []
@@ -99,7 +99,7 @@ def test_what_the_first_block_receives(embed_norm: bool, embed_scale: bool, segm
 
 @pytest.mark.parametrize("norm_placement", ["pre", "post", "sandwich"])
 @pytest.mark.parametrize("final_norm", [True, False])
-def test_the_final_norm_is_a_choice_in_any_order(norm_placement: str, final_norm: bool) -> None:
+def test_the_final_norm_is_optional_with_any_norm_placement(norm_placement: str, final_norm: bool) -> None:
     model = make("tiny-decoder", norm_placement=norm_placement, final_norm=final_norm)
     seen: list[Tensor] = []
     model.stack.blocks[-1].register_forward_hook(lambda _, __, out: seen.append(out))

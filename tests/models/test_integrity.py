@@ -53,7 +53,7 @@ CHANGES: list[tuple[str, Callable[[Model], object]]] = [
 
 
 @pytest.mark.parametrize(("sentence", "change"), CHANGES, ids=[sentence[:30] for sentence, _ in CHANGES])
-def test_what_was_changed_by_hand_is_named(sentence: str, change: Callable[[Model], object]) -> None:
+def test_changed_modules_are_named(sentence: str, change: Callable[[Model], object]) -> None:
     model = make()
     change(model)
     with pytest.raises(InputError, match=sentence):
@@ -61,7 +61,7 @@ def test_what_was_changed_by_hand_is_named(sentence: str, change: Callable[[Mode
 
 
 @pytest.mark.parametrize("preset", ["tiny-decoder", "tiny-encoder", "tiny-seq2seq"])
-def test_what_the_program_itself_puts_in_is_no_change(preset: str) -> None:
+def test_edits_and_merged_lora_are_no_change(preset: str) -> None:
     model = make(preset, dropout=0.1)
     names = [name for name, _ in model.named_parameters()]
     sites = [name for name in gh.inspection.sites(model) if name.endswith("pattern.0")]
@@ -74,6 +74,6 @@ def test_what_the_program_itself_puts_in_is_no_change(preset: str) -> None:
     assert list(checked_parameters(model)) == names
 
 
-def test_a_module_that_is_no_model_is_named() -> None:
+def test_other_modules_are_refused() -> None:
     with pytest.raises(InputError, match="the model is a Sequential, but"):
         checked_parameters(nn.Sequential(make()))

@@ -7,7 +7,7 @@ import torch
 import glasshouse as gh
 
 
-def test_documents_of_the_target_look_at_the_source_of_the_same_number() -> None:
+def test_documents_of_the_target_attend_to_the_source_of_the_same_number() -> None:
     """In whatever order the documents stand, and with padding that carries a number of its own."""
     torch.manual_seed(0)
     model = gh.build(gh.preset("tiny-seq2seq", init="normal"), dtype=torch.float64).eval()

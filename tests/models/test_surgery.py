@@ -204,7 +204,7 @@ def test_letters_that_are_bytes_elsewhere() -> None:
     )
 
 
-def test_rows_that_stand_for_no_token() -> None:
+def test_padded_vocabulary_rows() -> None:
     model = make("decoder", vocab_size=300)  # as published ones are rounded up
     gap = gh.Tokenizer.from_json(
         json.dumps({"version": "1.0", "model": {"type": "WordLevel", "vocab": {"?": 0, "a": 2}, "unk_token": "?"}})
@@ -217,14 +217,14 @@ def test_rows_that_stand_for_no_token() -> None:
     assert torch.equal(table[2], model.token_embedding.table.weight[SMALL.token_to_id("a")])
 
 
-def test_rules_about_ids_are_left_behind() -> None:
+def test_the_generation_config_is_dropped() -> None:
     model = make("decoder")
     model.extra_files = {"generation_config.json": {"suppress_tokens": [5]}, "modules.json": []}
     assert with_tokenizer(model, SMALL, LARGE).extra_files == {"modules.json": []}
     assert model.extra_files.keys() == {"generation_config.json", "modules.json"}
 
 
-def test_a_grafted_model_is_saved_and_trains(tmp_path: Path) -> None:
+def test_a_resized_model_is_saved_and_trains(tmp_path: Path) -> None:
     grafted = with_tokenizer(make("decoder", head={"kind": "next_token", "tied": False}), SMALL, LARGE)
     gh.save(grafted, LARGE, tmp_path / "model")
     again, tok = gh.load(tmp_path / "model")
@@ -238,7 +238,7 @@ def test_a_grafted_model_is_saved_and_trains(tmp_path: Path) -> None:
 
 
 @every_head
-def test_labels_keep_the_trunk(kind: str, head: dict[str, object]) -> None:
+def test_a_classifier_keeps_the_trunk(kind: str, head: dict[str, object]) -> None:
     model = make(kind, head=head).train()
     if kind != "encoder":
         with pytest.raises(InputError, match=f"the model is a {kind}, but a classifier needs an encoder; start from one"):
@@ -268,7 +268,7 @@ def test_labels_keep_the_trunk(kind: str, head: dict[str, object]) -> None:
 
 
 @every_head
-def test_labels_of_tokens_keep_the_trunk(kind: str, head: dict[str, object]) -> None:
+def test_a_token_classifier_keeps_the_trunk(kind: str, head: dict[str, object]) -> None:
     model = make(kind, head=head)
     if kind != "encoder":
         with pytest.raises(InputError, match="a classifier needs an encoder"):
@@ -283,7 +283,7 @@ def test_labels_of_tokens_keep_the_trunk(kind: str, head: dict[str, object]) -> 
     assert torch.allclose(tagging.eval()(ids), expected)
 
 
-def test_labels_are_learned() -> None:
+def test_a_classifier_trains() -> None:
     model = with_classifier(with_classifier(make("encoder", dropout=0.0, embed_dropout=0.0), 2), 3)
     assert model.spec.head.n_labels == 3
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
@@ -299,7 +299,7 @@ def test_labels_are_learned() -> None:
     assert model(ids).argmax(1).equal(labels)
 
 
-def test_what_is_refused() -> None:
+def test_invalid_arguments_are_refused() -> None:
     model = make("decoder")
     with pytest.raises(InputError, match="the old tokenizer has 272 tokens, but vocab_size is 266"):
         with_tokenizer(model, LARGE, SMALL)

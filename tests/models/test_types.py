@@ -51,7 +51,7 @@ def test_on_the_meta_device_a_model_has_shapes_and_no_memory() -> None:
     assert model(torch.zeros(1, 4, dtype=torch.long, device="meta")).shape == (1, 4, 128_256)
 
 
-def test_without_a_device_a_model_is_made_and_loaded_on_torchs_default(tmp_path: Path) -> None:
+def test_without_a_device_a_model_is_built_and_loaded_on_torchs_default(tmp_path: Path) -> None:
     gh.save(gh.build(gh.preset("tiny-decoder")), None, tmp_path / "model")
     with torch.device("meta"):
         models = [gh.build(gh.preset("tiny-decoder")), gh.load(tmp_path / "model")[0]]

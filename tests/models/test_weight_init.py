@@ -36,14 +36,14 @@ def test_normal() -> None:
         assert spread(weight) == near(0.05)
 
 
-def test_depth_scaled_divides_what_writes_to_the_stream() -> None:
+def test_depth_scaled_divides_the_residual_projections() -> None:
     block = make(spec.DepthScaled(0.05)).stack.blocks[2]
     assert spread(block.attention.layer.key.weight) == near(0.05)
     for weight in (block.attention.layer.out.weight, block.feedforward.layer.down.weight):
         assert spread(weight) == near(0.05 / math.sqrt(6))  # three layers of two writes
 
 
-def test_depth_scaled_counts_three_writes_in_a_block_with_cross_attention() -> None:
+def test_depth_scaled_counts_three_residual_projections_with_cross_attention() -> None:
     model = make(spec.DepthScaled(0.05), "t5-small")
     assert spread(model.encoder.blocks[0].feedforward.layer.down.weight) == near(0.05 / math.sqrt(6))
     assert spread(model.decoder.blocks[0].cross.layer.out.weight) == near(0.05 / math.sqrt(9))
@@ -56,7 +56,7 @@ def test_zero_output_makes_every_block_the_identity() -> None:
     assert torch.equal(model.stack(model.token(ids), make_layout(ids)), model.stack.norm(expected))
 
 
-def test_xavier_looks_at_the_size_of_each_map() -> None:
+def test_xavier_depends_on_the_shape_of_each_matrix() -> None:
     model = make(spec.Xavier(), "llama-small")
     attention = model.stack.blocks[0].attention.layer
     for weight in (attention.query.weight, attention.key.weight, attention.value.weight):
@@ -67,7 +67,7 @@ def test_xavier_looks_at_the_size_of_each_map() -> None:
 
 
 @pytest.mark.parametrize("name", gh.presets())
-def test_every_parameter_gets_a_value_and_the_seed_decides_it(name: str) -> None:
+def test_every_parameter_is_initialized_by_the_seed(name: str) -> None:
     s = gh.preset(name, vocab_size=40, d_model=48, n_layers=2, n_heads=12)
     models = []
     for seed in (1, 1, 2):
@@ -104,7 +104,7 @@ OPTIONS = {
 
 @pytest.mark.parametrize("d_model", [48, 384])
 @pytest.mark.parametrize("name", OPTIONS)
-def test_sinusoidal_positions_do_not_drown_the_tokens(name: str, d_model: int) -> None:
+def test_sinusoidal_positions_do_not_dominate_the_embeddings(name: str, d_model: int) -> None:
     torch.manual_seed(0)
     model = gh.build(OPTIONS[name](d_model))
     ids = torch.arange(400)[None]
@@ -116,7 +116,7 @@ def test_sinusoidal_positions_do_not_drown_the_tokens(name: str, d_model: int) -
     assert float(ratio) == pytest.approx(math.sqrt(1 / 2), rel=0.03)
 
 
-def test_what_a_spec_says_of_its_embeddings_is_kept() -> None:
+def test_explicit_embed_scale_and_init_are_kept() -> None:
     plain = spec.DecoderSpec(d_model=64, **BARE, embed_scale=False, init="depth_scaled")
     assert (plain.embed_scale, plain.init) == (False, spec.DepthScaled())
     assert spec.parse(config.dump(plain)) == plain

@@ -59,7 +59,7 @@ import glasshouse as gh
         ({"kind": "encoder"}, "kind is 'encoder', but a preset's kind is fixed; choose another preset."),
     ],
 )
-def test_a_bad_spec_is_one_sentence(settings: dict[str, object], sentence: str) -> None:
+def test_an_invalid_spec_is_refused_in_one_sentence(settings: dict[str, object], sentence: str) -> None:
     with pytest.raises(gh.ConfigError) as error:
         gh.preset("tiny-decoder", **settings)
     assert isinstance(error.value, ValueError)
@@ -104,7 +104,7 @@ def fresh(name: str = "tiny-decoder", **settings: object) -> torch.nn.Module:
         ([[1, 2]], {"prefix_lengths": [[1]]}, "prefix has shape [1, 1], but with these ids it must have [1, 2]."),
     ],
 )
-def test_a_bad_call_is_one_sentence(ids: list[object], told: dict[str, list[object]], sentence: str) -> None:
+def test_an_invalid_call_is_refused_in_one_sentence(ids: list[object], told: dict[str, list[object]], sentence: str) -> None:
     with pytest.raises(gh.InputError) as error:
         fresh()(torch.tensor(ids), **{name: torch.tensor(value) for name, value in told.items()})
     assert str(error.value).startswith(sentence)
@@ -117,7 +117,7 @@ def test_a_sequence_longer_than_a_learned_table_is_refused() -> None:
         model(torch.zeros(1, 5, dtype=torch.long))
 
 
-def test_a_cache_that_is_full_is_refused_and_keeps_what_it_holds() -> None:
+def test_a_full_cache_is_refused_and_unchanged() -> None:
     model = fresh(init="normal")
     ids = torch.randint(0, 256, (1, 5))
     cache = model.make_cache(1, 4)
@@ -130,7 +130,7 @@ def test_a_cache_that_is_full_is_refused_and_keeps_what_it_holds() -> None:
         torch.testing.assert_close(model(ids[:, 3:4], cache=cache), model(ids[:, :4])[:, 3:])
 
 
-def test_calls_that_mix_what_does_not_go_together_are_refused() -> None:
+def test_incompatible_arguments_are_refused() -> None:
     ids = torch.tensor([[1, 2, 3]])
     decoder, encoder, seq2seq = fresh(), fresh("tiny-encoder", n_segments=0), fresh("tiny-seq2seq")
     with pytest.raises(gh.InputError, match="documents and cache were both given"):
