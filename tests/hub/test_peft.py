@@ -85,7 +85,7 @@ def randomise(tensors: dict[str, Tensor]) -> None:
     """Move the maps up away from zero, as training does."""
     torch.manual_seed(11)
     for name, tensor in tensors.items():
-        if name.endswith((".up", "lora_B.default.weight")):
+        if name.endswith((".lora_b", "lora_B.default.weight")):
             tensor.normal_(std=0.2)
 
 
@@ -195,10 +195,10 @@ def test_a_fused_matrix_by_hand(tmp_path: Path) -> None:
     tensors, own = load_file(tmp_path / "adapter" / "adapter_model.safetensors"), lora.adapter_state_dict(ours)
     query, value = (f"stack.blocks.1.attention.layer.{name}" for name in ATTENTION)
     stem = "base_model.model.transformer.h.1.attn.c_attn"
-    assert tensors[f"{stem}.lora_A.weight"].equal(torch.cat([own[f"{query}.down"], own[f"{value}.down"]]))
+    assert tensors[f"{stem}.lora_A.weight"].equal(torch.cat([own[f"{query}.lora_a"], own[f"{value}.lora_a"]]))
     up = tensors[f"{stem}.lora_B.weight"]
-    assert up[:40, :3].equal(own[f"{query}.up"])
-    assert up[80:, 3:].equal(own[f"{value}.up"])
+    assert up[:40, :3].equal(own[f"{query}.lora_b"])
+    assert up[80:, 3:].equal(own[f"{value}.lora_b"])
     assert not up[40:80].any()
     assert not up[:40, 3:].any()
     assert not up[80:, :3].any()
@@ -221,7 +221,7 @@ def test_a_fused_matrix_that_was_never_trained(tmp_path: Path) -> None:
     down = load_file(tmp_path / "adapter" / "adapter_model.safetensors")
     expected = down["base_model.model.transformer.h.2.attn.c_attn.lora_A.weight"]
     for name in ("query", "key", "value"):
-        assert lora.adapter_state_dict(ours)[f"stack.blocks.2.attention.layer.{name}.down"].equal(expected)
+        assert lora.adapter_state_dict(ours)[f"stack.blocks.2.attention.layer.{name}.lora_a"].equal(expected)
 
 
 def test_module_names_are_short_if_unambiguous(tmp_path: Path) -> None:

@@ -11,7 +11,9 @@ import glasshouse as gh
 from glasshouse.errors import StoreError
 from glasshouse.hub import run_folder
 
-OLD = r"^'.*step-00000100' has the old checkpoint format 1, but this version reads format 2; use .*, or train again\.$"
+OLD = (
+    r"^'.*step-00000100' has the old checkpoint format 1, but this version reads format 2; use .*, or train again\.$"
+)
 
 
 @pytest.fixture

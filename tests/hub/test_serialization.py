@@ -356,7 +356,10 @@ def test_a_model_changed_by_hand_is_refused_and_the_old_one_stays(tmp_path: Path
         with pytest.raises(gh.InputError, match=r"blocks.0.feedforward is Linear\(.*, but the spec has PreNorm"):
             write(model, None, tmp_path / "model")
     for changed, sentence in (
-        (tiny().to(torch.float8_e4m3fn), "token_embedding.table.weight is torch.float8_e4m3fn, which cannot be saved"),
+        (
+            tiny().to(torch.float8_e4m3fn),
+            "token_embedding.table.weight is torch.float8_e4m3fn, which cannot be saved",
+        ),
         (tiny().to("meta"), "token_embedding.table.weight is on the device 'meta' and has no data"),
     ):
         with pytest.raises(gh.InputError, match=sentence):

@@ -926,7 +926,9 @@ def test_a_cache_whose_blobs_are_links_is_refused(snapshot: Path, outside: Path)
         ("model/snapshots", CONFIG),
     ],
 )
-def test_only_a_snapshot_may_link_and_only_to_blobs(valid_checkpoints: Path, tmp_path: Path, snapshots: str, file: str) -> None:
+def test_only_a_snapshot_may_link_and_only_to_blobs(
+    valid_checkpoints: Path, tmp_path: Path, snapshots: str, file: str
+) -> None:
     snapshot = cache(valid_checkpoints / "gpt2", tmp_path / "cache")
     (tmp_path / "cache" / "more").mkdir()
     shutil.copy(valid_checkpoints / "gpt2" / WEIGHTS, tmp_path / "cache" / "more")
@@ -946,10 +948,12 @@ def test_only_a_snapshot_may_link_and_only_to_blobs(valid_checkpoints: Path, tmp
     ["nowhere/at/all", "model/model.safetensors", "~nobody-of-this-name/model", LONG, "a\0b"],
     ids=["nowhere", "a-file", "home-of-nobody", "long", "zero-byte"],
 )
-def test_a_path_that_is_no_folder_is_refused_in_one_sentence(model: Path, monkeypatch: pytest.MonkeyPatch, place: str) -> None:
+def test_a_path_that_is_no_folder_is_refused_in_one_sentence(
+    model: Path, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
     monkeypatch.chdir(model.parent)
     for given in (place, Path(place)):
-        with watched(model) as forbidden, pytest.raises(gh.GlasshouseError, match="no folder|not a folder") as caught:
+        with watched(model) as forbidden, pytest.raises(gh.GlasshouseError, match=r"no folder|not a folder") as caught:
             gh.load(given)
         assert forbidden == []
         assert len(str(caught.value)) < 400

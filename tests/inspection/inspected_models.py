@@ -13,7 +13,7 @@ Model = Decoder | Encoder | Seq2Seq
 IDS = torch.tensor([[3, 1, 4, 0, 5, 9], [2, 6, 10, 7, 8, 1]])  # below spec_strategy.VOCABULARY, no row all alike
 
 
-def make(s: spec.Spec, dtype: torch.dtype = torch.float64) -> Model:
+def build_random(s: spec.Spec, dtype: torch.dtype = torch.float64) -> Model:
     """Build a model whose every weight was shaken, so that no part of it does nothing."""
     model = gh.build(s, dtype=dtype).eval()
     with torch.no_grad():
@@ -25,7 +25,7 @@ def make(s: spec.Spec, dtype: torch.dtype = torch.float64) -> Model:
 def small(kind: str = "tiny-decoder", **settings: object) -> Model:
     """Build the same small model each time."""
     torch.manual_seed(0)
-    return make(gh.preset(kind, vocab_size=11, **settings))
+    return build_random(gh.preset(kind, vocab_size=11, **settings))
 
 
 def inputs(model: Model, ids: Tensor = IDS) -> tuple[Tensor, ...]:
@@ -33,7 +33,7 @@ def inputs(model: Model, ids: Tensor = IDS) -> tuple[Tensor, ...]:
     return (ids, ids.flip(1)[:, :-1]) if isinstance(model, Seq2Seq) else (ids,)
 
 
-def close(a: Tensor, b: Tensor, tolerance: float = 1e-10) -> None:
+def assert_close(a: Tensor, b: Tensor, tolerance: float = 1e-10) -> None:
     """Hold two tensors equal but for rounding, relative to the largest entry."""
     assert a.shape == b.shape
     finite = b.isfinite()

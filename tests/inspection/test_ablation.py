@@ -13,7 +13,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from inspected_models import IDS, close, inputs, make, small
+from inspected_models import IDS, assert_close, build_random, inputs, small
 from spec_strategy import specs
 from torch import Tensor
 
@@ -56,7 +56,7 @@ def test_ablation_equals_a_loop_over_edits(
     s: spec.Spec, by: Literal["head", "feedforward"], to: Literal["zero", "mean"], most: int
 ) -> None:
     """Of any model, at whatever number of copies in a pass."""
-    model = make(s)
+    model = build_random(s)
     prefix = "decoder." if isinstance(model, Seq2Seq) else ""
     plain = some_number(model(*inputs(model)))
     rows = []
@@ -75,8 +75,8 @@ def test_ablation_equals_a_loop_over_edits(
             model, *inputs(model), metric=some_number, component=by, to=to, progress=lambda *now: told.append(now)
         )
     expected = torch.tensor(rows, dtype=torch.float64)
-    close(found.metric_increase + plain, expected)
-    close(found.baseline, plain)
+    assert_close(found.metric_increase + plain, expected)
+    assert_close(found.baseline, plain)
     assert told[-1] == (expected.numel(), expected.numel())
 
 
@@ -143,7 +143,7 @@ def test_only_logits_to_keep_count() -> None:
 
 def test_targets_of_a_masked_language_model() -> None:
     torch.manual_seed(0)
-    model = make(gh.preset("tiny-encoder", vocab_size=11))
+    model = build_random(gh.preset("tiny-encoder", vocab_size=11))
     targets = torch.full_like(IDS, -100)
     targets[0, 2], targets[1, 5] = 7, 3
     found = ablation_effects(model, IDS, targets=targets)
@@ -152,7 +152,9 @@ def test_targets_of_a_masked_language_model() -> None:
 
 def test_targets_of_a_sequence_classifier() -> None:
     torch.manual_seed(0)
-    model = make(gh.preset("tiny-encoder", vocab_size=11, head={"kind": "sequence_classification", "n_labels": 4}))
+    model = build_random(
+        gh.preset("tiny-encoder", vocab_size=11, head={"kind": "sequence_classification", "n_labels": 4})
+    )
     found = ablation_effects(model, IDS, targets=torch.tensor([3, 1]))
     assert float(found.baseline) == pytest.approx(
         loss_by_hand(model(IDS)[:, None], [(0, 0, 3), (1, 0, 1)]), rel=1e-12
@@ -161,7 +163,7 @@ def test_targets_of_a_sequence_classifier() -> None:
 
 def test_stacks_and_cross_attention_of_an_encoder_decoder() -> None:
     torch.manual_seed(0)
-    model = make(gh.preset("tiny-seq2seq", vocab_size=11))
+    model = build_random(gh.preset("tiny-seq2seq", vocab_size=11))
     source, target = inputs(model)
     asked = [(row, i, int(target[row, i + 1])) for row in range(2) for i in range(4)]
     plain = loss_by_hand(model(source, target), asked)
@@ -192,7 +194,7 @@ def test_stacks_and_cross_attention_of_an_encoder_decoder() -> None:
 )
 def test_padding_and_documents_of_a_target(told: dict[str, Any], counted: list[tuple[int, int]]) -> None:
     torch.manual_seed(0)
-    model = make(gh.preset("tiny-seq2seq", vocab_size=11))
+    model = build_random(gh.preset("tiny-seq2seq", vocab_size=11))
     source, target = inputs(model)
     call = {name: torch.tensor(value) for name, value in told.items()}
     asked = [(row, i, int(target[row, i + 1])) for row, i in counted]
@@ -221,7 +223,7 @@ def test_a_head_without_output_has_no_effect() -> None:
 
 
 def test_invalid_ablations_are_refused() -> None:
-    model, encoder = small(), make(gh.preset("tiny-encoder", vocab_size=11))
+    model, encoder = small(), build_random(gh.preset("tiny-encoder", vocab_size=11))
     for options, sentence in (
         ({"to": "noise"}, "to is 'noise', which is unknown; it has zero, mean"),
         ({"component": "layer"}, "component is 'layer', which is unknown"),

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from hypothesis import HealthCheck, assume, given, settings
-from inspected_models import IDS, Model, close, inputs, make
+from inspected_models import IDS, Model, assert_close, build_random, inputs
 from spec_strategy import VOCABULARY, specs
 from torch import Tensor, nn
 
@@ -32,7 +32,7 @@ fast = settings(
 def tiny(kind: str = "tiny-decoder", **choices: object) -> Model:
     torch.manual_seed(3)
     sizes = {"d_model": 16, "n_heads": 2, "n_kv_heads": 1, "d_ff": 24, "vocab_size": VOCABULARY}
-    return make(gh.preset(kind, **sizes, **choices))
+    return build_random(gh.preset(kind, **sizes, **choices))
 
 
 def test_by_hand() -> None:
@@ -145,7 +145,7 @@ def slowly(model: Any, call: tuple[Tensor, ...], b: int, i: int, token: int) -> 
                 x = joined(residual, x, residual.layer.out(z))
         hidden = seen[f"{prefix}hidden.{layer}"][b, i] * factor(f"ffn {layer}")
         x = joined(block.feedforward, x, block.feedforward.layer.down(hidden))
-        close(x, seen[f"{prefix}resid_post.{layer}"][b, i])  # the same stream, so the same scales
+        assert_close(x, seen[f"{prefix}resid_post.{layer}"][b, i])  # the same stream, so the same scales
     x = held(stack.norm, x)
     if isinstance(model.head.transform, nn.Sequential):
         linear, activation, norm = model.head.transform
@@ -176,7 +176,7 @@ def test_contributions_equal_a_reference_and_sum_to_the_logit(kind: str, norm_pl
         other = spec.NextToken(tied=False, bias=True) if kind == "seq2seq" else spec.MaskedToken()
         head = s.head if isinstance(s.head, spec.NextToken | spec.MaskedToken) else other
         torch.manual_seed(0)
-        model = make(dataclasses.replace(s, norm_placement=norm_placement, head=head))
+        model = build_random(dataclasses.replace(s, norm_placement=norm_placement, head=head))
         call = inputs(model)
         position, token, against = torch.tensor([1, -2]), torch.tensor([3, 7]), 10
         split = attribute(model, *call, position=position, token=token, incorrect_token=against)
@@ -206,7 +206,7 @@ def test_contributions_sum_in_float32_and_with_padding() -> None:
     def holds(s: spec.Spec) -> None:
         assume(isinstance(s.head, spec.NextToken | spec.MaskedToken))
         torch.manual_seed(0)
-        model = make(s, torch.float32)
+        model = build_random(s, torch.float32)
         lengths = torch.tensor([5, 3])
         told = {"target_lengths" if isinstance(model, Seq2Seq) else "lengths": lengths}
         split = attribute(model, *inputs(model), position=lengths - 1, token=4, **told)
@@ -214,7 +214,7 @@ def test_contributions_sum_in_float32_and_with_padding() -> None:
         check_sum(split, 1e-4)
         with torch.no_grad():
             own = model(*inputs(model), **told)[torch.arange(2), lengths - 1, 4]
-        close(split.logit, own, 1e-5)
+        assert_close(split.logit, own, 1e-5)
 
     holds()
 
@@ -235,7 +235,7 @@ def test_neurons_sum_to_their_layer(kind: str, norm_placement: str) -> None:
     assert list(split.neurons) == [0, 2]
     for layer, neurons in split.neurons.items():
         assert neurons.shape == (2, 24)
-        close(neurons.sum(-1), split.feedforward[:, layer])
+        assert_close(neurons.sum(-1), split.feedforward[:, layer])
 
 
 def test_ablating_a_neuron_removes_its_contribution() -> None:
@@ -246,10 +246,10 @@ def test_ablating_a_neuron_removes_its_contribution() -> None:
     assert layer == 1
     for neuron in (0, 7, 23):
         with torch.no_grad(), gh.edit(model, {f"hidden.1[neuron={neuron}]": 0.0}):
-            close(split.logit - model(IDS)[:, 3, 2], split.neurons[1][:, neuron])
+            assert_close(split.logit - model(IDS)[:, 3, 2], split.neurons[1][:, neuron])
     for head in (0, 1):
         with torch.no_grad(), gh.edit(model, {"z.1": gh.ablate_head(head), "ffn_out.1": kept(model)}):
-            close(split.logit - model(IDS)[:, 3, 2], split.heads[:, 1, head])
+            assert_close(split.logit - model(IDS)[:, 3, 2], split.heads[:, 1, head])
 
 
 def kept(model: Model) -> Tensor:
@@ -273,9 +273,9 @@ def test_a_batch_equals_its_sequences() -> None:
             token=int(token[b]),
             incorrect_token=int(token[1 - b]),
         )
-        close(one.logit, both.logit[b : b + 1])
+        assert_close(one.logit, both.logit[b : b + 1])
         for name, part in one.components().items():
-            close(part, both.components()[name][b : b + 1])
+            assert_close(part, both.components()[name][b : b + 1])
 
 
 def test_only_the_requested_positions_are_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -309,7 +309,7 @@ def test_lora_is_attributed_with_its_linear_layer(norm_placement: str) -> None:
     lora.merge(model)
     merged = attribute(model, IDS, token=1, incorrect_token=2)
     for name, part in attached.components().items():
-        close(part, merged.components()[name])
+        assert_close(part, merged.components()[name])
 
 
 def test_train_mode_is_restored_and_dropout_off() -> None:
@@ -361,7 +361,7 @@ def test_html_shows_the_largest_and_sums_the_rest() -> None:
 
 def test_tokens_may_be_given_as_text_with_a_tokenizer() -> None:
     tok = gh.Tokenizer.train(texts=["the the the the"], vocab_size=266)
-    model = make(gh.preset("tiny-decoder", vocab_size=266))
+    model = build_random(gh.preset("tiny-decoder", vocab_size=266))
     (the,) = tok.encode(" the")
     by_id = attribute(model, IDS, token=the, incorrect_token=5)
     by_text = attribute(model, IDS, token=" the", incorrect_token=tok.id_to_token(5), tok=tok)
@@ -380,7 +380,9 @@ def test_tokens_may_be_given_as_text_with_a_tokenizer() -> None:
 
 def test_invalid_attributions_are_refused() -> None:
     model = tiny()
-    with pytest.raises(gh.InputError, match="the head is 'token_classification', which has no logits over the vocabulary"):
+    with pytest.raises(
+        gh.InputError, match="the head is 'token_classification', which has no logits over the vocabulary"
+    ):
         attribute(tiny("tiny-encoder", head={"kind": "token_classification", "n_labels": 3}), IDS, token=0)
     with pytest.raises(gh.InputError, match="token contains 11, but it must be from 0 to 10"):
         attribute(model, IDS, token=11)
@@ -412,4 +414,4 @@ def test_contributions_sum_with_compiled_modules(order: str) -> None:
     block.feedforward.layer.down = torch.compile(block.feedforward.layer.down, backend="eager")
     model.head = torch.compile(model.head, backend="eager")
     split = attribute(model, IDS, token=3)
-    close(sum(split.components().values()), split.logit, 1e-9)
+    assert_close(sum(split.components().values()), split.logit, 1e-9)

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
-from inspected_models import Model, close, inputs, make
+from inspected_models import Model, assert_close, build_random, inputs
 from spec_strategy import specs
 from torch import Tensor
 
@@ -30,13 +30,21 @@ from glasshouse.layers import lora
 from glasshouse.models import Seq2Seq
 
 many = settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
-TENSORS = ("residual_distance", "pattern_distance", "z_distance", "ffn_out_distance", "kl_divergence", "loss_a", "loss_b")
+TENSORS = (
+    "residual_distance",
+    "pattern_distance",
+    "z_distance",
+    "ffn_out_distance",
+    "kl_divergence",
+    "loss_a",
+    "loss_b",
+)
 SAID = torch.tensor([[5, 6, 5, 7, 5]])
 
 
 def small(kind: str = "tiny-decoder", seed: int = 0, **settings_: object) -> Model:
     torch.manual_seed(seed)
-    return make(gh.preset(kind, vocab_size=11, **settings_))
+    return build_random(gh.preset(kind, vocab_size=11, **settings_))
 
 
 def far(a: list[float], b: list[float]) -> float:
@@ -111,19 +119,22 @@ def slow(one: Model, other: Model) -> dict[str, Tensor]:
 @many
 @given(specs())
 def test_distances_equal_plain_loops(s: spec.Spec) -> None:
-    one, other = make(s), make(s)
+    one, other = build_random(s), build_random(s)
     seen = compare(one, other, *inputs(one))
     for name, expected in slow(one, other).items():
-        close(getattr(seen, name), expected)
+        assert_close(getattr(seen, name), expected)
 
 
 @many
 @given(specs())
 def test_a_model_has_distance_0_from_itself(s: spec.Spec) -> None:
-    model = make(s)
+    model = build_random(s)
     for other in (model, copy.deepcopy(model)):
         seen = compare(model, other, *inputs(model))
-        assert all((getattr(seen, name) == 0).all() for name in ("residual_distance", "pattern_distance", "z_distance", "ffn_out_distance"))
+        assert all(
+            (getattr(seen, name) == 0).all()
+            for name in ("residual_distance", "pattern_distance", "z_distance", "ffn_out_distance")
+        )
         assert (seen.kl_divergence.nan_to_num() == 0).all()
         assert torch.equal(seen.loss_a.nan_to_num(), seen.loss_b.nan_to_num())
 
@@ -188,7 +199,9 @@ def test_total_variation_by_hand_with_edits_of_either_model() -> None:
 
 def test_kl_divergence_and_loss_by_hand() -> None:
     """Of two logits 0 and ln 3 the probabilities are 1/4 and 3/4; of two zeros, halves."""
-    one = make(gh.preset("tiny-decoder", vocab_size=2, head={"kind": "next_token", "tied": False, "bias": True}))
+    one = build_random(
+        gh.preset("tiny-decoder", vocab_size=2, head={"kind": "next_token", "tied": False, "bias": True})
+    )
     other = copy.deepcopy(one)
     with torch.no_grad():
         for model, last in ((one, math.log(3)), (other, 0.0)):
@@ -210,10 +223,10 @@ def test_padding_changes_nothing(kind: str) -> None:
     mask = torch.tensor([[False, True, True, False, True, True, True, False]])
     padded = compare(one, other, inside, mask=mask)
     for name in ("pattern_distance", "z_distance", "ffn_out_distance"):
-        close(getattr(padded, name), getattr(alone, name))
+        assert_close(getattr(padded, name), getattr(alone, name))
     for name in ("residual_distance", "kl_divergence", "loss_a", "loss_b"):
         assert getattr(padded, name)[..., ~mask[0]].isnan().all()
-        close(getattr(padded, name)[..., mask[0]], getattr(alone, name))
+        assert_close(getattr(padded, name)[..., mask[0]], getattr(alone, name))
 
 
 def test_documents_have_no_next_token_across_their_border() -> None:
@@ -221,9 +234,9 @@ def test_documents_have_no_next_token_across_their_border() -> None:
     packed = compare(one, other, torch.tensor([[5, 6, 5, 6]]), documents=torch.tensor([[3, 3, 8, 8]]))
     alone = compare(one, other, torch.tensor([[5, 6]]))
     assert packed.loss_a[0].isnan().tolist() == [False, True, False, True]
-    close(packed.loss_a[:, 2:], alone.loss_a)
+    assert_close(packed.loss_a[:, 2:], alone.loss_a)
     for name in ("pattern_distance", "z_distance", "ffn_out_distance"):
-        close(getattr(packed, name), getattr(alone, name))
+        assert_close(getattr(packed, name), getattr(alone, name))
 
 
 @pytest.mark.parametrize("told", [{}, {"prefix_lengths": torch.tensor([3])}])
@@ -237,7 +250,7 @@ def test_masks_and_score_biases_may_differ(position: str, told: dict[str, Tensor
         with gh.record(model, "pattern.*") as recorded:
             model(SAID, **told)
         patterns_.append(recorded["pattern.*"])
-    close(seen.pattern_distance, ((patterns_[0] - patterns_[1]).abs().sum(-1) / 2).mean((1, 3)))
+    assert_close(seen.pattern_distance, ((patterns_[0] - patterns_[1]).abs().sum(-1) / 2).mean((1, 3)))
 
 
 def test_tiling_is_exact_and_never_materializes_a_pattern(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -255,7 +268,7 @@ def test_tiling_is_exact_and_never_materializes_a_pattern(monkeypatch: pytest.Mo
     monkeypatch.setattr(comparison, "MAX_LOGITS", 1)
     tiled = compare(one, other, SAID)
     for name in TENSORS:
-        close(getattr(tiled, name), getattr(whole, name))
+        assert_close(getattr(tiled, name), getattr(whole, name))
     assert {one.shape[2] for one in made} == {1}
     assert len(made) == 2 * 2 * 5  # models, layers, queries
 
@@ -270,7 +283,7 @@ def test_each_model_runs_once_and_is_unchanged() -> None:
     seen = compare(one, other, SAID)
     assert calls == [one, other]
     for name in TENSORS:
-        close(getattr(seen, name), getattr(expected, name))
+        assert_close(getattr(seen, name), getattr(expected, name))
         assert not getattr(seen, name).requires_grad
     assert one.training
     assert other.training
@@ -302,7 +315,7 @@ WORDS = "a rose is a rose, a pea is a pea"
 
 def test_a_text_is_encoded_by_its_tokenizer() -> None:
     tok = gh.Tokenizer.train(texts=[WORDS], vocab_size=270)
-    one, other = (make(gh.preset("tiny-decoder", vocab_size=len(tok))) for _ in range(2))
+    one, other = (build_random(gh.preset("tiny-decoder", vocab_size=len(tok))) for _ in range(2))
     seen, expected = (compare(one, other, text, tok=tok) for text in (WORDS, torch.tensor([tok.encode(WORDS)])))
     assert torch.equal(seen.ids, expected.ids)
     assert torch.equal(seen.kl_divergence, expected.kl_divergence)
@@ -324,12 +337,12 @@ def test_a_text_pair_is_encoded_as_in_training(ends: bool) -> None:
         template = {"type": "TemplateProcessing", "single": [text, end], "pair": [text, end], "special_tokens": last}
         whole["post_processor"] = template
     tok = gh.Tokenizer.from_json(json.dumps(whole))
-    one, other = (make(gh.preset("tiny-seq2seq", vocab_size=6, start_id=5, end_ids=(3,))) for _ in range(2))
+    one, other = (build_random(gh.preset("tiny-seq2seq", vocab_size=6, start_id=5, end_ids=(3,))) for _ in range(2))
     ids = torch.tensor([[0, 1, 3]]), torch.tensor([[5, 0, 2]])
     seen, expected = compare(one, other, "a rose", "a pea", tok=tok), compare(one, other, *ids)
     assert torch.equal(seen.ids, ids[1])
     assert torch.equal(seen.residual_distance, expected.residual_distance)
-    without = make(gh.preset("tiny-seq2seq", vocab_size=6, start_id=None))
+    without = build_random(gh.preset("tiny-seq2seq", vocab_size=6, start_id=None))
     with pytest.raises(InputError, match="no start_id"):
         compare(without, without, "a rose", "a pea", tok=tok)
 
@@ -349,7 +362,7 @@ def test_a_text_pair_is_encoded_as_in_training(ends: bool) -> None:
     ],
 )
 def test_models_of_two_shapes_are_refused(settings_: dict[str, object], sentence: str) -> None:
-    one, other = small(), make(gh.preset("tiny-decoder", **{"vocab_size": 11, **settings_}))
+    one, other = small(), build_random(gh.preset("tiny-decoder", **{"vocab_size": 11, **settings_}))
     with pytest.raises(InputError, match=sentence):
         compare(one, other, SAID)
 
@@ -368,7 +381,7 @@ def test_models_of_two_kinds_or_devices_are_refused() -> None:
 
 def test_html_is_small_and_escaped(tmp_path: Path) -> None:
     tok = gh.Tokenizer.train(texts=["<script>"], vocab_size=266)
-    one, other = (make(gh.preset("tiny-decoder", vocab_size=len(tok), max_len=512)) for _ in range(2))
+    one, other = (build_random(gh.preset("tiny-decoder", vocab_size=len(tok), max_len=512)) for _ in range(2))
     long = compare(one, other, "<script> " * 100, tok=tok)
     drawn = long._repr_html_()
     more = long.ids.shape[1] - 64

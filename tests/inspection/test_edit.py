@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
-from inspected_models import IDS, close, inputs, make, small
+from inspected_models import IDS, assert_close, build_random, inputs, small
 from spec_strategy import specs
 from torch import Tensor
 
@@ -22,14 +22,14 @@ many = settings(max_examples=40, deadline=None, suppress_health_check=list(Healt
 @many
 @given(specs())
 def test_patching_a_site_with_its_own_activation_is_a_no_op_and_zero_is_not(s: spec.Spec) -> None:
-    model = make(s)
+    model = build_random(s)
     with torch.no_grad():
         before = model(*inputs(model))
         with gh.record(model, "*") as seen:
             model(*inputs(model))
         for name, value in seen.items():
             with gh.edit(model, {name: value}):
-                close(model(*inputs(model)), before)
+                assert_close(model(*inputs(model)), before)
             with gh.edit(model, {name: 0.0}), gh.record(model, name) as now:
                 changed = model(*inputs(model))
             assert not now[name].any()
@@ -65,7 +65,7 @@ def test_edited_scores_go_through_the_softmax() -> None:
     model = small()
     with gh.edit(model, {"scores.0[head=1]": 0.0}), gh.record(model, "pattern.0[head=1]") as seen:
         model(IDS)
-    close(seen["pattern.0"], torch.full((2, 6, 6), 1 / 6, dtype=torch.float64))
+    assert_close(seen["pattern.0"], torch.full((2, 6, 6), 1 / 6, dtype=torch.float64))
 
 
 def test_a_slice_is_edited_and_the_rest_is_not() -> None:
@@ -104,8 +104,8 @@ def test_edits_of_scores_and_pattern_of_one_layer_compose() -> None:
         gh.record(model, "pattern.0", "z.0", "v.0") as seen,
     ):
         model(IDS)
-    close(seen["pattern.0"], torch.full((2, 4, 6, 6), 1 / 12, dtype=torch.float64))
-    close(seen["z.0"], 0.5 * seen["v.0"].mean(2, keepdim=True).repeat_interleave(2, 1).expand(2, 4, 6, 16))
+    assert_close(seen["pattern.0"], torch.full((2, 4, 6, 6), 1 / 12, dtype=torch.float64))
+    assert_close(seen["z.0"], 0.5 * seen["v.0"].mean(2, keepdim=True).repeat_interleave(2, 1).expand(2, 4, 6, 16))
 
 
 def test_ablating_a_head_removes_its_output() -> None:
@@ -121,7 +121,7 @@ def test_ablating_a_head_removes_its_output() -> None:
             z = before["z.1"][:, head]  # [B, S, d]
             fill = {"zero": torch.zeros(16), "mean": z.mean((0, 1))}.get(to) if isinstance(to, str) else to
             expected += (fill - z) @ out.weight[:, 16 * head : 16 * head + 16].T
-        close(seen["attn_out.1"], expected)
+        assert_close(seen["attn_out.1"], expected)
 
 
 def test_ready_made_edits() -> None:
@@ -162,7 +162,7 @@ def test_mean_ablation_of_a_slice_uses_the_mean_over_batch_and_positions(name: s
             model(IDS)
         expected = plain[name].clone()
         expected[cut] = middle[cut]
-        close(seen[name], expected)
+        assert_close(seen[name], expected)
 
 
 def test_ablating_a_head_in_a_slice_changes_only_the_slice() -> None:
@@ -173,7 +173,7 @@ def test_ablating_a_head_in_a_slice_changes_only_the_slice() -> None:
         model(IDS)
     expected = plain["z.0"].clone()
     expected[0, 1] = plain["z.0"][:, 1].mean((0, 1))
-    close(seen["z.0"], expected)
+    assert_close(seen["z.0"], expected)
     with gh.edit(model, {"z.0": gh.ablate_head(1, to=0.5)}), gh.record(model, "z.0[head=1]") as seen:
         model(IDS)
     assert (seen["z.0"] == 0.5).all()
@@ -237,7 +237,7 @@ def test_edits_carry_gradients() -> None:
         model(IDS)[0, 2, 5].backward()
     with gh.record(model, "resid_post.0", grad=True) as seen:
         (slope,) = torch.autograd.grad(model(IDS)[0, 2, 5], seen["resid_post.0"])
-    close(push.grad, slope[0, 2])
+    assert_close(push.grad, slope[0, 2])
 
 
 def test_training_works_under_an_edit() -> None:
@@ -257,14 +257,20 @@ def test_invalid_ablate_head_arguments_are_refused_at_once() -> None:
 @pytest.mark.parametrize(
     ("edits", "sentence"),
     [
-        ({"z.0": lambda value: None}, "the edit of z.0 returned a NoneType; return a tensor of the shape it is given."),
+        (
+            {"z.0": lambda value: None},
+            "the edit of z.0 returned a NoneType; return a tensor of the shape it is given.",
+        ),
         ({"z.0": torch.zeros(3)}, "the edit of z.0 gave shape [3], but the activation has [2, 4, 6, 16]"),
         ({"z.0[head=9]": 0.0}, "z.0[head=9] has head index 9, but that axis has size 4; use 0 to 3."),
         ({"z.0": gh.ablate_head(4)}, "head 4 is to be ablated, but there are 4; use 0 to 3."),
         ({"zed.0": 0.0}, "the model has no site 'zed.0'"),
         ({"resid_post.0": gh.ablate_head(1)}, "resid_post.0 has no head axis to ablate; use z."),
         ({"pattern.0": gh.ablate_head(1, to="mean")}, "pattern.0 has no mean that respects the attention mask"),
-        ({"z.0": gh.ablate_head(1, to=torch.zeros(3))}, "to be ablated to a tensor of shape [3], which does not broadcast"),
+        (
+            {"z.0": gh.ablate_head(1, to=torch.zeros(3))},
+            "to be ablated to a tensor of shape [3], which does not broadcast",
+        ),
         ("z.0", "edits is a str, but it must map sites to edits"),
     ],
 )
@@ -285,4 +291,4 @@ def test_a_cached_call_is_edited_like_a_full_one() -> None:
         whole = model(IDS)
         cache = model.make_cache(2, 6)
         parts: list[Tensor] = [model(IDS[:, :4], cache=cache), model(IDS[:, 4:], cache=cache)]
-    close(torch.cat(parts, 1), whole)
+    assert_close(torch.cat(parts, 1), whole)

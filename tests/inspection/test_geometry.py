@@ -10,7 +10,7 @@ import math
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
-from inspected_models import Model, close, inputs, make, small
+from inspected_models import Model, assert_close, build_random, inputs, small
 from spec_strategy import specs
 from torch import Tensor
 
@@ -51,7 +51,7 @@ def stacks(model: Model) -> dict[str | None, str]:
 @many
 @given(specs())
 def test_all_three_equal_plain_loops(s: spec.Spec) -> None:
-    model = make(s)
+    model = build_random(s)
     for stack, prefix in stacks(model).items():
         names = [prefix + name for name in ("pattern.*", "embed", "resid_post.*", "final")]
         with gh.record(model, *names) as seen:
@@ -59,23 +59,23 @@ def test_all_three_equal_plain_loops(s: spec.Spec) -> None:
         pattern, embedded, after, final = (seen[name] for name in names)
 
         rolled = attention_rollout(model, *inputs(model), residual=0.3, stack=stack)
-        close(rolled, torch.tensor(slow_rollout(pattern.tolist(), 0.3), dtype=torch.float64))
-        close(rolled.sum(-1), torch.ones(rolled.shape[:-1], dtype=torch.float64))
+        assert_close(rolled, torch.tensor(slow_rollout(pattern.tolist(), 0.3), dtype=torch.float64))
+        assert_close(rolled.sum(-1), torch.ones(rolled.shape[:-1], dtype=torch.float64))
 
         lengths = [
             [[math.sqrt(sum(x * x for x in vector)) for vector in row] for row in layer]
             for layer in torch.cat([embedded[None], after]).tolist()
         ]
-        close(residual_norms(model, *inputs(model), stack=stack), torch.tensor(lengths, dtype=torch.float64))
+        assert_close(residual_norms(model, *inputs(model), stack=stack), torch.tensor(lengths, dtype=torch.float64))
 
         for site, vectors in ((f"{prefix}final", final), (f"{prefix}resid_post.0", after[0])):
             cosines = torch.empty(*vectors.shape[:2], vectors.shape[1], dtype=torch.float64)
             for row, one, other in torch.cartesian_prod(*map(torch.arange, cosines.shape)).tolist():
                 a, b = vectors[row, one], vectors[row, other]
                 cosines[row, one, other] = (a @ b) / (a.norm() * b.norm())
-            close(position_similarity(model, *inputs(model), site=site), cosines)
+            assert_close(position_similarity(model, *inputs(model), site=site), cosines)
             if stack is None and site.endswith("final"):
-                close(position_similarity(model, *inputs(model)), cosines)
+                assert_close(position_similarity(model, *inputs(model)), cosines)
 
 
 def test_rollout_of_previous_token_heads() -> None:
@@ -97,7 +97,7 @@ def test_rollout_normalizes_edited_patterns() -> None:
     model = small()
     plain = attention_rollout(model, ONE, residual=0.0)
     with gh.edit(model, {"pattern.*": lambda pattern: 3 * pattern}):
-        close(attention_rollout(model, ONE, residual=0.0)[0], plain[0])
+        assert_close(attention_rollout(model, ONE, residual=0.0)[0], plain[0])
         assert attention_rollout(model, ONE).sum(-1).allclose(torch.ones(2, 1, 4).double(), atol=1e-12)
 
 
@@ -123,7 +123,7 @@ def test_norms_and_similarities_by_hand() -> None:
             residual_norms(model, ONE)[1, 0], torch.tensor([3, 2, 5, math.sqrt(2)]).double(), atol=1e-6
         )
         angles = position_similarity(model, ONE, site="resid_post.0")[0]
-        close(angles, torch.tensor(expected, dtype=torch.float64))
+        assert_close(angles, torch.tensor(expected, dtype=torch.float64))
         vectors[0, 0] = 0  # which points nowhere
         assert position_similarity(model, ONE, site="resid_post.0")[0, 0].tolist() == [0, 0, 0, 0]
 
@@ -132,10 +132,10 @@ def test_norms_and_similarities_by_hand() -> None:
 def test_padding_changes_nothing(kind: str) -> None:
     model = small(kind)
     padded, told = torch.tensor([[5, 6, 5, 7, 1, 2]]), {"lengths": torch.tensor([4])}
-    close(attention_rollout(model, padded, **told)[..., :4, :4], attention_rollout(model, ONE))
+    assert_close(attention_rollout(model, padded, **told)[..., :4, :4], attention_rollout(model, ONE))
     assert (attention_rollout(model, padded, **told)[..., :4, 4:] == 0).all()
-    close(residual_norms(model, padded, **told)[..., :4], residual_norms(model, ONE))
-    close(position_similarity(model, padded, **told)[:, :4, :4], position_similarity(model, ONE))
+    assert_close(residual_norms(model, padded, **told)[..., :4], residual_norms(model, ONE))
+    assert_close(position_similarity(model, padded, **told)[:, :4, :4], position_similarity(model, ONE))
 
 
 def test_tiling_is_exact_and_never_materializes_a_pattern(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -149,7 +149,7 @@ def test_tiling_is_exact_and_never_materializes_a_pattern(monkeypatch: pytest.Mo
 
     monkeypatch.setattr(hooks, "recompute_attention", watched)
     monkeypatch.setattr(stack_input, "TILE", 1)
-    close(attention_rollout(model, ONE), whole)
+    assert_close(attention_rollout(model, ONE), whole)
     assert {one.shape[2] for one in made} == {1}
 
 
@@ -170,7 +170,7 @@ def test_dropout_is_off_and_there_is_no_autograd_graph() -> None:
     expected = [tool(model, ONE) for tool in (attention_rollout, position_similarity, residual_norms)]
     model.train()
     for tool, value in zip((attention_rollout, position_similarity, residual_norms), expected, strict=True):
-        close(tool(model, ONE), value)
+        assert_close(tool(model, ONE), value)
         assert not tool(model, ONE).requires_grad
     assert model.training
 

@@ -10,7 +10,7 @@ import math
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
-from inspected_models import IDS, Model, close, inputs, make, small
+from inspected_models import IDS, Model, assert_close, build_random, inputs, small
 from spec_strategy import specs
 from torch import Tensor
 
@@ -30,8 +30,8 @@ SAID = torch.tensor([[5, 6, 5, 7, 5]])
 
 def same(one: HeadScores, other: HeadScores, tolerance: float = 1e-10) -> None:
     for name in NAMES:
-        close(getattr(one, name), getattr(other, name), tolerance)
-        close(one.uniform_baseline[name], other.uniform_baseline[name], tolerance)
+        assert_close(getattr(one, name), getattr(other, name), tolerance)
+        assert_close(one.uniform_baseline[name], other.uniform_baseline[name], tolerance)
     assert one.head_types == other.head_types
 
 
@@ -131,8 +131,8 @@ def check(model: Model, stack: str | None = None, **told: Tensor) -> None:
     scores = head_scores(model, *given, marked=ids < MARK, stack=stack, **call)
     for name in NAMES:
         expected = torch.tensor([[one[name] for one in layer] for layer in slowly], dtype=torch.float64)
-        close(getattr(scores, name), expected)
-        close(scores.uniform_baseline[name], torch.tensor([one[name] for one in even], dtype=torch.float64))
+        assert_close(getattr(scores, name), expected)
+        assert_close(scores.uniform_baseline[name], torch.tensor([one[name] for one in even], dtype=torch.float64))
     assert scores.head_types == [
         [named(one, base) for one in layer] for layer, base in zip(slowly, even, strict=True)
     ]
@@ -141,7 +141,7 @@ def check(model: Model, stack: str | None = None, **told: Tensor) -> None:
 @many
 @given(specs())
 def test_scores_equal_plain_loops(s: spec.Spec) -> None:
-    model = make(s)
+    model = build_random(s)
     holes = torch.tensor([[True, True, False, True, True, True], [False, True, True, True, True, False]])
     documents = torch.tensor([[0, 0, 0, 4, 4, 4], [1, 2, 2, 2, 2, 2]])
     for told in ({}, {"mask": holes}, {"documents": documents}):

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 from hypothesis import HealthCheck, assume, given, settings
-from inspected_models import IDS, Model, close, inputs, make
+from inspected_models import IDS, Model, assert_close, build_random, inputs
 from spec_strategy import VOCABULARY, specs
 from torch import Tensor
 
@@ -34,7 +34,7 @@ fast = settings(
 def tiny(kind: str = "tiny-decoder", **choices: object) -> Model:
     torch.manual_seed(3)
     sizes = {"d_model": 16, "n_heads": 2, "n_kv_heads": 2, "d_ff": 24, "vocab_size": VOCABULARY}
-    return make(gh.preset(kind, **sizes, **choices))
+    return build_random(gh.preset(kind, **sizes, **choices))
 
 
 def told(model: Model, name: str, value: Tensor) -> dict[str, Tensor]:
@@ -94,7 +94,7 @@ def test_each_layer_is_the_residual_stream_through_norm_and_head() -> None:
     def holds(s: spec.Spec) -> None:
         assume(isinstance(s.head, EVERYWHERE))
         torch.manual_seed(0)
-        model = make(s)
+        model = build_random(s)
         prefix, stack = ("decoder.", model.decoder) if isinstance(model, Seq2Seq) else ("", model.stack)
         call = inputs(model)
         with gh.record(model, f"{prefix}embed", f"{prefix}resid_post.*") as recorded:
@@ -104,11 +104,13 @@ def test_each_layer_is_the_residual_stream_through_norm_and_head() -> None:
         assert seen.sites == (f"{prefix}embed", *(f"{prefix}resid_post.{n}" for n in range(s.n_layers)))
         assert torch.equal(seen.ids, call[-1])
         spread = torch.zeros_like(seen.probabilities).scatter(-1, seen.tokens, seen.probabilities)
-        close(spread[-1], own.softmax(-1))
+        assert_close(spread[-1], own.softmax(-1))
         for row, probabilities in zip(seen.sites, spread, strict=True):
             stream = recorded[row]
             assert stream.shape[:2] == call[-1].shape
-            close(probabilities, model.head(stack.norm(stream), None, model.token_embedding.table.weight).softmax(-1))
+            assert_close(
+                probabilities, model.head(stack.norm(stream), None, model.token_embedding.table.weight).softmax(-1)
+            )
         assert (seen.probabilities.diff(dim=-1) <= 0).all()
 
     holds()
@@ -156,7 +158,7 @@ def test_entropy_rank_and_loss_by_their_definitions(kind: str, head: spec.Head) 
     def holds(s: spec.Spec) -> None:
         assume(s.kind == kind)
         torch.manual_seed(0)
-        model = make(dataclasses.replace(s, head=head))
+        model = build_random(dataclasses.replace(s, head=head))
         ids = inputs(model)[-1].tolist()
         length = len(ids[0])
         padded = told(model, "lengths", torch.tensor([length, length - 2]))
@@ -218,7 +220,7 @@ def test_chosen_layers_and_positions_equal_those_of_the_full_lens(kind: str, mon
         assert some.sites == tuple(whole.sites[layer] for layer in layers)
         assert torch.equal(some.ids, whole.ids[:, places])
         for name in ("probabilities", "entropy", "loss"):
-            close(getattr(some, name), getattr(whole, name)[layers][:, :, places])
+            assert_close(getattr(some, name), getattr(whole, name)[layers][:, :, places])
         for name in ("tokens", "rank"):
             assert torch.equal(getattr(some, name), getattr(whole, name)[layers][:, :, places])
 
@@ -270,7 +272,7 @@ def test_edits_apply_and_recordings_are_not_disturbed() -> None:
     with gh.edit(model, {"resid_post.0": 0.0, "final[position=-1]": 1.0}), gh.record(model, "final") as seen:
         changed = lens(model, IDS, top_k=VOCABULARY)
         own = model(IDS).softmax(-1)
-    close(changed.probabilities[-1], own.gather(-1, changed.tokens[-1]))
+    assert_close(changed.probabilities[-1], own.gather(-1, changed.tokens[-1]))
     assert changed.probabilities[1].std(dim=1).max() < 1e-12  # what reads a stream of zeros says the same everywhere
     assert seen["final"].shape == (*IDS.shape, 16)
 
@@ -283,13 +285,13 @@ def test_lora_is_included() -> None:
         tensor.normal_()
     attached = lens(model, IDS)
     lora.merge(model)
-    close(attached.loss, lens(model, IDS).loss)
+    assert_close(attached.loss, lens(model, IDS).loss)
 
 
 @torch.no_grad()
 def test_html_has_tokens_and_stays_small(tmp_path: Path) -> None:
     tok = gh.Tokenizer.train(texts=["<b>to be</b> or not"], vocab_size=263)
-    model = make(gh.preset("tiny-decoder", vocab_size=263, max_len=512))
+    model = build_random(gh.preset("tiny-decoder", vocab_size=263, max_len=512))
     ids = torch.tensor([tok.encode("<b>") * 100, tok.encode("to ") * 100])[:, :300]
     drawn = lens(model, ids, tok=tok)._repr_html_()
     assert drawn.count("<td") == 2 * 3 * 64
@@ -302,7 +304,7 @@ def test_html_has_tokens_and_stays_small(tmp_path: Path) -> None:
     assert "2 more texts" in drawn
     assert f">{seen.tokens[1, 0, 0, 0]}</td>" in drawn
     seen.save_html(tmp_path / "lens.html")
-    labelled = make(
+    labelled = build_random(
         gh.preset("tiny-encoder", head={"kind": "token_classification", "n_labels": 2, "labels": ["yes", "no"]})
     )
     words = {0: "yes", 1: "no"}
@@ -332,7 +334,9 @@ def test_invalid_arguments_are_refused() -> None:
         lens(model, IDS, targets=IDS[:, :3])
     with pytest.raises(gh.InputError, match="targets contains 11, but the head has 11 logits"):
         lens(model, IDS, targets=IDS + 1)
-    with pytest.raises(gh.InputError, match="positional inputs is 0, but this model takes 1; give ids right after it"):
+    with pytest.raises(
+        gh.InputError, match="positional inputs is 0, but this model takes 1; give ids right after it"
+    ):
         lens(model, ids=IDS)
     with pytest.raises(gh.InputError, match="positional inputs is 1, but this model takes 2; give source and target"):
         lens(tiny("tiny-seq2seq"), IDS)

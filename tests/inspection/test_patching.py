@@ -12,7 +12,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from inspected_models import IDS, Model, close, inputs, make, small
+from inspected_models import IDS, Model, assert_close, build_random, inputs, small
 from spec_strategy import specs
 from torch import Tensor, nn
 
@@ -70,16 +70,16 @@ def ends(model: Model) -> tuple[list[str], list[str]]:
 @many
 @given(specs(), st.data())
 def test_the_same_prompt_changes_nothing(s: spec.Spec, data: st.DataObject) -> None:
-    model = make(s)
+    model = build_random(s)
     here, _ = prompts(model)
     name = data.draw(st.sampled_from(list(sites(model))))
-    close(patch(model, here, here, name), model(*here))
+    assert_close(patch(model, here, here, name), model(*here))
 
 
 @many
 @given(specs())
 def test_patching_a_whole_layer_gives_the_clean_output(s: spec.Spec) -> None:
-    model = make(s)
+    model = build_random(s)
     here, there = prompts(model)
     for names in ends(model):
         assert torch.equal(patch(model, here, there, *names), model(*there))
@@ -91,7 +91,7 @@ def test_nothing_changes_before_the_patched_position(s: spec.Spec, position: int
     """Of models whose positions see only those before them."""
     if isinstance(s, spec.EncoderSpec):
         return
-    model = make(s)
+    model = build_random(s)
     model.head = gh.models.heads.NoHead()
     here, there = prompts(model)
     known = [name for name, site in sites(model).items() if "position" in site.axes and "encoder" not in name]
@@ -108,7 +108,7 @@ def test_many_sites_are_patched_together() -> None:
     with gh.edit(model, dict(seen)):
         expected = model(IDS)
     assert not torch.equal(expected, model(IDS))
-    close(patch(model, IDS, OTHER, *names), expected)
+    assert_close(patch(model, IDS, OTHER, *names), expected)
 
 
 def test_patching_runs_in_eval_mode_and_restores_the_model() -> None:
@@ -166,7 +166,7 @@ def swept_slowly(model: Model, site: str, axis: int, call: dict[str, Any]) -> Te
 @given(specs(), st.data(), st.sampled_from([1, 2000, batched_edits.MAX_ELEMENTS]))
 def test_activation_patching_equals_a_loop_over_edits(s: spec.Spec, data: st.DataObject, most: int) -> None:
     """At whatever number of copies in a pass, from one at a time on."""
-    model = make(s)
+    model = build_random(s)
     layered = {name.rpartition(".")[0]: site.axes for name, site in sites(model).items() if name[-1].isdigit()}
     site = data.draw(st.sampled_from(list(layered)))
     by = data.draw(st.sampled_from([axis for axis in layered[site][1:] if axis not in ("width", "neuron")]))
@@ -182,10 +182,10 @@ def test_activation_patching_equals_a_loop_over_edits(s: spec.Spec, data: st.Dat
         found = activation_patching(
             model, here, there, site, axis=by, metric=some_number, progress=lambda *now: told.append(now), **call
         )
-    close(found.metric_values, expected)
-    close(found.corrupted_baseline, before)
-    close(found.clean_baseline, after)
-    close(found.effect * (after - before), expected - before)
+    assert_close(found.metric_values, expected)
+    assert_close(found.corrupted_baseline, before)
+    assert_close(found.clean_baseline, after)
+    assert_close(found.effect * (after - before), expected - before)
     assert told == [((layer + 1) * expected.shape[1], expected.numel()) for layer in range(len(expected))]
 
 
@@ -203,7 +203,7 @@ def test_edits_are_batched_up_to_max_elements(
     site: str, vocab_size: int, d_ff: int, most: int, passes: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(batched_edits, "MAX_ELEMENTS", most)
-    model = make(gh.preset("tiny-decoder", n_layers=1, vocab_size=vocab_size, d_ff=d_ff))
+    model = build_random(gh.preset("tiny-decoder", n_layers=1, vocab_size=vocab_size, d_ff=d_ff))
     rows: list[int] = []
     model.register_forward_pre_hook(lambda _, args: rows.append(len(args[0])))
     activation_patching(model, IDS[:1], OTHER[:1], site, metric=some_number)
@@ -230,17 +230,17 @@ def test_the_default_axis_is_head_or_else_position() -> None:
 @pytest.mark.parametrize("kind", ["tiny-decoder", "tiny-seq2seq"])
 def test_the_default_metric_by_hand(kind: str) -> None:
     torch.manual_seed(0)
-    model = make(gh.preset(kind, vocab_size=11))
+    model = build_random(gh.preset(kind, vocab_size=11))
     here, there = disagreeing(model)
     site = "decoder.cross_z" if isinstance(model, Seq2Seq) else "z"
     found = activation_patching(model, here, there, site)
     old, new = (int(model(*prompt)[0, -1].argmax()) for prompt in (here, there))
     for prompt, value in ((here, found.corrupted_baseline), (there, found.clean_baseline)):
         logits = model(*prompt)[0, -1]
-        close(value, logits[new] - logits[old])
+        assert_close(value, logits[new] - logits[old])
     logits = patch(model, here, there, f"{site}.1[head=2]")[0, -1]
-    close(found.metric_values[1, 2], logits[new] - logits[old])
-    close(
+    assert_close(found.metric_values[1, 2], logits[new] - logits[old])
+    assert_close(
         found.effect[1, 2],
         (found.metric_values[1, 2] - found.corrupted_baseline) / (found.clean_baseline - found.corrupted_baseline),
     )
@@ -260,7 +260,7 @@ def test_the_default_metric_is_at_the_last_token_that_is_not_padding(padding: st
     alone = [activation_patching(model, *pair, "z") for pair in (long, short)]
     for field in ("corrupted_baseline", "clean_baseline", "metric_values"):
         one, two = (getattr(found, field) for found in alone)
-        close(getattr(together, field), (one + two) / 2)
+        assert_close(getattr(together, field), (one + two) / 2)
 
 
 @pytest.mark.parametrize("padding", ["lengths", "mask"])
@@ -276,9 +276,9 @@ def test_each_prompt_has_its_own_padding(padding: str) -> None:
     padded = nn.functional.pad(short, (0, 2), value=7)
     name = "resid_post.0[position=0:4]"
     alone = patch(model, short, long, name)
-    close(patch(model, padded, long, name, **told)[:, :4], alone)
+    assert_close(patch(model, padded, long, name, **told)[:, :4], alone)
     back = patch(model, long, short, name)
-    close(patch(model, long, padded, name, **{padding: pair[::-1]}), back)
+    assert_close(patch(model, long, padded, name, **{padding: pair[::-1]}), back)
     assert not torch.allclose(patch(model, long, padded, name), back)
 
     model = small()
@@ -293,12 +293,12 @@ def test_each_prompt_has_its_own_padding(padding: str) -> None:
         (found.corrupted_baseline, model(short)[0, -1]),
         (found.clean_baseline, model(long)[0, -1]),
     ):
-        close(value, logits[new] - logits[old])
+        assert_close(value, logits[new] - logits[old])
     logits = patch(model, padded, long, "z.1[head=2]", **told)[0, 3]
-    close(found.metric_values[1, 2], logits[new] - logits[old])
+    assert_close(found.metric_values[1, 2], logits[new] - logits[old])
     through = path_patching(model, padded, long, "z.0[head=1]", "q.1[head=2]", **told)
-    close(through.corrupted_baseline, found.corrupted_baseline)
-    close(through.clean_baseline, found.clean_baseline)
+    assert_close(through.corrupted_baseline, found.corrupted_baseline)
+    assert_close(through.clean_baseline, found.clean_baseline)
 
 
 def test_more_than_a_pair_is_refused() -> None:
@@ -310,12 +310,14 @@ def test_more_than_a_pair_is_refused() -> None:
 
 def test_the_default_metric_of_a_classifier() -> None:
     torch.manual_seed(0)
-    model = make(gh.preset("tiny-encoder", vocab_size=11, head={"kind": "sequence_classification", "n_labels": 5}))
+    model = build_random(
+        gh.preset("tiny-encoder", vocab_size=11, head={"kind": "sequence_classification", "n_labels": 5})
+    )
     (a,), (b,) = disagreeing(model)
     old, new = int(model(a).argmax()), int(model(b).argmax())
     found = activation_patching(model, a, b, "resid_post")
-    close(found.clean_baseline, model(b)[0, new] - model(b)[0, old])
-    close(found.corrupted_baseline, model(a)[0, new] - model(a)[0, old])
+    assert_close(found.clean_baseline, model(b)[0, new] - model(b)[0, old])
+    assert_close(found.corrupted_baseline, model(a)[0, new] - model(a)[0, old])
 
 
 def test_activation_patching_with_lora_attached() -> None:
@@ -325,7 +327,7 @@ def test_activation_patching_with_lora_attached() -> None:
     for layer in lora_layers(model).values():
         layer.lora_b.normal_()
     expected = swept_slowly(model, "z", 1, {})
-    close(activation_patching(model, IDS, OTHER, "z", metric=some_number).metric_values, expected)
+    assert_close(activation_patching(model, IDS, OTHER, "z", metric=some_number).metric_values, expected)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -348,7 +350,9 @@ def test_invalid_activation_patching_is_refused() -> None:
         activation_patching(model, IDS, OTHER, "resid_post", axis="head")
     with pytest.raises(InputError, match="z has no axis 'batch' to patch along"):
         activation_patching(model, IDS, OTHER, "z", axis="batch")
-    with pytest.raises(InputError, match=r"the top prediction is \d+ on both prompts, so there is no logit difference"):
+    with pytest.raises(
+        InputError, match=r"the top prediction is \d+ on both prompts, so there is no logit difference"
+    ):
         activation_patching(model, IDS, IDS, "z")
     with pytest.raises(InputError, match="the metric is 1 on corrupted and 1 on clean, so there is no difference"):
         activation_patching(model, IDS, OTHER, "z", metric=lambda output: 1.0)
@@ -363,7 +367,7 @@ def test_invalid_activation_patching_is_refused() -> None:
 def test_activation_patching_html_has_tokens() -> None:
     tok = gh.Tokenizer.train(texts=["<b> or not <b>"], vocab_size=263)
     here, there = (torch.tensor([tok.encode(text, add_special_tokens=False)]) for text in ("<b>a", "<b>c"))
-    model = make(gh.preset("tiny-decoder", vocab_size=263))
+    model = build_random(gh.preset("tiny-decoder", vocab_size=263))
     found = activation_patching(model, here, there, "resid_post", tok=tok)
     assert found.axis_labels[-1] == "a → c"
     assert "".join(found.axis_labels[:-1]) == "<b>"
@@ -376,7 +380,7 @@ def test_activation_patching_html_has_tokens() -> None:
 
 def test_source_keys_are_labelled_by_their_tokens() -> None:
     torch.manual_seed(0)
-    model = make(gh.preset("tiny-seq2seq", vocab_size=11))
+    model = build_random(gh.preset("tiny-seq2seq", vocab_size=11))
     here, there = (
         (torch.tensor([[7, 8, 9]]), torch.tensor([[1, 2]])),
         (torch.tensor([[7, 6, 9]]), torch.tensor([[1, 3]])),
@@ -440,16 +444,16 @@ def test_a_path_is_through_the_residual_stream_alone(order: str, read: str, head
         output = model(IDS)
     found = path_patching(model, IDS, OTHER, "z.1[head=2]", f"{read}.3[head={head}]", metric=some_number)
     assert not torch.allclose(output, model(IDS))
-    close(found.output, output)
+    assert_close(found.output, output)
     before, after = (some_number(model(ids)) for ids in (IDS, OTHER))
-    close(found.effect, (some_number(output) - before) / (after - before))
+    assert_close(found.effect, (some_number(output) - before) / (after - before))
 
 
 @pytest.mark.parametrize(("sender", "receiver"), [("z.0", "cross_q.0"), ("cross_z.0", "v.1"), ("z.0", "cross_q.1")])
 def test_a_path_in_a_decoder_with_cross_attention(sender: str, receiver: str) -> None:
     """With norms before, the stream at the receiver differs by what the sender's head adds, and by no more."""
     torch.manual_seed(0)
-    model = make(gh.preset("tiny-seq2seq", vocab_size=11, norm_placement="pre", position="learned"))
+    model = build_random(gh.preset("tiny-seq2seq", vocab_size=11, norm_placement="pre", position="learned"))
     (kind, _), (reads, layer) = sender.split("."), receiver.split(".")
     sends, d = model.decoder.blocks[0], model.spec.d_head
     attention = (sends.cross if "cross" in kind else sends.attention).layer
@@ -470,7 +474,7 @@ def test_a_path_in_a_decoder_with_cross_attention(sender: str, receiver: str) ->
         model, here, there, f"decoder.{sender}[head=1]", f"decoder.{receiver}[head=0]", metric=some_number
     )
     assert not torch.allclose(expected, model(*here))
-    close(found.output, expected)
+    assert_close(found.output, expected)
 
 
 @pytest.fixture
@@ -507,7 +511,7 @@ def test_a_path_through_a_linear_model_is_a_product_of_matrices(linear_model: Mo
     expected = linear_model(IDS) + added @ unembedding.T
     found = path_patching(linear_model, IDS, OTHER, f"z.0[head={a}]", f"v.2[head={b}]", metric=some_number)
     assert not torch.allclose(expected, linear_model(IDS))
-    close(found.output, expected)
+    assert_close(found.output, expected)
 
 
 def test_no_effect_on_a_receiver_orthogonal_to_the_sender(linear_model: Model) -> None:
@@ -515,8 +519,8 @@ def test_no_effect_on_a_receiver_orthogonal_to_the_sender(linear_model: Model) -
     written, _ = torch.linalg.qr(first.out.weight[:, 4:])  # what head 1 writes, as 4 directions of 12
     last.value.weight[:4] -= last.value.weight[:4] @ written @ written.T
     found = path_patching(linear_model, IDS, OTHER, "z.0[head=1]", "v.2[head=0]", metric=some_number)
-    close(found.output, linear_model(IDS))
-    close(found.effect, torch.zeros((), dtype=torch.float64))
+    assert_close(found.output, linear_model(IDS))
+    assert_close(found.effect, torch.zeros((), dtype=torch.float64))
     other_ways = patch(linear_model, IDS, OTHER, "z.0[head=1]")
     assert not torch.allclose(other_ways, linear_model(IDS))
     read = path_patching(linear_model, IDS, OTHER, "z.0[head=1]", "v.2[head=1]", metric=some_number)
@@ -549,12 +553,16 @@ def test_invalid_paths_are_refused(sender: str, receiver: str, sentence: str) ->
 @pytest.mark.parametrize(
     ("sender", "receiver", "sentence"),
     [
-        ("encoder.z.0", "decoder.q.1", "there is no path through the residual stream from encoder.z.0 to decoder.q.1"),
+        (
+            "encoder.z.0",
+            "decoder.q.1",
+            "there is no path through the residual stream from encoder.z.0 to decoder.q.1",
+        ),
         ("decoder.z.0", "decoder.cross_k.1", "the receiver is 'decoder.cross_k.1', but"),
     ],
 )
 def test_a_path_stays_in_its_stack(sender: str, receiver: str, sentence: str) -> None:
-    model = make(gh.preset("tiny-seq2seq", vocab_size=11))
+    model = build_random(gh.preset("tiny-seq2seq", vocab_size=11))
     here, there = prompts(model)
     with pytest.raises(InputError, match=sentence):
         path_patching(model, here, there, sender, receiver)

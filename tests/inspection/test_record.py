@@ -16,7 +16,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
-from inspected_models import IDS, Model, close, inputs, make, small
+from inspected_models import IDS, Model, assert_close, build_random, inputs, small
 from spec_strategy import specs
 from torch import Tensor, nn
 
@@ -49,7 +49,7 @@ def state(model: nn.Module) -> object:
 @many
 @given(specs())
 def test_recording_everything_changes_nothing(s: spec.Spec) -> None:
-    model = make(s)
+    model = build_random(s)
     before, tree = model(*inputs(model)), state(model)
     with gh.record(model, "*") as seen:
         during = model(*inputs(model))
@@ -65,7 +65,7 @@ def test_recording_everything_changes_nothing(s: spec.Spec) -> None:
 @many
 @given(specs())
 def test_the_residual_stream_is_the_sum_of_sublayer_outputs(s: spec.Spec) -> None:
-    model = make(s)
+    model = build_random(s)
     with gh.record(model, "*") as seen:
         model(*inputs(model))
     for prefix, stack in stacks(model).items():
@@ -87,7 +87,7 @@ def test_the_residual_stream_is_the_sum_of_sublayer_outputs(s: spec.Spec) -> Non
 @many
 @given(specs())
 def test_patterns_are_the_softmax_and_reproduce_the_kernel(s: spec.Spec) -> None:
-    model = make(s)
+    model = build_random(s)
     with gh.record(model, "*") as seen:
         model(*inputs(model))
     for name in seen:
@@ -95,21 +95,21 @@ def test_patterns_are_the_softmax_and_reproduce_the_kernel(s: spec.Spec) -> None
             continue
         pattern, scores = seen[name], seen[name.replace("pattern", "scores")]
         q, k, v, z = (seen[name.replace("pattern", other)] for other in "qkvz")
-        close(pattern.sum(-1), torch.ones_like(pattern.sum(-1)))
-        close(pattern, scores.softmax(-1))
+        assert_close(pattern.sum(-1), torch.ones_like(pattern.sum(-1)))
+        assert_close(pattern, scores.softmax(-1))
         group = q.shape[1] // k.shape[1]
-        close(torch.einsum("bhqk,bhkd->bhqd", pattern, v.repeat_interleave(group, 1)), z)
+        assert_close(torch.einsum("bhqk,bhkd->bhqd", pattern, v.repeat_interleave(group, 1)), z)
         if not isinstance(s.position, spec.Relative | spec.Alibi) and s.attention_softcap is None:
             scale = s.attention_scale or s.d_head**-0.5
             raw = torch.einsum("bhqd,bhkd->bhqk", q, k.repeat_interleave(group, 1)) * scale
-            close(torch.where(scores.isinf(), -torch.inf, raw), scores)
+            assert_close(torch.where(scores.isinf(), -torch.inf, raw), scores)
 
 
 @many
 @given(specs())
 def test_masked_keys_have_weight_0(s: spec.Spec) -> None:
     """The mask, written down from its meaning: order, window and padding."""
-    model = make(s)
+    model = build_random(s)
     lengths = torch.tensor([6, 4])
     call = {} if isinstance(model, gh.models.Seq2Seq) else {"lengths": lengths}
     with gh.record(model, "*") as seen:
@@ -153,7 +153,7 @@ def test_a_slice_equals_the_slice_of_the_whole(
         model(IDS, lengths=torch.tensor([6, 4]))
     for layer in range(2):
         expected = cut(whole[f"{stem[:-1]}{layer}"])
-        close(part[name.replace("*", str(layer))], expected)
+        assert_close(part[name.replace("*", str(layer))], expected)
         assert torch.equal(part[f"{stem[:-1]}{layer}"], part[name.replace("*", str(layer))])
         assert len(part.axes(name)) == expected.dim() + 1  # with all layers in one
 
@@ -352,7 +352,7 @@ def test_gradients_equal_those_of_an_edit() -> None:
                 return model(IDS)[0, 4].square().sum()
 
         # A central difference is off by the step's square and by rounding over the step: 1e-12 and 1e-10 here.
-        close((at(step) - at(-step)) / (2 * step), (slope * away).sum(), 1e-6)
+        assert_close((at(step) - at(-step)) / (2 * step), (slope * away).sum(), 1e-6)
 
 
 def test_grad_of_a_slice_is_refused() -> None:
@@ -403,7 +403,10 @@ def test_errors_leave_the_model_as_it_was() -> None:
     ):
         model(IDS)
     assert state(model) == tree
-    with pytest.raises(gh.InputError, match="has head index 7, but that axis has size 4"), gh.record(model, "q.0[head=7]"):
+    with (
+        pytest.raises(gh.InputError, match="has head index 7, but that axis has size 4"),
+        gh.record(model, "q.0[head=7]"),
+    ):
         model(IDS)
     assert state(model) == tree
     with pytest.raises(gh.InputError, match="no site"), gh.record(model, "resid_post.0", "resid_poster.0"):
@@ -412,10 +415,10 @@ def test_errors_leave_the_model_as_it_was() -> None:
 
 
 def test_a_fully_masked_query_has_no_weights() -> None:
-    model = make(gh.preset("tiny-encoder", vocab_size=11))
+    model = build_random(gh.preset("tiny-encoder", vocab_size=11))
     with gh.record(model, "pattern.0") as seen:
         model(IDS, lengths=torch.tensor([6, 0]))
-    close(seen["pattern.0"][0].sum(-1), torch.ones(4, 6, dtype=torch.float64))
+    assert_close(seen["pattern.0"][0].sum(-1), torch.ones(4, 6, dtype=torch.float64))
     assert not seen["pattern.0"][1].any()
 
 

@@ -241,7 +241,9 @@ def test_a_resized_model_is_saved_and_trains(tmp_path: Path) -> None:
 def test_a_classifier_keeps_the_trunk(kind: str, head: dict[str, object]) -> None:
     model = make(kind, head=head).train()
     if kind != "encoder":
-        with pytest.raises(InputError, match=f"the model is a {kind}, but a classifier needs an encoder; start from one"):
+        with pytest.raises(
+            InputError, match=f"the model is a {kind}, but a classifier needs an encoder; start from one"
+        ):
             with_classifier(model, 5)
         return
     torch.manual_seed(7)

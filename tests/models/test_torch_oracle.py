@@ -154,9 +154,7 @@ def test_equals_torch(order: str, bias: bool, n_layers: int, final_norm: bool, c
 def test_a_whole_encoder_decoder_equals_nn_transformer(order: str) -> None:
     """nn.Transformer puts a final norm on both stacks in either order."""
     torch.manual_seed(0)
-    theirs = nn.Transformer(
-        D_MODEL, N_HEADS, 3, 2, D_FF, 0.0, batch_first=True, norm_first=order == "pre"
-    ).double()
+    theirs = nn.Transformer(D_MODEL, N_HEADS, 3, 2, D_FF, 0.0, batch_first=True, norm_first=order == "pre").double()
     encoder = our_stack(order, True, 3, True, causal=False, cross=False).double()
     decoder = our_stack(order, True, 2, True, causal=True, cross=True).double()
     encoder.load_state_dict(in_our_names(encoder, dict(theirs.encoder.named_parameters()), cross=False))

@@ -32,7 +32,11 @@ def make(init: spec.Init, name: str = "gpt2") -> torch.nn.Module:
 def test_normal() -> None:
     model = make(spec.Normal(0.05))
     block = model.stack.blocks[0]
-    for weight in (model.token_embedding.table.weight, block.attention.layer.key.weight, block.attention.layer.out.weight):
+    for weight in (
+        model.token_embedding.table.weight,
+        block.attention.layer.key.weight,
+        block.attention.layer.out.weight,
+    ):
         assert spread(weight) == near(0.05)
 
 

@@ -104,7 +104,9 @@ def fresh(name: str = "tiny-decoder", **settings: object) -> torch.nn.Module:
         ([[1, 2]], {"prefix_lengths": [[1]]}, "prefix has shape [1, 1], but with these ids it must have [1, 2]."),
     ],
 )
-def test_an_invalid_call_is_refused_in_one_sentence(ids: list[object], told: dict[str, list[object]], sentence: str) -> None:
+def test_an_invalid_call_is_refused_in_one_sentence(
+    ids: list[object], told: dict[str, list[object]], sentence: str
+) -> None:
     with pytest.raises(gh.InputError) as error:
         fresh()(torch.tensor(ids), **{name: torch.tensor(value) for name, value in told.items()})
     assert str(error.value).startswith(sentence)
