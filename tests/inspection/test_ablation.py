@@ -1,4 +1,4 @@
-"""Silencing against a loop over edits, with losses taken token by token.
+"""Ablation against a loop over edits, with losses computed token by token.
 
 Tolerances are those of tests/models/test_properties.py: float64, some dozen operations deep.
 """
@@ -35,12 +35,12 @@ def _no_graph() -> Iterator[None]:
 
 
 def some_number(output: Tensor) -> Tensor:
-    """Weigh everything in an output differently, so that no change is overlooked."""
+    """Return a metric with another weight for each element of an output, so that every change shows."""
     return (output * torch.arange(output.numel(), dtype=output.dtype).sin().view(output.shape)).sum()
 
 
 def loss_by_hand(logits: Tensor, asked: list[tuple[int, int, int]]) -> float:
-    """Return the mean of -log p over places: row, position and the right answer of each."""
+    """Return the mean of -log p over (row, position, target)."""
     lost = []
     for row, position, answer in asked:
         numbers = logits[row, position].tolist()
@@ -55,7 +55,7 @@ def loss_by_hand(logits: Tensor, asked: list[tuple[int, int, int]]) -> float:
 def test_ablation_equals_a_loop_over_edits(
     s: spec.Spec, by: Literal["head", "feedforward"], to: Literal["zero", "mean"], most: int
 ) -> None:
-    """Of any model, at whatever number of copies in a pass."""
+    """For any spec, and any number of edits in a batch."""
     model = build_random(s)
     prefix = "decoder." if isinstance(model, Seq2Seq) else ""
     plain = some_number(model(*inputs(model)))

@@ -1,4 +1,4 @@
-"""A logit split by hand, and over specs of every kind beside a slow pass in which every part has a factor of its own.
+"""Direct logit attribution by hand, and for all specs against a reference in which every component has a factor.
 
 With the norms held, the logit is linear in these factors, so its derivative by one, which torch finds, is what that
 part adds. In float64 rounding is 1e-16 of the largest part, a few dozen operations deep: 1e-9 leaves room for that.
@@ -36,7 +36,7 @@ def tiny(kind: str = "tiny-decoder", **choices: object) -> Model:
 
 
 def test_by_hand() -> None:
-    """One token, so that attention looks at it alone; one layer, one head, two numbers wide.
+    """One token, which attends to itself alone; one layer, one head, d_model 2.
 
     Every stream that meets a norm has a mean square of 1, which with an epsilon of 3 the norm divides by 2:
 
@@ -92,7 +92,7 @@ def test_by_hand() -> None:
 
 
 def test_logit_difference_by_hand() -> None:
-    """Norms do not matter to a difference of tokens with one vector: it is that of their biases."""
+    """Two tokens with the same vector: their logit difference is that of their biases."""
     model = tiny(head={"kind": "next_token", "tied": False, "bias": True})
     with torch.no_grad():
         model.head.weight[3] = model.head.weight[5]
@@ -104,7 +104,7 @@ def test_logit_difference_by_hand() -> None:
 
 
 def held(norm: nn.Module, x: Tensor) -> Tensor:
-    """Apply a norm whose scale is a number, not a function of x."""
+    """Apply a norm with its scale detached."""
     if isinstance(norm, nn.Identity):
         return x
     centred = x - x.mean() if isinstance(norm, nn.LayerNorm) else x
@@ -113,7 +113,7 @@ def held(norm: nn.Module, x: Tensor) -> Tensor:
 
 
 def joined(residual: Any, x: Tensor, added: Tensor) -> Tensor:  # noqa: ANN401 - any order of norms
-    """Add to the stream what a sublayer gave, in the order of its kind."""
+    """Add the output of a sublayer to the residual stream, by its norm placement."""
     match type(residual).__name__:
         case "PreNorm":
             return x + added
@@ -124,7 +124,7 @@ def joined(residual: Any, x: Tensor, added: Tensor) -> Tensor:  # noqa: ANN401 -
 
 
 def slowly(model: Any, call: tuple[Tensor, ...], b: int, i: int, token: int) -> tuple[Tensor, dict[str, Tensor]]:  # noqa: ANN401
-    """Return one logit of one position, and its derivative by the factor of each part but the biases."""
+    """Return one logit of one position, and its gradient by the factor of each component but the biases."""
     prefix, stack = ("decoder.", model.decoder) if isinstance(model, Seq2Seq) else ("", model.stack)
     with torch.no_grad(), gh.record(model, f"{prefix}*") as seen:
         model(*call)
@@ -220,7 +220,7 @@ def test_contributions_sum_in_float32_and_with_padding() -> None:
 
 
 def test_zero_preactivations_contribute_nothing() -> None:
-    """0 / 0 is no ratio: where the map ahead of it gives 0, and so does the activation."""
+    """The ratio of output to input of the activation is 0 / 0 where its input is 0."""
     model = tiny("tiny-encoder", head={"kind": "masked_token"})
     with torch.no_grad():
         model.head.transform[0].weight[:3], model.head.transform[0].bias[:3] = 0.0, 0.0
@@ -239,7 +239,7 @@ def test_neurons_sum_to_their_layer(kind: str, norm_placement: str) -> None:
 
 
 def test_ablating_a_neuron_removes_its_contribution() -> None:
-    """Where the stream ends in no norm and the layer is the last, the logit itself falls by what a neuron adds."""
+    """In the last layer without a final norm, the logit falls by the neuron's contribution."""
     model = tiny(norm_placement="pre", final_norm=False)
     split = attribute(model, IDS, token=2, neurons=[-1], position=3)
     (layer,) = split.neurons
@@ -253,7 +253,7 @@ def test_ablating_a_neuron_removes_its_contribution() -> None:
 
 
 def kept(model: Model) -> Tensor:
-    """Return what the last feed-forward layer adds where nothing is changed."""
+    """Return the output of the last feed-forward layer without edits."""
     with torch.no_grad(), gh.record(model, "ffn_out.1") as seen:
         model(IDS)
     return seen["ffn_out.1"]
@@ -323,7 +323,7 @@ def test_train_mode_is_restored_and_dropout_off() -> None:
 
 
 def test_half_precision_is_attributed_in_float32() -> None:
-    """The parts add up to within a few roundings of bfloat16, each 2**-8 of the largest."""
+    """The contributions sum to the logit within a few bfloat16 roundings, each 2**-8 of the largest."""
     split = attribute(tiny().to(torch.bfloat16), IDS, token=1)
     assert split.heads.dtype == split.bias.dtype == split.logit.dtype == torch.float32
     check_sum(split, 8 * 2**-8)

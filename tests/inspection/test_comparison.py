@@ -1,4 +1,4 @@
-"""Two models side by side: known on paper, beside plain loops, and untouched by padding and by tiles.
+"""Comparison of two models: by hand, against plain loops, and independent of padding and tiling.
 
 Tolerances are those of tests/models/test_properties.py: float64, some dozen operations deep.
 """
@@ -48,7 +48,7 @@ def small(kind: str = "tiny-decoder", seed: int = 0, **settings_: object) -> Mod
 
 
 def far(a: list[float], b: list[float]) -> float:
-    """Return how far b is from a, as a share of how long a is."""
+    """Return the distance of b from a, relative to the norm of a."""
     apart = math.sqrt(sum((x - y) ** 2 for x, y in zip(a, b, strict=True)))
     return apart / math.sqrt(sum(x * x for x in a)) if apart else 0.0
 
@@ -60,7 +60,7 @@ def logs(logits: list[float]) -> list[float]:
 
 
 def slow(one: Model, other: Model) -> dict[str, Tensor]:
-    """Compare two models number by number."""
+    """Compare two models element by element."""
     prefix = "decoder." if isinstance(one, Seq2Seq) else ""
     names = [prefix + name for name in ("embed", "resid_post.*", "pattern.*", "z.*", "ffn_out.*")]
     seen, answers = [], []
@@ -242,7 +242,7 @@ def test_documents_have_no_next_token_across_their_border() -> None:
 @pytest.mark.parametrize("told", [{}, {"prefix_lengths": torch.tensor([3])}])
 @pytest.mark.parametrize("position", ["relative", "alibi", "rotary"])
 def test_masks_and_score_biases_may_differ(position: str, told: dict[str, Tensor]) -> None:
-    """Windows, soft-caps and what is added to scores may differ in models of one shape."""
+    """Windows, soft-caps and position biases may differ in models of one shape."""
     one = small(position=position, windows=(2, 0), attention_softcap=5.0)
     other = small(position="learned", seed=1)
     seen, patterns_ = compare(one, other, SAID, **told), []
@@ -328,7 +328,7 @@ def test_a_text_is_encoded_by_its_tokenizer() -> None:
 
 @pytest.mark.parametrize("ends", [True, False])
 def test_a_text_pair_is_encoded_as_in_training(ends: bool) -> None:
-    """A source ends with the token that ends texts, whoever puts it there; a target begins with its own."""
+    """A source ends with the end token, added by the tokenizer or not; a target begins with the start token."""
     model = {"type": "WordLevel", "vocab": {"a": 0, "rose": 1, "pea": 2, "</s>": 3}, "unk_token": "a"}
     whole: dict[str, object] = {"version": "1.0", "model": model, "pre_tokenizer": {"type": "Whitespace"}}
     if ends:
@@ -413,14 +413,14 @@ def test_every_tensor_has_its_axes_named() -> None:
 
 
 def test_two_threads_compare_the_same_models_in_opposite_order() -> None:
-    """Each pauses between the first model and the second, which once let both wait for what the other held."""
+    """Each pauses between locking the first model and the second, which would deadlock without a fixed order."""
     one, other = small(), small(seed=1)
     expected = compare(one, other, SAID).kl_divergence, compare(other, one, SAID).kl_divergence
     meeting = threading.Barrier(2)
     found: dict[int, Tensor] = {}
 
     class Slow:
-        """A lock that lets another thread run before it is taken for the second time."""
+        """A lock that lets another thread run after it is acquired."""
 
         def __init__(self, lock: threading.RLock) -> None:
             self.lock = lock

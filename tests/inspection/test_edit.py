@@ -1,4 +1,4 @@
-"""Edits: a site holds what it is told to, the rest of the pass follows, and afterwards nothing is left."""
+"""Edits: the activation is replaced, the rest of the forward pass follows, and nothing is left afterwards."""
 
 from __future__ import annotations
 

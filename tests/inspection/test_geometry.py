@@ -1,4 +1,4 @@
-"""The stream's geometry: known on paper, beside plain loops, and untouched by padding and by tiles.
+"""Geometry of the residual stream: by hand, against plain loops, and independent of padding and tiling.
 
 Tolerances are those of tests/models/test_properties.py: float64, some dozen operations deep.
 """
@@ -26,7 +26,7 @@ ONE = torch.tensor([[5, 6, 5, 7]])
 
 
 def slow_rollout(pattern: list, residual: float) -> list:
-    """Roll out a pattern [layer][row][head][query][key], number by number."""
+    """Compute the rollout of a pattern [layer][row][head][query][key] element by element."""
     found: list = []
     for number, layer in enumerate(pattern):
         found.append([])
@@ -44,7 +44,7 @@ def slow_rollout(pattern: list, residual: float) -> list:
 
 
 def stacks(model: Model) -> dict[str | None, str]:
-    """Return what names a stack, and what its sites begin with."""
+    """Return the name of a stack, and the prefix of its sites."""
     return {None: "decoder.", "encoder": "encoder."} if isinstance(model, Seq2Seq) else {None: ""}
 
 
@@ -102,7 +102,7 @@ def test_rollout_normalizes_edited_patterns() -> None:
 
 
 def test_fully_masked_queries_are_not_nan() -> None:
-    """In a row without a token every key is hidden from every query."""
+    """In a sequence of padding alone every key is masked."""
     two, lengths = ONE.repeat(2, 1), torch.tensor([4, 0])
     model = small("tiny-encoder")
     assert torch.equal(

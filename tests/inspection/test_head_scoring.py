@@ -1,4 +1,4 @@
-"""Scores of heads: known on paper, beside plain loops over the pattern, and untouched by padding and by tiles.
+"""Head scores: by hand, against plain loops over the pattern, and independent of padding and tiling.
 
 Tolerances are those of tests/models/test_properties.py: float64, some dozen operations deep.
 """
@@ -42,7 +42,7 @@ def means(*values: float) -> float:
 def slow(
     weights: list, ids: list[list[int]], real: list[list[bool]], documents: list[list[int]], causal: bool, window: int
 ) -> dict[str, float]:
-    """Score the weights [row][query][key] of one head by looking at every pair."""
+    """Score the weights [row][query][key] of one head pair by pair."""
     found: dict[str, list[float]] = {name: [] for name in (*NAMES, "lacking")}
     for row, tokens in enumerate(ids):
         for number in sorted(set(documents[row])):
@@ -75,7 +75,7 @@ def slow(
 
 
 def evenly(rows: list[list[bool]], documents: list[list[int]], causal: bool, window: int) -> list:
-    """Return the weights [row][query][key] of a head that looks everywhere alike."""
+    """Return the weights [row][query][key] of uniform attention."""
     weights = []
     for real, document in zip(rows, documents, strict=True):
         place = [
@@ -94,7 +94,7 @@ def evenly(rows: list[list[bool]], documents: list[list[int]], causal: bool, win
 
 
 def named(own: dict[str, float], even: dict[str, float]) -> str:
-    """Name a head as docs/inspection.md says."""
+    """Return the head type by the rules of docs/inspection.md."""
     on_keys = ("current_token", "previous", "first", "duplicate", "induction", "marked")
     ways = {name: (own[name] - even[name]) / (1 - even[name]) for name in on_keys if even[name] <= 0.5}
     furthest = max(ways, key=ways.__getitem__, default="")
@@ -104,7 +104,7 @@ def named(own: dict[str, float], even: dict[str, float]) -> str:
 
 
 def check(model: Model, stack: str | None = None, **told: Tensor) -> None:
-    """Hold the scores of a stack to the slow ones."""
+    """Compare the scores of a stack with the reference."""
     given = inputs(model)
     two = isinstance(model, Seq2Seq)
     prefix = f"{stack or 'decoder'}." if two else ""
@@ -151,7 +151,7 @@ def test_scores_equal_plain_loops(s: spec.Spec) -> None:
 
 
 def test_scores_of_repeated_tokens_equal_plain_loops() -> None:
-    """The ids that the drawn specs read hardly repeat; these do."""
+    """The ids of the other test hardly repeat; these do."""
     for kind in ("tiny-decoder", "tiny-encoder"):
         model = small(kind)
         ids = torch.tensor([[1, 2, 1, 1, 2, 3], [4, 4, 4, 4, 4, 4]])
@@ -167,7 +167,7 @@ def test_scores_of_repeated_tokens_equal_plain_loops() -> None:
 
 
 def looking(pattern: Tensor, kind: str = "tiny-decoder", ids: Tensor = SAID) -> HeadScores:
-    """Score a model of which head 2 of layer 1 has a given pattern."""
+    """Score a model whose head 2 of layer 1 has a given pattern."""
     model = small(kind)
     with gh.edit(model, {"pattern.1[head=2]": pattern.double()}):
         return head_scores(model, ids, marked=ids < MARK)
@@ -233,7 +233,7 @@ def test_a_uniform_head() -> None:
 
 @pytest.mark.parametrize("kind", ["tiny-decoder", "tiny-encoder"])
 def test_head_types_at_every_length(kind: str) -> None:
-    """What an even head scores is 1/2 on a text of two tokens and little on a long one; the names are the same."""
+    """The uniform baseline is 1/2 on two tokens and small on a long text; the head types are the same."""
     for length in (2, 3, 4, 5, 8, 40):
         ids = torch.arange(length)[None] % 11 if length < 11 else torch.randint(11, (1, length))
         seen = torch.ones(length, length)
@@ -263,7 +263,7 @@ def test_head_type_thresholds() -> None:
 
 
 def test_a_score_with_a_high_baseline_gives_no_head_type() -> None:
-    """Where every token is the same, nearly all that is seen is its like."""
+    """If every token is the same, nearly all visible keys are duplicates."""
     pattern = torch.ones(9, 9).tril(-1)
     pattern[0, 0] = 1
     scores = looking(pattern / pattern.sum(-1, keepdim=True), ids=torch.full((1, 9), 7))

@@ -1,4 +1,4 @@
-"""What we see inside is what transformers gives out: hidden states and attention weights of every family it has.
+"""Recorded hidden states and attention weights equal those of transformers, for every family.
 
 The systems differ in the order of sums, float32: 1e-5 of the largest entry, as in tests/hub/test_parity.py.
 """

@@ -1,4 +1,4 @@
-"""Drawings: nothing in them acts, nothing is fetched, and what is drawn is what the numbers are."""
+"""HTML displays: escaped, self-contained, and equal to the values."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ HOSTILE = ["<img src=x onerror=alert(1)>", '"><script>alert(1)</script>', "\u202
 
 
 class Parts(HTMLParser):
-    """Collects the tags, what they point to, and the text of cells."""
+    """Collects the tags, their links, and the text of cells."""
 
     def __init__(self, page: str) -> None:
         super().__init__()
@@ -63,7 +63,7 @@ def test_numbers_and_shades_match_the_values() -> None:
 
 
 def pixels(page: str) -> Tensor:
-    """Decode the picture by what the format says: lines of bytes, each behind a filter of 0."""
+    """Decode the PNG: lines of bytes, each after a filter byte of 0."""
     image = base64.b64decode(re.search(r"base64,([^\"]+)", page)[1])
     assert image[:8] == b"\x89PNG\r\n\x1a\n"
     chunks, rest = {}, image[8:]

@@ -1,4 +1,4 @@
-"""The lens by hand, and over specs of every kind beside the obvious computation.
+"""The logit lens by hand, and for all specs against a direct computation.
 
 Models run in float64: rounding is 1e-16 of the largest entry, a few dozen operations deep, and 1e-10 leaves room for
 that and nothing else.
@@ -38,7 +38,7 @@ def tiny(kind: str = "tiny-decoder", **choices: object) -> Model:
 
 
 def told(model: Model, name: str, value: Tensor) -> dict[str, Tensor]:
-    """Say something of the ids that the head's stack reads."""
+    """Return keyword arguments for the stack that feeds the head."""
     return {f"target_{name}" if isinstance(model, Seq2Seq) else name: value}
 
 
@@ -130,7 +130,7 @@ def slowly(probabilities: list[float], true: int | None) -> tuple[float, int, fl
 
 
 def check_slowly(model: Model, true: list[list[int | None]], **call: Tensor) -> None:
-    """Compare with the definitions, after each layer and one position at a time."""
+    """Compare with the definitions, layer by layer and position by position."""
     seen = lens(model, *inputs(model), top_k=VOCABULARY, **call)
     spread = torch.zeros_like(seen.probabilities).scatter(-1, seen.tokens, seen.probabilities)
     for layer, probabilities in enumerate(spread.tolist()):
@@ -151,7 +151,7 @@ def check_slowly(model: Model, true: list[list[int | None]], **call: Tensor) -> 
     ],
 )
 def test_entropy_rank_and_loss_by_their_definitions(kind: str, head: spec.Head) -> None:
-    """With the true token that each kind of model has, with padding, and with targets that say another."""
+    """With the default targets of each kind of model, with padding, and with given targets."""
 
     @settings(fast, max_examples=10)
     @given(specs())
@@ -190,7 +190,7 @@ def test_the_next_token_is_the_next_real_one_of_the_document(kind: str) -> None:
     source = (ids,) if isinstance(model, Seq2Seq) else ()
 
     def losses(true: list[int], **call: Tensor) -> None:
-        """Hold the losses to be those of these tokens, -1 for none."""
+        """Assert that the losses are those of these tokens, -1 for none."""
         seen = lens(model, *source, ids, **call)
         again = lens(model, *source, ids, **call, targets=torch.tensor([true]))
         torch.testing.assert_close(seen.loss, again.loss, rtol=0, atol=0, equal_nan=True)
@@ -208,7 +208,7 @@ def test_the_next_token_is_the_next_real_one_of_the_document(kind: str) -> None:
 @torch.no_grad()
 @pytest.mark.parametrize("kind", ["tiny-decoder", "tiny-encoder", "tiny-seq2seq"])
 def test_chosen_layers_and_positions_equal_those_of_the_full_lens(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And so they are where one row of logits is made at a time."""
+    """Also with one row of logits at a time."""
     model = tiny(kind, n_layers=3)
     whole = lens(model, *inputs(model))
     length = whole.ids.shape[1]
@@ -227,7 +227,7 @@ def test_chosen_layers_and_positions_equal_those_of_the_full_lens(kind: str, mon
 
 @torch.no_grad()
 def test_only_the_requested_logits_are_computed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two layers, two texts and three positions are 12 rows, made five at a time; later layers are not run."""
+    """Two layers, two texts and three positions are 12 rows, computed five at a time; later layers do not run."""
     model = tiny(n_layers=4)
     monkeypatch.setattr(logit_lens, "MAX_LOGITS", 5 * VOCABULARY)
     sizes, last = [], []

@@ -1,4 +1,4 @@
-"""Patching against slow loops over edits, paths against the stream summed up by hand, and what holds of any model.
+"""Patching against loops over edits, paths against the residual stream summed by hand, and properties of any model.
 
 Tolerances are those of tests/models/test_properties.py: float64, some dozen operations deep.
 """
@@ -32,7 +32,7 @@ OTHER = (IDS + torch.tensor([[0, 3, 0, 5, 0, 1], [2, 0, 0, 0, 4, 0]])) % 11
 
 @pytest.fixture(autouse=True)
 def _no_graph() -> Iterator[None]:
-    """Compare with passes that have no graph either: torch may take another kernel for those that have."""
+    """Run without autograd: torch may use another kernel with it."""
     with torch.no_grad():
         yield
 
@@ -42,13 +42,13 @@ def prompts(model: Model) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
 
 
 def some_number(output: Tensor) -> Tensor:
-    """Weigh everything in an output differently, so that no change is overlooked."""
+    """Return a metric with another weight for each element of an output, so that every change shows."""
     weights = torch.arange(output.numel(), dtype=output.dtype, device=output.device).sin()
     return (output * weights.view(output.shape)).sum()
 
 
 def disagreeing(model: Model, length: int = 6) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
-    """Return two prompts of one row that a model answers differently."""
+    """Return two prompts of one sequence with different top predictions."""
     for _ in range(100):
         here, there = (inputs(model, torch.randint(11, (1, length))) for _ in range(2))
         answers = [output.view(-1, output.shape[-1])[-1].argmax() for output in (model(*here), model(*there))]
@@ -58,7 +58,7 @@ def disagreeing(model: Model, length: int = 6) -> tuple[tuple[Tensor, ...], tupl
 
 
 def ends(model: Model) -> tuple[list[str], list[str]]:
-    """Return the sites that together decide the output: the first of each stack, and the last of the last."""
+    """Return the sites that determine the output: the first of each stack, and the last of the last."""
     if isinstance(model, Seq2Seq):
         return ["encoder.resid_pre.0", "decoder.resid_pre.0"], [f"decoder.resid_post.{model.spec.n_layers - 1}"]
     return ["resid_pre.0"], [f"resid_post.{model.spec.n_layers - 1}"]
@@ -88,7 +88,7 @@ def test_patching_a_whole_layer_gives_the_clean_output(s: spec.Spec) -> None:
 @many
 @given(specs(), st.integers(0, 4), st.data())
 def test_nothing_changes_before_the_patched_position(s: spec.Spec, position: int, data: st.DataObject) -> None:
-    """Of models whose positions see only those before them."""
+    """For causal models."""
     if isinstance(s, spec.EncoderSpec):
         return
     model = build_random(s)
@@ -142,7 +142,7 @@ def test_prompts_must_agree_where_they_are_patched() -> None:
 
 
 def swept_slowly(model: Model, site: str, axis: int, call: dict[str, Any]) -> Tensor:
-    """Measure with one place patched at a time, by edits of whole values."""
+    """Return the metric with one index patched at a time, by edits of whole activations."""
     here, there = prompts(model)
     rows = []
     for name in [name for name in sites(model) if name.rpartition(".")[0] == site]:
@@ -165,7 +165,7 @@ def swept_slowly(model: Model, site: str, axis: int, call: dict[str, Any]) -> Te
 @many
 @given(specs(), st.data(), st.sampled_from([1, 2000, batched_edits.MAX_ELEMENTS]))
 def test_activation_patching_equals_a_loop_over_edits(s: spec.Spec, data: st.DataObject, most: int) -> None:
-    """At whatever number of copies in a pass, from one at a time on."""
+    """With any number of edits in a batch, from one."""
     model = build_random(s)
     layered = {name.rpartition(".")[0]: site.axes for name, site in sites(model).items() if name[-1].isdigit()}
     site = data.draw(st.sampled_from(list(layered)))
@@ -248,7 +248,7 @@ def test_the_default_metric_by_hand(kind: str) -> None:
 
 @pytest.mark.parametrize("padding", ["lengths", "mask"])
 def test_the_default_metric_is_at_the_last_token_that_is_not_padding(padding: str) -> None:
-    """Padded rows give the mean of what the rows give alone."""
+    """A padded batch gives the mean over its sequences alone."""
     model = small()
     long, short = disagreeing(model, 6), disagreeing(model, 4)
     here, there = (
@@ -265,7 +265,7 @@ def test_the_default_metric_is_at_the_last_token_that_is_not_padding(padding: st
 
 @pytest.mark.parametrize("padding", ["lengths", "mask"])
 def test_each_prompt_has_its_own_padding(padding: str) -> None:
-    """What is told as a pair is of either prompt, so that both give what they give without padding."""
+    """A keyword given as a pair applies to each prompt, so that both equal the prompts without padding."""
     of_into, of_out_of = torch.tensor([4]), torch.tensor([6])
     pair = (of_into, of_out_of)
     if padding == "mask":
@@ -408,7 +408,7 @@ def test_html_of_many_positions_stays_small() -> None:
 
 
 def stream_by_hand(model: Model, embed: Tensor, z: list[Tensor], ffn_out: list[Tensor]) -> Tensor:
-    """Sum up what layers with these outputs leave of the stream, in any order of norms."""
+    """Return the residual stream of layers with these outputs, for any norm placement."""
     x = embed
     for block, heads, added in zip(model.stack.blocks, z, ffn_out, strict=False):
         attention = block.attention
@@ -426,7 +426,7 @@ def stream_by_hand(model: Model, embed: Tensor, z: list[Tensor], ffn_out: list[T
 @pytest.mark.parametrize("order", ["pre", "post", "sandwich"])
 @pytest.mark.parametrize(("read", "head"), [("q", 3), ("k", 1), ("v", 0)])
 def test_a_path_is_through_the_residual_stream_alone(order: str, read: str, head: int) -> None:
-    """Two layers further on, past heads and feed-forward layers that would answer to the change."""
+    """Two layers further, past heads and feed-forward layers that would respond to the change."""
     model = small(n_layers=4, n_heads=4, n_kv_heads=2, norm_placement=order, position="learned", qk_norm=False)
     with gh.record(model, "embed", "z.*", "ffn_out.*", f"{read}.3") as here:
         model(IDS)
@@ -451,7 +451,7 @@ def test_a_path_is_through_the_residual_stream_alone(order: str, read: str, head
 
 @pytest.mark.parametrize(("sender", "receiver"), [("z.0", "cross_q.0"), ("cross_z.0", "v.1"), ("z.0", "cross_q.1")])
 def test_a_path_in_a_decoder_with_cross_attention(sender: str, receiver: str) -> None:
-    """With norms before, the stream at the receiver differs by what the sender's head adds, and by no more."""
+    """With pre-norm, the residual stream at the receiver differs by the sender's output alone."""
     torch.manual_seed(0)
     model = build_random(gh.preset("tiny-seq2seq", vocab_size=11, norm_placement="pre", position="learned"))
     (kind, _), (reads, layer) = sender.split("."), receiver.split(".")
@@ -479,7 +479,7 @@ def test_a_path_in_a_decoder_with_cross_attention(sender: str, receiver: str) ->
 
 @pytest.fixture
 def linear_model() -> Model:
-    """Make a model that is linear: no norms, no feed-forward, and even attention, whatever the ids."""
+    """Make a linear model: no norms, no feed-forward, and uniform attention."""
     model = small(
         n_layers=3, d_model=12, n_heads=2, n_kv_heads=2, d_head=4, d_ff=5, position="none", final_norm=False,
         head={"kind": "next_token", "tied": False},
@@ -495,12 +495,12 @@ def linear_model() -> Model:
 
 
 def even(length: int) -> Tensor:
-    """Return the weights where each position looks at itself and all before it alike."""
+    """Return the weights of uniform causal attention."""
     return torch.tril(1 / torch.arange(1, length + 1, dtype=torch.float64)[:, None].expand(length, length))
 
 
 def test_a_path_through_a_linear_model_is_a_product_of_matrices(linear_model: Model) -> None:
-    """Averaging, values out, values in, averaging again, out: what one path adds, matrix by matrix."""
+    """One path as a product of matrices: attention, values and output of the sender, then of the receiver."""
     first, last = linear_model.stack.blocks[0].attention.layer, linear_model.stack.blocks[2].attention.layer
     a, b = 1, 0  # the heads
     embedding, unembedding = linear_model.token_embedding.table.weight.double(), linear_model.head.weight

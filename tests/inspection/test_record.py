@@ -1,4 +1,4 @@
-"""Recording shows what a pass computes, and changes nothing about it, then or later.
+"""Recording returns what a forward pass computes, and changes nothing about it, then or later.
 
 Tolerances are those of tests/models/test_properties.py: float64, some dozen operations deep.
 """
@@ -37,7 +37,7 @@ def stacks(model: Model) -> dict[str, Stack]:
 
 
 def state(model: nn.Module) -> object:
-    """Return all that recording could leave behind."""
+    """Return everything that recording could leave behind."""
     return (
         [(name, id(module), type(module)) for name, module in model.named_modules()],
         [(name, id(tensor)) for name, tensor in model.state_dict(keep_vars=True).items()],
@@ -108,7 +108,7 @@ def test_patterns_are_the_softmax_and_reproduce_the_kernel(s: spec.Spec) -> None
 @many
 @given(specs())
 def test_masked_keys_have_weight_0(s: spec.Spec) -> None:
-    """The mask, written down from its meaning: order, window and padding."""
+    """The mask by its definition: causality, window and padding."""
     model = build_random(s)
     lengths = torch.tensor([6, 4])
     call = {} if isinstance(model, gh.models.Seq2Seq) else {"lengths": lengths}

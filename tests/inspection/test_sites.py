@@ -1,4 +1,4 @@
-"""Names of sites, for every kind of model: what they stand for, and what is said where they stand for nothing."""
+"""Site names for every kind of model: what they select, and the errors for those that select nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What we see inside is what TransformerLens sees, site by site, by the table of docs/inspection.md.
+"""Recorded activations equal those of TransformerLens, site by site, by the table of docs/inspection.md.
 
 TransformerLens 3 is the last with models of its own; it comes by `make inspection`, since it brings much with it.
 """

@@ -41,7 +41,7 @@ CHOICES: dict[str, list[object]] = {
 
 
 def rows_that_cover_every_pair() -> Iterator[dict[str, object]]:
-    """Yield settings until every value has met every value of every other choice, greedily: most new pairs first."""
+    """Yield settings until they cover every pair of values, greedily: most new pairs first."""
     missing = {
         (a, i, b, j)
         for a, b in itertools.combinations(CHOICES, 2)
@@ -127,7 +127,7 @@ def check(row: dict[str, object]) -> None:
 
 @torch.no_grad()
 def check_cached(model: Decoder | Seq2Seq) -> None:
-    """Every step after the second runs the code of the second: nothing about the cache changes but its contents."""
+    """No step after the second recompiles: only the contents of the cache change."""
     ids = torch.randint(0, 32, (2, 9))
     expected = model(ids, ids) if isinstance(model, Seq2Seq) else model(ids)
     compiled = torch.compile(model, fullgraph=True)

@@ -1,4 +1,4 @@
-"""Heads, and what stands at either end of a stack, against the formulas."""
+"""Heads, embeddings and final norm against their formulas."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def make(name: str = "tiny-encoder", **settings: object) -> torch.nn.Module:
 
 
 def vectors(model: torch.nn.Module, ids: Tensor, **told: Tensor) -> Tensor:
-    """Return what the head receives."""
+    """Return the input of the head."""
     seen: list[Tensor] = []
     handle = model.head.register_forward_pre_hook(lambda _, args: seen.append(args[0]))
     model(ids, **told)
@@ -83,7 +83,7 @@ def test_token_classifications_and_no_head() -> None:
 @pytest.mark.parametrize("embed_scale", [True, False])
 @pytest.mark.parametrize("embed_norm", [True, False])
 def test_the_input_of_the_first_block(embed_norm: bool, embed_scale: bool, segments: Tensor | None) -> None:
-    """Token vectors, scaled; then segments and positions added; then a norm."""
+    """Token embeddings, scaled; then segments and positions added; then a norm."""
     model = make(embed_norm=embed_norm, embed_scale=embed_scale)
     seen: list[Tensor] = []
     model.stack.blocks[0].register_forward_pre_hook(lambda _, args: seen.append(args[0]))

@@ -1,4 +1,4 @@
-"""A model whose modules were changed by hand is told apart from the one that its spec builds, by name."""
+"""A model whose modules differ from those of its spec is refused by name."""
 
 from __future__ import annotations
 

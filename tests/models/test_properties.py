@@ -1,4 +1,4 @@
-"""What holds for every model, whatever its spec: 150 drawn from the whole space of variants, 500 by `make models`.
+"""Properties of every model: 150 specs drawn from the whole space of variants, 500 by `make models`.
 
 Everything runs in float64, where rounding is about 1e-16 of the largest entry and a few dozen operations deep: 1e-10
 leaves room for it and for nothing else. Weights are drawn anew and large, so that no block is close to the identity.
@@ -43,14 +43,14 @@ def close(a: Tensor, b: Tensor) -> None:
 
 
 def run(model: Model, x: Tensor, **told: Tensor | None) -> Tensor:
-    """Run any model on one sequence; an encoder-decoder reads it, and writes the same ids."""
+    """Run any model on one sequence; for an encoder-decoder it is both source and target."""
     if not isinstance(model, Seq2Seq):
         return model(x, **told)
     return model(x, x, **told, **{f"target_{name}": value for name, value in told.items()})
 
 
 def vectors(model: Model, x: Tensor, **told: Tensor | None) -> Tensor:
-    """Run without the head, so that a pooled model shows every position too."""
+    """Run without the head, so that a pooling model returns every position, too."""
     head, model.head = model.head, NoHead()
     try:
         return run(model, x, **told)
@@ -171,7 +171,7 @@ def check_cached_is_uncached(model: Decoder | Seq2Seq) -> None:
 
 
 def check_ragged_cache(model: Decoder | Seq2Seq, x: Tensor, source: Tensor, heard: Tensor, expected: Tensor) -> None:
-    """Rows that stand at different positions, fed by turns with padding on either side."""
+    """Sequences at different positions, decoded in chunks with padding on either side."""
     cache = model.make_cache(2, 8, 6) if isinstance(model, Seq2Seq) else model.make_cache(2, 8)
     held = [0, 0]
     for turn, sizes in enumerate([(3, 1), (0, 2), (4, 1), (1, 4)]):

@@ -1,4 +1,4 @@
-"""Parts of a model replaced: what is kept is kept bit for bit, what is new is worked out by hand."""
+"""Model surgery: kept weights are bit-equal, new ones computed by hand."""
 
 from __future__ import annotations
 
@@ -48,14 +48,14 @@ def run(model: Model, ids: list[int]) -> Tensor:
 
 
 def per_token(model: Model) -> list[Tensor]:
-    """Return every tensor with a row for each token."""
+    """Return every tensor with a row per token."""
     return [weight for weight in model.parameters() if len(weight) == model.spec.vocab_size]
 
 
 def edited(
     tok: gh.Tokenizer, folder: Path, edit: Callable[[dict[str, object]], None], **roles: str | None
 ) -> gh.Tokenizer:
-    """Return a tokenizer read from the files of another after a change."""
+    """Return a tokenizer loaded from the modified files of another."""
     tok.save(folder)
     document = json.loads((folder / "tokenizer.json").read_text())
     edit(document)

@@ -1,4 +1,4 @@
-"""Equality with torch.nn.Transformer: weights copied over, layers and whole stacks, forward and gradients."""
+"""Equality with torch.nn.Transformer: copied weights, layers and whole stacks, forward and gradients."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ NAMES = {
 
 
 def in_our_names(ours: nn.Module, theirs: dict[str, Tensor], cross: bool) -> dict[str, Tensor]:
-    """Sort torch's parameters, or their gradients, under the names of ours."""
+    """Return torch's parameters, or their gradients, under our names."""
     result = {}
     for name, _ in ours.named_parameters():
         place = name.replace("feedforward.norm.", "norm3." if cross else "norm2.")
@@ -75,7 +75,7 @@ def our_stack(order: str, bias: bool, n_layers: int, final_norm: bool, causal: b
 
 
 class Case:
-    """Both stacks with the same weights, and one input: causal, or padded, or looking at a padded source."""
+    """Both stacks with the same weights, and one input: causal, padded, or with a padded source."""
 
     def __init__(self, order: str, bias: bool, n_layers: int, final_norm: bool, causal: bool, cross: bool) -> None:
         torch.manual_seed(0)

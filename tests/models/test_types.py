@@ -1,4 +1,4 @@
-"""Models in the types they are run in, and models that are copied, pickled and moved."""
+"""Models in the dtypes they run in, and models that are copied, pickled and moved."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ POSITIONS = ["none", "sinusoidal", "learned", "rotary", "relative", "alibi"]
 @pytest.mark.parametrize("position", POSITIONS)
 @pytest.mark.parametrize("how", ["bfloat16", "float16", "autocast"])
 def test_half_precision_follows_float32(how: str, position: str, softcap: float | None) -> None:
-    """With padding, a bias on the scores and a cache: everything that meets another type."""
+    """With padding, a bias on the scores and a cache: everything with its own dtype."""
     torch.manual_seed(0)
     settings = {"position": position, "attention_softcap": softcap, "init": "normal", "windows": [4, 0]}
     model = gh.build(gh.preset("tiny-decoder", **settings)).eval()
@@ -37,7 +37,7 @@ def test_half_precision_follows_float32(how: str, position: str, softcap: float 
 
 @pytest.mark.parametrize("name", gh.presets())
 def test_copies_and_pickles_compute_the_same(name: str) -> None:
-    """Processes that are spawned receive a model by pickle; the package itself never reads one."""
+    """Spawned processes receive a model by pickle; the package itself never loads one."""
     torch.manual_seed(0)
     model = gh.build(gh.preset(name, vocab_size=50, d_model=48, n_layers=1, n_heads=6)).eval()
     ids = torch.randint(0, 50, (2, 7))

@@ -1,4 +1,4 @@
-"""First values: each rule gives the spread it names, and the generator's seed decides all of them."""
+"""Weight initialization: each scheme has its standard deviation, and the seed determines every weight."""
 
 from __future__ import annotations
 

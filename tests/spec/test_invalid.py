@@ -1,4 +1,4 @@
-"""What makes no model: one sentence that names the field and the value, before anything is allocated."""
+"""Invalid specs and calls: one sentence that names the field and the value, before anything is allocated."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Presets: what is published about them, by arithmetic, and how overrides carry."""
+"""Presets: their published parameter counts, and overrides."""
 
 from __future__ import annotations
 
