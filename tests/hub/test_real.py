@@ -76,7 +76,7 @@ def test_vectors_can_be_trained_on() -> None:
 
 def test_its_pooling_is_the_one_it_was_published_with() -> None:
     model, _ = gh.load(FOLDER)
-    assert json.loads((FOLDER / hub.folder.POOLING).read_text())["pooling_mode_mean_tokens"] is True
+    assert json.loads((FOLDER / hub.model_folder.POOLING).read_text())["pooling_mode_mean_tokens"] is True
     assert model.spec.head == gh.spec.Pooled("mean")
 
 

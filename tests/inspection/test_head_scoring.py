@@ -353,7 +353,7 @@ def test_scores_without_queries_are_nan() -> None:
     assert scores.induction.isnan().all()
     assert scores.previous.isfinite().all()
     alone = head_scores(small(), torch.tensor([[1]]))
-    for name in ("current_token", "previous", "first", "broad"):
+    for name in ("current_token", "previous", "first", "normalized_entropy"):
         assert getattr(alone, name).isnan().all()
     assert alone.head_types == [[""] * 4] * 2
     assert (alone.entropy == 0).all()

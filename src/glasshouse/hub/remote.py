@@ -37,46 +37,46 @@ def resolve_folder(path_or_repo_id: str | Path, revision: str | None = None) -> 
 
     Downloads go through huggingface_hub, with its cache and settings: HF_HOME, HF_TOKEN, HF_HUB_OFFLINE.
     """
-    place = path_or_repo_id
+    name = path_or_repo_id
     not_found = InputError(
-        f"there is no folder {str(place)!r}; give a model folder, a run folder, or a hub id such as 'gpt2'."
+        f"there is no folder {str(name)!r}; give a model folder, a run folder, or a hub id such as 'gpt2'."
     )
     try:
-        path = store.surviving_folder(Path(place).expanduser())
+        path = store.surviving_folder(Path(name).expanduser())
     except (OSError, RuntimeError):  # a name too long, an unknown user
         raise not_found from None
     if path.is_dir():
         if revision is not None:
             raise InputError(
-                f"revision is {revision!r}, but {str(place)!r} is a folder, which has no revisions; leave it out."
+                f"revision is {revision!r}, but {str(name)!r} is a folder, which has no revisions; leave it out."
             )
         return ModelFolder(run_folder.find_run_model(path) if run_folder.is_run(path) else path)
-    if isinstance(place, Path) or not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", place) or path.exists():
+    if isinstance(name, Path) or not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name) or path.exists():
         raise not_found
     import huggingface_hub
     from huggingface_hub import errors
 
     try:
-        snapshot = huggingface_hub.snapshot_download(place, revision=revision, allow_patterns=DOWNLOADED)
+        snapshot = huggingface_hub.snapshot_download(name, revision=revision, allow_patterns=DOWNLOADED)
         return ModelFolder(Path(snapshot))
     except errors.LocalEntryNotFoundError as error:  # not in the cache, and no answer from the hub
         raise InputError(
-            f"there is no folder {place!r}, no model of that name in the cache, and the Hugging Face hub cannot be "
+            f"there is no folder {name!r}, no model of that name in the cache, and the Hugging Face hub cannot be "
             "reached; give the folder of a model, or try again with a connection."
         ) from error
     except errors.GatedRepoError as error:
         raise InputError(
-            f"{place!r} is a gated repository of the hub; accept its terms on its page and set HF_TOKEN."
+            f"{name!r} is a gated repository of the hub; accept its terms on its page and set HF_TOKEN."
         ) from error
     except errors.RepositoryNotFoundError as error:
         raise InputError(
-            f"there is no folder {place!r}, and no public model of that name on the Hugging Face hub; give another, "
+            f"there is no folder {name!r}, and no public model of that name on the Hugging Face hub; give another, "
             "or set HF_TOKEN if it is private."
         ) from error
     except errors.RevisionNotFoundError as error:
         raise InputError(
-            f"revision is {revision!r}, which {place!r} does not have on the hub; give another."
+            f"revision is {revision!r}, which {name!r} does not have on the hub; give another."
         ) from error
     except (OSError, ValueError) as error:  # the base classes of all other errors of huggingface_hub
         reason = " ".join(str(error).split())[:300]
-        raise InputError(f"{place!r} is not a folder and could not be downloaded from the hub: {reason}") from error
+        raise InputError(f"{name!r} is not a folder and could not be downloaded from the hub: {reason}") from error
