@@ -48,12 +48,12 @@ def draw(model: Model, lengths: Tensor) -> tuple[Tensor, Tensor]:
 @torch.no_grad()
 def run_theirs(theirs: hf.PreTrainedModel, ours: Model, ids: Tensor, real: Tensor, *target: Tensor) -> list[Tensor]:
     """Return the output, then the hidden states before every block and after the last, of all stacks."""
-    told: dict[str, Any] = {"input_ids": ids, "attention_mask": real.long(), "output_hidden_states": True}
+    kwargs: dict[str, Any] = {"input_ids": ids, "attention_mask": real.long(), "output_hidden_states": True}
     if target:
-        told |= {"decoder_input_ids": target[0], "decoder_attention_mask": target[1].long()}
+        kwargs |= {"decoder_input_ids": target[0], "decoder_attention_mask": target[1].long()}
     elif isinstance(ours, Encoder) and ours.spec.n_segments > 1:
-        told["token_type_ids"] = (torch.arange(ids.shape[1]) > 4).long().expand_as(ids)
-    out = theirs(**told)
+        kwargs["token_type_ids"] = (torch.arange(ids.shape[1]) > 4).long().expand_as(ids)
+    out = theirs(**kwargs)
     result = out.logits if hasattr(out, "logits") else out.last_hidden_state
     if target:
         return [result, *out.encoder_hidden_states, *out.decoder_hidden_states]
@@ -68,12 +68,12 @@ def run_ours(ours: Model, ids: Tensor, real: Tensor, *target: Tensor) -> list[Te
     for stack in stacks:
         hooks += [b.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0])) for b in stack.blocks]
         hooks += [stack.register_forward_hook(lambda _, inputs, output: seen.append(output))]
-    told: dict[str, Tensor] = {"lengths": real.sum(1)}
+    kwargs: dict[str, Tensor] = {"lengths": real.sum(1)}
     if target:
-        told["target_lengths"] = target[1].sum(1)
+        kwargs["target_lengths"] = target[1].sum(1)
     elif isinstance(ours, Encoder) and ours.spec.n_segments > 1:
-        told["segments"] = (torch.arange(ids.shape[1]) > 4).long().expand_as(ids)
-    result = ours(ids, *target[:1], **told)
+        kwargs["segments"] = (torch.arange(ids.shape[1]) > 4).long().expand_as(ids)
+    result = ours(ids, *target[:1], **kwargs)
     for hook in hooks:
         hook.remove()
     return [result, *seen]

@@ -416,14 +416,14 @@ def test_a_hub_id_is_found_in_the_cache_without_a_network(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    ("kind", "said"),
+    ("kind", "message"),
     [
         ("RepositoryNotFoundError", "no public model of that name on the Hugging Face hub; give another, or set"),
         ("GatedRepoError", "'someone/absent' is a gated repository of the hub; accept its terms"),
         ("RevisionNotFoundError", "revision is 'v2', which 'someone/absent' does not have on the hub"),
     ],
 )
-def test_what_the_hub_refuses_is_one_sentence(kind: str, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_the_hub_refuses_is_one_sentence(kind: str, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
     import huggingface_hub
     from huggingface_hub import errors
 
@@ -432,7 +432,7 @@ def test_what_the_hub_refuses_is_one_sentence(kind: str, said: str, monkeypatch:
         raise error.__new__(error, "404 Client Error.\n\nA page of text")  # made without an answer of a server
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", refuse)
-    with pytest.raises(gh.InputError, match=said) as caught:
+    with pytest.raises(gh.InputError, match=message) as caught:
         gh.load("someone/absent", revision="v2")
     assert "Client Error" not in str(caught.value)
 
@@ -507,6 +507,6 @@ def test_changed_end_tokens_override_the_generation_config(tmp_path: Path) -> No
 def test_defaults_are_those_of_transformers(family: hub.family.Family) -> None:
     config = hf.AutoConfig.for_model(family.model_type)
     zero = {"d_ff", "n_kv_heads", "d_head", "n_layers"}  # sizes that follow from others where they are absent
-    for row in family.rows:
-        if not (row.ours in zero and row.default == 0) and row.theirs != "n_positions":
-            assert getattr(config, row.theirs) == row.default, row.theirs
+    for mapping in family.key_mappings:
+        if not (mapping.spec_field in zero and mapping.default == 0) and mapping.hf_key != "n_positions":
+            assert getattr(config, mapping.hf_key) == mapping.default, mapping.hf_key

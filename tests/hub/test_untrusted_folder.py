@@ -93,7 +93,7 @@ def is_forbidden(event: str, arguments: tuple[Any, ...], roots: list[Path]) -> b
 
 
 @contextmanager
-def watched(*roots: Path) -> Iterator[list[str]]:
+def audited(*roots: Path) -> Iterator[list[str]]:
     """Record audit events; at the end put those that reading these folders does not need into the list."""
 
     def too_long(*_: object) -> None:
@@ -119,7 +119,7 @@ def refuse(folder: Path, file: str, reason: str, **options: object) -> str:
     """Load, and assert that the error is one readable sentence that names the file and the reason."""
     root = folder.parents[1] if folder.parent.name == "snapshots" else folder
     quiet, refused = warnings.catch_warnings(action="error"), pytest.raises(gh.GlasshouseError)
-    with quiet, watched(root) as forbidden, refused as caught:
+    with quiet, audited(root) as forbidden, refused as caught:
         gh.load(folder, **options)  # type: ignore[arg-type]
     assert forbidden == []
     text = str(caught.value)
@@ -200,7 +200,7 @@ def shard(folder: Path) -> None:
 
 @pytest.mark.parametrize("name", [*SPECS, "ours", "sharded", "worded"])
 def test_valid_checkpoints_are_loaded_and_nothing_else_is_read(valid_checkpoints: Path, name: str) -> None:
-    with watched(valid_checkpoints / name) as forbidden:
+    with audited(valid_checkpoints / name) as forbidden:
         model, tok = gh.load(valid_checkpoints / name)
     assert forbidden == []
     assert model.spec == SPECS.get(name, model.spec) or name != "own"
@@ -327,10 +327,10 @@ def instead(name: str, make: Damage) -> Damage:
 
 def link(name: str, target: str) -> Damage:
     """Create a symlink; OUTSIDE in its target is the absolute path of the folder next to it."""
-    return instead(name, lambda path: path.symlink_to(target.replace("OUTSIDE", str(beside(path)))))
+    return instead(name, lambda path: path.symlink_to(target.replace("OUTSIDE", str(sibling(path)))))
 
 
-def beside(path: Path) -> Path:
+def sibling(path: Path) -> Path:
     return next(parent for parent in path.parents if parent.name == "model").with_name("outside")
 
 
@@ -719,7 +719,7 @@ WORD_SETTINGS = {
     "role-list": ({"pad_token": ["w1"]}, "pad_token"),
     "role-long": ({"pad_token": [LONG]}, "pad_token"),
 }
-BESIDE_WORDS = {
+TOKENIZER_SETTINGS = {
     f"{name.removesuffix('.json')}-{what}": Case("worded", damage, f"{name}|{TOKENIZER}", reason)
     for name in (TOKENIZER_CONFIG, SPECIAL)
     for what, damage, reason in (
@@ -772,7 +772,7 @@ CASES = {
     **on("sharded", ENTRIES, SHARDS),
     **CODE,
     **on("gpt2", TOKENIZER, WORDS),
-    **BESIDE_WORDS,
+    **TOKENIZER_SETTINGS,
     **on("gpt2", GENERATION, GENERATING),
     **on("bert-bare", POOLING, POOLINGS),
     **LOOSE,
@@ -856,7 +856,7 @@ def test_code_next_to_the_weights_is_never_opened(model: Path, ignored: tuple[st
     config(auto_map={"AutoModelForCausalLM": "hostile.Model"})(model)
     refuse(model, CONFIG, "auto_map", ignore=ignored)
     edit(CONFIG, lambda table: table.pop("auto_map"))(model)
-    with watched(model) as forbidden:
+    with audited(model) as forbidden:
         gh.load(model)
     assert forbidden == []
     assert not (model.parent / "ran").exists()
@@ -893,7 +893,7 @@ def cache(folder: Path, repository: Path) -> Path:
 def test_links_inside_one_cached_repository_are_followed(snapshot: Path, tmp_path: Path) -> None:
     (tmp_path / "named").symlink_to(snapshot)
     for place in (snapshot, tmp_path / "named"):
-        with watched(snapshot.parents[1]) as forbidden:
+        with audited(snapshot.parents[1]) as forbidden:
             model, _ = gh.load(place)
         assert forbidden == []
         assert model.spec.head == gh.spec.Pooled("first")
@@ -953,7 +953,7 @@ def test_a_path_that_is_no_folder_is_refused_in_one_sentence(
 ) -> None:
     monkeypatch.chdir(model.parent)
     for given in (place, Path(place)):
-        with watched(model) as forbidden, pytest.raises(gh.GlasshouseError, match=r"no.* folder") as caught:
+        with audited(model) as forbidden, pytest.raises(gh.GlasshouseError, match=r"no.* folder") as caught:
             gh.load(given)
         assert forbidden == []
         assert len(str(caught.value)) < 400
@@ -990,7 +990,7 @@ def test_damaged_results_of_verify_are_reported_without_an_error(
     model: Path, capsys: pytest.CaptureFixture[str], name: str
 ) -> None:
     write(VERIFIED, of_these_weights(model, VERIFICATIONS[name]))(model)
-    with watched(model) as forbidden:
+    with audited(model) as forbidden:
         gh.load(model)
     assert forbidden == []
     (line,) = capsys.readouterr().err.splitlines()
@@ -1038,7 +1038,7 @@ def test_the_audit_hook_sees_forbidden_events(model: Path, name: str) -> None:
     (model.parent / "secret.json").write_text("{}")
     (model / "link.json").symlink_to("../secret.json")
     event, provoke = PROVOKED[name]
-    with watched(model) as forbidden:
+    with audited(model) as forbidden:
         provoke(model)
     assert any(line.startswith(f"{event} ") for line in forbidden), forbidden
 
@@ -1046,5 +1046,5 @@ def test_the_audit_hook_sees_forbidden_events(model: Path, name: str) -> None:
 def test_the_audit_hook_sees_a_hang(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     os.mkfifo(model / "pipe.json")
     monkeypatch.setattr(signal, "alarm", lambda seconds: signal.setitimer(signal.ITIMER_REAL, seconds / 50))
-    with pytest.raises(pytest.fail.Exception, match="not done"), watched(model):
+    with pytest.raises(pytest.fail.Exception, match="not done"), audited(model):
         (model / "pipe.json").read_text()

@@ -39,10 +39,10 @@ def some_number(output: Tensor) -> Tensor:
     return (output * torch.arange(output.numel(), dtype=output.dtype).sin().view(output.shape)).sum()
 
 
-def loss_by_hand(logits: Tensor, asked: list[tuple[int, int, int]]) -> float:
+def loss_by_hand(logits: Tensor, targets_at: list[tuple[int, int, int]]) -> float:
     """Return the mean of -log p over (row, position, target)."""
     lost = []
-    for row, position, answer in asked:
+    for row, position, answer in targets_at:
         numbers = logits[row, position].tolist()
         lost.append(math.log(sum(math.exp(number) for number in numbers)) - numbers[answer])
     return sum(lost) / len(lost)
@@ -68,30 +68,30 @@ def test_ablation_equals_a_loop_over_edits(
                 silent = {f"{prefix}ffn_out.{layer}": 0.0 if to == "zero" else mean_ablate()}
             with gh.edit(model, silent):
                 rows[-1].append(some_number(model(*inputs(model))))
-    told: list[tuple[int, int]] = []
+    kwargs: list[tuple[int, int]] = []
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(batched_edits, "MAX_ELEMENTS", most)
         found = ablation_effects(
-            model, *inputs(model), metric=some_number, component=by, to=to, progress=lambda *now: told.append(now)
+            model, *inputs(model), metric=some_number, component=by, to=to, progress=lambda *now: kwargs.append(now)
         )
     expected = torch.tensor(rows, dtype=torch.float64)
     assert_close(found.metric_increase + plain, expected)
     assert_close(found.baseline, plain)
-    assert told[-1] == (expected.numel(), expected.numel())
+    assert kwargs[-1] == (expected.numel(), expected.numel())
 
 
 def test_next_token_loss_by_hand() -> None:
     model = small()
-    asked = [(row, i, int(IDS[row, i + 1])) for row in range(2) for i in range(5)]
+    targets_at = [(row, i, int(IDS[row, i + 1])) for row in range(2) for i in range(5)]
     found = ablation_effects(model, IDS)
-    assert float(found.baseline) == pytest.approx(loss_by_hand(model(IDS), asked), rel=1e-12)
+    assert float(found.baseline) == pytest.approx(loss_by_hand(model(IDS), targets_at), rel=1e-12)
     with gh.edit(model, {"z.1": gh.ablate_head(3)}):
-        silent = loss_by_hand(model(IDS), asked)
+        silent = loss_by_hand(model(IDS), targets_at)
     assert float(found.baseline + found.metric_increase[1, 3]) == pytest.approx(silent, rel=1e-12)
 
 
 @pytest.mark.parametrize(
-    ("told", "counted"),
+    ("kwargs", "counted"),
     [
         ({"lengths": [6, 3]}, [(0, 0), (0, 1), (0, 2), (0, 3), (0, 4), (1, 0), (1, 1)]),
         (
@@ -104,16 +104,16 @@ def test_next_token_loss_by_hand() -> None:
         ),
     ],
 )
-def test_padding_and_document_ends_are_ignored(told: dict[str, Any], counted: list[tuple[int, int]]) -> None:
+def test_padding_and_document_ends_are_ignored(kwargs: dict[str, Any], counted: list[tuple[int, int]]) -> None:
     model = small()
-    call = {name: torch.tensor(value) for name, value in told.items()}
+    call = {name: torch.tensor(value) for name, value in kwargs.items()}
     real = call.get("mask", torch.ones_like(IDS))
     after = [next(j for j in range(i + 1, 6) if real[row, j]) for row, i in counted]  # past holes in a text
-    asked = [(row, i, int(IDS[row, j])) for (row, i), j in zip(counted, after, strict=True)]
+    targets_at = [(row, i, int(IDS[row, j])) for (row, i), j in zip(counted, after, strict=True)]
     found = ablation_effects(model, IDS, **call)
-    assert float(found.baseline) == pytest.approx(loss_by_hand(model(IDS, **call), asked), rel=1e-12)
+    assert float(found.baseline) == pytest.approx(loss_by_hand(model(IDS, **call), targets_at), rel=1e-12)
     with gh.edit(model, {"z.0": gh.ablate_head(2)}):
-        silent = loss_by_hand(model(IDS, **call), asked)
+        silent = loss_by_hand(model(IDS, **call), targets_at)
     assert float(found.baseline + found.metric_increase[0, 2]) == pytest.approx(silent, rel=1e-12)
 
 
@@ -136,9 +136,11 @@ def test_a_cache_is_refused() -> None:
 
 def test_only_logits_to_keep_count() -> None:
     model, keep = small(), torch.tensor([1, 4])
-    asked = [(row, i, int(IDS[row, place + 1])) for row in range(2) for i, place in enumerate((1, 4))]
+    targets_at = [(row, i, int(IDS[row, place + 1])) for row in range(2) for i, place in enumerate((1, 4))]
     found = ablation_effects(model, IDS, logits_to_keep=keep)
-    assert float(found.baseline) == pytest.approx(loss_by_hand(model(IDS, logits_to_keep=keep), asked), rel=1e-12)
+    assert float(found.baseline) == pytest.approx(
+        loss_by_hand(model(IDS, logits_to_keep=keep), targets_at), rel=1e-12
+    )
 
 
 def test_targets_of_a_masked_language_model() -> None:
@@ -165,22 +167,22 @@ def test_stacks_and_cross_attention_of_an_encoder_decoder() -> None:
     torch.manual_seed(0)
     model = build_random(gh.preset("tiny-seq2seq", vocab_size=11))
     source, target = inputs(model)
-    asked = [(row, i, int(target[row, i + 1])) for row in range(2) for i in range(4)]
-    plain = loss_by_hand(model(source, target), asked)
-    for told, site in (
+    targets_at = [(row, i, int(target[row, i + 1])) for row in range(2) for i in range(4)]
+    plain = loss_by_hand(model(source, target), targets_at)
+    for kwargs, site in (
         ({}, "decoder.z"),
         ({"component": "cross_head"}, "decoder.cross_z"),
         ({"stack": "encoder"}, "encoder.z"),
     ):
-        found = ablation_effects(model, source, target, **told)
+        found = ablation_effects(model, source, target, **kwargs)
         assert float(found.baseline) == pytest.approx(plain, rel=1e-12)
         with gh.edit(model, {f"{site}.1": gh.ablate_head(1)}):
-            silent = loss_by_hand(model(source, target), asked)
+            silent = loss_by_hand(model(source, target), targets_at)
         assert float(found.baseline + found.metric_increase[1, 1]) == pytest.approx(silent, rel=1e-12)
 
 
 @pytest.mark.parametrize(
-    ("told", "counted"),
+    ("kwargs", "counted"),
     [
         ({"lengths": [3, 6], "target_lengths": [5, 2]}, [(0, 0), (0, 1), (0, 2), (0, 3), (1, 0)]),
         (
@@ -192,16 +194,16 @@ def test_stacks_and_cross_attention_of_an_encoder_decoder() -> None:
         ),
     ],
 )
-def test_padding_and_documents_of_a_target(told: dict[str, Any], counted: list[tuple[int, int]]) -> None:
+def test_padding_and_documents_of_a_target(kwargs: dict[str, Any], counted: list[tuple[int, int]]) -> None:
     torch.manual_seed(0)
     model = build_random(gh.preset("tiny-seq2seq", vocab_size=11))
     source, target = inputs(model)
-    call = {name: torch.tensor(value) for name, value in told.items()}
-    asked = [(row, i, int(target[row, i + 1])) for row, i in counted]
+    call = {name: torch.tensor(value) for name, value in kwargs.items()}
+    targets_at = [(row, i, int(target[row, i + 1])) for row, i in counted]
     found = ablation_effects(model, source, target, **call)
-    assert float(found.baseline) == pytest.approx(loss_by_hand(model(source, target, **call), asked), rel=1e-12)
+    assert float(found.baseline) == pytest.approx(loss_by_hand(model(source, target, **call), targets_at), rel=1e-12)
     with gh.edit(model, {"decoder.z.0": gh.ablate_head(1)}):
-        silent = loss_by_hand(model(source, target, **call), asked)
+        silent = loss_by_hand(model(source, target, **call), targets_at)
     assert float(found.baseline + found.metric_increase[0, 1]) == pytest.approx(silent, rel=1e-12)
 
 

@@ -103,7 +103,7 @@ def test_logit_difference_by_hand() -> None:
     assert all(part.abs().max() < 1e-12 for name, part in split.components().items() if name != "bias")
 
 
-def held(norm: nn.Module, x: Tensor) -> Tensor:
+def frozen_norm(norm: nn.Module, x: Tensor) -> Tensor:
     """Apply a norm with its scale detached."""
     if isinstance(norm, nn.Identity):
         return x
@@ -112,15 +112,15 @@ def held(norm: nn.Module, x: Tensor) -> Tensor:
     return made + norm.bias if getattr(norm, "bias", None) is not None else made
 
 
-def joined(residual: Any, x: Tensor, added: Tensor) -> Tensor:  # noqa: ANN401 - any order of norms
+def add_sublayer(residual: Any, x: Tensor, added: Tensor) -> Tensor:  # noqa: ANN401 - any order of norms
     """Add the output of a sublayer to the residual stream, by its norm placement."""
     match type(residual).__name__:
         case "PreNorm":
             return x + added
         case "PostNorm":
-            return held(residual.norm, x + added)
+            return frozen_norm(residual.norm, x + added)
         case _:
-            return x + held(residual.norm_out, added)
+            return x + frozen_norm(residual.norm_out, added)
 
 
 def slowly(model: Any, call: tuple[Tensor, ...], b: int, i: int, token: int) -> tuple[Tensor, dict[str, Tensor]]:  # noqa: ANN401
@@ -142,15 +142,15 @@ def slowly(model: Any, call: tuple[Tensor, ...], b: int, i: int, token: int) -> 
                 z = seen[f"{prefix}{site}.{layer}"][b, :, i]
                 z = torch.cat([one * factor(f"{kind} {layer}.{head}") for head, one in enumerate(z)])
                 residual = getattr(block, name)
-                x = joined(residual, x, residual.layer.out(z))
+                x = add_sublayer(residual, x, residual.layer.out(z))
         hidden = seen[f"{prefix}hidden.{layer}"][b, i] * factor(f"ffn {layer}")
-        x = joined(block.feedforward, x, block.feedforward.layer.down(hidden))
+        x = add_sublayer(block.feedforward, x, block.feedforward.layer.down(hidden))
         assert_close(x, seen[f"{prefix}resid_post.{layer}"][b, i])  # the same stream, so the same scales
-    x = held(stack.norm, x)
+    x = frozen_norm(stack.norm, x)
     if isinstance(model.head.transform, nn.Sequential):
         linear, activation, norm = model.head.transform
         x = linear(x)
-        x = held(norm, x * (activation(x) / x).nan_to_num().detach())
+        x = frozen_norm(norm, x * (activation(x) / x).nan_to_num().detach())
     logit = x @ model.head.unembedding(model.token_embedding.table.weight)[token] * model.head.scale
     if model.head.bias is not None:
         logit = logit + model.head.bias[token]
@@ -186,15 +186,17 @@ def test_contributions_equal_a_reference_and_sum_to_the_logit(kind: str, norm_pl
         for b in range(2):
             i = position[b] % call[-1].shape[1]
             assert split.logit[b] == pytest.approx((logits[b, i, token[b]] - logits[b, i, against]).item(), rel=1e-9)
-            logit, said = slowly(model, call, b, int(i), int(token[b]))
+            logit, correct = slowly(model, call, b, int(i), int(token[b]))
             assert logit == pytest.approx(logits[b, i, token[b]].item(), rel=1e-9, abs=1e-9)
-            _, unsaid = slowly(model, call, b, int(i), against)
+            _, incorrect = slowly(model, call, b, int(i), against)
             parts = split.components()
-            assert list(parts) == [*said, "bias"]
+            assert list(parts) == [*correct, "bias"]
             largest = max(1.0, *(float(part.abs().max()) for part in parts.values()))
             for name, part in parts.items():
                 if name != "bias":
-                    assert float(part[b]) == pytest.approx(float(said[name] - unsaid[name]), abs=1e-9 * largest), name
+                    assert float(part[b]) == pytest.approx(
+                        float(correct[name] - incorrect[name]), abs=1e-9 * largest
+                    ), name
 
     holds()
     assert norms == {"layer", "rms"}
@@ -208,12 +210,12 @@ def test_contributions_sum_in_float32_and_with_padding() -> None:
         torch.manual_seed(0)
         model = build_random(s, torch.float32)
         lengths = torch.tensor([5, 3])
-        told = {"target_lengths" if isinstance(model, Seq2Seq) else "lengths": lengths}
-        split = attribute(model, *inputs(model), position=lengths - 1, token=4, **told)
+        kwargs = {"target_lengths" if isinstance(model, Seq2Seq) else "lengths": lengths}
+        split = attribute(model, *inputs(model), position=lengths - 1, token=4, **kwargs)
         assert split.logit.dtype == torch.float32
         check_sum(split, 1e-4)
         with torch.no_grad():
-            own = model(*inputs(model), **told)[torch.arange(2), lengths - 1, 4]
+            own = model(*inputs(model), **kwargs)[torch.arange(2), lengths - 1, 4]
         assert_close(split.logit, own, 1e-5)
 
     holds()
@@ -248,11 +250,11 @@ def test_ablating_a_neuron_removes_its_contribution() -> None:
         with torch.no_grad(), gh.edit(model, {f"hidden.1[neuron={neuron}]": 0.0}):
             assert_close(split.logit - model(IDS)[:, 3, 2], split.neurons[1][:, neuron])
     for head in (0, 1):
-        with torch.no_grad(), gh.edit(model, {"z.1": gh.ablate_head(head), "ffn_out.1": kept(model)}):
+        with torch.no_grad(), gh.edit(model, {"z.1": gh.ablate_head(head), "ffn_out.1": last_ffn_out(model)}):
             assert_close(split.logit - model(IDS)[:, 3, 2], split.heads[:, 1, head])
 
 
-def kept(model: Model) -> Tensor:
+def last_ffn_out(model: Model) -> Tensor:
     """Return the output of the last feed-forward layer without edits."""
     with torch.no_grad(), gh.record(model, "ffn_out.1") as seen:
         model(IDS)
@@ -314,12 +316,12 @@ def test_lora_is_attributed_with_its_linear_layer(norm_placement: str) -> None:
 
 def test_train_mode_is_restored_and_dropout_off() -> None:
     model = tiny(dropout=0.5, embed_dropout=0.5, attention_dropout=0.5)
-    quietly = attribute(model, IDS, token=1)
+    in_eval_mode = attribute(model, IDS, token=1)
     split = attribute(model.train(), IDS, token=1)
     assert all(module.training for module in model.modules())
     assert not any(part.requires_grad for part in split.components().values())
     for name, part in split.components().items():
-        assert torch.equal(part, quietly.components()[name])
+        assert torch.equal(part, in_eval_mode.components()[name])
 
 
 def test_half_precision_is_attributed_in_float32() -> None:

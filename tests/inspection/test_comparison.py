@@ -39,7 +39,7 @@ TENSORS = (
     "loss_a",
     "loss_b",
 )
-SAID = torch.tensor([[5, 6, 5, 7, 5]])
+TOKENS = torch.tensor([[5, 6, 5, 7, 5]])
 
 
 def small(kind: str = "tiny-decoder", seed: int = 0, **settings_: object) -> Model:
@@ -47,19 +47,19 @@ def small(kind: str = "tiny-decoder", seed: int = 0, **settings_: object) -> Mod
     return build_random(gh.preset(kind, vocab_size=11, **settings_))
 
 
-def far(a: list[float], b: list[float]) -> float:
+def relative_distance(a: list[float], b: list[float]) -> float:
     """Return the distance of b from a, relative to the norm of a."""
     apart = math.sqrt(sum((x - y) ** 2 for x, y in zip(a, b, strict=True)))
     return apart / math.sqrt(sum(x * x for x in a)) if apart else 0.0
 
 
-def logs(logits: list[float]) -> list[float]:
+def log_softmax_of(logits: list[float]) -> list[float]:
     top = max(logits)
     total = math.log(sum(math.exp(x - top) for x in logits)) + top
     return [x - total for x in logits]
 
 
-def slow(one: Model, other: Model) -> dict[str, Tensor]:
+def reference(one: Model, other: Model) -> dict[str, Tensor]:
     """Compare two models element by element."""
     prefix = "decoder." if isinstance(one, Seq2Seq) else ""
     names = [prefix + name for name in ("embed", "resid_post.*", "pattern.*", "z.*", "ffn_out.*")]
@@ -76,7 +76,7 @@ def slow(one: Model, other: Model) -> dict[str, Tensor]:
     divergence, losses = copy.deepcopy(nothing), [copy.deepcopy(nothing), copy.deepcopy(nothing)]
     if isinstance(one.spec.head, spec.NextToken | spec.MaskedToken | spec.TokenClassification):
         for row, place in places:
-            p, q = (logs(answer[row][place]) for answer in answers)
+            p, q = (log_softmax_of(answer[row][place]) for answer in answers)
             divergence[row][place] = sum(math.exp(x) * (x - y) for x, y in zip(p, q, strict=True))
             if isinstance(one.spec.head, spec.NextToken) and place + 1 < len(ids[0]):
                 for loss, said in zip(losses, (p, q), strict=True):
@@ -97,18 +97,23 @@ def slow(one: Model, other: Model) -> dict[str, Tensor]:
 
     found = {
         "residual_distance": [
-            [[far(a, b) for a, b in zip(*rows, strict=True)] for rows in zip(x.tolist(), y.tolist(), strict=True)]
+            [
+                [relative_distance(a, b) for a, b in zip(*rows, strict=True)]
+                for rows in zip(x.tolist(), y.tolist(), strict=True)
+            ]
             for x, y in zip([embed, *after], [embed2, *after2], strict=True)
         ],
         "pattern_distance": [[variation(layer, head) for head in range(heads)] for layer in range(depth)],
         "z_distance": [
             [
-                far(z[layer, :, head].flatten().tolist(), z2[layer, :, head].flatten().tolist())
+                relative_distance(z[layer, :, head].flatten().tolist(), z2[layer, :, head].flatten().tolist())
                 for head in range(heads)
             ]
             for layer in range(depth)
         ],
-        "ffn_out_distance": [far(a.flatten().tolist(), b.flatten().tolist()) for a, b in zip(ffn, ffn2, strict=True)],
+        "ffn_out_distance": [
+            relative_distance(a.flatten().tolist(), b.flatten().tolist()) for a, b in zip(ffn, ffn2, strict=True)
+        ],
         "kl_divergence": divergence,
         "loss_a": losses[0],
         "loss_b": losses[1],
@@ -121,7 +126,7 @@ def slow(one: Model, other: Model) -> dict[str, Tensor]:
 def test_distances_equal_plain_loops(s: spec.Spec) -> None:
     one, other = build_random(s), build_random(s)
     seen = compare(one, other, *inputs(one))
-    for name, expected in slow(one, other).items():
+    for name, expected in reference(one, other).items():
         assert_close(getattr(seen, name), expected)
 
 
@@ -144,7 +149,7 @@ def test_a_changed_head_is_located() -> None:
     other = copy.deepcopy(one)
     with torch.no_grad():
         other.stack.blocks[1].attention.layer.query.weight[2 * 16 : 3 * 16] += 1  # d_head is 16
-    seen = compare(one, other, SAID)
+    seen = compare(one, other, TOKENS)
     for field in (seen.pattern_distance, seen.z_distance):
         assert field[:2].nonzero().tolist() == [[1, 2]]
         assert (field[2] > 0).all()
@@ -160,11 +165,11 @@ def test_distances_by_hand() -> None:
     one = small()
     other = copy.deepcopy(one)
     with gh.edit(other, {"z.0[head=3]": scale(3.0), "ffn_out.1": scale(-1.0), "resid_post.1[position=2]": 0.0}):
-        seen = compare(one, other, SAID)
+        seen = compare(one, other, TOKENS)
     assert seen.z_distance[0].tolist() == pytest.approx([0, 0, 0, 2], abs=1e-12)
     assert float(seen.residual_distance[2, 0, 2]) == pytest.approx(1, abs=1e-12)
     with gh.edit(other, {"ffn_out.1": scale(-1.0), "resid_post.1": scale(0.25)}):
-        seen = compare(one, other, SAID)
+        seen = compare(one, other, TOKENS)
     assert seen.ffn_out_distance.tolist() == pytest.approx([0, 2], abs=1e-12)
     assert (seen.residual_distance[:2] == 0).all()
 
@@ -173,11 +178,11 @@ def test_two_zero_activations_have_distance_0() -> None:
     one, other = small(), small(seed=1)
     silent = {"ffn_out.0": 0.0, "z.0[head=1]": 0.0}
     with gh.edit(one, silent), gh.edit(other, silent):
-        seen = compare(one, other, SAID)
+        seen = compare(one, other, TOKENS)
     assert seen.ffn_out_distance[0] == 0
     assert seen.z_distance[0, 1] == 0
     with gh.edit(one, silent):
-        assert compare(one, other, SAID).ffn_out_distance[0] == math.inf
+        assert compare(one, other, TOKENS).ffn_out_distance[0] == math.inf
 
 
 def test_total_variation_by_hand_with_edits_of_either_model() -> None:
@@ -188,12 +193,12 @@ def test_total_variation_by_hand_with_edits_of_either_model() -> None:
     half = (back + torch.eye(5)) / 2
     with gh.edit(one, {"pattern.1[head=1]": back}), gh.edit(other, {"pattern.1[head=1]": torch.eye(5)}):
         # All but the first of five look elsewhere.
-        assert compare(one, other, SAID).pattern_distance[1, 1] == 0.8
+        assert compare(one, other, TOKENS).pattern_distance[1, 1] == 0.8
     with gh.edit(one, {"pattern.1[head=1]": back}), gh.edit(other, {"pattern.1[head=1]": half}):
-        assert compare(one, other, SAID).pattern_distance[1].tolist() == [0, 0.4, 0, 0]
+        assert compare(one, other, TOKENS).pattern_distance[1].tolist() == [0, 0.4, 0, 0]
     with gh.edit(one, {"scores.0[head=1]": lambda scores: scores + 1}):
         assert (
-            compare(one, other, SAID).pattern_distance.abs().max() < 1e-14
+            compare(one, other, TOKENS).pattern_distance.abs().max() < 1e-14
         )  # a softmax does not feel what is added to all
 
 
@@ -218,7 +223,7 @@ def test_kl_divergence_and_loss_by_hand() -> None:
 @pytest.mark.parametrize("kind", ["tiny-decoder", "tiny-encoder"])
 def test_padding_changes_nothing(kind: str) -> None:
     one, other = small(kind), small(kind, seed=1)
-    alone = compare(one, other, SAID)
+    alone = compare(one, other, TOKENS)
     inside = torch.tensor([[1, 5, 6, 2, 5, 7, 5, 3]])
     mask = torch.tensor([[False, True, True, False, True, True, True, False]])
     padded = compare(one, other, inside, mask=mask)
@@ -239,34 +244,34 @@ def test_documents_have_no_next_token_across_their_border() -> None:
         assert_close(getattr(packed, name), getattr(alone, name))
 
 
-@pytest.mark.parametrize("told", [{}, {"prefix_lengths": torch.tensor([3])}])
+@pytest.mark.parametrize("kwargs", [{}, {"prefix_lengths": torch.tensor([3])}])
 @pytest.mark.parametrize("position", ["relative", "alibi", "rotary"])
-def test_masks_and_score_biases_may_differ(position: str, told: dict[str, Tensor]) -> None:
+def test_masks_and_score_biases_may_differ(position: str, kwargs: dict[str, Tensor]) -> None:
     """Windows, soft-caps and position biases may differ in models of one shape."""
     one = small(position=position, windows=(2, 0), attention_softcap=5.0)
     other = small(position="learned", seed=1)
-    seen, patterns_ = compare(one, other, SAID, **told), []
+    seen, patterns_ = compare(one, other, TOKENS, **kwargs), []
     for model in (one, other):
         with gh.record(model, "pattern.*") as recorded:
-            model(SAID, **told)
+            model(TOKENS, **kwargs)
         patterns_.append(recorded["pattern.*"])
     assert_close(seen.pattern_distance, ((patterns_[0] - patterns_[1]).abs().sum(-1) / 2).mean((1, 3)))
 
 
 def test_tiling_is_exact_and_never_materializes_a_pattern(monkeypatch: pytest.MonkeyPatch) -> None:
     one, other = small(), small(seed=1)
-    whole = compare(one, other, SAID)
+    whole = compare(one, other, TOKENS)
     made, recompute_attention = [], attention_recompute.recompute_attention
 
-    def watched(*args: object) -> Tensor:
+    def spy(*args: object) -> Tensor:
         made.append(recompute_attention(*args))
         return made[-1]
 
-    monkeypatch.setattr(hooks, "recompute_attention", watched)
-    monkeypatch.setattr(comparison, "recompute_attention", watched)
+    monkeypatch.setattr(hooks, "recompute_attention", spy)
+    monkeypatch.setattr(comparison, "recompute_attention", spy)
     monkeypatch.setattr(stack_input, "TILE", 1)
     monkeypatch.setattr(comparison, "MAX_LOGITS", 1)
-    tiled = compare(one, other, SAID)
+    tiled = compare(one, other, TOKENS)
     for name in TENSORS:
         assert_close(getattr(tiled, name), getattr(whole, name))
     assert {one.shape[2] for one in made} == {1}
@@ -275,12 +280,12 @@ def test_tiling_is_exact_and_never_materializes_a_pattern(monkeypatch: pytest.Mo
 
 def test_each_model_runs_once_and_is_unchanged() -> None:
     one, other = small(dropout=0.5), small(seed=1, dropout=0.5)
-    expected = compare(one, other, SAID)
+    expected = compare(one, other, TOKENS)
     calls = []
     for model in (one, other):
         model.train()
         model.register_forward_pre_hook(lambda module, args: calls.append(module))
-    seen = compare(one, other, SAID)
+    seen = compare(one, other, TOKENS)
     assert calls == [one, other]
     for name in TENSORS:
         assert_close(getattr(seen, name), getattr(expected, name))
@@ -293,10 +298,10 @@ def test_a_model_with_lora_compared_with_its_base() -> None:
     one = small()
     other = copy.deepcopy(one)
     lora.attach(other, lora.LoRA(targets=("*",)))
-    assert (compare(one, other, SAID).residual_distance == 0).all()
+    assert (compare(one, other, TOKENS).residual_distance == 0).all()
     with torch.no_grad():
         other.stack.blocks[1].feedforward.layer.down.lora_b.normal_()
-    seen = compare(one, other, SAID)
+    seen = compare(one, other, TOKENS)
     assert seen.ffn_out_distance[0] == 0
     assert seen.ffn_out_distance[1] > 0
     assert (seen.kl_divergence > 0).all()
@@ -305,7 +310,7 @@ def test_a_model_with_lora_compared_with_its_base() -> None:
 def test_two_dtypes_are_compared_in_the_wider() -> None:
     one = small()
     other = copy.deepcopy(one).float()
-    seen = compare(one, other, SAID)
+    seen = compare(one, other, TOKENS)
     assert seen.residual_distance.dtype == torch.float64
     assert 0 < seen.residual_distance.max() < 1e-4  # float32 is good to 6e-8, some dozen operations deep
 
@@ -364,19 +369,19 @@ def test_a_text_pair_is_encoded_as_in_training(ends: bool) -> None:
 def test_models_of_two_shapes_are_refused(settings_: dict[str, object], sentence: str) -> None:
     one, other = small(), build_random(gh.preset("tiny-decoder", **{"vocab_size": 11, **settings_}))
     with pytest.raises(InputError, match=sentence):
-        compare(one, other, SAID)
+        compare(one, other, TOKENS)
 
 
 def test_models_of_two_kinds_or_devices_are_refused() -> None:
     with pytest.raises(InputError, match="kind = decoder, but the second encoder"):
-        compare(small(), small("tiny-encoder"), SAID)
+        compare(small(), small("tiny-encoder"), TOKENS)
     with pytest.raises(InputError, match="the first model is on cpu, but the second on meta"):
-        compare(small(), small().to("meta"), SAID)
+        compare(small(), small().to("meta"), TOKENS)
     labels = [small(head={"kind": "token_classification", "n_labels": number}) for number in (2, 3)]
     with pytest.raises(InputError, match="n_labels = 2, but the second 3"):
-        compare(*labels, SAID)
+        compare(*labels, TOKENS)
     with pytest.raises(InputError, match="logits_to_keep was given"):
-        compare(small(), small(), SAID, logits_to_keep=torch.tensor([0]))
+        compare(small(), small(), TOKENS, logits_to_keep=torch.tensor([0]))
 
 
 def test_html_is_small_and_escaped(tmp_path: Path) -> None:
@@ -406,7 +411,7 @@ def test_html_notes_how_many_texts_are_not_drawn() -> None:
 
 
 def test_every_tensor_has_its_axes_named() -> None:
-    seen = compare(small(), small(), SAID)
+    seen = compare(small(), small(), TOKENS)
     for name, axes in Comparison.axes.items():
         assert getattr(seen, name).dim() == len(axes)
     assert {field.name for field in fields(Comparison)} == {*Comparison.axes, "tok"}
@@ -415,7 +420,7 @@ def test_every_tensor_has_its_axes_named() -> None:
 def test_two_threads_compare_the_same_models_in_opposite_order() -> None:
     """Each pauses between locking the first model and the second, which would deadlock without a fixed order."""
     one, other = small(), small(seed=1)
-    expected = compare(one, other, SAID).kl_divergence, compare(other, one, SAID).kl_divergence
+    expected = compare(one, other, TOKENS).kl_divergence, compare(other, one, TOKENS).kl_divergence
     meeting = threading.Barrier(2)
     found: dict[int, Tensor] = {}
 
@@ -437,7 +442,7 @@ def test_two_threads_compare_the_same_models_in_opposite_order() -> None:
         hooks.hook_manager_of(model).lock = Slow(hooks.hook_manager_of(model).lock)
 
     def run(number: int, *models: Model) -> None:
-        found[number] = compare(*models, SAID).kl_divergence
+        found[number] = compare(*models, TOKENS).kl_divergence
 
     threads = [
         threading.Thread(target=run, args=(number, *models), daemon=True)

@@ -131,11 +131,11 @@ def test_norms_and_similarities_by_hand() -> None:
 @pytest.mark.parametrize("kind", ["tiny-decoder", "tiny-encoder"])
 def test_padding_changes_nothing(kind: str) -> None:
     model = small(kind)
-    padded, told = torch.tensor([[5, 6, 5, 7, 1, 2]]), {"lengths": torch.tensor([4])}
-    assert_close(attention_rollout(model, padded, **told)[..., :4, :4], attention_rollout(model, ONE))
-    assert (attention_rollout(model, padded, **told)[..., :4, 4:] == 0).all()
-    assert_close(residual_norms(model, padded, **told)[..., :4], residual_norms(model, ONE))
-    assert_close(position_similarity(model, padded, **told)[:, :4, :4], position_similarity(model, ONE))
+    padded, kwargs = torch.tensor([[5, 6, 5, 7, 1, 2]]), {"lengths": torch.tensor([4])}
+    assert_close(attention_rollout(model, padded, **kwargs)[..., :4, :4], attention_rollout(model, ONE))
+    assert (attention_rollout(model, padded, **kwargs)[..., :4, 4:] == 0).all()
+    assert_close(residual_norms(model, padded, **kwargs)[..., :4], residual_norms(model, ONE))
+    assert_close(position_similarity(model, padded, **kwargs)[:, :4, :4], position_similarity(model, ONE))
 
 
 def test_tiling_is_exact_and_never_materializes_a_pattern(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -143,11 +143,11 @@ def test_tiling_is_exact_and_never_materializes_a_pattern(monkeypatch: pytest.Mo
     whole = attention_rollout(model, ONE)
     made, recompute_attention = [], attention_recompute.recompute_attention
 
-    def watched(*args: object) -> Tensor:
+    def spy(*args: object) -> Tensor:
         made.append(recompute_attention(*args))
         return made[-1]
 
-    monkeypatch.setattr(hooks, "recompute_attention", watched)
+    monkeypatch.setattr(hooks, "recompute_attention", spy)
     monkeypatch.setattr(stack_input, "TILE", 1)
     assert_close(attention_rollout(model, ONE), whole)
     assert {one.shape[2] for one in made} == {1}

@@ -25,7 +25,7 @@ from glasshouse.models import Encoder, Seq2Seq
 many = settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 NAMES = list(HeadScores.axes)
 MARK = 6  # ids below it are marked
-SAID = torch.tensor([[5, 6, 5, 7, 5]])
+TOKENS = torch.tensor([[5, 6, 5, 7, 5]])
 
 
 def same(one: HeadScores, other: HeadScores, tolerance: float = 1e-10) -> None:
@@ -74,7 +74,7 @@ def slow(
     return {name: means(*values) if values else math.nan for name, values in found.items()}
 
 
-def evenly(rows: list[list[bool]], documents: list[list[int]], causal: bool, window: int) -> list:
+def uniform_weights(rows: list[list[bool]], documents: list[list[int]], causal: bool, window: int) -> list:
     """Return the weights [row][query][key] of uniform attention."""
     weights = []
     for real, document in zip(rows, documents, strict=True):
@@ -93,7 +93,7 @@ def evenly(rows: list[list[bool]], documents: list[list[int]], causal: bool, win
     return weights
 
 
-def named(own: dict[str, float], even: dict[str, float]) -> str:
+def head_type(own: dict[str, float], even: dict[str, float]) -> str:
     """Return the head type by the rules of docs/inspection.md."""
     on_keys = ("current_token", "previous", "first", "duplicate", "induction", "marked")
     ways = {name: (own[name] - even[name]) / (1 - even[name]) for name in on_keys if even[name] <= 0.5}
@@ -103,38 +103,38 @@ def named(own: dict[str, float], even: dict[str, float]) -> str:
     return "broad" if own["lacking"] < math.log(2) else ""
 
 
-def check(model: Model, stack: str | None = None, **told: Tensor) -> None:
+def check(model: Model, stack: str | None = None, **kwargs: Tensor) -> None:
     """Compare the scores of a stack with the reference."""
     given = inputs(model)
     two = isinstance(model, Seq2Seq)
     prefix = f"{stack or 'decoder'}." if two else ""
     ids = given[0] if stack == "encoder" else given[-1]
     side = "target_" if two and stack != "encoder" else ""
-    call = {side + name: value[:, : ids.shape[1]] for name, value in told.items()}
-    if two and "documents" in told:  # they come for both sides
-        call = {"documents": told["documents"], "target_documents": told["documents"][:, : given[1].shape[1]]}
+    call = {side + name: value[:, : ids.shape[1]] for name, value in kwargs.items()}
+    if two and "documents" in kwargs:  # they come for both sides
+        call = {"documents": kwargs["documents"], "target_documents": kwargs["documents"][:, : given[1].shape[1]]}
     with gh.record(model, f"{prefix}pattern.*", stop=True) as seen:  # a pooling head takes no documents
         model(*given, **call)
     pattern = seen[f"{prefix}pattern.*"]
-    real = told.get("mask", torch.ones_like(IDS, dtype=torch.bool))[:, : ids.shape[1]].tolist()
-    documents = told.get("documents", torch.zeros_like(IDS))[:, : ids.shape[1]].tolist()
+    real = kwargs.get("mask", torch.ones_like(IDS, dtype=torch.bool))[:, : ids.shape[1]].tolist()
+    documents = kwargs.get("documents", torch.zeros_like(IDS))[:, : ids.shape[1]].tolist()
     causal = not (isinstance(model, Encoder) or stack == "encoder")
-    slowly = [
+    references = [
         [slow(layer[:, head].tolist(), ids.tolist(), real, documents, causal, model.spec.window(number))
          for head in range(layer.shape[1])]
         for number, layer in enumerate(pattern)
     ]  # fmt: skip
     even = [
-        slow(evenly(real, documents, causal, window), ids.tolist(), real, documents, causal, window)
+        slow(uniform_weights(real, documents, causal, window), ids.tolist(), real, documents, causal, window)
         for window in map(model.spec.window, range(len(pattern)))
     ]
     scores = head_scores(model, *given, marked=ids < MARK, stack=stack, **call)
     for name in NAMES:
-        expected = torch.tensor([[one[name] for one in layer] for layer in slowly], dtype=torch.float64)
+        expected = torch.tensor([[one[name] for one in layer] for layer in references], dtype=torch.float64)
         assert_close(getattr(scores, name), expected)
         assert_close(scores.uniform_baseline[name], torch.tensor([one[name] for one in even], dtype=torch.float64))
     assert scores.head_types == [
-        [named(one, base) for one in layer] for layer, base in zip(slowly, even, strict=True)
+        [head_type(one, base) for one in layer] for layer, base in zip(references, even, strict=True)
     ]
 
 
@@ -144,10 +144,10 @@ def test_scores_equal_plain_loops(s: spec.Spec) -> None:
     model = build_random(s)
     holes = torch.tensor([[True, True, False, True, True, True], [False, True, True, True, True, False]])
     documents = torch.tensor([[0, 0, 0, 4, 4, 4], [1, 2, 2, 2, 2, 2]])
-    for told in ({}, {"mask": holes}, {"documents": documents}):
-        check(model, **told)
+    for kwargs in ({}, {"mask": holes}, {"documents": documents}):
+        check(model, **kwargs)
         if isinstance(model, Seq2Seq):
-            check(model, "encoder", **told)
+            check(model, "encoder", **kwargs)
 
 
 def test_scores_of_repeated_tokens_equal_plain_loops() -> None:
@@ -166,7 +166,7 @@ def test_scores_of_repeated_tokens_equal_plain_loops() -> None:
                 assert float(getattr(scores, name)[layer, head]) == pytest.approx(expected[name], abs=1e-10)
 
 
-def looking(pattern: Tensor, kind: str = "tiny-decoder", ids: Tensor = SAID) -> HeadScores:
+def score_pattern(pattern: Tensor, kind: str = "tiny-decoder", ids: Tensor = TOKENS) -> HeadScores:
     """Score a model whose head 2 of layer 1 has a given pattern."""
     model = small(kind)
     with gh.edit(model, {"pattern.1[head=2]": pattern.double()}):
@@ -181,7 +181,7 @@ def test_a_previous_token_head() -> None:
     back = torch.diag(torch.ones(4), -1)
     back[0, 0] = 1
     # 5 6 5 7 5: the second and third 5 look at what followed the 5 before them.
-    assert of_one_head(looking(back)) == {
+    assert of_one_head(score_pattern(back)) == {
         "current_token": 0.0,
         "previous": 1.0,
         "first": 0.25,
@@ -197,7 +197,7 @@ def test_a_previous_token_head() -> None:
 def test_a_first_token_head() -> None:
     first = torch.zeros(5, 5)
     first[:, 0] = 1
-    assert of_one_head(looking(first)) == {
+    assert of_one_head(score_pattern(first)) == {
         "current_token": 0.0,
         "previous": 0.25,
         "first": 1.0,
@@ -224,7 +224,7 @@ def test_a_uniform_head() -> None:
         "normalized_entropy": 1.0,
     }
     # The pattern is made in float32, of which one rounding is 6e-8.
-    scores = looking(even)
+    scores = score_pattern(even)
     assert of_one_head(scores) == pytest.approx(expected, abs=1e-6)
     assert {name: float(value[1]) for name, value in scores.uniform_baseline.items()} == pytest.approx(
         expected, abs=1e-6
@@ -242,7 +242,7 @@ def test_head_types_at_every_length(kind: str) -> None:
         before[0, 0] = first[:, 0] = 1
         patterns = {"current_token": torch.eye(length), "previous": before, "first": first, "broad": seen}
         for name, pattern in patterns.items():
-            found = looking(pattern / pattern.sum(-1, keepdim=True), kind, ids).head_types[1][2]
+            found = score_pattern(pattern / pattern.sum(-1, keepdim=True), kind, ids).head_types[1][2]
             # Of two tokens, the first is the one before.
             assert found == ("previous" if length == 2 and name == "first" else name)
 
@@ -252,21 +252,21 @@ def test_head_type_thresholds() -> None:
     even = torch.ones(64, 64).tril() / torch.arange(1, 65)[:, None]
     for share, name in ((0.0, "broad"), (0.2, "broad"), (0.45, ""), (0.55, "current_token"), (1.0, "current_token")):
         mixed = (1 - share) * even + share * torch.eye(64)
-        assert looking(mixed, ids=ids).head_types[1][2] == name
+        assert score_pattern(mixed, ids=ids).head_types[1][2] == name
     # Three of eight keys are not broad, five are.
     ids = torch.arange(8)[None]
     for count, name in ((3, ""), (5, "broad")):
         pattern = torch.zeros(8, 8)
         for query in range(8):
             pattern[query, [(3 * query + step) % 8 for step in range(count)]] = 1 / count
-        assert looking(pattern, "tiny-encoder", ids).head_types[1][2] == name
+        assert score_pattern(pattern, "tiny-encoder", ids).head_types[1][2] == name
 
 
 def test_a_score_with_a_high_baseline_gives_no_head_type() -> None:
     """If every token is the same, nearly all visible keys are duplicates."""
     pattern = torch.ones(9, 9).tril(-1)
     pattern[0, 0] = 1
-    scores = looking(pattern / pattern.sum(-1, keepdim=True), ids=torch.full((1, 9), 7))
+    scores = score_pattern(pattern / pattern.sum(-1, keepdim=True), ids=torch.full((1, 9), 7))
     assert float(scores.uniform_baseline["duplicate"][1]) > 0.5
     assert float(scores.duplicate[1, 2]) == pytest.approx(1)
     assert scores.head_types[1][2] == "broad"
@@ -274,19 +274,19 @@ def test_a_score_with_a_high_baseline_gives_no_head_type() -> None:
 
 def test_an_encoder_attends_both_ways() -> None:
     even = torch.full((3, 3), 1 / 3)
-    scores = of_one_head(looking(even, "tiny-encoder", torch.tensor([[5, 6, 5]])))
+    scores = of_one_head(score_pattern(even, "tiny-encoder", torch.tensor([[5, 6, 5]])))
     # Nothing follows the last 5, so the first has nothing to be led to; the last is led to the 6.
     expected = {"previous": 1 / 3, "first": 1 / 3, "duplicate": 1 / 3, "induction": 1 / 3, "normalized_entropy": 1.0}
     assert {name: scores[name] for name in expected} == pytest.approx(expected, abs=1e-6)
     weight = torch.tensor([[0.0, 0.0, 1.0], [1.0, 0.0, 0.0], [0.0, 1.0, 0.0]])
-    scores = of_one_head(looking(weight, "tiny-encoder", torch.tensor([[5, 6, 5]])))
+    scores = of_one_head(score_pattern(weight, "tiny-encoder", torch.tensor([[5, 6, 5]])))
     assert scores["duplicate"] == 0.5  # the first 5 looks at the last, the last at the 6
     assert scores["induction"] == 1.0
 
 
 def test_only_the_edited_heads_scores_change() -> None:
-    plain = head_scores(small(), SAID)
-    changed = looking(torch.eye(5))
+    plain = head_scores(small(), TOKENS)
+    changed = score_pattern(torch.eye(5))
     differ = plain.entropy != changed.entropy
     assert differ.nonzero().tolist() == [[1, 2]]
 
@@ -316,11 +316,11 @@ def test_tiling_is_exact_and_never_materializes_a_pattern(kind: str, monkeypatch
     whole = head_scores(model, *inputs(model))
     made, recompute_attention = [], attention_recompute.recompute_attention
 
-    def watched(*args: object) -> Tensor:
+    def spy(*args: object) -> Tensor:
         made.append(recompute_attention(*args))
         return made[-1]
 
-    monkeypatch.setattr(hooks, "recompute_attention", watched)
+    monkeypatch.setattr(hooks, "recompute_attention", spy)
     queries = inputs(model)[-1].shape[1]
     for tile, most in ((1, 1), (2 * 2 * 4 * queries, 2)):  # rows * heads * keys make up one query
         made.clear()
@@ -335,15 +335,15 @@ def test_one_forward_pass_stops_after_the_last_attention() -> None:
     calls = []
     for module in (model.stack, model.stack.blocks[1].feedforward, model.head):
         module.register_forward_pre_hook(lambda module, args: calls.append(module))
-    head_scores(model, SAID)
+    head_scores(model, TOKENS)
     assert calls == [model.stack]
 
 
 def test_an_active_recording_changes_nothing() -> None:
     model = small()
-    alone = head_scores(model, SAID)
+    alone = head_scores(model, TOKENS)
     with gh.record(model, "pattern.*", "scores.1") as seen:  # its hooks come first
-        same(head_scores(model, SAID), alone)
+        same(head_scores(model, TOKENS), alone)
     assert len(seen) == 3
 
 
@@ -361,10 +361,10 @@ def test_scores_without_queries_are_nan() -> None:
 
 def test_dropout_is_off_and_the_mode_is_restored() -> None:
     model = small(dropout=0.5, attention_dropout=0.5, embed_dropout=0.5)
-    expected = head_scores(model, SAID)
+    expected = head_scores(model, TOKENS)
     model.train()
     model.stack.blocks[0].eval()
-    same(head_scores(model, SAID), expected)
+    same(head_scores(model, TOKENS), expected)
     assert model.training
     assert model.stack.blocks[1].training
     assert not model.stack.blocks[0].training
@@ -373,14 +373,14 @@ def test_dropout_is_off_and_the_mode_is_restored() -> None:
 def test_lora_is_included() -> None:
     model, thin = small(n_kv_heads=2), small(n_kv_heads=2)
     lora.attach(thin, lora.LoRA(targets=("*",)))
-    same(head_scores(thin, SAID), head_scores(model, SAID))
+    same(head_scores(thin, TOKENS), head_scores(model, TOKENS))
 
 
 def test_half_precision_gives_the_same_scores() -> None:
     model = small()
     # Some dozen operations of float32, each good to 6e-8, on scores of order 10.
-    expected = head_scores(model, SAID, marked=SAID < MARK)
-    single = head_scores(model.float(), SAID, marked=SAID < MARK)
+    expected = head_scores(model, TOKENS, marked=TOKENS < MARK)
+    single = head_scores(model.float(), TOKENS, marked=TOKENS < MARK)
     assert single.previous.dtype == torch.float32
     for name in NAMES:
         assert torch.allclose(getattr(single, name).double(), getattr(expected, name), atol=1e-4)
@@ -389,13 +389,13 @@ def test_half_precision_gives_the_same_scores() -> None:
 def test_invalid_arguments_are_refused() -> None:
     model = small()
     with pytest.raises(InputError, match="stack is 'encoder', but it must be"):
-        head_scores(model, SAID, stack="encoder")
+        head_scores(model, TOKENS, stack="encoder")
     with pytest.raises(InputError, match="cache was given, but whole sequences"):
-        head_scores(model, SAID, cache=model.make_cache(1, 8))
+        head_scores(model, TOKENS, cache=model.make_cache(1, 8))
     with pytest.raises(InputError, match="inputs"):
         head_scores(model)
     with pytest.raises(InputError, match="stack is 'both'"):
-        head_scores(small("tiny-seq2seq"), SAID, SAID, stack="both")
+        head_scores(small("tiny-seq2seq"), TOKENS, TOKENS, stack="both")
 
 
 def test_repeated_tokens_repeat_and_are_seeded() -> None:
@@ -412,7 +412,7 @@ def test_repeated_tokens_repeat_and_are_seeded() -> None:
 
 
 def test_html_has_a_table_per_score() -> None:
-    drawn = head_scores(small(), SAID, marked=SAID < MARK)._repr_html_()
+    drawn = head_scores(small(), TOKENS, marked=TOKENS < MARK)._repr_html_()
     assert drawn.count("<table>") == len(NAMES)
     assert all(f"<caption>{name}</caption>" in drawn for name in NAMES)
     assert drawn.count("layer 1") == len(NAMES)

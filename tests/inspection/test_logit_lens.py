@@ -37,7 +37,7 @@ def tiny(kind: str = "tiny-decoder", **choices: object) -> Model:
     return build_random(gh.preset(kind, **sizes, **choices))
 
 
-def told(model: Model, name: str, value: Tensor) -> dict[str, Tensor]:
+def kwargs_of(model: Model, name: str, value: Tensor) -> dict[str, Tensor]:
     """Return keyword arguments for the stack that feeds the head."""
     return {f"target_{name}" if isinstance(model, Seq2Seq) else name: value}
 
@@ -121,7 +121,7 @@ def test_each_layer_is_the_residual_stream_through_norm_and_head() -> None:
     }
 
 
-def slowly(probabilities: list[float], true: int | None) -> tuple[float, int, float]:
+def reference(probabilities: list[float], true: int | None) -> tuple[float, int, float]:
     """Return entropy, rank and loss by their definitions."""
     entropy = -sum(p * math.log(p) for p in probabilities if p > 0)
     if true is None:
@@ -136,7 +136,7 @@ def check_slowly(model: Model, true: list[list[int | None]], **call: Tensor) -> 
     for layer, probabilities in enumerate(spread.tolist()):
         for b, row in enumerate(true):
             for i, one in enumerate(row):
-                entropy, rank, loss = slowly(probabilities[b][i], one)
+                entropy, rank, loss = reference(probabilities[b][i], one)
                 assert seen.entropy[layer, b, i].item() == pytest.approx(entropy, rel=1e-9, abs=1e-9)
                 assert seen.rank[layer, b, i].item() == rank
                 assert seen.loss[layer, b, i].item() == pytest.approx(loss, rel=1e-9, abs=1e-9, nan_ok=True)
@@ -161,7 +161,7 @@ def test_entropy_rank_and_loss_by_their_definitions(kind: str, head: spec.Head) 
         model = build_random(dataclasses.replace(s, head=head))
         ids = inputs(model)[-1].tolist()
         length = len(ids[0])
-        padded = told(model, "lengths", torch.tensor([length, length - 2]))
+        padded = kwargs_of(model, "lengths", torch.tensor([length, length - 2]))
         for call, counts in (({}, (length, length)), (padded, (length, length - 2))):
             true: list[list[int | None]] = [[None] * length for _ in ids]
             for b, count in enumerate(counts):
@@ -198,7 +198,7 @@ def test_the_next_token_is_the_next_real_one_of_the_document(kind: str) -> None:
 
     losses([6, 7, 8, 9, 10, -1])
     holes = torch.tensor([[False, True, True, False, False, True]])
-    losses([-1, 7, 10, -1, -1, -1], **told(model, "mask", holes))
+    losses([-1, 7, 10, -1, -1, -1], **kwargs_of(model, "mask", holes))
     packed = {"documents": torch.tensor([[0, 0, 0, 1, 2, 2]])}
     if isinstance(model, Seq2Seq):
         packed["target_documents"] = packed["documents"]

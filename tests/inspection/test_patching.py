@@ -41,7 +41,7 @@ def prompts(model: Model) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
     return inputs(model), inputs(model, OTHER)
 
 
-def some_number(output: Tensor) -> Tensor:
+def weighted_sum(output: Tensor) -> Tensor:
     """Return a metric with another weight for each element of an output, so that every change shows."""
     weights = torch.arange(output.numel(), dtype=output.dtype, device=output.device).sin()
     return (output * weights.view(output.shape)).sum()
@@ -117,12 +117,12 @@ def test_patching_runs_in_eval_mode_and_restores_the_model() -> None:
     modes = [module.training for module in model.modules()]
     with torch.enable_grad():
         output = patch(model, IDS, OTHER, "resid_post.1")
-        found = activation_patching(model, IDS, OTHER, "z", metric=some_number)
+        found = activation_patching(model, IDS, OTHER, "z", metric=weighted_sum)
     assert not output.requires_grad
     assert modes == [module.training for module in model.modules()]
     model.eval()
     assert torch.equal(output, model(OTHER))
-    assert torch.equal(found.effect, activation_patching(model, IDS, OTHER, "z", metric=some_number).effect)
+    assert torch.equal(found.effect, activation_patching(model, IDS, OTHER, "z", metric=weighted_sum).effect)
 
 
 def test_prompts_must_agree_where_they_are_patched() -> None:
@@ -158,7 +158,7 @@ def swept_slowly(model: Model, site: str, axis: int, call: dict[str, Any]) -> Te
                 return changed
 
             with gh.edit(model, {name: change}):
-                rows[-1].append(some_number(model(*here, **call)))
+                rows[-1].append(weighted_sum(model(*here, **call)))
     return torch.stack([torch.stack(row) for row in rows])
 
 
@@ -175,18 +175,18 @@ def test_activation_patching_equals_a_loop_over_edits(s: spec.Spec, data: st.Dat
         call["lengths"] = torch.tensor([6, 4])
     here, there = prompts(model)
     expected = swept_slowly(model, site, layered[site].index(by), call)
-    before, after = some_number(model(*here, **call)), some_number(model(*there, **call))
-    told: list[tuple[int, int]] = []
+    before, after = weighted_sum(model(*here, **call)), weighted_sum(model(*there, **call))
+    kwargs: list[tuple[int, int]] = []
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(batched_edits, "MAX_ELEMENTS", most)
         found = activation_patching(
-            model, here, there, site, axis=by, metric=some_number, progress=lambda *now: told.append(now), **call
+            model, here, there, site, axis=by, metric=weighted_sum, progress=lambda *now: kwargs.append(now), **call
         )
     assert_close(found.metric_values, expected)
     assert_close(found.corrupted_baseline, before)
     assert_close(found.clean_baseline, after)
     assert_close(found.effect * (after - before), expected - before)
-    assert told == [((layer + 1) * expected.shape[1], expected.numel()) for layer in range(len(expected))]
+    assert kwargs == [((layer + 1) * expected.shape[1], expected.numel()) for layer in range(len(expected))]
 
 
 @pytest.mark.parametrize(
@@ -206,7 +206,7 @@ def test_edits_are_batched_up_to_max_elements(
     model = build_random(gh.preset("tiny-decoder", n_layers=1, vocab_size=vocab_size, d_ff=d_ff))
     rows: list[int] = []
     model.register_forward_pre_hook(lambda _, args: rows.append(len(args[0])))
-    activation_patching(model, IDS[:1], OTHER[:1], site, metric=some_number)
+    activation_patching(model, IDS[:1], OTHER[:1], site, metric=weighted_sum)
     assert rows == [1, 1, 1, *passes]  # both prompts and what is put in, then the patches
 
 
@@ -223,8 +223,8 @@ def test_the_default_axis_is_head_or_else_position() -> None:
     model = small(n_layers=3, n_heads=4, n_kv_heads=2)
     shapes = {"resid_post": (3, 6), "z": (3, 4), "k": (3, 2), "pattern": (3, 4), "ffn_out": (3, 6), "hidden": (3, 6)}
     for site, shape in shapes.items():
-        assert activation_patching(model, IDS, OTHER, site, metric=some_number).effect.shape == shape
-    assert activation_patching(model, IDS, OTHER, "pattern", axis="query", metric=some_number).effect.shape == (3, 6)
+        assert activation_patching(model, IDS, OTHER, site, metric=weighted_sum).effect.shape == shape
+    assert activation_patching(model, IDS, OTHER, "pattern", axis="query", metric=weighted_sum).effect.shape == (3, 6)
 
 
 @pytest.mark.parametrize("kind", ["tiny-decoder", "tiny-seq2seq"])
@@ -255,8 +255,8 @@ def test_the_default_metric_is_at_the_last_token_that_is_not_padding(padding: st
         torch.cat([one, nn.functional.pad(two, (0, 2), value=7)]) for (one,), (two,) in zip(long, short, strict=True)
     )
     lengths = torch.tensor([6, 4])
-    told = {"lengths": lengths} if padding == "lengths" else {"mask": torch.arange(6) < lengths[:, None]}
-    together = activation_patching(model, here, there, "z", **told)
+    kwargs = {"lengths": lengths} if padding == "lengths" else {"mask": torch.arange(6) < lengths[:, None]}
+    together = activation_patching(model, here, there, "z", **kwargs)
     alone = [activation_patching(model, *pair, "z") for pair in (long, short)]
     for field in ("corrupted_baseline", "clean_baseline", "metric_values"):
         one, two = (getattr(found, field) for found in alone)
@@ -266,17 +266,17 @@ def test_the_default_metric_is_at_the_last_token_that_is_not_padding(padding: st
 @pytest.mark.parametrize("padding", ["lengths", "mask"])
 def test_each_prompt_has_its_own_padding(padding: str) -> None:
     """A keyword given as a pair applies to each prompt, so that both equal the prompts without padding."""
-    of_into, of_out_of = torch.tensor([4]), torch.tensor([6])
-    pair = (of_into, of_out_of)
+    of_corrupted, of_clean = torch.tensor([4]), torch.tensor([6])
+    pair = (of_corrupted, of_clean)
     if padding == "mask":
         pair = tuple(torch.arange(6) < lengths[:, None] for lengths in pair)
-    told = {padding: pair}
+    kwargs = {padding: pair}
     model = small("tiny-encoder")  # where what comes after is seen, too
     (short,), (long,) = inputs(model, IDS[:1, :4]), inputs(model, OTHER[:1])
     padded = nn.functional.pad(short, (0, 2), value=7)
     name = "resid_post.0[position=0:4]"
     alone = patch(model, short, long, name)
-    assert_close(patch(model, padded, long, name, **told)[:, :4], alone)
+    assert_close(patch(model, padded, long, name, **kwargs)[:, :4], alone)
     back = patch(model, long, short, name)
     assert_close(patch(model, long, padded, name, **{padding: pair[::-1]}), back)
     assert not torch.allclose(patch(model, long, padded, name), back)
@@ -288,15 +288,15 @@ def test_each_prompt_has_its_own_padding(padding: str) -> None:
         if old != new:
             break
     padded = nn.functional.pad(short, (0, 2), value=7)
-    found = activation_patching(model, padded, long, "z", **told)
+    found = activation_patching(model, padded, long, "z", **kwargs)
     for value, logits in (
         (found.corrupted_baseline, model(short)[0, -1]),
         (found.clean_baseline, model(long)[0, -1]),
     ):
         assert_close(value, logits[new] - logits[old])
-    logits = patch(model, padded, long, "z.1[head=2]", **told)[0, 3]
+    logits = patch(model, padded, long, "z.1[head=2]", **kwargs)[0, 3]
     assert_close(found.metric_values[1, 2], logits[new] - logits[old])
-    through = path_patching(model, padded, long, "z.0[head=1]", "q.1[head=2]", **told)
+    through = path_patching(model, padded, long, "z.0[head=1]", "q.1[head=2]", **kwargs)
     assert_close(through.corrupted_baseline, found.corrupted_baseline)
     assert_close(through.clean_baseline, found.clean_baseline)
 
@@ -327,7 +327,7 @@ def test_activation_patching_with_lora_attached() -> None:
     for layer in lora_layers(model).values():
         layer.lora_b.normal_()
     expected = swept_slowly(model, "z", 1, {})
-    assert_close(activation_patching(model, IDS, OTHER, "z", metric=some_number).metric_values, expected)
+    assert_close(activation_patching(model, IDS, OTHER, "z", metric=weighted_sum).metric_values, expected)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -394,7 +394,7 @@ def test_source_keys_are_labelled_by_their_tokens() -> None:
         ("decoder.resid_post", "position"): target,
     }
     for (site, by), names in expected.items():
-        assert activation_patching(model, here, there, site, axis=by, metric=some_number).axis_labels == names
+        assert activation_patching(model, here, there, site, axis=by, metric=weighted_sum).axis_labels == names
 
 
 def test_html_of_many_positions_stays_small() -> None:
@@ -442,11 +442,11 @@ def test_a_path_is_through_the_residual_stream_alone(order: str, read: str, head
     changed[:, head] = expected[:, head]
     with gh.edit(model, {f"{read}.3": changed}):
         output = model(IDS)
-    found = path_patching(model, IDS, OTHER, "z.1[head=2]", f"{read}.3[head={head}]", metric=some_number)
+    found = path_patching(model, IDS, OTHER, "z.1[head=2]", f"{read}.3[head={head}]", metric=weighted_sum)
     assert not torch.allclose(output, model(IDS))
     assert_close(found.output, output)
-    before, after = (some_number(model(ids)) for ids in (IDS, OTHER))
-    assert_close(found.effect, (some_number(output) - before) / (after - before))
+    before, after = (weighted_sum(model(ids)) for ids in (IDS, OTHER))
+    assert_close(found.effect, (weighted_sum(output) - before) / (after - before))
 
 
 @pytest.mark.parametrize(("sender", "receiver"), [("z.0", "cross_q.0"), ("cross_z.0", "v.1"), ("z.0", "cross_q.1")])
@@ -471,7 +471,7 @@ def test_a_path_in_a_decoder_with_cross_attention(sender: str, receiver: str) ->
     with gh.edit(model, {f"decoder.{receiver}[head=0]": split_heads(read, d)[:, 0]}):
         expected = model(*here)
     found = path_patching(
-        model, here, there, f"decoder.{sender}[head=1]", f"decoder.{receiver}[head=0]", metric=some_number
+        model, here, there, f"decoder.{sender}[head=1]", f"decoder.{receiver}[head=0]", metric=weighted_sum
     )
     assert not torch.allclose(expected, model(*here))
     assert_close(found.output, expected)
@@ -509,7 +509,7 @@ def test_a_path_through_a_linear_model_is_a_product_of_matrices(linear_model: Mo
     value = z @ first.out.weight[:, 4 * a : 4 * a + 4].T @ last.value.weight[4 * b : 4 * b + 4].T
     added = even(6) @ value @ last.out.weight[:, 4 * b : 4 * b + 4].T
     expected = linear_model(IDS) + added @ unembedding.T
-    found = path_patching(linear_model, IDS, OTHER, f"z.0[head={a}]", f"v.2[head={b}]", metric=some_number)
+    found = path_patching(linear_model, IDS, OTHER, f"z.0[head={a}]", f"v.2[head={b}]", metric=weighted_sum)
     assert not torch.allclose(expected, linear_model(IDS))
     assert_close(found.output, expected)
 
@@ -518,12 +518,12 @@ def test_no_effect_on_a_receiver_orthogonal_to_the_sender(linear_model: Model) -
     first, last = linear_model.stack.blocks[0].attention.layer, linear_model.stack.blocks[2].attention.layer
     written, _ = torch.linalg.qr(first.out.weight[:, 4:])  # what head 1 writes, as 4 directions of 12
     last.value.weight[:4] -= last.value.weight[:4] @ written @ written.T
-    found = path_patching(linear_model, IDS, OTHER, "z.0[head=1]", "v.2[head=0]", metric=some_number)
+    found = path_patching(linear_model, IDS, OTHER, "z.0[head=1]", "v.2[head=0]", metric=weighted_sum)
     assert_close(found.output, linear_model(IDS))
     assert_close(found.effect, torch.zeros((), dtype=torch.float64))
     other_ways = patch(linear_model, IDS, OTHER, "z.0[head=1]")
     assert not torch.allclose(other_ways, linear_model(IDS))
-    read = path_patching(linear_model, IDS, OTHER, "z.0[head=1]", "v.2[head=1]", metric=some_number)
+    read = path_patching(linear_model, IDS, OTHER, "z.0[head=1]", "v.2[head=1]", metric=weighted_sum)
     assert not torch.allclose(read.output, linear_model(IDS))
 
 
@@ -569,7 +569,7 @@ def test_a_path_stays_in_its_stack(sender: str, receiver: str, sentence: str) ->
 
 
 def test_path_patching_html() -> None:
-    found = path_patching(small(), IDS, OTHER, "z.0[head=1]", "q.1[head=2]", metric=some_number)
+    found = path_patching(small(), IDS, OTHER, "z.0[head=1]", "q.1[head=2]", metric=weighted_sum)
     html = found._repr_html_()
     assert f"z.0[head=1] through q.1[head=2]: effect {found.effect:.3f}" in html
     assert html.count("<tr>") == 3

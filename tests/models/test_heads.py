@@ -19,11 +19,11 @@ def make(name: str = "tiny-encoder", **settings: object) -> torch.nn.Module:
     return model
 
 
-def vectors(model: torch.nn.Module, ids: Tensor, **told: Tensor) -> Tensor:
+def hidden_states(model: torch.nn.Module, ids: Tensor, **kwargs: Tensor) -> Tensor:
     """Return the input of the head."""
     seen: list[Tensor] = []
     handle = model.head.register_forward_pre_hook(lambda _, args: seen.append(args[0]))
-    model(ids, **told)
+    model(ids, **kwargs)
     handle.remove()
     return seen[0]
 
@@ -38,7 +38,7 @@ MASK = torch.tensor([[True] * 4, [False, True, True, False]])
 def test_masked_token_head_is_berts(tied: bool, bias: bool, logit_scale: bool) -> None:
     head = {"kind": "masked_token", "tied": tied, "bias": bias}
     model = make(head=head, logit_scale=logit_scale)
-    x = vectors(model, IDS)
+    x = hidden_states(model, IDS)
     dense, _, norm = model.head.transform
     x = x @ dense.weight.T + dense.bias
     x = x * 0.5 * (1 + torch.erf(x / 2**0.5))
@@ -55,7 +55,7 @@ def test_masked_token_head_is_berts(tied: bool, bias: bool, logit_scale: bool) -
 def test_pooling_by_hand(pooling: str, kind: str, dense: bool) -> None:
     labels = {"n_labels": 3} if kind == "sequence_classification" else {}
     model = make(head={"kind": kind, "pooling": pooling, "dense": dense, **labels})
-    x = vectors(model, IDS, mask=MASK)
+    x = hidden_states(model, IDS, mask=MASK)
     picked = {
         "first": [x[0, 0], x[1, 1]],
         "mean": [(x[0, 0] + x[0, 1] + x[0, 2] + x[0, 3]) / 4, (x[1, 1] + x[1, 2]) / 2],
@@ -72,11 +72,11 @@ def test_pooling_by_hand(pooling: str, kind: str, dense: bool) -> None:
 
 def test_token_classifications_and_no_head() -> None:
     model = make(head={"kind": "token_classification", "n_labels": 3})
-    x = vectors(model, IDS)
+    x = hidden_states(model, IDS)
     expected = x @ model.head.classifier.weight.T + model.head.classifier.bias
     assert (model(IDS) - expected).abs().max() < 1e-12
     model = make(head="none")
-    assert torch.equal(model(IDS), vectors(model, IDS))
+    assert torch.equal(model(IDS), hidden_states(model, IDS))
 
 
 @pytest.mark.parametrize("segments", [None, torch.tensor([[0, 0, 1, 1], [0, 1, 1, 1]])])

@@ -84,7 +84,7 @@ def fresh(name: str = "tiny-decoder", **settings: object) -> torch.nn.Module:
 
 
 @pytest.mark.parametrize(
-    ("ids", "told", "sentence"),
+    ("ids", "kwargs", "sentence"),
     [
         ([[0, 256]], {}, "ids holds 256, but it must stay within 0 and vocab_size - 1 = 255."),
         ([[-1, 5]], {}, "ids holds -1, but it must stay within 0 and vocab_size - 1 = 255."),
@@ -105,10 +105,10 @@ def fresh(name: str = "tiny-decoder", **settings: object) -> torch.nn.Module:
     ],
 )
 def test_an_invalid_call_is_refused_in_one_sentence(
-    ids: list[object], told: dict[str, list[object]], sentence: str
+    ids: list[object], kwargs: dict[str, list[object]], sentence: str
 ) -> None:
     with pytest.raises(gh.InputError) as error:
-        fresh()(torch.tensor(ids), **{name: torch.tensor(value) for name, value in told.items()})
+        fresh()(torch.tensor(ids), **{name: torch.tensor(value) for name, value in kwargs.items()})
     assert str(error.value).startswith(sentence)
 
 
