@@ -198,6 +198,6 @@ def make(name: str) -> hf.PreTrainedModel:
             centre = 1.0 if key.endswith("weight") and tensor.dim() == 1 else 0.0  # a norm's scale
             if tensor.is_floating_point():
                 # Modest, as a trained model's are: large ones sharpen every softmax and blow up the float32 rounding
-                # of the reference's own norms past the limit that float64 is held to.
+                # of the reference's own norms past the tolerance of float64.
                 tensor.normal_(centre, 0.2 if tensor.dim() < 2 else 0.7 / tensor.shape[-1] ** 0.5)
     return model

@@ -133,7 +133,9 @@ def test_exported_models_load_in_transformers(folder: Path, tmp_path: Path) -> N
     assert not info["unexpected_keys"]
     assert not info["mismatched_keys"]
     unread = ("pooler.dense.weight", "pooler.dense.bias", "cls.predictions.bias", "lm_head.bias")
-    assert all(key.endswith(unread) for key in info["missing_keys"])  # BERT's and RoBERTa's, in no forward pass here
+    assert all(
+        key.endswith(unread) for key in info["missing_keys"]
+    )  # BERT's and RoBERTa's, unused in the forward pass
     inputs = draw(ours, LENGTHS)
     if isinstance(ours, Seq2Seq):
         inputs += draw(ours, TARGET_LENGTHS)

@@ -96,8 +96,8 @@ def run_ours(model: Model, ids: Tensor) -> Tensor:
 
 @torch.no_grad()
 def run_theirs(model: nn.Module, ids: Tensor, ours: Model) -> Tensor:
-    told = {"decoder_input_ids": ids[:, :5]} if isinstance(ours, Seq2Seq) else {}
-    out = model(input_ids=ids, attention_mask=torch.ones_like(ids), **told)
+    kwargs = {"decoder_input_ids": ids[:, :5]} if isinstance(ours, Seq2Seq) else {}
+    out = model(input_ids=ids, attention_mask=torch.ones_like(ids), **kwargs)
     return out.logits if hasattr(out, "logits") else out.last_hidden_state
 
 
@@ -234,7 +234,7 @@ def test_module_names_are_short_if_unambiguous(tmp_path: Path) -> None:
     assert targets("gpt2", "out", "down") == ["c_proj"]
     assert targets("gpt2", "down") == [f"transformer.h.{i}.mlp.c_proj" for i in range(3)]
     assert targets("bert-bare", "up") == [f"encoder.layer.{i}.intermediate.dense" for i in range(3)]
-    # Every dense of the blocks, yet the head and the pooler have one too.
+    # Every dense of the blocks, but the head and the pooler have one, too.
     assert len(targets("bert-masked", "out", "up", "down")) == 9  # type: ignore[arg-type]
 
 

@@ -42,7 +42,7 @@ def expected(sentences: list[str]) -> torch.Tensor:
     theirs = hf.AutoModel.from_pretrained(FOLDER, dtype=torch.float32).eval()
     tok = hf.AutoTokenizer.from_pretrained(FOLDER)
     with torch.no_grad():
-        # Special tokens in a text are text for us, always; transformers has to be told.
+        # Special tokens in a text are always plain text for us; transformers needs an option for it.
         inputs = [tok(text, return_tensors="pt", split_special_tokens=True) for text in sentences]
         return torch.cat([theirs(**one).last_hidden_state.mean(1) for one in inputs])
 

@@ -83,7 +83,7 @@ def test_a_config_edited_on_one_side_only_is_refused(tmp_path: Path) -> None:
         gh.load(tmp_path / "model")
 
 
-# The forms that files come in -------------------------------------------------------------------------------
+# Variants of published files -------------------------------------------------------------------------------
 
 
 def rewrite(folder: Path, change: dict[str, str]) -> None:
@@ -429,7 +429,7 @@ def test_what_the_hub_refuses_is_one_sentence(kind: str, message: str, monkeypat
 
     def refuse(*_: object, **__: object) -> None:
         error = getattr(errors, kind)
-        raise error.__new__(error, "404 Client Error.\n\nA page of text")  # made without an answer of a server
+        raise error.__new__(error, "404 Client Error.\n\nA page of text")  # created without a server response
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", refuse)
     with pytest.raises(gh.InputError, match=message) as caught:
@@ -506,7 +506,7 @@ def test_changed_end_tokens_override_the_generation_config(tmp_path: Path) -> No
 @pytest.mark.parametrize("family", hub.FAMILIES.values(), ids=hub.FAMILIES)
 def test_defaults_are_those_of_transformers(family: hub.family.Family) -> None:
     config = hf.AutoConfig.for_model(family.model_type)
-    zero = {"d_ff", "n_kv_heads", "d_head", "n_layers"}  # sizes that follow from others where they are absent
+    zero = {"d_ff", "n_kv_heads", "d_head", "n_layers"}  # sizes derived from others if absent
     for mapping in family.key_mappings:
         if not (mapping.spec_field in zero and mapping.default == 0) and mapping.hf_key != "n_positions":
             assert getattr(config, mapping.hf_key) == mapping.default, mapping.hf_key

@@ -172,7 +172,7 @@ def valid_checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Path:
             edit(CONFIG, lambda t: t.pop("glasshouse"))(place / name)
     shutil.copytree(place / "gpt2", place / "sharded")
     shard(place / "sharded")
-    gh.save(gh.build(SPECS["gpt2"]), None, place / "ours")  # of a family, with our spec beside
+    gh.save(gh.build(SPECS["gpt2"]), None, place / "ours")  # of a family, with our spec
     shutil.copytree(place / "gpt2", place / "worded")
     tokenizer()(place / "worded")
     return place
@@ -375,8 +375,8 @@ def nested(depth: int) -> str:
 class Case(NamedTuple):
     base: str
     damage: Damage
-    file: str  # which the sentence has to name; one of them where `|` stands between
-    reason: str  # and what it has to say, as a regular expression
+    file: str  # which the message has to name; `|` separates alternatives
+    reason: str  # and the reason it has to give, as a regular expression
 
 
 def on(base: str, file: str, cases: dict[str, tuple[Damage, str]]) -> dict[str, Case]:
@@ -462,7 +462,7 @@ TOO_LARGE = {
 ROPE = {
     "rope-dynamic": (rope(rope_type="dynamic", factor=2.0), "dynamic.*KV cache"),
     "rope-dynamic-of-old": (config(rope_parameters=None, rope_scaling={"type": "dynamic", "factor": 2.0}), "dynamic"),
-    # transformers takes the second of these where it stands beside the first
+    # transformers uses the second if both are given
     "rope-two-that-disagree": (config(rope_scaling={"rope_type": "linear", "factor": 2.0}), "rope_scaling"),
     "rope-longrope": (rope(rope_type="longrope", factor=2.0), "longrope"),
     "rope-list": (config(rope_parameters=[1]), "rope_parameters = .1.*JSON object"),
@@ -587,11 +587,11 @@ FILE = {
     "dtype-complex": (put(BIAS, 16, dtype=torch.complex64), "complex"),
 }
 MORE_SHAPES = {
-    # as many rows together as there should be
+    # the total number of rows is right
     "shape-of-queries-and-keys-swapped": Case("llama", swap(QUERY, KEY), WEIGHTS, r"\[8, 16\]"),
     "shape-of-a-row-turned": Case("bart", put("final_logits_bias", 61, 1), WEIGHTS, r"\[61, 1\]"),
     "tensor-under-two-names": Case("bert", put("bert.embeddings.LayerNorm.gamma", 16), WEIGHTS, "LayerNorm"),
-    # 16 numbers a layer: few enough to be held by four megabytes
+    # 16 parameters per layer: few enough to fit in four megabytes
     "own-layers-of-four-megabytes": Case(
         "own",
         both(

@@ -211,7 +211,7 @@ def test_a_tensor_given_to_edit_is_not_modified() -> None:
     model, held = small(), torch.randn(2, 4, 6, 16, dtype=torch.float64)
     before = held.clone()
     with pytest.MonkeyPatch.context() as patched, gh.edit(model, {"z.0": held}):
-        patched.setattr(batched_edits, "MAX_ELEMENTS", 1)  # one copy at a time, which is what was put in itself
+        patched.setattr(batched_edits, "MAX_ELEMENTS", 1)  # one copy at a time, which is the given tensor itself
         ablation_effects(model, IDS)
     assert torch.equal(held, before)
 

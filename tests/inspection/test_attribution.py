@@ -1,7 +1,7 @@
 """Direct logit attribution by hand, and for all specs against a reference in which every component has a factor.
 
-With the norms held, the logit is linear in these factors, so its derivative by one, which torch finds, is what that
-part adds. In float64 rounding is 1e-16 of the largest part, a few dozen operations deep: 1e-9 leaves room for that.
+With the norms frozen, the logit is linear in these factors, so its gradient by one is the contribution of that
+component. In float64 rounding is 1e-16 of the largest term, a few dozen operations deep: 1e-9 leaves room for that.
 """
 
 from __future__ import annotations
@@ -293,7 +293,7 @@ def test_only_the_requested_positions_are_recorded(monkeypatch: pytest.MonkeyPat
     model.head.register_forward_hook(lambda *_: whole.append(1))
     attribute(model, IDS, token=1, position=2)
     assert lengths == {1}
-    assert not whole  # the logits of all positions are not made
+    assert not whole  # the logits of all positions are not computed
     lengths.clear()
     attribute(tiny(), IDS, token=1, position=torch.tensor([2, 4]))
     assert lengths == {3}

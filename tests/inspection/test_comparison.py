@@ -154,7 +154,7 @@ def test_a_changed_head_is_located() -> None:
         assert field[:2].nonzero().tolist() == [[1, 2]]
         assert (field[2] > 0).all()
     assert (seen.residual_distance[:2] == 0).all()
-    # The first token sees itself alone, whatever its query; what goes on from there reaches all that follow.
+    # The first token attends to itself alone, whatever its query; the change reaches all later positions.
     assert (seen.residual_distance[2:, 0, 1:] > 0).all()
     assert (seen.residual_distance[:, 0, 0] == 0).all()
     assert seen.ffn_out_distance[0] == 0
@@ -192,14 +192,14 @@ def test_total_variation_by_hand_with_edits_of_either_model() -> None:
     back[0, 0] = 1
     half = (back + torch.eye(5)) / 2
     with gh.edit(one, {"pattern.1[head=1]": back}), gh.edit(other, {"pattern.1[head=1]": torch.eye(5)}):
-        # All but the first of five look elsewhere.
+        # All but the first of five attend to another token.
         assert compare(one, other, TOKENS).pattern_distance[1, 1] == 0.8
     with gh.edit(one, {"pattern.1[head=1]": back}), gh.edit(other, {"pattern.1[head=1]": half}):
         assert compare(one, other, TOKENS).pattern_distance[1].tolist() == [0, 0.4, 0, 0]
     with gh.edit(one, {"scores.0[head=1]": lambda scores: scores + 1}):
         assert (
             compare(one, other, TOKENS).pattern_distance.abs().max() < 1e-14
-        )  # a softmax does not feel what is added to all
+        )  # a softmax is invariant to a constant shift
 
 
 def test_kl_divergence_and_loss_by_hand() -> None:
@@ -397,7 +397,7 @@ def test_html_is_small_and_escaped(tmp_path: Path) -> None:
     assert "<script" not in drawn
     assert len(drawn) < 100_000
     top = int(long.kl_divergence.argmax())
-    assert f"text 0, {top}:" in drawn  # the token that differs most is named, though it may not be drawn
+    assert f"text 0, {top}:" in drawn  # the token that differs most is listed, though it may not be drawn
     long.save_html(tmp_path / "page.html")
     alike = compare(one, one, torch.tensor([[1, 2, 3]]))._repr_html_()
     assert alike.count('<td class="word"') == 16
@@ -433,7 +433,7 @@ def test_two_threads_compare_the_same_models_in_opposite_order() -> None:
         def __enter__(self) -> None:
             self.lock.acquire()
             with contextlib.suppress(threading.BrokenBarrierError):
-                meeting.wait(0.2)  # both hold one, or one waits for the other
+                meeting.wait(0.2)  # both have one lock, or one waits for the other
 
         def __exit__(self, *error: object) -> None:
             self.lock.release()
@@ -451,7 +451,7 @@ def test_two_threads_compare_the_same_models_in_opposite_order() -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(20)  # a guard against waiting for ever
+        thread.join(20)  # a guard against a deadlock
     assert not any(thread.is_alive() for thread in threads)
     for number in range(2):
         assert found[number].allclose(expected[number], equal_nan=True)

@@ -47,7 +47,7 @@ def test_editing_a_pattern_replaces_only_its_layers_kernel() -> None:
             True,
             False,
         ]
-        with gh.record(model, "pattern.2", "q.1"):  # recording opens no other
+        with gh.record(model, "pattern.2", "q.1"):  # recording replaces no other kernel
             assert type(model.stack.blocks[2].attention.layer.attend) is Fused
     assert [type(block.attention.layer.attend) for block in model.stack.blocks] == kinds
 
@@ -144,7 +144,7 @@ def test_a_trained_steering_vector_is_not_cached() -> None:
     assert losses[1] < losses[0]
     third = add(torch.full((64,), 1 / 3))
     third(torch.zeros(64, dtype=torch.bfloat16))
-    assert third(torch.zeros(64))[0] == torch.tensor(1 / 3)  # and not what bfloat16 left of it
+    assert third(torch.zeros(64))[0] == torch.tensor(1 / 3)  # not rounded to bfloat16
 
 
 @pytest.mark.parametrize(

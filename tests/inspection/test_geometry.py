@@ -84,7 +84,7 @@ def test_rollout_of_previous_token_heads() -> None:
     back[0, 0] = 1
     with gh.edit(model, {"pattern.*": back.double()}):
         rolled = attention_rollout(model, ONE)
-        # Of the third token, half stays and half comes from the second; once more, and a quarter is the first's.
+        # Of the third token, half stays and half is from the second; after another layer a quarter is from the first.
         assert rolled[0, 0, 2].tolist() == [0, 0.5, 0.5, 0]
         assert rolled[1, 0, 2].tolist() == [0.25, 0.5, 0.25, 0]
         assert rolled[1, 0, 0].tolist() == [1, 0, 0, 0]
@@ -124,7 +124,7 @@ def test_norms_and_similarities_by_hand() -> None:
         )
         angles = position_similarity(model, ONE, site="resid_post.0")[0]
         assert_close(angles, torch.tensor(expected, dtype=torch.float64))
-        vectors[0, 0] = 0  # which points nowhere
+        vectors[0, 0] = 0  # which has no direction
         assert position_similarity(model, ONE, site="resid_post.0")[0, 0].tolist() == [0, 0, 0, 0]
 
 

@@ -46,7 +46,7 @@ def slow(
     found: dict[str, list[float]] = {name: [] for name in (*NAMES, "lacking")}
     for row, tokens in enumerate(ids):
         for number in sorted(set(documents[row])):
-            # Cut the document out and close its gaps: then places are positions.
+            # Extract the document without padding: then indices are positions.
             kept = [i for i in range(len(tokens)) if real[row][i] and documents[row][i] == number]
             text = [tokens[i] for i in kept]
             for q, place in enumerate(kept):
@@ -111,7 +111,7 @@ def check(model: Model, stack: str | None = None, **kwargs: Tensor) -> None:
     ids = given[0] if stack == "encoder" else given[-1]
     side = "target_" if two and stack != "encoder" else ""
     call = {side + name: value[:, : ids.shape[1]] for name, value in kwargs.items()}
-    if two and "documents" in kwargs:  # they come for both sides
+    if two and "documents" in kwargs:  # they are given for source and target
         call = {"documents": kwargs["documents"], "target_documents": kwargs["documents"][:, : given[1].shape[1]]}
     with gh.record(model, f"{prefix}pattern.*", stop=True) as seen:  # a pooling head takes no documents
         model(*given, **call)
@@ -180,14 +180,14 @@ def of_one_head(scores: HeadScores) -> dict[str, float]:
 def test_a_previous_token_head() -> None:
     back = torch.diag(torch.ones(4), -1)
     back[0, 0] = 1
-    # 5 6 5 7 5: the second and third 5 look at what followed the 5 before them.
+    # 5 6 5 7 5: the second and third 5 attend to the token after the previous 5.
     assert of_one_head(score_pattern(back)) == {
         "current_token": 0.0,
         "previous": 1.0,
         "first": 0.25,
         "duplicate": 0.0,
         "induction": 1.0,
-        "marked": 0.6,  # places 0, 2 and 4, seen from 0, 1 and 3
+        "marked": 0.6,  # positions 0, 2 and 4, attended to from 0, 1 and 3
         "entropy": 0.0,
         "distance": 0.8,
         "normalized_entropy": 0.0,
@@ -201,7 +201,7 @@ def test_a_first_token_head() -> None:
         "current_token": 0.0,
         "previous": 0.25,
         "first": 1.0,
-        "duplicate": 1.0,  # the first token is the one that is said again
+        "duplicate": 1.0,  # the first token is the one that is repeated
         "induction": 0.0,
         "marked": 1.0,
         "entropy": 0.0,
@@ -243,7 +243,7 @@ def test_head_types_at_every_length(kind: str) -> None:
         patterns = {"current_token": torch.eye(length), "previous": before, "first": first, "broad": seen}
         for name, pattern in patterns.items():
             found = score_pattern(pattern / pattern.sum(-1, keepdim=True), kind, ids).head_types[1][2]
-            # Of two tokens, the first is the one before.
+            # With two tokens, the first is the previous one.
             assert found == ("previous" if length == 2 and name == "first" else name)
 
 
@@ -275,12 +275,12 @@ def test_a_score_with_a_high_baseline_gives_no_head_type() -> None:
 def test_an_encoder_attends_both_ways() -> None:
     even = torch.full((3, 3), 1 / 3)
     scores = of_one_head(score_pattern(even, "tiny-encoder", torch.tensor([[5, 6, 5]])))
-    # Nothing follows the last 5, so the first has nothing to be led to; the last is led to the 6.
+    # Nothing follows the last 5, so the first has no induction key; that of the last is the 6.
     expected = {"previous": 1 / 3, "first": 1 / 3, "duplicate": 1 / 3, "induction": 1 / 3, "normalized_entropy": 1.0}
     assert {name: scores[name] for name in expected} == pytest.approx(expected, abs=1e-6)
     weight = torch.tensor([[0.0, 0.0, 1.0], [1.0, 0.0, 0.0], [0.0, 1.0, 0.0]])
     scores = of_one_head(score_pattern(weight, "tiny-encoder", torch.tensor([[5, 6, 5]])))
-    assert scores["duplicate"] == 0.5  # the first 5 looks at the last, the last at the 6
+    assert scores["duplicate"] == 0.5  # the first 5 attends to the last, the last to the 6
     assert scores["induction"] == 1.0
 
 
@@ -342,7 +342,7 @@ def test_one_forward_pass_stops_after_the_last_attention() -> None:
 def test_an_active_recording_changes_nothing() -> None:
     model = small()
     alone = head_scores(model, TOKENS)
-    with gh.record(model, "pattern.*", "scores.1") as seen:  # its hooks come first
+    with gh.record(model, "pattern.*", "scores.1") as seen:  # its hooks run first
         same(head_scores(model, TOKENS), alone)
     assert len(seen) == 3
 

@@ -273,7 +273,9 @@ def test_edits_apply_and_recordings_are_not_disturbed() -> None:
         changed = lens(model, IDS, top_k=VOCABULARY)
         own = model(IDS).softmax(-1)
     assert_close(changed.probabilities[-1], own.gather(-1, changed.tokens[-1]))
-    assert changed.probabilities[1].std(dim=1).max() < 1e-12  # what reads a stream of zeros says the same everywhere
+    assert (
+        changed.probabilities[1].std(dim=1).max() < 1e-12
+    )  # predictions from a zero residual stream are the same everywhere
     assert seen["final"].shape == (*IDS.shape, 16)
 
 

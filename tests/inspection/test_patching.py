@@ -271,7 +271,7 @@ def test_each_prompt_has_its_own_padding(padding: str) -> None:
     if padding == "mask":
         pair = tuple(torch.arange(6) < lengths[:, None] for lengths in pair)
     kwargs = {padding: pair}
-    model = small("tiny-encoder")  # where what comes after is seen, too
+    model = small("tiny-encoder")  # which attends to later positions, too
     (short,), (long,) = inputs(model, IDS[:1, :4]), inputs(model, OTHER[:1])
     padded = nn.functional.pad(short, (0, 2), value=7)
     name = "resid_post.0[position=0:4]"

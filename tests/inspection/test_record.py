@@ -123,7 +123,7 @@ def test_masked_keys_have_weight_0(s: spec.Spec) -> None:
         for b, i, j in torch.cartesian_prod(torch.arange(2), *(torch.arange(n) for n in pattern.shape[2:])).tolist():
             causal = isinstance(s, spec.DecoderSpec) or stem.startswith("decoder.")
             hidden = (causal and j > i) or (window and abs(i - j) >= window) or (call and j >= lengths[b])
-            if i < lengths[b] or not call:  # what padding itself looks at is nobody's business
+            if i < lengths[b] or not call:  # queries at padding are not compared
                 assert bool((pattern[b, :, i, j] == 0).all()) == bool(hidden)
 
 
@@ -280,13 +280,13 @@ def test_a_call_that_fails_midway_leaves_nothing(error: type[BaseException]) -> 
         failing = True
         model(IDS.flip(1))
     assert set(seen) == set(good)
-    assert all(seen[name].equal(good[name]) for name in good)  # of one call, the last that went through
+    assert all(seen[name].equal(good[name]) for name in good)  # all from one call, the last that completed
     with contextlib.suppress(error), gh.record(model, "resid_post.*") as nothing:
         model(IDS)
     assert len(nothing) == 0
     with pytest.raises(gh.InputError, match=r"resid_post.0 has not been recorded yet"):
         nothing["resid_post.*"]
-    # Inside the block, too, and a call after it is seen whole.
+    # Also inside the block, and a later call is recorded in full.
     with gh.record(model, "resid_post.*") as seen:
         with contextlib.suppress(error):
             model(IDS.flip(1))

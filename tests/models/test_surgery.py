@@ -134,7 +134,7 @@ def test_more_merges(kind: str, head: dict[str, object]) -> None:
             assert len(pieces) > 1
             mean = torch.stack([two[piece] for piece in pieces]).sum(0) / len(pieces)
             assert (one[number] - mean).abs().max() < 1e-15 * len(pieces) * two.abs().max()
-    ids = SMALL.encode(TEXT)  # the new one reads other ids, but these still mean the same
+    ids = SMALL.encode(TEXT)  # the new one has other ids, but these still mean the same
     theirs, ours = run(model, ids), run(grafted, ids)
     ours = ours if head["kind"] == "pooled" else ours[:, :266]
     assert (ours - theirs).abs().max() <= 1e-13 * theirs.abs().max()

@@ -16,7 +16,7 @@ from glasshouse.models.stack import Stack
 
 D_MODEL, N_HEADS, D_FF = 32, 4, 48
 
-# Ours on the left. Torch numbers its norms by sublayer, and holds query, key and value maps in one matrix.
+# Ours on the left. Torch numbers its norms by sublayer, and has query, key and value projections in one matrix.
 NAMES = {
     "blocks.": "layers.",
     "attention.layer.query.": "self_attn.in_proj_",
@@ -139,8 +139,8 @@ def test_equals_torch(order: str, bias: bool, n_layers: int, final_norm: bool, c
     assert ours.keys() == theirs.keys()
     error = their_error = 0.0
     for name, exact in theirs.items():
-        # Torch holds the three maps in one matrix, whose largest entry is the measure: the gradient of a bias shared
-        # by all keys, which moves a row's scores alike, is 0 but for rounding and has no size of its own.
+        # Torch has the three projections in one matrix, whose largest entry is the scale: the gradient of a bias
+        # of all keys, which shifts all scores of a query, is 0 but for rounding and has no scale of its own.
         sisters = {re.sub(r"\.(query|key|value)\.", f".{part}.", name) for part in ("query", "key", "value")}
         size = max(float(theirs[sister].abs().max()) for sister in sisters)
         assert (ours[name] - exact).abs().max() <= 1e-12 * size, name

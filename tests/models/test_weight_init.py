@@ -44,7 +44,7 @@ def test_depth_scaled_divides_the_residual_projections() -> None:
     block = make(spec.DepthScaled(0.05)).stack.blocks[2]
     assert spread(block.attention.layer.key.weight) == near(0.05)
     for weight in (block.attention.layer.out.weight, block.feedforward.layer.down.weight):
-        assert spread(weight) == near(0.05 / math.sqrt(6))  # three layers of two writes
+        assert spread(weight) == near(0.05 / math.sqrt(6))  # three layers of two residual projections
 
 
 def test_depth_scaled_counts_three_residual_projections_with_cross_attention() -> None:
@@ -64,7 +64,7 @@ def test_xavier_depends_on_the_shape_of_each_matrix() -> None:
     model = make(spec.Xavier(), "llama-small")
     attention = model.stack.blocks[0].attention.layer
     for weight in (attention.query.weight, attention.key.weight, attention.value.weight):
-        bound = math.sqrt(6 / (128 + len(weight)))  # fan in and fan out of this map alone
+        bound = math.sqrt(6 / (128 + len(weight)))  # fan-in and fan-out of this matrix alone
         assert float(weight.detach().abs().max()) == pytest.approx(bound, rel=0.01)
         assert spread(weight) == near(bound / math.sqrt(3))
     assert spread(model.token_embedding.table.weight) == near(128**-0.5)
@@ -131,7 +131,7 @@ def test_explicit_embed_scale_and_init_are_kept() -> None:
         assert s.embed_scale == isinstance(s.position, spec.Sinusoidal)
     other = spec.DecoderSpec(vocab_size=9, d_model=8, n_layers=1, n_heads=2)
     assert (other.embed_scale, other.init) == (False, spec.DepthScaled())
-    for scaled in (False, True):  # as a published config says, or leaves to its own default
+    for scaled in (False, True):  # set by a published config, or left to its default
         table = {"model_type": "marian", "architectures": ["MarianMTModel"], "eos_token_id": 0, "pad_token_id": 1}
         table |= {"encoder_layers": 1, "decoder_layers": 1}
         table |= {"scale_embedding": True} if scaled else {}
