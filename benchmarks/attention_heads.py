@@ -28,7 +28,7 @@ from glasshouse.models import Model
 
 # What a head must reach to be called one of its kind: a quarter of its weight on one sort of place, at every query on
 # average; or, for one that looks everywhere, an entropy near that of an even head. What an even head has is shown.
-THRESHOLDS = {"previous": 0.25, "first": 0.25, "induction": 0.25, "marked": 0.25, "broad": 0.7}
+THRESHOLDS = {"previous": 0.25, "first": 0.25, "induction": 0.25, "marked": 0.25, "normalized_entropy": 0.7}
 PAIRS = 16  # of texts to patch between
 
 
@@ -122,7 +122,7 @@ def echo() -> None:
         scores = gh.head_scores(model, ids)
         grown = ablation_effects(model, ids, targets=after_the_first_round(ids)).metric_increase
         show("echo", seed=seed, right=f"{right:.4f}")
-        names = {"previous": "before", "first": "first", "induction": "induction", "broad": "broad"}
+        names = {"previous": "before", "first": "first", "induction": "induction", "normalized_entropy": "broad"}
         classify_heads("echo", scores, names)
         for layer in range(2):
             each = {name: numbers(getattr(scores, name)[layer]) for name in names}
@@ -207,7 +207,7 @@ def library() -> None:
     ends = torch.tensor([b"\n" in tok.decode_bytes([number]) for number in range(len(tok))])[ids]
     scores = gh.head_scores(model, ids, marked=ends)
     show("library", ends_of_lines=f"{ends.float().mean():.3f} of the tokens")
-    names = {"previous": "before", "marked": "end of line", "first": "first", "broad": "broad"}
+    names = {"previous": "before", "marked": "end of line", "first": "first", "normalized_entropy": "broad"}
     classify_heads("library", scores, names)
     for layer in range(len(scores.normalized_entropy)):
         show("library", layer=layer, **{name: numbers(getattr(scores, name)[layer]) for name in names})
