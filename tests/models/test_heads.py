@@ -103,7 +103,7 @@ def test_the_final_norm_is_optional_with_any_norm_placement(norm_placement: str,
     model = make("tiny-decoder", norm_placement=norm_placement, final_norm=final_norm)
     seen: list[Tensor] = []
     model.stack.blocks[-1].register_forward_hook(lambda _, __, out: seen.append(out))
-    out = model.stack(model.token(IDS), make_layout(IDS))
+    out = model.stack(model.token_embedding(IDS), make_layout(IDS))
     x = seen[0]
     if final_norm:
         x = x / (x.square().mean(-1, keepdim=True) + 1e-6).sqrt() * model.stack.norm.weight
