@@ -56,8 +56,8 @@ def test_depth_scaled_counts_three_residual_projections_with_cross_attention() -
 def test_zero_output_makes_every_block_the_identity() -> None:
     model = make(spec.ZeroOutput()).eval()
     ids = torch.randint(0, 500, (2, 6))
-    expected = model.stack.position.embed(model.token(ids), torch.arange(6)[None])
-    assert torch.equal(model.stack(model.token(ids), make_layout(ids)), model.stack.norm(expected))
+    expected = model.stack.position.embed(model.token_embedding(ids), torch.arange(6)[None])
+    assert torch.equal(model.stack(model.token_embedding(ids), make_layout(ids)), model.stack.norm(expected))
 
 
 def test_xavier_depends_on_the_shape_of_each_matrix() -> None:
@@ -112,7 +112,7 @@ def test_sinusoidal_positions_do_not_dominate_the_embeddings(name: str, d_model:
     torch.manual_seed(0)
     model = gh.build(OPTIONS[name](d_model))
     ids = torch.arange(400)[None]
-    tokens = model.token(ids).detach()
+    tokens = model.token_embedding(ids).detach()
     stack = model.encoder if name == "seq2seq" else model.stack
     positions = stack.position.embed(torch.zeros_like(tokens), ids)
     # Each pair of a sine and a cosine has norm 1, and each number of a scaled token vector variance 1.
