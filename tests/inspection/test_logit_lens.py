@@ -89,7 +89,7 @@ def test_by_hand() -> None:
 def test_each_layer_is_the_residual_stream_through_norm_and_head() -> None:
     seen_kinds = set()
 
-    @fast
+    @settings(fast, max_examples=150)  # enough to draw every norm placement with and without a final norm
     @given(specs())
     def holds(s: spec.Spec) -> None:
         assume(isinstance(s.head, EVERYWHERE))
