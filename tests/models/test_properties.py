@@ -121,7 +121,7 @@ def check_packed_is_separate(model: Model) -> None:
         for b, place in places:
             kept = kwargs.get("mask", torch.ones_like(real))[b, place]
             if kept.any():
-                own = {"prefix": kwargs["prefix"][b : b + 1]} if "prefix" in kwargs else {}
+                own = {"prefix_lengths": kwargs["prefix_lengths"][b : b + 1]} if "prefix_lengths" in kwargs else {}
                 close(packed[b, place][kept], hidden_states(model, x[b, place][kept][None], **own)[0])
 
 
