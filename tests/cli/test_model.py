@@ -74,7 +74,7 @@ def test_what_was_verified_is_not_said_of_other_files(folder: Path, capsys: pyte
     tensors = load_file(folder / "model.safetensors")
     save_file({name: tensor + 1 for name, tensor in tensors.items()}, folder / "model.safetensors", {"format": "pt"})
     gh.load(folder)
-    assert "speaks of other weights or another config" in capsys.readouterr().err
+    assert "is of other weights or another config" in capsys.readouterr().err
 
 
 def test_verify_knows_every_architecture_it_reads(tmp_path: Path) -> None:
@@ -101,7 +101,7 @@ def test_export_names_the_family_or_the_obstacle(folder: Path, tmp_path: Path) -
     gh.save(gh.build(gh.preset("gpt2", **SIZE, position="alibi")), None, tmp_path / "alibi")
     done = run("export", tmp_path / "alibi", tmp_path / "never")
     assert done.returncode == 1
-    assert done.stderr.startswith("error: no published family can express this model")
+    assert done.stderr.startswith("error: no transformers family can express this model")
     assert "position" in done.stderr
     assert not (tmp_path / "never").exists()
 

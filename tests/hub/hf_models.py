@@ -1,4 +1,4 @@
-"""Small random models of every family and variant we read, made by transformers, the system to be equal to."""
+"""Small random transformers models of every supported family and variant."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import transformers as hf
 
 
 class Case(NamedTuple):
-    """One kind of published model: how to make it, and whether its norms drop to float32 whatever its type."""
+    """One variant of a family: how to make it, and whether its norms compute in float32 whatever its dtype."""
 
     model: type[Any]
     config: Callable[[], Any]
@@ -185,7 +185,7 @@ CASES = {
 
 
 def make(name: str) -> hf.PreTrainedModel:
-    """Make a model whose every tensor is random: biases and norms too, which a fresh one has at 0 and 1."""
+    """Make a model with all tensors random, also biases and norms, which are initialized to 0 and 1."""
     case = CASES[name]
     torch.manual_seed(sum(name.encode()))
     model = case.model(case.config()).eval()
@@ -198,6 +198,6 @@ def make(name: str) -> hf.PreTrainedModel:
             centre = 1.0 if key.endswith("weight") and tensor.dim() == 1 else 0.0  # a norm's scale
             if tensor.is_floating_point():
                 # Modest, as a trained model's are: large ones sharpen every softmax and blow up the float32 rounding
-                # of the reference's own norms past the limit that float64 is held to.
+                # of the reference's own norms past the tolerance of float64.
                 tensor.normal_(centre, 0.2 if tensor.dim() < 2 else 0.7 / tensor.shape[-1] ** 0.5)
     return model

@@ -1,4 +1,4 @@
-"""Every family and variant against transformers: in, out, cached, and back again."""
+"""Parity with transformers for every family and variant: load, export, KV cache, round trip."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def folder(theirs: hf.PreTrainedModel, tmp_path: Path) -> Path:
 
 
 def draw(model: Model, lengths: Tensor) -> tuple[Tensor, Tensor]:
-    """Draw ids, padded with the model's padding id where it has one, and say which are real."""
+    """Draw ids, padded with the model's pad_id if it has one, and return which are not padding."""
     size = model.spec.vocab_size
     ids = torch.randint(3, size - 1, (len(lengths), int(lengths.max())))
     real = torch.arange(ids.shape[1]) < lengths[:, None]
@@ -47,13 +47,13 @@ def draw(model: Model, lengths: Tensor) -> tuple[Tensor, Tensor]:
 
 @torch.no_grad()
 def run_theirs(theirs: hf.PreTrainedModel, ours: Model, ids: Tensor, real: Tensor, *target: Tensor) -> list[Tensor]:
-    """Return what comes out, then the vectors before every block and after the last, of all stacks in turn."""
-    told: dict[str, Any] = {"input_ids": ids, "attention_mask": real.long(), "output_hidden_states": True}
+    """Return the output, then the hidden states before every block and after the last, of all stacks."""
+    kwargs: dict[str, Any] = {"input_ids": ids, "attention_mask": real.long(), "output_hidden_states": True}
     if target:
-        told |= {"decoder_input_ids": target[0], "decoder_attention_mask": target[1].long()}
+        kwargs |= {"decoder_input_ids": target[0], "decoder_attention_mask": target[1].long()}
     elif isinstance(ours, Encoder) and ours.spec.n_segments > 1:
-        told["token_type_ids"] = (torch.arange(ids.shape[1]) > 4).long().expand_as(ids)
-    out = theirs(**told)
+        kwargs["token_type_ids"] = (torch.arange(ids.shape[1]) > 4).long().expand_as(ids)
+    out = theirs(**kwargs)
     result = out.logits if hasattr(out, "logits") else out.last_hidden_state
     if target:
         return [result, *out.encoder_hidden_states, *out.decoder_hidden_states]
@@ -68,19 +68,19 @@ def run_ours(ours: Model, ids: Tensor, real: Tensor, *target: Tensor) -> list[Te
     for stack in stacks:
         hooks += [b.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0])) for b in stack.blocks]
         hooks += [stack.register_forward_hook(lambda _, inputs, output: seen.append(output))]
-    told: dict[str, Tensor] = {"lengths": real.sum(1)}
+    kwargs: dict[str, Tensor] = {"lengths": real.sum(1)}
     if target:
-        told["target_lengths"] = target[1].sum(1)
+        kwargs["target_lengths"] = target[1].sum(1)
     elif isinstance(ours, Encoder) and ours.spec.n_segments > 1:
-        told["segments"] = (torch.arange(ids.shape[1]) > 4).long().expand_as(ids)
-    result = ours(ids, *target[:1], **told)
+        kwargs["segments"] = (torch.arange(ids.shape[1]) > 4).long().expand_as(ids)
+    result = ours(ids, *target[:1], **kwargs)
     for hook in hooks:
         hook.remove()
     return [result, *seen]
 
 
 def assert_equal(theirs: list[Tensor], ours: list[Tensor], tolerance: float, source: Tensor, target: Tensor) -> None:
-    """Compare real tokens, relative to the largest entry."""
+    """Compare tokens that are not padding, relative to the largest entry."""
     assert len(theirs) == len(ours)
     for a, b in zip(theirs, ours, strict=True):
         assert a.dtype == b.dtype
@@ -133,7 +133,9 @@ def test_exported_models_load_in_transformers(folder: Path, tmp_path: Path) -> N
     assert not info["unexpected_keys"]
     assert not info["mismatched_keys"]
     unread = ("pooler.dense.weight", "pooler.dense.bias", "cls.predictions.bias", "lm_head.bias")
-    assert all(key.endswith(unread) for key in info["missing_keys"])  # BERT's and RoBERTa's, in no forward pass here
+    assert all(
+        key.endswith(unread) for key in info["missing_keys"]
+    )  # BERT's and RoBERTa's, unused in the forward pass
     inputs = draw(ours, LENGTHS)
     if isinstance(ours, Seq2Seq):
         inputs += draw(ours, TARGET_LENGTHS)

@@ -1,4 +1,4 @@
-"""Adapters against PEFT itself on the transformers model: written by either, read by the other, folded by both."""
+"""Adapters against PEFT on the transformers model: saved by either, loaded by the other, merged by both."""
 
 from __future__ import annotations
 
@@ -77,12 +77,12 @@ def ident(value: object) -> str | None:
 
 
 def tolerance(name: str) -> float:
-    """In float64; where a norm of transformers drops to float32, what that rounds."""
+    """In float64; looser where a norm of transformers computes in float32."""
     return 1e-6 if CASES[name].drops else 1e-10
 
 
 def randomise(tensors: dict[str, Tensor]) -> None:
-    """Move the maps up away from zero, as training does."""
+    """Move the B matrices away from zero, as training does."""
     torch.manual_seed(11)
     for name, tensor in tensors.items():
         if name.endswith((".lora_b", "lora_B.default.weight")):
@@ -96,8 +96,8 @@ def run_ours(model: Model, ids: Tensor) -> Tensor:
 
 @torch.no_grad()
 def run_theirs(model: nn.Module, ids: Tensor, ours: Model) -> Tensor:
-    told = {"decoder_input_ids": ids[:, :5]} if isinstance(ours, Seq2Seq) else {}
-    out = model(input_ids=ids, attention_mask=torch.ones_like(ids), **told)
+    kwargs = {"decoder_input_ids": ids[:, :5]} if isinstance(ours, Seq2Seq) else {}
+    out = model(input_ids=ids, attention_mask=torch.ones_like(ids), **kwargs)
     return out.logits if hasattr(out, "logits") else out.last_hidden_state
 
 
@@ -111,7 +111,7 @@ def assert_close(a: Tensor, b: Tensor, limit: float) -> None:
 
 
 def adapted(name: str, targets: tuple[str, ...], tmp_path: Path) -> tuple[Model, LoRA]:
-    """Return one of ours with LoRA on it, of which the base and the adapter are saved."""
+    """Return a model with LoRA attached, with its base and its adapter saved."""
     make(name).save_pretrained(tmp_path / "theirs")
     model, _ = gh.load(tmp_path / "theirs", dtype=torch.float64)
     gh.save(model, None, tmp_path / "base")
@@ -125,7 +125,7 @@ def adapted(name: str, targets: tuple[str, ...], tmp_path: Path) -> tuple[Model,
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A Llama and its adapter, saved once."""
+    """A Llama model and its adapter, saved once."""
     place = tmp_path_factory.mktemp("saved")
     adapted("llama", ATTENTION, place)
     return place
@@ -133,7 +133,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def folder(saved: Path, tmp_path: Path) -> Path:
-    """A copy of that adapter, to be damaged."""
+    """A copy of that adapter, to be damaged by a test."""
     return Path(shutil.copytree(saved / "adapter", tmp_path / "adapter"))
 
 
@@ -170,7 +170,7 @@ def test_ours_in_peft(name: str, targets: tuple[str, ...], tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(("name", "settings"), IN, ids=ident)
-def test_peft_s_in_ours(name: str, settings: dict[str, Any], tmp_path: Path) -> None:
+def test_peft_adapters_in_ours(name: str, settings: dict[str, Any], tmp_path: Path) -> None:
     base = make(name).double()
     base.save_pretrained(tmp_path / "base")
     theirs = peft.get_peft_model(base, peft.LoraConfig(**{"r": 4, "lora_alpha": 6, **settings})).eval()
@@ -189,8 +189,8 @@ def test_peft_s_in_ours(name: str, settings: dict[str, Any], tmp_path: Path) -> 
     assert_close(run_ours(ours, IDS), run_theirs(theirs.merge_and_unload(), IDS, ours), tolerance(name))
 
 
-def test_a_joined_matrix_by_hand(tmp_path: Path) -> None:
-    """Of GPT-2's three the first and the last: two maps down above each other, two maps up on a diagonal."""
+def test_a_fused_matrix_by_hand(tmp_path: Path) -> None:
+    """GPT-2's queries and values: A matrices concatenated, B matrices block-diagonal."""
     ours, _ = adapted("gpt2", ATTENTION, tmp_path)
     tensors, own = load_file(tmp_path / "adapter" / "adapter_model.safetensors"), lora.adapter_state_dict(ours)
     query, value = (f"stack.blocks.1.attention.layer.{name}" for name in ATTENTION)
@@ -208,8 +208,8 @@ def test_a_joined_matrix_by_hand(tmp_path: Path) -> None:
     assert table["rank_pattern"] == table["alpha_pattern"] == {}
 
 
-def test_a_joined_matrix_that_was_never_trained(tmp_path: Path) -> None:
-    """All zero on the way up, it is nobody's: each of the three gets the whole map down, to go on from."""
+def test_a_fused_matrix_that_was_never_trained(tmp_path: Path) -> None:
+    """With B all zero the chunks cannot be told apart: each of the three gets the whole A matrix."""
     base = make("gpt2")
     base.save_pretrained(tmp_path / "base")
     theirs = peft.get_peft_model(base, peft.LoraConfig(r=4, target_modules=["c_attn"], fan_in_fan_out=True))
@@ -224,7 +224,7 @@ def test_a_joined_matrix_that_was_never_trained(tmp_path: Path) -> None:
         assert lora.adapter_state_dict(ours)[f"stack.blocks.2.attention.layer.{name}.lora_a"].equal(expected)
 
 
-def test_names_are_short_where_that_says_enough(tmp_path: Path) -> None:
+def test_module_names_are_short_if_unambiguous(tmp_path: Path) -> None:
     def targets(name: str, *ours: str) -> object:
         place = tmp_path / "-".join((name, *ours))
         adapted(name, ours, place)
@@ -234,7 +234,7 @@ def test_names_are_short_where_that_says_enough(tmp_path: Path) -> None:
     assert targets("gpt2", "out", "down") == ["c_proj"]
     assert targets("gpt2", "down") == [f"transformer.h.{i}.mlp.c_proj" for i in range(3)]
     assert targets("bert-bare", "up") == [f"encoder.layer.{i}.intermediate.dense" for i in range(3)]
-    # Every dense of the blocks, yet the head and the pooler have one too.
+    # Every dense of the blocks, but the head and the pooler have one, too.
     assert len(targets("bert-masked", "out", "up", "down")) == 9  # type: ignore[arg-type]
 
 
@@ -247,11 +247,11 @@ def test_names_are_short_where_that_says_enough(tmp_path: Path) -> None:
         ({"modules_to_save": ["lm_head"]}, "modules_to_save"),
         ({"init_lora_weights": "pissa"}, "init_lora_weights = 'pissa'"),
         ({"strange": 3}, "strange = 3"),
-        ({"r": 5}, r"a rank of 5 ask for \[5, 48\] and \[48, 5\]"),
-        ({"r": "many"}, "r = 'many', but it must be a whole number"),
-        ({"rank_pattern": {"(a+)+": 3}}, "rank_pattern that is not a table of modules' names"),
-        ({"lora_alpha": -1.0}, "describes no LoRA: lora.alpha is -1.0"),
-        ({"lora_dropout": 1.5}, "describes no LoRA: lora.dropout is 1.5"),
+        ({"r": 5}, r"a rank of 5 need \[5, 48\] and \[48, 5\]"),
+        ({"r": "many"}, "r = 'many', but it must be an integer"),
+        ({"rank_pattern": {"(a+)+": 3}}, "rank_pattern whose keys are not all module names"),
+        ({"lora_alpha": -1.0}, "is not a valid LoRA config: lora.alpha is -1.0"),
+        ({"lora_dropout": 1.5}, "is not a valid LoRA config: lora.dropout is 1.5"),
     ],
     ids=str,
 )
@@ -269,11 +269,11 @@ STEM = "base_model.model.model.layers.0.self_attn.q_proj"
     [
         ({f"{STEM}.lora_B.weight": None}, f"lacks {STEM}.lora_B.weight"),
         ({f"{STEM}.lora_A.weight": torch.ones(3, 7)}, r"shapes \[3, 7\] and \[48, 3\]"),
-        ({f"{STEM}.lora_A.weight": torch.ones(3, 48, dtype=torch.int8)}, "a matrix of floating-point numbers"),
-        ({f"{STEM}.lora_magnitude_vector": torch.ones(48)}, "lora_magnitude_vector, which is no LoRA"),
+        ({f"{STEM}.lora_A.weight": torch.ones(3, 48, dtype=torch.int8)}, "not a floating-point matrix"),
+        ({f"{STEM}.lora_magnitude_vector": torch.ones(48)}, "lora_magnitude_vector, which is not a LoRA weight"),
         (
             {f"base_model.model.lm_head.lora_{end}.weight": torch.ones(3, 3) for end in "AB"},
-            "a LoRA of lm_head, which is no map in the blocks of this model",
+            "LoRA weights of lm_head, which is not a linear layer in this model's blocks",
         ),
     ],
     ids=["half", "shape", "type", "dora", "head"],
@@ -295,7 +295,7 @@ def test_a_file_that_is_missing_or_cut_short(file: str, saved: Path, folder: Pat
 
 
 def refused(saved: Path, folder: Path, sentence: str) -> None:
-    """Load an adapter that must be refused, by a model that must stay as it was."""
+    """Load an adapter that must be refused, into a model that must not change."""
     model, _ = gh.load(saved / "base")
     before = run_ours(model, IDS)
     with pytest.raises(gh.StoreError, match=sentence):
@@ -310,13 +310,13 @@ def test_what_cannot_be_saved(tmp_path: Path) -> None:
     with pytest.raises(gh.InputError, match="no LoRA to save"):
         hub.save_adapter(model, LoRA(), tmp_path / "adapter", base="b")
     lora.attach(model, LoRA())
-    with pytest.raises(gh.InputError, match=r"choice is LoRA\(rank=4.* but LoRA\(rank=8.* is attached"):
+    with pytest.raises(gh.InputError, match=r"config is LoRA\(rank=4.* but LoRA\(rank=8.* is attached"):
         hub.save_adapter(model, LoRA(rank=4), tmp_path / "adapter", base="b")
     with pytest.raises(gh.InputError, match="merge it first"):
         hub.load_adapter(model, tmp_path / "adapter")
     strange = gh.build(gh.preset("tiny-decoder", norm_placement="sandwich"))
     lora.attach(strange, LoRA())
-    with pytest.raises(gh.ConfigError, match="no published family"):
+    with pytest.raises(gh.ConfigError, match="no transformers family"):
         hub.save_adapter(strange, LoRA(), tmp_path / "adapter", base="b")
     assert not list(tmp_path.iterdir())
 

@@ -1,4 +1,4 @@
-"""The config.json of models that people use, as published: every key is understood, and the size is the known one."""
+"""The published config.json of popular models: every key is supported, and the parameter count is the known one."""
 
 from __future__ import annotations
 

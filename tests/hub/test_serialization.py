@@ -1,4 +1,4 @@
-"""Folders in and out: our own layout, the forms that published files come in, types, shards, the hub's cache."""
+"""Load and save: native format, variants of published files, dtypes, shards, the hub's cache."""
 
 from __future__ import annotations
 
@@ -55,20 +55,20 @@ def test_every_preset_is_saved_and_comes_back(name: str, tmp_path: Path) -> None
         ({"d_head": 12, "ffn_bias": False}, "gpt2", "ffn_bias, d_head"),
     ],
 )
-def test_export_says_which_field_stands_in_the_way(
+def test_export_names_the_unsupported_fields(
     settings: dict[str, object], family: str, fields: str, tmp_path: Path
 ) -> None:
     model = tiny(**settings)
     with pytest.raises(gh.ConfigError) as error:
         hub.export(model, None, tmp_path / "exported")
     assert f"the nearest is {family}" in str(error.value)
-    assert set(fields.split(", ")) == set(str(error.value).split("where ")[1].split(" would")[0].split(", "))
+    assert set(fields.split(", ")) == set(str(error.value).split("support its ")[1].removesuffix(".").split(", "))
     assert not (tmp_path / "exported").exists()
     gh.save(model, None, tmp_path / "saved")
     assert same_weights(model, gh.load(tmp_path / "saved")[0])
 
 
-def test_training_settings_survive_where_the_family_cannot_say_them(tmp_path: Path) -> None:
+def test_training_settings_survive_if_the_family_cannot_express_them(tmp_path: Path) -> None:
     spec = gh.preset("llama-small", **SIZE, n_kv_heads=1, dropout=0.25, embed_dropout=0.5, init="zero_output")
     gh.save(gh.build(spec), None, tmp_path / "model")
     assert json.loads((tmp_path / "model" / "config.json").read_text())["model_type"] == "llama"
@@ -79,11 +79,11 @@ def test_a_config_edited_on_one_side_only_is_refused(tmp_path: Path) -> None:
     gh.save(tiny(), None, tmp_path / "model")
     path = tmp_path / "model" / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"layer_norm_epsilon": 1e-3}))
-    with pytest.raises(gh.StoreError, match="one thing for itself and another under 'glasshouse' \\(in norm\\)"):
+    with pytest.raises(gh.StoreError, match="contradicts its own section 'glasshouse' \\(in norm\\)"):
         gh.load(tmp_path / "model")
 
 
-# The forms that files come in -------------------------------------------------------------------------------
+# Variants of published files -------------------------------------------------------------------------------
 
 
 def rewrite(folder: Path, change: dict[str, str]) -> None:
@@ -116,7 +116,7 @@ def test_older_names_mean_the_same(name: str, change: dict[str, str], tmp_path: 
     assert same_weights(before, after)
 
 
-def test_tensors_that_nothing_reads_are_left_out(tmp_path: Path) -> None:
+def test_unused_tensors_are_ignored(tmp_path: Path) -> None:
     make("gpt2").save_pretrained(tmp_path)
     tensors = load_file(tmp_path / "model.safetensors")
     tensors["transformer.h.0.attn.bias"] = torch.ones(1, 1, 48, 48)
@@ -126,7 +126,7 @@ def test_tensors_that_nothing_reads_are_left_out(tmp_path: Path) -> None:
     assert model.spec.head == gh.spec.NextToken(tied=True)
 
 
-def test_a_head_of_its_own_overrules_the_config_as_in_transformers(tmp_path: Path) -> None:
+def test_a_stored_head_overrides_the_config_as_in_transformers(tmp_path: Path) -> None:
     theirs = make("gpt2")
     theirs.lm_head.weight = torch.nn.Parameter(torch.randn(61, 40))
     theirs.save_pretrained(tmp_path)
@@ -200,7 +200,7 @@ def test_older_rotary_settings_mean_the_same(tmp_path: Path) -> None:
         ("gpt2", "model_type", "gpt3"),
     ],
 )
-def test_a_setting_that_is_not_understood_is_named(name: str, key: str, value: object, tmp_path: Path) -> None:
+def test_unsupported_settings_are_named(name: str, key: str, value: object, tmp_path: Path) -> None:
     make(name).save_pretrained(tmp_path)
     path = tmp_path / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {key: value}))
@@ -211,7 +211,7 @@ def test_a_setting_that_is_not_understood_is_named(name: str, key: str, value: o
     assert "config.json" in str(error.value)
 
 
-def test_a_key_may_be_declared_harmless(tmp_path: Path) -> None:
+def test_a_key_may_be_ignored(tmp_path: Path) -> None:
     make("llama").save_pretrained(tmp_path)
     path = tmp_path / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"colour": "green"}))
@@ -300,7 +300,7 @@ print((loaded - before) / (anonymous() - loaded), size)
 def test_loading_takes_no_more_memory_than_the_weights(
     kind: type[hf.PreTrainedModel], config: hf.PreTrainedConfig, dtype: str, most: float, tmp_path: Path
 ) -> None:
-    """In the type that is stored, far less: the file stays mapped."""
+    """In the stored dtype far less: the file stays memory-mapped."""
     make("gpt2").save_pretrained(tmp_path / "small")
     kind(config).save_pretrained(tmp_path / "large")
     done = subprocess.run(
@@ -353,14 +353,14 @@ def test_a_model_changed_by_hand_is_refused_and_the_old_one_stays(tmp_path: Path
     gh.save(first, None, tmp_path / "model")
     model.stack.blocks[0].feedforward = torch.nn.Linear(16, 16)
     for write in (gh.save, hub.export):
-        with pytest.raises(gh.InputError, match=r"blocks.0.feedforward is Linear\(.*, but the spec builds PreNorm"):
+        with pytest.raises(gh.InputError, match=r"blocks.0.feedforward is Linear\(.*, but the spec has PreNorm"):
             write(model, None, tmp_path / "model")
     for changed, sentence in (
         (
             tiny().to(torch.float8_e4m3fn),
             "token_embedding.table.weight is torch.float8_e4m3fn, which cannot be saved",
         ),
-        (tiny().to("meta"), "token_embedding.table.weight is on the device 'meta' and has no values"),
+        (tiny().to("meta"), "token_embedding.table.weight is on the device 'meta' and has no data"),
     ):
         with pytest.raises(gh.InputError, match=sentence):
             gh.save(changed, None, tmp_path / "model")
@@ -378,7 +378,7 @@ def test_a_compiled_model_is_saved_as_the_model_it_is(tmp_path: Path) -> None:
 
 
 def cached_repository(home: Path, folder: Path) -> None:
-    """Lay a model out as huggingface_hub does: blobs, and a snapshot of links to them."""
+    """Lay out a model as huggingface_hub does: blobs, and a snapshot of symlinks to them."""
     repository = home / "hub" / "models--someone--tiny"
     commit = "0123456789abcdef0123456789abcdef01234567"
     (repository / "refs").mkdir(parents=True)
@@ -410,34 +410,34 @@ def test_a_hub_id_is_found_in_the_cache_without_a_network(tmp_path: Path) -> Non
     count, *sentences = done.stdout.splitlines()
     assert int(count) == gh.count_parameters(model.spec)
     assert sentences == 2 * [
-        "there is no folder 'someone/absent' here, no model of that name was fetched before, and the Hugging Face "
-        "hub cannot be reached; give the folder of a model, or try again with a connection."
+        "there is no folder 'someone/absent', no model of that name in the cache, and the Hugging Face hub "
+        "cannot be reached; give the folder of a model, or try again with a connection."
     ]
 
 
 @pytest.mark.parametrize(
-    ("kind", "said"),
+    ("kind", "message"),
     [
         ("RepositoryNotFoundError", "no public model of that name on the Hugging Face hub; give another, or set"),
-        ("GatedRepoError", "the hub gives 'someone/absent' only to those who accepted its terms"),
-        ("RevisionNotFoundError", "revision is 'v2', which the hub's 'someone/absent' does not have"),
+        ("GatedRepoError", "'someone/absent' is a gated repository of the hub; accept its terms"),
+        ("RevisionNotFoundError", "revision is 'v2', which 'someone/absent' does not have on the hub"),
     ],
 )
-def test_what_the_hub_refuses_is_one_sentence(kind: str, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_the_hub_refuses_is_one_sentence(kind: str, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
     import huggingface_hub
     from huggingface_hub import errors
 
     def refuse(*_: object, **__: object) -> None:
         error = getattr(errors, kind)
-        raise error.__new__(error, "404 Client Error.\n\nA page of text")  # made without an answer of a server
+        raise error.__new__(error, "404 Client Error.\n\nA page of text")  # created without a server response
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", refuse)
-    with pytest.raises(gh.InputError, match=said) as caught:
+    with pytest.raises(gh.InputError, match=message) as caught:
         gh.load("someone/absent", revision="v2")
     assert "Client Error" not in str(caught.value)
 
 
-def test_a_place_that_is_no_model_is_one_sentence(tmp_path: Path) -> None:
+def test_a_folder_without_a_model_is_refused_in_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(gh.StoreError, match=r"there is no .*config\.json"):
         gh.load(tmp_path)
     with pytest.raises(gh.InputError, match="there is no folder"):
@@ -446,7 +446,7 @@ def test_a_place_that_is_no_model_is_one_sentence(tmp_path: Path) -> None:
         gh.load(tmp_path, revision="main")
 
 
-def test_a_file_or_the_folder_one_stands_in_is_not_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_or_the_working_directory_is_not_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "notes").write_text("kept")
     with pytest.raises(gh.StoreError, match="is a file"):
         gh.save(tiny(), None, tmp_path / "notes")
@@ -457,7 +457,7 @@ def test_a_file_or_the_folder_one_stands_in_is_not_replaced(tmp_path: Path, monk
         gh.save(tiny(), None, ".")
 
 
-def test_a_link_to_a_folder_stays_a_link_and_home_is_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_symlink_to_a_folder_is_kept_and_home_is_expanded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "disk").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "disk")
     for _ in range(2):
@@ -475,7 +475,7 @@ def test_a_link_to_a_folder_stays_a_link_and_home_is_home(tmp_path: Path, monkey
 
 
 def test_a_model_generates_the_same_after_a_round_trip(tmp_path: Path) -> None:
-    """Beams, forced tokens and banned words stand beside the weights, in one file or, formerly, in another."""
+    """Generation settings are in generation_config.json, or in older folders in config.json."""
     theirs = make("bart")
     settings = {"num_beams": 3, "forced_bos_token_id": 7, "forced_eos_token_id": 2, "no_repeat_ngram_size": 2}
     theirs.generation_config.update(**settings, bad_words_ids=[[11]])
@@ -493,7 +493,7 @@ def test_a_model_generates_the_same_after_a_round_trip(tmp_path: Path) -> None:
         assert (back.generation_config.num_beams, back.generation_config.forced_bos_token_id) == (3, 7)
 
 
-def test_end_tokens_that_were_changed_win_over_those_published(tmp_path: Path) -> None:
+def test_changed_end_tokens_override_the_generation_config(tmp_path: Path) -> None:
     make("llama").save_pretrained(tmp_path / "theirs")
     (tmp_path / "theirs" / "generation_config.json").write_text('{"eos_token_id": 2, "temperature": 0.7}')
     model, _ = gh.load(tmp_path / "theirs")
@@ -506,7 +506,7 @@ def test_end_tokens_that_were_changed_win_over_those_published(tmp_path: Path) -
 @pytest.mark.parametrize("family", hub.FAMILIES.values(), ids=hub.FAMILIES)
 def test_defaults_are_those_of_transformers(family: hub.family.Family) -> None:
     config = hf.AutoConfig.for_model(family.model_type)
-    zero = {"d_ff", "n_kv_heads", "d_head", "n_layers"}  # sizes that follow from others where they are absent
-    for row in family.rows:
-        if not (row.ours in zero and row.default == 0) and row.theirs != "n_positions":
-            assert getattr(config, row.theirs) == row.default, row.theirs
+    zero = {"d_ff", "n_kv_heads", "d_head", "n_layers"}  # sizes derived from others if absent
+    for mapping in family.key_mappings:
+        if not (mapping.spec_field in zero and mapping.default == 0) and mapping.hf_key != "n_positions":
+            assert getattr(config, mapping.hf_key) == mapping.default, mapping.hf_key

@@ -1,4 +1,4 @@
-"""Models of every kind to look into, and one way to call them all."""
+"""Small models of every kind to inspect, and one way to call them."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ Model = Decoder | Encoder | Seq2Seq
 IDS = torch.tensor([[3, 1, 4, 0, 5, 9], [2, 6, 10, 7, 8, 1]])  # below spec_strategy.VOCABULARY, no row all alike
 
 
-def make(s: spec.Spec, dtype: torch.dtype = torch.float64) -> Model:
-    """Build a model whose every weight was shaken, so that no part of it does nothing."""
+def build_random(s: spec.Spec, dtype: torch.dtype = torch.float64) -> Model:
+    """Build a model with noise added to every weight, so that every component has an effect."""
     model = gh.build(s, dtype=dtype).eval()
     with torch.no_grad():
         for weight in model.parameters():
@@ -25,16 +25,16 @@ def make(s: spec.Spec, dtype: torch.dtype = torch.float64) -> Model:
 def small(kind: str = "tiny-decoder", **settings: object) -> Model:
     """Build the same small model each time."""
     torch.manual_seed(0)
-    return make(gh.preset(kind, vocab_size=11, **settings))
+    return build_random(gh.preset(kind, vocab_size=11, **settings))
 
 
 def inputs(model: Model, ids: Tensor = IDS) -> tuple[Tensor, ...]:
-    """Return what a model takes; an encoder-decoder writes other ids than it reads, and fewer."""
+    """Return the inputs of a model; the target of an encoder-decoder differs from its source and is shorter."""
     return (ids, ids.flip(1)[:, :-1]) if isinstance(model, Seq2Seq) else (ids,)
 
 
-def close(a: Tensor, b: Tensor, tolerance: float = 1e-10) -> None:
-    """Hold two tensors equal but for rounding, relative to the largest entry."""
+def assert_close(a: Tensor, b: Tensor, tolerance: float = 1e-10) -> None:
+    """Assert that two tensors are equal up to rounding, relative to the largest entry."""
     assert a.shape == b.shape
     finite = b.isfinite()
     assert torch.equal(finite, a.isfinite())

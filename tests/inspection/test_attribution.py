@@ -1,7 +1,7 @@
-"""A logit split by hand, and over specs of every kind beside a slow pass in which every part has a factor of its own.
+"""Direct logit attribution by hand, and for all specs against a reference in which every component has a factor.
 
-With the norms held, the logit is linear in these factors, so its derivative by one, which torch finds, is what that
-part adds. In float64 rounding is 1e-16 of the largest part, a few dozen operations deep: 1e-9 leaves room for that.
+With the norms frozen, the logit is linear in these factors, so its gradient by one is the contribution of that
+component. In float64 rounding is 1e-16 of the largest term, a few dozen operations deep: 1e-9 leaves room for that.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from hypothesis import HealthCheck, assume, given, settings
-from inspected_models import IDS, Model, close, inputs, make
+from inspected_models import IDS, Model, assert_close, build_random, inputs
 from spec_strategy import VOCABULARY, specs
 from torch import Tensor, nn
 
@@ -32,11 +32,11 @@ fast = settings(
 def tiny(kind: str = "tiny-decoder", **choices: object) -> Model:
     torch.manual_seed(3)
     sizes = {"d_model": 16, "n_heads": 2, "n_kv_heads": 1, "d_ff": 24, "vocab_size": VOCABULARY}
-    return make(gh.preset(kind, **sizes, **choices))
+    return build_random(gh.preset(kind, **sizes, **choices))
 
 
 def test_by_hand() -> None:
-    """One token, so that attention looks at it alone; one layer, one head, two numbers wide.
+    """One token, which attends to itself alone; one layer, one head, d_model 2.
 
     Every stream that meets a norm has a mean square of 1, which with an epsilon of 3 the norm divides by 2:
 
@@ -91,8 +91,8 @@ def test_by_hand() -> None:
     )
 
 
-def test_the_other_tokens_direction_by_hand() -> None:
-    """Norms do not matter to a difference of tokens with one vector: it is that of their biases."""
+def test_logit_difference_by_hand() -> None:
+    """Two tokens with the same vector: their logit difference is that of their biases."""
     model = tiny(head={"kind": "next_token", "tied": False, "bias": True})
     with torch.no_grad():
         model.head.weight[3] = model.head.weight[5]
@@ -103,8 +103,8 @@ def test_the_other_tokens_direction_by_hand() -> None:
     assert all(part.abs().max() < 1e-12 for name, part in split.components().items() if name != "bias")
 
 
-def held(norm: nn.Module, x: Tensor) -> Tensor:
-    """Apply a norm whose scale is a number, not a function of x."""
+def frozen_norm(norm: nn.Module, x: Tensor) -> Tensor:
+    """Apply a norm with its scale detached."""
     if isinstance(norm, nn.Identity):
         return x
     centred = x - x.mean() if isinstance(norm, nn.LayerNorm) else x
@@ -112,19 +112,19 @@ def held(norm: nn.Module, x: Tensor) -> Tensor:
     return made + norm.bias if getattr(norm, "bias", None) is not None else made
 
 
-def joined(residual: Any, x: Tensor, added: Tensor) -> Tensor:  # noqa: ANN401 - any order of norms
-    """Add to the stream what a sublayer gave, in the order of its kind."""
+def add_sublayer(residual: Any, x: Tensor, added: Tensor) -> Tensor:  # noqa: ANN401 - any order of norms
+    """Add the output of a sublayer to the residual stream, by its norm placement."""
     match type(residual).__name__:
         case "PreNorm":
             return x + added
         case "PostNorm":
-            return held(residual.norm, x + added)
+            return frozen_norm(residual.norm, x + added)
         case _:
-            return x + held(residual.norm_out, added)
+            return x + frozen_norm(residual.norm_out, added)
 
 
 def slowly(model: Any, call: tuple[Tensor, ...], b: int, i: int, token: int) -> tuple[Tensor, dict[str, Tensor]]:  # noqa: ANN401
-    """Return one logit of one position, and its derivative by the factor of each part but the biases."""
+    """Return one logit of one position, and its gradient by the factor of each component but the biases."""
     prefix, stack = ("decoder.", model.decoder) if isinstance(model, Seq2Seq) else ("", model.stack)
     with torch.no_grad(), gh.record(model, f"{prefix}*") as seen:
         model(*call)
@@ -142,15 +142,15 @@ def slowly(model: Any, call: tuple[Tensor, ...], b: int, i: int, token: int) -> 
                 z = seen[f"{prefix}{site}.{layer}"][b, :, i]
                 z = torch.cat([one * factor(f"{kind} {layer}.{head}") for head, one in enumerate(z)])
                 residual = getattr(block, name)
-                x = joined(residual, x, residual.layer.out(z))
+                x = add_sublayer(residual, x, residual.layer.out(z))
         hidden = seen[f"{prefix}hidden.{layer}"][b, i] * factor(f"ffn {layer}")
-        x = joined(block.feedforward, x, block.feedforward.layer.down(hidden))
-        close(x, seen[f"{prefix}resid_post.{layer}"][b, i])  # the same stream, so the same scales
-    x = held(stack.norm, x)
+        x = add_sublayer(block.feedforward, x, block.feedforward.layer.down(hidden))
+        assert_close(x, seen[f"{prefix}resid_post.{layer}"][b, i])  # the same stream, so the same scales
+    x = frozen_norm(stack.norm, x)
     if isinstance(model.head.transform, nn.Sequential):
         linear, activation, norm = model.head.transform
         x = linear(x)
-        x = held(norm, x * (activation(x) / x).nan_to_num().detach())
+        x = frozen_norm(norm, x * (activation(x) / x).nan_to_num().detach())
     logit = x @ model.head.unembedding(model.token_embedding.table.weight)[token] * model.head.scale
     if model.head.bias is not None:
         logit = logit + model.head.bias[token]
@@ -163,9 +163,9 @@ def check_sum(split: Attribution, within: float) -> None:
     assert ((parts.sum(0) - split.logit).abs() <= room).all()
 
 
-@pytest.mark.parametrize("norm_placement", ["before", "after", "sandwich"])
+@pytest.mark.parametrize("norm_placement", ["pre", "post", "sandwich"])
 @pytest.mark.parametrize("kind", ["decoder", "encoder", "seq2seq"])
-def test_parts_are_those_of_the_slow_pass_and_add_up(kind: str, norm_placement: str) -> None:
+def test_contributions_equal_a_reference_and_sum_to_the_logit(kind: str, norm_placement: str) -> None:
     norms = set()
 
     @settings(fast, max_examples=8)
@@ -176,7 +176,7 @@ def test_parts_are_those_of_the_slow_pass_and_add_up(kind: str, norm_placement: 
         other = spec.NextToken(tied=False, bias=True) if kind == "seq2seq" else spec.MaskedToken()
         head = s.head if isinstance(s.head, spec.NextToken | spec.MaskedToken) else other
         torch.manual_seed(0)
-        model = make(dataclasses.replace(s, norm_placement=norm_placement, head=head))
+        model = build_random(dataclasses.replace(s, norm_placement=norm_placement, head=head))
         call = inputs(model)
         position, token, against = torch.tensor([1, -2]), torch.tensor([3, 7]), 10
         split = attribute(model, *call, position=position, token=token, incorrect_token=against)
@@ -186,80 +186,82 @@ def test_parts_are_those_of_the_slow_pass_and_add_up(kind: str, norm_placement: 
         for b in range(2):
             i = position[b] % call[-1].shape[1]
             assert split.logit[b] == pytest.approx((logits[b, i, token[b]] - logits[b, i, against]).item(), rel=1e-9)
-            logit, said = slowly(model, call, b, int(i), int(token[b]))
+            logit, correct = slowly(model, call, b, int(i), int(token[b]))
             assert logit == pytest.approx(logits[b, i, token[b]].item(), rel=1e-9, abs=1e-9)
-            _, unsaid = slowly(model, call, b, int(i), against)
+            _, incorrect = slowly(model, call, b, int(i), against)
             parts = split.components()
-            assert list(parts) == [*said, "bias"]
+            assert list(parts) == [*correct, "bias"]
             largest = max(1.0, *(float(part.abs().max()) for part in parts.values()))
             for name, part in parts.items():
                 if name != "bias":
-                    assert float(part[b]) == pytest.approx(float(said[name] - unsaid[name]), abs=1e-9 * largest), name
+                    assert float(part[b]) == pytest.approx(
+                        float(correct[name] - incorrect[name]), abs=1e-9 * largest
+                    ), name
 
     holds()
     assert norms == {"layer", "rms"}
 
 
-def test_parts_add_up_in_float32_and_with_padding() -> None:
+def test_contributions_sum_in_float32_and_with_padding() -> None:
     @fast
     @given(specs())
     def holds(s: spec.Spec) -> None:
         assume(isinstance(s.head, spec.NextToken | spec.MaskedToken))
         torch.manual_seed(0)
-        model = make(s, torch.float32)
+        model = build_random(s, torch.float32)
         lengths = torch.tensor([5, 3])
-        told = {"target_lengths" if isinstance(model, Seq2Seq) else "lengths": lengths}
-        split = attribute(model, *inputs(model), position=lengths - 1, token=4, **told)
+        kwargs = {"target_lengths" if isinstance(model, Seq2Seq) else "lengths": lengths}
+        split = attribute(model, *inputs(model), position=lengths - 1, token=4, **kwargs)
         assert split.logit.dtype == torch.float32
         check_sum(split, 1e-4)
         with torch.no_grad():
-            own = model(*inputs(model), **told)[torch.arange(2), lengths - 1, 4]
-        close(split.logit, own, 1e-5)
+            own = model(*inputs(model), **kwargs)[torch.arange(2), lengths - 1, 4]
+        assert_close(split.logit, own, 1e-5)
 
     holds()
 
 
-def test_an_activation_that_was_given_nothing_adds_nothing() -> None:
-    """0 / 0 is no ratio: where the map ahead of it gives 0, and so does the activation."""
+def test_zero_preactivations_contribute_nothing() -> None:
+    """The ratio of output to input of the activation is 0 / 0 where its input is 0."""
     model = tiny("tiny-encoder", head={"kind": "masked_token"})
     with torch.no_grad():
         model.head.transform[0].weight[:3], model.head.transform[0].bias[:3] = 0.0, 0.0
     check_sum(attribute(model, IDS, token=1), 1e-9)
 
 
-@pytest.mark.parametrize("norm_placement", ["before", "after", "sandwich"])
+@pytest.mark.parametrize("norm_placement", ["pre", "post", "sandwich"])
 @pytest.mark.parametrize("kind", ["tiny-decoder", "tiny-encoder", "tiny-seq2seq"])
-def test_neurons_add_up_to_their_layer(kind: str, norm_placement: str) -> None:
+def test_neurons_sum_to_their_layer(kind: str, norm_placement: str) -> None:
     model = tiny(kind, n_layers=3, norm_placement=norm_placement)
     split = attribute(model, *inputs(model), token=2, neurons=[0, 2])
     assert list(split.neurons) == [0, 2]
     for layer, neurons in split.neurons.items():
         assert neurons.shape == (2, 24)
-        close(neurons.sum(-1), split.feedforward[:, layer])
+        assert_close(neurons.sum(-1), split.feedforward[:, layer])
 
 
-def test_without_a_neuron_the_sum_lacks_its_part() -> None:
-    """Where the stream ends in no norm and the layer is the last, the logit itself falls by what a neuron adds."""
+def test_ablating_a_neuron_removes_its_contribution() -> None:
+    """In the last layer without a final norm, the logit falls by the neuron's contribution."""
     model = tiny(norm_placement="pre", final_norm=False)
     split = attribute(model, IDS, token=2, neurons=[-1], position=3)
     (layer,) = split.neurons
     assert layer == 1
     for neuron in (0, 7, 23):
         with torch.no_grad(), gh.edit(model, {f"hidden.1[neuron={neuron}]": 0.0}):
-            close(split.logit - model(IDS)[:, 3, 2], split.neurons[1][:, neuron])
+            assert_close(split.logit - model(IDS)[:, 3, 2], split.neurons[1][:, neuron])
     for head in (0, 1):
-        with torch.no_grad(), gh.edit(model, {"z.1": gh.ablate_head(head), "ffn_out.1": kept(model)}):
-            close(split.logit - model(IDS)[:, 3, 2], split.heads[:, 1, head])
+        with torch.no_grad(), gh.edit(model, {"z.1": gh.ablate_head(head), "ffn_out.1": last_ffn_out(model)}):
+            assert_close(split.logit - model(IDS)[:, 3, 2], split.heads[:, 1, head])
 
 
-def kept(model: Model) -> Tensor:
-    """Return what the last feed-forward layer adds where nothing is changed."""
+def last_ffn_out(model: Model) -> Tensor:
+    """Return the output of the last feed-forward layer without edits."""
     with torch.no_grad(), gh.record(model, "ffn_out.1") as seen:
         model(IDS)
     return seen["ffn_out.1"]
 
 
-def test_positions_and_tokens_of_a_batch_are_those_of_its_rows() -> None:
+def test_a_batch_equals_its_sequences() -> None:
     model = tiny("tiny-seq2seq")
     call = inputs(model)
     position, token = torch.tensor([4, 0]), torch.tensor([1, 9])
@@ -273,12 +275,12 @@ def test_positions_and_tokens_of_a_batch_are_those_of_its_rows() -> None:
             token=int(token[b]),
             incorrect_token=int(token[1 - b]),
         )
-        close(one.logit, both.logit[b : b + 1])
+        assert_close(one.logit, both.logit[b : b + 1])
         for name, part in one.components().items():
-            close(part, both.components()[name][b : b + 1])
+            assert_close(part, both.components()[name][b : b + 1])
 
 
-def test_only_the_positions_are_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_the_requested_positions_are_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     lengths = set()
     put = Recording.put
 
@@ -291,14 +293,14 @@ def test_only_the_positions_are_recorded(monkeypatch: pytest.MonkeyPatch) -> Non
     model.head.register_forward_hook(lambda *_: whole.append(1))
     attribute(model, IDS, token=1, position=2)
     assert lengths == {1}
-    assert not whole  # the logits of all positions are not made
+    assert not whole  # the logits of all positions are not computed
     lengths.clear()
     attribute(tiny(), IDS, token=1, position=torch.tensor([2, 4]))
     assert lengths == {3}
 
 
-@pytest.mark.parametrize("norm_placement", ["before", "after", "sandwich"])
-def test_lora_is_part_of_its_map(norm_placement: str) -> None:
+@pytest.mark.parametrize("norm_placement", ["pre", "post", "sandwich"])
+def test_lora_is_attributed_with_its_linear_layer(norm_placement: str) -> None:
     model = tiny(norm_placement=norm_placement)
     lora.attach(model, lora.LoRA(rank=2, targets=("*",)))
     with torch.no_grad():
@@ -309,27 +311,27 @@ def test_lora_is_part_of_its_map(norm_placement: str) -> None:
     lora.merge(model)
     merged = attribute(model, IDS, token=1, incorrect_token=2)
     for name, part in attached.components().items():
-        close(part, merged.components()[name])
+        assert_close(part, merged.components()[name])
 
 
-def test_a_model_in_training_is_split_without_dropout_and_put_back() -> None:
+def test_train_mode_is_restored_and_dropout_off() -> None:
     model = tiny(dropout=0.5, embed_dropout=0.5, attention_dropout=0.5)
-    quietly = attribute(model, IDS, token=1)
+    in_eval_mode = attribute(model, IDS, token=1)
     split = attribute(model.train(), IDS, token=1)
     assert all(module.training for module in model.modules())
     assert not any(part.requires_grad for part in split.components().values())
     for name, part in split.components().items():
-        assert torch.equal(part, quietly.components()[name])
+        assert torch.equal(part, in_eval_mode.components()[name])
 
 
-def test_half_precision_is_split_in_float32() -> None:
-    """The parts add up to within a few roundings of bfloat16, each 2**-8 of the largest."""
+def test_half_precision_is_attributed_in_float32() -> None:
+    """The contributions sum to the logit within a few bfloat16 roundings, each 2**-8 of the largest."""
     split = attribute(tiny().to(torch.bfloat16), IDS, token=1)
     assert split.heads.dtype == split.bias.dtype == split.logit.dtype == torch.float32
     check_sum(split, 8 * 2**-8)
 
 
-def test_an_edit_of_a_head_is_felt() -> None:
+def test_edits_of_heads_apply() -> None:
     model = tiny()
     with gh.edit(model, {"z.0": gh.ablate_head(1)}):
         split = attribute(model, IDS, token=1)
@@ -338,7 +340,7 @@ def test_an_edit_of_a_head_is_felt() -> None:
     check_sum(split, 1e-9)
 
 
-def test_the_drawing_shows_the_largest_and_sums_up_the_rest() -> None:
+def test_html_shows_the_largest_and_sums_the_rest() -> None:
     model = tiny(n_layers=12)
     split = attribute(model, IDS.repeat(3, 1), token=1, incorrect_token=2)
     drawn = split._repr_html_()
@@ -353,7 +355,7 @@ def test_the_drawing_shows_the_largest_and_sums_up_the_rest() -> None:
     assert f"<td>{rest:.2f}</td>" in first.split("<th>other</th>")[1]
     assert drawn.count("<table>") == 4
     assert "2 more texts not drawn" in drawn
-    assert "the logit of token 1 less that of 2" in first
+    assert "the logit of token 1 minus that of 2" in first
     small = attribute(tiny(n_layers=1), IDS, token=1)._repr_html_()
     assert "other" not in small
     assert small.count("<tr>") == 2 * (1 + 2 + 1 + 1)
@@ -361,16 +363,16 @@ def test_the_drawing_shows_the_largest_and_sums_up_the_rest() -> None:
 
 def test_tokens_may_be_given_as_text_with_a_tokenizer() -> None:
     tok = gh.Tokenizer.train(texts=["the the the the"], vocab_size=266)
-    model = make(gh.preset("tiny-decoder", vocab_size=266))
+    model = build_random(gh.preset("tiny-decoder", vocab_size=266))
     (the,) = tok.encode(" the")
     by_id = attribute(model, IDS, token=the, incorrect_token=5)
     by_text = attribute(model, IDS, token=" the", incorrect_token=tok.id_to_token(5), tok=tok)
     assert (by_text.token == the).all()
     assert (by_text.incorrect_token == 5).all()
     assert by_text.logit.equal(by_id.logit)
-    with pytest.raises(gh.InputError, match=r"token is ' the', a text; give its id, tok.encode\(' the'\)\[0\], or"):
+    with pytest.raises(gh.InputError, match=r"token is the text ' the'; give its id, tok.encode\(' the'\)\[0\], or"):
         attribute(model, IDS, token=" the")
-    with pytest.raises(gh.InputError, match="against is ' the', a text"):
+    with pytest.raises(gh.InputError, match="incorrect_token is the text ' the'"):
         attribute(model, IDS, token=the, incorrect_token=" the")
     with pytest.raises(gh.InputError, match=r"token is 'q the', but that is 2 tokens \('q', .*the'\); give one"):
         attribute(model, IDS, token="q the", tok=tok)
@@ -378,32 +380,34 @@ def test_tokens_may_be_given_as_text_with_a_tokenizer() -> None:
         attribute(tiny(), IDS, token=1, tok=tok)
 
 
-def test_what_cannot_be_split_is_refused_with_a_sentence() -> None:
+def test_invalid_attributions_are_refused() -> None:
     model = tiny()
-    with pytest.raises(gh.InputError, match="the head is 'token_classification', which gives no logits of tokens"):
+    with pytest.raises(
+        gh.InputError, match="the head is 'token_classification', which has no logits over the vocabulary"
+    ):
         attribute(tiny("tiny-encoder", head={"kind": "token_classification", "n_labels": 3}), IDS, token=0)
-    with pytest.raises(gh.InputError, match="token holds 11, but it must stay within 0 and 10"):
+    with pytest.raises(gh.InputError, match="token contains 11, but it must be from 0 to 10"):
         attribute(model, IDS, token=11)
-    with pytest.raises(gh.InputError, match="against holds -1, but it must stay within 0 and 10"):
+    with pytest.raises(gh.InputError, match="incorrect_token contains -1, but it must be from 0 to 10"):
         attribute(model, IDS, token=1, incorrect_token=torch.tensor([3, -1]))
-    with pytest.raises(gh.InputError, match="position holds 6, but it must stay within -6 and 5"):
+    with pytest.raises(gh.InputError, match="position contains 6, but it must be from -6 to 5"):
         attribute(model, IDS, token=1, position=6)
-    with pytest.raises(gh.InputError, match=r"position has shape \[3\] .* one for each of 2 rows"):
+    with pytest.raises(gh.InputError, match=r"position has shape \[3\] .* one for each of 2 sequences"):
         attribute(model, IDS, token=1, position=torch.tensor([1, 2, 3]))
     with pytest.raises(gh.InputError, match=r"token has shape \[\] and type torch.float32"):
         attribute(model, IDS, token=1.5)
-    with pytest.raises(gh.InputError, match="token is None, but it must be one whole number, or one for each"):
+    with pytest.raises(gh.InputError, match="token is None, but it must be one integer, or one for each"):
         attribute(tiny(), IDS, token=None)
-    with pytest.raises(gh.InputError, match="position is 'last', but it must be one whole number"):
+    with pytest.raises(gh.InputError, match="position is 'last', but it must be one integer"):
         attribute(tiny(), IDS, token=1, position="last")
-    with pytest.raises(gh.InputError, match=r"neurons is \('a',\), but it must be a list of numbers"):
+    with pytest.raises(gh.InputError, match=r"neurons is \('a',\), but it must be a list of integers"):
         attribute(tiny(), IDS, token=1, neurons=("a",))
-    with pytest.raises(gh.InputError, match="neurons holds 2, but there are 2"):
+    with pytest.raises(gh.InputError, match="neurons contains 2, but there are 2"):
         attribute(model, IDS, token=1, neurons=[2])
 
 
-@pytest.mark.parametrize("order", ["before", "after"])
-def test_parts_add_up_where_torch_has_wrapped_modules(order: str) -> None:
+@pytest.mark.parametrize("order", ["pre", "post"])
+def test_contributions_sum_with_compiled_modules(order: str) -> None:
     torch.compiler.reset()
     model = tiny(norm_placement=order, final_norm=True)
     block = model.stack.blocks[0]
@@ -412,4 +416,4 @@ def test_parts_add_up_where_torch_has_wrapped_modules(order: str) -> None:
     block.feedforward.layer.down = torch.compile(block.feedforward.layer.down, backend="eager")
     model.head = torch.compile(model.head, backend="eager")
     split = attribute(model, IDS, token=3)
-    close(sum(split.components().values()), split.logit, 1e-9)
+    assert_close(sum(split.components().values()), split.logit, 1e-9)

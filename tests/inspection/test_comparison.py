@@ -1,4 +1,4 @@
-"""Two models side by side: known on paper, beside plain loops, and untouched by padding and by tiles.
+"""Comparison of two models: by hand, against plain loops, and independent of padding and tiling.
 
 Tolerances are those of tests/models/test_properties.py: float64, some dozen operations deep.
 """
@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
-from inspected_models import Model, close, inputs, make
+from inspected_models import Model, assert_close, build_random, inputs
 from spec_strategy import specs
 from torch import Tensor
 
@@ -30,29 +30,37 @@ from glasshouse.layers import lora
 from glasshouse.models import Seq2Seq
 
 many = settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
-TENSORS = ("stream", "heads", "writes", "ffn", "divergence", "loss_a", "loss_b")
-SAID = torch.tensor([[5, 6, 5, 7, 5]])
+TENSORS = (
+    "residual_distance",
+    "pattern_distance",
+    "z_distance",
+    "ffn_out_distance",
+    "kl_divergence",
+    "loss_a",
+    "loss_b",
+)
+TOKENS = torch.tensor([[5, 6, 5, 7, 5]])
 
 
 def small(kind: str = "tiny-decoder", seed: int = 0, **settings_: object) -> Model:
     torch.manual_seed(seed)
-    return make(gh.preset(kind, vocab_size=11, **settings_))
+    return build_random(gh.preset(kind, vocab_size=11, **settings_))
 
 
-def far(a: list[float], b: list[float]) -> float:
-    """Return how far b is from a, as a share of how long a is."""
+def relative_distance(a: list[float], b: list[float]) -> float:
+    """Return the distance of b from a, relative to the norm of a."""
     apart = math.sqrt(sum((x - y) ** 2 for x, y in zip(a, b, strict=True)))
     return apart / math.sqrt(sum(x * x for x in a)) if apart else 0.0
 
 
-def logs(logits: list[float]) -> list[float]:
+def log_softmax_of(logits: list[float]) -> list[float]:
     top = max(logits)
     total = math.log(sum(math.exp(x - top) for x in logits)) + top
     return [x - total for x in logits]
 
 
-def slow(one: Model, other: Model) -> dict[str, Tensor]:
-    """Compare two models number by number."""
+def reference(one: Model, other: Model) -> dict[str, Tensor]:
+    """Compare two models element by element."""
     prefix = "decoder." if isinstance(one, Seq2Seq) else ""
     names = [prefix + name for name in ("embed", "resid_post.*", "pattern.*", "z.*", "ffn_out.*")]
     seen, answers = [], []
@@ -68,7 +76,7 @@ def slow(one: Model, other: Model) -> dict[str, Tensor]:
     divergence, losses = copy.deepcopy(nothing), [copy.deepcopy(nothing), copy.deepcopy(nothing)]
     if isinstance(one.spec.head, spec.NextToken | spec.MaskedToken | spec.TokenClassification):
         for row, place in places:
-            p, q = (logs(answer[row][place]) for answer in answers)
+            p, q = (log_softmax_of(answer[row][place]) for answer in answers)
             divergence[row][place] = sum(math.exp(x) * (x - y) for x, y in zip(p, q, strict=True))
             if isinstance(one.spec.head, spec.NextToken) and place + 1 < len(ids[0]):
                 for loss, said in zip(losses, (p, q), strict=True):
@@ -88,20 +96,25 @@ def slow(one: Model, other: Model) -> dict[str, Tensor]:
         return sum(pairs) / len(pairs)
 
     found = {
-        "stream": [
-            [[far(a, b) for a, b in zip(*rows, strict=True)] for rows in zip(x.tolist(), y.tolist(), strict=True)]
+        "residual_distance": [
+            [
+                [relative_distance(a, b) for a, b in zip(*rows, strict=True)]
+                for rows in zip(x.tolist(), y.tolist(), strict=True)
+            ]
             for x, y in zip([embed, *after], [embed2, *after2], strict=True)
         ],
-        "heads": [[variation(layer, head) for head in range(heads)] for layer in range(depth)],
-        "writes": [
+        "pattern_distance": [[variation(layer, head) for head in range(heads)] for layer in range(depth)],
+        "z_distance": [
             [
-                far(z[layer, :, head].flatten().tolist(), z2[layer, :, head].flatten().tolist())
+                relative_distance(z[layer, :, head].flatten().tolist(), z2[layer, :, head].flatten().tolist())
                 for head in range(heads)
             ]
             for layer in range(depth)
         ],
-        "ffn": [far(a.flatten().tolist(), b.flatten().tolist()) for a, b in zip(ffn, ffn2, strict=True)],
-        "divergence": divergence,
+        "ffn_out_distance": [
+            relative_distance(a.flatten().tolist(), b.flatten().tolist()) for a, b in zip(ffn, ffn2, strict=True)
+        ],
+        "kl_divergence": divergence,
         "loss_a": losses[0],
         "loss_b": losses[1],
     }
@@ -110,85 +123,90 @@ def slow(one: Model, other: Model) -> dict[str, Tensor]:
 
 @many
 @given(specs())
-def test_distances_are_those_of_plain_loops(s: spec.Spec) -> None:
-    one, other = make(s), make(s)
+def test_distances_equal_plain_loops(s: spec.Spec) -> None:
+    one, other = build_random(s), build_random(s)
     seen = compare(one, other, *inputs(one))
-    for name, expected in slow(one, other).items():
-        close(getattr(seen, name), expected)
+    for name, expected in reference(one, other).items():
+        assert_close(getattr(seen, name), expected)
 
 
 @many
 @given(specs())
-def test_a_model_is_no_distance_from_itself(s: spec.Spec) -> None:
-    model = make(s)
+def test_a_model_has_distance_0_from_itself(s: spec.Spec) -> None:
+    model = build_random(s)
     for other in (model, copy.deepcopy(model)):
         seen = compare(model, other, *inputs(model))
-        assert all((getattr(seen, name) == 0).all() for name in ("stream", "heads", "writes", "ffn"))
+        assert all(
+            (getattr(seen, name) == 0).all()
+            for name in ("residual_distance", "pattern_distance", "z_distance", "ffn_out_distance")
+        )
         assert (seen.kl_divergence.nan_to_num() == 0).all()
         assert torch.equal(seen.loss_a.nan_to_num(), seen.loss_b.nan_to_num())
 
 
-def test_a_changed_head_is_where_they_part() -> None:
+def test_a_changed_head_is_located() -> None:
     one = small(n_layers=3)
     other = copy.deepcopy(one)
     with torch.no_grad():
         other.stack.blocks[1].attention.layer.query.weight[2 * 16 : 3 * 16] += 1  # d_head is 16
-    seen = compare(one, other, SAID)
+    seen = compare(one, other, TOKENS)
     for field in (seen.pattern_distance, seen.z_distance):
         assert field[:2].nonzero().tolist() == [[1, 2]]
         assert (field[2] > 0).all()
     assert (seen.residual_distance[:2] == 0).all()
-    # The first token sees itself alone, whatever its query; what goes on from there reaches all that follow.
+    # The first token attends to itself alone, whatever its query; the change reaches all later positions.
     assert (seen.residual_distance[2:, 0, 1:] > 0).all()
     assert (seen.residual_distance[:, 0, 0] == 0).all()
     assert seen.ffn_out_distance[0] == 0
     assert (seen.ffn_out_distance[1:] > 0).all()
 
 
-def test_distances_on_paper() -> None:
+def test_distances_by_hand() -> None:
     one = small()
     other = copy.deepcopy(one)
     with gh.edit(other, {"z.0[head=3]": scale(3.0), "ffn_out.1": scale(-1.0), "resid_post.1[position=2]": 0.0}):
-        seen = compare(one, other, SAID)
+        seen = compare(one, other, TOKENS)
     assert seen.z_distance[0].tolist() == pytest.approx([0, 0, 0, 2], abs=1e-12)
     assert float(seen.residual_distance[2, 0, 2]) == pytest.approx(1, abs=1e-12)
     with gh.edit(other, {"ffn_out.1": scale(-1.0), "resid_post.1": scale(0.25)}):
-        seen = compare(one, other, SAID)
+        seen = compare(one, other, TOKENS)
     assert seen.ffn_out_distance.tolist() == pytest.approx([0, 2], abs=1e-12)
     assert (seen.residual_distance[:2] == 0).all()
 
 
-def test_nothing_is_as_far_from_nothing_as_equals_are() -> None:
+def test_two_zero_activations_have_distance_0() -> None:
     one, other = small(), small(seed=1)
     silent = {"ffn_out.0": 0.0, "z.0[head=1]": 0.0}
     with gh.edit(one, silent), gh.edit(other, silent):
-        seen = compare(one, other, SAID)
+        seen = compare(one, other, TOKENS)
     assert seen.ffn_out_distance[0] == 0
     assert seen.z_distance[0, 1] == 0
     with gh.edit(one, silent):
-        assert compare(one, other, SAID).ffn_out_distance[0] == math.inf
+        assert compare(one, other, TOKENS).ffn_out_distance[0] == math.inf
 
 
-def test_total_variation_on_paper_whichever_model_was_changed() -> None:
+def test_total_variation_by_hand_with_edits_of_either_model() -> None:
     one = small()
     other = copy.deepcopy(one)
     back = torch.diag(torch.ones(4), -1).double()
     back[0, 0] = 1
     half = (back + torch.eye(5)) / 2
     with gh.edit(one, {"pattern.1[head=1]": back}), gh.edit(other, {"pattern.1[head=1]": torch.eye(5)}):
-        # All but the first of five look elsewhere.
-        assert compare(one, other, SAID).pattern_distance[1, 1] == 0.8
+        # All but the first of five attend to another token.
+        assert compare(one, other, TOKENS).pattern_distance[1, 1] == 0.8
     with gh.edit(one, {"pattern.1[head=1]": back}), gh.edit(other, {"pattern.1[head=1]": half}):
-        assert compare(one, other, SAID).pattern_distance[1].tolist() == [0, 0.4, 0, 0]
+        assert compare(one, other, TOKENS).pattern_distance[1].tolist() == [0, 0.4, 0, 0]
     with gh.edit(one, {"scores.0[head=1]": lambda scores: scores + 1}):
         assert (
-            compare(one, other, SAID).pattern_distance.abs().max() < 1e-14
-        )  # a softmax does not feel what is added to all
+            compare(one, other, TOKENS).pattern_distance.abs().max() < 1e-14
+        )  # a softmax is invariant to a constant shift
 
 
-def test_answers_on_paper() -> None:
+def test_kl_divergence_and_loss_by_hand() -> None:
     """Of two logits 0 and ln 3 the probabilities are 1/4 and 3/4; of two zeros, halves."""
-    one = make(gh.preset("tiny-decoder", vocab_size=2, head={"kind": "next_token", "tied": False, "bias": True}))
+    one = build_random(
+        gh.preset("tiny-decoder", vocab_size=2, head={"kind": "next_token", "tied": False, "bias": True})
+    )
     other = copy.deepcopy(one)
     with torch.no_grad():
         for model, last in ((one, math.log(3)), (other, 0.0)):
@@ -205,94 +223,94 @@ def test_answers_on_paper() -> None:
 @pytest.mark.parametrize("kind", ["tiny-decoder", "tiny-encoder"])
 def test_padding_changes_nothing(kind: str) -> None:
     one, other = small(kind), small(kind, seed=1)
-    alone = compare(one, other, SAID)
+    alone = compare(one, other, TOKENS)
     inside = torch.tensor([[1, 5, 6, 2, 5, 7, 5, 3]])
     mask = torch.tensor([[False, True, True, False, True, True, True, False]])
     padded = compare(one, other, inside, mask=mask)
-    for name in ("heads", "writes", "ffn"):
-        close(getattr(padded, name), getattr(alone, name))
-    for name in ("stream", "divergence", "loss_a", "loss_b"):
+    for name in ("pattern_distance", "z_distance", "ffn_out_distance"):
+        assert_close(getattr(padded, name), getattr(alone, name))
+    for name in ("residual_distance", "kl_divergence", "loss_a", "loss_b"):
         assert getattr(padded, name)[..., ~mask[0]].isnan().all()
-        close(getattr(padded, name)[..., mask[0]], getattr(alone, name))
+        assert_close(getattr(padded, name)[..., mask[0]], getattr(alone, name))
 
 
-def test_documents_have_no_next_token_in_each_other() -> None:
+def test_documents_have_no_next_token_across_their_border() -> None:
     one, other = small(), small(seed=1)
     packed = compare(one, other, torch.tensor([[5, 6, 5, 6]]), documents=torch.tensor([[3, 3, 8, 8]]))
     alone = compare(one, other, torch.tensor([[5, 6]]))
     assert packed.loss_a[0].isnan().tolist() == [False, True, False, True]
-    close(packed.loss_a[:, 2:], alone.loss_a)
-    for name in ("heads", "writes", "ffn"):
-        close(getattr(packed, name), getattr(alone, name))
+    assert_close(packed.loss_a[:, 2:], alone.loss_a)
+    for name in ("pattern_distance", "z_distance", "ffn_out_distance"):
+        assert_close(getattr(packed, name), getattr(alone, name))
 
 
-@pytest.mark.parametrize("told", [{}, {"prefix": torch.tensor([3])}])
+@pytest.mark.parametrize("kwargs", [{}, {"prefix_lengths": torch.tensor([3])}])
 @pytest.mark.parametrize("position", ["relative", "alibi", "rotary"])
-def test_each_model_hides_and_leans_in_its_own_way(position: str, told: dict[str, Tensor]) -> None:
-    """Windows, soft-caps and what is added to scores may differ in models of one shape."""
+def test_masks_and_score_biases_may_differ(position: str, kwargs: dict[str, Tensor]) -> None:
+    """Windows, soft-caps and position biases may differ in models of one shape."""
     one = small(position=position, windows=(2, 0), attention_softcap=5.0)
     other = small(position="learned", seed=1)
-    seen, patterns_ = compare(one, other, SAID, **told), []
+    seen, patterns_ = compare(one, other, TOKENS, **kwargs), []
     for model in (one, other):
         with gh.record(model, "pattern.*") as recorded:
-            model(SAID, **told)
+            model(TOKENS, **kwargs)
         patterns_.append(recorded["pattern.*"])
-    close(seen.pattern_distance, ((patterns_[0] - patterns_[1]).abs().sum(-1) / 2).mean((1, 3)))
+    assert_close(seen.pattern_distance, ((patterns_[0] - patterns_[1]).abs().sum(-1) / 2).mean((1, 3)))
 
 
-def test_tiles_change_nothing_and_no_whole_pattern_is_held(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tiling_is_exact_and_never_materializes_a_pattern(monkeypatch: pytest.MonkeyPatch) -> None:
     one, other = small(), small(seed=1)
-    whole = compare(one, other, SAID)
+    whole = compare(one, other, TOKENS)
     made, recompute_attention = [], attention_recompute.recompute_attention
 
-    def watched(*args: object) -> Tensor:
+    def spy(*args: object) -> Tensor:
         made.append(recompute_attention(*args))
         return made[-1]
 
-    monkeypatch.setattr(hooks, "recompute_attention", watched)
-    monkeypatch.setattr(comparison, "recompute_attention", watched)
+    monkeypatch.setattr(hooks, "recompute_attention", spy)
+    monkeypatch.setattr(comparison, "recompute_attention", spy)
     monkeypatch.setattr(stack_input, "TILE", 1)
-    monkeypatch.setattr(comparison, "LOGITS", 1)
-    tiled = compare(one, other, SAID)
+    monkeypatch.setattr(comparison, "MAX_LOGITS", 1)
+    tiled = compare(one, other, TOKENS)
     for name in TENSORS:
-        close(getattr(tiled, name), getattr(whole, name))
+        assert_close(getattr(tiled, name), getattr(whole, name))
     assert {one.shape[2] for one in made} == {1}
     assert len(made) == 2 * 2 * 5  # models, layers, queries
 
 
-def test_each_model_is_called_once_and_left_as_it_was() -> None:
+def test_each_model_runs_once_and_is_unchanged() -> None:
     one, other = small(dropout=0.5), small(seed=1, dropout=0.5)
-    expected = compare(one, other, SAID)
+    expected = compare(one, other, TOKENS)
     calls = []
     for model in (one, other):
         model.train()
         model.register_forward_pre_hook(lambda module, args: calls.append(module))
-    seen = compare(one, other, SAID)
+    seen = compare(one, other, TOKENS)
     assert calls == [one, other]
     for name in TENSORS:
-        close(getattr(seen, name), getattr(expected, name))
+        assert_close(getattr(seen, name), getattr(expected, name))
         assert not getattr(seen, name).requires_grad
     assert one.training
     assert other.training
 
 
-def test_a_tuned_model_beside_the_one_it_was() -> None:
+def test_a_model_with_lora_compared_with_its_base() -> None:
     one = small()
     other = copy.deepcopy(one)
     lora.attach(other, lora.LoRA(targets=("*",)))
-    assert (compare(one, other, SAID).residual_distance == 0).all()
+    assert (compare(one, other, TOKENS).residual_distance == 0).all()
     with torch.no_grad():
-        other.stack.blocks[1].feedforward.layer.down.up.normal_()
-    seen = compare(one, other, SAID)
+        other.stack.blocks[1].feedforward.layer.down.lora_b.normal_()
+    seen = compare(one, other, TOKENS)
     assert seen.ffn_out_distance[0] == 0
     assert seen.ffn_out_distance[1] > 0
     assert (seen.kl_divergence > 0).all()
 
 
-def test_two_precisions_meet_in_the_finer() -> None:
+def test_two_dtypes_are_compared_in_the_wider() -> None:
     one = small()
     other = copy.deepcopy(one).float()
-    seen = compare(one, other, SAID)
+    seen = compare(one, other, TOKENS)
     assert seen.residual_distance.dtype == torch.float64
     assert 0 < seen.residual_distance.max() < 1e-4  # float32 is good to 6e-8, some dozen operations deep
 
@@ -300,9 +318,9 @@ def test_two_precisions_meet_in_the_finer() -> None:
 WORDS = "a rose is a rose, a pea is a pea"
 
 
-def test_a_text_is_read_by_its_tokenizer() -> None:
+def test_a_text_is_encoded_by_its_tokenizer() -> None:
     tok = gh.Tokenizer.train(texts=[WORDS], vocab_size=270)
-    one, other = (make(gh.preset("tiny-decoder", vocab_size=len(tok))) for _ in range(2))
+    one, other = (build_random(gh.preset("tiny-decoder", vocab_size=len(tok))) for _ in range(2))
     seen, expected = (compare(one, other, text, tok=tok) for text in (WORDS, torch.tensor([tok.encode(WORDS)])))
     assert torch.equal(seen.ids, expected.ids)
     assert torch.equal(seen.kl_divergence, expected.kl_divergence)
@@ -314,8 +332,8 @@ def test_a_text_is_read_by_its_tokenizer() -> None:
 
 
 @pytest.mark.parametrize("ends", [True, False])
-def test_a_pair_of_texts_is_read_as_it_was_trained(ends: bool) -> None:
-    """A source ends with the token that ends texts, whoever puts it there; a target begins with its own."""
+def test_a_text_pair_is_encoded_as_in_training(ends: bool) -> None:
+    """A source ends with the end token, added by the tokenizer or not; a target begins with the start token."""
     model = {"type": "WordLevel", "vocab": {"a": 0, "rose": 1, "pea": 2, "</s>": 3}, "unk_token": "a"}
     whole: dict[str, object] = {"version": "1.0", "model": model, "pre_tokenizer": {"type": "Whitespace"}}
     if ends:
@@ -324,12 +342,12 @@ def test_a_pair_of_texts_is_read_as_it_was_trained(ends: bool) -> None:
         template = {"type": "TemplateProcessing", "single": [text, end], "pair": [text, end], "special_tokens": last}
         whole["post_processor"] = template
     tok = gh.Tokenizer.from_json(json.dumps(whole))
-    one, other = (make(gh.preset("tiny-seq2seq", vocab_size=6, start_id=5, end_ids=(3,))) for _ in range(2))
+    one, other = (build_random(gh.preset("tiny-seq2seq", vocab_size=6, start_id=5, end_ids=(3,))) for _ in range(2))
     ids = torch.tensor([[0, 1, 3]]), torch.tensor([[5, 0, 2]])
     seen, expected = compare(one, other, "a rose", "a pea", tok=tok), compare(one, other, *ids)
     assert torch.equal(seen.ids, ids[1])
     assert torch.equal(seen.residual_distance, expected.residual_distance)
-    without = make(gh.preset("tiny-seq2seq", vocab_size=6, start_id=None))
+    without = build_random(gh.preset("tiny-seq2seq", vocab_size=6, start_id=None))
     with pytest.raises(InputError, match="no start_id"):
         compare(without, without, "a rose", "a pea", tok=tok)
 
@@ -349,26 +367,26 @@ def test_a_pair_of_texts_is_read_as_it_was_trained(ends: bool) -> None:
     ],
 )
 def test_models_of_two_shapes_are_refused(settings_: dict[str, object], sentence: str) -> None:
-    one, other = small(), make(gh.preset("tiny-decoder", **{"vocab_size": 11, **settings_}))
+    one, other = small(), build_random(gh.preset("tiny-decoder", **{"vocab_size": 11, **settings_}))
     with pytest.raises(InputError, match=sentence):
-        compare(one, other, SAID)
+        compare(one, other, TOKENS)
 
 
-def test_models_of_two_kinds_or_places_are_refused() -> None:
+def test_models_of_two_kinds_or_devices_are_refused() -> None:
     with pytest.raises(InputError, match="kind = decoder, but the second encoder"):
-        compare(small(), small("tiny-encoder"), SAID)
+        compare(small(), small("tiny-encoder"), TOKENS)
     with pytest.raises(InputError, match="the first model is on cpu, but the second on meta"):
-        compare(small(), small().to("meta"), SAID)
+        compare(small(), small().to("meta"), TOKENS)
     labels = [small(head={"kind": "token_classification", "n_labels": number}) for number in (2, 3)]
     with pytest.raises(InputError, match="n_labels = 2, but the second 3"):
-        compare(*labels, SAID)
-    with pytest.raises(InputError, match="keep was given"):
-        compare(small(), small(), SAID, keep=torch.tensor([0]))
+        compare(*labels, TOKENS)
+    with pytest.raises(InputError, match="logits_to_keep was given"):
+        compare(small(), small(), TOKENS, logits_to_keep=torch.tensor([0]))
 
 
-def test_the_drawing_is_small_and_safe(tmp_path: Path) -> None:
+def test_html_is_small_and_escaped(tmp_path: Path) -> None:
     tok = gh.Tokenizer.train(texts=["<script>"], vocab_size=266)
-    one, other = (make(gh.preset("tiny-decoder", vocab_size=len(tok), max_len=512)) for _ in range(2))
+    one, other = (build_random(gh.preset("tiny-decoder", vocab_size=len(tok), max_len=512)) for _ in range(2))
     long = compare(one, other, "<script> " * 100, tok=tok)
     drawn = long._repr_html_()
     more = long.ids.shape[1] - 64
@@ -379,35 +397,35 @@ def test_the_drawing_is_small_and_safe(tmp_path: Path) -> None:
     assert "<script" not in drawn
     assert len(drawn) < 100_000
     top = int(long.kl_divergence.argmax())
-    assert f"text 0, {top}:" in drawn  # the token that differs most is named, though it may not be drawn
+    assert f"text 0, {top}:" in drawn  # the token that differs most is listed, though it may not be drawn
     long.save_html(tmp_path / "page.html")
     alike = compare(one, one, torch.tensor([[1, 2, 3]]))._repr_html_()
     assert alike.count('<td class="word"') == 16
     assert "text 0, " not in alike
 
 
-def test_a_drawing_says_how_many_texts_it_leaves_out() -> None:
+def test_html_notes_how_many_texts_are_not_drawn() -> None:
     one, other = small(), small(seed=1)
     drawn = compare(one, other, torch.arange(6)[:, None].expand(6, 3).contiguous())._repr_html_()
     assert drawn.count("(2 more texts not drawn)") == 2 * 4
 
 
 def test_every_tensor_has_its_axes_named() -> None:
-    seen = compare(small(), small(), SAID)
+    seen = compare(small(), small(), TOKENS)
     for name, axes in Comparison.axes.items():
         assert getattr(seen, name).dim() == len(axes)
     assert {field.name for field in fields(Comparison)} == {*Comparison.axes, "tok"}
 
 
 def test_two_threads_compare_the_same_models_in_opposite_order() -> None:
-    """Each pauses between the first model and the second, which once let both wait for what the other held."""
+    """Each pauses between locking the first model and the second, which would deadlock without a fixed order."""
     one, other = small(), small(seed=1)
-    expected = compare(one, other, SAID).kl_divergence, compare(other, one, SAID).kl_divergence
+    expected = compare(one, other, TOKENS).kl_divergence, compare(other, one, TOKENS).kl_divergence
     meeting = threading.Barrier(2)
     found: dict[int, Tensor] = {}
 
     class Slow:
-        """A lock that lets another thread run before it is taken for the second time."""
+        """A lock that lets another thread run after it is acquired."""
 
         def __init__(self, lock: threading.RLock) -> None:
             self.lock = lock
@@ -415,7 +433,7 @@ def test_two_threads_compare_the_same_models_in_opposite_order() -> None:
         def __enter__(self) -> None:
             self.lock.acquire()
             with contextlib.suppress(threading.BrokenBarrierError):
-                meeting.wait(0.2)  # both hold one, or one waits for the other
+                meeting.wait(0.2)  # both have one lock, or one waits for the other
 
         def __exit__(self, *error: object) -> None:
             self.lock.release()
@@ -424,7 +442,7 @@ def test_two_threads_compare_the_same_models_in_opposite_order() -> None:
         hooks.hook_manager_of(model).lock = Slow(hooks.hook_manager_of(model).lock)
 
     def run(number: int, *models: Model) -> None:
-        found[number] = compare(*models, SAID).kl_divergence
+        found[number] = compare(*models, TOKENS).kl_divergence
 
     threads = [
         threading.Thread(target=run, args=(number, *models), daemon=True)
@@ -433,7 +451,7 @@ def test_two_threads_compare_the_same_models_in_opposite_order() -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(20)  # a guard against waiting for ever
+        thread.join(20)  # a guard against a deadlock
     assert not any(thread.is_alive() for thread in threads)
     for number in range(2):
         assert found[number].allclose(expected[number], equal_nan=True)

@@ -1,4 +1,4 @@
-"""Edits: a site holds what it is told to, the rest of the pass follows, and afterwards nothing is left."""
+"""Edits: the activation is replaced, the rest of the forward pass follows, and nothing is left afterwards."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
-from inspected_models import IDS, close, inputs, make, small
+from inspected_models import IDS, assert_close, build_random, inputs, small
 from spec_strategy import specs
 from torch import Tensor
 
@@ -21,15 +21,15 @@ many = settings(max_examples=40, deadline=None, suppress_health_check=list(Healt
 
 @many
 @given(specs())
-def test_a_site_patched_with_its_own_value_changes_nothing_and_with_zero_something(s: spec.Spec) -> None:
-    model = make(s)
+def test_patching_a_site_with_its_own_activation_is_a_no_op_and_zero_is_not(s: spec.Spec) -> None:
+    model = build_random(s)
     with torch.no_grad():
         before = model(*inputs(model))
         with gh.record(model, "*") as seen:
             model(*inputs(model))
         for name, value in seen.items():
             with gh.edit(model, {name: value}):
-                close(model(*inputs(model)), before)
+                assert_close(model(*inputs(model)), before)
             with gh.edit(model, {name: 0.0}), gh.record(model, name) as now:
                 changed = model(*inputs(model))
             assert not now[name].any()
@@ -38,7 +38,7 @@ def test_a_site_patched_with_its_own_value_changes_nothing_and_with_zero_somethi
         assert torch.equal(model(*inputs(model)), before)
 
 
-def test_a_pattern_is_changed_in_a_kernel_that_is_written_out_and_only_there() -> None:
+def test_editing_a_pattern_replaces_only_its_layers_kernel() -> None:
     model = small(n_layers=3)
     kinds = [type(block.attention.layer.attend) for block in model.stack.blocks]
     with gh.edit(model, {"pattern.1": lambda value: value}):
@@ -47,12 +47,12 @@ def test_a_pattern_is_changed_in_a_kernel_that_is_written_out_and_only_there() -
             True,
             False,
         ]
-        with gh.record(model, "pattern.2", "q.1"):  # recording opens no other
+        with gh.record(model, "pattern.2", "q.1"):  # recording replaces no other kernel
             assert type(model.stack.blocks[2].attention.layer.attend) is Fused
     assert [type(block.attention.layer.attend) for block in model.stack.blocks] == kinds
 
 
-def test_an_edited_pattern_decides_what_is_gathered() -> None:
+def test_an_edited_pattern_determines_z() -> None:
     model = small()
     itself = torch.eye(6, dtype=torch.float64)
     with gh.edit(model, {"pattern.0": itself}), gh.record(model, "pattern.0", "v.0", "z.0") as seen:
@@ -61,14 +61,14 @@ def test_an_edited_pattern_decides_what_is_gathered() -> None:
     assert torch.equal(seen["z.0"], seen["v.0"].repeat_interleave(2, 1))  # four heads, two key-value heads
 
 
-def test_edited_scores_pass_the_softmax() -> None:
+def test_edited_scores_go_through_the_softmax() -> None:
     model = small()
     with gh.edit(model, {"scores.0[head=1]": 0.0}), gh.record(model, "pattern.0[head=1]") as seen:
         model(IDS)
-    close(seen["pattern.0"], torch.full((2, 6, 6), 1 / 6, dtype=torch.float64))
+    assert_close(seen["pattern.0"], torch.full((2, 6, 6), 1 / 6, dtype=torch.float64))
 
 
-def test_a_part_is_changed_and_the_rest_is_not() -> None:
+def test_a_slice_is_edited_and_the_rest_is_not() -> None:
     model = small()
     with gh.record(model, "z.1") as before:
         model(IDS)
@@ -79,7 +79,7 @@ def test_a_part_is_changed_and_the_rest_is_not() -> None:
     assert torch.equal(seen["z.1"], expected)
 
 
-def test_edits_act_in_turn_and_the_record_sees_the_last_whichever_came_first() -> None:
+def test_edits_run_in_order_and_a_recording_has_the_result() -> None:
     model = small()
     with gh.record(model, "resid_post.0") as plain:
         model(IDS)
@@ -104,11 +104,11 @@ def test_edits_of_scores_and_pattern_of_one_layer_compose() -> None:
         gh.record(model, "pattern.0", "z.0", "v.0") as seen,
     ):
         model(IDS)
-    close(seen["pattern.0"], torch.full((2, 4, 6, 6), 1 / 12, dtype=torch.float64))
-    close(seen["z.0"], 0.5 * seen["v.0"].mean(2, keepdim=True).repeat_interleave(2, 1).expand(2, 4, 6, 16))
+    assert_close(seen["pattern.0"], torch.full((2, 4, 6, 6), 1 / 12, dtype=torch.float64))
+    assert_close(seen["z.0"], 0.5 * seen["v.0"].mean(2, keepdim=True).repeat_interleave(2, 1).expand(2, 4, 6, 16))
 
 
-def test_silencing_a_head_takes_its_part_out_of_the_sum() -> None:
+def test_ablating_a_head_removes_its_output() -> None:
     model = small(qkv_bias=True, out_bias=True)
     out = model.stack.blocks[1].attention.layer.out
     for to in ("zero", "mean", torch.full((16,), 0.25, dtype=torch.float64)):
@@ -121,7 +121,7 @@ def test_silencing_a_head_takes_its_part_out_of_the_sum() -> None:
             z = before["z.1"][:, head]  # [B, S, d]
             fill = {"zero": torch.zeros(16), "mean": z.mean((0, 1))}.get(to) if isinstance(to, str) else to
             expected += (fill - z) @ out.weight[:, 16 * head : 16 * head + 16].T
-        close(seen["attn_out.1"], expected)
+        assert_close(seen["attn_out.1"], expected)
 
 
 def test_ready_made_edits() -> None:
@@ -130,7 +130,7 @@ def test_ready_made_edits() -> None:
     assert torch.equal(add(torch.tensor([1.0, 0.0]))(value), value + torch.tensor([1.0, 0.0]))
 
 
-def test_a_vector_that_learns_is_felt_as_it_learns() -> None:
+def test_a_trained_steering_vector_is_not_cached() -> None:
     model = small().bfloat16()
     vector = torch.zeros(64, requires_grad=True)
     push, losses = add(vector), []
@@ -144,14 +144,14 @@ def test_a_vector_that_learns_is_felt_as_it_learns() -> None:
     assert losses[1] < losses[0]
     third = add(torch.full((64,), 1 / 3))
     third(torch.zeros(64, dtype=torch.bfloat16))
-    assert third(torch.zeros(64))[0] == torch.tensor(1 / 3)  # and not what bfloat16 left of it
+    assert third(torch.zeros(64))[0] == torch.tensor(1 / 3)  # not rounded to bfloat16
 
 
 @pytest.mark.parametrize(
     ("name", "over"),
     [("z.0", (0, 2)), ("hidden.0", (0, 1)), ("resid_mid.1", (0, 1)), ("v.1", (0, 2))],
 )
-def test_a_mean_is_over_rows_and_positions_whatever_part_it_is_put_into(name: str, over: tuple[int, ...]) -> None:
+def test_mean_ablation_of_a_slice_uses_the_mean_over_batch_and_positions(name: str, over: tuple[int, ...]) -> None:
     model = small()
     with gh.record(model, name) as plain:
         model(IDS)
@@ -162,10 +162,10 @@ def test_a_mean_is_over_rows_and_positions_whatever_part_it_is_put_into(name: st
             model(IDS)
         expected = plain[name].clone()
         expected[cut] = middle[cut]
-        close(seen[name], expected)
+        assert_close(seen[name], expected)
 
 
-def test_silencing_a_head_of_a_part_changes_no_more_than_the_part() -> None:
+def test_ablating_a_head_in_a_slice_changes_only_the_slice() -> None:
     model = small()
     with gh.record(model, "z.0") as plain:
         model(IDS)
@@ -173,13 +173,13 @@ def test_silencing_a_head_of_a_part_changes_no_more_than_the_part() -> None:
         model(IDS)
     expected = plain["z.0"].clone()
     expected[0, 1] = plain["z.0"][:, 1].mean((0, 1))
-    close(seen["z.0"], expected)
+    assert_close(seen["z.0"], expected)
     with gh.edit(model, {"z.0": gh.ablate_head(1, to=0.5)}), gh.record(model, "z.0[head=1]") as seen:
         model(IDS)
     assert (seen["z.0"] == 0.5).all()
 
 
-def test_what_changes_its_argument_reaches_nothing_else() -> None:
+def test_in_place_edits_reach_neither_recordings_nor_the_cache() -> None:
     model, cache = small(), small().make_cache(2, 6)
     with torch.no_grad(), gh.record(model, "resid_post.0") as plain:
         model(IDS)
@@ -197,7 +197,7 @@ def test_what_changes_its_argument_reaches_nothing_else() -> None:
     assert torch.equal(seen["resid_post.0"], plain["resid_post.0"])
 
 
-def test_blocks_that_end_out_of_order_take_out_their_own() -> None:
+def test_blocks_that_end_out_of_order_remove_their_own_edits() -> None:
     model = small()
 
     def writing(name: str) -> Iterator[None]:
@@ -218,7 +218,7 @@ def test_blocks_that_end_out_of_order_take_out_their_own() -> None:
         assert torch.equal(model(IDS), plain)
 
 
-def test_generation_refuses_edits_that_go_by_position() -> None:
+def test_generation_refuses_position_dependent_edits() -> None:
     model = small()
     for edits in ({"resid_post.0[position=-1]": 0.0}, {"z.0": mean_ablate()}, {"z.0": gh.ablate_head(1, to="mean")}):
         with (
@@ -237,17 +237,17 @@ def test_edits_carry_gradients() -> None:
         model(IDS)[0, 2, 5].backward()
     with gh.record(model, "resid_post.0", grad=True) as seen:
         (slope,) = torch.autograd.grad(model(IDS)[0, 2, 5], seen["resid_post.0"])
-    close(push.grad, slope[0, 2])
+    assert_close(push.grad, slope[0, 2])
 
 
-def test_training_goes_on_under_an_edit() -> None:
+def test_training_works_under_an_edit() -> None:
     model = small().train()
     with gh.edit(model, {"pattern.0": gh.ablate_head(0)}):
         model(IDS).sum().backward()
     assert all(weight.grad is not None for weight in model.parameters())
 
 
-def test_a_wrong_way_to_silence_is_refused_at_once() -> None:
+def test_invalid_ablate_head_arguments_are_refused_at_once() -> None:
     with pytest.raises(gh.InputError, match="to is 'maen', but it must be 'zero', 'mean' or a value"):
         gh.ablate_head(1, to="maen")
     with pytest.raises(gh.InputError, match="ablate_head was given no head"):
@@ -257,18 +257,24 @@ def test_a_wrong_way_to_silence_is_refused_at_once() -> None:
 @pytest.mark.parametrize(
     ("edits", "sentence"),
     [
-        ({"z.0": lambda value: None}, "the edit of z.0 gave a NoneType; give a tensor like the one it gets."),
-        ({"z.0": torch.zeros(3)}, "the edit of z.0 gave shape [3], but the value there has [2, 4, 6, 16]"),
-        ({"z.0[head=9]": 0.0}, "z.0[head=9] asks for head 9, but there are 4 of them; stay within 0 and 3."),
-        ({"z.0": gh.ablate_head(4)}, "head 4 is to be silenced, but there are 4; stay within 0 and 3."),
+        (
+            {"z.0": lambda value: None},
+            "the edit of z.0 returned a NoneType; return a tensor of the shape it is given.",
+        ),
+        ({"z.0": torch.zeros(3)}, "the edit of z.0 gave shape [3], but the activation has [2, 4, 6, 16]"),
+        ({"z.0[head=9]": 0.0}, "z.0[head=9] has head index 9, but that axis has size 4; use 0 to 3."),
+        ({"z.0": gh.ablate_head(4)}, "head 4 is to be ablated, but there are 4; use 0 to 3."),
         ({"zed.0": 0.0}, "the model has no site 'zed.0'"),
-        ({"resid_post.0": gh.ablate_head(1)}, "resid_post.0 has no heads to silence; take z."),
-        ({"pattern.0": gh.ablate_head(1, to="mean")}, "pattern.0 has no mean that keeps to what each query may see"),
-        ({"z.0": gh.ablate_head(1, to=torch.zeros(3))}, "to become a tensor of shape [3], which does not fit"),
-        ("z.0", "edits is a str, but it must say by site what to do"),
+        ({"resid_post.0": gh.ablate_head(1)}, "resid_post.0 has no head axis to ablate; use z."),
+        ({"pattern.0": gh.ablate_head(1, to="mean")}, "pattern.0 has no mean that respects the attention mask"),
+        (
+            {"z.0": gh.ablate_head(1, to=torch.zeros(3))},
+            "to be ablated to a tensor of shape [3], which does not broadcast",
+        ),
+        ("z.0", "edits is a str, but it must map sites to edits"),
     ],
 )
-def test_a_wrong_edit_is_refused_with_a_sentence(edits: dict[str, object], sentence: str) -> None:
+def test_invalid_edits_are_refused_in_one_sentence(edits: dict[str, object], sentence: str) -> None:
     model = small()
     with torch.no_grad():
         before = model(IDS)
@@ -278,11 +284,11 @@ def test_a_wrong_edit_is_refused_with_a_sentence(edits: dict[str, object], sente
         assert torch.equal(model(IDS), before)
 
 
-def test_a_cached_call_is_edited_as_a_whole_one() -> None:
+def test_a_cached_call_is_edited_like_a_full_one() -> None:
     model = small(position="rotary")
     edits = {"z.0": gh.ablate_head(1), "pattern.1": gh.ablate_head(2), "resid_post.0": add(torch.ones(64))}
     with torch.no_grad(), gh.edit(model, edits):
         whole = model(IDS)
         cache = model.make_cache(2, 6)
         parts: list[Tensor] = [model(IDS[:, :4], cache=cache), model(IDS[:, 4:], cache=cache)]
-    close(torch.cat(parts, 1), whole)
+    assert_close(torch.cat(parts, 1), whole)

@@ -1,4 +1,4 @@
-"""What we see inside is what transformers gives out: hidden states and attention weights of every family it has.
+"""Recorded hidden states and attention weights equal those of transformers, for every family.
 
 The systems differ in the order of sums, float32: 1e-5 of the largest entry, as in tests/hub/test_parity.py.
 """
@@ -24,7 +24,7 @@ def draw(vocab_size: int, pad: int | None) -> tuple[Tensor, Tensor]:
     return torch.where(real, ids, pad or 0), real
 
 
-def close(ours: Tensor, theirs: Tensor) -> None:
+def assert_close(ours: Tensor, theirs: Tensor) -> None:
     assert ours.shape == theirs.shape
     assert (ours - theirs).abs().max() <= 1e-5 * theirs.abs().max()
 
@@ -36,13 +36,13 @@ def test_hidden_states_and_attention_weights_equal(name: str, tmp_path: Path) ->
     theirs.save_pretrained(tmp_path)
     ours, _ = gh.load(tmp_path)
     ids, real = draw(ours.spec.vocab_size, ours.spec.pad_id)
-    told = {"attention_mask": real.long(), "output_hidden_states": True, "output_attentions": True}
+    kwargs = {"attention_mask": real.long(), "output_hidden_states": True, "output_attentions": True}
     with torch.no_grad(), gh.record(ours, "*") as seen:
         if isinstance(ours, Seq2Seq):
-            out = theirs(input_ids=ids, decoder_input_ids=ids, decoder_attention_mask=real.long(), **told)
+            out = theirs(input_ids=ids, decoder_input_ids=ids, decoder_attention_mask=real.long(), **kwargs)
             ours(ids, ids, lengths=LENGTHS, target_lengths=LENGTHS)
         else:
-            out = theirs(input_ids=ids, **told)
+            out = theirs(input_ids=ids, **kwargs)
             ours(ids, lengths=LENGTHS)
     if isinstance(ours, Seq2Seq):
         for side in ("encoder", "decoder"):
@@ -50,7 +50,7 @@ def test_hidden_states_and_attention_weights_equal(name: str, tmp_path: Path) ->
         for layer, weights in enumerate(out.cross_attentions):
             cross = seen[f"decoder.cross_pattern.{layer}"]
             for row, length in enumerate(LENGTHS.tolist()):
-                close(cross[row, :, :length, :length], weights[row, :, :length, :length])
+                assert_close(cross[row, :, :length, :length], weights[row, :, :length, :length])
     else:
         compare_stack(seen, "", out.hidden_states, out.attentions, real)
 
@@ -63,12 +63,12 @@ def compare_stack(
     real: Tensor,
 ) -> None:
     depth = len(attentions)
-    close(seen[f"{prefix}embed"][real], hidden[0][real])
+    assert_close(seen[f"{prefix}embed"][real], hidden[0][real])
     for layer in range(depth):
-        close(seen[f"{prefix}resid_pre.{layer}"][real], hidden[layer][real])
+        assert_close(seen[f"{prefix}resid_pre.{layer}"][real], hidden[layer][real])
         if layer < depth - 1:  # theirs has the last one after the final norm
-            close(seen[f"{prefix}resid_post.{layer}"][real], hidden[layer + 1][real])
+            assert_close(seen[f"{prefix}resid_post.{layer}"][real], hidden[layer + 1][real])
         for row, length in enumerate(LENGTHS.tolist()):
             mine = seen[f"{prefix}pattern.{layer}"][row, :, :length, :length]
-            close(mine, attentions[layer][row, :, :length, :length])
-    close(seen[f"{prefix}final"][real], hidden[depth][real])
+            assert_close(mine, attentions[layer][row, :, :length, :length])
+    assert_close(seen[f"{prefix}final"][real], hidden[depth][real])

@@ -1,4 +1,4 @@
-"""Drawings: nothing in them acts, nothing is fetched, and what is drawn is what the numbers are."""
+"""HTML displays: escaped, self-contained, and equal to the values."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ HOSTILE = ["<img src=x onerror=alert(1)>", '"><script>alert(1)</script>', "\u202
 
 
 class Parts(HTMLParser):
-    """Collects the tags, what they point to, and the text of cells."""
+    """Collects the tags, their links, and the text of cells."""
 
     def __init__(self, page: str) -> None:
         super().__init__()
@@ -42,7 +42,7 @@ class Parts(HTMLParser):
             self.cells[-1] += data
 
 
-def test_whatever_a_token_says_it_stays_text() -> None:
+def test_tokens_are_escaped() -> None:
     page = heatmap(torch.ones(1, len(HOSTILE)), rows=["<b>"], columns=HOSTILE, caption="<i>", words=[HOSTILE])
     page += bars(torch.ones(len(HOSTILE)), names=HOSTILE, caption="<i>")
     parts = Parts(page)
@@ -55,7 +55,7 @@ def test_whatever_a_token_says_it_stays_text() -> None:
     assert any("<img src=x" in cell for cell in parts.cells)
 
 
-def test_numbers_and_shades_are_those_of_the_values() -> None:
+def test_numbers_and_shades_match_the_values() -> None:
     page = heatmap(torch.tensor([[0.5, -1.0], [0.0, torch.nan]]), rows=["a", "b"], columns=["c", "d"])
     assert Parts(page).cells == ["", "c", "d", "a", "0.50", "-1.00", "b", "0.00", ""]
     shades = [float(share) for share in re.findall(r"rgba\([\d,]+,([\d.]+)\)", page)]
@@ -63,7 +63,7 @@ def test_numbers_and_shades_are_those_of_the_values() -> None:
 
 
 def pixels(page: str) -> Tensor:
-    """Decode the picture by what the format says: lines of bytes, each behind a filter of 0."""
+    """Decode the PNG: lines of bytes, each after a filter byte of 0."""
     image = base64.b64decode(re.search(r"base64,([^\"]+)", page)[1])
     assert image[:8] == b"\x89PNG\r\n\x1a\n"
     chunks, rest = {}, image[8:]
@@ -78,7 +78,7 @@ def pixels(page: str) -> Tensor:
     return lines[:, 1:].view(height, width, 3)
 
 
-def test_a_large_map_is_a_picture() -> None:
+def test_a_large_heatmap_is_an_image() -> None:
     values = torch.rand(100, 120)
     values[3, 5] = -2.0
     page = heatmap(values, rows=[""] * 100, columns=[""] * 120, caption="a map")
@@ -93,7 +93,7 @@ def test_a_large_map_is_a_picture() -> None:
     assert (drawn - expected)[kept].abs().max() <= 1  # bytes
 
 
-def test_labels_say_the_token_or_its_number() -> None:
+def test_labels_are_the_token_or_its_id() -> None:
     tok = gh.Tokenizer.train(texts=["to be"], vocab_size=263)
     be = tok.encode("b")[0]
     assert labels(torch.tensor([be, 5000]), tok) == ["b", "5000"]
@@ -103,7 +103,7 @@ def test_labels_say_the_token_or_its_number() -> None:
     assert shown("a b\t") == "a b\\t"
 
 
-def test_what_was_recorded_shows_its_maps() -> None:
+def test_a_recording_shows_its_attention_maps() -> None:
     model = gh.build(gh.preset("tiny-decoder", vocab_size=300)).eval()
     with gh.record(model, "pattern.0", "pattern.1[batch=1, head=2]", "z.0", "scores.1") as seen:
         model(IDS)
@@ -117,7 +117,7 @@ RESULTS = ["lens", "attribute", "head_scores", "compare", "sweep", "ablation"]
 
 
 @pytest.mark.parametrize("tool", RESULTS)
-def test_every_result_is_a_page_that_needs_nothing_else(tool: str, tmp_path: Path) -> None:
+def test_every_result_is_a_self_contained_page(tool: str, tmp_path: Path) -> None:
     torch.manual_seed(0)
     model, other = (gh.build(gh.preset("tiny-decoder", vocab_size=300, init="normal")).eval() for _ in range(2))
     result = {

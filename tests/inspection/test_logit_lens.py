@@ -1,4 +1,4 @@
-"""The lens by hand, and over specs of every kind beside the obvious computation.
+"""The logit lens by hand, and for all specs against a direct computation.
 
 Models run in float64: rounding is 1e-16 of the largest entry, a few dozen operations deep, and 1e-10 leaves room for
 that and nothing else.
@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 from hypothesis import HealthCheck, assume, given, settings
-from inspected_models import IDS, Model, close, inputs, make
+from inspected_models import IDS, Model, assert_close, build_random, inputs
 from spec_strategy import VOCABULARY, specs
 from torch import Tensor
 
@@ -34,11 +34,11 @@ fast = settings(
 def tiny(kind: str = "tiny-decoder", **choices: object) -> Model:
     torch.manual_seed(3)
     sizes = {"d_model": 16, "n_heads": 2, "n_kv_heads": 2, "d_ff": 24, "vocab_size": VOCABULARY}
-    return make(gh.preset(kind, **sizes, **choices))
+    return build_random(gh.preset(kind, **sizes, **choices))
 
 
-def told(model: Model, name: str, value: Tensor) -> dict[str, Tensor]:
-    """Say something of the ids that the head's stack reads."""
+def kwargs_of(model: Model, name: str, value: Tensor) -> dict[str, Tensor]:
+    """Return keyword arguments for the stack that feeds the head."""
     return {f"target_{name}" if isinstance(model, Seq2Seq) else name: value}
 
 
@@ -86,15 +86,15 @@ def test_by_hand() -> None:
 
 
 @torch.no_grad()
-def test_each_row_is_the_stream_through_norm_and_head() -> None:
+def test_each_layer_is_the_residual_stream_through_norm_and_head() -> None:
     seen_kinds = set()
 
-    @fast
+    @settings(fast, max_examples=150)  # enough to draw every norm placement with and without a final norm
     @given(specs())
     def holds(s: spec.Spec) -> None:
         assume(isinstance(s.head, EVERYWHERE))
         torch.manual_seed(0)
-        model = make(s)
+        model = build_random(s)
         prefix, stack = ("decoder.", model.decoder) if isinstance(model, Seq2Seq) else ("", model.stack)
         call = inputs(model)
         with gh.record(model, f"{prefix}embed", f"{prefix}resid_post.*") as recorded:
@@ -104,22 +104,24 @@ def test_each_row_is_the_stream_through_norm_and_head() -> None:
         assert seen.sites == (f"{prefix}embed", *(f"{prefix}resid_post.{n}" for n in range(s.n_layers)))
         assert torch.equal(seen.ids, call[-1])
         spread = torch.zeros_like(seen.probabilities).scatter(-1, seen.tokens, seen.probabilities)
-        close(spread[-1], own.softmax(-1))
+        assert_close(spread[-1], own.softmax(-1))
         for row, probabilities in zip(seen.sites, spread, strict=True):
             stream = recorded[row]
             assert stream.shape[:2] == call[-1].shape
-            close(probabilities, model.head(stack.norm(stream), None, model.token_embedding.table.weight).softmax(-1))
+            assert_close(
+                probabilities, model.head(stack.norm(stream), None, model.token_embedding.table.weight).softmax(-1)
+            )
         assert (seen.probabilities.diff(dim=-1) <= 0).all()
 
     holds()
     assert {kind for kind, *_ in seen_kinds} == {"decoder", "encoder", "seq2seq"}
     assert {head for _, head, *_ in seen_kinds} == {"next_token", "masked_token", "token_classification"}
     assert {rest for *_, order, final in seen_kinds for rest in [(order, final)]} == {
-        (order, final) for order in ("before", "after", "sandwich") for final in (True, False)
+        (order, final) for order in ("pre", "post", "sandwich") for final in (True, False)
     }
 
 
-def slowly(probabilities: list[float], true: int | None) -> tuple[float, int, float]:
+def reference(probabilities: list[float], true: int | None) -> tuple[float, int, float]:
     """Return entropy, rank and loss by their definitions."""
     entropy = -sum(p * math.log(p) for p in probabilities if p > 0)
     if true is None:
@@ -128,13 +130,13 @@ def slowly(probabilities: list[float], true: int | None) -> tuple[float, int, fl
 
 
 def check_slowly(model: Model, true: list[list[int | None]], **call: Tensor) -> None:
-    """Compare with the definitions, after each layer and one position at a time."""
+    """Compare with the definitions, layer by layer and position by position."""
     seen = lens(model, *inputs(model), top_k=VOCABULARY, **call)
     spread = torch.zeros_like(seen.probabilities).scatter(-1, seen.tokens, seen.probabilities)
     for layer, probabilities in enumerate(spread.tolist()):
         for b, row in enumerate(true):
             for i, one in enumerate(row):
-                entropy, rank, loss = slowly(probabilities[b][i], one)
+                entropy, rank, loss = reference(probabilities[b][i], one)
                 assert seen.entropy[layer, b, i].item() == pytest.approx(entropy, rel=1e-9, abs=1e-9)
                 assert seen.rank[layer, b, i].item() == rank
                 assert seen.loss[layer, b, i].item() == pytest.approx(loss, rel=1e-9, abs=1e-9, nan_ok=True)
@@ -149,17 +151,17 @@ def check_slowly(model: Model, true: list[list[int | None]], **call: Tensor) -> 
     ],
 )
 def test_entropy_rank_and_loss_by_their_definitions(kind: str, head: spec.Head) -> None:
-    """With the true token that each kind of model has, with padding, and with targets that say another."""
+    """With the default targets of each kind of model, with padding, and with given targets."""
 
     @settings(fast, max_examples=10)
     @given(specs())
     def holds(s: spec.Spec) -> None:
         assume(s.kind == kind)
         torch.manual_seed(0)
-        model = make(dataclasses.replace(s, head=head))
+        model = build_random(dataclasses.replace(s, head=head))
         ids = inputs(model)[-1].tolist()
         length = len(ids[0])
-        padded = told(model, "lengths", torch.tensor([length, length - 2]))
+        padded = kwargs_of(model, "lengths", torch.tensor([length, length - 2]))
         for call, counts in (({}, (length, length)), (padded, (length, length - 2))):
             true: list[list[int | None]] = [[None] * length for _ in ids]
             for b, count in enumerate(counts):
@@ -188,7 +190,7 @@ def test_the_next_token_is_the_next_real_one_of_the_document(kind: str) -> None:
     source = (ids,) if isinstance(model, Seq2Seq) else ()
 
     def losses(true: list[int], **call: Tensor) -> None:
-        """Hold the losses to be those of these tokens, -1 for none."""
+        """Assert that the losses are those of these tokens, -1 for none."""
         seen = lens(model, *source, ids, **call)
         again = lens(model, *source, ids, **call, targets=torch.tensor([true]))
         torch.testing.assert_close(seen.loss, again.loss, rtol=0, atol=0, equal_nan=True)
@@ -196,7 +198,7 @@ def test_the_next_token_is_the_next_real_one_of_the_document(kind: str) -> None:
 
     losses([6, 7, 8, 9, 10, -1])
     holes = torch.tensor([[False, True, True, False, False, True]])
-    losses([-1, 7, 10, -1, -1, -1], **told(model, "mask", holes))
+    losses([-1, 7, 10, -1, -1, -1], **kwargs_of(model, "mask", holes))
     packed = {"documents": torch.tensor([[0, 0, 0, 1, 2, 2]])}
     if isinstance(model, Seq2Seq):
         packed["target_documents"] = packed["documents"]
@@ -205,29 +207,29 @@ def test_the_next_token_is_the_next_real_one_of_the_document(kind: str) -> None:
 
 @torch.no_grad()
 @pytest.mark.parametrize("kind", ["tiny-decoder", "tiny-encoder", "tiny-seq2seq"])
-def test_chosen_layers_and_positions_are_those_of_the_whole(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And so they are where one row of logits is made at a time."""
+def test_chosen_layers_and_positions_equal_those_of_the_full_lens(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also with one row of logits at a time."""
     model = tiny(kind, n_layers=3)
     whole = lens(model, *inputs(model))
     length = whole.ids.shape[1]
-    for logits in (logit_lens.LOGITS, 1, 2 * VOCABULARY, 7 * VOCABULARY + 3):
-        monkeypatch.setattr(logit_lens, "LOGITS", logits)
+    for logits in (logit_lens.MAX_LOGITS, 1, 2 * VOCABULARY, 7 * VOCABULARY + 3):
+        monkeypatch.setattr(logit_lens, "MAX_LOGITS", logits)
         some = lens(model, *inputs(model), layers=[-1, 0, 2], positions=(3, -1, 1))
         places, layers = [3, length - 1, 1], [3, 0, 2]
         assert some.positions == tuple(places)
         assert some.sites == tuple(whole.sites[layer] for layer in layers)
         assert torch.equal(some.ids, whole.ids[:, places])
         for name in ("probabilities", "entropy", "loss"):
-            close(getattr(some, name), getattr(whole, name)[layers][:, :, places])
+            assert_close(getattr(some, name), getattr(whole, name)[layers][:, :, places])
         for name in ("tokens", "rank"):
             assert torch.equal(getattr(some, name), getattr(whole, name)[layers][:, :, places])
 
 
 @torch.no_grad()
-def test_only_the_logits_in_view_are_made(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two layers, two texts and three positions are 12 rows, made five at a time; later layers are not run."""
+def test_only_the_requested_logits_are_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two layers, two texts and three positions are 12 rows, computed five at a time; later layers do not run."""
     model = tiny(n_layers=4)
-    monkeypatch.setattr(logit_lens, "LOGITS", 5 * VOCABULARY)
+    monkeypatch.setattr(logit_lens, "MAX_LOGITS", 5 * VOCABULARY)
     sizes, last = [], []
     forward = model.head.forward
 
@@ -243,7 +245,7 @@ def test_only_the_logits_in_view_are_made(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @torch.no_grad()
-def test_a_model_in_training_is_read_without_dropout_and_put_back() -> None:
+def test_train_mode_is_restored_and_dropout_off() -> None:
     model = tiny(dropout=0.5, embed_dropout=0.5, attention_dropout=0.5)
     quietly = lens(model, IDS)
     model.train()
@@ -257,7 +259,7 @@ def test_a_model_in_training_is_read_without_dropout_and_put_back() -> None:
 
 
 @torch.no_grad()
-def test_half_precision_is_read_in_float32() -> None:
+def test_half_precision_is_computed_in_float32() -> None:
     model = tiny().to(torch.bfloat16)
     seen = lens(model, IDS, top_k=VOCABULARY)
     assert seen.probabilities.dtype == seen.loss.dtype == torch.float32
@@ -265,31 +267,33 @@ def test_half_precision_is_read_in_float32() -> None:
 
 
 @torch.no_grad()
-def test_an_edit_is_felt_and_a_record_is_not_disturbed() -> None:
+def test_edits_apply_and_recordings_are_not_disturbed() -> None:
     model = tiny()
     with gh.edit(model, {"resid_post.0": 0.0, "final[position=-1]": 1.0}), gh.record(model, "final") as seen:
         changed = lens(model, IDS, top_k=VOCABULARY)
         own = model(IDS).softmax(-1)
-    close(changed.probabilities[-1], own.gather(-1, changed.tokens[-1]))
-    assert changed.probabilities[1].std(dim=1).max() < 1e-12  # what reads a stream of zeros says the same everywhere
+    assert_close(changed.probabilities[-1], own.gather(-1, changed.tokens[-1]))
+    assert (
+        changed.probabilities[1].std(dim=1).max() < 1e-12
+    )  # predictions from a zero residual stream are the same everywhere
     assert seen["final"].shape == (*IDS.shape, 16)
 
 
 @torch.no_grad()
-def test_lora_is_part_of_the_model() -> None:
+def test_lora_is_included() -> None:
     model = tiny()
     lora.attach(model, lora.LoRA(rank=2, targets=("*",)))
     for tensor in lora.adapter_state_dict(model).values():
         tensor.normal_()
     attached = lens(model, IDS)
     lora.merge(model)
-    close(attached.loss, lens(model, IDS).loss)
+    assert_close(attached.loss, lens(model, IDS).loss)
 
 
 @torch.no_grad()
-def test_the_drawing_has_words_and_stays_small(tmp_path: Path) -> None:
+def test_html_has_tokens_and_stays_small(tmp_path: Path) -> None:
     tok = gh.Tokenizer.train(texts=["<b>to be</b> or not"], vocab_size=263)
-    model = make(gh.preset("tiny-decoder", vocab_size=263, max_len=512))
+    model = build_random(gh.preset("tiny-decoder", vocab_size=263, max_len=512))
     ids = torch.tensor([tok.encode("<b>") * 100, tok.encode("to ") * 100])[:, :300]
     drawn = lens(model, ids, tok=tok)._repr_html_()
     assert drawn.count("<td") == 2 * 3 * 64
@@ -302,7 +306,7 @@ def test_the_drawing_has_words_and_stays_small(tmp_path: Path) -> None:
     assert "2 more texts" in drawn
     assert f">{seen.tokens[1, 0, 0, 0]}</td>" in drawn
     seen.save_html(tmp_path / "lens.html")
-    labelled = make(
+    labelled = build_random(
         gh.preset("tiny-encoder", head={"kind": "token_classification", "n_labels": 2, "labels": ["yes", "no"]})
     )
     words = {0: "yes", 1: "no"}
@@ -311,16 +315,16 @@ def test_the_drawing_has_words_and_stays_small(tmp_path: Path) -> None:
         assert f">{word}</td>" in seen._repr_html_()
 
 
-def test_what_cannot_be_read_is_refused_with_a_sentence() -> None:
+def test_invalid_arguments_are_refused() -> None:
     model = tiny()
     for head in ("none", "pooled"):
-        with pytest.raises(gh.InputError, match=f"the head is '{head}', but a lens needs logits at every position"):
+        with pytest.raises(gh.InputError, match=f"the head is '{head}', but the lens needs logits at every position"):
             lens(tiny("tiny-encoder", head={"kind": head}), IDS)
     with pytest.raises(gh.InputError, match="the head is 'sequence_classification'"):
         lens(tiny("tiny-encoder", head={"kind": "sequence_classification", "n_labels": 3}), IDS)
-    with pytest.raises(gh.InputError, match="positions holds 6, but there are 6; stay within 0 and 5"):
+    with pytest.raises(gh.InputError, match="positions contains 6, but there are 6; use 0 to 5"):
         lens(model, IDS, positions=[0, 6])
-    with pytest.raises(gh.InputError, match="layers holds 3, but there are 3; stay within 0 and 2"):
+    with pytest.raises(gh.InputError, match="layers contains 3, but there are 3; use 0 to 2"):
         lens(model, IDS, layers=[3])
     with pytest.raises(gh.InputError, match="layers is empty"):
         lens(model, IDS, layers=[])
@@ -330,11 +334,13 @@ def test_what_cannot_be_read_is_refused_with_a_sentence() -> None:
         lens(model, IDS, top_k=0)
     with pytest.raises(gh.InputError, match=r"targets has shape \[2, 3\]"):
         lens(model, IDS, targets=IDS[:, :3])
-    with pytest.raises(gh.InputError, match="targets holds 11, but the head gives 11 logits"):
+    with pytest.raises(gh.InputError, match="targets contains 11, but the head has 11 logits"):
         lens(model, IDS, targets=IDS + 1)
-    with pytest.raises(gh.InputError, match="without a name is 0, but this model takes 1; give ids right after it"):
+    with pytest.raises(
+        gh.InputError, match="positional inputs is 0, but this model takes 1; give ids right after it"
+    ):
         lens(model, ids=IDS)
-    with pytest.raises(gh.InputError, match="without a name is 1, but this model takes 2; give source and target"):
+    with pytest.raises(gh.InputError, match="positional inputs is 1, but this model takes 2; give source and target"):
         lens(tiny("tiny-seq2seq"), IDS)
     with pytest.raises(gh.InputError, match="another model's"):
         lens(model, IDS, tok=gh.Tokenizer.train(texts=["to be"], vocab_size=263))

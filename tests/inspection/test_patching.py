@@ -1,4 +1,4 @@
-"""Patching against slow loops over edits, paths against the stream summed up by hand, and what holds of any model.
+"""Patching against loops over edits, paths against the residual stream summed by hand, and properties of any model.
 
 Tolerances are those of tests/models/test_properties.py: float64, some dozen operations deep.
 """
@@ -12,7 +12,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from inspected_models import IDS, Model, close, inputs, make, small
+from inspected_models import IDS, Model, assert_close, build_random, inputs, small
 from spec_strategy import specs
 from torch import Tensor, nn
 
@@ -32,7 +32,7 @@ OTHER = (IDS + torch.tensor([[0, 3, 0, 5, 0, 1], [2, 0, 0, 0, 4, 0]])) % 11
 
 @pytest.fixture(autouse=True)
 def _no_graph() -> Iterator[None]:
-    """Compare with passes that have no graph either: torch may take another kernel for those that have."""
+    """Run without autograd: torch may use another kernel with it."""
     with torch.no_grad():
         yield
 
@@ -41,14 +41,14 @@ def prompts(model: Model) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
     return inputs(model), inputs(model, OTHER)
 
 
-def some_number(output: Tensor) -> Tensor:
-    """Weigh everything in an output differently, so that no change is overlooked."""
+def weighted_sum(output: Tensor) -> Tensor:
+    """Return a metric with another weight for each element of an output, so that every change shows."""
     weights = torch.arange(output.numel(), dtype=output.dtype, device=output.device).sin()
     return (output * weights.view(output.shape)).sum()
 
 
 def disagreeing(model: Model, length: int = 6) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
-    """Return two prompts of one row that a model answers differently."""
+    """Return two prompts of one sequence with different top predictions."""
     for _ in range(100):
         here, there = (inputs(model, torch.randint(11, (1, length))) for _ in range(2))
         answers = [output.view(-1, output.shape[-1])[-1].argmax() for output in (model(*here), model(*there))]
@@ -58,7 +58,7 @@ def disagreeing(model: Model, length: int = 6) -> tuple[tuple[Tensor, ...], tupl
 
 
 def ends(model: Model) -> tuple[list[str], list[str]]:
-    """Return the sites that together decide the output: the first of each stack, and the last of the last."""
+    """Return the sites that determine the output: the first of each stack, and the last of the last."""
     if isinstance(model, Seq2Seq):
         return ["encoder.resid_pre.0", "decoder.resid_pre.0"], [f"decoder.resid_post.{model.spec.n_layers - 1}"]
     return ["resid_pre.0"], [f"resid_post.{model.spec.n_layers - 1}"]
@@ -70,16 +70,16 @@ def ends(model: Model) -> tuple[list[str], list[str]]:
 @many
 @given(specs(), st.data())
 def test_the_same_prompt_changes_nothing(s: spec.Spec, data: st.DataObject) -> None:
-    model = make(s)
+    model = build_random(s)
     here, _ = prompts(model)
     name = data.draw(st.sampled_from(list(sites(model))))
-    close(patch(model, here, here, name), model(*here))
+    assert_close(patch(model, here, here, name), model(*here))
 
 
 @many
 @given(specs())
-def test_whoever_takes_over_a_whole_layer_takes_over_the_answer(s: spec.Spec) -> None:
-    model = make(s)
+def test_patching_a_whole_layer_gives_the_clean_output(s: spec.Spec) -> None:
+    model = build_random(s)
     here, there = prompts(model)
     for names in ends(model):
         assert torch.equal(patch(model, here, there, *names), model(*there))
@@ -88,10 +88,10 @@ def test_whoever_takes_over_a_whole_layer_takes_over_the_answer(s: spec.Spec) ->
 @many
 @given(specs(), st.integers(0, 4), st.data())
 def test_nothing_changes_before_the_patched_position(s: spec.Spec, position: int, data: st.DataObject) -> None:
-    """Of models whose positions see only those before them."""
+    """For causal models."""
     if isinstance(s, spec.EncoderSpec):
         return
-    model = make(s)
+    model = build_random(s)
     model.head = gh.models.heads.NoHead()
     here, there = prompts(model)
     known = [name for name, site in sites(model).items() if "position" in site.axes and "encoder" not in name]
@@ -108,31 +108,31 @@ def test_many_sites_are_patched_together() -> None:
     with gh.edit(model, dict(seen)):
         expected = model(IDS)
     assert not torch.equal(expected, model(IDS))
-    close(patch(model, IDS, OTHER, *names), expected)
+    assert_close(patch(model, IDS, OTHER, *names), expected)
 
 
-def test_the_model_is_quiet_meanwhile_and_left_as_it_was() -> None:
+def test_patching_runs_in_eval_mode_and_restores_the_model() -> None:
     model = small(dropout=0.5, attention_dropout=0.5).train()
     model.stack.blocks[0].eval()
     modes = [module.training for module in model.modules()]
     with torch.enable_grad():
         output = patch(model, IDS, OTHER, "resid_post.1")
-        found = activation_patching(model, IDS, OTHER, "z", metric=some_number)
+        found = activation_patching(model, IDS, OTHER, "z", metric=weighted_sum)
     assert not output.requires_grad
     assert modes == [module.training for module in model.modules()]
     model.eval()
     assert torch.equal(output, model(OTHER))
-    assert torch.equal(found.effect, activation_patching(model, IDS, OTHER, "z", metric=some_number).effect)
+    assert torch.equal(found.effect, activation_patching(model, IDS, OTHER, "z", metric=weighted_sum).effect)
 
 
 def test_prompts_must_agree_where_they_are_patched() -> None:
     model = small()
-    sentence = r"resid_post.0 has shape \[2, 4, 64\] on clean, but \[2, 6, 64\] on into; give prompts"
+    sentence = r"resid_post.0 has shape \[2, 4, 64\] on clean, but \[2, 6, 64\] on corrupted; give prompts"
     with pytest.raises(InputError, match=sentence):
         patch(model, IDS, OTHER[:, :4], "resid_post.0")
     with pytest.raises(InputError, match=sentence):
         activation_patching(model, IDS, OTHER[:, :4], "resid_post", metric=lambda output: output.sum())
-    with pytest.raises(InputError, match=r"but .* on into"):  # edit would spread one row over all
+    with pytest.raises(InputError, match=r"but .* on corrupted"):  # edit would spread one row over all
         patch(model, IDS, OTHER[:1], "resid_post.0")
     cut = "resid_post.0[position=-1]"
     assert patch(model, IDS, OTHER[:, :4], cut).shape == model(IDS).shape  # the part agrees
@@ -142,7 +142,7 @@ def test_prompts_must_agree_where_they_are_patched() -> None:
 
 
 def swept_slowly(model: Model, site: str, axis: int, call: dict[str, Any]) -> Tensor:
-    """Measure with one place patched at a time, by edits of whole values."""
+    """Return the metric with one index patched at a time, by edits of whole activations."""
     here, there = prompts(model)
     rows = []
     for name in [name for name in sites(model) if name.rpartition(".")[0] == site]:
@@ -158,15 +158,15 @@ def swept_slowly(model: Model, site: str, axis: int, call: dict[str, Any]) -> Te
                 return changed
 
             with gh.edit(model, {name: change}):
-                rows[-1].append(some_number(model(*here, **call)))
+                rows[-1].append(weighted_sum(model(*here, **call)))
     return torch.stack([torch.stack(row) for row in rows])
 
 
 @many
 @given(specs(), st.data(), st.sampled_from([1, 2000, batched_edits.MAX_ELEMENTS]))
-def test_a_sweep_is_a_loop_over_edits(s: spec.Spec, data: st.DataObject, most: int) -> None:
-    """At whatever number of copies in a pass, from one at a time on."""
-    model = make(s)
+def test_activation_patching_equals_a_loop_over_edits(s: spec.Spec, data: st.DataObject, most: int) -> None:
+    """With any number of edits in a batch, from one."""
+    model = build_random(s)
     layered = {name.rpartition(".")[0]: site.axes for name, site in sites(model).items() if name[-1].isdigit()}
     site = data.draw(st.sampled_from(list(layered)))
     by = data.draw(st.sampled_from([axis for axis in layered[site][1:] if axis not in ("width", "neuron")]))
@@ -175,18 +175,18 @@ def test_a_sweep_is_a_loop_over_edits(s: spec.Spec, data: st.DataObject, most: i
         call["lengths"] = torch.tensor([6, 4])
     here, there = prompts(model)
     expected = swept_slowly(model, site, layered[site].index(by), call)
-    before, after = some_number(model(*here, **call)), some_number(model(*there, **call))
-    told: list[tuple[int, int]] = []
+    before, after = weighted_sum(model(*here, **call)), weighted_sum(model(*there, **call))
+    kwargs: list[tuple[int, int]] = []
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(batched_edits, "MAX_ELEMENTS", most)
         found = activation_patching(
-            model, here, there, site, axis=by, metric=some_number, progress=lambda *now: told.append(now), **call
+            model, here, there, site, axis=by, metric=weighted_sum, progress=lambda *now: kwargs.append(now), **call
         )
-    close(found.metric_values, expected)
-    close(found.corrupted_baseline, before)
-    close(found.clean_baseline, after)
-    close(found.effect * (after - before), expected - before)
-    assert told == [((layer + 1) * expected.shape[1], expected.numel()) for layer in range(len(expected))]
+    assert_close(found.metric_values, expected)
+    assert_close(found.corrupted_baseline, before)
+    assert_close(found.clean_baseline, after)
+    assert_close(found.effect * (after - before), expected - before)
+    assert kwargs == [((layer + 1) * expected.shape[1], expected.numel()) for layer in range(len(expected))]
 
 
 @pytest.mark.parametrize(
@@ -199,18 +199,18 @@ def test_a_sweep_is_a_loop_over_edits(s: spec.Spec, data: st.DataObject, most: i
         ("pattern", 11, 5, 1, [1, 1, 1, 1]),
     ],
 )
-def test_copies_run_together_as_far_as_they_fit(
+def test_edits_are_batched_up_to_max_elements(
     site: str, vocab_size: int, d_ff: int, most: int, passes: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(batched_edits, "MAX_ELEMENTS", most)
-    model = make(gh.preset("tiny-decoder", n_layers=1, vocab_size=vocab_size, d_ff=d_ff))
+    model = build_random(gh.preset("tiny-decoder", n_layers=1, vocab_size=vocab_size, d_ff=d_ff))
     rows: list[int] = []
     model.register_forward_pre_hook(lambda _, args: rows.append(len(args[0])))
-    activation_patching(model, IDS[:1], OTHER[:1], site, metric=some_number)
+    activation_patching(model, IDS[:1], OTHER[:1], site, metric=weighted_sum)
     assert rows == [1, 1, 1, *passes]  # both prompts and what is put in, then the patches
 
 
-def test_the_default_measure_makes_logits_for_the_last_position_alone() -> None:
+def test_the_default_metric_computes_only_the_last_logits() -> None:
     model = small()
     here, there = disagreeing(model)
     made: list[tuple[int, ...]] = []
@@ -219,66 +219,66 @@ def test_the_default_measure_makes_logits_for_the_last_position_alone() -> None:
     assert {shape[1:] for shape in made} == {(1, 11)}
 
 
-def test_heads_where_there_are_heads_else_positions() -> None:
+def test_the_default_axis_is_head_or_else_position() -> None:
     model = small(n_layers=3, n_heads=4, n_kv_heads=2)
     shapes = {"resid_post": (3, 6), "z": (3, 4), "k": (3, 2), "pattern": (3, 4), "ffn_out": (3, 6), "hidden": (3, 6)}
     for site, shape in shapes.items():
-        assert activation_patching(model, IDS, OTHER, site, metric=some_number).effect.shape == shape
-    assert activation_patching(model, IDS, OTHER, "pattern", axis="query", metric=some_number).effect.shape == (3, 6)
+        assert activation_patching(model, IDS, OTHER, site, metric=weighted_sum).effect.shape == shape
+    assert activation_patching(model, IDS, OTHER, "pattern", axis="query", metric=weighted_sum).effect.shape == (3, 6)
 
 
 @pytest.mark.parametrize("kind", ["tiny-decoder", "tiny-seq2seq"])
-def test_the_default_measure_by_hand(kind: str) -> None:
+def test_the_default_metric_by_hand(kind: str) -> None:
     torch.manual_seed(0)
-    model = make(gh.preset(kind, vocab_size=11))
+    model = build_random(gh.preset(kind, vocab_size=11))
     here, there = disagreeing(model)
     site = "decoder.cross_z" if isinstance(model, Seq2Seq) else "z"
     found = activation_patching(model, here, there, site)
     old, new = (int(model(*prompt)[0, -1].argmax()) for prompt in (here, there))
     for prompt, value in ((here, found.corrupted_baseline), (there, found.clean_baseline)):
         logits = model(*prompt)[0, -1]
-        close(value, logits[new] - logits[old])
+        assert_close(value, logits[new] - logits[old])
     logits = patch(model, here, there, f"{site}.1[head=2]")[0, -1]
-    close(found.metric_values[1, 2], logits[new] - logits[old])
-    close(
+    assert_close(found.metric_values[1, 2], logits[new] - logits[old])
+    assert_close(
         found.effect[1, 2],
         (found.metric_values[1, 2] - found.corrupted_baseline) / (found.clean_baseline - found.corrupted_baseline),
     )
 
 
 @pytest.mark.parametrize("padding", ["lengths", "mask"])
-def test_the_default_measure_is_taken_at_the_last_real_token(padding: str) -> None:
-    """Padded rows give the mean of what the rows give alone."""
+def test_the_default_metric_is_at_the_last_token_that_is_not_padding(padding: str) -> None:
+    """A padded batch gives the mean over its sequences alone."""
     model = small()
     long, short = disagreeing(model, 6), disagreeing(model, 4)
     here, there = (
         torch.cat([one, nn.functional.pad(two, (0, 2), value=7)]) for (one,), (two,) in zip(long, short, strict=True)
     )
     lengths = torch.tensor([6, 4])
-    told = {"lengths": lengths} if padding == "lengths" else {"mask": torch.arange(6) < lengths[:, None]}
-    together = activation_patching(model, here, there, "z", **told)
+    kwargs = {"lengths": lengths} if padding == "lengths" else {"mask": torch.arange(6) < lengths[:, None]}
+    together = activation_patching(model, here, there, "z", **kwargs)
     alone = [activation_patching(model, *pair, "z") for pair in (long, short)]
-    for field in ("before", "after", "values"):
+    for field in ("corrupted_baseline", "clean_baseline", "metric_values"):
         one, two = (getattr(found, field) for found in alone)
-        close(getattr(together, field), (one + two) / 2)
+        assert_close(getattr(together, field), (one + two) / 2)
 
 
 @pytest.mark.parametrize("padding", ["lengths", "mask"])
-def test_each_prompt_has_padding_of_its_own(padding: str) -> None:
-    """What is told as a pair is of either prompt, so that both give what they give without padding."""
-    of_into, of_out_of = torch.tensor([4]), torch.tensor([6])
-    pair = (of_into, of_out_of)
+def test_each_prompt_has_its_own_padding(padding: str) -> None:
+    """A keyword given as a pair applies to each prompt, so that both equal the prompts without padding."""
+    of_corrupted, of_clean = torch.tensor([4]), torch.tensor([6])
+    pair = (of_corrupted, of_clean)
     if padding == "mask":
         pair = tuple(torch.arange(6) < lengths[:, None] for lengths in pair)
-    told = {padding: pair}
-    model = small("tiny-encoder")  # where what comes after is seen, too
+    kwargs = {padding: pair}
+    model = small("tiny-encoder")  # which attends to later positions, too
     (short,), (long,) = inputs(model, IDS[:1, :4]), inputs(model, OTHER[:1])
     padded = nn.functional.pad(short, (0, 2), value=7)
     name = "resid_post.0[position=0:4]"
     alone = patch(model, short, long, name)
-    close(patch(model, padded, long, name, **told)[:, :4], alone)
+    assert_close(patch(model, padded, long, name, **kwargs)[:, :4], alone)
     back = patch(model, long, short, name)
-    close(patch(model, long, padded, name, **{padding: pair[::-1]}), back)
+    assert_close(patch(model, long, padded, name, **{padding: pair[::-1]}), back)
     assert not torch.allclose(patch(model, long, padded, name), back)
 
     model = small()
@@ -288,17 +288,17 @@ def test_each_prompt_has_padding_of_its_own(padding: str) -> None:
         if old != new:
             break
     padded = nn.functional.pad(short, (0, 2), value=7)
-    found = activation_patching(model, padded, long, "z", **told)
+    found = activation_patching(model, padded, long, "z", **kwargs)
     for value, logits in (
         (found.corrupted_baseline, model(short)[0, -1]),
         (found.clean_baseline, model(long)[0, -1]),
     ):
-        close(value, logits[new] - logits[old])
-    logits = patch(model, padded, long, "z.1[head=2]", **told)[0, 3]
-    close(found.metric_values[1, 2], logits[new] - logits[old])
-    through = path_patching(model, padded, long, "z.0[head=1]", "q.1[head=2]", **told)
-    close(through.corrupted_baseline, found.corrupted_baseline)
-    close(through.clean_baseline, found.clean_baseline)
+        assert_close(value, logits[new] - logits[old])
+    logits = patch(model, padded, long, "z.1[head=2]", **kwargs)[0, 3]
+    assert_close(found.metric_values[1, 2], logits[new] - logits[old])
+    through = path_patching(model, padded, long, "z.0[head=1]", "q.1[head=2]", **kwargs)
+    assert_close(through.corrupted_baseline, found.corrupted_baseline)
+    assert_close(through.clean_baseline, found.clean_baseline)
 
 
 def test_more_than_a_pair_is_refused() -> None:
@@ -308,62 +308,66 @@ def test_more_than_a_pair_is_refused() -> None:
             tool(small(), IDS, OTHER, "z.0" if tool is patch else "z", lengths=(lengths, lengths, lengths))
 
 
-def test_the_default_measure_of_labels() -> None:
+def test_the_default_metric_of_a_classifier() -> None:
     torch.manual_seed(0)
-    model = make(gh.preset("tiny-encoder", vocab_size=11, head={"kind": "sequence_classification", "n_labels": 5}))
+    model = build_random(
+        gh.preset("tiny-encoder", vocab_size=11, head={"kind": "sequence_classification", "n_labels": 5})
+    )
     (a,), (b,) = disagreeing(model)
     old, new = int(model(a).argmax()), int(model(b).argmax())
     found = activation_patching(model, a, b, "resid_post")
-    close(found.clean_baseline, model(b)[0, new] - model(b)[0, old])
-    close(found.corrupted_baseline, model(a)[0, new] - model(a)[0, old])
+    assert_close(found.clean_baseline, model(b)[0, new] - model(b)[0, old])
+    assert_close(found.corrupted_baseline, model(a)[0, new] - model(a)[0, old])
 
 
-def test_a_sweep_of_a_model_with_lora_attached() -> None:
+def test_activation_patching_with_lora_attached() -> None:
     torch.manual_seed(0)
     model = small()
     attach(model, LoRA(rank=2, targets=("*",)))
     for layer in lora_layers(model).values():
         layer.lora_b.normal_()
     expected = swept_slowly(model, "z", 1, {})
-    close(activation_patching(model, IDS, OTHER, "z", metric=some_number).metric_values, expected)
+    assert_close(activation_patching(model, IDS, OTHER, "z", metric=weighted_sum).metric_values, expected)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_narrower_numbers_are_measured_in_float32(dtype: torch.dtype) -> None:
+def test_half_precision_metrics_are_float32(dtype: torch.dtype) -> None:
     model = small().to(dtype)
     found = activation_patching(model, IDS, OTHER, "resid_post", metric=lambda output: output[0, -1, 3])
     assert found.effect.dtype == torch.float32
     assert found.effect[-1].tolist() == [0.0] * 5 + [1.0]
 
 
-def test_what_cannot_be_swept_is_said() -> None:
+def test_invalid_activation_patching_is_refused() -> None:
     model = small()
     with pytest.raises(InputError, match=r"the layers have no site 'resid_pots', .*; did you mean resid_post\?"):
         activation_patching(model, IDS, OTHER, "resid_pots")
-    with pytest.raises(InputError, match=r"the layers have no site 'z\.1', named without a number; "):
+    with pytest.raises(InputError, match=r"the layers have no site 'z\.1', named without the layer; "):
         activation_patching(model, IDS, OTHER, "z.1")
     with pytest.raises(InputError, match="the layers have no site 'final'"):
         activation_patching(model, IDS, OTHER, "final")
-    with pytest.raises(InputError, match="resid_post has no 'head' to sweep over; it has position, width"):
+    with pytest.raises(InputError, match="resid_post has no axis 'head' to patch along; it has position, width"):
         activation_patching(model, IDS, OTHER, "resid_post", axis="head")
-    with pytest.raises(InputError, match="z has no 'batch' to sweep over"):
+    with pytest.raises(InputError, match="z has no axis 'batch' to patch along"):
         activation_patching(model, IDS, OTHER, "z", axis="batch")
-    with pytest.raises(InputError, match=r"on both prompts \d+ is the likeliest answer, so there is nothing to meas"):
+    with pytest.raises(
+        InputError, match=r"the top prediction is \d+ on both prompts, so there is no logit difference"
+    ):
         activation_patching(model, IDS, IDS, "z")
-    with pytest.raises(InputError, match="the measure is 1 on into and 1 on clean, so there is no difference"):
+    with pytest.raises(InputError, match="the metric is 1 on corrupted and 1 on clean, so there is no difference"):
         activation_patching(model, IDS, OTHER, "z", metric=lambda output: 1.0)
-    with pytest.raises(InputError, match="the measure is nan on into and nan on clean"):
+    with pytest.raises(InputError, match="the metric is nan on corrupted and nan on clean"):
         activation_patching(model, IDS, OTHER, "z", metric=lambda output: float("nan"))
-    with pytest.raises(InputError, match=r"the measure gave shape \[2, 6\], but it must give one number"):
+    with pytest.raises(InputError, match=r"the metric gave shape \[2, 6\], but it must be a scalar"):
         activation_patching(model, IDS, OTHER, "z", metric=lambda output: output[..., 0])
-    with pytest.raises(InputError, match="the model gives vectors and no logits; say by a measure"):
+    with pytest.raises(InputError, match="the model outputs vectors, not logits; give a metric"):
         activation_patching(small(head="none"), IDS, OTHER, "z")
 
 
-def test_a_sweep_draws_its_tokens() -> None:
+def test_activation_patching_html_has_tokens() -> None:
     tok = gh.Tokenizer.train(texts=["<b> or not <b>"], vocab_size=263)
     here, there = (torch.tensor([tok.encode(text, add_special_tokens=False)]) for text in ("<b>a", "<b>c"))
-    model = make(gh.preset("tiny-decoder", vocab_size=263))
+    model = build_random(gh.preset("tiny-decoder", vocab_size=263))
     found = activation_patching(model, here, there, "resid_post", tok=tok)
     assert found.axis_labels[-1] == "a → c"
     assert "".join(found.axis_labels[:-1]) == "<b>"
@@ -374,9 +378,9 @@ def test_a_sweep_draws_its_tokens() -> None:
     assert set(found.axes) == {name for name, value in vars(found).items() if isinstance(value, Tensor)}
 
 
-def test_the_keys_of_a_source_are_called_by_its_tokens() -> None:
+def test_source_keys_are_labelled_by_their_tokens() -> None:
     torch.manual_seed(0)
-    model = make(gh.preset("tiny-seq2seq", vocab_size=11))
+    model = build_random(gh.preset("tiny-seq2seq", vocab_size=11))
     here, there = (
         (torch.tensor([[7, 8, 9]]), torch.tensor([[1, 2]])),
         (torch.tensor([[7, 6, 9]]), torch.tensor([[1, 3]])),
@@ -390,10 +394,10 @@ def test_the_keys_of_a_source_are_called_by_its_tokens() -> None:
         ("decoder.resid_post", "position"): target,
     }
     for (site, by), names in expected.items():
-        assert activation_patching(model, here, there, site, axis=by, metric=some_number).axis_labels == names
+        assert activation_patching(model, here, there, site, axis=by, metric=weighted_sum).axis_labels == names
 
 
-def test_a_long_sweep_stays_small() -> None:
+def test_html_of_many_positions_stays_small() -> None:
     wide = torch.rand(3, 1000)
     html = ActivationPatching(wide, wide, wide[0, 0], wide[0, 1], "z", "position", ("word",) * 1000)._repr_html_()
     assert "936 more positions are not shown" in html
@@ -404,25 +408,25 @@ def test_a_long_sweep_stays_small() -> None:
 
 
 def stream_by_hand(model: Model, embed: Tensor, z: list[Tensor], ffn_out: list[Tensor]) -> Tensor:
-    """Sum up what layers with these outputs leave of the stream, in any order of norms."""
+    """Return the residual stream of layers with these outputs, for any norm placement."""
     x = embed
     for block, heads, added in zip(model.stack.blocks, z, ffn_out, strict=False):
         attention = block.attention
         gathered = attention.layer.out(merge_heads(heads))
         match model.spec.norm_placement:
-            case "before":
+            case "pre":
                 x = x + gathered + added
             case "sandwich":
                 x = x + attention.norm_out(gathered) + added
-            case "after":
+            case "post":
                 x = block.feedforward.norm(attention.norm(x + gathered) + added)
     return x
 
 
-@pytest.mark.parametrize("order", ["before", "after", "sandwich"])
+@pytest.mark.parametrize("order", ["pre", "post", "sandwich"])
 @pytest.mark.parametrize(("read", "head"), [("q", 3), ("k", 1), ("v", 0)])
-def test_a_path_is_what_the_stream_alone_carries(order: str, read: str, head: int) -> None:
-    """Two layers further on, past heads and feed-forward layers that would answer to the change."""
+def test_a_path_is_through_the_residual_stream_alone(order: str, read: str, head: int) -> None:
+    """Two layers further, past heads and feed-forward layers that would respond to the change."""
     model = small(n_layers=4, n_heads=4, n_kv_heads=2, norm_placement=order, position="learned", qk_norm=False)
     with gh.record(model, "embed", "z.*", "ffn_out.*", f"{read}.3") as here:
         model(IDS)
@@ -433,23 +437,23 @@ def test_a_path_is_what_the_stream_alone_carries(order: str, read: str, head: in
     x = stream_by_hand(model, here["embed"], z[:3], ffn_out[:3])
     attention = model.stack.blocks[3].attention
     maps = {"q": attention.layer.query, "k": attention.layer.key, "v": attention.layer.value}
-    expected = split_heads(maps[read](x if order == "after" else attention.norm(x)), attention.layer.d_head)
+    expected = split_heads(maps[read](x if order == "post" else attention.norm(x)), attention.layer.d_head)
     changed = here[f"{read}.3"].clone()
     changed[:, head] = expected[:, head]
     with gh.edit(model, {f"{read}.3": changed}):
         output = model(IDS)
-    found = path_patching(model, IDS, OTHER, "z.1[head=2]", f"{read}.3[head={head}]", metric=some_number)
+    found = path_patching(model, IDS, OTHER, "z.1[head=2]", f"{read}.3[head={head}]", metric=weighted_sum)
     assert not torch.allclose(output, model(IDS))
-    close(found.output, output)
-    before, after = (some_number(model(ids)) for ids in (IDS, OTHER))
-    close(found.effect, (some_number(output) - before) / (after - before))
+    assert_close(found.output, output)
+    before, after = (weighted_sum(model(ids)) for ids in (IDS, OTHER))
+    assert_close(found.effect, (weighted_sum(output) - before) / (after - before))
 
 
 @pytest.mark.parametrize(("sender", "receiver"), [("z.0", "cross_q.0"), ("cross_z.0", "v.1"), ("z.0", "cross_q.1")])
-def test_a_path_in_a_decoder_that_looks_at_a_source(sender: str, receiver: str) -> None:
-    """With norms before, the stream at the receiver differs by what the sender's head adds, and by no more."""
+def test_a_path_in_a_decoder_with_cross_attention(sender: str, receiver: str) -> None:
+    """With pre-norm, the residual stream at the receiver differs by the sender's output alone."""
     torch.manual_seed(0)
-    model = make(gh.preset("tiny-seq2seq", vocab_size=11, norm_placement="pre", position="learned"))
+    model = build_random(gh.preset("tiny-seq2seq", vocab_size=11, norm_placement="pre", position="learned"))
     (kind, _), (reads, layer) = sender.split("."), receiver.split(".")
     sends, d = model.decoder.blocks[0], model.spec.d_head
     attention = (sends.cross if "cross" in kind else sends.attention).layer
@@ -467,15 +471,15 @@ def test_a_path_in_a_decoder_that_looks_at_a_source(sender: str, receiver: str) 
     with gh.edit(model, {f"decoder.{receiver}[head=0]": split_heads(read, d)[:, 0]}):
         expected = model(*here)
     found = path_patching(
-        model, here, there, f"decoder.{sender}[head=1]", f"decoder.{receiver}[head=0]", metric=some_number
+        model, here, there, f"decoder.{sender}[head=1]", f"decoder.{receiver}[head=0]", metric=weighted_sum
     )
     assert not torch.allclose(expected, model(*here))
-    close(found.output, expected)
+    assert_close(found.output, expected)
 
 
 @pytest.fixture
-def straight() -> Model:
-    """Make a model that is linear: no norms, no feed-forward, and even attention, whatever the ids."""
+def linear_model() -> Model:
+    """Make a linear model: no norms, no feed-forward, and uniform attention."""
     model = small(
         n_layers=3, d_model=12, n_heads=2, n_kv_heads=2, d_head=4, d_ff=5, position="none", final_norm=False,
         head={"kind": "next_token", "tied": False},
@@ -491,36 +495,36 @@ def straight() -> Model:
 
 
 def even(length: int) -> Tensor:
-    """Return the weights where each position looks at itself and all before it alike."""
+    """Return the weights of uniform causal attention."""
     return torch.tril(1 / torch.arange(1, length + 1, dtype=torch.float64)[:, None].expand(length, length))
 
 
-def test_a_path_through_a_linear_model_is_a_product_of_matrices(straight: Model) -> None:
-    """Averaging, values out, values in, averaging again, out: what one path adds, matrix by matrix."""
-    first, last = straight.stack.blocks[0].attention.layer, straight.stack.blocks[2].attention.layer
+def test_a_path_through_a_linear_model_is_a_product_of_matrices(linear_model: Model) -> None:
+    """One path as a product of matrices: attention, values and output of the sender, then of the receiver."""
+    first, last = linear_model.stack.blocks[0].attention.layer, linear_model.stack.blocks[2].attention.layer
     a, b = 1, 0  # the heads
-    embedding, unembedding = straight.token_embedding.table.weight.double(), straight.head.weight
+    embedding, unembedding = linear_model.token_embedding.table.weight.double(), linear_model.head.weight
     apart = embedding[OTHER] - embedding[IDS]  # [B, S, D]
     z = even(6) @ apart @ first.value.weight[4 * a : 4 * a + 4].T
     value = z @ first.out.weight[:, 4 * a : 4 * a + 4].T @ last.value.weight[4 * b : 4 * b + 4].T
     added = even(6) @ value @ last.out.weight[:, 4 * b : 4 * b + 4].T
-    expected = straight(IDS) + added @ unembedding.T
-    found = path_patching(straight, IDS, OTHER, f"z.0[head={a}]", f"v.2[head={b}]", metric=some_number)
-    assert not torch.allclose(expected, straight(IDS))
-    close(found.output, expected)
+    expected = linear_model(IDS) + added @ unembedding.T
+    found = path_patching(linear_model, IDS, OTHER, f"z.0[head={a}]", f"v.2[head={b}]", metric=weighted_sum)
+    assert not torch.allclose(expected, linear_model(IDS))
+    assert_close(found.output, expected)
 
 
-def test_no_effect_where_the_receiver_does_not_read_what_the_sender_writes(straight: Model) -> None:
-    first, last = straight.stack.blocks[0].attention.layer, straight.stack.blocks[2].attention.layer
+def test_no_effect_on_a_receiver_orthogonal_to_the_sender(linear_model: Model) -> None:
+    first, last = linear_model.stack.blocks[0].attention.layer, linear_model.stack.blocks[2].attention.layer
     written, _ = torch.linalg.qr(first.out.weight[:, 4:])  # what head 1 writes, as 4 directions of 12
     last.value.weight[:4] -= last.value.weight[:4] @ written @ written.T
-    found = path_patching(straight, IDS, OTHER, "z.0[head=1]", "v.2[head=0]", metric=some_number)
-    close(found.output, straight(IDS))
-    close(found.effect, torch.zeros((), dtype=torch.float64))
-    other_ways = patch(straight, IDS, OTHER, "z.0[head=1]")
-    assert not torch.allclose(other_ways, straight(IDS))
-    read = path_patching(straight, IDS, OTHER, "z.0[head=1]", "v.2[head=1]", metric=some_number)
-    assert not torch.allclose(read.output, straight(IDS))
+    found = path_patching(linear_model, IDS, OTHER, "z.0[head=1]", "v.2[head=0]", metric=weighted_sum)
+    assert_close(found.output, linear_model(IDS))
+    assert_close(found.effect, torch.zeros((), dtype=torch.float64))
+    other_ways = patch(linear_model, IDS, OTHER, "z.0[head=1]")
+    assert not torch.allclose(other_ways, linear_model(IDS))
+    read = path_patching(linear_model, IDS, OTHER, "z.0[head=1]", "v.2[head=1]", metric=weighted_sum)
+    assert not torch.allclose(read.output, linear_model(IDS))
 
 
 @pytest.mark.parametrize(
@@ -529,9 +533,9 @@ def test_no_effect_where_the_receiver_does_not_read_what_the_sender_writes(strai
         (
             "z.1[head=0]",
             "q.1[head=0]",
-            r"nothing leads .* from z.1\[head=0\] to q.1\[head=0\]; take a sender from an",
+            r"there is no path .* from z.1\[head=0\] to q.1\[head=0\]; give a sender in an",
         ),
-        ("z.1[head=0]", "v.0", "nothing leads along the stream from z.1"),
+        ("z.1[head=0]", "v.0", "there is no path through the residual stream from z.1"),
         (
             "resid_post.0",
             "q.1",
@@ -541,7 +545,7 @@ def test_no_effect_where_the_receiver_does_not_read_what_the_sender_writes(strai
         ("z.0", "z.1", "the receiver is 'z.1', but it must be one site of q, k, v, cross_q; name its layer"),
     ],
 )
-def test_what_is_no_path_is_said(sender: str, receiver: str, sentence: str) -> None:
+def test_invalid_paths_are_refused(sender: str, receiver: str, sentence: str) -> None:
     with pytest.raises(InputError, match=sentence):
         path_patching(small(), IDS, OTHER, sender, receiver)
 
@@ -549,19 +553,23 @@ def test_what_is_no_path_is_said(sender: str, receiver: str, sentence: str) -> N
 @pytest.mark.parametrize(
     ("sender", "receiver", "sentence"),
     [
-        ("encoder.z.0", "decoder.q.1", "nothing leads along the stream from encoder.z.0 to decoder.q.1"),
+        (
+            "encoder.z.0",
+            "decoder.q.1",
+            "there is no path through the residual stream from encoder.z.0 to decoder.q.1",
+        ),
         ("decoder.z.0", "decoder.cross_k.1", "the receiver is 'decoder.cross_k.1', but"),
     ],
 )
 def test_a_path_stays_in_its_stack(sender: str, receiver: str, sentence: str) -> None:
-    model = make(gh.preset("tiny-seq2seq", vocab_size=11))
+    model = build_random(gh.preset("tiny-seq2seq", vocab_size=11))
     here, there = prompts(model)
     with pytest.raises(InputError, match=sentence):
         path_patching(model, here, there, sender, receiver)
 
 
-def test_a_path_draws_itself() -> None:
-    found = path_patching(small(), IDS, OTHER, "z.0[head=1]", "q.1[head=2]", metric=some_number)
+def test_path_patching_html() -> None:
+    found = path_patching(small(), IDS, OTHER, "z.0[head=1]", "q.1[head=2]", metric=weighted_sum)
     html = found._repr_html_()
     assert f"z.0[head=1] through q.1[head=2]: effect {found.effect:.3f}" in html
     assert html.count("<tr>") == 3

@@ -1,4 +1,4 @@
-"""Recording shows what a pass computes, and changes nothing about it, then or later.
+"""Recording returns what a forward pass computes, and changes nothing about it, then or later.
 
 Tolerances are those of tests/models/test_properties.py: float64, some dozen operations deep.
 """
@@ -16,7 +16,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
-from inspected_models import IDS, Model, close, inputs, make, small
+from inspected_models import IDS, Model, assert_close, build_random, inputs, small
 from spec_strategy import specs
 from torch import Tensor, nn
 
@@ -37,7 +37,7 @@ def stacks(model: Model) -> dict[str, Stack]:
 
 
 def state(model: nn.Module) -> object:
-    """Return all that recording could leave behind."""
+    """Return everything that recording could leave behind."""
     return (
         [(name, id(module), type(module)) for name, module in model.named_modules()],
         [(name, id(tensor)) for name, tensor in model.state_dict(keep_vars=True).items()],
@@ -49,7 +49,7 @@ def state(model: nn.Module) -> object:
 @many
 @given(specs())
 def test_recording_everything_changes_nothing(s: spec.Spec) -> None:
-    model = make(s)
+    model = build_random(s)
     before, tree = model(*inputs(model)), state(model)
     with gh.record(model, "*") as seen:
         during = model(*inputs(model))
@@ -64,8 +64,8 @@ def test_recording_everything_changes_nothing(s: spec.Spec) -> None:
 
 @many
 @given(specs())
-def test_the_stream_is_the_sum_of_what_is_added(s: spec.Spec) -> None:
-    model = make(s)
+def test_the_residual_stream_is_the_sum_of_sublayer_outputs(s: spec.Spec) -> None:
+    model = build_random(s)
     with gh.record(model, "*") as seen:
         model(*inputs(model))
     for prefix, stack in stacks(model).items():
@@ -86,8 +86,8 @@ def test_the_stream_is_the_sum_of_what_is_added(s: spec.Spec) -> None:
 
 @many
 @given(specs())
-def test_patterns_are_the_softmax_and_give_what_the_kernel_gave(s: spec.Spec) -> None:
-    model = make(s)
+def test_patterns_are_the_softmax_and_reproduce_the_kernel(s: spec.Spec) -> None:
+    model = build_random(s)
     with gh.record(model, "*") as seen:
         model(*inputs(model))
     for name in seen:
@@ -95,21 +95,21 @@ def test_patterns_are_the_softmax_and_give_what_the_kernel_gave(s: spec.Spec) ->
             continue
         pattern, scores = seen[name], seen[name.replace("pattern", "scores")]
         q, k, v, z = (seen[name.replace("pattern", other)] for other in "qkvz")
-        close(pattern.sum(-1), torch.ones_like(pattern.sum(-1)))
-        close(pattern, scores.softmax(-1))
+        assert_close(pattern.sum(-1), torch.ones_like(pattern.sum(-1)))
+        assert_close(pattern, scores.softmax(-1))
         group = q.shape[1] // k.shape[1]
-        close(torch.einsum("bhqk,bhkd->bhqd", pattern, v.repeat_interleave(group, 1)), z)
+        assert_close(torch.einsum("bhqk,bhkd->bhqd", pattern, v.repeat_interleave(group, 1)), z)
         if not isinstance(s.position, spec.Relative | spec.Alibi) and s.attention_softcap is None:
             scale = s.attention_scale or s.d_head**-0.5
             raw = torch.einsum("bhqd,bhkd->bhqk", q, k.repeat_interleave(group, 1)) * scale
-            close(torch.where(scores.isinf(), -torch.inf, raw), scores)
+            assert_close(torch.where(scores.isinf(), -torch.inf, raw), scores)
 
 
 @many
 @given(specs())
-def test_what_is_hidden_weighs_nothing(s: spec.Spec) -> None:
-    """The mask, written down from its meaning: order, window and padding."""
-    model = make(s)
+def test_masked_keys_have_weight_0(s: spec.Spec) -> None:
+    """The mask by its definition: causality, window and padding."""
+    model = build_random(s)
     lengths = torch.tensor([6, 4])
     call = {} if isinstance(model, gh.models.Seq2Seq) else {"lengths": lengths}
     with gh.record(model, "*") as seen:
@@ -123,7 +123,7 @@ def test_what_is_hidden_weighs_nothing(s: spec.Spec) -> None:
         for b, i, j in torch.cartesian_prod(torch.arange(2), *(torch.arange(n) for n in pattern.shape[2:])).tolist():
             causal = isinstance(s, spec.DecoderSpec) or stem.startswith("decoder.")
             hidden = (causal and j > i) or (window and abs(i - j) >= window) or (call and j >= lengths[b])
-            if i < lengths[b] or not call:  # what padding itself looks at is nobody's business
+            if i < lengths[b] or not call:  # queries at padding are not compared
                 assert bool((pattern[b, :, i, j] == 0).all()) == bool(hidden)
 
 
@@ -141,7 +141,7 @@ PARTS = [
 
 @pytest.mark.parametrize("tile", [1, 50, 2**20])
 @pytest.mark.parametrize(("name", "cut"), PARTS)
-def test_a_part_is_the_part_of_the_whole(
+def test_a_slice_equals_the_slice_of_the_whole(
     name: str, cut: Callable[[Tensor], Tensor], tile: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = small(n_layers=2, windows=(3, 0), position="alibi")
@@ -153,19 +153,19 @@ def test_a_part_is_the_part_of_the_whole(
         model(IDS, lengths=torch.tensor([6, 4]))
     for layer in range(2):
         expected = cut(whole[f"{stem[:-1]}{layer}"])
-        close(part[name.replace("*", str(layer))], expected)
+        assert_close(part[name.replace("*", str(layer))], expected)
         assert torch.equal(part[f"{stem[:-1]}{layer}"], part[name.replace("*", str(layer))])
         assert len(part.axes(name)) == expected.dim() + 1  # with all layers in one
 
 
-def test_a_part_keeps_no_more_than_itself_alive() -> None:
+def test_a_slice_does_not_keep_the_whole_tensor_alive() -> None:
     model = small()
     with gh.record(model, "resid_post.0[position=-1]") as seen:
         model(IDS)
     assert seen["resid_post.0"].untyped_storage().nbytes() == seen["resid_post.0"].numel() * 8
 
 
-def test_only_the_rows_asked_for_are_worked_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_the_requested_queries_are_recomputed(monkeypatch: pytest.MonkeyPatch) -> None:
     sizes: list[int] = []
     multiply = torch.bmm
 
@@ -180,7 +180,7 @@ def test_only_the_rows_asked_for_are_worked_out(monkeypatch: pytest.MonkeyPatch)
     assert sizes == [6]
 
 
-def test_parts_of_one_site_are_told_apart() -> None:
+def test_slices_of_one_site_are_distinguished() -> None:
     model = small()
     with gh.record(model, "pattern.0[head=0]", "pattern.0[head=1]") as seen:
         model(IDS)
@@ -189,21 +189,21 @@ def test_parts_of_one_site_are_told_apart() -> None:
         model(IDS)
     assert torch.equal(both["pattern.0"][:, 1], both["pattern.0[head=1]"])
     assert set(dict(both)) == {"pattern.0", "pattern.0[head=1]"}
-    with pytest.raises(gh.InputError, match=r"could be pattern\.0\[head=0\] or pattern\.0\[head=1\]; say which"):
+    with pytest.raises(gh.InputError, match=r"is ambiguous: pattern\.0\[head=0\] or pattern\.0\[head=1\]; give"):
         seen["pattern.0"]
 
 
-def test_layers_come_in_their_order_whatever_was_asked_first() -> None:
+def test_layers_are_stacked_in_order() -> None:
     model = small(n_layers=3)
     with gh.record(model, "z.2", "z.0", "z.1", "resid_post.1") as seen:
         model(IDS)
     assert torch.equal(seen["z.*"], torch.stack([seen["z.0"], seen["z.1"], seen["z.2"]]))
     for name in ("*", "*.1"):
-        with pytest.raises(gh.InputError, match="could be"):
+        with pytest.raises(gh.InputError, match="is ambiguous"):
             seen[name]
 
 
-def test_what_was_seen_is_a_mapping() -> None:
+def test_a_recording_is_a_mapping() -> None:
     model = small()
     with gh.record(model, "pattern.0[head=2, query=-1]", "z.0") as seen:
         model(IDS)
@@ -214,11 +214,11 @@ def test_what_was_seen_is_a_mapping() -> None:
     assert list(seen) == ["pattern.0[head=2, query=-1]", "z.0"]
     with pytest.raises(KeyError):
         seen["nothing"]
-    with pytest.raises(gh.InputError, match="0 is no name of a site"):
+    with pytest.raises(gh.InputError, match="0 is not the name of a site"):
         seen[0]
 
 
-def test_what_was_seen_keeps_no_model() -> None:
+def test_a_recording_does_not_keep_the_model_alive() -> None:
     model = small()
     with gh.record(model, "z.0[head=1]") as seen:
         model(IDS)
@@ -229,7 +229,7 @@ def test_what_was_seen_keeps_no_model() -> None:
     assert len(pickle.dumps(seen)) < 3000 + seen["z.0"].numel() * 8
 
 
-def test_a_part_of_none_is_empty() -> None:
+def test_an_empty_slice_is_empty() -> None:
     model = small()
     with gh.record(model, "pattern.0[head=1:1]", "z.0[position=3:3]") as seen:
         model(IDS)
@@ -238,7 +238,7 @@ def test_a_part_of_none_is_empty() -> None:
     assert seen._repr_html_()
 
 
-def test_hooks_put_or_taken_while_a_kernel_is_open_stay_so() -> None:
+def test_hooks_changed_while_a_kernel_is_replaced_persist() -> None:
     model = small()
     calls: list[str] = []
     attention = model.stack.blocks[0].attention.layer
@@ -251,7 +251,7 @@ def test_hooks_put_or_taken_while_a_kernel_is_open_stay_so() -> None:
     assert calls == ["new", "new"]
 
 
-def test_the_latest_call_is_what_was_seen() -> None:
+def test_a_recording_has_the_latest_call() -> None:
     model = small()
     with gh.record(model, "resid_post.1") as seen:
         model(IDS)
@@ -280,13 +280,13 @@ def test_a_call_that_fails_midway_leaves_nothing(error: type[BaseException]) -> 
         failing = True
         model(IDS.flip(1))
     assert set(seen) == set(good)
-    assert all(seen[name].equal(good[name]) for name in good)  # of one call, the last that went through
+    assert all(seen[name].equal(good[name]) for name in good)  # all from one call, the last that completed
     with contextlib.suppress(error), gh.record(model, "resid_post.*") as nothing:
         model(IDS)
     assert len(nothing) == 0
-    with pytest.raises(gh.InputError, match=r"resid_post.0 has not been seen"):
+    with pytest.raises(gh.InputError, match=r"resid_post.0 has not been recorded yet"):
         nothing["resid_post.*"]
-    # Inside the block, too, and a call after it is seen whole.
+    # Also inside the block, and a later call is recorded in full.
     with gh.record(model, "resid_post.*") as seen:
         with contextlib.suppress(error):
             model(IDS.flip(1))
@@ -297,7 +297,7 @@ def test_a_call_that_fails_midway_leaves_nothing(error: type[BaseException]) -> 
     handle.remove()
 
 
-def test_a_call_cut_short_by_another_record_leaves_nothing() -> None:
+def test_a_call_stopped_by_another_record_leaves_nothing() -> None:
     model = small()
     with gh.record(model, "resid_post.*") as outer:
         model(IDS)
@@ -307,7 +307,7 @@ def test_a_call_cut_short_by_another_record_leaves_nothing() -> None:
         assert all(outer[name] is value for name, value in before.items())
 
 
-def test_a_change_may_read_what_the_same_call_has_passed() -> None:
+def test_an_edit_may_read_activations_of_the_same_call() -> None:
     model = small()
     with gh.record(model, "resid_post.*") as seen:
         model(IDS.flip(1))
@@ -319,7 +319,7 @@ def test_a_change_may_read_what_the_same_call_has_passed() -> None:
         assert model(IDS).equal(edited)
 
 
-def test_a_part_of_the_model_that_is_called_alone_is_seen() -> None:
+def test_a_submodule_called_alone_is_recorded() -> None:
     model = small()
     with gh.record(model, "final") as seen:
         model.stack.norm(torch.ones(1, 2, 64, dtype=torch.float64))
@@ -337,7 +337,7 @@ def test_keys_recorded_from_a_cache_stay_as_they_were() -> None:
     assert torch.equal(held, before)
 
 
-def test_derivatives_by_what_was_seen_are_those_of_a_change() -> None:
+def test_gradients_equal_those_of_an_edit() -> None:
     model = small(windows=(3, 0))
     names = ["embed", "q.0", "v.1", "scores.0", "pattern.1", "z.0", "hidden.1", "resid_mid.0", "final"]
     with gh.record(model, *names, grad=True) as seen:
@@ -352,12 +352,12 @@ def test_derivatives_by_what_was_seen_are_those_of_a_change() -> None:
                 return model(IDS)[0, 4].square().sum()
 
         # A central difference is off by the step's square and by rounding over the step: 1e-12 and 1e-10 here.
-        close((at(step) - at(-step)) / (2 * step), (slope * away).sum(), 1e-6)
+        assert_close((at(step) - at(-step)) / (2 * step), (slope * away).sum(), 1e-6)
 
 
-def test_a_part_has_no_derivatives_and_says_so() -> None:
+def test_grad_of_a_slice_is_refused() -> None:
     with (
-        pytest.raises(gh.InputError, match=r"resid_post\.0\[position=1\] is a part.*record resid_post\.0"),
+        pytest.raises(gh.InputError, match=r"resid_post\.0\[position=1\] is a slice.*record resid_post\.0"),
         gh.record(small(), "resid_post.0[position=1]", grad=True),
     ):
         pass
@@ -403,7 +403,10 @@ def test_errors_leave_the_model_as_it_was() -> None:
     ):
         model(IDS)
     assert state(model) == tree
-    with pytest.raises(gh.InputError, match="asks for head 7, but there are 4"), gh.record(model, "q.0[head=7]"):
+    with (
+        pytest.raises(gh.InputError, match="has head index 7, but that axis has size 4"),
+        gh.record(model, "q.0[head=7]"),
+    ):
         model(IDS)
     assert state(model) == tree
     with pytest.raises(gh.InputError, match="no site"), gh.record(model, "resid_post.0", "resid_poster.0"):
@@ -411,22 +414,22 @@ def test_errors_leave_the_model_as_it_was() -> None:
     assert state(model) == tree
 
 
-def test_a_row_that_sees_nothing_has_no_weights() -> None:
-    model = make(gh.preset("tiny-encoder", vocab_size=11))
+def test_a_fully_masked_query_has_no_weights() -> None:
+    model = build_random(gh.preset("tiny-encoder", vocab_size=11))
     with gh.record(model, "pattern.0") as seen:
         model(IDS, lengths=torch.tensor([6, 0]))
-    close(seen["pattern.0"][0].sum(-1), torch.ones(4, 6, dtype=torch.float64))
+    assert_close(seen["pattern.0"][0].sum(-1), torch.ones(4, 6, dtype=torch.float64))
     assert not seen["pattern.0"][1].any()
 
 
-def test_a_mode_set_meanwhile_stays() -> None:
+def test_train_mode_set_inside_the_block_persists() -> None:
     model = small(attention_dropout=0.5).train()
     with gh.edit(model, {"pattern.0": lambda value: value}):
         model.eval()
     assert not any(module.training for module in model.modules())
 
 
-def test_hooks_of_others_stay_and_run() -> None:
+def test_other_hooks_stay_and_run() -> None:
     model = small()
     calls: list[str] = []
     attend = model.stack.blocks[0].attention.layer.attend
@@ -438,7 +441,7 @@ def test_hooks_of_others_stay_and_run() -> None:
 
 
 @pytest.mark.parametrize("name", ["pattern.0", "z.0"])
-def test_other_threads_neither_see_nor_are_seen(name: str) -> None:
+def test_other_threads_are_not_recorded(name: str) -> None:
     model = small()
     with torch.no_grad():
         plain = model(IDS)
@@ -458,7 +461,7 @@ def test_other_threads_neither_see_nor_are_seen(name: str) -> None:
     assert not torch.equal(changed, plain)
 
 
-def test_who_wants_the_same_model_waits() -> None:
+def test_a_second_record_of_the_same_model_waits() -> None:
     model = small()
     order: list[str] = []
     inside = threading.Event()
@@ -478,7 +481,7 @@ def test_who_wants_the_same_model_waits() -> None:
     assert order == ["first", "other"]
 
 
-def test_a_compiled_model_is_looked_into_and_stays_compiled() -> None:
+def test_a_compiled_model_is_recorded_and_stays_compiled() -> None:
     torch.compiler.reset()
     model = small().float()
     made = 0
@@ -502,7 +505,7 @@ def test_a_compiled_model_is_looked_into_and_stays_compiled() -> None:
     assert made == graphs
 
 
-def test_a_copy_made_meanwhile_is_changed_as_long_as_the_model_is() -> None:
+def test_a_copy_made_inside_the_block_is_edited_as_long_as_the_model_is() -> None:
     """An engine runs such a copy."""
     model = small()
     with torch.no_grad():
@@ -523,15 +526,15 @@ def model_alone(ids: Tensor) -> Tensor:
     return small()(ids)
 
 
-def test_asking_for_what_is_not_there_says_what_is() -> None:
+def test_missing_sites_are_refused_with_the_nearest_name() -> None:
     model = small()
     with gh.record(model, "resid_post.*") as seen:
-        with pytest.raises(gh.InputError, match=r"resid_post\.0 has not been seen; call the model"):
+        with pytest.raises(gh.InputError, match=r"resid_post\.0 has not been recorded yet; call the model"):
             seen["resid_post.0"]
         model(IDS)
-    with pytest.raises(gh.InputError, match=r"'resid_pre\.0' is not among what is recorded; did you mean"):
+    with pytest.raises(gh.InputError, match=r"'resid_pre\.0' is not recorded; did you mean"):
         seen["resid_pre.0"]
     with pytest.raises(gh.InputError, match="record was given no site"), gh.record(model):
         pass
-    assert repr(seen) == "Seen(resid_post.0 [2, 6, 64], resid_post.1 [2, 6, 64])"
+    assert repr(seen) == "Recording(resid_post.0 [2, 6, 64], resid_post.1 [2, 6, 64])"
     assert seen["resid_post.*"].shape == (2, 2, 6, 64)

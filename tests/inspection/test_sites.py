@@ -1,4 +1,4 @@
-"""Names of sites, for every kind of model: what they stand for, and what is said where they stand for nothing."""
+"""Site names for every kind of model: what they select, and the errors for those that select nothing."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ def test_an_encoder_decoder_has_the_sites_of_both_stacks() -> None:
     assert {name for name in decoder if name.startswith("cross_")} == {f"cross_{name}.0" for name in cross}
 
 
-def test_a_compiled_model_has_the_sites_of_the_model_within() -> None:
+def test_a_compiled_model_has_the_sites_of_the_wrapped_model() -> None:
     model = gh.build(gh.preset("tiny-decoder"))
     assert sites(torch.compile(model)) == sites(model)
 
 
-def test_an_index_is_written_in_one_way() -> None:
+def test_an_index_is_normalized() -> None:
     (one,) = select(gh.build(gh.preset("tiny-decoder")), " pattern.0 [ query = 1: ,head=-1,key=:3]")
     assert one.name == "pattern.0[head=-1, query=1:, key=:3]"
     assert one.index == (slice(None), -1, slice(1, None), slice(None, 3))
@@ -48,25 +48,25 @@ def test_an_index_is_written_in_one_way() -> None:
         ("pattern.0[hed=1]", "no axis 'hed'; did you mean head?"),
         ("pattern.0[position=1]", "no axis 'position'"),
         ("resid_pre.0[head=1]", "no axis 'head'"),
-        ("pattern.0[head=one]", "head = 'one', but that is no number and no a:b"),
-        ("pattern.0[head=1:2:3]", "no number and no a:b"),
-        ("pattern.0[head]", "head = '', but that is no number"),
-        ("pattern.0[head=1, head=2]", "pattern.0 is asked for head twice"),
-        ("pattern.0[head=1", "is not a name with an index"),
-        ("", "is not a name with an index"),
+        ("pattern.0[head=one]", "head = 'one', which is neither an integer nor a:b"),
+        ("pattern.0[head=1:2:3]", "neither an integer nor a:b"),
+        ("pattern.0[head]", "head = '', which is neither an integer"),
+        ("pattern.0[head=1, head=2]", "pattern.0 is indexed by head twice"),
+        ("pattern.0[head=1", "is not a name and an index"),
+        ("", "is not a name and an index"),
     ],
 )
-def test_a_wrong_name_is_refused_with_a_sentence(name: str, sentence: str) -> None:
+def test_invalid_names_are_refused_in_one_sentence(name: str, sentence: str) -> None:
     with pytest.raises(gh.InputError) as caught:
         names("tiny-decoder", name)
     assert sentence in str(caught.value)
 
 
-def test_a_name_without_its_stack_is_refused_with_both() -> None:
+def test_a_name_without_its_stack_suggests_both() -> None:
     with pytest.raises(gh.InputError, match=r"did you mean encoder\.pattern\.0 or decoder\.pattern\.0\?"):
         names("tiny-seq2seq", "pattern.0")
 
 
-def test_what_is_no_model_is_refused() -> None:
+def test_other_modules_are_refused() -> None:
     with pytest.raises(gh.InputError, match="is a Linear, but it must be one that gh"):
         sites(torch.nn.Linear(2, 2))

@@ -1,6 +1,6 @@
-"""What we see inside is what TransformerLens sees, site by site, by the table of docs/inspection.md.
+"""Recorded activations equal those of TransformerLens, site by site, by the table of docs/inspection.md.
 
-TransformerLens 3 is the last with models of its own; it comes by `make inspection`, since it brings much with it.
+TransformerLens 3 is the last with its own models; `make inspection` installs it, since it has many dependencies.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def test_a_bert_shape(tmp_path: Path) -> None:
     ours, _ = gh.load(tmp_path)
     shape = {"d_mlp": 56, "eps": 1e-12, "attention_dir": "bidirectional"}
     theirs = lens.HookedEncoder(lens.HookedTransformerConfig(**settings("gelu"), **shape))
-    whole = hf.BertForPreTraining(published.config)  # which has the parts that their reader asks for
+    whole = hf.BertForPreTraining(published.config)  # which has the modules that their loader needs
     whole.load_state_dict(published.state_dict(), strict=False)
     theirs.load_state_dict(convert_bert_weights(whole, theirs.cfg), strict=False)
     ids = torch.randint(0, 61, (2, 11), generator=torch.Generator().manual_seed(0))

@@ -26,7 +26,7 @@ CHOICES: dict[str, list[object]] = {
     ],
     "feedforward": [spec.Relu(), spec.ReluSquared(), spec.Gelu(), spec.Silu(), spec.SwiGLU(), spec.GeGLU(tanh=True)],
     "norm": [spec.LayerNorm(), spec.RMSNorm()],
-    "norm_placement": ["before", "after", "sandwich"],
+    "norm_placement": ["pre", "post", "sandwich"],
     "n_kv_heads": [1, 2, 4],
     "windows": [(0,), (3, 0)],
     "attention_softcap": [None, 5.0],
@@ -36,12 +36,12 @@ CHOICES: dict[str, list[object]] = {
     "embed_norm": [False, True],
     "embed_scale": [False, True],
     "tied": [False, True],
-    "told": ["nothing", "lengths", "mask", "documents"],
+    "kwargs": ["nothing", "lengths", "mask", "documents"],
 }
 
 
 def rows_that_cover_every_pair() -> Iterator[dict[str, object]]:
-    """Yield settings until every value has met every value of every other choice, greedily: most new pairs first."""
+    """Yield settings until they cover every pair of values, greedily: most new pairs first."""
     missing = {
         (a, i, b, j)
         for a, b in itertools.combinations(CHOICES, 2)
@@ -77,7 +77,7 @@ def test_rows_cover_every_pair() -> None:
 
 
 def make(row: dict[str, object]) -> Decoder | Encoder | Seq2Seq:
-    settings = {name: value for name, value in row.items() if name not in ("kind", "tied", "told")}
+    settings = {name: value for name, value in row.items() if name not in ("kind", "tied", "kwargs")}
     kind = "masked_token" if row["kind"] == "tiny-encoder" else "next_token"
     head = {"kind": kind, "tied": row["tied"]}
     off = {"dropout": 0.0, "embed_dropout": 0.0, "attention_dropout": 0.0}
@@ -92,15 +92,15 @@ def make(row: dict[str, object]) -> Decoder | Encoder | Seq2Seq:
 
 def call_of(row: dict[str, object]) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
     ids = torch.randint(0, 32, (2, 8), generator=torch.Generator().manual_seed(1))
-    told = {
+    kwargs = {
         "nothing": {},
         "lengths": {"lengths": torch.tensor([8, 5])},
         "mask": {"mask": torch.tensor([[1] * 8, [0, 0, 1, 1, 0, 1, 1, 1]], dtype=torch.bool)},
         "documents": {"documents": torch.tensor([[0] * 8, [0, 0, 0, 1, 1, 2, 2, 2]])},
-    }[row["told"]]
+    }[row["kwargs"]]
     if row["kind"] != "tiny-seq2seq":
-        return (ids,), told
-    return (ids, ids.flip(1)), told | {f"target_{name}": value for name, value in told.items()}
+        return (ids,), kwargs
+    return (ids, ids.flip(1)), kwargs | {f"target_{name}": value for name, value in kwargs.items()}
 
 
 def close(a: Tensor, b: Tensor) -> None:
@@ -111,12 +111,12 @@ def close(a: Tensor, b: Tensor) -> None:
 def check(row: dict[str, object]) -> None:
     torch.compiler.reset()
     model = make(row)
-    args, told = call_of(row)
+    args, kwargs = call_of(row)
     compiled = torch.compile(model, fullgraph=True)
     results = []
     for run in (model, compiled):
         model.zero_grad()
-        out = run(*args, **told)
+        out = run(*args, **kwargs)
         (out * torch.linspace(-1, 1, out.numel()).view(out.shape)).sum().backward()
         results.append([out.detach(), *(w.grad.clone() for w in model.parameters() if w.grad is not None)])
     for eager, fast in zip(*results, strict=True):
@@ -127,7 +127,7 @@ def check(row: dict[str, object]) -> None:
 
 @torch.no_grad()
 def check_cached(model: Decoder | Seq2Seq) -> None:
-    """Every step after the second runs the code of the second: nothing about the cache changes but its contents."""
+    """No step after the second recompiles: only the contents of the cache change."""
     ids = torch.randint(0, 32, (2, 9))
     expected = model(ids, ids) if isinstance(model, Seq2Seq) else model(ids)
     compiled = torch.compile(model, fullgraph=True)

@@ -1,4 +1,4 @@
-"""Heads, and what stands at either end of a stack, against the formulas."""
+"""Heads, embeddings and final norm against their formulas."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ def make(name: str = "tiny-encoder", **settings: object) -> torch.nn.Module:
     return model
 
 
-def vectors(model: torch.nn.Module, ids: Tensor, **told: Tensor) -> Tensor:
-    """Return what the head receives."""
+def hidden_states(model: torch.nn.Module, ids: Tensor, **kwargs: Tensor) -> Tensor:
+    """Return the input of the head."""
     seen: list[Tensor] = []
     handle = model.head.register_forward_pre_hook(lambda _, args: seen.append(args[0]))
-    model(ids, **told)
+    model(ids, **kwargs)
     handle.remove()
     return seen[0]
 
@@ -38,7 +38,7 @@ MASK = torch.tensor([[True] * 4, [False, True, True, False]])
 def test_masked_token_head_is_berts(tied: bool, bias: bool, logit_scale: bool) -> None:
     head = {"kind": "masked_token", "tied": tied, "bias": bias}
     model = make(head=head, logit_scale=logit_scale)
-    x = vectors(model, IDS)
+    x = hidden_states(model, IDS)
     dense, _, norm = model.head.transform
     x = x @ dense.weight.T + dense.bias
     x = x * 0.5 * (1 + torch.erf(x / 2**0.5))
@@ -55,7 +55,7 @@ def test_masked_token_head_is_berts(tied: bool, bias: bool, logit_scale: bool) -
 def test_pooling_by_hand(pooling: str, kind: str, dense: bool) -> None:
     labels = {"n_labels": 3} if kind == "sequence_classification" else {}
     model = make(head={"kind": kind, "pooling": pooling, "dense": dense, **labels})
-    x = vectors(model, IDS, mask=MASK)
+    x = hidden_states(model, IDS, mask=MASK)
     picked = {
         "first": [x[0, 0], x[1, 1]],
         "mean": [(x[0, 0] + x[0, 1] + x[0, 2] + x[0, 3]) / 4, (x[1, 1] + x[1, 2]) / 2],
@@ -66,24 +66,24 @@ def test_pooling_by_hand(pooling: str, kind: str, dense: bool) -> None:
     if dense:
         expected = torch.tanh(expected @ pool.dense[0].weight.T + pool.dense[0].bias)
     if labels:
-        expected = expected @ model.head.classify.weight.T + model.head.classify.bias
+        expected = expected @ model.head.classifier.weight.T + model.head.classifier.bias
     assert (model(IDS, mask=MASK) - expected).abs().max() < 1e-12
 
 
 def test_token_classifications_and_no_head() -> None:
     model = make(head={"kind": "token_classification", "n_labels": 3})
-    x = vectors(model, IDS)
-    expected = x @ model.head.classify.weight.T + model.head.classify.bias
+    x = hidden_states(model, IDS)
+    expected = x @ model.head.classifier.weight.T + model.head.classifier.bias
     assert (model(IDS) - expected).abs().max() < 1e-12
     model = make(head="none")
-    assert torch.equal(model(IDS), vectors(model, IDS))
+    assert torch.equal(model(IDS), hidden_states(model, IDS))
 
 
 @pytest.mark.parametrize("segments", [None, torch.tensor([[0, 0, 1, 1], [0, 1, 1, 1]])])
 @pytest.mark.parametrize("embed_scale", [True, False])
 @pytest.mark.parametrize("embed_norm", [True, False])
-def test_what_the_first_block_receives(embed_norm: bool, embed_scale: bool, segments: Tensor | None) -> None:
-    """Token vectors, scaled; then segments and positions added; then a norm."""
+def test_the_input_of_the_first_block(embed_norm: bool, embed_scale: bool, segments: Tensor | None) -> None:
+    """Token embeddings, scaled; then segments and positions added; then a norm."""
     model = make(embed_norm=embed_norm, embed_scale=embed_scale)
     seen: list[Tensor] = []
     model.stack.blocks[0].register_forward_pre_hook(lambda _, args: seen.append(args[0]))
@@ -97,13 +97,13 @@ def test_what_the_first_block_receives(embed_norm: bool, embed_scale: bool, segm
     assert (seen[0] - x).abs().max() < 1e-12
 
 
-@pytest.mark.parametrize("norm_placement", ["before", "after", "sandwich"])
+@pytest.mark.parametrize("norm_placement", ["pre", "post", "sandwich"])
 @pytest.mark.parametrize("final_norm", [True, False])
-def test_the_final_norm_is_a_choice_in_any_order(norm_placement: str, final_norm: bool) -> None:
+def test_the_final_norm_is_optional_with_any_norm_placement(norm_placement: str, final_norm: bool) -> None:
     model = make("tiny-decoder", norm_placement=norm_placement, final_norm=final_norm)
     seen: list[Tensor] = []
     model.stack.blocks[-1].register_forward_hook(lambda _, __, out: seen.append(out))
-    out = model.stack(model.token(IDS), make_layout(IDS))
+    out = model.stack(model.token_embedding(IDS), make_layout(IDS))
     x = seen[0]
     if final_norm:
         x = x / (x.square().mean(-1, keepdim=True) + 1e-6).sqrt() * model.stack.norm.weight

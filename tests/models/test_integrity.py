@@ -1,4 +1,4 @@
-"""A model whose modules were changed by hand is told apart from the one that its spec builds, by name."""
+"""A model whose modules differ from those of its spec is refused by name."""
 
 from __future__ import annotations
 
@@ -37,23 +37,23 @@ def add_bias(model: Model) -> None:
 CHANGES: list[tuple[str, Callable[[Model], object]]] = [
     ("stack.blocks.0.feedforward is Linear", put("stack.blocks.0.feedforward", nn.Linear(64, 64))),
     (rf"{FFN}.up is Linear\(in_features=64, out_features=10", put(f"{FFN}.up", nn.Linear(64, 10, bias=False))),
-    (rf"{FFN}.activation is Tanh\(\), but the spec builds SiLU\(\)", put(f"{FFN}.activation", nn.Tanh())),
+    (rf"{FFN}.activation is Tanh\(\), but the spec has SiLU\(\)", put(f"{FFN}.activation", nn.Tanh())),
     ("stack.norm is RMSNorm.*eps=1.0", lambda model: setattr(model.stack.norm, "eps", 1.0)),
-    ("the model holds extra.bias, which its spec does not have", put("extra", nn.Linear(3, 3))),
-    ("the model holds seen, which its spec", lambda model: model.register_buffer("seen", torch.ones(2))),
-    ("the model holds stack.blocks.2", lambda model: model.stack.blocks.append(copy.deepcopy(model.stack.blocks[0]))),
+    ("the model has extra.bias, which its spec does not have", put("extra", nn.Linear(3, 3))),
+    ("the model has seen, which its spec", lambda model: model.register_buffer("seen", torch.ones(2))),
+    ("the model has stack.blocks.2", lambda model: model.stack.blocks.append(copy.deepcopy(model.stack.blocks[0]))),
     ("the model has no module stack.blocks.1,", lambda model: model.stack.blocks.__delitem__(1)),
     (f"the model has no module {FFN}.up", lambda model: delattr(model.get_submodule(FFN), "up")),
-    (r"token_embedding.table.weight has shape \[300, 64\], but the spec asks for \[256, 64\]", grow_table),
+    (r"token_embedding.table.weight has shape \[300, 64\], but the spec needs \[256, 64\]", grow_table),
     (f"{FFN}.up is Linear.*bias=True", add_bias),
     (f"the model lacks {FFN}.up.weight", lambda model: setattr(model.get_submodule(f"{FFN}.up"), "weight", None)),
-    ("blocks.1.* and .*blocks.0.* are one parameter", lambda m: m.stack.blocks.__setitem__(1, m.stack.blocks[0])),
+    ("blocks.1.* and .*blocks.0.* share one parameter", lambda m: m.stack.blocks.__setitem__(1, m.stack.blocks[0])),
     ("query is LoRALinear", lambda model: lora.attach(model, lora.LoRA())),
 ]
 
 
 @pytest.mark.parametrize(("sentence", "change"), CHANGES, ids=[sentence[:30] for sentence, _ in CHANGES])
-def test_what_was_changed_by_hand_is_named(sentence: str, change: Callable[[Model], object]) -> None:
+def test_changed_modules_are_named(sentence: str, change: Callable[[Model], object]) -> None:
     model = make()
     change(model)
     with pytest.raises(InputError, match=sentence):
@@ -61,7 +61,7 @@ def test_what_was_changed_by_hand_is_named(sentence: str, change: Callable[[Mode
 
 
 @pytest.mark.parametrize("preset", ["tiny-decoder", "tiny-encoder", "tiny-seq2seq"])
-def test_what_the_program_itself_puts_in_is_no_change(preset: str) -> None:
+def test_edits_and_merged_lora_are_no_change(preset: str) -> None:
     model = make(preset, dropout=0.1)
     names = [name for name, _ in model.named_parameters()]
     sites = [name for name in gh.inspection.sites(model) if name.endswith("pattern.0")]
@@ -74,6 +74,6 @@ def test_what_the_program_itself_puts_in_is_no_change(preset: str) -> None:
     assert list(checked_parameters(model)) == names
 
 
-def test_a_module_that_is_no_model_is_named() -> None:
+def test_other_modules_are_refused() -> None:
     with pytest.raises(InputError, match="the model is a Sequential, but"):
         checked_parameters(nn.Sequential(make()))

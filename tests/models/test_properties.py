@@ -1,4 +1,4 @@
-"""What holds for every model, whatever its spec: 150 drawn from the whole space of variants, 500 by `make models`.
+"""Properties of every model: 150 specs drawn from the whole space of variants, 500 by `make models`.
 
 Everything runs in float64, where rounding is about 1e-16 of the largest entry and a few dozen operations deep: 1e-10
 leaves room for it and for nothing else. Weights are drawn anew and large, so that no block is close to the identity.
@@ -42,18 +42,18 @@ def close(a: Tensor, b: Tensor) -> None:
         assert (a - b).abs().max() <= 1e-10 * max(1.0, float(b.abs().max()))
 
 
-def run(model: Model, x: Tensor, **told: Tensor | None) -> Tensor:
-    """Run any model on one sequence; an encoder-decoder reads it, and writes the same ids."""
+def run(model: Model, x: Tensor, **kwargs: Tensor | None) -> Tensor:
+    """Run any model on one sequence; for an encoder-decoder it is both source and target."""
     if not isinstance(model, Seq2Seq):
-        return model(x, **told)
-    return model(x, x, **told, **{f"target_{name}": value for name, value in told.items()})
+        return model(x, **kwargs)
+    return model(x, x, **kwargs, **{f"target_{name}": value for name, value in kwargs.items()})
 
 
-def vectors(model: Model, x: Tensor, **told: Tensor | None) -> Tensor:
-    """Run without the head, so that a pooled model shows every position too."""
+def hidden_states(model: Model, x: Tensor, **kwargs: Tensor | None) -> Tensor:
+    """Run without the head, so that a pooling model returns every position, too."""
     head, model.head = model.head, NoHead()
     try:
-        return run(model, x, **told)
+        return run(model, x, **kwargs)
     finally:
         model.head = head
 
@@ -86,19 +86,19 @@ def check_padded_is_alone(model: Model) -> None:
     behind[0, :5], ahead[0, 4:], holes[0, mask[0]] = text, text, text
     after = torch.tensor([[1] * 5 + [0] * 4, [1] * 9], dtype=torch.bool)
     alone = run(model, text[None])
-    for padded, told in (
+    for padded, kwargs in (
         (behind, {"lengths": torch.tensor([5, 9])}),
         (behind, {"mask": after}),
         (ahead, {"mask": after.flip(1)}),
         (holes, {"mask": mask}),
     ):
-        out = run(model, padded, **told)
+        out = run(model, padded, **kwargs)
         assert out.isfinite().all()
-        close(out[:1] if alone.dim() == 2 else out[:1, padding_of(told, 9)[0]], alone)
+        close(out[:1] if alone.dim() == 2 else out[:1, padding_of(kwargs, 9)[0]], alone)
 
 
-def padding_of(told: dict[str, Tensor], length: int) -> Tensor:
-    return told["mask"] if "mask" in told else torch.arange(length) < told["lengths"][:, None]
+def padding_of(kwargs: dict[str, Tensor], length: int) -> Tensor:
+    return kwargs["mask"] if "mask" in kwargs else torch.arange(length) < kwargs["lengths"][:, None]
 
 
 def check_packed_is_separate(model: Model) -> None:
@@ -115,14 +115,14 @@ def check_packed_is_separate(model: Model) -> None:
         (1, slice(8, 9)),
     ]
     real = torch.tensor([[1, 1, 1, 1, 1, 1, 0, 1, 1], [1] * 8 + [0]], dtype=torch.bool)
-    prefix = {"prefix": torch.tensor([2, 3])} if isinstance(model, Decoder) else {}
-    for told in ({}, {"mask": real}, prefix, {"mask": real, **prefix}):
-        packed = vectors(model, x, documents=documents, **told)
+    prefix = {"prefix_lengths": torch.tensor([2, 3])} if isinstance(model, Decoder) else {}
+    for kwargs in ({}, {"mask": real}, prefix, {"mask": real, **prefix}):
+        packed = hidden_states(model, x, documents=documents, **kwargs)
         for b, place in places:
-            kept = told.get("mask", torch.ones_like(real))[b, place]
+            kept = kwargs.get("mask", torch.ones_like(real))[b, place]
             if kept.any():
-                own = {"prefix": told["prefix"][b : b + 1]} if "prefix" in told else {}
-                close(packed[b, place][kept], vectors(model, x[b, place][kept][None], **own)[0])
+                own = {"prefix_lengths": kwargs["prefix_lengths"][b : b + 1]} if "prefix_lengths" in kwargs else {}
+                close(packed[b, place][kept], hidden_states(model, x[b, place][kept][None], **own)[0])
 
 
 def check_future_changes_nothing(model: Decoder | Seq2Seq) -> None:
@@ -143,18 +143,18 @@ def check_cached_is_uncached(model: Decoder | Seq2Seq) -> None:
     x, source, heard = ids(2, 8), ids(2, 5), torch.tensor([5, 3])
     model.head, head = NoHead(), model.head
 
-    def whole(**told: Tensor) -> Tensor:
-        return model(source, x, lengths=heard, **told) if isinstance(model, Seq2Seq) else model(x, **told)
+    def whole(**kwargs: Tensor) -> Tensor:
+        return model(source, x, lengths=heard, **kwargs) if isinstance(model, Seq2Seq) else model(x, **kwargs)
 
     def chunks(sizes: list[int], **first: Tensor) -> Tensor:
         cache = model.make_cache(2, 8, 6) if isinstance(model, Seq2Seq) else model.make_cache(2, 8)
         outs, begin = [], 0
         for size in sizes:
-            part, told = x[:, begin : begin + size], {} if begin else first
+            part, kwargs = x[:, begin : begin + size], {} if begin else first
             if isinstance(model, Seq2Seq):
-                out = model(None if begin else source, part, lengths=None if begin else heard, cache=cache, **told)
+                out = model(None if begin else source, part, lengths=None if begin else heard, cache=cache, **kwargs)
             else:
-                out = model(part, cache=cache, **told)
+                out = model(part, cache=cache, **kwargs)
             outs.append(out)
             begin += size
         assert cache.lengths.tolist() == [begin, begin]
@@ -164,14 +164,14 @@ def check_cached_is_uncached(model: Decoder | Seq2Seq) -> None:
     close(chunks([1] * 8), expected)
     close(chunks([3, 1, 4]), expected)
     if isinstance(model, Decoder):
-        prefix = {"prefix": torch.tensor([3, 1])}
+        prefix = {"prefix_lengths": torch.tensor([3, 1])}
         close(chunks([4, 1, 3], **prefix), whole(**prefix))
     check_ragged_cache(model, x, source, heard, expected)
     model.head = head
 
 
 def check_ragged_cache(model: Decoder | Seq2Seq, x: Tensor, source: Tensor, heard: Tensor, expected: Tensor) -> None:
-    """Rows that stand at different positions, fed by turns with padding on either side."""
+    """Sequences at different positions, decoded in chunks with padding on either side."""
     cache = model.make_cache(2, 8, 6) if isinstance(model, Seq2Seq) else model.make_cache(2, 8)
     held = [0, 0]
     for turn, sizes in enumerate([(3, 1), (0, 2), (4, 1), (1, 4)]):
@@ -179,13 +179,13 @@ def check_ragged_cache(model: Decoder | Seq2Seq, x: Tensor, source: Tensor, hear
         for b, size in enumerate(sizes):
             place = slice(0, size) if turn % 2 else slice(4 - size, 4)
             part[b, place], mask[b, place] = x[b, held[b] : held[b] + size], True
-        told = {"lengths": torch.tensor(sizes)} if turn % 2 else {"mask": mask}
+        kwargs = {"lengths": torch.tensor(sizes)} if turn % 2 else {"mask": mask}
         if isinstance(model, Seq2Seq):
-            told = {f"target_{name}": value for name, value in told.items()}
+            kwargs = {f"target_{name}": value for name, value in kwargs.items()}
             first = turn == 0
-            out = model(source if first else None, part, lengths=heard if first else None, cache=cache, **told)
+            out = model(source if first else None, part, lengths=heard if first else None, cache=cache, **kwargs)
         else:
-            out = model(part, cache=cache, **told)
+            out = model(part, cache=cache, **kwargs)
         for b, size in enumerate(sizes):
             close(out[b, mask[b]], expected[b, held[b] : held[b] + size])
             held[b] += size

@@ -1,4 +1,4 @@
-"""What only an encoder-decoder does: a packed target finds its own source, by number."""
+"""Encoder-decoders: a packed target attends to its own source, by document number."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import torch
 import glasshouse as gh
 
 
-def test_documents_of_the_target_look_at_the_source_of_the_same_number() -> None:
-    """In whatever order the documents stand, and with padding that carries a number of its own."""
+def test_documents_of_the_target_attend_to_the_source_of_the_same_number() -> None:
+    """In any order of the documents, and with padding that has its own number."""
     torch.manual_seed(0)
     model = gh.build(gh.preset("tiny-seq2seq", init="normal"), dtype=torch.float64).eval()
     source, target = torch.randint(0, 256, (1, 9)), torch.randint(0, 256, (1, 6))

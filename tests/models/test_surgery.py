@@ -1,4 +1,4 @@
-"""Parts of a model replaced: what is kept is kept bit for bit, what is new is worked out by hand."""
+"""Model surgery: kept weights are bit-equal, new ones computed by hand."""
 
 from __future__ import annotations
 
@@ -48,14 +48,14 @@ def run(model: Model, ids: list[int]) -> Tensor:
 
 
 def per_token(model: Model) -> list[Tensor]:
-    """Return every tensor with a row for each token."""
+    """Return every tensor with a row per token."""
     return [weight for weight in model.parameters() if len(weight) == model.spec.vocab_size]
 
 
 def edited(
     tok: gh.Tokenizer, folder: Path, edit: Callable[[dict[str, object]], None], **roles: str | None
 ) -> gh.Tokenizer:
-    """Return a tokenizer read from the files of another after a change."""
+    """Return a tokenizer loaded from the modified files of another."""
     tok.save(folder)
     document = json.loads((folder / "tokenizer.json").read_text())
     edit(document)
@@ -134,7 +134,7 @@ def test_more_merges(kind: str, head: dict[str, object]) -> None:
             assert len(pieces) > 1
             mean = torch.stack([two[piece] for piece in pieces]).sum(0) / len(pieces)
             assert (one[number] - mean).abs().max() < 1e-15 * len(pieces) * two.abs().max()
-    ids = SMALL.encode(TEXT)  # the new one reads other ids, but these still mean the same
+    ids = SMALL.encode(TEXT)  # the new one has other ids, but these still mean the same
     theirs, ours = run(model, ids), run(grafted, ids)
     ours = ours if head["kind"] == "pooled" else ours[:, :266]
     assert (ours - theirs).abs().max() <= 1e-13 * theirs.abs().max()
@@ -204,7 +204,7 @@ def test_letters_that_are_bytes_elsewhere() -> None:
     )
 
 
-def test_rows_that_stand_for_no_token() -> None:
+def test_padded_vocabulary_rows() -> None:
     model = make("decoder", vocab_size=300)  # as published ones are rounded up
     gap = gh.Tokenizer.from_json(
         json.dumps({"version": "1.0", "model": {"type": "WordLevel", "vocab": {"?": 0, "a": 2}, "unk_token": "?"}})
@@ -217,14 +217,14 @@ def test_rows_that_stand_for_no_token() -> None:
     assert torch.equal(table[2], model.token_embedding.table.weight[SMALL.token_to_id("a")])
 
 
-def test_rules_about_ids_are_left_behind() -> None:
+def test_the_generation_config_is_dropped() -> None:
     model = make("decoder")
     model.extra_files = {"generation_config.json": {"suppress_tokens": [5]}, "modules.json": []}
     assert with_tokenizer(model, SMALL, LARGE).extra_files == {"modules.json": []}
     assert model.extra_files.keys() == {"generation_config.json", "modules.json"}
 
 
-def test_a_grafted_model_is_saved_and_trains(tmp_path: Path) -> None:
+def test_a_resized_model_is_saved_and_trains(tmp_path: Path) -> None:
     grafted = with_tokenizer(make("decoder", head={"kind": "next_token", "tied": False}), SMALL, LARGE)
     gh.save(grafted, LARGE, tmp_path / "model")
     again, tok = gh.load(tmp_path / "model")
@@ -238,10 +238,12 @@ def test_a_grafted_model_is_saved_and_trains(tmp_path: Path) -> None:
 
 
 @every_head
-def test_labels_keep_the_trunk(kind: str, head: dict[str, object]) -> None:
+def test_a_classifier_keeps_the_trunk(kind: str, head: dict[str, object]) -> None:
     model = make(kind, head=head).train()
     if kind != "encoder":
-        with pytest.raises(InputError, match=f"the model is a {kind}, but labels need an encoder; begin with one"):
+        with pytest.raises(
+            InputError, match=f"the model is a {kind}, but a classifier needs an encoder; start from one"
+        ):
             with_classifier(model, 5)
         return
     torch.manual_seed(7)
@@ -257,21 +259,21 @@ def test_labels_keep_the_trunk(kind: str, head: dict[str, object]) -> None:
     pooling = "mean" if head["kind"] == "pooled" else "first"
     assert (labelled.spec.head.kind, labelled.spec.head.pooling) == ("sequence_classification", pooling)
     # Normal with deviation 0.02, biases at 0; drawn anew, and the same from the same seed.
-    assert labelled.head.classify.weight.shape == (5, 64)
-    assert 0.015 < labelled.head.classify.weight.std() < 0.025
-    assert not labelled.head.classify.bias.any()
+    assert labelled.head.classifier.weight.shape == (5, 64)
+    assert 0.015 < labelled.head.classifier.weight.std() < 0.025
+    assert not labelled.head.classifier.bias.any()
     again = with_classifier(model, 5)
-    assert not torch.equal(again.head.classify.weight, labelled.head.classify.weight)
+    assert not torch.equal(again.head.classifier.weight, labelled.head.classifier.weight)
     torch.manual_seed(7)
     again = with_classifier(model, 5)
-    assert torch.equal(again.head.classify.weight, labelled.head.classify.weight)
+    assert torch.equal(again.head.classifier.weight, labelled.head.classifier.weight)
 
 
 @every_head
-def test_labels_of_tokens_keep_the_trunk(kind: str, head: dict[str, object]) -> None:
+def test_a_token_classifier_keeps_the_trunk(kind: str, head: dict[str, object]) -> None:
     model = make(kind, head=head)
     if kind != "encoder":
-        with pytest.raises(InputError, match="labels need an encoder"):
+        with pytest.raises(InputError, match="a classifier needs an encoder"):
             with_classifier(model, 5, per_token=True)
         return
     tagging = with_classifier(model, 5, per_token=True)
@@ -279,11 +281,11 @@ def test_labels_of_tokens_keep_the_trunk(kind: str, head: dict[str, object]) -> 
     ids = torch.tensor([[10, 11, 12]])
     vectors = gh.build(dataclasses.replace(model.spec, head=gh.spec.NoHead()), dtype=torch.float64)
     vectors.load_state_dict({n: w for n, w in model.state_dict().items() if not n.startswith("head.")})
-    expected = vectors.eval()(ids) @ tagging.head.classify.weight.T + tagging.head.classify.bias
+    expected = vectors.eval()(ids) @ tagging.head.classifier.weight.T + tagging.head.classifier.bias
     assert torch.allclose(tagging.eval()(ids), expected)
 
 
-def test_labels_are_learned() -> None:
+def test_a_classifier_trains() -> None:
     model = with_classifier(with_classifier(make("encoder", dropout=0.0, embed_dropout=0.0), 2), 3)
     assert model.spec.head.n_labels == 3
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
@@ -299,7 +301,7 @@ def test_labels_are_learned() -> None:
     assert model(ids).argmax(1).equal(labels)
 
 
-def test_what_is_refused() -> None:
+def test_invalid_arguments_are_refused() -> None:
     model = make("decoder")
     with pytest.raises(InputError, match="the old tokenizer has 272 tokens, but vocab_size is 266"):
         with_tokenizer(model, LARGE, SMALL)
@@ -307,5 +309,5 @@ def test_what_is_refused() -> None:
     with pytest.raises(InputError, match=r"the old tokenizer .* is not the one that the model was trained with"):
         with_tokenizer(model, other, LARGE)
     lora.attach(model, lora.LoRA(rank=2))
-    with pytest.raises(InputError, match=r"query is LoRALinear, but the spec builds Linear\(.*LoRA: by lora.merge"):
+    with pytest.raises(InputError, match=r"query is LoRALinear, but the spec has Linear\(.*LoRA: by lora.merge"):
         with_tokenizer(model, SMALL, LARGE)

@@ -1,4 +1,4 @@
-"""Equality with torch.nn.Transformer: weights copied over, layers and whole stacks, forward and gradients."""
+"""Equality with torch.nn.Transformer: copied weights, layers and whole stacks, forward and gradients."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from glasshouse.models.stack import Stack
 
 D_MODEL, N_HEADS, D_FF = 32, 4, 48
 
-# Ours on the left. Torch numbers its norms by sublayer, and holds query, key and value maps in one matrix.
+# Ours on the left. Torch numbers its norms by sublayer, and has query, key and value projections in one matrix.
 NAMES = {
     "blocks.": "layers.",
     "attention.layer.query.": "self_attn.in_proj_",
@@ -35,7 +35,7 @@ NAMES = {
 
 
 def in_our_names(ours: nn.Module, theirs: dict[str, Tensor], cross: bool) -> dict[str, Tensor]:
-    """Sort torch's parameters, or their gradients, under the names of ours."""
+    """Return torch's parameters, or their gradients, under our names."""
     result = {}
     for name, _ in ours.named_parameters():
         place = name.replace("feedforward.norm.", "norm3." if cross else "norm2.")
@@ -48,7 +48,7 @@ def in_our_names(ours: nn.Module, theirs: dict[str, Tensor], cross: bool) -> dic
 
 def torch_stack(order: str, bias: bool, n_layers: int, final_norm: bool, cross: bool) -> nn.Module:
     kind = nn.TransformerDecoderLayer if cross else nn.TransformerEncoderLayer
-    layer = kind(D_MODEL, N_HEADS, D_FF, 0.0, batch_first=True, norm_first=order == "before", bias=bias)
+    layer = kind(D_MODEL, N_HEADS, D_FF, 0.0, batch_first=True, norm_first=order == "pre", bias=bias)
     norm = nn.LayerNorm(D_MODEL, bias=bias) if final_norm else None
     if cross:
         return nn.TransformerDecoder(layer, n_layers, norm)
@@ -75,7 +75,7 @@ def our_stack(order: str, bias: bool, n_layers: int, final_norm: bool, causal: b
 
 
 class Case:
-    """Both stacks with the same weights, and one input: causal, or padded, or looking at a padded source."""
+    """Both stacks with the same weights, and one input: causal, padded, or with a padded source."""
 
     def __init__(self, order: str, bias: bool, n_layers: int, final_norm: bool, causal: bool, cross: bool) -> None:
         torch.manual_seed(0)
@@ -124,7 +124,7 @@ class Case:
         return result | {"memory": memory.grad} if self.cross else result
 
 
-@pytest.mark.parametrize("order", ["before", "after"])
+@pytest.mark.parametrize("order", ["pre", "post"])
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize(("n_layers", "final_norm"), [(1, False), (4, True)], ids=["layer", "stack"])
 @pytest.mark.parametrize(
@@ -139,8 +139,8 @@ def test_equals_torch(order: str, bias: bool, n_layers: int, final_norm: bool, c
     assert ours.keys() == theirs.keys()
     error = their_error = 0.0
     for name, exact in theirs.items():
-        # Torch holds the three maps in one matrix, whose largest entry is the measure: the gradient of a bias shared
-        # by all keys, which moves a row's scores alike, is 0 but for rounding and has no size of its own.
+        # Torch has the three projections in one matrix, whose largest entry is the scale: the gradient of a bias
+        # of all keys, which shifts all scores of a query, is 0 but for rounding and has no scale of its own.
         sisters = {re.sub(r"\.(query|key|value)\.", f".{part}.", name) for part in ("query", "key", "value")}
         size = max(float(theirs[sister].abs().max()) for sister in sisters)
         assert (ours[name] - exact).abs().max() <= 1e-12 * size, name
@@ -150,13 +150,11 @@ def test_equals_torch(order: str, bias: bool, n_layers: int, final_norm: bool, c
     assert error <= 2 * their_error
 
 
-@pytest.mark.parametrize("order", ["before", "after"])
+@pytest.mark.parametrize("order", ["pre", "post"])
 def test_a_whole_encoder_decoder_equals_nn_transformer(order: str) -> None:
     """nn.Transformer puts a final norm on both stacks in either order."""
     torch.manual_seed(0)
-    theirs = nn.Transformer(
-        D_MODEL, N_HEADS, 3, 2, D_FF, 0.0, batch_first=True, norm_first=order == "before"
-    ).double()
+    theirs = nn.Transformer(D_MODEL, N_HEADS, 3, 2, D_FF, 0.0, batch_first=True, norm_first=order == "pre").double()
     encoder = our_stack(order, True, 3, True, causal=False, cross=False).double()
     decoder = our_stack(order, True, 2, True, causal=True, cross=True).double()
     encoder.load_state_dict(in_our_names(encoder, dict(theirs.encoder.named_parameters()), cross=False))

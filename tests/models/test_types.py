@@ -1,4 +1,4 @@
-"""Models in the types they are run in, and models that are copied, pickled and moved."""
+"""Models in the dtypes they run in, and models that are copied, pickled and moved."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ POSITIONS = ["none", "sinusoidal", "learned", "rotary", "relative", "alibi"]
 @pytest.mark.parametrize("position", POSITIONS)
 @pytest.mark.parametrize("how", ["bfloat16", "float16", "autocast"])
 def test_half_precision_follows_float32(how: str, position: str, softcap: float | None) -> None:
-    """With padding, a bias on the scores and a cache: everything that meets another type."""
+    """With padding, a bias on the scores and a cache: everything with its own dtype."""
     torch.manual_seed(0)
     settings = {"position": position, "attention_softcap": softcap, "init": "normal", "windows": [4, 0]}
     model = gh.build(gh.preset("tiny-decoder", **settings)).eval()
@@ -37,7 +37,7 @@ def test_half_precision_follows_float32(how: str, position: str, softcap: float 
 
 @pytest.mark.parametrize("name", gh.presets())
 def test_copies_and_pickles_compute_the_same(name: str) -> None:
-    """Processes that are spawned receive a model by pickle; the package itself never reads one."""
+    """Spawned processes receive a model by pickle; the package itself never loads one."""
     torch.manual_seed(0)
     model = gh.build(gh.preset(name, vocab_size=50, d_model=48, n_layers=1, n_heads=6)).eval()
     ids = torch.randint(0, 50, (2, 7))
@@ -51,7 +51,7 @@ def test_on_the_meta_device_a_model_has_shapes_and_no_memory() -> None:
     assert model(torch.zeros(1, 4, dtype=torch.long, device="meta")).shape == (1, 4, 128_256)
 
 
-def test_without_a_device_a_model_is_made_and_loaded_on_torchs_default(tmp_path: Path) -> None:
+def test_without_a_device_a_model_is_built_and_loaded_on_torchs_default(tmp_path: Path) -> None:
     gh.save(gh.build(gh.preset("tiny-decoder")), None, tmp_path / "model")
     with torch.device("meta"):
         models = [gh.build(gh.preset("tiny-decoder")), gh.load(tmp_path / "model")[0]]

@@ -1,4 +1,4 @@
-"""First values: each rule gives the spread it names, and the generator's seed decides all of them."""
+"""Weight initialization: each scheme has its standard deviation, and the seed determines every weight."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ def test_normal() -> None:
         assert spread(weight) == near(0.05)
 
 
-def test_depth_scaled_divides_what_writes_to_the_stream() -> None:
+def test_depth_scaled_divides_the_residual_projections() -> None:
     block = make(spec.DepthScaled(0.05)).stack.blocks[2]
     assert spread(block.attention.layer.key.weight) == near(0.05)
     for weight in (block.attention.layer.out.weight, block.feedforward.layer.down.weight):
-        assert spread(weight) == near(0.05 / math.sqrt(6))  # three layers of two writes
+        assert spread(weight) == near(0.05 / math.sqrt(6))  # three layers of two residual projections
 
 
-def test_depth_scaled_counts_three_writes_in_a_block_with_cross_attention() -> None:
+def test_depth_scaled_counts_three_residual_projections_with_cross_attention() -> None:
     model = make(spec.DepthScaled(0.05), "t5-small")
     assert spread(model.encoder.blocks[0].feedforward.layer.down.weight) == near(0.05 / math.sqrt(6))
     assert spread(model.decoder.blocks[0].cross.layer.out.weight) == near(0.05 / math.sqrt(9))
@@ -56,22 +56,22 @@ def test_depth_scaled_counts_three_writes_in_a_block_with_cross_attention() -> N
 def test_zero_output_makes_every_block_the_identity() -> None:
     model = make(spec.ZeroOutput()).eval()
     ids = torch.randint(0, 500, (2, 6))
-    expected = model.stack.position.embed(model.token(ids), torch.arange(6)[None])
-    assert torch.equal(model.stack(model.token(ids), make_layout(ids)), model.stack.norm(expected))
+    expected = model.stack.position.embed(model.token_embedding(ids), torch.arange(6)[None])
+    assert torch.equal(model.stack(model.token_embedding(ids), make_layout(ids)), model.stack.norm(expected))
 
 
-def test_xavier_looks_at_the_size_of_each_map() -> None:
+def test_xavier_depends_on_the_shape_of_each_matrix() -> None:
     model = make(spec.Xavier(), "llama-small")
     attention = model.stack.blocks[0].attention.layer
     for weight in (attention.query.weight, attention.key.weight, attention.value.weight):
-        bound = math.sqrt(6 / (128 + len(weight)))  # fan in and fan out of this map alone
+        bound = math.sqrt(6 / (128 + len(weight)))  # fan-in and fan-out of this matrix alone
         assert float(weight.detach().abs().max()) == pytest.approx(bound, rel=0.01)
         assert spread(weight) == near(bound / math.sqrt(3))
     assert spread(model.token_embedding.table.weight) == near(128**-0.5)
 
 
 @pytest.mark.parametrize("name", gh.presets())
-def test_every_parameter_gets_a_value_and_the_seed_decides_it(name: str) -> None:
+def test_every_parameter_is_initialized_by_the_seed(name: str) -> None:
     s = gh.preset(name, vocab_size=40, d_model=48, n_layers=2, n_heads=12)
     models = []
     for seed in (1, 1, 2):
@@ -108,11 +108,11 @@ OPTIONS = {
 
 @pytest.mark.parametrize("d_model", [48, 384])
 @pytest.mark.parametrize("name", OPTIONS)
-def test_sinusoidal_positions_do_not_drown_the_tokens(name: str, d_model: int) -> None:
+def test_sinusoidal_positions_do_not_dominate_the_embeddings(name: str, d_model: int) -> None:
     torch.manual_seed(0)
     model = gh.build(OPTIONS[name](d_model))
     ids = torch.arange(400)[None]
-    tokens = model.token(ids).detach()
+    tokens = model.token_embedding(ids).detach()
     stack = model.encoder if name == "seq2seq" else model.stack
     positions = stack.position.embed(torch.zeros_like(tokens), ids)
     # Each pair of a sine and a cosine has norm 1, and each number of a scaled token vector variance 1.
@@ -120,7 +120,7 @@ def test_sinusoidal_positions_do_not_drown_the_tokens(name: str, d_model: int) -
     assert float(ratio) == pytest.approx(math.sqrt(1 / 2), rel=0.03)
 
 
-def test_what_a_spec_says_of_its_embeddings_is_kept() -> None:
+def test_explicit_embed_scale_and_init_are_kept() -> None:
     plain = spec.DecoderSpec(d_model=64, **BARE, embed_scale=False, init="depth_scaled")
     assert (plain.embed_scale, plain.init) == (False, spec.DepthScaled())
     assert spec.parse(config.dump(plain)) == plain
@@ -131,7 +131,7 @@ def test_what_a_spec_says_of_its_embeddings_is_kept() -> None:
         assert s.embed_scale == isinstance(s.position, spec.Sinusoidal)
     other = spec.DecoderSpec(vocab_size=9, d_model=8, n_layers=1, n_heads=2)
     assert (other.embed_scale, other.init) == (False, spec.DepthScaled())
-    for scaled in (False, True):  # as a published config says, or leaves to its own default
+    for scaled in (False, True):  # set by a published config, or left to its default
         table = {"model_type": "marian", "architectures": ["MarianMTModel"], "eos_token_id": 0, "pad_token_id": 1}
         table |= {"encoder_layers": 1, "decoder_layers": 1}
         table |= {"scale_embedding": True} if scaled else {}

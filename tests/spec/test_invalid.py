@@ -1,4 +1,4 @@
-"""What makes no model: one sentence that names the field and the value, before anything is allocated."""
+"""Invalid specs and calls: one sentence that names the field and the value, before anything is allocated."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ import glasshouse as gh
 @pytest.mark.parametrize(
     ("settings", "sentence"),
     [
-        ({"d_model": 65}, "d_model is 65, but it must be a multiple of n_heads = 4 where d_head is not given."),
+        ({"d_model": 65}, "d_model is 65, but it must be a multiple of n_heads = 4 unless d_head is given."),
         ({"n_kv_heads": 3}, "n_kv_heads is 3, but it must be a divisor of n_heads = 4."),
         ({"n_kv_heads": 8}, "n_kv_heads is 8, but it must be a divisor of n_heads = 4."),
-        ({"position": "rotary", "d_head": 5}, "d_head is 5, but it must be even, as rotary positions turn pairs."),
+        ({"position": "rotary", "d_head": 5}, "d_head is 5, but it must be even, as rotary positions rotate pairs."),
         (
             {"position": "sinusoidal", "d_model": 15, "d_head": 4},
             "d_model is 15, but it must be even, as sinusoidal positions come in pairs.",
@@ -44,7 +44,7 @@ import glasshouse as gh
         ({"attention_softcap": -1.0}, "attention_softcap is -1.0, but it must be above 0."),
         (
             {"windows": [4, -1]},
-            "windows is (4, -1), but it must be a list of sizes, 0 for a layer that sees everything.",
+            "windows is (4, -1), but it must be a list of sizes, 0 for a layer with full attention.",
         ),
         ({"start_id": 256}, "start_id is 256, but it must be an id below vocab_size = 256."),
         ({"end_ids": [1, -1]}, "end_ids is -1, but it must be an id below vocab_size = 256."),
@@ -54,12 +54,12 @@ import glasshouse as gh
         ),
         (
             {"head": {"kind": "sequence_classification", "n_labels": 2}},
-            "head.pooling is 'first', but it must be last or mean: a decoder's first token sees no other.",
+            "head.pooling is 'first', but it must be last or mean: a decoder's first token attends to no other.",
         ),
         ({"kind": "encoder"}, "kind is 'encoder', but a preset's kind is fixed; choose another preset."),
     ],
 )
-def test_a_bad_spec_is_one_sentence(settings: dict[str, object], sentence: str) -> None:
+def test_an_invalid_spec_is_refused_in_one_sentence(settings: dict[str, object], sentence: str) -> None:
     with pytest.raises(gh.ConfigError) as error:
         gh.preset("tiny-decoder", **settings)
     assert isinstance(error.value, ValueError)
@@ -84,7 +84,7 @@ def fresh(name: str = "tiny-decoder", **settings: object) -> torch.nn.Module:
 
 
 @pytest.mark.parametrize(
-    ("ids", "told", "sentence"),
+    ("ids", "kwargs", "sentence"),
     [
         ([[0, 256]], {}, "ids contains 256, but it must be from 0 to vocab_size - 1 = 255."),
         ([[-1, 5]], {}, "ids contains -1, but it must be from 0 to vocab_size - 1 = 255."),
@@ -104,9 +104,11 @@ def fresh(name: str = "tiny-decoder", **settings: object) -> torch.nn.Module:
         ([[1, 2]], {"prefix_lengths": [[1]]}, "prefix_lengths has shape [1, 1], but with these ids it must have [1, 2]."),
     ],
 )
-def test_a_bad_call_is_one_sentence(ids: list[object], told: dict[str, list[object]], sentence: str) -> None:
+def test_an_invalid_call_is_refused_in_one_sentence(
+    ids: list[object], kwargs: dict[str, list[object]], sentence: str
+) -> None:
     with pytest.raises(gh.InputError) as error:
-        fresh()(torch.tensor(ids), **{name: torch.tensor(value) for name, value in told.items()})
+        fresh()(torch.tensor(ids), **{name: torch.tensor(value) for name, value in kwargs.items()})
     assert str(error.value).startswith(sentence)
 
 
@@ -117,7 +119,7 @@ def test_a_sequence_longer_than_a_learned_table_is_refused() -> None:
         model(torch.zeros(1, 5, dtype=torch.long))
 
 
-def test_a_cache_that_is_full_is_refused_and_keeps_what_it_holds() -> None:
+def test_a_full_cache_is_refused_and_unchanged() -> None:
     model = fresh(init="normal")
     ids = torch.randint(0, 256, (1, 5))
     cache = model.make_cache(1, 4)
@@ -130,7 +132,7 @@ def test_a_cache_that_is_full_is_refused_and_keeps_what_it_holds() -> None:
         torch.testing.assert_close(model(ids[:, 3:4], cache=cache), model(ids[:, :4])[:, 3:])
 
 
-def test_calls_that_mix_what_does_not_go_together_are_refused() -> None:
+def test_incompatible_arguments_are_refused() -> None:
     ids = torch.tensor([[1, 2, 3]])
     decoder, encoder, seq2seq = fresh(), fresh("tiny-encoder", n_segments=0), fresh("tiny-seq2seq")
     with pytest.raises(gh.InputError, match="documents and cache were both given"):
@@ -141,9 +143,9 @@ def test_calls_that_mix_what_does_not_go_together_are_refused() -> None:
         encoder(ids, segments=torch.zeros_like(ids))
     with pytest.raises(gh.InputError, match="segments contains 2, but it must be from 0 to n_segments - 1 = 1"):
         fresh("tiny-encoder")(ids, segments=torch.full_like(ids, 2))
-    with pytest.raises(gh.InputError, match="source is None, but there is no cache that remembers one"):
+    with pytest.raises(gh.InputError, match="source is None, but no source is cached"):
         seq2seq(None, ids)
-    with pytest.raises(gh.InputError, match="source has 2 rows, but target has 1"):
+    with pytest.raises(gh.InputError, match="source has batch size 2, but target has 1"):
         seq2seq(ids.expand(2, -1), ids)
     with pytest.raises(gh.InputError, match="the source is 3 tokens long, but the cache has source_len = 2"):
         seq2seq(ids, ids, cache=seq2seq.make_cache(1, 8, source_len=2))
@@ -154,12 +156,12 @@ def test_calls_that_mix_what_does_not_go_together_are_refused() -> None:
     with pytest.raises(gh.InputError, match="target_lengths contains 4, but a row has 3 tokens"):
         seq2seq(ids, ids, target_lengths=torch.tensor([4]))
     fresh_cache = seq2seq.make_cache(1, 8)
-    with pytest.raises(gh.InputError, match="source is None, but there is no cache that remembers one"):
+    with pytest.raises(gh.InputError, match="source is None, but no source is cached"):
         seq2seq(None, ids, cache=fresh_cache)
     seq2seq(ids, ids, cache=fresh_cache)
     with pytest.raises(gh.InputError, match="were given without a source"):
         seq2seq(None, ids, lengths=torch.tensor([2]), cache=fresh_cache)
-    with pytest.raises(gh.InputError, match="this head makes one vector a row"):
+    with pytest.raises(gh.InputError, match="this head pools each sequence"):
         fresh("tiny-encoder", head="pooled")(ids, documents=torch.zeros_like(ids))
     with pytest.raises(gh.InputError, match="lengths is a list, but it must be a tensor"):
         decoder(ids, lengths=[3])

@@ -1,4 +1,4 @@
-"""Presets: what is published about them, by arithmetic, and how overrides carry."""
+"""Presets: their published parameter counts, and overrides."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ PUBLISHED = {
 
 
 @pytest.mark.parametrize("name", gh.presets())
-def test_parameters_are_as_many_as_the_arithmetic_says(name: str) -> None:
+def test_parameter_counts_match_the_built_model(name: str) -> None:
     s = gh.preset(name)
     counted = sum(weight.numel() for weight in gh.build(s, device="meta").parameters())
     assert gh.count_parameters(s) == counted == COUNTS.get(name, counted) == PUBLISHED.get(name, counted)
@@ -79,7 +79,7 @@ def test_parameters_are_as_many_as_the_arithmetic_says(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", gh.presets())
-def test_every_preset_runs_when_made_small(name: str) -> None:
+def test_every_preset_runs_at_a_small_size(name: str) -> None:
     s = gh.preset(name, vocab_size=50, d_model=48, n_layers=1, n_heads=12 if "llama" in name else 6)
     model = gh.build(s).eval()
     ids = torch.randint(0, 50, (2, 7))
@@ -88,7 +88,7 @@ def test_every_preset_runs_when_made_small(name: str) -> None:
     assert out.isfinite().all()
 
 
-def test_sizes_not_given_follow_those_that_are() -> None:
+def test_derived_sizes_scale_with_given_ones() -> None:
     s = gh.preset("llama-1b", d_model=128, n_heads=8)
     assert (s.d_ff, s.n_kv_heads, s.d_head) == (512, 2, 16)
     assert gh.preset("llama-small", n_heads=4, d_model=64).n_kv_heads == 1  # a third of four cannot be had
@@ -106,7 +106,7 @@ def test_another_vocabulary_drops_the_special_ids() -> None:
     assert gh.preset("gpt2", vocab_size=65, end_ids=[3]).end_ids == (3,)
 
 
-def test_unknown_names_are_met_with_the_nearest() -> None:
+def test_unknown_names_suggest_the_nearest() -> None:
     with pytest.raises(gh.ConfigError, match=r"there is no preset 'gpt-2'; did you mean gpt2\?"):
         gh.preset("gpt-2")
     with pytest.raises(gh.ConfigError, match=r"n_layer is not a setting of 'decoder'; did you mean n_layers\?"):

@@ -127,12 +127,12 @@ def test_a_run_folder_loads_its_model_or_newest_checkpoint(
     assert gh.load(folder / "model")[1].fingerprint == gh.load(folder)[1].fingerprint
     # As if it had been stopped early.
     (folder / "model").rename(data_folder / "elsewhere")
-    with pytest.warns(UserWarning, match="has not finished, so its newest checkpoint is loaded, that of step 12"):
+    with pytest.warns(UserWarning, match="has not finished, so its latest checkpoint is loaded, that of step 12"):
         gh.load(folder)
     with (folder / "checkpoints" / "step-00000012" / "model.safetensors").open("r+b") as file:
         file.seek(-1, 2)
         file.write(b"\x01")
-    with pytest.warns(UserWarning, match=r"that of step 9 \(passed over: .*step-00000012.* is not what was written"):
+    with pytest.warns(UserWarning, match=r"that of step 9 \(skipped: .*step-00000012.* does not match its checksum"):
         older = gh.load(folder)[0].state_dict()
     assert not all(weight.equal(older[name]) for name, weight in same.items())
     # The training state is not needed.
@@ -140,13 +140,13 @@ def test_a_run_folder_loads_its_model_or_newest_checkpoint(
     with pytest.warns(UserWarning, match="that of step 9"):
         gh.load(folder)
     (folder / "checkpoints" / "step-00000009" / "training.json").write_text("[" * 200_000)
-    with pytest.raises(StoreError, match=r"^the run in '.*run' has no checkpoint that is intact: .*step-00000012"):
+    with pytest.raises(StoreError, match=r"^the run in '.*run' has no intact checkpoint: .*step-00000012"):
         gh.load(folder)
     for checkpoint in (folder / "checkpoints").iterdir():
         checkpoint.rename(data_folder / checkpoint.name)
     with pytest.raises(StoreError, match=r"^the run in '.*run' has saved no model and no checkpoint yet; wait"):
         gh.load(folder)
-    with pytest.raises(StoreError, match=r"there is no .*config.json'; give the folder of a model or of a run"):
+    with pytest.raises(StoreError, match=r"there is no .*config.json'; give a model folder or a run folder"):
         gh.load(data_folder)
 
 

@@ -1,4 +1,4 @@
-"""Published checkpoints in and out: one file a family, each a two-way table of its config and its tensors' names."""
+"""Load and save models, also in the formats of Hugging Face transformers and PEFT; one file per model family."""
 
 from glasshouse.hub.peft import load_adapter, save_adapter
 from glasshouse.hub.serialization import FAMILIES, export, load, save

@@ -1,6 +1,6 @@
-"""BART and Marian: encoder-decoders close to the original, with a bias on the logits.
+"""BART and Marian: post-norm encoder-decoders with a bias on the logits.
 
-BART learns its positions, counted from 2, and norms its embeddings; Marian has fixed sinusoids laid out in halves.
+BART has learned positions with an offset of 2 and an embedding norm; Marian has sinusoidal positions in halves.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ BASE: ConfigDict = {
     "final_norm": False,
     "init": "normal",
 }
-ROWS = (
+KEY_MAPPINGS = (
     KeyMapping("vocab_size", "vocab_size", 50_265),
     KeyMapping("d_model", "d_model", 1024),
     KeyMapping("encoder_layers", "n_encoder_layers", 12),
@@ -35,7 +35,7 @@ ROWS = (
 
 
 def adjust(keys: ConfigReader, table: ConfigDict, marian: bool) -> None:
-    """Refuse two stacks of different width, and what older configs of other models in this mould switch on."""
+    """Raise StoreError for stacks of different width, and for options of related models in older configs."""
     table["embed_dropout"] = table["dropout"]
     for name, default, encoder in (("attention_heads", 16, table["n_heads"]), ("ffn_dim", 4096, table["d_ff"])):
         if (decoder := keys.get_int(f"decoder_{name}", default)) != encoder:
@@ -53,12 +53,12 @@ def adjust(keys: ConfigReader, table: ConfigDict, marian: bool) -> None:
 
 
 def extra(spec: Spec) -> ConfigDict:
-    """Write the widths of the decoder, which are the encoder's."""
+    """Return the widths of the decoder, which are the encoder's."""
     return {"decoder_attention_heads": spec.n_heads, "decoder_ffn_dim": spec.d_ff}
 
 
 def stack(ours: str) -> ConfigDict:
-    """Return the names of one stack."""
+    """Return the tensor names of one stack."""
     layer = f"model.{ours}.layers.*"
     return {
         f"{ours}.position.table": f"model.{ours}.embed_positions",
@@ -113,7 +113,7 @@ like_bart = functools.partial(
 BART = like_bart(
     model_type="bart",
     base={**BASE, "position": {"kind": "learned", "offset": 2}, "embed_norm": True},
-    key_mappings=ROWS,
+    key_mappings=KEY_MAPPINGS,
     heads={"BartForConditionalGeneration": {"kind": "next_token"}, "BartModel": {"kind": "none"}},
     ignored_tensors=r"model\.(en|de)coder\.version",
     adjust=functools.partial(adjust, marian=False),
@@ -121,8 +121,8 @@ BART = like_bart(
 MARIAN = like_bart(
     model_type="marian",
     base={**BASE, "position": {"kind": "sinusoidal", "layout": "halves"}},
-    key_mappings=(ROWS[0]._replace(default=58_101), *ROWS[1:]),
+    key_mappings=(KEY_MAPPINGS[0]._replace(default=58_101), *KEY_MAPPINGS[1:]),
     heads={"MarianMTModel": {"kind": "next_token"}, "MarianModel": {"kind": "none"}},
-    ignored_tensors=r"model\.(en|de)coder\.embed_positions\.weight",  # the sinusoids, saved by old versions
+    ignored_tensors=r"model\.(en|de)coder\.embed_positions\.weight",  # sinusoids, saved by older versions
     adjust=functools.partial(adjust, marian=True),
 )

@@ -1,4 +1,4 @@
-"""BERT, RoBERTa and DistilBERT: encoders with norms after, learned positions and a norm on the embedding."""
+"""BERT, RoBERTa and DistilBERT: post-norm encoders with learned positions and an embedding norm."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ BASE: ConfigDict = {
     "embed_norm": True,
     "init": "normal",
 }
-ROWS = (
+KEY_MAPPINGS = (
     KeyMapping("vocab_size", "vocab_size", 30_522),
     KeyMapping("hidden_size", "d_model", 768),
     KeyMapping("num_hidden_layers", "n_layers", 12),
@@ -32,18 +32,18 @@ IGNORED_KEYS = ("classifier_dropout", "initializer_range")
 
 
 def adjust_bert(keys: ConfigReader, table: ConfigDict) -> None:
-    """Use one dropout for embeddings and sublayers; refuse the relative positions that some variants try."""
+    """Use one dropout for embeddings and sublayers; refuse the relative positions of some variants."""
     table["embed_dropout"] = table["dropout"]
     keys.expect("position_embedding_type", "absolute")
 
 
 def extra_bert(spec: Spec) -> ConfigDict:
-    """Write at least one kind of segment: transformers cannot do without."""
+    """Return at least one segment type, which transformers requires."""
     return {"type_vocab_size": max(1, getattr(spec, "n_segments", 0))}
 
 
 def trunk(stem: str) -> dict[str, str]:
-    """Return the names of everything below the head."""
+    """Return the tensor names of everything below the head."""
     layer = f"{stem}.encoder.layer.*"
     return {
         "token_embedding.table": f"{stem}.embeddings.word_embeddings",
@@ -61,18 +61,18 @@ def trunk(stem: str) -> dict[str, str]:
     }
 
 
-SEQUENCE_LABEL: ConfigDict = {"kind": "sequence_classification", "pooling": "first", "dense": True}
+SEQUENCE_CLASSIFICATION: ConfigDict = {"kind": "sequence_classification", "pooling": "first", "dense": True}
 MASKED_TOKEN: ConfigDict = {"kind": "masked_token", "transform": True}
 
 BERT = Family(
     model_type="bert",
     base=BASE,
-    key_mappings=ROWS,
+    key_mappings=KEY_MAPPINGS,
     heads={
         "BertForMaskedLM": MASKED_TOKEN,
         "BertForPreTraining": MASKED_TOKEN,
         "BertModel": {"kind": "none"},
-        "BertForSequenceClassification": SEQUENCE_LABEL,
+        "BertForSequenceClassification": SEQUENCE_CLASSIFICATION,
         "BertForTokenClassification": {"kind": "token_classification"},
     },
     names={
@@ -82,17 +82,17 @@ BERT = Family(
         "head.weight": "cls.predictions.decoder.weight",
         "head.bias": "cls.predictions.decoder.bias",
         "head.pool.dense.0": "bert.pooler.dense",
-        "head.classify": "classifier",
+        "head.classifier": "classifier",
     },
     prefix="bert.",
     tied_tensors={
         "bert.embeddings.word_embeddings.weight": ("cls.predictions.decoder.weight",),
-        "cls.predictions.decoder.bias": ("cls.predictions.bias",),  # which an untied head does not read
+        "cls.predictions.decoder.bias": ("cls.predictions.bias",),  # unused by an untied head
     },
     ignored_tensors=r"bert\.embeddings\.position_ids|bert\.pooler\..*|cls\.seq_relationship\..*|cls\.predictions\.bias",
     ignored_keys=(
         *IGNORED_KEYS,
-        "directionality",  # of the first checkpoints, as are the next five
+        "directionality",  # in the first checkpoints only, like the next five
         "pooler_fc_size",
         "pooler_num_attention_heads",
         "pooler_num_fc_layers",
@@ -104,19 +104,19 @@ BERT = Family(
 )
 
 
-# RoBERTa counts positions from 2: the first two rows of its table belong to padding.
+# RoBERTa's positions start at 2: the first two rows of its table are for padding.
 OFFSET = 2
 
 
 def adjust_roberta(keys: ConfigReader, table: ConfigDict) -> None:
-    """Take the unused rows off the length."""
+    """Subtract the unused positions from max_len."""
     adjust_bert(keys, table)
     keys.expect("pad_token_id", OFFSET - 1, None)
     table["max_len"] -= OFFSET
 
 
 def extra_roberta(spec: Spec) -> ConfigDict:
-    """Put them back; positions follow the padding id, so it is fixed."""
+    """Add them back; the offset follows from pad_token_id, which is therefore fixed."""
     fixed = {"max_position_embeddings": spec.max_len + OFFSET, "pad_token_id": OFFSET - 1}
     return extra_bert(spec) | fixed
 
@@ -124,11 +124,11 @@ def extra_roberta(spec: Spec) -> ConfigDict:
 ROBERTA = Family(
     model_type="roberta",
     base={**BASE, "position": {"kind": "learned", "offset": OFFSET}},
-    key_mappings=(ROWS[0]._replace(default=50_265), *ROWS[1:]),
+    key_mappings=(KEY_MAPPINGS[0]._replace(default=50_265), *KEY_MAPPINGS[1:]),
     heads={
         "RobertaForMaskedLM": MASKED_TOKEN,
         "RobertaModel": {"kind": "none"},
-        "RobertaForSequenceClassification": SEQUENCE_LABEL,
+        "RobertaForSequenceClassification": SEQUENCE_CLASSIFICATION,
         "RobertaForTokenClassification": {"kind": "token_classification"},
     },
     names={
@@ -138,7 +138,7 @@ ROBERTA = Family(
         "head.weight": "lm_head.decoder.weight",
         "head.bias": "lm_head.decoder.bias",
         "head.pool.dense.0": "classifier.dense",
-        "head.classify": "classifier.out_proj",
+        "head.classifier": "classifier.out_proj",
     },
     prefix="roberta.",
     tied_tensors={
@@ -192,12 +192,12 @@ DISTILBERT = Family(
         "head.transform.2": "vocab_layer_norm",
         "head.weight": "vocab_projector.weight",
         "head.bias": "vocab_projector.bias",
-        "head.classify": "classifier",
+        "head.classifier": "classifier",
     },
     prefix="distilbert.",
     tied_tensors={"distilbert.embeddings.word_embeddings.weight": ("vocab_projector.weight",)},
     ignored_tensors=r"distilbert\.embeddings\.position_ids",
-    # Sinusoids, where a model began with them, stand in the table of positions like trained ones.
+    # Sinusoidal positions are stored in the position table like learned ones.
     ignored_keys=("initializer_range", "qa_dropout", "seq_classif_dropout", "sinusoidal_pos_embds", "tie_weights_"),
     adjust=adjust_distilbert,
 )

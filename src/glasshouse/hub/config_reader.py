@@ -1,4 +1,4 @@
-"""A published config.json, read key by key: what nobody asked for is an error, not a shrug."""
+"""Strict reader of a config.json: keys that are neither used nor known to have no effect are an error."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 from glasshouse.config import did_you_mean
 from glasshouse.errors import StoreError
 
-# What transformers writes into any config without changing a number of a forward pass: names and versions, the shape
-# of an answer, settings of training, ids that the spec takes elsewhere; and how to generate, in older configs.
+# Keys that transformers writes into any config and that do not change the forward pass: names and versions, output
+# options, training settings, ids read elsewhere; and, in older configs, generation settings.
 IGNORED_KEYS = frozenset(
     """
     _attn_implementation_autoset _name_or_path _num_labels architectures chunk_size_feed_forward
@@ -31,53 +31,53 @@ GENERATION_KEYS = frozenset(
     """.split()  # noqa: SIM905
 )
 
-# Switches of a base class that would make another model of it; all published models of our families leave them off.
+# Options of the base class that change the architecture; published models of the supported families leave them off.
 OFF = ("is_decoder", "add_cross_attention", "tie_encoder_decoder", "pruned_heads")
 
 
 class ConfigReader:
-    """A table of settings that remembers which were taken.
+    """A config that keeps track of the keys that were read.
 
-    >>> keys = Keys({"n_embd": 64, "colour": "green"})
-    >>> keys.int("n_embd", 768), keys.int("n_layer", 12)
+    >>> keys = ConfigReader({"n_embd": 64, "colour": "green"})
+    >>> keys.get_int("n_embd", 768), keys.get_int("n_layer", 12)
     (64, 12)
-    >>> keys.close(inert=())
+    >>> keys.reject_unused(ignored=())
     Traceback (most recent call last):
     ...
-    glasshouse.errors.StoreError: 'config.json' has colour = 'green', which is not known to leave results as they \
-are; if it does, load with ignore=['colour'].
+    glasshouse.errors.StoreError: 'config.json' has colour = 'green', which is unknown and may change the results; \
+if it does not, load with ignore=['colour'].
     """
 
     def __init__(self, table: Mapping[str, Any], source: str = "config.json", ignore: Collection[str] = ()) -> None:
         self.table = table
         self.ignore = ignore
         self.source = source
-        self.taken: set[str] = set()
+        self.used: set[str] = set()
 
     def get(self, name: str, default: Any = None) -> Any:  # noqa: ANN401 - JSON has values of any type
-        """Return a value as it stands, null included; the default where the key is absent."""
-        self.taken.add(name)
+        """Return a value, null included; the default if the key is absent."""
+        self.used.add(name)
         return self.table.get(name, default)
 
     def get_typed(self, name: str, default: Any) -> Any:  # noqa: ANN401 - as typed as its default
-        """Return a value of the default's type; null and absence mean the default."""
+        """Return a value of the default's type; the default if the key is null or absent."""
         value = self.get(name)
         if value is None:
             return default
         if isinstance(default, float) and isinstance(value, int) and not isinstance(value, bool):
             return float(value)
         if type(value) is not type(default):
-            nouns = {int: "a whole number", float: "a number", bool: "true or false", str: "a string"}
+            nouns = {int: "an integer", float: "a number", bool: "true or false", str: "a string"}
             raise StoreError(f"{self.source!r} has {name} = {_short(value)}, but it must be {nouns[type(default)]}.")
         return value
 
     def get_int(self, name: str, default: int) -> int:
-        """Return a whole number."""
+        """Return an integer."""
         number: int = self.get_typed(name, default)
         return number
 
     def get_choice(self, name: str, default: str, known: Mapping[str, Any]) -> Any:  # noqa: ANN401 - what a name stands for
-        """Return what a name stands for."""
+        """Return what a string value maps to."""
         value = self.get_typed(name, default)
         if value not in known:
             raise StoreError(
@@ -86,23 +86,23 @@ are; if it does, load with ignore=['colour'].
         return known[value]
 
     def expect(self, name: str, *allowed: object) -> None:
-        """Refuse a value other than those allowed; absence is fine."""
+        """Raise StoreError for a value other than those allowed; the key may be absent."""
         value = self.get(name, allowed[0])
         if not any(value == other and type(value) is type(other) for other in allowed):
             raise StoreError(
                 f"{self.source!r} has {name} = {_short(value)}, which is not supported; only {allowed[0]!r} is."
             )
 
-    def reject_unused(self, inert: Collection[str]) -> None:
-        """Refuse what was neither taken nor is known to change nothing."""
+    def reject_unused(self, ignored: Collection[str]) -> None:
+        """Raise StoreError for keys that were neither read nor are known to have no effect."""
         for name in OFF:
             if self.get(name):
                 raise StoreError(f"{self.source!r} has {name} = {_short(self.table[name])}, which is not supported.")
         for name, value in self.table.items():
-            if name not in {*self.taken, *inert, *self.ignore} and name not in IGNORED_KEYS | GENERATION_KEYS:
+            if name not in {*self.used, *ignored, *self.ignore} and name not in IGNORED_KEYS | GENERATION_KEYS:
                 raise StoreError(
-                    f"{self.source!r} has {name} = {_short(value)}, which is not known to leave results as "
-                    f"they are; if it does, load with ignore=[{name!r}]."
+                    f"{self.source!r} has {name} = {_short(value)}, which is unknown and may change the results; "
+                    f"if it does not, load with ignore=[{name!r}]."
                 )
 
 

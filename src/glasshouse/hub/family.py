@@ -1,4 +1,4 @@
-"""What a family of published models is: a two-way table between its config.json and a spec, its tensors and ours."""
+"""A family of transformers models: its config.json and tensor names, mapped to specs and our names and back."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from glasshouse.spec import Spec, parse
 
 ConfigDict = dict[str, Any]
 
-# Fields that shape how a model is trained and no number of a forward pass.
+# Fields that affect training but not inference.
 TRAINING_ONLY = ("init", "dropout", "attention_dropout", "embed_dropout")
 
 PLAIN: ConfigDict = {
@@ -41,126 +41,126 @@ GATED: ConfigDict = {
 
 
 class KeyMapping(NamedTuple):
-    """One key of config.json and the field of a spec (dots reach into a choice) that says the same."""
+    """One key of config.json and the equivalent field of a spec (with dots for nested fields)."""
 
     hf_key: str
     spec_field: str
-    default: Any  # what transformers takes where the key is absent
-    values: ConfigDict | None = None  # their word -> what a spec says instead
+    default: Any  # of transformers, if the key is absent
+    values: ConfigDict | None = None  # value in config.json -> value in a spec
 
 
 class TensorMapping(NamedTuple):
-    """Where one of our tensors is found: under this name, as it is or changed in shape."""
+    """The Hugging Face tensor that one of ours is stored in, and how their shapes differ."""
 
     name: str
-    transposed: bool = False  # kept as [in, out] instead of [out, in]
-    row: bool = False  # kept as [1, n] instead of [n]
-    chunk: int = 0  # which of
-    n_chunks: int = 1  # as many equal parts, side by side, that share the name
+    transposed: bool = False  # stored as [in, out] instead of [out, in]
+    row: bool = False  # stored as [1, n] instead of [n]
+    chunk: int = 0  # index among
+    n_chunks: int = 1  # this many equal chunks of a fused tensor
 
     def shape(self, ours: Sequence[int]) -> list[int]:
-        """Return the shape of their tensor, given that of ours."""
+        """Return the shape of the Hugging Face tensor, given that of ours."""
         shape = [ours[0] * self.n_chunks, *ours[1:]]
         return shape[::-1] if self.transposed else [1, *shape] if self.row else shape
 
     def view(self, tensor: Tensor) -> Tensor:
-        """Return our tensor as a view of theirs, so that nothing is copied."""
+        """Return our tensor as a view of the Hugging Face tensor, without a copy."""
         tensor = tensor.flatten() if self.row else tensor
         return (tensor.T if self.transposed else tensor).chunk(self.n_chunks)[self.chunk]
 
 
-def transposed(name: str, part: int = 0, parts: int = 1) -> TensorMapping:
-    """Name a matrix that is kept as [in, out], or one of several that are kept as one."""
-    return TensorMapping(name, transposed=True, chunk=part, n_chunks=parts)
+def transposed(name: str, chunk: int = 0, n_chunks: int = 1) -> TensorMapping:
+    """Return the mapping of a matrix stored as [in, out], or of one chunk of a fused matrix."""
+    return TensorMapping(name, transposed=True, chunk=chunk, n_chunks=n_chunks)
 
 
 def as_row(name: str) -> TensorMapping:
-    """Name a vector that is kept as a matrix of one row."""
+    """Return the mapping of a vector stored as a matrix of one row."""
     return TensorMapping(name, row=True)
 
 
-def join(pieces: Sequence[tuple[TensorMapping, Tensor]]) -> Tensor:
-    """Undo `view`: make their tensor from ours that share its name."""
-    piece, whole = pieces[0]
-    if len(pieces) > 1:
-        whole = torch.cat([tensor for _, tensor in sorted(pieces, key=lambda pair: pair[0].chunk)])
-    return whole.T if piece.transposed else whole[None] if piece.row else whole
+def join(chunks: Sequence[tuple[TensorMapping, Tensor]]) -> Tensor:
+    """Return the Hugging Face tensor of those of ours that are stored in it: the inverse of `view`."""
+    mapping, whole = chunks[0]
+    if len(chunks) > 1:
+        whole = torch.cat([tensor for _, tensor in sorted(chunks, key=lambda pair: pair[0].chunk)])
+    return whole.T if mapping.transposed else whole[None] if mapping.row else whole
 
 
-def nothing(keys: ConfigReader, table: ConfigDict) -> None:
-    """Leave the table as it is."""
+def no_adjustment(keys: ConfigReader, table: ConfigDict) -> None:
+    """Leave the spec unchanged."""
 
 
-def the_same(name: str, spec: Spec) -> str:
-    """Leave a name as it is."""
+def same_name(name: str, spec: Spec) -> str:
+    """Return a name unchanged."""
     return name
 
 
-def nothing_more(spec: Spec) -> ConfigDict:
+def no_extra_keys(spec: Spec) -> ConfigDict:
     """Add nothing to the config."""
     return {}
 
 
 @dataclass(frozen=True)
 class Family:
-    """The tables of one model_type. `read` and `write` are each other's inverse over what both sides can say."""
+    """The mappings of one model_type; `spec_from_config` and `config_from_spec` are inverses of each other."""
 
     model_type: str
-    base: ConfigDict  # what all models of the family share
+    base: ConfigDict  # spec fields that all models of the family share
     key_mappings: tuple[KeyMapping, ...]
-    heads: ConfigDict  # architecture -> head; the first is taken where config.json names none
-    names: Mapping[str, TensorMapping | str]  # our module or tensor -> theirs; `*` is the number of a block
-    prefix: str = ""  # before every name below the head; left out where a model has no head
+    heads: ConfigDict  # architecture -> head; the first is the default
+    names: Mapping[str, TensorMapping | str]  # our module or tensor -> theirs; `*` is the index of a block
+    prefix: str = ""  # of every name below the head; absent from models without a head
     tied_tensors: Mapping[str, tuple[str, ...]] = field(
         default_factory=dict
-    )  # one tensor, saved under other names as well
-    ignored_tensors: str = r"(?!)"  # tensors that no forward pass reads, as a regular expression
-    ignored_keys: Collection[str] = ()
-    tied: bool | None = True  # whether the head is the token table where config.json does not say; None: as files do
-    adjust: Callable[[ConfigReader, ConfigDict], None] = nothing  # what a row cannot say, config -> spec
-    extra: Callable[[Spec], ConfigDict] = nothing_more  # and spec -> config
-    rename: Callable[[str, Spec], str] = the_same  # their names, where they depend on a choice
+    )  # tensor -> other names it is saved under
+    ignored_tensors: str = r"(?!)"  # tensors without effect, as a regular expression
+    ignored_keys: Collection[str] = ()  # config keys without effect
+    tied: bool | None = True  # the default of tie_word_embeddings; None: decided by the tensors
+    adjust: Callable[[ConfigReader, ConfigDict], None] = no_adjustment  # what a key mapping cannot express
+    extra: Callable[[Spec], ConfigDict] = no_extra_keys  # the inverse of `adjust`
+    rename: Callable[[str, Spec], str] = same_name  # for tensor names that depend on the spec
 
     def spec_from_config(
         self,
         table: Mapping[str, Any],
-        held: Collection[str],
+        tensor_names: Collection[str],
         ignore: Collection[str] = (),
         source: str = "config.json",
     ) -> Spec:
-        """Turn config.json into a spec; where it leaves a choice open, the tensors held decide."""
+        """Convert config.json to a spec; the stored tensors decide what it leaves open."""
         keys = ConfigReader(table, source, ignore)
         result: ConfigDict = deepcopy(self.base)
-        for row in self.key_mappings:
-            if row.values is None:
-                _put(result, row.spec_field, keys.get_typed(row.hf_key, row.default))
+        for mapping in self.key_mappings:
+            if mapping.values is None:
+                _put(result, mapping.spec_field, keys.get_typed(mapping.hf_key, mapping.default))
             else:
-                _put(result, row.spec_field, keys.get_choice(row.hf_key, row.default, row.values))
+                _put(result, mapping.spec_field, keys.get_choice(mapping.hf_key, mapping.default, mapping.values))
         for name in ("n_layers", "n_encoder_layers"):
-            if result.get(name, 0) > len(held):  # ahead of anything that grows with it
+            if result.get(name, 0) > len(tensor_names):  # before allocating anything per layer
                 raise StoreError(
-                    f"{source!r} asks for {result[name]} layers, but the files hold {len(held)} tensors."
+                    f"{source!r} has {result[name]} layers, but the files contain {len(tensor_names)} tensors."
                 )
-        result["head"] = self._read_head(keys, held)
+        result["head"] = self._read_head(keys, tensor_names)
         self._read_ids(keys, result)
         self.adjust(keys, result)
         keys.reject_unused(self.ignored_keys)
         return parse(result)
 
-    def _read_head(self, keys: ConfigReader, held: Collection[str]) -> ConfigDict:
+    def _read_head(self, keys: ConfigReader, tensor_names: Collection[str]) -> ConfigDict:
         architectures = keys.get("architectures") or list(self.heads)[:1]
         architecture = architectures[0] if isinstance(architectures, list) else architectures
         if not isinstance(architecture, str) or architecture not in self.heads:
             known = ", ".join(self.heads)
             raise StoreError(
-                f"{keys.source!r} names the architecture {architecture!r}, but only {known} can be read."
+                f"{keys.source!r} has the architecture {architecture!r}, which is not supported; {known} are."
             )
         head = dict(self.heads[architecture])
-        said = self.tied is None or keys.get_typed("tie_word_embeddings", self.tied)
+        tied = self.tied is None or keys.get_typed("tie_word_embeddings", self.tied)
         if head["kind"] in ("next_token", "masked_token"):
-            # As transformers does: a file with a matrix of its own for the head overrules what the config says.
-            head["tied"] = said and self._their("head.weight") not in held
-            head["bias"] = self._their("head.bias") in held
+            # As transformers does: a stored matrix for the head overrides the config.
+            head["tied"] = tied and self._hf_name("head.weight") not in tensor_names
+            head["bias"] = self._hf_name("head.bias") in tensor_names
         elif head["kind"] in ("sequence_classification", "token_classification"):
             names, count = keys.get("id2label"), keys.get_int("num_labels", 2)
             head |= _labels(keys.source, names) if names else {"n_labels": count}
@@ -174,14 +174,14 @@ class Family:
         table["end_ids"] = _ids(keys, "eos_token_id", size)
 
     def config_from_spec(self, spec: Spec) -> ConfigDict:
-        """Turn a spec into config.json, as far as it can be said there; `obstacles` tells how far that is."""
+        """Convert a spec to config.json; fields that it cannot express are listed by `unsupported_fields`."""
         table = config.dump(spec)
         result: ConfigDict = {"architectures": [self._architecture(table["head"])], "model_type": self.model_type}
-        for row in self.key_mappings:
-            value = _get(table, row.spec_field)
-            if row.values is not None:
-                value = next((word for word, meant in row.values.items() if meant == value), row.default)
-            result[row.hf_key] = row.default if value is None else value
+        for mapping in self.key_mappings:
+            value = _get(table, mapping.spec_field)
+            if mapping.values is not None:
+                value = next((word for word, meant in mapping.values.items() if meant == value), mapping.default)
+            result[mapping.hf_key] = mapping.default if value is None else value
         if "tied" in table["head"]:
             result["tie_word_embeddings"] = table["head"]["tied"]
         if labels := table["head"].get("n_labels"):
@@ -196,20 +196,20 @@ class Family:
         fits = (name for name, needs in self.heads.items() if needs.items() <= head.items())
         return next(fits, next(iter(self.heads)))
 
-    def unsupported_fields(self, spec: Spec, held: Collection[str]) -> list[str]:
-        """List the fields of a spec that this family cannot express: those that do not come back."""
+    def unsupported_fields(self, spec: Spec, tensor_names: Collection[str]) -> list[str]:
+        """List the fields of a spec that this family cannot express: those that do not survive a round trip."""
         if spec.kind != self.base["kind"]:
             return ["kind"]
         try:
-            back = self.spec_from_config(self.config_from_spec(spec), held)
-        except ConfigError as error:  # a size that the family's fixed choices rule out; the field comes first
+            back = self.spec_from_config(self.config_from_spec(spec), tensor_names)
+        except ConfigError as error:  # a size that the family's base rules out; messages begin with the field
             return [str(error).split()[0]]
         return differing_fields(spec, back)
 
     def tensor_mapping(self, ours: str, spec: Spec) -> TensorMapping | None:
-        """Return where our tensor is found, or None where the family has no such thing."""
-        piece = self._find(ours)
-        return None if piece is None else piece._replace(name=self.rename(piece.name, spec))
+        """Return the mapping of our tensor, or None if the family has no such tensor."""
+        mapping = self._find(ours)
+        return None if mapping is None else mapping._replace(name=self.rename(mapping.name, spec))
 
     def _find(self, ours: str) -> TensorMapping | None:
         block = re.search(r"(?<=blocks\.)\d+", ours)
@@ -222,17 +222,17 @@ class Family:
             end = ""
         if found is None:
             return None
-        piece = TensorMapping(found) if isinstance(found, str) else found
+        mapping = TensorMapping(found) if isinstance(found, str) else found
         number = "" if block is None else block.group()
-        name = piece.name.replace("*", number) + end
-        return piece._replace(name=name, transposed=piece.transposed and end == ".weight")
+        name = mapping.name.replace("*", number) + end
+        return mapping._replace(name=name, transposed=mapping.transposed and end == ".weight")
 
-    def _their(self, ours: str) -> str | None:
-        piece = self._find(ours)
-        return None if piece is None else piece.name
+    def _hf_name(self, ours: str) -> str | None:
+        mapping = self._find(ours)
+        return None if mapping is None else mapping.name
 
     def canonical_names(self, names: Collection[str]) -> dict[str, str]:
-        """Return the name each tensor would have in the newest file of a model with a head."""
+        """Return the name that each tensor has in a current checkpoint of a model with a head."""
         modern = {name: re.sub(r"LayerNorm\.(gamma|beta)$", _modern_norm, name) for name in names}
         if any(name.startswith(self.prefix) for name in names):
             return modern
@@ -248,7 +248,7 @@ def _modern_norm(match: re.Match[str]) -> str:
 
 
 def differing_fields(spec: Spec, other: Spec) -> list[str]:
-    """List the fields in which two specs differ and that a forward pass depends on."""
+    """List the fields in which two specs differ, except those that affect training only."""
     if spec.kind != other.kind:
         return ["kind"]
     other = replace(other, **{name: getattr(spec, name) for name in TRAINING_ONLY})
@@ -256,7 +256,7 @@ def differing_fields(spec: Spec, other: Spec) -> list[str]:
 
 
 def special_ids(spec: Spec) -> ConfigDict:
-    """Return the special tokens of a spec in the words of config.json and generation_config.json."""
+    """Return the special token ids of a spec under the keys of config.json and generation_config.json."""
     ends = list(spec.end_ids)
     start = "decoder_start_token_id" if spec.kind == "seq2seq" else "bos_token_id"
     return {
@@ -267,20 +267,20 @@ def special_ids(spec: Spec) -> ConfigDict:
 
 
 def _ids(keys: ConfigReader, name: str, size: int) -> list[int]:
-    """Read one id or several; those beyond the vocabulary are defaults that a small model never met."""
+    """Read one id or several; ids outside the vocabulary are unused defaults, and dropped."""
     value = keys.get(name)
     given = [i for i in (value if isinstance(value, list) else [value]) if i is not None]
     if not all(type(i) is int for i in given):
-        raise StoreError(f"{keys.source!r} has {name} = {value!r}, but it must be the number of a token.")
+        raise StoreError(f"{keys.source!r} has {name} = {value!r}, but it must be a token id.")
     return [i for i in given if 0 <= i < size]
 
 
 def _labels(source: str, names: object) -> ConfigDict:
     if not isinstance(names, dict) or not all(isinstance(name, str) for name in names.values()):
-        raise StoreError(f"{source!r} has an id2label that is not a table of numbers to names; correct it.")
+        raise StoreError(f"{source!r} has an id2label that does not map ids to names; correct it.")
     ordered = [names.get(str(i)) for i in range(len(names))]
     if None in ordered:
-        raise StoreError(f"{source!r} has an id2label without some of 0 to {len(names) - 1}; correct it.")
+        raise StoreError(f"{source!r} has an id2label that lacks some of the ids 0 to {len(names) - 1}; correct it.")
     plain = ordered == [f"LABEL_{i}" for i in range(len(names))]
     return {"n_labels": len(names), "labels": [] if plain else ordered}
 

@@ -1,4 +1,4 @@
-"""GPT-2: learned positions, norms before, one fused matrix for queries, keys and values, kept as [in, out]."""
+"""GPT-2: a pre-norm decoder with learned positions and a fused QKV matrix; matrices are stored as [in, out]."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from glasshouse.spec import Spec
 
 
 def adjust(keys: ConfigReader, table: ConfigDict) -> None:
-    """Read the one switch that changes scores; refuse the one that no published model turns on."""
+    """Read the scale of the scores; refuse a per-layer scale, which no published model uses."""
     if not keys.get_typed("scale_attn_weights", True):
         table["attention_scale"] = 1.0
     keys.expect("scale_attn_by_inverse_layer_idx", False)
 
 
 def extra(spec: Spec) -> ConfigDict:
-    """Write that switch."""
+    """Return the key for the scale of the scores."""
     return {"scale_attn_weights": spec.attention_scale is None}
 
 
@@ -52,7 +52,7 @@ GPT2 = Family(
     },
     prefix="transformer.",
     tied_tensors={"transformer.wte.weight": ("lm_head.weight",)},
-    ignored_tensors=r"transformer\.h\.\d+\.attn\.(bias|masked_bias)",  # the causal mask, saved by old versions
+    ignored_tensors=r"transformer\.h\.\d+\.attn\.(bias|masked_bias)",  # the causal mask, saved by older versions
     ignored_keys=(
         "initializer_range",
         "n_ctx",

@@ -1,6 +1,6 @@
-"""Llama and its kin, which differ in a switch or two: Mistral (a window), Qwen2 (biases), Qwen3 (norms on q and k).
+"""Llama, Mistral (sliding window), Qwen2 (QKV biases) and Qwen3 (norms on queries and keys).
 
-SmolLM, TinyLlama and many others are plain Llama under their own names.
+SmolLM, TinyLlama and many others have model_type llama.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from glasshouse.hub.config_reader import ConfigReader
 from glasshouse.hub.family import GATED, ConfigDict, Family, KeyMapping
 from glasshouse.spec import Rotary, Spec, TransformerSpec
 
-ROWS = (
+KEY_MAPPINGS = (
     KeyMapping("vocab_size", "vocab_size", 32_000),
     KeyMapping("hidden_size", "d_model", 4096),
     KeyMapping("intermediate_size", "d_ff", 11_008),
@@ -52,7 +52,7 @@ NAMES = {
     "head.weight": "lm_head.weight",
 }
 
-# Their words for the settings of each scaling, and ours.
+# RoPE scaling: their keys and our fields.
 SCALINGS = {
     "default": {},
     "linear": {"factor": "factor"},
@@ -73,44 +73,46 @@ SCALINGS = {
 
 
 def read_rotary(keys: ConfigReader, table: ConfigDict) -> None:
-    """Read the angles: `rope_parameters` of today, or `rope_theta` and `rope_scaling` of before."""
+    """Read the RoPE settings: `rope_parameters`, or in older configs `rope_theta` and `rope_scaling`."""
     theta = keys.get_typed("rope_theta", 10_000.0)
     new, old = keys.get("rope_parameters"), keys.get("rope_scaling")
     given = new or old or {}
     if not isinstance(given, dict):
-        raise StoreError(f"{keys.source!r} has rope_parameters = {given!r}, but it must be a table.")
+        raise StoreError(f"{keys.source!r} has rope_parameters = {given!r}, but it must be a JSON object.")
     if old and (not isinstance(old, dict) or not old.items() <= given.items()):
-        raise StoreError(f"{keys.source!r} has a rope_scaling that says other than its rope_parameters; remove one.")
+        raise StoreError(f"{keys.source!r} has a rope_scaling that contradicts its rope_parameters; remove one.")
     rope = ConfigReader(given, keys.source, keys.ignore)
     kind = rope.get("rope_type", rope.get("type", "default"))
     if not isinstance(kind, str) or kind not in SCALINGS:
-        why = "its angles change with the length of the text, so cached keys go stale" if kind == "dynamic" else ""
+        why = (
+            "its frequencies depend on the sequence length, which invalidates a KV cache" if kind == "dynamic" else ""
+        )
         raise StoreError(
             f"{keys.source!r} has rope_type = {kind!r}, which is not supported{': ' * bool(why)}{why}; "
             f"{', '.join(SCALINGS)} are."
         )
     table["position"]["theta"] = rope.get_typed("rope_theta", theta)
     rope.expect("partial_rotary_factor", 1.0, 1, None)
-    rope.expect("truncate", True, None)  # YaRN's ramp between whole pairs, as published
+    rope.expect("truncate", True, None)  # YaRN's ramp with rounded bounds, as published
     values = {ours: rope.get(theirs) for theirs, ours in SCALINGS[kind].items()}
     if kind != "default":
         given = {ours: value for ours, value in values.items() if value is not None}
         if kind == "yarn":
             given.setdefault("original_max_len", table["max_len"])
         table["position"]["scaling"] = {"kind": kind, **given}
-    # Of no meaning to this kind, and left behind by transformers.
-    rope.reject_unused({name for words in SCALINGS.values() for name in words})
+    # Keys of other kinds have no effect; transformers may leave them in.
+    rope.reject_unused({name for fields in SCALINGS.values() for name in fields})
 
 
 def write_rotary(spec: Spec) -> ConfigDict:
-    """Write the angles, today's way and, for older readers, yesterday's."""
+    """Return the RoPE settings, also under the keys of older versions of transformers."""
     if not isinstance(spec.position, Rotary):
         return {}
     scaling = config.dump(spec.position.scaling)
     kind = "default" if scaling["kind"] == "none" else scaling["kind"]
-    words = {theirs: scaling[ours] for theirs, ours in SCALINGS[kind].items() if ours in scaling}
+    values = {theirs: scaling[ours] for theirs, ours in SCALINGS[kind].items() if ours in scaling}
     theta = spec.position.theta
-    rope = {"rope_type": kind, **words}
+    rope = {"rope_type": kind, **values}
     return {
         "rope_parameters": {"rope_theta": theta, **rope},
         "rope_theta": theta,
@@ -119,7 +121,7 @@ def write_rotary(spec: Spec) -> ConfigDict:
 
 
 def adjust_llama(keys: ConfigReader, table: ConfigDict) -> None:
-    """Read biases, which Llama turns on together."""
+    """Read biases; one key sets those of all attention projections."""
     table["qkv_bias"] = table["out_bias"] = keys.get_typed("attention_bias", False)
     table["ffn_bias"] = keys.get_typed("mlp_bias", False)
     keys.expect("rope_interleaved", False)
@@ -127,24 +129,24 @@ def adjust_llama(keys: ConfigReader, table: ConfigDict) -> None:
 
 
 def extra_llama(spec: Spec) -> ConfigDict:
-    """Write biases and angles."""
+    """Return biases and RoPE settings."""
     return {"attention_bias": spec.qkv_bias, "mlp_bias": spec.ffn_bias, **write_rotary(spec)}
 
 
 def adjust_mistral(keys: ConfigReader, table: ConfigDict) -> None:
-    """Read the window, the same in every layer."""
+    """Read the sliding window, the same in every layer."""
     window = keys.get("sliding_window", 4096)
     table["windows"] = [window or 0]
     read_rotary(keys, table)
 
 
 def extra_mistral(spec: Spec) -> ConfigDict:
-    """Write the window and the angles."""
+    """Return the sliding window and RoPE settings."""
     return {"sliding_window": spec.windows[0] or None, **write_rotary(spec)}
 
 
 def adjust_qwen(keys: ConfigReader, table: ConfigDict, biased: bool) -> None:
-    """Read windows layer by layer; Qwen2 has biases on queries, keys and values, Qwen3 norms on queries and keys."""
+    """Read the sliding window of each layer; Qwen2 has QKV biases, Qwen3 norms on queries and keys."""
     if biased:
         table["qkv_bias"] = True
     else:
@@ -168,14 +170,15 @@ def _read_windows(keys: ConfigReader, n_layers: int) -> list[int]:
     sizes = {"full_attention": 0, "sliding_attention": window}
     if not isinstance(types, list) or len(types) != n_layers or any(name not in list(sizes) for name in types):
         raise StoreError(
-            f"{keys.source!r} has layer_types that are not {n_layers} times 'full_attention' or 'sliding_attention'."
+            f"{keys.source!r} has layer_types other than 'full_attention' or 'sliding_attention' for each of "
+            f"{n_layers} layers."
         )
     windows = [sizes[name] for name in types]
     return windows[:1] if len(set(windows)) == 1 else windows
 
 
 def extra_qwen(spec: TransformerSpec, biased: bool) -> ConfigDict:
-    """Write windows, biases and angles."""
+    """Return sliding windows, biases and RoPE settings."""
     windows = [spec.window(i) for i in range(spec.n_layers)]
     types = ["sliding_attention" if window else "full_attention" for window in windows]
     widest = max(windows)
@@ -190,7 +193,7 @@ def extra_qwen(spec: TransformerSpec, biased: bool) -> ConfigDict:
 llama = functools.partial(
     Family,
     base=BASE,
-    key_mappings=ROWS,
+    key_mappings=KEY_MAPPINGS,
     names=NAMES,
     prefix="model.",
     tied_tensors={"model.embed_tokens.weight": ("lm_head.weight",)},
@@ -201,12 +204,12 @@ llama = functools.partial(
 
 
 def with_defaults(**defaults: int) -> tuple[KeyMapping, ...]:
-    """Return the rows with defaults of the family's own."""
-    return tuple(row._replace(default=defaults.get(row.hf_key, row.default)) for row in ROWS)
+    """Return the key mappings with other defaults."""
+    return tuple(mapping._replace(default=defaults.get(mapping.hf_key, mapping.default)) for mapping in KEY_MAPPINGS)
 
 
 def heads(name: str) -> ConfigDict:
-    """Return the architectures that carry a family's name."""
+    """Return the architectures of a family."""
     return {f"{name}ForCausalLM": {"kind": "next_token"}, f"{name}Model": {"kind": "none"}}
 
 

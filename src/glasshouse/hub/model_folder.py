@@ -1,4 +1,4 @@
-"""A model's folder, read with suspicion: plain files inside it, of bounded size, and nothing that runs code."""
+"""Read a model folder from an untrusted source: regular files inside it, of bounded size, and no code."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CONFIG = "config.json"
 GENERATION_CONFIG = "generation_config.json"
 TOKENIZER = "tokenizer.json"
 TOKENIZER_FILES = (TOKENIZER, "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja")
-OTHER_TOKENIZERS = ("vocab.txt", "vocab.json", "spiece.model", "source.spm", "tokenizer.model")  # seen, not read
+OTHER_TOKENIZERS = ("vocab.txt", "vocab.json", "spiece.model", "source.spm", "tokenizer.model")  # not supported
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 POOLING = "1_Pooling/config.json"
@@ -32,118 +32,118 @@ RUNS_CODE = ("auto_map", "custom_pipelines", "trust_remote_code")
 
 
 class ModelFolder:
-    """A folder that may have come from anywhere."""
+    """The folder of a model from an untrusted source."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         real = path.resolve()
-        # A snapshot in the cache of huggingface_hub is made of links to blobs beside it.
+        # A snapshot in the cache of huggingface_hub consists of symlinks to blobs.
         cached = real.parent.name == "snapshots" and real.parents[1].name.startswith("models--")
         self.roots = (real, real.parents[1] / "blobs") if cached else (real,)
 
     def file(self, name: str) -> Path | None:
-        """Return the path of a plain file, None where there is none; refuse one that lies elsewhere."""
+        """Return the path of a file, None if there is none; raise StoreError if it is outside the folder."""
         path = self.path / name
         if not os.path.lexists(path):
             return None
         try:
             real = path.resolve()
         except (OSError, RuntimeError):
-            raise StoreError(f"{str(path)!r} is a link that leads nowhere; replace it by the file itself.") from None
+            raise StoreError(f"{str(path)!r} is a broken symlink; replace it with the file itself.") from None
         if not any(real.is_relative_to(root) for root in self.roots):
             raise StoreError(
-                f"{str(path)!r} leads out of its folder to {str(real)!r}; replace it by the file itself."
+                f"{str(path)!r} resolves to {str(real)!r}, outside its folder; replace it with the file itself."
             )
         if not real.is_file():
-            raise StoreError(f"{str(path)!r} is not a file; restore it or fetch the folder again.")
+            raise StoreError(f"{str(path)!r} is not a file; restore it or download the folder again.")
         return path
 
     def json(self, name: str) -> dict[str, Any] | None:
-        """Return the table in a JSON file, None where there is none."""
+        """Return the object in a JSON file, None if there is no file."""
         if self.file(name) is None:
             return None
         table, path = self.values(name), str(self.path / name)
         if not isinstance(table, dict):
-            raise StoreError(f"{path!r} holds no table of settings; fetch it again.")
+            raise StoreError(f"{path!r} does not contain a JSON object; download it again.")
         for key in RUNS_CODE:
             if table.get(key):
-                raise StoreError(f"{path!r} asks to run code of its own ({key}); glasshouse runs none from a model.")
+                raise StoreError(f"{path!r} requires custom code ({key}); glasshouse runs no code from a model.")
         return table
 
     def values(self, name: str) -> object:
-        """Return what a JSON file holds, None where there is none."""
+        """Return the contents of a JSON file, None if there is no file."""
         path = self.file(name)
         if path is None:
             return None
         if (size := path.stat().st_size) > JSON_LIMIT:
             raise StoreError(f"{str(path)!r} has {size} bytes, more than any such file needs; do not use it.")
         try:
-            return json.loads(path.read_text(encoding="utf-8"), parse_int=_whole)
+            return json.loads(path.read_text(encoding="utf-8"), parse_int=_parse_int)
         except (ValueError, RecursionError) as error:
-            raise StoreError(f"{str(path)!r} is not valid JSON ({str(error)[:80]}); fetch it again.") from None
+            raise StoreError(f"{str(path)!r} is not valid JSON ({str(error)[:80]}); download it again.") from None
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """Map all weights into memory, from one file or from the shards that an index names."""
+        """Memory-map all weights, from one file or from the shards of an index."""
         if whole := self.file(WEIGHTS):
             return store.read_tensors(whole)
         index = self.json(INDEX)
         if index is None:
             raise self._no_weights()
-        place = str(self.path / INDEX)
+        index_path = str(self.path / INDEX)
         weight_map = index.get("weight_map")
         if (
             not weight_map
             or not isinstance(weight_map, dict)
             or not all(isinstance(name, str) for name in weight_map.values())
         ):
-            raise StoreError(f"{place!r} has no weight_map from tensors to files; fetch it again.")
+            raise StoreError(f"{index_path!r} has no weight_map from tensors to files; download it again.")
         tensors: dict[str, torch.Tensor] = {}
         for name in sorted(set(weight_map.values())):
             if not re.fullmatch(r"[\w.-]+\.safetensors", name):
                 raise StoreError(
-                    f"{place!r} names the file {name!r}, which is no safetensors file of the same folder."
+                    f"{index_path!r} lists the file {name!r}, which is not a safetensors file of the same folder."
                 )
             shard = self.file(name)
             if shard is None:
-                raise StoreError(f"{place!r} names {name}, which is missing; fetch it again.")
-            fresh = store.read_tensors(shard)
-            for tensor in fresh:
+                raise StoreError(f"{index_path!r} lists {name}, which is missing; download it again.")
+            shard_tensors = store.read_tensors(shard)
+            for tensor in shard_tensors:
                 if weight_map.get(tensor) != name:
                     raise StoreError(
-                        f"{str(shard)!r} holds {tensor}, which {INDEX} does not place there; fetch both again."
+                        f"{str(shard)!r} contains {tensor}, which {INDEX} does not list there; download both again."
                     )
-            tensors |= fresh
+            tensors |= shard_tensors
         if missing := sorted(set(weight_map) - set(tensors)):
-            raise StoreError(f"{place!r} promises {missing[0]}, which no file holds; fetch the folder again.")
+            raise StoreError(f"{index_path!r} lists {missing[0]}, which no file contains; download the folder again.")
         return tensors
 
     @property
     def weights(self) -> str:
-        """The path to name where the tensors as a whole are at fault."""
+        """The path for error messages about the weights as a whole."""
         return str(self.path / (WEIGHTS if (self.path / WEIGHTS).exists() else INDEX))
 
     def _no_weights(self) -> StoreError:
         for path in sorted(self.path.iterdir()):
             if path.suffix in PICKLES:
                 return StoreError(
-                    f"{str(path)!r} could run code when it is read, so only safetensors files are; convert it with "
-                    "transformers, which reads it as plain data: take the class that config.json names, "
+                    f"{str(path)!r} may run code when it is loaded, so only safetensors files are supported; convert "
+                    "it with transformers, which loads it as plain data: use the class that config.json names, "
                     "from_pretrained(...) and save_pretrained(...)."
                 )
         return StoreError(
-            f"{str(self.path)!r} holds no {WEIGHTS} and no {INDEX}; give a folder with both config and weights."
+            f"{str(self.path)!r} has neither {WEIGHTS} nor {INDEX}; give a folder with both config and weights."
         )
 
 
-def _whole(text: str) -> int:
-    """Read a whole number; one that no size needs would not fit into a float, or take a sentence of its own."""
+def _parse_int(text: str) -> int:
+    """Parse an integer; one above 64 bits, which no setting needs, would overflow later."""
     if len(text) > 19:
         raise ValueError(f"a number of {len(text)} digits")
     return int(text)
 
 
 def write_weights(folder: Path, tensors: Mapping[str, torch.Tensor]) -> None:
-    """Write weights as one file, or above five gigabytes as shards with an index."""
+    """Write weights as one file, or above 5 GB as shards with an index."""
     shards: list[dict[str, torch.Tensor]] = [{}]
     filled = total = 0
     for name, tensor in tensors.items():
@@ -166,6 +166,6 @@ def write_weights(folder: Path, tensors: Mapping[str, torch.Tensor]) -> None:
 
 
 def write_json(path: Path, value: object) -> None:
-    """Write plain values as JSON that people read too."""
+    """Write plain values as indented JSON."""
     path.parent.mkdir(exist_ok=True)
     path.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")

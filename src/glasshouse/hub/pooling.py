@@ -1,4 +1,4 @@
-"""How sentence-transformers folders say which one vector a text gets: a small file beside the model."""
+"""Pooling config of sentence-transformers folders."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MODES: dict[str, Pooling] = {"mean_tokens": "mean", "cls_token": "first", "lastt
 
 
 def read_pooling(folder: ModelFolder, s: Spec) -> Spec:
-    """Put the pooling that a folder asks for on an encoder that has no other head."""
+    """Add the pooling of a folder to the spec of an encoder without a head."""
     if not isinstance(s, EncoderSpec) or s.head != NoHead():
         return s
     table = folder.json(POOLING)
@@ -23,44 +23,45 @@ def read_pooling(folder: ModelFolder, s: Spec) -> Spec:
         name.removeprefix("pooling_mode_") for name, on in table.items() if on is True and "pooling_mode_" in name
     ]
     if len(modes) != 1 or modes[0] not in MODES:
-        asked = ", ".join(modes[:9]) or "none"
+        given = ", ".join(modes[:9]) or "none"
         raise StoreError(
-            f"{str(folder.path / POOLING)!r} asks for {asked}, but one of {', '.join(MODES)} is supported."
+            f"{str(folder.path / POOLING)!r} has the pooling mode {given}, but only one of {', '.join(MODES)} is "
+            "supported."
         )
     _check_modules(folder)
     return replace(s, head=Pooled(MODES[modes[0]]))
 
 
 def _check_modules(folder: ModelFolder) -> None:
-    """Refuse a further layer; scaling to length 1, the last step of many, is the caller's."""
+    """Raise StoreError for further layers; normalization, often the last one, is left to the caller."""
     modules = folder.values("modules.json") or []
     known = {"Transformer", "Pooling", "Normalize"}
     listed = modules if isinstance(modules, list) else [modules]
-    kinds = [str(part.get("type")).rpartition(".")[2] if isinstance(part, dict) else str(part) for part in listed]
-    if strange := [kind for kind in kinds if kind not in known]:
+    kinds = [str(one.get("type")).rpartition(".")[2] if isinstance(one, dict) else str(one) for one in listed]
+    if unknown := [kind for kind in kinds if kind not in known]:
         raise StoreError(
-            f"{str(folder.path / 'modules.json')!r} has the module {strange[0]}, which is not supported."
+            f"{str(folder.path / 'modules.json')!r} has the module {unknown[0]}, which is not supported."
         )
 
 
 def without_pooling(s: Spec) -> Spec:
-    """Return the spec of the model below a plain pooling."""
+    """Return the spec without a pooling head, if that head has no weights."""
     if isinstance(s, EncoderSpec) and isinstance(s.head, Pooled) and not s.head.dense:
         return replace(s, head=NoHead())
     return s
 
 
 def write_pooling(folder: Path, s: Spec) -> None:
-    """Write that file, and the list of modules that sentence-transformers looks for."""
+    """Write the pooling config and the list of modules for sentence-transformers."""
     if without_pooling(s) == s:
         return
     assert isinstance(s.head, Pooled)
     modes = {f"pooling_mode_{name}": meant == s.head.pooling for name, meant in MODES.items()}
     write_json(folder / POOLING, {"word_embedding_dimension": s.d_model, **modes})
-    parts = (("Transformer", ""), ("Pooling", "1_Pooling"))
+    paths = (("Transformer", ""), ("Pooling", "1_Pooling"))
     modules = [
         {"idx": i, "name": str(i), "path": path, "type": f"sentence_transformers.models.{name}"}
-        for i, (name, path) in enumerate(parts)
+        for i, (name, path) in enumerate(paths)
     ]
     write_json(folder / "modules.json", modules)
     write_json(folder / "sentence_bert_config.json", {"max_seq_length": s.max_len, "do_lower_case": False})

@@ -1,4 +1,4 @@
-"""Models in and out of folders: published ones as they are, ours in the same form wherever a family can say it."""
+"""Load and save model folders, in the format of transformers where a family can express the spec."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ FAMILIES = {
     family.model_type: family
     for family in (GPT2, LLAMA, MISTRAL, QWEN2, QWEN3, BERT, ROBERTA, DISTILBERT, T5, BART, MARIAN)
 }
-NATIVE = "glasshouse"  # the model_type of a folder that no family can express
+NATIVE = "glasshouse"  # the model_type of specs that no family can express
 FORMAT = 2
 MODEL_FILES = (
     r"config\.json|generation_config\.json|tokenizer\.json|tokenizer_config\.json|special_tokens_map\.json|"
@@ -63,18 +63,18 @@ def load(
     dtype: torch.dtype | str | None = None,
     ignore: Collection[str] = (),
 ) -> tuple[Model, Tokenizer | None]:
-    """Load a model, in eval mode, and its tokenizer (None where there is none) from a folder, a run or the hub.
+    """Load a model, in eval mode, and its tokenizer (None if there is none) from a folder, a run or the hub.
 
-    Of a run's folder the finished model is taken, or its newest intact checkpoint, with a warning.
+    From a run folder the final model is loaded, or with a warning its latest intact checkpoint.
 
-    Weights are mapped into memory and read when first used. They keep the type they are stored in, except that on the
-    CPU half precision becomes float32, which is many times faster there; `dtype` is another, as torch.bfloat16 or
-    "bfloat16", or "stored". Keys of config.json listed in `ignore` are taken to change nothing.
+    Weights are memory-mapped. They keep the dtype they are stored in, except that on the CPU half precision becomes
+    float32, which is many times faster there; `dtype` overrides this, as torch.bfloat16 or "bfloat16", or "stored".
+    Keys of config.json listed in `ignore` are treated as having no effect.
 
     >>> import tempfile, glasshouse as gh
-    >>> with tempfile.TemporaryDirectory() as place:
-    ...     gh.save(gh.build(gh.preset("tiny-decoder")), None, f"{place}/model")
-    ...     model, tok = gh.load(f"{place}/model")
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     gh.save(gh.build(gh.preset("tiny-decoder")), None, f"{folder}/model")
+    ...     model, tok = gh.load(f"{folder}/model")
     >>> model.spec == gh.preset("tiny-decoder"), tok
     (True, None)
     """
@@ -84,19 +84,19 @@ def load(
     folder = resolve_folder(path_or_repo_id, revision)
     table = folder.json(CONFIG)
     if table is None:
-        raise StoreError(f"there is no {str(folder.path / CONFIG)!r}; give the folder of a model or of a run.")
+        raise StoreError(f"there is no {str(folder.path / CONFIG)!r}; give a model folder or a run folder.")
     tensors = folder.tensors()
     try:
-        family, s, spare = _read_config(folder, table, tensors, ignore)
+        family, s, duplicates = _read_config(folder, table, tensors, ignore)
     except ConfigError as error:
-        raise StoreError(f"{str(folder.path / CONFIG)!r} describes no model: {error}") from None
+        raise StoreError(f"{str(folder.path / CONFIG)!r} is not a valid model: {error}") from None
     s = _with_generation_ids(s, folder)
-    model = _load_weights(folder, s, family, tensors, spare, target, dtype)
+    model = _load_weights(folder, s, family, tensors, duplicates, target, dtype)
     model.extra_files = {name: folder.values(name) for name in EXTRA_FILES if folder.file(name)}
-    if formerly := {key: table[key] for key in sorted(config_reader.GENERATION_KEYS & table.keys())}:
-        model.extra_files.setdefault(GENERATION_CONFIG, formerly)
+    if legacy := {key: table[key] for key in sorted(config_reader.GENERATION_KEYS & table.keys())}:
+        model.extra_files.setdefault(GENERATION_CONFIG, legacy)
     tok = _load_tokenizer(folder)
-    model.tokenizer_fingerprint = _own(table).get("tokenizer")
+    model.tokenizer_fingerprint = _native(table).get("tokenizer_fingerprint")
     if tok is not None:
         check_tokenizer(model, tok, repr(str(folder.path / TOKENIZER)))
         model.tokenizer_fingerprint = tok.fingerprint
@@ -108,76 +108,76 @@ def load(
 def _read_config(
     folder: ModelFolder, table: Mapping[str, Any], tensors: dict[str, Tensor], ignore: Collection[str]
 ) -> tuple[Family | None, spec.Spec, set[str]]:
-    """Return the family (None: our own layout), the spec, and which tensors repeat others; names become full."""
+    """Return the family (None: native), the spec, and the duplicates of tied tensors; make tensor names canonical."""
     source = str(folder.path / CONFIG)
     kind = table.get("model_type")
     if kind == NATIVE:
-        config_reader.ConfigReader(table, source, ignore).reject_unused(inert=())
-        return None, _own_spec(table, source), set()
+        config_reader.ConfigReader(table, source, ignore).reject_unused(ignored=())
+        return None, _native_spec(table, source), set()
     if not isinstance(kind, str) or kind not in FAMILIES:
-        raise StoreError(f"{source!r} has model_type = {kind!r}, but only {', '.join(FAMILIES)} can be read.")
+        raise StoreError(f"{source!r} has model_type = {kind!r}, which is not supported; {', '.join(FAMILIES)} are.")
     family = FAMILIES[kind]
-    full_names = family.canonical_names(tensors)
-    if twice := sorted(full for name, full in full_names.items() if full != name and full in tensors):
-        raise StoreError(f"{folder.weights!r} holds {twice[0]} under two names; fetch it again.")
-    for name, full in full_names.items():
-        tensors[full] = tensors.pop(name)
-    spare = _find_copies(family, tensors)
-    s = read_pooling(folder, family.spec_from_config(table, tensors.keys() - spare, ignore, source))
-    if NATIVE in table:  # the spec we wrote beside, which knows about training too
-        own = _own_spec(table, source)
-        if names := differing_fields(own, s):
+    canonical = family.canonical_names(tensors)
+    if twice := sorted(new for name, new in canonical.items() if new != name and new in tensors):
+        raise StoreError(f"{folder.weights!r} contains {twice[0]} under two names; download it again.")
+    for name, new in canonical.items():
+        tensors[new] = tensors.pop(name)
+    duplicates = _find_duplicates(family, tensors)
+    s = read_pooling(folder, family.spec_from_config(table, tensors.keys() - duplicates, ignore, source))
+    if NATIVE in table:  # our own spec, which also has the training settings
+        native = _native_spec(table, source)
+        if names := differing_fields(native, s):
             raise StoreError(
-                f"{source!r} says one thing for itself and another under {NATIVE!r} (in {', '.join(names)}); "
+                f"{source!r} contradicts its own section {NATIVE!r} (in {', '.join(names)}); "
                 f"remove {NATIVE!r} if the rest was edited on purpose."
             )
-        return family, own, spare
-    return family, s, spare
+        return family, native, duplicates
+    return family, s, duplicates
 
 
-def _own_spec(table: Mapping[str, Any], source: str) -> spec.Spec:
-    own = _own(table)
-    if "spec" not in own:
-        raise StoreError(f"{source!r} holds no spec under {NATIVE!r}; write the folder again.")
-    if own.get("format") != FORMAT:
+def _native_spec(table: Mapping[str, Any], source: str) -> spec.Spec:
+    native = _native(table)
+    if "spec" not in native:
+        raise StoreError(f"{source!r} has no spec under {NATIVE!r}; save the model again.")
+    if native.get("format") != FORMAT:
         raise StoreError(
-            f"{source!r} is of format {own.get('format')!r}, but this version reads format {FORMAT}; "
+            f"{source!r} has format {native.get('format')!r}, but this version reads format {FORMAT}; "
             "use the version of glasshouse that wrote it."
         )
-    return spec.parse(own["spec"])
+    return spec.parse(native["spec"])
 
 
-def _own(table: Mapping[str, Any]) -> dict[str, Any]:
-    own = table.get(NATIVE)
-    return own if isinstance(own, dict) else {}
+def _native(table: Mapping[str, Any]) -> dict[str, Any]:
+    native = table.get(NATIVE)
+    return native if isinstance(native, dict) else {}
 
 
 def _with_generation_ids(s: spec.Spec, folder: ModelFolder) -> spec.Spec:
-    """Take the end tokens from generation_config.json, which chat models keep up to date instead of config.json."""
+    """Take the end token ids from generation_config.json, which chat models maintain instead of config.json."""
     given = (folder.json(GENERATION_CONFIG) or {}).get("eos_token_id")
     if given is None:
         return s
     ends = given if isinstance(given, list) else [given]
     if not all(type(i) is int for i in ends):
         raise StoreError(
-            f"{str(folder.path / GENERATION_CONFIG)!r} has eos_token_id = {given!r}, but it must be numbers of tokens."
+            f"{str(folder.path / GENERATION_CONFIG)!r} has eos_token_id = {given!r}, but it must be token ids."
         )
     if not all(0 <= i < s.vocab_size for i in ends):
         return s
     return replace(s, end_ids=tuple(ends))
 
 
-def _find_copies(family: Family, tensors: dict[str, Tensor]) -> set[str]:
-    """Return the names of tensors that repeat another; a missing original gets its copy's values."""
-    spare = set()
+def _find_duplicates(family: Family, tensors: dict[str, Tensor]) -> set[str]:
+    """Return the names of tensors that duplicate a tied one; a missing original is added from its duplicate."""
+    duplicates = set()
     for name, others in family.tied_tensors.items():
         for other in others:
             if other not in tensors:
                 continue
-            one, two = tensors.setdefault(name, tensors[other]), tensors[other]
-            if one.dtype == two.dtype and one.equal(two):
-                spare.add(other)
-    return spare
+            original, duplicate = tensors.setdefault(name, tensors[other]), tensors[other]
+            if original.dtype == duplicate.dtype and original.equal(duplicate):
+                duplicates.add(other)
+    return duplicates
 
 
 def _load_weights(
@@ -185,51 +185,53 @@ def _load_weights(
     s: spec.Spec,
     family: Family | None,
     tensors: Mapping[str, Tensor],
-    spare: set[str],
+    duplicates: set[str],
     device: torch.device,
     dtype: torch.dtype | str | None,
 ) -> Model:
-    place = folder.weights
-    held = sum(tensor.numel() for tensor in tensors.values())
-    if (needed := spec.count_parameters(s)) > held:  # ahead of building anything
-        raise StoreError(f"{place!r} describes a model of {needed:,} parameters, but holds {held:,}; fetch it again.")
+    path = folder.weights
+    stored = sum(tensor.numel() for tensor in tensors.values())
+    if (needed := spec.count_parameters(s)) > stored:  # before building anything
+        raise StoreError(f"{path!r} has {stored:,} parameters, but its config needs {needed:,}; download it again.")
     if max(s.n_layers, getattr(s, "n_encoder_layers", 0)) > len(tensors):
-        raise StoreError(f"{place!r} holds {len(tensors)} tensors, but its config asks for {s.n_layers} layers.")
+        raise StoreError(f"{path!r} contains {len(tensors)} tensors, but its config has {s.n_layers} layers.")
     model = build(s, device="meta")
-    pieces = {name: _piece(family, name, s) for name, _ in model.named_parameters()}
-    wanted = {piece.name for piece in pieces.values()}
-    if missing := sorted(wanted - tensors.keys()):
-        raise StoreError(f"{place!r} lacks the tensor {missing[0]} ({len(missing)} missing in all); fetch it again.")
-    unused = family.ignored_tensors if family else r"(?!)"
-    extra = sorted(n for n in tensors.keys() - wanted - spare if not re.fullmatch(unused, n))
+    mappings = {name: _tensor_mapping(family, name, s) for name, _ in model.named_parameters()}
+    needed_names = {mapping.name for mapping in mappings.values()}
+    if missing := sorted(needed_names - tensors.keys()):
+        raise StoreError(
+            f"{path!r} lacks the tensor {missing[0]} ({len(missing)} missing in all); download it again."
+        )
+    ignored = family.ignored_tensors if family else r"(?!)"
+    extra = sorted(n for n in tensors.keys() - needed_names - duplicates if not re.fullmatch(ignored, n))
     if extra:
-        raise StoreError(f"{place!r} holds {extra[0]}, which the model of its config does not have.")
-    for name in sorted(wanted):
+        raise StoreError(f"{path!r} contains {extra[0]}, which the model of its config does not have.")
+    for name in sorted(needed_names):
         if tensors[name].dtype not in machine.FLOATS:
-            raise StoreError(f"{place!r} holds {name} as {tensors[name].dtype}; quantised weights are not supported.")
+            raise StoreError(f"{path!r} has {name} in {tensors[name].dtype}; quantized weights are not supported.")
     if not isinstance(dtype, torch.dtype):
-        stored = tensors[pieces["token_embedding.table.weight"].name].dtype
-        slow = device.type == "cpu" and stored in (torch.bfloat16, torch.float16)
-        dtype = torch.float32 if slow and dtype is None else stored
+        stored_dtype = tensors[mappings["token_embedding.table.weight"].name].dtype
+        slow = device.type == "cpu" and stored_dtype in (torch.bfloat16, torch.float16)
+        dtype = torch.float32 if slow and dtype is None else stored_dtype
     for ours, weight in model.named_parameters():
-        name, shape = pieces[ours].name, pieces[ours].shape(weight.shape)
+        name, shape = mappings[ours].name, mappings[ours].shape(weight.shape)
         if list(tensors[name].shape) != shape:
             raise StoreError(
-                f"{place!r} holds {name} with shape {list(tensors[name].shape)}, but its config asks for {shape}."
+                f"{path!r} has {name} with shape {list(tensors[name].shape)}, but its config needs {shape}."
             )
-    # On the CPU and in the type that is stored, nothing is copied: the file stays mapped until it is used.
-    moved = {name: tensors[name].to(device, dtype) for name in wanted}
-    state = {ours: piece.view(moved[piece.name]) for ours, piece in pieces.items()}
-    if device.type != "cpu":  # where sharding and fused optimizers want them so
+    # On the CPU and in the stored dtype nothing is copied: the file stays memory-mapped.
+    moved = {name: tensors[name].to(device, dtype) for name in needed_names}
+    state = {ours: mapping.view(moved[mapping.name]) for ours, mapping in mappings.items()}
+    if device.type != "cpu":  # sharding and fused optimizers need contiguous tensors
         state = {ours: tensor.contiguous() for ours, tensor in state.items()}
     model.load_state_dict(state, assign=True)
     return model
 
 
-def _piece(family: Family | None, name: str, s: spec.Spec) -> TensorMapping:
-    piece = TensorMapping(name) if family is None else family.tensor_mapping(name, s)
-    assert piece is not None, f"{name} has no name in its family's table"
-    return piece
+def _tensor_mapping(family: Family | None, name: str, s: spec.Spec) -> TensorMapping:
+    mapping = TensorMapping(name) if family is None else family.tensor_mapping(name, s)
+    assert mapping is not None, f"{name} has no tensor mapping in its family"
+    return mapping
 
 
 def _load_tokenizer(folder: ModelFolder) -> Tokenizer | None:
@@ -239,8 +241,8 @@ def _load_tokenizer(folder: ModelFolder) -> Tokenizer | None:
     for name in OTHER_TOKENIZERS:
         if folder.file(name):
             message = (
-                f"{str(folder.path)!r} has {name} but no {TOKENIZER}, so it loads without a tokenizer; make one with "
-                "transformers: AutoTokenizer.from_pretrained(...).save_pretrained(...)."
+                f"{str(folder.path)!r} has {name} but no {TOKENIZER}, so it loads without a tokenizer; create it "
+                "with transformers: AutoTokenizer.from_pretrained(...).save_pretrained(...)."
             )
             warnings.warn(message, stacklevel=3)
             break
@@ -248,62 +250,62 @@ def _load_tokenizer(folder: ModelFolder) -> Tokenizer | None:
 
 
 def save(model: Model, tok: Tokenizer | None, folder: str | Path) -> None:
-    """Write a model and its tokenizer as a folder, whole or not at all.
+    """Save a model and its tokenizer as a folder, atomically.
 
-    Where a published family can express the spec, transformers loads the folder as it is; otherwise it is of our own
-    layout, which `load` reads. A folder saved before is replaced; one that holds anything else is left alone. A model
-    whose modules are no longer those of its spec is refused: it would load as another model, or not at all.
+    If a transformers family can express the spec, transformers loads the folder as it is; otherwise it has the native
+    format, which `load` reads. A model folder is replaced; a folder with anything else in it is refused. A model
+    whose modules are not those of its spec is refused: it would load as another model, or not at all.
 
     >>> import tempfile, glasshouse as gh
-    >>> with tempfile.TemporaryDirectory() as place:
-    ...     gh.save(gh.build(gh.preset("tiny-encoder")), None, f"{place}/model")
-    ...     sorted(path.name for path in Path(place, "model").iterdir())
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     gh.save(gh.build(gh.preset("tiny-encoder")), None, f"{folder}/model")
+    ...     sorted(path.name for path in Path(folder, "model").iterdir())
     ['config.json', 'model.safetensors']
     """
     store.replace_folder(Path(folder).expanduser(), folder_writer(model, tok), MODEL_FILES)
 
 
 def folder_writer(model: Model, tok: Tokenizer | None) -> Callable[[Path], None]:
-    """Return what writes a model and its tokenizer into a new folder, for one that will hold more than that."""
+    """Return a function that writes a model and its tokenizer into a new folder that will have other files, too."""
     weights = _weights(model)
-    return _filler(model, tok, weights, matching_family(model.spec, weights)[0])
+    return _writer(model, tok, weights, matching_family(model.spec, weights)[0])
 
 
 def export(model: Model, tok: Tokenizer | None, folder: str | Path) -> str:
-    """Write a folder that transformers loads, and return its model_type; or say which field stands in the way."""
+    """Save a folder that transformers loads, and return its model_type; raise ConfigError if no family fits."""
     weights = _weights(model)
-    family, obstacles = matching_family(model.spec, weights)
+    family, unsupported = matching_family(model.spec, weights)
     if family is None:
-        nearest = min(obstacles, key=lambda name: (obstacles[name] == ["kind"], len(obstacles[name])))
+        nearest = min(unsupported, key=lambda name: (unsupported[name] == ["kind"], len(unsupported[name])))
         raise ConfigError(
-            f"no published family can express this model; the nearest is {nearest}, where "
-            f"{', '.join(obstacles[nearest])} would have to be different."
+            f"no transformers family can express this model; the nearest is {nearest}, which does not support its "
+            f"{', '.join(unsupported[nearest])}."
         )
-    store.replace_folder(Path(folder).expanduser(), _filler(model, tok, weights, family), MODEL_FILES)
+    store.replace_folder(Path(folder).expanduser(), _writer(model, tok, weights, family), MODEL_FILES)
     return family.model_type
 
 
 def matching_family(s: spec.Spec, weights: Iterable[str]) -> tuple[Family | None, dict[str, list[str]]]:
-    """Return the first family that can express these weights, and what stood in the way of those before."""
+    """Return the first family that can express these weights, and the unsupported fields of each one tried."""
     s = without_pooling(s)
-    obstacles = {}
+    unsupported = {}
     for name, family in FAMILIES.items():
         found = [family.tensor_mapping(ours, s) for ours in weights]
-        held = {piece.name for piece in found if piece is not None}
-        obstacles[name] = family.unsupported_fields(s, held)
-        if not obstacles[name] and None not in found:
-            return family, obstacles
-    return None, obstacles
+        tensor_names = {mapping.name for mapping in found if mapping is not None}
+        unsupported[name] = family.unsupported_fields(s, tensor_names)
+        if not unsupported[name] and None not in found:
+            return family, unsupported
+    return None, unsupported
 
 
 def _weights(model: Model) -> dict[str, nn.Parameter]:
-    """Return the weights to be saved, if `load` will be able to read them."""
+    """Return the weights to save, after checking that `load` can read them."""
     if lora_layers(model):
-        raise InputError("the model has LoRA attached; fold it in by lora.merge, or write it by hub.save_adapter.")
+        raise InputError("the model has LoRA attached; merge it by lora.merge, or save it by hub.save_adapter.")
     weights = checked_parameters(model)
     for name, weight in weights.items():
         if weight.is_meta:
-            raise InputError(f"{name} is on the device 'meta' and has no values; build the model on another.")
+            raise InputError(f"{name} is on the device 'meta' and has no data; build the model on another.")
         if weight.dtype not in machine.FLOATS:
             raise InputError(
                 f"{name} is {weight.dtype}, which cannot be saved; convert the model, as by model.float()."
@@ -311,7 +313,7 @@ def _weights(model: Model) -> dict[str, nn.Parameter]:
     return weights
 
 
-def _filler(
+def _writer(
     model: Model, tok: Tokenizer | None, weights: Mapping[str, Tensor], family: Family | None
 ) -> Callable[[Path], None]:
     if tok is not None:
@@ -320,27 +322,29 @@ def _filler(
     s = without_pooling(model.spec)
     table = {"model_type": NATIVE} if family is None else family.config_from_spec(s)
     dtype = str(model.token_embedding.table.weight.dtype).removeprefix("torch.")
-    own = {"format": FORMAT, "spec": config.dump(model.spec)} | ({"tokenizer": fingerprint} if fingerprint else {})
-    table |= {"dtype": dtype, NATIVE: own}
-    bare = family is not None and s.head.kind == "none"
-    shared: dict[str, list[tuple[TensorMapping, Tensor]]] = defaultdict(list)
+    native: dict[str, Any] = {"format": FORMAT, "spec": config.dump(model.spec)}
+    if fingerprint:
+        native["tokenizer_fingerprint"] = fingerprint
+    table |= {"dtype": dtype, NATIVE: native}
+    headless = family is not None and s.head.kind == "none"
+    chunks: dict[str, list[tuple[TensorMapping, Tensor]]] = defaultdict(list)
     for ours, weight in weights.items():
-        piece = _piece(family, ours, s)
-        name = piece.name.removeprefix(family.prefix) if family and bare else piece.name
-        shared[name].append((piece, weight.detach()))
-    tensors = {name: join(pieces) for name, pieces in shared.items()}
+        mapping = _tensor_mapping(family, ours, s)
+        name = mapping.name.removeprefix(family.prefix) if family and headless else mapping.name
+        chunks[name].append((mapping, weight.detach()))
+    tensors = {name: join(of_name) for name, of_name in chunks.items()}
 
-    def fill(place: Path) -> None:
-        write_json(place / CONFIG, table)
-        write_weights(place, tensors)
+    def write(folder: Path) -> None:
+        write_json(folder / CONFIG, table)
+        write_weights(folder, tensors)
         if family is not None:
-            write_pooling(place, model.spec)
+            write_pooling(folder, model.spec)
         for name, values in model.extra_files.items():
-            write_json(place / name, values)
+            write_json(folder / name, values)
         if s.kind != "encoder":
             ids = {name: value for name, value in special_ids(s).items() if value is not None}
-            write_json(place / GENERATION_CONFIG, model.extra_files.get(GENERATION_CONFIG, {}) | ids)
+            write_json(folder / GENERATION_CONFIG, model.extra_files.get(GENERATION_CONFIG, {}) | ids)
         if tok is not None:
-            tok.save(place)
+            tok.save(folder)
 
-    return fill
+    return write

@@ -1,4 +1,4 @@
-"""T5, 1.0 and 1.1 (Flan): no biases, no scale on the scores, buckets of distance shared by the layers of a stack."""
+"""T5 1.0 and 1.1 (Flan): no biases, unscaled scores, a relative position bias shared by the layers of a stack."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from glasshouse.spec import GeGLU, Spec, SwiGLU
 
 FEEDFORWARD: ConfigDict = {
     "relu": {"kind": "relu"},
-    "gated-gelu": {"kind": "geglu", "tanh": True},  # their word says nothing of it, yet it is the tanh form
+    "gated-gelu": {"kind": "geglu", "tanh": True},  # the tanh form, despite its name
     "gated-silu": {"kind": "swiglu"},
     "gelu": {"kind": "gelu", "tanh": False},
     "gelu_new": {"kind": "gelu", "tanh": True},
@@ -17,9 +17,9 @@ FEEDFORWARD: ConfigDict = {
 
 
 def adjust(keys: ConfigReader, table: ConfigDict) -> None:
-    """Read whether final vectors are scaled down, as in 1.0; 1.1 says so by untying the head."""
+    """Read whether the logits are scaled, as in 1.0; older configs imply it by tie_word_embeddings."""
     table["logit_scale"] = keys.get_typed("scale_decoder_outputs", keys.get_typed("tie_word_embeddings", True))
-    # Derived from feed_forward_proj and saved beside it, where transformers would believe them first.
+    # Derived from feed_forward_proj and saved with it; transformers gives them precedence.
     gate, _, word = keys.get_typed("feed_forward_proj", "relu").rpartition("-")
     keys.expect("is_gated_act", gate == "gated")
     keys.expect("dense_act_fn", "gelu_new" if gate and word == "gelu" else word)
@@ -28,12 +28,12 @@ def adjust(keys: ConfigReader, table: ConfigDict) -> None:
 
 
 def extra(spec: Spec) -> ConfigDict:
-    """Write it in both ways, today's and yesterday's."""
+    """Return the logit scale under both keys, for older versions of transformers."""
     return {"scale_decoder_outputs": spec.logit_scale, "tie_word_embeddings": spec.logit_scale}
 
 
 def stack(ours: str, feedforward: int) -> ConfigDict:
-    """Return the names of one stack, whose feed-forward layer is the sublayer of this number."""
+    """Return the tensor names of one stack, with the index of its feed-forward sublayer."""
     block, last = f"{ours}.block.*.layer.0", f"{ours}.block.*.layer.{feedforward}"
     return {
         f"{ours}.position.table": f"{ours}.block.0.layer.0.SelfAttention.relative_attention_bias",
@@ -51,7 +51,7 @@ def stack(ours: str, feedforward: int) -> ConfigDict:
 
 
 def rename(name: str, spec: Spec) -> str:
-    """Name the map up, which is the second of two where another gates it."""
+    """Rename the up projection, which is the second of two in a gated feed-forward layer."""
     gated = isinstance(spec.feedforward, SwiGLU | GeGLU)
     return name.replace(".wi.", ".wi_1.") if gated else name
 

@@ -1,4 +1,4 @@
-"""What `glasshouse verify` found, as it stands beside the weights."""
+"""Read verified.json, the result of `glasshouse verify`, from a model folder."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from glasshouse.hub.model_folder import CONFIG, VERIFIED, ModelFolder
 
 
 def describe(folder: ModelFolder) -> str | None:
-    """Say in one line what was found, None where nothing is; a file that makes no sense stops nobody.
+    """Return the result in one line, None if there is none; a damaged file is no error.
 
-    It reads like `verified 2026-11-15, largest differences: cached 2.4e-07, round trip 0.0e+00`.
+    For example `verified 2026-11-15, largest differences: cached 2.4e-07, round trip 0.0e+00`.
     """
     if folder.file(VERIFIED) is None:
         return None
@@ -27,12 +27,12 @@ def describe(folder: ModelFolder) -> str | None:
     if not compared or not listed.isprintable() or "nan" in listed or "inf" in listed:
         return f"{VERIFIED} is damaged; run `glasshouse verify` again"
     if table.get("files") != fingerprints(folder.path):
-        return f"{VERIFIED} speaks of other weights or another config; run `glasshouse verify` again"
+        return f"{VERIFIED} is of other weights or another config; run `glasshouse verify` again"
     return f"verified {date}, largest differences: {listed}"
 
 
 def fingerprints(folder: Path) -> dict[str, str]:
-    """Hash the config and each file of weights: its size, beginning, middle and end, to be quick."""
+    """Hash the config and each weights file: only its size, beginning, middle and end, for speed."""
     return {path.name: _fingerprint(path) for path in (folder / CONFIG, *sorted(folder.glob("*.safetensors")))}
 
 

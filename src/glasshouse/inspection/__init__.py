@@ -1,4 +1,4 @@
-"""Looking inside: recording and editing what passes through a model, and tools that explain it."""
+"""Interpretability: record and edit activations, and the tools built on that."""
 
 from glasshouse.inspection.ablation import Ablation, ablation_effects
 from glasshouse.inspection.attention_maps import AttentionMap, capture_attention

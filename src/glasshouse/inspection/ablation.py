@@ -1,4 +1,4 @@
-"""Silencing: what a model loses without one of its heads, or without a feed-forward layer."""
+"""Ablation: how much the loss increases without one attention head, or without one feed-forward layer."""
 
 from __future__ import annotations
 
@@ -20,28 +20,28 @@ from glasshouse.inspection.sites import unwrap_model
 from glasshouse.inspection.stack_input import make_stack_input
 from glasshouse.models import Seq2Seq
 
-PARTS = {"head": "z", "cross_head": "cross_z", "feedforward": "ffn_out"}
-WAYS = ("zero", "mean")
+COMPONENTS = {"head": "z", "cross_head": "cross_z", "feedforward": "ffn_out"}  # and the site of each
+METHODS = ("zero", "mean")
 
 
 @dataclass(frozen=True, eq=False)
 class Ablation(HtmlDisplay):
-    """How much the loss, or another measure, grows when one part is silenced.
+    """How much the loss, or another metric, increases when one component is ablated.
 
-    >>> Ablation(torch.tensor([[0.5, 0.0]]), torch.tensor(2.0), "head").growth.argmax()
+    >>> Ablation(torch.tensor([[0.5, 0.0]]), torch.tensor(2.0), "head").metric_increase.argmax()
     tensor(0)
     """
 
-    axes: ClassVar[Mapping[str, tuple[str, ...]]] = {"growth": ("layer", "place"), "before": ()}
+    axes: ClassVar[Mapping[str, tuple[str, ...]]] = {"metric_increase": ("layer", "component"), "baseline": ()}
     metric_increase: Tensor
-    baseline: Tensor  # with nothing silenced
-    component: str  # what a place is: a head; of feed-forward layers there is one a layer
+    baseline: Tensor  # the metric without ablation
+    component: str  # head, cross_head or feedforward, of which there is one per layer
 
-    def _drawing(self) -> str:
-        caption = f"what each {self.component} adds to {self.baseline.item():.4g} when it is silenced"
+    def _html_body(self) -> str:
+        caption = f"increase over {self.baseline.item():.4g} when each {self.component} is ablated"
         return draw_layers(
             self.metric_increase,
-            [str(place) for place in range(self.metric_increase.shape[1])],
+            [str(number) for number in range(self.metric_increase.shape[1])],
             self.component,
             caption,
         )
@@ -56,45 +56,51 @@ def ablation_effects(
     to: Literal["zero", "mean"] = "zero",
     stack: Literal["decoder", "encoder"] = "decoder",
     progress: Callable[[int, int], None] | None = None,
-    **call: Any,  # noqa: ANN401
+    **model_kwargs: Any,  # noqa: ANN401
 ) -> Ablation:
-    """Silence each head, or each feed-forward layer, alone, and see how much the loss grows.
+    """Ablate each head, or each feed-forward layer, alone, and return how much the loss increases.
 
-    Left out, `measure` is the mean cross-entropy: of each next token, or of `targets` [B, S], for labels [B], with
-    -100 where no answer counts. A silenced part gives zeros, or always its mean over the real positions of the
-    call. `stack` is which one of an encoder-decoder is meant.
+    The default `metric` is the mean cross-entropy of each next token, or of `targets` [B, S], for a sequence
+    classifier [B], with -100 for positions to ignore. Zero ablation replaces a component's output by zeros, mean
+    ablation by its mean over the batch and the positions that are not padding. `stack` chooses the stack of an
+    encoder-decoder.
 
     >>> import glasshouse as gh
     >>> model = gh.build(gh.preset("tiny-decoder"))
-    >>> ablation(model, torch.tensor([[1, 2, 3, 4]])).growth.shape
+    >>> ablation_effects(model, torch.tensor([[1, 2, 3, 4]])).metric_increase.shape
     torch.Size([2, 4])
     """
-    for name, given, known in (("to", to, WAYS), ("by", component, PARTS), ("stack", stack, ("decoder", "encoder"))):
+    for name, given, known in (
+        ("to", to, METHODS),
+        ("component", component, COMPONENTS),
+        ("stack", stack, ("decoder", "encoder")),
+    ):
         if given not in known:
             raise InputError(f"{name} is {given!r}, which is unknown; {did_you_mean(given, known)}")
-    home = unwrap_model(model)
-    names, axes = layers_of(model, (f"{stack}." if isinstance(home, Seq2Seq) else "") + PARTS[component])
-    n_places = home.spec.n_heads if "head" in axes else 1
+    unwrapped = unwrap_model(model)
+    names, axes = layers_of(model, (f"{stack}." if isinstance(unwrapped, Seq2Seq) else "") + COMPONENTS[component])
+    per_layer = unwrapped.spec.n_heads if "head" in axes else 1
 
-    inner = names[0].startswith("encoder.")
+    in_encoder = names[0].startswith("encoder.")
+    full_kwargs = {**model_kwargs, "logits_to_keep": None}
     real = (
-        make_stack_input(home, inputs, {**call, "keep": None}, "encoder" if inner else None).real
+        make_stack_input(unwrapped, inputs, full_kwargs, "encoder" if in_encoder else None).real
         if to == "mean"
         else None
     )
 
-    def silence(value: Tensor, place: int) -> None:
-        part = value[:, place] if "head" in axes else value
+    def ablate(value: Tensor, number: int) -> None:
+        part = value[:, number] if "head" in axes else value
         part.copy_(part.new_zeros(()) if real is None else part[real].mean(0))
 
     rows: list[Tensor] = []
     with eval_mode(model):
-        measured = scalar_metric(metric or cross_entropy_metric(model, inputs, targets, call))
-        output = model(*inputs, **call)
-        copies = BatchedEdits(model, inputs, call, measured, output.numel())
-        before = measured(output)
+        scalar = scalar_metric(metric or cross_entropy_metric(model, inputs, targets, model_kwargs))
+        output = model(*inputs, **model_kwargs)
+        edits = BatchedEdits(model, inputs, model_kwargs, scalar, output.numel())
+        baseline = scalar(output)
         for name in names:
-            rows.append(copies.metric_per_edit(name, silence, n_places, n_values=0))
+            rows.append(edits.metric_per_edit(name, ablate, per_layer, n_elements=0))
             if progress is not None:
-                progress(len(rows) * n_places, len(names) * n_places)
-    return Ablation(torch.stack(rows) - before, before, component)
+                progress(len(rows) * per_layer, len(names) * per_layer)
+    return Ablation(torch.stack(rows) - baseline, baseline, component)

@@ -1,4 +1,4 @@
-"""Attention maps kept for later: what a kernel was given in a call, from which any part of a map is worked out."""
+"""Attention maps for later use: the queries and keys of a call, from which any slice of a map is computed."""
 
 from __future__ import annotations
 
@@ -19,29 +19,29 @@ EVERY = slice(None)
 
 @dataclass(frozen=True, eq=False)
 class AttentionMap:
-    """The attention of one layer in one call: small to keep, as it is the queries and keys and not their products."""
+    """The attention of one layer in one call; it stores queries and keys, not their products, to save memory."""
 
     site: Site
     kernel: AttendCall
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
-        """Rows, heads, queries and keys."""
+        """Batch, heads, queries and keys."""
         q, k = self.kernel.q, self.kernel.k
         return (q.shape[0], q.shape[1], q.shape[2], k.shape[2])
 
     @property
     def n_bytes(self) -> int:
-        """How much memory it holds."""
-        kept = [self.kernel.q, self.kernel.k, self.kernel.v, self.kernel.mask.dense]
-        return sum(one.numel() * one.element_size() for one in kept if one is not None)
+        """How much memory it uses."""
+        tensors = [self.kernel.q, self.kernel.k, self.kernel.v, self.kernel.mask.dense]
+        return sum(one.numel() * one.element_size() for one in tensors if one is not None)
 
     def weights(self, head: Index = EVERY, query: Index = EVERY, key: Index = EVERY) -> Tensor:
-        """Return attention weights [B, head, query, key]; a single index takes its axis away."""
+        """Return attention weights [B, head, query, key]; an integer index removes its axis."""
         return self._part("pattern", head, query, key)
 
     def scores(self, head: Index = EVERY, query: Index = EVERY, key: Index = EVERY) -> Tensor:
-        """Return what the softmax receives, [B, head, query, key]."""
+        """Return the input of the softmax, [B, head, query, key]."""
         return self._part("scores", head, query, key)
 
     def _part(self, point: str, head: Index, query: Index, key: Index) -> Tensor:
@@ -52,7 +52,7 @@ class AttentionMap:
 
 @contextmanager
 def capture_attention(model: nn.Module, *names: str) -> Iterator[dict[str, AttentionMap]]:
-    """Keep what the named patterns, such as `pattern.*`, are worked out from, while the model is called.
+    """Capture the queries and keys of the named patterns, such as `pattern.*`, while the model is called.
 
     >>> import torch, glasshouse as gh
     >>> model = gh.build(gh.preset("tiny-decoder"))
@@ -62,13 +62,13 @@ def capture_attention(model: nn.Module, *names: str) -> Iterator[dict[str, Atten
     ((1, 4, 3, 3), tensor([[1., 0., 0.]]))
     """
     maps: dict[str, AttentionMap] = {}
-    asked = [one for name in names for one in select(model, name)]
-    for one in asked:
+    selections = [one for name in names for one in select(model, name)]
+    for one in selections:
         if one.site.hook_point != "pattern" or not one.whole:
-            raise InputError(f"{one.name} is no whole pattern; name one, such as pattern.0.")
+            raise InputError(f"{one.name} is not a whole pattern; name one, such as pattern.0.")
 
-    def keep(site: Site, kernel: AttendCall) -> None:
+    def capture(site: Site, kernel: AttendCall) -> None:
         maps[site.name] = AttentionMap(site, kernel)
 
-    with hook_manager_of(model).registered(Hook(one, capture=partial(keep, one.site)) for one in asked):
+    with hook_manager_of(model).registered(Hook(one, capture=partial(capture, one.site)) for one in selections):
         yield maps

@@ -1,4 +1,4 @@
-"""Editing: what stands at chosen sites replaced or changed on its way, while a block lasts."""
+"""Edit activations at chosen sites during a forward pass: ablation, scaling, steering, patching."""
 
 from __future__ import annotations
 
@@ -21,58 +21,56 @@ AblationValue = Literal["zero", "mean"] | Tensor | float
 
 @dataclass(frozen=True, eq=False)
 class AblationEdit:
-    """An edit that takes out what some heads say, or all that a site says: it knows a site's axes."""
+    """Ablation of some heads, or of a whole activation; unlike a function, it gets the axes of the site."""
 
-    heads: tuple[int, ...] | None  # None: all there is
+    heads: tuple[int, ...] | None  # None: the whole activation
     to: AblationValue
 
     def of(self, value: Tensor, site: Site) -> Tensor:
-        """Return a whole value of a site as it becomes."""
+        """Return the ablated activation of a site."""
         if self.heads is None:
-            return self._filled(value, site)
+            return self._replacement(value, site)
         if "head" not in site.axes:
-            raise InputError(f"{site.name} has no heads to silence; take z.")
+            raise InputError(f"{site.name} has no head axis to ablate; use z.")
         count = value.shape[1]
         if wrong := [head for head in self.heads if not -count <= head < count]:
-            raise InputError(
-                f"head {wrong[0]} is to be silenced, but there are {count}; stay within 0 and {count - 1}."
-            )
-        chosen = torch.stack([value[:, head] for head in self.heads], 1)  # by no index, which would wait for a GPU
-        filled = self._filled(chosen, site)
-        silent = value.clone()
-        for place, head in enumerate(self.heads):
-            silent[:, head] = filled[:, place]
-        return silent
+            raise InputError(f"head {wrong[0]} is to be ablated, but there are {count}; use 0 to {count - 1}.")
+        chosen = torch.stack([value[:, head] for head in self.heads], 1)  # an index tensor would synchronize the GPU
+        replacement = self._replacement(chosen, site)
+        ablated = value.clone()
+        for number, head in enumerate(self.heads):
+            ablated[:, head] = replacement[:, number]
+        return ablated
 
-    def _filled(self, value: Tensor, site: Site) -> Tensor:
-        """Return what a value, or that of the heads in question, becomes."""
+    def _replacement(self, value: Tensor, site: Site) -> Tensor:
+        """Return the ablation value in the shape of an activation, or of the chosen heads of one."""
         if isinstance(self.to, Tensor):
             try:
                 return self.to.to(value).expand_as(value)
             except RuntimeError:
                 raise InputError(
-                    f"{site.name} is to become a tensor of shape {list(self.to.shape)}, which does not fit "
-                    f"{list(value.shape)}; give one that does."
+                    f"{site.name} is to be ablated to a tensor of shape {list(self.to.shape)}, which does not "
+                    f"broadcast to {list(value.shape)}; give one that does."
                 ) from None
         if self.to == "mean":
             if "query" in site.axes:
-                raise InputError(f"{site.name} has no mean that keeps to what each query may see; take that of z.")
+                raise InputError(f"{site.name} has no mean that respects the attention mask; ablate z to its mean.")
             over = [number for number, axis in enumerate(site.axes) if axis in ("batch", "position")]
             return value.mean(over, keepdim=True).expand_as(value)
         return torch.full_like(value, 0.0 if self.to == "zero" else self.to)
 
 
-Edit = Change | AblationEdit | Tensor | float  # what makes a new value of the old, or that value
+Edit = Change | AblationEdit | Tensor | float  # a function of the activation, or its replacement
 
 
 @contextmanager
 def edit(model: nn.Module, edits: Mapping[str, Edit | Sequence[Edit]]) -> Iterator[None]:
-    """Change what stands at the named sites while the model is called.
+    """Edit the activations at the named sites while the model is called.
 
-    An edit is a function of the value, or what to put in its place; several for one name act in turn, and so do the
-    edits of nested blocks, the outer ones first. Names are those of `record`: with an index in brackets only that
-    part is changed. Scores and patterns are changed in a kernel that is written out, that of their layer alone. What
-    other threads compute meanwhile is not changed. Derivatives are to be taken inside the block.
+    An edit is a function of the activation, or its replacement; several for one name run in order, and so do the
+    edits of nested blocks, outer ones first. Names are those of `record`: with an index in brackets only that slice
+    is edited. Editing scores or a pattern replaces the fused attention kernel of that layer by an explicit one.
+    Calls of other threads are not edited. Call `backward` inside the block.
 
     >>> import torch, glasshouse as gh
     >>> model = gh.build(gh.preset("tiny-decoder", init="normal")).eval()
@@ -83,54 +81,56 @@ def edit(model: nn.Module, edits: Mapping[str, Edit | Sequence[Edit]]) -> Iterat
     False
     """
     if not isinstance(edits, Mapping):
-        raise InputError(f"edits is a {type(edits).__name__}, but it must say by site what to do: {{'z.3': 0.0}}.")
-    uses = [
-        Hook(one, edit=partial(_applied, one, name, each), position_dependent=_goes_by_place(one, each))
+        raise InputError(f"edits is a {type(edits).__name__}, but it must map sites to edits, as in {{'z.3': 0.0}}.")
+    hooks = [
+        Hook(one, edit=partial(_apply, one, name, each), position_dependent=_is_position_dependent(one, each))
         for name, given in edits.items()
         for one in select(model, name)
         for each in (given if isinstance(given, Sequence) else [given])
     ]
-    with hook_manager_of(model).registered(uses):
+    with hook_manager_of(model).registered(hooks):
         yield
 
 
-def _applied(asked: Selection, name: str, change: Edit, value: Tensor) -> Tensor:
-    """Return a value with the part asked for changed."""
-    part = asked.of(value)
+def _apply(selection: Selection, name: str, edit: Edit, value: Tensor) -> Tensor:
+    """Return an activation with the selected slice edited."""
+    part = selection.of(value)
     new: object
-    if isinstance(change, AblationEdit):
-        new = asked.of(change.of(value, asked.site))
+    if isinstance(edit, AblationEdit):
+        new = selection.of(edit.of(value, selection.site))
     else:
-        # A copy: who changes it where it stands must reach neither a record nor a cache.
-        new = change(part.clone()) if callable(change) else change
+        # A copy: an in-place edit must reach neither a recording nor a KV cache.
+        new = edit(part.clone()) if callable(edit) else edit
     if not isinstance(new, Tensor | float | int):
-        raise InputError(f"the edit of {name} gave a {type(new).__name__}; give a tensor like the one it gets.")
-    # Not by way of the host, where a graph of the step may be in the making.
+        raise InputError(
+            f"the edit of {name} returned a {type(new).__name__}; return a tensor of the shape it is given."
+        )
+    # Without a copy from the host, which a CUDA graph could not capture.
     new = new.to(value) if isinstance(new, Tensor) else value.new_full((), new)
     try:
         new = new.expand(part.shape)
     except RuntimeError:
         raise InputError(
-            f"the edit of {name} gave shape {list(new.shape)}, but the value there has {list(part.shape)}; "
-            "give one of the same shape."
+            f"the edit of {name} gave shape {list(new.shape)}, but the activation has {list(part.shape)}; "
+            "return one of the same shape."
         ) from None
-    if asked.whole:
+    if selection.whole:
         return new
-    changed = value.clone()
-    changed[asked.index] = new
-    return changed
+    edited = value.clone()
+    edited[selection.index] = new
+    return edited
 
 
-def _goes_by_place(asked: Selection, change: Edit) -> bool:
-    axes = zip(asked.site.axes, asked.index, strict=True)
-    cut = any(axis in ("batch", "position", "query", "key") and one != slice(None) for axis, one in axes)
-    return cut or (isinstance(change, AblationEdit) and isinstance(change.to, str) and change.to == "mean")
+def _is_position_dependent(selection: Selection, edit: Edit) -> bool:
+    axes = zip(selection.site.axes, selection.index, strict=True)
+    sliced = any(axis in ("batch", "position", "query", "key") and one != slice(None) for axis, one in axes)
+    return sliced or (isinstance(edit, AblationEdit) and isinstance(edit.to, str) and edit.to == "mean")
 
 
 def ablate_head(*heads: int, to: AblationValue = "zero") -> AblationEdit:
-    """Return an edit for a site with heads that silences some: to zero, to their mean, or to a given value.
+    """Return an edit that ablates attention heads: to zero, to their mean, or to a given value.
 
-    The mean is taken over the rows and positions of the call, padding included; a tensor must fit [B, heads, S, d].
+    The mean is over the batch and positions, padding included; a tensor must broadcast to [B, heads, S, d].
 
     >>> import glasshouse as gh
     >>> model = gh.build(gh.preset("tiny-decoder"))
@@ -147,11 +147,11 @@ def ablate_head(*heads: int, to: AblationValue = "zero") -> AblationEdit:
 
 
 def mean_ablate() -> AblationEdit:
-    """Return an edit to the mean over the rows and positions of the call: only what a site always says stays.
+    """Return an edit for mean ablation: to the mean over the batch and positions of the call.
 
     >>> import glasshouse as gh
     >>> model = gh.build(gh.preset("tiny-decoder"))
-    >>> with gh.edit(model, {"hidden.0[neuron=5]": mean()}), gh.record(model, "hidden.0[neuron=5]") as seen:
+    >>> with gh.edit(model, {"hidden.0[neuron=5]": mean_ablate()}), gh.record(model, "hidden.0[neuron=5]") as seen:
     ...     _ = model(torch.tensor([[1, 2, 3]]))
     >>> len(seen["hidden.0"].unique())
     1
@@ -160,7 +160,7 @@ def mean_ablate() -> AblationEdit:
 
 
 def scale(factor: float) -> Change:
-    """Return an edit that multiplies.
+    """Return an edit that multiplies by a factor.
 
     >>> scale(2.0)(torch.ones(2))
     tensor([2., 2.])
@@ -169,15 +169,15 @@ def scale(factor: float) -> Change:
 
 
 def add(vector: Tensor) -> Change:
-    """Return an edit that adds a vector, the same at every position.
+    """Return an edit that adds a vector, such as a steering vector, at every position.
 
     >>> add(torch.tensor([0.0, 1.0]))(torch.ones(2, 2))
     tensor([[1., 2.],
             [1., 2.]])
     """
-    moved: dict[tuple[torch.device, torch.dtype], Tensor] = {}  # an engine's later steps are graphs: nothing moves
+    moved: dict[tuple[torch.device, torch.dtype], Tensor] = {}  # CUDA graphs of an engine cannot copy from the host
 
-    def change(value: Tensor) -> Tensor:
+    def add_vector(value: Tensor) -> Tensor:
         if vector.requires_grad:
             return value + vector.to(value)
         key = (value.device, value.dtype)
@@ -185,4 +185,4 @@ def add(vector: Tensor) -> Change:
             moved[key] = vector.to(value)
         return value + moved[key]
 
-    return change
+    return add_vector

@@ -1,4 +1,4 @@
-"""How the tools call a model: what they are given, and the model as it is used, not as it is trained."""
+"""How the tools run a model: eval mode, and the inputs, layout and targets of a forward pass."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ from glasshouse.models.stack import Stack
 
 @contextmanager
 def eval_mode(*models: nn.Module) -> Iterator[None]:
-    """Have models called without dropout and without a graph; afterwards each module is in the mode it was in.
+    """Put models in eval mode under no_grad; afterwards each module is back in the mode it was in.
 
-    Others who look into one wait meanwhile; who trains it in another thread would do so without dropout. Several
-    are always taken in the same order, so that two threads that want the same ones never wait for each other.
+    The hook managers of the models are locked meanwhile, always in the same order, which rules out a deadlock. A
+    thread that trains one of them does not wait, and would train it without dropout.
 
     >>> import glasshouse as gh
     >>> model = gh.build(gh.preset("tiny-decoder"))
-    >>> with quiet(model):
+    >>> with eval_mode(model):
     ...     print(model.training)
     False
     >>> model.training
     True
     """
     with ExitStack() as locks:
-        for board in sorted(map(hook_manager_of, models), key=lambda board: board.number):
-            locks.enter_context(board.lock)
+        for manager in sorted(map(hook_manager_of, models), key=lambda manager: manager.number):
+            locks.enter_context(manager.lock)
         in_training = [module for model in models for module in model.modules() if module.training]
         for model in models:
             model.eval()
@@ -47,34 +47,34 @@ def eval_mode(*models: nn.Module) -> Iterator[None]:
                 module.training = True
 
 
-def check_full_sequence(call: Mapping[str, Any]) -> None:
-    """Refuse what leaves a part of the text to another call: a tool looks at all of it, some more than once."""
-    for name in ("cache", "keep"):
-        if call.get(name) is not None:
-            raise InputError(f"{name} was given, but a whole text is looked at here; leave it out.")
+def check_full_sequence(model_kwargs: Mapping[str, Any]) -> None:
+    """Raise InputError for keywords that leave out part of the sequence: the tools run whole sequences."""
+    for name in ("cache", "logits_to_keep"):
+        if model_kwargs.get(name) is not None:
+            raise InputError(f"{name} was given, but whole sequences are inspected here; leave it out.")
 
 
 def final_stack(model: Model) -> tuple[str, Stack]:
-    """Return the stack whose vectors the head reads, and what the names of its sites begin with."""
+    """Return the stack that feeds the head, and the prefix of its site names."""
     return ("decoder.", model.decoder) if isinstance(model, Seq2Seq) else ("", model.stack)
 
 
-def layout_of(model: Model, ids: Tensor, call: Mapping[str, Any]) -> Layout:
-    """Return where the ids that go into the stack the head reads stand."""
+def layout_of(model: Model, ids: Tensor, model_kwargs: Mapping[str, Any]) -> Layout:
+    """Return the layout of the ids that go into the stack that feeds the head."""
     side = "target_" if isinstance(model, Seq2Seq) else ""
-    told = {name: call.get(side + name) for name in ("lengths", "mask", "documents")}
-    return make_layout(ids, **told, side=side)
+    given = {name: model_kwargs.get(side + name) for name in ("lengths", "mask", "documents")}
+    return make_layout(ids, **given, side=side)
 
 
 def ids_of(model: Model, inputs: tuple[Tensor, ...]) -> Tensor:
-    """Return those of a call's inputs that go into the stack the head reads: the ids, or the target."""
-    wanted = ("source", "target") if isinstance(model, Seq2Seq) else ("ids",)
-    if len(inputs) != len(wanted):
+    """Return the input that goes into the stack that feeds the head: the ids, or the target."""
+    names = ("source", "target") if isinstance(model, Seq2Seq) else ("ids",)
+    if len(inputs) != len(names):
         raise InputError(
-            f"the number of inputs without a name is {len(inputs)}, but this model takes {len(wanted)}; "
-            f"give {' and '.join(wanted)} right after it."
+            f"the number of positional inputs is {len(inputs)}, but this model takes {len(names)}; "
+            f"give {' and '.join(names)} right after it."
         )
-    check_ids(inputs[-1], model.spec.vocab_size, wanted[-1], "vocab_size")
+    check_ids(inputs[-1], model.spec.vocab_size, names[-1], "vocab_size")
     return inputs[-1]
 
 
@@ -86,29 +86,29 @@ def next_tokens(ids: Tensor, layout: Layout) -> Tensor:
     tensor([[ 6,  7, -1, -1]])
     """
     length = ids.shape[1]
-    places = torch.arange(length, device=ids.device).expand(ids.shape)
+    indices = torch.arange(length, device=ids.device).expand(ids.shape)
     if layout.real is not None:
-        places = places.where(layout.real, length)
-    after = F.pad(places.flip(1).cummin(1).values.flip(1)[:, 1:], (0, 1), value=length)
-    there, after = after < length, after.clamp(max=length - 1)
+        indices = indices.where(layout.real, length)
+    after = F.pad(indices.flip(1).cummin(1).values.flip(1)[:, 1:], (0, 1), value=length)
+    exists, after = after < length, after.clamp(max=length - 1)
     if layout.documents is not None:
-        there = there & (layout.documents.gather(1, after) == layout.documents)
+        exists = exists & (layout.documents.gather(1, after) == layout.documents)
     if layout.real is not None:
-        there = there & layout.real
-    return ids.long().gather(1, after).where(there, -1)
+        exists = exists & layout.real
+    return ids.long().gather(1, after).where(exists, -1)
 
 
-def resolve_indices(wanted: Sequence[int] | None, size: int, name: str) -> list[int]:
-    """Return which of `size` things are wanted, counted from 0: all where nothing was said; -1 is the last.
+def resolve_indices(indices: Sequence[int] | None, size: int, name: str) -> list[int]:
+    """Return indices below `size` without negative ones, -1 being the last; None means all.
 
-    >>> chosen(None, 3, "layers"), chosen((0, -1), 3, "layers")
+    >>> resolve_indices(None, 3, "layers"), resolve_indices((0, -1), 3, "layers")
     ([0, 1, 2], [0, 2])
     """
-    if wanted is None:
+    if indices is None:
         return list(range(size))
-    if not isinstance(wanted, Sequence) or not all(isinstance(one, int) for one in wanted):
-        raise InputError(f"{name} is {wanted!r}, but it must be a list of numbers.")
-    for one in wanted:
+    if not isinstance(indices, Sequence) or not all(isinstance(one, int) for one in indices):
+        raise InputError(f"{name} is {indices!r}, but it must be a list of integers.")
+    for one in indices:
         if not -size <= one < size:
-            raise InputError(f"{name} holds {one}, but there are {size}; stay within 0 and {size - 1}.")
-    return [range(size)[one] for one in wanted]
+            raise InputError(f"{name} contains {one}, but there are {size}; use 0 to {size - 1}.")
+    return [range(size)[one] for one in indices]

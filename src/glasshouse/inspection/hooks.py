@@ -1,4 +1,4 @@
-"""Who looks at a model or changes it just now: kept beside the model, which has hooks for as long as someone does."""
+"""Forward hooks at the sites of a model, registered only while a recording or an edit is active."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from glasshouse.layers.attend import Explicit, Fused
 from glasshouse.layers.mask import Mask
 from glasshouse.layers.module_swap import HOOK_ATTRIBUTES
 
-INSIDE = ("scores", "pattern")  # what a kernel works out and no module hands on
+INSIDE = ("scores", "pattern")  # intermediates of a kernel: not the input or output of any module
 
 
 class AttendCall(NamedTuple):
-    """A kernel and what it was given in a call."""
+    """An attention kernel and its arguments in one call."""
 
     attend: Fused | Explicit
     q: Tensor
@@ -36,196 +36,192 @@ class AttendCall(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Hook:
-    """What someone does at one site: change what passes there, or read it."""
+    """A hook at one site: it edits the activation, or reads it."""
 
     selection: Selection
-    edit: Callable[[Tensor], Tensor] | None = None  # of the whole value
-    read: Callable[[Tensor], None] | None = None  # of the part selected
-    capture: Callable[[AttendCall], None] | None = None  # of a pattern: what it is worked out from
-    in_graph: bool = False  # the very tensor that goes on is wanted, not one like it
-    position_dependent: bool = (
-        False  # the change goes by rows and positions, which come otherwise while a text is written
-    )
+    edit: Callable[[Tensor], Tensor] | None = None  # of the whole activation
+    read: Callable[[Tensor], None] | None = None  # of the selected slice
+    capture: Callable[[AttendCall], None] | None = None  # of a pattern: the arguments it is computed from
+    in_graph: bool = False  # read the tensor of the autograd graph itself, not a recomputed one
+    position_dependent: bool = False  # indexes batch or position, which differ between prefill and decode
 
 
 class CallListener(Protocol):
-    """Someone who keeps what belongs to one call apart from what belongs to another."""
+    """Is notified when a forward pass of the model begins and ends."""
 
     @property
     def complete(self) -> bool:
-        """Whether all that is wanted of the call has been seen."""
+        """Whether everything requested of this forward pass has been recorded."""
 
     def begin(self) -> None:
-        """Learn that a call of the model begins."""
+        """Handle the beginning of a forward pass."""
 
     def end(self, whole: bool) -> None:
-        """Learn that it has ended, by itself or, if it is not whole, by an error or because no more was needed."""
+        """Handle its end; `whole` is False if it raised an error or was stopped early."""
 
 
 class HookManager:
-    """The uses of one model, in the order in which they came: at a site, all changes act before anyone reads."""
+    """The hooks of one model, in order of registration: at a site, all edits run before any read."""
 
     def __init__(self) -> None:
-        self.number = next(_numbers)  # several models are locked in this order, so that nobody waits in a ring
+        self.number = next(_numbers)  # several models are locked in this order, which rules out a deadlock
         self.lock = threading.RLock()
-        self.owner = 0  # the thread whose calls are looked at; those of others pass as if nobody did
-        self.hooks: dict[Hook, None] = {}  # a set in order
-        self.calls: list[CallListener] = []
+        self.owner = 0  # the thread whose calls are hooked; hooks do nothing in other threads
+        self.hooks: dict[Hook, None] = {}  # an ordered set
+        self.listeners: list[CallListener] = []
         self.undo = ExitStack()
 
     @contextmanager
-    def registered(self, uses: Iterable[Hook], calls: CallListener | None = None) -> Iterator[None]:
-        """Have these uses act on the calls of this thread; another that wants the model as well waits."""
-        mine = dict.fromkeys(uses)
-        with self.lock, _eagerly():
+    def registered(self, hooks: Iterable[Hook], listener: CallListener | None = None) -> Iterator[None]:
+        """Register hooks for the calls of this thread; other threads that want to hook the model wait."""
+        mine = dict.fromkeys(hooks)
+        with self.lock, _force_eager():
             try:
                 self.owner = threading.get_ident()
-                self.calls += [calls] if calls is not None else []
-                self._arrange(self.hooks | mine)
+                self.listeners += [listener] if listener is not None else []
+                self._install(self.hooks | mine)
                 yield
-            finally:  # whichever of several blocks ends first, as those of generators may
-                self.calls = [one for one in self.calls if one is not calls]
-                self._arrange({use: None for use in self.hooks if use not in mine})
+            finally:  # blocks may end in any order, as those of generators do
+                self.listeners = [one for one in self.listeners if one is not listener]
+                self._install({hook: None for hook in self.hooks if hook not in mine})
 
     def end(self, whole: bool) -> None:
-        """Tell those who want to know that the call has ended."""
-        for one in self.calls:
+        """Notify the listeners that the forward pass has ended."""
+        for one in self.listeners:
             one.end(whole)
 
     def stop(self) -> None:
-        """Tell them that no more is computed: the call is whole for those who have all they wanted of it."""
-        for one in self.calls:
+        """Notify them that it was stopped early: it counts as whole for those that are complete."""
+        for one in self.listeners:
             one.end(one.complete)
 
-    def _arrange(self, uses: dict[Hook, None]) -> None:
-        """Leave the model as it is without anyone, then place what these uses need."""
+    def _install(self, hooks: dict[Hook, None]) -> None:
+        """Remove every hook from the model, then install these."""
         self.undo.close()
-        self.hooks = uses
+        self.hooks = hooks
         by_site: dict[Site, list[Hook]] = {}
-        for use in uses:
-            by_site.setdefault(use.selection.site, []).append(use)
-        changed = {
+        for hook in hooks:
+            by_site.setdefault(hook.selection.site, []).append(hook)
+        replaced = {
             (site.model, site.path)
-            for site, users in by_site.items()
+            for site, site_hooks in by_site.items()
             if site.hook_point in INSIDE
             and (
-                any(use.edit is not None or use.in_graph for use in users)
+                any(hook.edit is not None or hook.in_graph for hook in site_hooks)
                 or isinstance(site.module, HookedExplicit)  # the model is a copy of one that is edited
             )
         }
-        for model, path in changed:  # first, as hooks belong on what then stands there
-            self._open_up(model, path, by_site)
-        for site, users in by_site.items():
+        for model, path in replaced:  # first: the other hooks go on the new module
+            self._replace_kernel(model, path, by_site)
+        for site, site_hooks in by_site.items():
             if site.hook_point not in INSIDE:
-                self._watch(site, users)
-            elif (site.model, site.path) not in changed:
-                self._work_out(site, users)
-        if self.calls:
-            self._follow_calls(next(iter(by_site)).model)
+                self._hook_module(site, site_hooks)
+            elif (site.model, site.path) not in replaced:
+                self._hook_recompute(site, site_hooks)
+        if self.listeners:
+            self._hook_model(next(iter(by_site)).model)
 
-    def _follow_calls(self, model: nn.Module) -> None:
-        """Put hooks around a call of the whole model."""
+    def _hook_model(self, model: nn.Module) -> None:
+        """Register hooks on the whole model that notify the listeners."""
 
-        def begins(module: nn.Module, args: tuple[Any, ...]) -> None:
-            for one in self.calls if threading.get_ident() == self.owner else ():
+        def before_forward(module: nn.Module, args: tuple[Any, ...]) -> None:
+            for one in self.listeners if threading.get_ident() == self.owner else ():
                 one.begin()
 
-        def ends(module: nn.Module, args: tuple[Any, ...], value: Tensor | None) -> None:
+        def after_forward(module: nn.Module, args: tuple[Any, ...], value: Tensor | None) -> None:
             if threading.get_ident() == self.owner:
-                self.end(value is not None)  # after an error there is none
+                self.end(value is not None)  # None after an error
 
-        self.undo.callback(model.register_forward_pre_hook(begins).remove)
-        self.undo.callback(model.register_forward_hook(ends, always_call=True).remove)
+        self.undo.callback(model.register_forward_pre_hook(before_forward).remove)
+        self.undo.callback(model.register_forward_hook(after_forward, always_call=True).remove)
 
-    def _watch(self, site: Site, uses: list[Hook]) -> None:
-        """Put a hook at a module's door."""
+    def _hook_module(self, site: Site, hooks: list[Hook]) -> None:
+        """Register a hook on the input or output of a module."""
 
-        def given(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
+        def on_input(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
             assert isinstance(site.hook_point, int)
-            value = self._pass(args[site.hook_point], uses)
+            value = self._apply(args[site.hook_point], hooks)
             return (
                 None
                 if value is args[site.hook_point]
                 else (*args[: site.hook_point], value, *args[site.hook_point + 1 :])
             )
 
-        def gives(module: nn.Module, args: tuple[Any, ...], value: Tensor) -> Tensor | None:
-            return self._pass(value, uses)
+        def on_output(module: nn.Module, args: tuple[Any, ...], value: Tensor) -> Tensor | None:
+            return self._apply(value, hooks)
 
         if site.hook_point == "output":
-            handle = site.module.register_forward_hook(gives)
+            handle = site.module.register_forward_hook(on_output)
         else:
-            handle = site.module.register_forward_pre_hook(given)
+            handle = site.module.register_forward_pre_hook(on_input)
         self.undo.callback(handle.remove)
 
-    def _work_out(self, site: Site, uses: list[Hook]) -> None:
-        """Have what a fused kernel never holds worked out from what it was given."""
+    def _hook_recompute(self, site: Site, hooks: list[Hook]) -> None:
+        """Recompute scores or pattern from the inputs of a fused kernel, which never materializes them."""
 
-        def gives(module: nn.Module, args: tuple[Tensor, Tensor, Tensor, Mask], value: Tensor) -> None:
+        def on_output(module: nn.Module, args: tuple[Tensor, Tensor, Tensor, Mask], value: Tensor) -> None:
             q, k, v, mask = args
-            active = self._active(uses)
+            active = self._active(hooks)
             _check_not_captured(active, value)
-            for use in active:
-                if use.capture is not None:
-                    use.capture(AttendCall(module, q.detach(), k.detach(), v.detach(), mask))  # type: ignore[arg-type]
-                if use.read is not None:
-                    use.read(recompute_attention(use.selection, module, q, k, mask))  # type: ignore[arg-type]
+            for hook in active:
+                if hook.capture is not None:
+                    hook.capture(AttendCall(module, q.detach(), k.detach(), v.detach(), mask))  # type: ignore[arg-type]
+                if hook.read is not None:
+                    hook.read(recompute_attention(hook.selection, module, q, k, mask))  # type: ignore[arg-type]
 
-        self.undo.callback(site.module.register_forward_hook(gives).remove)
+        self.undo.callback(site.module.register_forward_hook(on_output).remove)
 
-    def _open_up(self, model: nn.Module, path: str, by_site: dict[Site, list[Hook]]) -> None:
-        """Put a kernel that is written out in the place of the one that stands there."""
-        here = {site.hook_point: uses for site, uses in by_site.items() if (site.model, site.path) == (model, path)}
-        above, _, name = path.rpartition(".")
-        attention, stood = model.get_submodule(above), model.get_submodule(path)
-        former = unwrap_compiled(stood)
-        assert isinstance(former, Fused | Explicit)
-        opened = HookedExplicit(
-            former,
-            lambda: any(self._active(uses) for uses in here.values()),
-            lambda scores: self._pass(scores, here.get("scores", [])),
-            lambda pattern: self._pass(pattern, here.get("pattern", [])),
+    def _replace_kernel(self, model: nn.Module, path: str, by_site: dict[Site, list[Hook]]) -> None:
+        """Replace an attention kernel by an explicit one with hooks on scores and pattern."""
+        here = {site.hook_point: hooks for site, hooks in by_site.items() if (site.model, site.path) == (model, path)}
+        parent, _, name = path.rpartition(".")
+        attention, module = model.get_submodule(parent), model.get_submodule(path)
+        original = unwrap_compiled(module)
+        assert isinstance(original, Fused | Explicit)
+        explicit = HookedExplicit(
+            original,
+            lambda: any(self._active(hooks) for hooks in here.values()),
+            lambda scores: self._apply(scores, here.get("scores", [])),
+            lambda pattern: self._apply(pattern, here.get("pattern", [])),
         )
-        for (
-            hooks
-        ) in HOOK_ATTRIBUTES:  # the very same dictionaries: what others put there or take away meanwhile stays so
-            setattr(opened, hooks, getattr(stood, hooks))
-        setattr(attention, name, opened)
-        self.undo.callback(setattr, attention, name, stood)
+        for attribute in HOOK_ATTRIBUTES:  # the same dictionaries: hooks that others add or remove meanwhile persist
+            setattr(explicit, attribute, getattr(module, attribute))
+        setattr(attention, name, explicit)
+        self.undo.callback(setattr, attention, name, module)
 
-    def _pass(self, value: Tensor, uses: list[Hook]) -> Tensor:
-        active = self._active(uses)
+    def _apply(self, value: Tensor, hooks: list[Hook]) -> Tensor:
+        active = self._active(hooks)
         _check_not_captured(active, value)
-        for use in active:
-            if use.edit is not None:
-                value = use.edit(value)
-        for use in active:
-            if use.read is not None:
-                use.read(value if use.in_graph else use.selection.of(value))
+        for hook in active:
+            if hook.edit is not None:
+                value = hook.edit(value)
+        for hook in active:
+            if hook.read is not None:
+                hook.read(value if hook.in_graph else hook.selection.of(value))
         return value
 
-    def _active(self, uses: list[Hook]) -> list[Hook]:
-        """Return those of some uses that act now: a copy of the model, such as an engine's, may keep its hooks."""
-        return [use for use in uses if use in self.hooks] if threading.get_ident() == self.owner else []
+    def _active(self, hooks: list[Hook]) -> list[Hook]:
+        """Return the hooks registered for this thread; a copy of the model, such as an engine's, may keep others."""
+        return [hook for hook in hooks if hook in self.hooks] if threading.get_ident() == self.owner else []
 
 
 class HookedExplicit(Explicit):
-    """A kernel whose scores and weights pass before the eyes of whoever looks at them or changes them."""
+    """The explicit attention kernel with hooks on its scores and pattern."""
 
     def __init__(
         self,
-        former: Fused | Explicit,
-        is_watched: Callable[[], bool],
+        original: Fused | Explicit,
+        is_hooked: Callable[[], bool],
         scores_hook: Callable[[Tensor], Tensor],
         pattern_hook: Callable[[Tensor], Tensor],
     ) -> None:
-        super().__init__(former.scale, former.dropout, softcap_of(former))
-        self.original = (former,)  # not a child: the tree keeps its shape
-        self.train(former.training)
-        self.is_hooked, self.scores_hook, self.pattern_hook = is_watched, scores_hook, pattern_hook
+        super().__init__(original.scale, original.dropout, softcap_of(original))
+        self.original = (original,)  # not a submodule: the module tree keeps its shape
+        self.train(original.training)
+        self.is_hooked, self.scores_hook, self.pattern_hook = is_hooked, scores_hook, pattern_hook
 
     def train(self, mode: bool = True) -> HookedExplicit:
-        """Set the mode of the kernel that will be back, too."""
+        """Set the mode of the original kernel, too."""
         self.original[0].train(mode)
         return super().train(mode)
 
@@ -236,57 +232,57 @@ class HookedExplicit(Explicit):
         return super().forward(q, k, v, mask)
 
     def scores(self, q: Tensor, k: Tensor, mask: Mask) -> Tensor:
-        """Return what the softmax receives, as changed."""
-        (former,) = self.original
-        made = former.scores(q, k, mask) if isinstance(former, Explicit) else super().scores(q, k, mask)
-        return self.scores_hook(made)
+        """Return the input of the softmax, after the hook."""
+        (original,) = self.original
+        scores = original.scores(q, k, mask) if isinstance(original, Explicit) else super().scores(q, k, mask)
+        return self.scores_hook(scores)
 
     def pattern(self, scores: Tensor) -> Tensor:
-        """Return the attention weights, as changed."""
-        (former,) = self.original
-        made = former.pattern(scores) if isinstance(former, Explicit) else super().pattern(scores)
-        return self.pattern_hook(made)
+        """Return the attention weights, after the hook."""
+        (original,) = self.original
+        pattern = original.pattern(scores) if isinstance(original, Explicit) else super().pattern(scores)
+        return self.pattern_hook(pattern)
 
 
-def _check_not_captured(uses: list[Hook], value: Tensor) -> None:
-    """Refuse to read what becomes part of a graph: it would be read once, and never again when the graph runs."""
-    read = next((use.selection.name for use in uses if use.read is not None), None)
-    if read is not None and value.is_cuda and torch.cuda.is_current_stream_capturing():
-        raise InputError(f"{read} is recorded around an engine; give its name to generate as record.")
+def _check_not_captured(hooks: list[Hook], value: Tensor) -> None:
+    """Raise InputError while a CUDA graph is captured: the hook would not run when the graph is replayed."""
+    name = next((hook.selection.name for hook in hooks if hook.read is not None), None)
+    if name is not None and value.is_cuda and torch.cuda.is_current_stream_capturing():
+        raise InputError(f"{name} is recorded around an engine; pass its name to generate as record.")
 
 
 _numbers = itertools.count()
-_boards: WeakKeyDictionary[nn.Module, HookManager] = WeakKeyDictionary()
-_making = threading.Lock()
-_eager = threading.Lock()
-_eager_users = ExitStack()
+_managers: WeakKeyDictionary[nn.Module, HookManager] = WeakKeyDictionary()
+_managers_lock = threading.Lock()
+_eager_lock = threading.Lock()
+_eager_stance = ExitStack()
 _eager_count = 0
 
 
 def hook_manager_of(model: nn.Module) -> HookManager:
-    """Return the board of a model."""
-    with _making:
-        return _boards.setdefault(unwrap_model(model), HookManager())
+    """Return the hook manager of a model."""
+    with _managers_lock:
+        return _managers.setdefault(unwrap_model(model), HookManager())
 
 
 @contextmanager
-def _eagerly() -> Iterator[None]:
-    """Have what is compiled run uncompiled meanwhile: hooks that come after the first compiled call never fire.
+def _force_eager() -> Iterator[None]:
+    """Run compiled modules eagerly: hooks registered after the first compiled call never fire.
 
-    Torch has one switch for the whole process, so it is turned by the first who comes and the last who leaves.
+    The stance of torch.compile is process-wide, so the first to enter sets it and the last to leave resets it.
     """
     global _eager_count
-    if "torch._dynamo" not in sys.modules:  # nothing was ever compiled, and to import it takes seconds
+    if "torch._dynamo" not in sys.modules:  # nothing was ever compiled, and importing it takes seconds
         yield
         return
-    with _eager:
+    with _eager_lock:
         if _eager_count == 0:
-            _eager_users.enter_context(torch.compiler.set_stance("force_eager"))
+            _eager_stance.enter_context(torch.compiler.set_stance("force_eager"))
         _eager_count += 1
     try:
         yield
     finally:
-        with _eager:
+        with _eager_lock:
             _eager_count -= 1
             if _eager_count == 0:
-                _eager_users.close()
+                _eager_stance.close()

@@ -1,4 +1,4 @@
-"""Results drawn as HTML that needs nothing else: for notebooks, and for a file to send to someone."""
+"""Results rendered as self-contained HTML, for notebooks and for files to share."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from torch import Tensor
 
 from glasshouse.text import Tokenizer
 
-MOST_CELLS = 4096  # of a table; what has more is drawn as a picture, one pixel a cell
-MOST_COLUMNS = 64
-MOST_TEXTS = 4  # of a batch
-POSITIVE, NEGATIVE = (38, 118, 214), (214, 93, 38)  # told apart by those who see no red or no green, too
+MAX_CELLS = 4096  # of a table; a larger one is drawn as an image, one pixel per cell
+MAX_COLUMNS = 64
+MAX_TEXTS = 4  # of a batch
+POSITIVE, NEGATIVE = (38, 118, 214), (214, 93, 38)  # distinguishable with red-green colour blindness
 
 STYLE = """
 .gh { font: 13px/1.4 system-ui, sans-serif; color-scheme: light dark; overflow-x: auto }
@@ -36,17 +36,17 @@ STYLE = """
 
 
 class HtmlDisplay:
-    """What draws itself in a notebook, or as a page of its own."""
+    """A result that displays itself in a notebook, or as an HTML page."""
 
     def _html_body(self) -> str:
-        """Return the body, as HTML."""
+        """Return the body of the HTML."""
         raise NotImplementedError
 
     def _repr_html_(self) -> str:
         return f'<div class="gh"><style>{STYLE}</style>{self._html_body()}</div>'
 
     def save_html(self, path: str | Path) -> None:
-        """Write the drawing as a page that needs no other file and no network."""
+        """Write a self-contained HTML page that loads no other file."""
         title = escape(type(self).__name__)
         head = f'<meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>{title}</title>'
         page = f'<!doctype html><html lang="en"><head>{head}</head><body>{self._repr_html_()}</body></html>\n'
@@ -61,16 +61,16 @@ def heatmap(
     caption: str = "",
     words: Sequence[Sequence[str]] | None = None,
 ) -> str:
-    """Draw values [R, C] as a table whose cells are the darker the larger, with numbers or words in them.
+    """Render values [R, C] as a table with shaded cells that contain numbers or words.
 
-    A table too large to read becomes a picture.
+    A table too large to read becomes an image.
 
-    >>> drawn = heatmap(torch.tensor([[0.5, 1.0]]), rows=["a"], columns=["<b>", "c"], caption="x & y")
-    >>> "&lt;b&gt;" in drawn, "x &amp; y" in drawn, drawn.count("<td")
+    >>> html = heatmap(torch.tensor([[0.5, 1.0]]), rows=["a"], columns=["<b>", "c"], caption="x & y")
+    >>> "&lt;b&gt;" in html, "x &amp; y" in html, html.count("<td")
     (True, True, 2)
     """
     values = values.detach().double().cpu()
-    if values.numel() > MOST_CELLS or (words is None and values.shape[1] > MOST_COLUMNS):
+    if values.numel() > MAX_CELLS or (words is None and values.shape[1] > MAX_COLUMNS):
         return picture(values, caption=caption)
     top = float(values.nan_to_num(0, 0, 0).abs().max()) if values.numel() else 0.0
     kind = "" if words is None else ' class="word"'
@@ -87,7 +87,7 @@ def heatmap(
 
 
 def picture(values: Tensor, *, caption: str = "") -> str:
-    """Draw values [R, C] as a picture, one pixel each.
+    """Render values [R, C] as an image, one pixel each.
 
     >>> "a map, 2 by 3: from 0 to 1" in picture(torch.eye(2, 3), caption="a map")
     True
@@ -101,7 +101,7 @@ def picture(values: Tensor, *, caption: str = "") -> str:
 
 
 def bars(values: Tensor, *, names: Sequence[str], caption: str = "") -> str:
-    """Draw values [N] as bars, one a line, in the order given.
+    """Render values [N] as a bar chart, one bar per line, in the given order.
 
     >>> bars(torch.tensor([1.0, -2.0]), names=["up", "down"]).count("<tr>")
     2
@@ -117,7 +117,7 @@ def bars(values: Tensor, *, names: Sequence[str], caption: str = "") -> str:
 
 
 def not_drawn(**left: int) -> str:
-    """Say how much more there is of what was left out.
+    """Return a note of how many items are not drawn.
 
     >>> not_drawn(positions=0, texts=3), not_drawn(positions=-2)
     (' (3 more texts not drawn)', '')
@@ -127,10 +127,10 @@ def not_drawn(**left: int) -> str:
 
 
 def labels(ids: Tensor, tok: Tokenizer | None) -> list[str]:
-    """Return a text for each of ids [S]: the token's own, spaces made visible; or its number."""
+    """Return a label for each of ids [S]: the token's text with visible spaces, or its id."""
     if tok is None:
         return [str(number) for number in ids.tolist()]
-    known = tok.ids  # a model may have rows to spare, which no token names
+    known = tok.ids  # the vocabulary of a model may be padded with ids that no token has
     return [
         tok.decode_bytes([number]).decode("utf-8", "backslashreplace").replace(" ", "␣")
         if number in known
@@ -140,13 +140,13 @@ def labels(ids: Tensor, tok: Tokenizer | None) -> list[str]:
 
 
 def shown(text: str) -> str:
-    r"""Return a text as HTML in which nothing acts and nothing hides.
+    r"""Return a text as escaped HTML with control characters made visible.
 
     >>> shown("<b>\n")
     '&lt;b&gt;\\n'
     """
-    seen = "".join(c if c.isprintable() else repr(c)[1:-1] for c in text[:80])
-    return escape(seen + ("…" if len(text) > 80 else ""))
+    visible = "".join(c if c.isprintable() else repr(c)[1:-1] for c in text[:80])
+    return escape(visible + ("…" if len(text) > 80 else ""))
 
 
 def _number(value: float) -> str:
@@ -160,7 +160,7 @@ def _shade(value: float, top: float) -> str:
 
 
 def _png(values: Tensor) -> bytes:
-    """Return values [R, C] as a picture, one pixel each."""
+    """Return values [R, C] as a PNG image, one pixel each."""
     values = values.nan_to_num(0, 0, 0)
     share = (values.abs() / values.abs().max().clamp(min=1e-30))[..., None]
     ink = torch.where(values[..., None] >= 0, torch.tensor(POSITIVE), torch.tensor(NEGATIVE))

@@ -1,4 +1,4 @@
-"""What is measured of an output where nothing else is asked for: a difference of logits, or the loss."""
+"""Default metrics of a model's output for patching and ablation: logit difference and cross-entropy."""
 
 from __future__ import annotations
 
@@ -17,113 +17,116 @@ from glasshouse.models import Encoder
 from glasshouse.models.heads import LMHead, NoHead, Pooler, last_token
 
 Metric = Callable[[Tensor], Tensor | float]  # of a model's output
-Called = tuple[tuple[Tensor, ...], Mapping[str, Any]]  # what a model is given, and what else it is told
+CallArgs = tuple[tuple[Tensor, ...], Mapping[str, Any]]  # positional and keyword arguments of a model
 
-IGNORE_INDEX = -100  # what cross_entropy takes for a place that does not count
+IGNORE_INDEX = -100  # the default ignore_index of cross_entropy
 
 
-def scalar_metric(measure: Metric) -> Callable[[Tensor], Tensor]:
-    """Return a measure whose numbers are sure to be tensors of no axes, and of enough digits.
+def scalar_metric(metric: Metric) -> Callable[[Tensor], Tensor]:
+    """Return a metric checked to be a scalar, in float32 at least.
 
     >>> scalar_metric(lambda output: output.sum())(torch.ones(2, dtype=torch.bfloat16))
     tensor(2.)
     """
-    return partial(_number, measure)
+    return partial(_scalar, metric)
 
 
-def _number(measure: Metric, output: Tensor) -> Tensor:
-    value = torch.as_tensor(measure(output))
+def _scalar(metric: Metric, output: Tensor) -> Tensor:
+    value = torch.as_tensor(metric(output))
     if value.dim():
-        raise InputError(f"the measure gave shape {list(value.shape)}, but it must give one number; take its mean.")
+        raise InputError(f"the metric gave shape {list(value.shape)}, but it must be a scalar; take its mean.")
     return value.to(torch.promote_types(value.dtype, torch.float32))
 
 
 def logit_diff_metrics(
-    model: nn.Module, into: Called, clean: Called, before: Tensor, after: Tensor
+    model: nn.Module, corrupted: CallArgs, clean: CallArgs, corrupted_output: Tensor, clean_output: Tensor
 ) -> tuple[Metric, Metric]:
-    """Measure the logit of what output `after` finds likeliest at its end, less that of what `before` does.
+    """Return the logit difference at the last token: the clean run's top prediction minus the corrupted run's.
 
-    The first measure is for outputs on `into`, the second for those on `clean`, which may end elsewhere.
+    The first metric is for outputs on `corrupted`, the second for outputs on `clean`, which may have another length.
 
     >>> import glasshouse as gh
     >>> model = gh.build(gh.preset("tiny-decoder"))
-    >>> before, after = torch.tensor([[[0.0, 3.0]]]), torch.tensor([[[5.0, 1.0]]])
+    >>> corrupted, clean = torch.tensor([[[0.0, 3.0]]]), torch.tensor([[[5.0, 1.0]]])
     >>> prompt = ((torch.tensor([[1]]),), {})
-    >>> one, other = differences(model, prompt, prompt, before, after)
-    >>> one(before), other(after)
+    >>> on_corrupted, on_clean = logit_diff_metrics(model, prompt, prompt, corrupted, clean)
+    >>> on_corrupted(corrupted), on_clean(clean)
     (tensor(-3.), tensor(4.))
     """
     _check_logits(model)
-    first, second = _ending(model, *into), _ending(model, *clean)
-    old, new = first(before).argmax(-1, keepdim=True), second(after).argmax(-1, keepdim=True)
-    if torch.equal(old, new):
+    last_corrupted, last_clean = _last_logits(model, *corrupted), _last_logits(model, *clean)
+    wrong = last_corrupted(corrupted_output).argmax(-1, keepdim=True)
+    right = last_clean(clean_output).argmax(-1, keepdim=True)
+    if torch.equal(wrong, right):
         raise InputError(
-            f"on both prompts {int(old[0])} is the likeliest answer, so there is nothing to measure; give a measure "
+            f"the top prediction is {int(wrong[0])} on both prompts, so there is no logit difference; give a metric "
             "or other prompts."
         )
 
-    def less(ending: Callable[[Tensor], Tensor], output: Tensor) -> Tensor:
-        return (ending(output).gather(1, new) - ending(output).gather(1, old)).mean()
+    def logit_diff(last_logits: Callable[[Tensor], Tensor], output: Tensor) -> Tensor:
+        return (last_logits(output).gather(1, right) - last_logits(output).gather(1, wrong)).mean()
 
-    return partial(less, first), partial(less, second)
+    return partial(logit_diff, last_corrupted), partial(logit_diff, last_clean)
 
 
-def _ending(model: nn.Module, inputs: tuple[Tensor, ...], call: Mapping[str, Any]) -> Callable[[Tensor], Tensor]:
-    """Return what takes the answers at the end of each row, [B, ...], out of an output."""
-    real = _real(model, inputs, call)
+def _last_logits(
+    model: nn.Module, inputs: tuple[Tensor, ...], model_kwargs: Mapping[str, Any]
+) -> Callable[[Tensor], Tensor]:
+    """Return a function that takes the logits at the last token of each sequence, [B, ...], from an output."""
+    real = _real(model, inputs, model_kwargs)
 
-    def ending(output: Tensor) -> Tensor:
-        if output.dim() == 2:  # one answer a row
+    def last_logits(output: Tensor) -> Tensor:
+        if output.dim() == 2:  # one prediction per sequence
             return output
-        return output[:, -1] if real is None or "keep" in call else last_token(output, real)
+        return output[:, -1] if real is None or "logits_to_keep" in model_kwargs else last_token(output, real)
 
-    return ending
+    return last_logits
 
 
-def supports_last_logit_only(model: nn.Module, inputs: tuple[Tensor, ...], call: Mapping[str, Any]) -> bool:
-    """Whether logits can be made for the last position alone: the model can do so and it is the same in each row."""
+def supports_last_logit_only(model: nn.Module, inputs: tuple[Tensor, ...], model_kwargs: Mapping[str, Any]) -> bool:
+    """Whether the model can compute only the last logits, and the last token has the same index in every sequence."""
     home = unwrap_model(model)
     able = isinstance(home.head, LMHead) and not isinstance(home, Encoder)
-    return able and _real(model, inputs, call) is None
+    return able and _real(model, inputs, model_kwargs) is None
 
 
 def cross_entropy_metric(
-    model: nn.Module, inputs: tuple[Tensor, ...], targets: Tensor | None, call: Mapping[str, Any]
+    model: nn.Module, inputs: tuple[Tensor, ...], targets: Tensor | None, model_kwargs: Mapping[str, Any]
 ) -> Metric:
-    """Measure the mean cross-entropy of the right answers: the targets, or else the next tokens."""
+    """Return the mean cross-entropy of the targets, by default the next tokens."""
     _check_logits(model)
-    right = _next_tokens(model, inputs, call) if targets is None else targets
-    if not bool((right != IGNORE_INDEX).any()):
-        raise InputError("there is no token whose right answer is known; give a longer text, targets or a measure.")
+    labels = _next_tokens(model, inputs, model_kwargs) if targets is None else targets
+    if not bool((labels != IGNORE_INDEX).any()):
+        raise InputError("no token has a target; give a longer text, targets or a metric.")
 
-    def of(output: Tensor) -> Tensor:
-        if output.shape[:-1] != right.shape:
+    def cross_entropy(output: Tensor) -> Tensor:
+        if output.shape[:-1] != labels.shape:
             raise InputError(
-                f"targets has shape {list(right.shape)}, but the answers have {list(output.shape[:-1])}; "
-                "give one for each, -100 where none counts."
+                f"targets has shape {list(labels.shape)}, but the logits have {list(output.shape[:-1])}; "
+                "give one for each, -100 to ignore a position."
             )
         exact = output.to(torch.promote_types(output.dtype, torch.float32))
-        return F.cross_entropy(exact.flatten(0, -2), right.flatten().long(), ignore_index=IGNORE_INDEX)
+        return F.cross_entropy(exact.flatten(0, -2), labels.flatten().long(), ignore_index=IGNORE_INDEX)
 
-    return of
+    return cross_entropy
 
 
-def _next_tokens(model: nn.Module, inputs: tuple[Tensor, ...], call: Mapping[str, Any]) -> Tensor:
-    """Return the token after each, [B, S]; none after the last of a text, and none of padding."""
+def _next_tokens(model: nn.Module, inputs: tuple[Tensor, ...], model_kwargs: Mapping[str, Any]) -> Tensor:
+    """Return the next token of each, [B, S]; IGNORE_INDEX at the last token of a document and at padding."""
     home = unwrap_model(model)
     if isinstance(home, Encoder) or not isinstance(home.head, LMHead):
-        raise InputError("the model does not foretell next tokens, so right answers are not known; give targets.")
-    after = next_tokens(inputs[-1], layout_of(home, inputs[-1], call))
+        raise InputError("the model does not predict next tokens, so the targets are unknown; give targets.")
+    after = next_tokens(inputs[-1], layout_of(home, inputs[-1], model_kwargs))
     following = after.masked_fill(after < 0, IGNORE_INDEX)
-    keep = call.get("keep")
-    return following if keep is None else following[:, keep]
+    logits_to_keep = model_kwargs.get("logits_to_keep")
+    return following if logits_to_keep is None else following[:, logits_to_keep]
 
 
-def _real(model: nn.Module, inputs: tuple[Tensor, ...], call: Mapping[str, Any]) -> Tensor | None:
-    """Return which of the tokens that are answered are no padding, [B, S]; None where all are."""
-    return layout_of(unwrap_model(model), inputs[-1], call).real
+def _real(model: nn.Module, inputs: tuple[Tensor, ...], model_kwargs: Mapping[str, Any]) -> Tensor | None:
+    """Return which tokens with logits are not padding, [B, S]; None if there is no padding."""
+    return layout_of(unwrap_model(model), inputs[-1], model_kwargs).real
 
 
 def _check_logits(model: nn.Module) -> None:
     if isinstance(unwrap_model(model).head, NoHead | Pooler):
-        raise InputError("the model gives vectors and no logits; say by a measure what is wanted of them.")
+        raise InputError("the model outputs vectors, not logits; give a metric.")

@@ -1,4 +1,4 @@
-"""Recording: what stood at chosen sites during a call."""
+"""Record activations at chosen sites during a forward pass."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from glasshouse.inspection.hooks import Hook, hook_manager_of
 from glasshouse.inspection.html_display import HtmlDisplay, picture, shown
 from glasshouse.inspection.sites import Selection, select
 
-MOST_MAPS = 48  # drawn; the rest is named
+MAX_MAPS = 48  # drawn; the others are only listed
 
 
 class NotRecordedError(InputError, KeyError):
-    """A site was asked for that is not among what was recorded."""
+    """The requested site was not recorded."""
 
-    __str__ = Exception.__str__  # a KeyError would put the sentence in quotes
+    __str__ = Exception.__str__  # KeyError's would quote the message
 
 
-class _Asked(NamedTuple):
-    """What `Seen` needs to know of a selection: with the site it would keep the model alive."""
+class _Entry(NamedTuple):
+    """What `Recording` needs of a selection, without the site, which would keep the model alive."""
 
     site: str
-    part: frozenset[str]  # {"head=2", "query=-1"}
+    indices: frozenset[str]  # {"head=2", "query=-1"}
     axes: tuple[str, ...]
     layer: int
     is_pattern: bool
@@ -38,27 +38,27 @@ class _Asked(NamedTuple):
 
 
 class Recording(HtmlDisplay, Mapping[str, Tensor]):
-    """What was recorded, by site: that of the latest call that was not broken off by an error.
+    """Recorded activations by site, from the latest forward pass that did not raise an error.
 
-    A part is found by the name it was asked for, and by its site's where no other part of it was recorded. With `*`
-    for the layer, all that were recorded come in one tensor.
+    A slice is found by the name it was requested under, and by its site's name if no other slice of it was recorded.
+    With `*` for the layer, all recorded layers are stacked in one tensor.
     """
 
-    def __init__(self, asked: list[Selection]) -> None:
-        self._asked = {one.name: _asked(one) for one in asked}
-        self._before: dict[str, Tensor] = {}  # of calls that have ended
-        self._now: dict[str, Tensor] | None = None  # of the call that is under way
+    def __init__(self, selections: list[Selection]) -> None:
+        self._entries = {one.name: _entry(one) for one in selections}
+        self._finished: dict[str, Tensor] = {}  # from completed forward passes
+        self._current: dict[str, Tensor] | None = None  # from the forward pass in progress
 
     @property
     def _values(self) -> dict[str, Tensor]:
-        return self._before if self._now is None else self._before | self._now
+        return self._finished if self._current is None else self._finished | self._current
 
     def __getitem__(self, name: str) -> Tensor:
         found = self._find(name)
         known = self._values
         for one in found:
             if one not in known:
-                raise NotRecordedError(f"{one} has not been seen; call the model inside the with block.")
+                raise NotRecordedError(f"{one} has not been recorded yet; call the model inside the with block.")
         values = [known[one] for one in found]
         return torch.stack(values) if "*" in name else values[0]
 
@@ -69,7 +69,7 @@ class Recording(HtmlDisplay, Mapping[str, Tensor]):
         return len(self._values)
 
     def axes(self, name: str) -> tuple[str, ...]:
-        """Return the names of the axes of what is recorded under a name.
+        """Return the names of the axes of a recorded activation.
 
         >>> import torch, glasshouse as gh
         >>> model = gh.build(gh.preset("tiny-decoder"))
@@ -78,75 +78,75 @@ class Recording(HtmlDisplay, Mapping[str, Tensor]):
         >>> seen.axes("pattern.*"), seen["pattern.*"].shape
         (('layer', 'batch', 'key'), torch.Size([2, 1, 3]))
         """
-        axes = self._asked[self._find(name)[0]].axes
+        axes = self._entries[self._find(name)[0]].axes
         return ("layer", *axes) if "*" in name else axes
 
-    def put(self, asked: Selection, value: Tensor) -> None:
-        """Take what now stands at a site."""
-        (self._before if self._now is None else self._now)[asked.name] = value
+    def put(self, selection: Selection, value: Tensor) -> None:
+        """Store the activation of a site."""
+        (self._finished if self._current is None else self._current)[selection.name] = value
 
     def begin(self) -> None:
-        """Keep what comes from now on apart from what is there, until the call has ended."""
-        self._now = {}
+        """Keep what is recorded from now on separate until the forward pass has ended."""
+        self._current = {}
 
     def end(self, whole: bool) -> None:
-        """Take over what was seen in the call, or if it broke off, let go of that."""
-        if self._now is not None and whole:
-            self._before |= self._now
-        self._now = None
+        """Keep what the forward pass recorded, or discard it if it raised an error."""
+        if self._current is not None and whole:
+            self._finished |= self._current
+        self._current = None
 
     @property
     def complete(self) -> bool:
-        """Whether everything asked for has been seen in the latest call."""
-        return (self._before if self._now is None else self._now).keys() == self._asked.keys()
+        """Whether every requested site has been recorded in the latest forward pass."""
+        return (self._finished if self._current is None else self._current).keys() == self._entries.keys()
 
     def _find(self, name: str) -> list[str]:
-        """Return the names under which what is meant was asked for, in the order of the layers."""
+        """Return the recorded names that a name stands for, in layer order."""
         if not isinstance(name, str):
-            raise NotRecordedError(f"{name!r} is no name of a site, such as resid_post.0")
-        if name in self._asked:
+            raise NotRecordedError(f"{name!r} is not the name of a site, such as resid_post.0")
+        if name in self._entries:
             return [name]
         stem, _, inside = name.replace(" ", "").partition("[")
-        part = frozenset(filter(None, inside.rstrip("]").split(",")))
+        index = frozenset(filter(None, inside.rstrip("]").split(",")))
         found = {
             known: one
-            for known, one in self._asked.items()
-            if fnmatchcase(one.site, stem) and part in (one.part, frozenset())
+            for known, one in self._entries.items()
+            if fnmatchcase(one.site, stem) and index in (one.indices, frozenset())
         }
         if not found:
-            raise NotRecordedError(f"{name!r} is not among what is recorded; {did_you_mean(name, self._asked)}")
-        kinds = {(one.site.rpartition(".")[0], one.part) for one in found.values()}
+            raise NotRecordedError(f"{name!r} is not recorded; {did_you_mean(name, self._entries)}")
+        kinds = {(one.site.rpartition(".")[0], one.indices) for one in found.values()}
         if len(kinds) > 1 or ("*" not in name and len(found) > 1):
-            raise NotRecordedError(f"{name!r} could be {' or '.join(found)}; say which, as it was asked for.")
+            raise NotRecordedError(f"{name!r} is ambiguous: {' or '.join(found)}; give the full name.")
         return sorted(found, key=lambda known: found[known].layer)
 
-    def _drawing(self) -> str:
-        """Draw attention maps as pictures, those of the first row of the batch, and say what else there is."""
+    def _html_body(self) -> str:
+        """Draw the attention maps of the first sequence of the batch, and list the shape of every activation."""
         maps, lines = [], ""
         for name, value in self._values.items():
             axes = self.axes(name)
             sizes = ", ".join(f"{axis} {size}" for axis, size in zip(axes, value.shape, strict=True))
             lines += f"<tr><th>{shown(name)}</th><td>{shown(sizes)}</td></tr>"
-            if axes[-2:] == ("query", "key") and self._asked[name].is_pattern and value.numel():
+            if axes[-2:] == ("query", "key") and self._entries[name].is_pattern and value.numel():
                 first = value[0] if "batch" in axes else value
                 many = "head" in axes
                 maps += [
                     picture(one, caption=f"{name}, head {head}" if many else name)
-                    for head, one in enumerate(first if many else [first], self._asked[name].first_head)
+                    for head, one in enumerate(first if many else [first], self._entries[name].first_head)
                 ]
-        left = f"<p>{len(maps) - MOST_MAPS} more maps are not drawn</p>" if len(maps) > MOST_MAPS else ""
-        return f'<div class="side">{"".join(maps[:MOST_MAPS])}</div>{left}<table>{lines}</table>'
+        left = f"<p>{len(maps) - MAX_MAPS} more maps are not drawn</p>" if len(maps) > MAX_MAPS else ""
+        return f'<div class="side">{"".join(maps[:MAX_MAPS])}</div>{left}<table>{lines}</table>'
 
     def __repr__(self) -> str:
         shapes = ", ".join(f"{name} {list(value.shape)}" for name, value in self._values.items())
-        return f"Seen({shapes})"
+        return f"Recording({shapes})"
 
 
-def _asked(one: Selection) -> _Asked:
+def _entry(one: Selection) -> _Entry:
     heads = dict(zip(one.site.axes, one.index, strict=True)).get("head", slice(None))
-    return _Asked(
+    return _Entry(
         one.site.name,
-        frozenset(filter(None, one.written.strip("[]").replace(" ", "").split(","))),
+        frozenset(filter(None, one.index_text.strip("[]").replace(" ", "").split(","))),
         one.axes,
         int(layer) if (layer := one.site.name.rpartition(".")[2]).isdigit() else 0,
         one.site.hook_point == "pattern",
@@ -156,13 +156,13 @@ def _asked(one: Selection) -> _Asked:
 
 @contextmanager
 def record(model: nn.Module, *names: str, grad: bool = False, stop: bool = False) -> Iterator[Recording]:
-    """Record what stands at the named sites while the model is called.
+    """Record the activations at the named sites while the model is called.
 
-    A name may have `*` for every layer, and an index in brackets: `pattern.3[head=2, query=-1]` works out that row
-    alone. With `grad` the very tensors of the pass are given, for derivatives by them; else they are detached. With
-    `stop` the block ends as soon as everything was seen, and the rest of the model is not computed. Of a call that
-    raises an error nothing is kept. Calls of other threads are not recorded, and another record of the same model
-    waits for this one.
+    A name may have `*` for every layer, and an index in brackets: `pattern.3[head=2, query=-1]` computes that query
+    alone. With `grad` the tensors stay in the autograd graph, for gradients with respect to them; otherwise they are
+    detached. With `stop` the block ends as soon as every site was recorded, and the rest of the model is not
+    computed. Nothing is kept of a call that raises an error. Calls of other threads are not recorded, and another
+    record of the same model waits for this one.
 
     >>> import torch, glasshouse as gh
     >>> model = gh.build(gh.preset("tiny-decoder"))
@@ -171,17 +171,19 @@ def record(model: nn.Module, *names: str, grad: bool = False, stop: bool = False
     >>> seen["pattern.1"].shape, seen["resid_post.0"].shape
     (torch.Size([1, 4, 3, 3]), torch.Size([1, 3, 64]))
     """
-    asked = [one for name in names for one in select(model, name)]
-    if not asked:
+    selections = [one for name in names for one in select(model, name)]
+    if not selections:
         raise InputError("record was given no site; name at least one, such as resid_post.*")
-    if grad and (part := next((one for one in asked if not one.whole), None)) is not None:
-        raise InputError(f"{part.name} is a part, which has no derivatives; record {part.site.name} and index that.")
-    seen = Recording(asked)
+    if grad and (part := next((one for one in selections if not one.whole), None)) is not None:
+        raise InputError(
+            f"{part.name} is a slice, which is not in the autograd graph; record {part.site.name} and index that."
+        )
+    seen = Recording(selections)
 
     def take(one: Selection, value: Tensor) -> None:
         if not grad:
             value = value.detach()
-            # A part would keep the whole; what lies in a cache would change.
+            # A view would keep the whole tensor alive; a KV cache is overwritten.
             if value.untyped_storage().nbytes() > value.numel() * value.element_size() or one.site.is_cached:
                 value = value.clone()
         seen.put(one, value)
@@ -189,20 +191,20 @@ def record(model: nn.Module, *names: str, grad: bool = False, stop: bool = False
             seen.end(whole=True)
             raise _StopForward(seen)
 
-    uses = [Hook(one, read=partial(take, one), in_graph=grad) for one in asked]
-    board = hook_manager_of(model)
-    with board.registered(uses, seen):
+    hooks = [Hook(one, read=partial(take, one), in_graph=grad) for one in selections]
+    manager = hook_manager_of(model)
+    with manager.registered(hooks, seen):
         try:
             yield seen
-        except _StopForward as enough:
-            if enough.seen is not seen:
+        except _StopForward as stopped:
+            if stopped.recording is not seen:
                 raise
-            board.stop()
+            manager.stop()
         finally:
-            seen.end(whole=False)  # an interrupt comes past the model's own hooks
+            seen.end(whole=False)  # a KeyboardInterrupt does not run the model's own hooks
 
 
-class _StopForward(BaseException):  # so that no one's `except Exception` on the way takes it for a failure
-    def __init__(self, seen: Recording) -> None:
+class _StopForward(BaseException):  # not an Exception, so that no `except Exception` on the way catches it
+    def __init__(self, recording: Recording) -> None:
         super().__init__()
-        self.seen = seen
+        self.recording = recording

@@ -1,4 +1,4 @@
-"""Sites: the places in a model that can be looked at or changed, and how they are named."""
+"""Sites: the activations of a model that can be recorded or edited, and their names."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from glasshouse.errors import InputError
 from glasshouse.models import Decoder, Encoder, Model, Seq2Seq
 from glasshouse.models.stack import Stack
 
-HookPoint = Literal["output", "scores", "pattern"] | int  # what a module gives, works out within, or is given there
+HookPoint = Literal["output", "scores", "pattern"] | int  # a module's output, an intermediate, or argument number
 Index = int | slice
 
 STREAM = ("batch", "position", "width")
@@ -26,7 +26,7 @@ PAIRS = ("batch", "head", "query", "key")
 
 @dataclass(frozen=True)
 class Site:
-    """One place in one model: what stands at a module's door, or, for scores and patterns, inside its kernel."""
+    """One activation of one model: a module's input or output, or, for scores and patterns, inside its kernel."""
 
     name: str
     axes: tuple[str, ...]
@@ -36,54 +36,54 @@ class Site:
 
     @property
     def is_cached(self) -> bool:
-        """Whether it is keys or values, which come with those that a cache holds."""
+        """Whether it is keys or values, which include those in a KV cache."""
         return self.hook_point in (1, 2)
 
     @property
     def module(self) -> nn.Module:
-        """The module that stands there now: an edit may have put another in its place."""
+        """The module at this path now: an edit may have replaced it."""
         return self.model.get_submodule(self.path)
 
 
 @dataclass(frozen=True)
 class Selection:
-    """A site, or the part of it that was asked for: an index for each axis."""
+    """A site, or a slice of it: an index for each axis."""
 
     site: Site
     index: tuple[Index, ...]
-    written: str = ""  # "[head=2, query=-1]"
+    index_text: str = ""  # "[head=2, query=-1]"
 
     @property
     def name(self) -> str:
-        """The site's name with the part asked for."""
-        return self.site.name + self.written
+        """The site's name with its index."""
+        return self.site.name + self.index_text
 
     @property
     def axes(self) -> tuple[str, ...]:
-        """The names of the axes that are left: a single index takes its axis away, as in numpy."""
+        """The names of the remaining axes: an integer index removes its axis, as in NumPy."""
         return tuple(axis for axis, one in zip(self.site.axes, self.index, strict=True) if isinstance(one, slice))
 
     @property
     def whole(self) -> bool:
-        """Whether nothing is left out."""
+        """Whether it selects the whole activation."""
         return all(one == slice(None) for one in self.index)
 
     def check(self, shape: tuple[int, ...]) -> None:
-        """Refuse an index that a value of this shape does not have."""
+        """Raise InputError for an index out of range for this shape."""
         for axis, size, one in zip(self.site.axes, shape, self.index, strict=True):
             if isinstance(one, int) and not -size <= one < size:
                 raise InputError(
-                    f"{self.name} asks for {axis} {one}, but there are {size} of them; stay within 0 and {size - 1}."
+                    f"{self.name} has {axis} index {one}, but that axis has size {size}; use 0 to {size - 1}."
                 )
 
     def of(self, value: Tensor) -> Tensor:
-        """Return the part of a value that was asked for."""
+        """Return the selected slice of an activation."""
         self.check(value.shape)
         return value[self.index]
 
 
 def sites(model: nn.Module) -> dict[str, Site]:
-    """Return every site of a model, in the order in which a call passes them.
+    """Return every site of a model, in the order of the forward pass.
 
     >>> import glasshouse as gh
     >>> model = gh.build(gh.preset("tiny-decoder", n_layers=1))
@@ -101,13 +101,13 @@ def sites(model: nn.Module) -> dict[str, Site]:
             stacks = [("", "stack", model.stack)]
     found: dict[str, Site] = {}
     for prefix, path, stack in stacks:
-        for name, axes, inner, place in _of_stack(stack):
-            found[prefix + name] = Site(prefix + name, axes, model, f"{path}.{inner}", place)
+        for name, axes, inner, hook_point in _stack_sites(stack):
+            found[prefix + name] = Site(prefix + name, axes, model, f"{path}.{inner}", hook_point)
     return found
 
 
 def unwrap_model(model: nn.Module) -> Model:
-    """Return the model itself, where torch.compile has wrapped it."""
+    """Return the model without the wrapper of torch.compile."""
     model = unwrap_compiled(model)
     if not isinstance(model, Decoder | Encoder | Seq2Seq):
         raise InputError(
@@ -117,13 +117,13 @@ def unwrap_model(model: nn.Module) -> Model:
 
 
 def unwrap_compiled(module: nn.Module) -> nn.Module:
-    """Return the module that torch.compile has wrapped, or the module."""
+    """Return the module without the wrapper of torch.compile, if it has one."""
     inner: nn.Module = getattr(module, "_orig_mod", module)
     return inner
 
 
 def select(model: nn.Module, name: str) -> list[Selection]:
-    """Return what a name stands for: one site, or with `*` several; with an index in brackets a part of each.
+    """Return the sites that a name matches: one, or with `*` several; an index in brackets selects a slice of each.
 
     >>> import glasshouse as gh
     >>> model = gh.build(gh.preset("tiny-decoder"))
@@ -132,31 +132,31 @@ def select(model: nn.Module, name: str) -> list[Selection]:
     """
     known = sites(model)
     if not isinstance(name, str):
-        raise InputError(f"a site is named by a text such as resid_post.*, but {name!r} was given.")
+        raise InputError(f"a site name must be a string such as resid_post.*, but {name!r} was given.")
     form = re.fullmatch(r"\s*([^\s\[\]]+)\s*(?:\[(.*)\]\s*)?", name)
     if form is None:
-        raise InputError(f"the site {name!r} is not a name with an index, as in pattern.3[head=2, query=-1].")
+        raise InputError(f"the site {name!r} is not a name and an index such as pattern.3[head=2, query=-1].")
     found = [site for known_name, site in known.items() if fnmatchcase(known_name, form[1])]
     if not found:
         raise InputError(f"the model has no site {form[1]!r}; {_advice(form[1], known)}")
-    return [_indexed(site, form[2] or "") for site in found]
+    return [_parse_index(site, form[2] or "") for site in found]
 
 
-def _indexed(site: Site, text: str) -> Selection:
+def _parse_index(site: Site, text: str) -> Selection:
     index: dict[str, Index] = {axis: slice(None) for axis in site.axes}
     given: dict[str, str] = {}
     for part in filter(None, (part.strip() for part in text.split(","))):
         axis, _, value = (piece.strip() for piece in part.partition("="))
         if axis in given:
-            raise InputError(f"{site.name} is asked for {axis} twice; ask for both by two names.")
+            raise InputError(f"{site.name} is indexed by {axis} twice; give two names, one for each index.")
         if axis not in index:
             raise InputError(f"{site.name} has no axis {axis!r}; {did_you_mean(axis, site.axes)}")
         if not re.fullmatch(r"-?\d+|(-?\d+)?:(-?\d+)?", value):
-            raise InputError(f"{site.name} is asked for {axis} = {value!r}, but that is no number and no a:b.")
+            raise InputError(f"{site.name} is indexed by {axis} = {value!r}, which is neither an integer nor a:b.")
         given[axis] = value
         index[axis] = slice(*(int(end) if end else None for end in value.split(":"))) if ":" in value else int(value)
-    written = ", ".join(f"{axis}={given[axis]}" for axis in site.axes if axis in given)
-    return Selection(site, tuple(index.values()), f"[{written}]" if written else "")
+    index_text = ", ".join(f"{axis}={given[axis]}" for axis in site.axes if axis in given)
+    return Selection(site, tuple(index.values()), f"[{index_text}]" if index_text else "")
 
 
 def _advice(name: str, known: dict[str, Site]) -> str:
@@ -168,8 +168,8 @@ def _advice(name: str, known: dict[str, Site]) -> str:
     return f"did you mean {' or '.join(inner)}?" if inner else did_you_mean(name, known)
 
 
-def _of_stack(stack: Stack) -> Iterator[tuple[str, tuple[str, ...], str, HookPoint]]:
-    """Yield name, axes, path within the stack and place of each site."""
+def _stack_sites(stack: Stack) -> Iterator[tuple[str, tuple[str, ...], str, HookPoint]]:
+    """Yield name, axes, path within the stack and hook point of each site."""
     yield "embed", STREAM, "drop", "output"
     for layer, block in enumerate(stack.blocks):
         here = f"blocks.{layer}"
@@ -182,7 +182,7 @@ def _of_stack(stack: Stack) -> Iterator[tuple[str, tuple[str, ...], str, HookPoi
                 yield f"{prefix}scores.{layer}", PAIRS, attend, "scores"
                 yield f"{prefix}pattern.{layer}", PAIRS, attend, "pattern"
                 yield f"{prefix}z.{layer}", VECTORS, attend, "output"
-                # What is added to the stream is what dropout, the last thing before the sum, lets through.
+                # Dropout is the last module before the residual sum.
                 yield f"{prefix}attn_out.{layer}", STREAM, f"{here}.{part}.drop", "output"
                 yield f"{prefix}resid_mid.{layer}", STREAM, f"{here}.{part}", "output"
         yield f"hidden.{layer}", NEURONS, f"{here}.feedforward.layer.down", 0

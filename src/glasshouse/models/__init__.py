@@ -1,4 +1,4 @@
-"""Whole models, put together from layers as a spec says."""
+"""Decoder, encoder and encoder-decoder models, built from a spec."""
 
 from glasshouse.models.builder import Model, build
 from glasshouse.models.decoder import Decoder

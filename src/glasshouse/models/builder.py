@@ -1,4 +1,4 @@
-"""From a spec to a model with first values in it."""
+"""Build a model from a spec and initialize its weights."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ def build(s: spec.Seq2SeqSpec, *, device: Device = ..., dtype: torch.dtype | str
 @overload
 def build(s: spec.Spec, *, device: Device = ..., dtype: torch.dtype | str = ...) -> Model: ...
 def build(s: spec.Spec, *, device: Device = None, dtype: torch.dtype | str = torch.float32) -> Model:
-    """Build a model in training mode, its values drawn from torch's random generator.
+    """Build a model in train mode, its weights initialized with torch's random generator.
 
-    Without `device` it is made on torch's default device, as in `with torch.device("cuda"):`. On the device "meta" it
-    has shapes and no values. A model that does not fit the memory is refused before anything is allocated.
+    The default device is torch's, as in `with torch.device("cuda"):`. On the device "meta" weights have shapes but no
+    data. A model that does not fit in memory is refused before anything is allocated.
 
     >>> from glasshouse.spec import preset
     >>> model = build(preset("tiny-decoder"))
@@ -41,7 +41,7 @@ def build(s: spec.Spec, *, device: Device = None, dtype: torch.dtype | str = tor
     dtype = machine.parse_dtype(dtype)
     if device.type != "meta":
         check_memory(s, device, dtype)
-    with torch.device("meta"):  # torch's own first values would be drawn and thrown away
+    with torch.device("meta"):  # skips torch's own weight initialization
         model = instantiate(s).to(dtype)
     if device.type != "meta":
         model.to_empty(device=device)
@@ -50,7 +50,7 @@ def build(s: spec.Spec, *, device: Device = None, dtype: torch.dtype | str = tor
 
 
 def instantiate(s: spec.Spec) -> Model:
-    """Make the modules of a spec."""
+    """Create the modules of a spec, without initializing them."""
     match s:
         case spec.DecoderSpec():
             return Decoder(s)
@@ -63,12 +63,12 @@ def instantiate(s: spec.Spec) -> Model:
 
 
 def check_memory(s: spec.Spec, device: torch.device, dtype: torch.dtype) -> None:
-    """Refuse a spec whose weights alone are more than the device's memory."""
+    """Raise ConfigError for a spec whose weights alone exceed the device's memory."""
     count = spec.count_parameters(s)
-    needed, there = count * dtype.itemsize, machine.memory_bytes(device)
-    if needed > there:
+    needed, available = count * dtype.itemsize, machine.memory_bytes(device)
+    if needed > available:
         sizes = f"d_model = {s.d_model}, n_layers = {s.n_layers}, d_ff = {s.d_ff}, vocab_size = {s.vocab_size}"
         raise ConfigError(
             f"a model with {sizes} has {count:,} parameters and needs {needed / 2**30:,.1f} GiB, but the memory of "
-            f"{device.type!r} is {there / 2**30:,.1f} GiB; choose smaller sizes."
+            f"{device.type!r} is {available / 2**30:,.1f} GiB; choose smaller sizes."
         )

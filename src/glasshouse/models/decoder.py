@@ -1,4 +1,4 @@
-"""The decoder: each position sees itself and those before it, and says what comes next."""
+"""The decoder: a causal transformer that predicts the next token."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from glasshouse.models.stack import Stack
 
 
 class Decoder(nn.Module):
-    """Tokens, a causal stack, a head.
+    """Token embedding, causal stack, head.
 
     >>> import torch, glasshouse as gh
     >>> model = gh.build(gh.preset("tiny-decoder"))
@@ -29,12 +29,8 @@ class Decoder(nn.Module):
         self.token_embedding = TokenEmbedding(s)
         self.stack = Stack(s, s.n_layers, causal=True)
         self.head = make_head(s)
-        self.tokenizer_fingerprint: str | None = (
-            None  # the fingerprint of the one it was trained with; another is refused
-        )
-        self.extra_files: dict[
-            str, Any
-        ] = {}  # what was published with the weights, by file, for whoever saves them again
+        self.tokenizer_fingerprint: str | None = None  # of the tokenizer it was trained with; another is refused
+        self.extra_files: dict[str, Any] = {}  # further files of a loaded model by name, written again by save
 
     def forward(
         self,
@@ -47,11 +43,11 @@ class Decoder(nn.Module):
         cache: Cache | None = None,
         logits_to_keep: Tensor | None = None,
     ) -> Tensor:
-        """Map ids [B, S] to logits [B, S, V] of the token after each.
+        """Map ids [B, S] to next-token logits [B, S, V].
 
-        `lengths` [B] or `mask` [B, S] (True: real) tell padding, `documents` [B, S] numbers texts packed in one
-        row, `prefix` [B] counts leading tokens that see each other both ways. With a `cache` the ids go on where
-        the last call ended. `keep` names the places along the row whose logits are wanted, if not all are.
+        `lengths` [B] or `mask` [B, S] (True: not padding) mark padding, `documents` [B, S] numbers the documents of
+        packed sequences, `prefix_lengths` [B] is the length of a bidirectional prefix. With a `cache` the ids
+        continue those of the last call. `logits_to_keep` [N] lists the positions to compute logits for; default all.
         """
         x = self.token_embedding(ids)
         start = None if cache is None else cache.start_positions()
@@ -64,8 +60,8 @@ class Decoder(nn.Module):
         return self.head(x, layout, self.token_embedding.table.weight)
 
     def make_cache(self, batch: int, max_len: int, *, chunk: int | None = None) -> Cache:
-        """Make room for the keys and values of `max_len` tokens in each of `batch` rows.
+        """Allocate a KV cache for `batch` sequences of up to `max_len` tokens.
 
-        Where no call will bring more than `chunk` tokens a row, layers with a window keep little more than that.
+        If no call has more than `chunk` tokens per sequence, layers with a sliding window cache little more than it.
         """
         return Cache(self.spec, batch, max_len, chunk=chunk, like=self.token_embedding.table.weight)

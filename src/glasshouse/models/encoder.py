@@ -1,4 +1,4 @@
-"""The encoder: every position sees every other."""
+"""The encoder: a bidirectional transformer."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from glasshouse.models.stack import Stack
 
 
 class Encoder(nn.Module):
-    """Tokens and segments, a stack that looks both ways, a head.
+    """Token and segment embeddings, bidirectional stack, head.
 
     >>> import torch, glasshouse as gh
     >>> model = gh.build(gh.preset("tiny-encoder", head={"kind": "sequence_classification", "n_labels": 3}))
@@ -29,12 +29,8 @@ class Encoder(nn.Module):
         self.segment = SegmentEmbedding(s.n_segments, s.d_model) if s.n_segments else NoSegments()
         self.stack = Stack(s, s.n_layers, causal=False)
         self.head = make_head(s)
-        self.tokenizer_fingerprint: str | None = (
-            None  # the fingerprint of the one it was trained with; another is refused
-        )
-        self.extra_files: dict[
-            str, Any
-        ] = {}  # what was published with the weights, by file, for whoever saves them again
+        self.tokenizer_fingerprint: str | None = None  # of the tokenizer it was trained with; another is refused
+        self.extra_files: dict[str, Any] = {}  # further files of a loaded model by name, written again by save
 
     def forward(
         self,
@@ -45,10 +41,10 @@ class Encoder(nn.Module):
         documents: Tensor | None = None,
         segments: Tensor | None = None,
     ) -> Tensor:
-        """Map ids [B, S] to what the head gives: logits [B, S, V], labels, or vectors.
+        """Map ids [B, S] to the head's output: logits over the vocabulary or labels, or vectors.
 
-        `lengths` [B] or `mask` [B, S] (True: real) tell padding, `documents` [B, S] numbers texts packed in one
-        row, `segments` [B, S] says which segment a token belongs to.
+        `lengths` [B] or `mask` [B, S] (True: not padding) mark padding, `documents` [B, S] numbers the documents of
+        packed sequences, `segments` [B, S] are the segment (token type) ids.
         """
         x = self.segment(self.token_embedding(ids), segments)
         layout = make_layout(ids, lengths=lengths, mask=mask, documents=documents)

@@ -1,4 +1,4 @@
-"""Heads: from a stack's vectors to what is asked of the model. All take the same three things."""
+"""Heads: language-model heads, poolers and classifiers, all with the same three inputs."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from glasshouse.layers.norm import make_norm
 
 
 class NoHead(nn.Module):
-    """The vectors as they are."""
+    """The hidden states unchanged."""
 
     def forward(self, x: Tensor, layout: Layout, table: Tensor) -> Tensor:
-        """Map vectors x [B, S, D], which stand as `layout` says, with the token table [V, D] at hand."""
+        """Map hidden states x [B, S, D]; `table` is the token embedding matrix [V, D]."""
         return x
 
 
 class LMHead(nn.Module):
-    """Logits over the vocabulary: how well each token's vector fits."""
+    """Language-model head: logits over the vocabulary, tied to the token embedding."""
 
     def __init__(self, s: spec.TransformerSpec, transform: nn.Module, bias: bool) -> None:
         super().__init__()
@@ -33,30 +33,30 @@ class LMHead(nn.Module):
         self.bias = nn.Parameter(torch.empty(s.vocab_size)) if bias else None
 
     def forward(self, x: Tensor, layout: Layout, table: Tensor) -> Tensor:
-        """Map vectors x [B, S, D] to logits [B, S, V]."""
+        """Map hidden states x [B, S, D] to logits [B, S, V]."""
         x = self.transform(x)
         x = x if self.scale == 1.0 else x * self.scale
         return F.linear(x, self.unembedding(table), self.bias)
 
     def unembedding(self, table: Tensor) -> Tensor:
-        """Return the unembedding [V, D]: tied, the token table itself."""
+        """Return the unembedding matrix [V, D]: the token embedding itself."""
         return table
 
 
 class UntiedLMHead(LMHead):
-    """Logits through a matrix that is not the token table."""
+    """Language-model head with its own unembedding matrix."""
 
     def __init__(self, s: spec.TransformerSpec, transform: nn.Module, bias: bool) -> None:
         super().__init__(s, transform, bias)
         self.weight = nn.Parameter(torch.empty(s.vocab_size, s.d_model))
 
     def unembedding(self, table: Tensor) -> Tensor:
-        """Return the unembedding [V, D]."""
+        """Return the unembedding matrix [V, D]."""
         return self.weight
 
 
 class Pooler(nn.Module):
-    """One vector a sequence: its first real token's, its last's, or the mean of all."""
+    """One vector per sequence: of its first token, its last token, or the mean over all, without padding."""
 
     def __init__(self, pooling: spec.Pooling, dense: nn.Module) -> None:
         super().__init__()
@@ -64,31 +64,33 @@ class Pooler(nn.Module):
         self.dense = dense
 
     def forward(self, x: Tensor, layout: Layout, table: Tensor) -> Tensor:
-        """Map vectors x [B, S, D] to [B, D]."""
+        """Map hidden states x [B, S, D] to [B, D]."""
         if layout.documents is not None:
-            raise InputError("documents were given, but this head makes one vector a row; give one document a row.")
-        everywhere = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device)
-        return self.dense(self.pick(x, everywhere if layout.real is None else layout.real))
+            raise InputError(
+                "documents were given, but this head pools each sequence; give one document per sequence."
+            )
+        no_padding = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device)
+        return self.dense(self.pick(x, no_padding if layout.real is None else layout.real))
 
 
 def first_token(x: Tensor, real: Tensor) -> Tensor:
-    """Return the vector of the first real token of each row."""
+    """Return the vector of the first token of each sequence that is not padding."""
     return x[torch.arange(len(x), device=x.device), real.int().argmax(1)]
 
 
 def last_token(x: Tensor, real: Tensor) -> Tensor:
-    """Return the vector of the last real token of each row."""
+    """Return the vector of the last token of each sequence that is not padding."""
     return x[torch.arange(len(x), device=x.device), real.shape[1] - 1 - real.int().flip(1).argmax(1)]
 
 
 def mean_of_tokens(x: Tensor, real: Tensor) -> Tensor:
-    """Return the mean over the real tokens of each row; 0 where there is none."""
+    """Return the mean over the tokens of each sequence without padding; 0 if all is padding."""
     weight = real.to(x.dtype)[..., None]
     return torch.where(real[..., None], x, 0).sum(1) / weight.sum(1).clamp(min=1)
 
 
 class Classifier(nn.Module):
-    """Logits over labels, for each token or for what a pool made of them."""
+    """Classification head: logits over labels, per token or per pooled sequence."""
 
     def __init__(self, pool: nn.Module, d_model: int, n_labels: int, dropout: float) -> None:
         super().__init__()
@@ -97,15 +99,15 @@ class Classifier(nn.Module):
         self.classifier = nn.Linear(d_model, n_labels)
 
     def forward(self, x: Tensor, layout: Layout, table: Tensor) -> Tensor:
-        """Map vectors x [B, S, D] to logits [B, n_labels], or [B, S, n_labels] without a pool."""
+        """Map hidden states x [B, S, D] to logits [B, n_labels], or [B, S, n_labels] without pooling."""
         return self.classifier(self.drop(self.pool(x, layout, table)))
 
 
 def make_head(s: spec.Spec) -> nn.Module:
-    """Build the head a spec asks for."""
+    """Build the head of a spec."""
 
-    def dense(wanted: bool) -> nn.Module:
-        return nn.Sequential(nn.Linear(s.d_model, s.d_model), nn.Tanh()) if wanted else nn.Identity()
+    def dense(with_dense: bool) -> nn.Module:
+        return nn.Sequential(nn.Linear(s.d_model, s.d_model), nn.Tanh()) if with_dense else nn.Identity()
 
     match s.head:
         case spec.NoHead():

@@ -1,4 +1,4 @@
-"""Whether a model still is what its spec says: what a saved folder, which is built anew from the spec, relies on."""
+"""Check that a model's modules are those of its spec, which loading a saved model relies on."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from glasshouse.models.decoder import Decoder
 from glasshouse.models.encoder import Encoder
 from glasshouse.models.seq2seq import Seq2Seq
 
-REMEDY = "put back what the spec builds (LoRA: by lora.merge)."
-KERNELS = Fused | Explicit  # which agree with each other
+REMEDY = "restore the modules of the spec (LoRA: by lora.merge)."
+KERNELS = Fused | Explicit  # interchangeable
 
 
 def checked_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
-    """Return the parameters of a model by name, if its modules are those that its spec builds.
+    """Return the parameters of a model by name, after checking its modules against its spec.
 
     A saved model is loaded into modules built from its spec, so a model whose modules were replaced, added or removed
-    by hand would not come back: the first difference is named. Wrappers of torch.compile are looked through.
+    could not be restored: the error names the first difference. Wrappers of torch.compile are ignored.
 
     >>> import glasshouse as gh
     >>> model = gh.build(gh.preset("tiny-decoder"))
@@ -29,11 +29,13 @@ def checked_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
     >>> model.stack.norm = nn.Identity()
     >>> checked_parameters(model)
     Traceback (most recent call last):
-    glasshouse.errors.InputError: stack.norm is Identity(), but the spec builds RMSNorm...
+    glasshouse.errors.InputError: stack.norm is Identity(), but the spec has RMSNorm...
     """
     model = getattr(model, "_orig_mod", model)
     if not isinstance(model, Decoder | Encoder | Seq2Seq):
-        raise InputError(f"the model is a {type(model).__name__}, but it must be one that glasshouse built.")
+        raise InputError(
+            f"the model is a {type(model).__name__}, but it must be one that gh.build or gh.load returned."
+        )
     with torch.device("meta"):
         built = instantiate(model.spec)
     _check_modules(_modules(model), _modules(built))
@@ -41,18 +43,18 @@ def checked_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
     expected = dict(built.named_parameters())
     stored = {_plain(name) for name in model.state_dict()}
     if extra := sorted((weights.keys() | stored) - expected.keys()):
-        raise InputError(f"the model holds {extra[0]}, which its spec does not have; {REMEDY}")
+        raise InputError(f"the model has {extra[0]}, which its spec does not have; {REMEDY}")
     first: dict[nn.Parameter, str] = {}
-    for name, wanted in expected.items():
+    for name, reference in expected.items():
         if name not in weights:
             raise InputError(f"the model lacks {name}, which its spec has; {REMEDY}")
         weight = weights[name]
-        if weight.shape != wanted.shape:
+        if weight.shape != reference.shape:
             raise InputError(
-                f"{name} has shape {list(weight.shape)}, but the spec asks for {list(wanted.shape)}; {REMEDY}"
+                f"{name} has shape {list(weight.shape)}, but the spec needs {list(reference.shape)}; {REMEDY}"
             )
         if (other := first.setdefault(weight, name)) != name:
-            raise InputError(f"{name} and {other} are one parameter, but the spec has two; give each its own.")
+            raise InputError(f"{name} and {other} share one parameter, but the spec has two; give each its own.")
     return weights
 
 
@@ -62,22 +64,24 @@ def _modules(model: nn.Module) -> dict[str, nn.Module]:
 
 
 def _plain(name: str) -> str:
-    """Return a name without what torch.compile adds to it."""
+    """Return a name without the prefixes of torch.compile."""
     return name.replace("_orig_mod.", "").removesuffix("._orig_mod")
 
 
 def _check_modules(present: dict[str, nn.Module], expected: dict[str, nn.Module]) -> None:
-    """Refuse modules that compute something other than those that the spec builds."""
-    for name, wanted in expected.items():
+    """Raise InputError for modules that compute something other than the spec's."""
+    for name, reference in expected.items():
         if name not in present:
             raise InputError(f"the model has no module {name}, which its spec has; {REMEDY}")
-        here = present[name]
-        if isinstance(wanted, nn.Dropout) or (isinstance(wanted, KERNELS) and isinstance(here, KERNELS)):
-            continue  # dropout acts in training alone
-        if _describe(here) != _describe(wanted):
-            raise InputError(f"{name} is {_describe(here)}, but the spec builds {_describe(wanted)} there; {REMEDY}")
+        module = present[name]
+        if isinstance(reference, nn.Dropout) or (isinstance(reference, KERNELS) and isinstance(module, KERNELS)):
+            continue  # dropout matters in training only
+        if _describe(module) != _describe(reference):
+            raise InputError(
+                f"{name} is {_describe(module)}, but the spec has {_describe(reference)} there; {REMEDY}"
+            )
 
 
 def _describe(module: nn.Module) -> str:
-    """Return the type of a module, and of one without children its settings as well."""
+    """Return the type of a module, with its settings if it has no children."""
     return type(module).__name__ if next(module.children(), None) is not None else repr(module)

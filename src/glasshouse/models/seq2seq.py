@@ -1,4 +1,4 @@
-"""The encoder-decoder: one stack reads the source, another writes the target while looking at it."""
+"""The encoder-decoder: an encoder of the source, and a decoder of the target with cross-attention to it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from glasshouse.models.stack import Stack
 
 
 class Seq2Seq(nn.Module):
-    """Tokens, an encoder, a decoder with cross-attention, a head.
+    """Token embedding, encoder, decoder with cross-attention, head.
 
     >>> import torch, glasshouse as gh
     >>> model = gh.build(gh.preset("tiny-seq2seq"))
@@ -33,12 +33,8 @@ class Seq2Seq(nn.Module):
         self.encoder = Stack(s, s.n_encoder_layers, causal=False)
         self.decoder = Stack(s, s.n_layers, causal=True, cross=True)
         self.head = make_head(s)
-        self.tokenizer_fingerprint: str | None = (
-            None  # the fingerprint of the one it was trained with; another is refused
-        )
-        self.extra_files: dict[
-            str, Any
-        ] = {}  # what was published with the weights, by file, for whoever saves them again
+        self.tokenizer_fingerprint: str | None = None  # of the tokenizer it was trained with; another is refused
+        self.extra_files: dict[str, Any] = {}  # further files of a loaded model by name, written again by save
 
     def forward(
         self,
@@ -57,9 +53,9 @@ class Seq2Seq(nn.Module):
         """Map source ids [B, S] and the decoder's input [B, T], which is not shifted here, to logits [B, T, V].
 
         `lengths`, `mask` and `documents` are the source's, those with `target_` the target's; a document of the
-        target looks at the source's document of the same number. With a `cache` the target goes on where the last
-        call ended, and a source of None stands for the one given before. `keep` names the places along the target
-        whose logits are wanted, if not all are.
+        target attends to the source's document of the same number. With a `cache` the target continues that of the
+        last call, and None for the source means the cached one. `logits_to_keep` [N] lists the target positions to
+        compute logits for; default all.
         """
         x = self.token_embedding(target, "target")
         start = None if cache is None else cache.start_positions()
@@ -74,7 +70,7 @@ class Seq2Seq(nn.Module):
         memory = None
         if source is not None:
             if len(source) != len(target):
-                raise InputError(f"source has {len(source)} rows, but target has {len(target)}; give pairs.")
+                raise InputError(f"source has batch size {len(source)}, but target has {len(target)}; give pairs.")
             if (documents is None) != (target_documents is None):
                 raise InputError("documents and target_documents go together; give both or neither.")
             source_layout = make_layout(source, lengths=lengths, mask=mask, documents=documents)
@@ -82,20 +78,20 @@ class Seq2Seq(nn.Module):
             if cache is not None:
                 self._cache_source(memory, source_layout, cache)
         elif cache is None or not cache.has_source:
-            raise InputError("source is None, but there is no cache that remembers one; give a source.")
+            raise InputError("source is None, but no source is cached; give a source.")
         elif not (lengths is mask is documents is None):
             raise InputError("lengths, mask or documents were given without a source; give them with it.")
         if cache is not None:
             memory, source_layout = None, cache.source_layout()
         flex = cache is None and self.decoder.supports_flex(x.dtype)
-        seen = make_mask(layout, source_layout, causal=False, dtype=x.dtype, flex=flex)
-        x = self.decoder(x, layout, cache, memory, seen)
+        cross_mask = make_mask(layout, source_layout, causal=False, dtype=x.dtype, flex=flex)
+        x = self.decoder(x, layout, cache, memory, cross_mask)
         if logits_to_keep is not None:
             x = x[:, logits_to_keep]
         return self.head(x, layout, self.token_embedding.table.weight)
 
     def encode_source(self, source: Tensor, cache: Cache, *, lengths: Tensor | None = None) -> None:
-        """Let a cache remember a source [B, S] for the targets to come, which are then given without one."""
+        """Encode a source [B, S] into the cache; later calls then take None for the source."""
         layout = make_layout(source, lengths=lengths)
         self._cache_source(self.encoder(self.token_embedding(source, "source"), layout), layout, cache)
 
@@ -108,6 +104,6 @@ class Seq2Seq(nn.Module):
     def make_cache(
         self, batch: int, max_len: int, source_len: int | None = None, *, chunk: int | None = None
     ) -> Cache:
-        """Make room for `max_len` target tokens and `source_len` (or as many) source tokens in each row."""
+        """Allocate a KV cache for `max_len` target tokens and `source_len` (default `max_len`) source tokens."""
         source_len = max_len if source_len is None else source_len
         return Cache(self.spec, batch, max_len, source_len, chunk=chunk, like=self.token_embedding.table.weight)

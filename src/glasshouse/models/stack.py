@@ -1,4 +1,4 @@
-"""A stack of blocks, from token vectors to the vectors that a head reads: the trunk of every model."""
+"""A stack of transformer blocks, from token embeddings to the hidden states that the head gets."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from glasshouse.layers.position import make_position
 
 
 class Stack(nn.Module):
-    """Positions, then blocks, then a norm."""
+    """Position embedding, blocks, final norm."""
 
     def __init__(self, s: spec.TransformerSpec, n_layers: int, *, causal: bool, cross: bool = False) -> None:
         super().__init__()
@@ -43,7 +43,7 @@ class Stack(nn.Module):
         memory: Tensor | None = None,
         memory_mask: Mask | None = None,
     ) -> Tensor:
-        """Map token vectors x [B, S, D], which stand as `layout` says, to vectors [B, S, D]."""
+        """Map token embeddings x [B, S, D] to hidden states [B, S, D]."""
         slots = {} if cache is None else cache.slot_mapping(layout)
         rotate = self.position.rotation(layout.positions, x.dtype)
         ctx = Context(rotate, self.masks(layout, cache, x.dtype), cache, slots, memory, memory_mask)
@@ -56,7 +56,7 @@ class Stack(nn.Module):
         return self.norm(x)
 
     def masks(self, layout: Layout, cache: Cache | None, dtype: torch.dtype) -> dict[int, Mask]:
-        """Draw the mask of each window that a layer of this stack has."""
+        """Return the attention mask of each sliding-window size in this stack."""
         masks = {}
         for window in self.windows:
             keys = layout if cache is None else cache.key_layout(layout, window)
@@ -74,9 +74,9 @@ class Stack(nn.Module):
         return masks
 
     def decode_kernel_rows(self, cache: Cache, positions: Tensor, dtype: torch.dtype) -> Tensor | None:
-        """Return the cache's rows where a mask may come as counts of what each sees.
+        """Return the rows of the cache if the decode kernel can be used, else None.
 
-        One kernel takes them, for a few queries a row, and it knows no soft-cap.
+        It takes a few queries per sequence and supports no soft-cap.
         """
         queries = self.queries_per_kv_head * (1 if cache.token_positions is not None else positions.shape[1])
         return (
@@ -86,12 +86,12 @@ class Stack(nn.Module):
         )
 
     def supports_mixed_prefill(self, like: Tensor) -> bool:
-        """Whether tokens of several rows may come in one row, each with its place: where counts say it all."""
-        nothing = torch.zeros(1, 1, dtype=torch.long, device=like.device)
-        plain = self.windows == [0] and self.position.bias(nothing, nothing) is None
+        """Whether tokens of several sequences may be batched in one row: with no window and no position bias."""
+        position = torch.zeros(1, 1, dtype=torch.long, device=like.device)
+        plain = self.windows == [0] and self.position.bias(position, position) is None
         fused = not any(isinstance(layer, Explicit) for layer in self.modules())
         return plain and fused and decode_attention.is_supported(like.device, like.dtype, self.queries_per_kv_head)
 
     def supports_flex(self, dtype: torch.dtype) -> bool:
-        """Whether a mask may come in blocks: FlexAttention takes no narrow heads, no float64 and no dropout."""
+        """Whether FlexAttention can be used: it supports no narrow heads, no float64 and no dropout."""
         return self.flex_capable and dtype != torch.float64 and not (self.training and self.attention_dropout > 0)

@@ -1,4 +1,4 @@
-"""A model and its tokenizer: an id means nothing to a model that was trained with another tokenizer."""
+"""Check that a tokenizer is the one a model was trained with."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from glasshouse.text import Tokenizer
 
 
 def check_tokenizer(model: Decoder | Encoder | Seq2Seq, tok: Tokenizer, name: str = "the tokenizer") -> None:
-    """Refuse a tokenizer that is another model's, by its fingerprint, or else by its size.
+    """Raise InputError for the tokenizer of another model, by its fingerprint or its size.
 
-    A model that was just built knows of none, and takes any whose ids it has vectors for.
+    A newly built model has no fingerprint and accepts any tokenizer that fits its vocab_size.
 
     >>> import glasshouse as gh
     >>> model = gh.build(gh.preset("tiny-decoder", vocab_size=263))
@@ -31,5 +31,5 @@ def check_tokenizer(model: Decoder | Encoder | Seq2Seq, tok: Tokenizer, name: st
     if model.tokenizer_fingerprint not in (None, tok.fingerprint):
         raise InputError(
             f"{name} ({tok.fingerprint[:12]}) is not the one that the model was trained with "
-            f"({str(model.tokenizer_fingerprint)[:12]}); use the one that was saved with the model."
+            f"({str(model.tokenizer_fingerprint)[:12]}); use the one saved with the model."
         )

@@ -1,4 +1,4 @@
-"""First values for every parameter, by the rule a spec names."""
+"""Weight initialization by the scheme that a spec names."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from glasshouse.models.stack import Stack
 
 @torch.no_grad()
 def init_weights(model: nn.Module, s: spec.TransformerSpec) -> None:
-    """Fill every parameter: maps and tables by the spec's rule, norms with 1, biases with 0."""
+    """Initialize every parameter: linear layers and embeddings by the spec's scheme, norms with 1, biases with 0."""
     xavier = isinstance(s.init, spec.Xavier)
     std = getattr(s.init, "std", s.d_model**-0.5)
 
@@ -42,12 +42,12 @@ def init_weights(model: nn.Module, s: spec.TransformerSpec) -> None:
 
 
 def residual_projections(stack: Stack) -> list[Tensor]:
-    """Return the matrices whose output is added to the residual stream."""
-    writers = []
+    """Return the weights of the layers whose output is added to the residual stream."""
+    weights = []
     for module in stack.modules():
         match module:
             case Attention() | CrossAttention():
-                writers.append(module.out.weight)
+                weights.append(module.out.weight)
             case FeedForward() | GatedFeedForward():
-                writers.append(module.down.weight)
-    return writers
+                weights.append(module.down.weight)
+    return weights

@@ -1,4 +1,4 @@
-"""What a model is: choices, three kinds of spec, presets by name, and sizes by arithmetic. No torch."""
+"""Model specs: components, three kinds of spec, named presets and parameter counts. No torch."""
 
 from glasshouse.spec.catalog import parse, preset, presets
 from glasshouse.spec.components import (

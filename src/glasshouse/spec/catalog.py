@@ -1,4 +1,4 @@
-"""Models by name, each as published or, for the `modern` and `tiny` ones, as we would build it today."""
+"""Presets: published architectures by name, and the `modern` and `tiny` ones with current choices."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from glasshouse import config
 from glasshouse.errors import ConfigError
 from glasshouse.spec.model import Spec
 
-Table = dict[str, Any]
+ConfigDict = dict[str, Any]
 
-_VASWANI: Table = {
+_VASWANI: ConfigDict = {
     "kind": "seq2seq",
     "vocab_size": 37_000,
     "d_model": 512,
@@ -29,7 +29,7 @@ _VASWANI: Table = {
     "init": "xavier",
 }
 
-_GPT2: Table = {
+_GPT2: ConfigDict = {
     "kind": "decoder",
     "vocab_size": 50_257,
     "d_model": 768,
@@ -47,7 +47,7 @@ _GPT2: Table = {
     "end_ids": [50_256],
 }
 
-_BERT: Table = {
+_BERT: ConfigDict = {
     "kind": "encoder",
     "vocab_size": 30_522,
     "d_model": 768,
@@ -69,7 +69,7 @@ _BERT: Table = {
     "pad_id": 0,
 }
 
-_T5: Table = {
+_T5: ConfigDict = {
     "kind": "seq2seq",
     "vocab_size": 32_128,
     "d_model": 512,
@@ -94,7 +94,7 @@ _T5: Table = {
     "pad_id": 0,
 }
 
-_LLAMA: Table = {
+_LLAMA: ConfigDict = {
     "kind": "decoder",
     "position": "rotary",
     "norm": {"kind": "rms", "eps": 1e-5},
@@ -105,7 +105,7 @@ _LLAMA: Table = {
     "init": "normal",
 }
 
-_MODERN: Table = {
+_MODERN: ConfigDict = {
     **_LLAMA,
     "norm": "rms",
     "qk_norm": True,
@@ -113,9 +113,9 @@ _MODERN: Table = {
     "head": {"kind": "next_token", "tied": False},
 }
 
-_TINY: Table = {"vocab_size": 256, "d_model": 64, "n_layers": 2, "n_heads": 4, "d_ff": 128, "max_len": 128}
+_TINY: ConfigDict = {"vocab_size": 256, "d_model": 64, "n_layers": 2, "n_heads": 4, "d_ff": 128, "max_len": 128}
 
-_PRESETS: dict[str, Table] = {
+_PRESETS: dict[str, ConfigDict] = {
     "vaswani-base": _VASWANI,
     "vaswani-big": {**_VASWANI, "d_model": 1024, "n_heads": 16, "d_ff": 4096, "dropout": 0.3},
     "gpt2": _GPT2,
@@ -184,7 +184,7 @@ _PRESETS: dict[str, Table] = {
 
 
 def presets() -> list[str]:
-    """List the names that `preset` takes.
+    """List the names of the presets.
 
     >>> presets()[:3]
     ['vaswani-base', 'vaswani-big', 'gpt2']
@@ -193,11 +193,11 @@ def presets() -> list[str]:
 
 
 def preset(name: str, **overrides: object) -> Spec:
-    """Return a named spec, with any of its fields changed.
+    """Return the spec of a preset, with some of its fields overridden.
 
-    Sizes that are not given follow those that are: d_ff keeps its proportion to d_model, n_kv_heads to n_heads.
-    Another vocab_size means another tokenizer, so the preset's special ids go with the old one. Sinusoidal positions
-    in the place of others bring the scaled embeddings and first values that they need.
+    Unless given, d_ff scales with d_model and n_kv_heads with n_heads. Another vocab_size means another tokenizer, so
+    the preset's special token ids are dropped. Overriding the position with sinusoidal also sets the embedding scale
+    and weight initialization that it needs.
 
     >>> spec = preset("gpt2", n_layers=2, d_model=64, n_heads=4)
     >>> spec.d_ff, spec.d_head
@@ -215,14 +215,14 @@ def preset(name: str, **overrides: object) -> Spec:
             base.pop(special, None)
     if _kind(overrides.get("position")) == "sinusoidal" != _kind(base["position"]):
         base.pop("init")
-    return parse({**base, **_in_proportion(base, overrides), **overrides})
+    return parse({**base, **_scaled_sizes(base, overrides), **overrides})
 
 
 def _kind(choice: object) -> object:
     return choice.get("kind") if isinstance(choice, dict) else getattr(choice, "kind", choice)
 
 
-def _in_proportion(base: Table, overrides: Table) -> Table:
+def _scaled_sizes(base: ConfigDict, overrides: ConfigDict) -> ConfigDict:
     derived = {}
     d_model, n_heads = overrides.get("d_model"), overrides.get("n_heads")
     if isinstance(d_model, int):
@@ -233,8 +233,8 @@ def _in_proportion(base: Table, overrides: Table) -> Table:
     return derived
 
 
-def parse(table: Table) -> Spec:
-    """Build a spec from plain values, as they stand in TOML or JSON; `config.dump` is the inverse.
+def parse(table: ConfigDict) -> Spec:
+    """Build a spec from plain values, as in TOML or JSON; `config.dump` is the inverse.
 
     >>> parse(config.dump(preset("t5-small"))) == preset("t5-small")
     True

@@ -1,6 +1,6 @@
-"""The choices a model is made of, each a union of small dataclasses that `kind` tells apart.
+"""The components of a model, each a union of small dataclasses distinguished by `kind`.
 
-A setting lives inside the choice it belongs to, so a rotary base cannot exist beside learned positions.
+A setting belongs to its component, so a rotary base cannot be combined with learned positions.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from glasshouse.config import Settings, require
 
 
 def require_positive(choice: Settings, *fields: str) -> None:
-    """Refuse a number that is zero, negative, infinite or not a number."""
+    """Raise ConfigError for a number that is zero, negative, infinite or NaN."""
     for field in fields:
         value = getattr(choice, field)
         require(value > 0 and math.isfinite(value), f"{choice.kind}.{field}", value, "above 0")
@@ -24,14 +24,14 @@ def require_positive(choice: Settings, *fields: str) -> None:
 
 @dataclass(frozen=True)
 class NoScaling(Settings):
-    """Angles as they were trained."""
+    """Unscaled rotary frequencies."""
 
     kind: ClassVar[str] = "none"
 
 
 @dataclass(frozen=True)
 class LinearScaling(Settings):
-    """Every angle divided by one factor: positions squeezed into the trained length."""
+    """Linear position interpolation: all frequencies divided by one factor."""
 
     kind: ClassVar[str] = "linear"
     factor: float
@@ -42,7 +42,7 @@ class LinearScaling(Settings):
 
 @dataclass(frozen=True)
 class Llama3Scaling(Settings):
-    """Slow pairs divided by the factor, fast ones kept, a ramp between: the rule of Llama 3.1 and later."""
+    """The scaling of Llama 3.1 and later: low frequencies divided by the factor, high ones kept, a ramp between."""
 
     kind: ClassVar[str] = "llama3"
     factor: float
@@ -63,7 +63,7 @@ class Llama3Scaling(Settings):
 
 @dataclass(frozen=True)
 class YarnScaling(Settings):
-    """Like `Llama3` with the ramp set in turns, and attention sharpened a little to make up for the length."""
+    """YaRN: like `Llama3Scaling` with the ramp in rotations, and an attention temperature for the longer context."""
 
     kind: ClassVar[str] = "yarn"
     factor: float
@@ -77,20 +77,20 @@ class YarnScaling(Settings):
         if self.attention_factor is not None:
             require_positive(self, "attention_factor")
         require(self.beta_fast > self.beta_slow, "yarn.beta_fast", self.beta_fast, "above beta_slow")
-        require(self.beta_fast < 1e9, "yarn.beta_fast", self.beta_fast, "a number of turns")
-        require(self.beta_slow > 1e-9, "yarn.beta_slow", self.beta_slow, "a number of turns")
+        require(self.beta_fast < 1e9, "yarn.beta_fast", self.beta_fast, "a number of rotations")
+        require(self.beta_slow > 1e-9, "yarn.beta_slow", self.beta_slow, "a number of rotations")
 
 
 @dataclass(frozen=True)
 class NoPosition(Settings):
-    """No position at all; a causal mask alone still lets a decoder count."""
+    """No position encoding (NoPE); a decoder can infer positions from the causal mask."""
 
     kind: ClassVar[str] = "none"
 
 
 @dataclass(frozen=True)
 class Sinusoidal(Settings):
-    """Fixed sines and cosines added to the token vectors: interleaved in pairs, or sines first in halves."""
+    """Fixed sinusoids added to the token embeddings: interleaved in pairs, or sines first in halves."""
 
     kind: ClassVar[str] = "sinusoidal"
     layout: Literal["pairs", "halves"] = "pairs"
@@ -98,7 +98,7 @@ class Sinusoidal(Settings):
 
 @dataclass(frozen=True)
 class Learned(Settings):
-    """A trained table of `max_len` vectors added to the token vectors; `offset` rows before it stay unused."""
+    """Learned position embeddings for `max_len` positions; the first `offset` rows of the table are unused."""
 
     kind: ClassVar[str] = "learned"
     offset: int = 0
@@ -109,7 +109,7 @@ class Learned(Settings):
 
 @dataclass(frozen=True)
 class Rotary(Settings):
-    """Queries and keys turned by an angle that grows with the position, pair by pair."""
+    """Rotary position embedding (RoPE) of queries and keys."""
 
     kind: ClassVar[str] = "rotary"
     theta: float = 10_000.0
@@ -122,7 +122,7 @@ class Rotary(Settings):
 
 @dataclass(frozen=True)
 class Relative(Settings):
-    """A learned number per head and bucket of distance, added to the scores and shared by all layers (T5)."""
+    """T5's relative position bias on the scores: learned per head and distance bucket, shared by all layers."""
 
     kind: ClassVar[str] = "relative"
     n_buckets: int = 32
@@ -136,7 +136,7 @@ class Relative(Settings):
 
 @dataclass(frozen=True)
 class Alibi(Settings):
-    """Scores lowered in proportion to the distance, with a fixed slope per head."""
+    """ALiBi: a bias on the scores linear in the distance, with a fixed slope per head."""
 
     kind: ClassVar[str] = "alibi"
 
@@ -207,14 +207,14 @@ class Silu(Settings):
 
 @dataclass(frozen=True)
 class SwiGLU(Settings):
-    """One map, passed through SiLU, gates another."""
+    """Gated linear unit with a SiLU gate."""
 
     kind: ClassVar[str] = "swiglu"
 
 
 @dataclass(frozen=True)
 class GeGLU(Settings):
-    """One map, passed through GELU, gates another."""
+    """Gated linear unit with a GELU gate."""
 
     kind: ClassVar[str] = "geglu"
     tanh: bool = False
@@ -230,14 +230,14 @@ Pooling = Literal["first", "mean", "last"]
 
 @dataclass(frozen=True)
 class NoHead(Settings):
-    """The vectors themselves, [batch, length, d_model]."""
+    """The hidden states, [batch, length, d_model]."""
 
     kind: ClassVar[str] = "none"
 
 
 @dataclass(frozen=True)
 class Pooled(Settings):
-    """One vector a sequence, [batch, d_model]; `dense` adds BERT's map and tanh."""
+    """One vector per sequence, [batch, d_model]; `dense` adds BERT's linear layer and tanh."""
 
     kind: ClassVar[str] = "pooled"
     pooling: Pooling = "mean"
@@ -246,7 +246,7 @@ class Pooled(Settings):
 
 @dataclass(frozen=True)
 class NextToken(Settings):
-    """Logits over the vocabulary, through the embedding matrix itself (tied) or a matrix of their own."""
+    """Causal language-model head: logits over the vocabulary, with tied embeddings or its own matrix."""
 
     kind: ClassVar[str] = "next_token"
     tied: bool = True
@@ -255,7 +255,7 @@ class NextToken(Settings):
 
 @dataclass(frozen=True)
 class MaskedToken(Settings):
-    """Logits over the vocabulary; `transform` puts BERT's map, activation and norm before them."""
+    """Masked language-model head; `transform` adds BERT's linear layer, activation and norm before the logits."""
 
     kind: ClassVar[str] = "masked_token"
     tied: bool = True
@@ -265,13 +265,13 @@ class MaskedToken(Settings):
 
 @dataclass(frozen=True)
 class SequenceClassification(Settings):
-    """Logits over labels, one set a sequence; `dense` puts BERT's map and tanh before them."""
+    """Logits over labels per sequence; `dense` adds BERT's linear layer and tanh before them."""
 
     kind: ClassVar[str] = "sequence_classification"
     n_labels: int
     pooling: Pooling = "first"
     dense: bool = True
-    labels: tuple[str, ...] = ()  # their names, where they have any
+    labels: tuple[str, ...] = ()  # their names, if any
 
     def check(self) -> None:
         require_labels(self)
@@ -279,18 +279,18 @@ class SequenceClassification(Settings):
 
 @dataclass(frozen=True)
 class TokenClassification(Settings):
-    """Logits over labels, one set a token."""
+    """Logits over labels per token."""
 
     kind: ClassVar[str] = "token_classification"
     n_labels: int
-    labels: tuple[str, ...] = ()  # their names, where they have any
+    labels: tuple[str, ...] = ()  # their names, if any
 
     def check(self) -> None:
         require_labels(self)
 
 
 def require_labels(head: SequenceClassification | TokenClassification) -> None:
-    """Refuse a number of labels below 1, or names that are not as many."""
+    """Raise ConfigError for fewer than one label, or for another number of names."""
     require_positive(head, "n_labels")
     rule = f"{head.n_labels} different names, or none"
     fits = len(head.labels) in (0, head.n_labels) and len(set(head.labels)) == len(head.labels)
@@ -300,12 +300,12 @@ def require_labels(head: SequenceClassification | TokenClassification) -> None:
 Head = NoHead | Pooled | NextToken | MaskedToken | SequenceClassification | TokenClassification
 
 
-# Initialisation ---------------------------------------------------------------------------------------------
+# Initialization ---------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Normal(Settings):
-    """Every matrix drawn from one normal distribution."""
+    """Normal distribution with one standard deviation for every matrix."""
 
     kind: ClassVar[str] = "normal"
     std: float = 0.02
@@ -316,14 +316,14 @@ class Normal(Settings):
 
 @dataclass(frozen=True)
 class Xavier(Settings):
-    """Glorot's uniform for the maps; token vectors of standard deviation d_model ** -0.5 (Vaswani)."""
+    """Xavier (Glorot) uniform for linear layers; embeddings with standard deviation d_model ** -0.5 (Vaswani)."""
 
     kind: ClassVar[str] = "xavier"
 
 
 @dataclass(frozen=True)
 class DepthScaled(Settings):
-    """`Normal`, with what writes to the residual stream divided by the root of the number of writes (GPT-2)."""
+    """`Normal`, with residual projections divided by the square root of their number (GPT-2)."""
 
     kind: ClassVar[str] = "depth_scaled"
     std: float = 0.02
@@ -334,7 +334,7 @@ class DepthScaled(Settings):
 
 @dataclass(frozen=True)
 class ZeroOutput(Settings):
-    """`Normal`, with what writes to the residual stream at zero: every block starts as the identity."""
+    """`Normal`, with residual projections at zero: every block starts as the identity."""
 
     kind: ClassVar[str] = "zero_output"
     std: float = 0.02

@@ -1,4 +1,4 @@
-"""What a model is: three kinds of spec, checked when made, that never import torch."""
+"""The three kinds of model spec, validated on construction. No torch."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ NormPlacement = Literal["pre", "post", "sandwich"]
 
 @dataclass(frozen=True, kw_only=True)
 class TransformerSpec(Settings):
-    """What the three kinds of model share. What is left out follows from what is given."""
+    """The fields that the three kinds of model share. Defaults of 0 or None are derived from other fields."""
 
     vocab_size: int
     d_model: int
     n_layers: int
     n_heads: int
-    n_kv_heads: int = 0  # 0: as many as heads; 1: multi-query; between: grouped
+    n_kv_heads: int = 0  # 0: n_heads; 1: multi-query attention; between: grouped-query attention
     d_head: int = 0  # 0: d_model / n_heads
-    d_ff: int = 0  # 0: four times d_model
-    max_len: int = 1024  # the rows of a learned table; for other positions the length that is trained for
+    d_ff: int = 0  # 0: 4 * d_model
+    max_len: int = 1024  # number of learned positions; for other kinds, the context length of training
 
     position: Position = Learned()
     norm: Norm = LayerNorm()
@@ -48,8 +48,8 @@ class TransformerSpec(Settings):
     feedforward: FeedForward = Gelu()
 
     embed_norm: bool = False
-    embed_scale: bool | None = None  # token vectors times sqrt(d_model); None: with sinusoidal positions alone
-    logit_scale: bool = False  # final vectors times 1 / sqrt(d_model)
+    embed_scale: bool | None = None  # token embeddings times sqrt(d_model); None: with sinusoidal positions only
+    logit_scale: bool = False  # final hidden states times 1 / sqrt(d_model)
 
     qkv_bias: bool = True
     out_bias: bool = True
@@ -57,13 +57,13 @@ class TransformerSpec(Settings):
     qk_norm: bool = False
     attention_scale: float | None = None  # None: 1 / sqrt(d_head)
     attention_softcap: float | None = None  # scores become cap * tanh(scores / cap)
-    windows: tuple[int, ...] = (0,)  # a layer sees less than this many positions away; repeats over layers; 0: all
+    windows: tuple[int, ...] = (0,)  # sliding-window sizes, repeated over the layers; 0: full attention
 
     dropout: float = 0.0  # on each sublayer's output
     attention_dropout: float = 0.0  # on the attention weights
     embed_dropout: float = 0.0
 
-    init: Init | None = None  # None: Xavier with sinusoidal positions, DepthScaled with others
+    init: Init | None = None  # None: Xavier with sinusoidal positions, otherwise DepthScaled
 
     start_id: int | None = None
     end_ids: tuple[int, ...] = ()
@@ -72,23 +72,23 @@ class TransformerSpec(Settings):
     def check(self) -> None:
         self._derive("n_kv_heads", self.n_heads)
         self._derive("d_ff", 4 * self.d_model)
-        # Sines and cosines have norm sqrt(d_model / 2) and never learn: token vectors of deviation 0.02 would drown.
-        fixed = isinstance(self.position, Sinusoidal)
+        # Sinusoids have norm sqrt(d_model / 2) and are not trained: they would dominate embeddings with std 0.02.
+        sinusoidal = isinstance(self.position, Sinusoidal)
         if self.embed_scale is None:
-            object.__setattr__(self, "embed_scale", fixed)
+            object.__setattr__(self, "embed_scale", sinusoidal)
         if self.init is None:
-            object.__setattr__(self, "init", Xavier() if fixed else DepthScaled())
+            object.__setattr__(self, "init", Xavier() if sinusoidal else DepthScaled())
         for name in ("vocab_size", "d_model", "n_layers", "n_heads", "n_kv_heads", "d_ff", "max_len"):
             require(getattr(self, name) > 0, name, getattr(self, name), "at least 1")
         require(self.d_head >= 0, "d_head", self.d_head, "at least 1, or 0 for d_model / n_heads")
         if self.d_head == 0:
-            rule = f"a multiple of n_heads = {self.n_heads} where d_head is not given"
+            rule = f"a multiple of n_heads = {self.n_heads} unless d_head is given"
             require(self.d_model % self.n_heads == 0, "d_model", self.d_model, rule)
             self._derive("d_head", self.d_model // self.n_heads)
         rule = f"a divisor of n_heads = {self.n_heads}"
         require(self.n_heads % self.n_kv_heads == 0, "n_kv_heads", self.n_kv_heads, rule)
         if isinstance(self.position, Rotary):
-            require(self.d_head % 2 == 0, "d_head", self.d_head, "even, as rotary positions turn pairs")
+            require(self.d_head % 2 == 0, "d_head", self.d_head, "even, as rotary positions rotate pairs")
         if isinstance(self.position, Sinusoidal):
             require(self.d_model % 2 == 0, "d_model", self.d_model, "even, as sinusoidal positions come in pairs")
         for name in ("dropout", "attention_dropout", "embed_dropout"):
@@ -96,8 +96,8 @@ class TransformerSpec(Settings):
         for name in ("attention_scale", "attention_softcap"):
             value = getattr(self, name)
             require(value is None or (value > 0 and math.isfinite(value)), name, value, "above 0")
-        legal = len(self.windows) > 0 and min(self.windows) >= 0
-        require(legal, "windows", self.windows, "a list of sizes, 0 for a layer that sees everything")
+        valid = len(self.windows) > 0 and min(self.windows) >= 0
+        require(valid, "windows", self.windows, "a list of sizes, 0 for a layer with full attention")
         for name, ids in (
             ("start_id", (self.start_id,)),
             ("pad_id", (self.pad_id,)),
@@ -113,24 +113,24 @@ class TransformerSpec(Settings):
 
     @property
     def position_limit(self) -> int | None:
-        """The most tokens that there are positions for: a learned table ends, every other kind goes on."""
+        """The maximum sequence length: learned positions are limited to max_len, other kinds are not."""
         return self.max_len if isinstance(self.position, Learned) else None
 
     def window(self, index: int) -> int:
-        """How many positions away a layer no longer sees; 0 where it sees them all."""
+        """Return the sliding-window size of a layer; 0 for full attention."""
         return self.windows[index % len(self.windows)]
 
 
 @dataclass(frozen=True, kw_only=True)
 class DecoderSpec(TransformerSpec):
-    """A stack in which each position sees itself and those before it.
+    """A causal transformer: each position attends to itself and to earlier ones.
 
     >>> DecoderSpec(vocab_size=100, d_model=64, n_layers=2, n_heads=4).d_head
     16
     >>> DecoderSpec(vocab_size=100, d_model=65, n_layers=2, n_heads=4)
     Traceback (most recent call last):
     ...
-    glasshouse.errors.ConfigError: d_model is 65, but it must be a multiple of n_heads = 4 where d_head is not given.
+    glasshouse.errors.ConfigError: d_model is 65, but it must be a multiple of n_heads = 4 unless d_head is given.
     """
 
     kind: ClassVar[str] = "decoder"
@@ -139,16 +139,17 @@ class DecoderSpec(TransformerSpec):
     def check(self) -> None:
         super().check()
         pooling = getattr(self.head, "pooling", None)
-        require(pooling != "first", "head.pooling", pooling, "last or mean: a decoder's first token sees no other")
+        rule = "last or mean: a decoder's first token attends to no other"
+        require(pooling != "first", "head.pooling", pooling, rule)
 
 
 @dataclass(frozen=True, kw_only=True)
 class EncoderSpec(TransformerSpec):
-    """A stack in which every position sees every other."""
+    """A bidirectional transformer: every position attends to every other."""
 
     kind: ClassVar[str] = "encoder"
     head: Head = MaskedToken()
-    n_segments: int = 0  # kinds of segment embedding, as in BERT's sentence A and B; 0: none
+    n_segments: int = 0  # number of segment embeddings, such as BERT's sentence A and B; 0: none
 
     def check(self) -> None:
         super().check()
@@ -157,10 +158,10 @@ class EncoderSpec(TransformerSpec):
 
 @dataclass(frozen=True, kw_only=True)
 class Seq2SeqSpec(TransformerSpec):
-    """An encoder that reads the source and a decoder that writes the target, one embedding for both."""
+    """An encoder-decoder with one shared token embedding."""
 
     kind: ClassVar[str] = "seq2seq"
-    n_encoder_layers: int = 0  # 0: as many as n_layers, which counts the decoder's
+    n_encoder_layers: int = 0  # 0: n_layers, which is the decoder's
     head: NextToken | NoHead = NextToken()
 
     def check(self) -> None:

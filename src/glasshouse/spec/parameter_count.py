@@ -1,4 +1,4 @@
-"""How large a model is, by arithmetic on its spec alone: nothing is built to find out."""
+"""Parameter counts computed from a spec, without building the model."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from glasshouse.spec.model import EncoderSpec, Seq2SeqSpec, Spec, TransformerSpe
 
 
 def count_parameters(spec: Spec) -> int:
-    """Count the trained numbers of a model.
+    """Count the parameters of a model.
 
     >>> from glasshouse.spec import preset
     >>> f"{count_parameters(preset('gpt2')):,}"
