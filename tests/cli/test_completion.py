@@ -16,7 +16,8 @@ def test_completion_installs_and_completes(tmp_path: Path) -> None:
     script = tmp_path / ".bash_completions" / "glasshouse.sh"
     assert "completion installed" in done.stdout, done.stderr
     assert str(script) in (tmp_path / ".bashrc").read_text()
-    ask = f"source {script}; COMP_WORDS=($WORDS); COMP_CWORD=$WORD; _glasshouse_completion glasshouse; echo ${{COMPREPLY[@]}}"
+    complete = "COMP_WORDS=($WORDS); COMP_CWORD=$WORD; _glasshouse_completion glasshouse; echo ${COMPREPLY[@]}"
+    ask = f"source {script}; {complete}"
     for words, offered in (("glasshouse tr", "train"), ("glasshouse generate --max-n", "--max-new-tokens")):
         asked = {**env, "WORDS": words, "WORD": str(words.count(" "))}
         found = subprocess.run(["bash", "-c", ask], env=asked, capture_output=True, text=True, check=True)

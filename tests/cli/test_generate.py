@@ -391,9 +391,7 @@ def test_a_line_that_cannot_be_taken_stops_no_other(house: House, lines: Callabl
     done = lines("generate", house["short"], "-", *FEW, stdin=given)  # made for 64 tokens, and 12 may come after them
     assert (done.code, done.out) == (1, f"{as_line(first)}\n\n{as_line(last)}")
     empty, longer = done.err.splitlines()
-    assert empty == (
-        "error: line 2: the prompt is empty, and the model has no start_id; give at least one token."
-    )
+    assert empty == ("error: line 2: the prompt is empty, and the model has no start_id; give at least one token.")
     assert longer.startswith(f"error: line 3: the prompt has {len(house.tok.encode(long))} tokens, but max_len is 76")
     done = lines("generate", house["short"], "-", *FEW, "--json", stdin=given)
     assert done.code == 1

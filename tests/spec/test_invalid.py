@@ -101,7 +101,11 @@ def fresh(name: str = "tiny-decoder", **settings: object) -> torch.nn.Module:
         ([[1, 2]], {"mask": [[True]]}, "mask has shape [1, 1], but with these ids it must have [1, 2]."),
         ([[1]], {"mask": [[True]], "lengths": [1]}, "lengths and mask were both given"),
         ([[1, 2]], {"documents": [0, 1]}, "documents has shape [2], but with these ids it must have [1, 2]."),
-        ([[1, 2]], {"prefix_lengths": [[1]]}, "prefix_lengths has shape [1, 1], but with these ids it must have [1, 2]."),
+        (
+            [[1, 2]],
+            {"prefix_lengths": [[1]]},
+            "prefix_lengths has shape [1, 1], but with these ids it must have [1, 2].",
+        ),
     ],
 )
 def test_an_invalid_call_is_refused_in_one_sentence(
@@ -125,9 +129,7 @@ def test_a_full_cache_is_refused_and_unchanged() -> None:
     cache = model.make_cache(1, 4)
     with torch.no_grad():
         model(ids[:, :3], cache=cache)
-        with pytest.raises(
-            gh.InputError, match="the cache has max_len = 4 tokens per row, but 5 are needed"
-        ):
+        with pytest.raises(gh.InputError, match="the cache has max_len = 4 tokens per row, but 5 are needed"):
             model(ids[:, 3:], cache=cache)
         torch.testing.assert_close(model(ids[:, 3:4], cache=cache), model(ids[:, :4])[:, 3:])
 
@@ -169,7 +171,9 @@ def test_incompatible_arguments_are_refused() -> None:
 
 def test_a_prefix_that_goes_past_a_cached_call_is_refused() -> None:
     decoder, ids = fresh(), torch.tensor([[1, 2, 3]])
-    with pytest.raises(gh.InputError, match="prefix_lengths contains 4, but with this call a row has 3 tokens in the cache"):
+    with pytest.raises(
+        gh.InputError, match="prefix_lengths contains 4, but with this call a row has 3 tokens in the cache"
+    ):
         decoder(ids, prefix_lengths=torch.tensor([4]), cache=decoder.make_cache(1, 8))
 
 
