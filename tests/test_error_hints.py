@@ -163,7 +163,7 @@ def test_what_a_message_names_is_there(path: Path) -> None:
 @pytest.mark.parametrize(
     ("where", "text"),
     [
-        ("text/sources/file.py", "mend it, or pass --errors replace."),
+        ("text/sources/file.py", "fix it, or pass --errors replace."),
         ("cli/training.py", "give --errors replace."),
         ("cli/stdin_prompts.py", "give --nothing."),
         ("cli/data.py", "Example: glasshouse data prepare a.txt --tokeniser tok"),

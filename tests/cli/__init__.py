@@ -1,1 +1,1 @@
-"""The command line, room by room."""
+"""The command line, command by command."""

@@ -27,7 +27,7 @@ n_layers = 1
 path = "a.txt"
 length = 16
 vocab_size = 270
-hold_out = 0.1
+val_fraction = 0.1
 
 [train]
 steps = 4

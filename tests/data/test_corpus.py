@@ -523,7 +523,7 @@ def test_prepared_twice_is_prepared_once(texts: Texts, tok: gh.Tokenizer, tmp_pa
     assert contents(tmp_path / "corpus") == before
 
 
-def test_another_job_does_not_go_on(texts: Texts, tok: gh.Tokenizer, tmp_path: Path) -> None:
+def test_another_job_does_not_resume(texts: Texts, tok: gh.Tokenizer, tmp_path: Path) -> None:
     texts("to be")
     other = gh.Tokenizer.train(texts=["to be"], vocab_size=264)
     with pytest.raises(StoreError, match="was started with different tokenizer"):

@@ -147,7 +147,7 @@ def test_the_values_as_a_table(run_folder: Path, visit: Visit) -> None:
 
 
 def test_curves_grow_and_are_truncated(copied: Path, visit: Visit) -> None:
-    """As a run does: it trains, is killed, goes on from an earlier step, and ends."""
+    """As a run does: it trains, is killed, resumes from an earlier step, and ends."""
     shutil.move(copied / "model", copied / "later")
     journal = Journal(copied / "metrics.jsonl")
     journal.truncate(31)
@@ -273,7 +273,7 @@ def test_comparison_of_two_checkpoints(run_folder: Path, visit: Visit, picture: 
     page.get_by_test_id("compare").click()
     settle(page)
     picture(page, "run-compared")
-    assert (state(page)["checkpoint"], state(page)["beside"]) == ("step 0", "final")
+    assert (state(page)["checkpoint"], state(page)["compare_with"]) == ("step 0", "final")
     folders = {one.name: one.folder for one in list_checkpoints(run_folder)}
     (one, tok), (other, _) = gh.load(folders["step 0"]), gh.load(folders["final"])
     seen = gh.compare(one, other, TEXT, tok=tok)
@@ -295,7 +295,7 @@ def test_comparison_of_two_checkpoints(run_folder: Path, visit: Visit, picture: 
     settle(page)
     page.get_by_test_id("compare-stop").click()
     settle(page)
-    assert "beside" not in state(page)
+    assert "compare_with" not in state(page)
 
 
 @pytest.mark.long
@@ -332,7 +332,7 @@ def test_only_for_runs(decoder: Trained, visit: Visit) -> None:
 
 
 def test_a_saved_page_shows_the_run(run_folder: Path, browser: Browser, tmp_path: Path) -> None:
-    given = {"text": TEXT, "view": "run", "checkpoint": "step 0", "beside": "final"}
+    given = {"text": TEXT, "view": "run", "checkpoint": "step 0", "compare_with": "final"}
     Look(TraceCache(ModelLoader(run_folder)), given).save(tmp_path / "page.html")
     context = browser.new_context(offline=True)
     page = context.new_page()

@@ -238,7 +238,7 @@ def test_running_finished_stopped(tmp_path: Path) -> None:
         assert state() == "running"
     assert state() == "finished"
     settings = (folder / "run.toml").read_text()
-    (folder / "run.toml").write_text(settings.replace("steps = 12\n", "steps = 20\n"))  # it goes on, and is stopped
+    (folder / "run.toml").write_text(settings.replace("steps = 12\n", "steps = 20\n"))  # it resumes, and is stopped
     assert state() == "stopped"
     (folder / "run.toml").write_text(settings)
     (folder / "model").rename(folder / "elsewhere")
