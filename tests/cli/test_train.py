@@ -25,7 +25,7 @@ n_layers = 1
 
 [data]
 path = "a.txt"
-length = 16
+seq_len = 16
 vocab_size = 270
 val_fraction = 0.1
 
