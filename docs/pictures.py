@@ -33,7 +33,7 @@ PICTURES = {
         "code",
         {"text": CODE, "view": "walkthrough", "layer": 1, "walkthrough_card": "attention:scores"},
     ),
-    "alignment": ("dates", {"text": DATE, "view": "alignment"}),
+    "seq2seq": ("dates", {"text": DATE, "view": "seq2seq"}),
     "run": ("code", {"text": CODE, "view": "run"}),
 }
 

@@ -691,9 +691,9 @@ def test_a_line_at_a_terminal_says_how_it_went(monkeypatch: pytest.MonkeyPatch) 
             for name, value in settings.items():
                 patch.setenv(name, value)
             patch.setattr(sys, "stderr", drawn := Drawn())
-            streaming.report(3, 10.0, "length", "stop")
+            streaming.print_throughput(3, 10.0, "length", "stop")
             assert drawn.getvalue() == expected.format("3 tokens, 1.5 tokens/s, length, stop")
-    streaming.report(3, 10.0, "nobody sees it")
+    streaming.print_throughput(3, 10.0, "nobody sees it")
 
 
 def test_help_needs_no_torch_and_shows_defaults_units_and_an_example() -> None:

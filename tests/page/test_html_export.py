@@ -20,7 +20,7 @@ TEXT = "the cat sat on the mat"
 VIEWS = {
     "decoder": ["tokens", "attention", "residual", "interventions", "walkthrough"],
     "encoder": ["tokens", "attention", "residual", "interventions", "walkthrough"],
-    "pair": ["tokens", "attention", "residual", "interventions", "walkthrough", "alignment"],
+    "pair": ["tokens", "attention", "residual", "interventions", "walkthrough", "seq2seq"],
 }
 
 
@@ -154,7 +154,7 @@ SELECTIONS: list[tuple[dict[str, object], str]] = [
     ({"temperature": "hot"}, "temperature is 'hot', but it must be a number"),
     ({"attention": "patern"}, "attention is 'patern', which is unknown; did you mean pattern"),
     ({"edits": [{"kind": "scale", "site": "z.9"}]}, "the model has no site 'z.9'; its layers are 0 to 1"),
-    ({"view": "alignment"}, "the view 'alignment' does not apply to this model; choose one of tokens, attention,"),
+    ({"view": "seq2seq"}, "the view 'seq2seq' does not apply to this model; choose one of tokens, attention,"),
     ({"view": "run"}, "the view 'run' does not apply to this model"),
     ({"checkpoint": "step 5"}, "checkpoint is 'step 5', but there is no such checkpoint; leave it out"),
 ]
@@ -179,12 +179,12 @@ def test_boundary_selections_are_accepted(decoder: Trained, pair: Trained) -> No
         gh.look(*decoder, TEXT, layer=1, head=3, token=token, key=length - 1)
     s = pair[0].spec
     deepest = max(s.n_layers, s.n_encoder_layers) - 1
-    gh.look(*pair, "one five two", view="alignment", attention="encoder.pattern", layer=deepest)
+    gh.look(*pair, "one five two", view="seq2seq", attention="encoder.pattern", layer=deepest)
 
 
 def test_view_state_keys_match_the_scripts() -> None:
     files = Path(gh.page.__file__).parent.joinpath("static").rglob("*.js")
-    form = r"\b(?:alignment|attention|interventions|residual|run|walkthrough)_[a-z_]+\b"
+    form = r"\b(?:seq2seq|attention|interventions|residual|run|walkthrough)_[a-z_]+\b"
     found = {name for path in files for name in re.findall(form, path.read_text())}
     found -= {"residual_distance", "residual_norms", "run_settings"}  # a JSON key, a function, an endpoint
     assert found == set(VIEW_STATE_KEYS)

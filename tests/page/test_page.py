@@ -18,9 +18,9 @@ TEXTS = {
 }
 VIEWS = ["tokens", "attention", "residual", "interventions", "walkthrough"]
 REST = ["tokens", "residual", "interventions"]
-SEEN = [(kind, view) for kind in TEXTS for view in VIEWS] + [("pair", "alignment"), ("run_folder", "run")]
+SEEN = [(kind, view) for kind in TEXTS for view in VIEWS] + [("pair", "seq2seq"), ("run_folder", "run")]
 LARGE = [(kind, view, 1280, False) for kind, view in SEEN]
-SMALL = [(kind, view, 400, True) for kind, view in SEEN if kind in ("decoder", "run_folder") or view == "alignment"]
+SMALL = [(kind, view, 400, True) for kind, view in SEEN if kind in ("decoder", "run_folder") or view == "seq2seq"]
 OTHERS = [pytest.param(kind, view, 400, True, marks=pytest.mark.long) for kind, view in SEEN if kind == "encoder"]
 LOOKS = [*LARGE, *SMALL, *OTHERS]
 CONTROLS = "button, input, select, textarea, [role=button], [tabindex='0'], svg[role=img]"

@@ -349,7 +349,7 @@ def test_a_saved_page_includes_the_requests_of_the_view(
         request_key(*one)
         for one in residual_stream.initial_requests(traces, forward_pass_of(traces.loader.get(""), state), state)
     }
-    page = visit(trained, view="alignment" if kind == "pair" else "attention", **given)
+    page = visit(trained, view="seq2seq" if kind == "pair" else "attention", **given)
     assert asked_on_opening(page, "residual") == known
 
 

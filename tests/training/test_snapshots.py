@@ -21,7 +21,7 @@ from test_loop import RecordingReporter, assert_same, killed, table
 import glasshouse as gh
 from glasshouse import store
 from glasshouse.errors import ConfigError, InputError
-from glasshouse.hub.run_folder import saved_steps, step_folder_name
+from glasshouse.hub.run_checkpoints import saved_steps, step_folder_name
 from glasshouse.training import Run, SavedCheckpoint, is_run, list_checkpoints, train
 from glasshouse.training.checkpoint import STATE, TENSORS, Checkpoints
 from glasshouse.training.snapshots import Snapshots, steps_to_drop

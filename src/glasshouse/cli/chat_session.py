@@ -50,7 +50,7 @@ class _Conversation:
         if request.truncated and (sentence := gh.generation.length_warning(self.engine.spec, request)):
             screen.warn(sentence)
         self.history = [*kept, {"role": "assistant", "content": request.text}]
-        streaming.report(len(request.ids), began, str(request.finish_reason))
+        streaming.print_throughput(len(request.ids), began, str(request.finish_reason))
 
     def _fit(self, messages: list[Message]) -> tuple[list[int], list[Message]]:
         """Drop the oldest turns until a reply fits into max_len; return the ids and the remaining messages."""

@@ -224,7 +224,7 @@ def _complete(engine: gh.Engine, prompt: bytes, options: gh.SamplingParams, n: i
                 _head(number, len(found), one.score)
                 print(streaming.fit(one.text))
     reasons = dict.fromkeys(request.finish_reason for request in requests if request.finish_reason)
-    streaming.report(sum(len(request.ids) for request in requests), began, *reasons)
+    streaming.print_throughput(sum(len(request.ids) for request in requests), began, *reasons)
     lengths = streaming.LengthWarnings(engine)
     for request in requests:
         request.raise_on_error()

@@ -22,9 +22,7 @@ def look(
     ] = "",
     view: Annotated[
         str,
-        typer.Option(
-            help="The view to open: tokens, attention, residual, interventions, walkthrough, alignment, run."
-        ),
+        typer.Option(help="The view to open: tokens, attention, residual, interventions, walkthrough, seq2seq, run."),
     ] = "tokens",
     save: Annotated[Path | None, typer.Option(help="Write the page to a standalone HTML file and exit.")] = None,
     host: Annotated[str, typer.Option(help="The address to listen on; anything but loopback exposes the page.")] = (

@@ -114,7 +114,7 @@ def readable(prompt: bytes) -> str:
     return prompt.decode(errors="backslashreplace")
 
 
-def report(tokens: int, began: float, *more: str) -> None:
+def print_throughput(tokens: int, began: float, *more: str) -> None:
     """Print the number of tokens, the throughput and more, on a terminal."""
     if not sys.stderr.isatty():
         return

@@ -70,7 +70,7 @@ def train(
     if stopped is not None:
         print(f"saved after step {stopped.step:,}; the same command resumes from there.", file=sys.stderr)
         raise typer.Exit(128 + stopped.number)
-    report(result, bits)
+    print_summary(result, bits)
 
 
 def _baselines(result: Result, display: gh.training.Display) -> dict[str, float]:
@@ -80,7 +80,7 @@ def _baselines(result: Result, display: gh.training.Display) -> dict[str, float]
     return gh.evaluation.baseline_bits(result.datasets.validation, result.datasets.train)
 
 
-def report(result: Result, bits: Mapping[str, float]) -> None:
+def print_summary(result: Result, bits: Mapping[str, float]) -> None:
     """Print the final metrics, the baselines in bits per byte, examples, and commands to try next."""
     print(f"{_heading(result)}:\n")
     evaluation.show(result.report, bits)

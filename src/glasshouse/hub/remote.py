@@ -7,7 +7,7 @@ from pathlib import Path
 
 from glasshouse import store
 from glasshouse.errors import InputError
-from glasshouse.hub import run_folder
+from glasshouse.hub import run_checkpoints
 from glasshouse.hub.model_folder import (
     CONFIG,
     EXTRA_FILES,
@@ -50,7 +50,7 @@ def resolve_folder(path_or_repo_id: str | Path, revision: str | None = None) -> 
             raise InputError(
                 f"revision is {revision!r}, but {str(name)!r} is a folder, which has no revisions; leave it out."
             )
-        return ModelFolder(run_folder.find_run_model(path) if run_folder.is_run(path) else path)
+        return ModelFolder(run_checkpoints.find_run_model(path) if run_checkpoints.is_run(path) else path)
     if isinstance(name, Path) or not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name) or path.exists():
         raise not_found
     import huggingface_hub

@@ -7,12 +7,12 @@ from typing import Any, NamedTuple
 
 from glasshouse.config import JsonDict
 from glasshouse.page import (
-    alignment,
     attention,
     interventions,
     model_info,
     next_token,
     residual_stream,
+    seq2seq,
     tokenization,
     training_run,
     walkthrough,
@@ -45,8 +45,8 @@ ENDPOINTS = {
     "probes": Endpoint(training_run.CheckpointLog, training_run.probes, needs_model=False),
     "samples": Endpoint(training_run.CheckpointLog, training_run.samples, needs_model=False),
     "compare_checkpoints": Endpoint(training_run.CompareCheckpoints, training_run.compare_checkpoints),
-    "alignment": Endpoint(alignment.Alignment, alignment.alignment),
-    "beams": Endpoint(alignment.Beams, alignment.beams),
+    "cross_attention": Endpoint(seq2seq.CrossAttention, seq2seq.cross_attention),
+    "beams": Endpoint(seq2seq.Beams, seq2seq.beams),
     "lens": Endpoint(residual_stream.Lens, residual_stream.lens),
     "norms": Endpoint(residual_stream.Norms, residual_stream.norms),
     "cosine_similarity": Endpoint(residual_stream.CosineSimilarity, residual_stream.cosine_similarity),

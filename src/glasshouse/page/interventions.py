@@ -197,7 +197,7 @@ def _measure(trace: Trace) -> Callable[[Tensor], Tensor]:
     if not _predicts_tokens(trace):
         before = _final(trace.traces.trace(trace.forward_pass.unedited))
         return lambda final: (final - before).norm(dim=-1) / before.norm(dim=-1)
-    targets = residual_stream.targets_of(trace)
+    targets = residual_stream.target_token_ids(trace)
 
     def measured(final: Tensor) -> Tensor:
         with eval_mode(trace.model):
@@ -208,7 +208,7 @@ def _measure(trace: Trace) -> Callable[[Tensor], Tensor]:
 
 def _counts(trace: Trace) -> Tensor:
     """Return which positions count in the mean [S]: the masked ones, or all if none is masked."""
-    targets = residual_stream.targets_of(trace)
+    targets = residual_stream.target_token_ids(trace)
     counts = targets >= 0 if _predicts_tokens(trace) else torch.ones_like(targets, dtype=torch.bool)
     if _has_masked_tokens(trace):
         places = torch.arange(len(counts), device=counts.device)

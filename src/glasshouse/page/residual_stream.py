@@ -43,7 +43,7 @@ def lens(traces: TraceCache, params: Lens) -> JsonDict:
     require(1 <= params.top_k <= MAX_TOKENS, "top_k", params.top_k, f"within 1 and {MAX_TOKENS}")
     trace = traces.trace(params.forward_pass)
     layers, places = _window(trace, params.layers, params.start, params.stop)
-    targets = targets_of(trace)
+    targets = target_token_ids(trace)
     with traces.lock, eval_mode(trace.model):  # same lock order as every forward pass
         vectors = torch.stack([_as_read(trace, layer)[places] for layer in layers])
         off = logit_lens_at(trace, vectors, targets[places].expand(vectors.shape[:2]), params.top_k)
@@ -66,7 +66,7 @@ def logit_lens_at(trace: Trace, vectors: Tensor, targets: Tensor, top_k: int = 1
     return apply_lens(trace.model, vectors, targets, layout_of(trace.model, trace.inputs[-1], {}), top_k)
 
 
-def targets_of(trace: Trace) -> Tensor:
+def target_token_ids(trace: Trace) -> Tensor:
     """Return the target token at each position [S], -1 where there is none; for a mask token, the masked one."""
     model, ids = trace.model, trace.inputs[-1]
     masked = trace.forward_pass.prompt.masked

@@ -19,7 +19,7 @@ from glasshouse import config
 from glasshouse.config import JsonDict, Settings
 from glasshouse.errors import InputError
 from glasshouse.escaping import escape_control
-from glasshouse.hub.run_folder import RUN
+from glasshouse.hub.run_checkpoints import RUN
 from glasshouse.inspection import compare
 from glasshouse.page import serialization
 from glasshouse.page.forward_pass import ForwardPass

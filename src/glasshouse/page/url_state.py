@@ -39,7 +39,7 @@ DEFAULTS: JsonDict = {
 }
 # Keys that belong to one view, each prefixed with its name.
 VIEW_STATE_KEYS = (
-    *(f"alignment_{name}" for name in ("beams", "length_penalty", "pruned", "scope")),
+    *(f"seq2seq_{name}" for name in ("beams", "length_penalty", "pruned", "scope")),
     *(f"attention_{name}" for name in ("key", "lines", "query", "scale")),
     *(f"interventions_{name}" for name in ("edit", "site", "stack")),
     *(f"residual_{name}" for name in ("color", "embed", "incorrect_token", "token")),

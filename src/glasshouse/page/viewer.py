@@ -14,11 +14,11 @@ from glasshouse.inspection.sites import select, unwrap_model
 from glasshouse.models import Model, check_tokenizer
 from glasshouse.models.seq2seq import Seq2Seq
 from glasshouse.page import (
-    alignment,
     attention,
     html_export,
     interventions,
     residual_stream,
+    seq2seq,
     tokenization,
     training_run,
     walkthrough,
@@ -38,7 +38,7 @@ INITIAL_REQUESTS: dict[str, InitialRequests] = {
     "residual": residual_stream.initial_requests,
     "interventions": interventions.initial_requests,
     "walkthrough": walkthrough.initial_requests,
-    "alignment": alignment.initial_requests,
+    "seq2seq": seq2seq.initial_requests,
     "run": training_run.initial_requests,
 }
 MOST = 128  # further selections of tokens and heads that a saved file includes
@@ -130,7 +130,7 @@ def look(model: Model, tok: Tokenizer | None = None, text: str = "", **state: ob
 
 def available_views(loader: ModelLoader) -> list[str]:
     """Return the names of the views that apply to the model."""
-    left_out = set() if isinstance(loader.get("").model, Seq2Seq) else {"alignment"}
+    left_out = set() if isinstance(loader.get("").model, Seq2Seq) else {"seq2seq"}
     left_out |= set() if loader.run is not None else {"run"}
     return [name for name in INITIAL_REQUESTS if name not in left_out]
 

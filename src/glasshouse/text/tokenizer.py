@@ -25,7 +25,6 @@ from glasshouse.text.byte_level import BYTE_TO_UNICODE, UNICODE_TO_BYTE, unicode
 from glasshouse.text.chat_template import DEFAULT_TEMPLATE, Message, segments
 from glasshouse.text.corpus_encoder import CorpusEncoder
 from glasshouse.text.pretokenizer import MAX_WORDS
-from glasshouse.text.text_input import checked_text, is_invalid_utf8, split_invalid_utf8
 from glasshouse.text.tokenizer_json import (
     BYTE_FALLBACK,
     SPECIAL_TOKEN_ROLES,
@@ -39,6 +38,7 @@ from glasshouse.text.tokenizer_json import (
     split_merge,
     write_text,
 )
+from glasshouse.text.utf8 import checked_text, is_invalid_utf8, split_invalid_utf8
 
 TOKENIZER, CONFIG, SPECIAL_FILE = "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"
 TEMPLATE = "chat_template.jinja"

@@ -1,6 +1,6 @@
 """Training: run settings, datasets, the training step, the loop, checkpoints and resuming."""
 
-from glasshouse.hub.run_folder import is_run
+from glasshouse.hub.run_checkpoints import is_run
 from glasshouse.training.checkpoint_list import SavedCheckpoint, list_checkpoints
 from glasshouse.training.datasets import Datasets, open_datasets, units_of
 from glasshouse.training.display import Display

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from glasshouse import store
 from glasshouse.errors import StoreError
-from glasshouse.hub.run_folder import (
+from glasshouse.hub.run_checkpoints import (
     FORMAT,
     STATE,
     TENSORS,

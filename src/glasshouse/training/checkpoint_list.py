@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from glasshouse.hub.model_folder import CONFIG
-from glasshouse.hub.run_folder import CHECKPOINTS, MODEL, saved_steps, step_folder_name
+from glasshouse.hub.run_checkpoints import CHECKPOINTS, MODEL, saved_steps, step_folder_name
 from glasshouse.training.snapshots import SNAPSHOTS
 
 

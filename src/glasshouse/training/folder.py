@@ -11,7 +11,7 @@ from pathlib import Path
 from glasshouse import config, store
 from glasshouse.errors import InputError, StoreError
 from glasshouse.hub import peft, serialization
-from glasshouse.hub.run_folder import CHECKPOINTS, MODEL, RUN, is_run, saved_steps, step_folder_name
+from glasshouse.hub.run_checkpoints import CHECKPOINTS, MODEL, RUN, is_run, saved_steps, step_folder_name
 from glasshouse.training.run import Run
 
 try:

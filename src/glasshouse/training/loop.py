@@ -20,7 +20,7 @@ from glasshouse.errors import ConfigError, GlasshouseError, InputError
 from glasshouse.evaluation.eval_loop import evaluate_samples, token_bytes
 from glasshouse.evaluation.evaluate import Report, evaluate
 from glasshouse.generation.validation import check_length
-from glasshouse.hub.run_folder import CHECKPOINTS, MODEL
+from glasshouse.hub.run_checkpoints import CHECKPOINTS, MODEL
 from glasshouse.layers import lora
 from glasshouse.models import Model
 from glasshouse.text import Tokenizer

@@ -14,7 +14,7 @@ from glasshouse import config
 from glasshouse.config import JsonDict, Settings, require
 from glasshouse.data.builtin import builtin_dataset, builtin_datasets
 from glasshouse.errors import ConfigError
-from glasshouse.hub.run_folder import RUN, is_run
+from glasshouse.hub.run_checkpoints import RUN, is_run
 from glasshouse.layers.lora import LoRA
 from glasshouse.training.optimizer import AdamW, Optimizer
 from glasshouse.training.schedule import Cosine, Schedule

@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from glasshouse import store
-from glasshouse.hub.run_folder import saved_steps, step_folder_name
+from glasshouse.hub.run_checkpoints import saved_steps, step_folder_name
 
 SNAPSHOTS = "snapshots"
 MOVED = ".moved"

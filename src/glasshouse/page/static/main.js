@@ -16,7 +16,7 @@ const VIEWS = [
   { name: "residual", title: "Residual stream" },
   { name: "interventions", title: "Interventions" },
   { name: "walkthrough", title: "Step through" },
-  { name: "alignment", title: "Source and target", fits: (model) => model.kind === "seq2seq" },
+  { name: "seq2seq", title: "Source and target", fits: (model) => model.kind === "seq2seq" },
   { name: "run", title: "Run", fits: (model) => model.run },
 ];
 const LATER = 1000; // milliseconds before the views that are not open are prefetched

@@ -25,7 +25,7 @@ MAX_BEAMS, MAX_SEARCH_TOKENS = 8, 128  # per request
 
 
 @dataclass(frozen=True)
-class Alignment(Settings):
+class CrossAttention(Settings):
     """Parameters: forward pass, layer and head, and the ranges of source and target tokens."""
 
     forward_pass: ForwardPass = field(default_factory=ForwardPass)
@@ -41,7 +41,7 @@ class Alignment(Settings):
             require(ok, name, list(span), f"start and stop, at most {MAX_TOKENS} apart")
 
 
-def alignment(traces: TraceCache, params: Alignment) -> JsonDict:
+def cross_attention(traces: TraceCache, params: CrossAttention) -> JsonDict:
     """Return cross-attention weights [target, source] of one head, or the mean over heads and layers."""
     trace = _require_seq2seq(traces, params.forward_pass)
     s = trace.model.spec
@@ -169,12 +169,12 @@ def initial_requests(traces: TraceCache, forward_pass: ForwardPass, state: JsonD
     for name, place, row in zip(("source", "target"), (state["key"], state["token"]), trace.inputs, strict=True):
         start = min(place, row.shape[1] - 1) // WINDOW * WINDOW
         shown[name] = [start, start + WINDOW]
-    requests = [("alignment", shown | part) for part in ({}, {"layer": layer}, {"layer": layer, "head": head})]
+    requests = [("cross_attention", shown | part) for part in ({}, {"layer": layer}, {"layer": layer, "head": head})]
     if isinstance(s.head, spec.NextToken):
         given = replace(forward_pass, prompt=Prompt(forward_pass.prompt.text))
         chosen = {
-            "beams": state.get("alignment_beams", 4),
-            "length_penalty": state.get("alignment_length_penalty", 1),
+            "beams": state.get("seq2seq_beams", 4),
+            "length_penalty": state.get("seq2seq_length_penalty", 1),
         }
         different = {name: one for name, one in chosen.items() if one != getattr(Beams, name)}
         requests.append(("beams", {"forward_pass": given.to_json(), **different}))

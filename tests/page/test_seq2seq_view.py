@@ -38,7 +38,7 @@ def patterns(page: Page, model: gh.models.Model) -> Tensor:
 
 
 def matrix(page: Page) -> Tensor:
-    cells = page.locator("[data-testid=alignment-matrix] td[data-t]")
+    cells = page.locator("[data-testid=seq2seq-matrix] td[data-t]")
     found = cells.evaluate_all(
         "all => all.map((one) => [one.dataset.t, one.dataset.k, one.dataset.value].map(Number))"
     )
@@ -55,8 +55,8 @@ def value(page: Page, testid: str) -> float:
 
 def test_means_and_single_heads(pair: Trained, visit: Visit, picture: Callable[[Page, str], Path]) -> None:
     model, _ = pair
-    page = visit(pair, view="alignment", text=SOURCE)
-    picture(page, "alignment")
+    page = visit(pair, view="seq2seq", text=SOURCE)
+    picture(page, "seq2seq")
     expected = patterns(page, model)
     torch.testing.assert_close(matrix(page), expected.mean((0, 1)), rtol=0, atol=CLOSE)
     page.get_by_role("radio", name="mean of the layer").click()
@@ -67,13 +67,13 @@ def test_means_and_single_heads(pair: Trained, visit: Visit, picture: Callable[[
     page.keyboard.press(".")
     page.keyboard.press(".")
     settle(page)
-    expect(page.get_by_test_id("alignment-scope")).to_contain_text("layer 1, head 2")
+    expect(page.get_by_test_id("seq2seq-scope")).to_contain_text("layer 1, head 2")
     torch.testing.assert_close(matrix(page), expected[1, 2], rtol=0, atol=CLOSE)
-    assert (state(page)["layer"], state(page)["head"], state(page)["alignment_scope"]) == ("1", "2", "head")
+    assert (state(page)["layer"], state(page)["head"], state(page)["seq2seq_scope"]) == ("1", "2", "head")
 
 
 def test_a_target_token_shows_its_weights(pair: Trained, visit: Visit) -> None:
-    page = visit(pair, view="alignment", text=SOURCE)
+    page = visit(pair, view="seq2seq", text=SOURCE)
     expected = patterns(page, pair[0]).mean((0, 1))
 
     def shares() -> list[float]:
@@ -89,7 +89,7 @@ def test_a_target_token_shows_its_weights(pair: Trained, visit: Visit) -> None:
     page.keyboard.press("ArrowRight")
     settle(page)
     assert state(page)["token"] == "1"
-    listed = page.locator("[data-testid=alignment-list] .figure")
+    listed = page.locator("[data-testid=seq2seq-list] .figure")
     found = [float(one.get_attribute("data-value") or "") for one in listed.all()]
     assert found == pytest.approx(expected[1].tolist(), abs=CLOSE)
     strong = page.locator(".al-lines path.own")
@@ -97,7 +97,7 @@ def test_a_target_token_shows_its_weights(pair: Trained, visit: Visit) -> None:
 
 
 def test_the_matrix_selects(pair: Trained, visit: Visit) -> None:
-    page = visit(pair, view="alignment", text=SOURCE)
+    page = visit(pair, view="seq2seq", text=SOURCE)
     page.get_by_test_id("weight-1-2").click()
     settle(page)
     assert (state(page)["token"], state(page)["key"]) == ("1", "2")
@@ -113,7 +113,7 @@ def test_the_matrix_selects(pair: Trained, visit: Visit) -> None:
 
 def test_edits_change_the_weights(pair: Trained, visit: Visit) -> None:
     edits = [{"kind": "scale", "site": "decoder.cross_z.0[head=0]", "factor": -2.0}]
-    page = visit(pair, view="alignment", text=SOURCE, alignment_scope="head", layer=1, edits=edits)
+    page = visit(pair, view="seq2seq", text=SOURCE, seq2seq_scope="head", layer=1, edits=edits)
     plain = patterns(page, pair[0])
     with gh.edit(pair[0], {"decoder.cross_z.0[head=0]": gh.inspection.scale(-2.0)}):
         expected = patterns(page, pair[0])
@@ -123,9 +123,9 @@ def test_edits_change_the_weights(pair: Trained, visit: Visit) -> None:
 
 def test_a_long_source_is_paged(pair: Trained, visit: Visit, picture: Callable[[Page, str], Path]) -> None:
     page = visit(
-        pair, view="alignment", text=" ".join(["one two three four five six"] * 10), appended=[70, 71], width=700
+        pair, view="seq2seq", text=" ".join(["one two three four five six"] * 10), appended=[70, 71], width=700
     )
-    picture(page, "alignment-long")
+    picture(page, "seq2seq-long")
     length = len(ids_of(page, "source"))
     assert length > 80
     expected = patterns(page, pair[0]).mean((0, 1))
@@ -162,27 +162,27 @@ def check_search(page: Page, found: list[gh.Completion]) -> None:
 
 
 def test_beam_search_matches_generate(pair: Trained, visit: Visit) -> None:
-    page = visit(pair, view="alignment", text=SOURCE)
+    page = visit(pair, view="seq2seq", text=SOURCE)
     check_search(page, found_by(*pair, 4, 1.0))
     best = page.locator(".al-node.best")
     assert best.count() == len(found_by(*pair, 4, 1.0)[0].ids) + 2  # the start and the end
 
 
 def test_beams_and_penalty(pair: Trained, visit: Visit) -> None:
-    page = visit(pair, view="alignment", text=SOURCE)
+    page = visit(pair, view="seq2seq", text=SOURCE)
     page.get_by_test_id("beams").locator("input").press("ArrowLeft")
     page.get_by_test_id("beams").locator("input").press("ArrowLeft")
     settle(page)
-    assert state(page)["alignment_beams"] == "2"
+    assert state(page)["seq2seq_beams"] == "2"
     check_search(page, found_by(*pair, 2, 1.0))
     page.get_by_test_id("penalty").locator("input").press("ArrowRight")
     settle(page)
-    assert state(page)["alignment_length_penalty"] == "1.1"
+    assert state(page)["seq2seq_length_penalty"] == "1.1"
     check_search(page, found_by(*pair, 2, 1.1))
 
 
 def test_pruned_beams_can_be_hidden(pair: Trained, visit: Visit) -> None:
-    page = visit(pair, view="alignment", text=SOURCE, alignment_pruned=1)
+    page = visit(pair, view="seq2seq", text=SOURCE, seq2seq_pruned=1)
     assert page.locator("[data-outcome=pruned]").count() > 0
     page.get_by_test_id("pruned").uncheck()
     settle(page)
@@ -192,7 +192,7 @@ def test_pruned_beams_can_be_hidden(pair: Trained, visit: Visit) -> None:
 
 @pytest.mark.parametrize("way", ["button", "tree"])
 def test_a_hypothesis_becomes_the_target(pair: Trained, visit: Visit, way: str) -> None:
-    page = visit(pair, view="alignment", text=SOURCE)
+    page = visit(pair, view="seq2seq", text=SOURCE)
     second = found_by(*pair, 4, 1.0)[1]
     page.get_by_test_id("choose-1" if way == "button" else "label-1").click()
     settle(page)
@@ -203,7 +203,7 @@ def test_a_hypothesis_becomes_the_target(pair: Trained, visit: Visit, way: str) 
 
 
 def test_the_search_as_a_table(pair: Trained, visit: Visit) -> None:
-    page = visit(pair, view="alignment", text=SOURCE)
+    page = visit(pair, view="seq2seq", text=SOURCE)
     page.get_by_text("every step of the search as a table").click()
     tree = found_by(*pair, 4, 1.0)[0].tree or []
     rows = page.locator("[data-testid=nodes] tbody tr")
@@ -214,13 +214,13 @@ def test_the_search_as_a_table(pair: Trained, visit: Visit) -> None:
 
 
 def test_only_for_encoder_decoders(decoder: Trained, visit: Visit) -> None:
-    page = visit(decoder, view="alignment", text="the cat")
-    assert page.locator("#tab-alignment").count() == 0
+    page = visit(decoder, view="seq2seq", text="the cat")
+    assert page.locator("#tab-seq2seq").count() == 0
 
 
 @pytest.mark.long  # test_page.py has one picture of each
 @pytest.mark.parametrize(("width", "dark"), [(400, False), (400, True), (1280, True)])
 def test_it_fits(pair: Trained, visit: Visit, picture: Callable[[Page, str], Path], width: int, dark: bool) -> None:
-    page = visit(pair, view="alignment", text=SOURCE, width=width, dark=dark)
-    picture(page, f"alignment-{width}{'-dark' if dark else ''}")
+    page = visit(pair, view="seq2seq", text=SOURCE, width=width, dark=dark)
+    picture(page, f"seq2seq-{width}{'-dark' if dark else ''}")
     assert page.evaluate("document.documentElement.scrollWidth") <= width

@@ -3,22 +3,22 @@
 import { h, put } from "glasshouse/dom.js";
 import { percent, short } from "glasshouse/number.js";
 import { placeholder, panel, slider, token } from "glasshouse/widgets.js";
-import { drawTree, OUTCOMES } from "glasshouse/views/alignment/tree.js";
+import { drawTree, OUTCOMES } from "glasshouse/views/seq2seq/tree.js";
 
 const MANY = 48; // leaves above which pruned beams are hidden by default
 
 export function searched(context) {
-  const { alignment_beams: beams, alignment_length_penalty: penalty } = context.state;
+  const { seq2seq_beams: beams, seq2seq_length_penalty: penalty } = context.state;
   return { beams: Number.isInteger(beams) && beams >= 2 && beams <= 8 ? beams : 4, penalty: typeof penalty === "number" ? penalty : 1 };
 }
 
 export function search(context) {
   let told = null;
-  const count = slider("beams", { min: 2, max: 8, step: 1, shown: String, oninput: (value) => context.set({ alignment_beams: value }) });
+  const count = slider("beams", { min: 2, max: 8, step: 1, shown: String, oninput: (value) => context.set({ seq2seq_beams: value }) });
   count.dataset.testid = "beams";
-  const penalty = slider("length penalty", { min: -1, max: 2, step: 0.1, shown: (value) => value.toFixed(1).replace("-", "−"), oninput: (value) => context.set({ alignment_length_penalty: value }) });
+  const penalty = slider("length penalty", { min: -1, max: 2, step: 0.1, shown: (value) => value.toFixed(1).replace("-", "−"), oninput: (value) => context.set({ seq2seq_length_penalty: value }) });
   penalty.dataset.testid = "penalty";
-  const pruned = h("input", { type: "checkbox", data: { testid: "pruned" }, on: { change: () => context.set({ alignment_pruned: pruned.checked ? 1 : 0 }) } });
+  const pruned = h("input", { type: "checkbox", data: { testid: "pruned" }, on: { change: () => context.set({ seq2seq_pruned: pruned.checked ? 1 : 0 }) } });
   const tree = h("div", { class: "al-tree", tabindex: "0", role: "group", "aria-label": "tree of the beam search; also in the table below", data: { testid: "tree" } });
   const legend = h("p", { class: "legend" }, h("span", {}, h("i", { class: "al-best" }), "best hypothesis"), h("span", {}, h("i", { class: "al-kept" }), "kept"), h("span", {}, h("i", { class: "al-pruned" }), "pruned"), h("span", {}, "■ end of text"), h("span", {}, "percent: probability of the token given its prefix"));
   const hypotheses = h("div", { class: "scroll", data: { testid: "hypotheses" } });
@@ -65,7 +65,7 @@ export function search(context) {
       if (beams !== 4) body.beams = beams;
       if (power !== 1) body.length_penalty = power;
       told = await context.request("beams", body, { topic: "" }); // its forward pass is not the page's, so it must not be aborted
-      const wide = context.state.alignment_pruned;
+      const wide = context.state.seq2seq_pruned;
       const leaves = told.nodes.filter((one) => one.outcome !== "kept").length;
       pruned.checked = wide === 1 || (wide === undefined && leaves <= MANY);
       put(tree, told.hypotheses.length ? drawTree(told, pruned.checked, choose) : placeholder("The search found no hypothesis: every continuation is forbidden."));

@@ -3,14 +3,14 @@
 import { preamble, within } from "glasshouse/code.js";
 import { h, put } from "glasshouse/dom.js";
 import { python } from "glasshouse/widgets.js";
-import { selection } from "glasshouse/views/alignment/selection.js";
-import { crossAttention } from "glasshouse/views/alignment/cross_attention.js";
-import { search, searched } from "glasshouse/views/alignment/search.js";
+import { selection } from "glasshouse/views/seq2seq/selection.js";
+import { crossAttention } from "glasshouse/views/seq2seq/cross_attention.js";
+import { search, searched } from "glasshouse/views/seq2seq/search.js";
 
 export function mount(context, root) {
   const parts = [crossAttention(context), ...(context.model.generates ? [search(context)] : [])];
   const code = h("div", {});
-  root.classList.add("alignment");
+  root.classList.add("seq2seq");
   root.append(...parts.map((part) => part.node), code);
   return {
     async draw(changed) {

@@ -1,4 +1,4 @@
-"""An encoder-decoder as the page tells it: its alignments are the patterns', its searches those of gh.generate."""
+"""An encoder-decoder on the page: cross-attention equals the patterns, searches those of gh.generate."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ import torch
 
 import glasshouse as gh
 from glasshouse.errors import ConfigError, GlasshouseError, InputError
-from glasshouse.page import alignment
-from glasshouse.page.alignment import Alignment, Beams
+from glasshouse.page import seq2seq
 from glasshouse.page.forward_pass import ForwardPass, Prompt, Scale
 from glasshouse.page.model_loader import ModelLoader
+from glasshouse.page.seq2seq import Beams, CrossAttention
 from glasshouse.page.trace import TraceCache
 
 SPECS: dict[str, dict[str, Any]] = {
@@ -55,13 +55,13 @@ def test_weights_are_the_patterns(name: str) -> None:
     assert patterns.shape == (3, 4, 4, 5)  # the target has its start token
     close = {"rtol": 0, "atol": 4e-7}  # a few roundings of numbers below 1
     for layer, head in product(range(3), range(4)):
-        told = alignment.alignment(traces, Alignment(FORWARD_PASS, layer, head))
+        told = seq2seq.cross_attention(traces, CrossAttention(FORWARD_PASS, layer, head))
         torch.testing.assert_close(unpacked(told["weights"]), patterns[layer, head], **close)
-    told = alignment.alignment(traces, Alignment(FORWARD_PASS, 1))
+    told = seq2seq.cross_attention(traces, CrossAttention(FORWARD_PASS, 1))
     torch.testing.assert_close(unpacked(told["weights"]), patterns[1].mean(0), **close)
-    told = alignment.alignment(traces, Alignment(FORWARD_PASS))
+    told = seq2seq.cross_attention(traces, CrossAttention(FORWARD_PASS))
     torch.testing.assert_close(unpacked(told["weights"]), patterns.mean((0, 1)), **close)
-    part = alignment.alignment(traces, Alignment(FORWARD_PASS, 2, 3, source=(1, 3), target=(2, 90)))
+    part = seq2seq.cross_attention(traces, CrossAttention(FORWARD_PASS, 2, 3, source=(1, 3), target=(2, 90)))
     torch.testing.assert_close(unpacked(part["weights"]), patterns[2, 3, 2:4, 1:3], **close)
     assert (part["source"], part["target"]) == ([1, 3, 5], [2, 4, 4])
 
@@ -72,14 +72,15 @@ def test_all_costs_one_pass() -> None:
     calls = []
     model.register_forward_pre_hook(lambda *_: calls.append(1))
     for layer, head in ((None, None), (0, None), (2, 1)):
-        alignment.alignment(traces, Alignment(FORWARD_PASS, layer, head))
+        seq2seq.cross_attention(traces, CrossAttention(FORWARD_PASS, layer, head))
     assert len(calls) == 1
 
 
 def test_edits_reach_the_weights() -> None:
     traces = made()
     changed = ForwardPass(FORWARD_PASS.prompt, edits=(Scale("decoder.resid_pre.2", -1.0),))
-    one, other = (unpacked(alignment.alignment(traces, Alignment(q, 2))["weights"]) for q in (FORWARD_PASS, changed))
+    asked = (seq2seq.cross_attention(traces, CrossAttention(one, 2)) for one in (FORWARD_PASS, changed))
+    one, other = (unpacked(told["weights"]) for told in asked)
     assert (one - other).abs().max() > 1e-3
 
 
@@ -96,13 +97,13 @@ def test_edits_reach_the_weights() -> None:
 )
 def test_invalid_parameters_are_rejected(ask: dict[str, Any], what: str) -> None:
     with pytest.raises(GlasshouseError, match=what):
-        alignment.alignment(made(), Alignment(FORWARD_PASS, **ask))
+        seq2seq.cross_attention(made(), CrossAttention(FORWARD_PASS, **ask))
 
 
 def test_only_encoder_decoders_have_cross_attention() -> None:
     traces = TraceCache(ModelLoader.from_model(gh.build(gh.preset("tiny-decoder")).eval(), None))
     with pytest.raises(InputError, match="no source"):
-        alignment.beams(traces, Beams(ForwardPass(Prompt("1 2"))))
+        seq2seq.beams(traces, Beams(ForwardPass(Prompt("1 2"))))
 
 
 # Searches
@@ -111,7 +112,7 @@ def test_only_encoder_decoders_have_cross_attention() -> None:
 @pytest.mark.parametrize(("beams", "penalty"), [(2, 1.0), (4, 0.0), (8, 2.0), (3, -1.0)])
 def test_beam_search_matches_generate(beams: int, penalty: float) -> None:
     traces = made()
-    told = alignment.beams(traces, Beams(FORWARD_PASS, beams, penalty, max_new_tokens=9))
+    told = seq2seq.beams(traces, Beams(FORWARD_PASS, beams, penalty, max_new_tokens=9))
     trace = traces.trace(FORWARD_PASS)
     settings: dict[str, Any] = {"beams": beams, "n": beams, "length_penalty": penalty, "keep_tree": True}
     source = trace.inputs[0][0].tolist()
@@ -133,17 +134,17 @@ def test_beam_search_matches_generate(beams: int, penalty: float) -> None:
 def test_finish_reasons_of_hypotheses() -> None:
     reasons = set()
     for first in range(5, 12):
-        told = alignment.beams(made(), Beams(ForwardPass(Prompt(f"{first} 7")), 4, max_new_tokens=9))
+        told = seq2seq.beams(made(), Beams(ForwardPass(Prompt(f"{first} 7")), 4, max_new_tokens=9))
         reasons |= {one["finish_reason"] for one in told["hypotheses"]}
     assert reasons == {"stop", "length"}  # or the test above says little
 
 
 def test_beam_search_ignores_the_target() -> None:
     traces = made()
-    plain = alignment.beams(traces, Beams(ForwardPass(Prompt("5 7 11 13 17"))))
-    assert plain == alignment.beams(traces, Beams(FORWARD_PASS))
+    plain = seq2seq.beams(traces, Beams(ForwardPass(Prompt("5 7 11 13 17"))))
+    assert plain == seq2seq.beams(traces, Beams(FORWARD_PASS))
     assert (
-        alignment.beams(
+        seq2seq.beams(
             traces, Beams(ForwardPass(Prompt("5 7 11 13 17", appended=tuple(plain["hypotheses"][1]["ids"]))))
         )
         == plain
@@ -153,7 +154,7 @@ def test_beam_search_ignores_the_target() -> None:
 def test_beam_search_applies_the_edits() -> None:
     traces = made()
     changed = ForwardPass(FORWARD_PASS.prompt, edits=(Scale("decoder.ffn_out.1", 0.0),))
-    assert alignment.beams(traces, Beams(changed)) != alignment.beams(traces, Beams(FORWARD_PASS))
+    assert seq2seq.beams(traces, Beams(changed)) != seq2seq.beams(traces, Beams(FORWARD_PASS))
 
 
 @pytest.mark.parametrize("beams", [1, 9])

@@ -1,7 +1,7 @@
 // The selection: weights of one head, the mean of a layer or of all layers, and a token on each side.
 
 export function selection(context) {
-  const of = ["head", "layer"].includes(context.state.alignment_scope) ? context.state.alignment_scope : "all";
+  const of = ["head", "layer"].includes(context.state.seq2seq_scope) ? context.state.seq2seq_scope : "all";
   const within = (value, size) => Math.max(0, Math.min(size - 1, value));
   return {
     of,

@@ -4,14 +4,14 @@ import { ink, onTheme, shade } from "glasshouse/colour.js";
 import { h, put } from "glasshouse/dom.js";
 import { percent } from "glasshouse/number.js";
 import { token } from "glasshouse/widgets.js";
-import { selection } from "glasshouse/views/alignment/selection.js";
+import { selection } from "glasshouse/views/seq2seq/selection.js";
 
 const NUMBERED = 14; // columns up to which each cell says its number
 
 export function matrix(context) {
   let weights = null; // [target, source]
   let from = null; // the first tokens of both sides
-  const box = h("div", { class: "scroll al-matrix", data: { testid: "alignment-matrix" } });
+  const box = h("div", { class: "scroll al-matrix", data: { testid: "seq2seq-matrix" } });
   const legend = h("p", { class: "legend" });
   const node = h("div", { class: "al-part" }, h("h3", {}, "Attention matrix"), box, legend);
 

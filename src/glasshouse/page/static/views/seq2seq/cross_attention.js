@@ -4,8 +4,8 @@ import { h, put, s } from "glasshouse/dom.js";
 import { percent, plural } from "glasshouse/number.js";
 import { bars, choice, panel, token } from "glasshouse/widgets.js";
 import { row, decodeTensor } from "glasshouse/tensor.js";
-import { selection } from "glasshouse/views/alignment/selection.js";
-import { matrix } from "glasshouse/views/alignment/matrix.js";
+import { selection } from "glasshouse/views/seq2seq/selection.js";
+import { matrix } from "glasshouse/views/seq2seq/matrix.js";
 
 const WINDOW = 32; // tokens of each side that are shown at once
 const FAINT = 0.03; // smaller weights are not drawn, unless a token has no larger ones
@@ -16,13 +16,13 @@ export function crossAttention(context) {
   let weights = null; // [target, source] of the part that is shown
   let from = { source: 0, target: 0 };
   let passing = null; // the target token under the pointer or with the focus
-  const of = choice("weights of", [["head", "one head"], ["layer", "mean of the layer"], ["all", "mean of all layers"]], (value) => context.set({ alignment_scope: value }));
-  const what = h("span", { class: "quiet", data: { testid: "alignment-scope" } });
+  const of = choice("weights of", [["head", "one head"], ["layer", "mean of the layer"], ["all", "mean of all layers"]], (value) => context.set({ seq2seq_scope: value }));
+  const what = h("span", { class: "quiet", data: { testid: "seq2seq-scope" } });
   const rows = { source: h("div", { class: "al-row source", role: "group", "aria-label": "source tokens" }), target: h("div", { class: "al-row target", role: "group", "aria-label": "target tokens" }) };
   const lines = s("svg", { class: "al-lines", "aria-hidden": "true" });
-  const drawing = h("div", { class: "al-drawing", data: { testid: "alignment" } }, rows.source, lines, rows.target);
+  const drawing = h("div", { class: "al-drawing", data: { testid: "seq2seq" } }, rows.source, lines, rows.target);
   const pagers = { source: pager("source"), target: pager("target") };
-  const list = h("div", { data: { testid: "alignment-list" } });
+  const list = h("div", { data: { testid: "seq2seq-list" } });
   const listed = h("h3", {});
   const table = matrix(context);
   const node = panel(
@@ -168,7 +168,7 @@ export function crossAttention(context) {
       if (which !== "all") body.layer = layer;
       if (which === "head") body.head = head;
       for (const side of ["source", "target"]) body[side] = [from[side], from[side] + WINDOW];
-      const told = await context.request("alignment", body);
+      const told = await context.request("cross_attention", body);
       weights = decodeTensor(told.weights);
       if (changed.has("tokens") || !rows.target.children.length || old.source !== from.source || old.target !== from.target) build();
       pagers.source.show();
