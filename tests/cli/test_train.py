@@ -194,7 +194,7 @@ def test_settings_alone_are_those_of_the_first_recipe(
         (("tiny.toml", "train.steps"), "'train.steps' is not a setting; write it as key=value"),
         (("tiny.toml", "train.device=tpu"), "train.device is 'tpu', but this machine has cpu"),
         (("tiny.toml", "train.device=cuda:99"), "train.device is 'cuda:99', but this machine has cpu"),
-        (("tiny.toml", "model.from=3", "model.preset=a"), "model.from is given, so model.preset is not a choice"),
+        (("tiny.toml", "model.from=3", "model.preset=a"), "model.from is given, so model.preset cannot be set"),
         (("tiny.toml", "data.path=absent"), "there is no 'absent'"),
         (("tiny.toml", "data.path=empty.txt"), "'empty.txt' (1 in all) contains no text"),
         (("tiny.toml", "data.tokenizer=absent"), "there is no 'absent/tokenizer.json'"),
@@ -215,7 +215,7 @@ def test_settings_alone_are_those_of_the_first_recipe(
             ("finetune-classifier",),
             "no model in 'runs/masked-lm/model' to start from; run `glasshouse train masked-lm` first",
         ),
-        (("finetune-chat", "--from", "absent/models/x"), "there is no folder 'absent/models/x'; give the folder of"),
+        (("finetune-chat", "--from", "absent/models/x"), "there is no folder 'absent/models/x'; give a model folder"),
         (("finetune-chat", "model.from=3"), "model.from is 3, but it must be the folder or the hub id of a model."),
     ],
 )
@@ -226,7 +226,7 @@ def test_a_mistake_is_one_sentence(words: tuple[str, ...], said: str, place: Pat
 def test_a_text_that_is_shorter_than_a_row(place: Path, call: Call) -> None:
     done = call("train", "tiny.toml", "data.path=small.txt")
     assert done.code == 1
-    assert "need 17; add text, or choose shorter rows." in done.err.splitlines()[-1]
+    assert "need 17; add text, or lower seq_len." in done.err.splitlines()[-1]
 
 
 def test_a_mistake_that_is_mended_is_no_other_run(place: Path, call: Call) -> None:

@@ -108,7 +108,9 @@ def _next(result: Result) -> Iterator[str]:
     prompt = next(filter(str.strip, lines), "")
     match result.datasets.train.kind:
         case "text" if isinstance(result.model, gh.models.Decoder):
-            yield f"glasshouse generate {folder} {shlex.quote(prompt[:PROMPT])}"
+            left = result.model.spec.max_len - len(result.datasets.tok.encode(prompt[:PROMPT]))
+            few = f" --max-new-tokens {max(1, left)}" if left < gh.SamplingParams().max_new_tokens else ""
+            yield f"glasshouse generate {folder} {shlex.quote(prompt[:PROMPT])}{few}"
         case "chat":
             yield f"glasshouse generate {folder} --chat"
         case "pairs":
