@@ -281,7 +281,7 @@ def test_a_completion_for_which_there_is_no_room_says_so(
     many = lines("generate", house["learned"], "-", "--max-new-tokens", "400", stdin=b"to be\nto be\nto be or not\n")
     assert many.err == f"warning: 3 of 3 completions, the first: {cut}positions (max_len).\n"
     chat = ("generate", house["learned"], "--chat", "--max-new-tokens", "400")
-    assert "of 400 new tokens were written" in call(*chat, stdin=b"to\n").err
+    assert "of 400 new tokens were generated" in call(*chat, stdin=b"to\n").err
     assert call("generate", house["learned"], "to be", "--max-new-tokens", "2").err == ""
     longer = call("generate", house["short"], "to be", "--max-new-tokens", "100", "--json")  # no learned positions
     assert len(objects(longer.out)[0]["ids"]) == 100
@@ -558,13 +558,13 @@ def test_a_conversation_remembers_and_reads_nothing_twice(
 
 def test_an_answer_ends_where_the_template_closes_it(house: House, call: Call) -> None:
     end = house.tok.token_to_id("<|end|>")
-    assert chat_session._closing(house.tok, []) == (end,)
+    assert chat_session._end_of_turn(house.tok, []) == (end,)
     other = gh.Tokenizer.load(house["decoder"])
     other.chat_template = "{% for m in messages %}<|user|>{{ m.content }}<|end|>\n{% endfor %}"
     other.chat_template += "{% if add_generation_prompt %}<|user|>{% endif %}"
-    assert chat_session._closing(other, []) == (end,)  # and not the line break after it
+    assert chat_session._end_of_turn(other, []) == (end,)  # and not the line break after it
     other.chat_template = "{% for m in messages %}{{ m.content }} {% endfor %}"
-    assert chat_session._closing(other, []) == ()
+    assert chat_session._end_of_turn(other, []) == ()
     ids = house.tok.encode_chat([user("to be")], add_generation_prompt=True).ids
     drawn = house.generate("short", [ids], temperature=1.0, n=60)  # of as many seeds
     seed, whole = next((seed, one.ids) for seed, one in enumerate(drawn) if end in one.ids[1:])

@@ -109,8 +109,8 @@ def _next(result: Result) -> Iterator[str]:
     match result.datasets.train.kind:
         case "text" if isinstance(result.model, gh.models.Decoder):
             left = result.model.spec.max_len - len(result.datasets.tok.encode(prompt[:PROMPT]))
-            few = f" --max-new-tokens {max(1, left)}" if left < gh.SamplingParams().max_new_tokens else ""
-            yield f"glasshouse generate {folder} {shlex.quote(prompt[:PROMPT])}{few}"
+            count = min(gh.SamplingParams().max_new_tokens, max(1, left))
+            yield f"glasshouse generate {folder} {shlex.quote(prompt[:PROMPT])} --max-new-tokens {count}"
         case "chat":
             yield f"glasshouse generate {folder} --chat"
         case "pairs":
