@@ -122,5 +122,5 @@ def test_generation_with_recording_and_edits() -> None:
 @torch.no_grad()
 def test_recording_around_cuda_graphs_raises(name: str) -> None:
     model = make()
-    with pytest.raises(gh.InputError, match="give its name to generate as record"), gh.record(model, name):
+    with pytest.raises(gh.InputError, match="pass its name to generate as record"), gh.record(model, name):
         gh.generate(model, None, [[1, 2, 3]], max_new_tokens=8)

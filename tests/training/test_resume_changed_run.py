@@ -142,12 +142,12 @@ def test_an_interrupted_validation_is_repeated(at: int, data_folder: Path, monke
     train(Run.from_dict(bare(data_folder, out="whole", **choices)))
     real, calls = loop.evaluate_samples, []
 
-    def evaluate_samples(*arguments: Any, before: Any, **rest: Any) -> Any:  # noqa: ANN401
+    def evaluate_samples(*arguments: Any, on_batch: Any, **rest: Any) -> Any:  # noqa: ANN401
         calls.append(1)
         if len(calls) == at:
             stop()
-            before()
-        return real(*arguments, on_batch=before, **rest)
+            on_batch()
+        return real(*arguments, on_batch=on_batch, **rest)
 
     monkeypatch.setattr(loop, "evaluate_samples", evaluate_samples)
     with pytest.raises(StoppedError, match=f"after step {2 * at}"):

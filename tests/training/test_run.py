@@ -136,10 +136,10 @@ def test_a_run_folder_loads_its_model_or_newest_checkpoint(
         older = gh.load(folder)[0].state_dict()
     assert not all(weight.equal(older[name]) for name, weight in same.items())
     # The training state is not needed.
-    (folder / "checkpoints" / "step-00000009" / "training.safetensors").write_bytes(b"")
+    (folder / "checkpoints" / "step-00000009" / "training_state.safetensors").write_bytes(b"")
     with pytest.warns(UserWarning, match="that of step 9"):
         gh.load(folder)
-    (folder / "checkpoints" / "step-00000009" / "training.json").write_text("[" * 200_000)
+    (folder / "checkpoints" / "step-00000009" / "training_state.json").write_text("[" * 200_000)
     with pytest.raises(StoreError, match=r"^the run in '.*run' has no intact checkpoint: .*step-00000012"):
         gh.load(folder)
     for checkpoint in (folder / "checkpoints").iterdir():

@@ -230,7 +230,9 @@ class Run:
 
 def _choose_length(file: JsonDict, given: JsonDict) -> None:
     """Let an override of `train.steps` or `train.epochs` replace the other one in the file."""
-    before, after = file.get("train", {}), given.get("train", {})
+    before, after = file.get("train"), given.get("train")
+    if not isinstance(before, dict) or not isinstance(after, dict):
+        return
     for one, other in (("steps", "epochs"), ("epochs", "steps")):
         if one in after and one not in before and other in before and after.get(other) == before[other]:
             del after[other]
