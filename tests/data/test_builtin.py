@@ -127,9 +127,9 @@ def test_processes_agree() -> None:
     assert os.environ.get("PYTHONHASHSEED") != "12345"
     script = (
         "import hashlib, itertools\n"
-        "from glasshouse.data.builtin import builtin, builtins\n"
-        "for name, split in itertools.product(builtins(), ('test', 'train')):\n"
-        "    items = list(itertools.islice(builtin(name).items(split, start=30), 300))\n"
+        "from glasshouse.data.builtin import builtin_dataset, builtin_datasets\n"
+        "for name, split in itertools.product(builtin_datasets(), ('test', 'train')):\n"
+        "    items = list(itertools.islice(builtin_dataset(name).items(split, start=30), 300))\n"
         "    print(name, split, hashlib.sha256(repr(items).encode()).hexdigest())\n"
     )
     here = io.StringIO()
@@ -141,13 +141,13 @@ def test_processes_agree() -> None:
 def test_without_babel() -> None:
     script = (
         "import sys\n"
-        "from glasshouse.data.builtin import builtin\n"
+        "from glasshouse.data.builtin import builtin_dataset\n"
         "assert 'babel' not in sys.modules\n"
         "sys.modules['babel'] = None\n"
-        "print(next(builtin('stdlib').items())[0], builtin('langid').labels[0])\n"
+        "print(next(builtin_dataset('stdlib').items())[0], builtin_dataset('langid').labels[0])\n"
         "for name in ('dates', 'langid', 'chat'):\n"
         "    try:\n"
-        "        list(builtin(name).items('test'))\n"
+        "        list(builtin_dataset(name).items('test'))\n"
         "    except Exception as error:\n"
         "        print(type(error).__name__, error)\n"
     )
@@ -155,7 +155,7 @@ def test_without_babel() -> None:
     assert first == "__future__.py en"
     assert len(errors) == 3
     for error in errors:
-        assert error.startswith("InputError this data set")
+        assert error.startswith("InputError this dataset")
         assert error.endswith("run pip install 'glasshouse[cldr]'.")
 
 

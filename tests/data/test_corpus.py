@@ -153,15 +153,15 @@ SMALL_MACHINE = """
 import resource, sys
 import glasshouse as gh
 from glasshouse.data import preparation
-from glasshouse.text.sources import cuts
+from glasshouse.text.sources import chunking
 
 source, folder, room, longest = sys.argv[1:]
-cuts.MAX_CHUNK_BYTES = preparation.LONGEST = preparation.BATCH_BYTES = int(longest)
+chunking.MAX_CHUNK_BYTES = preparation.MAX_CHUNK_BYTES = preparation.BATCH_BYTES = int(longest)
 tok = gh.Tokenizer.train(texts=["to be"], vocab_size=263)
-tok.bulk()
+tok.corpus_encoder()
 taken = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize() + int(room)
 resource.setrlimit(resource.RLIMIT_AS, (taken, taken))
-print(gh.data.prepare(source, tok, folder).tokens)
+print(gh.data.prepare(source, tok, folder).n_tokens)
 """
 
 

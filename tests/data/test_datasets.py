@@ -367,7 +367,7 @@ def test_a_long_answer_is_an_answer_to_its_end(tmp_path: Path, tok: gh.Tokenizer
 
 
 def same(a: gh.data.Batch, b: gh.data.Batch) -> bool:
-    names = ("ids", "targets", "loss", "documents", "lengths", "source", "source_lengths")
+    names = ("ids", "targets", "loss_mask", "documents", "lengths", "source", "source_lengths")
     return all(
         (x is None and y is None) or torch.equal(x, y) for x, y in ((getattr(a, n), getattr(b, n)) for n in names)
     )
@@ -427,7 +427,7 @@ def test_every_number_of_processes_sees_the_same_global_batches(samples: Dataset
         for share in shares:
             for i in range(len(share)):
                 # A share may be padded less; what is real is the same.
-                for name in ("ids", "targets", "loss", "source"):
+                for name in ("ids", "targets", "loss_mask", "source"):
                     mine, its = getattr(whole, name), getattr(share, name)
                     if its is not None and its.dim() == 2:
                         assert torch.equal(mine[row, : its.shape[1]], its[i])

@@ -368,7 +368,7 @@ def test_the_same_in_python(kind: str, request: pytest.FixtureRequest, visit: Vi
     for row, one in column.items():
         assert one["probability"] == near(float(lens.probabilities[row, 0, 0, 0]))
     segments = page.eval_on_selector_all(".segment", "all => all.map(one => Number(one.dataset.value))")
-    parts = names["parts"]
+    parts = names["components"]
     assert isinstance(parts, dict)
     assert sum(segments) == pytest.approx(sum(float(one) for one in parts.values()), abs=1e-4)
 

@@ -108,7 +108,7 @@ def test_open_the_nearest_checkpoint(run_folder: Path, visit: Visit) -> None:
     settle(page)
     assert state(page)["checkpoint"] == "step 20"
     expect(page.get_by_test_id("look-at")).to_have_text("all views show checkpoint step 20")
-    page.locator("#tab-text").click()
+    page.locator("#tab-tokens").click()
     settle(page)
     model, tok = gh.load(next(one.folder for one in list_checkpoints(run_folder) if one.name == "step 20"))
     assert tok is not None
@@ -288,7 +288,7 @@ def test_comparison_of_two_checkpoints(run_folder: Path, visit: Visit, picture: 
     found = [float(word.get_attribute("data-value") or "") for word in words.all()]
     assert found == pytest.approx(seen.kl_divergence[0].tolist(), rel=1e-6)
     assert page.get_by_test_id("chart-loss").count() == 1  # the run is one
-    page.locator("#tab-text").click()
+    page.locator("#tab-tokens").click()
     settle(page)
     assert page.locator(".pane").count() == 2  # and all other views show both
     page.locator("#tab-run").click()

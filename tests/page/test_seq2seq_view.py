@@ -108,7 +108,7 @@ def test_the_matrix_selects(pair: Trained, visit: Visit) -> None:
     page.keyboard.press("ArrowLeft")
     settle(page)
     assert state(page)["key"] == "1"
-    expect(page.locator("#target-2")).to_have_class("token added selected")
+    expect(page.locator("#target-2")).to_have_class("token appended selected")
 
 
 def test_edits_change_the_weights(pair: Trained, visit: Visit) -> None:

@@ -307,4 +307,4 @@ def test_the_same_in_python(kind: str, request: pytest.FixtureRequest, visit: Vi
     names: dict[str, Any] = {"model": model, "tok": tok}
     exec(page.locator(".python code").text_content() or "", names)
     for token, probability in candidates(page).items():
-        assert probability == pytest.approx(float(names["said"][token]), rel=1e-4, abs=1e-7)
+        assert probability == pytest.approx(float(names["probabilities"][token]), rel=1e-4, abs=1e-7)

@@ -139,7 +139,7 @@ def test_long_texts_are_rejected_before_the_forward_pass() -> None:
 
 @pytest.mark.parametrize("site", ["pattern.0", "scores.1", "pattern.*[head=1]"])
 def test_patterns_cannot_be_edited(site: str) -> None:
-    with pytest.raises(gh.InputError, match="change z instead"):
+    with pytest.raises(gh.InputError, match="edit z instead"):
         traces_of().trace(ForwardPass(IDS, edits=(Scale(site),))).activation("final")
 
 

@@ -235,7 +235,7 @@ def test_an_encoder_decoder_shows_both_stacks(pair: Trained, visit: Visit, pictu
     page = visit(pair, **asked("pair"), view="walkthrough", key=1, walkthrough_all=1)
     source = page.get_by_test_id("strip-source").locator(".token").count()
     expect(card(page, "cross:softmax").locator("tbody tr")).to_have_count(source)
-    page.get_by_role("radio", name="source, through the encoder").click()
+    page.get_by_role("radio", name="encoder (source)").click()
     settle(page)
     expect(page.get_by_test_id("walkthrough-title")).to_contain_text("token 1,")
     expect(page.locator(".step").last).to_have_attribute("data-key", "memory:memory")
@@ -274,7 +274,7 @@ def test_the_same_in_python_gives_the_same(kind: str, request: pytest.FixtureReq
 
 def test_python_code_has_masks_and_patches(encoder: Trained, visit: Visit) -> None:
     edits = [{"kind": "patch", "site": "resid_post.0[position=1]"}]
-    state = {"masked": [2], "edits": edits, "other": "a dog ran to the tree"}
+    state = {"masked": [2], "edits": edits, "patch_from": "a dog ran to the tree"}
     page = visit(encoder, text=TEXT, view="walkthrough", layer=1, token=1, walkthrough_card="attention:out", **state)
     told: dict[str, Any] = {"model": encoder[0], "tok": encoder[1]}
     exec((page.locator(".python code").text_content() or "").replace("print(site,", "(site,"), told)

@@ -109,5 +109,5 @@ def test_another_vocabulary_drops_the_special_ids() -> None:
 def test_unknown_names_suggest_the_nearest() -> None:
     with pytest.raises(gh.ConfigError, match=r"there is no preset 'gpt-2'; did you mean gpt2\?"):
         gh.preset("gpt-2")
-    with pytest.raises(gh.ConfigError, match=r"n_layer is not a setting of 'decoder'; did you mean n_layers\?"):
-        gh.preset("gpt2", n_layer=2)
+    with pytest.raises(gh.ConfigError, match=r"n_layerz is not a setting of 'decoder'; did you mean n_layers\?"):
+        gh.preset("gpt2", n_layerz=2)

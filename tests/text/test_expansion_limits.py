@@ -240,4 +240,5 @@ def test_no_token_grows_by_more_than_the_bound(steps: list[Step], tokens: list[s
     rust = tokenizers.Tokenizer.from_str(json.dumps(file(**decoders(*steps))))
     assert rust.decoder is not None
     rate, constant = expansion_limits._chain(steps, expansion_limits._of_tokens)
-    assert len(rust.decoder.decode(tokens)) <= sum(rate * longest(token) + constant for token in tokens)
+    # "Fuse" makes one empty token of none.
+    assert len(rust.decoder.decode(tokens)) <= sum(rate * longest(token) + constant for token in tokens or [""])

@@ -321,8 +321,8 @@ def test_bulk_falls_back_with_a_word(monkeypatch: pytest.MonkeyPatch) -> None:
     wrong = gh.text.corpus_encoder.CorpusEncoder(other, lambda texts: tok.encode_batch(texts), "")
     with pytest.warns(UserWarning, match="gigatoken gives different ids for this text"):
         assert wrong.encode([b"to be or not to be"])[0].tolist() == tok.encode("to be or not to be")
-    assert "other ids" in wrong.reason
-    monkeypatch.setattr(gh.text.bulk, "gigatoken", None)
+    assert "different ids" in wrong.reason
+    monkeypatch.setattr(gh.text.corpus_encoder, "gigatoken", None)
     fast, reason = gh.text.corpus_encoder.load_gigatoken(json.dumps({}))
     assert fast is None
     assert "not installed" in reason
@@ -386,7 +386,7 @@ def test_a_forked_child_does_not_wait_for_threads_it_has_not() -> None:
         import glasshouse as gh
         texts = [b"to be or not to be " * 20] * 20_000
         tok = gh.Tokenizer.train(texts=texts, vocab_size=280)
-        bulk = tok.bulk()
+        bulk = tok.corpus_encoder()
         expected = bulk.encode(texts)[0].sum()
         def work(answers):
             answers.put(int(bulk.encode(texts)[0].sum()))

@@ -93,8 +93,8 @@ def export_html(
 def request_key(name: str, body: JsonDict) -> str:
     """Return the key under which the page looks up a response: the request as it would send it.
 
-    >>> request_key("next", {"position": 3.0, "requests": {"text": "é", "added": [1]}})
-    'next {"requests":{"added":[1],"text":"é"},"position":3}'
+    >>> request_key("next", {"position": 3.0, "prompt": {"text": "é", "appended": [1]}})
+    'next {"position":3,"prompt":{"appended":[1],"text":"é"}}'
     """
     return f"{name} {json.dumps(_js_numbers(body), sort_keys=True, separators=(',', ':'), ensure_ascii=False)}"
 
