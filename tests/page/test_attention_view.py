@@ -470,7 +470,7 @@ def test_hostile_tokens_are_text(decoder: Trained, visit: Visit, picture: Pictur
     assert page.evaluate("document.documentElement.scrollWidth") <= 400
 
 
-@pytest.mark.long  # test_saving.py opens every view of a saved page
+@pytest.mark.long  # test_html_export.py opens every view of a saved page
 @each_attention
 def test_a_saved_page_includes_the_requests_of_the_view(
     kind: str, site: str, request: pytest.FixtureRequest, visit: Visit

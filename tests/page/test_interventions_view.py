@@ -384,7 +384,7 @@ def test_without_token_predictions(head: object, encoder: Trained, visit: Visit,
     picture(page, f"interventions-{model.spec.head.kind}")
 
 
-@pytest.mark.long  # test_saving.py opens every view of a saved page
+@pytest.mark.long  # test_html_export.py opens every view of a saved page
 @pytest.mark.parametrize("patched", [False, True])
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_saved_page_includes_the_requests_of_the_view(

@@ -327,7 +327,7 @@ def asked_on_opening(page: Page, view: str) -> set[str]:
     return asked
 
 
-@pytest.mark.long  # test_saving.py opens every view of a saved page
+@pytest.mark.long  # test_html_export.py opens every view of a saved page
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_saved_page_includes_the_requests_of_the_view(
     kind: str, request: pytest.FixtureRequest, visit: Visit

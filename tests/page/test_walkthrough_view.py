@@ -282,13 +282,13 @@ def test_python_code_has_masks_and_patches(encoder: Trained, visit: Visit) -> No
     assert vector(page, "attention:out", "a") == pytest.approx(expected, rel=1e-5, abs=1e-6)
 
 
-@pytest.mark.long  # test_saving.py opens every view of a saved page
+@pytest.mark.long  # test_html_export.py opens every view of a saved page
 @pytest.mark.parametrize("side", ["", "source"])
 def test_a_saved_page_includes_the_requests_of_the_view(side: str, pair: Trained, visit: Visit) -> None:
     state = {"layer": 1, "head": 2, "key": 1, "target": "eins", **({"walkthrough_side": side} if side else {})}
     sent: list[str] = []
     page = visit(pair, wait=False, text="one two", view="walkthrough", **state)
-    page.on("request", lambda one: sent.append(one.post_data or "") if one.url.endswith("/api/steps") else None)
+    page.on("request", lambda one: sent.append(one.post_data or "") if one.url.endswith("/api/walkthrough") else None)
     page.reload()
     settle(page)
     place = len(page.get_by_test_id("strip-target").locator(".token").all()) - 1
