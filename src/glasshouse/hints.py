@@ -101,9 +101,9 @@ RUN = _by_name(
         "data.validation": "eval_file val_data val_path validation_file",
         "data.tokenizer": "tokenizer_name tokenizer_path",
         "model.from": "init_from model_name_or_path pretrained pretrained_model",
-        "adamw": "rest",
-        "final_factor": "end",
-        "decay_fraction": "decay",
+        "train.optimizer.adamw": "rest",
+        "train.schedule.final_factor": "end",
+        "train.schedule.decay_fraction": "decay",
     }
 )
 

@@ -229,7 +229,7 @@ def test_a_text_that_is_shorter_than_a_row(place: Path, call: Call) -> None:
     assert "need 17; add text, or lower seq_len." in done.err.splitlines()[-1]
 
 
-def test_a_mistake_that_is_mended_is_no_other_run(place: Path, call: Call) -> None:
+def test_a_fixed_mistake_is_not_another_run(place: Path, call: Call) -> None:
     mistaken(call("train", "tiny.toml", "data.path=body.jsonl"))
     mistaken(call("train", "tiny.toml", "data.path=body.jsonl", "data.columns=body", "model.n_layers=0"))
     tokenizer = place / "runs" / "tiny" / "tokenizer" / "tokenizer.json"
@@ -265,7 +265,7 @@ def test_a_full_disk_keeps_the_settings_of_the_run(
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_saves_and_the_same_command_goes_on(number: signal.Signals, place: Path, call: Call) -> None:
+def test_a_signal_saves_and_the_same_command_resumes(number: signal.Signals, place: Path, call: Call) -> None:
     words = ["train", "tiny.toml", "train.steps=400", "--no-baselines"]
     process = subprocess.Popen(
         [GLASSHOUSE, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=place

@@ -427,7 +427,7 @@ def failing_after(calls: int, original: Callable[..., None]) -> Callable[..., No
 
 
 @pytest.mark.parametrize("kind", ["text", "pairs", "labelled", "tagged", "chat"])
-def test_stopped_anywhere_it_goes_on_to_the_same_files(
+def test_stopped_anywhere_it_resumes_to_the_same_files(
     tmp_path: Path, tok: gh.Tokenizer, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     monkeypatch.setattr(dataset_reader, "CHUNK_BYTES", 300)
@@ -464,7 +464,7 @@ def test_stopped_anywhere_it_goes_on_to_the_same_files(
             assert contents(tmp_path / f"{victim}{stop}") == expected
 
 
-def test_killed_it_goes_on_to_the_same_files(tmp_path: Path, tok: gh.Tokenizer) -> None:
+def test_killed_it_resumes_to_the_same_files(tmp_path: Path, tok: gh.Tokenizer) -> None:
     tok.save(tmp_path / "tok")
     for number in range(4):
         (tmp_path / f"{number}.txt").write_text(ENGLISH[number * 100_000 :][:90_000])
@@ -495,7 +495,9 @@ def test_killed_it_goes_on_to_the_same_files(tmp_path: Path, tok: gh.Tokenizer) 
     assert contents(tmp_path / "killed") == contents(tmp_path / "whole")
 
 
-def test_what_goes_on_says_how_far_it_is(tmp_path: Path, tok: gh.Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_resumed_preparation_says_how_far_it_is(
+    tmp_path: Path, tok: gh.Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(preparation, "BATCH_BYTES", 100)
     for number in range(4):
         (tmp_path / f"{number}.txt").write_text("to be or not to be\n" * 10)
@@ -779,9 +781,7 @@ def test_damage_is_found_when_prepared_again(texts: Texts, tok: gh.Tokenizer, tm
         gh.data.prepare(tmp_path / "corpus-texts", tok, tmp_path / "corpus")
 
 
-def test_damage_is_found_when_work_goes_on(
-    tmp_path: Path, tok: gh.Tokenizer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_damage_is_found_on_resume(tmp_path: Path, tok: gh.Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(preparation, "BATCH_BYTES", 100)
     for number in range(5):
         (tmp_path / f"{number}.txt").write_text("to be or not to be\n" * 10)

@@ -1,4 +1,4 @@
-"""Every way out that a message names exists: flags, settings, Python names and commands, in all of the package.
+"""Every flag, setting, Python name and command that a message names exists, in all of the package.
 
 Read from the source, so that a message which no test provokes is held to it too.
 """
