@@ -49,6 +49,13 @@ class Segment:
     is_assistant: bool  # from an assistant message: fine-tuning trains on it
 
 
+class EncodedChat(NamedTuple):
+    """The ids of a conversation, and which of them belong to assistant turns."""
+
+    ids: list[int]
+    assistant_mask: list[bool]
+
+
 def segments(
     template: str,
     messages: Sequence[Message],

@@ -7,53 +7,35 @@ from __future__ import annotations
 
 import hashlib
 import json
-import operator
-import reprlib
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypeGuard
+from typing import Any, Literal, TypeGuard
 
 import tokenizers
 
-from glasshouse.config import JsonDict, did_you_mean
-from glasshouse.errors import GlasshouseError, InputError, StoreError
+from glasshouse.config import JsonDict
+from glasshouse.errors import InputError, StoreError
 from glasshouse.text import corpus_encoder, tokenizer_training
 from glasshouse.text.bpe import Pair
-from glasshouse.text.byte_level import BYTE_TO_UNICODE, UNICODE_TO_BYTE, unicode_to_bytes
-from glasshouse.text.chat_template import DEFAULT_TEMPLATE, Message, segments
+from glasshouse.text.byte_level import unicode_to_bytes
+from glasshouse.text.chat_template import DEFAULT_TEMPLATE, EncodedChat, Message, segments
 from glasshouse.text.corpus_encoder import CorpusEncoder
 from glasshouse.text.pretokenizer import MAX_WORDS
+from glasshouse.text.tokenizer_folder import TOKENIZER, TokenizerFiles, parse, refuse_code
 from glasshouse.text.tokenizer_json import (
-    BYTE_FALLBACK,
     SPECIAL_TOKEN_ROLES,
-    check,
+    checked,
     decoder_kinds,
     find_special_tokens,
     hide_special_tokens,
-    parse,
-    read_json_object,
-    read_text,
-    split_merge,
-    write_text,
+    merges_of,
 )
-from glasshouse.text.utf8 import checked_text, is_invalid_utf8, split_invalid_utf8
-
-TOKENIZER, CONFIG, SPECIAL_FILE = "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"
-TEMPLATE = "chat_template.jinja"
-CODE = ("auto_map", "trust_remote_code")  # settings that make a folder run its own Python code
+from glasshouse.text.tokenizers_library import decode_byte_fallback, encode_invalid_utf8, library_errors, truncate
+from glasshouse.text.utf8 import checked_text, is_invalid_utf8
+from glasshouse.text.vocabulary import Vocabulary
 
 LONG = 2**19  # characters from which on the corpus encoder is faster, its check included
-
-_MARK = 0x10FF00  # the last private-use characters stand for bytes while a text is decoded
-
-
-class EncodedChat(NamedTuple):
-    """The ids of a conversation, and which of them belong to assistant turns."""
-
-    ids: list[int]
-    assistant_mask: list[bool]
 
 
 class Tokenizer:
@@ -86,17 +68,12 @@ class Tokenizer:
         # Serialized again, so that the library loads exactly what was checked, whatever it does with duplicate keys.
         self._text = json.dumps(tokenizer_json, ensure_ascii=False)
         self._rust = self._encoder = tokenizers.Tokenizer.from_str(self._text)
-        ids = self._rust.get_vocab()
-        self._tokens = {number: token for token, number in ids.items()}
-        added = self._rust.get_added_tokens_decoder()
-        self._added = frozenset(added)
-        texts = {token.content for token in added.values() if token.special}.union(special_tokens.values())
-        self.special_ids = frozenset(number for number, token in self._tokens.items() if token in texts)
-        if hidden := hide_special_tokens(tokenizer_json, texts):
+        self._vocabulary = Vocabulary(self._rust, special_tokens)
+        self.special_ids = self._vocabulary.special_ids
+        if hidden := hide_special_tokens(tokenizer_json, self._vocabulary.special_texts):
             self._encoder = tokenizers.Tokenizer.from_str(json.dumps(hidden))
         self._encoder.encode_special_tokens = True
-        byte_level = self._decoders == ["ByteLevel"] and ids.keys() >= UNICODE_TO_BYTE.keys()
-        self._byte_ids = [ids[BYTE_TO_UNICODE[byte]] for byte in range(256)] if byte_level else None
+        self._byte_ids = self._vocabulary.byte_ids() if self._decoders == ["ByteLevel"] else None
         # A normalizer or a prefix space would be applied again after each invalid byte.
         before = json.dumps(tokenizer_json.get("pre_tokenizer"))
         self._takes_any_bytes = not tokenizer_json.get("normalizer") and '"add_prefix_space": true' not in before
@@ -106,13 +83,10 @@ class Tokenizer:
     @classmethod
     def load(cls, folder: str | Path) -> Tokenizer:
         """Load the tokenizer.json of a folder (or that file), with its config and special tokens map."""
-        path = Path(folder) if Path(folder).is_file() else Path(folder) / TOKENIZER
-        if not path.is_file():
-            raise StoreError(f"there is no {str(path)!r}; give a folder with a {TOKENIZER}.")
-        config, special_map = (read_json_object(path.with_name(name)) for name in (CONFIG, SPECIAL_FILE))
-        tokenizer = cls.from_json(read_text(path), config, special_map, source=str(path))
-        if (template := path.with_name(TEMPLATE)).is_file():
-            tokenizer.chat_template = read_text(template)
+        files = TokenizerFiles.read(folder)
+        tokenizer = cls.from_json(files.tokenizer_json, files.config, files.special_tokens_map, files.source)
+        if files.chat_template is not None:
+            tokenizer.chat_template = files.chat_template
         return tokenizer
 
     @classmethod
@@ -131,23 +105,14 @@ class Tokenizer:
         glasshouse.errors.StoreError: 'tokenizer.json' is of version '2.0', but only '1.0' is supported; find another.
         """
         config, special_tokens_map = dict(config or {}), dict(special_tokens_map or {})
-        for key in CODE:
-            if config.get(key):
-                raise StoreError(
-                    f"the {CONFIG} of {source!r} asks to run code with {key!r}; choose one that needs none."
-                )
-        tokenizer_json = parse(text, source)
-        check(tokenizer_json, source)
-        # Truncation and padding are up to the caller. BPE dropout is for training; it would make ids random.
-        tokenizer_json |= {"truncation": None, "padding": None}
-        model = tokenizer_json["model"]
-        tokenizer_json["model"] = {**model, **({"dropout": None} if "dropout" in model else {})}
+        refuse_code(config, source)
+        tokenizer_json = checked(parse(text, source), source)
         special_tokens = find_special_tokens(special_tokens_map, source) | find_special_tokens(config, source)
-        with _library_errors(StoreError, f"{source!r} cannot be used"):
+        with library_errors(StoreError, f"{source!r} cannot be used"):
             tokenizer = cls(tokenizer_json, config, special_tokens_map, special_tokens)
             around = tokenizer._encoder.encode("").ids
         for number in around:
-            if number not in tokenizer._tokens:
+            if number not in tokenizer._vocabulary.tokens:
                 raise StoreError(
                     f"{source!r} adds id {number} to every text, but has no such token; download it again."
                 )
@@ -179,34 +144,24 @@ class Tokenizer:
         >>> tokenizer.decode(tokenizer.encode("a rose, a prose"))
         'a rose, a prose'
         """
-        if (files is None) == (texts is None):
-            raise InputError("training needs either files or texts; give one of them.")
-        if isinstance(texts, str | bytes):
-            raise InputError("texts is a single text; put it in a list.")
-        if files is not None:
+        if files is not None and texts is None:
             stream = tokenizer_training.read_texts(files, column, errors, progress)
+        elif texts is not None and files is None:
+            stream = tokenizer_training.encode_texts(texts)
         else:
-            stream = (checked_text(text).encode() for text in texts or ())
+            raise InputError("training needs either files or texts; give one of them.")
         table = tokenizer_training.train(stream, vocab_size, pattern, special_tokens, max_words, progress)
         roles = {role: token for role, token in special_tokens.items() if role in SPECIAL_TOKEN_ROLES}
         tokenizer = cls(table, {}, {}, roles)
-        if {special_tokens.get(key) for key in tokenizer_training.CHAT_TOKENS} == {
-            tokenizer_training.DEFAULT_SPECIAL_TOKENS[key] for key in tokenizer_training.CHAT_TOKENS
-        }:
+        if tokenizer_training.has_chat_tokens(special_tokens):
             tokenizer.chat_template = DEFAULT_TEMPLATE
         return tokenizer
 
     def save(self, folder: str | Path) -> None:
         """Write the files that transformers loads too; each is written atomically."""
-        folder = Path(folder)
-        folder.mkdir(parents=True, exist_ok=True)
         roles = {f"{role}_token": token for role, token in self.special_tokens.items()}
         config = self.config or {"tokenizer_class": "PreTrainedTokenizerFast", **roles}
-        write_text(folder / CONFIG, json.dumps(config, indent=2, ensure_ascii=False) + "\n")
-        write_text(folder / SPECIAL_FILE, json.dumps(self._special_map or roles, indent=2, ensure_ascii=False) + "\n")
-        write_text(folder / TOKENIZER, self._text)
-        if self.chat_template is not None:
-            write_text(folder / TEMPLATE, self.chat_template)
+        TokenizerFiles(self._text, config, self._special_map or roles, self.chat_template).write(folder)
 
     def encode(
         self, text: str | bytes, add_special_tokens: bool = True, *, parse_special_tokens: bool = False
@@ -227,7 +182,7 @@ class Tokenizer:
         ):
             return self.corpus_encoder().encode([checked.encode()])[0].tolist()
         encoder = self._parsing_encoder if parse_special_tokens else self._encoder
-        with _library_errors(InputError, "the text cannot be encoded"):
+        with library_errors(InputError, "the text cannot be encoded"):
             return encoder.encode(checked, add_special_tokens=add_special_tokens).ids
 
     def encode_batch(
@@ -240,10 +195,10 @@ class Tokenizer:
         if any(map(self._is_invalid_utf8, texts)):
             return [self.encode(text, add_special_tokens)[:max_len] for text in texts]
         checked = [checked_text(text) for text in texts]
-        with _library_errors(InputError, "the texts cannot be encoded"):
+        with library_errors(InputError, "the texts cannot be encoded"):
             # The fast variant computes no offsets.
             encodings = self._encoder.encode_batch_fast(checked, add_special_tokens=add_special_tokens)
-        return [one.ids if max_len is None or len(one) <= max_len else _truncated(one, max_len) for one in encodings]
+        return [one.ids if max_len is None or len(one) <= max_len else truncate(one, max_len) for one in encodings]
 
     def encode_chat(self, messages: Sequence[Message], *, add_generation_prompt: bool = False) -> EncodedChat:
         """Encode a conversation with the chat template; `add_generation_prompt` ends it where the reply begins.
@@ -255,7 +210,7 @@ class Tokenizer:
                 "the tokenizer has no chat template; set chat_template, for example to "
                 "gh.text.chat_template.DEFAULT_TEMPLATE."
             )
-        special = {self._tokens[number]: number for number in self.special_ids}
+        special = {self._vocabulary.tokens[number]: number for number in self.special_ids}
         variables = {f"{role}_token": token for role, token in self.special_tokens.items()}
         result = EncodedChat([], [])
         for segment in segments(
@@ -273,32 +228,28 @@ class Tokenizer:
 
     def decode(self, ids: Iterable[int], skip_special_tokens: bool = False) -> str:
         """Decode ids to text."""
-        kept = [number for number in self._known(ids) if not (skip_special_tokens and number in self.special_ids)]
-        with _library_errors(InputError, "the ids cannot be decoded"):
-            return self._rust.decode(kept, skip_special_tokens=False)
+        known, skipped = self._vocabulary.checked(ids), self.special_ids if skip_special_tokens else ()
+        with library_errors(InputError, "the ids cannot be decoded"):
+            return self._rust.decode([number for number in known if number not in skipped], skip_special_tokens=False)
 
     def decode_bytes(self, ids: Iterable[int]) -> bytes:
         """Decode ids to bytes, also where they are not valid UTF-8, which `decode` replaces by U+FFFD.
 
         Exact for byte-level BPE and byte fallback; for other tokenizers the bytes of `decode`.
         """
-        known = self._known(ids)
+        known = self._vocabulary.checked(ids)
         if self._decoders == ["ByteLevel"]:
-            return b"".join(
-                self._tokens[number].encode() if number in self._added else unicode_to_bytes(self._tokens[number])
-                for number in known
-            )
+            return self._vocabulary.byte_level_bytes(known)
         if "ByteFallback" not in self._decoders:
             return self.decode(known).encode()
-        with _library_errors(InputError, "the ids cannot be decoded"):
-            text = self._rust.decoder.decode([_marked(self._tokens[number]) for number in known])
-        return b"".join(bytes([ord(c) - _MARK]) if ord(c) >= _MARK else c.encode() for c in text)
+        with library_errors(InputError, "the ids cannot be decoded"):
+            return decode_byte_fallback(self._rust.decoder, (self._vocabulary.tokens[number] for number in known))
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _rebuild, (self._text, self.config, self._special_map, self.special_tokens, self.chat_template)
 
     def __len__(self) -> int:
-        return max(self._tokens, default=-1) + 1
+        return len(self._vocabulary)
 
     def __repr__(self) -> str:
         return f"Tokenizer({self._kind}, {len(self)} tokens)"
@@ -311,11 +262,11 @@ class Tokenizer:
     @property
     def ids(self) -> Collection[int]:
         """All ids that have a token; some vocabularies have gaps."""
-        return self._tokens.keys()
+        return self._vocabulary.tokens.keys()
 
     def id_to_token(self, id: int) -> str:  # noqa: A002 - the name that tokenizers uses
         """Return the token of an id, as spelled in the vocabulary."""
-        return self._tokens[self._known([id])[0]]
+        return self._vocabulary.tokens[self._vocabulary.checked([id])[0]]
 
     def token_to_id(self, token: str) -> int | None:
         """Return the id of a token, or None if it is not in the vocabulary."""
@@ -323,11 +274,7 @@ class Tokenizer:
 
     def special_id(self, role: str) -> int | None:
         """Return the id of the special token with a role ("bos", "eos", "pad" and so on), or None."""
-        if role not in SPECIAL_TOKEN_ROLES:
-            raise InputError(
-                f"{role!r} is not the role of a special token; {did_you_mean(role, SPECIAL_TOKEN_ROLES)}"
-            )
-        return self.token_to_id(self.special_tokens[role]) if role in self.special_tokens else None
+        return self._vocabulary.special_id(role)
 
     @cached_property
     def fingerprint(self) -> str:
@@ -356,10 +303,7 @@ class Tokenizer:
     @cached_property
     def merge_ranks(self) -> dict[Pair, int]:
         """The merges of a byte-level BPE, pair of bytes -> rank; empty for other kinds."""
-        model = json.loads(self._text)["model"]
-        if self._byte_ids is None or model.get("type") != "BPE":
-            return {}
-        pairs = (split_merge(merge) for merge in model["merges"])
+        pairs = [] if self._byte_ids is None else merges_of(json.loads(self._text))
         return {(unicode_to_bytes(left), unicode_to_bytes(right)): rank for rank, (left, right) in enumerate(pairs)}
 
     def pretokenize(self, text: str) -> list[bytes]:
@@ -381,21 +325,11 @@ class Tokenizer:
         return self._byte_ids is not None and self._takes_any_bytes and is_invalid_utf8(text)
 
     def _encode_invalid_utf8(self, text: bytes, add_special_tokens: bool, parse_special_tokens: bool) -> list[int]:
-        """Encode a text with invalid bytes: each as its own token, the parts between them as text."""
         assert self._byte_ids
-        parts = split_invalid_utf8(text)
-        between = list(dict.fromkeys(parts[::2]))
         encoder = self._parsing_encoder if parse_special_tokens else self._encoder
-        ids = {
-            text: one.ids
-            for text, one in zip(between, encoder.encode_batch(between, add_special_tokens=False), strict=True)
-        }
-        ids |= {chr(0xDC00 + byte): [self._byte_ids[byte]] for byte in range(0x80, 0x100)}
-        inside = [number for part in parts for number in ids[part]]
-        if not add_special_tokens:
-            return inside
-        before, after = self.prefix_suffix_ids
-        return before + inside + after
+        ids = encode_invalid_utf8(encoder, text, self._byte_ids)
+        before, after = self.prefix_suffix_ids if add_special_tokens else ([], [])
+        return before + ids + after
 
     @cached_property
     def prefix_suffix_ids(self) -> tuple[list[int], list[int]]:
@@ -403,18 +337,6 @@ class Tokenizer:
         one = self._encoder.encode("a")
         inside = [position for position, special in enumerate(one.special_tokens_mask) if not special]
         return (one.ids[: inside[0]], one.ids[inside[-1] + 1 :]) if inside else ([], [])
-
-    def _known(self, ids: Iterable[int]) -> list[int]:
-        try:
-            numbers = [operator.index(number) for number in ids]
-        except TypeError:
-            raise InputError(f"ids is {reprlib.repr(ids)}, but it must be a list of whole numbers.") from None
-        for number in numbers:
-            if number not in self._tokens:
-                raise InputError(
-                    f"id {number} is not in the vocabulary; give ids below {len(self)}, the vocabulary size."
-                )
-        return numbers
 
 
 def _rebuild(
@@ -424,31 +346,3 @@ def _rebuild(
     tokenizer = Tokenizer(json.loads(text), config, special_tokens_map, special_tokens)
     tokenizer.chat_template = template
     return tokenizer
-
-
-@contextmanager
-def _library_errors(kind: type[GlasshouseError], problem: str) -> Iterator[None]:
-    """Convert exceptions of the tokenizers library into one of ours."""
-    try:
-        yield
-    except BaseException as error:
-        # A panic in Rust is not an Exception; neither is KeyboardInterrupt, which must propagate.
-        if not isinstance(error, Exception) and type(error).__module__ != "pyo3_runtime":
-            raise
-        raise kind(f"{problem}: {' '.join(str(error).split())}.") from None
-
-
-def _truncated(encoding: tokenizers.Encoding, max_len: int) -> list[int]:
-    """Return the first ids of a text, with all special tokens around it."""
-    limit = max_len - sum(encoding.special_tokens_mask)
-    content = iter(range(len(encoding)))
-    return [
-        number
-        for number, special in zip(encoding.ids, encoding.special_tokens_mask, strict=True)
-        if special or next(content) < limit
-    ]
-
-
-def _marked(token: str) -> str:
-    byte = BYTE_FALLBACK.fullmatch(token)
-    return chr(_MARK + int(byte[1], 16)) if byte else token

@@ -1,16 +1,13 @@
-"""Reads, checks and writes tokenizer.json and its companion files.
+"""Checks and takes apart a tokenizer.json.
 
-Files are untrusted, so they are checked before the tokenizers library loads them.
+It is untrusted, so it is checked before the tokenizers library loads it.
 """
 
 from __future__ import annotations
 
-import json
-import os
 import re
 import secrets
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 from glasshouse.config import JsonDict
@@ -18,37 +15,17 @@ from glasshouse.errors import StoreError
 from glasshouse.text import expansion_limits, regex_safety
 
 SPECIAL_TOKEN_ROLES = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
-LARGEST = 200_000_000  # bytes
 PREFIX = "continuing_subword_prefix"
 BYTE_FALLBACK = re.compile("<0x([0-9A-Fa-f]{2})>")  # a byte-fallback token of SentencePiece
 
 
-def read_text(path: Path) -> str:
-    """Read a UTF-8 file of at most `LARGEST` bytes."""
-    if (size := path.stat().st_size) > LARGEST:
-        raise StoreError(f"{str(path)!r} has {size} bytes, but at most {LARGEST} are allowed; choose a smaller one.")
-    try:
-        return path.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise StoreError(f"{str(path)!r} is not UTF-8 at byte {error.start}; download it again.") from None
-
-
-def read_json_object(path: Path) -> JsonDict:
-    """Read a JSON object; a missing file is an empty one."""
-    return parse(read_text(path), str(path)) if path.is_file() else {}
-
-
-def parse(text: str, source: str) -> JsonDict:
-    """Parse the text of a JSON object; `source` is named in errors."""
-    try:
-        table = json.loads(text)
-    except RecursionError:
-        raise StoreError(f"{source!r} is nested too deeply to be parsed; download it again.") from None
-    except ValueError as error:
-        raise StoreError(f"{source!r} is not JSON ({error}); download it again.") from None
-    if not isinstance(table, dict):
-        raise StoreError(f"{source!r} contains {type(table).__name__} instead of a JSON object; download it again.")
-    return table
+def checked(tokenizer_json: JsonDict, source: str) -> JsonDict:
+    """Return a tokenizer.json that encodes a text as it is, once it has been checked."""
+    check(tokenizer_json, source)
+    model = tokenizer_json["model"]
+    # Truncation and padding are up to the caller. BPE dropout is for training; it would make ids random.
+    without_dropout = {**model, **({"dropout": None} if "dropout" in model else {})}
+    return tokenizer_json | {"truncation": None, "padding": None, "model": without_dropout}
 
 
 def check(tokenizer_json: JsonDict, source: str) -> None:
@@ -102,6 +79,12 @@ def split_merge(merge: object) -> tuple[str, str]:
         case [str(left), str(right)]:
             return left, right
     return "", ""  # not a merge; the library reports it
+
+
+def merges_of(tokenizer_json: JsonDict) -> list[tuple[str, str]]:
+    """Return the merges of a BPE in order; none for other kinds."""
+    model = tokenizer_json["model"]
+    return [split_merge(merge) for merge in model["merges"]] if model.get("type") == "BPE" else []
 
 
 def find_special_tokens(table: Mapping[str, Any], source: str) -> dict[str, str]:
@@ -163,13 +146,3 @@ def decoder_kinds(decoder: JsonDict | None) -> list[str]:
     if decoder and decoder.get("type") == "Sequence":
         return [kind for part in decoder["decoders"] for kind in decoder_kinds(part)]
     return [decoder.get("type", "")] if decoder else []
-
-
-def write_text(path: Path, text: str) -> None:
-    """Write a file atomically."""
-    temporary = path.with_name(f".{path.name}.new")
-    with temporary.open("w", encoding="utf-8", newline="\n") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)

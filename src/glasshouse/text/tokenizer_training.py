@@ -11,6 +11,7 @@ from glasshouse.config import JsonDict
 from glasshouse.errors import InputError
 from glasshouse.text import fast_bpe, pretokenizer, sources
 from glasshouse.text.byte_level import INITIAL_ALPHABET, bytes_to_unicode
+from glasshouse.text.utf8 import checked_text
 
 # The defaults cover every objective. A key that is one of transformers' roles gets that role; `<|endoftext|>` ends a
 # document and starts the next.
@@ -34,14 +35,21 @@ def no_progress(stage: str, done: int, total: int) -> None:
     """Ignore progress."""
 
 
+def encode_texts(texts: Iterable[str | bytes]) -> Iterator[bytes]:
+    """Yield texts as bytes."""
+    if isinstance(texts, str | bytes):
+        raise InputError("texts is a single text; put it in a list.")
+    return (checked_text(text).encode() for text in texts)
+
+
 def read_texts(
-    paths: str | Path | Iterable[str | Path],
+    files: str | Path | Iterable[str | Path],
     column: str,
     errors: Literal["strict", "replace"],
     progress: ProgressCallback,
 ) -> Iterator[bytes]:
     """Yield the texts of files, folders and globs."""
-    found = sources.find_files(paths)
+    found = sources.find_files(files)
     total, done = sum(map(sources.file_size, found)), 0
 
     def on_bytes(number: int) -> None:
@@ -50,6 +58,11 @@ def read_texts(
         progress("reading", done, total)
 
     return (chunk.text for chunk in sources.read_chunks(found, column=column, errors=errors, on_bytes=on_bytes))
+
+
+def has_chat_tokens(special_tokens: Mapping[str, str]) -> bool:
+    """Whether the special tokens include those of the default chat template."""
+    return all(special_tokens.get(key) == DEFAULT_SPECIAL_TOKENS[key] for key in CHAT_TOKENS)
 
 
 def train(
