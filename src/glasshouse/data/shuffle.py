@@ -7,6 +7,7 @@ permutation would need memory and state for that.
 from __future__ import annotations
 
 import operator
+from abc import ABC, abstractmethod
 from functools import lru_cache
 
 import numpy as np
@@ -53,7 +54,27 @@ def _mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
     return x ^ (x >> np.uint64(31))
 
 
-class Shuffled:
+class Order(ABC):
+    """An order of the items of a dataset, a new one each epoch of `n` samples."""
+
+    n: int
+    seed: int
+
+    def __call__(self, indices: Indices) -> tuple[Indices, Indices]:
+        """Return the epoch and the item of each sample."""
+        epochs, positions = np.divmod(indices, self.n)
+        items = np.empty_like(positions)
+        for epoch in np.unique(epochs).tolist():
+            here = epochs == epoch
+            items[here] = self.items_at(positions[here], epoch)
+        return epochs, items
+
+    @abstractmethod
+    def items_at(self, positions: Indices, epoch: int) -> Indices:
+        """Return the items at these positions of an epoch."""
+
+
+class Shuffled(Order):
     """All `n` items in a new order each epoch.
 
     >>> order = Shuffled(3, seed=0)
@@ -65,17 +86,11 @@ class Shuffled:
     def __init__(self, n: int, seed: int) -> None:
         self.n, self.seed = n, checked_seed(seed)
 
-    def __call__(self, indices: Indices) -> tuple[Indices, Indices]:
-        """Return the epoch and the item of each sample."""
-        epochs, positions = np.divmod(indices, self.n)
-        items = np.empty_like(positions)
-        for epoch in np.unique(epochs).tolist():
-            here = epochs == epoch
-            items[here] = permute(positions[here], self.n, self.seed, epoch)
-        return epochs, items
+    def items_at(self, positions: Indices, epoch: int) -> Indices:
+        return permute(positions, self.n, self.seed, epoch)
 
 
-class Bucketed:
+class Bucketed(Order):
     """Length bucketing: batches of items of similar length, which need little padding, in a new order each epoch.
 
     Items are sorted by length and split into batches at a random offset; the batches are shuffled each epoch, as are
@@ -96,19 +111,11 @@ class Bucketed:
         self.starts = np.concatenate(([0], np.flatnonzero(changes) + 1, [len(lengths)]))  # of runs of equal length
         self.n = len(lengths) // batch_size * batch_size
 
-    def __call__(self, indices: Indices) -> tuple[Indices, Indices]:
-        """Return the epoch and the item of each sample."""
-        epochs, positions = np.divmod(indices, self.n)
-        items = np.empty_like(positions)
-        for epoch in np.unique(epochs).tolist():
-            here = epochs == epoch
-            batches, rows = np.divmod(positions[here], self.batch_size)
-            batches = permute(batches, self.n // self.batch_size, self.seed, epoch)
-            spare = len(self.sorted) - self.n
-            items[here] = self._at(
-                batches * self.batch_size + rows + random_below(spare + 1, self.seed, epoch), epoch
-            )
-        return epochs, items
+    def items_at(self, positions: Indices, epoch: int) -> Indices:
+        batches, rows = np.divmod(positions, self.batch_size)
+        batches = permute(batches, self.n // self.batch_size, self.seed, epoch)
+        spare = len(self.sorted) - self.n
+        return self._at(batches * self.batch_size + rows + random_below(spare + 1, self.seed, epoch), epoch)
 
     def _at(self, positions: Indices, epoch: int) -> Indices:
         runs = np.searchsorted(self.starts, positions, side="right") - 1
