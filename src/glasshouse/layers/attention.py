@@ -45,7 +45,7 @@ class MultiHeadAttention(Sublayer):
         """Return the inputs, intermediates and output of the kernel."""
         inputs = [LayerSite(self.prefix + name, VECTORS, "attend", number) for number, name in enumerate("qkv")]
         inside = [LayerSite(self.prefix + name, PAIRS, "attend", name) for name in INSIDE]
-        return [*inputs, *inside, LayerSite(self.residual_input, VECTORS, "attend", "output")]
+        return [*inputs, *inside, LayerSite(f"{self.prefix}z", VECTORS, "attend", "output")]
 
     def add_head_flops(
         self, count: FlopCount, trained: bool, keys: FlopCount, keys_trained: bool

@@ -33,18 +33,18 @@ class Keys:
 
 def head_steps(layer: MultiHeadAttention, token: TokenView, keys: Keys) -> Iterator[Step]:
     """Yield the steps of one head, then of the output projection."""
-    weights, z = token.seen(f"{layer.prefix}pattern"), token.seen(layer.residual_input)
+    weights, z = token.seen(f"{layer.prefix}pattern"), token.seen(f"{layer.prefix}z")
     yield from _vector_steps(layer, token, keys)
     first = max(0, min(keys.of - keys.before, len(weights) - SHOWN))
     yield from _score_steps(layer, token, keys, first)
     v = token.seen(f"{layer.prefix}v")[token.head * layer.n_kv_heads // layer.n_heads]
     gathered = {"first": first, "weights": weights, "rows": v[first : first + SHOWN], "y": z[token.head]}
     here = {"head": token.head, "position": token.index}
-    yield Step(name="gather", numbers=gathered, site=layer.residual_input, index=here)
-    joined = z.flatten()
-    numbers = {"heads": z, "y": joined}
-    yield Step(name="join", numbers=numbers, site=layer.residual_input, index={"position": token.index})
-    yield LinearStep(name="out", linear=layer.out, x=joined, y=layer.out(joined))
+    yield Step(name="gather", numbers=gathered, site=f"{layer.prefix}z", index=here)
+    numbers = {"heads": z, "y": z.flatten()}
+    yield Step(name="join", numbers=numbers, site=f"{layer.prefix}z", index={"position": token.index})
+    x = token.seen(layer.residual_input).flatten()
+    yield LinearStep(name="out", linear=layer.out, x=x, y=layer.out(x))
 
 
 def _vector_steps(layer: MultiHeadAttention, token: TokenView, keys: Keys) -> Iterator[Step]:

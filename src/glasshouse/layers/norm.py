@@ -26,8 +26,8 @@ class Norm(nn.Module):
         raise NotImplementedError
 
     def statistics(self, x: Tensor) -> dict[str, object]:
-        """Return what the norm measures of x [D], and its settings."""
-        return {}
+        """Return what the norm measures of x [D], its settings and weights, for the page to draw; or a title."""
+        return {"title": type(self).__name__, "formula": "y = norm(x)"}
 
 
 class LayerNorm(nn.LayerNorm, Norm):
@@ -43,14 +43,9 @@ class LayerNorm(nn.LayerNorm, Norm):
     def statistics(self, x: Tensor) -> dict[str, object]:
         """Return mean and variance."""
         x = x.to(torch.promote_types(x.dtype, torch.float32))
+        measured = {"mean": float(x.mean()), "variance": float(x.var(correction=0))}
         bias = {} if self.bias is None else {"bias": self.bias}
-        return {
-            "how": "layer",
-            "mean": float(x.mean()),
-            "variance": float(x.var(correction=0)),
-            "eps": self.eps,
-            **bias,
-        }
+        return {"how": "layer", **measured, "eps": self.eps, "gain": self.weight, **bias}
 
 
 class RMSNorm(nn.RMSNorm, Norm):
@@ -64,7 +59,7 @@ class RMSNorm(nn.RMSNorm, Norm):
     def statistics(self, x: Tensor) -> dict[str, object]:
         """Return the mean square."""
         x = x.to(torch.promote_types(x.dtype, torch.float32))
-        return {"how": "rms", "square": float(x.square().mean()), "eps": self.eps}
+        return {"how": "rms", "square": float(x.square().mean()), "eps": self.eps, "gain": self.weight}
 
 
 def make_norm(choice: spec.Norm, width: int) -> nn.Module:

@@ -46,19 +46,16 @@ class Position(nn.Module):
         if type(self).embed is Position.embed:
             return None
         y = self.embed(x[None, None], position)[0, 0]
-        return Step(name="position", numbers={"x": x, "y": y, "added": y - x, **self.embed_numbers(position)})
-
-    def embed_numbers(self, position: Tensor) -> dict[str, object]:
-        """Return what the page says of the embedding of a position [1, 1]."""
-        return {}
+        numbers = {"x": x, "p": y - x, "y": y}
+        return Step(name="position", title="Add position embedding", formula="y = x + p", numbers=numbers)
 
     def rotate_step(self, position: Tensor, numbers: dict[str, object]) -> Step:
         """Return the step of the rotation at a position [1, 1], with a query and a key before and after."""
-        return Step(name="rotation", title="Position of q and k", formula="q' = R q,  k' = R k", numbers=numbers)
+        return Step(name="rotate", title="Rotate q and k", formula="y = R x", numbers=numbers)
 
     def bias_step(self, head: int, numbers: dict[str, object]) -> Step:
         """Return the step of the bias of one head, with the scores before and after."""
-        return Step(name="bias", numbers={"how": "bias", **numbers})
+        return Step(name="bias", title="Position bias", formula="y_j = x_j + added_j", numbers=numbers)
 
 
 def _unchanged(x: Tensor) -> Tensor:
@@ -108,10 +105,11 @@ class SinusoidalPosition(Position):
         waves = (angles.sin(), angles.cos())
         return torch.stack(waves, -1).flatten(-2) if self.interleaved else torch.cat(waves, -1)
 
-    def embed_numbers(self, position: Tensor) -> dict[str, object]:
-        """Return the sinusoids and their layout."""
+    def embed_step(self, x: Tensor, position: Tensor) -> Step:
+        """Return the step with the sinusoids and their layout."""
+        numbers = {"x": x, "added": self.encodings(position)[0, 0], "y": self.embed(x[None, None], position)[0, 0]}
         layout = "pairs" if self.interleaved else "halves"
-        return {"how": "sinusoidal", "layout": layout, "added": self.encodings(position)[0, 0]}
+        return Step(name="position", numbers={**numbers, "how": "sinusoidal", "layout": layout})
 
 
 class LearnedPosition(Position):
@@ -132,10 +130,11 @@ class LearnedPosition(Position):
         vectors: Tensor = self.table(positions + self.offset)
         return x + vectors
 
-    def embed_numbers(self, position: Tensor) -> dict[str, object]:
-        """Return the row of the table."""
+    def embed_step(self, x: Tensor, position: Tensor) -> Step:
+        """Return the step with the row of the table."""
         row = int(position) + self.offset
-        return {"how": "learned", "row": row, "added": self.table.weight[row]}
+        numbers = {"x": x, "added": self.table.weight[row], "y": self.embed(x[None, None], position)[0, 0]}
+        return Step(name="position", numbers={**numbers, "how": "learned", "row": row})
 
 
 class RotaryPosition(Position):

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 class Step:
     """One step: its tensors and numbers by name, and the site of its output.
 
-    The page has a picture for some names; any other step it draws from the title, the formula and the tensors.
+    A step with a title is drawn from title, formula and tensors; without one, the page has a picture for its name.
     """
 
     name: str

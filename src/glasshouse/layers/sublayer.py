@@ -39,8 +39,8 @@ class TokenView:
     """One position of a forward pass, and the activations recorded there, as the steps of a layer need them."""
 
     x: Tensor  # [D], the layer's input
-    seen: Callable[[str], Tensor]  # by site: of this position, and of the selected head for scores and patterns;
-    # whole for the inputs of a kernel, [H, S, d]
+    # By site, at this position; scores and patterns of the selected head; whole inputs of a kernel, [H, S, d].
+    seen: Callable[[str], Tensor]
     index: int  # of the token
     head: int
     positions: Tensor  # [1, S], the position ids of the sequence

@@ -40,12 +40,12 @@ def step_card(node: str, step: Step, site: str) -> JsonDict:
         case _:
             made = card(node, step.name)
     words = {name: words for name in ("title", "formula", "why") if (words := getattr(step, name))}
-    return made | {"site": site} | card(node, made["kind"], site, **step.numbers, **words)
+    return made | card(node, step.name, site, **step.numbers, **words)
 
 
 def norm_card(node: str, norm: Any, x: Tensor, y: Tensor | None = None, site: str = "") -> JsonDict:  # noqa: ANN401
     """Return the card of a norm with its statistics."""
-    return card(node, "norm", site, x=x, gain=norm.weight, y=norm(x) if y is None else y, **norm.statistics(x))
+    return card(node, "norm", site, x=x, y=norm(x) if y is None else y, **norm.statistics(x))
 
 
 def linear_card(
