@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import functools
+import math
 import numbers
 import tomllib
 from collections.abc import Iterable, Mapping
@@ -30,6 +31,13 @@ def require(ok: bool, field: str, value: object, rule: str) -> None:
     """Raise an error that names the field, its value and the rule, unless `ok`."""
     if not ok:
         raise ConfigError(f"{field} is {value!r}, but it must be {rule}.")
+
+
+def require_positive(choice: Settings, *fields: str) -> None:
+    """Raise ConfigError for a number that is zero, negative, infinite or NaN."""
+    for field in fields:
+        value = getattr(choice, field)
+        require(value > 0 and math.isfinite(value), f"{choice.kind}.{field}", value, "above 0")
 
 
 class Settings:
@@ -212,11 +220,16 @@ def _parse_union(options: tuple[Any, ...], value: object, where: str) -> object:
 def _parse_dataclass(target: Any, value: object, where: str) -> object:  # noqa: ANN401 - any dataclass
     if isinstance(value, target):
         return value
+    if is_choice(target) and isinstance(value, str):
+        value = {"kind": value}
     if not isinstance(value, Mapping):
         raise ConfigError(f"{where or 'the configuration'} is {value!r}, but it must be a table of settings.")
     types = _hints(target)
     fields = {field.name: field for field in dataclasses.fields(target)}
     named = target.kind if is_choice(target) else target.__name__
+    if is_choice(target) and value.get("kind", named) != named:
+        field = f"{where}.kind" if where else "kind"
+        raise ConfigError(f"{field} is {value['kind']!r}, but it must be {named!r}.")
     given = {}
     for key, part in value.items():
         path = f"{where}.{key}" if where else key

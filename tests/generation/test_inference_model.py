@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import glasshouse as gh
 from glasshouse.generation.inference_model import prepare_for_inference, weight_copy_bytes
 from glasshouse.layers import prepacked
-from glasshouse.layers.fused_linear import FusedQKVAttention
+from glasshouse.layers.attention import FusedQKVAttention
 
 SLOTS = (1, 2, 8)
 

@@ -14,6 +14,8 @@ from playwright.sync_api import Locator, Page, expect
 
 import glasshouse as gh
 from glasshouse.inspection import scale
+from glasshouse.layers.feedforward import GatedFeedForward
+from glasshouse.layers.sublayer import Sublayer
 from glasshouse.page.forward_pass import ForwardPass, Prompt
 from glasshouse.page.html_export import request_key
 from glasshouse.page.model_loader import ModelLoader
@@ -116,6 +118,18 @@ def test_numbers_are_those_of_record(kind: str, request: pytest.FixtureRequest, 
     assert ids == chances.topk(8).indices.tolist()
     found = values(card(page, "head:probabilities").locator(".bars .figure"))
     assert found == pytest.approx(chances.topk(8).values.tolist(), rel=1e-4)
+
+
+def test_a_step_with_a_title_is_drawn_from_its_vectors(
+    decoder: Trained, visit: Visit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(GatedFeedForward, "steps", Sublayer.steps)
+    page = visit(decoder, text=TEXT, view="walkthrough", layer=1, token=2, walkthrough_all=1)
+    expect(card(page, "feedforward:layer").locator(".stepname")).to_contain_text("GatedFeedForward")
+    with torch.no_grad(), gh.record(decoder[0], "ffn_out.1[position=2]") as seen:
+        decoder[0](*inputs_of(decoder, page))
+    (expected,) = seen["ffn_out.1[position=2]"]
+    assert vector(page, "feedforward:layer", "y") == pytest.approx(shown(expected), rel=1e-5, abs=1e-6)
 
 
 def test_next_and_previous_step_through_every_card(decoder: Trained, visit: Visit) -> None:

@@ -27,6 +27,11 @@ import glasshouse as gh
             {"position": {"kind": "learned", "theta": 1}},
             "position.theta is not a setting of 'learned'; it has offset.",
         ),
+        ({"attention": "linear"}, "attention.kind is 'linear', but it must be 'softmax'."),
+        (
+            {"attention": {"kind": "softmax", "scale": 1}},
+            "attention.scale is not a setting of 'softmax'; it has none.",
+        ),
         ({"position": {"kind": "rotary", "theta": 0}}, "rotary.theta is 0.0, but it must be above 1."),
         ({"position": {"kind": "learned", "offset": -1}}, "learned.offset is -1, but it must be 0 or above."),
         ({"norm": {"kind": "rms", "eps": float("nan")}}, "rms.eps is nan, but it must be above 0."),

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import glasshouse as gh
-from glasshouse import spec
+from glasshouse import config, spec
 
 
 def gpt2(d: int, layers: int) -> int:
@@ -97,6 +97,13 @@ def test_derived_sizes_scale_with_given_ones() -> None:
     both = gh.preset("vaswani-base", n_layers=3)
     assert (both.n_layers, both.n_encoder_layers) == (3, 3)
     assert gh.preset("t5-small", n_layers=3, n_encoder_layers=1).n_encoder_layers == 1
+
+
+def test_a_spec_saved_before_attention_was_a_choice_loads() -> None:
+    s = gh.preset("tiny-seq2seq", attention="softmax")
+    table = config.dump(s)
+    assert table.pop("attention") == {"kind": "softmax"}
+    assert spec.parse(table) == s == gh.preset("tiny-seq2seq")
 
 
 def test_another_vocabulary_drops_the_special_ids() -> None:

@@ -16,7 +16,8 @@ from glasshouse import spec
 from glasshouse.errors import InputError
 from glasshouse.inspection.hooks import Hook, hook_manager_of
 from glasshouse.inspection.recording import Recording
-from glasshouse.inspection.sites import PAIRS, Index, Selection, Site, select
+from glasshouse.inspection.sites import Index, Selection, Site, select
+from glasshouse.layers.sublayer import PAIRS
 from glasshouse.models import Decoder, Seq2Seq
 
 

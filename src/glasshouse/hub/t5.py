@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from glasshouse.hub.config_reader import ConfigReader
 from glasshouse.hub.family import ConfigDict, Family, KeyMapping
-from glasshouse.spec import GeGLU, Spec, SwiGLU
+from glasshouse.spec import Spec
 
 FEEDFORWARD: ConfigDict = {
     "relu": {"kind": "relu"},
@@ -52,8 +52,7 @@ def stack(ours: str, feedforward: int) -> ConfigDict:
 
 def rename(name: str, spec: Spec) -> str:
     """Rename the up projection, which is the second of two in a gated feed-forward layer."""
-    gated = isinstance(spec.feedforward, SwiGLU | GeGLU)
-    return name.replace(".wi.", ".wi_1.") if gated else name
+    return name.replace(".wi.", ".wi_1.") if spec.feedforward.gated else name
 
 
 T5 = Family(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -21,23 +21,17 @@ from glasshouse.inspection.forward_pass import (
 )
 from glasshouse.inspection.html_display import MAX_TEXTS, HtmlDisplay, bars, not_drawn
 from glasshouse.inspection.recording import record
-from glasshouse.inspection.sites import unwrap_compiled, unwrap_model
+from glasshouse.inspection.sites import PARTS, parts_of, sublayer_of, unwrap_compiled, unwrap_model
 from glasshouse.layers.layout import Layout
 from glasshouse.layers.lora import LoRALinear
+from glasshouse.layers.norm import Norm
 from glasshouse.layers.residual import PostNorm, SandwichNorm
+from glasshouse.layers.sublayer import Sublayer
 from glasshouse.models import Model, check_tokenizer
 from glasshouse.models.heads import LMHead
 from glasshouse.text import Tokenizer
 
 MAX_BARS = 30
-# The sublayers of a block: the name, that of its output projection, and the sites of the residual stream before it
-# and of the projection's input.
-SELF = ("attention", "out", "resid_pre", "z")
-CROSS = ("cross", "out", "resid_mid", "cross_z")
-ORDER = {
-    "": [SELF, ("feedforward", "down", "resid_mid", "hidden")],
-    "decoder.": [SELF, CROSS, ("feedforward", "down", "cross_resid_mid", "hidden")],
-}
 
 
 @dataclass(frozen=True, eq=False)
@@ -168,9 +162,19 @@ def attribution_sites(model: Model) -> list[str]:
     >>> print(*attribution_sites(gh.build(gh.preset("tiny-decoder"))))
     resid_pre.* z.* resid_mid.* hidden.* resid_post.1 final
     """
-    prefix, stack = final_stack(model)
-    inner = [f"{site}.*" for _, _, before, given in ORDER[prefix] for site in (before, given)]
+    _, stack = final_stack(model)
+    inner = [
+        f"{site}.*" for _, layer, before in _sublayers(stack.blocks[0]) for site in (before, layer.residual_input)
+    ]
     return [*inner, f"resid_post.{len(stack.blocks) - 1}", "final"]
+
+
+def _sublayers(block: nn.Module) -> Iterator[tuple[nn.Module, Sublayer, str]]:
+    """Yield the residual connection of each part of a block, its layer, and the site of the stream before it."""
+    before = "resid_pre"
+    for part in parts_of(block):
+        yield unwrap_compiled(unwrap_compiled(block).get_submodule(part)), sublayer_of(block, part), before
+        before = PARTS[part][1]
 
 
 def attribute_logit(
@@ -188,7 +192,7 @@ def attribute_logit(
     `eval_mode`.
     """
     head = check_tokens(model)
-    prefix, stack = final_stack(model)
+    _, stack = final_stack(model)
     table, rows = model.token_embedding.table.weight, torch.arange(len(token), device=token.device)
 
     def differ(of: Callable[[Tensor], Tensor]) -> Tensor:
@@ -207,16 +211,15 @@ def attribute_logit(
     if isinstance(head.transform, nn.Sequential):
         back.through_transform(head.transform, at("final"))
     back.through_norm(stack.norm, at(f"resid_post.{len(stack.blocks) - 1}"))
-    found: dict[str, list[Tensor]] = {name: [] for name, *_ in ORDER[prefix]}
+    found: dict[str, list[Tensor]] = {part: [] for part in parts_of(stack.blocks[0])}
     by_neuron = {}
-    for layer, block in reversed(list(enumerate(stack.blocks))):
-        for name, projection, before, given in reversed(ORDER[prefix]):
-            values = at(f"{given}.{layer}")
-            residual = unwrap_compiled(unwrap_compiled(block).get_submodule(name))
-            each = back.through_sublayer(residual, projection, at(f"{before}.{layer}"), values.flatten(1))
-            found[name].insert(0, each.view_as(values).sum(-1))
-            if name == "feedforward" and layer in neurons:
-                by_neuron[layer] = each
+    for number, block in reversed(list(enumerate(stack.blocks))):
+        for part, (residual, layer, before) in reversed(list(zip(found, _sublayers(block), strict=True))):
+            values = at(f"{layer.residual_input}.{number}")
+            each = back.through_sublayer(residual, layer, at(f"{before}.{number}"), values.flatten(1))
+            found[part].insert(0, each.view_as(values).sum(-1))
+            if part == "feedforward" and number in neurons:
+                by_neuron[number] = each
     return Attribution(
         heads=torch.stack(found["attention"], 1),
         cross_heads=torch.stack(found["cross"], 1) if "cross" in found else None,
@@ -269,13 +272,12 @@ class _Backward:
         self.constant = self.constant + self.product(bias)
         self.direction = self.direction @ weight
 
-    def through_sublayer(self, residual: nn.Module, projection: str, before: Tensor, given: Tensor) -> Tensor:
+    def through_sublayer(self, residual: nn.Module, layer: Sublayer, before: Tensor, given: Tensor) -> Tensor:
         """Go back through a sublayer, with the residual stream `before` it [B, D] and the projection's input [B, N].
 
         Return the contribution of each of the N inputs.
         """
-        layer = unwrap_compiled(residual.get_submodule("layer"))
-        weight, bias = _matrix(layer.get_submodule(projection), self.direction)
+        weight, bias = _matrix(layer.residual_projection, self.direction)
         output = F.linear(given.to(weight), weight, bias)
         if isinstance(residual, PostNorm):
             self.through_norm(residual.norm, before + output)
@@ -291,19 +293,13 @@ def _through_frozen_norm(norm: nn.Module, x: Tensor, direction: Tensor) -> tuple
     """Return a direction after a norm as one before it, and a constant, with the norm frozen as for x [B, D]."""
     x, norm = x.to(direction), unwrap_compiled(norm)
     match norm:
-        case nn.LayerNorm():
-            scaled = direction * norm.weight
-            deviation = (x.var(-1, correction=0, keepdim=True) + norm.eps).sqrt()
-            constant = 0.0 if norm.bias is None else (direction * norm.bias).sum(-1)
-            return (scaled - scaled.mean(-1, keepdim=True)) / deviation, constant
-        case nn.RMSNorm():
-            assert norm.eps is not None  # a spec always sets it
-            return direction * norm.weight / (x.square().mean(-1, keepdim=True) + norm.eps).sqrt(), 0.0
+        case Norm():
+            return norm.frozen(x, direction)
         case nn.Identity():  # a stack without a final norm
             return direction, 0.0
         case _:
             raise InputError(
-                f"{type(norm).__name__} is not a norm that attribution supports; use LayerNorm or RMSNorm."
+                f"{type(norm).__name__} is not a norm that attribution supports; use one that a spec has."
             )
 
 

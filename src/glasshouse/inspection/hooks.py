@@ -20,8 +20,7 @@ from glasshouse.inspection.sites import Selection, Site, unwrap_compiled, unwrap
 from glasshouse.layers.attend import Explicit, Fused
 from glasshouse.layers.mask import Mask
 from glasshouse.layers.module_swap import HOOK_ATTRIBUTES
-
-INSIDE = ("scores", "pattern")  # intermediates of a kernel: not the input or output of any module
+from glasshouse.layers.sublayer import INSIDE
 
 
 class AttendCall(NamedTuple):

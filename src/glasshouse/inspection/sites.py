@@ -6,22 +6,24 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Literal
+from typing import cast
 
 from torch import Tensor, nn
 
 from glasshouse.config import did_you_mean
 from glasshouse.errors import InputError
+from glasshouse.layers.sublayer import STREAM, HookPoint, Sublayer
 from glasshouse.models import Decoder, Encoder, Model, Seq2Seq
 from glasshouse.models.stack import Stack
 
-HookPoint = Literal["output", "scores", "pattern"] | int  # a module's output, an intermediate, or argument number
 Index = int | slice
 
-STREAM = ("batch", "position", "width")
-NEURONS = ("batch", "position", "neuron")
-VECTORS = ("batch", "head", "position", "width")
-PAIRS = ("batch", "head", "query", "key")
+# The parts of a block in order, each with the site of its output and that of the residual stream after it.
+PARTS = {
+    "attention": ("attn_out", "resid_mid"),
+    "cross": ("cross_attn_out", "cross_resid_mid"),
+    "feedforward": ("ffn_out", "resid_post"),
+}
 
 
 @dataclass(frozen=True)
@@ -171,21 +173,24 @@ def _advice(name: str, known: dict[str, Site]) -> str:
 def _stack_sites(stack: Stack) -> Iterator[tuple[str, tuple[str, ...], str, HookPoint]]:
     """Yield name, axes, path within the stack and hook point of each site."""
     yield "embed", STREAM, "drop", "output"
-    for layer, block in enumerate(stack.blocks):
-        here = f"blocks.{layer}"
-        yield f"resid_pre.{layer}", STREAM, here, 0
-        for prefix, part in (("", "attention"), ("cross_", "cross")):
-            if hasattr(block, part):
-                attend = f"{here}.{part}.layer.attend"
-                for argument, name in enumerate(("q", "k", "v")):
-                    yield f"{prefix}{name}.{layer}", VECTORS, attend, argument
-                yield f"{prefix}scores.{layer}", PAIRS, attend, "scores"
-                yield f"{prefix}pattern.{layer}", PAIRS, attend, "pattern"
-                yield f"{prefix}z.{layer}", VECTORS, attend, "output"
-                # Dropout is the last module before the residual sum.
-                yield f"{prefix}attn_out.{layer}", STREAM, f"{here}.{part}.drop", "output"
-                yield f"{prefix}resid_mid.{layer}", STREAM, f"{here}.{part}", "output"
-        yield f"hidden.{layer}", NEURONS, f"{here}.feedforward.layer.down", 0
-        yield f"ffn_out.{layer}", STREAM, f"{here}.feedforward.drop", "output"
-        yield f"resid_post.{layer}", STREAM, here, "output"
+    for number, block in enumerate(stack.blocks):
+        here = f"blocks.{number}"
+        yield f"resid_pre.{number}", STREAM, here, 0
+        for part in parts_of(block):
+            for site in sublayer_of(block, part).sites():
+                yield f"{site.name}.{number}", site.axes, f"{here}.{part}.layer.{site.path}", site.hook_point
+            added, after = PARTS[part]
+            # Dropout is the last module before the residual sum.
+            yield f"{added}.{number}", STREAM, f"{here}.{part}.drop", "output"
+            yield f"{after}.{number}", STREAM, here if after == "resid_post" else f"{here}.{part}", "output"
     yield "final", STREAM, "norm", "output"
+
+
+def sublayer_of(block: nn.Module, part: str) -> Sublayer:
+    """Return the attention or feed-forward layer of a part of a block."""
+    return cast(Sublayer, unwrap_compiled(unwrap_compiled(block).get_submodule(f"{part}.layer")))
+
+
+def parts_of(block: nn.Module) -> list[str]:
+    """Return the parts of a block, in order: attention, cross in a decoder with cross-attention, feedforward."""
+    return [part for part in PARTS if hasattr(block, part)]

@@ -58,7 +58,10 @@ class StackInput:
     def sites(self, name: str) -> list[Site]:
         """Return the site of this name in each layer."""
         known = sites(self.model)
-        return [known[f"{self.prefix}{name}.{layer}"] for layer in range(len(self.stack.blocks))]
+        names = [f"{self.prefix}{name}.{layer}" for layer in range(len(self.stack.blocks))]
+        if missing := [one for one in names if one not in known]:
+            raise InputError(f"the model's layers have no site {missing[0]}, which is needed here.")
+        return [known[one] for one in names]
 
     def stream(self) -> list[Site]:
         """Return the sites of the residual stream after the embedding and each layer."""

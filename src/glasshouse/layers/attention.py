@@ -2,29 +2,73 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import ClassVar, assert_never
+
 from torch import Tensor, nn
 
 from glasshouse import spec
 from glasshouse.layers.attend import make_attend
+from glasshouse.layers.attention_steps import SHOWN, Keys, head_steps
 from glasshouse.layers.context import Context
+from glasshouse.layers.flops import FlopCount, is_trained
 from glasshouse.layers.norm import make_norm
+from glasshouse.layers.position import Position
+from glasshouse.layers.step import Step
+from glasshouse.layers.sublayer import INSIDE, PAIRS, VECTORS, LayerSite, Sublayer, TokenView
 
 
-class Attention(nn.Module):
-    """Self-attention."""
+class MultiHeadAttention(Sublayer):
+    """The projections and the kernel that self-attention and cross-attention share."""
+
+    prefix: ClassVar[str] = ""  # of the names of its sites
+    residual_input = "z"
 
     def __init__(self, s: spec.TransformerSpec, index: int) -> None:
         super().__init__()
         d_query, d_key = s.n_heads * s.d_head, s.n_kv_heads * s.d_head
         self.index = index
-        self.window = s.window(index)
-        self.d_head = s.d_head
+        self.n_heads, self.n_kv_heads, self.d_head = s.n_heads, s.n_kv_heads, s.d_head
         self.query = nn.Linear(s.d_model, d_query, bias=s.qkv_bias)
         self.key = nn.Linear(s.d_model, d_key, bias=s.qkv_bias)
         self.value = nn.Linear(s.d_model, d_key, bias=s.qkv_bias)
         self.q_norm, self.k_norm = make_qk_norms(s)
         self.attend = make_attend(scale_of(s), s.attention_dropout, s.attention_softcap)
         self.out = nn.Linear(d_query, s.d_model, bias=s.out_bias)
+
+    @property
+    def residual_projection(self) -> nn.Linear:
+        """The output projection."""
+        return self.out
+
+    def sites(self) -> list[LayerSite]:
+        """Return the inputs, intermediates and output of the kernel."""
+        inputs = [LayerSite(self.prefix + name, VECTORS, "attend", number) for number, name in enumerate("qkv")]
+        inside = [LayerSite(self.prefix + name, PAIRS, "attend", name) for name in INSIDE]
+        return [*inputs, *inside, LayerSite(f"{self.prefix}z", VECTORS, "attend", "output")]
+
+    def add_head_flops(
+        self, count: FlopCount, trained: bool, keys: FlopCount, keys_trained: bool
+    ) -> tuple[int, bool]:
+        """Add the FLOPs of the projections, those of keys and values to `keys`.
+
+        Return those of a query and a key, and whether the output needs a gradient.
+        """
+        needs_grad = [count.add(self.query, trained)]
+        needs_grad += [keys.add(self.key, keys_trained), keys.add(self.value, keys_trained)]
+        needs_grad += [is_trained(self.q_norm), is_trained(self.k_norm)]
+        scores = (12 if any(needs_grad) else 4) * self.n_heads * self.d_head  # two products, two gradients of each
+        return scores, count.add(self.out, any(needs_grad))
+
+
+class Attention(MultiHeadAttention):
+    """Self-attention."""
+
+    shared_input = ("query", "key", "value")
+
+    def __init__(self, s: spec.TransformerSpec, index: int) -> None:
+        super().__init__(s, index)
+        self.window = s.window(index)
 
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
         """Apply self-attention to x [B, S, D]."""
@@ -38,21 +82,43 @@ class Attention(nn.Module):
             k, v = ctx.cache.update(self.index, ctx.slot_mapping[self.window], k, v)
         return self.attend(q, k, v, ctx.masks[self.window])
 
+    def fused(self, project: nn.Module) -> nn.Module:
+        """Return the layer with one projection for queries, keys and values."""
+        return FusedQKVAttention(self, project)
 
-class CrossAttention(nn.Module):
+    def add_flops(self, count: FlopCount, trained: bool) -> bool:
+        """Add the FLOPs of the layer."""
+        scores, needs_grad = self.add_head_flops(count, trained, count, trained)
+        count.scores += scores
+        return needs_grad
+
+    def steps(self, token: TokenView) -> Iterator[Step]:
+        """Yield the steps of one head, then of the output projection; the key shown is the token's own."""
+        keys = Keys(token.x, token.index, SHOWN - 3, token.encoding, token.causal, self.window)
+        yield from head_steps(self, token, keys)
+
+
+class FusedQKVAttention(Attention):
+    """Self-attention with a fused QKV projection, for inference."""
+
+    def __init__(self, layer: Attention, project: nn.Module) -> None:
+        nn.Module.__init__(self)
+        self.index, self.window = layer.index, layer.window
+        self.n_heads, self.n_kv_heads, self.d_head = layer.n_heads, layer.n_kv_heads, layer.d_head
+        self.project = project
+        self.q_norm, self.k_norm, self.attend, self.out = layer.q_norm, layer.k_norm, layer.attend, layer.out
+
+    def forward(self, x: Tensor, ctx: Context) -> Tensor:
+        """Apply self-attention to x [B, S, D]."""
+        q, k, v = (split_heads(one, self.d_head) for one in self.project(x))
+        return self.out(merge_heads(self.attend_heads(q, k, v, ctx)))
+
+
+class CrossAttention(MultiHeadAttention):
     """Cross-attention: queries from the decoder, keys and values from the encoder's output."""
 
-    def __init__(self, s: spec.TransformerSpec, index: int) -> None:
-        super().__init__()
-        d_query, d_key = s.n_heads * s.d_head, s.n_kv_heads * s.d_head
-        self.index = index
-        self.d_head = s.d_head
-        self.query = nn.Linear(s.d_model, d_query, bias=s.qkv_bias)
-        self.key = nn.Linear(s.d_model, d_key, bias=s.qkv_bias)
-        self.value = nn.Linear(s.d_model, d_key, bias=s.qkv_bias)
-        self.q_norm, self.k_norm = make_qk_norms(s)
-        self.attend = make_attend(scale_of(s), s.attention_dropout, s.attention_softcap)
-        self.out = nn.Linear(d_query, s.d_model, bias=s.out_bias)
+    prefix = "cross_"
+    residual_input = "cross_z"
 
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
         """Apply cross-attention to x [B, T, D]."""
@@ -72,6 +138,39 @@ class CrossAttention(nn.Module):
         """Map the encoder's output [B, source, D] to keys and values [B, H_kv, source, d]."""
         k, v = (split_heads(project(memory), self.d_head) for project in (self.key, self.value))
         return self.k_norm(k), v
+
+    def add_flops(self, count: FlopCount, trained: bool) -> bool:
+        """Add the FLOPs of the layer: keys and values are computed once per source token."""
+        keys = FlopCount()
+        scores, needs_grad = self.add_head_flops(count, trained, keys, count.memory_trained)
+        count.cross_maps += keys.maps
+        count.cross_scores += scores
+        return needs_grad
+
+    def steps(self, token: TokenView) -> Iterator[Step]:
+        """Yield the steps of one head, then of the output projection; the key shown has the largest weight."""
+        assert token.memory is not None
+        of = int(token.seen("cross_pattern").argmax())
+        keys = Keys(token.memory[of], of, SHOWN // 2, Position(), causal=False, window=0)
+        yield from head_steps(self, token, keys)
+
+
+def make_attention(s: spec.TransformerSpec, index: int) -> Sublayer:
+    """Build the self-attention of a layer."""
+    match s.attention:
+        case spec.SoftmaxAttention():
+            return Attention(s, index)
+        case _:
+            assert_never(s.attention)
+
+
+def make_cross_attention(s: spec.TransformerSpec, index: int) -> Sublayer:
+    """Build the cross-attention of a layer."""
+    match s.attention:
+        case spec.SoftmaxAttention():
+            return CrossAttention(s, index)
+        case _:
+            assert_never(s.attention)
 
 
 def split_heads(x: Tensor, d_head: int) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import assert_never
 
 from torch import Tensor, nn
@@ -9,35 +10,97 @@ from torch.nn import functional as F
 
 from glasshouse import spec
 from glasshouse.layers.context import Context
+from glasshouse.layers.flops import FlopCount
+from glasshouse.layers.step import LinearStep, Step
+from glasshouse.layers.sublayer import NEURONS, LayerSite, Sublayer, TokenView
+
+STRONGEST = 12  # neurons named in a step
 
 
-class FeedForward(nn.Module):
+class FeedForward(Sublayer):
     """Two linear layers with an activation between."""
 
-    def __init__(self, d_model: int, d_ff: int, activation: nn.Module, bias: bool) -> None:
+    residual_input = "hidden"
+
+    def __init__(self, s: spec.TransformerSpec) -> None:
         super().__init__()
-        self.up = nn.Linear(d_model, d_ff, bias=bias)
-        self.activation = activation
-        self.down = nn.Linear(d_ff, d_model, bias=bias)
+        self.up = nn.Linear(s.d_model, s.d_ff, bias=s.ffn_bias)
+        self.activation = make_activation(s.feedforward)
+        self.down = nn.Linear(s.d_ff, s.d_model, bias=s.ffn_bias)
+        self.kind = kind_of(s.feedforward)
 
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
         """Map x [B, S, D] to [B, S, D]."""
         return self.down(self.activation(self.up(x)))
 
+    @property
+    def residual_projection(self) -> nn.Linear:
+        """The projection down."""
+        return self.down
 
-class GatedFeedForward(nn.Module):
+    def sites(self) -> list[LayerSite]:
+        """Return the neuron activations."""
+        return [LayerSite("hidden", NEURONS, "down", 0)]
+
+    def steps(self, token: TokenView) -> Iterator[Step]:
+        """Yield the projection up, the activation and the projection down."""
+        yield from self.neuron_steps(token, {})
+
+    def neuron_steps(self, token: TokenView, gate: dict[str, Tensor]) -> Iterator[Step]:
+        """Yield the steps; `gate` is the gate of each neuron, if there is one."""
+        up, hidden = self.up(token.x), token.seen("hidden")
+        yield LinearStep(name="up", linear=self.up, x=token.x, y=up)
+        strongest = hidden.abs().topk(min(STRONGEST, len(hidden))).indices.tolist()
+        numbers = {"x": up, "y": hidden, "how": self.kind, "strongest": strongest, **gate}
+        yield Step(name="activate", numbers=numbers, site="hidden", index={"position": token.index})
+        yield LinearStep(name="down", linear=self.down, x=hidden, y=self.down(hidden))
+
+
+class GatedFeedForward(FeedForward):
     """A gated linear unit: act(gate(x)) * up(x), projected down."""
 
-    def __init__(self, d_model: int, d_ff: int, activation: nn.Module, bias: bool) -> None:
-        super().__init__()
-        self.gate = nn.Linear(d_model, d_ff, bias=bias)
-        self.up = nn.Linear(d_model, d_ff, bias=bias)
-        self.activation = activation
-        self.down = nn.Linear(d_ff, d_model, bias=bias)
+    shared_input = ("gate", "up")
+
+    def __init__(self, s: spec.TransformerSpec) -> None:
+        nn.Module.__init__(self)
+        self.gate = nn.Linear(s.d_model, s.d_ff, bias=s.ffn_bias)
+        self.up = nn.Linear(s.d_model, s.d_ff, bias=s.ffn_bias)
+        self.activation = make_activation(s.feedforward)
+        self.down = nn.Linear(s.d_ff, s.d_model, bias=s.ffn_bias)
+        self.kind = kind_of(s.feedforward)
 
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
         """Map x [B, S, D] to [B, S, D]."""
         return self.down(self.activation(self.gate(x)) * self.up(x))
+
+    def fused(self, project: nn.Module) -> nn.Module:
+        """Return the layer with one projection for gate and up."""
+        return FusedGateUpFeedForward(self, project)
+
+    def add_flops(self, count: FlopCount, trained: bool) -> bool:
+        """Add the FLOPs of the layer: gate and up have the same input."""
+        gate, up = count.add(self.gate, trained), count.add(self.up, trained)
+        return count.add(self.down, gate or up)
+
+    def steps(self, token: TokenView) -> Iterator[Step]:
+        """Yield the gate, and the steps of a layer without one."""
+        gate = self.gate(token.x)
+        yield LinearStep(name="gate", linear=self.gate, x=token.x, y=gate)
+        yield from self.neuron_steps(token, {"gate": gate})
+
+
+class FusedGateUpFeedForward(FeedForward):
+    """A gated feed-forward layer with a fused gate and up projection, for inference."""
+
+    def __init__(self, layer: GatedFeedForward, project: nn.Module) -> None:
+        nn.Module.__init__(self)
+        self.gate_up = project
+        self.activation, self.down, self.kind = layer.activation, layer.down, layer.kind
+
+    def forward(self, x: Tensor, ctx: Context) -> Tensor:
+        """Map x [B, S, D] to [B, S, D]."""
+        gate, up = self.gate_up(x)
+        return self.down(self.activation(gate) * up)
 
 
 class SquaredReLU(nn.Module):
@@ -63,8 +126,11 @@ def make_activation(choice: spec.FeedForward) -> nn.Module:
             assert_never(choice)
 
 
-def make_feedforward(s: spec.TransformerSpec) -> FeedForward | GatedFeedForward:
+def kind_of(choice: spec.FeedForward) -> str:
+    """Return the kind, and whether its activation is approximated by tanh."""
+    return choice.kind + ("_tanh" if getattr(choice, "tanh", False) else "")
+
+
+def make_feedforward(s: spec.TransformerSpec) -> Sublayer:
     """Build the feed-forward layer of a spec."""
-    gated = isinstance(s.feedforward, spec.SwiGLU | spec.GeGLU)
-    kind = GatedFeedForward if gated else FeedForward
-    return kind(s.d_model, s.d_ff, make_activation(s.feedforward), s.ffn_bias)
+    return GatedFeedForward(s) if s.feedforward.gated else FeedForward(s)

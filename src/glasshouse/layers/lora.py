@@ -13,8 +13,9 @@ from torch.nn import functional as F
 
 from glasshouse.config import Settings, did_you_mean, require
 from glasshouse.errors import InputError
-from glasshouse.layers.block import Block, CrossBlock
+from glasshouse.layers.flops import FlopCount, product
 from glasshouse.layers.module_swap import HOOK_ATTRIBUTES
+from glasshouse.layers.sublayer import Sublayer
 
 EVERY = "*"
 
@@ -65,6 +66,12 @@ class LoRALinear(nn.Module):
         """Map x [..., in] to [..., out]."""
         update = F.linear(F.linear(self.drop(x), self.lora_a), self.lora_b)
         return self.base(x) + update * self.config.scale
+
+    def add_flops(self, count: FlopCount, trained: bool) -> bool:
+        """Add the FLOPs of the frozen layer and of the update."""
+        count.add(self.base, trained)
+        count.maps += product(self.lora_a, trained) + product(self.lora_b, True)
+        return True
 
     @torch.no_grad()
     def merged(self) -> nn.Linear:
@@ -174,9 +181,9 @@ def block_linears(model: nn.Module) -> dict[str, nn.Linear]:
         raise InputError("the model has LoRA attached already; merge it first.")
     return {
         f"{above}.{name}": module
-        for above, block in model.named_modules()
-        if isinstance(block, Block | CrossBlock)
-        for name, module in block.named_modules()
+        for above, layer in model.named_modules()
+        if isinstance(layer, Sublayer)
+        for name, module in layer.named_modules()
         if type(module) is nn.Linear
     }
 

@@ -4,9 +4,62 @@ from __future__ import annotations
 
 from typing import assert_never
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from glasshouse import spec
+
+
+class Norm(nn.Module):
+    """What inspection, initialization and the page ask of a norm."""
+
+    def init_weights(self) -> None:
+        """Initialize the gain; a bias is initialized with 0 as in every layer."""
+        for weight in self.parameters():
+            nn.init.ones_(weight)
+
+    def frozen(self, x: Tensor, direction: Tensor) -> tuple[Tensor, Tensor | float]:
+        """Return a direction [B, D] after the norm as one before it, and a constant, frozen as it is for x [B, D].
+
+        A vector v that is a part of x then adds v . direction to the product with the norm's output.
+        """
+        raise NotImplementedError
+
+    def statistics(self, x: Tensor) -> dict[str, object]:
+        """Return what the norm measures of x [D], its settings and weights, for the page to draw; or a title."""
+        return {"title": type(self).__name__, "formula": "y = norm(x)"}
+
+
+class LayerNorm(nn.LayerNorm, Norm):
+    """Layer normalisation."""
+
+    def frozen(self, x: Tensor, direction: Tensor) -> tuple[Tensor, Tensor | float]:
+        """Freeze mean and variance."""
+        scaled = direction * self.weight
+        deviation = (x.var(-1, correction=0, keepdim=True) + self.eps).sqrt()
+        constant = 0.0 if self.bias is None else (direction * self.bias).sum(-1)
+        return (scaled - scaled.mean(-1, keepdim=True)) / deviation, constant
+
+    def statistics(self, x: Tensor) -> dict[str, object]:
+        """Return mean and variance."""
+        x = x.to(torch.promote_types(x.dtype, torch.float32))
+        measured = {"mean": float(x.mean()), "variance": float(x.var(correction=0))}
+        bias = {} if self.bias is None else {"bias": self.bias}
+        return {"how": "layer", **measured, "eps": self.eps, "gain": self.weight, **bias}
+
+
+class RMSNorm(nn.RMSNorm, Norm):
+    """RMS normalisation."""
+
+    def frozen(self, x: Tensor, direction: Tensor) -> tuple[Tensor, Tensor | float]:
+        """Freeze the mean square."""
+        assert self.eps is not None  # a spec always sets it
+        return direction * self.weight / (x.square().mean(-1, keepdim=True) + self.eps).sqrt(), 0.0
+
+    def statistics(self, x: Tensor) -> dict[str, object]:
+        """Return the mean square."""
+        x = x.to(torch.promote_types(x.dtype, torch.float32))
+        return {"how": "rms", "square": float(x.square().mean()), "eps": self.eps, "gain": self.weight}
 
 
 def make_norm(choice: spec.Norm, width: int) -> nn.Module:
@@ -17,8 +70,8 @@ def make_norm(choice: spec.Norm, width: int) -> nn.Module:
     """
     match choice:
         case spec.LayerNorm(eps, bias):
-            return nn.LayerNorm(width, eps=eps, bias=bias)
+            return LayerNorm(width, eps=eps, bias=bias)
         case spec.RMSNorm(eps):
-            return nn.RMSNorm(width, eps=eps)
+            return RMSNorm(width, eps=eps)
         case _:
             assert_never(choice)

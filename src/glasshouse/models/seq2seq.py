@@ -8,7 +8,6 @@ from torch import Tensor, nn
 
 from glasshouse import spec
 from glasshouse.errors import InputError
-from glasshouse.layers.attention import CrossAttention
 from glasshouse.layers.cache import Cache
 from glasshouse.layers.embedding import TokenEmbedding
 from glasshouse.layers.layout import Layout, make_layout
@@ -97,9 +96,9 @@ class Seq2Seq(nn.Module):
 
     def _cache_source(self, memory: Tensor, layout: Layout, cache: Cache) -> None:
         cache.store_source_layout(layout)
-        for layer in self.decoder.modules():
-            if isinstance(layer, CrossAttention):
-                cache.store_source(layer.index, *layer.project_source(memory))
+        blocks: Any = self.decoder.blocks
+        for index, block in enumerate(blocks):
+            cache.store_source(index, *block.cross.layer.project_source(memory))
 
     def make_cache(
         self, batch: int, max_len: int, source_len: int | None = None, *, chunk: int | None = None

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor, nn
 
 from glasshouse import spec
-from glasshouse.layers.attention import Attention, CrossAttention
-from glasshouse.layers.feedforward import FeedForward, GatedFeedForward
+from glasshouse.layers.norm import Norm
+from glasshouse.layers.sublayer import Sublayer
 from glasshouse.models.heads import UntiedLMHead
 from glasshouse.models.stack import Stack
 
@@ -26,8 +26,8 @@ def init_weights(model: nn.Module, s: spec.TransformerSpec) -> None:
                 nn.init.normal_(module.weight, std=std)
             case nn.Embedding() | UntiedLMHead():
                 nn.init.normal_(module.weight, std=std)
-            case nn.LayerNorm() | nn.RMSNorm():
-                nn.init.ones_(module.weight)
+            case Norm():
+                module.init_weights()
         if isinstance(bias := getattr(module, "bias", None), Tensor):
             nn.init.zeros_(bias)
 
@@ -43,11 +43,5 @@ def init_weights(model: nn.Module, s: spec.TransformerSpec) -> None:
 
 def residual_projections(stack: Stack) -> list[Tensor]:
     """Return the weights of the layers whose output is added to the residual stream."""
-    weights = []
-    for module in stack.modules():
-        match module:
-            case Attention() | CrossAttention():
-                weights.append(module.out.weight)
-            case FeedForward() | GatedFeedForward():
-                weights.append(module.down.weight)
-    return weights
+    layers = (module for module in stack.modules() if isinstance(module, Sublayer))
+    return [layer.residual_projection.weight for layer in layers]

@@ -16,7 +16,6 @@ from glasshouse.generation.generation_config import read_token_rules
 from glasshouse.generation.validation import encode_prompt
 from glasshouse.models import Decoder, Encoder, Model, Seq2Seq
 from glasshouse.page.forward_pass import Prompt
-from glasshouse.spec import Learned
 from glasshouse.text import Tokenizer
 from glasshouse.training import is_run
 from glasshouse.training.checkpoint_list import list_checkpoints
@@ -82,8 +81,8 @@ class LoadedModel:
         for row in rows:
             if not row:
                 raise InputError("the text has no tokens; enter some text.")
-            # Only learned positions have a hard limit; the other one keeps requests fast.
-            most = s.max_len if isinstance(s.position, Learned) else max(s.max_len, LONGEST)
+            # Without a hard limit, a soft one keeps requests fast.
+            most = max(s.max_len, LONGEST) if s.position_limit is None else s.position_limit
             if len(row) > most:
                 raise InputError(f"the text has {len(row):,} tokens, but the limit is {most:,}; shorten it.")
         return tuple(torch.tensor([row], device=self.device) for row in rows)

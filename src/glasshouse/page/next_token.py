@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from glasshouse import spec
 from glasshouse.config import JsonDict, Settings, require
 from glasshouse.errors import InputError
 from glasshouse.escaping import show_whitespace
@@ -137,11 +136,10 @@ def generate_text(traces: TraceCache, params: Generate) -> JsonDict:
     opening = len(trace.loaded.start()) if pair else 0
     source = trace.inputs[0][0].tolist()
 
-    # Only learned positions have a hard limit.
-    room = model.spec.max_len if isinstance(model.spec.position, spec.Learned) else len(ids) + params.max_new_tokens
+    length, limit = len(ids) + params.max_new_tokens, model.spec.position_limit
+    length = length if limit is None else min(length, limit)
 
     def work() -> JsonDict:
-        length = min(room, len(ids) + params.max_new_tokens)
         source_len = len(source) if pair else None
         engine = Engine(model, trace.tok, slots=1, max_len=length, source_len=source_len, weights="own")
         request = engine.submit(source, options, target_prefix=ids[opening:]) if pair else engine.submit(ids, options)

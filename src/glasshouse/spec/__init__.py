@@ -1,47 +1,39 @@
 """Model specs: components, three kinds of spec, named presets and parameter counts. No torch."""
 
+from glasshouse.spec.attention import Attention, SoftmaxAttention
 from glasshouse.spec.catalog import parse, preset, presets
-from glasshouse.spec.components import (
-    Alibi,
-    DepthScaled,
-    FeedForward,
-    GeGLU,
-    Gelu,
+from glasshouse.spec.feedforward import FeedForward, GeGLU, Gelu, Relu, ReluSquared, Silu, SwiGLU
+from glasshouse.spec.head import (
     Head,
-    Init,
-    LayerNorm,
-    Learned,
-    LinearScaling,
-    Llama3Scaling,
     MaskedToken,
     NextToken,
     NoHead,
-    NoPosition,
-    Norm,
-    Normal,
-    NoScaling,
     Pooled,
     Pooling,
+    SequenceClassification,
+    TokenClassification,
+)
+from glasshouse.spec.init import DepthScaled, Init, Normal, Xavier, ZeroOutput
+from glasshouse.spec.model import DecoderSpec, EncoderSpec, NormPlacement, Seq2SeqSpec, Spec, TransformerSpec
+from glasshouse.spec.norm import LayerNorm, Norm, RMSNorm
+from glasshouse.spec.parameter_count import count_parameters
+from glasshouse.spec.position import (
+    Alibi,
+    Learned,
+    LinearScaling,
+    Llama3Scaling,
+    NoPosition,
+    NoScaling,
     Position,
     Relative,
-    Relu,
-    ReluSquared,
-    RMSNorm,
     Rotary,
-    SequenceClassification,
-    Silu,
     Sinusoidal,
-    SwiGLU,
-    TokenClassification,
-    Xavier,
     YarnScaling,
-    ZeroOutput,
 )
-from glasshouse.spec.model import DecoderSpec, EncoderSpec, NormPlacement, Seq2SeqSpec, Spec, TransformerSpec
-from glasshouse.spec.parameter_count import count_parameters
 
 __all__ = [
     "Alibi",
+    "Attention",
     "DecoderSpec",
     "DepthScaled",
     "EncoderSpec",
@@ -74,6 +66,7 @@ __all__ = [
     "SequenceClassification",
     "Silu",
     "Sinusoidal",
+    "SoftmaxAttention",
     "Spec",
     "SwiGLU",
     "TokenClassification",

@@ -6,7 +6,9 @@ from typing import Any, cast
 
 from glasshouse import config
 from glasshouse.errors import ConfigError
+from glasshouse.spec.init import Init
 from glasshouse.spec.model import Spec
+from glasshouse.spec.position import Position
 
 ConfigDict = dict[str, Any]
 
@@ -213,13 +215,14 @@ def preset(name: str, **overrides: object) -> Spec:
     if "vocab_size" in overrides:
         for special in ("start_id", "end_ids", "pad_id"):
             base.pop(special, None)
-    if _kind(overrides.get("position")) == "sinusoidal" != _kind(base["position"]):
+    if "position" in overrides and _own_init(overrides["position"]) and not _own_init(base["position"]):
         base.pop("init")
     return parse({**base, **_scaled_sizes(base, overrides), **overrides})
 
 
-def _kind(choice: object) -> object:
-    return choice.get("kind") if isinstance(choice, dict) else getattr(choice, "kind", choice)
+def _own_init(position: object) -> Init | None:
+    found = config.parse(cast(Any, Position), position, "position")
+    return cast(Position, found).init
 
 
 def _scaled_sizes(base: ConfigDict, overrides: ConfigDict) -> ConfigDict:

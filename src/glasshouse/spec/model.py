@@ -7,23 +7,12 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from glasshouse.config import Settings, require
-from glasshouse.spec.components import (
-    DepthScaled,
-    FeedForward,
-    Gelu,
-    Head,
-    Init,
-    LayerNorm,
-    Learned,
-    MaskedToken,
-    NextToken,
-    NoHead,
-    Norm,
-    Position,
-    Rotary,
-    Sinusoidal,
-    Xavier,
-)
+from glasshouse.spec.attention import Attention, SoftmaxAttention
+from glasshouse.spec.feedforward import FeedForward, Gelu
+from glasshouse.spec.head import Head, MaskedToken, NextToken, NoHead
+from glasshouse.spec.init import DepthScaled, Init
+from glasshouse.spec.norm import LayerNorm, Norm
+from glasshouse.spec.position import Learned, Position
 
 NormPlacement = Literal["pre", "post", "sandwich"]
 
@@ -42,6 +31,7 @@ class TransformerSpec(Settings):
     max_len: int = 1024  # number of learned positions; for other kinds, the context length of training
 
     position: Position = Learned()
+    attention: Attention = SoftmaxAttention()
     norm: Norm = LayerNorm()
     norm_placement: NormPlacement = "pre"
     final_norm: bool = True
@@ -72,12 +62,10 @@ class TransformerSpec(Settings):
     def check(self) -> None:
         self._derive("n_kv_heads", self.n_heads)
         self._derive("d_ff", 4 * self.d_model)
-        # Sinusoids have norm sqrt(d_model / 2) and are not trained: they would dominate embeddings with std 0.02.
-        sinusoidal = isinstance(self.position, Sinusoidal)
         if self.embed_scale is None:
-            object.__setattr__(self, "embed_scale", sinusoidal)
+            object.__setattr__(self, "embed_scale", self.position.scales_embeddings)
         if self.init is None:
-            object.__setattr__(self, "init", Xavier() if sinusoidal else DepthScaled())
+            object.__setattr__(self, "init", self.position.init or DepthScaled())
         for name in ("vocab_size", "d_model", "n_layers", "n_heads", "n_kv_heads", "d_ff", "max_len"):
             require(getattr(self, name) > 0, name, getattr(self, name), "at least 1")
         require(self.d_head >= 0, "d_head", self.d_head, "at least 1, or 0 for d_model / n_heads")
@@ -87,10 +75,7 @@ class TransformerSpec(Settings):
             self._derive("d_head", self.d_model // self.n_heads)
         rule = f"a divisor of n_heads = {self.n_heads}"
         require(self.n_heads % self.n_kv_heads == 0, "n_kv_heads", self.n_kv_heads, rule)
-        if isinstance(self.position, Rotary):
-            require(self.d_head % 2 == 0, "d_head", self.d_head, "even, as rotary positions rotate pairs")
-        if isinstance(self.position, Sinusoidal):
-            require(self.d_model % 2 == 0, "d_model", self.d_model, "even, as sinusoidal positions come in pairs")
+        self.position.check_spec(self)
         for name in ("dropout", "attention_dropout", "embed_dropout"):
             require(0 <= getattr(self, name) < 1, name, getattr(self, name), "at least 0 and below 1")
         for name in ("attention_scale", "attention_softcap"):
@@ -113,8 +98,8 @@ class TransformerSpec(Settings):
 
     @property
     def position_limit(self) -> int | None:
-        """The maximum sequence length: learned positions are limited to max_len, other kinds are not."""
-        return self.max_len if isinstance(self.position, Learned) else None
+        """The maximum sequence length, if the position encoding has one."""
+        return self.position.limit(self.max_len)
 
     def window(self, index: int) -> int:
         """Return the sliding-window size of a layer; 0 for full attention."""

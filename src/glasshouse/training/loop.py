@@ -23,6 +23,7 @@ from glasshouse.generation.validation import check_length
 from glasshouse.hub.run_checkpoints import CHECKPOINTS, MODEL
 from glasshouse.layers import lora
 from glasshouse.models import Model
+from glasshouse.models.flops import FlopEstimator
 from glasshouse.text import Tokenizer
 from glasshouse.training import model_setup, nonfinite, plots, run_summary
 from glasshouse.training.checkpoint import Checkpoints
@@ -41,7 +42,7 @@ from glasshouse.training.run import Run
 from glasshouse.training.signals import Signals, StoppedError
 from glasshouse.training.state import CheckpointData, device_rng_state, load_device_rng_state
 from glasshouse.training.step import NonFiniteError, StepMetrics, TrainStep
-from glasshouse.training.throughput import FlopEstimator, Throughput
+from glasshouse.training.throughput import Throughput
 from glasshouse.training.trackers import Trackers
 
 MOST_SKIPPED = 10  # batches with a NaN or infinite loss before the run stops
@@ -309,7 +310,7 @@ class Trainer:
         if self.ema is not None:
             self.ema.update()
         self.state = replace(self.state, step=self.state.step + 1, next_batch=self.state.next_batch + 1)
-        self.throughput.add(batch.n_tokens, self.flops(batch))
+        self.throughput.add(batch.n_tokens, self.flops(batch.ids, batch.source))
         self.reporter.on_step_end(self.state.step, self.steps, outcome, self.throughput)
         return outcome
 

@@ -3,44 +3,42 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from glasshouse.config import JsonDict
 from glasshouse.inspection import record
+from glasshouse.inspection.sites import PARTS, parts_of, sublayer_of
 from glasshouse.layers.context import Context
 from glasshouse.layers.layout import make_layout
 from glasshouse.layers.mask import make_mask
+from glasshouse.layers.step import Step
+from glasshouse.layers.sublayer import TokenView
 from glasshouse.page import serialization
-from glasshouse.page.walkthrough.attention import attention_steps, mark_of
-from glasshouse.page.walkthrough.card import card, linear_card, norm_card
+from glasshouse.page.walkthrough.card import card, norm_card, step_card
 from glasshouse.page.walkthrough.token_path import TokenPath, memory_of
-
-STRONGEST = 12  # neurons
-# The output site of each sublayer, and the residual stream after it.
-ADDED = {"attention": "attn_out", "cross": "cross_attn_out", "feedforward": "ffn_out"}
-AFTER = {"attention": "resid_mid", "cross": "cross_resid_mid", "feedforward": "resid_post"}
 
 
 def block_steps(path: TokenPath) -> Iterator[JsonDict]:
     """Yield the steps of the selected layer."""
-    seen = _inside(path)
-    x = seen["resid_pre"]
+    recorded = _inside(path)
+    x = recorded["resid_pre"]
     if path.layer > 0:
         yield card("layers", "arrive", path.site("resid_pre"), y=x)
-    for part in ADDED:
-        if hasattr(path.block, part):
-            yield from _sublayer(path, part, x, seen)
-            x = seen[AFTER[part]]
+    for part in parts_of(path.block):
+        yield from _sublayer(path, part, x, recorded)
+        x = recorded[PARTS[part][1]]
 
 
 def _inside(path: TokenPath) -> dict[str, Tensor]:
     """Return the activations of the layer at the position; its block is run again on its input."""
-    trace, cross = path.trace, hasattr(path.block, "cross")
-    wanted = ["resid_pre", "z", "attn_out", "resid_mid", "hidden", "ffn_out", "resid_post"]
-    wanted += ["cross_z", "cross_attn_out", "cross_resid_mid"] if cross else []
+    trace = path.trace
+    wanted = ["resid_pre"]
+    for part in parts_of(path.block):
+        inner = (site.name for site in sublayer_of(path.block, part).sites())
+        wanted += [name for name in inner if name not in path.kernel_sites]
+        wanted += PARTS[part]
     names = {name: path.site(name) for name in wanted}
     kept = {name: trace.traces.get(trace.forward_pass, site) for name, site in names.items()}
     if any(value is None for value in kept.values()):
@@ -70,50 +68,48 @@ def _context(path: TokenPath, dtype: torch.dtype) -> Context:
     return Context(rotate, masks, memory=memory_of(path.trace)[None], memory_mask=seen)
 
 
-def _sublayer(path: TokenPath, part: str, x: Tensor, seen: dict[str, Tensor]) -> Iterator[JsonDict]:
+def _sublayer(path: TokenPath, part: str, x: Tensor, recorded: dict[str, Tensor]) -> Iterator[JsonDict]:
     """Yield the steps of a sublayer, its norms, and the residual connection."""
     residual, order = path.block.get_submodule(part), path.spec.norm_placement
-    added, after = seen[ADDED[part]], seen[AFTER[part]]
+    layer = sublayer_of(path.block, part)
+    added_site, after_site = PARTS[part]
+    added, after = recorded[added_site], recorded[after_site]
     given = x
     if order != "post":
         given = residual.norm(x)
         yield norm_card(f"{part}.norm", residual.norm, x, given)
-    inner = feedforward_steps if part == "feedforward" else attention_steps
-    *most, last = inner(path, part, given, seen)
+    steps = layer.steps(_token(path, part, given, recorded))
+    *most, last = (step_card(part, step, _step_site(path, step)) for step in steps)
     yield from most
     if order == "sandwich":  # the output norm follows the layer
         yield last
-        made = _raw(residual.layer, part, seen)
-        yield norm_card(f"{part}.norm_out", residual.norm_out, made, added, path.site(ADDED[part]))
+        made = layer.residual_projection(recorded[layer.residual_input].flatten())
+        yield norm_card(f"{part}.norm_out", residual.norm_out, made, added, path.site(added_site))
     else:
-        yield last | {"y": serialization.encode_tensor(added), "site": path.site(ADDED[part])}
+        yield last | {"y": serialization.encode_tensor(added), "site": path.site(added_site)}
     if order == "post":
         total = x + added
         yield card(f"{part}.add", "add", x=x, added=added, y=total)
-        yield norm_card(f"{part}.norm", residual.norm, total, after, path.site(AFTER[part]))
+        yield norm_card(f"{part}.norm", residual.norm, total, after, path.site(after_site))
     else:
-        yield card(f"{part}.add", "add", path.site(AFTER[part]), x=x, added=added, y=after)
+        yield card(f"{part}.add", "add", path.site(after_site), x=x, added=added, y=after)
 
 
-def _raw(layer: Any, part: str, seen: dict[str, Tensor]) -> Tensor:  # noqa: ANN401
-    """Return the output of a layer before its norm."""
-    made: Tensor = (
-        layer.down(seen["hidden"]) if part == "feedforward" else layer.out(seen[f"{mark_of(part)}z"].flatten())
+def _token(path: TokenPath, part: str, x: Tensor, recorded: dict[str, Tensor]) -> TokenView:
+    """Return the selected position as the steps of a layer need it."""
+    return TokenView(
+        x=x,
+        seen=lambda name: path.from_kernel(name) if name in path.kernel_sites else recorded[name],
+        index=path.position,
+        head=path.head,
+        positions=make_layout(path.ids).positions,
+        encoding=path.stack.position,
+        causal=path.stack.causal,
+        memory=memory_of(path.trace) if part == "cross" else None,
     )
-    return made
 
 
-def feedforward_steps(path: TokenPath, part: str, x: Tensor, seen: dict[str, Tensor]) -> Iterator[JsonDict]:
-    """Yield the steps of the feed-forward layer."""
-    layer, hidden = path.block.get_submodule(part).layer, seen["hidden"]
-    up = layer.up(x)
-    gate = layer.gate(x) if hasattr(layer, "gate") else None
-    if gate is not None:
-        yield linear_card(part, "gate", layer.gate, x, gate)
-    yield linear_card(part, "up", layer.up, x, up)
-    strongest = hidden.abs().topk(min(STRONGEST, len(hidden))).indices.tolist()
-    told: JsonDict = {} if gate is None else {"gate": gate}
-    kind = path.spec.feedforward
-    how = kind.kind + ("_tanh" if getattr(kind, "tanh", False) else "")
-    yield card(part, "activate", path.site("hidden"), x=up, y=hidden, how=how, strongest=strongest, **told)
-    yield linear_card(part, "down", layer.down, hidden, layer.down(hidden))
+def _step_site(path: TokenPath, step: Step) -> str:
+    """Return the name of the site of a step, with its index; "" if it has none."""
+    index = ", ".join(f"{axis}={number}" for axis, number in step.index.items())
+    return f"{path.prefix}{step.site}.{path.layer}[{index}]" if step.site else ""

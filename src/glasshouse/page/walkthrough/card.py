@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from glasshouse.config import JsonDict
 from glasshouse.layers.lora import LoRALinear
+from glasshouse.layers.step import LinearStep, NormStep, Step
 from glasshouse.page import serialization
 
 CORNER = 8  # rows and columns of a weight matrix
@@ -29,21 +30,31 @@ def _sent(value: object) -> object:
             return value
 
 
+def step_card(node: str, step: Step, site: str) -> JsonDict:
+    """Return the card of a step of a layer."""
+    match step:
+        case LinearStep():
+            made = linear_card(node, step.name, step.linear, step.x, step.y, step.first)
+        case NormStep():
+            made = norm_card(node, step.norm, step.x, step.y)
+        case _:
+            made = card(node, step.name)
+    words = {name: words for name in ("title", "formula", "why") if (words := getattr(step, name))}
+    return made | card(node, step.name, site, **step.numbers, **words)
+
+
 def norm_card(node: str, norm: Any, x: Tensor, y: Tensor | None = None, site: str = "") -> JsonDict:  # noqa: ANN401
     """Return the card of a norm with its statistics."""
-    wide = x.to(torch.promote_types(x.dtype, torch.float32))
-    numbers: JsonDict = {"eps": float(norm.eps or torch.finfo(x.dtype).eps)}
-    if isinstance(norm, nn.LayerNorm):
-        numbers |= {"how": "layer", "mean": float(wide.mean()), "variance": float(wide.var(correction=0))}
-        if norm.bias is not None:
-            numbers["bias"] = norm.bias
-    else:
-        numbers |= {"how": "rms", "square": float(wide.square().mean())}
-    return card(node, "norm", site, x=x, gain=norm.weight, y=norm(x) if y is None else y, **numbers)
+    return card(node, "norm", site, x=x, y=norm(x) if y is None else y, **norm.statistics(x))
 
 
 def linear_card(
-    node: str, kind: str, linear: nn.Linear | LoRALinear, x: Tensor, y: Tensor, first: int = 0, **held: int
+    node: str,
+    kind: str,
+    linear: Any,  # noqa: ANN401
+    x: Tensor,
+    y: Tensor,
+    first: int = 0,
 ) -> JsonDict:
     """Return the card of a linear map whose rows from `first` on give `y`, with a corner of its matrix."""
     base = linear.base if isinstance(linear, LoRALinear) else linear
@@ -52,4 +63,4 @@ def linear_card(
         weight = torch.addmm(weight, linear.lora_b[first : first + len(y)], linear.lora_a, alpha=linear.config.scale)
     told: JsonDict = {} if base.bias is None else {"bias": base.bias[first : first + len(y)]}
     shape = [len(y), len(x)]
-    return card(node, kind, x=x, y=y, weight=weight[:CORNER, :CORNER], shape=shape, **told) | held
+    return card(node, kind, x=x, y=y, weight=weight[:CORNER, :CORNER], shape=shape, **told)

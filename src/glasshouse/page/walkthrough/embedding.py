@@ -6,9 +6,8 @@ from torch import nn
 
 from glasshouse.config import JsonDict
 from glasshouse.layers.embedding import SegmentEmbedding
-from glasshouse.layers.position import LearnedPosition, SinusoidalPosition
 from glasshouse.page import serialization
-from glasshouse.page.walkthrough.card import CORNER, card, norm_card
+from glasshouse.page.walkthrough.card import CORNER, card, norm_card, step_card
 from glasshouse.page.walkthrough.token_path import TokenPath
 
 
@@ -27,17 +26,9 @@ def embedding_steps(path: TokenPath) -> list[JsonDict]:
     if isinstance(segment, SegmentEmbedding):
         x, before = segment(x[None, None], None)[0, 0], x
         cards.append(card("embed", "segment", x=before, added=segment.table.weight[0], y=x))
-    if isinstance(position, LearnedPosition | SinusoidalPosition):
-        x, before = position.embed(x[None, None], path.position_ids)[0, 0], x
-        if isinstance(position, LearnedPosition):
-            row = int(path.position_ids) + position.offset
-            told: JsonDict = {"row": row, "added": position.table.weight[row]}
-        else:
-            told = {
-                "layout": "pairs" if position.interleaved else "halves",
-                "added": position.encodings(path.position_ids)[0, 0],
-            }
-        cards.append(card("embed", "position", x=before, y=x, how=path.spec.position.kind, **told))
+    if (step := position.embed_step(x, path.position_ids)) is not None:
+        cards.append(step_card("embed", step, ""))
+        x = position.embed(x[None, None], path.position_ids)[0, 0]
     if not isinstance(path.stack.embed_norm, nn.Identity):
         cards.append(norm_card("embed", path.stack.embed_norm, x))
     site = f"{path.prefix}embed[position={path.position}]"

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from torch import Tensor
 
 from glasshouse import spec
+from glasshouse.inspection.sites import Site, parts_of, sites, sublayer_of
 from glasshouse.layers.layout import make_layout
 from glasshouse.models import Seq2Seq
 from glasshouse.models.stack import Stack
@@ -46,6 +48,31 @@ class TokenPath:
         here = {"head": self.head, "position": self.position, "query": self.position}
         part = ", ".join(f"{axis}={here[axis]}" for axis in axes or ("position",))
         return f"{self.prefix}{name}.{self.layer}[{part}]"
+
+    @cached_property
+    def kernel_sites(self) -> dict[str, Site]:
+        """The sites of the layer that are inputs or intermediates of an attention kernel, whose map has them all."""
+        known = sites(self.trace.model)
+        names = [one.name for part in parts_of(self.block) for one in sublayer_of(self.block, part).sites()]
+        found = {name: known[f"{self.prefix}{name}.{self.layer}"] for name in names}
+        kernels = {site.path for site in found.values() if site.hook_point == "pattern"}
+        return {name: site for name, site in found.items() if site.path in kernels and site.hook_point != "output"}
+
+    def from_kernel(self, name: str) -> Tensor:
+        """Return an input of a kernel [H, S, d], or the scores or weights of the selected head and query [K]."""
+        site = self.kernel_sites[name]
+        (pattern,) = (
+            one for one in self.kernel_sites.values() if (one.path, one.hook_point) == (site.path, "pattern")
+        )
+        attention = self.trace.attention_map(pattern.name)
+        match site.hook_point:
+            case "scores":
+                return attention.scores(head=self.head, query=self.position)[0]
+            case "pattern":
+                return attention.weights(head=self.head, query=self.position)[0]
+            case number:
+                assert isinstance(number, int)
+                return (attention.kernel.q, attention.kernel.k, attention.kernel.v)[number][0]
 
     def residual(self, layer: int) -> Tensor:
         """Return the residual stream after a layer, [S, D]; -1 is the embedding."""

@@ -5,10 +5,23 @@ import { embedding } from "glasshouse/views/walkthrough/embedding.js";
 import { feedforward } from "glasshouse/views/walkthrough/feedforward.js";
 import { unembedding } from "glasshouse/views/walkthrough/unembedding.js";
 import { stream } from "glasshouse/views/walkthrough/stream.js";
+import { rows } from "glasshouse/views/walkthrough/figures.js";
 
 const KINDS = { ...embedding, ...stream, ...attention, ...feedforward, ...unembedding };
 
 /** Describe a step: {name, formula, legend, why, figure}. `c` is what the view knows of model, token and selection. */
 export function describe(card, c) {
-  return KINDS[card.kind](card, c);
+  return card.title ? general(card, c) : KINDS[card.kind](card, c);
+}
+
+/** A step that brings its own title and formula: its vectors by name. */
+function general(card, c) {
+  const vectors = Object.entries(card).filter(([, value]) => value?.shape?.length === 1);
+  return {
+    name: card.title,
+    formula: card.formula ?? "",
+    legend: [],
+    why: card.why ?? "",
+    figure: () => rows(vectors.map(([name, value]) => ({ name, value })), c.say),
+  };
 }

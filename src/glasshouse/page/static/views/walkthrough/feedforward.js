@@ -30,10 +30,10 @@ export const feedforward = {
     return {
       name: "Activation function",
       formula: gated ? `m [${count(y.length)}] = ${name}(g) ⊙ u` : `m [${count(y.length)}] = ${name}(u)`,
-      legend: [[name, NOTES[name]], ...(gated ? [["⊙", "coordinate by coordinate"]] : [])],
+      legend: [...(NOTES[name] ? [[name, NOTES[name]]] : []), ...(gated ? [["⊙", "coordinate by coordinate"]] : [])],
       why: `${gated ? "The activated gate multiplies the up projection." : "The nonlinearity of the layer."} ${count(still)} of ${count(y.length)} neurons are below 1% of the strongest.`,
       figure: () => [
-        h("div", { class: "pairing" }, curve(act, name, card.strongest.map((i) => bent[i])),
+        h("div", { class: "pairing" }, act ? curve(act, name, card.strongest.map((i) => bent[i])) : null,
           bars(card.strongest.map((i) => ({ name: `neuron ${i}`, share: Math.abs(y[i]) / most, value: y[i], text: short(y[i]), title: `neuron ${i}: ${short(bent[i])} becomes ${short(y[i])}`, class: y[i] < 0 ? "less" : "", data: { neuron: i } })), { label: "the strongest neurons" })),
         rows([...(gated ? [{ name: "g", value: card.gate }] : []), { name: "u", value: card.x }, { sign: "→", name: "m", value: card.y }], c.say),
       ],
@@ -68,5 +68,5 @@ function normal(x) {
   return 0.5 * (1 + Math.tanh(Math.sqrt(2 / Math.PI) * (x + 0.044715 * x ** 3)));
 }
 
-/** Name and function of an activation. */
-export const activation = (how) => ACTIVATIONS[how.replace("_tanh", "")];
+/** Name and function of an activation; null for one that has no curve here. */
+export const activation = (how) => ACTIVATIONS[how.replace("_tanh", "")] ?? [how, null];

@@ -1,0 +1,87 @@
+"""What attention and the feed-forward layer have in common: each describes itself.
+
+Inspection, weight initialization, FLOP estimates, fused projections and the page ask the layer, and know no kinds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import ClassVar, Literal, NamedTuple
+
+from torch import Tensor, nn
+
+from glasshouse.layers.flops import FlopCount
+from glasshouse.layers.position import Position
+from glasshouse.layers.step import Step
+
+Inside = Literal["scores", "pattern"]  # intermediates of a kernel: not the input or output of any module
+HookPoint = Literal["output"] | Inside | int  # a module's output, an intermediate, or argument number
+INSIDE: tuple[Inside, ...] = ("scores", "pattern")
+
+STREAM = ("batch", "position", "width")
+NEURONS = ("batch", "position", "neuron")
+VECTORS = ("batch", "head", "position", "width")
+PAIRS = ("batch", "head", "query", "key")
+
+
+class LayerSite(NamedTuple):
+    """An activation inside a layer that can be recorded or edited."""
+
+    name: str
+    axes: tuple[str, ...]
+    path: str  # of the module in the layer
+    hook_point: HookPoint
+
+
+@dataclass(frozen=True)
+class TokenView:
+    """One position of a forward pass, and the activations recorded there, as the steps of a layer need them."""
+
+    x: Tensor  # [D], the layer's input
+    # By site, at this position; scores and patterns of the selected head; whole inputs of a kernel, [H, S, d].
+    seen: Callable[[str], Tensor]
+    index: int  # of the token
+    head: int
+    positions: Tensor  # [1, S], the position ids of the sequence
+    encoding: Position
+    causal: bool
+    memory: Tensor | None = None  # [source, D], the encoder's output
+
+    @property
+    def position(self) -> Tensor:
+        """The position id of the token, [1, 1]."""
+        return self.positions[:, self.index : self.index + 1]
+
+
+class Sublayer(nn.Module):
+    """A layer that adds to the residual stream, the output of a linear layer of its own.
+
+    A new kind needs `forward`, `residual_projection`, `residual_input` and `sites`; the defaults of the other methods
+    fit layers whose modules run one after the other.
+    """
+
+    residual_input: ClassVar[str]  # the site of the input of `residual_projection`: by head or by neuron
+    shared_input: ClassVar[tuple[str, ...]] = ()  # linear layers of one input, which `fused` takes as one
+
+    @property
+    def residual_projection(self) -> nn.Linear:
+        """The linear layer whose output is added to the residual stream."""
+        raise NotImplementedError
+
+    def sites(self) -> list[LayerSite]:
+        """Return the activations inside the layer, in the order of the forward pass; `residual_input` is one."""
+        raise NotImplementedError
+
+    def fused(self, project: nn.Module) -> nn.Module:
+        """Return a layer for inference in which `project` gives the outputs of `shared_input`."""
+        raise NotImplementedError
+
+    def add_flops(self, count: FlopCount, trained: bool) -> bool:
+        """Add the FLOPs of the layer; return whether its output needs a gradient, as it does if its input does."""
+        return count.add_children(self, trained)
+
+    def steps(self, token: TokenView) -> Iterator[Step]:
+        """Yield what the layer computes at one position; the last step is its output."""
+        y = self.residual_projection(token.seen(self.residual_input).flatten())
+        yield Step(name="layer", title=type(self).__name__, formula="y = f(x)", numbers={"x": token.x, "y": y})

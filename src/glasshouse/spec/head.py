@@ -1,0 +1,120 @@
+"""Heads: what a model computes from its hidden states, each kind with its settings and its parameters."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from glasshouse.config import Settings, require, require_positive
+
+if TYPE_CHECKING:
+    from glasshouse.spec.model import TransformerSpec
+
+Pooling = Literal["first", "mean", "last"]
+
+
+@dataclass(frozen=True)
+class NoHead(Settings):
+    """The hidden states, [batch, length, d_model]."""
+
+    kind: ClassVar[str] = "none"
+
+    def n_parameters(self, s: TransformerSpec) -> int:
+        """Return the number of parameters of the head."""
+        return 0
+
+
+@dataclass(frozen=True)
+class Pooled(Settings):
+    """One vector per sequence, [batch, d_model]; `dense` adds BERT's linear layer and tanh."""
+
+    kind: ClassVar[str] = "pooled"
+    pooling: Pooling = "mean"
+    dense: bool = False
+
+    def n_parameters(self, s: TransformerSpec) -> int:
+        """Return the number of parameters of the head."""
+        return self.dense * dense_parameters(s)
+
+
+@dataclass(frozen=True)
+class NextToken(Settings):
+    """Causal language-model head: logits over the vocabulary, with tied embeddings or its own matrix."""
+
+    kind: ClassVar[str] = "next_token"
+    tied: bool = True
+    bias: bool = False
+
+    def n_parameters(self, s: TransformerSpec) -> int:
+        """Return the number of parameters of the head."""
+        return vocabulary_parameters(s, self.tied, self.bias)
+
+
+@dataclass(frozen=True)
+class MaskedToken(Settings):
+    """Masked language-model head; `transform` adds BERT's linear layer, activation and norm before the logits."""
+
+    kind: ClassVar[str] = "masked_token"
+    tied: bool = True
+    bias: bool = True
+    transform: bool = True
+
+    def n_parameters(self, s: TransformerSpec) -> int:
+        """Return the number of parameters of the head."""
+        transform = dense_parameters(s) + s.norm.n_parameters(s.d_model)
+        return vocabulary_parameters(s, self.tied, self.bias) + self.transform * transform
+
+
+@dataclass(frozen=True)
+class SequenceClassification(Settings):
+    """Logits over labels per sequence; `dense` adds BERT's linear layer and tanh before them."""
+
+    kind: ClassVar[str] = "sequence_classification"
+    n_labels: int
+    pooling: Pooling = "first"
+    dense: bool = True
+    labels: tuple[str, ...] = ()  # their names, if any
+
+    def check(self) -> None:
+        require_labels(self)
+
+    def n_parameters(self, s: TransformerSpec) -> int:
+        """Return the number of parameters of the head."""
+        return self.dense * dense_parameters(s) + (s.d_model + 1) * self.n_labels
+
+
+@dataclass(frozen=True)
+class TokenClassification(Settings):
+    """Logits over labels per token."""
+
+    kind: ClassVar[str] = "token_classification"
+    n_labels: int
+    labels: tuple[str, ...] = ()  # their names, if any
+
+    def check(self) -> None:
+        require_labels(self)
+
+    def n_parameters(self, s: TransformerSpec) -> int:
+        """Return the number of parameters of the head."""
+        return (s.d_model + 1) * self.n_labels
+
+
+def dense_parameters(s: TransformerSpec) -> int:
+    """Return the number of parameters of a linear layer from d_model to d_model."""
+    return (s.d_model + 1) * s.d_model
+
+
+def vocabulary_parameters(s: TransformerSpec, tied: bool, bias: bool) -> int:
+    """Return the number of parameters of an unembedding, without a matrix if it is tied."""
+    return (not tied) * s.vocab_size * s.d_model + bias * s.vocab_size
+
+
+def require_labels(head: SequenceClassification | TokenClassification) -> None:
+    """Raise ConfigError for fewer than one label, or for another number of names."""
+    require_positive(head, "n_labels")
+    rule = f"{head.n_labels} different names, or none"
+    fits = len(head.labels) in (0, head.n_labels) and len(set(head.labels)) == len(head.labels)
+    require(fits, f"{head.kind}.labels", head.labels, rule)
+
+
+Head = NoHead | Pooled | NextToken | MaskedToken | SequenceClassification | TokenClassification

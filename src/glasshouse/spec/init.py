@@ -1,0 +1,51 @@
+"""Schemes of weight initialization."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from glasshouse.config import Settings, require_positive
+
+
+@dataclass(frozen=True)
+class Normal(Settings):
+    """Normal distribution with one standard deviation for every matrix."""
+
+    kind: ClassVar[str] = "normal"
+    std: float = 0.02
+
+    def check(self) -> None:
+        require_positive(self, "std")
+
+
+@dataclass(frozen=True)
+class Xavier(Settings):
+    """Xavier (Glorot) uniform for linear layers; embeddings with standard deviation d_model ** -0.5 (Vaswani)."""
+
+    kind: ClassVar[str] = "xavier"
+
+
+@dataclass(frozen=True)
+class DepthScaled(Settings):
+    """`Normal`, with residual projections divided by the square root of their number (GPT-2)."""
+
+    kind: ClassVar[str] = "depth_scaled"
+    std: float = 0.02
+
+    def check(self) -> None:
+        require_positive(self, "std")
+
+
+@dataclass(frozen=True)
+class ZeroOutput(Settings):
+    """`Normal`, with residual projections at zero: every block starts as the identity."""
+
+    kind: ClassVar[str] = "zero_output"
+    std: float = 0.02
+
+    def check(self) -> None:
+        require_positive(self, "std")
+
+
+Init = Normal | Xavier | DepthScaled | ZeroOutput

@@ -1,0 +1,42 @@
+"""Norms: each kind with its settings and its parameters."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from glasshouse.config import Settings, require_positive
+
+
+@dataclass(frozen=True)
+class LayerNorm(Settings):
+    """Subtract the mean, divide by the standard deviation, scale and shift."""
+
+    kind: ClassVar[str] = "layer"
+    eps: float = 1e-5
+    bias: bool = True
+
+    def check(self) -> None:
+        require_positive(self, "eps")
+
+    def n_parameters(self, width: int) -> int:
+        """Return the number of parameters of a norm over `width` coordinates."""
+        return width * (2 if self.bias else 1)
+
+
+@dataclass(frozen=True)
+class RMSNorm(Settings):
+    """Divide by the root of the mean square and scale."""
+
+    kind: ClassVar[str] = "rms"
+    eps: float = 1e-6
+
+    def check(self) -> None:
+        require_positive(self, "eps")
+
+    def n_parameters(self, width: int) -> int:
+        """Return the number of parameters of a norm over `width` coordinates."""
+        return width
+
+
+Norm = LayerNorm | RMSNorm

@@ -1,0 +1,174 @@
+"""Position encodings: each kind with its settings, its parameters, its limit and what it asks of a model.
+
+A setting belongs to its kind, so a rotary base cannot be combined with learned positions.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from glasshouse.config import Settings, require, require_positive
+from glasshouse.spec.init import Init, Xavier
+
+if TYPE_CHECKING:
+    from glasshouse.spec.model import TransformerSpec
+
+
+@dataclass(frozen=True)
+class NoScaling(Settings):
+    """Unscaled rotary frequencies."""
+
+    kind: ClassVar[str] = "none"
+
+
+@dataclass(frozen=True)
+class LinearScaling(Settings):
+    """Linear position interpolation: all frequencies divided by one factor."""
+
+    kind: ClassVar[str] = "linear"
+    factor: float
+
+    def check(self) -> None:
+        require_positive(self, "factor")
+
+
+@dataclass(frozen=True)
+class Llama3Scaling(Settings):
+    """The scaling of Llama 3.1 and later: low frequencies divided by the factor, high ones kept, a ramp between."""
+
+    kind: ClassVar[str] = "llama3"
+    factor: float
+    low_freq_factor: float
+    high_freq_factor: float
+    original_max_len: int
+
+    def check(self) -> None:
+        require_positive(self, "factor", "low_freq_factor", "high_freq_factor", "original_max_len")
+        rule = "above low_freq_factor"
+        require(
+            self.high_freq_factor > self.low_freq_factor,
+            "llama3.high_freq_factor",
+            self.high_freq_factor,
+            rule,
+        )
+
+
+@dataclass(frozen=True)
+class YarnScaling(Settings):
+    """YaRN: like `Llama3Scaling` with the ramp in rotations, and an attention temperature for the longer context."""
+
+    kind: ClassVar[str] = "yarn"
+    factor: float
+    original_max_len: int
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    attention_factor: float | None = None  # None: 0.1 ln(factor) + 1, as published
+
+    def check(self) -> None:
+        require_positive(self, "factor", "original_max_len", "beta_fast", "beta_slow")
+        if self.attention_factor is not None:
+            require_positive(self, "attention_factor")
+        require(self.beta_fast > self.beta_slow, "yarn.beta_fast", self.beta_fast, "above beta_slow")
+        require(self.beta_fast < 1e9, "yarn.beta_fast", self.beta_fast, "a number of rotations")
+        require(self.beta_slow > 1e-9, "yarn.beta_slow", self.beta_slow, "a number of rotations")
+
+
+class PositionKind(Settings):
+    """What a model asks of its position encoding; the defaults are those of most kinds."""
+
+    init: ClassVar[Init | None] = None  # the initialization that it needs, if any
+    scales_embeddings: ClassVar[bool] = False  # whether token embeddings are multiplied by sqrt(d_model) by default
+
+    def check_spec(self, s: TransformerSpec) -> None:
+        """Raise ConfigError for a model whose sizes do not fit."""
+
+    def n_parameters(self, s: TransformerSpec) -> int:
+        """Return the number of parameters in one stack."""
+        return 0
+
+    def limit(self, max_len: int) -> int | None:
+        """Return the length of the longest possible sequence in a model with this max_len; None: any length."""
+        return None
+
+
+@dataclass(frozen=True)
+class NoPosition(PositionKind):
+    """No position encoding (NoPE); a decoder can infer positions from the causal mask."""
+
+    kind: ClassVar[str] = "none"
+
+
+@dataclass(frozen=True)
+class Sinusoidal(PositionKind):
+    """Fixed sinusoids added to the token embeddings: interleaved in pairs, or sines first in halves."""
+
+    kind: ClassVar[str] = "sinusoidal"
+    # Sinusoids have norm sqrt(d_model / 2) and are not trained: they would dominate embeddings with std 0.02.
+    init: ClassVar[Init] = Xavier()
+    scales_embeddings: ClassVar[bool] = True
+    layout: Literal["pairs", "halves"] = "pairs"
+
+    def check_spec(self, s: TransformerSpec) -> None:
+        require(s.d_model % 2 == 0, "d_model", s.d_model, "even, as sinusoidal positions come in pairs")
+
+
+@dataclass(frozen=True)
+class Learned(PositionKind):
+    """Learned position embeddings for `max_len` positions; the first `offset` rows of the table are unused."""
+
+    kind: ClassVar[str] = "learned"
+    offset: int = 0
+
+    def check(self) -> None:
+        require(self.offset >= 0, "learned.offset", self.offset, "0 or above")
+
+    def n_parameters(self, s: TransformerSpec) -> int:
+        return (s.max_len + self.offset) * s.d_model
+
+    def limit(self, max_len: int) -> int:
+        return max_len
+
+
+@dataclass(frozen=True)
+class Rotary(PositionKind):
+    """Rotary position embedding (RoPE) of queries and keys."""
+
+    kind: ClassVar[str] = "rotary"
+    theta: float = 10_000.0
+    layout: Literal["halves", "pairs"] = "halves"
+    scaling: NoScaling | LinearScaling | Llama3Scaling | YarnScaling = NoScaling()
+
+    def check(self) -> None:
+        require(1 < self.theta < math.inf, "rotary.theta", self.theta, "above 1")
+
+    def check_spec(self, s: TransformerSpec) -> None:
+        require(s.d_head % 2 == 0, "d_head", s.d_head, "even, as rotary positions rotate pairs")
+
+
+@dataclass(frozen=True)
+class Relative(PositionKind):
+    """T5's relative position bias on the scores: learned per head and distance bucket, shared by all layers."""
+
+    kind: ClassVar[str] = "relative"
+    n_buckets: int = 32
+    max_distance: int = 128
+
+    def check(self) -> None:
+        require(self.n_buckets >= 4, "relative.n_buckets", self.n_buckets, "at least 4")
+        rule = f"above half of n_buckets ({self.n_buckets})"
+        require(self.max_distance > self.n_buckets // 2, "relative.max_distance", self.max_distance, rule)
+
+    def n_parameters(self, s: TransformerSpec) -> int:
+        return self.n_buckets * s.n_heads
+
+
+@dataclass(frozen=True)
+class Alibi(PositionKind):
+    """ALiBi: a bias on the scores linear in the distance, with a fixed slope per head."""
+
+    kind: ClassVar[str] = "alibi"
+
+
+Position = NoPosition | Sinusoidal | Learned | Rotary | Relative | Alibi
