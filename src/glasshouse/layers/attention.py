@@ -5,7 +5,8 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from glasshouse import spec
-from glasshouse.layers.attend import make_attend
+from glasshouse.layers.attend import Attend
+from glasshouse.layers.cache import KVShape
 from glasshouse.layers.context import Context
 from glasshouse.layers.norm import make_norm
 
@@ -18,12 +19,13 @@ class Attention(nn.Module):
         d_query, d_key = s.n_heads * s.d_head, s.n_kv_heads * s.d_head
         self.index = index
         self.window = s.window(index)
+        self.kv_shape = KVShape(s.n_kv_heads, s.d_head, self.window)
         self.d_head = s.d_head
         self.query = nn.Linear(s.d_model, d_query, bias=s.qkv_bias)
         self.key = nn.Linear(s.d_model, d_key, bias=s.qkv_bias)
         self.value = nn.Linear(s.d_model, d_key, bias=s.qkv_bias)
         self.q_norm, self.k_norm = make_qk_norms(s)
-        self.attend = make_attend(scale_of(s), s.attention_dropout, s.attention_softcap)
+        self.attend = Attend(scale_of(s), s.attention_dropout, s.attention_softcap)
         self.out = nn.Linear(d_query, s.d_model, bias=s.out_bias)
 
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
@@ -36,7 +38,7 @@ class Attention(nn.Module):
         q, k = ctx.rotate(self.q_norm(q)), ctx.rotate(self.k_norm(k))
         if ctx.cache is not None:
             k, v = ctx.cache.update(self.index, ctx.slot_mapping[self.window], k, v)
-        return self.attend(q, k, v, ctx.masks[self.window])
+        return self.attend(q, k, v, ctx.backends[self.window])
 
 
 class CrossAttention(nn.Module):
@@ -46,19 +48,20 @@ class CrossAttention(nn.Module):
         super().__init__()
         d_query, d_key = s.n_heads * s.d_head, s.n_kv_heads * s.d_head
         self.index = index
+        self.kv_shape = KVShape(s.n_kv_heads, s.d_head)
         self.d_head = s.d_head
         self.query = nn.Linear(s.d_model, d_query, bias=s.qkv_bias)
         self.key = nn.Linear(s.d_model, d_key, bias=s.qkv_bias)
         self.value = nn.Linear(s.d_model, d_key, bias=s.qkv_bias)
         self.q_norm, self.k_norm = make_qk_norms(s)
-        self.attend = make_attend(scale_of(s), s.attention_dropout, s.attention_softcap)
+        self.attend = Attend(scale_of(s), s.attention_dropout, s.attention_softcap)
         self.out = nn.Linear(d_query, s.d_model, bias=s.out_bias)
 
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
         """Apply cross-attention to x [B, T, D]."""
         q = self.q_norm(split_heads(self.query(x), self.d_head))
         k, v = self.source_kv(ctx)
-        z = self.attend(q, k, v, ctx.memory_mask)
+        z = self.attend(q, k, v, ctx.cross_backend)
         return self.out(merge_heads(z))
 
     def source_kv(self, ctx: Context) -> tuple[Tensor, Tensor]:
@@ -66,7 +69,8 @@ class CrossAttention(nn.Module):
         if ctx.memory is not None:
             return self.project_source(ctx.memory)
         assert ctx.cache is not None
-        return ctx.cache.source_kv(self.index)
+        assert ctx.cache.source is not None
+        return ctx.cache.source.keys[self.index], ctx.cache.source.values[self.index]
 
     def project_source(self, memory: Tensor) -> tuple[Tensor, Tensor]:
         """Map the encoder's output [B, source, D] to keys and values [B, H_kv, source, d]."""

@@ -38,6 +38,7 @@ class FusedQKVAttention(Attention):
     def __init__(self, layer: Attention, make: MakeLinear) -> None:
         nn.Module.__init__(self)
         self.index, self.window, self.d_head = layer.index, layer.window, layer.d_head
+        self.kv_shape = layer.kv_shape
         self.project = FusedLinear([layer.query, layer.key, layer.value], make)
         self.q_norm, self.k_norm, self.attend, self.out = layer.q_norm, layer.k_norm, layer.attend, layer.out
 

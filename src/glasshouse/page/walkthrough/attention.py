@@ -10,11 +10,9 @@ from torch import Tensor
 from glasshouse import spec
 from glasshouse.config import JsonDict
 from glasshouse.inspection import AttentionMap
-from glasshouse.inspection.attention_recompute import softcap_of
-from glasshouse.layers.attend import Explicit
+from glasshouse.layers.attend import Attend
 from glasshouse.layers.attention import split_heads
 from glasshouse.layers.layout import make_layout
-from glasshouse.layers.mask import Mask
 from glasshouse.layers.position import RotaryPosition, alibi_slopes
 from glasshouse.page import serialization
 from glasshouse.page.walkthrough.card import card, linear_card, norm_card
@@ -93,10 +91,10 @@ def _scores(path: TokenPath, part: str, attention: AttentionMap, first: int) -> 
     n_keys = kernel.k.shape[2]
     shared = path.head * kernel.k.shape[1] // path.spec.n_heads
     q, k = kernel.q[:, path.head : path.head + 1, path.position : path.position + 1], kernel.k[:, shared : shared + 1]
-    now = Explicit(kernel.attend.scale, 0.0).scores(q, k, Mask())[0, 0, 0]
+    now = Attend(kernel.attend.scale, 0.0).scores(q, k, None)[0, 0, 0]
     rows = k[0, 0, first : first + SHOWN]
     made = [card(part, "scores", q=q[0, 0, 0], rows=rows, first=first, by=kernel.attend.scale, y=now)]
-    if (cap := softcap_of(kernel.attend)) is not None:
+    if (cap := kernel.attend.softcap) is not None:
         made.append(card(part, "softcap", x=now, cap=cap, first=first))
         now = cap * torch.tanh(now / cap)
         made[-1]["y"] = serialization.encode_tensor(now)
