@@ -13,18 +13,18 @@ from torch import Tensor, nn
 
 import glasshouse as gh
 from claims.document import documented_rows
-from glasshouse.layers.attend import Explicit, Fused
+from glasshouse.layers.attend import Attend, Backend, Situation
+from glasshouse.layers.backends import Explicit, Sdpa
 from glasshouse.layers.mask import Mask
 from glasshouse.spec import DecoderSpec
 
 BuildModel = Callable[..., Any]
 RecordCalls = Callable[[nn.Module], list[Any]]
 AssertClose = Callable[..., None]
-Attend = Fused | Explicit
 
 PLAIN = {"position": "none", "qkv_bias": False}
 POSITIONS = ("sinusoidal", "learned", "rotary", "relative", "alibi")
-KERNELS = (Fused, Explicit)
+BACKENDS = (Sdpa, Explicit)
 
 
 def random_ids(*shape: int) -> Tensor:
@@ -44,10 +44,14 @@ def first_attention(model: nn.Module) -> Any:  # noqa: ANN401 - modules are acce
     return model.stack.blocks[0].attention.layer
 
 
-def attention_weights(attend: Attend, q: Tensor, k: Tensor, mask: Mask) -> Tensor:
-    """Return the weights [B, H, Q, K] a kernel uses: what it gives when value j is the unit vector e_j."""
+def prepare(backend: type[Backend], q: Tensor, k: Tensor, mask: Mask) -> Backend:
+    return backend.prepare(Situation(mask, q.shape[2], k.shape[2], q.device, q.dtype, q.shape[3]))
+
+
+def attention_weights(attend: Attend, q: Tensor, k: Tensor, backend: Backend) -> Tensor:
+    """Return the weights [B, H, Q, K] a backend uses: what it gives when value j is the unit vector e_j."""
     unit = torch.eye(k.shape[2], dtype=k.dtype).expand(*k.shape[:3], -1)
-    return attend(q, k, unit.contiguous(), mask)
+    return attend(q, k, unit.contiguous(), backend)
 
 
 def softmax(scores: list[float]) -> list[float]:
@@ -131,20 +135,20 @@ def test_a1_d_model_is_often_heads_times_d_head() -> None:
         assert spec.d_model == spec.n_heads * spec.d_head, name
 
 
-@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("d_head", [4, 8])
 def test_a2_score_is_a_low_rank_bilinear_form(
-    build_model: BuildModel, record_calls: RecordCalls, assert_close: AssertClose, d_head: int, kernel: type[Attend]
+    build_model: BuildModel, record_calls: RecordCalls, assert_close: AssertClose, d_head: int, backend: type[Backend]
 ) -> None:
     """Log-weights differ as q_i . k_j / sqrt(d_head) = x_i M x_j / sqrt(d_head) do, with M of rank d_head."""
     model = build_model("encoder", **PLAIN, d_head=d_head)
     attention = first_attention(model)
     inputs, calls = record_calls(attention), record_calls(attention.attend)
     model(random_ids(2, 7))
-    x, (q, k, _, mask) = inputs[0].args[0], calls[0].args
+    x, (q, k, _, given) = inputs[0].args[0], calls[0].args
     # Small, so that no weight is too small to take the logarithm of.
     x, q, k = x / 2, q / 2, k / 2
-    weights = attention_weights(kernel(attention.attend.scale, 0.0), q, k, mask)
+    weights = attention_weights(attention.attend, q, k, prepare(backend, q, k, given.mask))
     relative = weights.log() - weights.log()[..., :1]
     wq, wk = attention.query.weight, attention.key.weight
     for head in range(4):
@@ -174,11 +178,11 @@ def test_a3_scaling_keeps_score_variance_and_gradients_at_any_width() -> None:
     scaled_gradients, unscaled_gradients = [], []
     for width in (4, 16, 64, 256, 1024):
         spec = DecoderSpec(vocab_size=2, d_model=8, n_heads=2, d_head=width, n_layers=1)
-        scaled = Explicit(first_attention(gh.build(spec)).attend.scale, 0.0)
+        scaled = Attend(first_attention(gh.build(spec)).attend.scale, 0.0)
         q, k, pull = torch.randn(rows, 1, 1, width), torch.randn(rows, 1, keys, width), torch.randn(rows, 1, 1, keys)
         measured = []
-        for kernel in (scaled, Explicit(1.0, 0.0)):
-            scores = kernel.scores(q, k, Mask()).requires_grad_()
+        for kernel in (scaled, Attend(1.0, 0.0)):
+            scores = kernel.scores(q, k, None).requires_grad_()
             (gradient,) = torch.autograd.grad((kernel.pattern(scores) * pull).sum(), scores)
             measured.append((scores.var().item(), gradient.norm(dim=-1).median().item()))
         (variance, gradient_norm), (unscaled_variance, unscaled_norm) = measured
@@ -217,13 +221,13 @@ def additive(visible: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("form", ["bool", "float"])
-@pytest.mark.parametrize("kernel", KERNELS)
-def test_a4_mask_is_added_before_the_softmax(assert_close: AssertClose, kernel: type[Attend], form: str) -> None:
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a4_mask_is_added_before_the_softmax(assert_close: AssertClose, backend: type[Backend], form: str) -> None:
     """Weights are the softmax of scores plus 0 or -infinity, and exactly 0 wherever -infinity was added."""
     n = d = 8
     q, k, visible = randn(2, 3, n, d), randn(2, 3, n, d), random_mask(n)
     weights = attention_weights(
-        kernel(d**-0.5, 0.0), q, k, Mask(dense=visible if form == "bool" else additive(visible))
+        Attend(d**-0.5, 0.0), q, k, backend(Mask(), dense=visible if form == "bool" else additive(visible))
     )
     assert (weights[~visible.expand(-1, 3, -1, -1)] == 0).all()
     mask = additive(visible)
@@ -240,17 +244,17 @@ def test_a4_mask_is_added_before_the_softmax(assert_close: AssertClose, kernel: 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 @pytest.mark.parametrize("kv_heads", [4, 2])
 @pytest.mark.parametrize(
-    ("kernel", "form"),
-    list(itertools.product([Fused, Explicit], ["bool", "float", "float with gradient"])),
+    ("backend", "form"),
+    list(itertools.product(BACKENDS, ["bool", "float", "float with gradient"])),
 )
-def test_a4_fully_masked_row_gives_zero(kernel: type[Attend], form: str, kv_heads: int, dtype: torch.dtype) -> None:
+def test_a4_fully_masked_row_gives_zero(backend: type[Backend], form: str, kv_heads: int, dtype: torch.dtype) -> None:
     """A fully masked query has output and gradient exactly 0, and causes no NaN anywhere."""
     n = d = 8
     q, k, v = (randn(2, heads, n, d).to(dtype).requires_grad_() for heads in (4, kv_heads, kv_heads))
     visible = random_mask(n)
     dense = visible if form == "bool" else additive(visible).to(dtype).requires_grad_("gradient" in form)
-    attend = kernel(d**-0.5, 0.0)
-    z = attend(q, k, v, Mask(dense=dense))
+    attend = Attend(d**-0.5, 0.0)
+    z = attend(q, k, v, backend(Mask(), dense=dense))
     assert (z[0, :, 1] == 0).all()
     others = torch.ones(2, n, dtype=torch.bool)
     others[0, 1] = False
@@ -265,7 +269,7 @@ def test_a4_fully_masked_row_gives_zero(kernel: type[Attend], form: str, kv_head
         assert (gradients[3][0, :, 1] == 0).all()
     # Keys and values get gradients from the other queries only: excluding the masked query's output changes nothing.
     elsewhere = torch.autograd.grad(
-        (attend(q, k, v, Mask(dense=dense)) * pull * others[:, None, :, None]).sum(), inputs
+        (attend(q, k, v, backend(Mask(), dense=dense)) * pull * others[:, None, :, None]).sum(), inputs
     )
     for gradient, same in zip(gradients, elsewhere, strict=True):
         assert torch.equal(gradient, same)
@@ -274,7 +278,7 @@ def test_a4_fully_masked_row_gives_zero(kernel: type[Attend], form: str, kv_head
 # A5 ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("dense", [False, True])
 @pytest.mark.parametrize("kind", ["decoder", "encoder"])
 def test_a5_weights_are_a_distribution_over_visible_keys(
@@ -283,7 +287,7 @@ def test_a5_weights_are_a_distribution_over_visible_keys(
     assert_close: AssertClose,
     kind: str,
     dense: bool,
-    kernel: type[Attend],
+    backend: type[Backend],
 ) -> None:
     """Weights are positive where allowed, sum to 1, and are P(j | i) = e^score(i, j) / sum of e^score(i, .)."""
     n = 4
@@ -291,8 +295,8 @@ def test_a5_weights_are_a_distribution_over_visible_keys(
     attention = first_attention(model)
     calls = record_calls(attention.attend)
     model(random_ids(2, n), mask=no_padding(2, n) if dense else None)
-    q, k, _, mask = calls[0].args
-    weights = attention_weights(kernel(attention.attend.scale, 0.0), q, k, mask)
+    q, k, _, given = calls[0].args
+    weights = attention_weights(attention.attend, q, k, prepare(backend, q, k, given.mask))
     for b in range(2):
         for head in range(4):
             for i in range(n):
@@ -312,8 +316,8 @@ def test_a5_weights_are_a_markov_transition_matrix(
     attention = first_attention(model)
     calls = record_calls(attention.attend)
     model(random_ids(1, 4))
-    q, k, _, mask = calls[0].args
-    step = attention_weights(attention.attend, q, k, mask)[0]
+    q, k, _, given = calls[0].args
+    step = attention_weights(attention.attend, q, k, given)[0]
     distribution = torch.tensor([0.1, 0.2, 0.3, 0.4], dtype=torch.float64)
     power = step
     for _ in range(20):
@@ -345,8 +349,8 @@ def test_a6_heads_are_concatenated_and_projected(
     assert_close(output, reference_self_attention(attention, x, 4, causal=kind == "decoder", groups=4))
 
     # The weighted sum on its own: output i of a head is the sum over j of weight(i, j) times v_j.
-    q, k, v, mask = kernel[0].args
-    weights = attention_weights(attention.attend, q, k, mask)
+    q, k, v, given = kernel[0].args
+    weights = attention_weights(attention.attend, q, k, given)
     z = kernel[0].output
     for i in range(6):
         assert_close(z[:, :, i], sum(weights[:, :, i, j, None] * v[:, :, j] for j in range(6)))
@@ -375,7 +379,7 @@ def test_a7_parallel_attention_equals_sequential_lookups(
 def test_a7_scores_are_one_matmul(assert_close: AssertClose) -> None:
     """Entry (i, j) of the S x S scores is the dot product of query i and key j."""
     q, k = randn(1, 2, 6, 5), randn(1, 2, 6, 5)
-    scores = Explicit(5**-0.5, 0.0).scores(q, k, Mask())
+    scores = Attend(5**-0.5, 0.0).scores(q, k, None)
     assert scores.shape == (1, 2, 6, 6)
     for head in range(2):
         for i in range(6):
@@ -510,14 +514,14 @@ def reference_multi_query(attention: Any, x: Tensor) -> Tensor:  # noqa: ANN401
 
 
 @pytest.mark.parametrize("groups", [1, 2, 4])
-@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_a12_grouped_query_attention_matches_reference(
-    build_model: BuildModel, record_calls: RecordCalls, assert_close: AssertClose, kernel: type[Attend], groups: int
+    build_model: BuildModel, record_calls: RecordCalls, assert_close: AssertClose, backend: type[Backend], groups: int
 ) -> None:
     """Grouped-query attention equals the reference; one group equals multi-query, one group per head multi-head."""
     model = build_model("decoder", position="none", n_kv_heads=groups)
     attention = first_attention(model)
-    attention.attend = kernel(attention.attend.scale, 0.0)
+    model.stack.backends = (backend,)
     calls, inner = record_calls(attention), record_calls(attention.attend)
     model(random_ids(2, 6))
     x, output = calls[0].args[0], calls[0].output

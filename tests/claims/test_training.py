@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from glasshouse import spec
-from glasshouse.layers.attend import Explicit, Fused
+from glasshouse.layers.attend import Attend, Situation
+from glasshouse.layers.backends import Explicit, Sdpa
 from glasshouse.layers.mask import Mask
 
 BuildModel = Callable[..., Any]
@@ -169,18 +170,23 @@ def test_l2_models_cover_every_component() -> None:
 
 @pytest.mark.parametrize("kv_heads", [2, 1])
 @pytest.mark.parametrize("form", ["none", "causal", "bool", "float"])
-@pytest.mark.parametrize("kernel", [Fused, Explicit])
-def test_l2_gradients_of_attention_kernels(kernel: type[Fused | Explicit], form: str, kv_heads: int) -> None:
+@pytest.mark.parametrize("backend", [Sdpa, Explicit])
+def test_l2_gradients_of_attention_kernels(backend: type[Sdpa | Explicit], form: str, kv_heads: int) -> None:
     """Every entry of the Jacobian of both kernels, with each form of mask, agrees with finite differences."""
     q, k, v = (torch.randn(1, heads, 4, 3, dtype=torch.float64).requires_grad_() for heads in (2, kv_heads, kv_heads))
     visible = torch.ones(4, 4, dtype=torch.bool).tril()
-    attend = kernel(3**-0.5, 0.0)
+    attend = Attend(3**-0.5, 0.0)
     if form == "float":
         # Finite differences of -infinity are NaN: masked entries are excluded, the others are differentiated.
         free = torch.randn(1, 2, 4, 4, dtype=torch.float64).requires_grad_()
         assert torch.autograd.gradcheck(
-            lambda q, k, v, free: attend(q, k, v, Mask(dense=free.masked_fill(~visible, -torch.inf))), (q, k, v, free)
+            lambda q, k, v, free: attend(q, k, v, backend(Mask(), dense=free.masked_fill(~visible, -torch.inf))),
+            (q, k, v, free),
         )
         return
-    mask = {"none": Mask(), "causal": Mask(causal=True), "bool": Mask(dense=visible)}[form]
-    assert torch.autograd.gradcheck(lambda q, k, v: attend(q, k, v, mask), (q, k, v))
+    if form == "bool":
+        prepared = backend(Mask(), dense=visible)
+    else:
+        mask = Mask(causal=form == "causal")
+        prepared = backend.prepare(Situation(mask, 4, 4, q.device, q.dtype, d_head=3))
+    assert torch.autograd.gradcheck(lambda q, k, v: attend(q, k, v, prepared), (q, k, v))

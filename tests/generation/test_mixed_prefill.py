@@ -11,6 +11,7 @@ from torch import Tensor
 import glasshouse as gh
 from glasshouse.generation import model_runner, scheduler
 from glasshouse.layers import decode_attention
+from glasshouse.layers.cache import MixedBatch
 from glasshouse.layers.layout import make_layout
 
 
@@ -119,7 +120,7 @@ def test_models_without_key_count_masks_do_not_mix_prefill(
 def test_mixed_batch_of_one_token_writes_to_its_row_only() -> None:
     cache = make_model().make_cache(3, 8)
     cache.keys[0].fill_(1.0)
-    view = cache.for_mixed_batch(torch.tensor([1]), torch.tensor([4]))
+    view = MixedBatch(cache, torch.tensor([1]), torch.tensor([4]))
     slots = view.slot_mapping(make_layout(torch.zeros(1, 1), start=view.start_positions()))
     heads, width = cache.keys[0].shape[1], cache.keys[0].shape[3]
     k = torch.full((1, heads, 1, width), 7.0, dtype=torch.float64)

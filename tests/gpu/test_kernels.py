@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 import glasshouse as gh
-from glasshouse.layers.attend import Explicit, Fused
+from glasshouse.layers.attend import Attend
+from glasshouse.layers.backends import Explicit, Sdpa
 from glasshouse.layers.mask import Mask
 from glasshouse.models import Decoder, Seq2Seq
 from glasshouse.models.stack import Stack
@@ -22,7 +23,7 @@ GPU = torch.device("cuda")
 @pytest.mark.parametrize("biased", [False, True])
 @pytest.mark.parametrize("groups", [1, 4])
 @pytest.mark.parametrize("length", [1, 5, 64, 200])
-def test_fused_equals_explicit_on_random_masks(length: int, groups: int, biased: bool, dtype: torch.dtype) -> None:
+def test_sdpa_equals_explicit_on_random_masks(length: int, groups: int, biased: bool, dtype: torch.dtype) -> None:
     """Fully masked queries are among them: 0, and no NaN in the gradients either."""
     torch.manual_seed(0)
     q = torch.randn(2, 4, length, 32, device=GPU)
@@ -30,11 +31,9 @@ def test_fused_equals_explicit_on_random_masks(length: int, groups: int, biased:
     seen = torch.rand(2, 1, length, length, device=GPU) < 0.3
     seen[0, :, length // 2] = False
     bias = torch.randn(1, 4, length, length, device=GPU)
-    exact = run_kernel(
-        Explicit(0.2, 0.0), q.double(), k.double(), v.double(), bias.double() if biased else None, seen
-    )
+    exact = run_backend(Explicit, q.double(), k.double(), v.double(), bias.double() if biased else None, seen)
     rounded = [t.to(dtype) for t in (q, k, v)]
-    fused = run_kernel(Fused(0.2, 0.0), *rounded, bias.to(dtype) if biased else None, seen)
+    fused = run_backend(Sdpa, *rounded, bias.to(dtype) if biased else None, seen)
     # A few roundings of the inputs, 2**-8 in bfloat16 and 2**-11 in float16; float32 sums some hundred terms.
     tolerance = {torch.float32: 1e-5, torch.bfloat16: 3e-2, torch.float16: 4e-3}[dtype]
     for ours, reference in zip(fused, exact, strict=True):
@@ -43,12 +42,13 @@ def test_fused_equals_explicit_on_random_masks(length: int, groups: int, biased:
     assert (fused[0][0, :, length // 2] == 0).all()
 
 
-def run_kernel(
-    kernel: torch.nn.Module, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, seen: Tensor
+def run_backend(
+    backend: type[Sdpa | Explicit], q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, seen: Tensor
 ) -> list[Tensor]:
     inputs = [t.requires_grad_() for t in (q, k, v)]
     bias = q.new_zeros(()) if bias is None else bias
-    out = kernel(*inputs, Mask(dense=bias.masked_fill(~seen, -torch.inf)))  # the form masks have on a GPU
+    dense = bias.masked_fill(~seen, -torch.inf)  # the form masks have on a GPU
+    out = Attend(0.2, 0.0)(*inputs, backend(Mask(), dense=dense))
     return [out.detach(), *torch.autograd.grad(out.square().sum(), inputs)]
 
 
@@ -91,14 +91,16 @@ def results(
 )
 @pytest.mark.parametrize("length", [7, 127, 128, 700])
 def test_block_masks_equal_dense_masks(
-    monkeypatch: pytest.MonkeyPatch, name: str, windows: tuple[int, ...], documents: bool, compiled: bool, length: int
+    name: str, windows: tuple[int, ...], documents: bool, compiled: bool, length: int
 ) -> None:
     torch.compiler.reset()
     model = make(name, length, windows=windows)
     ids, numbers, lengths = packed(length)
     arguments = {"documents": numbers} if documents else {}
     blocks = results(model, torch.compile(model, fullgraph=True) if compiled else model, ids, lengths, **arguments)
-    monkeypatch.setattr(Stack, "supports_flex", lambda self, dtype: False)
+    for stack in model.modules():
+        if isinstance(stack, Stack):
+            stack.backends = (Sdpa,)
     dense = results(model, model, ids, lengths, **arguments)
     for a, b in zip(blocks, dense, strict=True):
         # float32 throughout, sums in another order over up to 700 keys and 2100 tokens.

@@ -14,7 +14,7 @@ from torch import Tensor
 import glasshouse as gh
 from glasshouse import spec
 from glasshouse.inspection import add, mean_ablate, scale
-from glasshouse.layers.attend import Explicit, Fused
+from glasshouse.layers.attend import Attend
 
 many = settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
 
@@ -42,13 +42,13 @@ def test_editing_a_pattern_replaces_only_its_layers_kernel() -> None:
     model = small(n_layers=3)
     kinds = [type(block.attention.layer.attend) for block in model.stack.blocks]
     with gh.edit(model, {"pattern.1": lambda value: value}):
-        assert [isinstance(block.attention.layer.attend, Explicit) for block in model.stack.blocks] == [
-            False,
+        assert [type(block.attention.layer.attend) is Attend for block in model.stack.blocks] == [
             True,
             False,
+            True,
         ]
         with gh.record(model, "pattern.2", "q.1"):  # recording replaces no other kernel
-            assert type(model.stack.blocks[2].attention.layer.attend) is Fused
+            assert type(model.stack.blocks[2].attention.layer.attend) is Attend
     assert [type(block.attention.layer.attend) for block in model.stack.blocks] == kinds
 
 

@@ -11,7 +11,6 @@ from torch import Tensor, nn
 
 from glasshouse import spec
 from glasshouse.layers.layout import make_layout
-from glasshouse.layers.mask import make_mask
 from glasshouse.models.stack import Stack
 
 D_MODEL, N_HEADS, D_FF = 32, 4, 48
@@ -107,8 +106,7 @@ class Case:
         lengths = None if self.cross or self.causal else self.lengths
         layout = make_layout(x[..., 0], lengths=lengths)
         if self.cross:
-            seen = make_mask(layout, make_layout(memory[..., 0], lengths=self.lengths), causal=False, dtype=dtype)
-            out = model(x, layout, None, memory, seen)
+            out = model(x, layout, None, memory, make_layout(memory[..., 0], lengths=self.lengths))
         else:
             out = model(x, layout)
         gradients = self.gradients(model, out, x, memory)
@@ -165,8 +163,7 @@ def test_a_whole_encoder_decoder_equals_nn_transformer(order: str) -> None:
     expected = theirs(source, target, tgt_mask=mask)
 
     read, written = make_layout(source[..., 0]), make_layout(target[..., 0])
-    seen = make_mask(written, read, causal=False, dtype=torch.float64)
-    out = decoder(target, written, None, encoder(source, read), seen)
+    out = decoder(target, written, None, encoder(source, read), read)
     pull = torch.randn_like(out)
     first, second = ([y, *torch.autograd.grad((y * pull).sum(), (source, target))] for y in (out, expected))
     for ours, reference in zip(first, second, strict=True):

@@ -290,9 +290,9 @@ class Engine:
         self._scheduler.drop_cancelled()
 
     def _make_cache(self, model: Decoder | Seq2Seq, slots: int, prefill_chunk: int) -> Cache:
-        if isinstance(model, Seq2Seq):
-            cache = model.make_cache(slots, self.max_len, self.source_len, chunk=prefill_chunk)
-        else:
-            cache = model.make_cache(slots, self.max_len, chunk=prefill_chunk)
-        cache.has_source = True
+        if not isinstance(model, Seq2Seq):
+            return model.make_cache(slots, self.max_len, chunk=prefill_chunk)
+        cache = model.make_cache(slots, self.max_len, self.source_len, chunk=prefill_chunk)
+        assert cache.source is not None
+        cache.source.filled = True  # a slot's source is encoded before it decodes
         return cache

@@ -13,7 +13,7 @@ from glasshouse.generation.cuda_graphs import Graphs, bucket
 from glasshouse.generation.inference_model import Weights, compile_decode, prepare_for_inference
 from glasshouse.generation.logits_kernels import token_logprobs
 from glasshouse.generation.sampling import Sampler
-from glasshouse.layers.cache import Cache
+from glasshouse.layers.cache import Cache, CacheView, MixedBatch, PackedPrefill
 from glasshouse.models import Decoder, Seq2Seq
 
 MIXED_PREFILL_TOKENS = 128  # prompt tokens added to one decode step; so few cost a large GPU almost nothing
@@ -77,8 +77,8 @@ class ModelRunner:
             view = self.cache.narrow(slice(slot, slot + 1), start + len(ids))
             self._forward(self._row(ids), view, logits_to_keep=self._in_use[:0])
         elif self._graphs is None:
-            view = self.cache.for_packed_prefill(torch.full((len(ids),), slot, device=self.next_input_ids.device))
-            self._forward(self._row(ids), view, logits_to_keep=self._in_use[:0])
+            rows = torch.full((len(ids),), slot, device=self.next_input_ids.device)
+            self._forward(self._row(ids), PackedPrefill(self.cache, rows), logits_to_keep=self._in_use[:0])
         else:
             self._prefill_with_graph(ids, slot)
 
@@ -89,7 +89,7 @@ class ModelRunner:
         inputs, length = self._prefill_inputs[width]
         inputs.copy_(torch.tensor([ids + [0] * (width - len(ids)), [slot] * width]).pin_memory(), non_blocking=True)
         length.fill_(len(ids))
-        view = self.cache.for_packed_prefill(inputs[1])
+        view = PackedPrefill(self.cache, inputs[1])
         self._run(
             ("prefill", width),
             lambda: (self._forward(inputs[:1], view, lengths=length, logits_to_keep=self._in_use[:0]),),
@@ -118,8 +118,8 @@ class ModelRunner:
     def _decode_mixed(self, width: int) -> StepOutput:
         """Run the decode tokens of all slots and the prefill tokens as one packed sequence."""
         ids, slots, positions, in_use = self._staged
-        view = self.cache.for_mixed_batch(
-            torch.cat([self._slot_ids[:width], slots]), torch.cat([self.cache.lengths[:width], positions])
+        view = MixedBatch(
+            self.cache, torch.cat([self._slot_ids[:width], slots]), torch.cat([self.cache.lengths[:width], positions])
         )
         real = torch.cat([self._in_use[:width], in_use]) > 0
         ids = torch.cat([self.next_input_ids[:width, 0], ids])[None]
@@ -165,7 +165,7 @@ class ModelRunner:
     def _forward(
         self,
         ids: Tensor,
-        cache: Cache,
+        cache: CacheView,
         *,
         lengths: Tensor | None = None,
         mask: Tensor | None = None,

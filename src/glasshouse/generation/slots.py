@@ -129,8 +129,7 @@ class Slots:
 
     def _window_is_cached(self, seq: SequenceState, count: int) -> bool:
         """Whether a ring buffer still has the window before token `count`."""
-        unwrapped = all(size == self.cache.max_len for size in self.cache.ring_sizes.values())
-        return unwrapped or count >= seq.max_cached - self.cache.chunk
+        return self.cache.has_window(count, seq.max_cached)
 
 
 def common_prefix_length(a: Sequence[int], b: Sequence[int], limit: int) -> int:

@@ -33,7 +33,7 @@ class AttentionMap:
     @property
     def n_bytes(self) -> int:
         """How much memory it uses."""
-        tensors = [self.kernel.q, self.kernel.k, self.kernel.v, self.kernel.mask.dense]
+        tensors = [self.kernel.q, self.kernel.k, self.kernel.v, self.kernel.mask.bias]
         return sum(one.numel() * one.element_size() for one in tensors if one is not None)
 
     def weights(self, head: Index = EVERY, query: Index = EVERY, key: Index = EVERY) -> Tensor:
@@ -46,7 +46,7 @@ class AttentionMap:
 
     def _part(self, point: str, head: Index, query: Index, key: Index) -> Tensor:
         site = replace(self.site, hook_point=point)  # type: ignore[arg-type]
-        attend, q, k, _, mask = self.kernel
+        attend, q, k, _, mask, _ = self.kernel
         return recompute_attention(Selection(site, (EVERY, head, query, key)), attend, q, k, mask)
 
 

@@ -11,22 +11,17 @@ import torch
 from torch import Tensor
 
 from glasshouse.inspection.sites import Selection
-from glasshouse.layers.attend import Explicit, Fused, repeat_kv
+from glasshouse.layers.attend import Attend, repeat_kv
 from glasshouse.layers.mask import Mask
 
 TILE = {"cpu": 2**20, "cuda": 2**26}  # scores at once: on a CPU few enough for its caches, on a GPU many
 
 
-def softcap_of(attend: Fused | Explicit) -> float | None:
-    """Return the soft-cap of a kernel's scores; the fused kernel supports none."""
-    return attend.softcap if isinstance(attend, Explicit) else None
-
-
 @torch.no_grad()
-def recompute_attention(selection: Selection, attend: Fused | Explicit, q: Tensor, k: Tensor, mask: Mask) -> Tensor:
+def recompute_attention(selection: Selection, attend: Attend, q: Tensor, k: Tensor, mask: Mask) -> Tensor:
     """Return the selected slice of the scores or the pattern of q [B, H, Q, d] and k [B, H_kv, K, d].
 
-    The result is that of `Explicit`, with less memory and without gradients.
+    The result is that of the explicit backend, with less memory and without gradients.
     """
     shape = (*q.shape[:3], k.shape[2])
     selection.check(shape)
@@ -52,7 +47,7 @@ def recompute_attention(selection: Selection, attend: Fused | Explicit, q: Tenso
                 tile = (row, slice(first, first + n_heads), slice(start, start + step))
                 out = result[tile] if len(keys) == shape[3] else result.new_empty(result[tile].shape[:2] + shape[3:])
                 torch.bmm(q[tile], k[row, tile[1]], out=out)
-                _finish(out, selection, softcap_of(attend), None if bias is None else _bias_of(bias, row, tile[1]))
+                _finish(out, selection, attend.softcap, None if bias is None else _bias_of(bias, row, tile[1]))
                 if len(keys) < shape[3]:
                     result[tile] = out[..., _as_slice(keys)]
     return result[tuple(slice(None) if isinstance(one, slice) else 0 for one in selection.index)]

@@ -14,12 +14,12 @@ from glasshouse import spec
 from glasshouse.errors import InputError
 from glasshouse.inspection.attention_recompute import recompute_attention
 from glasshouse.inspection.forward_pass import eval_mode, next_tokens
-from glasshouse.inspection.hooks import Hook, HookedExplicit, hook_manager_of
+from glasshouse.inspection.hooks import Hook, HookedAttend, hook_manager_of
 from glasshouse.inspection.html_display import MAX_COLUMNS, MAX_TEXTS, HtmlDisplay, bars, heatmap, labels, not_drawn
 from glasshouse.inspection.recording import Recording, record
 from glasshouse.inspection.sites import Selection, Site, unwrap_model
 from glasshouse.inspection.stack_input import StackInput, make_stack_input
-from glasshouse.layers.attend import Explicit, Fused
+from glasshouse.layers.attend import Attend
 from glasshouse.layers.mask import Mask
 from glasshouse.models import Model, Seq2Seq, check_tokenizer
 from glasshouse.text import Tokenizer
@@ -159,7 +159,8 @@ def compare(
             )
             for site, result in zip(sites, results, strict=True)
         ]
-        masks = text.stack.masks(text.layout, None, first.token_embedding.table.weight.dtype)
+        dtype = first.token_embedding.table.weight.dtype
+        masks = {window: text.stack.mask(text.layout, text.layout, dtype, window) for window in text.stack.windows}
         for layer, total in enumerate(weights):
             hooks += _pattern_hooks(text, seen, others, layer, masks, total)
         with hook_manager_of(second).registered(hooks):
@@ -243,9 +244,9 @@ def _pattern_hooks(
 def _weights(selection: Selection, q: Tensor, k: Tensor, mask: Mask) -> Tensor:
     """Return the selected attention weights, with edits applied."""
     kernel = selection.site.module
-    if isinstance(kernel, HookedExplicit):
-        return selection.of(kernel.pattern(kernel.scores(q, k, mask)))
-    assert isinstance(kernel, Fused | Explicit)
+    if isinstance(kernel, HookedAttend):
+        return selection.of(kernel.pattern(kernel.scores(q, k, mask.to_dense(q.shape[2], k.shape[2], q.device))))
+    assert isinstance(kernel, Attend)
     return recompute_attention(selection, kernel, q, k, mask)
 
 

@@ -8,29 +8,31 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, cast
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 
 from glasshouse.errors import InputError
-from glasshouse.inspection.attention_recompute import recompute_attention, softcap_of
+from glasshouse.inspection.attention_recompute import recompute_attention
 from glasshouse.inspection.sites import Selection, Site, unwrap_compiled, unwrap_model
-from glasshouse.layers.attend import Explicit, Fused
+from glasshouse.layers.attend import Attend, Backend
+from glasshouse.layers.backends import Explicit
 from glasshouse.layers.mask import Mask
 from glasshouse.layers.module_swap import HOOK_ATTRIBUTES
 from glasshouse.layers.sublayer import INSIDE
 
 
 class AttendCall(NamedTuple):
-    """An attention kernel and its arguments in one call."""
+    """The attention of a layer and its arguments in one call."""
 
-    attend: Fused | Explicit
+    attend: Attend
     q: Tensor
     k: Tensor
     v: Tensor
     mask: Mask
+    backend: str  # its name
 
 
 @dataclass(frozen=True, eq=False)
@@ -107,7 +109,7 @@ class HookManager:
             if site.hook_point in INSIDE
             and (
                 any(hook.edit is not None or hook.in_graph for hook in site_hooks)
-                or isinstance(site.module, HookedExplicit)  # the model is a copy of one that is edited
+                or isinstance(site.module, HookedAttend)  # the model is a copy of one that is edited
             )
         }
         for model, path in replaced:  # first: the other hooks go on the new module
@@ -158,15 +160,16 @@ class HookManager:
     def _hook_recompute(self, site: Site, hooks: list[Hook]) -> None:
         """Recompute scores or pattern from the inputs of a fused kernel, which never materializes them."""
 
-        def on_output(module: nn.Module, args: tuple[Tensor, Tensor, Tensor, Mask], value: Tensor) -> None:
-            q, k, v, mask = args
+        def on_output(module: nn.Module, args: tuple[Tensor, Tensor, Tensor, Backend], value: Tensor) -> None:
+            attend, (q, k, v, backend) = cast(Attend, module), args
             active = self._active(hooks)
             _check_not_captured(active, value)
             for hook in active:
                 if hook.capture is not None:
-                    hook.capture(AttendCall(module, q.detach(), k.detach(), v.detach(), mask))  # type: ignore[arg-type]
+                    call = AttendCall(attend, q.detach(), k.detach(), v.detach(), backend.mask, backend.name)
+                    hook.capture(call)
                 if hook.read is not None:
-                    hook.read(recompute_attention(hook.selection, module, q, k, mask))  # type: ignore[arg-type]
+                    hook.read(recompute_attention(hook.selection, attend, q, k, backend.mask))
 
         self.undo.callback(site.module.register_forward_hook(on_output).remove)
 
@@ -176,16 +179,16 @@ class HookManager:
         parent, _, name = path.rpartition(".")
         attention, module = model.get_submodule(parent), model.get_submodule(path)
         original = unwrap_compiled(module)
-        assert isinstance(original, Fused | Explicit)
-        explicit = HookedExplicit(
+        assert isinstance(original, Attend)
+        hooked = HookedAttend(
             original,
             lambda: any(self._active(hooks) for hooks in here.values()),
             lambda scores: self._apply(scores, here.get("scores", [])),
             lambda pattern: self._apply(pattern, here.get("pattern", [])),
         )
         for attribute in HOOK_ATTRIBUTES:  # the same dictionaries: hooks that others add or remove meanwhile persist
-            setattr(explicit, attribute, getattr(module, attribute))
-        setattr(attention, name, explicit)
+            setattr(hooked, attribute, getattr(module, attribute))
+        setattr(attention, name, hooked)
         self.undo.callback(setattr, attention, name, module)
 
     def _apply(self, value: Tensor, hooks: list[Hook]) -> Tensor:
@@ -204,43 +207,40 @@ class HookManager:
         return [hook for hook in hooks if hook in self.hooks] if threading.get_ident() == self.owner else []
 
 
-class HookedExplicit(Explicit):
-    """The explicit attention kernel with hooks on its scores and pattern."""
+class HookedAttend(Attend):
+    """Attention by the explicit backend, with hooks on its scores and pattern."""
 
     def __init__(
         self,
-        original: Fused | Explicit,
+        original: Attend,
         is_hooked: Callable[[], bool],
         scores_hook: Callable[[Tensor], Tensor],
         pattern_hook: Callable[[Tensor], Tensor],
     ) -> None:
-        super().__init__(original.scale, original.dropout, softcap_of(original))
+        super().__init__(original.scale, original.dropout, original.softcap)
         self.original = (original,)  # not a submodule: the module tree keeps its shape
         self.train(original.training)
         self.is_hooked, self.scores_hook, self.pattern_hook = is_hooked, scores_hook, pattern_hook
 
-    def train(self, mode: bool = True) -> HookedExplicit:
-        """Set the mode of the original kernel, too."""
+    def train(self, mode: bool = True) -> HookedAttend:
+        """Set the mode of the original module, too."""
         self.original[0].train(mode)
         return super().train(mode)
 
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask) -> Tensor:
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, backend: Backend) -> Tensor:
         """Attend with q [B, H, Q, d] over k and v [B, H_kv, K, d]; return [B, H, Q, d]."""
         if not self.is_hooked():
-            return self.original[0].forward(q, k, v, mask)
-        return super().forward(q, k, v, mask)
+            return self.original[0].forward(q, k, v, backend)
+        dense = backend.mask.to_dense(q.shape[2], k.shape[2], q.device)
+        return super().forward(q, k, v, Explicit(backend.mask, dense))
 
-    def scores(self, q: Tensor, k: Tensor, mask: Mask) -> Tensor:
+    def scores(self, q: Tensor, k: Tensor, dense: Tensor | None) -> Tensor:
         """Return the input of the softmax, after the hook."""
-        (original,) = self.original
-        scores = original.scores(q, k, mask) if isinstance(original, Explicit) else super().scores(q, k, mask)
-        return self.scores_hook(scores)
+        return self.scores_hook(self.original[0].scores(q, k, dense))
 
     def pattern(self, scores: Tensor) -> Tensor:
         """Return the attention weights, after the hook."""
-        (original,) = self.original
-        pattern = original.pattern(scores) if isinstance(original, Explicit) else super().pattern(scores)
-        return self.pattern_hook(pattern)
+        return self.pattern_hook(self.original[0].pattern(scores))
 
 
 def _check_not_captured(hooks: list[Hook], value: Tensor) -> None:

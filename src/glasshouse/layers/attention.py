@@ -8,8 +8,9 @@ from typing import ClassVar, assert_never
 from torch import Tensor, nn
 
 from glasshouse import spec
-from glasshouse.layers.attend import make_attend
+from glasshouse.layers.attend import Attend
 from glasshouse.layers.attention_steps import SHOWN, Keys, head_steps
+from glasshouse.layers.cache import KVShape
 from glasshouse.layers.context import Context
 from glasshouse.layers.flops import FlopCount, is_trained
 from glasshouse.layers.norm import make_norm
@@ -29,11 +30,12 @@ class MultiHeadAttention(Sublayer):
         d_query, d_key = s.n_heads * s.d_head, s.n_kv_heads * s.d_head
         self.index = index
         self.n_heads, self.n_kv_heads, self.d_head = s.n_heads, s.n_kv_heads, s.d_head
+        self.kv_shape = KVShape(s.n_kv_heads, s.d_head)
         self.query = nn.Linear(s.d_model, d_query, bias=s.qkv_bias)
         self.key = nn.Linear(s.d_model, d_key, bias=s.qkv_bias)
         self.value = nn.Linear(s.d_model, d_key, bias=s.qkv_bias)
         self.q_norm, self.k_norm = make_qk_norms(s)
-        self.attend = make_attend(scale_of(s), s.attention_dropout, s.attention_softcap)
+        self.attend = Attend(scale_of(s), s.attention_dropout, s.attention_softcap)
         self.out = nn.Linear(d_query, s.d_model, bias=s.out_bias)
 
     @property
@@ -69,6 +71,7 @@ class Attention(MultiHeadAttention):
     def __init__(self, s: spec.TransformerSpec, index: int) -> None:
         super().__init__(s, index)
         self.window = s.window(index)
+        self.kv_shape = KVShape(s.n_kv_heads, s.d_head, self.window)
 
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
         """Apply self-attention to x [B, S, D]."""
@@ -80,7 +83,7 @@ class Attention(MultiHeadAttention):
         q, k = ctx.rotate(self.q_norm(q)), ctx.rotate(self.k_norm(k))
         if ctx.cache is not None:
             k, v = ctx.cache.update(self.index, ctx.slot_mapping[self.window], k, v)
-        return self.attend(q, k, v, ctx.masks[self.window])
+        return self.attend(q, k, v, ctx.backends[self.window])
 
     def fused(self, project: nn.Module) -> nn.Module:
         """Return the layer with one projection for queries, keys and values."""
@@ -103,7 +106,7 @@ class FusedQKVAttention(Attention):
 
     def __init__(self, layer: Attention, project: nn.Module) -> None:
         nn.Module.__init__(self)
-        self.index, self.window = layer.index, layer.window
+        self.index, self.window, self.kv_shape = layer.index, layer.window, layer.kv_shape
         self.n_heads, self.n_kv_heads, self.d_head = layer.n_heads, layer.n_kv_heads, layer.d_head
         self.project = project
         self.q_norm, self.k_norm, self.attend, self.out = layer.q_norm, layer.k_norm, layer.attend, layer.out
@@ -124,7 +127,7 @@ class CrossAttention(MultiHeadAttention):
         """Apply cross-attention to x [B, T, D]."""
         q = self.q_norm(split_heads(self.query(x), self.d_head))
         k, v = self.source_kv(ctx)
-        z = self.attend(q, k, v, ctx.memory_mask)
+        z = self.attend(q, k, v, ctx.cross_backend)
         return self.out(merge_heads(z))
 
     def source_kv(self, ctx: Context) -> tuple[Tensor, Tensor]:
@@ -132,7 +135,8 @@ class CrossAttention(MultiHeadAttention):
         if ctx.memory is not None:
             return self.project_source(ctx.memory)
         assert ctx.cache is not None
-        return ctx.cache.source_kv(self.index)
+        assert ctx.cache.source is not None
+        return ctx.cache.source.keys[self.index], ctx.cache.source.values[self.index]
 
     def project_source(self, memory: Tensor) -> tuple[Tensor, Tensor]:
         """Map the encoder's output [B, source, D] to keys and values [B, H_kv, source, d]."""

@@ -90,7 +90,7 @@ def _score_steps(layer: MultiHeadAttention, token: TokenView, keys: Keys, first:
     """Yield the steps from q · k to the attention weights."""
     prefix, shared = layer.prefix, token.head * layer.n_kv_heads // layer.n_heads
     q, k = token.seen(f"{prefix}q")[token.head, token.index], token.seen(f"{prefix}k")[shared]
-    scale, cap = layer.attend.scale, getattr(layer.attend, "softcap", None)
+    scale, cap = layer.attend.scale, layer.attend.softcap
     # As the explicit kernel computes them.
     now = ((q[None, None, None] * scale) @ k[None, None].transpose(-2, -1))[0, 0, 0]
     now = now.to(torch.promote_types(now.dtype, torch.float32))

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from glasshouse.layers.cache import Cache
-from glasshouse.layers.mask import Mask
+from glasshouse.layers.attend import Backend
+from glasshouse.layers.cache import CacheView
 from glasshouse.layers.position import Rotate
 
 
@@ -17,8 +17,8 @@ class Context:
     """Made for each forward pass by the stack, and read by every layer."""
 
     rotate: Rotate  # the rotary embedding of queries and keys
-    masks: Mapping[int, Mask]  # by the layer's window
-    cache: Cache | None = None
+    backends: Mapping[int, Backend]  # by the layer's window: the attention backend, with its mask
+    cache: CacheView | None = None
     slot_mapping: Mapping[int, Tensor | int] = field(default_factory=dict)  # by window: cache slot of each token
     memory: Tensor | None = None  # [B, source, D], the encoder's output; None if it is cached
-    memory_mask: Mask | None = None
+    cross_backend: Backend | None = None  # that of cross-attention

@@ -11,6 +11,7 @@ from typing import ClassVar, Literal, NamedTuple
 
 from torch import Tensor, nn
 
+from glasshouse.layers.cache import KVShape
 from glasshouse.layers.flops import FlopCount
 from glasshouse.layers.position import Position
 from glasshouse.layers.step import Step
@@ -62,6 +63,7 @@ class Sublayer(nn.Module):
     """
 
     residual_input: ClassVar[str]  # the site of the input of `residual_projection`: by head or by neuron
+    kv_shape: KVShape  # what a cache must hold for it, if it is attention
     shared_input: ClassVar[tuple[str, ...]] = ()  # linear layers of one input, which `fused` takes as one
 
     @property

@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from glasshouse import spec
-from glasshouse.layers.cache import Cache
+from glasshouse.layers.cache import Cache, CacheView
 from glasshouse.layers.embedding import TokenEmbedding
 from glasshouse.layers.layout import make_layout
 from glasshouse.models.heads import make_head
@@ -40,7 +40,7 @@ class Decoder(nn.Module):
         mask: Tensor | None = None,
         documents: Tensor | None = None,
         prefix_lengths: Tensor | None = None,
-        cache: Cache | None = None,
+        cache: CacheView | None = None,
         logits_to_keep: Tensor | None = None,
     ) -> Tensor:
         """Map ids [B, S] to next-token logits [B, S, V].
@@ -64,4 +64,4 @@ class Decoder(nn.Module):
 
         If no call has more than `chunk` tokens per sequence, layers with a sliding window cache little more than it.
         """
-        return Cache(self.spec, batch, max_len, chunk=chunk, like=self.token_embedding.table.weight)
+        return Cache(self.stack.kv_shapes(), batch, max_len, chunk=chunk, like=self.token_embedding.table.weight)

@@ -6,14 +6,13 @@ import torch
 from torch import nn
 
 from glasshouse.errors import InputError
-from glasshouse.layers.attend import Explicit, Fused
+from glasshouse.layers.attend import Attend
 from glasshouse.models.builder import instantiate
 from glasshouse.models.decoder import Decoder
 from glasshouse.models.encoder import Encoder
 from glasshouse.models.seq2seq import Seq2Seq
 
 REMEDY = "restore the modules of the spec (LoRA: by lora.merge)."
-KERNELS = Fused | Explicit  # interchangeable
 
 
 def checked_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
@@ -74,8 +73,8 @@ def _check_modules(present: dict[str, nn.Module], expected: dict[str, nn.Module]
         if name not in present:
             raise InputError(f"the model has no module {name}, which its spec has; {REMEDY}")
         module = present[name]
-        if isinstance(reference, nn.Dropout) or (isinstance(reference, KERNELS) and isinstance(module, KERNELS)):
-            continue  # dropout matters in training only
+        if isinstance(reference, nn.Dropout) or (isinstance(reference, Attend) and isinstance(module, Attend)):
+            continue  # dropout matters in training only, and an edit replaces the attention
         if _describe(module) != _describe(reference):
             raise InputError(
                 f"{name} is {_describe(module)}, but the spec has {_describe(reference)} there; {REMEDY}"

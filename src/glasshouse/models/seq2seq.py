@@ -8,10 +8,9 @@ from torch import Tensor, nn
 
 from glasshouse import spec
 from glasshouse.errors import InputError
-from glasshouse.layers.cache import Cache
+from glasshouse.layers.cache import Cache, CacheView, SourceCache
 from glasshouse.layers.embedding import TokenEmbedding
 from glasshouse.layers.layout import Layout, make_layout
-from glasshouse.layers.mask import make_mask
 from glasshouse.models.heads import make_head
 from glasshouse.models.stack import Stack
 
@@ -46,7 +45,7 @@ class Seq2Seq(nn.Module):
         target_lengths: Tensor | None = None,
         target_mask: Tensor | None = None,
         target_documents: Tensor | None = None,
-        cache: Cache | None = None,
+        cache: CacheView | None = None,
         logits_to_keep: Tensor | None = None,
     ) -> Tensor:
         """Map source ids [B, S] and the decoder's input [B, T], which is not shifted here, to logits [B, T, V].
@@ -76,33 +75,33 @@ class Seq2Seq(nn.Module):
             memory = self.encoder(self.token_embedding(source, "source"), source_layout)
             if cache is not None:
                 self._cache_source(memory, source_layout, cache)
-        elif cache is None or not cache.has_source:
+        elif cache is None or cache.source is None or not cache.source.filled:
             raise InputError("source is None, but no source is cached; give a source.")
         elif not (lengths is mask is documents is None):
             raise InputError("lengths, mask or documents were given without a source; give them with it.")
-        if cache is not None:
-            memory, source_layout = None, cache.source_layout()
-        flex = cache is None and self.decoder.supports_flex(x.dtype)
-        cross_mask = make_mask(layout, source_layout, causal=False, dtype=x.dtype, flex=flex)
-        x = self.decoder(x, layout, cache, memory, cross_mask)
+        if cache is not None and cache.source is not None:
+            memory, source_layout = None, cache.source.layout()
+        x = self.decoder(x, layout, cache, memory, source_layout)
         if logits_to_keep is not None:
             x = x[:, logits_to_keep]
         return self.head(x, layout, self.token_embedding.table.weight)
 
-    def encode_source(self, source: Tensor, cache: Cache, *, lengths: Tensor | None = None) -> None:
+    def encode_source(self, source: Tensor, cache: CacheView, *, lengths: Tensor | None = None) -> None:
         """Encode a source [B, S] into the cache; later calls then take None for the source."""
         layout = make_layout(source, lengths=lengths)
         self._cache_source(self.encoder(self.token_embedding(source, "source"), layout), layout, cache)
 
-    def _cache_source(self, memory: Tensor, layout: Layout, cache: Cache) -> None:
-        cache.store_source_layout(layout)
+    def _cache_source(self, memory: Tensor, layout: Layout, cache: CacheView) -> None:
+        assert cache.source is not None
+        cache.source.store_layout(layout)
         blocks: Any = self.decoder.blocks
         for index, block in enumerate(blocks):
-            cache.store_source(index, *block.cross.layer.project_source(memory))
+            cache.source.store(index, *block.cross.layer.project_source(memory))
 
     def make_cache(
         self, batch: int, max_len: int, source_len: int | None = None, *, chunk: int | None = None
     ) -> Cache:
         """Allocate a KV cache for `max_len` target tokens and `source_len` (default `max_len`) source tokens."""
-        source_len = max_len if source_len is None else source_len
-        return Cache(self.spec, batch, max_len, source_len, chunk=chunk, like=self.token_embedding.table.weight)
+        like, source_len = self.token_embedding.table.weight, max_len if source_len is None else source_len
+        source = SourceCache(self.decoder.kv_shapes("cross"), batch, source_len, like=like)
+        return Cache(self.decoder.kv_shapes(), batch, max_len, chunk=chunk, source=source, like=like)

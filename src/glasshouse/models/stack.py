@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any, Literal
+
 import torch
 from torch import Tensor, nn
 
 from glasshouse import spec
-from glasshouse.layers import decode_attention
-from glasshouse.layers.attend import Explicit
+from glasshouse.layers.attend import Attend, Backend, Situation
+from glasshouse.layers.backends import BACKENDS, Decode, choose_backend
 from glasshouse.layers.block import Block, CrossBlock
-from glasshouse.layers.cache import Cache
+from glasshouse.layers.cache import CacheView, KVShape
 from glasshouse.layers.context import Context
 from glasshouse.layers.layout import Layout
 from glasshouse.layers.mask import Mask, make_mask
@@ -23,9 +25,10 @@ class Stack(nn.Module):
     def __init__(self, s: spec.TransformerSpec, n_layers: int, *, causal: bool, cross: bool = False) -> None:
         super().__init__()
         self.causal = causal
+        self.backends = BACKENDS  # the attention backends to choose from, most preferred first
+        self.d_head = s.d_head
+        self.group_size = s.n_heads // s.n_kv_heads
         self.softcap = s.attention_softcap
-        self.flex_capable = s.attention_softcap is None and s.d_head >= 16
-        self.queries_per_kv_head = s.n_heads // s.n_kv_heads
         self.attention_dropout = s.attention_dropout
         self.windows = sorted({s.window(index) for index in range(n_layers)})
         self.position = make_position(s.position, s.d_model, s.d_head, s.n_heads, s.max_len, causal)
@@ -39,15 +42,15 @@ class Stack(nn.Module):
         self,
         x: Tensor,
         layout: Layout,
-        cache: Cache | None = None,
+        cache: CacheView | None = None,
         memory: Tensor | None = None,
-        memory_mask: Mask | None = None,
+        source: Layout | None = None,
     ) -> Tensor:
-        """Map token embeddings x [B, S, D] to hidden states [B, S, D]."""
-        slots = {} if cache is None else cache.slot_mapping(layout)
-        rotate = self.position.rotation(layout.positions, x.dtype)
-        ctx = Context(rotate, self.masks(layout, cache, x.dtype), cache, slots, memory, memory_mask)
+        """Map token embeddings x [B, S, D] to hidden states [B, S, D].
 
+        Cross-attention attends to `memory`, or to the keys and values in the cache; `source` is their layout.
+        """
+        ctx = self.context(layout, x.dtype, cache, memory, source)
         x = self.drop(self.embed_norm(self.position.embed(x, layout.positions)))
         for block in self.blocks:
             x = block(x, ctx)
@@ -55,43 +58,66 @@ class Stack(nn.Module):
             cache.advance(layout)
         return self.norm(x)
 
-    def masks(self, layout: Layout, cache: Cache | None, dtype: torch.dtype) -> dict[int, Mask]:
-        """Return the attention mask of each sliding-window size in this stack."""
-        masks = {}
+    def context(
+        self,
+        layout: Layout,
+        dtype: torch.dtype,
+        cache: CacheView | None = None,
+        memory: Tensor | None = None,
+        source: Layout | None = None,
+    ) -> Context:
+        """Return what the layers need of a forward pass, as in `forward`."""
+        cross = None
+        if source is not None:
+            mask = make_mask(layout, source, causal=False)
+            cross = self.backend(mask, layout, source, dtype, cached=cache is not None)
+        slots = {} if cache is None else cache.slot_mapping(layout)
+        rotate = self.position.rotation(layout.positions, dtype)
+        backends = {}
         for window in self.windows:
             keys = layout if cache is None else cache.key_layout(layout, window)
-            bias = self.position.bias(layout.positions, keys.positions)
-            masks[window] = make_mask(
-                layout,
-                keys,
-                causal=self.causal,
-                dtype=dtype,
-                window=window,
-                bias=None if bias is None else bias.to(dtype),
-                flex=keys is layout and self.supports_flex(dtype),
-                cache_rows=None if cache is None else self.decode_kernel_rows(cache, layout.positions, dtype),
-            )
-        return masks
+            mask = self.mask(layout, keys, dtype, window, None if cache is None else cache.rows)
+            backends[window] = self.backend(mask, layout, keys, dtype, cached=keys is not layout)
+        return Context(rotate, backends, cache, slots, memory, cross)
 
-    def decode_kernel_rows(self, cache: Cache, positions: Tensor, dtype: torch.dtype) -> Tensor | None:
-        """Return the rows of the cache if the decode kernel can be used, else None.
+    def mask(
+        self, queries: Layout, keys: Layout, dtype: torch.dtype, window: int, rows: Tensor | None = None
+    ) -> Mask:
+        """Return the attention mask of layers with this window, for scores of a `dtype`; `rows` as in `Mask`."""
+        bias = self.position.bias(queries.positions, keys.positions)
+        bias = None if bias is None else bias.to(dtype)
+        return make_mask(queries, keys, causal=self.causal, window=window, bias=bias, rows=rows)
 
-        It takes a few queries per sequence and supports no soft-cap.
-        """
-        queries = self.queries_per_kv_head * (1 if cache.token_positions is not None else positions.shape[1])
-        return (
-            cache.rows
-            if self.softcap is None and decode_attention.is_supported(positions.device, dtype, queries)
-            else None
+    def backend(self, mask: Mask, queries: Layout, keys: Layout, dtype: torch.dtype, *, cached: bool) -> Backend:
+        """Return the attention backend of a call, with its mask."""
+        s = self.situation(mask, queries, keys, dtype, cached=cached)
+        return choose_backend(s, self.backends).prepare(s)
+
+    def situation(self, mask: Mask, queries: Layout, keys: Layout, dtype: torch.dtype, *, cached: bool) -> Situation:
+        """Return what the choice of a backend depends on."""
+        return Situation(
+            mask,
+            n_queries=queries.positions.shape[1],
+            n_keys=keys.positions.shape[1],
+            device=queries.positions.device,
+            dtype=dtype,
+            d_head=self.d_head,
+            group_size=self.group_size,
+            softcap=self.softcap is not None,
+            dropout=self.training and self.attention_dropout > 0,
+            cached=cached,
         )
 
-    def supports_mixed_prefill(self, like: Tensor) -> bool:
-        """Whether tokens of several sequences may be batched in one row: with no window and no position bias."""
-        position = torch.zeros(1, 1, dtype=torch.long, device=like.device)
-        plain = self.windows == [0] and self.position.bias(position, position) is None
-        fused = not any(isinstance(layer, Explicit) for layer in self.modules())
-        return plain and fused and decode_attention.is_supported(like.device, like.dtype, self.queries_per_kv_head)
+    def kv_shapes(self, part: Literal["attention", "cross"] = "attention") -> list[KVShape]:
+        """Return what a cache must hold for the attention, or the cross-attention, of each layer."""
+        layers: list[Any] = [block.get_submodule(f"{part}.layer") for block in self.blocks]
+        return [layer.kv_shape for layer in layers]
 
-    def supports_flex(self, dtype: torch.dtype) -> bool:
-        """Whether FlexAttention can be used: it supports no narrow heads, no float64 and no dropout."""
-        return self.flex_capable and dtype != torch.float64 and not (self.training and self.attention_dropout > 0)
+    def supports_mixed_prefill(self, like: Tensor) -> bool:
+        """Whether tokens of several sequences may be batched in one row: if the decode backend attends everywhere."""
+        tokens = torch.zeros(1, 2, dtype=torch.long, device=like.device)
+        queries, keys = Layout(tokens), Layout(tokens, ordered=True)
+        masks = [self.mask(queries, keys, like.dtype, window, rows=tokens) for window in self.windows]
+        return all(
+            Decode.supports(self.situation(mask, queries, keys, like.dtype, cached=True)) for mask in masks
+        ) and all(type(layer) is Attend for layer in self.modules() if isinstance(layer, Attend))  # no edit

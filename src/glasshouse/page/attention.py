@@ -13,7 +13,6 @@ from torch.nn import functional as F
 from glasshouse.config import JsonDict, Settings, did_you_mean, require
 from glasshouse.errors import InputError
 from glasshouse.inspection import AttentionMap, head_scores, sites
-from glasshouse.inspection.attention_recompute import softcap_of
 from glasshouse.inspection.head_scoring import classify_heads
 from glasshouse.layers.mask import Mask
 from glasshouse.models import Seq2Seq
@@ -242,7 +241,7 @@ def query_key(traces: TraceCache, params: QueryKey) -> JsonDict:
         "products": serialization.encode_tensor(q * k),
         "sum": serialization.finite_or_none((q * k).sum()),
         "scale": float(kernel.attend.scale),
-        "softcap": softcap_of(kernel.attend),
+        "softcap": kernel.attend.softcap,
         "bias": serialization.finite_or_none(bias),  # None: masked
         "score": serialization.finite_or_none(row[params.key]),
         "largest": serialization.finite_or_none(largest),
@@ -312,12 +311,11 @@ def _subset(found: AttentionMap, places: range) -> AttentionMap:
     """Return the map of a subset of queries."""
     kernel = found.kernel
     queries, keys = found.shape[2:]
-    rows = [kernel.mask.to_dense(queries, keys, kernel.q.device, slice(place, place + 1)) for place in places]
-    drawn = [row for row in rows if row is not None]
-    mask = Mask(dense=torch.cat(drawn, -2) if drawn else None)
-    return AttentionMap(
-        found.site, kernel._replace(q=kernel.q[:, :, places.start : places.stop : places.step], mask=mask)
-    )
+    part = slice(places.start, places.stop, places.step)
+    dense = kernel.mask.to_dense(queries, keys, kernel.q.device, part)
+    if dense is not None and dense.dtype == torch.bool:
+        dense = kernel.q.new_zeros(()).masked_fill(~dense, -torch.inf)
+    return AttentionMap(found.site, kernel._replace(q=kernel.q[:, :, part], mask=Mask(bias=dense)))
 
 
 def _seen(found: AttentionMap, head: int, queries: slice, keys: slice = EVERY) -> Tensor:

@@ -12,7 +12,6 @@ from glasshouse.inspection import record
 from glasshouse.inspection.sites import PARTS, parts_of, sublayer_of
 from glasshouse.layers.context import Context
 from glasshouse.layers.layout import make_layout
-from glasshouse.layers.mask import make_mask
 from glasshouse.layers.step import Step
 from glasshouse.layers.sublayer import TokenView
 from glasshouse.page import serialization
@@ -60,12 +59,10 @@ def _inside(path: TokenPath) -> dict[str, Tensor]:
 def _context(path: TokenPath, dtype: torch.dtype) -> Context:
     """Return the context of the layers, as the stack itself makes it."""
     layout = make_layout(path.ids)
-    rotate, masks = path.stack.position.rotation(layout.positions, dtype), path.stack.masks(layout, None, dtype)
     if not hasattr(path.block, "cross"):
-        return Context(rotate, masks)
+        return path.stack.context(layout, dtype)
     source = make_layout(path.trace.inputs[0])
-    seen = make_mask(layout, source, causal=False, dtype=dtype)
-    return Context(rotate, masks, memory=memory_of(path.trace)[None], memory_mask=seen)
+    return path.stack.context(layout, dtype, memory=memory_of(path.trace)[None], source=source)
 
 
 def _sublayer(path: TokenPath, part: str, x: Tensor, recorded: dict[str, Tensor]) -> Iterator[JsonDict]:

@@ -1,0 +1,149 @@
+"""The KV cache of a batch of sequences."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from glasshouse.errors import InputError
+from glasshouse.layers.cache.source import SourceCache
+from glasshouse.layers.cache.storage import Contiguous, KVShape, LayerGroups, RingBuffer, write_slots
+from glasshouse.layers.cache.view import CacheView, check_one_document, check_slots, find_slots
+from glasshouse.layers.layout import Layout
+
+
+class Cache(CacheView):
+    """A KV cache for `max_len` tokens per sequence, for attention layers of these shapes; lengths may differ.
+
+    A sliding-window layer needs no more than its window: if no call has more than `chunk` tokens, its slots are a
+    ring buffer of the size of the window plus a chunk. Shapes never change, so a compiled model does not recompile.
+    Gradients do not flow through. Device and dtype are those of `like`.
+    """
+
+    rows: Tensor
+
+    def __init__(
+        self,
+        shapes: Sequence[KVShape],
+        batch: int,
+        max_len: int,
+        *,
+        chunk: int | None = None,
+        source: SourceCache | None = None,
+        like: Tensor,
+    ) -> None:
+        self.max_len = max_len
+        self.chunk = max_len if chunk is None else chunk
+        self.source = source
+        self.lengths = torch.zeros(batch, dtype=torch.long, device=like.device)  # cached tokens of each row
+        self.rows = torch.arange(batch, device=like.device)[:, None]
+        self._layers = LayerGroups(shapes)
+        self.groups = [self._make_group(shape, batch, like) for shape in self._layers.shapes]
+        self._make_views()
+        if like.is_cuda:
+            self._mark_static()
+
+    def _make_group(self, shape: KVShape, batch: int, like: Tensor) -> Contiguous:
+        needed = shape.window + self.chunk if shape.window else self.max_len
+        kind = RingBuffer if needed < self.max_len else Contiguous
+        return kind(shape.window, self._layers.make_pool(shape, batch, min(needed, self.max_len) + 1, like))
+
+    def _make_views(self) -> None:
+        """Make the views of each layer, [B, H_kv, slots, d]."""
+        self.keys, self.values = self._layers.layer_views([group.pool for group in self.groups])
+
+    def _mark_static(self) -> None:
+        """Mark the tensors as static, so that CUDA graphs can capture writes to them."""
+        tensors = [*self.keys, *self.values, self.lengths]
+        if self.source is not None:
+            tensors += [*self.source.keys, *self.source.values, self.source.mask]
+        for tensor in tensors:
+            torch._dynamo.mark_static_address(tensor)
+
+    def narrow(self, rows: slice, max_len: int | None = None, source_len: int | None = None) -> Cache:
+        """Return a view of these rows and of the first positions."""
+        view = copy.copy(self)
+        view.max_len = self.max_len if max_len is None else min(max_len, self.max_len)
+        view.lengths = self.lengths[rows]
+        view.rows = self.rows[: len(view.lengths)]
+        view.groups = [group.narrow(rows, view.max_len) for group in self.groups]
+        view.source = None if self.source is None else self.source.narrow(rows, source_len)
+        view._make_views()
+        return view
+
+    def start_positions(self) -> Tensor | None:
+        """Return the position of the next token of each row, [B]."""
+        return self.lengths
+
+    def slot_mapping(self, layout: Layout) -> dict[int, Tensor | int]:
+        """Return the slot of each token of a call, [B, S] or one for all, by a layer's window.
+
+        Raises if the call does not fit.
+        """
+        check_one_document(layout)
+        length = layout.positions.shape[1]
+        slots = find_slots(layout, len(self.rows))
+        ends = check_slots(slots, self.max_len)
+        if length > self.chunk:
+            raise InputError(
+                f"this call has {length} tokens per row, but the cache was made for chunk = {self.chunk}; pass fewer."
+            )
+        wrapped = {group.window: group.wrap(slots) for group in self.groups}
+        if length == 1 and ends is not None and ends[0] == ends[1]:
+            return {window: int(slot[0, 0]) for window, slot in wrapped.items()}
+        return dict(wrapped)
+
+    def key_layout(self, layout: Layout, window: int) -> Layout:
+        """Return the layout of the keys of a layer with this window, those of the call included."""
+        group = next(group for group in self.groups if group.window == window)
+        return group.key_layout(layout, self.lengths)
+
+    def update(self, layer: int, slot_mapping: Tensor | int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """Write keys and values [B, H_kv, S, d] to their slots; return those to attend to."""
+        for cached, new in ((self.keys[layer], k), (self.values[layer], v)):
+            if isinstance(slot_mapping, int):  # a slice, far cheaper than an index
+                cached[:, :, slot_mapping] = new.detach()[:, :, 0]
+            else:
+                write_slots(cached, self.rows, slot_mapping, new)
+        return self.cached_kv(layer)
+
+    def cached_kv(self, layer: int) -> tuple[Tensor, Tensor]:
+        """Return the keys and values of a layer, without the slot of padding."""
+        return self.keys[layer][:, :, 1:], self.values[layer][:, :, 1:]
+
+    def advance(self, layout: Layout) -> None:
+        """Add the real tokens of a call to the lengths, once every layer has written them."""
+        self.lengths += layout.positions.shape[1] if layout.real is None else layout.real.sum(1)
+
+    def copy_row(self, source: int, target: int, start: int, stop: int) -> None:
+        """Copy row `source` up to position `stop` to row `target`, which has the same tokens up to `start`."""
+        for group in self.groups:
+            group.copy_row(source, target, start, stop)
+        self.lengths[target] = stop
+        if self.source is not None:
+            self.source.copy_row(source, target)
+
+    def clear_row(self, row: int, start: int = 0) -> None:
+        """Set a row to zero from position `start` on."""
+        for group in self.groups:
+            group.clear_row(row, start)
+        if self.source is not None and start == 0:
+            self.source.clear_row(row)
+        self.lengths[row] = start
+
+    def has_window(self, length: int, longest: int) -> bool:
+        """Whether a row that has had `longest` tokens still has what attention needs of its first `length`."""
+        rings = any(isinstance(group, RingBuffer) for group in self.groups)
+        return not rings or length >= longest - self.chunk
+
+    @property
+    def n_bytes(self) -> int:
+        """Size of the keys and values in bytes."""
+        own = sum(group.pool.nbytes for group in self.groups)
+        return own if self.source is None else own + self.source.n_bytes
+
+    def __repr__(self) -> str:
+        return f"Cache({len(self.lengths)} rows of {self.max_len} tokens, {self.n_bytes:,} bytes)"

@@ -1,0 +1,69 @@
+"""What a forward pass needs of a KV cache."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+import torch
+from torch import Tensor
+
+from glasshouse.errors import InputError
+from glasshouse.layers.cache.source import SourceCache
+from glasshouse.layers.layout import Layout
+
+
+class CacheView(ABC):
+    """A KV cache in one forward pass: where its tokens are written, and which keys they attend to."""
+
+    rows: Tensor | None  # broadcasts to [B, S]: the cache row that a token attends to; None: only to its own call
+    source: SourceCache | None  # of cross-attention
+
+    @abstractmethod
+    def start_positions(self) -> Tensor | None:
+        """Return the position of the first token of each row, [B], or of each token, [B, S]; None: 0."""
+
+    @abstractmethod
+    def slot_mapping(self, layout: Layout) -> dict[int, Tensor | int]:
+        """Return the slot of each token of a call, [B, S] or one for all, by a layer's window.
+
+        Raises if the call does not fit.
+        """
+
+    @abstractmethod
+    def key_layout(self, layout: Layout, window: int) -> Layout:
+        """Return the layout of the keys of a layer with this window, those of the call included."""
+
+    @abstractmethod
+    def update(self, layer: int, slot_mapping: Tensor | int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """Write keys and values [B, H_kv, S, d] to their slots; return those to attend to."""
+
+    @abstractmethod
+    def advance(self, layout: Layout) -> None:
+        """Add the real tokens of a call to the lengths, once every layer has written them."""
+
+
+def find_slots(layout: Layout, batch: int) -> Tensor:
+    """Return the slot of each token of a call in an unbounded row, [B, S]: position + 1, or 0 for padding."""
+    positions = layout.positions.expand(batch, layout.positions.shape[1])
+    return positions + 1 if layout.real is None else torch.where(layout.real, positions + 1, 0)
+
+
+def check_slots(slots: Tensor, max_len: int) -> tuple[int, int] | None:
+    """Raise if a token does not fit; return the lowest and the highest slot, or None where they are not read.
+
+    On a GPU that would synchronise; there and in compiled code, a token too many raises torch's own index error.
+    """
+    if not slots.is_cpu or torch.compiler.is_compiling():
+        return None
+    lowest, highest = (int(slot) for slot in slots.aminmax())
+    if highest > max_len:
+        raise InputError(
+            f"the cache has max_len = {max_len} tokens per row, but {highest} are needed; make a longer one."
+        )
+    return lowest, highest
+
+
+def check_one_document(layout: Layout) -> None:
+    """Raise if rows are packed: a cached row is one document."""
+    if layout.documents is not None:
+        raise InputError("documents and cache were both given; a cached row is one document; leave one out.")
