@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from numbers import Integral
 
 
 class GlasshouseError(ValueError):
@@ -30,3 +31,14 @@ class InputError(GlasshouseError):
 
 class StoreError(GlasshouseError):
     """A folder on disk is missing, damaged, or of an unsupported format."""
+
+
+def check_count(name: str, value: int) -> int:
+    """Return an integer; raise if it is below 1.
+
+    >>> check_count("slots", 8)
+    8
+    """
+    if not isinstance(value, Integral) or isinstance(value, bool) or int(value) < 1:
+        raise InputError(f"{name} is {value!r}, but it must be a whole number of at least 1.")
+    return int(value)

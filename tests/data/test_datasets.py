@@ -29,8 +29,8 @@ from glasshouse.data import (
 )
 from glasshouse.data.batches import Dataset
 from glasshouse.data.dataset import make_dataset, samples_for_tokens
-from glasshouse.generation.generation_config import read_token_rules
-from glasshouse.generation.validation import encode_prompt
+from glasshouse.models.generation_config import read_token_rules
+from glasshouse.models.prompt import encode_prompt
 
 from .conftest import ENGLISH
 

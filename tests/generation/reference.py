@@ -18,7 +18,7 @@ def reference_generate(
     end_ids = {*model.spec.end_ids, *options.stop_token_ids}
     text = [model.spec.start_id] if isinstance(model, Seq2Seq) else list(prompt)
     sampler = Sampler(1, model.spec.vocab_size, torch.device("cpu"))
-    sampler.set_slot(0, options, text, sorted(end_ids))
+    sampler.slots.set(0, options, text, sorted(end_ids))
     new: list[int] = []
     with torch.no_grad():
         while len(new) < min(options.max_new_tokens, max_len - (1 if isinstance(model, Seq2Seq) else len(prompt))):

@@ -18,7 +18,8 @@ from transformers.generation import utils as reference
 from transformers.generation.configuration_utils import GenerationMode
 
 from glasshouse.errors import InputError
-from glasshouse.generation.beam import BeamSearch, Hypothesis, Node, advance
+from glasshouse.generation.beam_search import BeamSearch, advance
+from glasshouse.generation.hypothesis import Hypothesis, Node
 from glasshouse.generation.sampling_params import SamplingParams
 
 Model = Callable[[list[list[int]]], Tensor]  # the new tokens of each row to its logits [rows, V]

@@ -19,6 +19,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 import glasshouse as gh
 from glasshouse.generation import DraftModel, PromptLookup, Request, SamplingParams
+from glasshouse.generation.slots import SequenceState
 from glasshouse.generation.speculation import Speculator
 from glasshouse.models import Decoder, Seq2Seq
 
@@ -209,7 +210,7 @@ class EngineMachine(RuleBasedStateMachine):
         options = random_options(seed)
         if seed % 7 == 0 and self.slots >= 2:
             options = SamplingParams(max_new_tokens=options.max_new_tokens, beams=2)
-        if self.engine._speculator is not None and isinstance(self.engine._speculator, DraftModel):
+        if self.engine._runner.speculator is not None and isinstance(self.engine._runner.speculator, DraftModel):
             options = SamplingParams(
                 max_new_tokens=options.max_new_tokens, beams=options.beams
             )  # samples differ, by design
@@ -232,8 +233,8 @@ class EngineMachine(RuleBasedStateMachine):
         if hasattr(self, "engine"):
             slots = self.engine.slots
             assert [seq.slot for seq in (*slots.running, *slots.free)] == list(range(self.slots))
-            assert all(seq.request is not None for seq in slots.running)
-            assert all(seq.request is None for seq in slots.free)
+            assert all(isinstance(seq, SequenceState) for seq in slots.running)
+            assert not any(isinstance(one, SequenceState) for one in slots.free)
             assert not any(seq.is_prefilling for seq in slots.running[:-1])
 
     def teardown(self) -> None:
@@ -241,7 +242,7 @@ class EngineMachine(RuleBasedStateMachine):
             return
         self.engine.run()
         assert len(self.engine.slots.free) == self.slots
-        assert self.engine.slots.cache.lengths.tolist() == [0] * self.slots
+        assert self.engine._runner.cache.lengths.tolist() == [0] * self.slots
         for prompt, request in self.requests:
             if request.options.beams > 1:
                 if request.finish_reason != "cancelled":
@@ -286,7 +287,7 @@ def test_a_thousand_requests_leak_no_slots_or_tensors() -> None:
     assert sum(request.finish_reason == "cancelled" for request in requests) > 300
     assert len(engine.slots.free) == 16
     assert not engine.slots.running
-    assert engine.slots.cache.lengths.tolist() == [0] * 16
+    assert engine._runner.cache.lengths.tolist() == [0] * 16
     assert _tensors() == tensors
 
 

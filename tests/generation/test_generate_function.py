@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import glasshouse as gh
 from glasshouse.generation import PromptLookup
-from glasshouse.generation.validation import encode_prompt
+from glasshouse.models.prompt import encode_prompt
 
 TEXTS = ["to be or not to be, that is the question", "naïve café, ein schöner Tag, 日本語 🌱🌱"]
 TOK = gh.Tokenizer.train(texts=TEXTS, vocab_size=300)

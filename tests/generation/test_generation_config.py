@@ -18,8 +18,8 @@ from transformers.generation import utils as searching
 
 import glasshouse as gh
 from glasshouse.generation import Completion
-from glasshouse.generation.generation_config import FILE, TokenRules, read_token_rules
 from glasshouse.models import Decoder, Seq2Seq
+from glasshouse.models.generation_config import FILE, TokenRules, read_token_rules
 
 NEW = 12
 BEAMS = 4

@@ -77,7 +77,7 @@ def test_mixed_prefill_equals_separate_prefill(settings: dict[str, object], mixe
     assert [request.ids for request in requests] == alone
     assert len(mixed_steps) > 20
     assert not engine.slots.running
-    assert int(engine.slots.cache.lengths.max()) == 0
+    assert int(engine._runner.cache.lengths.max()) == 0
 
 
 def test_beam_search_and_cancellation_during_mixed_prefill(mixed_steps: list[int]) -> None:

@@ -46,7 +46,7 @@ def sampler_of(
     """Return a sampler with these requests in its first slots; ids 2 and 5 are end tokens."""
     sampler = Sampler(slots or len(rows), vocab_size, CPU)
     for slot, options in enumerate(rows):
-        sampler.set_slot(slot, options, prompts[slot] if prompts else [], ENDS)
+        sampler.slots.set(slot, options, prompts[slot] if prompts else [], ENDS)
     return sampler
 
 
@@ -181,7 +181,7 @@ def test_penalties_by_hand() -> None:
     # Seen: 0 in the prompt, 1 in the output, twice. 0: 2 / 2. 1: -1 * 2 - 2 * 0.25. 2: 1 + 0.5.
     options = SamplingParams(temperature=1.0, repetition_penalty=2.0, frequency_penalty=0.25, logit_bias={2: 0.5})
     sampler = sampler_of([options], 4, [[0, 0]])
-    sampler.count_tokens(torch.tensor([[1, 1, 3]]), torch.tensor([2]))
+    sampler.slots.count_tokens(torch.tensor([[1, 1, 3]]), torch.tensor([2]))
     got = sampler.distribution(torch.tensor([[2.0, -1.0, 1.0, 0.0]]))
     torch.testing.assert_close(got, torch.tensor([[1.0, -2.5, 1.5, 0.0]]).softmax(-1))
 
@@ -227,7 +227,7 @@ def test_distribution_equals_transformers(name: str) -> None:
     prompts = torch.randint(50, (32, 6), generator=torch.Generator().manual_seed(1))
     output = torch.randint(50, (32, 3), generator=torch.Generator().manual_seed(2))
     sampler = sampler_of(rows, 50, prompts.tolist())
-    sampler.count_tokens(output, torch.full((32,), 3))
+    sampler.slots.count_tokens(output, torch.full((32,), 3))
     logits = random_logits(3, 32, 50)
     theirs = LogitsProcessorList(processors())(torch.cat([prompts, output], 1), logits.clone()).softmax(-1)
     torch.testing.assert_close(sampler.distribution(logits), theirs, rtol=1e-12, atol=0)  # float64, 50 terms
@@ -347,10 +347,10 @@ def test_no_end_token_before_min_new_tokens() -> None:
 def test_ids_outside_the_vocabulary() -> None:
     sampler = Sampler(1, 4, CPU)
     with pytest.raises(InputError, match=r"logit_bias names id 4, but ids go to 3; leave it out\."):
-        sampler.set_slot(0, SamplingParams(logit_bias={1: 1.0, 4: 1.0}), [], [])
+        sampler.slots.set(0, SamplingParams(logit_bias={1: 1.0, 4: 1.0}), [], [])
     assert sampler.sample(torch.tensor([[1.0, 0.5, 0.0, 0.0]])).item() == 0  # the slot was not set
-    assert sampler.metadata(1).idle
-    sampler.set_slot(0, SamplingParams(repetition_penalty=2.0, min_new_tokens=1), prompt=[3, 9, -1], end_ids=[9, 1])
+    assert sampler.slots.metadata(1).idle
+    sampler.slots.set(0, SamplingParams(repetition_penalty=2.0, min_new_tokens=1), prompt=[3, 9, -1], end_ids=[9, 1])
     assert sampler.sample(torch.tensor([[1.0, 5.0, 1.1, 1.9]])).item() == 2
 
 
@@ -360,10 +360,10 @@ def test_ids_outside_the_vocabulary() -> None:
 def independent_rows(options: SamplingParams, n: int, vocab_size: int, prompt: Sequence[int] = ()) -> Sampler:
     """Return one request in n rows, a hundred steps apart, so that their samples are independent."""
     sampler = Sampler(n, vocab_size, CPU)
-    sampler.set_slot(0, options, prompt, ENDS)
+    sampler.slots.set(0, options, prompt, ENDS)
     for row in range(1, n):
-        sampler.copy(0, row)
-    sampler.count_tokens(torch.empty(n, 0, dtype=torch.int64), 100 * torch.arange(n))
+        sampler.slots.copy(0, row)
+    sampler.slots.count_tokens(torch.empty(n, 0, dtype=torch.int64), 100 * torch.arange(n))
     return sampler
 
 
@@ -620,7 +620,7 @@ def test_draft_distribution_counts_earlier_drafts(
     before = sampler.distribution(logits)
     _, q = sampler.sample_draft(logits, torch.tensor([drafts], dtype=torch.int64))
     assert sampler.distribution(logits).equal(before)  # nothing was counted
-    sampler.count_tokens(torch.tensor([drafts], dtype=torch.int64), torch.tensor([len(drafts)]))
+    sampler.slots.count_tokens(torch.tensor([drafts], dtype=torch.int64), torch.tensor([len(drafts)]))
     assert sampler.distribution(logits).equal(q)
 
 
@@ -640,15 +640,15 @@ def test_tokens_do_not_depend_on_the_batch(
     while waiting or running:
         while waiting and len(running) < 4 and (not running or data.draw(st.booleans())):
             request = waiting.pop()
-            sampler.set_slot(len(running), *rows[request], ENDS)
+            sampler.slots.set(len(running), *rows[request], ENDS)
             running.append(request)
         last = torch.tensor([generated[request][-1] if generated[request] else -1 for request in running])
         for request, token in zip(running, sampler.sample(table[last]).tolist(), strict=True):
             generated[request].append(token)
         for row in reversed(range(len(running))):
             if len(generated[running[row]]) == 6:
-                sampler.clear_slot(row)
-                sampler.move(len(running) - 1, row)
+                sampler.slots.clear(row)
+                sampler.slots.move(len(running) - 1, row)
                 running[row] = running[-1]
                 running.pop()
     assert generated == alone
@@ -662,10 +662,10 @@ def test_slots_can_be_permuted(order: list[int], rows: list[tuple[SamplingParams
     one.sample(logits)
     other.sample(logits)
     for slot, row in enumerate(order):
-        other.copy(row, 4 + slot)
+        other.slots.copy(row, 4 + slot)
     for slot in range(4):
-        other.move(4 + slot, slot)
-    assert other.metadata(4) == one.metadata(4)
+        other.slots.move(4 + slot, slot)
+    assert other.slots.metadata(4) == one.slots.metadata(4)
     for _ in range(3):
         assert other.distribution(logits[order]).equal(one.distribution(logits)[order])
         assert other.sample(logits[order]).equal(one.sample(logits)[order])
@@ -694,10 +694,10 @@ def test_slot_does_not_keep_state_of_its_last_request() -> None:
         used, fresh = sampler_of([everything] * 2, 8, [[3, 4]] * 2), Sampler(2, 8, CPU)
         for _ in range(3):
             used.sample(logits)
-        used.clear_slot(0)
+        used.slots.clear(0)
         for sampler in (used, fresh):
-            sampler.set_slot(0, options, [6], [7])
-            sampler.set_slot(1, everything, [6], [7])
+            sampler.slots.set(0, options, [6], [7])
+            sampler.slots.set(1, everything, [6], [7])
         assert used.distribution(logits).equal(fresh.distribution(logits))
         assert used.sample(logits).equal(fresh.sample(logits))
 
@@ -708,35 +708,32 @@ def test_copied_slot_continues_like_its_source() -> None:
     logits = random_logits(0, 1, 8)
     for _ in range(4):
         sampler.sample(logits)
-    sampler.copy(0, 1)
-    sampler.copy(0, 2)
+    sampler.slots.copy(0, 1)
+    sampler.slots.copy(0, 2)
     for _ in range(4):
         assert len(set(sampler.sample(logits.expand(3, 8)).tolist())) == 1
 
 
 def test_metadata_has_only_required_operations() -> None:
     sampler = sampler_of([SamplingParams()], 50, slots=3)
-    idle = sampler.metadata(1)
+    idle = sampler.slots.metadata(1)
     assert (idle.greedy, idle.random, idle.top, idle.needs_logits_processing) == (True, False, 0, False)
     # Filters of a greedy row, and filters that keep every token, need nothing.
-    sampler.set_slot(1, SamplingParams(top_k=3, top_p=0.5, min_p=0.1), [], [])
-    sampler.set_slot(2, SamplingParams(temperature=1.0, top_k=50, top_p=1.0), [], [])
-    assert sampler.metadata(2) == idle
-    assert (sampler.metadata(3).random, sampler.metadata(3).top, sampler.metadata(3).needs_logits_processing) == (
-        True,
-        0,
-        False,
-    )
+    sampler.slots.set(1, SamplingParams(top_k=3, top_p=0.5, min_p=0.1), [], [])
+    sampler.slots.set(2, SamplingParams(temperature=1.0, top_k=50, top_p=1.0), [], [])
+    assert sampler.slots.metadata(2) == idle
+    all_three = sampler.slots.metadata(3)
+    assert (all_three.random, all_three.top, all_three.needs_logits_processing) == (True, 0, False)
     # top_k needs the largest k logits; top_p alone needs all.
-    sampler.set_slot(1, SamplingParams(temperature=1.0, top_k=3, top_p=0.5), [], [])
-    sampler.set_slot(2, SamplingParams(temperature=1.0, top_k=8), [], [])
-    assert (sampler.metadata(2).top, sampler.metadata(3).top) == (3, 8)
-    sampler.set_slot(2, SamplingParams(temperature=1.0, top_p=0.5, repetition_penalty=2.0), [], [])
-    assert (sampler.metadata(3).top, sampler.metadata(3).needs_logits_processing) == (50, True)
-    sampler.move(2, 1)
-    assert (sampler.metadata(1), sampler.metadata(2).top, sampler.metadata(3).top) == (idle, 50, 50)
-    sampler.clear_slot(1)
-    assert sampler.metadata(3) == idle
+    sampler.slots.set(1, SamplingParams(temperature=1.0, top_k=3, top_p=0.5), [], [])
+    sampler.slots.set(2, SamplingParams(temperature=1.0, top_k=8), [], [])
+    assert (sampler.slots.metadata(2).top, sampler.slots.metadata(3).top) == (3, 8)
+    sampler.slots.set(2, SamplingParams(temperature=1.0, top_p=0.5, repetition_penalty=2.0), [], [])
+    assert (sampler.slots.metadata(3).top, sampler.slots.metadata(3).needs_logits_processing) == (50, True)
+    sampler.slots.move(2, 1)
+    assert (sampler.slots.metadata(1), sampler.slots.metadata(2).top, sampler.slots.metadata(3).top) == (idle, 50, 50)
+    sampler.slots.clear(1)
+    assert sampler.slots.metadata(3) == idle
 
 
 class OperationRecorder(TorchDispatchMode):

@@ -103,7 +103,7 @@ def run_threads(model: gh.models.Decoder, each: int, stepped_by: str) -> None:
     else:
         engine.run()
     assert len(engine.slots.free) == 5
-    assert engine.slots.cache.lengths.tolist() == [0] * 5
+    assert engine._runner.cache.lengths.tolist() == [0] * 5
 
     alone = gh.Engine(model, TOK, slots=2, max_len=40)
     for number in range(THREADS * each):

@@ -25,7 +25,7 @@ from transformers.models.marian import modeling_marian
 
 import glasshouse as gh
 from glasshouse.generation import Completion
-from glasshouse.generation.beam import Node
+from glasshouse.generation.hypothesis import Node
 from glasshouse.models import Decoder, Seq2Seq
 
 Ids = tuple[int, ...]

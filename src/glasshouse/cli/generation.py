@@ -143,11 +143,11 @@ def generate(
         length = max_len or min(found.spec.max_len + options.max_new_tokens if limit is None else limit, ROOM)
         source = length if translates else 0
     else:
-        ids = gh.generation.validation.encode_prompt(prompt_bytes, tok, found.spec)
+        ids = gh.models.prompt.encode_prompt(prompt_bytes, tok, found.spec)
         sequences = n if beams == 1 else 1
         length = max_len or gh.generation.required_lengths(found, [ids], options)[0]
         source = len(ids) if translates else 0
-    gh.generation.validation.check_beams(found, beams, length, source)
+    gh.generation.capacity.check_beams(found, beams, length, source)
     rows = slots or max(beams, gh.generation.choose_slots(found, length, source, sequences * beams))
     engine = gh.Engine(
         found,

@@ -32,14 +32,15 @@ from glasshouse.data import (
 from glasshouse.data.corpus import MANIFEST, Kind
 from glasshouse.data.dataset import make_dataset, required_kind
 from glasshouse.data.dataset_reader import is_builtin
-from glasshouse.errors import InputError
+from glasshouse.errors import InputError, check_count
 from glasshouse.evaluation.eval_loop import MetricSums, evaluate_samples, token_bytes
 from glasshouse.evaluation.metrics import exact_match, f1
 from glasshouse.evaluation.translation import Score, bleu, chrf
 from glasshouse.generation import Request, SamplingParams
 from glasshouse.generation.generate import generate_requests
-from glasshouse.generation.validation import check_count, check_length, check_model
+from glasshouse.generation.validation import check_model
 from glasshouse.models import Decoder, Model, Seq2Seq, check_tokenizer
+from glasshouse.models.length import check_length
 from glasshouse.spec import SequenceClassification, Spec, TokenClassification
 from glasshouse.text import Tokenizer
 from glasshouse.text.sources import Errors

@@ -3,34 +3,28 @@
 from __future__ import annotations
 
 import threading
-from collections import deque
 from collections.abc import Iterator, Sequence
 
+import torch
+
 from glasshouse import spec
-from glasshouse.errors import InputError
-from glasshouse.generation.generation_config import read_token_rules
+from glasshouse.errors import InputError, check_count
+from glasshouse.generation.beam_driver import BeamDriver, make_beam_search
+from glasshouse.generation.capacity import check_beams, check_memory
 from glasshouse.generation.inference_model import Weights, check_weights, weight_copy_bytes
 from glasshouse.generation.model_runner import ModelRunner
-from glasshouse.generation.recording import Recorder, recorded_sites
+from glasshouse.generation.output_processor import OutputProcessor
+from glasshouse.generation.recording import RequestRecording, recorded_sites
 from glasshouse.generation.request import Request
-from glasshouse.generation.sampling import Sampler
 from glasshouse.generation.sampling_params import SamplingParams
-from glasshouse.generation.scheduler import Scheduler, make_beam_search
+from glasshouse.generation.scheduler import Scheduler
 from glasshouse.generation.slots import Slots
 from glasshouse.generation.speculation import Speculator
-from glasshouse.generation.validation import (
-    check_allowed,
-    check_beams,
-    check_count,
-    check_length,
-    check_memory,
-    check_model,
-    check_option_ids,
-    encode_prompt,
-    ids_of,
-)
-from glasshouse.layers.cache import Cache
+from glasshouse.generation.validation import check_allowed, check_model, check_n_best, check_option_ids
 from glasshouse.models import Decoder, Seq2Seq, check_tokenizer
+from glasshouse.models.generation_config import read_token_rules
+from glasshouse.models.length import check_length
+from glasshouse.models.prompt import Prompt, check_ids, encode_prompt
 from glasshouse.text import Tokenizer
 
 
@@ -83,6 +77,7 @@ class Engine:
             raise InputError("record and speculator were both given; drafts cannot be recorded; leave one out.")
         self.tok = tok
         self.spec = model.spec
+        self._sites, self._rules = sites, read_token_rules(model)
         self.max_len = check_length(model.spec, max_len)
         self.source_len = check_length(model.spec, source_len, "source_len") if isinstance(model, Seq2Seq) else 0
         self.prefill_chunk = min(check_count("prefill_chunk", prefill_chunk), self.max_len)
@@ -92,26 +87,28 @@ class Engine:
         chunk = max(self.prefill_chunk, 1 if speculator is None else speculator.n_draft_tokens + 1)
         # To record, the index of a key in the cache must be its position, so sliding-window layers do not use ring
         # buffers.
-        cache = self._make_cache(model, slots, self.max_len if sites else chunk)
-        self.slots = Slots(cache, slots, prefix_caching=isinstance(model, Decoder) and not sites)
-        sampler = Sampler(slots, model.spec.vocab_size, cache.lengths.device)
-        self._runner = ModelRunner(model, cache, sampler, weights=weights, compile=compile, recording=bool(sites))
-        self._recorder = Recorder(self._runner.model, sites) if sites else None
-        self._speculator = speculator
-        if speculator is not None:
-            speculator.setup(model, slots, self.max_len)
-        self._rules = read_token_rules(model)
-        self._queue: deque[Request] = deque()
-        self._scheduler = Scheduler(
-            self.slots,
-            self._runner,
-            self._queue,
-            prefill_chunk=self.prefill_chunk,
-            vocab_size=model.spec.vocab_size,
+        self._runner = ModelRunner(
+            model,
+            slots=slots,
+            max_len=self.max_len,
+            source_len=self.source_len,
+            chunk=self.max_len if sites else chunk,
+            weights=weights,
+            compile=compile,
             speculator=speculator,
-            recorder=self._recorder,
+            sites=sites,
         )
-        # Guards the queue and the fields below; notified of new requests and at the end of a step.
+        self.slots = Slots(
+            slots,
+            prefix_caching=isinstance(model, Decoder) and not sites,
+            max_rollback=self._runner.cache.max_rollback,
+        )
+        self._scheduler = Scheduler(
+            self.slots, prefill_chunk=self.prefill_chunk, mixed_prefill=self._runner.supports_mixed_prefill
+        )
+        beams = BeamDriver(self._runner, model.spec.vocab_size)
+        self._outputs = OutputProcessor(self.slots, self._runner, beams)
+        # Guards the waiting requests and the fields below; notified of new requests and at the end of a step.
         self._condition = threading.Condition()
         self._stepper: int | None = None  # the thread that runs a step and may use the scheduler
         self._cancelled = False  # whether a cancelled request may still be queued or scheduled
@@ -120,11 +117,11 @@ class Engine:
     @property
     def n_bytes(self) -> int:
         """Size of the KV cache in bytes."""
-        return self.slots.cache.n_bytes
+        return self._runner.cache.n_bytes
 
     def submit(
         self,
-        prompt: str | bytes | Sequence[int],
+        prompt: Prompt,
         options: SamplingParams | None = None,
         *,
         n_best: int = 1,
@@ -141,21 +138,62 @@ class Engine:
             raise InputError(f"options and {', '.join(settings)} were both given; put everything into the options.")
         options = SamplingParams.parse(settings) if options is None else options
         ids = encode_prompt(prompt, self.tok, self.spec)
+        return self.submit_ids(ids, options, n_best=n_best, keep_tree=keep_tree, target_prefix=target_prefix)
+
+    def submit_ids(
+        self,
+        ids: list[int],
+        options: SamplingParams,
+        *,
+        n_best: int = 1,
+        keep_tree: bool = False,
+        target_prefix: Sequence[int] = (),
+    ) -> Request:
+        """Queue a request for ids that `encode_prompt` has returned: they are not checked again."""
         if options.stop and self.tok is None:
             raise InputError(f"stop is {options.stop!r}, but there is no tokenizer; give stop_token_ids instead.")
         check_option_ids(options, self.spec.vocab_size)
-        options = self._rules.apply(options)
+        options = options.with_suppressed(self._rules.suppressed)
         end_ids = frozenset((*self.spec.end_ids, *options.stop_token_ids))
+        self._check(options, end_ids, n_best)
+        prompt, source = self._split(ids, target_prefix)
+        request = Request(
+            prompt,
+            options,
+            tok=self.tok,
+            end_ids=end_ids,
+            limit=min(options.max_new_tokens, self.max_len - len(prompt)),
+            source=source,
+            n_best=n_best,
+            keep_tree=keep_tree,
+            recording=RequestRecording(self._sites, len(source)) if self._sites else None,
+        )
+        if options.beams > 1:
+            search = make_beam_search(request, self.spec.vocab_size)  # raises for settings that cannot be searched
+            if request.limit == 0:
+                request.finish_search(search.results(), search.tree if keep_tree else None)
+        elif request.limit == 0:
+            request.finish("length")
+        with self._condition:
+            if self._closed:
+                raise InputError("the engine is closed and takes no more requests; make a new one.")
+            if not request.done:
+                self._scheduler.waiting.append(request)
+                self._condition.notify_all()
+        return request
+
+    def _check(self, options: SamplingParams, end_ids: frozenset[int], n_best: int) -> None:
+        """Raise for parameters that do not fit this engine."""
         check_allowed(options, end_ids, self.spec.vocab_size)
         if options.beams > len(self.slots):
             raise InputError(f"beams is {options.beams}, but the engine has {len(self.slots)} slots; make more.")
         check_beams(self._runner.model, options.beams, self.max_len, self.source_len)
-        if options.beams > 1 and self._recorder is not None:
+        if options.beams > 1 and self._sites:
             raise InputError(f"beams is {options.beams}, but beam search cannot be recorded; leave one of them out.")
-        if not 1 <= n_best <= options.beams:
-            raise InputError(
-                f"n_best is {n_best}, but a search of {options.beams} beams returns 1 to {options.beams}."
-            )
+        check_n_best(n_best, options.beams)
+
+    def _split(self, ids: list[int], target_prefix: Sequence[int]) -> tuple[list[int], list[int]]:
+        """Return what the decoder continues, and the source of an encoder-decoder; raise where one is too long."""
         source: list[int] = []
         if isinstance(self.spec, spec.Seq2SeqSpec):
             if len(ids) > self.source_len:
@@ -163,41 +201,15 @@ class Engine:
                     f"the source has {len(ids)} tokens, but source_len is {self.source_len}; shorten it."
                 )
             assert self.spec.start_id is not None
-            ids, source = (
-                [self.spec.start_id, *self._rules.forced_prefix, *ids_of(target_prefix, self.spec.vocab_size)],
-                ids,
-            )
+            prefix = check_ids(target_prefix, self.spec.vocab_size)
+            ids, source = [self.spec.start_id, *self._rules.forced_prefix, *prefix], ids
         elif target_prefix:
             raise InputError(
                 f"target_prefix has {len(target_prefix)} tokens, but the model has no encoder; use the prompt."
             )
         if len(ids) > self.max_len:
             raise InputError(f"the prompt has {len(ids)} tokens, but max_len is {self.max_len}; shorten it.")
-        limit = min(options.max_new_tokens, self.max_len - len(ids))
-        request = Request(
-            ids,
-            options,
-            tok=self.tok,
-            end_ids=end_ids,
-            limit=limit,
-            source=source,
-            n_best=n_best,
-            keep_tree=keep_tree,
-            recording=None if self._recorder is None else self._recorder.open(len(source)),
-        )
-        if options.beams > 1:
-            search = make_beam_search(request, self.spec.vocab_size)  # raises for settings that cannot be searched
-            if limit == 0:
-                request.finish_search(search.results(), search.tree if keep_tree else None)
-        elif limit == 0:
-            request.finish("length")
-        with self._condition:
-            if self._closed:
-                raise InputError("the engine is closed and takes no more requests; make a new one.")
-            if not request.done:
-                self._queue.append(request)
-                self._condition.notify_all()
-        return request
+        return ids, source
 
     def cancel(self, request: Request) -> None:
         """End a request now, whether it is waiting, in prefill or decoding; its tokens so far are kept.
@@ -231,10 +243,10 @@ class Engine:
             self._closed = True
             self._condition.notify_all()
             self._condition.wait_for(lambda: self._stepper is None)
-            for request in (*self._queue, *self._scheduler.requests):
+            for request in (*self._scheduler.waiting, *self._outputs.requests):
                 request.finish("cancelled")
-            self._queue.clear()
-            self._scheduler.clear()
+            self._scheduler.waiting.clear()
+            self._outputs.clear()
 
     def stream(self, request: Request) -> Iterator[str]:
         """Step until a request is done, and yield its text as it is generated, in whole characters.
@@ -262,15 +274,13 @@ class Engine:
                 elif not self._closed:
                     self._stepper = me
             if self._stepper == me:
-                if self._cancelled:
-                    self._drop_cancelled()
-                self._scheduler.step()
+                self._step()
             return self._has_work()
         except BaseException as error:
             if self._stepper == me:  # sequences and cache may be inconsistent now
-                for request in self._scheduler.requests:
+                for request in self._outputs.requests:
                     request.fail(f"a step of the engine raised {type(error).__name__}: {error}; submit it again.")
-                self._scheduler.clear()
+                self._outputs.clear()
             raise
         finally:
             if self._stepper == me:
@@ -278,21 +288,22 @@ class Engine:
                     self._stepper = None
                     self._condition.notify_all()
 
+    @torch.inference_mode()
+    def _step(self) -> None:
+        if self._cancelled:
+            self._drop_cancelled()
+        step = self._scheduler.schedule()
+        output = self._runner.run(step)
+        self._outputs.postprocess(step, output)
+
     def _has_work(self) -> bool:
-        return bool(self._queue or self._scheduler.busy)
+        return bool(self._scheduler.waiting or self.slots.running or self._outputs.pending)
 
     def _drop_cancelled(self) -> None:
-        """Remove cancelled requests from the queue and the scheduler."""
+        """Remove cancelled requests, whether they wait or have a slot."""
         self._cancelled = False  # first: a request cancelled meanwhile is found by the next step
+        waiting = self._scheduler.waiting
         with self._condition:
-            for request in [request for request in self._queue if request.done]:
-                self._queue.remove(request)  # one by one: other threads take an empty queue for the end of all work
-        self._scheduler.drop_cancelled()
-
-    def _make_cache(self, model: Decoder | Seq2Seq, slots: int, prefill_chunk: int) -> Cache:
-        if not isinstance(model, Seq2Seq):
-            return model.make_cache(slots, self.max_len, chunk=prefill_chunk)
-        cache = model.make_cache(slots, self.max_len, self.source_len, chunk=prefill_chunk)
-        assert cache.source is not None
-        cache.source.filled = True  # a slot's source is encoded before it decodes
-        return cache
+            for request in [request for request in waiting if request.done]:
+                waiting.remove(request)  # one by one: other threads take an empty queue for the end of all work
+        self._outputs.drop_cancelled()

@@ -5,31 +5,18 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 
-from glasshouse import device as machine
-from glasshouse.errors import InputError
+from glasshouse.errors import InputError, check_count
+from glasshouse.generation.capacity import check_beams, choose_slots, choose_weights, required_lengths
 from glasshouse.generation.engine import Engine
-from glasshouse.generation.generation_config import read_token_rules
 from glasshouse.generation.inference_model import Weights
 from glasshouse.generation.request import Completion, Request
 from glasshouse.generation.sampling_params import SamplingParams
 from glasshouse.generation.speculation import Speculator
-from glasshouse.generation.validation import (
-    cache_bytes,
-    check_beams,
-    check_count,
-    check_length,
-    check_model,
-    encode_prompt,
-)
 from glasshouse.models import Decoder, Seq2Seq
+from glasshouse.models.length import check_length
+from glasshouse.models.prompt import Prompt, encode_prompt
 from glasshouse.spec import Spec
 from glasshouse.text import Tokenizer
-
-Prompt = str | bytes | Sequence[int]
-
-MAX_SLOTS = 64  # default maximum batch size
-WORTH_A_COPY = 100  # steps; in fewer, a CPU does not regain the time of copying the weights
-MEMORY_SHARE = 4  # the cache takes at most 1 / MEMORY_SHARE of the memory
 
 
 def generate(
@@ -137,7 +124,6 @@ def generate_requests(
     >>> [len(request.completions()) for request in requests]
     [2, 2]
     """
-    check_model(model)
     prompt_ids = [encode_prompt(prompt, tok, model.spec) for prompt in as_list(prompts)]
     check_count("n", n)
     beams = options.beams
@@ -164,7 +150,7 @@ def generate_requests(
         record=record,
     )
     requests = [
-        engine.submit(ids, one, n_best=n if beams > 1 else 1, keep_tree=keep_tree)
+        engine.submit_ids(ids, one, n_best=n if beams > 1 else 1, keep_tree=keep_tree)
         for ids in prompt_ids
         for one in options.with_seeds(copies)
     ]
@@ -190,13 +176,12 @@ def stream(model: Decoder | Seq2Seq, tok: Tokenizer, prompt: Prompt, **settings:
     True
     """
     options = SamplingParams.parse(settings)
-    check_model(model)
     ids = encode_prompt(prompt, tok, model.spec)
     max_len, source_len = required_lengths(model, [ids], options)
     check_beams(model, options.beams, max_len, source_len or 0)
     weights = choose_weights(options.max_new_tokens)
     engine = Engine(model, tok, slots=options.beams, max_len=max_len, source_len=source_len, weights=weights)
-    request = engine.submit(ids, options)
+    request = engine.submit_ids(ids, options)
     yield from engine.stream(request)
     if message := length_warning(model.spec, request):
         warnings.warn(message, stacklevel=2)
@@ -213,21 +198,6 @@ def as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
             f"prompts is a list of ids that begins with {many[0]}; put it in a list, one for each prompt."
         )
     return many
-
-
-def required_lengths(
-    model: Decoder | Seq2Seq, prompt_ids: Sequence[Sequence[int]], options: SamplingParams
-) -> tuple[int, int | None]:
-    """Return the sequence length and the source length that the cache must have."""
-    longest = max(map(len, prompt_ids))
-    limit = model.spec.position_limit
-    if isinstance(model, Seq2Seq):
-        target = 1 + len(read_token_rules(model).forced_prefix) + options.max_new_tokens
-        return target if limit is None else min(limit, target), longest
-    if limit is not None and longest > limit:
-        raise InputError(f"a prompt has {longest} tokens, but max_len is {limit}; shorten it.")
-    length = longest + options.max_new_tokens
-    return length if limit is None else min(limit, length), None
 
 
 def length_warning(s: Spec, request: Request) -> str | None:
@@ -256,19 +226,3 @@ def length_warning(s: Spec, request: Request) -> str | None:
             f"{s.max_len} (max_len), so quality may drop beyond that."
         )
     return None
-
-
-def choose_weights(steps: int) -> Weights:
-    """Return whether an engine should copy the weights for a number of steps.
-
-    >>> choose_weights(8), choose_weights(256)
-    ('own', 'copy')
-    """
-    return "copy" if steps >= WORTH_A_COPY else "own"
-
-
-def choose_slots(model: Decoder | Seq2Seq, max_len: int, source_len: int | None, n_sequences: int) -> int:
-    """Return the number of slots: `n_sequences`, within MAX_SLOTS and the memory."""
-    weight = model.token_embedding.table.weight
-    each = cache_bytes(model.spec, 1, max_len, source_len or 0, weight.element_size())
-    return max(1, min(n_sequences, MAX_SLOTS, machine.memory_bytes(weight.device) // MEMORY_SHARE // each))

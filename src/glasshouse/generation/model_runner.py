@@ -1,9 +1,9 @@
-"""Runs the model of an engine over the slots of its KV cache: prefill, decode and draft verification."""
+"""Runs the model of an engine over the slots of its KV cache: prefill, decode, draft verification and sampling."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import NamedTuple
 
 import torch
@@ -12,23 +12,18 @@ from torch import Tensor
 from glasshouse.generation.cuda_graphs import Graphs, bucket
 from glasshouse.generation.inference_model import Weights, compile_decode, prepare_for_inference
 from glasshouse.generation.logits_kernels import token_logprobs
+from glasshouse.generation.recording import RecordedSite, Recorder, RequestRecording
 from glasshouse.generation.sampling import Sampler
+from glasshouse.generation.sampling_slots import EMPTY_SLOT
+from glasshouse.generation.scheduler import MIXED_PREFILL_TOKENS
+from glasshouse.generation.slots import Move, SequenceState
+from glasshouse.generation.speculation import Drafts, Speculator
+from glasshouse.generation.step import PrefillChunk, SampledTokens, Step, StepOutput
 from glasshouse.layers.cache import Cache, CacheView, MixedBatch, PackedPrefill
 from glasshouse.models import Decoder, Seq2Seq
 
-MIXED_PREFILL_TOKENS = 128  # prompt tokens added to one decode step; so few cost a large GPU almost nothing
 
-
-@dataclass
-class MixedPrefill:
-    """A chunk of a prompt that is prefilled within a decode step."""
-
-    slot: int
-    start: int  # position of the first token
-    ids: list[int]
-
-
-class StepOutput(NamedTuple):
+class DecodeOutput(NamedTuple):
     """The output of a decode step for the first n slots."""
 
     logits: Tensor  # [n, V]
@@ -37,34 +32,155 @@ class StepOutput(NamedTuple):
 
 
 class ModelRunner:
-    """Runs prefill and decode over cache slots, as CUDA graphs on a GPU."""
+    """Runs the steps that the scheduler decided, as CUDA graphs on a GPU.
+
+    It owns what a slot has on the device: its row of the cache, its sampling parameters and its next input.
+    """
 
     def __init__(
         self,
         model: Decoder | Seq2Seq,
-        cache: Cache,
-        sampler: Sampler,
         *,
+        slots: int,
+        max_len: int,
+        source_len: int,
+        chunk: int,  # tokens per sequence and call, at most
         weights: Weights,
         compile: bool,  # noqa: A002 (torch's word)
-        recording: bool,  # activations are recorded: no CUDA graphs, which bypass module hooks, and no mixed prefill
+        speculator: Speculator | None,
+        # Where sites are recorded there are no CUDA graphs, which bypass module hooks, and there is no mixed prefill.
+        sites: Sequence[RecordedSite],
     ) -> None:
-        slots, device = len(cache.lengths), cache.lengths.device
-        self.cache, self.sampler = cache, sampler
+        self.cache, self.speculator = _make_cache(model, slots, max_len, source_len, chunk), speculator
+        cache, device = self.cache, self.cache.lengths.device
+        self.sampler = Sampler(slots, model.spec.vocab_size, device)
         self.next_input_ids = torch.zeros(slots, 1, dtype=torch.long, device=device)  # the input of the next step
         self.model = prepare_for_inference(model, weights, slots)
+        self._recorder = Recorder(self.model, sites) if sites else None
         self._compiled = compile_decode(self.model, slots) if compile else None
         can_mix = isinstance(model, Decoder) and model.stack.supports_mixed_prefill(
             model.token_embedding.table.weight
         )
-        self.supports_mixed_prefill = can_mix and not recording
+        self.supports_mixed_prefill = can_mix and not sites and speculator is None
         self._in_use = torch.zeros(slots, dtype=torch.long, device=device)  # 1 for slots that decode
         self._slot_ids = torch.arange(slots, device=device)
         # The mixed prefill chunk: ids, slots, positions, and 1 for tokens in use.
         self._staged = self.next_input_ids.new_zeros(4, MIXED_PREFILL_TOKENS)
         self._prefill_inputs: dict[int, tuple[Tensor, Tensor]] = {}  # inputs of the prefill graphs, by width
-        use_graphs = device.type == "cuda" and not recording
-        self._graphs = Graphs(lambda: [cache.lengths, self.next_input_ids, *sampler.state]) if use_graphs else None
+        use_graphs = device.type == "cuda" and not sites
+        self._graphs = (
+            Graphs(lambda: [cache.lengths, self.next_input_ids, *self.sampler.slots.tensors]) if use_graphs else None
+        )
+        if speculator is not None:
+            speculator.setup(model, slots, max_len)
+
+    @property
+    def runs_ahead(self) -> bool:
+        """Whether a GPU runs a step while the host processes the one before: the next step needs no output of it."""
+        return self.next_input_ids.is_cuda and self.speculator is None
+
+    def run(self, step: Step) -> StepOutput | None:
+        """Prefill the chunks of a step and decode; return None where no sequence decodes."""
+        for chunk in step.chunks:
+            self._fill_slot(chunk)
+            if chunk.ids:
+                with self._recording([(chunk.seq, chunk.start)], len(chunk.ids)):
+                    self.prefill(chunk.ids, chunk.seq.slot, chunk.start)
+            self._start_decoding(chunk)
+        if step.mixed is not None:
+            self._fill_slot(step.mixed)
+            self.cache.lengths[step.mixed.seq.slot] = step.mixed.start + len(step.mixed.ids)
+            self._start_decoding(step.mixed)
+        if not step.decoding:
+            return None
+        drafts = None if self.speculator is None else self.speculator.propose(step.decoding, self.sampler)
+        return self._decode_step(step) if drafts is None else self._verify_step(step.decoding, drafts)
+
+    def _fill_slot(self, chunk: PrefillChunk) -> None:
+        """Before the first chunk of a prompt, copy its cached prefix into the slot and encode its source."""
+        slot, source = chunk.seq.slot, chunk.seq.request.source
+        if chunk.prefix_slot is None:
+            return
+        if chunk.prefix_slot == slot:
+            self.cache.lengths[slot] = chunk.start
+        else:
+            self.cache.copy_row(chunk.prefix_slot, slot, 0, chunk.start)
+        if source:
+            with self._recording([(chunk.seq, chunk.start)], len(source)):
+                self.encode_source(source, slot)
+
+    def _start_decoding(self, chunk: PrefillChunk) -> None:
+        """After the last chunk of a prompt, set up its slots for decoding; a beam search has one slot per beam."""
+        if not chunk.is_last:
+            return
+        seq, request = chunk.seq, chunk.seq.request
+        for fork in chunk.forks:
+            self.cache.copy_row(seq.slot, fork.slot, 0, seq.n_cached)
+        for one in (seq, *chunk.forks):
+            options = EMPTY_SLOT if chunk.forks else request.options
+            self.sampler.slots.set(one.slot, options, request.prompt, sorted(request.end_ids))
+            self.next_input_ids[one.slot] = request.prompt[-1]
+
+    def _decode_step(self, step: Step) -> StepOutput:
+        """Decode one token per sequence, and prefill the mixed chunk."""
+        seqs = step.decoding
+        with self._recording([(seq, seq.n_cached) for seq in seqs], 1):
+            output = self.decode(len(seqs), *_lengths(seqs, 1), step.mixed)
+        ones = [1] * len(seqs)
+        sampled = SampledTokens.start_copy(output.tokens[:, None], output.logprobs[:, None], ones)
+        return StepOutput(sampled, output.logits, written=ones)
+
+    def _verify_step(self, seqs: list[SequenceState], drafts: Drafts) -> StepOutput:
+        """Sample the accepted draft tokens of each sequence, and the token after them."""
+        n, k = drafts.tokens.shape
+        logits = self.verify_drafts(drafts.tokens, drafts.counts, *_lengths(seqs, k + 1))
+        tokens, counts = self.sampler.verify(logits, drafts.tokens, drafts.counts, drafts.probabilities)
+        logprobs = token_logprobs(logits.flatten(0, 1), tokens.flatten()).view(n, k + 1)
+        kept = counts.tolist()
+        sampled = SampledTokens.start_copy(tokens, logprobs, kept)
+        lengths = [seq.n_cached + count for seq, count in zip(seqs, kept, strict=True)]
+        self.cache.lengths[:n] = torch.tensor(lengths, device=logits.device)
+        self.next_input_ids[:n] = tokens.gather(1, counts[:, None] - 1)
+        return StepOutput(sampled, logits[:, 0], written=[count + 1 for count in drafts.counts.tolist()])
+
+    def _recording(self, seqs: Sequence[tuple[SequenceState, int]], count: int) -> AbstractContextManager[None]:
+        """Record the forward pass inside the block, with `count` new tokens per sequence from a position on."""
+        if self._recorder is None:
+            return nullcontext()
+        return self._recorder.recording([(_recording_of(seq), start) for seq, start in seqs], count)
+
+    def set_next_inputs(self, slots: Tensor, tokens: Tensor) -> None:
+        """Set the input of the next step of these slots."""
+        self.next_input_ids[slots, 0] = tokens
+
+    def copy_cache(self, source: int, target: int, start: int, stop: int) -> None:
+        """Copy the cache of a slot up to position `stop` to one that has the same tokens up to `start`."""
+        self.cache.copy_row(source, target, start, stop)
+
+    def clear_cache(self, slot: int, start: int) -> None:
+        """Overwrite the cache of a slot from position `start` on.
+
+        A masked key has weight 0, but 0 times NaN is NaN: a NaN left in the cache would reach the next request there.
+        """
+        self.cache.clear_row(slot, start)
+
+    def release_slot(self, slot: int, moves: Sequence[Move]) -> None:
+        """Release a slot, and move the sequences that close the gap."""
+        self.sampler.slots.clear(slot)
+        for source, target, n_cached in moves:
+            self.cache.copy_row(source, target, 0, n_cached)
+            self.sampler.slots.move(source, target)
+            self.next_input_ids[target] = self.next_input_ids[source]
+            if self.speculator is not None:
+                self.speculator.move(source, target)
+            slot = source
+        self.cache.lengths[slot] = 0
+
+    def release_all(self) -> None:
+        """Release every slot."""
+        for slot in range(len(self.next_input_ids)):
+            self.sampler.slots.clear(slot)
+        self.cache.lengths.zero_()
 
     def encode_source(self, source: list[int], slot: int) -> None:
         """Run the encoder and store the cross-attention keys and values of a slot."""
@@ -95,27 +211,27 @@ class ModelRunner:
             lambda: (self._forward(inputs[:1], view, lengths=length, logits_to_keep=self._in_use[:0]),),
         )
 
-    def decode(self, n: int, longest: int, source_len: int, mixed_prefill: MixedPrefill | None = None) -> StepOutput:
+    def decode(self, n: int, longest: int, source_len: int, mixed: PrefillChunk | None = None) -> DecodeOutput:
         """Run one decode step for the first n slots, together with a chunk of a prompt if one is given.
 
         With the new tokens, no sequence is longer than `longest`, and no source than `source_len`.
         """
-        if mixed_prefill is None and self._graphs is None:
+        if mixed is None and self._graphs is None:
             view = self.cache.narrow(slice(0, n), longest, source_len)
             return self._sample(self._forward(self.next_input_ids[:n], view, step=True)[:, 0])
         width = len(self.next_input_ids) if self._compiled is not None else min(bucket(n), len(self.next_input_ids))
         self._in_use[:n], self._in_use[n:] = 1, 0
-        if mixed_prefill is not None:
-            self._stage_mixed_prefill(mixed_prefill)
-        name, work = ("decode", self._decode_batch) if mixed_prefill is None else ("mixed", self._decode_mixed)
-        key = (name, width, self.sampler.metadata(width))
-        return StepOutput(*(one[:n] for one in self._run(key, lambda: work(width))))
+        if mixed is not None:
+            self._stage(mixed)
+        name, work = ("decode", self._decode_batch) if mixed is None else ("mixed", self._decode_mixed)
+        key = (name, width, self.sampler.slots.metadata(width))
+        return DecodeOutput(*(one[:n] for one in self._run(key, lambda: work(width))))
 
-    def _decode_batch(self, width: int) -> StepOutput:
+    def _decode_batch(self, width: int) -> DecodeOutput:
         view, in_use = self.cache.narrow(slice(0, width)), self._in_use[:width]
         return self._sample(self._forward(self.next_input_ids[:width], view, lengths=in_use, step=True)[:, 0])
 
-    def _decode_mixed(self, width: int) -> StepOutput:
+    def _decode_mixed(self, width: int) -> DecodeOutput:
         """Run the decode tokens of all slots and the prefill tokens as one packed sequence."""
         ids, slots, positions, in_use = self._staged
         view = MixedBatch(
@@ -127,28 +243,28 @@ class ModelRunner:
             self._forward(ids, view, mask=real[None], logits_to_keep=self._slot_ids[:width], step=True)[0]
         )
 
-    def _stage_mixed_prefill(self, mixed_prefill: MixedPrefill) -> None:
+    def _stage(self, chunk: PrefillChunk) -> None:
         """Copy a prefill chunk into the tensors that CUDA graphs read."""
-        n = len(mixed_prefill.ids)
+        n = len(chunk.ids)
         padding = [0] * (MIXED_PREFILL_TOKENS - n)
-        positions = range(mixed_prefill.start, mixed_prefill.start + n)
+        positions = range(chunk.start, chunk.start + n)
         staged = torch.tensor(
             [
-                mixed_prefill.ids + padding,
-                [mixed_prefill.slot] * n + padding,
+                chunk.ids + padding,
+                [chunk.seq.slot] * n + padding,
                 [*positions, *padding],
                 [1] * n + padding,
             ]
         )
         self._staged.copy_(staged.pin_memory() if self._staged.is_cuda else staged, non_blocking=True)
 
-    def _sample(self, logits: Tensor) -> StepOutput:
+    def _sample(self, logits: Tensor) -> DecodeOutput:
         """Sample the next tokens from logits [n, V] and make them the next step's input."""
         tokens = self.sampler.sample(logits)
-        if self.sampler.metadata(len(logits)).idle:  # beam search chooses its own tokens
-            return StepOutput(logits, tokens, torch.zeros_like(tokens, dtype=logits.dtype))
+        if self.sampler.slots.metadata(len(logits)).idle:  # beam search chooses its own tokens
+            return DecodeOutput(logits, tokens, torch.zeros_like(tokens, dtype=logits.dtype))
         self.next_input_ids[: len(tokens), 0] = tokens
-        return StepOutput(logits, tokens, token_logprobs(logits, tokens))
+        return DecodeOutput(logits, tokens, token_logprobs(logits, tokens))
 
     def verify_drafts(self, drafts: Tensor, counts: Tensor, longest: int, source_len: int) -> Tensor:
         """Return the logits [n, k + 1, V] of the first n slots, before their first draft [n, k] and after each."""
@@ -176,3 +292,22 @@ class ModelRunner:
         if isinstance(self.model, Seq2Seq):
             return run(None, ids, target_lengths=lengths, cache=cache, logits_to_keep=logits_to_keep)
         return run(ids, lengths=lengths, mask=mask, cache=cache, logits_to_keep=logits_to_keep)
+
+
+def _make_cache(model: Decoder | Seq2Seq, slots: int, max_len: int, source_len: int, chunk: int) -> Cache:
+    if not isinstance(model, Seq2Seq):
+        return model.make_cache(slots, max_len, chunk=chunk)
+    cache = model.make_cache(slots, max_len, source_len, chunk=chunk)
+    assert cache.source is not None
+    cache.source.filled = True  # a slot's source is encoded before it decodes
+    return cache
+
+
+def _lengths(seqs: list[SequenceState], new: int) -> tuple[int, int]:
+    """Return the length of the longest sequence with `new` more tokens, and of the longest source."""
+    return max(seq.n_cached for seq in seqs) + new, max(len(seq.request.source) for seq in seqs)
+
+
+def _recording_of(seq: SequenceState) -> RequestRecording:
+    assert seq.request.recording is not None
+    return seq.request.recording

@@ -25,14 +25,9 @@ class Recorder:
     """Records the forward passes of an engine, which run through the inference copy of the model."""
 
     def __init__(self, model: Decoder | Seq2Seq, sites: Sequence[RecordedSite]) -> None:
-        self._sites = sites
         self._hook_manager = hook_manager_of(model)
         self._values: dict[RecordedSite, Tensor] = {}  # of this forward pass, for the whole batch
         self._hooks = [Hook(site.in_pass(model), read=partial(self._values.__setitem__, site)) for site in sites]
-
-    def open(self, source_len: int) -> RequestRecording:
-        """Start the recording of a request with a source of `source_len` tokens."""
-        return RequestRecording(self._sites, source_len)
 
     @contextmanager
     def recording(self, batch: Sequence[tuple[RequestRecording, int]], count: int) -> Iterator[None]:

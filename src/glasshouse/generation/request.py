@@ -9,10 +9,9 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from glasshouse.errors import InputError
-from glasshouse.generation.beam import Hypothesis, Node
 from glasshouse.generation.detokenizer import Detokenizer
+from glasshouse.generation.hypothesis import Hypothesis, Node
 from glasshouse.generation.recording import RequestRecording
-from glasshouse.generation.sampling import MAX_FLOAT32
 from glasshouse.generation.sampling_params import SamplingParams
 from glasshouse.inspection import Recording
 from glasshouse.text import Tokenizer
@@ -91,7 +90,7 @@ class Request:
         self._n_decoded = 0  # ids passed to the detokenizer
         self._new_text: list[str] = []
         # Tokens sampled only if no other is allowed; end tokens before min_new_tokens.
-        self._forbidden = {token for token, bias in options.logit_bias.items() if bias < -MAX_FLOAT32}
+        self._forbidden = options.forbidden_ids
         self._suspects = self._forbidden | (end_ids if options.min_new_tokens else frozenset())
         self._lock = threading.RLock()  # guards all of the above
         self._changed = threading.Condition(self._lock)  # notified of each token and the end, if a thread waits

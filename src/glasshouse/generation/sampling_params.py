@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from numbers import Integral, Real
 from typing import Any
@@ -11,6 +11,8 @@ from typing import Any
 from glasshouse import hints
 from glasshouse.config import did_you_mean
 from glasshouse.errors import InputError
+
+MAX_FLOAT32 = (2 - 2.0**-23) * 2.0**127  # written out: parameters need no torch
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,6 +95,20 @@ class SamplingParams:
     def changes_logits(self) -> bool:
         """Whether penalties or biases change the model's logits."""
         return bool(self.repetition_penalty != 1 or self.frequency_penalty or self.logit_bias)
+
+    @property
+    def forbidden_ids(self) -> frozenset[int]:
+        """The tokens whose bias is -inf in float32: they are sampled only if no other is allowed."""
+        return frozenset(token for token, bias in self.logit_bias.items() if bias < -MAX_FLOAT32)
+
+    def with_suppressed(self, ids: Iterable[int]) -> SamplingParams:
+        """Return parameters that suppress these tokens, except those whose bias the caller has set.
+
+        >>> SamplingParams(logit_bias={5: 0.5}).with_suppressed((3, 5)).logit_bias
+        {3: -inf, 5: 0.5}
+        """
+        suppressed = dict.fromkeys(ids, -math.inf)
+        return replace(self, logit_bias=suppressed | dict(self.logit_bias)) if suppressed else self
 
     def with_seeds(self, count: int) -> list[SamplingParams]:
         """Return `count` copies with consecutive seeds."""

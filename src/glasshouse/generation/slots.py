@@ -1,37 +1,66 @@
-"""Allocation of cache slots to sequences, with prefix caching."""
+"""Which sequence has which slot of the KV cache, and which tokens are cached there for prefix caching.
+
+This is bookkeeping on the host; the model runner copies and clears what the slots have on the device.
+"""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from glasshouse.generation.request import Request
-from glasshouse.layers.cache import Cache
 
 MIN_SHARED_PREFIX = 16  # tokens; fewer are faster to compute than to copy
 
 
 @dataclass(eq=False)
-class SequenceState:
-    """One sequence in a slot of the cache: that of a request, or one beam of its search."""
+class CachedTokens:
+    """The contents of a slot. They outlive a request: its tokens may be the prefix of a later prompt."""
 
-    request: Request | None = None  # None: the slot is free, and its cached prefix may be reused
-    slot: int = 0
-    tokens: list[int] = field(default_factory=list)  # the prompt and the generated tokens
-    n_cached: int = 0  # tokens whose keys and values are in the cache
+    slot: int
+    tokens: list[int] = field(default_factory=list)  # the prompt and the generated tokens that the host knows
+    n_cached: int = 0  # tokens whose keys and values are in the cache, once the steps launched so far have run
     max_cached: int = 0  # the maximum of n_cached since the slot was filled: rejected drafts lower n_cached
-    n_scheduled: int = 0  # new tokens launched, processed on the host or not
 
-    @property
-    def limit(self) -> float:
-        """The maximum number of new tokens; a beam search decides itself when it is done."""
-        return math.inf if self.request is None or self.request.options.beams > 1 else self.request.limit
+    def advance(self, kept: int, written: int | None = None) -> None:
+        """Count `kept` more tokens as cached, of `written` whose keys and values were written."""
+        self.max_cached = max(self.max_cached, self.n_cached + (kept if written is None else written))
+        self.n_cached += kept
+
+    def forget(self) -> None:
+        """Let no later prompt reuse the contents."""
+        self.tokens, self.n_cached = [], 0
+
+
+@dataclass(eq=False, kw_only=True)
+class SequenceState(CachedTokens):
+    """A running sequence: that of a request, or one beam of its search. What a caller sees is the request's."""
+
+    request: Request
 
     @property
     def is_prefilling(self) -> bool:
         """Whether part of the prompt is not cached yet; its last token is the input of the first decode step."""
-        return self.request is not None and self.n_cached < len(self.request.prompt) - 1
+        return self.n_cached < len(self.request.prompt) - 1
+
+    @property
+    def n_generated(self) -> int:
+        """New tokens of the steps launched so far, on the host or not."""
+        return self.n_cached - (len(self.request.prompt) - 1)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all new tokens were launched; a beam search decides itself when it is done."""
+        return self.request.options.beams == 1 and self.n_generated >= self.request.limit
+
+
+class Move(NamedTuple):
+    """The move of a sequence with `n_cached` cached tokens to another slot."""
+
+    source: int
+    target: int
+    n_cached: int
 
 
 class Slots:
@@ -41,11 +70,11 @@ class Slots:
     request whose prompt starts like a cached sequence, running or free, copies that prefix instead of computing it.
     """
 
-    def __init__(self, cache: Cache, count: int, *, prefix_caching: bool) -> None:
-        self.cache = cache
-        self.running: list[SequenceState] = []
-        self.free = [SequenceState(slot=slot) for slot in range(count)]  # by slot, from len(running) on
+    def __init__(self, count: int, *, prefix_caching: bool, max_rollback: float) -> None:
+        self.running: list[SequenceState] = []  # by slot
+        self.free = [CachedTokens(slot) for slot in range(count)]  # by slot, from len(running) on
         self.prefix_caching = prefix_caching
+        self.max_rollback = max_rollback  # tokens a slot can drop and still have the windows before them
         self._count = count
 
     def __len__(self) -> int:
@@ -54,82 +83,55 @@ class Slots:
     def clear(self) -> None:
         """Release every slot and drop the cached prefixes."""
         self.running = []
-        self.free = [SequenceState(slot=slot) for slot in range(self._count)]
-        self.cache.lengths.zero_()
+        self.free = [CachedTokens(slot) for slot in range(self._count)]
 
-    def clear_slot(self, seq: SequenceState) -> None:
-        """Overwrite the cache of a slot.
+    def allocate(self, request: Request) -> tuple[SequenceState, int]:
+        """Give the first free slot to a request; return also the slot with the longest cached prefix of its prompt.
 
-        A masked key has weight 0, but 0 times NaN is NaN: a NaN left in the cache would reach the next request there.
+        The `n_cached` tokens of that prefix must be copied before the sequence runs.
         """
-        seq.tokens, seq.n_cached = [], 0
-        self.cache.clear_row(seq.slot)
-
-    def purge(self, failed: Sequence[SequenceState]) -> None:
-        """Overwrite the cache of sequences that had NaN or infinite values, and copies past the end of others."""
-        for seq in (*self.running, *self.free):
-            if seq.request is None or seq in failed:
-                self.clear_slot(seq)
-            else:
-                self.cache.clear_row(seq.slot, seq.n_cached)
-
-    def allocate(self, request: Request) -> SequenceState:
-        """Give the first free slot to a request, with the longest cached prefix of its prompt."""
         free = self.free.pop(0)
         source, common = self._best_prefix(request.prompt, free)
-        if source is free:
-            self.cache.lengths[free.slot] = common
-        else:
-            self.cache.copy_row(source.slot, free.slot, 0, common)
-        seq = SequenceState(request, free.slot, request.prompt[:], common, source.max_cached if common else 0)
+        seq = SequenceState(free.slot, request.prompt[:], common, source.max_cached if common else 0, request=request)
         self.running.append(seq)
-        return seq
+        return seq, source.slot
 
     def fork(self, seq: SequenceState) -> SequenceState:
         """Give the first free slot to a copy of a sequence."""
         free = self.free.pop(0)
-        fork = SequenceState(seq.request, free.slot, seq.tokens[:], seq.n_cached, seq.max_cached, seq.n_scheduled)
-        self.cache.copy_row(seq.slot, fork.slot, 0, seq.n_cached)
+        fork = SequenceState(free.slot, seq.tokens[:], seq.n_cached, seq.max_cached, request=seq.request)
         self.running.append(fork)
         return fork
 
-    def release(self, seq: SequenceState) -> list[tuple[int, int]]:
-        """Release a slot and close the gap; return the moves in order, as (old slot, new slot).
+    def release(self, seq: SequenceState) -> list[Move]:
+        """Release the slot of a sequence and close the gap; return the moves, in order.
 
         A sequence that is being prefilled is the last and stays the last.
         """
-        seq.request = None
-        moves = []
         ends = self.running[-2:] if self.running[-1].is_prefilling else self.running[-1:]
-        gap, followers = seq.slot, [other for other in ends if other.slot > seq.slot]
-        del self.running[seq.slot]
-        for follower in followers:
-            self.cache.copy_row(follower.slot, gap, 0, follower.n_cached)
-            moves.append((follower.slot, gap))
-            released = SequenceState(
-                None, follower.slot, follower.tokens[: follower.n_cached], follower.n_cached, follower.max_cached
-            )
-            gap, follower.slot, seq = follower.slot, gap, released
-        self.cache.lengths[seq.slot] = 0
-        self.free.insert(0, seq)
-        self.running.sort(key=lambda other: other.slot)
+        freed = CachedTokens(seq.slot, seq.tokens, seq.n_cached, seq.max_cached)
+        moves = []
+        for follower in [other for other in ends if other.slot > seq.slot]:
+            moves.append(Move(follower.slot, freed.slot, follower.n_cached))
+            self.running[freed.slot] = follower
+            tokens = follower.tokens[: follower.n_cached]
+            left = CachedTokens(follower.slot, tokens, follower.n_cached, follower.max_cached)
+            follower.slot, freed = freed.slot, left
+        self.running.pop()
+        self.free.insert(0, freed)
         return moves
 
-    def _best_prefix(self, prompt: Sequence[int], free: SequenceState) -> tuple[SequenceState, int]:
-        """Return the sequence with the longest cached prefix of a prompt, and its length: never the last token."""
+    def _best_prefix(self, prompt: Sequence[int], free: CachedTokens) -> tuple[CachedTokens, int]:
+        """Return the slot with the longest cached prefix of a prompt, and its length: never the last token."""
         best, common, beginning = free, 0, list(prompt[:MIN_SHARED_PREFIX])
-        for seq in (free, *self.running, *self.free) if self.prefix_caching else ():
-            cached = min(seq.n_cached, len(seq.tokens), len(prompt) - 1)
-            if cached < MIN_SHARED_PREFIX or cached <= common or seq.tokens[:MIN_SHARED_PREFIX] != beginning:
+        for one in (free, *self.running, *self.free) if self.prefix_caching else ():
+            cached = min(one.n_cached, len(one.tokens), len(prompt) - 1)
+            if cached < MIN_SHARED_PREFIX or cached <= common or one.tokens[:MIN_SHARED_PREFIX] != beginning:
                 continue
-            shared = common_prefix_length(seq.tokens, prompt, cached)
-            if shared > common and self._window_is_cached(seq, shared):
-                best, common = seq, shared
+            shared = common_prefix_length(one.tokens, prompt, cached)
+            if shared > common and shared >= one.max_cached - self.max_rollback:
+                best, common = one, shared
         return best, common
-
-    def _window_is_cached(self, seq: SequenceState, count: int) -> bool:
-        """Whether a ring buffer still has the window before token `count`."""
-        return self.cache.has_window(count, seq.max_cached)
 
 
 def common_prefix_length(a: Sequence[int], b: Sequence[int], limit: int) -> int:

@@ -9,12 +9,12 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from glasshouse.errors import InputError
+from glasshouse.errors import InputError, check_count
 from glasshouse.generation.inference_model import prepare_for_inference
 from glasshouse.generation.sampling import Sampler
 from glasshouse.generation.slots import SequenceState, common_prefix_length
-from glasshouse.generation.validation import check_count, check_length
 from glasshouse.models import Decoder, Seq2Seq
+from glasshouse.models.length import check_length
 
 
 @dataclass(frozen=True)
@@ -57,8 +57,8 @@ class PromptLookup:
         width = max(map(len, found))
         if width == 0:
             return None
-        tokens = torch.tensor([guess + [0] * (width - len(guess)) for guess in found], device=sampler.device)
-        return Drafts(tokens, torch.tensor([len(guess) for guess in found], device=sampler.device))
+        tokens = torch.tensor([guess + [0] * (width - len(guess)) for guess in found], device=sampler.slots.device)
+        return Drafts(tokens, torch.tensor([len(guess) for guess in found], device=sampler.slots.device))
 
     def move(self, old: int, new: int) -> None:
         """Do nothing: there is no state per slot."""
@@ -96,7 +96,7 @@ class DraftModel:
             return None
         n = len(seqs)
         self._catch_up(seqs)
-        ids = torch.tensor([seq.tokens[-1:] for seq in seqs], device=sampler.device)
+        ids = torch.tensor([seq.tokens[-1:] for seq in seqs], device=sampler.slots.device)
         drafts = ids[:, :0]
         probabilities = []
         for _ in range(max(limits)):
@@ -106,7 +106,7 @@ class DraftModel:
                 cached.append(token)
             ids, drafts = new[:, None], torch.cat([drafts, new[:, None]], 1)
             probabilities.append(probs)
-        counts = torch.tensor(limits, device=sampler.device)
+        counts = torch.tensor(limits, device=sampler.slots.device)
         return Drafts(drafts, counts, torch.stack(probabilities, 1))
 
     def _catch_up(self, seqs: Sequence[SequenceState]) -> None:
@@ -135,9 +135,9 @@ class DraftModel:
 
 def max_draft_tokens(seq: SequenceState, n_draft_tokens: int) -> int:
     """Return how many drafts are useful: one token comes without any, and the length limit must hold."""
-    if seq.request is None or seq.request.options.beams > 1:
+    if seq.request.options.beams > 1:
         return 0
-    return max(0, min(n_draft_tokens, seq.request.limit - seq.n_scheduled - 1))
+    return max(0, min(n_draft_tokens, seq.request.limit - seq.n_generated - 1))
 
 
 def lookup_ngram(tokens: Sequence[int], max_ngram: int, n_draft_tokens: int) -> list[int]:

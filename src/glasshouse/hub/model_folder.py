@@ -13,9 +13,9 @@ import torch
 
 from glasshouse import store
 from glasshouse.errors import StoreError
+from glasshouse.models.generation_config import FILE as GENERATION_CONFIG
 
 CONFIG = "config.json"
-GENERATION_CONFIG = "generation_config.json"
 TOKENIZER = "tokenizer.json"
 TOKENIZER_FILES = (TOKENIZER, "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja")
 OTHER_TOKENIZERS = ("vocab.txt", "vocab.json", "spiece.model", "source.spm", "tokenizer.model")  # not supported

@@ -7,7 +7,6 @@ import sys
 import warnings
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +25,6 @@ from glasshouse.hub.llama import LLAMA, MISTRAL, QWEN2, QWEN3
 from glasshouse.hub.model_folder import (
     CONFIG,
     EXTRA_FILES,
-    GENERATION_CONFIG,
     OTHER_TOKENIZERS,
     TOKENIZER,
     TOKENIZER_FILES,
@@ -40,6 +38,8 @@ from glasshouse.hub.t5 import T5
 from glasshouse.hub.verified import describe
 from glasshouse.layers.lora import lora_layers
 from glasshouse.models import Model, build, check_tokenizer, checked_parameters
+from glasshouse.models.generation_config import FILE as GENERATION_CONFIG
+from glasshouse.models.generation_config import with_end_ids
 from glasshouse.text import Tokenizer
 
 FAMILIES = {
@@ -90,7 +90,7 @@ def load(
         family, s, duplicates = _read_config(folder, table, tensors, ignore)
     except ConfigError as error:
         raise StoreError(f"{str(folder.path / CONFIG)!r} is not a valid model: {error}") from None
-    s = _with_generation_ids(s, folder)
+    s = with_end_ids(s, folder.json(GENERATION_CONFIG) or {}, str(folder.path / GENERATION_CONFIG))
     model = _load_weights(folder, s, family, tensors, duplicates, target, dtype)
     model.extra_files = {name: folder.values(name) for name in EXTRA_FILES if folder.file(name)}
     if legacy := {key: table[key] for key in sorted(config_reader.GENERATION_KEYS & table.keys())}:
@@ -150,21 +150,6 @@ def _native_spec(table: Mapping[str, Any], source: str) -> spec.Spec:
 def _native(table: Mapping[str, Any]) -> dict[str, Any]:
     native = table.get(NATIVE)
     return native if isinstance(native, dict) else {}
-
-
-def _with_generation_ids(s: spec.Spec, folder: ModelFolder) -> spec.Spec:
-    """Take the end token ids from generation_config.json, which chat models maintain instead of config.json."""
-    given = (folder.json(GENERATION_CONFIG) or {}).get("eos_token_id")
-    if given is None:
-        return s
-    ends = given if isinstance(given, list) else [given]
-    if not all(type(i) is int for i in ends):
-        raise StoreError(
-            f"{str(folder.path / GENERATION_CONFIG)!r} has eos_token_id = {given!r}, but it must be token ids."
-        )
-    if not all(0 <= i < s.vocab_size for i in ends):
-        return s
-    return replace(s, end_ids=tuple(ends))
 
 
 def _find_duplicates(family: Family, tensors: dict[str, Tensor]) -> set[str]:

@@ -12,13 +12,12 @@ from glasshouse import spec
 from glasshouse.errors import InputError
 from glasshouse.models.builder import Model, build
 from glasshouse.models.encoder import Encoder
+from glasshouse.models.generation_config import FILE as GENERATION_CONFIG
 from glasshouse.models.heads import LMHead
 from glasshouse.models.integrity import checked_parameters
 from glasshouse.models.tokenizer_check import check_tokenizer
 from glasshouse.models.weight_init import init_weights
 from glasshouse.text import Tokenizer
-
-GENERATION_CONFIG = "generation_config.json"  # it contains ids, which are wrong for another vocabulary
 
 
 @torch.no_grad()
@@ -50,6 +49,7 @@ def with_tokenizer(model: Model, old: Tokenizer, new: Tokenizer) -> Model:
     resized = build(_spec(model.spec, old, new), device="meta")
     _load(resized, weights, model)
     resized.tokenizer_fingerprint = new.fingerprint
+    # generation_config.json contains ids, which are wrong for another vocabulary.
     resized.extra_files = {name: values for name, values in model.extra_files.items() if name != GENERATION_CONFIG}
     return resized
 

@@ -12,9 +12,9 @@ from torch import Tensor
 
 from glasshouse import hub
 from glasshouse.errors import GlasshouseError, InputError
-from glasshouse.generation.generation_config import read_token_rules
-from glasshouse.generation.validation import encode_prompt
 from glasshouse.models import Decoder, Encoder, Model, Seq2Seq
+from glasshouse.models.generation_config import read_token_rules
+from glasshouse.models.prompt import encode_prompt
 from glasshouse.page.forward_pass import Prompt
 from glasshouse.text import Tokenizer
 from glasshouse.training import is_run

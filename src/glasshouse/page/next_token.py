@@ -71,7 +71,7 @@ def next_tokens(traces: TraceCache, params: Next) -> JsonDict:
 def sampling_distribution(logits: Tensor, temperature: float, top_k: int | None, top_p: float | None) -> Tensor:
     """Return the distribution [V] that is sampled from, after temperature, top-k and top-p."""
     sampler = Sampler(1, len(logits), logits.device)
-    sampler.set_slot(0, SamplingParams(temperature=temperature, top_k=top_k, top_p=top_p), prompt=[0], end_ids=[])
+    sampler.slots.set(0, SamplingParams(temperature=temperature, top_k=top_k, top_p=top_p), prompt=[0], end_ids=[])
     return sampler.distribution(logits[None])[0]
 
 

@@ -12,7 +12,7 @@ from glasshouse.config import JsonDict, Settings, require
 from glasshouse.errors import InputError
 from glasshouse.escaping import escape_control
 from glasshouse.generation import generate
-from glasshouse.generation.beam import Node
+from glasshouse.generation.hypothesis import Node
 from glasshouse.generation.request import Completion
 from glasshouse.models import Seq2Seq
 from glasshouse.page import serialization

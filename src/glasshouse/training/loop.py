@@ -19,11 +19,11 @@ from glasshouse.data.dataset import make_dataset, samples_for_tokens
 from glasshouse.errors import ConfigError, GlasshouseError, InputError
 from glasshouse.evaluation.eval_loop import evaluate_samples, token_bytes
 from glasshouse.evaluation.evaluate import Report, evaluate
-from glasshouse.generation.validation import check_length
 from glasshouse.hub.run_checkpoints import CHECKPOINTS, MODEL
 from glasshouse.layers import lora
 from glasshouse.models import Model
 from glasshouse.models.flops import FlopEstimator
+from glasshouse.models.length import check_length
 from glasshouse.text import Tokenizer
 from glasshouse.training import model_setup, nonfinite, plots, run_summary
 from glasshouse.training.checkpoint import Checkpoints

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Sequence
 
 import torch
@@ -134,10 +135,10 @@ class Cache(CacheView):
             self.source.clear_row(row)
         self.lengths[row] = start
 
-    def has_window(self, length: int, longest: int) -> bool:
-        """Whether a row that has had `longest` tokens still has what attention needs of its first `length`."""
-        rings = any(isinstance(group, RingBuffer) for group in self.groups)
-        return not rings or length >= longest - self.chunk
+    @property
+    def max_rollback(self) -> float:
+        """How many cached tokens a row can drop and still have the windows before them in its ring buffers."""
+        return self.chunk if any(isinstance(group, RingBuffer) for group in self.groups) else math.inf
 
     @property
     def n_bytes(self) -> int:

@@ -29,36 +29,12 @@ import torch
 from torch import Tensor
 
 from glasshouse.errors import InputError
+from glasshouse.generation.hypothesis import Hypothesis, Node, Outcome
 from glasshouse.generation.sampling_params import SamplingParams
-
-Outcome = Literal["kept", "ended", "pruned"]
+from glasshouse.generation.validation import check_n_best
 
 _SCORE = attrgetter("score")
 _TOTAL = attrgetter("total")
-
-
-@dataclass(frozen=True)
-class Hypothesis:
-    """A result of beam search."""
-
-    ids: list[int]  # the new tokens, without the end token
-    logprobs: list[float]  # the model's own, one for each id
-    score: float
-    finish_reason: Literal["stop", "length"]
-    node: int | None = None  # index of its last token in the tree, the end token included
-
-
-@dataclass(frozen=True, slots=True)
-class Node:
-    """One candidate continuation of a search."""
-
-    parent: int | None  # index of the node it continues; None for the prompt
-    token: int
-    logprob: float  # the model's own
-    total: float  # summed since the prompt, with biases and penalties
-    score: float
-    step: int  # 1 for the first new token
-    outcome: Outcome
 
 
 class CacheCopy(NamedTuple):
@@ -159,8 +135,7 @@ class BeamSearch:
 
     def _check(self) -> None:
         beams, length = self.options.beams, max(self.options.max_new_tokens, 1)
-        if not 1 <= self._n_best <= beams:
-            raise InputError(f"n_best is {self._n_best}, but a search of {beams} beams returns 1 to {beams}.")
+        check_n_best(self._n_best, beams)
         ids = {
             "an end id": self._end_ids,
             "a biased id": self.options.logit_bias,

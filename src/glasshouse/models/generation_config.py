@@ -1,12 +1,14 @@
-"""Token rules from generation_config.json."""
+"""What generation_config.json says about a model's tokens: its end tokens, and rules for the tokens it generates."""
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
+from typing import Any
 
-from glasshouse.generation.sampling_params import SamplingParams
-from glasshouse.models import Decoder, Seq2Seq
+from glasshouse.errors import StoreError
+from glasshouse.models.decoder import Decoder
+from glasshouse.models.seq2seq import Seq2Seq
+from glasshouse.spec import Spec
 
 FILE = "generation_config.json"
 
@@ -18,19 +20,10 @@ class TokenRules:
     These belong to the model: a translation model generates its padding token if it is not suppressed. Search and
     sampling settings in the same file (beams, lengths, penalties, temperature) are deliberately ignored: they are the
     caller's, and `SamplingParams` mean the same for every model.
-
-    >>> TokenRules(suppressed=(3, 5)).apply(SamplingParams(logit_bias={5: 0.5})).logit_bias
-    {3: -inf, 5: 0.5}
     """
 
     suppressed: tuple[int, ...] = ()
     forced_prefix: tuple[int, ...] = ()  # after the start token
-
-    def apply(self, options: SamplingParams) -> SamplingParams:
-        """Return options that suppress these tokens, except those whose bias the caller has set."""
-        if not self.suppressed:
-            return options
-        return replace(options, logit_bias=dict.fromkeys(self.suppressed, -math.inf) | dict(options.logit_bias))
 
 
 def read_token_rules(model: Decoder | Seq2Seq) -> TokenRules:
@@ -55,6 +48,24 @@ def read_token_rules(model: Decoder | Seq2Seq) -> TokenRules:
     suppressed = {*ids(words)} - {*model.spec.end_ids} | {*ids(_listed(table.get("suppress_tokens")))}
     forced_prefix = ids([table.get("forced_bos_token_id")]) if isinstance(model, Seq2Seq) else []
     return TokenRules(tuple(sorted(suppressed)), tuple(forced_prefix))
+
+
+def with_end_ids(s: Spec, table: dict[str, Any], source: str) -> Spec:
+    """Return a spec with the end tokens of the file, which chat models maintain instead of config.json.
+
+    >>> from glasshouse.spec import preset
+    >>> with_end_ids(preset("tiny-decoder"), {"eos_token_id": [2, 5]}, FILE).end_ids
+    (2, 5)
+    """
+    given = table.get("eos_token_id")
+    if given is None:
+        return s
+    ends = given if isinstance(given, list) else [given]
+    if not all(type(i) is int for i in ends):
+        raise StoreError(f"{source!r} has eos_token_id = {given!r}, but it must be token ids.")
+    if not all(0 <= i < s.vocab_size for i in ends):
+        return s
+    return replace(s, end_ids=tuple(ends))
 
 
 def _listed(value: object) -> list[object]:

@@ -1,0 +1,70 @@
+"""One step of the engine: what the scheduler decided, and what the model runner computed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from glasshouse.generation.slots import SequenceState
+
+
+@dataclass
+class PrefillChunk:
+    """The next tokens of a prompt, all but its last; none where all of them are cached already."""
+
+    seq: SequenceState
+    start: int  # position of the first token
+    ids: list[int]
+    prefix_slot: int | None = None  # in the first chunk: the slot from which the `start` tokens before are copied
+    is_last: bool = False  # the sequence decodes from this step on
+    forks: list[SequenceState] = field(default_factory=list)  # in the last chunk of a beam search: its other beams
+
+
+@dataclass
+class Step:
+    """The work of one step, in order: prefill the chunks, then decode one token of each sequence."""
+
+    chunks: list[PrefillChunk] = field(default_factory=list)
+    mixed: PrefillChunk | None = None  # prefilled within the decode step
+    decoding: list[SequenceState] = field(default_factory=list)  # those of the first slots
+
+
+@dataclass
+class SampledTokens:
+    """The tokens of a step, which are on the host once `copied` has completed."""
+
+    tokens: Tensor  # [n, T]
+    logprobs: Tensor  # [n, T]
+    counts: list[int]  # valid tokens of each sequence
+    copied: torch.cuda.Event | None = None
+
+    @classmethod
+    def start_copy(cls, tokens: Tensor, logprobs: Tensor, counts: list[int]) -> SampledTokens:
+        """Start the copy to the host."""
+        if not tokens.is_cuda:
+            return cls(tokens, logprobs, counts)
+        tokens, logprobs = (
+            torch.empty(one.shape, dtype=one.dtype, pin_memory=True).copy_(one, non_blocking=True)
+            for one in (tokens, logprobs)
+        )
+        copied = torch.cuda.Event()
+        copied.record()
+        return cls(tokens, logprobs, counts, copied)
+
+    def wait(self) -> list[tuple[list[int], list[float]]]:
+        """Wait for the copy; return the valid tokens and log-probabilities of each sequence."""
+        if self.copied is not None:
+            self.copied.synchronize()
+        rows = zip(self.tokens.tolist(), self.logprobs.tolist(), self.counts, strict=True)
+        return [(tokens[:count], logprobs[:count]) for tokens, logprobs, count in rows]
+
+
+@dataclass
+class StepOutput:
+    """The output of a step for the sequences that decode."""
+
+    sampled: SampledTokens
+    logits: Tensor  # [n, V], for the first new token
+    written: list[int]  # tokens of each sequence whose keys and values were written, rejected drafts included
