@@ -12,8 +12,8 @@ from torch.utils.flop_counter import FlopCounterMode
 import glasshouse as gh
 from glasshouse.data import Batch
 from glasshouse.layers import lora
+from glasshouse.objectives.loss import compute_loss
 from glasshouse.training.model_setup import freeze
-from glasshouse.training.objective import compute_loss
 from glasshouse.training.throughput import FlopEstimator
 
 D, V, LENGTH, ROWS, SOURCE = 32, 50, 12, 3, 7

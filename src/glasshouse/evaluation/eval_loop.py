@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from glasshouse.data import Batch, Dataset
 from glasshouse.errors import InputError
 from glasshouse.evaluation.metrics import bits_per_byte, perplexity
+from glasshouse.objectives.loss import autocast, cross_entropy
 from glasshouse.text import Tokenizer
-
-IGNORED = -100  # ignore_index of cross_entropy
 
 
 @dataclass(frozen=True)
@@ -46,16 +43,6 @@ class MetricSums:
         loss = self.loss / self.n_targets
         found = {"loss": loss, "perplexity": perplexity(loss), "accuracy": self.n_correct / self.n_targets}
         return found | ({"bits_per_byte": bits_per_byte(self.loss, self.bytes)} if self.bytes else {})
-
-
-def cross_entropy(logits: Tensor, batch: Batch, smoothing: float = 0.0) -> Tensor:
-    """Return the cross-entropy in nats, summed over the positions of the loss mask."""
-    # Boolean indexing instead would make the host wait for a GPU.
-    targets = batch.targets.masked_fill(~batch.loss_mask, IGNORED)
-    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-    return F.cross_entropy(
-        logits.flatten(0, -2), targets.flatten(), ignore_index=IGNORED, reduction="sum", label_smoothing=smoothing
-    )
 
 
 @torch.no_grad()
@@ -105,8 +92,3 @@ def evaluate_samples(
     finally:
         model.train(was_training)
     return total
-
-
-def autocast(device: torch.device, autocast_dtype: torch.dtype) -> AbstractContextManager[object]:
-    """Return a context of mixed precision: float32 weights, matrix products in `autocast_dtype`."""
-    return nullcontext() if autocast_dtype == torch.float32 else torch.autocast(device.type, autocast_dtype)

@@ -8,9 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from glasshouse.data import Batch
-from glasshouse.evaluation.eval_loop import autocast
+from glasshouse.objectives.loss import autocast, compute_loss
 from glasshouse.training.memory import is_out_of_memory
-from glasshouse.training.objective import compute_loss
 
 
 def locate_nonfinite(model: nn.Module, batch: Batch, smoothing: float = 0.0) -> str:

@@ -12,9 +12,8 @@ from torch import Tensor, nn
 
 from glasshouse.data import Batch
 from glasshouse.errors import InputError
-from glasshouse.evaluation.eval_loop import autocast
+from glasshouse.objectives.loss import autocast, compute_loss
 from glasshouse.training.memory import is_out_of_memory
-from glasshouse.training.objective import compute_loss
 
 
 class NonFiniteError(ArithmeticError):

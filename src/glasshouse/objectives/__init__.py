@@ -1,0 +1,1 @@
+"""Objectives: what is asked of a model, loss included."""
