@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 import glasshouse as gh
 from glasshouse.data import Batch
-from glasshouse.evaluation.eval_loop import MetricSums, evaluate_batch
 from glasshouse.objectives.loss import compute_loss
+from glasshouse.objectives.metric_sums import MetricSums, evaluate_batch
 
 LENGTHS = torch.tensor([5, 3])
 

@@ -16,15 +16,15 @@ from test_loop import KINDS, RecordingReporter, assert_same, killed, losses, tab
 
 import glasshouse as gh
 from glasshouse.data import Batch
-from glasshouse.data.dataset import make_dataset
 from glasshouse.errors import ConfigError, InputError
-from glasshouse.evaluation.eval_loop import evaluate_batch
 from glasshouse.inspection.geometry import residual_norms
 from glasshouse.inspection.head_scoring import head_scores, repeated_tokens
 from glasshouse.inspection.logit_lens import lens
 from glasshouse.layers import lora
 from glasshouse.layers.module_swap import HOOK_ATTRIBUTES
 from glasshouse.models import Decoder
+from glasshouse.objectives import make_dataset
+from glasshouse.objectives.metric_sums import evaluate_batch
 from glasshouse.training import Run, StoppedError, probes, train
 from glasshouse.training import step as training_step
 from glasshouse.training.loop import Result

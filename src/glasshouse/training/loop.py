@@ -14,15 +14,15 @@ import torch
 
 from glasshouse import hub
 from glasshouse.config import JsonDict
-from glasshouse.data import Batch, Batches, CausalLMDataset, Corpus, Dataset
-from glasshouse.data.dataset import make_dataset, samples_for_tokens
+from glasshouse.data import Batch, Batches, Corpus, Dataset
 from glasshouse.errors import ConfigError, GlasshouseError, InputError
-from glasshouse.evaluation.eval_loop import evaluate_samples, token_bytes
-from glasshouse.evaluation.evaluate import Report, evaluate
+from glasshouse.evaluation import Report, evaluate
+from glasshouse.evaluation.eval_loop import evaluate_samples
 from glasshouse.generation.validation import check_length
 from glasshouse.hub.run_checkpoints import CHECKPOINTS, MODEL
 from glasshouse.layers import lora
 from glasshouse.models import Model
+from glasshouse.objectives import find_objective, make_dataset
 from glasshouse.text import Tokenizer
 from glasshouse.training import model_setup, nonfinite, plots, run_summary
 from glasshouse.training.checkpoint import Checkpoints
@@ -148,7 +148,8 @@ class Trainer:
         check_length(self.model.spec, length, "data.seq_len")
         model_setup.prepare_for_training(self.model, choice)
 
-        batch_size = samples_for_tokens(datasets.train, choice.batch_tokens, length)
+        self.objective = find_objective(self.model.spec, datasets.train)
+        batch_size = self.objective.samples_for_tokens(datasets.train, choice.batch_tokens, length)
         self.samples = self._make_dataset(datasets.train, batch_size)
         try:
             self.val_samples = self._make_dataset(datasets.validation, 1)
@@ -156,8 +157,7 @@ class Trainer:
             if datasets.validation.folder != datasets.train.folder:
                 raise
             raise InputError(f"the validation set is too small, so raise data.val_fraction: {error}") from None
-        has_bytes = isinstance(self.samples, CausalLMDataset) and datasets.tok.byte_level
-        self.token_bytes = token_bytes(datasets.tok) if has_bytes else None
+        self.token_bytes = self.objective.token_bytes(datasets.tok)
         self.batches = Batches(self.samples, batch_size)
         self.steps, self.schedule = choice.planned(len(self.samples), batch_size)
         optimizer = make_optimizer(self.model, choice.chosen_optimizer())
