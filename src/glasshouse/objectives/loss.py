@@ -5,6 +5,7 @@ There is no host sync and no branch on values here, so that `torch.compile` take
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
@@ -13,6 +14,7 @@ from torch.nn import functional as F
 
 from glasshouse.data import Batch
 
+LossFn = Callable[[nn.Module, Batch, float], Tensor]  # of model, batch and label smoothing; a sum over targets
 IGNORED = -100  # ignore_index of cross_entropy
 
 

@@ -165,6 +165,7 @@ class Trainer:
             self.model,
             optimizer,
             grad_clip=choice.grad_clip or None,
+            loss_fn=self.objective.loss,
             label_smoothing=choice.label_smoothing,
             autocast_dtype=self.autocast_dtype,
             on_micro_batch=signals.check,
@@ -333,7 +334,7 @@ class Trainer:
         step, number = self.state.step, self.state.next_batch
         batch, smoothing = batch.to(self.device), self.run.train.label_smoothing
         where = nonfinite.locate_in_micro_batches(
-            self.model, batch, self.state.grad_accum, smoothing, self.autocast_dtype
+            self.model, batch, self.state.grad_accum, smoothing, self.autocast_dtype, self.objective.loss
         )
         origins = [self.samples.origin(sample) for sample in self.batches.sample_indices(number)]
         found = {"step": step + 1, "batch": number, "error": str(error), "location": where, "sources": origins}
@@ -410,6 +411,7 @@ class Trainer:
                     limit=self.eval_samples,
                     token_bytes=self.token_bytes,
                     autocast_dtype=self.autocast_dtype,
+                    evaluate_batch=self.objective.evaluate_batch,
                     on_batch=on_batch,
                 ).metrics()
         except (RuntimeError, MemoryError) as error:
