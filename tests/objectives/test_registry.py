@@ -72,8 +72,8 @@ class PrefixLM(Objective[PrefixDataset]):
         sums = super().evaluate_batch(model, batch, token_bytes)
         return replace(sums, loss=2 * sums.loss)
 
-    def evaluate(self, run: Evaluation, samples: PrefixDataset) -> Report:
-        report = super().evaluate(run, samples)
+    def evaluate(self, evaluation: Evaluation, samples: PrefixDataset) -> Report:
+        report = super().evaluate(evaluation, samples)
         return replace(report, metrics=report.metrics | {"half_loss": report.metrics["loss"] / 2})
 
 

@@ -96,10 +96,10 @@ def evaluate(
             n_generate = count if generate is None else min(generate, count)
             if n_generate and objective.compares_answers:
                 check_model(model)  # fail before the evaluation
-            run = _Evaluation(
+            evaluation = _Evaluation(
                 model, tok, corpus, seq_len, count, n_generate, objective, batch_size, beams, n_best, progress
             )
-            report = objective.evaluate(run, samples)
+            report = objective.evaluate(evaluation, samples)
             return replace(
                 report,
                 examples=report.examples[:SHOWN],

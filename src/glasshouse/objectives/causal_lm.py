@@ -35,14 +35,14 @@ class CausalLM(Objective[CausalLMDataset]):
         """Return the number of bytes of each token id, if they do not depend on its neighbours."""
         return token_bytes(tok) if tok.byte_level else None
 
-    def evaluate(self, run: Evaluation, samples: CausalLMDataset) -> Report:
+    def evaluate(self, evaluation: Evaluation, samples: CausalLMDataset) -> Report:
         """Evaluate the loss in nats per token and bits per byte; generate the second halves of some texts."""
-        sums = run.sums(samples)
+        sums = evaluation.sums(samples)
         begin = [samples.end] if samples.start in (None, samples.end) else []  # else texts include their start token
         pairs = []
-        for number in range(min(SHOWN, run.n_generate, len(run.corpus))):
-            text = run.corpus.item(number)[0][:EXAMPLE_TOKENS].tolist()
-            half = min(len(text), run.seq_len) // 2
+        for number in range(min(SHOWN, evaluation.n_generate, len(evaluation.corpus))):
+            text = evaluation.corpus.item(number)[0][:EXAMPLE_TOKENS].tolist()
+            half = min(len(text), evaluation.seq_len) // 2
             if half:
                 pairs.append((begin + text[:half], text[half : 2 * half]))
-        return run.report(sums, examples=run.generate(pairs, EXAMPLE_TOKENS // 2, end=samples.end))
+        return evaluation.report(sums, examples=evaluation.generate(pairs, EXAMPLE_TOKENS // 2, end=samples.end))

@@ -30,13 +30,13 @@ class Chat(Objective[ChatDataset]):
         lengths = corpus.lengths[:, :1]
         return items_for_tokens(lengths[lengths[:, 0] < seq_len], tokens)
 
-    def evaluate(self, run: Evaluation, samples: ChatDataset) -> Report:
+    def evaluate(self, evaluation: Evaluation, samples: ChatDataset) -> Report:
         """Evaluate the loss per token of the assistant; compare its generated last turns by exact match."""
-        sums = run.sums(samples)
-        items = sorted(samples.items(range(run.n_generate)))
-        pairs = [last_answer(*run.corpus.item(item)) for item in items]
-        pairs = [pair for pair in pairs if 0 < len(pair[0]) <= run.max_len]
-        return run.report_answers(sums, pairs, end=samples.end, show_special=True)
+        sums = evaluation.sums(samples)
+        items = sorted(samples.items(range(evaluation.n_generate)))
+        pairs = [last_answer(*evaluation.corpus.item(item)) for item in items]
+        pairs = [pair for pair in pairs if 0 < len(pair[0]) <= evaluation.max_len]
+        return evaluation.report_answers(sums, pairs, end=samples.end, show_special=True)
 
 
 def last_answer(ids: NDArray[np.int64], runs: NDArray[np.int64]) -> Pair:

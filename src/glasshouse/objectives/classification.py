@@ -51,13 +51,13 @@ class _Classification(Objective[L]):
         """Return how many texts have about `tokens` tokens, truncated as they are."""
         return items_for_tokens(corpus.lengths[:, :1].clip(max=seq_len - 2), tokens)
 
-    def _predict(self, run: Evaluation, samples: L) -> tuple[MetricSums, Sequence[str], list[Tensor]]:
+    def _predict(self, evaluation: Evaluation, samples: L) -> tuple[MetricSums, Sequence[str], list[Tensor]]:
         """Evaluate; return the sums, the model's label names and the predicted label ids of each sample."""
-        names, numbers = _match_labels(run.model, run.corpus)
+        names, numbers = _match_labels(evaluation.model, evaluation.corpus)
         predicted: list[Tensor] = []
-        hook = run.model.register_forward_hook(lambda *call: predicted.extend(call[-1].argmax(-1).cpu()))
+        hook = evaluation.model.register_forward_hook(lambda *call: predicted.extend(call[-1].argmax(-1).cpu()))
         try:
-            sums = run.sums(_RelabelledDataset(samples, numbers))
+            sums = evaluation.sums(_RelabelledDataset(samples, numbers))
         finally:
             hook.remove()
         return sums, names, predicted
@@ -76,15 +76,15 @@ class SequenceClassification(_Classification[ClassificationDataset]):
         """Return texts, truncated to `seq_len` ids."""
         return ClassificationDataset(corpus, batch_size, max_len=seq_len, seed=seed)
 
-    def evaluate(self, run: Evaluation, samples: ClassificationDataset) -> Report:
+    def evaluate(self, evaluation: Evaluation, samples: ClassificationDataset) -> Report:
         """Evaluate loss, accuracy and F1 of the labels."""
-        sums, names, predicted = self._predict(run, samples)
-        items = [run.corpus.item(item) for item in samples.items(range(run.count))]
-        references = [run.corpus.labels[int(label[0])] for _, label in items]
+        sums, names, predicted = self._predict(evaluation, samples)
+        items = [evaluation.corpus.item(item) for item in samples.items(range(evaluation.count))]
+        references = [evaluation.corpus.labels[int(label[0])] for _, label in items]
         predictions = [names[int(number)] for number in predicted]
-        texts = [run.tok.decode(text) for text, _ in items[:SHOWN]]
+        texts = [evaluation.tok.decode(text) for text, _ in items[:SHOWN]]
         examples = list(map(Example, texts, references, predictions))
-        return run.report(sums, _label_metrics(sums, predictions, references), examples)
+        return evaluation.report(sums, _label_metrics(sums, predictions, references), examples)
 
 
 class TokenClassification(_Classification[TokenClassificationDataset]):
@@ -100,26 +100,26 @@ class TokenClassification(_Classification[TokenClassificationDataset]):
         """Return texts, truncated to `seq_len` ids."""
         return TokenClassificationDataset(corpus, batch_size, max_len=seq_len, seed=seed)
 
-    def evaluate(self, run: Evaluation, samples: TokenClassificationDataset) -> Report:
+    def evaluate(self, evaluation: Evaluation, samples: TokenClassificationDataset) -> Report:
         """Evaluate loss, accuracy and F1 of the tags."""
-        sums, names, predicted = self._predict(run, samples)
+        sums, names, predicted = self._predict(evaluation, samples)
         references: list[str] = []
         predictions: list[str] = []
         examples: list[Example] = []
-        for item, labels in zip(samples.items(range(run.count)), predicted, strict=True):
-            ids, tags = (part[: samples.max_len - 2] for part in run.corpus.item(item))
+        for item, labels in zip(samples.items(range(evaluation.count)), predicted, strict=True):
+            ids, tags = (part[: samples.max_len - 2] for part in evaluation.corpus.item(item))
             starts = np.flatnonzero(tags)
-            expected = [run.corpus.labels[number - 1] for number in tags[starts].tolist()]
+            expected = [evaluation.corpus.labels[number - 1] for number in tags[starts].tolist()]
             found = [names[number] for number in labels[starts + 1].tolist()]  # after the start token
             references += expected
             predictions += found
             if len(examples) < SHOWN:
-                words = [run.tok.decode(word).strip() for word in np.split(ids, starts)[1:]]
+                words = [evaluation.tok.decode(word).strip() for word in np.split(ids, starts)[1:]]
                 reference, prediction = (
                     " ".join(map("/".join, zip(words, one, strict=True))) for one in (expected, found)
                 )
-                examples.append(Example(run.tok.decode(ids), reference, prediction))
-        return run.report(sums, _label_metrics(sums, predictions, references), examples)
+                examples.append(Example(evaluation.tok.decode(ids), reference, prediction))
+        return evaluation.report(sums, _label_metrics(sums, predictions, references), examples)
 
 
 def _head(s: spec.Spec) -> spec.SequenceClassification | spec.TokenClassification:

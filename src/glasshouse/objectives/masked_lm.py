@@ -28,20 +28,21 @@ class MaskedLM(Objective[MaskedLMDataset]):
         """Return how many sequences have about `tokens` tokens."""
         return max(1, tokens // seq_len)
 
-    def evaluate(self, run: Evaluation, samples: MaskedLMDataset) -> Report:
+    def evaluate(self, evaluation: Evaluation, samples: MaskedLMDataset) -> Report:
         """Evaluate the loss per masked token; predict those of the first samples."""
-        sums = run.sums(samples)
-        batch = samples.batch(range(min(SHOWN, run.count)))
+        model, tok = evaluation.model, evaluation.tok
+        sums = evaluation.sums(samples)
+        batch = samples.batch(range(min(SHOWN, evaluation.count)))
         with torch.no_grad():
-            predicted = batch.to(next(run.model.parameters()).device).forward(run.model).argmax(-1).cpu()
+            predicted = batch.to(next(model.parameters()).device).forward(model).argmax(-1).cpu()
 
         def decode(ids: Tensor) -> str:
-            return " | ".join(run.tok.decode([number]) for number in ids.tolist() if number in run.tok.ids)
+            return " | ".join(tok.decode([number]) for number in ids.tolist() if number in tok.ids)
 
         examples = [
-            Example(run.tok.decode(ids), decode(targets[masked]), decode(predictions[masked]))
+            Example(tok.decode(ids), decode(targets[masked]), decode(predictions[masked]))
             for ids, targets, predictions, masked in zip(
                 batch.ids, batch.targets, predicted, batch.loss_mask, strict=True
             )
         ]
-        return run.report(sums, examples=examples)
+        return evaluation.report(sums, examples=examples)

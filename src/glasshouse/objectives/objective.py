@@ -27,9 +27,14 @@ Pair = tuple[list[int], list[int]]  # the ids of a prompt and of its reference
 
 
 class Objective(ABC, Generic[D]):
-    """What is asked of a model on one kind of data. All but the datasets has a default: cross-entropy and accuracy.
+    """What is asked of a model on one kind of data; `registry` lists them all.
 
-    An objective applies to the kinds of model and of head below, on one kind of data.
+    A subclass names the models and the data that it is for and makes their dataset. It may have a head, a loss,
+    metrics and an evaluation of its own; by default the loss is cross-entropy.
+
+    >>> from glasshouse.objectives import CausalLM
+    >>> CausalLM().data_kind, CausalLM().fits("decoder", "next_token"), CausalLM().fits("encoder", "masked_token")
+    ('text', True, False)
     """
 
     models: ClassVar[str]  # what it trains, in the sentence for a mismatch
@@ -75,9 +80,9 @@ class Objective(ABC, Generic[D]):
         """Return the sums of the metrics over the targets of a batch, without gradients."""
         return evaluate_batch(model, batch, token_bytes)
 
-    def evaluate(self, run: Evaluation, samples: D) -> Report:
+    def evaluate(self, evaluation: Evaluation, samples: D) -> Report:
         """Evaluate a model on the samples: metrics, and a few examples."""
-        return run.report(run.sums(samples))
+        return evaluation.report(evaluation.sums(samples))
 
 
 @dataclass(frozen=True)

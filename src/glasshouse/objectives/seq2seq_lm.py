@@ -31,12 +31,12 @@ class Seq2SeqLM(Objective[Seq2SeqDataset]):
         special = sum(map(len, source_prefix_suffix(corpus)))
         return items_for_tokens(corpus.lengths[(corpus.lengths <= seq_len - special).all(1)], tokens)
 
-    def evaluate(self, run: Evaluation, samples: Seq2SeqDataset) -> Report:
+    def evaluate(self, evaluation: Evaluation, samples: Seq2SeqDataset) -> Report:
         """Evaluate the loss per target token; compare generated targets by exact match, BLEU and chrF."""
-        sums = run.sums(samples)
-        items = [run.corpus.item(item) for item in sorted(samples.items(range(run.n_generate)))]
+        sums = evaluation.sums(samples)
+        items = [evaluation.corpus.item(item) for item in sorted(samples.items(range(evaluation.n_generate)))]
         pairs = [(samples.source(source.tolist()), target.tolist()) for source, target in items]
-        report = run.report_answers(sums, pairs, end=samples.end)
+        report = evaluation.report_answers(sums, pairs, end=samples.end)
         if not report.examples or importlib.util.find_spec("sacrebleu") is None:
             return report
         predictions = [one.prediction for one in report.examples]
