@@ -25,8 +25,8 @@ from torch import Tensor, nn
 import glasshouse as gh
 from glasshouse.data import Batch, builtin_dataset
 from glasshouse.data.builtin import langid
-from glasshouse.evaluation.eval_loop import MetricSums, evaluate_batch
 from glasshouse.models import Encoder, Model, with_classifier
+from glasshouse.objectives.metric_sums import MetricSums, evaluate_batch
 from glasshouse.training.optimizer import AdamW, make_optimizer, set_lr
 from glasshouse.training.schedule import Linear
 from glasshouse.training.step import NonFiniteError, TrainStep

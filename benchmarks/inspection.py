@@ -33,7 +33,7 @@ from train_loop import WARMUP_STEPS, StepTimer
 from train_step import ratio
 
 import glasshouse as gh
-from glasshouse.data.dataset import make_dataset
+from glasshouse.objectives import make_dataset
 from glasshouse.training.datasets import open_datasets
 from glasshouse.training.probes import Probes, first_texts
 

@@ -15,6 +15,7 @@ LAYERS = [
     ["layers", "text"],
     ["models"],
     ["data", "hub", "inspection", "embeddings"],
+    ["objectives"],
     ["generation"],
     ["evaluation"],
     ["training"],

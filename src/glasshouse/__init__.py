@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from glasshouse import inspection as inspection
     from glasshouse import layers as layers
     from glasshouse import models as models
+    from glasshouse import objectives as objectives
     from glasshouse import page as page
     from glasshouse import spec as spec
     from glasshouse import store as store
@@ -100,6 +101,7 @@ _SUBMODULES = (
     "inspection",
     "layers",
     "models",
+    "objectives",
     "page",
     "spec",
     "store",

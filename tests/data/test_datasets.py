@@ -28,9 +28,9 @@ from glasshouse.data import (
     TokenClassificationDataset,
 )
 from glasshouse.data.batches import Dataset
-from glasshouse.data.dataset import make_dataset, samples_for_tokens
 from glasshouse.models.generation_config import read_token_rules
 from glasshouse.models.prompt import encode_prompt
+from glasshouse.objectives import Seq2SeqLM, TokenClassification, make_dataset
 
 from .conftest import ENGLISH
 
@@ -340,7 +340,7 @@ def test_tags_go_with_a_head_for_tokens(tagged: gh.data.Corpus, langid: gh.data.
     ):
         make("token_classification", 64, langid)
     mean = sum(min(int(n), 18) for n in tagged.lengths[:, 0]) / len(tagged)
-    assert samples_for_tokens(tagged, 1000, 20) == round(1000 / mean)
+    assert TokenClassification().samples_for_tokens(tagged, 1000, 20) == round(1000 / mean)
 
 
 def test_only_answers_carry_loss(chat: gh.data.Corpus, tok: gh.Tokenizer) -> None:
@@ -609,6 +609,6 @@ def test_pairs_are_framed_as_published_models_read_and_write_them(name: str, tmp
         assert samples.source(corpus.item(item)[0].tolist()) == batch.source[0].tolist()
     longest = max(len(part) for part in corpus.item(1))
     tight = longest + len(tok.encode("yes")) - len(tok.encode("yes", add_special_tokens=False))
-    assert samples_for_tokens(corpus, 10**6, tight) == 2
-    assert samples_for_tokens(corpus, 10**6, tight - 1) == 1
+    assert Seq2SeqLM().samples_for_tokens(corpus, 10**6, tight) == 2
+    assert Seq2SeqLM().samples_for_tokens(corpus, 10**6, tight - 1) == 1
     make_dataset(model.spec, corpus, batch_size=2, seq_len=tight)

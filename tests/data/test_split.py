@@ -13,7 +13,7 @@ import glasshouse as gh
 from glasshouse import InputError
 from glasshouse.data import corpus as corpus_module
 from glasshouse.data import preparation
-from glasshouse.data.dataset import samples_for_tokens
+from glasshouse.objectives import CausalLM, Seq2SeqLM
 
 from .conftest import ENGLISH
 
@@ -117,12 +117,12 @@ def test_items_gathered_are_items_one_by_one(pairs: gh.data.Corpus, most: int | 
 
 def test_rows_make_about_the_tokens_that_are_asked_for(pairs: gh.data.Corpus, texts: Texts) -> None:
     mean = pairs.lengths.sum(1).mean()
-    assert samples_for_tokens(pairs, 100, seq_len=64) == round(100 / mean)
-    assert samples_for_tokens(pairs, 10**6, seq_len=64) == 50  # there are no more
+    assert Seq2SeqLM().samples_for_tokens(pairs, 100, seq_len=64) == round(100 / mean)
+    assert Seq2SeqLM().samples_for_tokens(pairs, 10**6, seq_len=64) == 50  # there are no more
     short = pairs.lengths[(pairs.lengths < 5).all(1)]
-    assert samples_for_tokens(pairs, 100, seq_len=5) == min(len(short), round(100 / short.sum(1).mean()))
-    assert samples_for_tokens(texts(ENGLISH[:500]), 100, seq_len=32) == 3
-    assert samples_for_tokens(pairs, 1, seq_len=64) == 1
+    assert Seq2SeqLM().samples_for_tokens(pairs, 100, seq_len=5) == min(len(short), round(100 / short.sum(1).mean()))
+    assert CausalLM().samples_for_tokens(texts(ENGLISH[:500]), 100, seq_len=32) == 3
+    assert Seq2SeqLM().samples_for_tokens(pairs, 1, seq_len=64) == 1
 
 
 def test_rows_of_one_document_come_without_a_mask(texts: Texts) -> None:

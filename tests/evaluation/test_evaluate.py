@@ -18,7 +18,7 @@ import glasshouse as gh
 from glasshouse import InputError, StoreError
 from glasshouse.data import MaskedLMDataset
 from glasshouse.evaluation import baseline_bits, baselines, text_of
-from glasshouse.evaluation.evaluate import _last_answer
+from glasshouse.objectives.chat import last_answer
 
 CLOSE = 1e-5  # some hundred sums of float32, each to 6e-8
 SIZE = {"vocab_size": 263, "d_model": 32, "n_layers": 1, "n_heads": 2, "max_len": 64}
@@ -384,7 +384,7 @@ def test_position_of_the_last_answer(runs: list[int], expected: tuple[int, int])
     """Runs are context, answer, and so on; what follows the last answer is dropped, and a truncated answer counts."""
     ids = torch.arange(10, 14).numpy()
     start, stop = expected
-    assert _last_answer(ids, torch.tensor(runs).numpy()) == (ids[:start].tolist(), ids[start:stop].tolist())
+    assert last_answer(ids, torch.tensor(runs).numpy()) == (ids[:start].tolist(), ids[start:stop].tolist())
 
 
 # What is measured.

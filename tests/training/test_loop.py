@@ -21,8 +21,8 @@ import glasshouse as gh
 from glasshouse import config, store
 from glasshouse.errors import ConfigError, GlasshouseError, InputError, StoreError
 from glasshouse.layers import lora
+from glasshouse.objectives import Objective
 from glasshouse.training import Run, StoppedError, loop, recipes, train
-from glasshouse.training import step as training_step
 from glasshouse.training.nonfinite import locate_nonfinite
 
 SAYING = "to be or not to be, that is the question whether it is nobler. "
@@ -153,7 +153,7 @@ def test_a_signal_saves_and_stops(number: signal.Signals, data_folder: Path) -> 
 
 def test_a_signal_during_a_step_undoes_the_step(data_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     train(Run.from_dict(table(data_folder, out="whole")))
-    real, calls = training_step.compute_loss, []
+    real, calls = Objective.loss, []
 
     def compute_loss(*arguments: Any) -> torch.Tensor:  # noqa: ANN401
         calls.append(1)
@@ -161,7 +161,7 @@ def test_a_signal_during_a_step_undoes_the_step(data_folder: Path, monkeypatch: 
             os.kill(os.getpid(), signal.SIGTERM)
         return real(*arguments)
 
-    monkeypatch.setattr(training_step, "compute_loss", compute_loss)
+    monkeypatch.setattr(Objective, "loss", compute_loss)
     with pytest.raises(StoppedError, match="after step 1"):
         train(Run.from_dict(table(data_folder)))
     assert len(calls) == 5
@@ -219,14 +219,14 @@ def test_out_of_memory_raises_grad_accum_and_trains_the_same(
     settings = table(data_folder, out="whole", grad_accum=1)
     settings["model"]["dropout"] = 0.0
     train(Run.from_dict(settings))
-    real = training_step.compute_loss
+    real = Objective.loss
 
-    def compute_loss(model: nn.Module, batch: Any, *rest: Any) -> torch.Tensor:  # noqa: ANN401
+    def compute_loss(self: Objective, model: nn.Module, batch: Any, *rest: Any) -> torch.Tensor:  # noqa: ANN401
         if len(batch) > 2:
             raise torch.OutOfMemoryError("CUDA out of memory")
-        return real(model, batch, *rest)
+        return real(self, model, batch, *rest)
 
-    monkeypatch.setattr(training_step, "compute_loss", compute_loss)
+    monkeypatch.setattr(Objective, "loss", compute_loss)
     reporter = RecordingReporter()
     settings["train"]["out"] = str(data_folder / "run")
     train(Run.from_dict(settings), reporter)
@@ -241,15 +241,15 @@ def test_out_of_memory_raises_grad_accum_and_trains_the_same(
 
 def test_rng_is_restored_after_out_of_memory(data_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     train(Run.from_dict(table(data_folder, out="whole", grad_accum=2)))
-    real = training_step.compute_loss
+    real = Objective.loss
 
-    def compute_loss(model: nn.Module, batch: Any, *rest: Any) -> torch.Tensor:  # noqa: ANN401
-        loss = real(model, batch, *rest)  # dropout uses random numbers
+    def compute_loss(self: Objective, model: nn.Module, batch: Any, *rest: Any) -> torch.Tensor:  # noqa: ANN401
+        loss = real(self, model, batch, *rest)  # dropout uses random numbers
         if len(batch) > 3:
             raise torch.OutOfMemoryError("CUDA out of memory")
         return loss
 
-    monkeypatch.setattr(training_step, "compute_loss", compute_loss)
+    monkeypatch.setattr(Objective, "loss", compute_loss)
     train(Run.from_dict(table(data_folder, grad_accum=1)))
     assert_same(data_folder, "whole", "run")
 
@@ -267,20 +267,20 @@ def test_out_of_memory_with_one_sequence_is_an_error(data_folder: Path, monkeypa
     def compute_loss(*_: object) -> torch.Tensor:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setattr(training_step, "compute_loss", compute_loss)
+    monkeypatch.setattr(Objective, "loss", compute_loss)
     with pytest.raises(InputError, match=r"one sequence of 16 tokens.*data\.seq_len"):
         train(Run.from_dict(table(data_folder)))
 
 
 def inject_nan(monkeypatch: pytest.MonkeyPatch, bad: torch.Tensor) -> None:
     """Make the loss of one batch NaN."""
-    real = training_step.compute_loss
+    real = Objective.loss
 
-    def compute_loss(model: nn.Module, batch: Any, *rest: Any) -> torch.Tensor:  # noqa: ANN401
-        loss = real(model, batch, *rest)
+    def compute_loss(self: Objective, model: nn.Module, batch: Any, *rest: Any) -> torch.Tensor:  # noqa: ANN401
+        loss = real(self, model, batch, *rest)
         return loss * torch.nan if batch.ids.shape == bad.shape and batch.ids.equal(bad) else loss
 
-    monkeypatch.setattr(training_step, "compute_loss", compute_loss)
+    monkeypatch.setattr(Objective, "loss", compute_loss)
 
 
 def batch_of(run: Run, data_folder: Path, number: int) -> torch.Tensor:

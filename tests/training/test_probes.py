@@ -16,17 +16,16 @@ from test_loop import KINDS, RecordingReporter, assert_same, killed, losses, tab
 
 import glasshouse as gh
 from glasshouse.data import Batch
-from glasshouse.data.dataset import make_dataset
 from glasshouse.errors import ConfigError, InputError
-from glasshouse.evaluation.eval_loop import evaluate_batch
 from glasshouse.inspection.geometry import residual_norms
 from glasshouse.inspection.head_scoring import head_scores, repeated_tokens
 from glasshouse.inspection.logit_lens import lens
 from glasshouse.layers import lora
 from glasshouse.layers.module_swap import HOOK_ATTRIBUTES
 from glasshouse.models import Decoder
+from glasshouse.objectives import Objective, make_dataset
+from glasshouse.objectives.metric_sums import evaluate_batch
 from glasshouse.training import Run, StoppedError, probes, train
-from glasshouse.training import step as training_step
 from glasshouse.training.loop import Result
 from glasshouse.training.probes import Probes, first_texts
 
@@ -388,7 +387,7 @@ def test_stopped_before_the_first_step(data_folder: Path, monkeypatch: pytest.Mo
 
 
 def test_a_run_that_rolls_back_has_one_line_per_step(data_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real, calls = training_step.compute_loss, []
+    real, calls = Objective.loss, []
 
     def compute_loss(*arguments: Any) -> torch.Tensor:  # noqa: ANN401
         calls.append(1)
@@ -401,7 +400,7 @@ def test_a_run_that_rolls_back_has_one_line_per_step(data_folder: Path, monkeypa
         damaged.write_bytes(b"")  # so that it rolls back past a line that it wrote
         return loss * torch.nan
 
-    monkeypatch.setattr(training_step, "compute_loss", compute_loss)
+    monkeypatch.setattr(Objective, "loss", compute_loss)
     reporter = RecordingReporter()
     train(
         Run.from_dict(table(data_folder, grad_accum=1, on_nonfinite="skip", eval_every=100, keep_checkpoints=100)),

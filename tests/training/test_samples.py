@@ -11,11 +11,11 @@ import torch
 from test_loop import KINDS, SAYING, RecordingReporter, assert_same, killed, losses, table
 
 import glasshouse as gh
-from glasshouse.data.dataset import make_dataset
 from glasshouse.errors import ConfigError
 from glasshouse.generation import engine
 from glasshouse.layers import lora
 from glasshouse.layers.module_swap import HOOK_ATTRIBUTES
+from glasshouse.objectives import make_dataset
 from glasshouse.training import Run, samples, train
 from glasshouse.training.loop import Result
 from glasshouse.training.samples import MaskedPrompts, SourcePrompts, TextPrompts, make_prompts

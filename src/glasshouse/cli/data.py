@@ -129,7 +129,8 @@ def show(
 ) -> None:
     """Print the batch of a training step: each sequence's sample, origin, tokens and loss mask."""
     opened = _open(corpus)
-    dataset = _make_dataset(opened, batch_size, seq_len, seed, masked)
+    objective = gh.objectives.MaskedLM() if masked else gh.objectives.objectives_on(opened.kind)[0]
+    dataset = objective.make_dataset(opened, batch_size=batch_size, seq_len=seq_len, seed=seed)
     batches = gh.data.Batches(dataset, batch_size, rank=rank, world_size=world_size)
     indices, batch = batches.sample_indices(step), batches.at(step)
     process = f", rank {rank} of {world_size}" if world_size > 1 else ""
@@ -149,22 +150,6 @@ def _open(folder: Path) -> gh.data.Corpus:
     corpus = gh.data.Corpus.open(folder)
     _ = corpus.tokenizer
     return corpus
-
-
-def _make_dataset(corpus: gh.data.Corpus, batch_size: int, length: int, seed: int, masked: bool) -> gh.data.Dataset:
-    if masked:
-        return gh.data.MaskedLMDataset(corpus, length, seed=seed)
-    match corpus.kind:
-        case "text":
-            return gh.data.CausalLMDataset(corpus, length, seed=seed)
-        case "pairs":
-            return gh.data.Seq2SeqDataset(corpus, batch_size, max_len=length, seed=seed)
-        case "labelled":
-            return gh.data.ClassificationDataset(corpus, batch_size, max_len=length, seed=seed)
-        case "tagged":
-            return gh.data.TokenClassificationDataset(corpus, batch_size, max_len=length, seed=seed)
-        case "chat":
-            return gh.data.ChatDataset(corpus, batch_size, max_len=length, seed=seed)
 
 
 @app.command(epilog="Example: glasshouse data verify runs/books")

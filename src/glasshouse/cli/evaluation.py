@@ -174,7 +174,7 @@ def show(report: gh.evaluation.Report, baseline_bits: Mapping[str, float]) -> No
         texts = f"{report.n_generated:,} of {report.n_items:,} texts"
     rows = []
     for name, value in report.metrics.items():
-        label, form, note = FORMATS[name]
+        label, form, note = FORMATS.get(name, (name, "{:.4f}", ""))
         note = note.format(unit=unit, texts=texts, signature=report.signatures.get(name, ""))
         rows.append((label, form.format(value), note))
     if report.kind == "pairs" and report.n_generated and "bleu" not in report.metrics:

@@ -1,10 +1,11 @@
 """Evaluation: metrics on data, compression and n-gram baselines, and consistency checks."""
 
 from glasshouse.evaluation.baselines import ByteModel, baseline_bits, compressed_bits, text_of
-from glasshouse.evaluation.evaluate import Example, Report, evaluate, opened
-from glasshouse.evaluation.metrics import accuracy, bits_per_byte, exact_match, f1, perplexity
-from glasshouse.evaluation.translation import Score, bleu, chrf
+from glasshouse.evaluation.evaluate import evaluate, opened
 from glasshouse.evaluation.verify import Check, verify
+from glasshouse.objectives.metrics import accuracy, bits_per_byte, exact_match, f1, perplexity
+from glasshouse.objectives.report import Example, Report
+from glasshouse.objectives.translation import Score, bleu, chrf
 
 __all__ = [
     "ByteModel",

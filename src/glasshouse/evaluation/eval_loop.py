@@ -1,79 +1,15 @@
-"""Cross-entropy and accuracy, summed over the positions of the loss mask of batches."""
+"""The evaluation loop: metrics summed over the batches of a dataset."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from glasshouse.data import Batch, Dataset
-from glasshouse.errors import InputError
-from glasshouse.evaluation.metrics import bits_per_byte, perplexity
-from glasshouse.text import Tokenizer
-
-IGNORED = -100  # ignore_index of cross_entropy
-
-
-@dataclass(frozen=True)
-class MetricSums:
-    """Sums over targets: loss, correct predictions, targets and their bytes."""
-
-    loss: float = 0.0  # in nats
-    n_correct: int = 0
-    n_targets: int = 0
-    bytes: int = 0  # of the target tokens; 0 if targets are not text
-
-    def __add__(self, other: MetricSums) -> MetricSums:
-        return MetricSums(
-            self.loss + other.loss,
-            self.n_correct + other.n_correct,
-            self.n_targets + other.n_targets,
-            self.bytes + other.bytes,
-        )
-
-    def metrics(self) -> dict[str, float]:
-        """Return the means by name.
-
-        >>> MetricSums(loss=2.772588722239781, n_correct=1, n_targets=2, bytes=4).metrics()
-        {'loss': 1.3862943611198906, 'perplexity': 4.0, 'accuracy': 0.5, 'bits_per_byte': 1.0}
-        """
-        if not self.n_targets:
-            raise InputError("there are no targets to evaluate on; give more text.")
-        loss = self.loss / self.n_targets
-        found = {"loss": loss, "perplexity": perplexity(loss), "accuracy": self.n_correct / self.n_targets}
-        return found | ({"bits_per_byte": bits_per_byte(self.loss, self.bytes)} if self.bytes else {})
-
-
-def cross_entropy(logits: Tensor, batch: Batch, smoothing: float = 0.0) -> Tensor:
-    """Return the cross-entropy in nats, summed over the positions of the loss mask."""
-    # Boolean indexing instead would make the host wait for a GPU.
-    targets = batch.targets.masked_fill(~batch.loss_mask, IGNORED)
-    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-    return F.cross_entropy(
-        logits.flatten(0, -2), targets.flatten(), ignore_index=IGNORED, reduction="sum", label_smoothing=smoothing
-    )
-
-
-@torch.no_grad()
-def evaluate_batch(model: nn.Module, batch: Batch, token_bytes: Tensor | None = None) -> MetricSums:
-    """Evaluate one batch without gradients; `token_bytes` is the number of bytes of each token id."""
-    logits = batch.forward(model)
-    correct = (logits.argmax(-1) == batch.targets) & batch.loss_mask
-    n_bytes = 0 if token_bytes is None else int(token_bytes[batch.targets[batch.loss_mask]].sum())
-    return MetricSums(float(cross_entropy(logits, batch)), int(correct.sum()), int(batch.loss_mask.sum()), n_bytes)
-
-
-def token_bytes(tok: Tokenizer) -> Tensor:
-    """Return the number of bytes of each token id, [V]; 0 for special tokens."""
-    decoded = {number: b"" if number in tok.special_ids else tok.decode_bytes([number]) for number in tok.ids}
-    sizes = torch.zeros(max(decoded) + 1, dtype=torch.long)
-    for number, text in decoded.items():
-        sizes[number] = len(text)
-    return sizes
+from glasshouse.objectives.loss import autocast
+from glasshouse.objectives.metric_sums import MetricSums, evaluate_batch
 
 
 def evaluate_samples(
@@ -84,11 +20,13 @@ def evaluate_samples(
     limit: int | None = None,
     token_bytes: Tensor | None = None,
     autocast_dtype: torch.dtype = torch.float32,
+    evaluate_batch: Callable[[nn.Module, Batch, Tensor | None], MetricSums] = evaluate_batch,
     on_batch: Callable[[], None] = lambda: None,
 ) -> MetricSums:
     """Evaluate a model on all samples, or the first `limit`, in batches of `batch_size`.
 
-    `on_batch` is called before each batch. The model is in its previous mode afterwards.
+    `evaluate_batch` is the one of the objective, `on_batch` is called before each batch. The model is in its previous
+    mode afterwards.
     """
     device = next(model.parameters()).device
     token_bytes = None if token_bytes is None else token_bytes.to(device)
@@ -105,8 +43,3 @@ def evaluate_samples(
     finally:
         model.train(was_training)
     return total
-
-
-def autocast(device: torch.device, autocast_dtype: torch.dtype) -> AbstractContextManager[object]:
-    """Return a context of mixed precision: float32 weights, matrix products in `autocast_dtype`."""
-    return nullcontext() if autocast_dtype == torch.float32 else torch.autocast(device.type, autocast_dtype)

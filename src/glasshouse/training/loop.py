@@ -14,16 +14,16 @@ import torch
 
 from glasshouse import hub
 from glasshouse.config import JsonDict
-from glasshouse.data import Batch, Batches, CausalLMDataset, Corpus, Dataset
-from glasshouse.data.dataset import make_dataset, samples_for_tokens
+from glasshouse.data import Batch, Batches, Corpus, Dataset
 from glasshouse.errors import ConfigError, GlasshouseError, InputError
-from glasshouse.evaluation.eval_loop import evaluate_samples, token_bytes
-from glasshouse.evaluation.evaluate import Report, evaluate
+from glasshouse.evaluation import Report, evaluate
+from glasshouse.evaluation.eval_loop import evaluate_samples
 from glasshouse.hub.run_checkpoints import CHECKPOINTS, MODEL
 from glasshouse.layers import lora
 from glasshouse.models import Model
 from glasshouse.models.flops import FlopEstimator
 from glasshouse.models.length import check_length
+from glasshouse.objectives import find_objective, make_dataset
 from glasshouse.text import Tokenizer
 from glasshouse.training import model_setup, nonfinite, plots, run_summary
 from glasshouse.training.checkpoint import Checkpoints
@@ -149,7 +149,8 @@ class Trainer:
         check_length(self.model.spec, length, "data.seq_len")
         model_setup.prepare_for_training(self.model, choice)
 
-        batch_size = samples_for_tokens(datasets.train, choice.batch_tokens, length)
+        self.objective = find_objective(self.model.spec, datasets.train)
+        batch_size = self.objective.samples_for_tokens(datasets.train, choice.batch_tokens, length)
         self.samples = self._make_dataset(datasets.train, batch_size)
         try:
             self.val_samples = self._make_dataset(datasets.validation, 1)
@@ -157,8 +158,7 @@ class Trainer:
             if datasets.validation.folder != datasets.train.folder:
                 raise
             raise InputError(f"the validation set is too small, so raise data.val_fraction: {error}") from None
-        has_bytes = isinstance(self.samples, CausalLMDataset) and datasets.tok.byte_level
-        self.token_bytes = token_bytes(datasets.tok) if has_bytes else None
+        self.token_bytes = self.objective.token_bytes(datasets.tok)
         self.batches = Batches(self.samples, batch_size)
         self.steps, self.schedule = choice.planned(len(self.samples), batch_size)
         optimizer = make_optimizer(self.model, choice.chosen_optimizer())
@@ -166,6 +166,7 @@ class Trainer:
             self.model,
             optimizer,
             grad_clip=choice.grad_clip or None,
+            loss_fn=self.objective.loss,
             label_smoothing=choice.label_smoothing,
             autocast_dtype=self.autocast_dtype,
             on_micro_batch=signals.check,
@@ -334,7 +335,7 @@ class Trainer:
         step, number = self.state.step, self.state.next_batch
         batch, smoothing = batch.to(self.device), self.run.train.label_smoothing
         where = nonfinite.locate_in_micro_batches(
-            self.model, batch, self.state.grad_accum, smoothing, self.autocast_dtype
+            self.model, batch, self.state.grad_accum, smoothing, self.autocast_dtype, self.objective.loss
         )
         origins = [self.samples.origin(sample) for sample in self.batches.sample_indices(number)]
         found = {"step": step + 1, "batch": number, "error": str(error), "location": where, "sources": origins}
@@ -411,6 +412,7 @@ class Trainer:
                     limit=self.eval_samples,
                     token_bytes=self.token_bytes,
                     autocast_dtype=self.autocast_dtype,
+                    evaluate_batch=self.objective.evaluate_batch,
                     on_batch=on_batch,
                 ).metrics()
         except (RuntimeError, MemoryError) as error:

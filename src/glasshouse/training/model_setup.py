@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable
-from dataclasses import replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -17,22 +16,17 @@ from glasshouse import config, hub, spec
 from glasshouse import device as machine
 from glasshouse.config import JsonDict
 from glasshouse.data.corpus import Corpus, Kind
-from glasshouse.data.dataset import required_kind
 from glasshouse.data.encoding import end_id, start_id
 from glasshouse.errors import ConfigError, InputError
 from glasshouse.layers import lora
 from glasshouse.models import Model, build, check_tokenizer
 from glasshouse.models.heads import Classifier
 from glasshouse.models.stack import Stack
-from glasshouse.models.surgery import with_classifier, with_tokenizer
+from glasshouse.models.surgery import with_tokenizer
+from glasshouse.objectives.registry import head_objective, required_kind
 from glasshouse.text import Tokenizer
 from glasshouse.training.datasets import given_tokenizer
 from glasshouse.training.run import Data, Train, recipes
-
-HEADS: dict[Kind, str] = {
-    "labelled": "sequence_classification",
-    "tagged": "token_classification",
-}  # by the kind of labelled data
 
 
 def load_base(table: JsonDict, data: Data) -> tuple[Model, Tokenizer] | None:
@@ -73,14 +67,14 @@ def data_kind(table: JsonDict, base: Model | None) -> Kind | None:
     >>> data_kind({"preset": "tiny-encoder", "head": "token_classification"}, None)
     'tagged'
     """
-    if base is not None:
-        return required_kind(base.spec)
+    return required_kind(*(_kinds(table) if base is None else (base.spec.kind, base.spec.head.kind)))
+
+
+def _kinds(table: JsonDict) -> tuple[object, object]:
+    """Return the kinds of a new model and of its head, as far as the settings give them."""
     known = spec.preset(table["preset"]) if "preset" in table else None
     head = table.get("head", known and known.head.kind)
-    if (table.get("kind") or (known and known.kind)) == "seq2seq":
-        return "pairs"
-    kinds: dict[str, Kind] = {head: kind for kind, head in HEADS.items()}
-    return kinds.get(str(head.get("kind") if isinstance(head, dict) else head))
+    return table.get("kind") or (known and known.kind), head.get("kind") if isinstance(head, dict) else head
 
 
 def find_device(name: str) -> torch.device:
@@ -118,10 +112,11 @@ def make_spec(table: JsonDict, tok: Tokenizer, corpus: Corpus, length: int) -> s
     start = end if (first := start_id(tok)) is None else first
     known: JsonDict = {"vocab_size": len(tok), "start_id": start, "end_ids": [] if end is None else [end]}
     known |= {"pad_id": pad, "max_len": length}
-    if corpus.kind in HEADS:
-        head = table.get("head", HEADS[corpus.kind])
+    objective = head_objective(corpus.kind, *_kinds(table))
+    if settings := objective.head_settings(corpus):
+        head: Any = table.get("head", objective.head_kind)
         head = {"kind": head} if isinstance(head, str) else dict(head)
-        table = {**table, "head": {**head, "n_labels": len(corpus.labels), "labels": list(corpus.labels)}}
+        table = {**table, "head": {**head, **settings}}
     given = {name: value for name, value in table.items() if name != "preset"}
     if "preset" in table:
         return spec.preset(table["preset"], **{**known, **given})
@@ -129,15 +124,11 @@ def make_spec(table: JsonDict, tok: Tokenizer, corpus: Corpus, length: int) -> s
 
 
 def resize_for_data(base: Model, known: Tokenizer, tok: Tokenizer, corpus: Corpus) -> Model:
-    """Fit a pretrained model to other data: embeddings for its tokenizer, and a classifier for its labels."""
+    """Fit a pretrained model to other data: embeddings for its tokenizer, and a head for its objective."""
     if known.fingerprint != tok.fingerprint:
         base = with_tokenizer(base, known, tok)
-    known_labels = base.spec.head.kind, getattr(base.spec.head, "labels", ())
-    if corpus.kind in HEADS and known_labels != (HEADS[corpus.kind], corpus.labels):
-        base = with_classifier(base, len(corpus.labels), per_token=corpus.kind == "tagged")
-        assert isinstance(base.spec.head, spec.SequenceClassification | spec.TokenClassification)
-        base.spec = replace(base.spec, head=replace(base.spec.head, labels=corpus.labels))
-    return base.train()
+    objective = head_objective(corpus.kind, base.spec.kind, base.spec.head.kind)
+    return objective.fit_head(base, corpus).train()
 
 
 def make_model(s: spec.Spec, tok: Tokenizer, device: torch.device) -> Model:

@@ -8,12 +8,11 @@ import torch
 from torch import Tensor, nn
 
 from glasshouse.data import Batch
-from glasshouse.evaluation.eval_loop import autocast
+from glasshouse.objectives.loss import LossFn, autocast, compute_loss
 from glasshouse.training.memory import is_out_of_memory
-from glasshouse.training.objective import compute_loss
 
 
-def locate_nonfinite(model: nn.Module, batch: Batch, smoothing: float = 0.0) -> str:
+def locate_nonfinite(model: nn.Module, batch: Batch, smoothing: float = 0.0, loss_fn: LossFn = compute_loss) -> str:
     """Locate the first NaN or infinity in the forward and backward pass of a batch, in a few words.
 
     Weights are checked first, then the output of each module in the order of execution, then gradients from the last
@@ -45,7 +44,7 @@ def locate_nonfinite(model: nn.Module, batch: Batch, smoothing: float = 0.0) -> 
         if name
     ]
     try:
-        loss = compute_loss(model, batch, smoothing)
+        loss = loss_fn(model, batch, smoothing)
     finally:
         for handle in handles:
             handle.remove()
@@ -62,14 +61,19 @@ def locate_nonfinite(model: nn.Module, batch: Batch, smoothing: float = 0.0) -> 
 
 
 def locate_in_micro_batches(
-    model: nn.Module, batch: Batch, grad_accum: int, smoothing: float, autocast_dtype: torch.dtype
+    model: nn.Module,
+    batch: Batch,
+    grad_accum: int,
+    smoothing: float,
+    autocast_dtype: torch.dtype,
+    loss_fn: LossFn = compute_loss,
 ) -> str:
     """Locate as `locate_nonfinite` does, with the micro-batches and the precision of a training step."""
     where = ""
     for micro_batch in batch.microbatches(grad_accum):
         try:
             with autocast(batch.ids.device, autocast_dtype):
-                where = locate_nonfinite(model, micro_batch, smoothing)
+                where = locate_nonfinite(model, micro_batch, smoothing, loss_fn)
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise

@@ -13,13 +13,13 @@ from torch import Tensor
 from glasshouse.config import JsonDict
 from glasshouse.data import Batch, Dataset
 from glasshouse.errors import InputError
-from glasshouse.evaluation.eval_loop import autocast
 from glasshouse.inspection.geometry import residual_norms
 from glasshouse.inspection.head_scoring import head_scores, repeated_tokens
 from glasshouse.inspection.logit_lens import lens
 from glasshouse.inspection.stack_input import make_stack_input
 from glasshouse.models import Decoder, Model
 from glasshouse.models.heads import LMHead
+from glasshouse.objectives.loss import autocast
 from glasshouse.training.run import PROBE_NAMES
 
 ROWS, LONGEST = 4, 126  # texts, and tokens of each: short enough that a GPU compiles no kernel for them

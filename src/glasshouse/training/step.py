@@ -12,9 +12,8 @@ from torch import Tensor, nn
 
 from glasshouse.data import Batch
 from glasshouse.errors import InputError
-from glasshouse.evaluation.eval_loop import autocast
+from glasshouse.objectives.loss import LossFn, autocast, compute_loss
 from glasshouse.training.memory import is_out_of_memory
-from glasshouse.training.objective import compute_loss
 
 
 class NonFiniteError(ArithmeticError):
@@ -40,7 +39,7 @@ class TrainStep:
 
     Every target has the same weight, in any micro-batch or process: the loss is the sum over all targets divided by
     their number. `reduce` sums a tensor over processes, before gradients are reduced. `on_micro_batch` is called
-    before each micro-batch; if it raises, the weights are unchanged.
+    before each micro-batch; if it raises, the weights are unchanged. `loss_fn` is the loss of the objective.
     """
 
     def __init__(
@@ -49,12 +48,13 @@ class TrainStep:
         optimizer: torch.optim.Optimizer,
         *,
         grad_clip: float | None = 1.0,
+        loss_fn: LossFn = compute_loss,
         label_smoothing: float = 0.0,
         autocast_dtype: torch.dtype = torch.float32,
         reduce: Callable[[Tensor], Tensor] = single_process,
         on_micro_batch: Callable[[], None] = lambda: None,
     ) -> None:
-        self.model, self.optimizer = model, optimizer
+        self.model, self.optimizer, self.loss_fn = model, optimizer, loss_fn
         self.grad_clip, self.label_smoothing, self.autocast_dtype, self.reduce = (
             grad_clip,
             label_smoothing,
@@ -78,7 +78,7 @@ class TrainStep:
             self.on_micro_batch()
             micro_batch = micro_batch.to(self._device)
             with autocast(self._device, self.autocast_dtype):
-                mean = compute_loss(self.model, micro_batch, self.label_smoothing) / total
+                mean = self.loss_fn(self.model, micro_batch, self.label_smoothing) / total
             self._scaler.scale(mean).backward()
             loss = loss + mean.detach()
         try:

@@ -1,0 +1,52 @@
+"""The loss: cross-entropy at the positions of the loss mask. Most objectives differ only in their batches.
+
+There is no host sync and no branch on values here, so that `torch.compile` takes model and loss as one graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from glasshouse.data import Batch
+
+LossFn = Callable[[nn.Module, Batch, float], Tensor]  # of model, batch and label smoothing; a sum over targets
+IGNORED = -100  # ignore_index of cross_entropy
+
+
+def compute_loss(model: nn.Module, batch: Batch, smoothing: float = 0.0) -> Tensor:
+    """Return the cross-entropy in nats, summed over the positions of the loss mask.
+
+    Next tokens, masked tokens, targets of a source, labels and the assistant's turns of a conversation share this
+    loss: the batch has the inputs, the targets and the loss mask. `smoothing` is label smoothing: the probability
+    mass of each target that is spread evenly over all classes.
+
+    >>> import torch, glasshouse as gh
+    >>> model = gh.build(gh.preset("tiny-decoder"))
+    >>> ids = torch.tensor([[1, 2, 3]])
+    >>> nn.init.zeros_(model.head.weight)[0, 0].item()  # all tokens are equally likely
+    0.0
+    >>> batch = Batch(ids, targets=ids + 1, loss_mask=torch.tensor([[True, True, False]]))
+    >>> torch.isclose(compute_loss(model, batch).exp(), torch.tensor(256.0**2))
+    tensor(True)
+    """
+    return cross_entropy(batch.forward(model), batch, smoothing)
+
+
+def cross_entropy(logits: Tensor, batch: Batch, smoothing: float = 0.0) -> Tensor:
+    """Return the cross-entropy in nats, summed over the positions of the loss mask."""
+    # Boolean indexing instead would make the host wait for a GPU.
+    targets = batch.targets.masked_fill(~batch.loss_mask, IGNORED)
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    return F.cross_entropy(
+        logits.flatten(0, -2), targets.flatten(), ignore_index=IGNORED, reduction="sum", label_smoothing=smoothing
+    )
+
+
+def autocast(device: torch.device, autocast_dtype: torch.dtype) -> AbstractContextManager[object]:
+    """Return a context of mixed precision: float32 weights, matrix products in `autocast_dtype`."""
+    return nullcontext() if autocast_dtype == torch.float32 else torch.autocast(device.type, autocast_dtype)

@@ -1,0 +1,104 @@
+"""All objectives, and which of them is asked of a model on a corpus."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from glasshouse.data import Corpus, Dataset
+from glasshouse.data.corpus import Kind
+from glasshouse.errors import InputError
+from glasshouse.objectives.causal_lm import CausalLM
+from glasshouse.objectives.chat import Chat
+from glasshouse.objectives.classification import SequenceClassification, TokenClassification
+from glasshouse.objectives.masked_lm import MaskedLM
+from glasshouse.objectives.objective import Objective
+from glasshouse.objectives.seq2seq_lm import Seq2SeqLM
+from glasshouse.spec import Spec
+
+OBJECTIVES: tuple[Objective[Any], ...] = (
+    CausalLM(),
+    Chat(),
+    MaskedLM(),
+    Seq2SeqLM(),
+    SequenceClassification(),
+    TokenClassification(),
+)
+
+
+def find_objective(s: Spec, corpus: Corpus) -> Objective[Any]:
+    """Return what is asked of a model on a corpus.
+
+    >>> import tempfile, glasshouse as gh
+    >>> tok = gh.Tokenizer.train(texts=["May"], vocab_size=263)
+    >>> corpus = gh.data.prepare("dates", tok, tempfile.mkdtemp(), split="test")
+    >>> type(find_objective(gh.preset("tiny-seq2seq"), corpus)).__name__
+    'Seq2SeqLM'
+    """
+    for objective in objectives_on(corpus.kind):
+        if objective.fits(s.kind, s.head.kind):
+            objective.check(s, corpus)
+            return objective
+    raise InputError(
+        f"the corpus is of kind {corpus.kind}, on which a model of kind {s.kind} with the head {s.head.kind} cannot "
+        f"be trained: {_what_each_takes()}."
+    )
+
+
+def _what_each_takes() -> str:
+    """Say which models take which data."""
+    kinds: dict[str, list[str]] = {}
+    for objective in OBJECTIVES:
+        kinds.setdefault(objective.models, []).append(objective.data_kind)
+    (first, data), *others = ((models, " and ".join(data)) for models, data in kinds.items())
+    *said, last = [f"{first} take {data}", *(f"{models} {data}" for models, data in others)]
+    return f"{', '.join(said)} and {last}"
+
+
+def objectives_on(kind: Kind) -> list[Objective[Any]]:
+    """Return the objectives for one kind of data.
+
+    >>> [type(objective).__name__ for objective in objectives_on("text")]
+    ['CausalLM', 'MaskedLM']
+    """
+    return [objective for objective in OBJECTIVES if objective.data_kind == kind]
+
+
+def head_objective(kind: Kind, model_kind: object, head_kind: object) -> Objective[Any]:
+    """Return the objective that decides a model's head: one that fits the model, or else the first on such data.
+
+    >>> type(head_objective("labelled", "encoder", "masked_token")).__name__
+    'SequenceClassification'
+    """
+    found = objectives_on(kind)
+    return next((objective for objective in found if objective.fits(model_kind, head_kind)), found[0])
+
+
+def required_kind(model_kind: object, head_kind: object) -> Kind | None:
+    """Return the one kind of data that a model can be trained on; None if there are several.
+
+    Text is never required: files are text anyway unless their columns say otherwise, and the model of a text may get
+    a head for other data.
+
+    >>> required_kind("seq2seq", "next_token"), required_kind("decoder", "next_token")
+    ('pairs', None)
+    """
+    kinds = {objective.data_kind for objective in OBJECTIVES if objective.fits(model_kind, head_kind)}
+    return None if len(kinds) != 1 or kinds == {"text"} else kinds.pop()
+
+
+def make_dataset(s: Spec, corpus: Corpus, *, batch_size: int, seq_len: int, seed: int = 0) -> Dataset:
+    """Return the dataset of a corpus for a model: sequences of `seq_len` ids, or items of at most that length.
+
+    >>> import tempfile, glasshouse as gh
+    >>> from pathlib import Path
+    >>> tok = gh.Tokenizer.train(texts=["to be"], vocab_size=263)
+    >>> folder = tempfile.mkdtemp()
+    >>> _ = Path(f"{folder}/hamlet.txt").write_text("to be or not to be")
+    >>> corpus = gh.data.prepare(f"{folder}/hamlet.txt", tok, f"{folder}/corpus")
+    >>> for name in ("tiny-decoder", "tiny-encoder"):
+    ...     print(type(make_dataset(gh.preset(name), corpus, batch_size=1, seq_len=8)).__name__)
+    CausalLMDataset
+    MaskedLMDataset
+    """
+    objective = find_objective(s, corpus)
+    return objective.make_dataset(corpus, batch_size=batch_size, seq_len=seq_len, seed=seed, start_id=s.start_id)
