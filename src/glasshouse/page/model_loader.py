@@ -19,7 +19,7 @@ from glasshouse.page.forward_pass import Prompt
 from glasshouse.spec import Learned
 from glasshouse.text import Tokenizer
 from glasshouse.training import is_run
-from glasshouse.training.checkpoint_list import list_checkpoints
+from glasshouse.training.checkpoints import list_checkpoints
 from glasshouse.training.folder import SAMPLES
 from glasshouse.training.journal import Journal
 
@@ -121,7 +121,7 @@ class ModelLoader:
         path: str | Path,
         *,
         revision: str | None = None,
-        device: str = "cpu",
+        device: torch.device | str = "cpu",
         given: LoadedModel | None = None,  # a model in memory; then `path` is only its name
     ) -> None:
         self.path, self.revision, self.device = path, revision, device
