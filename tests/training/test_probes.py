@@ -27,8 +27,8 @@ from glasshouse.layers.module_swap import HOOK_ATTRIBUTES
 from glasshouse.models import Decoder
 from glasshouse.training import Run, StoppedError, probes, train
 from glasshouse.training import step as training_step
-from glasshouse.training.loop import Result
 from glasshouse.training.probes import Probes, first_texts
+from glasshouse.training.result import Result
 
 NAMES = {
     "decoder": ["entropy", "induction", "previous_token", "resid_norms", "logit_lens"],
