@@ -199,7 +199,7 @@ class Trainer:
     def validate(self) -> None:
         """Evaluate on the validation set, or the start of it, and update the best step."""
         setup, state = self.setup, self.state
-        found = self.recovery.retry(self._evaluate, setup.batches.batch_size)
+        found = self.recovery.retry(self._evaluate)
         self.reporter.on_validation_end(state.step, found)
         setup.throughput.exclude_elapsed()
         loss = found["loss"]

@@ -52,7 +52,7 @@ class Recovery:
         """
         rng = device_rng_state(self.setup.device)
         try:
-            return self.retry(lambda: self._attempt(batch, rng), len(batch))
+            return self.retry(lambda: self._attempt(batch, rng))
         except NonFiniteError as error:
             reason = str(error)
         self._handle_nonfinite(reason, batch)
@@ -65,7 +65,7 @@ class Recovery:
             load_device_rng_state(rng, self.setup.device)  # no update, so no random numbers used
             raise
 
-    def retry(self, work: Callable[[], T], batch_size: int) -> T:
+    def retry(self, work: Callable[[], T]) -> T:
         """Return the result of `work`, called again with more gradient accumulation while it is out of memory."""
         while True:
             try:
@@ -74,10 +74,10 @@ class Recovery:
                 if not is_out_of_memory(error):
                     raise
             # Here and not in `except`: there, the traceback would keep the tensors of the failed attempt alive.
-            self._raise_grad_accum(batch_size)
+            self._raise_grad_accum()
 
-    def _raise_grad_accum(self, batch_size: int) -> None:
-        setup, state = self.setup, self.state
+    def _raise_grad_accum(self) -> None:
+        setup, state, batch_size = self.setup, self.state, self.setup.batches.batch_size
         if state.grad_accum >= batch_size:
             raise InputError(
                 f"out of memory with one sequence of {setup.run.data.seq_len} tokens; choose a smaller model or a "

@@ -208,6 +208,10 @@ class Run:
     train: Train = Train()
     notes: tuple[str, ...] = field(default=(), compare=False)  # adjustments made while loading; logged at the start
 
+    def __post_init__(self) -> None:
+        if isinstance(self.model, Mapping):  # as the siblings take tables too
+            object.__setattr__(self, "model", parse_model(self.model))
+
     @classmethod
     def load(cls, source: str | Path, *settings: str) -> Run:
         """Load a recipe by name, a TOML file or a run folder, with `key=value` overrides.

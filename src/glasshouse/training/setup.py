@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import torch
 
 from glasshouse import device as machine
 from glasshouse import spec
+from glasshouse.config import JsonDict
 from glasshouse.data import Batches, Corpus, Dataset
 from glasshouse.data.dataset import make_dataset, samples_for_tokens
 from glasshouse.errors import InputError
@@ -106,6 +108,7 @@ def make_setup(
     grad_accum = choice.grad_accum or estimate_grad_accum(model.spec, batches.batch_size, length, device)
     state = TrainerState(grad_accum=grad_accum, initial_steps=steps)
     checkpoints = Checkpoints(folder / CHECKPOINTS, choice.keep_checkpoints, choice.keep_snapshots)
+    functions = _checkpoint_functions(run, model, val_samples, tok, train_step.autocast_dtype)
     return Setup(
         run=run,
         folder=folder,
@@ -125,7 +128,7 @@ def make_setup(
         state=state,
         checkpointer=Checkpointer(model, train_step, ema, state, tok, checkpoints),
         metrics=Journal(folder / METRICS),
-        checkpoint_log=_make_checkpoint_log(run, folder, model, val_samples, tok, train_step, reporter),
+        checkpoint_log=CheckpointLog(folder, functions, reporter.log),
     )
 
 
@@ -145,28 +148,17 @@ def _make_data(run: Run, s: spec.Spec, datasets: Datasets) -> tuple[Batches, Dat
         raise InputError(f"the validation set is too small, so raise data.val_fraction: {error}") from None
 
 
-def _make_checkpoint_log(
-    run: Run,
-    folder: Path,
-    model: Model,
-    val_samples: Dataset,
-    tok: Tokenizer,
-    train_step: TrainStep,
-    reporter: ProgressReporter,
-) -> CheckpointLog:
-    length, choice = run.data.seq_len, run.train
-    probes = Probes(
-        model,
-        first_texts(val_samples),
-        names=choice.probes,
-        length=length,
-        autocast_dtype=train_step.autocast_dtype,
-    )
+def _checkpoint_functions(
+    run: Run, model: Model, val_samples: Dataset, tok: Tokenizer, autocast_dtype: torch.dtype
+) -> dict[str, Callable[[Model], JsonDict]]:
+    """Return the functions whose results are logged at each checkpoint."""
+    length, choice, texts = run.data.seq_len, run.train, first_texts(val_samples)
+    probes = Probes(model, texts, names=choice.probes, length=length, autocast_dtype=autocast_dtype)
     prompts = make_prompts(val_samples, tok, length, choice.sample_prompts)
-    functions = {"probes": probes.take} if probes.names else {}
+    functions: dict[str, Callable[[Model], JsonDict]] = {"probes": probes.take} if probes.names else {}
     if prompts is not None:
         functions["samples"] = lambda model: {"samples": prompts.take(model)}
-    return CheckpointLog(folder, functions, reporter.log)
+    return functions
 
 
 def resolve_precision(name: str, device: torch.device) -> torch.dtype:

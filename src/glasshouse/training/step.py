@@ -101,9 +101,8 @@ class TrainStep:
             raise InputError("the loss mask of the batch is empty, so it has no target; leave it out.")
         self.optimizer.zero_grad(set_to_none=True)
         loss = torch.zeros((), device=self.device)
-        for micro_batch in batch.microbatches(grad_accum):
+        for micro_batch in batch.to(self.device).microbatches(grad_accum):
             self.on_micro_batch()
-            micro_batch = micro_batch.to(self.device)
             with autocast(self.device, self.autocast_dtype):
                 mean = compute_loss(self.model, micro_batch, self.label_smoothing) / total
             self._scaler.scale(mean).backward()
