@@ -323,6 +323,20 @@ def test_on_nonfinite_skip_rolls_back_and_skips_the_batch(data_folder: Path, mon
     assert all(weight.isfinite().all() for weight in weights(data_folder).values())
 
 
+def test_a_nan_batch_before_the_first_checkpoint_is_skipped(
+    data_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There is nothing to roll back to, and the other batches follow in their order."""
+    run = Run.from_dict(
+        table(data_folder, grad_accum=1, on_nonfinite="skip", save_every=100, eval_every=100, steps=3)
+    )
+    inject_nan(monkeypatch, batch_of(run, data_folder, 1))
+    train(run)
+    lines = [json.loads(line) for line in (data_folder / "run" / "metrics.jsonl").read_text().splitlines()]
+    seen = [line["epoch"] / lines[0]["epoch"] for line in lines]  # batches seen, skipped ones included
+    assert seen == pytest.approx([1, 3, 4])
+
+
 def test_nonfinite_embedding_is_located() -> None:
     model = gh.build(gh.preset("tiny-decoder"))
     ids = torch.tensor([[1, 2]])

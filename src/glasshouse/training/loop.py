@@ -56,8 +56,10 @@ def train(run: Run | str | Path, progress: ProgressReporter | bool = True) -> Re
             return train(run, shown)
     device = machine.resolve(run.train.device, "train.device")  # fails before the data are prepared
     with lock_run(run) as folder:
-        for line in (*run.notes, f"folder   {folder}", f"data     {describe_files(run.data)}"):
-            progress.log(line)
+        for note in run.notes:
+            progress.log(note)
+        progress.log(f"folder   {folder}")
+        progress.log(f"data     {describe_files(run.data)}")
         progress.log("stop     Ctrl-C saves a checkpoint and stops; run the same command again to resume")
         base = None
         if isinstance(run.model, Pretrained):
@@ -67,10 +69,10 @@ def train(run: Run | str | Path, progress: ProgressReporter | bool = True) -> Re
         datasets = prepare_datasets(choice, folder, base[1] if base else None, progress.stage)
         with Signals() as signals:
             progress.stage("building the model", 0, 0)
-            return _fit(make_setup(run, folder, device, datasets, base, progress, signals))
+            return _train(make_setup(run, folder, device, datasets, base, progress, signals))
 
 
-def _fit(setup: Setup) -> Result:
+def _train(setup: Setup) -> Result:
     """Resume, run the remaining steps and save the result."""
     for line in describe(setup):
         setup.reporter.log(line)

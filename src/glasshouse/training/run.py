@@ -53,7 +53,7 @@ class NewModel:
 
     def to_dict(self) -> JsonDict:
         """Return the table of settings."""
-        return self.fields if self.preset is None else {"preset": self.preset, **self.fields}
+        return {**({} if self.preset is None else {"preset": self.preset}), **self.fields}
 
 
 def parse_model(table: Mapping[str, Any]) -> Pretrained | NewModel:
