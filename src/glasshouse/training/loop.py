@@ -24,6 +24,7 @@ from glasshouse.training.run import Pretrained, Run
 from glasshouse.training.setup import Setup, describe, make_setup
 from glasshouse.training.signals import Signals, StoppedError
 from glasshouse.training.step import StepMetrics
+from glasshouse.training.throughput import FlopEstimator
 from glasshouse.training.trackers import Trackers
 
 
@@ -95,7 +96,7 @@ class Trainer:
     def __init__(self, setup: Setup, recovery: Recovery, trackers: Trackers) -> None:
         self.setup, self.recovery, self.trackers = setup, recovery, trackers
         self.state, self.reporter = setup.state, setup.reporter
-        self.batches = self._stream()
+        self.batches, self.flops = self._stream(), FlopEstimator(setup.model)
         tok = setup.datasets.tok
         has_bytes = isinstance(setup.batches.samples, CausalLMDataset) and tok.byte_level
         self.token_bytes = token_bytes(tok) if has_bytes else None
@@ -180,7 +181,7 @@ class Trainer:
         if setup.ema is not None:
             setup.ema.update()
         state.step, state.next_batch = state.step + 1, state.next_batch + 1
-        setup.throughput.add(batch)
+        setup.throughput.add(batch.n_tokens, self.flops(batch))
         self.reporter.on_step_end(state.step, setup.steps, outcome, setup.throughput)
         state.pending_metrics = self._metrics(outcome)
         return True

@@ -32,7 +32,7 @@ from glasshouse.training.samples import make_prompts
 from glasshouse.training.schedule import Schedule
 from glasshouse.training.signals import Signals
 from glasshouse.training.step import TrainStep
-from glasshouse.training.throughput import FlopEstimator, Throughput
+from glasshouse.training.throughput import Throughput
 
 SHARE = 0.4  # of memory for activations; weights, gradients and optimizer state need the rest
 KEPT = 40  # stored activations per token, layer and unit of d_model; measured: 20 to 35
@@ -124,7 +124,7 @@ def make_setup(
         resized=base is not None and model is not base[0],
         train_step=train_step,
         ema=ema,
-        throughput=Throughput(device, train_step.autocast_dtype, FlopEstimator(model)),
+        throughput=Throughput(device, train_step.autocast_dtype),
         state=state,
         checkpointer=Checkpointer(model, train_step, ema, state, tok, checkpoints),
         metrics=Journal(folder / METRICS),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 import time
 from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -123,17 +122,15 @@ def _is_trained(module: nn.Module) -> bool:
 class Throughput:
     """Measures tokens and FLOPs per second over the last steps."""
 
-    def __init__(
-        self, device: torch.device, autocast_dtype: torch.dtype, count_flops: Callable[[Batch], int]
-    ) -> None:
-        self.device, self.count_flops = device, count_flops
+    def __init__(self, device: torch.device, autocast_dtype: torch.dtype) -> None:
+        self.device = device
         self.peak_flops = machine.measure_peak_flops(device, autocast_dtype, repeats=3)
         self._marks = deque([(time.perf_counter(), 0, 0)], maxlen=WINDOW + 1)
 
-    def add(self, batch: Batch) -> None:
-        """Add a step on a batch."""
-        _, tokens, flops = self._marks[-1]
-        self._marks.append((time.perf_counter(), tokens + batch.n_tokens, flops + self.count_flops(batch)))
+    def add(self, tokens: int, flops: int) -> None:
+        """Add a step."""
+        _, tokens_before, flops_before = self._marks[-1]
+        self._marks.append((time.perf_counter(), tokens_before + tokens, flops_before + flops))
 
     def exclude_elapsed(self) -> None:
         """Exclude the time since the last step, spent on something else."""
