@@ -15,7 +15,7 @@ import typer
 import glasshouse as gh
 from glasshouse.cli import screen, texts
 from glasshouse.cli.data import Kind, Split
-from glasshouse.cli.model import Device, Ignore, ModelArgument, Revision
+from glasshouse.cli.model import Device, Ignore, ModelArgument, Revision, find_device
 from glasshouse.escaping import escape_control, show_whitespace
 
 app = typer.Typer()
@@ -101,9 +101,7 @@ def evaluate(
     source = data or val_corpus
     if source is None:
         raise gh.InputError("there is no data to evaluate on; name files, a prepared corpus or a built-in dataset.")
-    loaded, tok = gh.load(
-        model, revision=revision, device=gh.device.resolve(device, "--device"), ignore=texts.listed(ignore)
-    )
+    loaded, tok = gh.load(model, revision=revision, device=find_device(device), ignore=texts.listed(ignore))
     if tok is None:
         raise gh.InputError(f"{model!r} has no tokenizer; add its tokenizer.json to the folder.")
     units = {"tokenizing": "items"} if data and len(data) == 1 and texts.is_builtin(data[0]) else {}

@@ -26,6 +26,11 @@ Device = Annotated[
 ]
 
 
+def find_device(name: str) -> str:
+    """Return the device of --device, if this machine has it."""
+    return gh.device.resolve(name, "--device").type
+
+
 @app.command(epilog="Example: glasshouse export runs/first published")
 def export(
     model: ModelArgument,

@@ -121,7 +121,7 @@ class ModelLoader:
         path: str | Path,
         *,
         revision: str | None = None,
-        device: torch.device | str = "cpu",
+        device: str = "cpu",
         given: LoadedModel | None = None,  # a model in memory; then `path` is only its name
     ) -> None:
         self.path, self.revision, self.device = path, revision, device
