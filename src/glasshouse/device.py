@@ -15,6 +15,7 @@ from glasshouse import hints
 from glasshouse.errors import InputError
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "not enough memory", "CUBLAS_STATUS_ALLOC_FAILED")
 MIN_SECONDS = 0.02  # seconds; long enough that launch overhead and clock resolution do not matter
 
 
@@ -95,6 +96,19 @@ def _physical_bytes() -> int:
     kilobytes = ctypes.c_ulonglong()
     ctypes.windll.kernel32.GetPhysicallyInstalledSystemMemory(ctypes.byref(kilobytes))
     return kilobytes.value * 1024
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    """Tell whether an error means out of memory.
+
+    >>> is_out_of_memory(torch.OutOfMemoryError("CUDA out of memory"))
+    True
+    >>> is_out_of_memory(RuntimeError("shapes differ"))
+    False
+    """
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    return any(message in str(error) for message in OUT_OF_MEMORY)
 
 
 def compile_obstacle(device: torch.device) -> str | None:

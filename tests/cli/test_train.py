@@ -153,7 +153,7 @@ def test_a_run_that_ended_early_stays_as_it_is(place: Path, call: Call) -> None:
 def test_from_a_model(trained: Path, place: Path, call: Call) -> None:
     done = call("train", "tiny.toml", "train.out=tuned", "train.steps=2", "--from", trained / "model")
     assert done.code == 0
-    assert gh.Run.load(place / "tuned" / "run.toml").model == {"from": str(trained / "model")}
+    assert gh.Run.load(place / "tuned" / "run.toml").to_dict()["model"] == {"from": str(trained / "model")}
     losses = [json.loads(line)["loss"] for line in (place / "tuned" / "metrics.jsonl").read_text().splitlines()]
     learned = [json.loads(line)["loss"] for line in (trained / "metrics.jsonl").read_text().splitlines()]
     assert losses[0] < learned[0] - 0.1  # it begins where the other ended

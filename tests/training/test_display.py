@@ -13,8 +13,8 @@ from test_loop import table
 
 from glasshouse.errors import ConfigError, InputError
 from glasshouse.training import Display, Run, train
-from glasshouse.training import display as module
-from glasshouse.training.display import OFTEN, SILENCE
+from glasshouse.training import progress as module
+from glasshouse.training.progress import OFTEN, SILENCE
 
 PATIENCE = 60  # seconds to wait for a thread
 

@@ -23,7 +23,7 @@ from glasshouse.errors import ConfigError, GlasshouseError, InputError, StoreErr
 from glasshouse.layers import lora
 from glasshouse.objectives import Objective
 from glasshouse.training import Run, StoppedError, loop, recipes, train
-from glasshouse.training.nonfinite import locate_nonfinite
+from glasshouse.training.recovery import locate_nonfinite
 
 SAYING = "to be or not to be, that is the question whether it is nobler. "
 KINDS = {
@@ -305,22 +305,36 @@ def test_on_nonfinite_skip_rolls_back_and_skips_the_batch(data_folder: Path, mon
     run = Run.from_dict(table(data_folder, grad_accum=1, on_nonfinite="skip", eval_every=100))
     inject_nan(monkeypatch, batch_of(run, data_folder, 4))
     seen: list[int] = []
-    real = loop.Trainer._train_step
+    real = loop.Trainer.train_step
 
-    def train_step(self: loop.Trainer, batch: Any) -> Any:  # noqa: ANN401
+    def train_step(self: loop.Trainer, batch: Any) -> bool:  # noqa: ANN401
         number = self.state.next_batch
-        outcome = real(self, batch)
-        if outcome is not None:
+        was_updated = real(self, batch)
+        if was_updated:
             seen.append(number)
-        return outcome
+        return was_updated
 
-    monkeypatch.setattr(loop.Trainer, "_train_step", train_step)
+    monkeypatch.setattr(loop.Trainer, "train_step", train_step)
     reporter = RecordingReporter()
     train(run, reporter)
     assert seen == [0, 1, 2, 3, 3, 5, 6, 7, 8, 9, 10, 11, 12]  # back to the checkpoint of step 3, then forward
     assert "rolled back to step 3" in reporter.messages
     assert sorted(losses(data_folder)) == list(range(1, 13))
     assert all(weight.isfinite().all() for weight in weights(data_folder).values())
+
+
+def test_a_nan_batch_before_the_first_checkpoint_is_skipped(
+    data_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There is nothing to roll back to, and the other batches follow in their order."""
+    run = Run.from_dict(
+        table(data_folder, grad_accum=1, on_nonfinite="skip", save_every=100, eval_every=100, steps=3)
+    )
+    inject_nan(monkeypatch, batch_of(run, data_folder, 1))
+    train(run)
+    lines = [json.loads(line) for line in (data_folder / "run" / "metrics.jsonl").read_text().splitlines()]
+    seen = [line["epoch"] / lines[0]["epoch"] for line in lines]  # batches seen, skipped ones included
+    assert seen == pytest.approx([1, 3, 4])
 
 
 def test_nonfinite_embedding_is_located() -> None:

@@ -26,8 +26,8 @@ from glasshouse.models import Decoder
 from glasshouse.objectives import Objective, make_dataset
 from glasshouse.objectives.metric_sums import evaluate_batch
 from glasshouse.training import Run, StoppedError, probes, train
-from glasshouse.training.loop import Result
 from glasshouse.training.probes import Probes, first_texts
+from glasshouse.training.result import Result
 
 NAMES = {
     "decoder": ["entropy", "induction", "previous_token", "resid_norms", "logit_lens"],

@@ -26,18 +26,11 @@ from glasshouse import store
 from glasshouse.data import Batch
 from glasshouse.errors import StoreError
 from glasshouse.hub.serialization import folder_writer
-from glasshouse.training import checkpoint
-from glasshouse.training.checkpoint import Checkpoints, read, write
+from glasshouse.training import checkpoints as checkpoint_folder
+from glasshouse.training.checkpoint import load_optimizer_state, load_rng_state, optimizer_state, rng_state
+from glasshouse.training.checkpoints import CheckpointData, Checkpoints, read, write
 from glasshouse.training.optimizer import AdamW, Muon, Optimizer, make_optimizer
-from glasshouse.training.state import (
-    CheckpointData,
-    device_rng_state,
-    load_device_rng_state,
-    load_optimizer_state,
-    load_rng_state,
-    optimizer_state,
-    rng_state,
-)
+from glasshouse.training.recovery import device_rng_state, load_device_rng_state
 from glasshouse.training.step import TrainStep
 
 PLAIN = AdamW(lr=1e-2)
@@ -143,7 +136,7 @@ def test_damage_is_detected_and_the_previous_checkpoint_is_used(two_checkpoints:
         assert found is not None
         step, _, errors = found
         if step == 2:  # changed whitespace in JSON is harmless
-            assert name == checkpoint.STATE
+            assert name == checkpoint_folder.STATE
             assert damaged.split() == data.split()
         else:
             assert step == 1
@@ -153,7 +146,9 @@ def test_damage_is_detected_and_the_previous_checkpoint_is_used(two_checkpoints:
     assert two_checkpoints.newest()[0] == 2  # type: ignore[index]
 
 
-@pytest.mark.parametrize("name", ["model.safetensors", "config.json", checkpoint.TENSORS, checkpoint.STATE])
+@pytest.mark.parametrize(
+    "name", ["model.safetensors", "config.json", checkpoint_folder.TENSORS, checkpoint_folder.STATE]
+)
 def test_a_missing_file_is_named(two_checkpoints: Checkpoints, name: str) -> None:
     (two_checkpoints.folder(2) / name).unlink()
     with pytest.raises(StoreError, match=f"{name}.* is missing"):
@@ -163,7 +158,7 @@ def test_a_missing_file_is_named(two_checkpoints: Checkpoints, name: str) -> Non
 
 @pytest.mark.parametrize("text", ["[" * 200_000, "5", "null", "[]", "{}", '"a"', EMPTY_WITH_CHECKSUM])
 def test_invalid_training_state_is_damaged(two_checkpoints: Checkpoints, text: str) -> None:
-    (two_checkpoints.folder(2) / checkpoint.STATE).write_text(text)
+    (two_checkpoints.folder(2) / checkpoint_folder.STATE).write_text(text)
     step, _, errors = two_checkpoints.newest()  # type: ignore[misc]
     assert step == 1
     assert [sentence.endswith("training_state.json' is damaged; use another checkpoint.") for sentence in errors] == [
@@ -173,7 +168,7 @@ def test_invalid_training_state_is_damaged(two_checkpoints: Checkpoints, text: s
 
 def test_no_intact_checkpoint_is_an_error(two_checkpoints: Checkpoints) -> None:
     for step in (1, 2):
-        (two_checkpoints.folder(step) / checkpoint.TENSORS).write_bytes(b"")
+        (two_checkpoints.folder(step) / checkpoint_folder.TENSORS).write_bytes(b"")
     with pytest.raises(StoreError, match=r"no checkpoint in .* is intact"):
         two_checkpoints.newest()
     assert Checkpoints(two_checkpoints.root / "elsewhere").newest() is None
@@ -249,7 +244,7 @@ def test_latest_and_best_are_kept(tmp_path: Path) -> None:
 
 
 def test_a_folder_of_another_format_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checkpoint, "FORMAT", 7)
+    monkeypatch.setattr(checkpoint_folder, "FORMAT", 7)
     write(tmp_path / "one", lambda folder: None, CheckpointData())
     monkeypatch.undo()
     with pytest.raises(StoreError, match="has format 7, but this version reads format 2"):
@@ -266,8 +261,8 @@ def test_the_state_of_another_optimizer_is_refused() -> None:
 WRITER = """
 import sys, torch
 from pathlib import Path
-from glasshouse.training.checkpoint import Checkpoints
-from glasshouse.training.state import CheckpointData
+from glasshouse.training.checkpoints import Checkpoints
+from glasshouse.training.checkpoints import CheckpointData
 
 checkpoints = Checkpoints(Path(sys.argv[1]))
 tensor = torch.arange(200_000.0)

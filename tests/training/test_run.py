@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from test_loop import table, weights
 
 import glasshouse as gh
-from glasshouse.errors import InputError, StoreError
-from glasshouse.training import Run, train
+from glasshouse.errors import ConfigError, InputError, StoreError
+from glasshouse.training import Data, Run, train
 from glasshouse.training.model_setup import data_kind
+from glasshouse.training.run import NewModel, Pretrained
 
 # Where it writes
 
@@ -44,6 +46,39 @@ def test_a_run_is_named_after_its_data(
 def test_a_toml_file_names_its_run(tmp_path: Path) -> None:
     (tmp_path / "mine.toml").write_text('[model]\npreset = "tiny-decoder"\n[data]\npath = "a.txt"\n')
     assert Run.load(tmp_path / "mine.toml", "data.path=b.txt").train.out == "runs/mine"
+
+
+# The model it names
+
+
+def test_a_table_of_a_model_is_typed() -> None:
+    run = Run.load("stdlib", "model.n_layers=2")
+    assert isinstance(run.model, NewModel)
+    assert (run.model.preset, run.model.fields["n_layers"]) == ("modern-small", 2)
+    assert Run(run.model.to_dict(), run.data, run.train) == run  # type: ignore[arg-type]
+    assert Run.load("finetune-chat").model == Pretrained("runs/stdlib/model")
+    full = {"kind": "decoder", "d_model": 64}
+    assert Run.from_dict({"model": full}).to_dict()["model"] == full
+
+
+@pytest.mark.parametrize(
+    ("table", "sentence"),
+    [
+        ({"n_layers": 2}, "model has neither preset, nor from, nor the kind of a full spec; give one of them."),
+        ({"from": "x", "n_layers": 2}, "model.from is given, so model.n_layers cannot be set; remove one of them."),
+        ({"from": 3}, "model.from is 3, but it must be the folder or the hub id of a model."),
+    ],
+)
+def test_a_table_of_no_model_is_explained(table: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        Run.from_dict({"model": table})
+    assert str(error.value) == sentence
+
+
+def test_data_settings_check_their_types() -> None:
+    assert Data(path="a.txt").path == ("a.txt",)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="seq_len is 'long', but it must be a whole number"):
+        Data(seq_len="long")  # type: ignore[arg-type]
 
 
 # What kind of data

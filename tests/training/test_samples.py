@@ -17,7 +17,7 @@ from glasshouse.layers import lora
 from glasshouse.layers.module_swap import HOOK_ATTRIBUTES
 from glasshouse.objectives import make_dataset
 from glasshouse.training import Run, samples, train
-from glasshouse.training.loop import Result
+from glasshouse.training.result import Result
 from glasshouse.training.samples import MaskedPrompts, SourcePrompts, TextPrompts, make_prompts
 
 LENGTH = 16  # of a sequence in `table`

@@ -23,9 +23,7 @@ from glasshouse import store
 from glasshouse.errors import ConfigError, InputError
 from glasshouse.hub.run_checkpoints import saved_steps, step_folder_name
 from glasshouse.training import Run, SavedCheckpoint, is_run, list_checkpoints, train
-from glasshouse.training.checkpoint import STATE, TENSORS, Checkpoints
-from glasshouse.training.snapshots import Snapshots, steps_to_drop
-from glasshouse.training.state import CheckpointData
+from glasshouse.training.checkpoints import STATE, TENSORS, CheckpointData, Checkpoints, Snapshots, steps_to_drop
 
 
 def many(data_folder: Path, out: str = "run", **choices: Any) -> dict[str, Any]:  # noqa: ANN401
@@ -154,7 +152,7 @@ import sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[2])
 from test_snapshots import save
-from glasshouse.training.checkpoint import Checkpoints
+from glasshouse.training.checkpoints import Checkpoints
 
 checkpoints = Checkpoints(Path(sys.argv[1]) / "checkpoints", 1, 3)
 for step in range(1, 100_000):

@@ -15,7 +15,7 @@ import glasshouse as gh
 from glasshouse.cli import evaluation, screen
 
 if TYPE_CHECKING:
-    from glasshouse.training.loop import Result
+    from glasshouse.training import Result
 
 app = typer.Typer()
 

@@ -18,7 +18,7 @@ from glasshouse.models.prompt import encode_prompt
 from glasshouse.page.forward_pass import Prompt
 from glasshouse.text import Tokenizer
 from glasshouse.training import is_run
-from glasshouse.training.checkpoint_list import list_checkpoints
+from glasshouse.training.checkpoints import list_checkpoints
 from glasshouse.training.folder import SAMPLES
 from glasshouse.training.journal import Journal
 

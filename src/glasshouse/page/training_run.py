@@ -24,7 +24,7 @@ from glasshouse.inspection import compare
 from glasshouse.page import serialization
 from glasshouse.page.forward_pass import ForwardPass
 from glasshouse.page.trace import TraceCache
-from glasshouse.training.checkpoint_list import list_checkpoints
+from glasshouse.training.checkpoints import list_checkpoints
 from glasshouse.training.folder import LOCK, METRICS, PROBES, SAMPLES
 from glasshouse.training.journal import PER_HEAD, PER_LAYER, Journal
 from glasshouse.training.run import Run
@@ -206,9 +206,10 @@ def run_settings(traces: TraceCache, params: RunSettings) -> JsonDict:
     run = Run.from_dict(config.read(_run(traces) / RUN))
     data, choice = run.data, run.train
     optimizer = choice.chosen_optimizer()
-    start = run.model.get("from") or run.model.get("preset") or run.model.get("kind")
+    model = run.model.to_dict()
+    key = next(key for key in ("from", "preset", "kind") if key in model)
     named = {
-        "model.from" if "from" in run.model else "model.preset" if "preset" in run.model else "model.kind": start,
+        f"model.{key}": model[key],
         "data.path": ", ".join(data.path),
         "data.seq_len": f"{data.seq_len:,} tokens per sequence",
         **({"train.steps": f"{choice.steps:,}"} if choice.steps else {"train.epochs": f"{choice.epochs:g}"}),

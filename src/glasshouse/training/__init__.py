@@ -1,11 +1,11 @@
 """Training: run settings, datasets, the training step, the loop, checkpoints and resuming."""
 
 from glasshouse.hub.run_checkpoints import is_run
-from glasshouse.training.checkpoint_list import SavedCheckpoint, list_checkpoints
+from glasshouse.training.checkpoints import SavedCheckpoint, list_checkpoints
 from glasshouse.training.datasets import Datasets, open_datasets, units_of
-from glasshouse.training.display import Display
-from glasshouse.training.loop import Result, Trainer, train
-from glasshouse.training.progress import ProgressReporter, SilentReporter
+from glasshouse.training.loop import Trainer, train
+from glasshouse.training.progress import Display, ProgressReporter, SilentReporter
+from glasshouse.training.result import Result
 from glasshouse.training.run import Data, Run, Train, recipes
 from glasshouse.training.signals import StoppedError
 

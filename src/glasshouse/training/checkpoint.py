@@ -1,108 +1,263 @@
-"""Checkpoints: model folders that load on their own, plus the training state needed to resume exactly.
-
-A checkpoint is written under a temporary name, flushed and renamed; only then are older ones removed. Its manifest
-has the size and hash of each file; a checkpoint that does not match is skipped for the one before it.
-"""
+"""What a checkpoint saves and restores: model, optimizer, EMA, random number generators and the state of the loop."""
 
 from __future__ import annotations
 
+import copy
+import hashlib
 import json
-from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+import random
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
-from glasshouse import store
+import numpy as np
+import torch
+from torch import Tensor
+
+from glasshouse import config, hub
+from glasshouse.config import JsonDict
 from glasshouse.errors import StoreError
-from glasshouse.hub.run_checkpoints import (
-    FORMAT,
-    STATE,
-    TENSORS,
-    check_manifest,
-    saved_steps,
-    size_and_hash,
-    step_folder_name,
-    with_checksum,
-)
-from glasshouse.training.snapshots import SNAPSHOTS, Snapshots
-from glasshouse.training.state import CheckpointData
+from glasshouse.hub.serialization import folder_writer
+from glasshouse.layers import lora
+from glasshouse.models import Model
+from glasshouse.models.builder import instantiate
+from glasshouse.text import Tokenizer
+from glasshouse.training.checkpoints import CheckpointData, Checkpoints, read
+from glasshouse.training.ema import EMA
+from glasshouse.training.step import TrainStep
 
 
-def write(folder: Path, fill_model: Callable[[Path], None], state: CheckpointData) -> None:
-    """Write a checkpoint atomically."""
+@dataclass
+class TrainerState:
+    """Position of the training loop."""
 
-    def fill(temporary: Path) -> None:
-        fill_model(temporary)
-        store.write_tensors(temporary / TENSORS, state.tensors)
-        files = {path.name: size_and_hash(path) for path in sorted(temporary.iterdir())}
-        manifest = {"format": FORMAT, "files": files, "metadata": state.metadata}
-        (temporary / STATE).write_text(json.dumps(with_checksum(manifest), indent=1) + "\n", encoding="utf-8")
+    step: int = 0  # updates done
+    next_batch: int = 0  # index of the next batch
+    skipped: tuple[int, ...] = ()  # indices of skipped batches
+    best: tuple[int, float] | None = None  # step and loss of the best evaluation
+    evals_since_best: int = 0  # the patience counter
+    grad_accum: int = 1  # micro-batches per step
+    initial_steps: int = 0  # train.steps at the start: default intervals stay the same when it is raised
+    pending_metrics: JsonDict | None = None  # of a step not yet validated and logged
 
-    store.replace_folder(folder, fill, ".*")
+    @property
+    def unwritten(self) -> int:
+        """The first step that the journals must not contain yet."""
+        return self.step + (self.pending_metrics is None)
+
+    def restore(self, saved: JsonDict) -> None:
+        """Restore what `asdict` returned, after JSON."""
+        restored = TrainerState(**saved)
+        vars(self).update(vars(restored))
+        self.skipped = tuple(restored.skipped)
+        self.best = None if restored.best is None else (restored.best[0], restored.best[1])
 
 
-def read(folder: Path) -> CheckpointData:
-    """Load the training state of a checkpoint; a file that is damaged or missing is an error that names it."""
-    manifest = check_manifest(folder)
-    return CheckpointData(store.read_tensors(folder / TENSORS), manifest["metadata"])
+class Checkpointer:
+    """Saves and restores a model and its training state."""
 
-
-class Checkpoints:
-    """The checkpoints of a run: the latest and the best; others become weights-only snapshots."""
-
-    def __init__(self, root: Path, keep: int = 2, keep_snapshots: int = 0) -> None:
-        self.root, self.keep = root, keep
-        self.snapshots = Snapshots(root.with_name(SNAPSHOTS), keep_snapshots)
-        self._pool = ThreadPoolExecutor(1, thread_name_prefix="checkpoints")
-        self._writing: Future[None] | None = None
-
-    def steps(self) -> list[int]:
-        """Return the steps with a checkpoint, newest first."""
-        return saved_steps(self.root)[::-1]
-
-    def folder(self, step: int) -> Path:
-        """Return the folder of a checkpoint."""
-        return self.root / step_folder_name(step)
-
-    def newest(self) -> tuple[int, CheckpointData, list[str]] | None:
-        """Return the newest intact checkpoint: its step, its state, and the errors of newer ones."""
-        errors: list[str] = []
-        for step in self.steps():
-            try:
-                return step, read(self.folder(step)), errors
-            except StoreError as error:
-                errors.append(str(error))
-        if errors:
-            raise StoreError(f"no checkpoint in {str(self.root)!r} is intact: {errors[0]}")
-        return None
-
-    def save(
-        self, step: int, fill_model: Callable[[Path], None], state: CheckpointData, best: int | None = None
+    def __init__(
+        self,
+        model: Model,
+        train_step: TrainStep,
+        ema: EMA | None,
+        state: TrainerState,
+        tok: Tokenizer,
+        checkpoints: Checkpoints,
     ) -> None:
-        """Write a checkpoint in the background; the arguments must not change meanwhile.
+        self.model, self.train_step, self.ema, self.state, self.tok = model, train_step, ema, state, tok
+        self.checkpoints = checkpoints
+        self.has_lora = bool(lora.lora_layers(model))  # then the saved model is merged, and LoRA is saved apart
+        self.base = fingerprint(model) if self.has_lora else None
 
-        An error of the previous write is raised here. The checkpoint of step `best` is always kept.
-        """
-        self.wait()
-        self._writing = self._pool.submit(self._save, step, fill_model, state, best)
+    def save(self) -> None:
+        """Write a checkpoint in the background."""
+        optimizer, rng = optimizer_state(self.train_step.optimizer), rng_state()
+        tensors = {**optimizer.tensors, **rng.tensors}
+        if self.ema is not None:
+            tensors |= {f"ema.{name}": weight for name, weight in self.ema.weights.items()}
+        if self.has_lora:
+            trainable = ((name, weight) for name, weight in self.model.named_parameters() if weight.requires_grad)
+            tensors |= {f"trainable.{name}": weight for name, weight in trainable}
+        metadata = {
+            **optimizer.metadata,
+            **rng.metadata,
+            "grad_scaler": self.train_step.state_dict(),
+            "ema_updates": None if self.ema is None else self.ema.updates,
+            "base_fingerprint": self.base,
+            "trainer_state": asdict(self.state),
+        }
+        saved = CheckpointData(
+            {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}, copy.deepcopy(metadata)
+        )
+        step, best = self.state.step, None if self.state.best is None else self.state.best[0]
+        with self.report_write_errors():
+            self.checkpoints.save(step, folder_writer(self.snapshot(), self.tok), saved, best)
 
-    def save_initial(self, fill_model: Callable[[Path], None]) -> None:
-        """Write the initial model as a snapshot, in the background."""
-        self.wait()
-        self._writing = self._pool.submit(self.snapshots.save_initial, fill_model)
+    def save_initial(self) -> None:
+        """Save the initial model as the first snapshot."""
+        if self.checkpoints.snapshots.limit:
+            with self.report_write_errors():
+                self.checkpoints.save_initial(folder_writer(self.snapshot(), self.tok))
 
     def check(self) -> None:
         """Raise the error of a background write that has ended."""
-        if self._writing is not None and self._writing.done():
-            self.wait()
+        with self.report_write_errors():
+            self.checkpoints.check()
 
     def wait(self) -> None:
         """Wait for the background write."""
-        writing, self._writing = self._writing, None
-        if writing is not None:
-            writing.result()
+        with self.report_write_errors():
+            self.checkpoints.wait()
 
-    def _save(self, step: int, fill_model: Callable[[Path], None], state: CheckpointData, best: int | None) -> None:
-        self.snapshots.make_room(lambda: write(self.folder(step), fill_model, state))
-        for old in reversed(self.steps()[self.keep :]):
-            if old not in (step, best):
-                self.snapshots.archive(self.folder(old))
+    def restore(self, step: int, data: CheckpointData) -> None:
+        """Restore what `save` wrote."""
+        if self.has_lora:
+            if data.metadata["base_fingerprint"] != self.base:
+                raise StoreError(
+                    "the base model of this run (model.from) has changed since the run began; restore the old one, "
+                    "or start a new run by train.out=FOLDER."
+                )
+            self.model.load_state_dict(_under("trainable", data.tensors), strict=False)
+        else:
+            saved, _ = hub.load(self.checkpoints.folder(step), dtype="stored")
+            self.model.load_state_dict(saved.state_dict())
+        load_optimizer_state(data, self.train_step.optimizer)
+        self.train_step.load_state_dict(data.metadata["grad_scaler"])
+        if self.ema is not None:
+            self.ema.restore(_under("ema", data.tensors), data.metadata["ema_updates"])
+        load_rng_state(data)
+        self.state.restore(data.metadata["trainer_state"])
+
+    def snapshot(self) -> Model:
+        """Return a copy of the model on the CPU, LoRA merged, which can be written while training continues."""
+        if self.has_lora:
+            merged = copy.deepcopy(self.model).to("cpu")
+            lora.merge(merged)
+            return merged
+        with torch.device("meta"):
+            copied = instantiate(self.model.spec)
+        weights = {name: weight.detach().to("cpu", copy=True) for name, weight in self.model.state_dict().items()}
+        copied.load_state_dict(weights, assign=True)
+        copied.tokenizer_fingerprint, copied.extra_files = self.model.tokenizer_fingerprint, self.model.extra_files
+        return copied
+
+    def save_model(self, folder: Path) -> Model:
+        """Save the current model to a folder, and return a copy on the CPU."""
+        model = self.snapshot()
+        with self.report_write_errors():
+            self.checkpoints.snapshots.make_room(lambda: hub.save(model, self.tok, folder))
+        return model
+
+    def load_weights(self, step: int) -> None:
+        """Load the weights that were validated at a checkpoint: the EMA, if there is one."""
+        folder = self.checkpoints.folder(step)
+        tensors = read(folder).tensors
+        if self.ema is not None:
+            self.model.load_state_dict(_under("ema", tensors), strict=False)
+        elif self.has_lora:
+            self.model.load_state_dict(_under("trainable", tensors), strict=False)
+        else:
+            self.model.load_state_dict(hub.load(folder, dtype="stored")[0].state_dict())
+
+    @contextmanager
+    def report_write_errors(self) -> Iterator[None]:
+        """Turn an OSError into a sentence that names the last checkpoint."""
+        try:
+            yield
+        except OSError as error:
+            steps = self.checkpoints.steps()
+            last = f"the last intact checkpoint is step {steps[0]}" if steps else "there is no checkpoint yet"
+            raise StoreError(
+                f"the run could not be saved ({error}); {last}: free disk space and run the same command again."
+            ) from None
+
+
+def fingerprint(model: Model) -> str:
+    """Return the SHA-256, in hexadecimal, of the spec and the frozen tensors of a model.
+
+    >>> import glasshouse as gh
+    >>> model = gh.build(gh.preset("tiny-decoder")).requires_grad_(False)
+    >>> before = fingerprint(model)
+    >>> _ = torch.nn.init.zeros_(model.token_embedding.table.weight)
+    >>> fingerprint(model) == before
+    False
+    """
+    digest = hashlib.sha256(json.dumps(config.dump(model.spec), sort_keys=True).encode())
+    trainable = {name for name, weight in model.named_parameters() if weight.requires_grad}
+    for name, tensor in sorted(model.state_dict().items()):
+        if name not in trainable:
+            plain = tensor.detach().to("cpu").contiguous()
+            digest.update(f"{name} {plain.dtype} {list(plain.shape)}".encode())
+            digest.update(plain.view(-1).view(torch.uint8).numpy())
+    return digest.hexdigest()
+
+
+def optimizer_state(optimizer: torch.optim.Optimizer) -> CheckpointData:
+    """Return an optimizer's state: tensors by parameter index, and its param groups."""
+    state_dict = optimizer.state_dict()
+    tensors, scalars = {}, {}
+    for number, values in state_dict["state"].items():
+        for name, value in values.items():
+            if isinstance(value, Tensor):
+                tensors[f"optimizer.{number}.{name}"] = value
+            else:
+                scalars[f"{number}.{name}"] = value
+    return CheckpointData(tensors, {"optimizer": {"param_groups": state_dict["param_groups"], "scalars": scalars}})
+
+
+def load_optimizer_state(state: CheckpointData, optimizer: torch.optim.Optimizer) -> None:
+    """Load what `optimizer_state` returned into an optimizer of the same parameters."""
+    metadata = state.metadata["optimizer"]
+    restored: dict[int, dict[str, Any]] = {}
+    for name, value in _under("optimizer", state.tensors).items():
+        number, _, key = name.partition(".")
+        restored.setdefault(int(number), {})[key] = value.clone()
+    for name, value in metadata["scalars"].items():
+        number, _, key = name.partition(".")
+        restored.setdefault(int(number), {})[key] = value
+    try:
+        optimizer.load_state_dict({"state": restored, "param_groups": metadata["param_groups"]})
+    except (ValueError, KeyError) as error:
+        reason = str(error).partition("\n")[0]
+        raise StoreError(
+            f"the checkpoint's optimizer state does not fit this optimizer ({reason}); start a new run."
+        ) from None
+
+
+def rng_state() -> CheckpointData:
+    """Return the state of every random number generator: torch's on each device, Python's and numpy's."""
+    tensors = {"rng.cpu": torch.get_rng_state()}
+    if torch.cuda.is_available():
+        tensors |= {f"rng.cuda.{i}": state for i, state in enumerate(torch.cuda.get_rng_state_all())}
+    if torch.backends.mps.is_available():
+        tensors["rng.mps"] = torch.mps.get_rng_state()
+    name, keys, position, has_gauss, gauss = np.random.get_state(legacy=True)
+    tensors["rng.numpy"] = torch.from_numpy(np.asarray(keys).astype(np.int64))
+    version, numbers, pending = random.getstate()
+    tensors["rng.python"] = torch.tensor(numbers, dtype=torch.int64)
+    metadata = {"numpy": [name, int(position), int(has_gauss), float(gauss)], "python": [version, pending]}
+    return CheckpointData(tensors, {"rng": metadata})
+
+
+def load_rng_state(state: CheckpointData) -> None:
+    """Restore every random number generator; devices that this machine lacks are skipped."""
+    tensors, metadata = _under("rng", state.tensors), state.metadata["rng"]
+    torch.set_rng_state(tensors["cpu"].clone())
+    if torch.cuda.is_available():
+        for i in range(torch.cuda.device_count()):
+            if f"cuda.{i}" in tensors:
+                torch.cuda.set_rng_state(tensors[f"cuda.{i}"].clone(), i)
+    if torch.backends.mps.is_available() and "mps" in tensors:
+        torch.mps.set_rng_state(tensors["mps"].clone())
+    name, position, has_gauss, gauss = metadata["numpy"]
+    np.random.set_state((name, tensors["numpy"].numpy().astype(np.uint32), position, has_gauss, gauss))
+    version, pending = metadata["python"]
+    random.setstate((version, tuple(tensors["python"].tolist()), pending))
+
+
+def _under(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    start = prefix + "."
+    return {name.removeprefix(start): value for name, value in tensors.items() if name.startswith(start)}

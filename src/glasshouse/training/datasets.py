@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+
+from rich import filesize
 
 from glasshouse import data, store
 from glasshouse.data.corpus import MANIFEST, Corpus, Kind, train_size, validation_mask
 from glasshouse.data.dataset_reader import DatasetReader, is_builtin, open_reader
 from glasshouse.errors import InputError
 from glasshouse.hub.model_folder import TOKENIZER
-from glasshouse.text import Tokenizer
+from glasshouse.text import Tokenizer, sources
 from glasshouse.text.sources import Chunk, Record
 from glasshouse.text.tokenizer_training import ProgressCallback
 from glasshouse.training.run import Data
 
 TOKENIZER_FILES = r"\.?(tokenizer(_config)?\.json|special_tokens_map\.json|chat_template\.jinja)(\.new)?"
+SHOWN = 5  # file suffixes that are listed
 
 
 @dataclass(frozen=True)
@@ -64,6 +68,22 @@ def open_datasets(choice: Data, folder: Path) -> tuple[Corpus, Corpus]:
 def units_of(choice: Data) -> dict[str, str]:
     """Return the units of progress in data preparation, where they are not bytes."""
     return dict.fromkeys(("reading", "tokenizing"), "items") if is_builtin(choice.path) else {}
+
+
+def describe_files(choice: Data) -> str:
+    """Return what the training data are, known before they are prepared."""
+    if is_builtin(choice.path):
+        return f"{choice.path[0]}, a built-in dataset"
+    if _is_prepared(choice.path):
+        return f"{choice.path[0]}, already prepared"
+    files, left = sources.find_files(choice.path), sources.skipped_files(choice.path)
+    text = f"{len(files):,} file{'' if len(files) == 1 else 's'}, "
+    text += filesize.decimal(sum(map(sources.file_size, files)))
+    if left:
+        kinds = Counter(path.suffix or "no suffix" for path in left).most_common(SHOWN)
+        more = ", ..." if len({path.suffix for path in left}) > SHOWN else ""
+        text += f"; {len(left):,} skipped: unknown file type ({', '.join(kind for kind, _ in kinds)}{more})"
+    return text
 
 
 def with_kind(choice: Data, kind: Kind | None) -> Data:

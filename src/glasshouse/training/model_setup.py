@@ -13,7 +13,6 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from glasshouse import config, hub, spec
-from glasshouse import device as machine
 from glasshouse.config import JsonDict
 from glasshouse.data.corpus import Corpus, Kind
 from glasshouse.data.encoding import end_id, start_id
@@ -21,25 +20,21 @@ from glasshouse.errors import ConfigError, InputError
 from glasshouse.layers import lora
 from glasshouse.models import Model, build, check_tokenizer
 from glasshouse.models.heads import Classifier
+from glasshouse.models.length import check_length
 from glasshouse.models.stack import Stack
 from glasshouse.models.surgery import with_tokenizer
 from glasshouse.objectives.registry import head_objective, required_kind
 from glasshouse.text import Tokenizer
-from glasshouse.training.datasets import given_tokenizer
-from glasshouse.training.run import Data, Train, recipes
+from glasshouse.training.datasets import Datasets, given_tokenizer
+from glasshouse.training.run import Data, Run, Train, recipes
 
 
-def load_base(table: JsonDict, data: Data) -> tuple[Model, Tokenizer] | None:
-    """Load the pretrained model of `model.from`, if given.
+def load_base(source: str, data: Data) -> tuple[Model, Tokenizer]:
+    """Load the pretrained model of `model.from`.
 
     A model saved without a tokenizer uses the one of the data settings, and never a new one: its embeddings were not
     trained on those ids.
     """
-    if "from" not in table:
-        return None
-    source = table["from"]
-    if not isinstance(source, str):
-        raise ConfigError(f"model.from is {source!r}, but it must be the folder or the hub id of a model.")
     match Path(source).parts:
         case ["runs", name, "model"] if name in recipes() and not Path(source).exists():  # the output of a recipe
             command = "glasshouse train" if name == "stdlib" else f"glasshouse train {name}"
@@ -77,22 +72,20 @@ def _kinds(table: JsonDict) -> tuple[object, object]:
     return table.get("kind") or (known and known.kind), head.get("kind") if isinstance(head, dict) else head
 
 
-def find_device(name: str) -> torch.device:
-    """Return the device of a run, if this machine has it.
-
-    >>> find_device("cpu")
-    device(type='cpu')
-    """
-    return machine.resolve(name, "train.device")
-
-
-def resolve_precision(name: str, device: torch.device) -> torch.dtype:
-    """Return the dtype of mixed precision: what matrix products are computed in.
-
-    >>> resolve_precision("bfloat16", torch.device("cpu"))
-    torch.bfloat16
-    """
-    return machine.compute_dtype(device) if name == "auto" else getattr(torch, name)
+def make_initial_model(
+    run: Run, datasets: Datasets, base: tuple[Model, Tokenizer] | None, device: torch.device
+) -> Model:
+    """Build a new model, or fit a pretrained one to the data, and prepare it for training."""
+    if base is None:
+        if run.train.lora is not None:
+            raise ConfigError("train.lora needs a pretrained model; give one by model.from.")
+        s = make_spec(run.model.to_dict(), datasets.tok, datasets.train, run.data.seq_len)
+        model = make_model(s, datasets.tok, device)
+    else:
+        model = resize_for_data(*base, datasets.tok, datasets.train).to(device)
+    check_length(model.spec, run.data.seq_len, "data.seq_len")
+    prepare_for_training(model, run.train)
+    return model
 
 
 def make_spec(table: JsonDict, tok: Tokenizer, corpus: Corpus, length: int) -> spec.Spec:

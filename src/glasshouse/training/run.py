@@ -31,13 +31,61 @@ PROBE_NAMES = ("entropy", "induction", "previous_token", "resid_norms", "logit_l
 
 
 @dataclass(frozen=True)
-class Data:
+class Pretrained:
+    """A pretrained model to fine-tune: `model.from`, a model or run folder or a hub id."""
+
+    source: str
+
+    def to_dict(self) -> JsonDict:
+        """Return the table of settings."""
+        return {"from": self.source}
+
+
+@dataclass(frozen=True)
+class NewModel:
+    """A model to build: a preset with other fields of its spec, or the fields of a full spec.
+
+    They are checked when the spec is made: vocabulary, special token ids and labels come from the data.
+    """
+
+    preset: str | None
+    fields: JsonDict
+
+    def to_dict(self) -> JsonDict:
+        """Return the table of settings."""
+        return {**({} if self.preset is None else {"preset": self.preset}), **self.fields}
+
+
+def parse_model(table: Mapping[str, Any]) -> Pretrained | NewModel:
+    """Return what a table says about the model.
+
+    >>> parse_model({"preset": "gpt2", "n_layers": 2})
+    NewModel(preset='gpt2', fields={'n_layers': 2})
+    >>> parse_model({"from": "runs/stdlib", "n_layers": 2})
+    Traceback (most recent call last):
+    ...
+    glasshouse.errors.ConfigError: model.from is given, so model.n_layers cannot be set; remove one of them.
+    """
+    if not {"preset", "kind", "from"} & table.keys():
+        raise ConfigError("model has neither preset, nor from, nor the kind of a full spec; give one of them.")
+    if "from" not in table:
+        fields = {name: value for name, value in table.items() if name != "preset"}
+        return NewModel(table.get("preset"), fields)
+    if more := sorted(table.keys() - {"from"}):
+        raise ConfigError(f"model.from is given, so model.{more[0]} cannot be set; remove one of them.")
+    require(isinstance(table["from"], str), "model.from", table["from"], "the folder or the hub id of a model")
+    return Pretrained(table["from"])
+
+
+@dataclass(frozen=True)
+class Data(Settings):
     """Training and validation data."""
 
     path: tuple[str, ...] = ("stdlib",)  # files, folders, globs, a prepared folder or a built-in dataset
     validation: tuple[str, ...] = ()  # likewise; empty: the built-in validation split, or a part of `path`
     val_fraction: float = 0.05  # of `path`, if it is split
-    kind: Literal["text", "pairs", "labelled", "tagged", "chat"] | None = None  # None: from the model and the columns
+    # None: from the model and the columns. A field, unlike the `kind` that tells the choices of a setting apart.
+    kind: Literal["text", "pairs", "labelled", "tagged", "chat"] | None = None  # type: ignore[misc,assignment]
     columns: tuple[str, ...] = ()  # of jsonl, csv, tsv and parquet files
     separator: str | None = None  # between documents in a plain text file
     errors: Literal["strict", "replace"] = "strict"  # on invalid UTF-8: stop, or decode to U+FFFD
@@ -45,7 +93,7 @@ class Data:
     vocab_size: int = 4096
     seq_len: int = 256  # tokens in a sequence; longer items are dropped, or truncated if labelled
 
-    def __post_init__(self) -> None:
+    def check(self) -> None:
         require(len(self.path) > 0, "data.path", self.path, "a path or the name of a built-in dataset")
         require(0 < self.val_fraction < 1, "data.val_fraction", self.val_fraction, "above 0 and below 1")
         require(self.seq_len > 0, "data.seq_len", self.seq_len, "at least 1")
@@ -147,7 +195,7 @@ class Run:
     """Settings of a run.
 
     >>> run = Run.load("stdlib", "train.steps=100", "model.n_layers=2")
-    >>> run.train.steps, run.model["n_layers"], run.train.out
+    >>> run.train.steps, run.model.fields["n_layers"], run.train.out
     (100, 2, 'runs/stdlib')
     >>> Run.load("stdlib", "train.step=100")
     Traceback (most recent call last):
@@ -155,10 +203,14 @@ class Run:
     glasshouse.errors.ConfigError: train.step is not a setting of 'Train'; did you mean steps?
     """
 
-    model: JsonDict  # a preset with overrides, a full spec, or the folder of a base model as `from`
+    model: Pretrained | NewModel
     data: Data = Data()
     train: Train = Train()
     notes: tuple[str, ...] = field(default=(), compare=False)  # adjustments made while loading; logged at the start
+
+    def __post_init__(self) -> None:
+        if isinstance(self.model, Mapping):  # as the siblings take tables too
+            object.__setattr__(self, "model", parse_model(self.model))
 
     @classmethod
     def load(cls, source: str | Path, *settings: str) -> Run:
@@ -206,18 +258,14 @@ class Run:
                 )
             if not isinstance(part, Mapping):
                 raise ConfigError(f"{key} is {part!r}, but it must be a table of settings.")
-        model = dict(table.get("model", {}))
-        if not {"preset", "kind", "from"} & model.keys():
-            raise ConfigError("model has neither preset, nor from, nor the kind of a full spec; give one of them.")
-        if "from" in model and (more := sorted(model.keys() - {"from"})):
-            raise ConfigError(f"model.from is given, so model.{more[0]} cannot be set; remove one of them.")
+        model = parse_model(table.get("model", {}))
         data = config.parse(Data, table.get("data", {}), "data")
         train = config.parse(Train, table.get("train", {}), "train")
         return cls(model, data, train if train.out else replace(train, out=f"runs/{name}"))
 
     def to_dict(self) -> JsonDict:
         """Return the run as nested dictionaries, which `from_dict` loads."""
-        return {"model": self.model, "data": config.dump(self.data), "train": config.dump(self.train)}
+        return {"model": self.model.to_dict(), "data": config.dump(self.data), "train": config.dump(self.train)}
 
     def differences(self, other: Run) -> list[str]:
         """Describe the settings of another run that differ and that may not change on resume."""

@@ -11,9 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from glasshouse.data import Batch
+from glasshouse.device import is_out_of_memory
 from glasshouse.errors import InputError
 from glasshouse.objectives.loss import LossFn, autocast, compute_loss
-from glasshouse.training.memory import is_out_of_memory
+
+LONGEST = 200  # characters of the compiler's message, which can be very long
 
 
 class NonFiniteError(ArithmeticError):
@@ -40,6 +42,7 @@ class TrainStep:
     Every target has the same weight, in any micro-batch or process: the loss is the sum over all targets divided by
     their number. `reduce` sums a tensor over processes, before gradients are reduced. `on_micro_batch` is called
     before each micro-batch; if it raises, the weights are unchanged. `loss_fn` is the loss of the objective.
+    `on_fallback` is told why a compiled model falls back to eager mode.
     """
 
     def __init__(
@@ -53,31 +56,54 @@ class TrainStep:
         autocast_dtype: torch.dtype = torch.float32,
         reduce: Callable[[Tensor], Tensor] = single_process,
         on_micro_batch: Callable[[], None] = lambda: None,
+        on_fallback: Callable[[str], None] = lambda reason: None,
     ) -> None:
-        self.model, self.optimizer, self.loss_fn = model, optimizer, loss_fn
+        self.model: Any = model
+        self._eager, self.optimizer, self.loss_fn = model, optimizer, loss_fn
         self.grad_clip, self.label_smoothing, self.autocast_dtype, self.reduce = (
             grad_clip,
             label_smoothing,
             autocast_dtype,
             reduce,
         )
-        self.on_micro_batch = on_micro_batch
+        self.on_micro_batch, self.on_fallback = on_micro_batch, on_fallback
         self._weights = [one for group in optimizer.param_groups for one in group["params"]]
-        self._device = self._weights[0].device
+        self.device = self._weights[0].device
         # float16 gradients underflow without loss scaling; other types need none.
-        self._scaler = torch.amp.GradScaler(self._device.type, enabled=autocast_dtype == torch.float16)
+        self._scaler = torch.amp.GradScaler(self.device.type, enabled=autocast_dtype == torch.float16)
+
+    def compile(self) -> None:
+        """Compile the model; a step that fails to compile is repeated in eager mode, as are all later ones."""
+        self.model = torch.compile(self._eager)
+
+    @property
+    def compiled(self) -> bool:
+        """Whether the model is compiled."""
+        return self.model is not self._eager
 
     def __call__(self, batch: Batch, grad_accum: int = 1) -> StepMetrics:
         """Run a step with `grad_accum` micro-batches; loss and gradients are those of the whole batch."""
+        if not self.compiled:
+            return self._run(batch, grad_accum)
+        from torch._dynamo.exc import TorchDynamoException
+        from torch._inductor.exc import InductorError
+
+        try:
+            return self._run(batch, grad_accum)
+        except (TorchDynamoException, InductorError) as error:
+            self.on_fallback(" ".join(str(error).split())[:LONGEST])
+            self.model = self._eager
+            return self._run(batch, grad_accum)
+
+    def _run(self, batch: Batch, grad_accum: int) -> StepMetrics:
         total = self.reduce(batch.loss_mask.sum())
         if int(total) == 0:
             raise InputError("the loss mask of the batch is empty, so it has no target; leave it out.")
         self.optimizer.zero_grad(set_to_none=True)
-        loss = torch.zeros((), device=self._device)
-        for micro_batch in batch.microbatches(grad_accum):
+        loss = torch.zeros((), device=self.device)
+        for micro_batch in batch.to(self.device).microbatches(grad_accum):
             self.on_micro_batch()
-            micro_batch = micro_batch.to(self._device)
-            with autocast(self._device, self.autocast_dtype):
+            with autocast(self.device, self.autocast_dtype):
                 mean = self.loss_fn(self.model, micro_batch, self.label_smoothing) / total
             self._scaler.scale(mean).backward()
             loss = loss + mean.detach()
