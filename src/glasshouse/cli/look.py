@@ -21,8 +21,7 @@ def look(
         str, typer.Option(help="The prompt to start with.", show_default="a sample prompt of the run")
     ] = "",
     view: Annotated[
-        str,
-        typer.Option(help="The view to open: tokens, attention, residual, interventions, walkthrough, seq2seq, run."),
+        str, typer.Option(help="The view to open, such as attention; for an unknown name the known ones are listed.")
     ] = "tokens",
     save: Annotated[Path | None, typer.Option(help="Write the page to a standalone HTML file and exit.")] = None,
     host: Annotated[str, typer.Option(help="The address to listen on; anything but loopback exposes the page.")] = (
