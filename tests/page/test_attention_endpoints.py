@@ -14,7 +14,7 @@ from torch import Tensor
 
 import glasshouse as gh
 from glasshouse.errors import ConfigError, InputError
-from glasshouse.inspection import attention_maps as kept_maps
+from glasshouse.inspection import attention_map
 from glasshouse.models import Seq2Seq
 from glasshouse.page import attention
 from glasshouse.page.attention import SCORE_FIELDS, TILE, Maps, QueryKey, Scores, Tile, head_scoring, map_tiles
@@ -307,14 +307,14 @@ def test_a_long_map_is_never_materialized(monkeypatch: pytest.MonkeyPatch) -> No
     n, sizes = 1100, []
     traces, forward_pass = built("tiny-decoder", position="rotary"), long(n)
     traces.trace(forward_pass).attention_map("pattern.1")
-    recompute_attention = kept_maps.recompute_attention
+    recompute_attention = attention_map.recompute_attention
 
     def watched(*given: Any) -> Tensor:  # noqa: ANN401
         made = recompute_attention(*given)
         sizes.append(made.numel())
         return made
 
-    monkeypatch.setattr(kept_maps, "recompute_attention", watched)
+    monkeypatch.setattr(attention_map, "recompute_attention", watched)
     monkeypatch.setattr(map_tiles, "STRIP", 2**17)
     for level in range(attention.levels(n, n)):
         attention.tile(traces, Tile(forward_pass, level=level))

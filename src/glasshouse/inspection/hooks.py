@@ -8,30 +8,20 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 
 from glasshouse.errors import InputError
-from glasshouse.inspection.attention_recompute import recompute_attention, softcap_of
+from glasshouse.inspection.attention_map import AttendCall, recompute_attention, softcap_of
 from glasshouse.inspection.sites import Selection, Site, unwrap_compiled, unwrap_model
 from glasshouse.layers.attend import Explicit, Fused
 from glasshouse.layers.mask import Mask
 from glasshouse.layers.module_swap import HOOK_ATTRIBUTES
 
 INSIDE = ("scores", "pattern")  # intermediates of a kernel: not the input or output of any module
-
-
-class AttendCall(NamedTuple):
-    """An attention kernel and its arguments in one call."""
-
-    attend: Fused | Explicit
-    q: Tensor
-    k: Tensor
-    v: Tensor
-    mask: Mask
 
 
 @dataclass(frozen=True, eq=False)

@@ -9,7 +9,7 @@ import torch
 
 from glasshouse.config import JsonDict, require
 from glasshouse.inspection import AttentionMap
-from glasshouse.inspection.attention_recompute import softcap_of
+from glasshouse.inspection.attention_map import softcap_of
 from glasshouse.page import serialization
 from glasshouse.page.attention.layer_map import MASKED, HeadParams, mask_of
 from glasshouse.page.trace import TraceCache

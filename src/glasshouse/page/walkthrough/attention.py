@@ -10,7 +10,7 @@ from torch import Tensor
 from glasshouse import spec
 from glasshouse.config import JsonDict
 from glasshouse.inspection import AttentionMap
-from glasshouse.inspection.attention_recompute import softcap_of
+from glasshouse.inspection.attention_map import softcap_of
 from glasshouse.layers.attend import Explicit
 from glasshouse.layers.attention import split_heads
 from glasshouse.layers.layout import make_layout
