@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 import glasshouse as gh
-from glasshouse.cli.model import Device, Revision, find_device
+from glasshouse.cli.model import Device, Revision
 from glasshouse.escaping import escape_control
 
 app = typer.Typer()
@@ -34,7 +34,7 @@ def look(
     device: Device = "auto",
 ) -> None:
     """Open a local page that shows a model at work: tokens, attention, residual stream, interventions, training."""
-    loader = gh.page.ModelLoader(model, revision=revision, device=find_device(device))
+    loader = gh.page.ModelLoader(model, revision=revision, device=gh.device.resolve(device, "--device").type)
     loader.get("")  # report loading errors before the server starts
     traces = gh.page.TraceCache(loader, int(memory * 2**30))
     seen = gh.page.Look(traces, gh.page.validate_state(traces, {"text": text, "view": view}))

@@ -29,9 +29,9 @@ from glasshouse.data import (
     TokenClassificationDataset,
     prepare,
 )
+from glasshouse.data.builtin import is_builtin
 from glasshouse.data.corpus import MANIFEST, Kind
 from glasshouse.data.dataset import make_dataset, required_kind
-from glasshouse.data.dataset_reader import is_builtin
 from glasshouse.errors import InputError
 from glasshouse.evaluation.eval_loop import MetricSums, evaluate_samples, token_bytes
 from glasshouse.evaluation.metrics import exact_match, f1

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import torch
 from rich import filesize
 
+from glasshouse.data.builtin import is_builtin
 from glasshouse.data.corpus import MANIFEST
-from glasshouse.data.dataset_reader import is_builtin
 from glasshouse.text import sources
 from glasshouse.training.run import Data
 
