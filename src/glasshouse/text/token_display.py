@@ -11,6 +11,6 @@ def visible_token(tok: Tokenizer, number: int) -> str:
 
     >>> tok = Tokenizer.train(texts=["to be or not to be"], vocab_size=263)
     >>> [visible_token(tok, number) for number in tok.encode("to be")]
-    ['to', '␣be']
+    ['t', 'o', '␣', 'b', 'e']
     """
     return show_whitespace(tok.decode_bytes([number]) if tok.byte_level else tok.id_to_token(number))
