@@ -20,7 +20,7 @@ from torch import Tensor
 import glasshouse as gh
 from glasshouse import spec
 from glasshouse.errors import InputError
-from glasshouse.inspection import batched_edits
+from glasshouse.inspection import editing
 from glasshouse.inspection.ablation import ablation_effects
 from glasshouse.inspection.editing import mean_ablate
 from glasshouse.models import Seq2Seq
@@ -70,7 +70,7 @@ def test_ablation_equals_a_loop_over_edits(
                 rows[-1].append(some_number(model(*inputs(model))))
     kwargs: list[tuple[int, int]] = []
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(batched_edits, "MAX_ELEMENTS", most)
+        patched.setattr(editing, "MAX_ELEMENTS", most)
         found = ablation_effects(
             model, *inputs(model), metric=some_number, component=by, to=to, progress=lambda *now: kwargs.append(now)
         )
@@ -211,7 +211,7 @@ def test_a_tensor_given_to_edit_is_not_modified() -> None:
     model, held = small(), torch.randn(2, 4, 6, 16, dtype=torch.float64)
     before = held.clone()
     with pytest.MonkeyPatch.context() as patched, gh.edit(model, {"z.0": held}):
-        patched.setattr(batched_edits, "MAX_ELEMENTS", 1)  # one copy at a time, which is the given tensor itself
+        patched.setattr(editing, "MAX_ELEMENTS", 1)  # one copy at a time, which is the given tensor itself
         ablation_effects(model, IDS)
     assert torch.equal(held, before)
 

@@ -23,7 +23,7 @@ from torch import Tensor
 import glasshouse as gh
 from glasshouse import spec
 from glasshouse.errors import InputError
-from glasshouse.inspection import attention_recompute, comparison, hooks, stack_input
+from glasshouse.inspection import attention_map, comparison, hooks, stack_input
 from glasshouse.inspection.comparison import Comparison, compare
 from glasshouse.inspection.editing import scale
 from glasshouse.layers import lora
@@ -261,7 +261,7 @@ def test_masks_and_score_biases_may_differ(position: str, kwargs: dict[str, Tens
 def test_tiling_is_exact_and_never_materializes_a_pattern(monkeypatch: pytest.MonkeyPatch) -> None:
     one, other = small(), small(seed=1)
     whole = compare(one, other, TOKENS)
-    made, recompute_attention = [], attention_recompute.recompute_attention
+    made, recompute_attention = [], attention_map.recompute_attention
 
     def spy(*args: object) -> Tensor:
         made.append(recompute_attention(*args))

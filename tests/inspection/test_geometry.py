@@ -17,7 +17,7 @@ from torch import Tensor
 import glasshouse as gh
 from glasshouse import spec
 from glasshouse.errors import InputError
-from glasshouse.inspection import attention_recompute, hooks, stack_input
+from glasshouse.inspection import attention_map, hooks, stack_input
 from glasshouse.inspection.geometry import attention_rollout, position_similarity, residual_norms
 from glasshouse.models import Seq2Seq
 
@@ -141,7 +141,7 @@ def test_padding_changes_nothing(kind: str) -> None:
 def test_tiling_is_exact_and_never_materializes_a_pattern(monkeypatch: pytest.MonkeyPatch) -> None:
     model = small()
     whole = attention_rollout(model, ONE)
-    made, recompute_attention = [], attention_recompute.recompute_attention
+    made, recompute_attention = [], attention_map.recompute_attention
 
     def spy(*args: object) -> Tensor:
         made.append(recompute_attention(*args))

@@ -17,7 +17,7 @@ from torch import Tensor
 import glasshouse as gh
 from glasshouse import spec
 from glasshouse.errors import InputError
-from glasshouse.inspection import attention_recompute, hooks, stack_input
+from glasshouse.inspection import attention_map, hooks, stack_input
 from glasshouse.inspection.head_scoring import HeadScores, head_scores, repeated_tokens
 from glasshouse.layers import lora
 from glasshouse.models import Encoder, Seq2Seq
@@ -314,7 +314,7 @@ def test_packed_documents_equal_separate_ones() -> None:
 def test_tiling_is_exact_and_never_materializes_a_pattern(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model = small(kind)
     whole = head_scores(model, *inputs(model))
-    made, recompute_attention = [], attention_recompute.recompute_attention
+    made, recompute_attention = [], attention_map.recompute_attention
 
     def spy(*args: object) -> Tensor:
         made.append(recompute_attention(*args))

@@ -100,7 +100,8 @@ def test_labels_are_the_token_or_its_id() -> None:
     assert labels(torch.tensor([be]), None) == [str(be)]
     assert labels(torch.tensor(tok.encode(b"\xff")), tok) == ["\\xff"]
     assert labels(torch.tensor(tok.encode(" ")), tok) == ["␣"]
-    assert shown("a b\t") == "a b\\t"
+    assert labels(torch.tensor(tok.encode("\n")), tok) == ["⏎"]  # as on the page
+    assert shown("a b\t") == "a b\\x09"
 
 
 def test_a_recording_shows_its_attention_maps() -> None:

@@ -19,8 +19,9 @@ from torch import Tensor, nn
 import glasshouse as gh
 from glasshouse import spec
 from glasshouse.errors import InputError
-from glasshouse.inspection import batched_edits
-from glasshouse.inspection.patching import ActivationPatching, activation_patching, patch, path_patching
+from glasshouse.inspection import editing
+from glasshouse.inspection.patching import ActivationPatching, activation_patching, patch
+from glasshouse.inspection.path_patching import path_patching
 from glasshouse.inspection.sites import sites
 from glasshouse.layers.attention import merge_heads, split_heads
 from glasshouse.layers.lora import LoRA, attach, lora_layers
@@ -163,7 +164,7 @@ def swept_slowly(model: Model, site: str, axis: int, call: dict[str, Any]) -> Te
 
 
 @many
-@given(specs(), st.data(), st.sampled_from([1, 2000, batched_edits.MAX_ELEMENTS]))
+@given(specs(), st.data(), st.sampled_from([1, 2000, editing.MAX_ELEMENTS]))
 def test_activation_patching_equals_a_loop_over_edits(s: spec.Spec, data: st.DataObject, most: int) -> None:
     """With any number of edits in a batch, from one."""
     model = build_random(s)
@@ -178,7 +179,7 @@ def test_activation_patching_equals_a_loop_over_edits(s: spec.Spec, data: st.Dat
     before, after = weighted_sum(model(*here, **call)), weighted_sum(model(*there, **call))
     kwargs: list[tuple[int, int]] = []
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(batched_edits, "MAX_ELEMENTS", most)
+        patched.setattr(editing, "MAX_ELEMENTS", most)
         found = activation_patching(
             model, here, there, site, axis=by, metric=weighted_sum, progress=lambda *now: kwargs.append(now), **call
         )
@@ -192,7 +193,7 @@ def test_activation_patching_equals_a_loop_over_edits(s: spec.Spec, data: st.Dat
 @pytest.mark.parametrize(
     ("site", "vocab_size", "d_ff", "most", "passes"),
     [
-        ("resid_post", 11, 100, batched_edits.MAX_ELEMENTS, [6]),  # all six positions at once
+        ("resid_post", 11, 100, editing.MAX_ELEMENTS, [6]),  # all six positions at once
         ("resid_post", 11, 100, 2 * 6 * 100, [2, 2, 2]),  # two times six tokens of a hidden layer
         ("resid_post", 90, 5, 4 * 6 * 90, [4, 2]),  # four times six tokens of logits
         ("pattern", 11, 5, 3 * 4 * 6 * 6, [3, 1]),  # three times the pairs of four heads
@@ -202,7 +203,7 @@ def test_activation_patching_equals_a_loop_over_edits(s: spec.Spec, data: st.Dat
 def test_edits_are_batched_up_to_max_elements(
     site: str, vocab_size: int, d_ff: int, most: int, passes: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(batched_edits, "MAX_ELEMENTS", most)
+    monkeypatch.setattr(editing, "MAX_ELEMENTS", most)
     model = build_random(gh.preset("tiny-decoder", n_layers=1, vocab_size=vocab_size, d_ff=d_ff))
     rows: list[int] = []
     model.register_forward_pre_hook(lambda _, args: rows.append(len(args[0])))

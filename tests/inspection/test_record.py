@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 import glasshouse as gh
 from glasshouse import spec
-from glasshouse.inspection import attention_recompute
+from glasshouse.inspection import attention_map
 from glasshouse.inspection.sites import sites
 from glasshouse.layers.module_swap import HOOK_ATTRIBUTES
 from glasshouse.models.stack import Stack
@@ -148,7 +148,7 @@ def test_a_slice_equals_the_slice_of_the_whole(
     stem = name.partition("[")[0]
     with gh.record(model, stem) as whole:
         model(IDS, lengths=torch.tensor([6, 4]))
-    monkeypatch.setitem(attention_recompute.TILE, "cpu", tile)
+    monkeypatch.setitem(attention_map.TILE, "cpu", tile)
     with gh.record(model, name) as part:
         model(IDS, lengths=torch.tensor([6, 4]))
     for layer in range(2):
@@ -173,7 +173,7 @@ def test_only_the_requested_queries_are_recomputed(monkeypatch: pytest.MonkeyPat
         sizes.append(out.numel())
         return multiply(a, b, out=out)
 
-    monkeypatch.setattr(attention_recompute.torch, "bmm", counting)
+    monkeypatch.setattr(attention_map.torch, "bmm", counting)
     model = small()
     with gh.record(model, "pattern.1[batch=0, head=2, query=-1]"):
         model(IDS)

@@ -14,10 +14,10 @@ from torch import Tensor
 
 import glasshouse as gh
 from glasshouse.errors import ConfigError, InputError
-from glasshouse.inspection import attention_maps as kept_maps
+from glasshouse.inspection import attention_map
 from glasshouse.models import Seq2Seq
 from glasshouse.page import attention
-from glasshouse.page.attention import SCORE_FIELDS, TILE, Maps, QueryKey, Scores, Tile
+from glasshouse.page.attention import SCORE_FIELDS, TILE, Maps, QueryKey, Scores, Tile, head_scoring, map_tiles
 from glasshouse.page.forward_pass import ForwardPass, Prompt, Scale
 from glasshouse.page.model_loader import ModelLoader
 from glasshouse.page.trace import Trace, TraceCache
@@ -115,7 +115,7 @@ def test_a_short_map_is_the_pattern_in_both_sizes(name: str) -> None:
 
 @pytest.mark.parametrize(("preset", "kept_from"), [("tiny-decoder", 0), ("tiny-encoder", 9)])
 def test_tiles_are_max_pooled(preset: str, kept_from: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attention, "KEPT_FROM", kept_from)
+    monkeypatch.setattr(map_tiles, "KEPT_FROM", kept_from)
     n = 600
     traces, forward_pass = built(preset, position="alibi" if preset == "tiny-decoder" else "rotary"), long(n)
     weights, scores, _ = recorded(traces.trace(forward_pass), "pattern.1")
@@ -132,7 +132,7 @@ def test_strips_are_seamless(monkeypatch: pytest.MonkeyPatch) -> None:
     traces, forward_pass = built("tiny-decoder"), long(600)
     asks = [Tile(forward_pass, "pattern", 0, 1, level) for level in range(3)]
     at_once = [unpacked(attention.tile(traces, ask)["cells"]) for ask in asks]
-    monkeypatch.setattr(attention, "STRIP", 5000)  # eight rows
+    monkeypatch.setattr(map_tiles, "STRIP", 5000)  # eight rows
     anew = built("tiny-decoder")
     for ask, known in zip(asks, at_once, strict=True):
         same(unpacked(attention.tile(anew, ask)["cells"]), known)
@@ -149,7 +149,7 @@ def test_small_maps_of_a_text_that_is_not_short() -> None:
 
 @pytest.mark.parametrize("position", ["rotary", "alibi"])
 def test_small_maps_of_a_long_text_come_from_some_queries(position: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attention, "STRIP", 130 * 50)  # every third query
+    monkeypatch.setattr(map_tiles, "STRIP", 130 * 50)  # every third query
     traces, forward_pass = built("tiny-decoder", position=position), long(130)
     told = attention.maps(traces, Maps(forward_pass, layer=1))
     assert (told["pool_size"], told["stride"]) == ([4, 4], 3)
@@ -265,7 +265,7 @@ def test_head_types() -> None:
 
 
 def test_long_texts_are_scored_on_their_first_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attention, "SCORED", 20)
+    monkeypatch.setattr(head_scoring, "SCORED", 20)
     for preset, site in (("tiny-decoder", "pattern"), ("tiny-seq2seq", "encoder.pattern")):
         traces, forward_pass = built(preset), long(30)
         trace = traces.trace(forward_pass)
@@ -307,15 +307,15 @@ def test_a_long_map_is_never_materialized(monkeypatch: pytest.MonkeyPatch) -> No
     n, sizes = 1100, []
     traces, forward_pass = built("tiny-decoder", position="rotary"), long(n)
     traces.trace(forward_pass).attention_map("pattern.1")
-    recompute_attention = kept_maps.recompute_attention
+    recompute_attention = attention_map.recompute_attention
 
     def watched(*given: Any) -> Tensor:  # noqa: ANN401
         made = recompute_attention(*given)
         sizes.append(made.numel())
         return made
 
-    monkeypatch.setattr(kept_maps, "recompute_attention", watched)
-    monkeypatch.setattr(attention, "STRIP", 2**17)
+    monkeypatch.setattr(attention_map, "recompute_attention", watched)
+    monkeypatch.setattr(map_tiles, "STRIP", 2**17)
     for level in range(attention.levels(n, n)):
         attention.tile(traces, Tile(forward_pass, level=level))
     attention.maps(traces, Maps(forward_pass))

@@ -485,7 +485,7 @@ def test_a_saved_page_includes_the_requests_of_the_view(
 
     def look(one: Request) -> None:
         name = urlsplit(one.url).path.removeprefix("/api/")
-        if name in ("pair", "tile", "scores", "maps"):
+        if name in ("query_key", "tile", "scores", "maps"):
             asked.add(request_key(name, json.loads(one.post_data or "")))
 
     page = visit(trained, view="tokens", **given)

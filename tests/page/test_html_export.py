@@ -13,6 +13,7 @@ from conftest import Trained, Visit, settle
 from playwright.sync_api import Browser, Page
 
 import glasshouse as gh
+from glasshouse.page import manifest
 from glasshouse.page.html_export import request_key
 from glasshouse.page.url_state import VIEW_STATE_KEYS
 
@@ -184,9 +185,10 @@ def test_boundary_selections_are_accepted(decoder: Trained, pair: Trained) -> No
 
 def test_view_state_keys_match_the_scripts() -> None:
     files = Path(gh.page.__file__).parent.joinpath("static").rglob("*.js")
-    form = r"\b(?:seq2seq|attention|interventions|residual|run|walkthrough)_[a-z_]+\b"
+    form = rf"\b(?:{'|'.join(manifest.VIEWS)})_[a-z_]+\b"
     found = {name for path in files for name in re.findall(form, path.read_text())}
-    found -= {"residual_distance", "residual_norms", "run_settings"}  # a JSON key, a function, an endpoint
+    # JSON keys, a function and an endpoint.
+    found -= {"residual_distance", "tokens_per_second", "residual_norms", "run_settings"}
     assert found == set(VIEW_STATE_KEYS)
 
 

@@ -107,7 +107,7 @@ def test_a_stopped_server_is_reported(decoder: Trained, visit: Visit) -> None:
 @pytest.mark.parametrize(
     ("path", "status"),
     [
-        ("static/views/attention.js", None),
+        ("static/views/attention/view.js", None),
         ("static/views/attention/map.js", 400),
         ("api/query_key", None),
         ("api/query_key", 400),

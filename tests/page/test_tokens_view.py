@@ -242,7 +242,7 @@ def test_hostile_tokens_are_text(text: str, width: int, decoder: Trained, visit:
         page.on("dialog", lambda dialog: pytest.fail(f"the text acted: {dialog.message}"))
         assert page.locator("[data-testid=strip-text] .token").count() > 0
         assert page.locator("#page img").count() == 1  # the house in the corner, and no other
-        assert page.locator("script").count() == 2
+        assert page.locator("script").count() == 3  # the import map, the manifest and main.js
         assert page.evaluate("document.documentElement.scrollWidth") <= width
         shown = page.locator("[data-testid=strip-text]").inner_text()
         assert not any(sign in shown for sign in "\u202e\u200b\u200d\ufeff\x00\x1b\x07\x7f")

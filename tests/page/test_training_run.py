@@ -17,14 +17,13 @@ import glasshouse as gh
 from glasshouse.errors import InputError
 from glasshouse.page import training_run
 from glasshouse.page.forward_pass import ForwardPass, Prompt
+from glasshouse.page.metric_curves import POINTS, Curves
 from glasshouse.page.model_loader import ModelLoader
 from glasshouse.page.trace import TraceCache
 from glasshouse.page.training_run import (
     CHECKPOINTS,
-    POINTS,
     CheckpointLog,
     CompareCheckpoints,
-    Curves,
     Metrics,
     RunSettings,
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice, pairwise
 
 from rich.text import Text
@@ -34,7 +35,7 @@ Line = tuple[str, list[Token], int]  # name, tokens, and the amount of padding
 
 def lines(batch: gh.data.Batch, row: int, corpus: gh.data.Corpus, masked: bool) -> Iterator[Line]:
     """Yield the inputs and targets of one sequence of a batch."""
-    show = screen.speller(corpus.tokenizer)
+    show = partial(gh.text.visible_token, corpus.tokenizer)
     ids, width = batch.ids[row].tolist(), batch.ids.shape[1]
     length = width if batch.lengths is None else int(batch.lengths[row])
     documents = [0] * width if batch.documents is None else batch.documents[row].tolist()

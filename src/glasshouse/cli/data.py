@@ -40,13 +40,7 @@ def prepare(
     kind: Annotated[
         Kind | None, typer.Option(help="The kind of data.", show_default="inferred from the columns")
     ] = None,
-    column: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="Columns of jsonl, csv, tsv and parquet files, as a,b; can be repeated.",
-            show_default="text; source,target; text,label; words,tags; messages",
-        ),
-    ] = None,
+    column: texts.Columns = None,
     split: Annotated[Split, typer.Option(help="The split of a built-in dataset.")] = "train",
     separator: Annotated[
         str | None,
@@ -57,7 +51,7 @@ def prepare(
     """Tokenize a dataset to disk; run again, it resumes where it stopped."""
     tok = gh.Tokenizer.load(tokenizer)
     before = (out / MANIFEST).exists()
-    named = len(source) == 1 and texts.is_builtin(source[0])
+    named = gh.data.is_builtin(source)
     done = 0
     began = time.perf_counter()
     with screen.progress(**{"tokenizing": "items"} if named else {}) as show_progress:

@@ -15,7 +15,7 @@ import typer
 import glasshouse as gh
 from glasshouse.cli import screen, texts
 from glasshouse.cli.data import Kind, Split
-from glasshouse.cli.model import Device, Ignore, ModelArgument, Revision, find_device
+from glasshouse.cli.model import Device, Ignore, ModelArgument, Revision
 from glasshouse.escaping import escape_control, show_whitespace
 
 app = typer.Typer()
@@ -49,13 +49,7 @@ def evaluate(
     kind: Annotated[
         Kind | None, typer.Option(help="The kind of data.", show_default="inferred from the model and the columns")
     ] = None,
-    column: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="Columns of jsonl, csv, tsv and parquet files, as a,b; can be repeated.",
-            show_default="text; source,target; text,label; words,tags; messages",
-        ),
-    ] = None,
+    column: texts.Columns = None,
     split: Annotated[Split, typer.Option(help="The split of a built-in dataset.")] = "validation",
     errors: texts.Errors = "strict",
     seq_len: Annotated[
@@ -101,10 +95,12 @@ def evaluate(
     source = data or val_corpus
     if source is None:
         raise gh.InputError("there is no data to evaluate on; name files, a prepared corpus or a built-in dataset.")
-    loaded, tok = gh.load(model, revision=revision, device=find_device(device), ignore=texts.listed(ignore))
+    loaded, tok = gh.load(
+        model, revision=revision, device=gh.device.resolve(device, "--device").type, ignore=texts.listed(ignore)
+    )
     if tok is None:
         raise gh.InputError(f"{model!r} has no tokenizer; add its tokenizer.json to the folder.")
-    units = {"tokenizing": "items"} if data and len(data) == 1 and texts.is_builtin(data[0]) else {}
+    units = {"tokenizing": "items"} if data and gh.data.is_builtin(data) else {}
     with (
         screen.progress(**units, evaluating="samples", generating="tokens at most") as progress,
         gh.evaluation.opened(

@@ -12,7 +12,7 @@ import typer
 
 import glasshouse as gh
 from glasshouse.cli import chat_session, screen, stdin_prompts, streaming, texts
-from glasshouse.cli.model import Device, Ignore, ModelArgument, Revision, find_device
+from glasshouse.cli.model import Device, Ignore, ModelArgument, Revision
 
 app = typer.Typer()
 
@@ -128,7 +128,8 @@ def generate(
         raise gh.InputError("--system was given without --chat; add --chat.")
     if draft_model is not None and prompt_lookup:
         raise gh.InputError("--draft-model and --prompt-lookup were both given; give one of them.")
-    where = "cpu" if int8 and device == "auto" else find_device(device)  # int8 runs on the CPU only
+    # int8 runs on the CPU only.
+    where = "cpu" if int8 and device == "auto" else gh.device.resolve(device, "--device").type
     found, tok = _load(model, revision, ignore, where)
     speculator = _speculator(draft_model, prompt_lookup, where)
     translates = isinstance(found, gh.models.Seq2Seq)

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 import glasshouse as gh
-from glasshouse.cli.model import Device, Revision, find_device
+from glasshouse.cli.model import Device, Revision
 from glasshouse.escaping import escape_control
 
 app = typer.Typer()
@@ -21,8 +21,7 @@ def look(
         str, typer.Option(help="The prompt to start with.", show_default="a sample prompt of the run")
     ] = "",
     view: Annotated[
-        str,
-        typer.Option(help="The view to open: tokens, attention, residual, interventions, walkthrough, seq2seq, run."),
+        str, typer.Option(help="The view to open, such as attention; for an unknown name the known ones are listed.")
     ] = "tokens",
     save: Annotated[Path | None, typer.Option(help="Write the page to a standalone HTML file and exit.")] = None,
     host: Annotated[str, typer.Option(help="The address to listen on; anything but loopback exposes the page.")] = (
@@ -35,7 +34,7 @@ def look(
     device: Device = "auto",
 ) -> None:
     """Open a local page that shows a model at work: tokens, attention, residual stream, interventions, training."""
-    loader = gh.page.ModelLoader(model, revision=revision, device=find_device(device))
+    loader = gh.page.ModelLoader(model, revision=revision, device=gh.device.resolve(device, "--device").type)
     loader.get("")  # report loading errors before the server starts
     traces = gh.page.TraceCache(loader, int(memory * 2**30))
     seen = gh.page.Look(traces, gh.page.validate_state(traces, {"text": text, "view": view}))

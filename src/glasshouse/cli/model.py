@@ -20,15 +20,9 @@ Ignore = Annotated[
 ]
 Revision = Annotated[str | None, typer.Option(help="Branch, tag or commit of a hub repository.")]
 
-
 Device = Annotated[
     Literal["auto", "cpu", "cuda", "mps"], typer.Option(help="The device to run on; auto picks the fastest.")
 ]
-
-
-def find_device(name: str) -> str:
-    """Return the device of --device, if this machine has it."""
-    return gh.device.resolve(name, "--device").type
 
 
 @app.command(epilog="Example: glasshouse export runs/first published")

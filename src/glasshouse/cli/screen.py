@@ -19,16 +19,9 @@ from rich.table import Table
 from rich.text import Text
 
 import glasshouse as gh
-from glasshouse.escaping import NEWLINE, escape_control, show_whitespace
+from glasshouse.escaping import NEWLINE, escape_control
 
 _WIDE = 100_000  # line width if the output is not a terminal
-
-
-def speller(tok: gh.Tokenizer) -> Callable[[int], str]:
-    """Return a function that shows the token of an id: its bytes if byte-level, else its spelling."""
-    if tok.byte_level:
-        return lambda number: show_whitespace(tok.decode_bytes([number]))
-    return lambda number: show_whitespace(tok.id_to_token(number))
 
 
 def console() -> Console:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
@@ -19,6 +18,13 @@ Paths = Annotated[
     ),
 ]
 Column = Annotated[str, typer.Option(help="The text column of jsonl, csv, tsv and parquet files.")]
+Columns = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="Columns of jsonl, csv, tsv and parquet files, as a,b; can be repeated.",
+        show_default="text; source,target; text,label; words,tags; messages",
+    ),
+]
 Errors = Annotated[Literal["strict", "replace"], typer.Option(help="Stop at invalid UTF-8, or replace it by U+FFFD.")]
 
 
@@ -31,17 +37,12 @@ def listed(names: Iterable[str] | None) -> tuple[str, ...]:
     return tuple(name.strip() for one in names or () for name in one.split(","))
 
 
-def is_builtin(path: str) -> bool:
-    """Return whether this is the name of a built-in dataset, and not of a file."""
-    return path in gh.data.builtin_datasets() and not Path(path).exists()
-
-
 def read(
     paths: Iterable[str], column: str, errors: Literal["strict", "replace"], progress: Progress
 ) -> Iterator[bytes]:
     """Yield the texts of files, then those of the training splits of built-in datasets."""
     paths = list(paths)
-    names = [path for path in paths if is_builtin(path)]
+    names = [path for path in paths if gh.data.is_builtin([path])]
     if files := [path for path in paths if path not in names]:
         yield from gh.text.tokenizer_training.read_texts(files, column, errors, progress)
     for name in names:
@@ -65,4 +66,4 @@ def _builtin(name: str, progress: Progress) -> Iterator[bytes]:
 
 def units(paths: Iterable[str]) -> dict[str, str]:
     """Return the units of the reading stages that do not count bytes."""
-    return {f"reading {path}": "items" for path in paths if is_builtin(path)}
+    return {f"reading {path}": "items" for path in paths if gh.data.is_builtin([path])}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -94,7 +95,7 @@ def encode(
         print(*numbers)
         return
     console = screen.console()
-    console.print(screen.alternate(map(screen.speller(tok), numbers)))
+    console.print(screen.alternate(map(partial(gh.text.visible_token, tok), numbers)))
     console.print(f"ids: {' '.join(map(str, numbers))}")
     characters = len(data.decode(errors="replace"))
     ratio = f", {characters / len(numbers):.2f} characters per token" if numbers else ""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import zip_longest
 
 from rich.text import Text
@@ -77,7 +78,7 @@ def _rows(tok: gh.Tokenizer, stats: TokenizerStats) -> Iterator[tuple[str, str]]
 
 
 def _tokens(tok: gh.Tokenizer, stats: TokenizerStats) -> Iterator[tuple[str, str]]:
-    show = screen.speller(tok)
+    show = partial(gh.text.visible_token, tok)
     ordinary = _ordinary(tok)
     unused = [number for number in ordinary if number not in stats.counts]
     yield "never used", " ".join(map(show, unused[:SHOWN])) or "-"
@@ -94,7 +95,10 @@ def _ordinary(tok: gh.Tokenizer) -> list[int]:
 
 def draw_beginning(toks: Sequence[gh.Tokenizer], names: Sequence[str], text: str) -> None:
     """Print the tokens of a text by each tokenizer, one above the other; line by line in colour."""
-    drawn = [screen.alternate(map(screen.speller(tok), tok.encode(text, add_special_tokens=False))) for tok in toks]
+    drawn = [
+        screen.alternate(map(partial(gh.text.visible_token, tok), tok.encode(text, add_special_tokens=False)))
+        for tok in toks
+    ]
     console = screen.console()
     if not all(isinstance(one, Text) for one in drawn):
         for name, one in zip(names, drawn, strict=True):

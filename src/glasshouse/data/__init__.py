@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from glasshouse.data.batches import Dataset as Dataset
     from glasshouse.data.builtin import builtin_dataset as builtin_dataset
     from glasshouse.data.builtin import builtin_datasets as builtin_datasets
+    from glasshouse.data.builtin import is_builtin as is_builtin
     from glasshouse.data.corpus import Corpus as Corpus
     from glasshouse.data.item_datasets import ChatDataset as ChatDataset
     from glasshouse.data.item_datasets import ClassificationDataset as ClassificationDataset
@@ -36,6 +37,7 @@ _EXPORTS = {
     "TokenClassificationDataset": "item_datasets",
     "builtin_dataset": "builtin",
     "builtin_datasets": "builtin",
+    "is_builtin": "builtin",
     "prepare": "preparation",
 }
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import hashlib
 import math
 import os
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 from glasshouse.config import did_you_mean
-from glasshouse.data.builtin import BuiltinDataset, builtin_dataset, builtin_datasets
+from glasshouse.data.builtin import BuiltinDataset, builtin_dataset, is_builtin
 from glasshouse.data.corpus import ARRAYS_PER_ITEM, Kind
 from glasshouse.errors import InputError
 from glasshouse.text import sources
@@ -43,15 +43,6 @@ class DatasetReader:
     read: Callable[[Cursor, OnBytes, OnHash], Iterator[Chunk | Record]]
     labels: tuple[str, ...] = ()
     columns: tuple[str, ...] = ()  # columns that are read, of tabular files
-
-
-def is_builtin(paths: Sequence[str | Path]) -> bool:
-    """Return whether this is the name of a built-in dataset, and not of a file.
-
-    >>> is_builtin(["dates"]), is_builtin(["dates.tsv"])
-    (True, False)
-    """
-    return len(paths) == 1 and str(paths[0]) in builtin_datasets() and not Path(paths[0]).exists()
 
 
 def open_reader(

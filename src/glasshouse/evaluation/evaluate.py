@@ -13,8 +13,8 @@ import torch
 
 from glasshouse import device as machine
 from glasshouse.data import Corpus, Dataset, prepare
+from glasshouse.data.builtin import is_builtin
 from glasshouse.data.corpus import MANIFEST, Kind
-from glasshouse.data.dataset_reader import is_builtin
 from glasshouse.errors import InputError, check_count
 from glasshouse.evaluation.answers import generate_answers
 from glasshouse.evaluation.eval_loop import evaluate_samples

@@ -64,17 +64,30 @@ def trunk(stem: str) -> dict[str, str]:
 SEQUENCE_CLASSIFICATION: ConfigDict = {"kind": "sequence_classification", "pooling": "first", "dense": True}
 MASKED_TOKEN: ConfigDict = {"kind": "masked_token", "transform": True}
 
+
+def heads(name: str) -> ConfigDict:
+    """Return the heads of the classes that BERT and RoBERTa have in transformers."""
+    return {
+        f"{name}ForMaskedLM": MASKED_TOKEN,
+        f"{name}Model": {"kind": "none"},
+        f"{name}ForSequenceClassification": SEQUENCE_CLASSIFICATION,
+        f"{name}ForTokenClassification": {"kind": "token_classification"},
+    }
+
+
+def tied_tensors(stem: str, lm_head: str) -> dict[str, tuple[str, ...]]:
+    """Return the tensors that a file may contain under another name as well."""
+    return {
+        f"{stem}.embeddings.word_embeddings.weight": (f"{lm_head}.decoder.weight",),
+        f"{lm_head}.decoder.bias": (f"{lm_head}.bias",),  # unused by an untied head
+    }
+
+
 BERT = Family(
     model_type="bert",
     base=BASE,
     key_mappings=KEY_MAPPINGS,
-    heads={
-        "BertForMaskedLM": MASKED_TOKEN,
-        "BertForPreTraining": MASKED_TOKEN,
-        "BertModel": {"kind": "none"},
-        "BertForSequenceClassification": SEQUENCE_CLASSIFICATION,
-        "BertForTokenClassification": {"kind": "token_classification"},
-    },
+    heads={**heads("Bert"), "BertForPreTraining": MASKED_TOKEN},
     names={
         **trunk("bert"),
         "head.transform.0": "cls.predictions.transform.dense",
@@ -85,10 +98,7 @@ BERT = Family(
         "head.classifier": "classifier",
     },
     prefix="bert.",
-    tied_tensors={
-        "bert.embeddings.word_embeddings.weight": ("cls.predictions.decoder.weight",),
-        "cls.predictions.decoder.bias": ("cls.predictions.bias",),  # unused by an untied head
-    },
+    tied_tensors=tied_tensors("bert", "cls.predictions"),
     ignored_tensors=r"bert\.embeddings\.position_ids|bert\.pooler\..*|cls\.seq_relationship\..*|cls\.predictions\.bias",
     ignored_keys=(
         *IGNORED_KEYS,
@@ -125,12 +135,7 @@ ROBERTA = Family(
     model_type="roberta",
     base={**BASE, "position": {"kind": "learned", "offset": OFFSET}},
     key_mappings=(KEY_MAPPINGS[0]._replace(default=50_265), *KEY_MAPPINGS[1:]),
-    heads={
-        "RobertaForMaskedLM": MASKED_TOKEN,
-        "RobertaModel": {"kind": "none"},
-        "RobertaForSequenceClassification": SEQUENCE_CLASSIFICATION,
-        "RobertaForTokenClassification": {"kind": "token_classification"},
-    },
+    heads=heads("Roberta"),
     names={
         **trunk("roberta"),
         "head.transform.0": "lm_head.dense",
@@ -141,10 +146,7 @@ ROBERTA = Family(
         "head.classifier": "classifier.out_proj",
     },
     prefix="roberta.",
-    tied_tensors={
-        "roberta.embeddings.word_embeddings.weight": ("lm_head.decoder.weight",),
-        "lm_head.decoder.bias": ("lm_head.bias",),
-    },
+    tied_tensors=tied_tensors("roberta", "lm_head"),
     ignored_tensors=r"roberta\.embeddings\.position_ids|roberta\.pooler\..*|lm_head\.bias",
     ignored_keys=IGNORED_KEYS,
     adjust=adjust_roberta,

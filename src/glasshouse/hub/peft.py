@@ -1,8 +1,4 @@
-"""Load and save LoRA adapters in PEFT's format, under the names of the transformers model.
-
-A family may store several of our linear layers as one fused matrix (GPT-2's QKV). Its adapter has their A matrices
-concatenated and their B matrices in a block-diagonal one, which is equivalent.
-"""
+"""Load and save LoRA adapters in PEFT's format, under the names of the transformers model."""
 
 from __future__ import annotations
 
@@ -11,7 +7,7 @@ import re
 from collections import defaultdict
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,6 +16,7 @@ from glasshouse import store
 from glasshouse.errors import ConfigError, InputError, StoreError
 from glasshouse.hub.config_reader import ConfigReader
 from glasshouse.hub.family import Family, TensorMapping
+from glasshouse.hub.fused_lora import LoRAWeights, fuse, split_fused
 from glasshouse.hub.model_folder import ModelFolder, write_json
 from glasshouse.hub.pooling import without_pooling
 from glasshouse.hub.serialization import matching_family
@@ -63,19 +60,6 @@ IGNORED_KEYS = {
 TASKS = {"decoder": "CAUSAL_LM", "seq2seq": "SEQ_2_SEQ_LM"}  # for models with a language-model head
 
 
-class LoRAWeights(NamedTuple):
-    """The LoRA matrices of one linear layer; their product is multiplied by alpha / rank."""
-
-    lora_a: Tensor
-    lora_b: Tensor
-    alpha: float
-
-    @property
-    def scale(self) -> float:
-        """The factor of the product."""
-        return self.alpha / len(self.lora_a)
-
-
 # Save --------------------------------------------------------------------------------------------------------
 
 
@@ -105,7 +89,7 @@ def save_adapter(model: Model, config: LoRA, folder: str | Path, base: str) -> N
         chunks[_hf_name(family, model, mapping.name)].append((mapping, layer))
     tensors: dict[str, Tensor] = {}
     for theirs, of_name in chunks.items():
-        tensors[KEY.format(theirs, "A")], tensors[KEY.format(theirs, "B")] = _fuse(of_name)
+        tensors[KEY.format(theirs, "A")], tensors[KEY.format(theirs, "B")] = fuse(of_name)
     ranks = {theirs: config.rank * len(of_name) for theirs, of_name in chunks.items()}
     table = _adapter_config(model, family, config, ranks, base)
     table["fan_in_fan_out"] = any(mapping.transposed for of_name in chunks.values() for mapping, _ in of_name)
@@ -115,19 +99,6 @@ def save_adapter(model: Model, config: LoRA, folder: str | Path, base: str) -> N
         store.write_tensors(folder / WEIGHTS, tensors)
 
     store.replace_folder(Path(folder).expanduser(), write, ADAPTER_FILES)
-
-
-def _fuse(chunks: list[tuple[TensorMapping, LoRALinear]]) -> tuple[Tensor, Tensor]:
-    """Return the LoRA matrices of a fused matrix, which may also be one of ours alone."""
-    chunks = sorted(chunks, key=lambda pair: pair[0].chunk)
-    lora_a = torch.cat([layer.lora_a.detach() for _, layer in chunks])
-    mapping, first = chunks[0]
-    count, rank = first.lora_b.shape
-    lora_b = first.lora_b.new_zeros(count * mapping.n_chunks, rank * len(chunks))
-    for i, (mapping, layer) in enumerate(chunks):
-        rows = slice(mapping.chunk * count, (mapping.chunk + 1) * count)
-        lora_b[rows, i * rank : (i + 1) * rank] = layer.lora_b.detach()
-    return lora_a, lora_b
 
 
 def _adapter_config(
@@ -225,7 +196,7 @@ def load_adapter(model: Model, folder: str | Path) -> LoRA:
         linear = linears[next(iter(theirs[full].values()))]
         d_in, d_out = linear.in_features, linear.out_features * n_chunks[full]
         fused = _lora_weights(keys, name, pairs[name], d_in, d_out, str(weights))
-        found |= {theirs[full][chunk]: own for chunk, own in _split_fused(fused, n_chunks[full]).items()}
+        found |= {theirs[full][chunk]: own for chunk, own in split_fused(fused, n_chunks[full]).items()}
     highest = max(found.values(), key=lambda lora: len(lora.lora_a))
     targets = tuple(dict.fromkeys(ours.rpartition(".")[2] for ours in linears if ours in found))
     try:
@@ -292,35 +263,6 @@ def _pattern(keys: ConfigReader, pattern: str, name: str, default: float) -> flo
         )
     end = next((key for key in given if _ends(name, key)), None)
     return default if end is None else ConfigReader(given, keys.source).get_typed(end, default)
-
-
-def _split_fused(fused: LoRAWeights, n_chunks: int) -> dict[int, LoRAWeights]:
-    """Return the LoRA matrices of each chunk: the inverse of `_fuse`, or the whole A matrix for each.
-
-    >>> fused = LoRAWeights(
-    ...     torch.tensor([[1.0], [2.0]]), torch.tensor([[3.0, 0.0], [0.0, 0.0], [0.0, 4.0]]), alpha=6.0)
-    >>> for chunk, own in _split_fused(fused, 3).items():
-    ...     print(chunk, own.lora_a.tolist(), own.lora_b.tolist(), own.alpha)
-    0 [[1.0]] [[3.0]] 3.0
-    2 [[2.0]] [[4.0]] 3.0
-    """
-    rows = fused.lora_b.chunk(n_chunks)
-    used = [chunk for chunk in range(n_chunks) if rows[chunk].any()]
-    if used and len(fused.lora_a) % len(used) == 0:
-        rank = len(fused.lora_a) // len(used)
-        blocks = {chunk: slice(i * rank, (i + 1) * rank) for i, chunk in enumerate(used)}
-        if all(_is_zero_outside(rows[chunk], block) for chunk, block in blocks.items()):
-            alpha = fused.alpha / len(used)
-            return {
-                chunk: LoRAWeights(fused.lora_a[block], rows[chunk][:, block], alpha)
-                for chunk, block in blocks.items()
-            }
-    return {chunk: LoRAWeights(fused.lora_a, rows[chunk], fused.alpha) for chunk in range(n_chunks)}
-
-
-def _is_zero_outside(lora_b: Tensor, block: slice) -> bool:
-    """Whether a B matrix is zero outside a block of columns."""
-    return not lora_b[:, : block.start].any() and not lora_b[:, block.stop :].any()
 
 
 @torch.no_grad()

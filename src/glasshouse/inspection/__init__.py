@@ -1,15 +1,16 @@
 """Interpretability: record and edit activations, and the tools built on that."""
 
 from glasshouse.inspection.ablation import Ablation, ablation_effects
-from glasshouse.inspection.attention_maps import AttentionMap, capture_attention
+from glasshouse.inspection.attention_map import AttentionMap
 from glasshouse.inspection.attribution import Attribution, attribute
 from glasshouse.inspection.comparison import Comparison, compare
 from glasshouse.inspection.editing import AblationEdit, ablate_head, add, edit, mean_ablate, scale
 from glasshouse.inspection.geometry import attention_rollout, position_similarity, residual_norms
 from glasshouse.inspection.head_scoring import HeadScores, head_scores, repeated_tokens
 from glasshouse.inspection.logit_lens import Lens, lens
-from glasshouse.inspection.patching import ActivationPatching, PathEffect, activation_patching, patch, path_patching
-from glasshouse.inspection.recording import Recording, record
+from glasshouse.inspection.patching import ActivationPatching, activation_patching, patch
+from glasshouse.inspection.path_patching import PathEffect, path_patching
+from glasshouse.inspection.recording import Recording, capture_attention, record
 from glasshouse.inspection.sites import sites
 
 __all__ = [

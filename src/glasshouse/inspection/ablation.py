@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from glasshouse.config import did_you_mean
 from glasshouse.errors import InputError
-from glasshouse.inspection.batched_edits import BatchedEdits
+from glasshouse.inspection.editing import BatchedEdits
 from glasshouse.inspection.forward_pass import eval_mode
 from glasshouse.inspection.html_display import HtmlDisplay
 from glasshouse.inspection.metrics import Metric, cross_entropy_metric, scalar_metric

@@ -17,7 +17,9 @@ from glasshouse.inspection.forward_pass import (
     final_stack,
     ids_of,
     layout_of,
+    per_sequence,
     resolve_indices,
+    token_id,
 )
 from glasshouse.inspection.html_display import MAX_TEXTS, HtmlDisplay, bars, not_drawn
 from glasshouse.inspection.recording import record
@@ -133,12 +135,12 @@ def attribute(
     prefix, stack = final_stack(whole)
     length, size = ids.shape[1], whole.spec.vocab_size
     neuron_layers = resolve_indices(neurons, len(stack.blocks), "neurons")
-    positions = _per_sequence(position, "position", ids, -length, length) % length
-    correct = _per_sequence(_id_of(token, "token", tok), "token", ids, 0, size)
+    positions = per_sequence(position, "position", ids, -length, length) % length
+    correct = per_sequence(token_id(token, "token", tok), "token", ids, 0, size)
     incorrect = (
         None
         if incorrect_token is None
-        else _per_sequence(_id_of(incorrect_token, "incorrect_token", tok), "incorrect_token", ids, 0, size)
+        else per_sequence(token_id(incorrect_token, "incorrect_token", tok), "incorrect_token", ids, 0, size)
     )
 
     first, last = (int(edge) for edge in positions.aminmax())
@@ -313,39 +315,3 @@ def _matrix(linear: nn.Module, like: Tensor) -> tuple[Tensor, Tensor]:
         weight = weight + linear.config.scale * (linear.lora_b @ linear.lora_a).to(like)
     bias = base.bias.to(like) if base.bias is not None else weight.new_zeros(len(weight))
     return weight, bias
-
-
-def _id_of(token: int | str | Tensor, name: str, tok: Tokenizer | None) -> int | Tensor:
-    """Return the id of a token given as text; ids are returned unchanged."""
-    if not isinstance(token, str):
-        return token
-    if tok is None:
-        raise InputError(f"{name} is the text {token!r}; give its id, tok.encode({token!r})[0], or give tok as well.")
-    number = tok.token_to_id(token)
-    ids = (
-        [number] if number is not None and number in tok.special_ids else tok.encode(token, add_special_tokens=False)
-    )
-    if len(ids) != 1:
-        tokens = ", ".join(repr(tok.id_to_token(one)) for one in ids) or "none"
-        raise InputError(f"{name} is {token!r}, but that is {len(ids)} tokens ({tokens}); give one of them.")
-    return ids[0]
-
-
-def _per_sequence(value: int | Tensor, name: str, ids: Tensor, low: int, high: int) -> Tensor:
-    """Return one integer for each sequence of ids [B, S], at least low and below high."""
-    try:
-        given = torch.as_tensor(value, device=ids.device)
-    except (RuntimeError, TypeError, ValueError):  # a string, None, or ragged lists
-        raise InputError(
-            f"{name} is {value!r}, but it must be one integer, or one for each of {len(ids)} sequences."
-        ) from None
-    if given.dtype not in (torch.int64, torch.int32) or given.shape not in ((), ids.shape[:1]):
-        raise InputError(
-            f"{name} has shape {list(given.shape)} and type {given.dtype}, but it must be one integer, or one "
-            f"for each of {len(ids)} sequences."
-        )
-    lowest, highest = (int(edge) for edge in given.aminmax())
-    if lowest < low or highest >= high:
-        wrong = lowest if lowest < low else highest
-        raise InputError(f"{name} contains {wrong}, but it must be from {low} to {high - 1}.")
-    return given.long().expand(len(ids))

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from glasshouse import spec
 from glasshouse.errors import InputError
-from glasshouse.inspection.attention_recompute import recompute_attention
+from glasshouse.inspection.attention_map import recompute_attention
 from glasshouse.inspection.forward_pass import eval_mode, next_tokens
 from glasshouse.inspection.hooks import Hook, HookedAttend, hook_manager_of
 from glasshouse.inspection.html_display import MAX_COLUMNS, MAX_TEXTS, HtmlDisplay, bars, heatmap, labels, not_drawn

@@ -16,6 +16,7 @@ from glasshouse.layers.embedding import check_ids
 from glasshouse.layers.layout import Layout, make_layout
 from glasshouse.models import Model, Seq2Seq
 from glasshouse.models.stack import Stack
+from glasshouse.text import Tokenizer
 
 
 @contextmanager
@@ -112,3 +113,39 @@ def resolve_indices(indices: Sequence[int] | None, size: int, name: str) -> list
         if not -size <= one < size:
             raise InputError(f"{name} contains {one}, but there are {size}; use 0 to {size - 1}.")
     return [range(size)[one] for one in indices]
+
+
+def token_id(token: int | str | Tensor, name: str, tok: Tokenizer | None) -> int | Tensor:
+    """Return the id of a token given as text; ids are returned unchanged."""
+    if not isinstance(token, str):
+        return token
+    if tok is None:
+        raise InputError(f"{name} is the text {token!r}; give its id, tok.encode({token!r})[0], or give tok as well.")
+    number = tok.token_to_id(token)
+    ids = (
+        [number] if number is not None and number in tok.special_ids else tok.encode(token, add_special_tokens=False)
+    )
+    if len(ids) != 1:
+        tokens = ", ".join(repr(tok.id_to_token(one)) for one in ids) or "none"
+        raise InputError(f"{name} is {token!r}, but that is {len(ids)} tokens ({tokens}); give one of them.")
+    return ids[0]
+
+
+def per_sequence(value: int | Tensor, name: str, ids: Tensor, low: int, high: int) -> Tensor:
+    """Return one integer for each sequence of ids [B, S], at least low and below high."""
+    try:
+        given = torch.as_tensor(value, device=ids.device)
+    except (RuntimeError, TypeError, ValueError):  # a string, None, or ragged lists
+        raise InputError(
+            f"{name} is {value!r}, but it must be one integer, or one for each of {len(ids)} sequences."
+        ) from None
+    if given.dtype not in (torch.int64, torch.int32) or given.shape not in ((), ids.shape[:1]):
+        raise InputError(
+            f"{name} has shape {list(given.shape)} and type {given.dtype}, but it must be one integer, or one "
+            f"for each of {len(ids)} sequences."
+        )
+    lowest, highest = (int(edge) for edge in given.aminmax())
+    if lowest < low or highest >= high:
+        wrong = lowest if lowest < low else highest
+        raise InputError(f"{name} contains {wrong}, but it must be from {low} to {high - 1}.")
+    return given.long().expand(len(ids))

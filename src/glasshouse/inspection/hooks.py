@@ -8,31 +8,19 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol, cast
+from typing import Any, Protocol, cast
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 
 from glasshouse.errors import InputError
-from glasshouse.inspection.attention_recompute import recompute_attention
+from glasshouse.inspection.attention_map import AttendCall, recompute_attention
 from glasshouse.inspection.sites import Selection, Site, unwrap_compiled, unwrap_model
 from glasshouse.layers.attend import Attend, Backend
 from glasshouse.layers.backends import Explicit
-from glasshouse.layers.mask import Mask
 from glasshouse.layers.module_swap import HOOK_ATTRIBUTES
 from glasshouse.layers.sublayer import INSIDE
-
-
-class AttendCall(NamedTuple):
-    """The attention of a layer and its arguments in one call."""
-
-    attend: Attend
-    q: Tensor
-    k: Tensor
-    v: Tensor
-    mask: Mask
-    backend: str  # its name
 
 
 @dataclass(frozen=True, eq=False)

@@ -12,7 +12,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from glasshouse.text import Tokenizer
+from glasshouse.escaping import escape_control
+from glasshouse.text import Tokenizer, visible_token
 
 MAX_CELLS = 4096  # of a table; a larger one is drawn as an image, one pixel per cell
 MAX_COLUMNS = 64
@@ -131,22 +132,16 @@ def labels(ids: Tensor, tok: Tokenizer | None) -> list[str]:
     if tok is None:
         return [str(number) for number in ids.tolist()]
     known = tok.ids  # the vocabulary of a model may be padded with ids that no token has
-    return [
-        tok.decode_bytes([number]).decode("utf-8", "backslashreplace").replace(" ", "␣")
-        if number in known
-        else str(number)
-        for number in ids.tolist()
-    ]
+    return [visible_token(tok, number) if number in known else str(number) for number in ids.tolist()]
 
 
 def shown(text: str) -> str:
     r"""Return a text as escaped HTML with control characters made visible.
 
-    >>> shown("<b>\n")
-    '&lt;b&gt;\\n'
+    >>> shown("<b>\x1b")
+    '&lt;b&gt;\\x1b'
     """
-    visible = "".join(c if c.isprintable() else repr(c)[1:-1] for c in text[:80])
-    return escape(visible + ("…" if len(text) > 80 else ""))
+    return escape(escape_control(text[:80]) + ("…" if len(text) > 80 else ""))
 
 
 def _number(value: float) -> str:

@@ -1,4 +1,4 @@
-"""Activation patching and path patching: run a corrupted prompt with activations from a clean one."""
+"""Activation patching: run a corrupted prompt with activations from a clean one."""
 
 from __future__ import annotations
 
@@ -12,19 +12,15 @@ from torch import Tensor, nn
 
 from glasshouse.config import did_you_mean
 from glasshouse.errors import InputError
-from glasshouse.inspection.batched_edits import BatchedEdits
-from glasshouse.inspection.editing import Change, edit
+from glasshouse.inspection.editing import BatchedEdits, Change, edit
 from glasshouse.inspection.forward_pass import check_full_sequence, eval_mode
-from glasshouse.inspection.html_display import MAX_COLUMNS, HtmlDisplay, bars, heatmap, labels
+from glasshouse.inspection.html_display import MAX_COLUMNS, HtmlDisplay, heatmap, labels
 from glasshouse.inspection.metrics import Metric, logit_diff_metrics, scalar_metric, supports_last_logit_only
 from glasshouse.inspection.recording import Recording, record
-from glasshouse.inspection.sites import Selection, select, sites
+from glasshouse.inspection.sites import sites
 from glasshouse.text import Tokenizer
 
 Prompt = Tensor | Sequence[Tensor]  # ids [B, S], or all inputs of the model: source and target
-
-SENDERS, RECEIVERS = ("z", "cross_z"), ("q", "k", "v", "cross_q")
-WRITERS = (*SENDERS, "ffn_out")  # the sites that determine everything added to the residual stream
 
 
 def patch(model: nn.Module, corrupted: Prompt, clean: Prompt, *names: str, **model_kwargs: Any) -> Tensor:  # noqa: ANN401
@@ -40,11 +36,11 @@ def patch(model: nn.Module, corrupted: Prompt, clean: Prompt, *names: str, **mod
     >>> torch.allclose(patch(model, a, b, "resid_post.1"), model(b))
     True
     """
-    here, there = _prompts(corrupted, clean, model_kwargs)
+    here, there = prompt_pair(corrupted, clean, model_kwargs)
     with eval_mode(model):
         with record(model, *names, stop=True) as seen:
             there.run(model)
-        with edit(model, _patches(seen)):
+        with edit(model, patches_of(seen)):
             return here.run(model)
 
 
@@ -59,7 +55,7 @@ class _Prompt(NamedTuple):
         return output
 
 
-def _prompts(corrupted: Prompt, clean: Prompt, model_kwargs: Mapping[str, Any]) -> tuple[_Prompt, _Prompt]:
+def prompt_pair(corrupted: Prompt, clean: Prompt, model_kwargs: Mapping[str, Any]) -> tuple[_Prompt, _Prompt]:
     """Return both prompts, each with its keyword arguments: of a pair, the first is for `corrupted`."""
     check_full_sequence({"cache": model_kwargs.get("cache")})
     for name, given in model_kwargs.items():
@@ -132,14 +128,14 @@ def activation_patching(
     axis = axis or axes[1]  # head or position
     if axis not in axes[1:]:
         raise InputError(f"{site} has no axis {axis!r} to patch along; {did_you_mean(axis, axes[1:])}")
-    dim, (here, there) = axes.index(axis), _prompts(corrupted, clean, model_kwargs)
+    dim, (here, there) = axes.index(axis), prompt_pair(corrupted, clean, model_kwargs)
     if metric is None and supports_last_logit_only(model, *here) and supports_last_logit_only(model, *there):
         for prompt in (here, there):
             prompt.model_kwargs.setdefault("logits_to_keep", torch.tensor([-1], device=prompt.inputs[-1].device))
     rows: list[Tensor] = []
     with eval_mode(model):
         outputs = here.run(model), there.run(model)
-        scalar, corrupted_baseline, clean_baseline = _baselines(model, (here, there), outputs, metric)
+        scalar, corrupted_baseline, clean_baseline = metric_and_baselines(model, (here, there), outputs, metric)
         edits = BatchedEdits(model, here.inputs, here.model_kwargs, scalar, outputs[0].numel())
         for name in names:  # one at a time: the patterns of all layers may not fit in memory
             with record(model, name, stop=True) as seen:
@@ -163,88 +159,6 @@ def activation_patching(
     )
 
 
-@dataclass(frozen=True, eq=False)
-class PathEffect(HtmlDisplay):
-    """The output with one path patched, and the effect on a metric.
-
-    >>> one = torch.tensor(1.0)
-    >>> PathEffect(torch.zeros(1, 1, 2), one / 2, one / 2, 0 * one, one, "z.0[head=1]", "q.1[head=0]").effect
-    tensor(0.5000)
-    """
-
-    axes: ClassVar[Mapping[str, tuple[str, ...]]] = {
-        "output": ("batch", "position", "logit"),  # or the axes of another head's output
-        "effect": (),
-        "metric_value": (),
-        "corrupted_baseline": (),
-        "clean_baseline": (),
-    }
-    output: Tensor
-    effect: Tensor  # 0: the metric is that of the corrupted run; 1: that of the clean run
-    metric_value: Tensor  # with the patch
-    corrupted_baseline: Tensor  # the metric on `corrupted`
-    clean_baseline: Tensor  # the metric on `clean`
-    sender: str
-    receiver: str
-
-    def _html_body(self) -> str:
-        values = torch.stack([self.corrupted_baseline, self.metric_value, self.clean_baseline])
-        caption = f"{self.sender} through {self.receiver}: effect {self.effect.item():.3f}"
-        return bars(values, names=["corrupted", "path patched", "clean"], caption=caption)
-
-
-def path_patching(
-    model: nn.Module,
-    corrupted: Prompt,
-    clean: Prompt,
-    sender: str,
-    receiver: str,
-    *,
-    metric: Metric | None = None,
-    **model_kwargs: Any,  # noqa: ANN401
-) -> PathEffect:
-    """Patch one path: from a head, directly through the residual stream, into queries, keys or values of a later one.
-
-    `sender` is a head's output such as `z.1[head=3]`, `receiver` an input of a later head, such as `q.4[head=2]`;
-    keys and values are indexed by KV head. The receiver's activation is computed with the sender patched from `clean`
-    and all other heads and feed-forward layers between them frozen as on `corrupted`; then the receiver alone is
-    patched into a run on `corrupted`. Norms on the path are not frozen. With post-norm the residual stream itself
-    passes a norm after every layer, so the path includes what the sender does to the scale of the rest. `metric` is
-    that of `activation_patching`, `model_kwargs` are those of `patch`.
-
-    >>> import glasshouse as gh
-    >>> model = gh.build(gh.preset("tiny-decoder", init="normal"))
-    >>> a, b = torch.tensor([[1, 2, 3]]), torch.tensor([[1, 5, 3]])
-    >>> found = path_patching(model, a, b, "z.0[head=1]", "q.1[head=2]", metric=lambda logits: logits[0, -1, 7])
-    >>> found.output.shape, found.effect.shape
-    (torch.Size([1, 3, 256]), torch.Size([]))
-    """
-    here, there = _prompts(corrupted, clean, model_kwargs)
-    sending, receiving, between = _ends(model, sender, receiver)
-    with eval_mode(model):
-        with record(model, *between) as unpatched:
-            corrupted_output = here.run(model)
-        with record(model, sending.name) as sent:
-            clean_output = there.run(model)
-        outputs = (corrupted_output, clean_output)
-        scalar, corrupted_baseline, clean_baseline = _baselines(model, (here, there), outputs, metric)
-        # The sender's patch comes last: it overrides one head of its layer, whose other heads stay frozen.
-        with edit(model, _patches(unpatched) | _patches(sent)), record(model, receiving.name, stop=True) as received:
-            here.run(model)
-        with edit(model, _patches(received)):
-            output = here.run(model)
-        value = scalar(output)
-    return PathEffect(
-        output=output,
-        effect=(value - corrupted_baseline) / (clean_baseline - corrupted_baseline),
-        metric_value=value,
-        corrupted_baseline=corrupted_baseline,
-        clean_baseline=clean_baseline,
-        sender=sending.name,
-        receiver=receiving.name,
-    )
-
-
 def layers_of(model: nn.Module, site: str) -> tuple[list[str], tuple[str, ...]]:
     """Return the names of a site in each layer, and its axes.
 
@@ -253,9 +167,9 @@ def layers_of(model: nn.Module, site: str) -> tuple[list[str], tuple[str, ...]]:
     (['ffn_out.0', 'ffn_out.1'], ('batch', 'position', 'width'))
     """
     known = sites(model)
-    names = [name for name in known if _stem(name) == site]
+    names = [name for name in known if stem_of(name) == site]
     if not names:
-        stems = dict.fromkeys(stem for stem in map(_stem, known) if stem)
+        stems = dict.fromkeys(stem for stem in map(stem_of, known) if stem)
         raise InputError(f"the layers have no site {site!r}, named without the layer; {did_you_mean(site, stems)}")
     return names, known[names[0]].axes
 
@@ -272,7 +186,7 @@ def _inputs(prompt: Prompt) -> tuple[Tensor, ...]:
     return (prompt,) if isinstance(prompt, Tensor) else tuple(prompt)
 
 
-def _patches(seen: Recording) -> dict[str, Change]:
+def patches_of(seen: Recording) -> dict[str, Change]:
     """Return the edits that patch in recorded activations."""
 
     def put(name: str, value: Tensor, old: Tensor) -> Tensor:
@@ -296,7 +210,7 @@ def _check_same_shape(name: str, value: Tensor, old: Tensor) -> None:
         )
 
 
-def _baselines(
+def metric_and_baselines(
     model: nn.Module, prompts: tuple[_Prompt, _Prompt], outputs: tuple[Tensor, Tensor], metric: Metric | None
 ) -> tuple[Callable[[Tensor], Tensor], Tensor, Tensor]:
     """Return the metric of outputs on `corrupted`, and its value on either prompt."""
@@ -313,32 +227,10 @@ def _baselines(
     return on_corrupted, corrupted, clean
 
 
-def _stem(name: str) -> str:
+def stem_of(name: str) -> str:
     """Return a site's name without its layer; empty if it has none."""
     stem, _, layer = name.rpartition(".")
     return stem if layer.isdigit() else ""
-
-
-def _ends(model: nn.Module, sender: str, receiver: str) -> tuple[Selection, Selection, list[str]]:
-    """Return both ends of a path, and every site between them that writes to the residual stream."""
-    ends: list[Selection] = []
-    for what, name, kinds in (("sender", sender, SENDERS), ("receiver", receiver, RECEIVERS)):
-        found = select(model, name)
-        if len(found) > 1 or _stem(found[0].site.name).rpartition(".")[2] not in kinds:
-            raise InputError(
-                f"the {what} is {name!r}, but it must be one site of {', '.join(kinds)}; name its layer."
-            )
-        ends += found
-    sending, receiving = ends
-    known = list(sites(model))
-    first, last = (known.index(end.site.name) for end in ends)
-    stacks = {_stem(end.site.name).rpartition(".")[0] for end in ends}
-    if len(stacks) > 1 or first > last:
-        raise InputError(
-            f"there is no path through the residual stream from {sending.name} to {receiving.name}; give a sender in "
-            "an earlier layer of the same stack."
-        )
-    return sending, receiving, [name for name in known[first:last] if _stem(name).rpartition(".")[2] in WRITERS]
 
 
 def _token_labels(

@@ -1,4 +1,4 @@
-"""Record activations at chosen sites during a forward pass."""
+"""Record activations at chosen sites during a forward pass, and the queries and keys of attention maps."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ from torch import Tensor, nn
 
 from glasshouse.config import did_you_mean
 from glasshouse.errors import InputError
+from glasshouse.inspection.attention_map import AttendCall, AttentionMap
 from glasshouse.inspection.hooks import Hook, hook_manager_of
 from glasshouse.inspection.html_display import HtmlDisplay, picture, shown
-from glasshouse.inspection.sites import Selection, select
+from glasshouse.inspection.sites import Selection, Site, select
 
 MAX_MAPS = 48  # drawn; the others are only listed
 
@@ -208,3 +209,27 @@ class _StopForward(BaseException):  # not an Exception, so that no `except Excep
     def __init__(self, recording: Recording) -> None:
         super().__init__()
         self.recording = recording
+
+
+@contextmanager
+def capture_attention(model: nn.Module, *names: str) -> Iterator[dict[str, AttentionMap]]:
+    """Capture the queries and keys of the named patterns, such as `pattern.*`, while the model is called.
+
+    >>> import torch, glasshouse as gh
+    >>> model = gh.build(gh.preset("tiny-decoder"))
+    >>> with capture_attention(model, "pattern.*") as maps:
+    ...     _ = model(torch.tensor([[1, 2, 3]]))
+    >>> maps["pattern.1"].shape, maps["pattern.1"].weights(head=2, query=0)
+    ((1, 4, 3, 3), tensor([[1., 0., 0.]]))
+    """
+    maps: dict[str, AttentionMap] = {}
+    selections = [one for name in names for one in select(model, name)]
+    for one in selections:
+        if one.site.hook_point != "pattern" or not one.whole:
+            raise InputError(f"{one.name} is not a whole pattern; name one, such as pattern.0.")
+
+    def capture(site: Site, kernel: AttendCall) -> None:
+        maps[site.name] = AttentionMap(site, kernel)
+
+    with hook_manager_of(model).registered(Hook(one, capture=partial(capture, one.site)) for one in selections):
+        yield maps

@@ -18,11 +18,11 @@ from starlette.routing import Route
 from glasshouse import config
 from glasshouse.errors import GlasshouseError
 from glasshouse.page import html_export, serialization
-from glasshouse.page.endpoints import ENDPOINTS, Endpoint
-from glasshouse.page.html_export import STATIC
+from glasshouse.page.endpoints import ENDPOINTS
+from glasshouse.page.page_files import index_page, static_files
 from glasshouse.page.trace import TraceCache
+from glasshouse.page.view import Endpoint
 
-ROUTES = ENDPOINTS | {"save": Endpoint(html_export.Save, html_export.save)}
 MEDIA_TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript"}
 MAX_BODY = 4 * 2**20  # bytes per request
 
@@ -32,20 +32,21 @@ class Api:
 
     def __init__(self, traces: TraceCache) -> None:
         self.traces = traces
+        self.endpoints = ENDPOINTS | {"save": Endpoint(html_export.Save, html_export.save)}
         self.model_lock = asyncio.Lock()  # waiting requests are served in order
 
     async def handle(self, request: Request) -> Response:
         """Handle a request by endpoint name."""
         name = request.path_params["name"]
-        if name not in ROUTES:
-            return _error_response(f"there is no endpoint {name!r}; {config.did_you_mean(name, ROUTES)}", 404)
+        if name not in self.endpoints:
+            return _error_response(f"there is no endpoint {name!r}; {config.did_you_mean(name, self.endpoints)}", 404)
         try:
             body = await _body(request)
         except ClientDisconnect:
             return Response(status_code=499)
         if body is None:
             return _error_response(f"the request is larger than {MAX_BODY // 2**20} MiB; send less.", 413)
-        endpoint = ROUTES[name]
+        endpoint = self.endpoints[name]
         if not endpoint.needs_model:
             return await run_in_threadpool(respond, self.traces, endpoint, body)
         async with self.model_lock:
@@ -69,11 +70,11 @@ def respond(traces: TraceCache, endpoint: Endpoint, body: bytes) -> Response:
 def make_app(traces: TraceCache) -> Starlette:
     """Return the app without access control; put a guard in front of it."""
     api = Api(traces)
-    files = {path.relative_to(STATIC).as_posix(): path.read_bytes() for path in STATIC.rglob("*.*")}
+    files = static_files()
     # Preload the modules that every view needs; otherwise each waits for the one that imports it.
     needed = [name for name in files if name.endswith(".js") and "/" not in name]
     scripts = "".join(f'<link rel="modulepreload" href="/static/{name}">\n' for name in needed)
-    page = files["index.html"].decode().replace("</head>", f"{scripts}</head>")
+    page = index_page().replace("</head>", f"{scripts}</head>")
 
     async def front(request: Request) -> Response:
         return HTMLResponse(page)

@@ -7,20 +7,16 @@ import json
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
 
 from glasshouse import config
 from glasshouse.config import JsonDict, Settings
 from glasshouse.errors import GlasshouseError, InputError
 from glasshouse.page import serialization
 from glasshouse.page.endpoints import ENDPOINTS
+from glasshouse.page.page_files import data_script, index_page, static_files
 from glasshouse.page.trace import TraceCache
 
-STATIC = Path(__file__).parent / "static"
-LARGEST, ROOM = (
-    64 * 2**20,
-    8 * 2**20,
-)  # bytes of responses: the limit, and the limit with prefetched ones
+LARGEST, ROOM = 64 * 2**20, 8 * 2**20  # bytes of responses: the limit, and the limit with prefetched ones
 # A standalone file sets its own policy: nothing may be fetched.
 POLICY = (
     "default-src 'none'; script-src 'unsafe-inline' data:; style-src 'unsafe-inline'; img-src data: blob:; "
@@ -110,12 +106,10 @@ def _js_numbers(value: object) -> object:
 
 def assemble(saved: JsonDict) -> str:
     """Combine the page's files and its data into one HTML file."""
-    page = (STATIC / "index.html").read_text(encoding="utf-8")
+    page, files = index_page(), static_files()
     styles = re.findall(r'<link rel="stylesheet" href="/static/([^"]+)">', page)
-    css = "\n".join((STATIC / name).read_text(encoding="utf-8") for name in styles)
-    scripts = {
-        f"glasshouse/{path.relative_to(STATIC).as_posix()}": _script(path) for path in sorted(STATIC.rglob("*.js"))
-    }
+    css = "\n".join(files[name].decode() for name in styles)
+    scripts = {f"glasshouse/{name}": _script(text) for name, text in files.items() if name.endswith(".js")}
     page = re.sub(r'<link rel="stylesheet"[^>]*>\n', "", page)
     page = page.replace('<script type="module" src="/static/main.js"></script>\n', "")
     page = re.sub(
@@ -124,15 +118,12 @@ def assemble(saved: JsonDict) -> str:
         page,
     )
     head = f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">\n<style>\n{css}</style>\n'
-    # Text must not close the script element that contains it.
-    held = serialization.to_json(saved).decode().replace("<", "\\u003c")
-    foot = f'<script type="application/json" id="saved">{held}</script>\n'
-    foot += '<script type="module">import "glasshouse/main.js";</script>\n'
+    foot = data_script("saved", saved) + '<script type="module">import "glasshouse/main.js";</script>\n'
     return page.replace("</head>", f"{head}</head>").replace("</body>", f"{foot}</body>")
 
 
-def _script(path: Path) -> str:
-    return f"data:text/javascript;base64,{base64.b64encode(path.read_bytes()).decode()}"
+def _script(text: bytes) -> str:
+    return f"data:text/javascript;base64,{base64.b64encode(text).decode()}"
 
 
 def _parsed(body: str) -> JsonDict:

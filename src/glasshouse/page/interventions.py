@@ -20,6 +20,7 @@ from glasshouse.page import residual_stream, serialization
 from glasshouse.page.forward_pass import ForwardPass
 from glasshouse.page.next_token import describe_outputs, logits_at
 from glasshouse.page.trace import Trace, TraceCache, check_patch_shape
+from glasshouse.page.view import Endpoint, View
 
 MAX_SITES = 128  # per request
 SHOWN = 8  # candidates, as in static/views/interventions/predictions.js
@@ -214,3 +215,17 @@ def _counts(trace: Trace) -> Tensor:
         places = torch.arange(len(counts), device=counts.device)
         counts = counts & torch.isin(places, places.new_tensor(trace.forward_pass.prompt.masked))
     return counts
+
+
+VIEW = View(
+    name="interventions",
+    title="Interventions",
+    endpoints={
+        "loss": Endpoint(Loss, loss),
+        "ablate_each": Endpoint(AblateEach, ablate_each),
+        "compare_predictions": Endpoint(ComparePredictions, compare_predictions),
+        "patch_each": Endpoint(PatchEach, patch_each),
+    },
+    initial_requests=initial_requests,
+    state_keys=("edit", "site", "stack"),
+)

@@ -8,6 +8,7 @@ from glasshouse import spec
 from glasshouse.config import JsonDict, Settings
 from glasshouse.models import Decoder, Encoder, Model, Seq2Seq
 from glasshouse.models.heads import LMHead
+from glasshouse.page.manifest import available_views
 from glasshouse.page.trace import TraceCache
 
 
@@ -48,6 +49,7 @@ def model_info(traces: TraceCache, params: ModelInfo) -> JsonDict:
         "folders": {name: str(loader.folder(name)) for name in loader.checkpoints() or [""]},
         "in_memory": loader.in_memory,
         "run": loader.run is not None,
+        "views": available_views(loader),
         "example": loader.example(),
     }
 

@@ -18,6 +18,7 @@ from glasshouse.page import serialization
 from glasshouse.page.forward_pass import ForwardPass
 from glasshouse.page.next_token import describe_outputs
 from glasshouse.page.trace import Trace, TraceCache
+from glasshouse.page.view import Endpoint, View
 
 MAX_POSITIONS = 64  # per request
 MAX_TOKENS = 20  # top-k limit
@@ -251,3 +252,17 @@ def _check_position(trace: Trace, position: int) -> None:
 
 def _exact(vectors: Tensor) -> Tensor:
     return vectors.to(torch.promote_types(vectors.dtype, torch.float32))
+
+
+VIEW = View(
+    name="residual",
+    title="Residual stream",
+    endpoints={
+        "lens": Endpoint(Lens, lens),
+        "norms": Endpoint(Norms, norms),
+        "cosine_similarity": Endpoint(CosineSimilarity, cosine_similarity),
+        "logit_attribution": Endpoint(LogitAttribution, logit_attribution),
+    },
+    initial_requests=initial_requests,
+    state_keys=("color", "embed", "incorrect_token", "token"),
+)

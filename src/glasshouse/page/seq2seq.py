@@ -18,6 +18,7 @@ from glasshouse.models import Seq2Seq
 from glasshouse.page import serialization
 from glasshouse.page.forward_pass import ForwardPass, Prompt
 from glasshouse.page.trace import Trace, TraceCache
+from glasshouse.page.view import Endpoint, View
 
 WINDOW = 32  # source and target tokens shown at once
 MAX_TOKENS = 256  # source and target tokens per request
@@ -179,3 +180,13 @@ def initial_requests(traces: TraceCache, forward_pass: ForwardPass, state: JsonD
         different = {name: one for name, one in chosen.items() if one != getattr(Beams, name)}
         requests.append(("beams", {"forward_pass": given.to_json(), **different}))
     return requests
+
+
+VIEW = View(
+    name="seq2seq",
+    title="Source and target",
+    endpoints={"cross_attention": Endpoint(CrossAttention, cross_attention), "beams": Endpoint(Beams, beams)},
+    initial_requests=initial_requests,
+    state_keys=("beams", "length_penalty", "pruned", "scope"),
+    applies=lambda loader: isinstance(loader.get("").model, Seq2Seq),
+)

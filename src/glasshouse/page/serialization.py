@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from glasshouse.config import JsonDict
-from glasshouse.escaping import show_whitespace
-from glasshouse.text import Tokenizer
+from glasshouse.text import Tokenizer, visible_token
 
 LONGEST = 200  # characters shown of a token
 
@@ -46,13 +45,12 @@ def describe_tokens(ids: Iterable[int], tok: Tokenizer | None) -> list[JsonDict]
 def _token(one: int, tok: Tokenizer | None) -> JsonDict:
     if tok is None or one not in tok.ids:  # the vocabulary may be padded beyond the tokenizer
         return {"id": one, "text": str(one)}
-    raw = tok.decode_bytes([one])
-    text = show_whitespace(raw) if tok.byte_level else show_whitespace(tok.id_to_token(one))
+    text = visible_token(tok, one)
     shown: JsonDict = {"id": one, "text": text if len(text) <= LONGEST else f"{text[:LONGEST]}… ({len(text):,})"}
     if one in tok.special_ids:
         return shown | {"kind": "special"}
     try:
-        raw.decode()
+        tok.decode_bytes([one]).decode()
     except UnicodeDecodeError:
         return shown | {"kind": "bytes"}
     return shown

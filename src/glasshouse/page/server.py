@@ -12,7 +12,7 @@ import uvicorn
 from glasshouse.errors import InputError
 from glasshouse.page.app import make_app
 from glasshouse.page.guard import Guard, new_token, policy
-from glasshouse.page.html_export import STATIC
+from glasshouse.page.page_files import index_page
 from glasshouse.page.trace import TraceCache
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
@@ -47,8 +47,7 @@ class Server:
         named = (f"[{host}]" if ":" in host else host).lower()
         names = {f"{name}:{self.port}" for name in ("127.0.0.1", "localhost", "[::1]", named)}
         names |= {name.removesuffix(":80") for name in names}  # browsers omit the default port
-        page = (STATIC / "index.html").read_text(encoding="utf-8")
-        self._guard = Guard(make_app(traces), names, self.token, policy(page))
+        self._guard = Guard(make_app(traces), names, self.token, policy(index_page()))
         self._door = f"http://{named}:{self.port}/?token="
         self.address = self._door + self.token
         self.is_local = host in LOOPBACK

@@ -13,6 +13,7 @@ from glasshouse.page import serialization
 from glasshouse.page.forward_pass import ForwardPass
 from glasshouse.page.model_loader import LoadedModel
 from glasshouse.page.trace import TraceCache
+from glasshouse.page.view import Endpoint, View
 from glasshouse.text import bpe, pretokenizer
 
 MAX_MERGES = 400  # replayed
@@ -168,3 +169,14 @@ def initial_requests(traces: TraceCache, forward_pass: ForwardPass, state: JsonD
         )
         requests.append(("train_bpe", {"text": text, "merges": REPLAYED}))
     return requests
+
+
+VIEW = View(
+    name="tokens",
+    title="Tokens",
+    endpoints={
+        "word_merges": Endpoint(WordMerges, word_merges, needs_model=False),
+        "train_bpe": Endpoint(TrainBpe, train_bpe, needs_model=False),
+    },
+    initial_requests=initial_requests,
+)

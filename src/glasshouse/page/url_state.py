@@ -11,41 +11,34 @@ from glasshouse import config
 from glasshouse.config import JsonDict
 from glasshouse.models import Seq2Seq
 from glasshouse.page.forward_pass import ForwardPass, Prompt
+from glasshouse.page.manifest import VIEWS
 from glasshouse.page.model_loader import LoadedModel
 from glasshouse.page.next_token import Generate, generate_text
 from glasshouse.page.trace import TraceCache
 
 MAX_TARGET_TOKENS = 48  # generated for an empty target
-# Documented in static/state.js.
 DEFAULTS: JsonDict = {
     "view": "tokens",
-    "text": "",
-    "target": "",
-    "appended": [],
-    "masked": [],
-    "token": -1,
+    "text": "",  # input text; for an encoder-decoder, the source
+    "target": "",  # target prefix of an encoder-decoder
+    "appended": [],  # token ids after the text or the target
+    "masked": [],  # positions replaced by the mask token (encoders)
+    "token": -1,  # the selection: query token (-1: the last), key token, layer, head
     "key": 0,
     "layer": 0,
     "head": 0,
-    "attention": "",
-    "edits": [],
-    "patch_from": "",
-    "checkpoint": "",
-    "compare_with": "",
+    "attention": "",  # site of the attention pattern, where a model has several
+    "edits": [],  # scale, mean and patch edits
+    "patch_from": "",  # text that patches come from
+    "checkpoint": "",  # of a run ("": the latest)
+    "compare_with": "",  # second checkpoint, shown side by side
     "temperature": 1,
-    "top_k": 0,
+    "top_k": 0,  # 0: all
     "top_p": 1,
     "seed": 0,
 }
 # Keys that belong to one view, each prefixed with its name.
-VIEW_STATE_KEYS = (
-    *(f"seq2seq_{name}" for name in ("beams", "length_penalty", "pruned", "scope")),
-    *(f"attention_{name}" for name in ("key", "lines", "query", "scale")),
-    *(f"interventions_{name}" for name in ("edit", "site", "stack")),
-    *(f"residual_{name}" for name in ("color", "embed", "incorrect_token", "token")),
-    *(f"run_{name}" for name in ("left", "right", "scale", "score", "smoothing", "step")),
-    *(f"walkthrough_{name}" for name in ("all", "card", "side")),
-)
+VIEW_STATE_KEYS = tuple(f"{view.name}_{key}" for view in VIEWS.values() for key in view.state_keys)
 
 
 def fragment(state: Mapping[str, object]) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
 from html import escape
 from pathlib import Path
 
@@ -13,34 +13,15 @@ from glasshouse.inspection import sites
 from glasshouse.inspection.sites import select, unwrap_model
 from glasshouse.models import Model, check_tokenizer
 from glasshouse.models.seq2seq import Seq2Seq
-from glasshouse.page import (
-    attention,
-    html_export,
-    interventions,
-    residual_stream,
-    seq2seq,
-    tokenization,
-    training_run,
-    walkthrough,
-)
-from glasshouse.page.forward_pass import ForwardPass, Prompt
+from glasshouse.page import html_export
+from glasshouse.page.forward_pass import Prompt
+from glasshouse.page.manifest import VIEWS, available_views
 from glasshouse.page.model_loader import ModelLoader
 from glasshouse.page.server import Server
 from glasshouse.page.trace import TraceCache
 from glasshouse.page.url_state import DEFAULTS, VIEW_STATE_KEYS, forward_pass_of, fragment, with_defaults
 from glasshouse.text import Tokenizer
 
-InitialRequests = Callable[[TraceCache, ForwardPass, JsonDict], list[tuple[str, JsonDict]]]
-
-INITIAL_REQUESTS: dict[str, InitialRequests] = {
-    "tokens": tokenization.initial_requests,
-    "attention": attention.initial_requests,
-    "residual": residual_stream.initial_requests,
-    "interventions": interventions.initial_requests,
-    "walkthrough": walkthrough.initial_requests,
-    "seq2seq": seq2seq.initial_requests,
-    "run": training_run.initial_requests,
-}
 MOST = 128  # further selections of tokens and heads that a saved file includes
 
 
@@ -94,7 +75,7 @@ class Look:
             yield "tokenize", {"forward_pass": patched.patch_pass.to_json()}
         forward_pass = forward_pass_of(loaded, state)
         for name in available_views(self.traces.loader):
-            yield from INITIAL_REQUESTS[name](self.traces, forward_pass, state)
+            yield from VIEWS[name].initial_requests(self.traces, forward_pass, state)
 
     def _states(self, state: JsonDict) -> Iterator[JsonDict]:
         yield state
@@ -128,13 +109,6 @@ def look(model: Model, tok: Tokenizer | None = None, text: str = "", **state: ob
     return Look(traces, validate_state(traces, {"text": text, **state}))
 
 
-def available_views(loader: ModelLoader) -> list[str]:
-    """Return the names of the views that apply to the model."""
-    left_out = set() if isinstance(loader.get("").model, Seq2Seq) else {"seq2seq"}
-    left_out |= set() if loader.run is not None else {"run"}
-    return [name for name in INITIAL_REQUESTS if name not in left_out]
-
-
 def validate_state(traces: TraceCache, given: JsonDict) -> JsonDict:
     """Return a state after checking its keys, and its values against the model."""
     for name in given:
@@ -143,8 +117,8 @@ def validate_state(traces: TraceCache, given: JsonDict) -> JsonDict:
                 f"the page has no state key {name!r}; {did_you_mean(name, [*DEFAULTS, *VIEW_STATE_KEYS])}"
             )
     state: JsonDict = {name: _typed(name, value) for name, value in given.items()}
-    if (view := state.get("view", "tokens")) not in INITIAL_REQUESTS:
-        raise InputError(f"there is no view {view!r}; {did_you_mean(view, INITIAL_REQUESTS)}")
+    if (view := state.get("view", "tokens")) not in VIEWS:
+        raise InputError(f"there is no view {view!r}; {did_you_mean(view, VIEWS)}")
     loader = traces.loader
     if view not in (fitting := available_views(loader)):
         raise InputError(f"the view {view!r} does not apply to this model; choose one of {', '.join(fitting)}.")

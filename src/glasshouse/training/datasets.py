@@ -10,8 +10,9 @@ from pathlib import Path
 from rich import filesize
 
 from glasshouse import data, store
+from glasshouse.data.builtin import is_builtin
 from glasshouse.data.corpus import MANIFEST, Corpus, Kind, train_size, validation_mask
-from glasshouse.data.dataset_reader import DatasetReader, is_builtin, open_reader
+from glasshouse.data.dataset_reader import DatasetReader, open_reader
 from glasshouse.errors import InputError
 from glasshouse.hub.model_folder import TOKENIZER
 from glasshouse.text import Tokenizer, sources

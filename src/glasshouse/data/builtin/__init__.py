@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 from glasshouse.config import did_you_mean
@@ -12,7 +13,7 @@ from glasshouse.data.builtin import chat, dates, langid, stdlib
 from glasshouse.data.builtin.splits import SPLITS
 from glasshouse.errors import InputError
 
-__all__ = ["SPLITS", "BuiltinDataset", "builtin_dataset", "builtin_datasets"]
+__all__ = ["SPLITS", "BuiltinDataset", "builtin_dataset", "builtin_datasets", "is_builtin"]
 
 Kind = Literal["text", "pairs", "labelled", "chat"]
 
@@ -97,6 +98,15 @@ def builtin_datasets() -> tuple[str, ...]:
     ('stdlib', 'dates', 'langid', 'chat')
     """
     return tuple(_BUILTINS)
+
+
+def is_builtin(paths: Sequence[str | Path]) -> bool:
+    """Return whether this is the name of a built-in dataset, and not of a file.
+
+    >>> is_builtin(["dates"]), is_builtin(["dates.tsv"])
+    (True, False)
+    """
+    return len(paths) == 1 and str(paths[0]) in _BUILTINS and not Path(paths[0]).exists()
 
 
 def builtin_dataset(name: str, **sizes: int) -> BuiltinDataset:

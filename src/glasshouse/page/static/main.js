@@ -9,16 +9,8 @@ import { stepper } from "glasshouse/widgets.js";
 import { Prompt } from "glasshouse/prompt.js";
 import { State } from "glasshouse/state.js";
 import { CheckpointPicker } from "glasshouse/checkpoint_picker.js";
+import { views as VIEWS } from "glasshouse/manifest.js";
 
-const VIEWS = [
-  { name: "tokens", title: "Tokens" },
-  { name: "attention", title: "Attention" },
-  { name: "residual", title: "Residual stream" },
-  { name: "interventions", title: "Interventions" },
-  { name: "walkthrough", title: "Step through" },
-  { name: "seq2seq", title: "Source and target", fits: (model) => model.kind === "seq2seq" },
-  { name: "run", title: "Run", fits: (model) => model.run },
-];
 const LATER = 1000; // milliseconds before the views that are not open are prefetched
 const PROMPT_KEYS = new Set(["text", "target", "appended", "masked"]); // state keys that change the tokens
 const PATIENCE = 250; // milliseconds before the progress bar shows
@@ -27,7 +19,7 @@ const KEYS = [
   ["← →", "next token, cell or map position"],
   ["[ and ]", "previous, next layer"],
   [", and .", "previous, next head"],
-  ["1 to 7", "open a view"],
+  [`1 to ${VIEWS.length}`, "open a view"],
   ["?", "show keyboard shortcuts"],
 ];
 
@@ -110,7 +102,7 @@ class Page {
     this.prompt = new Prompt(this);
     this.checkpointPicker = new CheckpointPicker(this);
     put(this.front, this.prompt.node, this.checkpointPicker.node);
-    this.views = VIEWS.filter((view) => view.fits?.(model) ?? true);
+    this.views = VIEWS.filter((view) => model.views.includes(view.name));
     put(this.tabs, this.views.map((view, number) =>
       h("button", { type: "button", role: "tab", id: `tab-${view.name}`, "aria-controls": "main", data: { view: view.name }, title: `key ${number + 1}`, on: { click: () => this.choose(view.name) } }, view.title)));
     this.steppers = {
@@ -124,7 +116,7 @@ class Page {
   /** Import a view's module when it is first opened. */
   async load(view) {
     try {
-      view.mount ??= (await import(`glasshouse/views/${view.name}.js`)).mount;
+      view.mount ??= (await import(`glasshouse/views/${view.name}/view.js`)).mount;
     } catch (error) {
       throw error instanceof TypeError ? new ApiError(SILENT) : error; // a module that cannot be fetched is a TypeError
     }

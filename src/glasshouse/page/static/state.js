@@ -1,25 +1,7 @@
 // The page state, kept in the URL fragment: it can be shared and is never sent to a server.
 
-const DEFAULTS = {
-  view: "tokens",
-  text: "", // input text; for an encoder-decoder, the source
-  target: "", // target prefix of an encoder-decoder
-  appended: [], // token ids after the text or the target
-  masked: [], // positions replaced by the mask token (encoders)
-  token: -1, // the selection: query token (-1: the last), key token, layer, head
-  key: 0,
-  layer: 0,
-  head: 0,
-  attention: "", // site of the attention pattern, where a model has several
-  edits: [], // scale, mean and patch edits
-  patch_from: "", // text that patches come from
-  checkpoint: "", // of a run ("": the latest)
-  compare_with: "", // second checkpoint, shown side by side
-  temperature: 1,
-  top_k: 0, // 0: all
-  top_p: 1,
-  seed: 0,
-};
+import { state as DEFAULTS } from "glasshouse/manifest.js";
+
 const PAGES = new Set(["view", "text", "target", "appended", "masked", "edits", "patch_from", "compare_with"]); // changes that add a history entry
 
 function parse(fragment) {

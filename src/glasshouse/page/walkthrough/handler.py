@@ -12,6 +12,7 @@ from glasshouse.models import Seq2Seq
 from glasshouse.page import serialization
 from glasshouse.page.forward_pass import ForwardPass
 from glasshouse.page.trace import Trace, TraceCache
+from glasshouse.page.view import Endpoint, View
 from glasshouse.page.walkthrough.block import block_steps
 from glasshouse.page.walkthrough.embedding import embedding_steps
 from glasshouse.page.walkthrough.token_path import TokenPath
@@ -79,3 +80,12 @@ def initial_requests(traces: TraceCache, forward_pass: ForwardPass, state: JsonD
     else:
         at["position"] = state["token"]
     return [("walkthrough", {"forward_pass": forward_pass.to_json(), **at})]
+
+
+VIEW = View(
+    name="walkthrough",
+    title="Step through",
+    endpoints={"walkthrough": Endpoint(Walkthrough, walkthrough)},
+    initial_requests=initial_requests,
+    state_keys=("all", "card", "side"),
+)

@@ -1,20 +1,68 @@
 """Attention scores and weights recomputed from queries and keys, only the requested ones and a tile at a time.
 
-The forward pass itself uses a fused kernel, which never materializes them.
+The forward pass itself uses a fused kernel, which never materializes them. A map keeps the queries and keys of a
+call, from which any slice is computed later.
 """
 
 from __future__ import annotations
 
 import itertools
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from glasshouse.inspection.sites import Selection
+from glasshouse.inspection.sites import Index, Selection, Site
 from glasshouse.layers.attend import Attend, repeat_kv
 from glasshouse.layers.mask import Mask
 
 TILE = {"cpu": 2**20, "cuda": 2**26}  # scores at once: on a CPU few enough for its caches, on a GPU many
+EVERY = slice(None)
+
+
+class AttendCall(NamedTuple):
+    """The attention of a layer and its arguments in one call."""
+
+    attend: Attend
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    mask: Mask
+    backend: str  # its name
+
+
+@dataclass(frozen=True, eq=False)
+class AttentionMap:
+    """The attention of one layer in one call; it stores queries and keys, not their products, to save memory."""
+
+    site: Site
+    kernel: AttendCall
+
+    @property
+    def shape(self) -> tuple[int, int, int, int]:
+        """Batch, heads, queries and keys."""
+        q, k = self.kernel.q, self.kernel.k
+        return (q.shape[0], q.shape[1], q.shape[2], k.shape[2])
+
+    @property
+    def n_bytes(self) -> int:
+        """How much memory it uses."""
+        tensors = [self.kernel.q, self.kernel.k, self.kernel.v, self.kernel.mask.bias]
+        return sum(one.numel() * one.element_size() for one in tensors if one is not None)
+
+    def weights(self, head: Index = EVERY, query: Index = EVERY, key: Index = EVERY) -> Tensor:
+        """Return attention weights [B, head, query, key]; an integer index removes its axis."""
+        return self._part("pattern", head, query, key)
+
+    def scores(self, head: Index = EVERY, query: Index = EVERY, key: Index = EVERY) -> Tensor:
+        """Return the input of the softmax, [B, head, query, key]."""
+        return self._part("scores", head, query, key)
+
+    def _part(self, point: str, head: Index, query: Index, key: Index) -> Tensor:
+        site = replace(self.site, hook_point=point)  # type: ignore[arg-type]
+        attend, q, k, _, mask, _ = self.kernel
+        return recompute_attention(Selection(site, (EVERY, head, query, key)), attend, q, k, mask)
 
 
 @torch.no_grad()

@@ -1,0 +1,41 @@
+"""What a view of the page declares, once, for Python and JavaScript alike."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from glasshouse.config import JsonDict
+from glasshouse.page.forward_pass import ForwardPass
+from glasshouse.page.model_loader import ModelLoader
+from glasshouse.page.trace import TraceCache
+
+
+class Endpoint(NamedTuple):
+    """An endpoint: its parameters and its handler."""
+
+    params: type
+    handler: Callable[[TraceCache, Any], JsonDict]
+    needs_model: bool = True  # takes the model lock
+
+
+def _every_model(loader: ModelLoader) -> bool:
+    return True
+
+
+@dataclass(frozen=True)
+class View:
+    """A view: its tab, its endpoints and its part of the URL state.
+
+    Its script is `static/views/NAME/view.js`, which exports `mount(context, root)`, and its style sheet is `view.css`
+    beside it.
+    """
+
+    name: str  # in the URL, and before its state keys
+    title: str  # of the tab
+    endpoints: Mapping[str, Endpoint]
+    # The requests that it sends when opened, for pages saved from Python.
+    initial_requests: Callable[[TraceCache, ForwardPass, JsonDict], list[tuple[str, JsonDict]]]
+    state_keys: tuple[str, ...] = ()  # that no other view reads, without the name before them
+    applies: Callable[[ModelLoader], bool] = _every_model
