@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from test_loop import write_data
+from runs import write_data
 
 from glasshouse import device
 from glasshouse.training import plots

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_loop import RecordingReporter, losses, table, write_data
+from runs import RecordingReporter, losses, table, write_data
 
 import glasshouse as gh
 from glasshouse import config

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from test_loop import KINDS, RecordingReporter, assert_same, killed, losses, table, write_data
+from runs import KINDS, RecordingReporter, assert_same, killed, losses, table, write_data
 
 import glasshouse as gh
 from glasshouse.data import Batch

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from corrupt_journals import DAMAGED
-from test_loop import RecordingReporter, assert_same, losses, table
+from runs import RecordingReporter, assert_same, losses, table
 
 import glasshouse as gh
 from glasshouse import config

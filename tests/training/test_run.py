@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from test_loop import table, weights
+from runs import table, weights
 
 import glasshouse as gh
 from glasshouse.errors import InputError, StoreError

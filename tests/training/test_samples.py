@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from test_loop import KINDS, SAYING, RecordingReporter, assert_same, killed, losses, table
+from runs import KINDS, SAYING, RecordingReporter, assert_same, killed, losses, table
 
 import glasshouse as gh
 from glasshouse.data.dataset import make_dataset

@@ -16,7 +16,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from test_loop import RecordingReporter, assert_same, killed, table
+from runs import RecordingReporter, assert_same, killed, table
 
 import glasshouse as gh
 from glasshouse import store
