@@ -482,15 +482,7 @@ def test_state_survives_safetensors_and_json_bit_for_bit(choice: Optimizer) -> N
         state.setdefault(int(index), {})[key] = value
     again.load_state_dict({"state": state, "param_groups": json.loads(groups)})
     assert [group["lr"] for group in again.param_groups] == [group["lr"] for group in optimizer.param_groups]
-    for seed in range(3, 6):
-        for one, its in ((model, optimizer), (twin, again)):
-            give_gradients(one, seed)
-            set_lr(its, 1 / (seed + 1))
-            its.step()
-    for weight, other in zip(model.parameters(), twin.parameters(), strict=True):
-        assert weight.equal(other)
-        assert optimizer.state[weight].keys() == again.state[other].keys()
-        assert all(value.equal(again.state[other][key]) for key, value in optimizer.state[weight].items())
+    assert_trains_on_equally(model, optimizer, twin, again)
 
 
 def test_state_survives_torch_save() -> None:
@@ -501,7 +493,25 @@ def test_state_survives_torch_save() -> None:
     file = io.BytesIO()
     torch.save(optimizer.state_dict(), file)
     file.seek(0)
-    make_optimizer(grow(), Muon()).load_state_dict(torch.load(file, weights_only=True))
+    twin = grow()
+    twin.load_state_dict(copy.deepcopy(model.state_dict()))
+    again = make_optimizer(twin, Muon())
+    again.load_state_dict(torch.load(file, weights_only=True))
+    assert_trains_on_equally(model, optimizer, twin, again)
+
+
+def assert_trains_on_equally(
+    model: nn.Module, optimizer: torch.optim.Optimizer, twin: nn.Module, again: torch.optim.Optimizer
+) -> None:
+    for seed in range(3, 6):
+        for one, its in ((model, optimizer), (twin, again)):
+            give_gradients(one, seed)
+            set_lr(its, 1 / (seed + 1))
+            its.step()
+    for weight, other in zip(model.parameters(), twin.parameters(), strict=True):
+        assert weight.equal(other)
+        assert optimizer.state[weight].keys() == again.state[other].keys()
+        assert all(value.equal(again.state[other][key]) for key, value in optimizer.state[weight].items())
 
 
 # Learning ---------------------------------------------------------------------------------------------------
