@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import processes
 import torch
 
 import glasshouse as gh
+from glasshouse import device
+from glasshouse.training import Run, train
+from glasshouse.training.progress import SilentReporter
+
+PutRun = Callable[..., None]  # the type of a fixture
 
 SAYING = "to be or not to be, that is the question whether it is nobler. "
 KINDS = {
@@ -86,25 +91,28 @@ class RecordingReporter:
     def on_validation_end(self, step: int, metrics: dict[str, float]) -> None: ...
 
 
-KILLED = """
-import json, os, signal, sys, torch
-torch.set_num_threads(int(sys.argv[2]))
-from glasshouse.training import Run, train
-from glasshouse.training.progress import SilentReporter
+class SignallingReporter(SilentReporter):
+    """Sends signals to its own process after step 8."""
 
-class Killer(SilentReporter):
-    def on_step_end(self, step, *_):
-        if step == 8:
-            os.kill(os.getpid(), signal.SIGKILL)
+    def __init__(self, number: signal.Signals, times: int) -> None:
+        self.number, self.times = number, times
 
-train(Run.from_dict(json.loads(sys.argv[1])), Killer())
-"""
+    def on_step_end(self, step: int, *_: object) -> None:
+        for _ in range(self.times if step == 8 else 0):
+            os.kill(os.getpid(), self.number)
+
+
+def train_until_signal(settings: dict[str, Any], threads: int, number: signal.Signals, times: int) -> None:
+    torch.set_num_threads(threads)
+    device.measure_peak_flops = lambda *_, **__: 1e12
+    train(Run.from_dict(settings), SignallingReporter(number, times))
+
+
+def signalled(settings: dict[str, Any], number: signal.Signals, times: int = 1) -> None:
+    """Train in a process that gets a signal after step 8, and assert that it ends by it."""
+    code = processes.run(train_until_signal, settings, torch.get_num_threads(), number, times)
+    assert code == -number
 
 
 def killed(settings: dict[str, Any]) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", KILLED, json.dumps(settings), str(torch.get_num_threads())],
-        capture_output=True,
-        timeout=120,
-    )
-    assert done.returncode == -signal.SIGKILL, done.stderr.decode()
+    signalled(settings, signal.SIGKILL)

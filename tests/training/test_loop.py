@@ -5,16 +5,17 @@ from __future__ import annotations
 import errno
 import json
 import os
+import resource
 import shutil
 import signal
-import subprocess
-import sys
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+import processes
 import pytest
 import torch
-from runs import KILLED, SAYING, RecordingReporter, assert_same, killed, losses, table, weights
+from runs import SAYING, PutRun, RecordingReporter, assert_same, killed, losses, signalled, table, weights
 from torch import nn
 
 import glasshouse as gh
@@ -24,6 +25,7 @@ from glasshouse.layers import lora
 from glasshouse.training import Run, StoppedError, loop, recipes, train
 from glasshouse.training import step as training_step
 from glasshouse.training.nonfinite import locate_nonfinite
+from glasshouse.training.progress import SilentReporter
 
 
 @pytest.mark.parametrize(
@@ -31,8 +33,8 @@ from glasshouse.training.nonfinite import locate_nonfinite
     [("decoder", 0), ("decoder", 1), ("encoder", 1), ("seq2seq", 1)]
     + [pytest.param(kind, 0, marks=pytest.mark.long) for kind in ("encoder", "seq2seq")],
 )
-def test_killed_and_resumed_equals_uninterrupted(kind: str, workers: int, data_folder: Path) -> None:
-    train(Run.from_dict(table(data_folder, kind, "whole", workers=workers)))
+def test_killed_and_resumed_equals_uninterrupted(kind: str, workers: int, data_folder: Path, put_run: PutRun) -> None:
+    put_run(kind=kind, workers=workers)
     settings = table(data_folder, kind, workers=workers)
     killed(settings)
     assert max(losses(data_folder)) < 12
@@ -43,8 +45,8 @@ def test_killed_and_resumed_equals_uninterrupted(kind: str, workers: int, data_f
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_saves_and_stops(number: signal.Signals, data_folder: Path) -> None:
-    train(Run.from_dict(table(data_folder, out="whole")))
+def test_a_signal_saves_and_stops(number: signal.Signals, data_folder: Path, put_run: PutRun) -> None:
+    put_run()
     run = Run.from_dict(table(data_folder))
     before = signal.getsignal(number)
     with pytest.raises(StoppedError, match=rf"{number.name} after step 5") as stopped:
@@ -56,8 +58,10 @@ def test_a_signal_saves_and_stops(number: signal.Signals, data_folder: Path) -> 
     assert_same(data_folder, "whole", "run")
 
 
-def test_a_signal_during_a_step_undoes_the_step(data_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    train(Run.from_dict(table(data_folder, out="whole")))
+def test_a_signal_during_a_step_undoes_the_step(
+    data_folder: Path, put_run: PutRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put_run()
     real, calls = training_step.compute_loss, []
 
     def compute_loss(*arguments: Any) -> torch.Tensor:  # noqa: ANN401
@@ -76,12 +80,7 @@ def test_a_signal_during_a_step_undoes_the_step(data_folder: Path, monkeypatch: 
 
 
 def test_a_second_ctrl_c_exits_at_once(data_folder: Path) -> None:
-    program = KILLED.replace(
-        "os.kill(os.getpid(), signal.SIGKILL)", "[os.kill(os.getpid(), signal.SIGINT) for _ in 'ab']"
-    )
-    command = [sys.executable, "-c", program, json.dumps(table(data_folder, save_every=100)), "1"]
-    done = subprocess.run(command, capture_output=True, timeout=120)
-    assert done.returncode == -signal.SIGINT
+    signalled(table(data_folder, save_every=100), signal.SIGINT, times=2)
     assert not (data_folder / "run" / "checkpoints" / "step-00000008").exists()
 
 
@@ -106,8 +105,8 @@ def test_a_folder_that_is_not_a_run_is_not_touched(data_folder: Path) -> None:
     assert [path.name for path in (data_folder / "run").iterdir()] == ["thesis.txt"]
 
 
-def test_a_damaged_newest_checkpoint_is_named_and_skipped(data_folder: Path) -> None:
-    train(Run.from_dict(table(data_folder, out="whole")))
+def test_a_damaged_newest_checkpoint_is_named_and_skipped(data_folder: Path, put_run: PutRun) -> None:
+    put_run()
     settings = table(data_folder)
     killed(settings)
     newest = max((data_folder / "run" / "checkpoints").glob("step-*"))
@@ -144,8 +143,10 @@ def test_out_of_memory_raises_grad_accum_and_trains_the_same(
         assert other[step] == pytest.approx(loss, rel=1e-4)
 
 
-def test_rng_is_restored_after_out_of_memory(data_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    train(Run.from_dict(table(data_folder, out="whole", grad_accum=2)))
+def test_rng_is_restored_after_out_of_memory(
+    data_folder: Path, put_run: PutRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put_run(grad_accum=2)
     real = training_step.compute_loss
 
     def compute_loss(model: nn.Module, batch: Any, *rest: Any) -> torch.Tensor:  # noqa: ANN401
@@ -236,7 +237,9 @@ def test_nonfinite_embedding_is_located() -> None:
     assert "token_embedding.table" in locate_nonfinite(model, gh.data.Batch(ids, ids, ids > 0))
 
 
-def test_a_full_disk_keeps_the_last_intact_checkpoint(data_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_keeps_the_last_intact_checkpoint(
+    data_folder: Path, put_run: PutRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
     real, saves = store.replace_folder, []
 
     def replace_folder(folder: Path, *rest: Any) -> None:  # noqa: ANN401
@@ -253,28 +256,31 @@ def test_a_full_disk_keeps_the_last_intact_checkpoint(data_folder: Path, monkeyp
     monkeypatch.undo()
     gh.load(data_folder / "run" / "checkpoints" / "step-00000003")
     train(Run.from_dict(table(data_folder)))
-    train(Run.from_dict(table(data_folder, out="whole")))
+    put_run()
     assert_same(data_folder, "whole", "run")
 
 
-def test_a_file_size_limit_is_reported_as_one_error(data_folder: Path) -> None:
-    program = """
-import json, resource, signal, sys
-from glasshouse.training import Run, train
-from glasshouse.training.progress import SilentReporter
+class LimitingReporter(SilentReporter):
+    """Limits the size of files after step 2."""
 
-class Full(SilentReporter):
-    def on_step_end(self, step, *_):
+    def on_step_end(self, step: int, *_: object) -> None:
         if step == 2:
             signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
             resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
 
-train(Run.from_dict(json.loads(sys.argv[1])), Full())
-"""
-    settings = json.dumps(table(data_folder, eval_every=100))
-    done = subprocess.run([sys.executable, "-c", program, settings], capture_output=True, text=True, timeout=120)
-    assert "StoreError: the run could not be saved" in done.stderr.splitlines()[-1]
-    assert "there is no checkpoint yet: free disk space" in done.stderr
+
+def train_within_a_limit(settings: dict[str, Any], connection: Connection) -> None:
+    with pytest.raises(StoreError) as error:
+        train(Run.from_dict(settings), LimitingReporter())
+    connection.send(str(error.value))
+
+
+def test_a_file_size_limit_is_reported_as_one_error(data_folder: Path) -> None:
+    with processes.started(train_within_a_limit, table(data_folder, eval_every=100)) as (_, connection):
+        (message,) = processes.received(connection)
+    assert "\n" not in message
+    assert message.startswith("the run could not be saved")
+    assert "there is no checkpoint yet: free disk space" in message
 
 
 def test_two_runs_do_not_share_a_folder(data_folder: Path) -> None:
@@ -316,8 +322,8 @@ def test_early_stopping_keeps_the_best(data_folder: Path) -> None:
         assert weight.equal(saved[name])
 
 
-def test_the_ema_is_validated_and_saved(data_folder: Path) -> None:
-    train(Run.from_dict(table(data_folder, out="plain")))
+def test_the_ema_is_validated_and_saved(data_folder: Path, put_run: PutRun) -> None:
+    put_run("plain")
     run = Run.from_dict(table(data_folder, ema=0.9))
     train(run)
     assert losses(data_folder) == losses(data_folder, "plain")  # training uses the weights themselves
@@ -332,8 +338,8 @@ def test_the_ema_is_validated_and_saved(data_folder: Path) -> None:
     assert_same(data_folder, "run", "resumed")
 
 
-def test_lora_trains_adapters_only_and_resumes(data_folder: Path) -> None:
-    train(Run.from_dict(table(data_folder, out="base")))
+def test_lora_trains_adapters_only_and_resumes(data_folder: Path, put_run: PutRun) -> None:
+    put_run("base")
     settings = table(data_folder, out="whole", lora={"rank": 2}, lr=0.05)
     settings["model"] = {"from": str(data_folder / "base" / "model")}
     train(Run.from_dict(settings))
@@ -351,8 +357,8 @@ def test_lora_trains_adapters_only_and_resumes(data_folder: Path) -> None:
     assert_same(data_folder, "whole", "run")
 
 
-def test_the_ema_of_an_adapter_is_that_of_the_model(data_folder: Path) -> None:
-    train(Run.from_dict(table(data_folder, out="base")))
+def test_the_ema_of_an_adapter_is_that_of_the_model(data_folder: Path, put_run: PutRun) -> None:
+    put_run("base")
     for out, more in (("mean", {"ema": 0.9}), ("best", {"ema": 0.9, "patience": 1, "eval_every": 1})):
         settings = table(data_folder, out=out, lora={"rank": 2}, lr=0.5, **more)
         settings["model"] = {"from": str(data_folder / "base" / "model")}
@@ -368,8 +374,8 @@ def test_the_ema_of_an_adapter_is_that_of_the_model(data_folder: Path) -> None:
         train(Run.from_dict(table(data_folder, out="none", lora={"rank": 2})))
 
 
-def test_a_new_head_saves_no_adapter(data_folder: Path) -> None:
-    train(Run.from_dict(table(data_folder, "encoder", out="base")))
+def test_a_new_head_saves_no_adapter(data_folder: Path, put_run: PutRun) -> None:
+    put_run("base", "encoder")
     settings = table(data_folder, "encoder", lora={"rank": 2})
     settings["model"] = {"from": str(data_folder / "base" / "model")}
     settings["data"] |= {"path": str(data_folder / "labels.tsv"), "kind": "labelled"}
@@ -384,8 +390,8 @@ def test_a_new_head_saves_no_adapter(data_folder: Path) -> None:
     assert changed == {name for name in base.state_dict() if ".query.weight" in name or ".value.weight" in name}
 
 
-def test_frozen_modules_are_unchanged(data_folder: Path) -> None:
-    train(Run.from_dict(table(data_folder, out="base", steps=1)))
+def test_frozen_modules_are_unchanged(data_folder: Path, put_run: PutRun) -> None:
+    put_run("base", steps=1)
     settings = table(data_folder, freeze=["token_embedding", "stack.blocks.*.attention"])
     settings["model"] = {"from": str(data_folder / "base" / "model")}
     train(Run.from_dict(settings))
@@ -397,20 +403,22 @@ def test_frozen_modules_are_unchanged(data_folder: Path) -> None:
         train(Run.from_dict(settings))
 
 
-def test_activation_checkpointing_trains_the_same(data_folder: Path) -> None:
-    train(Run.from_dict(table(data_folder, out="whole")))
+def test_activation_checkpointing_trains_the_same(data_folder: Path, put_run: PutRun) -> None:
+    put_run()
     train(Run.from_dict(table(data_folder, activation_checkpointing=True)))
     assert_same(data_folder, "whole", "run")
 
 
-def test_a_compile_error_falls_back_to_eager(data_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_compile_error_falls_back_to_eager(
+    data_folder: Path, put_run: PutRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from torch._dynamo.exc import BackendCompilerFailed
 
     class Broken(nn.Module):
         def forward(self, *_: object, **__: object) -> torch.Tensor:
             raise BackendCompilerFailed(torch.compile, RuntimeError("no such instruction"), None)
 
-    train(Run.from_dict(table(data_folder, out="whole")))
+    put_run()
     monkeypatch.setattr(torch, "compile", lambda model: Broken())
     monkeypatch.setattr("glasshouse.device.compile_obstacle", lambda device: None)
     reporter = RecordingReporter()
@@ -419,8 +427,10 @@ def test_a_compile_error_falls_back_to_eager(data_folder: Path, monkeypatch: pyt
     assert losses(data_folder) == losses(data_folder, "whole")
 
 
-def test_labels_get_a_classifier_and_a_new_tokenizer_keeps_known_embeddings(data_folder: Path) -> None:
-    train(Run.from_dict(table(data_folder, "encoder", out="base")))
+def test_labels_get_a_classifier_and_a_new_tokenizer_keeps_known_embeddings(
+    data_folder: Path, put_run: PutRun
+) -> None:
+    put_run("base", "encoder")
     settings = table(data_folder, "encoder")
     settings["model"] = {"from": str(data_folder / "base" / "model")}
     settings["data"] |= {"path": str(data_folder / "labels.tsv"), "kind": "labelled", "seq_len": 24}
@@ -437,8 +447,8 @@ def test_labels_get_a_classifier_and_a_new_tokenizer_keeps_known_embeddings(data
     assert train(Run.from_dict(settings)).model.spec.vocab_size == 280
 
 
-def test_a_model_without_a_tokenizer_never_gets_a_new_one(data_folder: Path) -> None:
-    train(Run.from_dict(table(data_folder, out="base", steps=1)))
+def test_a_model_without_a_tokenizer_never_gets_a_new_one(data_folder: Path, put_run: PutRun) -> None:
+    put_run("base", steps=1)
     shutil.copytree(data_folder / "base" / "model", data_folder / "bare")
     for name in ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja"):
         (data_folder / "bare" / name).unlink()

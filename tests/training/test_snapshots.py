@@ -5,13 +5,13 @@ from __future__ import annotations
 import errno
 import os
 import random
-import subprocess
-import sys
 import time
 from itertools import combinations, pairwise
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+import processes
 import pytest
 import torch
 from hypothesis import given
@@ -149,32 +149,22 @@ def assert_intact(data_folder: Path) -> None:
         assert (snapshots / step_folder_name(step) / "config.json").read_text() == str(step)
 
 
-WRITER = """
-import sys
-from pathlib import Path
-sys.path.insert(0, sys.argv[2])
-from test_snapshots import save
-from glasshouse.training.checkpoint import Checkpoints
-
-checkpoints = Checkpoints(Path(sys.argv[1]) / "checkpoints", 1, 3)
-for step in range(1, 100_000):
-    save(checkpoints, step)
-    print(step, flush=True)
-"""
+def save_endlessly(data_folder: Path, connection: Connection) -> None:
+    checkpoints = Checkpoints(data_folder / "checkpoints", 1, 3)
+    for step in range(1, 100_000):
+        save(checkpoints, step)
+        connection.send(step)
 
 
 def test_killed_while_moving(tmp_path: Path) -> None:
     source = random.Random(0)
     for number in range(2):
         data_folder = tmp_path / str(number)
-        command = [sys.executable, "-c", WRITER, str(data_folder), str(Path(__file__).parent)]
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-        assert process.stdout is not None
-        assert process.stdout.readline() == "1\n"
-        time.sleep(source.uniform(0, 0.2))
-        process.kill()
-        reported = [1, *(int(line) for line in process.stdout)]
-        process.wait()
+        with processes.started(save_endlessly, data_folder) as (process, connection):
+            assert connection.recv() == 1
+            time.sleep(source.uniform(0, 0.2))
+            process.kill()
+            reported = [1, *processes.received(connection)]
         checkpoints = Checkpoints(data_folder / "checkpoints", 1, 3)
         found = checkpoints.newest()
         assert found is not None
