@@ -18,6 +18,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from examples import up_to
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -35,7 +36,7 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=40, deadline=None)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=up_to(40), deadline=None)
 @given(st.lists(st.text(min_size=1, max_size=40), min_size=1, max_size=6), st.integers(1, 30))
 def test_what_is_written_is_what_was_read(
     tmp_path_factory: pytest.TempPathFactory, tok: gh.Tokenizer, documents: list[str], shard: int
@@ -273,7 +274,7 @@ WORDS = st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=
 TAGGED = st.lists(st.tuples(WORDS, st.sampled_from(["a", "b", "é"])), min_size=1, max_size=5)
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=40, deadline=None)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=up_to(40), deadline=None)
 @given(st.lists(TAGGED, min_size=1, max_size=5), st.integers(1, 30))
 def test_tagged_words_are_encoded_one_by_one(
     tmp_path_factory: pytest.TempPathFactory, tok: gh.Tokenizer, items: list[list[tuple[str, str]]], shard: int

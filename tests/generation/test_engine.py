@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from examples import up_to
 from generation.reference import reference_generate
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
@@ -260,7 +261,7 @@ class EngineMachine(RuleBasedStateMachine):
 
 TestEngineMachine = EngineMachine.TestCase
 TestEngineMachine.settings = settings(
-    max_examples=40,
+    max_examples=up_to(40),
     stateful_step_count=25,
     deadline=None,
     suppress_health_check=list(HealthCheck),

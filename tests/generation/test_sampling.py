@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from examples import up_to
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
@@ -34,7 +35,7 @@ from glasshouse.generation.sampling_params import SamplingParams
 CPU = torch.device("cpu")
 ENDS = [2, 5]
 
-drawn = settings(max_examples=40, derandomize=True, deadline=None)
+drawn = settings(max_examples=up_to(40), derandomize=True, deadline=None)
 
 
 def sampler_of(

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from examples import up_to
 from hypothesis import HealthCheck, assume, given, settings
 from inspected_models import IDS, Model, assert_close, build_random, inputs
 from spec_strategy import VOCABULARY, specs
@@ -25,7 +26,7 @@ from glasshouse.layers import lora
 from glasshouse.models import Seq2Seq
 
 fast = settings(
-    max_examples=60, derandomize=True, deadline=None, database=None, suppress_health_check=list(HealthCheck)
+    max_examples=up_to(60), derandomize=True, deadline=None, database=None, suppress_health_check=list(HealthCheck)
 )
 
 

@@ -21,6 +21,7 @@ import numpy as np
 import pytest
 import tiktoken
 import transformers
+from examples import up_to
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -304,7 +305,7 @@ def test_long_texts_take_the_fast_way_and_get_the_same_ids() -> None:
     assert not isinstance(whole[0], np.integer)
 
 
-@settings(max_examples=50)
+@settings(max_examples=up_to(50))
 @given(st.lists(st.text(max_size=30), max_size=5))
 def test_bulk_is_encode_for_each(texts: list[str]) -> None:
     tok = trained("gpt2")

@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from examples import up_to
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load, save
@@ -279,7 +280,7 @@ def move_of(gradient: Tensor) -> Tensor:
     return -weight.detach() / max(1, rows / columns) ** 0.5
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=up_to(150), deadline=None)
 @given(matrices(), st.sampled_from([1e-4, 1.0, 1e4]))
 def test_singular_values_end_in_the_expected_range(drawn: tuple[Tensor, int], scale: float) -> None:
     """The step has singular values between 0.6818 and 1.2024, as many as the gradient has, and its vectors.
@@ -306,7 +307,7 @@ def test_singular_values_end_in_the_expected_range(drawn: tuple[Tensor, int], sc
         assert torch.linalg.matrix_norm(move - u @ v, 2) < 1 - 0.6818 + within
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=up_to(100), deadline=None)
 @given(matrices(), st.integers(1, 6))
 def test_newton_schulz_equals_the_polynomial_of_singular_values(drawn: tuple[Tensor, int], steps: int) -> None:
     matrix, _ = drawn
