@@ -266,12 +266,12 @@ def test_a_full_disk_keeps_the_settings_of_the_run(
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_saves_and_the_same_command_resumes(number: signal.Signals, place: Path, call: Call) -> None:
-    words = ["train", "tiny.toml", "train.steps=400", "--no-baselines"]
+    words = ["train", "tiny.toml", "train.steps=150", "--no-baselines"]
     process = subprocess.Popen(
         [GLASSHOUSE, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=place
     )
     assert process.stderr is not None
-    assert any(line.startswith("step 1 of 400") for line in iter(process.stderr.readline, ""))
+    assert any(line.startswith("step 1 of 150") for line in iter(process.stderr.readline, ""))
     process.send_signal(number)
     out, err = process.communicate(timeout=PATIENCE)
     assert (process.returncode, out) == (128 + number, "")
@@ -281,15 +281,15 @@ def test_a_signal_saves_and_the_same_command_resumes(number: signal.Signals, pla
     assert said
     assert "Traceback" not in err
     step = int(said[1].replace(",", ""))
-    assert 1 <= step < 400
+    assert 1 <= step < 150
     done = call(*words)
     assert done.code == 0
-    assert f"\nresuming from step {step} of 400, from " in done.err
-    assert "after 400 steps:" in done.out
+    assert f"\nresuming from step {step} of 150, from " in done.err
+    assert "after 150 steps:" in done.out
     steps = [
         json.loads(line)["step"] for line in (place / "runs" / "tiny" / "metrics.jsonl").read_text().splitlines()
     ]
-    assert steps == list(range(1, 401))
+    assert steps == list(range(1, 151))
 
 
 # At a terminal

@@ -241,10 +241,20 @@ def test_the_model_is_unchanged(kind: str, autocast_dtype: torch.dtype) -> None:
     assert (found == exact) == (autocast_dtype == torch.float32)
 
 
+PLAIN, CHECKPOINTING = {}, {"activation_checkpointing": True, "ema": 0.9}
+
+
 @pytest.mark.parametrize(
-    "choices", [{}, {"activation_checkpointing": True, "ema": 0.9}], ids=["plain", "checkpointing"]
+    ("kind", "choices"),
+    [
+        ("decoder", CHECKPOINTING),
+        ("encoder", PLAIN),
+        ("seq2seq", CHECKPOINTING),
+        pytest.param("decoder", PLAIN, marks=pytest.mark.long),
+        pytest.param("encoder", CHECKPOINTING, marks=pytest.mark.long),
+        pytest.param("seq2seq", PLAIN, marks=pytest.mark.long),
+    ],
 )
-@pytest.mark.parametrize("kind", KINDS)
 def test_training_is_the_same_with_and_without_probes(kind: str, choices: dict[str, Any], data_folder: Path) -> None:
     train(Run.from_dict(table(data_folder, kind, keep_checkpoints=100, **choices)))
     train(Run.from_dict(table(data_folder, kind, "without", probes=[], **choices)))
