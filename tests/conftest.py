@@ -27,6 +27,13 @@ def _same_kernels() -> Iterator[None]:
     torch.backends.mkldnn.set_flags(True)
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark what opens a browser as slow."""
+    for item in items:
+        if "browser" in getattr(item, "fixturenames", ()):
+            item.add_marker("slow")
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Say once, and loudly, that the page was not tested in a browser."""
     skipped = [one for one in terminalreporter.stats.get("skipped", []) if chromium.MISSING in str(one.longrepr)]

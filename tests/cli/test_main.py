@@ -127,6 +127,7 @@ def test_a_terminal_that_is_closed_takes_what_is_printed() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), near)  # so that what is held back can be let go
 
 
+@pytest.mark.slow
 def test_a_bar_is_drawn_at_a_terminal_only(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("to be or not to be " * 1000)
     words = ("tokenizer", "train", tmp_path / "a.txt", "--out", tmp_path / "tok", "--vocab-size", "270")
@@ -140,6 +141,7 @@ def test_a_bar_is_drawn_at_a_terminal_only(tmp_path: Path) -> None:
     assert "\x1b" not in done.stdout
 
 
+@pytest.mark.slow
 def test_python_dash_m_is_the_command() -> None:
     words = [sys.executable, "-m", "glasshouse"]
     done = subprocess.run([*words, "--version"], capture_output=True, text=True, check=False)

@@ -23,6 +23,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "model"
 
 
+@pytest.mark.slow
 def test_verify_writes_what_it_measured_and_load_shows_it(
     folder: Path, call: Call, capfdbinary: pytest.CaptureFixture[bytes]
 ) -> None:
@@ -108,6 +109,7 @@ def test_export_names_the_family_or_the_obstacle(folder: Path, tmp_path: Path, c
     assert not (tmp_path / "never").exists()
 
 
+@pytest.mark.slow
 def test_a_mistake_is_one_sentence_and_exit_code_one(tmp_path: Path) -> None:
     done = run("verify", tmp_path / "absent" / "model")
     assert (done.returncode, done.stdout) == (1, "")

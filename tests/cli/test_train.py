@@ -264,6 +264,7 @@ def test_a_full_disk_keeps_the_settings_of_the_run(
 # Stopped
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_saves_and_the_same_command_resumes(number: signal.Signals, place: Path, call: Call) -> None:
     words = ["train", "tiny.toml", "train.steps=150", "--no-baselines"]
@@ -295,6 +296,7 @@ def test_a_signal_saves_and_the_same_command_resumes(number: signal.Signals, pla
 # At a terminal
 
 
+@pytest.mark.slow
 def test_a_run_at_a_terminal_leaves_it_clean(place: Path) -> None:
     drawn = at_terminal("train", "tiny.toml", "train.eval_every=4", COLUMNS="120", NO_COLOR="1")
     lines = re.findall(r"\x1b\[2K([^\r\n\x1b]+)", drawn)

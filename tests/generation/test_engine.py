@@ -269,6 +269,7 @@ TestEngineMachine.settings = settings(
 )
 
 
+@pytest.mark.slow
 def test_a_thousand_requests_leak_no_slots_or_tensors() -> None:
     model, rng = MODELS["llama"], random.Random(0)
     engine = gh.Engine(model, slots=16, max_len=MAX_LEN, prefill_chunk=32)

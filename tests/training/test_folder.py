@@ -23,6 +23,8 @@ from glasshouse.errors import InputError, StoreError
 from glasshouse.training import Run, train
 from glasshouse.training.folder import lock_folder
 
+pytestmark = pytest.mark.slow
+
 # Forks a process for each round, so that torch is imported once. A round is [[settings, delay, event, how], ...]: its
 # processes start together, each after its delay. One that leaves early is waited for by the other at its first step.
 # Where an event is given, the process dies at, or its disk is full from, that write to its folder on; with an alarm

@@ -27,6 +27,8 @@ from glasshouse.training import step as training_step
 from glasshouse.training.nonfinite import locate_nonfinite
 from glasshouse.training.progress import SilentReporter
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize(
     ("kind", "workers"),

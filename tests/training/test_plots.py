@@ -21,6 +21,8 @@ from hypothesis import strategies as st
 from glasshouse.training.journal import Journal
 from glasshouse.training.plots import _downsampled, _smoothed, draw
 
+pytestmark = pytest.mark.slow
+
 SVG = "{http://www.w3.org/2000/svg}"
 
 

@@ -30,6 +30,8 @@ from glasshouse.training import step as training_step
 from glasshouse.training.loop import Result
 from glasshouse.training.probes import Probes, first_texts
 
+pytestmark = pytest.mark.slow
+
 NAMES = {
     "decoder": ["entropy", "induction", "previous_token", "resid_norms", "logit_lens"],
     "encoder": ["entropy", "resid_norms", "logit_lens"],

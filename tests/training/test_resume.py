@@ -40,6 +40,8 @@ from glasshouse.training.state import (
 )
 from glasshouse.training.step import TrainStep
 
+pytestmark = pytest.mark.slow
+
 PLAIN = AdamW(lr=1e-2)
 KINDS = ("tiny-decoder", "tiny-encoder", "tiny-seq2seq")
 

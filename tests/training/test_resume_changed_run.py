@@ -21,6 +21,8 @@ from glasshouse.training import Run, StoppedError, loop, train
 from glasshouse.training.checkpoint import read
 from glasshouse.training.schedule import WSD, Constant, Cosine, InverseSqrt, Linear, Schedule
 
+pytestmark = pytest.mark.slow
+
 
 def bare(data_folder: Path, out: str = "run", **choices: Any) -> dict[str, Any]:  # noqa: ANN401
     """A run that writes no more than it must."""

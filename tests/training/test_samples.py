@@ -20,6 +20,8 @@ from glasshouse.training import Run, samples, train
 from glasshouse.training.loop import Result
 from glasshouse.training.samples import MaskedPrompts, SourcePrompts, TextPrompts, make_prompts
 
+pytestmark = pytest.mark.slow
+
 LENGTH = 16  # of a sequence in `table`
 
 

@@ -27,6 +27,8 @@ from glasshouse.training.checkpoint import STATE, TENSORS, Checkpoints
 from glasshouse.training.snapshots import Snapshots, steps_to_drop
 from glasshouse.training.state import CheckpointData
 
+pytestmark = pytest.mark.slow
+
 
 def many(data_folder: Path, out: str = "run", **choices: Any) -> dict[str, Any]:  # noqa: ANN401
     """A run of 12 checkpoints, of which one is kept."""
