@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import glasshouse as gh
-from cli.runner import GLASSHOUSE, Call, Done, at_terminal
+from cli.runner import GLASSHOUSE, Call, Done, command_at_terminal
 
 PATIENCE = 120  # seconds after which a process that says nothing has failed
 SAYING = "to be or not to be, that is the question whether it is nobler. "
@@ -298,7 +298,7 @@ def test_a_signal_saves_and_the_same_command_resumes(number: signal.Signals, pla
 
 @pytest.mark.slow
 def test_a_run_at_a_terminal_leaves_it_clean(place: Path) -> None:
-    drawn = at_terminal("train", "tiny.toml", "train.eval_every=4", COLUMNS="120", NO_COLOR="1")
+    drawn = command_at_terminal("train", "tiny.toml", "train.eval_every=4", COLUMNS="120", NO_COLOR="1")
     lines = re.findall(r"\x1b\[2K([^\r\n\x1b]+)", drawn)
     assert "folder   runs/tiny" in lines
     assert any(line.startswith("step 4: validation ") for line in lines)
