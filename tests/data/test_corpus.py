@@ -166,6 +166,7 @@ print(gh.data.prepare(source, tok, folder).n_tokens)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="only Linux says how much memory is taken")
 @pytest.mark.parametrize(
     ("size", "room", "longest"),
@@ -427,6 +428,7 @@ def failing_after(calls: int, original: Callable[..., None]) -> Callable[..., No
     return fail
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["text", "pairs", "labelled", "tagged", "chat"])
 def test_stopped_anywhere_it_resumes_to_the_same_files(
     tmp_path: Path, tok: gh.Tokenizer, monkeypatch: pytest.MonkeyPatch, kind: str
@@ -465,6 +467,7 @@ def test_stopped_anywhere_it_resumes_to_the_same_files(
             assert contents(tmp_path / f"{victim}{stop}") == expected
 
 
+@pytest.mark.slow
 def test_killed_it_resumes_to_the_same_files(tmp_path: Path, tok: gh.Tokenizer) -> None:
     tok.save(tmp_path / "tok")
     for number in range(4):
@@ -715,8 +718,10 @@ def test_a_place_where_nothing_can_be_written_is_named(tmp_path: Path, tok: gh.T
             gh.data.prepare(tmp_path / "a.txt", tok, place)
 
 
-def test_a_line_of_fifty_megabytes(tmp_path: Path, tok: gh.Tokenizer) -> None:
-    line = "words " * 8_400_000
+@pytest.mark.slow
+@pytest.mark.parametrize("count", [2_000_000, pytest.param(8_400_000, marks=pytest.mark.long)])
+def test_a_line_of_many_megabytes(tmp_path: Path, tok: gh.Tokenizer, count: int) -> None:
+    line = "words " * count
     (tmp_path / "a.jsonl").write_text(json.dumps({"text": line}) + "\n")
     corpus = gh.data.prepare(tmp_path / "a.jsonl", tok, tmp_path / "corpus")
     assert len(corpus) == 1

@@ -372,6 +372,7 @@ def test_no_text_after_a_stop_string() -> None:
 # Cost.
 
 
+@pytest.mark.slow
 @kinds
 def test_cost_is_linear_in_the_tokens(make: Callable[[], Tokenizer], monkeypatch: pytest.MonkeyPatch) -> None:
     tokenizer, draw, decoded = make(), random.Random(0), 0

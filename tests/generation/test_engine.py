@@ -81,7 +81,10 @@ def random_options(seed: int) -> SamplingParams:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize(("slots", "chunk"), [(1, 48), (3, 5), (9, 16)])
+@pytest.mark.parametrize(
+    ("slots", "chunk"),
+    [pytest.param(1, 48, marks=pytest.mark.slow), (3, 5), pytest.param(9, 16, marks=pytest.mark.slow)],
+)
 def test_batched_chunked_prefill_equals_uncached_reference(kind: str, slots: int, chunk: int) -> None:
     model, prompts = MODELS[kind], ragged(1, 9)
     engine = gh.Engine(model, slots=slots, max_len=MAX_LEN, prefill_chunk=chunk)
@@ -98,6 +101,7 @@ def speculators(kind: str) -> Iterator[Speculator]:
         yield DraftModel(MODELS[kind], n_draft_tokens=4)  # one that is always right
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_speculative_greedy_equals_plain_greedy(kind: str) -> None:
     model, prompts = MODELS[kind], ragged(2, 7)
@@ -132,6 +136,7 @@ def test_prompt_lookup_gives_the_tokens_of_plain_sampling() -> None:
     ]
 
 
+@pytest.mark.slow
 def test_speculative_sampling_follows_the_model_distribution() -> None:
     """Chi-square of the first two tokens, sampled with a draft model, against the model's probabilities."""
     model, draft = MODELS["gpt2"], MODELS["alibi"]
@@ -164,6 +169,7 @@ def test_speculative_sampling_follows_the_model_distribution() -> None:
     assert statistic < 37.7  # the 0.999 quantile of chi-square with 15 degrees of freedom
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["gpt2", "windows", "relative", "encoder-decoder"])
 def test_beam_search_and_sampling_in_one_batch(kind: str) -> None:
     model, prompts = MODELS[kind], ragged(3, 6)

@@ -486,6 +486,7 @@ def assert_proportion(flags: Tensor, share: float) -> None:
     assert abs(flags.double().mean().item() - share) < 4.42 * math.sqrt(share * (1 - share) / len(flags))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", OPTION_SETS)
 @pytest.mark.parametrize("k", [pytest.param(1, marks=pytest.mark.long), 2])
 def test_certain_drafts_do_not_change_the_distribution(name: str, k: int) -> None:
@@ -501,6 +502,7 @@ def test_certain_drafts_do_not_change_the_distribution(name: str, k: int) -> Non
     assert_pairs_follow(options, sampler, tokens, kept)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", OPTION_SETS)
 @pytest.mark.parametrize("k", [pytest.param(1, marks=pytest.mark.long), 2])
 @pytest.mark.parametrize(

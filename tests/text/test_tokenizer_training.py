@@ -84,6 +84,7 @@ def check_tiktoken(pattern: str, size: int) -> None:
     assert [number for row in slow for number in row] == ids[: ends[2]].tolist()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pattern", pretokenizer.PATTERNS)
 def test_ids_are_those_of_tiktoken(pattern: str) -> None:
     check_tiktoken(pattern, 1_000_000)
@@ -111,6 +112,7 @@ def test_transformers_reads_what_is_saved(pattern: str, tmp_path: Path) -> None:
     assert again.chat_template == tok.chat_template
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pattern", pretokenizer.PATTERNS)
 def test_every_code_point_comes_back(pattern: str) -> None:
     tok = trained(pattern)
