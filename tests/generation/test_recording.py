@@ -399,6 +399,7 @@ EDITS: dict[str, Callable[[str], dict[str, Any]]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("edits", EDITS)
 @pytest.mark.parametrize("kind", ["grouped", "windows", "soft-cap", "encoder-decoder"])
 def test_edits_apply_in_generation_as_in_plain_forward_passes(kind: str, edits: str) -> None:

@@ -382,6 +382,7 @@ def test_a_single_text_is_no_list_of_texts() -> None:
         gh.Tokenizer.train(texts="to be or not to be")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
 def test_a_forked_child_does_not_wait_for_threads_it_has_not() -> None:
     program = textwrap.dedent("""
