@@ -5,7 +5,11 @@ BIN := $(VENV)/bin
 # Tests flush thousands of small files: where there is memory enough (8 GB), they do not wait for a disk.
 TMP := $(shell [ "$$(df -Pk /dev/shm 2>/dev/null | awk 'NR==2 {print $$4}')" -gt 8000000 ] 2>/dev/null && echo TMPDIR=/dev/shm)
 
-.PHONY: help setup demo pictures test browser lint types models text generation training inspection page gpu wheel bench bench-generate bench-inspection bench-page bench-text bench-load bench-loop learning claims clean
+# Each of two workers begins with its half of the tests, so that what a file's tests share is made once, and takes tests
+# from the other when it is done.
+PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal
+
+.PHONY: help setup demo pictures test quick examples browser lint types models text generation training inspection page gpu wheel bench bench-generate bench-inspection bench-page bench-text bench-load bench-loop learning claims clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -29,7 +33,13 @@ pictures: demo browser  ## take the screenshots of docs/look.md of what make dem
 	$(BIN)/python docs/pictures.py --chromium $$($(BIN)/python tests/chromium.py)
 
 test: lint types browser  ## everything a change must pass; REQUIRE_BROWSER=1 makes a missing browser an error
-	$(TMP) $(BIN)/python -m pytest -n 2 -m 'not long'
+	$(TMP) $(PYTEST) -m 'not long'
+
+quick: lint  ## ruff, and tests of every package without browser, training runs and killed processes (three minutes)
+	$(TMP) EXAMPLES=few $(PYTEST) -m 'not long and not slow' tests
+
+examples: $(VENV)/.ready  ## every example that hypothesis draws, of which make test draws a quarter (fifteen minutes)
+	$(TMP) EXAMPLES=all $(PYTEST) -m 'not long' --ignore=tests/page --ignore=tests/cli --ignore=tests/hub tests
 
 browser: $(VENV)/.ready  ## find Chromium for the page's tests, or install it where that is possible
 	$(BIN)/python tests/chromium.py --get
@@ -42,10 +52,10 @@ types: $(VENV)/.ready  ## mypy, strict, on the package
 	$(BIN)/mypy
 
 models: $(VENV)/.ready  ## 500 drawn specs; compiled = eager over specs that cover every pair of choices (about ten minutes)
-	$(BIN)/python -m pytest -n 2 -m long tests/models
+	$(PYTEST) -m long tests/models
 
 text: $(VENV)/.ready  ## every code point, 100,000 random byte strings, 10 MB against tiktoken, 300 MB of one letter (three minutes)
-	$(BIN)/python -m pytest -n 2 -m long tests/text tests/data
+	$(PYTEST) -m long tests/text tests/data
 
 gpu: $(VENV)/.ready  ## tests that need a CUDA device
 	$(BIN)/python -m pytest -o addopts= tests/gpu
@@ -59,10 +69,10 @@ wheel: $(VENV)/.ready  ## build the wheel, install it in an empty environment an
 	cd build/empty && bin/python -m doctest ../../README.md && echo 'README.md holds in an empty environment'
 
 generation: $(VENV)/.ready  ## generation against transformers, 200 prompts for each family (half an hour)
-	$(BIN)/python -m pytest -n 2 -m long tests/generation
+	$(PYTEST) -m long tests/generation
 
 training: $(VENV)/.ready  ## processes killed at random while they prepare and save, two in one folder fifty times (ten minutes)
-	$(TMP) $(BIN)/python -m pytest -n 2 -m long tests/training
+	$(TMP) $(PYTEST) -m long tests/training
 
 bench: $(VENV)/.ready  ## one training step against other implementations (about ten minutes; wants an idle machine)
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[bench]'
@@ -84,7 +94,7 @@ bench-load: $(VENV)/.ready  ## loading a model of 500 MB against transformers (t
 	$(BIN)/python benchmarks/model_loading.py
 
 page: browser  ## every view at more sizes and in dark mode; screenshots in build/screens (three minutes)
-	$(BIN)/python -m pytest -n 2 -m long tests/page
+	$(PYTEST) -m long tests/page
 
 inspection: $(VENV)/.ready  ## activations against TransformerLens, site by site (a minute)
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[lens]'

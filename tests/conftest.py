@@ -5,11 +5,12 @@ from collections.abc import Iterator
 import chromium
 import pytest
 import torch
+from examples import up_to
 from hypothesis import settings
 
 # A shared machine may stop for a second at any moment: no example is wrong for being slow.
-settings.register_profile("no deadline", deadline=None)
-settings.load_profile("no deadline")
+settings.register_profile("tests", deadline=None, max_examples=up_to(100))
+settings.load_profile("tests")
 
 # Tensors here are tiny: a second thread only waits for the first.
 torch.set_num_threads(1)
@@ -24,6 +25,13 @@ def _same_kernels() -> Iterator[None]:
     """
     yield
     torch.backends.mkldnn.set_flags(True)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark what opens a browser as slow."""
+    for item in items:
+        if "browser" in getattr(item, "fixturenames", ()):
+            item.add_marker("slow")
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
+import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Literal
 
 import numpy
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from glasshouse import ConfigError, config
@@ -111,10 +111,28 @@ def test_read_files(tmp_path: Path) -> None:
     assert config.read(tmp_path / "good.toml") == {"a": {"b": 1.5, "c": ["ü"]}}
 
 
-@given(st.text())
+@given(st.text() | st.builds("{}={}".format, st.text("abc. "), st.text("a1.,\"'[]{}=\n# -")))
+@example("a.b = 1")
+@example("a.b=[1, {c = 'x=y'}]")
+@example("a =nan")
+@example("a=1 2")
 def test_any_text_is_a_setting_or_an_error(text: str) -> None:
-    with contextlib.suppress(ConfigError):
-        config.override({}, [text])
+    key, equals, value = text.partition("=")
+    names = key.strip().split(".")
+    if not equals or "" in names:
+        with pytest.raises(ConfigError, match="write it as key=value"):
+            config.override({}, [text])
+        return
+    found: object = config.override({}, [text])
+    for name in names:
+        assert isinstance(found, dict)
+        assert list(found) == [name]
+        found = found[name]
+    try:
+        expected = tomllib.loads(f"value = {value.strip()}")["value"]
+    except tomllib.TOMLDecodeError:
+        expected = value.strip()
+    assert repr(found) == repr(expected)  # NaN is not equal to itself
 
 
 @dataclass(frozen=True)

@@ -125,6 +125,7 @@ def write_forever(folder: Path) -> None:
         store.write(folder, {"a": torch.full((1000,), float(step))}, {"step": step})
 
 
+@pytest.mark.slow
 def test_writer_killed_at_any_time_leaves_a_complete_folder(tmp_path: Path) -> None:
     """Each time tensors and metadata of the same write are read."""
     folder, rng = tmp_path / "saved", random.Random(0)

@@ -418,6 +418,7 @@ def test_only_a_window_of_endless_lines_is_read(house: House) -> None:
         assert given.read - number < 2 * by_line.WINDOW
 
 
+@pytest.mark.slow
 def test_lines_through_real_pipes(house: House, start: Start) -> None:
     """A line is answered before the next is written, and a bar on stderr takes nothing away from stdout."""
     given = ragged()
@@ -458,6 +459,7 @@ def read_all(descriptor: int) -> str:
 # The ends that others make
 
 
+@pytest.mark.slow
 def test_ctrl_c_leaves_what_was_written_and_no_traceback(house: House, start: Start) -> None:
     process = start(house["decoder"], PROMPT, "--max-new-tokens", "3900", "--min-new-tokens", "3900")
     assert select.select([process.stdout], [], [], PATIENCE)[0], "nothing was written"
@@ -645,6 +647,7 @@ class Terminal:
         os.write(self.ours, text.encode())
 
 
+@pytest.mark.slow
 def test_a_conversation_at_a_terminal(house: House, start: Start) -> None:
     there = Terminal(start, house["decoder"], "--chat", "--max-new-tokens", "2000", "--min-new-tokens", "2000")
     there.until("> ")

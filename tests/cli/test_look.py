@@ -24,6 +24,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place
 
 
+@pytest.mark.slow
 def test_the_address_is_the_last_line_and_answers_until_ctrl_c(folder: Path) -> None:
     words = [GLASSHOUSE, "look", str(folder), "--no-browser", "--text", "to be"]
     started = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import glasshouse as gh
-from cli.runner import Call, at_terminal, run
+from cli.runner import Call, command_at_terminal, run
 from glasshouse.cli import screen
 from glasshouse.escaping import show_whitespace
 
@@ -127,10 +127,11 @@ def test_a_terminal_that_is_closed_takes_what_is_printed() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), near)  # so that what is held back can be let go
 
 
+@pytest.mark.slow
 def test_a_bar_is_drawn_at_a_terminal_only(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("to be or not to be " * 1000)
     words = ("tokenizer", "train", tmp_path / "a.txt", "--out", tmp_path / "tok", "--vocab-size", "270")
-    drawn = at_terminal(*words)
+    drawn = command_at_terminal(*words)
     assert "reading" in drawn
     assert "100%" in drawn
     assert "19.0 kB of 19.0 kB" in drawn
@@ -140,6 +141,7 @@ def test_a_bar_is_drawn_at_a_terminal_only(tmp_path: Path) -> None:
     assert "\x1b" not in done.stdout
 
 
+@pytest.mark.slow
 def test_python_dash_m_is_the_command() -> None:
     words = [sys.executable, "-m", "glasshouse"]
     done = subprocess.run([*words, "--version"], capture_output=True, text=True, check=False)

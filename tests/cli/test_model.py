@@ -12,7 +12,7 @@ import transformers as hf
 from safetensors.torch import load_file, save_file
 
 import glasshouse as gh
-from cli.runner import run
+from cli.runner import Call, run
 
 SIZE = {"vocab_size": 61, "d_model": 16, "n_layers": 2, "n_heads": 2, "max_len": 16}
 
@@ -23,17 +23,20 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "model"
 
 
-def test_verify_writes_what_it_measured_and_load_shows_it(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    done = run("verify", folder)
-    assert done.returncode == 0, done.stderr
-    shown = dict(re.findall(r"^(cached|batched|padded|round trip|transformers) +([0-9.e+-]+)", done.stdout, re.M))
+@pytest.mark.slow
+def test_verify_writes_what_it_measured_and_load_shows_it(
+    folder: Path, call: Call, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    done = call("verify", folder)
+    assert done.code == 0, done.err
+    shown = dict(re.findall(r"^(cached|batched|padded|round trip|transformers) +([0-9.e+-]+)", done.out, re.M))
     assert len(shown) == 5
     table = json.loads((folder / "verified.json").read_text())
     assert {name: f"{value:.1e}" for name, value in table["differences"].items()} == shown
     assert table["differences"]["round trip"] == 0
     assert all(value <= table["limits"][name] for name, value in table["differences"].items())
     gh.load(folder)
-    assert f"verified {table['date']}" in capsys.readouterr().err
+    assert f"verified {table['date']}" in capfdbinary.readouterr().err.decode()
 
 
 @pytest.mark.parametrize(
@@ -84,28 +87,29 @@ def test_verify_knows_every_architecture_it_reads(tmp_path: Path) -> None:
         assert all(check.passed for check in gh.evaluation.verify(tmp_path / kind.__name__))
 
 
-def test_export_keeps_the_stored_type_and_ignores_on_request(folder: Path, tmp_path: Path) -> None:
+def test_export_keeps_the_stored_type_and_ignores_on_request(folder: Path, tmp_path: Path, call: Call) -> None:
     gh.save(gh.load(folder)[0].bfloat16(), None, folder)
     path = folder / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"colour": "green"}))
-    assert "colour" in run("export", folder, tmp_path / "out").stderr
-    assert run("export", folder, tmp_path / "out", "--ignore", "colour").returncode == 0
+    assert "colour" in call("export", folder, tmp_path / "out").err
+    assert call("export", folder, tmp_path / "out", "--ignore", "colour").code == 0
     assert {tensor.dtype for tensor in load_file(tmp_path / "out" / "model.safetensors").values()} == {torch.bfloat16}
 
 
-def test_export_names_the_family_or_the_obstacle(folder: Path, tmp_path: Path) -> None:
-    done = run("export", folder, tmp_path / "out")
-    assert done.returncode == 0, done.stderr
-    assert "of type gpt2, without a tokenizer" in done.stdout
+def test_export_names_the_family_or_the_obstacle(folder: Path, tmp_path: Path, call: Call) -> None:
+    done = call("export", folder, tmp_path / "out")
+    assert done.code == 0, done.err
+    assert "of type gpt2, without a tokenizer" in done.out
     assert (tmp_path / "out" / "config.json").exists()
     gh.save(gh.build(gh.preset("gpt2", **SIZE, position="alibi")), None, tmp_path / "alibi")
-    done = run("export", tmp_path / "alibi", tmp_path / "never")
-    assert done.returncode == 1
-    assert done.stderr.startswith("error: no transformers family can express this model")
-    assert "position" in done.stderr
+    done = call("export", tmp_path / "alibi", tmp_path / "never")
+    assert done.code == 1
+    assert done.err.startswith("error: no transformers family can express this model")
+    assert "position" in done.err
     assert not (tmp_path / "never").exists()
 
 
+@pytest.mark.slow
 def test_a_mistake_is_one_sentence_and_exit_code_one(tmp_path: Path) -> None:
     done = run("verify", tmp_path / "absent" / "model")
     assert (done.returncode, done.stdout) == (1, "")

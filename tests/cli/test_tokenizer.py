@@ -101,6 +101,7 @@ def test_encode_prints_the_ids_of_the_library(call: Call, tmp_path: Path) -> Non
     assert call("tokenizer", "decode", folder, stdin=b"").out == ""
 
 
+@pytest.mark.slow
 def test_decode_undoes_encode_on_any_bytes_through_real_pipes(call: Call, tmp_path: Path) -> None:
     folder = train(call, tmp_path, HUGS, 266)
     data = random.Random(0).randbytes(5000) + b"\r\n<|endoftext|> hug\x00\n\xf0\x9f"
@@ -116,6 +117,7 @@ def test_decode_undoes_encode_on_any_bytes_through_real_pipes(call: Call, tmp_pa
     assert (first.returncode, second.returncode) == (0, 0)
 
 
+@pytest.mark.slow
 def test_encode_shows_tokens_on_a_terminal(call: Call, tmp_path: Path) -> None:
     folder = train(call, tmp_path, HUGS, 266)
     text = "hugs [red]\x1b[2J\nhug"

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import glasshouse as gh
-from cli.runner import GLASSHOUSE, Call, Done, at_terminal
+from cli.runner import GLASSHOUSE, Call, Done, command_at_terminal
 
 PATIENCE = 120  # seconds after which a process that says nothing has failed
 SAYING = "to be or not to be, that is the question whether it is nobler. "
@@ -264,14 +264,15 @@ def test_a_full_disk_keeps_the_settings_of_the_run(
 # Stopped
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_saves_and_the_same_command_resumes(number: signal.Signals, place: Path, call: Call) -> None:
-    words = ["train", "tiny.toml", "train.steps=400", "--no-baselines"]
+    words = ["train", "tiny.toml", "train.steps=150", "--no-baselines"]
     process = subprocess.Popen(
         [GLASSHOUSE, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=place
     )
     assert process.stderr is not None
-    assert any(line.startswith("step 1 of 400") for line in iter(process.stderr.readline, ""))
+    assert any(line.startswith("step 1 of 150") for line in iter(process.stderr.readline, ""))
     process.send_signal(number)
     out, err = process.communicate(timeout=PATIENCE)
     assert (process.returncode, out) == (128 + number, "")
@@ -281,22 +282,23 @@ def test_a_signal_saves_and_the_same_command_resumes(number: signal.Signals, pla
     assert said
     assert "Traceback" not in err
     step = int(said[1].replace(",", ""))
-    assert 1 <= step < 400
+    assert 1 <= step < 150
     done = call(*words)
     assert done.code == 0
-    assert f"\nresuming from step {step} of 400, from " in done.err
-    assert "after 400 steps:" in done.out
+    assert f"\nresuming from step {step} of 150, from " in done.err
+    assert "after 150 steps:" in done.out
     steps = [
         json.loads(line)["step"] for line in (place / "runs" / "tiny" / "metrics.jsonl").read_text().splitlines()
     ]
-    assert steps == list(range(1, 401))
+    assert steps == list(range(1, 151))
 
 
 # At a terminal
 
 
+@pytest.mark.slow
 def test_a_run_at_a_terminal_leaves_it_clean(place: Path) -> None:
-    drawn = at_terminal("train", "tiny.toml", "train.eval_every=4", COLUMNS="120", NO_COLOR="1")
+    drawn = command_at_terminal("train", "tiny.toml", "train.eval_every=4", COLUMNS="120", NO_COLOR="1")
     lines = re.findall(r"\x1b\[2K([^\r\n\x1b]+)", drawn)
     assert "folder   runs/tiny" in lines
     assert any(line.startswith("step 4: validation ") for line in lines)

@@ -18,6 +18,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from examples import up_to
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -35,7 +36,7 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=40, deadline=None)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=up_to(40), deadline=None)
 @given(st.lists(st.text(min_size=1, max_size=40), min_size=1, max_size=6), st.integers(1, 30))
 def test_what_is_written_is_what_was_read(
     tmp_path_factory: pytest.TempPathFactory, tok: gh.Tokenizer, documents: list[str], shard: int
@@ -165,6 +166,7 @@ print(gh.data.prepare(source, tok, folder).n_tokens)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="only Linux says how much memory is taken")
 @pytest.mark.parametrize(
     ("size", "room", "longest"),
@@ -273,7 +275,7 @@ WORDS = st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=
 TAGGED = st.lists(st.tuples(WORDS, st.sampled_from(["a", "b", "é"])), min_size=1, max_size=5)
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=40, deadline=None)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=up_to(40), deadline=None)
 @given(st.lists(TAGGED, min_size=1, max_size=5), st.integers(1, 30))
 def test_tagged_words_are_encoded_one_by_one(
     tmp_path_factory: pytest.TempPathFactory, tok: gh.Tokenizer, items: list[list[tuple[str, str]]], shard: int
@@ -426,6 +428,7 @@ def failing_after(calls: int, original: Callable[..., None]) -> Callable[..., No
     return fail
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["text", "pairs", "labelled", "tagged", "chat"])
 def test_stopped_anywhere_it_resumes_to_the_same_files(
     tmp_path: Path, tok: gh.Tokenizer, monkeypatch: pytest.MonkeyPatch, kind: str
@@ -464,6 +467,7 @@ def test_stopped_anywhere_it_resumes_to_the_same_files(
             assert contents(tmp_path / f"{victim}{stop}") == expected
 
 
+@pytest.mark.slow
 def test_killed_it_resumes_to_the_same_files(tmp_path: Path, tok: gh.Tokenizer) -> None:
     tok.save(tmp_path / "tok")
     for number in range(4):
@@ -714,8 +718,10 @@ def test_a_place_where_nothing_can_be_written_is_named(tmp_path: Path, tok: gh.T
             gh.data.prepare(tmp_path / "a.txt", tok, place)
 
 
-def test_a_line_of_fifty_megabytes(tmp_path: Path, tok: gh.Tokenizer) -> None:
-    line = "words " * 8_400_000
+@pytest.mark.slow
+@pytest.mark.parametrize("count", [2_000_000, pytest.param(8_400_000, marks=pytest.mark.long)])
+def test_a_line_of_many_megabytes(tmp_path: Path, tok: gh.Tokenizer, count: int) -> None:
+    line = "words " * count
     (tmp_path / "a.jsonl").write_text(json.dumps({"text": line}) + "\n")
     corpus = gh.data.prepare(tmp_path / "a.jsonl", tok, tmp_path / "corpus")
     assert len(corpus) == 1

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import tokenizers
 import torch
+from examples import up_to
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch.nn import functional as F
@@ -35,7 +36,7 @@ from glasshouse.objectives import Seq2SeqLM, TokenClassification, make_dataset
 from .conftest import ENGLISH
 
 Texts = Callable[..., gh.data.Corpus]
-several = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=30)
+several = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=up_to(30))
 
 
 @pytest.fixture

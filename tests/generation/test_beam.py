@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from examples import up_to
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
@@ -327,7 +328,7 @@ def test_no_tree_by_default() -> None:
     assert search.results()[0].node is None
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=up_to(60), deadline=None)
 @given(seed=st.integers(0, 10**6), beams=st.integers(1, 6), vocab_size=st.integers(1, 12), bias=st.floats(-2, 1))
 def test_cache_copies_keep_the_cache_consistent(seed: int, beams: int, vocab_size: int, bias: float) -> None:
     end_ids = [0]

@@ -7,6 +7,7 @@ from fractions import Fraction
 
 import pytest
 import torch
+from examples import up_to
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
@@ -14,7 +15,7 @@ from torch import Tensor
 from glasshouse.generation.counter_rng import DrawPurpose, sample_categorical, seed_state, uniforms
 
 WORD = 2**64
-drawn = settings(max_examples=100, derandomize=True, deadline=None)
+drawn = settings(max_examples=up_to(100), derandomize=True, deadline=None)
 SEEDS = st.integers(-(2**63), 2**63 - 1)
 
 # A standard normal variable leaves [-4.42, 4.42] once in 100,000. Seeds are fixed, so the tests are deterministic.

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import tokenizers
+from examples import up_to
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers.decoders import DecodeStream
@@ -102,7 +103,7 @@ KINDS = [
     words,
 ]
 kinds = pytest.mark.parametrize("make", KINDS, ids=lambda make: make.__name__)
-drawn = settings(max_examples=60, derandomize=True, deadline=None)
+drawn = settings(max_examples=up_to(60), derandomize=True, deadline=None)
 
 
 @st.composite
@@ -371,6 +372,7 @@ def test_no_text_after_a_stop_string() -> None:
 # Cost.
 
 
+@pytest.mark.slow
 @kinds
 def test_cost_is_linear_in_the_tokens(make: Callable[[], Tokenizer], monkeypatch: pytest.MonkeyPatch) -> None:
     tokenizer, draw, decoded = make(), random.Random(0), 0

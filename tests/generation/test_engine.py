@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from examples import up_to
 from generation.reference import reference_generate
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
@@ -81,7 +82,10 @@ def random_options(seed: int) -> SamplingParams:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize(("slots", "chunk"), [(1, 48), (3, 5), (9, 16)])
+@pytest.mark.parametrize(
+    ("slots", "chunk"),
+    [pytest.param(1, 48, marks=pytest.mark.slow), (3, 5), pytest.param(9, 16, marks=pytest.mark.slow)],
+)
 def test_batched_chunked_prefill_equals_uncached_reference(kind: str, slots: int, chunk: int) -> None:
     model, prompts = MODELS[kind], ragged(1, 9)
     engine = gh.Engine(model, slots=slots, max_len=MAX_LEN, prefill_chunk=chunk)
@@ -98,6 +102,7 @@ def speculators(kind: str) -> Iterator[Speculator]:
         yield DraftModel(MODELS[kind], n_draft_tokens=4)  # one that is always right
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_speculative_greedy_equals_plain_greedy(kind: str) -> None:
     model, prompts = MODELS[kind], ragged(2, 7)
@@ -132,6 +137,7 @@ def test_prompt_lookup_gives_the_tokens_of_plain_sampling() -> None:
     ]
 
 
+@pytest.mark.slow
 def test_speculative_sampling_follows_the_model_distribution() -> None:
     """Chi-square of the first two tokens, sampled with a draft model, against the model's probabilities."""
     model, draft = MODELS["gpt2"], MODELS["alibi"]
@@ -164,6 +170,7 @@ def test_speculative_sampling_follows_the_model_distribution() -> None:
     assert statistic < 37.7  # the 0.999 quantile of chi-square with 15 degrees of freedom
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["gpt2", "windows", "relative", "encoder-decoder"])
 def test_beam_search_and_sampling_in_one_batch(kind: str) -> None:
     model, prompts = MODELS[kind], ragged(3, 6)
@@ -261,7 +268,7 @@ class EngineMachine(RuleBasedStateMachine):
 
 TestEngineMachine = EngineMachine.TestCase
 TestEngineMachine.settings = settings(
-    max_examples=40,
+    max_examples=up_to(40),
     stateful_step_count=25,
     deadline=None,
     suppress_health_check=list(HealthCheck),
@@ -269,6 +276,7 @@ TestEngineMachine.settings = settings(
 )
 
 
+@pytest.mark.slow
 def test_a_thousand_requests_leak_no_slots_or_tensors() -> None:
     model, rng = MODELS["llama"], random.Random(0)
     engine = gh.Engine(model, slots=16, max_len=MAX_LEN, prefill_chunk=32)

@@ -29,6 +29,7 @@ def model() -> gh.models.Decoder:
     return gh.build(spec, dtype=torch.float64)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("temperature", [0.0, 1.5])
 def test_stream_equals_generate_in_whole_characters(model: gh.models.Decoder, temperature: float) -> None:
     for seed in range(8):

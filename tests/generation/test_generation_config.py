@@ -105,7 +105,11 @@ def sums_in_float64(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(searching, "torch", Float64Torch())
 
 
-@pytest.mark.parametrize("rule", ["bad words", "suppressed", "forced prefix", "all"])
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "rule",
+    ["forced prefix", "all", *(pytest.param(one, marks=pytest.mark.long) for one in ("bad words", "suppressed"))],
+)
 def test_token_rules_equal_transformers(case: Case, rule: str) -> None:
     first, second, third, *_ = case.common_tokens
     rules: dict[str, Any] = {}

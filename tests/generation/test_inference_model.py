@@ -97,6 +97,7 @@ def test_subclasses_of_linear_are_not_replaced(slots: int) -> None:
     ).abs().max() <= 1e-5 * expected.abs().max()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("slots", SLOTS)
 @pytest.mark.parametrize("weights", ["own", "copy", "int8"])
 def test_weights_are_copied_at_most_once(weights: Any, slots: int) -> None:  # noqa: ANN401 (a literal)

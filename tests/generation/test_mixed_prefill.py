@@ -62,6 +62,7 @@ def draw_prompts(count: int, seed: int) -> list[list[int]]:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "settings", [{}, {"n_kv_heads": 1, "position": {"kind": "rotary"}}, {"position": {"kind": "learned"}}]
 )
@@ -80,6 +81,7 @@ def test_mixed_prefill_equals_separate_prefill(settings: dict[str, object], mixe
     assert int(engine._runner.cache.lengths.max()) == 0
 
 
+@pytest.mark.slow
 def test_beam_search_and_cancellation_during_mixed_prefill(mixed_steps: list[int]) -> None:
     model = make_model()
     prompts = draw_prompts(10, seed=2)

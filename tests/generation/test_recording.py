@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import torch
+from examples import up_to
 from generation.reference import reference_generate
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -125,7 +126,11 @@ def test_every_site_equals_a_plain_forward_pass(kind: str, slots: int, chunk: in
 
 def test_every_site_of_any_spec() -> None:
     @settings(
-        max_examples=40, derandomize=True, deadline=None, database=None, suppress_health_check=list(HealthCheck)
+        max_examples=up_to(40),
+        derandomize=True,
+        deadline=None,
+        database=None,
+        suppress_health_check=list(HealthCheck),
     )
     @given(specs().filter(lambda s: not isinstance(s, spec.EncoderSpec)), st.data())
     def check_spec(s: spec.Spec, data: st.DataObject) -> None:
@@ -394,6 +399,7 @@ EDITS: dict[str, Callable[[str], dict[str, Any]]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("edits", EDITS)
 @pytest.mark.parametrize("kind", ["grouped", "windows", "soft-cap", "encoder-decoder"])
 def test_edits_apply_in_generation_as_in_plain_forward_passes(kind: str, edits: str) -> None:

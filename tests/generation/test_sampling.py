@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from examples import up_to
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
@@ -34,7 +35,7 @@ from glasshouse.generation.sampling_params import SamplingParams
 CPU = torch.device("cpu")
 ENDS = [2, 5]
 
-drawn = settings(max_examples=40, derandomize=True, deadline=None)
+drawn = settings(max_examples=up_to(40), derandomize=True, deadline=None)
 
 
 def sampler_of(
@@ -485,6 +486,7 @@ def assert_proportion(flags: Tensor, share: float) -> None:
     assert abs(flags.double().mean().item() - share) < 4.42 * math.sqrt(share * (1 - share) / len(flags))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", OPTION_SETS)
 @pytest.mark.parametrize("k", [pytest.param(1, marks=pytest.mark.long), 2])
 def test_certain_drafts_do_not_change_the_distribution(name: str, k: int) -> None:
@@ -500,6 +502,7 @@ def test_certain_drafts_do_not_change_the_distribution(name: str, k: int) -> Non
     assert_pairs_follow(options, sampler, tokens, kept)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", OPTION_SETS)
 @pytest.mark.parametrize("k", [pytest.param(1, marks=pytest.mark.long), 2])
 @pytest.mark.parametrize(

@@ -28,6 +28,8 @@ from glasshouse.generation import Completion
 from glasshouse.generation.hypothesis import Node
 from glasshouse.models import Decoder, Seq2Seq
 
+pytestmark = pytest.mark.slow
+
 Ids = tuple[int, ...]
 
 LONGEST = 24  # of the prompts

@@ -123,6 +123,7 @@ def test_cached_token_by_token(theirs: hf.PreTrainedModel, folder: Path) -> None
     assert (torch.cat(steps, 1) - expected).abs().max() <= 1e-5 * expected.abs().max()
 
 
+@pytest.mark.slow
 def test_exported_models_load_in_transformers(folder: Path, tmp_path: Path) -> None:
     ours, _ = gh.load(folder)
     hub.export(ours, None, tmp_path / "exported")
@@ -143,6 +144,7 @@ def test_exported_models_load_in_transformers(folder: Path, tmp_path: Path) -> N
     assert_equal(expected, run_ours(ours, *inputs), 1e-5, inputs[1], inputs[-1])
 
 
+@pytest.mark.slow
 def test_saved_models_come_back_bit_for_bit(folder: Path, tmp_path: Path) -> None:
     ours, _ = gh.load(folder)
     gh.save(ours, None, tmp_path / "saved")

@@ -137,6 +137,7 @@ def folder(saved: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(saved / "adapter", tmp_path / "adapter"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "targets"), OUT, ids=ident)
 def test_ours_in_peft(name: str, targets: tuple[str, ...], tmp_path: Path) -> None:
     ours, choice = adapted(name, targets, tmp_path)

@@ -47,6 +47,7 @@ def expected(sentences: list[str]) -> torch.Tensor:
         return torch.cat([theirs(**one).last_hidden_state.mean(1) for one in inputs])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("batch_size", [1, 7, 200])
 def test_vectors_equal_whatever_the_batch(sentences: list[str], expected: torch.Tensor, batch_size: int) -> None:
     model, tok = gh.load(FOLDER)

@@ -213,9 +213,12 @@ def test_unsupported_settings_are_named(name: str, key: str, value: object, tmp_
 
 def test_a_key_may_be_ignored(tmp_path: Path) -> None:
     make("llama").save_pretrained(tmp_path)
+    expected, _ = gh.load(tmp_path)
     path = tmp_path / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"colour": "green"}))
-    gh.load(tmp_path, ignore=["colour"])
+    model, _ = gh.load(tmp_path, ignore=["colour"])
+    assert model.spec == expected.spec
+    assert same_weights(model, expected)
 
 
 # Shards, types, memory --------------------------------------------------------------------------------------

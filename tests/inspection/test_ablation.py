@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 import pytest
 import torch
+from examples import up_to
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from inspected_models import IDS, assert_close, build_random, inputs, small
@@ -25,7 +26,7 @@ from glasshouse.inspection.ablation import ablation_effects
 from glasshouse.inspection.editing import mean_ablate
 from glasshouse.models import Seq2Seq
 
-many = settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+many = settings(max_examples=up_to(40), deadline=None, suppress_health_check=list(HealthCheck))
 
 
 @pytest.fixture(autouse=True)

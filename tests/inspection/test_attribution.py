@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from examples import up_to
 from hypothesis import HealthCheck, assume, given, settings
 from inspected_models import IDS, Model, assert_close, build_random, inputs
 from spec_strategy import VOCABULARY, specs
@@ -25,7 +26,7 @@ from glasshouse.layers import lora
 from glasshouse.models import Seq2Seq
 
 fast = settings(
-    max_examples=60, derandomize=True, deadline=None, database=None, suppress_health_check=list(HealthCheck)
+    max_examples=up_to(60), derandomize=True, deadline=None, database=None, suppress_health_check=list(HealthCheck)
 )
 
 
@@ -163,6 +164,7 @@ def check_sum(split: Attribution, within: float) -> None:
     assert ((parts.sum(0) - split.logit).abs() <= room).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("norm_placement", ["pre", "post", "sandwich"])
 @pytest.mark.parametrize("kind", ["decoder", "encoder", "seq2seq"])
 def test_contributions_equal_a_reference_and_sum_to_the_logit(kind: str, norm_placement: str) -> None:

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from examples import up_to
 from hypothesis import HealthCheck, given, settings
 from inspected_models import Model, assert_close, build_random, inputs
 from spec_strategy import specs
@@ -29,7 +30,7 @@ from glasshouse.inspection.editing import scale
 from glasshouse.layers import lora
 from glasshouse.models import Seq2Seq
 
-many = settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+many = settings(max_examples=up_to(40), deadline=None, suppress_health_check=list(HealthCheck))
 TENSORS = (
     "residual_distance",
     "pattern_distance",

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from examples import up_to
 from hypothesis import HealthCheck, given, settings
 from inspected_models import IDS, assert_close, build_random, inputs, small
 from spec_strategy import specs
@@ -16,7 +17,7 @@ from glasshouse import spec
 from glasshouse.inspection import add, mean_ablate, scale
 from glasshouse.layers.attend import Attend
 
-many = settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+many = settings(max_examples=up_to(40), deadline=None, suppress_health_check=list(HealthCheck))
 
 
 @many

@@ -9,6 +9,7 @@ import math
 
 import pytest
 import torch
+from examples import up_to
 from hypothesis import HealthCheck, given, settings
 from inspected_models import Model, assert_close, build_random, inputs, small
 from spec_strategy import specs
@@ -21,7 +22,7 @@ from glasshouse.inspection import attention_map, hooks, stack_input
 from glasshouse.inspection.geometry import attention_rollout, position_similarity, residual_norms
 from glasshouse.models import Seq2Seq
 
-many = settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+many = settings(max_examples=up_to(40), deadline=None, suppress_health_check=list(HealthCheck))
 ONE = torch.tensor([[5, 6, 5, 7]])
 
 

@@ -9,6 +9,7 @@ import math
 
 import pytest
 import torch
+from examples import up_to
 from hypothesis import HealthCheck, given, settings
 from inspected_models import IDS, Model, assert_close, build_random, inputs, small
 from spec_strategy import specs
@@ -22,7 +23,7 @@ from glasshouse.inspection.head_scoring import HeadScores, head_scores, repeated
 from glasshouse.layers import lora
 from glasshouse.models import Encoder, Seq2Seq
 
-many = settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+many = settings(max_examples=up_to(60), deadline=None, suppress_health_check=list(HealthCheck))
 NAMES = list(HeadScores.axes)
 MARK = 6  # ids below it are marked
 TOKENS = torch.tensor([[5, 6, 5, 7, 5]])

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from examples import up_to
 from hypothesis import HealthCheck, assume, given, settings
 from inspected_models import IDS, Model, assert_close, build_random, inputs
 from spec_strategy import VOCABULARY, specs
@@ -27,7 +28,7 @@ from glasshouse.models import Encoder, Seq2Seq
 HEADS = (spec.NextToken(bias=True), spec.MaskedToken(), spec.TokenClassification(3))  # with logits at every position
 EVERYWHERE = tuple(type(head) for head in HEADS)
 fast = settings(
-    max_examples=60, derandomize=True, deadline=None, database=None, suppress_health_check=list(HealthCheck)
+    max_examples=up_to(60), derandomize=True, deadline=None, database=None, suppress_health_check=list(HealthCheck)
 )
 
 
@@ -89,7 +90,7 @@ def test_by_hand() -> None:
 def test_each_layer_is_the_residual_stream_through_norm_and_head() -> None:
     seen_kinds = set()
 
-    @settings(fast, max_examples=150)  # enough to draw every norm placement with and without a final norm
+    @settings(fast, max_examples=up_to(150))  # enough to draw every norm placement with and without a final norm
     @given(specs())
     def holds(s: spec.Spec) -> None:
         assume(isinstance(s.head, EVERYWHERE))

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from examples import up_to
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from inspected_models import IDS, Model, assert_close, build_random, inputs, small
@@ -27,7 +28,7 @@ from glasshouse.layers.attention import merge_heads, split_heads
 from glasshouse.layers.lora import LoRA, attach, lora_layers
 from glasshouse.models import Seq2Seq
 
-many = settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+many = settings(max_examples=up_to(40), deadline=None, suppress_health_check=list(HealthCheck))
 OTHER = (IDS + torch.tensor([[0, 3, 0, 5, 0, 1], [2, 0, 0, 0, 4, 0]])) % 11
 
 

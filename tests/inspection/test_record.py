@@ -15,6 +15,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from examples import up_to
 from hypothesis import HealthCheck, given, settings
 from inspected_models import IDS, Model, assert_close, build_random, inputs, small
 from spec_strategy import specs
@@ -27,7 +28,7 @@ from glasshouse.inspection.sites import sites
 from glasshouse.layers.module_swap import HOOK_ATTRIBUTES
 from glasshouse.models.stack import Stack
 
-many = settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+many = settings(max_examples=up_to(60), deadline=None, suppress_health_check=list(HealthCheck))
 
 
 def stacks(model: Model) -> dict[str, Stack]:

@@ -6,6 +6,7 @@ import math
 
 import pytest
 import torch
+from examples import up_to
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
@@ -45,7 +46,7 @@ def cases(draw: st.DrawFn) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     return q, k, v, seen
 
 
-@settings(max_examples=150, derandomize=True, deadline=None)
+@settings(max_examples=up_to(150), derandomize=True, deadline=None)
 @given(cases(), st.booleans())
 def test_sdpa_and_explicit_equal_loops_on_random_masks(case: tuple[Tensor, ...], biased: bool) -> None:
     q, k, v, seen = case
@@ -62,7 +63,7 @@ def test_sdpa_and_explicit_equal_loops_on_random_masks(case: tuple[Tensor, ...],
         assert (sdpa - explicit).abs().max() <= 1e-12 * max(1.0, float(explicit.abs().max()))
 
 
-@settings(max_examples=60, derandomize=True, deadline=None)
+@settings(max_examples=up_to(60), derandomize=True, deadline=None)
 @given(st.integers(1, 20), st.booleans(), st.sampled_from([torch.float32, torch.float64]))
 def test_backends_agree_on_gradients_without_a_dense_mask(length: int, causal: bool, dtype: torch.dtype) -> None:
     torch.manual_seed(length)
@@ -101,7 +102,7 @@ def test_dropout_drops_whole_weights_in_training_only() -> None:
         torch.testing.assert_close(attend.eval()(q, k, v, backend), torch.full_like(weights, 1 / 200))
 
 
-@settings(max_examples=200, derandomize=True, deadline=None)
+@settings(max_examples=up_to(200), derandomize=True, deadline=None)
 @given(st.data())
 def test_masks_equal_the_definition_pair_by_pair(data: st.DataObject) -> None:
     """Any mix of causal mask, window, padding, documents and prefix, compared with the definition."""

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 import torch
+from examples import up_to
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from spec_strategy import VOCABULARY, specs
@@ -94,7 +95,7 @@ def test_rounding_by_hand() -> None:
     assert rows.scale[3:].tolist() == pytest.approx([1 / 127, 1e30 / 127])
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=up_to(50), deadline=None)
 @given(st.integers(1, 9), st.integers(1, 20), st.floats(1e-6, 1e6), st.integers(0, 99))
 def test_every_weight_is_within_half_a_step(n: int, k: int, size: float, seed: int) -> None:
     weight = torch.randn(n, k, generator=torch.Generator().manual_seed(seed)) * size
@@ -113,7 +114,7 @@ def test_matmul_by_hand(matmul: Matmul) -> None:
 
 
 @each_matmul
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=up_to(30), deadline=None)
 @given(st.integers(1, 40), st.integers(1, 12), st.integers(1, 300), st.integers(0, 999))
 def test_integers_are_exact(matmul: Matmul, n: int, m: int, k: int, seed: int) -> None:
     """Weights and activations on their grids: nothing is rounded, and the result is exact."""
@@ -158,7 +159,7 @@ def test_activations_are_rounded_to_nearest() -> None:
 
 
 @each_matmul
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=up_to(30), deadline=None)
 @given(
     st.integers(1, 70),
     st.integers(1, 20),
@@ -186,7 +187,7 @@ def test_error_bound(matmul: Matmul, n: int, m: int, k: int, size: float, outlie
 
 
 @each_matmul
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=up_to(25), deadline=None)
 @given(
     st.sampled_from([1, 5, 64, 257]),
     st.integers(2, 70),

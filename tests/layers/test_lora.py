@@ -10,6 +10,7 @@ import copy
 
 import pytest
 import torch
+from examples import up_to
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from spec_strategy import VOCABULARY, specs
@@ -77,7 +78,7 @@ def test_initial_weights_are_those_of_nn_linear_and_zero() -> None:
     assert layer.lora_b.equal(torch.zeros(3, 4))
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=up_to(60), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     specs(),
     st.sets(st.sampled_from(["query", "key", "value", "out", "up", "down", "*"]), min_size=1),

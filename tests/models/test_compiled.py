@@ -13,6 +13,8 @@ import glasshouse as gh
 from glasshouse import spec
 from glasshouse.models import Decoder, Encoder, Seq2Seq
 
+pytestmark = pytest.mark.slow
+
 CHOICES: dict[str, list[object]] = {
     "kind": ["tiny-decoder", "tiny-encoder", "tiny-seq2seq"],
     "position": [

@@ -113,6 +113,7 @@ def test_a_short_map_is_the_pattern_in_both_sizes(name: str) -> None:
             same(told, seen[head])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("preset", "kept_from"), [("tiny-decoder", 0), ("tiny-encoder", 9)])
 def test_tiles_are_max_pooled(preset: str, kept_from: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(map_tiles, "KEPT_FROM", kept_from)

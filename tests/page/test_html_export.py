@@ -174,6 +174,7 @@ def test_wrong_types_are_rejected(decoder: Trained) -> None:
         gh.look(decoder[0], TEXT)
 
 
+@pytest.mark.slow
 def test_boundary_selections_are_accepted(decoder: Trained, pair: Trained) -> None:
     length = len(decoder[1].encode(TEXT))
     for token in (-1, 0, length - 1):

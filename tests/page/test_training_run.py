@@ -31,6 +31,8 @@ from glasshouse.training import Run, list_checkpoints, train
 from glasshouse.training.folder import lock_folder
 from glasshouse.training.journal import Journal
 
+pytestmark = pytest.mark.slow
+
 SAYING = "to be or not to be, that is the question whether it is nobler. "
 KINDS = {
     "decoder": {"preset": "tiny-decoder", "n_layers": 2},

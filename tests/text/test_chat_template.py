@@ -9,6 +9,7 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
+from examples import up_to
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers.utils.chat_template_utils import render_jinja_template
@@ -506,7 +507,7 @@ CHANGES: list[tuple[str, Callable[[str], str]]] = [
 ]
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=up_to(300), deadline=None)
 @given(
     st.sets(TOKENS, min_size=1),
     CONTENTS,
@@ -537,7 +538,7 @@ def test_no_character_of_a_message_is_in_a_control_token(
         assert made[:2] == [Segment("~", False, False), Segment("<|a|>", True, False)]
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=up_to(100), deadline=None)
 @given(
     st.lists(st.lists(PIECES, max_size=5).map("".join), min_size=1, max_size=5), st.sampled_from(["chatml", "gemma"])
 )

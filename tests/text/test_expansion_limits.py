@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import tokenizers
+from examples import up_to
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
@@ -202,7 +203,7 @@ def longest(text: str) -> int:
     return len(unicodedata.normalize("NFKD", text))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=up_to(150), deadline=None)
 @given(st.lists(STEP, max_size=4), st.text("ab iİ字½ﷺé", max_size=6))
 def test_no_text_grows_by_more_than_the_bound(steps: list[Step], text: str) -> None:
     rust = tokenizers.Tokenizer.from_str(json.dumps(file(**normalizers(*steps))))
@@ -216,7 +217,7 @@ def test_no_text_grows_by_more_than_the_bound(steps: list[Step], text: str) -> N
     assert longest(made) <= rate * longest(text) + constant
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=up_to(100), deadline=None)
 @given(
     st.lists(
         st.one_of(

@@ -8,6 +8,7 @@ from collections import Counter
 
 import gigatoken
 import pytest
+from examples import up_to
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
@@ -69,7 +70,7 @@ few = st.dictionaries(
 
 
 @given(few, st.integers(256, 300))
-@settings(max_examples=400)
+@settings(max_examples=up_to(400))
 def test_three_ways_to_learn_agree(counts: dict[bytes, int], vocab_size: int) -> None:
     expected = count_again(counts, vocab_size)
     assert readable(counts, vocab_size) == expected
@@ -78,7 +79,7 @@ def test_three_ways_to_learn_agree(counts: dict[bytes, int], vocab_size: int) ->
 
 
 @given(few, st.integers(1, 4))
-@settings(max_examples=200)
+@settings(max_examples=up_to(200))
 def test_the_number_of_pairs_looked_at_at_a_time_changes_nothing(counts: dict[bytes, int], frequent: int) -> None:
     expected = list(fast_bpe.learn(counts, 290))
     with pytest.MonkeyPatch.context() as patch:
@@ -87,7 +88,7 @@ def test_the_number_of_pairs_looked_at_at_a_time_changes_nothing(counts: dict[by
 
 
 @given(st.text(st.sampled_from("ab\n 'é中1")), st.integers(256, 290))
-@settings(max_examples=200)
+@settings(max_examples=up_to(200))
 def test_merges_are_those_of_tokenizers(text: str, vocab_size: int) -> None:
     counts = pretokenizer.count([text.encode()]).counts
     assert fast(counts, vocab_size) == by_tokenizers(text, vocab_size)

@@ -19,6 +19,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 import zstandard
+from examples import up_to
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -45,7 +46,7 @@ def alarm() -> Iterator[None]:
 # One text.
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=up_to(200), deadline=None)
 @given(st.text("aé字\n ", max_size=120), st.integers(1, 30), st.lists(st.integers(0, 400), max_size=4))
 def test_no_piece_is_longer_than_the_longest(text: str, piece: int, places: list[int]) -> None:
     with pytest.MonkeyPatch.context() as patch:

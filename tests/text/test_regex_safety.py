@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 import tokenizers
+from examples import up_to
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -244,7 +245,7 @@ def sequences(inner: st.SearchStrategy[Node]) -> st.SearchStrategy[Node]:
 nodes = sequences(parts(sequences(parts(characters)) | characters))
 
 
-@settings(max_examples=600, derandomize=True, deadline=None)
+@settings(max_examples=up_to(600), derandomize=True, deadline=None)
 @given(node=nodes, last=st.sampled_from(["", "c"]), unit=st.sampled_from(["a", "ab", "aab"]))
 def test_what_is_accepted_takes_linear_time_from_each_place(node: Node, last: str, unit: str) -> None:
     node = ("then", node, last) if last else node  # what never comes makes all before it fail

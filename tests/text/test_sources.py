@@ -21,6 +21,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 import zstandard
+from examples import up_to
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 from tokenizers import Regex, pre_tokenizers
@@ -247,7 +248,7 @@ def test_cuts_worked_by_hand(text: str, piece: int, parts: list[str]) -> None:
     assert [one.ends_document for one in found] == [False] * (len(parts) - 1) + [True]
 
 
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=up_to(250), deadline=None)
 @given(TEXTS.filter(bool), SMALL)
 @example("漢!\u3000\n\n/ab's 12345\r\n a", 8)
 def test_the_words_of_the_parts_are_those_of_the_whole(text: str, piece: int) -> None:
@@ -276,7 +277,7 @@ def test_every_place_between_two_characters_is_judged_as_python_does(mark: str) 
                 assert words == [word for word, _ in pattern.pre_tokenize_str(text)]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=up_to(200), deadline=None)
 @given(TEXTS, SMALL, st.lists(st.integers(0, 200), max_size=12))
 def test_cuts_do_not_depend_on_how_the_text_came(text: str, piece: int, places: list[int]) -> None:
     data = text.encode()
@@ -307,7 +308,7 @@ def test_memory_stays_flat() -> None:
 # Plain text.
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=up_to(120), deadline=None)
 @given(
     TEXTS,
     READS,
@@ -324,7 +325,7 @@ def test_plain_text_is_that_of_the_whole_file(text: str, read: int, packing: str
     assert [text.decode() for text in documents(iter(found))] == expected
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=up_to(200), deadline=None)
 @given(
     st.lists(st.binary(max_size=5) | st.sampled_from(["é", "漢", "🙂", "\ufeff"]).map(str.encode), max_size=8).map(
         b"".join
@@ -419,7 +420,7 @@ def test_half_characters_in_json() -> None:
         list(read_chunks([bad], errors="replace"))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=up_to(60), deadline=None)
 @given(st.lists(TEXTS, min_size=1, max_size=5), READS, st.booleans(), st.sampled_from(["", ".gz", ".zst"]))
 def test_json_lines_are_those_of_the_whole_file(texts: list[str], read: int, plain: bool, packing: str) -> None:
     data = "\n".join(json.dumps({"id": 1, "body": text}, ensure_ascii=plain) for text in texts).encode()
@@ -433,7 +434,7 @@ def test_json_lines_are_those_of_the_whole_file(texts: list[str], read: int, pla
 CELLS = st.text(st.sampled_from([*'ab",\t\n\r é🙂\u2028\x1e']), max_size=8)
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=up_to(80), deadline=None)
 @given(
     st.lists(st.tuples(CELLS, CELLS), min_size=1, max_size=6), READS, st.sampled_from(["x.csv", "x.tsv", "x.csv.gz"])
 )
@@ -729,7 +730,7 @@ SOUND = {
 }
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=up_to(200), deadline=None)
 @given(st.sampled_from([*SOUND]), st.data())
 def test_no_file_makes_more_than_a_sentence(name: str, data: st.DataObject) -> None:
     """Noise, and sound files with some bytes changed, cut off or put in; pyarrow is not given what has its marks."""

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import tokenizers
 import transformers
+from examples import up_to
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
@@ -103,7 +104,7 @@ WORDS = {"type": "WordLevel", "vocab": {"[UNK]": 0, "a": 1, "b": 2}, "unk_token"
 KINDS = {"byte level": byte_level, "WordPiece": wordpiece, "Unigram": unigram, "byte fallback": byte_fallback}
 kinds = pytest.mark.parametrize("make", KINDS.values(), ids=KINDS)
 texts = st.lists(st.text() | st.sampled_from([*SENTENCES, " ", "<", "the", "</", "s", ">", "\n"])).map("".join)
-drawn = settings(max_examples=60, derandomize=True, deadline=None)
+drawn = settings(max_examples=up_to(60), derandomize=True, deadline=None)
 
 
 # Outside systems.

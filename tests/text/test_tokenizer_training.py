@@ -21,6 +21,7 @@ import numpy as np
 import pytest
 import tiktoken
 import transformers
+from examples import up_to
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -83,6 +84,7 @@ def check_tiktoken(pattern: str, size: int) -> None:
     assert [number for row in slow for number in row] == ids[: ends[2]].tolist()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pattern", pretokenizer.PATTERNS)
 def test_ids_are_those_of_tiktoken(pattern: str) -> None:
     check_tiktoken(pattern, 1_000_000)
@@ -110,6 +112,7 @@ def test_transformers_reads_what_is_saved(pattern: str, tmp_path: Path) -> None:
     assert again.chat_template == tok.chat_template
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pattern", pretokenizer.PATTERNS)
 def test_every_code_point_comes_back(pattern: str) -> None:
     tok = trained(pattern)
@@ -304,7 +307,7 @@ def test_long_texts_take_the_fast_way_and_get_the_same_ids() -> None:
     assert not isinstance(whole[0], np.integer)
 
 
-@settings(max_examples=50)
+@settings(max_examples=up_to(50))
 @given(st.lists(st.text(max_size=30), max_size=5))
 def test_bulk_is_encode_for_each(texts: list[str]) -> None:
     tok = trained("gpt2")
@@ -379,6 +382,7 @@ def test_a_single_text_is_no_list_of_texts() -> None:
         gh.Tokenizer.train(texts="to be or not to be")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
 def test_a_forked_child_does_not_wait_for_threads_it_has_not() -> None:
     program = textwrap.dedent("""

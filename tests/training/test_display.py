@@ -9,7 +9,7 @@ import threading
 from pathlib import Path
 
 import pytest
-from test_loop import table
+from runs import table
 
 from glasshouse.errors import ConfigError, InputError
 from glasshouse.training import Display, Run, train

@@ -15,13 +15,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_loop import RecordingReporter, losses, table, write_data
+from runs import RecordingReporter, losses, table, write_data
 
 import glasshouse as gh
 from glasshouse import config
 from glasshouse.errors import InputError, StoreError
 from glasshouse.training import Run, train
 from glasshouse.training.folder import lock_folder
+
+pytestmark = pytest.mark.slow
 
 # Forks a process for each round, so that torch is imported once. A round is [[settings, delay, event, how], ...]: its
 # processes start together, each after its delay. One that leaves early is waited for by the other at its first step.

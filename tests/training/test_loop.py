@@ -5,16 +5,17 @@ from __future__ import annotations
 import errno
 import json
 import os
+import resource
 import shutil
 import signal
-import subprocess
-import sys
-from collections.abc import Callable
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+import processes
 import pytest
 import torch
+from runs import SAYING, PutRun, RecordingReporter, assert_same, killed, losses, signalled, table, weights
 from torch import nn
 
 import glasshouse as gh
@@ -23,102 +24,10 @@ from glasshouse.errors import ConfigError, GlasshouseError, InputError, StoreErr
 from glasshouse.layers import lora
 from glasshouse.objectives import Objective
 from glasshouse.training import Run, StoppedError, loop, recipes, train
+from glasshouse.training.progress import SilentReporter
 from glasshouse.training.recovery import locate_nonfinite
 
-SAYING = "to be or not to be, that is the question whether it is nobler. "
-KINDS = {
-    "decoder": {"preset": "tiny-decoder", "n_layers": 1},
-    "encoder": {"preset": "tiny-encoder", "n_layers": 1, "head": "masked_token"},
-    "seq2seq": {"preset": "tiny-seq2seq", "n_layers": 1},
-}
-
-
-def write_data(data_folder: Path) -> None:
-    (data_folder / "a.txt").write_text(SAYING * 40)
-    rows = (f"{number}\t{' '.join(str(number))}" for number in range(10, 210, 3))
-    (data_folder / "a.tsv").write_text("source\ttarget\n" + "\n".join(rows) + "\n")
-    labelled = (f"{number} is{'' if number % 2 else ' not'} odd\t{number % 2}" for number in range(100))
-    (data_folder / "labels.tsv").write_text("text\tlabel\n" + "\n".join(labelled) + "\n")
-
-
-def table(data_folder: Path, kind: str = "decoder", out: str = "run", **choices: Any) -> dict[str, Any]:  # noqa: ANN401
-    source = (
-        {"path": str(data_folder / "a.tsv"), "kind": "pairs"}
-        if kind == "seq2seq"
-        else {"path": str(data_folder / "a.txt")}
-    )
-    return {
-        "model": {**KINDS[kind], "dropout": 0.2},
-        "data": {**source, "seq_len": 16, "vocab_size": 270, "val_fraction": 0.1},
-        "train": {"steps": 12, "batch_tokens": 96, "save_every": 3, "eval_every": 4, "grad_accum": 3, "lr": 0.01}
-        | {
-            "schedule": {"kind": "cosine", "warmup": min(2, choices.get("steps", 2))},
-            "out": str(data_folder / out),
-            **choices,
-        },
-    }
-
-
-def losses(data_folder: Path, out: str = "run") -> dict[int, float]:
-    lines = [json.loads(line) for line in (data_folder / out / "metrics.jsonl").read_text().splitlines()]
-    found = {line["step"]: line["loss"] for line in lines}
-    assert len(found) == len(lines)  # one line per step
-    return found
-
-
-def weights(data_folder: Path, out: str = "run") -> dict[str, torch.Tensor]:
-    return dict(gh.load(data_folder / out / "model")[0].state_dict())
-
-
-def assert_same(data_folder: Path, one: str, other: str) -> None:
-    assert losses(data_folder, one) == losses(data_folder, other)
-    left, right = weights(data_folder, one), weights(data_folder, other)
-    assert left.keys() == right.keys()
-    for name in left:
-        assert left[name].equal(right[name]), name
-
-
-class RecordingReporter:
-    """Records the messages of a run, and acts at a step."""
-
-    def __init__(self, at: int = -1, act: Callable[[], None] = lambda: None) -> None:
-        self.messages: list[str] = []
-        self.at, self.act = at, act
-
-    def stage(self, name: str, done: int, total: int) -> None: ...
-
-    def log(self, text: str) -> None:
-        self.messages.append(text)
-
-    def on_step_end(self, step: int, *_: object) -> None:
-        if step == self.at:
-            self.act()
-
-    def on_validation_end(self, step: int, metrics: dict[str, float]) -> None: ...
-
-
-KILLED = """
-import json, os, signal, sys, torch
-torch.set_num_threads(int(sys.argv[2]))
-from glasshouse.training import Run, train
-from glasshouse.training.progress import SilentReporter
-
-class Killer(SilentReporter):
-    def on_step_end(self, step, *_):
-        if step == 8:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-train(Run.from_dict(json.loads(sys.argv[1])), Killer())
-"""
-
-
-def killed(settings: dict[str, Any]) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", KILLED, json.dumps(settings), str(torch.get_num_threads())],
-        capture_output=True,
-        timeout=120,
-    )
-    assert done.returncode == -signal.SIGKILL, done.stderr.decode()
+pytestmark = pytest.mark.slow
 
 
 @pytest.mark.parametrize(
@@ -126,8 +35,8 @@ def killed(settings: dict[str, Any]) -> None:
     [("decoder", 0), ("decoder", 1), ("encoder", 1), ("seq2seq", 1)]
     + [pytest.param(kind, 0, marks=pytest.mark.long) for kind in ("encoder", "seq2seq")],
 )
-def test_killed_and_resumed_equals_uninterrupted(kind: str, workers: int, data_folder: Path) -> None:
-    train(Run.from_dict(table(data_folder, kind, "whole", workers=workers)))
+def test_killed_and_resumed_equals_uninterrupted(kind: str, workers: int, data_folder: Path, put_run: PutRun) -> None:
+    put_run(kind=kind, workers=workers)
     settings = table(data_folder, kind, workers=workers)
     killed(settings)
     assert max(losses(data_folder)) < 12
@@ -138,8 +47,8 @@ def test_killed_and_resumed_equals_uninterrupted(kind: str, workers: int, data_f
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_saves_and_stops(number: signal.Signals, data_folder: Path) -> None:
-    train(Run.from_dict(table(data_folder, out="whole")))
+def test_a_signal_saves_and_stops(number: signal.Signals, data_folder: Path, put_run: PutRun) -> None:
+    put_run()
     run = Run.from_dict(table(data_folder))
     before = signal.getsignal(number)
     with pytest.raises(StoppedError, match=rf"{number.name} after step 5") as stopped:
@@ -151,8 +60,10 @@ def test_a_signal_saves_and_stops(number: signal.Signals, data_folder: Path) -> 
     assert_same(data_folder, "whole", "run")
 
 
-def test_a_signal_during_a_step_undoes_the_step(data_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    train(Run.from_dict(table(data_folder, out="whole")))
+def test_a_signal_during_a_step_undoes_the_step(
+    data_folder: Path, put_run: PutRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put_run()
     real, calls = Objective.loss, []
 
     def compute_loss(*arguments: Any) -> torch.Tensor:  # noqa: ANN401
@@ -171,12 +82,7 @@ def test_a_signal_during_a_step_undoes_the_step(data_folder: Path, monkeypatch: 
 
 
 def test_a_second_ctrl_c_exits_at_once(data_folder: Path) -> None:
-    program = KILLED.replace(
-        "os.kill(os.getpid(), signal.SIGKILL)", "[os.kill(os.getpid(), signal.SIGINT) for _ in 'ab']"
-    )
-    command = [sys.executable, "-c", program, json.dumps(table(data_folder, save_every=100)), "1"]
-    done = subprocess.run(command, capture_output=True, timeout=120)
-    assert done.returncode == -signal.SIGINT
+    signalled(table(data_folder, save_every=100), signal.SIGINT, times=2)
     assert not (data_folder / "run" / "checkpoints" / "step-00000008").exists()
 
 
@@ -201,8 +107,8 @@ def test_a_folder_that_is_not_a_run_is_not_touched(data_folder: Path) -> None:
     assert [path.name for path in (data_folder / "run").iterdir()] == ["thesis.txt"]
 
 
-def test_a_damaged_newest_checkpoint_is_named_and_skipped(data_folder: Path) -> None:
-    train(Run.from_dict(table(data_folder, out="whole")))
+def test_a_damaged_newest_checkpoint_is_named_and_skipped(data_folder: Path, put_run: PutRun) -> None:
+    put_run()
     settings = table(data_folder)
     killed(settings)
     newest = max((data_folder / "run" / "checkpoints").glob("step-*"))
@@ -239,8 +145,10 @@ def test_out_of_memory_raises_grad_accum_and_trains_the_same(
         assert other[step] == pytest.approx(loss, rel=1e-4)
 
 
-def test_rng_is_restored_after_out_of_memory(data_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    train(Run.from_dict(table(data_folder, out="whole", grad_accum=2)))
+def test_rng_is_restored_after_out_of_memory(
+    data_folder: Path, put_run: PutRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put_run(grad_accum=2)
     real = Objective.loss
 
     def compute_loss(self: Objective, model: nn.Module, batch: Any, *rest: Any) -> torch.Tensor:  # noqa: ANN401
@@ -345,7 +253,9 @@ def test_nonfinite_embedding_is_located() -> None:
     assert "token_embedding.table" in locate_nonfinite(model, gh.data.Batch(ids, ids, ids > 0))
 
 
-def test_a_full_disk_keeps_the_last_intact_checkpoint(data_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_keeps_the_last_intact_checkpoint(
+    data_folder: Path, put_run: PutRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
     real, saves = store.replace_folder, []
 
     def replace_folder(folder: Path, *rest: Any) -> None:  # noqa: ANN401
@@ -362,28 +272,31 @@ def test_a_full_disk_keeps_the_last_intact_checkpoint(data_folder: Path, monkeyp
     monkeypatch.undo()
     gh.load(data_folder / "run" / "checkpoints" / "step-00000003")
     train(Run.from_dict(table(data_folder)))
-    train(Run.from_dict(table(data_folder, out="whole")))
+    put_run()
     assert_same(data_folder, "whole", "run")
 
 
-def test_a_file_size_limit_is_reported_as_one_error(data_folder: Path) -> None:
-    program = """
-import json, resource, signal, sys
-from glasshouse.training import Run, train
-from glasshouse.training.progress import SilentReporter
+class LimitingReporter(SilentReporter):
+    """Limits the size of files after step 2."""
 
-class Full(SilentReporter):
-    def on_step_end(self, step, *_):
+    def on_step_end(self, step: int, *_: object) -> None:
         if step == 2:
             signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
             resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
 
-train(Run.from_dict(json.loads(sys.argv[1])), Full())
-"""
-    settings = json.dumps(table(data_folder, eval_every=100))
-    done = subprocess.run([sys.executable, "-c", program, settings], capture_output=True, text=True, timeout=120)
-    assert "StoreError: the run could not be saved" in done.stderr.splitlines()[-1]
-    assert "there is no checkpoint yet: free disk space" in done.stderr
+
+def train_within_a_limit(settings: dict[str, Any], connection: Connection) -> None:
+    with pytest.raises(StoreError) as error:
+        train(Run.from_dict(settings), LimitingReporter())
+    connection.send(str(error.value))
+
+
+def test_a_file_size_limit_is_reported_as_one_error(data_folder: Path) -> None:
+    with processes.started(train_within_a_limit, table(data_folder, eval_every=100)) as (_, connection):
+        (message,) = processes.received(connection)
+    assert "\n" not in message
+    assert message.startswith("the run could not be saved")
+    assert "there is no checkpoint yet: free disk space" in message
 
 
 def test_two_runs_do_not_share_a_folder(data_folder: Path) -> None:
@@ -425,8 +338,8 @@ def test_early_stopping_keeps_the_best(data_folder: Path) -> None:
         assert weight.equal(saved[name])
 
 
-def test_the_ema_is_validated_and_saved(data_folder: Path) -> None:
-    train(Run.from_dict(table(data_folder, out="plain")))
+def test_the_ema_is_validated_and_saved(data_folder: Path, put_run: PutRun) -> None:
+    put_run("plain")
     run = Run.from_dict(table(data_folder, ema=0.9))
     train(run)
     assert losses(data_folder) == losses(data_folder, "plain")  # training uses the weights themselves
@@ -441,8 +354,8 @@ def test_the_ema_is_validated_and_saved(data_folder: Path) -> None:
     assert_same(data_folder, "run", "resumed")
 
 
-def test_lora_trains_adapters_only_and_resumes(data_folder: Path) -> None:
-    train(Run.from_dict(table(data_folder, out="base")))
+def test_lora_trains_adapters_only_and_resumes(data_folder: Path, put_run: PutRun) -> None:
+    put_run("base")
     settings = table(data_folder, out="whole", lora={"rank": 2}, lr=0.05)
     settings["model"] = {"from": str(data_folder / "base" / "model")}
     train(Run.from_dict(settings))
@@ -460,8 +373,8 @@ def test_lora_trains_adapters_only_and_resumes(data_folder: Path) -> None:
     assert_same(data_folder, "whole", "run")
 
 
-def test_the_ema_of_an_adapter_is_that_of_the_model(data_folder: Path) -> None:
-    train(Run.from_dict(table(data_folder, out="base")))
+def test_the_ema_of_an_adapter_is_that_of_the_model(data_folder: Path, put_run: PutRun) -> None:
+    put_run("base")
     for out, more in (("mean", {"ema": 0.9}), ("best", {"ema": 0.9, "patience": 1, "eval_every": 1})):
         settings = table(data_folder, out=out, lora={"rank": 2}, lr=0.5, **more)
         settings["model"] = {"from": str(data_folder / "base" / "model")}
@@ -477,8 +390,8 @@ def test_the_ema_of_an_adapter_is_that_of_the_model(data_folder: Path) -> None:
         train(Run.from_dict(table(data_folder, out="none", lora={"rank": 2})))
 
 
-def test_a_new_head_saves_no_adapter(data_folder: Path) -> None:
-    train(Run.from_dict(table(data_folder, "encoder", out="base")))
+def test_a_new_head_saves_no_adapter(data_folder: Path, put_run: PutRun) -> None:
+    put_run("base", "encoder")
     settings = table(data_folder, "encoder", lora={"rank": 2})
     settings["model"] = {"from": str(data_folder / "base" / "model")}
     settings["data"] |= {"path": str(data_folder / "labels.tsv"), "kind": "labelled"}
@@ -493,8 +406,8 @@ def test_a_new_head_saves_no_adapter(data_folder: Path) -> None:
     assert changed == {name for name in base.state_dict() if ".query.weight" in name or ".value.weight" in name}
 
 
-def test_frozen_modules_are_unchanged(data_folder: Path) -> None:
-    train(Run.from_dict(table(data_folder, out="base", steps=1)))
+def test_frozen_modules_are_unchanged(data_folder: Path, put_run: PutRun) -> None:
+    put_run("base", steps=1)
     settings = table(data_folder, freeze=["token_embedding", "stack.blocks.*.attention"])
     settings["model"] = {"from": str(data_folder / "base" / "model")}
     train(Run.from_dict(settings))
@@ -506,20 +419,22 @@ def test_frozen_modules_are_unchanged(data_folder: Path) -> None:
         train(Run.from_dict(settings))
 
 
-def test_activation_checkpointing_trains_the_same(data_folder: Path) -> None:
-    train(Run.from_dict(table(data_folder, out="whole")))
+def test_activation_checkpointing_trains_the_same(data_folder: Path, put_run: PutRun) -> None:
+    put_run()
     train(Run.from_dict(table(data_folder, activation_checkpointing=True)))
     assert_same(data_folder, "whole", "run")
 
 
-def test_a_compile_error_falls_back_to_eager(data_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_compile_error_falls_back_to_eager(
+    data_folder: Path, put_run: PutRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from torch._dynamo.exc import BackendCompilerFailed
 
     class Broken(nn.Module):
         def forward(self, *_: object, **__: object) -> torch.Tensor:
             raise BackendCompilerFailed(torch.compile, RuntimeError("no such instruction"), None)
 
-    train(Run.from_dict(table(data_folder, out="whole")))
+    put_run()
     monkeypatch.setattr(torch, "compile", lambda model: Broken())
     monkeypatch.setattr("glasshouse.device.compile_obstacle", lambda device: None)
     reporter = RecordingReporter()
@@ -528,8 +443,10 @@ def test_a_compile_error_falls_back_to_eager(data_folder: Path, monkeypatch: pyt
     assert losses(data_folder) == losses(data_folder, "whole")
 
 
-def test_labels_get_a_classifier_and_a_new_tokenizer_keeps_known_embeddings(data_folder: Path) -> None:
-    train(Run.from_dict(table(data_folder, "encoder", out="base")))
+def test_labels_get_a_classifier_and_a_new_tokenizer_keeps_known_embeddings(
+    data_folder: Path, put_run: PutRun
+) -> None:
+    put_run("base", "encoder")
     settings = table(data_folder, "encoder")
     settings["model"] = {"from": str(data_folder / "base" / "model")}
     settings["data"] |= {"path": str(data_folder / "labels.tsv"), "kind": "labelled", "seq_len": 24}
@@ -546,8 +463,8 @@ def test_labels_get_a_classifier_and_a_new_tokenizer_keeps_known_embeddings(data
     assert train(Run.from_dict(settings)).model.spec.vocab_size == 280
 
 
-def test_a_model_without_a_tokenizer_never_gets_a_new_one(data_folder: Path) -> None:
-    train(Run.from_dict(table(data_folder, out="base", steps=1)))
+def test_a_model_without_a_tokenizer_never_gets_a_new_one(data_folder: Path, put_run: PutRun) -> None:
+    put_run("base", steps=1)
     shutil.copytree(data_folder / "base" / "model", data_folder / "bare")
     for name in ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja"):
         (data_folder / "bare" / name).unlink()

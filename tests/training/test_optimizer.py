@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from examples import up_to
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load, save
@@ -279,7 +280,7 @@ def move_of(gradient: Tensor) -> Tensor:
     return -weight.detach() / max(1, rows / columns) ** 0.5
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=up_to(150), deadline=None)
 @given(matrices(), st.sampled_from([1e-4, 1.0, 1e4]))
 def test_singular_values_end_in_the_expected_range(drawn: tuple[Tensor, int], scale: float) -> None:
     """The step has singular values between 0.6818 and 1.2024, as many as the gradient has, and its vectors.
@@ -306,7 +307,7 @@ def test_singular_values_end_in_the_expected_range(drawn: tuple[Tensor, int], sc
         assert torch.linalg.matrix_norm(move - u @ v, 2) < 1 - 0.6818 + within
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=up_to(100), deadline=None)
 @given(matrices(), st.integers(1, 6))
 def test_newton_schulz_equals_the_polynomial_of_singular_values(drawn: tuple[Tensor, int], steps: int) -> None:
     matrix, _ = drawn
@@ -482,15 +483,7 @@ def test_state_survives_safetensors_and_json_bit_for_bit(choice: Optimizer) -> N
         state.setdefault(int(index), {})[key] = value
     again.load_state_dict({"state": state, "param_groups": json.loads(groups)})
     assert [group["lr"] for group in again.param_groups] == [group["lr"] for group in optimizer.param_groups]
-    for seed in range(3, 6):
-        for one, its in ((model, optimizer), (twin, again)):
-            give_gradients(one, seed)
-            set_lr(its, 1 / (seed + 1))
-            its.step()
-    for weight, other in zip(model.parameters(), twin.parameters(), strict=True):
-        assert weight.equal(other)
-        assert optimizer.state[weight].keys() == again.state[other].keys()
-        assert all(value.equal(again.state[other][key]) for key, value in optimizer.state[weight].items())
+    assert_trains_on_equally(model, optimizer, twin, again)
 
 
 def test_state_survives_torch_save() -> None:
@@ -501,7 +494,25 @@ def test_state_survives_torch_save() -> None:
     file = io.BytesIO()
     torch.save(optimizer.state_dict(), file)
     file.seek(0)
-    make_optimizer(grow(), Muon()).load_state_dict(torch.load(file, weights_only=True))
+    twin = grow()
+    twin.load_state_dict(copy.deepcopy(model.state_dict()))
+    again = make_optimizer(twin, Muon())
+    again.load_state_dict(torch.load(file, weights_only=True))
+    assert_trains_on_equally(model, optimizer, twin, again)
+
+
+def assert_trains_on_equally(
+    model: nn.Module, optimizer: torch.optim.Optimizer, twin: nn.Module, again: torch.optim.Optimizer
+) -> None:
+    for seed in range(3, 6):
+        for one, its in ((model, optimizer), (twin, again)):
+            give_gradients(one, seed)
+            set_lr(its, 1 / (seed + 1))
+            its.step()
+    for weight, other in zip(model.parameters(), twin.parameters(), strict=True):
+        assert weight.equal(other)
+        assert optimizer.state[weight].keys() == again.state[other].keys()
+        assert all(value.equal(again.state[other][key]) for key, value in optimizer.state[weight].items())
 
 
 # Learning ---------------------------------------------------------------------------------------------------

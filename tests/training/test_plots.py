@@ -6,7 +6,6 @@ import json
 import math
 import re
 import struct
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -14,12 +13,15 @@ from xml.etree import ElementTree
 
 import matplotlib
 import numpy as np
+import processes
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from glasshouse.training.journal import Journal
 from glasshouse.training.plots import _downsampled, _smoothed, draw
+
+pytestmark = pytest.mark.slow
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -186,4 +188,4 @@ journal.write(1, loss=1.0)
 assert len(plots.draw(journal, Path({str(tmp_path)!r}))) == 2
 assert "matplotlib.pyplot" not in sys.modules
 """
-    subprocess.run([sys.executable, "-c", code], check=True)
+    assert processes.run(exec, code) == 0

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from test_loop import KINDS, RecordingReporter, assert_same, killed, losses, table, write_data
+from runs import KINDS, RecordingReporter, assert_same, killed, losses, table, write_data
 
 import glasshouse as gh
 from glasshouse.data import Batch
@@ -28,6 +28,8 @@ from glasshouse.objectives.metric_sums import evaluate_batch
 from glasshouse.training import Run, StoppedError, probes, train
 from glasshouse.training.probes import Probes, first_texts
 from glasshouse.training.result import Result
+
+pytestmark = pytest.mark.slow
 
 NAMES = {
     "decoder": ["entropy", "induction", "previous_token", "resid_norms", "logit_lens"],
@@ -240,10 +242,20 @@ def test_the_model_is_unchanged(kind: str, autocast_dtype: torch.dtype) -> None:
     assert (found == exact) == (autocast_dtype == torch.float32)
 
 
+PLAIN, CHECKPOINTING = {}, {"activation_checkpointing": True, "ema": 0.9}
+
+
 @pytest.mark.parametrize(
-    "choices", [{}, {"activation_checkpointing": True, "ema": 0.9}], ids=["plain", "checkpointing"]
+    ("kind", "choices"),
+    [
+        ("decoder", CHECKPOINTING),
+        ("encoder", PLAIN),
+        ("seq2seq", CHECKPOINTING),
+        pytest.param("decoder", PLAIN, marks=pytest.mark.long),
+        pytest.param("encoder", CHECKPOINTING, marks=pytest.mark.long),
+        pytest.param("seq2seq", PLAIN, marks=pytest.mark.long),
+    ],
 )
-@pytest.mark.parametrize("kind", KINDS)
 def test_training_is_the_same_with_and_without_probes(kind: str, choices: dict[str, Any], data_folder: Path) -> None:
     train(Run.from_dict(table(data_folder, kind, keep_checkpoints=100, **choices)))
     train(Run.from_dict(table(data_folder, kind, "without", probes=[], **choices)))

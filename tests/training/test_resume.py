@@ -9,14 +9,14 @@ import json
 import os
 import random
 import shutil
-import subprocess
-import sys
 import time
 from collections.abc import Callable
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import processes
 import pytest
 import torch
 from torch import nn
@@ -32,6 +32,8 @@ from glasshouse.training.checkpoints import CheckpointData, Checkpoints, read, w
 from glasshouse.training.optimizer import AdamW, Muon, Optimizer, make_optimizer
 from glasshouse.training.recovery import device_rng_state, load_device_rng_state
 from glasshouse.training.step import TrainStep
+
+pytestmark = pytest.mark.slow
 
 PLAIN = AdamW(lr=1e-2)
 KINDS = ("tiny-decoder", "tiny-encoder", "tiny-seq2seq")
@@ -258,20 +260,14 @@ def test_the_state_of_another_optimizer_is_refused() -> None:
         load_optimizer_state(state, torch.optim.AdamW([model.weight]))
 
 
-WRITER = """
-import sys, torch
-from pathlib import Path
-from glasshouse.training.checkpoints import Checkpoints
-from glasshouse.training.checkpoints import CheckpointData
-
-checkpoints = Checkpoints(Path(sys.argv[1]))
-tensor = torch.arange(200_000.0)
-for step in range(1, 100_000):
-    state = CheckpointData({"a": tensor + step})
-    checkpoints.save(step, lambda folder: (folder / "config.json").write_text(str(step)), state)
-    checkpoints.wait()
-    print(step, flush=True)
-"""
+def save_endlessly(root: Path, connection: Connection) -> None:
+    checkpoints = Checkpoints(root)
+    tensor = torch.arange(200_000.0)
+    for step in range(1, 100_000):
+        state = CheckpointData({"a": tensor + step})
+        checkpoints.save(step, lambda folder, step=step: (folder / "config.json").write_text(str(step)), state)
+        checkpoints.wait()
+        connection.send(step)
 
 
 def check_kills(folder: Path, kills: int) -> None:
@@ -279,13 +275,11 @@ def check_kills(folder: Path, kills: int) -> None:
     source = random.Random(0)
     for number in range(kills):
         root = folder / str(number)
-        process = subprocess.Popen([sys.executable, "-c", WRITER, str(root)], stdout=subprocess.PIPE, text=True)
-        assert process.stdout is not None
-        assert process.stdout.readline() == "1\n"
-        time.sleep(source.uniform(0, 0.3))
-        process.kill()
-        reported = [1, *(int(line) for line in process.stdout)]
-        process.wait()
+        with processes.started(save_endlessly, root) as (process, connection):
+            assert connection.recv() == 1
+            time.sleep(source.uniform(0, 0.3))
+            process.kill()
+            reported = [1, *processes.received(connection)]
         found = Checkpoints(root).newest()
         assert found is not None
         step, state, errors = found

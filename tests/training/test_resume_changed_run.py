@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from corrupt_journals import DAMAGED
-from test_loop import RecordingReporter, assert_same, losses, table
+from runs import RecordingReporter, assert_same, losses, table
 
 import glasshouse as gh
 from glasshouse import config
@@ -20,6 +20,8 @@ from glasshouse.errors import InputError, StoreError
 from glasshouse.training import Run, StoppedError, loop, train
 from glasshouse.training.checkpoints import read
 from glasshouse.training.schedule import WSD, Constant, Cosine, InverseSqrt, Linear, Schedule
+
+pytestmark = pytest.mark.slow
 
 
 def bare(data_folder: Path, out: str = "run", **choices: Any) -> dict[str, Any]:  # noqa: ANN401

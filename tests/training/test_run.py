@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_loop import table, weights
+from runs import table, weights
 
 import glasshouse as gh
 from glasshouse.errors import ConfigError, InputError, StoreError

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from test_loop import KINDS, SAYING, RecordingReporter, assert_same, killed, losses, table
+from runs import KINDS, SAYING, PutRun, RecordingReporter, assert_same, killed, losses, table
 
 import glasshouse as gh
 from glasshouse.errors import ConfigError
@@ -19,6 +19,8 @@ from glasshouse.objectives import make_dataset
 from glasshouse.training import Run, samples, train
 from glasshouse.training.result import Result
 from glasshouse.training.samples import MaskedPrompts, SourcePrompts, TextPrompts, make_prompts
+
+pytestmark = pytest.mark.slow
 
 LENGTH = 16  # of a sequence in `table`
 
@@ -252,8 +254,8 @@ def test_sample_prompts_may_change_on_resume(data_folder: Path) -> None:
 # Failures
 
 
-def test_killed_and_resumed_has_the_same_lines(data_folder: Path) -> None:
-    train(Run.from_dict(table(data_folder, out="whole")))
+def test_killed_and_resumed_has_the_same_lines(data_folder: Path, put_run: PutRun) -> None:
+    put_run()
     settings = table(data_folder)
     killed(settings)
     assert read(data_folder)[-1]["step"] < 12
@@ -266,7 +268,9 @@ def test_killed_and_resumed_has_the_same_lines(data_folder: Path) -> None:
     ).read_bytes()
 
 
-def test_an_error_is_logged_once_and_training_continues(data_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_is_logged_once_and_training_continues(
+    data_folder: Path, put_run: PutRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def fails(*_: Any, **__: Any) -> Any:  # noqa: ANN401
         raise torch.OutOfMemoryError("CUDA out of memory\nand a page about it")
 
@@ -279,5 +283,5 @@ def test_an_error_is_logged_once_and_training_continues(data_folder: Path, monke
     assert result.steps == 12
     assert len((data_folder / "run" / "probes.jsonl").read_text().splitlines()) == 7
     monkeypatch.undo()
-    train(Run.from_dict(table(data_folder, out="whole")))
+    put_run()
     assert losses(data_folder) == losses(data_folder, "whole")

@@ -5,18 +5,18 @@ from __future__ import annotations
 import errno
 import os
 import random
-import subprocess
-import sys
 import time
 from itertools import combinations, pairwise
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+import processes
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from test_loop import RecordingReporter, assert_same, killed, table
+from runs import RecordingReporter, assert_same, killed, table
 
 import glasshouse as gh
 from glasshouse import store
@@ -24,6 +24,8 @@ from glasshouse.errors import ConfigError, InputError
 from glasshouse.hub.run_checkpoints import saved_steps, step_folder_name
 from glasshouse.training import Run, SavedCheckpoint, is_run, list_checkpoints, train
 from glasshouse.training.checkpoints import STATE, TENSORS, CheckpointData, Checkpoints, Snapshots, steps_to_drop
+
+pytestmark = pytest.mark.slow
 
 
 def many(data_folder: Path, out: str = "run", **choices: Any) -> dict[str, Any]:  # noqa: ANN401
@@ -147,32 +149,22 @@ def assert_intact(data_folder: Path) -> None:
         assert (snapshots / step_folder_name(step) / "config.json").read_text() == str(step)
 
 
-WRITER = """
-import sys
-from pathlib import Path
-sys.path.insert(0, sys.argv[2])
-from test_snapshots import save
-from glasshouse.training.checkpoints import Checkpoints
-
-checkpoints = Checkpoints(Path(sys.argv[1]) / "checkpoints", 1, 3)
-for step in range(1, 100_000):
-    save(checkpoints, step)
-    print(step, flush=True)
-"""
+def save_endlessly(data_folder: Path, connection: Connection) -> None:
+    checkpoints = Checkpoints(data_folder / "checkpoints", 1, 3)
+    for step in range(1, 100_000):
+        save(checkpoints, step)
+        connection.send(step)
 
 
 def test_killed_while_moving(tmp_path: Path) -> None:
     source = random.Random(0)
     for number in range(2):
         data_folder = tmp_path / str(number)
-        command = [sys.executable, "-c", WRITER, str(data_folder), str(Path(__file__).parent)]
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-        assert process.stdout is not None
-        assert process.stdout.readline() == "1\n"
-        time.sleep(source.uniform(0, 0.2))
-        process.kill()
-        reported = [1, *(int(line) for line in process.stdout)]
-        process.wait()
+        with processes.started(save_endlessly, data_folder) as (process, connection):
+            assert connection.recv() == 1
+            time.sleep(source.uniform(0, 0.2))
+            process.kill()
+            reported = [1, *processes.received(connection)]
         checkpoints = Checkpoints(data_folder / "checkpoints", 1, 3)
         found = checkpoints.newest()
         assert found is not None

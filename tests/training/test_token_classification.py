@@ -7,9 +7,13 @@ import random
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 import glasshouse as gh
 from glasshouse.training import Run, train
 from glasshouse.training.model_setup import resize_for_data
+
+pytestmark = pytest.mark.slow
 
 WORDS = ["pear", "plum", "fig", "lime", "the", "and", "some", "ripe", "sour", "of"]
 
