@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -54,7 +55,7 @@ class Setup:
     steps: int
     schedule: Schedule
     model: Model  # in eager mode
-    objective: Objective
+    objective: Objective[Any]
     resized: bool  # whether the head or the vocabulary of a pretrained model was replaced
     train_step: TrainStep  # owns the optimizer, the gradient scaler and the compiled model
     ema: EMA | None
@@ -136,7 +137,7 @@ def make_setup(
     )
 
 
-def _make_data(run: Run, s: spec.Spec, objective: Objective, datasets: Datasets) -> tuple[Batches, Dataset]:
+def _make_data(run: Run, s: spec.Spec, objective: Objective[Any], datasets: Datasets) -> tuple[Batches, Dataset]:
     """Return the training batches and the validation samples."""
 
     def make(corpus: Corpus, batch_size: int) -> Dataset:
