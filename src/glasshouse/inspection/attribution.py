@@ -293,16 +293,12 @@ class _Backward:
 
 def _through_frozen_norm(norm: nn.Module, x: Tensor, direction: Tensor) -> tuple[Tensor, Tensor | float]:
     """Return a direction after a norm as one before it, and a constant, with the norm frozen as for x [B, D]."""
-    x, norm = x.to(direction), unwrap_compiled(norm)
-    match norm:
-        case Norm():
-            return norm.frozen(x, direction)
-        case nn.Identity():  # a stack without a final norm
-            return direction, 0.0
-        case _:
-            raise InputError(
-                f"{type(norm).__name__} is not a norm that attribution supports; use one that a spec has."
-            )
+    norm = unwrap_compiled(norm)
+    if isinstance(norm, nn.Identity):  # a stack without a final norm
+        return direction, 0.0
+    if not isinstance(norm, Norm):
+        raise InputError(f"{type(norm).__name__} is not a norm that attribution supports; use one that a spec has.")
+    return norm.frozen(x.to(direction), direction)
 
 
 def _matrix(linear: nn.Module, like: Tensor) -> tuple[Tensor, Tensor]:

@@ -156,7 +156,8 @@ class RotaryPosition(Position):
 
     def rotation(self, positions: Tensor, dtype: torch.dtype) -> Rotate:
         """Return the rotation at these positions."""
-        angles = positions[:, None, :, None].float() * self.frequencies(positions.device)  # [B, 1, S, d / 2]
+        frequencies = self.frequencies(positions.device)
+        angles = positions[:, None, :, None].float() * frequencies  # [B, 1, S, d / 2]
         cos, sin = (angles.cos() * self.attention_factor).to(dtype), (angles.sin() * self.attention_factor).to(dtype)
         return lambda x: self.rotate_pairs(x, cos, sin)
 
