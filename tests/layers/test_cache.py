@@ -118,6 +118,8 @@ def test_packed_prefill_writes_sequences_to_their_rows(chunk: int | None) -> Non
     assert view.start_positions() is None
     layout = make_layout(tokens, documents=row_of[None])
     assert view.key_layout(layout, 0) is layout
+    if chunk is not None:  # a ring of 7 slots: the first 4 tokens go where padding goes
+        assert view.slot_mapping(layout)[4].tolist() == [[0, 0, 0, 0, 5, 6, 7, 1, 2, 3, 4, 1, 2, 3]]
     found = write(view, tokens, documents=row_of[None])
     for layer, (k, v) in enumerate(found):  # tokens attend to those of the call
         assert all(
