@@ -10,7 +10,7 @@ import pytest
 
 import glasshouse as gh
 from glasshouse.errors import ConfigError, InputError
-from glasshouse.page import training_run
+from glasshouse.page.metric_curves import Curves
 from glasshouse.training import Run
 
 MODEL = {"preset": "tiny-decoder", "n_layers": 1}
@@ -29,7 +29,7 @@ def test_epochs_are_counted_over_the_training_data(tmp_path: Path) -> None:
     samples = len(gh.data.CausalLMDataset(result.datasets.train, seq_len=16))
     assert result.steps == len(lines) == math.ceil(2.5 * samples / 4)
     assert [line["epoch"] for line in lines] == [step * 4 / samples for step in range(1, len(lines) + 1)]
-    curves = training_run.Curves(tmp_path / "run" / "metrics.jsonl")
+    curves = Curves(tmp_path / "run" / "metrics.jsonl")
     assert curves.steps_in(2.5) is None
     curves.read_new()
     assert curves.steps_in(2.5) == result.steps
