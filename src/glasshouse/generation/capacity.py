@@ -10,9 +10,8 @@ from glasshouse import device as machine
 from glasshouse.errors import InputError
 from glasshouse.generation.inference_model import Weights
 from glasshouse.generation.sampling_params import SamplingParams
-from glasshouse.models import Decoder, Model, Seq2Seq
+from glasshouse.models import Decoder, Seq2Seq
 from glasshouse.models.generation_config import read_token_rules
-from glasshouse.spec import Spec
 
 MAX_SLOTS = 64  # default maximum batch size
 WORTH_A_COPY = 100  # steps; in fewer, a CPU does not regain the time of copying the weights
@@ -49,26 +48,32 @@ def choose_weights(steps: int) -> Weights:
 
 def choose_slots(model: Decoder | Seq2Seq, max_len: int, source_len: int | None, n_sequences: int) -> int:
     """Return the number of slots: `n_sequences`, within MAX_SLOTS and the memory."""
-    weight = model.token_embedding.table.weight
-    each = cache_bytes(model.spec, 1, max_len, source_len or 0, weight.element_size())
-    return max(1, min(n_sequences, MAX_SLOTS, machine.memory_bytes(weight.device) // MEMORY_SHARE // each))
+    device = model.token_embedding.table.weight.device
+    each = cache_bytes(model, 1, max_len, source_len or 0)
+    return max(1, min(n_sequences, MAX_SLOTS, machine.memory_bytes(device) // MEMORY_SHARE // each))
 
 
-def cache_bytes(s: Spec, slots: int, max_len: int, source_len: int, element_size: int) -> int:
+def cache_bytes(model: Decoder | Seq2Seq, slots: int, max_len: int, source_len: int) -> int:
     """Return an upper bound on the size of the KV cache in bytes.
 
+    >>> from glasshouse.models import build
     >>> from glasshouse.spec import preset
-    >>> cache_bytes(preset("gpt2"), slots=1, max_len=1024, source_len=0, element_size=4) / 2**20
+    >>> cache_bytes(build(preset("gpt2"), device="meta"), slots=1, max_len=1024, source_len=0) / 2**20
     72.0703125
     """
-    slot_bytes = 2 * s.n_layers * s.n_kv_heads * s.d_head * element_size
-    return slots * (max_len + 1 + source_len) * slot_bytes
+    if isinstance(model, Seq2Seq):
+        own, cross = model.decoder.kv_shapes(), model.decoder.kv_shapes("cross")
+    else:
+        own, cross = model.stack.kv_shapes(), []
+    keys = sum(one.n_kv_heads * one.d_head for one in own) * (max_len + 1)  # numbers per slot
+    keys += sum(one.n_kv_heads * one.d_head for one in cross) * source_len
+    return slots * 2 * keys * model.token_embedding.table.weight.element_size()
 
 
-def check_memory(model: Model, slots: int, max_len: int, source_len: int, copied: int) -> None:
+def check_memory(model: Decoder | Seq2Seq, slots: int, max_len: int, source_len: int, copied: int) -> None:
     """Raise if the slots do not fit in memory; `copied` bytes go to the inference copy of the weights."""
     weight = model.token_embedding.table.weight
-    cached = cache_bytes(model.spec, slots, max_len, source_len, weight.element_size())
+    cached = cache_bytes(model, slots, max_len, source_len)
     weights = sum(one.numel() * one.element_size() for one in model.parameters())
     available = machine.memory_bytes(weight.device)
     if cached + weights + copied > available:
@@ -87,7 +92,7 @@ def check_beams(model: Decoder | Seq2Seq, beams: int, max_len: int, source_len: 
     def fits(count: int) -> bool:
         if count > s.vocab_size:
             return False
-        cached = cache_bytes(s, count, max_len, source_len, weight.element_size())
+        cached = cache_bytes(model, count, max_len, source_len)
         on_device = 2 * weights + cached + LOGITS_BYTES * count * s.vocab_size
         on_host = CANDIDATE_BYTES * count * min(2 * count, s.vocab_size) + PAIR_BYTES * count**2
         if weight.is_cpu:
