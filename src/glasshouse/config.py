@@ -129,6 +129,9 @@ def _value(text: str) -> object:
 def dump(settings: Any) -> JsonDict:  # noqa: ANN401 - any dataclass
     """Convert a dataclass to nested dictionaries, the inverse of `parse`; fields that are None are left out.
 
+    So are fields with the metadata `omit_default` that have their default: added to a dataclass after files were
+    written, they change neither those files nor their fingerprints.
+
     >>> from glasshouse.spec import Rotary
     >>> dump(Rotary(theta=500_000.0))
     {'kind': 'rotary', 'theta': 500000.0, 'layout': 'halves', 'scaling': {'kind': 'none'}}
@@ -136,6 +139,8 @@ def dump(settings: Any) -> JsonDict:  # noqa: ANN401 - any dataclass
     table: JsonDict = {"kind": settings.kind} if is_choice(type(settings)) else {}
     for field in dataclasses.fields(settings):
         value = getattr(settings, field.name)
+        if field.metadata.get("omit_default") and value == field.default:
+            continue
         if dataclasses.is_dataclass(value):
             table[field.name] = dump(value)
         elif isinstance(value, tuple):

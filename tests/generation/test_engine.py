@@ -492,6 +492,8 @@ def test_invalid_engine_arguments() -> None:
             gh.Engine(model, **settings_)
     with pytest.raises(gh.InputError, match="the model is of type Encoder, which does not generate"):
         gh.Engine(gh.build(gh.preset("tiny-encoder")))  # type: ignore[arg-type]
+    with pytest.raises(gh.InputError, match="the model is of type str, which does not generate"):
+        gh.generate("gpt2", None, [])  # type: ignore[arg-type]
     with pytest.raises(gh.InputError, match="the spec has no start_id"):
         gh.Engine(gh.build(gh.preset("tiny-seq2seq", start_id=None)))
     with pytest.raises(gh.InputError, match="the draft model has a vocab_size of 256"):

@@ -170,3 +170,14 @@ def test_a_backend_is_an_abstract_class() -> None:
         Backend(Mask())  # type: ignore[abstract]
     assert issubclass(Sdpa, Backend)
     assert "softcap=2.0" in repr(Attend(1.0, 0.0, 2.0))
+
+
+def test_mixed_prefill_needs_the_decode_backend(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(decode_attention, "is_supported", lambda *_: True)
+    model = gh.build(gh.preset("tiny-decoder", attention_dropout=0.1))
+    weight = model.token_embedding.table.weight
+    assert not model.stack.supports_mixed_prefill(weight)  # dropout is active
+    model.eval()
+    assert model.stack.supports_mixed_prefill(weight)
+    model.stack.backends = (Sdpa, Explicit)
+    assert not model.stack.supports_mixed_prefill(weight)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
+from torch import nn
 
 import glasshouse as gh
 
@@ -38,3 +40,27 @@ def test_the_encoder_runs_once_for_a_cached_target() -> None:
         for t in range(1, 4):
             model(None, target[:, t : t + 1], cache=cache)
     assert len(runs) == 1
+
+
+def test_a_cache_without_a_source_is_refused() -> None:
+    model, other = gh.build(gh.preset("tiny-seq2seq")), gh.build(gh.preset("tiny-decoder"))
+    ids = torch.tensor([[1, 2]])
+    with pytest.raises(gh.GlasshouseError, match="no room for a source; make one with this model's make_cache"):
+        model(ids, ids, cache=other.make_cache(1, 8))
+
+
+def test_wrapped_attention_is_cached() -> None:
+    class Wrapper(nn.Module):
+        def __init__(self, layer: nn.Module) -> None:
+            super().__init__()
+            self.layer = layer
+
+        def forward(self, *arguments: object) -> torch.Tensor:
+            return self.layer(*arguments)
+
+    model = gh.build(gh.preset("tiny-seq2seq", start_id=1)).eval()
+    expected = gh.generate(model, None, [[5, 6, 7]], max_new_tokens=4)[0].ids
+    for block in model.decoder.blocks:
+        for part in (block.attention, block.cross):
+            part.layer = Wrapper(part.layer)
+    assert gh.generate(model, None, [[5, 6, 7]], max_new_tokens=4)[0].ids == expected

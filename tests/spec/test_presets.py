@@ -118,3 +118,10 @@ def test_unknown_names_suggest_the_nearest() -> None:
         gh.preset("gpt-2")
     with pytest.raises(gh.ConfigError, match=r"n_layerz is not a setting of 'decoder'; did you mean n_layers\?"):
         gh.preset("gpt2", n_layerz=2)
+
+
+def test_the_default_attention_is_not_written() -> None:
+    """Files and fingerprints are those of before `attention` was a setting."""
+    table = config.dump(spec.preset("gpt2"))
+    assert "attention" not in table
+    assert spec.parse(table) == spec.parse(table | {"attention": {"kind": "softmax"}}) == spec.preset("gpt2")

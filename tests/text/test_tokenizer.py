@@ -555,3 +555,10 @@ def test_a_chat_template_goes_along(tmp_path: Path) -> None:
     Tokenizer.load(tmp_path / "theirs").save(tmp_path / "ours")
     again = transformers.AutoTokenizer.from_pretrained(tmp_path / "ours")
     assert again.chat_template == theirs.chat_template
+
+
+def test_special_tokens_may_be_changed() -> None:
+    tok = Tokenizer.train(texts=["to be"], vocab_size=266)
+    tok.special_tokens = {"eos": "<|end|>"}
+    assert tok.special_id("eos") == tok.token_to_id("<|end|>")
+    assert tok.special_id("pad") is None

@@ -42,8 +42,8 @@ class Engine:
     Threads may share an engine. `submit` and `cancel` return at once, from any thread and also during a step: they
     do nothing on the device. Any thread may call `step`, `run` or `stream`; one thread steps at a time, and in the
     others a call of `step` waits until that step is over. A server gives one thread `run_forever`, submits from
-    others, waits with `Request.wait` or `Request.stream`, and ends with `close`. If a step raises, the running
-    requests end with finish_reason "error", and the engine remains usable.
+    others, waits with `Request.wait` or `Request.stream`, and ends with `close`. If a step raises, the requests
+    that have slots end with finish_reason "error", and the engine remains usable.
 
     >>> import glasshouse as gh
     >>> engine = gh.Engine(gh.build(gh.preset("tiny-decoder")), slots=2, max_len=32)
@@ -156,7 +156,7 @@ class Engine:
         options = options.with_suppressed(self._rules.suppressed)
         end_ids = frozenset((*self.spec.end_ids, *options.stop_token_ids))
         self._check(options, end_ids, n_best)
-        prompt, source = self._split(ids, target_prefix)
+        prompt, source = self._split(list(ids), target_prefix)
         request = Request(
             prompt,
             options,

@@ -12,6 +12,7 @@ from glasshouse.generation.inference_model import Weights
 from glasshouse.generation.request import Completion, Request
 from glasshouse.generation.sampling_params import SamplingParams
 from glasshouse.generation.speculation import Speculator
+from glasshouse.generation.validation import check_model
 from glasshouse.models import Decoder, Seq2Seq
 from glasshouse.models.length import check_length
 from glasshouse.models.prompt import Prompt, encode_prompt
@@ -124,6 +125,7 @@ def generate_requests(
     >>> [len(request.completions()) for request in requests]
     [2, 2]
     """
+    check_model(model)
     prompt_ids = [encode_prompt(prompt, tok, model.spec) for prompt in as_list(prompts)]
     check_count("n", n)
     beams = options.beams
@@ -176,6 +178,7 @@ def stream(model: Decoder | Seq2Seq, tok: Tokenizer, prompt: Prompt, **settings:
     True
     """
     options = SamplingParams.parse(settings)
+    check_model(model)
     ids = encode_prompt(prompt, tok, model.spec)
     max_len, source_len = required_lengths(model, [ids], options)
     check_beams(model, options.beams, max_len, source_len or 0)

@@ -58,9 +58,8 @@ class ModelRunner:
         self.model = prepare_for_inference(model, weights, slots)
         self._recorder = Recorder(self.model, sites) if sites else None
         self._compiled = compile_decode(self.model, slots) if compile else None
-        can_mix = isinstance(model, Decoder) and model.stack.supports_mixed_prefill(
-            model.token_embedding.table.weight
-        )
+        weight = model.token_embedding.table.weight
+        can_mix = isinstance(self.model, Decoder) and self.model.stack.supports_mixed_prefill(weight)
         self.supports_mixed_prefill = can_mix and not sites and speculator is None
         self._in_use = torch.zeros(slots, dtype=torch.long, device=device)  # 1 for slots that decode
         self._slot_ids = torch.arange(slots, device=device)

@@ -92,11 +92,11 @@ class Seq2Seq(nn.Module):
         self._cache_source(self.encoder(self.token_embedding(source, "source"), layout), layout, cache)
 
     def _cache_source(self, memory: Tensor, layout: Layout, cache: CacheView) -> None:
-        assert cache.source is not None
+        if cache.source is None:
+            raise InputError("the cache has no room for a source; make one with this model's make_cache.")
         cache.source.store_layout(layout)
-        blocks: Any = self.decoder.blocks
-        for index, block in enumerate(blocks):
-            cache.source.store(index, *block.cross.layer.project_source(memory))
+        for index, layer in enumerate(self.decoder.attention_layers("cross")):
+            cache.source.store(index, *layer.project_source(memory))
 
     def make_cache(
         self, batch: int, max_len: int, source_len: int | None = None, *, chunk: int | None = None

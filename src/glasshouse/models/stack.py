@@ -17,6 +17,7 @@ from glasshouse.layers.layout import Layout
 from glasshouse.layers.mask import Mask, make_mask
 from glasshouse.layers.norm import make_norm
 from glasshouse.layers.position import make_position
+from glasshouse.layers.sublayer import Sublayer
 
 
 class Stack(nn.Module):
@@ -110,14 +111,20 @@ class Stack(nn.Module):
 
     def kv_shapes(self, part: Literal["attention", "cross"] = "attention") -> list[KVShape]:
         """Return what a cache must hold for the attention, or the cross-attention, of each layer."""
-        layers: list[Any] = [block.get_submodule(f"{part}.layer") for block in self.blocks]
-        return [layer.kv_shape for layer in layers]
+        return [layer.kv_shape for layer in self.attention_layers(part)]
+
+    def attention_layers(self, part: Literal["attention", "cross"]) -> list[Any]:
+        """Return the attention, or the cross-attention, of each block, found also where a module wraps it."""
+        inside = (block.get_submodule(part).modules() for block in self.blocks)
+        return [next(module for module in modules if isinstance(module, Sublayer)) for modules in inside]
 
     def supports_mixed_prefill(self, like: Tensor) -> bool:
         """Whether tokens of several sequences may be batched in one row: if the decode backend attends everywhere."""
         tokens = torch.zeros(1, 2, dtype=torch.long, device=like.device)
         queries, keys = Layout(tokens), Layout(tokens, ordered=True)
-        masks = [self.mask(queries, keys, like.dtype, window, rows=tokens) for window in self.windows]
-        return all(
-            Decode.supports(self.situation(mask, queries, keys, like.dtype, cached=True)) for mask in masks
-        ) and all(type(layer) is Attend for layer in self.modules() if isinstance(layer, Attend))  # no edit
+        for window in self.windows:
+            mask = self.mask(queries, keys, like.dtype, window, rows=tokens)
+            s = self.situation(mask, queries, keys, like.dtype, cached=True)
+            if next((backend for backend in self.backends if backend.supports(s)), None) is not Decode:
+                return False
+        return all(type(layer) is Attend for layer in self.modules() if isinstance(layer, Attend))  # no edit

@@ -1,6 +1,6 @@
 """The loss: cross-entropy at the positions of the loss mask. Most objectives differ only in their batches.
 
-There is no host sync and no branch on values here, so that `torch.compile` takes model and loss as one graph.
+There is no host sync and no branch on values here, so that `torch.compile` can take model and loss as one graph.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 from glasshouse.config import Settings, require
@@ -31,7 +31,7 @@ class TransformerSpec(Settings):
     max_len: int = 1024  # number of learned positions; for other kinds, the context length of training
 
     position: Position = Learned()
-    attention: Attention = SoftmaxAttention()
+    attention: Attention = field(default=SoftmaxAttention(), metadata={"omit_default": True})
     norm: Norm = LayerNorm()
     norm_placement: NormPlacement = "pre"
     final_norm: bool = True

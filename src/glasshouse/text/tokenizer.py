@@ -274,7 +274,7 @@ class Tokenizer:
 
     def special_id(self, role: str) -> int | None:
         """Return the id of the special token with a role ("bos", "eos", "pad" and so on), or None."""
-        return self._vocabulary.special_id(role)
+        return self._vocabulary.special_id(role, self.special_tokens)
 
     @cached_property
     def fingerprint(self) -> str:

@@ -62,7 +62,7 @@ def read_texts(
 
 def has_chat_tokens(special_tokens: Mapping[str, str]) -> bool:
     """Whether the special tokens include those of the default chat template."""
-    return all(special_tokens.get(key) == DEFAULT_SPECIAL_TOKENS[key] for key in CHAT_TOKENS)
+    return {special_tokens.get(key) for key in CHAT_TOKENS} == {DEFAULT_SPECIAL_TOKENS[key] for key in CHAT_TOKENS}
 
 
 def train(

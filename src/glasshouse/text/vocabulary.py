@@ -24,7 +24,6 @@ class Vocabulary:
         added = rust.get_added_tokens_decoder()
         self.added = frozenset(added)
         special = {token.content for token in added.values() if token.special}
-        self.special_tokens = special_tokens
         self.special_texts = special.union(special_tokens.values())
         self.special_ids = frozenset(n for n, token in self.tokens.items() if token in self.special_texts)
 
@@ -36,13 +35,13 @@ class Vocabulary:
         ids = [self.ids.get(BYTE_TO_UNICODE[byte]) for byte in range(256)]
         return None if None in ids else cast(list[int], ids)
 
-    def special_id(self, role: str) -> int | None:
+    def special_id(self, role: str, special_tokens: Mapping[str, str]) -> int | None:
         """Return the id of the special token with a role, or None if there is none."""
         if role not in SPECIAL_TOKEN_ROLES:
             raise InputError(
                 f"{role!r} is not the role of a special token; {did_you_mean(role, SPECIAL_TOKEN_ROLES)}"
             )
-        return self.ids.get(self.special_tokens[role]) if role in self.special_tokens else None
+        return self.ids.get(special_tokens[role]) if role in special_tokens else None
 
     def checked(self, ids: Iterable[int]) -> list[int]:
         """Return ids as a list; raise InputError for what is not an id of the vocabulary."""
