@@ -99,13 +99,6 @@ def test_derived_sizes_scale_with_given_ones() -> None:
     assert gh.preset("t5-small", n_layers=3, n_encoder_layers=1).n_encoder_layers == 1
 
 
-def test_a_spec_saved_before_attention_was_a_choice_loads() -> None:
-    s = gh.preset("tiny-seq2seq", attention="softmax")
-    table = config.dump(s)
-    assert table.pop("attention") == {"kind": "softmax"}
-    assert spec.parse(table) == s == gh.preset("tiny-seq2seq")
-
-
 def test_another_vocabulary_drops_the_special_ids() -> None:
     assert gh.preset("gpt2").end_ids == (50_256,)
     small = gh.preset("gpt2", vocab_size=65)
