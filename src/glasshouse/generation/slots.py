@@ -20,7 +20,7 @@ class CachedTokens:
 
     slot: int
     tokens: list[int] = field(default_factory=list)  # the prompt and the generated tokens that the host knows
-    n_cached: int = 0  # tokens whose keys and values are in the cache, once the steps launched so far have run
+    n_cached: int = 0  # tokens whose keys and values are cached, once the steps planned so far have run
     max_cached: int = 0  # the maximum of n_cached since the slot was filled: rejected drafts lower n_cached
 
     def advance(self, kept: int, written: int | None = None) -> None:

@@ -47,7 +47,7 @@ class AttentionMap:
 
     @property
     def n_bytes(self) -> int:
-        """How much memory it uses."""
+        """Memory of queries, keys, values and bias, which are most of it."""
         tensors = [self.kernel.q, self.kernel.k, self.kernel.v, self.kernel.mask.bias]
         return sum(one.numel() * one.element_size() for one in tensors if one is not None)
 

@@ -146,7 +146,7 @@ class HookManager:
         self.undo.callback(handle.remove)
 
     def _hook_recompute(self, site: Site, hooks: list[Hook]) -> None:
-        """Recompute scores or pattern from the inputs of a fused kernel, which never materializes them."""
+        """Recompute scores or pattern from the inputs of the attention, as fused kernels never materialize them."""
 
         def on_output(module: nn.Module, args: tuple[Tensor, Tensor, Tensor, Backend], value: Tensor) -> None:
             attend, (q, k, v, backend) = cast(Attend, module), args
@@ -162,7 +162,7 @@ class HookManager:
         self.undo.callback(site.module.register_forward_hook(on_output).remove)
 
     def _replace_kernel(self, model: nn.Module, path: str, by_site: dict[Site, list[Hook]]) -> None:
-        """Replace an attention kernel by an explicit one with hooks on scores and pattern."""
+        """Replace the attention of a layer by one with explicit scores and pattern, and hooks on them."""
         here = {site.hook_point: hooks for site, hooks in by_site.items() if (site.model, site.path) == (model, path)}
         parent, _, name = path.rpartition(".")
         attention, module = model.get_submodule(parent), model.get_submodule(path)

@@ -25,11 +25,11 @@ from glasshouse.text.pretokenizer import MAX_WORDS
 from glasshouse.text.tokenizer_folder import TOKENIZER, TokenizerFiles, parse, refuse_code
 from glasshouse.text.tokenizer_json import (
     SPECIAL_TOKEN_ROLES,
-    checked,
     decoder_kinds,
     find_special_tokens,
     hide_special_tokens,
     merges_of,
+    validated,
 )
 from glasshouse.text.tokenizers_library import decode_byte_fallback, encode_invalid_utf8, library_errors, truncate
 from glasshouse.text.utf8 import checked_text, is_invalid_utf8
@@ -106,7 +106,7 @@ class Tokenizer:
         """
         config, special_tokens_map = dict(config or {}), dict(special_tokens_map or {})
         refuse_code(config, source)
-        tokenizer_json = checked(parse(text, source), source)
+        tokenizer_json = validated(parse(text, source), source)
         special_tokens = find_special_tokens(special_tokens_map, source) | find_special_tokens(config, source)
         with library_errors(StoreError, f"{source!r} cannot be used"):
             tokenizer = cls(tokenizer_json, config, special_tokens_map, special_tokens)

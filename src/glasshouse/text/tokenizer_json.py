@@ -19,7 +19,7 @@ PREFIX = "continuing_subword_prefix"
 BYTE_FALLBACK = re.compile("<0x([0-9A-Fa-f]{2})>")  # a byte-fallback token of SentencePiece
 
 
-def checked(tokenizer_json: JsonDict, source: str) -> JsonDict:
+def validated(tokenizer_json: JsonDict, source: str) -> JsonDict:
     """Return a tokenizer.json that encodes a text as it is, once it has been checked."""
     check(tokenizer_json, source)
     model = tokenizer_json["model"]

@@ -149,7 +149,7 @@ class Trainer:
         return step % interval == 0 or step == self.setup.steps
 
     def _stream(self) -> Generator[Batch]:
-        """Yield the next batch again and again, except those to skip."""
+        """Yield the batches from the next one on, except those to skip; again from there after a rollback."""
         state = self.state
         while True:  # once, and again after each rollback
             prefetched = self._prefetched(state.next_batch)
