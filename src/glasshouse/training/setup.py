@@ -27,13 +27,12 @@ from glasshouse.training.folder import METRICS
 from glasshouse.training.journal import CheckpointLog, Journal
 from glasshouse.training.optimizer import make_optimizer
 from glasshouse.training.probes import Probes, first_texts
-from glasshouse.training.progress import ProgressReporter
+from glasshouse.training.progress import ProgressReporter, Throughput
 from glasshouse.training.run import Pretrained, Run
 from glasshouse.training.samples import make_prompts
 from glasshouse.training.schedule import Schedule
 from glasshouse.training.signals import Signals
 from glasshouse.training.step import TrainStep
-from glasshouse.training.throughput import Throughput
 
 SHARE = 0.4  # of memory for activations; weights, gradients and optimizer state need the rest
 KEPT = 40  # stored activations per token, layer and unit of d_model; measured: 20 to 35
