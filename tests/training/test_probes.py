@@ -25,8 +25,8 @@ from glasshouse.layers.module_swap import HOOK_ATTRIBUTES
 from glasshouse.models import Decoder
 from glasshouse.objectives import Objective, make_dataset
 from glasshouse.objectives.metric_sums import evaluate_batch
-from glasshouse.training import Run, StoppedError, probes, train
-from glasshouse.training.probes import Probes, first_texts
+from glasshouse.training import Run, StoppedError, checkpoint_log, train
+from glasshouse.training.checkpoint_log import Probes, first_texts
 from glasshouse.training.result import Result
 
 pytestmark = pytest.mark.slow
@@ -423,7 +423,7 @@ def test_a_run_that_rolls_back_has_one_line_per_step(data_folder: Path, monkeypa
 
 
 def test_an_error_is_logged_and_training_continues(data_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real, calls = probes.residual_norms, []
+    real, calls = checkpoint_log.residual_norms, []
 
     def fails(*arguments: Any, **call: Any) -> torch.Tensor:  # noqa: ANN401
         calls.append(1)
@@ -431,7 +431,7 @@ def test_an_error_is_logged_and_training_continues(data_folder: Path, monkeypatc
             raise torch.OutOfMemoryError("CUDA out of memory\nand a page about it")
         return real(*arguments, **call)
 
-    monkeypatch.setattr(probes, "residual_norms", fails)
+    monkeypatch.setattr(checkpoint_log, "residual_norms", fails)
     reporter = RecordingReporter()
     train(Run.from_dict(table(data_folder, eval_every=100)), reporter)
     assert [text for text in reporter.messages if text.startswith("no probes")] == [

@@ -16,9 +16,9 @@ from glasshouse.generation import engine
 from glasshouse.layers import lora
 from glasshouse.layers.module_swap import HOOK_ATTRIBUTES
 from glasshouse.objectives import make_dataset
-from glasshouse.training import Run, samples, train
+from glasshouse.training import Run, checkpoint_log, train
+from glasshouse.training.checkpoint_log import MaskedPrompts, SourcePrompts, TextPrompts, make_prompts
 from glasshouse.training.result import Result
-from glasshouse.training.samples import MaskedPrompts, SourcePrompts, TextPrompts, make_prompts
 
 pytestmark = pytest.mark.slow
 
@@ -274,7 +274,7 @@ def test_an_error_is_logged_once_and_training_continues(
     def fails(*_: Any, **__: Any) -> Any:  # noqa: ANN401
         raise torch.OutOfMemoryError("CUDA out of memory\nand a page about it")
 
-    monkeypatch.setattr(samples, "generate", fails)
+    monkeypatch.setattr(checkpoint_log, "generate", fails)
     reporter = RecordingReporter()
     result: Result = train(Run.from_dict(table(data_folder)), reporter)
     assert [text for text in reporter.messages if text.startswith("no samples")] == [

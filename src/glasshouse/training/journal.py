@@ -5,12 +5,10 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from glasshouse.config import JsonDict
-from glasshouse.models import Model
 from glasshouse.training.folder import METRICS, PROBES, SAMPLES
 
 LAST_STEP = 2**53  # larger integers are not exact in a browser
@@ -128,35 +126,3 @@ class Journal:
             file.flush()
             os.fsync(file.fileno())
         fresh.replace(self.path)
-
-
-class CheckpointLog:
-    """Writes probes.jsonl and samples.jsonl at each checkpoint, by functions of the model.
-
-    An error is logged once per reason, and training continues. Both use the trained weights, even if their EMA is
-    validated and saved: they show how training proceeds.
-    """
-
-    def __init__(
-        self, folder: Path, functions: Mapping[str, Callable[[Model], JsonDict]], log: Callable[[str], None]
-    ) -> None:
-        self._functions, self._log, self._logged = functions, log, set[str]()
-        self._journals = {"probes": Journal(folder / PROBES), "samples": Journal(folder / SAMPLES)}
-
-    def write(self, step: int, model: Model) -> None:
-        """Write the probes and samples of a model after a step."""
-        for name, function in self._functions.items():
-            try:
-                found = function(model)
-            except Exception as error:
-                reason = f"{type(error).__name__}: {error}".partition("\n")[0]
-                if reason not in self._logged:
-                    self._log(f"no {name} at step {step} ({reason}); training continues")
-                self._logged.add(reason)
-            else:
-                self._journals[name].write(step, **found)
-
-    def truncate(self, step: int) -> None:
-        """Drop the lines from a step on."""
-        for journal in self._journals.values():
-            journal.truncate(step)

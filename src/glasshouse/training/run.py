@@ -27,7 +27,7 @@ CHANGEABLE_ON_RESUME = {
 }
 DEFAULT_STEPS = 1000  # if neither steps nor epochs are given
 DEFAULT_SCHEDULE = Cosine(warmup=100)  # a run of fewer steps warms up for a tenth of them
-PROBE_NAMES = ("entropy", "induction", "previous_token", "resid_norms", "logit_lens")  # in training/probes.py
+PROBE_NAMES = ("entropy", "induction", "previous_token", "resid_norms", "logit_lens")  # in training/checkpoint_log.py
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,6 @@ import torch
 
 from glasshouse import device as machine
 from glasshouse import spec
-from glasshouse.config import JsonDict
 from glasshouse.data import Batches, Corpus, Dataset
 from glasshouse.errors import InputError
 from glasshouse.hub.run_checkpoints import CHECKPOINTS
@@ -20,16 +18,15 @@ from glasshouse.objectives import Objective, find_objective, make_dataset
 from glasshouse.text import Tokenizer
 from glasshouse.training import model_setup
 from glasshouse.training.checkpoint import Checkpointer, TrainerState
+from glasshouse.training.checkpoint_log import CheckpointLog, Probes, first_texts, make_prompts
 from glasshouse.training.checkpoints import Checkpoints
 from glasshouse.training.datasets import Datasets
 from glasshouse.training.ema import EMA
 from glasshouse.training.folder import METRICS
-from glasshouse.training.journal import CheckpointLog, Journal
+from glasshouse.training.journal import Journal
 from glasshouse.training.optimizer import make_optimizer
-from glasshouse.training.probes import Probes, first_texts
 from glasshouse.training.progress import ProgressReporter, Throughput
 from glasshouse.training.run import Pretrained, Run
-from glasshouse.training.samples import make_prompts
 from glasshouse.training.schedule import Schedule
 from glasshouse.training.signals import Signals
 from glasshouse.training.step import TrainStep
@@ -111,7 +108,14 @@ def make_setup(
     grad_accum = choice.grad_accum or estimate_grad_accum(model.spec, batches.batch_size, length, device)
     state = TrainerState(grad_accum=grad_accum, initial_steps=steps)
     checkpoints = Checkpoints(folder / CHECKPOINTS, choice.keep_checkpoints, choice.keep_snapshots)
-    functions = _checkpoint_functions(run, model, val_samples, tok, train_step.autocast_dtype)
+    probes = Probes(
+        model,
+        first_texts(val_samples),
+        names=choice.probes,
+        length=length,
+        autocast_dtype=train_step.autocast_dtype,
+    )
+    prompts = make_prompts(val_samples, tok, length, choice.sample_prompts)
     return Setup(
         run=run,
         folder=folder,
@@ -132,7 +136,7 @@ def make_setup(
         state=state,
         checkpointer=Checkpointer(model, train_step, ema, state, tok, checkpoints),
         metrics=Journal(folder / METRICS),
-        checkpoint_log=CheckpointLog(folder, functions, reporter.log),
+        checkpoint_log=CheckpointLog(folder, probes, prompts, reporter.log),
     )
 
 
@@ -150,19 +154,6 @@ def _make_data(run: Run, s: spec.Spec, objective: Objective[Any], datasets: Data
         if datasets.validation.folder != datasets.train.folder:
             raise
         raise InputError(f"the validation set is too small, so raise data.val_fraction: {error}") from None
-
-
-def _checkpoint_functions(
-    run: Run, model: Model, val_samples: Dataset, tok: Tokenizer, autocast_dtype: torch.dtype
-) -> dict[str, Callable[[Model], JsonDict]]:
-    """Return the functions whose results are logged at each checkpoint."""
-    length, choice, texts = run.data.seq_len, run.train, first_texts(val_samples)
-    probes = Probes(model, texts, names=choice.probes, length=length, autocast_dtype=autocast_dtype)
-    prompts = make_prompts(val_samples, tok, length, choice.sample_prompts)
-    functions: dict[str, Callable[[Model], JsonDict]] = {"probes": probes.take} if probes.names else {}
-    if prompts is not None:
-        functions["samples"] = lambda model: {"samples": prompts.take(model)}
-    return functions
 
 
 def resolve_precision(name: str, device: torch.device) -> torch.dtype:
