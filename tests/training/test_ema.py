@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from glasshouse.errors import InputError
-from glasshouse.training.ema import EMA
+from glasshouse.training.step import EMA
 
 
 def test_by_hand() -> None:

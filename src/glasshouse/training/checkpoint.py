@@ -25,8 +25,7 @@ from glasshouse.models import Model
 from glasshouse.models.builder import instantiate
 from glasshouse.text import Tokenizer
 from glasshouse.training.checkpoints import CheckpointData, Checkpoints, read
-from glasshouse.training.ema import EMA
-from glasshouse.training.step import TrainStep
+from glasshouse.training.step import EMA, TrainStep
 
 
 @dataclass

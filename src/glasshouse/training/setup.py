@@ -21,7 +21,6 @@ from glasshouse.training.checkpoint import Checkpointer, TrainerState
 from glasshouse.training.checkpoint_log import CheckpointLog, Probes, first_texts, make_prompts
 from glasshouse.training.checkpoints import Checkpoints
 from glasshouse.training.datasets import Datasets
-from glasshouse.training.ema import EMA
 from glasshouse.training.folder import METRICS
 from glasshouse.training.journal import Journal
 from glasshouse.training.optimizer import make_optimizer
@@ -29,7 +28,7 @@ from glasshouse.training.progress import ProgressReporter, Throughput
 from glasshouse.training.run import Pretrained, Run
 from glasshouse.training.schedule import Schedule
 from glasshouse.training.signals import Signals
-from glasshouse.training.step import TrainStep
+from glasshouse.training.step import EMA, TrainStep
 
 SHARE = 0.4  # of memory for activations; weights, gradients and optimizer state need the rest
 KEPT = 40  # stored activations per token, layer and unit of d_model; measured: 20 to 35
