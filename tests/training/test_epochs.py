@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import signal
 from pathlib import Path
 
 import pytest
+from runs import RecordingReporter, assert_same
 
 import glasshouse as gh
 from glasshouse.errors import ConfigError, InputError
 from glasshouse.page.metric_curves import Curves
-from glasshouse.training import Run
+from glasshouse.training import Run, StoppedError
 
 MODEL = {"preset": "tiny-decoder", "n_layers": 1}
 
@@ -46,6 +49,33 @@ def test_a_warmup_longer_than_the_epochs_becomes_a_tenth(tmp_path: Path) -> None
     assert Run.from_dict(table(tmp_path, epochs=100)).train.planned(100, 4)[1].warmup == 100
     kept = Run.from_dict(table(tmp_path, epochs=3, schedule={"kind": "cosine", "warmup": 20})).train
     assert kept.planned(samples=100, batch_size=10)[1].warmup == 20
+
+
+def test_the_default_schedule_is_the_same_after_a_resume_from_the_run_folder(tmp_path: Path) -> None:
+    """Of 100 to 999 steps, where a warm-up of 100 would fit and the default is a tenth of the steps."""
+    quiet = {"epochs": 11.5, "probes": [], "sample_prompts": 0, "keep_snapshots": 0}
+    gh.train(Run.from_dict(table(tmp_path, **{**quiet, "out": str(tmp_path / "whole")})), progress=False)
+    lines = [json.loads(line) for line in (tmp_path / "whole" / "metrics.jsonl").read_text().splitlines()]
+    assert 100 <= len(lines) < 1000
+    warmup = len(lines) // 10
+    assert [line["lr"] for line in lines[:warmup]] == [1e-3 * ((step + 1) / warmup) for step in range(warmup)]
+    with pytest.raises(StoppedError, match="after step 3"):
+        gh.train(
+            Run.from_dict(table(tmp_path, **quiet)),
+            RecordingReporter(3, lambda: os.kill(os.getpid(), signal.SIGTERM)),
+        )
+    gh.train(Run.load(tmp_path / "run"), progress=False)
+    assert_same(tmp_path, "whole", "run")
+
+
+def test_a_shortened_warmup_is_logged(tmp_path: Path) -> None:
+    run, reporter = (
+        Run.from_dict(table(tmp_path, epochs=1, schedule={"kind": "linear", "warmup": 5000})),
+        RecordingReporter(),
+    )
+    steps = gh.train(run, reporter).steps
+    line = f"the warm-up is shortened from 5000 steps to {steps // 10}, as train.epochs of 1 are {steps} steps"
+    assert reporter.messages.count(line) == 1
 
 
 def test_one_of_steps_and_epochs_replaces_the_other() -> None:

@@ -24,7 +24,7 @@ from glasshouse.page.view import Endpoint, View
 from glasshouse.training.checkpoints import list_checkpoints
 from glasshouse.training.folder import LOCK, PROBES, SAMPLES
 from glasshouse.training.journal import PER_HEAD, PER_LAYER, Journal
-from glasshouse.training.run import Run
+from glasshouse.training.run import Run, default_schedule
 
 try:
     import fcntl
@@ -112,7 +112,7 @@ def run_settings(traces: TraceCache, params: RunSettings) -> JsonDict:
         "train.batch_tokens": f"{choice.batch_tokens:,} tokens per step",
         "train.optimizer": optimizer.kind,
         "train.lr": f"{optimizer.lr:g}",
-        "train.schedule": choice.schedule.kind,
+        "train.schedule": (choice.schedule or default_schedule(0)).kind,
         "train.grad_clip": f"{choice.grad_clip:g}" if choice.grad_clip else "none",
         "train.seed": str(choice.seed),
     }

@@ -12,7 +12,7 @@ from glasshouse import config, store
 from glasshouse.errors import InputError, StoreError
 from glasshouse.hub import peft, serialization
 from glasshouse.hub.run_checkpoints import CHECKPOINTS, MODEL, RUN, is_run, saved_steps, step_folder_name
-from glasshouse.training.run import Run
+from glasshouse.training.run import Run, default_schedule
 
 try:
     import fcntl
@@ -82,7 +82,7 @@ def _drop(folder: Path) -> None:
 
 def _check_resumable(old: Run, run: Run, folder: Path, taken: int) -> None:
     """Refuse settings that would have changed the steps already taken."""
-    before, after, schedule = old.train.steps, run.train.steps, old.train.schedule
+    before, after = old.train.steps, run.train.steps
     differences = old.differences(run)
     if any(not difference.startswith("train.steps ") for difference in differences):
         raise InputError(
@@ -96,6 +96,7 @@ def _check_resumable(old: Run, run: Run, folder: Path, taken: int) -> None:
             f"train.steps is {after}, but the run in {str(folder)!r} has taken {taken} steps; give at least as many, "
             "or train.out=FOLDER to start a new run."
         )
+    schedule = old.train.schedule or default_schedule(before)
     if (step := schedule.first_difference(before, after, taken)) is not None:
         raise InputError(
             f"train.steps was {before} and is {after}, but of the {taken} steps that the run in {str(folder)!r} has "

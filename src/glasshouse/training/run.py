@@ -26,7 +26,7 @@ CHANGEABLE_ON_RESUME = {
     *("train.device", "train.compile", "train.grad_accum", "train.workers", "train.on_nonfinite", "train.wandb"),
 }
 DEFAULT_STEPS = 1000  # if neither steps nor epochs are given
-DEFAULT_SCHEDULE = Cosine(warmup=100)  # a run of fewer steps warms up for a tenth of them
+DEFAULT_WARMUP = 100  # steps; a run of less than ten times as many warms up for a tenth of them
 PROBE_NAMES = ("entropy", "induction", "previous_token", "resid_norms", "logit_lens")  # in training/checkpoint_log.py
 
 
@@ -100,6 +100,15 @@ class Data(Settings):
         require(self.vocab_size > 0, "data.vocab_size", self.vocab_size, "at least 1")
 
 
+def default_schedule(steps: int) -> Schedule:
+    """Return the schedule of a run that names none.
+
+    >>> default_schedule(50), default_schedule(5000)
+    (Cosine(warmup=5, final_factor=0.1), Cosine(warmup=100, final_factor=0.1))
+    """
+    return Cosine(warmup=min(DEFAULT_WARMUP, steps // 10))
+
+
 @dataclass(frozen=True)
 class Train(Settings):
     """Optimization, precision, evaluation and checkpoint settings."""
@@ -110,7 +119,7 @@ class Train(Settings):
     grad_accum: int = 0  # micro-batches per step (gradient accumulation); 0: as many as memory requires
     optimizer: Optimizer = AdamW()
     lr: float | None = None  # overrides the optimizer's
-    schedule: Schedule = DEFAULT_SCHEDULE
+    schedule: Schedule | None = None  # None: cosine, with a warm-up of a tenth of the steps and at most 100
     grad_clip: float = 1.0  # maximum gradient norm; 0: no clipping
     label_smoothing: float = 0.0  # probability mass spread evenly over all classes
     ema: float = 0.0  # decay of the exponential moving average of the weights; 0: no EMA
@@ -160,10 +169,11 @@ class Train(Settings):
                 )
 
     def _check_warmup(self, steps: int) -> None:
-        if self.schedule is DEFAULT_SCHEDULE and (shorter := steps // 10) < DEFAULT_SCHEDULE.warmup:
-            object.__setattr__(self, "schedule", replace(DEFAULT_SCHEDULE, warmup=shorter))
-        rule = f"at most train.steps = {steps}"
-        require(self.schedule.warmup <= steps, "train.schedule.warmup", self.schedule.warmup, rule)
+        if self.schedule is None:
+            object.__setattr__(self, "schedule", default_schedule(steps))
+        elif self.schedule.warmup > steps:
+            rule = f"at most train.steps = {steps}"
+            require(False, "train.schedule.warmup", self.schedule.warmup, rule)
 
     def planned(self, samples: int, batch_size: int) -> tuple[int, Schedule]:
         """Return the number of steps and the schedule; `epochs` are converted with the number of samples.
@@ -173,12 +183,11 @@ class Train(Settings):
         >>> Train(epochs=2.5).planned(samples=1000, batch_size=32)
         (79, Cosine(warmup=7, final_factor=0.1))
         """
-        if self.epochs is None:
-            return self.steps or DEFAULT_STEPS, self.schedule
-        steps = math.ceil(self.epochs * samples / batch_size)
-        shorter = self.schedule is DEFAULT_SCHEDULE or self.schedule.warmup > steps
-        warmup = min(self.schedule.warmup, steps // 10) if shorter else self.schedule.warmup
-        return steps, replace(self.schedule, warmup=warmup)
+        steps = self.steps or DEFAULT_STEPS
+        if self.epochs is not None:
+            steps = math.ceil(self.epochs * samples / batch_size)
+        schedule = self.schedule or default_schedule(steps)
+        return steps, schedule if schedule.warmup <= steps else replace(schedule, warmup=steps // 10)
 
     def chosen_optimizer(self) -> Optimizer:
         """Return the optimizer with `lr` applied."""

@@ -88,6 +88,11 @@ def make_setup(
     objective = find_objective(model.spec, datasets.train)
     batches, val_samples = _make_data(run, model.spec, objective, datasets)
     steps, schedule = choice.planned(len(batches.samples), batches.batch_size)
+    if choice.schedule is not None and schedule.warmup < choice.schedule.warmup:
+        reporter.log(
+            f"the warm-up is shortened from {choice.schedule.warmup} steps to {schedule.warmup}, as train.epochs of "
+            f"{choice.epochs:g} are {_count(steps, 'step')}"
+        )
     train_step = TrainStep(
         model,
         make_optimizer(model, choice.chosen_optimizer()),
