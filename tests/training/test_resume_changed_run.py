@@ -190,6 +190,38 @@ def test_lora_resumes_only_with_its_base_model(data_folder: Path) -> None:
     assert train(Run.from_dict(settings)).steps == 12
 
 
+CHANGED_MODELS = [
+    ("n_heads", "model.n_heads was 4 and is 2"),  # the weights have the same shapes
+    ("dropout", "model.dropout was 0.2 and is 0.3"),
+    ("d_model", "model.d_model was 64 and is 32"),
+    ("position", "model.position.kind was 'rotary' and is 'alibi'"),
+]
+NEW_VALUES: dict[str, Any] = {"n_heads": 2, "dropout": 0.3, "d_model": 32, "position": "alibi"}
+
+
+@pytest.mark.parametrize(("field", "difference"), CHANGED_MODELS)
+def test_a_changed_model_is_refused_on_resume(field: str, difference: str, data_folder: Path) -> None:
+    """Given in the command, and written into run.toml, which then has no trace of the old value."""
+    with pytest.raises(StoppedError):
+        train(Run.from_dict(bare(data_folder)), RecordingReporter(2, stop))
+    settings = bare(data_folder)
+    settings["model"] = {**settings["model"], field: NEW_VALUES[field]}
+    with pytest.raises(
+        InputError, match=rf"started with other settings: model\.{field}.* give the old ones to resume"
+    ):
+        train(Run.from_dict(settings))
+    folder = data_folder / "run"
+    (folder / "run.toml").write_text(config.to_toml(settings))
+    with pytest.raises(InputError) as refused:
+        train(Run.load(folder))
+    assert str(refused.value) == (
+        f"{difference} in the run, but the checkpoint {str(folder / 'checkpoints' / 'step-00000002')!r} has the old "
+        "value; give that to resume, or train.out=FOLDER to start a new run."
+    )
+    (folder / "run.toml").write_text(config.to_toml(bare(data_folder)))
+    assert train(Run.load(folder)).steps == 12
+
+
 def test_damaged_journals_do_not_prevent_a_resume(data_folder: Path) -> None:
     choices = {"sample_prompts": 1, "probes": None, "steps": 4, "save_every": 2}
     train(Run.from_dict(bare(data_folder, out="whole", **choices)))

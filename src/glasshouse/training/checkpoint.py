@@ -18,13 +18,15 @@ from torch import Tensor
 
 from glasshouse import config, hub
 from glasshouse.config import JsonDict
-from glasshouse.errors import StoreError
+from glasshouse.errors import InputError, StoreError
 from glasshouse.hub.serialization import folder_writer
 from glasshouse.layers import lora
 from glasshouse.models import Model
 from glasshouse.models.builder import instantiate
+from glasshouse.spec import Spec
 from glasshouse.text import Tokenizer
 from glasshouse.training.checkpoints import CheckpointData, Checkpoints, read
+from glasshouse.training.run import describe_differences
 from glasshouse.training.step import EMA, TrainStep
 
 
@@ -122,6 +124,7 @@ class Checkpointer:
             self.model.load_state_dict(_under("trainable", data.tensors), strict=False)
         else:
             saved, _ = hub.load(self.checkpoints.folder(step), dtype="stored")
+            self._check_spec(saved.spec, step)
             self.model.load_state_dict(saved.state_dict())
         load_optimizer_state(data, self.train_step.optimizer)
         self.train_step.load_state_dict(data.metadata["grad_scaler"])
@@ -129,6 +132,15 @@ class Checkpointer:
             self.ema.restore(_under("ema", data.tensors), data.metadata["ema_updates"])
         load_rng_state(data)
         self.state.restore(data.metadata["trainer_state"])
+
+    def _check_spec(self, saved: Spec, step: int) -> None:
+        """Refuse the checkpoint of another model, even if its weights would fit."""
+        specs = ({"model": config.dump(s)} for s in (saved, self.model.spec))
+        if differences := describe_differences(*specs):
+            raise InputError(
+                f"{differences[0]} in the run, but the checkpoint {str(self.checkpoints.folder(step))!r} has the "
+                "old value; give that to resume, or train.out=FOLDER to start a new run."
+            )
 
     def snapshot(self) -> Model:
         """Return a copy of the model on the CPU, LoRA merged, which can be written while training continues."""

@@ -169,11 +169,9 @@ class Train(Settings):
                 )
 
     def _check_warmup(self, steps: int) -> None:
-        if self.schedule is None:
-            object.__setattr__(self, "schedule", default_schedule(steps))
-        elif self.schedule.warmup > steps:
-            rule = f"at most train.steps = {steps}"
-            require(False, "train.schedule.warmup", self.schedule.warmup, rule)
+        schedule = self.schedule or default_schedule(steps)
+        require(schedule.warmup <= steps, "train.schedule.warmup", schedule.warmup, f"at most train.steps = {steps}")
+        object.__setattr__(self, "schedule", schedule)
 
     def planned(self, samples: int, batch_size: int) -> tuple[int, Schedule]:
         """Return the number of steps and the schedule; `epochs` are converted with the number of samples.
@@ -278,11 +276,14 @@ class Run:
 
     def differences(self, other: Run) -> list[str]:
         """Describe the settings of another run that differ and that may not change on resume."""
-        mine, theirs = (dict(_flat(one.to_dict())) for one in (self, other))
-        keys = [
-            key for key in {**mine, **theirs} if key not in CHANGEABLE_ON_RESUME and mine.get(key) != theirs.get(key)
-        ]
-        return [f"{key} was {_shown(mine.get(key))} and is {_shown(theirs.get(key))}" for key in keys]
+        return describe_differences(self.to_dict(), other.to_dict())
+
+
+def describe_differences(before: JsonDict, after: JsonDict) -> list[str]:
+    """Describe the settings that differ between two nested tables and that may not change on resume."""
+    old, new = dict(_flat(before)), dict(_flat(after))
+    keys = [key for key in {**old, **new} if key not in CHANGEABLE_ON_RESUME and old.get(key) != new.get(key)]
+    return [f"{key} was {_shown(old.get(key))} and is {_shown(new.get(key))}" for key in keys]
 
 
 def _choose_length(file: JsonDict, given: JsonDict) -> None:
