@@ -20,8 +20,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 import glasshouse as gh
 from glasshouse.generation import DraftModel, PromptLookup, Request, SamplingParams
+from glasshouse.generation.model_runner import ModelRunner
 from glasshouse.generation.slots import SequenceState
 from glasshouse.generation.speculation import Speculator
+from glasshouse.generation.step import Step, StepOutput
 from glasshouse.models import Decoder, Seq2Seq
 
 MAX_LEN = 48
@@ -418,6 +420,47 @@ def test_nan_request_does_not_affect_others(kind: str) -> None:
     for prompt, request in others:
         assert request.finish_reason in ("stop", "length")
         assert request.ids == reference_generate(MODELS[kind], prompt, request.options, MAX_LEN)
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "windows"])
+def test_nan_of_a_request_cancelled_in_the_same_step_is_cleared(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = gh.Engine(nan_model(kind), slots=2, max_len=MAX_LEN)
+    engine.submit([5] * 16, max_new_tokens=12, logit_bias={39: -math.inf})  # keys beyond a short request are attended
+    broken = engine.submit([*range(8), 39], max_new_tokens=4)
+    run = engine._runner.run
+
+    def run_and_cancel(step: Step) -> StepOutput | None:  # as another thread would
+        output = run(step)
+        engine.cancel(broken)
+        return output
+
+    monkeypatch.setattr(engine._runner, "run", run_and_cancel)
+    engine.step()
+    monkeypatch.undo()
+    assert (broken.finish_reason, broken.ids) == ("cancelled", [])
+    options = SamplingParams(max_new_tokens=6, logit_bias={39: -math.inf})
+    request = engine.submit([1, 2], options)
+    engine.run()
+    assert request.ids == reference_generate(MODELS[kind], [1, 2], options, MAX_LEN)
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "windows"])
+def test_nan_not_yet_on_the_host_is_cleared_when_its_request_is_cancelled(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the device a step ahead: the first token was processed, and the second, from a NaN, was not."""
+    engine = gh.Engine(nan_model(kind), slots=2, max_len=MAX_LEN)
+    engine.submit([5] * 16, max_new_tokens=12, logit_bias={39: -math.inf})  # keys beyond a short request are attended
+    monkeypatch.setattr(ModelRunner, "runs_ahead", True)
+    broken = engine.submit([1, 2, 3], max_new_tokens=4, logit_bias={39: 1e4})
+    engine.step()
+    engine.step()
+    assert broken.ids == [39]
+    engine.cancel(broken)
+    options = SamplingParams(max_new_tokens=6, logit_bias={39: -math.inf})
+    request = engine.submit([4], options)
+    engine.run()
+    assert request.ids == reference_generate(MODELS[kind], [4], options, MAX_LEN)
 
 
 def test_nan_model_raises() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 
 from glasshouse.generation.beam_driver import BeamDriver
@@ -50,9 +51,11 @@ class OutputProcessor:
         self.beams.drop_cancelled()
         ended = [seq for seq in self.slots.running if seq.request.done]
         for seq in ended:
-            if not seq.request.ids:  # no token has shown yet that its cache is finite
-                seq.forget()
-                self.runner.clear_cache(seq.slot, 0)
+            # Only a token that was processed has shown that the cache before it is finite.
+            n_finite = len(seq.request.prompt) - 1 + len(seq.request.ids) if seq.request.ids else 0
+            if n_finite < seq.n_cached:
+                seq.n_cached = n_finite
+                self.runner.clear_cache(seq.slot, n_finite)
         self._release(ended)
 
     def clear(self) -> None:
@@ -70,7 +73,8 @@ class OutputProcessor:
             for token, logprob in zip(tokens, logprobs, strict=True):
                 if seq.request.add(token, logprob):
                     seq.tokens.append(token)
-            if seq.request.error is not None:
+            # A request that was cancelled in this step has no error, but its cache may have the same NaN.
+            if seq.request.error is not None or any(map(math.isnan, logprobs)):
                 self._purge([seq])
         self._release([seq for seq in seqs if seq.request.done and seq in self.slots.running])
 
