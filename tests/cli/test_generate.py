@@ -316,6 +316,21 @@ def test_a_request_that_fails_is_named(house: House, call: Call, lines: Callable
     assert [one.get("error", "")[: len(nan)] for one in objects(as_json.out)] == [nan, ""]
 
 
+@pytest.mark.parametrize("words", [(PROMPT,), (PROMPT, "--n", "3", "--temperature", "1"), (PROMPT, "--beams", "2")])
+def test_a_prompt_is_encoded_once(
+    words: tuple[str, ...], house: House, call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encoded, encode = [], gh.Tokenizer.encode
+
+    def counted(self: gh.Tokenizer, text: str | bytes, **choices: Any) -> list[int]:  # noqa: ANN401
+        encoded.append(text)
+        return encode(self, text, **choices)
+
+    monkeypatch.setattr(gh.Tokenizer, "encode", counted)
+    assert call("generate", house["decoder"], *words, "--max-new-tokens", "2").code == 0
+    assert encoded.count(PROMPT.encode()) == 1
+
+
 def test_a_prompt_may_be_any_bytes(house: House, call: Call) -> None:
     done = call("generate", house["decoder"], os.fsdecode(b"caf\xe9"), *FEW, "--json")
     (one,) = house.generate("decoder", b"caf\xe9")

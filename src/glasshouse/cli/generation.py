@@ -166,7 +166,7 @@ def generate(
     elif prompt == LINES:
         stdin_prompts.generate_lines(engine, options, n, as_json)
     else:
-        _complete(engine, prompt_bytes, options, n, as_json)
+        _complete(engine, prompt_bytes, ids, options, n, as_json)
 
 
 def _unescaped(text: str) -> str:
@@ -208,10 +208,12 @@ def _speculator(
     return gh.generation.PromptLookup() if prompt_lookup else None
 
 
-def _complete(engine: gh.Engine, prompt: bytes, options: gh.SamplingParams, n: int, as_json: bool) -> None:
+def _complete(
+    engine: gh.Engine, prompt: bytes, ids: list[int], options: gh.SamplingParams, n: int, as_json: bool
+) -> None:
     """Print the completions of one prompt: samples are streamed; JSON and beam search are printed at the end."""
     began = time.perf_counter()
-    requests = streaming.submit(engine, prompt, options, n)
+    requests = streaming.submit(engine, ids, options, n)
     interrupted = False
     if options.beams == 1 and not as_json:
         interrupted = _stream(engine, requests)

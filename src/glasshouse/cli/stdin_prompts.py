@@ -116,7 +116,8 @@ def _in_order(engine: gh.Engine, prompts: _Lines, options: gh.SamplingParams, n:
         while len(window) < limit and (text := prompts.take(wait=not window)) is not None:
             line = _Line(len(text), text.removesuffix(b"\n").removesuffix(b"\r"))
             try:
-                line.requests = streaming.submit(engine, line.prompt, options, n)
+                ids = gh.models.prompt.encode_prompt(line.prompt, engine.tok, engine.spec)
+                line.requests = streaming.submit(engine, ids, options, n)
             except gh.GlasshouseError as error:
                 line.error = str(error)
             window.append(line)

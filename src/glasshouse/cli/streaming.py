@@ -19,11 +19,11 @@ from glasshouse.escaping import escape_control
 INTERRUPTED = 130  # exit code after Ctrl-C
 
 
-def submit(engine: gh.Engine, prompt: bytes, options: gh.SamplingParams, n: int) -> list[gh.generation.Request]:
-    """Submit requests for `n` completions of a prompt: one per sample, or one for beam search."""
+def submit(engine: gh.Engine, ids: list[int], options: gh.SamplingParams, n: int) -> list[gh.generation.Request]:
+    """Submit requests for `n` completions of an encoded prompt: one per sample, or one for beam search."""
     if options.beams > 1:
-        return [engine.submit(prompt, options, n_best=n)]
-    return [engine.submit(prompt, one) for one in options.with_seeds(n)]
+        return [engine.submit_ids(ids, options, n_best=n)]
+    return [engine.submit_ids(ids, one) for one in options.with_seeds(n)]
 
 
 def write(text: Iterable[str]) -> None:
