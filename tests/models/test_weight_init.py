@@ -137,3 +137,21 @@ def test_explicit_embed_scale_and_init_are_kept() -> None:
         table |= {"scale_embedding": True} if scaled else {}
         published = MARIAN.spec_from_config(table, {"final_logits_bias"}, (), "config.json")
         assert (published.embed_scale, published.init) == (scaled, spec.Normal())
+
+
+@pytest.mark.parametrize(("name", "more"), [("vaswani-base", {}), ("gpt2", {"embed_scale": True}), ("gpt2", {})])
+def test_learned_positions_are_as_large_as_token_embeddings(name: str, more: dict[str, Any]) -> None:
+    """Scaled or not, both have d_model numbers of one standard deviation, so that the ratio of their norms is 1."""
+    torch.manual_seed(0)
+    model = gh.build(
+        gh.preset(name, position="learned", d_model=256, n_heads=4, n_layers=1, vocab_size=500, max_len=500, **more)
+    )
+    tables = {key: weight for key, weight in model.named_parameters() if key.endswith("position.table.weight")}
+    assert tables
+    scale = 16 if model.spec.embed_scale else 1  # the square root of 256
+    tokens = scale * model.token_embedding.table.weight.norm(dim=1).mean()
+    std = {"vaswani-base": 1 / 16, "gpt2": 0.02}[name]
+    for positions in tables.values():
+        norm = positions.norm(dim=1).mean()
+        assert float(tokens / norm) == pytest.approx(1, rel=0.02)
+        assert float(norm) == pytest.approx(16 * std * scale, rel=0.02)

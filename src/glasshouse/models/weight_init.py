@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from glasshouse import spec
 from glasshouse.layers.norm import Norm
+from glasshouse.layers.position import LearnedPosition
 from glasshouse.layers.sublayer import Sublayer
 from glasshouse.models.heads import UntiedLMHead
 from glasshouse.models.stack import Stack
@@ -30,6 +31,10 @@ def init_weights(model: nn.Module, s: spec.TransformerSpec) -> None:
                 module.init_weights()
         if isinstance(bias := getattr(module, "bias", None), Tensor):
             nn.init.zeros_(bias)
+
+    for position in model.modules():
+        if isinstance(position, LearnedPosition) and s.embed_scale:  # added to token embeddings that are scaled
+            position.table.weight.mul_(s.d_model**0.5)
 
     for stack in model.modules():
         if isinstance(stack, Stack):
