@@ -42,7 +42,7 @@ def shown(call: Call, *words: str) -> str:
     return done.out
 
 
-def test_prepare_says_what_it_wrote_and_that_it_was_there(prepare, tok: Path) -> None:  # noqa: ANN001
+def test_prepare_reports_what_it_wrote_or_found(prepare, tok: Path) -> None:  # noqa: ANN001
     Path("a.txt").write_text("ab")
     Path("b.txt").write_text("c")
     first = prepare("a.txt", "b.txt")
@@ -79,7 +79,7 @@ def test_fields_are_typed_with_commas_or_one_by_one(prepare) -> None:  # noqa: A
     assert "Corpus(chat, 1 item" in told.out
 
 
-def test_prepare_hands_its_options_on(prepare) -> None:  # noqa: ANN001
+def test_prepare_passes_its_options_to_the_library(prepare) -> None:  # noqa: ANN001
     Path("a.txt").write_bytes(b"one--two\xff")
     assert "set errors (of a run, data.errors) to 'replace'" in prepare("a.txt", out="strict").err
     assert prepare("a.txt", "--separator", "--", "--errors", "replace").code == 0

@@ -168,7 +168,7 @@ def test_only_the_completion_is_written(name: str, house: House, call: Call) -> 
         {"temperature": 1.5, "n": 3},
     ],
 )
-def test_settings_are_handed_on(settings: dict[str, Any], house: House, call: Call) -> None:
+def test_options_are_passed_to_the_library(settings: dict[str, Any], house: House, call: Call) -> None:
     words = [word for name, value in settings.items() for word in (f"--{name.replace('_', '-')}", str(value))]
     expected = house.generate("decoder", PROMPT, **settings)
     plain = call("generate", house["decoder"], PROMPT, *FEW, *words)
@@ -270,9 +270,7 @@ def test_max_len_bounds_prompt_and_completion(house: House, call: Call) -> None:
     assert "shorten it" in call("generate", house["decoder"], PROMPT, "--max-len", "2").err
 
 
-def test_a_completion_for_which_there_is_no_room_says_so(
-    house: House, call: Call, lines: Callable[..., Done]
-) -> None:
+def test_a_completion_beyond_max_len_is_reported(house: House, call: Call, lines: Callable[..., Done]) -> None:
     before = len(house.tok.encode("to be"))
     cut = f"{16 - before} of 400 new tokens were generated: with the prompt of {before} they fill the model's 16 "
     done = call("generate", house["learned"], "to be", "--max-new-tokens", "400", "--json")
@@ -382,7 +380,7 @@ def test_lines_are_translated(house: House, lines: Callable[..., Done]) -> None:
     assert done.out == "".join(map(as_line, house.generate("seq2seq", ["to be or", "not"])))
 
 
-def test_a_line_is_handed_over_as_soon_as_it_is_done(
+def test_a_line_is_printed_as_soon_as_it_is_done(
     house: House, lines: Callable[..., Done], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Pipe(io.StringIO):
@@ -399,7 +397,7 @@ def test_a_line_is_handed_over_as_soon_as_it_is_done(
     assert pipe.handed[:2] == [first, first + second]
 
 
-def test_a_line_that_cannot_be_taken_stops_no_other(house: House, lines: Callable[..., Done]) -> None:
+def test_a_refused_line_does_not_stop_the_others(house: House, lines: Callable[..., Done]) -> None:
     long = b"to be " * 100
     given = b"to be\n\n" + long + b"\nor not"
     first, last = house.generate("short", ["to be", "or not"])
@@ -548,7 +546,7 @@ def answers(
     return found
 
 
-def test_a_conversation_remembers_and_reads_nothing_twice(
+def test_a_chat_keeps_its_history_and_reuses_the_kv_cache(
     house: House, call: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     said = ["to be or not to be, that is the question", "whether 'tis nobler"]
@@ -590,7 +588,7 @@ def test_an_answer_ends_where_the_template_closes_it(house: House, call: Call) -
     assert (one["ids"], one["finish_reason"]) == (whole[: whole.index(end)], "stop")
 
 
-def test_a_conversation_that_outgrows_its_room_forgets_its_beginning(house: House, call: Call) -> None:
+def test_a_chat_longer_than_max_len_drops_its_first_messages(house: House, call: Call) -> None:
     said = ["to be or not to be", "that is the question", "whether 'tis nobler", "not " * 100, "or not", "the mind"]
     room = 64 - 12
     history: list[dict[str, str]] = []
@@ -700,7 +698,7 @@ def test_a_terminal_gets_no_control_character(monkeypatch: pytest.MonkeyPatch) -
     assert streaming.fit(text) == "a\\x1b[2J\\x0d\\x07\tb\n\u3000né\u200d"
 
 
-def test_a_line_at_a_terminal_says_how_it_went(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_throughput_is_printed_at_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(streaming.time, "perf_counter", lambda: 12.0)
     for settings, expected in (({}, "\x1b[2m{}\x1b[0m\n"), ({"NO_COLOR": "1"}, "{}\n"), ({"TERM": "dumb"}, "{}\n")):
         with monkeypatch.context() as patch:

@@ -128,7 +128,7 @@ def test_a_terminal_that_is_closed_takes_what_is_printed() -> None:
 
 
 @pytest.mark.slow
-def test_a_bar_is_drawn_at_a_terminal_only(tmp_path: Path) -> None:
+def test_progress_bar_is_drawn_at_a_terminal_only(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("to be or not to be " * 1000)
     words = ("tokenizer", "train", tmp_path / "a.txt", "--out", tmp_path / "tok", "--vocab-size", "270")
     drawn = command_at_terminal(*words)

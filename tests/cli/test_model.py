@@ -24,7 +24,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.mark.slow
-def test_verify_writes_what_it_measured_and_load_shows_it(
+def test_verify_saves_its_result_and_load_shows_it(
     folder: Path, call: Call, capfdbinary: pytest.CaptureFixture[bytes]
 ) -> None:
     done = call("verify", folder)
@@ -43,7 +43,7 @@ def test_verify_writes_what_it_measured_and_load_shows_it(
     ("preset", "not_compared"),
     [("tiny-seq2seq", {"transformers"}), ("tiny-encoder", {"cached"}), ("tiny-decoder", {"transformers"})],
 )
-def test_verify_says_what_it_could_not_compare(preset: str, not_compared: set[str], tmp_path: Path) -> None:
+def test_verify_reports_what_it_could_not_compare(preset: str, not_compared: set[str], tmp_path: Path) -> None:
     settings = {"norm_placement": "sandwich"} if preset == "tiny-decoder" else {}
     gh.save(gh.build(gh.preset(preset, **settings)), None, tmp_path / "model")
     checks = gh.evaluation.verify(tmp_path / "model")
@@ -64,7 +64,7 @@ def test_verify_fails_a_model_that_depends_on_how_it_is_run(folder: Path, monkey
     assert failed == {"cached", "batched", "padded", "transformers"}
 
 
-def test_verify_fails_a_model_that_is_not_made_of_numbers(folder: Path) -> None:
+def test_verify_fails_a_model_with_nan_weights(folder: Path) -> None:
     model, _ = gh.load(folder)
     with torch.no_grad():
         model.token_embedding.table.weight[7] = torch.nan  # one token of 61: most rows of a batch do not meet it
@@ -72,7 +72,9 @@ def test_verify_fails_a_model_that_is_not_made_of_numbers(folder: Path) -> None:
     assert not any(check.passed for check in gh.evaluation.verify(folder) if check.name != "cached")
 
 
-def test_what_was_verified_is_not_said_of_other_files(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_verification_result_does_not_apply_to_other_files(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     gh.evaluation.verify(folder)
     tensors = load_file(folder / "model.safetensors")
     save_file({name: tensor + 1 for name, tensor in tensors.items()}, folder / "model.safetensors", {"format": "pt"})

@@ -23,7 +23,7 @@ def train(call: Call, folder: Path, text: str, size: int, *more: str) -> Path:
     return folder / "out"
 
 
-def test_train_says_what_it_made(call: Call, tmp_path: Path) -> None:
+def test_train_reports_the_tokenizer(call: Call, tmp_path: Path) -> None:
     (tmp_path / "text.txt").write_text("ab ab ab ab")
     done = call("tokenizer", "train", tmp_path / "text.txt", "--out", tmp_path / "out", "--vocab-size", "265")
     # Two merges, a + b and ␣ + ab, make four tokens of eleven characters.

@@ -75,7 +75,7 @@ def mistaken(done: Done) -> str:
 # Off a terminal
 
 
-def test_it_trains_says_how_it_went_and_what_to_try_and_that_works(place: Path, call: Call) -> None:
+def test_train_reports_the_result_and_commands_to_try_that_work(place: Path, call: Call) -> None:
     words = ("train", "tiny.toml", "train.out=my runs/first")
     done = call(*words)
     assert done.code == 0

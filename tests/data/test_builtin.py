@@ -382,7 +382,7 @@ def test_every_language_has_enough_names_in_every_split() -> None:
             assert len(own) == len(set(own)) >= 30, (split, language)
 
 
-def test_the_ceiling_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_best_possible_accuracy_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     # Evenly a, b or c. Every name of a tells: 1. Of b's four, Rom is likelier a's (1/2 against 1/4): 3/4. Of c's
     # eight, Rom is a's and Paris and Oslo are b's: 5/8.
     a, b = ("Rom", "Wien"), ("Paris", "Rom", "Oslo", "Praha")
@@ -392,7 +392,7 @@ def test_the_ceiling_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("split", SPLITS)
-def test_the_ceiling_by_the_whole_table_of_chances(split: str) -> None:
+def test_the_best_possible_accuracy_by_enumeration(split: str) -> None:
     known = langid.names()[split]
     chances: dict[str, dict[str, Fraction]] = defaultdict(dict)
     for language in langid.LANGUAGES:

@@ -62,7 +62,7 @@ def test_what_is_written_is_what_was_read(
         assert everything[place] in ids
 
 
-def test_the_manifest_vouches_for_everything(texts: Texts, tok: gh.Tokenizer, tmp_path: Path) -> None:
+def test_the_manifest_has_hashes_of_all_files(texts: Texts, tok: gh.Tokenizer, tmp_path: Path) -> None:
     corpus = texts("to be", "or not")
     manifest = json.loads((tmp_path / "corpus" / "manifest.json").read_text())
     assert manifest["tokenizer"] == tok.fingerprint == corpus.tokenizer.fingerprint
@@ -123,7 +123,7 @@ def test_a_tokenizer_that_does_not_split_at_newlines_gets_texts_whole(
     assert corpus.item(0)[0].tolist() == [*tok.encode((tmp_path / "a.txt").read_text()), 1]
 
 
-def test_a_text_too_long_to_be_encoded_as_one_is_cut_with_a_word(
+def test_a_text_too_long_to_be_encoded_at_once_is_split_with_a_warning(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(dataset_reader, "CHUNK_BYTES", 8)
@@ -360,7 +360,7 @@ def test_a_word_that_a_tokenizer_drops_is_not_asked_about(tmp_path: Path) -> Non
     ]
 
 
-def test_conversations_say_what_the_assistant_wrote(tmp_path: Path, tok: gh.Tokenizer) -> None:
+def test_conversations_mark_the_assistant_tokens(tmp_path: Path, tok: gh.Tokenizer) -> None:
     messages = [
         {"role": "user", "content": "2 + 2?"},
         {"role": "assistant", "content": "4"},
@@ -499,7 +499,7 @@ def test_killed_it_resumes_to_the_same_files(tmp_path: Path, tok: gh.Tokenizer) 
     assert contents(tmp_path / "killed") == contents(tmp_path / "whole")
 
 
-def test_resumed_preparation_says_how_far_it_is(
+def test_resumed_preparation_reports_its_progress(
     tmp_path: Path, tok: gh.Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(preparation, "BATCH_BYTES", 100)
@@ -711,7 +711,7 @@ def test_a_disk_that_is_full_is_a_sentence_and_loses_nothing(
     assert again.read(0, again.n_tokens).tolist() == whole.read(0, whole.n_tokens).tolist()
 
 
-def test_a_place_where_nothing_can_be_written_is_named(tmp_path: Path, tok: gh.Tokenizer) -> None:
+def test_an_unwritable_folder_is_named(tmp_path: Path, tok: gh.Tokenizer) -> None:
     (tmp_path / "a.txt").write_text("text")
     for place in (tmp_path / "a.txt" / "corpus", f"{tmp_path}/zero\0byte", tmp_path / ("x" * 5000)):
         with pytest.raises(StoreError, match="cannot be written to"):

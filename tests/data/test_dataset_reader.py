@@ -94,7 +94,7 @@ def test_what_cannot_be_told_or_read_is_one_sentence(
         gh.data.prepare(tmp_path / name, tok, tmp_path / "ids", kind=kind)  # type: ignore[arg-type]
 
 
-def test_what_a_folder_leaves_out_is_told(tmp_path: Path) -> None:
+def test_skipped_files_of_a_folder_are_reported(tmp_path: Path) -> None:
     (tmp_path / ".git").mkdir()
     for name in ("a.txt", "b.png", "c", ".git/d.png", ".e.png"):
         (tmp_path / name).write_text("x")

@@ -211,7 +211,7 @@ def test_masking_needs_a_mask(texts: Texts) -> None:
         MaskedLMDataset(texts("abc", tokenizer=tok), 2)
 
 
-def test_a_row_of_controls_alone_asks_for_nothing(texts: Texts) -> None:
+def test_a_row_of_control_tokens_alone_has_no_target(texts: Texts) -> None:
     tok = gh.Tokenizer.train(texts=["x"], vocab_size=258, special_tokens={"eos": "<|e|>", "mask": "<|m|>"})
     batch = MaskedLMDataset(texts("a", "b", tokenizer=tok), 1).batch(range(4))
     assert batch.loss_mask.any(1).tolist() == (batch.targets[:, 0] != 0).tolist()
@@ -454,12 +454,12 @@ def test_a_seed_changes_what_is_seen_and_nothing_else_does(english: gh.data.Corp
     assert not same(first.batch(range(100, 108)), other.batch(range(100, 108)))
 
 
-def test_far_steps_are_as_near_as_the_first(samples: Dataset) -> None:
+def test_distant_steps_are_computed_directly(samples: Dataset) -> None:
     """Nothing is drawn up to there: step ten billion is asked for like step one."""
     assert same(Batches(samples, 8).at(10**10), Batches(samples, 8).at(10**10))
 
 
-def test_a_failure_in_a_worker_is_told_and_ends_it(samples: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_error_is_raised_and_ends_the_iteration(samples: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(numbers: object) -> gh.data.Batch:
         raise InputError("broken.")
 

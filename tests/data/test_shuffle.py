@@ -10,7 +10,7 @@ from glasshouse.data.shuffle import Bucketed, Shuffled, permute
 
 
 @given(st.integers(1, 3000), st.integers(0, 2**40), st.integers(0, 1000))
-def test_each_number_is_met_once(n: int, seed: int, epoch: int) -> None:
+def test_each_index_occurs_once_per_epoch(n: int, seed: int, epoch: int) -> None:
     assert sorted(permute(np.arange(n), n, seed, epoch).tolist()) == list(range(n))
 
 
@@ -23,7 +23,7 @@ def test_a_number_alone_goes_where_it_goes_among_others(n: int, seed: int, data:
     assert all(0 <= number < n for number in alone)
 
 
-def test_all_orders_of_four_are_drawn_about_as_often() -> None:
+def test_all_permutations_of_four_are_about_equally_frequent() -> None:
     draws = 24_000
     orders, counts = np.unique(
         [permute(np.arange(4), 4, seed, 0) for seed in range(draws)], axis=0, return_counts=True
@@ -34,7 +34,7 @@ def test_all_orders_of_four_are_drawn_about_as_often() -> None:
     assert counts.max() < 1000 + 186
 
 
-def test_neighbours_are_torn_apart() -> None:
+def test_neighbours_are_separated_by_the_shuffle() -> None:
     places = permute(np.arange(100_000), 100_000, 3, 0)
     # The mean distance of two random places is n / 3; its standard error over n draws is n / sqrt(18 n).
     assert abs(np.abs(np.diff(places)).mean() / 100_000 - 1 / 3) < 6 / np.sqrt(18 * 100_000)

@@ -98,7 +98,7 @@ def test_items_here_and_there_are_held_out(pairs: gh.data.Corpus) -> None:
 
 
 @pytest.mark.parametrize("share", [0.0, 1.0, -0.1, float("nan")])
-def test_a_share_is_between_none_and_all(pairs: gh.data.Corpus, share: float) -> None:
+def test_a_fraction_is_between_0_and_1(pairs: gh.data.Corpus, share: float) -> None:
     with pytest.raises(InputError, match="val_fraction"):
         pairs.split(share)
 

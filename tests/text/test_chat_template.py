@@ -264,7 +264,7 @@ def test_answers_are_learned_up_to_the_token_that_ends_them(name: str, expected:
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
-def test_what_is_learned_follows_from_the_prompt(name: str) -> None:
+def test_assistant_segments_follow_the_generation_prompt(name: str) -> None:
     template, special = PUBLISHED[name]
     names = variables(special)
     whole = segments(template, CHAT, special=special, variables=names)
@@ -453,7 +453,7 @@ def test_keys_and_nested_texts_are_guarded() -> None:
         ("|replace('a', 'b')", ["<|end|>"]),
     ],
 )
-def test_a_template_may_change_what_is_said(change: str, contents: list[str]) -> None:
+def test_a_template_may_rewrite_messages(change: str, contents: list[str]) -> None:
     messages = [{"role": "user", "content": text} for text in contents]
     made = segments(PARTS.replace("content", f"content{change}"), messages, special=["<|end|>", "<|SS|>", "[]"])
     assert not any(segment.special for segment in made)
@@ -542,7 +542,7 @@ def test_no_character_of_a_message_is_in_a_control_token(
 @given(
     st.lists(st.lists(PIECES, max_size=5).map("".join), min_size=1, max_size=5), st.sampled_from(["chatml", "gemma"])
 )
-def test_answers_hold_what_was_answered(contents: list[str], name: str) -> None:
+def test_answers_contain_the_assistant_tokens(contents: list[str], name: str) -> None:
     template, special = PUBLISHED[name]
     names, special = variables(special), [*special, "<|a|>", "ab", "><"]
     messages = [{"role": ("user", "assistant")[at % 2], "content": text} for at, text in enumerate(contents)]

@@ -92,7 +92,7 @@ def test_memory_stays_flat_where_nothing_can_be_cut(
     assert peak < {"": 8, ".gz": 16, ".zst": 80}[packing] * 2**20
 
 
-def test_words_of_megabytes_are_not_all_held(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_words_of_megabytes_are_not_all_kept_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pretokenizer, "BATCH", 1)
     long = [bytes([letter]) * 5_000 for letter in b"abcdefgh"]
     counted = pretokenizer.count([*[b" often"] * 3, *long], limit=256)

@@ -88,7 +88,7 @@ def test_the_limit_and_the_pattern_are_checked() -> None:
         pretokenizer.count([b"a"], "gtp2")
 
 
-def test_what_rust_prints_does_not_reach_the_terminal(capfd: pytest.CaptureFixture[str]) -> None:
+def test_rust_output_does_not_reach_the_terminal(capfd: pytest.CaptureFixture[str]) -> None:
     pretokenizer.count([b"to be or not to be"])
     assert capfd.readouterr() == ("", "")
 

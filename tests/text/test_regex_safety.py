@@ -146,7 +146,7 @@ def test_what_published_models_use_may_run(expression: str) -> None:
 
 
 @pytest.mark.parametrize("expression", SLOW)
-def test_what_could_take_for_ever_is_refused(expression: str) -> None:
+def test_a_regex_with_excessive_backtracking_is_refused(expression: str) -> None:
     tokenizers.Regex(expression)
     with pytest.raises(StoreError, match=r"^the pattern '.*' repeats .*; find another\.$"):
         regex_safety.check_regex(expression)
@@ -258,7 +258,7 @@ def test_what_is_accepted_takes_linear_time_from_each_place(node: Node, last: st
     assert long - middle <= 2 * (middle - short)
 
 
-def test_the_slow_reference_finds_slow_what_is_slow() -> None:
+def test_the_slow_reference_detects_superlinear_patterns() -> None:
     twice: Node = ("then", ("repeat", "a", 0, None), ("then", ("repeat", "a", 0, None), "b"))
     short, middle, long = (steps(twice, "a" * n) for n in (24, 48, 96))
     assert long - middle > 2 * (middle - short)

@@ -305,7 +305,7 @@ def test_other_kinds_give_the_bytes_of_their_text(make: Callable[[], str]) -> No
 # What a file says, and what is kept of it.
 
 
-def test_a_file_that_cuts_and_pads_does_neither(tmp_path: Path) -> None:
+def test_truncation_and_padding_in_a_file_are_ignored(tmp_path: Path) -> None:
     plain = Tokenizer.from_json(wordpiece())
     library = tokenizers.Tokenizer.from_str(wordpiece())
     library.enable_truncation(4)
@@ -541,13 +541,13 @@ def test_an_interrupt_passes(monkeypatch: pytest.MonkeyPatch) -> None:
         Tokenizer.from_json(small(WORDS))
 
 
-def test_the_room_needs_no_torch() -> None:
+def test_text_package_does_not_import_torch() -> None:
     code = "import sys, glasshouse.text; print({'torch', 'transformers', 'huggingface_hub'} & {*sys.modules})"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"
 
 
-def test_a_chat_template_goes_along(tmp_path: Path) -> None:
+def test_chat_template_is_saved_with_the_tokenizer(tmp_path: Path) -> None:
     tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0, "[UNK]": 1}, unk_token="[UNK]"))
     theirs = transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="[UNK]")
     theirs.chat_template = "{% for m in messages %}{{ m.content }}{% endfor %}"

@@ -241,7 +241,7 @@ def test_files_of_every_kind_train_the_same_tokenizer(tmp_path: Path) -> None:
         assert gh.Tokenizer.train([tmp_path / name], vocab_size=280, column="body").fingerprint == expected
 
 
-def test_training_reads_a_stream_and_says_how_far_it_is(tmp_path: Path) -> None:
+def test_training_reads_a_stream_and_reports_progress(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("to be or not to be " * 1000)
     seen: list[tuple[str, int, int]] = []
     gh.Tokenizer.train(tmp_path, vocab_size=270, progress=lambda *step: seen.append(step))
@@ -263,7 +263,7 @@ def test_what_cannot_be_trained_from() -> None:
         gh.Tokenizer.train(texts=[b"\xff"])
 
 
-def test_a_limit_on_words_is_told() -> None:
+def test_a_limit_on_words_is_reported() -> None:
     texts = [" ".join(f"{a}{b}" for a in "abcdefghijklmnopqrstuvwxyz" for b in "abcdefghijklmnopqrstuvwxyz")]
     with pytest.warns(UserWarning, match="the rarest words, .* of all, were dropped"):
         gh.Tokenizer.train(texts=texts, vocab_size=270, max_words=300)
@@ -316,7 +316,7 @@ def test_bulk_is_encode_for_each(texts: list[str]) -> None:
     assert [ids[a:b].tolist() for a, b in zip(starts, ends, strict=True)] == [tok.encode(text) for text in texts]
 
 
-def test_bulk_falls_back_with_a_word(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bulk_encoding_falls_back_with_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     tok = trained("gpt2")
     right = tok.corpus_encoder()
     assert right.reason == ""
@@ -332,7 +332,7 @@ def test_bulk_falls_back_with_a_word(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda tok: pickle.loads(pickle.dumps(tok))])
-def test_a_copy_is_as_deaf_as_the_original(copied: Callable[[gh.Tokenizer], gh.Tokenizer]) -> None:
+def test_a_copy_ignores_special_tokens_as_the_original_does(copied: Callable[[gh.Tokenizer], gh.Tokenizer]) -> None:
     tok = gh.Tokenizer.train(texts=[ENGLISH[:20_000]], vocab_size=400)
     tok.corpus_encoder()
     tok.chat_template = "{{ messages }}"
@@ -351,7 +351,7 @@ def test_stray_bytes_in_a_batch_and_where_they_cannot_be_taken() -> None:
         gh.Tokenizer.from_json(spaced).encode(b"a\xffb")  # each stretch would begin with a space
 
 
-def test_words_and_merges_are_told() -> None:
+def test_words_and_merges_are_reported() -> None:
     tok = trained("gpt4")
     assert tok.pretokenize("It's 12345\n") == [b"It", b"'s", b" ", b"123", b"45", b"\n"]
     assert len(tok.merge_ranks) == 4000 - 263
