@@ -2,8 +2,8 @@
 
 >>> import glasshouse as gh
 >>> model, tok = gh.load("python-3m")
->>> gh.generate(model, tok, "import os, ", max_new_tokens=1)[0].text
-'sys'
+>>> gh.generate(model, tok, "for i in", max_new_tokens=1)[0].text
+' range'
 """
 
 from __future__ import annotations
