@@ -23,11 +23,8 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 
 setup: $(VENV)/.ready  ## make the virtual environment and install the package into it, editable
 
-demo: $(VENV)/.ready  ## train a decoder on Python's library and an encoder-decoder on dates (ten to twenty minutes)
-	$(BIN)/glasshouse train stdlib train.out=build/demo/code
-	$(BIN)/glasshouse train dates train.steps=600 train.out=build/demo/dates
-	@echo
-	@echo 'Open them:  $(BIN)/glasshouse look build/demo/code    $(BIN)/glasshouse look build/demo/dates'
+demo: $(VENV)/.ready  ## open the page on a trained model, and train a small one while the page follows (five minutes)
+	$(BIN)/glasshouse demo --out build/demo/run
 
 pictures: demo browser  ## take the screenshots of docs/look.md of what make demo trained
 	$(BIN)/python docs/pictures.py --chromium $$($(BIN)/python tests/chromium.py)

@@ -9,7 +9,7 @@ from pathlib import Path
 import glasshouse
 
 LAYERS = [
-    ["errors", "escaping", "hints"],
+    ["errors", "escaping", "hints", "pretrained"],
     ["config"],
     ["spec", "device", "store"],
     ["layers", "text"],

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from glasshouse import models as models
     from glasshouse import objectives as objectives
     from glasshouse import page as page
+    from glasshouse import pretrained as pretrained
     from glasshouse import spec as spec
     from glasshouse import store as store
     from glasshouse import text as text
@@ -103,6 +104,7 @@ _SUBMODULES = (
     "models",
     "objectives",
     "page",
+    "pretrained",
     "spec",
     "store",
     "text",

@@ -778,3 +778,15 @@ def test_a_device_that_is_not_there_is_named(house: House, call: Call, monkeypat
     assert done == Done(1, "", "error: --device is 'cuda', but this machine has cpu; choose from these, or 'auto'.\n")
     assert call("generate", house["decoder"], "hi", "--device", "tpu").code == 2
     assert call("generate", house["decoder"], "hi", "--top-k", "0.5").code == 2
+
+
+def test_a_lone_argument_is_a_prompt_for_the_bundled_model(call: Call, lines: Call, tmp_path: Path) -> None:
+    done = call("generate", "for i in", "--max-new-tokens", "1")
+    assert (done.code, done.out.strip()) == (0, "range")
+    assert "python-3m" in done.err
+    both = call("generate", "python-3m", "for i in", "--max-new-tokens", "1")
+    assert both.out == done.out
+    assert lines("generate", "-", "--max-new-tokens", "1", stdin=b"for i in\n").out.strip() == "range"
+    for words in ([], ["python-3m"], [tmp_path]):  # a model without a prompt
+        assert "there is no prompt" in call("generate", *words).err
+    assert "without a model" in call("generate", "--chat").err

@@ -492,7 +492,16 @@ def test_a_model_without_a_tokenizer_never_gets_a_new_one(data_folder: Path, put
 
 
 def test_recipes_load() -> None:
-    expected = {"stdlib", "dates", "langid", "masked-lm", "finetune-chat", "finetune-classifier", "vaswani-base"}
+    expected = {
+        "stdlib",
+        "dates",
+        "langid",
+        "masked-lm",
+        "finetune-chat",
+        "finetune-classifier",
+        "vaswani-base",
+        "python-3m",
+    }
     assert set(recipes()) == expected
     for name in recipes():
         run = Run.load(name)

@@ -142,10 +142,12 @@ def evaluate(
 
 
 def _corpora(model: str) -> tuple[gh.data.Corpus, gh.data.Corpus] | tuple[None, None]:
-    """Return the training and validation sets of the run that a model is in; None if it is in none."""
+    """Return the training and validation sets of the run that a model is in; None if it is in none with its data."""
     here = Path(model).expanduser().resolve()
     folder = next((path for path in (here, *here.parents[:2]) if gh.training.is_run(path)), None)
     if folder is None:
+        return None, None
+    if not (folder / "data").is_dir():  # a run that was copied without its data, such as a bundled model
         return None, None
     run = gh.Run.load(folder / "run.toml")
     return gh.training.open_datasets(run.data, folder)

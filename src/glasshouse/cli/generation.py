@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Annotated, cast
 
 import typer
 
 import glasshouse as gh
+from glasshouse import pretrained
 from glasshouse.cli import chat_session, screen, stdin_prompts, streaming, texts
-from glasshouse.cli.model import Device, Ignore, ModelArgument, Revision
+from glasshouse.cli.model import Device, Ignore, Revision
 
 app = typer.Typer()
 
@@ -23,11 +26,19 @@ ESCAPES = {r"\n": "\n", r"\t": "\t", r"\r": "\r", r"\\": "\\"}
 
 @app.command(epilog="Example: glasshouse generate runs/first 'Once upon a time' --temperature 0.8 --top-p 0.95")
 def generate(
-    model: ModelArgument,
+    model: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="MODEL",
+            help="A model or run folder, a hub id, or a bundled model (python-3m, dates-1m).",
+            show_default=pretrained.DEFAULT,
+        ),
+    ] = None,
     prompt: Annotated[
         str | None,
         typer.Argument(
-            help="The text to continue or translate; - reads one per line from stdin; first message of a chat."
+            metavar="PROMPT",
+            help="The text to continue or translate; - reads one per line from stdin; first message of a chat.",
         ),
     ] = None,
     max_new_tokens: Annotated[int, typer.Option(help="Maximum number of tokens to generate.")] = 64,
@@ -102,6 +113,7 @@ def generate(
 ) -> None:
     r"""Generate a completion or a translation of a prompt, and stream it to stdout.
 
+    A lone argument is the prompt, for the bundled model python-3m; with --chat it is the model.
     With - each line of stdin is a prompt; completions are printed in the same order, one per line, line breaks as \n.
     A prompt that is refused is reported on stderr and leaves its line empty; the exit code is then 1.
     """
@@ -120,8 +132,7 @@ def generate(
         length_penalty=length_penalty,
     )
     _check_count(n, options)
-    if prompt is None and not chat:
-        raise gh.InputError(f"there is no prompt; give one, or {LINES} to read them from stdin, or --chat.")
+    model, prompt = _model_and_prompt(model, prompt, chat)
     if chat and n > 1:
         raise gh.InputError(f"n is {n}, but a chat has one reply per message; leave out --n.")
     if system is not None and not chat:
@@ -176,6 +187,22 @@ def _unescaped(text: str) -> str:
     'one\ntwo, \\n and \\boxed'
     """
     return re.sub(r"\\[ntr\\]", lambda escape: ESCAPES[escape[0]], text)
+
+
+def _model_and_prompt(first: str | None, second: str | None, chat: bool) -> tuple[str, str | None]:
+    """Return the model and the prompt: a lone argument is the prompt, and in a chat the model."""
+    if chat:
+        if first is None:
+            raise gh.InputError("--chat was given without a model; give one that was trained on conversations.")
+        return first, second
+    if second is not None and first is not None:
+        return first, second
+    if first is None or Path(first).is_dir() or first in pretrained.names():  # a model, not a prompt
+        raise gh.InputError(f"there is no prompt; give one, or {LINES} to read them from stdin, or --chat.")
+    print(
+        f"model: {pretrained.DEFAULT}, a decoder of Python code; for another: generate MODEL PROMPT", file=sys.stderr
+    )
+    return pretrained.DEFAULT, first
 
 
 def _check_count(n: int, options: gh.SamplingParams) -> None:

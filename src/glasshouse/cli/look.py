@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 import glasshouse as gh
+from glasshouse import pretrained
 from glasshouse.cli.model import Device, Revision
 from glasshouse.escaping import escape_control
 
@@ -16,7 +17,12 @@ app = typer.Typer()
 
 @app.command(epilog="Example: glasshouse look runs/stdlib --text 'def main(' --port 8000")
 def look(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="A model folder, a run folder or a hub id.")],
+    model: Annotated[
+        str,
+        typer.Argument(
+            metavar="MODEL", help="A model or run folder, a hub id, or a bundled model (python-3m, dates-1m)."
+        ),
+    ] = pretrained.DEFAULT,
     text: Annotated[
         str, typer.Option(help="The prompt to start with.", show_default="a sample prompt of the run")
     ] = "",
@@ -33,7 +39,10 @@ def look(
     revision: Revision = None,
     device: Device = "auto",
 ) -> None:
-    """Open a local page that shows a model at work: tokens, attention, residual stream, interventions, training."""
+    """Open a local page that shows a model at work: tokens, attention, residual stream, interventions, training.
+
+    Without a model it opens on python-3m, a decoder of Python code that comes with glasshouse.
+    """
     loader = gh.page.ModelLoader(model, revision=revision, device=gh.device.resolve(device, "--device").type)
     loader.get("")  # report loading errors before the server starts
     traces = gh.page.TraceCache(loader, int(memory * 2**30))

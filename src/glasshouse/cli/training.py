@@ -27,14 +27,14 @@ def train(
     run: Annotated[
         str,
         typer.Argument(
-            metavar="[RUN]",
+            metavar="RUN",
             help="A TOML file, a run folder, or a recipe: stdlib, dates, langid, masked-lm, finetune-chat, "
-            "finetune-classifier or vaswani-base.",
+            "finetune-classifier, vaswani-base or python-3m.",
         ),
     ] = "stdlib",
     settings: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[KEY=VALUE]...", help="Settings to override, such as train.steps=2000."),
+        typer.Argument(metavar="KEY=VALUE", help="Settings to override, such as train.steps=2000."),
     ] = None,
     start: Annotated[
         str | None,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from glasshouse import store
+from glasshouse import pretrained, store
 from glasshouse.errors import InputError
 from glasshouse.hub import run_checkpoints
 from glasshouse.hub.model_folder import (
@@ -33,16 +33,17 @@ DOWNLOADED = [
 
 
 def resolve_folder(path_or_repo_id: str | Path, revision: str | None = None) -> ModelFolder:
-    """Return a model folder: the path itself, the model of a run folder, or a snapshot downloaded from the hub.
+    """Return a model folder: the path itself, the model of a run, a bundled model, or a snapshot from the hub.
 
     Downloads go through huggingface_hub, with its cache and settings: HF_HOME, HF_TOKEN, HF_HUB_OFFLINE.
     """
     name = path_or_repo_id
     not_found = InputError(
-        f"there is no folder {str(name)!r}; give a model folder, a run folder, or a hub id such as 'gpt2'."
+        f"there is no folder {str(name)!r}; give a model folder, a run folder, a hub id such as 'gpt2', or a bundled "
+        f"model: {', '.join(pretrained.names())}."
     )
     try:
-        path = store.surviving_folder(Path(name).expanduser())
+        path = pretrained.find(name) or store.surviving_folder(Path(name).expanduser())
     except (OSError, RuntimeError):  # a name too long, an unknown user
         raise not_found from None
     if path.is_dir():

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from glasshouse import hub
+from glasshouse import hub, pretrained
 from glasshouse.errors import GlasshouseError, InputError
 from glasshouse.models import Decoder, Encoder, Model, Seq2Seq
 from glasshouse.models.generation_config import read_token_rules
@@ -123,9 +123,10 @@ class ModelLoader:
         device: str = "cpu",
         given: LoadedModel | None = None,  # a model in memory; then `path` is only its name
     ) -> None:
-        self.path, self.revision, self.device = path, revision, device
-        self.run = Path(path).expanduser() if given is None and is_run(path) else None
         self.name = str(path)
+        self.path = (pretrained.find(path) if given is None else None) or path
+        self.revision, self.device = revision, device
+        self.run = Path(self.path).expanduser() if given is None and is_run(self.path) else None
         self._given = given
         self._loaded: OrderedDict[str, tuple[int, LoadedModel]] = OrderedDict()
         self._lock = threading.Lock()
@@ -140,7 +141,9 @@ class ModelLoader:
         return [] if self.run is None else [one.name for one in list_checkpoints(self.run)]
 
     def example(self) -> str:
-        """Return a default prompt: the first sample prompt of the run, or an example."""
+        """Return a default prompt: that of a bundled model, the first sample prompt of the run, or an example."""
+        if self.path == pretrained.find(self.name):
+            return pretrained.PROMPTS[self.name]
         loaded = self.get("")
         for line in [] if self.run is None else Journal(self.run / SAMPLES).lines():
             for sample in line["samples"]:

@@ -1,0 +1,38 @@
+"""Trained models that come with the package, each the folder of its training run; they load by name, offline.
+
+>>> import glasshouse as gh
+>>> model, tok = gh.load("python-3m")
+>>> gh.generate(model, tok, "for i in", max_new_tokens=1)[0].text
+' range'
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+DEFAULT = "python-3m"  # the model of `glasshouse look` and `glasshouse generate` if none is given
+# A prompt that shows what a model does: python-3m copies the last name by its induction heads.
+PROMPTS = {
+    "dates-1m": "Donnerstag, 4. März 2021",
+    "python-3m": "class Box:\n    def __init__(self, items, size):\n        self.items = items\n        self.size =",
+}
+
+
+def names() -> list[str]:
+    """Return the names of the models.
+
+    >>> names()
+    ['dates-1m', 'python-3m']
+    """
+    return list(PROMPTS)
+
+
+def find(path_or_name: str | Path) -> Path | None:
+    """Return the run folder of a model; None for another name, or if there is a folder of that name.
+
+    >>> find("python-3m").name, find("gpt2")
+    ('python-3m', None)
+    """
+    if str(path_or_name) not in PROMPTS or Path(path_or_name).exists():
+        return None
+    return Path(__file__).parent / path_or_name
