@@ -26,7 +26,7 @@ setup: $(VENV)/.ready  ## make the virtual environment and install the package i
 demo: $(VENV)/.ready  ## open the page on a trained model, and train a small one while the page follows (five minutes)
 	$(BIN)/glasshouse demo --out build/demo/run
 
-pictures: demo browser  ## take the screenshots of docs/look.md of what make demo trained
+pictures: browser  ## take the screenshots of docs/look.md
 	$(BIN)/python docs/pictures.py --chromium $$($(BIN)/python tests/chromium.py)
 
 test: lint types browser  ## everything a change must pass; REQUIRE_BROWSER=1 makes a missing browser an error

@@ -1,6 +1,6 @@
-"""Screenshots for look.md, taken in Chromium with the models that `make demo` trains.
+"""Screenshots for look.md, taken in Chromium with the bundled models.
 
-python docs/pictures.py [--demo build/demo] [--chromium PATH]
+python docs/pictures.py [--chromium PATH]
 """
 
 from __future__ import annotations
@@ -13,42 +13,39 @@ from urllib.parse import urlencode
 
 from playwright.sync_api import sync_playwright
 
+from glasshouse import pretrained
 from glasshouse.page import ModelLoader, Server, TraceCache
 
-CODE = "def area(width, height):\n    return width * height\n\ndef volume(width, height, depth):\n    return width *"
-DATE = "Mittwoch, 23. März 2033"
+CODE, DATE = pretrained.PROMPTS["python-3m"], pretrained.PROMPTS["dates-1m"]
 EDITS = [
-    {"kind": "scale", "site": "z.1[head=1]", "factor": 0},
+    {"kind": "scale", "site": "z.3[head=1]", "factor": 0},
     {"kind": "scale", "site": "ffn_out.2", "factor": 0.5},
 ]
 PICTURES = {
-    "tokens": ("code", {"text": CODE}),
-    "attention": ("code", {"text": CODE, "view": "attention", "layer": 2, "head": 1}),
-    "residual": ("code", {"text": CODE, "view": "residual"}),
+    "tokens": ("python-3m", {"text": CODE}),
+    "attention": ("python-3m", {"text": CODE, "view": "attention", "layer": 3, "head": 1}),
+    "residual": ("python-3m", {"text": CODE, "view": "residual"}),
     "interventions": (
-        "code",
-        {"text": CODE, "view": "interventions", "layer": 1, "head": 1, "edits": json.dumps(EDITS)},
+        "python-3m",
+        {"text": CODE, "view": "interventions", "layer": 3, "head": 1, "edits": json.dumps(EDITS)},
     ),
     "walkthrough": (
-        "code",
+        "python-3m",
         {"text": CODE, "view": "walkthrough", "layer": 1, "walkthrough_card": "attention:scores"},
     ),
-    "seq2seq": ("dates", {"text": DATE, "view": "seq2seq"}),
-    "run": ("code", {"text": CODE, "view": "run"}),
+    "seq2seq": ("dates-1m", {"text": DATE, "view": "seq2seq"}),
+    "run": ("python-3m", {"text": CODE, "view": "run"}),
 }
 
 
 def main() -> None:
     """Take all screenshots."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--demo", type=Path, default=Path("build/demo"))
     parser.add_argument("--chromium", default=shutil.which("chromium"))
     arguments = parser.parse_args()
     out = Path(__file__).parent / "pictures"
     out.mkdir(exist_ok=True)
-    servers = {
-        name: Server(TraceCache(ModelLoader(arguments.demo / name))) for name in {run for run, _ in PICTURES.values()}
-    }
+    servers = {name: Server(TraceCache(ModelLoader(name))) for name in {name for name, _ in PICTURES.values()}}
     for server in servers.values():
         server.start()
     with sync_playwright() as playwright:

@@ -11,10 +11,12 @@ from __future__ import annotations
 from pathlib import Path
 
 DEFAULT = "python-3m"  # the model of `glasshouse look` and `glasshouse generate` if none is given
-# A prompt that shows what a model does: python-3m copies the last name by its induction heads.
+# A prompt that shows what a model does: head 1 of layer 3 of python-3m, an induction head, finds `height`.
 PROMPTS = {
-    "dates-1m": "Donnerstag, 4. März 2021",
-    "python-3m": "class Box:\n    def __init__(self, items, size):\n        self.items = items\n        self.size =",
+    "dates-1m": "Mittwoch, 23. März 2033",
+    "python-3m": (
+        "def area(width, height):\n    return width * height\n\ndef volume(width, height, depth):\n    return width *"
+    ),
 }
 
 
