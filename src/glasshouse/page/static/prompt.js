@@ -25,10 +25,10 @@ export class Prompt {
 
   /** A text box and its tokens, in one line until they are unfolded. */
   side(name, key, label, placeholder) {
-    const area = h("textarea", { rows: 2, id: `box-${key}`, placeholder, spellcheck: "false", autocomplete: "off", data: { testid: `box-${key}` }, on: { input: () => this.typed() } });
+    const area = h("textarea", { rows: 2, id: `box-${key}`, "aria-labelledby": `label-${key}`, placeholder, spellcheck: "false", autocomplete: "off", data: { testid: `box-${key}` }, on: { input: () => this.typed() } });
     const strip = h("div", { class: "strip folded", id: `strip-${name}`, role: "listbox", "aria-label": name === "text" ? "tokens" : `tokens of the ${name}`, tabindex: "0", data: { testid: `strip-${name}` }, on: { click: (event) => this.picked(name, event), keydown: (event) => this.walked(name, event), scroll: () => this.fade(strip) } });
     const fold = h("button", { type: "button", class: "fold", "aria-controls": strip.id, "aria-expanded": "false", title: UNFOLD, data: { testid: `fold-${name}` }, on: { click: () => this.turn(side) } });
-    const node = h("div", { class: "side" }, h("label", { class: "name", for: area.id }, label), h("div", { class: "write" }, area), fold, strip);
+    const node = h("div", { class: "side" }, h("label", { class: "name", id: `label-${key}`, for: area.id }, label), h("div", { class: "write" }, area), fold, strip);
     const side = { name, key, area, strip, fold, node };
     new ResizeObserver(() => this.show(side)).observe(strip);
     return side;
