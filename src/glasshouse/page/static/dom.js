@@ -1,6 +1,7 @@
 // Elements from plain text: nothing from a model or a user is ever parsed as HTML.
 
 const SVG = "http://www.w3.org/2000/svg";
+const EDGE = 24; // pixels at the ends of a line that scrolls, where it fades
 
 /** Make an element. Properties: class, style (an object), on (listeners), data (data-*); all others are attributes. */
 export function h(tag, properties = {}, ...children) {
@@ -30,4 +31,11 @@ function fill(node, properties, children) {
 export function put(node, ...children) {
   node.replaceChildren(...children.flat(Infinity).filter((child) => child !== null && child !== undefined));
   return node;
+}
+
+/** Scroll a box, and not the page, to where one of its elements is in view. */
+export function reveal(node, box) {
+  const [inner, outer] = [node.getBoundingClientRect(), box.getBoundingClientRect()];
+  if (inner.left < outer.left + EDGE || inner.right > outer.right - EDGE) box.scrollLeft += (inner.left + inner.right - outer.left - outer.right) / 2;
+  if (inner.top < outer.top || inner.bottom > outer.bottom) box.scrollTop += (inner.top + inner.bottom - outer.top - outer.bottom) / 2;
 }

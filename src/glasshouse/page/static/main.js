@@ -2,7 +2,7 @@
 
 import { request, requestsFor, abortOthers, isSaved, Superseded, ApiError, savedFragment, SILENT } from "glasshouse/api.js";
 import { turnTheme } from "glasshouse/colour.js";
-import { h, put } from "glasshouse/dom.js";
+import { h, put, reveal } from "glasshouse/dom.js";
 import { ViewContext } from "glasshouse/view_context.js";
 import { count, plural } from "glasshouse/number.js";
 import { stepper } from "glasshouse/widgets.js";
@@ -71,13 +71,14 @@ class Page {
     this.facts = h("p", { class: "facts quiet" });
     this.status = h("p", { class: "status", role: "status", "aria-live": "polite" });
     this.waiting = h("div", { class: "waiting", role: "progressbar", "aria-label": "computing" });
+    this.title = h("div", { class: "title" }, this.name, this.facts);
     this.front = h("div", { class: "front" });
     this.tabs = h("div", { class: "tabs", role: "tablist", "aria-label": "views" });
     this.selection = h("div", { class: "selection", role: "group", "aria-label": "selection" });
     this.main = h("main", { id: "main", tabindex: "-1" });
     put(
       this.root,
-      h("header", { class: "bar" }, h("img", { src: ICON, alt: "", width: 28, height: 28 }), h("div", { class: "title" }, this.name, this.facts), isSaved ? null : this.save, theme, keys),
+      h("header", { class: "top" }, h("img", { src: ICON, alt: "", width: 28, height: 28 }), this.title, isSaved ? null : this.save, theme, keys),
       this.waiting,
       this.front,
       h("nav", { class: "where" }, this.tabs, this.selection),
@@ -95,13 +96,15 @@ class Page {
     const { model } = this;
     document.title = `${model.name} · Glasshouse`;
     put(this.name, model.name);
+    this.name.title = model.name;
     const kind = { decoder: "decoder", encoder: "encoder", seq2seq: "encoder-decoder" }[model.kind];
     const layers = model.kind === "seq2seq" ? `${model.n_encoder_layers} + ${model.n_layers} layers` : plural(model.n_layers, "layer");
     const shared = model.n_kv_heads === model.n_heads ? "" : ` (${model.n_kv_heads} key-value)`;
     put(this.facts, [kind, layers, `${plural(model.n_heads, "head")}${shared}`, `d_model ${model.d_model}`, `${count(model.parameters)} parameters`, `${model.position} positions`].join(" · "));
     this.prompt = new Prompt(this);
     this.checkpointPicker = new CheckpointPicker(this);
-    put(this.front, this.prompt.node, this.checkpointPicker.node);
+    put(this.front, this.prompt.node);
+    this.title.after(this.checkpointPicker.node);
     this.views = VIEWS.filter((view) => model.views.includes(view.name));
     put(this.tabs, this.views.map((view, number) =>
       h("button", { type: "button", role: "tab", id: `tab-${view.name}`, "aria-controls": "main", data: { view: view.name }, title: `key ${number + 1}`, on: { click: () => this.choose(view.name) } }, view.title)));
@@ -198,6 +201,7 @@ class Page {
       const on = tab.dataset.view === this.view.name;
       tab.setAttribute("aria-selected", on);
       tab.tabIndex = on ? 0 : -1;
+      if (on) reveal(tab, this.tabs);
     }
     this.main.setAttribute("aria-labelledby", `tab-${this.view.name}`);
     document.body.dataset.view = this.view.name;

@@ -1,43 +1,65 @@
 // The prompt and its tokens, along which everything is selected.
 
 import { request } from "glasshouse/api.js";
-import { h, put } from "glasshouse/dom.js";
+import { h, put, reveal } from "glasshouse/dom.js";
 import { ViewContext } from "glasshouse/view_context.js";
 import { plural } from "glasshouse/number.js";
 import { token } from "glasshouse/widgets.js";
 
 const PAUSE = 300; // milliseconds without a key press before typed text is applied
 const CHUNK = 256; // tokens per layout chunk; off-screen chunks are not rendered
+const UNFOLD = "show all tokens with their ids";
 const MAX_TARGET_TOKENS = 48; // generated for an empty target
 
 export class Prompt {
   constructor(page) {
     this.page = page;
-    const isSeq2Seq = page.model.kind === "seq2seq";
-    this.isSeq2Seq = isSeq2Seq;
-    this.boxes = isSeq2Seq
-      ? [this.box("text", "Source", "Source text"), this.box("target", "Target", "Target prefix (optional)")]
-      : [this.box("text", "Text", page.model.tokenizer ? "Type or paste text" : "Token ids, such as 5 7 11")];
-    this.rows = isSeq2Seq ? [this.strip("source", "tokens of the source"), this.strip("target", "tokens of the target")] : [this.strip("text", "tokens")];
-    this.count = h("span", { class: "quiet" });
-    this.more = h("span", { class: "more" });
-    this.node = h("section", { class: "prompt", "aria-label": "text" }, h("div", { class: "boxes" }, this.boxes.map((one) => one.node)), this.rows.map((one) => one.node), h("p", { class: "below" }, this.count, this.more));
+    this.isSeq2Seq = page.model.kind === "seq2seq";
+    this.actions = h("span", { class: "actions" });
+    this.sides = this.isSeq2Seq
+      ? [this.side("source", "text", "Source", "Source text"), this.side("target", "target", "Target", "Target prefix (optional)")]
+      : [this.side("text", "text", "Text", page.model.tokenizer ? "Type or paste text" : "Token ids, such as 5 7 11")];
+    this.sides.at(-1).area.after(this.actions); // they change the target, or the only text
+    this.node = h("section", { class: "prompt", "aria-label": "text" }, this.sides.map((one) => one.node));
   }
 
-  box(name, label, placeholder) {
-    const area = h("textarea", { rows: 2, id: `box-${name}`, placeholder, spellcheck: "false", autocomplete: "off", data: { testid: `box-${name}` }, on: { input: () => this.typed() } });
-    return { name, area, node: h("label", { class: "box" }, h("span", { class: "name" }, label), area) };
+  /** A text box and its tokens, in one line until they are unfolded. */
+  side(name, key, label, placeholder) {
+    const area = h("textarea", { rows: 2, id: `box-${key}`, "aria-labelledby": `label-${key}`, placeholder, spellcheck: "false", autocomplete: "off", data: { testid: `box-${key}` }, on: { input: () => this.typed() } });
+    const strip = h("div", { class: "strip folded", id: `strip-${name}`, role: "listbox", "aria-label": name === "text" ? "tokens" : `tokens of the ${name}`, tabindex: "0", data: { testid: `strip-${name}` }, on: { click: (event) => this.picked(name, event), keydown: (event) => this.walked(name, event), scroll: () => this.fade(strip) } });
+    const fold = h("button", { type: "button", class: "fold", "aria-controls": strip.id, "aria-expanded": "false", title: UNFOLD, data: { testid: `fold-${name}` }, on: { click: () => this.turn(side) } });
+    const node = h("div", { class: "side" }, h("label", { class: "name", id: `label-${key}`, for: area.id }, label), h("div", { class: "write" }, area), fold, strip);
+    const side = { name, key, area, strip, fold, node };
+    new ResizeObserver(() => this.show(side)).observe(strip);
+    return side;
+  }
+
+  /** Fold the tokens into one line, or unfold them. */
+  turn(side) {
+    const isFolded = side.strip.classList.toggle("folded");
+    side.fold.setAttribute("aria-expanded", !isFolded);
+    side.fold.title = isFolded ? UNFOLD : "fold into one line";
+    this.show(side);
+  }
+
+  /** Bring the selected token of a strip into view. */
+  show(side) {
+    const chosen = document.getElementById(side.strip.getAttribute("aria-activedescendant"));
+    if (chosen) reveal(chosen, side.strip);
+    this.fade(side.strip);
+  }
+
+  /** Fade the ends where a folded strip goes on. */
+  fade(strip) {
+    const isFolded = strip.classList.contains("folded");
+    strip.classList.toggle("cut-left", isFolded && strip.scrollLeft > 1);
+    strip.classList.toggle("cut-right", isFolded && strip.scrollLeft + strip.clientWidth < strip.scrollWidth - 1);
   }
 
   typed() {
     clearTimeout(this.pause);
-    const written = () => Object.fromEntries(this.boxes.map(({ name, area }) => [name, area.value]));
+    const written = () => Object.fromEntries(this.sides.map(({ key, area }) => [key, area.value]));
     this.pause = setTimeout(() => this.page.state.set({ ...written(), appended: [], masked: [], token: -1, key: 0 }), PAUSE);
-  }
-
-  strip(side, label) {
-    const node = h("div", { class: "strip", role: "listbox", "aria-label": label, tabindex: "0", data: { testid: `strip-${side}` }, on: { click: (event) => this.picked(side, event), keydown: (event) => this.walked(side, event) } });
-    return { side, node };
   }
 
   picked(side, event) {
@@ -61,24 +83,23 @@ export class Prompt {
 
   draw(changed) {
     const { state, tokens } = this.page;
-    for (const { name, area } of this.boxes) if (area.value !== state.values[name] && document.activeElement !== area) area.value = state.values[name];
-    if (changed.has("tokens")) for (const { side, node } of this.rows) this.fill(side, node, tokens[side]);
+    for (const { key, area } of this.sides) if (area.value !== state.values[key] && document.activeElement !== area) area.value = state.values[key];
+    if (changed.has("tokens")) for (const side of this.sides) this.fill(side, tokens[side.name]);
     this.mark();
-    const counts = this.rows.map(({ side }) => plural(tokens[side].length, "token"));
-    put(this.count, counts.join(" → "));
-    this.drawMore();
+    this.drawActions();
   }
 
-  fill(side, node, row) {
+  fill({ name, strip, fold }, row) {
     const { appended } = this.page.state.values;
-    const from = side === "source" ? row.length : row.length - appended.length;
+    const from = name === "source" ? row.length : row.length - appended.length;
     const chunks = [];
     for (let start = 0; start < row.length; start += CHUNK) {
       const some = row.slice(start, start + CHUNK).map((one, i) =>
-        token(one, { role: "option", id: `${side}-${start + i}`, class: start + i >= from ? "appended" : "", data: { place: start + i, id: one.id }, "aria-label": `${one.text}, token ${start + i}, id ${one.id}` }));
+        token(one, { role: "option", id: `${name}-${start + i}`, class: start + i >= from ? "appended" : "", data: { place: start + i, id: one.id }, "aria-label": `${one.text}, token ${start + i}, id ${one.id}` }));
       chunks.push(h("span", { class: "chunk", role: "presentation" }, some));
     }
-    put(node, chunks);
+    put(strip, chunks);
+    put(fold, plural(row.length, "token"));
     this.marked = [];
   }
 
@@ -97,21 +118,21 @@ export class Prompt {
     chosen?.classList.add("selected");
     chosen?.setAttribute("aria-selected", "true");
     this.marked = [chosen, other].filter(Boolean);
-    for (const { side, node } of this.rows) {
-      const one = side === row ? chosen : other;
-      node.setAttribute("aria-activedescendant", one?.id ?? "");
-      if (one && node.scrollHeight > node.clientHeight) node.scrollTop = one.offsetTop - node.offsetTop - node.clientHeight / 2;
+    for (const side of this.sides) {
+      const one = side.name === row ? chosen : other;
+      side.strip.setAttribute("aria-activedescendant", one?.id ?? "");
+      this.show(side);
     }
   }
 
-  drawMore() {
+  drawActions() {
     const { model, state } = this.page;
     const { appended, masked } = state.values;
     const at = new ViewContext(this.page, "").token;
     const button = (text, act, testid) => h("button", { type: "button", class: "link", data: { testid }, on: { click: act } }, text);
     const isMasked = masked.includes(at);
     put(
-      this.more,
+      this.actions,
       appended.length ? button("remove last token", () => state.set({ appended: appended.slice(0, -1), token: -1 }), "remove-last") : null,
       appended.length > 1 ? button(`remove all ${appended.length}`, () => state.set({ appended: [], token: -1 }), "remove-all") : null,
       this.isSeq2Seq && model.generates ? button(appended.length ? "regenerate target" : "generate target", () => this.generate(), "generate-target") : null,

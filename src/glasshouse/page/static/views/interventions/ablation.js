@@ -36,7 +36,7 @@ export function ablation(context, changes) {
   const node = panel(
     "Ablate heads and layers",
     "Every component that writes to the residual stream, the last layer on top. Click to edit, click again to undo. “Ablate each component” measures the effect of each one on this text.",
-    h("div", { class: "controls" }, h("span", { class: "quiet" }, "on click"), how, alone),
+    h("div", { class: "controls" }, h("span", { class: "name" }, "on click"), how, alone),
     progress,
     stacksOf(model).map(grid),
     legend,
@@ -71,7 +71,7 @@ export function ablation(context, changes) {
       lines.push({ name, sites: row.map((button) => button.dataset.site) });
       rows.push(h("div", { role: "row" }, h("span", { role: "rowheader" }, `layer ${layer}`), row));
     }
-    const columns = `3.8em ${groups.map(() => `repeat(${model.n_heads}, minmax(32px, 58px)) minmax(38px, 58px)`).join(" ")} minmax(78px, 84px)`;
+    const columns = `3.8rem ${groups.map(() => `repeat(${model.n_heads}, minmax(32px, 58px)) minmax(38px, 58px)`).join(" ")} minmax(78px, 84px)`;
     const table = h("div", { class: layers > 8 ? "parts many" : "parts", role: "grid", "aria-label": `components${title ? ` of the ${title.toLowerCase()}` : ""}`, style: { "--columns": columns }, data: { testid: `ablation-${prefix || "stack"}` }, on: { keydown: walk } }, over, top, rows);
     table.querySelector(".part").tabIndex = 0;
     return h("div", {}, title ? h("h3", {}, title) : null, h("div", { class: "scroll parts-box" }, table));

@@ -109,7 +109,7 @@ export function patching(context, changes) {
     const first = lines[0].querySelector(".part:not(:disabled)");
     if (first) first.tabIndex = 0;
     const [above, below] = stack() === "decoder" ? ["target", "target"] : ["this text", "second text"];
-    put(table, h("div", { class: "patches", role: "grid", "aria-label": "sites to patch: rows are layers, columns are tokens", style: { "--columns": `6.4em repeat(${places.length}, minmax(42px, 84px)) 62px` }, data: { testid: "patches" }, on: { keydown: walk } },
+    put(table, h("div", { class: "patches", role: "grid", "aria-label": "sites to patch: rows are layers, columns are tokens", style: { "--columns": `6.4rem repeat(${places.length}, minmax(42px, 84px)) 62px` }, data: { testid: "patches" }, on: { keydown: walk } },
       lines, head(row(), above, h("span", { class: "quiet" }, "all")), head(other, below, "")));
     colour();
   }

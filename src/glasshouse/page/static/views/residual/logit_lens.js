@@ -37,7 +37,7 @@ export function logitLens(context, rescaled) {
     title: "Logit lens",
     about: "The residual stream after each layer, passed through the final norm and the unembedding: the top prediction at every layer and position. Bottom row: the embedding; top row: the model’s output.",
     endpoint: "lens",
-    controls: [h("span", { class: "quiet" }, "colour by"), colours],
+    controls: [h("span", { class: "name" }, "colour by"), colours],
     draw: () => colours.show(chosen()),
     share: (one) => COLOURS[chosen()].share(one, outputs),
     figure: (one) => COLOURS[chosen()].figure(one),
