@@ -1,7 +1,7 @@
 """Writes docs/reference/settings.md and command-line.md from the program; `make docs` runs it.
 
-The meaning of a setting is the comment at its field: at the end of its last line, or in the lines above it. A unit stands
-first, in brackets: `seq_len: int = 256  # [tokens] length of a sequence`.
+The meaning of a setting is the comment at its field: at the end of its last line, or in the lines above it. A unit
+stands first, in brackets: `seq_len: int = 256  # [tokens] length of a sequence`.
 """
 
 from __future__ import annotations
@@ -203,14 +203,14 @@ def settings_page() -> str:
 
 INTRODUCTION = """
 A run has three tables: `[model]`, `[data]` and `[train]`. They are set in a TOML file, or on the command line as
-`key=value` with the table in front: `train.steps=2000`, `model.position.theta=500000`, `data.columns=en,de`. The default
-`none` means that the setting is left out. A setting that does not exist is an error that names the nearest one.
+`key=value` with the table in front: `train.steps=2000`, `model.position.theta=500000`, `data.columns=en,de`. The
+default `none` means that the setting is left out. A setting that does not exist is an error that names the nearest one.
 """.strip()
 
 MODEL = """
 Either `from`, the folder or hub id of a model to fine-tune, and nothing else; or `preset`, the name of a
-[preset](#presets), and any field below that is to differ; or `kind` (`decoder`, `encoder` or `seq2seq`) and all fields
-without a default. The same fields are keyword arguments of [`gh.preset`](python-api/specs-and-models.md) and of the specs.
+[preset](#presets), and any field below that is to differ; or `kind` (`decoder`, `encoder` or `seq2seq`) and all
+fields without a default. The same fields are keyword arguments of [`gh.preset`](python-api/specs-and-models.md).
 
 Fields of every kind of model:
 """.strip()
@@ -277,7 +277,7 @@ def options(command: Any) -> Iterator[str]:  # noqa: ANN401 - click's
             names = f"`{metavar(parameter)}`"
         else:
             names = ", ".join(f"`{name}`" for name in (*parameter.opts, *parameter.secondary_opts))
-            names += ", ".join(f" {choice}" for choice in choices(hints.get(parameter.name)))
+            names += " " * bool(found := choices(hints.get(parameter.name))) + ", ".join(found)
         cells = (names, escaped(value), escaped(parameter.help or ""))
         yield row_of(cells)
     yield ""

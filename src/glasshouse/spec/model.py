@@ -34,9 +34,7 @@ class TransformerSpec(Settings):
     # kind of attention
     attention: Attention = field(default=SoftmaxAttention(), metadata={"omit_default": True})
     norm: Norm = LayerNorm()  # kind of norm, everywhere in the model
-    norm_placement: NormPlacement = (
-        "pre"  # norm before each sublayer, after its residual addition, or on both sides of it
-    )
+    norm_placement: NormPlacement = "pre"  # norm before each sublayer, after its residual addition, or both
     final_norm: bool = True  # a norm after the last block
     feedforward: FeedForward = Gelu()  # kind of feed-forward layer
 

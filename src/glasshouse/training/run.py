@@ -81,18 +81,12 @@ def parse_model(table: Mapping[str, Any]) -> Pretrained | NewModel:
 class Data(Settings):
     """Training and validation data."""
 
-    path: tuple[str, ...] = (
-        "stdlib",
-    )  # training data: files, folders, globs, a prepared folder or a built-in dataset
-    validation: tuple[
-        str, ...
-    ] = ()  # validation data, likewise; empty: the built-in validation split, or a part of `path`
+    path: tuple[str, ...] = ("stdlib",)  # files, folders, globs, a prepared folder or a built-in dataset
+    validation: tuple[str, ...] = ()  # likewise, for validation; empty: the built-in split, or a part of `path`
     val_fraction: float = 0.05  # fraction of `path` held out for validation, if it is split
     # kind of data; None: inferred from the model and the columns
     kind: Literal["text", "pairs", "labelled", "tagged", "chat"] | None = None  # type: ignore[misc,assignment]
-    columns: tuple[
-        str, ...
-    ] = ()  # columns to read from jsonl, csv, tsv and parquet files; empty: the usual names of the kind
+    columns: tuple[str, ...] = ()  # of jsonl, csv, tsv and parquet files; empty: the usual names of the kind
     separator: str | None = None  # separator of documents in a plain text file; None: each file is one document
     errors: Literal["strict", "replace"] = "strict"  # on invalid UTF-8: stop, or decode to U+FFFD
     tokenizer: str | None = None  # tokenizer folder; None: the base model's, or train a new one of vocab_size
@@ -110,17 +104,13 @@ class Data(Settings):
 class Train(Settings):
     """Optimization, precision, evaluation and checkpoint settings."""
 
-    steps: int | None = (
-        None  # [steps] optimizer updates; None: 1,000, or from `epochs`; can be raised on resume if no past lr changes
-    )
+    steps: int | None = None  # [steps] None: 1,000, or from `epochs`; can be raised on resume if no past lr changes
     epochs: float | None = None  # [epochs] passes over the training data, instead of `steps`
     batch_tokens: int = 8192  # [tokens] per step, over all micro-batches
     grad_accum: int = 0  # micro-batches per step (gradient accumulation); 0: as many as memory requires
     optimizer: Optimizer = AdamW()  # optimizer and its settings
     lr: float | None = None  # peak learning rate; None: the optimizer's
-    schedule: Schedule = (
-        DEFAULT_SCHEDULE  # learning-rate schedule; runs under 1,000 steps warm up for a tenth of them
-    )
+    schedule: Schedule = DEFAULT_SCHEDULE  # of the learning rate; runs under 1,000 steps warm up for a tenth of them
     grad_clip: float = 1.0  # maximum gradient norm; 0: no clipping
     label_smoothing: float = 0.0  # probability mass spread evenly over all classes
     ema: float = 0.0  # decay of the exponential moving average of the weights; 0: no EMA
@@ -135,12 +125,8 @@ class Train(Settings):
     compile: Literal["auto", "yes", "no"] = "auto"  # torch.compile; auto: on a CUDA device
     workers: int = 1  # threads that prefetch batches; 0: none
 
-    eval_every: int = (
-        0  # [steps] between validations; 0: ten times per run (of the initial number of steps, if it is raised)
-    )
-    eval_samples: int = (
-        0  # [samples] at most in a validation during training; 0: as many as 1% of the steps (likewise) process
-    )
+    eval_every: int = 0  # [steps] between validations; 0: ten times per run (of its initial steps, if raised)
+    eval_samples: int = 0  # [samples] per validation, at most; 0: as many as 1% of the steps (likewise) process
     patience: int = 0  # [validations] without improvement before early stopping; 0: never
     save_every: int = 0  # [steps] between checkpoints; 0: ten times per run (likewise)
     keep_checkpoints: int = 2  # latest checkpoints kept, in addition to the best
