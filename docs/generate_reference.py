@@ -252,7 +252,7 @@ def commands(group: Any, prefix: str) -> Iterator[tuple[str, Any]]:  # noqa: ANN
 def command_text(name: str, command: Any) -> Iterator[str]:  # noqa: ANN401 - click's
     """Yield the lines about a command: what it does, how it is called, its arguments and options."""
     words = [metavar(parameter) for parameter in command.params if parameter.param_type_name == "argument"]
-    yield from ("```", " ".join(["glasshouse", name, "[OPTIONS]", *words]), "```", "")
+    yield from ("```text", " ".join(["glasshouse", name, "[OPTIONS]", *words]), "```", "")
     yield from (escaped(inspect.cleandoc(command.help or "")), "")
     yield from options(command)
     if command.epilog:
