@@ -112,15 +112,17 @@ class Train(Settings):
     lr: float | None = None  # peak learning rate; None: the optimizer's
     schedule: Schedule = DEFAULT_SCHEDULE  # of the learning rate; runs under 1,000 steps warm up for a tenth of them
     grad_clip: float = 1.0  # maximum gradient norm; 0: no clipping
-    label_smoothing: float = 0.0  # probability mass spread evenly over all classes
+    label_smoothing: float = 0.0  # label smoothing: probability mass spread evenly over all classes
     ema: float = 0.0  # decay of the exponential moving average of the weights; 0: no EMA
     lora: LoRA | None = None  # train low-rank adapters (LoRA) and merge them in the end; None: train all weights
     freeze: tuple[str, ...] = ()  # module names to freeze; * matches any part of a name
-    activation_checkpointing: bool = False  # recompute activations in the backward pass: less memory, more compute
+    activation_checkpointing: bool = (
+        False  # activation checkpointing: recompute in the backward pass; less memory, more compute
+    )
     seed: int = 0  # random seed of weights, data order and dropout
 
     device: str = "auto"  # cpu, cuda or mps; auto: the fastest
-    # mixed precision of the forward pass; auto: bfloat16 on GPUs that have it, else float32
+    # mixed precision; auto: bfloat16 on a CUDA device, float16 on one that lacks it, float32 elsewhere
     precision: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     compile: Literal["auto", "yes", "no"] = "auto"  # torch.compile; auto: on a CUDA device
     workers: int = 1  # threads that prefetch batches; 0: none
