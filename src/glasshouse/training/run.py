@@ -116,9 +116,7 @@ class Train(Settings):
     ema: float = 0.0  # decay of the exponential moving average of the weights; 0: no EMA
     lora: LoRA | None = None  # train low-rank adapters (LoRA) and merge them in the end; None: train all weights
     freeze: tuple[str, ...] = ()  # module names to freeze; * matches any part of a name
-    activation_checkpointing: bool = (
-        False  # activation checkpointing: recompute in the backward pass; less memory, more compute
-    )
+    activation_checkpointing: bool = False  # activation checkpointing: recompute activations, save memory
     seed: int = 0  # random seed of weights, data order and dropout
 
     device: str = "auto"  # cpu, cuda or mps; auto: the fastest
