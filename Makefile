@@ -9,7 +9,7 @@ TMP := $(shell [ "$$(df -Pk /dev/shm 2>/dev/null | awk 'NR==2 {print $$4}')" -gt
 # from the other when it is done.
 PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal
 
-.PHONY: help setup demo pictures test quick examples browser lint types models text generation training inspection page gpu wheel bench bench-generate bench-inspection bench-page bench-text bench-load bench-loop learning claims clean
+.PHONY: help setup demo pictures test quick examples browser lint types models text generation training inspection page gpu wheel bench bench-generate bench-inspection bench-page bench-text bench-load bench-loop docs learning claims clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -53,6 +53,13 @@ models: $(VENV)/.ready  ## 500 drawn specs; compiled = eager over specs that cov
 
 text: $(VENV)/.ready  ## every code point, 100,000 random byte strings, 10 MB against tiktoken, 300 MB of one letter (three minutes)
 	$(PYTEST) -m long tests/text tests/data
+
+docs: $(VENV)/.ready  ## build this documentation as a site in build/site, which opens without a server or network (a minute)
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[docs]'
+	$(BIN)/python docs/generate_reference.py
+	$(BIN)/zensical build --clean --strict --config-file mkdocs.yml
+	@! grep -rnoE '<(script|link|img|iframe|source)[^>]* (src|href)="?(https?:)?//[^">]*' build/site --include='*.html' || { echo 'these files would be fetched from elsewhere'; exit 1; }
+	@echo 'Open build/site/index.html'
 
 gpu: $(VENV)/.ready  ## tests that need a CUDA device
 	$(BIN)/python -m pytest -o addopts= tests/gpu

@@ -29,13 +29,11 @@ class LoRA(Settings):
     """
 
     kind: ClassVar[str] = "lora"
-    rank: int = 8
+    rank: int = 8  # rank of the update
     alpha: float = 16.0  # the adapter's output is scaled by alpha / rank
-    dropout: float = 0.0  # of the adapter's input
-    targets: tuple[str, ...] = (
-        "query",
-        "value",
-    )  # last component of a layer's name; "*": every linear layer of the blocks
+    dropout: float = 0.0  # dropout probability on the adapter's input
+    # layers that get an adapter, by the last component of their name; "*": every linear layer of the blocks
+    targets: tuple[str, ...] = ("query", "value")
 
     @property
     def scale(self) -> float:

@@ -41,7 +41,7 @@ class Gelu(FeedForwardKind):
     """x times the normal distribution's P(X < x), exact or by its tanh approximation."""
 
     kind: ClassVar[str] = "gelu"
-    tanh: bool = False
+    tanh: bool = False  # use the tanh approximation
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class GeGLU(FeedForwardKind):
 
     kind: ClassVar[str] = "geglu"
     gated: ClassVar[bool] = True
-    tanh: bool = False
+    tanh: bool = False  # use the tanh approximation
 
 
 FeedForward = Relu | ReluSquared | Gelu | Silu | SwiGLU | GeGLU

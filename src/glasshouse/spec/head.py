@@ -29,8 +29,8 @@ class Pooled(Settings):
     """One vector per sequence, [batch, d_model]; `dense` adds BERT's linear layer and tanh."""
 
     kind: ClassVar[str] = "pooled"
-    pooling: Pooling = "mean"
-    dense: bool = False
+    pooling: Pooling = "mean"  # the token whose hidden state is taken, or their mean
+    dense: bool = False  # a linear layer and tanh after pooling, as in BERT
 
     def n_parameters(self, s: TransformerSpec) -> int:
         """Return the number of parameters of the head."""
@@ -42,8 +42,8 @@ class NextToken(Settings):
     """Causal language-model head: logits over the vocabulary, with tied embeddings or its own matrix."""
 
     kind: ClassVar[str] = "next_token"
-    tied: bool = True
-    bias: bool = False
+    tied: bool = True  # the unembedding is the token embedding
+    bias: bool = False  # a bias on the logits
 
     def n_parameters(self, s: TransformerSpec) -> int:
         """Return the number of parameters of the head."""
@@ -55,9 +55,9 @@ class MaskedToken(Settings):
     """Masked language-model head; `transform` adds BERT's linear layer, activation and norm before the logits."""
 
     kind: ClassVar[str] = "masked_token"
-    tied: bool = True
-    bias: bool = True
-    transform: bool = True
+    tied: bool = True  # the unembedding is the token embedding
+    bias: bool = True  # a bias on the logits
+    transform: bool = True  # a linear layer, activation and norm before the logits, as in BERT
 
     def n_parameters(self, s: TransformerSpec) -> int:
         """Return the number of parameters of the head."""
@@ -70,10 +70,10 @@ class SequenceClassification(Settings):
     """Logits over labels per sequence; `dense` adds BERT's linear layer and tanh before them."""
 
     kind: ClassVar[str] = "sequence_classification"
-    n_labels: int
-    pooling: Pooling = "first"
-    dense: bool = True
-    labels: tuple[str, ...] = ()  # their names, if any
+    n_labels: int  # number of classes; in a run it comes from the data
+    pooling: Pooling = "first"  # the token whose hidden state is taken, or their mean
+    dense: bool = True  # a linear layer and tanh before the logits, as in BERT
+    labels: tuple[str, ...] = ()  # names of the classes, if any; in a run they come from the data
 
     def check(self) -> None:
         require_labels(self)
@@ -88,8 +88,8 @@ class TokenClassification(Settings):
     """Logits over labels per token."""
 
     kind: ClassVar[str] = "token_classification"
-    n_labels: int
-    labels: tuple[str, ...] = ()  # their names, if any
+    n_labels: int  # number of classes; in a run it comes from the data
+    labels: tuple[str, ...] = ()  # names of the classes, if any; in a run they come from the data
 
     def check(self) -> None:
         require_labels(self)

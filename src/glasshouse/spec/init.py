@@ -13,7 +13,7 @@ class Normal(Settings):
     """Normal distribution with one standard deviation for every matrix."""
 
     kind: ClassVar[str] = "normal"
-    std: float = 0.02
+    std: float = 0.02  # standard deviation
 
     def check(self) -> None:
         require_positive(self, "std")
@@ -31,7 +31,7 @@ class DepthScaled(Settings):
     """`Normal`, with residual projections divided by the square root of their number (GPT-2)."""
 
     kind: ClassVar[str] = "depth_scaled"
-    std: float = 0.02
+    std: float = 0.02  # standard deviation
 
     def check(self) -> None:
         require_positive(self, "std")
@@ -42,7 +42,7 @@ class ZeroOutput(Settings):
     """`Normal`, with residual projections at zero: every block starts as the identity."""
 
     kind: ClassVar[str] = "zero_output"
-    std: float = 0.02
+    std: float = 0.02  # standard deviation
 
     def check(self) -> None:
         require_positive(self, "std")

@@ -21,43 +21,44 @@ NormPlacement = Literal["pre", "post", "sandwich"]
 class TransformerSpec(Settings):
     """The fields that the three kinds of model share. Defaults of 0 or None are derived from other fields."""
 
-    vocab_size: int
-    d_model: int
-    n_layers: int
-    n_heads: int
-    n_kv_heads: int = 0  # 0: n_heads; 1: multi-query attention; between: grouped-query attention
-    d_head: int = 0  # 0: d_model / n_heads
-    d_ff: int = 0  # 0: 4 * d_model
-    max_len: int = 1024  # number of learned positions; for other kinds, the context length of training
+    vocab_size: int  # [tokens] size of the vocabulary; in a run it comes from the tokenizer
+    d_model: int  # width of the residual stream
+    n_layers: int  # number of blocks
+    n_heads: int  # number of attention heads (query heads)
+    n_kv_heads: int = 0  # key and value heads; 0: n_heads; 1: multi-query attention; between: grouped-query attention
+    d_head: int = 0  # width of a head; 0: d_model / n_heads
+    d_ff: int = 0  # hidden width of the feed-forward layer; 0: 4 * d_model
+    max_len: int = 1024  # [tokens] number of learned positions; for other kinds, the context length of training
 
-    position: Position = Learned()
+    position: Position = Learned()  # position encoding
+    # kind of attention
     attention: Attention = field(default=SoftmaxAttention(), metadata={"omit_default": True})
-    norm: Norm = LayerNorm()
-    norm_placement: NormPlacement = "pre"
-    final_norm: bool = True
-    feedforward: FeedForward = Gelu()
+    norm: Norm = LayerNorm()  # kind of norm, everywhere in the model
+    norm_placement: NormPlacement = "pre"  # norm before each sublayer, after its residual addition, or both
+    final_norm: bool = True  # a norm after the last block
+    feedforward: FeedForward = Gelu()  # kind of feed-forward layer
 
-    embed_norm: bool = False
+    embed_norm: bool = False  # a norm after the embeddings
     embed_scale: bool | None = None  # token embeddings times sqrt(d_model); None: with sinusoidal positions only
     logit_scale: bool = False  # final hidden states times 1 / sqrt(d_model)
 
-    qkv_bias: bool = True
-    out_bias: bool = True
-    ffn_bias: bool = True
-    qk_norm: bool = False
-    attention_scale: float | None = None  # None: 1 / sqrt(d_head)
-    attention_softcap: float | None = None  # scores become cap * tanh(scores / cap)
-    windows: tuple[int, ...] = (0,)  # sliding-window sizes, repeated over the layers; 0: full attention
+    qkv_bias: bool = True  # biases on the query, key and value projections
+    out_bias: bool = True  # a bias on the output projection of attention
+    ffn_bias: bool = True  # biases on the feed-forward layers
+    qk_norm: bool = False  # a norm on queries and keys, per head, before the rotation
+    attention_scale: float | None = None  # factor of the attention scores; None: 1 / sqrt(d_head)
+    attention_softcap: float | None = None  # scores become cap * tanh(scores / cap); None: no cap
+    windows: tuple[int, ...] = (0,)  # [tokens] sliding-window sizes, repeated over the layers; 0: full attention
 
-    dropout: float = 0.0  # on each sublayer's output
-    attention_dropout: float = 0.0  # on the attention weights
-    embed_dropout: float = 0.0
+    dropout: float = 0.0  # dropout probability on each sublayer's output
+    attention_dropout: float = 0.0  # dropout probability on the attention weights
+    embed_dropout: float = 0.0  # dropout probability on the embeddings
 
-    init: Init | None = None  # None: Xavier with sinusoidal positions, otherwise DepthScaled
+    init: Init | None = None  # weight initialization; None: Xavier with sinusoidal positions, otherwise DepthScaled
 
-    start_id: int | None = None
-    end_ids: tuple[int, ...] = ()
-    pad_id: int | None = None
+    start_id: int | None = None  # id of the token that starts a sequence; in a run it comes from the tokenizer
+    end_ids: tuple[int, ...] = ()  # ids of the tokens that end generation; in a run they come from the tokenizer
+    pad_id: int | None = None  # id of the padding token; in a run it comes from the tokenizer
 
     def check(self) -> None:
         self._derive("n_kv_heads", self.n_heads)
@@ -119,7 +120,7 @@ class DecoderSpec(TransformerSpec):
     """
 
     kind: ClassVar[str] = "decoder"
-    head: Head = NextToken()
+    head: Head = NextToken()  # what the model computes from its hidden states
 
     def check(self) -> None:
         super().check()
@@ -133,7 +134,7 @@ class EncoderSpec(TransformerSpec):
     """A bidirectional transformer: every position attends to every other."""
 
     kind: ClassVar[str] = "encoder"
-    head: Head = MaskedToken()
+    head: Head = MaskedToken()  # what the model computes from its hidden states
     n_segments: int = 0  # number of segment embeddings, such as BERT's sentence A and B; 0: none
 
     def check(self) -> None:
@@ -146,8 +147,8 @@ class Seq2SeqSpec(TransformerSpec):
     """An encoder-decoder with one shared token embedding."""
 
     kind: ClassVar[str] = "seq2seq"
-    n_encoder_layers: int = 0  # 0: n_layers, which is the decoder's
-    head: NextToken | NoHead = NextToken()
+    n_encoder_layers: int = 0  # number of encoder blocks; 0: n_layers, which is the decoder's
+    head: NextToken | NoHead = NextToken()  # what the model computes from its hidden states
 
     def check(self) -> None:
         super().check()

@@ -13,8 +13,8 @@ class LayerNorm(Settings):
     """Subtract the mean, divide by the standard deviation, scale and shift."""
 
     kind: ClassVar[str] = "layer"
-    eps: float = 1e-5
-    bias: bool = True
+    eps: float = 1e-5  # added to the variance
+    bias: bool = True  # a learned shift
 
     def check(self) -> None:
         require_positive(self, "eps")
@@ -29,7 +29,7 @@ class RMSNorm(Settings):
     """Divide by the root of the mean square and scale."""
 
     kind: ClassVar[str] = "rms"
-    eps: float = 1e-6
+    eps: float = 1e-6  # added to the mean square
 
     def check(self) -> None:
         require_positive(self, "eps")

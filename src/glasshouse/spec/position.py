@@ -28,7 +28,7 @@ class LinearScaling(Settings):
     """Linear position interpolation: all frequencies divided by one factor."""
 
     kind: ClassVar[str] = "linear"
-    factor: float
+    factor: float  # extension of the context length
 
     def check(self) -> None:
         require_positive(self, "factor")
@@ -39,10 +39,10 @@ class Llama3Scaling(Settings):
     """The scaling of Llama 3.1 and later: low frequencies divided by the factor, high ones kept, a ramp between."""
 
     kind: ClassVar[str] = "llama3"
-    factor: float
-    low_freq_factor: float
-    high_freq_factor: float
-    original_max_len: int
+    factor: float  # extension of the context length
+    low_freq_factor: float  # wavelengths above original_max_len / low_freq_factor are scaled fully
+    high_freq_factor: float  # wavelengths below original_max_len / high_freq_factor are kept
+    original_max_len: int  # [tokens] context length before the extension
 
     def check(self) -> None:
         require_positive(self, "factor", "low_freq_factor", "high_freq_factor", "original_max_len")
@@ -60,11 +60,11 @@ class YarnScaling(Settings):
     """YaRN: like `Llama3Scaling` with the ramp in rotations, and an attention temperature for the longer context."""
 
     kind: ClassVar[str] = "yarn"
-    factor: float
-    original_max_len: int
-    beta_fast: float = 32.0
-    beta_slow: float = 1.0
-    attention_factor: float | None = None  # None: 0.1 ln(factor) + 1, as published
+    factor: float  # extension of the context length
+    original_max_len: int  # [tokens] context length before the extension
+    beta_fast: float = 32.0  # [rotations] over original_max_len above which a frequency is kept
+    beta_slow: float = 1.0  # [rotations] over original_max_len below which a frequency is scaled fully
+    attention_factor: float | None = None  # factor of queries and keys; None: 0.1 ln(factor) + 1, as published
 
     def check(self) -> None:
         require_positive(self, "factor", "original_max_len", "beta_fast", "beta_slow")
@@ -108,7 +108,7 @@ class Sinusoidal(PositionKind):
     # Sinusoids have norm sqrt(d_model / 2) and are not trained: they would dominate embeddings with std 0.02.
     init: ClassVar[Init] = Xavier()
     scales_embeddings: ClassVar[bool] = True
-    layout: Literal["pairs", "halves"] = "pairs"
+    layout: Literal["pairs", "halves"] = "pairs"  # sines and cosines interleaved, or all sines first
 
     def check_spec(self, s: TransformerSpec) -> None:
         require(s.d_model % 2 == 0, "d_model", s.d_model, "even, as sinusoidal positions come in pairs")
@@ -119,7 +119,7 @@ class Learned(PositionKind):
     """Learned position embeddings for `max_len` positions; the first `offset` rows of the table are unused."""
 
     kind: ClassVar[str] = "learned"
-    offset: int = 0
+    offset: int = 0  # [rows] unused at the start of the table
 
     def check(self) -> None:
         require(self.offset >= 0, "learned.offset", self.offset, "0 or above")
@@ -136,9 +136,9 @@ class Rotary(PositionKind):
     """Rotary position embedding (RoPE) of queries and keys."""
 
     kind: ClassVar[str] = "rotary"
-    theta: float = 10_000.0
-    layout: Literal["halves", "pairs"] = "halves"
-    scaling: NoScaling | LinearScaling | Llama3Scaling | YarnScaling = NoScaling()
+    theta: float = 10_000.0  # base of the wavelengths
+    layout: Literal["halves", "pairs"] = "halves"  # coordinates rotated together: i and i + d_head / 2, or neighbours
+    scaling: NoScaling | LinearScaling | Llama3Scaling | YarnScaling = NoScaling()  # extension of the context length
 
     def check(self) -> None:
         require(1 < self.theta < math.inf, "rotary.theta", self.theta, "above 1")
@@ -152,8 +152,8 @@ class Relative(PositionKind):
     """T5's relative position bias on the scores: learned per head and distance bucket, shared by all layers."""
 
     kind: ClassVar[str] = "relative"
-    n_buckets: int = 32
-    max_distance: int = 128
+    n_buckets: int = 32  # number of distance buckets
+    max_distance: int = 128  # [tokens] distance from which all share the last bucket
 
     def check(self) -> None:
         require(self.n_buckets >= 4, "relative.n_buckets", self.n_buckets, "at least 4")

@@ -52,11 +52,11 @@ class AdamW(Settings):
     """
 
     kind: ClassVar[str] = "adamw"
-    lr: float = 1e-3
-    beta1: float = 0.9
-    beta2: float = 0.95
-    eps: float = 1e-8
-    weight_decay: float = 0.1  # of matrices; not applied to norms and biases
+    lr: float = 1e-3  # peak learning rate
+    beta1: float = 0.9  # decay of the mean of the gradients
+    beta2: float = 0.95  # decay of the mean of their squares
+    eps: float = 1e-8  # added to the denominator of the update
+    weight_decay: float = 0.1  # decoupled weight decay of matrices; not applied to norms and biases
 
     def check(self) -> None:
         require_positive(self, "lr", "eps")
@@ -78,11 +78,11 @@ class Muon(Settings):
     """
 
     kind: ClassVar[str] = "muon"
-    lr: float = 0.02
-    momentum: float = 0.95
-    weight_decay: float = 0.01
+    lr: float = 0.02  # peak learning rate of the matrices of the blocks
+    momentum: float = 0.95  # decay of the mean of the gradients (Nesterov)
+    weight_decay: float = 0.01  # decoupled weight decay of these matrices
     ns_steps: int = 5  # Newton-Schulz iterations
-    adamw: AdamW = AdamW()
+    adamw: AdamW = AdamW()  # the optimizer of all other parameters
 
     def check(self) -> None:
         require_positive(self, "lr", "ns_steps")

@@ -82,16 +82,16 @@ class Data(Settings):
     """Training and validation data."""
 
     path: tuple[str, ...] = ("stdlib",)  # files, folders, globs, a prepared folder or a built-in dataset
-    validation: tuple[str, ...] = ()  # likewise; empty: the built-in validation split, or a part of `path`
-    val_fraction: float = 0.05  # of `path`, if it is split
-    # None: from the model and the columns. A field, unlike the `kind` that tells the choices of a setting apart.
+    validation: tuple[str, ...] = ()  # likewise, for validation; empty: the built-in split, or a part of `path`
+    val_fraction: float = 0.05  # fraction of `path` held out for validation, if it is split
+    # kind of data; None: inferred from the model and the columns
     kind: Literal["text", "pairs", "labelled", "tagged", "chat"] | None = None  # type: ignore[misc,assignment]
-    columns: tuple[str, ...] = ()  # of jsonl, csv, tsv and parquet files
-    separator: str | None = None  # between documents in a plain text file
+    columns: tuple[str, ...] = ()  # of jsonl, csv, tsv and parquet files; empty: the usual names of the kind
+    separator: str | None = None  # separator of documents in a plain text file; None: each file is one document
     errors: Literal["strict", "replace"] = "strict"  # on invalid UTF-8: stop, or decode to U+FFFD
-    tokenizer: str | None = None  # a folder; None: the base model's, or train a new one of vocab_size
-    vocab_size: int = 4096
-    seq_len: int = 256  # tokens in a sequence; longer items are dropped, or truncated if labelled
+    tokenizer: str | None = None  # tokenizer folder; None: the base model's, or train a new one of vocab_size
+    vocab_size: int = 4096  # [tokens] size of the vocabulary of a new tokenizer
+    seq_len: int = 256  # [tokens] length of a sequence; longer items are dropped, or truncated if labelled
 
     def check(self) -> None:
         require(len(self.path) > 0, "data.path", self.path, "a path or the name of a built-in dataset")
@@ -113,36 +113,37 @@ def default_schedule(steps: int) -> Schedule:
 class Train(Settings):
     """Optimization, precision, evaluation and checkpoint settings."""
 
-    steps: int | None = None  # None: 1,000, or from `epochs`; can be raised on resume if no past lr changes
-    epochs: float | None = None  # passes over the training data, instead of `steps`
-    batch_tokens: int = 8192  # per step, over all micro-batches
+    steps: int | None = None  # [steps] None: 1,000, or from `epochs`; can be raised on resume if no past lr changes
+    epochs: float | None = None  # [epochs] passes over the training data, instead of `steps`
+    batch_tokens: int = 8192  # [tokens] per step, over all micro-batches
     grad_accum: int = 0  # micro-batches per step (gradient accumulation); 0: as many as memory requires
-    optimizer: Optimizer = AdamW()
-    lr: float | None = None  # overrides the optimizer's
+    optimizer: Optimizer = AdamW()  # optimizer and its settings
+    lr: float | None = None  # peak learning rate; None: the optimizer's
     schedule: Schedule | None = None  # None: cosine, with a warm-up of a tenth of the steps and at most 100
     grad_clip: float = 1.0  # maximum gradient norm; 0: no clipping
-    label_smoothing: float = 0.0  # probability mass spread evenly over all classes
+    label_smoothing: float = 0.0  # label smoothing: probability mass spread evenly over all classes
     ema: float = 0.0  # decay of the exponential moving average of the weights; 0: no EMA
-    lora: LoRA | None = None
+    lora: LoRA | None = None  # train low-rank adapters (LoRA) and merge them in the end; None: train all weights
     freeze: tuple[str, ...] = ()  # module names to freeze; * matches any part of a name
-    activation_checkpointing: bool = False  # recompute activations in the backward pass: less memory, more compute
-    seed: int = 0
+    activation_checkpointing: bool = False  # activation checkpointing: recompute activations, save memory
+    seed: int = 0  # random seed of weights, data order and dropout
 
-    device: str = "auto"
+    device: str = "auto"  # cpu, cuda or mps; auto: the fastest
+    # mixed precision; auto: bfloat16 on a CUDA device, float16 on one that lacks it, float32 elsewhere
     precision: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    compile: Literal["auto", "yes", "no"] = "auto"
+    compile: Literal["auto", "yes", "no"] = "auto"  # torch.compile; auto: on a CUDA device
     workers: int = 1  # threads that prefetch batches; 0: none
 
-    eval_every: int = 0  # steps; 0: ten times per run (of the initial number of steps, if it is raised)
-    eval_samples: int = 0  # at most, during training; 0: as many as 1% of the steps (likewise) process
-    patience: int = 0  # evaluations without improvement before early stopping; 0: never
-    save_every: int = 0  # steps; 0: ten times per run (likewise)
+    eval_every: int = 0  # [steps] between validations; 0: ten times per run (of its initial steps, if raised)
+    eval_samples: int = 0  # [samples] per validation, at most; 0: as many as 1% of the steps (likewise) process
+    patience: int = 0  # [validations] without improvement before early stopping; 0: never
+    save_every: int = 0  # [steps] between checkpoints; 0: ten times per run (likewise)
     keep_checkpoints: int = 2  # latest checkpoints kept, in addition to the best
-    probes: tuple[str, ...] | None = None  # computed at each checkpoint; None: all that apply to the model
+    probes: tuple[str, ...] | None = None  # probes computed at each checkpoint; None: all that apply to the model
     sample_prompts: int = 3  # validation prompts to sample from at each checkpoint; 0: none
     keep_snapshots: int = 12  # weights-only snapshots of deleted checkpoints, spread evenly over the run; 0: none
     on_nonfinite: Literal["stop", "skip"] = "stop"  # on a NaN or infinite loss: stop, or roll back and skip the batch
-    wandb: bool = False
+    wandb: bool = False  # log metrics to Weights & Biases
     out: str = ""  # run folder; "": runs/NAME
 
     def check(self) -> None:

@@ -11,7 +11,7 @@ from glasshouse.config import Settings, require
 
 @dataclass(frozen=True)
 class _Schedule(Settings):
-    warmup: int = 0  # steps over which the learning rate rises linearly
+    warmup: int = 0  # [steps] over which the learning rate rises linearly
 
     def check(self) -> None:
         require(self.warmup >= 0, f"{self.kind}.warmup", self.warmup, "0 or more")
@@ -54,7 +54,7 @@ class Constant(_Schedule):
 
 @dataclass(frozen=True)
 class _Decaying(_Schedule):
-    final_factor: float = 0.1  # the factor at the last step
+    final_factor: float = 0.1  # learning rate at the last step, as a fraction of the peak
 
     def check(self) -> None:
         super().check()
@@ -98,7 +98,7 @@ class WSD(_Decaying):
     """
 
     kind: ClassVar[str] = "wsd"
-    decay_fraction: float = 0.2  # of the steps after the warm-up
+    decay_fraction: float = 0.2  # fraction of the steps after the warm-up over which the learning rate decays
 
     def check(self) -> None:
         super().check()
