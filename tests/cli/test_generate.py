@@ -23,7 +23,7 @@ import pytest
 import torch
 
 import glasshouse as gh
-from cli.runner import GLASSHOUSE, Call, Done
+from cli.runner import GLASSHOUSE, Call, Done, Forked
 from glasshouse.cli import chat_session, streaming
 from glasshouse.cli import generation as command
 from glasshouse.cli import stdin_prompts as by_line
@@ -419,15 +419,14 @@ def test_only_a_window_of_endless_lines_is_read(house: House) -> None:
 
 
 @pytest.mark.slow
-def test_lines_through_real_pipes(house: House, start: Start) -> None:
+def test_lines_through_real_pipes(house: House, request: pytest.FixtureRequest) -> None:
     """A line is answered before the next is written, and a bar on stderr takes nothing away from stdout."""
     given = ragged()
     alone = [house.generate("decoder", prompt)[0] for prompt in given]
     ours, its = os.openpty()
-    process = start(house["decoder"], "-", *FEW, stdin=subprocess.PIPE, stderr=its)
+    process = Forked("generate", house["decoder"], "-", *FEW, stderr=its)
+    request.addfinalizer(process.close)
     os.close(its)
-    assert process.stdin is not None
-    assert process.stdout is not None
     process.stdin.write(given[0] + b"\n")
     process.stdin.flush()
     assert select.select([process.stdout], [], [], PATIENCE)[0], "the first line was not answered"
@@ -439,7 +438,7 @@ def test_lines_through_real_pipes(house: House, start: Start) -> None:
     process.stdout.close()  # nobody listens any more; that is no error to speak of
     process.stdin.write(b"to be\n")
     process.stdin.flush()
-    assert process.wait(PATIENCE) == 1
+    assert process.wait() == 1
     drawn = read_all(ours)
     assert "generating" in drawn
     assert "rror" not in drawn
@@ -460,12 +459,13 @@ def read_all(descriptor: int) -> str:
 
 
 @pytest.mark.slow
-def test_ctrl_c_leaves_what_was_written_and_no_traceback(house: House, start: Start) -> None:
-    process = start(house["decoder"], PROMPT, "--max-new-tokens", "3900", "--min-new-tokens", "3900")
+def test_ctrl_c_leaves_what_was_written_and_no_traceback(house: House, request: pytest.FixtureRequest) -> None:
+    process = Forked("generate", house["decoder"], PROMPT, "--max-new-tokens", "3900", "--min-new-tokens", "3900")
+    request.addfinalizer(process.close)
     assert select.select([process.stdout], [], [], PATIENCE)[0], "nothing was written"
     process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=PATIENCE)
-    assert (process.returncode, err) == (130, b"")
+    out, err = process.communicate()
+    assert (process.wait(), err) == (130, b"")
     written = out.decode()
     text = house.generate("decoder", PROMPT, max_new_tokens=100, min_new_tokens=100)[0].text
     assert written.endswith("\n")

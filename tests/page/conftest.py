@@ -129,7 +129,8 @@ def browser() -> Iterator[Browser]:
     if found is None:
         (pytest.fail if chromium.is_required() else pytest.skip)(chromium.MISSING)
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=found, args=["--no-sandbox", "--disable-gpu", "--in-process-gpu"])
+        flags = ["--no-sandbox", "--disable-gpu", "--in-process-gpu"]
+        browser = playwright.chromium.launch(executable_path=found, args=flags)
         yield browser
         browser.close()
 
