@@ -50,7 +50,7 @@ def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         {
             "model": {"preset": "tiny-decoder"},
             "data": {"path": str(folder / "text.txt"), "seq_len": 48, "vocab_size": 300},
-            "train": {"steps": 60, "batch_tokens": 768, "lr": 5e-3, "save_every": 20, "eval_every": 20},
+            "train": {"steps": 60, "batch_tokens": 384, "lr": 5e-3, "save_every": 20, "eval_every": 20},
         },
     )
 
@@ -73,7 +73,8 @@ def encoder(tmp_path_factory: pytest.TempPathFactory) -> Trained:
                 "data": {"path": str(folder / "text.txt"), "seq_len": 48, "vocab_size": 300},
                 "train": {
                     "steps": 60,
-                    "batch_tokens": 768,
+                    "batch_tokens": 384,
+                    "eval_every": 60,
                     "lr": 5e-3,
                     "probes": [],
                     "sample_prompts": 0,
@@ -106,7 +107,8 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Trained:
                 "data": {"path": str(folder / "pairs.tsv"), "kind": "pairs", "seq_len": 24, "vocab_size": 300},
                 "train": {
                     "steps": 80,
-                    "batch_tokens": 1024,
+                    "batch_tokens": 384,
+                    "eval_every": 80,
                     "lr": 5e-3,
                     "probes": [],
                     "sample_prompts": 0,
