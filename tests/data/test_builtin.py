@@ -292,13 +292,13 @@ def test_no_text_means_two_dates_in_a_leap_year() -> None:
 def test_no_text_means_two_dates_in_a_large_sample() -> None:
     meaning: dict[str, str] = {}
     seen = Counter()
-    for source, target in builtin_dataset("dates", train=200_000).items():
+    for source, target in builtin_dataset("dates", train=50_000).items():
         assert meaning.setdefault(source, target) == target
         assert "1900-01-01" <= target <= "2099-12-31"
         assert target[:4] in source
         seen[target[5:7]] += 1
-    assert len(meaning) > 195_000
-    assert min(seen.values()) > 14_000
+    assert len(meaning) > 48_750
+    assert min(seen.values()) > 3500
 
 
 @functools.cache

@@ -440,7 +440,7 @@ def test_stopped_anywhere_it_resumes_to_the_same_files(
         source: list[str | Path] = [tmp_path / "texts"]
         (tmp_path / "texts").mkdir()
         for number in range(5):
-            (tmp_path / "texts" / f"{number}.txt").write_text(ENGLISH[number * 5000 : number * 4900 + 5000])
+            (tmp_path / "texts" / f"{number}.txt").write_text(ENGLISH[number * 2000 : number * 1950 + 2000])
     elif kind == "tagged":
         lines = (line.split() for line in ENGLISH.splitlines() if line.split())
         rows = [(words, ["long" if len(word) > 3 else "short" for word in words]) for words in islice(lines, 60)]
