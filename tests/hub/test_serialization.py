@@ -11,6 +11,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import processes
 import pytest
 import torch
 import transformers as hf
@@ -264,19 +265,18 @@ def test_types(stored: torch.dtype, asked: torch.dtype | None, expected: torch.d
 
 
 MEASURE = """
-import sys, torch
+import torch
 import glasshouse as gh, glasshouse.hub
 def anonymous():
     lines = open("/proc/self/status").read().splitlines()
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("RssAnon"))
-folder, dtype = sys.argv[1], getattr(torch, sys.argv[2])
 gh.load(folder + "/small", dtype=dtype)  # what is needed once, whatever the size
 before = anonymous()
 model, _ = gh.load(folder + "/large", dtype=dtype)
 loaded = anonymous()
 copies = [torch.ones_like(weight) for weight in model.parameters()]  # what the allocator rounds up counts, too
 size = sum(weight.numel() * weight.element_size() for weight in model.parameters())
-print((loaded - before) / (anonymous() - loaded), size)
+print((loaded - before) / (anonymous() - loaded), size, file=open(folder + "/measured", "w"))
 """
 
 
@@ -306,10 +306,9 @@ def test_loading_takes_no_more_memory_than_the_weights(
     """In the stored dtype far less: the file stays memory-mapped."""
     make("gpt2").save_pretrained(tmp_path / "small")
     kind(config).save_pretrained(tmp_path / "large")
-    done = subprocess.run(
-        [sys.executable, "-c", MEASURE, str(tmp_path), dtype], capture_output=True, text=True, check=True
-    )
-    grown, size = map(float, done.stdout.split())
+    code = processes.run(exec, MEASURE, {"folder": str(tmp_path), "dtype": getattr(torch, dtype)})
+    assert code == 0
+    grown, size = map(float, (tmp_path / "measured").read_text().split())
     assert size > 50e6
     assert grown <= most
 
