@@ -125,6 +125,7 @@ def check_gradients(model: nn.Module, call: Callable[[], Tensor]) -> None:
             assert abs(measured - expected) < 1e-7 * gradient.norm() + 1e-8, name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
 def test_l2_gradients_agree_with_finite_differences(build_model: BuildModel, name: str) -> None:
     """In each of these models, every parameter's gradient agrees with finite differences of the loss."""
@@ -134,6 +135,7 @@ def test_l2_gradients_agree_with_finite_differences(build_model: BuildModel, nam
     check_gradients(model, make_call(model, choices))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["decoder", "encoder", "seq2seq"])
 def test_l2_gradients_with_sequence_packing(build_model: BuildModel, kind: str) -> None:
     """The same with two packed documents per sequence, and in a decoder with a bidirectional prefix."""

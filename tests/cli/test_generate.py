@@ -152,6 +152,7 @@ def test_only_the_completion_is_written(name: str, house: House, call: Call) -> 
     assert call("generate", house[name], PROMPT, *FEW) == Done(0, one.text + "\n", "")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "settings",
     [
@@ -226,6 +227,7 @@ def test_drafts_change_nothing_but_the_speed(
     assert proposed
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["decoder", "seq2seq"])
 def test_int8_is_the_same_as_in_the_library(
     name: str, house: House, call: Call, monkeypatch: pytest.MonkeyPatch
@@ -270,6 +272,7 @@ def test_max_len_bounds_prompt_and_completion(house: House, call: Call) -> None:
     assert "shorten it" in call("generate", house["decoder"], PROMPT, "--max-len", "2").err
 
 
+@pytest.mark.slow
 def test_a_completion_for_which_there_is_no_room_says_so(
     house: House, call: Call, lines: Callable[..., Done]
 ) -> None:
@@ -296,6 +299,7 @@ def test_a_completion_for_which_there_is_no_room_says_so(
     )
 
 
+@pytest.mark.slow
 def test_a_request_that_fails_is_named(house: House, call: Call, lines: Callable[..., Done], tmp_path: Path) -> None:
     """Of a model that one token makes NaN."""
     broken = copy.deepcopy(house.models["decoder"])
@@ -332,6 +336,7 @@ def ragged() -> list[bytes]:
     return [*given, b"stray \xff\xfe bytes", "né 你好".encode()]
 
 
+@pytest.mark.slow
 def test_lines_are_answered_in_order_as_one_by_one(house: House, lines: Callable[..., Done]) -> None:
     given = ragged()
     assert b"" in given

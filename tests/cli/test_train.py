@@ -74,6 +74,7 @@ def mistaken(done: Done) -> str:
 # Off a terminal
 
 
+@pytest.mark.slow
 def test_it_trains_says_how_it_went_and_what_to_try_and_that_works(place: Path, call: Call) -> None:
     words = ("train", "tiny.toml", "train.out=my runs/first")
     done = call(*words)
@@ -139,6 +140,7 @@ def test_one_step_is_a_run(place: Path, call: Call) -> None:
     assert done.out.endswith("glasshouse look runs/tiny\n")
 
 
+@pytest.mark.slow
 def test_a_run_that_ended_early_stays_as_it_is(place: Path, call: Call) -> None:
     words = ("train", "tiny.toml", "train.steps=40", "train.patience=1", "train.eval_every=1", "train.lr=3.0")
     first = call(*words)
@@ -149,6 +151,7 @@ def test_a_run_that_ended_early_stays_as_it_is(place: Path, call: Call) -> None:
     assert (place / "runs" / "tiny" / "metrics.jsonl").read_text() == journal
 
 
+@pytest.mark.slow
 def test_from_a_model(trained: Path, place: Path, call: Call) -> None:
     done = call("train", "tiny.toml", "train.out=tuned", "train.steps=2", "--from", trained / "model")
     assert done.code == 0

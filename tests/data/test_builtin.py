@@ -123,6 +123,7 @@ def python(script: str) -> str:
     return run.stdout
 
 
+@pytest.mark.slow
 def test_processes_agree() -> None:
     assert os.environ.get("PYTHONHASHSEED") != "12345"
     script = (
@@ -204,6 +205,7 @@ def test_a_library_without_sources_is_an_error(library: Path) -> None:
         builtin_dataset("stdlib").items()
 
 
+@pytest.mark.slow
 def test_the_library_of_this_interpreter() -> None:
     names = every_name()
     assert len(names) == len(set(names)) == sum(builtin_dataset("stdlib").sizes().values())
@@ -289,6 +291,7 @@ def test_no_text_means_two_dates_in_a_leap_year() -> None:
     assert len(meaning) > 80_000
 
 
+@pytest.mark.slow
 def test_no_text_means_two_dates_in_a_large_sample() -> None:
     meaning: dict[str, str] = {}
     seen = Counter()

@@ -81,6 +81,7 @@ def random_options(seed: int) -> SamplingParams:
             return replace(options, repetition_penalty=1.3, logit_bias={3: 1.0, 5: -2.0}, stop_token_ids=(11,))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(
     ("slots", "chunk"),

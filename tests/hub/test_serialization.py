@@ -280,6 +280,7 @@ print((loaded - before) / (anonymous() - loaded), size, file=open(folder + "/mea
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads Linux's own account of memory")
 @pytest.mark.parametrize(("dtype", "most"), [("float32", 0.1), ("bfloat16", 1.1)])
 @pytest.mark.parametrize(
@@ -370,6 +371,7 @@ def test_a_model_changed_by_hand_is_refused_and_the_old_one_stays(tmp_path: Path
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 
+@pytest.mark.slow
 def test_a_compiled_model_is_saved_as_the_model_it_is(tmp_path: Path) -> None:
     model = tiny()
     plain = {name: weight.clone() for name, weight in model.state_dict().items()}
@@ -393,6 +395,7 @@ def cached_repository(home: Path, folder: Path) -> None:
         (snapshot / path.name).symlink_to(os.path.join("..", "..", "blobs", str(number)))  # noqa: PTH118
 
 
+@pytest.mark.slow
 def test_a_hub_id_is_found_in_the_cache_without_a_network(tmp_path: Path) -> None:
     model = tiny()
     gh.save(model, None, tmp_path / "model")
