@@ -94,6 +94,7 @@ def test_the_tests_of_the_page_are_skipped_loudly_or_fail(
 def call_pytest(environment: dict[str, str], said: Path, words: list[str]) -> None:
     os.environ.clear()
     os.environ.update(environment)
+    sys.path.insert(0, str(Path(__file__).parent))  # each folder of tests has a conftest
     with said.open("w") as out, contextlib.redirect_stdout(out):
         code = pytest.main(["-q", *words])
     sys.exit(code)
