@@ -11,7 +11,7 @@ from multiprocessing.context import ForkServerProcess
 SECONDS = 120  # all of this takes a few; only a hang takes longer
 
 FORKS = multiprocessing.get_context("forkserver")
-FORKS.set_forkserver_preload(["glasshouse.training", "torch._dynamo", "hypothesis", "pytest"])
+FORKS.set_forkserver_preload(["glasshouse.training", "glasshouse.cli", "torch._dynamo", "hypothesis", "pytest"])
 
 
 def run(target: Callable[..., object], *arguments: object) -> int:

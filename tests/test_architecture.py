@@ -30,6 +30,7 @@ def compare(made: list[Call], path: CallPath) -> None:
     assert entered == path.besides, "files that were entered and are not steps of the path"
 
 
+@pytest.mark.slow
 def test_training_step(tmp_path: Path) -> None:
     text = tmp_path / "hamlet.txt"
     text.write_text("to be or not to be, that is the question. " * 50)

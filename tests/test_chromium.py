@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 import chromium
+import processes
 import pytest
-
-TESTS = Path(__file__).parent
 
 
 def program(path: Path, text: str = "exit 0") -> Path:
@@ -76,6 +75,7 @@ def test_none_at_all_is_one_line_and_an_error_where_one_is_required(
     assert "Playwright did not install it: no network" in err
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("bare")
 @pytest.mark.parametrize(("required", "outcome"), [("", "1 skipped"), ("1", "1 error")])
 def test_the_tests_of_the_page_are_skipped_loudly_or_fail(
@@ -84,12 +84,17 @@ def test_the_tests_of_the_page_are_skipped_loudly_or_fail(
     monkeypatch.setenv("REQUIRE_BROWSER", required)
     (tmp_path / "test_one.py").write_text("def test_page(browser):\n    raise AssertionError('it ran')\n")
     plugins = ["-p", "conftest", "-p", "page.conftest", "-c", os.devnull, "-p", "no:cacheprovider"]
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", *plugins, str(tmp_path / "test_one.py")],
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, "PYTHONPATH": f"{TESTS}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"},
-    )
-    assert outcome in done.stdout, done.stdout
-    assert done.stdout.count(f"1 tests skipped. {chromium.MISSING}") == (required == "")
+    said = tmp_path / "said.txt"
+    code = processes.run(call_pytest, dict(os.environ), said, [*plugins, str(tmp_path / "test_one.py")])
+    assert code == (1 if required else 0)
+    assert outcome in said.read_text(), said.read_text()
+    assert said.read_text().count(f"1 tests skipped. {chromium.MISSING}") == (required == "")
+
+
+def call_pytest(environment: dict[str, str], said: Path, words: list[str]) -> None:
+    os.environ.clear()
+    os.environ.update(environment)
+    sys.path.insert(0, str(Path(__file__).parent))  # each folder of tests has a conftest
+    with said.open("w") as out, contextlib.redirect_stdout(out):
+        code = pytest.main(["-q", *words])
+    sys.exit(code)

@@ -28,6 +28,7 @@ def tok() -> gh.Tokenizer:
     return gh.Tokenizer.train(texts=[TRAIN], vocab_size=2048)
 
 
+@pytest.mark.slow
 def test_t1_ids_are_below_vocab_size_and_decode_to_the_same_bytes(tok: gh.Tokenizer) -> None:
     rng = random.Random(0)
     texts = [HELD_OUT.encode(), "naïve 中文 😀\r\n".encode(), b"\x00\xff\xfe", b""]

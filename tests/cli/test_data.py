@@ -147,6 +147,7 @@ def test_show_takes_any_step_rank_and_seed(prepare, call: Call) -> None:  # noqa
     assert few == [*lines[:4], lines[-1]]
 
 
+@pytest.mark.slow
 def test_show_masked_text(prepare, call: Call) -> None:  # noqa: ANN001
     Path("a.txt").write_text("abc[")
     Path("b.txt").write_text("def")

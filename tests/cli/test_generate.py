@@ -23,7 +23,7 @@ import pytest
 import torch
 
 import glasshouse as gh
-from cli.runner import GLASSHOUSE, Call, Done
+from cli.runner import GLASSHOUSE, Call, Done, Forked
 from glasshouse.cli import chat_session, streaming
 from glasshouse.cli import generation as command
 from glasshouse.cli import stdin_prompts as by_line
@@ -152,6 +152,7 @@ def test_only_the_completion_is_written(name: str, house: House, call: Call) -> 
     assert call("generate", house[name], PROMPT, *FEW) == Done(0, one.text + "\n", "")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "settings",
     [
@@ -226,6 +227,7 @@ def test_drafts_change_nothing_but_the_speed(
     assert proposed
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["decoder", "seq2seq"])
 def test_int8_is_the_same_as_in_the_library(
     name: str, house: House, call: Call, monkeypatch: pytest.MonkeyPatch
@@ -270,6 +272,7 @@ def test_max_len_bounds_prompt_and_completion(house: House, call: Call) -> None:
     assert "shorten it" in call("generate", house["decoder"], PROMPT, "--max-len", "2").err
 
 
+@pytest.mark.slow
 def test_a_completion_beyond_max_len_is_reported(house: House, call: Call, lines: Callable[..., Done]) -> None:
     before = len(house.tok.encode("to be"))
     cut = f"{16 - before} of 400 new tokens were generated: with the prompt of {before} they fill the model's 16 "
@@ -294,6 +297,7 @@ def test_a_completion_beyond_max_len_is_reported(house: House, call: Call, lines
     )
 
 
+@pytest.mark.slow
 def test_a_request_that_fails_is_named(house: House, call: Call, lines: Callable[..., Done], tmp_path: Path) -> None:
     """Of a model that one token makes NaN."""
     broken = copy.deepcopy(house.models["decoder"])
@@ -345,6 +349,7 @@ def ragged() -> list[bytes]:
     return [*given, b"stray \xff\xfe bytes", "né 你好".encode()]
 
 
+@pytest.mark.slow
 def test_lines_are_answered_in_order_as_one_by_one(house: House, lines: Callable[..., Done]) -> None:
     given = ragged()
     assert b"" in given
@@ -432,15 +437,14 @@ def test_only_a_window_of_endless_lines_is_read(house: House) -> None:
 
 
 @pytest.mark.slow
-def test_lines_through_real_pipes(house: House, start: Start) -> None:
+def test_lines_through_real_pipes(house: House, request: pytest.FixtureRequest) -> None:
     """A line is answered before the next is written, and a bar on stderr takes nothing away from stdout."""
     given = ragged()
     alone = [house.generate("decoder", prompt)[0] for prompt in given]
     ours, its = os.openpty()
-    process = start(house["decoder"], "-", *FEW, stdin=subprocess.PIPE, stderr=its)
+    process = Forked("generate", house["decoder"], "-", *FEW, stderr=its)
+    request.addfinalizer(process.close)
     os.close(its)
-    assert process.stdin is not None
-    assert process.stdout is not None
     process.stdin.write(given[0] + b"\n")
     process.stdin.flush()
     assert select.select([process.stdout], [], [], PATIENCE)[0], "the first line was not answered"
@@ -452,7 +456,7 @@ def test_lines_through_real_pipes(house: House, start: Start) -> None:
     process.stdout.close()  # nobody listens any more; that is no error to speak of
     process.stdin.write(b"to be\n")
     process.stdin.flush()
-    assert process.wait(PATIENCE) == 1
+    assert process.wait() == 1
     drawn = read_all(ours)
     assert "generating" in drawn
     assert "rror" not in drawn
@@ -473,12 +477,13 @@ def read_all(descriptor: int) -> str:
 
 
 @pytest.mark.slow
-def test_ctrl_c_leaves_what_was_written_and_no_traceback(house: House, start: Start) -> None:
-    process = start(house["decoder"], PROMPT, "--max-new-tokens", "3900", "--min-new-tokens", "3900")
+def test_ctrl_c_leaves_what_was_written_and_no_traceback(house: House, request: pytest.FixtureRequest) -> None:
+    process = Forked("generate", house["decoder"], PROMPT, "--max-new-tokens", "3900", "--min-new-tokens", "3900")
+    request.addfinalizer(process.close)
     assert select.select([process.stdout], [], [], PATIENCE)[0], "nothing was written"
     process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=PATIENCE)
-    assert (process.returncode, err) == (130, b"")
+    out, err = process.communicate()
+    assert (process.wait(), err) == (130, b"")
     written = out.decode()
     text = house.generate("decoder", PROMPT, max_new_tokens=100, min_new_tokens=100)[0].text
     assert written.endswith("\n")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import http.cookiejar
 import re
 import signal
-import subprocess
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -13,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import glasshouse as gh
-from cli.runner import GLASSHOUSE, Call
+from cli.runner import Call, Forked
 
 
 @pytest.fixture(scope="module")
@@ -25,14 +24,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
-def test_the_address_is_the_last_line_and_answers_until_ctrl_c(folder: Path) -> None:
-    words = [GLASSHOUSE, "look", str(folder), "--no-browser", "--text", "to be"]
-    started = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    assert started.stdout is not None
+def test_the_address_is_the_last_line_and_answers_until_ctrl_c(folder: Path, request: pytest.FixtureRequest) -> None:
+    started = Forked("look", folder, "--no-browser", "--text", "to be")
+    request.addfinalizer(started.close)
     lines = []
     for line in started.stdout:
-        lines.append(line.strip())
-        if line.startswith("http"):
+        lines.append(line.decode().strip())
+        if lines[-1].startswith("http"):
             break
     found = re.fullmatch(r"(http://127\.0\.0\.1:\d+/)\?token=[\w-]{40,}#text=to\+be", lines[-1])
     assert found, lines
@@ -43,8 +41,7 @@ def test_the_address_is_the_last_line_and_answers_until_ctrl_c(folder: Path) -> 
     assert page.url == found[1]  # the token has left the address
     assert page.status == 200
     started.send_signal(signal.SIGINT)
-    rest, errors = started.communicate(timeout=30)
-    assert (rest, errors, started.returncode) == ("", "", 0)
+    assert (*started.communicate(), started.wait()) == (b"", b"", 0)
 
 
 def test_a_page_is_written_to_a_file(folder: Path, call: Call, tmp_path: Path) -> None:

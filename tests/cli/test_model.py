@@ -12,7 +12,7 @@ import transformers as hf
 from safetensors.torch import load_file, save_file
 
 import glasshouse as gh
-from cli.runner import Call, run
+from cli.runner import Call
 
 SIZE = {"vocab_size": 61, "d_model": 16, "n_layers": 2, "n_heads": 2, "max_len": 16}
 
@@ -111,10 +111,9 @@ def test_export_names_the_family_or_the_obstacle(folder: Path, tmp_path: Path, c
     assert not (tmp_path / "never").exists()
 
 
-@pytest.mark.slow
-def test_a_mistake_is_one_sentence_and_exit_code_one(tmp_path: Path) -> None:
-    done = run("verify", tmp_path / "absent" / "model")
-    assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr.startswith("error: there is no folder")
-    assert done.stderr.count("\n") == 1
-    assert run("verify").returncode == 2
+def test_a_mistake_is_one_sentence_and_exit_code_one(tmp_path: Path, call: Call) -> None:
+    done = call("verify", tmp_path / "absent" / "model")
+    assert (done.code, done.out) == (1, "")
+    assert done.err.startswith("error: there is no folder")
+    assert done.err.count("\n") == 1
+    assert call("verify").code == 2

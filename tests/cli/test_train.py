@@ -8,15 +8,14 @@ import os
 import re
 import shlex
 import signal
-import subprocess
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 import glasshouse as gh
-from cli.runner import GLASSHOUSE, Call, Done, command_at_terminal
+from cli.runner import Call, Done, Forked, at_terminal
 
-PATIENCE = 120  # seconds after which a process that says nothing has failed
 SAYING = "to be or not to be, that is the question whether it is nobler. "
 RUN = """
 [model]
@@ -75,6 +74,7 @@ def mistaken(done: Done) -> str:
 # Off a terminal
 
 
+@pytest.mark.slow
 def test_train_reports_the_result_and_commands_to_try_that_work(place: Path, call: Call) -> None:
     words = ("train", "tiny.toml", "train.out=my runs/first")
     done = call(*words)
@@ -140,6 +140,7 @@ def test_one_step_is_a_run(place: Path, call: Call) -> None:
     assert done.out.endswith("glasshouse look runs/tiny\n")
 
 
+@pytest.mark.slow
 def test_a_run_that_ended_early_stays_as_it_is(place: Path, call: Call) -> None:
     words = ("train", "tiny.toml", "train.steps=40", "train.patience=1", "train.eval_every=1", "train.lr=3.0")
     first = call(*words)
@@ -150,6 +151,7 @@ def test_a_run_that_ended_early_stays_as_it_is(place: Path, call: Call) -> None:
     assert (place / "runs" / "tiny" / "metrics.jsonl").read_text() == journal
 
 
+@pytest.mark.slow
 def test_from_a_model(trained: Path, place: Path, call: Call) -> None:
     done = call("train", "tiny.toml", "train.out=tuned", "train.steps=2", "--from", trained / "model")
     assert done.code == 0
@@ -268,14 +270,13 @@ def test_a_full_disk_keeps_the_settings_of_the_run(
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_saves_and_the_same_command_resumes(number: signal.Signals, place: Path, call: Call) -> None:
     words = ["train", "tiny.toml", "train.steps=150", "--no-baselines"]
-    process = subprocess.Popen(
-        [GLASSHOUSE, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=place
-    )
-    assert process.stderr is not None
-    assert any(line.startswith("step 1 of 150") for line in iter(process.stderr.readline, ""))
-    process.send_signal(number)
-    out, err = process.communicate(timeout=PATIENCE)
-    assert (process.returncode, out) == (128 + number, "")
+    with closing(Forked(*words)) as process:
+        assert process.stderr is not None
+        assert any(line.startswith(b"step 1 of 150") for line in process.stderr)
+        process.send_signal(number)
+        out, rest = process.communicate()
+        assert (process.wait(), out) == (128 + number, b"")
+    err = rest.decode()
     said = re.fullmatch(
         r"saved after step ([\d,]+); the same command resumes from there\.\n", err.splitlines(True)[-1]
     )
@@ -298,7 +299,7 @@ def test_a_signal_saves_and_the_same_command_resumes(number: signal.Signals, pla
 
 @pytest.mark.slow
 def test_a_run_at_a_terminal_leaves_it_clean(place: Path) -> None:
-    drawn = command_at_terminal("train", "tiny.toml", "train.eval_every=4", COLUMNS="120", NO_COLOR="1")
+    drawn = at_terminal("train", "tiny.toml", "train.eval_every=4", COLUMNS="120", NO_COLOR="1")
     lines = re.findall(r"\x1b\[2K([^\r\n\x1b]+)", drawn)
     assert "folder   runs/tiny" in lines
     assert any(line.startswith("step 4: validation ") for line in lines)

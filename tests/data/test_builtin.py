@@ -123,6 +123,7 @@ def python(script: str) -> str:
     return run.stdout
 
 
+@pytest.mark.slow
 def test_processes_agree() -> None:
     assert os.environ.get("PYTHONHASHSEED") != "12345"
     script = (
@@ -204,6 +205,7 @@ def test_a_library_without_sources_is_an_error(library: Path) -> None:
         builtin_dataset("stdlib").items()
 
 
+@pytest.mark.slow
 def test_the_library_of_this_interpreter() -> None:
     names = every_name()
     assert len(names) == len(set(names)) == sum(builtin_dataset("stdlib").sizes().values())
@@ -289,16 +291,17 @@ def test_no_text_means_two_dates_in_a_leap_year() -> None:
     assert len(meaning) > 80_000
 
 
+@pytest.mark.slow
 def test_no_text_means_two_dates_in_a_large_sample() -> None:
     meaning: dict[str, str] = {}
     seen = Counter()
-    for source, target in builtin_dataset("dates", train=200_000).items():
+    for source, target in builtin_dataset("dates", train=50_000).items():
         assert meaning.setdefault(source, target) == target
         assert "1900-01-01" <= target <= "2099-12-31"
         assert target[:4] in source
         seen[target[5:7]] += 1
-    assert len(meaning) > 195_000
-    assert min(seen.values()) > 14_000
+    assert len(meaning) > 48_750
+    assert min(seen.values()) > 3500
 
 
 @functools.cache

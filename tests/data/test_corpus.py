@@ -391,6 +391,7 @@ def test_prompts_and_completions(tmp_path: Path, tok: gh.Tokenizer) -> None:
     assert runs.tolist() == [6, 2]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", gh.data.builtin_datasets())
 def test_built_in_sets_need_no_file(tmp_path: Path, tok: gh.Tokenizer, name: str) -> None:
     corpus = gh.data.prepare(name, tok, tmp_path / name, split="validation")
@@ -440,7 +441,7 @@ def test_stopped_anywhere_it_resumes_to_the_same_files(
         source: list[str | Path] = [tmp_path / "texts"]
         (tmp_path / "texts").mkdir()
         for number in range(5):
-            (tmp_path / "texts" / f"{number}.txt").write_text(ENGLISH[number * 5000 : number * 4900 + 5000])
+            (tmp_path / "texts" / f"{number}.txt").write_text(ENGLISH[number * 2000 : number * 1950 + 2000])
     elif kind == "tagged":
         lines = (line.split() for line in ENGLISH.splitlines() if line.split())
         rows = [(words, ["long" if len(word) > 3 else "short" for word in words]) for words in islice(lines, 60)]
@@ -731,12 +732,14 @@ def test_a_line_of_many_megabytes(tmp_path: Path, tok: gh.Tokenizer, count: int)
 # What a hostile reviewer tried.
 
 
+@pytest.mark.slow
 def test_more_labels_than_two_bytes_can_number(tmp_path: Path, tok: gh.Tokenizer) -> None:
     (tmp_path / "a.jsonl").write_text("".join(f'{{"text": "x", "label": "{n:06}"}}\n' for n in range(66_000)))
     corpus = gh.data.prepare(tmp_path / "a.jsonl", tok, tmp_path / "corpus", kind="labelled")
     assert corpus.labels[corpus.item(65_999)[1][0]] == "065999"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("n", "dtype"), [(2**16 - 1, np.uint16), (2**16, np.uint32)])
 def test_as_many_tags_as_two_bytes_can_number_and_one_more(
     tmp_path: Path, tok: gh.Tokenizer, n: int, dtype: type

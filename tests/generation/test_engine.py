@@ -83,6 +83,7 @@ def random_options(seed: int) -> SamplingParams:
             return replace(options, repetition_penalty=1.3, logit_bias={3: 1.0, 5: -2.0}, stop_token_ids=(11,))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(
     ("slots", "chunk"),
@@ -279,13 +280,13 @@ TestEngineMachine.settings = settings(
 
 
 @pytest.mark.slow
-def test_a_thousand_requests_leak_no_slots_or_tensors() -> None:
+def test_hundreds_of_requests_leak_no_slots_or_tensors() -> None:
     model, rng = MODELS["llama"], random.Random(0)
     engine = gh.Engine(model, slots=16, max_len=MAX_LEN, prefill_chunk=32)
     tensors = _tensors()
     requests: list[Request] = []
-    while len(requests) < 1000 or engine.step():
-        if len(requests) < 1000:
+    while len(requests) < 300 or engine.step():
+        if len(requests) < 300:
             for _ in range(rng.randint(0, 12)):
                 prompt = [rng.randrange(40) for _ in range(rng.randint(1, 30))]
                 requests.append(engine.submit(prompt, max_new_tokens=rng.randint(0, 17)))
@@ -294,7 +295,7 @@ def test_a_thousand_requests_leak_no_slots_or_tensors() -> None:
         if waiting and sum(request.finish_reason == "cancelled" for request in requests) < len(requests) / 3:
             engine.cancel(rng.choice(waiting))
     assert all(request.done for request in requests)
-    assert sum(request.finish_reason == "cancelled" for request in requests) > 300
+    assert sum(request.finish_reason == "cancelled" for request in requests) > 90
     assert len(engine.slots.free) == 16
     assert not engine.slots.running
     assert engine._runner.cache.lengths.tolist() == [0] * 16

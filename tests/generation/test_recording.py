@@ -100,6 +100,7 @@ def assert_near(value: Tensor, expected: Tensor, name: str = "", tolerance: floa
     torch.testing.assert_close(value, expected, rtol=0, atol=atol, msg=lambda text: f"{name}: {text}")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("slots", "chunk"), [(1, MAX_LEN), (3, 5)])
 def test_every_site_equals_a_plain_forward_pass(kind: str, slots: int, chunk: int) -> None:
@@ -124,6 +125,7 @@ def test_every_site_equals_a_plain_forward_pass(kind: str, slots: int, chunk: in
         check(model, prompt, done, names)
 
 
+@pytest.mark.slow
 def test_every_site_of_any_spec() -> None:
     @settings(
         max_examples=up_to(40),
@@ -150,6 +152,7 @@ def test_every_site_of_any_spec() -> None:
     check_spec()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("slots", [1, 4])
 @pytest.mark.parametrize("weights", ["own", "copy", "int8"])
 @pytest.mark.parametrize("kind", ["grouped", "encoder-decoder"])
@@ -417,6 +420,7 @@ def test_edits_apply_in_generation_as_in_plain_forward_passes(kind: str, edits: 
     assert not any(has_hooks(module) for module in model.modules())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("edits", ["head", "vector", "keys", "pattern", "several"])
 @pytest.mark.parametrize("kind", ["grouped", "encoder-decoder"])
 def test_recordings_include_edits(kind: str, edits: str) -> None:

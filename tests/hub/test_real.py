@@ -56,6 +56,7 @@ def test_vectors_equal_whatever_the_batch(sentences: list[str], expected: torch.
     assert (found - expected).abs().max() <= 1e-5 * expected.abs().max()
 
 
+@pytest.mark.slow
 def test_saved_and_loaded_it_is_the_same(sentences: list[str], tmp_path: Path) -> None:
     model, tok = gh.load(FOLDER)
     gh.save(model, tok, tmp_path / "saved")

@@ -11,6 +11,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import processes
 import pytest
 import torch
 import transformers as hf
@@ -264,22 +265,22 @@ def test_types(stored: torch.dtype, asked: torch.dtype | None, expected: torch.d
 
 
 MEASURE = """
-import sys, torch
+import torch
 import glasshouse as gh, glasshouse.hub
 def anonymous():
     lines = open("/proc/self/status").read().splitlines()
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("RssAnon"))
-folder, dtype = sys.argv[1], getattr(torch, sys.argv[2])
 gh.load(folder + "/small", dtype=dtype)  # what is needed once, whatever the size
 before = anonymous()
 model, _ = gh.load(folder + "/large", dtype=dtype)
 loaded = anonymous()
 copies = [torch.ones_like(weight) for weight in model.parameters()]  # what the allocator rounds up counts, too
 size = sum(weight.numel() * weight.element_size() for weight in model.parameters())
-print((loaded - before) / (anonymous() - loaded), size)
+print((loaded - before) / (anonymous() - loaded), size, file=open(folder + "/measured", "w"))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads Linux's own account of memory")
 @pytest.mark.parametrize(("dtype", "most"), [("float32", 0.1), ("bfloat16", 1.1)])
 @pytest.mark.parametrize(
@@ -306,10 +307,9 @@ def test_loading_takes_no_more_memory_than_the_weights(
     """In the stored dtype far less: the file stays memory-mapped."""
     make("gpt2").save_pretrained(tmp_path / "small")
     kind(config).save_pretrained(tmp_path / "large")
-    done = subprocess.run(
-        [sys.executable, "-c", MEASURE, str(tmp_path), dtype], capture_output=True, text=True, check=True
-    )
-    grown, size = map(float, done.stdout.split())
+    code = processes.run(exec, MEASURE, {"folder": str(tmp_path), "dtype": getattr(torch, dtype)})
+    assert code == 0
+    grown, size = map(float, (tmp_path / "measured").read_text().split())
     assert size > 50e6
     assert grown <= most
 
@@ -371,6 +371,7 @@ def test_a_model_changed_by_hand_is_refused_and_the_old_one_stays(tmp_path: Path
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 
+@pytest.mark.slow
 def test_a_compiled_model_is_saved_as_the_model_it_is(tmp_path: Path) -> None:
     model = tiny()
     plain = {name: weight.clone() for name, weight in model.state_dict().items()}
@@ -394,6 +395,7 @@ def cached_repository(home: Path, folder: Path) -> None:
         (snapshot / path.name).symlink_to(os.path.join("..", "..", "blobs", str(number)))  # noqa: PTH118
 
 
+@pytest.mark.slow
 def test_a_hub_id_is_found_in_the_cache_without_a_network(tmp_path: Path) -> None:
     model = tiny()
     gh.save(model, None, tmp_path / "model")

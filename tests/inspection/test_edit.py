@@ -20,6 +20,7 @@ from glasshouse.layers.attend import Attend
 many = settings(max_examples=up_to(40), deadline=None, suppress_health_check=list(HealthCheck))
 
 
+@pytest.mark.slow
 @many
 @given(specs())
 def test_patching_a_site_with_its_own_activation_is_a_no_op_and_zero_is_not(s: spec.Spec) -> None:

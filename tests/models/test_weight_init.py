@@ -70,6 +70,7 @@ def test_xavier_depends_on_the_shape_of_each_matrix() -> None:
     assert spread(model.token_embedding.table.weight) == near(128**-0.5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", gh.presets())
 def test_every_parameter_is_initialized_by_the_seed(name: str) -> None:
     s = gh.preset(name, vocab_size=40, d_model=48, n_layers=2, n_heads=12)
@@ -106,6 +107,7 @@ OPTIONS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("d_model", [48, 384])
 @pytest.mark.parametrize("name", OPTIONS)
 def test_sinusoidal_positions_do_not_dominate_the_embeddings(name: str, d_model: int) -> None:

@@ -94,6 +94,7 @@ def test_metric_sums_add_up() -> None:
     assert sum(part.loss for part in parts) == pytest.approx(whole.loss, rel=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["next token", "masked token", "pairs"])
 def test_model_and_loss_compile_as_one_graph(kind: str) -> None:
     """A graph break or a host sync would be an error; loss and gradients are eager's."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from unittest import mock
@@ -24,6 +25,11 @@ the cat saw the dog and the dog saw the cat.
 a bird sang in the tree, and the cat heard the bird sing.
 the dog ran to the tree and the bird flew to the house.
 """
+
+POLL_SOONER = """{
+  const { setInterval } = window;
+  window.setInterval = (poll, pause, ...rest) => setInterval(poll, pause < 1000 ? pause : pause / 10, ...rest);
+}"""
 
 Trained = tuple[gh.models.Model, gh.Tokenizer]
 Visit = Callable[..., Page]
@@ -72,7 +78,8 @@ def encoder(tmp_path_factory: pytest.TempPathFactory) -> Trained:
                 "data": {"path": str(folder / "text.txt"), "seq_len": 48, "vocab_size": 300},
                 "train": {
                     "steps": 60,
-                    "batch_tokens": 768,
+                    "batch_tokens": 384,
+                    "eval_every": 60,
                     "lr": 5e-3,
                     "probes": [],
                     "sample_prompts": 0,
@@ -105,7 +112,8 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Trained:
                 "data": {"path": str(folder / "pairs.tsv"), "kind": "pairs", "seq_len": 24, "vocab_size": 300},
                 "train": {
                     "steps": 80,
-                    "batch_tokens": 1024,
+                    "batch_tokens": 384,
+                    "eval_every": 80,
                     "lr": 5e-3,
                     "probes": [],
                     "sample_prompts": 0,
@@ -128,13 +136,23 @@ def browser() -> Iterator[Browser]:
     if found is None:
         (pytest.fail if chromium.is_required() else pytest.skip)(chromium.MISSING)
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=found, args=["--no-sandbox", "--disable-gpu"])
+        flags = ["--no-sandbox", "--disable-gpu", "--in-process-gpu"]
+        browser = playwright.chromium.launch(executable_path=found, args=flags)
         yield browser
         browser.close()
 
 
+@pytest.fixture(scope="session")
+def servers() -> Iterator[dict[gh.models.Model, Server]]:
+    """One server for each model, which all visits share; they share its forward passes too."""
+    started: dict[gh.models.Model, Server] = {}
+    yield started
+    for server in started.values():
+        server.close()
+
+
 @pytest.fixture
-def visit(browser: Browser) -> Iterator[Visit]:
+def visit(browser: Browser, servers: dict[gh.models.Model, Server]) -> Iterator[Visit]:
     """Open the page on a model, or on a folder, at a state; what goes wrong in the browser fails the test."""
     troubles: list[str] = []
     closing: list[Callable[[], None]] = []
@@ -149,14 +167,18 @@ def visit(browser: Browser) -> Iterator[Visit]:
         traces: TraceCache | None = None,
         **state: object,
     ) -> Page:
-        if traces is None:
-            traces = TraceCache(ModelLoader.from_model(*what) if isinstance(what, tuple) else ModelLoader(what))
-        server = Server(traces)
-        server.start()
+        if isinstance(what, tuple) and traces is None:
+            if what[0] not in servers:
+                servers[what[0]] = started(TraceCache(ModelLoader.from_model(*what)))
+            server = servers[what[0]]
+        else:
+            server = started(traces or TraceCache(ModelLoader(what)))
+            closing.append(threading.Thread(target=server.close).start)  # takes a tenth of a second
         context = browser.new_context(
             viewport={"width": width, "height": height}, color_scheme="dark" if dark else "light"
         )
-        closing.extend([server.close, context.close])
+        closing.append(context.close)
+        context.add_init_script(POLL_SOONER)
         page = context.new_page()
         page.set_default_timeout(20_000)
         own = f"http://127.0.0.1:{server.port}/"
@@ -177,6 +199,12 @@ def visit(browser: Browser) -> Iterator[Visit]:
     for close in reversed(closing):
         close()
     assert not troubles, troubles
+
+
+def started(traces: TraceCache) -> Server:
+    server = Server(traces)
+    server.start()
+    return server
 
 
 def is_trouble(line: ConsoleMessage) -> bool:

@@ -16,6 +16,7 @@ from glasshouse.page import page_files
 from glasshouse.page.endpoints import ENDPOINTS
 from glasshouse.page.forward_pass import ForwardPass
 from glasshouse.page.manifest import VIEWS
+from glasshouse.page.model_loader import ModelLoader
 from glasshouse.page.trace import TraceCache
 from glasshouse.page.view import Endpoint, View
 
@@ -71,7 +72,7 @@ def draws(page: Page) -> None:
 
 @pytest.mark.usefixtures("added")
 def test_a_declared_view_is_a_tab_that_draws(decoder: Trained, visit: Visit) -> None:
-    page = visit(decoder, text=TEXT)
+    page = visit(decoder, text=TEXT, traces=TraceCache(ModelLoader.from_model(*decoder)))  # a server that knows it
     titles = page.get_by_role("tab").all_inner_texts()
     assert titles == ["Tokens", "Attention", "Residual stream", "Interventions", "Step through", "Letters"]
     page.get_by_role("tab", name="Letters").click()

@@ -18,11 +18,9 @@ TEXTS = {
 }
 VIEWS = ["tokens", "attention", "residual", "interventions", "walkthrough"]
 REST = ["tokens", "residual", "interventions"]
-SEEN = [(kind, view) for kind in TEXTS for view in VIEWS] + [("pair", "seq2seq"), ("run_folder", "run")]
-LARGE = [(kind, view, 1280, False) for kind, view in SEEN]
-SMALL = [(kind, view, 400, True) for kind, view in SEEN if kind in ("decoder", "run_folder") or view == "seq2seq"]
-OTHERS = [pytest.param(kind, view, 400, True, marks=pytest.mark.long) for kind, view in SEEN if kind == "encoder"]
-LOOKS = [*LARGE, *SMALL, *OTHERS]
+VIEWS_OF = {"decoder": VIEWS, "encoder": VIEWS, "pair": [*VIEWS, "seq2seq"], "run_folder": ["run"]}
+LARGE = [(kind, 1280, False) for kind in VIEWS_OF]
+SMALL = [pytest.param(kind, 400, True, marks=[pytest.mark.long] if kind == "encoder" else []) for kind in VIEWS_OF]
 CONTROLS = "button, input, select, textarea, [role=button], [tabindex='0'], svg[role=img]"
 NAMELESS = """(controls) => [...document.querySelectorAll(controls)]
   .filter((one) => one.checkVisibility())
@@ -31,10 +29,9 @@ NAMELESS = """(controls) => [...document.querySelectorAll(controls)]
   .map((one) => one.outerHTML.slice(0, 200))"""
 
 
-@pytest.mark.parametrize(("kind", "view", "width", "dark"), LOOKS)
-def test_a_view_opens_and_fits(
+@pytest.mark.parametrize(("kind", "width", "dark"), [*LARGE, *SMALL])
+def test_views_open_and_fit(
     kind: str,
-    view: str,
     width: int,
     dark: bool,
     request: pytest.FixtureRequest,
@@ -42,12 +39,17 @@ def test_a_view_opens_and_fits(
     picture: Callable[[Page, str], Path],
 ) -> None:
     what: Trained | Path = request.getfixturevalue(kind)
-    page = visit(what, width=width, dark=dark, view=view, text=TEXTS.get(kind, TEXTS["decoder"]))
-    picture(page, f"{view}-{kind}-{width}{'-dark' if dark else ''}")
-    assert not page.locator(".pane > .trouble").is_visible()
-    assert page.locator(".view .panel").count() > 0
-    assert page.evaluate("document.documentElement.scrollWidth") <= width
-    assert page.evaluate(NAMELESS, CONTROLS) == []
+    first, *others = VIEWS_OF[kind]
+    page = visit(what, width=width, dark=dark, view=first, text=TEXTS.get(kind, TEXTS["decoder"]))
+    for view in (first, *others):
+        page.locator(f"#tab-{view}").click()
+        expect(page.locator("body")).to_have_attribute("data-view", view)
+        settle(page)
+        picture(page, f"{view}-{kind}-{width}{'-dark' if dark else ''}")
+        assert not page.locator(".pane > .trouble").is_visible(), view
+        assert page.locator(".view .panel").count() > 0, view
+        assert page.evaluate("document.documentElement.scrollWidth") <= width, view
+        assert page.evaluate(NAMELESS, CONTROLS) == [], view
 
 
 def test_a_run_has_a_checkpoint_slider(run_folder: Path, visit: Visit, picture: Callable[[Page, str], Path]) -> None:

@@ -25,6 +25,7 @@ def table(data_folder: Path, **train: object) -> dict[str, object]:
     return {"model": MODEL, "data": data, "train": {"batch_tokens": 64, "out": str(data_folder / "run"), **train}}
 
 
+@pytest.mark.slow
 def test_epochs_are_counted_over_the_training_data(tmp_path: Path) -> None:
     run = Run.from_dict(table(tmp_path, epochs=2.5))
     result = gh.train(run, progress=False)

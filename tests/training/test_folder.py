@@ -223,7 +223,7 @@ def check_races(forks: Forks, rounds: int) -> None:
 
 
 def test_two_processes_at_random_times(forks: Forks) -> None:
-    check_races(forks, 5)
+    check_races(forks, 3)
 
 
 @pytest.mark.long

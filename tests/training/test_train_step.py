@@ -45,6 +45,7 @@ def test_gradient_accumulation_equals_one_batch(grad_accum: int) -> None:
         assert (one - other).abs().max() <= 1e-6
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("grad_accum", [2, 8])
 def test_twenty_steps_in_float64(grad_accum: int) -> None:
     torch.manual_seed(0)

@@ -72,8 +72,7 @@ class SamplingSlots:
         self.temperature, self.top_p, self.min_p, self.repetition, self.frequency = self._reals.unbind(1)
         # stream is the start of the seed's random numbers, n_generated the number of tokens so far.
         self.greedy, self.top_k, self.minimum, self.stream, self.n_generated = self._wholes.unbind(1)
-        for slot in range(count):
-            self._write_settings(slot, EMPTY_SLOT)
+        self._write_settings(slice(None), EMPTY_SLOT)
         self.tables: dict[str, Tensor] = {}  # [slots, V], each allocated when first needed
         self._options = [EMPTY_SLOT] * count
         self._metadata: dict[int, SamplingMetadata] = {}  # by batch size, until a slot changes
@@ -145,8 +144,8 @@ class SamplingSlots:
         index = drafts[:, None].expand(n, n_positions, n_drafts)
         return counts.repeat(1, n_positions, 1).scatter_add_(-1, index, before.expand_as(index))
 
-    def _write_settings(self, slot: int, options: SamplingParams) -> None:
-        """Write the numeric parameters to a slot."""
+    def _write_settings(self, slot: int | slice, options: SamplingParams) -> None:
+        """Write the numeric parameters to a slot, or to several."""
         reals = [
             _clamp(options.temperature, MIN_FLOAT32, MAX_FLOAT32),
             _top_p(options),
