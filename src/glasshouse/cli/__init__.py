@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import io
 import sys
 import warnings
@@ -12,7 +13,7 @@ from typer.core import TyperGroup
 
 import glasshouse as gh
 from glasshouse import hints
-from glasshouse.cli import data, evaluation, generation, look, model, screen, tokenizer, training
+from glasshouse.cli import data, doctor, evaluation, generation, look, model, screen, tokenizer, training
 
 
 class _Commands(TyperGroup):
@@ -59,18 +60,24 @@ app.add_typer(evaluation.app)
 app.add_typer(generation.app)
 app.add_typer(look.app)
 app.add_typer(model.app)
+app.add_typer(doctor.app)
 
 
 def _version(value: bool) -> None:
     if value:
-        print(gh.__version__)
+        try:
+            torch = f"torch {importlib.metadata.version('torch')}, {gh.device.describe(gh.device.fastest())}"
+        except (ImportError, OSError):
+            torch = "torch cannot be imported: see glasshouse doctor"
+        print(f"glasshouse {gh.__version__}, {torch}")
         raise typer.Exit
 
 
 @app.callback()
 def _top(
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
+        bool,
+        typer.Option("--version", callback=_version, is_eager=True, help="Print versions and device, and exit."),
     ] = False,
 ) -> None:
     """Grow transformers and see inside them."""
