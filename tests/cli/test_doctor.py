@@ -122,10 +122,10 @@ def test_a_gpu_that_torch_cannot_use_is_reported(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    smi = tmp_path / "nvidia-smi"
-    smi.write_text("#!/bin/sh\necho 'NVIDIA A, B, 470.1'\n")
-    smi.chmod(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    (tmp_path / "gpus" / "0000:01").mkdir(parents=True)
+    (tmp_path / "gpus" / "0000:01" / "information").write_text("Model: \t\t NVIDIA A, B\nIRQ: 1\n")
+    (tmp_path / "version").write_text("NVRM version: NVIDIA UNIX x86_64 Kernel Module  470.1  Mon\nGCC version: 12\n")
+    monkeypatch.setattr(environment, "NVIDIA", tmp_path)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch.version, "cuda", build)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)

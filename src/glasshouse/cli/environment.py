@@ -6,8 +6,6 @@ import importlib.metadata
 import os
 import platform
 import re
-import shutil
-import subprocess
 import sys
 import webbrowser
 from collections.abc import Iterator
@@ -29,7 +27,7 @@ EXTRAS = {  # of pyproject.toml, those for users: the library, and what it is fo
     "wandb": ("wandb", "metrics in Weights & Biases (train.wandb)"),
     "zstd": ("zstandard", "compressed text files (.zst)"),
 }
-SECONDS = 5  # that nvidia-smi may take
+NVIDIA = Path("/proc/driver/nvidia")
 
 
 def software() -> dict[str, Any]:
@@ -68,7 +66,7 @@ def _gpus() -> Iterator[dict[str, Any]]:
     """Yield the GPUs that torch can use, and those that only the driver knows."""
     import torch
 
-    smi = _nvidia_smi()
+    known = _nvidia_gpus()
     for number in range(torch.cuda.device_count() if torch.cuda.is_available() else 0):
         of = torch.cuda.get_device_properties(number)
         yield {
@@ -76,28 +74,26 @@ def _gpus() -> Iterator[dict[str, Any]]:
             "name": of.name,
             "memory_bytes": of.total_memory,
             "compute_capability": f"{of.major}.{of.minor}",
-            "driver": smi[0][1] if smi else None,  # one for all GPUs
+            "driver": known[0][1] if known else None,  # one for all GPUs
         }
     if torch.backends.mps.is_available():
         memory = torch.mps.recommended_max_memory()
         yield {"device": "mps", "name": gh.device.cpu_name(), "memory_bytes": memory}
     elif not torch.cuda.is_available():
-        for name, driver in smi:
+        for name, driver in known:
             yield {"device": None, "name": name, "driver": driver}
 
 
-def _nvidia_smi() -> list[tuple[str, str]]:
-    """Return name and driver version of the NVIDIA GPUs of this machine, whether or not torch can use them."""
-    program = shutil.which("nvidia-smi")
-    if program is None:
-        return []
-    query = [program, "--query-gpu=name,driver_version", "--format=csv,noheader"]
+def _nvidia_gpus() -> list[tuple[str, str]]:
+    """Return name and driver version of NVIDIA's GPUs as Linux knows them, whether or not torch can use them."""
+    files = [*NVIDIA.glob("gpus/*/information"), NVIDIA / "version"]
     try:
-        done = subprocess.run(query, capture_output=True, text=True, check=True, timeout=SECONDS)
-    except (subprocess.SubprocessError, OSError):
+        *gpus, version = (file.read_text() for file in files)
+    except OSError:
         return []
-    rows = (line.rpartition(",") for line in done.stdout.splitlines() if "," in line)
-    return [(name.strip(), driver.strip()) for name, _, driver in rows]
+    driver = re.search(r"\b\d{3}\.[\d.]+", version)
+    models = (re.search(r"Model:\s*(.+)", gpu) for gpu in gpus)
+    return [(model[1].strip(), driver[0] if driver else "unknown") for model in models if model]
 
 
 def choices() -> dict[str, Any]:
@@ -175,7 +171,7 @@ def optional(found: dict[str, Any]) -> dict[str, dict[str, str | None]]:
     rows["C++ compiler"] = {
         "for": "torch.compile on the CPU",
         "found": gh.device.find_cpp_compiler(),
-        "get": {"darwin": "xcode-select --install", "win32": "Visual Studio's build tools"}.get(
+        "get": {"darwin": "install Xcode's command line tools", "win32": "install Visual Studio's build tools"}.get(
             sys.platform, "install the system's package g++, such as apt install g++"
         ),
     }
