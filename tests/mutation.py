@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import ast
 import copy
+import itertools
 import json
 import os
 import random
@@ -37,6 +38,7 @@ SKIPPED_NAMES = {
     "__repr__",
 }
 TUNING = re.compile(r"[A-Z_]*(BATCH|BLOCK|BUFFER|BYTES|CHUNK|SECONDS|THREADS)[A-Z_]*")
+UNORDERED = {"isinstance", "max", "min"}  # whose arguments are not swapped: the same, or always an error
 ENOUGH = 0.8  # of the mutants killed
 
 COMPARISONS = {
@@ -113,7 +115,9 @@ def changes(node: ast.AST) -> Iterator[tuple[ast.AST, ast.AST]]:
         case ast.Assign(targets=[ast.Attribute() | ast.Subscript()]):
             yield node, ast.Pass()
     match node:
-        case ast.Call(args=[first, second, *rest]) if not any(isinstance(one, ast.Starred) for one in node.args):
+        case ast.Call(args=[first, second, *rest]) if not (
+            any(isinstance(one, ast.Starred) for one in node.args) or ast.unparse(node.func) in UNORDERED
+        ):
             swapped = copy.copy(node)
             swapped.args = [second, first, *rest]
             yield node, swapped
@@ -124,7 +128,7 @@ def is_text(node: ast.AST) -> bool:
 
 
 def mutants_of(file: str, source: str) -> Iterator[Mutant]:
-    """Yield every mutant of a file that still is Python and another program."""
+    """Yield every mutant of a file."""
     starts = [0]
     for line in source.splitlines(keepends=True):
         starts.append(starts[-1] + len(line))
@@ -138,25 +142,28 @@ def mutants_of(file: str, source: str) -> Iterator[Mutant]:
             start, end = offset(part.lineno, part.col_offset), offset(part.end_lineno, part.end_col_offset)
             text = ast.unparse(ast.fix_missing_locations(other))
             after = f"({text})" if isinstance(other, ast.expr) and not isinstance(other, ast.Constant) else text
-            mutant = Mutant(file, part.lineno, start, end, source[start:end], after)
-            try:
-                changed = ast.parse(mutant.apply(source))
-            except SyntaxError:
-                continue
-            if ast.dump(changed) != ast.dump(ast.parse(source)):
-                yield mutant
+            yield Mutant(file, part.lineno, start, end, source[start:end], after)
+
+
+def is_other_program(mutant: Mutant, source: str) -> bool:
+    """Say whether a mutant still is Python, and another program."""
+    try:
+        return ast.dump(ast.parse(mutant.apply(source))) != ast.dump(ast.parse(source))
+    except SyntaxError:
+        return False
 
 
 def draw(seed: int, count: int, below: tuple[str, ...] = DRAWN) -> list[Mutant]:
     """Draw mutants of the checkout; those of a smaller count are the first of a larger one."""
     files = sorted(path for one in below for path in [ROOT / SOURCE / one, *(ROOT / SOURCE / one).rglob("*.py")])
-    every = []
+    every, sources = list[Mutant](), dict[str, str]()
     for path in (path for path in files if path.is_file()):
         file = path.relative_to(ROOT / SOURCE).as_posix()
         if file not in SKIPPED_FILES:
-            every += mutants_of(file, path.read_text(encoding="utf-8"))
+            sources[file] = path.read_text(encoding="utf-8")
+            every += mutants_of(file, sources[file])
     random.Random(seed).shuffle(every)
-    return every[:count]
+    return list(itertools.islice((one for one in every if is_other_program(one, sources[one.file])), count))
 
 
 def tests_for(file: str) -> list[list[str]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import io
 import sys
 import warnings
@@ -66,10 +65,12 @@ app.add_typer(doctor.app)
 def _version(value: bool) -> None:
     if value:
         try:
-            torch = f"torch {importlib.metadata.version('torch')}, {gh.device.describe(gh.device.fastest())}"
+            import torch
+
+            machine = f"torch {torch.__version__}, {gh.device.describe(gh.device.fastest())}"
         except (ImportError, OSError):
-            torch = "torch cannot be imported: see glasshouse doctor"
-        print(f"glasshouse {gh.__version__}, {torch}")
+            machine = "torch cannot be imported: see glasshouse doctor"
+        print(f"glasshouse {gh.__version__}, {machine}")
         raise typer.Exit
 
 
