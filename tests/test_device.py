@@ -45,6 +45,33 @@ def test_fast_machine_uses_a_larger_matmul(monkeypatch: object) -> None:
     assert now == (3 * 2**30 + (3 + 5) * 2**33) / 2**37  # three to find it too short, three to accept the next size
 
 
+@pytest.mark.parametrize(
+    ("line", "native"),
+    [
+        ("flags : fpu avx512_bf16 amx_bf16", True),
+        ("flags : fpu avx512f", False),
+        ("Features : fp bf16", True),
+        ("Features : fp bf16x", False),
+        ("", None),
+    ],
+)
+def test_native_bfloat16(line: str, native: bool | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "cpuinfo").write_text(f"model name\t: A: B\n{line}\n\nmodel name : C\nflags : bf16\n")
+    monkeypatch.setattr(device, "CPU_INFO", tmp_path / "cpuinfo")
+    assert device.has_native_bfloat16() is native
+    assert device.cpu_name() == "A: B"
+    monkeypatch.setattr(device, "CPU_INFO", tmp_path / "absent")
+    assert device.has_native_bfloat16() is None
+    assert device.cpu_name()
+
+
+def test_description_counts_the_cores_of_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device.os, "sched_getaffinity", lambda process: {3}, raising=False)
+    assert device.describe(torch.device("cpu")) == "cpu (1 core)"
+    monkeypatch.setattr(device.os, "sched_getaffinity", lambda process: {3, 5, 7}, raising=False)
+    assert device.describe(torch.device("cpu")) == "cpu (3 cores)"
+
+
 def test_compile_obstacle(monkeypatch: object) -> None:
     monkeypatch.setattr(device.shutil, "which", lambda name: None)
     assert device.compile_obstacle(torch.device("cpu")) == "no C++ compiler was found"

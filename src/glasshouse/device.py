@@ -1,8 +1,9 @@
-"""Devices: selection, dtypes, memory, peak FLOPS, and support for torch.compile."""
+"""Devices: selection, description, dtypes, memory, peak FLOPS, and support for torch.compile."""
 
 from __future__ import annotations
 
 import os
+import platform
 import shutil
 import statistics
 import sys
@@ -16,6 +17,8 @@ from glasshouse.errors import InputError
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "not enough memory", "CUBLAS_STATUS_ALLOC_FAILED")
+CPU_INFO = Path("/proc/cpuinfo")  # Linux
+NATIVE_BFLOAT16 = {"avx512_bf16", "amx_bf16", "bf16"}  # the flags of x86, and the feature of ARM
 MIN_SECONDS = 0.02  # seconds; long enough that launch overhead and clock resolution do not matter
 
 
@@ -46,6 +49,42 @@ def resolve(name: torch.device | str, setting: str = "device") -> torch.device:
             f"{setting} is {str(name)!r}, but this machine has {', '.join(here)}; choose from these, or 'auto'."
         )
     return found
+
+
+def describe(device: torch.device) -> str:
+    """Return the device with its cores or its name.
+
+    >>> describe(torch.device("cpu")) in (f"cpu ({cpu_cores()} cores)", "cpu (1 core)")
+    True
+    """
+    if device.type == "cuda":
+        return f"{device} ({torch.cuda.get_device_name(device)})"
+    cores = cpu_cores()
+    return f"cpu ({cores} core{'s' * (cores != 1)})" if device.type == "cpu" else str(device)
+
+
+def cpu_cores() -> int:
+    """Return the number of cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def cpu_name() -> str:
+    """Return the processor's model, or its architecture where the system does not say."""
+    return _cpu_info().get("model name") or platform.processor() or platform.machine()
+
+
+def has_native_bfloat16() -> bool | None:
+    """Return whether the CPU computes in bfloat16; None where the system does not say."""
+    info = _cpu_info()
+    flags = info.get("flags", info.get("Features"))
+    return None if flags is None else not NATIVE_BFLOAT16.isdisjoint(flags.split())
+
+
+def _cpu_info() -> dict[str, str]:
+    """Return what Linux says of the first processor."""
+    first = CPU_INFO.read_text().partition("\n\n")[0] if CPU_INFO.is_file() else ""
+    fields = (line.partition(":") for line in first.splitlines())
+    return {name.strip(): value.strip() for name, _, value in fields}
 
 
 def parse_dtype(name: torch.dtype | str) -> torch.dtype:
@@ -111,11 +150,21 @@ def is_out_of_memory(error: Exception) -> bool:
     return any(message in str(error) for message in OUT_OF_MEMORY)
 
 
+def compiles_by_default(device: torch.device) -> bool:
+    """Return whether training steps are compiled unless told otherwise; on a CPU, compiling takes a minute."""
+    return device.type == "cuda"
+
+
+def find_cpp_compiler() -> str | None:
+    """Return the path of the C++ compiler that torch.compile needs on a CPU, or None if there is none."""
+    return next(filter(None, map(shutil.which, ("g++", "clang++", "c++", "cl"))), None)
+
+
 def compile_obstacle(device: torch.device) -> str | None:
     """Return why torch.compile does not work here, or None if it does."""
     if sys.version_info >= (3, 15):
         return f"torch.compile is not known to support Python {sys.version_info.major}.{sys.version_info.minor}"
-    if device.type == "cpu" and not any(shutil.which(name) for name in ("g++", "clang++", "c++", "cl")):
+    if device.type == "cpu" and find_cpp_compiler() is None:
         return "no C++ compiler was found"
     if device.type == "cuda" and torch.cuda.get_device_capability(device) < (7, 0):
         return "the GPU is older than Triton supports"

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 import glasshouse as gh
 from cli.runner import Call, command_at_terminal, run
@@ -19,6 +20,7 @@ COMMANDS = {
     ("eval",): ("[default: validation]", "[default: 32]", "[default: (all)]", "auto"),
     ("export",): (),
     ("verify",): (),
+    ("doctor",): (),
     ("tokenizer", "train"): ("8192", "gpt2|gpt4", "text", "strict", "750000"),
     ("tokenizer", "encode"): (),
     ("tokenizer", "decode"): (),
@@ -54,7 +56,11 @@ def test_help_needs_no_torch_and_shows_defaults_and_an_example() -> None:
         assert f"glasshouse {' '.join(words)}" in helped.partition("Example: ")[2]
         for default in shown:
             assert default in helped, (words, default)
-    assert run("--version").stdout.strip() == gh.__version__
+
+
+def test_version_names_torch_and_the_device() -> None:
+    device = gh.device.describe(gh.device.fastest())
+    assert run("--version").stdout == f"glasshouse {gh.__version__}, torch {torch.__version__}, {device}\n"
 
 
 @pytest.mark.parametrize(
@@ -145,7 +151,8 @@ def test_progress_bar_is_drawn_at_a_terminal_only(tmp_path: Path) -> None:
 def test_python_dash_m_is_the_command() -> None:
     words = [sys.executable, "-m", "glasshouse"]
     done = subprocess.run([*words, "--version"], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout.strip(), done.stderr) == (0, gh.__version__, "")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith(f"glasshouse {gh.__version__}, torch ")
     helped = subprocess.run([*words, "data", "list", "--help"], capture_output=True, text=True, check=False)
     assert "Usage: python -m glasshouse data list" in helped.stdout
     wrong = subprocess.run(

@@ -243,3 +243,10 @@ def test_no_token_grows_by_more_than_the_bound(steps: list[Step], tokens: list[s
     rate, constant = expansion_limits._chain(steps, expansion_limits._of_tokens)
     # "Fuse" makes one empty token of none.
     assert len(rust.decoder.decode(tokens)) <= sum(rate * longest(token) + constant for token in tokens or [""])
+
+
+@pytest.mark.parametrize("step", [{"type": "WordPiece", "prefix": "##"}, {"prefix": "##", "cleanup": False}])
+def test_a_word_piece_decoder_adds_a_space_per_token_also_without_its_type(step: Step) -> None:
+    """The library tells decoders apart by their fields where a file has no type."""
+    assert tokenizers.decoders.WordPiece(cleanup=False).decode(["a", "a", "a"]) == "a a a"
+    assert expansion_limits._Expansion(1, 1) in [*expansion_limits._of_tokens(step, step.get("type"))]

@@ -12,7 +12,7 @@ from typer.core import TyperGroup
 
 import glasshouse as gh
 from glasshouse import hints
-from glasshouse.cli import data, demo, evaluation, generation, look, model, screen, tokenizer, training
+from glasshouse.cli import data, demo, doctor, evaluation, generation, look, model, screen, tokenizer, training
 
 
 class _Commands(TyperGroup):
@@ -60,18 +60,26 @@ app.add_typer(generation.app)
 app.add_typer(look.app)
 app.add_typer(demo.app)
 app.add_typer(model.app)
+app.add_typer(doctor.app)
 
 
 def _version(value: bool) -> None:
     if value:
-        print(gh.__version__)
+        try:
+            import torch
+
+            machine = f"torch {torch.__version__}, {gh.device.describe(gh.device.fastest())}"
+        except (ImportError, OSError):
+            machine = "torch cannot be imported: see glasshouse doctor"
+        print(f"glasshouse {gh.__version__}, {machine}")
         raise typer.Exit
 
 
 @app.callback()
 def _top(
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
+        bool,
+        typer.Option("--version", callback=_version, is_eager=True, help="Print versions and device, and exit."),
     ] = False,
 ) -> None:
     """Grow transformers and see inside them."""

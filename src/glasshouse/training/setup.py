@@ -103,7 +103,7 @@ def make_setup(
         on_micro_batch=signals.check,
         on_fallback=lambda reason: reporter.log(f"not compiled: {reason}"),
     )
-    if choice.compile == "yes" or (choice.compile == "auto" and device.type == "cuda"):  # on a CPU it takes a minute
+    if choice.compile == "yes" or (choice.compile == "auto" and machine.compiles_by_default(device)):
         if (obstacle := machine.compile_obstacle(device)) is None:
             train_step.compile()
         else:
