@@ -244,3 +244,10 @@ def test_invalid_settings(field: str, value: object) -> None:
 def test_settings_round_trip() -> None:
     config = LoRA(rank=4, targets=("*",))
     assert gh.config.parse(LoRA, gh.config.dump(config)) == config
+
+
+def test_the_smallest_settings_are_valid_and_the_next_below_are_not() -> None:
+    LoRA(rank=1, alpha=2**-30, dropout=0.0).check()
+    for wrong in ({"rank": 0}, {"alpha": 0.0}, {"alpha": float("inf")}, {"dropout": 1.0}, {"targets": ()}):
+        with pytest.raises(gh.ConfigError, match=rf"lora\.{next(iter(wrong))}"):
+            LoRA(**wrong).check()
