@@ -89,7 +89,7 @@ def test_train_reports_the_result_and_commands_to_try_that_work(place: Path, cal
         r"tokens   text: [\d,]+ in 1 item for training, [\d,]+ for validation",
         r"device   cpu \(\d+ threads?\), float32",
         r"steps    4 of about 96 tokens in 6 sequences: [\d.]+ epochs",
-        r"step 1 of 4 · loss \d\.\d{4} · [\d,]+ tokens/s · [\d.]+ MB · MFU \d+%",
+        r"step 1 of 4 · loss \d\.\d{4} · [\d,]+ tokens/s · [\d.]+ [MG]B · MFU \d+%",
         r"step 4: validation loss \S+, perplexity \S+, accuracy \S+, bits per byte \S+",
     ):
         assert re.search(rf"^{line}$", done.err, re.MULTILINE), line

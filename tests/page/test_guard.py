@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import http.client
 import json
+import sys
+import threading
 import webbrowser
 from collections.abc import Iterator
 from queue import Queue
@@ -67,6 +69,7 @@ def test_requests_without_the_token_are_rejected(server: Server, path: str, give
 def test_the_opened_browser_gets_a_one_time_token(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     opened: Queue[str] = Queue()
     monkeypatch.setattr(webbrowser, "open", opened.put)
+    monkeypatch.setenv("DISPLAY", ":0")
     server.show("#layer=1")
     address = opened.get(timeout=10)
     assert server.token not in address  # everyone on the machine can read what a program is started with
@@ -76,6 +79,17 @@ def test_the_opened_browser_gets_a_one_time_token(server: Server, monkeypatch: p
     assert (status, headers["location"]) == (303, "/")
     assert ask(server, "/", Cookie=headers["set-cookie"].partition(";")[0])[0] == 200
     assert ask(server, path)[0] == 401
+
+
+@pytest.mark.skipif(sys.platform in ("darwin", "win32"), reason="there is always a screen")
+def test_no_text_browser_is_started_where_there_is_no_screen(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[str] = []
+    monkeypatch.setattr(webbrowser, "open", opened.append)
+    for name in ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER"):
+        monkeypatch.delenv(name, raising=False)
+    threads = threading.active_count()
+    server.show("#layer=1")
+    assert (opened, threading.active_count()) == ([], threads)
 
 
 def test_a_wrong_token_is_rejected(server: Server) -> None:

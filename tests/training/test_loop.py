@@ -501,6 +501,7 @@ def test_recipes_load() -> None:
         "finetune-classifier",
         "vaswani-base",
         "python-3m",
+        "demo",
     }
     assert set(recipes()) == expected
     for name in recipes():

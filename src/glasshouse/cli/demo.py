@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import subprocess
 import sys
 import sysconfig
@@ -103,7 +104,8 @@ class _Page:
 
     def __init__(self, model: str | Path, view: str, browser: bool, show: Callable[[str], None]) -> None:
         self._model, self._show = model, show
-        self._options = ["--view", view, *([] if browser else ["--no-browser"])]
+        self._command = shlex.split(f"glasshouse look {shlex.quote(str(model))} --view {view}")
+        self._command += [] if browser else ["--no-browser"]
         self._process: subprocess.Popen[str] | None = None
         self._closed = threading.Event()
         self.opened = threading.Event()  # the page can be opened, or has failed with a message on stderr
@@ -116,7 +118,7 @@ class _Page:
         while isinstance(self._model, Path) and not gh.training.list_checkpoints(self._model):
             if self._closed.wait(timeout=0.5):
                 return
-        command = [sys.executable, "-m", "glasshouse", "look", str(self._model), *self._options]
+        command = [sys.executable, "-m", *self._command]
         self._process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         assert self._process.stdout is not None
         for line in self._process.stdout:
