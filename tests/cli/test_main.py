@@ -58,6 +58,7 @@ def test_help_needs_no_torch_and_shows_defaults_and_an_example() -> None:
             assert default in helped, (words, default)
 
 
+@pytest.mark.slow
 def test_version_names_torch_and_the_device() -> None:
     device = gh.device.describe(gh.device.fastest())
     assert run("--version").stdout == f"glasshouse {gh.__version__}, torch {torch.__version__}, {device}\n"

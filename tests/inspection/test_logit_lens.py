@@ -86,6 +86,7 @@ def test_by_hand() -> None:
     assert seen.loss[:, 0, 1].isnan().all()
 
 
+@pytest.mark.slow  # a few specs do not cover every kind
 @torch.no_grad()
 def test_each_layer_is_the_residual_stream_through_norm_and_head() -> None:
     seen_kinds = set()
