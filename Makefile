@@ -32,7 +32,7 @@ pictures: browser  ## take the screenshots of docs/look.md
 test: lint types browser  ## everything a change must pass; REQUIRE_BROWSER=1 makes a missing browser an error
 	$(TMP) $(PYTEST) -m 'not long'
 
-quick: lint  ## ruff, and tests of every package without browser, training runs and killed processes (four minutes)
+quick: lint  ## ruff, and tests of every package without browser, training runs and killed processes (three minutes)
 	$(TMP) EXAMPLES=few $(PYTEST) -m 'not long and not slow' --ignore=tests/claims tests
 
 examples: $(VENV)/.ready  ## every example that hypothesis draws, of which make test draws a quarter (fifteen minutes)
