@@ -50,8 +50,8 @@ def demo(
         trained = pages.enter_context(_Page(pretrained.DEFAULT, "attention", browser, _print_address))
         trained.opened.wait()  # it starts faster while nothing is trained
         with gh.training.Display(gh.training.units_of(run.data)).open() as display:
-            show = lambda address: display.log(f"page of the run: {address}")  # noqa: E731
-            pages.enter_context(_Page(folder, "run", browser, show))
+            live = _Page(folder, "run", browser, lambda address: display.log(f"page of the run: {address}"))
+            pages.enter_context(live)
             try:
                 result = gh.train(run, display)
             except (gh.training.StoppedError, KeyboardInterrupt):
@@ -91,6 +91,7 @@ def _steps_for(seconds: float) -> tuple[int, float]:
         torch.nn.functional.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten().to(device)).backward()
         optimizer.step()
         optimizer.zero_grad()
+        model.token_embedding.table.weight[0, 0].item()  # waits for a GPU
         times.append(time.perf_counter() - began)
     one = min(times)
     return min(MOST, max(FEWEST, round(seconds / one))), one

@@ -15,7 +15,7 @@ import typer
 import glasshouse as gh
 from glasshouse import pretrained
 from glasshouse.cli import chat_session, screen, stdin_prompts, streaming, texts
-from glasshouse.cli.model import Device, Ignore, Revision
+from glasshouse.cli.model import MODEL_HELP, Device, Ignore, Revision
 
 app = typer.Typer()
 
@@ -30,7 +30,7 @@ def generate(
         str | None,
         typer.Argument(
             metavar="MODEL",
-            help="A model or run folder, a hub id, or a bundled model (python-3m, dates-1m).",
+            help=MODEL_HELP,
             show_default=pretrained.DEFAULT,
         ),
     ] = None,

@@ -9,7 +9,7 @@ import typer
 
 import glasshouse as gh
 from glasshouse import pretrained
-from glasshouse.cli.model import Device, Revision
+from glasshouse.cli.model import MODEL_HELP, Device, Revision
 from glasshouse.escaping import escape_control
 
 app = typer.Typer()
@@ -17,12 +17,7 @@ app = typer.Typer()
 
 @app.command(epilog="Example: glasshouse look runs/stdlib --text 'def main(' --port 8000")
 def look(
-    model: Annotated[
-        str,
-        typer.Argument(
-            metavar="MODEL", help="A model or run folder, a hub id, or a bundled model (python-3m, dates-1m)."
-        ),
-    ] = pretrained.DEFAULT,
+    model: Annotated[str, typer.Argument(metavar="MODEL", help=MODEL_HELP)] = pretrained.DEFAULT,
     text: Annotated[
         str, typer.Option(help="The prompt to start with.", show_default="a sample prompt of the run")
     ] = "",
