@@ -13,6 +13,7 @@ import copy
 import itertools
 import json
 import os
+import queue
 import random
 import re
 import shutil
@@ -21,6 +22,7 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -180,7 +182,8 @@ def tests_for(file: str) -> list[list[str]]:
 
 def run_tests(tree: Path, tests: list[str], seconds: float) -> str:
     """Run tests in a copy of the tree; return passed, failed or timed out."""
-    variables = {"PYTHONPATH": f"{tree}/src:{tree}/tests", "EXAMPLES": "few", "PYTHONDONTWRITEBYTECODE": "1"}
+    paths = [f"{tree}/src", f"{tree}/tests", *filter(None, [os.environ.get("PYTHONPATH")])]
+    variables = {"PYTHONPATH": os.pathsep.join(paths), "EXAMPLES": "few", "PYTHONDONTWRITEBYTECODE": "1"}
     options = ["-x", "-q", "-p", "no:cacheprovider", "-m", "not long and not slow"]
     command = [sys.executable, "-m", "pytest", *options, *tests]
     with subprocess.Popen(
@@ -200,7 +203,7 @@ def run_tests(tree: Path, tests: list[str], seconds: float) -> str:
 
 
 def judge(mutant: Mutant, tree: Path, seconds: float, green: dict[str, bool]) -> str:
-    """Run a mutant against its tests; return killed, survived or timed out."""
+    """Run a mutant against its tests; return killed, survived, timed out or not judged."""
     path = tree / SOURCE / mutant.file
     source = path.read_text(encoding="utf-8")
     for tests in tests_for(mutant.file):
@@ -208,7 +211,8 @@ def judge(mutant: Mutant, tree: Path, seconds: float, green: dict[str, bool]) ->
         if name not in green:
             green[name] = run_tests(tree, tests, seconds) == "passed"
         if not green[name]:
-            sys.exit(f"{name}: fails without a mutant, or takes more than {seconds:g} seconds")
+            print(f"{name}: fails without a mutant, or takes more than {seconds:g} seconds", flush=True)
+            return "not judged"
         path.write_text(mutant.apply(source), encoding="utf-8")
         result = run_tests(tree, tests, seconds)
         path.write_text(source, encoding="utf-8")
@@ -217,11 +221,21 @@ def judge(mutant: Mutant, tree: Path, seconds: float, green: dict[str, bool]) ->
     return "survived"
 
 
+def copy_tree(to: Path) -> Path:
+    """Copy what the tests need, so that mutants do not change the checkout."""
+    for name in ("src", "tests", "docs"):
+        shutil.copytree(ROOT / name, to / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("pyproject.toml", "README.md", "Makefile", "constraints.txt"):
+        shutil.copy(ROOT / name, to / name)
+    return to
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seed", type=int, default=22)
     parser.add_argument("--count", type=int, default=200, help="mutants to draw")
     parser.add_argument("--seconds", type=float, default=600, help="that the tests of one mutant may take")
+    parser.add_argument("--jobs", type=int, default=1, help="mutants at a time, each with its own copy of the tree")
     parser.add_argument("--results", type=Path, default=ROOT / "build" / "mutants.jsonl")
     given = parser.parse_args()
     given.results.parent.mkdir(parents=True, exist_ok=True)
@@ -230,24 +244,34 @@ def main() -> None:
         rows = (json.loads(line) for line in given.results.read_text().splitlines())
         done = {(row["file"], row["line"], row["before"], row["after"]): row["result"] for row in rows}
     drawn, green = draw(given.seed, given.count), dict[str, bool]()
+    left = [mutant for mutant in drawn if mutant.key not in done]
+    trees = queue.SimpleQueue[Path]()
+
+    def judge_next(mutant: Mutant) -> str:
+        tree = trees.get()
+        try:
+            return judge(mutant, tree, given.seconds, green)
+        finally:
+            trees.put(tree)
+
     with tempfile.TemporaryDirectory() as folder, given.results.open("a") as results:
-        tree = Path(folder).resolve()
-        for name in ("src", "tests", "docs"):
-            shutil.copytree(ROOT / name, tree / name, ignore=shutil.ignore_patterns("__pycache__"))
-        for name in ("pyproject.toml", "README.md", "Makefile", "constraints.txt"):
-            shutil.copy(ROOT / name, tree / name)
-        for number, mutant in enumerate(drawn, 1):
-            if mutant.key not in done:
-                done[mutant.key] = judge(mutant, tree, given.seconds, green)
-                print(json.dumps({**asdict(mutant), "result": done[mutant.key]}), file=results, flush=True)
-            print(f"{number}/{len(drawn)} {done[mutant.key]}: {mutant.file}:{mutant.line}", flush=True)
+        for number in range(given.jobs):
+            trees.put(copy_tree(Path(folder).resolve() / str(number)))
+        with ThreadPoolExecutor(given.jobs) as pool:
+            judged = {pool.submit(judge_next, mutant): mutant for mutant in left}
+            for number, future in enumerate(as_completed(judged), 1):
+                mutant, result = judged[future], future.result()
+                done[mutant.key] = result
+                if result != "not judged":
+                    print(json.dumps({**asdict(mutant), "result": result}), file=results, flush=True)
+                print(f"{number}/{len(left)} {result}: {mutant.file}:{mutant.line}", flush=True)
     sys.exit(summarize(drawn, done))
 
 
 def summarize(drawn: list[Mutant], done: dict[tuple[str, int, str, str], str]) -> int:
     """Print the counts of each package and the survivors; return the exit code."""
     counts = Counter((mutant.package, done[mutant.key]) for mutant in drawn)
-    kinds = ("killed", "survived", "timed out")
+    kinds = ("killed", "survived", "timed out", "not judged")
     print()
     for package in sorted({mutant.package for mutant in drawn}):
         print(f"{package:10}" + "".join(f"{counts[package, kind]:5} {kind}" for kind in kinds))
@@ -255,7 +279,7 @@ def summarize(drawn: list[Mutant], done: dict[tuple[str, int, str, str], str]) -
         if done[mutant.key] == "survived":
             print(f"\n{SOURCE}/{mutant.file}:{mutant.line}")
             print(f"  - {' '.join(mutant.before.split())}\n  + {' '.join(mutant.after.split())}")
-    survived = sum(done[mutant.key] == "survived" for mutant in drawn)
+    survived = sum(done[mutant.key] in ("survived", "not judged") for mutant in drawn)
     share = 1 - survived / max(1, len(drawn))
     print(f"\n{len(drawn) - survived} of {len(drawn)} mutants killed or timed out ({share:.0%})")
     return int(share < ENOUGH)
