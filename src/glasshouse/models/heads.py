@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import assert_never
+from typing import NamedTuple, assert_never
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +23,14 @@ class NoHead(nn.Module):
         return x
 
 
+class Unprojected(NamedTuple):
+    """The inputs of the matmul that makes logits: x @ weight.T + bias."""
+
+    x: Tensor  # [..., D]
+    weight: Tensor  # [V, D]
+    bias: Tensor | None  # [V]
+
+
 class LMHead(nn.Module):
     """Language-model head: logits over the vocabulary, tied to the token embedding."""
 
@@ -34,9 +42,13 @@ class LMHead(nn.Module):
 
     def forward(self, x: Tensor, layout: Layout, table: Tensor) -> Tensor:
         """Map hidden states x [B, S, D] to logits [B, S, V]."""
+        return F.linear(*self.unprojected(x, table))
+
+    def unprojected(self, x: Tensor, table: Tensor) -> Unprojected:
+        """Return the inputs of the last matmul."""
         x = self.transform(x)
         x = x if self.scale == 1.0 else x * self.scale
-        return F.linear(x, self.unembedding(table), self.bias)
+        return Unprojected(x, self.unembedding(table), self.bias)
 
     def unembedding(self, table: Tensor) -> Tensor:
         """Return the unembedding matrix [V, D]: the token embedding itself."""
@@ -53,6 +65,18 @@ class UntiedLMHead(LMHead):
     def unembedding(self, table: Tensor) -> Tensor:
         """Return the unembedding matrix [V, D]."""
         return self.weight
+
+
+class DeferredHead(nn.Module):
+    """A language-model head up to its last matmul, for a loss that never holds all logits in memory."""
+
+    def __init__(self, head: LMHead) -> None:
+        super().__init__()
+        self.head = head
+
+    def forward(self, x: Tensor, layout: Layout, table: Tensor) -> Unprojected:
+        """Map hidden states x [B, S, D] to the inputs of the last matmul."""
+        return self.head.unprojected(x, table)
 
 
 class Pooler(nn.Module):

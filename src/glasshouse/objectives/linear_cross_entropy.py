@@ -1,0 +1,83 @@
+"""Cross-entropy from hidden states and the unembedding matrix, without all logits in memory.
+
+The logits of a chunk of tokens are made, turned into the loss and its gradient, and dropped: for a vocabulary of
+50,257, those of 32,768 tokens would take 3.3 GB in bfloat16, and their gradient as much.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from glasshouse.objectives.softmax_gradient import softmax_gradient
+
+CHUNK_LOGITS = 2**29  # logits in memory at a time; 1 GiB in bfloat16
+ALIGNED = 64  # a multiple of it as vocabulary makes every row of logits start at an aligned address
+
+
+def linear_cross_entropy(
+    x: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, label_smoothing: float = 0.0
+) -> Tensor:
+    """Return the cross-entropy of logits x @ weight.T + bias in nats, summed over targets that are not -100.
+
+    x is [N, D], weight [V, D] and targets [N]. The gradient is computed with the loss, so there is no second one.
+
+    >>> x, weight = torch.zeros(2, 4), torch.ones(8, 4)
+    >>> loss = linear_cross_entropy(x, weight, None, torch.tensor([3, -100]))  # of eight equally likely classes
+    >>> torch.isclose(loss.exp(), torch.tensor(8.0))
+    tensor(True)
+    """
+    n_classes = len(weight)
+    padding = -n_classes % ALIGNED
+    if padding:  # their logits are masked
+        weight = F.pad(weight, (0, 0, 0, padding))
+        bias = bias if bias is None else F.pad(bias, (0, padding))
+    result: Tensor = _LinearCrossEntropy.apply(  # type: ignore[no-untyped-call]
+        x, weight, bias, targets, n_classes, label_smoothing, x.requires_grad, weight.requires_grad
+    )
+    return result
+
+
+class _LinearCrossEntropy(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,  # noqa: ANN401
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        targets: Tensor,
+        n_classes: int,
+        smoothing: float,
+        x_needs_grad: bool,
+        weight_needs_grad: bool,
+    ) -> Tensor:
+        exact = torch.promote_types(x.dtype, torch.float32)
+        loss = torch.zeros((), dtype=exact, device=x.device)
+        grad_x = torch.empty_like(x) if x_needs_grad else None
+        grad_weight = torch.zeros_like(weight, dtype=exact) if weight_needs_grad else None
+        grad_bias = None if bias is None else torch.zeros_like(bias, dtype=exact)
+        size = max(1, CHUNK_LOGITS // len(weight))
+        for start in range(0, len(x), size):
+            rows, wanted = x[start : start + size], targets[start : start + size]
+            losses, gradient = softmax_gradient(F.linear(rows, weight, bias), wanted, n_classes, smoothing)
+            loss = loss + losses.sum()
+            if grad_bias is not None:
+                grad_bias = grad_bias + gradient.sum(0, dtype=exact)
+            if grad_x is not None:
+                grad_x[start : start + size] = gradient @ weight
+            if grad_weight is not None:
+                grad_weight = grad_weight + gradient.T @ rows
+        ctx.dtypes = (x.dtype, weight.dtype, None if bias is None else bias.dtype)
+        ctx.save_for_backward(grad_x, grad_weight, grad_bias)
+        return loss
+
+    @staticmethod
+    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401
+        grads = [
+            None if grad is None else (grad * upstream).to(dtype)
+            for grad, dtype in zip(ctx.saved_tensors, ctx.dtypes, strict=True)
+        ]
+        return (*grads, None, None, None, None, None)

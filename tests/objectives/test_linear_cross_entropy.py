@@ -1,0 +1,72 @@
+"""The cross-entropy without all logits in memory, against torch's on the logits."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+import glasshouse as gh
+from glasshouse.data import Batch
+from glasshouse.models.heads import DeferredHead
+from glasshouse.objectives import linear_cross_entropy as module
+from glasshouse.objectives.linear_cross_entropy import linear_cross_entropy
+from glasshouse.objectives.loss import compute_loss
+
+
+def draw(n_classes: int, bias: bool) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
+    source = torch.Generator().manual_seed(n_classes)
+    x, weight = (torch.randn(rows, 5, generator=source, dtype=torch.float64) for rows in (13, n_classes))
+    targets = torch.randint(n_classes, (13,), generator=source)
+    targets[3] = targets[7] = -100
+    offset = torch.randn(n_classes, generator=source, dtype=torch.float64) if bias else None
+    return x, weight, offset, targets
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("n_classes", [64, 70])  # with and without classes that only fill a row of logits
+@pytest.mark.parametrize("chunk", [2**29, 4 * 128])  # one chunk, and several of four or eight rows
+def test_loss_and_gradients_are_those_of_torch(
+    n_classes: int, bias: bool, smoothing: float, chunk: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "CHUNK_LOGITS", chunk)
+    *inputs, targets = draw(n_classes, bias)
+    results = []
+    for fused in (True, False):
+        x, weight, offset = (None if one is None else one.clone().requires_grad_() for one in inputs)
+        if fused:
+            loss = linear_cross_entropy(x, weight, offset, targets, smoothing)
+        else:
+            logits = F.linear(x, weight, offset)
+            loss = F.cross_entropy(logits, targets, reduction="sum", label_smoothing=smoothing)
+        (loss / 11).backward()
+        results.append([loss.detach(), *(one.grad for one in (x, weight, offset) if one is not None)])
+    for one, other in zip(*results, strict=True):
+        assert torch.allclose(one, other, rtol=1e-12, atol=1e-12)
+
+
+def test_frozen_weights_get_no_gradient() -> None:
+    x, weight, _, targets = draw(70, bias=False)
+    linear_cross_entropy(x.requires_grad_(), weight, None, targets).backward()
+    assert weight.grad is None
+    assert x.grad is not None
+
+
+@pytest.mark.parametrize("preset", ["tiny-decoder", "tiny-seq2seq", "gpt2"])
+def test_a_deferred_head_changes_neither_loss_nor_gradient(preset: str) -> None:
+    small = {"n_layers": 1, "d_model": 32, "n_heads": 2, "vocab_size": 70, "dropout": 0.0, "embed_dropout": 0.0}
+    model = gh.build(gh.preset(preset, **small, attention_dropout=0.0), dtype=torch.float64)
+    ids = torch.randint(70, (2, 6), generator=torch.Generator().manual_seed(0))
+    source = ids.flip(0) if preset == "tiny-seq2seq" else None
+    batch = Batch(ids, targets=ids.roll(1, 1), loss_mask=ids > 9, source=source)
+    results = []
+    for head in (model.head, DeferredHead(model.head)):
+        model.head = head
+        model.zero_grad()
+        loss = compute_loss(model, batch, 0.1)
+        loss.backward()
+        results.append([loss.detach(), *(one.grad.clone() for one in model.parameters() if one.grad is not None)])
+    for one, other in zip(*results, strict=True):
+        assert torch.allclose(one, other, rtol=1e-10, atol=1e-12)
