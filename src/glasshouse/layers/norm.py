@@ -6,6 +6,7 @@ from typing import assert_never
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from glasshouse import spec
 
@@ -50,6 +51,11 @@ class LayerNorm(nn.LayerNorm, Norm):
 
 class RMSNorm(nn.RMSNorm, Norm):
     """RMS normalisation."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalise x [..., D]."""
+        # Under autocast, queries and keys are in low precision; torch's fused kernel wants gain and input alike.
+        return F.rms_norm(x, self.normalized_shape, self.weight.to(x.dtype), self.eps)
 
     def frozen(self, x: Tensor, direction: Tensor) -> tuple[Tensor, Tensor | float]:
         """Freeze the mean square."""
