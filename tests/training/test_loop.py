@@ -26,6 +26,7 @@ from glasshouse.objectives import Objective
 from glasshouse.training import Run, StoppedError, loop, recipes, train
 from glasshouse.training.progress import SilentReporter
 from glasshouse.training.recovery import locate_nonfinite
+from glasshouse.training.step import TrainStep
 
 pytestmark = pytest.mark.slow
 
@@ -197,9 +198,23 @@ def batch_of(run: Run, data_folder: Path, number: int) -> torch.Tensor:
     return gh.data.Batches(samples, 6).at(number).ids
 
 
-def test_nan_loss_stops_before_the_update(data_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def run_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Read each step's metrics after the next is launched, as on a GPU."""
+    real = TrainStep.__init__
+
+    def init(self: TrainStep, *given: Any, **settings: Any) -> None:  # noqa: ANN401
+        real(self, *given, **settings)
+        self.runs_ahead = True
+
+    monkeypatch.setattr(TrainStep, "__init__", init)
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_nan_loss_stops_before_the_update(data_folder: Path, monkeypatch: pytest.MonkeyPatch, ahead: bool) -> None:
     run = Run.from_dict(table(data_folder, grad_accum=1))
     inject_nan(monkeypatch, batch_of(run, data_folder, 4))
+    if ahead:
+        run_ahead(monkeypatch)
     with pytest.raises(GlasshouseError, match=r"at step 5, batch 4, the loss is nan.*No weight was updated"):
         train(run)
     found = json.loads((data_folder / "run" / "nonfinite.json").read_text())
@@ -209,20 +224,38 @@ def test_nan_loss_stops_before_the_update(data_folder: Path, monkeypatch: pytest
     assert max(losses(data_folder)) == 4
 
 
-def test_on_nonfinite_skip_rolls_back_and_skips_the_batch(data_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_running_ahead_changes_nothing(data_folder: Path, put_run: PutRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither do a signal, which ends the run between two steps of which one is not read yet, and resuming."""
+    put_run()
+    run_ahead(monkeypatch)
+    with pytest.raises(StoppedError):
+        train(
+            Run.from_dict(table(data_folder)),
+            RecordingReporter(at=5, act=lambda: signal.raise_signal(signal.SIGTERM)),
+        )
+    assert max(losses(data_folder)) == 6
+    train(Run.from_dict(table(data_folder)))
+    assert_same(data_folder, "run", "whole")
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_on_nonfinite_skip_rolls_back_and_skips_the_batch(
+    data_folder: Path, monkeypatch: pytest.MonkeyPatch, ahead: bool
+) -> None:
     run = Run.from_dict(table(data_folder, grad_accum=1, on_nonfinite="skip", eval_every=100))
     inject_nan(monkeypatch, batch_of(run, data_folder, 4))
+    if ahead:
+        run_ahead(monkeypatch)
     seen: list[int] = []
-    real = loop.Trainer.train_step
+    real = loop.Trainer._finish
 
-    def train_step(self: loop.Trainer, batch: Any) -> bool:  # noqa: ANN401
-        number = self.state.next_batch
-        was_updated = real(self, batch)
+    def finish(self: loop.Trainer, launched: loop.Launched) -> bool:
+        was_updated = real(self, launched)
         if was_updated:
-            seen.append(number)
+            seen.append(launched.number)
         return was_updated
 
-    monkeypatch.setattr(loop.Trainer, "train_step", train_step)
+    monkeypatch.setattr(loop.Trainer, "_finish", finish)
     reporter = RecordingReporter()
     train(run, reporter)
     assert seen == [0, 1, 2, 3, 3, 5, 6, 7, 8, 9, 10, 11, 12]  # back to the checkpoint of step 3, then forward
@@ -231,14 +264,17 @@ def test_on_nonfinite_skip_rolls_back_and_skips_the_batch(data_folder: Path, mon
     assert all(weight.isfinite().all() for weight in weights(data_folder).values())
 
 
+@pytest.mark.parametrize("ahead", [False, True])
 def test_a_nan_batch_before_the_first_checkpoint_is_skipped(
-    data_folder: Path, monkeypatch: pytest.MonkeyPatch
+    data_folder: Path, monkeypatch: pytest.MonkeyPatch, ahead: bool
 ) -> None:
     """There is nothing to roll back to, and the other batches follow in their order."""
     run = Run.from_dict(
         table(data_folder, grad_accum=1, on_nonfinite="skip", save_every=100, eval_every=100, steps=3)
     )
     inject_nan(monkeypatch, batch_of(run, data_folder, 1))
+    if ahead:
+        run_ahead(monkeypatch)
     train(run)
     lines = [json.loads(line) for line in (data_folder / "run" / "metrics.jsonl").read_text().splitlines()]
     seen = [line["epoch"] / lines[0]["epoch"] for line in lines]  # batches seen, skipped ones included

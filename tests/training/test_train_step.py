@@ -118,7 +118,7 @@ def test_two_processes_train_as_one() -> None:
 def test_bfloat16_autocast_trains() -> None:
     torch.manual_seed(0)
     model = gh.build(gh.preset("tiny-decoder", dropout=0.0))
-    update = TrainStep(model, torch.optim.AdamW(model.parameters(), 1e-2), autocast_dtype=torch.bfloat16)
+    update = TrainStep(model, torch.optim.AdamW(model.parameters(), 1e-2), precision=torch.bfloat16)
     batch = ragged(6)
     losses = [update(batch).loss for _ in range(12)]
     assert losses[-1] < losses[0] - 1
@@ -128,7 +128,7 @@ def test_bfloat16_autocast_trains() -> None:
 def test_float16_skips_a_step_that_overflows() -> None:
     torch.manual_seed(0)
     model = gh.build(gh.preset("tiny-decoder", dropout=0.0))
-    update = TrainStep(model, torch.optim.AdamW(model.parameters(), 1e-2), autocast_dtype=torch.float16)
+    update = TrainStep(model, torch.optim.AdamW(model.parameters(), 1e-2), precision=torch.float16)
     update.load_state_dict({**update.state_dict(), "scale": 2.0**30})  # far too large for float16
     before = copy.deepcopy(model.state_dict())
     outcome = update(ragged(6))
@@ -142,7 +142,7 @@ def test_float16_skips_a_step_that_overflows() -> None:
 
 def test_float16_stops_when_the_scale_cannot_go_lower() -> None:
     model = gh.build(gh.preset("tiny-decoder", dropout=0.0))
-    update = TrainStep(model, torch.optim.AdamW(model.parameters(), 1e-2), autocast_dtype=torch.float16)
+    update = TrainStep(model, torch.optim.AdamW(model.parameters(), 1e-2), precision=torch.float16)
     with torch.no_grad():
         kept = model.token_embedding.table.weight[3].clone()
         model.token_embedding.table.weight[3] = torch.nan

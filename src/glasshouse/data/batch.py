@@ -49,7 +49,12 @@ class Batch:
 
     def to(self, device: torch.device | str) -> Batch:
         """Copy the batch to a device, without blocking."""
-        return self._each(lambda tensor: tensor.to(device, non_blocking=True))
+        if torch.device(device).type != "cuda":
+            return self._each(lambda tensor: tensor.to(device))
+        # From pageable memory, the host would wait for the copy.
+        return self._each(
+            lambda tensor: tensor if tensor.is_cuda else tensor.pin_memory().to(device, non_blocking=True)
+        )
 
     def microbatches(self, count: int) -> list[Batch]:
         """Split into micro-batches of equal size, for gradient accumulation."""

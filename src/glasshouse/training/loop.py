@@ -6,6 +6,7 @@ import itertools
 import math
 from collections.abc import Generator, Mapping
 from contextlib import nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 
 from glasshouse import device as machine
@@ -24,7 +25,7 @@ from glasshouse.training.result import Result, save_result
 from glasshouse.training.run import Pretrained, Run
 from glasshouse.training.setup import Setup, describe, make_setup
 from glasshouse.training.signals import Signals, StoppedError
-from glasshouse.training.step import StepMetrics
+from glasshouse.training.step import NonFiniteError, StepFuture, StepMetrics
 from glasshouse.training.trackers import Trackers
 
 
@@ -90,6 +91,17 @@ def _train(setup: Setup) -> Result:
         trackers.close()
 
 
+@dataclass(frozen=True)
+class Launched:
+    """A step that was started, and whose metrics are not read yet."""
+
+    future: StepFuture
+    batch: Batch
+    step: int
+    number: int  # of the batch
+    lr: float
+
+
 class Trainer:
     """The training loop of a run."""
 
@@ -98,6 +110,7 @@ class Trainer:
         self.state, self.reporter = setup.state, setup.reporter
         self.batches, self.flops = self._stream(), FlopEstimator(setup.model)
         self.token_bytes = setup.objective.token_bytes(setup.datasets.tok)
+        self._launched: Launched | None = None  # the last step, if its metrics are not read yet
 
     def fit(self) -> None:
         """Run the remaining steps."""
@@ -111,7 +124,10 @@ class Trainer:
             while state.pending_metrics is not None or not self.finished:
                 if state.pending_metrics is None:  # else validation of the last step was interrupted
                     checkpointer.check()
-                    if not self.train_step(next(self.batches)):
+                    self.launch_step(next(self.batches))
+                    if self._launched is not None and self._may_run_ahead():
+                        continue
+                    if not self.finish_step():
                         continue
                 if self._is_due(self.setup.run.train.eval_every):
                     self.validate()
@@ -169,31 +185,70 @@ class Trainer:
             return self.setup.batches.iterate(start, workers=workers)
         return (self.setup.batches.at(number) for number in itertools.count(start))
 
-    def train_step(self, batch: Batch) -> bool:
-        """Update the weights by one batch; return False if the batch is skipped, for its loss is NaN or infinite."""
+    def launch_step(self, batch: Batch) -> None:
+        """Start the update by one batch, then read the metrics of the step before.
+
+        A GPU so has work while the host reads, writes and prepares the next batch.
+        """
         setup, state = self.setup, self.state
         set_lr(setup.train_step.optimizer, setup.schedule.factor(state.step, setup.steps))
-        outcome = self.recovery.step(batch)
-        if outcome is None:
-            return False
+        try:
+            future = self.recovery.launch(batch)
+        except NonFiniteError as error:
+            self._skip(error, state.step + 1, state.next_batch, batch)
+            return
         if setup.ema is not None:
             setup.ema.update()
+        launched = Launched(
+            future, batch, state.step + 1, state.next_batch, setup.train_step.optimizer.param_groups[0]["lr"]
+        )
         state.step, state.next_batch = state.step + 1, state.next_batch + 1
-        setup.throughput.add(batch.n_tokens, self.flops(batch.ids, batch.source))
-        self.reporter.on_step_end(state.step, setup.steps, outcome, setup.throughput)
-        state.pending_metrics = self._metrics(outcome)
+        if self._launched is None or self._finish(self._launched):
+            self._launched = launched
+
+    def finish_step(self) -> bool:
+        """Wait for the last step; return False if it was skipped, for its loss is NaN or infinite."""
+        launched, self._launched = self._launched, None
+        return launched is not None and self._finish(launched)
+
+    def _may_run_ahead(self) -> bool:
+        choice = self.setup.run.train
+        due = self._is_due(choice.eval_every) or self._is_due(choice.save_every)
+        return self.setup.train_step.runs_ahead and not due
+
+    def _finish(self, launched: Launched) -> bool:
+        """Report a step and write its metrics, unless it is the last one, which may be validated first."""
+        setup = self.setup
+        try:
+            outcome = launched.future.result()
+        except NonFiniteError as error:
+            self._skip(error, launched.step, launched.number, launched.batch)
+            return False
+        setup.throughput.add(launched.batch.n_tokens, self.flops(launched.batch.ids, launched.batch.source))
+        self.reporter.on_step_end(launched.step, setup.steps, outcome, setup.throughput)
+        metrics = self._metrics(launched, outcome)
+        if launched.step == self.state.step:
+            self.state.pending_metrics = metrics
+        else:
+            self._write(launched.step, metrics)
         return True
 
-    def _metrics(self, outcome: StepMetrics) -> JsonDict:
-        setup, batches = self.setup, self.setup.batches
+    def _skip(self, error: NonFiniteError, step: int, number: int, batch: Batch) -> None:
+        """Stop, or roll back and skip a batch whose loss is NaN or infinite; a step launched after it is void."""
+        self._launched = None
+        self.state.step, self.state.next_batch = step - 1, number
+        self.recovery.handle_nonfinite(error, step, number, batch)
+
+    def _metrics(self, launched: Launched, outcome: StepMetrics) -> JsonDict:
+        batches = self.setup.batches
         return _as_json(
             {
-                "epoch": self.state.next_batch * batches.batch_size / len(batches.samples),
+                "epoch": (launched.number + 1) * batches.batch_size / len(batches.samples),
                 "loss": outcome.loss,
-                "lr": setup.train_step.optimizer.param_groups[0]["lr"],
+                "lr": launched.lr,
                 "grad_norm": outcome.grad_norm,
                 "n_targets": outcome.n_targets,
-                "tokens_per_second": round(setup.throughput.tokens_per_second, 1),
+                "tokens_per_second": round(self.setup.throughput.tokens_per_second, 1),
             }
         )
 
@@ -227,7 +282,7 @@ class Trainer:
                 setup.micro_batch_size,
                 limit=setup.eval_samples,
                 token_bytes=self.token_bytes,
-                autocast_dtype=setup.train_step.autocast_dtype,
+                autocast_dtype=setup.train_step.precision,
                 evaluate_batch=setup.objective.evaluate_batch,
                 on_batch=on_batch,
             ).metrics()
@@ -235,9 +290,12 @@ class Trainer:
     def write_metrics(self) -> None:
         """Write the metrics of the last step to metrics.jsonl and the trackers."""
         values, self.state.pending_metrics = self.state.pending_metrics or {}, None
+        self._write(self.state.step, values)
+
+    def _write(self, step: int, values: JsonDict) -> None:
         with self.setup.checkpointer.report_write_errors():
-            self.setup.metrics.write(self.state.step, **values)
-        self.trackers.write(self.state.step, values)
+            self.setup.metrics.write(step, **values)
+        self.trackers.write(step, values)
 
     def save_checkpoint(self) -> None:
         """Write probes and samples, then save; a run resumed from there does not repeat them."""
@@ -253,6 +311,8 @@ class Trainer:
 
     def _save_unfinished_step(self) -> None:
         """Save after a signal, without probes and samples: a resumed run has the lines of an uninterrupted one."""
+        if self._launched is not None and not self.finish_step():
+            return  # rolled back to a checkpoint
         if (pending := self.state.pending_metrics) is not None:
             self.write_metrics()
             self.state.pending_metrics = pending  # its validation was interrupted, and is repeated

@@ -139,6 +139,16 @@ def set_lr(optimizer: torch.optim.Optimizer, factor: float) -> None:
         group["lr"] = group["initial_lr"] * factor
 
 
+def skips_nonfinite(optimizer: torch.optim.Optimizer) -> bool:
+    """Return whether a step changes nothing where the tensor `optimizer.found_inf` is 1, without asking the host.
+
+    >>> skips_nonfinite(make_optimizer(nn.Linear(2, 3), AdamW())), skips_nonfinite(torch.optim.SGD([torch.ones(1)]))
+    (True, False)
+    """
+    known = isinstance(optimizer, MuonAdamW | torch.optim.AdamW)
+    return known and all(group.get("fused") or group.get("kind") == "muon" for group in optimizer.param_groups)
+
+
 def _block_matrices(model: nn.Module) -> Iterator[nn.Parameter]:
     for stack in model.modules():
         if isinstance(stack, Stack):
@@ -172,6 +182,8 @@ class MuonAdamW(torch.optim.Optimizer):
     'MuonAdamW'
     """
 
+    found_inf: Tensor | None = None  # 1 where a step is to change nothing, as in torch's fused optimizers
+
     def __init__(self, groups: list[Group]) -> None:
         super().__init__(groups, {})
 
@@ -204,6 +216,9 @@ class MuonAdamW(torch.optim.Optimizer):
                 self.state[weight]["momentum_buffer"] = torch.zeros_like(weight)
         gradients = _gradients(weights)
         buffers = [self.state[weight]["momentum_buffer"] for weight in weights]
+        if self.found_inf is not None:  # a buffer that is its own gradient does not change
+            pairs = zip(buffers, gradients, strict=True)
+            gradients = [torch.where(self.found_inf > 0, buffer, gradient) for buffer, gradient in pairs]
         torch._foreach_lerp_(buffers, gradients, 1 - group["momentum"])
         nesterov = torch._foreach_lerp(gradients, buffers, group["momentum"])
 
@@ -212,7 +227,12 @@ class MuonAdamW(torch.optim.Optimizer):
         updates = newton_schulz(updates.to(compute_dtype(updates.device)), group["ns_steps"]).to(updates.dtype)
 
         rows, columns = weights[0].shape
-        torch._foreach_mul_(weights, 1 - group["lr"] * group["weight_decay"])
+        decay = group["lr"] * group["weight_decay"]
+        if self.found_inf is None:
+            torch._foreach_mul_(weights, 1 - decay)
+        else:
+            torch._foreach_mul_(weights, 1 - decay * (1 - self.found_inf))
+            updates = updates * (1 - self.found_inf)
         torch._foreach_add_(weights, updates.unbind(), alpha=-group["lr"] * max(1, rows / columns) ** 0.5)
 
     def _adamw(self, group: Group, weights: list[Tensor]) -> None:
@@ -231,6 +251,7 @@ class MuonAdamW(torch.optim.Optimizer):
             [],
             [self.state[weight]["step"] for weight in weights],
             fused=group["fused"],
+            found_inf=self.found_inf,
             amsgrad=False,
             beta1=group["betas"][0],
             beta2=group["betas"][1],

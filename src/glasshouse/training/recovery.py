@@ -17,7 +17,7 @@ from glasshouse.objectives.loss import LossFn, autocast, compute_loss
 from glasshouse.training.checkpoints import CheckpointData
 from glasshouse.training.folder import NONFINITE
 from glasshouse.training.setup import Setup
-from glasshouse.training.step import NonFiniteError, StepMetrics
+from glasshouse.training.step import NonFiniteError, StepFuture
 
 T = TypeVar("T")
 MOST_SKIPPED = 10  # batches with a NaN or infinite loss before the run stops
@@ -43,23 +43,14 @@ class Recovery:
         # At step 0, lines are left by a run that was killed before its first checkpoint.
         self._truncate_logs(self.state.unwritten if self.state.step else 0)
 
-    def step(self, batch: Batch) -> StepMetrics | None:
-        """Run one training step, with more gradient accumulation if out of memory.
-
-        After a NaN or infinite loss the run stops, or rolls back to the last checkpoint and skips the batch; then
-        the result is None.
-        """
+    def launch(self, batch: Batch) -> StepFuture:
+        """Start one training step, with more gradient accumulation if out of memory."""
         rng = device_rng_state(self.setup.device)
-        try:
-            return self.retry(lambda: self._attempt(batch, rng))
-        except NonFiniteError as error:
-            reason = str(error)
-        self._handle_nonfinite(reason, batch)
-        return None
+        return self.retry(lambda: self._attempt(batch, rng))
 
-    def _attempt(self, batch: Batch, rng: tuple[Tensor, Tensor | None]) -> StepMetrics:
+    def _attempt(self, batch: Batch, rng: tuple[Tensor, Tensor | None]) -> StepFuture:
         try:
-            return self.setup.train_step(batch, self.state.grad_accum)
+            return self.setup.train_step.launch(batch, self.state.grad_accum)
         except Exception:
             load_device_rng_state(rng, self.setup.device)  # no update, so no random numbers used
             raise
@@ -91,22 +82,21 @@ class Recovery:
             f"{setup.micro_batch_size} sequences"
         )
 
-    def _handle_nonfinite(self, reason: str, batch: Batch) -> None:
+    def handle_nonfinite(self, error: NonFiniteError, step: int, number: int, batch: Batch) -> None:
         """Write nonfinite.json; then stop, or roll back to the last checkpoint and skip the batch."""
         setup, choice, path = self.setup, self.setup.run.train, self.setup.folder / NONFINITE
-        step, number = self.state.step + 1, self.state.next_batch
         where = _locate_in_micro_batches(
             setup.model,
             batch.to(setup.device),
             self.state.grad_accum,
             choice.label_smoothing,
-            setup.train_step.autocast_dtype,
+            setup.train_step.precision,
             setup.objective.loss,
         )
         origins = [setup.batches.samples.origin(sample) for sample in setup.batches.sample_indices(number)]
-        found = {"step": step, "batch": number, "error": reason, "location": where, "sources": origins}
+        found = {"step": step, "batch": number, "error": str(error), "location": where, "sources": origins}
         path.write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-        sentence = f"at step {step}, batch {number}, {reason} First NaN or infinity: {where}."
+        sentence = f"at step {step}, batch {number}, {error} First NaN or infinity: {where}."
         skipped = (*self.state.skipped, number)
         if choice.on_nonfinite == "stop" or len(skipped) > MOST_SKIPPED:
             advice = "" if choice.on_nonfinite == "skip" else ", or train.on_nonfinite=skip to skip such batches"

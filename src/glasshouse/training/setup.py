@@ -32,7 +32,7 @@ from glasshouse.training.step import EMA, TrainStep
 
 SHARE = 0.4  # of memory for activations; weights, gradients and optimizer state need the rest
 KEPT = 40  # stored activations per token, layer and unit of d_model; measured: 20 to 35
-LOGITS = 4  # numbers per token and vocabulary entry: logits, in float32, softmax and gradient
+LOGITS = 4  # numbers per token and vocabulary entry: logits, in float32, softmax and gradient; none if deferred
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,8 @@ def make_setup(
         grad_clip=choice.grad_clip or None,
         loss_fn=objective.loss,
         label_smoothing=choice.label_smoothing,
-        autocast_dtype=resolve_precision(choice.precision, device),
+        defer_logits=type(objective).loss is Objective.loss,
+        precision=resolve_precision(choice.precision, device),
         on_micro_batch=signals.check,
         on_fallback=lambda reason: reporter.log(f"not compiled: {reason}"),
     )
@@ -109,7 +110,8 @@ def make_setup(
         else:
             train_step.on_fallback(obstacle)
     ema = EMA(model, choice.ema) if choice.ema else None
-    grad_accum = choice.grad_accum or estimate_grad_accum(model.spec, batches.batch_size, length, device)
+    low = train_step.precision == torch.bfloat16
+    grad_accum = choice.grad_accum or estimate_grad_accum(model.spec, batches.batch_size, length, device, low=low)
     state = TrainerState(grad_accum=grad_accum, initial_steps=steps)
     checkpoints = Checkpoints(folder / CHECKPOINTS, choice.keep_checkpoints, choice.keep_snapshots)
     probes = Probes(
@@ -117,7 +119,7 @@ def make_setup(
         first_texts(val_samples),
         names=choice.probes,
         length=length,
-        autocast_dtype=train_step.autocast_dtype,
+        autocast_dtype=train_step.precision,
     )
     prompts = make_prompts(val_samples, tok, length, choice.sample_prompts)
     return Setup(
@@ -136,7 +138,7 @@ def make_setup(
         resized=base is not None and model is not base[0],
         train_step=train_step,
         ema=ema,
-        throughput=Throughput(device, train_step.autocast_dtype),
+        throughput=Throughput(device, train_step.precision),
         state=state,
         checkpointer=Checkpointer(model, train_step, ema, state, tok, checkpoints),
         metrics=Journal(folder / METRICS),
@@ -169,14 +171,16 @@ def resolve_precision(name: str, device: torch.device) -> torch.dtype:
     return machine.compute_dtype(device) if name == "auto" else getattr(torch, name)
 
 
-def estimate_grad_accum(s: spec.Spec, batch_size: int, length: int, device: torch.device) -> int:
-    """Estimate the gradient accumulation with which a batch fits into memory.
+def estimate_grad_accum(
+    s: spec.Spec, batch_size: int, length: int, device: torch.device, *, low: bool = False
+) -> int:
+    """Estimate the gradient accumulation with which a batch fits into memory; `low`: activations are in bfloat16.
 
     >>> estimate_grad_accum(spec.preset("tiny-decoder"), batch_size=8, length=64, device=torch.device("cpu"))
     1
     """
     layers = s.n_layers + (s.n_encoder_layers if isinstance(s, spec.Seq2SeqSpec) else 0)
-    token = 4 * (KEPT * layers * s.d_model + LOGITS * s.vocab_size)
+    token = 2 * KEPT * layers * s.d_model if low else 4 * (KEPT * layers * s.d_model + LOGITS * s.vocab_size)
     grad_accum = 1
     while grad_accum < batch_size and -(-batch_size // grad_accum) * length * token > SHARE * machine.memory_bytes(
         device
@@ -206,7 +210,7 @@ def describe(setup: Setup) -> list[str]:
         f"{source}: {total:,} parameters{of_which}",
         f"tokens   {kind}: {datasets.train.n_tokens:,} in {_count(len(datasets.train), 'item')} for training, "
         f"{datasets.validation.n_tokens:,} for validation{longer}",
-        f"device   {named}, {str(setup.train_step.autocast_dtype).removeprefix('torch.')}"
+        f"device   {named}, {str(setup.train_step.precision).removeprefix('torch.')}"
         f"{', compiled' if setup.train_step.compiled else ''}",
         f"steps    {setup.steps:,} of about {run.train.batch_tokens:,} tokens in "
         f"{_count(batch_size, 'sequence')}: {setup.steps * batch_size / max(1, len(samples)):,.2f} epochs",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +15,8 @@ from glasshouse.data import Batch
 from glasshouse.device import is_out_of_memory
 from glasshouse.errors import InputError
 from glasshouse.objectives.loss import LossFn, autocast, compute_loss
+from glasshouse.training.mixed_precision import LowPrecisionCopy
+from glasshouse.training.optimizer import skips_nonfinite
 
 LONGEST = 200  # characters of the compiler's message, which can be very long
 
@@ -31,6 +33,39 @@ class StepMetrics:
     n_targets: int
     grad_norm: float  # before clipping
 
+    @property
+    def is_finite(self) -> bool:
+        """Whether neither loss nor gradient is NaN or infinite."""
+        return math.isfinite(self.loss) and math.isfinite(self.grad_norm)
+
+    def error(self) -> NonFiniteError:
+        """Return the error of a step whose loss or gradient is NaN or infinite."""
+        return NonFiniteError(f"the loss is {self.loss} and the gradient norm {self.grad_norm}.")
+
+
+class StepFuture:
+    """A step that a GPU may still be running; `result` waits for its metrics."""
+
+    def __init__(self, loss: Tensor, grad_norm: Tensor, n_targets: int, nonfinite: Tensor | None = None) -> None:
+        self._n_targets, self._nonfinite = n_targets, nonfinite
+        values = torch.stack([loss.double(), grad_norm.double()])
+        self._event: torch.cuda.Event | None = None
+        if values.is_cuda:  # the copy starts now, so that reading it does not wait for later steps
+            values = torch.empty_like(values, device="cpu", pin_memory=True).copy_(values, non_blocking=True)
+            self._event = torch.cuda.Event()
+            self._event.record()
+        self._values = values
+
+    def result(self) -> StepMetrics:
+        """Return the metrics; raise `NonFiniteError` if no weight was updated, and let later steps update again."""
+        if self._event is not None:
+            self._event.synchronize()
+        metrics = StepMetrics(float(self._values[0]), self._n_targets, float(self._values[1]))
+        if self._nonfinite is not None and not metrics.is_finite:
+            self._nonfinite.zero_()
+            raise metrics.error()
+        return metrics
+
 
 def single_process(total: Tensor) -> Tensor:
     """Reduce over a single process: the identity."""
@@ -42,8 +77,12 @@ class TrainStep:
 
     Every target has the same weight, in any micro-batch or process: the loss is the sum over all targets divided by
     their number. `reduce` sums a tensor over processes, before gradients are reduced. `on_micro_batch` is called
-    before each micro-batch; if it raises, the weights are unchanged. `loss_fn` is the loss of the objective.
-    `on_fallback` is told why a compiled model falls back to eager mode.
+    before each micro-batch; if it raises, the weights are unchanged. `loss_fn` is the loss of the objective; with
+    `defer_logits` it may be given the inputs of the head's last matmul instead of logits. `precision` is the dtype of
+    matrix products: bfloat16 computes with a copy of the model, float16 by autocast, as its residual stream would
+    overflow. `on_fallback` is told why a compiled model falls back to eager mode.
+
+    If the loss or a gradient is NaN or infinite, no weight is updated.
     """
 
     def __init__(
@@ -53,37 +92,50 @@ class TrainStep:
         *,
         grad_clip: float | None = 1.0,
         loss_fn: LossFn = compute_loss,
+        defer_logits: bool = False,
         label_smoothing: float = 0.0,
-        autocast_dtype: torch.dtype = torch.float32,
+        precision: torch.dtype = torch.float32,
         reduce: Callable[[Tensor], Tensor] = single_process,
         on_micro_batch: Callable[[], None] = lambda: None,
         on_fallback: Callable[[str], None] = lambda reason: None,
     ) -> None:
-        self.model: Any = model
-        self._eager, self.optimizer, self.loss_fn = model, optimizer, loss_fn
-        self.grad_clip, self.label_smoothing, self.autocast_dtype, self.reduce = (
+        self.model, self.optimizer, self.loss_fn = model, optimizer, loss_fn
+        self.grad_clip, self.label_smoothing, self.precision, self.reduce = (
             grad_clip,
             label_smoothing,
-            autocast_dtype,
+            precision,
             reduce,
         )
         self.on_micro_batch, self.on_fallback = on_micro_batch, on_fallback
         self._weights = [one for group in optimizer.param_groups for one in group["params"]]
         self.device = self._weights[0].device
+        self._compute_loss = loss_fn
+        low = precision == torch.bfloat16
+        self._low = LowPrecisionCopy(model, precision, defer_logits=defer_logits) if low else None
         # float16 gradients underflow without loss scaling; other types need none.
-        self._scaler = torch.amp.GradScaler(self.device.type, enabled=autocast_dtype == torch.float16)
+        self._scaler = torch.amp.GradScaler(self.device.type, enabled=precision == torch.float16)
+        # Whether the device itself leaves out updates, so that the host need not wait for it.
+        self.runs_ahead = self.device.type == "cuda" and skips_nonfinite(optimizer) and not self._scaler.is_enabled()
+        self._nonfinite = torch.zeros((), device=self.device)  # 1 from a NaN or infinite step on, until it is read
 
     def compile(self) -> None:
-        """Compile the model; a step that fails to compile is repeated in eager mode, as are all later ones."""
-        self.model = torch.compile(self._eager)
+        """Compile model and loss; a step that fails to compile is repeated in eager mode, as are all later ones."""
+        self._compute_loss = torch.compile(self.loss_fn)
 
     @property
     def compiled(self) -> bool:
         """Whether the model is compiled."""
-        return self.model is not self._eager
+        return self._compute_loss is not self.loss_fn
 
     def __call__(self, batch: Batch, grad_accum: int = 1) -> StepMetrics:
         """Run a step with `grad_accum` micro-batches; loss and gradients are those of the whole batch."""
+        return self.launch(batch, grad_accum).result()
+
+    def launch(self, batch: Batch, grad_accum: int = 1) -> StepFuture:
+        """Start a step; where `runs_ahead`, the next may be started before the result is read.
+
+        From a step with a NaN or infinite loss or gradient on, no step updates the weights until its result is read.
+        """
         if not self.compiled:
             return self._run(batch, grad_accum)
         from torch._dynamo.exc import TorchDynamoException
@@ -93,20 +145,26 @@ class TrainStep:
             return self._run(batch, grad_accum)
         except (TorchDynamoException, InductorError) as error:
             self.on_fallback(" ".join(str(error).split())[:LONGEST])
-            self.model = self._eager
+            self._compute_loss = self.loss_fn
             return self._run(batch, grad_accum)
 
-    def _run(self, batch: Batch, grad_accum: int) -> StepMetrics:
+    def _run(self, batch: Batch, grad_accum: int) -> StepFuture:
         total = self.reduce(batch.loss_mask.sum())
         if int(total) == 0:
             raise InputError("the loss mask of the batch is empty, so it has no target; leave it out.")
         self.optimizer.zero_grad(set_to_none=True)
+        model = self.model
+        if self._low is not None:
+            self._low.update()
+            model = self._low.model
         loss = torch.zeros((), device=self.device)
         for micro_batch in batch.to(self.device).microbatches(grad_accum):
             self.on_micro_batch()
-            with autocast(self.device, self.autocast_dtype):
-                mean = self.loss_fn(self.model, micro_batch, self.label_smoothing) / total
+            with autocast(self.device, self.precision) if self._low is None else nullcontext():
+                mean = self._compute_loss(model, micro_batch, self.label_smoothing) / total
             self._scaler.scale(mean).backward()
+            if self._low is not None:
+                self._low.add_gradients()
             loss = loss + mean.detach()
         try:
             return self._apply(self.reduce(loss), int(total))
@@ -117,18 +175,24 @@ class TrainStep:
                 "out of memory for the optimizer's state; choose a smaller model, or train.lora."
             ) from None
 
-    def _apply(self, loss: Tensor, targets: int) -> StepMetrics:
+    def _apply(self, loss: Tensor, targets: int) -> StepFuture:
         """Clip the gradients and update the weights, unless the loss or a gradient is NaN or infinite."""
         self._scaler.unscale_(self.optimizer)
         limit = torch.inf if self.grad_clip is None else self.grad_clip
         norm = nn.utils.clip_grad_norm_(self._weights, limit)
-        outcome = StepMetrics(float(loss), targets, float(norm))
-        finite = outcome.loss < float("inf") and outcome.grad_norm < float("inf")  # false for NaN, too
+        if self.runs_ahead:
+            self._nonfinite.logical_or_(~(loss.isfinite() & norm.isfinite()))
+            self.optimizer.found_inf = self._nonfinite  # type: ignore[attr-defined]
+            self.optimizer.step()
+            return StepFuture(loss, norm, targets, self._nonfinite)
+        outcome = StepFuture(loss, norm, targets)
+        metrics = outcome.result()
         # With float16, gradients overflow now and then; it is an error once the loss scale cannot go lower.
-        if not finite and not (self._scaler.is_enabled() and math.isfinite(outcome.loss) and self._scale() > 1):
+        scaled_down = self._scaler.is_enabled() and math.isfinite(metrics.loss) and self._scale() > 1
+        if not metrics.is_finite and not scaled_down:
             if self._scaler.is_enabled():
                 self._scaler.update()  # resets it for the next step
-            raise NonFiniteError(f"the loss is {outcome.loss} and the gradient norm {outcome.grad_norm}.")
+            raise metrics.error()
         self._scaler.step(self.optimizer)  # with float16, skips a step that overflowed and lowers the scale
         self._scaler.update()
         return outcome

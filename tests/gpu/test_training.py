@@ -1,0 +1,71 @@
+"""Training on a CUDA device: the loss kernel, the compiled step in bfloat16, and steps that run ahead of the host."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import glasshouse as gh
+from glasshouse.data import Batch
+from glasshouse.objectives.softmax_gradient import softmax_gradient
+from glasshouse.training.optimizer import AdamW, Muon, make_optimizer
+from glasshouse.training.step import NonFiniteError, TrainStep
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize(("width", "n_classes"), [(64, 64), (320, 263), (50_304, 50_257), (128_256, 128_256)])
+def test_the_loss_kernel_equals_torch(width: int, n_classes: int, smoothing: float) -> None:
+    torch.manual_seed(0)
+    logits, targets = 3 * torch.randn(50, width), torch.randint(n_classes, (50,))
+    targets[3] = -100
+    losses, gradient = softmax_gradient(logits.cuda(), targets.cuda(), n_classes, smoothing)
+    expected = softmax_gradient(logits.double(), targets, n_classes, smoothing)
+    assert torch.allclose(losses.cpu().double(), expected[0], rtol=1e-5, atol=1e-5)
+    assert torch.allclose(gradient.cpu().double(), expected[1], rtol=1e-4, atol=1e-6)
+
+
+def make(choice: AdamW | Muon, precision: torch.dtype) -> TrainStep:
+    torch.manual_seed(0)
+    model = gh.build(gh.preset("tiny-decoder", dropout=0.0), device="cuda").train()
+    return TrainStep(model, make_optimizer(model, choice), precision=precision, defer_logits=True)
+
+
+def batches(count: int) -> list[Batch]:
+    source = torch.Generator().manual_seed(0)
+    drawn = (torch.randint(256, (8, 33), generator=source) for _ in range(count))
+    return [Batch(ids[:, :-1], ids[:, 1:], torch.ones(8, 32, dtype=torch.bool)) for ids in drawn]
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_bfloat16_trains_nearly_as_float32(compiled: bool) -> None:
+    results = []
+    for precision in (torch.float32, torch.bfloat16):
+        step = make(AdamW(lr=3e-3), precision)
+        if compiled:
+            step.compile()
+        results.append([step(batch, 2).loss for batch in batches(4) * 8])
+        assert step.compiled == compiled
+    assert results[0][-1] < results[0][0] - 1
+    assert results[1] == pytest.approx(results[0], rel=0.03)
+
+
+@pytest.mark.parametrize("choice", [AdamW(lr=3e-3), Muon()])
+def test_no_step_updates_the_weights_until_a_nonfinite_one_is_read(choice: AdamW | Muon) -> None:
+    step = make(choice, torch.bfloat16)
+    assert step.runs_ahead
+    good = batches(3)
+    poisoned = make(choice, torch.bfloat16)
+    expected = [step(batch).loss for batch in good]
+
+    factors = iter([1.0, torch.nan, 1.0, 1.0, 1.0])
+    real = poisoned.loss_fn
+    poisoned._compute_loss = lambda *inputs: real(*inputs) * next(factors)
+    first, bad = poisoned.launch(good[0]), poisoned.launch(good[1])
+    before = [weight.clone() for weight in poisoned.model.parameters()]
+    void = poisoned.launch(good[2])
+    assert first.result().loss == pytest.approx(expected[0], rel=1e-3)
+    assert all(a.equal(b) for a, b in zip(before, poisoned.model.parameters(), strict=True))
+    with pytest.raises(NonFiniteError):
+        bad.result()
+    assert void.result().loss < torch.inf  # it ran, and changed nothing
+    assert [poisoned(batch).loss for batch in good[1:]] == pytest.approx(expected[1:], rel=1e-2)
