@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import functools
 import platform
-from typing import NamedTuple, cast
+from collections.abc import Callable
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +19,7 @@ from torch.nn import functional as F
 from glasshouse.errors import InputError
 from glasshouse.layers.embedding import TokenEmbedding
 from glasshouse.layers.fused_linear import fuse_linears
-from glasshouse.layers.module_swap import swap_linears
+from glasshouse.layers.module_swap import MakeLinear, swap_linears
 
 BASE = 128  # of the digits: with eight bits, processors without VNNI saturate when they add two products
 MIDDLE = BASE // 2  # the digit that stands for 0
@@ -52,19 +53,13 @@ def quantize_rows(weight: Tensor) -> Int8Weight:
     return Int8Weight(steps.round().clamp(-127, 127).to(torch.int8).contiguous(), scale)
 
 
-class Int8Linear(nn.Module):
-    """A linear layer with int8 weights, for float32 on the CPU, without gradients.
+class QuantizedLinear(nn.Module):
+    """A linear layer with quantized weights, for float32 on the CPU, without gradients."""
 
-    >>> weight = quantize_rows(torch.tensor([[127.0, -2.0], [0.0, 254.0]]))
-    >>> Int8Linear(weight, torch.tensor([3.0, 0.0]))(torch.tensor([[1.0, 0.0], [0.0, 0.5]])).round(decimals=4)
-    tensor([[130.,   0.],
-            [  2., 127.]])
-    """
-
-    def __init__(self, weight: Int8Weight, bias: Tensor | None = None) -> None:
+    def __init__(self, matmul: Callable[[Tensor], Tensor], out_features: int, bias: Tensor | None) -> None:
         super().__init__()
-        self.matmul = make_int8_matmul(weight)
-        self.out_features = len(weight.values)
+        self.matmul = matmul  # of matrices [M, K] -> [M, N]
+        self.out_features = out_features
         self.bias = None if bias is None else bias.detach()
 
     def forward(self, x: Tensor) -> Tensor:
@@ -73,6 +68,19 @@ class Int8Linear(nn.Module):
         if self.bias is not None:
             y.add_(self.bias)
         return y.view(*x.shape[:-1], self.out_features)
+
+
+class Int8Linear(QuantizedLinear):
+    """A linear layer with int8 weights.
+
+    >>> weight = quantize_rows(torch.tensor([[127.0, -2.0], [0.0, 254.0]]))
+    >>> Int8Linear(weight, torch.tensor([3.0, 0.0]))(torch.tensor([[1.0, 0.0], [0.0, 0.5]])).round(decimals=4)
+    tensor([[130.,   0.],
+            [  2., 127.]])
+    """
+
+    def __init__(self, weight: Int8Weight, bias: Tensor | None = None) -> None:
+        super().__init__(make_int8_matmul(weight), len(weight.values), bias)
 
 
 class Int8Embedding(nn.Module):
@@ -149,7 +157,12 @@ def onednn_int8_is_exact() -> bool:
 
 
 def quantize_int8(tree: nn.Module) -> None:
-    """Quantize the linear layers, the token embedding and the head of an inference copy (see module_swap).
+    """Quantize the linear layers, the token embedding and the head of an inference copy to int8."""
+    quantize_model(tree, "int8", lambda weight, bias: Int8Linear(quantize_rows(weight), bias))
+
+
+def quantize_model(tree: nn.Module, name: str, make: MakeLinear) -> None:
+    """Quantize an inference copy (see module_swap): linear layers by `make`, token embedding and head to int8.
 
     A tied head stays tied: embedding and head share the int8 values. Of the model the copy keeps norms, biases and
     positions; the original weights are freed once nothing else references them.
@@ -157,16 +170,20 @@ def quantize_int8(tree: nn.Module) -> None:
     for weight in tree.parameters():
         if weight.dtype != torch.float32 or not weight.is_cpu:
             raise InputError(
-                f"a weight is {weight.dtype} on {weight.device}, but int8 needs float32 on the CPU; "
+                f"a weight is {weight.dtype} on {weight.device}, but {name} needs float32 on the CPU; "
                 "load or convert the model accordingly."
             )
     token_embedding = cast(TokenEmbedding, tree.token_embedding)
     table = token_embedding.table.weight
     quantized = quantize_rows(table)
+    head = cast(Any, tree).head
+    unembedding = head.unembedding(table) if hasattr(head, "unembedding") else None
 
-    def make(weight: Tensor, bias: Tensor | None) -> nn.Module:
-        return Int8Linear(quantized if weight is table else quantize_rows(weight), bias)
+    def make_linear(weight: Tensor, bias: Tensor | None) -> nn.Module | None:
+        if weight is unembedding:
+            return Int8Linear(quantized if weight is table else quantize_rows(weight), bias)
+        return make(weight, bias)
 
-    fuse_linears(tree, make)
-    swap_linears(tree, make)
+    fuse_linears(tree, make_linear)
+    swap_linears(tree, make_linear)
     token_embedding.register_module("table", Int8Embedding(quantized))
