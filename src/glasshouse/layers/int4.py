@@ -78,9 +78,9 @@ class BFloat16Int4Matmul:
         self.multiply = torch.ops.aten._weight_int4pack_mm_for_cpu.default
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Return x [M, K] times the transposed weight, [M, N]."""
+        """Return x [M, K] times the transposed weight, [M, N], in bfloat16."""
         y: Tensor = self.multiply(x.bfloat16(), self.packed, GROUP, self.scale_and_zero)
-        return y[:, : self.count].float()
+        return y if y.shape[1] == self.count else y[:, : self.count]
 
 
 class DynamicInt4Matmul:

@@ -58,15 +58,14 @@ class QuantizedLinear(nn.Module):
 
     def __init__(self, matmul: Callable[[Tensor], Tensor], out_features: int, bias: Tensor | None) -> None:
         super().__init__()
-        self.matmul = matmul  # of matrices [M, K] -> [M, N]
+        self.matmul = matmul  # [M, K] -> [M, N]
         self.out_features = out_features
         self.bias = None if bias is None else bias.detach()
 
     def forward(self, x: Tensor) -> Tensor:
         """Map x [..., K] to [..., N]."""
         y = self.matmul(x.detach().reshape(-1, x.shape[-1]).contiguous())
-        if self.bias is not None:
-            y.add_(self.bias)
+        y = y.float() if self.bias is None else y + self.bias  # float32 either way
         return y.view(*x.shape[:-1], self.out_features)
 
 
