@@ -78,8 +78,10 @@ def remove_dropout(tree: nn.Module) -> None:
 
 def compile_decode(tree: Decoder | Seq2Seq, slots: int) -> Callable[..., Tensor]:
     """Return the model compiled for decode steps of `slots` sequences."""
+    if not tree.token_embedding.table.weight.is_cuda:  # where Inductor's own matmuls, tuned below, are slow
+        return torch.compile(tree)
     # Materialise the input of each matmul: left alone, Inductor recomputes it for every row of the weight.
     options: dict[str, Any] = {"realize_opcount_threshold": 4, "realize_reads_threshold": 1}
     if slots == 1:  # reaches memory bandwidth; with more slots it takes minutes and gains nothing
         options["coordinate_descent_tuning"] = True
-    return torch.compile(tree, dynamic=False if tree.token_embedding.table.weight.is_cuda else None, options=options)
+    return torch.compile(tree, dynamic=False, options=options)

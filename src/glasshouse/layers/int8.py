@@ -103,7 +103,6 @@ class OneDNNInt8Matmul:
     def __init__(self, weight: Int8Weight) -> None:
         values, self.scale = weight
         self.packed = torch.ops.onednn.qlinear_prepack(values, None)
-        self.multiply = torch.ops.onednn.qlinear_pointwise.default
         self.middle = -MIDDLE * values.sum(1).float()  # corrects for the zero point of the digits
         self.ones = torch.ones_like(self.scale)
         self.zeros = torch.zeros_like(self.scale, dtype=torch.int32)
@@ -113,12 +112,24 @@ class OneDNNInt8Matmul:
         peak = x.abs().amax(-1, keepdim=True)
         whole = (x * (_PEAKS / peak)).add_(_ZEROS).to(torch.int32)  # [2, M, K]
         digits = whole.to(torch.uint8).bitwise_and_(_DIGIT).view(-1, x.shape[-1])
-        # What oneDNN computes is exact, or rounded once: its kernels scale and shift in different orders.
-        sums: Tensor = self.multiply(
-            digits, 1.0, 0, self.packed, self.ones, self.zeros, self.middle, 1.0, 0, torch.float32, "none", [], ""
-        )
+        multiply = _opaque_multiply if torch.compiler.is_compiling() else _multiply
+        sums = multiply(digits, self.packed, self.ones, self.zeros, self.middle)
         high, low = sums[: len(x)], sums[len(x) :]
         return torch.add(low, high, alpha=BASE).mul_(self.scale).mul_(peak / _PEAK)
+
+
+def _multiply(digits: Tensor, packed: Tensor, ones: Tensor, zeros: Tensor, middle: Tensor) -> Tensor:
+    # What oneDNN computes is exact, or rounded once: its kernels scale and shift in different orders.
+    return torch.ops.onednn.qlinear_pointwise.default(
+        digits, 1.0, 0, packed, ones, zeros, middle, 1.0, 0, torch.float32, "none", [], ""
+    )
+
+
+# For torch.compile, which would replace oneDNN's operator by a form of it that takes constant weights only.
+_opaque_multiply = torch.library.custom_op("glasshouse::onednn_int8_matmul", _multiply, mutates_args=())
+_opaque_multiply.register_fake(
+    lambda digits, packed, ones, zeros, middle: digits.new_empty(len(digits), len(ones), dtype=torch.float32)
+)
 
 
 class WeightOnlyInt8Matmul:
