@@ -1,6 +1,6 @@
 """Generation throughput compared with transformers and with the memory-bandwidth bound, with random weights.
 
-    python benchmarks/generation.py [--device cpu] [--rounds 3] [--parts decode beam] [--int8]
+    python benchmarks/generation.py [--device cpu] [--rounds 3] [--parts decode beam] [--quantized]
 
 A prompt has 64 tokens and there is no EOS token, so every system generates the same number of tokens. Both libraries
 load the same weights from one folder. Times are of a whole call, prefill included. Systems take turns within a round,
@@ -27,7 +27,7 @@ from torch import Tensor, nn
 
 import glasshouse as gh
 from glasshouse import device as machine
-from glasshouse.generation.inference_model import prepare_for_inference
+from glasshouse.generation.inference_model import prepare_for_inference, weight_copy_bytes
 from glasshouse.generation.sampling import Sampler
 from glasshouse.generation.slots import SequenceState
 from glasshouse.generation.speculation import Drafts, Speculator
@@ -208,7 +208,7 @@ def read_bandwidth(repeats: int = 5) -> float:
     return max(numbers.nbytes / timed(reduce)[0] for _ in range(repeats) for reduce in reductions)
 
 
-def decode(rounds: int, int8: bool) -> None:
+def decode(rounds: int, quantized: bool) -> None:
     """Decode at batch sizes 1 and 8, GPT-2 small."""
     theirs, ours = gpt2_models()
     bandwidth = read_bandwidth()
@@ -221,8 +221,8 @@ def decode(rounds: int, int8: bool) -> None:
             "HF, static cache": by_transformers(theirs, use_cache=True, cache_implementation="static"),
             "our matmuls alone": by_matmuls(ours, rows),
         }
-        if int8:
-            systems["ours, int8"] = by_engine(ours, rows, weights="int8")
+        if quantized:
+            systems |= {f"ours, {weights}": by_engine(ours, rows, weights=weights) for weights in ("int8", "int4")}
         found[rows] = measure(systems, lambda: random_prompts(rows, ours.spec.vocab_size), NEW, rounds)  # noqa: B023
         bandwidth = max(bandwidth, read_bandwidth())
     print(f"\nGPT-2 small, float32, prompt {PROMPT}, {NEW} new; memory read bandwidth {bandwidth / 1e9:.1f} GB/s")
@@ -231,8 +231,9 @@ def decode(rounds: int, int8: bool) -> None:
         peers = [name for name in results if name.startswith("HF")]
         best = results[min(peers, key=lambda name: statistics.median(results[name].seconds))]
         for name, result in results.items():
-            weights = weight_bytes(ours) / (4 if "int8" in name else 1)  # as if nothing stayed in float32
-            bound = (weights + cache_bytes(ours, rows, MEAN_LENGTH)) / bandwidth
+            weights = name.removeprefix("ours, ")
+            to_read = weight_copy_bytes(ours, weights) if weights in ("int8", "int4") else weight_bytes(ours)
+            bound = (to_read + cache_bytes(ours, rows, MEAN_LENGTH)) / bandwidth
             share = cell([bound * NEW / one for one in result.seconds], 2) if rows == 1 else ""
             speedup = ratio(best.seconds, result.seconds)
             same = "" if name == "our matmuls alone" else result.agreement(best)
@@ -240,38 +241,27 @@ def decode(rounds: int, int8: bool) -> None:
 
 
 def loss() -> None:
-    """Measure the held-out loss of int8 weights, with a small byte-level model trained on Python code."""
-    context, batch, steps = 256, 16, 200
-    note(f"loss, {steps} steps of training")
-    train, test = (
-        torch.tensor(list("".join(text for _, text in gh.data.builtin_dataset("stdlib").items(split)).encode()))
-        for split in ("train", "test")
-    )
-    held_out = test[torch.randint(len(test) - context, (64, 1)) + torch.arange(context + 1)]
-    shape = {"d_model": 256, "n_layers": 4, "n_heads": 4, "d_ff": 768, "vocab_size": 256, "max_len": context}
-    model = gh.build(gh.preset("llama-small", n_kv_heads=4, end_ids=(), start_id=None, **shape))
-    optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
-    for step in range(steps):
-        starts = torch.randint(len(train) - context, (batch, 1))
-        rows = train[starts + torch.arange(context + 1)]
-        optimizer.param_groups[0]["lr"] = 2e-3 * min(1, (step + 1) / 20, (steps - step) / (steps / 2))
-        nn.functional.cross_entropy(model(rows[:, :-1]).flatten(0, 1), rows[:, 1:].flatten()).backward()
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad()
-    model.eval()
+    """Measure the held-out loss of quantized weights, of the bundled model of Python code."""
+    model, tok = gh.load("python-3m")
+    text = "".join(text for _, text in gh.data.builtin_dataset("stdlib").items("test"))
+    length, count = model.spec.max_len + 1, 64
+    ids = torch.tensor(tok.encode(text))
+    rows = ids[: len(ids) // length * length].view(-1, length)
+    rows = rows[torch.randperm(len(rows))[:count]]
+    n_bytes = sum(len(tok.decode_bytes(row[1:].tolist())) for row in rows)
+    targets = rows[:, 1:].flatten()
+    print(f"\npython-3m, {n_bytes:,} held-out bytes in {len(targets):,} tokens")
+    line("", "bits per byte", "KL divergence, bits", "same argmax")
+    full: Tensor | None = None
     with torch.inference_mode():
-        full, int8 = (
-            prepare_for_inference(model, weights, 8)(held_out[:, :-1]).log_softmax(-1).flatten(0, 1)
-            for weights in ("own", "int8")
-        )
-        targets = held_out[:, 1:].flatten()
-        bits = [float(nn.functional.nll_loss(one, targets)) / math.log(2) for one in (full, int8)]
-        kl_divergence = float((full.exp() * (full - int8)).sum(-1).mean()) / math.log(2)
-        same = float((full.argmax(-1) == int8.argmax(-1)).float().mean())
-    print(f"\nint8 weights, {gh.count_parameters(model.spec):,} parameters, held-out Python code")
-    print(f"bits per byte: float32 {bits[0]:.5f}, int8 {bits[1]:.5f}; KL divergence {kl_divergence:.1e} bits;")
-    print(f"the same argmax at {same:.2%} of {len(full):,} positions")
+        for weights in ("own", "int8", "int4"):
+            prepared = prepare_for_inference(model, weights, 8)
+            found = torch.cat([prepared(row[None, :-1])[0] for row in rows]).log_softmax(-1)
+            full = found if full is None else full
+            bits = float(nn.functional.nll_loss(found, targets, reduction="sum")) / math.log(2) / n_bytes
+            kl_divergence = float((full.exp() * (full - found)).sum(-1).mean()) / math.log(2)
+            same = float((full.argmax(-1) == found.argmax(-1)).float().mean())
+            line("float32" if weights == "own" else weights, f"{bits:.5f}", f"{kl_divergence:.1e}", f"{same:.2%}")
 
 
 def beam(rounds: int) -> None:
@@ -526,13 +516,13 @@ def main() -> None:
     parser.add_argument(
         "--parts", nargs="+", help="cpu: decode, loss, beam, speculation, gqa; cuda: steady, load, prefill"
     )
-    parser.add_argument("--int8", action="store_true", help="also decode with int8 weights (cpu)")
+    parser.add_argument("--quantized", action="store_true", help="also decode with int8 and int4 weights (cpu)")
     parser.add_argument(
         "--requests", type=int, default=2048, help="requests of the load benchmark (cuda, default 2048)"
     )
     args = parser.parse_args()
     parts: dict[str, Callable[[], None]] = {
-        "decode": lambda: decode(args.rounds, args.int8),
+        "decode": lambda: decode(args.rounds, args.quantized),
         "loss": loss,
         "beam": lambda: beam(args.rounds),
         "speculation": lambda: speculation(args.rounds),

@@ -20,8 +20,9 @@ from pathlib import Path
 from typing import Any
 
 VOCAB_SIZE = 32_768
-SIZES = (40, 80, 160)  # megabytes
-SIZE = 80
+SIZES = (4, 40, 80, 160)  # megabytes
+SMALL, SIZE = 4, 80
+SMALL_VOCAB_SIZE = 8192
 FEW_WORDS = 100_000
 LONG = 1_000_000  # characters
 END = "<|endoftext|>"
@@ -64,23 +65,31 @@ def timed(work: Callable[[], object]) -> tuple[float, Any]:
 # Each of these runs in its own process.
 
 
-def train_ours(folder: str, pattern: str, max_words: int) -> Metrics:
+def train_without_extra(folder: str, pattern: str, max_words: int, vocab_size: int) -> Metrics:
+    """Train as if gigatoken were not installed."""
+    from glasshouse.text import pretokenizer
+
+    pretokenizer.gigatoken = None
+    return train_ours(folder, pattern, max_words, vocab_size)
+
+
+def train_ours(folder: str, pattern: str, max_words: int, vocab_size: int = VOCAB_SIZE) -> Metrics:
     import glasshouse as gh
 
     _ = gh.Tokenizer  # import time is excluded
     seconds, tok = timed(
         lambda: gh.Tokenizer.train(
-            folder, vocab_size=VOCAB_SIZE, pattern=pattern, special_tokens={"eos": END}, max_words=max_words
+            folder, vocab_size=vocab_size, pattern=pattern, special_tokens={"eos": END}, max_words=max_words
         )
     )
     tokenizer_folder = Path(folder).with_name("tokenizer")
-    if max_words > FEW_WORDS and pattern == "gpt2" and not tokenizer_folder.exists():
+    if max_words > FEW_WORDS and pattern == "gpt2" and vocab_size == VOCAB_SIZE and not tokenizer_folder.exists():
         tok.save(tokenizer_folder)
     merges = [[left.hex(), right.hex()] for left, right in tok.merge_ranks]
     return {"seconds": seconds, "memory": peak_memory(), "merges": merges if max_words > FEW_WORDS else None}
 
 
-def train_tokenizers(folder: str, pattern: str, max_words: int) -> Metrics:
+def train_tokenizers(folder: str, pattern: str, max_words: int, vocab_size: int = VOCAB_SIZE) -> Metrics:
     import tokenizers
 
     from glasshouse.text.byte_level import unicode_to_bytes
@@ -97,7 +106,7 @@ def train_tokenizers(folder: str, pattern: str, max_words: int) -> Metrics:
             [split, byte_level(add_prefix_space=False, use_regex=False)]
         )
     trainer = tokenizers.trainers.BpeTrainer(
-        vocab_size=VOCAB_SIZE, special_tokens=[END], initial_alphabet=byte_level.alphabet(), show_progress=False
+        vocab_size=vocab_size, special_tokens=[END], initial_alphabet=byte_level.alphabet(), show_progress=False
     )
     seconds, _ = timed(lambda: tok.train_from_iterator(texts, trainer, len(texts)))
     merges = [
@@ -177,10 +186,8 @@ def encode_long(folder: str) -> Metrics:
     return found
 
 
-TASKS = {
-    task.__name__: task
-    for task in (train_ours, train_tokenizers, shards_ours, encode_tokenizers, encode_tiktoken, encode_long)
-}
+TRAINING = (train_ours, train_without_extra, train_tokenizers)
+TASKS = {task.__name__: task for task in (*TRAINING, shards_ours, encode_tokenizers, encode_tiktoken, encode_long)}
 
 
 def run(task: Callable[..., Metrics], *arguments: object) -> Metrics:
@@ -195,7 +202,9 @@ def cell(values: list[float], digits: int = 2) -> str:
     return f"{statistics.median(values):.{digits}f} ±{(max(values) - min(values)) / 2:.{digits}f}"
 
 
-def compare(label: str, tasks: dict[str, Callable[[], Metrics]], repeats: int) -> dict[str, list[Metrics]]:
+def compare(
+    label: str, tasks: dict[str, Callable[[], Metrics]], repeats: int, size: int = SIZE
+) -> dict[str, list[Metrics]]:
     found: dict[str, list[Metrics]] = {name: [] for name in tasks}
     for _ in range(repeats):
         for name, task in tasks.items():
@@ -205,8 +214,8 @@ def compare(label: str, tasks: dict[str, Callable[[], Metrics]], repeats: int) -
         seconds = [one["seconds"] for one in results]
         ratio = statistics.median(seconds) / ours
         memory = max(one["memory"] for one in results)
-        print(f"{label:24}{name:12}{cell(seconds):>16} s{SIZE / statistics.median(seconds):9.1f} MB/s", end="")
-        print(f"{memory:9.0f} MB" + (f"   ours {ratio:.1f}x as fast" if name != "ours" else ""))
+        print(f"{label:24}{name:12}{cell(seconds):>16} s{size / statistics.median(seconds):9.1f} MB/s", end="")
+        print(f"{memory:9.0f} MB" + (f"   ours {ratio:.2f}x as fast" if name != "ours" else ""))
     return found
 
 
@@ -214,15 +223,27 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--task", nargs="+", help=argparse.SUPPRESS)
     parser.add_argument("--repeats", type=int, default=3, help="runs of each measurement (default 3)")
+    parser.add_argument("--small", action="store_true", help=f"only train, on {SMALL} MB without the extra")
     options = parser.parse_args()
     if options.task:
         name, *arguments = options.task
         print(json.dumps(TASKS[name](*(int(one) if one.isdigit() else one for one in arguments))))
         return
     with tempfile.TemporaryDirectory() as temporary:
-        folders = {size: str(Path(temporary) / str(size)) for size in SIZES}
+        folders = {size: str(Path(temporary) / str(size)) for size in (SIZES[:1] if options.small else SIZES)}
         for size, folder in folders.items():
             make_corpus(Path(folder), size)
+        for pattern in ("gpt2", "gpt4"):
+            few = (folders[SMALL], pattern, 750_000, SMALL_VOCAB_SIZE)
+            tasks = {
+                "ours": lambda few=few: run(train_without_extra, *few),
+                "tokenizers": lambda few=few: run(train_tokenizers, *few),
+            }
+            found = compare(f"{SMALL} MB, no extra, {pattern}", tasks, options.repeats, SMALL)
+            equal = found["ours"][0]["merges"] == found["tokenizers"][0]["merges"]
+            print(f"{'':24}merges are {'equal' if equal else 'DIFFERENT'}")
+        if options.small:
+            return
         folder = folders[SIZE]
         print(f"{SIZE} MB in {len(list(Path(folder).iterdir())):,} files, vocab_size {VOCAB_SIZE:,}\n")
         for pattern in ("gpt2", "gpt4"):

@@ -124,6 +124,7 @@ GENERATION = _by_name(
         "draft_model": "assistant_model speculative_model",
         "prompt_lookup": "ngram prompt_lookup_num_tokens",
         "int8": "load_in_8bit quantize quantization",
+        "int4": "load_in_4bit",
     }
 )
 

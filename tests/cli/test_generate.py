@@ -228,21 +228,22 @@ def test_drafts_change_nothing_but_the_speed(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["decoder", "seq2seq"])
-def test_int8_is_the_same_as_in_the_library(
-    name: str, house: House, call: Call, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("name", "weights"), [("decoder", "int8"), ("seq2seq", "int8"), ("decoder", "int4")])
+def test_quantized_is_the_same_as_in_the_library(
+    name: str, weights: str, house: House, call: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = {"temperature": 1.5, "max_new_tokens": 60, "min_new_tokens": 60}
-    expected = house.generate(name, PROMPT, weights="int8", **settings)
+    expected = house.generate(name, PROMPT, weights=weights, **settings)
     assert expected[0].ids != house.generate(name, PROMPT, **settings)[0].ids  # it does matter
     words = [word for option, value in settings.items() for word in (f"--{option.replace('_', '-')}", str(value))]
     monkeypatch.setattr(gh.device, "fastest", lambda: torch.device("cuda"))  # where auto would lead otherwise
-    done = call("generate", house[name], PROMPT, *words, "--int8", "--json")
+    done = call("generate", house[name], PROMPT, *words, f"--{weights}", "--json")
     assert objects(done.out) == [as_object(PROMPT, one) for one in expected]
 
 
-def test_int8_leaves_no_matrix_of_the_model_in_memory(
-    house: House, call: Call, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("option", ["--int8", "--int4"])
+def test_quantized_weights_leave_no_matrix_of_the_model_in_memory(
+    option: str, house: House, call: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     matrices: list[weakref.ref[torch.Tensor]] = []
     left: list[int] = []
@@ -259,7 +260,7 @@ def test_int8_leaves_no_matrix_of_the_model_in_memory(
 
     monkeypatch.setattr(command, "_load", watched_load)
     monkeypatch.setattr(gh.Engine, "step", watched_step)
-    assert call("generate", house["decoder"], PROMPT, *FEW, "--int8").code == 0
+    assert call("generate", house["decoder"], PROMPT, *FEW, option).code == 0
     assert matrices
     assert set(left) == {0}
 
@@ -754,6 +755,7 @@ def test_help_needs_no_torch_and_shows_defaults_units_and_an_example() -> None:
         ),
         (["decoder", "hi", "--draft-model", "seq2seq"], "the draft model is a Seq2Seq"),
         (["double", "hi", "--int8"], "a weight is torch.float64 on cpu, but int8 needs float32 on the CPU"),
+        (["decoder", "hi", "--int8", "--int4"], "--int8 and --int4 were both given; give one of them."),
         (["decoder", "hi", "--system", "x"], "--system was given without --chat; add --chat."),
         (
             ["decoder", "hi", "--chat", "--n", "2", "--temperature", "1"],

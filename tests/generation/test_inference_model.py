@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import shutil
 from typing import Any
 
 import pytest
@@ -99,7 +100,7 @@ def test_subclasses_of_linear_are_not_replaced(slots: int) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("slots", SLOTS)
-@pytest.mark.parametrize("weights", ["own", "copy", "int8"])
+@pytest.mark.parametrize("weights", ["own", "copy", "int8", "int4"])
 def test_weights_are_copied_at_most_once(weights: Any, slots: int) -> None:  # noqa: ANN401 (a literal)
     model = make_model(d_model=128, vocab_size=512, d_ff=256)
     before = tensor_bytes()
@@ -125,3 +126,17 @@ def test_autocast_and_other_dtypes() -> None:
     wide = make_model().double()
     for slots in SLOTS:
         assert logits_of(prepare_for_inference(wide, "copy", slots)).equal(logits_of(wide))
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not (shutil.which("g++") or shutil.which("clang++")), reason="needs a C++ compiler")
+def test_compiled_steps_on_the_cpu_give_the_same_tokens() -> None:
+    """With int4, and a head in int8: what torch compiles by itself needs no test of ours."""
+    model = make_model(n_layers=1, d_ff=64, init={"kind": "normal", "std": 0.2})
+    texts = []
+    for compiled in (False, True):
+        engine = gh.Engine(model, slots=1, max_len=16, weights="int4", compile=compiled)
+        request = engine.submit([1, 2, 3], max_new_tokens=4)
+        engine.run()
+        texts.append(request.ids)
+    assert texts[0] == texts[1]

@@ -4,7 +4,8 @@ import warnings
 from collections import Counter
 
 import pytest
-from hypothesis import given
+from examples import up_to
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tokenizers import Regex, pre_tokenizers
 
@@ -36,6 +37,24 @@ def test_words_are_those_of_tokenizers(pattern: str, texts: list[str]) -> None:
     assert counted.counts == expected
     assert counted.n_bytes == sum(len(text.encode()) for text in texts)
     assert counted.total == expected.total()
+
+
+# Every way in which spaces, other whitespace, letters, digits and punctuation can follow one another, with repeats.
+blanks = (" ", "  ", "\n", "\r\n", "\t", "\x1c", "\x85", "\u1680", "\u2003", "\u3000")
+signs = ("a", "é", "я", "中", "ა", "7", "²", "'s", "'LL", "\u017f", ".", "…", " to", " be")
+spaced = st.lists(st.sampled_from(blanks + signs), max_size=16).map("".join)
+
+
+@pytest.mark.parametrize("pattern", pretokenizer.PATTERNS)
+@given(texts=st.lists(spaced, max_size=3), times=st.integers(1, 3))
+@example(["a  \tb", "a  \x85b", "a  \xa0b", "a  \u1680b", "a  \u2003b", "a  \u3000b", "a \n b"], 2)
+@settings(max_examples=up_to(1000))
+def test_counting_in_pieces_is_counting_the_words_of_each_text(pattern: str, texts: list[str], times: int) -> None:
+    texts = texts * times
+    expected = Counter(word.encode() for text in texts for word in pretokenizer.split(text, pattern))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pretokenizer, "gigatoken", None)
+        assert pretokenizer.count([text.encode() for text in texts], pattern).counts == expected
 
 
 @pytest.mark.parametrize("pattern", pretokenizer.PATTERNS)

@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, cast
+from typing import Annotated, Literal, cast
 
 import typer
 
@@ -97,6 +97,10 @@ def generate(
         bool,
         typer.Option("--int8", help="Quantize the weights to 8 bits, on the CPU: less memory, slightly less exact."),
     ] = False,
+    int4: Annotated[
+        bool,
+        typer.Option("--int4", help="Quantize the weights to 4 bits, on the CPU: faster still, and less exact."),
+    ] = False,
     chat: Annotated[
         bool, typer.Option("--chat", help="Start a chat: one message per line, until Ctrl-D or the end of stdin.")
     ] = False,
@@ -139,8 +143,10 @@ def generate(
         raise gh.InputError("--system was given without --chat; add --chat.")
     if draft_model is not None and prompt_lookup:
         raise gh.InputError("--draft-model and --prompt-lookup were both given; give one of them.")
-    # int8 runs on the CPU only.
-    where = "cpu" if int8 and device == "auto" else gh.device.resolve(device, "--device").type
+    if int8 and int4:
+        raise gh.InputError("--int8 and --int4 were both given; give one of them.")
+    # Both run on the CPU only.
+    where = "cpu" if (int8 or int4) and device == "auto" else gh.device.resolve(device, "--device").type
     found, tok = _load(model, revision, ignore, where)
     speculator = _speculator(draft_model, prompt_lookup, where)
     translates = isinstance(found, gh.models.Seq2Seq)
@@ -168,9 +174,9 @@ def generate(
         max_len=length,
         source_len=source,
         speculator=speculator,
-        weights="int8" if int8 else "copy" if many else gh.generation.choose_weights(options.max_new_tokens),
+        weights=_weights(int8, int4, many, options.max_new_tokens),
     )
-    del found  # an int8 engine keeps none of its matrices, so this frees their memory
+    del found  # a quantized engine keeps none of its matrices, so this frees their memory
     if chat:
         first = None if prompt in (None, LINES) else prompt_bytes.decode(errors="replace")
         chat_session.chat(engine, tok, options, system, first, as_json)
@@ -224,6 +230,14 @@ def _load(
     if tok is None:
         raise gh.InputError(f"{path_or_repo_id!r} has no tokenizer; add its tokenizer.json to the folder.")
     return cast("gh.models.Decoder | gh.models.Seq2Seq", model), tok
+
+
+def _weights(int8: bool, int4: bool, many: bool, max_new_tokens: int) -> Literal["own", "copy", "int8", "int4"]:
+    if int8:
+        return "int8"
+    if int4:
+        return "int4"
+    return "copy" if many else gh.generation.choose_weights(max_new_tokens)
 
 
 def _speculator(

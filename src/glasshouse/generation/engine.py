@@ -34,9 +34,9 @@ class Engine:
     Memory for `slots` sequences of `max_len` tokens is allocated when the engine is made, never more. At each step
     waiting requests take free slots, at most `prefill_chunk` tokens of their prompts are prefilled, and every request
     with a complete prompt decodes one token. The model must not change while an engine uses it: the engine has a copy
-    of its weights in a faster memory layout, unless `weights` is "own" (no copy) or "int8" (one byte per weight).
-    `compile` takes about a minute, and pays off in a long-running engine on a GPU with its slots in use: each step
-    then runs all slots. `record` names sites, as for `gh.record`: the activations are in the `recording` of each
+    of its weights in a faster memory layout, unless `weights` is "own" (no copy), "int8" or "int4" (quantized, on the
+    CPU). `compile` takes about a minute, and pays off in a long-running engine on a GPU with its slots in use: each
+    step then runs all slots. `record` names sites, as for `gh.record`: the activations are in the `recording` of each
     completion, as described at `gh.generate`.
 
     Threads may share an engine. `submit` and `cancel` return at once, from any thread and also during a step: they

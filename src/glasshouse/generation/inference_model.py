@@ -10,13 +10,14 @@ from torch import Tensor, nn
 
 from glasshouse.errors import InputError
 from glasshouse.layers.fused_linear import fuse_linears
+from glasshouse.layers.int4 import GROUP, quantize_int4
 from glasshouse.layers.int8 import quantize_int8
 from glasshouse.layers.module_swap import clone_sharing_parameters, replace_module
 from glasshouse.layers.prepacked import prepack_linears
 from glasshouse.models import Decoder, Seq2Seq
 
-# The model's own tensors; a copy in the memory layout that is fastest here; one byte per weight.
-Weights = Literal["own", "copy", "int8"]
+# The model's own tensors; a copy in the memory layout that is fastest here; one byte per weight; half a byte.
+Weights = Literal["own", "copy", "int8", "int4"]
 M = TypeVar("M", Decoder, Seq2Seq, Decoder | Seq2Seq)
 
 
@@ -28,6 +29,8 @@ def prepare_for_inference(model: M, weights: Weights, slots: int) -> M:
     match weights:
         case "int8":
             quantize_int8(tree)
+        case "int4":
+            quantize_int4(tree)
         case "copy" if model.token_embedding.table.weight.is_cuda:
             fuse_linears(tree)
         case "copy":
@@ -48,8 +51,8 @@ def weight_copy_bytes(model: Decoder | Seq2Seq, weights: Weights) -> int:
     >>> from glasshouse.spec import preset
     >>> shape = {"d_model": 100, "n_heads": 2, "n_kv_heads": 2, "d_ff": 200, "n_layers": 1, "vocab_size": 1000}
     >>> model = build(preset("tiny-decoder", **shape))
-    >>> [weight_copy_bytes(model, weights) for weights in ("own", "copy", "int8")]
-    [0, 1200000, 400000]
+    >>> [weight_copy_bytes(model, weights) for weights in ("own", "copy", "int8", "int4")]
+    [0, 1200000, 400000, 362500]
     """
     table = model.token_embedding.table.weight
     matrices = sum(one.numel() for one in model.parameters() if one.dim() == 2)
@@ -60,6 +63,9 @@ def weight_copy_bytes(model: Decoder | Seq2Seq, weights: Weights) -> int:
             return matrices * table.element_size()
         case "int8":
             return matrices + table.numel()  # a tied table is stored in both layouts
+        case "int4":
+            int8 = sum(one.numel() for one in model.parameters() if one.shape == table.shape)  # and its own head
+            return (matrices - int8) * (GROUP // 2 + 4) // GROUP + int8 + table.numel()  # four bytes for a scale
 
 
 def remove_dropout(tree: nn.Module) -> None:
@@ -72,8 +78,10 @@ def remove_dropout(tree: nn.Module) -> None:
 
 def compile_decode(tree: Decoder | Seq2Seq, slots: int) -> Callable[..., Tensor]:
     """Return the model compiled for decode steps of `slots` sequences."""
+    if not tree.token_embedding.table.weight.is_cuda:  # where Inductor's own matmuls, tuned below, are slow
+        return torch.compile(tree)
     # Materialise the input of each matmul: left alone, Inductor recomputes it for every row of the weight.
     options: dict[str, Any] = {"realize_opcount_threshold": 4, "realize_reads_threshold": 1}
     if slots == 1:  # reaches memory bandwidth; with more slots it takes minutes and gains nothing
         options["coordinate_descent_tuning"] = True
-    return torch.compile(tree, dynamic=False if tree.token_embedding.table.weight.is_cuda else None, options=options)
+    return torch.compile(tree, dynamic=False, options=options)

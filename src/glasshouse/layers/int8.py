@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import functools
 import platform
-from typing import NamedTuple, cast
+from collections.abc import Callable
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +19,7 @@ from torch.nn import functional as F
 from glasshouse.errors import InputError
 from glasshouse.layers.embedding import TokenEmbedding
 from glasshouse.layers.fused_linear import fuse_linears
-from glasshouse.layers.module_swap import swap_linears
+from glasshouse.layers.module_swap import MakeLinear, swap_linears
 
 BASE = 128  # of the digits: with eight bits, processors without VNNI saturate when they add two products
 MIDDLE = BASE // 2  # the digit that stands for 0
@@ -52,8 +53,24 @@ def quantize_rows(weight: Tensor) -> Int8Weight:
     return Int8Weight(steps.round().clamp(-127, 127).to(torch.int8).contiguous(), scale)
 
 
-class Int8Linear(nn.Module):
-    """A linear layer with int8 weights, for float32 on the CPU, without gradients.
+class QuantizedLinear(nn.Module):
+    """A linear layer with quantized weights, for float32 on the CPU, without gradients."""
+
+    def __init__(self, matmul: Callable[[Tensor], Tensor], out_features: int, bias: Tensor | None) -> None:
+        super().__init__()
+        self.matmul = matmul  # [M, K] -> [M, N]
+        self.out_features = out_features
+        self.bias = None if bias is None else bias.detach()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map x [..., K] to [..., N]."""
+        y = self.matmul(x.detach().reshape(-1, x.shape[-1]).contiguous())
+        y = y.float() if self.bias is None else y + self.bias  # float32 either way
+        return y.view(*x.shape[:-1], self.out_features)
+
+
+class Int8Linear(QuantizedLinear):
+    """A linear layer with int8 weights.
 
     >>> weight = quantize_rows(torch.tensor([[127.0, -2.0], [0.0, 254.0]]))
     >>> Int8Linear(weight, torch.tensor([3.0, 0.0]))(torch.tensor([[1.0, 0.0], [0.0, 0.5]])).round(decimals=4)
@@ -62,17 +79,7 @@ class Int8Linear(nn.Module):
     """
 
     def __init__(self, weight: Int8Weight, bias: Tensor | None = None) -> None:
-        super().__init__()
-        self.matmul = make_int8_matmul(weight)
-        self.out_features = len(weight.values)
-        self.bias = None if bias is None else bias.detach()
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Map x [..., K] to [..., N]."""
-        y = self.matmul(x.detach().reshape(-1, x.shape[-1]).contiguous())
-        if self.bias is not None:
-            y.add_(self.bias)
-        return y.view(*x.shape[:-1], self.out_features)
+        super().__init__(make_int8_matmul(weight), len(weight.values), bias)
 
 
 class Int8Embedding(nn.Module):
@@ -96,7 +103,6 @@ class OneDNNInt8Matmul:
     def __init__(self, weight: Int8Weight) -> None:
         values, self.scale = weight
         self.packed = torch.ops.onednn.qlinear_prepack(values, None)
-        self.multiply = torch.ops.onednn.qlinear_pointwise.default
         self.middle = -MIDDLE * values.sum(1).float()  # corrects for the zero point of the digits
         self.ones = torch.ones_like(self.scale)
         self.zeros = torch.zeros_like(self.scale, dtype=torch.int32)
@@ -106,12 +112,24 @@ class OneDNNInt8Matmul:
         peak = x.abs().amax(-1, keepdim=True)
         whole = (x * (_PEAKS / peak)).add_(_ZEROS).to(torch.int32)  # [2, M, K]
         digits = whole.to(torch.uint8).bitwise_and_(_DIGIT).view(-1, x.shape[-1])
-        # What oneDNN computes is exact, or rounded once: its kernels scale and shift in different orders.
-        sums: Tensor = self.multiply(
-            digits, 1.0, 0, self.packed, self.ones, self.zeros, self.middle, 1.0, 0, torch.float32, "none", [], ""
-        )
+        multiply = _opaque_multiply if torch.compiler.is_compiling() else _multiply
+        sums = multiply(digits, self.packed, self.ones, self.zeros, self.middle)
         high, low = sums[: len(x)], sums[len(x) :]
         return torch.add(low, high, alpha=BASE).mul_(self.scale).mul_(peak / _PEAK)
+
+
+def _multiply(digits: Tensor, packed: Tensor, ones: Tensor, zeros: Tensor, middle: Tensor) -> Tensor:
+    # What oneDNN computes is exact, or rounded once: its kernels scale and shift in different orders.
+    return torch.ops.onednn.qlinear_pointwise.default(
+        digits, 1.0, 0, packed, ones, zeros, middle, 1.0, 0, torch.float32, "none", [], ""
+    )
+
+
+# For torch.compile, which would replace oneDNN's operator by a form of it that takes constant weights only.
+_opaque_multiply = torch.library.custom_op("glasshouse::onednn_int8_matmul", _multiply, mutates_args=())
+_opaque_multiply.register_fake(
+    lambda digits, packed, ones, zeros, middle: digits.new_empty(len(digits), len(ones), dtype=torch.float32)
+)
 
 
 class WeightOnlyInt8Matmul:
@@ -149,7 +167,12 @@ def onednn_int8_is_exact() -> bool:
 
 
 def quantize_int8(tree: nn.Module) -> None:
-    """Quantize the linear layers, the token embedding and the head of an inference copy (see module_swap).
+    """Quantize the linear layers, the token embedding and the head of an inference copy to int8."""
+    quantize_model(tree, "int8", lambda weight, bias: Int8Linear(quantize_rows(weight), bias))
+
+
+def quantize_model(tree: nn.Module, name: str, make: MakeLinear) -> None:
+    """Quantize an inference copy (see module_swap): linear layers by `make`, token embedding and head to int8.
 
     A tied head stays tied: embedding and head share the int8 values. Of the model the copy keeps norms, biases and
     positions; the original weights are freed once nothing else references them.
@@ -157,16 +180,20 @@ def quantize_int8(tree: nn.Module) -> None:
     for weight in tree.parameters():
         if weight.dtype != torch.float32 or not weight.is_cpu:
             raise InputError(
-                f"a weight is {weight.dtype} on {weight.device}, but int8 needs float32 on the CPU; "
+                f"a weight is {weight.dtype} on {weight.device}, but {name} needs float32 on the CPU; "
                 "load or convert the model accordingly."
             )
     token_embedding = cast(TokenEmbedding, tree.token_embedding)
     table = token_embedding.table.weight
     quantized = quantize_rows(table)
+    head = cast(Any, tree).head
+    unembedding = head.unembedding(table) if hasattr(head, "unembedding") else None
 
-    def make(weight: Tensor, bias: Tensor | None) -> nn.Module:
-        return Int8Linear(quantized if weight is table else quantize_rows(weight), bias)
+    def make_linear(weight: Tensor, bias: Tensor | None) -> nn.Module | None:
+        if weight is unembedding:
+            return Int8Linear(quantized if weight is table else quantize_rows(weight), bias)
+        return make(weight, bias)
 
-    fuse_linears(tree, make)
-    swap_linears(tree, make)
+    fuse_linears(tree, make_linear)
+    swap_linears(tree, make_linear)
     token_embedding.register_module("table", Int8Embedding(quantized))

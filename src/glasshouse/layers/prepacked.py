@@ -34,7 +34,8 @@ class ColumnMajorLinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map x [..., K] to [..., N]."""
-        if x.numel() != x.shape[-1] or x.dtype != self.weight.dtype:
+        # Compiled, a matrix-vector product would become a loop that is three times as slow.
+        if x.numel() != x.shape[-1] or x.dtype != self.weight.dtype or torch.compiler.is_compiling():
             return F.linear(x, self.weight, self.bias)
         row = x.reshape(-1)  # faster than a matrix of one row
         y = self.weight.mv(row) if self.bias is None else torch.addmv(self.bias, self.weight, row)

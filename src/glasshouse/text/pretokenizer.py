@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import secrets
 import warnings
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
@@ -22,6 +23,9 @@ PATTERNS: Mapping[str, str] = {
     "gpt4": r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
     r"|\s*[\r\n]+|\s+(?!\S)|\s+",
 }
+# A word never crosses this space, and splits the same with and without the text on its other side. Unicode's spaces
+# start with the bytes C2 and E1 to E3: before those a space may belong to the one before it.
+SPACE = re.compile(rb" (?=[^\s\xc2\xe1-\xe3])")
 BATCH = 2**24  # bytes counted at a time
 CHECK_BYTES = 2**18  # bytes on which the fast backend must agree with the slow one
 MAX_WORDS = 750_000  # distinct words kept in memory, about 1 kB each
@@ -129,12 +133,7 @@ def batches(texts: Iterable[bytes], min_bytes: int) -> Iterator[list[bytes]]:
 
 def _choose(batch: list[bytes], pattern: str) -> _WordCounter:
     """Return the fast counter if it is installed, knows the pattern, and agrees on the start of the corpus."""
-    compiled = regex.compile(expression(pattern))
-
-    def slow(texts: list[bytes]) -> Iterable[tuple[bytes, int]]:
-        words = Counter(word for text in texts for word in compiled.findall(text.decode()))
-        return ((word.encode(), number) for word, number in words.items())
-
+    slow = _RegexCounter(pattern)
     if gigatoken is None or pattern != "gpt2" or in_forked_child.is_set():
         return slow
     sample = take_bytes(batch, CHECK_BYTES)
@@ -142,6 +141,39 @@ def _choose(batch: list[bytes], pattern: str) -> _WordCounter:
         warnings.warn("gigatoken splits this text differently, so words are counted without it.", stacklevel=4)
         return slow
     return _fast
+
+
+class _RegexCounter:
+    """Counts words by regular expressions: cuts texts at spaces, and splits only one of equal pieces."""
+
+    def __init__(self, pattern: str) -> None:
+        unicode = expression(pattern)
+        self.unicode = regex.compile(unicode)
+        # On ASCII the standard library's expressions do the same, twice as fast.
+        ascii_ = unicode.replace(r"\p{L}\p{N}]", r"A-Za-z\d]").replace(r"\p{L}", "[A-Za-z]").replace(r"\p{N}", r"\d")
+        self.ascii = re.compile(ascii_.encode())
+
+    def __call__(self, texts: list[bytes]) -> Iterable[tuple[bytes, int]]:
+        """Return the words of texts with their counts."""
+        words: Counter[bytes] = Counter()
+        pieces: Counter[bytes] = Counter()
+        for text in texts:
+            first, *rest = SPACE.split(text)
+            words.update(self.split(first))
+            pieces.update(rest)
+        equal: dict[tuple[int, bool], list[bytes]] = defaultdict(lambda: [b""])  # the pieces that occur as often
+        for piece, number in pieces.items():
+            equal[number, piece.isascii()].append(piece)
+        for (number, _), some in equal.items():
+            for word, times in Counter(self.split(b" ".join(some))).items():
+                words[word] += number * times
+        return words.items()
+
+    def split(self, text: bytes) -> list[bytes]:
+        """Split a text into words."""
+        if text.isascii():
+            return self.ascii.findall(text)
+        return [word.encode() for word in self.unicode.findall(text.decode())]
 
 
 def _fast(texts: list[bytes]) -> Iterable[tuple[bytes, int]]:
