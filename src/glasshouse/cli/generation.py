@@ -169,6 +169,7 @@ def generate(
         source_len=source,
         speculator=speculator,
         weights="int8" if int8 else "copy" if many else gh.generation.choose_weights(options.max_new_tokens),
+        compile=False,
     )
     del found  # an int8 engine keeps none of its matrices, so this frees their memory
     if chat:
