@@ -101,6 +101,15 @@ def test_prompts_wait_rather_than_being_split(monkeypatch: pytest.MonkeyPatch) -
         assert request.ids == gh.generate(build(), None, [request.prompt], max_new_tokens=8)[0].ids
 
 
+def test_a_prefix_is_copied_after_it_was_computed_in_the_same_step() -> None:
+    model, (prefix, *ends) = build(), draw([20, 1, 4, 4])
+    one = gh.Engine(model, slots=3, max_len=64)
+    requests = [one.submit(prefix + end, max_new_tokens=6) for end in ends]
+    one.run()
+    for request in requests:
+        assert request.ids == gh.generate(model, None, [request.prompt], max_new_tokens=6)[0].ids
+
+
 def test_recorded_prompts_have_passes_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
     one = gh.Engine(build(), slots=3, max_len=64, record="resid_post.0")
     shapes = watch(monkeypatch, one._runner)
