@@ -100,7 +100,7 @@ class ModelRunner:
         batch: list[PrefillChunk] = []
         for chunk in chunks:
             if chunk.prefix_slot in {one.seq.slot for one in batch}:  # the prefix to copy is in that batch
-                self._prefill_batch(batch)
+                self._prefill.run(self._forward, batch)
                 batch = []
             self._fill_slot(chunk)
             if chunk.ids and self._can_batch(chunk):
@@ -108,7 +108,7 @@ class ModelRunner:
             elif chunk.ids:
                 with self._recording([(chunk.seq, chunk.start)], len(chunk.ids)):
                     self.prefill(chunk.ids, chunk.seq.slot, chunk.start)
-        self._prefill_batch(batch)
+        self._prefill.run(self._forward, batch)
 
     def _can_batch(self, chunk: PrefillChunk) -> bool:
         """Whether a chunk may share a pass with others."""
@@ -117,20 +117,6 @@ class ModelRunner:
         if chunk.start == 0:
             return isinstance(self.model, Decoder)
         return self.supports_mixed_prefill and len(chunk.ids) <= MIXED_PREFILL_TOKENS
-
-    def _prefill_batch(self, chunks: Sequence[PrefillChunk]) -> None:
-        """Prefill chunks in as few passes as pay: those of new prompts, and those that continue one."""
-        self._prefill.run(
-            self._forward, [NewPrompt(chunk.seq.slot, chunk.ids) for chunk in chunks if chunk.start == 0]
-        )
-        if tokens := [
-            (token, chunk.seq.slot, chunk.start + number)
-            for chunk in chunks
-            if chunk.start > 0
-            for number, token in enumerate(chunk.ids)
-        ]:
-            ids, slots, positions = copy_to_device(tokens, self.next_input_ids.device).T.contiguous()
-            self._forward(ids[None], MixedBatch(self.cache, slots, positions), logits_to_keep=self._in_use[:0])
 
     def _fill_slot(self, chunk: PrefillChunk) -> None:
         """Before the first chunk of a prompt, copy its cached prefix into the slot and encode its source."""

@@ -1,4 +1,4 @@
-"""Prefill of new prompts: several in one forward pass, where that is faster than one after the other."""
+"""Prefill: several prompts in one forward pass, where that is faster than one after the other."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from typing import NamedTuple
 from torch import Tensor
 
 from glasshouse.generation.cuda_graphs import Graphs, bucket, copy_to_device
-from glasshouse.layers.cache import Cache, PackedPrefill
+from glasshouse.generation.step import PrefillChunk
+from glasshouse.layers.cache import Cache, MixedBatch, PackedPrefill
 
 # Tokens that take as long as loading the weights, which every pass does: so many may be padding to save a pass.
 PASS_TOKENS, PASS_TOKENS_CUDA = 16, 256
@@ -25,15 +26,29 @@ class NewPrompt(NamedTuple):
 
 
 class Prefill:
-    """Writes the keys and values of new prompts to their slots."""
+    """Writes the keys and values of prompts to their slots."""
 
     def __init__(self, cache: Cache, graphs: Graphs | None) -> None:
         self._cache, self._graphs = cache, graphs
         self._no_logits = cache.lengths[:0]
         self._graph_inputs: dict[int, tuple[Tensor, Tensor]] = {}  # by width
 
-    def run(self, forward: Forward, prompts: Sequence[NewPrompt]) -> None:
-        """Prefill prompts, those of similar lengths in one pass."""
+    def run(self, forward: Forward, chunks: Sequence[PrefillChunk]) -> None:
+        """Prefill chunks in few passes: new prompts of similar lengths in one, chunks that continue one in another.
+
+        The latter need a model that supports mixed prefill.
+        """
+        self._run_new(forward, [NewPrompt(chunk.seq.slot, chunk.ids) for chunk in chunks if chunk.start == 0])
+        if continued := [chunk for chunk in chunks if chunk.start > 0]:
+            tokens = [
+                (token, chunk.seq.slot, position)
+                for chunk in continued
+                for position, token in enumerate(chunk.ids, chunk.start)
+            ]
+            ids, slots, positions = copy_to_device(tokens, self._cache.lengths.device).T.contiguous()
+            forward(ids[None], MixedBatch(self._cache, slots, positions), logits_to_keep=self._no_logits)
+
+    def _run_new(self, forward: Forward, prompts: Sequence[NewPrompt]) -> None:
         padding = PASS_TOKENS_CUDA if self._cache.lengths.is_cuda else PASS_TOKENS
         for group in group_by_length(prompts, padding):
             if self._graphs is not None and len(group) < MIN_BATCH_CUDA:
