@@ -79,7 +79,9 @@ def build(settings: dict[str, object]) -> gh.models.Decoder:
     return model
 
 
-def assert_most_probable(model: torch.nn.Module, prompts: list[list[int]], requests: list[gh.generation.Request]) -> None:
+def assert_most_probable(
+    model: torch.nn.Module, prompts: list[list[int]], requests: list[gh.generation.Request]
+) -> None:
     """Check that each generated token is the most probable one by a pass without a cache, up to rounding."""
     for prompt, request in zip(prompts, requests, strict=True):
         if not request.ids:  # ended at the first token

@@ -13,6 +13,7 @@ from glasshouse.layers.fused_linear import fuse_linears
 from glasshouse.layers.int8 import quantize_int8
 from glasshouse.layers.module_swap import clone_sharing_parameters, replace_module
 from glasshouse.layers.prepacked import prepack_linears
+from glasshouse.layers.weight_only_int8 import quantize_weights
 from glasshouse.models import Decoder, Seq2Seq
 
 # The model's own tensors; a copy in the memory layout that is fastest here; one byte per weight.
@@ -26,6 +27,8 @@ def prepare_for_inference(model: M, weights: Weights, slots: int) -> M:
     tree = clone_sharing_parameters(model).eval()
     remove_dropout(tree)
     match weights:
+        case "int8" if model.token_embedding.table.weight.is_cuda:
+            quantize_weights(tree)
         case "int8":
             quantize_int8(tree)
         case "copy" if model.token_embedding.table.weight.is_cuda:
