@@ -93,6 +93,8 @@ def check_memory(model: Decoder | Seq2Seq, slots: int, max_len: int, source_len:
 
 def check_beams(model: Decoder | Seq2Seq, beams: int, max_len: int, source_len: int = 0) -> None:
     """Raise for more beams than the vocabulary has ids, or than fit in memory."""
+    if beams == 1:  # as for most requests, which must not count all parameters
+        return
     s, weight = model.spec, model.token_embedding.table.weight
     weights = sum(one.numel() * one.element_size() for one in model.parameters())
 
@@ -106,7 +108,7 @@ def check_beams(model: Decoder | Seq2Seq, beams: int, max_len: int, source_len: 
             return on_device + on_host <= machine.memory_bytes(weight.device)
         return on_device <= machine.memory_bytes(weight.device) and on_host <= machine.memory_bytes(CPU)
 
-    if beams == 1 or fits(beams):
+    if fits(beams):
         return
     most, too_many = 1, beams
     while too_many - most > 1:

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from glasshouse.errors import InputError
 from glasshouse.layers.fused_linear import fuse_linears
 from glasshouse.layers.int8 import quantize_int8
-from glasshouse.layers.module_swap import clone_sharing_parameters, replace_module
+from glasshouse.layers.matvec import make_matvec_linear
+from glasshouse.layers.module_swap import clone_sharing_parameters, replace_module, swap_linears
 from glasshouse.layers.prepacked import prepack_linears
 from glasshouse.layers.weight_only_int8 import quantize_weights
 from glasshouse.models import Decoder, Seq2Seq
@@ -33,6 +34,8 @@ def prepare_for_inference(model: M, weights: Weights, slots: int) -> M:
             quantize_int8(tree)
         case "copy" if model.token_embedding.table.weight.is_cuda:
             fuse_linears(tree)
+            if slots == 1:
+                swap_linears(tree, make_matvec_linear)
         case "copy":
             prepack_linears(tree, slots)
     return tree
