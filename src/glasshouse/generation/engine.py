@@ -45,10 +45,10 @@ class Engine:
     `weights` is "own" (no copy) or "int8" (one byte per weight). `record` names sites, as for `gh.record`: the
     activations are in the `recording` of each completion, as described at `gh.generate`.
 
-    `compile` is True, False, or "auto": on CUDA, unless sites are recorded or a speculator drafts. The first step
-    then compiles, about a minute the first time on a machine and some seconds later, from torch's caches on disk;
-    `warm_up` does it before there are requests. With False an engine on CUDA starts at once and decodes at a half to
-    two thirds of the speed. `gh.generate` and `gh.stream` never compile.
+    `compile` is True, False, or "auto": on CUDA, unless sites are recorded, edited, or a speculator drafts. The first
+    step then compiles, half a minute to a minute the first time on a machine and some seconds later, from torch's
+    caches on disk; `warm_up` does it before there are requests. With False an engine on CUDA starts at once and
+    decodes at two thirds of the speed. `gh.generate` and `gh.stream` never compile.
 
     With `batch_invariant` the log-probabilities of a request are the same to the last bit whatever its neighbours:
     every step runs all slots at their full length, each prompt is prefilled in passes of its own, and no prefix is

@@ -115,7 +115,8 @@ class ModelRunner:
         if self._recorder is not None or self.batch_invariant:
             return False
         if chunk.start == 0:
-            return isinstance(self.model, Decoder)
+            # On a GPU sliding windows run in FlexAttention, which would be compiled for the shapes of batches.
+            return isinstance(self.model, Decoder) and (self._graphs is None or self.model.stack.windows == [0])
         return self.supports_mixed_prefill and len(chunk.ids) <= MIXED_PREFILL_TOKENS
 
     def _fill_slot(self, chunk: PrefillChunk) -> None:
