@@ -69,8 +69,8 @@ def ratio(slower: Sequence[float], faster: Sequence[float]) -> str:
     return f"{statistics.median(times):.2f} [{min(times):.2f} - {max(times):.2f}]"
 
 
-def random_prompts(count: int, vocabulary: int) -> TokenLists:
-    return [[random.randrange(vocabulary) for _ in range(PROMPT)] for _ in range(count)]
+def random_prompts(count: int, vocabulary: int, length: int = PROMPT) -> TokenLists:
+    return [[random.randrange(vocabulary) for _ in range(length)] for _ in range(count)]
 
 
 def common_prefix(a: TokenLists, b: TokenLists) -> int:
@@ -454,6 +454,92 @@ def steady(rounds: int) -> None:
         line(f"batch {rows}", cell(rates, 0), cell([1e3 * step for step in steps], 3), shares)
 
 
+@dataclass
+class Calls:
+    """Rates of whole calls in tokens/s, prefill included, and from when all requests have their first token on."""
+
+    whole: list[float] = field(default_factory=list)
+    decode: list[float] = field(default_factory=list)
+
+    def add(self, engine: gh.Engine, prompts: TokenLists) -> None:
+        begin = time.perf_counter()
+        requests = [engine.submit(prompt, max_new_tokens=NEW) for prompt in prompts]
+        while not all(request.ids for request in requests):
+            engine.step()
+        first, before = time.perf_counter(), sum(len(request.ids) for request in requests)
+        engine.run()
+        end, total = time.perf_counter(), len(requests) * NEW
+        self.whole.append(total / (end - begin))
+        self.decode.append((total - before) / (end - first))
+
+
+def theirs_on_gpu() -> nn.Module | None:
+    """Return transformers' model of the same size, or None if it is not installed."""
+    try:
+        import transformers
+    except ImportError:
+        return None
+    s = llama().spec
+    config = transformers.LlamaConfig(
+        vocab_size=s.vocab_size,
+        hidden_size=s.d_model,
+        intermediate_size=s.d_ff,
+        num_hidden_layers=s.n_layers,
+        num_attention_heads=s.n_heads,
+        num_key_value_heads=s.n_kv_heads,
+        head_dim=s.d_head,
+        tie_word_embeddings=True,
+        eos_token_id=None,
+        bos_token_id=None,
+    )
+    with torch.device("cuda"):
+        model = transformers.LlamaForCausalLM(config).to(torch.bfloat16).eval()
+    assert sum(one.numel() for one in model.parameters()) == gh.count_parameters(s)
+    return model
+
+
+def calls(rounds: int) -> None:
+    """Whole calls of one request and of 64 at once, prompts of 128: by default, in other modes, and transformers'."""
+    length, model, bandwidth = 128, llama(), copy_bandwidth()
+    modes: dict[str, dict[str, Any]] = {
+        "default": {},
+        "compile=False": {"compile": False},
+        "batch_invariant": {"batch_invariant": True},
+    }
+    theirs = theirs_on_gpu()
+    print(f"\nLlama 1B, bfloat16, {length} + {NEW} tokens; memory copy bandwidth {bandwidth / 1e9:,.0f} GB/s")
+    line("", "whole call, tokens/s", "decode alone", "whole / decode", "decode MBU", "warm-up, s")
+    for rows in (1, 64):
+        bound = (weight_bytes(model) + cache_bytes(model, rows, length + NEW // 2)) / bandwidth
+        for name, choices in modes.items():
+            engine = gh.Engine(model, slots=rows, max_len=length + NEW, **choices)
+            warm_up, _ = timed(engine.warm_up)
+            found = Calls()
+            for _ in range(rounds + 1):
+                found.add(engine, random_prompts(rows, engine.spec.vocab_size, length))
+            found = Calls(found.whole[1:], found.decode[1:])  # the first captures the CUDA graphs of prefill
+            shares = [whole / decode for whole, decode in zip(found.whole, found.decode, strict=True)]
+            used = [bound * rate / rows for rate in found.decode]
+            rates = cell(found.whole, 0), cell(found.decode, 0), cell(shares, 2), cell(used, 2)
+            line(f"batch {rows}, {name}", *rates, f"{warm_up:.1f}")
+            del engine
+        if theirs is not None:
+            line(f"batch {rows}, HF, static cache", cell(static_cache_rates(theirs, rows, length, rounds), 0))
+
+
+def static_cache_rates(model: nn.Module, rows: int, length: int, rounds: int) -> list[float]:
+    """Return tokens/s of whole calls of transformers with a static cache, which it compiles on a GPU."""
+    rates = []
+    for _ in range(rounds + 2):
+        ids = torch.tensor(random_prompts(rows, model.config.vocab_size, length), device="cuda")
+        choices = {"max_new_tokens": NEW, "do_sample": False, "pad_token_id": 0, "cache_implementation": "static"}
+        seconds, _ = timed(
+            lambda: model.generate(ids, attention_mask=torch.ones_like(ids), **choices).tolist()  # noqa: B023
+        )
+        rates.append(rows * NEW / seconds)
+    return rates[2:]  # the first two compile and capture
+
+
 def serve(engine: gh.Engine, count: int, every: int = 32) -> list[tuple[float, int]]:
     """Submit `count` requests of random lengths and return (time, tokens generated) every few steps."""
     vocabulary = engine.spec.vocab_size
@@ -514,7 +600,7 @@ def main() -> None:
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--rounds", type=int, default=3, help="rounds, one run of each system per round (default 3)")
     parser.add_argument(
-        "--parts", nargs="+", help="cpu: decode, loss, beam, speculation, gqa; cuda: steady, load, prefill"
+        "--parts", nargs="+", help="cpu: decode, loss, beam, speculation, gqa; cuda: calls, steady, load, prefill"
     )
     parser.add_argument("--quantized", action="store_true", help="also decode with int8 and int4 weights (cpu)")
     parser.add_argument(
@@ -530,6 +616,7 @@ def main() -> None:
     }
     if args.device == "cuda":
         parts = {
+            "calls": lambda: calls(args.rounds),
             "steady": lambda: steady(args.rounds),
             "load": lambda: load(args.rounds, args.requests),
             "prefill": lambda: prefill(args.rounds),

@@ -10,6 +10,7 @@ from torch.nn import functional as F
 
 import glasshouse as gh
 from glasshouse.generation.logits_kernels import argmax, token_logprobs
+from glasshouse.generation.prefill import MIN_BATCH_CUDA, Prefill
 from glasshouse.layers import decode_attention
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -60,33 +61,28 @@ def test_logits_kernels_equal_torch(dtype: torch.dtype) -> None:
     assert torch.allclose(result.double(), expected, rtol=0, atol=1e-5, equal_nan=True)
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {},
-        {"n_kv_heads": 1, "position": {"kind": "rotary"}},
-        {"position": {"kind": "alibi"}},
-        {"windows": (5, 0), "position": {"kind": "rotary"}},
-        {"attention_softcap": 5.0},
-    ],
-)
-@pytest.mark.parametrize("compiled", [False, True])
-def test_cuda_graphs_generate_what_the_model_would(settings: dict[str, object], compiled: bool) -> None:
-    if compiled and settings:
-        pytest.skip("one is enough: compiling takes long")
+SETTINGS: list[dict[str, object]] = [
+    {},
+    {"n_kv_heads": 1, "position": {"kind": "rotary"}},
+    {"position": {"kind": "alibi"}},
+    {"windows": (5, 0), "position": {"kind": "rotary"}},
+    {"attention_softcap": 5.0},
+]
+
+
+def build(settings: dict[str, object]) -> gh.models.Decoder:
     torch.manual_seed(3)
-    random.seed(3)
     # Wide initial weights: two logits are then rarely closer than float32 can tell.
     spec = gh.preset("tiny-decoder", max_len=96, init={"kind": "normal", "std": 0.3}, end_ids=(7,), **settings)
     model = gh.build(spec, device="cuda").eval()
-    prompts = [[random.randrange(256) for _ in range(random.randint(1, 40))] for _ in range(24)]
-    engine = gh.Engine(model, slots=6, max_len=96, prefill_chunk=16, compile=compiled)
-    requests = [engine.submit(prompt, max_new_tokens=5 + i % 20) for i, prompt in enumerate(prompts)]
-    engine.run()
-    graphs = engine._runner._graphs
-    assert graphs is not None
-    mixed = any(key[0] == "mixed" for key in graphs._captured)
-    assert mixed == model.stack.supports_mixed_prefill(model.token_embedding.table.weight)
+    assert isinstance(model, gh.models.Decoder)
+    return model
+
+
+def assert_most_probable(
+    model: torch.nn.Module, prompts: list[list[int]], requests: list[gh.generation.Request]
+) -> None:
+    """Check that each generated token is the most probable one by a pass without a cache, up to rounding."""
     for prompt, request in zip(prompts, requests, strict=True):
         if not request.ids:  # ended at the first token
             continue
@@ -100,6 +96,76 @@ def test_cuda_graphs_generate_what_the_model_would(settings: dict[str, object], 
             logits.log_softmax(-1).gather(1, ids[0, len(prompt) :, None])[:, 0].float().cpu(), atol=1e-3
         )
         assert request.finish_reason == "stop" or len(request.ids) == request.limit
+
+
+@pytest.mark.parametrize("settings", SETTINGS)
+@pytest.mark.parametrize("compiled", [False, True])
+def test_cuda_graphs_generate_what_the_model_would(settings: dict[str, object], compiled: bool) -> None:
+    if compiled and settings:
+        pytest.skip("one is enough: compiling takes long")
+    random.seed(3)
+    model = build(settings)
+    prompts = [[random.randrange(256) for _ in range(random.randint(1, 40))] for _ in range(24)]
+    engine = gh.Engine(model, slots=6, max_len=96, prefill_chunk=16, compile=compiled)
+    requests = [engine.submit(prompt, max_new_tokens=5 + i % 20) for i, prompt in enumerate(prompts)]
+    engine.run()
+    graphs = engine._runner._graphs
+    assert graphs is not None
+    mixed = any(key[0] == "mixed" for key in graphs._captured)
+    assert mixed == model.stack.supports_mixed_prefill(model.token_embedding.table.weight)
+    assert_most_probable(model, prompts, requests)
+
+
+def draw_prompts(count: int) -> list[list[int]]:
+    """Return prompts of 1 to 40 tokens, half of them with a common prefix."""
+    random.seed(5)
+    shared = [random.randrange(256) for _ in range(20)]
+    return [
+        shared * random.randint(0, 1) + [random.randrange(256) for _ in range(random.randint(1, 20))]
+        for _ in range(count)
+    ]
+
+
+@pytest.mark.parametrize("settings", SETTINGS)
+def test_batched_prefill_on_a_gpu(settings: dict[str, object], monkeypatch: pytest.MonkeyPatch) -> None:
+    batches, run_batch = [], Prefill._run_batch
+    monkeypatch.setattr(
+        Prefill,
+        "_run_batch",
+        lambda self, forward, prompts: [batches.append(len(prompts)), run_batch(self, forward, prompts)][1],
+    )
+    model, prompts = build(settings), draw_prompts(60)
+    engine = gh.Engine(model, slots=40, max_len=96, compile=False)
+    requests = [engine.submit(prompt, max_new_tokens=5 + i % 20) for i, prompt in enumerate(prompts)]
+    engine.run()
+    assert any(size >= MIN_BATCH_CUDA for size in batches) == ("windows" not in settings)
+    assert_most_probable(model, prompts, requests)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_batch_invariance_on_a_gpu(dtype: torch.dtype) -> None:
+    model, prompts = build({"position": {"kind": "rotary"}}).to(dtype), draw_prompts(20)
+    made = {}
+    for name, groups in {"together": [prompts], "alone": [[prompt] for prompt in prompts]}.items():
+        engine = gh.Engine(model, slots=12, max_len=96, compile=False, batch_invariant=True)
+        made[name] = []
+        for group in groups:
+            requests = [engine.submit(prompt, max_new_tokens=20) for prompt in group]
+            engine.run()
+            made[name] += [(request.ids, request.logprobs) for request in requests]
+    assert made["together"] == made["alone"]
+
+
+def test_after_warm_up_no_decode_step_is_captured() -> None:
+    engine = gh.Engine(build({}), slots=12, max_len=96, compile=False)
+    engine.warm_up()
+    graphs = engine._runner._graphs
+    assert graphs is not None
+    before = set(graphs._captured)
+    for i, prompt in enumerate(draw_prompts(30)):
+        engine.submit(prompt, max_new_tokens=1 + i % 9)
+    engine.run()
+    assert {key[0] for key in set(graphs._captured) - before} <= {"prefill"}
 
 
 def test_sampling_on_a_gpu_equals_the_cpu() -> None:

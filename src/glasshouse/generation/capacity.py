@@ -14,6 +14,8 @@ from glasshouse.models import Decoder, Seq2Seq
 from glasshouse.models.generation_config import read_token_rules
 
 MAX_SLOTS = 64  # default maximum batch size
+# Prompt tokens per step: so many that a pass is bound by its FLOPs, so few that decoding does not wait long.
+PREFILL_CHUNK, PREFILL_CHUNK_CUDA = 256, 4096
 WORTH_A_COPY = 100  # steps; in fewer, a CPU does not regain the time of copying the weights
 MEMORY_SHARE = 4  # the cache takes at most 1 / MEMORY_SHARE of the memory
 LOGITS_BYTES = 16  # per beam and id: float32 logits, log-probabilities, and processed ones
@@ -44,6 +46,11 @@ def choose_weights(steps: int) -> Weights:
     ('own', 'copy')
     """
     return "copy" if steps >= WORTH_A_COPY else "own"
+
+
+def choose_prefill_chunk(model: Decoder | Seq2Seq) -> int:
+    """Return how many prompt tokens an engine prefills in one step."""
+    return PREFILL_CHUNK_CUDA if model.token_embedding.table.weight.is_cuda else PREFILL_CHUNK
 
 
 def choose_slots(model: Decoder | Seq2Seq, max_len: int, source_len: int | None, n_sequences: int) -> int:
@@ -86,6 +93,8 @@ def check_memory(model: Decoder | Seq2Seq, slots: int, max_len: int, source_len:
 
 def check_beams(model: Decoder | Seq2Seq, beams: int, max_len: int, source_len: int = 0) -> None:
     """Raise for more beams than the vocabulary has ids, or than fit in memory."""
+    if beams == 1:  # as for most requests, which must not count all parameters
+        return
     s, weight = model.spec, model.token_embedding.table.weight
     weights = sum(one.numel() * one.element_size() for one in model.parameters())
 
@@ -99,7 +108,7 @@ def check_beams(model: Decoder | Seq2Seq, beams: int, max_len: int, source_len: 
             return on_device + on_host <= machine.memory_bytes(weight.device)
         return on_device <= machine.memory_bytes(weight.device) and on_host <= machine.memory_bytes(CPU)
 
-    if beams == 1 or fits(beams):
+    if fits(beams):
         return
     most, too_many = 1, beams
     while too_many - most > 1:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import Literal
 
 import torch
 
 from glasshouse import spec
 from glasshouse.errors import InputError, check_count
 from glasshouse.generation.beam_driver import BeamDriver, make_beam_search
-from glasshouse.generation.capacity import check_beams, check_memory
+from glasshouse.generation.capacity import check_beams, check_memory, choose_prefill_chunk
 from glasshouse.generation.inference_model import Weights, check_weights, weight_copy_bytes
 from glasshouse.generation.model_runner import ModelRunner
 from glasshouse.generation.output_processor import OutputProcessor
@@ -20,7 +21,13 @@ from glasshouse.generation.sampling_params import SamplingParams
 from glasshouse.generation.scheduler import Scheduler
 from glasshouse.generation.slots import Slots
 from glasshouse.generation.speculation import Speculator
-from glasshouse.generation.validation import check_allowed, check_model, check_n_best, check_option_ids
+from glasshouse.generation.validation import (
+    check_allowed,
+    check_model,
+    check_n_best,
+    check_option_ids,
+    choose_compile,
+)
 from glasshouse.models import Decoder, Seq2Seq, check_tokenizer
 from glasshouse.models.generation_config import read_token_rules
 from glasshouse.models.length import check_length
@@ -32,12 +39,20 @@ class Engine:
     """Generate for many requests at once, each as if it were alone.
 
     Memory for `slots` sequences of `max_len` tokens is allocated when the engine is made, never more. At each step
-    waiting requests take free slots, at most `prefill_chunk` tokens of their prompts are prefilled, and every request
-    with a complete prompt decodes one token. The model must not change while an engine uses it: the engine has a copy
-    of its weights in a faster memory layout, unless `weights` is "own" (no copy), "int8" or "int4" (quantized, on the
-    CPU). `compile` takes about a minute, and pays off in a long-running engine on a GPU with its slots in use: each
-    step then runs all slots. `record` names sites, as for `gh.record`: the activations are in the `recording` of each
-    completion, as described at `gh.generate`.
+    waiting requests take free slots, at most `prefill_chunk` tokens of their prompts are prefilled (default: 256, on
+    CUDA 4,096), several prompts in one pass, and every request with a complete prompt decodes one token. The model
+    must not change while an engine uses it: the engine has a copy of its weights in a faster memory layout, unless
+    `weights` is "own" (no copy), "int8" or "int4" (quantized, on the CPU). `record` names sites, as for `gh.record`:
+    the activations are in the `recording` of each completion, as described at `gh.generate`.
+
+    `compile` is True, False, or "auto": on CUDA, unless sites are recorded, edited, or a speculator drafts. The first
+    step then compiles, half a minute to a minute the first time on a machine and some seconds later, from torch's
+    caches on disk; `warm_up` does it before there are requests. With False an engine on CUDA starts at once and
+    decodes at two thirds of the speed. `gh.generate` and `gh.stream` never compile.
+
+    With `batch_invariant` the log-probabilities of a request are the same to the last bit whatever its neighbours:
+    every step runs all slots at their full length, each prompt is prefilled in passes of its own, and no prefix is
+    shared. Without it a neighbour can change the order of a sum, and so a token where two are equally likely.
 
     Threads may share an engine. `submit` and `cancel` return at once, from any thread and also during a step: they
     do nothing on the device. Any thread may call `step`, `run` or `stream`; one thread steps at a time, and in the
@@ -61,30 +76,33 @@ class Engine:
         slots: int = 8,
         max_len: int | None = None,
         source_len: int | None = None,
-        prefill_chunk: int = 256,
+        prefill_chunk: int | None = None,
         speculator: Speculator | None = None,
         weights: Weights = "copy",
-        compile: bool = False,  # noqa: A002 (torch's word)
+        compile: bool | Literal["auto"] = "auto",  # noqa: A002 (torch's word)
+        batch_invariant: bool = False,
         record: str | Sequence[str] = (),
     ) -> None:
         check_model(model)
         if tok is not None:
             check_tokenizer(model, tok)
         sites = recorded_sites(model, record)
-        if sites and compile:
-            raise InputError("record and compile were both given; compiled code cannot be recorded; leave one out.")
         if sites and speculator is not None:
             raise InputError("record and speculator were both given; drafts cannot be recorded; leave one out.")
+        if batch_invariant and speculator is not None:
+            raise InputError("batch_invariant and speculator were both given; drafts vary a batch; leave one out.")
         self.tok = tok
         self.spec = model.spec
         self._sites, self._rules = sites, read_token_rules(model)
         self.max_len = check_length(model.spec, max_len)
         self.source_len = check_length(model.spec, source_len, "source_len") if isinstance(model, Seq2Seq) else 0
-        self.prefill_chunk = min(check_count("prefill_chunk", prefill_chunk), self.max_len)
+        self.prefill_chunk = check_count(
+            "prefill_chunk", choose_prefill_chunk(model) if prefill_chunk is None else prefill_chunk
+        )
         check_count("slots", slots)
         check_weights(weights)
         check_memory(model, slots, self.max_len, self.source_len, weight_copy_bytes(model, weights))
-        chunk = max(self.prefill_chunk, 1 if speculator is None else speculator.n_draft_tokens + 1)
+        chunk = max(min(self.prefill_chunk, self.max_len), 1 if speculator is None else speculator.n_draft_tokens + 1)
         # To record, the index of a key in the cache must be its position, so sliding-window layers do not use ring
         # buffers.
         self._runner = ModelRunner(
@@ -94,13 +112,14 @@ class Engine:
             source_len=self.source_len,
             chunk=self.max_len if sites else chunk,
             weights=weights,
-            compile=compile,
+            compile=choose_compile(compile, model, recorded=bool(sites), drafts=speculator is not None),
+            batch_invariant=batch_invariant,
             speculator=speculator,
             sites=sites,
         )
         self.slots = Slots(
             slots,
-            prefix_caching=isinstance(model, Decoder) and not sites,
+            prefix_caching=isinstance(model, Decoder) and not sites and not batch_invariant,
             max_rollback=self._runner.cache.max_rollback,
         )
         self._scheduler = Scheduler(
@@ -224,12 +243,20 @@ class Engine:
         while self.step():
             pass
 
+    def warm_up(self, options: SamplingParams | None = None) -> None:
+        """Compile and capture the CUDA graphs of decode steps now, so that no request waits for it.
+
+        `options` are those that most requests will have (default: greedy). It does nothing while requests run.
+        """
+        self._exclusively(lambda: None if self.slots.running else self._warm_up(options or SamplingParams()))
+
     def run_forever(self) -> None:
-        """Step whenever there is work, and wait while there is none, until another thread calls `close`.
+        """Warm up, step whenever there is work, and wait while there is none, until another thread calls `close`.
 
         If a step raises, the engine is closed, so that no thread waits forever, and the error is raised here.
         """
         try:
+            self.warm_up()
             while not self._closed:
                 with self._condition:
                     self._condition.wait_for(lambda: self._closed or self._has_work())
@@ -266,6 +293,11 @@ class Engine:
 
         While another thread runs a step, the call waits for its end and returns.
         """
+        self._exclusively(self._step)
+        return self._has_work()
+
+    def _exclusively(self, work: Callable[[], None]) -> None:
+        """Run work on the device, or wait for the end of the work of another thread."""
         me = threading.get_ident()
         try:
             with self._condition:
@@ -274,8 +306,7 @@ class Engine:
                 elif not self._closed:
                     self._stepper = me
             if self._stepper == me:
-                self._step()
-            return self._has_work()
+                work()
         except BaseException as error:
             if self._stepper == me:  # sequences and cache may be inconsistent now
                 for request in self._outputs.requests:
@@ -295,6 +326,11 @@ class Engine:
         step = self._scheduler.schedule()
         output = self._runner.run(step)
         self._outputs.postprocess(step, output)
+
+    @torch.inference_mode()
+    def _warm_up(self, options: SamplingParams) -> None:
+        self._runner.warm_up(options)
+        self._outputs.clear()
 
     def _has_work(self) -> bool:
         return bool(self._scheduler.waiting or self.slots.running or self._outputs.pending)

@@ -4,22 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
-from glasshouse.generation.cuda_graphs import Graphs, bucket
+from glasshouse.generation.cuda_graphs import Graphs, bucket, copy_to_device
 from glasshouse.generation.inference_model import Weights, compile_decode, prepare_for_inference
 from glasshouse.generation.logits_kernels import token_logprobs
+from glasshouse.generation.prefill import NewPrompt, Prefill
 from glasshouse.generation.recording import RecordedSite, Recorder, RequestRecording
 from glasshouse.generation.sampling import Sampler
-from glasshouse.generation.sampling_slots import EMPTY_SLOT
+from glasshouse.generation.sampling_params import SamplingParams
+from glasshouse.generation.sampling_slots import EMPTY_SLOT, SlotParams
 from glasshouse.generation.scheduler import MIXED_PREFILL_TOKENS
 from glasshouse.generation.slots import Move, SequenceState
 from glasshouse.generation.speculation import Drafts, Speculator
 from glasshouse.generation.step import PrefillChunk, SampledTokens, Step, StepOutput
-from glasshouse.layers.cache import Cache, CacheView, MixedBatch, PackedPrefill
+from glasshouse.layers.cache import Cache, CacheView, MixedBatch
 from glasshouse.models import Decoder, Seq2Seq
 
 
@@ -47,6 +49,7 @@ class ModelRunner:
         chunk: int,  # tokens per sequence and call, at most
         weights: Weights,
         compile: bool,  # noqa: A002 (torch's word)
+        batch_invariant: bool,
         speculator: Speculator | None,
         # Where sites are recorded there are no CUDA graphs, which bypass module hooks, and there is no mixed prefill.
         sites: Sequence[RecordedSite],
@@ -60,16 +63,17 @@ class ModelRunner:
         self._compiled = compile_decode(self.model, slots) if compile else None
         weight = model.token_embedding.table.weight
         can_mix = isinstance(self.model, Decoder) and self.model.stack.supports_mixed_prefill(weight)
-        self.supports_mixed_prefill = can_mix and not sites and speculator is None
+        self.batch_invariant = batch_invariant
+        self.supports_mixed_prefill = can_mix and not sites and speculator is None and not batch_invariant
         self._in_use = torch.zeros(slots, dtype=torch.long, device=device)  # 1 for slots that decode
         self._slot_ids = torch.arange(slots, device=device)
         # The mixed prefill chunk: ids, slots, positions, and 1 for tokens in use.
         self._staged = self.next_input_ids.new_zeros(4, MIXED_PREFILL_TOKENS)
-        self._prefill_inputs: dict[int, tuple[Tensor, Tensor]] = {}  # inputs of the prefill graphs, by width
         use_graphs = device.type == "cuda" and not sites
         self._graphs = (
             Graphs(lambda: [cache.lengths, self.next_input_ids, *self.sampler.slots.tensors]) if use_graphs else None
         )
+        self._prefill = Prefill(cache, self._graphs)
         if speculator is not None:
             speculator.setup(model, slots, max_len)
 
@@ -80,20 +84,40 @@ class ModelRunner:
 
     def run(self, step: Step) -> StepOutput | None:
         """Prefill the chunks of a step and decode; return None where no sequence decodes."""
-        for chunk in step.chunks:
+        self._prefill_chunks(step.chunks)
+        mixed = [] if step.mixed is None else [step.mixed]
+        for chunk in mixed:
             self._fill_slot(chunk)
-            if chunk.ids:
-                with self._recording([(chunk.seq, chunk.start)], len(chunk.ids)):
-                    self.prefill(chunk.ids, chunk.seq.slot, chunk.start)
-            self._start_decoding(chunk)
-        if step.mixed is not None:
-            self._fill_slot(step.mixed)
-            self.cache.lengths[step.mixed.seq.slot] = step.mixed.start + len(step.mixed.ids)
-            self._start_decoding(step.mixed)
+            self.cache.lengths[chunk.seq.slot] = chunk.start + len(chunk.ids)
+        self._start_decoding([chunk for chunk in (*step.chunks, *mixed) if chunk.is_last])
         if not step.decoding:
             return None
         drafts = None if self.speculator is None else self.speculator.propose(step.decoding, self.sampler)
         return self._decode_step(step) if drafts is None else self._verify_step(step.decoding, drafts)
+
+    def _prefill_chunks(self, chunks: Sequence[PrefillChunk]) -> None:
+        """Prefill chunks of prompts, as many as possible in one pass."""
+        batch: list[PrefillChunk] = []
+        for chunk in chunks:
+            if chunk.prefix_slot in {one.seq.slot for one in batch}:  # the prefix to copy is in that batch
+                self._prefill.run(self._forward, batch)
+                batch = []
+            self._fill_slot(chunk)
+            if chunk.ids and self._can_batch(chunk):
+                batch.append(chunk)
+            elif chunk.ids:
+                with self._recording([(chunk.seq, chunk.start)], len(chunk.ids)):
+                    self.prefill(chunk.ids, chunk.seq.slot, chunk.start)
+        self._prefill.run(self._forward, batch)
+
+    def _can_batch(self, chunk: PrefillChunk) -> bool:
+        """Whether a chunk may share a pass with others."""
+        if self._recorder is not None or self.batch_invariant:
+            return False
+        if chunk.start == 0:
+            # On a GPU sliding windows run in FlexAttention, which would be compiled for the shapes of batches.
+            return isinstance(self.model, Decoder) and (self._graphs is None or self.model.stack.windows == [0])
+        return self.supports_mixed_prefill and len(chunk.ids) <= MIXED_PREFILL_TOKENS
 
     def _fill_slot(self, chunk: PrefillChunk) -> None:
         """Before the first chunk of a prompt, copy its cached prefix into the slot and encode its source."""
@@ -108,17 +132,21 @@ class ModelRunner:
             with self._recording([(chunk.seq, chunk.start)], len(source)):
                 self.encode_source(source, slot)
 
-    def _start_decoding(self, chunk: PrefillChunk) -> None:
-        """After the last chunk of a prompt, set up its slots for decoding; a beam search has one slot per beam."""
-        if not chunk.is_last:
-            return
-        seq, request = chunk.seq, chunk.seq.request
-        for fork in chunk.forks:
-            self.cache.copy_row(seq.slot, fork.slot, 0, seq.n_cached)
-        for one in (seq, *chunk.forks):
+    def _start_decoding(self, chunks: Sequence[PrefillChunk]) -> None:
+        """After the last chunks of prompts, set up their slots for decoding; a beam search has one slot per beam."""
+        rows, inputs = [], []
+        for chunk in chunks:
+            seq, request = chunk.seq, chunk.seq.request
             options = EMPTY_SLOT if chunk.forks else request.options
-            self.sampler.slots.set(one.slot, options, request.prompt, sorted(request.end_ids))
-            self.next_input_ids[one.slot] = request.prompt[-1]
+            for fork in chunk.forks:
+                self.cache.copy_row(seq.slot, fork.slot, 0, seq.n_cached)
+            for one in (seq, *chunk.forks):
+                rows.append(SlotParams(one.slot, options, request.prompt, sorted(request.end_ids)))
+                inputs.append((one.slot, request.prompt[-1]))
+        if rows:
+            self.sampler.slots.set_many(rows)
+            slots, ids = copy_to_device(inputs, self.next_input_ids.device).T
+            self.set_next_inputs(slots, ids)
 
     def _decode_step(self, step: Step) -> StepOutput:
         """Decode one token per sequence, and prefill the mixed chunk."""
@@ -175,6 +203,21 @@ class ModelRunner:
             slot = source
         self.cache.lengths[slot] = 0
 
+    def warm_up(self, options: SamplingParams) -> None:
+        """Compile and capture decode steps for sampling with `options`; all slots must be free."""
+        count = len(self.next_input_ids)
+        self.sampler.slots.set_many([SlotParams(slot, options, [], []) for slot in range(count)])
+        if self._graphs is None:
+            if self._compiled is not None:
+                self.decode(count, 1, 1)
+            return
+        self._in_use.zero_()
+        self._staged.zero_()
+        for width in sorted({self._width(n) for n in range(1, count + 1)}, reverse=True):  # the largest needs most
+            self._run_decode("decode", width)
+            if self.supports_mixed_prefill:
+                self._run_decode("mixed", width)
+
     def release_all(self) -> None:
         """Release every slot."""
         for slot in range(len(self.next_input_ids)):
@@ -187,44 +230,35 @@ class ModelRunner:
         self.model.encode_source(self._row(source), self.cache.narrow(slice(slot, slot + 1)))
 
     def prefill(self, ids: list[int], slot: int, start: int) -> None:
-        """Write the keys and values of prompt tokens at positions from `start` on to a slot."""
+        """Write the keys and values of prompt tokens at positions from `start` on to a slot, in a pass of its own."""
         if start > 0 or isinstance(self.model, Seq2Seq):  # they attend to cached tokens, or to a source
             view = self.cache.narrow(slice(slot, slot + 1), start + len(ids))
             self._forward(self._row(ids), view, logits_to_keep=self._in_use[:0])
-        elif self._graphs is None:
-            rows = torch.full((len(ids),), slot, device=self.next_input_ids.device)
-            self._forward(self._row(ids), PackedPrefill(self.cache, rows), logits_to_keep=self._in_use[:0])
         else:
-            self._prefill_with_graph(ids, slot)
-
-    def _prefill_with_graph(self, ids: list[int], slot: int) -> None:
-        width = bucket(len(ids))
-        if width not in self._prefill_inputs:
-            self._prefill_inputs[width] = self.next_input_ids.new_zeros(2, width), self.next_input_ids.new_zeros(1)
-        inputs, length = self._prefill_inputs[width]
-        inputs.copy_(torch.tensor([ids + [0] * (width - len(ids)), [slot] * width]).pin_memory(), non_blocking=True)
-        length.fill_(len(ids))
-        view = PackedPrefill(self.cache, inputs[1])
-        self._run(
-            ("prefill", width),
-            lambda: (self._forward(inputs[:1], view, lengths=length, logits_to_keep=self._in_use[:0]),),
-        )
+            self._prefill.run_alone(self._forward, NewPrompt(slot, ids))
 
     def decode(self, n: int, longest: int, source_len: int, mixed: PrefillChunk | None = None) -> DecodeOutput:
         """Run one decode step for the first n slots, together with a chunk of a prompt if one is given.
 
         With the new tokens, no sequence is longer than `longest`, and no source than `source_len`.
         """
-        if mixed is None and self._graphs is None:
+        if mixed is None and self._graphs is None and not self.batch_invariant:
             view = self.cache.narrow(slice(0, n), longest, source_len)
             return self._sample(self._forward(self.next_input_ids[:n], view, step=True)[:, 0])
-        width = len(self.next_input_ids) if self._compiled is not None else min(bucket(n), len(self.next_input_ids))
+        width = self._width(n)
         self._in_use[:n], self._in_use[n:] = 1, 0
         if mixed is not None:
             self._stage(mixed)
-        name, work = ("decode", self._decode_batch) if mixed is None else ("mixed", self._decode_mixed)
-        key = (name, width, self.sampler.slots.metadata(width))
-        return DecodeOutput(*(one[:n] for one in self._run(key, lambda: work(width))))
+        return DecodeOutput(*(one[:n] for one in self._run_decode("decode" if mixed is None else "mixed", width)))
+
+    def _run_decode(self, name: Literal["decode", "mixed"], width: int) -> tuple[Tensor, ...]:
+        work = self._decode_batch if name == "decode" else self._decode_mixed
+        return self._run((name, width, self.sampler.slots.metadata(width)), lambda: work(width))
+
+    def _width(self, n: int) -> int:
+        """Return the number of slots that a step runs for the first n of them."""
+        slots = len(self.next_input_ids)
+        return slots if self._compiled is not None or self.batch_invariant else min(bucket(n), slots)
 
     def _decode_batch(self, width: int) -> DecodeOutput:
         view, in_use = self.cache.narrow(slice(0, width)), self._in_use[:width]
@@ -247,15 +281,8 @@ class ModelRunner:
         n = len(chunk.ids)
         padding = [0] * (MIXED_PREFILL_TOKENS - n)
         positions = range(chunk.start, chunk.start + n)
-        staged = torch.tensor(
-            [
-                chunk.ids + padding,
-                [chunk.seq.slot] * n + padding,
-                [*positions, *padding],
-                [1] * n + padding,
-            ]
-        )
-        self._staged.copy_(staged.pin_memory() if self._staged.is_cuda else staged, non_blocking=True)
+        rows = [chunk.ids + padding, [chunk.seq.slot] * n + padding, [*positions, *padding], [1] * n + padding]
+        self._staged.copy_(copy_to_device(rows, self._staged.device))
 
     def _sample(self, logits: Tensor) -> DecodeOutput:
         """Sample the next tokens from logits [n, V] and make them the next step's input."""
@@ -272,7 +299,7 @@ class ModelRunner:
         return self._forward(ids, view, lengths=counts + 1)
 
     def _row(self, ids: list[int]) -> Tensor:
-        return torch.tensor([ids], device=self.next_input_ids.device)
+        return copy_to_device([ids], self.next_input_ids.device)
 
     def _run(self, key: Hashable, work: Callable[[], tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
         return work() if self._graphs is None else self._graphs.run(key, work)

@@ -9,12 +9,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from glasshouse.errors import InputError
 from glasshouse.generation.counter_rng import seed_state
+from glasshouse.generation.cuda_graphs import copy_to_device
 from glasshouse.generation.sampling_params import MAX_FLOAT32, SamplingParams
 
 # Settings are clamped to what float32 can divide and multiply by; larger values would only produce infinities.
@@ -54,6 +56,15 @@ class SamplingMetadata:
         return self.needs_token_counts or self.bias or self.minimum
 
 
+class SlotParams(NamedTuple):
+    """What a slot must know of its request; no `end_ids` are sampled before `min_new_tokens`."""
+
+    slot: int
+    options: SamplingParams
+    prompt: Sequence[int]
+    end_ids: Sequence[int]
+
+
 class SamplingSlots:
     """The parameters of each slot, and the tokens that it has generated.
 
@@ -72,18 +83,25 @@ class SamplingSlots:
         self.temperature, self.top_p, self.min_p, self.repetition, self.frequency = self._reals.unbind(1)
         # stream is the start of the seed's random numbers, n_generated the number of tokens so far.
         self.greedy, self.top_k, self.minimum, self.stream, self.n_generated = self._wholes.unbind(1)
-        self._write_settings(slice(None), EMPTY_SLOT)
+        self._write_settings(range(count), [EMPTY_SLOT] * count)
         self.tables: dict[str, Tensor] = {}  # [slots, V], each allocated when first needed
         self._options = [EMPTY_SLOT] * count
         self._metadata: dict[int, SamplingMetadata] = {}  # by batch size, until a slot changes
 
     def set(self, slot: int, options: SamplingParams, prompt: Sequence[int], end_ids: Sequence[int]) -> None:
         """Install the parameters of a request in a slot; no `end_ids` are sampled before `min_new_tokens`."""
+        self.set_many([SlotParams(slot, options, prompt, end_ids)])
+
+    def set_many(self, rows: Sequence[SlotParams]) -> None:
+        """Install the parameters of several requests, with as many copies to the device as for one."""
+        for slot, options, prompt, end_ids in rows:
+            self._set_tables(slot, options, prompt, end_ids)
+            self._set(slot, options)
+        self._write_settings([row.slot for row in rows], [row.options for row in rows])
+
+    def _set_tables(self, slot: int, options: SamplingParams, prompt: Sequence[int], end_ids: Sequence[int]) -> None:
         if (largest := max(options.logit_bias, default=0)) >= self.vocab_size:
             raise InputError(f"logit_bias names id {largest}, but ids go to {self.vocab_size - 1}; leave it out.")
-        self._write_settings(slot, options)
-        self._set(slot, options)
-
         # Rows of tables that these settings do not use are left as they are.
         metadata = _make_metadata([options], self.vocab_size)
         if metadata.needs_token_counts:
@@ -144,26 +162,31 @@ class SamplingSlots:
         index = drafts[:, None].expand(n, n_positions, n_drafts)
         return counts.repeat(1, n_positions, 1).scatter_add_(-1, index, before.expand_as(index))
 
-    def _write_settings(self, slot: int | slice, options: SamplingParams) -> None:
-        """Write the numeric parameters to a slot, or to several."""
+    def _write_settings(self, slots: Sequence[int], options: Sequence[SamplingParams]) -> None:
+        """Write the numeric parameters of slots."""
+        index = copy_to_device(slots, self.device)
         reals = [
-            _clamp(options.temperature, MIN_FLOAT32, MAX_FLOAT32),
-            _top_p(options),
-            float(options.min_p or 0),
-            _clamp(options.repetition_penalty, MIN_FLOAT32, MAX_FLOAT32),
-            _clamp(options.frequency_penalty, -MOST_FREQUENCY, MOST_FREQUENCY),
+            (
+                _clamp(one.temperature, MIN_FLOAT32, MAX_FLOAT32),
+                _top_p(one),
+                float(one.min_p or 0),
+                _clamp(one.repetition_penalty, MIN_FLOAT32, MAX_FLOAT32),
+                _clamp(one.frequency_penalty, -MOST_FREQUENCY, MOST_FREQUENCY),
+            )
+            for one in options
         ]
-        minimum = min(options.min_new_tokens, 2**62)
         wholes = [
-            int(options.temperature == 0),
-            _top_k(options, self.vocab_size),
-            minimum,
-            seed_state(options.seed),
-            0,
+            (
+                int(one.temperature == 0),
+                _top_k(one, self.vocab_size),
+                min(one.min_new_tokens, 2**62),
+                seed_state(one.seed),
+                0,
+            )
+            for one in options
         ]
-        for rows, values in ((self._reals, reals), (self._wholes, wholes)):
-            row = torch.tensor(values, dtype=rows.dtype)
-            rows[slot].copy_(row.pin_memory() if rows.is_cuda else row, non_blocking=True)
+        self._reals[index] = copy_to_device(reals, self.device, self._reals.dtype)
+        self._wholes[index] = copy_to_device(wholes, self.device, self._wholes.dtype)
 
     def _set(self, slot: int, options: SamplingParams) -> None:
         self._options[slot] = options

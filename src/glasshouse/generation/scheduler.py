@@ -34,10 +34,13 @@ class Scheduler:
         return step
 
     def _schedule_prefill(self, step: Step) -> None:
-        """Add the prompts of waiting requests, at most one chunk in all."""
+        """Add the prompts of waiting requests, at most one chunk in all; none is split that fits in one chunk.
+
+        So the chunks of a prompt depend on nothing but its length, and few passes have to attend to earlier ones.
+        """
         left = self.prefill_chunk
-        while left > 0 and (found := self._next_prefill()) is not None:
-            chunk = self._take_chunk(*found, left)
+        while left > 0 and (found := self._next_prefill(left)) is not None:
+            chunk = self._take_chunk(*found, self.prefill_chunk)
             step.chunks.append(chunk)
             left -= len(chunk.ids)
 
@@ -50,7 +53,7 @@ class Scheduler:
 
     def _schedule_mixed_prefill(self, step: Step) -> None:
         """Add prompts up to the first that is left to prefill: a chunk of that one is mixed into the decode step."""
-        while (found := self._next_prefill()) is not None:
+        while (found := self._next_prefill(self.prefill_chunk)) is not None:
             seq, prefix_slot = found
             if seq.is_prefilling and seq.request.options.beams == 1:
                 # If it is the last chunk, the sequence decodes in this step: layers write keys before attending.
@@ -61,16 +64,19 @@ class Scheduler:
             if seq.is_prefilling:
                 return
 
-    def _next_prefill(self) -> tuple[SequenceState, int | None] | None:
-        """Return the sequence that is being prefilled; or a new one, for the first waiting request, if slots allow.
+    def _next_prefill(self, max_tokens: int) -> tuple[SequenceState, int | None] | None:
+        """Return the sequence that is being prefilled; or a new one, for the first waiting request.
 
-        With a new one comes the slot of its cached prefix.
+        A new one needs free slots, and that its first chunk has at most `max_tokens`. With it comes the slot of its
+        cached prefix.
         """
         if self.slots.running and self.slots.running[-1].is_prefilling:
             return self.slots.running[-1], None
         while self.waiting and self.waiting[0].done:  # cancelled while it waited
             self.waiting.popleft()
         if not self.waiting or len(self.slots.free) < self.waiting[0].options.beams:
+            return None
+        if min(len(self.waiting[0].prompt) - 1, self.prefill_chunk) > max_tokens:
             return None
         found = self.slots.allocate(self.waiting[0])
         self.waiting.popleft()  # only once it has a slot, so that it can always be found

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from typing import Literal
 
+from glasshouse import device as machine
 from glasshouse import spec
 from glasshouse.errors import InputError
 from glasshouse.generation.sampling_params import SamplingParams
@@ -29,6 +31,25 @@ def check_model(model: Model) -> None:
             f"the edit of {edited} depends on rows or positions, which change at each step of generation; edit "
             "whole sites, heads or dimensions."
         )
+
+
+def choose_compile(choice: bool | Literal["auto"], model: Decoder | Seq2Seq, *, recorded: bool, drafts: bool) -> bool:
+    """Return whether an engine compiles its decode steps, as described there; raise where it is told to and cannot.
+
+    >>> from glasshouse.models import build
+    >>> from glasshouse.spec import preset
+    >>> choose_compile("auto", build(preset("tiny-decoder")), recorded=False, drafts=False)
+    False
+    """
+    if choice not in (True, False, "auto"):
+        raise InputError(f"compile is {choice!r}, but it must be True, False or 'auto'.")
+    if choice == "auto":
+        device = model.token_embedding.table.weight.device
+        plain = not (recorded or drafts or hook_manager_of(model).hooks)
+        return plain and machine.compiles_by_default(device) and machine.compile_obstacle(device) is None
+    if choice and recorded:
+        raise InputError("record and compile were both given; compiled code cannot be recorded; leave one out.")
+    return choice
 
 
 def check_option_ids(options: SamplingParams, vocab_size: int) -> None:

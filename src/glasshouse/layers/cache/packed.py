@@ -12,15 +12,15 @@ from glasshouse.layers.layout import Layout
 
 
 class _TokenRows(CacheView):
-    """Tokens that each have a cache row of their own, `rows` [S]."""
+    """Tokens that each have a cache row of their own, `rows` [B, S] or [B, 1]; [S] is one row."""
 
     def __init__(self, cache: Cache, rows: Tensor) -> None:
         self.cache = cache
         self.source = cache.source
-        self._rows = rows[None]  # [1, S]
+        self._rows = rows if rows.dim() == 2 else rows[None]
 
     def update(self, layer: int, slot_mapping: Tensor | int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Write keys and values [1, H_kv, S, d] to their slots; return those to attend to."""
+        """Write keys and values [B, H_kv, S, d] to their slots; return those to attend to."""
         assert isinstance(slot_mapping, Tensor)
         write_slots(self.cache.keys[layer], self._rows, slot_mapping, k)
         write_slots(self.cache.values[layer], self._rows, slot_mapping, v)
@@ -29,7 +29,7 @@ class _TokenRows(CacheView):
     def advance(self, layout: Layout) -> None:
         """Raise the lengths to the last new token of each row."""
         lengths = self.cache.lengths
-        lengths.copy_(torch.maximum(lengths, self._last_slots(find_slots(layout, 1))))
+        lengths.copy_(torch.maximum(lengths, self._last_slots(find_slots(layout, len(self._rows)))))
 
     def _last_slots(self, slots: Tensor) -> Tensor:
         """Return the last new slot of each cache row; 0 for rows without one."""
@@ -38,9 +38,10 @@ class _TokenRows(CacheView):
 
 
 class PackedPrefill(_TokenRows):
-    """A packed prefill: new sequences one after the other in one row of ids.
+    """A prefill of new sequences: one in each row of ids, or several packed in a row as documents.
 
-    `rows` [S] is the cache row of each token; tokens attend only to their own sequence.
+    `rows` [B, 1] is the cache row of each sequence, or [B, S] that of each token; [S] is one row. Tokens attend only
+    to their own sequence.
     """
 
     def __init__(self, cache: Cache, rows: Tensor) -> None:
@@ -52,8 +53,8 @@ class PackedPrefill(_TokenRows):
         return None
 
     def slot_mapping(self, layout: Layout) -> dict[int, Tensor | int]:
-        """Return the slot of each token, [1, S], by a layer's window; 0 for those that a later one overwrites."""
-        slots = find_slots(layout, 1)
+        """Return the slot of each token, [B, S], by a layer's window; 0 for those that a later one overwrites."""
+        slots = find_slots(layout, len(self._rows))
         check_slots(slots, self.cache.max_len)
         result: dict[int, Tensor | int] = {}
         for group in self.cache.groups:
