@@ -64,6 +64,12 @@ def test_two_checkpoints_begin_high_on_a_laptop(run_folder: Path, visit: Visit) 
     expect(page.get_by_test_id("compare-with")).to_have_value("final")
 
 
+@pytest.mark.parametrize("kind", ["pair", "run_folder"])
+def test_a_view_begins_high_in_a_narrower_window(kind: str, request: pytest.FixtureRequest, visit: Visit) -> None:
+    page = visit(request.getfixturevalue(kind), width=1180, height=800, text=TEXTS[kind])
+    assert top_of(page) < HIGHEST
+
+
 @pytest.mark.parametrize("width", [1280, 768, 400])
 @pytest.mark.parametrize("kind", ["pair", "run_folder"])
 def test_nothing_overlaps(kind: str, width: int, request: pytest.FixtureRequest, visit: Visit) -> None:
