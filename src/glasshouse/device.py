@@ -1,4 +1,4 @@
-"""Devices: selection, description, dtypes, memory, peak FLOPS, and support for torch.compile."""
+"""Devices: selection, description, dtypes, memory, peak FLOPS, and support for torch.compile; a browser."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import shutil
 import statistics
 import sys
 import time
+import webbrowser
 from pathlib import Path
 
 import torch
@@ -158,6 +159,17 @@ def compiles_by_default(device: torch.device) -> bool:
 def find_cpp_compiler() -> str | None:
     """Return the path of the C++ compiler that torch.compile needs on a CPU, or None if there is none."""
     return next(filter(None, map(shutil.which, ("g++", "clang++", "c++", "cl"))), None)
+
+
+def find_browser() -> str | None:
+    """Return the name of a browser that can open a window here, or None if there is none."""
+    graphical = sys.platform in ("darwin", "win32") or any(map(os.environ.get, ("DISPLAY", "WAYLAND_DISPLAY")))
+    if not graphical and "BROWSER" not in os.environ:  # webbrowser would start a text browser in the terminal
+        return None
+    try:
+        return getattr(webbrowser.get(), "name", "the system's")
+    except webbrowser.Error:
+        return None
 
 
 def compile_obstacle(device: torch.device) -> str | None:

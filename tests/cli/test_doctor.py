@@ -106,6 +106,19 @@ def test_a_missing_extra_comes_with_the_line_that_installs_it(call: Call, monkey
     assert "missing: pip install 'glasshouse[wandb]'\n" in call("doctor").out
 
 
+@pytest.mark.skipif(sys.platform in ("darwin", "win32"), reason="there is always a screen")
+@pytest.mark.parametrize("screen", [None, "DISPLAY", "WAYLAND_DISPLAY", "BROWSER"])
+def test_a_browser_counts_where_it_can_open_a_window(
+    screen: str | None, call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(webbrowser, "get", lambda: webbrowser.GenericBrowser("lynx"))
+    if screen:
+        monkeypatch.setenv(screen, "x")
+    assert report(call)["optional"]["browser"]["found"] == ("lynx" if screen else None)
+
+
 @pytest.mark.parametrize(
     ("build", "visible", "way_out"),
     [

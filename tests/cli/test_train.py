@@ -233,7 +233,7 @@ def test_a_text_that_is_shorter_than_a_row(place: Path, call: Call) -> None:
 
 def test_a_fixed_mistake_is_not_another_run(place: Path, call: Call) -> None:
     mistaken(call("train", "tiny.toml", "data.path=body.jsonl"))
-    mistaken(call("train", "tiny.toml", "data.path=body.jsonl", "data.columns=body", "model.n_layers=0"))
+    mistaken(call("train", "tiny.toml", "data.path=body.jsonl", "data.columns=body", "train.freeze=*"))
     tokenizer = place / "runs" / "tiny" / "tokenizer" / "tokenizer.json"
     made = tokenizer.stat().st_mtime_ns
     done = call("train", "tiny.toml", "data.path=a.txt", "--no-baselines", "train.steps=1", "data.vocab_size=266")

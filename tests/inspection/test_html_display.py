@@ -143,3 +143,11 @@ def test_every_result_is_a_self_contained_page(tool: str, tmp_path: Path) -> Non
         value = getattr(result, name)
         if isinstance(value, Tensor):
             assert value.dim() == len(axes), name
+            assert not axes or f"{name} {list(value.shape)}" in repr(result)
+    assert "\n" not in repr(result)
+
+
+def test_a_printed_result_has_shapes_and_single_numbers() -> None:
+    zeros = torch.zeros(3, 2)
+    result = gh.inspection.Ablation(zeros, torch.tensor(2.5), "head")
+    assert repr(result) == "Ablation(metric_increase [3, 2], baseline 2.5, component 'head')"

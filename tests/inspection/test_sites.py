@@ -19,6 +19,14 @@ def test_star_stands_for_every_layer_and_nothing_else() -> None:
     assert names("tiny-seq2seq", "decoder.cross_pattern.*") == ["decoder.cross_pattern.0", "decoder.cross_pattern.1"]
 
 
+def test_a_printed_site_leaves_the_model_out() -> None:
+    (site,) = select(gh.build(gh.preset("tiny-decoder")), "z.0")
+    assert repr(site.site) == (
+        "Site(name='z.0', axes=('batch', 'head', 'position', 'width'), "
+        "path='stack.blocks.0.attention.layer.attend', hook_point='output')"
+    )
+
+
 def test_an_encoder_decoder_has_the_sites_of_both_stacks() -> None:
     one, both = (sites(gh.build(gh.preset(name, n_layers=1))) for name in ("tiny-encoder", "tiny-seq2seq"))
     assert [name for name in both if name.startswith("encoder.")] == [f"encoder.{name}" for name in one]

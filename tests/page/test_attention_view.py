@@ -251,6 +251,27 @@ def test_the_map_is_zoomed(request: pytest.FixtureRequest, visit: Visit) -> None
     assert size() == pytest.approx(whole)
 
 
+# How many pixels above or below the middle of their tokens lines begin and end.
+OFF = """(lines) => {
+  const middle = (side, place) => {
+    const box = lines.querySelector(`.${side}-side [data-place="${place}"]`).getBoundingClientRect();
+    return (box.top + box.bottom) / 2;
+  };
+  return [...lines.querySelectorAll(".strand")].flatMap((one) => {
+    const at = (length) => one.getPointAtLength(length).matrixTransform(one.getScreenCTM()).y;
+    const { query, key } = one.dataset;
+    return [at(0) - middle("query", query), at(one.getTotalLength()) - middle("key", key)];
+  });
+}"""
+
+
+@pytest.mark.parametrize("width", [1280, 400])
+@pytest.mark.parametrize("lines", ["one", "all"])
+def test_lines_join_their_tokens(lines: str, width: int, decoder: Trained, visit: Visit) -> None:
+    page = visit(decoder, view="attention", text="the cat sat on the mat", width=width, attention_lines=lines)
+    assert all(abs(pixels) <= 2 for pixels in page.get_by_test_id("lines").evaluate(OFF))
+
+
 @two_attentions
 def test_lines_carry_the_weights(kind: str, site: str, request: pytest.FixtureRequest, visit: Visit) -> None:
     page, seen = opened(request, visit, kind, site, token=3, attention_query=3)

@@ -69,6 +69,7 @@ def test_requests_without_the_token_are_rejected(server: Server, path: str, give
 def test_the_opened_browser_gets_a_one_time_token(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     opened: Queue[str] = Queue()
     monkeypatch.setattr(webbrowser, "open", opened.put)
+    monkeypatch.setattr(webbrowser, "get", lambda: webbrowser.GenericBrowser("firefox"))
     monkeypatch.setenv("DISPLAY", ":0")
     server.show("#layer=1")
     address = opened.get(timeout=10)

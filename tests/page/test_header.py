@@ -24,6 +24,7 @@ PARTS = (
     ".top > img, .top h1, .facts, .top > button, .checkpoint-picker > *, .side > .name, .side textarea, "
     ".actions > *, .fold, .strip, .tabs, .stepper, main"
 )
+FRAMES = "() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))"
 OVERLAPS = """(parts) => {
   const boxes = [...document.querySelectorAll(parts)].filter((one) => one.checkVisibility())
     .map((one) => [one.className || one.tagName, one.getBoundingClientRect()]);
@@ -61,6 +62,12 @@ def test_two_checkpoints_begin_high_on_a_laptop(run_folder: Path, visit: Visit) 
     assert top_of(page) < HIGHEST
     expect(page.get_by_test_id("checkpoints")).to_contain_text("step 0")
     expect(page.get_by_test_id("compare-with")).to_have_value("final")
+
+
+@pytest.mark.parametrize("kind", ["pair", "run_folder"])
+def test_a_view_begins_high_in_a_narrower_window(kind: str, request: pytest.FixtureRequest, visit: Visit) -> None:
+    page = visit(request.getfixturevalue(kind), width=1180, height=800, text=TEXTS[kind])
+    assert top_of(page) < HIGHEST
 
 
 @pytest.mark.parametrize("width", [1280, 768, 400])
@@ -118,7 +125,7 @@ def test_the_selected_token_stays_in_view(unfolded: bool, decoder: Trained, visi
     expect(strip.locator(".selected")).to_have_attribute("data-place", "60")
     assert strip.evaluate(SEEN)
     page.set_viewport_size({"width": 700, "height": 800})
-    page.evaluate("() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
+    page.evaluate(FRAMES)
     assert strip.evaluate(SEEN)
 
 
@@ -141,7 +148,10 @@ def test_a_saved_page_folds_its_tokens(decoder: Trained, visit: Visit, tmp_path:
 
 def test_the_open_tab_is_in_view(run_folder: Path, visit: Visit) -> None:
     page = visit(run_folder, width=400, text=LONG, view="run")
-    tab = page.locator("#tab-run").bounding_box()
-    assert tab is not None
-    assert tab["x"] >= 0
-    assert tab["x"] + tab["width"] <= 400
+    for width in (400, 1280, 400):
+        page.set_viewport_size({"width": width, "height": 800})
+        page.evaluate(FRAMES)
+        tab = page.locator("#tab-run").bounding_box()
+        assert tab is not None
+        assert tab["x"] >= 0
+        assert tab["x"] + tab["width"] <= width

@@ -499,6 +499,23 @@ def test_labels_get_a_classifier_and_a_new_tokenizer_keeps_known_embeddings(
     assert train(Run.from_dict(settings)).model.spec.vocab_size == 280
 
 
+@pytest.mark.parametrize(
+    ("model", "choice", "sentence"),
+    [
+        ({"d_model": 63}, {}, "d_model is 63, but it must be a multiple of n_heads"),
+        ({}, {"lora": {"rank": 2}}, r"train\.lora needs a pretrained model"),
+    ],
+)
+def test_wrong_sizes_are_found_before_data_are_prepared(
+    model: dict[str, object], choice: dict[str, object], sentence: str, data_folder: Path
+) -> None:
+    settings = table(data_folder, **choice)
+    settings["model"] |= model
+    with pytest.raises(gh.ConfigError, match=sentence):
+        train(Run.from_dict(settings))
+    assert not (data_folder / "run").exists()
+
+
 def test_a_model_without_a_tokenizer_never_gets_a_new_one(data_folder: Path, put_run: PutRun) -> None:
     put_run("base", steps=1)
     shutil.copytree(data_folder / "base" / "model", data_folder / "bare")

@@ -47,7 +47,7 @@ def _name_ours(error: Any) -> None:  # noqa: ANN401 - click's error
 app = typer.Typer(
     name="glasshouse",
     cls=_Commands,
-    help="Grow transformers and see inside them.",
+    help="Train transformers and look inside them.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -82,7 +82,7 @@ def _top(
         typer.Option("--version", callback=_version, is_eager=True, help="Print versions and device, and exit."),
     ] = False,
 ) -> None:
-    """Grow transformers and see inside them."""
+    """Train transformers and look inside them."""
 
 
 def main() -> None:

@@ -7,7 +7,6 @@ import os
 import platform
 import re
 import sys
-import webbrowser
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -150,13 +149,6 @@ def _hub() -> dict[str, Any]:
     }
 
 
-def _browser() -> str | None:
-    try:
-        return getattr(webbrowser.get(), "name", "the system's")
-    except webbrowser.Error:
-        return None
-
-
 def optional(found: dict[str, Any]) -> dict[str, dict[str, str | None]]:
     """Return what adds to the package: what for, the version that is there, else how to get it."""
     rows: dict[str, dict[str, str | None]] = {}
@@ -177,7 +169,7 @@ def optional(found: dict[str, Any]) -> dict[str, dict[str, str | None]]:
     }
     rows["browser"] = {
         "for": "opening the page",
-        "found": _browser(),
+        "found": gh.device.find_browser(),
         "get": "open the address that glasshouse look prints in a browser elsewhere",
     }
     for gpu in (gpu for gpu in found["gpus"] if gpu["device"] is None):

@@ -34,7 +34,7 @@ FORMATS = {
 }
 
 
-@app.command("eval", epilog="Example: glasshouse eval runs/first 'books/*.txt' --baselines")
+@app.command("eval", epilog="Example: glasshouse eval runs/stdlib 'books/*.txt' --baselines")
 def evaluate(
     model: ModelArgument,
     data: Annotated[
@@ -95,9 +95,9 @@ def evaluate(
     source = data or val_corpus
     if source is None:
         raise gh.InputError("there is no data to evaluate on; name files, a prepared corpus or a built-in dataset.")
-    loaded, tok = gh.load(
-        model, revision=revision, device=gh.device.resolve(device, "--device").type, ignore=texts.listed(ignore)
-    )
+    with screen.waiting("loading torch"):
+        where = gh.device.resolve(device, "--device").type
+    loaded, tok = gh.load(model, revision=revision, device=where, ignore=texts.listed(ignore))
     if tok is None:
         raise gh.InputError(f"{model!r} has no tokenizer; add its tokenizer.json to the folder.")
     units = {"tokenizing": "items"} if data and gh.data.is_builtin(data) else {}

@@ -24,7 +24,7 @@ ROOM = 4096  # default limit on max_len for stdin prompts and chat: the KV cache
 ESCAPES = {r"\n": "\n", r"\t": "\t", r"\r": "\r", r"\\": "\\"}
 
 
-@app.command(epilog="Example: glasshouse generate runs/first 'Once upon a time' --temperature 0.8 --top-p 0.95")
+@app.command(epilog="Example: glasshouse generate runs/stdlib 'def main(' --temperature 0.8 --top-p 0.95")
 def generate(
     model: Annotated[
         str | None,
@@ -145,8 +145,8 @@ def generate(
         raise gh.InputError("--draft-model and --prompt-lookup were both given; give one of them.")
     if int8 and int4:
         raise gh.InputError("--int8 and --int4 were both given; give one of them.")
-    # Both run on the CPU only.
-    where = "cpu" if (int8 or int4) and device == "auto" else gh.device.resolve(device, "--device").type
+    with screen.waiting("loading torch"):  # quantized weights run on the CPU only
+        where = "cpu" if (int8 or int4) and device == "auto" else gh.device.resolve(device, "--device").type
     found, tok = _load(model, revision, ignore, where)
     speculator = _speculator(draft_model, prompt_lookup, where)
     translates = isinstance(found, gh.models.Seq2Seq)

@@ -9,6 +9,7 @@ import typer
 
 import glasshouse as gh
 from glasshouse import pretrained
+from glasshouse.cli import screen
 from glasshouse.cli.model import MODEL_HELP, Device, Revision
 from glasshouse.escaping import escape_control
 
@@ -38,7 +39,9 @@ def look(
 
     Without a model it opens on python-3m, a decoder of Python code that comes with glasshouse.
     """
-    loader = gh.page.ModelLoader(model, revision=revision, device=gh.device.resolve(device, "--device").type)
+    with screen.waiting("loading torch"):
+        where = gh.device.resolve(device, "--device").type
+    loader = gh.page.ModelLoader(model, revision=revision, device=where)
     loader.get("")  # report loading errors before the server starts
     traces = gh.page.TraceCache(loader, int(memory * 2**30))
     seen = gh.page.Look(traces, gh.page.validate_state(traces, {"text": text, "view": view}))
@@ -51,7 +54,7 @@ def look(
         print(f"warning: everyone who can reach {host} and has the address can see the page and use the model")
 
     def started() -> None:
-        print("Serving until Ctrl-C; the address contains a secret token:")
+        print(f"Serving {escape_control(model)} until Ctrl-C; the address contains a secret token:")
         print(server.address + seen.fragment, flush=True)
         if browser:
             server.show(seen.fragment)

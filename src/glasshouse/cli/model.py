@@ -24,7 +24,7 @@ Device = Annotated[
 ]
 
 
-@app.command(epilog="Example: glasshouse export runs/first published")
+@app.command(epilog="Example: glasshouse export runs/stdlib published")
 def export(
     model: ModelArgument,
     folder: Annotated[Path, typer.Argument(help="The folder to write; an earlier export in it is replaced.")],
@@ -37,10 +37,11 @@ def export(
     print(f"{folder}: a model of type {kind}, {'with' if tok else 'without'} a tokenizer")
 
 
-@app.command(epilog="Example: glasshouse verify runs/first")
+@app.command(epilog="Example: glasshouse verify runs/stdlib")
 def verify(model: ModelArgument, revision: Revision = None, ignore: Ignore = None) -> None:
     """Run a model on all kernels and code paths, compare the results, and write verified.json; exit 1 on failure."""
-    checks = gh.evaluation.verify(model, revision=revision, ignore=texts.listed(ignore))
+    with screen.waiting("loading and checking"):
+        checks = gh.evaluation.verify(model, revision=revision, ignore=texts.listed(ignore))
     rows = [
         (check.name, "not compared", "", check.reason)
         if check.difference is None

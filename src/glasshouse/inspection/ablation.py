@@ -24,7 +24,7 @@ COMPONENTS = {"head": "z", "cross_head": "cross_z", "feedforward": "ffn_out"}  #
 METHODS = ("zero", "mean")
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Ablation(HtmlDisplay):
     """How much the loss, or another metric, increases when one component is ablated.
 

@@ -36,7 +36,7 @@ from glasshouse.text import Tokenizer
 MAX_BARS = 30
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Attribution(HtmlDisplay):
     """The contribution of each component to one logit per sequence, or to a logit difference; they sum to it."""
 

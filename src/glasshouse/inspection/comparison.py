@@ -31,7 +31,7 @@ MAX_TOKENS = 8  # listed as those that differ most
 SHAPE = ("kind", "n_layers", "n_heads", "d_head", "d_model", "vocab_size")
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Comparison(HtmlDisplay):
     """How much two models differ on a text. Distances are relative to the norm of the first model's activations.
 

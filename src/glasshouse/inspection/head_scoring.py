@@ -23,7 +23,7 @@ HALFWAY = 0.5  # from the uniform baseline to 1: above it, a head has the type o
 HALF_THE_KEYS = math.log(2)  # nats below maximum entropy: what uniform attention over half of the keys lacks
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class HeadScores(HtmlDisplay):
     """Scores of each attention head on a text: means over its queries; NaN where no query counts."""
 

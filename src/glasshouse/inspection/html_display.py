@@ -43,6 +43,16 @@ class HtmlDisplay:
         """Return the body of the HTML."""
         raise NotImplementedError
 
+    def __repr__(self) -> str:
+        """Name the tensors with their shapes: in a terminal the values would be pages."""
+        shown = []
+        for name, value in vars(self).items():
+            if isinstance(value, Tensor):
+                shown.append(f"{name} {list(value.shape) if value.ndim else f'{value.item():.4g}'}")
+            elif isinstance(value, str):
+                shown.append(f"{name} {value!r}")
+        return f"{type(self).__name__}({', '.join(shown)})"
+
     def _repr_html_(self) -> str:
         return f'<div class="gh"><style>{STYLE}</style>{self._html_body()}</div>'
 

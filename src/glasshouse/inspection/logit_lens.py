@@ -38,7 +38,7 @@ from glasshouse.text import Tokenizer
 MAX_LOGITS = 2**24  # in memory at once
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Lens(HtmlDisplay):
     """Predictions at each layer and position: the top tokens, and the rank and loss of the target token.
 

@@ -70,7 +70,7 @@ def prompt_pair(corrupted: Prompt, clean: Prompt, model_kwargs: Mapping[str, Any
     return _Prompt(_inputs(corrupted), of_corrupted), _Prompt(_inputs(clean), of_clean)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class ActivationPatching(HtmlDisplay):
     """The effect on a metric of patching each position or head of each layer alone.
 

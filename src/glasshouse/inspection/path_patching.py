@@ -22,7 +22,7 @@ SENDERS, RECEIVERS = ("z", "cross_z"), ("q", "k", "v", "cross_q")
 WRITERS = (*SENDERS, "ffn_out")  # the sites that determine everything added to the residual stream
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class PathEffect(HtmlDisplay):
     """The output with one path patched, and the effect on a metric.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import cast
 
@@ -32,7 +32,7 @@ class Site:
 
     name: str
     axes: tuple[str, ...]
-    model: nn.Module
+    model: nn.Module = field(repr=False)
     path: str  # of the module in the model
     hook_point: HookPoint
 

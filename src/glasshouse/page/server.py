@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import socket
-import sys
 import threading
 import webbrowser
 from collections.abc import Callable
 
 import uvicorn
 
+from glasshouse import device
 from glasshouse.errors import InputError
 from glasshouse.page.app import make_app
 from glasshouse.page.guard import Guard, new_token, policy
@@ -78,7 +77,7 @@ class Server:
 
     def show(self, fragment: str = "") -> None:
         """Open the page at a state in a browser, if there is one and a screen to show it."""
-        if not _has_screen():
+        if device.find_browser() is None:
             return
         address = self._door + self._guard.ticket() + fragment
         threading.Thread(target=webbrowser.open, args=[address], daemon=True).start()
@@ -89,9 +88,3 @@ class Server:
         if self._thread is not None:
             self._thread.join(timeout=10)
         self.socket.close()
-
-
-def _has_screen() -> bool:
-    """Whether a browser would open a window; without one, webbrowser would start a text browser in the terminal."""
-    graphical = sys.platform in ("darwin", "win32") or any(map(os.environ.get, ("DISPLAY", "WAYLAND_DISPLAY")))
-    return graphical or "BROWSER" in os.environ

@@ -17,7 +17,7 @@ from glasshouse.evaluation.eval_loop import evaluate_samples
 from glasshouse.models.flops import FlopEstimator
 from glasshouse.training.datasets import describe_files, prepare_datasets, units_of, with_kind
 from glasshouse.training.folder import lock_run
-from glasshouse.training.model_setup import data_kind, load_base
+from glasshouse.training.model_setup import check_new_model, data_kind, load_base
 from glasshouse.training.optimizer import set_lr
 from glasshouse.training.progress import Display, ProgressReporter, SilentReporter
 from glasshouse.training.recovery import Recovery
@@ -57,6 +57,8 @@ def train(run: Run | str | Path, progress: ProgressReporter | bool = True) -> Re
         with Display(units_of(run.data)).open() if progress else nullcontext(SilentReporter()) as shown:
             return train(run, shown)
     device = machine.resolve(run.train.device, "train.device")  # fails before the data are prepared
+    if not isinstance(run.model, Pretrained):
+        check_new_model(run)  # likewise
     with lock_run(run) as folder:
         for note in run.notes:
             progress.log(note)

@@ -28,6 +28,8 @@ from glasshouse.text import Tokenizer
 from glasshouse.training.datasets import Datasets, given_tokenizer
 from glasshouse.training.run import Data, Run, Train, recipes
 
+FROM_DATA = ("head", "start_id", "end_ids", "pad_id")  # fields that only the data complete
+
 
 def load_base(source: str, data: Data) -> tuple[Model, Tokenizer]:
     """Load the pretrained model of `model.from`.
@@ -72,13 +74,25 @@ def _kinds(table: JsonDict) -> tuple[object, object]:
     return table.get("kind") or (known and known.kind), head.get("kind") if isinstance(head, dict) else head
 
 
+def check_new_model(run: Run) -> None:
+    """Raise the errors of a new model's settings that no data can mend, before hours of preparing them.
+
+    >>> check_new_model(Run.load("stdlib", "model.d_model=64"))
+    Traceback (most recent call last):
+    ...
+    glasshouse.errors.ConfigError: d_model is 64, but it must be a multiple of n_heads = 3 unless d_head is given.
+    """
+    if run.train.lora is not None:
+        raise ConfigError("train.lora needs a pretrained model; give one by model.from.")
+    table = {name: value for name, value in run.model.to_dict().items() if name not in FROM_DATA}
+    _parse(table, {"vocab_size": run.data.vocab_size, "max_len": run.data.seq_len})
+
+
 def make_initial_model(
     run: Run, datasets: Datasets, base: tuple[Model, Tokenizer] | None, device: torch.device
 ) -> Model:
     """Build a new model, or fit a pretrained one to the data, and prepare it for training."""
     if base is None:
-        if run.train.lora is not None:
-            raise ConfigError("train.lora needs a pretrained model; give one by model.from.")
         s = make_spec(run.model.to_dict(), datasets.tok, datasets.train, run.data.seq_len)
         model = make_model(s, datasets.tok, device)
     else:
@@ -110,6 +124,11 @@ def make_spec(table: JsonDict, tok: Tokenizer, corpus: Corpus, length: int) -> s
         head: Any = table.get("head", objective.head_kind)
         head = {"kind": head} if isinstance(head, str) else dict(head)
         table = {**table, "head": {**head, **settings}}
+    return _parse(table, known)
+
+
+def _parse(table: JsonDict, known: JsonDict) -> spec.Spec:
+    """Return the spec of a table of settings, with what is known for fields that it leaves out."""
     given = {name: value for name, value in table.items() if name != "preset"}
     if "preset" in table:
         return spec.preset(table["preset"], **{**known, **given})

@@ -74,6 +74,7 @@ class Page {
     this.title = h("div", { class: "title" }, this.name, this.facts);
     this.front = h("div", { class: "front" });
     this.tabs = h("div", { class: "tabs", role: "tablist", "aria-label": "views" });
+    new ResizeObserver(() => this.showTab()).observe(this.tabs);
     this.selection = h("div", { class: "selection", role: "group", "aria-label": "selection" });
     this.main = h("main", { id: "main", tabindex: "-1" });
     put(
@@ -201,10 +202,16 @@ class Page {
       const on = tab.dataset.view === this.view.name;
       tab.setAttribute("aria-selected", on);
       tab.tabIndex = on ? 0 : -1;
-      if (on) reveal(tab, this.tabs);
     }
+    this.showTab();
     this.main.setAttribute("aria-labelledby", `tab-${this.view.name}`);
     document.body.dataset.view = this.view.name;
+  }
+
+  /** Bring the open tab into view. */
+  showTab() {
+    const open = this.tabs.querySelector("[aria-selected=true]");
+    if (open) reveal(open, this.tabs);
   }
 
   mount() {

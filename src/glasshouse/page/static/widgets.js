@@ -3,6 +3,8 @@
 import { h, put } from "glasshouse/dom.js";
 import { short } from "glasshouse/number.js";
 
+const SHORT = 12; // characters that fit the widest token in any script
+
 /** A section with a title and a description. */
 export function panel(title, sentence, ...children) {
   const about = sentence ? h("p", { class: "about" }, sentence) : null;
@@ -11,7 +13,7 @@ export function panel(title, sentence, ...children) {
 
 /** A token with visible whitespace; special tokens and raw bytes are styled differently. */
 export function token(one, { tag = "span", title, ...properties } = {}) {
-  const kinds = ["token", one.kind ?? "", one.masked ? "masked" : "", properties.class ?? ""].filter(Boolean);
+  const kinds = ["token", one.text.length > SHORT ? "long" : "", one.kind ?? "", one.masked ? "masked" : "", properties.class ?? ""].filter(Boolean);
   const said = one.kind === "bytes" ? `bytes ${one.text}` : one.kind === "special" ? `special token ${one.text}` : null;
   return h(tag, { ...properties, class: kinds.join(" "), dir: "ltr", "aria-label": properties["aria-label"] ?? said, title: title ?? `${one.text} · id ${one.id}` }, one.text);
 }
