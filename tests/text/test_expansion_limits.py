@@ -98,6 +98,10 @@ ATTACKS = {
         file(normalizer=replace("a", "b" * 50), post_processor=template(*"AAA")),
         "into 150,",
     ),
+    "bytes replaced, then replaced again": (  # Ġ is what a space becomes
+        file(**normalizers({"type": "ByteLevel"}, replace("Ġ", "Ġ" * 9), replace("Ġ", "b" * 9))),
+        "turn 1 character",
+    ),
     "5 megabytes before": (
         file(**normalizers(*[{"type": "Prepend", "prepend": "x" * 10**5}] * 50)),
         "add more than 100000 characters to a text, but at most 1000 may",
@@ -181,6 +185,11 @@ PUBLISHED = {
         **normalizers(*[replace(sign, " (" + name + ") ") for sign, name in zip("€£¥©®™…—", "abcdefgh", strict=True)])
     ),
 }
+
+
+def test_texts_put_before_a_text_do_not_multiply_it() -> None:
+    steps = [{"type": "Prepend", "prepend": "ab"}] * 20
+    assert expansion_limits._chain(steps, expansion_limits._of_text) == expansion_limits._Expansion(1, 40)
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
