@@ -338,7 +338,8 @@ SPACED = {
 
 SPACED["a mark before each word, and a start token"] = SPACED["a mark before each word"] | {
     "added_tokens": [
-        dict(id=4, content="<s>", special=True, single_word=False, lstrip=False, rstrip=False, normalized=False)
+        {"id": 4, "content": "<s>", "special": True}
+        | dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
     ],
     "post_processor": {
         "type": "TemplateProcessing",

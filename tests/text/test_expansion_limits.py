@@ -98,10 +98,6 @@ ATTACKS = {
         file(normalizer=replace("a", "b" * 50), post_processor=template(*"AAA")),
         "into 150,",
     ),
-    "bytes replaced, then replaced again": (  # Ġ is what a space becomes
-        file(**normalizers({"type": "ByteLevel"}, replace("Ġ", "Ġ" * 9), replace("Ġ", "b" * 9))),
-        "turn 1 character",
-    ),
     "5 megabytes before": (
         file(**normalizers(*[{"type": "Prepend", "prepend": "x" * 10**5}] * 50)),
         "add more than 100000 characters to a text, but at most 1000 may",
@@ -185,6 +181,13 @@ PUBLISHED = {
         **normalizers(*[replace(sign, " (" + name + ") ") for sign, name in zip("€£¥©®™…—", "abcdefgh", strict=True)])
     ),
 }
+
+
+def test_a_replacement_of_what_bytes_become_multiplies() -> None:
+    """A byte can become any character of the byte-level alphabet, so that a later step finds it."""
+    chain, to_bytes, longer = expansion_limits._chain, {"type": "ByteLevel"}, replace("Ġ", "b" * 9)
+    rates = [chain(steps, expansion_limits._of_text).rate for steps in ([to_bytes], [longer], [to_bytes, longer])]
+    assert rates[2] == rates[0] * rates[1]
 
 
 def test_texts_put_before_a_text_do_not_multiply_it() -> None:
