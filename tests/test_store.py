@@ -67,6 +67,29 @@ def test_a_reader_between_the_two_renames_finds_the_old_folder(folder: Path) -> 
     assert store.read(folder)[1] == {"step": 1}
 
 
+def test_a_backup_is_read_only_where_the_folder_is_missing(tmp_path: Path) -> None:
+    folder, backup = tmp_path / "saved", tmp_path / ".saved.old"
+    assert store.surviving_folder(folder) == folder
+    backup.mkdir()
+    assert store.surviving_folder(folder) == backup
+    folder.mkdir()
+    assert store.surviving_folder(folder) == folder
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows cannot flush a folder")
+def test_everything_is_on_disk_before_the_folder_gets_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or a power failure leaves a folder with empty files."""
+    events, fsync, rename = list[int | str](), os.fsync, Path.rename
+    monkeypatch.setattr(os, "fsync", lambda handle: (events.append(os.fstat(handle).st_ino), fsync(handle))[1])
+    monkeypatch.setattr(Path, "rename", lambda path, to: (events.append("rename"), rename(path, to))[1])
+    store.write(tmp_path / "saved", {"a": torch.ones(2)}, {})
+    before = events[: events.index("rename")]
+    assert {path.stat().st_ino for path in (tmp_path / "saved", *(tmp_path / "saved").iterdir())} <= {*before}
+    assert events[-1] == tmp_path.stat().st_ino  # then the new name
+
+
 def flip(path: Path, offset: int) -> None:
     data = bytearray(path.read_bytes())
     data[offset] ^= 1

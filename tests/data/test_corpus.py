@@ -214,6 +214,7 @@ def test_labels_are_numbered_by_name(tmp_path: Path, tok: gh.Tokenizer) -> None:
     for number, path in enumerate(write_tables(tmp_path, rows)):
         corpus = gh.data.prepare(path, tok, tmp_path / f"corpus{number}", kind="labelled")
         assert corpus.labels == ("bad", "good")
+        assert corpus.n_tokens == sum(len(tok.encode(row["text"])) for row in rows)  # labels are not tokens
         assert [(tok.decode(text), label.tolist()) for text, label in map(corpus.item, (0, 1))] == [
             ("well done", [1]),
             ("oh no", [0]),
@@ -331,6 +332,20 @@ SPACED = {
         },
         "pre_tokenizer": {"type": "Whitespace"},
         "decoder": {"type": "WordPiece", "prefix": "##", "cleanup": True},
+    },
+}
+
+
+SPACED["a mark before each word, and a start token"] = SPACED["a mark before each word"] | {
+    "added_tokens": [
+        {"id": 4, "content": "<s>", "special": True}
+        | dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    ],
+    "post_processor": {
+        "type": "TemplateProcessing",
+        "single": [{"SpecialToken": {"id": "<s>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}],
+        "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 1}}],
+        "special_tokens": {"<s>": {"id": "<s>", "ids": [4], "tokens": ["<s>"]}},
     },
 }
 

@@ -364,6 +364,16 @@ def test_a_long_answer_is_an_answer_to_its_end(tmp_path: Path, tok: gh.Tokenizer
     assert tok.decode(batch.targets[batch.loss_mask]) == "a b " * 40_000 + "<|end|>"
 
 
+def test_a_conversation_is_one_token_longer_than_its_input(tmp_path: Path, tok: gh.Tokenizer) -> None:
+    messages = [{"role": "user", "content": "2 + 2?"}, {"role": "assistant", "content": "4"}]
+    (tmp_path / "a.jsonl").write_text(json.dumps({"messages": messages}))
+    corpus = gh.data.prepare(tmp_path / "a.jsonl", tok, tmp_path / "corpus", kind="chat")
+    length = len(tok.encode_chat(messages).ids) - 1  # the last token is a target alone
+    assert ChatDataset(corpus, 1, max_len=length).batch([0]).ids.shape == (1, length)
+    with pytest.raises(InputError, match=f"0 items have at most {length - 1} tokens"):
+        ChatDataset(corpus, 1, max_len=length - 1)
+
+
 # Batches.
 
 
@@ -466,6 +476,11 @@ def test_a_worker_error_is_raised_and_ends_the_iteration(samples: Dataset, monke
     monkeypatch.setattr(samples, "batch", fail)
     with pytest.raises(InputError, match="broken"):
         next(Batches(samples, 8).iterate(workers=2))
+
+
+def test_batches_of_one(english: gh.data.Corpus) -> None:
+    samples = CausalLMDataset(english, 16)
+    assert same(Batches(samples, 1).at(step=3), samples.batch([3]))
 
 
 def test_bad_numbers_of_processes() -> None:

@@ -6,7 +6,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from glasshouse import InputError
-from glasshouse.data.shuffle import Bucketed, Shuffled, permute
+from glasshouse.data.shuffle import Bucketed, Shuffled, _mix, permute
+
+
+def test_bits_are_mixed_as_by_splitmix64() -> None:
+    """The first numbers of the generator for the seed 1234567, as published with its reference in C."""
+    states = np.uint64(1234567) + np.arange(1, 6, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+    assert _mix(states).tolist() == [
+        6457827717110365317,
+        3203168211198807973,
+        9817491932198370423,
+        4593380528125082431,
+        16408922859458223821,
+    ]
 
 
 @given(st.integers(1, 3000), st.integers(0, 2**40), st.integers(0, 1000))

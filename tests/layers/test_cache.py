@@ -223,3 +223,13 @@ def test_part_of_a_row_is_cleared_where_it_is_contiguous(chunk: int | None) -> N
         ring = chunk is not None and shape.window > 0  # any slot may be in use
         assert cache.keys[layer][1, 0, 1:].ne(0).any(-1).sum() == (3 if ring else 2)
         assert cache.keys[layer][0, 0, 1:].ne(0).any(-1).sum() == 3
+
+
+def test_a_copied_part_of_a_row_leaves_the_others() -> None:
+    """Of layers that keep every token: a ring buffer is copied whole."""
+    cache = make_cache()
+    write(cache, torch.arange(1, 13).view(BATCH, 4))
+    cache.copy_row(0, 2, 1, 3)
+    for layer, shape in enumerate(SHAPES):
+        expected, _ = vectors(torch.tensor([[9.0, 2.0, 3.0, 12.0]], dtype=torch.float64), layer, shape)
+        assert cache.cached_kv(layer)[0][2:, :, :4].equal(expected)

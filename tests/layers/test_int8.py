@@ -95,6 +95,12 @@ def test_rounding_by_hand() -> None:
     assert rows.scale[3:].tolist() == pytest.approx([1 / 127, 1e30 / 127])
 
 
+def test_subnormal_rows_keep_their_signs() -> None:
+    """The scale, 190 / 127 of the smallest number, is rounded to 1 of it, so that there are 190 steps: too many."""
+    rows = quantize_rows(torch.tensor([[190.0, -190.0, 3.0]]) * 2.0**-149)
+    assert rows.values.tolist() == [[127, -127, 3]]
+
+
 @settings(max_examples=up_to(50), deadline=None)
 @given(st.integers(1, 9), st.integers(1, 20), st.floats(1e-6, 1e6), st.integers(0, 99))
 def test_every_weight_is_within_half_a_step(n: int, k: int, size: float, seed: int) -> None:

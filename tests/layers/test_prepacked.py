@@ -43,6 +43,14 @@ def run(model: nn.Module, seed: int = 0) -> Tensor:
         return model(ids, ids) if isinstance(model, Seq2Seq) else model(ids)
 
 
+@pytest.mark.skipif(
+    platform.machine() not in ("x86_64", "AMD64") or not torch.backends.mkldnn.is_available(), reason="needs oneDNN"
+)
+def test_x86_can_prepack() -> None:
+    """Or a fault in the layer itself would skip its tests."""
+    assert can_prepack()
+
+
 @needs_prepacking
 def test_by_hand() -> None:
     linear = PrepackedLinear(torch.tensor([[1.0, 2.0], [-3.0, 0.5], [0.0, 4.0]]), torch.tensor([10.0, 20.0, 30.0]))

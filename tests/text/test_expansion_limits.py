@@ -183,6 +183,18 @@ PUBLISHED = {
 }
 
 
+def test_a_replacement_of_what_bytes_become_multiplies() -> None:
+    """A byte can become any character of the byte-level alphabet, so that a later step finds it."""
+    chain, to_bytes, longer = expansion_limits._chain, {"type": "ByteLevel"}, replace("Ġ", "b" * 9)
+    rates = [chain(steps, expansion_limits._of_text).rate for steps in ([to_bytes], [longer], [to_bytes, longer])]
+    assert rates[2] == rates[0] * rates[1]
+
+
+def test_texts_put_before_a_text_do_not_multiply_it() -> None:
+    steps = [{"type": "Prepend", "prepend": "ab"}] * 20
+    assert expansion_limits._chain(steps, expansion_limits._of_text) == expansion_limits._Expansion(1, 40)
+
+
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_published_tokenizers_are_far_below_the_bounds(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for bound in ("MAX_EXPANSION", "MAX_ADDED_CHARS", "MAX_TOKEN_CHARS", "MAX_WORD_CHARS"):

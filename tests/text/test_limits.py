@@ -144,6 +144,26 @@ def test_parallel_lines_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         list(read_parallel(tmp_path / "a", tmp_path / "b"))
 
 
+@pytest.mark.parametrize(
+    ("name", "data"),
+    [
+        ("x.jsonl", b'{"text": "%s"}\n' % (b"a" * 88)),
+        ("x.csv", b"%s\n%s\n" % (b"text".ljust(99, b"x"), b"a" * 99)),  # of a row of CSV the newline counts
+    ],
+)
+def test_the_limit_itself_is_not_too_long(
+    name: str, data: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sources, "MAX_CHUNK_BYTES", 100)
+    (tmp_path / name).write_bytes(data)
+    column = "text" if name == "x.jsonl" else "text".ljust(99, "x")
+    ((_, _, values),) = [(one.file_index, one.index, one.values) for one in read_records([tmp_path / name], [column])]
+    assert values[0].strip("a") == ""
+    (tmp_path / name).write_bytes(data.replace(b"aa", b"aaa", 1))
+    with pytest.raises(InputError, match="is longer than the limit of 100 bytes"):
+        list(read_records([tmp_path / name], [column]))
+
+
 def test_rows_that_are_many_together_are_not_too_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tabular, "_ROW", 100)
     for name, data in (("x.csv", "text\n" + '"a\nb"\n' * 90), ("x.jsonl", '{"text": "a"}\n' * 90)):

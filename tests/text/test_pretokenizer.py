@@ -120,3 +120,13 @@ def test_the_start_of_texts(texts: list[bytes], size: int) -> None:
     b"".join(taken).decode()
     if sum(map(len, texts)) >= size:
         assert sum(map(len, taken)) > size - 4 * max(1, len(texts))
+
+
+def test_the_start_of_texts_is_whole_where_characters_are_bytes() -> None:
+    assert [pretokenizer.take_bytes([b"ab", b"c", b"d"], size) for size in range(5)] == [
+        [],
+        [b"a"],
+        [b"ab"],
+        [b"ab", b"c"],
+        [b"ab", b"c", b"d"],
+    ]

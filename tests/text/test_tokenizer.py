@@ -562,3 +562,17 @@ def test_special_tokens_may_be_changed() -> None:
     tok.special_tokens = {"eos": "<|end|>"}
     assert tok.special_id("eos") == tok.token_to_id("<|end|>")
     assert tok.special_id("pad") is None
+
+
+def test_a_corpus_cannot_spell_a_special_token_that_is_a_word_of_the_vocabulary() -> None:
+    token = {"id": 1, "content": "<s>", "special": True, "single_word": False}
+    document = {
+        "version": "1.0",
+        "added_tokens": [token | dict.fromkeys(("lstrip", "rstrip", "normalized"), False)],
+        "model": {"type": "WordLevel", "vocab": {"[UNK]": 0, "<s>": 1, "a": 2}, "unk_token": "[UNK]"},
+        "pre_tokenizer": {"type": "WhitespaceSplit"},
+    }
+    encoder = Tokenizer.from_json(json.dumps(document)).corpus_encoder()
+    ids, ends = encoder.encode([b"a <s> a", b"<s>"])
+    assert (ids.tolist(), ends.tolist()) == ([2, 0, 2, 0], [3, 4])
+    assert encoder.backend == "tokenizers, as gigatoken could produce special tokens from text here"
