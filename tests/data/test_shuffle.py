@@ -10,7 +10,7 @@ from glasshouse.data.shuffle import Bucketed, Shuffled, _mix, permute
 
 
 def test_bits_are_mixed_as_by_splitmix64() -> None:
-    """The first numbers of the generator for the seed 1234567, as published with its reference in C."""
+    """The first numbers of the generator for the seed 1234567, as Rosetta Code lists them."""
     states = np.uint64(1234567) + np.arange(1, 6, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
     assert _mix(states).tolist() == [
         6457827717110365317,

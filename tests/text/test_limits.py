@@ -157,8 +157,8 @@ def test_the_limit_itself_is_not_too_long(
     monkeypatch.setattr(sources, "MAX_CHUNK_BYTES", 100)
     (tmp_path / name).write_bytes(data)
     column = "text" if name == "x.jsonl" else "text".ljust(99, "x")
-    ((_, _, values),) = [(one.file_index, one.index, one.values) for one in read_records([tmp_path / name], [column])]
-    assert values[0].strip("a") == ""
+    (record,) = read_records([tmp_path / name], [column])
+    assert set(record.values[0]) == {"a"}
     (tmp_path / name).write_bytes(data.replace(b"aa", b"aaa", 1))
     with pytest.raises(InputError, match="is longer than the limit of 100 bytes"):
         list(read_records([tmp_path / name], [column]))
