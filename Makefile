@@ -9,7 +9,7 @@ TMP := $(shell [ "$$(df -Pk /dev/shm 2>/dev/null | awk 'NR==2 {print $$4}')" -gt
 # from the other when it is done.
 PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal
 
-.PHONY: help setup demo pictures test quick examples browser lint types models text generation training inspection page gpu wheel oldest-torch coverage mutants bench bench-generate bench-inspection bench-page bench-text bench-load bench-loop docs learning claims clean
+.PHONY: help setup demo pictures test quick examples browser lint types models text generation training inspection page gpu wheel oldest-torch coverage mutants bench bench-generate bench-gpu bench-inspection bench-page bench-text bench-load bench-loop docs learning claims clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -118,6 +118,10 @@ bench-text: $(VENV)/.ready  ## tokenizer training and encoding against tokenizer
 
 bench-generate: $(VENV)/.ready  ## tokens per second against transformers and the memory bandwidth (ten minutes)
 	$(BIN)/python benchmarks/generation.py
+
+bench-gpu: $(VENV)/.ready  ## training and generation on one GPU, against plain PyTorch and transformers (twenty minutes)
+	$(BIN)/python benchmarks/training_gpu.py
+	$(BIN)/python benchmarks/generation.py --device cuda --parts calls
 
 bench-load: $(VENV)/.ready  ## loading a model of 500 MB against transformers (two minutes)
 	$(BIN)/python benchmarks/model_loading.py
