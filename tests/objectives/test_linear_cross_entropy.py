@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import Tensor
+from torch._dynamo.testing import CompileCounter
 from torch.nn import functional as F
 
 import glasshouse as gh
@@ -70,3 +71,14 @@ def test_a_deferred_head_changes_neither_loss_nor_gradient(preset: str) -> None:
         results.append([loss.detach(), *(one.grad.clone() for one in model.parameters() if one.grad is not None)])
     for one, other in zip(*results, strict=True):
         assert torch.allclose(one, other, rtol=1e-10, atol=1e-12)
+
+
+def test_other_numbers_of_tokens_are_not_compiled_again() -> None:
+    torch.compiler.reset()
+    counter = CompileCounter()
+    compiled = torch.compile(linear_cross_entropy, backend=counter, fullgraph=True)
+    weight = torch.randn(70, 5, requires_grad=True)
+    for count in range(3, 9):
+        x, targets = torch.randn(count, 5, requires_grad=True), torch.randint(70, (count,))
+        assert torch.allclose(compiled(x, weight, None, targets), linear_cross_entropy(x, weight, None, targets))
+    assert counter.frame_count <= 2  # once for the first number, then for any

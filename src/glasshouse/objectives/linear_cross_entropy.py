@@ -56,22 +56,21 @@ class _LinearCrossEntropy(torch.autograd.Function):
     ) -> Tensor:
         exact = torch.promote_types(x.dtype, torch.float32)
         loss = torch.zeros((), dtype=exact, device=x.device)
-        grad_x = torch.empty_like(x) if x_needs_grad else None
+        grads_x: list[Tensor] = []
         grad_weight = torch.zeros_like(weight, dtype=exact) if weight_needs_grad else None
         grad_bias = None if bias is None else torch.zeros_like(bias, dtype=exact)
         size = max(1, CHUNK_LOGITS // len(weight))
-        for start in range(0, len(x), size):
-            rows, wanted = x[start : start + size], targets[start : start + size]
+        for rows, wanted in zip(x.split(size), targets.split(size), strict=True):
             losses, gradient = softmax_gradient(F.linear(rows, weight, bias), wanted, n_classes, smoothing)
             loss = loss + losses.sum()
             if grad_bias is not None:
                 grad_bias = grad_bias + gradient.sum(0, dtype=exact)
-            if grad_x is not None:
-                grad_x[start : start + size] = gradient @ weight
+            if x_needs_grad:
+                grads_x.append(gradient @ weight)
             if grad_weight is not None:
                 grad_weight = grad_weight + gradient.T @ rows
         ctx.dtypes = (x.dtype, weight.dtype, None if bias is None else bias.dtype)
-        ctx.save_for_backward(grad_x, grad_weight, grad_bias)
+        ctx.save_for_backward(torch.cat(grads_x) if x_needs_grad else None, grad_weight, grad_bias)
         return loss
 
     @staticmethod
