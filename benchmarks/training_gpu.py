@@ -119,15 +119,15 @@ def time_plain(rows: int, grad_accum: int, rounds: int) -> list[float]:
 
 
 class StepTimer(SilentReporter):
-    """Records when steps end, and the last throughput."""
+    """Records when steps end."""
 
     def __init__(self) -> None:
         self.ends: list[float] = []
-        self.mfu = 0.0
+        self.mfu_per_speed = 0.0  # MFU of one token per second
 
     def on_step_end(self, step: int, steps: int, metrics: StepMetrics, throughput: Throughput) -> None:
         self.ends.append(time.perf_counter())
-        self.mfu = throughput.mfu
+        self.mfu_per_speed = throughput.mfu / throughput.tokens_per_second  # both include compiling at first
 
     def log(self, message: str) -> None:
         if message.startswith(("not compiled", "out of memory")):
@@ -137,7 +137,7 @@ class StepTimer(SilentReporter):
 def run_settings(model: dict[str, Any], folder: Path, args: argparse.Namespace, steps: int) -> gh.Run:
     train: dict[str, Any] = {"steps": steps, "batch_tokens": args.batch_tokens, "grad_accum": args.grad_accum}
     train |= {"eval_every": 10**6, "save_every": 10**6, "eval_samples": 1, "sample_prompts": 0, "out": str(folder)}
-    train |= {"keep_snapshots": 0, "lr": 1e-4, "schedule": "constant", **args.train}
+    train |= {"keep_snapshots": 0, "lr": 1e-4, "schedule": "constant"}
     data = {"path": "stdlib", "seq_len": CONTEXT, "tokenizer": str(args.tokenizer)}
     return gh.Run.from_dict({"model": model, "data": data, "train": train})
 
@@ -178,11 +178,9 @@ def main() -> None:
     parser.add_argument("--parts", nargs="+", default=["gpt2", "modern", "restart"])
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--batch-tokens", type=int, default=480 * CONTEXT, help="tokens per step (default 491,520)")
-    parser.add_argument("--grad-accum", type=int, default=0, help="micro-batches (default 0: as gh.train chooses)")
+    parser.add_argument("--grad-accum", type=int, default=8, help="micro-batches per step (default 8)")
     parser.add_argument("--tokenizer", type=Path, help="folder of a tokenizer (default: one of 50,257 is trained)")
-    parser.add_argument("--set", nargs="*", default=[], metavar="NAME=VALUE", help="further settings of train")
     args = parser.parse_args()
-    args.train = dict(one.split("=", 1) for one in args.set)
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         if args.tokenizer is None:
@@ -197,22 +195,18 @@ def main() -> None:
         print(f"torch {torch.__version__}, {torch.cuda.get_device_name()}, bfloat16 matmul {peak:.0f} TFLOP/s")
         peer: list[float] = []
         if "gpt2" in args.parts:
-            accum = args.grad_accum or 8
-            peer = time_plain(args.batch_tokens // CONTEXT // accum, accum, args.rounds)
+            peer = time_plain(args.batch_tokens // CONTEXT // args.grad_accum, args.grad_accum, args.rounds)
             show("plain PyTorch, as nanoGPT", peer)
         for name, model in MODELS.items():
             if name.partition("-")[0].partition(",")[0] in args.parts:
                 speeds, timer = time_ours(model, folder / name.replace(" ", ""), args)
-                ratio = (
-                    f", {statistics.median(speeds) / statistics.median(peer):.2f} of the peer"
-                    if "gpt2" in args.parts
-                    else ""
-                )
-                show(f"gh.train, {name}", speeds, f"MFU {timer.mfu:.0%}{ratio}")
-    if "restart" in args.parts:
-        again = [sys.executable, __file__, "--parts", "first", "--tokenizer", str(args.tokenizer)]
-        for _ in range(2):
-            print(subprocess.run(again, capture_output=True, text=True, check=True).stdout.strip(), flush=True)
+                speed = statistics.median(speeds)
+                beside = f", {speed / statistics.median(peer):.2f} of the peer" if peer else ""
+                show(f"gh.train, {name}", speeds, f"MFU {speed * timer.mfu_per_speed:.0%}{beside}")
+        if "restart" in args.parts:
+            again = [sys.executable, __file__, "--parts", "first", "--tokenizer", str(args.tokenizer)]
+            for _ in range(2):
+                print(subprocess.run(again, capture_output=True, text=True, check=True).stdout.strip(), flush=True)
 
 
 if __name__ == "__main__":
