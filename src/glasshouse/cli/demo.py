@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import subprocess
 import sys
 import sysconfig
@@ -105,7 +104,7 @@ class _Page:
 
     def __init__(self, model: str | Path, view: str, browser: bool, show: Callable[[str], None]) -> None:
         self._model, self._show = model, show
-        self._command = shlex.split(f"glasshouse look {shlex.quote(str(model))} --view {view}")
+        self._command = [*f"glasshouse look --view {view}".split(), str(model)]
         self._command += [] if browser else ["--no-browser"]
         self._process: subprocess.Popen[str] | None = None
         self._closed = threading.Event()
