@@ -92,7 +92,7 @@ coverage: browser  ## line coverage of make test, at least 90% (half an hour)
 	$(TMP) $(PYTEST) -m 'not long' --cov --cov-report=
 	$(BIN)/coverage report --skip-covered
 	@echo "without Triton kernels and CUDA graphs: $$($(BIN)/coverage report --format=total --precision=1 \
-	  --omit='*/decode_attention.py,*/logits_kernels.py,*/cuda_graphs.py')%"
+	  --omit='*/decode_attention.py,*/logits_kernels.py,*/cuda_graphs.py,*/softmax_gradient.py,*/matvec.py')%"
 
 mutants: $(VENV)/.ready  ## 200 mutants of layers, text, data and store, each against its tests (hours; resumes)
 	$(TMP) $(BIN)/python tests/mutation.py $(if $(SEED),--seed $(SEED)) $(if $(COUNT),--count $(COUNT))
@@ -121,6 +121,7 @@ bench-generate: $(VENV)/.ready  ## tokens per second against transformers and th
 
 bench-gpu: $(VENV)/.ready  ## training and generation on one GPU, against plain PyTorch and transformers (twenty minutes)
 	$(BIN)/python benchmarks/training_gpu.py
+	$(BIN)/python benchmarks/training_peers.py
 	$(BIN)/python benchmarks/generation.py --device cuda --parts calls
 
 bench-load: $(VENV)/.ready  ## loading a model of 500 MB against transformers (two minutes)

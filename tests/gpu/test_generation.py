@@ -12,6 +12,7 @@ import glasshouse as gh
 from glasshouse.generation.logits_kernels import argmax, token_logprobs
 from glasshouse.generation.prefill import MIN_BATCH_CUDA, Prefill
 from glasshouse.layers import decode_attention
+from glasshouse.layers.matvec import make_matvec_linear
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
@@ -42,6 +43,28 @@ def test_decode_attention_equals_attention_with_a_dense_mask(
     if queries == 1:  # the same as one packed row of tokens, each with its own cache row
         flat = decode_attention.attend(q.permute(2, 1, 0, 3), k, v, key_counts.T, rows[None], 0.2)
         assert flat.permute(2, 1, 0, 3).equal(result)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("rows", "width"), [(3072, 2048), (1, 1), (77, 768), (50, 8200)])
+def test_matvec_equals_a_matmul(rows: int, width: int, dtype: torch.dtype) -> None:
+    weight, x = (
+        torch.randn(rows, width, device="cuda", dtype=dtype),
+        torch.randn(1, 1, width, device="cuda").to(dtype),
+    )
+    bias = torch.randn(rows, device="cuda", dtype=dtype)
+    layer = make_matvec_linear(weight, bias)
+    assert layer is not None
+    products = x.double() * weight.double()  # [1, N, K]
+    exact = products.sum(-1) + bias
+    # A column of the block is summed in turn, then all of them by halves; result and bias are rounded to the dtype.
+    roundings = -(-width // 1024) + 10
+    error = roundings * 2**-24 * products.abs().sum(-1) + torch.finfo(dtype).eps * (exact.abs() + bias.abs())
+    assert ((layer(x)[0] - exact).abs() <= error).all()
+    many = torch.randn(3, width, device="cuda").to(dtype)
+    assert layer(many).equal(F.linear(many, weight, bias))
+    assert make_matvec_linear(weight.T, None) is None or 1 in weight.shape  # not contiguous
+    assert make_matvec_linear(weight.double(), None) is None
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -140,6 +163,18 @@ def test_batched_prefill_on_a_gpu(settings: dict[str, object], monkeypatch: pyte
     engine.run()
     assert any(size >= MIN_BATCH_CUDA for size in batches) == ("windows" not in settings)
     assert_most_probable(model, prompts, requests)
+
+
+@pytest.mark.parametrize("weights", ["own", "copy", "int8"])
+def test_one_slot_on_a_gpu(weights: gh.generation.Weights) -> None:
+    model, prompts = build({"position": {"kind": "rotary"}}), draw_prompts(6)
+    engine = gh.Engine(model, slots=1, max_len=96, weights=weights, compile=False)
+    requests = [engine.submit(prompt, max_new_tokens=20) for prompt in prompts]
+    engine.run()
+    if weights == "int8":  # other tokens, but finite
+        assert all(request.error is None for request in requests)
+    else:
+        assert_most_probable(model, prompts, requests)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

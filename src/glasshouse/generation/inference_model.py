@@ -12,8 +12,10 @@ from glasshouse.errors import InputError
 from glasshouse.layers.fused_linear import fuse_linears
 from glasshouse.layers.int4 import GROUP, quantize_int4
 from glasshouse.layers.int8 import quantize_int8
-from glasshouse.layers.module_swap import clone_sharing_parameters, replace_module
+from glasshouse.layers.matvec import make_matvec_linear
+from glasshouse.layers.module_swap import clone_sharing_parameters, replace_module, swap_linears
 from glasshouse.layers.prepacked import prepack_linears
+from glasshouse.layers.weight_only_int8 import quantize_weights
 from glasshouse.models import Decoder, Seq2Seq
 
 # The model's own tensors; a copy in the memory layout that is fastest here; one byte per weight; half a byte.
@@ -27,12 +29,16 @@ def prepare_for_inference(model: M, weights: Weights, slots: int) -> M:
     tree = clone_sharing_parameters(model).eval()
     remove_dropout(tree)
     match weights:
+        case "int8" if model.token_embedding.table.weight.is_cuda:
+            quantize_weights(tree)
         case "int8":
             quantize_int8(tree)
         case "int4":
             quantize_int4(tree)
         case "copy" if model.token_embedding.table.weight.is_cuda:
             fuse_linears(tree)
+            if slots == 1:
+                swap_linears(tree, make_matvec_linear)
         case "copy":
             prepack_linears(tree, slots)
     return tree
