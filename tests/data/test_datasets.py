@@ -205,6 +205,21 @@ def test_masks_change_from_epoch_to_epoch_and_not_from_call_to_call(english: gh.
     assert not torch.equal(first.loss_mask, later.loss_mask)
 
 
+@pytest.mark.parametrize("rate", [0.01, 0.15, 1.0])
+def test_target_positions_hold_every_masked_token_once(english: gh.data.Corpus, rate: float) -> None:
+    samples = MaskedLMDataset(english, 33, mlm_probability=rate)
+    shapes = set()
+    for first in range(0, 60, 20):
+        batch = samples.batch(range(first, first + 20))
+        positions = batch.target_positions
+        assert positions is not None
+        shapes.add(tuple(positions.shape))
+        for mask, chosen in zip(batch.loss_mask, positions.tolist(), strict=True):
+            assert len(set(chosen)) == len(chosen)
+            assert set(mask.nonzero().flatten().tolist()) <= set(chosen)
+    assert len(shapes) == 1
+
+
 def test_masking_needs_a_mask(texts: Texts) -> None:
     tok = gh.Tokenizer.train(texts=["x"], vocab_size=257, special_tokens={"eos": "<|e|>"})
     with pytest.raises(InputError, match="has no mask token"):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor
@@ -71,6 +73,25 @@ def test_a_deferred_head_changes_neither_loss_nor_gradient(preset: str) -> None:
         results.append([loss.detach(), *(one.grad.clone() for one in model.parameters() if one.grad is not None)])
     for one, other in zip(*results, strict=True):
         assert torch.allclose(one, other, rtol=1e-10, atol=1e-12)
+
+
+def test_logits_at_the_target_positions_suffice() -> None:
+    model = gh.build(gh.preset("tiny-encoder"), dtype=torch.float64).eval()
+    ids = torch.randint(256, (3, 8), generator=torch.Generator().manual_seed(0))
+    mask = torch.zeros_like(ids, dtype=torch.bool)
+    mask[0, 5], mask[1, [0, 7]] = True, True  # and none in the last sequence
+    everywhere = Batch(ids, ids.roll(1, 1), mask)
+    some = replace(everywhere, target_positions=torch.tensor([[5, 0, 1], [0, 7, 1], [3, 4, 2]]))
+    model.head = DeferredHead(model.head)
+    results = []
+    for batch in (everywhere, some):
+        model.zero_grad()
+        loss = compute_loss(model, batch)
+        loss.backward()
+        results.append([loss.detach(), *(one.grad.clone() for one in model.parameters() if one.grad is not None)])
+    for one, other in zip(*results, strict=True):
+        assert torch.allclose(one, other, rtol=1e-10, atol=1e-12)
+    assert [tuple(one.target_positions.shape) for one in some.microbatches(3)] == [(1, 3)] * 3
 
 
 def test_other_numbers_of_tokens_are_not_compiled_again() -> None:

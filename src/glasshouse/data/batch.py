@@ -31,6 +31,8 @@ class Batch:
     lengths: Tensor | None = None  # [B]: number of ids that are not padding
     source: Tensor | None = None  # [B, T]
     source_lengths: Tensor | None = None  # [B]
+    # [B, M]: every position of the loss mask, and others where a sequence has fewer than M; only they need logits
+    target_positions: Tensor | None = None
 
     def __len__(self) -> int:
         return len(self.ids)

@@ -151,7 +151,15 @@ class MaskedLMDataset:
             )
             mask[chosen] = True
         original = torch.from_numpy(targets.copy())
-        return Batch(torch.from_numpy(ids), original, torch.from_numpy(loss_mask), self.text._documents(original))
+        most = int(self.mlm_probability * self.text.seq_len) + 1  # so that all batches have the same shape
+        positions = np.argsort(~loss_mask, axis=1, kind="stable")[:, :most]
+        return Batch(
+            torch.from_numpy(ids),
+            original,
+            torch.from_numpy(loss_mask),
+            self.text._documents(original),
+            target_positions=torch.from_numpy(positions),
+        )
 
     def origin(self, index: int) -> str:
         """Describe where in the corpus a sample comes from."""

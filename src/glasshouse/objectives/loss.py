@@ -48,6 +48,9 @@ def cross_entropy(logits: Tensor | Unprojected, batch: Batch, smoothing: float =
     targets = batch.targets.masked_fill(~batch.loss_mask, IGNORED)
     if isinstance(logits, Unprojected):
         x, weight, bias = logits
+        if batch.target_positions is not None:
+            x = x.gather(1, batch.target_positions[..., None].expand(-1, -1, x.shape[-1]))
+            targets = targets.gather(1, batch.target_positions)
         return linear_cross_entropy(x.flatten(0, -2), weight, bias, targets.flatten(), smoothing)
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     return F.cross_entropy(
