@@ -117,6 +117,13 @@ def compute_dtype(device: torch.device) -> torch.dtype:
     return torch.bfloat16 if torch.cuda.get_device_capability(device) >= (8, 0) else torch.float16
 
 
+def check_float8(device: torch.device) -> None:
+    """Raise if the device has no fp8 matrix units."""
+    if device.type != "cuda" or torch.cuda.get_device_capability(device) < (8, 9):
+        name = torch.cuda.get_device_name(device) if device.type == "cuda" else device
+        raise InputError(f"train.precision is 'fp8', but {name} has no fp8 matrix units; use train.precision=auto.")
+
+
 def memory_bytes(device: torch.device) -> int:
     """Return the total memory of the device in bytes; for the CPU, at most a container's limit."""
     if device.type == "cuda":

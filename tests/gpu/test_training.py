@@ -7,6 +7,7 @@ import torch
 
 import glasshouse as gh
 from glasshouse.data import Batch
+from glasshouse.layers.float8 import FINE, WIDE, Float8Linear, quantize
 from glasshouse.objectives.softmax_gradient import softmax_gradient
 from glasshouse.training.optimizer import AdamW, Muon, make_optimizer
 from glasshouse.training.step import NonFiniteError, TrainStep
@@ -69,3 +70,40 @@ def test_no_step_updates_the_weights_until_a_nonfinite_one_is_read(choice: AdamW
         bad.result()
     assert void.result().loss < torch.inf  # it ran, and changed nothing
     assert [poisoned(batch).loss for batch in good[1:]] == pytest.approx(expected[1:], rel=1e-2)
+
+
+def test_fp8_trains_nearly_as_bfloat16() -> None:
+    results = []
+    for float8 in (False, True):
+        torch.manual_seed(0)
+        model = gh.build(gh.preset("tiny-decoder", dropout=0.0), device="cuda").train()
+        step = TrainStep(
+            model, make_optimizer(model, AdamW(lr=3e-3)), precision=torch.bfloat16, float8=float8, defer_logits=True
+        )
+        step.compile()
+        results.append([step(batch, 2).loss for batch in batches(4) * 8])
+        assert step.compiled
+    assert results[0][-1] < results[0][0] - 1
+    assert results[1] == pytest.approx(results[0], rel=0.06)
+
+
+def test_an_fp8_product_on_the_gpu_is_that_of_the_rounded_operands() -> None:
+    torch.manual_seed(0)
+    layer = Float8Linear(96, 64, bias=False, dtype=torch.bfloat16, device="cuda")
+    x = torch.randn(5, 7, 96, dtype=torch.bfloat16, device="cuda", requires_grad=True)
+    y = layer(x)
+    upstream = torch.randn_like(y)
+    y.backward(upstream)
+    x8, w8, g8 = (
+        value.double() * scale.double()
+        for value, scale in (quantize(x, FINE), quantize(layer.weight, FINE), quantize(upstream, WIDE))
+    )
+    assert x.grad is not None
+    assert layer.weight.grad is not None
+    for found, exact in (
+        (y, x8 @ w8.T),
+        (x.grad, g8 @ w8),
+        (layer.weight.grad, torch.einsum("bsn,bsk->nk", g8, x8)),
+    ):
+        # Sums of exact products, kept to 14 bits or more by the matrix units, then rounded to bfloat16.
+        assert (found - exact).abs().max() <= 2**-8 * exact.abs().max()

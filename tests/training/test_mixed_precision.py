@@ -10,9 +10,11 @@ import torch
 import glasshouse as gh
 from glasshouse.data import Batch
 from glasshouse.layers import lora
+from glasshouse.layers.float8 import Float8Linear
 from glasshouse.objectives.loss import compute_loss
 from glasshouse.training.mixed_precision import LowPrecisionCopy
 from glasshouse.training.model_setup import checkpoint_activations
+from glasshouse.training.setup import resolve_precision
 from glasshouse.training.step import TrainStep
 
 
@@ -85,3 +87,27 @@ def test_bfloat16_trains_nearly_as_float32() -> None:
         results.append([update(batch).loss for batch in batches(4) * 8])
     assert results[0][-1] < results[0][0] - 2
     assert results[1] == pytest.approx(results[0], rel=0.02)
+
+
+def test_fp8_layers_train_the_master_weights() -> None:
+    torch.manual_seed(0)
+    model = gh.build(gh.preset("tiny-decoder", dropout=0.0))
+    step = TrainStep(
+        model,
+        torch.optim.AdamW(model.parameters(), lr=3e-3),
+        precision=torch.bfloat16,
+        float8=True,
+        defer_logits=True,
+    )
+    assert step._low is not None
+    assert any(isinstance(layer, Float8Linear) for layer in step._low.model.modules())
+    assert not any(isinstance(layer, Float8Linear) for layer in model.modules())
+    before = {name: weight.clone() for name, weight in model.named_parameters()}
+    losses = [step(batch, 2).loss for batch in batches(2) * 10]
+    assert losses[-1] < losses[0] - 0.5
+    assert not any(weight.equal(before[name]) for name, weight in model.named_parameters())
+
+
+def test_fp8_is_refused_where_there_is_none() -> None:
+    with pytest.raises(gh.GlasshouseError, match="cpu has no fp8 matrix units"):
+        resolve_precision("fp8", torch.device("cpu"))

@@ -7,6 +7,7 @@ import copy
 import torch
 from torch import Tensor, nn
 
+from glasshouse.layers.float8 import convert_to_float8
 from glasshouse.models.heads import DeferredHead, LMHead
 
 
@@ -15,6 +16,7 @@ class LowPrecisionCopy:
 
     The weights are cast once per step, and not in every forward pass as by autocast, and activations are in low
     precision from the embedding on. Gradients are summed over micro-batches in the precision of the master weights.
+    With `float8`, linear layers multiply in fp8.
 
     >>> import glasshouse as gh
     >>> model = gh.build(gh.preset("tiny-decoder"))
@@ -25,8 +27,12 @@ class LowPrecisionCopy:
     torch.float32
     """
 
-    def __init__(self, master: nn.Module, dtype: torch.dtype, *, defer_logits: bool = False) -> None:
+    def __init__(
+        self, master: nn.Module, dtype: torch.dtype, *, defer_logits: bool = False, float8: bool = False
+    ) -> None:
         self.model = copy.deepcopy(master).to(dtype).train()
+        if float8:
+            convert_to_float8(self.model)
         self._master: list[Tensor] = [weight for weight in master.parameters() if weight.requires_grad]
         self._low: list[Tensor] = [weight for weight in self.model.parameters() if weight.requires_grad]
         head = getattr(self.model, "head", None)

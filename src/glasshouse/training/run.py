@@ -129,8 +129,8 @@ class Train(Settings):
     seed: int = 0  # random seed of weights, data order and dropout
 
     device: str = "auto"  # cpu, cuda or mps; auto: the fastest
-    # mixed precision; auto: bfloat16 on a CUDA device, float16 on one that lacks it, float32 elsewhere
-    precision: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    # mixed precision; auto: bfloat16 on CUDA, or else float16; float32 elsewhere; fp8: bfloat16, linear layers in fp8
+    precision: Literal["auto", "float32", "bfloat16", "float16", "fp8"] = "auto"
     compile: Literal["auto", "yes", "no"] = "auto"  # torch.compile; auto: on a CUDA device
     workers: int = 1  # threads that prefetch batches; 0: none
 

@@ -101,6 +101,7 @@ def make_setup(
         label_smoothing=choice.label_smoothing,
         defer_logits=type(objective).loss is Objective.loss,
         precision=resolve_precision(choice.precision, device),
+        float8=choice.precision == "fp8",
         on_micro_batch=signals.check,
         on_fallback=lambda reason: reporter.log(f"not compiled: {reason}"),
     )
@@ -168,6 +169,9 @@ def resolve_precision(name: str, device: torch.device) -> torch.dtype:
     >>> resolve_precision("bfloat16", torch.device("cpu"))
     torch.bfloat16
     """
+    if name == "fp8":
+        machine.check_float8(device)
+        return torch.bfloat16
     return machine.compute_dtype(device) if name == "auto" else getattr(torch, name)
 
 
@@ -211,7 +215,7 @@ def describe(setup: Setup) -> list[str]:
         f"tokens   {kind}: {datasets.train.n_tokens:,} in {_count(len(datasets.train), 'item')} for training, "
         f"{datasets.validation.n_tokens:,} for validation{longer}",
         f"device   {named}, {str(setup.train_step.precision).removeprefix('torch.')}"
-        f"{', compiled' if setup.train_step.compiled else ''}",
+        f"{' and fp8' if run.train.precision == 'fp8' else ''}{', compiled' if setup.train_step.compiled else ''}",
         f"steps    {setup.steps:,} of about {run.train.batch_tokens:,} tokens in "
         f"{_count(batch_size, 'sequence')}: {setup.steps * batch_size / max(1, len(samples)):,.2f} epochs",
     ]

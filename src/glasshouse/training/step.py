@@ -79,8 +79,9 @@ class TrainStep:
     their number. `reduce` sums a tensor over processes, before gradients are reduced. `on_micro_batch` is called
     before each micro-batch; if it raises, the weights are unchanged. `loss_fn` is the loss of the objective; with
     `defer_logits` it may be given the inputs of the head's last matmul instead of logits. `precision` is the dtype of
-    matrix products: bfloat16 computes with a copy of the model, float16 by autocast, as its residual stream would
-    overflow. `on_fallback` is told why a compiled model falls back to eager mode.
+    matrix products: bfloat16 computes with a copy of the model, in which linear layers multiply in fp8 if `float8`;
+    float16 computes by autocast, as its residual stream would overflow. `on_fallback` is told why a compiled model
+    falls back to eager mode.
 
     If the loss or a gradient is NaN or infinite, no weight is updated.
     """
@@ -95,6 +96,7 @@ class TrainStep:
         defer_logits: bool = False,
         label_smoothing: float = 0.0,
         precision: torch.dtype = torch.float32,
+        float8: bool = False,
         reduce: Callable[[Tensor], Tensor] = single_process,
         on_micro_batch: Callable[[], None] = lambda: None,
         on_fallback: Callable[[str], None] = lambda reason: None,
@@ -111,7 +113,7 @@ class TrainStep:
         self.device = self._weights[0].device
         self._compute_loss = loss_fn
         low = precision == torch.bfloat16
-        self._low = LowPrecisionCopy(model, precision, defer_logits=defer_logits) if low else None
+        self._low = LowPrecisionCopy(model, precision, defer_logits=defer_logits, float8=float8) if low else None
         # float16 gradients underflow without loss scaling; other types need none.
         self._scaler = torch.amp.GradScaler(self.device.type, enabled=precision == torch.float16)
         # Whether the device itself leaves out updates, so that the host need not wait for it.
