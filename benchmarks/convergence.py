@@ -76,8 +76,11 @@ CHARACTERS: Settings = {
 }  # ASCII bytes and special tokens
 
 
-def shakespeare(data: Path, out: Path, seed: int) -> None:
-    """Train as nanoGPT's train_shakespeare_char does: the same model, batch size, dropout, learning rate, steps."""
+def train_shakespeare(data: Path, out: Path, seed: int, precision: str = "auto") -> tuple[float, float]:
+    """Train as nanoGPT's train_shakespeare_char does: the same model, batch size, dropout, learning rate, steps.
+
+    Return the validation loss of the best checkpoint, and the seconds.
+    """
     drop = {"dropout": 0.2, "attention_dropout": 0.2, "embed_dropout": 0.2}
     shape = {"n_layers": 6, "d_model": 384, "n_heads": 6, "norm": {"kind": "layer", "bias": False}}
     settings = {
@@ -91,11 +94,29 @@ def shakespeare(data: Path, out: Path, seed: int) -> None:
             "eval_every": 250,
             "eval_samples": 10**6,
             "patience": 1000,  # keeps the best checkpoint
+            "precision": precision,
             "seed": seed,
         },
     }
-    result, seconds = run(f"shakespeare-{seed}", settings, out)
-    show("shakespeare", loss=f"{result.report.metrics['loss']:.4f}", steps=5000, seconds=f"{seconds:.0f}")
+    suffix = "" if precision == "auto" else f"-{precision}"
+    result, seconds = run(f"shakespeare-{seed}{suffix}", settings, out)
+    return result.report.metrics["loss"], seconds
+
+
+def shakespeare(data: Path, out: Path, seed: int) -> None:
+    """Train in the precision that the device trains in by default."""
+    loss, seconds = train_shakespeare(data, out, seed)
+    show("shakespeare", loss=f"{loss:.4f}", steps=5000, seconds=f"{seconds:.0f}")
+
+
+def shakespeare_precision(data: Path, out: Path, seed: int) -> None:
+    """Train in float32, bfloat16 and fp8, which needs a GPU that has it."""
+    exact, _ = train_shakespeare(data, out, seed, "float32")
+    for precision in ("bfloat16", "fp8"):
+        loss, _ = train_shakespeare(data, out, seed, precision)
+        show(
+            f"shakespeare in {precision}", loss=f"{loss:.4f}", float32=f"{exact:.4f}", more=f"{loss / exact - 1:+.2%}"
+        )
 
 
 def shakespeare_best(data: Path, out: Path, seed: int) -> None:
@@ -208,6 +229,7 @@ def langid(data: Path, out: Path, seed: int) -> None:
 
 PARTS: dict[str, Callable[[Path, Path, int], None]] = {
     "shakespeare": shakespeare,
+    "shakespeare-precision": shakespeare_precision,
     "shakespeare-best": shakespeare_best,
     "multi30k": multi30k,
     "dates": dates,
