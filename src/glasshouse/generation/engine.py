@@ -42,8 +42,8 @@ class Engine:
     waiting requests take free slots, at most `prefill_chunk` tokens of their prompts are prefilled (default: 256, on
     CUDA 4,096), several prompts in one pass, and every request with a complete prompt decodes one token. The model
     must not change while an engine uses it: the engine has a copy of its weights in a faster memory layout, unless
-    `weights` is "own" (no copy), "int8" (quantized; on CUDA for one slot) or "int4" (on the CPU). `record` names sites,
-    as for `gh.record`: the activations are in the `recording` of each completion, as described at `gh.generate`.
+    `weights` is "own" (no copy), "int8" (quantized; on CUDA for one slot) or "int4" (on the CPU). `record` names
+    sites, as for `gh.record`: the activations are in the `recording` of each completion, as at `gh.generate`.
 
     `compile` is True, False, or "auto": on CUDA, unless sites are recorded, edited, or a speculator drafts. The first
     step then compiles, half a minute to a minute the first time on a machine and some seconds later, from torch's
