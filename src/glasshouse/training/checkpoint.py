@@ -26,6 +26,8 @@ from glasshouse.models.builder import instantiate
 from glasshouse.spec import Spec
 from glasshouse.text import Tokenizer
 from glasshouse.training.checkpoints import CheckpointData, Checkpoints, read
+from glasshouse.training.parallel import copy_whole_, gathered, is_sharded, load_whole, whole
+from glasshouse.training.processes import Processes
 from glasshouse.training.run import describe_differences
 from glasshouse.training.step import EMA, TrainStep
 
@@ -67,9 +69,10 @@ class Checkpointer:
         state: TrainerState,
         tok: Tokenizer,
         checkpoints: Checkpoints,
+        processes: Processes,
     ) -> None:
         self.model, self.train_step, self.ema, self.state, self.tok = model, train_step, ema, state, tok
-        self.checkpoints = checkpoints
+        self.checkpoints, self.processes = checkpoints, processes
         self.has_lora = bool(lora.lora_layers(model))  # then the saved model is merged, and LoRA is saved apart
         self.base = fingerprint(model) if self.has_lora else None
 
@@ -90,18 +93,22 @@ class Checkpointer:
             "base_fingerprint": self.base,
             "trainer_state": asdict(self.state),
         }
-        saved = CheckpointData(
-            {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}, copy.deepcopy(metadata)
-        )
+        copies = {}
+        for name, tensor in tensors.items():
+            gathered_tensor = whole(tensor.detach())  # by every process
+            if self.processes.is_main:
+                copies[name] = gathered_tensor.to("cpu", copy=True)
+        saved = CheckpointData(copies, copy.deepcopy(metadata))
         step, best = self.state.step, None if self.state.best is None else self.state.best[0]
-        with self.report_write_errors():
-            self.checkpoints.save(step, folder_writer(self.snapshot(), self.tok), saved, best)
+        if (model := self.snapshot()) is not None:
+            with self.report_write_errors():
+                self.checkpoints.save(step, folder_writer(model, self.tok), saved, best)
 
     def save_initial(self) -> None:
         """Save the initial model as the first snapshot."""
-        if self.checkpoints.snapshots.limit:
+        if self.checkpoints.snapshots.limit and (model := self.snapshot()) is not None:
             with self.report_write_errors():
-                self.checkpoints.save_initial(folder_writer(self.snapshot(), self.tok))
+                self.checkpoints.save_initial(folder_writer(model, self.tok))
 
     def check(self) -> None:
         """Raise the error of a background write that has ended."""
@@ -121,11 +128,11 @@ class Checkpointer:
                     "the base model of this run (model.from) has changed since the run began; restore the old one, "
                     "or start a new run by train.out=FOLDER."
                 )
-            self.model.load_state_dict(_under("trainable", data.tensors), strict=False)
+            load_whole(self.model, _under("trainable", data.tensors))
         else:
             saved, _ = hub.load(self.checkpoints.folder(step), dtype="stored")
             self._check_spec(saved.spec, step)
-            self.model.load_state_dict(saved.state_dict())
+            load_whole(self.model, saved.state_dict())
         load_optimizer_state(data, self.train_step.optimizer)
         self.train_step.load_state_dict(data.metadata["grad_scaler"])
         if self.ema is not None:
@@ -142,22 +149,22 @@ class Checkpointer:
                 "old value; give that to resume, or train.out=FOLDER to start a new run."
             )
 
-    def snapshot(self) -> Model:
-        """Return a copy of the model on the CPU, LoRA merged, which can be written while training continues."""
-        if self.has_lora:
-            merged = copy.deepcopy(self.model).to("cpu")
-            lora.merge(merged)
-            return merged
-        with torch.device("meta"):
-            copied = instantiate(self.model.spec)
-        weights = {name: weight.detach().to("cpu", copy=True) for name, weight in self.model.state_dict().items()}
-        copied.load_state_dict(weights, assign=True)
-        copied.tokenizer_fingerprint, copied.extra_files = self.model.tokenizer_fingerprint, self.model.extra_files
+    def snapshot(self) -> Model | None:
+        """Return a copy of the model on the CPU, LoRA merged, which can be written while training continues.
+
+        Several processes gather it for the main one; the others get None.
+        """
+        copied = gathered(self.model, torch.device("cpu"), keep=self.processes.is_main)
+        if copied is not None and self.has_lora:
+            lora.merge(copied)
         return copied
 
     def save_model(self, folder: Path) -> Model:
-        """Save the current model to a folder, and return a copy on the CPU."""
+        """Save the current model to a folder, and return a copy on the CPU; without weights if another saves it."""
         model = self.snapshot()
+        if model is None:
+            with torch.device("meta"):
+                return instantiate(self.model.spec)
         with self.report_write_errors():
             self.checkpoints.snapshots.make_room(lambda: hub.save(model, self.tok, folder))
         return model
@@ -167,11 +174,11 @@ class Checkpointer:
         folder = self.checkpoints.folder(step)
         tensors = read(folder).tensors
         if self.ema is not None:
-            self.model.load_state_dict(_under("ema", tensors), strict=False)
+            load_whole(self.model, _under("ema", tensors))
         elif self.has_lora:
-            self.model.load_state_dict(_under("trainable", tensors), strict=False)
+            load_whole(self.model, _under("trainable", tensors))
         else:
-            self.model.load_state_dict(hub.load(folder, dtype="stored")[0].state_dict())
+            load_whole(self.model, hub.load(folder, dtype="stored")[0].state_dict())
 
     @contextmanager
     def report_write_errors(self) -> Iterator[None]:
@@ -200,7 +207,7 @@ def fingerprint(model: Model) -> str:
     trainable = {name for name, weight in model.named_parameters() if weight.requires_grad}
     for name, tensor in sorted(model.state_dict().items()):
         if name not in trainable:
-            plain = tensor.detach().to("cpu").contiguous()
+            plain: Any = whole(tensor.detach()).to("cpu").contiguous()
             digest.update(f"{name} {plain.dtype} {list(plain.shape)}".encode())
             digest.update(plain.view(-1).view(torch.uint8).numpy())
     return digest.hexdigest()
@@ -223,9 +230,13 @@ def load_optimizer_state(state: CheckpointData, optimizer: torch.optim.Optimizer
     """Load what `optimizer_state` returned into an optimizer of the same parameters."""
     metadata = state.metadata["optimizer"]
     restored: dict[int, dict[str, Any]] = {}
+    weights = [weight for group in optimizer.param_groups for weight in group["params"]]
     for name, value in _under("optimizer", state.tensors).items():
         number, _, key = name.partition(".")
-        restored.setdefault(int(number), {})[key] = value.clone()
+        mine = value.clone()
+        if value.dim() and int(number) < len(weights) and is_sharded(like := weights[int(number)]):
+            copy_whole_(mine := torch.zeros_like(like), value)
+        restored.setdefault(int(number), {})[key] = mine
     for name, value in metadata["scalars"].items():
         number, _, key = name.partition(".")
         restored.setdefault(int(number), {})[key] = value
