@@ -217,8 +217,8 @@ def _tensor_mapping(family: Family | None, name: str, s: spec.Spec) -> TensorMap
     return mapping
 
 
-def save(model: Model, tok: Tokenizer | None, folder: str | Path, *, read: ReadWeight | None = None) -> None:
-    """Save a model and its tokenizer as a folder, atomically; `read` returns the weights of a model on device meta.
+def save(model: Model, tok: Tokenizer | None, folder: str | Path) -> None:
+    """Save a model and its tokenizer as a folder, atomically.
 
     If a transformers family can express the spec, transformers loads the folder as it is; otherwise it has the native
     format, which `load` reads. A model folder is replaced; a folder with anything else in it is refused. A model
@@ -230,20 +230,18 @@ def save(model: Model, tok: Tokenizer | None, folder: str | Path, *, read: ReadW
     ...     sorted(path.name for path in Path(folder, "model").iterdir())
     ['config.json', 'model.safetensors']
     """
-    store.replace_folder(Path(folder).expanduser(), folder_writer(model, tok, read=read), MODEL_FILES)
+    store.replace_folder(Path(folder).expanduser(), folder_writer(model, tok), MODEL_FILES)
 
 
-def folder_writer(
-    model: Model, tok: Tokenizer | None, *, read: ReadWeight | None = None, weights: bool = True
-) -> Callable[[Path], None]:
+def folder_writer(model: Model, tok: Tokenizer | None, *, weights: bool = True) -> Callable[[Path], None]:
     """Return a function that writes a model and its tokenizer into a new folder that will have other files, too.
 
     Without `weights` that is all but the weights, in the native format, of a model that may be on the device meta.
     """
     if not weights:
         return _writer(model, tok, {}, None)
-    named = _weights(model, read)
-    return _writer(model, tok, named, matching_family(model.spec, named)[0], read)
+    named = _weights(model)
+    return _writer(model, tok, named, matching_family(model.spec, named)[0])
 
 
 def export(model: Model, tok: Tokenizer | None, folder: str | Path, *, read: ReadWeight | None = None) -> str:

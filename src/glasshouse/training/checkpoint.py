@@ -31,6 +31,7 @@ from glasshouse.text import Tokenizer
 from glasshouse.training import chunks
 from glasshouse.training.checkpoints import CheckpointData, Checkpoints, read
 from glasshouse.training.chunks import is_split, owned_chunks, read_like
+from glasshouse.training.parallel import gathered, whole
 from glasshouse.training.run import describe_differences
 from glasshouse.training.step import EMA, TrainStep
 
@@ -113,11 +114,16 @@ class Checkpointer:
     def _model_writer(self) -> Callable[[Path], None]:
         """Copy the model, and return a function that writes this process's part of it."""
         weights, processes = self.model.state_dict(), self.processes
-        if not is_split(weights.values()):
-            return folder_writer(self.snapshot(), self.tok) if processes.is_main else lambda folder: None
+        if self.has_lora or not is_split(weights.values()):
+            model = self.snapshot()
+            return folder_writer(model, self.tok) if model is not None else lambda folder: None
         owned = owned_chunks(weights, is_main=processes.is_main)
         name = shard_name(MODEL_STEM, processes.rank + 1, processes.world_size)
-        write_rest = folder_writer(self._on_meta(), self.tok, weights=False)
+        with torch.device("meta"):
+            without_weights = instantiate(self.model.spec)
+        without_weights.tokenizer_fingerprint = self.model.tokenizer_fingerprint
+        without_weights.extra_files = self.model.extra_files
+        write_rest = folder_writer(without_weights, self.tok, weights=False)
 
         def fill(folder: Path) -> None:
             write_shard(folder / name, owned)
@@ -166,27 +172,22 @@ class Checkpointer:
                 "old value; give that to resume, or train.out=FOLDER to start a new run."
             )
 
-    def snapshot(self) -> Model:
-        """Return a copy of the model on the CPU, LoRA merged, which can be written while training continues."""
-        if self.has_lora:
-            merged = copy.deepcopy(self.model).to("cpu")
-            lora.merge(merged)
-            return merged
-        copied = self._on_meta()
-        owned = owned_chunks(self.model.state_dict(), is_main=True)
-        copied.load_state_dict({name: chunk.tensor for name, chunk in owned.items()}, assign=True)
-        return copied
+    def snapshot(self) -> Model | None:
+        """Return a copy of the model on the CPU, LoRA merged, which can be written while training continues.
 
-    def _on_meta(self) -> Model:
-        """Return the model without its weights."""
-        with torch.device("meta"):
-            copied = instantiate(self.model.spec)
-        copied.tokenizer_fingerprint, copied.extra_files = self.model.tokenizer_fingerprint, self.model.extra_files
+        Several processes gather it for the main one; the others get None.
+        """
+        copied = gathered(self.model, torch.device("cpu"), keep=self.processes.is_main)
+        if copied is not None and self.has_lora:
+            lora.merge(copied)
         return copied
 
     def save_model(self, folder: Path) -> Model:
-        """Save the current model to a folder, and return a copy on the CPU."""
+        """Save the current model to a folder, and return a copy on the CPU; without weights if another saves it."""
         model = self.snapshot()
+        if model is None:
+            with torch.device("meta"):
+                return instantiate(self.model.spec)
         with self.report_write_errors():
             self.checkpoints.snapshots.make_room(lambda: hub.save(model, self.tok, folder))
         return model
@@ -236,7 +237,7 @@ def fingerprint(model: Model) -> str:
     trainable = {name for name, weight in model.named_parameters() if weight.requires_grad}
     for name, tensor in sorted(model.state_dict().items()):
         if name not in trainable:
-            plain = tensor.detach().to("cpu").contiguous()
+            plain: Any = whole(tensor.detach()).to("cpu").contiguous()
             digest.update(f"{name} {plain.dtype} {list(plain.shape)}".encode())
             digest.update(plain.view(-1).view(torch.uint8).numpy())
     return digest.hexdigest()

@@ -67,7 +67,13 @@ class Recovery:
             self._raise_grad_accum()
 
     def _raise_grad_accum(self) -> None:
-        setup, state, batch_size = self.setup, self.state, self.setup.batches.batch_size
+        setup, state, batch_size = self.setup, self.state, len(self.setup.batches.share)
+        if setup.processes.is_parallel:  # the others have gone on
+            raise InputError(
+                f"process {setup.processes.rank} is out of memory with {setup.micro_batch_size} sequences of "
+                f"{setup.run.data.seq_len} tokens per micro-batch; try train.grad_accum={2 * state.grad_accum}, "
+                "train.activation_checkpointing=true or more processes."
+            )
         if state.grad_accum >= batch_size:
             raise InputError(
                 f"out of memory with one sequence of {setup.run.data.seq_len} tokens; choose a smaller model or a "
@@ -112,6 +118,7 @@ class Recovery:
         checkpointer = self.setup.checkpointer
         self.setup.train_step.optimizer.zero_grad(set_to_none=True)
         checkpointer.wait()
+        self.setup.processes.wait()
         if newest := checkpointer.checkpoints.newest():
             self._restore(newest[0], newest[1])
             self._truncate_logs(self.state.unwritten)
@@ -128,7 +135,8 @@ class Recovery:
         with setup.checkpointer.report_write_errors():
             setup.metrics.truncate(step)
             setup.checkpoint_log.truncate(step)
-            setup.checkpointer.checkpoints.snapshots.truncate(step)
+            if setup.processes.is_main:
+                setup.checkpointer.checkpoints.snapshots.truncate(step)
 
 
 def device_rng_state(device: torch.device) -> tuple[Tensor, Tensor | None]:
