@@ -21,6 +21,7 @@ from glasshouse.models import Model
 from glasshouse.models.flops import FlopEstimator
 from glasshouse.training.datasets import describe_files, prepare_datasets, units_of, with_kind
 from glasshouse.training.folder import lock_run, run_folder
+from glasshouse.training.lost_process import watched
 from glasshouse.training.model_setup import check_new_model, data_kind, load_base
 from glasshouse.training.optimizer import set_lr
 from glasshouse.training.parallel import gathered, reshard
@@ -66,7 +67,7 @@ def train(run: Run | str | Path, progress: ProgressReporter | bool = True) -> Re
     device = machine.resolve(run.train.device, "train.device")  # fails before the data are prepared
     if not isinstance(run.model, Pretrained):
         check_new_model(run)  # likewise
-    with join_processes(run.train.parallel, device) as (processes, device):
+    with join_processes(run.train.parallel, device) as (processes, device), watched(processes):
         return _train_in(run, processes, device, progress if processes.is_main else SilentReporter())
 
 

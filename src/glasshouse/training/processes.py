@@ -15,6 +15,7 @@ from torch import distributed as dist
 
 from glasshouse.config import Settings, require
 from glasshouse.errors import ConfigError
+from glasshouse.training.rendezvous import init_arguments
 
 T = TypeVar("T")
 PATIENCE = timedelta(days=7)  # that other processes wait while the first prepares data or evaluates
@@ -152,7 +153,8 @@ def join_processes(choice: Parallel, device: torch.device) -> Iterator[tuple[Pro
         raise ConfigError(f"train.device is {device.type}, but several processes train on cuda or cpu; choose one.")
     is_ours = not dist.is_initialized()
     if is_ours:
-        dist.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo")
+        backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+        dist.init_process_group(backend, **init_arguments())
     try:
         patient = dist.new_group(backend="gloo", timeout=PATIENCE)
         yield Processes(dist.get_rank(), world_size, local, choice.tensor, True, patient), device
