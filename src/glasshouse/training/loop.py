@@ -14,9 +14,7 @@ import torch
 from glasshouse import device as machine
 from glasshouse.config import JsonDict
 from glasshouse.data import Batch
-from glasshouse.data.batches import Share
 from glasshouse.errors import InputError
-from glasshouse.evaluation.eval_loop import evaluate_samples
 from glasshouse.models import Model
 from glasshouse.models.flops import FlopEstimator
 from glasshouse.training.datasets import describe_files, prepare_datasets, units_of, with_kind
@@ -24,7 +22,7 @@ from glasshouse.training.folder import lock_run, run_folder
 from glasshouse.training.lost_process import watched
 from glasshouse.training.model_setup import check_new_model, data_kind, load_base
 from glasshouse.training.optimizer import set_lr
-from glasshouse.training.parallel import gathered, reshard
+from glasshouse.training.parallel import gathered
 from glasshouse.training.processes import Processes, is_main_process, join_processes
 from glasshouse.training.progress import Display, ProgressReporter, SilentReporter
 from glasshouse.training.recovery import Recovery
@@ -34,6 +32,7 @@ from glasshouse.training.setup import Setup, describe, make_setup
 from glasshouse.training.signals import Signals, StoppedError
 from glasshouse.training.step import NonFiniteError, StepFuture, StepMetrics
 from glasshouse.training.trackers import Trackers
+from glasshouse.training.validation import validate
 
 
 def train(run: Run | str | Path, progress: ProgressReporter | bool = True) -> Result:
@@ -285,7 +284,7 @@ class Trainer:
     def validate(self) -> None:
         """Evaluate on the validation set, or the start of it, and update the best step."""
         setup, state = self.setup, self.state
-        found = self.recovery.retry(self._evaluate)
+        found = self.recovery.retry(lambda: validate(setup, self.token_bytes))
         self.reporter.on_validation_end(state.step, found)
         setup.throughput.exclude_elapsed()
         loss = found["loss"]
@@ -295,30 +294,6 @@ class Trainer:
             state.evals_since_best += 1
         validated = _as_json({f"validation_{name}": value for name, value in found.items()})
         state.pending_metrics = {**(state.pending_metrics or {}), **validated}
-
-    def _evaluate(self) -> dict[str, float]:
-        setup, done, processes = self.setup, 0, self.setup.processes
-
-        def on_batch() -> None:
-            nonlocal done
-            if not processes.is_parallel:
-                setup.signals.check()
-            self.reporter.stage("validating", done, setup.eval_samples)
-            done += processes.data_size * setup.micro_batch_size
-
-        share = {"rank": processes.data_rank, "world_size": processes.data_size}
-        with nullcontext() if setup.ema is None else setup.ema.applied():
-            sums = evaluate_samples(
-                setup.model,
-                Share(setup.val_samples, setup.eval_samples, **share),
-                setup.micro_batch_size,
-                token_bytes=self.token_bytes,
-                autocast_dtype=setup.train_step.precision,
-                evaluate_batch=setup.objective.evaluate_batch,
-                on_batch=on_batch,
-            )
-            reshard(setup.model)
-        return sums.reduced(processes.sum).metrics()
 
     def write_metrics(self) -> None:
         """Write the metrics of the last step to metrics.jsonl and the trackers."""

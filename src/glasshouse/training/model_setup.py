@@ -23,11 +23,10 @@ from glasshouse.models.heads import Classifier
 from glasshouse.models.length import check_length
 from glasshouse.models.stack import Stack
 from glasshouse.models.surgery import with_tokenizer
-from glasshouse.models.weight_init import init_weights
 from glasshouse.objectives.registry import head_objective, required_kind
 from glasshouse.text import Tokenizer
 from glasshouse.training.datasets import Datasets, given_tokenizer
-from glasshouse.training.parallel import FullDraws, choose_kind, make_mesh, memory_bytes, shard
+from glasshouse.training.parallel import FullDraws, parallelize
 from glasshouse.training.processes import Processes
 from glasshouse.training.run import Data, Run, Train, recipes
 
@@ -115,13 +114,8 @@ def make_sharded_model(
     model = _make_or_fit(run, datasets, base, torch.device("meta" if base is None else "cpu"))
     with torch.random.fork_rng(devices=()):  # adapters are drawn again below, on the device
         prepare_for_training(model, run.train)
-    memory = memory_bytes(device, processes)
-    kind = choose_kind(run.train.parallel, processes, spec.count_parameters(model.spec), memory)
-    shard(model, make_mesh(kind, processes, device), compute_dtype)
+    parallelize(model, run.train.parallel, processes, device, compute_dtype)
     with FullDraws():  # type: ignore[no-untyped-call]
-        if base is None:
-            model.to_empty(device=device)
-            init_weights(model, model.spec)
         for layer in lora.lora_layers(model).values():
             layer.init_weights()
     return model

@@ -228,7 +228,8 @@ class MuonAdamW(torch.optim.Optimizer):
         # Of sharded matrices, every process computes the whole update, as one alone would, and keeps its shard.
         updates = torch.stack([whole_like(one, weight) for one, weight in zip(nesterov, weights, strict=True)])
         updates = updates / torch.linalg.matrix_norm(updates, keepdim=True).clamp(min=1e-7)  # no overflow in float16
-        updates = newton_schulz(updates.to(compute_dtype(updates.device)), group["ns_steps"]).to(updates.dtype)
+        low = updates.dtype if updates.dtype == torch.float64 else compute_dtype(updates.device)
+        updates = newton_schulz(updates.to(low), group["ns_steps"]).to(updates.dtype)
 
         rows, columns = weights[0].shape
         decay = group["lr"] * group["weight_decay"]

@@ -5,6 +5,7 @@ Parameters are DTensors: each process has its shard of every one. A replica is a
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, cast
 
@@ -19,6 +20,9 @@ from glasshouse.layers import lora
 from glasshouse.models import Model
 from glasshouse.models.builder import instantiate
 from glasshouse.models.stack import Stack
+from glasshouse.models.weight_init import init_weights
+from glasshouse.spec import count_parameters
+from glasshouse.training import tensor_parallel
 from glasshouse.training.processes import Parallel, Processes
 
 if TYPE_CHECKING:  # takes a second to import, which one process need not wait for
@@ -74,16 +78,41 @@ def make_mesh(kind: str, processes: Processes, device: torch.device) -> DeviceMe
     return init_device_mesh(device.type, tuple(used.values()), mesh_dim_names=tuple(used))
 
 
+def parallelize(
+    model: Model, choice: Parallel, processes: Processes, device: torch.device, compute_dtype: torch.dtype
+) -> None:
+    """Spread a model over all processes; one on the meta device gets the weights that one process would draw."""
+    is_new = next(model.parameters()).is_meta
+    memory = _least_memory(device, processes)
+    kind = choose_kind(choice, processes, count_parameters(model.spec), memory)
+    mesh = make_mesh(kind, processes, device)
+    if processes.tensor > 1:
+        tensor_parallel.split(model, mesh["tensor"])
+    shard(model, mesh, compute_dtype)
+    if is_new:
+        model.to_empty(device=device)
+        with FullDraws():  # type: ignore[no-untyped-call]
+            init_weights(model, model.spec)
+
+
+def _least_memory(device: torch.device, processes: Processes) -> int:
+    """Return the memory in bytes of the process with the least; those of a node share that of its CPU."""
+    own = machine.memory_bytes(device)
+    return -processes.max(-(own if device.type == "cuda" else own // processes.local_world_size))
+
+
 # Sharding ---------------------------------------------------------------------------------------------------
 
 
 def shard(model: Model, mesh: DeviceMesh, compute_dtype: torch.dtype) -> None:
     """Shard every block, and what is outside the blocks, over a mesh; matrix products are in `compute_dtype`.
 
-    A model on the meta device has no weights afterwards either: see `materialize`.
+    A model on the meta device has no weights afterwards either.
     """
     from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
+    # Logits are a view where the head has a bias; the loss does not change them in place.
+    warnings.filterwarnings("ignore", message=r"FSDP2-wrapped module \(\w+\) returned a view tensor")
     names = [name for name in mesh.mesh_dim_names or () if name != "tensor"]
     data = mesh[tuple(names)]
     # A replica need not be gathered again in the backward pass.
@@ -241,9 +270,3 @@ def copies(weight: Any) -> float:  # noqa: ANN401 - likewise
     for size, placement in zip(weight.device_mesh.shape, weight.placements, strict=True):
         shards *= 1 if placement.is_replicate() else size
     return dist.get_world_size() / shards
-
-
-def memory_bytes(device: torch.device, processes: Processes) -> int:
-    """Return the memory that the process with the least has: the processes of a node share that of their CPU."""
-    own = machine.memory_bytes(device)
-    return -processes.max(-(own if device.type == "cuda" else own // processes.local_world_size))

@@ -47,6 +47,16 @@ class ShardedTrainStep(TrainStep):
         """Whether the blocks are compiled."""
         return bool(self._eager)
 
+    @contextmanager
+    def eager(self) -> Iterator[None]:
+        """Run the blocks in eager mode while the context is open."""
+        compiled = {block: block.forward for block in self._eager}
+        for block, forward in self._eager.items():
+            block.forward = forward
+        yield
+        for block, forward in compiled.items():
+            block.forward = forward
+
     def _forward_context(self, *, is_last: bool) -> AbstractContextManager[object]:
         model: Any = self.model
         model.set_requires_gradient_sync(is_last)
@@ -59,7 +69,7 @@ class ShardedTrainStep(TrainStep):
 @contextmanager
 def _deferred_logits(head: nn.Module, defer: bool) -> Iterator[None]:
     """Let the head leave its last matmul to the loss, while the context is open; modules and names do not change."""
-    if not (defer and isinstance(head, LMHead)):
+    if not (defer and isinstance(head, LMHead)) or "forward" in vars(head):  # split: the loss is on its shards
         yield
         return
     head.forward = lambda x, layout, table: head.unprojected(x, table)  # type: ignore[method-assign,assignment,return-value]

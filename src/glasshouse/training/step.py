@@ -136,6 +136,10 @@ class TrainStep:
         """Whether the model is compiled."""
         return self._compute_loss is not self.loss_fn
 
+    def eager(self) -> AbstractContextManager[None]:
+        """Return a context in which the model is in eager mode, for hooks on its modules: here it always is."""
+        return nullcontext()
+
     def __call__(self, batch: Batch, grad_accum: int = 1) -> StepMetrics:
         """Run a step with `grad_accum` micro-batches; loss and gradients are those of the whole batch."""
         return self.launch(batch, grad_accum).result()
