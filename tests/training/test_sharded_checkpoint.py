@@ -6,23 +6,25 @@ import errno
 import os
 import shutil
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import processes
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch import distributed as dist
 
 import glasshouse as gh
 from glasshouse import hub, store
 from glasshouse.errors import StoreError
-from glasshouse.models.stack import Stack
 from glasshouse.training import checkpoints as checkpoint_folder
 from glasshouse.training.checkpoint import Checkpointer, TrainerState
 from glasshouse.training.checkpoints import Checkpoints
+from glasshouse.training.parallel import copy_whole_, parallelize
 from glasshouse.training.processes import Parallel, Processes, join_processes
 from glasshouse.training.step import EMA, TrainStep
 
@@ -35,28 +37,16 @@ def make_tokenizer() -> gh.Tokenizer:
     return gh.Tokenizer.train(texts=["to be or not to be"], vocab_size=263)
 
 
-def make_model(seed: int) -> Any:  # noqa: ANN401
+def make_model(seed: int, device: str = "cpu") -> Any:  # noqa: ANN401
     torch.manual_seed(seed)
-    return gh.build(gh.preset("tiny-decoder", n_layers=2, vocab_size=len(make_tokenizer())))
+    return gh.build(gh.preset("tiny-decoder", n_layers=2, vocab_size=len(make_tokenizer())), device=device)
 
 
-def shard(model: nn.Module, shape: tuple[int, ...]) -> None:
-    """Shard a model over all processes; of two numbers the first is that of replicas."""
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import fully_shard
-
-    mesh = init_device_mesh("cpu", shape, mesh_dim_names=("replicate", "shard")[-len(shape) :])
-    for stack in model.modules():
-        if isinstance(stack, Stack):
-            for block in stack.blocks:
-                fully_shard(block, mesh=mesh)
-    fully_shard(model, mesh=mesh)
-
-
-def make_checkpointer(root: Path, known: Processes, seed: int, shape: tuple[int, ...] | None) -> Checkpointer:
-    model = make_model(seed)
-    if shape is not None:
-        shard(model, shape)
+def make_checkpointer(root: Path, known: Processes, seed: int, kind: str = "shard") -> Checkpointer:
+    model = make_model(seed, "meta" if known.is_parallel else "cpu")
+    if known.is_parallel:
+        choice = Parallel(kind, known.tensor)  # type: ignore[arg-type]
+        parallelize(model, choice, known, torch.device("cpu"), torch.float32)
     step = TrainStep(model, torch.optim.AdamW(model.parameters(), lr=0.1 * (seed + 1)))
     state, ema = TrainerState(), EMA(model, 0.9)
     return Checkpointer(model, step, ema, state, make_tokenizer(), Checkpoints(root / "checkpoints", 1, 3, known))
@@ -68,20 +58,12 @@ def train(checkpointer: Checkpointer) -> None:
     optimizer = checkpointer.train_step.optimizer
     for _ in range(2):
         for weight in checkpointer.model.parameters():
-            gradient = torch.randn(weight.shape, generator=source)
-            weight.grad = split_like(gradient, weight)
+            weight.grad = torch.zeros_like(weight)
+            copy_whole_(weight.grad, torch.randn(weight.shape, generator=source))
         optimizer.step()
         assert checkpointer.ema is not None
         checkpointer.ema.update()
     checkpointer.state.step = STEP
-
-
-def split_like(values: Tensor, like: Any) -> Tensor:  # noqa: ANN401
-    if not hasattr(like, "placements"):
-        return values
-    from torch.distributed.tensor import distribute_tensor
-
-    return distribute_tensor(values, like.device_mesh, like.placements)
 
 
 def whole_state(checkpointer: Checkpointer) -> dict[str, Tensor]:
@@ -105,23 +87,29 @@ def assert_equal(one: dict[str, Tensor], other: dict[str, Tensor]) -> None:
 
 def reference(root: Path) -> Checkpointer:
     """The same two updates in one process."""
-    checkpointer = make_checkpointer(root / "reference", Processes(), 0, None)
+    checkpointer = make_checkpointer(root / "reference", Processes(), 0)
     train(checkpointer)
     return checkpointer
 
 
-def save_in_ranks(rank: int, root: Path, shape: tuple[int, ...]) -> None:
-    with join_processes(Parallel("shard"), torch.device("cpu")) as (known, _):
-        checkpointer = make_checkpointer(root, known, 0, shape)
+def save_in_ranks(rank: int, root: Path, kind: str, tensor: int) -> None:
+    with joined(tensor) as known:
+        checkpointer = make_checkpointer(root, known, 0, kind)
         checkpointer.save_initial()
         train(checkpointer)
         checkpointer.save()
         checkpointer.wait()
 
 
-def load_in_ranks(rank: int, root: Path, shape: tuple[int, ...]) -> None:
-    with join_processes(Parallel("shard"), torch.device("cpu")) as (known, _):
-        check_restored(make_checkpointer(root, known, 1, shape), reference(root))
+def load_in_ranks(rank: int, root: Path, kind: str, tensor: int) -> None:
+    with joined(tensor) as known:
+        check_restored(make_checkpointer(root, known, 1, kind), reference(root))
+
+
+@contextmanager
+def joined(tensor: int = 1) -> Iterator[Processes]:
+    with join_processes(Parallel("shard", tensor), torch.device("cpu")) as (known, _):
+        yield replace(known, local_world_size=2)  # as on nodes of two
 
 
 def check_restored(checkpointer: Checkpointer, expected: Checkpointer) -> None:
@@ -139,7 +127,7 @@ def check_restored(checkpointer: Checkpointer, expected: Checkpointer) -> None:
 def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run folder with the checkpoint of four processes, and a snapshot of the initial model."""
     root = tmp_path_factory.mktemp("sharded")
-    assert processes.run_ranks(save_in_ranks, 4, root / "rendezvous", root, (4,)) == [0] * 4
+    assert processes.run_ranks(save_in_ranks, 4, root / "rendezvous", root, "shard", 1) == [0] * 4
     return root
 
 
@@ -164,23 +152,43 @@ def test_every_process_writes_its_shard(saved: Path) -> None:
 
 def test_saved_by_four_and_loaded_by_one(saved: Path, tmp_path: Path) -> None:
     shutil.copytree(saved / "checkpoints", tmp_path / "checkpoints")
-    check_restored(make_checkpointer(tmp_path, Processes(), 1, None), reference(tmp_path))
+    check_restored(make_checkpointer(tmp_path, Processes(), 1), reference(tmp_path))
 
 
-@pytest.mark.parametrize("shape", [(2,), (2, 2), pytest.param((8,), marks=pytest.mark.long)], ids=str)
-def test_saved_by_four_and_loaded_by_others(shape: tuple[int, ...], saved: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("count", "kind", "tensor"),
+    [
+        (2, "shard", 1),
+        (2, "replicate", 1),
+        (4, "shard", 2),
+        pytest.param(4, "hybrid", 1, marks=pytest.mark.long),
+        pytest.param(8, "shard", 1, marks=pytest.mark.long),
+        pytest.param(8, "hybrid", 2, marks=pytest.mark.long),
+    ],
+)
+def test_saved_by_four_and_loaded_by_others(count: int, kind: str, tensor: int, saved: Path, tmp_path: Path) -> None:
     shutil.copytree(saved / "checkpoints", tmp_path / "checkpoints")
-    count = torch.Size(shape).numel()
-    assert processes.run_ranks(load_in_ranks, count, tmp_path / "rendezvous", tmp_path, shape) == [0] * count
+    codes = processes.run_ranks(load_in_ranks, count, tmp_path / "rendezvous", tmp_path, kind, tensor)
+    assert codes == [0] * count
 
 
-@pytest.mark.parametrize("shape", [(1, 2), (2, 1), (2,)], ids=str)
-def test_replicas_are_saved_once(shape: tuple[int, ...], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("count", "kind", "tensor"),
+    [
+        (2, "replicate", 1),
+        (2, "shard", 2),
+        (4, "hybrid", 1),
+        pytest.param(4, "shard", 2, marks=pytest.mark.long),
+        pytest.param(8, "hybrid", 2, marks=pytest.mark.long),
+    ],
+)
+def test_every_layout_is_saved_once_and_loaded_by_one(count: int, kind: str, tensor: int, tmp_path: Path) -> None:
     """Replicas without shards are saved as by one process."""
-    assert processes.run_ranks(save_in_ranks, 2, tmp_path / "rendezvous", tmp_path, shape) == [0, 0]
+    codes = processes.run_ranks(save_in_ranks, count, tmp_path / "rendezvous", tmp_path, kind, tensor)
+    assert codes == [0] * count
     names = {path.name for path in folder_of(tmp_path).iterdir()}
-    assert ("model.safetensors" in names) == ("training_state.safetensors" in names) == (shape == (2, 1))
-    check_restored(make_checkpointer(tmp_path, Processes(), 1, None), reference(tmp_path))
+    assert ("model.safetensors" in names) == ("training_state.safetensors" in names) == (kind == "replicate")
+    check_restored(make_checkpointer(tmp_path, Processes(), 1), reference(tmp_path))
 
 
 # As a model
@@ -256,8 +264,8 @@ def die() -> None:
 
 def save_and_fail(rank: int, root: Path, failing: int, where: str) -> None:
     """Save one checkpoint, then another that one process does not finish."""
-    with join_processes(Parallel("shard"), torch.device("cpu")) as (known, _):
-        checkpointer = make_checkpointer(root, known, 0, (2,))
+    with joined() as known:
+        checkpointer = make_checkpointer(root, known, 0)
         train(checkpointer)
         checkpointer.save()
         checkpointer.wait()
@@ -288,7 +296,7 @@ def test_a_process_killed_while_saving_leaves_no_folder(failing: int, where: str
     assert codes[failing] == -signal.SIGKILL
     assert codes[1 - failing] == 1  # it ends by itself, with an error
     assert Checkpoints(tmp_path / "checkpoints").steps() == [STEP]
-    check_restored(make_checkpointer(tmp_path, Processes(), 1, None), reference(tmp_path))
+    check_restored(make_checkpointer(tmp_path, Processes(), 1), reference(tmp_path))
 
 
 def test_an_error_of_one_process_is_raised_in_all(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ def is_split(tensors: Iterable[Any]) -> bool:
     False
     """
     return any(
-        placement.is_shard() and size > 1
+        size > 1 and not placement.is_replicate()
         for tensor in tensors
         if hasattr(tensor, "to_local")
         for placement, size in zip(tensor.placements, tensor.device_mesh.shape, strict=True)
@@ -85,7 +85,7 @@ def _place(tensor: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:  # noqa: ANN
 
 
 def _is_first_replica(tensor: Any) -> bool:  # noqa: ANN401 - a DTensor
-    coordinate = tensor.device_mesh.get_coordinate()
-    return all(
-        at == 0 for at, placement in zip(coordinate, tensor.placements, strict=True) if placement.is_replicate()
-    )
+    mesh = tensor.device_mesh
+    at = zip(mesh.get_coordinate(), tensor.placements, strict=True)
+    # With tensor parallelism, norms are on several meshes without that dimension: one of them has rank 0.
+    return 0 in mesh.mesh and all(index == 0 for index, placement in at if placement.is_replicate())
