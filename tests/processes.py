@@ -33,7 +33,13 @@ def run(target: Callable[..., object], *arguments: object) -> int:
     return process.exitcode
 
 
-def run_ranks(target: Callable[..., object], world_size: int, rendezvous: Path, *arguments: object) -> list[int]:
+def run_ranks(
+    target: Callable[..., object],
+    world_size: int,
+    rendezvous: Path,
+    *arguments: object,
+    meanwhile: Callable[[list[ForkServerProcess]], None] = lambda ranks: None,
+) -> list[int]:
     """Call a function with (rank, *arguments) in processes that form a gloo group; return their exit codes."""
     rendezvous.unlink(missing_ok=True)
     started = [
@@ -42,6 +48,7 @@ def run_ranks(target: Callable[..., object], world_size: int, rendezvous: Path, 
     ]
     for process in started:
         process.start()
+    meanwhile(started)
     end = time.monotonic() + SECONDS
     for process in started:
         process.join(max(0.0, end - time.monotonic()))

@@ -165,10 +165,9 @@ class Trainer:
 
     def _stop_together(self) -> None:
         """Raise `StoppedError` in every process if one of several received a signal."""
-        signals, processes = self.setup.signals, self.setup.processes
-        if processes.is_parallel:
-            signals.received = processes.max(signals.received or 0) or None
-            signals.check()
+        processes = self.setup.processes
+        if processes.is_parallel and (number := processes.max(self.setup.signals.received or 0)):
+            raise StoppedError(number)
 
     @property
     def finished(self) -> bool:

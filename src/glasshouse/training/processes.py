@@ -18,6 +18,7 @@ from glasshouse.errors import ConfigError
 from glasshouse.training.rendezvous import init_arguments
 
 T = TypeVar("T")
+CONNECT = timedelta(seconds=60)  # all processes are there by then
 PATIENCE = timedelta(days=7)  # that other processes wait while the first prepares data or evaluates
 
 
@@ -99,7 +100,7 @@ class Processes:
 
     def with_own_group(self) -> Processes:
         """Return the same processes with a group of their own, for a thread; all processes must call this."""
-        return replace(self, _patient=dist.new_group(backend="gloo", timeout=PATIENCE)) if self.is_parallel else self
+        return replace(self, _patient=_patient_group()) if self.is_parallel else self
 
     def wait(self) -> None:
         """Wait until every process is here, however long it takes."""
@@ -156,11 +157,17 @@ def join_processes(choice: Parallel, device: torch.device) -> Iterator[tuple[Pro
         backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
         dist.init_process_group(backend, **init_arguments())
     try:
-        patient = dist.new_group(backend="gloo", timeout=PATIENCE)
-        yield Processes(dist.get_rank(), world_size, local, choice.tensor, True, patient), device
+        yield Processes(dist.get_rank(), world_size, local, choice.tensor, True, _patient_group()), device
     finally:
         if is_ours:
             dist.destroy_process_group()
+
+
+def _patient_group() -> dist.ProcessGroup:
+    """Return a group over the CPU that connects at once or not at all, and then waits for days."""
+    group = dist.new_group(backend="gloo", timeout=CONNECT)
+    dist.distributed_c10d._set_pg_timeout(PATIENCE, group)
+    return group
 
 
 def _check_tensor(choice: Parallel, world_size: int) -> None:
