@@ -133,10 +133,10 @@ def test_a_number_of_processes_that_does_not_fit_is_an_error(monkeypatch: pytest
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "3")
     choice, cpu = Parallel(tensor=2), torch.device("cpu")
-    with pytest.raises(ConfigError, match="tensor is 2, .* number of processes, 3"), join_processes(choice, cpu):
+    with pytest.raises(ConfigError, match=r"tensor is 2, .* number of processes, 3"), join_processes(choice, cpu):
         pass
     monkeypatch.delenv("RANK")
-    with pytest.raises(ConfigError, match="tensor is 2, .* number of processes, 1"), join_processes(choice, cpu):
+    with pytest.raises(ConfigError, match=r"tensor is 2, .* number of processes, 1"), join_processes(choice, cpu):
         pass
 
 
