@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ from glasshouse.training.step import TrainStep
 
 VOCABULARY = 271  # which no number of processes divides
 ROWS = 6
-SECONDS = 240
+SECONDS = 1800  # the matrix of cases takes minutes
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "decoder": ("tiny-decoder", {"init": "normal"}),
     "seq2seq": ("tiny-seq2seq", {"dropout": 0.0, "embed_dropout": 0.0}),
@@ -49,11 +49,24 @@ class Case:
     activation_checkpointing: bool = False
     steps: int = 1
     smoothing: float = 0.0
+    precision: str = "float32"  # of matrix products
+
+    def __str__(self) -> str:
+        values = ((field.name, getattr(self, field.name), field.default) for field in fields(self))
+        changed = [f"{name}={value}" for name, value, default in values if value != default]
+        return ", ".join(changed) or "defaults"
 
     @property
     def reference(self) -> Case:
         """The same steps in one process, with one micro-batch."""
-        return Case(self.model, self.optimizer, dtype=self.dtype, steps=self.steps, smoothing=self.smoothing)
+        return Case(
+            self.model,
+            self.optimizer,
+            dtype=self.dtype,
+            steps=self.steps,
+            smoothing=self.smoothing,
+            precision=self.precision,
+        )
 
 
 @dataclass(frozen=True)
@@ -94,7 +107,7 @@ def run(case: Case, processes: Processes) -> Outcome:
     optimizers.compute_dtype = lambda device: torch.float32  # of Newton-Schulz, on every machine
     torch.manual_seed(5)
     preset, fields = MODELS[case.model]
-    cpu, dtype = torch.device("cpu"), getattr(torch, case.dtype)
+    cpu, dtype, precision = torch.device("cpu"), getattr(torch, case.dtype), getattr(torch, case.precision)
     s = gh.preset(preset, vocab_size=VOCABULARY, **fields)
     model = gh.build(s, device="meta" if processes.is_parallel else cpu, dtype=dtype)
     if case.activation_checkpointing:
@@ -102,11 +115,19 @@ def run(case: Case, processes: Processes) -> Outcome:
             if name.rpartition(".")[0].endswith("blocks"):
                 checkpoint_activations(module)
     if processes.is_parallel:
-        parallelize(model, Parallel(kind=case.kind, tensor=case.tensor), processes, cpu, torch.float32)  # type: ignore[arg-type]
+        choice = Parallel(kind=case.kind, tensor=case.tensor)  # type: ignore[arg-type]
+        parallelize(model, choice, processes, cpu, precision)
     optimizer = make_optimizer(model, {"adamw": AdamW(), "muon": Muon()}[case.optimizer])
     make_step = ShardedTrainStep if processes.is_parallel else TrainStep
-    clip, smoothing = (None if case.steps == 1 else 0.5), case.smoothing
-    step = make_step(model, optimizer, reduce=processes.sum, grad_clip=clip, label_smoothing=smoothing)
+    step = make_step(
+        model,
+        optimizer,
+        reduce=processes.sum,
+        grad_clip=None if case.steps == 1 else 0.5,
+        label_smoothing=case.smoothing,
+        precision=precision,
+        defer_logits=True,
+    )
     share = {"rank": processes.data_rank, "world_size": processes.data_size}
     batches = Batches(Samples(model.spec.kind == "seq2seq"), ROWS, **share)
     losses, norms, gradients = [], [], {}

@@ -15,14 +15,12 @@ from glasshouse import device as machine
 from glasshouse.config import JsonDict
 from glasshouse.data import Batch
 from glasshouse.errors import InputError
-from glasshouse.models import Model
 from glasshouse.models.flops import FlopEstimator
 from glasshouse.training.datasets import describe_files, prepare_datasets, units_of, with_kind
 from glasshouse.training.folder import lock_run, run_folder
 from glasshouse.training.lost_process import watched
 from glasshouse.training.model_setup import check_new_model, data_kind, load_base
 from glasshouse.training.optimizer import set_lr
-from glasshouse.training.parallel import gathered
 from glasshouse.training.processes import Processes, is_main_process, join_processes
 from glasshouse.training.progress import Display, ProgressReporter, SilentReporter
 from glasshouse.training.recovery import Recovery
@@ -312,11 +310,7 @@ class Trainer:
 
     def _log_checkpoint(self) -> None:
         self.reporter.stage("probing and sampling", 0, 0)
-        processes = self.setup.processes
-        model: Model | None = self.setup.model
-        if processes.is_parallel:
-            model = gathered(self.setup.model, self.setup.device, keep=processes.is_main)
-        if model is not None:
+        if (model := self.setup.plain_model()) is not None:
             with self.setup.checkpointer.report_write_errors():
                 self.setup.checkpoint_log.write(self.state.step, model)
         self.setup.throughput.exclude_elapsed()

@@ -87,8 +87,10 @@ def _save_adapter(setup: Setup) -> None:
     if setup.resized:
         log("no adapter files: the head or the vocabulary differs from the base model's")
         return
+    if (model := setup.plain_model()) is None:
+        return
     try:
         with setup.checkpointer.report_write_errors():
-            hub.save_adapter(setup.model, run.train.lora, setup.folder / ADAPTER, run.model.source)
+            hub.save_adapter(model, run.train.lora, setup.folder / ADAPTER, run.model.source)
     except ConfigError as error:
         log(f"no adapter files: {error}")

@@ -24,7 +24,7 @@ from glasshouse.training.datasets import Datasets
 from glasshouse.training.folder import METRICS
 from glasshouse.training.journal import Journal
 from glasshouse.training.optimizer import make_optimizer
-from glasshouse.training.parallel import describe_layout
+from glasshouse.training.parallel import describe_layout, gathered
 from glasshouse.training.processes import Processes
 from glasshouse.training.progress import ProgressReporter, Throughput
 from glasshouse.training.run import Pretrained, Run
@@ -68,6 +68,12 @@ class Setup:
     def micro_batch_size(self) -> int:
         """Sequences per forward pass."""
         return -(-len(self.batches.share) // self.state.grad_accum)
+
+    def plain_model(self) -> Model | None:
+        """Return the model with plain weights: itself, or gathered from several processes, for the main one alone."""
+        if not self.processes.is_parallel:
+            return self.model
+        return gathered(self.model, self.device, keep=self.processes.is_main)
 
     @property
     def eval_samples(self) -> int:
