@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerProcess
+from pathlib import Path
+
+import torch
+from torch import distributed as dist
 
 SECONDS = 120  # all of this takes a few; only a hang takes longer
 
 FORKS = multiprocessing.get_context("forkserver")
-FORKS.set_forkserver_preload(["glasshouse.training", "glasshouse.cli", "torch._dynamo", "hypothesis", "pytest"])
+FORKS.set_forkserver_preload(
+    ["glasshouse.training", "glasshouse.cli", "torch._dynamo", "torch.distributed.fsdp", "hypothesis", "pytest"]
+)
 
 
 def run(target: Callable[..., object], *arguments: object) -> int:
@@ -23,6 +31,42 @@ def run(target: Callable[..., object], *arguments: object) -> int:
         process.kill()
     assert process.exitcode is not None, f"not done after {SECONDS} seconds"
     return process.exitcode
+
+
+def run_ranks(
+    target: Callable[..., object],
+    world_size: int,
+    rendezvous: Path,
+    *arguments: object,
+    meanwhile: Callable[[list[ForkServerProcess]], None] = lambda ranks: None,
+) -> list[int]:
+    """Call a function with (rank, *arguments) in processes that form a gloo group; return their exit codes."""
+    rendezvous.unlink(missing_ok=True)
+    started = [
+        FORKS.Process(target=_join, args=(target, rank, world_size, rendezvous, arguments))
+        for rank in range(world_size)
+    ]
+    for process in started:
+        process.start()
+    meanwhile(started)
+    end = time.monotonic() + SECONDS
+    for process in started:
+        process.join(max(0.0, end - time.monotonic()))
+    codes = [process.exitcode for process in started]
+    for process in started:
+        process.kill()
+    assert None not in codes, f"not done after {SECONDS} seconds: {codes}"
+    return [code for code in codes if code is not None]
+
+
+def _join(
+    target: Callable[..., object], rank: int, world_size: int, rendezvous: Path, arguments: tuple[object]
+) -> None:
+    torch.set_num_threads(1)
+    os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(world_size), "LOCAL_WORLD_SIZE": str(world_size)}
+    dist.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=world_size)
+    target(rank, *arguments)
+    dist.destroy_process_group()
 
 
 @contextmanager

@@ -11,7 +11,8 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -66,10 +67,11 @@ def read(folder: str | Path, *, verify: bool = True) -> tuple[dict[str, torch.Te
     return read_tensors(path), manifest["metadata"]
 
 
-def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
-    """Write tensors as one safetensors file, marked as PyTorch's, as other readers expect."""
+def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str] | None = None) -> None:
+    """Write tensors as one safetensors file, marked as PyTorch's, as other readers expect, with metadata."""
+    header = {"format": "pt", **(metadata or {})}
     try:
-        save_file({name: tensor.detach().contiguous() for name, tensor in tensors.items()}, path, {"format": "pt"})
+        save_file({name: tensor.detach().contiguous() for name, tensor in tensors.items()}, path, header)
     except SafetensorError as error:  # for example a full disk
         raise OSError(f"{str(path)!r}: {error}") from None
 
@@ -79,6 +81,19 @@ def read_tensors(path: Path) -> dict[str, torch.Tensor]:
 
     Writes do not change the file. A file that is damaged, or whose header claims more than its size, is an error.
     """
+    with _opened(path) as file:
+        return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+
+
+def read_metadata(path: Path) -> dict[str, str]:
+    """Return the metadata in the header of a safetensors file."""
+    with _opened(path) as file:
+        return file.metadata() or {}
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[Any]:
+    """Open a safetensors file after checking the size of its header."""
     size = path.stat().st_size
     with path.open("rb") as file:
         header = int.from_bytes(file.read(8), "little")
@@ -90,7 +105,7 @@ def read_tensors(path: Path) -> dict[str, torch.Tensor]:
         raise StoreError(f"{str(path)!r} has a header of {header} bytes, which no real model needs; do not use it.")
     try:
         with safe_open(path, framework="pt") as file:
-            return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            yield file
     except (SafetensorError, TypeError) as error:  # TypeError: an impossible shape
         reason = str(error).partition("\n")[0]
         raise StoreError(f"{str(path)!r} is not a valid safetensors file ({reason}); fetch it again.") from None
@@ -102,24 +117,37 @@ def replace_folder(folder: Path, fill: Callable[[Path], None], ours: str) -> Non
     A folder with a file whose name does not match the expression `ours` is left alone. Between the two renames the
     old folder has another name, where `surviving_folder` finds it.
     """
-    folder = folder.resolve()  # the target of a link, so that the link itself stays
-    check_replaceable(folder, ours)
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    new, old = folder.with_name(f".{folder.name}.new"), _backup_path(folder)
-    shutil.rmtree(new, ignore_errors=True)  # left by a process that was killed
-    new.mkdir()
+    new = begin_folder(folder, ours)
     try:
         fill(new)
-        for path in (*new.rglob("*"), new):
-            _flush(path)
+        for path in new.rglob("*"):
+            flush(path)
+        commit_folder(folder)
     except BaseException:
         shutil.rmtree(new, ignore_errors=True)
         raise
+
+
+def begin_folder(folder: Path, ours: str) -> Path:
+    """Make the empty folder that is filled, flushed file by file, and renamed by `commit_folder`."""
+    check_replaceable(folder, ours)
+    new = unfinished_folder(folder)
+    new.parent.mkdir(parents=True, exist_ok=True)
+    shutil.rmtree(new, ignore_errors=True)  # left by a process that was killed
+    new.mkdir()
+    return new
+
+
+def commit_folder(folder: Path) -> None:
+    """Rename a folder that was filled to its name, in place of an older one."""
+    folder = folder.resolve()  # the target of a link, so that the link itself stays
+    new, old = unfinished_folder(folder), _backup_path(folder)
+    flush(new)
     if folder.exists():
         shutil.rmtree(old, ignore_errors=True)
         folder.rename(old)
     new.rename(folder)
-    _flush(folder.parent)
+    flush(folder.parent)
     shutil.rmtree(old, ignore_errors=True)
 
 
@@ -140,6 +168,16 @@ def check_replaceable(folder: Path, ours: str) -> None:
             )
 
 
+def unfinished_folder(folder: Path) -> Path:
+    """Return the folder that `replace_folder` fills and then renames.
+
+    >>> unfinished_folder(Path("runs/step-00000100")).name
+    '.step-00000100.new'
+    """
+    folder = folder.resolve()
+    return folder.with_name(f".{folder.name}.new")
+
+
 def _backup_path(folder: Path) -> Path:
     return folder.with_name(f".{folder.name}.old")
 
@@ -152,7 +190,8 @@ def surviving_folder(folder: Path) -> Path:
     return folder
 
 
-def _flush(path: Path) -> None:
+def flush(path: Path) -> None:
+    """Flush a file or a folder to disk."""
     if os.name == "nt" and path.is_dir():
         return  # Windows has no handle to flush a folder with
     handle = os.open(path, os.O_RDONLY)

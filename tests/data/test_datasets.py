@@ -462,6 +462,21 @@ def test_every_number_of_processes_sees_the_same_global_batches(samples: Dataset
                 row += 1
 
 
+@pytest.mark.parametrize("ranks", [3, 5, 11])
+def test_shares_of_a_batch_that_does_not_divide_are_filled_up_with_samples_that_do_not_count(
+    samples: Dataset, ranks: int
+) -> None:
+    for step in STEPS:
+        batches = [Batches(samples, 8, rank=rank, world_size=ranks) for rank in range(ranks)]
+        indices = [list(one.sample_indices(step)) for one in batches]
+        assert [index for own in indices for index in own] == list(range(8 * step, 8 * step + 8))
+        for one, own in zip(batches, indices, strict=True):
+            share = one.at(step)
+            assert len(share) == -(-8 // ranks)  # the same in all processes
+            assert not share.loss_mask[len(own) :].any()
+            assert int(share.loss_mask.sum()) == sum(int(samples.batch([index]).loss_mask.sum()) for index in own)
+
+
 def test_parts_of_a_batch_are_its_rows(samples: Dataset) -> None:
     batch = Batches(samples, 8).at(3)
     for parts in (1, 2, 4, 8, 3):
@@ -501,8 +516,8 @@ def test_batches_of_one(english: gh.data.Corpus) -> None:
 def test_bad_numbers_of_processes() -> None:
     with pytest.raises(InputError, match="rank is 2, but with 2 processes"):
         Batches(None, 8, rank=2, world_size=2)  # type: ignore[arg-type]
-    with pytest.raises(InputError, match="batch_size is 8, but 3 processes need a multiple of 3"):
-        Batches(None, 8, world_size=3)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="batch_size is 0, but it must be at least 1"):
+        Batches(None, 0)  # type: ignore[arg-type]
     with pytest.raises(InputError, match="workers is 0"):
         next(Batches(None, 8).iterate(workers=0))  # type: ignore[arg-type]
 

@@ -292,15 +292,15 @@ def test_nonfinite_embedding_is_located() -> None:
 def test_a_full_disk_keeps_the_last_intact_checkpoint(
     data_folder: Path, put_run: PutRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real, saves = store.replace_folder, []
+    real, saves = store.commit_folder, []
 
-    def replace_folder(folder: Path, *rest: Any) -> None:  # noqa: ANN401
+    def commit_folder(folder: Path) -> None:
         saves.extend([folder] if folder.parent.name == "checkpoints" else [])
         if len(saves) > 1:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(folder))
-        real(folder, *rest)
+        real(folder)
 
-    monkeypatch.setattr(store, "replace_folder", replace_folder)
+    monkeypatch.setattr(store, "commit_folder", commit_folder)
     with pytest.raises(
         StoreError, match=r"No space left on device.*last intact checkpoint is step 3.*free disk space"
     ):

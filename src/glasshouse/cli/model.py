@@ -32,8 +32,7 @@ def export(
     ignore: Ignore = None,
 ) -> None:
     """Export a model to a folder that transformers loads, or report which field of the spec it lacks."""
-    loaded, tok = gh.load(model, revision=revision, dtype="stored", ignore=texts.listed(ignore))
-    kind = gh.hub.export(loaded, tok, folder)
+    kind, tok = gh.hub.convert(model, folder, revision=revision, ignore=texts.listed(ignore))
     print(f"{folder}: a model of type {kind}, {'with' if tok else 'without'} a tokenizer")
 
 

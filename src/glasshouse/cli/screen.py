@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import io
+import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -95,8 +96,9 @@ def progress(**units: str) -> Iterator[Callable[[str, int, int], None]]:
 
 @contextmanager
 def waiting(why: str) -> Iterator[None]:
-    """Show a spinner on a terminal."""
-    with Console(stderr=True).status(why) if sys.stderr.isatty() else nullcontext():
+    """Show a spinner on a terminal; of the processes that torchrun starts, the first does."""
+    shows = sys.stderr.isatty() and os.environ.get("RANK", "0") == "0"
+    with Console(stderr=True).status(why) if shows else nullcontext():
         yield
 
 

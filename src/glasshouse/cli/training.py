@@ -57,6 +57,9 @@ def train(
         given.append(f"model.from={json.dumps(start)}")
     with screen.waiting("loading torch"):
         loaded = gh.Run.load(run, *given)
+    if not gh.training.is_main_process():
+        _train_silently(loaded)
+        return
     stopped: gh.training.StoppedError | None = None
     with gh.training.Display(gh.training.units_of(loaded.data)).open() as display:
         try:
@@ -71,6 +74,14 @@ def train(
         print(f"saved after step {stopped.step:,}; the same command resumes from there.", file=sys.stderr)
         raise typer.Exit(128 + stopped.number)
     print_summary(result, bits)
+
+
+def _train_silently(run: gh.Run) -> None:
+    """Train as one of several processes, of which the first shows everything."""
+    try:
+        gh.train(run, progress=False)
+    except gh.training.StoppedError as error:
+        raise typer.Exit(128 + error.number) from None
 
 
 def _baselines(result: Result, display: gh.training.Display) -> dict[str, float]:

@@ -6,6 +6,7 @@ import operator
 from collections import deque
 from collections.abc import Generator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from typing import Protocol
 
 from glasshouse.data.batch import Batch
@@ -28,6 +29,39 @@ class Dataset(Protocol):
         ...
 
 
+class Share:
+    """A process's share of the first `count` samples: all shares have the same size.
+
+    Where the samples do not divide, the last shares are filled up with a sample whose targets do not count.
+    """
+
+    def __init__(self, samples: Dataset, count: int, *, rank: int = 0, world_size: int = 1) -> None:
+        if not 0 <= rank < world_size:
+            raise InputError(
+                f"rank is {rank}, but with {world_size} processes it must be from 0 to {world_size - 1}."
+            )
+        self.samples, self.count = samples, count
+        self.size = -(-count // world_size)
+        self.first = rank * self.size
+
+    def __len__(self) -> int:
+        return self.size
+
+    def batch(self, indices: Sequence[int], start: int = 0) -> Batch:
+        """Return samples of the share, counted from its first; `start` is added to the indices of the dataset."""
+        own = [start + self.first + index for index in indices if self.first + index < self.count]
+        if len(own) == len(indices):
+            return self.samples.batch(own)
+        batch = self.samples.batch([*own, *[start] * (len(indices) - len(own))])
+        counted = batch.loss_mask.clone()
+        counted[len(own) :] = False
+        return replace(batch, loss_mask=counted)
+
+    def origin(self, index: int) -> str:
+        """Describe where in the corpus a sample of the share comes from."""
+        return self.samples.origin(min(self.first + index, self.count - 1))
+
+
 class Batches:
     """The batches of one process: its share of each global batch.
 
@@ -39,34 +73,30 @@ class Batches:
     """
 
     def __init__(self, samples: Dataset, batch_size: int, *, rank: int = 0, world_size: int = 1) -> None:
-        if not 0 <= rank < world_size:
-            raise InputError(
-                f"rank is {rank}, but with {world_size} processes it must be from 0 to {world_size - 1}."
-            )
-        if batch_size < 1 or batch_size % world_size:
-            raise InputError(
-                f"batch_size is {batch_size}, but {world_size} processes need a multiple of {world_size}."
-            )
+        if batch_size < 1:
+            raise InputError(f"batch_size is {batch_size}, but it must be at least 1.")
         if (sorted_for := getattr(samples, "batch_size", batch_size)) != batch_size:
             raise InputError(
                 f"batch_size is {batch_size}, but the dataset was bucketed for {sorted_for}; give both the same."
             )
         self.samples, self.batch_size = samples, operator.index(batch_size)
-        self.rank, self.world_size = rank, world_size
+        self.share = Share(samples, self.batch_size, rank=rank, world_size=world_size)
 
     def sample_indices(self, step: int) -> range:
         """Return the sample indices of a step for this process."""
+        first = self._first(step)
+        return range(first, first + self.batch_size)[self.share.first : self.share.first + len(self.share)]
+
+    def at(self, step: int) -> Batch:
+        """Return the batch of a step."""
+        return self.share.batch(range(len(self.share)), start=self._first(step))
+
+    def _first(self, step: int) -> int:
         if not 0 <= step < 2**62 // self.batch_size:
             raise InputError(
                 f"step is {step}, but it must be from 0 to {2**62 // self.batch_size - 1}: sample indices end there."
             )
-        count = self.batch_size // self.world_size
-        first = step * self.batch_size + self.rank * count
-        return range(first, first + count)
-
-    def at(self, step: int) -> Batch:
-        """Return the batch of a step."""
-        return self.samples.batch(self.sample_indices(step))
+        return step * self.batch_size
 
     def iterate(self, step: int = 0, *, workers: int = 1, prefetch_factor: int = 2) -> Generator[Batch]:
         """Yield the batches from a step on, without end; threads prefetch `workers * prefetch_factor` of them."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Mapping
+import warnings
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,9 @@ import torch
 
 from glasshouse import store
 from glasshouse.errors import StoreError
+from glasshouse.hub.tensor_shards import SavedTensors, read_shards, shard_names
 from glasshouse.models.generation_config import FILE as GENERATION_CONFIG
+from glasshouse.text import Tokenizer
 
 CONFIG = "config.json"
 TOKENIZER = "tokenizer.json"
@@ -21,6 +24,7 @@ TOKENIZER_FILES = (TOKENIZER, "tokenizer_config.json", "special_tokens_map.json"
 OTHER_TOKENIZERS = ("vocab.txt", "vocab.json", "spiece.model", "source.spm", "tokenizer.model")  # not supported
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
+MODEL_STEM = "model"  # of the names of shards that processes wrote
 POOLING = "1_Pooling/config.json"
 VERIFIED = "verified.json"
 EXTRA_FILES = (GENERATION_CONFIG, "modules.json", "sentence_bert_config.json", "config_sentence_transformers.json")
@@ -82,10 +86,35 @@ class ModelFolder:
         except (ValueError, RecursionError) as error:
             raise StoreError(f"{str(path)!r} is not valid JSON ({str(error)[:80]}); download it again.") from None
 
-    def tensors(self) -> dict[str, torch.Tensor]:
-        """Memory-map all weights, from one file or from the shards of an index."""
+    def tokenizer(self) -> Tokenizer | None:
+        """Load the tokenizer, None if there is none; warn if there is one in another format."""
+        files = [self.file(name) for name in TOKENIZER_FILES]
+        if files[0] is not None:
+            return Tokenizer.load(self.path)
+        for name in OTHER_TOKENIZERS:
+            if self.file(name):
+                message = (
+                    f"{str(self.path)!r} has {name} but no {TOKENIZER}, so it loads without a tokenizer; create it "
+                    "with transformers: AutoTokenizer.from_pretrained(...).save_pretrained(...)."
+                )
+                warnings.warn(message, stacklevel=3)
+                break
+        return None
+
+    def sharded_weights(self) -> SavedTensors | None:
+        """Memory-map the weights of a sharded checkpoint, None if they are not sharded by process."""
+        names = shard_names(self.path, MODEL_STEM)
+        return read_shards(self.file(name) or self.path / name for name in names) if names else None
+
+    def tensors(self, *, meta: bool = False) -> dict[str, torch.Tensor]:
+        """Memory-map all weights: one file, the shards of an index, or put together from the shards of processes.
+
+        With `meta`, what would have to be put together is on the device meta, without data.
+        """
         if whole := self.file(WEIGHTS):
             return store.read_tensors(whole)
+        if (saved := self.sharded_weights()) is not None:
+            return saved.on_meta() if meta else dict(saved)
         index = self.json(INDEX)
         if index is None:
             raise self._no_weights()
@@ -120,7 +149,8 @@ class ModelFolder:
     @property
     def weights(self) -> str:
         """The path for error messages about the weights as a whole."""
-        return str(self.path / (WEIGHTS if (self.path / WEIGHTS).exists() else INDEX))
+        names = [WEIGHTS, *shard_names(self.path, MODEL_STEM)]
+        return str(self.path / next((name for name in names if (self.path / name).exists()), INDEX))
 
     def _no_weights(self) -> StoreError:
         for path in sorted(self.path.iterdir()):
@@ -142,25 +172,27 @@ def _parse_int(text: str) -> int:
     return int(text)
 
 
-def write_weights(folder: Path, tensors: Mapping[str, torch.Tensor]) -> None:
-    """Write weights as one file, or above 5 GB as shards with an index."""
-    shards: list[dict[str, torch.Tensor]] = [{}]
+def write_weights(folder: Path, sizes: Mapping[str, int], read: Callable[[str], torch.Tensor]) -> None:
+    """Write weights, given their sizes in bytes, as one file, or above 5 GB as shards with an index.
+
+    Of what `read` returns, only one file is in memory at a time.
+    """
+    shards: list[list[str]] = [[]]
     filled = total = 0
-    for name, tensor in tensors.items():
-        size = tensor.numel() * tensor.element_size()
+    for name, size in sizes.items():
         if shards[-1] and filled + size > SHARD_BYTES:
-            shards.append({})
+            shards.append([])
             filled = 0
-        shards[-1][name] = tensor
+        shards[-1].append(name)
         filled += size
         total += size
     if len(shards) == 1:
-        store.write_tensors(folder / WEIGHTS, tensors)
+        store.write_tensors(folder / WEIGHTS, {name: read(name) for name in sizes})
         return
     weight_map: dict[str, str] = {}
     for number, shard in enumerate(shards, 1):
         name = f"model-{number:05}-of-{len(shards):05}.safetensors"
-        store.write_tensors(folder / name, shard)
+        store.write_tensors(folder / name, {tensor: read(tensor) for tensor in shard})
         weight_map |= dict.fromkeys(shard, name)
     write_json(folder / INDEX, {"metadata": {"total_size": total}, "weight_map": weight_map})
 

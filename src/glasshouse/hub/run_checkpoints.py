@@ -6,6 +6,7 @@ import hashlib
 import json
 import re
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,8 @@ from glasshouse.hub.model_folder import CONFIG
 
 RUN, MODEL, CHECKPOINTS = "run.toml", "model", "checkpoints"
 FORMAT = 2  # of a checkpoint
-TENSORS, STATE = "training_state.safetensors", "training_state.json"  # of a checkpoint, next to its model
+STATE_STEM = "training_state"  # of the names of all files of a checkpoint next to its model
+TENSORS, STATE = f"{STATE_STEM}.safetensors", f"{STATE_STEM}.json"
 STATE_OF_FORMAT_1 = "training.json"
 NAME = re.compile(r"step-(\d{8,})")
 
@@ -39,7 +41,7 @@ def find_run_model(folder: Path) -> Path:
     for step in reversed(saved_steps(folder / CHECKPOINTS)):
         found = folder / CHECKPOINTS / step_folder_name(step)
         try:
-            check_manifest(found, but=(TENSORS,))
+            check_manifest(found, only=is_weights)
         except StoreError as error:
             damaged.append(str(error))
             continue
@@ -72,8 +74,19 @@ def saved_steps(root: Path) -> list[int]:
     return sorted(int(match[1]) for match in found if match)
 
 
-def check_manifest(folder: Path, but: tuple[str, ...] = ()) -> dict[str, Any]:
-    """Return the manifest of a checkpoint, after verifying the checksums of its files, `but` for these."""
+def is_weights(name: str) -> bool:
+    """Return whether a file of a checkpoint belongs to its model, not to the training state.
+
+    >>> is_weights("model.safetensors"), is_weights("training_state.shard-00001-of-00002.safetensors")
+    (True, False)
+    """
+    return not name.startswith(f"{STATE_STEM}.")
+
+
+def check_manifest(
+    folder: Path, only: Callable[[str], bool] = lambda name: True, share: slice = slice(None)
+) -> dict[str, Any]:
+    """Return the manifest of a checkpoint, after verifying its files: `only` of these, and a `share` of them."""
     try:
         table = json.loads((folder / STATE).read_text(encoding="utf-8"))
         intact = table == with_checksum({name: value for name, value in table.items() if name != "sha256"})
@@ -93,8 +106,8 @@ def check_manifest(folder: Path, but: tuple[str, ...] = ()) -> dict[str, Any]:
         raise StoreError(
             f"{str(folder / STATE)!r} has format {table['format']!r}, but this version reads format {FORMAT}."
         )
-    for name, expected in table["files"].items():
-        if name in but:
+    for name, expected in list(table["files"].items())[share]:
+        if not only(name):
             continue
         if not (folder / name).is_file():
             raise StoreError(f"{str(folder / name)!r} is missing; use another checkpoint.")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import sys
-import warnings
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
@@ -25,9 +24,7 @@ from glasshouse.hub.llama import LLAMA, MISTRAL, QWEN2, QWEN3
 from glasshouse.hub.model_folder import (
     CONFIG,
     EXTRA_FILES,
-    OTHER_TOKENIZERS,
     TOKENIZER,
-    TOKENIZER_FILES,
     ModelFolder,
     write_json,
     write_weights,
@@ -46,6 +43,7 @@ FAMILIES = {
     family.model_type: family
     for family in (GPT2, LLAMA, MISTRAL, QWEN2, QWEN3, BERT, ROBERTA, DISTILBERT, T5, BART, MARIAN)
 }
+ReadWeight = Callable[[str], Tensor]  # a weight by its name
 NATIVE = "glasshouse"  # the model_type of specs that no family can express
 FORMAT = 2
 MODEL_FILES = (
@@ -85,7 +83,7 @@ def load(
     table = folder.json(CONFIG)
     if table is None:
         raise StoreError(f"there is no {str(folder.path / CONFIG)!r}; give a model folder or a run folder.")
-    tensors = folder.tensors()
+    tensors = folder.tensors(meta=target.type == "meta")
     try:
         family, s, duplicates = _read_config(folder, table, tensors, ignore)
     except ConfigError as error:
@@ -95,7 +93,7 @@ def load(
     model.extra_files = {name: folder.values(name) for name in EXTRA_FILES if folder.file(name)}
     if legacy := {key: table[key] for key in sorted(config_reader.GENERATION_KEYS & table.keys())}:
         model.extra_files.setdefault(GENERATION_CONFIG, legacy)
-    tok = _load_tokenizer(folder)
+    tok = folder.tokenizer()
     model.tokenizer_fingerprint = _native(table).get("tokenizer_fingerprint")
     if tok is not None:
         check_tokenizer(model, tok, repr(str(folder.path / TOKENIZER)))
@@ -219,21 +217,6 @@ def _tensor_mapping(family: Family | None, name: str, s: spec.Spec) -> TensorMap
     return mapping
 
 
-def _load_tokenizer(folder: ModelFolder) -> Tokenizer | None:
-    files = [folder.file(name) for name in TOKENIZER_FILES]
-    if files[0] is not None:
-        return Tokenizer.load(folder.path)
-    for name in OTHER_TOKENIZERS:
-        if folder.file(name):
-            message = (
-                f"{str(folder.path)!r} has {name} but no {TOKENIZER}, so it loads without a tokenizer; create it "
-                "with transformers: AutoTokenizer.from_pretrained(...).save_pretrained(...)."
-            )
-            warnings.warn(message, stacklevel=3)
-            break
-    return None
-
-
 def save(model: Model, tok: Tokenizer | None, folder: str | Path) -> None:
     """Save a model and its tokenizer as a folder, atomically.
 
@@ -250,15 +233,23 @@ def save(model: Model, tok: Tokenizer | None, folder: str | Path) -> None:
     store.replace_folder(Path(folder).expanduser(), folder_writer(model, tok), MODEL_FILES)
 
 
-def folder_writer(model: Model, tok: Tokenizer | None) -> Callable[[Path], None]:
-    """Return a function that writes a model and its tokenizer into a new folder that will have other files, too."""
-    weights = _weights(model)
-    return _writer(model, tok, weights, matching_family(model.spec, weights)[0])
+def folder_writer(model: Model, tok: Tokenizer | None, *, weights: bool = True) -> Callable[[Path], None]:
+    """Return a function that writes a model and its tokenizer into a new folder that will have other files, too.
+
+    Without `weights` that is all but the weights, in the native format, of a model that may be on the device meta.
+    """
+    if not weights:
+        return _writer(model, tok, {}, None)
+    named = _weights(model)
+    return _writer(model, tok, named, matching_family(model.spec, named)[0])
 
 
-def export(model: Model, tok: Tokenizer | None, folder: str | Path) -> str:
-    """Save a folder that transformers loads, and return its model_type; raise ConfigError if no family fits."""
-    weights = _weights(model)
+def export(model: Model, tok: Tokenizer | None, folder: str | Path, *, read: ReadWeight | None = None) -> str:
+    """Save a folder that transformers loads, and return its model_type; raise ConfigError if no family fits.
+
+    `read` returns the weights, one by one, of a model on the device meta.
+    """
+    weights = _weights(model, read)
     family, unsupported = matching_family(model.spec, weights)
     if family is None:
         nearest = min(unsupported, key=lambda name: (unsupported[name] == ["kind"], len(unsupported[name])))
@@ -266,7 +257,7 @@ def export(model: Model, tok: Tokenizer | None, folder: str | Path) -> str:
             f"no transformers family can express this model; the nearest is {nearest}, which does not support its "
             f"{', '.join(unsupported[nearest])}."
         )
-    store.replace_folder(Path(folder).expanduser(), _writer(model, tok, weights, family), MODEL_FILES)
+    store.replace_folder(Path(folder).expanduser(), _writer(model, tok, weights, family, read), MODEL_FILES)
     return family.model_type
 
 
@@ -283,13 +274,13 @@ def matching_family(s: spec.Spec, weights: Iterable[str]) -> tuple[Family | None
     return None, unsupported
 
 
-def _weights(model: Model) -> dict[str, nn.Parameter]:
+def _weights(model: Model, read: ReadWeight | None = None) -> dict[str, nn.Parameter]:
     """Return the weights to save, after checking that `load` can read them."""
     if lora_layers(model):
         raise InputError("the model has LoRA attached; merge it by lora.merge, or save it by hub.save_adapter.")
     weights = checked_parameters(model)
     for name, weight in weights.items():
-        if weight.is_meta:
+        if weight.is_meta and read is None:
             raise InputError(f"{name} is on the device 'meta' and has no data; build the model on another.")
         if weight.dtype not in machine.FLOATS:
             raise InputError(
@@ -299,7 +290,11 @@ def _weights(model: Model) -> dict[str, nn.Parameter]:
 
 
 def _writer(
-    model: Model, tok: Tokenizer | None, weights: Mapping[str, Tensor], family: Family | None
+    model: Model,
+    tok: Tokenizer | None,
+    weights: Mapping[str, Tensor],
+    family: Family | None,
+    read: ReadWeight | None = None,
 ) -> Callable[[Path], None]:
     if tok is not None:
         check_tokenizer(model, tok)
@@ -312,16 +307,21 @@ def _writer(
         native["tokenizer_fingerprint"] = fingerprint
     table |= {"dtype": dtype, NATIVE: native}
     headless = family is not None and s.head.kind == "none"
-    chunks: dict[str, list[tuple[TensorMapping, Tensor]]] = defaultdict(list)
+    chunks: dict[str, list[tuple[TensorMapping, str]]] = defaultdict(list)
+    sizes: dict[str, int] = defaultdict(int)
     for ours, weight in weights.items():
         mapping = _tensor_mapping(family, ours, s)
         name = mapping.name.removeprefix(family.prefix) if family and headless else mapping.name
-        chunks[name].append((mapping, weight.detach()))
-    tensors = {name: join(of_name) for name, of_name in chunks.items()}
+        chunks[name].append((mapping, ours))
+        sizes[name] += weight.numel() * weight.element_size()
+
+    def joined(name: str) -> Tensor:
+        return join([(mapping, (read or weights.__getitem__)(ours).detach()) for mapping, ours in chunks[name]])
 
     def write(folder: Path) -> None:
         write_json(folder / CONFIG, table)
-        write_weights(folder, tensors)
+        if weights:
+            write_weights(folder, sizes, joined)
         if family is not None:
             write_pooling(folder, model.spec)
         for name, values in model.extra_files.items():

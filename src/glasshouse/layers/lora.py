@@ -57,8 +57,12 @@ class LoRALinear(nn.Module):
         self.drop = nn.Dropout(config.dropout)
         self.lora_a = nn.Parameter(base.weight.new_empty(config.rank, base.in_features))
         self.lora_b = nn.Parameter(base.weight.new_zeros(base.out_features, config.rank))
-        nn.init.kaiming_uniform_(self.lora_a, a=math.sqrt(5))  # as nn.Linear and PEFT do
+        self.init_weights()
         self.train(base.training)
+
+    def init_weights(self) -> None:
+        """Draw the first matrix; the second is zero."""
+        nn.init.kaiming_uniform_(self.lora_a, a=math.sqrt(5))  # as nn.Linear and PEFT do
 
     def forward(self, x: Tensor) -> Tensor:
         """Map x [..., in] to [..., out]."""

@@ -6,6 +6,7 @@ from typing import NamedTuple, assert_never
 
 import torch
 from torch import Tensor, nn
+from torch import distributed as dist
 from torch.nn import functional as F
 
 from glasshouse import spec
@@ -29,6 +30,15 @@ class Unprojected(NamedTuple):
     x: Tensor  # [..., D]
     weight: Tensor  # [V, D]
     bias: Tensor | None  # [V]
+
+
+class ShardedLogits(NamedTuple):
+    """The logits of a part of the vocabulary, the rest of which other processes have (tensor parallelism)."""
+
+    logits: Tensor  # [..., classes of this process]
+    first: int  # the class of the first of them
+    n_classes: int
+    group: dist.ProcessGroup
 
 
 class LMHead(nn.Module):

@@ -13,9 +13,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from glasshouse.data import Batch
-from glasshouse.models.heads import Unprojected
+from glasshouse.models.heads import ShardedLogits, Unprojected
 from glasshouse.objectives.linear_cross_entropy import linear_cross_entropy
 from glasshouse.objectives.softmax_gradient import IGNORED
+from glasshouse.objectives.vocabulary_parallel import vocabulary_parallel_cross_entropy
 
 LossFn = Callable[[nn.Module, Batch, float], Tensor]  # of model, batch and label smoothing; a sum over targets
 
@@ -39,10 +40,11 @@ def compute_loss(model: nn.Module, batch: Batch, smoothing: float = 0.0) -> Tens
     return cross_entropy(batch.forward(model), batch, smoothing)
 
 
-def cross_entropy(logits: Tensor | Unprojected, batch: Batch, smoothing: float = 0.0) -> Tensor:
+def cross_entropy(logits: Tensor | Unprojected | ShardedLogits, batch: Batch, smoothing: float = 0.0) -> Tensor:
     """Return the cross-entropy in nats, summed over the positions of the loss mask.
 
-    The logits may be those that a `DeferredHead` leaves to be computed; then they are never all in memory.
+    The logits may be those that a `DeferredHead` leaves to be computed; then they are never all in memory. Or they
+    are those of one of several processes that share a vocabulary.
     """
     # Boolean indexing instead would make the host wait for a GPU.
     targets = batch.targets.masked_fill(~batch.loss_mask, IGNORED)
@@ -52,6 +54,8 @@ def cross_entropy(logits: Tensor | Unprojected, batch: Batch, smoothing: float =
             x = x.gather(1, batch.target_positions[..., None].expand(-1, -1, x.shape[-1]))
             targets = targets.gather(1, batch.target_positions)
         return linear_cross_entropy(x.flatten(0, -2), weight, bias, targets.flatten(), smoothing)
+    if isinstance(logits, ShardedLogits):
+        return vocabulary_parallel_cross_entropy(logits, targets.flatten(), smoothing)
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     return F.cross_entropy(
         logits.flatten(0, -2), targets.flatten(), ignore_index=IGNORED, reduction="sum", label_smoothing=smoothing

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -30,6 +31,12 @@ class MetricSums:
             self.n_targets + other.n_targets,
             self.bytes + other.bytes,
         )
+
+    def reduced(self, reduce: Callable[[Tensor], Tensor]) -> MetricSums:
+        """Return the sums over processes; `reduce` sums a tensor over them."""
+        values = reduce(torch.tensor([self.loss, self.n_correct, self.n_targets, self.bytes], dtype=torch.float64))
+        loss, *counts = values.tolist()
+        return MetricSums(loss, *map(int, counts))
 
     def metrics(self) -> dict[str, float]:
         """Return the means by name.

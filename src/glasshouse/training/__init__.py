@@ -4,6 +4,7 @@ from glasshouse.hub.run_checkpoints import is_run
 from glasshouse.training.checkpoints import SavedCheckpoint, list_checkpoints
 from glasshouse.training.datasets import Datasets, open_datasets, units_of
 from glasshouse.training.loop import Trainer, train
+from glasshouse.training.processes import Parallel, is_main_process
 from glasshouse.training.progress import Display, ProgressReporter, SilentReporter
 from glasshouse.training.result import Result
 from glasshouse.training.run import Data, Run, Train, recipes
@@ -13,6 +14,7 @@ __all__ = [
     "Data",
     "Datasets",
     "Display",
+    "Parallel",
     "ProgressReporter",
     "Result",
     "Run",
@@ -21,6 +23,7 @@ __all__ = [
     "StoppedError",
     "Train",
     "Trainer",
+    "is_main_process",
     "is_run",
     "list_checkpoints",
     "open_datasets",

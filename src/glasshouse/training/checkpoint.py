@@ -6,7 +6,8 @@ import copy
 import hashlib
 import json
 import random
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -19,13 +20,18 @@ from torch import Tensor
 from glasshouse import config, hub
 from glasshouse.config import JsonDict
 from glasshouse.errors import InputError, StoreError
+from glasshouse.hub.model_folder import MODEL_STEM, ModelFolder
 from glasshouse.hub.serialization import folder_writer
+from glasshouse.hub.tensor_shards import SavedTensors, shard_name, write_shard
 from glasshouse.layers import lora
 from glasshouse.models import Model
 from glasshouse.models.builder import instantiate
 from glasshouse.spec import Spec
 from glasshouse.text import Tokenizer
+from glasshouse.training import chunks
 from glasshouse.training.checkpoints import CheckpointData, Checkpoints, read
+from glasshouse.training.chunks import is_split, owned_chunks, read_like
+from glasshouse.training.parallel import gathered, whole
 from glasshouse.training.run import describe_differences
 from glasshouse.training.step import EMA, TrainStep
 
@@ -69,14 +75,14 @@ class Checkpointer:
         checkpoints: Checkpoints,
     ) -> None:
         self.model, self.train_step, self.ema, self.state, self.tok = model, train_step, ema, state, tok
-        self.checkpoints = checkpoints
+        self.checkpoints, self.processes = checkpoints, checkpoints.processes
         self.has_lora = bool(lora.lora_layers(model))  # then the saved model is merged, and LoRA is saved apart
         self.base = fingerprint(model) if self.has_lora else None
 
     def save(self) -> None:
         """Write a checkpoint in the background."""
         optimizer, rng = optimizer_state(self.train_step.optimizer), rng_state()
-        tensors = {**optimizer.tensors, **rng.tensors}
+        tensors: dict[str, Tensor] = {**optimizer.tensors, **rng.tensors}
         if self.ema is not None:
             tensors |= {f"ema.{name}": weight for name, weight in self.ema.weights.items()}
         if self.has_lora:
@@ -90,18 +96,41 @@ class Checkpointer:
             "base_fingerprint": self.base,
             "trainer_state": asdict(self.state),
         }
-        saved = CheckpointData(
-            {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}, copy.deepcopy(metadata)
-        )
+        owned, metadata = owned_chunks(tensors, is_main=self.processes.is_main), copy.deepcopy(metadata)
+        if is_split(tensors.values()):
+            saved = CheckpointData({}, metadata, owned)
+        else:
+            saved = CheckpointData({name: chunk.tensor for name, chunk in owned.items()}, metadata)
         step, best = self.state.step, None if self.state.best is None else self.state.best[0]
         with self.report_write_errors():
-            self.checkpoints.save(step, folder_writer(self.snapshot(), self.tok), saved, best)
+            self.checkpoints.save(step, self._model_writer(), saved, best)
 
     def save_initial(self) -> None:
         """Save the initial model as the first snapshot."""
         if self.checkpoints.snapshots.limit:
             with self.report_write_errors():
-                self.checkpoints.save_initial(folder_writer(self.snapshot(), self.tok))
+                self.checkpoints.save_initial(self._model_writer())
+
+    def _model_writer(self) -> Callable[[Path], None]:
+        """Copy the model, and return a function that writes this process's part of it."""
+        weights, processes = self.model.state_dict(), self.processes
+        if self.has_lora or not is_split(weights.values()):
+            model = self.snapshot()
+            return folder_writer(model, self.tok) if model is not None else lambda folder: None
+        owned = owned_chunks(weights, is_main=processes.is_main)
+        name = shard_name(MODEL_STEM, processes.rank + 1, processes.world_size)
+        with torch.device("meta"):
+            without_weights = instantiate(self.model.spec)
+        without_weights.tokenizer_fingerprint = self.model.tokenizer_fingerprint
+        without_weights.extra_files = self.model.extra_files
+        write_rest = folder_writer(without_weights, self.tok, weights=False)
+
+        def fill(folder: Path) -> None:
+            write_shard(folder / name, owned)
+            if processes.is_main:
+                write_rest(folder)
+
+        return fill
 
     def check(self) -> None:
         """Raise the error of a background write that has ended."""
@@ -121,15 +150,16 @@ class Checkpointer:
                     "the base model of this run (model.from) has changed since the run began; restore the old one, "
                     "or start a new run by train.out=FOLDER."
                 )
-            self.model.load_state_dict(_under("trainable", data.tensors), strict=False)
+            chunks.load(self.model.state_dict(), data.saved, "trainable.")
         else:
-            saved, _ = hub.load(self.checkpoints.folder(step), dtype="stored")
-            self._check_spec(saved.spec, step)
-            self.model.load_state_dict(saved.state_dict())
+            spec, weights = saved_weights(self.checkpoints.folder(step))
+            self._check_spec(spec, step)
+            chunks.load(self.model.state_dict(), weights)
         load_optimizer_state(data, self.train_step.optimizer)
         self.train_step.load_state_dict(data.metadata["grad_scaler"])
         if self.ema is not None:
-            self.ema.restore(_under("ema", data.tensors), data.metadata["ema_updates"])
+            self.ema.updates = data.metadata["ema_updates"]
+            chunks.load(self.ema.weights, data.saved, "ema.")
         load_rng_state(data)
         self.state.restore(data.metadata["trainer_state"])
 
@@ -142,22 +172,22 @@ class Checkpointer:
                 "old value; give that to resume, or train.out=FOLDER to start a new run."
             )
 
-    def snapshot(self) -> Model:
-        """Return a copy of the model on the CPU, LoRA merged, which can be written while training continues."""
-        if self.has_lora:
-            merged = copy.deepcopy(self.model).to("cpu")
-            lora.merge(merged)
-            return merged
-        with torch.device("meta"):
-            copied = instantiate(self.model.spec)
-        weights = {name: weight.detach().to("cpu", copy=True) for name, weight in self.model.state_dict().items()}
-        copied.load_state_dict(weights, assign=True)
-        copied.tokenizer_fingerprint, copied.extra_files = self.model.tokenizer_fingerprint, self.model.extra_files
+    def snapshot(self) -> Model | None:
+        """Return a copy of the model on the CPU, LoRA merged, which can be written while training continues.
+
+        Several processes gather it for the main one; the others get None.
+        """
+        copied = gathered(self.model, torch.device("cpu"), keep=self.processes.is_main)
+        if copied is not None and self.has_lora:
+            lora.merge(copied)
         return copied
 
     def save_model(self, folder: Path) -> Model:
-        """Save the current model to a folder, and return a copy on the CPU."""
+        """Save the current model to a folder, and return a copy on the CPU; without weights if another saves it."""
         model = self.snapshot()
+        if model is None:
+            with torch.device("meta"):
+                return instantiate(self.model.spec)
         with self.report_write_errors():
             self.checkpoints.snapshots.make_room(lambda: hub.save(model, self.tok, folder))
         return model
@@ -165,13 +195,13 @@ class Checkpointer:
     def load_weights(self, step: int) -> None:
         """Load the weights that were validated at a checkpoint: the EMA, if there is one."""
         folder = self.checkpoints.folder(step)
-        tensors = read(folder).tensors
+        tensors = read(folder, self.processes).saved
         if self.ema is not None:
-            self.model.load_state_dict(_under("ema", tensors), strict=False)
+            chunks.load(self.model.state_dict(), tensors, "ema.")
         elif self.has_lora:
-            self.model.load_state_dict(_under("trainable", tensors), strict=False)
+            chunks.load(self.model.state_dict(), tensors, "trainable.")
         else:
-            self.model.load_state_dict(hub.load(folder, dtype="stored")[0].state_dict())
+            chunks.load(self.model.state_dict(), saved_weights(folder)[1])
 
     @contextmanager
     def report_write_errors(self) -> Iterator[None]:
@@ -184,6 +214,13 @@ class Checkpointer:
             raise StoreError(
                 f"the run could not be saved ({error}); {last}: free disk space and run the same command again."
             ) from None
+
+
+def saved_weights(folder: Path) -> tuple[Spec, SavedTensors]:
+    """Return the spec and the weights, memory-mapped, of a checkpoint: whole, or in shards."""
+    sharded = ModelFolder(folder).sharded_weights()
+    model, _ = hub.load(folder, device="cpu" if sharded is None else "meta", dtype="stored")
+    return model.spec, SavedTensors.of(model.state_dict()) if sharded is None else sharded
 
 
 def fingerprint(model: Model) -> str:
@@ -200,7 +237,7 @@ def fingerprint(model: Model) -> str:
     trainable = {name for name, weight in model.named_parameters() if weight.requires_grad}
     for name, tensor in sorted(model.state_dict().items()):
         if name not in trainable:
-            plain = tensor.detach().to("cpu").contiguous()
+            plain: Any = whole(tensor.detach()).to("cpu").contiguous()
             digest.update(f"{name} {plain.dtype} {list(plain.shape)}".encode())
             digest.update(plain.view(-1).view(torch.uint8).numpy())
     return digest.hexdigest()
@@ -221,11 +258,14 @@ def optimizer_state(optimizer: torch.optim.Optimizer) -> CheckpointData:
 
 def load_optimizer_state(state: CheckpointData, optimizer: torch.optim.Optimizer) -> None:
     """Load what `optimizer_state` returned into an optimizer of the same parameters."""
-    metadata = state.metadata["optimizer"]
+    metadata, saved = state.metadata["optimizer"], state.saved
+    weights = [weight for group in optimizer.param_groups for weight in group["params"]]
     restored: dict[int, dict[str, Any]] = {}
-    for name, value in _under("optimizer", state.tensors).items():
-        number, _, key = name.partition(".")
-        restored.setdefault(int(number), {})[key] = value.clone()
+    for name in saved:
+        if (match := re.fullmatch(r"optimizer\.(\d+)\.(\w+)", name)) and int(match[1]) < len(weights):
+            # An average has the shape of its weight, and is split like it; a step count has no shape.
+            like = weights[int(match[1])] if saved.shape(name) else torch.empty(0)
+            restored.setdefault(int(match[1]), {})[match[2]] = read_like(like, saved, name).clone()
     for name, value in metadata["scalars"].items():
         number, _, key = name.partition(".")
         restored.setdefault(int(number), {})[key] = value

@@ -46,12 +46,21 @@ class CheckpointLog:
     validated and saved: they show how training proceeds.
     """
 
-    def __init__(self, folder: Path, probes: Probes, prompts: Prompts | None, log: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        probes: Probes,
+        prompts: Prompts | None,
+        log: Callable[[str], None],
+        *,
+        writes: bool = True,
+    ) -> None:
         self._functions: dict[str, Callable[[Model], JsonDict]] = {"probes": probes.take} if probes.names else {}
         if prompts is not None:
             self._functions["samples"] = lambda model: {"samples": prompts.take(model)}
         self._log, self._logged = log, set[str]()
-        self._journals = {"probes": Journal(folder / PROBES), "samples": Journal(folder / SAMPLES)}
+        files = {"probes": PROBES, "samples": SAMPLES}
+        self._journals = {name: Journal(folder / file, writes=writes) for name, file in files.items()}
 
     def write(self, step: int, model: Model) -> None:
         """Write the probes and samples of a model after a step."""

@@ -14,7 +14,7 @@ from __future__ import annotations
 import errno
 import json
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -31,52 +31,79 @@ from glasshouse.hub.run_checkpoints import (
     FORMAT,
     MODEL,
     STATE,
+    STATE_STEM,
     TENSORS,
     check_manifest,
     saved_steps,
-    size_and_hash,
     step_folder_name,
     with_checksum,
 )
+from glasshouse.hub.tensor_shards import Chunk, SavedTensors, read_shards, shard_name, shard_names, write_shard
+from glasshouse.training.joint_write import Files, together, write_folder
+from glasshouse.training.processes import Processes
 
 SNAPSHOTS = "snapshots"
 MOVED = ".moved"
 STATE_FILES = "training_state.*"  # of a checkpoint, in addition to its model
 FULL = (errno.ENOSPC, errno.EDQUOT)
+SINGLE = Processes()
 
 
 @dataclass(frozen=True)
 class CheckpointData:
     """Named tensors and JSON metadata of a checkpoint."""
 
-    tensors: dict[str, Tensor] = field(default_factory=dict)
+    tensors: Mapping[str, Tensor] = field(default_factory=dict)
     metadata: dict[str, Any] = field(default_factory=dict)
+    shard: Mapping[str, Chunk] | None = None  # what this process writes instead, if tensors are split over processes
+
+    @property
+    def saved(self) -> SavedTensors:
+        """The tensors, of which each process reads what it needs."""
+        return self.tensors if isinstance(self.tensors, SavedTensors) else SavedTensors.of(self.tensors)
 
 
-def write(folder: Path, fill_model: Callable[[Path], None], state: CheckpointData) -> None:
-    """Write a checkpoint atomically."""
+def write(
+    folder: Path, fill_model: Callable[[Path], None], state: CheckpointData, processes: Processes = SINGLE
+) -> None:
+    """Write a checkpoint atomically: every process its part of model and state, and the main one the manifest."""
 
     def fill(temporary: Path) -> None:
         fill_model(temporary)
-        store.write_tensors(temporary / TENSORS, state.tensors)
-        files = {path.name: size_and_hash(path) for path in sorted(temporary.iterdir())}
+        if state.shard is not None:
+            name = shard_name(STATE_STEM, processes.rank + 1, processes.world_size)
+            write_shard(temporary / name, state.shard)
+        elif processes.is_main:
+            store.write_tensors(temporary / TENSORS, state.tensors)
+
+    def write_manifest(temporary: Path, files: Files) -> None:
         manifest = {"format": FORMAT, "files": files, "metadata": state.metadata}
-        (temporary / STATE).write_text(json.dumps(with_checksum(manifest), indent=1) + "\n", encoding="utf-8")
+        text = json.dumps(with_checksum(manifest), indent=1) + "\n"
+        (temporary / STATE).write_text(text, encoding="utf-8")
+        store.flush(temporary / STATE)
 
-    store.replace_folder(folder, fill, ".*")
+    write_folder(folder, fill, processes, write_manifest)
 
 
-def read(folder: Path) -> CheckpointData:
-    """Load the training state of a checkpoint; a file that is damaged or missing is an error that names it."""
-    manifest = check_manifest(folder)
-    return CheckpointData(store.read_tensors(folder / TENSORS), manifest["metadata"])
+def read(folder: Path, processes: Processes = SINGLE) -> CheckpointData:
+    """Load the training state of a checkpoint; a file that is damaged or missing is an error that names it.
+
+    Every process verifies its share of the files, and an error of one is raised in all.
+    """
+    share = slice(processes.rank, None, processes.world_size)
+    manifest, *_ = together(processes, lambda: check_manifest(folder, share=share))
+    shards = [folder / name for name in shard_names(folder, STATE_STEM)]
+    tensors = read_shards(shards) if shards else SavedTensors.of(store.read_tensors(folder / TENSORS))
+    return CheckpointData(tensors, manifest["metadata"])
 
 
 class Checkpoints:
     """The checkpoints of a run: the latest and the best; others become weights-only snapshots."""
 
-    def __init__(self, root: Path, keep: int = 2, keep_snapshots: int = 0) -> None:
+    def __init__(self, root: Path, keep: int = 2, keep_snapshots: int = 0, processes: Processes = SINGLE) -> None:
         self.root, self.keep = root, keep
+        # Saving happens in a thread, which must not share a group with the main one.
+        self.processes, self._saving = processes, processes.with_own_group()
         self.snapshots = Snapshots(root.with_name(SNAPSHOTS), keep_snapshots)
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="checkpoints")
         self._writing: Future[None] | None = None
@@ -92,9 +119,9 @@ class Checkpoints:
     def newest(self) -> tuple[int, CheckpointData, list[str]] | None:
         """Return the newest intact checkpoint: its step, its state, and the errors of newer ones."""
         errors: list[str] = []
-        for step in self.steps():
+        for step in self.processes.gather(self.steps())[0]:
             try:
-                return step, read(self.folder(step)), errors
+                return step, read(self.folder(step), self.processes), errors
             except StoreError as error:
                 errors.append(str(error))
         if errors:
@@ -112,9 +139,13 @@ class Checkpoints:
         self._writing = self._pool.submit(self._save, step, fill_model, state, best)
 
     def save_initial(self, fill_model: Callable[[Path], None]) -> None:
-        """Write the initial model as a snapshot, in the background."""
+        """Write the initial model as a snapshot, in the background; skip it if the disk is full."""
         self.wait()
-        self._writing = self._pool.submit(self.snapshots.save_initial, fill_model)
+        self._writing = self._pool.submit(self._save_initial, fill_model)
+
+    def _save_initial(self, fill_model: Callable[[Path], None]) -> None:
+        with suppress(OSError):
+            write_folder(self.snapshots.folder(0), fill_model, self._saving)
 
     def check(self) -> None:
         """Raise the error of a background write that has ended."""
@@ -128,8 +159,8 @@ class Checkpoints:
             writing.result()
 
     def _save(self, step: int, fill_model: Callable[[Path], None], state: CheckpointData, best: int | None) -> None:
-        self.snapshots.make_room(lambda: write(self.folder(step), fill_model, state))
-        for old in reversed(self.steps()[self.keep :]):
+        self.snapshots.make_room(lambda: write(self.folder(step), fill_model, state, self._saving), self._saving)
+        for old in reversed(self.steps()[self.keep :]) if self._saving.is_main else ():
             if old not in (step, best):
                 self.snapshots.archive(self.folder(old))
 
@@ -165,11 +196,6 @@ class Snapshots:
         """Return the folder of a snapshot."""
         return self.root / step_folder_name(step)
 
-    def save_initial(self, fill_model: Callable[[Path], None]) -> None:
-        """Save the initial model; skip it if the disk is full."""
-        with suppress(OSError):
-            store.replace_folder(self.folder(0), fill_model, ".*")
-
     def archive(self, checkpoint: Path) -> None:
         """Turn a checkpoint into a snapshot; if that fails, delete it."""
         if self.limit:
@@ -179,19 +205,24 @@ class Snapshots:
             self._finish_moves()
         shutil.rmtree(checkpoint, ignore_errors=True)
 
-    def make_room(self, work: Callable[[], object]) -> None:
-        """Run work that writes to disk; while the disk is full, delete half of the snapshots and retry."""
+    def make_room(self, work: Callable[[], object], processes: Processes = SINGLE) -> None:
+        """Run work that writes to disk; while the disk is full, delete half of the snapshots and retry.
+
+        Processes that work together get the same error, and the first one deletes.
+        """
         while True:
             try:
                 work()
                 return
             except OSError as error:
-                if not _is_full(error):
+                if not _is_full(error) or not processes.gather(processes.is_main and self._halve())[0]:
                     raise
-                count = len(self.steps())
-                self._thin(count // 2)
-                if len(self.steps()) == count:
-                    raise
+
+    def _halve(self) -> bool:
+        """Delete half of the snapshots; return whether there are fewer now."""
+        count = len(self.steps())
+        self._thin(count // 2)
+        return len(self.steps()) < count
 
     def truncate(self, step: int) -> None:
         """Delete the snapshots from a step on, and finish moves that a killed run left incomplete."""

@@ -25,10 +25,15 @@ NEW_RUN = f".{RUN}.new"
 LOCK_ATTEMPTS = 10  # the page locks the folder briefly to see whether a run is active
 
 
+def run_folder(run: Run) -> Path:
+    """Return the folder of a run."""
+    return Path(run.train.out).expanduser()
+
+
 @contextmanager
 def lock_run(run: Run) -> Iterator[Path]:
     """Lock the folder of a run, new or its own, during training; nothing is written to a folder that is refused."""
-    folder = Path(run.train.out).expanduser()
+    folder = run_folder(run)
     _check_own(folder)
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -82,12 +82,14 @@ class Journal:
     [5.0, 4.0, 2.5]
     """
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, path: Path, *, writes: bool = True) -> None:
+        self.path, self.writes = path, writes  # without `writes` it is left to another process
         self._is_valid = SHAPES.get(path.name, _is_anything)
 
     def write(self, step: int, **values: Any) -> None:  # noqa: ANN401 (what JSON takes)
         """Append a line; other processes can read it when this returns."""
+        if not self.writes:
+            return
         with self.path.open("a", encoding="utf-8") as file:
             file.write(json.dumps({"step": step, **values}) + "\n")
 
@@ -117,7 +119,7 @@ class Journal:
 
     def truncate(self, step: int) -> None:
         """Drop the lines from a step on, atomically."""
-        if not self.path.is_file():
+        if not self.writes or not self.path.is_file():
             return
         kept = [line for line in self.lines() if line["step"] < step]
         fresh = self.path.with_name(f".{self.path.name}.new")

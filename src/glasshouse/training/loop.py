@@ -9,16 +9,19 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
+
 from glasshouse import device as machine
 from glasshouse.config import JsonDict
 from glasshouse.data import Batch
 from glasshouse.errors import InputError
-from glasshouse.evaluation.eval_loop import evaluate_samples
 from glasshouse.models.flops import FlopEstimator
 from glasshouse.training.datasets import describe_files, prepare_datasets, units_of, with_kind
-from glasshouse.training.folder import lock_run
+from glasshouse.training.folder import lock_run, run_folder
+from glasshouse.training.lost_process import watched
 from glasshouse.training.model_setup import check_new_model, data_kind, load_base
 from glasshouse.training.optimizer import set_lr
+from glasshouse.training.processes import Processes, is_main_process, join_processes
 from glasshouse.training.progress import Display, ProgressReporter, SilentReporter
 from glasshouse.training.recovery import Recovery
 from glasshouse.training.result import Result, save_result
@@ -27,6 +30,7 @@ from glasshouse.training.setup import Setup, describe, make_setup
 from glasshouse.training.signals import Signals, StoppedError
 from glasshouse.training.step import NonFiniteError, StepFuture, StepMetrics
 from glasshouse.training.trackers import Trackers
+from glasshouse.training.validation import validate
 
 
 def train(run: Run | str | Path, progress: ProgressReporter | bool = True) -> Result:
@@ -54,12 +58,19 @@ def train(run: Run | str | Path, progress: ProgressReporter | bool = True) -> Re
             f"run is {run!r}, but it must be a Run, the name of a recipe or the path of a TOML file; see gh.Run.load."
         )
     if isinstance(progress, bool):
-        with Display(units_of(run.data)).open() if progress else nullcontext(SilentReporter()) as shown:
+        shows = progress and is_main_process()
+        with Display(units_of(run.data)).open() if shows else nullcontext(SilentReporter()) as shown:
             return train(run, shown)
     device = machine.resolve(run.train.device, "train.device")  # fails before the data are prepared
     if not isinstance(run.model, Pretrained):
         check_new_model(run)  # likewise
-    with lock_run(run) as folder:
+    with join_processes(run.train.parallel, device) as (processes, device), watched(processes):
+        return _train_in(run, processes, device, progress if processes.is_main else SilentReporter())
+
+
+def _train_in(run: Run, processes: Processes, device: torch.device, progress: ProgressReporter) -> Result:
+    """Prepare the data in the run folder, which the main process alone locks and writes, and train."""
+    with lock_run(run) if processes.is_main else nullcontext(run_folder(run)) as folder:
         for note in run.notes:
             progress.log(note)
         progress.log(f"folder   {folder}")
@@ -70,10 +81,11 @@ def train(run: Run | str | Path, progress: ProgressReporter | bool = True) -> Re
             progress.stage("loading the model to start from", 0, 0)
             base = load_base(run.model.source, run.data)
         choice = with_kind(run.data, data_kind(run.model.to_dict(), base[0] if base else None))
-        datasets = prepare_datasets(choice, folder, base[1] if base else None, progress.stage)
+        with processes.main_first():
+            datasets = prepare_datasets(choice, folder, base[1] if base else None, progress.stage)
         with Signals() as signals:
             progress.stage("building the model", 0, 0)
-            return _train(make_setup(run, folder, device, datasets, base, progress, signals))
+            return _train(make_setup(run, folder, device, datasets, base, progress, signals, processes))
 
 
 def _train(setup: Setup) -> Result:
@@ -83,7 +95,8 @@ def _train(setup: Setup) -> Result:
     recovery = Recovery(setup)
     recovery.resume()
     folder = setup.folder
-    trackers = Trackers(folder, setup.run.train.wandb, folder.name, start=setup.state.unwritten)
+    start, writes = setup.state.unwritten, setup.processes.is_main
+    trackers = Trackers(folder, setup.run.train.wandb, folder.name, start, writes=writes)
     try:
         Trainer(setup, recovery, trackers).fit()
         return save_result(setup)
@@ -126,6 +139,7 @@ class Trainer:
             while state.pending_metrics is not None or not self.finished:
                 if state.pending_metrics is None:  # else validation of the last step was interrupted
                     checkpointer.check()
+                    self._stop_together()
                     self.launch_step(next(self.batches))
                     if self._launched is not None and self._may_run_ahead():
                         continue
@@ -146,6 +160,12 @@ class Trainer:
         finally:
             self.batches.close()
             checkpointer.wait()
+
+    def _stop_together(self) -> None:
+        """Raise `StoppedError` in every process if one of several received a signal."""
+        processes = self.setup.processes
+        if processes.is_parallel and (number := processes.max(self.setup.signals.received or 0)):
+            raise StoppedError(number)
 
     @property
     def finished(self) -> bool:
@@ -194,6 +214,7 @@ class Trainer:
         """
         setup, state = self.setup, self.state
         set_lr(setup.train_step.optimizer, setup.schedule.factor(state.step, setup.steps))
+        setup.processes.seed_step(setup.run.train.seed, state.step)
         try:
             future = self.recovery.launch(batch)
         except NonFiniteError as error:
@@ -226,7 +247,10 @@ class Trainer:
         except NonFiniteError as error:
             self._skip(error, launched.step, launched.number, launched.batch)
             return False
-        setup.throughput.add(launched.batch.n_tokens, self.flops(launched.batch.ids, launched.batch.source))
+        shares = setup.processes.data_size  # taken to be like this one
+        setup.throughput.add(
+            shares * launched.batch.n_tokens, shares * self.flops(launched.batch.ids, launched.batch.source)
+        )
         self.reporter.on_step_end(launched.step, setup.steps, outcome, setup.throughput)
         metrics = self._metrics(launched, outcome)
         if launched.step == self.state.step:
@@ -257,7 +281,7 @@ class Trainer:
     def validate(self) -> None:
         """Evaluate on the validation set, or the start of it, and update the best step."""
         setup, state = self.setup, self.state
-        found = self.recovery.retry(self._evaluate)
+        found = self.recovery.retry(lambda: validate(setup, self.token_bytes))
         self.reporter.on_validation_end(state.step, found)
         setup.throughput.exclude_elapsed()
         loss = found["loss"]
@@ -267,27 +291,6 @@ class Trainer:
             state.evals_since_best += 1
         validated = _as_json({f"validation_{name}": value for name, value in found.items()})
         state.pending_metrics = {**(state.pending_metrics or {}), **validated}
-
-    def _evaluate(self) -> dict[str, float]:
-        setup, done = self.setup, 0
-
-        def on_batch() -> None:
-            nonlocal done
-            setup.signals.check()
-            self.reporter.stage("validating", done, setup.eval_samples)
-            done += setup.micro_batch_size
-
-        with nullcontext() if setup.ema is None else setup.ema.applied():
-            return evaluate_samples(
-                setup.model,
-                setup.val_samples,
-                setup.micro_batch_size,
-                limit=setup.eval_samples,
-                token_bytes=self.token_bytes,
-                autocast_dtype=setup.train_step.precision,
-                evaluate_batch=setup.objective.evaluate_batch,
-                on_batch=on_batch,
-            ).metrics()
 
     def write_metrics(self) -> None:
         """Write the metrics of the last step to metrics.jsonl and the trackers."""
@@ -307,8 +310,9 @@ class Trainer:
 
     def _log_checkpoint(self) -> None:
         self.reporter.stage("probing and sampling", 0, 0)
-        with self.setup.checkpointer.report_write_errors():
-            self.setup.checkpoint_log.write(self.state.step, self.setup.model)
+        if (model := self.setup.plain_model()) is not None:
+            with self.setup.checkpointer.report_write_errors():
+                self.setup.checkpoint_log.write(self.state.step, model)
         self.setup.throughput.exclude_elapsed()
 
     def _save_unfinished_step(self) -> None:

@@ -26,6 +26,8 @@ from glasshouse.models.surgery import with_tokenizer
 from glasshouse.objectives.registry import head_objective, required_kind
 from glasshouse.text import Tokenizer
 from glasshouse.training.datasets import Datasets, given_tokenizer
+from glasshouse.training.parallel import FullDraws, parallelize
+from glasshouse.training.processes import Processes
 from glasshouse.training.run import Data, Run, Train, recipes
 
 FROM_DATA = ("head", "start_id", "end_ids", "pad_id")  # fields that only the data complete
@@ -92,13 +94,40 @@ def make_initial_model(
     run: Run, datasets: Datasets, base: tuple[Model, Tokenizer] | None, device: torch.device
 ) -> Model:
     """Build a new model, or fit a pretrained one to the data, and prepare it for training."""
+    model = _make_or_fit(run, datasets, base, device)
+    prepare_for_training(model, run.train)
+    return model
+
+
+def make_sharded_model(
+    run: Run,
+    datasets: Datasets,
+    base: tuple[Model, Tokenizer] | None,
+    device: torch.device,
+    processes: Processes,
+    compute_dtype: torch.dtype,
+) -> Model:
+    """Make the same model, sharded over processes.
+
+    Of a new model, a process has its shards and one whole tensor at a time; a pretrained one is loaded to the CPU.
+    """
+    model = _make_or_fit(run, datasets, base, torch.device("meta" if base is None else "cpu"))
+    with torch.random.fork_rng(devices=()):  # adapters are drawn again below, on the device
+        prepare_for_training(model, run.train)
+    parallelize(model, run.train.parallel, processes, device, compute_dtype)
+    with FullDraws():  # type: ignore[no-untyped-call]
+        for layer in lora.lora_layers(model).values():
+            layer.init_weights()
+    return model
+
+
+def _make_or_fit(run: Run, datasets: Datasets, base: tuple[Model, Tokenizer] | None, device: torch.device) -> Model:
     if base is None:
         s = make_spec(run.model.to_dict(), datasets.tok, datasets.train, run.data.seq_len)
         model = make_model(s, datasets.tok, device)
     else:
         model = resize_for_data(*base, datasets.tok, datasets.train).to(device)
     check_length(model.spec, run.data.seq_len, "data.seq_len")
-    prepare_for_training(model, run.train)
     return model
 
 

@@ -19,6 +19,7 @@ from glasshouse.config import Settings, require, require_positive
 from glasshouse.device import compute_dtype
 from glasshouse.errors import InputError
 from glasshouse.models.stack import Stack
+from glasshouse.training.parallel import is_sharded, local, shard_like, whole_like
 
 NS_COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # a, b, c of a x + b x^3 + c x^5, as published: steep at 0, inexact at 1
 STACKED = 2**26  # elements of one batched product; larger ones gain no speed and cost memory
@@ -113,6 +114,8 @@ def make_optimizer(model: nn.Module, choice: Optimizer) -> torch.optim.Optimizer
             "no parameter of the model requires a gradient, so there is nothing to train; unfreeze some."
         )
     match choice:
+        case AdamW() if is_sharded(named[0][1]):  # torch's would ask each shard for its layout in every operation
+            return MuonAdamW(_adamw_groups(named, choice))
         case AdamW():
             return torch.optim.AdamW(_adamw_groups(named, choice))
         case Muon(lr, momentum, weight_decay, ns_steps):
@@ -215,25 +218,29 @@ class MuonAdamW(torch.optim.Optimizer):
             if not self.state[weight]:
                 self.state[weight]["momentum_buffer"] = torch.zeros_like(weight)
         gradients = _gradients(weights)
-        buffers = [self.state[weight]["momentum_buffer"] for weight in weights]
+        buffers = [local(self.state[weight]["momentum_buffer"]) for weight in weights]
         if self.found_inf is not None:  # a buffer that is its own gradient does not change
             pairs = zip(buffers, gradients, strict=True)
             gradients = [torch.where(self.found_inf > 0, buffer, gradient) for buffer, gradient in pairs]
         torch._foreach_lerp_(buffers, gradients, 1 - group["momentum"])
         nesterov = torch._foreach_lerp(gradients, buffers, group["momentum"])
 
-        updates = torch.stack(nesterov)
+        # Of sharded matrices, every process computes the whole update, as one alone would, and keeps its shard.
+        updates = torch.stack([whole_like(one, weight) for one, weight in zip(nesterov, weights, strict=True)])
         updates = updates / torch.linalg.matrix_norm(updates, keepdim=True).clamp(min=1e-7)  # no overflow in float16
-        updates = newton_schulz(updates.to(compute_dtype(updates.device)), group["ns_steps"]).to(updates.dtype)
+        low = updates.dtype if updates.dtype == torch.float64 else compute_dtype(updates.device)
+        updates = newton_schulz(updates.to(low), group["ns_steps"]).to(updates.dtype)
 
         rows, columns = weights[0].shape
         decay = group["lr"] * group["weight_decay"]
+        shards = [local(weight) for weight in weights]
         if self.found_inf is None:
-            torch._foreach_mul_(weights, 1 - decay)
+            torch._foreach_mul_(shards, 1 - decay)
         else:
-            torch._foreach_mul_(weights, 1 - decay * (1 - self.found_inf))
+            torch._foreach_mul_(shards, 1 - decay * (1 - self.found_inf))
             updates = updates * (1 - self.found_inf)
-        torch._foreach_add_(weights, updates.unbind(), alpha=-group["lr"] * max(1, rows / columns) ** 0.5)
+        own = [shard_like(update, weight) for update, weight in zip(updates, weights, strict=True)]
+        torch._foreach_add_(shards, own, alpha=-group["lr"] * max(1, rows / columns) ** 0.5)
 
     def _adamw(self, group: Group, weights: list[Tensor]) -> None:
         """Update parameters as `torch.optim.AdamW` does, with the same state."""
@@ -244,10 +251,10 @@ class MuonAdamW(torch.optim.Optimizer):
                 average, square = torch.zeros_like(weight), torch.zeros_like(weight)
                 self.state[weight].update(step=step, exp_avg=average, exp_avg_sq=square)
         adamw(
-            weights,
+            [local(weight) for weight in weights],
             _gradients(weights),
-            [self.state[weight]["exp_avg"] for weight in weights],
-            [self.state[weight]["exp_avg_sq"] for weight in weights],
+            [local(self.state[weight]["exp_avg"]) for weight in weights],
+            [local(self.state[weight]["exp_avg_sq"]) for weight in weights],
             [],
             [self.state[weight]["step"] for weight in weights],
             fused=group["fused"],
@@ -293,4 +300,5 @@ def _stacks(weights: list[Tensor]) -> Iterator[list[Tensor]]:
 
 
 def _gradients(weights: list[Tensor]) -> list[Tensor]:
-    return [weight.grad for weight in weights if weight.grad is not None]
+    """Return the gradients, or of sharded weights their shards."""
+    return [local(weight.grad) for weight in weights if weight.grad is not None]

@@ -32,11 +32,11 @@ WINDOW = 20  # steps over which throughput is averaged
 
 
 class Throughput:
-    """Measures tokens and FLOPs per second over the last steps."""
+    """Measures tokens and FLOPs per second over the last steps, of all processes."""
 
-    def __init__(self, device: torch.device, autocast_dtype: torch.dtype) -> None:
+    def __init__(self, device: torch.device, autocast_dtype: torch.dtype, n_devices: int = 1) -> None:
         self.device = device
-        self.peak_flops = machine.measure_peak_flops(device, autocast_dtype, repeats=3)
+        self.peak_flops = n_devices * machine.measure_peak_flops(device, autocast_dtype, repeats=3)
         self._marks = deque([(time.perf_counter(), 0, 0)], maxlen=WINDOW + 1)
 
     def add(self, tokens: int, flops: int) -> None:

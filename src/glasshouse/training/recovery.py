@@ -16,10 +16,12 @@ from glasshouse.hub.run_checkpoints import MODEL
 from glasshouse.objectives.loss import LossFn, autocast, compute_loss
 from glasshouse.training.checkpoints import CheckpointData
 from glasshouse.training.folder import NONFINITE
+from glasshouse.training.parallel import local
 from glasshouse.training.setup import Setup
 from glasshouse.training.step import NonFiniteError, StepFuture
 
 T = TypeVar("T")
+GRADIENT, NOWHERE, NOT_LOCATED = "the gradient of", "nowhere", "not located"
 MOST_SKIPPED = 10  # batches with a NaN or infinite loss before the run stops
 
 
@@ -67,7 +69,13 @@ class Recovery:
             self._raise_grad_accum()
 
     def _raise_grad_accum(self) -> None:
-        setup, state, batch_size = self.setup, self.state, self.setup.batches.batch_size
+        setup, state, batch_size = self.setup, self.state, len(self.setup.batches.share)
+        if setup.processes.is_parallel:  # the others have gone on
+            raise InputError(
+                f"process {setup.processes.rank} is out of memory with {setup.micro_batch_size} sequences of "
+                f"{setup.run.data.seq_len} tokens per micro-batch; try train.grad_accum={2 * state.grad_accum}, "
+                "train.activation_checkpointing=true or more processes."
+            )
         if state.grad_accum >= batch_size:
             raise InputError(
                 f"out of memory with one sequence of {setup.run.data.seq_len} tokens; choose a smaller model or a "
@@ -85,17 +93,20 @@ class Recovery:
     def handle_nonfinite(self, error: NonFiniteError, step: int, number: int, batch: Batch) -> None:
         """Write nonfinite.json; then stop, or roll back to the last checkpoint and skip the batch."""
         setup, choice, path = self.setup, self.setup.run.train, self.setup.folder / NONFINITE
-        where = _locate_in_micro_batches(
-            setup.model,
-            batch.to(setup.device),
-            self.state.grad_accum,
-            choice.label_smoothing,
-            setup.train_step.precision,
-            setup.objective.loss,
-        )
+        with setup.train_step.eager():
+            located = _locate_in_micro_batches(
+                setup.model,
+                batch.to(setup.device),
+                self.state.grad_accum,
+                choice.label_smoothing,
+                setup.train_step.precision,
+                setup.objective.loss,
+            )
         origins = [setup.batches.samples.origin(sample) for sample in setup.batches.sample_indices(number)]
+        where, origins = first_located(setup.processes.gather((located, origins)))
         found = {"step": step, "batch": number, "error": str(error), "location": where, "sources": origins}
-        path.write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+        if setup.processes.is_main:
+            path.write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
         sentence = f"at step {step}, batch {number}, {error} First NaN or infinity: {where}."
         skipped = (*self.state.skipped, number)
         if choice.on_nonfinite == "stop" or len(skipped) > MOST_SKIPPED:
@@ -112,6 +123,7 @@ class Recovery:
         checkpointer = self.setup.checkpointer
         self.setup.train_step.optimizer.zero_grad(set_to_none=True)
         checkpointer.wait()
+        self.setup.processes.wait()
         if newest := checkpointer.checkpoints.newest():
             self._restore(newest[0], newest[1])
             self._truncate_logs(self.state.unwritten)
@@ -128,7 +140,8 @@ class Recovery:
         with setup.checkpointer.report_write_errors():
             setup.metrics.truncate(step)
             setup.checkpoint_log.truncate(step)
-            setup.checkpointer.checkpoints.snapshots.truncate(step)
+            if setup.processes.is_main:
+                setup.checkpointer.checkpoints.snapshots.truncate(step)
 
 
 def device_rng_state(device: torch.device) -> tuple[Tensor, Tensor | None]:
@@ -167,14 +180,12 @@ def locate_nonfinite(model: nn.Module, batch: Batch, smoothing: float = 0.0, los
     >>> locate_nonfinite(model, batch)
     'the weight stack.blocks.1.feedforward.layer.up.weight'
     """
-    for name, weight in model.named_parameters():
-        if not _is_finite(weight):
-            return f"the weight {name}"
-    found: list[str] = []
+    # All of it runs whatever is found: sharded over processes, the others take part in both passes.
+    found = [f"the weight {name}" for name, weight in model.named_parameters() if not _is_finite(weight)]
 
     def check(name: str, output: object) -> None:
         if not found and not all(_is_finite(one) for one in _tensors(output)):
-            found.append(name)
+            found.append(f"the output of module {name}")
 
     handles = [
         module.register_forward_hook(lambda _module, _inputs, output, name=name: check(name, output))
@@ -186,16 +197,31 @@ def locate_nonfinite(model: nn.Module, batch: Batch, smoothing: float = 0.0, los
     finally:
         for handle in handles:
             handle.remove()
-    if found:
-        return f"the output of module {found[0]}"
-    if not _is_finite(loss):
-        return "the loss, with finite logits"
+    if not found and not _is_finite(loss):
+        found.append("the loss, with finite logits")
     model.zero_grad(set_to_none=True)
     loss.backward()
     for name, weight in reversed(list(model.named_parameters())):
-        if weight.grad is not None and not _is_finite(weight.grad):
-            return f"the gradient of {name}"
-    return "nowhere: all weights, activations and gradients are finite"
+        if not found and weight.grad is not None and not _is_finite(weight.grad):
+            found.append(f"{GRADIENT} {name}")
+    return found[0] if found else f"{NOWHERE}: all weights, activations and gradients are finite"
+
+
+def first_located(by_rank: list[tuple[str, list[str]]]) -> tuple[str, list[str]]:
+    """Return where the first of several processes found a NaN or infinity, and the sources of its batch.
+
+    A gradient is summed over processes before it is looked at, so that none of them can be named.
+
+    >>> first_located([("the gradient of head.weight", ["a"]), ("the output of module head", ["b"])])
+    ('the output of module head, in process 1', ['b'])
+    """
+    if len(by_rank) == 1:
+        return by_rank[0]
+    for rank, (where, sources) in enumerate(by_rank):
+        if not where.startswith((GRADIENT, NOWHERE, NOT_LOCATED)):
+            return f"{where}, in process {rank}", sources
+    where = min((where for where, _ in by_rank), key=lambda where: where.startswith((NOWHERE, NOT_LOCATED)))
+    return where, [source for _, sources in by_rank for source in sources]
 
 
 def _locate_in_micro_batches(
@@ -207,22 +233,20 @@ def _locate_in_micro_batches(
     loss_fn: LossFn,
 ) -> str:
     """Locate as `locate_nonfinite` does, with the micro-batches and the precision of a training step."""
-    where = ""
+    found = []
     for micro_batch in batch.microbatches(grad_accum):
         try:
             with autocast(batch.ids.device, autocast_dtype):
-                where = locate_nonfinite(model, micro_batch, smoothing, loss_fn)
+                found.append(locate_nonfinite(model, micro_batch, smoothing, loss_fn))
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
-            return "not located, out of memory"
-        if not where.startswith("nowhere"):
-            break
-    return where
+            return f"{NOT_LOCATED}, out of memory"
+    return next((where for where in found if not where.startswith(NOWHERE)), found[0])
 
 
 def _is_finite(tensor: Tensor) -> bool:
-    return not tensor.is_floating_point() or bool(torch.isfinite(tensor).all())
+    return not tensor.is_floating_point() or bool(torch.isfinite(local(tensor)).all())
 
 
 def _tensors(output: object) -> Iterator[Tensor]:

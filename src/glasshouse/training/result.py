@@ -25,7 +25,7 @@ class Result:
     """The outcome of a run."""
 
     folder: Path
-    model: Model  # in eval mode, as saved in `folder / "model"`
+    model: Model  # in eval mode, as saved in `folder / "model"`; in processes other than the first, without weights
     datasets: Datasets
     steps: int
     report: Report  # on the whole validation set
@@ -36,18 +36,27 @@ class Result:
 def save_result(setup: Setup) -> Result:
     """Save the final model, draw the plots and evaluate on the whole validation set."""
     setup.reporter.stage("saving the model", 0, 0)
+    setup.processes.wait()  # for the last checkpoint, which the main process writes
     model, saved_step = _save_model(setup)
+    report = _report(setup, model) if setup.processes.is_main else None
+    (report, *_) = setup.processes.gather(report)  # the others wait for it
+    assert report is not None
+    coverage = setup.eval_samples, len(setup.val_samples)
+    return Result(setup.folder, model.eval(), setup.datasets, setup.state.step, report, saved_step, coverage)
+
+
+def _report(setup: Setup, model: Model) -> Report:
+    """Draw the plots and evaluate the saved model; by the main process alone, as it generates."""
     setup.reporter.stage("drawing plots", 0, 0)
     with setup.checkpointer.report_write_errors():
         plots.draw(setup.metrics, setup.folder)
-    model = model.to(setup.device).eval()
 
     def progress(stage: str, done: int, total: int) -> None:
         setup.signals.check()
         setup.reporter.stage(stage, done, total)
 
-    report = evaluate(
-        model,
+    return evaluate(
+        model.to(setup.device).eval(),
         setup.datasets.tok,
         setup.datasets.validation,
         seq_len=setup.run.data.seq_len,
@@ -55,8 +64,6 @@ def save_result(setup: Setup) -> Result:
         generate=ANSWERS,
         progress=progress,
     )
-    coverage = setup.eval_samples, len(setup.val_samples)
-    return Result(setup.folder, model, setup.datasets, setup.state.step, report, saved_step, coverage)
 
 
 def _save_model(setup: Setup) -> tuple[Model, int]:
@@ -80,8 +87,10 @@ def _save_adapter(setup: Setup) -> None:
     if setup.resized:
         log("no adapter files: the head or the vocabulary differs from the base model's")
         return
+    if (model := setup.plain_model()) is None:
+        return
     try:
         with setup.checkpointer.report_write_errors():
-            hub.save_adapter(setup.model, run.train.lora, setup.folder / ADAPTER, run.model.source)
+            hub.save_adapter(model, run.train.lora, setup.folder / ADAPTER, run.model.source)
     except ConfigError as error:
         log(f"no adapter files: {error}")

@@ -17,13 +17,15 @@ from glasshouse.errors import ConfigError
 from glasshouse.hub.run_checkpoints import RUN, is_run
 from glasshouse.layers.lora import LoRA
 from glasshouse.training.optimizer import AdamW, Optimizer
+from glasshouse.training.processes import Parallel
 from glasshouse.training.schedule import Cosine, Schedule
 
 # Settings that may change on resume: none changes the result of a step; train.patience only when the run stops.
 CHANGEABLE_ON_RESUME = {
     *("train.out", "train.keep_checkpoints", "train.save_every", "train.eval_every", "train.eval_samples"),
-    *("train.patience", "train.probes", "train.sample_prompts", "train.keep_snapshots"),
+    *("train.patience", "train.probes", "train.sample_prompts", "train.keep_snapshots", "train.parallel.kind"),
     *("train.device", "train.compile", "train.grad_accum", "train.workers", "train.on_nonfinite", "train.wandb"),
+    "train.parallel.tensor",
 }
 DEFAULT_STEPS = 1000  # if neither steps nor epochs are given
 DEFAULT_WARMUP = 100  # steps; a run of less than ten times as many warms up for a tenth of them
@@ -127,11 +129,11 @@ class Train(Settings):
     freeze: tuple[str, ...] = ()  # module names to freeze; * matches any part of a name
     activation_checkpointing: bool = False  # activation checkpointing: recompute activations, save memory
     seed: int = 0  # random seed of weights, data order and dropout
-
     device: str = "auto"  # cpu, cuda or mps; auto: the fastest
     # mixed precision; auto: bfloat16 on CUDA, or else float16; float32 elsewhere; fp8: bfloat16, linear layers in fp8
     precision: Literal["auto", "float32", "bfloat16", "float16", "fp8"] = "auto"
     compile: Literal["auto", "yes", "no"] = "auto"  # torch.compile; auto: on a CUDA device
+    parallel: Parallel = field(default=Parallel(), metadata={"omit_default": True})  # of the processes of torchrun
     workers: int = 1  # threads that prefetch batches; 0: none
 
     eval_every: int = 0  # [steps] between validations; 0: ten times per run (of its initial steps, if raised)
@@ -163,11 +165,9 @@ class Train(Settings):
         require(self.lr is None or self.lr > 0, "train.lr", self.lr, "above 0")
         if self.steps is not None:
             self._check_warmup(self.steps)
-        for name in self.probes or ():
-            if name not in PROBE_NAMES:
-                raise ConfigError(
-                    f"train.probes has {name!r}, which is unknown; {config.did_you_mean(name, PROBE_NAMES)}"
-                )
+        if unknown := [name for name in self.probes or () if name not in PROBE_NAMES]:
+            known = config.did_you_mean(unknown[0], PROBE_NAMES)
+            raise ConfigError(f"train.probes has {unknown[0]!r}, which is unknown; {known}")
 
     def _check_warmup(self, steps: int) -> None:
         schedule = self.schedule or default_schedule(steps)

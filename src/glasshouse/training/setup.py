@@ -11,7 +11,7 @@ import torch
 from glasshouse import device as machine
 from glasshouse import spec
 from glasshouse.data import Batches, Corpus, Dataset
-from glasshouse.errors import InputError
+from glasshouse.errors import ConfigError, InputError
 from glasshouse.hub.run_checkpoints import CHECKPOINTS
 from glasshouse.models import Model
 from glasshouse.objectives import Objective, find_objective, make_dataset
@@ -24,9 +24,12 @@ from glasshouse.training.datasets import Datasets
 from glasshouse.training.folder import METRICS
 from glasshouse.training.journal import Journal
 from glasshouse.training.optimizer import make_optimizer
+from glasshouse.training.parallel import describe_layout, gathered
+from glasshouse.training.processes import Processes
 from glasshouse.training.progress import ProgressReporter, Throughput
 from glasshouse.training.run import Pretrained, Run
 from glasshouse.training.schedule import Schedule
+from glasshouse.training.sharded_step import ShardedTrainStep
 from glasshouse.training.signals import Signals
 from glasshouse.training.step import EMA, TrainStep
 
@@ -44,6 +47,7 @@ class Setup:
     device: torch.device
     reporter: ProgressReporter
     signals: Signals
+    processes: Processes
     datasets: Datasets
     batches: Batches  # of the training set
     val_samples: Dataset
@@ -63,7 +67,13 @@ class Setup:
     @property
     def micro_batch_size(self) -> int:
         """Sequences per forward pass."""
-        return -(-self.batches.batch_size // self.state.grad_accum)
+        return -(-len(self.batches.share) // self.state.grad_accum)
+
+    def plain_model(self) -> Model | None:
+        """Return the model with plain weights: itself, or gathered from several processes, for the main one alone."""
+        if not self.processes.is_parallel:
+            return self.model
+        return gathered(self.model, self.device, keep=self.processes.is_main)
 
     @property
     def eval_samples(self) -> int:
@@ -80,29 +90,37 @@ def make_setup(
     base: tuple[Model, Tokenizer] | None,
     reporter: ProgressReporter,
     signals: Signals,
+    processes: Processes,
 ) -> Setup:
     """Build everything for a run; `base` is the pretrained model to start from, if any."""
     choice, tok, length = run.train, datasets.tok, run.data.seq_len
+    precision = resolve_precision(choice.precision, device)
     torch.manual_seed(choice.seed)
-    model = model_setup.make_initial_model(run, datasets, base, device)
+    if processes.is_parallel:
+        check_parallel_precision(choice.precision, precision)
+        model = model_setup.make_sharded_model(run, datasets, base, device, processes, precision)
+    else:
+        model = model_setup.make_initial_model(run, datasets, base, device)
     objective = find_objective(model.spec, datasets.train)
-    batches, val_samples = _make_data(run, model.spec, objective, datasets)
+    batches, val_samples = _make_data(run, model.spec, objective, datasets, processes)
     steps, schedule = choice.planned(len(batches.samples), batches.batch_size)
     if choice.schedule is not None and schedule.warmup < choice.schedule.warmup:
         reporter.log(
             f"the warm-up is shortened from {choice.schedule.warmup} steps to {schedule.warmup}, as train.epochs of "
             f"{choice.epochs:g} are {_count(steps, 'step')}"
         )
-    train_step = TrainStep(
+    train_step = (ShardedTrainStep if processes.is_parallel else TrainStep)(
         model,
         make_optimizer(model, choice.chosen_optimizer()),
         grad_clip=choice.grad_clip or None,
         loss_fn=objective.loss,
         label_smoothing=choice.label_smoothing,
         defer_logits=type(objective).loss is Objective.loss,
-        precision=resolve_precision(choice.precision, device),
+        precision=precision,
         float8=choice.precision == "fp8",
-        on_micro_batch=signals.check,
+        reduce=processes.sum,
+        # Several processes must stop at the same point: the loop asks them all before a step.
+        on_micro_batch=(lambda: None) if processes.is_parallel else signals.check,
         on_fallback=lambda reason: reporter.log(f"not compiled: {reason}"),
     )
     if choice.compile == "yes" or (choice.compile == "auto" and machine.compiles_by_default(device)):
@@ -111,16 +129,16 @@ def make_setup(
         else:
             train_step.on_fallback(obstacle)
     ema = EMA(model, choice.ema) if choice.ema else None
-    low = train_step.precision == torch.bfloat16
-    grad_accum = choice.grad_accum or estimate_grad_accum(model.spec, batches.batch_size, length, device, low=low)
-    state = TrainerState(grad_accum=grad_accum, initial_steps=steps)
-    checkpoints = Checkpoints(folder / CHECKPOINTS, choice.keep_checkpoints, choice.keep_snapshots)
+    low = precision == torch.bfloat16
+    grad_accum = choice.grad_accum or estimate_grad_accum(model.spec, len(batches.share), length, device, low=low)
+    state = TrainerState(grad_accum=processes.max(grad_accum), initial_steps=steps)
+    checkpoints = Checkpoints(folder / CHECKPOINTS, choice.keep_checkpoints, choice.keep_snapshots, processes)
     probes = Probes(
         model,
         first_texts(val_samples),
         names=choice.probes,
         length=length,
-        autocast_dtype=train_step.precision,
+        autocast_dtype=precision,
     )
     prompts = make_prompts(val_samples, tok, length, choice.sample_prompts)
     return Setup(
@@ -129,6 +147,7 @@ def make_setup(
         device=device,
         reporter=reporter,
         signals=signals,
+        processes=processes,
         datasets=datasets,
         batches=batches,
         val_samples=val_samples,
@@ -139,22 +158,25 @@ def make_setup(
         resized=base is not None and model is not base[0],
         train_step=train_step,
         ema=ema,
-        throughput=Throughput(device, train_step.precision),
+        throughput=Throughput(device, precision, processes.world_size),
         state=state,
         checkpointer=Checkpointer(model, train_step, ema, state, tok, checkpoints),
-        metrics=Journal(folder / METRICS),
-        checkpoint_log=CheckpointLog(folder, probes, prompts, reporter.log),
+        metrics=Journal(folder / METRICS, writes=processes.is_main),
+        checkpoint_log=CheckpointLog(folder, probes, prompts, reporter.log, writes=processes.is_main),
     )
 
 
-def _make_data(run: Run, s: spec.Spec, objective: Objective[Any], datasets: Datasets) -> tuple[Batches, Dataset]:
+def _make_data(
+    run: Run, s: spec.Spec, objective: Objective[Any], datasets: Datasets, processes: Processes
+) -> tuple[Batches, Dataset]:
     """Return the training batches and the validation samples."""
 
     def make(corpus: Corpus, batch_size: int) -> Dataset:
         return make_dataset(s, corpus, batch_size=batch_size, seq_len=run.data.seq_len, seed=run.train.seed)
 
     batch_size = objective.samples_for_tokens(datasets.train, run.train.batch_tokens, run.data.seq_len)
-    batches = Batches(make(datasets.train, batch_size), batch_size)
+    share = {"rank": processes.data_rank, "world_size": processes.data_size}
+    batches = Batches(make(datasets.train, batch_size), batch_size, **share)
     try:
         return batches, make(datasets.validation, 1)
     except InputError as error:
@@ -173,6 +195,15 @@ def resolve_precision(name: str, device: torch.device) -> torch.dtype:
         machine.check_float8(device)
         return torch.bfloat16
     return machine.compute_dtype(device) if name == "auto" else getattr(torch, name)
+
+
+def check_parallel_precision(name: str, precision: torch.dtype) -> None:
+    """Refuse float16, whose loss scale each process would adapt by itself, and fp8, whose scales are of a shard."""
+    if name == "fp8" or precision == torch.float16:
+        raise ConfigError(
+            f"train.precision is {'fp8' if name == 'fp8' else 'float16'}, which one process can train with; several "
+            "need bfloat16 or float32."
+        )
 
 
 def estimate_grad_accum(
@@ -209,6 +240,8 @@ def describe(setup: Setup) -> list[str]:
     named = str(device)
     named += f" ({torch.cuda.get_device_name(device)})" if device.type == "cuda" else ""
     named += f" ({_count(torch.get_num_threads(), 'thread')})" if device.type == "cpu" else ""
+    if setup.processes.is_parallel:
+        named = f"{setup.processes.world_size} x {named}, {describe_layout(setup.model)}"
     return [
         f"model    {s.kind}, {_count(s.n_layers, 'layer')}, d_model {s.d_model}, {_count(s.n_heads, 'head')}"
         f"{source}: {total:,} parameters{of_which}",

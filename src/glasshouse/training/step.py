@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +17,7 @@ from glasshouse.errors import InputError
 from glasshouse.objectives.loss import LossFn, autocast, compute_loss
 from glasshouse.training.mixed_precision import LowPrecisionCopy
 from glasshouse.training.optimizer import skips_nonfinite
+from glasshouse.training.parallel import copy_whole_
 
 LONGEST = 200  # characters of the compiler's message, which can be very long
 
@@ -112,22 +113,34 @@ class TrainStep:
         self._weights = [one for group in optimizer.param_groups for one in group["params"]]
         self.device = self._weights[0].device
         self._compute_loss = loss_fn
-        low = precision == torch.bfloat16
-        self._low = LowPrecisionCopy(model, precision, defer_logits=defer_logits, float8=float8) if low else None
+        self._low = self._low_precision_copy(defer_logits, float8)
         # float16 gradients underflow without loss scaling; other types need none.
         self._scaler = torch.amp.GradScaler(self.device.type, enabled=precision == torch.float16)
         # Whether the device itself leaves out updates, so that the host need not wait for it.
         self.runs_ahead = self.device.type == "cuda" and skips_nonfinite(optimizer) and not self._scaler.is_enabled()
         self._nonfinite = torch.zeros((), device=self.device)  # 1 from a NaN or infinite step on, until it is read
 
+    def _low_precision_copy(self, defer_logits: bool, float8: bool) -> LowPrecisionCopy | None:
+        if self.precision != torch.bfloat16:
+            return None
+        return LowPrecisionCopy(self.model, self.precision, defer_logits=defer_logits, float8=float8)
+
     def compile(self) -> None:
         """Compile model and loss; a step that fails to compile is repeated in eager mode, as are all later ones."""
         self._compute_loss = torch.compile(self.loss_fn)
+
+    def uncompile(self) -> None:
+        """Return to eager mode."""
+        self._compute_loss = self.loss_fn
 
     @property
     def compiled(self) -> bool:
         """Whether the model is compiled."""
         return self._compute_loss is not self.loss_fn
+
+    def eager(self) -> AbstractContextManager[None]:
+        """Return a context in which the model is in eager mode, for hooks on its modules: here it always is."""
+        return nullcontext()
 
     def __call__(self, batch: Batch, grad_accum: int = 1) -> StepMetrics:
         """Run a step with `grad_accum` micro-batches; loss and gradients are those of the whole batch."""
@@ -147,7 +160,7 @@ class TrainStep:
             return self._run(batch, grad_accum)
         except (TorchDynamoException, InductorError) as error:
             self.on_fallback(" ".join(str(error).split())[:LONGEST])
-            self._compute_loss = self.loss_fn
+            self.uncompile()
             return self._run(batch, grad_accum)
 
     def _run(self, batch: Batch, grad_accum: int) -> StepFuture:
@@ -160,9 +173,10 @@ class TrainStep:
             self._low.update()
             model = self._low.model
         loss = torch.zeros((), device=self.device)
-        for micro_batch in batch.to(self.device).microbatches(grad_accum):
+        micro_batches = batch.to(self.device).microbatches(grad_accum)
+        for number, micro_batch in enumerate(micro_batches, 1):
             self.on_micro_batch()
-            with autocast(self.device, self.precision) if self._low is None else nullcontext():
+            with self._forward_context(is_last=number == len(micro_batches)):
                 mean = self._compute_loss(model, micro_batch, self.label_smoothing) / total
             self._scaler.scale(mean).backward()
             if self._low is not None:
@@ -177,11 +191,18 @@ class TrainStep:
                 "out of memory for the optimizer's state; choose a smaller model, or train.lora."
             ) from None
 
+    def _forward_context(self, *, is_last: bool) -> AbstractContextManager[object]:
+        """Return the context of the forward pass of a micro-batch."""
+        return autocast(self.device, self.precision) if self._low is None else nullcontext()
+
+    def _clip_gradients(self, max_norm: float) -> Tensor:
+        """Clip the gradients, and return their norm before."""
+        return nn.utils.clip_grad_norm_(self._weights, max_norm)
+
     def _apply(self, loss: Tensor, targets: int) -> StepFuture:
         """Clip the gradients and update the weights, unless the loss or a gradient is NaN or infinite."""
         self._scaler.unscale_(self.optimizer)
-        limit = torch.inf if self.grad_clip is None else self.grad_clip
-        norm = nn.utils.clip_grad_norm_(self._weights, limit)
+        norm = self._clip_gradients(torch.inf if self.grad_clip is None else self.grad_clip)
         if self.runs_ahead:
             self._nonfinite.logical_or_(~(loss.isfinite() & norm.isfinite()))
             self.optimizer.found_inf = self._nonfinite  # type: ignore[attr-defined]
@@ -251,7 +272,7 @@ class EMA:
         """Restore a saved average."""
         self.updates = updates
         for name, weight in self.weights.items():
-            weight.copy_(weights[name])
+            copy_whole_(weight, weights[name])
 
     @contextmanager
     def applied(self) -> Iterator[None]:

@@ -24,8 +24,12 @@ class Trackers:
     >>> trackers.close()
     """
 
-    def __init__(self, folder: Path, wandb: bool = False, name: str = "", start: int = 0) -> None:
+    def __init__(
+        self, folder: Path, wandb: bool = False, name: str = "", start: int = 0, *, writes: bool = True
+    ) -> None:
         self._trackers: dict[str, _Tracker] = {}
+        if not writes:  # left to another process
+            return
         if wandb:
             try:
                 module = importlib.import_module("wandb")

@@ -1,0 +1,272 @@
+"""A model spread over processes by PyTorch's FSDP2: replicas, shards or both are one mesh of other shapes.
+
+Parameters are DTensors: each process has its shard of every one. A replica is a shard of one.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch import distributed as dist
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from glasshouse import device as machine
+from glasshouse.errors import ConfigError
+from glasshouse.layers import lora
+from glasshouse.models import Model
+from glasshouse.models.builder import instantiate
+from glasshouse.models.stack import Stack
+from glasshouse.models.weight_init import init_weights
+from glasshouse.spec import count_parameters
+from glasshouse.training import tensor_parallel
+from glasshouse.training.processes import Parallel, Processes
+
+if TYPE_CHECKING:  # takes a second to import, which one process need not wait for
+    from torch.distributed.device_mesh import DeviceMesh
+
+STATE_BYTES = 16  # per parameter: weight, gradient and two averages of AdamW, in float32
+SHARE = 0.25  # of memory for them
+
+
+# Meshes -----------------------------------------------------------------------------------------------------
+
+
+def choose_kind(choice: Parallel, processes: Processes, n_parameters: int, memory: int) -> str:
+    """Return how a model is spread: as set, or the kind with the fewest shards that fits in `memory` bytes.
+
+    >>> four = Processes(world_size=4, local_world_size=2)
+    >>> [choose_kind(Parallel(), four, n_parameters=10**9, memory=2**30 * size) for size in (80, 40, 20)]
+    ['replicate', 'hybrid', 'shard']
+    """
+    if choice.kind != "auto":
+        return choice.kind
+    for kind in ("replicate", "hybrid"):
+        _, shards = mesh_shape(kind, processes)
+        if STATE_BYTES * n_parameters / (shards * processes.tensor) <= SHARE * memory:
+            return kind
+    return "shard"
+
+
+def mesh_shape(kind: str, processes: Processes) -> tuple[int, int]:
+    """Return the number of replicas, and of shards of each.
+
+    >>> two_nodes = Processes(world_size=8, local_world_size=4)
+    >>> [mesh_shape(kind, two_nodes) for kind in ("replicate", "hybrid", "shard")]
+    [(8, 1), (2, 4), (1, 8)]
+    """
+    size, local = processes.data_size, max(1, processes.local_world_size // processes.tensor)
+    if kind == "hybrid" and size % local:
+        raise ConfigError(
+            f"train.parallel.kind is hybrid, but {size} replicas do not split into nodes of {local}; start the same "
+            "number of processes on every node, or choose shard."
+        )
+    shards = {"replicate": 1, "hybrid": local, "shard": size}[kind]
+    return size // shards, shards
+
+
+def make_mesh(kind: str, processes: Processes, device: torch.device) -> DeviceMesh:
+    """Return the mesh of all processes, with the dimensions replicate, shard and tensor, as far as they are used."""
+    from torch.distributed.device_mesh import init_device_mesh
+
+    replicas, shards = mesh_shape(kind, processes)
+    sizes = {"replicate": replicas, "shard": shards, "tensor": processes.tensor}
+    used = {name: size for name, size in sizes.items() if size > 1 or name == "shard"}
+    return init_device_mesh(device.type, tuple(used.values()), mesh_dim_names=tuple(used))
+
+
+def parallelize(
+    model: Model, choice: Parallel, processes: Processes, device: torch.device, compute_dtype: torch.dtype
+) -> None:
+    """Spread a model over all processes; one on the meta device gets the weights that one process would draw."""
+    is_new = next(model.parameters()).is_meta
+    memory = _least_memory(device, processes)
+    kind = choose_kind(choice, processes, count_parameters(model.spec), memory)
+    mesh = make_mesh(kind, processes, device)
+    if processes.tensor > 1:
+        tensor_parallel.split(model, mesh["tensor"])
+    shard(model, mesh, compute_dtype)
+    if is_new:
+        model.to_empty(device=device)
+        with FullDraws():  # type: ignore[no-untyped-call]
+            init_weights(model, model.spec)
+
+
+def _least_memory(device: torch.device, processes: Processes) -> int:
+    """Return the memory in bytes of the process with the least; those of a node share that of its CPU."""
+    own = machine.memory_bytes(device)
+    return -processes.max(-(own if device.type == "cuda" else own // processes.local_world_size))
+
+
+# Sharding ---------------------------------------------------------------------------------------------------
+
+
+def shard(model: Model, mesh: DeviceMesh, compute_dtype: torch.dtype) -> None:
+    """Shard every block, and what is outside the blocks, over a mesh; matrix products are in `compute_dtype`.
+
+    A model on the meta device has no weights afterwards either.
+    """
+    from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+
+    # Logits are a view where the head has a bias; the loss does not change them in place.
+    warnings.filterwarnings("ignore", message=r"FSDP2-wrapped module \(\w+\) returned a view tensor")
+    names = [name for name in mesh.mesh_dim_names or () if name != "tensor"]
+    data = mesh[tuple(names)]
+    # A replica need not be gathered again in the backward pass.
+    settings: dict[str, Any] = {"mesh": data, "reshard_after_forward": data["shard"].size() > 1}
+    if compute_dtype != torch.float32:
+        settings["mp_policy"] = MixedPrecisionPolicy(param_dtype=compute_dtype, reduce_dtype=torch.float32)
+    for stack in model.modules():
+        if isinstance(stack, Stack):
+            for block in stack.blocks:
+                fully_shard(block, **settings)
+    # The loss may still need the unembedding matrix, after the model's forward pass.
+    fully_shard(model, **{**settings, "reshard_after_forward": False})
+    for module in model.modules():
+        if isinstance(module, FSDPModule):  # by default gradients are averaged; on gloo, only sums are there
+            module.set_gradient_divide_factor(1.0)
+            module.set_force_sum_reduction_for_comms(True)
+
+
+def reshard(model: nn.Module) -> None:
+    """Free gathered weights after a forward pass without backward: a later one would not see that they changed."""
+    for module in model.modules():
+        if (free := getattr(module, "reshard", None)) is not None:
+            free()
+
+
+class FullDraws(TorchDispatchMode):
+    """Draws random numbers for whole tensors, of which each process keeps its shard: those of one process."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # noqa: ANN401
+        draws = (torch.ops.aten.normal_.default, torch.ops.aten.uniform_.default)
+        if func in draws and is_sharded(args[0]):
+            whole = torch.empty(args[0].shape, dtype=args[0].dtype, device=args[0].device)
+            copy_whole_(args[0], func(whole, *args[1:], **(kwargs or {})))
+            return args[0]
+        return func(*args, **(kwargs or {}))
+
+
+def describe_layout(model: nn.Module) -> str:
+    """Return how a sharded model is spread, as `2 replicas in 4 shards each`."""
+    mesh: Any = max((weight.device_mesh for weight in cast(Any, model.parameters())), key=lambda mesh: mesh.ndim)
+    sizes = dict(zip(mesh.mesh_dim_names, mesh.shape, strict=True))
+    replicas, shards = sizes.get("replicate", 1), sizes["shard"]
+    parts = [f"{replicas} replica{'s' * (replicas != 1)}" if shards == 1 or replicas > 1 else ""]
+    parts.append(f"{shards} shards{' each' * (replicas > 1)}" if shards > 1 else "")
+    parts.append(f"tensor parallel over {sizes['tensor']}" if "tensor" in sizes else "")
+    return ", ".join(filter(None, parts))
+
+
+# Tensors ----------------------------------------------------------------------------------------------------
+
+
+def is_sharded(tensor: Tensor) -> bool:
+    """Whether a tensor is a DTensor."""
+    return hasattr(tensor, "full_tensor")
+
+
+def local(tensor: Any) -> Tensor:  # noqa: ANN401 - a DTensor, whose type takes a second to import
+    """Return the shard of this process, which shares memory with the tensor; a plain tensor is its own shard.
+
+    >>> local(torch.ones(2))
+    tensor([1., 1.])
+    """
+    shard: Tensor = tensor.to_local() if is_sharded(tensor) else tensor
+    return shard
+
+
+def whole(tensor: Any) -> Tensor:  # noqa: ANN401 - likewise
+    """Return the whole tensor, gathered from all processes, which must all call this.
+
+    >>> whole(torch.ones(2))
+    tensor([1., 1.])
+    """
+    gathered: Tensor = tensor.full_tensor() if is_sharded(tensor) else tensor
+    return gathered
+
+
+def whole_like(shard: Tensor, like: Any) -> Tensor:  # noqa: ANN401 - likewise
+    """Return the whole tensor of a shard that is laid out as another tensor is."""
+    if not is_sharded(like):
+        return shard
+    from torch.distributed.tensor import DTensor
+
+    layout = {"shape": like.shape, "stride": like.stride(), "run_check": False}
+    return whole(DTensor.from_local(shard, like.device_mesh, like.placements, **layout))
+
+
+def shard_like(values: Tensor, like: Any) -> Tensor:  # noqa: ANN401 - likewise
+    """Return this process's shard of a whole tensor that every process has."""
+    if not is_sharded(like):
+        return values
+    from torch.distributed.tensor import distribute_tensor
+
+    return local(distribute_tensor(values, like.device_mesh, like.placements, src_data_rank=None))
+
+
+@torch.no_grad()
+def copy_whole_(tensor: Tensor, values: Tensor) -> None:
+    """Copy a whole tensor into a sharded one, without communication, or into a plain one."""
+    local(tensor).copy_(shard_like(values.to(tensor.device, tensor.dtype), tensor))
+
+
+def load_whole(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
+    """Copy whole weights into a model, sharded or not; names that are not given stay as they are."""
+    own = model.state_dict()
+    for name, values in weights.items():
+        copy_whole_(own[name], values)
+
+
+def gathered(model: Model, device: torch.device, *, keep: bool = True) -> Model | None:
+    """Return a plain copy of a sharded model; all processes take part, those without `keep` get None.
+
+    One tensor is gathered at a time, so a process that keeps none never has the whole model.
+    """
+    weights = {}
+    for name, weight in model.state_dict().items():
+        tensor = whole(weight.detach())
+        if keep:
+            weights[name] = tensor.to(device, copy=True)
+    if not keep:
+        return None
+    with torch.device("meta"):
+        copied = instantiate(model.spec)
+        if layers := lora.lora_layers(model):
+            lora.attach(copied, next(iter(layers.values())).config)
+    copied.load_state_dict(weights, assign=True)
+    copied.tokenizer_fingerprint, copied.extra_files = model.tokenizer_fingerprint, model.extra_files
+    return copied
+
+
+# Gradients --------------------------------------------------------------------------------------------------
+
+
+def clip_grad_norm_(weights: Iterable[Any], max_norm: float) -> Tensor:
+    """Clip the gradients of sharded weights to a norm over all processes, and return it.
+
+    As `torch.nn.utils.clip_grad_norm_`, which takes one mesh only, and with one communication for all weights.
+    """
+    by_copies: dict[float, list[Tensor]] = {}
+    for weight in weights:
+        if weight.grad is not None:
+            by_copies.setdefault(copies(weight), []).append(local(weight.grad))
+    grads = [grad for group in by_copies.values() for grad in group]
+    total = torch.zeros((), dtype=torch.float64, device=grads[0].device)
+    for count, group in by_copies.items():
+        total += torch.stack(torch._foreach_norm(group)).double().square().sum() / count
+    dist.all_reduce(total)
+    norm = total.sqrt().to(grads[0].dtype)
+    torch._foreach_mul_(grads, (max_norm / (norm + 1e-6)).clamp(max=1.0))  # as torch does it
+    return norm
+
+
+def copies(weight: Any) -> float:  # noqa: ANN401 - likewise
+    """Return how many processes have the same shard of a weight."""
+    shards = 1
+    for size, placement in zip(weight.device_mesh.shape, weight.placements, strict=True):
+        shards *= 1 if placement.is_replicate() else size
+    return dist.get_world_size() / shards
