@@ -87,9 +87,17 @@ def check_new_model(run: Run) -> None:
     _spec_before_data(run, run.data.vocab_size)
 
 
-def _spec_before_data(run: Run, vocab_size: int) -> spec.Spec:
-    table = {name: value for name, value in run.model.to_dict().items() if name not in FROM_DATA}
-    return _parse(table, {"vocab_size": vocab_size, "max_len": run.data.seq_len})
+def _spec_before_data(run: Run, vocab_size: int, *, head: bool = False) -> spec.Spec:
+    """Return the spec as far as it is known; `head`: with the head that is set, if the data need not complete it."""
+    table = run.model.to_dict()
+    known = {"vocab_size": vocab_size, "max_len": run.data.seq_len}
+    without = {name: value for name, value in table.items() if name not in FROM_DATA}
+    if head and "head" in table:
+        try:
+            return _parse({**without, "head": table["head"]}, known)
+        except ConfigError:  # a classifier without labels, or an error that the rest has too
+            pass
+    return _parse(without, known)
 
 
 def make_meta_model(run: Run) -> Model:
@@ -105,7 +113,8 @@ def make_meta_model(run: Run) -> Model:
     else:
         check_new_model(run)
         tok = given_tokenizer(run.data)
-        model = build(_spec_before_data(run, run.data.vocab_size if tok is None else len(tok)), device="meta")
+        vocab_size = run.data.vocab_size if tok is None else len(tok)
+        model = build(_spec_before_data(run, vocab_size, head=True), device="meta")
     check_length(model.spec, run.data.seq_len, "data.seq_len")
     prepare_for_training(model, run.train)
     return model

@@ -54,7 +54,11 @@ def activation_bytes(model: Model, itemsize: int, *, checkpointing: bool = False
     """
     width = model.spec.d_model * itemsize
     stacks = [module for module in model.modules() if isinstance(module, Stack)]
-    blocks = [_block_bytes(block, model.spec.d_model, itemsize) for stack in stacks for block in stack.blocks]
+    blocks = [
+        _block_bytes(block, model.spec.d_model, itemsize, rotates=stack.position.rotates)
+        for stack in stacks
+        for block in stack.blocks
+    ]
     ends = len(stacks) * (2 * width + STATISTICS)  # input and output of the final norm
     layers = (one for one in model.modules() if isinstance(one, Sublayer))
     working = 2 * width + max(one.stored_bytes(itemsize) for one in layers) // tensor
@@ -65,7 +69,7 @@ def activation_bytes(model: Model, itemsize: int, *, checkpointing: bool = False
     return Activations(ends + stream, inside // tensor, 0, working)
 
 
-def _block_bytes(block: nn.Module, d_model: int, itemsize: int) -> tuple[int, int]:
+def _block_bytes(block: nn.Module, d_model: int, itemsize: int, *, rotates: bool) -> tuple[int, int]:
     """Return what the residual connections of a block store, and what the layers inside them do."""
     stream = inside = 0
     for residual in block.children():
@@ -74,6 +78,9 @@ def _block_bytes(block: nn.Module, d_model: int, itemsize: int) -> tuple[int, in
         drops = sum(isinstance(module, nn.Dropout) and module.p > 0 for module in residual.children())
         stream += (1 + norms) * d_model * itemsize + norms * STATISTICS + drops * d_model  # a mask takes bytes
         inside += layer.stored_bytes(itemsize)
+        if rotates and hasattr(layer, "kv_shape"):
+            # Rotated queries are laid out by head, and so is the kernel's output, which is copied to merge the heads.
+            inside += itemsize * layer.residual_projection.in_features
     return stream, inside
 
 
