@@ -100,6 +100,34 @@ def test_prepare_passes_its_options_to_the_library(prepare) -> None:  # noqa: AN
     assert prepare("dates", "--split", "tset", out="never").code == 2
 
 
+def test_parts_are_prepared_and_joined(prepare, call: Call) -> None:  # noqa: ANN001
+    for name in "abc":
+        Path(f"{name}.txt").write_text(f"to be {name}")
+    assert prepare("a.txt", "b.txt", "c.txt", out="whole").code == 0
+    first = prepare("a.txt", "b.txt", "c.txt", "--part", "1/2", out="parts")
+    assert first.out.splitlines()[0].split() == ["folder", "parts/00001-of-00002"]
+    missing = call("data", "join", "parts", "--out", "joined")
+    assert missing.code == 1
+    assert missing.err == "error: part 2/2 is missing; prepare it with `glasshouse data prepare` and that part.\n"
+    assert prepare("a.txt", "b.txt", "c.txt", "--part", "2/2", out="parts").code == 0
+    joined = call("data", "join", "parts", "--out", "joined")
+    assert joined.code == 0, joined.err
+    assert joined.out.splitlines()[1].split(maxsplit=1)[1].startswith("Corpus(text, 3 items")
+    for path in Path("whole").rglob("*.*"):
+        assert (Path("joined") / path.relative_to("whole")).read_bytes() == path.read_bytes()
+    again = call("data", "join", "parts", "--out", "joined")
+    assert again.out.splitlines()[0].endswith("joined, already complete")
+
+
+def test_a_part_needs_a_number_and_a_tokenizer_that_exists(prepare, call: Call) -> None:  # noqa: ANN001
+    Path("a.txt").write_text("to be")
+    for part in ("3-64", "3", "x/y"):
+        assert f"--part is {part!r}, but it must be" in prepare("a.txt", "--part", part).err
+    assert "part 3/2 does not exist" in prepare("a.txt", "--part", "3/2").err
+    done = call("data", "prepare", "a.txt", "--tokenizer", "none", "--out", "parts", "--part", "1/2")
+    assert "train it first, on one machine, with `glasshouse tokenizer train FILES --out none`" in done.err
+
+
 def test_prepare_reports_the_backend_fallback(prepare, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: ANN001
     if gh.text.corpus_encoder.gigatoken is None:
         pytest.skip("gigatoken is not installed")

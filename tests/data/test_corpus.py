@@ -471,9 +471,9 @@ def test_stopped_anywhere_it_resumes_to_the_same_files(
     expected = contents(tmp_path / "whole")
     n_shards = sum(name.endswith(".ids.npy") for name in expected)
     assert n_shards >= 4
-    write, add = shards.ShardWriter._put, shards.ShardWriter.add
+    write, add = shards.ShardWriter._put, shards.ShardWriter._append
     for stop in range(n_shards):
-        for victim in ("_put", "add"):  # just before a shard is vouched for; in the middle of one
+        for victim in ("_put", "_append"):  # just before a shard is vouched for; in the middle of one
             with monkeypatch.context() as patch:
                 patch.setattr(shards.ShardWriter, victim, failing_after(stop, write if victim == "_put" else add))
                 with pytest.raises(StoppedError):
@@ -533,7 +533,7 @@ def test_resumed_preparation_reports_its_progress(
         shard_tokens=10,
         progress=lambda _, done, of: seen.append((done, of)),
     )
-    assert seen[0] == (380, 760)  # the second file is read again to where it was
+    assert seen[0] == (190, 760)  # the second text was not yet all in shards: the file before it is where it resumes
     assert seen[-1] == (760, 760)
 
 

@@ -12,7 +12,7 @@ from typer.core import TyperGroup
 
 import glasshouse as gh
 from glasshouse import hints
-from glasshouse.cli import data, demo, doctor, evaluation, generation, look, model, screen, tokenizer, training
+from glasshouse.cli import data, demo, doctor, evaluation, generation, look, model, plan, screen, tokenizer, training
 
 
 class _Commands(TyperGroup):
@@ -55,6 +55,7 @@ app = typer.Typer(
 app.add_typer(tokenizer.app, name="tokenizer")
 app.add_typer(data.app, name="data")
 app.add_typer(training.app)
+app.add_typer(plan.app)
 app.add_typer(evaluation.app)
 app.add_typer(generation.app)
 app.add_typer(look.app)

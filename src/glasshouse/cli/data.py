@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from pathlib import Path
 from typing import Annotated, Literal
@@ -47,10 +48,26 @@ def prepare(
         typer.Option(help="Separator between documents in a plain text file.", show_default="one document per file"),
     ] = None,
     errors: texts.Errors = "strict",
+    part: Annotated[
+        str | None,
+        typer.Option(
+            metavar="K/N",
+            help="Prepare only the k-th of n parts, into a folder of its own in --out: one part per machine, then "
+            "`glasshouse data join`.",
+            show_default="everything",
+        ),
+    ] = None,
 ) -> None:
     """Tokenize a dataset to disk; run again, it resumes where it stopped."""
+    numbers = None if part is None else _parse_part(part)
+    if numbers and not Path(tokenizer).exists():
+        raise gh.InputError(
+            f"there is no tokenizer in {tokenizer!r}, and all parts need the same one; train it first, on one "
+            f"machine, with `glasshouse tokenizer train FILES --out {tokenizer}`."
+        )
     tok = gh.Tokenizer.load(tokenizer)
-    before = (out / MANIFEST).exists()
+    written = gh.data.part_folder(out, numbers) if numbers else out
+    before = (written / MANIFEST).exists()
     named = gh.data.is_builtin(source)
     done = 0
     began = time.perf_counter()
@@ -70,23 +87,46 @@ def prepare(
             split=split,
             separator=separator,
             errors=errors,
+            part=numbers,
             progress=progress,
         )
     seconds = time.perf_counter() - began
     speed = f"{done / seconds:,.0f} items/s" if named else f"{filesize.decimal(int(done / seconds))}/s"
-    size = sum(path.stat().st_size for path in out.rglob("*") if path.is_file())
+    _report(corpus, before, ("throughput", speed))
+
+
+def _parse_part(text: str) -> tuple[int, int]:
+    if not (found := re.fullmatch(r"([0-9]{1,5})/([0-9]{1,5})", text)):
+        raise gh.InputError(f"--part is {text!r}, but it must be a number and the number of parts, such as 3/64.")
+    return int(found[1]), int(found[2])
+
+
+def _report(corpus: gh.data.Corpus, before: bool, *more: tuple[str, str]) -> None:
+    size = sum(path.stat().st_size for path in corpus.folder.rglob("*") if path.is_file())
     screen.table(
         [
-            ("folder", f"{escape_control(str(out))}{', already complete' if before else ''}"),
+            ("folder", f"{escape_control(str(corpus.folder))}{', already complete' if before else ''}"),
             ("corpus", repr(corpus)),
             ("tokens", f"{corpus.n_tokens:,}"),
             ("items", f"{len(corpus):,}"),
             ("tokens per item", f"{corpus.n_tokens / max(1, len(corpus)):.1f}"),
             ("on disk", filesize.decimal(size)),
             ("backend", corpus.manifest["backend"]),
-            *([] if before else [("throughput", speed)]),
+            *([] if before else more),
         ]
     )
+
+
+@app.command(epilog="Example: glasshouse data join parts --out ids")
+def join(
+    parts: Annotated[Path, typer.Argument(metavar="PARTS", help="The folder that parts were prepared into.")],
+    out: Annotated[Path, typer.Option(help="The folder to write; an interrupted job in it resumes.")],
+) -> None:
+    """Join parts into one corpus, equal byte for byte to one that was prepared at once."""
+    before = (out / MANIFEST).exists()
+    with screen.progress(joining="tokens") as progress:
+        corpus = gh.data.join(parts, out, progress=progress)
+    _report(corpus, before)
 
 
 @app.command("list", epilog="Example: glasshouse data list")

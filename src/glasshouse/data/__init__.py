@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from glasshouse.data.item_datasets import ClassificationDataset as ClassificationDataset
     from glasshouse.data.item_datasets import Seq2SeqDataset as Seq2SeqDataset
     from glasshouse.data.item_datasets import TokenClassificationDataset as TokenClassificationDataset
+    from glasshouse.data.parts import join as join
+    from glasshouse.data.parts import part_folder as part_folder
     from glasshouse.data.preparation import prepare as prepare
     from glasshouse.data.text_datasets import CausalLMDataset as CausalLMDataset
     from glasshouse.data.text_datasets import MaskedLMDataset as MaskedLMDataset
@@ -38,6 +40,8 @@ _EXPORTS = {
     "builtin_dataset": "builtin",
     "builtin_datasets": "builtin",
     "is_builtin": "builtin",
+    "join": "parts",
+    "part_folder": "parts",
     "prepare": "preparation",
 }
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
@@ -186,6 +186,15 @@ class Corpus:
             for shard in range(first, min(last + 1, len(self._ids)))
         ]
         return np.concatenate(slices).astype(np.int64) if slices else np.empty(0, np.int64)
+
+    def blocks(self) -> Iterator[tuple[IdArray, IdArray]]:
+        """Yield all ids, some millions at a time, and the end offsets of the arrays that end in each block."""
+        ends, low, total = self._ends[1:], 0, int(self._ends[-1])
+        for start in range(0, max(1, total), BLOCK_IDS):
+            stop = min(start + BLOCK_IDS, total)
+            high = int(np.searchsorted(ends, stop, side="right"))
+            yield self.read(start, stop), ends[low:high] - start
+            low = high
 
     def item(self, index: int) -> tuple[NDArray[np.int64], ...]:
         """Return the arrays of an item."""

@@ -38,11 +38,16 @@ class DatasetReader:
     kind: Kind
     file_names: tuple[str, ...]
     fingerprint: str  # changes when a file does
-    size: int  # total size in bytes, or in items of a built-in dataset
+    sizes: tuple[int, ...]  # in bytes of each file, of two aligned files together, or in items of a built-in dataset
     size_before: Callable[[Cursor], int]  # size that is not read again when resuming there
-    read: Callable[[Cursor, OnBytes, OnHash], Iterator[Chunk | Record]]
+    read: Callable[[Cursor, int | None, OnBytes, OnHash], Iterator[Chunk | Record]]  # to before a file, or to the end
     labels: tuple[str, ...] = ()
     columns: tuple[str, ...] = ()  # columns that are read, of tabular files
+
+    @property
+    def size(self) -> int:
+        """The total size."""
+        return sum(self.sizes)
 
 
 def open_reader(
@@ -70,7 +75,10 @@ def open_reader(
     available = sources.columns(first)
     kind = kind or infer_kind(columns or available or ())
     columns = columns or _choose(kind, available or (), first)
-    if kind == "pairs" and len(paths) == 2 and all(Path(path).is_file() and not _is_table(path) for path in paths):
+    aligned = (
+        kind == "pairs" and len(paths) == 2 and all(Path(path).is_file() and not _is_table(path) for path in paths)
+    )
+    if aligned:
         files = [Path(path) for path in paths]
         read: Callable[..., Iterator[Chunk | Record]] = partial(sources.read_parallel, *files, errors=errors)
     elif kind == "text":
@@ -99,8 +107,10 @@ def open_reader(
     elif kind == "tagged":
         labels = _tags(files, columns, errors)
 
-    def start(cursor: Cursor, on_bytes: OnBytes, on_hash: OnHash) -> Iterator[Chunk | Record]:
-        return read(start=cursor, on_bytes=on_bytes, on_hash=on_hash)
+    def start(cursor: Cursor, stop: int | None, on_bytes: OnBytes, on_hash: OnHash) -> Iterator[Chunk | Record]:
+        if aligned:
+            return read(start=cursor, on_bytes=on_bytes, on_hash=on_hash)
+        return read(start=cursor, stop=stop, on_bytes=on_bytes, on_hash=on_hash)
 
     sizes = list(map(sources.file_size, files))
     # A file name need not be UTF-8, but the manifest is.
@@ -113,7 +123,7 @@ def open_reader(
         kind,
         names,
         fingerprint,
-        sum(sizes),
+        (sum(sizes),) if aligned else tuple(sizes),
         lambda cursor: sum(sizes[: cursor[0]]),
         start,
         labels,
@@ -210,7 +220,7 @@ def _from_builtin(found: BuiltinDataset, kind: Kind | None, split: str) -> Datas
     if kind not in (None, found.kind):
         raise InputError(f"{found.name} is of kind {found.kind}, not {kind}; do not give a kind.")
 
-    def read(cursor: Cursor, on_bytes: OnBytes, on_hash: OnHash) -> Iterator[Chunk | Record]:
+    def read(cursor: Cursor, stop: int | None, on_bytes: OnBytes, on_hash: OnHash) -> Iterator[Chunk | Record]:
         for index, item in enumerate(found.items(split, cursor[1]), cursor[1]):
             on_bytes(1)
             if found.kind == "text":
@@ -219,6 +229,7 @@ def _from_builtin(found: BuiltinDataset, kind: Kind | None, split: str) -> Datas
                 yield Record((item,) if found.kind == "chat" else item, 0, index)
 
     found.items(split)  # checks the name of the split
-    size = found.sizes()[split]
     name = f"{found.name} ({split})"
-    return DatasetReader(found.kind, (name,), name, size, lambda cursor: cursor[1], read, found.labels)
+    return DatasetReader(
+        found.kind, (name,), name, (found.sizes()[split],), lambda cursor: cursor[1], read, found.labels
+    )

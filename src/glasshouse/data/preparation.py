@@ -7,11 +7,10 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from glasshouse.data.corpus import FORMAT, TOKENIZER, Corpus, Kind, is_source
 from glasshouse.data.dataset_reader import DatasetReader, open_reader
 from glasshouse.data.encoding import end_id, make_encoder, start_id
+from glasshouse.data.parts import check_part, id_dtype, part_folder, part_range
 from glasshouse.data.shards import PROGRESS, SHARD_TOKENS, ShardWriter, write_errors
 from glasshouse.errors import StoreError
 from glasshouse.text import Tokenizer
@@ -35,6 +34,7 @@ def prepare(
     separator: str | None = None,
     errors: Errors = "strict",
     shard_tokens: int = SHARD_TOKENS,
+    part: tuple[int, int] | None = None,
     progress: ProgressCallback = no_progress,
 ) -> Corpus:
     r"""Tokenize files, folders, globs or a built-in dataset into a folder, and open it.
@@ -42,6 +42,9 @@ def prepare(
     `kind` is the kind of item: "text", "pairs", "labelled", "tagged" or "chat"; `columns` are its columns in jsonl,
     csv, tsv and parquet files; both are inferred from the column names if not given. A text ends with the tokenizer's
     end-of-text token. Called again after an interruption, it resumes; after completion, it only opens the folder.
+
+    `part=(3, 64)` prepares the third of 64 parts, a contiguous run of the files, into a folder of its own in
+    `folder`, for `join` to make one corpus of; parts may be prepared at once, on as many machines.
 
     >>> import tempfile, glasshouse as gh
     >>> folder = tempfile.mkdtemp()
@@ -51,9 +54,11 @@ def prepare(
     >>> [tok.decode(ids) for ids in corpus.item(1)]
     ['no', 'nein']
     """
+    if part is not None:
+        check_part(part)
     columns = (columns,) if isinstance(columns, str) else tuple(columns)
     reader = open_reader(source, kind=kind, columns=columns, split=split, separator=separator, errors=errors)
-    job = {
+    job: dict[str, Any] = {
         "kind": reader.kind,
         "tokenizer": tokenizer.fingerprint,
         "start_id": start_id(tokenizer),
@@ -67,52 +72,67 @@ def prepare(
         "shard_tokens": shard_tokens,
     }
     folder = Path(folder)
-    small = max(len(tokenizer), len(reader.labels) + 1) <= 2**16  # tags are counted from 1
-    with ShardWriter(folder, job, np.uint16 if small else np.uint32, shard_tokens) as writer:
+    units = (0, len(reader.sizes))
+    if part is not None:
+        job["part"], folder, units = list(part), part_folder(folder, part), part_range(reader.sizes, part)
+    with ShardWriter(folder, job, id_dtype(len(tokenizer), len(reader.labels)), shard_tokens) as writer:
         if not writer.complete:
             with write_errors(folder):
                 tokenizer.save(folder / TOKENIZER)
-            _write(reader, tokenizer, writer, progress)
+            _write(reader, units, tokenizer, writer, progress)
     # What was just written need not be verified.
     return Corpus.open(folder, tokenizer=tokenizer, verify=writer.complete)
 
 
-def _write(reader: DatasetReader, tokenizer: Tokenizer, writer: ShardWriter, progress: ProgressCallback) -> None:
-    cursor, mid_document = [0, 0], False
-    known: list[dict[str, Any]] = [{"items": 0} for _ in reader.file_names]
+def _write(
+    reader: DatasetReader,
+    units: tuple[int, int],
+    tokenizer: Tokenizer,
+    writer: ShardWriter,
+    progress: ProgressCallback,
+) -> None:
+    """Encode the files from one index to before another (two aligned files count as one) and write their ids."""
+    first, stop = units
+    cursor, mid_document = [first, 0], False
+    whole = stop - first == len(reader.sizes)
+    names = reader.file_names if whole else reader.file_names[first:stop]
+    known: list[dict[str, Any]] = [{"items": 0} for _ in names]
     match writer.state:
         case {"cursor": [int(file), int(index)], "mid_document": bool(mid_document), "sources": list(known)} if (
-            0 <= file < len(reader.file_names) == len(known) and index >= 0 and all(map(is_source, known))
+            first <= file <= stop and len(known) == len(names) and index >= 0 and all(map(is_source, known))
         ):
             cursor = [file, index]
         case _ if writer.shards:  # starting over would append to them
             raise StoreError(
                 f"{str(writer.folder / PROGRESS)!r} is corrupt; delete the folder and prepare the text again."
             )
-    found = [{"name": name, **one} for name, one in zip(reader.file_names, known, strict=True)]
-    done = reader.size_before((cursor[0], cursor[1]))
+    found = [{"name": name, **one} for name, one in zip(names, known, strict=True)]
+    size = sum(reader.sizes[first:stop])
+    done = reader.size_before((cursor[0], cursor[1])) - sum(reader.sizes[:first])
 
     def on_bytes(number: int) -> None:
         nonlocal done
         done += number
-        progress("tokenizing", done, reader.size)
+        progress("tokenizing", done, size)
 
     def on_hash(file: int, size: int, sha256: str) -> None:
-        found[file] |= {"bytes": size, "sha256": sha256}
+        found[file - first] |= {"bytes": size, "sha256": sha256}
 
     def state() -> dict[str, Any]:
         return {"cursor": cursor, "mid_document": mid_document, "sources": found}
 
     encoder = tokenizer.corpus_encoder()
     encode = make_encoder(reader, tokenizer, encoder, writer.dtype, mid_document)
-    stream = reader.read((cursor[0], cursor[1]), on_bytes, on_hash)
+    stream: Iterator[Chunk | Record] = iter(())
+    if first < stop:
+        stream = reader.read((cursor[0], cursor[1]), None if whole else stop, on_bytes, on_hash)
     for batch, (ids, ends) in prefetch_map(encode, _batches(_rejoin_chunks(stream, tokenizer, reader.file_names))):
+        writer.add(ids, ends, state)
         for entry in batch:
-            found[entry.file_index]["items"] += entry.ends_document if isinstance(entry, Chunk) else 1
+            found[entry.file_index - first]["items"] += entry.ends_document if isinstance(entry, Chunk) else 1
         last = batch[-1]
         cursor = [last.file_index, last.index + 1]
         mid_document = isinstance(last, Chunk) and not last.ends_document
-        writer.add(ids, ends, state)
     manifest = {
         "format": FORMAT,
         "kind": reader.kind,

@@ -1,4 +1,7 @@
-"""Writes a corpus shard by shard, so that an interrupted writer resumes after the last complete shard."""
+"""Writes a corpus shard by shard, so that an interrupted writer resumes after the last complete shard.
+
+All shards but the last have exactly `shard_tokens` ids, so that where they end depends on the ids alone.
+"""
 
 from __future__ import annotations
 
@@ -64,6 +67,7 @@ class ShardWriter:
         self.folder, self.job, self.dtype, self.shard_tokens = folder, job, dtype, shard_tokens
         self.shards: list[dict[str, Any]] = []
         self.state: dict[str, Any] = {}
+        self.skip = (0, 0)  # ids and ends that are added again after `state`, and are written already
         self._ids: list[Ids] = []
         self._ends: list[NDArray[np.int64]] = []
         self._length = 0
@@ -117,16 +121,30 @@ class ShardWriter:
             for entry in (shard[part] for shard in shards for part in ("ids", "ends")):
                 check_file(self.folder / entry["file"], entry, verify=True)
         self.shards, self.state = shards, state if isinstance(state, dict) else {}
+        match self.state.get("skip", [0, 0]):
+            case [int(ids), int(ends)] if ids >= 0 and ends >= 0:
+                self.skip = (ids, ends)
+            case _:
+                raise StoreError(f"{str(path)!r} is corrupt; delete the folder and prepare the text again.")
 
     def add(self, ids: Ids, ends: NDArray[np.int64], state: Callable[[], dict[str, Any]]) -> None:
-        """Add ids and the end offsets of complete arrays; `state` returns the state to resume from after them."""
+        """Add ids and the end offsets of complete arrays; `state` returns the state to resume from before them."""
+        at, end = min(self.skip[0], len(ids)), min(self.skip[1], len(ends))
+        self.skip = (self.skip[0] - at, self.skip[1] - end)
+        while self._length + len(ids) - at > self.shard_tokens:
+            cut = at + self.shard_tokens - self._length
+            last = int(np.searchsorted(ends, cut, side="right"))  # empty arrays at the cut belong before it
+            self._append(ids[at:cut], ends[end:last] - at)
+            at, end = cut, last
+            self._flush({**state(), "skip": [at, end]})
+        self._append(ids[at:], ends[end:] - at)
+
+    def _append(self, ids: Ids, ends: NDArray[np.int64]) -> None:
         if len(ids) and int(ids.max()) > np.iinfo(self.dtype).max:
             raise StoreError(f"the number {int(ids.max())} is too large for {np.dtype(self.dtype)}; report this.")
         self._ids.append(ids.astype(self.dtype, copy=False))
         self._ends.append(ends + self._length)
         self._length += len(ids)
-        if self._length >= self.shard_tokens:
-            self._flush(state())
 
     def _flush(self, state: dict[str, Any]) -> None:
         name = f"{len(self.shards):05}"
@@ -140,7 +158,7 @@ class ShardWriter:
     def finish(self, state: dict[str, Any], manifest: dict[str, Any]) -> None:
         """Write the last shard and the manifest, which completes the corpus."""
         if self._length or not self.shards:
-            self._flush(state)
+            self._flush({**state, "skip": [0, 0]})
         self._put(MANIFEST, {**manifest, "job": self.job, "shards": self.shards})
         (self.folder / PROGRESS).unlink(missing_ok=True)
 

@@ -62,6 +62,11 @@ class MultiHeadAttention(Sublayer):
         scores = (12 if any(needs_grad) else 4) * self.n_heads * self.d_head  # two products, two gradients of each
         return scores, count.add(self.out, any(needs_grad))
 
+    def stored_bytes(self, itemsize: int) -> int:
+        """Return what a fused kernel stores: queries, keys, values and output, and the log-sum-exp in float32."""
+        normed = 0 if isinstance(self.q_norm, nn.Identity) else self.n_heads + self.n_kv_heads  # before their norms
+        return itemsize * self.d_head * (2 * self.n_heads + 2 * self.n_kv_heads + normed) + 4 * self.n_heads
+
 
 class Attention(MultiHeadAttention):
     """Self-attention."""

@@ -42,6 +42,11 @@ class FeedForward(Sublayer):
         """Return the neuron activations."""
         return [LayerSite("hidden", NEURONS, "down", 0)]
 
+    def stored_bytes(self, itemsize: int) -> int:
+        """Return the neurons before and after the activation; a ReLU needs only where they were negative."""
+        before = 1 if self.kind == "relu" else itemsize
+        return (before + itemsize) * self.up.out_features
+
     def steps(self, token: TokenView) -> Iterator[Step]:
         """Yield the projection up, the activation and the projection down."""
         yield from self.neuron_steps(token, {})
@@ -81,6 +86,10 @@ class GatedFeedForward(FeedForward):
         """Add the FLOPs of the layer: gate and up have the same input."""
         gate, up = count.add(self.gate, trained), count.add(self.up, trained)
         return count.add(self.down, gate or up)
+
+    def stored_bytes(self, itemsize: int) -> int:
+        """Return gate, up and their product; the activation of the gate is recomputed."""
+        return 3 * itemsize * self.up.out_features
 
     def steps(self, token: TokenView) -> Iterator[Step]:
         """Yield the gate, and the steps of a layer without one."""

@@ -83,6 +83,10 @@ class Sublayer(nn.Module):
         """Add the FLOPs of the layer; return whether its output needs a gradient, as it does if its input does."""
         return count.add_children(self, trained)
 
+    def stored_bytes(self, itemsize: int) -> int:
+        """Return the bytes per token that are stored for the backward pass, besides the layer's input."""
+        return itemsize * sum(one.out_features for one in self.modules() if isinstance(one, nn.Linear))
+
     def steps(self, token: TokenView) -> Iterator[Step]:
         """Yield what the layer computes at one position; the last step is its output."""
         y = self.residual_projection(token.seen(self.residual_input).flatten())

@@ -46,3 +46,9 @@ class FlopEstimator:
         per_source = self.stack.cross_maps + self.source_stack.maps + self.source_stack.scores * source_len
         head = self.head.maps * (1 if self.pools else length)
         return batch_size * (length * per_token + source_len * per_source + head)
+
+    def attention(self, ids: Tensor, source: Tensor | None = None) -> int:
+        """Return the FLOPs of a batch that are products of queries, keys, patterns and values."""
+        (batch_size, length), source_len = ids.shape, 0 if source is None else source.shape[1]
+        own = length * (self.stack.scores * length + self.stack.cross_scores * source_len)
+        return batch_size * (own + self.source_stack.scores * source_len**2)

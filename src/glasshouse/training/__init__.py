@@ -1,6 +1,7 @@
 """Training: run settings, datasets, the training step, the loop, checkpoints and resuming."""
 
 from glasshouse.hub.run_checkpoints import is_run
+from glasshouse.training import plan
 from glasshouse.training.checkpoints import SavedCheckpoint, list_checkpoints
 from glasshouse.training.datasets import Datasets, open_datasets, units_of
 from glasshouse.training.loop import Trainer, train
@@ -27,6 +28,7 @@ __all__ = [
     "is_run",
     "list_checkpoints",
     "open_datasets",
+    "plan",
     "recipes",
     "train",
     "units_of",

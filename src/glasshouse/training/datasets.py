@@ -148,7 +148,7 @@ def _training_part(reader: DatasetReader, choice: Data, progress: ProgressCallba
             done += number
             progress(stage, done, reader.size)
 
-        return reader.read((0, 0), on_bytes, lambda number, size, sha256: None)
+        return reader.read((0, 0), None, on_bytes, lambda number, size, sha256: None)
 
     if choice.validation or is_builtin(choice.path):
         yield from read("reading")

@@ -28,7 +28,7 @@ from glasshouse.text import Tokenizer
 from glasshouse.training.datasets import Datasets, given_tokenizer
 from glasshouse.training.parallel import FullDraws, parallelize
 from glasshouse.training.processes import Processes
-from glasshouse.training.run import Data, Run, Train, recipes
+from glasshouse.training.run import Data, Pretrained, Run, Train, recipes
 
 FROM_DATA = ("head", "start_id", "end_ids", "pad_id")  # fields that only the data complete
 
@@ -86,8 +86,40 @@ def check_new_model(run: Run) -> None:
     """
     if run.train.lora is not None:
         raise ConfigError("train.lora needs a pretrained model; give one by model.from.")
-    table = {name: value for name, value in run.model.to_dict().items() if name not in FROM_DATA}
-    _parse(table, {"vocab_size": run.data.vocab_size, "max_len": run.data.seq_len})
+    _spec_before_data(run, run.data.vocab_size)
+
+
+def _spec_before_data(run: Run, vocab_size: int, *, head: bool = False) -> spec.Spec:
+    """Return the spec as far as it is known; `head`: with the head that is set, if the data need not complete it."""
+    table = run.model.to_dict()
+    known = {"vocab_size": vocab_size, "max_len": run.data.seq_len}
+    without = {name: value for name, value in table.items() if name not in FROM_DATA}
+    if head and "head" in table:
+        try:
+            return _parse({**without, "head": table["head"]}, known)
+        except ConfigError:  # a classifier without labels, or an error that the rest has too
+            pass
+    return _parse(without, known)
+
+
+def make_meta_model(run: Run) -> Model:
+    """Return the model that a run trains, on the meta device, as far as it is known without the data.
+
+    The vocabulary is that of the given tokenizer, or of the size of the one to be trained.
+
+    >>> make_meta_model(Run.load("stdlib")).token_embedding.table.weight.shape
+    torch.Size([4096, 192])
+    """
+    if isinstance(run.model, Pretrained):
+        model: Model = hub.load(run.model.source, device="meta", dtype=torch.float32)[0].train()
+    else:
+        check_new_model(run)
+        tok = given_tokenizer(run.data)
+        vocab_size = run.data.vocab_size if tok is None else len(tok)
+        model = build(_spec_before_data(run, vocab_size, head=True), device="meta")
+    check_length(model.spec, run.data.seq_len, "data.seq_len")
+    prepare_for_training(model, run.train)
+    return model
 
 
 def make_initial_model(

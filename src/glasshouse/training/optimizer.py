@@ -119,7 +119,7 @@ def make_optimizer(model: nn.Module, choice: Optimizer) -> torch.optim.Optimizer
         case AdamW():
             return torch.optim.AdamW(_adamw_groups(named, choice))
         case Muon(lr, momentum, weight_decay, ns_steps):
-            inside = set(_block_matrices(model))
+            inside = set(block_matrices(model))
             matrices = [(name, weight) for name, weight in named if weight in inside]
             if not matrices:
                 raise InputError("muon updates the matrices inside the blocks, and none is trainable; choose adamw.")
@@ -152,7 +152,8 @@ def skips_nonfinite(optimizer: torch.optim.Optimizer) -> bool:
     return known and all(group.get("fused") or group.get("kind") == "muon" for group in optimizer.param_groups)
 
 
-def _block_matrices(model: nn.Module) -> Iterator[nn.Parameter]:
+def block_matrices(model: nn.Module) -> Iterator[nn.Parameter]:
+    """Yield the matrices inside the blocks, which Muon updates."""
     for stack in model.modules():
         if isinstance(stack, Stack):
             yield from (weight for weight in stack.blocks.parameters() if weight.dim() == 2)

@@ -26,16 +26,16 @@ from glasshouse.training.journal import Journal
 from glasshouse.training.optimizer import make_optimizer
 from glasshouse.training.parallel import describe_layout, gathered
 from glasshouse.training.processes import Processes
+from glasshouse.training.plan.memory import MemoryModel
+from glasshouse.training.plan.training import USABLE, choose_grad_accum
 from glasshouse.training.progress import ProgressReporter, Throughput
-from glasshouse.training.run import Pretrained, Run
+from glasshouse.training.run import Pretrained, Run, Train
 from glasshouse.training.schedule import Schedule
 from glasshouse.training.sharded_step import ShardedTrainStep
 from glasshouse.training.signals import Signals
 from glasshouse.training.step import EMA, TrainStep
 
-SHARE = 0.4  # of memory for activations; weights, gradients and optimizer state need the rest
-KEPT = 40  # stored activations per token, layer and unit of d_model; measured: 20 to 35
-LOGITS = 4  # numbers per token and vocabulary entry: logits, in float32, softmax and gradient; none if deferred
+USABLE_CPU = 0.5  # of the machine's memory, which other processes use as well
 
 
 @dataclass(frozen=True)
@@ -129,8 +129,9 @@ def make_setup(
         else:
             train_step.on_fallback(obstacle)
     ema = EMA(model, choice.ema) if choice.ema else None
-    low = precision == torch.bfloat16
-    grad_accum = choice.grad_accum or estimate_grad_accum(model.spec, len(batches.share), length, device, low=low)
+    grad_accum = choice.grad_accum or estimate_grad_accum(
+        model, choice, len(batches.share), length, precision, machine.memory_bytes(device)
+    )
     state = TrainerState(grad_accum=processes.max(grad_accum), initial_steps=steps)
     checkpoints = Checkpoints(folder / CHECKPOINTS, choice.keep_checkpoints, choice.keep_snapshots, processes)
     probes = Probes(
@@ -207,21 +208,24 @@ def check_parallel_precision(name: str, precision: torch.dtype) -> None:
 
 
 def estimate_grad_accum(
-    s: spec.Spec, batch_size: int, length: int, device: torch.device, *, low: bool = False
+    model: Model, choice: Train, batch_size: int, length: int, precision: torch.dtype, memory: int
 ) -> int:
-    """Estimate the gradient accumulation with which a batch fits into memory; `low`: activations are in bfloat16.
+    """Estimate, as `glasshouse plan` does, the gradient accumulation with which a batch fits into `memory` bytes.
 
-    >>> estimate_grad_accum(spec.preset("tiny-decoder"), batch_size=8, length=64, device=torch.device("cpu"))
-    1
+    >>> import glasshouse as gh
+    >>> model = gh.build(gh.preset("gpt2"), device="meta")
+    >>> [estimate_grad_accum(model, Train(), 64, 1024, torch.bfloat16, 2**30 * size) for size in (139, 24, 12)]
+    [1, 2, 4]
     """
-    layers = s.n_layers + (s.n_encoder_layers if isinstance(s, spec.Seq2SeqSpec) else 0)
-    token = 2 * KEPT * layers * s.d_model if low else 4 * (KEPT * layers * s.d_model + LOGITS * s.vocab_size)
-    grad_accum = 1
-    while grad_accum < batch_size and -(-batch_size // grad_accum) * length * token > SHARE * machine.memory_bytes(
-        device
-    ):
-        grad_accum *= 2
-    return min(grad_accum, batch_size)
+    step = MemoryModel(
+        model,
+        choice.chosen_optimizer(),
+        precision=precision,
+        checkpointing=choice.activation_checkpointing,
+        ema=bool(choice.ema),
+    )
+    usable = USABLE if precision == torch.bfloat16 else USABLE_CPU
+    return choose_grad_accum(step, batch_size, length, usable * memory)
 
 
 def describe(setup: Setup) -> list[str]:

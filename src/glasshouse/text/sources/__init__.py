@@ -181,6 +181,7 @@ def read_chunks(
     separator: str | None = None,
     errors: Errors = "strict",
     start: tuple[int, int] = (0, 0),
+    stop: int | None = None,
     chunk_bytes: int = CHUNK_BYTES,
     on_bytes: OnBytes | None = None,
     on_hash: OnHash | None = None,
@@ -190,7 +191,8 @@ def read_chunks(
     Chunks end where pre-tokenization allows it, else at `MAX_CHUNK_BYTES` bytes.
 
     A plain text file is one document, or several with a `separator` between them. In the other formats each row is
-    one, in the column `column`. `start` resumes at a file and a chunk of it; earlier files are not read.
+    one, in the column `column`. `start` resumes at a file and a chunk of it, `stop` ends before a file; the others
+    are not read.
 
     >>> import tempfile
     >>> path = Path(tempfile.mkdtemp(), "two.txt")
@@ -204,13 +206,13 @@ def read_chunks(
     require(0 < chunk_bytes < 2**31, "chunk_bytes", chunk_bytes, "from 1 to 2**31 - 1 bytes")
     require(separator != "", "separator", separator, "at least one character, or None")
     found = False
-    for file in _open(files, start, errors, on_bytes, on_hash):
+    for file in _open(files, start, stop, errors, on_bytes, on_hash):
         blocks = texts(file, column) if file.kind in TABULAR_SUFFIXES else _split(file.blocks(), separator)
         for index, (text, ends) in enumerate(chunk(blocks, chunk_bytes)):
             found = True
             if (file.index, index) >= start:
                 yield Chunk(text, file.index, index, ends)
-    if not found and start == (0, 0):
+    if not found and start == (0, 0) and stop is None:
         raise _empty(files, "text")
 
 
@@ -220,6 +222,7 @@ def read_records(
     *,
     errors: Errors = "strict",
     start: tuple[int, int] = (0, 0),
+    stop: int | None = None,
     on_bytes: OnBytes | None = None,
     on_hash: OnHash | None = None,
 ) -> Iterator[Record]:
@@ -232,7 +235,7 @@ def read_records(
     [('yes', 'ja'), ('no', 'nein')]
     """
     found = False
-    opened = _open(files, start, errors, on_bytes, on_hash)
+    opened = _open(files, start, stop, errors, on_bytes, on_hash)
     for file in opened:
         if file.kind not in TABULAR_SUFFIXES:
             raise InputError(f"{str(file.path)!r} is plain text; records need jsonl, csv, tsv or parquet.")
@@ -241,7 +244,7 @@ def read_records(
             found = True
             if (file.index, index) >= start:
                 yield Record(values, file.index, index, line)
-    if not found and start == (0, 0):
+    if not found and start == (0, 0) and stop is None:
         raise _empty(files, "records")
 
 
@@ -262,7 +265,7 @@ def read_parallel(
     >>> [record.values for record in read_parallel(folder / "de", folder / "en")]
     [('ja', 'yes'), ('nein', 'no')]
     """
-    sides = [file.lines(MAX_CHUNK_BYTES) for file in _open((left, right), (0, 0), errors, on_bytes, on_hash)]
+    sides = [file.lines(MAX_CHUNK_BYTES) for file in _open((left, right), (0, 0), None, errors, on_bytes, on_hash)]
     found = False
     for index, pair in enumerate(itertools.zip_longest(*sides)):
         found = True
@@ -285,7 +288,12 @@ def _empty(files: Sequence[Path], what: str) -> InputError:
 
 
 def _open(
-    files: Sequence[Path], start: tuple[int, int], errors: Errors, on_bytes: OnBytes | None, on_hash: OnHash | None
+    files: Sequence[Path],
+    start: tuple[int, int],
+    stop: int | None,
+    errors: Errors,
+    on_bytes: OnBytes | None,
+    on_hash: OnHash | None,
 ) -> list[SourceFile]:
     """Check all files before anything is read, so that errors do not appear hours later."""
     require(errors in get_args(Errors), "errors", errors, "'strict' or 'replace'")
@@ -300,7 +308,7 @@ def _open(
             extra_module("pyarrow", "parquet")
         if compression == ".zst":
             extra_module("zstandard", "zstd")
-        if index >= start[0]:
+        if start[0] <= index and (stop is None or index < stop):
             opened.append(SourceFile(path, kind, compression, index, errors, on_bytes, on_hash))
     return opened
 

@@ -1,0 +1,213 @@
+"""Memory of a training step, by part: what the weights, the optimizer, the activations and the loss hold at its peak.
+
+A step has four moments at which memory may peak: the loss, when all activations and a chunk of logits are there; the
+start of the backward pass, with the gradients inside a block; its end, when all gradients are there; and the update.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from glasshouse.layers.norm import Norm
+from glasshouse.layers.sublayer import Sublayer
+from glasshouse.models import Model
+from glasshouse.models.heads import LMHead
+from glasshouse.models.stack import Stack
+from glasshouse.objectives.linear_cross_entropy import ALIGNED, CHUNK_LOGITS
+from glasshouse.training.optimizer import STACKED, Muon, Optimizer, block_matrices
+from glasshouse.training.plan.layout import SINGLE, Layout
+
+FULL = 4  # bytes of a float32: master weights, their gradients and the optimizer's state
+STATISTICS = 8  # bytes per token that a norm stores: mean and deviation
+WHOLE_LOGITS = 4  # float32 numbers per token and vocabulary entry where logits are not in chunks: with their gradient
+MUON_BYTES = 22  # per element of the matrices that are orthogonalized at once: gradient, momentum, update, products
+
+Parts = dict[str, int]
+
+
+@dataclass(frozen=True)
+class Activations:
+    """Bytes per token that the forward pass stores for the backward pass."""
+
+    stream: int  # inputs and outputs of norms, which tensor parallelism does not divide
+    inside: int  # inside attention and feed-forward layers
+    recomputed: int  # of the largest block; with activation checkpointing, one block is recomputed at a time
+    working: int  # gradients inside the largest layer
+
+    @property
+    def stored(self) -> int:
+        """All that is stored."""
+        return self.stream + self.inside
+
+
+def activation_bytes(model: Model, itemsize: int, *, checkpointing: bool = False, tensor: int = 1) -> Activations:
+    """Return what a model stores, by what its layers say of themselves; compiled, with a fused attention kernel.
+
+    >>> import glasshouse as gh
+    >>> model = gh.build(gh.preset("gpt2", dropout=0.0, embed_dropout=0.0), device="meta")
+    >>> activation_bytes(model, itemsize=2).stored  # twelve layers of 16 numbers per d_model, and 2 after them
+    298760
+    """
+    width = model.spec.d_model * itemsize
+    stacks = [module for module in model.modules() if isinstance(module, Stack)]
+    blocks = [
+        _block_bytes(block, model.spec.d_model, itemsize, rotates=stack.position.rotates)
+        for stack in stacks
+        for block in stack.blocks
+    ]
+    ends = len(stacks) * (2 * width + STATISTICS)  # input and output of the final norm
+    layers = (one for one in model.modules() if isinstance(one, Sublayer))
+    working = 2 * width + max(one.stored_bytes(itemsize) for one in layers) // tensor
+    if checkpointing:
+        largest = max(stream + inside // tensor for stream, inside in blocks)
+        return Activations(ends + len(blocks) * width, 0, largest, working)
+    stream, inside = (sum(part) for part in zip(*blocks, strict=True))
+    return Activations(ends + stream, inside // tensor, 0, working)
+
+
+def _block_bytes(block: nn.Module, d_model: int, itemsize: int, *, rotates: bool) -> tuple[int, int]:
+    """Return what the residual connections of a block store, and what the layers inside them do."""
+    stream = inside = 0
+    for residual in block.children():
+        layer = next(module for module in residual.modules() if isinstance(module, Sublayer))
+        norms = sum(isinstance(module, Norm) for module in residual.children())
+        drops = sum(isinstance(module, nn.Dropout) and module.p > 0 for module in residual.children())
+        stream += (1 + norms) * d_model * itemsize + norms * STATISTICS + drops * d_model  # a mask takes bytes
+        inside += layer.stored_bytes(itemsize)
+        if rotates and hasattr(layer, "kv_shape"):
+            # Rotated queries are laid out by head, and so is the kernel's output, which is copied to merge the heads.
+            inside += itemsize * layer.residual_projection.in_features
+    return stream, inside
+
+
+def loss_bytes(model: Model, n_tokens: int, itemsize: int, *, deferred: bool, tensor: int = 1) -> int:
+    """Return what the loss of a language model allocates: logits in chunks if `deferred`, and their gradients."""
+    s = model.spec
+    if not isinstance(model.head, LMHead):
+        return 0
+    if not deferred:
+        return FULL * WHOLE_LOGITS * n_tokens * s.vocab_size // tensor
+    padded = s.vocab_size + -s.vocab_size % ALIGNED
+    chunk = min(n_tokens, max(1, CHUNK_LOGITS // padded))
+    logits = 2 * itemsize * chunk * padded  # and their gradient
+    matrix = padded * s.d_model  # its gradient is a float32 sum, to which a chunk's is added
+    matrices = (2 * FULL + itemsize + (itemsize if padded != s.vocab_size else 0)) * matrix
+    return (logits + matrices) // tensor + 2 * itemsize * n_tokens * s.d_model  # gradients of hidden states
+
+
+@dataclass(frozen=True)
+class StepMemory:
+    """Bytes on one GPU at the peak of a step, by part, and at which moment that is."""
+
+    parts: Parts
+    moment: str
+
+    @property
+    def peak(self) -> int:
+        """The sum of the parts."""
+        return sum(self.parts.values())
+
+
+class MemoryModel:
+    """The memory of training steps of a model on one of the GPUs of a layout.
+
+    >>> import glasshouse as gh
+    >>> from glasshouse.training.optimizer import AdamW
+    >>> model = gh.build(gh.preset("gpt2"), device="meta")
+    >>> memory = MemoryModel(model, AdamW(), precision=torch.bfloat16).at(rows=1, seq_len=1024)
+    >>> memory.moment, memory.parts["optimizer"] == 8 * 124_439_808
+    ('the loss', True)
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        optimizer: Optimizer,
+        *,
+        precision: torch.dtype = torch.float32,
+        checkpointing: bool = False,
+        ema: bool = False,
+        layout: Layout = SINGLE,
+    ) -> None:
+        self.model, self.optimizer, self.checkpointing, self.layout = model, optimizer, checkpointing, layout
+        self.low = precision == torch.bfloat16  # float16 is by autocast, whose residual stream is in float32
+        self.itemsize = 2 if self.low else FULL
+        self.activations = activation_bytes(model, self.itemsize, checkpointing=checkpointing, tensor=layout.tensor)
+        weights = list(model.parameters())
+        self.n_parameters = sum(weight.numel() for weight in weights)
+        self.n_trained = sum(weight.numel() for weight in weights if weight.requires_grad)
+        blocks = [block for stack in model.modules() if isinstance(stack, Stack) for block in stack.blocks]
+        sizes = [sum(weight.numel() for weight in block.parameters()) for block in blocks]
+        self.n_blocks, self.block, self.in_blocks = len(blocks), max(sizes), sum(sizes)
+        self.outside = self.n_parameters - self.in_blocks
+        self.ema_bytes = FULL * self.n_parameters // layout.shards // layout.tensor if ema else 0
+        self.momentum_bytes = 0  # of Muon
+        self.optimizer_bytes, self.update_bytes = self._optimizer(optimizer)
+
+    def _optimizer(self, choice: Optimizer) -> tuple[int, int]:
+        """Return the bytes of the optimizer's state on this GPU, and what an update allocates."""
+        parts = self.layout.shards * self.layout.tensor
+        if not isinstance(choice, Muon):
+            return 2 * FULL * self.n_trained // parts, 0
+        matrices = [weight for weight in block_matrices(self.model) if weight.requires_grad]
+        inside = sum(weight.numel() for weight in matrices)
+        counts = Counter((weight.shape, weight.numel()) for weight in matrices)
+        at_once = max(size * min(count, max(1, STACKED // size)) for (_, size), count in counts.items())
+        self.momentum_bytes = FULL * inside
+        return (2 * FULL * self.n_trained - self.momentum_bytes) // parts, MUON_BYTES * at_once
+
+    def at(self, rows: int, seq_len: int, grad_accum: int = 1) -> StepMemory:
+        """Return the peak of a step with micro-batches of `rows` sequences."""
+        tokens, stored = rows * seq_len, self.activations
+        kept = {"weights": self._weights(), "optimizer": self.optimizer_bytes, "ema": self.ema_bytes}
+        before, during, after, update = self._gradients(grad_accum)
+        kept_activations = tokens * (stored.stored + stored.recomputed)
+        logits = loss_bytes(self.model, tokens, self.itemsize, deferred=self.low, tensor=self.layout.tensor)
+        moments = {
+            "the loss": {"gradients": before, "activations": tokens * stored.stored, "logits": logits},
+            "the start of the backward pass": {
+                "gradients": before + during,
+                "activations": kept_activations,
+                "working": tokens * stored.working,
+            },
+            "the end of the backward pass": {"gradients": after},
+            "the update": {"gradients": update, "working": self.update_bytes},
+        }
+        moment = max(moments, key=lambda name: sum(moments[name].values()))
+        return StepMemory({part: size for part, size in {**kept, **moments[moment]}.items() if size}, moment)
+
+    def _weights(self) -> int:
+        """Return the bytes of master weights and of what computes: a copy, or what FSDP has gathered."""
+        shards, tensor = self.layout.shards, self.layout.tensor
+        master = FULL * self.n_parameters // shards // tensor
+        if shards > 1:  # one block computes while the next is gathered; what is outside the blocks stays
+            return master + self.itemsize * (self.outside + 2 * self.block) // tensor
+        return master + (self.itemsize * self.n_parameters // tensor if self.low else 0)
+
+    def _gradients(self, grad_accum: int) -> tuple[int, int, int, int]:
+        """Return the bytes of gradients before, at the start and the end of a backward pass, and in the update."""
+        shards, tensor = self.layout.shards, self.layout.tensor
+        whole, low = FULL * self.n_trained // tensor, self.itemsize * self.n_trained // tensor
+        own = whole // shards
+        if self.layout.gpus == 1:
+            accumulated = whole if grad_accum > 1 else 0
+            head = self.itemsize * self.model.spec.vocab_size * self.model.spec.d_model
+            return accumulated, head, whole + low if self.low else whole, whole
+        # FSDP sums the gradients of micro-batches unsharded, and reduces them with the last.
+        accumulated = whole if grad_accum > 1 else 0
+        reduced = (self.itemsize + FULL) * self.block // tensor
+        outside = (self.itemsize + FULL) * self.outside // tensor
+        return accumulated, reduced, accumulated + own + outside, own
+
+    def largest_micro_batch(self, seq_len: int, limit: float, most: int, grad_accum: int = 2) -> int:
+        """Return how many sequences at a time fit into `limit` bytes, at most `most`; 0 if none does."""
+        low, high = 0, most
+        while low < high:
+            middle = (low + high + 1) // 2
+            fits = self.at(middle, seq_len, grad_accum).peak <= limit
+            low, high = (middle, high) if fits else (low, middle - 1)
+        return low

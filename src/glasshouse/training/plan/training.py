@@ -1,0 +1,185 @@
+"""The plan of a training run: memory, parallel layout, communication, time and cost, before it starts."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+
+from glasshouse.config import require
+from glasshouse.errors import InputError
+from glasshouse.spec import Seq2SeqSpec
+from glasshouse.training.model_setup import make_meta_model
+from glasshouse.training.plan.hardware import Gpu
+from glasshouse.training.plan.layout import Kind, Layout, Traffic, choose_layout, step_traffic
+from glasshouse.training.plan.memory import MemoryModel, StepMemory
+from glasshouse.training.plan.speed import TokenFlops, compute_seconds, token_flops
+from glasshouse.training.run import Run
+
+USABLE = 0.88  # of a GPU's memory; the CUDA context and the allocator's gaps take the rest
+
+
+@dataclass(frozen=True)
+class TrainingPlan:
+    """What a run will take; bytes, seconds and FLOPs, per GPU where not said otherwise."""
+
+    gpu: Gpu
+    layout: Layout
+    n_parameters: int
+    n_trained: int
+    flops_per_token: TokenFlops
+    batch_tokens: int  # of a step, on all GPUs
+    rows: int  # sequences of a micro-batch
+    grad_accum: int
+    largest_rows: int  # the most sequences of a micro-batch that fit
+    memory: StepMemory
+    usable_memory: int
+    traffic: Traffic
+    compute_seconds: float  # of a step
+    traffic_seconds: float  # of a step, hidden behind computation as far as it goes
+    step_seconds: float
+    mfu: float
+    steps: int | None  # None: from epochs, which only the data tell
+    price: float | None  # per GPU and hour
+    kv_bytes: dict[str, int]  # per token, of the KV cache, by kind of attention
+
+    @property
+    def fits(self) -> bool:
+        """Whether a micro-batch of one sequence fits."""
+        return self.largest_rows > 0
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Tokens per second, on all GPUs."""
+        return self.batch_tokens / self.step_seconds
+
+    @property
+    def days(self) -> float | None:
+        """Days of the whole run."""
+        return None if self.steps is None else self.steps * self.step_seconds / 86_400
+
+    @property
+    def cost(self) -> float | None:
+        """The price of all GPUs for the whole run."""
+        if self.days is None or self.price is None:
+            return None
+        return self.days * 24 * self.layout.gpus * self.price
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the plan as JSON values."""
+        derived = {
+            "fits": self.fits,
+            "tokens_per_second": self.tokens_per_second,
+            "days": self.days,
+            "cost": self.cost,
+        }
+        totals = {"memory": {**asdict(self.memory), "peak": self.memory.peak}}
+        totals["traffic"] = {**asdict(self.traffic), "total": self.traffic.total}
+        return {**asdict(self), **totals, "gpus": self.layout.gpus, **derived}
+
+
+def plan_training(
+    run: Run,
+    gpu: Gpu,
+    gpus: int = 1,
+    *,
+    per_node: int = 8,
+    kind: Kind = "auto",
+    tensor: int = 1,
+    mfu: float | None = None,
+    price: float | None = None,
+) -> TrainingPlan:
+    """Plan a run; its MFU is estimated from the speeds of the GPU, or stated.
+
+    >>> from glasshouse.training.plan.hardware import find_gpu
+    >>> plan = plan_training(Run.load("stdlib"), find_gpu("h200"))
+    >>> plan.layout.kind, plan.rows, plan.grad_accum, plan.fits
+    ('replicate', 16, 1, True)
+    """
+    require(mfu is None or 0 < mfu <= 1, "mfu", mfu, "above 0 and at most 1")
+    require(price is None or price >= 0, "price", price, "0 or more")
+    model, choice, seq_len = make_meta_model(run), run.train, run.data.seq_len
+    total = sum(weight.numel() for weight in model.parameters())
+    layout = choose_layout(kind, gpus, per_node, tensor, total, gpu.memory)
+    all_rows = max(1, choice.batch_tokens // seq_len)
+    if all_rows < layout.data_parallel:
+        raise InputError(
+            f"train.batch_tokens is {choice.batch_tokens}, which is {all_rows} sequences of {seq_len} tokens, but "
+            f"{layout.data_parallel} GPUs need one each; use fewer GPUs or larger batches."
+        )
+    own_rows = -(-all_rows // layout.data_parallel)
+    precision = torch.bfloat16 if choice.precision in ("auto", "fp8") else getattr(torch, choice.precision)
+    memory = MemoryModel(
+        model,
+        choice.chosen_optimizer(),
+        precision=precision,
+        checkpointing=choice.activation_checkpointing,
+        ema=bool(choice.ema),
+        layout=layout,
+    )
+    usable = int(USABLE * gpu.memory)
+    grad_accum = choice.grad_accum or choose_grad_accum(memory, own_rows, seq_len, usable)
+    rows = -(-own_rows // grad_accum)
+    flops = token_flops(model, seq_len)
+    item = memory.itemsize
+    traffic = step_traffic(
+        layout,
+        in_blocks=memory.in_blocks,
+        outside=memory.outside,
+        itemsize=item,
+        grad_accum=grad_accum,
+        momentum=memory.momentum_bytes,
+        # two sums in the forward and two in the backward pass of a block
+        activations=4 * memory.n_blocks * rows * grad_accum * seq_len * model.spec.d_model * item,
+    )
+    hidden, exposed = traffic.seconds(layout, gpu)
+    seconds = compute_seconds(memory, gpu, rows=rows, seq_len=seq_len, grad_accum=grad_accum)
+    tokens = all_rows * seq_len
+    ideal = tokens * flops.total / (gpus * gpu.flops)
+    step = max(seconds, hidden) + exposed if mfu is None else ideal / mfu
+    return TrainingPlan(
+        gpu=gpu,
+        layout=layout,
+        n_parameters=total,
+        n_trained=memory.n_trained,
+        flops_per_token=flops,
+        batch_tokens=tokens,
+        rows=rows,
+        grad_accum=grad_accum,
+        largest_rows=memory.largest_micro_batch(seq_len, usable, most=2**20, grad_accum=grad_accum),
+        memory=memory.at(rows, seq_len, grad_accum),
+        usable_memory=usable,
+        traffic=traffic,
+        compute_seconds=seconds,
+        traffic_seconds=hidden + exposed,
+        step_seconds=step,
+        mfu=ideal / step,
+        steps=choice.steps,
+        price=price,
+        kv_bytes=kv_bytes_per_token(model.spec.n_layers, model.spec.n_heads, model.spec.n_kv_heads, model.spec.d_head)
+        if not isinstance(model.spec, Seq2SeqSpec)
+        else {},
+    )
+
+
+def choose_grad_accum(memory: MemoryModel, rows: int, seq_len: int, limit: float) -> int:
+    """Return the fewest micro-batches of `rows` sequences that fit into `limit` bytes; of one each, if none do."""
+    if memory.at(rows, seq_len).peak <= limit:
+        return 1
+    return -(-rows // max(1, memory.largest_micro_batch(seq_len, limit, most=rows)))
+
+
+def kv_bytes_per_token(
+    n_layers: int, n_heads: int, n_kv_heads: int, d_head: int, itemsize: int = 2
+) -> dict[str, int]:
+    """Return the size of the KV cache per token with a key and a value per head, per group of heads, and one for all.
+
+    >>> kv_bytes_per_token(n_layers=16, n_heads=32, n_kv_heads=8, d_head=64)
+    {'multi-head': 131072, 'grouped-query (8)': 32768, 'multi-query': 4096}
+    """
+    each = 2 * n_layers * d_head * itemsize
+    sizes = {"multi-head": n_heads * each}
+    if 1 < n_kv_heads < n_heads:
+        sizes[f"grouped-query ({n_kv_heads})"] = n_kv_heads * each
+    return {**sizes, "multi-query": each}
