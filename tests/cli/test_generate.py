@@ -24,9 +24,9 @@ import torch
 
 import glasshouse as gh
 from cli.runner import GLASSHOUSE, Call, Done, Forked
-from glasshouse.cli import streaming
 from glasshouse.cli import generation as command
 from glasshouse.cli import stdin_prompts as by_line
+from glasshouse.cli import streaming
 from glasshouse.models.prompt import end_of_turn_ids
 
 TEXT = "to be or not to be, that is the question:\nwhether 'tis nobler in the mind to suffer the slings and arrows\n"

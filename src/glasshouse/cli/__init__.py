@@ -12,7 +12,7 @@ from typer.core import TyperGroup
 
 import glasshouse as gh
 from glasshouse import hints
-from glasshouse.cli import data, demo, doctor, evaluation, generation, look, model, screen, tokenizer, training
+from glasshouse.cli import data, demo, doctor, evaluation, generation, look, model, screen, serve, tokenizer, training
 
 
 class _Commands(TyperGroup):
@@ -58,6 +58,7 @@ app.add_typer(training.app)
 app.add_typer(evaluation.app)
 app.add_typer(generation.app)
 app.add_typer(look.app)
+app.add_typer(serve.app)
 app.add_typer(demo.app)
 app.add_typer(model.app)
 app.add_typer(doctor.app)

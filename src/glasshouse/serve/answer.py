@@ -115,6 +115,6 @@ def check_fan_out(api: Api, count: int) -> None:
     """Raise for more sequences than could ever wait in the queue."""
     if count > api.limits.max_waiting:
         raise ApiError(
-            f"the request asks for {count} completions, but at most {api.limits.max_waiting} may wait; ask for fewer.",
+            f"the request asks for {count} sequences, but at most {api.limits.max_waiting} may wait; ask for fewer.",
             param="n",
         )

@@ -1,4 +1,4 @@
-"""What all endpoints share: the models by name, the runner, and reading a request off the event loop in bounded time."""
+"""What all endpoints share: models by name, the runner, and reading requests off the event loop in bounded time."""
 
 from __future__ import annotations
 
@@ -66,7 +66,9 @@ class Api:
             async with asyncio.timeout(self.limits.body_timeout):
                 body = await read_body(request, self.limits.max_body)
         except TimeoutError:
-            raise ApiError(f"the body did not come within {self.limits.body_timeout:g} s; send it again.", 408) from None
+            raise ApiError(
+                f"the body did not come within {self.limits.body_timeout:g} s; send it again.", 408
+            ) from None
         if body is None:
             raise ApiError(f"the request is larger than {self.limits.max_body / 2**20:g} MiB; send less.", 413)
         return await self.in_thread(lambda: work(table.parse(parse_json(body), "")))

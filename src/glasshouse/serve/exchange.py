@@ -20,7 +20,7 @@ class DisconnectedError(Exception):
 
 
 class Exchange:
-    """The jobs of a request: `submit` queues them, `pieces` yields what they generate, leaving the block ends them."""
+    """The jobs of a request: `submit` queues them, `pieces` yields their output, leaving the block ends them."""
 
     def __init__(self, runner: Runner, model: str, outbox: Outbox, jobs: Sequence[Job], timeout: float) -> None:
         self._runner, self._model, self._outbox, self.jobs, self._timeout = runner, model, outbox, jobs, timeout

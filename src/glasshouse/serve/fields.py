@@ -146,8 +146,10 @@ class Many(Field):
         if not isinstance(value, list) or not self.fewest <= len(value) <= self.most:
             size = f" of {len(value)}" if isinstance(value, list) else ""
             rule = f"a list of {self.fewest} to {self.most} items"
-            raise invalid(name, value, rule) if not size else ApiError(
-                f"{name} is a list{size}, but it must be {rule}.", param=name, code="invalid_value"
+            raise (
+                invalid(name, value, rule)
+                if not size
+                else ApiError(f"{name} is a list{size}, but it must be {rule}.", param=name, code="invalid_value")
             )
         return [self.item.parse(one, f"{name}[{index}]") for index, one in enumerate(value)]
 

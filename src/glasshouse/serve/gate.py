@@ -70,6 +70,7 @@ class Gate:
         self.app, self.keys, self.is_draining = app, keys, is_draining
         self.hosts = None if hosts is None else frozenset(hosts)
         self.origins = frozenset(origins)
+        self.n_requests = 0  # that are not answered yet
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -96,7 +97,11 @@ class Gate:
             answer = self._pass(scope, headers, origin)
         except ApiError as error:
             answer = error.response()
-        await (answer or self.app)(scope, receive, sealed)
+        self.n_requests += 1
+        try:
+            await (answer or self.app)(scope, receive, sealed)
+        finally:
+            self.n_requests -= 1
 
     def _pass(self, scope: Scope, headers: Headers, origin: str | None) -> Response | None:
         """Return the answer to a preflight request, None for a request that may pass; raise ApiError for others."""

@@ -80,7 +80,9 @@ class Job:
         if len(text) <= len(self.text):
             return ""
         if not text.startswith(self.text):
-            raise InputError("the answer could not be continued after an error of the engine; send the request again.")
+            raise InputError(
+                "the answer could not be continued after an error of the engine; send the request again."
+            )
         return text[len(self.text) :]
 
     def retry(self, request: Request) -> None:

@@ -81,7 +81,10 @@ COMPLETIONS = Table(
     ignored=IGNORED,
     refused={"suffix": "these models continue a prompt only; leave it out."},
 )
-PART = Table({"type": Choice(("text", "input_text", "output_text"), required=True), "text": Text(required=True)}, ignored=("annotations", "logprobs"))
+PART = Table(
+    {"type": Choice(("text", "input_text", "output_text"), required=True), "text": Text(required=True)},
+    ignored=("annotations", "logprobs"),
+)
 CONTENT = Either((TEXT, Many(PART, 1024, 1)), "a string, or a list of text parts")
 MESSAGE = Table(
     {
@@ -186,10 +189,10 @@ def sampling_params(values: Values, max_new_tokens: int, top_logprobs: int = 0) 
 
 
 def message_texts(messages: list[dict[str, Any]]) -> list[dict[str, str]]:
-    """Return messages with a role and one text each, as chat templates take them; parts are joined by newlines.
+    r"""Return messages with a role and one text each, as chat templates take them; parts are joined by newlines.
 
     >>> message_texts([{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}])
-    [{'role': 'user', 'content': 'a\\nb'}]
+    [{'role': 'user', 'content': 'a\nb'}]
     """
     return [{"role": one["role"], "content": _joined(one["content"])} for one in messages]
 

@@ -26,7 +26,8 @@ class ServedModel:
 
     >>> import glasshouse as gh
     >>> tok = gh.Tokenizer.train(texts=["to be or not to be"], vocab_size=270)
-    >>> served = ServedModel("tiny", gh.build(gh.preset("tiny-decoder", vocab_size=270)).eval(), tok, slots=2, max_len=64)
+    >>> model = gh.build(gh.preset("tiny-decoder", vocab_size=270)).eval()
+    >>> served = ServedModel("tiny", model, tok, slots=2, max_len=64)
     >>> served.fit(served.encode("to be"), max_tokens=None)
     61
     """
@@ -77,7 +78,9 @@ class ServedModel:
     def generator(self) -> Engine:
         """Return the engine; raise for a model that does not generate."""
         if self.engine is None:
-            raise ApiError(f"{self.name!r} is an encoder, which does not generate; ask for embeddings.", param="model")
+            raise ApiError(
+                f"{self.name!r} is an encoder, which does not generate; ask for embeddings.", param="model"
+            )
         return self.engine
 
     def encode(self, prompt: str | Sequence[int]) -> list[int]:

@@ -1,0 +1,65 @@
+"""The OpenAPI document, made from the same tables that parse the requests."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import glasshouse
+from glasshouse.config import JsonDict
+from glasshouse.serve import protocol
+from glasshouse.serve.fields import Table
+
+POSTS: Mapping[str, tuple[str, Table]] = {
+    "/v1/completions": ("Continue a prompt.", protocol.COMPLETIONS),
+    "/v1/chat/completions": ("Reply to a conversation.", protocol.CHAT),
+    "/v1/responses": ("Reply to a conversation, without state.", protocol.RESPONSES),
+    "/v1/embeddings": ("Embed texts.", protocol.EMBEDDINGS),
+    "/tokenize": ("Encode a text or a conversation.", protocol.TOKENIZE),
+    "/detokenize": ("Decode token ids.", protocol.DETOKENIZE),
+}
+GETS = {
+    "/v1/models": "List the models.",
+    "/v1/models/{name}": "Describe a model.",
+    "/health": "Whether the process answers.",
+    "/ready": "Whether it takes requests: it does not while it warms up and shuts down.",
+    "/props": "What the models can do.",
+    "/metrics": "Metrics for Prometheus.",
+    "/openapi.json": "This document.",
+}
+
+
+def document() -> JsonDict:
+    """Return the document.
+
+    >>> document()["paths"]["/detokenize"]["post"]["requestBody"]["content"]["application/json"]["schema"]["required"]
+    ['model', 'tokens']
+    """
+    paths: JsonDict = {}
+    for path, (summary, table) in POSTS.items():
+        content = {"application/json": {"schema": table.schema()}}
+        body = {"required": True, "content": content}
+        paths[path] = {"post": {"summary": summary, "requestBody": body, "responses": _responses()}}
+    for path, summary in GETS.items():
+        names = [{"name": "name", "in": "path", "required": True, "schema": {"type": "string"}}]
+        paths[path] = {"get": {"summary": summary, "responses": _responses()}}
+        if "{name}" in path:
+            paths[path]["get"]["parameters"] = names
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "Glasshouse", "version": glasshouse.__version__},
+        "components": {"securitySchemes": {"key": {"type": "http", "scheme": "bearer"}}},
+        "paths": paths,
+    }
+
+
+def _responses() -> JsonDict:
+    error = {
+        "type": "object",
+        "properties": {"error": {"type": "object", "required": ["message", "type", "param", "code"]}},
+        "required": ["error"],
+    }
+    return {
+        "200": {"description": "The answer."},
+        "4XX": {"description": "What is wrong.", "content": {"application/json": {"schema": error}}},
+        "503": {"description": "Not now.", "content": {"application/json": {"schema": error}}},
+    }
