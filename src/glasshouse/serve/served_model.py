@@ -28,7 +28,7 @@ class ServedModel:
     >>> tok = gh.Tokenizer.train(texts=["to be or not to be"], vocab_size=270)
     >>> model = gh.build(gh.preset("tiny-decoder", vocab_size=270)).eval()
     >>> served = ServedModel("tiny", model, tok, slots=2, max_len=64)
-    >>> served.fit(served.encode("to be"), max_tokens=None)
+    >>> served.fit([1, 2, 3], max_tokens=None)
     61
     """
 
