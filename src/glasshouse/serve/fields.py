@@ -6,7 +6,6 @@ passed on.
 
 from __future__ import annotations
 
-import math
 import reprlib
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -72,10 +71,9 @@ class Real(Field):
     high: float
 
     def parse(self, value: object, name: str) -> Value:
-        ok = isinstance(value, int | float) and not isinstance(value, bool)
-        if not ok or not (math.isfinite(value) and self.low <= value <= self.high):  # type: ignore[arg-type, operator]
-            raise invalid(name, value, f"a number from {self.low:g} to {self.high:g}")
-        return float(value)  # type: ignore[arg-type]
+        if not isinstance(value, int | float) or isinstance(value, bool) or not self.low <= value <= self.high:
+            raise invalid(name, value, f"a number from {self.low:g} to {self.high:g}")  # NaN compares as false
+        return float(value)
 
     def schema(self) -> JsonDict:
         return {"type": "number", "minimum": self.low, "maximum": self.high}
