@@ -147,4 +147,4 @@ async def metrics(api: Api, request: Request) -> Response:
 
 async def document(api: Api, request: Request) -> Response:
     """Return the OpenAPI document."""
-    return json_response(openapi.document())
+    return json_response(openapi.document(api.models))

@@ -77,8 +77,8 @@ class Job:
         if not self.retried:
             return self.request.take_text()
         text = self.request.text
-        if len(text) <= len(self.text):
-            return ""
+        if not self.request.done and self.text.startswith(text):
+            return ""  # not yet as far as before
         if not text.startswith(self.text):
             raise InputError(
                 "the answer could not be continued after an error of the engine; send the request again."

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import glasshouse
 from glasshouse.config import JsonDict
@@ -28,22 +28,23 @@ GETS = {
 }
 
 
-def document() -> JsonDict:
-    """Return the document.
+def document(models: Iterable[str]) -> JsonDict:
+    """Return the document of a server with models of these names.
 
-    >>> document()["paths"]["/detokenize"]["post"]["requestBody"]["content"]["application/json"]["schema"]["required"]
-    ['model', 'tokens']
+    >>> list(document(["mine"])["paths"])[:2]
+    ['/v1/completions', '/v1/chat/completions']
     """
+    names = {"type": "string", "enum": list(models)}
     paths: JsonDict = {}
     for path, (summary, table) in POSTS.items():
-        content = {"application/json": {"schema": table.schema()}}
-        body = {"required": True, "content": content}
+        schema = table.schema()
+        schema["properties"]["model"] = names
+        body = {"required": True, "content": {"application/json": {"schema": schema}}}
         paths[path] = {"post": {"summary": summary, "requestBody": body, "responses": _responses()}}
     for path, summary in GETS.items():
-        names = [{"name": "name", "in": "path", "required": True, "schema": {"type": "string"}}]
         paths[path] = {"get": {"summary": summary, "responses": _responses()}}
         if "{name}" in path:
-            paths[path]["get"]["parameters"] = names
+            paths[path]["get"]["parameters"] = [{"name": "name", "in": "path", "required": True, "schema": names}]
     return {
         "openapi": "3.1.0",
         "info": {"title": "Glasshouse", "version": glasshouse.__version__},

@@ -42,7 +42,7 @@ class Lane:
 
     def has_work(self) -> bool:
         """Whether a step has something to do."""
-        return bool(self.busy or self.active or self.retries or len(self.queue))
+        return not self.broken and bool(self.busy or self.active or self.retries or len(self.queue))
 
     def admit(self) -> None:
         """Hand jobs to the engine, as many as it has slots for: those behind them wait their turn here."""
@@ -65,7 +65,7 @@ class Lane:
             self.failures = 0
         except Exception as error:  # an out-of-memory too: one request must not fail the others
             self.failures += 1
-            self.busy = True
+            self.busy = self.engine.n_waiting > 0  # requests to drop; those that had a slot have left it
             print(f"error: a step of the engine raised {type(error).__name__}: {error}", file=sys.stderr)
             if self.broken and self._answers():
                 self.failures = 0  # so many bad requests in a row, but the engine is fine
@@ -136,11 +136,15 @@ class Runner:
         self._loop = asyncio.get_running_loop()
         self._thread.start()
 
-    def close(self) -> None:
-        """Cancel every job and stop the thread; waits for a running step."""
+    def stop(self) -> None:
+        """Cancel every job and stop the thread, after a running step."""
         with self._condition:
             self._closed = True
             self._condition.notify_all()
+
+    def close(self) -> None:
+        """Stop, and wait for the end of the thread."""
+        self.stop()
         if self._thread.is_alive() and threading.current_thread() is not self._thread:
             self._thread.join(timeout=30)
 

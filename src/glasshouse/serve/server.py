@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 import threading
 import time
 from collections.abc import Callable, Collection, Sequence
@@ -65,6 +66,7 @@ class _Uvicorn(uvicorn.Server):
         self.drain_seconds = drain_seconds
         self.drain_began: float | None = None
         self.n_requests: Callable[[], int] = lambda: 0
+        self.stop_jobs: Callable[[], None] = lambda: None
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         if self.drain_began is None:
@@ -83,6 +85,10 @@ class _Uvicorn(uvicorn.Server):
             late = time.monotonic() - self.drain_began > self.drain_seconds
             self.should_exit = self.should_exit or late or self.n_requests() == 0
         return await super().on_tick(counter)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self.stop_jobs()  # so that their clients get an answer before the connections close
+        await super().shutdown(sockets)
 
 
 class Server:
@@ -146,6 +152,7 @@ class Server:
         self._uvicorn = _Uvicorn(config, drain_seconds)
         self.gate = Gate(app, accepted, hosts, allowed_origins, lambda: self._uvicorn.drain_began is not None)
         self._uvicorn.n_requests = lambda: self.gate.n_requests
+        self._uvicorn.stop_jobs = self.api.runner.stop
         self.address = f"http://{url_host(host)}:{self.port}"
         self._thread: threading.Thread | None = None
 
