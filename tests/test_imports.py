@@ -11,7 +11,7 @@ import glasshouse
 LAYERS = [
     ["errors", "escaping", "hints", "pretrained"],
     ["config"],
-    ["spec", "device", "store"],
+    ["spec", "device", "store", "web"],
     ["layers", "text"],
     ["models"],
     ["data", "hub", "inspection", "embeddings"],
@@ -20,6 +20,7 @@ LAYERS = [
     ["evaluation"],
     ["training"],
     ["page"],
+    ["serve"],
     ["cli"],
     ["__main__"],
 ]

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from glasshouse import objectives as objectives
     from glasshouse import page as page
     from glasshouse import pretrained as pretrained
+    from glasshouse import serve as serve
     from glasshouse import spec as spec
     from glasshouse import store as store
     from glasshouse import text as text
@@ -105,6 +106,7 @@ _SUBMODULES = (
     "objectives",
     "page",
     "pretrained",
+    "serve",
     "spec",
     "store",
     "text",

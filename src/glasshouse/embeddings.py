@@ -52,10 +52,18 @@ def embed(
     for number, row in enumerate(rows):
         if not row:
             raise InputError(f"text {number} is {texts[number]!r}, which has no tokens; leave it out.")
-        if len(row) > model.spec.max_len:
-            raise InputError(
-                f"text {number} is {len(row)} tokens long, but max_len is {model.spec.max_len}; shorten it."
-            )
+    return embed_ids(model, rows, batch_size=batch_size)
+
+
+@torch.no_grad()
+def embed_ids(model: Encoder | Decoder, rows: Sequence[Sequence[int]], *, batch_size: int = 32) -> Tensor:
+    """Return one embedding for each list of ids, [n, d_model], as `embed` does; the model is in eval mode.
+
+    >>> import glasshouse as gh
+    >>> embed_ids(gh.build(gh.preset("tiny-encoder")).eval(), [[1, 2, 3], [4]]).shape
+    torch.Size([2, 64])
+    """
+    check_lengths(model, rows)
     pooled = _with_pooling(model)
     device = model.token_embedding.table.weight.device
     result = torch.empty(len(rows), model.spec.d_model, device=device, dtype=model.token_embedding.table.weight.dtype)
@@ -68,6 +76,15 @@ def embed(
             line[: len(rows[i])] = torch.tensor(rows[i])
         result[chosen] = pooled(ids.to(device), lengths=lengths.to(device))
     return result
+
+
+def check_lengths(model: Encoder | Decoder, rows: Sequence[Sequence[int]]) -> None:
+    """Raise for a text that is longer than the model's max_len."""
+    for number, row in enumerate(rows):
+        if len(row) > model.spec.max_len:
+            raise InputError(
+                f"text {number} is {len(row)} tokens long, but max_len is {model.spec.max_len}; shorten it."
+            )
 
 
 def _with_pooling(model: Encoder | Decoder) -> Encoder | Decoder:

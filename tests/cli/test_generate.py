@@ -24,9 +24,10 @@ import torch
 
 import glasshouse as gh
 from cli.runner import GLASSHOUSE, Call, Done, Forked
-from glasshouse.cli import chat_session, streaming
 from glasshouse.cli import generation as command
 from glasshouse.cli import stdin_prompts as by_line
+from glasshouse.cli import streaming
+from glasshouse.models.prompt import end_of_turn_ids
 
 TEXT = "to be or not to be, that is the question:\nwhether 'tis nobler in the mind to suffer the slings and arrows\n"
 PROMPT = "to be or not to be"
@@ -579,13 +580,13 @@ def test_a_chat_keeps_its_history_and_reuses_the_kv_cache(
 
 def test_an_answer_ends_where_the_template_closes_it(house: House, call: Call) -> None:
     end = house.tok.token_to_id("<|end|>")
-    assert chat_session._end_of_turn(house.tok, []) == (end,)
+    assert end_of_turn_ids(house.tok, []) == (end,)
     other = gh.Tokenizer.load(house["decoder"])
     other.chat_template = "{% for m in messages %}<|user|>{{ m.content }}<|end|>\n{% endfor %}"
     other.chat_template += "{% if add_generation_prompt %}<|user|>{% endif %}"
-    assert chat_session._end_of_turn(other, []) == (end,)  # and not the line break after it
+    assert end_of_turn_ids(other, []) == (end,)  # and not the line break after it
     other.chat_template = "{% for m in messages %}{{ m.content }} {% endfor %}"
-    assert chat_session._end_of_turn(other, []) == ()
+    assert end_of_turn_ids(other, []) == ()
     ids = house.tok.encode_chat([user("to be")], add_generation_prompt=True).ids
     drawn = house.generate("short", [ids], temperature=1.0, n=60)  # of as many seeds
     seed, whole = next((seed, one.ids) for seed, one in enumerate(drawn) if end in one.ids[1:])

@@ -12,7 +12,20 @@ from typer.core import TyperGroup
 
 import glasshouse as gh
 from glasshouse import hints
-from glasshouse.cli import data, demo, doctor, evaluation, generation, look, model, plan, screen, tokenizer, training
+from glasshouse.cli import (
+    data,
+    demo,
+    doctor,
+    evaluation,
+    generation,
+    look,
+    model,
+    plan,
+    screen,
+    serve,
+    tokenizer,
+    training,
+)
 
 
 class _Commands(TyperGroup):
@@ -59,6 +72,7 @@ app.add_typer(plan.app)
 app.add_typer(evaluation.app)
 app.add_typer(generation.app)
 app.add_typer(look.app)
+app.add_typer(serve.app)
 app.add_typer(demo.app)
 app.add_typer(model.app)
 app.add_typer(doctor.app)

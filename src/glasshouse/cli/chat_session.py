@@ -72,7 +72,7 @@ def chat(
 ) -> None:
     """Reply to messages until there are no more; an error in one does not end the session."""
     opening = [] if system is None else [{"role": "system", "content": system}]
-    options = replace(options, stop_token_ids=_end_of_turn(tok, opening))
+    options = replace(options, stop_token_ids=gh.models.prompt.end_of_turn_ids(tok, opening))
     conversation = _Conversation(engine, tok, options, opening, as_json)
     failed = False
     for text in _messages(first):
@@ -86,18 +86,6 @@ def chat(
             raise typer.Exit(streaming.INTERRUPTED)
     if failed:
         raise typer.Exit(1)
-
-
-def _end_of_turn(tok: gh.Tokenizer, opening: list[Message]) -> tuple[int, ...]:
-    """Return the end-of-turn token of the chat template: not every model lists it among its end tokens."""
-    messages: list[Message] = [*opening, {"role": "user", "content": "?"}]
-    tok.encode_chat(messages, add_generation_prompt=True)  # fails early if the template takes no system message
-    try:
-        ids, assistant_mask = tok.encode_chat([*messages, {"role": "assistant", "content": "!"}])
-    except gh.GlasshouseError:  # some templates rewrite a reply
-        return ()
-    reply = [token for token, in_reply in zip(ids, assistant_mask, strict=True) if in_reply]
-    return tuple(token for token in reply[-1:] if token in tok.special_ids)
 
 
 def _messages(first: str | None) -> Iterator[str]:

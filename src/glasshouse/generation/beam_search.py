@@ -9,8 +9,8 @@ The rules are those of transformers' `generate(num_beams=k, do_sample=False)`:
 - Once k have finished, a search is done at once with `early_stopping`. Without it, the search is done when the best
   beam, scored at its current length, does not beat the worst of them.
 - At `max_new_tokens` the running beams count as hypotheses too.
-- Biases, penalties and `min_new_tokens` act on log-probabilities, which are not normalised again. So does the
-  frequency penalty, which transformers does not have.
+- Biases, penalties and `min_new_tokens` act on log-probabilities, which are not normalised again. So do the
+  frequency and presence penalties, which transformers does not have.
 
 There are two differences: continuations of probability 0 are no candidates, so a search returns fewer beams or
 results where there are too few continuations; and no score is too low to count, where transformers stops at -1e9.
@@ -178,6 +178,8 @@ class BeamSearch:
         if options.frequency_penalty:
             penalty_per_use = torch.full_like(new, -options.frequency_penalty, dtype=logprobs.dtype)
             logprobs.scatter_add_(1, new, penalty_per_use)  # once per occurrence
+        if options.presence_penalty:
+            logprobs.scatter_(1, new, logprobs.gather(1, new) - options.presence_penalty)
         if self._step < options.min_new_tokens:
             logprobs[:, sorted(self._end_ids)] = -math.inf
 

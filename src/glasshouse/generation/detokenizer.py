@@ -72,6 +72,14 @@ class Detokenizer:
         self._add_pending(self._decoder.add(token))
         return self._release(self._maybe_stop())
 
+    @property
+    def n_final(self) -> int:
+        """How many of the tokens so far have all of their text returned, so that no stop string can drop them."""
+        if self.stopped:
+            return self.n_kept
+        complete = bisect_right(self._ends, self._n_chars - len(self._pending))
+        return self._token_indices[complete] if complete < len(self._token_indices) else self.n_kept
+
     def finish(self) -> str:
         """Return the pending text; no token follows."""
         if self.stopped:

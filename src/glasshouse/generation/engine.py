@@ -8,7 +8,6 @@ from typing import Literal
 
 import torch
 
-from glasshouse import spec
 from glasshouse.errors import InputError, check_count
 from glasshouse.generation.beam_driver import BeamDriver, make_beam_search
 from glasshouse.generation.capacity import check_beams, check_memory, choose_prefill_chunk
@@ -23,15 +22,16 @@ from glasshouse.generation.slots import Slots
 from glasshouse.generation.speculation import Speculator
 from glasshouse.generation.validation import (
     check_allowed,
+    check_engine_options,
     check_model,
-    check_n_best,
     check_option_ids,
     choose_compile,
+    split_source,
 )
 from glasshouse.models import Decoder, Seq2Seq, check_tokenizer
 from glasshouse.models.generation_config import read_token_rules
 from glasshouse.models.length import check_length
-from glasshouse.models.prompt import Prompt, check_ids, encode_prompt
+from glasshouse.models.prompt import Prompt, encode_prompt
 from glasshouse.text import Tokenizer
 
 
@@ -134,6 +134,11 @@ class Engine:
         self._closed = False
 
     @property
+    def n_waiting(self) -> int:
+        """How many requests wait for a slot."""
+        return len(self._scheduler.waiting)
+
+    @property
     def n_bytes(self) -> int:
         """Size of the KV cache in bytes."""
         return self._runner.cache.n_bytes
@@ -169,13 +174,36 @@ class Engine:
         target_prefix: Sequence[int] = (),
     ) -> Request:
         """Queue a request for ids that `encode_prompt` has returned: they are not checked again."""
+        request = self.make_request(ids, options, n_best=n_best, keep_tree=keep_tree, target_prefix=target_prefix)
+        self.enqueue(request)
+        return request
+
+    def make_request(
+        self,
+        ids: list[int],
+        options: SamplingParams,
+        *,
+        n_best: int = 1,
+        keep_tree: bool = False,
+        target_prefix: Sequence[int] = (),
+        namespace: str = "",
+    ) -> Request:
+        """Return a request that `enqueue` takes; raise where its parameters do not fit this engine.
+
+        Only requests of one `namespace` share cached prefixes, so that none can tell by the time what others asked.
+        """
         if options.stop and self.tok is None:
             raise InputError(f"stop is {options.stop!r}, but there is no tokenizer; give stop_token_ids instead.")
         check_option_ids(options, self.spec.vocab_size)
         options = options.with_suppressed(self._rules.suppressed)
         end_ids = frozenset((*self.spec.end_ids, *options.stop_token_ids))
-        self._check(options, end_ids, n_best)
-        prompt, source = self._split(list(ids), target_prefix)
+        check_allowed(options, end_ids, self.spec.vocab_size)
+        drafts = self._runner.speculator is not None
+        check_engine_options(options, n_best, len(self.slots), recorded=bool(self._sites), drafts=drafts)
+        check_beams(self._runner.model, options.beams, self.max_len, self.source_len)
+        prompt, source = split_source(
+            list(ids), self.spec, self._rules, target_prefix, max_len=self.max_len, source_len=self.source_len
+        )
         request = Request(
             prompt,
             options,
@@ -186,6 +214,7 @@ class Engine:
             n_best=n_best,
             keep_tree=keep_tree,
             recording=RequestRecording(self._sites, len(source)) if self._sites else None,
+            namespace=namespace,
         )
         if options.beams > 1:
             search = make_beam_search(request, self.spec.vocab_size)  # raises for settings that cannot be searched
@@ -193,42 +222,16 @@ class Engine:
                 request.finish_search(search.results(), search.tree if keep_tree else None)
         elif request.limit == 0:
             request.finish("length")
+        return request
+
+    def enqueue(self, request: Request) -> None:
+        """Queue a request of `make_request`."""
         with self._condition:
             if self._closed:
                 raise InputError("the engine is closed and takes no more requests; make a new one.")
             if not request.done:
                 self._scheduler.waiting.append(request)
                 self._condition.notify_all()
-        return request
-
-    def _check(self, options: SamplingParams, end_ids: frozenset[int], n_best: int) -> None:
-        """Raise for parameters that do not fit this engine."""
-        check_allowed(options, end_ids, self.spec.vocab_size)
-        if options.beams > len(self.slots):
-            raise InputError(f"beams is {options.beams}, but the engine has {len(self.slots)} slots; make more.")
-        check_beams(self._runner.model, options.beams, self.max_len, self.source_len)
-        if options.beams > 1 and self._sites:
-            raise InputError(f"beams is {options.beams}, but beam search cannot be recorded; leave one of them out.")
-        check_n_best(n_best, options.beams)
-
-    def _split(self, ids: list[int], target_prefix: Sequence[int]) -> tuple[list[int], list[int]]:
-        """Return what the decoder continues, and the source of an encoder-decoder; raise where one is too long."""
-        source: list[int] = []
-        if isinstance(self.spec, spec.Seq2SeqSpec):
-            if len(ids) > self.source_len:
-                raise InputError(
-                    f"the source has {len(ids)} tokens, but source_len is {self.source_len}; shorten it."
-                )
-            assert self.spec.start_id is not None
-            prefix = check_ids(target_prefix, self.spec.vocab_size)
-            ids, source = [self.spec.start_id, *self._rules.forced_prefix, *prefix], ids
-        elif target_prefix:
-            raise InputError(
-                f"target_prefix has {len(target_prefix)} tokens, but the model has no encoder; use the prompt."
-            )
-        if len(ids) > self.max_len:
-            raise InputError(f"the prompt has {len(ids)} tokens, but max_len is {self.max_len}; shorten it.")
-        return ids, source
 
     def cancel(self, request: Request) -> None:
         """End a request now, whether it is waiting, in prefill or decoding; its tokens so far are kept.

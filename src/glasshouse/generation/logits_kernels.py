@@ -67,6 +67,17 @@ def token_logprobs(logits: Tensor, ids: Tensor) -> Tensor:
     return exact.log_softmax(-1).gather(-1, ids[:, None])[:, 0]
 
 
+def top_logprobs(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """Return the k largest log-probabilities [n, k] by raw logits [n, V], largest first, and their ids [n, k].
+
+    >>> top_logprobs(torch.tensor([[0.0, 2.0, 1.0]]), 2)[1]
+    tensor([[1, 2]])
+    """
+    exact = logits if logits.dtype == torch.float64 else logits.float()
+    values, ids = exact.log_softmax(-1).topk(min(k, logits.shape[-1]))
+    return values, ids
+
+
 def _is_supported(logits: Tensor) -> bool:
     return available and logits.is_cuda and logits.dtype != torch.float64 and logits.stride(-1) == 1
 

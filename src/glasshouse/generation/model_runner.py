@@ -11,7 +11,7 @@ from torch import Tensor
 
 from glasshouse.generation.cuda_graphs import Graphs, bucket, copy_to_device
 from glasshouse.generation.inference_model import Weights, compile_decode, prepare_for_inference
-from glasshouse.generation.logits_kernels import token_logprobs
+from glasshouse.generation.logits_kernels import token_logprobs, top_logprobs
 from glasshouse.generation.prefill import NewPrompt, Prefill
 from glasshouse.generation.recording import RecordedSite, Recorder, RequestRecording
 from glasshouse.generation.sampling import Sampler
@@ -154,7 +154,9 @@ class ModelRunner:
         with self._recording([(seq, seq.n_cached) for seq in seqs], 1):
             output = self.decode(len(seqs), *_lengths(seqs, 1), step.mixed)
         ones = [1] * len(seqs)
-        sampled = SampledTokens.start_copy(output.tokens[:, None], output.logprobs[:, None], ones)
+        k = max(seq.request.options.top_logprobs for seq in seqs)
+        top = top_logprobs(output.logits, k) if k else None  # before the next step overwrites the logits
+        sampled = SampledTokens.start_copy(output.tokens[:, None], output.logprobs[:, None], ones, top)
         return StepOutput(sampled, output.logits, written=ones)
 
     def _verify_step(self, seqs: list[SequenceState], drafts: Drafts) -> StepOutput:

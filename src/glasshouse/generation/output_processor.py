@@ -67,11 +67,13 @@ class OutputProcessor:
 
     def _process(self, seqs: list[SequenceState], sampled: SampledTokens) -> None:
         """Hand the tokens of a step to their requests, except those that ended meanwhile."""
-        for seq, (tokens, logprobs) in zip(seqs, sampled.wait(), strict=True):
-            if seq.request.options.beams > 1:
+        for row, (seq, (tokens, logprobs)) in enumerate(zip(seqs, sampled.wait(), strict=True)):
+            options = seq.request.options
+            if options.beams > 1:
                 continue
+            top = sampled.top(row, options.top_logprobs) if options.top_logprobs else None
             for token, logprob in zip(tokens, logprobs, strict=True):
-                if seq.request.add(token, logprob):
+                if seq.request.add(token, logprob, top):
                     seq.tokens.append(token)
             # A request that was cancelled in this step has no error, but its cache may have the same NaN.
             if seq.request.error is not None or any(map(math.isnan, logprobs)):

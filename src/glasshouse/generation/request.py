@@ -17,6 +17,7 @@ from glasshouse.inspection import Recording
 from glasshouse.text import Tokenizer
 
 FinishReason = Literal["stop", "length", "cancelled", "error"]
+TopLogprobs = list[tuple[int, float]]  # the most probable tokens at a position, and their log-probabilities
 
 NOT_FINITE = (
     "the model's log-probabilities are NaN: its weights, or its activations on this prompt, are not finite; check "
@@ -39,6 +40,7 @@ class Completion:
     score: float | None = None  # of a beam search: the log-probability over the length to the power of length_penalty
     tree: list[Node] | None = None  # of a beam search, with keep_tree
     recording: Recording | None = field(default=None, compare=False)  # recorded activations, by position
+    top_logprobs: list[TopLogprobs] | None = None  # for each id, where SamplingParams.top_logprobs is set
 
 
 class Request:
@@ -70,6 +72,7 @@ class Request:
         n_best: int = 1,
         keep_tree: bool = False,
         recording: RequestRecording | None = None,
+        namespace: str = "",
     ) -> None:
         self.prompt = list(prompt)
         self.source = list(source)  # the encoder's input
@@ -79,8 +82,10 @@ class Request:
         self.n_best = n_best
         self.keep_tree = keep_tree
         self.recording = recording
+        self.namespace = namespace  # only requests of the same one share cached prefixes
         self.ids: list[int] = []
         self.logprobs: list[float] = []
+        self.top_logprobs: list[TopLogprobs] = []  # for each id, with the parameter of that name
         self.finish_reason: FinishReason | None = None
         self.error: str | None = None
         self.hypotheses: list[Hypothesis] = []  # of a beam search
@@ -106,7 +111,7 @@ class Request:
         """Whether it reached the maximum length before `max_new_tokens`."""
         return self.finish_reason == "length" and self.limit < self.options.max_new_tokens
 
-    def add(self, token: int, logprob: float) -> bool:
+    def add(self, token: int, logprob: float, top: TopLogprobs | None = None) -> bool:
         """Add the next token; return whether it was added, which it is not once the request is done."""
         with self._lock:
             if self.finish_reason is not None:
@@ -120,6 +125,8 @@ class Request:
                 return True
             self.ids.append(token)
             self.logprobs.append(logprob)
+            if top is not None:
+                self.top_logprobs.append(top)
             if self.options.stop:
                 self._detokenize()
                 if self._detokenizer is not None and self._detokenizer.stopped:
@@ -162,6 +169,7 @@ class Request:
                     reason = "stop"
                 kept = self._detokenizer.n_kept
                 self.ids, self.logprobs = self.ids[:kept], self.logprobs[:kept]
+                self.top_logprobs = self.top_logprobs[:kept]
             self.finish_reason = reason
             if self._waiting:
                 self._changed.notify_all()
@@ -181,6 +189,12 @@ class Request:
             new = "".join(self._new_text)
             self._new_text.clear()
             return new
+
+    @property
+    def n_final(self) -> int:
+        """How many of the ids will not be dropped by a stop string: those whose text was returned."""
+        with self._lock:
+            return len(self.ids) if self.done or self._detokenizer is None else self._detokenizer.n_final
 
     def wait(self, timeout: float | None = None) -> bool:
         """Wait for the end, at most `timeout` seconds, while another thread steps the engine; return `done`."""
@@ -216,7 +230,10 @@ class Request:
                 recording = (
                     None if self.recording is None else self.recording.result(len(self.prompt) + len(self.ids))
                 )
-                return [Completion(self.text, self.ids, self.logprobs, self.finish_reason, recording=recording)]
+                top = self.top_logprobs if self.options.top_logprobs else None
+                return [
+                    Completion(self.text, self.ids, self.logprobs, self.finish_reason, None, None, recording, top)
+                ]
             return [self._completion(one) for one in self.hypotheses]
 
     def _wait_for(self, condition: Callable[[], bool], timeout: float | None = None) -> bool:

@@ -16,9 +16,9 @@ from glasshouse.generation.sampling_slots import SamplingMetadata, SamplingSlots
 class Sampler:
     """Samples the next token of each row; logits are given for slots 0 to n - 1.
 
-    Logits are processed in this order: repetition penalty, frequency penalty, bias, minimum length. Then a row is
-    either greedy (the first on ties), or sampled with temperature, top_k, top_p and min_p. A token at -inf is never
-    chosen; where all are at -inf, id 0 is.
+    Logits are processed in this order: repetition penalty, frequency and presence penalties, bias, minimum length.
+    Then a row is either greedy (the first on ties), or sampled with temperature, top_k, top_p and min_p. A token at
+    -inf is never chosen; where all are at -inf, id 0 is.
 
     >>> from glasshouse.generation.sampling_params import SamplingParams
     >>> sampler = Sampler(slots=2, vocab_size=3, device=torch.device("cpu"))
@@ -124,6 +124,7 @@ class Sampler:
             scores = torch.where(seen, torch.where(scores < 0, scores * penalty, scores / penalty), scores)
         if metadata.frequency:
             scores = scores - _column(self.slots.frequency, scores) * counts
+            scores = scores - _column(self.slots.presence, scores) * (counts > 0)
         if metadata.bias:
             scores = scores + self.slots.tables["bias"][:n, None]
         if metadata.minimum:

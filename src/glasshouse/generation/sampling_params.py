@@ -35,10 +35,12 @@ class SamplingParams:
     min_p: float | None = None  # tokens at least this fraction as probable as the best
     repetition_penalty: float = 1.0  # for tokens in prompt or output: positive logits are divided, others multiplied
     frequency_penalty: float = 0.0  # subtracted from a logit for each time the token was generated
+    presence_penalty: float = 0.0  # subtracted once from the logits of tokens that were generated
     logit_bias: Mapping[int, float] = field(default_factory=dict)  # added to the logits of these ids
     stop: tuple[str, ...] = ()  # stop strings; not part of the result
     stop_token_ids: tuple[int, ...] = ()  # in addition to the model's end tokens
     seed: int = 0
+    top_logprobs: int = 0  # for each new token, also report this many of the most probable ones
 
     beams: int = 1  # above 1: beam search, which samples nothing
     length_penalty: float = 1.0  # the score is the log-probability over the length to this power
@@ -58,7 +60,8 @@ class SamplingParams:
         self._require(
             "repetition_penalty", _is_real(self.repetition_penalty) and self.repetition_penalty > 0, "above 0"
         )
-        self._require("frequency_penalty", _is_real(self.frequency_penalty), "a number")
+        for name in ("frequency_penalty", "presence_penalty"):
+            self._require(name, _is_real(getattr(self, name)), "a number")
         legal = isinstance(self.logit_bias, Mapping) and all(
             _is_whole(token, 0) and isinstance(bias, Real) and not math.isnan(bias) and bias < math.inf
             for token, bias in self.logit_bias.items()
@@ -72,6 +75,7 @@ class SamplingParams:
         for name in ("stop", "stop_token_ids"):
             self._set(name, tuple(getattr(self, name)))
         self._require("seed", _is_whole(self.seed, -(2**63)) and self.seed < 2**63, "a whole number of 64 bits")
+        self._require("top_logprobs", _is_whole(self.top_logprobs, 0), f"{whole} 0")
         self._require("beams", _is_whole(self.beams, 1), f"{whole} 1")
         self._require("length_penalty", _is_real(self.length_penalty), "a number")
         if self.beams > 1 and self.temperature > 0:
@@ -79,6 +83,8 @@ class SamplingParams:
                 f"beams is {self.beams} and temperature {self.temperature}; beam search does not sample, so "
                 "leave one of them out."
             )
+        if self.beams > 1 and self.top_logprobs:
+            raise InputError(f"beams is {self.beams}, but top_logprobs are not kept in a beam search; leave one out.")
 
     @classmethod
     def parse(cls, settings: Mapping[str, Any]) -> SamplingParams:
@@ -94,7 +100,8 @@ class SamplingParams:
     @property
     def changes_logits(self) -> bool:
         """Whether penalties or biases change the model's logits."""
-        return bool(self.repetition_penalty != 1 or self.frequency_penalty or self.logit_bias)
+        penalties = self.repetition_penalty != 1 or self.frequency_penalty or self.presence_penalty
+        return bool(penalties or self.logit_bias)
 
     @property
     def forbidden_ids(self) -> frozenset[int]:

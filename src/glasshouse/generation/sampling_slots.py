@@ -36,7 +36,7 @@ class SamplingMetadata:
     top_p: bool
     min_p: bool
     repetition: bool
-    frequency: bool
+    frequency: bool  # or presence
     bias: bool
     minimum: bool
 
@@ -79,8 +79,9 @@ class SamplingSlots:
         self.tensors: list[Tensor] = []  # all tensors, with a row per slot; setting a slot may add some
         real = torch.float32 if device.type == "mps" else torch.float64
         # Settings share two tensors, so that setting or moving a slot is one copy of each.
-        self._reals, self._wholes = self._new(real, 5), self._new(torch.int64, 5)
-        self.temperature, self.top_p, self.min_p, self.repetition, self.frequency = self._reals.unbind(1)
+        self._reals, self._wholes = self._new(real, 6), self._new(torch.int64, 5)
+        self.temperature, self.top_p, self.min_p, self.repetition, *penalties = self._reals.unbind(1)
+        self.frequency, self.presence = penalties
         # stream is the start of the seed's random numbers, n_generated the number of tokens so far.
         self.greedy, self.top_k, self.minimum, self.stream, self.n_generated = self._wholes.unbind(1)
         self._write_settings(range(count), [EMPTY_SLOT] * count)
@@ -172,6 +173,7 @@ class SamplingSlots:
                 float(one.min_p or 0),
                 _clamp(one.repetition_penalty, MIN_FLOAT32, MAX_FLOAT32),
                 _clamp(one.frequency_penalty, -MOST_FREQUENCY, MOST_FREQUENCY),
+                _clamp(one.presence_penalty, -MOST_FREQUENCY, MOST_FREQUENCY),
             )
             for one in options
         ]
@@ -221,7 +223,7 @@ def _make_metadata(rows: Sequence[SamplingParams], vocab_size: int) -> SamplingM
         top_p=any(_top_p(row) < 1 for row in random),
         min_p=any(row.min_p for row in random),
         repetition=any(row.repetition_penalty != 1 for row in rows),
-        frequency=any(row.frequency_penalty for row in rows),
+        frequency=any(row.frequency_penalty or row.presence_penalty for row in rows),
         bias=any(row.logit_bias for row in rows),
         minimum=any(row.min_new_tokens for row in rows),
     )

@@ -22,6 +22,7 @@ class CachedTokens:
     tokens: list[int] = field(default_factory=list)  # the prompt and the generated tokens that the host knows
     n_cached: int = 0  # tokens whose keys and values are cached, once the steps planned so far have run
     max_cached: int = 0  # the maximum of n_cached since the slot was filled: rejected drafts lower n_cached
+    namespace: str = ""  # that of the request: another one's requests do not reuse the contents
 
     def advance(self, kept: int, written: int | None = None) -> None:
         """Count `kept` more tokens as cached, of `written` whose keys and values were written."""
@@ -67,7 +68,8 @@ class Slots:
     """The slots of a KV cache: 0 to n - 1 are running, without a gap, so that no step computes an empty slot.
 
     A released slot is filled with the last sequence. Cached keys and values stay until the slot is reused, and a
-    request whose prompt starts like a cached sequence, running or free, copies that prefix instead of computing it.
+    request whose prompt starts like a cached sequence of its namespace, running or free, copies that prefix instead
+    of computing it.
     """
 
     def __init__(self, count: int, *, prefix_caching: bool, max_rollback: float) -> None:
@@ -75,6 +77,7 @@ class Slots:
         self.free = [CachedTokens(slot) for slot in range(count)]  # by slot, from len(running) on
         self.prefix_caching = prefix_caching
         self.max_rollback = max_rollback  # tokens a slot can drop and still have the windows before them
+        self.n_reused = 0  # prompt tokens that were copied instead of computed, in all
         self._count = count
 
     def __len__(self) -> int:
@@ -91,15 +94,19 @@ class Slots:
         The `n_cached` tokens of that prefix must be copied before the sequence runs.
         """
         free = self.free.pop(0)
-        source, common = self._best_prefix(request.prompt, free)
-        seq = SequenceState(free.slot, request.prompt[:], common, source.max_cached if common else 0, request=request)
+        source, common = self._best_prefix(request, free)
+        most = source.max_cached if common else 0
+        seq = SequenceState(free.slot, request.prompt[:], common, most, request.namespace, request=request)
         self.running.append(seq)
+        self.n_reused += common
         return seq, source.slot
 
     def fork(self, seq: SequenceState) -> SequenceState:
         """Give the first free slot to a copy of a sequence."""
         free = self.free.pop(0)
-        fork = SequenceState(free.slot, seq.tokens[:], seq.n_cached, seq.max_cached, request=seq.request)
+        fork = SequenceState(
+            free.slot, seq.tokens[:], seq.n_cached, seq.max_cached, seq.namespace, request=seq.request
+        )
         self.running.append(fork)
         return fork
 
@@ -109,22 +116,25 @@ class Slots:
         A sequence that is being prefilled is the last and stays the last.
         """
         ends = self.running[-2:] if self.running[-1].is_prefilling else self.running[-1:]
-        freed = CachedTokens(seq.slot, seq.tokens, seq.n_cached, seq.max_cached)
+        freed = CachedTokens(seq.slot, seq.tokens, seq.n_cached, seq.max_cached, seq.namespace)
         moves = []
         for follower in [other for other in ends if other.slot > seq.slot]:
             moves.append(Move(follower.slot, freed.slot, follower.n_cached))
             self.running[freed.slot] = follower
             tokens = follower.tokens[: follower.n_cached]
-            left = CachedTokens(follower.slot, tokens, follower.n_cached, follower.max_cached)
+            left = CachedTokens(follower.slot, tokens, follower.n_cached, follower.max_cached, follower.namespace)
             follower.slot, freed = freed.slot, left
         self.running.pop()
         self.free.insert(0, freed)
         return moves
 
-    def _best_prefix(self, prompt: Sequence[int], free: CachedTokens) -> tuple[CachedTokens, int]:
+    def _best_prefix(self, request: Request, free: CachedTokens) -> tuple[CachedTokens, int]:
         """Return the slot with the longest cached prefix of a prompt, and its length: never the last token."""
+        prompt = request.prompt
         best, common, beginning = free, 0, list(prompt[:MIN_SHARED_PREFIX])
         for one in (free, *self.running, *self.free) if self.prefix_caching else ():
+            if one.namespace != request.namespace:
+                continue
             cached = min(one.n_cached, len(one.tokens), len(prompt) - 1)
             if cached < MIN_SHARED_PREFIX or cached <= common or one.tokens[:MIN_SHARED_PREFIX] != beginning:
                 continue

@@ -38,20 +38,25 @@ class SampledTokens:
     tokens: Tensor  # [n, T]
     logprobs: Tensor  # [n, T]
     counts: list[int]  # valid tokens of each sequence
+    top_ids: Tensor  # [n, k], the k most probable tokens where some request wants them, and else k = 0
+    top_logprobs: Tensor  # [n, k]
     copied: torch.cuda.Event | None = None
 
     @classmethod
-    def start_copy(cls, tokens: Tensor, logprobs: Tensor, counts: list[int]) -> SampledTokens:
-        """Start the copy to the host."""
+    def start_copy(
+        cls, tokens: Tensor, logprobs: Tensor, counts: list[int], top: tuple[Tensor, Tensor] | None = None
+    ) -> SampledTokens:
+        """Start the copy to the host; `top` are the log-probabilities and ids of the most probable tokens."""
+        top_logprobs, top_ids = (logprobs[:, :0], tokens[:, :0]) if top is None else top
         if not tokens.is_cuda:
-            return cls(tokens, logprobs, counts)
-        tokens, logprobs = (
+            return cls(tokens, logprobs, counts, top_ids, top_logprobs)
+        tokens, logprobs, top_ids, top_logprobs = (
             torch.empty(one.shape, dtype=one.dtype, pin_memory=True).copy_(one, non_blocking=True)
-            for one in (tokens, logprobs)
+            for one in (tokens, logprobs, top_ids, top_logprobs)
         )
         copied = torch.cuda.Event()
         copied.record()
-        return cls(tokens, logprobs, counts, copied)
+        return cls(tokens, logprobs, counts, top_ids, top_logprobs, copied)
 
     def wait(self) -> list[tuple[list[int], list[float]]]:
         """Wait for the copy; return the valid tokens and log-probabilities of each sequence."""
@@ -59,6 +64,10 @@ class SampledTokens:
             self.copied.synchronize()
         rows = zip(self.tokens.tolist(), self.logprobs.tolist(), self.counts, strict=True)
         return [(tokens[:count], logprobs[:count]) for tokens, logprobs, count in rows]
+
+    def top(self, row: int, count: int) -> list[tuple[int, float]]:
+        """Return the `count` most probable tokens of a row and their log-probabilities; after `wait`."""
+        return list(zip(self.top_ids[row, :count].tolist(), self.top_logprobs[row, :count].tolist(), strict=True))
 
 
 @dataclass

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Literal
 
 from glasshouse import device as machine
@@ -11,6 +11,8 @@ from glasshouse.errors import InputError
 from glasshouse.generation.sampling_params import SamplingParams
 from glasshouse.inspection.hooks import hook_manager_of
 from glasshouse.models import Decoder, Model, Seq2Seq
+from glasshouse.models.generation_config import TokenRules
+from glasshouse.models.prompt import check_ids
 
 
 def check_model(model: Model) -> None:
@@ -70,7 +72,44 @@ def check_allowed(options: SamplingParams, end_ids: Collection[int], vocab_size:
         raise InputError(f"{names} all {vocab_size} ids, so no token can be generated; allow at least one.")
 
 
+def check_engine_options(options: SamplingParams, n_best: int, slots: int, *, recorded: bool, drafts: bool) -> None:
+    """Raise for parameters that an engine with `slots` slots cannot run, recorded or with a speculator."""
+    if options.beams > slots:
+        raise InputError(f"beams is {options.beams}, but the engine has {slots} slots; make more.")
+    if options.beams > 1 and recorded:
+        raise InputError(f"beams is {options.beams}, but beam search cannot be recorded; leave one of them out.")
+    if options.top_logprobs and drafts:
+        raise InputError("top_logprobs and speculator were both given; drafts keep none; leave one out.")
+    check_n_best(n_best, options.beams)
+
+
 def check_n_best(n_best: int, beams: int) -> None:
     """Raise for more results than a search of `beams` beams has."""
     if not 1 <= n_best <= beams:
         raise InputError(f"n_best is {n_best}, but a search of {beams} beams returns 1 to {beams}.")
+
+
+def split_source(
+    ids: list[int],
+    s: spec.Spec,
+    rules: TokenRules,
+    target_prefix: Sequence[int],
+    *,
+    max_len: int,
+    source_len: int,
+) -> tuple[list[int], list[int]]:
+    """Return what the decoder continues, and the source of an encoder-decoder; raise where one is too long."""
+    source: list[int] = []
+    if isinstance(s, spec.Seq2SeqSpec):
+        if len(ids) > source_len:
+            raise InputError(f"the source has {len(ids)} tokens, but source_len is {source_len}; shorten it.")
+        assert s.start_id is not None
+        prefix = check_ids(target_prefix, s.vocab_size)
+        ids, source = [s.start_id, *rules.forced_prefix, *prefix], ids
+    elif target_prefix:
+        raise InputError(
+            f"target_prefix has {len(target_prefix)} tokens, but the model has no encoder; use the prompt."
+        )
+    if len(ids) > max_len:
+        raise InputError(f"the prompt has {len(ids)} tokens, but max_len is {max_len}; shorten it.")
+    return ids, source

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from numbers import Integral
 
-from glasshouse.errors import InputError
+from glasshouse.errors import GlasshouseError, InputError
 from glasshouse.spec import Seq2SeqSpec, Spec
 from glasshouse.text import Tokenizer
 
@@ -51,3 +51,18 @@ def check_ids(prompt: object, vocab_size: int) -> list[int]:
                 f"{vocab_size - 1}."
             )
     return [int(value) for value in values]
+
+
+def end_of_turn_ids(tok: Tokenizer, opening: Sequence[Mapping[str, str]] = ()) -> tuple[int, ...]:
+    """Return the end-of-turn token of a chat template: not every model lists it among its end tokens.
+
+    `opening` are messages that every conversation starts with; raise if the template does not take them.
+    """
+    messages = [*opening, {"role": "user", "content": "?"}]
+    tok.encode_chat(messages, add_generation_prompt=True)
+    try:
+        ids, assistant_mask = tok.encode_chat([*messages, {"role": "assistant", "content": "!"}])
+    except GlasshouseError:  # some templates rewrite a reply
+        return ()
+    reply = [token for token, in_reply in zip(ids, assistant_mask, strict=True) if in_reply]
+    return tuple(token for token in reply[-1:] if token in tok.special_ids)

@@ -22,6 +22,7 @@ from glasshouse.page.endpoints import ENDPOINTS
 from glasshouse.page.page_files import index_page, static_files
 from glasshouse.page.trace import TraceCache
 from glasshouse.page.view import Endpoint
+from glasshouse.web import read_body
 
 MEDIA_TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript"}
 MAX_BODY = 4 * 2**20  # bytes per request
@@ -41,7 +42,7 @@ class Api:
         if name not in self.endpoints:
             return _error_response(f"there is no endpoint {name!r}; {config.did_you_mean(name, self.endpoints)}", 404)
         try:
-            body = await _body(request)
+            body = await read_body(request, MAX_BODY)
         except ClientDisconnect:
             return Response(status_code=499)
         if body is None:
@@ -92,17 +93,6 @@ def make_app(traces: TraceCache) -> Starlette:
             Route("/static/{name:path}", file),
         ]
     )
-
-
-async def _body(request: Request) -> bytes | None:
-    """Return the request body; None if it exceeds MAX_BODY."""
-    parts, size = [], 0
-    async for part in request.stream():
-        parts.append(part)
-        size += len(part)
-        if size > MAX_BODY:
-            return None
-    return b"".join(parts)
 
 
 def _table(body: bytes) -> Mapping[str, object]:

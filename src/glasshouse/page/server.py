@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import threading
 import webbrowser
 from collections.abc import Callable
@@ -15,8 +14,7 @@ from glasshouse.page.app import make_app
 from glasshouse.page.guard import Guard, new_token, policy
 from glasshouse.page.page_files import index_page
 from glasshouse.page.trace import TraceCache
-
-LOOPBACK = ("127.0.0.1", "::1", "localhost")
+from glasshouse.web import host_headers, is_loopback, listen, url_host
 
 
 class Server:
@@ -33,25 +31,13 @@ class Server:
     def __init__(self, traces: TraceCache, host: str = "127.0.0.1", port: int = 0) -> None:
         if host in ("0.0.0.0", "::", ""):
             raise InputError(f"host is {host!r}, which means all interfaces; give one address.")
-        try:
-            family = socket.AF_INET6 if ":" in host else socket.AF_INET
-            # asyncio sets TCP_NODELAY by protocol; without it small responses are delayed by 40 ms.
-            self.socket = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
-            self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            self.socket.bind((host, port))
-        except (OSError, OverflowError, UnicodeError) as error:
-            raise InputError(
-                f"cannot listen on {host}, port {port} ({error}); use another port, or 0 for a free one."
-            ) from None
+        self.socket = listen(host, port)
         self.port = self.socket.getsockname()[1]
         self.token = new_token()
-        named = (f"[{host}]" if ":" in host else host).lower()
-        names = {f"{name}:{self.port}" for name in ("127.0.0.1", "localhost", "[::1]", named)}
-        names |= {name.removesuffix(":80") for name in names}  # browsers omit the default port
-        self._guard = Guard(make_app(traces), names, self.token, policy(index_page()))
-        self._door = f"http://{named}:{self.port}/?token="
+        self._guard = Guard(make_app(traces), host_headers(host, self.port), self.token, policy(index_page()))
+        self._door = f"http://{url_host(host)}:{self.port}/?token="
         self.address = self._door + self.token
-        self.is_local = host in LOOPBACK
+        self.is_local = is_loopback(host)
         settings = uvicorn.Config(
             self._guard, log_level="warning", access_log=False, server_header=False, lifespan="off", ws="none"
         )

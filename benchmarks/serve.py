@@ -1,0 +1,282 @@
+"""Throughput of `glasshouse serve` over HTTP, beside the bare engine and `transformers serve`, with random weights.
+
+    python benchmarks/serve.py [--device cpu] [--preset llama-small] [--clients 1 8 32] [--rounds 3]
+    python benchmarks/serve.py --device cuda        # llama-1b, 64 slots, 256 requests of 128 + 256 tokens
+
+Clients are threads of a process of their own, each sends its next request when the last is answered, and nothing is
+streamed. There is no EOS token, so every system generates the same number of tokens. Systems take turns within a
+round, and each round has new prompts. Beside the load, /health is asked every 20 ms: its 99th percentile tells how
+long the event loop is held up. `transformers serve` takes part where its extra is installed
+(`pip install 'transformers[serving]'`), with continuous batching where it runs with that (not on every CPU).
+"""
+
+from __future__ import annotations
+
+import argparse
+import http.client
+import json
+import os
+import queue
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import glasshouse as gh
+from glasshouse.serve import Limits, ServedModel, Server
+
+NAME = "model"
+PROBE_PAUSE = 0.02  # seconds between two requests to /health
+
+
+# The client, in a process of its own
+
+
+def post(connection: http.client.HTTPConnection, body: dict[str, Any]) -> dict[str, Any]:
+    connection.request("POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"})
+    response = connection.getresponse()
+    answer = json.loads(response.read())
+    if response.status != 200:
+        raise SystemExit(f"{response.status}: {answer}")
+    return answer
+
+
+def client(port: int, clients: int, bodies: list[dict[str, Any]]) -> None:
+    """Send all requests from a number of threads; print seconds, tokens and latencies as JSON."""
+    left: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
+    for body in bodies:
+        left.put(body)
+    tokens, latencies, probes = [], [], []
+    done = threading.Event()
+
+    def work() -> None:
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=600)
+        while True:
+            try:
+                body = left.get_nowait()
+            except queue.Empty:
+                return
+            begin = time.perf_counter()
+            answer = post(connection, body)
+            latencies.append(time.perf_counter() - begin)
+            tokens.append(answer["usage"]["completion_tokens"])
+
+    def probe() -> None:
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=600)
+        while not done.wait(PROBE_PAUSE):
+            begin = time.perf_counter()
+            connection.request("GET", "/health")
+            connection.getresponse().read()
+            probes.append(time.perf_counter() - begin)
+
+    threads = [threading.Thread(target=work) for _ in range(clients)]
+    watching = threading.Thread(target=probe)
+    watching.start()
+    begin = time.perf_counter()
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    seconds = time.perf_counter() - begin
+    done.set()
+    watching.join()
+    health = sorted(probes or [0.0])[int(0.99 * (len(probes) - 1))] if probes else 0.0
+    print(
+        json.dumps(
+            {
+                "seconds": seconds,
+                "tokens": sum(tokens),
+                "latency": statistics.median(latencies),
+                "health_p99": health,
+            }
+        )
+    )
+
+
+def load(port: int, clients: int, bodies: list[dict[str, Any]]) -> dict[str, float]:
+    command = [sys.executable, __file__, "--as-client", str(port), str(clients)]
+    done = subprocess.run(command, input=json.dumps(bodies), capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise SystemExit(f"the clients failed: {done.stderr}")
+    return json.loads(done.stdout)
+
+
+# The systems
+
+
+class Bare:
+    """The engine, without HTTP: as many requests at once as there are clients."""
+
+    def __init__(self, model: Any, tok: gh.Tokenizer | None, slots: int, max_len: int) -> None:  # noqa: ANN401
+        self.engine = gh.Engine(model, tok, slots=slots, max_len=max_len)
+        self.engine.warm_up()
+
+    def run(self, clients: int, bodies: list[dict[str, Any]]) -> dict[str, float]:
+        left = list(reversed(bodies))
+        requests: list[Any] = []
+        begin = time.perf_counter()
+        running: list[Any] = []
+        while left or running:
+            running = [request for request in running if not request.done]
+            while left and len(running) < clients:
+                body = left.pop()
+                running.append(self.engine.submit(body["prompt"], max_new_tokens=body["max_tokens"]))
+                requests.append(running[-1])
+            self.engine.step()
+        seconds = time.perf_counter() - begin
+        return {"seconds": seconds, "tokens": sum(len(request.ids) for request in requests)}
+
+
+class Ours:
+    """`glasshouse serve`, on a port of its own in this process; the clients are in another."""
+
+    def __init__(self, model: Any, tok: gh.Tokenizer | None, slots: int, max_len: int) -> None:  # noqa: ANN401
+        served = ServedModel(NAME, model, tok, slots=slots, max_len=max_len)
+        self.server = Server([served], limits=Limits(max_waiting=4096))
+        self.server.start()
+        while not self.server.api.runner.ready:
+            time.sleep(0.1)
+
+    def run(self, clients: int, bodies: list[dict[str, Any]]) -> dict[str, float]:
+        return load(self.server.port, clients, bodies)
+
+
+class Theirs:
+    """`transformers serve` on the same weights."""
+
+    def __init__(self, folder: Path, device: str, batching: bool) -> None:
+        self.port, self.folder = 18_000 + random.randrange(10_000), folder
+        command = [sys.executable, "-m", "transformers.cli.transformers", "serve", str(folder)]
+        command += ["--port", str(self.port), "--device", device, "--log-level", "error"]
+        command += ["--continuous-batching"] if batching else []
+        self.process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=os.environ)
+        self._wait()
+
+    def _wait(self) -> None:
+        while True:
+            if self.process.poll() is not None:
+                assert self.process.stderr is not None
+                raise RuntimeError(self.process.stderr.read().decode().strip().rpartition("\n")[2])
+            try:
+                connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=5)
+                connection.request("GET", "/health")
+                if connection.getresponse().status == 200:
+                    return
+            except OSError:
+                time.sleep(0.5)
+
+    def run(self, clients: int, bodies: list[dict[str, Any]]) -> dict[str, float]:
+        return load(self.port, clients, [body | {"model": str(self.folder)} for body in bodies])
+
+    def close(self) -> None:
+        self.process.terminate()
+        self.process.wait(timeout=30)
+
+
+# Measuring
+
+
+def bodies_of(count: int, prompts: list[Any], new: int) -> list[dict[str, Any]]:
+    common = {"model": NAME, "max_tokens": new, "temperature": 0}
+    return [{**common, "prompt": prompt} for prompt in prompts[:count]]
+
+
+def text_prompts(tok: gh.Tokenizer, count: int, length: int) -> list[str]:
+    words = [tok.decode([token]) for token in tok.ids if token not in tok.special_ids]
+    words = [word for word in words if word.isascii() and word.strip().isalpha()]
+    return [" ".join(random.choice(words).strip() for _ in range(length)) for _ in range(count)]
+
+
+def compare(systems: dict[str, Any], args: argparse.Namespace, draw: Any) -> None:  # noqa: ANN401
+    print(f"{'':34}{'tokens/s':>20}{'latency, s':>12}{'/health p99, ms':>17}")
+    for clients in args.clients:
+        found: dict[str, list[dict[str, float]]] = {name: [] for name in systems}
+        for number in range(args.rounds + 1):
+            count = args.requests if number else min(args.requests, clients)
+            for name, system in systems.items():
+                result = system.run(clients, bodies_of(count, draw(count), args.new if number else 8))
+                print(f"  {clients} clients, round {number}: {name}, {result['seconds']:.1f} s", file=sys.stderr)
+                if number:  # the first warms up
+                    found[name].append(result)
+        for name, results in found.items():
+            rates = [one["tokens"] / one["seconds"] for one in results]
+            shown = f"{statistics.median(rates):,.0f} ±{(max(rates) - min(rates)) / 2:,.0f}"
+            latency = statistics.median(one.get("latency", 0.0) for one in results)
+            health = max(one.get("health_p99", 0.0) for one in results) * 1e3
+            columns = f"{latency:>12.2f}{health:>17.1f}" if latency else ""
+            print(f"{clients:>3} clients, {name:22}{shown:>20}{columns}", flush=True)
+
+
+def on_gpu(args: argparse.Namespace) -> None:
+    spec = gh.preset(args.preset or "llama-1b", max_len=args.prompt + args.new, end_ids=())
+    model = gh.build(spec, device="cuda", dtype=torch.bfloat16).eval()
+
+    def draw(count: int) -> list[list[int]]:
+        return [[random.randrange(spec.vocab_size) for _ in range(args.prompt)] for _ in range(count)]
+
+    size = args.prompt + args.new
+    systems = {"engine without HTTP": Bare(model, None, args.slots, size)}
+    systems["glasshouse serve"] = Ours(model, None, args.slots, size)
+    print(f"{args.preset or 'llama-1b'}, bfloat16, {torch.cuda.get_device_name()}, {args.slots} slots,", end=" ")
+    print(f"{args.requests} requests of {args.prompt} + {args.new} tokens, not streamed")
+    compare(systems, args, draw)
+
+
+def on_cpu(args: argparse.Namespace) -> None:
+    texts = [path.read_text(encoding="utf-8") for path in sorted(Path(os.__file__).parent.glob("*.py"))[:40]]
+    tok = gh.Tokenizer.train(texts=texts, vocab_size=4096)
+    length = 2 * args.prompt + args.new + 64
+    spec = gh.preset(args.preset or "gpt2", vocab_size=len(tok), max_len=max(length, 256), end_ids=())
+    model = gh.build(spec).eval()
+    with tempfile.TemporaryDirectory() as folder:
+        systems: dict[str, Any] = {"engine without HTTP": Bare(model, tok, args.slots, length)}
+        systems["glasshouse serve"] = Ours(model, tok, args.slots, length)
+        theirs = None
+        if "transformers" in args.systems:
+            gh.hub.export(model, tok, f"{folder}/model")
+            try:
+                theirs = Theirs(Path(folder, "model"), "cpu", args.batching)
+                systems["transformers serve"] = theirs
+            except RuntimeError as error:
+                print(f"transformers serve does not start here: {error}", file=sys.stderr)
+        print(f"{args.preset or 'gpt2'}, float32, {torch.get_num_threads()} threads, {args.slots} slots,", end=" ")
+        print(f"{args.requests} requests of about {args.prompt} + {args.new} tokens, not streamed")
+        compare(systems, args, lambda count: text_prompts(tok, count, args.prompt))
+        if theirs is not None:
+            theirs.close()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Throughput over HTTP.")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--preset", help="default: gpt2, on cuda llama-1b")
+    parser.add_argument("--slots", type=int, help="default: 32, on cuda 64")
+    parser.add_argument("--clients", type=int, nargs="+", help="default: 1 8 32, on cuda 256")
+    parser.add_argument("--requests", type=int, help="per round; default: 64, on cuda 256")
+    parser.add_argument("--prompt", type=int, help="tokens (cuda) or words; default: 16, on cuda 128")
+    parser.add_argument("--new", type=int, help="tokens of an answer; default: 64, on cuda 256")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--systems", nargs="*", default=["transformers"], help="further systems: transformers")
+    parser.add_argument("--batching", action="store_true", help="transformers with --continuous-batching")
+    args = parser.parse_args()
+    on_cuda = args.device == "cuda"
+    args.slots = args.slots or (64 if on_cuda else 32)
+    args.clients = args.clients or ([256] if on_cuda else [1, 8, 32])
+    args.requests = args.requests or (256 if on_cuda else 64)
+    args.prompt = args.prompt or (128 if on_cuda else 16)
+    args.new = args.new or (256 if on_cuda else 64)
+    (on_gpu if on_cuda else on_cpu)(args)
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--as-client"]:
+        client(int(sys.argv[2]), int(sys.argv[3]), json.load(sys.stdin))
+    else:
+        main()

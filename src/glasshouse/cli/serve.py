@@ -1,0 +1,119 @@
+"""`glasshouse serve`: an OpenAI-compatible server."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+import glasshouse as gh
+from glasshouse.cli import screen
+from glasshouse.cli.model import Device, Revision
+from glasshouse.escaping import escape_control
+
+app = typer.Typer()
+
+KEY_VARIABLE = "GLASSHOUSE_API_KEY"
+MODELS_HELP = (
+    "Models to serve: a model or run folder, a hub id, or a bundled model (python-3m, dates-1m), each also as "
+    "NAME=MODEL, and with a LoRA adapter as NAME=MODEL+ADAPTER_FOLDER."
+)
+
+
+@app.command(epilog="Example: glasshouse serve runs/stdlib --port 8000")
+def serve(
+    models: Annotated[list[str], typer.Argument(metavar="MODEL...", help=MODELS_HELP)],
+    host: Annotated[
+        str, typer.Option(help="The address to listen on; anything but loopback needs a key.")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="The port; 0 picks a free one.", min=0, max=65535)] = 8000,
+    api_key_file: Annotated[
+        Path | None,
+        typer.Option(help=f"A file with the accepted keys, one per line; or set {KEY_VARIABLE} to one key."),
+    ] = None,
+    allow_host: Annotated[
+        list[str] | None, typer.Option(help="A further name that clients use for this server; can be repeated.")
+    ] = None,
+    allow_origin: Annotated[
+        list[str] | None,
+        typer.Option(help="The origin of a web page that may send requests (CORS); can be repeated."),
+    ] = None,
+    slots: Annotated[
+        int | None,
+        typer.Option(help="Sequences that run at once, for each model.", min=1, show_default="up to 32, on CUDA 64"),
+    ] = None,
+    max_len: Annotated[
+        int | None,
+        typer.Option(help="Tokens of prompt and answer.", min=1, show_default="the model's, at most 8192"),
+    ] = None,
+    max_waiting: Annotated[
+        int, typer.Option(help="Sequences in the queue, for each model and key; more are answered 429.", min=1)
+    ] = 256,
+    timeout: Annotated[float, typer.Option(help="Seconds for a request, waiting included.", min=1)] = 600.0,
+    max_body: Annotated[float, typer.Option(help="MiB of a request.", min=0.01)] = 4.0,
+    weights: Annotated[
+        Literal["copy", "own", "int8", "int4"],
+        typer.Option(help="The weights to run: a copy in a faster layout, the model's own, or quantized (CPU)."),
+    ] = "copy",
+    compile_: Annotated[
+        bool | None,
+        typer.Option("--compile/--no-compile", help="Compile decode steps.", show_default="on CUDA"),
+    ] = None,
+    batch_invariant: Annotated[
+        bool, typer.Option(help="Make answers independent of other requests to the last bit; slower.")
+    ] = False,
+    revision: Revision = None,
+    device: Device = "auto",
+) -> None:
+    """Serve models by OpenAI's API: completions, chat, embeddings; to this machine alone, unless there is a key."""
+    with screen.waiting("loading torch"):
+        where = gh.device.resolve(device, "--device").type
+    keys = _keys(api_key_file)
+    served = []
+    for argument in models:
+        name, model, tok = gh.serve.load_model(argument, device=where, revision=revision)
+        one = gh.serve.ServedModel(
+            name,
+            model,
+            tok,
+            slots=slots,
+            max_len=max_len,
+            weights=weights,
+            compile="auto" if compile_ is None else compile_,
+            batch_invariant=batch_invariant,
+        )
+        served.append(one)
+    server = gh.serve.Server(
+        served,
+        host=host,
+        port=port,
+        keys=keys,
+        allowed_hosts=allow_host or (),
+        allowed_origins=allow_origin or (),
+        limits=gh.serve.Limits(max_waiting=max_waiting, timeout=timeout, max_body=int(max_body * 2**20)),
+    )
+
+    def started() -> None:
+        names = ", ".join(escape_control(one.name) for one in served)
+        guarded = f"{len(keys)} {'key' if len(keys) == 1 else 'keys'}" if keys else "no key: this machine only"
+        print(f"Serving {names} until Ctrl-C ({guarded}); the base URL of OpenAI clients:")
+        print(f"{server.address}/v1", flush=True)
+
+    server.run(started)
+
+
+def _keys(file: Path | None) -> list[str]:
+    """Return the accepted keys: not from the command line, which every user of the machine can read."""
+    keys = [key] if (key := os.environ.pop(KEY_VARIABLE, "").strip()) else []
+    if file is not None:
+        try:
+            lines = file.read_text(encoding="utf-8").splitlines()
+        except (OSError, UnicodeDecodeError) as error:
+            raise gh.InputError(f"the keys in {str(file)!r} cannot be read: {error}.") from None
+        found = [line.strip() for line in lines if line.strip() and not line.startswith("#")]
+        if not found:
+            raise gh.InputError(f"{str(file)!r} has no keys; write one per line.")
+        keys += found
+    return keys

@@ -1,0 +1,120 @@
+"""Answers in OpenAI's shapes, whole or in chunks: what completions and chat completions have in common."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Sequence
+
+from starlette.requests import Request as HttpRequest
+from starlette.responses import Response
+
+from glasshouse.config import JsonDict
+from glasshouse.generation.request import Request
+from glasshouse.serve.api import KEY, Api
+from glasshouse.serve.api_errors import ApiError, json_response
+from glasshouse.serve.event_stream import DONE, EventStream, event
+from glasshouse.serve.exchange import DisconnectedError, Exchange
+from glasshouse.serve.job import Job, Outbox, Piece
+from glasshouse.serve.protocol import Values
+from glasshouse.serve.served_model import ServedModel
+
+
+class Answer(ABC):
+    """The answer to one request: its choices are made of pieces, and tokens are counted as they pass."""
+
+    kind: str  # the prefix of its id
+    object: str
+    chunk_object: str
+
+    def __init__(self, served: ServedModel, values: Values, prompt_tokens: int) -> None:
+        self.served, self.values = served, values
+        self.prompt_tokens, self.completion_tokens = prompt_tokens, 0
+        self.id, self.created = f"{self.kind}-{secrets.token_hex(12)}", int(time.time())
+
+    @abstractmethod
+    def choice(self, index: int, piece: Piece, *, first: bool, chunk: bool) -> JsonDict:
+        """Return a choice, or a chunk of it, which may be the `first`."""
+
+    def usage(self) -> JsonDict:
+        """Return the counts of tokens."""
+        total = self.prompt_tokens + self.completion_tokens
+        return {
+            "prompt_tokens": self.prompt_tokens,
+            "completion_tokens": self.completion_tokens,
+            "total_tokens": total,
+        }
+
+    def whole(self, pieces: Sequence[Piece]) -> JsonDict:
+        """Return the answer in one piece for each choice."""
+        choices = [self._counted(index, piece, first=True, chunk=False) for index, piece in enumerate(pieces)]
+        return self._table(self.object, choices) | {"usage": self.usage()}
+
+    async def events(self, exchange: Exchange) -> AsyncIterator[bytes]:
+        """Yield the answer as server-sent events; an error on the way is the last of them."""
+        begun: set[int] = set()
+        include_usage = self.values["stream_options"]["include_usage"]
+        extra: JsonDict = {"usage": None} if include_usage else {}
+        async with exchange:
+            try:
+                async for taken in exchange.pieces():
+                    parts = []
+                    for index, piece in taken:
+                        choice = self._counted(index, piece, first=index not in begun, chunk=True)
+                        parts.append(event(self._table(self.chunk_object, [choice]) | extra))
+                        begun.add(index)
+                    yield b"".join(parts)
+            except ApiError as error:
+                yield event(error.body())
+                return
+            except DisconnectedError:
+                return
+            if include_usage:
+                yield event(self._table(self.chunk_object, []) | {"usage": self.usage()})
+            yield DONE
+
+    def _counted(self, index: int, piece: Piece, *, first: bool, chunk: bool) -> JsonDict:
+        self.completion_tokens += len(piece.ids)
+        made = self.choice(index, piece, first=first, chunk=chunk)
+        return made | {"token_ids": piece.ids} if self.values["return_token_ids"] else made
+
+    def _table(self, kind: str, choices: list[JsonDict]) -> JsonDict:
+        head = {"id": self.id, "object": kind, "created": self.created, "model": self.served.name}
+        return {**head, "choices": choices}
+
+
+async def respond(api: Api, http: HttpRequest, answer: Answer, requests: Sequence[Request]) -> Response:
+    """Generate for requests of the engine, and return the answer of them all, streamed if the client asks for it."""
+    exchange = make_exchange(api, http, answer.served, requests, answer.values["stream"])
+    exchange.submit(http.receive)
+    if answer.values["stream"]:
+        return EventStream(answer.events(exchange), api.limits.timeout)
+    return json_response(answer.whole(await collect(exchange)))
+
+
+def make_exchange(
+    api: Api, http: HttpRequest, served: ServedModel, requests: Sequence[Request], streamed: bool
+) -> Exchange:
+    """Return the exchange of requests that were made for a client."""
+    outbox, key = Outbox(), http.scope[KEY]
+    jobs = [Job(request, key, index, outbox, streamed) for index, request in enumerate(requests)]
+    return Exchange(api.runner, served.name, outbox, jobs, api.limits.timeout)
+
+
+async def collect(exchange: Exchange) -> list[Piece]:
+    """Wait for all jobs, each of which has one piece where nothing is streamed."""
+    found: dict[int, Piece] = {}
+    async with exchange:
+        async for taken in exchange.pieces():
+            found.update(taken)
+    return [found[index] for index in range(len(exchange.jobs))]
+
+
+def check_fan_out(api: Api, count: int) -> None:
+    """Raise for more sequences than could ever wait in the queue."""
+    if count > api.limits.max_waiting:
+        raise ApiError(
+            f"the request asks for {count} sequences, but at most {api.limits.max_waiting} may wait; ask for fewer.",
+            param="n",
+        )

@@ -1,0 +1,121 @@
+"""What all endpoints share: models by name, the runner, and reading requests off the event loop in bounded time."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, NoReturn, TypeVar
+
+from starlette.requests import Request
+
+from glasshouse.config import did_you_mean
+from glasshouse.errors import GlasshouseError
+from glasshouse.serve.api_errors import ApiError, queue_full
+from glasshouse.serve.fields import Table
+from glasshouse.serve.metrics import ModelMetrics
+from glasshouse.serve.protocol import Values
+from glasshouse.serve.runner import Runner
+from glasshouse.serve.served_model import ServedModel
+from glasshouse.web import read_body
+
+T = TypeVar("T")
+
+THREADS = 4  # that parse, tokenize and render templates
+KEY = "glasshouse.key"  # in the scope of a request: whose it is, a name that is not the key itself
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a client may ask of the server."""
+
+    max_waiting: int = 256  # jobs in the queue, of each model and key
+    timeout: float = 600.0  # seconds from a request to the end of its answer
+    max_body: int = 4 * 2**20  # bytes
+    body_timeout: float = 30.0  # seconds to send it
+    prepare_timeout: float = 20.0  # seconds to parse and tokenize a prompt, and to render a template
+
+
+class Api:
+    """The served models, and how a request to one is read."""
+
+    def __init__(self, models: Sequence[ServedModel], limits: Limits) -> None:
+        self.models = {one.name: one for one in models}
+        self.limits = limits
+        self.metrics = {one.name: ModelMetrics() for one in models}
+        self.runner = Runner(models, self.metrics, limits.max_waiting)
+        self.started = int(time.time())
+        self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="prepare")
+        self._preparing = 0
+
+    def model(self, name: str) -> ServedModel:
+        """Return a model by name; raise the error that OpenAI's clients know."""
+        if name not in self.models:
+            message = f"there is no model {name[:100]!r}; {did_you_mean(name[:100], self.models)}"
+            raise ApiError(message, 404, code="model_not_found", param="model")
+        return self.models[name]
+
+    async def prepare(self, request: Request, table: Table, work: Callable[[Values], T]) -> T:
+        """Read a request's body, and return what `work` makes of it in another thread."""
+        if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
+            raise ApiError("the Content-Type is not application/json; set it.", 415)
+        try:
+            async with asyncio.timeout(self.limits.body_timeout):
+                body = await read_body(request, self.limits.max_body)
+        except TimeoutError:
+            raise ApiError(
+                f"the body did not come within {self.limits.body_timeout:g} s; send it again.", 408
+            ) from None
+        if body is None:
+            raise ApiError(f"the request is larger than {self.limits.max_body / 2**20:g} MiB; send less.", 413)
+        return await self.in_thread(lambda: work(table.parse(parse_json(body), "")))
+
+    async def in_thread(self, work: Callable[[], T]) -> T:
+        """Run work that takes no device in another thread, and return its result within a time limit."""
+        if self._preparing >= self.limits.max_waiting:
+            raise queue_full(self._preparing)
+        self._preparing += 1
+        future = asyncio.get_running_loop().run_in_executor(self._threads, work)
+        future.add_done_callback(self._prepared)  # not when we stop waiting: the thread goes on
+        try:
+            async with asyncio.timeout(self.limits.prepare_timeout):
+                return await asyncio.shield(future)
+        except TimeoutError:
+            raise ApiError(
+                f"reading the request took more than {self.limits.prepare_timeout:g} s; shorten the prompt."
+            ) from None
+        except GlasshouseError as error:
+            raise ApiError(str(error)) from None
+
+    def _prepared(self, future: asyncio.Future[Any]) -> None:
+        self._preparing -= 1
+        if not future.cancelled():
+            future.exception()  # it was seen, also where nobody waits for it any more
+
+    def close(self) -> None:
+        """End all jobs and threads."""
+        self.runner.close()
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+
+def parse_json(body: bytes) -> object:
+    """Parse a JSON body; raise ApiError also for NaN and Infinity, which JSON lacks.
+
+    >>> parse_json(b'{"temperature": NaN}')
+    Traceback (most recent call last):
+    ...
+    glasshouse.serve.api_errors.ApiError: the request is not valid JSON: NaN is not a JSON value.
+    """
+
+    def refuse(name: str) -> NoReturn:
+        raise ValueError(f"{name} is not a JSON value")
+
+    try:
+        return json.loads(body, parse_constant=refuse)
+    except RecursionError:
+        raise ApiError("the request is nested too deep; flatten it.") from None
+    except ValueError as error:
+        raise ApiError(f"the request is not valid JSON: {error}.") from None

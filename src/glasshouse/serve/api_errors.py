@@ -1,0 +1,70 @@
+"""Errors in OpenAI's shape, so that its clients raise their own exception classes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from starlette.responses import Response
+
+from glasshouse.config import JsonDict
+from glasshouse.page.serialization import to_json
+
+RETRY_AFTER = 1  # seconds; a slot is rarely taken for longer by what is left of a request
+
+
+class ApiError(Exception):
+    """A request that gets no answer: a status, and a message that says what is wrong and what to do."""
+
+    def __init__(
+        self,
+        message: str,
+        status: int = 400,
+        *,
+        kind: str = "invalid_request_error",
+        code: str | None = None,
+        param: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.message, self.status, self.kind, self.code, self.param = message, status, kind, code, param
+        self.headers = dict(headers or {})
+
+    def body(self) -> JsonDict:
+        """Return the error as OpenAI's API writes it.
+
+        >>> ApiError("n is 0.", param="n").body()
+        {'error': {'message': 'n is 0.', 'type': 'invalid_request_error', 'param': 'n', 'code': None}}
+        """
+        return {"error": {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}}
+
+    def response(self) -> Response:
+        """Return the error as an HTTP response."""
+        return json_response(self.body(), self.status, self.headers)
+
+
+def json_response(answer: object, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+    """Return a JSON response."""
+    return Response(to_json(answer), status, dict(headers or {}), media_type="application/json")
+
+
+def queue_full(waiting: int) -> ApiError:
+    """Return the error of a request that would have to wait behind too many others."""
+    return ApiError(
+        f"{waiting} requests of this key are waiting, which is the limit; try again in a moment.",
+        429,
+        kind="rate_limit_error",
+        code="rate_limit_exceeded",
+        headers={"Retry-After": str(RETRY_AFTER)},
+    )
+
+
+def unavailable(reason: str) -> ApiError:
+    """Return the error of a server that takes no requests now."""
+    headers = {"Retry-After": str(RETRY_AFTER)}
+    return ApiError(reason, 503, kind="server_error", code="service_unavailable", headers=headers)
+
+
+def timed_out(seconds: float) -> ApiError:
+    """Return the error of a request that was not done in time; a client should not simply send it again."""
+    message = f"the request was not done within {seconds:g} s; ask for fewer tokens."
+    return ApiError(message, 504, kind="server_error", code="timeout", headers={"x-should-retry": "false"})

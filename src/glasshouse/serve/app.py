@@ -1,0 +1,150 @@
+"""The routes."""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from functools import partial
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import PlainTextResponse, Response
+from starlette.routing import Route
+
+import glasshouse
+from glasshouse.config import JsonDict
+from glasshouse.models import Seq2Seq
+from glasshouse.serve import openapi
+from glasshouse.serve.api import Api
+from glasshouse.serve.api_errors import ApiError, json_response, unavailable
+from glasshouse.serve.chat import chat_completions
+from glasshouse.serve.completions import completions
+from glasshouse.serve.embeddings import embeddings
+from glasshouse.serve.exchange import DisconnectedError
+from glasshouse.serve.monitoring import metrics_text
+from glasshouse.serve.responses import responses
+from glasshouse.serve.served_model import ServedModel
+from glasshouse.serve.tokenization import detokenize, tokenize
+
+Endpoint = Callable[[Api, Request], Awaitable[Response]]
+
+POSTS: dict[str, Endpoint] = {
+    "/v1/completions": completions,
+    "/v1/chat/completions": chat_completions,
+    "/v1/responses": responses,
+    "/v1/embeddings": embeddings,
+    "/tokenize": tokenize,
+    "/detokenize": detokenize,
+}
+
+
+def make_app(api: Api) -> Starlette:
+    """Return the app without access control; put a gate in front of it."""
+
+    @asynccontextmanager
+    async def lifespan(app: Starlette) -> AsyncIterator[None]:
+        api.runner.start()
+        yield
+        api.close()
+
+    gets = {
+        "/v1/models": models,
+        "/v1/models/{name:path}": model,
+        "/health": health,
+        "/ready": ready,
+        "/props": props,
+        "/metrics": metrics,
+        "/openapi.json": document,
+    }
+    routes = [Route(path, partial(answer, api, endpoint), methods=["POST"]) for path, endpoint in POSTS.items()]
+    routes += [Route(path, partial(answer, api, endpoint), methods=["GET"]) for path, endpoint in gets.items()]
+    app = Starlette(routes=routes, lifespan=lifespan, exception_handlers={HTTPException: _no_route})
+    app.router.redirect_slashes = False
+    return app
+
+
+async def answer(api: Api, endpoint: Endpoint, request: Request) -> Response:
+    """Answer a request; an error is reported in OpenAI's shape."""
+    try:
+        return await endpoint(api, request)
+    except ApiError as error:
+        return error.response()
+    except (ClientDisconnect, DisconnectedError):
+        return Response(status_code=499)
+    except Exception as error:  # a bug: report it, without what the client sent, and keep serving
+        traceback.print_exception(type(error), None, error.__traceback__, file=sys.stderr)
+        return ApiError(f"internal error ({type(error).__name__}).", 500, kind="server_error").response()
+
+
+async def _no_route(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    if error.status_code == 405:
+        return ApiError("this path does not take this method.", 405, headers=error.headers).response()
+    return ApiError("there is no such path; see /openapi.json.", error.status_code).response()
+
+
+async def health(api: Api, request: Request) -> Response:
+    """Say that the process answers."""
+    return json_response({"status": "ok"})
+
+
+async def ready(api: Api, request: Request) -> Response:
+    """Say whether requests are taken."""
+    broken = [name for name, lane in api.runner.lanes.items() if lane.broken]
+    if broken:
+        raise unavailable(f"the engine of {broken[0]!r} has failed; restart the server.")
+    if not api.runner.ready:
+        raise unavailable("the models are warming up.")
+    return json_response({"status": "ready"})
+
+
+async def models(api: Api, request: Request) -> Response:
+    """List the models."""
+    return json_response({"object": "list", "data": [_description(api, one) for one in api.models.values()]})
+
+
+async def model(api: Api, request: Request) -> Response:
+    """Describe a model."""
+    return json_response(_description(api, api.model(request.path_params["name"])))
+
+
+def _description(api: Api, served: ServedModel) -> JsonDict:
+    return {
+        "id": served.name,
+        "object": "model",
+        "created": api.started,
+        "owned_by": "glasshouse",
+        "max_model_len": served.max_len,
+    }
+
+
+async def props(api: Api, request: Request) -> Response:
+    """Say what the models can do."""
+    return json_response({"version": glasshouse.__version__, "models": [_props(one) for one in api.models.values()]})
+
+
+def _props(served: ServedModel) -> JsonDict:
+    s = served.model.spec
+    return {
+        "id": served.name,
+        "kind": "encoder-decoder" if isinstance(served.model, Seq2Seq) else type(served.model).__name__.lower(),
+        "max_len": served.max_len,
+        "vocab_size": s.vocab_size,
+        "slots": 0 if served.engine is None else len(served.engine.slots),
+        "generates": served.engine is not None,
+        "chats": served.chats,
+        "embeds": served.embeds,
+    }
+
+
+async def metrics(api: Api, request: Request) -> Response:
+    """Return the metrics."""
+    return PlainTextResponse(metrics_text(api), media_type="text/plain; version=0.0.4")
+
+
+async def document(api: Api, request: Request) -> Response:
+    """Return the OpenAPI document."""
+    return json_response(openapi.document(api.models))

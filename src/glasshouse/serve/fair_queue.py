@@ -1,0 +1,65 @@
+"""A bounded queue that takes turns between keys."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from typing import Generic, Protocol, TypeVar
+
+from glasshouse.serve.api_errors import queue_full
+
+
+class HasKey(Protocol):
+    """Something that waits in a queue, on behalf of a key."""
+
+    key: str
+
+
+T = TypeVar("T", bound=HasKey)
+
+
+class FairQueue(Generic[T]):
+    """Waiting items, at most `limit` of each key; whoever waits is served in turn, however many others send.
+
+    >>> from types import SimpleNamespace as Item
+    >>> queue = FairQueue(limit=3)
+    >>> queue.put([Item(key="a", number=n) for n in range(3)])
+    >>> queue.put([Item(key="b", number=3)])
+    >>> [queue.pop().number for _ in range(4)]
+    [0, 3, 1, 2]
+    """
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self._by_key: dict[str, deque[T]] = {}  # in the order of their turns; none is empty
+
+    def __len__(self) -> int:
+        return sum(map(len, list(self._by_key.values())))
+
+    def put(self, items: Sequence[T]) -> None:
+        """Add all items, which are of one key, or raise ApiError if they are too many."""
+        if items:
+            waiting = self._by_key.get(items[0].key, deque())
+            if len(waiting) + len(items) > self.limit:
+                raise queue_full(len(waiting))
+            waiting.extend(items)
+            self._by_key[items[0].key] = waiting
+
+    def pop(self) -> T:
+        """Remove and return the next item."""
+        key, waiting = next(iter(self._by_key.items()))
+        del self._by_key[key]
+        item = waiting.popleft()
+        if waiting:
+            self._by_key[key] = waiting  # to the end
+        return item
+
+    def remove(self, item: T) -> bool:
+        """Remove an item; return whether it was waiting."""
+        waiting = self._by_key.get(item.key, deque())
+        if item not in waiting:
+            return False
+        waiting.remove(item)
+        if not waiting:
+            del self._by_key[item.key]
+        return True

@@ -1,0 +1,201 @@
+"""What each endpoint's request may say, and how it becomes sampling parameters."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping
+from typing import Any
+
+from glasshouse.generation import SamplingParams
+from glasshouse.serve.fields import Biases, Choice, Either, Flag, Many, Real, Table, Text, Whole
+
+Values = Mapping[str, Any]
+
+MAX_N = 128  # completions of one prompt
+MAX_PROMPTS = 256  # in one request
+MAX_TOKENS = 2**20
+MAX_IDS = 2**20  # of one prompt
+MAX_TOP_LOGPROBS = 20
+MAX_MESSAGES = 4096
+MAX_STOPS, LONGEST_STOP = 16, 1000
+SMALLEST_TOP_P = 1e-9  # for 0, which OpenAI takes: the most probable token alone
+
+IDS = Many(Whole(0, 2**31 - 1), MAX_IDS, 1)
+TEXT = Text()
+
+IGNORED = (
+    "metadata",
+    "prompt_cache_key",
+    "prompt_cache_retention",
+    "safety_identifier",
+    "service_tier",
+    "store",
+    "user",
+)
+NO_TOOLS = "models here are not given tools; leave it out."
+
+SAMPLING = {
+    "temperature": Real(0, 2, default=1.0),
+    "top_p": Real(0, 1, default=1.0),
+    "top_k": Whole(0, 2**31 - 1, default=0),
+    "min_p": Real(0, 1, default=0.0),
+    "seed": Whole(-(2**62), 2**62),
+    "frequency_penalty": Real(-2, 2, default=0.0),
+    "presence_penalty": Real(-2, 2, default=0.0),
+    "repetition_penalty": Real(0.01, 100, default=1.0),
+    "logit_bias": Biases(default={}),
+    "stop": Either(
+        (Text(LONGEST_STOP, 1), Many(Text(LONGEST_STOP, 1), MAX_STOPS)),
+        f"a string, or a list of at most {MAX_STOPS}, none empty",
+        default=[],
+    ),
+    "stop_token_ids": Many(Whole(0, 2**31 - 1), 64, default=[]),
+    "min_tokens": Whole(0, MAX_TOKENS, default=0),
+}
+STREAMING = {
+    "stream": Flag(),
+    "stream_options": Table(
+        {"include_usage": Flag()}, ignored=("include_obfuscation",), default={"include_usage": False}
+    ),
+}
+MODEL = {"model": Text(required=True)}
+
+COMPLETIONS = Table(
+    {
+        **MODEL,
+        "prompt": Either(
+            (TEXT, IDS, Many(TEXT, MAX_PROMPTS, 1), Many(IDS, MAX_PROMPTS, 1)),
+            "a string, a list of token ids, or a list of up to "
+            f"{MAX_PROMPTS} of either, each with at least one token",
+            required=True,
+        ),
+        "max_tokens": Whole(0, MAX_TOKENS),
+        "n": Whole(1, MAX_N, default=1),
+        "best_of": Whole(1, MAX_N),
+        "logprobs": Whole(0, MAX_TOP_LOGPROBS),
+        "echo": Flag(),
+        "return_token_ids": Flag(),
+        **STREAMING,
+        **SAMPLING,
+    },
+    ignored=IGNORED,
+    refused={"suffix": "these models continue a prompt only; leave it out."},
+)
+PART = Table(
+    {"type": Choice(("text", "input_text", "output_text"), required=True), "text": Text(required=True)},
+    ignored=("annotations", "logprobs"),
+)
+CONTENT = Either((TEXT, Many(PART, 1024, 1)), "a string, or a list of text parts")
+MESSAGE = Table(
+    {
+        "role": Choice(("system", "developer", "user", "assistant"), required=True),
+        "content": Either(CONTENT.kinds, CONTENT.noun, required=True),
+    },
+    ignored=("name", "refusal", "annotations", "audio", "id", "status", "type"),
+    refused={"tool_calls": NO_TOOLS, "function_call": NO_TOOLS, "tool_call_id": NO_TOOLS},
+)
+MESSAGES = Many(MESSAGE, MAX_MESSAGES, 1, required=True)
+CHAT = Table(
+    {
+        **MODEL,
+        "messages": MESSAGES,
+        "max_tokens": Whole(1, MAX_TOKENS),
+        "max_completion_tokens": Whole(1, MAX_TOKENS),
+        "n": Whole(1, MAX_N, default=1),
+        "logprobs": Flag(),
+        "top_logprobs": Whole(0, MAX_TOP_LOGPROBS, default=0),
+        "response_format": Table({"type": Choice(("text",), required=True)}),
+        "return_token_ids": Flag(),
+        **STREAMING,
+        **SAMPLING,
+    },
+    ignored=(*IGNORED, "parallel_tool_calls", "reasoning_effort", "tool_choice", "verbosity"),
+    refused=dict.fromkeys(("tools", "functions", "function_call", "audio", "web_search_options"), NO_TOOLS)
+    | {"modalities": "answers are text; leave it out.", "prediction": "nothing is predicted; leave it out."},
+)
+RESPONSES = Table(
+    {
+        **MODEL,
+        "input": Either((TEXT, Many(MESSAGE, MAX_MESSAGES, 1)), "a string, or a list of messages", required=True),
+        "instructions": TEXT,
+        "max_output_tokens": Whole(1, MAX_TOKENS),
+        "text": Table({"format": Table({"type": Choice(("text",), required=True)})}, ignored=("verbosity",)),
+        "stream": Flag(),
+        **SAMPLING,
+    },
+    ignored=(
+        *IGNORED,
+        "include",
+        "max_tool_calls",
+        "parallel_tool_calls",
+        "reasoning",
+        "stream_options",
+        "tool_choice",
+        "top_logprobs",
+        "truncation",
+    ),
+    refused={
+        "background": "an answer is given at once or not at all; leave it out.",
+        "conversation": "nothing is stored here; send the whole conversation as input.",
+        "previous_response_id": "nothing is stored here; send the whole conversation as input.",
+        "prompt": "nothing is stored here; send the text as input.",
+        "tools": NO_TOOLS,
+    },
+)
+EMBEDDINGS = Table(
+    {
+        **MODEL,
+        "input": Either(
+            (Text(shortest=1), IDS, Many(Text(shortest=1), 2048, 1), Many(IDS, 2048, 1)),
+            "a string, a list of token ids, or a list of up to 2048 of either, none empty",
+            required=True,
+        ),
+        "encoding_format": Choice(("float", "base64"), default="float"),
+        "dimensions": Whole(1, 2**20),
+    },
+    ignored=IGNORED,
+)
+TOKENIZE = Table(
+    {
+        **MODEL,
+        "prompt": TEXT,
+        "messages": Many(MESSAGE, MAX_MESSAGES, 1),
+        "add_special_tokens": Flag(default=True),
+        "add_generation_prompt": Flag(default=True),
+    }
+)
+DETOKENIZE = Table({**MODEL, "tokens": Many(Whole(0, 2**31 - 1), MAX_IDS, required=True)})
+
+
+def sampling_params(values: Values, max_new_tokens: int, top_logprobs: int = 0) -> SamplingParams:
+    """Return the sampling parameters that a request asks for; without a seed, with a random one."""
+    seed = values["seed"]
+    return SamplingParams(
+        max_new_tokens=max_new_tokens,
+        min_new_tokens=values["min_tokens"],
+        temperature=values["temperature"],
+        top_k=values["top_k"] or None,
+        top_p=values["top_p"] or SMALLEST_TOP_P,
+        min_p=values["min_p"] or None,
+        repetition_penalty=values["repetition_penalty"],
+        frequency_penalty=values["frequency_penalty"],
+        presence_penalty=values["presence_penalty"],
+        logit_bias=values["logit_bias"],
+        stop=values["stop"],
+        stop_token_ids=values["stop_token_ids"],
+        seed=secrets.randbits(62) if seed is None else seed,
+        top_logprobs=top_logprobs,
+    )
+
+
+def message_texts(messages: list[dict[str, Any]]) -> list[dict[str, str]]:
+    r"""Return messages with a role and one text each, as chat templates take them; parts are joined by newlines.
+
+    >>> message_texts([{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}])
+    [{'role': 'user', 'content': 'a\nb'}]
+    """
+    return [{"role": one["role"], "content": _joined(one["content"])} for one in messages]
+
+
+def _joined(content: str | list[dict[str, str]]) -> str:
+    return content if isinstance(content, str) else "\n".join(part["text"] for part in content)

@@ -1,0 +1,141 @@
+"""A model under its name: how prompts become ids that fit it, and the engine that generates."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal
+
+from glasshouse import hub
+from glasshouse.errors import InputError
+from glasshouse.generation import MAX_SLOTS, Engine, choose_slots
+from glasshouse.generation.inference_model import Weights
+from glasshouse.layers import lora
+from glasshouse.models import Decoder, Encoder, Model, Seq2Seq
+from glasshouse.models.generation_config import read_token_rules
+from glasshouse.models.prompt import encode_prompt, end_of_turn_ids
+from glasshouse.serve.api_errors import ApiError
+from glasshouse.text import Tokenizer
+
+MAX_LEN = 8192  # tokens of a sequence by default, where a model could take more: each slot reserves memory for them
+SLOTS_CPU = 32
+
+
+class ServedModel:
+    """A model that requests name, with its tokenizer and engine; an encoder has no engine, and embeds only.
+
+    >>> import glasshouse as gh
+    >>> tok = gh.Tokenizer.train(texts=["to be or not to be"], vocab_size=270)
+    >>> model = gh.build(gh.preset("tiny-decoder", vocab_size=270)).eval()
+    >>> served = ServedModel("tiny", model, tok, slots=2, max_len=64)
+    >>> served.fit([1, 2, 3], max_tokens=None)
+    61
+    """
+
+    def __init__(
+        self,
+        name: str,
+        model: Model,
+        tok: Tokenizer | None,
+        *,
+        slots: int | None = None,
+        max_len: int | None = None,
+        weights: Weights = "copy",
+        compile: bool | Literal["auto"] = "auto",  # noqa: A002 (torch's word)
+        batch_invariant: bool = False,
+    ) -> None:
+        self.name, self.model, self.tok = name, model, tok
+        self.max_len = max_len or min(model.spec.max_len, MAX_LEN)
+        self.engine: Engine | None = None
+        self._target_start = 0  # tokens of a target before the generated ones
+        if isinstance(model, Encoder):
+            return
+        source_len = self.max_len if isinstance(model, Seq2Seq) else 0
+        if isinstance(model, Seq2Seq):
+            self._target_start = 1 + len(read_token_rules(model).forced_prefix)
+        most = MAX_SLOTS if model.token_embedding.table.weight.is_cuda else SLOTS_CPU
+        self.engine = Engine(
+            model,
+            tok,
+            slots=slots or choose_slots(model, self.max_len, source_len, most),
+            max_len=self.max_len,
+            source_len=source_len or None,
+            weights=weights,
+            compile=compile,
+            batch_invariant=batch_invariant,
+        )
+
+    @property
+    def chats(self) -> bool:
+        """Whether there is a chat template, and a decoder to continue it."""
+        return isinstance(self.model, Decoder) and self.tok is not None and self.tok.chat_template is not None
+
+    @property
+    def embeds(self) -> bool:
+        """Whether texts can be embedded."""
+        return isinstance(self.model, Encoder | Decoder) and self.tok is not None
+
+    def generator(self) -> Engine:
+        """Return the engine; raise for a model that does not generate."""
+        if self.engine is None:
+            raise ApiError(
+                f"{self.name!r} is an encoder, which does not generate; ask for embeddings.", param="model"
+            )
+        return self.engine
+
+    def encode(self, prompt: str | Sequence[int]) -> list[int]:
+        """Return the ids of a prompt."""
+        return encode_prompt(prompt, self.tok, self.model.spec)
+
+    def encode_chat(self, messages: list[dict[str, str]], add_generation_prompt: bool = True) -> list[int]:
+        """Return the ids of a conversation, up to where the reply begins."""
+        if not self.chats or self.tok is None:
+            raise ApiError(
+                f"{self.name!r} has no chat template, so it cannot chat; use /v1/completions.", param="model"
+            )
+        return self.tok.encode_chat(messages, add_generation_prompt=add_generation_prompt).ids
+
+    def end_of_turn(self) -> tuple[int, ...]:
+        """Return the token that ends a reply in a chat."""
+        return () if self.tok is None else end_of_turn_ids(self.tok)
+
+    def fit(self, ids: Sequence[int], max_tokens: int | None, default: int | None = None) -> int:
+        """Return how many tokens to generate; raise where prompt or answer are too long: nothing is cut silently.
+
+        Without `max_tokens` it is `default`, or else as many as fit.
+        """
+        used = self._target_start or len(ids)
+        room = self.max_len - used
+        source_fits = not self._target_start or len(ids) <= self.max_len
+        if not source_fits or room < 0 or (room == 0 and max_tokens != 0):
+            raise self._too_long(f"the prompt has {len(ids)} tokens", "shorten it")
+        if max_tokens is not None and max_tokens > room:
+            asked = f"the prompt has {used} tokens and the answer up to {max_tokens}, {used + max_tokens} in all"
+            raise self._too_long(asked, "shorten the prompt, or ask for fewer")
+        return max_tokens if max_tokens is not None else room if default is None else min(default, room)
+
+    def _too_long(self, what: str, advice: str) -> ApiError:
+        message = f"{what}, but {self.name!r} takes at most {self.max_len} tokens; {advice}."
+        return ApiError(message, code="context_length_exceeded", param="messages" if self.chats else "prompt")
+
+
+def load_model(argument: str, *, device: str, revision: str | None = None) -> tuple[str, Model, Tokenizer | None]:
+    """Load a model as `glasshouse serve` names it, and return its name: MODEL, NAME=MODEL, or NAME=MODEL+ADAPTER.
+
+    The adapter, a folder that PEFT wrote, is merged into the weights.
+    """
+    name, separator, rest = argument.partition("=")
+    path = rest if separator else argument
+    base, plus, adapter = path.partition("+")
+    if Path(path).is_dir():  # a folder whose name has a plus
+        base, plus, adapter = path, "", ""
+    model, tok = hub.load(base, device=device, revision=revision)
+    if plus:
+        hub.load_adapter(model, adapter)
+        lora.merge(model)
+    if not separator:
+        name = adapter or base
+        name = Path(name).name if Path(name).is_dir() else name
+    if not name:
+        raise InputError(f"{argument!r} has no name; give NAME=MODEL.")
+    return name, model.eval(), tok

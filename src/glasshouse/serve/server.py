@@ -1,0 +1,183 @@
+"""The HTTP server: what it listens on, who may reach it, and how it shuts down."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import threading
+import time
+from collections.abc import Callable, Collection, Sequence
+from types import FrameType
+from typing import Any
+
+import h11
+import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from glasshouse.errors import InputError
+from glasshouse.serve.api import Api, Limits
+from glasshouse.serve.app import make_app
+from glasshouse.serve.gate import MAX_HEADER_BYTES, Gate, Keys
+from glasshouse.serve.served_model import ServedModel
+from glasshouse.web import host_headers, is_loopback, listen, url_host
+
+HEADER_TIMEOUT = 10.0  # seconds for a client to send its headers; uvicorn has no limit of its own
+KEEP_ALIVE = 30  # seconds that an idle connection stays open
+MAX_CONNECTIONS = 2000
+WILDCARDS = ("0.0.0.0", "::", "")
+
+
+class _Protocol(H11Protocol):
+    """Closes a connection whose headers do not come in time (slow-loris)."""
+
+    _deadline: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: Any) -> None:  # noqa: ANN401 - asyncio's transport, as uvicorn types it
+        super().connection_made(transport)
+        self._set_deadline()
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if self.conn.their_state is h11.IDLE and not self.transport.is_closing():
+            self._set_deadline()  # part of the headers
+        else:
+            self._clear_deadline()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._clear_deadline()
+        super().connection_lost(exc)
+
+    def _set_deadline(self) -> None:
+        if self._deadline is None:
+            self._deadline = self.loop.call_later(HEADER_TIMEOUT, self.transport.close)
+
+    def _clear_deadline(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+
+
+class _Uvicorn(uvicorn.Server):
+    """Drains on SIGTERM and Ctrl-C: what was begun is finished, newcomers get 503; a second signal stops at once."""
+
+    def __init__(self, config: uvicorn.Config, drain_seconds: float) -> None:
+        super().__init__(config)
+        self.drain_seconds = drain_seconds
+        self.drain_began: float | None = None
+        self.n_requests: Callable[[], int] = lambda: 0
+        self.stop_jobs: Callable[[], None] = lambda: None
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        if self.drain_began is None:
+            self._captured_signals.append(sig)
+        self.drain()
+
+    def drain(self) -> None:
+        """Begin to shut down; the second time, stop at once."""
+        if self.drain_began is None:
+            self.drain_began = time.monotonic()
+        else:
+            self.should_exit = True
+
+    async def on_tick(self, counter: int) -> bool:
+        if self.drain_began is not None:
+            late = time.monotonic() - self.drain_began > self.drain_seconds
+            self.should_exit = self.should_exit or late or self.n_requests() == 0
+        return await super().on_tick(counter)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self.stop_jobs()  # so that their clients get an answer before the connections close
+        await super().shutdown(sockets)
+
+
+class Server:
+    """Models served at an address: on this machine alone, or with keys wherever it is told to listen.
+
+    >>> import glasshouse as gh
+    >>> model = gh.build(gh.preset("tiny-decoder")).eval()
+    >>> server = Server([ServedModel("tiny", model, None, slots=2, max_len=64)])
+    >>> server.address.startswith("http://127.0.0.1:")
+    True
+    >>> server.close()
+    >>> Server([ServedModel("tiny", model, None, slots=2, max_len=64)], host="0.0.0.0")
+    Traceback (most recent call last):
+    ...
+    glasshouse.errors.InputError: host is '0.0.0.0', which other machines reach, but there is no key; give one.
+    """
+
+    def __init__(
+        self,
+        models: Sequence[ServedModel],
+        *,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        keys: Sequence[str] = (),
+        allowed_hosts: Collection[str] = (),
+        allowed_origins: Collection[str] = (),
+        limits: Limits | None = None,
+        drain_seconds: float = 30.0,
+    ) -> None:
+        if not models:
+            raise InputError("there is no model to serve; give at least one.")
+        names = [one.name for one in models]
+        if twice := next((name for name in names if names.count(name) > 1), None):
+            raise InputError(f"two models are named {twice!r}; give them names, as NAME=MODEL.")
+        if not is_loopback(host) and not keys:
+            raise InputError(f"host is {host!r}, which other machines reach, but there is no key; give one.")
+        accepted = Keys(keys)
+        self.socket = listen(host, port)
+        self.port = self.socket.getsockname()[1]
+        self.api = Api(models, limits or Limits())
+        # Behind all interfaces the names are not known; a key is needed there, which no rebound name has.
+        hosts = None
+        if host not in WILDCARDS or allowed_hosts:
+            hosts = host_headers(host, self.port) | {name.lower() for name in allowed_hosts}
+            hosts |= {f"{name.lower()}:{self.port}" for name in allowed_hosts}
+        app = make_app(self.api)
+        config = uvicorn.Config(
+            lambda scope, receive, send: self.gate(scope, receive, send),
+            http=_Protocol,
+            ws="none",
+            lifespan="on",
+            log_level="error",
+            access_log=False,
+            server_header=False,
+            h11_max_incomplete_event_size=MAX_HEADER_BYTES,
+            limit_concurrency=MAX_CONNECTIONS,
+            timeout_keep_alive=KEEP_ALIVE,
+            timeout_graceful_shutdown=5,
+            interface="asgi3",
+        )
+        self._uvicorn = _Uvicorn(config, drain_seconds)
+        self.gate = Gate(app, accepted, hosts, allowed_origins, lambda: self._uvicorn.drain_began is not None)
+        self._uvicorn.n_requests = lambda: self.gate.n_requests
+        self._uvicorn.stop_jobs = self.api.runner.stop
+        self.address = f"http://{url_host(host)}:{self.port}"
+        self._thread: threading.Thread | None = None
+
+    def run(self, started: Callable[[], None] = lambda: None) -> None:
+        """Serve until SIGTERM or Ctrl-C; `started` is called once connections are accepted."""
+        self.socket.listen()
+        started()
+        with contextlib.suppress(KeyboardInterrupt):
+            self._uvicorn.run(sockets=[self.socket])
+        self.close()
+
+    def start(self) -> None:
+        """Serve in a background thread until `close`, or until `drain` is done."""
+        self.socket.listen()
+        self._thread = threading.Thread(target=self._uvicorn.run, kwargs={"sockets": [self.socket]}, daemon=True)
+        self._thread.start()
+
+    def drain(self) -> None:
+        """Finish the requests that were begun, refuse others, and stop."""
+        self._uvicorn.drain()
+
+    def close(self) -> None:
+        """Stop now: unfinished requests get an error."""
+        self._uvicorn.should_exit = True
+        self.api.close()
+        if self._thread is not None:
+            self._thread.join(timeout=30)
+        self.socket.close()
