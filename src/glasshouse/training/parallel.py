@@ -15,7 +15,6 @@ from torch import distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from glasshouse import device as machine
-from glasshouse.errors import ConfigError
 from glasshouse.layers import lora
 from glasshouse.models import Model
 from glasshouse.models.builder import instantiate
@@ -23,57 +22,30 @@ from glasshouse.models.stack import Stack
 from glasshouse.models.weight_init import init_weights
 from glasshouse.spec import count_parameters
 from glasshouse.training import tensor_parallel
+from glasshouse.training.parallel_layout import Layout, choose_layout
 from glasshouse.training.processes import Parallel, Processes
 
 if TYPE_CHECKING:  # takes a second to import, which one process need not wait for
     from torch.distributed.device_mesh import DeviceMesh
 
-STATE_BYTES = 16  # per parameter: weight, gradient and two averages of AdamW, in float32
-SHARE = 0.25  # of memory for them
-
 
 # Meshes -----------------------------------------------------------------------------------------------------
 
 
-def choose_kind(choice: Parallel, processes: Processes, n_parameters: int, memory: int) -> str:
-    """Return how a model is spread: as set, or the kind with the fewest shards that fits in `memory` bytes.
-
-    >>> four = Processes(world_size=4, local_world_size=2)
-    >>> [choose_kind(Parallel(), four, n_parameters=10**9, memory=2**30 * size) for size in (80, 40, 20)]
-    ['replicate', 'hybrid', 'shard']
-    """
-    if choice.kind != "auto":
-        return choice.kind
-    for kind in ("replicate", "hybrid"):
-        _, shards = mesh_shape(kind, processes)
-        if STATE_BYTES * n_parameters / (shards * processes.tensor) <= SHARE * memory:
-            return kind
-    return "shard"
+def choose_run_layout(choice: Parallel, processes: Processes, n_parameters: int, device: torch.device) -> Layout:
+    """Return how the processes of a run share a model, by the memory of the one that has the least."""
+    own = machine.memory_bytes(device)
+    memory = -processes.max(-(own if device.type == "cuda" else own // processes.local_world_size))
+    return choose_layout(
+        choice.kind, processes.world_size, processes.local_world_size, processes.tensor, n_parameters, memory
+    )
 
 
-def mesh_shape(kind: str, processes: Processes) -> tuple[int, int]:
-    """Return the number of replicas, and of shards of each.
-
-    >>> two_nodes = Processes(world_size=8, local_world_size=4)
-    >>> [mesh_shape(kind, two_nodes) for kind in ("replicate", "hybrid", "shard")]
-    [(8, 1), (2, 4), (1, 8)]
-    """
-    size, local = processes.data_size, max(1, processes.local_world_size // processes.tensor)
-    if kind == "hybrid" and size % local:
-        raise ConfigError(
-            f"train.parallel.kind is hybrid, but {size} replicas do not split into nodes of {local}; start the same "
-            "number of processes on every node, or choose shard."
-        )
-    shards = {"replicate": 1, "hybrid": local, "shard": size}[kind]
-    return size // shards, shards
-
-
-def make_mesh(kind: str, processes: Processes, device: torch.device) -> DeviceMesh:
+def make_mesh(layout: Layout, device: torch.device) -> DeviceMesh:
     """Return the mesh of all processes, with the dimensions replicate, shard and tensor, as far as they are used."""
     from torch.distributed.device_mesh import init_device_mesh
 
-    replicas, shards = mesh_shape(kind, processes)
-    sizes = {"replicate": replicas, "shard": shards, "tensor": processes.tensor}
+    sizes = {"replicate": layout.replicas, "shard": layout.shards, "tensor": layout.tensor}
     used = {name: size for name, size in sizes.items() if size > 1 or name == "shard"}
     return init_device_mesh(device.type, tuple(used.values()), mesh_dim_names=tuple(used))
 
@@ -83,9 +55,8 @@ def parallelize(
 ) -> None:
     """Spread a model over all processes; one on the meta device gets the weights that one process would draw."""
     is_new = next(model.parameters()).is_meta
-    memory = _least_memory(device, processes)
-    kind = choose_kind(choice, processes, count_parameters(model.spec), memory)
-    mesh = make_mesh(kind, processes, device)
+    layout = choose_run_layout(choice, processes, count_parameters(model.spec), device)
+    mesh = make_mesh(layout, device)
     if processes.tensor > 1:
         tensor_parallel.split(model, mesh["tensor"])
     shard(model, mesh, compute_dtype)
@@ -93,12 +64,6 @@ def parallelize(
         model.to_empty(device=device)
         with FullDraws():  # type: ignore[no-untyped-call]
             init_weights(model, model.spec)
-
-
-def _least_memory(device: torch.device, processes: Processes) -> int:
-    """Return the memory in bytes of the process with the least; those of a node share that of its CPU."""
-    own = machine.memory_bytes(device)
-    return -processes.max(-(own if device.type == "cuda" else own // processes.local_world_size))
 
 
 # Sharding ---------------------------------------------------------------------------------------------------

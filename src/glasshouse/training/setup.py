@@ -24,10 +24,11 @@ from glasshouse.training.datasets import Datasets
 from glasshouse.training.folder import METRICS
 from glasshouse.training.journal import Journal
 from glasshouse.training.optimizer import make_optimizer
-from glasshouse.training.parallel import describe_layout, gathered
-from glasshouse.training.processes import Processes
+from glasshouse.training.parallel import choose_run_layout, describe_layout, gathered
+from glasshouse.training.parallel_layout import SINGLE, Layout
 from glasshouse.training.plan.memory import MemoryModel
 from glasshouse.training.plan.training import USABLE, choose_grad_accum
+from glasshouse.training.processes import Processes
 from glasshouse.training.progress import ProgressReporter, Throughput
 from glasshouse.training.run import Pretrained, Run, Train
 from glasshouse.training.schedule import Schedule
@@ -129,8 +130,11 @@ def make_setup(
         else:
             train_step.on_fallback(obstacle)
     ema = EMA(model, choice.ema) if choice.ema else None
+    layout = SINGLE
+    if processes.is_parallel:
+        layout = choose_run_layout(choice.parallel, processes, spec.count_parameters(model.spec), device)
     grad_accum = choice.grad_accum or estimate_grad_accum(
-        model, choice, len(batches.share), length, precision, machine.memory_bytes(device)
+        model, choice, len(batches.share), length, precision, machine.memory_bytes(device), layout
     )
     state = TrainerState(grad_accum=processes.max(grad_accum), initial_steps=steps)
     checkpoints = Checkpoints(folder / CHECKPOINTS, choice.keep_checkpoints, choice.keep_snapshots, processes)
@@ -208,7 +212,13 @@ def check_parallel_precision(name: str, precision: torch.dtype) -> None:
 
 
 def estimate_grad_accum(
-    model: Model, choice: Train, batch_size: int, length: int, precision: torch.dtype, memory: int
+    model: Model,
+    choice: Train,
+    batch_size: int,
+    length: int,
+    precision: torch.dtype,
+    memory: int,
+    layout: Layout = SINGLE,
 ) -> int:
     """Estimate, as `glasshouse plan` does, the gradient accumulation with which a batch fits into `memory` bytes.
 
@@ -223,6 +233,7 @@ def estimate_grad_accum(
         precision=precision,
         checkpointing=choice.activation_checkpointing,
         ema=bool(choice.ema),
+        layout=layout,
     )
     usable = USABLE if precision == torch.bfloat16 else USABLE_CPU
     return choose_grad_accum(step, batch_size, length, usable * memory)

@@ -19,7 +19,7 @@ from glasshouse.models.heads import LMHead
 from glasshouse.models.stack import Stack
 from glasshouse.objectives.linear_cross_entropy import ALIGNED, CHUNK_LOGITS
 from glasshouse.training.optimizer import STACKED, Muon, Optimizer, block_matrices
-from glasshouse.training.plan.layout import SINGLE, Layout
+from glasshouse.training.parallel_layout import SINGLE, Layout
 
 FULL = 4  # bytes of a float32: master weights, their gradients and the optimizer's state
 STATISTICS = 8  # bytes per token that a norm stores: mean and deviation
