@@ -28,6 +28,7 @@ from glasshouse.training.processes import Parallel, Processes
 if TYPE_CHECKING:  # takes a second to import, which one process need not wait for
     from torch.distributed.device_mesh import DeviceMesh
 
+WEIGHT_BYTES = 4  # per parameter, in float32
 STATE_BYTES = 16  # per parameter: weight, gradient and two averages of AdamW, in float32
 SHARE = 0.25  # of memory for them
 
@@ -93,6 +94,12 @@ def parallelize(
         model.to_empty(device=device)
         with FullDraws():  # type: ignore[no-untyped-call]
             init_weights(model, model.spec)
+
+
+def fits_one_device(model: Model, processes: Processes, device: torch.device) -> bool:
+    """Whether a process can gather the whole model, to probe it and to sample from it."""
+    weights = WEIGHT_BYTES * count_parameters(model.spec)
+    return weights <= SHARE * _least_memory(device, processes)
 
 
 def _least_memory(device: torch.device, processes: Processes) -> int:
@@ -245,6 +252,7 @@ def gathered(model: Model, device: torch.device, *, keep: bool = True) -> Model 
 # Gradients --------------------------------------------------------------------------------------------------
 
 
+@torch.no_grad()
 def clip_grad_norm_(weights: Iterable[Any], max_norm: float) -> Tensor:
     """Clip the gradients of sharded weights to a norm over all processes, and return it.
 
