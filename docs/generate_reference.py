@@ -97,6 +97,11 @@ def default(value: object) -> str:
         other = {name: one for name, one in table.items() if usual[name] != getattr(value, name)}
         inner = "".join(f", {name} = {default(one)}" for name, one in other.items())
         return f'{{ kind = "{value.kind}"{inner} }}' if inner else f'"{value.kind}"'  # type: ignore[attr-defined]
+    if dataclasses.is_dataclass(value):  # a table of its own
+        inner = ", ".join(
+            f"{field.name} = {default(getattr(value, field.name))}" for field in dataclasses.fields(value)
+        )
+        return f"{{ {inner} }}"
     if isinstance(value, list | tuple):
         return f"[{', '.join(map(default, value))}]"
     return config.to_toml({"x": value}).removeprefix("x = ").strip()
@@ -111,6 +116,8 @@ def type_name(hint: Any) -> str:  # noqa: ANN401 - a type
         return ", ".join(f'`"{option}"`' for option in get_args(hint))
     if get_origin(hint) is tuple:
         return f"list of {type_name(get_args(hint)[0])}s"
+    if dataclasses.is_dataclass(hint) and not config.is_choice(hint):
+        return f"[table](#{anchor(hint)})"
     if dataclasses.is_dataclass(hint):
         return f"[`{hint.kind}`](#{anchor(hint)})"  # type: ignore[attr-defined]
     return PLAIN[hint]
@@ -161,13 +168,16 @@ def settings_page() -> str:
         lines += [f"### {spec.kind} {{#{anchor(spec)}}}", "", first_line(spec), "", *own, ""]
     for title, owner in sections:
         lines += [f"## {title}", "", first_line(owner), "", *table(owner), ""]
+    parallel = gh.training.Parallel
+    title = f"### [train.parallel] {{#{anchor(parallel)}}}"
+    lines += [title, "", first_line(parallel), "", *table(parallel), ""]
     lines += ["## Choices", "", CHOICES, ""]
     groups: dict[str, dict[type, None]] = {}
     for owner in (*specs, settings.Data, settings.Train):
         for field in dataclasses.fields(owner):
             hint = get_type_hints(owner)[field.name]
             options = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
-            for option in filter(dataclasses.is_dataclass, options):
+            for option in filter(config.is_choice, filter(dataclasses.is_dataclass, options)):
                 path = f"{'train' if owner is settings.Train else 'model'}.{field.name}"
                 groups.setdefault(path, {}).update(dict.fromkeys([option]))
                 for inner in dataclasses.fields(option):

@@ -91,6 +91,8 @@ RUN = _by_name(
         "train.lora.rank": "lora_r lora_rank",
         "train.lora.alpha": "lora_alpha",
         "train.lora.targets": "lora_target_modules target_modules",
+        "train.parallel.kind": "data_parallel ddp fsdp sharding_strategy strategy",
+        "train.parallel.tensor": "tensor_parallel_degree tensor_parallel_size tensor_model_parallel_size tp_size",
         "train.seed": "manual_seed random_seed seed_everything",
         "data.seq_len": (
             "block_size context_length max_length max_seq_len max_seq_length length n_ctx sequence_length seq_length"

@@ -176,7 +176,7 @@ def _process(
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(world_size), "LOCAL_WORLD_SIZE": str(local)}
     torch.set_num_threads(1)
     init = f"file://{folder / 'rendezvous'}"
-    dist.init_process_group("gloo", init, rank=rank, world_size=world_size, timeout=timedelta(seconds=60))
+    dist.init_process_group("gloo", init, rank=rank, world_size=world_size, timeout=timedelta(minutes=10))
     torch.save(work(rank, world_size, *arguments), folder / f"{rank}.pt")
     dist.destroy_process_group()
 

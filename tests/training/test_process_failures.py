@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import shutil
@@ -21,7 +22,8 @@ from torch.distributed import HashStore
 
 import glasshouse as gh
 from glasshouse import device
-from glasshouse.training import Run, StoppedError, loop, lost_process, plots, train
+from glasshouse.data import Batches
+from glasshouse.training import Run, StoppedError, loop, lost_process, plots, stragglers, train
 from glasshouse.training.checkpoints import Checkpoints
 from glasshouse.training.lost_process import LostProcessError
 from glasshouse.training.rendezvous import attempt_store
@@ -243,3 +245,28 @@ def test_a_restarted_attempt_does_not_see_the_keys_of_the_one_before() -> None:
         assert not stores[0].check(["address"])
         stores[0].set("address", str(attempt))
         assert stores[2].get("address") == str(attempt).encode()
+
+
+# A slow process
+
+
+def run_with_a_slow_one(rank: int, settings: dict[str, Any]) -> None:
+    """The second process waits for its data in every step."""
+    prepare()
+    stragglers.EVERY = 5
+    if rank == 1:
+        real = Batches.at
+
+        def at(batches: Batches, step: int) -> gh.data.Batch:
+            time.sleep(0.3)  # steps take some hundredths of a second
+            return real(batches, step)
+
+        Batches.at = at  # type: ignore[method-assign]
+    train(Run.from_dict(settings), progress=False)
+
+
+def test_a_straggler_is_named_in_the_metrics(data_folder: Path) -> None:
+    settings = settings_of(data_folder, steps=10, save_every=100, eval_every=100, workers=0)
+    assert run_in(2, data_folder, settings, run_with_a_slow_one) == [0, 0]
+    lines = [json.loads(line) for line in (data_folder / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert [line.get("straggler") for line in lines] == [None] * 4 + [1] * 6

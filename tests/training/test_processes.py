@@ -18,7 +18,7 @@ import glasshouse as gh
 from glasshouse import device
 from glasshouse.config import to_toml
 from glasshouse.layers.feedforward import GatedFeedForward
-from glasshouse.training import Run, plots, train
+from glasshouse.training import Run, parallel, plots, train
 
 pytestmark = pytest.mark.slow
 
@@ -86,6 +86,23 @@ def test_runs_in_two_processes_equal_those_in_one(data_folder: Path, tmp_path: P
         torch.testing.assert_close(
             weights(two.parent, two.name), weights(alone.parent, alone.name), rtol=1e-3, atol=1e-4
         )
+
+
+def _train_too_large(rank: int, world_size: int, settings: dict[str, Any]) -> dict[str, float]:
+    """Train a model that is said to be too large for one device; return the final metrics."""
+    device.measure_peak_flops = lambda *_, **__: 1e12
+    plots.draw = lambda *_: []
+    parallel.SHARE = 1e-9
+    return train(Run.from_dict(settings), progress=False).report.metrics
+
+
+def test_a_model_that_no_device_can_hold_is_evaluated_in_all_processes(data_folder: Path, tmp_path: Path) -> None:
+    settings = runs(data_folder)["ema"]
+    found = in_processes(tmp_path, 2, _train_too_large, named(settings, data_folder / "two"))
+    alone = train(Run.from_dict(named(without_parallel(settings), data_folder / "one")), progress=False)
+    assert found[0] == found[1] == pytest.approx(alone.report.metrics, rel=1e-4)
+    assert not (data_folder / "two" / "samples.jsonl").exists()
+    assert not (data_folder / "two" / "probes.jsonl").exists()
 
 
 def _nan_in_rank_1(rank: int, world_size: int, settings: dict[str, Any]) -> tuple[str, list[int]]:

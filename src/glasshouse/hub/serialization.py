@@ -217,12 +217,13 @@ def _tensor_mapping(family: Family | None, name: str, s: spec.Spec) -> TensorMap
     return mapping
 
 
-def save(model: Model, tok: Tokenizer | None, folder: str | Path) -> None:
+def save(model: Model, tok: Tokenizer | None, folder: str | Path, *, read: ReadWeight | None = None) -> None:
     """Save a model and its tokenizer as a folder, atomically.
 
     If a transformers family can express the spec, transformers loads the folder as it is; otherwise it has the native
     format, which `load` reads. A model folder is replaced; a folder with anything else in it is refused. A model
-    whose modules are not those of its spec is refused: it would load as another model, or not at all.
+    whose modules are not those of its spec is refused: it would load as another model, or not at all. `read` returns
+    the weights, one by one, of a model on the device meta.
 
     >>> import tempfile, glasshouse as gh
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -230,18 +231,20 @@ def save(model: Model, tok: Tokenizer | None, folder: str | Path) -> None:
     ...     sorted(path.name for path in Path(folder, "model").iterdir())
     ['config.json', 'model.safetensors']
     """
-    store.replace_folder(Path(folder).expanduser(), folder_writer(model, tok), MODEL_FILES)
+    store.replace_folder(Path(folder).expanduser(), folder_writer(model, tok, read=read), MODEL_FILES)
 
 
-def folder_writer(model: Model, tok: Tokenizer | None, *, weights: bool = True) -> Callable[[Path], None]:
+def folder_writer(
+    model: Model, tok: Tokenizer | None, *, read: ReadWeight | None = None, weights: bool = True
+) -> Callable[[Path], None]:
     """Return a function that writes a model and its tokenizer into a new folder that will have other files, too.
 
     Without `weights` that is all but the weights, in the native format, of a model that may be on the device meta.
     """
     if not weights:
         return _writer(model, tok, {}, None)
-    named = _weights(model)
-    return _writer(model, tok, named, matching_family(model.spec, named)[0])
+    named = _weights(model, read)
+    return _writer(model, tok, named, matching_family(model.spec, named)[0], read)
 
 
 def export(model: Model, tok: Tokenizer | None, folder: str | Path, *, read: ReadWeight | None = None) -> str:

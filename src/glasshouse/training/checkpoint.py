@@ -7,6 +7,7 @@ import hashlib
 import json
 import random
 import re
+import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -31,6 +32,7 @@ from glasshouse.text import Tokenizer
 from glasshouse.training import chunks
 from glasshouse.training.checkpoints import CheckpointData, Checkpoints, read
 from glasshouse.training.chunks import is_split, owned_chunks, read_like
+from glasshouse.training.joint_write import write_folder
 from glasshouse.training.parallel import gathered, whole
 from glasshouse.training.run import describe_differences
 from glasshouse.training.step import EMA, TrainStep
@@ -119,11 +121,7 @@ class Checkpointer:
             return folder_writer(model, self.tok) if model is not None else lambda folder: None
         owned = owned_chunks(weights, is_main=processes.is_main)
         name = shard_name(MODEL_STEM, processes.rank + 1, processes.world_size)
-        with torch.device("meta"):
-            without_weights = instantiate(self.model.spec)
-        without_weights.tokenizer_fingerprint = self.model.tokenizer_fingerprint
-        without_weights.extra_files = self.model.extra_files
-        write_rest = folder_writer(without_weights, self.tok, weights=False)
+        write_rest = folder_writer(self._on_meta(), self.tok, weights=False)
 
         def fill(folder: Path) -> None:
             write_shard(folder / name, owned)
@@ -182,15 +180,36 @@ class Checkpointer:
             lora.merge(copied)
         return copied
 
+    def _on_meta(self) -> Model:
+        """Return the model without its weights."""
+        with torch.device("meta"):
+            copied = instantiate(self.model.spec)
+        copied.tokenizer_fingerprint, copied.extra_files = self.model.tokenizer_fingerprint, self.model.extra_files
+        return copied
+
     def save_model(self, folder: Path) -> Model:
         """Save the current model to a folder, and return a copy on the CPU; without weights if another saves it."""
+        if not self.has_lora and is_split(self.model.state_dict().values()):
+            return self._save_from_shards(folder)
         model = self.snapshot()
         if model is None:
-            with torch.device("meta"):
-                return instantiate(self.model.spec)
+            return self._on_meta()
         with self.report_write_errors():
             self.checkpoints.snapshots.make_room(lambda: hub.save(model, self.tok, folder))
         return model
+
+    def _save_from_shards(self, folder: Path) -> Model:
+        """Save a model whose processes write their shards, of which the main one makes whole tensors, one by one."""
+        shards, room = folder.with_name(f".{folder.name}.shards"), self.checkpoints.snapshots.make_room
+        fill, model = self._model_writer(), self._on_meta()
+        with self.report_write_errors():
+            room(lambda: write_folder(shards, fill, self.processes), self.processes)
+            if not self.processes.is_main:
+                return model
+            weights = saved_weights(shards)[1]
+            room(lambda: hub.save(model, self.tok, folder, read=weights.__getitem__))
+            shutil.rmtree(shards, ignore_errors=True)
+        return hub.load(folder, dtype="stored")[0]  # memory-mapped
 
     def load_weights(self, step: int) -> None:
         """Load the weights that were validated at a checkpoint: the EMA, if there is one."""

@@ -29,6 +29,7 @@ from glasshouse.training.run import Pretrained, Run
 from glasshouse.training.setup import Setup, describe, make_setup
 from glasshouse.training.signals import Signals, StoppedError
 from glasshouse.training.step import NonFiniteError, StepFuture, StepMetrics
+from glasshouse.training.stragglers import Stragglers
 from glasshouse.training.trackers import Trackers
 from glasshouse.training.validation import validate
 
@@ -125,6 +126,7 @@ class Trainer:
         self.state, self.reporter = setup.state, setup.reporter
         self.batches, self.flops = self._stream(), FlopEstimator(setup.model)
         self.token_bytes = setup.objective.token_bytes(setup.datasets.tok)
+        self.stragglers = Stragglers(setup.processes, setup.reporter.log)
         self._launched: Launched | None = None  # the last step, if its metrics are not read yet
 
     def fit(self) -> None:
@@ -139,8 +141,9 @@ class Trainer:
             while state.pending_metrics is not None or not self.finished:
                 if state.pending_metrics is None:  # else validation of the last step was interrupted
                     checkpointer.check()
+                    batch = next(self.batches)
                     self._stop_together()
-                    self.launch_step(next(self.batches))
+                    self.launch_step(batch)
                     if self._launched is not None and self._may_run_ahead():
                         continue
                     if not self.finish_step():
@@ -163,9 +166,11 @@ class Trainer:
 
     def _stop_together(self) -> None:
         """Raise `StoppedError` in every process if one of several received a signal."""
-        processes = self.setup.processes
-        if processes.is_parallel and (number := processes.max(self.setup.signals.received or 0)):
-            raise StoppedError(number)
+        if self.setup.processes.is_parallel:
+            with self.stragglers.waiting():
+                number = self.setup.processes.max(self.setup.signals.received or 0)
+            if number:
+                raise StoppedError(number)
 
     @property
     def finished(self) -> bool:
@@ -267,6 +272,7 @@ class Trainer:
 
     def _metrics(self, launched: Launched, outcome: StepMetrics) -> JsonDict:
         batches = self.setup.batches
+        straggler = self.stragglers.rank
         return _as_json(
             {
                 "epoch": (launched.number + 1) * batches.batch_size / len(batches.samples),
@@ -275,6 +281,7 @@ class Trainer:
                 "grad_norm": outcome.grad_norm,
                 "n_targets": outcome.n_targets,
                 "tokens_per_second": round(self.setup.throughput.tokens_per_second, 1),
+                **({} if straggler is None else {"straggler": straggler}),
             }
         )
 
@@ -307,6 +314,7 @@ class Trainer:
         self._log_checkpoint()
         self.setup.checkpointer.save()
         self.setup.throughput.exclude_elapsed()
+        self.stragglers.exclude_next()
 
     def _log_checkpoint(self) -> None:
         self.reporter.stage("probing and sampling", 0, 0)

@@ -28,14 +28,15 @@ from glasshouse.training.processes import Parallel, Processes
 if TYPE_CHECKING:  # takes a second to import, which one process need not wait for
     from torch.distributed.device_mesh import DeviceMesh
 
+WEIGHT_BYTES = 4  # per parameter, in float32
+SHARE = 0.25  # of memory for the weights of a whole model
 
 # Meshes -----------------------------------------------------------------------------------------------------
 
 
 def choose_run_layout(choice: Parallel, processes: Processes, n_parameters: int, device: torch.device) -> Layout:
     """Return how the processes of a run share a model, by the memory of the one that has the least."""
-    own = machine.memory_bytes(device)
-    memory = -processes.max(-(own if device.type == "cuda" else own // processes.local_world_size))
+    memory = least_memory(device, processes)
     return choose_layout(
         choice.kind, processes.world_size, processes.local_world_size, processes.tensor, n_parameters, memory
     )
@@ -64,6 +65,18 @@ def parallelize(
         model.to_empty(device=device)
         with FullDraws():  # type: ignore[no-untyped-call]
             init_weights(model, model.spec)
+
+
+def fits_one_device(model: Model, processes: Processes, device: torch.device) -> bool:
+    """Whether a process can gather the whole model, to probe it and to sample from it."""
+    weights = WEIGHT_BYTES * count_parameters(model.spec)
+    return weights <= SHARE * least_memory(device, processes)
+
+
+def least_memory(device: torch.device, processes: Processes) -> int:
+    """Return the memory in bytes of the process with the least; those of a node share that of its CPU."""
+    own = machine.memory_bytes(device)
+    return -processes.max(-(own if device.type == "cuda" else own // processes.local_world_size))
 
 
 # Sharding ---------------------------------------------------------------------------------------------------
@@ -210,6 +223,7 @@ def gathered(model: Model, device: torch.device, *, keep: bool = True) -> Model 
 # Gradients --------------------------------------------------------------------------------------------------
 
 
+@torch.no_grad()
 def clip_grad_norm_(weights: Iterable[Any], max_norm: float) -> Tensor:
     """Clip the gradients of sharded weights to a norm over all processes, and return it.
 

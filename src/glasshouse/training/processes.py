@@ -122,7 +122,7 @@ class Processes:
         A resumed run so draws what an uninterrupted one does, as long as the number of processes is the same.
         """
         if self.is_parallel:
-            torch.manual_seed((seed * 2**20 + step) * 2**20 + self.data_rank)
+            torch.manual_seed(((seed * 2**24 + step) * 2**16 + self.data_rank) % 2**63)
 
 
 def is_main_process() -> bool:

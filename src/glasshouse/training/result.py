@@ -16,6 +16,7 @@ from glasshouse.training.datasets import Datasets
 from glasshouse.training.folder import ADAPTER
 from glasshouse.training.run import Pretrained
 from glasshouse.training.setup import Setup
+from glasshouse.training.validation import shared_sums
 
 ANSWERS = 200  # generated for the final report on pairs and conversations; generation is slow
 
@@ -37,19 +38,33 @@ def save_result(setup: Setup) -> Result:
     """Save the final model, draw the plots and evaluate on the whole validation set."""
     setup.reporter.stage("saving the model", 0, 0)
     setup.processes.wait()  # for the last checkpoint, which the main process writes
-    model, saved_step = _save_model(setup)
-    report = _report(setup, model) if setup.processes.is_main else None
+    saved_step, is_last = _load_best(setup)
+    with setup.ema.applied() if setup.ema is not None and is_last else nullcontext():
+        model = setup.checkpointer.save_model(setup.folder / MODEL)
+        _save_adapter(setup)
+        report = None if setup.gathers else _shared_report(setup)
+    if setup.processes.is_main:
+        setup.reporter.stage("drawing plots", 0, 0)
+        with setup.checkpointer.report_write_errors():
+            plots.draw(setup.metrics, setup.folder)
+        report = report or _report(setup, model)
     (report, *_) = setup.processes.gather(report)  # the others wait for it
     assert report is not None
     coverage = setup.eval_samples, len(setup.val_samples)
     return Result(setup.folder, model.eval(), setup.datasets, setup.state.step, report, saved_step, coverage)
 
 
+def _load_best(setup: Setup) -> tuple[int, bool]:
+    """With patience, load the best weights; return the step of the weights, and whether it is the last."""
+    best, checkpointer = setup.state.best, setup.checkpointer
+    if not setup.run.train.patience or best is None or best[0] not in checkpointer.checkpoints.steps():
+        return setup.state.step, True
+    checkpointer.load_weights(best[0])  # the EMA, if there is one
+    return best[0], False
+
+
 def _report(setup: Setup, model: Model) -> Report:
-    """Draw the plots and evaluate the saved model; by the main process alone, as it generates."""
-    setup.reporter.stage("drawing plots", 0, 0)
-    with setup.checkpointer.report_write_errors():
-        plots.draw(setup.metrics, setup.folder)
+    """Evaluate the saved model, and generate answers, in one process."""
 
     def progress(stage: str, done: int, total: int) -> None:
         setup.signals.check()
@@ -66,17 +81,11 @@ def _report(setup: Setup, model: Model) -> Report:
     )
 
 
-def _save_model(setup: Setup) -> tuple[Model, int]:
-    """Save the last model, or with patience the best, and its EMA if there is one; return it and its step."""
-    best, checkpointer, saved_step = setup.state.best, setup.checkpointer, setup.state.step
-    is_last = not setup.run.train.patience or best is None or best[0] not in checkpointer.checkpoints.steps()
-    if best is not None and not is_last:
-        saved_step = best[0]
-        checkpointer.load_weights(saved_step)  # the EMA, if there is one
-    with setup.ema.applied() if setup.ema is not None and is_last else nullcontext():
-        model = checkpointer.save_model(setup.folder / MODEL)
-        _save_adapter(setup)
-    return model, saved_step
+def _shared_report(setup: Setup) -> Report:
+    """Evaluate a model that no device can hold, in all processes, without answers."""
+    count, objective, corpus = len(setup.val_samples), setup.objective, setup.datasets.validation
+    sums = shared_sums(setup, count, objective.token_bytes(setup.datasets.tok))
+    return Report(corpus.kind, sums.metrics(), sums.n_targets, [], n_items=count, n_evaluated=count)
 
 
 def _save_adapter(setup: Setup) -> None:

@@ -133,7 +133,7 @@ class Train(Settings):
     # mixed precision; auto: bfloat16 on CUDA, or else float16; float32 elsewhere; fp8: bfloat16, linear layers in fp8
     precision: Literal["auto", "float32", "bfloat16", "float16", "fp8"] = "auto"
     compile: Literal["auto", "yes", "no"] = "auto"  # torch.compile; auto: on a CUDA device
-    parallel: Parallel = field(default=Parallel(), metadata={"omit_default": True})  # of the processes of torchrun
+    parallel: Parallel = field(default=Parallel(), metadata={"omit_default": True})  # how processes share the model
     workers: int = 1  # threads that prefetch batches; 0: none
 
     eval_every: int = 0  # [steps] between validations; 0: ten times per run (of its initial steps, if raised)

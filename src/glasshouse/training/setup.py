@@ -24,7 +24,7 @@ from glasshouse.training.datasets import Datasets
 from glasshouse.training.folder import METRICS
 from glasshouse.training.journal import Journal
 from glasshouse.training.optimizer import make_optimizer
-from glasshouse.training.parallel import choose_run_layout, describe_layout, gathered
+from glasshouse.training.parallel import choose_run_layout, describe_layout, fits_one_device, gathered
 from glasshouse.training.parallel_layout import SINGLE, Layout
 from glasshouse.training.plan.memory import MemoryModel
 from glasshouse.training.plan.training import USABLE, choose_grad_accum
@@ -56,6 +56,7 @@ class Setup:
     schedule: Schedule
     model: Model  # in eager mode
     objective: Objective[Any]
+    gathers: bool  # whether a device can hold the whole model beside its part of the training state
     resized: bool  # whether the head or the vocabulary of a pretrained model was replaced
     train_step: TrainStep  # owns the optimizer, the gradient scaler and the compiled model
     ema: EMA | None
@@ -74,6 +75,8 @@ class Setup:
         """Return the model with plain weights: itself, or gathered from several processes, for the main one alone."""
         if not self.processes.is_parallel:
             return self.model
+        if not self.gathers:
+            return None
         return gathered(self.model, self.device, keep=self.processes.is_main)
 
     @property
@@ -145,6 +148,11 @@ def make_setup(
         length=length,
         autocast_dtype=precision,
     )
+    gathers = not processes.is_parallel or fits_one_device(model, processes, device)
+    if not gathers:
+        reporter.log(
+            "no probes and samples: no device can hold the whole model beside its part of the training state"
+        )
     prompts = make_prompts(val_samples, tok, length, choice.sample_prompts)
     return Setup(
         run=run,
@@ -160,6 +168,7 @@ def make_setup(
         schedule=schedule,
         model=model,
         objective=objective,
+        gathers=gathers,
         resized=base is not None and model is not base[0],
         train_step=train_step,
         ema=ema,
