@@ -9,7 +9,7 @@ TMP := $(shell [ "$$(df -Pk /dev/shm 2>/dev/null | awk 'NR==2 {print $$4}')" -gt
 # from the other when it is done.
 PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal
 
-.PHONY: help setup demo pictures test quick examples browser lint types models text generation training distributed inspection page gpu wheel oldest-torch coverage mutants bench bench-generate bench-gpu bench-inspection bench-page bench-text bench-load bench-loop docs learning claims clean
+.PHONY: help setup demo pictures test quick examples browser lint types models text generation training distributed simulate inspection page gpu wheel oldest-torch coverage mutants bench bench-generate bench-gpu bench-plan bench-inspection bench-page bench-text bench-load bench-loop docs learning claims clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -101,10 +101,13 @@ generation: $(VENV)/.ready  ## generation against transformers, 200 prompts for 
 	$(PYTEST) -m long tests/generation
 
 training: $(VENV)/.ready  ## processes killed at random while they prepare and save, two in one folder fifty times (ten minutes)
-	$(TMP) $(PYTEST) -m long tests/training --ignore=tests/training/test_parallel.py
+	$(TMP) $(PYTEST) -m long tests/training --ignore=tests/training/test_parallel.py --ignore=tests/training/test_plan_simulated.py
 
 distributed: $(VENV)/.ready  ## 1, 2 and 4 processes against one: replicate, shard, hybrid and tensor = 2 (half an hour)
 	$(TMP) $(BIN)/python -m pytest -m long tests/training/test_parallel.py
+
+simulate: $(VENV)/.ready  ## plans of 7B and 70B at 8 to 4,096 ranks beside what FSDP does on fake tensors (half an hour)
+	$(BIN)/python -m pytest -m long tests/training/test_plan_simulated.py
 
 bench: $(VENV)/.ready  ## one training step against other implementations (about ten minutes; wants an idle machine)
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[bench]'
@@ -126,6 +129,9 @@ bench-gpu: $(VENV)/.ready  ## training and generation on one GPU, against plain 
 	$(BIN)/python benchmarks/training_gpu.py
 	$(BIN)/python benchmarks/training_peers.py
 	$(BIN)/python benchmarks/generation.py --device cuda --parts calls
+
+bench-plan: $(VENV)/.ready  ## plans beside the memory and the speed of one GPU (eight minutes)
+	$(BIN)/python benchmarks/plan.py
 
 bench-load: $(VENV)/.ready  ## loading a model of 500 MB against transformers (two minutes)
 	$(BIN)/python benchmarks/model_loading.py

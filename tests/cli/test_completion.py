@@ -26,7 +26,7 @@ def test_completion_installs_and_completes(tmp_path: Path) -> None:
     expected = {
         "glasshouse tr": ["train"],
         "glasshouse do": ["doctor"],
-        "glasshouse data ": ["list", "prepare", "show", "verify"],
+        "glasshouse data ": ["join", "list", "prepare", "show", "verify"],
         "glasshouse generate --max-n": ["--max-new-tokens"],
         "glasshouse doctor --j": ["--json"],
     }

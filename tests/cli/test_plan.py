@@ -85,8 +85,8 @@ def test_plan_errors_are_one_line(call: Call, run: str) -> None:
             "train.batch_tokens=2048",
             "--gpus",
             "8",
-        ): "1 sequences of 2048 tokens, but 8 GPUs need one each",
-        ("plan", "none.toml"): "there is no recipe or file 'none.toml'",
+        ): "2048 tokens, but 8 GPUs need one each",
+        ("plan", "none.toml"): "there is no file 'none.toml'",
         ("plan", run, "--mfu", "40"): "mfu is 40.0, but it must be above 0 and at most 1.",
     }
     for words, message in cases.items():

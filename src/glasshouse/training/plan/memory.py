@@ -7,6 +7,7 @@ start of the backward pass, with the gradients inside a block; its end, when all
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
@@ -140,25 +141,32 @@ class MemoryModel:
         weights = list(model.parameters())
         self.n_parameters = sum(weight.numel() for weight in weights)
         self.n_trained = sum(weight.numel() for weight in weights if weight.requires_grad)
+        self.own = self._shard_of(weights)
+        self.own_trained = self._shard_of(weight for weight in weights if weight.requires_grad)
         blocks = [block for stack in model.modules() if isinstance(stack, Stack) for block in stack.blocks]
-        sizes = [sum(weight.numel() for weight in block.parameters()) for block in blocks]
+        sizes = [layout.shards * self._shard_of(block.parameters()) for block in blocks]
+        # As they are gathered, padded to whole shards.
         self.n_blocks, self.block, self.in_blocks = len(blocks), max(sizes), sum(sizes)
-        self.outside = self.n_parameters - self.in_blocks
-        self.ema_bytes = FULL * self.n_parameters // layout.shards // layout.tensor if ema else 0
-        self.momentum_bytes = 0  # of Muon
+        self.outside = layout.shards * self.own - self.in_blocks
+        self.ema_bytes = FULL * self.own // layout.tensor if ema else 0
+        self.momentum_bytes = 0  # of Muon, gathered
         self.optimizer_bytes, self.update_bytes = self._optimizer(optimizer)
+
+    def _shard_of(self, weights: Iterable[nn.Parameter]) -> int:
+        """Return the elements of the first shard of weights, which FSDP cuts by rows."""
+        return sum(-(-len(weight) // self.layout.shards) * (weight.numel() // len(weight)) for weight in weights)
 
     def _optimizer(self, choice: Optimizer) -> tuple[int, int]:
         """Return the bytes of the optimizer's state on this GPU, and what an update allocates."""
-        parts = self.layout.shards * self.layout.tensor
+        state = 2 * FULL * self.own_trained // self.layout.tensor
         if not isinstance(choice, Muon):
-            return 2 * FULL * self.n_trained // parts, 0
+            return state, 0
         matrices = [weight for weight in block_matrices(self.model) if weight.requires_grad]
-        inside = sum(weight.numel() for weight in matrices)
+        inside = self._shard_of(matrices)
         counts = Counter((weight.shape, weight.numel()) for weight in matrices)
         at_once = max(size * min(count, max(1, STACKED // size)) for (_, size), count in counts.items())
-        self.momentum_bytes = FULL * inside
-        return (2 * FULL * self.n_trained - self.momentum_bytes) // parts, MUON_BYTES * at_once
+        self.momentum_bytes = FULL * inside * self.layout.shards
+        return state - FULL * inside // self.layout.tensor, MUON_BYTES * at_once
 
     def at(self, rows: int, seq_len: int, grad_accum: int = 1) -> StepMemory:
         """Return the peak of a step with micro-batches of `rows` sequences."""
@@ -183,16 +191,16 @@ class MemoryModel:
     def _weights(self) -> int:
         """Return the bytes of master weights and of what computes: a copy, or what FSDP has gathered."""
         shards, tensor = self.layout.shards, self.layout.tensor
-        master = FULL * self.n_parameters // shards // tensor
+        master = FULL * self.own // tensor
         if shards > 1:  # one block computes while the next is gathered; what is outside the blocks stays
             return master + self.itemsize * (self.outside + 2 * self.block) // tensor
         return master + (self.itemsize * self.n_parameters // tensor if self.low else 0)
 
     def _gradients(self, grad_accum: int) -> tuple[int, int, int, int]:
         """Return the bytes of gradients before, at the start and the end of a backward pass, and in the update."""
-        shards, tensor = self.layout.shards, self.layout.tensor
+        tensor = self.layout.tensor
         whole, low = FULL * self.n_trained // tensor, self.itemsize * self.n_trained // tensor
-        own = whole // shards
+        own = FULL * self.own_trained // tensor
         if self.layout.gpus == 1:
             accumulated = whole if grad_accum > 1 else 0
             head = self.itemsize * self.model.spec.vocab_size * self.model.spec.d_model
