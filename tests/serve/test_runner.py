@@ -35,9 +35,7 @@ SLOTS, WAITING = 4, 6
 @pytest.fixture
 def small(tok: gh.Tokenizer, decoder: gh.models.Decoder) -> Iterator[Server]:
     """A server with few slots and a short queue."""
-    made = Server(
-        [ServedModel("decoder", decoder, tok, slots=SLOTS)], keys=KEYS, limits=Limits(max_waiting=WAITING)
-    )
+    made = Server([ServedModel("decoder", decoder, tok, slots=SLOTS)], keys=KEYS, limits=Limits(max_waiting=WAITING))
     made.start()
     assert eventually(lambda: made.api.runner.ready)
     yield made
