@@ -19,7 +19,7 @@ from glasshouse.serve import Server
 Client = openai.OpenAI
 
 
-def streamed_text(client: Client, **settings: Any) -> tuple[str, str | None, list[Any]]:
+def streamed_text(client: Client, **settings: Any) -> tuple[str, str | None, list[Any]]:  # noqa: ANN401
     """Return the text, the finish reason and all chunks of a streamed completion."""
     chunks = list(client.completions.create(stream=True, **settings))
     choices = [choice for chunk in chunks for choice in chunk.choices]
