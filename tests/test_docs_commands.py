@@ -21,6 +21,7 @@ from glasshouse.cli import main
 from glasshouse.data import builtin
 from glasshouse.data.builtin import stdlib
 from glasshouse.training.run import NewModel, Run
+from glasshouse.web import listen
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "README.md", *(ROOT / "docs").rglob("*.md")))
@@ -29,7 +30,7 @@ SHELL = ("", "sh", "console")  # the tags of a fence with commands
 PROGRAM = re.compile(r"(\$ )?(\.venv/bin/)?(glasshouse|python -m glasshouse) ?")
 NOT_RUN: dict[str, str] = {}  # a command that cannot run in a test, and the reason
 GIVEN = (
-    *("my", "mt.tsv", "en.txt", "de.txt", "reviews.csv", "names.jsonl", "chat.jsonl", "MODEL"),
+    *("my", "mt.tsv", "en.txt", "de.txt", "reviews.csv", "names.jsonl", "chat.jsonl", "MODEL", "keys"),
     *("runs/stdlib", "build/demo/code"),  # trained on another page
 )
 SAYING = "To be, or not to be, that is the question: whether 'tis nobler in the mind to suffer. "
@@ -65,6 +66,7 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (place / "names.jsonl").write_text(f"{words}\n" * 60)
     messages = [{"role": "user", "content": "To be?"}, {"role": "assistant", "content": "Or not to be."}]
     (place / "chat.jsonl").write_text(f"{json.dumps({'messages': messages})}\n" * 60)
+    (place / "keys").write_text("a-key-of-enough-characters\n")
     tok = gh.Tokenizer.train(texts=[SAYING], vocab_size=270)
     spec = gh.preset("gpt2", vocab_size=len(tok), n_layers=1, d_model=16, n_heads=2, max_len=128)
     gh.save(gh.build(spec), tok, place / "MODEL")
@@ -94,6 +96,8 @@ def small(tmp_path: Path, inputs: Path, monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(gh.device, "measure_peak_flops", lambda *_, **__: 1e12)
     monkeypatch.setattr(gh.page.Server, "run", lambda self, started: started() or self.socket.close())
     monkeypatch.setattr(gh.page.Server, "show", lambda *_: None)
+    monkeypatch.setattr(gh.serve.Server, "run", lambda self, started: started() or self.close())
+    monkeypatch.setattr(gh.serve.server, "listen", lambda host, port: listen(host, 0))
     monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda name, **_: str(inputs / PUBLISHED[name]))
     monkeypatch.setattr(stdlib, "_files", lambda: LIBRARY)
     for name in ("dates", "langid", "chat"):

@@ -124,7 +124,7 @@ def problems(path: Path, function: str, text: str) -> Iterator[str]:
     for name in re.findall(r"(?<![\w/.])(?:gh|glasshouse)\.([a-zA-Z_][\w.]*\w)", text):
         if resolve(name) is None and not (PACKAGE / Path(*name.split("."))).exists():
             yield f"gh.{name}"
-    packages = "|".join(gh.__all__[-15:])
+    packages = "|".join(gh.__all__[-16:])
     for package, name in re.findall(rf"(?<![\w/.'])({packages}|lora)\.([a-z_]+)\b(?=[\s,;.(])", text):
         if package in SETTINGS or name in SUFFIXES or f"{package}.{name}" == "text.encode":  # of any str
             continue

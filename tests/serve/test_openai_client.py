@@ -19,7 +19,7 @@ from glasshouse.serve import Server
 Client = openai.OpenAI
 
 
-def streamed_text(client: Client, **settings: Any) -> tuple[str, str | None, list[Any]]:
+def streamed_text(client: Client, **settings: Any) -> tuple[str, str | None, list[Any]]:  # noqa: ANN401
     """Return the text, the finish reason and all chunks of a streamed completion."""
     chunks = list(client.completions.create(stream=True, **settings))
     choices = [choice for chunk in chunks for choice in chunk.choices]
@@ -212,7 +212,9 @@ def test_keys(server: Server) -> None:
 def check_streamed_equals_whole(client: Client, count: int, seed: int) -> None:
     for one in random_requests(seed, count):
         whole = client.completions.create(**one.settings())
-        chunks = list(client.completions.create(**one.settings(), stream=True, stream_options={"include_usage": True}))
+        chunks = list(
+            client.completions.create(**one.settings(), stream=True, stream_options={"include_usage": True})
+        )
         assert one.answer(whole) == one.joined(chunks), one
         assert chunks[-1].usage == whole.usage, one
 

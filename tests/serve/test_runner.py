@@ -27,7 +27,7 @@ import glasshouse as gh
 from glasshouse.serve import Limits, ServedModel, Server
 from glasshouse.serve.api_errors import ApiError
 from glasshouse.serve.fair_queue import FairQueue
-from glasshouse.serve.job import Piece
+from glasshouse.serve.job import Job, Outbox, Piece
 
 SLOTS, WAITING = 4, 6
 
@@ -35,9 +35,7 @@ SLOTS, WAITING = 4, 6
 @pytest.fixture
 def small(tok: gh.Tokenizer, decoder: gh.models.Decoder) -> Iterator[Server]:
     """A server with few slots and a short queue."""
-    made = Server(
-        [ServedModel("decoder", decoder, tok, slots=SLOTS)], keys=KEYS, limits=Limits(max_waiting=WAITING)
-    )
+    made = Server([ServedModel("decoder", decoder, tok, slots=SLOTS)], keys=KEYS, limits=Limits(max_waiting=WAITING))
     made.start()
     assert eventually(lambda: made.api.runner.ready)
     yield made
@@ -224,13 +222,11 @@ def test_deadlines(small: Server, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_text_that_changes_after_a_retry_is_an_error(tok: gh.Tokenizer, decoder: gh.models.Decoder) -> None:
-    from glasshouse.serve.job import Job, Outbox
-
     engine = gh.Engine(decoder, tok, slots=1)
     first, other = (
         engine.make_request(tok.encode(text), gh.SamplingParams(max_new_tokens=8)) for text in ("to be", "mind")
     )
-    job = Job(first, "", 0, asyncio.run(new_outbox(Outbox)), streamed=True)
+    job = Job(first, "", 0, asyncio.run(new_outbox()), streamed=True)
     engine.enqueue(first)
     engine.run()
     assert isinstance(job.take(), Piece)
@@ -241,8 +237,8 @@ def test_text_that_changes_after_a_retry_is_an_error(tok: gh.Tokenizer, decoder:
         job.take()
 
 
-async def new_outbox(kind: Any) -> Any:  # noqa: ANN401
-    return kind()
+async def new_outbox() -> Outbox:
+    return Outbox()
 
 
 def test_draining_finishes_what_was_begun(

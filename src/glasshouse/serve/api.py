@@ -25,7 +25,7 @@ from glasshouse.web import read_body
 T = TypeVar("T")
 
 THREADS = 4  # that parse, tokenize and render templates
-KEY = "glasshouse.key"  # in the scope of a request: whose it is, a name that is not the key itself
+KEY = "glasshouse-key"  # in the scope of a request: whose it is, a name that is not the key itself
 
 
 @dataclass(frozen=True)
