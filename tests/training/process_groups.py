@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
@@ -147,7 +148,7 @@ def in_processes(
 ) -> list[Any]:
     """Call a function of a module in several processes, and return what each returned; `local` of them per node.
 
-    It is called with the rank, the number of processes and the arguments, and may use torch.distributed.
+    It is called with the rank, the number of processes and the arguments, and may use `join_processes`.
     """
     started = [
         forks.FORKS.Process(
@@ -175,14 +176,18 @@ def _process(
 ) -> None:
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(world_size), "LOCAL_WORLD_SIZE": str(local)}
     torch.set_num_threads(1)
-    init = f"file://{folder / 'rendezvous'}"
-    dist.init_process_group("gloo", init, rank=rank, world_size=world_size, timeout=timedelta(minutes=10))
+    opened, init = itertools.count(), dist.init_process_group
+
+    def init_by_file(backend: str, **_: object) -> None:  # once for each `join_processes`, and closed with it
+        where = f"file://{folder}/rendezvous-{next(opened)}"
+        init(backend, where, rank=rank, world_size=world_size, timeout=timedelta(minutes=10))
+
+    dist.init_process_group = init_by_file  # type: ignore[assignment]
     torch.save(work(rank, world_size, *arguments), folder / f"{rank}.pt")
-    dist.destroy_process_group()
 
 
 def run_cases(rank: int, world_size: int, cases: Sequence[Case]) -> dict[Case, Outcome] | None:
-    """Run cases in one process group; the first process returns what they computed."""
+    """Run cases one after the other; the first process returns what they computed."""
     outcomes = {}
     for case in cases:
         with join_processes(Parallel(kind=case.kind, tensor=case.tensor), torch.device("cpu")) as (group, _):  # type: ignore[arg-type]
