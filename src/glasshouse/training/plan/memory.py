@@ -1,7 +1,7 @@
 """Memory of a training step, by part: what the weights, the optimizer, the activations and the loss hold at its peak.
 
-A step has four moments at which memory may peak: the loss, when all activations and a chunk of logits are there; the
-start of the backward pass, with the gradients inside a block; its end, when all gradients are there; and the update.
+Memory may peak at several moments of a step: the loss, when all activations and a chunk of logits are there; the
+start of the backward pass, with the gradients inside a block; its end, when all gradients are there; the update.
 """
 
 from __future__ import annotations
@@ -170,46 +170,58 @@ class MemoryModel:
 
     def at(self, rows: int, seq_len: int, grad_accum: int = 1) -> StepMemory:
         """Return the peak of a step with micro-batches of `rows` sequences."""
-        tokens, stored = rows * seq_len, self.activations
-        kept = {"weights": self._weights(), "optimizer": self.optimizer_bytes, "ema": self.ema_bytes}
-        before, during, after, update = self._gradients(grad_accum)
-        kept_activations = tokens * (stored.stored + stored.recomputed)
-        logits = loss_bytes(self.model, tokens, self.itemsize, deferred=self.low, tensor=self.layout.tensor)
-        moments = {
-            "the loss": {"gradients": before, "activations": tokens * stored.stored, "logits": logits},
-            "the start of the backward pass": {
-                "gradients": before + during,
-                "activations": kept_activations,
-                "working": tokens * stored.working,
-            },
-            "the end of the backward pass": {"gradients": after},
-            "the update": {"gradients": update, "working": self.update_bytes},
-        }
+        moments = (self._alone if self.layout.gpus == 1 else self._sharded)(rows * seq_len, grad_accum)
+        kept = {"optimizer": self.optimizer_bytes, "ema": self.ema_bytes}
         moment = max(moments, key=lambda name: sum(moments[name].values()))
-        return StepMemory({part: size for part, size in {**kept, **moments[moment]}.items() if size}, moment)
+        parts = {"weights": moments[moment].pop("weights"), **kept, **moments[moment]}
+        return StepMemory({part: size for part, size in parts.items() if size}, moment)
 
-    def _weights(self) -> int:
-        """Return the bytes of master weights and of what computes: a copy, or what FSDP has gathered."""
-        shards, tensor = self.layout.shards, self.layout.tensor
-        master = FULL * self.own // tensor
-        if shards > 1:  # one block computes while the next is gathered; what is outside the blocks stays
-            return master + self.itemsize * (self.outside + 2 * self.block) // tensor
-        return master + (self.itemsize * self.n_parameters // tensor if self.low else 0)
+    def _alone(self, n_tokens: int, grad_accum: int) -> dict[str, Parts]:
+        """Return what one GPU has at each moment: with bfloat16 copies of float32 weights and gradients."""
+        weights = (FULL + self.itemsize if self.low else FULL) * self.n_parameters
+        gradients, low = FULL * self.n_trained, self.itemsize * self.n_trained if self.low else 0
+        accumulated = gradients if grad_accum > 1 else 0
+        head = self.itemsize * self.model.spec.vocab_size * self.model.spec.d_model
+        moments: dict[str, Parts] = {
+            "the loss": {"gradients": accumulated, **self._loss(n_tokens)},
+            "the start of the backward pass": {"gradients": accumulated + head, **self._backward(n_tokens)},
+            "the end of the backward pass": {"gradients": gradients + low},
+            "the update": {"gradients": gradients, "working": self.update_bytes},
+        }
+        return {name: {"weights": weights, **parts} for name, parts in moments.items()}
 
-    def _gradients(self, grad_accum: int) -> tuple[int, int, int, int]:
-        """Return the bytes of gradients before, at the start and the end of a backward pass, and in the update."""
+    def _sharded(self, n_tokens: int, grad_accum: int) -> dict[str, Parts]:
+        """Return what a GPU has under FSDP: its shards, gathered weights, and gradients that are being reduced."""
         tensor = self.layout.tensor
-        whole, low = FULL * self.n_trained // tensor, self.itemsize * self.n_trained // tensor
+        shard, outside = FULL * self.own // tensor, self.itemsize * self.outside // tensor
+        # One block computes while the next is gathered; a replica keeps all. What is outside the blocks stays.
+        block = (2 * self.block if self.layout.shards > 1 else self.in_blocks) * self.itemsize // tensor
+        weights = {"weights": shard + outside + block}
         own = FULL * self.own_trained // tensor
-        if self.layout.gpus == 1:
-            accumulated = whole if grad_accum > 1 else 0
-            head = self.itemsize * self.model.spec.vocab_size * self.model.spec.d_model
-            return accumulated, head, whole + low if self.low else whole, whole
-        # FSDP sums the gradients of micro-batches unsharded, and reduces them with the last.
-        accumulated = whole if grad_accum > 1 else 0
+        # The gradients of micro-batches are summed unsharded, and reduced with the last.
+        accumulated = FULL * self.n_trained // tensor if grad_accum > 1 else 0
         reduced = (self.itemsize + FULL) * self.block // tensor
-        outside = (self.itemsize + FULL) * self.outside // tensor
-        return accumulated, reduced, accumulated + own + outside, own
+        backward = self._backward(n_tokens)
+        one_less = {**backward, "activations": backward["activations"] * (self.n_blocks - 1) // self.n_blocks}
+        return {
+            "the loss": {**weights, "gradients": accumulated, **self._loss(n_tokens)},
+            "the start of the backward pass": {**weights, "gradients": accumulated, **backward},
+            "the reduction of the last block": {**weights, "gradients": accumulated + reduced, **one_less},
+            "the reduction of the first block": {**weights, "gradients": accumulated + reduced + own},
+            "the end of the backward pass": {
+                "weights": shard + outside,
+                "gradients": accumulated + own + (self.itemsize + FULL) * self.outside // tensor,
+            },
+            "the update": {"weights": shard, "gradients": own, "working": self.update_bytes},
+        }
+
+    def _loss(self, n_tokens: int) -> Parts:
+        logits = loss_bytes(self.model, n_tokens, self.itemsize, deferred=self.low, tensor=self.layout.tensor)
+        return {"activations": n_tokens * self.activations.stored, "logits": logits}
+
+    def _backward(self, n_tokens: int) -> Parts:
+        kept = self.activations.stored + self.activations.recomputed
+        return {"activations": n_tokens * kept, "working": n_tokens * self.activations.working}
 
     def largest_micro_batch(self, seq_len: int, limit: float, most: int, grad_accum: int = 2) -> int:
         """Return how many sequences at a time fit into `limit` bytes, at most `most`; 0 if none does."""
