@@ -98,17 +98,39 @@ def _split_position(stack: Stack, mesh: DeviceMesh) -> None:
 
 
 def _split_vocabulary(model: Model, mesh: DeviceMesh) -> None:
-    from torch.distributed.tensor import Replicate, Shard, distribute_tensor
-    from torch.distributed.tensor.parallel import RowwiseParallel, parallelize_module
-
-    by_rows = RowwiseParallel(input_layouts=Replicate())
-    parallelize_module(model.token_embedding, mesh, {"table": by_rows}, src_data_rank=None)
-    head = model.head
+    head, table = model.head, model.token_embedding.table
+    _split_rows(table, mesh)
+    # In torch 2.10, a second embedding of the same shape breaks what RowwiseParallel keeps of the first.
+    table.forward = functools.partial(_embed, table, mesh)  # type: ignore[method-assign]
     if isinstance(head, LMHead):
-        for name, weight in list(head.named_parameters(recurse=False)):
-            shards = distribute_tensor(weight.detach(), mesh, [Shard(0)], src_data_rank=None)
-            head.register_parameter(name, nn.Parameter(shards, requires_grad=weight.requires_grad))
+        _split_rows(head, mesh)
         head.forward = functools.partial(_head_forward, head, mesh)  # type: ignore[method-assign,assignment]
+
+
+def _split_rows(module: nn.Module, mesh: DeviceMesh) -> None:
+    """Split the first dimension, the vocabulary, of a module's own parameters."""
+    from torch.distributed.tensor import Shard, distribute_tensor
+
+    for name, weight in list(module.named_parameters(recurse=False)):
+        shards = distribute_tensor(weight.detach(), mesh, [Shard(0)], src_data_rank=None)
+        module.register_parameter(name, nn.Parameter(shards, requires_grad=weight.requires_grad))
+
+
+def _first_row(count: int, mesh: DeviceMesh) -> int:
+    """Return the first row of this process, as DTensor splits a dimension."""
+    return min(mesh.get_local_rank() * -(-count // mesh.size()), count)
+
+
+def _embed(table: nn.Embedding, mesh: DeviceMesh, ids: Tensor) -> Tensor:
+    """Look up the ids of this process, and add the vectors of the others."""
+    from torch.distributed.tensor import DTensor, Partial, Replicate
+
+    rows = _local(table.weight)
+    own = ids - _first_row(table.num_embeddings, mesh)
+    is_others = (own < 0) | (own >= len(rows))
+    vectors = F.embedding(own.masked_fill(is_others, 0), rows).masked_fill(is_others[..., None], 0)
+    partial = DTensor.from_local(vectors, mesh, [Partial()], run_check=False)
+    return _local(partial.redistribute(placements=[Replicate()]))
 
 
 def _head_forward(head: LMHead, mesh: DeviceMesh, x: Tensor, layout: Layout, table: Tensor) -> Tensor | ShardedLogits:
@@ -121,8 +143,7 @@ def _head_forward(head: LMHead, mesh: DeviceMesh, x: Tensor, layout: Layout, tab
     inputs = DTensor.from_local(inputs, mesh, [Replicate()], run_check=False).to_local(grad_placements=[Partial()])
     logits = F.linear(inputs, _local(weight), None if bias is None else _local(bias))
     if head.training:
-        first = mesh.get_local_rank() * -(-n_classes // mesh.size())  # as DTensor splits a dimension
-        return ShardedLogits(logits, min(first, n_classes), n_classes, mesh.get_group())
+        return ShardedLogits(logits, _first_row(n_classes, mesh), n_classes, mesh.get_group())
     shape = torch.Size((*logits.shape[:-1], n_classes))
     stride = (shape[1] * n_classes, n_classes, 1)
     whole: Tensor = DTensor.from_local(
