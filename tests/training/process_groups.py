@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
@@ -17,9 +18,9 @@ from torch import distributed as dist
 import glasshouse as gh
 from glasshouse.data import Batch, Batches
 from glasshouse.training import optimizer as optimizers
+from glasshouse.training import parallel
 from glasshouse.training.model_setup import checkpoint_activations
 from glasshouse.training.optimizer import AdamW, Muon, make_optimizer
-from glasshouse.training.parallel import parallelize, whole
 from glasshouse.training.processes import Parallel, Processes, join_processes
 from glasshouse.training.sharded_step import ShardedTrainStep
 from glasshouse.training.step import TrainStep
@@ -116,7 +117,7 @@ def run(case: Case, processes: Processes) -> Outcome:
                 checkpoint_activations(module)
     if processes.is_parallel:
         choice = Parallel(kind=case.kind, tensor=case.tensor)  # type: ignore[arg-type]
-        parallelize(model, choice, processes, cpu, precision)
+        parallel.parallelize(model, choice, processes, cpu, precision)
     optimizer = make_optimizer(model, {"adamw": AdamW(), "muon": Muon()}[case.optimizer])
     make_step = ShardedTrainStep if processes.is_parallel else TrainStep
     step = make_step(
@@ -137,8 +138,8 @@ def run(case: Case, processes: Processes) -> Outcome:
         norms.append(metrics.grad_norm)
         if number == 0:
             with_grad = ((name, weight.grad) for name, weight in model.named_parameters())
-            gradients = {name: whole(grad).clone() for name, grad in with_grad if grad is not None}
-    weights = {name: whole(weight.detach()) for name, weight in model.named_parameters()}
+            gradients = {name: parallel.whole(grad).clone() for name, grad in with_grad if grad is not None}
+    weights = {name: parallel.whole(weight.detach()) for name, weight in model.named_parameters()}
     return Outcome(losses, norms, gradients, weights)
 
 
@@ -147,7 +148,7 @@ def in_processes(
 ) -> list[Any]:
     """Call a function of a module in several processes, and return what each returned; `local` of them per node.
 
-    It is called with the rank, the number of processes and the arguments, and may use torch.distributed.
+    It is called with the rank, the number of processes and the arguments, and may use `join_processes`.
     """
     started = [
         forks.FORKS.Process(
@@ -175,14 +176,25 @@ def _process(
 ) -> None:
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(world_size), "LOCAL_WORLD_SIZE": str(local)}
     torch.set_num_threads(1)
-    init = f"file://{folder / 'rendezvous'}"
-    dist.init_process_group("gloo", init, rank=rank, world_size=world_size, timeout=timedelta(minutes=10))
+    where, limit = f"file://{folder}/rendezvous", timedelta(minutes=10)
+    dist.init_process_group("gloo", where, rank=rank, world_size=world_size, timeout=limit)
+    # Of each layout one mesh, for all cases: a process group has threads, and DTensor remembers old ones.
+    meshes: dict[object, Any] = {}
+    make_mesh, new_group = parallel.make_mesh, functools.cache(dist.new_group)
+
+    def make_mesh_once(kind: str, group: Processes, device: torch.device) -> Any:  # noqa: ANN401
+        shape = (parallel.mesh_shape(kind, group), group.tensor)
+        if shape not in meshes:
+            meshes[shape] = make_mesh(kind, group, device)
+        return meshes[shape]
+
+    parallel.make_mesh, dist.new_group = make_mesh_once, new_group
     torch.save(work(rank, world_size, *arguments), folder / f"{rank}.pt")
     dist.destroy_process_group()
 
 
 def run_cases(rank: int, world_size: int, cases: Sequence[Case]) -> dict[Case, Outcome] | None:
-    """Run cases in one process group; the first process returns what they computed."""
+    """Run cases one after the other; the first process returns what they computed."""
     outcomes = {}
     for case in cases:
         with join_processes(Parallel(kind=case.kind, tensor=case.tensor), torch.device("cpu")) as (group, _):  # type: ignore[arg-type]

@@ -66,7 +66,7 @@ def assert_equal(case: Case, outcome: Outcome) -> None:
 
 @pytest.fixture(scope="module")
 def two_processes(tmp_path_factory: pytest.TempPathFactory) -> dict[Case, Outcome]:
-    """What two processes compute, of one group for all cases."""
+    """What two processes compute, the same two for all cases."""
     cases = [*ONE_STEP, *MANY_STEPS]
     outcomes: dict[Case, Outcome] = in_processes(tmp_path_factory.mktemp("two"), 2, run_cases, cases)[0]
     return outcomes

@@ -174,5 +174,5 @@ def _check_tensor(choice: Parallel, world_size: int) -> None:
     if world_size % choice.tensor:
         raise ConfigError(
             f"train.parallel.tensor is {choice.tensor}, but it must divide the number of processes, {world_size}; "
-            f"start a multiple of it by torchrun --nproc-per-node."
+            "start a multiple of it with torchrun."
         )
