@@ -24,6 +24,7 @@ from glasshouse.errors import StoreError
 from glasshouse.hub import model_folder
 from glasshouse.hub.tensor_shards import SavedTensors
 from glasshouse.training import checkpoints as checkpoint_folder
+from glasshouse.training import joint_write
 from glasshouse.training.checkpoint import Checkpointer, TrainerState
 from glasshouse.training.checkpoints import Checkpoints
 from glasshouse.training.parallel import copy_whole_, parallelize
@@ -331,3 +332,15 @@ def test_an_error_of_one_process_is_raised_in_all(tmp_path: Path) -> None:
     assert processes.run_ranks(save_and_fail, 2, tmp_path / "rendezvous", tmp_path, 1, "disk") == [0, 0]
     assert Checkpoints(tmp_path / "checkpoints").steps() == [STEP]
     assert not list((tmp_path / "checkpoints").glob(".*"))
+
+
+def test_temporary_files_of_other_processes_are_left_alone(tmp_path: Path) -> None:
+    """The safetensors library writes to a temporary file first."""
+
+    def fill(folder: Path) -> None:
+        (tmp_path / "new" / ".tmp123").rename(tmp_path / "new" / "model.shard-00002-of-00002.safetensors")
+        (folder / "config.json").write_text("{}")
+
+    (tmp_path / "new").mkdir()
+    (tmp_path / "new" / ".tmp123").write_text("of rank 1")
+    assert joint_write._write_part(tmp_path / "new", fill, rank=0).keys() == {"config.json"}
