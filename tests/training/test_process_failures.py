@@ -104,7 +104,8 @@ def test_a_signal_to_one_process_saves_in_all(whole: Path, data_folder: Path) ->
     assert_same(data_folder, "whole", "run")
 
 
-@pytest.mark.parametrize("before", [2, pytest.param(4, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("before", [2, 4])
 def test_a_run_continues_in_one_process(before: int, data_folder: Path) -> None:
     """Without dropout; float32 rounds sums of other orders by 6e-8, which 12 steps amplify a hundredfold at most."""
     alone = settings_of(data_folder, "alone")

@@ -14,7 +14,6 @@ from typing import TypeVar
 from glasshouse import store
 from glasshouse.errors import StoreError
 from glasshouse.hub.run_checkpoints import size_and_hash
-from glasshouse.hub.tensor_shards import SHARD
 from glasshouse.training.processes import Processes
 
 T = TypeVar("T")
@@ -49,9 +48,9 @@ def write_folder(
     processes: Processes,
     finish: Callable[[Path, Files], None] = lambda folder, files: None,
 ) -> None:
-    """Replace a folder by what `fill` writes in every process; `finish` gets the files of all, in the main process.
+    """Replace a folder by what `fill` writes in every process, under different names.
 
-    Only the main process writes files that are not shards.
+    `finish` gets the files of all, in the main process.
     """
     new, is_main = store.unfinished_folder(folder), processes.is_main
     try:
@@ -73,15 +72,17 @@ def write_folder(
 
 def _write_part(new: Path, fill: Callable[[Path], None], rank: int) -> Files:
     """Write and flush the files of this process, and describe them."""
-    fill(new)
+    own = new / f".rank-{rank}"  # where no other process writes its files, and temporary ones
+    own.mkdir()
+    fill(own)
     files: Files = {}
-    for path in sorted(new.rglob("*")):
-        number = SHARD.fullmatch(path.name)
-        if (int(number[2]) if number else 1) != rank + 1:
-            continue  # of another process
+    for path in sorted(own.rglob("*")):
         store.flush(path)
         if path.is_file():
-            files[path.relative_to(new).as_posix()] = size_and_hash(path)
+            files[path.relative_to(own).as_posix()] = size_and_hash(path)
+    for path in own.iterdir():
+        path.rename(new / path.name)
+    own.rmdir()
     return files
 
 
