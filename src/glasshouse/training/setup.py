@@ -36,7 +36,7 @@ from glasshouse.training.sharded_step import ShardedTrainStep
 from glasshouse.training.signals import Signals
 from glasshouse.training.step import EMA, TrainStep
 
-USABLE_CPU = 0.5  # of the machine's memory, which other processes use as well
+USABLE_UNMEASURED = 0.5  # of memory in float32 and float16, whose plans no GPU has shown; a CPU's is shared
 
 
 @dataclass(frozen=True)
@@ -244,7 +244,7 @@ def estimate_grad_accum(
         ema=bool(choice.ema),
         layout=layout,
     )
-    usable = USABLE if precision == torch.bfloat16 else USABLE_CPU
+    usable = USABLE if precision == torch.bfloat16 else USABLE_UNMEASURED
     return choose_grad_accum(step, batch_size, length, usable * memory)
 
 
