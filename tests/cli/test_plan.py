@@ -31,7 +31,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 def test_plan_of_a_run(call: Call, run: str) -> None:
-    done = call("plan", run, "--gpus", "64", "--gpu", "h100", "--price", "2.5", "--parallel", "hybrid")
+    done = call("plan", run, "--gpus", "64", "--gpu", "h100", "--price", "2.5", "train.parallel.kind=hybrid")
     assert done.code == 0, done.err
     rows = dict(line.strip().split("  ", 1) for line in done.out.splitlines())
     assert rows["model"].strip() == "1,235,814,400 parameters"

@@ -253,7 +253,7 @@ def test_traffic_by_hand() -> None:
 
 def test_communication_that_takes_longer_than_computing_sets_the_pace() -> None:
     alone = plan_training(small_run(), ROUND)
-    shared = plan_training(small_run(), ROUND, gpus=4, kind="shard", per_node=4)
+    shared = plan_training(small_run(parallel={"kind": "shard"}), ROUND, gpus=4, per_node=4)
     assert (shared.rows, shared.batch_tokens, shared.layout.shards) == (1, 64, 4)
     assert shared.traffic_seconds == pytest.approx(shared.traffic.total / 1e6)
     assert shared.step_seconds == max(shared.compute_seconds, shared.traffic_seconds) > alone.step_seconds

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -52,11 +52,6 @@ def plan(
         typer.Option(help="GB/s of each GPU to other nodes.", show_default="80% of one adapter for each GPU"),
     ] = None,
     per_node: Annotated[int, typer.Option(min=1, help="GPUs of a node.")] = 8,
-    parallel: Annotated[
-        Literal["auto", "replicate", "shard", "hybrid"],
-        typer.Option(help="Replicas, shards, or shards in a node and replicas across; auto: the fewest shards."),
-    ] = "auto",
-    tensor: Annotated[int, typer.Option(min=1, help="GPUs that share each matrix product.")] = 1,
     mfu: Annotated[
         float | None,
         typer.Option(help="Fraction of --tflops that training reaches.", show_default="estimated"),
@@ -78,9 +73,7 @@ def plan(
             serving = planner.plan_serving(model, chosen, requests=requests, prompt=prompt, new=new)
         else:
             run = gh.Run.load(target, *(settings or []))
-            training = planner.plan_training(
-                run, chosen, gpus, per_node=per_node, kind=parallel, tensor=tensor, mfu=mfu, price=price
-            )
+            training = planner.plan_training(run, chosen, gpus, per_node=per_node, mfu=mfu, price=price)
     found = training if requests is None else serving
     if as_json:
         print(json.dumps(found.to_dict(), indent=2))

@@ -11,7 +11,7 @@ from glasshouse.config import require
 from glasshouse.errors import InputError
 from glasshouse.spec import Seq2SeqSpec
 from glasshouse.training.model_setup import make_meta_model
-from glasshouse.training.parallel_layout import Kind, Layout, choose_layout
+from glasshouse.training.parallel_layout import Layout, choose_layout
 from glasshouse.training.plan.hardware import Gpu
 from glasshouse.training.plan.memory import MemoryModel, StepMemory
 from glasshouse.training.plan.speed import TokenFlops, compute_seconds, token_flops
@@ -86,8 +86,6 @@ def plan_training(
     gpus: int = 1,
     *,
     per_node: int = 8,
-    kind: Kind = "auto",
-    tensor: int = 1,
     mfu: float | None = None,
     price: float | None = None,
 ) -> TrainingPlan:
@@ -102,7 +100,8 @@ def plan_training(
     require(price is None or price >= 0, "price", price, "0 or more")
     model, choice, seq_len = make_meta_model(run), run.train, run.data.seq_len
     total = sum(weight.numel() for weight in model.parameters())
-    layout = choose_layout(kind, gpus, per_node, tensor, total, gpu.memory)
+    spread = choice.parallel
+    layout = choose_layout(spread.kind, gpus, per_node, spread.tensor, total, gpu.memory)
     all_rows = max(1, choice.batch_tokens // seq_len)
     if all_rows < layout.data_parallel:
         raise InputError(
