@@ -6,7 +6,7 @@ Parameters are DTensors: each process has its shard of every one. A replica is a
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -190,13 +190,6 @@ def shard_like(values: Tensor, like: Any) -> Tensor:  # noqa: ANN401 - likewise
 def copy_whole_(tensor: Tensor, values: Tensor) -> None:
     """Copy a whole tensor into a sharded one, without communication, or into a plain one."""
     local(tensor).copy_(shard_like(values.to(tensor.device, tensor.dtype), tensor))
-
-
-def load_whole(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
-    """Copy whole weights into a model, sharded or not; names that are not given stay as they are."""
-    own = model.state_dict()
-    for name, values in weights.items():
-        copy_whole_(own[name], values)
 
 
 def gathered(model: Model, device: torch.device, *, keep: bool = True) -> Model | None:
