@@ -100,7 +100,8 @@ def _training(plan: TrainingPlan) -> Iterator[Row]:
     yield "layout", f"{layout.kind}{f' ({shape})' if shape else ''}: {layout.why}"
     yield (
         "batch",
-        (f"{plan.batch_tokens:,} tokens a step: {plan.rows} sequences a GPU, in each of {plan.grad_accum}"),
+        f"{plan.batch_tokens:,} tokens a step: micro-batches of {plan.rows} sequences a GPU, gradient accumulation "
+        f"{plan.grad_accum}",
     )
     yield (
         "largest micro-batch",

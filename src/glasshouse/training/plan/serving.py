@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import Any, get_args
+from typing import Any
 
 import torch
 
@@ -95,7 +95,9 @@ def plan_serving(model: Decoder, gpu: Gpu, *, requests: int, prompt: int, new: i
     tied = getattr(model.spec.head, "tied", False)
     read = total - (0 if tied else table.numel())  # of an embedding that is not tied, a row per token is read
     choices = []
-    for choice in get_args(Weights):
+    # With more than one sequence, int8 weights are converted in memory at each step, and int4 is for the CPU.
+    offered: tuple[Weights, ...] = ("own", "copy", "int8") if requests == 1 else ("own", "copy")
+    for choice in offered:
         copied = weight_copy_bytes(model, choice)
         held = 2 * total + copied
         used = 2 * read if choice in ("own", "copy") else copied
