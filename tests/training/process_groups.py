@@ -21,6 +21,7 @@ from glasshouse.training import optimizer as optimizers
 from glasshouse.training import parallel
 from glasshouse.training.model_setup import checkpoint_activations
 from glasshouse.training.optimizer import AdamW, Muon, make_optimizer
+from glasshouse.training.parallel_layout import Layout
 from glasshouse.training.processes import Parallel, Processes, join_processes
 from glasshouse.training.sharded_step import ShardedTrainStep
 from glasshouse.training.step import TrainStep
@@ -182,10 +183,10 @@ def _process(
     meshes: dict[object, Any] = {}
     make_mesh, new_group = parallel.make_mesh, functools.cache(dist.new_group)
 
-    def make_mesh_once(kind: str, group: Processes, device: torch.device) -> Any:  # noqa: ANN401
-        shape = (parallel.mesh_shape(kind, group), group.tensor)
+    def make_mesh_once(layout: Layout, device: torch.device) -> Any:  # noqa: ANN401
+        shape = (layout.replicas, layout.shards, layout.tensor)
         if shape not in meshes:
-            meshes[shape] = make_mesh(kind, group, device)
+            meshes[shape] = make_mesh(layout, device)
         return meshes[shape]
 
     parallel.make_mesh, dist.new_group = make_mesh_once, new_group

@@ -23,7 +23,7 @@ from glasshouse import config, store
 from glasshouse.errors import ConfigError, GlasshouseError, InputError, StoreError
 from glasshouse.layers import lora
 from glasshouse.objectives import Objective
-from glasshouse.training import Run, StoppedError, loop, recipes, train
+from glasshouse.training import Run, StoppedError, loop, recipes, train, validation
 from glasshouse.training.progress import SilentReporter
 from glasshouse.training.recovery import locate_nonfinite
 from glasshouse.training.step import TrainStep
@@ -347,14 +347,14 @@ def test_two_runs_do_not_share_a_folder(data_folder: Path) -> None:
 def test_validation_uses_smaller_batches_when_out_of_memory(
     data_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = loop.evaluate_samples
+    real = validation.evaluate_samples
 
     def evaluate_samples(model: nn.Module, samples: Any, batch_size: int, **rest: Any) -> Any:  # noqa: ANN401
         if batch_size > 1:
             raise torch.OutOfMemoryError("CUDA out of memory")
         return real(model, samples, batch_size, **rest)
 
-    monkeypatch.setattr(loop, "evaluate_samples", evaluate_samples)
+    monkeypatch.setattr(validation, "evaluate_samples", evaluate_samples)
     reporter = RecordingReporter()
     train(Run.from_dict(table(data_folder)), reporter)
     assert any("6 micro-batches of 1 sequences" in text for text in reporter.messages)

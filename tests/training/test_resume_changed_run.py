@@ -18,7 +18,7 @@ from runs import RecordingReporter, assert_same, losses, table
 import glasshouse as gh
 from glasshouse import config
 from glasshouse.errors import InputError, StoreError
-from glasshouse.training import Run, StoppedError, loop, train
+from glasshouse.training import Run, StoppedError, loop, train, validation
 from glasshouse.training.checkpoints import read
 from glasshouse.training.schedule import WSD, Constant, Cosine, InverseSqrt, Linear, Schedule
 
@@ -143,7 +143,7 @@ def test_an_interrupted_validation_is_repeated(at: int, data_folder: Path, monke
         "keep_checkpoints": 9,
     }
     train(Run.from_dict(bare(data_folder, out="whole", **choices)))
-    real, calls = loop.evaluate_samples, []
+    real, calls = validation.evaluate_samples, []
 
     def evaluate_samples(*arguments: Any, on_batch: Any, **rest: Any) -> Any:  # noqa: ANN401
         calls.append(1)
@@ -152,7 +152,7 @@ def test_an_interrupted_validation_is_repeated(at: int, data_folder: Path, monke
             on_batch()
         return real(*arguments, on_batch=on_batch, **rest)
 
-    monkeypatch.setattr(loop, "evaluate_samples", evaluate_samples)
+    monkeypatch.setattr(validation, "evaluate_samples", evaluate_samples)
     with pytest.raises(StoppedError, match=f"after step {2 * at}"):
         train(Run.from_dict(bare(data_folder, **choices)))
     assert max(losses(data_folder)) == 2 * at  # logged, without its validation
