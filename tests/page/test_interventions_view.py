@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from conftest import ONE_KIND, Trained, Visit, settle
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Page, Route, expect
 from test_residual_stream_view import KINDS, SOURCE, TEXT, Picture, asked_on_opening, near, state_of
 from torch.nn import functional as F
 
@@ -243,10 +243,20 @@ def test_ablation_sweep(kind: str, request: pytest.FixtureRequest, visit: Visit,
 
 def test_a_sweep_is_stopped(decoder: Trained, visit: Visit) -> None:
     page = visit(decoder, view="interventions", text="the cat saw the dog. " * 170)  # more than one request a layer
+    answered = []
+
+    def hold_the_second(route: Route) -> None:
+        answered.append(route)
+        if len(answered) == 1:
+            route.continue_()
+
+    page.route("**/ablate_each", hold_the_second)  # so that there is something left to stop
     page.click("[data-testid=sweep]")
     page.wait_for_selector(".parts .part[data-value]")
     page.click("[data-testid=sweep]")
     expect(page.locator("[data-testid=sweep-progress]")).to_contain_text("Stopped after")
+    for held in answered[1:]:
+        held.continue_()
     settle(page)
     assert page.locator(".parts .part[data-value]").count() < page.locator(".parts .part").count()
     expect(page.locator("[data-testid=sweep]")).to_have_text("ablate each component")
