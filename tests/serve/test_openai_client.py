@@ -234,10 +234,11 @@ def reference(one: RandomRequest, model: gh.models.Decoder, tok: gh.Tokenizer) -
     return [(completion.text, completion.ids, completion.finish_reason) for completion in found]
 
 
+@pytest.mark.parametrize("count", [40, pytest.param(100, marks=pytest.mark.long)])
 def test_answers_equal_the_library_alone_and_among_others(
-    server: Server, client: Client, decoder: gh.models.Decoder, tok: gh.Tokenizer
+    count: int, server: Server, client: Client, decoder: gh.models.Decoder, tok: gh.Tokenizer
 ) -> None:
-    requests = list(random_requests(2, 100))
+    requests = list(random_requests(2, count))
     alone = [one.answer(client.completions.create(**one.settings())) for one in requests[:20]]
 
     async def together() -> list[list[tuple[str, list[int], str]]]:

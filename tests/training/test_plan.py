@@ -155,7 +155,14 @@ KINDS = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize(
+    "name",
+    [
+        "gpt2",
+        "modern",
+        *(pytest.param(one, marks=pytest.mark.long) for one in KINDS if one not in ("gpt2", "modern")),
+    ],
+)
 def test_activations_are_what_the_compiled_model_stores(name: str) -> None:
     """As torch's partitioner of forward and backward pass decides, whatever the device."""
     preset, fields = KINDS[name]
