@@ -26,8 +26,7 @@ from glasshouse.training.journal import Journal
 from glasshouse.training.optimizer import make_optimizer
 from glasshouse.training.parallel import choose_run_layout, describe_layout, fits_one_device, gathered
 from glasshouse.training.parallel_layout import SINGLE, Layout
-from glasshouse.training.plan.memory import MemoryModel
-from glasshouse.training.plan.training import USABLE, choose_grad_accum
+from glasshouse.training.plan.training import USABLE, choose_grad_accum, run_memory
 from glasshouse.training.processes import Processes
 from glasshouse.training.progress import ProgressReporter, Throughput
 from glasshouse.training.run import Pretrained, Run, Train
@@ -236,14 +235,7 @@ def estimate_grad_accum(
     >>> [estimate_grad_accum(model, Train(), 64, 1024, torch.bfloat16, 2**30 * size) for size in (139, 24, 12)]
     [1, 2, 4]
     """
-    step = MemoryModel(
-        model,
-        choice.chosen_optimizer(),
-        precision=precision,
-        checkpointing=choice.activation_checkpointing,
-        ema=bool(choice.ema),
-        layout=layout,
-    )
+    step = run_memory(model, choice, precision, layout)
     usable = USABLE if precision == torch.bfloat16 else USABLE_UNMEASURED
     return choose_grad_accum(step, batch_size, length, usable * memory)
 

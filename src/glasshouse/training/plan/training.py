@@ -9,6 +9,7 @@ import torch
 
 from glasshouse.config import require
 from glasshouse.errors import InputError
+from glasshouse.models import Model
 from glasshouse.spec import Seq2SeqSpec
 from glasshouse.training.model_setup import make_meta_model
 from glasshouse.training.parallel_layout import Layout, choose_layout
@@ -16,7 +17,7 @@ from glasshouse.training.plan.hardware import Gpu
 from glasshouse.training.plan.memory import MemoryModel, StepMemory
 from glasshouse.training.plan.speed import TokenFlops, compute_seconds, token_flops
 from glasshouse.training.plan.traffic import Traffic, step_traffic
-from glasshouse.training.run import Run
+from glasshouse.training.run import Run, Train
 
 USABLE = 0.88  # of a GPU's memory; the CUDA context and the allocator's gaps take the rest
 
@@ -110,14 +111,7 @@ def plan_training(
         )
     own_rows = -(-all_rows // layout.data_parallel)
     precision = torch.bfloat16 if choice.precision in ("auto", "fp8") else getattr(torch, choice.precision)
-    memory = MemoryModel(
-        model,
-        choice.chosen_optimizer(),
-        precision=precision,
-        checkpointing=choice.activation_checkpointing,
-        ema=bool(choice.ema),
-        layout=layout,
-    )
+    memory = run_memory(model, choice, precision, layout)
     usable = int(USABLE * gpu.memory)
     grad_accum = choice.grad_accum or choose_grad_accum(memory, own_rows, seq_len, usable)
     rows = -(-own_rows // grad_accum)
@@ -160,6 +154,18 @@ def plan_training(
         kv_bytes=kv_bytes_per_token(model.spec.n_layers, model.spec.n_heads, model.spec.n_kv_heads, model.spec.d_head)
         if not isinstance(model.spec, Seq2SeqSpec)
         else {},
+    )
+
+
+def run_memory(model: Model, choice: Train, precision: torch.dtype, layout: Layout) -> MemoryModel:
+    """Return the memory of the steps of a run."""
+    return MemoryModel(
+        model,
+        choice.chosen_optimizer(),
+        precision=precision,
+        checkpointing=choice.activation_checkpointing,
+        ema=bool(choice.ema),
+        layout=layout,
     )
 
 
