@@ -128,6 +128,20 @@ def test_the_moments_of_a_step_by_hand() -> None:
     assert twice.parts["gradients"] - once.parts.get("gradients", 0) == 4 * TOTAL
 
 
+def test_micro_batches_of_every_size() -> None:
+    run = small_run(batch_tokens=16 * 11)
+    plan = plan_training(run, find_gpu("h200"))
+    assert [(one.rows, one.grad_accum) for one in plan.micro_batches] == [(1, 11), (2, 6), (4, 3), (8, 2), (11, 1)]
+    whole = plan.micro_batches[-1]
+    assert (plan.rows, whole.memory, whole.tokens_per_second) == (11, plan.memory.peak, plan.tokens_per_second)
+    memories = [one.memory for one in plan.micro_batches]
+    assert sorted(memories) == memories
+    little = find_gpu("h200", memory=1.1 * memories[1] / 0.88 / 2**30)  # two sequences fit
+    small = plan_training(run, little)
+    assert small.largest_rows == small.rows == 2
+    assert [one.rows for one in small.micro_batches] == [1, 2, 4]
+
+
 def test_muon_iterations_by_hand() -> None:
     model = gh.build(gh.preset(**_preset()), device="meta")
     # Of an r x c matrix with r <= c: x x' and the last product take 2 r r c FLOPs each, the square in between 2 r**3.

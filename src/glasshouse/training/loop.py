@@ -272,7 +272,7 @@ class Trainer:
 
     def _metrics(self, launched: Launched, outcome: StepMetrics) -> JsonDict:
         batches = self.setup.batches
-        straggler = self.stragglers.rank
+        straggler, memory = self.stragglers.rank, machine.peak_memory(self.setup.device)
         return _as_json(
             {
                 "epoch": (launched.number + 1) * batches.batch_size / len(batches.samples),
@@ -281,6 +281,7 @@ class Trainer:
                 "grad_norm": outcome.grad_norm,
                 "n_targets": outcome.n_targets,
                 "tokens_per_second": round(self.setup.throughput.tokens_per_second, 1),
+                **({} if memory is None else {"peak_memory": memory}),
                 **({} if straggler is None else {"straggler": straggler}),
             }
         )
