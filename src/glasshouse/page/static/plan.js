@@ -90,5 +90,5 @@ function duration(days) {
 }
 
 function gib(size) {
-  return `${short(size / GIB)} GiB`;
+  return size < GIB / 10 ? `${short(size / 2 ** 20)} MiB` : `${short(size / GIB)} GiB`;
 }
