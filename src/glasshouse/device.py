@@ -124,14 +124,6 @@ def check_float8(device: torch.device) -> None:
         raise InputError(f"train.precision is 'fp8', but {name} has no fp8 matrix units; use train.precision=auto.")
 
 
-def peak_memory(device: torch.device) -> int | None:
-    """Return the most bytes that tensors of this process have taken on a GPU; None for other devices.
-
-    >>> peak_memory(torch.device("cpu"))
-    """
-    return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None
-
-
 def memory_bytes(device: torch.device) -> int:
     """Return the total memory of the device in bytes; for the CPU, at most a container's limit."""
     if device.type == "cuda":
