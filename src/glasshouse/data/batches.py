@@ -65,11 +65,17 @@ class Share:
 class Batches:
     """The batches of one process: its share of each global batch.
 
+    As a sequence they are those of the first epoch, which torch's DataLoader takes with `batch_size=None`.
+
     >>> class Squares:
+    ...     def __len__(self):
+    ...         return 8
     ...     def batch(self, indices):
     ...         return [index**2 for index in indices]
     >>> [Batches(Squares(), 4, rank=rank, world_size=2).at(step=1) for rank in (0, 1)]
     [[16, 25], [36, 49]]
+    >>> list(Batches(Squares(), 4))
+    [[0, 1, 4, 9], [16, 25, 36, 49]]
     """
 
     def __init__(self, samples: Dataset, batch_size: int, *, rank: int = 0, world_size: int = 1) -> None:
@@ -81,6 +87,16 @@ class Batches:
             )
         self.samples, self.batch_size = samples, operator.index(batch_size)
         self.share = Share(samples, self.batch_size, rank=rank, world_size=world_size)
+
+    def __len__(self) -> int:
+        """Return the number of batches in an epoch; the last may go on into the next."""
+        return -(-len(self.samples) // self.batch_size)
+
+    def __getitem__(self, step: int) -> Batch:
+        """Return the batch of a step of the first epoch."""
+        if not 0 <= step < len(self):
+            raise IndexError(f"step is {step}, but the first epoch has steps 0 to {len(self) - 1}; see Batches.at.")
+        return self.at(step)
 
     def sample_indices(self, step: int) -> range:
         """Return the sample indices of a step for this process."""

@@ -49,6 +49,7 @@ def evaluate(
     beams: int = 1,
     n_best: int = 1,
     device: torch.device | str | None = None,
+    objective: Objective[Any] | None = None,
     progress: ProgressCallback = no_progress,
 ) -> Report:
     """Evaluate a model on files, folders, globs, a built-in dataset's `split`, or a corpus or its folder.
@@ -57,7 +58,7 @@ def evaluate(
     columns. Samples have up to `seq_len` tokens, by default the model's max_len, in batches of `batch_size`; `limit`
     takes a fixed random subset. For pairs and conversations the model also generates answers, to all items or to
     `generate` of them: greedily, or by a beam search of width `beams`, whose `n_best` are in the examples. With a
-    `device` the model moves there.
+    `device` the model moves there. An `objective` of your own takes the place of the one for the model and the data.
 
     A model whose head is all zeros predicts every token with the same probability.
 
@@ -91,7 +92,7 @@ def evaluate(
         with opened(
             path, tok, model.spec, kind=kind, columns=columns, split=split, errors=errors, progress=progress
         ) as corpus:
-            objective = find_objective(model.spec, corpus)
+            objective = objective or find_objective(model.spec, corpus)
             samples = objective.make_dataset(corpus, batch_size=1, seq_len=seq_len, start_id=model.spec.start_id)
             count = len(samples) if limit is None else min(limit, len(samples))
             n_generate = count if generate is None else min(generate, count)

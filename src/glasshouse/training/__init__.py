@@ -3,6 +3,7 @@
 from glasshouse.hub.run_checkpoints import is_run
 from glasshouse.training import plan
 from glasshouse.training.checkpoints import SavedCheckpoint, list_checkpoints
+from glasshouse.training.custom import Callback
 from glasshouse.training.datasets import Datasets, open_datasets, units_of
 from glasshouse.training.loop import Trainer, train
 from glasshouse.training.processes import Parallel, is_main_process
@@ -12,6 +13,7 @@ from glasshouse.training.run import Data, Run, Train, recipes
 from glasshouse.training.signals import StoppedError
 
 __all__ = [
+    "Callback",
     "Data",
     "Datasets",
     "Display",

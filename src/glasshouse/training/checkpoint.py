@@ -10,7 +10,7 @@ import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +50,7 @@ class TrainerState:
     grad_accum: int = 1  # micro-batches per step
     initial_steps: int = 0  # train.steps at the start: default intervals stay the same when it is raised
     pending_metrics: JsonDict | None = None  # of a step not yet validated and logged
+    custom: dict[str, str] = field(default_factory=dict)  # names of the objective and optimizer given in Python
 
     @property
     def unwritten(self) -> int:
@@ -62,6 +63,19 @@ class TrainerState:
         vars(self).update(vars(restored))
         self.skipped = tuple(restored.skipped)
         self.best = None if restored.best is None else (restored.best[0], restored.best[1])
+
+
+def _check_custom(saved: Mapping[str, str], given: Mapping[str, str]) -> None:
+    """Refuse a checkpoint of another objective or optimizer of the caller's."""
+    if saved != given:
+        raise StoreError(
+            f"the run was trained with {_brought(saved)} and is resumed with {_brought(given)}; resume it by "
+            "gh.train with the same, or start a new run by train.out=FOLDER."
+        )
+
+
+def _brought(custom: Mapping[str, str]) -> str:
+    return " and ".join(f"{name}={value}" for name, value in custom.items()) or "its settings alone"
 
 
 class Checkpointer:
@@ -142,6 +156,7 @@ class Checkpointer:
 
     def restore(self, step: int, data: CheckpointData) -> None:
         """Restore what `save` wrote."""
+        _check_custom(data.metadata["trainer_state"].get("custom", {}), self.state.custom)
         if self.has_lora:
             if data.metadata["base_fingerprint"] != self.base:
                 raise StoreError(

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -16,6 +17,9 @@ from glasshouse.config import JsonDict
 from glasshouse.data import Batch
 from glasshouse.errors import InputError
 from glasshouse.models.flops import FlopEstimator
+from glasshouse.objectives import Objective
+from glasshouse.objectives.loss import LossFn
+from glasshouse.training.custom import Callback, Custom, MakeOptimizer
 from glasshouse.training.datasets import describe_files, prepare_datasets, units_of, with_kind
 from glasshouse.training.folder import lock_run, run_folder
 from glasshouse.training.lost_process import watched
@@ -34,11 +38,22 @@ from glasshouse.training.trackers import Trackers
 from glasshouse.training.validation import validate
 
 
-def train(run: Run | str | Path, progress: ProgressReporter | bool = True) -> Result:
+def train(
+    run: Run | str | Path,
+    progress: ProgressReporter | bool = True,
+    *,
+    callbacks: Sequence[Callback] = (),
+    objective: Objective[Any] | LossFn | None = None,
+    optimizer: MakeOptimizer | None = None,
+) -> Result:
     """Train a model, or resume its training, and save it to the run folder.
 
     The run may be the name of a recipe or the path of a TOML file. Progress is shown on stderr, or passed to your own
     `ProgressReporter`; `progress=False` shows nothing. Ctrl-C, SIGTERM and SIGHUP save and raise `StoppedError`.
+
+    `callbacks` are called by the training loop. `objective` is an `Objective`, or a loss of model, batch and label
+    smoothing that is summed over the targets; `optimizer` takes the model and returns a torch optimizer. Both are
+    used instead of those that the settings choose, and a resumed run must be given the same.
 
     >>> import tempfile, glasshouse as gh
     >>> folder = tempfile.mkdtemp()
@@ -61,15 +76,18 @@ def train(run: Run | str | Path, progress: ProgressReporter | bool = True) -> Re
     if isinstance(progress, bool):
         shows = progress and is_main_process()
         with Display(units_of(run.data)).open() if shows else nullcontext(SilentReporter()) as shown:
-            return train(run, shown)
+            return train(run, shown, callbacks=callbacks, objective=objective, optimizer=optimizer)
+    custom = Custom(tuple(callbacks), objective, optimizer)
     device = machine.resolve(run.train.device, "train.device")  # fails before the data are prepared
     if not isinstance(run.model, Pretrained):
         check_new_model(run)  # likewise
     with join_processes(run.train.parallel, device) as (processes, device), watched(processes):
-        return _train_in(run, processes, device, progress if processes.is_main else SilentReporter())
+        return _train_in(run, custom, processes, device, progress if processes.is_main else SilentReporter())
 
 
-def _train_in(run: Run, processes: Processes, device: torch.device, progress: ProgressReporter) -> Result:
+def _train_in(
+    run: Run, custom: Custom, processes: Processes, device: torch.device, progress: ProgressReporter
+) -> Result:
     """Prepare the data in the run folder, which the main process alone locks and writes, and train."""
     with lock_run(run) if processes.is_main else nullcontext(run_folder(run)) as folder:
         for note in run.notes:
@@ -86,10 +104,11 @@ def _train_in(run: Run, processes: Processes, device: torch.device, progress: Pr
             datasets = prepare_datasets(choice, folder, base[1] if base else None, progress.stage)
         with Signals() as signals:
             progress.stage("building the model", 0, 0)
-            return _train(make_setup(run, folder, device, datasets, base, progress, signals, processes))
+            setup = make_setup(run, folder, device, datasets, base, progress, signals, processes, custom)
+            return _train(setup, custom.callbacks)
 
 
-def _train(setup: Setup) -> Result:
+def _train(setup: Setup, callbacks: Sequence[Callback]) -> Result:
     """Resume, run the remaining steps and save the result."""
     for line in describe(setup):
         setup.reporter.log(line)
@@ -99,7 +118,7 @@ def _train(setup: Setup) -> Result:
     start, writes = setup.state.unwritten, setup.processes.is_main
     trackers = Trackers(folder, setup.run.train.wandb, folder.name, start, writes=writes)
     try:
-        Trainer(setup, recovery, trackers).fit()
+        Trainer(setup, recovery, trackers, callbacks).fit()
         return save_result(setup)
     except StoppedError as stopped:
         raise StoppedError(stopped.number, setup.state.step) from None
@@ -121,8 +140,11 @@ class Launched:
 class Trainer:
     """The training loop of a run."""
 
-    def __init__(self, setup: Setup, recovery: Recovery, trackers: Trackers) -> None:
-        self.setup, self.recovery, self.trackers = setup, recovery, trackers
+    def __init__(
+        self, setup: Setup, recovery: Recovery, trackers: Trackers, callbacks: Sequence[Callback] = ()
+    ) -> None:
+        self.setup, self.recovery, self.trackers, self.callbacks = setup, recovery, trackers, callbacks
+        self._stopped = False
         self.state, self.reporter = setup.state, setup.reporter
         self.batches, self.flops = self._stream(), FlopEstimator(setup.model)
         self.token_bytes = setup.objective.token_bytes(setup.datasets.tok)
@@ -136,6 +158,8 @@ class Trainer:
         if state.step == 0:
             self._log_checkpoint()
             checkpointer.save_initial()
+        for callback in self.callbacks:
+            callback.on_train_begin(self)
         self.reporter.stage("compiling for the first step" if self.setup.train_step.compiled else "first step", 0, 0)
         try:
             while state.pending_metrics is not None or not self.finished:
@@ -151,12 +175,15 @@ class Trainer:
                 if self._is_due(self.setup.run.train.eval_every):
                     self.validate()
                 self.write_metrics()
-                if self._is_due(self.setup.run.train.save_every) or self.is_best or self.out_of_patience:
+                is_last = self.out_of_patience or self._stopped
+                if self._is_due(self.setup.run.train.save_every) or self.is_best or is_last:
                     self.save_checkpoint()
             if self.out_of_patience:
                 self.reporter.log(
                     f"early stopping: no better validation loss in {state.evals_since_best} evaluations"
                 )
+            for callback in self.callbacks:
+                callback.on_train_end(self)
         except StoppedError:
             self._save_unfinished_step()
             raise
@@ -172,10 +199,14 @@ class Trainer:
             if number:
                 raise StoppedError(number)
 
+    def stop(self) -> None:
+        """End the run after the current step, as after its last; for callbacks."""
+        self._stopped = True
+
     @property
     def finished(self) -> bool:
         """Whether no step remains."""
-        return self.state.step >= self.setup.steps or self.out_of_patience
+        return self.state.step >= self.setup.steps or self.out_of_patience or self._stopped
 
     @property
     def out_of_patience(self) -> bool:
@@ -242,7 +273,7 @@ class Trainer:
     def _may_run_ahead(self) -> bool:
         choice = self.setup.run.train
         due = self._is_due(choice.eval_every) or self._is_due(choice.save_every)
-        return self.setup.train_step.runs_ahead and not due
+        return self.setup.train_step.runs_ahead and not due and not self._stopped
 
     def _finish(self, launched: Launched) -> bool:
         """Report a step and write its metrics, unless it is the last one, which may be validated first."""
@@ -258,6 +289,8 @@ class Trainer:
         )
         self.reporter.on_step_end(launched.step, setup.steps, outcome, setup.throughput)
         metrics = self._metrics(launched, outcome)
+        for callback in self.callbacks:
+            callback.on_step_end(self, launched.step, metrics)
         if launched.step == self.state.step:
             self.state.pending_metrics = metrics
         else:
@@ -292,6 +325,8 @@ class Trainer:
         setup, state = self.setup, self.state
         found = self.recovery.retry(lambda: validate(setup, self.token_bytes))
         self.reporter.on_validation_end(state.step, found)
+        for callback in self.callbacks:
+            callback.on_validation_end(self, state.step, found)
         setup.throughput.exclude_elapsed()
         loss = found["loss"]
         if math.isfinite(loss) and (state.best is None or loss < state.best[1]):
@@ -315,6 +350,8 @@ class Trainer:
         """Write probes and samples, then save; a run resumed from there does not repeat them."""
         self._log_checkpoint()
         self.setup.checkpointer.save()
+        for callback in self.callbacks:
+            callback.on_checkpoint(self, self.state.step)
         self.setup.throughput.exclude_elapsed()
         self.stragglers.exclude_next()
 

@@ -77,6 +77,7 @@ def _report(setup: Setup, model: Model) -> Report:
         seq_len=setup.run.data.seq_len,
         batch_size=setup.micro_batch_size,
         generate=ANSWERS,
+        objective=setup.objective,
         progress=progress,
     )
 

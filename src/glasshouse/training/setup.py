@@ -14,12 +14,13 @@ from glasshouse.data import Batches, Corpus, Dataset
 from glasshouse.errors import ConfigError, InputError
 from glasshouse.hub.run_checkpoints import CHECKPOINTS
 from glasshouse.models import Model
-from glasshouse.objectives import Objective, find_objective, make_dataset
+from glasshouse.objectives import Objective, find_objective
 from glasshouse.text import Tokenizer
 from glasshouse.training import model_setup
 from glasshouse.training.checkpoint import Checkpointer, TrainerState
 from glasshouse.training.checkpoint_log import CheckpointLog, Probes, first_texts, make_prompts
 from glasshouse.training.checkpoints import Checkpoints
+from glasshouse.training.custom import Custom
 from glasshouse.training.datasets import Datasets
 from glasshouse.training.folder import METRICS
 from glasshouse.training.journal import Journal
@@ -94,6 +95,7 @@ def make_setup(
     reporter: ProgressReporter,
     signals: Signals,
     processes: Processes,
+    custom: Custom,
 ) -> Setup:
     """Build everything for a run; `base` is the pretrained model to start from, if any."""
     choice, tok, length = run.train, datasets.tok, run.data.seq_len
@@ -104,7 +106,7 @@ def make_setup(
         model = model_setup.make_sharded_model(run, datasets, base, device, processes, precision)
     else:
         model = model_setup.make_initial_model(run, datasets, base, device)
-    objective = find_objective(model.spec, datasets.train)
+    objective = custom.choose_objective(find_objective(model.spec, datasets.train))
     batches, val_samples = _make_data(run, model.spec, objective, datasets, processes)
     steps, schedule = choice.planned(len(batches.samples), batches.batch_size)
     if choice.schedule is not None and schedule.warmup < choice.schedule.warmup:
@@ -114,11 +116,11 @@ def make_setup(
         )
     train_step = (ShardedTrainStep if processes.is_parallel else TrainStep)(
         model,
-        make_optimizer(model, choice.chosen_optimizer()),
+        custom.make_optimizer(model, lambda: make_optimizer(model, choice.chosen_optimizer())),
         grad_clip=choice.grad_clip or None,
         loss_fn=objective.loss,
         label_smoothing=choice.label_smoothing,
-        defer_logits=type(objective).loss is Objective.loss,
+        defer_logits=getattr(objective.loss, "__func__", None) is Objective.loss,
         precision=precision,
         float8=choice.precision == "fp8",
         reduce=processes.sum,
@@ -138,7 +140,7 @@ def make_setup(
     grad_accum = choice.grad_accum or estimate_grad_accum(
         model, choice, len(batches.share), length, precision, machine.memory_bytes(device), layout
     )
-    state = TrainerState(grad_accum=processes.max(grad_accum), initial_steps=steps)
+    state = TrainerState(grad_accum=processes.max(grad_accum), initial_steps=steps, custom=custom.names)
     checkpoints = Checkpoints(folder / CHECKPOINTS, choice.keep_checkpoints, choice.keep_snapshots, processes)
     probes = Probes(
         model,
@@ -185,7 +187,8 @@ def _make_data(
     """Return the training batches and the validation samples."""
 
     def make(corpus: Corpus, batch_size: int) -> Dataset:
-        return make_dataset(s, corpus, batch_size=batch_size, seq_len=run.data.seq_len, seed=run.train.seed)
+        choices = {"batch_size": batch_size, "seq_len": run.data.seq_len, "seed": run.train.seed}
+        return objective.make_dataset(corpus, **choices, start_id=s.start_id)
 
     batch_size = objective.samples_for_tokens(datasets.train, run.train.batch_tokens, run.data.seq_len)
     share = {"rank": processes.data_rank, "world_size": processes.data_size}

@@ -1,0 +1,106 @@
+"""What a caller brings to a run in place of what its settings choose: callbacks, an objective, an optimizer."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from glasshouse.errors import InputError
+from glasshouse.objectives import Objective
+from glasshouse.objectives.loss import LossFn
+
+if TYPE_CHECKING:
+    from glasshouse.training.loop import Trainer
+
+MakeOptimizer = Callable[[nn.Module], torch.optim.Optimizer]
+
+
+class Callback:
+    """Called by the training loop; override what you need.
+
+    `trainer.setup.model` is the model, `trainer.stop()` ends the run after the current step. Steps run ahead on a
+    GPU: in `on_step_end` the weights may be those of the next step. In several processes each calls its own.
+
+    >>> class StopBelow(Callback):
+    ...     def on_step_end(self, trainer, step, metrics):
+    ...         if metrics["loss"] < 0.5:
+    ...             trainer.stop()
+    """
+
+    def on_train_begin(self, trainer: Trainer) -> None:
+        """Before the first step, also after a resume."""
+
+    def on_step_end(self, trainer: Trainer, step: int, metrics: dict[str, Any]) -> None:
+        """After a step; numbers that are added to `metrics` are written to metrics.jsonl with the others."""
+
+    def on_validation_end(self, trainer: Trainer, step: int, metrics: dict[str, float]) -> None:
+        """After a validation."""
+
+    def on_checkpoint(self, trainer: Trainer, step: int) -> None:
+        """After a checkpoint was handed to the thread that writes it."""
+
+    def on_train_end(self, trainer: Trainer) -> None:
+        """After the last step, before the model is saved."""
+
+
+@dataclass(frozen=True)
+class Custom:
+    """The arguments of `train` beside the settings."""
+
+    callbacks: Sequence[Callback] = ()
+    objective: Objective[Any] | LossFn | None = None
+    optimizer: MakeOptimizer | None = None
+
+    def __post_init__(self) -> None:
+        if unknown := [one for one in self.callbacks if not isinstance(one, Callback)]:
+            raise InputError(f"callbacks has {unknown[0]!r}, but each must be a gh.training.Callback.")
+        for name in ("objective", "optimizer"):
+            given = getattr(self, name)
+            if isinstance(given, type) or not (given is None or callable(given) or isinstance(given, Objective)):
+                raise InputError(f"{name} is {given!r}, but it must be {WANTED[name]}.")
+
+    @property
+    def names(self) -> dict[str, str]:
+        """What was brought that changes the result, by name: a resumed run must bring the same.
+
+        >>> from glasshouse.objectives import CausalLM
+        >>> Custom(objective=CausalLM()).names
+        {'objective': 'glasshouse.objectives.causal_lm.CausalLM'}
+        """
+        brought = {"objective": self.objective, "optimizer": self.optimizer}
+        return {name: _qualified(one) for name, one in brought.items() if one is not None}
+
+    def choose_objective(self, found: Objective[Any]) -> Objective[Any]:
+        """Return the objective: the one given, or `found`, with another loss if a loss was given."""
+        if self.objective is None or isinstance(self.objective, Objective):
+            return self.objective or found
+        chosen = copy.copy(found)
+        chosen.loss = self.objective  # type: ignore[method-assign,assignment]
+        return chosen
+
+    def make_optimizer(self, model: nn.Module, default: Callable[[], torch.optim.Optimizer]) -> torch.optim.Optimizer:
+        """Return the optimizer: the one given, whose learning rates the schedule scales, or the default."""
+        if self.optimizer is None:
+            return default()
+        made = self.optimizer(model)
+        if not isinstance(made, torch.optim.Optimizer):
+            raise InputError(f"optimizer returned {made!r}, but it must return a torch.optim.Optimizer.")
+        for group in made.param_groups:
+            group.setdefault("initial_lr", group["lr"])
+        return made
+
+
+WANTED = {
+    "objective": "an Objective or a loss function of model, batch and label smoothing",
+    "optimizer": "a function that takes the model and returns a torch.optim.Optimizer",
+}
+
+
+def _qualified(value: object) -> str:
+    named = value if hasattr(value, "__qualname__") else type(value)
+    return f"{named.__module__}.{named.__qualname__}"
