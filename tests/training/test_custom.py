@@ -127,6 +127,14 @@ def test_a_loss_an_objective_and_an_optimizer_of_ones_own(data_folder: Path) -> 
         assert losses(data_folder, "loss")[step] == pytest.approx(2 * value, rel=1e-5)
 
 
+def test_a_loss_of_ones_own_is_given_logits(data_folder: Path) -> None:
+    def checked(model: nn.Module, batch: Batch, smoothing: float) -> Tensor:
+        assert isinstance(model(batch.ids), Tensor)  # in low precision, the head of a built-in loss makes none
+        return compute_loss(model, batch, smoothing)
+
+    train(run(data_folder, precision="bfloat16", steps=1, batch_tokens=32), progress=False, objective=checked)
+
+
 def test_what_was_brought_must_be_brought_again(data_folder: Path) -> None:
     short = run(data_folder, schedule="constant", save_every=3)
     train(short, progress=False, objective=double, optimizer=sgd, callbacks=[Log(last=3)])
