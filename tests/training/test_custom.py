@@ -132,7 +132,7 @@ def test_a_loss_of_ones_own_is_given_logits(data_folder: Path) -> None:
         assert isinstance(model(batch.ids), Tensor)  # in low precision, the head of a built-in loss makes none
         return compute_loss(model, batch, smoothing)
 
-    train(run(data_folder, precision="bfloat16", steps=1, batch_tokens=32), progress=False, objective=checked)
+    train(run(data_folder, precision="bfloat16", steps=1, schedule="constant"), progress=False, objective=checked)
 
 
 def test_what_was_brought_must_be_brought_again(data_folder: Path) -> None:
