@@ -158,6 +158,21 @@ def test_prefixes_are_reused_within_a_key_only(small: Server) -> None:
     assert slots.n_reused > 16
 
 
+def test_keys_that_take_turns_keep_their_prefixes(small: Server) -> None:
+    """Each conversation goes on from what is cached, though the other was answered meanwhile."""
+    slots = engine_of(small).slots
+    prompts = ["to be, or not to be, that is the question", "whether 'tis nobler in the mind to suffer é ü 漢字"]
+    reused = []
+    for _ in range(4):
+        for number, key in enumerate(KEYS):
+            before = slots.n_reused
+            answer = complete(small, key, prompt=prompts[number], max_tokens=5, min_tokens=5, temperature=0)
+            prompts[number] += answer.json()["choices"][0]["text"] + ", and what then?"
+            reused.append(slots.n_reused - before)
+    assert reused[:2] == [0, 0]
+    assert all(now > before for before, now in zip(reused, reused[2:], strict=False)), reused  # they grow
+
+
 class FailsFor:
     """Makes steps of the engine raise while a sequence with a certain prompt runs."""
 
