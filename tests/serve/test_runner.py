@@ -236,6 +236,54 @@ def test_deadlines(small: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     assert complete(small, max_tokens=1).status == 200
 
 
+class Blocked:
+    """Keeps the thread of the engine busy with a task, so that other tasks wait."""
+
+    def __init__(self, server: Server) -> None:
+        self.free, self.entered = threading.Event(), threading.Event()
+        runner = server.api.runner
+        assert runner._loop is not None
+        self.done = asyncio.run_coroutine_threadsafe(runner.call(self._wait), runner._loop)
+        assert self.entered.wait(30)
+
+    def _wait(self) -> bool:
+        self.entered.set()
+        return self.free.wait(60)
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/embeddings", {"input": ["to be", "or not"]}),
+        ("/v1/completions", {"prompt": "to be", "echo": True, "logprobs": 1, "max_tokens": 1}),
+    ],
+)
+def test_deadlines_of_tasks(small: Server, monkeypatch: pytest.MonkeyPatch, path: str, body: dict[str, Any]) -> None:
+    body |= {"model": "decoder"}
+    blocked = Blocked(small)
+    with monkeypatch.context() as shorter:
+        shorter.setattr(small.api, "limits", Limits(max_waiting=WAITING, timeout=0.3))
+        late = [ask(small, path, body) for _ in range(WAITING + 1)]  # one that expired makes room for another
+    assert [(one.status, one.headers["x-should-retry"]) for one in late] == [(504, "false")] * (WAITING + 1)
+    blocked.free.set()
+    assert blocked.done.result(30)
+    assert ask(small, path, body).status == 200
+
+
+def test_tasks_of_keys_take_turns(small: Server) -> None:
+    blocked = Blocked(small)
+    queue = small.api.runner._tasks
+    body = {"model": "decoder", "input": "to be"}
+    with ThreadPoolExecutor(2 * WAITING) as many:
+        first = [many.submit(ask, small, "/v1/embeddings", body) for _ in range(WAITING)]
+        assert eventually(lambda: len(queue) == WAITING)
+        assert ask(small, "/v1/embeddings", body).status == 429
+        other = many.submit(ask, small, "/v1/embeddings", body, key=KEYS[1])
+        assert eventually(lambda: len(queue) == WAITING + 1)
+        blocked.free.set()
+        assert [one.result().status for one in (*first, other)] == [200] * (WAITING + 1)
+
+
 def test_text_that_changes_after_a_retry_is_an_error(tok: gh.Tokenizer, decoder: gh.models.Decoder) -> None:
     engine = gh.Engine(decoder, tok, slots=1)
     first, other = (
