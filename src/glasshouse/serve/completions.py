@@ -48,9 +48,10 @@ class CompletionAnswer(Answer):
         values, tok = self.values, self.served.tok
         prompt = self.prompts[index // values["n"]] if first and values["echo"] else Prompt()
         logprobs = None
-        if values["logprobs"] is not None:
-            ids, own = [*prompt.ids, *piece.ids], [*prompt.logprobs, *piece.logprobs]
-            top = [*prompt.top, *(piece.top_logprobs or [[]] * len(piece.ids))]
+        if values["logprobs"] is not None:  # an end token has one as well: lm-eval counts on one per generated token
+            told = piece.with_end_token()
+            ids, own = [*prompt.ids, *told.ids], [*prompt.logprobs, *told.logprobs]
+            top = [*prompt.top, *(told.top_logprobs or [[]] * len(told.ids))]
             logprobs = completion_logprobs(tok, self._offsets[index], ids, own, top)
         reason = piece.finish_reason
         return {"index": index, "text": prompt.text + piece.text, "logprobs": logprobs, "finish_reason": reason}
