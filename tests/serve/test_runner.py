@@ -4,11 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import random
-import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -340,36 +336,6 @@ def test_what_is_not_done_in_time_is_ended_by_the_drain(
         made.drain()
         assert begun.result().status == 503
     made.close()
-
-
-@pytest.mark.slow
-def test_the_command_drains_on_sigterm_and_dies_cleanly(
-    tmp_path: Path, tok: gh.Tokenizer, decoder: gh.models.Decoder
-) -> None:
-    gh.save(decoder, tok, tmp_path / "decoder")
-    (tmp_path / "keys").write_text(f"# ours\n{KEYS[0]}\n")
-    command = [sys.executable, "-m", "glasshouse", "serve", f"mine={tmp_path / 'decoder'}", "--port", "0"]
-    command += ["--api-key-file", str(tmp_path / "keys"), "--slots", "2", "--device", "cpu"]
-    for how in (signal.SIGTERM, signal.SIGKILL):
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ)
-        assert process.stdout is not None
-        address = [process.stdout.readline() for _ in range(2)][1].strip()
-        client = openai.OpenAI(base_url=address, api_key=KEYS[0], max_retries=20)
-        assert [one.id for one in client.models.list()] == ["mine"]
-        stream = client.completions.create(model="mine", prompt="to be", max_tokens=250, stream=True, seed=1)
-        text = [next(stream).choices[0].text]
-        process.send_signal(how)
-        if how == signal.SIGTERM:
-            text += [chunk.choices[0].text for chunk in stream]
-            assert process.wait(timeout=60) in (0, -signal.SIGTERM)
-            assert stream.response.is_closed
-        else:
-            with pytest.raises((openai.APIConnectionError, openai.APIError, Exception), match=r".+"):
-                text += [chunk.choices[0].text for chunk in stream]
-            process.wait(timeout=60)
-        out, err = process.communicate()
-        assert KEYS[0] not in out + err
-        assert "to be" not in out + err
 
 
 def test_metrics(small: Server) -> None:
