@@ -9,7 +9,7 @@ TMP := $(shell [ "$$(df -Pk /dev/shm 2>/dev/null | awk 'NR==2 {print $$4}')" -gt
 # from the other when it is done.
 PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal
 
-.PHONY: help setup demo pictures test quick examples browser lint types models text generation training serving distributed simulate inspection page gpu wheel oldest-torch coverage mutants bench bench-generate bench-gpu bench-plan bench-inspection bench-page bench-text bench-load bench-loop docs learning claims clean
+.PHONY: help setup demo pictures test quick examples browser lint types models text generation training serving serving-load distributed simulate inspection page gpu wheel oldest-torch coverage mutants bench bench-generate bench-gpu bench-plan bench-inspection bench-page bench-text bench-load bench-loop docs learning claims clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -103,8 +103,13 @@ generation: $(VENV)/.ready  ## generation against transformers, 200 prompts for 
 training: $(VENV)/.ready  ## processes killed at random while they prepare and save, two in one folder fifty times (ten minutes)
 	$(TMP) $(PYTEST) -m long tests/training --ignore=tests/training/test_parallel.py --ignore=tests/training/test_plan_simulated.py
 
-serving: $(VENV)/.ready  ## 1,000 requests streamed and whole, 200 at once, 2,000 drawn from the OpenAPI document (ten minutes)
-	$(PYTEST) -m long tests/serve
+serving: $(VENV)/.ready  ## 1,000 requests streamed and whole, 200 at once, 2,000 drawn from the OpenAPI document, lm-eval's client (fifteen minutes)
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[lm-eval]'
+	$(PYTEST) -m long tests/serve --ignore=tests/serve/test_load.py
+
+# Alone, and without xdist, so that what is measured is the server's.
+serving-load: $(VENV)/.ready  ## 200 streams for SECONDS (600): no error, no growing memory, no stream far behind
+	LOAD_SECONDS=$(or $(SECONDS),600) $(BIN)/python -m pytest -s -m long tests/serve/test_load.py
 
 distributed: $(VENV)/.ready  ## 1, 2 and 4 processes against one: replicate, shard, hybrid and tensor = 2 (half an hour)
 	$(TMP) $(BIN)/python -m pytest -m long tests/training/test_parallel.py

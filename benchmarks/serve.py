@@ -155,7 +155,8 @@ class Theirs:
         self.port, self.folder = 18_000 + random.randrange(10_000), folder
         command = [sys.executable, "-m", "transformers.cli.transformers", "serve", str(folder)]
         command += ["--port", str(self.port), "--device", device, "--log-level", "error"]
-        command += ["--continuous-batching"] if batching else []
+        # A quarter of the memory for its KV cache, which is also our bound; its default takes nearly all of a CPU's.
+        command += ["--continuous-batching", "--cb-max-memory-percent", "0.25"] if batching else []
         self.process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=os.environ)
         self._wait()
 

@@ -329,6 +329,58 @@ def test_prefix_caching_computes_a_shared_prefix_once(monkeypatch: pytest.Monkey
     assert later.ids == reference_generate(model, later.prompt, later.options, MAX_LEN)
 
 
+@pytest.mark.parametrize(("kind", "slots"), [("llama", 4), ("windows", 4), ("llama", 2), ("llama", 3)])
+def test_conversations_that_take_turns_do_not_evict_each_other(kind: str, slots: int) -> None:
+    model, rng = MODELS[kind], random.Random(0)
+    engine = gh.Engine(model, slots=slots, max_len=MAX_LEN, prefill_chunk=8)
+    chats = [[rng.randrange(40) for _ in range(18)] for _ in range(3)]
+    computed = []
+    for turn in range(4):
+        for chat in rng.sample(chats, 3):
+            before = engine.slots.n_reused
+            request = engine.submit(chat, max_new_tokens=3)
+            engine.run()
+            assert request.ids == reference_generate(model, request.prompt, request.options, MAX_LEN)
+            computed.append((turn, len(chat) - (engine.slots.n_reused - before)))
+            chat += [*request.ids, rng.randrange(40), rng.randrange(40)]
+    # The first turn has nothing to reuse; later ones reuse all but the new tokens and the last generated one, which
+    # was no input yet.
+    assert {count for turn, count in computed if turn == 0} == {18}
+    if slots > len(chats):  # to swap the contents of two it takes a third
+        assert {count for turn, count in computed if turn > 0} <= {2, 3}
+    assert engine._runner.cache.lengths.tolist() == [0] * slots
+
+
+def test_conversations_side_by_side_do_not_evict_each_other() -> None:
+    """The first slots are released first, and filled with the sequences of the last."""
+    model, rng = MODELS["llama"], random.Random(1)
+    engine = gh.Engine(model, slots=6, max_len=MAX_LEN)
+    chats = [[rng.randrange(40) for _ in range(18)] for _ in range(3)]
+    for turn in range(3):
+        before, asked = engine.slots.n_reused, sum(map(len, chats))
+        requests = [engine.submit(chat, max_new_tokens=number) for number, chat in enumerate(chats, 1)]
+        engine.run()
+        for chat, request in zip(chats, requests, strict=True):
+            assert request.ids == reference_generate(model, request.prompt, request.options, MAX_LEN)
+            chat += [*request.ids, rng.randrange(40)]
+        assert asked - (engine.slots.n_reused - before) <= (3 * 18 if turn == 0 else 3 * 2)
+    assert engine._runner.cache.lengths.tolist() == [0] * 6
+
+
+def test_short_remainders_are_not_kept() -> None:
+    """What many requests for one prompt leave behind does not fill the slots."""
+    engine = gh.Engine(MODELS["llama"], slots=4, max_len=MAX_LEN)
+    other = engine.submit([7] * 20, max_new_tokens=1)
+    engine.run()
+    for token in range(8):
+        engine.submit([*range(20), token], max_new_tokens=2)
+        engine.run()
+    before = engine.slots.n_reused
+    engine.submit([*other.prompt, 8], max_new_tokens=1)
+    engine.run()
+    assert engine.slots.n_reused - before == 20
+
+
 def test_chunked_prefill_does_not_stall_decoding() -> None:
     engine = gh.Engine(MODELS["llama"], slots=2, max_len=MAX_LEN, prefill_chunk=4)
     first = engine.submit([1], max_new_tokens=30, logit_bias={7: -100.0})

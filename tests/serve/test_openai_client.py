@@ -85,6 +85,26 @@ def test_echo_has_the_log_probabilities_of_the_prompt(
         assert len(found.tokens) == len(ids) + max_tokens == len(found.text_offset)
 
 
+def test_end_tokens_have_log_probabilities(client: Client, decoder: gh.models.Decoder, tok: gh.Tokenizer) -> None:
+    """lm-eval takes the last one for that of the one token that it asks for, whichever that is."""
+    ids, end = tok.encode("to be, or not"), tok.token_to_id("<|end|>")
+    with torch.no_grad():
+        logprobs = decoder(torch.tensor([ids]))[0].log_softmax(-1)
+    expected = [*(float(logprobs[at, token]) for at, token in enumerate(ids[1:])), float(logprobs[-1, end])]
+    settings: Any = {"model": "decoder", "prompt": ids, "echo": True, "max_tokens": 1, "temperature": 0}
+    settings |= {"logit_bias": {str(end): 100}, "logprobs": 1}
+    (whole,) = client.completions.create(**settings).choices
+    text, reason, chunks = streamed_text(client, **settings)
+    assert whole.text == text == "to be, or not"
+    assert whole.finish_reason == reason == "stop"
+    streamed = [value for chunk in chunks for value in chunk.choices[0].logprobs.token_logprobs]
+    for found in (whole.logprobs.token_logprobs, streamed):
+        assert found[0] is None
+        assert found[1:] == pytest.approx(expected, abs=1e-4)
+    assert whole.logprobs.tokens[-1] == "<|end|>"
+    assert len(whole.logprobs.top_logprobs) == len(whole.logprobs.text_offset) == len(ids) + 1
+
+
 def test_chat_is_the_template_and_the_library(client: Client, decoder: gh.models.Decoder, tok: gh.Tokenizer) -> None:
     messages: list[Any] = [{"role": "system", "content": "be"}, {"role": "user", "content": "to be?"}]
     ids = tok.encode_chat(messages, add_generation_prompt=True).ids

@@ -4,11 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import random
-import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -158,6 +154,21 @@ def test_prefixes_are_reused_within_a_key_only(small: Server) -> None:
     assert slots.n_reused > 16
 
 
+def test_keys_that_take_turns_keep_their_prefixes(small: Server) -> None:
+    """Each conversation goes on from what is cached, though the other was answered meanwhile."""
+    slots = engine_of(small).slots
+    prompts = ["to be, or not to be, that is the question", "whether 'tis nobler in the mind to suffer é ü 漢字"]
+    reused = []
+    for _ in range(4):
+        for number, key in enumerate(KEYS):
+            before = slots.n_reused
+            answer = complete(small, key, prompt=prompts[number], max_tokens=5, min_tokens=5, temperature=0)
+            prompts[number] += answer.json()["choices"][0]["text"] + ", and what then?"
+            reused.append(slots.n_reused - before)
+    assert reused[:2] == [0, 0]
+    assert all(now > before for before, now in zip(reused, reused[2:], strict=False)), reused  # they grow
+
+
 class FailsFor:
     """Makes steps of the engine raise while a sequence with a certain prompt runs."""
 
@@ -221,6 +232,54 @@ def test_deadlines(small: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     assert complete(small, max_tokens=1).status == 200
 
 
+class Blocked:
+    """Keeps the thread of the engine busy with a task, so that other tasks wait."""
+
+    def __init__(self, server: Server) -> None:
+        self.free, self.entered = threading.Event(), threading.Event()
+        runner = server.api.runner
+        assert runner._loop is not None
+        self.done = asyncio.run_coroutine_threadsafe(runner.call(self._wait), runner._loop)
+        assert self.entered.wait(30)
+
+    def _wait(self) -> bool:
+        self.entered.set()
+        return self.free.wait(60)
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/embeddings", {"input": ["to be", "or not"]}),
+        ("/v1/completions", {"prompt": "to be", "echo": True, "logprobs": 1, "max_tokens": 1}),
+    ],
+)
+def test_deadlines_of_tasks(small: Server, monkeypatch: pytest.MonkeyPatch, path: str, body: dict[str, Any]) -> None:
+    body |= {"model": "decoder"}
+    blocked = Blocked(small)
+    with monkeypatch.context() as shorter:
+        shorter.setattr(small.api, "limits", Limits(max_waiting=WAITING, timeout=0.3))
+        late = [ask(small, path, body) for _ in range(WAITING + 1)]  # one that expired makes room for another
+    assert [(one.status, one.headers["x-should-retry"]) for one in late] == [(504, "false")] * (WAITING + 1)
+    blocked.free.set()
+    assert blocked.done.result(30)
+    assert ask(small, path, body).status == 200
+
+
+def test_tasks_of_keys_take_turns(small: Server) -> None:
+    blocked = Blocked(small)
+    queue = small.api.runner._tasks
+    body = {"model": "decoder", "input": "to be"}
+    with ThreadPoolExecutor(2 * WAITING) as many:
+        first = [many.submit(ask, small, "/v1/embeddings", body) for _ in range(WAITING)]
+        assert eventually(lambda: len(queue) == WAITING)
+        assert ask(small, "/v1/embeddings", body).status == 429
+        other = many.submit(ask, small, "/v1/embeddings", body, key=KEYS[1])
+        assert eventually(lambda: len(queue) == WAITING + 1)
+        blocked.free.set()
+        assert [one.result().status for one in (*first, other)] == [200] * (WAITING + 1)
+
+
 def test_text_that_changes_after_a_retry_is_an_error(tok: gh.Tokenizer, decoder: gh.models.Decoder) -> None:
     engine = gh.Engine(decoder, tok, slots=1)
     first, other = (
@@ -277,36 +336,6 @@ def test_what_is_not_done_in_time_is_ended_by_the_drain(
         made.drain()
         assert begun.result().status == 503
     made.close()
-
-
-@pytest.mark.slow
-def test_the_command_drains_on_sigterm_and_dies_cleanly(
-    tmp_path: Path, tok: gh.Tokenizer, decoder: gh.models.Decoder
-) -> None:
-    gh.save(decoder, tok, tmp_path / "decoder")
-    (tmp_path / "keys").write_text(f"# ours\n{KEYS[0]}\n")
-    command = [sys.executable, "-m", "glasshouse", "serve", f"mine={tmp_path / 'decoder'}", "--port", "0"]
-    command += ["--api-key-file", str(tmp_path / "keys"), "--slots", "2", "--device", "cpu"]
-    for how in (signal.SIGTERM, signal.SIGKILL):
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ)
-        assert process.stdout is not None
-        address = [process.stdout.readline() for _ in range(2)][1].strip()
-        client = openai.OpenAI(base_url=address, api_key=KEYS[0], max_retries=20)
-        assert [one.id for one in client.models.list()] == ["mine"]
-        stream = client.completions.create(model="mine", prompt="to be", max_tokens=250, stream=True, seed=1)
-        text = [next(stream).choices[0].text]
-        process.send_signal(how)
-        if how == signal.SIGTERM:
-            text += [chunk.choices[0].text for chunk in stream]
-            assert process.wait(timeout=60) in (0, -signal.SIGTERM)
-            assert stream.response.is_closed
-        else:
-            with pytest.raises((openai.APIConnectionError, openai.APIError, Exception), match=r".+"):
-                text += [chunk.choices[0].text for chunk in stream]
-            process.wait(timeout=60)
-        out, err = process.communicate()
-        assert KEYS[0] not in out + err
-        assert "to be" not in out + err
 
 
 def test_metrics(small: Server) -> None:

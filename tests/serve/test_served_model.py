@@ -10,7 +10,7 @@ import torch
 
 import glasshouse as gh
 from glasshouse.layers.lora import LoRA, attach, lora_layers
-from glasshouse.serve import ServedModel, Server, load_model
+from glasshouse.serve import ServedModel, Server, load_models
 from glasshouse.serve.api_errors import ApiError
 
 
@@ -32,7 +32,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory, tok: gh.Tokenizer) -> Path:
 
 def test_a_model_and_its_adapter_by_name(folder: Path) -> None:
     arguments = [f"plain={folder / 'base'}", f"tuned={folder / 'base'}+{folder / 'adapter'}"]
-    loaded = [load_model(argument, device="cpu") for argument in arguments]
+    loaded = load_models(arguments, device="cpu")
     tuned, tok = gh.load(folder / "base")
     gh.hub.load_adapter(tuned, folder / "adapter")
     expected = [gh.generate(model, tok, "to be", max_new_tokens=12)[0].text for model in (loaded[0][1], tuned)]
@@ -49,11 +49,23 @@ def test_a_model_and_its_adapter_by_name(folder: Path) -> None:
         server.close()
 
 
+def test_adapters_share_the_weights_of_their_base(folder: Path) -> None:
+    base, adapter = folder / "base", folder / "adapter"
+    arguments = [f"plain={base}", f"one={base}+{adapter}", f"two={base}+{adapter}"]
+    models = [model for _, model, _ in load_models(arguments, device="cpu")]
+    alone, _ = gh.load(base)
+    for (name, weight), expected in zip(models[0].named_parameters(), alone.parameters(), strict=True):
+        assert weight.equal(expected), name  # no adapter was merged into the base
+        places = {model.get_parameter(name).data_ptr() for model in models}
+        assert len(places) == (3 if name.endswith(("query.weight", "value.weight")) else 1), name
+    assert len({id(module) for model in models for module in model.modules()}) == 3 * len(list(alone.modules()))
+
+
 def test_names(folder: Path) -> None:
-    assert load_model(str(folder / "base"), device="cpu")[0] == "base"
-    assert load_model(f"{folder / 'base'}+{folder / 'adapter'}", device="cpu")[0] == "adapter"
+    arguments = [str(folder / "base"), f"{folder / 'base'}+{folder / 'adapter'}"]
+    assert [name for name, _, _ in load_models(arguments, device="cpu")] == ["base", "adapter"]
     with pytest.raises(gh.InputError, match="no name"):
-        load_model(f"={folder / 'base'}", device="cpu")
+        load_models([f"={folder / 'base'}"], device="cpu")
 
 
 def test_lengths(decoder: gh.models.Decoder, pair: gh.models.Seq2Seq, tok: gh.Tokenizer) -> None:

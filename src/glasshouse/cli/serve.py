@@ -72,8 +72,7 @@ def serve(
         where = gh.device.resolve(device, "--device").type
     keys = _keys(api_key_file)
     served = []
-    for argument in models:
-        name, model, tok = gh.serve.load_model(argument, device=where, revision=revision)
+    for name, model, tok in gh.serve.load_models(models, device=where, revision=revision):
         one = gh.serve.ServedModel(
             name,
             model,

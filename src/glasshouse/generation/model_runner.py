@@ -124,6 +124,7 @@ class ModelRunner:
         slot, source = chunk.seq.slot, chunk.seq.request.source
         if chunk.prefix_slot is None:
             return
+        self._save(chunk.saved)
         if chunk.prefix_slot == slot:
             self.cache.lengths[slot] = chunk.start
         else:
@@ -193,8 +194,15 @@ class ModelRunner:
         """
         self.cache.clear_row(slot, start)
 
-    def release_slot(self, slot: int, moves: Sequence[Move]) -> None:
-        """Release a slot, and move the sequences that close the gap."""
+    def _save(self, move: Move | None) -> None:
+        """Copy what a slot has cached to a free one, which stays free."""
+        if move is not None:
+            self.cache.copy_row(move.source, move.target, 0, move.n_cached)
+            self.cache.lengths[move.target] = 0
+
+    def release_slot(self, slot: int, saved: Move | None, moves: Sequence[Move]) -> None:
+        """Release a slot, save what it has cached, and move the sequences that close the gap."""
+        self._save(saved)
         self.sampler.slots.clear(slot)
         for source, target, n_cached in moves:
             self.cache.copy_row(source, target, 0, n_cached)

@@ -90,4 +90,4 @@ class OutputProcessor:
     def _release(self, seqs: list[SequenceState]) -> None:
         # From the last on, so that none is moved that will be released.
         for seq in sorted(seqs, key=lambda seq: -seq.slot):
-            self.runner.release_slot(seq.slot, self.slots.release(seq))
+            self.runner.release_slot(seq.slot, *self.slots.release(seq))

@@ -6,7 +6,7 @@ import math
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from glasshouse.errors import InputError
 from glasshouse.generation.detokenizer import Detokenizer
@@ -41,6 +41,14 @@ class Completion:
     tree: list[Node] | None = None  # of a beam search, with keep_tree
     recording: Recording | None = field(default=None, compare=False)  # recorded activations, by position
     top_logprobs: list[TopLogprobs] | None = None  # for each id, where SamplingParams.top_logprobs is set
+
+
+class EndToken(NamedTuple):
+    """A token that ended a generation."""
+
+    token: int
+    logprob: float
+    top_logprobs: TopLogprobs
 
 
 class Request:
@@ -86,6 +94,7 @@ class Request:
         self.ids: list[int] = []
         self.logprobs: list[float] = []
         self.top_logprobs: list[TopLogprobs] = []  # for each id, with the parameter of that name
+        self.end_token: EndToken | None = None  # the one that ended it, if one did; it is not among the ids
         self.finish_reason: FinishReason | None = None
         self.error: str | None = None
         self.hypotheses: list[Hypothesis] = []  # of a beam search
@@ -121,6 +130,7 @@ class Request:
                 self.fail(problem)
                 return False
             if token in self.end_ids:
+                self.end_token = EndToken(token, logprob, top or [])
                 self.finish("stop")
                 return True
             self.ids.append(token)

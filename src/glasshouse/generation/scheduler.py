@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import deque
 
 from glasshouse.generation.request import Request
-from glasshouse.generation.slots import SequenceState, Slots
+from glasshouse.generation.slots import Allocation, Slots
 from glasshouse.generation.step import PrefillChunk, Step
 
 MIXED_PREFILL_TOKENS = 128  # prompt tokens added to one decode step; so few cost a large GPU almost nothing
@@ -40,7 +40,7 @@ class Scheduler:
         """
         left = self.prefill_chunk
         while left > 0 and (found := self._next_prefill(left)) is not None:
-            chunk = self._take_chunk(*found, self.prefill_chunk)
+            chunk = self._take_chunk(found, self.prefill_chunk)
             step.chunks.append(chunk)
             left -= len(chunk.ids)
 
@@ -54,24 +54,23 @@ class Scheduler:
     def _schedule_mixed_prefill(self, step: Step) -> None:
         """Add prompts up to the first that is left to prefill: a chunk of that one is mixed into the decode step."""
         while (found := self._next_prefill(self.prefill_chunk)) is not None:
-            seq, prefix_slot = found
+            seq = found.seq
             if seq.is_prefilling and seq.request.options.beams == 1:
                 # If it is the last chunk, the sequence decodes in this step: layers write keys before attending.
-                step.mixed = self._take_chunk(seq, prefix_slot, min(MIXED_PREFILL_TOKENS, self.prefill_chunk))
+                step.mixed = self._take_chunk(found, min(MIXED_PREFILL_TOKENS, self.prefill_chunk))
                 return
             # Beams start as copies of the prefilled cache, so a search is never mixed.
-            step.chunks.append(self._take_chunk(seq, prefix_slot, self.prefill_chunk))
+            step.chunks.append(self._take_chunk(found, self.prefill_chunk))
             if seq.is_prefilling:
                 return
 
-    def _next_prefill(self, max_tokens: int) -> tuple[SequenceState, int | None] | None:
+    def _next_prefill(self, max_tokens: int) -> Allocation | None:
         """Return the sequence that is being prefilled; or a new one, for the first waiting request.
 
-        A new one needs free slots, and that its first chunk has at most `max_tokens`. With it comes the slot of its
-        cached prefix.
+        A new one needs free slots, and that its first chunk has at most `max_tokens`.
         """
         if self.slots.running and self.slots.running[-1].is_prefilling:
-            return self.slots.running[-1], None
+            return Allocation(self.slots.running[-1])
         while self.waiting and self.waiting[0].done:  # cancelled while it waited
             self.waiting.popleft()
         if not self.waiting or len(self.slots.free) < self.waiting[0].options.beams:
@@ -82,13 +81,14 @@ class Scheduler:
         self.waiting.popleft()  # only once it has a slot, so that it can always be found
         return found
 
-    def _take_chunk(self, seq: SequenceState, prefix_slot: int | None, max_tokens: int) -> PrefillChunk:
+    def _take_chunk(self, found: Allocation, max_tokens: int) -> PrefillChunk:
         """Take the next tokens of a prompt; after the last of them, a beam search gets one slot per beam."""
+        seq, prefix_slot, saved = found
         prompt = seq.request.prompt
         start = seq.n_cached
         ids = prompt[start : min(start + max_tokens, len(prompt) - 1)]
         seq.advance(len(ids))
-        chunk = PrefillChunk(seq, start, ids, prefix_slot, is_last=not seq.is_prefilling)
+        chunk = PrefillChunk(seq, start, ids, prefix_slot, saved, is_last=not seq.is_prefilling)
         if chunk.is_last:
             chunk.forks = [self.slots.fork(seq) for _ in range(seq.request.options.beams - 1)]
         return chunk

@@ -6,7 +6,7 @@ This is bookkeeping on the host; the model runner copies and clears what the slo
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from glasshouse.generation.request import Request
@@ -23,6 +23,7 @@ class CachedTokens:
     n_cached: int = 0  # tokens whose keys and values are cached, once the steps planned so far have run
     max_cached: int = 0  # the maximum of n_cached since the slot was filled: rejected drafts lower n_cached
     namespace: str = ""  # that of the request: another one's requests do not reuse the contents
+    last_used: int = 0  # when it was released or copied from, counted in releases; 0: nothing that is worth keeping
 
     def advance(self, kept: int, written: int | None = None) -> None:
         """Count `kept` more tokens as cached, of `written` whose keys and values were written."""
@@ -64,12 +65,21 @@ class Move(NamedTuple):
     n_cached: int
 
 
+class Allocation(NamedTuple):
+    """A sequence that is being prefilled; of a new one also what must be copied before it runs, the move first."""
+
+    seq: SequenceState
+    prefix_slot: int | None = None  # has the `n_cached` first tokens of the prompt
+    saved: Move | None = None  # of what its slot had cached, to another free slot
+
+
 class Slots:
     """The slots of a KV cache: 0 to n - 1 are running, without a gap, so that no step computes an empty slot.
 
     A released slot is filled with the last sequence. Cached keys and values stay until the slot is reused, and a
     request whose prompt starts like a cached sequence of its namespace, running or free, copies that prefix instead
-    of computing it.
+    of computing it. Before a slot is filled, what it has cached moves to the free slot that was used least recently,
+    so that conversations do not evict each other while there are free slots.
     """
 
     def __init__(self, count: int, *, prefix_caching: bool, max_rollback: float) -> None:
@@ -79,6 +89,7 @@ class Slots:
         self.max_rollback = max_rollback  # tokens a slot can drop and still have the windows before them
         self.n_reused = 0  # prompt tokens that were copied instead of computed, in all
         self._count = count
+        self._n_released = 0
 
     def __len__(self) -> int:
         return self._count  # not a sum: another thread could read it while a sequence moves between the lists
@@ -88,18 +99,28 @@ class Slots:
         self.running = []
         self.free = [CachedTokens(slot) for slot in range(self._count)]
 
-    def allocate(self, request: Request) -> tuple[SequenceState, int]:
-        """Give the first free slot to a request; return also the slot with the longest cached prefix of its prompt.
-
-        The `n_cached` tokens of that prefix must be copied before the sequence runs.
-        """
+    def allocate(self, request: Request) -> Allocation:
+        """Give the first free slot to a request, with the longest cached prefix of its prompt."""
         free = self.free.pop(0)
         source, common = self._best_prefix(request, free)
         most = source.max_cached if common else 0
+        if common:
+            source.last_used = self._n_released  # the latest: what is saved does not move there
+        saved = self._save(free, free.n_cached - common if source is free else free.n_cached)
+        if common == source.n_cached:  # the new sequence has all of it
+            source.last_used = 0
         seq = SequenceState(free.slot, request.prompt[:], common, most, request.namespace, request=request)
         self.running.append(seq)
         self.n_reused += common
-        return seq, source.slot
+        return Allocation(seq, source.slot, saved)
+
+    def _save(self, cached: CachedTokens, lost: int) -> Move | None:
+        """Move what a slot has cached, before `lost` tokens are overwritten, to the free slot used least recently."""
+        oldest = min(self.free, key=lambda one: one.last_used, default=cached)
+        if not self.prefix_caching or lost < MIN_SHARED_PREFIX or oldest.last_used >= cached.last_used:
+            return None
+        self.free[self.free.index(oldest)] = replace(cached, slot=oldest.slot)
+        return Move(cached.slot, oldest.slot, cached.n_cached)
 
     def fork(self, seq: SequenceState) -> SequenceState:
         """Give the first free slot to a copy of a sequence."""
@@ -110,15 +131,20 @@ class Slots:
         self.running.append(fork)
         return fork
 
-    def release(self, seq: SequenceState) -> list[Move]:
-        """Release the slot of a sequence and close the gap; return the moves, in order.
+    def release(self, seq: SequenceState) -> tuple[Move | None, list[Move]]:
+        """Release the slot of a sequence and close the gap; return where its contents go, then the moves, in order.
 
         A sequence that is being prefilled is the last and stays the last.
         """
         ends = self.running[-2:] if self.running[-1].is_prefilling else self.running[-1:]
-        freed = CachedTokens(seq.slot, seq.tokens, seq.n_cached, seq.max_cached, seq.namespace)
+        self._n_released += 1
+        freed = CachedTokens(
+            seq.slot, seq.tokens, seq.n_cached, seq.max_cached, seq.namespace, last_used=self._n_released
+        )
+        followers = [other for other in ends if other.slot > seq.slot]
+        saved = self._save(freed, freed.n_cached) if followers else None
         moves = []
-        for follower in [other for other in ends if other.slot > seq.slot]:
+        for follower in followers:
             moves.append(Move(follower.slot, freed.slot, follower.n_cached))
             self.running[freed.slot] = follower
             tokens = follower.tokens[: follower.n_cached]
@@ -126,7 +152,7 @@ class Slots:
             follower.slot, freed = freed.slot, left
         self.running.pop()
         self.free.insert(0, freed)
-        return moves
+        return saved, moves
 
     def _best_prefix(self, request: Request, free: CachedTokens) -> tuple[CachedTokens, int]:
         """Return the slot with the longest cached prefix of a prompt, and its length: never the last token."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from glasshouse.generation.slots import SequenceState
+from glasshouse.generation.slots import Move, SequenceState
 
 
 @dataclass
@@ -18,6 +18,7 @@ class PrefillChunk:
     start: int  # position of the first token
     ids: list[int]
     prefix_slot: int | None = None  # in the first chunk: the slot from which the `start` tokens before are copied
+    saved: Move | None = None  # in the first chunk, before that: what the slot had cached moves to a free slot
     is_last: bool = False  # the sequence decodes from this step on
     forks: list[SequenceState] = field(default_factory=list)  # in the last chunk of a beam search: its other beams
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, NoReturn, TypeVar
 
@@ -14,7 +15,7 @@ from starlette.requests import Request
 
 from glasshouse.config import did_you_mean
 from glasshouse.errors import GlasshouseError
-from glasshouse.serve.api_errors import ApiError, queue_full
+from glasshouse.serve.api_errors import ApiError, queue_full, timed_out
 from glasshouse.serve.fields import Table
 from glasshouse.serve.metrics import ModelMetrics
 from glasshouse.serve.protocol import Values
@@ -89,6 +90,15 @@ class Api:
             ) from None
         except GlasshouseError as error:
             raise ApiError(str(error)) from None
+
+    @asynccontextmanager
+    async def deadline(self) -> AsyncIterator[None]:
+        """Bound the time in which a request waits for work of `Runner.call`; raise ApiError at its end."""
+        try:
+            async with asyncio.timeout(self.limits.timeout):
+                yield
+        except TimeoutError:
+            raise timed_out(self.limits.timeout) from None
 
     def _prepared(self, future: asyncio.Future[Any]) -> None:
         self._preparing -= 1

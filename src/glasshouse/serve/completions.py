@@ -15,6 +15,7 @@ from glasshouse.models import Decoder
 from glasshouse.serve.answer import Answer, check_fan_out, respond
 from glasshouse.serve.api import KEY, Api
 from glasshouse.serve.api_errors import ApiError
+from glasshouse.serve.exchange import DisconnectedError
 from glasshouse.serve.job import Piece
 from glasshouse.serve.logprobs import TokenOffsets, completion_logprobs
 from glasshouse.serve.protocol import COMPLETIONS, Values, sampling_params
@@ -47,9 +48,10 @@ class CompletionAnswer(Answer):
         values, tok = self.values, self.served.tok
         prompt = self.prompts[index // values["n"]] if first and values["echo"] else Prompt()
         logprobs = None
-        if values["logprobs"] is not None:
-            ids, own = [*prompt.ids, *piece.ids], [*prompt.logprobs, *piece.logprobs]
-            top = [*prompt.top, *(piece.top_logprobs or [[]] * len(piece.ids))]
+        if values["logprobs"] is not None:  # an end token has one as well: lm-eval counts on one per generated token
+            told = piece.with_end_token()
+            ids, own = [*prompt.ids, *told.ids], [*prompt.logprobs, *told.logprobs]
+            top = [*prompt.top, *(told.top_logprobs or [[]] * len(told.ids))]
             logprobs = completion_logprobs(tok, self._offsets[index], ids, own, top)
         reason = piece.finish_reason
         return {"index": index, "text": prompt.text + piece.text, "logprobs": logprobs, "finish_reason": reason}
@@ -60,8 +62,11 @@ async def completions(api: Api, http: HttpRequest) -> Response:
     answer, requests = await api.prepare(http, COMPLETIONS, partial(_read, api, http.scope[KEY]))
     top = answer.values["logprobs"]
     if answer.values["echo"] and top is not None:
-        for prompt in answer.prompts:
-            await _score(api, answer.served, prompt, top)
+        async with api.deadline():
+            for prompt in answer.prompts:
+                if await http.is_disconnected():
+                    raise DisconnectedError
+                await _score(api, http.scope[KEY], answer.served, prompt, top)
     return await respond(api, http, answer, requests)
 
 
@@ -89,10 +94,10 @@ def _read(api: Api, key: str, values: Values) -> tuple[CompletionAnswer, list[Re
     return CompletionAnswer(served, values, prompts), requests
 
 
-async def _score(api: Api, served: ServedModel, prompt: Prompt, top: int) -> None:
+async def _score(api: Api, key: str, served: ServedModel, prompt: Prompt, top: int) -> None:
     """Compute the log-probabilities of a prompt's own tokens; its first has none."""
     model = served.model
     assert isinstance(model, Decoder)
-    scored = await api.runner.call(lambda: prompt_logprobs(model, prompt.ids, top))
+    scored = await api.runner.call(lambda: prompt_logprobs(model, prompt.ids, top), key)
     prompt.logprobs = [None, *scored.logprobs]
     prompt.top = [None, *(scored.top or [[]] * len(scored.logprobs))]

@@ -14,8 +14,9 @@ from torch import Tensor
 from glasshouse.embeddings import check_lengths, embed_ids
 from glasshouse.models import Decoder, Encoder
 from glasshouse.models.prompt import check_ids
-from glasshouse.serve.api import Api
+from glasshouse.serve.api import KEY, Api
 from glasshouse.serve.api_errors import ApiError, json_response
+from glasshouse.serve.exchange import DisconnectedError
 from glasshouse.serve.protocol import EMBEDDINGS, Values
 
 BATCH = 32  # texts per pass; requests that generate have a step between two passes
@@ -35,14 +36,15 @@ async def embeddings(api: Api, http: HttpRequest) -> Response:
     work = await api.prepare(http, EMBEDDINGS, partial(_read, api))
     order = sorted(range(len(work.rows)), key=lambda index: len(work.rows[index]))
     found: list[list[float] | str] = [""] * len(order)
-    for start in range(0, len(order), BATCH):
-        if await http.is_disconnected():
-            return Response(status_code=499)
-        chosen = order[start : start + BATCH]
-        rows = [work.rows[index] for index in chosen]
-        vectors = await api.runner.call(partial(_embed, work.model, rows))
-        for index, vector in zip(chosen, vectors, strict=True):
-            found[index] = _encoded(vector) if work.as_base64 else vector.tolist()
+    async with api.deadline():
+        for start in range(0, len(order), BATCH):
+            if await http.is_disconnected():
+                raise DisconnectedError
+            chosen = order[start : start + BATCH]
+            rows = [work.rows[index] for index in chosen]
+            vectors = await api.runner.call(partial(_embed, work.model, rows), http.scope[KEY])
+            for index, vector in zip(chosen, vectors, strict=True):
+                found[index] = _encoded(vector) if work.as_base64 else vector.tolist()
     tokens = sum(map(len, work.rows))
     return json_response(
         {

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from glasshouse.errors import InputError
-from glasshouse.generation.request import FinishReason, Request, TopLogprobs
+from glasshouse.generation.request import EndToken, FinishReason, Request, TopLogprobs
 
 
 class Piece(NamedTuple):
@@ -20,6 +20,18 @@ class Piece(NamedTuple):
     top_logprobs: list[TopLogprobs]
     finish_reason: FinishReason | None = None
     error: str | None = None  # where the reason is "error"
+    end_token: EndToken | None = None  # where one ended it
+
+    def with_end_token(self) -> Piece:
+        """Return the piece with the token that ended it, if one did, as the last."""
+        if self.end_token is None:
+            return self
+        token, logprob, top = self.end_token
+        return self._replace(
+            ids=[*self.ids, token],
+            logprobs=[*self.logprobs, logprob],
+            top_logprobs=[*self.top_logprobs, top] if top else self.top_logprobs,
+        )
 
 
 class Outbox:
@@ -71,7 +83,9 @@ class Job:
         self.n_sent = max(self.n_sent, count)
         self.text += text
         piece = Piece(text, request.ids[new], request.logprobs[new], request.top_logprobs[new])
-        return piece._replace(finish_reason=request.finish_reason, error=request.error) if done else piece
+        if not done:
+            return piece
+        return piece._replace(finish_reason=request.finish_reason, error=request.error, end_token=request.end_token)
 
     def _new_text(self) -> str:
         if not self.retried:

@@ -8,11 +8,12 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from glasshouse.errors import InputError
 from glasshouse.generation import Engine, SamplingParams
-from glasshouse.serve.api_errors import queue_full, unavailable
+from glasshouse.serve.api_errors import unavailable
 from glasshouse.serve.fair_queue import FairQueue
 from glasshouse.serve.job import Job, Piece
 from glasshouse.serve.metrics import ModelMetrics
@@ -21,7 +22,15 @@ from glasshouse.serve.served_model import ServedModel
 T = TypeVar("T")
 
 MAX_FAILURES = 5  # steps that raise in a row, before an engine counts as broken
-Task = tuple[Callable[[], Any], "asyncio.Future[Any]"]
+
+
+@dataclass(eq=False)
+class Task:
+    """Work on the device other than generation, and who waits for its result."""
+
+    key: str
+    work: Callable[[], Any]
+    future: asyncio.Future[Any]
 
 
 class Lane:
@@ -116,16 +125,16 @@ class Lane:
 class Runner:
     """Steps the engines in turn, and hands what they generate to the event loop; jobs come in from there.
 
-    It is started on an event loop. `max_waiting` bounds the jobs that wait, for each model and key.
+    It is started on an event loop. `max_waiting` bounds the jobs that wait, for each model and key, and so the tasks
+    of each key.
     """
 
     def __init__(self, models: Sequence[ServedModel], metrics: dict[str, ModelMetrics], max_waiting: int) -> None:
-        self.max_waiting = max_waiting
         self.lanes = {
             one.name: Lane(one.engine, metrics[one.name], max_waiting) for one in models if one.engine is not None
         }
         self.ready = False  # the engines are warmed up
-        self._tasks: deque[Task] = deque()
+        self._tasks: FairQueue[Task] = FairQueue(max_waiting)
         self._condition = threading.Condition()  # guards the queues and what follows
         self._closed = False
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -174,17 +183,21 @@ class Runner:
                 if lane.queue.remove(job) and (piece := job.take()) is not None:
                     job.outbox.put(job.index, piece)
 
-    async def call(self, work: Callable[[], T]) -> T:
-        """Run work between two steps, and return its result."""
+    async def call(self, work: Callable[[], T], key: str = "") -> T:
+        """Run work between two steps, on behalf of a key, and return its result."""
         future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        task = Task(key, work, future)
         with self._condition:
             if self._closed:
                 raise unavailable("the server is shutting down.")
-            if len(self._tasks) >= self.max_waiting:
-                raise queue_full(len(self._tasks))
-            self._tasks.append((work, future))
+            self._tasks.put([task])
             self._condition.notify_all()
-        return await future
+        try:
+            return await future
+        except asyncio.CancelledError:  # at the deadline; what has begun runs to its end
+            with self._condition:
+                self._tasks.remove(task)
+            raise
 
     def _run(self) -> None:
         try:
@@ -206,12 +219,12 @@ class Runner:
             self._condition.wait_for(lambda: self._closed or self._tasks or self._working())
             if self._closed:
                 return False
-            tasks = [self._tasks.popleft() for _ in range(min(1, len(self._tasks)))]
+            task = self._tasks.pop() if self._tasks else None
             working = self._working()
             for lane in working:
                 lane.admit()
-        for work, future in tasks:
-            self._do(work, future)
+        if task is not None:
+            self._do(task)
         news = [one for lane in working for one in lane.step()]
         if news:
             self._on_loop(_deliver, news)
@@ -220,15 +233,13 @@ class Runner:
     def _working(self) -> list[Lane]:
         return [lane for lane in self.lanes.values() if lane.has_work()]
 
-    def _do(self, work: Callable[[], Any], future: asyncio.Future[Any]) -> None:
-        if future.cancelled():
-            return
+    def _do(self, task: Task) -> None:
         try:
-            result = work()
+            result = task.work()
         except Exception as error:
-            self._on_loop(_settle, future, None, error)
+            self._on_loop(_settle, task.future, None, error)
         else:
-            self._on_loop(_settle, future, result, None)
+            self._on_loop(_settle, task.future, result, None)
 
     def _end_all(self) -> None:
         """Cancel what is left; called with the lock."""
@@ -242,7 +253,7 @@ class Runner:
             lane.active, lane.busy = [], False
         self._on_loop(_deliver, news)
         while self._tasks:
-            self._on_loop(_settle, self._tasks.popleft()[1], None, unavailable("the server is shutting down."))
+            self._on_loop(_settle, self._tasks.pop().future, None, unavailable("the server is shutting down."))
 
     def _on_loop(self, work: Callable[..., None], *args: object) -> None:
         assert self._loop is not None

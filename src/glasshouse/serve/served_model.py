@@ -11,6 +11,7 @@ from glasshouse.errors import InputError
 from glasshouse.generation import MAX_SLOTS, Engine, choose_slots
 from glasshouse.generation.inference_model import Weights
 from glasshouse.layers import lora
+from glasshouse.layers.module_swap import clone_sharing_parameters
 from glasshouse.models import Decoder, Encoder, Model, Seq2Seq
 from glasshouse.models.generation_config import read_token_rules
 from glasshouse.models.prompt import encode_prompt, end_of_turn_ids
@@ -119,23 +120,38 @@ class ServedModel:
         return ApiError(message, code="context_length_exceeded", param="messages" if self.chats else "prompt")
 
 
-def load_model(argument: str, *, device: str, revision: str | None = None) -> tuple[str, Model, Tokenizer | None]:
-    """Load a model as `glasshouse serve` names it, and return its name: MODEL, NAME=MODEL, or NAME=MODEL+ADAPTER.
+def load_models(
+    arguments: Sequence[str], *, device: str, revision: str | None = None
+) -> list[tuple[str, Model, Tokenizer | None]]:
+    """Load models as `glasshouse serve` names them, and return their names: MODEL, NAME=MODEL or NAME=MODEL+ADAPTER.
 
-    The adapter, a folder that PEFT wrote, is merged into the weights.
+    An adapter, a folder that PEFT wrote, is merged into the weights. Models of one base share the other weights.
     """
+    bases: dict[str, tuple[Model, Tokenizer | None]] = {}
+    found: list[tuple[str, Model, Tokenizer | None]] = []
+    for argument in arguments:
+        name, base, adapter = _split(argument)
+        if base not in bases:
+            bases[base] = hub.load(base, device=device, revision=revision)
+        model, tok = bases[base]
+        model = clone_sharing_parameters(model)
+        if adapter:
+            hub.load_adapter(model, adapter)
+            lora.merge(model)
+        found.append((name, model.eval(), tok))
+    return found
+
+
+def _split(argument: str) -> tuple[str, str, str]:
+    """Return name, model and adapter of an argument; the name is by default that of the adapter or the model."""
     name, separator, rest = argument.partition("=")
     path = rest if separator else argument
-    base, plus, adapter = path.partition("+")
+    base, _, adapter = path.partition("+")
     if Path(path).is_dir():  # a folder whose name has a plus
-        base, plus, adapter = path, "", ""
-    model, tok = hub.load(base, device=device, revision=revision)
-    if plus:
-        hub.load_adapter(model, adapter)
-        lora.merge(model)
+        base, adapter = path, ""
     if not separator:
         name = adapter or base
         name = Path(name).name if Path(name).is_dir() else name
     if not name:
         raise InputError(f"{argument!r} has no name; give NAME=MODEL.")
-    return name, model.eval(), tok
+    return name, base, adapter
