@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import numpy as np
@@ -151,6 +151,11 @@ class Request:
             elif self._waiting:
                 self._changed.notify_all()
             return True
+
+    def keep_draws(self, n_candidates: int) -> None:
+        """Keep this many candidates of each token, as the parameter `candidates` does; before it is queued."""
+        self.options = replace(self.options, candidates=n_candidates)
+        self.draws = Draws(n_candidates)
 
     def finish_search(self, found: list[Hypothesis], tree: list[Node] | None) -> None:
         """Finish with the hypotheses of a beam search, best first."""
