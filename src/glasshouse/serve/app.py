@@ -18,6 +18,7 @@ import glasshouse
 from glasshouse.config import JsonDict
 from glasshouse.models import Seq2Seq
 from glasshouse.serve import openapi
+from glasshouse.serve.answer_comparison import answer_comparison
 from glasshouse.serve.api import Api
 from glasshouse.serve.api_errors import ApiError, json_response, unavailable
 from glasshouse.serve.chat import chat_completions
@@ -66,6 +67,8 @@ def make_app(api: Api, look: Look | None = None) -> Starlette:
     routes += [Route(path, partial(answer, api, endpoint), methods=["GET"]) for path, endpoint in gets.items()]
     if look is not None:
         routes += look.routes()
+        compared = partial(answer, api, answer_comparison)
+        routes.append(Route("/v1/answers/comparison", compared, methods=["POST"]))
         routes.append(Route("/v1/answers/{id}", partial(answer, api, opened_answer), methods=["GET"]))
         routes.append(Route("/api/{name:path}", partial(answer, api, look.endpoint), methods=["POST"]))
     app = Starlette(routes=routes, lifespan=lifespan, exception_handlers={HTTPException: _no_route})

@@ -31,8 +31,8 @@ class KeptChoice:
     @classmethod
     def of(cls, request: Request) -> KeptChoice:
         """Return what is kept of a finished request."""
-        rows = (array("i", row) for row in (request.source, request.prompt, request.ids))
-        return cls(*rows, request.draws or Draws(0), request.options, request.finish_reason)
+        source, prompt, ids = (array("i", row) for row in (request.source, request.prompt, request.ids))
+        return cls(source, prompt, ids, request.draws or Draws(0), request.options, request.finish_reason)
 
     @property
     def n_bytes(self) -> int:

@@ -32,7 +32,7 @@ class Look:
 
     def routes(self) -> list[Route]:
         """Return the routes of the page itself, which contain nothing of a model and need no key."""
-        page = index_page()
+        page = index_page(served=True)
         return page_routes(page, security_headers(policy(page)))
 
     async def endpoint(self, api: Api, request: Request) -> Response:

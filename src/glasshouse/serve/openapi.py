@@ -26,7 +26,9 @@ GETS = {
     "/metrics": "Metrics for Prometheus.",
     "/openapi.json": "This document.",
 }
-ANSWER = {"/v1/answers/{id}": "An answer with what each token was drawn from."}  # with the page
+# Beside the page.
+ANSWER = {"/v1/answers/{id}": "An answer with what each token was drawn from."}
+COMPARISON = {"/v1/answers/comparison": ("Where two answers part.", protocol.ANSWER_COMPARISON)}
 
 
 def document(models: Iterable[str], *, look: bool = False) -> JsonDict:
@@ -37,9 +39,10 @@ def document(models: Iterable[str], *, look: bool = False) -> JsonDict:
     """
     names = {"type": "string", "enum": list(models)}
     paths: JsonDict = {}
-    for path, (summary, table) in POSTS.items():
+    for path, (summary, table) in ({**POSTS, **COMPARISON} if look else POSTS).items():
         schema = table.schema()
-        schema["properties"]["model"] = names
+        if "model" in table.fields:
+            schema["properties"]["model"] = names
         body = {"required": True, "content": {"application/json": {"schema": schema}}}
         paths[path] = {"post": {"summary": summary, "requestBody": body, "responses": _responses()}}
     for path, summary in (GETS | ANSWER if look else GETS).items():

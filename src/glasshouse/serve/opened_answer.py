@@ -27,7 +27,6 @@ SETTINGS = (
     "repetition_penalty",
     "frequency_penalty",
     "presence_penalty",
-    "seed",
 )
 
 
@@ -78,9 +77,11 @@ def open_choice(kept: KeptAnswer, index: int, served: ServedModel, start: int) -
         "start": start,
         "pieces": pieces(served.tok, [*choice.prompt[start:], *choice.ids]),
         "finish_reason": choice.finish_reason,
-        "settings": {name: getattr(choice.options, name) for name in SETTINGS},
+        # A seed has more digits than a number of JavaScript.
+        "settings": {name: getattr(choice.options, name) for name in SETTINGS} | {"seed": str(choice.options.seed)},
         "stop": list(choice.options.stop),
         "stop_token_ids": list(choice.options.stop_token_ids),
+        "end_ids": sorted({*served.model.spec.end_ids, *choice.options.stop_token_ids}),
         "tokens": {str(one["id"]): one for one in tokens},
         "state": page_state(choice, served),
     }
