@@ -19,6 +19,8 @@ from glasshouse.generation.candidates import Draws
 from glasshouse.generation.sampling import Sampler
 from glasshouse.generation.sampling_params import SamplingParams
 from glasshouse.serve import Limits, ServedModel, Server, openapi
+from glasshouse.serve.answer_comparison import check_tokenizers
+from glasshouse.serve.api_errors import ApiError
 from glasshouse.serve.kept_answers import CANDIDATES, KeptAnswer, KeptAnswers, KeptChoice
 
 PROMPT = "to be, or not"
@@ -219,6 +221,43 @@ def test_without_look_nothing_of_it_exists(server: Server, monkeypatch: pytest.M
     assert ask(server, "/api/model", {}).status == 404
     assert "look" not in ask(server, "/props").json()
     assert server.api.answers is None
+
+
+# Where two answers part
+
+
+def test_answers_are_compared_where_they_can_be(looking: Server, decoder: gh.models.Decoder) -> None:
+    one, two = (completed(looking, seed=seed, return_token_ids=True) for seed in (1, 2))
+    found = ask(looking, "/v1/answers/comparison", {"a": one["id"], "b": two["id"]}).json()
+    first, second = (answer["choices"][0]["token_ids"] for answer in (one, two))
+    assert found["parts_at"] == next(i for i, (a, b) in enumerate(zip(first, second, strict=True)) if a != b)
+    assert found["same_prompt"]
+    same = ask(looking, "/v1/answers/comparison", {"a": one["id"], "b": one["id"]}).json()
+    assert same["parts_at"] is None
+    assert not tensor(same["kl_divergence"]).any()  # of a model and itself
+    with torch.no_grad():
+        losses = -decoder(torch.tensor([found["ids"]]))[0].log_softmax(-1)
+    expected = losses[:-1].gather(1, torch.tensor(found["ids"][1:])[:, None])[:, 0]
+    assert torch.equal(tensor(found["loss_a"])[:-1], expected)
+    other = completed(looking, model="pair", prompt="to be")
+    mixed = ask(looking, "/v1/answers/comparison", {"a": one["id"], "b": other["id"]}).json()
+    assert "compare two of one shape" in mixed["reason"]
+    assert "kl_divergence" not in mixed
+
+
+def test_answers_of_others_are_not_compared(looking: Server) -> None:
+    mine = completed(looking)
+    body = {"a": mine["id"], "b": mine["id"]}
+    assert ask(looking, "/v1/answers/comparison", body).status == 200
+    assert ask(looking, "/v1/answers/comparison", body, key=KEYS[1]).status == 404
+    assert ask(looking, "/v1/answers/comparison", {"a": mine["id"]}).status == 400
+    assert ask(looking, "/v1/answers/comparison", body | {"c": "x"}).status == 400
+
+
+def test_tokens_of_different_tokenizers_are_not_compared(tok: gh.Tokenizer, decoder: gh.models.Decoder) -> None:
+    other = ServedModel("other", decoder, gh.Tokenizer.train(texts=["else " * 9], vocab_size=265), slots=1)
+    with pytest.raises(ApiError, match="different tokenizers"):
+        check_tokenizers(ServedModel("one", decoder, tok, slots=1), other)
 
 
 # What is kept is bounded
