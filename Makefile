@@ -87,12 +87,12 @@ oldest-torch: build/oldest-torch/.ready  ## the tests of make quick, without the
 	$(TMP) EXAMPLES=few build/oldest-torch/bin/python -m pytest -n 2 --dist worksteal -m 'not long and not slow' --ignore=tests/page tests
 
 # Every line counts, those too that only a GPU runs; the second figure leaves out the files that are for CUDA alone.
-coverage: browser  ## line coverage of make test, at least 90% (half an hour)
+coverage: browser  ## line coverage of make test, at least 90% (forty minutes)
 	mkdir -p build
 	$(TMP) $(PYTEST) -m 'not long' --cov --cov-report=
 	$(BIN)/coverage report --skip-covered
 	@echo "without Triton kernels and CUDA graphs: $$($(BIN)/coverage report --format=total --precision=1 \
-	  --omit='*/decode_attention.py,*/logits_kernels.py,*/cuda_graphs.py,*/softmax_gradient.py,*/matvec.py')%"
+	  --omit='*/pytest-of-*/*,*/decode_attention.py,*/logits_kernels.py,*/cuda_graphs.py,*/softmax_gradient.py,*/matvec.py')%"
 
 mutants: $(VENV)/.ready  ## 200 mutants of layers, text, data and store, each against its tests (hours; resumes)
 	$(TMP) $(BIN)/python tests/mutation.py $(if $(SEED),--seed $(SEED)) $(if $(COUNT),--count $(COUNT))

@@ -1,11 +1,12 @@
-"""What `glasshouse plan` says beside what a GPU takes: peak memory and tokens per second of training steps.
+"""What `glasshouse plan` says beside what a GPU takes: memory and tokens per second of training steps and decoding.
 
-    python benchmarks/plan.py [--sizes gpt2 gpt2-medium llama-1b] [--minutes 8] [--json FILE]
+    python benchmarks/plan.py [--parts decoding training] [--sizes gpt2 gpt2-medium llama-1b] [--minutes 7]
 
 The plan is given the rate of a large matmul and the bandwidth of a copy that the same process measures, and nothing
 else. Each case is `TrainStep` as a run uses it, compiled and in bfloat16, on random tokens: AdamW and Muon, with and
 without activation checkpointing, one micro-batch and two, and the largest micro-batch that the trainer would choose.
-Peak memory is torch's max_memory_allocated of steps after the third.
+Peak memory is torch's max_memory_allocated of steps after the third. Decoding is that of a warmed-up engine on
+llama-1b, 1 and 64 sequences of 128 + 256 tokens, from the first token after the prompts on.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from glasshouse.objectives.loss import compute_loss
 from glasshouse.training.model_setup import prepare_for_training
 from glasshouse.training.optimizer import make_optimizer
 from glasshouse.training.plan import Gpu, MemoryModel
+from glasshouse.training.plan.serving import load_meta_decoder, plan_serving
 from glasshouse.training.plan.speed import compute_seconds
 from glasshouse.training.plan.training import USABLE, choose_grad_accum
 from glasshouse.training.run import Train
@@ -146,23 +148,15 @@ def measure(case: Case) -> dict[str, Any]:
     return {**found, "seconds": seconds, "warmup": warm}
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--sizes", nargs="+", default=["gpt2", "gpt2-medium", "llama-1b"])
-    parser.add_argument("--minutes", type=float, default=7.0, help="no case starts after them")
-    parser.add_argument("--json", type=Path, help="also write the figures to this file")
-    args = parser.parse_args()
-    began = time.perf_counter()
-    gpu = measure_gpu()
+def compare_training(gpu: Gpu, sizes: list[str], deadline: float) -> list[dict[str, Any]]:
+    """Print every case that begins before the deadline, and return the figures."""
     print(
-        f"torch {torch.__version__}, {gpu.name}: {gpu.memory / GIB:.1f} GiB, bfloat16 matmul {gpu.flops / 1e12:.0f} "
-        f"TFLOP/s, copy {gpu.bandwidth / 1e12:.2f} TB/s\n\n"
         f"{'case':48} {'GiB':>6} {'plan':>6} {'ratio':>6} {'tokens/s':>9} {'plan':>9} {'ratio':>6}",
         flush=True,
     )
     figures = []
     for case in CASES:
-        if case.preset not in args.sizes or time.perf_counter() - began > 60 * args.minutes:
+        if case.preset not in sizes or time.perf_counter() > deadline:
             continue
         gc.collect()
         torch.cuda.empty_cache()
@@ -188,6 +182,60 @@ def main() -> None:
             flush=True,
         )
         figures.append({"case": name, "planned": planned, "measured": found})
+    return figures
+
+
+def compare_decoding(gpu: Gpu, rounds: int = 3) -> list[dict[str, Any]]:
+    """Print the decoding of llama-1b, one sequence and 64, and return the figures."""
+    prompt, new = 128, 256
+    planned_model = load_meta_decoder("llama-1b")
+    model = gh.build(gh.preset("llama-1b", end_ids=()), device=DEVICE, dtype=torch.bfloat16).eval()
+    figures = []
+    for requests in (1, 64):
+        plan = plan_serving(planned_model, gpu, requests=requests, prompt=prompt, new=new).choices[0]
+        engine = gh.Engine(model, slots=requests, max_len=prompt + new)
+        engine.warm_up()
+        rates = []
+        for _ in range(rounds):
+            prompts = torch.randint(model.spec.vocab_size, (requests, prompt)).tolist()
+            submitted = [engine.submit(ids, max_new_tokens=new) for ids in prompts]
+            while not all(request.ids for request in submitted):
+                engine.step()
+            left = sum(new - len(request.ids) for request in submitted)
+            torch.cuda.synchronize()
+            start = time.perf_counter()
+            engine.run()
+            torch.cuda.synchronize()
+            rates.append(left / (time.perf_counter() - start))
+        measured = statistics.median(rates)
+        print(
+            f"llama-1b, decoding {requests:2} sequences: {measured:9,.0f} tokens/s, plan "
+            f"{plan.tokens_per_second:9,.0f}, ratio {measured / plan.tokens_per_second:.3f}",
+            flush=True,
+        )
+        figures.append({"requests": requests, "planned": plan.tokens_per_second, "measured": rates})
+        del engine
+        torch.compiler.reset()
+    return figures
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--parts", nargs="+", choices=("training", "decoding"), default=["decoding", "training"])
+    parser.add_argument("--sizes", nargs="+", default=["gpt2", "gpt2-medium", "llama-1b"])
+    parser.add_argument("--minutes", type=float, default=7.0, help="no case starts after them")
+    parser.add_argument("--json", type=Path, help="also write the figures to this file")
+    args = parser.parse_args()
+    began = time.perf_counter()
+    gpu = measure_gpu()
+    print(
+        f"torch {torch.__version__}, {gpu.name}: {gpu.memory / GIB:.1f} GiB, bfloat16 matmul {gpu.flops / 1e12:.0f} "
+        f"TFLOP/s, copy {gpu.bandwidth / 1e12:.2f} TB/s\n",
+        flush=True,
+    )
+    figures = compare_decoding(gpu) if "decoding" in args.parts else []
+    if "training" in args.parts:
+        figures += compare_training(gpu, args.sizes, began + 60 * args.minutes)
     if args.json:
         args.json.write_text(json.dumps(figures, indent=2))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -94,3 +95,18 @@ def test_plan_errors_are_one_line(call: Call, run: str) -> None:
         assert done.code == 1
         assert message in done.err
         assert done.err.count("\n") == 1
+
+
+def test_the_picture_is_one_file(call: Call, run: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    done = call("plan", run, "--open")
+    assert done.code == 0, done.err
+    (page,) = tmp_path.glob("plan-*.html")
+    assert page.as_uri() in done.err
+    held = re.search('<script type="application/json" id="plan">(.*?)</script>', page.read_text(encoding="utf-8"))
+    assert held is not None
+    assert json.loads(held[1])["plan"] == json.loads(call("plan", run, "--json").out)
+    refused = call("plan", "gpt2", "--requests", "2", "--open")
+    assert refused.code == 1
+    assert refused.err.count("\n") == 1
+    assert "--open" in refused.err

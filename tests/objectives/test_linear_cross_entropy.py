@@ -50,6 +50,19 @@ def test_loss_and_gradients_are_those_of_torch(
         assert torch.allclose(one, other, rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("needed", [(True, True), (True, False), (False, True)])
+def test_as_one_operation_it_computes_the_same(
+    bias: bool, needed: tuple[bool, bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "CHUNK_LOGITS", 4 * 128)
+    x, weight, offset, targets = draw(128, bias)
+    inputs = (x, weight, offset, targets, 128, 0.1, *needed)
+    for one, other in zip(module._compute_as_one(*inputs), module._compute(*inputs), strict=True):
+        assert torch.equal(one, other)
+    torch.library.opcheck(module._compute_as_one, inputs)  # shapes and strides as registered, nothing overwritten
+
+
 def test_frozen_weights_get_no_gradient() -> None:
     x, weight, _, targets = draw(70, bias=False)
     linear_cross_entropy(x.requires_grad_(), weight, None, targets).backward()

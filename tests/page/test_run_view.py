@@ -16,6 +16,7 @@ from conftest import POEM, Trained, Visit, _train, settle
 from playwright.sync_api import Browser, Page, expect
 
 import glasshouse as gh
+from glasshouse import config
 from glasshouse.page import Look
 from glasshouse.page.model_loader import ModelLoader
 from glasshouse.page.trace import TraceCache
@@ -358,3 +359,34 @@ def test_it_fits(
     page = visit(run_folder, view="run", text=TEXT, width=width, dark=dark, run_step=40)
     picture(page, f"run-{width}{'-dark' if dark else ''}")
     assert page.evaluate("document.documentElement.scrollWidth") <= width
+
+
+# The plan
+
+
+def test_the_plan_is_that_of_the_command_beside_what_was_measured(
+    run_folder: Path, visit: Visit, picture: Callable[[Page, str], Path]
+) -> None:
+    planner = gh.training.plan
+    page = visit(run_folder, view="run", text=TEXT)
+    picture(page, "run-plan")
+    for gpu in ("h200", "rtx4090"):
+        page.get_by_test_id("plan-gpu").select_option(gpu)
+        plan = planner.plan_training(gh.Run.load(run_folder), planner.find_gpu(gpu))
+        expect(page.get_by_test_id("plan-sentence")).to_contain_text(f"on 1 x {gpu}: ")
+        parts = page.locator("[data-testid=plan-parts] [data-part]")
+        shown = {one.get_attribute("data-part"): one.get_attribute("data-value") for one in parts.all()}
+        assert shown == {name: str(size) for name, size in plan.memory.parts.items() if size}
+        assert value(page, "planned-speed") == pytest.approx(plan.tokens_per_second)
+        assert value(page, "planned-memory") == pytest.approx(plan.memory.peak / 2**30)
+    last = lines(run_folder / "metrics.jsonl")[-1]
+    assert value(page, "measured-speed") == last["tokens_per_second"]
+    assert "run_gpu=rtx4090" in page.url
+
+
+def test_a_run_whose_model_is_gone_has_no_plan_but_the_rest(copied: Path, visit: Visit) -> None:
+    table = config.read(copied / "run.toml") | {"model": {"from": "gone"}}
+    (copied / "run.toml").write_text(config.to_toml(table))
+    page = visit(copied, view="run", text=TEXT)
+    expect(page.locator(".placeholder", has_text="gone")).to_be_visible()
+    expect(page.get_by_test_id("run-far")).to_contain_text("step 60")

@@ -70,9 +70,9 @@ def test_one_small_model_worked_by_hand() -> None:
         "weights": 6 * TOTAL,
         "optimizer": 8 * TOTAL,
         "activations": 64 * (2 * STORED + 2 * 8 * 2 + 8),  # and input, output and statistics of the final norm
-        # Logits of 64 tokens and their gradient in bfloat16; the gradient of the vocabulary: a float32 sum, its
-        # successor and a bfloat16 term; two gradients of the hidden states.
-        "logits": 2 * 2 * 64 * 64 + (4 + 4 + 2) * 64 * 8 + 2 * 2 * 64 * 8,
+        # Logits of 64 tokens in bfloat16, whose place their gradient takes; the gradient of the vocabulary: a float32
+        # sum and a bfloat16 term; two gradients of the hidden states.
+        "logits": 2 * 64 * 64 + (4 + 2) * 64 * 8 + 2 * 2 * 64 * 8,
     }
     assert plan.memory.peak == sum(plan.memory.parts.values())
     assert plan.usable_memory == int(USABLE * 2**20)
@@ -128,6 +128,20 @@ def test_the_moments_of_a_step_by_hand() -> None:
     assert twice.parts["gradients"] - once.parts.get("gradients", 0) == 4 * TOTAL
 
 
+def test_micro_batches_of_every_size() -> None:
+    run = small_run(batch_tokens=16 * 11)
+    plan = plan_training(run, find_gpu("h200"))
+    assert [(one.rows, one.grad_accum) for one in plan.micro_batches] == [(1, 11), (2, 6), (4, 3), (8, 2), (11, 1)]
+    whole = plan.micro_batches[-1]
+    assert (plan.rows, whole.memory, whole.tokens_per_second) == (11, plan.memory.peak, plan.tokens_per_second)
+    memories = [one.memory for one in plan.micro_batches]
+    assert sorted(memories) == memories
+    little = find_gpu("h200", memory=1.1 * memories[1] / 0.88 / 2**30)  # two sequences fit
+    small = plan_training(run, little)
+    assert small.largest_rows == small.rows == 2
+    assert [one.rows for one in small.micro_batches] == [1, 2, 4]
+
+
 def test_muon_iterations_by_hand() -> None:
     model = gh.build(gh.preset(**_preset()), device="meta")
     # Of an r x c matrix with r <= c: x x' and the last product take 2 r r c FLOPs each, the square in between 2 r**3.
@@ -139,8 +153,8 @@ def test_muon_iterations_by_hand() -> None:
 def test_logits_are_chunked_and_padded(monkeypatch: pytest.MonkeyPatch) -> None:
     model = gh.build(gh.preset("tiny-decoder", vocab_size=100, d_model=64), device="meta")
     monkeypatch.setattr("glasshouse.training.plan.memory.CHUNK_LOGITS", 1280)  # ten tokens of 128 padded logits
-    matrices = (4 + 4 + 2 + 2) * 128 * 64  # the last: a padded copy
-    assert loss_bytes(model, 50, 2, deferred=True) == 2 * 2 * 10 * 128 + matrices + 2 * 2 * 50 * 64
+    matrices = (4 + 2 + 2) * 128 * 64  # the last: a padded copy
+    assert loss_bytes(model, 50, 2, deferred=True) == 2 * 10 * 128 + matrices + 2 * 2 * 50 * 64
     assert loss_bytes(model, 50, 4, deferred=False) == 16 * 50 * 100
     assert linear_cross_entropy.ALIGNED == 64
 

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import json
+import sys
+import tempfile
+import webbrowser
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 import glasshouse as gh
 from glasshouse.cli import screen
+from glasshouse.errors import InputError
 
 if TYPE_CHECKING:
     from glasshouse.training.plan import ServingPlan, TrainingPlan
@@ -63,8 +68,13 @@ def plan(
     prompt: Annotated[int, typer.Option(min=1, help="Tokens of a prompt, to serve.")] = 1024,
     new: Annotated[int, typer.Option(min=1, help="Tokens to generate, to serve.")] = 256,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object, for scripts.")] = False,
+    open_page: Annotated[
+        bool, typer.Option("--open", help="Also draw the plan of a run, and open the picture in a browser.")
+    ] = False,
 ) -> None:
     """Say what a training run or serving will take, by arithmetic alone: nothing is trained, and no GPU is needed."""
+    if open_page and requests is not None:
+        raise InputError("--open draws the plan of a run, but --requests plans serving; leave one of them out.")
     with screen.waiting("loading torch"):
         planner = gh.training.plan
         chosen = planner.find_gpu(gpu, memory=memory, tflops=tflops, bandwidth=bandwidth, link=link, network=network)
@@ -81,6 +91,18 @@ def plan(
         screen.table(list(_training(training)))
     else:
         _show_serving(serving)
+    if open_page:
+        _open(target, training)
+
+
+def _open(target: str, plan: TrainingPlan) -> None:
+    """Write the picture of a plan to a file that is kept, as a browser may still read it, and open it."""
+    with tempfile.NamedTemporaryFile("w", prefix="plan-", suffix=".html", delete=False, encoding="utf-8") as file:
+        file.write(gh.page.plan_page(target, plan))
+    address = Path(file.name).as_uri()
+    if gh.device.find_browser() is not None:
+        webbrowser.open(address)
+    print(f"picture: {address}", file=sys.stderr)
 
 
 def _training(plan: TrainingPlan) -> Iterator[Row]:

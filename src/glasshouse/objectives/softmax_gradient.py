@@ -21,13 +21,13 @@ if available:
 
     @triton.jit
     def _kernel(
-        logits_ptr, target_ptr, loss_ptr, gradient_ptr, width, n_classes, smoothing,
+        logits_ptr, target_ptr, loss_ptr, width, n_classes, smoothing,
         BLOCK: tl.constexpr, IGNORED: tl.constexpr,
     ):  # fmt: skip
         row = tl.program_id(0).to(tl.int64)
         target = tl.load(target_ptr + row)
         counted = target != IGNORED
-        logits_row, gradient_row = logits_ptr + row * width, gradient_ptr + row * width
+        logits_row = logits_ptr + row * width
         top, total, sum_of_logits = float("-inf"), 0.0, 0.0
         for start in range(0, width, BLOCK):
             columns = start + tl.arange(0, BLOCK)
@@ -48,13 +48,14 @@ if available:
             gradient = tl.exp(x - normalizer) - smoothing / n_classes
             gradient = tl.where(columns == target, gradient - (1 - smoothing), gradient)
             gradient = tl.where(counted & (columns < n_classes), gradient, 0.0)
-            tl.store(gradient_row + columns, gradient.to(gradient_ptr.dtype.element_ty), mask=columns < width)
+            tl.store(logits_row + columns, gradient.to(logits_ptr.dtype.element_ty), mask=columns < width)
 
 
 def softmax_gradient(logits: Tensor, targets: Tensor, n_classes: int, smoothing: float) -> tuple[Tensor, Tensor]:
     """Return the cross-entropy of each row of logits [N, V], and the gradient of their sum, [N, V].
 
-    Only the first `n_classes` logits of a row count; a row whose target is -100 has neither loss nor gradient.
+    Only the first `n_classes` logits of a row count; a row whose target is -100 has neither loss nor gradient. On a
+    GPU, the gradient takes the place of the logits.
 
     >>> losses, gradient = softmax_gradient(torch.zeros(1, 4), torch.tensor([1]), n_classes=2, smoothing=0.0)
     >>> losses.exp(), gradient
@@ -73,16 +74,8 @@ def softmax_gradient(logits: Tensor, targets: Tensor, n_classes: int, smoothing:
     return losses[:, 0], gradient.to(logits.dtype)
 
 
-@torch.library.custom_op("glasshouse::softmax_gradient", mutates_args=())
 def _by_kernel(logits: Tensor, targets: Tensor, n_classes: int, smoothing: float) -> tuple[Tensor, Tensor]:
-    logits = logits.contiguous()
-    losses, gradient = logits.new_empty(len(logits), dtype=torch.float32), torch.empty_like(logits)
-    width = logits.shape[1]
-    inputs = (logits, targets, losses, gradient, width, n_classes, smoothing)
+    losses, width = logits.new_empty(len(logits), dtype=torch.float32), logits.shape[1]
+    inputs = (logits, targets, losses, width, n_classes, smoothing)
     _kernel[(len(logits),)](*inputs, BLOCK=BLOCK, IGNORED=IGNORED, num_warps=WARPS)
-    return losses, gradient
-
-
-@_by_kernel.register_fake
-def _(logits: Tensor, targets: Tensor, n_classes: int, smoothing: float) -> tuple[Tensor, Tensor]:
-    return logits.new_empty(len(logits), dtype=torch.float32), torch.empty_like(logits)
+    return losses, logits

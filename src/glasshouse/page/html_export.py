@@ -83,7 +83,7 @@ def export_html(
         if size > ROOM:
             break
         add(name, body)
-    return assemble({"fragment": fragment, "responses": responses})
+    return standalone(index_page(), "saved", {"fragment": fragment, "responses": responses}, "main.js")
 
 
 def request_key(name: str, body: JsonDict) -> str:
@@ -104,9 +104,9 @@ def _js_numbers(value: object) -> object:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-def assemble(saved: JsonDict) -> str:
-    """Combine the page's files and its data into one HTML file."""
-    page, files = index_page(), static_files()
+def standalone(page: str, name: str, data: object, main: str) -> str:
+    """Put styles, scripts and data into a page that begins with the script `main`, in place of its links to them."""
+    files = static_files()
     styles = re.findall(r'<link rel="stylesheet" href="/static/([^"]+)">', page)
     css = "\n".join(files[name].decode() for name in styles)
     scripts = {f"glasshouse/{name}": _script(text) for name, text in files.items() if name.endswith(".js")}
@@ -118,7 +118,7 @@ def assemble(saved: JsonDict) -> str:
         page,
     )
     head = f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">\n<style>\n{css}</style>\n'
-    foot = data_script("saved", saved) + '<script type="module">import "glasshouse/main.js";</script>\n'
+    foot = data_script(name, data) + f'<script type="module">import "glasshouse/{main}";</script>\n'
     return page.replace("</head>", f"{head}</head>").replace("</body>", f"{foot}</body>")
 
 

@@ -1,4 +1,4 @@
-"""Endpoints for a training run: metrics, checkpoint logs, and a comparison of two checkpoints."""
+"""Endpoints for a training run: metrics, checkpoint logs, a comparison of two checkpoints, and its plan."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ from glasshouse.page.view import Endpoint, View
 from glasshouse.training.checkpoints import list_checkpoints
 from glasshouse.training.folder import LOCK, PROBES, SAMPLES
 from glasshouse.training.journal import PER_HEAD, PER_LAYER, Journal
+from glasshouse.training.plan import GPUS, find_gpu, plan_training
 from glasshouse.training.run import Run, default_schedule
 
 try:
@@ -125,6 +126,19 @@ def run_settings(traces: TraceCache, params: RunSettings) -> JsonDict:
 
 
 @dataclass(frozen=True)
+class RunPlan(Settings):
+    """Parameters of the plan of a run."""
+
+    gpu: str = "h200"
+
+
+def plan(traces: TraceCache, params: RunPlan) -> JsonDict:
+    """Return what the run takes on one GPU, and the GPUs to choose from."""
+    run = Run.from_dict(config.read(_run(traces) / RUN))
+    return {"plan": plan_training(run, find_gpu(params.gpu)).to_dict(), "gpus": list(GPUS)}
+
+
+@dataclass(frozen=True)
 class CheckpointLog(Settings):
     """Parameters of the checkpoint logs."""
 
@@ -218,6 +232,7 @@ def _checkpoint_log_version(run: Path) -> str:
 def initial_requests(traces: TraceCache, forward_pass: ForwardPass, state: JsonDict) -> list[tuple[str, JsonDict]]:
     """Return the requests that the view sends when opened."""
     requests: list[tuple[str, JsonDict]] = [(name, {}) for name in ("metrics", "run_settings", "samples", "probes")]
+    requests.append(("plan", {"gpu": state.get("run_gpu", RunPlan.gpu)}))
     if state["compare_with"] and state["compare_with"] != forward_pass.checkpoint:
         requests.append(
             (
@@ -234,11 +249,12 @@ VIEW = View(
     endpoints={
         "metrics": Endpoint(Metrics, metrics, needs_model=False),
         "run_settings": Endpoint(RunSettings, run_settings, needs_model=False),
+        "plan": Endpoint(RunPlan, plan, needs_model=False),
         "probes": Endpoint(CheckpointLog, probes, needs_model=False),
         "samples": Endpoint(CheckpointLog, samples, needs_model=False),
         "compare_checkpoints": Endpoint(CompareCheckpoints, compare_checkpoints),
     },
     initial_requests=initial_requests,
-    state_keys=("left", "right", "scale", "score", "smoothing", "step"),
+    state_keys=("gpu", "left", "right", "scale", "score", "smoothing", "step"),
     applies=lambda loader: loader.run is not None,
 )

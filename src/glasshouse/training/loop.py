@@ -272,7 +272,8 @@ class Trainer:
 
     def _metrics(self, launched: Launched, outcome: StepMetrics) -> JsonDict:
         batches = self.setup.batches
-        straggler = self.stragglers.rank
+        straggler, throughput = self.stragglers.rank, self.setup.throughput
+        on_gpu = self.setup.device.type == "cuda"  # elsewhere it is that of the whole process
         return _as_json(
             {
                 "epoch": (launched.number + 1) * batches.batch_size / len(batches.samples),
@@ -280,7 +281,8 @@ class Trainer:
                 "lr": launched.lr,
                 "grad_norm": outcome.grad_norm,
                 "n_targets": outcome.n_targets,
-                "tokens_per_second": round(self.setup.throughput.tokens_per_second, 1),
+                "tokens_per_second": round(throughput.tokens_per_second, 1),
+                **({"peak_memory": throughput.peak_memory} if on_gpu else {}),
                 **({} if straggler is None else {"straggler": straggler}),
             }
         )

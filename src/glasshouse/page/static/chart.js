@@ -1,4 +1,4 @@
-// Line charts over training steps: axes, a legend with values, and a cursor at one step.
+// Line charts over training steps, or along something else: axes, a legend with values, and a cursor at one step.
 
 import { h, put, s } from "glasshouse/dom.js";
 import { short } from "glasshouse/number.js";
@@ -63,7 +63,7 @@ export function nearest(numbers, one) {
  * step and shows its values; null removes it. `onmove(step)` is called on pointer or key movement (null: the pointer
  * left), `onpick(step)` on selection.
  */
-export function chart({ title, unit = "", height = 190, onmove, onpick, isMain = false, testid }) {
+export function chart({ title, unit = "", height = 190, onmove, onpick, isMain = false, along = "step", testid }) {
   const legend = h("figcaption", { class: "chart-legend" });
   const area = h("div", { class: "chart-area", style: { height: `${height}px` } });
   const node = h("figure", { class: "chart", data: { testid } }, legend, area);
@@ -118,7 +118,7 @@ export function chart({ title, unit = "", height = 190, onmove, onpick, isMain =
       cursor,
     ];
     const role = isMain
-      ? { tabindex: "0", role: "slider", "aria-label": `${title}: step`, "aria-valuemin": from, "aria-valuemax": to }
+      ? { tabindex: "0", role: "slider", "aria-label": `${title}: ${along}`, "aria-valuemin": from, "aria-valuemax": to }
       : { role: "img", "aria-label": describe(drawn) };
     const listen = onmove ? { pointermove: passed, pointerdown: passed, pointerleave: () => onmove(null), click: (event) => onpick?.(stepAt(event)), keydown: isMain ? walked : () => {} } : {};
     const old = area.querySelector("svg");
@@ -130,7 +130,7 @@ export function chart({ title, unit = "", height = 190, onmove, onpick, isMain =
   }
 
   function describe(drawn) {
-    const ends = drawn.map((one) => `${one.name} from ${short(one.y[0])} at step ${one.x[0]} to ${short(one.y.at(-1))} at step ${one.x.at(-1)}`);
+    const ends = drawn.map((one) => `${one.name} from ${short(one.y[0])} at ${along} ${one.x[0]} to ${short(one.y.at(-1))} at ${along} ${one.x.at(-1)}`);
     return `${title}${unit ? ` in ${unit}` : ""}: ${ends.join("; ")}`;
   }
 

@@ -5,13 +5,14 @@ from glasshouse.training.plan.hardware import GPUS, Gpu, find_gpu
 from glasshouse.training.plan.memory import MemoryModel, StepMemory, activation_bytes
 from glasshouse.training.plan.serving import ServingPlan, load_meta_decoder, plan_serving
 from glasshouse.training.plan.traffic import Traffic, step_traffic
-from glasshouse.training.plan.training import TrainingPlan, plan_training
+from glasshouse.training.plan.training import MicroBatch, TrainingPlan, plan_training
 
 __all__ = [
     "GPUS",
     "Gpu",
     "Layout",
     "MemoryModel",
+    "MicroBatch",
     "ServingPlan",
     "StepMemory",
     "Traffic",

@@ -94,9 +94,9 @@ def loss_bytes(model: Model, n_tokens: int, itemsize: int, *, deferred: bool, te
         return FULL * WHOLE_LOGITS * n_tokens * s.vocab_size // tensor
     padded = s.vocab_size + -s.vocab_size % ALIGNED
     chunk = min(n_tokens, max(1, CHUNK_LOGITS // padded))
-    logits = 2 * itemsize * chunk * padded  # and their gradient
+    logits = itemsize * chunk * padded  # their gradient takes their place
     matrix = padded * s.d_model  # its gradient is a float32 sum, to which a chunk's is added
-    matrices = (2 * FULL + itemsize + (itemsize if padded != s.vocab_size else 0)) * matrix
+    matrices = (FULL + itemsize + (itemsize if padded != s.vocab_size else 0)) * matrix
     return (logits + matrices) // tensor + 2 * itemsize * n_tokens * s.d_model  # gradients of hidden states
 
 

@@ -16,6 +16,7 @@ from glasshouse.training.plan.memory import MemoryModel
 # Of a step of gpt2 on an H200 (docs/performance.md): matmuls reach 89% of a large one; attention, counted without its
 # mask, half of it; the other kernels move the stored activations four times and the logits five times.
 MATMUL_SHARE, ATTENTION_SHARE = 0.89, 0.5
+UPDATE_SHARE = 0.62  # of Muon's products on llama-1b: symmetric ones are whole, and many matrices are small
 ACTIVATION_PASSES, LOGIT_PASSES = 4, 5
 ACCUMULATE_BYTES = 10  # per parameter and micro-batch: float32 sum read and written, bfloat16 gradient read
 UPDATE_BYTES = 46  # per parameter and step: clipping 12, AdamW 28, the bfloat16 copy 6
@@ -65,7 +66,7 @@ def compute_seconds(memory: MemoryModel, gpu: Gpu, *, rows: int, seq_len: int, g
     weights = memory.n_trained / layout.tensor
     moved += weights * (ACCUMULATE_BYTES * grad_accum + UPDATE_BYTES / layout.shards)
     # Of sharded matrices, every process computes the whole update of Muon.
-    update = update_flops(model, memory.optimizer) / (MATMUL_SHARE * gpu.flops)
+    update = update_flops(model, memory.optimizer) / (UPDATE_SHARE * gpu.flops)
     return max(products + moved / gpu.bandwidth + update, LAUNCH_SECONDS * memory.n_blocks * grad_accum)
 
 

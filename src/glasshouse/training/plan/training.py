@@ -23,6 +23,16 @@ USABLE = 0.88  # of a GPU's memory; the CUDA context and the allocator's gaps ta
 
 
 @dataclass(frozen=True)
+class MicroBatch:
+    """A step of the run in micro-batches of some size."""
+
+    rows: int  # sequences of a micro-batch, per GPU
+    grad_accum: int
+    memory: int  # bytes at the peak
+    tokens_per_second: float  # on all GPUs
+
+
+@dataclass(frozen=True)
 class TrainingPlan:
     """What a run will take; bytes, seconds and FLOPs, per GPU where not said otherwise."""
 
@@ -35,6 +45,7 @@ class TrainingPlan:
     rows: int  # sequences of a micro-batch
     grad_accum: int
     largest_rows: int  # the most sequences of a micro-batch that fit
+    micro_batches: tuple[MicroBatch, ...]  # from one sequence to twice what fits, or the whole batch of a GPU
     memory: StepMemory
     usable_memory: int
     traffic: Traffic
@@ -116,22 +127,35 @@ def plan_training(
     grad_accum = choice.grad_accum or choose_grad_accum(memory, own_rows, seq_len, usable)
     rows = -(-own_rows // grad_accum)
     flops = token_flops(model, seq_len)
-    item = memory.itemsize
-    traffic = step_traffic(
-        layout,
-        in_blocks=memory.in_blocks,
-        outside=memory.outside,
-        itemsize=item,
-        grad_accum=grad_accum,
-        momentum=memory.momentum_bytes,
-        # two sums in the forward and two in the backward pass of a block
-        activations=4 * memory.n_blocks * rows * grad_accum * seq_len * model.spec.d_model * item,
-    )
-    hidden, exposed = traffic.seconds(layout, gpu)
-    seconds = compute_seconds(memory, gpu, rows=rows, seq_len=seq_len, grad_accum=grad_accum)
     tokens = all_rows * seq_len
     ideal = tokens * flops.total / (gpus * gpu.flops)
-    step = max(seconds, hidden) + exposed if mfu is None else ideal / mfu
+
+    def step_of(rows: int, grad_accum: int) -> tuple[Traffic, float, float, float]:
+        """Return the traffic of a step, the seconds of computing and of traffic, and of both together."""
+        traffic = step_traffic(
+            layout,
+            in_blocks=memory.in_blocks,
+            outside=memory.outside,
+            itemsize=memory.itemsize,
+            grad_accum=grad_accum,
+            momentum=memory.momentum_bytes,
+            # two sums in the forward and two in the backward pass of a block
+            activations=4 * memory.n_blocks * rows * grad_accum * seq_len * model.spec.d_model * memory.itemsize,
+        )
+        hidden, exposed = traffic.seconds(layout, gpu)
+        computing = compute_seconds(memory, gpu, rows=rows, seq_len=seq_len, grad_accum=grad_accum)
+        return traffic, computing, hidden + exposed, max(computing, hidden) + exposed
+
+    def micro_batch(rows: int) -> MicroBatch:
+        accum = -(-own_rows // rows)
+        seconds = step_of(rows, accum)[-1]
+        return MicroBatch(rows, accum, memory.at(rows, seq_len, accum).peak, tokens / seconds)
+
+    traffic, computing, communicating, estimated = step_of(rows, grad_accum)
+    step = estimated if mfu is None else ideal / mfu
+    largest = memory.largest_micro_batch(seq_len, usable, most=2**20, grad_accum=grad_accum)
+    sizes = {2**power for power in range(own_rows.bit_length())} | {rows, own_rows}
+    sizes = {size for size in sizes if size <= max(rows, 2 * largest)}
     return TrainingPlan(
         gpu=gpu,
         layout=layout,
@@ -141,12 +165,13 @@ def plan_training(
         batch_tokens=tokens,
         rows=rows,
         grad_accum=grad_accum,
-        largest_rows=memory.largest_micro_batch(seq_len, usable, most=2**20, grad_accum=grad_accum),
+        largest_rows=largest,
+        micro_batches=tuple(map(micro_batch, sorted(sizes))),
         memory=memory.at(rows, seq_len, grad_accum),
         usable_memory=usable,
         traffic=traffic,
-        compute_seconds=seconds,
-        traffic_seconds=hidden + exposed,
+        compute_seconds=computing,
+        traffic_seconds=communicating,
         step_seconds=step,
         mfu=ideal / step,
         steps=choice.steps,

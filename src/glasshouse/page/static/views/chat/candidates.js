@@ -33,11 +33,13 @@ export function candidates(context, answer, place, branch) {
     };
   }), { label: "candidates" });
   const settings = [`temperature ${short(opened.settings.temperature)}`, opened.settings.top_k ? `top-k ${opened.settings.top_k}` : "", opened.settings.top_p && opened.settings.top_p < 1 ? `top-p ${short(opened.settings.top_p)}` : "", opened.settings.min_p ? `min-p ${short(opened.settings.min_p)}` : "", `seed ${opened.settings.seed}`].filter(Boolean).join(", ");
+  const steered = Object.entries(opened.settings.steer ?? {}).filter(([, scale]) => scale).map(([name, scale]) => `${name} ${short(scale)}`).join(", ");
   const chosen = one.isChosen ? " You chose another token here than the model drew." : "";
   return h("section", { class: "drawn", "aria-label": "what this token was drawn from", data: { testid: "drawn" } },
     h("h3", {}, one.isEnd ? "The end: " : "Token ", token(one), " was drawn from"),
     list,
     h("p", { class: "quiet" }, rest > 5e-5 ? `All others together ${percent(rest)}. ` : "", isPlain ? "" : "Pale: the model’s own probability, before penalties, temperature and filters. ", branch ? "Click a candidate to continue with it." : "", chosen),
+    steered ? h("p", { class: "quiet" }, `Steered by ${steered}; the views show the model without that.`) : null,
     h("p", { class: "looks" }, "At this moment: ", LOOKS.filter(([view]) => context.model.views.includes(view)).map(([view, title]) => look(context, answer, place, view, title))),
     h("p", { class: "quiet" }, `${settings} · ${plural(opened.prompt.length, "prompt token")} · `, h("a", { href: `/?model=${encodeURIComponent(answer.model.id)}#answer=${answer.id}`, target: "_blank", rel: "opener", title: "open this answer in another tab" }, h("code", { data: { testid: "answer-id" } }, answer.id))),
   );

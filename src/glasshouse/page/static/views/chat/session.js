@@ -19,7 +19,7 @@ class Session {
     const most = Math.min(...this.models.map((one) => one.max_len));
     this.settings = { temperature: 1, top_p: 1, top_k: 0, max_tokens: Math.max(1, Math.min(LONGEST, Math.floor(most / 2))) };
     this.most = most;
-    this.vectors = [...new Set([found, ...this.models].flatMap((one) => one.steering_vectors ?? []))]; // that can be steered by
+    this.vectors = [...new Set([found, ...this.models].flatMap((one) => [...(one.steering_vectors ?? []), ...Object.keys(one.steering ?? {})]))]; // that can be steered by
     this.steer = {}; // scale by vector
     this.conversations = new Map(this.models.map((one) => [one.id, []])); // turns by model
     this.round = 0; // that all chosen models were asked in

@@ -1,4 +1,4 @@
-// Run: live metrics of a training run, samples, head scores, and a comparison of two checkpoints.
+// Run: live metrics of a training run, samples, head scores, a comparison of two checkpoints, and the plan.
 
 import { isSaved } from "glasshouse/api.js";
 import { h, put } from "glasshouse/dom.js";
@@ -8,6 +8,7 @@ import { heads } from "glasshouse/views/run/heads.js";
 import { layers } from "glasshouse/views/run/layers.js";
 import { follow, store } from "glasshouse/views/run/metrics_store.js";
 import { comparison } from "glasshouse/views/run/comparison.js";
+import { plan } from "glasshouse/views/run/plan.js";
 import { samples } from "glasshouse/views/run/samples.js";
 import { status } from "glasshouse/views/run/status.js";
 
@@ -17,11 +18,11 @@ export function mount(context, root) {
   const { checkpoint, compare_with: compareWith } = context.state;
   // With two checkpoints the page mounts each view twice, but there is one run.
   if (compareWith && context.checkpoint === compareWith && compareWith !== (checkpoint || context.model.checkpoints.at(-1))) return { draw() {} };
-  const parts = [status, curves, samples, heads, layers, comparison].map((part) => part(context));
-  const [first, second, third, fourth, fifth, sixth] = parts.map((part) => part.node);
+  const parts = [status, curves, samples, heads, layers, comparison, plan].map((part) => part(context));
+  const [first, second, third, fourth, fifth, sixth, seventh] = parts.map((part) => part.node);
   const code = h("div", {});
   root.classList.add("run");
-  root.append(first, second, third, h("div", { class: "columns" }, fourth, fifth), sixth, code);
+  root.append(first, second, third, h("div", { class: "columns" }, fourth, fifth), sixth, seventh, code);
   async function look() {
     if (document.hidden || store.latest?.status === "finished") return;
     try {
