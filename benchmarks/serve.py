@@ -155,7 +155,9 @@ class Ours:
             time.sleep(0.1)
 
     def run(self, clients: int, bodies: list[dict[str, Any]]) -> dict[str, float]:
-        return load(self.server.port, clients, bodies)
+        begin = time.process_time()
+        result = load(self.server.port, clients, bodies)
+        return result | {"cpu": time.process_time() - begin}
 
 
 class Theirs:
@@ -224,10 +226,11 @@ def compare(systems: dict[str, Any], args: argparse.Namespace, draw: Any) -> Non
             columns = f"{latency:>12.2f}{health:>17.1f}" if latency else ""
             print(f"{clients:>3} clients, {name:22}{shown:>20}{columns}", flush=True)
         if args.look:
-            off, on = ([one["tokens"] / one["seconds"] for one in found[name]] for name in (OFF, ON))
-            shares = [with_look / without for with_look, without in zip(on, off, strict=True)]
-            each = ", ".join(f"{share:.3f}" for share in shares)
-            print(f"{clients:>3} clients, --look has {statistics.median(shares):.1%} of the throughput ({each})")
+            for field, what in (("seconds", "throughput"), ("cpu", "tokens per second of processor time")):
+                off, on = ([one["tokens"] / one[field] for one in found[name]] for name in (OFF, ON))
+                shares = [with_look / without for with_look, without in zip(on, off, strict=True)]
+                each = ", ".join(f"{share:.3f}" for share in shares)
+                print(f"{clients:>3} clients, --look has {statistics.median(shares):.1%} of the {what} ({each})")
 
 
 def look_systems(model: Any, tok: gh.Tokenizer | None, args: argparse.Namespace, size: int) -> dict[str, Any]:  # noqa: ANN401

@@ -14,6 +14,7 @@ import pytest
 import torch
 from conftest import Trained, is_trouble, settle
 from playwright.sync_api import Browser, Page, Route, expect
+from test_page import CONTROLS, NAMELESS
 
 import glasshouse as gh
 from glasshouse.serve import ServedModel, Server
@@ -167,6 +168,9 @@ def test_stop(server: Server, visit: Open, monkeypatch: pytest.MonkeyPatch) -> N
     page.get_by_test_id("send").click()
     expect(page.get_by_test_id("answer")).to_contain_text(" ")
     expect(page.get_by_test_id("send")).to_be_disabled()
+    page.get_by_role("tab", name="Tokens").click()  # the answer goes on meanwhile
+    settle(page)
+    page.get_by_role("tab", name="Chat").click()
     page.get_by_test_id("stop").click()
     expect(page.locator("[data-testid=answer][data-status=stopped]:has(.flow)")).to_be_visible()
     expect(page.get_by_test_id("stop")).to_be_hidden()
@@ -315,4 +319,5 @@ def test_it_fits_the_screen(
     page.get_by_test_id("part").last.click()
     expect(page.get_by_test_id("parting")).to_be_visible()
     picture(page, f"chat-two-{width}{'-dark' if dark else ''}")
+    assert page.evaluate(NAMELESS, CONTROLS) == []
     assert page.evaluate("document.documentElement.scrollWidth") <= width

@@ -89,6 +89,6 @@ class Exchange:
         unfinished = [job for job in self.jobs if not job.request.done]
         if unfinished:
             self._runner.cancel(self._model, unfinished)
-        # A stream has told its id; without one a client that got an error has none.
-        if self._keep is not None and (kind is None or self.jobs[0].streamed):
+        # A client that got an error instead of an answer has no id; one that left a stream has.
+        if self._keep is not None and kind is None:
             self._keep([job.request for job in self.jobs])

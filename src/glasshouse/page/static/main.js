@@ -20,7 +20,7 @@ const KEYS = [
   ["← →", "next token, cell or map position"],
   ["[ and ]", "previous, next layer"],
   [", and .", "previous, next head"],
-  [`1 to ${VIEWS.length}`, "open a view"],
+  ["1, 2, …", "open a view"],
   ["?", "show keyboard shortcuts"],
 ];
 

@@ -28,7 +28,7 @@ export function mount(context, root) {
     begin(answer) {
       answer.run((changed) => {
         changed.redraw?.();
-        if (changed.status !== "streaming") page.draw();
+        if (changed.status !== "streaming") session.redraw();
       });
       page.draw();
     },
@@ -90,6 +90,7 @@ export function mount(context, root) {
     async draw(changed) {
       if (!session) {
         session = await theSession(context.model.name);
+        session.redraw = () => page.draw(); // of the view that is there when an answer ends
         put(fields, settings(session));
       } else if (!changed.has("answer")) return;
       trouble.hidden = true;
