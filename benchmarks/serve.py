@@ -2,6 +2,7 @@
 
     python benchmarks/serve.py [--device cpu] [--preset llama-small] [--clients 1 8 32] [--rounds 3]
     python benchmarks/serve.py --device cuda        # llama-1b, 64 slots, 256 requests of 128 + 256 tokens
+    python benchmarks/serve.py --look               # what keeping answers costs: serve --look beside serve
 
 Clients are threads of a process of their own, each sends its next request when the last is answered, and nothing is
 streamed. There is no EOS token, so every system generates the same number of tokens. Systems take turns within a
@@ -33,6 +34,7 @@ import glasshouse as gh
 from glasshouse.serve import Limits, ServedModel, Server
 
 NAME = "model"
+OFF, ON = "serve", "serve --look"
 PROBE_PAUSE = 0.02  # seconds between two requests to /health
 
 
@@ -137,15 +139,25 @@ class Bare:
 class Ours:
     """`glasshouse serve`, on a port of its own in this process; the clients are in another."""
 
-    def __init__(self, model: Any, tok: gh.Tokenizer | None, slots: int, max_len: int) -> None:  # noqa: ANN401
+    def __init__(
+        self,
+        model: Any,  # noqa: ANN401
+        tok: gh.Tokenizer | None,
+        slots: int,
+        max_len: int,
+        *,
+        look: bool = False,
+    ) -> None:
         served = ServedModel(NAME, model, tok, slots=slots, max_len=max_len)
-        self.server = Server([served], limits=Limits(max_waiting=4096))
+        self.server = Server([served], limits=Limits(max_waiting=4096), look=look)
         self.server.start()
         while not self.server.api.runner.ready:
             time.sleep(0.1)
 
     def run(self, clients: int, bodies: list[dict[str, Any]]) -> dict[str, float]:
-        return load(self.server.port, clients, bodies)
+        begin = time.process_time()
+        result = load(self.server.port, clients, bodies)
+        return result | {"cpu": time.process_time() - begin}
 
 
 class Theirs:
@@ -184,8 +196,8 @@ class Theirs:
 # Measuring
 
 
-def bodies_of(count: int, prompts: list[Any], new: int) -> list[dict[str, Any]]:
-    common = {"model": NAME, "max_tokens": new, "temperature": 0}
+def bodies_of(count: int, prompts: list[Any], new: int, temperature: float) -> list[dict[str, Any]]:
+    common = {"model": NAME, "max_tokens": new, "temperature": temperature, "seed": 0}
     return [{**common, "prompt": prompt} for prompt in prompts[:count]]
 
 
@@ -202,7 +214,8 @@ def compare(systems: dict[str, Any], args: argparse.Namespace, draw: Any) -> Non
         for number in range(args.rounds + 1):
             count = args.requests if number else min(args.requests, clients)
             for name, system in systems.items():
-                result = system.run(clients, bodies_of(count, draw(count), args.new if number else 8))
+                new = args.new if number else 8
+                result = system.run(clients, bodies_of(count, draw(count), new, args.temperature))
                 print(f"  {clients} clients, round {number}: {name}, {result['seconds']:.1f} s", file=sys.stderr)
                 if number:  # the first warms up
                     found[name].append(result)
@@ -213,6 +226,17 @@ def compare(systems: dict[str, Any], args: argparse.Namespace, draw: Any) -> Non
             health = max(one.get("health_p99", 0.0) for one in results) * 1e3
             columns = f"{latency:>12.2f}{health:>17.1f}" if latency else ""
             print(f"{clients:>3} clients, {name:22}{shown:>20}{columns}", flush=True)
+        if args.look:
+            for field, what in (("seconds", "throughput"), ("cpu", "tokens per second of processor time")):
+                off, on = ([one["tokens"] / one[field] for one in found[name]] for name in (OFF, ON))
+                shares = [with_look / without for with_look, without in zip(on, off, strict=True)]
+                each = ", ".join(f"{share:.3f}" for share in shares)
+                print(f"{clients:>3} clients, --look has {statistics.median(shares):.1%} of the {what} ({each})")
+
+
+def look_systems(model: Any, tok: gh.Tokenizer | None, args: argparse.Namespace, size: int) -> dict[str, Any]:  # noqa: ANN401
+    """Return the server without and with kept answers."""
+    return {name: Ours(model, tok, args.slots, size, look=name == ON) for name in (OFF, ON)}
 
 
 def on_gpu(args: argparse.Namespace) -> None:
@@ -223,8 +247,10 @@ def on_gpu(args: argparse.Namespace) -> None:
         return [[random.randrange(spec.vocab_size) for _ in range(args.prompt)] for _ in range(count)]
 
     size = args.prompt + args.new
-    systems = {"engine without HTTP": Bare(model, None, args.slots, size)}
-    systems["glasshouse serve"] = Ours(model, None, args.slots, size)
+    systems: dict[str, Any] = look_systems(model, None, args, size) if args.look else {}
+    if not args.look:
+        systems = {"engine without HTTP": Bare(model, None, args.slots, size)}
+        systems["glasshouse serve"] = Ours(model, None, args.slots, size)
     print(f"{args.preset or 'llama-1b'}, bfloat16, {torch.cuda.get_device_name()}, {args.slots} slots,", end=" ")
     print(f"{args.requests} requests of {args.prompt} + {args.new} tokens, not streamed")
     compare(systems, args, draw)
@@ -237,10 +263,12 @@ def on_cpu(args: argparse.Namespace) -> None:
     spec = gh.preset(args.preset or "gpt2", vocab_size=len(tok), max_len=max(length, 256), end_ids=())
     model = gh.build(spec).eval()
     with tempfile.TemporaryDirectory() as folder:
-        systems: dict[str, Any] = {"engine without HTTP": Bare(model, tok, args.slots, length)}
-        systems["glasshouse serve"] = Ours(model, tok, args.slots, length)
+        systems: dict[str, Any] = look_systems(model, tok, args, length) if args.look else {}
         theirs = None
-        if "transformers" in args.systems:
+        if not args.look:
+            systems = {"engine without HTTP": Bare(model, tok, args.slots, length)}
+            systems["glasshouse serve"] = Ours(model, tok, args.slots, length)
+        if "transformers" in args.systems and not args.look:
             gh.hub.export(model, tok, f"{folder}/model")
             try:
                 theirs = Theirs(Path(folder, "model"), "cpu", args.batching)
@@ -264,6 +292,8 @@ def main() -> None:
     parser.add_argument("--prompt", type=int, help="tokens (cuda) or words; default: 16, on cuda 128")
     parser.add_argument("--new", type=int, help="tokens of an answer; default: 64, on cuda 256")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--temperature", type=float, default=0.0)
+    parser.add_argument("--look", action="store_true", help="compare serve --look with serve instead")
     parser.add_argument("--systems", nargs="*", default=["transformers"], help="further systems: transformers")
     parser.add_argument("--batching", action="store_true", help="transformers with --continuous-batching")
     args = parser.parse_args()

@@ -22,6 +22,10 @@ def test_the_address_is_the_last_line(call: Call, monkeypatch: pytest.MonkeyPatc
     assert "a-key" not in done.out + done.err
     served = made[0].api.models["small"]
     assert (len(served.generator().slots), served.max_len, len(made[0].gate.keys)) == (2, 32, 1)
+    assert made[0].api.answers is None
+    done = call("serve", "python-3m", "--look", "--port", "0", "--slots", "1", "--max-len", "32", "--device", "cpu")
+    assert done.out.splitlines()[0] == f"The page: {made[1].address}/"
+    assert made[1].api.answers is not None
 
 
 def test_what_is_not_safe_is_refused(call: Call, tmp_path: Path) -> None:

@@ -64,6 +64,9 @@ def serve(
     batch_invariant: Annotated[
         bool, typer.Option(help="Make answers independent of other requests to the last bit; slower.")
     ] = False,
+    look: Annotated[
+        bool, typer.Option("--look", help="Add the page: a chat, and the last answers opened token by token.")
+    ] = False,
     revision: Revision = None,
     device: Device = "auto",
 ) -> None:
@@ -92,11 +95,14 @@ def serve(
         allowed_hosts=allow_host or (),
         allowed_origins=allow_origin or (),
         limits=gh.serve.Limits(max_waiting=max_waiting, timeout=timeout, max_body=int(max_body * 2**20)),
+        look=look,
     )
 
     def started() -> None:
         names = ", ".join(escape_control(one.name) for one in served)
         guarded = f"{len(keys)} {'key' if len(keys) == 1 else 'keys'}" if keys else "no key: this machine only"
+        if look:
+            print(f"The page: {server.address}/")
         print(f"Serving {names} until Ctrl-C ({guarded}); the base URL of OpenAI clients:")
         print(f"{server.address}/v1", flush=True)
 

@@ -56,15 +56,18 @@ def argmax(logits: Tensor) -> Tensor:
 
 
 def token_logprobs(logits: Tensor, ids: Tensor) -> Tensor:
-    """Return the log-probabilities [n] of ids [n] by raw logits [n, V]: float32, or float64 as the logits.
+    """Return the log-probabilities of ids [n] or [n, k] by raw logits [n, V]: float32, or float64 as the logits.
 
     >>> token_logprobs(torch.tensor([[0.0, 0.0]]), torch.tensor([1])).exp()
     tensor([0.5000])
     """
+    listed = ids.reshape(len(ids), -1)
     if _is_supported(logits):
-        return logits.gather(-1, ids[:, None])[:, 0].float() - _argmax_and_lse(logits)[1]
-    exact = logits if logits.dtype == torch.float64 else logits.float()
-    return exact.log_softmax(-1).gather(-1, ids[:, None])[:, 0]
+        logprobs = logits.gather(1, listed).float() - _argmax_and_lse(logits)[1][:, None]
+    else:
+        exact = logits if logits.dtype == torch.float64 else logits.float()
+        logprobs = exact.log_softmax(1).gather(1, listed)
+    return logprobs.view_as(ids)
 
 
 def top_logprobs(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:

@@ -31,6 +31,7 @@ class DecodeOutput(NamedTuple):
     logits: Tensor  # [n, V]
     tokens: Tensor  # [n]
     logprobs: Tensor  # [n]
+    candidates: Tensor  # [n, 1 + k, 3], as the sampler returns them
 
 
 class ModelRunner:
@@ -157,7 +158,8 @@ class ModelRunner:
         ones = [1] * len(seqs)
         k = max(seq.request.options.top_logprobs for seq in seqs)
         top = top_logprobs(output.logits, k) if k else None  # before the next step overwrites the logits
-        sampled = SampledTokens.start_copy(output.tokens[:, None], output.logprobs[:, None], ones, top)
+        tokens, logprobs = output.tokens[:, None], output.logprobs[:, None]
+        sampled = SampledTokens.start_copy(tokens, logprobs, ones, top, output.candidates)
         return StepOutput(sampled, output.logits, written=ones)
 
     def _verify_step(self, seqs: list[SequenceState], drafts: Drafts) -> StepOutput:
@@ -296,11 +298,12 @@ class ModelRunner:
 
     def _sample(self, logits: Tensor) -> DecodeOutput:
         """Sample the next tokens from logits [n, V] and make them the next step's input."""
-        tokens = self.sampler.sample(logits)
+        tokens, candidates = self.sampler.sample_with_candidates(logits)
         if self.sampler.slots.metadata(len(logits)).idle:  # beam search chooses its own tokens
-            return DecodeOutput(logits, tokens, torch.zeros_like(tokens, dtype=logits.dtype))
+            return DecodeOutput(logits, tokens, torch.zeros_like(tokens, dtype=logits.dtype), candidates)
         self.next_input_ids[: len(tokens), 0] = tokens
-        return DecodeOutput(logits, tokens, token_logprobs(logits, tokens))
+        own = candidates[:, 0, 2] if candidates.shape[1] else token_logprobs(logits, tokens)
+        return DecodeOutput(logits, tokens, own, candidates)
 
     def verify_drafts(self, drafts: Tensor, counts: Tensor, longest: int, source_len: int) -> Tensor:
         """Return the logits [n, k + 1, V] of the first n slots, before their first draft [n, k] and after each."""

@@ -72,8 +72,9 @@ class OutputProcessor:
             if options.beams > 1:
                 continue
             top = sampled.top(row, options.top_logprobs) if options.top_logprobs else None
+            drawn_from = sampled.candidates[row].numpy() if options.candidates else None
             for token, logprob in zip(tokens, logprobs, strict=True):
-                if seq.request.add(token, logprob, top):
+                if seq.request.add(token, logprob, top, drawn_from):
                     seq.tokens.append(token)
             # A request that was cancelled in this step has no error, but its cache may have the same NaN.
             if seq.request.error is not None or any(map(math.isnan, logprobs)):

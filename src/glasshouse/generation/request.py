@@ -5,10 +5,13 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple
 
+import numpy as np
+
 from glasshouse.errors import InputError
+from glasshouse.generation.candidates import Draws
 from glasshouse.generation.detokenizer import Detokenizer
 from glasshouse.generation.hypothesis import Hypothesis, Node
 from glasshouse.generation.recording import RequestRecording
@@ -41,6 +44,8 @@ class Completion:
     tree: list[Node] | None = None  # of a beam search, with keep_tree
     recording: Recording | None = field(default=None, compare=False)  # recorded activations, by position
     top_logprobs: list[TopLogprobs] | None = None  # for each id, where SamplingParams.top_logprobs is set
+    # For each id, and the token that ended it, where SamplingParams.candidates is set.
+    draws: Draws | None = field(default=None, compare=False)
 
 
 class EndToken(NamedTuple):
@@ -95,6 +100,7 @@ class Request:
         self.logprobs: list[float] = []
         self.top_logprobs: list[TopLogprobs] = []  # for each id, with the parameter of that name
         self.end_token: EndToken | None = None  # the one that ended it, if one did; it is not among the ids
+        self.draws = Draws(options.candidates) if options.candidates else None
         self.finish_reason: FinishReason | None = None
         self.error: str | None = None
         self.hypotheses: list[Hypothesis] = []  # of a beam search
@@ -120,7 +126,13 @@ class Request:
         """Whether it reached the maximum length before `max_new_tokens`."""
         return self.finish_reason == "length" and self.limit < self.options.max_new_tokens
 
-    def add(self, token: int, logprob: float, top: TopLogprobs | None = None) -> bool:
+    def add(
+        self,
+        token: int,
+        logprob: float,
+        top: TopLogprobs | None = None,
+        candidates: np.ndarray | None = None,
+    ) -> bool:
         """Add the next token; return whether it was added, which it is not once the request is done."""
         with self._lock:
             if self.finish_reason is not None:
@@ -129,6 +141,8 @@ class Request:
             if (token in self._suspects or not logprob > -math.inf) and (problem := self._problem(token, logprob)):
                 self.fail(problem)
                 return False
+            if self.draws is not None and candidates is not None:
+                self.draws.add(candidates)
             if token in self.end_ids:
                 self.end_token = EndToken(token, logprob, top or [])
                 self.finish("stop")
@@ -147,6 +161,11 @@ class Request:
             elif self._waiting:
                 self._changed.notify_all()
             return True
+
+    def keep_draws(self, n_candidates: int) -> None:
+        """Keep this many candidates of each token, as the parameter `candidates` does; before it is queued."""
+        self.options = replace(self.options, candidates=n_candidates)
+        self.draws = Draws(n_candidates)
 
     def finish_search(self, found: list[Hypothesis], tree: list[Node] | None) -> None:
         """Finish with the hypotheses of a beam search, best first."""
@@ -178,6 +197,8 @@ class Request:
                 if self._detokenizer.stopped:
                     reason = "stop"
                 kept = self._detokenizer.n_kept
+                if self.draws is not None and kept < len(self.ids):
+                    self.draws.truncate(kept)
                 self.ids, self.logprobs = self.ids[:kept], self.logprobs[:kept]
                 self.top_logprobs = self.top_logprobs[:kept]
             self.finish_reason = reason
@@ -241,9 +262,8 @@ class Request:
                     None if self.recording is None else self.recording.result(len(self.prompt) + len(self.ids))
                 )
                 top = self.top_logprobs if self.options.top_logprobs else None
-                return [
-                    Completion(self.text, self.ids, self.logprobs, self.finish_reason, None, None, recording, top)
-                ]
+                found = (self.text, self.ids, self.logprobs, self.finish_reason)
+                return [Completion(*found, recording=recording, top_logprobs=top, draws=self.draws)]
             return [self._completion(one) for one in self.hypotheses]
 
     def _wait_for(self, condition: Callable[[], bool], timeout: float | None = None) -> bool:

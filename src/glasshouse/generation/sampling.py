@@ -8,9 +8,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from glasshouse.generation.candidates import COLUMNS
 from glasshouse.generation.counter_rng import DrawPurpose, sample_categorical, uniforms
-from glasshouse.generation.logits_kernels import argmax
+from glasshouse.generation.logits_kernels import argmax, token_logprobs
 from glasshouse.generation.sampling_slots import SamplingMetadata, SamplingSlots
+
+BLOCK, MANY = 64, 2**14  # scores of which the largest is taken, and how many there are where that is faster
 
 
 class Sampler:
@@ -37,11 +40,29 @@ class Sampler:
 
     def sample(self, logits: Tensor) -> Tensor:
         """Sample a token for each row from raw logits [n, V], and count it; return ids [n]."""
-        if self.slots.metadata(len(logits)).idle:
-            return torch.zeros(len(logits), dtype=torch.int64, device=logits.device)
-        ids = self._sample(logits[:, None], _no_drafts(logits))
+        return self.sample_with_candidates(logits)[0]
+
+    def sample_with_candidates(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+        """Sample as `sample` does; return also what each token was drawn from, [n, 1 + k, 3].
+
+        That is the id, the probability of being drawn and the log-probability by the raw logits: of the sampled
+        token, and of the k best ones. It is empty, [n, 0, 3], where no row has the parameter `candidates`.
+        """
+        metadata = self.slots.metadata(len(logits))
+        nothing = logits.new_empty(len(logits), 0, COLUMNS)
+        if metadata.idle:
+            return torch.zeros(len(logits), dtype=torch.int64, device=logits.device), nothing
+        ids, scores, weights = self._draw(logits[:, None], _no_drafts(logits))
         self.slots.count_tokens(ids, torch.ones_like(ids[:, 0]))
-        return ids[:, 0]
+        if not metadata.candidates:
+            return ids[:, 0], nothing
+        listed = torch.cat([ids, _top_ids(scores[:, 0], metadata.candidates)], 1)
+        if weights is None:  # all rows are greedy
+            probabilities = listed == ids
+        else:
+            probabilities = weights[:, 0].gather(1, listed) / weights[:, 0].sum(1, keepdim=True)
+        columns = (listed, probabilities, token_logprobs(logits, listed))
+        return ids[:, 0], torch.stack([one.to(self.slots.temperature.dtype) for one in columns], 2)
 
     def distribution(self, logits: Tensor) -> Tensor:
         """Return the probabilities [n, V] that `sample` samples from: float32, or float64 as the logits."""
@@ -77,7 +98,7 @@ class Sampler:
         if draft_probs is None or not self.slots.metadata(n).random:
             # A token is sampled at each position, and a draft is accepted if it is that token: with probability p(x),
             # and else the token follows p without x. That is the acceptance rule for q(x) = 1.
-            tokens = self._sample(logits, drafts)
+            tokens = self._draw(logits, drafts)[0]
             n_accepted = _count_leading(real & (tokens[:, :-1] == drafts))
         else:
             p = self._probabilities(logits, drafts)
@@ -95,15 +116,18 @@ class Sampler:
         self.slots.count_tokens(tokens, n_accepted + 1)
         return tokens, n_accepted + 1
 
-    def _sample(self, logits: Tensor, drafts: Tensor) -> Tensor:
-        """Sample ids [n, P] from logits [n, P, V], the last of which follow all drafts [n, K]."""
+    def _draw(self, logits: Tensor, drafts: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Sample ids [n, P] from logits [n, P, V], the last of which follow all drafts [n, K].
+
+        Returns also the scores that the logits became, and the weights unless all rows are greedy.
+        """
         metadata = self.slots.metadata(len(logits))
         scores = self._processed(logits, drafts, metadata)
         if not metadata.random:
-            return argmax(scores)
-        return sample_categorical(
-            self._weights(scores, metadata), self._uniforms(logits.shape[1], drafts, DrawPurpose.SAMPLE)
-        )
+            return argmax(scores), scores, None
+        weights = self._weights(scores, metadata)
+        numbers = self._uniforms(logits.shape[1], drafts, DrawPurpose.SAMPLE)
+        return sample_categorical(weights, numbers), scores, weights
 
     def _probabilities(self, logits: Tensor, drafts: Tensor) -> Tensor:
         metadata = self.slots.metadata(len(logits))
@@ -178,6 +202,21 @@ def _exact(logits: Tensor) -> Tensor:
 def _column(setting: Tensor, scores: Tensor) -> Tensor:
     """Return a setting as [n, 1, 1] in the dtype of scores [n, P, V]."""
     return setting[: len(scores), None, None].to(scores.dtype)
+
+
+def _top_ids(scores: Tensor, k: int) -> Tensor:
+    """Return the ids [n, k] of the largest scores [n, V], largest first.
+
+    They are in the k blocks with the largest maxima, and a maximum takes far less time than topk.
+    """
+    n, length = scores.shape
+    if length < MANY:
+        return scores.topk(k).indices
+    blocks = scores[:, : length - length % BLOCK].unflatten(1, (-1, BLOCK))
+    places = torch.arange(length, device=scores.device)
+    starts = blocks.amax(-1).topk(k).indices[..., None] * BLOCK
+    ids = torch.cat([(starts + places[:BLOCK]).flatten(1), places[length - length % BLOCK :].expand(n, -1)], 1)
+    return ids.gather(1, scores.gather(1, ids).topk(k).indices)
 
 
 def _no_drafts(logits: Tensor) -> Tensor:

@@ -41,6 +41,7 @@ class SamplingParams:
     stop_token_ids: tuple[int, ...] = ()  # in addition to the model's end tokens
     seed: int = 0
     top_logprobs: int = 0  # for each new token, also report this many of the most probable ones
+    candidates: int = 0  # for each new token, also report this many of the candidates it was drawn from
 
     beams: int = 1  # above 1: beam search, which samples nothing
     length_penalty: float = 1.0  # the score is the log-probability over the length to this power
@@ -76,6 +77,7 @@ class SamplingParams:
             self._set(name, tuple(getattr(self, name)))
         self._require("seed", _is_whole(self.seed, -(2**63)) and self.seed < 2**63, "a whole number of 64 bits")
         self._require("top_logprobs", _is_whole(self.top_logprobs, 0), f"{whole} 0")
+        self._require("candidates", _is_whole(self.candidates, 0), f"{whole} 0")
         self._require("beams", _is_whole(self.beams, 1), f"{whole} 1")
         self._require("length_penalty", _is_real(self.length_penalty), "a number")
         if self.beams > 1 and self.temperature > 0:
@@ -83,8 +85,9 @@ class SamplingParams:
                 f"beams is {self.beams} and temperature {self.temperature}; beam search does not sample, so "
                 "leave one of them out."
             )
-        if self.beams > 1 and self.top_logprobs:
-            raise InputError(f"beams is {self.beams}, but top_logprobs are not kept in a beam search; leave one out.")
+        for name in ("top_logprobs", "candidates"):
+            if self.beams > 1 and getattr(self, name):
+                raise InputError(f"beams is {self.beams}, but {name} are not kept in a beam search; leave one out.")
 
     @classmethod
     def parse(cls, settings: Mapping[str, Any]) -> SamplingParams:

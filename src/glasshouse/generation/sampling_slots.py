@@ -39,6 +39,7 @@ class SamplingMetadata:
     frequency: bool  # or presence
     bias: bool
     minimum: bool
+    candidates: int  # how many some row wants to see
 
     @property
     def idle(self) -> bool:
@@ -226,6 +227,7 @@ def _make_metadata(rows: Sequence[SamplingParams], vocab_size: int) -> SamplingM
         frequency=any(row.frequency_penalty or row.presence_penalty for row in rows),
         bias=any(row.logit_bias for row in rows),
         minimum=any(row.min_new_tokens for row in rows),
+        candidates=min(max((row.candidates for row in rows), default=0), vocab_size),
     )
 
 

@@ -41,23 +41,30 @@ class SampledTokens:
     counts: list[int]  # valid tokens of each sequence
     top_ids: Tensor  # [n, k], the k most probable tokens where some request wants them, and else k = 0
     top_logprobs: Tensor  # [n, k]
+    candidates: Tensor  # [n, 1 + k, 3], where some request wants them, and else [n, 0, 3]
     copied: torch.cuda.Event | None = None
 
     @classmethod
     def start_copy(
-        cls, tokens: Tensor, logprobs: Tensor, counts: list[int], top: tuple[Tensor, Tensor] | None = None
+        cls,
+        tokens: Tensor,
+        logprobs: Tensor,
+        counts: list[int],
+        top: tuple[Tensor, Tensor] | None = None,
+        candidates: Tensor | None = None,
     ) -> SampledTokens:
         """Start the copy to the host; `top` are the log-probabilities and ids of the most probable tokens."""
         top_logprobs, top_ids = (logprobs[:, :0], tokens[:, :0]) if top is None else top
+        candidates = logprobs[:, :0, None] if candidates is None else candidates
         if not tokens.is_cuda:
-            return cls(tokens, logprobs, counts, top_ids, top_logprobs)
-        tokens, logprobs, top_ids, top_logprobs = (
+            return cls(tokens, logprobs, counts, top_ids, top_logprobs, candidates.cpu())
+        tokens, logprobs, top_ids, top_logprobs, candidates = (
             torch.empty(one.shape, dtype=one.dtype, pin_memory=True).copy_(one, non_blocking=True)
-            for one in (tokens, logprobs, top_ids, top_logprobs)
+            for one in (tokens, logprobs, top_ids, top_logprobs, candidates)
         )
         copied = torch.cuda.Event()
         copied.record()
-        return cls(tokens, logprobs, counts, top_ids, top_logprobs, copied)
+        return cls(tokens, logprobs, counts, top_ids, top_logprobs, candidates, copied)
 
     def wait(self) -> list[tuple[list[int], list[float]]]:
         """Wait for the copy; return the valid tokens and log-probabilities of each sequence."""

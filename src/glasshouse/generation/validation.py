@@ -78,8 +78,9 @@ def check_engine_options(options: SamplingParams, n_best: int, slots: int, *, re
         raise InputError(f"beams is {options.beams}, but the engine has {slots} slots; make more.")
     if options.beams > 1 and recorded:
         raise InputError(f"beams is {options.beams}, but beam search cannot be recorded; leave one of them out.")
-    if options.top_logprobs and drafts:
-        raise InputError("top_logprobs and speculator were both given; drafts keep none; leave one out.")
+    for name in ("top_logprobs", "candidates"):
+        if getattr(options, name) and drafts:
+            raise InputError(f"{name} and speculator were both given; drafts keep none; leave one out.")
     check_n_best(n_best, options.beams)
 
 

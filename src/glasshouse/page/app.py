@@ -70,29 +70,29 @@ def respond(traces: TraceCache, endpoint: Endpoint, body: bytes) -> Response:
 
 def make_app(traces: TraceCache) -> Starlette:
     """Return the app without access control; put a guard in front of it."""
-    api = Api(traces)
+    return Starlette(
+        routes=[*page_routes(index_page()), Route("/api/{name:path}", Api(traces).handle, methods=["POST"])]
+    )
+
+
+def page_routes(page: str, headers: Mapping[str, str] | None = None) -> list[Route]:
+    """Return the routes of the page itself, an HTML text, and of its files, which contain nothing of a model."""
     files = static_files()
     # Preload the modules that every view needs; otherwise each waits for the one that imports it.
     needed = [name for name in files if name.endswith(".js") and "/" not in name]
     scripts = "".join(f'<link rel="modulepreload" href="/static/{name}">\n' for name in needed)
-    page = index_page().replace("</head>", f"{scripts}</head>")
+    page = page.replace("</head>", f"{scripts}</head>")
 
     async def front(request: Request) -> Response:
-        return HTMLResponse(page)
+        return HTMLResponse(page, headers=headers)
 
     async def file(request: Request) -> Response:
         name = request.path_params["name"]
         if name not in files:
             return Response("there is no such file\n", 404, media_type="text/plain")
-        return Response(files[name], media_type=MEDIA_TYPES[Path(name).suffix])
+        return Response(files[name], media_type=MEDIA_TYPES[Path(name).suffix], headers=headers)
 
-    return Starlette(
-        routes=[
-            Route("/", front),
-            Route("/api/{name:path}", api.handle, methods=["POST"]),
-            Route("/static/{name:path}", file),
-        ]
-    )
+    return [Route("/", front), Route("/static/{name:path}", file)]
 
 
 def _table(body: bytes) -> Mapping[str, object]:

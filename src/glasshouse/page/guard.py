@@ -83,17 +83,24 @@ class Guard:
         return secrets.compare_digest(given.encode(), self.token.encode())
 
     def _seal(self, headers: MutableHeaders) -> None:
-        headers["Content-Security-Policy"] = self.policy
-        headers["X-Content-Type-Options"] = "nosniff"
-        headers["Referrer-Policy"] = "no-referrer"
-        headers["Cross-Origin-Opener-Policy"] = "same-origin"
-        headers["Cross-Origin-Resource-Policy"] = "same-origin"
-        headers["Cache-Control"] = "no-store"
+        headers.update(security_headers(self.policy))
 
 
 def new_token() -> str:
     """Return a random token."""
     return secrets.token_urlsafe(32)
+
+
+def security_headers(policy: str) -> dict[str, str]:
+    """Return the headers of every response of a page with a Content-Security-Policy."""
+    return {
+        "Content-Security-Policy": policy,
+        "X-Content-Type-Options": "nosniff",
+        "Referrer-Policy": "no-referrer",
+        "Cross-Origin-Opener-Policy": "same-origin",
+        "Cross-Origin-Resource-Policy": "same-origin",
+        "Cache-Control": "no-store",
+    }
 
 
 def policy(page: str) -> str:

@@ -228,4 +228,5 @@ VIEW = View(
     },
     initial_requests=initial_requests,
     state_keys=("edit", "site", "stack"),
+    applies=lambda loader: not loader.served,  # its sweeps would hold up the requests of others
 )

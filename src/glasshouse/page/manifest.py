@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from glasshouse.page import (
     attention,
+    chat,
     interventions,
     residual_stream,
     seq2seq,
@@ -16,6 +17,7 @@ from glasshouse.page.model_loader import ModelLoader
 VIEWS = {
     view.name: view
     for view in (
+        chat.VIEW,
         tokenization.VIEW,
         attention.VIEW,
         residual_stream.VIEW,

@@ -34,6 +34,7 @@ class LoadedModel:
 
     model: Model
     tok: Tokenizer | None
+    longest: int | None = None  # tokens of a text at most, where less than the model takes
 
     @property
     def device(self) -> torch.device:
@@ -83,6 +84,7 @@ class LoadedModel:
                 raise InputError("the text has no tokens; enter some text.")
             # Without a hard limit, a soft one keeps requests fast.
             most = max(s.max_len, LONGEST) if s.position_limit is None else s.position_limit
+            most = most if self.longest is None else min(most, self.longest)
             if len(row) > most:
                 raise InputError(f"the text has {len(row):,} tokens, but the limit is {most:,}; shorten it.")
         return tuple(torch.tensor([row], device=self.device) for row in rows)
@@ -122,10 +124,11 @@ class ModelLoader:
         revision: str | None = None,
         device: str = "cpu",
         given: LoadedModel | None = None,  # a model in memory; then `path` is only its name
+        served: bool = False,  # by `glasshouse serve`, beside the API
     ) -> None:
         self.name = str(path)
         self.path = (pretrained.find(path) if given is None else None) or path
-        self.revision, self.device = revision, device
+        self.revision, self.device, self.served = revision, device, served
         self.run = Path(self.path).expanduser() if given is None and is_run(self.path) else None
         self._given = given
         self._loaded: OrderedDict[str, tuple[int, LoadedModel]] = OrderedDict()

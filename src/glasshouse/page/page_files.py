@@ -16,14 +16,18 @@ def static_files() -> dict[str, bytes]:
     return {path.relative_to(STATIC).as_posix(): path.read_bytes() for path in sorted(STATIC.rglob("*.*"))}
 
 
-def index_page() -> str:
-    """Return the HTML of the page, with the style sheets of the views and the manifest."""
+def index_page(*, served: bool = False) -> str:
+    """Return the HTML of the page, with the style sheets of the views and the manifest.
+
+    Where it is served beside an API, it opens with the chat.
+    """
     files = static_files()
     sheets = [name for view in VIEWS if (name := f"views/{view}/view.css") in files]
     styles = "".join(f'<link rel="stylesheet" href="/static/{name}">\n' for name in sheets)
     manifest = {
         "views": [{"name": view.name, "title": view.title} for view in VIEWS.values()],
-        "state": DEFAULTS,
+        "state": DEFAULTS | ({"view": "chat"} if served else {}),
+        "served": served,
     }
     return files["index.html"].decode().replace("</head>", f"{styles}{data_script('manifest', manifest)}</head>")
 

@@ -6,6 +6,7 @@ import secrets
 import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Sequence
+from functools import partial
 
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
@@ -17,6 +18,7 @@ from glasshouse.serve.api_errors import ApiError, json_response
 from glasshouse.serve.event_stream import DONE, EventStream, event
 from glasshouse.serve.exchange import DisconnectedError, Exchange
 from glasshouse.serve.job import Job, Outbox, Piece
+from glasshouse.serve.kept_answers import CANDIDATES
 from glasshouse.serve.protocol import Values
 from glasshouse.serve.served_model import ServedModel
 
@@ -86,7 +88,7 @@ class Answer(ABC):
 
 async def respond(api: Api, http: HttpRequest, answer: Answer, requests: Sequence[Request]) -> Response:
     """Generate for requests of the engine, and return the answer of them all, streamed if the client asks for it."""
-    exchange = make_exchange(api, http, answer.served, requests, answer.values["stream"])
+    exchange = make_exchange(api, http, answer.id, answer.served, requests, answer.values["stream"])
     exchange.submit(http.receive)
     if answer.values["stream"]:
         return EventStream(answer.events(exchange), api.limits.timeout)
@@ -94,12 +96,17 @@ async def respond(api: Api, http: HttpRequest, answer: Answer, requests: Sequenc
 
 
 def make_exchange(
-    api: Api, http: HttpRequest, served: ServedModel, requests: Sequence[Request], streamed: bool
+    api: Api, http: HttpRequest, answer: str, served: ServedModel, requests: Sequence[Request], streamed: bool
 ) -> Exchange:
-    """Return the exchange of requests that were made for a client."""
+    """Return the exchange of requests that were made for a client; `answer` is the id of what it will get."""
     outbox, key = Outbox(), http.scope[KEY]
+    keep = None
+    if api.answers is not None:
+        for request in requests:
+            request.keep_draws(CANDIDATES)
+        keep = partial(api.answers.keep_requests, key, answer, served.name)
     jobs = [Job(request, key, index, outbox, streamed) for index, request in enumerate(requests)]
-    return Exchange(api.runner, served.name, outbox, jobs, api.limits.timeout)
+    return Exchange(api.runner, served.name, outbox, jobs, api.limits.timeout, keep)
 
 
 async def collect(exchange: Exchange) -> list[Piece]:

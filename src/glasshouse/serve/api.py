@@ -17,11 +17,12 @@ from glasshouse.config import did_you_mean
 from glasshouse.errors import GlasshouseError
 from glasshouse.serve.api_errors import ApiError, queue_full, timed_out
 from glasshouse.serve.fields import Table
+from glasshouse.serve.kept_answers import CANDIDATES, KeptAnswers
 from glasshouse.serve.metrics import ModelMetrics
 from glasshouse.serve.protocol import Values
 from glasshouse.serve.runner import Runner
 from glasshouse.serve.served_model import ServedModel
-from glasshouse.web import read_body
+from glasshouse.web import read_body as read_at_most
 
 T = TypeVar("T")
 
@@ -38,16 +39,19 @@ class Limits:
     max_body: int = 4 * 2**20  # bytes
     body_timeout: float = 30.0  # seconds to send it
     prepare_timeout: float = 20.0  # seconds to parse and tokenize a prompt, and to render a template
+    max_answers: int = 1000  # that can be opened, of all keys together; the oldest go first
+    max_answer_bytes: int = 256 * 2**20  # of those, roughly
 
 
 class Api:
     """The served models, and how a request to one is read."""
 
-    def __init__(self, models: Sequence[ServedModel], limits: Limits) -> None:
+    def __init__(self, models: Sequence[ServedModel], limits: Limits, *, look: bool = False) -> None:
         self.models = {one.name: one for one in models}
         self.limits = limits
         self.metrics = {one.name: ModelMetrics() for one in models}
-        self.runner = Runner(models, self.metrics, limits.max_waiting)
+        self.runner = Runner(models, self.metrics, limits.max_waiting, CANDIDATES if look else 0)
+        self.answers = KeptAnswers(limits.max_answers, limits.max_answer_bytes) if look else None
         self.started = int(time.time())
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="prepare")
         self._preparing = 0
@@ -61,18 +65,23 @@ class Api:
 
     async def prepare(self, request: Request, table: Table, work: Callable[[Values], T]) -> T:
         """Read a request's body, and return what `work` makes of it in another thread."""
+        body = await self.read_body(request)
+        return await self.in_thread(lambda: work(table.parse(parse_json(body), "")))
+
+    async def read_body(self, request: Request) -> bytes:
+        """Return the body of a request, which says that it is JSON; raise ApiError where it is too long or slow."""
         if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
             raise ApiError("the Content-Type is not application/json; set it.", 415)
         try:
             async with asyncio.timeout(self.limits.body_timeout):
-                body = await read_body(request, self.limits.max_body)
+                body = await read_at_most(request, self.limits.max_body)
         except TimeoutError:
             raise ApiError(
                 f"the body did not come within {self.limits.body_timeout:g} s; send it again.", 408
             ) from None
         if body is None:
             raise ApiError(f"the request is larger than {self.limits.max_body / 2**20:g} MiB; send less.", 413)
-        return await self.in_thread(lambda: work(table.parse(parse_json(body), "")))
+        return body
 
     async def in_thread(self, work: Callable[[], T]) -> T:
         """Run work that takes no device in another thread, and return its result within a time limit."""

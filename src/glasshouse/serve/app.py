@@ -18,13 +18,17 @@ import glasshouse
 from glasshouse.config import JsonDict
 from glasshouse.models import Seq2Seq
 from glasshouse.serve import openapi
+from glasshouse.serve.answer_comparison import answer_comparison
 from glasshouse.serve.api import Api
 from glasshouse.serve.api_errors import ApiError, json_response, unavailable
 from glasshouse.serve.chat import chat_completions
 from glasshouse.serve.completions import completions
 from glasshouse.serve.embeddings import embeddings
 from glasshouse.serve.exchange import DisconnectedError
+from glasshouse.serve.kept_answers import CANDIDATES
+from glasshouse.serve.look import Look
 from glasshouse.serve.monitoring import metrics_text
+from glasshouse.serve.opened_answer import opened_answer
 from glasshouse.serve.responses import responses
 from glasshouse.serve.served_model import ServedModel
 from glasshouse.serve.tokenization import detokenize, tokenize
@@ -41,7 +45,7 @@ POSTS: dict[str, Endpoint] = {
 }
 
 
-def make_app(api: Api) -> Starlette:
+def make_app(api: Api, look: Look | None = None) -> Starlette:
     """Return the app without access control; put a gate in front of it."""
 
     @asynccontextmanager
@@ -61,6 +65,12 @@ def make_app(api: Api) -> Starlette:
     }
     routes = [Route(path, partial(answer, api, endpoint), methods=["POST"]) for path, endpoint in POSTS.items()]
     routes += [Route(path, partial(answer, api, endpoint), methods=["GET"]) for path, endpoint in gets.items()]
+    if look is not None:
+        routes += look.routes()
+        compared = partial(answer, api, answer_comparison)
+        routes.append(Route("/v1/answers/comparison", compared, methods=["POST"]))
+        routes.append(Route("/v1/answers/{id}", partial(answer, api, opened_answer), methods=["GET"]))
+        routes.append(Route("/api/{name:path}", partial(answer, api, look.endpoint), methods=["POST"]))
     app = Starlette(routes=routes, lifespan=lifespan, exception_handlers={HTTPException: _no_route})
     app.router.redirect_slashes = False
     return app
@@ -123,7 +133,11 @@ def _description(api: Api, served: ServedModel) -> JsonDict:
 
 async def props(api: Api, request: Request) -> Response:
     """Say what the models can do."""
-    return json_response({"version": glasshouse.__version__, "models": [_props(one) for one in api.models.values()]})
+    found: JsonDict = {"version": glasshouse.__version__, "models": [_props(one) for one in api.models.values()]}
+    if api.answers is not None:
+        limits = {"max_answers": api.answers.max_answers, "max_bytes": api.answers.max_bytes}
+        found["look"] = {**limits, "candidates": CANDIDATES}
+    return json_response(found)
 
 
 def _props(served: ServedModel) -> JsonDict:
@@ -147,4 +161,4 @@ async def metrics(api: Api, request: Request) -> Response:
 
 async def document(api: Api, request: Request) -> Response:
     """Return the OpenAPI document."""
-    return json_response(openapi.document(api.models))
+    return json_response(openapi.document(api.models, look=api.answers is not None))

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from types import TracebackType
 from typing import Self
 
 from starlette.types import Receive
 
-from glasshouse.generation.request import NOTHING_ALLOWED
+from glasshouse.generation.request import NOTHING_ALLOWED, Request
 from glasshouse.serve.api_errors import ApiError, timed_out, unavailable
 from glasshouse.serve.job import Job, Outbox, Piece
 from glasshouse.serve.runner import Runner
@@ -22,8 +22,17 @@ class DisconnectedError(Exception):
 class Exchange:
     """The jobs of a request: `submit` queues them, `pieces` yields their output, leaving the block ends them."""
 
-    def __init__(self, runner: Runner, model: str, outbox: Outbox, jobs: Sequence[Job], timeout: float) -> None:
+    def __init__(
+        self,
+        runner: Runner,
+        model: str,
+        outbox: Outbox,
+        jobs: Sequence[Job],
+        timeout: float,
+        keep: Callable[[Sequence[Request]], None] | None = None,  # called with what a client has got
+    ) -> None:
         self._runner, self._model, self._outbox, self.jobs, self._timeout = runner, model, outbox, jobs, timeout
+        self._keep = keep
         self._disconnected = self._expired = False
         self._watch: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -80,3 +89,6 @@ class Exchange:
         unfinished = [job for job in self.jobs if not job.request.done]
         if unfinished:
             self._runner.cancel(self._model, unfinished)
+        # A client that got an error instead of an answer has no id; one that left a stream has.
+        if self._keep is not None and kind is None:
+            self._keep([job.request for job in self.jobs])

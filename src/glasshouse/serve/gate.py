@@ -56,7 +56,8 @@ class Gate:
 
     `hosts` are the accepted Host headers, None for any: with a key, a name that was rebound to this address is of no
     use, as a browser does not send the key by itself. A request from a page (with an Origin) is refused unless its
-    origin is one of `origins`; then the CORS headers are sent.
+    origin is one of `origins`; then the CORS headers are sent. With `has_page` the server's own page may too: its
+    origin is what the Host header names. The page's files need no key, as there is nothing of a model in them.
     """
 
     def __init__(
@@ -66,8 +67,10 @@ class Gate:
         hosts: Collection[str] | None,
         origins: Collection[str] = (),
         is_draining: Callable[[], bool] = lambda: False,
+        *,
+        has_page: bool = False,
     ) -> None:
-        self.app, self.keys, self.is_draining = app, keys, is_draining
+        self.app, self.keys, self.is_draining, self.has_page = app, keys, is_draining, has_page
         self.hosts = None if hosts is None else frozenset(hosts)
         self.origins = frozenset(origins)
         self.n_requests = 0  # that are not answered yet
@@ -108,9 +111,11 @@ class Gate:
         size = sum(len(name) + len(value) for name, value in scope["headers"])
         if len(scope["headers"]) > MAX_HEADERS or size > MAX_HEADER_BYTES:
             raise ApiError(f"there are more than {MAX_HEADERS} headers or {MAX_HEADER_BYTES} bytes of them.", 431)
-        if self.hosts is not None and headers.get("host", "").lower() not in self.hosts:
+        host = headers.get("host", "").lower()
+        if self.hosts is not None and host not in self.hosts:
             raise ApiError("the Host header names another server; use the address that was printed at start-up.", 403)
-        if origin is not None and origin not in self.origins:
+        own = (f"http://{host}", f"https://{host}") if self.has_page and host else ()
+        if origin is not None and origin not in self.origins and origin.lower() not in own:
             raise ApiError("requests from web pages are not accepted; the server can allow their origin.", 403)
         if origin is not None and scope["method"] == "OPTIONS":
             allowed = {
@@ -120,7 +125,8 @@ class Gate:
             }
             return Response(status_code=204, headers=allowed)
         # Of the scope, as the router has it: a URL put together from headers could name another path.
-        is_open = scope["path"] in OPEN
+        path = scope["path"]
+        is_open = path in OPEN or (self.has_page and (path == "/" or path.startswith("/static/")))
         name = self.keys.find(headers.get("authorization", "")) if len(self.keys) else ""
         if name is None and not is_open:
             message = "there is no valid key; send the header Authorization: Bearer KEY."

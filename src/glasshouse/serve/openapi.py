@@ -26,9 +26,12 @@ GETS = {
     "/metrics": "Metrics for Prometheus.",
     "/openapi.json": "This document.",
 }
+# Beside the page.
+ANSWER = {"/v1/answers/{id}": "An answer with what each token was drawn from."}
+COMPARISON = {"/v1/answers/comparison": ("Where two answers part.", protocol.ANSWER_COMPARISON)}
 
 
-def document(models: Iterable[str]) -> JsonDict:
+def document(models: Iterable[str], *, look: bool = False) -> JsonDict:
     """Return the document of a server with models of these names.
 
     >>> list(document(["mine"])["paths"])[:2]
@@ -36,15 +39,18 @@ def document(models: Iterable[str]) -> JsonDict:
     """
     names = {"type": "string", "enum": list(models)}
     paths: JsonDict = {}
-    for path, (summary, table) in POSTS.items():
+    for path, (summary, table) in ({**POSTS, **COMPARISON} if look else POSTS).items():
         schema = table.schema()
-        schema["properties"]["model"] = names
+        if "model" in table.fields:
+            schema["properties"]["model"] = names
         body = {"required": True, "content": {"application/json": {"schema": schema}}}
         paths[path] = {"post": {"summary": summary, "requestBody": body, "responses": _responses()}}
-    for path, summary in GETS.items():
+    for path, summary in (GETS | ANSWER if look else GETS).items():
         paths[path] = {"get": {"summary": summary, "responses": _responses()}}
-        if "{name}" in path:
-            paths[path]["get"]["parameters"] = [{"name": "name", "in": "path", "required": True, "schema": names}]
+        for name, schema in (("name", names), ("id", {"type": "string"})):
+            if f"{{{name}}}" in path:
+                given = {"name": name, "in": "path", "required": True, "schema": schema}
+                paths[path]["get"]["parameters"] = [given]
     return {
         "openapi": "3.1.0",
         "info": {"title": "Glasshouse", "version": glasshouse.__version__},

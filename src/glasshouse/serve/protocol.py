@@ -164,6 +164,7 @@ TOKENIZE = Table(
         "add_generation_prompt": Flag(default=True),
     }
 )
+ANSWER_COMPARISON = Table({"a": Text(longest=100, required=True), "b": Text(longest=100, required=True)})
 DETOKENIZE = Table({**MODEL, "tokens": Many(Whole(0, 2**31 - 1), MAX_IDS, required=True)})
 
 

@@ -123,7 +123,7 @@ async def responses(api: Api, http: HttpRequest) -> Response:
     """Answer a request to /v1/responses."""
     answer, requests = await api.prepare(http, RESPONSES, partial(_read, api, http.scope[KEY]))
     streamed = answer.values["stream"]
-    exchange = make_exchange(api, http, answer.served, requests, streamed)
+    exchange = make_exchange(api, http, answer.id, answer.served, requests, streamed)
     exchange.submit(http.receive)
     if streamed:
         return EventStream(answer.events(exchange), api.limits.timeout)

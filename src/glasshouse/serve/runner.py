@@ -129,7 +129,14 @@ class Runner:
     of each key.
     """
 
-    def __init__(self, models: Sequence[ServedModel], metrics: dict[str, ModelMetrics], max_waiting: int) -> None:
+    def __init__(
+        self,
+        models: Sequence[ServedModel],
+        metrics: dict[str, ModelMetrics],
+        max_waiting: int,
+        candidates: int = 0,  # that requests keep of each token
+    ) -> None:
+        self._candidates = candidates
         self.lanes = {
             one.name: Lane(one.engine, metrics[one.name], max_waiting) for one in models if one.engine is not None
         }
@@ -202,8 +209,8 @@ class Runner:
     def _run(self) -> None:
         try:
             for lane in self.lanes.values():
-                lane.engine.warm_up(SamplingParams(temperature=1.0))
-                lane.engine.warm_up()
+                for temperature in (1.0, 0.0):
+                    lane.engine.warm_up(SamplingParams(temperature=temperature, candidates=self._candidates))
             self.ready = True
             while self._turn():
                 pass

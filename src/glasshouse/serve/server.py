@@ -19,6 +19,7 @@ from glasshouse.errors import InputError
 from glasshouse.serve.api import Api, Limits
 from glasshouse.serve.app import make_app
 from glasshouse.serve.gate import MAX_HEADER_BYTES, Gate, Keys
+from glasshouse.serve.look import Look
 from glasshouse.serve.served_model import ServedModel
 from glasshouse.web import host_headers, is_loopback, listen, url_host
 
@@ -94,6 +95,8 @@ class _Uvicorn(uvicorn.Server):
 class Server:
     """Models served at an address: on this machine alone, or with keys wherever it is told to listen.
 
+    With `look` the page is there too, and the last answers can be opened in it, each by the key that asked for it.
+
     >>> import glasshouse as gh
     >>> model = gh.build(gh.preset("tiny-decoder")).eval()
     >>> server = Server([ServedModel("tiny", model, None, slots=2, max_len=64)])
@@ -117,6 +120,7 @@ class Server:
         allowed_origins: Collection[str] = (),
         limits: Limits | None = None,
         drain_seconds: float = 30.0,
+        look: bool = False,
     ) -> None:
         if not models:
             raise InputError("there is no model to serve; give at least one.")
@@ -128,13 +132,13 @@ class Server:
         accepted = Keys(keys)
         self.socket = listen(host, port)
         self.port = self.socket.getsockname()[1]
-        self.api = Api(models, limits or Limits())
+        self.api = Api(models, limits or Limits(), look=look)
         # Behind all interfaces the names are not known; a key is needed there, which no rebound name has.
         hosts = None
         if host not in WILDCARDS or allowed_hosts:
             hosts = host_headers(host, self.port) | {name.lower() for name in allowed_hosts}
             hosts |= {f"{name.lower()}:{self.port}" for name in allowed_hosts}
-        app = make_app(self.api)
+        app = make_app(self.api, Look(self.api, len(accepted)) if look else None)
         config = uvicorn.Config(
             lambda scope, receive, send: self.gate(scope, receive, send),
             http=_Protocol,
@@ -150,7 +154,8 @@ class Server:
             interface="asgi3",
         )
         self._uvicorn = _Uvicorn(config, drain_seconds)
-        self.gate = Gate(app, accepted, hosts, allowed_origins, lambda: self._uvicorn.drain_began is not None)
+        draining = lambda: self._uvicorn.drain_began is not None  # noqa: E731
+        self.gate = Gate(app, accepted, hosts, allowed_origins, draining, has_page=look)
         self._uvicorn.n_requests = lambda: self.gate.n_requests
         self._uvicorn.stop_jobs = self.api.runner.stop
         self.address = f"http://{url_host(host)}:{self.port}"

@@ -14,6 +14,7 @@ from glasshouse.page.attention.layer_map import MASKED, HeadParams, mask_of
 from glasshouse.page.trace import TraceCache
 
 LISTED = 8  # keys listed per query
+WHOLE = 2**20  # weights up to which a whole map is computed
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,11 @@ def query_key(traces: TraceCache, params: QueryKey) -> JsonDict:
     exact = torch.promote_types(kernel.q.dtype, torch.float32)
     q = kernel.q[0, params.head, params.query].to(exact)
     k, v = kernel.k[0, shared, params.key].to(exact), kernel.v[0, shared].to(exact)
-    weights, row = found.weights(params.head, params.query)[0], found.scores(params.head, params.query)[0]
+    # On its own a row is summed in another order than in a matrix: with the others it has the bits of `record`.
+    start, stop = (0, queries) if queries * keys <= WHOLE else (params.query, params.query + 1)
+    weights, row = (
+        of(params.head, slice(start, stop))[0, params.query - start] for of in (found.weights, found.scores)
+    )
     there = (row > -torch.inf).nonzero()[:, 0]
     top = there[weights[there].argsort(descending=True, stable=True)[:LISTED]]
     largest = row.max()

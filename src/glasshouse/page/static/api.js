@@ -1,12 +1,32 @@
 // Requests to the server with a cache; in a saved page, lookups in the responses stored in the file.
 
+import { served } from "glasshouse/manifest.js";
+
 const MAX_CACHED = 200; // responses
-export const SILENT = "The server does not respond; if it was stopped, restart it with “glasshouse look”.";
+const KEY = "glasshouse-key"; // in the storage of this tab
+export const SILENT = `The server does not respond; if it was stopped, restart it with “glasshouse ${served ? "serve" : "look"}”.`;
 
 /** The state changed while a request was in flight: its response need not be drawn. */
 export class Superseded extends Error {}
 
 export class ApiError extends Error {}
+
+/** The server wants a key. */
+export class KeyError extends ApiError {}
+
+/** The model of this page, where several are served; empty for the first. */
+export const servedModel = new URLSearchParams(location.search).get("model") ?? "";
+
+/** The headers of every request: a key is sent by the page, never by the browser on its own. */
+export function headers() {
+  const key = served ? sessionStorage.getItem(KEY) : null;
+  return { "Content-Type": "application/json", ...(key ? { Authorization: `Bearer ${key}` } : {}) };
+}
+
+/** Keep the key for this tab. */
+export function rememberKey(key) {
+  sessionStorage.setItem(KEY, key);
+}
 
 const saved = document.getElementById("saved");
 const snapshot = saved ? JSON.parse(saved.textContent) : null;
@@ -57,9 +77,9 @@ async function lookUp(name, key) {
 async function send(name, text, signal) {
   let answer;
   try {
-    answer = await fetch(`/api/${name}`, {
+    answer = await fetch(`/api/${name}${servedModel ? `?model=${encodeURIComponent(servedModel)}` : ""}`, {
       method: "POST",
-      headers: { "Content-Type": "application/json" },
+      headers: headers(),
       body: text,
       signal,
     });
@@ -67,6 +87,7 @@ async function send(name, text, signal) {
     if (error.name === "AbortError") throw new Superseded();
     throw new ApiError(SILENT);
   }
+  if (answer.status === 401 && served) throw new KeyError("Enter a valid key.");
   if (answer.status === 401) throw new ApiError("The server was restarted; open the address that it printed.");
   let given;
   try {
@@ -75,7 +96,7 @@ async function send(name, text, signal) {
     if (error.name === "AbortError") throw new Superseded();
     throw new ApiError(`The server responded with status ${answer.status}.`);
   }
-  if (!answer.ok) throw new ApiError(given.error ?? `The server responded with status ${answer.status}.`);
+  if (!answer.ok) throw new ApiError(given.error?.message ?? given.error ?? `The server responded with status ${answer.status}.`);
   return given;
 }
 

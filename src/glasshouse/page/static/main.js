@@ -1,6 +1,6 @@
 // The page: the model's name, the prompt and its tokens, the selection, and the views.
 
-import { request, requestsFor, abortOthers, isSaved, Superseded, ApiError, savedFragment, SILENT } from "glasshouse/api.js";
+import { request, requestsFor, abortOthers, isSaved, Superseded, ApiError, KeyError, rememberKey, savedFragment, servedModel, SILENT } from "glasshouse/api.js";
 import { turnTheme } from "glasshouse/colour.js";
 import { h, put, reveal } from "glasshouse/dom.js";
 import { ViewContext } from "glasshouse/view_context.js";
@@ -9,7 +9,8 @@ import { stepper } from "glasshouse/widgets.js";
 import { Prompt } from "glasshouse/prompt.js";
 import { State } from "glasshouse/state.js";
 import { CheckpointPicker } from "glasshouse/checkpoint_picker.js";
-import { views as VIEWS } from "glasshouse/manifest.js";
+import { served, views as VIEWS } from "glasshouse/manifest.js";
+import { openAnswer, props } from "glasshouse/server.js";
 
 const LATER = 1000; // milliseconds before the views that are not open are prefetched
 const PROMPT_KEYS = new Set(["text", "target", "appended", "masked"]); // state keys that change the tokens
@@ -19,7 +20,7 @@ const KEYS = [
   ["← →", "next token, cell or map position"],
   ["[ and ]", "previous, next layer"],
   [", and .", "previous, next head"],
-  [`1 to ${VIEWS.length}`, "open a view"],
+  ["1, 2, …", "open a view"],
   ["?", "show keyboard shortcuts"],
 ];
 
@@ -45,7 +46,8 @@ class Page {
       await this.begin();
       setTimeout(() => this.views.forEach((view) => this.load(view).catch(() => {})), LATER);
     } catch (error) {
-      this.say(error.message, true);
+      if (error instanceof KeyError) this.askForKey();
+      else this.say(error.message, true);
     } finally {
       this.wait(-1);
     }
@@ -53,12 +55,21 @@ class Page {
 
   async begin() {
     this.state.follow((changed) => this.changed(changed));
+    if (served && this.state.values.answer && !this.state.values.appended.length) await this.openAnswer(this.state.values.answer);
     const { text: given, appended } = this.state.values;
     if (!given && !appended.length && this.model.example) this.state.begin({ text: this.model.example });
     else this.state.begin({});
     await this.changed(new Set(["text", "view", "checkpoint"]), true);
     const { target, appended: chosen } = this.state.values;
     if (this.model.kind === "seq2seq" && this.model.generates && !target && !chosen.length && !isSaved) await this.prompt.generate();
+  }
+
+  /** Show the tokens of an answer, on the page of the model that gave it. */
+  async openAnswer(id) {
+    const answer = await openAnswer(id).catch(() => null);
+    if (!answer) this.state.begin({ view: "chat" }); // which says what is wrong
+    else if (answer.model !== this.model.name) location.replace(`/?model=${encodeURIComponent(answer.model)}${location.hash}`);
+    else if (answer.state) this.state.begin(answer.state);
   }
 
   // Independent of the model
@@ -79,7 +90,7 @@ class Page {
     this.main = h("main", { id: "main", tabindex: "-1" });
     put(
       this.root,
-      h("header", { class: "top" }, h("img", { src: ICON, alt: "", width: 28, height: 28 }), this.title, isSaved ? null : this.save, theme, keys),
+      h("header", { class: "top" }, h("img", { src: ICON, alt: "", width: 28, height: 28 }), this.title, isSaved || served ? null : this.save, theme, keys),
       this.waiting,
       this.front,
       h("nav", { class: "where" }, this.tabs, this.selection),
@@ -106,6 +117,7 @@ class Page {
     this.checkpointPicker = new CheckpointPicker(this);
     put(this.front, this.prompt.node);
     this.title.after(this.checkpointPicker.node);
+    if (served) this.offerModels();
     this.views = VIEWS.filter((view) => model.views.includes(view.name));
     put(this.tabs, this.views.map((view, number) =>
       h("button", { type: "button", role: "tab", id: `tab-${view.name}`, "aria-controls": "main", data: { view: view.name }, title: `key ${number + 1}`, on: { click: () => this.choose(view.name) } }, view.title)));
@@ -115,6 +127,27 @@ class Page {
       head: stepper("head", (head) => this.state.set({ head })),
     };
     put(this.selection, Object.values(this.steppers));
+  }
+
+  /** A choice between the models of the server, each of which has a page. */
+  async offerModels() {
+    const { models } = await props();
+    if (models.length < 2) return;
+    const chosen = h("select", { "aria-label": "model", data: { testid: "model" }, on: { change: () => location.assign(`/?model=${encodeURIComponent(chosen.value)}#view=${this.view.name}`) } }, models.map(({ id }) => h("option", { value: id }, id)));
+    chosen.value = servedModel || models[0].id;
+    this.title.after(chosen);
+  }
+
+  /** Ask for the key that the server wants. */
+  askForKey() {
+    const key = h("input", { type: "password", id: "key", autocomplete: "off", "aria-label": "key", data: { testid: "key" } });
+    const enter = (event) => {
+      event.preventDefault();
+      rememberKey(key.value.trim());
+      location.reload();
+    };
+    put(this.main, h("form", { class: "panel", on: { submit: enter } }, h("h2", {}, "This server wants a key"), h("p", { class: "about" }, "One of those it was started with. It is kept for this tab alone."), h("div", { class: "controls" }, key, h("button", { class: "act first" }, "Open"))));
+    key.focus();
   }
 
   /** Import a view's module when it is first opened. */

@@ -1,3 +1,4 @@
-// What Python declares and writes into the page: the views in the order of their tabs, and the default state.
+// What Python declares and writes into the page: the views in the order of their tabs, the default state, and whether
+// the page is served beside the API.
 
-export const { views, state } = JSON.parse(document.getElementById("manifest").textContent);
+export const { views, state, served } = JSON.parse(document.getElementById("manifest").textContent);

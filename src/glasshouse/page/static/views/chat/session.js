@@ -1,0 +1,180 @@
+// The conversations of this tab, one for each model: what was asked, the answers, and their branches.
+
+import { openAnswer, props, roomAfter, stream } from "glasshouse/server.js";
+
+const LONGEST = 256; // tokens of an answer, unless that is more than half of what the model takes
+
+let session = null;
+
+/** The session of this tab, which outlives the view. */
+export async function theSession(model) {
+  session ??= new Session(await props(), model);
+  return session;
+}
+
+class Session {
+  constructor(found, model) {
+    this.models = found.models.filter((one) => one.generates);
+    this.chosen = new Set([model]);
+    const most = Math.min(...this.models.map((one) => one.max_len));
+    this.settings = { temperature: 1, top_p: 1, top_k: 0, max_tokens: Math.max(1, Math.min(LONGEST, Math.floor(most / 2))) };
+    this.most = most;
+    this.vectors = [...new Set([found, ...this.models].flatMap((one) => [...(one.steering_vectors ?? []), ...Object.keys(one.steering ?? {})]))]; // that can be steered by
+    this.steer = {}; // scale by vector
+    this.conversations = new Map(this.models.map((one) => [one.id, []])); // turns by model
+    this.round = 0; // that all chosen models were asked in
+  }
+
+  /** The chosen models, in the order of the server. */
+  get shown() {
+    return this.models.filter((one) => this.chosen.has(one.id));
+  }
+
+  get answers() {
+    return [...this.conversations.values()].flat().flatMap((turn) => turn.versions);
+  }
+
+  get isBusy() {
+    return this.answers.some((one) => one.status === "streaming");
+  }
+
+  clear() {
+    this.stop();
+    for (const turns of this.conversations.values()) turns.length = 0;
+  }
+
+  stop() {
+    for (const one of this.answers) one.control.abort();
+  }
+
+  /** The fields of a request that say how to sample, and how to steer; with a seed, so that models differ by themselves. */
+  sampling() {
+    const { temperature, top_p, top_k } = this.settings;
+    const seed = Math.floor(Math.random() * 2 ** 31);
+    const steer = Object.fromEntries(Object.entries(this.steer).filter(([, scale]) => scale));
+    return { temperature, top_p, seed, ...(top_k ? { top_k } : {}), ...(Object.keys(steer).length ? { steer } : {}) };
+  }
+
+  /** Ask every chosen model; returns the answers, which are not begun. */
+  ask(text) {
+    this.round += 1;
+    const sampling = this.sampling();
+    return this.shown.map((model) => {
+      const turns = this.conversations.get(model.id);
+      if (turns.some((turn) => turn.prompt !== undefined)) turns.length = 0; // an answer that was opened has no messages before it
+      const turn = { round: this.round, user: text, versions: [], at: 0 };
+      turns.push(turn);
+      const { max_tokens } = this.settings;
+      const body = { model: model.id, ...sampling, max_tokens, ...(model.chats ? { messages: messages(turns) } : { prompt: text }) };
+      return this.add(turn, new Answer(model, model.chats ? "/v1/chat/completions" : "/v1/completions", body));
+    });
+  }
+
+  /** Sample another answer to the same prompt. */
+  again(turn) {
+    const { model, path, body, parent } = turn.versions[turn.at];
+    return this.add(turn, new Answer(model, path, { ...body, ...this.sampling() }, parent));
+  }
+
+  /** Continue from a token of an answer, with another one in its place. */
+  branch(turn, answer, place, id) {
+    const { opened, model } = answer;
+    const position = opened.start + place;
+    const prompt = [...[...opened.prompt, ...opened.output.map((one) => one.id)].slice(0, position), id];
+    const max_tokens = Math.max(1, Math.min(this.settings.max_tokens, model.max_len - prompt.length));
+    const { stop, stop_token_ids } = opened;
+    return this.add(turn, new Answer(model, "/v1/completions", { model: model.id, ...this.sampling(), max_tokens, prompt, stop, stop_token_ids }, { answer, place, id }));
+  }
+
+  add(turn, answer) {
+    const turns = this.conversations.get(answer.model.id);
+    const now = turns.indexOf(turn);
+    if (turn.versions.length) turn.versions[turn.at].rest = turns.splice(now + 1); // what followed belongs to that version
+    turn.versions.push(answer);
+    turn.at = turn.versions.length - 1;
+    return answer;
+  }
+
+  /** Show another version of an answer, and what followed it. */
+  turnTo(turn, at) {
+    const turns = this.conversations.get(turn.versions[at].model.id);
+    turn.versions[turn.at].rest = turns.splice(turns.indexOf(turn) + 1);
+    turn.at = at;
+    turns.push(...turn.versions[at].rest);
+  }
+
+  /** Open an answer of the server by its id, unless it is here. */
+  async open(id) {
+    if (this.answers.some((one) => one.id === id)) return;
+    const opened = await openAnswer(id, { start: 0 });
+    const model = this.models.find((one) => one.id === opened.model);
+    const answer = Object.assign(new Answer(model, "", {}), { id, status: "done" });
+    const turn = { round: 0, user: null, prompt: opened.pieces.slice(0, opened.prompt.length).join(""), n_prompt: opened.prompt.length, versions: [answer], at: 0 };
+    if (opened.source.length) Object.assign(turn, { prompt: opened.state?.text ?? opened.source.join(" "), n_prompt: opened.source.length });
+    opened.pieces.splice(0, opened.prompt.length);
+    answer.take({ ...opened, start: opened.prompt.length });
+    this.conversations.get(opened.model).splice(0, Infinity, turn);
+    this.chosen = new Set([opened.model]);
+  }
+}
+
+function messages(turns) {
+  return turns.flatMap(({ user, versions, at }) => {
+    const answer = versions[at];
+    if (!answer) return [{ role: "user", content: user }];
+    return answer.text ? [{ role: "user", content: user }, { role: "assistant", content: answer.text }] : [];
+  });
+}
+
+/** An answer: streamed first, and opened once it has ended. `parent` is the token of another that it branches from. */
+class Answer {
+  constructor(model, path, body, parent = null) {
+    Object.assign(this, { model, path, body, parent, id: "", status: "streaming", error: "", finish: null, tokens: null, rest: [] });
+    this.control = new AbortController();
+    this.text = parent ? parent.answer.tokens.slice(0, parent.place).map((one) => one.piece).join("") : "";
+  }
+
+  async run(changed) {
+    try {
+      const room = this.model.kind === "encoder-decoder" ? Infinity : await roomAfter(this.body, this.control.signal);
+      if (room > 0) this.body.max_tokens = Math.min(this.body.max_tokens, room);
+      await stream(this.path, this.body, this.control.signal, (event) => {
+        this.id = event.id;
+        const [choice] = event.choices;
+        this.text += choice?.delta?.content ?? choice?.text ?? "";
+        this.finish = choice?.finish_reason ?? this.finish;
+        changed(this);
+      });
+      this.status = "done";
+    } catch (error) {
+      this.status = this.control.signal.aborted ? "stopped" : "failed";
+      this.error = this.control.signal.aborted ? "" : error.message;
+    }
+    if (this.id) {
+      try {
+        this.take(await openAnswer(this.id, { start: this.parent?.answer.opened.start, patient: this.status === "stopped" }));
+      } catch (error) {
+        this.error = error.message;
+      }
+    }
+    changed(this);
+  }
+
+  /** Take the tokens of an opened answer; those before a branch were drawn where it began. */
+  take(opened) {
+    this.opened = opened;
+    this.finish = opened.finish_reason;
+    const ids = [...opened.prompt, ...opened.output.map((one) => one.id)].slice(opened.start);
+    this.tokens = ids.map((id, i) => {
+      const drawn = opened.output[opened.start + i - opened.prompt.length];
+      const before = this.parent?.answer.tokens[i];
+      return { ...this.describe(id), piece: opened.pieces[i], drawn: drawn ?? before?.drawn ?? null, isChosen: drawn ? false : i === this.parent?.place || Boolean(before?.isChosen), tables: drawn ? opened.tokens : before?.tables ?? opened.tokens };
+    });
+    this.text = opened.pieces.join("");
+    if (opened.end) this.tokens.push({ ...this.describe(opened.end.id), piece: "", drawn: opened.end, isEnd: true, isChosen: false, tables: opened.tokens });
+  }
+
+  describe(id) {
+    return this.opened.tokens[id] ?? { id, text: String(id) };
+  }
+}

@@ -1,0 +1,32 @@
+// How answers are sampled, and how they are steered.
+
+import { h } from "glasshouse/dom.js";
+import { slider } from "glasshouse/widgets.js";
+
+const STRONGEST = 10; // scale of a steering vector, either way
+
+/** Sliders for what every request of the session says. */
+export function settings(session) {
+  const { settings: now, most, vectors, steer } = session;
+  const one = (label, name, min, max, step, shown) => {
+    const made = slider(label, { min, max, step, shown, oninput: (value) => { now[name] = value; } });
+    made.show(now[name]);
+    return made;
+  };
+  const sampling = [
+    one("temperature", "temperature", 0, 2, 0.05, (value) => (value ? value.toFixed(2) : "greedy")),
+    one("top-p", "top_p", 0.05, 1, 0.05, (value) => (value >= 1 ? "all" : value.toFixed(2))),
+    one("top-k", "top_k", 0, 100, 1, (value) => (value ? String(value) : "all")),
+    one("at most", "max_tokens", 1, most - 1, 1, (value) => `${value} tokens`),
+  ];
+  const steering = vectors.map((name) => {
+    const made = slider(name, { min: -STRONGEST, max: STRONGEST, step: 0.5, shown: (value) => (value ? value.toFixed(1).replace("-", "−") : "off"), oninput: (value) => { steer[name] = value; } });
+    made.show(steer[name] ?? 0);
+    made.dataset.testid = `steer-${name}`;
+    return made;
+  });
+  return [
+    h("div", { class: "sampling" }, sampling),
+    steering.length ? h("div", { class: "sampling steering", role: "group", "aria-label": "steering" }, h("h3", {}, "Steering"), steering) : null,
+  ];
+}
