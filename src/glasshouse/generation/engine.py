@@ -11,6 +11,7 @@ import torch
 from glasshouse.errors import InputError, check_count
 from glasshouse.generation.beam_driver import BeamDriver, make_beam_search
 from glasshouse.generation.capacity import check_beams, check_memory, choose_prefill_chunk
+from glasshouse.generation.constraint import start_constraint
 from glasshouse.generation.inference_model import Weights, check_weights, weight_copy_bytes
 from glasshouse.generation.model_runner import ModelRunner
 from glasshouse.generation.output_processor import OutputProcessor
@@ -215,6 +216,7 @@ class Engine:
             keep_tree=keep_tree,
             recording=RequestRecording(self._sites, len(source)) if self._sites else None,
             namespace=namespace,
+            constraint=start_constraint(options.constraint, self.spec.vocab_size, end_ids),
         )
         if options.beams > 1:
             search = make_beam_search(request, self.spec.vocab_size)  # raises for settings that cannot be searched

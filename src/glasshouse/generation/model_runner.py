@@ -9,6 +9,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from glasshouse.generation.constraint import write_masks
 from glasshouse.generation.cuda_graphs import Graphs, bucket, copy_to_device
 from glasshouse.generation.inference_model import Weights, compile_decode, prepare_for_inference
 from glasshouse.generation.logits_kernels import token_logprobs, top_logprobs
@@ -92,6 +93,7 @@ class ModelRunner:
         self._start_decoding([chunk for chunk in (*step.chunks, *mixed) if chunk.is_last])
         if not step.decoding:
             return None
+        write_masks(step.decoding, self.sampler.slots)
         drafts = None if self.speculator is None else self.speculator.propose(step.decoding, self.sampler)
         return self._decode_step(step) if drafts is None else self._verify_step(step.decoding, drafts)
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from glasshouse.errors import InputError
+from glasshouse.generation.constraint import ConstraintState
 from glasshouse.generation.detokenizer import Detokenizer
 from glasshouse.generation.hypothesis import Hypothesis, Node
 from glasshouse.generation.recording import RequestRecording
@@ -24,8 +25,8 @@ NOT_FINITE = (
     "the weights for NaN, or load float16 weights as float32."
 )
 NOTHING_ALLOWED = (
-    "no next token is allowed: logit_bias, min_new_tokens or the model's own logits forbid all of them; allow at "
-    "least one."
+    "no next token is allowed: logit_bias, min_new_tokens, a constraint or the model's own logits forbid all of "
+    "them; allow at least one."
 )
 
 
@@ -73,6 +74,7 @@ class Request:
         keep_tree: bool = False,
         recording: RequestRecording | None = None,
         namespace: str = "",
+        constraint: ConstraintState | None = None,
     ) -> None:
         self.prompt = list(prompt)
         self.source = list(source)  # the encoder's input
@@ -82,6 +84,7 @@ class Request:
         self.n_best = n_best
         self.keep_tree = keep_tree
         self.recording = recording
+        self.constraint = constraint
         self.namespace = namespace  # only requests of the same one share cached prefixes
         self.ids: list[int] = []
         self.logprobs: list[float] = []
@@ -120,6 +123,9 @@ class Request:
             if (token in self._suspects or not logprob > -math.inf) and (problem := self._problem(token, logprob)):
                 self.fail(problem)
                 return False
+            if self.constraint is not None and not self.constraint.accept(token):
+                self.fail(NOTHING_ALLOWED)
+                return False
             if token in self.end_ids:
                 self.finish("stop")
                 return True
@@ -132,7 +138,9 @@ class Request:
                 if self._detokenizer is not None and self._detokenizer.stopped:
                     self.finish("stop")
                     return True
-            if len(self.ids) >= self.limit:
+            if self.constraint is not None and self.constraint.complete:
+                self.finish("stop")
+            elif len(self.ids) >= self.limit:
                 self.finish("length")
             elif self._waiting:
                 self._changed.notify_all()

@@ -11,6 +11,7 @@ from typing import Any
 from glasshouse import hints
 from glasshouse.config import did_you_mean
 from glasshouse.errors import InputError
+from glasshouse.generation.constraint import Constraint
 
 MAX_FLOAT32 = (2 - 2.0**-23) * 2.0**127  # written out: parameters need no torch
 
@@ -41,6 +42,7 @@ class SamplingParams:
     stop_token_ids: tuple[int, ...] = ()  # in addition to the model's end tokens
     seed: int = 0
     top_logprobs: int = 0  # for each new token, also report this many of the most probable ones
+    constraint: Constraint | None = None  # what the output may be, such as a Grammar: other tokens are not sampled
 
     beams: int = 1  # above 1: beam search, which samples nothing
     length_penalty: float = 1.0  # the score is the log-probability over the length to this power
@@ -83,6 +85,8 @@ class SamplingParams:
                 f"beams is {self.beams} and temperature {self.temperature}; beam search does not sample, so "
                 "leave one of them out."
             )
+        if self.beams > 1 and self.constraint is not None:
+            raise InputError(f"beams is {self.beams}, but beam search takes no constraint; leave one of them out.")
         if self.beams > 1 and self.top_logprobs:
             raise InputError(f"beams is {self.beams}, but top_logprobs are not kept in a beam search; leave one out.")
 

@@ -80,6 +80,8 @@ def check_engine_options(options: SamplingParams, n_best: int, slots: int, *, re
         raise InputError(f"beams is {options.beams}, but beam search cannot be recorded; leave one of them out.")
     if options.top_logprobs and drafts:
         raise InputError("top_logprobs and speculator were both given; drafts keep none; leave one out.")
+    if options.constraint is not None and drafts:
+        raise InputError("constraint and speculator were both given; drafts are not constrained; leave one out.")
     check_n_best(n_best, options.beams)
 
 

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn, TypeVar, cast
 
 from starlette.requests import Request
 
@@ -16,6 +16,7 @@ from glasshouse.config import did_you_mean
 from glasshouse.errors import GlasshouseError
 from glasshouse.serve.api_errors import ApiError, queue_full
 from glasshouse.serve.fields import Table
+from glasshouse.serve.grammars import Asked, Grammars, asked_grammar
 from glasshouse.serve.metrics import ModelMetrics
 from glasshouse.serve.protocol import Values
 from glasshouse.serve.runner import Runner
@@ -48,6 +49,7 @@ class Api:
         self.metrics = {one.name: ModelMetrics() for one in models}
         self.runner = Runner(models, self.metrics, limits.max_waiting)
         self.started = int(time.time())
+        self.grammars = Grammars()
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="prepare")
         self._preparing = 0
 
@@ -71,7 +73,17 @@ class Api:
             ) from None
         if body is None:
             raise ApiError(f"the request is larger than {self.limits.max_body / 2**20:g} MiB; send less.", 413)
-        return await self.in_thread(lambda: work(table.parse(parse_json(body), "")))
+
+        def read() -> tuple[T | None, Values, Asked | None]:
+            values = table.parse(parse_json(body), "")
+            asked = asked_grammar(values)
+            return (work(values) if asked is None else None), values, asked
+
+        result, values, asked = await self.in_thread(read)
+        if asked is None:
+            return cast(T, result)
+        constraint = await self.grammars.compile(self.model(values["model"]), request.scope[KEY], asked)
+        return await self.in_thread(lambda: work({**values, "constraint": constraint}))
 
     async def in_thread(self, work: Callable[[], T]) -> T:
         """Run work that takes no device in another thread, and return its result within a time limit."""
@@ -98,6 +110,7 @@ class Api:
     def close(self) -> None:
         """End all jobs and threads."""
         self.runner.close()
+        self.grammars.close()
         self._threads.shutdown(wait=False, cancel_futures=True)
 
 

@@ -6,6 +6,7 @@ passed on.
 
 from __future__ import annotations
 
+import json
 import reprlib
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -200,6 +201,27 @@ class Biases(Field):
             "additionalProperties": Real(-100, 100).schema(),
             "maxProperties": self.most,
         }
+
+
+@dataclass(frozen=True)
+class JsonText(Field):
+    """An object of any content, kept as the text of its JSON."""
+
+    longest: int  # characters
+
+    def parse(self, value: object, name: str) -> Value:
+        if not isinstance(value, dict):
+            raise invalid(name, value, "a JSON object")
+        try:
+            text = json.dumps(value)
+        except RecursionError:
+            raise ApiError(f"{name} is nested too deep; flatten it.", param=name, code="invalid_value") from None
+        if len(text) > self.longest:
+            raise invalid(name, value, f"at most {self.longest} characters of JSON")
+        return text
+
+    def schema(self) -> JsonDict:
+        return {"type": "object"}
 
 
 @dataclass(frozen=True)
