@@ -42,6 +42,7 @@ class SamplingParams:
     stop_token_ids: tuple[int, ...] = ()  # in addition to the model's end tokens
     seed: int = 0
     top_logprobs: int = 0  # for each new token, also report this many of the most probable ones
+    steer: Mapping[str, float] = field(default_factory=dict)  # scales of the engine's steering vectors, by name
     constraint: Constraint | None = None  # what the output may be, such as a Grammar: other tokens are not sampled
 
     beams: int = 1  # above 1: beam search, which samples nothing
@@ -69,6 +70,8 @@ class SamplingParams:
             for token, bias in self.logit_bias.items()
         )
         self._require("logit_bias", legal, "a dict of numbers by id, where -inf forbids a token")
+        scales = self.steer.values() if isinstance(self.steer, Mapping) else [None]
+        self._require("steer", all(map(_is_real, scales)), "a dict of numbers by the name of a steering vector")
         self._set("stop", (self.stop,) if isinstance(self.stop, str) else self.stop)
         self._require(
             "stop", _all(self.stop, lambda text: isinstance(text, str) and text != ""), "strings, none empty"

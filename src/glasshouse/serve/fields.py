@@ -204,6 +204,24 @@ class Biases(Field):
 
 
 @dataclass(frozen=True)
+class Scales(Field):
+    """Numbers by name, as many as `most`."""
+
+    most: int
+    highest: float  # of a number, and below 0 the lowest
+
+    def parse(self, value: object, name: str) -> Value:
+        if not isinstance(value, dict) or len(value) > self.most:
+            raise invalid(name, value, f"an object of at most {self.most} numbers by name")
+        item = Real(-self.highest, self.highest)
+        return {key: item.parse(scale, f"{name}.{key[:40]}") for key, scale in value.items()}
+
+    def schema(self) -> JsonDict:
+        item = Real(-self.highest, self.highest).schema()
+        return {"type": "object", "additionalProperties": item, "maxProperties": self.most}
+
+
+@dataclass(frozen=True)
 class JsonText(Field):
     """An object of any content, kept as the text of its JSON."""
 

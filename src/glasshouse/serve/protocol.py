@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from glasshouse.generation import SamplingParams
-from glasshouse.serve.fields import Biases, Choice, Either, Flag, JsonText, Many, Real, Table, Text, Whole
+from glasshouse.serve.fields import Biases, Choice, Either, Flag, JsonText, Many, Real, Scales, Table, Text, Whole
 
 Values = Mapping[str, Any]
 
@@ -53,6 +53,7 @@ SAMPLING = {
     "stop_token_ids": Many(Whole(0, 2**31 - 1), 64, default=[]),
     "min_tokens": Whole(0, MAX_TOKENS, default=0),
     "grammar": Text(MAX_GRAMMAR, 1),
+    "steer": Scales(16, 1000.0, default={}),
 }
 SCHEMA = {
     "name": Text(256),
@@ -197,6 +198,7 @@ def sampling_params(values: Values, max_new_tokens: int, top_logprobs: int = 0) 
         seed=secrets.randbits(62) if seed is None else seed,
         top_logprobs=top_logprobs,
         constraint=values.get("constraint"),
+        steer=values["steer"],
     )
 
 
