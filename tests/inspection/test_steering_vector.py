@@ -85,7 +85,7 @@ def test_files_that_are_none(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="there is no"):
         SteeringVector.load(tmp_path / "nothing")
     path = tmp_path / "other.safetensors"
-    good = {"kind": "glasshouse steering vector", "site": "resid_post.0", "fingerprint": "f"}
+    good = {"kind": "steering vector", "site": "resid_post.0", "fingerprint": "f"}
     for tensors, metadata in [
         ({"vector": torch.ones(3)}, {}),
         ({"weight": torch.ones(3)}, good),

@@ -11,12 +11,12 @@ import glasshouse as gh
 from glasshouse.cli import screen
 from glasshouse.cli.model import Device, ModelArgument, Revision
 
-app = typer.Typer(help="Make steering vectors, which `glasshouse serve --steer` adds to a model by request.")
+app = typer.Typer()
 
 
 @app.callback()
 def _steer() -> None:
-    """Make steering vectors, which `glasshouse serve --steer` adds to a model by request."""
+    """Make steering vectors, which a server adds to a model by request."""
 
 
 @app.command(

@@ -21,7 +21,7 @@ from glasshouse.models.prompt import Prompt, encode_prompt
 from glasshouse.text import Tokenizer
 
 SAMPLE = 64  # numbers of each parameter that tell one model from another
-KIND = "glasshouse steering vector"
+KIND = "steering vector"
 
 
 @dataclass(frozen=True, eq=False)
