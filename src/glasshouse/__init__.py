@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from glasshouse.inspection import lens as lens
     from glasshouse.inspection import patch as patch
     from glasshouse.inspection import record as record
+    from glasshouse.inspection import steering_vector as steering_vector
     from glasshouse.models import build as build
     from glasshouse.page import look as look
     from glasshouse.spec import count_parameters as count_parameters
@@ -88,6 +89,7 @@ _EXPORTS = {
     "presets": "spec",
     "record": "inspection",
     "save": "hub",
+    "steering_vector": "inspection",
     "stream": "generation",
     "train": "training",
 }

@@ -23,6 +23,7 @@ from glasshouse.cli import (
     plan,
     screen,
     serve,
+    steer,
     tokenizer,
     training,
 )
@@ -67,6 +68,7 @@ app = typer.Typer(
 )
 app.add_typer(tokenizer.app, name="tokenizer")
 app.add_typer(data.app, name="data")
+app.add_typer(steer.app, name="steer")
 app.add_typer(training.app)
 app.add_typer(plan.app)
 app.add_typer(evaluation.app)

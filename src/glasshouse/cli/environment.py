@@ -21,6 +21,7 @@ EXTRAS = {  # of pyproject.toml, those for users: the library, and what it is fo
     "fast": ("gigatoken", "faster encoding of a corpus"),
     "parquet": ("pyarrow", "Parquet files as data"),
     "plots": ("matplotlib", "plots of a run's metrics"),
+    "structured": ("llguidance", "answers that follow a JSON schema or a grammar"),
     "tensorboard": ("tensorboard", "metrics in TensorBoard"),
     "translation": ("sacrebleu", "BLEU and chrF"),
     "wandb": ("wandb", "metrics in Weights & Biases (train.wandb)"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -67,6 +68,13 @@ def serve(
     look: Annotated[
         bool, typer.Option("--look", help="Add the page: a chat, and the last answers opened token by token.")
     ] = False,
+    steer: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=FILE",
+            help="A steering vector of `glasshouse steer make`, which requests scale by name; can be repeated.",
+        ),
+    ] = None,
     revision: Revision = None,
     device: Device = "auto",
 ) -> None:
@@ -74,8 +82,10 @@ def serve(
     with screen.waiting("loading torch"):
         where = gh.device.resolve(device, "--device").type
     keys = _keys(api_key_file)
+    loaded = gh.serve.load_models(models, device=where, revision=revision)
+    steering = gh.serve.assign_vectors(_vectors(steer or ()), [model for _, model, _ in loaded])
     served = []
-    for name, model, tok in gh.serve.load_models(models, device=where, revision=revision):
+    for (name, model, tok), vectors in zip(loaded, steering, strict=True):
         one = gh.serve.ServedModel(
             name,
             model,
@@ -85,6 +95,7 @@ def serve(
             weights=weights,
             compile="auto" if compile_ is None else compile_,
             batch_invariant=batch_invariant,
+            steering=vectors,
         )
         served.append(one)
     server = gh.serve.Server(
@@ -107,6 +118,19 @@ def serve(
         print(f"{server.address}/v1", flush=True)
 
     server.run(started)
+
+
+def _vectors(arguments: Sequence[str]) -> dict[str, gh.inspection.SteeringVector]:
+    """Return the steering vectors of NAME=FILE arguments."""
+    found = {}
+    for argument in arguments:
+        name, separator, path = argument.partition("=")
+        if not (name and separator and path):
+            raise gh.InputError(f"--steer is {argument!r}, but it must be NAME=FILE.")
+        if name in found:
+            raise gh.InputError(f"two steering vectors are named {name!r}; rename one.")
+        found[name] = gh.inspection.SteeringVector.load(path)
+    return found
 
 
 def _keys(file: Path | None) -> list[str]:

@@ -8,6 +8,7 @@ from glasshouse.generation.engine import Engine as Engine
 from glasshouse.generation.generate import generate as generate
 from glasshouse.generation.generate import length_warning as length_warning
 from glasshouse.generation.generate import stream as stream
+from glasshouse.generation.grammar import Grammar as Grammar
 from glasshouse.generation.request import Completion as Completion
 from glasshouse.generation.request import Request as Request
 from glasshouse.generation.sampling_params import SamplingParams as SamplingParams

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Literal
 
 import torch
@@ -11,6 +11,7 @@ import torch
 from glasshouse.errors import InputError, check_count
 from glasshouse.generation.beam_driver import BeamDriver, make_beam_search
 from glasshouse.generation.capacity import check_beams, check_memory, choose_prefill_chunk
+from glasshouse.generation.constraint import start_constraint
 from glasshouse.generation.inference_model import Weights, check_weights, weight_copy_bytes
 from glasshouse.generation.model_runner import ModelRunner
 from glasshouse.generation.output_processor import OutputProcessor
@@ -20,14 +21,17 @@ from glasshouse.generation.sampling_params import SamplingParams
 from glasshouse.generation.scheduler import Scheduler
 from glasshouse.generation.slots import Slots
 from glasshouse.generation.speculation import Speculator
+from glasshouse.generation.steering import check_vectors, steered_namespace
 from glasshouse.generation.validation import (
     check_allowed,
     check_engine_options,
     check_model,
-    check_option_ids,
+    check_option_names,
+    check_speculator,
     choose_compile,
     split_source,
 )
+from glasshouse.inspection.steering import SteeringVector
 from glasshouse.models import Decoder, Seq2Seq, check_tokenizer
 from glasshouse.models.generation_config import read_token_rules
 from glasshouse.models.length import check_length
@@ -44,6 +48,7 @@ class Engine:
     must not change while an engine uses it: the engine has a copy of its weights in a faster memory layout, unless
     `weights` is "own" (no copy), "int8" (quantized; on CUDA for one slot) or "int4" (on the CPU). `record` names
     sites, as for `gh.record`: the activations are in the `recording` of each completion, as at `gh.generate`.
+    `steering` has steering vectors by name, which a request's `steer` scales and adds at all of its positions.
 
     `compile` is True, False, or "auto": on CUDA, unless sites are recorded, edited, or a speculator drafts. The first
     step then compiles, half a minute to a minute the first time on a machine and some seconds later, from torch's
@@ -82,17 +87,15 @@ class Engine:
         compile: bool | Literal["auto"] = "auto",  # noqa: A002 (torch's word)
         batch_invariant: bool = False,
         record: str | Sequence[str] = (),
+        steering: Mapping[str, SteeringVector] | None = None,
     ) -> None:
         check_model(model)
+        check_vectors(model, steering or {})
         if tok is not None:
             check_tokenizer(model, tok)
         sites = recorded_sites(model, record)
-        if sites and speculator is not None:
-            raise InputError("record and speculator were both given; drafts cannot be recorded; leave one out.")
-        if batch_invariant and speculator is not None:
-            raise InputError("batch_invariant and speculator were both given; drafts vary a batch; leave one out.")
-        self.tok = tok
-        self.spec = model.spec
+        check_speculator(speculator is not None, recorded=bool(sites), batch_invariant=batch_invariant)
+        self.tok, self.spec, self.steering = tok, model.spec, dict(steering or {})
         self._sites, self._rules = sites, read_token_rules(model)
         self.max_len = check_length(model.spec, max_len)
         self.source_len = check_length(model.spec, source_len, "source_len") if isinstance(model, Seq2Seq) else 0
@@ -115,6 +118,7 @@ class Engine:
             compile=choose_compile(compile, model, recorded=bool(sites), drafts=speculator is not None),
             batch_invariant=batch_invariant,
             speculator=speculator,
+            vectors=self.steering,
             sites=sites,
         )
         self.slots = Slots(
@@ -125,8 +129,7 @@ class Engine:
         self._scheduler = Scheduler(
             self.slots, prefill_chunk=self.prefill_chunk, mixed_prefill=self._runner.supports_mixed_prefill
         )
-        beams = BeamDriver(self._runner, model.spec.vocab_size)
-        self._outputs = OutputProcessor(self.slots, self._runner, beams)
+        self._outputs = OutputProcessor(self.slots, self._runner, BeamDriver(self._runner, model.spec.vocab_size))
         # Guards the waiting requests and the fields below; notified of new requests and at the end of a step.
         self._condition = threading.Condition()
         self._stepper: int | None = None  # the thread that runs a step and may use the scheduler
@@ -192,9 +195,7 @@ class Engine:
 
         Only requests of one `namespace` share cached prefixes, so that none can tell by the time what others asked.
         """
-        if options.stop and self.tok is None:
-            raise InputError(f"stop is {options.stop!r}, but there is no tokenizer; give stop_token_ids instead.")
-        check_option_ids(options, self.spec.vocab_size)
+        check_option_names(options, self.tok, self.spec.vocab_size, self.steering)
         options = options.with_suppressed(self._rules.suppressed)
         end_ids = frozenset((*self.spec.end_ids, *options.stop_token_ids))
         check_allowed(options, end_ids, self.spec.vocab_size)
@@ -214,7 +215,8 @@ class Engine:
             n_best=n_best,
             keep_tree=keep_tree,
             recording=RequestRecording(self._sites, len(source)) if self._sites else None,
-            namespace=namespace,
+            namespace=steered_namespace(namespace, options),
+            constraint=start_constraint(options.constraint, self.spec.vocab_size, end_ids),
         )
         if options.beams > 1:
             search = make_beam_search(request, self.spec.vocab_size)  # raises for settings that cannot be searched

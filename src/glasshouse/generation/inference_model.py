@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from glasshouse.errors import InputError
+from glasshouse.layers.cache import Cache
 from glasshouse.layers.fused_linear import fuse_linears
 from glasshouse.layers.int4 import GROUP, quantize_int4
 from glasshouse.layers.int8 import quantize_int8
@@ -42,6 +43,16 @@ def prepare_for_inference(model: M, weights: Weights, slots: int) -> M:
         case "copy":
             prepack_linears(tree, slots)
     return tree
+
+
+def make_cache(model: Decoder | Seq2Seq, slots: int, max_len: int, source_len: int, chunk: int) -> Cache:
+    """Return the KV cache of an engine, for at most `chunk` tokens per sequence and call."""
+    if not isinstance(model, Seq2Seq):
+        return model.make_cache(slots, max_len, chunk=chunk)
+    cache = model.make_cache(slots, max_len, source_len, chunk=chunk)
+    assert cache.source is not None
+    cache.source.filled = True  # a slot's source is encoded before it decodes
+    return cache
 
 
 def check_weights(weights: Weights) -> None:

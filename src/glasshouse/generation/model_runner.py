@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
+from glasshouse.generation.constraint import write_masks
 from glasshouse.generation.cuda_graphs import Graphs, bucket, copy_to_device
-from glasshouse.generation.inference_model import Weights, compile_decode, prepare_for_inference
+from glasshouse.generation.inference_model import Weights, compile_decode, make_cache, prepare_for_inference
 from glasshouse.generation.logits_kernels import token_logprobs, top_logprobs
 from glasshouse.generation.prefill import NewPrompt, Prefill
 from glasshouse.generation.recording import RecordedSite, Recorder, RequestRecording
@@ -20,8 +21,10 @@ from glasshouse.generation.sampling_slots import EMPTY_SLOT, SlotParams
 from glasshouse.generation.scheduler import MIXED_PREFILL_TOKENS
 from glasshouse.generation.slots import Move, SequenceState
 from glasshouse.generation.speculation import Drafts, Speculator
+from glasshouse.generation.steering import Steering
 from glasshouse.generation.step import PrefillChunk, SampledTokens, Step, StepOutput
-from glasshouse.layers.cache import Cache, CacheView, MixedBatch
+from glasshouse.inspection.steering import SteeringVector
+from glasshouse.layers.cache import CacheView, MixedBatch
 from glasshouse.models import Decoder, Seq2Seq
 
 
@@ -52,14 +55,16 @@ class ModelRunner:
         compile: bool,  # noqa: A002 (torch's word)
         batch_invariant: bool,
         speculator: Speculator | None,
+        vectors: Mapping[str, SteeringVector],
         # Where sites are recorded there are no CUDA graphs, which bypass module hooks, and there is no mixed prefill.
         sites: Sequence[RecordedSite],
     ) -> None:
-        self.cache, self.speculator = _make_cache(model, slots, max_len, source_len, chunk), speculator
+        self.cache, self.speculator = make_cache(model, slots, max_len, source_len, chunk), speculator
         cache, device = self.cache, self.cache.lengths.device
         self.sampler = Sampler(slots, model.spec.vocab_size, device)
         self.next_input_ids = torch.zeros(slots, 1, dtype=torch.long, device=device)  # the input of the next step
         self.model = prepare_for_inference(model, weights, slots)
+        self._steering = Steering(self.model, vectors, slots) if isinstance(self.model, Decoder) and vectors else None
         self._recorder = Recorder(self.model, sites) if sites else None
         self._compiled = compile_decode(self.model, slots) if compile else None
         weight = model.token_embedding.table.weight
@@ -93,6 +98,7 @@ class ModelRunner:
         self._start_decoding([chunk for chunk in (*step.chunks, *mixed) if chunk.is_last])
         if not step.decoding:
             return None
+        write_masks(step.decoding, self.sampler.slots)
         drafts = None if self.speculator is None else self.speculator.propose(step.decoding, self.sampler)
         return self._decode_step(step) if drafts is None else self._verify_step(step.decoding, drafts)
 
@@ -126,6 +132,8 @@ class ModelRunner:
         if chunk.prefix_slot is None:
             return
         self._save(chunk.saved)
+        if self._steering is not None:
+            self._steering.set(slot, chunk.seq.request.options.steer)
         if chunk.prefix_slot == slot:
             self.cache.lengths[slot] = chunk.start
         else:
@@ -142,6 +150,8 @@ class ModelRunner:
             options = EMPTY_SLOT if chunk.forks else request.options
             for fork in chunk.forks:
                 self.cache.copy_row(seq.slot, fork.slot, 0, seq.n_cached)
+                if self._steering is not None:
+                    self._steering.copy(seq.slot, fork.slot)
             for one in (seq, *chunk.forks):
                 rows.append(SlotParams(one.slot, options, request.prompt, sorted(request.end_ids)))
                 inputs.append((one.slot, request.prompt[-1]))
@@ -210,6 +220,8 @@ class ModelRunner:
             self.cache.copy_row(source, target, 0, n_cached)
             self.sampler.slots.move(source, target)
             self.next_input_ids[target] = self.next_input_ids[source]
+            if self._steering is not None:
+                self._steering.copy(source, target)
             if self.speculator is not None:
                 self.speculator.move(source, target)
             slot = source
@@ -331,15 +343,6 @@ class ModelRunner:
         if isinstance(self.model, Seq2Seq):
             return run(None, ids, target_lengths=lengths, cache=cache, logits_to_keep=logits_to_keep)
         return run(ids, lengths=lengths, mask=mask, cache=cache, logits_to_keep=logits_to_keep)
-
-
-def _make_cache(model: Decoder | Seq2Seq, slots: int, max_len: int, source_len: int, chunk: int) -> Cache:
-    if not isinstance(model, Seq2Seq):
-        return model.make_cache(slots, max_len, chunk=chunk)
-    cache = model.make_cache(slots, max_len, source_len, chunk=chunk)
-    assert cache.source is not None
-    cache.source.filled = True  # a slot's source is encoded before it decodes
-    return cache
 
 
 def _lengths(seqs: list[SequenceState], new: int) -> tuple[int, int]:

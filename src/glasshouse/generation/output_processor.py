@@ -41,7 +41,8 @@ class OutputProcessor:
             # Their last tokens are already on the device, so the slots can be reused.
             self._release([seq for seq in step.decoding if seq.is_complete])
         # The host waits where the next step depends on the output, or where it computes the step itself.
-        ahead = self.runner.runs_ahead and not self.beams.running and output is not None
+        constrained = any(seq.request.constraint is not None for seq in self.slots.running)
+        ahead = self.runner.runs_ahead and not self.beams.running and not constrained and output is not None
         while len(self.pending) > int(ahead):
             self._process(*self.pending[0])
             self.pending.popleft()
@@ -76,8 +77,8 @@ class OutputProcessor:
             for token, logprob in zip(tokens, logprobs, strict=True):
                 if seq.request.add(token, logprob, top, drawn_from):
                     seq.tokens.append(token)
-            # A request that was cancelled in this step has no error, but its cache may have the same NaN.
-            if seq.request.error is not None or any(map(math.isnan, logprobs)):
+            # Also where a request was cancelled in this step, and has no error: its cache may have the same NaN.
+            if not all(map(math.isfinite, logprobs)):
                 self._purge([seq])
         self._release([seq for seq in seqs if seq.request.done and seq in self.slots.running])
 

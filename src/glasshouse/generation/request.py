@@ -12,6 +12,7 @@ import numpy as np
 
 from glasshouse.errors import InputError
 from glasshouse.generation.candidates import Draws
+from glasshouse.generation.constraint import ConstraintState
 from glasshouse.generation.detokenizer import Detokenizer
 from glasshouse.generation.hypothesis import Hypothesis, Node
 from glasshouse.generation.recording import RequestRecording
@@ -27,8 +28,8 @@ NOT_FINITE = (
     "the weights for NaN, or load float16 weights as float32."
 )
 NOTHING_ALLOWED = (
-    "no next token is allowed: logit_bias, min_new_tokens or the model's own logits forbid all of them; allow at "
-    "least one."
+    "no next token is allowed: logit_bias, min_new_tokens, a constraint or the model's own logits forbid all of "
+    "them; allow at least one."
 )
 
 
@@ -86,6 +87,7 @@ class Request:
         keep_tree: bool = False,
         recording: RequestRecording | None = None,
         namespace: str = "",
+        constraint: ConstraintState | None = None,
     ) -> None:
         self.prompt = list(prompt)
         self.source = list(source)  # the encoder's input
@@ -95,6 +97,7 @@ class Request:
         self.n_best = n_best
         self.keep_tree = keep_tree
         self.recording = recording
+        self.constraint = constraint
         self.namespace = namespace  # only requests of the same one share cached prefixes
         self.ids: list[int] = []
         self.logprobs: list[float] = []
@@ -141,6 +144,9 @@ class Request:
             if (token in self._suspects or not logprob > -math.inf) and (problem := self._problem(token, logprob)):
                 self.fail(problem)
                 return False
+            if self.constraint is not None and not self.constraint.accept(token):
+                self.fail(NOTHING_ALLOWED)
+                return False
             if self.draws is not None and candidates is not None:
                 self.draws.add(candidates)
             if token in self.end_ids:
@@ -156,7 +162,9 @@ class Request:
                 if self._detokenizer is not None and self._detokenizer.stopped:
                     self.finish("stop")
                     return True
-            if len(self.ids) >= self.limit:
+            if self.constraint is not None and self.constraint.complete:
+                self.finish("stop")
+            elif len(self.ids) >= self.limit:
                 self.finish("length")
             elif self._waiting:
                 self._changed.notify_all()

@@ -19,9 +19,9 @@ BLOCK, MANY = 64, 2**14  # scores of which the largest is taken, and how many th
 class Sampler:
     """Samples the next token of each row; logits are given for slots 0 to n - 1.
 
-    Logits are processed in this order: repetition penalty, frequency and presence penalties, bias, minimum length.
-    Then a row is either greedy (the first on ties), or sampled with temperature, top_k, top_p and min_p. A token at
-    -inf is never chosen; where all are at -inf, id 0 is.
+    Logits are processed in this order: repetition penalty, frequency and presence penalties, bias, minimum length,
+    constraint. Then a row is either greedy (the first on ties), or sampled with temperature, top_k, top_p and min_p.
+    A token at -inf is never chosen; where all are at -inf, id 0 is.
 
     >>> from glasshouse.generation.sampling_params import SamplingParams
     >>> sampler = Sampler(slots=2, vocab_size=3, device=torch.device("cpu"))
@@ -154,6 +154,8 @@ class Sampler:
         if metadata.minimum:
             early = self.slots.steps(n_positions, drafts) < self.slots.minimum[:n, None]
             scores = scores.masked_fill(early[..., None] & self.slots.tables["ends"][:n, None], -math.inf)
+        if metadata.constrained:
+            scores = scores.masked_fill(self.slots.tables["forbidden"][:n, None], -math.inf)
         return scores.clamp(max=torch.finfo(scores.dtype).max)
 
     def _weights(self, scores: Tensor, metadata: SamplingMetadata) -> Tensor:

@@ -11,6 +11,7 @@ from typing import Any
 from glasshouse import hints
 from glasshouse.config import did_you_mean
 from glasshouse.errors import InputError
+from glasshouse.generation.constraint import Constraint
 
 MAX_FLOAT32 = (2 - 2.0**-23) * 2.0**127  # written out: parameters need no torch
 
@@ -42,6 +43,8 @@ class SamplingParams:
     seed: int = 0
     top_logprobs: int = 0  # for each new token, also report this many of the most probable ones
     candidates: int = 0  # for each new token, also report this many of the candidates it was drawn from
+    steer: Mapping[str, float] = field(default_factory=dict)  # scales of the engine's steering vectors, by name
+    constraint: Constraint | None = None  # what the output may be, such as a Grammar: other tokens are not sampled
 
     beams: int = 1  # above 1: beam search, which samples nothing
     length_penalty: float = 1.0  # the score is the log-probability over the length to this power
@@ -68,6 +71,8 @@ class SamplingParams:
             for token, bias in self.logit_bias.items()
         )
         self._require("logit_bias", legal, "a dict of numbers by id, where -inf forbids a token")
+        scales = self.steer.values() if isinstance(self.steer, Mapping) else [None]
+        self._require("steer", all(map(_is_real, scales)), "a dict of numbers by the name of a steering vector")
         self._set("stop", (self.stop,) if isinstance(self.stop, str) else self.stop)
         self._require(
             "stop", _all(self.stop, lambda text: isinstance(text, str) and text != ""), "strings, none empty"
@@ -85,6 +90,8 @@ class SamplingParams:
                 f"beams is {self.beams} and temperature {self.temperature}; beam search does not sample, so "
                 "leave one of them out."
             )
+        if self.beams > 1 and self.constraint is not None:
+            raise InputError(f"beams is {self.beams}, but beam search takes no constraint; leave one of them out.")
         for name in ("top_logprobs", "candidates"):
             if self.beams > 1 and getattr(self, name):
                 raise InputError(f"beams is {self.beams}, but {name} are not kept in a beam search; leave one out.")

@@ -40,6 +40,7 @@ class SamplingMetadata:
     bias: bool
     minimum: bool
     candidates: int  # how many some row wants to see
+    constrained: bool
 
     @property
     def idle(self) -> bool:
@@ -54,7 +55,7 @@ class SamplingMetadata:
     @property
     def needs_logits_processing(self) -> bool:
         """Whether logits change before the argmax."""
-        return self.needs_token_counts or self.bias or self.minimum
+        return self.needs_token_counts or self.bias or self.minimum or self.constrained
 
 
 class SlotParams(NamedTuple):
@@ -112,10 +113,20 @@ class SamplingSlots:
             self._mark(self._table("prompt", torch.bool)[slot], prompt)
         if metadata.minimum:
             self._mark(self._table("ends", torch.bool)[slot], end_ids)
+        if metadata.constrained or "forbidden" in self.tables:
+            self._table("forbidden", torch.bool)[slot] = False
         if metadata.bias or "bias" in self.tables:
             row = self._table("bias", torch.float32)[slot].zero_()
             values = [_clamp(value, -math.inf, MAX_FLOAT32) for value in options.logit_bias.values()]
             row[self._ids(options.logit_bias)] = torch.tensor(values, dtype=row.dtype, device=self.device)
+
+    def set_allowed(self, slots: Sequence[int], masks: Sequence[Tensor]) -> None:
+        """Set which tokens, bool [V], the next step of these slots may sample: their requests have a constraint."""
+        forbidden = ~torch.stack(tuple(masks))
+        if self.device.type == "cuda":  # without waiting for the work of the GPU
+            forbidden = forbidden.pin_memory().to(self.device, non_blocking=True)
+        forbidden = forbidden.to(self.device)
+        self._table("forbidden", torch.bool)[copy_to_device(slots, self.device)] = forbidden
 
     def clear(self, slot: int) -> None:
         """Clear a slot, so that its settings no longer add work to the batch."""
@@ -228,6 +239,7 @@ def _make_metadata(rows: Sequence[SamplingParams], vocab_size: int) -> SamplingM
         bias=any(row.logit_bias for row in rows),
         minimum=any(row.min_new_tokens for row in rows),
         candidates=min(max((row.candidates for row in rows), default=0), vocab_size),
+        constrained=any(row.constraint is not None for row in rows),
     )
 
 

@@ -7,12 +7,14 @@ from typing import Literal
 
 from glasshouse import device as machine
 from glasshouse import spec
+from glasshouse.config import did_you_mean
 from glasshouse.errors import InputError
 from glasshouse.generation.sampling_params import SamplingParams
 from glasshouse.inspection.hooks import hook_manager_of
 from glasshouse.models import Decoder, Model, Seq2Seq
 from glasshouse.models.generation_config import TokenRules
 from glasshouse.models.prompt import check_ids
+from glasshouse.text import Tokenizer
 
 
 def check_model(model: Model) -> None:
@@ -54,8 +56,15 @@ def choose_compile(choice: bool | Literal["auto"], model: Decoder | Seq2Seq, *, 
     return choice
 
 
-def check_option_ids(options: SamplingParams, vocab_size: int) -> None:
-    """Raise for ids outside the vocabulary."""
+def check_option_names(
+    options: SamplingParams, tok: Tokenizer | None, vocab_size: int, vectors: Collection[str]
+) -> None:
+    """Raise for stop strings without a tokenizer, ids outside the vocabulary, and vectors that are not registered."""
+    if options.stop and tok is None:
+        raise InputError(f"stop is {options.stop!r}, but there is no tokenizer; give stop_token_ids instead.")
+    if unknown := next((name for name in options.steer if name not in vectors), None):
+        advice = did_you_mean(unknown, vectors) if vectors else "none is registered."
+        raise InputError(f"there is no steering vector {unknown!r}; {advice}")
     for name in ("logit_bias", "stop_token_ids"):
         if (largest := max(getattr(options, name), default=0)) >= vocab_size:
             raise InputError(f"{name} names id {largest}, but ids go to vocab_size - 1 = {vocab_size - 1}.")
@@ -81,7 +90,17 @@ def check_engine_options(options: SamplingParams, n_best: int, slots: int, *, re
     for name in ("top_logprobs", "candidates"):
         if getattr(options, name) and drafts:
             raise InputError(f"{name} and speculator were both given; drafts keep none; leave one out.")
+    if options.constraint is not None and drafts:
+        raise InputError("constraint and speculator were both given; drafts are not constrained; leave one out.")
     check_n_best(n_best, options.beams)
+
+
+def check_speculator(drafts: bool, *, recorded: bool, batch_invariant: bool) -> None:
+    """Raise for an engine that could not do what it is told with draft tokens."""
+    if drafts and recorded:
+        raise InputError("record and speculator were both given; drafts cannot be recorded; leave one out.")
+    if drafts and batch_invariant:
+        raise InputError("batch_invariant and speculator were both given; drafts vary a batch; leave one out.")
 
 
 def check_n_best(n_best: int, beams: int) -> None:

@@ -12,6 +12,7 @@ from glasshouse.inspection.patching import ActivationPatching, activation_patchi
 from glasshouse.inspection.path_patching import PathEffect, path_patching
 from glasshouse.inspection.recording import Recording, capture_attention, record
 from glasshouse.inspection.sites import sites
+from glasshouse.inspection.steering import SteeringVector, steering_vector
 
 __all__ = [
     "Ablation",
@@ -24,6 +25,7 @@ __all__ = [
     "Lens",
     "PathEffect",
     "Recording",
+    "SteeringVector",
     "ablate_head",
     "ablation_effects",
     "activation_patching",
@@ -44,4 +46,5 @@ __all__ = [
     "residual_norms",
     "scale",
     "sites",
+    "steering_vector",
 ]

@@ -1,7 +1,7 @@
 """An OpenAI-compatible server for the models of this package."""
 
 from glasshouse.serve.api import Limits
-from glasshouse.serve.served_model import ServedModel, load_models
+from glasshouse.serve.served_model import ServedModel, assign_vectors, load_models
 from glasshouse.serve.server import Server
 
-__all__ = ["Limits", "ServedModel", "Server", "load_models"]
+__all__ = ["Limits", "ServedModel", "Server", "assign_vectors", "load_models"]

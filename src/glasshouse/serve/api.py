@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn, TypeVar, cast
 
 from starlette.requests import Request
 
@@ -17,6 +17,7 @@ from glasshouse.config import did_you_mean
 from glasshouse.errors import GlasshouseError
 from glasshouse.serve.api_errors import ApiError, queue_full, timed_out
 from glasshouse.serve.fields import Table
+from glasshouse.serve.grammars import Asked, Grammars, asked_grammar
 from glasshouse.serve.kept_answers import CANDIDATES, KeptAnswers
 from glasshouse.serve.metrics import ModelMetrics
 from glasshouse.serve.protocol import Values
@@ -53,6 +54,7 @@ class Api:
         self.runner = Runner(models, self.metrics, limits.max_waiting, CANDIDATES if look else 0)
         self.answers = KeptAnswers(limits.max_answers, limits.max_answer_bytes) if look else None
         self.started = int(time.time())
+        self.grammars = Grammars()
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="prepare")
         self._preparing = 0
 
@@ -66,7 +68,17 @@ class Api:
     async def prepare(self, request: Request, table: Table, work: Callable[[Values], T]) -> T:
         """Read a request's body, and return what `work` makes of it in another thread."""
         body = await self.read_body(request)
-        return await self.in_thread(lambda: work(table.parse(parse_json(body), "")))
+
+        def read() -> tuple[T | None, Values, Asked | None]:
+            values = table.parse(parse_json(body), "")
+            asked = asked_grammar(values)
+            return (work(values) if asked is None else None), values, asked
+
+        result, values, asked = await self.in_thread(read)
+        if asked is None:
+            return cast(T, result)
+        constraint = await self.grammars.compile(self.model(values["model"]), request.scope[KEY], asked)
+        return await self.in_thread(lambda: work({**values, "constraint": constraint}))
 
     async def read_body(self, request: Request) -> bytes:
         """Return the body of a request, which says that it is JSON; raise ApiError where it is too long or slow."""
@@ -117,6 +129,7 @@ class Api:
     def close(self) -> None:
         """End all jobs and threads."""
         self.runner.close()
+        self.grammars.close()
         self._threads.shutdown(wait=False, cancel_futures=True)
 
 

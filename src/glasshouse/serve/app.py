@@ -151,6 +151,7 @@ def _props(served: ServedModel) -> JsonDict:
         "generates": served.engine is not None,
         "chats": served.chats,
         "embeds": served.embeds,
+        "steering": {} if served.engine is None else {n: v.site for n, v in served.engine.steering.items()},
     }
 
 

@@ -83,6 +83,9 @@ def _read(api: Api, key: str, values: Values) -> tuple[CompletionAnswer, list[Re
     if values["echo"] and values["logprobs"] is not None and not isinstance(served.model, Decoder):
         message = f"{served.name!r} is an encoder-decoder, whose prompt has no log-probabilities; leave out echo."
         raise ApiError(message, param="echo")
+    if values["echo"] and values["logprobs"] is not None and any(values["steer"].values()):
+        message = "steer was given, but the log-probabilities of a prompt are not steered; leave out echo."
+        raise ApiError(message, param="steer")
     prompts, requests = [], []
     for one in many:
         ids = served.encode(one)

@@ -9,6 +9,7 @@ from typing import Self
 
 from starlette.types import Receive
 
+from glasshouse.generation.constraint import TOO_COMPLEX
 from glasshouse.generation.request import NOTHING_ALLOWED, Request
 from glasshouse.serve.api_errors import ApiError, timed_out, unavailable
 from glasshouse.serve.job import Job, Outbox, Piece
@@ -62,7 +63,7 @@ class Exchange:
         if piece.finish_reason == "cancelled":
             return unavailable("the server is shutting down.")
         message = piece.error or "the engine failed."
-        if message == NOTHING_ALLOWED:
+        if message == NOTHING_ALLOWED or message.startswith(TOO_COMPLEX):
             return ApiError(message)
         return ApiError(message, 500, kind="server_error", headers={"x-should-retry": "false"})
 

@@ -6,6 +6,7 @@ passed on.
 
 from __future__ import annotations
 
+import json
 import reprlib
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -200,6 +201,45 @@ class Biases(Field):
             "additionalProperties": Real(-100, 100).schema(),
             "maxProperties": self.most,
         }
+
+
+@dataclass(frozen=True)
+class Scales(Field):
+    """Numbers by name, as many as `most`."""
+
+    most: int
+    highest: float  # of a number, and below 0 the lowest
+
+    def parse(self, value: object, name: str) -> Value:
+        if not isinstance(value, dict) or len(value) > self.most:
+            raise invalid(name, value, f"an object of at most {self.most} numbers by name")
+        item = Real(-self.highest, self.highest)
+        return {key: item.parse(scale, f"{name}.{key[:40]}") for key, scale in value.items()}
+
+    def schema(self) -> JsonDict:
+        item = Real(-self.highest, self.highest).schema()
+        return {"type": "object", "additionalProperties": item, "maxProperties": self.most}
+
+
+@dataclass(frozen=True)
+class JsonText(Field):
+    """An object of any content, kept as the text of its JSON."""
+
+    longest: int  # characters
+
+    def parse(self, value: object, name: str) -> Value:
+        if not isinstance(value, dict):
+            raise invalid(name, value, "a JSON object")
+        try:
+            text = json.dumps(value)
+        except RecursionError:
+            raise ApiError(f"{name} is nested too deep; flatten it.", param=name, code="invalid_value") from None
+        if len(text) > self.longest:
+            raise invalid(name, value, f"at most {self.longest} characters of JSON")
+        return text
+
+    def schema(self) -> JsonDict:
+        return {"type": "object"}
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from glasshouse.generation import SamplingParams
-from glasshouse.serve.fields import Biases, Choice, Either, Flag, Many, Real, Table, Text, Whole
+from glasshouse.serve.fields import Biases, Choice, Either, Flag, JsonText, Many, Real, Scales, Table, Text, Whole
 
 Values = Mapping[str, Any]
 
@@ -18,6 +18,7 @@ MAX_IDS = 2**20  # of one prompt
 MAX_TOP_LOGPROBS = 20
 MAX_MESSAGES = 4096
 MAX_STOPS, LONGEST_STOP = 16, 1000
+MAX_GRAMMAR = 2**16  # characters of a grammar or a JSON schema
 SMALLEST_TOP_P = 1e-9  # for 0, which OpenAI takes: the most probable token alone
 
 IDS = Many(Whole(0, 2**31 - 1), MAX_IDS, 1)
@@ -51,7 +52,17 @@ SAMPLING = {
     ),
     "stop_token_ids": Many(Whole(0, 2**31 - 1), 64, default=[]),
     "min_tokens": Whole(0, MAX_TOKENS, default=0),
+    "grammar": Text(MAX_GRAMMAR, 1),
+    "steer": Scales(16, 1000.0, default={}),
 }
+SCHEMA = {
+    "name": Text(256),
+    "description": TEXT,
+    "schema": JsonText(MAX_GRAMMAR),
+    "strict": Flag(),
+}
+FORMAT = Choice(("text", "json_object", "json_schema"), required=True)
+RESPONSE_FORMAT = {"response_format": Table({"type": FORMAT, "json_schema": Table(SCHEMA)})}
 STREAMING = {
     "stream": Flag(),
     "stream_options": Table(
@@ -75,6 +86,7 @@ COMPLETIONS = Table(
         "logprobs": Whole(0, MAX_TOP_LOGPROBS),
         "echo": Flag(),
         "return_token_ids": Flag(),
+        **RESPONSE_FORMAT,
         **STREAMING,
         **SAMPLING,
     },
@@ -104,7 +116,7 @@ CHAT = Table(
         "n": Whole(1, MAX_N, default=1),
         "logprobs": Flag(),
         "top_logprobs": Whole(0, MAX_TOP_LOGPROBS, default=0),
-        "response_format": Table({"type": Choice(("text",), required=True)}),
+        **RESPONSE_FORMAT,
         "return_token_ids": Flag(),
         **STREAMING,
         **SAMPLING,
@@ -119,7 +131,7 @@ RESPONSES = Table(
         "input": Either((TEXT, Many(MESSAGE, MAX_MESSAGES, 1)), "a string, or a list of messages", required=True),
         "instructions": TEXT,
         "max_output_tokens": Whole(1, MAX_TOKENS),
-        "text": Table({"format": Table({"type": Choice(("text",), required=True)})}, ignored=("verbosity",)),
+        "text": Table({"format": Table({"type": FORMAT, **SCHEMA})}, ignored=("verbosity",)),
         "stream": Flag(),
         **SAMPLING,
     },
@@ -186,6 +198,8 @@ def sampling_params(values: Values, max_new_tokens: int, top_logprobs: int = 0) 
         stop_token_ids=values["stop_token_ids"],
         seed=secrets.randbits(62) if seed is None else seed,
         top_logprobs=top_logprobs,
+        constraint=values.get("constraint"),
+        steer=values["steer"],
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -10,6 +10,8 @@ from glasshouse import hub
 from glasshouse.errors import InputError
 from glasshouse.generation import MAX_SLOTS, Engine, choose_slots
 from glasshouse.generation.inference_model import Weights
+from glasshouse.inspection import SteeringVector
+from glasshouse.inspection.steering import model_fingerprint
 from glasshouse.layers import lora
 from glasshouse.layers.module_swap import clone_sharing_parameters
 from glasshouse.models import Decoder, Encoder, Model, Seq2Seq
@@ -44,6 +46,7 @@ class ServedModel:
         weights: Weights = "copy",
         compile: bool | Literal["auto"] = "auto",  # noqa: A002 (torch's word)
         batch_invariant: bool = False,
+        steering: Mapping[str, SteeringVector] | None = None,
     ) -> None:
         self.name, self.model, self.tok = name, model, tok
         self.max_len = max_len or min(model.spec.max_len, MAX_LEN)
@@ -64,6 +67,7 @@ class ServedModel:
             weights=weights,
             compile=compile,
             batch_invariant=batch_invariant,
+            steering=steering,
         )
 
     @property
@@ -118,6 +122,21 @@ class ServedModel:
     def _too_long(self, what: str, advice: str) -> ApiError:
         message = f"{what}, but {self.name!r} takes at most {self.max_len} tokens; {advice}."
         return ApiError(message, code="context_length_exceeded", param="messages" if self.chats else "prompt")
+
+
+def assign_vectors(vectors: Mapping[str, SteeringVector], models: Sequence[Model]) -> list[dict[str, SteeringVector]]:
+    """Return the steering vectors of each model: those that were made for it; raise for one of none of them."""
+    prints = [model_fingerprint(model) for model in models] if vectors else [""] * len(models)
+    for name, vector in vectors.items():
+        if vector.fingerprint not in prints:
+            raise InputError(
+                f"the steering vector {name!r} was made for another model, whose weights differ; make one for a "
+                "model that is served."
+            )
+    return [
+        {name: vector for name, vector in vectors.items() if vector.fingerprint == own} if vectors else {}
+        for own in prints
+    ]
 
 
 def load_models(

@@ -41,6 +41,7 @@ class Cache(CacheView):
         self.source = source
         self.lengths = torch.zeros(batch, dtype=torch.long, device=like.device)  # cached tokens of each row
         self.rows = torch.arange(batch, device=like.device)[:, None]
+        self.slots = self.rows
         self._layers = LayerGroups(shapes)
         self.groups = [self._make_group(shape, batch, like) for shape in self._layers.shapes]
         self._make_views()
@@ -70,6 +71,7 @@ class Cache(CacheView):
         view.max_len = self.max_len if max_len is None else min(max_len, self.max_len)
         view.lengths = self.lengths[rows]
         view.rows = self.rows[: len(view.lengths)]
+        view.slots = self.slots[rows]
         view.groups = [group.narrow(rows, view.max_len) for group in self.groups]
         view.source = None if self.source is None else self.source.narrow(rows, source_len)
         view._make_views()

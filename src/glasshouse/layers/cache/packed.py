@@ -17,7 +17,7 @@ class _TokenRows(CacheView):
     def __init__(self, cache: Cache, rows: Tensor) -> None:
         self.cache = cache
         self.source = cache.source
-        self._rows = rows if rows.dim() == 2 else rows[None]
+        self._rows = self.slots = rows if rows.dim() == 2 else rows[None]
 
     def update(self, layer: int, slot_mapping: Tensor | int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Write keys and values [B, H_kv, S, d] to their slots; return those to attend to."""

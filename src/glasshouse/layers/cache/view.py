@@ -16,6 +16,7 @@ class CacheView(ABC):
     """A KV cache in one forward pass: where its tokens are written, and which keys they attend to."""
 
     rows: Tensor | None  # broadcasts to [B, S]: the cache row that a token attends to; None: only to its own call
+    slots: Tensor  # broadcasts to [B, S]: the row of the whole cache that a token belongs to
     source: SourceCache | None  # of cross-attention
 
     @abstractmethod
