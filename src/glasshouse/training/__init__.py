@@ -5,7 +5,8 @@ from glasshouse.training import plan
 from glasshouse.training.checkpoints import SavedCheckpoint, list_checkpoints
 from glasshouse.training.custom import Callback
 from glasshouse.training.datasets import Datasets, open_datasets, units_of
-from glasshouse.training.loop import Trainer, train
+from glasshouse.training.launch import train
+from glasshouse.training.loop import Trainer
 from glasshouse.training.processes import Parallel, is_main_process
 from glasshouse.training.progress import Display, ProgressReporter, SilentReporter
 from glasshouse.training.result import Result
