@@ -130,7 +130,7 @@ def merge(model: nn.Module) -> None:
 
 
 def adapter_state_dict(model: nn.Module) -> dict[str, Tensor]:
-    """Return the adapter's tensors, by treplacement names in the model: all that LoRA trains.
+    """Return the adapter's tensors, by their names in the model: all that LoRA trains.
 
     >>> from glasshouse.models import build
     >>> from glasshouse.spec import preset

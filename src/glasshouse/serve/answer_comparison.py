@@ -26,7 +26,8 @@ async def answer_comparison(api: Api, http: HttpRequest) -> Response:
     a, b = (one.choices[0] for one in kept)
     check_tokenizers(first, second)
     at = parting_position(a, b)
-    found = await api.runner.call(lambda: _compare(first, second, a))
+    async with api.deadline():
+        found = await api.runner.call(lambda: _compare(first, second, a), http.scope[KEY])
     return json_response(_table(first, a, b, at, found))
 
 
