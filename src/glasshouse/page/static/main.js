@@ -1,6 +1,6 @@
 // The page: the model's name, the prompt and its tokens, the selection, and the views.
 
-import { request, requestsFor, abortOthers, isSaved, Superseded, ApiError, KeyError, rememberKey, savedFragment, servedModel, SILENT } from "glasshouse/api.js";
+import { request, requestsFor, abortOthers, isSaved, Superseded, ApiError, KeyError, headers, rememberKey, savedFragment, servedModel, SILENT } from "glasshouse/api.js";
 import { turnTheme } from "glasshouse/colour.js";
 import { h, put, reveal } from "glasshouse/dom.js";
 import { ViewContext } from "glasshouse/view_context.js";
@@ -148,6 +148,7 @@ class Page {
     };
     put(this.main, h("form", { class: "panel", on: { submit: enter } }, h("h2", {}, "This server wants a key"), h("p", { class: "about" }, "One of those it was started with. It is kept for this tab alone."), h("div", { class: "controls" }, key, h("button", { class: "act first" }, "Open"))));
     key.focus();
+    if (headers().Authorization) this.say("The server did not accept that key.", true);
   }
 
   /** Import a view's module when it is first opened. */
