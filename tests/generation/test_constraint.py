@@ -150,8 +150,8 @@ def test_a_slot_forgets_its_constraint(model: gh.models.Decoder) -> None:
     engine = gh.Engine(model, slots=2, max_len=64)
     engine.submit([1], constraint=Pattern({3}, {4}))
     engine.run()
+    later = engine.submit([1], max_new_tokens=6)  # in the slot of the first
     kept = engine.submit([5], max_new_tokens=30, constraint=Pattern(*[{6}] * 30))  # so that masks are applied
-    later = engine.submit([1], max_new_tokens=6)
     engine.run()
     assert later.ids == gh.generate(model, None, [[1]], max_new_tokens=6)[0].ids
     assert kept.ids == [6] * 30
