@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -22,19 +22,10 @@ from glasshouse.generation.scheduler import MIXED_PREFILL_TOKENS
 from glasshouse.generation.slots import Move, SequenceState
 from glasshouse.generation.speculation import Drafts, Speculator
 from glasshouse.generation.steering import Steering
-from glasshouse.generation.step import PrefillChunk, SampledTokens, Step, StepOutput
+from glasshouse.generation.step import DecodeOutput, PrefillChunk, SampledTokens, Step, StepOutput
 from glasshouse.inspection.steering import SteeringVector
 from glasshouse.layers.cache import CacheView, MixedBatch
 from glasshouse.models import Decoder, Seq2Seq
-
-
-class DecodeOutput(NamedTuple):
-    """The output of a decode step for the first n slots."""
-
-    logits: Tensor  # [n, V]
-    tokens: Tensor  # [n]
-    logprobs: Tensor  # [n]
-    candidates: Tensor  # [n, 1 + k, 3], as the sampler returns them
 
 
 class ModelRunner:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -30,6 +31,15 @@ class Step:
     chunks: list[PrefillChunk] = field(default_factory=list)
     mixed: PrefillChunk | None = None  # prefilled within the decode step
     decoding: list[SequenceState] = field(default_factory=list)  # those of the first slots
+
+
+class DecodeOutput(NamedTuple):
+    """The output of a decode step for the first n slots."""
+
+    logits: Tensor  # [n, V]
+    tokens: Tensor  # [n]
+    logprobs: Tensor  # [n]
+    candidates: Tensor  # [n, 1 + k, 3], as the sampler returns them
 
 
 @dataclass
