@@ -37,6 +37,7 @@ class Sampler:
 
     def __init__(self, slots: int, vocab_size: int, device: torch.device) -> None:
         self.slots = SamplingSlots(slots, vocab_size, device)
+        self._nothing = torch.empty(slots, 0, COLUMNS, device=device)  # where no candidates are asked for
 
     def sample(self, logits: Tensor) -> Tensor:
         """Sample a token for each row from raw logits [n, V], and count it; return ids [n]."""
@@ -49,7 +50,7 @@ class Sampler:
         token, and of the k best ones. It is empty, [n, 0, 3], where no row has the parameter `candidates`.
         """
         metadata = self.slots.metadata(len(logits))
-        nothing = logits.new_empty(len(logits), 0, COLUMNS)
+        nothing = self._nothing[: len(logits)]
         if metadata.idle:
             return torch.zeros(len(logits), dtype=torch.int64, device=logits.device), nothing
         ids, scores, weights = self._draw(logits[:, None], _no_drafts(logits))
