@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 from conftest import Trained, is_trouble, settle
-from playwright.sync_api import Browser, Page, Route, expect
+from playwright.sync_api import Browser, Page, expect
 from test_page import CONTROLS, NAMELESS
 
 import glasshouse as gh
@@ -52,8 +52,10 @@ def server(decoder: Trained, changed: gh.models.Model) -> Iterator[Server]:
     model, tok = decoder
     plain = copy.copy(tok)
     plain.chat_template = None
-    models = [("poet", model, tok), ("tuned", changed, tok), ("plain", model, plain)]
-    made = serving([ServedModel(*one, slots=2) for one in models])
+    joy = gh.steering_vector(model, tok, ["the bird sang"], ["the cat sat"], site="resid_post.1")
+    models = [("poet", model, tok), ("tuned", changed, tok)]
+    steered = ServedModel("plain", model, plain, slots=2, steering={"joy": joy})
+    made = serving([*(ServedModel(*one, slots=2) for one in models), steered])
     yield made
     made.close()
 
@@ -282,28 +284,19 @@ def test_a_key_is_asked_for(decoder: Trained, visit: Open) -> None:
 
 
 def test_a_slider_for_each_steering_vector(server: Server, visit: Open) -> None:
-    page = visit(server, "/?model=plain", known="400")
-    sent: list[dict[str, Any]] = []
-
-    def asked(route: Route) -> None:
-        sent.append(route.request.post_data_json)
-        route.fulfill(status=400, json={"error": {"message": "no more"}})
-
-    page.route("**/props", lambda route: route.fulfill(json=route.fetch().json() | {"steering_vectors": ["joy"]}))
-    page.route("**/v1/completions", asked)
-    page.reload()
+    page = visit(server, "/?model=plain")
     settle(page)
     page.locator(".chat-settings > summary").click()
     slider = page.get_by_test_id("steer-joy").get_by_role("slider")
-    slider.fill("2.5")
-    page.get_by_test_id("message").fill("the cat")
-    page.get_by_test_id("send").click()
-    expect(page.locator(".answer-state")).to_contain_text("no more")
-    slider.fill("0")
-    page.get_by_test_id("message").fill("the cat")
-    page.get_by_test_id("send").click()
-    expect(page.locator(".turn")).to_have_count(2)
-    assert [body.get("steer") for body in sent] == [{"joy": 2.5}, None]
+    page.get_by_label("poet", exact=True).check()  # which has no vector
+    for scale in ("2.5", "0"):
+        slider.fill(scale)
+        say(page, "the cat", answers=2)
+    answers = list(server.api.answers._answers.values())[-4:]  # type: ignore[union-attr]
+    steered = {(one.model, tuple(one.choices[0].options.steer.items())) for one in answers}
+    assert steered == {("plain", (("joy", 2.5),)), ("plain", ()), ("poet", ())}
+    page.locator(".turn").first.locator(".cell", has=page.locator("text=plain")).locator(".flow").first.click()
+    expect(page.get_by_test_id("drawn").first).to_contain_text("Steered by joy 2.50")
 
 
 @pytest.mark.parametrize(("width", "dark"), SCREENS)

@@ -78,7 +78,8 @@ def open_choice(kept: KeptAnswer, index: int, served: ServedModel, start: int) -
         "pieces": pieces(served.tok, [*choice.prompt[start:], *choice.ids]),
         "finish_reason": choice.finish_reason,
         # A seed has more digits than a number of JavaScript.
-        "settings": {name: getattr(choice.options, name) for name in SETTINGS} | {"seed": str(choice.options.seed)},
+        "settings": {name: getattr(choice.options, name) for name in SETTINGS}
+        | {"seed": str(choice.options.seed), "steer": dict(choice.options.steer)},
         "stop": list(choice.options.stop),
         "stop_token_ids": list(choice.options.stop_token_ids),
         "end_ids": sorted({*served.model.spec.end_ids, *choice.options.stop_token_ids}),

@@ -19,7 +19,7 @@ class Session {
     const most = Math.min(...this.models.map((one) => one.max_len));
     this.settings = { temperature: 1, top_p: 1, top_k: 0, max_tokens: Math.max(1, Math.min(LONGEST, Math.floor(most / 2))) };
     this.most = most;
-    this.vectors = [...new Set([found, ...this.models].flatMap((one) => [...(one.steering_vectors ?? []), ...Object.keys(one.steering ?? {})]))]; // that can be steered by
+    this.vectors = [...new Set(this.models.flatMap((one) => Object.keys(one.steering)))];
     this.steer = {}; // scale by vector
     this.conversations = new Map(this.models.map((one) => [one.id, []])); // turns by model
     this.round = 0; // that all chosen models were asked in
@@ -47,25 +47,24 @@ class Session {
     for (const one of this.answers) one.control.abort();
   }
 
-  /** The fields of a request that say how to sample, and how to steer; with a seed, so that models differ by themselves. */
-  sampling() {
+  /** The fields of a request that say how to sample a model, and how to steer it by the vectors that it has. */
+  sampling(model, seed = Math.floor(Math.random() * 2 ** 31)) {
     const { temperature, top_p, top_k } = this.settings;
-    const seed = Math.floor(Math.random() * 2 ** 31);
-    const steer = Object.fromEntries(Object.entries(this.steer).filter(([, scale]) => scale));
+    const steer = Object.fromEntries(Object.entries(this.steer).filter(([name, scale]) => scale && name in model.steering));
     return { temperature, top_p, seed, ...(top_k ? { top_k } : {}), ...(Object.keys(steer).length ? { steer } : {}) };
   }
 
   /** Ask every chosen model; returns the answers, which are not begun. */
   ask(text) {
     this.round += 1;
-    const sampling = this.sampling();
+    const { seed } = this.sampling(this.shown[0]); // one for all, so that models differ by themselves
     return this.shown.map((model) => {
       const turns = this.conversations.get(model.id);
       if (turns.some((turn) => turn.prompt !== undefined)) turns.length = 0; // an answer that was opened has no messages before it
       const turn = { round: this.round, user: text, versions: [], at: 0 };
       turns.push(turn);
       const { max_tokens } = this.settings;
-      const body = { model: model.id, ...sampling, max_tokens, ...(model.chats ? { messages: messages(turns) } : { prompt: text }) };
+      const body = { model: model.id, ...this.sampling(model, seed), max_tokens, ...(model.chats ? { messages: messages(turns) } : { prompt: text }) };
       return this.add(turn, new Answer(model, model.chats ? "/v1/chat/completions" : "/v1/completions", body));
     });
   }
@@ -73,7 +72,7 @@ class Session {
   /** Sample another answer to the same prompt. */
   again(turn) {
     const { model, path, body, parent } = turn.versions[turn.at];
-    return this.add(turn, new Answer(model, path, { ...body, ...this.sampling() }, parent));
+    return this.add(turn, new Answer(model, path, { ...body, steer: undefined, ...this.sampling(model) }, parent));
   }
 
   /** Continue from a token of an answer, with another one in its place. */
@@ -83,7 +82,7 @@ class Session {
     const prompt = [...[...opened.prompt, ...opened.output.map((one) => one.id)].slice(0, position), id];
     const max_tokens = Math.max(1, Math.min(this.settings.max_tokens, model.max_len - prompt.length));
     const { stop, stop_token_ids } = opened;
-    return this.add(turn, new Answer(model, "/v1/completions", { model: model.id, ...this.sampling(), max_tokens, prompt, stop, stop_token_ids }, { answer, place, id }));
+    return this.add(turn, new Answer(model, "/v1/completions", { model: model.id, ...this.sampling(model), max_tokens, prompt, stop, stop_token_ids }, { answer, place, id }));
   }
 
   add(turn, answer) {

@@ -3,7 +3,7 @@
 import { h } from "glasshouse/dom.js";
 import { slider } from "glasshouse/widgets.js";
 
-const STRONGEST = 10; // scale of a steering vector, either way
+const STRONGEST = 4; // scale of a steering vector, either way
 
 /** Sliders for what every request of the session says. */
 export function settings(session) {
@@ -20,7 +20,7 @@ export function settings(session) {
     one("at most", "max_tokens", 1, most - 1, 1, (value) => `${value} tokens`),
   ];
   const steering = vectors.map((name) => {
-    const made = slider(name, { min: -STRONGEST, max: STRONGEST, step: 0.5, shown: (value) => (value ? value.toFixed(1).replace("-", "−") : "off"), oninput: (value) => { steer[name] = value; } });
+    const made = slider(name, { min: -STRONGEST, max: STRONGEST, step: 0.1, shown: (value) => (value ? value.toFixed(1).replace("-", "−") : "off"), oninput: (value) => { steer[name] = value; } });
     made.show(steer[name] ?? 0);
     made.dataset.testid = `steer-${name}`;
     return made;
