@@ -18,7 +18,7 @@ from runs import RecordingReporter, assert_same, losses, table
 import glasshouse as gh
 from glasshouse import config
 from glasshouse.errors import InputError, StoreError
-from glasshouse.training import Run, StoppedError, loop, train, validation
+from glasshouse.training import Run, StoppedError, launch, train, validation
 from glasshouse.training.checkpoints import read
 from glasshouse.training.schedule import WSD, Constant, Cosine, InverseSqrt, Linear, Schedule
 
@@ -115,13 +115,13 @@ def test_default_intervals_follow_the_initial_steps(data_folder: Path) -> None:
     train(Run.from_dict(bare(data_folder, steps=10, **choices)))
     seen: list[int] = []
 
-    class Counts(loop.Trainer):
+    class Counts(launch.Trainer):
         def validate(self) -> None:
             seen.append(self.state.initial_steps)
             super().validate()
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loop, "Trainer", Counts)
+        patch.setattr(launch, "Trainer", Counts)
         train(Run.from_dict(bare(data_folder, steps=20, **choices)))
     tried = [line["step"] for line in lines(data_folder) if "validation_loss" in line]
     assert tried == list(range(1, 21))  # of 20 from the start it would be every second

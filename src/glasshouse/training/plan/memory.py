@@ -119,7 +119,7 @@ class MemoryModel:
     >>> import glasshouse as gh
     >>> from glasshouse.training.optimizer import AdamW
     >>> model = gh.build(gh.preset("gpt2"), device="meta")
-    >>> memory = MemoryModel(model, AdamW(), precision=torch.bfloat16).at(rows=1, seq_len=1024)
+    >>> memory = MemoryModel(model, AdamW(), precision=torch.bfloat16).at(rows=8, seq_len=1024)
     >>> memory.moment, memory.parts["optimizer"] == 8 * 124_439_808
     ('the loss', True)
     """
