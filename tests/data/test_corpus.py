@@ -444,8 +444,11 @@ def failing_after(calls: int, original: Callable[..., None]) -> Callable[..., No
     return fail
 
 
+LATER = ("labelled", "tagged", "chat")
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["text", "pairs", "labelled", "tagged", "chat"])
+@pytest.mark.parametrize("kind", ["text", "pairs", *(pytest.param(kind, marks=pytest.mark.long) for kind in LATER)])
 def test_stopped_anywhere_it_resumes_to_the_same_files(
     tmp_path: Path, tok: gh.Tokenizer, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:

@@ -128,7 +128,7 @@ def test_autocast_and_other_dtypes() -> None:
         assert logits_of(prepare_for_inference(wide, "copy", slots)).equal(logits_of(wide))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.skipif(not (shutil.which("g++") or shutil.which("clang++")), reason="needs a C++ compiler")
 def test_compiled_steps_on_the_cpu_give_the_same_tokens() -> None:
     """With int4, and a head in int8: what torch compiles by itself needs no test of ours."""

@@ -141,7 +141,10 @@ def check_cached(model: Decoder | Seq2Seq) -> None:
             close(compiled(*source, step, cache=cache), expected[:, t : t + 1])
 
 
-@pytest.mark.parametrize("kind", CHOICES["kind"])
+@pytest.mark.parametrize(
+    "kind",
+    [kind if kind == "tiny-decoder" else pytest.param(kind, marks=pytest.mark.long) for kind in CHOICES["kind"]],
+)
 def test_compiled_is_eager(kind: str) -> None:
     check(next(row for row in ROWS if row["kind"] == kind))
 

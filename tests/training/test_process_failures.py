@@ -212,6 +212,7 @@ def run_by_agent(settings: dict[str, Any]) -> None:
     train(Run.from_dict(settings), progress=False)
 
 
+@pytest.mark.long
 def test_torchrun_restarts_and_resumes(whole: Path, data_folder: Path) -> None:
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 

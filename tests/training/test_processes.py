@@ -72,9 +72,14 @@ def logged(folder: Path, file: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / file).read_text().splitlines()]
 
 
-def test_runs_in_two_processes_equal_those_in_one(data_folder: Path, tmp_path: Path) -> None:
-    tables = runs(data_folder)
-    train(Run.from_dict(named(tables["patience"], data_folder / "base", steps=2)), progress=False)
+@pytest.mark.parametrize(
+    "chosen", [("ema", "tensor", "lora"), pytest.param(("patience", "seq2seq"), marks=pytest.mark.long)], ids=",".join
+)
+def test_runs_in_two_processes_equal_those_in_one(chosen: tuple[str, ...], data_folder: Path, tmp_path: Path) -> None:
+    every = runs(data_folder)
+    tables = {name: every[name] for name in chosen}
+    if "lora" in chosen:
+        train(Run.from_dict(named(every["patience"], data_folder / "base", steps=2)), progress=False)
     in_processes(tmp_path, 2, _train, [named(one, data_folder / f"{name}-2") for name, one in tables.items()])
     for name, one in tables.items():
         train(Run.from_dict(named(without_parallel(one), data_folder / f"{name}-1")), progress=False)
