@@ -11,7 +11,7 @@ from urllib.parse import urlencode
 
 import chromium
 import pytest
-from playwright.sync_api import Browser, ConsoleMessage, Page, sync_playwright
+from playwright.sync_api import Browser, ConsoleMessage, Page, expect, sync_playwright
 
 import glasshouse as gh
 from glasshouse.page.model_loader import ModelLoader
@@ -30,6 +30,9 @@ POLL_SOONER = """{
   const { setInterval } = window;
   window.setInterval = (poll, pause, ...rest) => setInterval(poll, pause < 1000 ? pause : pause / 10, ...rest);
 }"""
+
+WAIT = 60_000  # milliseconds: what is waited for comes at once on an idle machine and late on a busy one
+expect.set_options(timeout=WAIT)
 
 Trained = tuple[gh.models.Model, gh.Tokenizer]
 Visit = Callable[..., Page]
@@ -180,7 +183,7 @@ def visit(browser: Browser, servers: dict[gh.models.Model, Server]) -> Iterator[
         closing.append(context.close)
         context.add_init_script(POLL_SOONER)
         page = context.new_page()
-        page.set_default_timeout(20_000)
+        page.set_default_timeout(WAIT)
         own = f"http://127.0.0.1:{server.port}/"
 
         def asked(url: str) -> None:

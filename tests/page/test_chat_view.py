@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import Trained, is_trouble, settle
+from conftest import WAIT, Trained, is_trouble, settle
 from playwright.sync_api import Browser, Page, expect
 from test_page import CONTROLS, NAMELESS
 
@@ -71,7 +71,7 @@ def visit(browser: Browser) -> Iterator[Open]:
         context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)
         contexts.append(context)
         page = context.new_page()
-        page.set_default_timeout(20_000)
+        page.set_default_timeout(WAIT)
         page.on("pageerror", lambda error: troubles.append(f"an error in the page: {error}"))
 
         def heard(line: Any) -> None:  # noqa: ANN401

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import Trained, Visit, settle
+from conftest import WAIT, Trained, Visit, settle
 from playwright.sync_api import Browser, Page
 
 import glasshouse as gh
@@ -29,7 +29,7 @@ def opened(browser: Browser, path: Path, troubles: list[str]) -> Page:
     """Open a file without any network."""
     context = browser.new_context(offline=True, viewport={"width": 1280, "height": 900})
     page = context.new_page()
-    page.set_default_timeout(20_000)
+    page.set_default_timeout(WAIT)
     page.on("pageerror", lambda error: troubles.append(str(error)))
     page.on("console", lambda line: troubles.append(line.text) if line.type in ("error", "warning") else None)
     page.on(
