@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -15,8 +16,9 @@ from glasshouse.serve.api import KEY, Api
 from glasshouse.serve.api_errors import ApiError
 from glasshouse.serve.job import Piece
 from glasshouse.serve.logprobs import chat_logprobs
-from glasshouse.serve.protocol import CHAT, Values, message_texts, sampling_params
+from glasshouse.serve.protocol import CHAT, Values, sampling_params
 from glasshouse.serve.served_model import ServedModel
+from glasshouse.serve.tool_calls import ToolCallParser, conversation, offered_tools
 
 
 class ChatAnswer(Answer):
@@ -24,8 +26,13 @@ class ChatAnswer(Answer):
 
     kind, object, chunk_object = "chatcmpl", "chat.completion", "chat.completion.chunk"
 
+    def __init__(self, served: ServedModel, values: Values, prompt_tokens: int, tools: Sequence[JsonDict]) -> None:
+        super().__init__(served, values, prompt_tokens)
+        names = {tool["function"]["name"] for tool in tools}
+        self._parsers = [ToolCallParser(names) for _ in range(values["n"])] if tools else []
+
     def choice(self, index: int, piece: Piece, *, first: bool, chunk: bool) -> JsonDict:
-        message: JsonDict = {"content": piece.text}
+        message, reason = self._message(index, piece, chunk)
         if first:
             message = {"role": "assistant", **message}
         if not chunk:
@@ -34,7 +41,22 @@ class ChatAnswer(Answer):
         if self.values["logprobs"]:
             logprobs = chat_logprobs(self.served.tok, piece.ids, piece.logprobs, piece.top_logprobs)
         name = "delta" if chunk else "message"
-        return {"index": index, name: message, "logprobs": logprobs, "finish_reason": piece.finish_reason}
+        return {"index": index, name: message, "logprobs": logprobs, "finish_reason": reason}
+
+    def _message(self, index: int, piece: Piece, chunk: bool) -> tuple[JsonDict, str | None]:
+        """Return text and calls of a piece, and the reason where it is the last."""
+        reason: str | None = piece.finish_reason
+        if not self._parsers:
+            return {"content": piece.text}, reason
+        parser = self._parsers[index]
+        text, calls = parser.feed(piece.text, last=reason is not None)
+        if parser.n_calls and reason == "stop":
+            reason = "tool_calls"
+        if not calls:
+            return {"content": text}, reason
+        if not chunk:  # a list is in order by itself
+            calls = [{key: value for key, value in call.items() if key != "index"} for call in calls]
+        return {"content": text or None, "tool_calls": calls}, reason
 
 
 async def chat_completions(api: Api, http: HttpRequest) -> Response:
@@ -49,24 +71,25 @@ def _read(api: Api, key: str, values: Values) -> tuple[ChatAnswer, list[Request]
     if values["top_logprobs"] and not values["logprobs"]:
         raise ApiError("top_logprobs was given without logprobs; set logprobs to true.", param="top_logprobs")
     limits = [values[name] for name in ("max_tokens", "max_completion_tokens") if values[name] is not None]
-    messages = message_texts(values["messages"])
-    top = values["top_logprobs"]
-    n_ids, requests = chat_requests(served, messages, values, min(limits, default=None), key, values["n"], top)
-    return ChatAnswer(served, values, n_ids), requests
+    messages, tools = conversation(values["messages"]), offered_tools(served, values)
+    limit, top = min(limits, default=None), values["top_logprobs"]
+    n_ids, requests = chat_requests(served, messages, values, limit, key, values["n"], top, tools)
+    return ChatAnswer(served, values, n_ids, tools), requests
 
 
 def chat_requests(
     served: ServedModel,
-    messages: list[dict[str, str]],
+    messages: Sequence[JsonDict],
     values: Values,
     max_tokens: int | None,
     key: str,
     n: int = 1,
     top_logprobs: int = 0,
+    tools: Sequence[JsonDict] = (),
 ) -> tuple[int, list[Request]]:
     """Return the engine's requests for `n` replies to a conversation, and how many tokens that has."""
     engine = served.generator()
-    ids = served.encode_chat(messages)
+    ids = served.encode_chat(messages, tools=tools)
     params = sampling_params(values, served.fit(ids, max_tokens), top_logprobs)
     params = replace(params, stop_token_ids=(*params.stop_token_ids, *served.end_of_turn()))
     return len(ids), [engine.make_request(ids, sample, namespace=key) for sample in params.with_seeds(n)]

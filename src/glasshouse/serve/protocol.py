@@ -17,6 +17,7 @@ MAX_TOKENS = 2**20
 MAX_IDS = 2**20  # of one prompt
 MAX_TOP_LOGPROBS = 20
 MAX_MESSAGES = 4096
+MAX_TOOLS = 128  # of a request, and calls of one message
 MAX_STOPS, LONGEST_STOP = 16, 1000
 MAX_GRAMMAR = 2**16  # characters of a grammar or a JSON schema
 SMALLEST_TOP_P = 1e-9  # for 0, which OpenAI takes: the most probable token alone
@@ -33,7 +34,8 @@ IGNORED = (
     "store",
     "user",
 )
-NO_TOOLS = "models here are not given tools; leave it out."
+NO_TOOLS = "tools are taken by /v1/chat/completions alone; leave it out."
+OLD_TOOLS = "it is the older form of tools; give those."
 
 SAMPLING = {
     "temperature": Real(0, 2, default=1.0),
@@ -106,11 +108,41 @@ MESSAGE = Table(
     ignored=("name", "refusal", "annotations", "audio", "id", "status", "type"),
     refused={"tool_calls": NO_TOOLS, "function_call": NO_TOOLS, "tool_call_id": NO_TOOLS},
 )
-MESSAGES = Many(MESSAGE, MAX_MESSAGES, 1, required=True)
+FUNCTION_NAME = Text(64, 1, required=True)
+CALL = Table(
+    {
+        "id": Text(256),
+        "type": Choice(("function",), default="function"),
+        "function": Table({"name": FUNCTION_NAME, "arguments": Text(MAX_GRAMMAR, required=True)}, required=True),
+    },
+    ignored=("index",),
+)
+CHAT_MESSAGE = Table(
+    {
+        "role": Choice(("system", "developer", "user", "assistant", "tool"), required=True),
+        "content": CONTENT,
+        "tool_calls": Many(CALL, MAX_TOOLS),
+        "tool_call_id": Text(256),
+    },
+    ignored=MESSAGE.ignored,
+    refused={"function_call": OLD_TOOLS},
+)
+TOOL = Table(
+    {
+        "type": Choice(("function",), required=True),
+        "function": Table(
+            {"name": FUNCTION_NAME, "description": TEXT, "parameters": JsonText(MAX_GRAMMAR)},
+            ignored=("strict",),
+            required=True,
+        ),
+    }
+)
 CHAT = Table(
     {
         **MODEL,
-        "messages": MESSAGES,
+        "messages": Many(CHAT_MESSAGE, MAX_MESSAGES, 1, required=True),
+        "tools": Many(TOOL, MAX_TOOLS, default=[]),
+        "tool_choice": Choice(("auto", "none"), default="auto"),
         "max_tokens": Whole(1, MAX_TOKENS),
         "max_completion_tokens": Whole(1, MAX_TOKENS),
         "n": Whole(1, MAX_N, default=1),
@@ -121,9 +153,15 @@ CHAT = Table(
         **STREAMING,
         **SAMPLING,
     },
-    ignored=(*IGNORED, "parallel_tool_calls", "reasoning_effort", "tool_choice", "verbosity"),
-    refused=dict.fromkeys(("tools", "functions", "function_call", "audio", "web_search_options"), NO_TOOLS)
-    | {"modalities": "answers are text; leave it out.", "prediction": "nothing is predicted; leave it out."},
+    ignored=(*IGNORED, "parallel_tool_calls", "reasoning_effort", "verbosity"),
+    refused={
+        "audio": "answers are text; leave it out.",
+        "function_call": OLD_TOOLS,
+        "functions": OLD_TOOLS,
+        "modalities": "answers are text; leave it out.",
+        "prediction": "nothing is predicted; leave it out.",
+        "web_search_options": "nothing is searched; leave it out.",
+    },
 )
 RESPONSES = Table(
     {
@@ -209,8 +247,9 @@ def message_texts(messages: list[dict[str, Any]]) -> list[dict[str, str]]:
     >>> message_texts([{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}])
     [{'role': 'user', 'content': 'a\nb'}]
     """
-    return [{"role": one["role"], "content": _joined(one["content"])} for one in messages]
+    return [{"role": one["role"], "content": joined_text(one["content"])} for one in messages]
 
 
-def _joined(content: str | list[dict[str, str]]) -> str:
+def joined_text(content: str | list[dict[str, str]]) -> str:
+    """Return the text of a message, whose parts are joined by newlines."""
     return content if isinstance(content, str) else "\n".join(part["text"] for part in content)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from glasshouse import hub
+from glasshouse.config import JsonDict
 from glasshouse.errors import InputError
 from glasshouse.generation import MAX_SLOTS, Engine, choose_slots
 from glasshouse.generation.inference_model import Weights
@@ -92,13 +93,15 @@ class ServedModel:
         """Return the ids of a prompt."""
         return encode_prompt(prompt, self.tok, self.model.spec)
 
-    def encode_chat(self, messages: list[dict[str, str]], add_generation_prompt: bool = True) -> list[int]:
+    def encode_chat(
+        self, messages: Sequence[JsonDict], add_generation_prompt: bool = True, tools: Sequence[JsonDict] = ()
+    ) -> list[int]:
         """Return the ids of a conversation, up to where the reply begins."""
         if not self.chats or self.tok is None:
             raise ApiError(
                 f"{self.name!r} has no chat template, so it cannot chat; use /v1/completions.", param="model"
             )
-        return self.tok.encode_chat(messages, add_generation_prompt=add_generation_prompt).ids
+        return self.tok.encode_chat(messages, add_generation_prompt=add_generation_prompt, tools=tools).ids
 
     def end_of_turn(self) -> tuple[int, ...]:
         """Return the token that ends a reply in a chat."""

@@ -20,7 +20,7 @@ import jinja2
 
 from glasshouse.config import JsonDict, did_you_mean
 from glasshouse.errors import InputError
-from glasshouse.text.sandbox import DEEPEST, compiled, render
+from glasshouse.text.sandbox import DEEPEST, compiled, reads, render
 
 Message = Mapping[str, Any]
 MESSAGE_ROLES = ("system", "user", "assistant", "tool", "developer")
@@ -63,10 +63,12 @@ def segments(
     special: Collection[str],
     variables: Mapping[str, str] = {},
     add_generation_prompt: bool = False,
+    tools: Sequence[JsonDict] = (),
 ) -> list[Segment]:
     """Render a conversation; `add_generation_prompt` ends it where the assistant's reply begins.
 
-    `special` has the texts of all special tokens, `variables` the other template variables (`bos_token`).
+    `special` has the texts of all special tokens, `variables` the other template variables (`bos_token`), `tools`
+    the functions that the assistant may call, as JSON schemas.
 
     An assistant turn starts where the generation prompt for it ends, so a model is trained on exactly what it will
     generate, and includes the special token that closes the turn. Some templates render an earlier turn differently
@@ -88,7 +90,9 @@ def segments(
     glasshouse.errors.InputError: message 0 has the role 'users', which is not known; did you mean user?
     """
     known = _special(frozenset(special))
-    writer = _Writer.of(template, messages, known, variables)
+    if tools and not reads(template, "tools"):
+        raise InputError("the chat template does not take tools; leave them out, or choose another template.")
+    writer = _Writer.of(template, messages, known, variables, tools)
     rendered = writer.write(len(messages), add_generation_prompt)
     result: list[Segment] = []
     at = 0
@@ -136,6 +140,7 @@ class _Writer:
 
     template: jinja2.Template
     messages: list[JsonDict]
+    tools: list[JsonDict]
     variables: Mapping[str, str]
     marks: Mapping[str, str]  # mark -> what it replaces: nothing, or a single-character special token
     now: datetime
@@ -143,13 +148,19 @@ class _Writer:
 
     @classmethod
     def of(
-        cls, template: str, messages: Sequence[Message], special: _Special, variables: Mapping[str, str]
+        cls,
+        template: str,
+        messages: Sequence[Message],
+        special: _Special,
+        variables: Mapping[str, str],
+        tools: Sequence[JsonDict],
     ) -> _Writer:
-        """Check the messages, and mark them with characters that occur nowhere else."""
+        """Check messages and tools, and mark them with characters that occur nowhere else."""
         if isinstance(messages, str) or not isinstance(messages, Sequence) or not messages:
             raise InputError(f"messages is {reprlib.repr(messages)}, but it must be a list of at least one message.")
         texts = [template, *variables.values(), special.joined]
-        plain = [_plain(index, message, texts) for index, message in enumerate(messages)]
+        plain = [_plain_message(index, message, texts) for index, message in enumerate(messages)]
+        plain_tools = [_plain(f"tool {index}", tool, texts) for index, tool in enumerate(tools)]
         used = {rare for text in texts if not text.isascii() for rare in _IS_RARE.findall(text)}
         free = (rare for rare in map(chr, _RARE) if rare not in used)
         marks = dict(zip(free, ("", *special.single), strict=False))
@@ -159,14 +170,15 @@ class _Writer:
             )
         mark = _Mark(next(iter(marks)), special, {ord(one): rare for rare, one in marks.items() if one})
         marked = [{**_mapped(message, mark), "role": message["role"]} for message in plain]
-        return cls(compiled(template), marked, variables, marks, datetime.now(), sum(map(len, texts)))
+        marked_tools = [_mapped(tool, mark) for tool in plain_tools]
+        return cls(compiled(template), marked, marked_tools, variables, marks, datetime.now(), sum(map(len, texts)))
 
     def write(self, count: int, add_generation_prompt: bool) -> str:
         """Render the first `count` messages, marks included."""
         variables = {
             **self.variables,
             "messages": self.messages[:count],
-            "tools": None,
+            "tools": self.tools or None,
             "documents": None,
             "add_generation_prompt": add_generation_prompt,
         }
@@ -193,7 +205,7 @@ class _Writer:
         return [segment for segment in result if segment.text]
 
 
-def _plain(index: int, message: object, texts: list[str]) -> JsonDict:
+def _plain_message(index: int, message: object, texts: list[str]) -> JsonDict:
     """Return a checked copy of a message in JSON types, and append all its texts to `texts`."""
     if not isinstance(message, Mapping):
         raise InputError(
@@ -208,19 +220,22 @@ def _plain(index: int, message: object, texts: list[str]) -> JsonDict:
     if not isinstance(content, str | list) and not absent:
         shown = reprlib.repr(content)
         raise InputError(f"message {index} has {shown} as its content; give a string or a list of parts.")
+    return _plain(f"message {index}", message, texts)
+
+
+def _plain(name: str, value: object, texts: list[str]) -> JsonDict:
+    """Return a copy of a value in JSON types, and append all its texts to `texts`."""
 
     def collect(text: str, key: bool) -> str:
         texts.append(text)
         return text
 
     try:
-        return cast(JsonDict, _mapped(message, collect))
+        return cast(JsonDict, _mapped(value, collect))
     except RecursionError:
-        raise InputError(f"message {index} is nested too deep; give one of at most {DEEPEST} levels.") from None
+        raise InputError(f"{name} is nested too deep; give one of at most {DEEPEST} levels.") from None
     except TypeError as error:
-        raise InputError(
-            f"message {index} contains {error}; give strings, numbers, lists and dictionaries."
-        ) from None
+        raise InputError(f"{name} contains {error}; give strings, numbers, lists and dictionaries.") from None
 
 
 def _mapped(value: object, change: Callable[[str, bool], str]) -> Any:  # noqa: ANN401 - any JSON value

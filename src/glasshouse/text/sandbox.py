@@ -14,7 +14,7 @@ from functools import cache, lru_cache
 from typing import Any, cast
 
 import jinja2
-from jinja2 import nodes
+from jinja2 import meta, nodes
 from jinja2.exceptions import SecurityError
 from jinja2.ext import Extension, loopcontrols
 from jinja2.filters import FILTERS
@@ -62,6 +62,17 @@ def compiled(template: str) -> jinja2.Template:
         raise InputError(f"line {error.lineno} of the chat template cannot be parsed: {reason}.") from None
     except Exception as error:
         raise InputError(f"the chat template cannot be compiled: {' '.join(str(error).split())}.") from None
+
+
+@lru_cache(maxsize=32)
+def reads(template: str, variable: str) -> bool:
+    """Return whether a template reads a variable that it does not set itself.
+
+    >>> reads("{% if tools %}yes{% endif %}", "tools"), reads("{% set tools = 1 %}{{ tools }}", "tools")
+    (True, False)
+    """
+    compiled(template)  # raises for one that cannot be parsed
+    return variable in meta.find_undeclared_variables(_sandbox().parse(template))
 
 
 def render(

@@ -200,10 +200,12 @@ class Tokenizer:
             encodings = self._encoder.encode_batch_fast(checked, add_special_tokens=add_special_tokens)
         return [one.ids if max_len is None or len(one) <= max_len else truncate(one, max_len) for one in encodings]
 
-    def encode_chat(self, messages: Sequence[Message], *, add_generation_prompt: bool = False) -> EncodedChat:
+    def encode_chat(
+        self, messages: Sequence[Message], *, add_generation_prompt: bool = False, tools: Sequence[JsonDict] = ()
+    ) -> EncodedChat:
         """Encode a conversation with the chat template; `add_generation_prompt` ends it where the reply begins.
 
-        Message content never becomes a special token.
+        `tools` are functions in OpenAI's form that it may call. Nothing in messages or tools becomes a special token.
         """
         if self.chat_template is None:
             raise InputError(
@@ -211,14 +213,14 @@ class Tokenizer:
                 "gh.text.chat_template.DEFAULT_TEMPLATE."
             )
         special = {self._vocabulary.tokens[number]: number for number in self.special_ids}
-        variables = {f"{role}_token": token for role, token in self.special_tokens.items()}
         result = EncodedChat([], [])
         for segment in segments(
             self.chat_template,
             messages,
             special=special,
-            variables=variables,
+            variables={f"{role}_token": token for role, token in self.special_tokens.items()},
             add_generation_prompt=add_generation_prompt,
+            tools=tools,
         ):
             text = segment.text
             ids = [special[text]] if segment.special else self.encode(text, add_special_tokens=False)
