@@ -9,7 +9,7 @@ TMP := $(shell [ "$$(df -Pk /dev/shm 2>/dev/null | awk 'NR==2 {print $$4}')" -gt
 # from the other when it is done.
 PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal
 
-.PHONY: help setup demo pictures test quick examples browser lint types models text generation training serving serving-load distributed simulate inspection page gpu wheel oldest-torch coverage mutants bench bench-generate bench-gpu bench-plan bench-inspection bench-page bench-text bench-load bench-loop docs learning claims clean
+.PHONY: help setup demo pictures test quick examples browser lint types models text generation training commands serving serving-load distributed simulate inspection page gpu wheel oldest-torch coverage mutants bench bench-generate bench-gpu bench-plan bench-inspection bench-page bench-text bench-load bench-loop docs learning claims clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -35,7 +35,7 @@ test: lint types browser  ## everything a change must pass; REQUIRE_BROWSER=1 ma
 quick: lint  ## ruff, and tests of every package without browser, training runs and killed processes (three minutes)
 	$(TMP) EXAMPLES=few $(PYTEST) -m 'not long and not slow' --ignore=tests/claims tests
 
-examples: $(VENV)/.ready  ## every example that hypothesis draws, of which make test draws a quarter (fifteen minutes)
+examples: $(VENV)/.ready  ## every example that hypothesis draws, of which make test draws an eighth (fifteen minutes)
 	$(TMP) EXAMPLES=all $(PYTEST) -m 'not long' --ignore=tests/page --ignore=tests/cli --ignore=tests/hub tests
 
 browser: $(VENV)/.ready  ## find Chromium for the page's tests, or install it where that is possible
@@ -102,6 +102,9 @@ generation: $(VENV)/.ready  ## generation against transformers, 200 prompts for 
 
 training: $(VENV)/.ready  ## processes killed at random while they prepare and save, two in one folder fifty times (ten minutes)
 	$(TMP) $(PYTEST) -m long tests/training --ignore=tests/training/test_parallel.py --ignore=tests/training/test_plan_simulated.py
+
+commands: $(VENV)/.ready  ## the demo, the commands of every page of the docs, the wheel, and what is long in packages without a target
+	$(TMP) $(PYTEST) -m long $(foreach one,models text data generation training serve page,--ignore=tests/$(one)) tests
 
 serving: $(VENV)/.ready  ## 1,000 requests streamed and whole, 200 at once, 2,000 drawn from the OpenAPI document, lm-eval's client (fifteen minutes)
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[lm-eval]'

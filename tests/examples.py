@@ -1,10 +1,19 @@
-"""How many examples hypothesis draws: a quarter of the full number, or as the variable EXAMPLES says."""
+"""How much is tried: make test draws an eighth of hypothesis' examples, and takes the first of similar cases."""
 
 import os
+from typing import Any
 
-SHARE = {"few": 16, "all": 1}.get(os.environ.get("EXAMPLES", ""), 4)  # make quick, make examples and make test
+import pytest
+
+SHARE = {"few": 16, "all": 1}.get(os.environ.get("EXAMPLES", ""), 8)  # make quick, make examples and make test
 
 
 def up_to(number: int) -> int:
     """Return the share of the full number that is drawn, at least 5."""
     return max(number // SHARE, min(number, 5))
+
+
+def first_of(cases: list[Any], count: int = 1) -> list[Any]:
+    """Return cases for `parametrize`, of which all but the first `count` are marked as long."""
+    others = (one if isinstance(one, tuple) else (one,) for one in cases[count:])
+    return [*cases[:count], *(pytest.param(*one, marks=pytest.mark.long) for one in others)]

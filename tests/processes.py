@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 from torch import distributed as dist
 
-SECONDS = 120  # all of this takes a few; only a hang takes longer
+SECONDS = 600  # all of this takes a few, on a busy machine a minute; only a hang takes longer
 
 FORKS = multiprocessing.get_context("forkserver")
 FORKS.set_forkserver_preload(

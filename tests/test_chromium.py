@@ -75,6 +75,7 @@ def test_none_at_all_is_one_line_and_an_error_where_one_is_required(
     assert "Playwright did not install it: no network" in err
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.usefixtures("bare")
 @pytest.mark.parametrize(("required", "outcome"), [("", "1 skipped"), ("1", "1 error")])

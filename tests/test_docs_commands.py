@@ -15,6 +15,7 @@ from pathlib import Path
 
 import huggingface_hub
 import pytest
+from examples import first_of
 
 import glasshouse as gh
 from glasshouse.cli import main
@@ -131,7 +132,7 @@ def put(name: str, inputs: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("page", [page for page, commands in COMMANDS.items() if commands])
+@pytest.mark.parametrize("page", first_of([page for page, commands in COMMANDS.items() if commands], 2))
 @pytest.mark.usefixtures("small")
 def test_the_commands_of_a_page_run_in_its_order(
     page: str, inputs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -74,6 +74,7 @@ def test_mirrored_tests(file: str, tests: list[list[str]]) -> None:
     assert mutation.tests_for(file) == tests
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_fault_is_killed_where_a_test_notices_and_survives_where_none_does(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -40,6 +40,7 @@ def test_every_public_name_exists() -> None:
         gh.no_such_name  # noqa: B018
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_wheel_is_complete_and_works_without_the_checkout(tmp_path: Path) -> None:
     build = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(tmp_path), str(ROOT)]

@@ -14,6 +14,7 @@ from cli.runner import Call
 from glasshouse.cli import demo
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_both_pages_answer_while_a_model_is_trained(
     call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -12,6 +12,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+from examples import first_of
 
 import glasshouse as gh
 from cli.runner import Call, Done, Forked, at_terminal
@@ -140,6 +141,7 @@ def test_one_step_is_a_run(place: Path, call: Call) -> None:
     assert done.out.endswith("glasshouse look runs/tiny\n")
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_run_that_ended_early_stays_as_it_is(place: Path, call: Call) -> None:
     words = ("train", "tiny.toml", "train.steps=40", "train.patience=1", "train.eval_every=1", "train.lr=3.0")
@@ -151,6 +153,7 @@ def test_a_run_that_ended_early_stays_as_it_is(place: Path, call: Call) -> None:
     assert (place / "runs" / "tiny" / "metrics.jsonl").read_text() == journal
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_from_a_model(trained: Path, place: Path, call: Call) -> None:
     done = call("train", "tiny.toml", "train.out=tuned", "train.steps=2", "--from", trained / "model")
@@ -231,6 +234,7 @@ def test_a_text_that_is_shorter_than_a_row(place: Path, call: Call) -> None:
     assert "need 17; add text, or lower seq_len." in done.err.splitlines()[-1]
 
 
+@pytest.mark.long
 def test_a_fixed_mistake_is_not_another_run(place: Path, call: Call) -> None:
     mistaken(call("train", "tiny.toml", "data.path=body.jsonl"))
     mistaken(call("train", "tiny.toml", "data.path=body.jsonl", "data.columns=body", "train.freeze=*"))
@@ -267,7 +271,7 @@ def test_a_full_disk_keeps_the_settings_of_the_run(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", first_of([signal.SIGINT, signal.SIGTERM]))
 def test_a_signal_saves_and_the_same_command_resumes(number: signal.Signals, place: Path, call: Call) -> None:
     words = ["train", "tiny.toml", "train.steps=150", "--no-baselines"]
     with closing(Forked(*words)) as process:

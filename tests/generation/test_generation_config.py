@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 import transformers as hf
+from examples import first_of
 from generation.test_transformers import Float64Torch, choose_end, draw_prompts, keep_exact, widen_weights
 from hub.hf_models import make
 from hypothesis import given
@@ -108,7 +109,7 @@ def sums_in_float64(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "rule",
-    ["forced prefix", "all", *(pytest.param(one, marks=pytest.mark.long) for one in ("bad words", "suppressed"))],
+    first_of(["all", "forced prefix", "bad words", "suppressed"]),
 )
 def test_token_rules_equal_transformers(case: Case, rule: str) -> None:
     first, second, third, *_ = case.common_tokens

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from examples import up_to
+from examples import first_of, up_to
 from hypothesis import HealthCheck, assume, given, settings
 from inspected_models import IDS, Model, assert_close, build_random, inputs
 from spec_strategy import VOCABULARY, specs
@@ -164,9 +164,14 @@ def check_sum(split: Attribution, within: float) -> None:
     assert ((parts.sum(0) - split.logit).abs() <= room).all()
 
 
+MODEL_KINDS, NORM_PLACEMENTS = ("decoder", "encoder", "seq2seq"), ("pre", "post", "sandwich")
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("norm_placement", ["pre", "post", "sandwich"])
-@pytest.mark.parametrize("kind", ["decoder", "encoder", "seq2seq"])
+@pytest.mark.parametrize(
+    ("kind", "norm_placement"),
+    first_of([(kind, place) for place in NORM_PLACEMENTS for kind in MODEL_KINDS], 3),
+)
 def test_contributions_equal_a_reference_and_sum_to_the_logit(kind: str, norm_placement: str) -> None:
     norms = set()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
@@ -12,6 +13,7 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 import torch
 from conftest import Trained, Visit, settle
+from examples import first_of
 from playwright.sync_api import Browser, Locator, Page, Request, expect
 from torch import Tensor
 
@@ -105,8 +107,12 @@ def point(page: Page, query: int, key: int) -> dict[str, float]:
 
 
 @pytest.mark.long  # test_page.py has one picture of each
-@pytest.mark.parametrize("kind", ["decoder", "encoder", "pair"])
-@pytest.mark.parametrize(("width", "dark"), [(1280, False), (1280, True), (400, False), (400, True)])
+@pytest.mark.parametrize(
+    ("kind", "width", "dark"),
+    first_of(
+        [(*look, dark) for dark in (False, True) for look in product(("decoder", "encoder", "pair"), (1280, 400))]
+    ),
+)
 def test_it_opens(
     kind: str, width: int, dark: bool, request: pytest.FixtureRequest, visit: Visit, picture: Picture
 ) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import WAIT, Trained, Visit, settle
+from examples import first_of
 from playwright.sync_api import Browser, Page
 
 import glasshouse as gh
@@ -41,7 +42,7 @@ def opened(browser: Browser, path: Path, troubles: list[str]) -> Page:
     return page
 
 
-@pytest.mark.parametrize("kind", ["decoder", "encoder", "pair"])
+@pytest.mark.parametrize("kind", first_of(["pair", "decoder", "encoder"]))
 def test_a_saved_page_shows_every_view_without_a_server(
     kind: str, request: pytest.FixtureRequest, browser: Browser, tmp_path: Path
 ) -> None:

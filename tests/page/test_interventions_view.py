@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from conftest import ONE_KIND, Trained, Visit, settle
+from examples import first_of
 from playwright.sync_api import Page, Route, expect
 from test_residual_stream_view import KINDS, SOURCE, TEXT, Picture, asked_on_opening, near, state_of
 from torch.nn import functional as F
@@ -96,7 +97,7 @@ def check(
             )
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", first_of(KINDS))
 def test_ablation_by_click(kind: str, request: pytest.FixtureRequest, visit: Visit, picture: Picture) -> None:
     page, model, given = opened(visit, request, kind)
     stack = STACK[kind]

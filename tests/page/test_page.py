@@ -19,7 +19,7 @@ TEXTS = {
 VIEWS = ["tokens", "attention", "residual", "interventions", "walkthrough"]
 REST = ["tokens", "residual", "interventions"]
 VIEWS_OF = {"decoder": VIEWS, "encoder": VIEWS, "pair": [*VIEWS, "seq2seq"], "run_folder": ["run"]}
-LARGE = [(kind, 1280, False) for kind in VIEWS_OF]
+LARGE = [pytest.param(kind, 1280, False, marks=[pytest.mark.long] if kind == "encoder" else []) for kind in VIEWS_OF]
 SMALL = [pytest.param(kind, 400, True, marks=[pytest.mark.long] if kind == "encoder" else []) for kind in VIEWS_OF]
 CONTROLS = "button, input, select, textarea, [role=button], [tabindex='0'], svg[role=img]"
 NAMELESS = """(controls) => [...document.querySelectorAll(controls)]

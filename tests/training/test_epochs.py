@@ -52,6 +52,7 @@ def test_a_warmup_longer_than_the_epochs_becomes_a_tenth(tmp_path: Path) -> None
     assert kept.planned(samples=100, batch_size=10)[1].warmup == 20
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_the_default_schedule_is_the_same_after_a_resume_from_the_run_folder(tmp_path: Path) -> None:
     """Of 100 to 999 steps, where a warm-up of 100 would fit and the default is a tenth of the steps."""

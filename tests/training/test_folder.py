@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from examples import first_of
 from runs import RecordingReporter, losses, table, write_data
 
 import glasshouse as gh
@@ -222,6 +223,7 @@ def check_races(forks: Forks, rounds: int) -> None:
         assert config.read(forks.data_folder / out / "run.toml")["data"]["vocab_size"] == sizes[winner]
 
 
+@pytest.mark.long
 def test_two_processes_at_random_times(forks: Forks) -> None:
     check_races(forks, 3)
 
@@ -294,7 +296,7 @@ def check_kills(forks: Forks, how: str, moments: int | None = None) -> None:
         assert forks.made(out) == forks.alone[270], event
 
 
-@pytest.mark.parametrize(("how", "moments"), [("kill", 2), ("alarm", 1), ("full disk", 1)])
+@pytest.mark.parametrize(("how", "moments"), first_of([("kill", 2), ("alarm", 1), ("full disk", 1)]))
 def test_killed_or_disk_full_during_preparation(how: str, moments: int, forks: Forks) -> None:
     check_kills(forks, how, moments)
 

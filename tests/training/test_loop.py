@@ -15,6 +15,7 @@ from typing import Any
 import processes
 import pytest
 import torch
+from examples import first_of
 from runs import SAYING, PutRun, RecordingReporter, assert_same, killed, losses, signalled, table, weights
 from torch import nn
 
@@ -33,8 +34,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.mark.parametrize(
     ("kind", "workers"),
-    [("decoder", 0), ("decoder", 1), ("encoder", 1), ("seq2seq", 1)]
-    + [pytest.param(kind, 0, marks=pytest.mark.long) for kind in ("encoder", "seq2seq")],
+    first_of([("decoder", 1), ("decoder", 0), *((kind, n) for kind in ("encoder", "seq2seq") for n in (0, 1))]),
 )
 def test_killed_and_resumed_equals_uninterrupted(kind: str, workers: int, data_folder: Path, put_run: PutRun) -> None:
     put_run(kind=kind, workers=workers)
@@ -47,7 +47,7 @@ def test_killed_and_resumed_equals_uninterrupted(kind: str, workers: int, data_f
     assert_same(data_folder, "whole", "run")
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", first_of([signal.SIGTERM, signal.SIGINT]))
 def test_a_signal_saves_and_stops(number: signal.Signals, data_folder: Path, put_run: PutRun) -> None:
     put_run()
     run = Run.from_dict(table(data_folder))
@@ -82,6 +82,7 @@ def test_a_signal_during_a_step_undoes_the_step(
     assert_same(data_folder, "whole", "run")
 
 
+@pytest.mark.long
 def test_a_second_ctrl_c_exits_at_once(data_folder: Path) -> None:
     signalled(table(data_folder, save_every=100), signal.SIGINT, times=2)
     assert not (data_folder / "run" / "checkpoints" / "step-00000008").exists()
