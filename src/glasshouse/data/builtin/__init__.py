@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from glasshouse.config import did_you_mean
-from glasshouse.data.builtin import chat, dates, langid, stdlib
+from glasshouse.data.builtin import chat, dates, langid, paraphrases, stdlib
 from glasshouse.data.builtin.splits import SPLITS
 from glasshouse.errors import InputError
 
@@ -87,6 +87,13 @@ _BUILTINS = {
             _GENERATED.__getitem__,
             chat.item,
         ),
+        BuiltinDataset(
+            "paraphrases",
+            "pairs",
+            "Two sentences with the same meaning, in other words and in another order.",
+            {**_GENERATED, "validation": 1_000, "test": 1_000}.__getitem__,
+            paraphrases.item,
+        ),
     )
 }
 
@@ -95,7 +102,7 @@ def builtin_datasets() -> tuple[str, ...]:
     """List the names that `builtin_dataset` takes.
 
     >>> builtin_datasets()
-    ('stdlib', 'dates', 'langid', 'chat')
+    ('stdlib', 'dates', 'langid', 'chat', 'paraphrases')
     """
     return tuple(_BUILTINS)
 
@@ -133,4 +140,4 @@ def builtin_dataset(name: str, **sizes: int) -> BuiltinDataset:
             raise InputError(f"there is no split {split!r} of {name}; {did_you_mean(split, SPLITS)}")
         if size < 0:
             raise InputError(f"{split} is {size}, but a size must be 0 or more.")
-    return dataclasses.replace(found, count={**_GENERATED, **sizes}.__getitem__)
+    return dataclasses.replace(found, count={**found.sizes(), **sizes}.__getitem__)
