@@ -550,6 +550,7 @@ def test_recipes_load() -> None:
         "dates",
         "langid",
         "masked-lm",
+        "paraphrases",
         "finetune-chat",
         "finetune-classifier",
         "vaswani-base",

@@ -28,6 +28,7 @@ FORMATS = {
     "accuracy": ("accuracy", "{:.2%}", "of {unit}s"),
     "teacher_loss": ("teacher's loss", "{:.4f}", "nats per {unit}"),
     "bits_per_byte": ("bits per byte", "{:.4f}", ""),
+    "recall_at_1": ("recall at 1", "{:.2%}", "of texts find their match among {count:,}"),
     "exact_match": ("exact match", "{:.2%}", "of {texts}"),
     "f1": ("F1", "{:.4f}", "macro average, 0 to 1"),
     "bleu": ("BLEU", "{:.2f}", "0 to 100, over {texts}, {signature}"),
@@ -171,13 +172,15 @@ def _finite(metrics: Mapping[str, float]) -> dict[str, float | None]:
 def show(report: gh.evaluation.Report, baseline_bits: Mapping[str, float]) -> None:
     """Print metrics, baselines and examples."""
     unit = "label" if report.kind in ("labelled", "tagged") else "token"
+    unit = "pair" if "recall_at_1" in report.metrics else unit
     texts = f"{report.n_generated:,} texts"
     if report.n_generated < report.n_items:
         texts = f"{report.n_generated:,} of {report.n_items:,} texts"
     rows = []
     for name, value in report.metrics.items():
         label, form, note = FORMATS.get(name, (name, "{:.4f}", ""))
-        note = note.format(unit=unit, texts=texts, signature=report.signatures.get(name, ""))
+        signature = report.signatures.get(name, "")
+        note = note.format(unit=unit, texts=texts, count=report.n_evaluated, signature=signature)
         rows.append((label, form.format(value), note))
     if report.kind == "pairs" and report.n_generated and "bleu" not in report.metrics:
         rows.append(("BLEU", "-", "needs sacrebleu: pip install 'glasshouse[translation]'"))

@@ -28,8 +28,8 @@ def train(
         str,
         typer.Argument(
             metavar="RUN",
-            help="A TOML file, a run folder, or a recipe: stdlib, dates, langid, masked-lm, finetune-chat, "
-            "finetune-classifier, vaswani-base, python-3m or demo.",
+            help="A TOML file, a run folder, or a recipe: stdlib, dates, langid, masked-lm, paraphrases, "
+            "finetune-chat, finetune-classifier, vaswani-base, python-3m or demo.",
         ),
     ] = "stdlib",
     settings: Annotated[
@@ -124,6 +124,8 @@ def _next(result: Result) -> Iterator[str]:
             yield f"glasshouse generate {folder} {shlex.quote(prompt[:PROMPT])} --max-new-tokens {count}"
         case "chat":
             yield f"glasshouse generate {folder} --chat"
+        case "pairs" if isinstance(result.model, gh.models.Encoder):
+            yield f"glasshouse serve {folder}"
         case "pairs":
             yield f"glasshouse generate {folder} {shlex.quote(prompt)}"
     yield f"glasshouse eval {folder}"

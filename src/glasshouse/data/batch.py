@@ -63,8 +63,29 @@ class Batch:
         if count < 1:
             raise InputError(f"count is {count}, but a batch is split into at least 1 micro-batch.")
         size = -(-len(self) // count)
-        return [self._each(lambda tensor, at=at: tensor[at : at + size]) for at in range(0, len(self), size)]
+
+        def cut(tensor: Tensor, at: int) -> Tensor:
+            rows = len(tensor) // len(self)  # of each sample
+            return tensor[at * rows : (at + size) * rows]
+
+        return [self._each(lambda tensor, at=at: cut(tensor, at)) for at in range(0, len(self), size)]
 
     def _each(self, change: Any) -> Batch:  # noqa: ANN401 - a lambda with a default argument
         given = ((field.name, getattr(self, field.name)) for field in fields(self))
         return replace(self, **{name: change(tensor) for name, tensor in given if tensor is not None})
+
+
+@dataclass(frozen=True)
+class PairBatch(Batch):
+    """Pairs of texts: rows 2i and 2i + 1 of `ids` and `lengths` are pair i.
+
+    `targets` [B, 2] has a number for each text, equal for equal texts; `loss_mask` [B] says which pairs count.
+
+    >>> ids = torch.tensor([[1, 2], [3, 4], [5, 6], [1, 2]])
+    >>> batch = PairBatch(ids, targets=torch.tensor([[8, 9], [7, 8]]), loss_mask=torch.tensor([True, True]))
+    >>> len(batch), [micro_batch.ids.tolist() for micro_batch in batch.microbatches(2)]
+    (2, [[[1, 2], [3, 4]], [[5, 6], [1, 2]]])
+    """
+
+    def __len__(self) -> int:
+        return len(self.loss_mask)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import operator
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -13,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from glasshouse.data.batch import Batch
+from glasshouse.data.batch import Batch, PairBatch
 from glasshouse.data.corpus import Corpus, IdArray, Kind
 from glasshouse.data.shuffle import Bucketed
 from glasshouse.errors import InputError
@@ -135,6 +136,46 @@ def source_prefix_suffix(corpus: Corpus) -> tuple[list[int], list[int]]:
     before, after = corpus.tokenizer.prefix_suffix_ids
     end = corpus.manifest["end_id"]
     return before, after if end in after[-1:] else [*after, end]
+
+
+class ContrastiveDataset(_BucketedDataset):
+    r"""Pairs of texts for an encoder that embeds them, each as `tokenizer.encode` gives it.
+
+    >>> import tempfile, glasshouse as gh
+    >>> from pathlib import Path
+    >>> folder = tempfile.mkdtemp()
+    >>> _ = Path(folder, "a.tsv").write_text("source\ttarget\n1\tone\n2\ttwo\n")
+    >>> tok = gh.Tokenizer.train(texts=["one two"], vocab_size=263)
+    >>> corpus = gh.data.prepare(f"{folder}/a.tsv", tok, f"{folder}/ids", kind="pairs")
+    >>> batch = ContrastiveDataset(corpus, 2, max_len=8).batch([0, 1])
+    >>> sorted(tok.decode(ids[:length]) for ids, length in zip(batch.ids, batch.lengths))
+    ['1', '2', 'one', 'two']
+    """
+
+    kind = "pairs"
+
+    def __init__(self, corpus: Corpus, batch_size: int, *, max_len: int, seed: int = 0) -> None:
+        super().__init__(corpus, batch_size, max_len=max_len, seed=seed)
+        if len(empty := np.flatnonzero((corpus.lengths == 0).any(1))):
+            raise InputError(
+                f"item {empty[0]} of {corpus.source_name(int(empty[0]))} has an empty text, which has nothing to "
+                "embed; remove it."
+            )
+
+    def _lengths(self, lengths: NDArray[np.int64]) -> NDArray[np.int64]:
+        return lengths + sum(map(len, self.corpus.tokenizer.prefix_suffix_ids))
+
+    def _batch(self, items: list[int]) -> Batch:
+        texts = [part for item in items for part in self.corpus.item(item)]
+        ids, lengths = self._pad(
+            np.concatenate(texts), np.array(list(map(len, texts))), *self.corpus.tokenizer.prefix_suffix_ids
+        )
+        numbers = [
+            int.from_bytes(hashlib.blake2b(text.tobytes(), digest_size=8).digest(), "big", signed=True)
+            for text in texts
+        ]
+        targets = torch.tensor(numbers).view(-1, 2)
+        return PairBatch(ids, targets, torch.ones(len(items), dtype=torch.bool), lengths=lengths)
 
 
 class ClassificationDataset(_BucketedDataset):

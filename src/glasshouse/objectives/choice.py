@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from glasshouse.objectives.contrastive import Contrastive
 from glasshouse.objectives.distillation import Distillation
 
-ObjectiveChoice = Distillation
+ObjectiveChoice = Distillation | Contrastive

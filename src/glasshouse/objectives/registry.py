@@ -10,6 +10,7 @@ from glasshouse.errors import InputError
 from glasshouse.objectives.causal_lm import CausalLM
 from glasshouse.objectives.chat import Chat
 from glasshouse.objectives.classification import SequenceClassification, TokenClassification
+from glasshouse.objectives.contrastive import Contrastive
 from glasshouse.objectives.masked_lm import MaskedLM
 from glasshouse.objectives.objective import Objective
 from glasshouse.objectives.seq2seq_lm import Seq2SeqLM
@@ -22,6 +23,7 @@ OBJECTIVES: tuple[Objective[Any], ...] = (
     Seq2SeqLM(),
     SequenceClassification(),
     TokenClassification(),
+    Contrastive(),
 )
 
 

@@ -24,7 +24,7 @@ from glasshouse.training.progress import Display, ProgressReporter, SilentReport
 from glasshouse.training.recovery import Recovery
 from glasshouse.training.result import Result, save_result
 from glasshouse.training.run import Pretrained, Run
-from glasshouse.training.setup import Setup, describe, make_setup
+from glasshouse.training.setup import Setup, check_objective, describe, make_setup
 from glasshouse.training.signals import Signals, StoppedError
 from glasshouse.training.trackers import Trackers
 
@@ -81,11 +81,8 @@ def _train_in(
 ) -> Result:
     """Prepare the data in the run folder, which the main process alone locks and writes, and train."""
     chosen = custom.choose_objective(run.train.objective)
-    if processes.is_parallel and chosen is not None and not chosen.parallel:
-        raise InputError(
-            f"{processes.world_size} processes were started, but the objective {type(chosen).__name__} keeps another "
-            "model beside the trained one, which one process can do; start it without torchrun."
-        )
+    if chosen is not None:
+        check_objective(chosen, run.train, processes)  # before the data are prepared
     with lock_run(run) if processes.is_main else nullcontext(run_folder(run)) as folder:
         for note in run.notes:
             progress.log(note)

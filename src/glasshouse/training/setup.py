@@ -108,6 +108,7 @@ def make_setup(
     else:
         model = model_setup.make_initial_model(run, datasets, base, device, chosen)
     objective = find_objective(model.spec, datasets.train, chosen)
+    check_objective(objective, choice, processes)
     reporter.stage("preparing the objective", 0, 0)
     objective = custom.with_loss(objective.prepare(model, datasets.train, length))
     batches, val_samples = _make_data(run, model.spec, objective, datasets, processes)
@@ -140,7 +141,8 @@ def make_setup(
     layout = SINGLE
     if processes.is_parallel:
         layout = choose_run_layout(choice.parallel, processes, spec.count_parameters(model.spec), device)
-    grad_accum = choice.grad_accum or estimate_grad_accum(
+    grad_accum = 1 if objective.whole_batch else choice.grad_accum
+    grad_accum = grad_accum or estimate_grad_accum(
         model, choice, len(batches.share), length, precision, machine.memory_bytes(device), layout
     )
     held = {name: fingerprint(one)[:12] for name, one in objective.frozen_models().items()}
@@ -183,6 +185,21 @@ def make_setup(
         metrics=Journal(folder / METRICS, writes=processes.is_main),
         checkpoint_log=CheckpointLog(folder, probes, prompts, reporter.log, writes=processes.is_main),
     )
+
+
+def check_objective(objective: Objective[Any], choice: Train, processes: Processes) -> None:
+    """Refuse several processes, or gradient accumulation, for an objective that cannot be shared or split."""
+    name = getattr(objective, "kind", type(objective).__name__)
+    if processes.is_parallel and not objective.parallel:
+        raise InputError(
+            f"{processes.world_size} processes were started, but one alone can train with the objective {name}; "
+            "start it without torchrun."
+        )
+    if objective.whole_batch and choice.grad_accum > 1:
+        raise ConfigError(
+            f"train.grad_accum is {choice.grad_accum}, but the objective {name} compares all samples of a step with "
+            "each other; leave it out, and lower train.batch_tokens if memory runs out."
+        )
 
 
 def _make_data(
