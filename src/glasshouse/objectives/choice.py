@@ -3,5 +3,6 @@
 from __future__ import annotations
 
 from glasshouse.objectives.distillation import Distillation
+from glasshouse.objectives.dpo import DPO
 
-ObjectiveChoice = Distillation
+ObjectiveChoice = DPO | Distillation

@@ -10,6 +10,7 @@ from glasshouse.errors import InputError
 from glasshouse.objectives.causal_lm import CausalLM
 from glasshouse.objectives.chat import Chat
 from glasshouse.objectives.classification import SequenceClassification, TokenClassification
+from glasshouse.objectives.dpo import DPO
 from glasshouse.objectives.masked_lm import MaskedLM
 from glasshouse.objectives.objective import Objective
 from glasshouse.objectives.seq2seq_lm import Seq2SeqLM
@@ -18,6 +19,7 @@ from glasshouse.spec import Spec
 OBJECTIVES: tuple[Objective[Any], ...] = (
     CausalLM(),
     Chat(),
+    DPO(),
     MaskedLM(),
     Seq2SeqLM(),
     SequenceClassification(),
