@@ -26,6 +26,9 @@ FORMATS = {
     "loss": ("loss", "{:.4f}", "nats per {unit}"),
     "perplexity": ("perplexity", "{:,.2f}", "per {unit}"),
     "accuracy": ("accuracy", "{:.2%}", "of {unit}s"),
+    "margin": ("margin", "{:.4f}", "of the reward of the chosen answer over that of the rejected one"),
+    "chosen_loss": ("chosen answers", "{:.4f}", "nats per token"),
+    "rejected_loss": ("rejected answers", "{:.4f}", "nats per token"),
     "teacher_loss": ("teacher's loss", "{:.4f}", "nats per {unit}"),
     "bits_per_byte": ("bits per byte", "{:.4f}", ""),
     "recall_at_1": ("recall at 1", "{:.2%}", "of texts find their match among {count:,}"),
@@ -34,6 +37,7 @@ FORMATS = {
     "bleu": ("BLEU", "{:.2f}", "0 to 100, over {texts}, {signature}"),
     "chrf": ("chrF", "{:.2f}", "0 to 100, over {texts}, {signature}"),
 }
+UNITS = {"labelled": "label", "tagged": "label", "preferences": "pair"}  # what a target is, if not a token
 
 
 @app.command("eval", epilog="Example: glasshouse eval runs/stdlib 'books/*.txt' --baselines")
@@ -171,8 +175,7 @@ def _finite(metrics: Mapping[str, float]) -> dict[str, float | None]:
 
 def show(report: gh.evaluation.Report, baseline_bits: Mapping[str, float]) -> None:
     """Print metrics, baselines and examples."""
-    unit = "label" if report.kind in ("labelled", "tagged") else "token"
-    unit = "pair" if "recall_at_1" in report.metrics else unit
+    unit = "pair" if "recall_at_1" in report.metrics else UNITS.get(report.kind, "token")
     texts = f"{report.n_generated:,} texts"
     if report.n_generated < report.n_items:
         texts = f"{report.n_generated:,} of {report.n_items:,} texts"

@@ -122,7 +122,7 @@ def _next(result: Result) -> Iterator[str]:
             left = result.model.spec.max_len - len(result.datasets.tok.encode(prompt[:PROMPT]))
             count = min(gh.SamplingParams().max_new_tokens, max(1, left))
             yield f"glasshouse generate {folder} {shlex.quote(prompt[:PROMPT])} --max-new-tokens {count}"
-        case "chat":
+        case "chat" | "preferences":
             yield f"glasshouse generate {folder} --chat"
         case "pairs" if isinstance(result.model, gh.models.Encoder):
             yield f"glasshouse serve {folder}"

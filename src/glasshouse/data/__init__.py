@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from glasshouse.data.batch import Batch as Batch
     from glasshouse.data.batch import PairBatch as PairBatch
+    from glasshouse.data.batch import PreferenceBatch as PreferenceBatch
     from glasshouse.data.batches import Batches as Batches
     from glasshouse.data.batches import Dataset as Dataset
     from glasshouse.data.builtin import builtin_dataset as builtin_dataset
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from glasshouse.data.item_datasets import ChatDataset as ChatDataset
     from glasshouse.data.item_datasets import ClassificationDataset as ClassificationDataset
     from glasshouse.data.item_datasets import ContrastiveDataset as ContrastiveDataset
+    from glasshouse.data.item_datasets import PreferenceDataset as PreferenceDataset
     from glasshouse.data.item_datasets import Seq2SeqDataset as Seq2SeqDataset
     from glasshouse.data.item_datasets import TokenClassificationDataset as TokenClassificationDataset
     from glasshouse.data.parts import join as join
@@ -39,6 +41,8 @@ _EXPORTS = {
     "Dataset": "batches",
     "MaskedLMDataset": "text_datasets",
     "PairBatch": "batch",
+    "PreferenceBatch": "batch",
+    "PreferenceDataset": "item_datasets",
     "Seq2SeqDataset": "item_datasets",
     "TokenClassificationDataset": "item_datasets",
     "builtin_dataset": "builtin",

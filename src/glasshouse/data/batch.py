@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import torch
@@ -65,13 +65,13 @@ class Batch:
         size = -(-len(self) // count)
 
         def cut(tensor: Tensor, at: int) -> Tensor:
-            rows = len(tensor) // len(self)  # of each sample
+            rows = len(tensor) // len(self)  # of one sample
             return tensor[at * rows : (at + size) * rows]
 
         return [self._each(lambda tensor, at=at: cut(tensor, at)) for at in range(0, len(self), size)]
 
     def _each(self, change: Any) -> Batch:  # noqa: ANN401 - a lambda with a default argument
-        given = ((field.name, getattr(self, field.name)) for field in fields(self))
+        given = ((each.name, getattr(self, each.name)) for each in fields(self))
         return replace(self, **{name: change(tensor) for name, tensor in given if tensor is not None})
 
 
@@ -89,3 +89,23 @@ class PairBatch(Batch):
 
     def __len__(self) -> int:
         return len(self.loss_mask)
+
+
+@dataclass(frozen=True)
+class PreferenceBatch(Batch):
+    """Pairs of answers to prompts: rows 2k and 2k + 1 are those to prompt k, the chosen and the rejected one.
+
+    A pair is one target, so that `targets` and `loss_mask` have one entry for each.
+
+    >>> ids = torch.tensor([[1, 2], [1, 3], [4, 5], [4, 6]])
+    >>> pairs = torch.zeros(2, dtype=torch.long)
+    >>> batch = PreferenceBatch(ids, pairs, pairs == 0, answers=ids + 1, answer_mask=ids > 1)
+    >>> len(batch), batch.microbatches(2)[1].ids.tolist()
+    (2, [[4, 5], [4, 6]])
+    """
+
+    answers: Tensor = field(kw_only=True)  # [2B, S]: the next id at each position
+    answer_mask: Tensor = field(kw_only=True)  # [2B, S]: True where it is one of the answer
+
+    def __len__(self) -> int:
+        return len(self.targets)

@@ -1,4 +1,4 @@
-"""Datasets whose samples are whole items: pairs, labels, tags, conversations; batches are bucketed by length."""
+"""Datasets whose samples are whole items, such as pairs and conversations; batches are bucketed by length."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from glasshouse.data.batch import Batch, PairBatch
+from glasshouse.data.batch import Batch, PairBatch, PreferenceBatch
 from glasshouse.data.corpus import Corpus, IdArray, Kind
 from glasshouse.data.shuffle import Bucketed
 from glasshouse.errors import InputError
@@ -240,3 +240,41 @@ class ChatDataset(_BucketedDataset):
         mask = _length_mask(lengths - 1, tokens.shape[1] - 1)
         ids, targets = (side.where(mask, torch.tensor(self.pad)) for side in (tokens[:, :-1], tokens[:, 1:]))
         return Batch(ids, targets, assistant_mask[:, 1:].bool() & mask, lengths=lengths - 1)
+
+
+class PreferenceDataset(_BucketedDataset):
+    r"""Prompts with two answers each, of which the first is preferred; both sequences must fit.
+
+    >>> import json, tempfile, glasshouse as gh
+    >>> from pathlib import Path
+    >>> folder = tempfile.mkdtemp()
+    >>> pair = {"prompt": "2 + 2 =", "chosen": " 4", "rejected": " 5"}
+    >>> _ = Path(folder, "a.jsonl").write_text(json.dumps(pair))
+    >>> tok = gh.Tokenizer.train(texts=["x"], vocab_size=263)
+    >>> tok.chat_template = None
+    >>> corpus = gh.data.prepare(f"{folder}/a.jsonl", tok, f"{folder}/ids", kind="preferences")
+    >>> batch = PreferenceDataset(corpus, 1, max_len=16).batch([0])
+    >>> [tok.decode(row[mask]) for row, mask in zip(batch.answers, batch.answer_mask)]
+    [' 4<|endoftext|>', ' 5<|endoftext|>']
+    """
+
+    kind = "preferences"
+
+    def _lengths(self, lengths: NDArray[np.int64]) -> NDArray[np.int64]:
+        return lengths[:, :1] + lengths[:, 1:] - 1
+
+    def _batch(self, items: list[int]) -> PreferenceBatch:
+        rows: list[IdArray] = []
+        starts: list[int] = []  # of the answers
+        for item in items:
+            prompt, *answers = self.corpus.item(item)
+            rows += [np.concatenate([prompt, answer]) for answer in answers]
+            starts += [len(prompt)] * len(answers)
+        tokens, lengths = self._pad(np.concatenate(rows), np.array([len(row) for row in rows]))
+        mask = _length_mask(lengths - 1, tokens.shape[1] - 1)
+        ids, answers_ = (side.where(mask, torch.tensor(self.pad)) for side in (tokens[:, :-1], tokens[:, 1:]))
+        in_answer = torch.arange(ids.shape[1]) >= torch.tensor(starts)[:, None] - 1
+        pairs = torch.zeros(len(items), dtype=torch.long)  # the first of two is preferred
+        return PreferenceBatch(
+            ids, pairs, pairs == 0, lengths=lengths - 1, answers=answers_, answer_mask=in_answer & mask
+        )

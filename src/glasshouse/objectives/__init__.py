@@ -5,6 +5,7 @@ from glasshouse.objectives.chat import Chat
 from glasshouse.objectives.classification import SequenceClassification, TokenClassification
 from glasshouse.objectives.contrastive import Contrastive
 from glasshouse.objectives.distillation import Distillation
+from glasshouse.objectives.dpo import DPO
 from glasshouse.objectives.loss import autocast, compute_loss, cross_entropy
 from glasshouse.objectives.masked_lm import MaskedLM
 from glasshouse.objectives.objective import Evaluation, Objective
@@ -12,6 +13,7 @@ from glasshouse.objectives.registry import find_objective, make_dataset, objecti
 from glasshouse.objectives.seq2seq_lm import Seq2SeqLM
 
 __all__ = [
+    "DPO",
     "CausalLM",
     "Chat",
     "Contrastive",

@@ -4,5 +4,6 @@ from __future__ import annotations
 
 from glasshouse.objectives.contrastive import Contrastive
 from glasshouse.objectives.distillation import Distillation
+from glasshouse.objectives.dpo import DPO
 
-ObjectiveChoice = Distillation | Contrastive
+ObjectiveChoice = DPO | Distillation | Contrastive

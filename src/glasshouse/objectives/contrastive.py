@@ -45,6 +45,7 @@ class Contrastive(Settings, Objective[ContrastiveDataset]):
     data_kind = "pairs"
     parallel = False
     whole_batch = True
+    sequences_per_sample = 2
 
     def check(self) -> None:
         require_positive(self, "temperature")

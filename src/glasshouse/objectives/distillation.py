@@ -15,7 +15,7 @@ from glasshouse.data import Batch, Corpus, Dataset
 from glasshouse.errors import InputError
 from glasshouse.models import Model
 from glasshouse.models.length import check_length
-from glasshouse.objectives.loss import autocast, cross_entropy
+from glasshouse.objectives.loss import cross_entropy, reference_precision
 from glasshouse.objectives.metric_sums import MetricSums
 from glasshouse.objectives.objective import Evaluation, Objective
 from glasshouse.objectives.registry import find_objective
@@ -110,9 +110,7 @@ class _Distilling(Objective[Dataset]):
     def loss(self, model: nn.Module, batch: Batch, smoothing: float = 0.0) -> Tensor:
         """Return the cross-entropy and the divergence from the teacher, mixed, and summed over targets."""
         logits = batch.forward(model)
-        # A student in low precision is a copy (see LowPrecisionCopy); the teacher computes by autocast.
-        precision = logits.dtype if logits.dtype.itemsize == 2 else torch.float32
-        with torch.no_grad(), autocast(logits.device, precision):
+        with torch.no_grad(), reference_precision(logits):
             taught = batch.forward(self.teacher)
         divergence = distillation_loss(logits, taught, batch.loss_mask, self.choice.temperature)
         hard = cross_entropy(logits, batch, smoothing)

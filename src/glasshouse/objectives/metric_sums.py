@@ -31,6 +31,7 @@ class MetricSums:
     n_targets: int = 0
     bytes: int = 0  # of the target tokens; 0 if targets are not text
     others: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    is_likelihood: bool = True  # whether the loss is -log of a probability, which has a perplexity
 
     def __add__(self, other: MetricSums) -> MetricSums:
         names = {**self.others, **other.others}
@@ -41,6 +42,7 @@ class MetricSums:
             self.n_targets + other.n_targets,
             self.bytes + other.bytes,
             {name: (one[0] + two[0], one[1] + two[1]) for name, (one, two) in pairs.items()},
+            self.is_likelihood and other.is_likelihood,
         )
 
     def reduced(self, reduce: Callable[[Tensor], Tensor]) -> MetricSums:
@@ -49,7 +51,7 @@ class MetricSums:
         flat = [number for pair in self.others.values() for number in pair]
         loss, correct, targets, n_bytes, *rest = reduce(torch.tensor(own + flat, dtype=torch.float64)).tolist()
         others = dict(zip(self.others, zip(rest[::2], rest[1::2], strict=True), strict=True))
-        return MetricSums(loss, correct, int(targets), int(n_bytes), others)
+        return MetricSums(loss, correct, int(targets), int(n_bytes), others, self.is_likelihood)
 
     def metrics(self) -> dict[str, float]:
         """Return the means by name.
@@ -60,7 +62,8 @@ class MetricSums:
         if not self.n_targets:
             raise InputError("there are no targets to evaluate on; give more text.")
         loss = self.loss / self.n_targets
-        found = {"loss": loss, "perplexity": perplexity(loss), "accuracy": self.n_correct / self.n_targets}
+        found = {"loss": loss, **({"perplexity": perplexity(loss)} if self.is_likelihood else {})}
+        found["accuracy"] = self.n_correct / self.n_targets
         found |= {"bits_per_byte": bits_per_byte(self.loss, self.bytes)} if self.bytes else {}
         return found | {name: total / count for name, (total, count) in self.others.items()}
 

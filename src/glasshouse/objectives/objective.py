@@ -45,6 +45,7 @@ class Objective(ABC, Generic[D]):
     compares_answers: ClassVar[bool] = False  # whether its metrics need a model that can generate
     parallel: ClassVar[bool] = True  # whether several processes can share the model
     whole_batch: ClassVar[bool] = False  # whether its loss compares the samples of a batch, so that none is split
+    sequences_per_sample: ClassVar[int] = 1  # that a forward pass has for each sample of a batch
 
     def fits(self, model_kind: object, head_kind: object) -> bool:
         """Return whether it applies to a model of this kind with a head of this kind."""

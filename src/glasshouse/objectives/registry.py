@@ -11,6 +11,7 @@ from glasshouse.objectives.causal_lm import CausalLM
 from glasshouse.objectives.chat import Chat
 from glasshouse.objectives.classification import SequenceClassification, TokenClassification
 from glasshouse.objectives.contrastive import Contrastive
+from glasshouse.objectives.dpo import DPO
 from glasshouse.objectives.masked_lm import MaskedLM
 from glasshouse.objectives.objective import Objective
 from glasshouse.objectives.seq2seq_lm import Seq2SeqLM
@@ -19,6 +20,7 @@ from glasshouse.spec import Spec
 OBJECTIVES: tuple[Objective[Any], ...] = (
     CausalLM(),
     Chat(),
+    DPO(),
     MaskedLM(),
     Seq2SeqLM(),
     SequenceClassification(),

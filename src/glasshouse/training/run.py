@@ -82,7 +82,7 @@ class Data(Settings):
     validation: tuple[str, ...] = ()  # likewise, for validation; empty: the built-in split, or a part of `path`
     val_fraction: float = 0.05  # fraction of `path` held out for validation, if it is split
     # kind of data; None: inferred from the model and the columns
-    kind: Literal["text", "pairs", "labelled", "tagged", "chat"] | None = None  # type: ignore[misc,assignment]
+    kind: Literal["text", "pairs", "labelled", "tagged", "chat", "preferences"] | None = None  # type: ignore[misc,assignment]
     columns: tuple[str, ...] = ()  # of jsonl, csv, tsv and parquet files; empty: the usual names of the kind
     separator: str | None = None  # separator of documents in a plain text file; None: each file is one document
     errors: Literal["strict", "replace"] = "strict"  # on invalid UTF-8: stop, or decode to U+FFFD

@@ -109,7 +109,6 @@ def make_setup(
         model = model_setup.make_initial_model(run, datasets, base, device, chosen)
     objective = find_objective(model.spec, datasets.train, chosen)
     check_objective(objective, choice, processes)
-    reporter.stage("preparing the objective", 0, 0)
     objective = custom.with_loss(objective.prepare(model, datasets.train, length))
     batches, val_samples = _make_data(run, model.spec, objective, datasets, processes)
     steps, schedule = choice.planned(len(batches.samples), batches.batch_size)
@@ -143,7 +142,13 @@ def make_setup(
         layout = choose_run_layout(choice.parallel, processes, spec.count_parameters(model.spec), device)
     grad_accum = 1 if objective.whole_batch else choice.grad_accum
     grad_accum = grad_accum or estimate_grad_accum(
-        model, choice, len(batches.share), length, precision, machine.memory_bytes(device), layout
+        model,
+        choice,
+        len(batches.share) * objective.sequences_per_sample,
+        length,
+        precision,
+        machine.memory_bytes(device),
+        layout,
     )
     held = {name: fingerprint(one)[:12] for name, one in objective.frozen_models().items()}
     state = TrainerState(grad_accum=processes.max(grad_accum), initial_steps=steps, custom=custom.names | held)

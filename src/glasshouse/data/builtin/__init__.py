@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 from glasshouse.config import did_you_mean
-from glasshouse.data.builtin import chat, dates, langid, paraphrases, stdlib
+from glasshouse.data.builtin import chat, dates, langid, paraphrases, preferences, stdlib
 from glasshouse.data.builtin.splits import SPLITS
 from glasshouse.errors import InputError
 
 __all__ = ["SPLITS", "BuiltinDataset", "builtin_dataset", "builtin_datasets", "is_builtin"]
 
-Kind = Literal["text", "pairs", "labelled", "chat"]
+Kind = Literal["text", "pairs", "labelled", "chat", "preferences"]
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class BuiltinDataset:
         """Yield the items of a split from index `start` on, without generating those before it.
 
         An item of kind text is (name, text), of pairs (source, target), of labelled (text, label), of chat a list of
-        {"role": ..., "content": ...}.
+        {"role": ..., "content": ...}, of preferences (prompt, chosen, rejected).
 
         >>> next(builtin_dataset("dates").items("train", start=9))
         ('tisdag 24 oktober 2023', '2023-10-24')
@@ -94,6 +94,13 @@ _BUILTINS = {
             {**_GENERATED, "validation": 1_000, "test": 1_000}.__getitem__,
             paraphrases.item,
         ),
+        BuiltinDataset(
+            "preferences",
+            "preferences",
+            "Questions as in chat, and two correct answers: one as brief as the question asks for is preferred.",
+            _GENERATED.__getitem__,
+            preferences.item,
+        ),
     )
 }
 
@@ -102,7 +109,7 @@ def builtin_datasets() -> tuple[str, ...]:
     """List the names that `builtin_dataset` takes.
 
     >>> builtin_datasets()
-    ('stdlib', 'dates', 'langid', 'chat', 'paraphrases')
+    ('stdlib', 'dates', 'langid', 'chat', 'paraphrases', 'preferences')
     """
     return tuple(_BUILTINS)
 

@@ -133,11 +133,13 @@ class MemoryModel:
         checkpointing: bool = False,
         ema: bool = False,
         beside: int = 0,
+        whole_logits: bool = False,
         layout: Layout = SINGLE,
     ) -> None:
         self.model, self.optimizer, self.checkpointing, self.layout = model, optimizer, checkpointing, layout
         self.low = precision == torch.bfloat16  # float16 is by autocast, whose residual stream is in float32
         self.itemsize = 2 if self.low else FULL
+        self.deferred = self.low and not whole_logits  # an objective with a loss of its own needs logits
         self.activations = activation_bytes(model, self.itemsize, checkpointing=checkpointing, tensor=layout.tensor)
         weights = list(model.parameters())
         self.n_parameters = sum(weight.numel() for weight in weights)
@@ -218,7 +220,7 @@ class MemoryModel:
         }
 
     def _loss(self, n_tokens: int) -> Parts:
-        logits = loss_bytes(self.model, n_tokens, self.itemsize, deferred=self.low, tensor=self.layout.tensor)
+        logits = loss_bytes(self.model, n_tokens, self.itemsize, deferred=self.deferred, tensor=self.layout.tensor)
         return {"activations": n_tokens * self.activations.stored, "logits": logits}
 
     def _backward(self, n_tokens: int) -> Parts:

@@ -191,6 +191,7 @@ def run_memory(model: Model, choice: Train, precision: torch.dtype, layout: Layo
         checkpointing=choice.activation_checkpointing,
         ema=bool(choice.ema),
         beside=0 if choice.objective is None else choice.objective.extra_parameters(model),
+        whole_logits=choice.objective is not None,  # which has a loss of its own
         layout=layout,
     )
 
