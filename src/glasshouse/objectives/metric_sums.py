@@ -71,7 +71,11 @@ class MetricSums:
 @torch.no_grad()
 def evaluate_batch(model: nn.Module, batch: Batch, token_bytes: Tensor | None = None) -> MetricSums:
     """Evaluate one batch without gradients; `token_bytes` is the number of bytes of each token id."""
-    logits = batch.forward(model)
+    return sum_metrics(batch.forward(model), batch, token_bytes)
+
+
+def sum_metrics(logits: Tensor, batch: Batch, token_bytes: Tensor | None = None) -> MetricSums:
+    """Return the sums of the metrics of logits over the targets of a batch."""
     correct = (logits.argmax(-1) == batch.targets) & batch.loss_mask
     n_bytes = 0 if token_bytes is None else int(token_bytes[batch.targets[batch.loss_mask]].sum())
     return MetricSums(float(cross_entropy(logits, batch)), int(correct.sum()), int(batch.loss_mask.sum()), n_bytes)

@@ -78,6 +78,10 @@ class Objective(ABC, Generic[D]):
         """Return a pretrained model with a head for the data: itself, or a copy with another head."""
         return model
 
+    def finish(self, model: Model) -> Model:
+        """Return the model that a run saves in the end: itself, or a copy without what only training needs."""
+        return model
+
     @abstractmethod
     def make_dataset(
         self, corpus: Corpus, *, batch_size: int, seq_len: int, seed: int = 0, start_id: int | None = None

@@ -50,9 +50,8 @@ class TrainerState:
     grad_accum: int = 1  # micro-batches per step
     initial_steps: int = 0  # train.steps at the start: default intervals stay the same when it is raised
     pending_metrics: JsonDict | None = None  # of a step not yet validated and logged
-    custom: dict[str, str] = field(
-        default_factory=dict
-    )  # names of what was given in Python, and an objective's frozen models
+    # names of what was given in Python, and fingerprints of an objective's frozen models
+    custom: dict[str, str] = field(default_factory=dict)
 
     @property
     def unwritten(self) -> int:
@@ -204,13 +203,13 @@ class Checkpointer:
         copied.tokenizer_fingerprint, copied.extra_files = self.model.tokenizer_fingerprint, self.model.extra_files
         return copied
 
-    def save_model(self, folder: Path) -> Model:
-        """Save the current model to a folder, and return a copy on the CPU; without weights if another saves it."""
+    def save_model(self, folder: Path, finish: Callable[[Model], Model]) -> Model:
+        """Save the finished model to a folder, and return a copy on the CPU; without weights if another saves it."""
         if not self.has_lora and is_split(self.model.state_dict().values()):
             return self._save_from_shards(folder)
-        model = self.snapshot()
-        if model is None:
+        if (copied := self.snapshot()) is None:
             return self._on_meta()
+        model = finish(copied)
         with self.report_write_errors():
             self.checkpoints.snapshots.make_room(lambda: hub.save(model, self.tok, folder))
         return model

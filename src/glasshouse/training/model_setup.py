@@ -197,10 +197,17 @@ def make_spec(
     known |= {"pad_id": pad, "max_len": length}
     objective = head_objective(corpus.kind, *_kinds(table), chosen)
     if settings := objective.head_settings(corpus):
-        head: Any = table.get("head", objective.head_kind)
-        head = {"kind": head} if isinstance(head, str) else dict(head)
-        table = {**table, "head": {**head, **settings}}
+        table = {**table, "head": {**_head(table, objective), **settings}}
     return _parse(table, known)
+
+
+def _head(table: JsonDict, objective: Objective[Any]) -> JsonDict:
+    """Return the head that is set: by itself, or else by a preset with a head of the objective's kind."""
+    head: Any = table.get("head", objective.head_kind)
+    if "head" not in table and "preset" in table:
+        preset = config.dump(spec.preset(table["preset"]).head)
+        head = preset if preset["kind"] == objective.head_kind else head
+    return {"kind": head} if isinstance(head, str) else dict(head)
 
 
 def _parse(table: JsonDict, known: JsonDict) -> spec.Spec:
